@@ -1,0 +1,211 @@
+"""Make what is generated: notebooks, solutions, tables of contents, maps. Never edit these by hand."""
+
+import ast
+import hashlib
+import json
+import re
+
+from lab import course, notebooks, stub
+from lab.course import ROOT, CourseError
+
+INCLUDE = re.compile(r'^(\w+)\.([\w.]+)$')
+LARGEST = 300 * 1024            # bytes of an executed notebook
+WORDS = 1500                    # of prose in a lesson
+
+
+def build(lessons):
+    """Write everything generated for these lessons and the course; return what changed, as paths."""
+    changed = []
+    for lesson in lessons:
+        stubbed, solved = make(lesson)
+        changed += [p for p, text in ((lesson.notebook, notebooks.dump(stubbed)),) if put(p, text)]
+        if stored_hash(lesson.solution) != solved["metadata"]["lab"]["hash"]:
+            put(lesson.solution, execute(solved, lesson))
+            changed.append(lesson.solution)
+    for path, text in shared().items():
+        if put(path, text):
+            changed.append(path)
+    return changed
+
+
+def check(lessons):
+    """What `build` would change, as sentences; nothing is written and nothing is executed."""
+    stale = []
+    for lesson in lessons:
+        stubbed, solved = make(lesson)
+        for path, made in ((lesson.notebook, stubbed), (lesson.solution, solved)):
+            name = path.relative_to(ROOT)
+            if not path.exists():
+                stale.append(f"{name} is missing")
+            elif not notebooks.same_cells(path.read_text("utf-8"), notebooks.dump(made)):
+                stale.append(f"{name} does not have the cells that {lesson.id}.md makes")
+            elif stored_hash(path) != made["metadata"]["lab"]["hash"]:
+                stale.append(f"{name} was made from older sources")
+            elif path.stat().st_size > LARGEST:
+                stale.append(f"{name} has {path.stat().st_size // 1024} KB; at most {LARGEST // 1024}")
+        words = sum(len(notebooks.source(c).split()) for c in stubbed["cells"] if c["cell_type"] == "markdown")
+        if words > WORDS:
+            stale.append(f"{lesson.markdown.relative_to(ROOT)} has {words} words of prose; at most {WORDS}")
+    stale += [f"{path.relative_to(ROOT)} is not what `lab build` makes" for path, text in shared().items()
+              if not path.exists() or path.read_text("utf-8") != text]
+    return stale
+
+
+def put(path, text):
+    """Write a file if its text is another one; True if it was."""
+    if path.exists() and path.read_text("utf-8") == text:
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, "utf-8")
+    return True
+
+
+# ---- notebooks
+
+
+def make(lesson):
+    """(stub notebook, solution notebook), neither executed."""
+    digest = source_hash(lesson)
+    made = []
+    for which, sources in (("stub", lesson.stubs), ("solution", lesson.sources)):
+        cells = [code_cell("open", f'from lab import open_lesson\n\nlesson = open_lesson("{lesson.id}")')]
+        cells += [cell for cell in body(lesson, sources)]
+        made.append({
+            "cells": cells, "nbformat": 4, "nbformat_minor": 5,
+            "metadata": {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+                         "language_info": {"name": "python"},
+                         "lab": {"lesson": lesson.id, "kind": which, "hash": digest}}})
+    return made
+
+
+def body(lesson, sources):
+    """The cells of the lesson's Markdown, with included code from `sources`."""
+    import jupytext             # heavy, and only authors need it
+
+    notebook = jupytext.reads(lesson.markdown.read_text("utf-8"), fmt="md")
+    seen = set()
+    for number, cell in enumerate(notebook.cells):
+        if cell.cell_type != "code":
+            yield {"cell_type": "markdown", "id": f"text-{number}", "metadata": {}, "source": cell.source}
+            continue
+        include = cell.metadata.get("include")
+        if include is None:
+            yield code_cell(f"code-{number}", cell.source)
+            continue
+        match = INCLUDE.match(include)
+        names = {e.name: e for e in lesson.exercises}
+        if not match or match[1] != lesson.id:
+            raise CourseError(f"{lesson.markdown.name}: include=\"{include}\", expected {lesson.id}.NAME")
+        language, text = included(lesson, sources, match[2])
+        exercise = names.get(match[2])
+        if exercise:
+            seen.add(exercise.name)
+        yield code_cell(f"code-{number}", ("%%cuda\n" if language == "cuda" else "") + text,
+                        {"lab": {"exercise": exercise.name}} if exercise else {})
+    missing = [e.name for e in lesson.exercises if e.name not in seen]
+    if missing:
+        raise CourseError(f"{lesson.markdown.name} includes no cell for {', '.join(missing)}")
+
+
+def included(lesson, sources, name):
+    for language, text in sources.items():
+        if name in stub.definitions(text, language):
+            return language, stub.extract(text, name, language).rstrip()
+    raise CourseError(f"{lesson.markdown.name} includes {name}, which {lesson.id} does not define")
+
+
+def code_cell(name, text, metadata=None):
+    return {"cell_type": "code", "id": name, "metadata": metadata or {}, "source": text,
+            "execution_count": None, "outputs": []}
+
+
+def source_hash(lesson):
+    digest = hashlib.sha256(lesson.markdown.read_bytes())
+    for text in lesson.sources.values():
+        digest.update(text.encode())
+    return digest.hexdigest()[:16]
+
+
+def stored_hash(path):
+    """The hash of the sources that a notebook was made from, None where there is none."""
+    if not path.exists():
+        return None
+    return (json.loads(path.read_text("utf-8"))["metadata"].get("lab") or {}).get("hash")
+
+
+def execute(notebook, lesson):
+    """Run the solution and return its text with outputs; a cell that fails stops the build."""
+    import nbclient
+    import nbformat
+
+    lesson.solution.parent.mkdir(parents=True, exist_ok=True)
+    live = nbformat.reads(notebooks.dump(notebook), as_version=4)
+    client = nbclient.NotebookClient(live, timeout=300, kernel_name="python3",
+                                     resources={"metadata": {"path": str(lesson.solution.parent)}})
+    try:
+        client.execute()
+    except nbclient.exceptions.CellExecutionError as error:
+        raise CourseError(f"{lesson.id}: the solution notebook fails:\n{error}") from None
+    for cell in live.cells:
+        cell.metadata.pop("execution", None)            # times of day: they would change every build
+    live.metadata = nbformat.from_dict(notebook["metadata"])
+    return nbformat.writes(live) + "\n"
+
+
+# ---- what the whole course shares
+
+
+def shared():
+    """path -> text of the generated files that belong to no single lesson."""
+    texts = {ROOT / floor.name / "__init__.py": contents(floor) for floor in course.floors() if floor.lessons}
+    readme = ROOT / "README.md"
+    if readme.exists():
+        texts[readme] = between(readme.read_text("utf-8"), "map", map_table())
+    return texts
+
+
+def contents(floor):
+    """A floor's __init__.py: its table of contents and its API, from the lessons' __all__."""
+    lines = [f'"""{floor.title}.', ""]
+    lines += [f"{lesson.id}  {lesson.title}" for lesson in floor.lessons]
+    lines += ['"""', "# Generated by `lab build` from the lessons' __all__.", ""]
+    everything = []
+    for lesson in floor.lessons:
+        names = public(lesson)
+        everything += names
+        if names:
+            lines += [f"from {floor.name}.{lesson.id} import (", *(f"    {n}," for n in sorted(names)), ")"]
+    twice = {n for n in everything if everything.count(n) > 1}
+    if twice:
+        raise CourseError(f"{floor.name}: two lessons make {', '.join(sorted(twice))} public")
+    lines += ["", "__all__ = [", *(f'    "{n}",' for n in sorted(everything)), "]", ""]
+    return "\n".join(lines)
+
+
+def public(lesson):
+    """The names in the reference's __all__."""
+    for node in ast.parse(lesson.sources["python"]).body:
+        if isinstance(node, ast.Assign) and [getattr(t, "id", None) for t in node.targets] == ["__all__"]:
+            return ast.literal_eval(node.value)
+    raise CourseError(f"{lesson.id}.py has no __all__")
+
+
+def map_table():
+    """The course as a Markdown table: what is there, what is planned, ★ for the core path."""
+    rows = []
+    for floor in course.floors():
+        rows += [f"\n**{floor.title}** — `{floor.name}/`\n", "| | lesson | | |", "| --- | --- | --- | --- |"]
+        entries = [(i.id, i.core, i.title, True) for i in floor.lessons]
+        entries += [(i, path == "core", title, False) for i, path, title in floor.planned]
+        for name, core, title, there in sorted(entries):
+            link = f"[{name}](notebooks/{floor.name}/{name}.ipynb)" if there else name
+            rows.append(f"| {'★' if core else ''} | {link} | {title} | {'' if there else 'planned'} |")
+    return "\n".join(rows) + "\n"
+
+
+def between(text, name, content):
+    """`text` with `content` between its markers <!-- lab:name --> and <!-- /lab:name -->."""
+    pattern = re.compile(rf"(<!-- lab:{name} -->\n).*?(<!-- /lab:{name} -->)", re.S)
+    if not pattern.search(text):
+        raise CourseError(f"README.md has no <!-- lab:{name} --> markers")
+    return pattern.sub(lambda m: m[1] + content + m[2], text)

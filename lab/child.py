@@ -1,0 +1,174 @@
+"""The process that runs a learner's code. It is handed files, answers calls, and judges nothing."""
+
+import asyncio
+import contextlib
+import importlib
+import inspect
+import linecache
+import os
+import sys
+import traceback
+from pathlib import Path
+
+import numpy as np
+
+from lab import wire
+from lab.course import ROOT
+
+
+def main(connection, request):
+    """Answer messages until the other side hangs up.
+
+    request: {"folder": the prepared tree, "floor", "lesson", "device": "simulator" | "cuda" | "none"}
+    """
+    serve = Subject(connection, request)
+    with contextlib.suppress(EOFError):
+        while True:
+            serve.answer(*wire.read_frame(serve.read))
+
+
+class Subject:
+    def __init__(self, connection, request):
+        self.connection, self.request = connection, request
+        self.objects, self.module = {}, None
+
+    def read(self, n):
+        data = bytearray()
+        while len(data) < n:
+            part = self.connection.recv(min(n - len(data), 1 << 20))
+            if not part:
+                raise EOFError
+            data += part
+        return bytes(data)
+
+    def handle(self, thing):
+        self.objects[id(thing)] = thing         # kept, so that the id stays its own
+        return id(thing)
+
+    def answer(self, message, buffers):
+        try:
+            value = getattr(self, "do_" + message["do"])(
+                *wire.unpack(message["with"], buffers, lambda i, _: self.objects[i]))
+            tree, out = wire.pack(value, self.handle)
+            reply = {"value": tree}
+        except SystemExit as error:
+            reply, out = {"error": self.describe(error, "it ended the program (sys.exit)")}, []
+        except BaseException as error:
+            reply, out = {"error": self.describe(error)}, []
+        self.connection.sendall(wire.frame(reply, out))
+
+    # ---- what can be asked
+
+    def do_load(self):
+        """Import the lesson from the prepared tree, which stands before the course itself."""
+        folder = self.request["folder"]
+        sys.path[:] = [folder] + [p for p in sys.path if p and Path(p).resolve() != ROOT]
+        os.chdir(folder)
+        sys.dont_write_bytecode = True
+        if self.request["device"] == "simulator":
+            from lab import device
+            device.use_simulator()
+        self.module = importlib.import_module(f"{self.request['floor']}.{self.request['lesson']}")
+
+    def do_get(self, owner, name):
+        """An attribute: data as data, the rest as a handle."""
+        return getattr(self.module if owner is None else owner, name)
+
+    def do_call(self, function, args, kwargs):
+        """(result, arrays among the arguments that the call changed)."""
+        with seen(args, kwargs) as watch:
+            result = function(*args, **kwargs)
+            if inspect.iscoroutine(result):
+                result = asyncio.run(result)
+        return result, watch.changed()
+
+    def do_launch(self, name, grid, block, args, meta, steps):
+        """Launch one kernel in the simulator: (launches as data, changed arrays)."""
+        from lab import simulator
+
+        kernel = getattr(self.module, name, None)
+        with seen(args, {}) as watch, simulator.trace() as trace, simulator.budget(steps):
+            if kernel is None:
+                path = Path(self.request["folder"], self.request["floor"],
+                            self.request["lesson"] + ".cu")
+                shared = meta.pop("shared_mem", 0)
+                simulator.RawModule(path).get(name)(grid, block, args, shared_mem=shared, **meta)
+            else:
+                kernel[tuple(grid)](*args, **meta)
+        return [launch.as_data() for launch in trace.launches], watch.changed()
+
+    def do_grad(self, function, args, upstream):
+        """Gradients of sum(function(*args) * upstream) by every argument that requires one."""
+        import torch
+
+        result = function(*args)
+        wanted = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]
+        return torch.autograd.grad(result, wanted, upstream)
+
+    def do_make(self, path, args, kwargs):
+        """Build a mock of the course, named `module:Class`, in this process."""
+        module, _, name = path.partition(":")
+        return getattr(importlib.import_module(module), name)(*args, **kwargs)
+
+    def do_enter(self, thing):
+        return thing.__enter__()
+
+    def do_exit(self, thing):
+        return thing.__exit__(None, None, None)
+
+    def do_iter(self, thing):
+        return iter(thing)
+
+    def do_next(self, iterator):
+        """[value], or [] at the end."""
+        for value in iterator:
+            return [value]
+        return []
+
+    # ---- errors
+
+    def describe(self, error, text=None):
+        """Class, text and where: as data, for a message that teaches."""
+        own = str(Path(self.request["folder"], self.request["floor"], self.request["lesson"]))
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(own)]
+        path, line = (frames[-1].filename, frames[-1].lineno) if frames else (None, None)
+        if isinstance(error, SyntaxError):
+            path, line, text = error.filename, error.lineno, error.msg
+        if text is None:
+            text = f"{type(error).__name__} that cannot be printed"
+            with contextlib.suppress(Exception):
+                text = str(error)
+        kind = getattr(error, "kind", None) if is_kernel_error(error) else None
+        if kind is not None and error.line is not None:
+            path, line = str(error.path), error.line
+        source = linecache.getline(path, line).strip() if path and line else ""
+        return {"type": type(error).__name__, "text": text[:4000], "kind": kind,
+                "path": Path(path).name if path else None, "line": line, "source": source[:200]}
+
+
+def is_kernel_error(error):
+    simulator = sys.modules.get("lab.simulator")
+    return simulator is not None and isinstance(error, simulator.KernelError)
+
+
+class seen(contextlib.AbstractContextManager):
+    """Remembers the arrays among arguments, to tell which a call changed."""
+
+    def __init__(self, args, kwargs):
+        self.arrays = [(value, raw(value)) for value in wire.arrays([args, kwargs])]
+
+    def __exit__(self, *error):
+        return False
+
+    def changed(self):
+        """[(position among the arrays, new value)]; the other side counts them in the same order."""
+        return [(i, value) for i, (value, before) in enumerate(self.arrays) if raw(value) != before]
+
+
+def raw(value):
+    """The bytes of an array's elements, in order: NaN equals itself, -0 differs from 0."""
+    if type(value) is np.ndarray:
+        return value.tobytes()
+    import torch
+
+    return torch.Tensor.detach(value).reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()

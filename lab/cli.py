@@ -1,0 +1,343 @@
+"""The command `lab`. Every command is a few lines over the module that does the work."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import click
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from lab import course
+from lab.course import SUFFIX, CourseError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None,
+                  pretty_exceptions_enable=False, help="The GPU course: lessons, checks, and your desk.")
+console = Console(highlight=False, soft_wrap=True)
+MARKS = {"pass": ("✓", "green"), "fail": ("✗", "red"), "not_attempted": ("·", "bright_black"),
+         "not_proven_here": ("?", "yellow"), "error": ("!", "magenta")}
+
+LessonWord = Annotated[str | None, typer.Argument(metavar="LESSON", help="an id, or its start: k07")]
+Json = Annotated[bool, typer.Option("--json", help="machine-readable")]
+options = {"desk": None}
+
+
+def main():
+    """Entry point: a user's mistake is one line on stderr and exit code 2."""
+    try:
+        code = app(standalone_mode=False)
+    except CourseError as error:
+        code = refuse(str(error))
+    except click.exceptions.ClickException as error:
+        code = refuse(error.format_message())
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        code = 130
+    except BrokenPipeError:             # the reader, `head` say, has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    raise SystemExit(code)
+
+
+def refuse(text):
+    print(f"lab: {' '.join(text.split())}", file=sys.stderr)
+    return 2
+
+
+@app.callback()
+def common(desk: Annotated[Path | None, typer.Option("--desk", help="another desk than work/")] = None):
+    options["desk"] = desk
+
+
+def own_desk():
+    from lab.desk import Desk
+
+    desk = Desk.find(options["desk"])
+    if not desk.exists():
+        raise CourseError(f"no desk at {desk.folder}: run `lab start`")
+    return desk
+
+
+# ---- learners
+
+
+@app.command("list")
+def list_lessons(as_json: Json = False):
+    """The map: every lesson with its path, needs and points; what is planned is marked."""
+    if as_json:
+        print(json.dumps([{"id": i.id, "floor": i.floor, "title": i.title, "path": i.front["path"],
+                           "needs": i.needs, "points": sum(e.points for e in i.exercises),
+                           "exercises": [e.name for e in i.exercises]} for i in course.lessons()], indent=2))
+        return
+    table = Table(box=None, pad_edge=False)
+    for head in ("", "lesson", "title", "needs", "points"):
+        table.add_column(head, justify="right" if head == "points" else "left")
+    for floor in course.floors():
+        table.add_row("", f"[bold]{floor.title}")
+        rows = [(i.id, i.core, i.title, ", ".join(n[:3] for n in i.needs),
+                 str(sum(e.points for e in i.exercises))) for i in floor.lessons]
+        rows += [(i, path == "core", f"[bright_black]{title} (planned)", "", "")
+                 for i, path, title in floor.planned]
+        for name, core, *rest in sorted(rows):
+            table.add_row("★" if core else "", name, *rest)
+    console.print(table)
+    console.print("★ the core path")
+
+
+@app.command()
+def status(as_json: Json = False):
+    """Progress by floor; kernels and parts that are yours."""
+    desk = own_desk()
+    on = {i.id for i in desk.lessons()}
+    rows = [(floor, lesson, [(e, desk.passed(e), desk.touched(e)) for e in lesson.exercises])
+            for floor in course.floors() for lesson in floor.lessons if lesson.id in on]
+    if as_json:
+        print(json.dumps({"desk": str(desk.folder), "lessons": [
+            {"id": lesson.id, "exercises": [{"name": e.name, "passed": p, "touched": t} for e, p, t in marks]}
+            for _, lesson, marks in rows]}, indent=2))
+        return
+    if not rows:
+        raise CourseError(f"the desk {desk.folder} is empty: run `lab start`")
+    last = None
+    for floor, lesson, marks in rows:
+        if floor is not last:
+            everything = [p for f, _, ms in rows if f is floor for _, p, _ in ms]
+            console.print(f"[bold]{floor.title}[/]   {sum(everything)} of {len(everything)} passed")
+            last = floor
+        console.print(f"  {lesson.id}")
+        for e, passed, touched in marks:
+            mark, colour = MARKS["pass" if passed else "fail" if touched else "not_attempted"]
+            word = "yours" if passed else "touched, not passed as it stands" if touched else "not attempted"
+            console.print(f"    [{colour}]{mark}[/] {e.name:34} {word}")
+    from lab.notebook import is_kernel
+    yours = [e.name for _, _, marks in rows for e, p, _ in marks if p and is_kernel(e)]
+    console.print(f"kernels and parts that are yours: {len(yours)}" + (f" ({', '.join(yours)})" if yours else ""))
+
+
+@app.command()
+def start(lesson: LessonWord = None):
+    """Put lessons on the desk, all of them if none is named; bring older copies up to date."""
+    from lab.desk import Desk
+
+    desk = Desk.find(options["desk"])
+    chosen = [course.find(lesson)] if lesson is not None else course.lessons()
+    desk.prepare()
+    for one in chosen:
+        for suffix, what in desk.start(one).items():
+            if what != "same":
+                kept = "; the old file is in .kept/" if what == "rebuilt" else ""
+                print(f"{what:9} {desk.label(desk.path(one, suffix))}{kept}")
+    print(f"{len(chosen)} lesson(s) on the desk {desk.folder}")
+
+
+@app.command("open")
+def open_desk(lesson: LessonWord = None,
+              browser: Annotated[bool, typer.Option(help="open a browser window")] = True):
+    """JupyterLab on the desk, at a lesson; a server that runs already is used again."""
+    from lab import jupyter
+
+    desk = own_desk()
+    there = desk.lessons()
+    one = course.find(lesson) if lesson is not None else there[0] if there else None
+    if one is None or not desk.has(one):
+        raise CourseError(f"{one.id if one else 'no lesson'} is not on the desk: run `lab start`")
+    raise typer.Exit(jupyter.serve(desk, desk.path(one, ".ipynb"), browser))
+
+
+@app.command()
+def check(what: Annotated[str | None, typer.Argument(metavar="LESSON[/EXERCISE]")] = None,
+          file: Annotated[Path | None, typer.Option(help="grade this .py, .cu or .ipynb instead")] = None,
+          as_json: Json = False):
+    """Grade the desk. Exit 0: all passed; 1: a fail; 3: none failed, not all passed; 2: cannot run."""
+    from lab import check as checking
+
+    lessons, exercise = chosen(what, file)
+    reports, codes = [], []
+    for lesson in lessons:
+        names = [exercise.name] if exercise else None
+        candidate = from_file(lesson, file) if file else own_desk().candidate(lesson)
+        if file and exercise is None and file.suffix != ".ipynb":
+            language = lesson.language(file)
+            names = [e.name for e in lesson.exercises if e.language == language]
+        verdicts = checking.with_likely_causes(lesson, checking.grade(lesson, candidate, names))
+        if file is None:
+            own_desk().record(lesson, candidate, verdicts)
+        codes.append(checking.exit_code(verdicts))
+        reports.append(checking.report(lesson, candidate, verdicts))
+        if not as_json:
+            print_verdicts(lesson, candidate, verdicts)
+    if as_json:
+        print(checking.dumps(reports[0] if len(reports) == 1 else reports))
+    raise typer.Exit(1 if 1 in codes else max(codes))
+
+
+def chosen(what, file):
+    """(lessons, exercise or None) that a command's argument means; without one, the whole desk."""
+    if what is not None:
+        lesson, exercise = course.find_exercise(what)
+        return [lesson], exercise
+    if file is not None:
+        raise CourseError(f"which lesson is {file}? `lab check LESSON --file {file}`")
+    there = own_desk().lessons()
+    if not there:
+        raise CourseError(f"the desk {own_desk().folder} is empty: run `lab start`")
+    return there, None
+
+
+def from_file(lesson, file):
+    """The candidate made of the stubs and what a file holds."""
+    from lab import check as checking
+    from lab import desk, notebooks, stub
+
+    if file.suffix not in (".py", ".cu", ".ipynb"):
+        raise CourseError(f"{file}: expected a .py, .cu or .ipynb file")
+    text = desk.read_given(file)
+    parts = notebooks.code(text, str(file)) if file.suffix == ".ipynb" else [(lesson.language(file), text)]
+    sources, labels, origins = dict(lesson.stubs), {k: str(file) for k in lesson.stubs}, {}
+    for language, part in parts:
+        if language not in sources:
+            raise CourseError(f"{lesson.id} has no {SUFFIX[language]} exercises, {file} holds some")
+        if file.suffix == ".ipynb" and not defines_any(lesson, part, language):
+            continue
+        try:
+            spliced = stub.splice(sources[language], part, language)
+        except SyntaxError:             # kept as it is: the verdict names the line
+            sources[language] = part
+            continue
+        sources[language] = spliced.text
+        if file.suffix != ".ipynb":
+            origins[language] = spliced.origin
+    return checking.Candidate(sources, labels, origins)
+
+
+def defines_any(lesson, text, language):
+    from lab import stub
+
+    try:
+        names = set(stub.definitions(text, language))
+    except (SyntaxError, ValueError):
+        return any(e.name in text for e in lesson.exercises)
+    return any(e.name in names or e.name.split(".")[0] in names for e in lesson.exercises)
+
+
+def print_verdicts(lesson, candidate, verdicts):
+    console.print(f"[bold]{lesson.id}[/]   {candidate.source()}", markup=True)
+    for v in verdicts:
+        mark, colour = MARKS[v.verdict]
+        console.print(f"  [{colour}]{mark} {v.verdict.replace('_', ' '):15}[/] {v.name}")
+        for line in v.message.splitlines():
+            console.print(f"      {line}", markup=False)
+    counts = {k: sum(v.verdict == k for v in verdicts) for k in MARKS}
+    earned = sum(v.points or 0 for v in verdicts)
+    most = sum(v.max_points for v in verdicts if v.points is not None)
+    console.print("  " + ", ".join(f"{n} {k.replace('_', ' ')}" for k, n in counts.items() if n)
+                  + f"   {earned} of {most} points")
+
+
+@app.command()
+def watch(lesson: LessonWord = None):
+    """Check again at every save, and move on when an exercise passes. Ctrl-C ends it."""
+    from lab import watch as watching
+
+    desk = own_desk()
+    lessons, _ = chosen(lesson, None)
+    watching.watch(desk, lessons, console, print_verdicts)
+
+
+@app.command()
+def hint(exercise: Annotated[str, typer.Argument(metavar="EXERCISE")]):
+    """The next of three hints."""
+    from lab import hints
+
+    _, one = course.find_exercise(exercise)
+    if one is None:
+        raise CourseError(f"{exercise} is a lesson; name an exercise of it")
+    print(hints.next_hint(one, own_desk()))
+
+
+@app.command()
+def show(exercise: Annotated[str, typer.Argument(metavar="EXERCISE")],
+         now: Annotated[bool, typer.Option("--now", help="before a pass or the third hint")] = False):
+    """The course's own solution of an exercise."""
+    from lab import hints
+
+    _, one = course.find_exercise(exercise)
+    if one is None:
+        raise CourseError(f"{exercise} is a lesson; name an exercise of it")
+    print(hints.show(one, None if now else own_desk(), now))
+
+
+@app.command()
+def reset(what: Annotated[str, typer.Argument(metavar="LESSON[/EXERCISE]")]):
+    """Back to the stub; the old text is kept."""
+    lesson, exercise = course.find_exercise(what)
+    desk = own_desk()
+    for kept in desk.reset(lesson, exercise):
+        print(f"kept {desk.label(kept)}")
+    print(f"{exercise.id if exercise else lesson.id} is the stub again")
+
+
+@app.command()
+def doctor(as_json: Json = False):
+    """What this machine can run, and what to do about the rest."""
+    from lab import doctor as examine
+
+    rows = examine.examine()
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    else:
+        for row in rows:
+            mark, colour = MARKS["pass" if row["ok"] else "not_proven_here"]
+            console.print(f"[{colour}]{mark}[/] {row['name']:14} {row['found']}")
+            if row["do"]:
+                console.print(f"  {'':14} → {row['do']}", markup=False)
+    raise typer.Exit(0 if all(row["ok"] for row in rows if row["needed"]) else 2)
+
+
+# ---- authors
+
+
+@app.command()
+def new(name: Annotated[str, typer.Argument(metavar="ID")]):
+    """The scaffold of a lesson: reference, Markdown, grader, mutants."""
+    from lab import scaffold
+
+    for path in scaffold.write(name):
+        print(f"new {path.relative_to(course.ROOT)}")
+    print(f"now add \"{name}\" to lab/course.toml, write, then `lab build {name}` and `lab verify {name}`")
+
+
+@app.command()
+def build(lesson: LessonWord = None,
+          only_check: Annotated[bool, typer.Option("--check", help="say what is stale; write nothing")] = False):
+    """Generate notebooks, solutions (executed where sources changed), tables of contents and maps."""
+    from lab import build as building
+
+    lessons = [course.find(lesson)] if lesson is not None else course.lessons()
+    if only_check:
+        stale = building.check(lessons)
+        for line in stale:
+            print(line)
+        print(f"{len(lessons)} lesson(s) checked, {len(stale)} stale" + (": run `lab build`" if stale else ""))
+        raise typer.Exit(1 if stale else 0)
+    for path in building.build(lessons):
+        print(f"made {path.relative_to(course.ROOT)}")
+
+
+@app.command()
+def verify(lesson: LessonWord = None, as_json: Json = False,
+           jobs: Annotated[int, typer.Option(help="lessons' exercises at a time")] = os.cpu_count() or 1):
+    """Prove the graders: references pass, stubs are not attempted, every mutant fails as it says."""
+    from lab import verify as verifying
+
+    lessons = [course.find(lesson)] if lesson is not None else course.lessons()
+    rows = verifying.verify(lessons, jobs, None if as_json else console)
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    raise typer.Exit(0 if all(row["ok"] for row in rows) else 1)
+
+
+if __name__ == "__main__":
+    main()

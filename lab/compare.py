@@ -1,0 +1,70 @@
+"""Compare an answer with its oracle, and say in the problem's own terms what is wrong."""
+
+import sys
+
+import numpy as np
+
+
+def position(index):
+    """How an element is named where the test says nothing better."""
+    return "element " + ", ".join(map(str, index)) if index else "the value"
+
+
+def agree(got, want, tolerance, what, at=position, mistakes=None):
+    """AssertionError unless `got` equals `want` within `tolerance`.
+
+    got: what the code under test returned; want: the oracle (float64 for real numbers)
+    tolerance: relative to the largest |want|, and again to each element
+    what: what is being compared, in words;  at(index): words for the place of an element
+    mistakes: {"what went wrong": the array that one would get}, tried when the answer is wrong
+    """
+    want = np.asarray(want)
+    value = numbers(got, what)
+    assert value.shape == want.shape, \
+        f"{what}: shape {value.shape}, expected {want.shape}"
+    wrong = differs(value, want, tolerance)
+    if not wrong.any():
+        return
+    index = tuple(int(i) for i in np.argwhere(wrong)[0])
+    count = f"{int(wrong.sum())} of {wrong.size} wrong; the first is " if wrong.size > 1 else ""
+    text = f"{what}: {count}{at(index)}: got {shown(value[index])}, expected {shown(want[index])}"
+    for mistake, answer in (mistakes or {}).items():
+        answer = np.broadcast_to(np.asarray(answer), want.shape)
+        if not differs(value, answer, max(tolerance, 1e-3)).any():
+            text += f"\nThis is what comes out when {mistake}."
+            break
+    raise AssertionError(text)
+
+
+def numbers(got, what):
+    """An array of the numbers in `got`; bfloat16 as float32."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(got, torch.Tensor):
+        got = got.detach()
+        got = (got.float() if got.dtype == torch.bfloat16 else got).numpy()
+    assert isinstance(got, (bool, int, float, list, tuple, np.ndarray, np.generic)), \
+        f"{what}: got {'nothing (None)' if got is None else f'a {type(got).__name__}'}, expected numbers"
+    try:
+        value = np.asarray(got)
+    except ValueError:
+        raise AssertionError(f"{what}: got a ragged {type(got).__name__}, expected numbers") from None
+    assert value.dtype.kind in "biufc", f"{what}: got {got!r}, expected numbers"
+    return value
+
+
+def differs(value, want, tolerance):
+    """Where `value` is not `want`. NaN equals only NaN, an infinity only itself."""
+    if want.dtype.kind in "bi" and value.dtype.kind in "biu":
+        return value != want
+    value, want = value.astype(np.float64), want.astype(np.float64)
+    finite = np.isfinite(want)
+    scale = np.abs(want[finite]).max(initial=0.0)
+    with np.errstate(invalid="ignore"):
+        near = np.abs(value - want) <= tolerance * (scale + np.abs(want)) / 2
+    same = (value == want) | (np.isnan(value) & np.isnan(want))
+    return ~np.where(finite, near, same)
+
+
+def shown(number):
+    """A number as a reader wants it: six digits, and the sign of a wrong scale still visible."""
+    return f"{number:.6g}" if isinstance(number, np.floating) else str(number)

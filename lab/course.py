@@ -1,0 +1,189 @@
+"""The manifest: floors, lessons, exercises; where their files are and what their front matter says."""
+
+import hashlib
+import tomllib
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+
+from lab import stub
+
+ROOT = Path(__file__).resolve().parents[1]
+VERSION = "0.1.0"        # held equal to pyproject.toml's by a test
+SUFFIX = {"python": ".py", "cuda": ".cu"}
+
+
+class CourseError(Exception):
+    """A mistake of the caller, told in one line. The terminal prints it and ends with exit code 2."""
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One name to write, and where it stands."""
+
+    lesson: "Lesson"
+    name: str                   # a function, a kernel, or Class.method
+    language: str               # python | cuda
+    points: int
+    hints: tuple[str, ...]      # nudge, idea, nearly the line
+
+    @property
+    def id(self):
+        return f"{self.lesson.id}/{self.name}"
+
+    @property
+    def test(self):
+        """The prefix of its test functions: test_<exercise>, test_<exercise>__<aspect>."""
+        return "test_" + self.name.replace(".", "_")
+
+
+@dataclass(frozen=True)
+class Lesson:
+    id: str
+    floor: str
+
+    def path(self, suffix):
+        return ROOT / self.floor / f"{self.id}{suffix}"
+
+    @property
+    def markdown(self):
+        return self.path(".md")
+
+    @property
+    def notebook(self):
+        return ROOT / "notebooks" / self.floor / f"{self.id}.ipynb"
+
+    @property
+    def solution(self):
+        return ROOT / "solutions" / self.floor / f"{self.id}.ipynb"
+
+    @property
+    def test(self):
+        return ROOT / "tests" / self.floor / f"test_{self.id}.py"
+
+    @property
+    def mutants(self):
+        return ROOT / "tests" / self.floor / f"{self.id}.mutants.toml"
+
+    @cached_property
+    def sources(self):
+        """The reference: language -> text."""
+        return {language: self.path(suffix).read_text("utf-8")
+                for language, suffix in SUFFIX.items() if self.path(suffix).exists()}
+
+    @cached_property
+    def stubs(self):
+        """What a learner starts from: language -> text."""
+        return {language: stub.cut(text, [e.name for e in self.exercises if e.language == language],
+                                   language)
+                for language, text in self.sources.items()}
+
+    @cached_property
+    def front(self):
+        """The front matter of the lesson's Markdown: title, path, needs, points, hints."""
+        import yaml             # here: a machine that only runs kernels may not have it
+
+        if not self.markdown.exists():
+            raise CourseError(f"{self.id}: {self.markdown.relative_to(ROOT)} is missing")
+        text = self.markdown.read_text("utf-8")
+        parts = text.split("---\n", 2)
+        if len(parts) != 3 or parts[0]:
+            raise CourseError(f"{self.markdown.relative_to(ROOT)}: no front matter between --- lines")
+        front = (yaml.safe_load(parts[1]) or {}).get("lesson")
+        missing = {"title", "path", "needs", "points", "hints"} - set(front or {})
+        if missing:
+            raise CourseError(f"{self.markdown.relative_to(ROOT)}: the front matter lacks "
+                              f"lesson: {', '.join(sorted(missing))}")
+        return front
+
+    @property
+    def title(self):
+        return self.front["title"]
+
+    @property
+    def core(self):
+        return self.front["path"] == "core"
+
+    @property
+    def needs(self):
+        return self.front["needs"]
+
+    @cached_property
+    def exercises(self):
+        where = {name: language for language, text in self.sources.items()
+                 for name in stub.definitions(text, language)}
+        unknown = [name for name in self.front["points"] if name not in where]
+        if unknown:
+            raise CourseError(f"{self.id}: the front matter gives points for {', '.join(unknown)}, "
+                              f"which the reference does not define")
+        return [Exercise(self, name, where[name], points, tuple(self.front["hints"].get(name, ())))
+                for name, points in self.front["points"].items()]
+
+    def exercise(self, name):
+        for exercise in self.exercises:
+            if exercise.name == name:
+                return exercise
+        raise CourseError(f"{self.id} has no exercise {name!r}; it has "
+                          f"{', '.join(e.name for e in self.exercises)}")
+
+    def language(self, text_path):
+        return "cuda" if Path(text_path).suffix == ".cu" else "python"
+
+    @cached_property
+    def fingerprint(self):
+        """Changes when what is asked or how it is graded changes: stubs and tests, not the prose."""
+        digest = hashlib.sha256(VERSION.encode())
+        for text in (*self.stubs.values(), self.test.read_text("utf-8")):
+            digest.update(text.encode())
+        return digest.hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class Floor:
+    name: str
+    title: str
+    lessons: tuple[Lesson, ...]
+    planned: tuple[tuple[str, str, str], ...]       # (id, core | deep, title)
+
+
+@cache
+def floors():
+    with open(ROOT / "lab" / "course.toml", "rb") as file:
+        manifest = tomllib.load(file)
+    return tuple(Floor(name, entry["title"],
+                       tuple(Lesson(i, name) for i in entry["lessons"]),
+                       tuple(tuple(row) for row in entry.get("planned", ())))
+                 for name, entry in manifest.items())
+
+
+def lessons():
+    return [lesson for floor in floors() for lesson in floor.lessons]
+
+
+def find(lesson_id):
+    """The lesson with this id, or with the only id that starts so: `k07` finds k07_softmax."""
+    known = lessons()
+    exact = [lesson for lesson in known if lesson.id == lesson_id]
+    near = exact or [lesson for lesson in known if lesson_id and lesson.id.startswith(lesson_id)]
+    if len(near) == 1:
+        return near[0]
+    planned = [row[0] for floor in floors() for row in floor.planned if row[0] == lesson_id]
+    if planned:
+        raise CourseError(f"{lesson_id} is planned, not there yet; `lab list` shows the map")
+    raise CourseError(f"no lesson {lesson_id!r}; there are {', '.join(i.id for i in known)}")
+
+
+def find_exercise(word):
+    """(lesson, exercise or None) for `k07_softmax`, `k07_softmax/softmax_cuda` or `softmax_cuda`."""
+    head, slash, name = word.partition("/")
+    if slash:
+        lesson = find(head)
+        return lesson, lesson.exercise(name)
+    if any(i.id.startswith(word) for i in lessons()) or not word:
+        return find(word), None
+    owners = [(lesson, e) for lesson in lessons() for e in lesson.exercises if e.name == word]
+    if len(owners) == 1:
+        return owners[0]
+    if owners:
+        raise CourseError(f"{word} is in {', '.join(i.id for i, _ in owners)}: write LESSON/{word}")
+    return find(word), None

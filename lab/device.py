@@ -1,0 +1,84 @@
+"""What this machine has, and the only place where environment variables are read."""
+
+import functools
+import importlib.util
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.course import ROOT
+
+
+def child_environment():
+    """The environment of a process of ours: this one's, with the course importable."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def cache_folder():
+    """Where compiled kernels and prepared lessons are kept between runs."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    folder = (Path(base) if base else Path.home() / ".cache") / "gpu-course"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@dataclass(frozen=True)
+class Gpu:
+    name: str
+    capability: tuple[int, int]
+    memory: int                 # bytes
+
+
+@functools.cache
+def gpu():
+    """The first CUDA device as torch sees it, or None."""
+    if importlib.util.find_spec("torch") is None or not maybe_driver():
+        return None
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    facts = torch.cuda.get_device_properties(0)
+    return Gpu(facts.name, (facts.major, facts.minor), facts.total_memory)
+
+
+def maybe_driver():
+    """Cheap sign of an NVIDIA driver, so that torch is imported only where it can matter."""
+    return any(Path(p).exists() for p in
+               ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg"))
+
+
+def torch_device():
+    return "cuda" if gpu() else "cpu"
+
+
+def in_notebook():
+    """True inside an IPython kernel."""
+    shell = sys.modules.get("IPython")
+    return shell is not None and getattr(shell.get_ipython(), "kernel", None) is not None
+
+
+def use_simulator():
+    """Judge with the simulator: unmodified Triton and our RawKernel run on CPU tensors."""
+    from lab import simulator
+
+    simulator.use("simulator")
+    if importlib.util.find_spec("triton") is not None:
+        simulator.activate_triton()
+
+
+def use_best():
+    """A GPU where there is one, the simulator elsewhere."""
+    if gpu() is None:
+        use_simulator()
+
+
+def terminal_environment():
+    """For JupyterLab: `lab` and this Python first on the path of its terminals."""
+    return {**os.environ, "PATH": str(Path(sys.executable).parent) + os.pathsep + os.environ.get("PATH", "")}
+
+
+def has_screen():
+    """True where a browser window could show."""
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or sys.platform == "darwin")

@@ -1,0 +1,253 @@
+"""The course inside a notebook: `lesson = open_lesson("k07_softmax")`, then `lesson.check(name)`."""
+
+import ast
+import html
+import importlib
+import sys
+import threading
+from pathlib import Path
+
+from lab import course, stub
+from lab.course import ROOT, CourseError
+
+COLOURS = {"pass": "#1a7f37", "fail": "#cf222e", "not_attempted": "#6e7781",
+           "not_proven_here": "#9a6700", "error": "#8250df"}
+WORDS = {"pass": "pass", "fail": "not yet", "not_attempted": "not attempted",
+         "not_proven_here": "not proven here", "error": "error of the course"}
+
+
+def open_lesson(name):
+    """The lesson as a notebook's handle: checks, hints, and the notebook's own answers in place.
+
+    Starts the warm process in the background, so that the first check finds its imports done.
+    """
+    from lab import device
+
+    lesson = course.find(name)
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    if device.in_notebook():
+        shell = sys.modules["IPython"].get_ipython()
+        shell.register_magic_function(cuda_magic(lesson), "cell", "cuda")
+    if set(lesson.sources) & {"cuda"} or "triton" in lesson.sources["python"]:
+        device.use_best()
+    handle = NotebookLesson(lesson)
+    threading.Thread(target=handle.warm, daemon=True).start()
+    return handle
+
+
+def mine(name):
+    """The learner's implementation of an exercise where it passed on this version, else None."""
+    from lab.desk import Desk
+
+    lesson, exercise = course.find_exercise(name)
+    if exercise is None:
+        raise CourseError(f"{name} is a lesson; mine() takes an exercise, such as {lesson.exercises[0].name}")
+    return Desk.find().mine(exercise)
+
+
+def is_kernel(exercise):
+    """True for what runs in the engine later: kernels, and the parts of floors 1 to 3."""
+    return exercise.lesson.floor.startswith("layer") and not exercise.name.startswith(("predict_", "choose_"))
+
+
+class NotebookLesson:
+    """What `open_lesson` gives: check(name), hint(name), show(name)."""
+
+    def __init__(self, lesson):
+        from lab.desk import Desk
+
+        self.lesson = lesson
+        desk = Desk.find()
+        here = Path.cwd().resolve()
+        self.desk = desk if desk.exists() and desk.folder in (here, *here.parents) else None
+
+    def __repr__(self):
+        where = f"on the desk {self.desk.folder}" if self.desk else "not on a desk: checks save nothing"
+        return f"{self.lesson.id} · {self.lesson.title} ({where})"
+
+    def warm(self):
+        from lab.check import preload
+        from lab.warm import server
+
+        server(("pytest", *preload(self.lesson)))
+
+    def check(self, name, take=None):
+        """Grade the cell that defines `name`, after writing it to the desk's file."""
+        from lab import check
+
+        try:
+            exercise = self.lesson.exercise(name)
+            candidate, note = self.candidate(exercise, take)
+            verdicts = check.grade_warm(self.lesson, candidate, [name])
+            if self.desk:
+                self.desk.record(self.lesson, candidate, verdicts)
+        except CourseError as error:
+            return Note("refused", str(error))
+        return Result(verdicts[0], candidate.labels[exercise.language], note, self.first_guess(exercise))
+
+    def candidate(self, exercise, take):
+        """(what to grade, a remark): the desk's file with the cell in it, or the cell alone."""
+        from lab import check
+
+        cell, others = executed(exercise)
+        if cell is None:
+            if self.desk is None:
+                raise CourseError(f"no cell that was run defines {exercise.name}: run yours first")
+            return self.desk.candidate(self.lesson), "no cell that was run defines it: graded the file"
+        language = exercise.language
+        try:
+            note = borrowed(cell, language, self.lesson, others)
+            if self.desk is None:
+                return check.answer(self.lesson, cell, language, "this notebook"), note
+            if self.desk.write_cell(self.lesson, exercise, cell, take) == "file":
+                note = "graded the text in the file, which differs from the cell"
+        except SyntaxError as error:
+            raise CourseError(f"line {error.lineno} of the cell: {error.msg}: {error.text or ''}") from None
+        return self.desk.candidate(self.lesson), note
+
+    def first_guess(self, exercise):
+        if self.desk is None:
+            return None
+        return self.desk.state()["predictions"].get(exercise.id)
+
+    def hint(self, name):
+        """The next of three hints."""
+        from lab import hints
+
+        try:
+            return Note("hint", hints.next_hint(self.lesson.exercise(name), self.desk))
+        except CourseError as error:
+            return Note("refused", str(error))
+
+    def show(self, name):
+        """The reference, after a pass or the third hint."""
+        from lab import hints
+
+        try:
+            return Note("reference", hints.show(self.lesson.exercise(name), self.desk), code=True)
+        except CourseError as error:
+            return Note("refused", str(error))
+
+
+class Result:
+    """A verdict as rich HTML, and as plain text where there is no browser."""
+
+    def __init__(self, verdict, source, note, first_guess):
+        self.verdict, self.source, self.note = verdict, source, note
+        self.first_guess = first_guess if first_guess != verdict.value else None
+
+    def lines(self):
+        yield self.verdict.message
+        if self.first_guess is not None:
+            yield f"Your first guess was {self.first_guess}; this is {self.verdict.value}."
+        if self.note:
+            yield self.note
+
+    def __repr__(self):
+        head = f"{WORDS[self.verdict.verdict]}: {self.verdict.name}   [{self.source}]"
+        return "\n".join([head, *filter(None, self.lines())])
+
+    def _repr_html_(self):
+        v = self.verdict
+        body = "".join(f"<div style='white-space:pre-wrap;margin-top:4px'>{html.escape(line)}</div>"
+                       for line in self.lines() if line)
+        return (f"<div style='border-left:4px solid {COLOURS[v.verdict]};padding:4px 10px'>"
+                f"<b style='color:{COLOURS[v.verdict]}'>{WORDS[v.verdict]}</b> "
+                f"<code>{html.escape(v.name)}</code> "
+                f"<span style='color:#6e7781'>{html.escape(self.source)}</span>{body}</div>")
+
+
+class Note:
+    """A sentence of the course: a hint, a refusal, the reference."""
+
+    def __init__(self, kind, text, code=False):
+        self.kind, self.text, self.code = kind, text, code
+
+    def __repr__(self):
+        return f"{self.kind}: {self.text}" if not self.code else self.text
+
+    def _repr_html_(self):
+        text = html.escape(self.text)
+        text = f"<pre>{text}</pre>" if self.code else f"<span style='white-space:pre-wrap'>{text}</span>"
+        return f"<div style='border-left:4px solid #0969da;padding:4px 10px'><b>{self.kind}</b> {text}</div>"
+
+
+# ---- cells
+
+
+def executed(exercise):
+    """(text of the last cell run that defines the exercise or None, texts of the other cells run)."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    cells = list(shell.history_manager.input_hist_raw) if shell else []
+    found, others = None, []
+    for raw in reversed(cells):
+        text = raw.lstrip()
+        cuda = text.startswith("%%cuda")
+        if cuda:
+            text = text.partition("\n")[2]
+        if found is None and cuda == (exercise.language == "cuda") and defines(text, exercise):
+            found = text
+        elif not cuda:
+            others.append(text)
+    return found, others
+
+
+def defines(text, exercise):
+    """A cell with an error in it defines what its header says."""
+    try:
+        names = stub.definitions(text, exercise.language)
+    except (SyntaxError, ValueError):
+        return f"def {exercise.name}(" in text or f" {exercise.name}(" in text
+    return exercise.name in names or exercise.name.split(".")[0] in names
+
+
+def borrowed(cell, language, lesson, others):
+    """A remark where the cell leans on names that only other cells define."""
+    if language == "cuda":
+        return ""
+    have = set(stub.definitions(lesson.stubs["python"], "python")) | module_names(lesson.stubs["python"])
+    elsewhere = set()
+    for text in others:
+        try:
+            elsewhere |= set(stub.definitions(text, "python")) | module_names(text)
+        except (SyntaxError, ValueError):
+            continue                        # a magic, or a cell that never ran through
+    missing = sorted((stub.free_names(cell, "python") - have) & elsewhere)
+    if not missing:
+        return ""
+    return (f"The cell uses {', '.join(missing)} from another cell. Only this cell is graded: "
+            f"move {'it' if len(missing) == 1 else 'them'} in here.")
+
+
+def module_names(text):
+    """Names that a text binds at its top level by import or assignment."""
+    found = set()
+    for node in ast.parse(text).body:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            found |= {(a.asname or a.name).split(".")[0] for a in node.names}
+        for target in ast.walk(node) if isinstance(node, (ast.Assign, ast.AnnAssign)) else ():
+            if isinstance(target, ast.Name) and isinstance(target.ctx, ast.Store):
+                found.add(target.id)
+    return found
+
+
+def cuda_magic(lesson):
+    """%%cuda: compile the cell inside the lesson's file, and point at the learner's own line."""
+    def cuda(line, cell):
+        simulator = importlib.import_module("lab.simulator")
+        spliced = stub.splice(lesson.stubs["cuda"], cell, "cuda")
+        try:
+            names = simulator.RawModule(spliced.text).names
+        except simulator.CompileError as error:
+            where = spliced.origin[error.line - 1] if error.line else None
+            return Note("does not compile", compile_text(error, where))
+        mine = [n for n in stub.definitions(cell, "cuda") if n in names]
+        return Note("compiles", ", ".join(mine))
+    return cuda
+
+
+def compile_text(error, where):
+    """The compiler's message, its line counted from the top of the cell (%%cuda is line 1)."""
+    text = str(error)
+    return text if where is None else text.replace(f"({error.line})", f"(line {where + 1} of the cell)")

@@ -1,0 +1,54 @@
+"""Pictures that carry a point. Each function draws one figure and returns it."""
+
+import numpy as np
+
+INK, GREY, BLUE, RED = "#24292f", "#8c959f", "#0969da", "#cf222e"
+
+
+def roofline(name, peak, bandwidth, kernels, measured=None):
+    """The two roofs of a machine, and kernels under them.
+
+    peak: FLOP/s    bandwidth: byte/s    kernels: {name: FLOP/byte}
+    measured: {name: FLOP/s}; a kernel without a measurement is drawn on the roof, as a bound.
+    """
+    import matplotlib.pyplot as plt
+
+    measured = measured or {}
+    low = min([*kernels.values(), 0.1]) / 2
+    high = max([*kernels.values(), peak / bandwidth]) * 8
+    x = np.geomspace(low, high, 200)
+    figure, axes = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
+    axes.loglog(x, np.minimum(peak, x * bandwidth), color=INK, lw=2)
+    ridge = peak / bandwidth
+    axes.axvline(ridge, color=GREY, lw=1, ls=":")
+    axes.annotate(f"ridge {ridge:.3g} FLOP/byte", (ridge, 0.02), xycoords=("data", "axes fraction"),
+                  xytext=(4, 0), textcoords="offset points", color=GREY)
+    axes.annotate(f"peak {rate(peak, 'FLOP/s')}", (high, peak), xytext=(-4, 5), ha="right",
+                  textcoords="offset points", color=INK)
+    axes.annotate(f"{rate(bandwidth, 'byte/s')} of bandwidth", (low * 1.4, low * 1.4 * bandwidth),
+                  xytext=(0, 8), textcoords="offset points", color=INK)
+    for kernel, intensity in kernels.items():
+        roof = min(peak, intensity * bandwidth)
+        y, colour = (measured[kernel], BLUE) if kernel in measured else (roof, RED)
+        if kernel in measured:
+            axes.plot([intensity] * 2, [y, roof], color=GREY, lw=1)
+            label = f"{kernel}: {y / roof:.0%} of its roof"
+        else:
+            label = f"{kernel}: at most {rate(y, 'FLOP/s')}"
+        axes.plot(intensity, y, "o", color=colour, ms=7)
+        left = intensity > ridge
+        axes.annotate(label, (intensity, y), xytext=(-6 if left else 8, -16),
+                      ha="right" if left else "left", textcoords="offset points", color=colour)
+    axes.set(xlabel="arithmetic intensity, FLOP/byte", ylabel="FLOP/s", title=name, xlim=(low, high))
+    axes.set_ylim(top=peak * 4)
+    axes.grid(which="major", color="#eaeef2")
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def rate(value, unit):
+    """312e12 -> '312 TFLOP/s'."""
+    for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= factor:
+            return f"{value / factor:.3g} {prefix}{unit}"
+    return f"{value:.3g} {unit}"

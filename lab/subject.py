@@ -1,0 +1,231 @@
+"""The code under test, as a test sees it: a proxy to a process of its own.
+
+    subject.softmax(x)                      calls the learner's function
+    pool = subject.BlockPool(8)             a handle; its methods and attributes work the same way
+    subject.launch("softmax_cuda", grid, block, args)       one kernel, in the simulator
+    subject.grad("rmsnorm", args, upstream)                 gradients
+
+A child that dies, hangs or floods raises Stopped here; an exception of the learner's raises Raised.
+"""
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from lab import wire
+from lab.warm import Child
+
+SECONDS = 10            # what a call may take at the least; slow machines get a multiple, see `slack`
+STEPS = 200_000         # warp instructions a launch may take at the least, likewise
+SLACK = 20              # times the reference's own time or steps
+LARGEST = 256 * 2**20   # bytes of a reply
+
+
+class Raised(Exception):
+    """The learner's code raised. Text and place are the child's own words: data, not truth."""
+
+    def __init__(self, error):
+        self.type, self.text = str(error.get("type")), str(error.get("text"))
+        self.kind, self.path = error.get("kind"), error.get("path")
+        self.line, self.source = error.get("line"), str(error.get("source") or "")
+        super().__init__(f"{self.type}: {self.text}")
+
+
+class Stopped(Exception):
+    """The child is gone or has been stopped: .why is died, hung, flooded or garbled."""
+
+    def __init__(self, why, text):
+        self.why = why
+        super().__init__(text)
+
+
+@dataclass
+class Launched:
+    """What a launch left: the launches' reports as data, the first of them at hand."""
+
+    launches: list = field(default_factory=list)
+
+    def __getattr__(self, name):
+        try:
+            return self.launches[0][name]
+        except (KeyError, IndexError):
+            raise AttributeError(name) from None
+
+
+class Subject:
+    """A child with a lesson loaded. `reference` is asked for its time or steps when a limit is hit."""
+
+    def __init__(self, start, reference=None):
+        self._start, self._reference = start, reference
+        self._child, self._load_error, self.values = None, None, {}
+
+    # ---- what a test writes
+
+    def __getattr__(self, name):
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self._get(None, name)
+
+    def launch(self, name, grid, block=None, args=(), **meta):
+        """Launch kernel `name` over `grid`; arrays in `args` are written as on a device.
+
+        CUDA: give `block` and perhaps `shared_mem`. Triton: give the constexprs and num_warps.
+        """
+        request = (name, aslist(grid), aslist(block), list(args), meta)
+        copies = [a.copy() if isinstance(a, np.ndarray) else a.clone() for a in wire.arrays(list(args))]
+        try:
+            launches, changed = self._ask("launch", *request, STEPS)
+        except Raised as error:
+            if error.kind != "endless" or self._reference is None:
+                raise
+            restore(wire.arrays(list(args)), copies)
+            allowed = SLACK * max(n["steps"] for n in self._reference().launch(*request[:4], **meta).launches)
+            restore(wire.arrays(list(args)), copies)
+            if allowed <= STEPS:
+                raise
+            launches, changed = self._ask("launch", *request, allowed)
+        copy_back(list(args), changed)
+        return Launched(launches)
+
+    def grad(self, function, args, upstream):
+        """Gradients by each argument that requires one, as a tuple."""
+        return self._ask("grad", getattr(self, function), list(args), upstream)
+
+    def make(self, path, *args, **kwargs):
+        """A mock of the course, `module:Class`, built beside the code under test."""
+        return self._ask("make", path, list(args), kwargs)
+
+    # ---- plumbing
+
+    def _get(self, owner, name):
+        value = self._ask("get", owner, name)
+        if isinstance(value, Remote):
+            object.__setattr__(value, "_name", name)
+        return value
+
+    def _call(self, function, name, args, kwargs):
+        def again():                # the reference's own time, with the same arguments
+            reference = self._reference()
+            began = time.monotonic()
+            getattr(reference, name)(*args, **kwargs)
+            return time.monotonic() - began
+
+        slow = again if self._reference is not None and function is not None and name else None
+        result, changed = self._ask("call", function, list(args), kwargs, slow=slow)
+        copy_back([list(args), kwargs], changed)
+        if name and name.startswith(("predict_", "choose_")):
+            self.values[name] = result
+        return result
+
+    def _ask(self, what, *values, slow=None):
+        if self._child is None:
+            self._child = self._start()
+            self._exchange("load")
+        return self._exchange(what, *values, slow=slow)
+
+    def _exchange(self, what, *values, slow=None):
+        child = self._child
+        tree, buffers = wire.pack(list(values), lambda thing: self._number(thing))
+        try:
+            child.connection.settimeout(SECONDS)
+            child.connection.sendall(wire.frame({"do": what, "with": tree}, buffers))
+            message, out = self._reply(slow)
+        except (EOFError, OSError, wire.WireError) as error:
+            child.kill()
+            raise self._stopped(error) from None
+        if "error" in message:
+            raise Raised(message["error"] if isinstance(message["error"], dict) else {})
+        try:
+            return wire.unpack(message["value"], out, lambda i, kind: Remote(self, i, kind))
+        except (wire.WireError, KeyError) as error:
+            child.kill()
+            raise self._stopped(error) from None
+
+    def _reply(self, slow):
+        began = time.monotonic()
+        limit = SECONDS
+        while True:
+            try:
+                return wire.read_frame(lambda n: self._child.read(n, began + limit), LARGEST)
+            except TimeoutError:
+                allowed = SLACK * slow() if slow is not None else 0
+                slow = None
+                if allowed <= limit:
+                    raise
+                limit = allowed
+
+    def _stopped(self, error):
+        if self._child.flooded:
+            return Stopped("flooded", "it printed more than 16 MB; it was stopped")
+        if isinstance(error, TimeoutError):
+            return Stopped("hung", f"no answer within {SECONDS} s, nor within {SLACK} times what the "
+                                   f"reference needs: an endless loop?")
+        if isinstance(error, wire.WireError):
+            return Stopped("garbled", f"its answer cannot be read: {error}")
+        return Stopped("died", "the process ended without an answer: os._exit, a crash, or out of memory")
+
+    def _number(self, thing):
+        if isinstance(thing, Remote):
+            return object.__getattribute__(thing, "_id")
+        raise wire.Unsendable(f"a value of type {type(thing).__name__} does not cross to the code "
+                              f"under test: mocks are built there, with subject.make")
+
+    def close(self):
+        if self._child is not None:
+            self._child.kill()
+
+    def printed(self):
+        return self._child.output() if self._child is not None else ""
+
+
+class Remote:
+    """An object in the child: call it, read its attributes, iterate, enter it."""
+
+    def __init__(self, subject, number, kind):
+        for name, value in (("_subject", subject), ("_id", number), ("_type", kind), ("_name", None)):
+            object.__setattr__(self, name, value)
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._subject._get(self, name)
+
+    def __call__(self, *args, **kwargs):
+        return self._subject._call(self, self._name, args, kwargs)
+
+    def __enter__(self):
+        return self._subject._ask("enter", self)
+
+    def __exit__(self, *error):
+        self._subject._ask("exit", self)
+
+    def __iter__(self):
+        iterator = self._subject._ask("iter", self)
+        while more := self._subject._ask("next", iterator):
+            yield more[0]
+
+    def __repr__(self):
+        return f"<{self._type} in the code under test>"
+
+
+def aslist(size):
+    return size if size is None else [size] if isinstance(size, int) else list(size)
+
+
+def copy_back(values, changed):
+    """Write what a call changed into the caller's own arrays."""
+    own = wire.arrays(values)
+    try:
+        pairs = [(own[i], new) for i, new in changed]
+        restore([a for a, _ in pairs], [b for _, b in pairs])
+    except (TypeError, ValueError, IndexError, RuntimeError):
+        raise Stopped("garbled", "its answer cannot be read: the changed arrays do not fit") from None
+
+
+def restore(arrays, values):
+    for array, value in zip(arrays, values):
+        if isinstance(array, np.ndarray):
+            array[...] = value
+        else:
+            array.detach().copy_(value)

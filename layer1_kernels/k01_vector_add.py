@@ -1,0 +1,73 @@
+"""k01 · Vector add: z[i] = x[i] + y[i]
+
+n: elements
+Reads 2n numbers and writes n, one addition each: 1/12 FLOP per byte in fp32. Memory decides.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from lab import simulator
+
+__all__ = ["vector_add", "vector_add_cuda"]
+
+KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
+THREADS = 256           # a block: 8 warps, enough to hide some latency, few enough to spread
+BLOCK = 1024            # elements of a Triton program
+
+
+def vector_add_oracle(x, y):                        # (n,), (n,) -> (n,)
+    """float64, by the book."""
+    return x.astype(np.float64) + y.astype(np.float64)
+
+
+@triton.jit
+def add_triton(x, y, z, n, BLOCK: tl.constexpr):
+    """One program per BLOCK elements."""
+    # exercise: load a block of x and of y, store the sum; nothing beyond n is touched
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < n                                  # n need not be a multiple of BLOCK
+    tl.store(z + i, tl.load(x + i, inside) + tl.load(y + i, inside), inside)
+
+
+def predict_sectors_per_request():
+    """Sectors that one load of add_chunk_cuda touches, for a full warp."""
+    # exercise: 32 threads, each 16 bytes after the one before; a sector has 32 bytes
+    return 16
+
+
+def vector_add(x, y):                               # (n,), (n,) -> (n,)
+    """x + y by the Triton kernel. CPU or CUDA tensors of one dtype, contiguous, of any length."""
+    check(x, y)
+    z = torch.empty_like(x)                         # (n,)
+    if x.numel():
+        add_triton[(triton.cdiv(x.numel(), BLOCK),)](x, y, z, x.numel(), BLOCK=BLOCK)
+    return z
+
+
+def vector_add_cuda(x, y, kernel="add_vector_cuda"):        # (n,), (n,) -> (n,)
+    """x + y by one of the CUDA kernels. float32 tensors, contiguous, of any length."""
+    check(x, y)
+    if x.dtype != torch.float32:
+        raise TypeError(f"vector_add_cuda: expected float32, got {x.dtype}")
+    z, n = torch.empty_like(x), x.numel()           # (n,)
+    each = {"add_cuda": 1, "add_grid_stride_cuda": 4}.get(kernel, 4)    # elements a thread
+    if n:
+        KERNELS.get(kernel)(triton.cdiv(n, THREADS * each), THREADS, (x, y, z, n))
+    return z
+
+
+def check(x, y):
+    """What the kernels assume; they compute with 32-bit indices and without strides."""
+    if x.shape != y.shape or x.dtype != y.dtype or x.device != y.device:
+        raise ValueError(f"vector_add: x is {tuple(x.shape)} {x.dtype} on {x.device}, "
+                         f"y is {tuple(y.shape)} {y.dtype} on {y.device}; expected the same")
+    for name, tensor in (("x", x), ("y", y)):
+        if not tensor.is_contiguous():
+            raise ValueError(f"vector_add: {name} has strides {tensor.stride()}, expected it contiguous")
+    if x.numel() >= 2**31 - 4 * THREADS:
+        raise ValueError(f"vector_add: {x.numel()} elements, expected fewer than 2^31 - {4 * THREADS}")

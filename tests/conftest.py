@@ -1,0 +1,24 @@
+"""What the graders share. Tolerances are named here, once, with their reason."""
+
+import pytest
+
+from lab import compare
+from lab.check import reference_fixture, rng, subject  # noqa: F401  (fixtures)
+
+TOLERANCES = {
+    # relative to the largest true value, plus the same relative to the element itself
+    "exact": 0.0,
+    "float64": 1e-12,       # a few roundings of 1.1e-16
+    "float32": 2e-5,        # sums of about a thousand terms, roundings of 6e-8; fp16 sums miss it
+    "float16": 2e-3,        # one rounding of the result (4.9e-4) and slack; fp16 sums miss it
+    "bfloat16": 1.6e-2,     # likewise, 3.9e-3
+}
+
+
+@pytest.fixture
+def agree():
+    """agree(got, want, precision, what, at=…, mistakes={…}): an array equals its oracle, or a
+    message that names the first wrong element and the likely mistake."""
+    def check(got, want, precision="exact", what="the result", at=compare.position, mistakes=None):
+        compare.agree(got, want, TOLERANCES[precision], what, at, mistakes or {})
+    return check

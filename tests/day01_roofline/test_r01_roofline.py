@@ -1,0 +1,87 @@
+"""Graders of r01. Sizes are ragged, so that a formula for squares alone does not pass."""
+
+import pytest
+
+PEAK, BANDWIDTH = 312e12, 1.5e12
+
+
+def times(n, peak):
+    """Seconds of the add by the roofline: the longer of the two."""
+    return max(n / peak, 3 * n * 2 / BANDWIDTH)
+
+
+@pytest.mark.parametrize("n, itemsize", [(1, 4), (1000, 2), (4096**2, 2), (0, 4)])
+def test_count_add(subject, agree, n, itemsize):
+    agree(subject.count_add(n, itemsize), (n, 3 * n * itemsize), what=f"(FLOPs, bytes) of an add of "
+          f"{n} elements of {itemsize} bytes", at=part, mistakes={
+              "only the two inputs are counted, not the output": (n, 2 * n * itemsize),
+              "the size of a number in bytes is left out of an add": (n, 3 * n),
+              "an add is counted as two operations, as a multiply-add is": (2 * n, 3 * n * itemsize)})
+
+
+@pytest.mark.parametrize("M, N, K, itemsize", [(4096, 4096, 4096, 2), (3, 5, 7, 4), (1, 1000, 127, 2)])
+def test_count_matmul(subject, agree, M, N, K, itemsize):
+    flops, moved = 2 * M * N * K, (M * K + K * N + M * N) * itemsize
+    agree(subject.count_matmul(M, N, K, itemsize), (flops, moved),
+          what=f"(FLOPs, bytes) of a ({M}, {K}) by ({K}, {N}) matmul of {itemsize}-byte numbers",
+          at=part, mistakes={
+              "the additions of the dot products are left out": (M * N * K, moved),
+              "the output matrix is not counted among the bytes": (flops, (M * K + K * N) * itemsize),
+              "every load of the naive loop is counted, not each matrix once":
+                  (flops, (2 * M * N * K + M * N) * itemsize)})
+
+
+@pytest.mark.parametrize("R, C, itemsize", [(128, 1000, 4), (1, 1, 2), (7, 129, 2)])
+def test_count_softmax(subject, agree, R, C, itemsize):
+    agree(subject.count_softmax(R, C, itemsize), (5 * R * C, 2 * R * C * itemsize),
+          what=f"(FLOPs, bytes) of softmax over {R} rows of {C} numbers of {itemsize} bytes",
+          at=part, mistakes={
+              "each number is read three times, as without fusion": (5 * R * C, 4 * R * C * itemsize),
+              "the write of the softmax is left out": (5 * R * C, R * C * itemsize),
+              "one row is counted instead of all": (5 * C, 2 * C * itemsize)})
+
+
+@pytest.mark.parametrize("intensity", [0.0, 1 / 6, 207.9, 208.0, 1365.3])
+def test_attainable(subject, agree, intensity):
+    agree(subject.attainable(intensity, PEAK, BANDWIDTH), min(PEAK, intensity * BANDWIDTH), "float64",
+          f"FLOP/s at {intensity:g} FLOP/byte under 312 TFLOP/s and 1.5 TB/s", mistakes={
+              "the higher roof is taken instead of the lower": max(PEAK, intensity * BANDWIDTH),
+              "the peak is given whatever the intensity": PEAK,
+              "the memory roof is drawn beyond the ridge": intensity * BANDWIDTH})
+
+
+@pytest.mark.parametrize("flops, moved", [(100, 600), (2 * 4096**3, 6 * 4096**2), (208, 1), (1, 0), (0, 1)])
+def test_bound(subject, flops, moved):
+    got = subject.bound(flops, moved, PEAK, BANDWIDTH)
+    want = "compute" if flops / PEAK >= moved / BANDWIDTH else "memory"
+    assert got in ("compute", "memory"), f'bound: got {got!r}, expected "compute" or "memory"'
+    reason = ("it stands exactly on the ridge, which counts as compute" if flops == 208 * moved else
+              f"the arithmetic needs {flops / PEAK:.3g} s, the bytes need {moved / BANDWIDTH:.3g} s, and "
+              f"the longer time decides")
+    assert got == want, f'bound of {flops} FLOPs and {moved} bytes: got "{got}", expected "{want}": {reason}'
+
+
+def test_predict_intensity_of_matmul(subject):
+    got, n = subject.predict_intensity_of_matmul(), 4096
+    flops, moved = 2 * n**3, 3 * n**2 * 2
+    assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
+    near = "too low" if got < flops / moved else "too high"
+    if abs(got - flops / moved / 2) < 0.05 * flops / moved:
+        near = "half of it: a multiply-add is two operations"
+    elif abs(got - flops / moved * 2) < 0.05 * flops / moved:
+        near = "twice as much: a 16-bit number has two bytes"
+    assert abs(got / (flops / moved) - 1) < 0.05, \
+        f"intensity of the matmul: {got:g} FLOP/byte is {near}; write down FLOPs and bytes, then divide"
+
+
+def test_predict_gain_of_doubled_peak(subject):
+    got = subject.predict_gain_of_doubled_peak()
+    want = times(4096**2, PEAK) / times(4096**2, 2 * PEAK)
+    assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
+    said = ("that would hold for a kernel under the compute roof" if got == 2 else
+            "a faster chip slows nothing down" if got < want else "the bytes still have to arrive")
+    assert abs(got - want) < 0.05, f"gain of the add: {got:g} is not what the roofline says; {said}"
+
+
+def part(index):
+    return ("FLOPs", "bytes")[index[0]]

@@ -1,0 +1,179 @@
+"""The proxy to the code under test: what works through it, and what a bad child does to it."""
+
+import textwrap
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from lab import subject as subjects
+from lab.subject import Raised, Stopped, Subject
+from lab.warm import Child
+
+PROBE = '''
+    import os, sys, time
+    import numpy as np
+    LIMIT = 3
+    class Odd(Exception): pass
+    class Pool:
+        def __init__(self, n): self.n, self.log = n, []
+        def take(self): self.n -= 1; return self.n
+        def me(self): return self
+        def __enter__(self): self.log.append("in"); return self
+        def __exit__(self, *error): self.log.append("out")
+        def __iter__(self): return iter(range(self.n))
+    def double(x): return 2 * x
+    def in_place(xs, key=None): xs[0][1:] *= 2; key[...] = 7
+    async def later(x): return x + 1
+    def count(n): yield from range(n)
+    def same(a, b): return a is b
+    def fails(): raise Odd("with a text")
+    def leaves(): sys.exit(0)
+    def dies(): os._exit(0)
+    def sleeps(s): time.sleep(s); return s
+    def floods():
+        while True: os.write(1, b"x" * 65536)
+    def talks(): print("hello"); return 1
+    def big(n): return np.zeros(n)
+    def takes(pool): return pool.take()
+    def hidden(): return [k for k in sys.modules if k.startswith(("tests", "solutions", "pytest"))]
+    def paths(): return [p for p in sys.path]
+    def writes():
+        import lab.wire
+        lab.wire.frame = lambda *a: b"\\0" * 15 + b"\\2" + b"[]" * 8
+    def cube(x): return x * x * x
+'''
+
+
+@pytest.fixture
+def probe(tmp_path):
+    (tmp_path / "floor").mkdir()
+    (tmp_path / "floor" / "x99_probe.py").write_text(textwrap.dedent(PROBE))
+
+    def start():
+        return Child("subject", {"folder": str(tmp_path), "floor": "floor", "lesson": "x99_probe",
+                                 "device": "none"}, ("numpy", "torch", "lab.child"))
+    proxy = Subject(start, reference=lambda: Fast())
+    yield proxy
+    proxy.close()
+
+
+class Fast:
+    """A reference that needs no time."""
+
+    def __getattr__(self, name):
+        return lambda *args, **kwargs: None
+
+
+def test_functions_data_and_keywords(probe):
+    assert probe.double(4) == 8 and probe.LIMIT == 3 and probe.double(x="ab") == "abab"
+
+
+def test_objects_are_handles(probe):
+    pool = probe.Pool(3)
+    assert pool.take() == 2 and pool.n == 2 and probe.takes(pool) == 1 and list(pool) == [0]
+    with pool as inside:
+        assert inside.n == 1
+    assert pool.log == ["in", "out"] and pool.me().take() == 0
+
+
+def test_generators_and_coroutines(probe):
+    assert list(probe.count(3)) == [0, 1, 2] and probe.later(1) == 2
+
+
+def test_changed_arrays_come_back_even_nested_and_strided(probe):
+    x, key = np.arange(8.0)[::2], torch.zeros(2, 3).t()
+    probe.in_place([x], key=key)
+    assert x.tolist() == [0, 4, 8, 12] and (key == 7).all()
+
+
+def test_one_array_given_twice_is_one_array(probe):
+    x = np.zeros(2)
+    assert probe.same(x, x) is True and probe.same(x, x.copy()) is False
+
+
+def test_gradients(probe):
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    (grad,) = probe.grad("cube", [x], torch.tensor([1.0, 10.0]))
+    assert grad.tolist() == [3, 120]
+
+
+def test_an_exception_is_told_with_class_text_and_line(probe):
+    with pytest.raises(Raised, match="Odd: with a text") as caught:
+        probe.fails()
+    assert caught.value.path == "x99_probe.py" and 'raise Odd' in caught.value.source
+    with pytest.raises(Raised, match="sys.exit"):
+        probe.leaves()
+    assert probe.double(1) == 2                 # neither ended the child
+
+
+def test_a_child_that_ends_itself(probe):
+    with pytest.raises(Stopped, match="os._exit") as caught:
+        probe.dies()
+    assert caught.value.why == "died"
+
+
+def test_a_child_that_hangs_is_ended(probe, monkeypatch):
+    monkeypatch.setattr(subjects, "SECONDS", 0.5)
+    probe.double(1)
+    began = time.monotonic()
+    with pytest.raises(Stopped, match="endless") as caught:
+        probe.sleeps(60)
+    assert caught.value.why == "hung" and time.monotonic() - began < 5
+
+
+def test_a_slow_reference_gives_more_time(probe, monkeypatch):
+    monkeypatch.setattr(subjects, "SECONDS", 0.5)
+    monkeypatch.setattr(probe, "_reference", lambda: Slow())
+    assert probe.sleeps(1.0) == 1.0
+
+
+class Slow(Fast):
+    def __getattr__(self, name):
+        return lambda *args, **kwargs: time.sleep(0.3)
+
+
+def test_a_flood_is_stopped(probe):
+    with pytest.raises(Stopped) as caught:
+        probe.floods()
+    assert caught.value.why == "flooded"
+
+
+def test_a_reply_that_is_too_large(probe, monkeypatch):
+    monkeypatch.setattr(subjects, "LARGEST", 1000)
+    with pytest.raises(Stopped, match="at most 1,000") as caught:
+        probe.big(1000)
+    assert caught.value.why == "garbled"
+
+
+def test_a_forged_answer_is_garbled(probe):
+    probe.Pool(1)
+    with pytest.raises(Stopped) as caught:
+        probe.writes()
+        probe.double(1)
+    assert caught.value.why == "garbled"
+
+
+def test_what_it_prints_is_kept_apart(probe):
+    assert probe.talks() == 1
+    deadline = time.monotonic() + 5
+    while "hello" not in probe.printed() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert "hello" in probe.printed()
+
+
+def test_the_child_cannot_import_tests_or_the_course_itself(probe):
+    assert probe.hidden() == []
+    from lab.course import ROOT
+    assert str(ROOT) not in probe.paths()
+
+
+def test_callbacks_do_not_cross(probe):
+    from lab.wire import Unsendable
+    with pytest.raises(Unsendable, match="subject.make"):
+        probe.double(lambda: 1)
+
+
+def test_mocks_are_built_in_the_child(probe):
+    assert probe.make("fractions:Fraction", 1, 2).numerator == 1
