@@ -15,16 +15,14 @@ WORDS = 1500                    # of prose in a lesson
 
 def build(lessons):
     """Write everything generated for these lessons and the course; return what changed, as paths."""
-    changed = []
+    changed = [path for path, text in shared().items() if put(path, text)]
     for lesson in lessons:
         stubbed, solved = make(lesson)
-        changed += [p for p, text in ((lesson.notebook, notebooks.dump(stubbed)),) if put(p, text)]
+        if put(lesson.notebook, notebooks.dump(stubbed)):
+            changed.append(lesson.notebook)
         if stored_hash(lesson.solution) != solved["metadata"]["lab"]["hash"]:
             put(lesson.solution, execute(solved, lesson))
             changed.append(lesson.solution)
-    for path, text in shared().items():
-        if put(path, text):
-            changed.append(path)
     return changed
 
 
@@ -141,11 +139,13 @@ def execute(notebook, lesson):
     lesson.solution.parent.mkdir(parents=True, exist_ok=True)
     live = nbformat.reads(notebooks.dump(notebook), as_version=4)
     client = nbclient.NotebookClient(live, timeout=300, kernel_name="python3",
+                                     extra_arguments=["--IPKernelApp.log_level=ERROR"],
                                      resources={"metadata": {"path": str(lesson.solution.parent)}})
     try:
         client.execute()
     except nbclient.exceptions.CellExecutionError as error:
-        raise CourseError(f"{lesson.id}: the solution notebook fails:\n{error}") from None
+        raise CourseError(f"{lesson.id}: a cell of the solution fails: "
+                          f"{error.ename}: {error.evalue}") from None
     for cell in live.cells:
         cell.metadata.pop("execution", None)            # times of day: they would change every build
     live.metadata = nbformat.from_dict(notebook["metadata"])

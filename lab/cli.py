@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import click
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -20,6 +19,8 @@ console = Console(highlight=False, soft_wrap=True)
 MARKS = {"pass": ("✓", "green"), "fail": ("✗", "red"), "not_attempted": ("·", "bright_black"),
          "not_proven_here": ("?", "yellow"), "error": ("!", "magenta")}
 
+# The base of typer's own complaints: click's in older versions, its copy of click's in newer ones.
+Misuse = typer.BadParameter.__mro__[2]
 LessonWord = Annotated[str | None, typer.Argument(metavar="LESSON", help="an id, or its start: k07")]
 Json = Annotated[bool, typer.Option("--json", help="machine-readable")]
 options = {"desk": None}
@@ -31,9 +32,9 @@ def main():
         code = app(standalone_mode=False)
     except CourseError as error:
         code = refuse(str(error))
-    except click.exceptions.ClickException as error:
+    except Misuse as error:
         code = refuse(error.format_message())
-    except (KeyboardInterrupt, click.exceptions.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         code = 130
     except BrokenPipeError:             # the reader, `head` say, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

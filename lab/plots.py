@@ -25,24 +25,26 @@ def roofline(name, peak, bandwidth, kernels, measured=None):
                   xytext=(4, 0), textcoords="offset points", color=GREY)
     axes.annotate(f"peak {rate(peak, 'FLOP/s')}", (high, peak), xytext=(-4, 5), ha="right",
                   textcoords="offset points", color=INK)
-    axes.annotate(f"{rate(bandwidth, 'byte/s')} of bandwidth", (low * 1.4, low * 1.4 * bandwidth),
-                  xytext=(0, 8), textcoords="offset points", color=INK)
+    middle = np.sqrt(low * ridge)
+    axes.annotate(f"memory {rate(bandwidth, 'B/s')}", (middle, middle * bandwidth), xytext=(-8, 4), ha="right",
+                  textcoords="offset points", color=INK)
     for kernel, intensity in kernels.items():
         roof = min(peak, intensity * bandwidth)
         y, colour = (measured[kernel], BLUE) if kernel in measured else (roof, RED)
         if kernel in measured:
             axes.plot([intensity] * 2, [y, roof], color=GREY, lw=1)
-            label = f"{kernel}: {y / roof:.0%} of its roof"
+            label = f"{kernel}\n{y / roof:.0%} of its roof"
         else:
-            label = f"{kernel}: at most {rate(y, 'FLOP/s')}"
+            label = f"{kernel}\nat most {rate(y, 'FLOP/s')}"
         axes.plot(intensity, y, "o", color=colour, ms=7)
-        left = intensity > ridge
-        axes.annotate(label, (intensity, y), xytext=(-6 if left else 8, -16),
-                      ha="right" if left else "left", textcoords="offset points", color=colour)
+        under = intensity > ridge
+        axes.annotate(label, (intensity, y), xytext=(0, -8) if under else (8, -2), va="top",
+                      ha="center" if under else "left", textcoords="offset points", color=colour)
     axes.set(xlabel="arithmetic intensity, FLOP/byte", ylabel="FLOP/s", title=name, xlim=(low, high))
     axes.set_ylim(top=peak * 4)
     axes.grid(which="major", color="#eaeef2")
     axes.spines[["top", "right"]].set_visible(False)
+    plt.close(figure)           # a notebook shows what is returned; open figures it would show again
     return figure
 
 

@@ -42,14 +42,14 @@ class Build:
     wheels: str | None      # folder of PyTorch's own index; None: its default, the CUDA 13 build
     extra: str | None       # of pyproject.toml
     says: str
-    download: str           # measured on x86-64, Python 3.11
+    download: str           # measured on x86-64 with Python 3.11, but for cuda12: an estimate
     disk: str
 
 
 BUILDS = {build.name: build for build in (
-    Build("cpu", "cpu", None, "without CUDA", "0.6 GB", "2 GB"),
+    Build("cpu", "cpu", None, "without CUDA", "0.6 GB", "2.3 GB"),
     Build("cuda12", "cu126", "cuda12", "for CUDA 12", "3 GB", "7 GB"),
-    Build("cuda13", None, "cuda13", "for CUDA 13", "2.9 GB", "6 GB"),
+    Build("cuda13", None, "cuda13", "for CUDA 13", "2.9 GB", "5.5 GB"),
 )}
 
 
@@ -228,9 +228,10 @@ def set_up(asked, wheels):
         version = venv.version()
     venv.write({**wanted, "inputs": None})
     own_index = venv.has_own_index()
-    where = "where pip is configured to look" if own_index else "from the package index"
+    unless = (f" ({BUILDS['cuda13'].download} if the index that pip is set to has torch with CUDA "
+              "alone)" if own_index and build.name == "cpu" else "")
     print(f"Setting up .venv: Python {version}, torch {build.says}. Up to {build.download} to "
-          f"download {where}, {build.disk} on disk. Break it off at any time: the same command "
+          f"download{unless}, {build.disk} on disk. It may be broken off: the same command "
           "continues.", flush=True)
 
     begun = time.monotonic()

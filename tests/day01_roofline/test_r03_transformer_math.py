@@ -1,0 +1,387 @@
+"""Graders of r03. The oracle lists a model's tensors one by one and lets each do its work; heads,
+widths and sizes are ragged, so that a formula for H = G, D = C / H or untied heads does not pass."""
+
+from collections import namedtuple
+from fractions import Fraction
+from math import prod
+
+import numpy as np
+import pytest
+
+from lab.subject import Raised
+
+Shape = namedtuple("Shape", "L C H G D F V tied")
+LLAMA_8B = Shape(32, 4096, 32, 8, 128, 14336, 128256, False)
+# As the models' own pages state them, exactly.
+PUBLISHED = {"SmolLM-135M": 134_515_008, "Llama-3.2-1B": 1_235_814_400,
+             "Llama-3.1-8B": 8_030_261_248, "Llama-3.1-70B": 70_553_706_496}
+RAGGED = (Shape(3, 5, 6, 2, 7, 11, 13, False), Shape(2, 12, 3, 1, 4, 17, 29, True))
+TIE = Shape(1, 24, 4, 1, 8, 32, 8, False)       # batch 6 stands on a ridge of 8 FLOP/byte exactly
+PARTS = ("embedding", "qkv", "out", "gate_up", "down", "norms", "lm_head")
+OPERATIONS = ("qkv", "attention", "out", "gate_up", "down", "lm_head")
+# (B, T, N): a part of a prompt, a whole prompt, one token each, the smallest step there is
+STEPS = ((3, 4, 9), (2, 5, 5), (4, 1, 17), (1, 1, 1))
+
+
+def tensors(m):
+    """(part, shape) of every tensor that a checkpoint of this Llama holds."""
+    yield "embedding", (m.V, m.C)
+    for _ in range(m.L):
+        yield "norms", (m.C,)
+        yield "qkv", (m.H * m.D, m.C)
+        yield "qkv", (m.G * m.D, m.C)
+        yield "qkv", (m.G * m.D, m.C)
+        yield "out", (m.C, m.H * m.D)
+        yield "norms", (m.C,)
+        yield "gate_up", (m.F, m.C)
+        yield "gate_up", (m.F, m.C)
+        yield "down", (m.C, m.F)
+    yield "norms", (m.C,)
+    if not m.tied:
+        yield "lm_head", (m.V, m.C)
+
+
+def parameters(m):
+    total = dict.fromkeys(PARTS, 0)
+    for part, shape in tensors(m):
+        total[part] += prod(shape)
+    return total
+
+
+def matrices(m):
+    """(operation, shape) of every matrix that multiplies in a step; a tied one does so too."""
+    yield from ((part, shape) for part, shape in tensors(m) if part in OPERATIONS)
+    if m.tied:
+        yield "lm_head", (m.V, m.C)
+
+
+def visible(T, N):
+    """Pairs that the causal mask leaves, counted in the mask."""
+    return int((np.arange(N - T, N)[:, None] >= np.arange(N)).sum())
+
+
+def flops(m, B, T, N):
+    total = dict.fromkeys(OPERATIONS, 0)
+    for operation, shape in matrices(m):
+        total[operation] += 2 * (B if operation == "lm_head" else B * T) * prod(shape)
+    total["attention"] = m.L * B * m.H * visible(T, N) * 2 * (2 * m.D)
+    return total
+
+
+def numbers_of_a_token(m):
+    """{operation: numbers in and out}, from the shapes of the arrays of one token in one layer."""
+    width, queries, keys, hidden = (m.C,), (m.H, m.D), (m.G, m.D), (m.F,)
+    arrays = {"qkv": [width, queries, keys, keys], "attention": [queries, queries],
+              "out": [queries, width], "gate_up": [width, hidden, hidden], "down": [hidden, width],
+              "lm_head": [width, (m.V,)]}
+    return {operation: sum(map(prod, shapes)) for operation, shapes in arrays.items()}
+
+
+def moved(m, B, T, N, itemsize):
+    """(6, 3) bytes: weights, activations, cache of each operation."""
+    weights, numbers = dict.fromkeys(OPERATIONS, 0), numbers_of_a_token(m)
+    for operation, shape in matrices(m):
+        weights[operation] += prod(shape)
+    cache = prod((m.L, B, N, 2, m.G, m.D))
+    return itemsize * np.array([
+        (weights[o], numbers[o] * (B if o == "lm_head" else m.L * B * T),
+         cache if o == "attention" else 0) for o in OPERATIONS])
+
+
+def shapes(rng):
+    """The ragged shapes and one that nobody has seen."""
+    L, C, G, D, F, V, group = (int(rng.integers(2, 40)) for _ in range(7))
+    return (*RAGGED, Shape(L, C, G * group, G, D, F, V, False))
+
+
+def sizes(m):
+    return "a Llama of " + " ".join(f"{k}={v}" for k, v in m._asdict().items())
+
+
+def row(got, keys, what):
+    """The values of a dict in the order of `keys`, which must be just its keys."""
+    assert isinstance(got, dict), f"{what}: got {got!r}, expected a dict with the keys {' '.join(keys)}"
+    missing, extra = [k for k in keys if k not in got], [str(k) for k in got if k not in keys]
+    assert not missing, f"{what}: no key {missing[0]!r} in the answer; expected {' '.join(keys)}"
+    assert not extra, f"{what}: the key {extra[0]!r} is not asked for; expected {' '.join(keys)}"
+    return [got[k] for k in keys]
+
+
+def but(values, **changes):
+    """The values of a dict, some of them changed: what a mistake makes of them."""
+    return list({**values, **changes}.values())
+
+
+# ---- parameters
+
+
+def test_count_parameters(subject, agree, rng):
+    for m in (*shapes(rng), LLAMA_8B):
+        want, what = parameters(m), f"parameters of {sizes(m)}"
+        layer = {p: want[p] // m.L for p in ("qkv", "out", "gate_up", "down")}
+        got = row(subject.count_parameters(subject.Llama("", *m)), PARTS, "count_parameters")
+        agree(got, list(want.values()), what=what, at=lambda i: PARTS[i[0]], mistakes={
+            "keys and values get H heads, like the queries":
+                but(want, qkv=m.L * m.C * 3 * m.H * m.D),
+            "the head width is taken as C / H": but(
+                want, qkv=m.L * m.C * (m.H + 2 * m.G) * (m.C // m.H), out=m.L * m.C * m.C),
+            "the gate is forgotten, and `up` stands alone": but(want, gate_up=m.L * m.C * m.F),
+            "a tied lm_head is given a matrix of its own": but(want, lm_head=m.C * m.V),
+            "the last norm, after the layers, is forgotten": but(want, norms=2 * m.L * m.C),
+            "each layer is given one norm instead of two": but(want, norms=(m.L + 1) * m.C),
+            "one layer is counted instead of all": but(want, **layer),
+            "keys are counted and values are not": but(want, qkv=m.L * m.C * (m.H + m.G) * m.D)})
+
+
+def test_predict_mlp_share(subject):
+    got, counted = subject.predict_mlp_share(), parameters(LLAMA_8B)
+    assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
+    mlp, total = counted["gate_up"] + counted["down"], sum(counted.values())
+    said = ("a share is at most 1; 70 % is written 0.7" if got > 1 else
+            "that is the share of the attention's matrices" if
+            abs(got - (counted["qkv"] + counted["out"]) / total) < 0.03 else
+            "too low: the MLP has three matrices, and F is much larger than C" if got < mlp / total else
+            "too high: attention and the vocabulary have their part too")
+    assert abs(got - mlp / total) < 0.05, f"share of the MLPs: {got:g} is not it; {said}"
+
+
+# ---- one step
+
+
+@pytest.mark.parametrize("B, T, N", STEPS)
+def test_count_flops(subject, agree, rng, B, T, N):
+    for m in (*shapes(rng), LLAMA_8B):
+        want, pairs = flops(m, B, T, N), visible(T, N)
+        one = want["attention"] // pairs
+        got = row(subject.count_flops(subject.Llama("", *m), B, T, N), OPERATIONS, "count_flops")
+        agree(got, list(want.values()), what=f"FLOPs of a step of B={B} T={T} N={N} by {sizes(m)}",
+              at=lambda i: OPERATIONS[i[0]], mistakes={
+            "the additions are not counted, only the multiplications": [n // 2 for n in want.values()],
+            "the mask is forgotten: pairs that it hides are counted": but(want, attention=one * T * N),
+            "new tokens see each other, but not the context before them":
+                but(want, attention=one * visible(T, T)),
+            "attention is counted for the G heads of the keys, not the H of the queries":
+                but(want, attention=want["attention"] // m.H * m.G),
+            "scores are counted, but not their product with the values":
+                but(want, attention=want["attention"] // 2),
+            "lm_head runs on all new tokens, not on the last of each sequence":
+                but(want, lm_head=want["lm_head"] * T),
+            "a tied lm_head does nothing, because it has no parameters of its own":
+                but(want, lm_head=0),
+            "attention is counted in one layer only": but(want, attention=want["attention"] // m.L),
+            "one sequence is counted instead of all B": [n // B for n in want.values()]})
+
+
+def test_kv_bytes_per_token(subject, agree, rng):
+    for m in (*shapes(rng), LLAMA_8B):
+        for itemsize in (2, 1, 4):
+            want = itemsize * prod((m.L, 2, m.G, m.D))
+            agree(subject.kv_bytes_per_token(subject.Llama("", *m), itemsize), want,
+                  what=f"KV bytes a token, {itemsize} bytes a number, of {sizes(m)}", mistakes={
+                "keys are kept and values are not": want // 2,
+                "a key is kept for each of the H query heads": want // m.G * m.H,
+                "the cache of one layer is counted": want // m.L,
+                "numbers are counted instead of bytes": want // itemsize})
+
+
+@pytest.mark.parametrize("B, T, N", STEPS)
+def test_count_bytes(subject, agree, rng, B, T, N):
+    for m, itemsize in zip((*shapes(rng), LLAMA_8B), (2, 4, 1, 2)):
+        want, only = moved(m, B, T, N, itemsize), np.eye(3, dtype=int)
+        head = np.array([[o == "lm_head"] for o in OPERATIONS])
+        rows = row(subject.count_bytes(subject.Llama("", *m), B, T, N, itemsize), OPERATIONS, "count_bytes")
+        assert all(isinstance(r, (tuple, list)) and len(r) == 3 for r in rows), \
+            f"count_bytes: got {rows[0]!r} for qkv, expected (weights, activations, cache)"
+        agree(rows, want, what=f"bytes of a step of B={B} T={T} N={N}, {itemsize} a number, by {sizes(m)}",
+              at=lambda i: f"{('weights', 'activations', 'cache')[i[1]]} of {OPERATIONS[i[0]]}", mistakes={
+            "each sequence reads the weights for itself": want * (1 + only[0] * (B - 1)),
+            "each new token reads the weights for itself":
+                want * (1 + only[0] * np.where(head, B - 1, B * T - 1)),
+            "the cache of one sequence is read, not that of all B": want // (1 + only[2] * (B - 1)),
+            "only the new tokens are read from the cache": want // (1 + only[2] * (N - 1)) * (
+                1 + only[2] * (T - 1)),
+            "lm_head runs on all new tokens, so it scores T times too many":
+                want * (1 + only[1] * head * (T - 1)),
+            "a tied lm_head need not be read": want * (1 - only[0] * head),
+            "activations of one layer are counted": want // (1 + only[1] * ~head * (m.L - 1)),
+            "activations of one new token a sequence are counted":
+                want // (1 + only[1] * ~head * (T - 1)),
+            "numbers are counted, not the bytes that they take": want // itemsize})
+
+
+def test_predict_decode_intensity(subject):
+    got, step = subject.predict_decode_intensity(), (LLAMA_8B, 1, 1, 2048)
+    assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
+    want = sum(flops(*step).values()) / moved(*step, 2).sum()
+    near = ("half of it: a weight does a multiplication and an addition" if abs(got / want - 0.5) < 0.08 else
+            "twice as much: a 16-bit weight has two bytes" if abs(got / want - 2) < 0.3 else
+            "too low: a weight does two FLOPs and has two bytes" if got < want else
+            "too high: one token uses each weight once")
+    assert abs(got / want - 1) < 0.15, f"intensity of decode: {got:g} FLOP/byte is {near}"
+
+
+# ---- the batch
+
+
+def limits(m, N, itemsize):
+    """Totals of a decode step by batch size: FLOPs(B), bytes(B)."""
+    one, two = (moved(m, B, 1, N, itemsize).sum() for B in (1, 2))
+    each = sum(flops(m, 1, 1, N).values())
+    return (lambda B: B * each), (lambda B: int(one) + (B - 1) * int(two - one))
+
+
+def smallest(m, N, peak, bandwidth, itemsize):
+    """The smallest compute-bound batch, by trying; None where a batch of 2⁶⁰ is not enough."""
+    work, load = limits(m, N, itemsize)
+
+    def bound(B):
+        return Fraction(work(B)) * Fraction(bandwidth) >= Fraction(load(B)) * Fraction(peak)
+
+    low, high = 0, 1                # bound(low) is false, bound(high) in the end true
+    while not bound(high):
+        low, high = high, 2 * high
+        if high > 2**60:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if bound(middle) else (middle, high)
+    return high
+
+
+CHIPS = {"H100": (989e12, 3.35e12), "A100": (312e12, 1.555e12), "toy": (8.0, 1.0), "slow": (3.0, 4.0)}
+
+
+@pytest.mark.parametrize("m, N, chip, itemsize", [
+    (LLAMA_8B, 128, "H100", 2), (LLAMA_8B, 1, "A100", 2), (LLAMA_8B, 300, "H100", 1),
+    (LLAMA_8B, 8192, "H100", 2), (LLAMA_8B, 512, "A100", 2), (RAGGED[0], 3, "slow", 2),
+    (RAGGED[1], 1, "toy", 1), (RAGGED[0], 5, "toy", 4), (TIE, 2, "toy", 1)])
+def test_decode_batch(subject, m, N, chip, itemsize):
+    peak, bandwidth = CHIPS[chip]
+    want, (work, load) = smallest(m, N, peak, bandwidth, itemsize), limits(m, N, itemsize)
+    got = subject.decode_batch(subject.Llama("", *m), N, peak, bandwidth, itemsize)
+    case = f"decode_batch at N={N}, {peak:.4g} FLOP/s, {bandwidth:.4g} byte/s, for {sizes(m)}"
+    assert got is None or isinstance(got, (int, float)), f"{case}: got {got!r}, expected a batch or None"
+    each = load(2) - load(1)
+    assert want is not None or got is None, \
+        (f"{case}: got {got}, but no batch is enough, so the answer is None: one more sequence adds "
+         f"{work(1) / each:.3g} FLOP/byte, which is below the ridge of {peak / bandwidth:.3g}")
+    assert want is None or got is not None, \
+        (f"{case}: got None, expected {want}: one more sequence adds {work(1) / each:.3g} FLOP/byte, "
+         f"which is above the ridge of {peak / bandwidth:.3g}")
+    if got == want:
+        return
+    cache = m.L * 2 * m.G * m.D * N * itemsize
+    fewer = {"the cache that each sequence brings is left out": each - cache,
+             "activations, which grow with the batch, are left out": cache,
+             "everything but the weights is left out": 0}
+    said = f"at {want} the arithmetic takes as long as the bytes for the first time"
+    if got == want - 1:
+        said = "the step is a hair short of the ridge there: round up"
+    elif got == want + 1:
+        said = "one sequence fewer stands on the ridge already, which counts as compute"
+    for mistake, bytes_each in fewer.items():
+        gain = work(1) / peak - bytes_each / bandwidth
+        if gain > 0 and abs(got * gain - (load(1) - each) / bandwidth) <= gain and abs(got - want) > 1:
+            said = f"this comes out when {mistake}"
+            break
+    raise AssertionError(f"{case}: got {got}, expected {want}; {said}")
+
+
+# ---- convolutions
+
+
+def convolution(B, height, width, inputs, outputs, side, groups, itemsize):
+    """(FLOPs, bytes) from the shapes of the three arrays."""
+    image, result = (B, inputs, height, width), (B, outputs, height, width)
+    filters = (outputs, inputs // groups, side, side)
+    return 2 * prod(filters) * B * height * width, itemsize * sum(map(prod, (image, filters, result)))
+
+
+def test_predict_gain_of_depthwise(subject):
+    got = subject.predict_gain_of_depthwise()
+    assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
+    counts = [convolution(32, 56, 56, 256, 256, 3, groups, 2) for groups in (1, 256)]
+    (full, many), (depthwise, few) = counts
+    slow, fast = (max(work / 312e12, load / 1.5e12) for work, load in counts)
+    said = (f"that is the ratio of the FLOPs, {full / depthwise:.0f}; bytes cost time too" if
+            abs(got - full / depthwise) < 0.1 * got else
+            "that is the ratio of the bytes; the full one is bound by its arithmetic" if
+            abs(got - many / few) < 0.05 else
+            "less than it can be: time each under its own roof" if got < slow / fast else
+            "more than its bytes allow")
+    assert abs(got / (slow / fast) - 1) < 0.1, f"gain of the depthwise convolution: {got:g} is not it; {said}"
+
+
+# ---- what is given: no exercise, so only the course's own tests ask
+
+
+def test_published_totals(subject):
+    """The given shapes are those of the models: their parameters add up to the published totals."""
+    assert {name: sum(subject.count_parameters(m).values()) for name, m in subject.LLAMAS.items()} \
+        == PUBLISHED
+
+
+@pytest.mark.parametrize("T, N", [(1, 1), (1, 9), (5, 5), (4, 9)])
+def test_attended(subject, T, N):
+    assert subject.attended(T, N) == visible(T, N)
+
+
+@pytest.mark.parametrize("T, N", [(0, 3), (4, 3)])
+def test_attended_refuses_what_is_no_step(subject, T, N):
+    with pytest.raises(Raised, match=f"got T = {T} and N = {N}"):
+        subject.attended(T, N)
+
+
+def test_activations(subject, rng):
+    for m in shapes(rng):
+        assert subject.activations(subject.Llama("", *m)) == numbers_of_a_token(m)
+
+
+def test_intensity(subject):
+    m, step = RAGGED[0], (3, 4, 9)
+    want = sum(flops(m, *step).values()) / moved(m, *step, 2).sum()
+    assert subject.intensity(subject.Llama("", *m), *step, 2) == pytest.approx(want, rel=1e-12)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 6])
+def test_count_conv(subject, groups):
+    """Against a convolution that counts its multiplications as it does them."""
+    B, height, width, inputs, outputs, side, itemsize = 2, 4, 3, 6, 12, 3, 4
+    touched, products = set(), 0
+    for index in np.ndindex(B, height, width, outputs):
+        group = index[3] // (outputs // groups)
+        for channel in range(group * inputs // groups, (group + 1) * inputs // groups):
+            for tap in np.ndindex(side, side):
+                products += 1
+                touched |= {("image", *index[:3], channel), ("filter", index[3], channel, *tap),
+                            ("result", *index)}
+    assert subject.count_conv(B, height, width, inputs, outputs, side, groups, itemsize) \
+        == (2 * products, itemsize * len(touched))
+
+
+def test_count_conv_refuses_ragged_groups(subject):
+    with pytest.raises(Raised, match="6 input and 5 output channels do not divide into 2 groups"):
+        subject.count_conv(1, 2, 2, 6, 5, 3, 2, 4)
+
+
+@pytest.mark.parametrize("m", RAGGED)
+def test_torch_agrees(subject, m):
+    """A decode step written in torch: its parameters, and the FLOPs that torch's counter saw."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    B, N = 3, 9
+    weights = [(part, torch.zeros(shape)) for part, shape in tensors(m)]
+    assert sum(w.numel() for _, w in weights) == sum(
+        subject.count_parameters(subject.Llama("", *m)).values())
+    x, q = torch.zeros(B, m.C), torch.zeros(B, m.H, 1, m.D)
+    k = torch.zeros(B, m.G, N, m.D).repeat_interleave(m.H // m.G, 1)        # (B, H, N, D)
+    with FlopCounterMode(display=False) as counter:
+        for part, w in weights:
+            if part in OPERATIONS and part != "lm_head":
+                torch.zeros(B, w.shape[1]) @ w.T
+        for _ in range(m.L):
+            (q @ k.transpose(2, 3)) @ k
+        x @ weights[0][1].T                                                 # lm_head, tied or not
+    got = subject.count_flops(subject.Llama("", *m), B, 1, N)
+    assert sum(got.values()) == counter.get_total_flops()

@@ -1,0 +1,181 @@
+"""The desk: what is put there, what survives an upgrade, and that nothing of a learner's is ever lost."""
+
+import json
+
+import pytest
+
+from lab import check, course, notebooks, stub
+from lab.course import CourseError
+from lab.desk import Desk
+
+LESSON = course.find("r01_roofline")
+ADD = LESSON.exercise("count_add")
+RIGHT = 'def count_add(n, itemsize):\n    """Mine."""\n    return n, 3 * n * itemsize\n'
+OTHER = 'def count_add(n, itemsize):\n    return n, 2 * n * itemsize\n'
+
+
+@pytest.fixture
+def desk(tmp_path):
+    desk = Desk(tmp_path / "a desk")            # a space in the path, as learners have
+    desk.prepare()
+    desk.start(LESSON)
+    return desk
+
+
+def kept(desk):
+    folder = desk.folder / ".kept"
+    return sorted(folder.iterdir()) if folder.exists() else []
+
+
+def answer(desk, text):
+    path = desk.path(LESSON, ".py")
+    path.write_text(stub.splice(path.read_text(), text, "python").text)
+    return path.read_text()
+
+
+def upgraded(monkeypatch, change):
+    """The course with another reference of the same lesson."""
+    newer = course.Lesson(LESSON.id, LESSON.floor)
+    newer.__dict__["sources"] = {"python": change(LESSON.sources["python"])}
+    return newer
+
+
+def test_start_puts_the_stub_and_the_notebook(desk):
+    assert desk.path(LESSON, ".py").read_text() == LESSON.stubs["python"]
+    assert desk.path(LESSON, ".ipynb").read_text() == LESSON.notebook.read_text()
+    assert (desk.folder / "AGENTS.md").exists() and desk.lessons() == [LESSON]
+    assert set(desk.start(LESSON).values()) == {"same"}
+
+
+def test_the_desk_is_a_repository_of_its_own(desk):
+    assert (desk.folder / ".git").is_dir()
+
+
+def test_an_untouched_copy_is_refreshed(desk, monkeypatch):
+    newer = upgraded(monkeypatch, lambda text: text.replace("one addition an element", "count again"))
+    assert desk.start(newer)[".py"] == "refreshed"
+    assert "count again" in desk.path(LESSON, ".py").read_text() and not kept(desk)
+
+
+def test_a_touched_copy_is_rebuilt_around_the_learners_work(desk, monkeypatch):
+    before = answer(desk, "import math\n\nHELPER = math.pi\n\n" + RIGHT)
+    newer = upgraded(monkeypatch, lambda text: text.replace("two roofs; the lower", "both roofs; the lower"))
+    assert desk.start(newer)[".py"] == "rebuilt"
+    text = desk.path(LESSON, ".py").read_text()
+    assert '"""Mine."""' in text and "HELPER = math.pi" in text and "both roofs" in text
+    assert [p.read_text() for p in kept(desk)] == [before]
+    assert desk.start(newer)[".py"] == "same"
+
+
+def test_a_touched_notebook_keeps_answers_and_added_cells(desk, monkeypatch):
+    path = desk.path(LESSON, ".ipynb")
+    notebook = json.loads(path.read_text())
+    place = next(i for i, c in enumerate(notebook["cells"]) if notebooks.exercise_of(c) == "count_add")
+    notebook["cells"][place]["source"] = RIGHT
+    notebook["cells"].insert(place + 1, {"cell_type": "markdown", "id": "own", "metadata": {}, "source": "My note"})
+    path.write_text(json.dumps(notebook))
+    newer = json.loads(LESSON.notebook.read_text())
+    newer["cells"][1]["source"] = "A new introduction."
+    fresh = notebooks.carry_over(path.read_text(), LESSON.notebook.read_text(), json.dumps(newer), "x.ipynb")
+    cells = json.loads(fresh)["cells"]
+    texts = [notebooks.source(c) for c in cells]
+    assert "A new introduction." in texts and RIGHT in texts
+    assert texts.index("My note") == texts.index(RIGHT) + 1
+    again = notebooks.carry_over(fresh, json.dumps(newer), json.dumps(newer), "x.ipynb")
+    assert notebooks.same_cells(again, fresh)
+
+
+def test_a_cell_is_written_to_the_file_and_the_old_text_kept(desk):
+    before = desk.path(LESSON, ".py").read_text()
+    assert desk.write_cell(LESSON, ADD, RIGHT) == "cell"
+    assert '"""Mine."""' in desk.path(LESSON, ".py").read_text()
+    assert [p.read_text() for p in kept(desk)] == [before]
+
+
+def test_a_file_edited_meanwhile_is_never_overwritten(desk):
+    desk.write_cell(LESSON, ADD, RIGHT)
+    edited = answer(desk, OTHER)
+    with pytest.raises(CourseError) as refusal:
+        desk.write_cell(LESSON, ADD, RIGHT.replace("Mine", "Mine again") + "# new\n" + "X = 1\n"
+                        if False else RIGHT.replace("n, 3", "n + 0, 3"))
+    assert "this notebook's cell" in str(refusal.value) and "r01_roofline.py, line" in str(refusal.value)
+    assert desk.path(LESSON, ".py").read_text() == edited
+    assert desk.write_cell(LESSON, ADD, RIGHT, take="file") == "file"
+    assert desk.path(LESSON, ".py").read_text() == edited
+    assert desk.write_cell(LESSON, ADD, RIGHT, take="cell") == "cell"
+    assert edited in [p.read_text() for p in kept(desk)]
+
+
+def test_an_empty_cell_does_not_undo_work_in_the_file(desk):
+    edited = answer(desk, RIGHT)
+    cell = stub.extract(LESSON.stubs["python"], "count_add", "python")
+    assert desk.write_cell(LESSON, ADD, cell) == "file"
+    assert desk.path(LESSON, ".py").read_text() == edited
+
+
+def graded(desk):
+    candidate = desk.candidate(LESSON)
+    verdicts = check.grade(LESSON, candidate, ["count_add"])
+    desk.record(LESSON, candidate, verdicts)
+    return verdicts[0]
+
+
+def test_mine_is_what_last_passed_and_nothing_else(desk):
+    assert desk.mine(ADD) is None
+    answer(desk, RIGHT)
+    assert desk.mine(ADD) is None               # it has not passed yet
+    assert graded(desk).verdict == "pass" and desk.mine(ADD)(5, 4) == (5, 60)
+    answer(desk, "def bound(flops, moved, peak, bandwidth):\n    return 1\n")
+    assert desk.passed(ADD)                     # another exercise of the file does not matter
+    answer(desk, OTHER)
+    assert desk.mine(ADD) is None and not desk.passed(ADD)
+
+
+def test_a_pass_ends_with_the_version_it_was_for(desk, monkeypatch):
+    answer(desk, RIGHT)
+    graded(desk)
+    monkeypatch.setitem(LESSON.__dict__, "fingerprint", "another")
+    assert not desk.passed(ADD)
+
+
+def test_the_first_guess_is_kept(desk):
+    guess = LESSON.exercise("predict_gain_of_doubled_peak")
+    for value in (2.0, 1.0):
+        answer(desk, f"def predict_gain_of_doubled_peak():\n    return {value}\n")
+        candidate = desk.candidate(LESSON)
+        desk.record(LESSON, candidate, check.grade(LESSON, candidate, [guess.name]))
+    assert desk.state()["predictions"][guess.id] == 2.0 and desk.passed(guess)
+
+
+def test_reset_of_one_exercise_and_of_a_lesson(desk):
+    answer(desk, RIGHT)
+    with_both = answer(desk, "def bound(flops, moved, peak, bandwidth):\n    return 1\n")
+    desk.reset(LESSON, ADD)
+    text = desk.path(LESSON, ".py").read_text()
+    assert "Mine" not in text and "return 1\n" in text and not desk.touched(ADD)
+    desk.reset(LESSON)
+    assert desk.path(LESSON, ".py").read_text() == LESSON.stubs["python"]
+    assert with_both in [p.read_text() for p in kept(desk)]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"passed": 3}', "\0"])
+def test_a_damaged_state_is_one_line_and_loses_nothing(desk, text):
+    desk.state_file.write_text(text)
+    with pytest.raises(CourseError, match="damaged"):
+        desk.state()
+    assert desk.state_file.read_text() == text
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"cells": [{}]}', '{"cells": 3}', "\x00\x01"])
+def test_a_damaged_notebook_is_one_line(text):
+    with pytest.raises(CourseError, match="not a notebook"):
+        notebooks.load(text, "x.ipynb")
+
+
+def test_a_file_that_does_not_parse_stops_the_upgrade_and_stays(desk, monkeypatch):
+    path = desk.path(LESSON, ".py")
+    path.write_text("def count_add(:\n")
+    newer = upgraded(monkeypatch, lambda text: text.replace("one addition an element", "count again"))
+    with pytest.raises(CourseError, match="does not parse"):
+        desk.start(newer)
+    assert path.read_text() == "def count_add(:\n"
