@@ -20,7 +20,7 @@ def build(lessons):
         stubbed, solved = make(lesson)
         if put(lesson.notebook, notebooks.dump(stubbed)):
             changed.append(lesson.notebook)
-        if stored_hash(lesson.solution) != solved["metadata"]["lab"]["hash"]:
+        if outdated(lesson.solution, solved):
             put(lesson.solution, execute(solved, lesson))
             changed.append(lesson.solution)
     return changed
@@ -35,10 +35,8 @@ def check(lessons):
             name = path.relative_to(ROOT)
             if not path.exists():
                 stale.append(f"{name} is missing")
-            elif not notebooks.same_cells(path.read_text("utf-8"), notebooks.dump(made)):
-                stale.append(f"{name} does not have the cells that {lesson.id}.md makes")
-            elif stored_hash(path) != made["metadata"]["lab"]["hash"]:
-                stale.append(f"{name} was made from older sources")
+            elif outdated(path, made):
+                stale.append(f"{name} is not what {lesson.id}.md and its code make now")
             elif path.stat().st_size > LARGEST:
                 stale.append(f"{name} has {path.stat().st_size // 1024} KB; at most {LARGEST // 1024}")
         words = sum(len(notebooks.source(c).split()) for c in stubbed["cells"] if c["cell_type"] == "markdown")
@@ -80,7 +78,8 @@ def body(lesson, sources):
     """The cells of the lesson's Markdown, with included code from `sources`."""
     import jupytext             # heavy, and only authors need it
 
-    notebook = jupytext.reads(lesson.markdown.read_text("utf-8"), fmt="md")
+    prose = lesson.markdown.read_text("utf-8").split("---\n", 2)[2]       # after the front matter
+    notebook = jupytext.reads(prose, fmt="md")
     seen = set()
     for number, cell in enumerate(notebook.cells):
         if cell.cell_type != "code":
@@ -124,11 +123,13 @@ def source_hash(lesson):
     return digest.hexdigest()[:16]
 
 
-def stored_hash(path):
-    """The hash of the sources that a notebook was made from, None where there is none."""
+def outdated(path, made):
+    """True where a notebook's cells, or the sources it was made from, are not those of `made`."""
     if not path.exists():
-        return None
-    return (json.loads(path.read_text("utf-8"))["metadata"].get("lab") or {}).get("hash")
+        return True
+    text = path.read_text("utf-8")
+    stored = (json.loads(text)["metadata"].get("lab") or {}).get("hash")
+    return stored != made["metadata"]["lab"]["hash"] or not notebooks.same_cells(text, notebooks.dump(made))
 
 
 def execute(notebook, lesson):

@@ -11,6 +11,7 @@ from urllib.parse import quote
 from lab import device
 from lab.course import ROOT, CourseError
 
+QUIET = ("--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate")
 PATIENCE = 60           # seconds that the server may take to start
 
 
@@ -20,14 +21,16 @@ def serve(desk, notebook, browser=True):
     if found := running(desk.folder):
         tell(found, place, browser)
         return 0
-    process = subprocess.Popen(
-        [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--log-level=WARN",
-         f"--ServerApp.root_dir={desk.folder}", f"--LabApp.default_url=/lab/tree/{place}"],
-        cwd=desk.folder, env=device.terminal_environment())
+    log = desk.folder / ".lab" / "jupyter.log"
+    with open(log, "w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", *QUIET,
+             f"--ServerApp.root_dir={desk.folder}", f"--LabApp.default_url=/lab/tree/{place}"],
+            cwd=desk.folder, env=device.terminal_environment(), stdout=output, stderr=output)
     began = time.monotonic()
     while not (found := running(desk.folder)):
         if process.poll() is not None:
-            raise CourseError(f"JupyterLab ended at once with exit code {process.returncode}")
+            raise CourseError(f"JupyterLab ended at once; {desk.label(log)} says why")
         if time.monotonic() - began > PATIENCE:
             process.terminate()
             raise CourseError(f"JupyterLab did not start within {PATIENCE} s")

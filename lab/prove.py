@@ -25,7 +25,7 @@ from lab.setup import NO_GPU, driver_version
 
 PYTEST = [sys.executable, "-m", "pytest"]
 WORKERS = min(len(os.sched_getaffinity(0)), 8)      # one with torch takes about a gigabyte
-SLICE = 9 * 60                                      # seconds that one `make gpu` may take
+SLICE = 9 * 60 - 15                                 # seconds: 9 minutes less start and end
 TIMED_OUT = (124, 137)                              # how timeout(1) ends at its limit
 
 COUNT = re.compile(r"(\d+) (passed|failed|error|skipped|xfailed)")

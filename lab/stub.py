@@ -6,12 +6,14 @@ stray statement at its top level. Everything here works on whole units and keeps
 
 import ast
 import builtins
+import copy
 import dis
 import io
 import re
 import tokenize
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import NamedTuple
 
 MARK = re.compile(r"\s*(?:#|//)\s*exercise:")
@@ -112,9 +114,18 @@ class Unit:
     members: list = field(default_factory=list)     # Python: a class's own units
     owner: "Unit" = None            # Python: the class it is a member of
     nodes: list = field(default_factory=list)       # Python: its statements
-    scope: tuple = ()               # CUDA: what it stands in, as (opener, closer) texts
+    scope: tuple = ()               # CUDA: the blocks that it stands in, outermost first
     tokens: range = range(0)        # CUDA: its tokens, as indices
     braces: tuple = None            # CUDA: where its parameters begin, its body begins and ends
+
+
+@dataclass(frozen=True)
+class Block:
+    """A namespace, `extern "C" {` or `#if` that is entered; two are equal if they read the same."""
+
+    opener: str
+    closer: str
+    token: "Token" = field(compare=False)
 
 
 class _File:
@@ -186,7 +197,7 @@ def _match(old_file, old, new_file, new):
 
     def key(file, unit):
         role = unit.role if any(defined.count(n) > 1 for n in unit.names) else ""
-        return (*sorted(unit.names), role) if unit.names else (file.normal(unit), unit.scope)
+        return (*sorted(unit.names), role) if unit.names else (file.normal(unit), *unit.scope)
 
     slots, taken, homes = {}, {}, []
     for k, unit in enumerate(old):
@@ -201,38 +212,37 @@ def _match(old_file, old, new_file, new):
     return homes, {k for this in taken for k in slots[this] if old[k].names}
 
 
-def _plan(old_file, old, new_file, new):
-    """Where everything goes: instead of a unit of `old`, above one, nowhere."""
+def _plan(old_file, old, end, new_file, new):
+    """Where everything goes: instead of a unit of `old`, nowhere, or to an (offset, its scope)."""
     homes, dropped = _match(old_file, old, new_file, new)
     anchors = [(k, h) for k, h in enumerate(homes) if h is not None and old[h].defines]
-    instead, above = {}, {}
+    instead, added = {}, {}
     for k, (unit, home) in enumerate(zip(new, homes, strict=True)):
-        behind = anchors[-1][1] + 1 if anchors else len(old)
-        spot = next((h for a, h in anchors if a >= k), behind)
+        below = anchors[-1][1] + 1 if anchors else len(old)
+        spot = next((h for a, h in anchors if a >= k), below)
         reach = next((j for j in range(spot, len(old)) if old[j].defines), len(old))
         if home is not None and (old[home].defines or home < reach):
             instead.setdefault(home, []).append(unit)
             continue
         if home is not None and unit.names:     # it stands too low to be of use here: moved up
             dropped.add(home)
-        above.setdefault(new_file.top(unit, old, spot), []).append(unit)
-    return instead, above, dropped
+        added.setdefault(new_file.place(unit, old_file, old, spot, end), []).append(unit)
+    return instead, added, dropped
 
 
 def _merge(old_file, old, span, new_file, new, gap):
-    """The text of `old_file` in `span` with `new` put in: pieces of (text, its first line in the
-    answer or None)."""
-    instead, above, dropped = _plan(old_file, old, new_file, new)
+    """The text of `old_file` in `span` with `new` put in: (text, its first line in the answer)."""
+    instead, added, dropped = _plan(old_file, old, span[1], new_file, new)
     step = [file.indent(units[0].start) if units else "" for file, units in
             ((new_file, new), (old_file, old))]     # from this indentation to that
     pieces, cursor = [], span[0]
     for k, unit in enumerate(old):
-        if k in above:
-            edge = max(cursor, old_file.with_comment(unit))
-            pieces.append((old_file.text[cursor:edge], None))
-            pieces += _row(new_file, above[k], unit.scope, gap, step)
-            pieces.append((gap if unit.defines or above[k][-1].defines else "\n", None))
-            cursor = edge
+        for offset, scope in sorted(o for o in added if cursor <= o[0] <= unit.start):
+            pieces.append((old_file.text[cursor:offset], None))
+            pieces += _row(new_file, added[offset, scope], scope, gap, step)
+            apart = unit.defines or added[offset, scope][-1].defines
+            pieces.append((gap if apart else "\n", None))
+            cursor = offset
         pieces.append((old_file.text[cursor:unit.start], None))
         cursor = unit.end
         for n, replacement in enumerate(instead.get(k, ())):
@@ -243,10 +253,10 @@ def _merge(old_file, old, span, new_file, new, gap):
         elif k not in instead:
             pieces.append((old_file.text[unit.start:unit.end], None))
     pieces.append((old_file.text[cursor:span[1]], None))
-    if len(old) in above:
+    if (span[1], ()) in added:                      # below all else
         ended = old_file.text[:span[1]].endswith("\n")
         pieces.append((gap[ended:] if old else "", None))
-        pieces += _row(new_file, above[len(old)], (), gap, step)
+        pieces += _row(new_file, added[span[1], ()], (), gap, step)
         pieces.append(("\n" * (ended or not old), None))
     return pieces
 
@@ -257,11 +267,10 @@ def _row(file, units, scope, gap, step):
     for before, unit in zip([None, *units], units, strict=False):
         if before:
             pieces.append((gap if before.defines or unit.defines else "\n", None))
-        inside = unit.scope[len(scope):] if unit.scope[:len(scope)] == scope else unit.scope
-        start = file.with_comment(unit)
-        pieces += [(opener + "\n", None) for opener, _ in inside]
+        start, inside = file.with_comment(unit), unit.scope[len(scope):]
+        pieces += [(block.opener + "\n", None) for block in inside]
         pieces.append((file.moved(start, unit.end, step), file.line(start)))
-        pieces += [("\n" + closer, None) for _, closer in reversed(inside)]
+        pieces += [("\n" + block.closer, None) for block in reversed(inside)]
     return pieces
 
 
@@ -381,11 +390,11 @@ class _Python(_File):
         return not (same and _covers(new.members, old.members)) and (
             bases in ([], list(old.names), old_bases) and decorators in ([], old_decorators))
 
-    def top(self, unit, old, spot):
-        """Where a unit goes: `from __future__` stands above all but the docstring."""
-        if not any(isinstance(n, ast.ImportFrom) and n.module == "__future__" for n in unit.nodes):
-            return spot
-        return int(bool(old) and "__doc__" in old[0].names)
+    def place(self, unit, old_file, old, spot, end):
+        """Where a unit goes that should stand above old[spot]; `from __future__` leads all."""
+        if any(isinstance(n, ast.ImportFrom) and n.module == "__future__" for n in unit.nodes):
+            spot = int(bool(old) and "__doc__" in old[0].names)
+        return old_file.with_comment(old[spot]) if spot < len(old) else end, ()
 
     def moved(self, start, end, step):
         """The text between two offsets at another indentation; strings keep their lines."""
@@ -402,35 +411,33 @@ class _Python(_File):
 
     def hollow(self, unit, name):
         """(start, end, text): what a stub has there instead."""
-        node, last = unit.nodes[0], self.line(unit.end)
+        node = unit.nodes[0]
         if len(unit.nodes) > 1 or not isinstance(node, FUNCTION):
             raise ValueError(f"line {self.line(unit.start)}: {name} is no function to be cut")
-        tail = ""
-        if marks := self.marks(node.lineno, last):
-            row = marks[0]
-            pad = self.indent(self.starts[row - 1])
-            tail = "".join(self._ended(each, row) for each in sorted(
+        tail, first = "", node.body[0]
+        if marks := self.marks(node.lineno, self.line(unit.end)):
+            keep = self.starts[marks[0]] - 1
+            pad = self.indent(keep)
+            tail = "".join(self._ended(each, marks[0]) for each in sorted(
                 (n for n in ast.walk(node) if isinstance(n, ast.Try | ast.TryStar)),
                 key=lambda n: -n.col_offset))
-        elif not self._own_line(node.body[0]):                  # def f(x): return x
-            row = node.body[0].lineno
+        elif not self._own_line(first):                         # def f(x): return x
+            keep = self._offset(first.lineno, first.col_offset)
             pad = self.indent(unit.start) + "    "
         else:
-            pad = self.indent(self.starts[self._first(node.body[0]) - 1])
-            row = node.body[0].end_lineno
-            if ast.get_docstring(node) is None:
-                row = self._first(node.body[0]) - 1
-                while row in self.comments or not self.row(row).strip():
-                    row -= 1
-        keep, first = self.starts[row] - 1, row + 1
-        if not marks and not self._own_line(node.body[0]):
-            column = node.body[0].col_offset
-            head = self.row(row).encode()[:column].decode().rstrip()
-            keep, first = self.starts[row - 1] + len(head), row
-        if self.text[keep:unit.end].lstrip().startswith(f'raise NotImplementedError("{name}: about '):
+            keep = self.starts[self._first(first) - 1]
+            pad = self.indent(keep)
+            if _is_docstring(first):
+                keep = self._offset(first.end_lineno, first.end_col_offset)
+            while self.line(keep - 1) in self.comments:         # between signature and body
+                keep = self.starts[self.line(keep - 1) - 1]
+        keep = len(self.text[:keep].rstrip())
+        rows = self.text[keep:unit.end].split("\n")
+        if "".join(rows).lstrip().startswith(f'raise NotImplementedError("{name}: about '):
             return unit.end, unit.end, ""                       # a stub already
-        count = sum(bool(self.row(n).strip()) and n not in self.comments
-                    for n in range(first, last + 1))
+        row = self.line(keep)
+        count = sum(bool(text.strip()) and n not in self.comments
+                    for n, text in enumerate(rows, row))
         stump = f'\n{pad}raise NotImplementedError("{name}: {_about(count, name, row)}")' + tail
         try:
             ast.parse(self.text[:keep] + stump + self.text[unit.end:])
@@ -438,6 +445,10 @@ class _Python(_File):
             raise ValueError(f"line {row}: {name} cannot be cut here, no statement can follow "
                              f"({error.msg})") from error
         return keep, unit.end, stump
+
+    def _offset(self, number, column):
+        """The offset of a line and its column in UTF-8 bytes, as `ast` has it."""
+        return self.starts[number - 1] + len(self.row(number).encode()[:column].decode())
 
     def _ended(self, node, row):
         """What a `try` needs where its handlers come below the row that a stub ends on."""
@@ -499,7 +510,7 @@ def _role(node):
 
 def _bare(node):
     """A statement without the docstrings in it."""
-    node = ast.parse(ast.unparse(node)).body[0]
+    node = copy.deepcopy(node)
     for each in ast.walk(node):
         if isinstance(each, DEFINITION) and ast.get_docstring(each, clean=False) is not None:
             each.body = each.body[1:] or [ast.Pass()]
@@ -546,8 +557,8 @@ ATTRIBUTE = {"__launch_bounds__", "__align__", "__attribute__", "__declspec", "a
 AFTER_PARAMETERS = {"{", "->", ":", "const", "noexcept", "requires", "try", "__attribute__"}
 STATEMENT = {"return", "else", "do", "case", "throw", "new", "delete", "goto", "and", "or", "not"}
 NO_CALL = STATEMENT | {
-    "if", "for", "while", "switch", "catch", "sizeof", "alignof", "decltype", "noexcept", "requires",
-    "static_assert", "asm", "volatile", "defined", "operator", "const_cast", "static_cast",
+    "if", "for", "while", "switch", "catch", "sizeof", "alignof", "decltype", "noexcept",
+    "requires", "static_assert", "asm", "volatile", "defined", "operator", "const_cast", "static_cast",
     "reinterpret_cast", "void", "bool", "char", "short", "int", "long", "float", "double", "signed",
     "unsigned", "auto", *ATTRIBUTE}
 
@@ -608,16 +619,16 @@ class _Cuda(_File):
         head = k = 0                            # a declaration's first token, and the one looked at
         while k < len(self.tokens):
             token, word = self.tokens[k], _directive(self.tokens[k])
-            scope = tuple(each[1:] for each in conditions + blocks)
+            scope = tuple(sorted(conditions + blocks, key=lambda block: block.token.start))
             if k == head and word in ("if", "ifdef", "ifndef"):
-                conditions.append((token, token.text, "#endif"))
+                conditions.append(Block(token.text, "#endif", token))
                 head = k + 1
             elif k == head and word in ("elif", "else", "elifdef", "elifndef", "endif"):
                 if not conditions:
                     self._fail(token, f"this #{word} has no #if")
-                opened, opener, closer = conditions.pop()
+                block = conditions.pop()
                 if word != "endif":
-                    conditions.append((opened, f"{opener}\n{token.text}", closer))
+                    conditions.append(replace(block, opener=f"{block.opener}\n{token.text}"))
                 head = k + 1
             elif k == head and token.kind == "directive":
                 units.append(self._macro(k, word, scope))
@@ -625,7 +636,8 @@ class _Cuda(_File):
             elif token.text in ("(", "["):
                 k = self._close(k)
             elif token.text == "{" and self._enters(head, k):
-                blocks.append((token, self.text[self.tokens[head].start:token.end], "}"))
+                first = self.tokens[head]
+                blocks.append(Block(self.text[first.start:token.end], "}", first))
                 head = k + 1
             elif token.text == "{":
                 opening, k = k, self._close(k)
@@ -642,8 +654,8 @@ class _Cuda(_File):
                     units.append(self._declaration(head, k, scope))
                 head = k + 1
             k += 1
-        for token, _, closer in blocks + conditions:
-            self._fail(token, f"this {token.text if closer == '}' else '#if'} is never closed")
+        for block in blocks + conditions:
+            self._fail(block.token, f"this {block.opener.splitlines()[0]} is never closed")
         if head < len(self.tokens):             # no semicolon: for the compiler to complain about
             units.append(self._unit(head, len(self.tokens) - 1, ()))
         return units
@@ -775,8 +787,16 @@ class _Cuda(_File):
     def amends(self, new, old):
         return False
 
-    def top(self, unit, old, spot):
-        return spot
+    def place(self, unit, old_file, old, spot, end):
+        """Where a unit goes that should stand above old[spot]: outside of blocks it was not in."""
+        if spot == len(old):
+            return end, ()
+        scope = old[spot].scope
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1],
+                                          zip(scope, unit.scope, strict=False)))
+        if shared == len(scope):
+            return old_file.with_comment(old[spot]), scope
+        return old_file.starts[old_file.line(scope[shared].token.start) - 1], scope[:shared]
 
     def moved(self, start, end, step):
         return self.text[start:end]
@@ -849,12 +869,14 @@ def _free_cuda(cell):
     known, called = set(file.named()), set()
     for unit in file.units:
         words = list(_words(file.tokens[k] for k in unit.tokens))
-        for before, word, after in zip(["", *words], words, [*words[1:], ""], strict=False):
+        for k, (before, word) in enumerate(zip(["", *words], words, strict=False)):
+            after = words[k + 1] if k + 1 < len(words) else ""
             if not re.match(r"[^\W\d]", word):
                 continue
             declared = re.match(r"[^\W\d]", before) and before not in STATEMENT
             if unit.names and (after == "=" or declared or (before in "&*" and after in ",)")):
                 known.add(word)             # a variable, a parameter, a method
-            elif after == "(" and not declared and before not in (".", "->", "::"):
+            elif not declared and before not in (".", "->", "::") and re.match(
+                    r"(< [\w\s,:*]*> )?\(", " ".join(words[k + 1:k + 40])):
                 called.add(word)
     return called - known - NO_CALL

@@ -10,7 +10,7 @@ def times(n, peak):
     return max(n / peak, 3 * n * 2 / BANDWIDTH)
 
 
-@pytest.mark.parametrize("n, itemsize", [(1, 4), (1000, 2), (4096**2, 2), (0, 4)])
+@pytest.mark.parametrize("n, itemsize", [(1000, 2), (1, 4), (4096**2, 2), (0, 4)])
 def test_count_add(subject, agree, n, itemsize):
     agree(subject.count_add(n, itemsize), (n, 3 * n * itemsize), what=f"(FLOPs, bytes) of an add of "
           f"{n} elements of {itemsize} bytes", at=part, mistakes={

@@ -20,7 +20,7 @@ TIE = Shape(1, 24, 4, 1, 8, 32, 8, False)       # batch 6 stands on a ridge of 8
 PARTS = ("embedding", "qkv", "out", "gate_up", "down", "norms", "lm_head")
 OPERATIONS = ("qkv", "attention", "out", "gate_up", "down", "lm_head")
 # (B, T, N): a part of a prompt, a whole prompt, one token each, the smallest step there is
-STEPS = ((3, 4, 9), (2, 5, 5), (4, 1, 17), (1, 1, 1))
+STEPS = ((3, 4, 11), (2, 5, 5), (4, 1, 17), (1, 1, 1))
 
 
 def tensors(m):
@@ -123,6 +123,7 @@ def test_count_parameters(subject, agree, rng):
         agree(got, list(want.values()), what=what, at=lambda i: PARTS[i[0]], mistakes={
             "keys and values get H heads, like the queries":
                 but(want, qkv=m.L * m.C * 3 * m.H * m.D),
+            "`out` is taken for a square matrix; H · D numbers go in": but(want, out=m.L * m.C * m.C),
             "the head width is taken as C / H": but(
                 want, qkv=m.L * m.C * (m.H + 2 * m.G) * (m.C // m.H), out=m.L * m.C * m.C),
             "the gate is forgotten, and `up` stands alone": but(want, gate_up=m.L * m.C * m.F),
@@ -174,7 +175,7 @@ def test_count_flops(subject, agree, rng, B, T, N):
 
 def test_kv_bytes_per_token(subject, agree, rng):
     for m in (*shapes(rng), LLAMA_8B):
-        for itemsize in (2, 1, 4):
+        for itemsize in (4, 2, 1):
             want = itemsize * prod((m.L, 2, m.G, m.D))
             agree(subject.kv_bytes_per_token(subject.Llama("", *m), itemsize), want,
                   what=f"KV bytes a token, {itemsize} bytes a number, of {sizes(m)}", mistakes={

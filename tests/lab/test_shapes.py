@@ -60,7 +60,8 @@ def test_a_true_claim_passes_and_a_false_one_names_all(load):
     m = load("def f(n):\n    x = A(2, n)  # (B, T)\n    y = A(n, 2)  # (T, B)\n    return x, y\n")
     passes(m, 3)
     assert fails(load("def f():\n    x = A(2, 3)  # (B, T)\n    y = A(3, 3)   # (T, B)\n"),) == (
-        f"lesson.py:{FIRST + 2}: y is (T, B) by its comment, but its shape is (3, 3), and B is 2 here")
+        f"lesson.py:{FIRST + 2}: y is (T, B) by its comment, but its shape is (3, 3), "
+        f"and B is 2 here")
 
 
 @pytest.mark.parametrize(("line", "says"), [
@@ -133,22 +134,27 @@ def test_true_claims_and_comments_that_are_none(load, line):
 
 
 def test_sizes_are_those_of_one_call(load):
-    m = load("def g(n):\n    x = A(n)  # (T,)\n    if n:\n        g(n - 1)\n    y = A(n)  # (T,)\n\n\n"
-             "def f():\n    g(3)\n    g(2)\n    def inner():\n        z = A(7)  # (T,)\n    x = A(1)  # (T,)\n"
+    m = load("def g(n):\n    x = A(n)  # (T,)\n    if n:\n        g(n - 1)\n"
+             "    y = A(n)  # (T,)\n\n\n"
+             "def f():\n    g(3)\n    g(2)\n    def inner():\n        z = A(7)  # (T,)\n"
+             "    x = A(1)  # (T,)\n"
              "    inner()\n    y = A(1)  # (T,)\n")
     passes(m)
 
 
 def test_nested_functions_and_methods_and_decorators(load):
     m = load("import functools\n\n\nclass K:\n    table = A(5)  # (V,)\n\n    @property\n"
-             "    @functools.cache\n    def p(self):\n        self.w = A(1)  # (C, C)\n        return 1\n\n\n"
+             "    @functools.cache\n    def p(self):\n        self.w = A(1)  # (C, C)\n"
+             "        return 1\n\n\n"
              "def f():\n    return K().p\n")
     assert "self.w is (C, C)" in fails(m)
 
 
 def test_an_assignment_that_raises_claims_nothing(load):
-    m = load("def f():\n    x = A(1, 2)\n    try:\n        x = boom()  # (T,)\n    except ValueError:\n"
-             "        pass\n    y = A(1)  # (T,)\n    it = iter(())\n    try:\n        y = next(it)  # (T, C)\n"
+    m = load("def f():\n    x = A(1, 2)\n    try:\n        x = boom()  # (T,)\n"
+             "    except ValueError:\n"
+             "        pass\n    y = A(1)  # (T,)\n    it = iter(())\n    try:\n"
+             "        y = next(it)  # (T, C)\n"
              "    except StopIteration:\n        return y\n")
     passes(m)
     m = load("def f():\n    x = A(1, 2)\n    x = boom()  # (T,)\n")
@@ -158,7 +164,8 @@ def test_an_assignment_that_raises_claims_nothing(load):
 
 def test_a_multi_line_statement_is_judged_when_it_is_done(load):
     m = load("def g(*a):\n    return a[0]\n\n\ndef f():\n    x = A(1, 2)  # (T, C)\n    x = g(\n"
-             "        A(3),\n        [i\n         for i in (1, 2)],\n        x,\n    )  # (F,)\n    return x\n")
+             "        A(3),\n        [i\n         for i in (1, 2)],\n        x,\n    )  # (F,)\n"
+             "    return x\n")
     passes(m)
 
 
@@ -173,12 +180,15 @@ def test_generators(load):
 
 
 def test_delegation_and_async(load):
-    m = load("import asyncio\n\n\ndef inner(n):\n    yield 1\n    return A(n)\n\n\ndef g(n):\n    x = A(1, 1)\n"
+    m = load("import asyncio\n\n\ndef inner(n):\n    yield 1\n    return A(n)\n\n\ndef g(n):\n"
+             "    x = A(1, 1)\n"
              "    x = yield from inner(n)  # (4,)\n\n\nasync def h(n):\n    x = A(1, 1)\n"
-             "    x = await k(n)  # (4,)\n    return x\n\n\nasync def k(n):\n    await asyncio.sleep(0)\n"
+             "    x = await k(n)  # (4,)\n    return x\n\n\nasync def k(n):\n"
+             "    await asyncio.sleep(0)\n"
              "    if not n:\n        boom()\n    return A(n)\n\n\n"
              "async def caught():\n    x = A(1, 1)\n    try:\n        x = await k(0)  # (4,)\n"
-             "    except ValueError:\n        return x\n\n\ndef f(n):\n    list(g(n))\n    asyncio.run(h(n))\n"
+             "    except ValueError:\n        return x\n\n\ndef f(n):\n    list(g(n))\n"
+             "    asyncio.run(h(n))\n"
              "    asyncio.run(caught())\n")
     passes(m, 4)
     assert "x is (4,)" in fails(m, 5)
@@ -193,7 +203,8 @@ def test_a_violation_cannot_be_swallowed(load):
 
 
 def test_globals_and_module_level(load, tmp_path):
-    assert "table is (V, C)" in fails(load("def f():\n    global table\n    table = A(1)  # (V, C)\n"))
+    assert "table is (V, C)" in fails(load("def f():\n    global table\n"
+                                           "    table = A(1)  # (V, C)\n"))
     path = tmp_path / "top.py"
     path.write_text("class A:\n    shape = (1,)\nx = A()  # (T, C)\n")
     with pytest.raises(ShapeError, match="top.py:3: x is"), checked(path):

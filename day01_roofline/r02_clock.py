@@ -1,0 +1,377 @@
+"""r02 · The clock: work that is ready, a warm machine, a cold cache, a finished device, a median
+
+run: a function without arguments, the work to time    seconds: a list, one entry a run
+device: a Cpu or a Gpu, below    n: numbers in an array    M N K: matmul sizes
+"""
+
+import math
+import os
+import platform
+import re
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import lab.device
+from day01_roofline.r01_roofline import count_add, count_matmul
+
+__all__ = ["Cpu", "Gpu", "Job", "Roofs", "Timing", "add_job", "copy_job", "matmul_job", "measure",
+           "median_interval", "read_job", "roof_jobs", "speedup", "summarise", "take_turns",
+           "this_device", "time_call"]
+
+KNOWN = 0.02        # how well a median is to be known before `measure` stops: to 2 %
+ROUNDS = 6          # at a time: the fewest runs whose extremes enclose the median in 95 of 100 cases
+
+
+# ---- from runs to numbers
+
+
+def time_call(run, device, repeats, warmup=1, cold=False):
+    """Seconds of each of `repeats` runs of `run()` as its caller waits for them, launch included.
+
+    warmup: runs before these, which do not count    cold: empty the caches before every run
+    """
+    # exercise: warm up; then for each run: a cold cache if asked for, an idle device, two readings
+    for _ in range(warmup):
+        run()
+    seconds = []
+    for _ in range(repeats):
+        if cold:
+            device.flush()
+        device.synchronise()            # what still runs from before is not ours
+        began = device.clock()
+        run()
+        device.synchronise()            # a launch returns long before its work is done
+        seconds.append(device.clock() - began)
+    return seconds
+
+
+def summarise(seconds):
+    """(median, spread) of a list of runs.
+
+    spread: the distance from the 20th to the 80th percentile, as a share of the median
+    """
+    # exercise: np.quantile gives all three
+    low, median, high = np.quantile(seconds, (0.2, 0.5, 0.8))
+    return median, (high - low) / median
+
+
+def take_turns(timers, rounds):
+    """{name: seconds}: each timer once a round, and in every second round in the reverse order.
+
+    timers: {name: a function that does its work once and returns the seconds it took}
+    """
+    # exercise: round 0 in the order of `timers`, round 1 backwards, and so on
+    seconds = {name: [] for name in timers}
+    for number in range(rounds):
+        order = list(timers) if number % 2 == 0 else list(timers)[::-1]
+        for name in order:
+            seconds[name].append(timers[name]())
+    return seconds
+
+
+def speedup(before, after):
+    """(speed-up, spread): how many times faster `after` is than `before`, pair by pair.
+
+    before, after: seconds, of the same length; run i of both was taken in the same round
+    """
+    # exercise: a pair shares its weather, so one ratio a pair; then what you know about summaries
+    return summarise([slow / fast for slow, fast in zip(before, after, strict=True)])
+
+
+def median_interval(seconds):
+    """(low, high) that enclose the true median in 95 of 100 such lists, whatever the distribution.
+
+    How many runs fall below the median is a matter of n coins, of standard deviation √n/2; so the
+    ends are the runs 1.96 of these away from the middle rank. Source: order statistics, as in
+    Conover, Practical Nonparametric Statistics. It holds for runs that do not influence each other.
+    """
+    ranked, n = sorted(seconds), len(seconds)
+    away = 0.98 * math.sqrt(n)
+    return ranked[max(math.floor(n / 2 - away), 1) - 1], ranked[min(math.ceil(n / 2 + 1 + away), n) - 1]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What a list of runs says."""
+
+    seconds: float          # the median
+    spread: float           # how much single runs differ, see summarise: more runs do not shrink it
+    uncertainty: float      # the median may be off by this share of it: more runs do
+    runs: int
+
+    @classmethod
+    def of(cls, seconds):
+        median, spread = summarise(seconds)
+        low, high = median_interval(seconds)
+        return cls(float(median), float(spread), float((high - low) / 2 / median), len(seconds))
+
+
+# ---- work that is ready
+
+
+@dataclass(frozen=True)
+class Job:
+    """Work with its counts. Its arrays exist and were written to, so that run() is the work alone."""
+
+    name: str
+    run: Callable
+    flops: int
+    moved: int              # bytes that the work asks to read and to write, each once
+
+    @property
+    def intensity(self):
+        """FLOP/byte."""
+        return self.flops / self.moved
+
+
+def copy_job(device):
+    """The Job "copy": one array of `device.large` bytes into another.
+
+    Bytes are counted as STREAM counts them (McCalpin 1995): one read and one write of what the
+    program names. A CPU may also read a line before it overwrites it (write-allocate). That is
+    traffic of the machine, not need of the work, so it is not credited.
+    """
+    # exercise: make both arrays, device.array(n); then the Job, whose run does device.copy(to, from)
+    n = device.large // device.itemsize
+    source, target = device.array(n), device.array(n)
+    return Job("copy", lambda: device.copy(target, source), 0, source.nbytes + target.nbytes)
+
+
+def read_job(device):
+    """The Job "read": the largest number of an array of `device.large` bytes; one FLOP each."""
+    n = device.large // device.itemsize
+    source = device.array(n)
+    return Job("read", lambda: device.read(source), n, source.nbytes)
+
+
+def add_job(device):
+    """The Job "add": x + y into z, each of `device.large` bytes."""
+    n = device.large // device.itemsize
+    x, y, z = device.array(n), device.array(n), device.array(n)
+    return Job("add", lambda: device.add(z, x, y), *count_add(n, device.itemsize))
+
+
+def matmul_job(device, M, N, K, name="matmul"):
+    """The Job `name`: a (M, K) @ b (K, N) into c (M, N)."""
+    a, b, c = device.array(M, K), device.array(K, N), device.array(M, N)
+    return Job(name, lambda: device.matmul(c, a, b), *count_matmul(M, N, K, device.itemsize))
+
+
+# ---- measuring
+
+
+def measure(jobs, device, limit=8.0):
+    """{name: Timing} of the jobs, from cold caches and by turns, so that they can be compared.
+
+    Rounds go on until every median is known to within KNOWN, or until `limit` seconds are over.
+    """
+    timers = {job.name: lambda run=job.run: device.sample(run, 1)[0] for job in jobs}
+    if len(timers) < len(jobs):
+        raise ValueError(f"jobs need a name each, got {', '.join(job.name for job in jobs)}")
+    for job in jobs:
+        warm_up(job.run, device)
+    seconds = {name: [] for name in timers}
+    end = device.clock() + limit
+    while True:
+        for name, more in take_turns(timers, ROUNDS).items():
+            seconds[name] += more
+        timings = {name: Timing.of(runs) for name, runs in seconds.items()}
+        if device.clock() >= end or all(t.uncertainty <= KNOWN for t in timings.values()):
+            return timings
+
+
+def warm_up(run, device):
+    """Run until what happens only once has happened and the clocks have risen."""
+    end = device.clock() + device.ramp
+    time_call(run, device, 1)
+    while device.clock() < end:
+        time_call(run, device, 1, warmup=0)
+
+
+@dataclass(frozen=True)
+class Roofs:
+    """What a machine reached, which its true roofs can only exceed."""
+
+    copy: float             # byte/s, read and written
+    read: float             # byte/s
+    matmul: float           # FLOP/s, in the device's own number format
+
+    @property
+    def bandwidth(self):
+        """byte/s of the memory: the better of the two."""
+        return max(self.copy, self.read)
+
+    @classmethod
+    def of(cls, jobs, timings):
+        """From a measurement that had the roof_jobs among its jobs."""
+        found = {job.name: (job, timings[job.name].seconds) for job in jobs}
+        (copy, t_copy), (read, t_read), (matmul, t_matmul) = (
+            found[name] for name in ("copy", "read", "matmul"))
+        return cls(copy.moved / t_copy, read.moved / t_read, matmul.flops / t_matmul)
+
+
+def roof_jobs(device):
+    """The jobs whose rates are the roofs of the device: copy, read, matmul."""
+    side = device.side
+    return [copy_job(device), read_job(device), matmul_job(device, side, side, side)]
+
+
+# ---- devices
+
+
+class Cpu:
+    """The cores that this process may use, through NumPy and float32, a part of each array a core.
+
+    cache: bytes of last-level cache    large: bytes of an array of which no cache holds much
+    side: rows of a matrix large enough for the full matmul rate    ramp: see warm_up
+    """
+
+    itemsize, side, ramp = 4, 2048, 0.1
+
+    def __init__(self):
+        cores = os.sched_getaffinity(0)
+        self.pool, self.parts = ThreadPoolExecutor(len(cores)), len(cores)
+        self.name = f"{cpu_name()}, {len(cores)} cores"
+        self.cache = last_level_cache(cores)
+        self.large = 4 * self.cache             # STREAM's rule for each array
+        self.spill = self.array(self.large // self.itemsize)
+
+    def clock(self):
+        return time.perf_counter()
+
+    def synchronise(self):
+        """NumPy has finished when it returns."""
+
+    def flush(self):
+        # By reading: a plain fill may bypass the caches, and what it leaves in them must be written
+        # back later, in somebody's timed run. On every core, since each has caches of its own.
+        self.read(self.spill)
+
+    def sample(self, run, repeats, cold=True):
+        """Seconds of each run of warm work."""
+        return time_call(run, self, repeats, 0, cold)
+
+    def array(self, *shape):
+        """Random numbers: some hardware is faster on zeros."""
+        made = np.empty(shape, np.float32)
+        self.split(lambda part: np.random.default_rng().random(out=part, dtype=np.float32), made)
+        return made
+
+    def copy(self, target, source):
+        self.split(np.copyto, target, source)
+
+    def read(self, source):
+        # The maximum, because a sum in NumPy is slower than the memory: it would measure itself.
+        self.split(np.max, source)
+
+    def add(self, out, x, y):
+        self.split(np.add, x, y, out)
+
+    def matmul(self, out, a, b):
+        np.matmul(a, b, out=out)                # NumPy's library brings threads of its own
+
+    def split(self, function, *arrays):
+        parts = [[p for p in np.array_split(a.reshape(-1), self.parts) if p.size] for a in arrays]
+        list(self.pool.map(function, *parts))
+
+
+class Gpu:
+    """The first CUDA device, through torch and float16. The attributes are those of Cpu."""
+
+    itemsize, side, ramp = 2, 8192, 0.5
+
+    def __init__(self):
+        import torch            # here: on a machine without a GPU this lesson needs only NumPy
+
+        facts = torch.cuda.get_device_properties(0)
+        self.torch, self.name, self.cache = torch, facts.name, facts.L2_cache_size
+        self.large = 16 * self.cache            # four caches take 0.1 ms: start and end would count
+        self.spill = self.array(4 * self.cache // self.itemsize)
+
+    def clock(self):
+        return time.perf_counter()
+
+    def synchronise(self):
+        self.torch.cuda.synchronize()
+
+    def flush(self):
+        self.read(self.spill)
+
+    def sample(self, run, repeats, cold=True):
+        """Seconds of each run of warm work, by the GPU's own clock.
+
+        Events are marks in the queue of work, on torch's current stream. While the GPU is busy with
+        the flush, the host gets ahead and launches: so the launch is not in the time, as long as it
+        is shorter than the flush. The clock of the events ticks about every half microsecond.
+        """
+        event = self.torch.cuda.Event
+        marks = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(repeats)]
+        for began, ended in marks:
+            if cold:
+                self.flush()
+            began.record()
+            run()
+            ended.record()
+        self.synchronise()
+        return [began.elapsed_time(ended) / 1e3 for began, ended in marks]
+
+    def array(self, *shape):
+        """Random numbers: on zeros a GPU draws less power and clocks higher."""
+        return self.torch.randn(shape, dtype=self.torch.float16, device="cuda")
+
+    def copy(self, target, source):
+        target.copy_(source)
+
+    def read(self, source):
+        source.max()
+
+    def add(self, out, x, y):
+        self.torch.add(x, y, out=out)
+
+    def matmul(self, out, a, b):
+        self.torch.matmul(a, b, out=out)
+
+
+def this_device():
+    """The GPU where there is one, else the CPU."""
+    return Gpu() if lab.device.gpu() else Cpu()
+
+
+def last_level_cache(cores, root="/sys/devices/system/cpu"):
+    """Bytes of the last-level caches of these cores together; 64 MiB where Linux does not tell."""
+    sizes = {}
+    for core in cores:
+        for cache in Path(root, f"cpu{core}", "cache").glob("index*"):
+            level, shared, size = (cache / name for name in ("level", "shared_cpu_list", "size"))
+            if size.exists():
+                key = int(level.read_text()), shared.read_text()        # cores that share one count once
+                sizes[key] = int(size.read_text().strip().removesuffix("K")) * 1024
+    last = max((level for level, _ in sizes), default=None)
+    return sum(size for (level, _), size in sizes.items() if level == last) or 64 * 2**20
+
+
+def cpu_name():
+    found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.M)
+    return found[1] if found else platform.machine()
+
+
+# ---- predictions
+
+
+def predict_rate_without_synchronise():
+    """TB/s that you get for a copy of 1.5 GB into another 1.5 GB if you read the clock, launch it,
+    and read the clock again. The GPU's memory moves 3 TB/s; the launch takes the host 5 µs."""
+    # exercise: within 5 % is right; count the bytes as copy_job does
+    return 2 * 1.5e9 / 5e-6 / 1e12
+
+
+def predict_utilisation():
+    """Percent that nvidia-smi shows while a kernel keeps 1 of a GPU's 132 cores busy, for 90 ms of
+    every 100 ms. The other 131 cores do nothing."""
+    # exercise: what does it count: cores, or time?
+    return 90

@@ -1,0 +1,922 @@
+"""Stubs, extracts and splices: whole definitions go in and out, and nothing else moves."""
+
+import ast
+import random
+import re
+import textwrap
+import types
+
+import pytest
+
+from lab import stub
+
+PYTHON = '''\
+"""k99 · A lesson with everything in it."""
+
+from dataclasses import dataclass
+import functools as ft
+
+BLOCK = 128         # threads
+
+
+def jit(function):
+    return function
+
+
+# ---- the oracle
+
+
+@jit
+@ft.lru_cache(
+    maxsize=None,       # exercise: no mark, this stands behind code
+)
+def total(numbers, *, scale: float = 1.0) -> float:
+    """The sum, scaled.
+
+    # exercise: no mark either, this is a docstring
+    """
+    # Each is read once.
+    answer = 0.0
+    # exercise: add them up
+    for number in numbers:
+        # one at a time
+        answer += number
+
+    return answer * scale
+    # a comment that gives the answer away
+
+
+def total_of_two(a, b):     # a name that begins like another
+    return total((a, b))
+
+
+def one_line(x): return x + 1
+
+
+def grüße(größe):
+    """Non-ASCII: größer als ß?"""
+    wörter = {"ä": größe}
+    return wörter["ä"] * 2
+
+
+async def fetch(source):
+    """Await it."""
+    async with source as rows:
+        # exercise: collect the rows
+        return [row async for row in rows]
+
+
+def guarded(x):
+    try:
+        for k in range(3):
+            with open(x) as file:
+                if k:
+                    # exercise: read it
+                    return file.read()
+    except OSError:
+        return None
+    finally:
+        print("done")
+
+
+def outer(n):
+    def inner(m):
+        return m + n
+
+    class Local:
+        def total(self):
+            return n
+
+    return inner(1) + Local().total()
+
+
+@dataclass(
+    frozen=True,
+)
+class Pool(dict):
+    """Pages."""
+
+    pages: int
+    SLOTS = 16
+
+    def take(self, n):
+        """Take n pages."""
+        # exercise: enough left?
+        if n > self.pages:
+            raise ValueError(n)
+        return self.pages - n
+
+    @property
+    def free(self):
+        return self.pages
+
+    @free.setter
+    def free(self, n):
+        self.pages = n
+
+    class Inner:
+        def take(self):
+            return 1
+
+
+TABLE = {"total": total}
+if __name__ == "__main__":
+    print(total([1, 2]))
+'''
+PYTHON_NAMES = ["total", "total_of_two", "one_line", "grüße", "fetch", "guarded", "outer",
+                "Pool.take", "Pool.free", "Pool.Inner.take"]
+
+CUDA = r'''
+// k99: a lesson with everything in it
+#include <cuda_fp16.h>
+#define TILE 32      // threads
+#define CEIL(a, b) \
+    (((a) + (b) - 1) / (b))
+#if __CUDA_ARCH__ < 300 || defined(NOTHING)
+#define LANES 31
+#else
+#define LANES 32
+#endif
+
+constexpr int WARPS = TILE / LANES;
+__constant__ float weights[3] = {1.f, 2.f, 3.f};
+struct __align__(8) Pair { float a, b; __device__ float sum() const { return a + b; } };
+using Index = unsigned int;
+template <int N> struct Tile { float x[N > 0 ? N : 1]; };
+
+__device__ float twice(float x);        // a prototype: "{ not a body }"
+
+/* a comment with a brace { and // another */
+__device__ __forceinline__ float twice(float x) { return 2.f * x; }
+__device__ half twice(half x) { return x + x; }
+
+template <typename T, int B = (3 > 2 ? 32 : 64)>
+__global__ void __launch_bounds__(256, 2)
+transpose(const T* __restrict__ in,
+          T* out, int n = 3)
+{
+    __shared__ T tile[B][B + 1];        // one more: no bank twice
+    int x = blockIdx.x * B + threadIdx.x;
+    // exercise: load the tile, wait, store it turned
+    for (int y = 0; y < B; ++y) {
+        tile[y][threadIdx.x] = in[y * n + x];
+    }
+    __syncthreads();
+    for (int y = 0; y < B; ++y)
+        out[x * n + y] = tile[threadIdx.x][y];
+}
+
+extern "C" __global__ void reduce(const float* x, float* out, int n) {
+    float sum = 0.f;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+        if (i < n) {
+            // exercise: add, and write when the last is read
+            sum += twice(x[i]);
+        }
+        // done
+    }
+    const char* text = "} // exercise: no mark \" {";
+    char brace = '{', quote = '\'';
+    const char* raw = R"x(} " { // exercise: none )" )x";
+    if (text != raw && brace != quote) out[0] = sum;
+}
+
+extern "C" {
+__device__ Pair operator+(Pair p, Pair q) { return {p.a + q.a, p.b + q.b}; }
+__global__ void grüße(float* x) { x[0] = 0.f; }  // non-ASCII
+}
+
+namespace inner {
+namespace {
+__device__ auto half_of(float x) -> float { return x / 2; }
+}
+__device__ float pick(int k) {
+    switch (k) {
+        case 0:
+            // exercise: choose
+            return 1.f;
+        default: return half_of(2.f);
+    }
+}
+}
+
+__global__ void wait(volatile int* flag) {
+    int spins = 0;
+    do {
+        while (spins < 10) {
+            // exercise: wait for the flag
+            if (*flag) break;
+            spins++;
+        }
+    } while (!*flag);
+}
+'''
+CUDA_NAMES = ["twice", "transpose", "reduce", "operator+", "grüße", "half_of", "pick", "wait"]
+SAMPLES = [("python", PYTHON, PYTHON_NAMES), ("cuda", CUDA, CUDA_NAMES)]
+samples = pytest.mark.parametrize(("language", "source", "names"), SAMPLES, ids=["python", "cuda"])
+
+
+def dented(text):
+    return textwrap.dedent(text).lstrip("\n")
+
+
+def spliced(source, answer, language="python"):
+    """The text, having seen that origins are right and that a second time changes nothing."""
+    result = stub.splice(source, answer, language)
+    lines, answers = result.text.split("\n"), answer.replace("\r\n", "\n").split("\n")
+    assert len(result.origin) == len(lines) - 1 and lines[-1] == ""
+    for line, origin in zip(lines, result.origin, strict=False):
+        assert origin is None or answers[origin - 1].strip() in line
+    assert stub.splice(result.text, answer, language).text == result.text
+    return result.text
+
+
+# ---- cut
+
+
+def test_a_stub_keeps_all_down_to_its_mark():
+    assert stub.extract(stub.cut(PYTHON, ["total"], "python"), "total", "python") == dented('''
+        @jit
+        @ft.lru_cache(
+            maxsize=None,       # exercise: no mark, this stands behind code
+        )
+        def total(numbers, *, scale: float = 1.0) -> float:
+            """The sum, scaled.
+
+            # exercise: no mark either, this is a docstring
+            """
+            # Each is read once.
+            answer = 0.0
+            # exercise: add them up
+            raise NotImplementedError("total: about 3 lines")''')
+    assert "gives the answer away" not in stub.cut(PYTHON, ["total"], "python")
+
+
+@pytest.mark.parametrize(("name", "end"), [
+    ("total_of_two", '''
+        def total_of_two(a, b):     # a name that begins like another
+            raise NotImplementedError("total_of_two: about 1 line")'''),
+    ("one_line", '''
+        def one_line(x):
+            raise NotImplementedError("one_line: about 1 line")'''),
+    ("grüße", '''
+        def grüße(größe):
+            """Non-ASCII: größer als ß?"""
+            raise NotImplementedError("grüße: about 2 lines")'''),
+    ("fetch", '''
+        async def fetch(source):
+            """Await it."""
+            async with source as rows:
+                # exercise: collect the rows
+                raise NotImplementedError("fetch: about 1 line")'''),
+    ("guarded", '''
+        def guarded(x):
+            try:
+                for k in range(3):
+                    with open(x) as file:
+                        if k:
+                            # exercise: read it
+                            raise NotImplementedError("guarded: about 5 lines")
+            finally:
+                pass'''),
+    ("outer", '''
+        def outer(n):
+            raise NotImplementedError("outer: about 6 lines")'''),
+    ("Pool.take", '''
+        class Pool(dict):
+            def take(self, n):
+                """Take n pages."""
+                # exercise: enough left?
+                raise NotImplementedError("Pool.take: about 3 lines")'''),
+])
+def test_python_stubs(name, end):
+    cut = stub.cut(PYTHON, [name], "python")
+    ast.parse(cut)
+    assert stub.extract(cut, name, "python") == dented(end)
+    assert PYTHON.startswith(cut[:cut.index("raise NotImplementedError")].rstrip())
+
+
+@samples
+def test_only_the_named_are_cut(language, source, names):
+    for name in names:
+        cut = stub.cut(source, [name], language)
+        for other in names:
+            same = (stub.normalised(cut, other, language)
+                    == stub.normalised(source, other, language))
+            assert same == (other != name), (name, other)
+
+
+@samples
+def test_a_stub_of_a_stub_is_the_stub(language, source, names):
+    once = stub.cut(source, names, language)
+    assert stub.cut(once, names, language) == once
+    assert stub.cut(stub.cut(source, names[3:], language), names[:3], language) == once
+
+
+@pytest.mark.parametrize(("body", "kept"), [
+    ("    try:\n        a()\n    except E:\n        # exercise: x\n        b()\n    finally:\n"
+     "        c()\n",
+     "    try:\n        a()\n    except E:\n        # exercise: x\n"
+     "        raise NotImplementedError(…3 lines"),
+    ("    try:\n        try:\n            # exercise: x\n            b()\n        finally:\n"
+     "            c()\n"
+     "    except* E:\n        d()\n",
+     "…raise NotImplementedError(\"f: about 5 lines\")\n        finally:\n            pass\n"
+     "    finally:\n"
+     "        pass\n"),
+    ("    try:\n        a()\n    finally:\n        # exercise: x\n        c()\n",
+     "    try:\n        a()\n    finally:\n        # exercise: x\n"
+     "        raise NotImplementedError(…1 line"),
+    ("    match a:\n        case 1:\n            # exercise: x\n            return 2\n"
+     "        case _:\n"
+     "            return 3\n",
+     "            # exercise: x\n            raise NotImplementedError(…3 lines"),
+    ("    # exercise: the first counts\n    a = 1\n    # exercise: not this\n    return a\n",
+     "    # exercise: the first counts\n    raise NotImplementedError(\"f: about 2 lines\")\n"),
+    ('    s = """\n    # exercise: in a string\n# also\n"""\n    return s\n',
+     "def f(a):\n    raise NotImplementedError(\"f: about 5 lines\")\n"),
+    ("\n    # a comment first\n    return 1\n", "def f(a):\n    raise NotImplementedError("),
+    ("\t# exercise: tabs\n\treturn 1\n", "\t# exercise: tabs\n\traise NotImplementedError("),
+    ("  '''Two spaces.'''; a = 1\n  return a\n",
+     "  '''Two spaces.'''\n  raise NotImplementedError(\"f: about 2 lines\")\n"),
+    ("    @d\n    def g():\n        return 1\n    return g\n", "def f(a):\n"
+                                                               "    raise NotImplementedError("),
+])
+def test_marks_in_blocks(body, kept):
+    cut = stub.cut(f"def f(a):\n{body}x = 1\n", ["f"], "python")
+    ast.parse(cut)
+    assert cut.endswith("x = 1\n")
+    for part in kept.split("…"):
+        assert part in cut
+
+
+@pytest.mark.parametrize(("source", "name", "says"), [
+    ("class C:\n    pass\n", "C", "line 1: C is no function"),
+    ("x = 1\n", "x", "line 1: x is no function"),
+    ("def f():\n    x = [\n        # exercise: inside\n        1]\n    return x\n", "f",
+     "line 3: f cannot be cut"),
+    ("def f():\n    for x in y:\n    # exercise: no block yet\n        a\n", "f",
+     "line 3: f cannot be cut"),
+    ("def f():\n    x = 1\n    # exercise: nothing below\n", "f", "line 3: nothing of f"),
+    ('def f():\n    """Only this."""\n', "f", "nothing of f"),
+])
+def test_python_that_cannot_be_cut(source, name, says):
+    with pytest.raises(ValueError, match=re.escape(says)):
+        stub.cut(source, [name], "python")
+
+
+def test_a_cuda_stub_closes_what_is_open():
+    cut = stub.cut(CUDA, CUDA_NAMES, "cuda")
+    assert stub.extract(cut, "transpose", "cuda") == dented('''
+        template <typename T, int B = (3 > 2 ? 32 : 64)>
+        __global__ void __launch_bounds__(256, 2)
+        transpose(const T* __restrict__ in,
+                  T* out, int n = 3)
+        {
+            __shared__ T tile[B][B + 1];        // one more: no bank twice
+            int x = blockIdx.x * B + threadIdx.x;
+            // exercise: load the tile, wait, store it turned
+            // transpose: about 6 lines
+        }''')
+    assert stub.extract(cut, "reduce", "cuda") == dented('''
+        extern "C" __global__ void reduce(const float* x, float* out, int n) {
+            float sum = 0.f;
+            for (int i = threadIdx.x; i < n; i += blockDim.x) {
+                if (i < n) {
+                    // exercise: add, and write when the last is read
+                    // reduce: about 5 lines
+                }
+            }
+        }''')
+    assert stub.extract(cut, "wait", "cuda") == dented('''
+        __global__ void wait(volatile int* flag) {
+            int spins = 0;
+            do {
+                while (spins < 10) {
+                    // exercise: wait for the flag
+                    // wait: about 3 lines
+                    return;
+                }
+            } while (0);
+        }''')
+    assert stub.extract(cut, "pick", "cuda") == dented('''
+        __device__ float pick(int k) {
+            switch (k) {
+                case 0:
+                    // exercise: choose
+                    // pick: about 2 lines
+                    return {};
+            }
+        }''')
+    assert stub.extract(cut, "twice", "cuda") == dented('''
+        __device__ __forceinline__ float twice(float x) {
+            // twice: about 1 line
+            return {};
+        }
+        __device__ half twice(half x) {
+            // twice: about 1 line
+            return {};
+        }''')
+
+
+@pytest.mark.parametrize(("source", "says"), [
+    ("void f(int a) {\n    g(a,\n    // exercise: x\n    a);\n}\n", "line 3: f cannot be cut "
+                                                                    "here, in the m"),
+    ("void f(int a) {\n    int x =\n    // exercise: x\n    a;\n}\n", "line 3: f cannot be cut "
+                                                                      "here, in the m"),
+    ("void f(int a) {\n#if A\n    // exercise: x\n    a++;\n#endif\n}\n", "line 3: f cannot be "
+                                                                          "cut here, betw"),
+    ("void f(int a) {\n    a++;\n    // exercise: x\n}\n", "line 3: nothing of f is left"),
+    ("struct f { int a; };\n", "line 1: f is no function"),
+])
+def test_cuda_that_cannot_be_cut(source, says):
+    with pytest.raises(ValueError, match=re.escape(says)):
+        stub.cut(source, ["f"], "cuda")
+
+
+def test_cuda_stubs_compile(tmp_path):
+    nvrtc = pytest.importorskip("lab.simulator.nvrtc")
+    if nvrtc.library_folder() is None:
+        pytest.skip("the NVRTC wheel is not installed")
+    source = CUDA.replace("grüße", "gruesse")           # NVRTC takes ASCII names only
+    names = [name.replace("grüße", "gruesse") for name in CUDA_NAMES]
+    for some in ([], names, *([name] for name in names)):
+        ptx = nvrtc.compile_ptx(stub.cut(source, some, "cuda"), str(tmp_path / "stub.cu"),
+                                name_expressions=["transpose<float>"]).ptx
+        assert ("st.global" in ptx) == (some != names), some        # the whole stub writes nothing
+
+
+# ---- definitions, extract, find_line
+
+
+def test_definitions():
+    assert stub.definitions(PYTHON, "python") == [
+        "jit", "total", "total_of_two", "one_line", "grüße", "fetch", "guarded", "outer", "Pool",
+        "Pool.take", "Pool.free", "Pool.Inner", "Pool.Inner.take"]
+    assert stub.definitions(CUDA, "cuda") == [
+        "TILE", "CEIL", "LANES", "Pair", "Tile", "twice", "transpose", "reduce", "operator+",
+        "grüße", "half_of", "pick", "wait"]
+    assert stub.definitions("", "python") == stub.definitions("\n// none\n", "cuda") == []
+
+
+def test_extract_is_the_whole_definition_and_no_more():
+    assert stub.extract(PYTHON, "total_of_two", "python") == dented('''
+        def total_of_two(a, b):     # a name that begins like another
+            return total((a, b))''')
+    assert stub.extract(PYTHON, "Pool", "python").startswith("@dataclass(\n    frozen=True,\n)\n"
+                                                             "class")
+    assert stub.extract(PYTHON, "Pool.free", "python") == dented('''
+        class Pool(dict):
+            @property
+            def free(self):
+                return self.pages
+            @free.setter
+            def free(self, n):
+                self.pages = n''')
+    assert stub.extract(PYTHON, "BLOCK", "python") == "BLOCK = 128         # threads"
+    assert stub.extract(CUDA, "CEIL", "cuda") == (
+        "#define CEIL(a, b) \\\n    (((a) + (b) - 1) / (b))")
+    assert stub.extract(CUDA, "grüße", "cuda") == (
+        "__global__ void grüße(float* x) { x[0] = 0.f; }  // non-ASCII")
+    assert stub.extract(CUDA, "Tile", "cuda") == (
+        "template <int N> struct Tile { float x[N > 0 ? N : 1]; };")
+    assert stub.extract(CUDA, "WARPS", "cuda") == "constexpr int WARPS = TILE / LANES;"
+    assert stub.extract(CUDA, "weights", "cuda").startswith("__constant__")
+    assert stub.extract(CUDA, "Index", "cuda").startswith("using")
+
+
+@samples
+def test_a_missing_name_is_told_with_what_is_there(language, source, names):
+    for function in (stub.extract, stub.find_line):
+        with pytest.raises(KeyError, match=f"no tot here, only .*{re.escape(names[0])}"):
+            function(source, "tot", language)
+    with pytest.raises(KeyError):
+        stub.cut(source, ["tot"], language)
+    assert stub.normalised(source, "tot", language) is None
+
+
+@samples
+def test_find_line(language, source, names):
+    rows = source.split("\n")
+    for name in names:
+        first = stub.find_line(source, name, language)
+        text = stub.extract(source, name, language).split("\n")
+        assert rows[first - 1] in text[:name.count(".") + 1]
+
+
+# ---- normalised
+
+
+def test_python_is_equal_up_to_comments_docstrings_and_layout():
+    a = 'def f(x):\n    """One."""\n    # why\n    return (x +\n            1)\n'
+    b = "def f( x ) :\n  # other\n\n  return x+1 # so\n"
+    assert stub.normalised(a, "f", "python") == stub.normalised(b, "f", "python")
+    for other in ("def f(x):\n    return x + 2\n", "def f(y):\n    return y + 1\n", "@d\n" + b,
+                  "async " + b, "f = lambda x: x + 1\n", "def f(x):\n    '''One.'''\n"):
+        assert stub.normalised(a, "f", "python") != stub.normalised(other, "f", "python")
+    assert stub.normalised("def f():\n    '''Doc.'''\n", "f", "python") == stub.normalised(
+        "def f(): pass\n", "f", "python")
+
+
+def test_cuda_is_equal_up_to_comments_and_layout():
+    a = 'extern "C" __global__ void f(float* x) {\n    // why\n    x[0] = 1.f;  /* so */\n}\n'
+    b = 'extern "C"\n__global__ void f(float *x)\n{ x[0]=1.f; }'
+    assert stub.normalised(a, "f", "cuda") == stub.normalised(b, "f", "cuda")
+    for other in (b.replace("1.f", "1.0f"), b.replace("=", "+="), b.replace('extern "C"', ""),
+                  b.replace("x[0]=1.f;", 'char* s = "// why";')):
+        assert stub.normalised(a, "f", "cuda") != stub.normalised(other, "f", "cuda")
+    plus = [stub.normalised(f"int f(int a) {{ return {e}; }}", "f", "cuda")
+            for e in ("a++ + a", "a + ++a", "a+++a", "a + + + a")]
+    assert plus[0] == plus[2] and len(set(plus)) == 3
+    assert stub.normalised("#define N 3 // three\n", "N", "cuda") == stub.normalised(
+        "#  define  N \\\n 3\n", "N", "cuda")
+
+
+# ---- splice
+
+
+@samples
+def test_round_trip(language, source, names):
+    """Cut some, put the reference back one by one in any order: the reference again."""
+    dice = random.Random(7)
+    for _ in range(25):
+        some = dice.sample(names, dice.randint(1, len(names)))
+        text = stub.cut(source, some, language)
+        for name in dice.sample(some, len(some)):
+            text = spliced(text, stub.extract(source, name, language), language)
+        for name in names:
+            assert stub.normalised(text, name, language) == stub.normalised(source, name, language)
+        assert stub.definitions(text, language) == stub.definitions(source, language)
+
+
+@samples
+def test_windows_newlines_and_byte_order_marks(language, source, names):
+    other = "\ufeff" + source.replace("\n", "\r\n")
+    assert stub.cut(other, names, language) == stub.cut(source, names, language)
+    for name in names:
+        assert stub.extract(other, name, language) == stub.extract(source, name, language)
+        assert stub.normalised(other, name, language) == stub.normalised(source, name, language)
+        assert stub.find_line(other, name, language) == stub.find_line(source, name, language)
+    answer = stub.extract(other, names[2], language).replace("\n", "\r\n")
+    assert "\r" not in spliced(stub.cut(other, names, language), answer, language)
+
+
+@samples
+def test_the_whole_module_is_taken_as_it_is(language, source, names):
+    answer = source.replace("everything", "all") + "\n\n# at the end" * (language == "python")
+    result = stub.splice(stub.cut(source, names, language), answer, language)
+    assert result.text.rstrip("\n") == answer.rstrip("\n")
+    assert result.origin == list(range(1, result.text.count("\n") + 1))
+
+
+def test_a_cell_with_all_definitions_but_no_imports_keeps_the_imports():
+    source = '"""Doc."""\nimport math\n\nN = 3\n\n\ndef f():\n    raise NotImplementedError\n'
+    assert spliced(source, "def f():\n    return math.pi * N\n") == source.replace(
+        "raise NotImplementedError", "return math.pi * N")
+
+
+def test_helpers_go_directly_above_and_the_rest_stays():
+    source = ("import os\n\n\ndef before():\n    return 0\n\n\n# about f\ndef f():\n    pass\n\n\n"
+              "T = {1: f}\n")
+    answer = ("# mine\nimport os\nimport math\n\nLIMIT = 3    # enough\n\n# helps\ndef helper(x):\n"
+              "    return x\n\ndef f():\n    return helper(LIMIT)\n\nprint(f())\n")
+    assert spliced(source, answer) == dented('''
+        import os
+
+
+        def before():
+            return 0
+
+
+        import math
+        LIMIT = 3    # enough
+
+
+        # helps
+        def helper(x):
+            return x
+
+
+        # about f
+        def f():
+            return helper(LIMIT)
+
+
+        print(f())
+        T = {1: f}
+    ''')
+
+
+def test_what_was_spliced_before_is_replaced_and_does_not_pile_up():
+    text = "def f():\n    pass\n\n\ndef g():\n    pass\n"
+    for n in (64, 32, 64, 16):
+        text = spliced(text, f"import os\nBLOCK = {n}\ndef h():\n    return {n}\n"
+                             "def f():\n    return BLOCK\n")
+        assert re.findall(r"BLOCK = (\d+)", text) == [str(n)]
+        assert text.count("import os") == text.count("def h") == text.count("def f") == 1
+    text = spliced(text, "import os\nos._exit(0)\ndef g():\n    return 2\n")
+    assert text.count("import os") == text.count("os._exit(0)") == 1
+    assert text.index("def f") < text.index("os._exit(0)") < text.index("def g")
+
+
+def test_an_import_below_its_use_is_moved_up():
+    source = "def f():\n    pass\n\n\nimport math\n\n\ndef g():\n    pass\n"
+    text = spliced(source, "import math\nTAU = 2 * math.pi\ndef f():\n    return TAU\n")
+    assert text.count("import math") == 1
+    exec(text, {})
+
+
+def test_a_name_defined_twice_is_what_its_last_definition_says():
+    source = "def g():\n    pass\n\n\ndef f():\n    pass\n\n\nT = f\n"
+    answer = "def f():\n    return 1\n\ndef f():\n    return 2\n\ndef g():\n    return 3\n"
+    for cell in (answer, answer.replace("def f():\n    return 1\n\n", "")):
+        names = {}
+        text = spliced(source, cell)
+        exec(text, names)
+        assert names["T"]() == 2 and names["g"]() == 3
+        source = text
+    assert text.count("def f") == 1
+
+
+@pytest.mark.parametrize("answer", ["print(1)\n", "def other():\n    return 1\n", ""])
+def test_an_answer_that_replaces_nothing_goes_to_the_end(answer):
+    source = "def f():\n    pass\n"
+    assert spliced(source, answer) == source + "\n\n" * bool(answer) + answer
+    assert spliced("", answer) == answer
+
+
+def test_an_assignment_may_replace_a_function_and_future_imports_stand_first():
+    source = '"""Doc."""\nimport os\n\n\ndef f():\n    pass\n'
+    assert spliced(source, "f = lambda: 3\n") == source.replace(
+        "def f():\n    pass", "f = lambda: 3")
+    text = spliced(source, "from __future__ import annotations\ndef f() -> unknown:\n"
+                           "    return 1\n")
+    exec(text, {})
+    assert text.index('"""') < text.index("__future__") < text.index("import os")
+
+
+def test_statements_on_one_line_stay_together():
+    text = spliced("def f():\n    pass\n\n\nx = 1\n", "import os; os.x = 1\ndef f():\n"
+                                                      "    return 1\n")
+    assert text == "import os; os.x = 1\n\n\ndef f():\n    return 1\n\n\nx = 1\n"
+
+
+def test_a_property_and_its_setter_are_told_apart():
+    text = spliced(PYTHON, "class Pool:\n    @free.setter\n    def free(self, n):\n"
+                           "        self.n = n\n")
+    assert text == PYTHON.replace("self.pages = n", "self.n = n")
+
+
+CLASS = '''\
+@deco
+class Pool(Base):
+    """Doc."""
+
+    size = 3
+
+    def take(self):
+        pass
+
+    def give(self):
+        pass
+
+
+x = Pool()
+'''
+
+
+def test_a_class_with_some_methods_replaces_only_these():
+    for header in ("class Pool:", "class Pool(Base):", "class Pool(Pool):", "@deco\n"
+                                                                            "class Pool(Base):"):
+        text = spliced(CLASS, f'{header}\n    def take(self):\n        return """a\n  b"""\n')
+        assert text == CLASS.replace("pass", 'return """a\n  b"""', 1)
+
+
+def test_methods_are_indented_like_their_class():
+    answer = ("class Pool:\n  limit = 1\n  # helps\n  def helper(self):\n    return (1,\n  2)\n\n"
+              "  def give(self):\n    if 1:\n      return \"\"\"a\n  b\"\"\"\n")
+    assert spliced(CLASS, answer) == CLASS.replace('''\
+    def give(self):
+        pass
+''', '''\
+    limit = 1
+
+    # helps
+    def helper(self):
+      return (1,
+    2)
+
+    def give(self):
+      if 1:
+        return """a
+  b"""
+''')
+    assert "\tdef take(self):\n\t    return 1" not in spliced(
+        CLASS, "class Pool:\n\tdef take(self):\n\t\treturn 1\n")
+
+
+def test_a_class_that_has_it_all_or_is_another_replaces_the_class():
+    for answer in (CLASS.removesuffix("\n\nx = Pool()\n").replace("pass", "return 2"),
+                   "class Pool(Other):\n    def take(self):\n        return 1\n",
+                   "class Pool:\n    pass\n", "class Pool: size = 4\n"):
+        assert spliced(CLASS, answer) == answer.rstrip() + "\n\n\nx = Pool()\n"
+
+
+def test_what_is_below_the_last_method_stays_below():
+    text = spliced(CLASS, "class Pool:\n    def give(self):\n        return 1\n    alias = give\n")
+    assert text.index("return 1") < text.index("alias = give") < text.index("x = Pool()")
+    exec(text.replace("(Base)", "").replace("@deco", ""), {})
+
+
+def test_a_syntax_error_has_its_line():
+    with pytest.raises(SyntaxError) as caught:
+        stub.splice("def f():\n    pass\n", "x = 1\n\ndef f(:\n    pass\n", "python")
+    assert caught.value.lineno == 3
+
+
+def test_cuda_helpers_constants_and_scopes():
+    source = dented('''
+        #include <cuda_fp16.h>
+        constexpr int N = 8;
+
+        extern "C" {
+        // about f
+        __global__ void f(float* x) {
+            // f: about 1 line
+        }
+        __global__ void g(float* x) { }
+        }
+    ''')
+    answer = dented('''
+        #include <cuda_fp16.h>
+        #include <mma.h>
+        #define M 4
+        constexpr int N = 16;   // more
+        namespace detail {
+        // helps
+        __device__ float help(float x) { return x; }
+        }
+        #ifndef W
+        #define W 32
+        #endif
+        extern "C" __global__ void f(float* x) {
+            x[0] = detail::help(N);
+        }
+    ''')
+    assert spliced(source, answer, "cuda") == dented('''
+        #include <cuda_fp16.h>
+        constexpr int N = 16;   // more
+
+        #include <mma.h>
+
+        #define M 4
+
+        namespace detail {
+        // helps
+        __device__ float help(float x) { return x; }
+        }
+
+        #ifndef W
+        #define W 32
+        #endif
+
+        extern "C" {
+        // about f
+        extern "C" __global__ void f(float* x) {
+            x[0] = detail::help(N);
+        }
+        __global__ void g(float* x) { }
+        }
+    ''')
+
+
+def test_cuda_overloads_are_told_apart_and_new_ones_do_not_replace():
+    answer = "__device__ half twice(half y) { return y * half(2); }\n"
+    text = spliced(CUDA, answer, "cuda")
+    assert text == CUDA.replace("__device__ half twice(half x) { return x + x; }", answer.strip())
+    answer = "__global__ void wait(int* flag) { }\n"
+    assert stub.definitions(spliced(CUDA, answer, "cuda"), "cuda").count("wait") == 1
+
+
+def test_cuda_constants_do_not_pile_up():
+    text = "__global__ void f() { }\n"
+    for n in (64, 32, 64):
+        text = spliced(text, f"#define B {n}\nconstexpr int C = {n};\nstruct S {{ int x[{n}]; }};\n"
+                             f"__device__ int h(int a) {{ return {n}; }}\n"
+                             "__global__ void f() { h(B); }\n",
+                       "cuda")
+        for part in ("#define B", "int C", "struct S", "int h", "void f"):
+            assert text.count(part) == 1
+
+
+def test_two_definitions_on_one_line():
+    source = "__global__ void f() { g(); } __global__ void h() { }  // both\n"
+    assert stub.cut(source, ["f"], "cuda") == (
+        "__global__ void f() {\n    // f: about 1 line\n} __global__ void h() { }  // both\n")
+    text = spliced(source, "__global__ void f() { int x; }\n", "cuda")
+    assert text == source.replace("g();", "int x;")
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ("\nvoid f() {\n    if (x) {\n}\n", "line 2: this { is never closed"),
+    ("void f() {\n}\n}\n", "line 3: this } closes nothing"),
+    ("\nnamespace a {\nvoid f() { }\n", "line 2: this namespace a { is never closed"),
+    ("void f(int a {\n}\n", "line 1: this ( is never closed"),
+    ("int x;\n/* no end\n", "line 2: this comment never ends"),
+    ('void f() {\n  g("abc);\n}\n', "line 2: this string never ends"),
+    ("void f() {\n  g('a);\n}\n", "line 2: this character never ends"),
+    ("#if A\nvoid f() { }\n", "line 1: this #if A is never closed"),
+    ("void f() { }\n#endif\n", "line 2: this #endif has no #if"),
+    ("#else\n", "line 1: this #else has no #if"),
+])
+def test_unbalanced_cuda_is_one_clear_line(text, says):
+    for action in (lambda: stub.definitions(text, "cuda"), lambda: stub.splice("", text, "cuda"),
+                   lambda: stub.free_names(text, "cuda")):
+        with pytest.raises(ValueError, match=re.escape(says)):
+            action()
+
+
+def test_a_missing_semicolon_is_left_to_the_compiler():
+    assert "int x = 3" in spliced("void f() { }\n", "int x = 3\n", "cuda")
+
+
+# ---- changed
+
+
+def test_changed_carries_the_learners_parts_over():
+    base = stub.cut(PYTHON, PYTHON_NAMES, "python")
+    mine = spliced(base, "import os\nSTEP = 2\ndef total(numbers):\n    return STEP\n")
+    mine = spliced(mine, "class Pool:\n    def take(self, n):\n        return n\n")
+    fresh = base.replace("BLOCK = 128", "BLOCK = 256").replace("def jit(function)", "def jit(f)")
+    text = spliced(fresh, stub.changed(mine, base, "python"))
+    assert "BLOCK = 256" in text and "def jit(f)" in text and "STEP = 2" in text
+    for name in ("total", "Pool.take"):
+        assert stub.normalised(text, name, "python") == stub.normalised(mine, name, "python")
+    assert stub.changed(base, base, "python") == ""
+    assert spliced(fresh, "") == fresh
+
+
+def test_changed_in_cuda():
+    base = stub.cut(CUDA, CUDA_NAMES, "cuda")
+    mine = spliced(base, "#define STEP 3\n"
+                         "__global__ void wait(volatile int* flag) { *flag = STEP; }\n", "cuda")
+    fresh = base.replace("#define TILE 32", "#define TILE 16")
+    text = spliced(fresh, stub.changed(mine, base, "cuda"), "cuda")
+    assert "#define TILE 16" in text and "#define STEP 3" in text and "*flag = STEP" in text
+
+
+# ---- free_names
+
+
+@pytest.mark.parametrize(("cell", "free"), [
+    ("def f(x, *a, k=D, **w):\n    y = x\n    return y + g(a, k, w)\n", {"D", "g"}),
+    ("import numpy as np\nfrom a import b as c\nprint(np, c, b)\n", {"b"}),
+    ("[i + n for i in rows if i]\ni\n", {"n", "rows", "i"}),
+    ("def f():\n    global c\n    c = 1\nprint(c)\n", set()),
+    ("def f():\n    global c\n    return c\n", {"c"}),
+    ("def f(n):\n    def g():\n        nonlocal n\n        n = 2\n        return m\n"
+     "    return g\n", {"m"}),
+    ("class A(B):\n    x = y\n    z = x\n    def f(self) -> T:\n"
+     "        return x, __class__, super()\n",
+     {"B", "y", "T", "x"}),
+    ("f = lambda a, b=c: a + b + d\n", {"c", "d"}),
+    ("for k in r: pass\nprint(k)\nwith o as p: p\ntry: q\nexcept E as e: e\n",
+     {"r", "o", "q", "E"}),
+    ("if (n := 3): n\nx: int = 3\ny: T\n", {"T"}),
+    ("@deco\ndef f(): f()\n__name__, __file__, print, len\n", {"deco"}),
+    ("{k: v for k, v in d.items()}; {s for s in t}; list(u for u in w)\n", {"d", "t", "w"}),
+    ("def f():\n    return [x for x in range(3) if x > lim]\n", {"lim"}),
+    ("class A:\n    n = 3\n    m = [i for i in range(n)]\n", set()),
+    ("del x\n", set()),
+])
+def test_free_names_of_python(cell, free):
+    assert stub.free_names(cell, "python") == free
+
+
+def test_free_names_of_cuda():
+    cell = r'''
+        #define LOAD(p) fetch(p)
+        template <class F>
+        __device__ float apply(F op, float x) { return op(x) + mine<3>(x) + other<T>(x); }
+        template <int N> __device__ float mine(float x) { return N * helper(x); }
+        struct S { __device__ float get() { return get2(); } };
+        __global__ void k(float* x) {
+            // comment(x) and "text(x)"
+            auto twice = [](float y) { return 2 * y; };
+            dim3 grid(4);
+            S s; s.get(); cg::sync(x); sizeof(x);
+            if (x) { x[0] = twice(LOAD(x)) + float(3) + (x[1]) + sqrtf(2.f); }
+            return finish(x);
+        }'''
+    assert stub.free_names(cell, "cuda") == {"fetch", "other", "helper", "get2", "sqrtf", "finish"}
+    assert stub.free_names(PYTHON, "python") == set()
+
+
+def test_every_stub_of_the_sample_runs():
+    """The stub is a module like the reference, and each function in it says that it is one."""
+    module = types.ModuleType("stubbed")
+    exec(stub.cut(PYTHON, ["total", "one_line"], "python"), module.__dict__)
+    with pytest.raises(NotImplementedError, match="total: about 3 lines"):
+        module.total((1,))
+    with pytest.raises(NotImplementedError, match="one_line: about 1 line"):
+        module.one_line(1)
