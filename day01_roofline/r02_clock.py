@@ -24,7 +24,7 @@ __all__ = ["Cpu", "Gpu", "Job", "Roofs", "Timing", "add_job", "copy_job", "matmu
            "this_device", "time_call"]
 
 KNOWN = 0.02        # how well a median is to be known before `measure` stops: to 2 %
-ROUNDS = 6          # at a time: the fewest runs whose extremes enclose the median in 95 of 100 cases
+ROUNDS = 6          # at a time: the fewest runs that enclose the median in 95 of 100 cases
 
 
 # ---- from runs to numbers
@@ -75,12 +75,14 @@ def take_turns(timers, rounds):
 
 
 def speedup(before, after):
-    """(speed-up, spread): how many times faster `after` is than `before`, pair by pair.
+    """(low, median, high): how many times as fast `after` is as `before`, pair by pair.
 
     before, after: seconds, of the same length; run i of both was taken in the same round
+    low, high: the 20th and the 80th percentile, so that three pairs in five are between them
     """
-    # exercise: a pair shares its weather, so one ratio a pair; then what you know about summaries
-    return summarise([slow / fast for slow, fast in zip(before, after, strict=True)])
+    # exercise: a pair shares its weather, so one ratio a pair; then the three quantiles of these
+    ratios = np.divide(before, after)
+    return tuple(np.quantile(ratios, (0.2, 0.5, 0.8)))
 
 
 def median_interval(seconds):
@@ -92,7 +94,8 @@ def median_interval(seconds):
     """
     ranked, n = sorted(seconds), len(seconds)
     away = 0.98 * math.sqrt(n)
-    return ranked[max(math.floor(n / 2 - away), 1) - 1], ranked[min(math.ceil(n / 2 + 1 + away), n) - 1]
+    low, high = math.floor(n / 2 - away), math.ceil(n / 2 + 1 + away)      # ranks, counted from 1
+    return ranked[max(low, 1) - 1], ranked[min(high, n) - 1]
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Job:
-    """Work with its counts. Its arrays exist and were written to, so that run() is the work alone."""
+    """Work with its counts. Its arrays exist and have been written: run() is the work alone."""
 
     name: str
     run: Callable
@@ -136,17 +139,16 @@ def copy_job(device):
     program names. A CPU may also read a line before it overwrites it (write-allocate). That is
     traffic of the machine, not need of the work, so it is not credited.
     """
-    # exercise: make both arrays, device.array(n); then the Job, whose run does device.copy(to, from)
+    # exercise: make both arrays, device.array(n); then the Job that does device.copy(to, from)
     n = device.large // device.itemsize
     source, target = device.array(n), device.array(n)
     return Job("copy", lambda: device.copy(target, source), 0, source.nbytes + target.nbytes)
 
 
 def read_job(device):
-    """The Job "read": the largest number of an array of `device.large` bytes; one FLOP each."""
-    n = device.large // device.itemsize
-    source = device.array(n)
-    return Job("read", lambda: device.read(source), n, source.nbytes)
+    """The Job "read": every number of an array of `device.large` bytes, and next to no result."""
+    source = device.array(device.large // device.itemsize)
+    return Job("read", lambda: device.read(source), 0, source.nbytes)
 
 
 def add_job(device):
@@ -286,7 +288,7 @@ class Gpu:
     itemsize, side, ramp = 2, 8192, 0.5
 
     def __init__(self):
-        import torch            # here: on a machine without a GPU this lesson needs only NumPy
+        import torch  # here: on a machine without a GPU this lesson needs only NumPy
 
         facts = torch.cuda.get_device_properties(0)
         self.torch, self.name, self.cache = torch, facts.name, facts.L2_cache_size
@@ -328,7 +330,7 @@ class Gpu:
         target.copy_(source)
 
     def read(self, source):
-        source.max()
+        source.view(self.torch.float32).sum()   # the bits as they come: NaN is read as fast
 
     def add(self, out, x, y):
         self.torch.add(x, y, out=out)
@@ -349,7 +351,7 @@ def last_level_cache(cores, root="/sys/devices/system/cpu"):
         for cache in Path(root, f"cpu{core}", "cache").glob("index*"):
             level, shared, size = (cache / name for name in ("level", "shared_cpu_list", "size"))
             if size.exists():
-                key = int(level.read_text()), shared.read_text()        # cores that share one count once
+                key = int(level.read_text()), shared.read_text()    # a shared cache counts once
                 sizes[key] = int(size.read_text().strip().removesuffix("K")) * 1024
     last = max((level for level, _ in sizes), default=None)
     return sum(size for (level, _), size in sizes.items() if level == last) or 64 * 2**20

@@ -55,13 +55,6 @@ def reference(lesson):
     return Candidate(lesson.sources, {k: f"{lesson.floor}/{lesson.id}{SUFFIX[k]}" for k in lesson.sources})
 
 
-def answer(lesson, text, language, label):
-    """The candidate made of the stubs and one answer: a cell, a file, a whole module."""
-    spliced = stub.splice(lesson.stubs[language], text, language)
-    return Candidate({**lesson.stubs, language: spliced.text}, {language: label} | {
-        k: "the untouched stub" for k in lesson.stubs if k != language}, {language: spliced.origin})
-
-
 # ---- grading
 
 
@@ -160,6 +153,11 @@ class Run:
 
     def pytest_collection_modifyitems(self, items):
         items[:] = [i for i in items if self.owner(i) and not i.get_closest_marker("gpu")]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item):
+        """Leave out the rest of an exercise that failed: its first failure is the one that is told."""
+        return True if any(kind != "pass" for kind, _ in self.outcomes[self.owner(item)]) else None
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item, call):
@@ -261,14 +259,14 @@ def preload(lesson):
                    for f in course.floors() if f.name == lesson.floor for i in f.lessons)
     heavy = [m for m in ("torch", "triton") if re.search(rf"^(import|from) {m}\b", text, re.M)]
     kernels = "triton" in heavy or "simulator" in text
-    return ("numpy", *heavy, *(("lab.simulator",) if kernels else ()), "lab.child")
+    return ("numpy", *heavy, *(("lab.warmup",) if kernels else ()), "lab.child")
 
 
 @contextlib.contextmanager
 def running(lesson, sources, warm=None, on="simulator", reference=None):
     """A Subject with these sources loaded, ended at the end. on: simulator | cuda | none."""
     modules = preload(lesson)
-    if on == "simulator" and "lab.simulator" not in modules:
+    if on == "simulator" and "lab.warmup" not in modules:
         on = "none"
     with prepared(lesson, sources) as folder:
         proxy = Subject(lambda: Child("subject", {"folder": folder, "floor": lesson.floor,

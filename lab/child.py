@@ -89,8 +89,8 @@ class Subject:
         kernel = getattr(self.module, name, None)
         with seen(args, {}) as watch, simulator.trace() as trace, simulator.budget(steps):
             if kernel is None:
-                path = Path(self.request["folder"], self.request["floor"],
-                            self.request["lesson"] + ".cu")
+                # relative to the working folder: compiled kernels are cached by this name too
+                path = Path(self.request["floor"], self.request["lesson"] + ".cu")
                 shared = meta.pop("shared_mem", 0)
                 simulator.RawModule(path).get(name)(grid, block, args, shared_mem=shared, **meta)
             else:

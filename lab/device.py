@@ -64,6 +64,7 @@ def use_simulator():
     from lab import simulator
 
     simulator.use("simulator")
+    simulator.cache_dir(cache_folder() / "kernels")
     if importlib.util.find_spec("triton") is not None:
         simulator.activate_triton()
 

@@ -1,6 +1,6 @@
 """Mocks of the course: machines whose every cost is known. Nothing here takes real time.
 
-A test builds one beside the code under test, subject.make("lab.mocks:FakeGpu", ...), and one more for
+A test builds one beside the code under test, subject.make("lab.mocks:FakeGpu", ...), and others for
 itself, to work out what the wrong ways of using it would give.
 """
 
@@ -38,10 +38,11 @@ class FakeGpu:
         self.now = 0.0                  # the host's time
         self.free = 0.0                 # when the queue will be empty
         self.executing = 0.0            # seconds in which a kernel ran
-        self.copies = self.flushes = 0
+        self.readings = self.copies = 0
         self.held = None                # the arrays in the cache
 
     def clock(self):
+        self.readings += 1
         return self.now
 
     def synchronise(self):
@@ -56,7 +57,6 @@ class FakeGpu:
         return FakeArray(math.prod(shape) * self.itemsize)
 
     def flush(self):
-        self.flushes += 1
         self.held = None
         self.enqueue(self.large / self.bandwidth)
 
@@ -85,7 +85,7 @@ class FakeGpu:
 
 
 class Weather:
-    """A machine that is slower or faster from one run to the next: run k takes factors[k] as long."""
+    """A machine that gets slower or faster: its run number k takes factors[k] times as long."""
 
     def __init__(self, factors):
         self.factors, self.runs = tuple(factors), 0

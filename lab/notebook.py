@@ -88,8 +88,6 @@ class NotebookLesson:
 
     def candidate(self, exercise, take):
         """(what to grade, a remark): the desk's file with the cell in it, or the cell alone."""
-        from lab import check
-
         cell, others = executed(exercise)
         if cell is None:
             if self.desk is None:
@@ -99,17 +97,35 @@ class NotebookLesson:
         try:
             note = borrowed(cell, language, self.lesson, others)
             if self.desk is None:
-                return check.answer(self.lesson, cell, language, "this notebook"), note
+                return self.from_cells(), note
             if self.desk.write_cell(self.lesson, exercise, cell, take) == "file":
                 note = "graded the text in the file, which differs from the cell"
         except SyntaxError as error:
             raise CourseError(f"line {error.lineno} of the cell: {error.msg}: {error.text or ''}") from None
         return self.desk.candidate(self.lesson), note
 
+    def from_cells(self):
+        """The stubs with every exercise that a cell of this notebook, run before, defines."""
+        from lab.check import Candidate
+
+        sources = dict(self.lesson.stubs)
+        for exercise in self.lesson.exercises:
+            cell, _ = executed(exercise)
+            if cell is not None:
+                sources[exercise.language] = stub.splice(sources[exercise.language], cell, exercise.language).text
+        return Candidate(sources, dict.fromkeys(sources, "this notebook"))
+
     def first_guess(self, exercise):
         if self.desk is None:
             return None
         return self.desk.state()["predictions"].get(exercise.id)
+
+    def kernel(self, name):
+        """A CUDA kernel of this lesson as it stands: the desk's file, or the cells run so far."""
+        from lab import simulator
+
+        candidate = self.desk.candidate(self.lesson) if self.desk else self.from_cells()
+        return simulator.RawModule(candidate.sources["cuda"], path=f"{self.lesson.id}.cu", is_text=True).get(name)
 
     def hint(self, name):
         """The next of three hints."""
@@ -238,11 +254,11 @@ def cuda_magic(lesson):
         simulator = importlib.import_module("lab.simulator")
         spliced = stub.splice(lesson.stubs["cuda"], cell, "cuda")
         try:
-            names = simulator.RawModule(spliced.text).names
+            compiled = simulator.RawModule(spliced.text, path=f"{lesson.id}.cu", is_text=True).compile()
         except simulator.CompileError as error:
             where = spliced.origin[error.line - 1] if error.line else None
             return Note("does not compile", compile_text(error, where))
-        mine = [n for n in stub.definitions(cell, "cuda") if n in names]
+        mine = [n for n in stub.definitions(cell, "cuda") if n in compiled.functions]
         return Note("compiles", ", ".join(mine))
     return cuda
 

@@ -25,9 +25,9 @@ def roofline(name, peak, bandwidth, kernels, measured=None):
                   xytext=(4, 0), textcoords="offset points", color=GREY)
     axes.annotate(f"peak {rate(peak, 'FLOP/s')}", (high, peak), xytext=(-4, 5), ha="right",
                   textcoords="offset points", color=INK)
-    middle = np.sqrt(low * ridge)
-    axes.annotate(f"memory {rate(bandwidth, 'B/s')}", (middle, middle * bandwidth), xytext=(-8, 4), ha="right",
-                  textcoords="offset points", color=INK)
+    slope = low**0.15 * ridge**0.85         # high up, so that the label stays inside
+    axes.annotate(f"memory {rate(bandwidth, 'B/s')}", (slope, slope * bandwidth), xytext=(-8, 4),
+                  ha="right", textcoords="offset points", color=INK)
     for kernel, intensity in kernels.items():
         roof = min(peak, intensity * bandwidth)
         y, colour = (measured[kernel], BLUE) if kernel in measured else (roof, RED)
@@ -41,7 +41,7 @@ def roofline(name, peak, bandwidth, kernels, measured=None):
         axes.annotate(label, (intensity, y), xytext=(0, -8) if under else (8, -2), va="top",
                       ha="center" if under else "left", textcoords="offset points", color=colour)
     axes.set(xlabel="arithmetic intensity, FLOP/byte", ylabel="FLOP/s", title=name, xlim=(low, high))
-    axes.set_ylim(top=peak * 4)
+    axes.set_ylim(min([low * bandwidth, *measured.values()]) / 3, peak * 4)      # room for labels
     axes.grid(which="major", color="#eaeef2")
     axes.spines[["top", "right"]].set_visible(False)
     plt.close(figure)           # a notebook shows what is returned; open figures it would show again
@@ -57,8 +57,8 @@ def rate(value, unit):
 
 
 # Fill and text of a bar's parts.
-SHADES = (("#d0d7de", INK), ("#9cd2ff", INK), (RED, "white"), ("#54aeff", INK), ("#0a3069", "white"),
-          (BLUE, "white"), (GREY, "white"))
+SHADES = (("#d0d7de", INK), ("#9cd2ff", INK), (RED, "white"), ("#54aeff", INK),
+          ("#0a3069", "white"), (BLUE, "white"), (GREY, "white"))
 
 
 def shares(title, rows):
@@ -90,6 +90,7 @@ def shares(title, rows):
     axes.tick_params(left=False)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(parts),
                   frameon=False, handlelength=1, columnspacing=1.2)
+    plt.close(figure)           # as above
     return figure
 
 
@@ -102,8 +103,8 @@ def intensity_by_batch(title, batches, curves, ridge):
 
     figure, axes = plt.subplots(figsize=(7.5, 4.6), layout="constrained")
     axes.axhline(ridge, color=INK, lw=1.5, ls=":")
-    axes.annotate(f"ridge {ridge:.3g}: above it arithmetic decides, below it memory", (batches[0], ridge),
-                  xytext=(2, 5), textcoords="offset points", color=INK)
+    axes.annotate(f"ridge {ridge:.3g}: arithmetic decides above it",
+                  (batches[0], ridge), xytext=(4, 5), textcoords="offset points", color=INK)
     for label, values in curves.items():
         colour = BLUE if max(values) >= ridge else RED
         axes.loglog(batches, values, color=colour, lw=2)
@@ -111,6 +112,64 @@ def intensity_by_batch(title, batches, curves, ridge):
                       va="center", color=colour, annotation_clip=False)
     axes.set(xlabel="batch, sequences", ylabel="arithmetic intensity, FLOP/byte", title=title,
              xlim=(batches[0], batches[-1]))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.grid(which="major", color="#eaeef2")
     axes.spines[["top", "right"]].set_visible(False)
+    plt.close(figure)           # as above
+    return figure
+
+
+def runs(title, lists):
+    """Every run of some lists in the order in which it was taken, with its list's median.
+
+    lists: {label: seconds}, three at most
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    figure, axes = plt.subplots(figsize=(7.5, 3.6), layout="constrained")
+    longest = max(map(len, lists.values()))
+    for (label, seconds), colour in zip(lists.items(), (BLUE, RED, GREY), strict=False):
+        micro = np.asarray(seconds) * 1e6
+        axes.semilogy(np.arange(1, len(micro) + 1), micro, "o", color=colour, ms=4)
+        median = np.median(micro)
+        axes.axhline(median, color=colour, lw=1, ls="--")
+        axes.annotate(f"{label}\nmedian {median:.3g} µs", (longest, median), xytext=(10, 0),
+                      va="center", textcoords="offset points", color=colour, annotation_clip=False)
+    axes.set(xlabel="run", ylabel="µs", title=title, xlim=(0, longest + 0.5))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.grid(which="major", axis="y", color="#eaeef2")
+    axes.spines[["top", "right"]].set_visible(False)
+    plt.close(figure)           # as above
+    return figure
+
+
+def lanes(requests):
+    """What one load request of a warp moves: the sectors it touches, wanted bytes in blue.
+
+    requests: {label: (byte offset of each of the 32 lanes, bytes that a lane wants)}
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Rectangle
+
+    sector = 32
+    figure, every = plt.subplots(len(requests), 1, figsize=(7.5, 0.95 * len(requests) + 0.5), sharex=True,
+                                 layout="constrained", squeeze=False)
+    span = max(max(offsets) + size for offsets, size in requests.values())
+    for axes, (label, (offsets, size)) in zip(every[:, 0], requests.items(), strict=True):
+        touched = sorted({b // sector for o in offsets for b in (o, o + size - 1)})
+        for number in touched:
+            axes.add_patch(Rectangle((number * sector, 0), sector, 1, fc="#d0d7de", ec="white", lw=1.2))
+        for offset in offsets:
+            axes.add_patch(Rectangle((offset, 0.12), size, 0.76, fc=BLUE, ec="white", lw=0.3))
+        moved = len(touched) * sector
+        axes.set_title(f"{label}   →   {len(touched)} sectors, {len(offsets) * size} of {moved} bytes wanted",
+                       loc="left", fontsize=10, color=INK)
+        axes.set(xlim=(0, span), ylim=(0, 1), yticks=[])
+        axes.spines[:].set_visible(False)
+    every[-1, 0].set(xticks=range(0, span + 1, 64), xlabel="byte offset")
+    plt.close(figure)
     return figure

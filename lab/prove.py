@@ -23,13 +23,13 @@ from lab import device
 from lab.course import ROOT, VERSION, CourseError
 from lab.setup import NO_GPU, driver_version
 
-PYTEST = [sys.executable, "-m", "pytest"]
+PYTEST = [sys.executable, "-m", "pytest", "-q", "-rfEsx"]
 WORKERS = min(len(os.sched_getaffinity(0)), 8)      # one with torch takes about a gigabyte
 SLICE = 9 * 60 - 15                                 # seconds: 9 minutes less start and end
 TIMED_OUT = (124, 137)                              # how timeout(1) ends at its limit
 
 COUNT = re.compile(r"(\d+) (passed|failed|error|skipped|xfailed)")
-UNDECIDED = re.compile(r"(SKIPPED|XFAIL) ")         # pytest's short summary, by -rsx
+UNDECIDED = re.compile(r"(SKIPPED|XFAIL) ")         # pytest's short summary, asked for by -rsx
 
 
 @dataclass
@@ -105,7 +105,7 @@ def contents(*folders):
 
 def stages(sample):
     lab = str(Path(sys.executable).with_name("lab"))
-    parallel = [*PYTEST, "-q", "-rsx", "-n", str(WORKERS)]
+    parallel = [*PYTEST, "-n", str(WORKERS)]
     return {
         "tests": [*parallel, "--timeout=300", "-m", "not gpu and not slow" if sample else "not gpu",
                   "tests"],
@@ -152,7 +152,7 @@ def gpu_units():
     if listed.returncode:
         reason = (listed.stderr.strip() or "no reason given").splitlines()[-1]
         raise CourseError(f"the bench cannot list its units: {reason}")
-    return {**{path: [*PYTEST, "-q", "-rsx", "-m", "gpu", path] for path in marked("gpu")},
+    return {**{path: [*PYTEST, "-m", "gpu", path] for path in marked("gpu")},
             **{f"bench {name}": [*bench, "--unit", name] for name in listed.stdout.split()}}
 
 

@@ -138,7 +138,7 @@ class Environment:
         try:
             record = json.loads(self.file.read_text())
             return record if record.keys() == RECORD and record["build"] in BUILDS else {}
-        except (FileNotFoundError, NotADirectoryError, ValueError, AttributeError):
+        except (OSError, ValueError, AttributeError, TypeError):
             return {}           # not begun, broken off while it was written, or not ours
 
     def write(self, record):
@@ -255,7 +255,7 @@ def main():
     options = parser.parse_args()
     try:
         if options.need_gpu and driver_version() is None:
-            print(NO_GPU, file=sys.stderr)
+            print(NO_GPU)
             return 3
         set_up(options.build, options.wheels)
     except (Missing, OSError) as problem:

@@ -79,16 +79,16 @@ def changed(text, base, language):
 def splice(source, answer, language):
     """Put an answer, a notebook's cell or a file, into a module.
 
-    What `source` defines too is replaced in place. All else goes directly above the next definition
-    so replaced, or below the last one: the answer keeps its order where the source has the same. If
-    the answer replaces nothing it goes to the end; if it binds every name that `source` binds it is
-    the whole module and taken as it is. A class that lacks some of the methods replaces only those
-    that it has. Splicing twice changes nothing. SyntaxError, or ValueError in CUDA: the answer
-    cannot be read.
+    What `source` defines too is replaced in place. All else goes above the definitions so replaced
+    that it stood above in the answer, or below them all: the answer keeps its order, where the
+    source has the same. If it replaces nothing it goes to the end; if it binds every name that
+    `source` binds it is the whole module and taken as it is. A class that lacks some of the methods
+    replaces only those that it has. Of two definitions of a name in Python the last counts.
+    Splicing twice changes nothing. SyntaxError, or ValueError in CUDA: the answer cannot be read.
     """
     new = _read(answer, language, "<answer>")
     old = _read(source, language, "<source>")
-    if _covers(new.units, old.units):
+    if _covers(new, new.units, old, old.units):
         return _numbered([(new.text[:-1], 1), ("\n", None)] if new.text else [])
     return _numbered(_merge(old, old.units, (0, len(old.text)), new, new.units, old.gap))
 
@@ -129,17 +129,21 @@ class Block:
 
 
 class _File:
-    """A text and its lines, numbered from 1; `comments` has the numbers of comment lines."""
+    """A text and its lines, numbered from 1. What the languages do not share is in the subclasses.
+
+    comments: the lines that hold nothing else   inner: those of them at the end of a definition
+    """
 
     def __init__(self, text):
-        self.text = text
+        self.text, self.rows = text, text.split("\n")
         self.starts = [0, *(m.end() for m in re.finditer("\n", text))]
+        self.comments, self.inner = set(), set()
 
     def line(self, offset):
         return bisect_right(self.starts, offset)
 
     def row(self, number):
-        return self.text[self.starts[number - 1]:].partition("\n")[0]
+        return self.rows[number - 1]
 
     def indent(self, offset):
         """The white space before the line at an offset."""
@@ -153,9 +157,25 @@ class _File:
         number = self.line(unit.start)
         if self.starts[number - 1] != unit.start:
             return unit.start
-        while number - 1 in self.comments:
+        while number - 1 in self.comments - self.inner:
             number -= 1
         return self.starts[number - 1]
+
+    def moved(self, unit, start, pad):
+        """The text of a unit from an offset on, at another indentation."""
+        return self.text[start:unit.end]
+
+    def headers(self, unit):
+        """Those of the classes that a unit is in, outermost first."""
+        return []
+
+    def same_header(self, unit, old_file, old):
+        """True where both are classes that can be compared member by member."""
+        return False
+
+    def amends(self, new, old):
+        """True where a class holds methods for another, and is not the whole of it."""
+        return False
 
     def named(self):
         """name -> its units: several for overloads, or for a property and its setter."""
@@ -183,12 +203,15 @@ def _read(text, language, label="<source>"):
 def _find(file, name):
     named = file.named()
     if name not in named:
-        raise KeyError(f"no {name} here, only {', '.join(named) or 'an empty text'}")
+        there = [other for other, units in named.items() if units[0].defines]
+        raise KeyError(f"no {name} here, only {', '.join(there) or 'text without definitions'}")
     return named[name]
 
 
-def _covers(new, old):
-    return {n for u in old for n in u.names} <= {n for u in new for n in u.names}
+def _covers(new_file, new, old_file, old):
+    """True where `new` has all that `old` cannot do without."""
+    return ({n for u in old for n in u.names or old_file.needed(u)}
+            <= {n for u in new for n in u.names or new_file.needed(u)})
 
 
 def _match(old_file, old, new_file, new):
@@ -207,7 +230,7 @@ def _match(old_file, old, new_file, new):
         if slots.get(this):
             taken[this] = slots[this].pop(0)
             homes.append(taken[this])
-        else:                       # defined twice: the second has to stay behind the first
+        else:                       # defined twice in the answer: both have one place
             homes.append(taken.get(this) if unit.defines else None)
     return homes, {k for this in taken for k in slots[this] if old[k].names}
 
@@ -216,11 +239,12 @@ def _plan(old_file, old, end, new_file, new):
     """Where everything goes: instead of a unit of `old`, nowhere, or to an (offset, its scope)."""
     homes, dropped = _match(old_file, old, new_file, new)
     anchors = [(k, h) for k, h in enumerate(homes) if h is not None and old[h].defines]
+    last = max((k for k, h in enumerate(homes) if new[k].defines and h is None), default=-1)
     instead, added = {}, {}
     for k, (unit, home) in enumerate(zip(new, homes, strict=True)):
-        below = anchors[-1][1] + 1 if anchors else len(old)
-        spot = next((h for a, h in anchors if a >= k), below)
-        reach = next((j for j in range(spot, len(old)) if old[j].defines), len(old))
+        below = max((h + 1 for _, h in anchors), default=len(old))
+        spot = min((h for a, h in anchors if a >= k), default=below)
+        reach = next((j for j in range(spot, len(old)) if k < last or old[j].defines), len(old))
         if home is not None and (old[home].defines or home < reach):
             instead.setdefault(home, []).append(unit)
             continue
@@ -233,35 +257,33 @@ def _plan(old_file, old, end, new_file, new):
 def _merge(old_file, old, span, new_file, new, gap):
     """The text of `old_file` in `span` with `new` put in: (text, its first line in the answer)."""
     instead, added, dropped = _plan(old_file, old, span[1], new_file, new)
-    step = [file.indent(units[0].start) if units else "" for file, units in
-            ((new_file, new), (old_file, old))]     # from this indentation to that
+    pad = old_file.indent(old[0].start) if old else ""
     pieces, cursor = [], span[0]
     for k, unit in enumerate(old):
-        for offset, scope in sorted(o for o in added if cursor <= o[0] <= unit.start):
+        for offset, scope in sorted((o for o in added if o[0] <= unit.start), key=lambda o: o[0]):
+            units = added.pop((offset, scope))
             pieces.append((old_file.text[cursor:offset], None))
-            pieces += _row(new_file, added[offset, scope], scope, gap, step)
-            apart = unit.defines or added[offset, scope][-1].defines
-            pieces.append((gap if apart else "\n", None))
+            pieces += _row(new_file, units, scope, gap, pad)
+            pieces.append((gap if unit.defines or units[-1].defines else "\n", None))
             cursor = offset
         pieces.append((old_file.text[cursor:unit.start], None))
         cursor = unit.end
-        for n, replacement in enumerate(instead.get(k, ())):
-            pieces += [(gap, None)] * bool(n)
-            pieces += _replaced(old_file, unit, new_file, replacement, step)
-        if k in dropped and k not in instead:
+        if k in instead:
+            pieces += _replaced(old_file, unit, new_file, instead[k], pad)
+        elif k in dropped:
             cursor += old_file.text[cursor:cursor + 1] == "\n"
-        elif k not in instead:
+        else:
             pieces.append((old_file.text[unit.start:unit.end], None))
     pieces.append((old_file.text[cursor:span[1]], None))
-    if (span[1], ()) in added:                      # below all else
+    for units in added.values():                    # below all else
         ended = old_file.text[:span[1]].endswith("\n")
         pieces.append((gap[ended:] if old else "", None))
-        pieces += _row(new_file, added[span[1], ()], (), gap, step)
+        pieces += _row(new_file, units, (), gap, pad)
         pieces.append(("\n" * (ended or not old), None))
     return pieces
 
 
-def _row(file, units, scope, gap, step):
+def _row(file, units, scope, gap, pad):
     """Units one below another, each with the comment above it and in its own scope."""
     pieces = []
     for before, unit in zip([None, *units], units, strict=False):
@@ -269,22 +291,31 @@ def _row(file, units, scope, gap, step):
             pieces.append((gap if before.defines or unit.defines else "\n", None))
         start, inside = file.with_comment(unit), unit.scope[len(scope):]
         pieces += [(block.opener + "\n", None) for block in inside]
-        pieces.append((file.moved(start, unit.end, step), file.line(start)))
+        pieces.append((file.moved(unit, start, pad), file.line(start)))
         pieces += [("\n" + block.closer, None) for block in reversed(inside)]
     return pieces
 
 
-def _replaced(old_file, old, new_file, new, step):
-    """The new unit; where it is a class that lacks some methods, the old one with those it has."""
-    if new_file.amends(new, old):
-        return _merge(old_file, old.members, (old.start, old.end), new_file, new.members, "\n\n")
-    return [(new_file.moved(new.start, new.end, step), new_file.line(new.start))]
+def _replaced(old_file, old, new_file, units, pad):
+    """What stands in place of a unit; where it is a class to be amended, all of it."""
+    amending = [unit for unit in units if new_file.amends(unit, old)]
+    if amending and amending[-1] is units[-1]:
+        members = {m.names + (m.role,) if m.names else new_file.normal(m): m
+                   for unit in amending for m in unit.members}      # the last of each counts
+        return _merge(old_file, old.members, (old.start, old.end), new_file,
+                      list(members.values()), "\n\n")
+    pieces = []
+    for unit in units[-1:] if new_file.redefines else units:
+        pieces += [("\n", None)] * bool(pieces)
+        pieces.append((new_file.moved(unit, unit.start, pad), new_file.line(unit.start)))
+    return pieces
 
 
 def _changed(file, units, old_file, old):
     for unit, home in zip(units, _match(old_file, old, file, units)[0], strict=True):
         if home is None:
-            yield file.text[file.with_comment(unit):unit.end]
+            row = _row(file, [unit], (), "", file.indent(unit.start))
+            yield "".join(text for text, _ in row)
         elif file.normal(unit) == old_file.normal(old[home]):
             continue
         elif file.same_header(unit, old_file, old[home]):
@@ -311,18 +342,19 @@ def _numbered(pieces):
 
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 DEFINITION = (*FUNCTION, ast.ClassDef)
-OWN_SCOPE = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+COMPREHENSION = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 class _Python(_File):
     gap = "\n\n\n"
+    redefines = True                        # the last of two definitions counts
 
     def __init__(self, text, label):
         super().__init__(text)
         self.tree = ast.parse(text, label)
         tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-        self.comments = {t.start[0] for t in tokens
-                         if t.type == tokenize.COMMENT and not t.line[:t.start[1]].strip()}
+        self.comments = {t.start[0] for t in tokens if t.type == tokenize.COMMENT
+                         and not self.row(t.start[0])[:t.start[1]].strip()}
         self.units = self._units(self.tree.body, None)
 
     def _units(self, body, owner):
@@ -334,20 +366,21 @@ class _Python(_File):
                 spans[-1][2].append(node)
             else:
                 spans.append([first, node.end_lineno, [node]])
-        units = [self._unit(*span, owner) for span in spans]
-        if units and _is_docstring(body[0]):
-            units[0].names = ("__doc__", *units[0].names)
-        return units
+        return [self._unit(*span, owner) for span in spans]
 
     def _unit(self, first, last, nodes, owner):
-        end, node = last, nodes[0]
-        while end < len(self.starts) - 1 and (not self.row(end + 1).strip() or (
-                end + 1 in self.comments and len(self.indent(self.starts[end])) > node.col_offset)):
-            end += 1                        # a comment indented like the body belongs to it
-            last = end if end in self.comments else last
+        node = nodes[0]
+        for number in range(last + 1, len(self.starts)):
+            pad = self.indent(self.starts[number - 1])
+            if number in self.comments and len(pad) > node.col_offset:
+                self.inner.add(number)      # a comment indented like the body belongs to it
+                last = number
+            elif self.row(number).strip():
+                break
         names = dict.fromkeys(n for each in nodes for n in _bound(each))
         unit = Unit(self.starts[first - 1], self.starts[last] - 1, tuple(names),
-                    isinstance(node, DEFINITION), _role(node), nodes=nodes, owner=owner)
+                    isinstance(node, DEFINITION) or _is_lambda(node), _role(node), nodes=nodes,
+                    owner=owner)
         if isinstance(node, ast.ClassDef) and self._own_line(node.body[0]):
             unit.members = self._units(node.body, unit)
         return unit
@@ -364,6 +397,9 @@ class _Python(_File):
         first = self._first(node)
         return first < node.lineno or not self.row(first).encode()[:node.col_offset].strip()
 
+    def needed(self, unit):
+        return ["__doc__"] if _is_docstring(unit.nodes[0]) else []  # `if __name__ …` may go
+
     def normal(self, unit):
         return "\n".join(ast.unparse(_bare(node)) for node in unit.nodes)
 
@@ -374,40 +410,35 @@ class _Python(_File):
         return self.indent(unit.start) + ast.unparse(bare).removesuffix("\n    pass")
 
     def headers(self, unit):
-        """Those of the classes that a unit is in, outermost first."""
         return [*self.headers(unit.owner), self.header(unit.owner)] if unit.owner else []
 
     def same_header(self, unit, old_file, old):
-        """True where both are classes that can be compared member by member."""
         return bool(unit.members and old.members) and _heads(unit) == _heads(old)
 
     def amends(self, new, old):
-        """True where a class holds methods for another, and is not the whole of it."""
         if not old.members or not any(m.defines for m in new.members):
             return False
         (bases, decorators), (old_bases, old_decorators) = _heads(new), _heads(old)
         same = (bases, decorators) == (old_bases, old_decorators)
-        return not (same and _covers(new.members, old.members)) and (
+        return not (same and _covers(self, new.members, self, old.members)) and (
             bases in ([], list(old.names), old_bases) and decorators in ([], old_decorators))
 
     def place(self, unit, old_file, old, spot, end):
         """Where a unit goes that should stand above old[spot]; `from __future__` leads all."""
         if any(isinstance(n, ast.ImportFrom) and n.module == "__future__" for n in unit.nodes):
-            spot = int(bool(old) and "__doc__" in old[0].names)
+            spot = int(bool(old) and _is_docstring(old[0].nodes[0]))
         return old_file.with_comment(old[spot]) if spot < len(old) else end, ()
 
-    def moved(self, start, end, step):
-        """The text between two offsets at another indentation; strings keep their lines."""
-        if step[0] == step[1]:
-            return self.text[start:end]
+    def moved(self, unit, start, pad):
+        own = self.indent(unit.start)
+        if own == pad:
+            return self.text[start:unit.end]
         inside = {n for node in ast.walk(self.tree)
                   if isinstance(node, ast.JoinedStr | ast.Constant)
-                  for n in range(node.lineno + 1, node.end_lineno + 1)}
-        first = self.line(start)
-        return "\n".join(
-            step[1] + row[len(step[0]):]
-            if row.strip() and row.startswith(step[0]) and number not in inside else row
-            for number, row in enumerate(self.text[start:end].split("\n"), first))
+                  for n in range(node.lineno + 1, node.end_lineno + 1)}     # strings stay
+        rows = enumerate(self.text[start:unit.end].split("\n"), self.line(start))
+        return "\n".join(pad + row.removeprefix(own) if row.strip() and row.startswith(own)
+                         and number not in inside else row for number, row in rows)
 
     def hollow(self, unit, name):
         """(start, end, text): what a stub has there instead."""
@@ -472,20 +503,24 @@ def _bound(node):
         return [a.asname or a.name for a in node.names]
     if isinstance(node, ast.ImportFrom):
         return [f"{node.module}.*" if a.name == "*" else a.asname or a.name for a in node.names]
-    names = [n for n in _within(node) if isinstance(n, ast.Name)]
-    stored = [n.id for n in names if isinstance(n.ctx, ast.Store)]
-    used = {n.id for n in names if not isinstance(n.ctx, ast.Store)}
-    used |= {node.target.id} if isinstance(node, ast.AugAssign) and stored else set()
-    inner = [n for child in _within(node)
-             if isinstance(child, (*DEFINITION, ast.Import, ast.ImportFrom)) for n in _bound(child)]
-    return [] if used & set(stored) else stored + inner
+    stored, used = [], set()
+    for child in _within(node):
+        if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
+            stored.append(child.id)
+        elif isinstance(child, ast.Name):
+            used.add(child.id)
+        elif isinstance(child, COMPREHENSION):
+            used |= {n.id for n in ast.walk(child) if isinstance(n, ast.Name)}
+        elif isinstance(child, (*DEFINITION, ast.Import, ast.ImportFrom)):
+            stored += _bound(child)
+    return [] if isinstance(node, ast.AugAssign) or used & set(stored) else stored
 
 
 def _within(node):
     """The nodes of a statement that belong to its own scope."""
     for child in ast.iter_child_nodes(node):
         yield child
-        if not isinstance(child, (*OWN_SCOPE, *DEFINITION)):
+        if not isinstance(child, (ast.Lambda, *COMPREHENSION, *DEFINITION)):
             yield from _within(child)
 
 
@@ -499,6 +534,11 @@ def _heads(unit):
 def _is_docstring(node):
     return (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
             and isinstance(node.value.value, str))
+
+
+def _is_lambda(node):
+    return (isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda)
+            and isinstance(node.targets[0], ast.Name))
 
 
 def _role(node):
@@ -558,9 +598,9 @@ AFTER_PARAMETERS = {"{", "->", ":", "const", "noexcept", "requires", "try", "__a
 STATEMENT = {"return", "else", "do", "case", "throw", "new", "delete", "goto", "and", "or", "not"}
 NO_CALL = STATEMENT | {
     "if", "for", "while", "switch", "catch", "sizeof", "alignof", "decltype", "noexcept",
-    "requires", "static_assert", "asm", "volatile", "defined", "operator", "const_cast", "static_cast",
-    "reinterpret_cast", "void", "bool", "char", "short", "int", "long", "float", "double", "signed",
-    "unsigned", "auto", *ATTRIBUTE}
+    "requires", "static_assert", "asm", "volatile", "defined", "operator", "const_cast",
+    "static_cast", "reinterpret_cast", "void", "bool", "char", "short", "int", "long", "float",
+    "double", "signed", "unsigned", "auto", *ATTRIBUTE}
 
 
 class Token(NamedTuple):
@@ -590,10 +630,11 @@ def _directive(token):
 
 class _Cuda(_File):
     gap = "\n\n"
+    redefines = False                           # two are an error, which the compiler shall report
 
     def __init__(self, text, label):
         super().__init__(text)
-        self.tokens, self.comments = [], set()
+        self.tokens = []
         for token in _tokens(text):
             if token.kind == "unended":
                 what = {"'": "character", '"': "string"}.get(token.text, "comment")
@@ -611,7 +652,8 @@ class _Cuda(_File):
 
     def _rest(self, offset):
         """The rest of the line at an offset."""
-        return self.text[offset:].partition("\n")[0]
+        number = self.line(offset)
+        return self.row(number)[offset - self.starts[number - 1]:]
 
     def _units(self):
         """Read the declarations outside of all functions; namespaces and the like are entered."""
@@ -647,6 +689,8 @@ class _Cuda(_File):
             elif token.text == "}":
                 if not blocks:
                     self._fail(token, "this } closes nothing")
+                if k > head:
+                    units.append(self._unit(head, k - 1, scope))
                 blocks.pop()
                 head = k + 1
             elif token.text == ";":
@@ -731,8 +775,8 @@ class _Cuda(_File):
         brace = texts.index("{") if "{" in texts else None
         if brace is not None and RECORD & set(texts[:brace]) and "=" not in texts[:brace]:
             stop = next(n for n, text in enumerate(texts) if text in ("{", ":"))
-            alias = texts[0] == "typedef"
-            name = self._name(head, k if alias else top[stop])
+            name = None if texts[0] == "typedef" else self._name(head, top[stop])
+            name = self._name(head, k) if name in (None, *RECORD) else name
             return self._unit(head, k, scope, (name, None) if name else None, True)
         stop = next((n for n, text in enumerate(texts) if text in ("=", "[", "{") or (
             text == "(" and texts[n - 1] not in ATTRIBUTE)), None)
@@ -754,9 +798,9 @@ class _Cuda(_File):
         if re.fullmatch(r"\s*(//.*|/\*((?!\*/).)*\*/)?\s*", rest):
             end += len(rest)                    # a comment behind it belongs to it
         name, parameters = named or (None, None)
-        return Unit(start, end, (name,) if name else (), defines, self._types(parameters),
-                    scope=scope, tokens=range(head, last + 1),
-                    braces=braces and (parameters, *braces))
+        role = [self._types(parameters), *(b.opener for b in scope if b.closer == "#endif")]
+        return Unit(start, end, (name,) if name else (), defines, "\n".join(role), scope=scope,
+                    tokens=range(head, last + 1), braces=braces and (parameters, *braces))
 
     def _types(self, opening):
         """The types of parameters, which tell overloads apart."""
@@ -775,17 +819,11 @@ class _Cuda(_File):
                 each.pop()
         return ",".join(" ".join(each) for each in types)
 
+    def needed(self, unit):
+        return [self.normal(unit)]              # #include, using namespace, an instantiation
+
     def normal(self, unit):
         return " ".join(_words(self.tokens[k] for k in unit.tokens))
-
-    def headers(self, unit):
-        return []                               # a method is no unit here
-
-    def same_header(self, unit, old_file, old):
-        return False
-
-    def amends(self, new, old):
-        return False
 
     def place(self, unit, old_file, old, spot, end):
         """Where a unit goes that should stand above old[spot]: outside of blocks it was not in."""
@@ -796,10 +834,9 @@ class _Cuda(_File):
                                           zip(scope, unit.scope, strict=False)))
         if shared == len(scope):
             return old_file.with_comment(old[spot]), scope
-        return old_file.starts[old_file.line(scope[shared].token.start) - 1], scope[:shared]
-
-    def moved(self, start, end, step):
-        return self.text[start:end]
+        opener = scope[shared].token.start
+        begin = old_file.starts[old_file.line(opener) - 1]
+        return begin if not old_file.text[begin:opener].strip() else opener, scope[:shared]
 
     def hollow(self, unit, name):
         """(start, end, text): what a stub has there instead."""
@@ -874,7 +911,8 @@ def _free_cuda(cell):
             if not re.match(r"[^\W\d]", word):
                 continue
             declared = re.match(r"[^\W\d]", before) and before not in STATEMENT
-            if unit.names and (after == "=" or declared or (before in "&*" and after in ",)")):
+            if unit.names and (after == "=" or declared
+                               or (before in ("&", "*") and after in (",", ")"))):
                 known.add(word)             # a variable, a parameter, a method
             elif not declared and before not in (".", "->", "::") and re.match(
                     r"(< [\w\s,:*]*> )?\(", " ".join(words[k + 1:k + 40])):

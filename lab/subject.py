@@ -9,7 +9,6 @@ A child that dies, hangs or floods raises Stopped here; an exception of the lear
 """
 
 import time
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from lab import wire
 from lab.warm import Child
 
 SECONDS = 10            # what a call may take at the least; slow machines get a multiple, see `slack`
-STEPS = 200_000         # warp instructions a launch may take at the least, likewise
+STEPS = 20_000          # warp instructions a launch may take at the least, likewise
 SLACK = 20              # times the reference's own time or steps
 LARGEST = 256 * 2**20   # bytes of a reply
 
@@ -40,17 +39,42 @@ class Stopped(Exception):
         super().__init__(text)
 
 
-@dataclass
 class Launched:
-    """What a launch left: the launches' reports as data, the first of them at hand."""
+    """What a launch left: the simulator's reports as data, the first of them at hand."""
 
-    launches: list = field(default_factory=list)
+    def __init__(self, launches):
+        self.launches = launches
 
-    def __getattr__(self, name):
-        try:
-            return self.launches[0][name]
-        except (KeyError, IndexError):
-            raise AttributeError(name) from None
+    def memory(self, space, op):
+        """Counts of one kind of access: requests of a warp, transactions (sectors of global memory,
+        wavefronts of shared memory), the fewest possible, bytes asked for by the lanes."""
+        none = {"requests": 0, "transactions": 0, "ideal": 0, "bytes": 0}
+        return self.launches[0]["totals"]["memory"].get(f"{space} {op}", none)
+
+    def requests(self, op, space="global"):
+        return self.memory(space, op)["requests"]
+
+    def bytes(self, op, space="global"):
+        return self.memory(space, op)["bytes"]
+
+    def sectors_per_request(self, op):
+        """Mean sectors of 32 bytes that a warp's request touches; 0 without requests."""
+        counts = self.memory("global", op)
+        return counts["transactions"] / max(counts["requests"], 1)
+
+    def bank_conflicts(self):
+        """Wavefronts of shared memory over the fewest possible: 1 is free of conflicts."""
+        both = [self.memory("shared", op) for op in ("load", "store")]
+        return sum(c["transactions"] for c in both) / max(sum(c["ideal"] for c in both), 1)
+
+    @property
+    def steps(self):
+        """Warp instructions."""
+        return self.launches[0]["steps"]
+
+    @property
+    def barriers(self):
+        return self.launches[0]["totals"]["barriers"]
 
 
 class Subject:
@@ -58,7 +82,7 @@ class Subject:
 
     def __init__(self, start, reference=None):
         self._start, self._reference = start, reference
-        self._child, self._load_error, self.values = None, None, {}
+        self._child, self.values = None, {}
 
     # ---- what a test writes
 
@@ -111,7 +135,8 @@ class Subject:
             getattr(reference, name)(*args, **kwargs)
             return time.monotonic() - began
 
-        slow = again if self._reference is not None and function is not None and name else None
+        shared = contains_handle([list(args), kwargs])      # the reference's process does not know these
+        slow = again if self._reference is not None and name and not shared else None
         result, changed = self._ask("call", function, list(args), kwargs, slow=slow)
         copy_back([list(args), kwargs], changed)
         if name and name.startswith(("predict_", "choose_")):
@@ -207,6 +232,12 @@ class Remote:
 
     def __repr__(self):
         return f"<{self._type} in the code under test>"
+
+
+def contains_handle(value):
+    if type(value) is dict:
+        value = list(value.values())
+    return isinstance(value, Remote) or (type(value) in (list, tuple) and any(map(contains_handle, value)))
 
 
 def aslist(size):

@@ -5,6 +5,7 @@ Reads 2n numbers and writes n, one addition each: 1/12 FLOP per byte in fp32. Me
 """
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -55,10 +56,32 @@ def vector_add_cuda(x, y, kernel="add_vector_cuda"):        # (n,), (n,) -> (n,)
     if x.dtype != torch.float32:
         raise TypeError(f"vector_add_cuda: expected float32, got {x.dtype}")
     z, n = torch.empty_like(x), x.numel()           # (n,)
-    each = {"add_cuda": 1, "add_grid_stride_cuda": 4}.get(kernel, 4)    # elements a thread
+    each = 1 if kernel == "add_cuda" else 4         # elements a thread
     if n:
         KERNELS.get(kernel)(triton.cdiv(n, THREADS * each), THREADS, (x, y, z, n))
     return z
+
+
+class Step(NamedTuple):
+    """One rung of the ladder, as counted in the simulator."""
+
+    name: str
+    instructions: int       # of a warp, all of them
+    requests: int           # loads of a warp
+    sectors: float          # 32-byte sectors that a load touches
+    ideal: float            # sectors that would hold the bytes it wants
+
+
+def ladder(n):
+    """Every kernel of this lesson on n elements: [Step]."""
+    x, y = torch.ones(n), torch.ones(n)             # (n,)
+    with simulator.trace() as trace:
+        for kernel in ("add_cuda", "add_chunk_cuda", "add_grid_stride_cuda", "add_vector_cuda"):
+            vector_add_cuda(x, y, kernel)
+        vector_add(x, y)
+    loads = [launch.totals.access("global", "load") for launch in trace.launches]
+    return [Step(launch.name, launch.steps, load.requests, load.transactions / load.requests,
+                 load.ideal / load.requests) for launch, load in zip(trace.launches, loads, strict=True)]
 
 
 def check(x, y):

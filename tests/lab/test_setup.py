@@ -202,7 +202,7 @@ def test_driver_in_wsl(clone):
 
 
 def test_gpu_needed_and_none_here(run):
-    assert run("--need-gpu") == (3, [], [setup.NO_GPU], [])
+    assert run("--need-gpu") == (3, [setup.NO_GPU], [], [])
 
 
 # What is installed
@@ -254,7 +254,8 @@ def test_other_pins_are_installed_into_the_same_environment(run, clone):
     assert len(run()[3]) == 2 and kept.exists()
 
 
-@pytest.mark.parametrize("damage", ["", "[1]", "{}", '{"root": 1'])
+@pytest.mark.parametrize("damage", ["", "[1]", "{}", '{"root": 1',
+                                    '{"root": 1, "build": [], "forced": 0, "inputs": 0}'])
 def test_damaged_record_is_written_anew(run, clone, damage):
     run()
     (clone / ".venv" / "course.json").write_text(damage)

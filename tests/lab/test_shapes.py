@@ -196,6 +196,16 @@ def test_delegation_and_async(load):
         asyncio.run(m.h(5))
 
 
+def test_async_comprehensions(load):
+    m = load("import asyncio\n\n\nasync def rows():\n    for k in (1, 2):\n"
+             "        await asyncio.sleep(0)\n"
+             "        yield k\n\n\nasync def g(n):\n    x = A(1, 1)\n"
+             "    x = [k async for k in rows()] and A(n)  # (4,)\n    async for k in rows():\n"
+             "        y = A(k, n)  # (..., 4)\n\n\ndef f(n):\n    asyncio.run(g(n))\n")
+    passes(m, 4)
+    assert "x is (4,)" in fails(m, 5)
+
+
 def test_a_violation_cannot_be_swallowed(load):
     m = load("def f():\n    try:\n        x = A(1)  # (T, C)\n    except Exception:\n        pass\n"
              "    return A(1)\n")

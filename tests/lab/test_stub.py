@@ -226,7 +226,8 @@ def spliced(source, answer, language="python"):
     lines, answers = result.text.split("\n"), answer.replace("\r\n", "\n").split("\n")
     assert len(result.origin) == len(lines) - 1 and lines[-1] == ""
     for line, origin in zip(lines, result.origin, strict=False):
-        assert origin is None or answers[origin - 1].strip() in line
+        learners = answers[origin - 1].strip() if origin else ""
+        assert learners in line or line.strip() in learners
     assert stub.splice(result.text, answer, language).text == result.text
     return result.text
 
@@ -722,6 +723,21 @@ def test_a_class_that_has_it_all_or_is_another_replaces_the_class():
         assert spliced(CLASS, answer) == answer.rstrip() + "\n\n\nx = Pool()\n"
 
 
+def test_two_partial_classes_are_both_taken():
+    answer = ("class Pool:\n    def take(self):\n        return 1\n\n"
+              "class Pool:\n  def give(self):\n    return 2\n")
+    assert spliced(CLASS, answer) == CLASS.replace("pass", "return 1", 1).replace(
+        "    def give(self):\n        pass", "    def give(self):\n      return 2")
+
+
+def test_comments_at_the_end_of_a_function_belong_to_it():
+    source = "def f():\n    pass\n    # old\ndef g():\n    pass\n"
+    assert spliced(source, "def f():\n    return 1\n    # new\n") == source.replace(
+        "pass\n    # old", "return 1\n    # new")
+    assert spliced(source, "H = 1\ndef g():\n    return H\n") == (
+        "def f():\n    pass\n    # old\nH = 1\n\n\ndef g():\n    return H\n")
+
+
 def test_what_is_below_the_last_method_stays_below():
     text = spliced(CLASS, "class Pool:\n    def give(self):\n        return 1\n    alias = give\n")
     assert text.index("return 1") < text.index("alias = give") < text.index("x = Pool()")
@@ -809,6 +825,20 @@ def test_cuda_constants_do_not_pile_up():
             assert text.count(part) == 1
 
 
+def test_a_kernel_alone_is_not_the_whole_file():
+    source = ("#include <cuda_fp16.h>\nusing namespace std;\n\n__global__ void f() { }\n"
+              "template __global__ void f<int>();\n")
+    text = spliced(source, "__global__ void f() { int x; }\n", "cuda")
+    assert text == source.replace("{ }", "{ int x; }")
+
+
+def test_a_macro_in_a_condition_is_another_one():
+    source = "#if A\n#define L 1\n#else\n#define L 2\n#endif\n__global__ void f() { }\nint x;\n"
+    assert spliced(source, "#if A\n#define L 3\n#endif\n", "cuda") == source.replace("L 1", "L 3")
+    text = spliced(source, "#define L 3\n__global__ void f() { int x = L; }\n", "cuda")
+    assert text.startswith(source.split("__global__")[0] + "#define L 3\n")
+
+
 def test_two_definitions_on_one_line():
     source = "__global__ void f() { g(); } __global__ void h() { }  // both\n"
     assert stub.cut(source, ["f"], "cuda") == (
@@ -840,6 +870,185 @@ def test_a_missing_semicolon_is_left_to_the_compiler():
     assert "int x = 3" in spliced("void f() { }\n", "int x = 3\n", "cuda")
 
 
+# Parts of a text; those in one row, between two ||, are variants of which a text has one at most.
+PARTS = {"python": '''
+import os
+%%
+import math
+import sys
+%%
+from math import exp, log
+%%
+B = 3 || B = 4
+%%
+M, N = 1, 2
+%%
+x = 1; y = 2
+%%
+x += 1
+%%
+print(1)
+%%
+# lone
+%%
+# above
+C = 3
+%%
+"""doc"""
+%%
+def f(a):
+    return a
+    # trailing
+||
+def f(a):
+    # exercise: do
+    return a + 1
+||
+f = lambda: 3
+%%
+@deco(
+  1)
+def g():
+    return 2
+||
+@(
+  deco)
+def g(): return 1
+%%
+# about h
+def h():
+    pass
+
+    # trailing
+%%
+async def k():
+\tawait x
+%%
+class P:
+    a = 1
+    def m(self):
+        return 1
+
+    def n(self):
+        return 2
+        # trailing
+||
+class P:
+  def m(self):
+    return """a
+ b"""
+||
+class P(Q):
+    def m(self): return 3
+||
+class P: pass
+||
+@deco
+class P:
+    """doc"""
+    def n(self):
+        pass
+    x = 3
+%%
+class R:
+    @v.setter
+    def v(self, x):
+        return 3
+%%
+for i in r:
+    print(i)
+%%
+try:
+    import cupy
+except ImportError:
+    cupy = None
+''', "cuda": r'''
+#include <a.h>
+%%
+#include <b.h>
+%%
+#define B 3 || #define B 4 // four
+%%
+#define C(a) \
+  (a)
+%%
+#ifndef W
+#define W 3
+#endif
+%%
+#if A
+#define L 1
+#else
+#define L 2
+#endif
+%%
+using T = float;
+%%
+constexpr int N = 3; || constexpr int N = 4;  // four
+%%
+// lone
+%%
+enum { AA, BB };
+%%
+#pragma once
+%%
+struct S { int a; }; || struct S { int b; int f() { return b; } };
+%%
+__device__ float d(float x);
+%%
+/* multi
+ line */
+__device__ float d(float x) { return x; }
+||
+__device__ int d(int x) { return x; }
+%%
+extern "C" __global__ void k() {
+    x[0] = 1;
+}
+||
+extern "C" {
+__global__ void k() { }
+}
+%%
+namespace a {
+// help
+__device__ int h() { }
+}
+%%
+extern "C" {
+__device__ int u() { }
+namespace b { __device__ int v() { } }
+}
+%%
+template <class T> __global__ void t(T* x) { }
+%%
+void one() { } void two() { }
+%%
+template __global__ void t<int>(int*);
+%%
+typedef struct { int x; } Z;
+'''}
+
+
+@pytest.mark.parametrize("language", PARTS)
+def test_random_answers_in_random_sources(language):
+    """No answer is lost, doubled or torn, whatever it and the source are made of."""
+    dice = random.Random(11)
+    parts = [[variant.strip("\n ") for variant in part.split("||")]
+             for part in PARTS[language].split("%%")]
+    for _ in range(300):
+        source, answer = ("".join(dice.choice(part) + "\n" * dice.randint(1, 4)
+                                  for part in dice.sample(parts, dice.randint(0, 9)))
+                          for _ in range(2))
+        text = spliced(source, answer, language)
+        if language == "python":
+            ast.parse(text)
+        for name in stub.definitions(answer, language):
+            if name != "P":             # it may be amended only
+                assert stub.normalised(answer, name, language) == (
+                    stub.normalised(text, name, language)), (source, answer)
+
+
 # ---- changed
 
 
@@ -863,6 +1072,8 @@ def test_changed_in_cuda():
     fresh = base.replace("#define TILE 32", "#define TILE 16")
     text = spliced(fresh, stub.changed(mine, base, "cuda"), "cuda")
     assert "#define TILE 16" in text and "#define STEP 3" in text and "*flag = STEP" in text
+    helper = "namespace own {\n// mine\n__device__ int help() { return 1; }\n}"
+    assert stub.changed(f"int x;\n{helper}\n", "int x;\n", "cuda") == helper + "\n\n"
 
 
 # ---- free_names

@@ -1,0 +1,381 @@
+"""Graders of r02. No test looks at real time: the clocks are those of lab.mocks, where every wrong
+way to measure has a price that can be worked out beforehand.
+"""
+
+from numbers import Real
+
+import numpy as np
+import pytest
+
+from day01_roofline import r02_clock
+from lab.mocks import FakeGpu, Weather
+from lab.subject import Remote
+
+NBYTES = 12_000_000         # two such arrays fit into the FakeGpu's cache together
+
+
+# ---- time_call
+
+
+def stopwatch(facts, repeats, warmup, cold, wrong=()):
+    """What time_call should return on a FakeGpu(**facts), or returns when something is wrong."""
+    gpu = FakeGpu(**facts)
+    copy = gpu.copier(NBYTES)
+    for _ in range(0 if "no warm-up" in wrong else warmup):
+        copy()
+    seconds, start = [], gpu.clock()
+    for i in range(repeats):
+        flushed = cold and "no flush" not in wrong and not ("flush once" in wrong and i > 0)
+        if flushed and "flush timed" not in wrong:
+            gpu.flush()
+        if "no wait before" not in wrong:
+            gpu.synchronise()
+        began = gpu.clock()
+        if flushed and "flush timed" in wrong:
+            gpu.flush()
+        copy()
+        if "no wait after" not in wrong:
+            gpu.synchronise()
+        seconds.append(gpu.clock() - (start if "one start" in wrong else began))
+    return [sum(seconds) / repeats] * repeats if "mean" in wrong else seconds
+
+
+TIMED_WRONG = {
+    "the clock is read before the device has finished: only the launch is timed":
+        ["no wait after"],
+    "the clock is started while the device still works off what was there before":
+        ["no wait before"],
+    "the first run that counts is the first run at all": ["no warm-up"],
+    "the data of the run before is still in the cache": ["no flush"],
+    "emptying the cache is timed with the run": ["flush timed"],
+    "the cache is emptied once and not before each run": ["flush once"],
+    "the clock is started once for all the runs": ["one start"],
+    "one time is taken for all runs and divided among them": ["mean"],
+    "nothing is waited for and nothing is warmed up":
+        ["no wait before", "no wait after", "no warm-up", "no flush"],
+}
+
+
+@pytest.mark.parametrize("repeats, warmup, cold", [
+    (5, 2, False), (4, 1, True), (1, 3, True), (3, 0, False), (2, 0, True)])
+def test_time_call(subject, agree, rng, repeats, warmup, cold):
+    facts = {"noise": rng.uniform(0.8, 1.25, 8).tolist()}
+    gpu = subject.make("lab.mocks:FakeGpu", **facts)
+    got = subject.time_call(gpu.copier(NBYTES), gpu, repeats, warmup, cold)
+    case = (f"{repeats} runs from a {'cold' if cold else 'warm'} cache after "
+            f"{warmup or 'no'} run{'s' * (warmup != 1)} to warm up")
+    assert isinstance(got, (list, tuple, np.ndarray)), \
+        f"time_call: got {got!r}, expected a list of seconds, one for each run"
+    assert len(got) == repeats or len(got) != repeats + warmup, \
+        f"{case}: got {len(got)} times; the warm-up runs must not be in the list"
+    assert len(got) == repeats, f"{case}: got {len(got)} times, expected {repeats}"
+    assert gpu.readings, f"{case}: device.clock() was never read; which clock did you read?"
+    agree(got, stopwatch(facts, repeats, warmup, cold), "float64", f"seconds of {case}",
+          at=lambda index: f"run {index[0]}",
+          mistakes={meaning: stopwatch(facts, repeats, warmup, cold, wrong)
+                    for meaning, wrong in TIMED_WRONG.items()})
+    assert gpu.copies == warmup + repeats, \
+        f"{case}: run() was called {gpu.copies} times, expected {warmup + repeats}"
+
+
+# ---- summarise
+
+
+@pytest.mark.parametrize("n", [7, 20, 129, 2, 1])
+def test_summarise(subject, agree, rng, n):
+    seconds = rng.lognormal(-7, 0.3, n)
+    seconds[n // 2] *= 1 + 30 * (n > 2)             # somebody else needed the machine
+    low, median, high = np.quantile(seconds, (0.2, 0.5, 0.8))
+    got = parts(subject.summarise(seconds.tolist()), "summarise", "(median, spread)")
+    what = f"of {n} run{'s' * (n > 1)}"
+    agree(got[0], median, "float64", f"median {what}", mistakes={
+        "the mean is taken: one late run moves it as far as it likes": seconds.mean(),
+        "the fastest run is taken: that is luck, not the rule": seconds.min(),
+        "the list is not sorted before its middle is taken": seconds[n // 2],
+        "of an even number of runs the upper middle one is taken": np.sort(seconds)[n // 2]})
+    agree(got[1], (high - low) / median, "float64", f"spread {what}", mistakes={
+        "the spread goes from the fastest run to the slowest": np.ptp(seconds) / median,
+        "the spread is left in seconds and not divided by the median": high - low,
+        "the standard deviation is taken, which one late run decides": seconds.std() / median,
+        "quartiles are taken": np.subtract(*np.quantile(seconds, (0.75, 0.25))) / median})
+
+
+# ---- take_turns
+
+
+def turns(lengths, factors, rounds, order):
+    """{name: seconds} on a machine with this weather. order(round, names): the names in turn."""
+    machine = Weather(factors)
+    timers = {name: machine.timer(seconds) for name, seconds in lengths.items()}
+    taken = {name: [] for name in lengths}
+    for number in range(rounds):
+        for name in order(number, list(lengths)):
+            taken[name].append(timers[name]())
+    return taken
+
+
+def there_and_back(number, names):
+    return names[::-1] if number % 2 else names
+
+
+@pytest.mark.parametrize("names, rounds", [
+    (("old", "new"), 5), (("copy", "read", "add"), 4), (("one",), 3), (("old", "new"), 1)])
+def test_take_turns(subject, agree, rng, names, rounds):
+    lengths = dict(zip(names, rng.uniform(1, 5, len(names)).tolist(), strict=True))
+    factors = np.cumsum(rng.uniform(0.1, 1, len(names) * rounds)).tolist()      # it gets slower
+    machine = subject.make("lab.mocks:Weather", factors)
+    got = subject.take_turns({name: machine.timer(s) for name, s in lengths.items()}, rounds)
+    assert isinstance(got, dict) and list(map(str, got)) == list(names), \
+        f"take_turns: got {shown(got)}, expected a list of seconds for each of {', '.join(names)}"
+    for name in names:
+        assert isinstance(got[name], (list, tuple, np.ndarray)), \
+            f'take_turns: got {shown(got[name])} for "{name}", expected a list of seconds'
+        assert len(got[name]) == rounds, \
+            f'{rounds} rounds: got {len(got[name])} times of "{name}", one a round is expected'
+
+    def table(order):
+        return list(turns(lengths, factors, rounds, order).values())
+
+    blocks = Weather(factors)
+    timers = [blocks.timer(s) for s in lengths.values()]
+    agree([got[name] for name in names], table(there_and_back), "float64",
+          f"seconds of {', '.join(names)} in {rounds} rounds on a machine that gets slower",
+          at=lambda i: f'"{names[i[0]]}" in round {i[1]}', mistakes={
+              "all runs of one come before the first of the next":
+                  [[timer() for _ in range(rounds)] for timer in timers],
+              "every round has the same order, so that the last is always the latest":
+                  table(lambda number, names: names),
+              "the first round goes backwards":
+                  table(lambda number, names: there_and_back(number + 1, names))})
+
+
+# ---- speedup
+
+
+@pytest.mark.parametrize("n", [9, 30, 1])
+def test_speedup(subject, agree, rng, n):
+    weather = np.linspace(1, 3, n)                  # the machine gets three times slower on the way
+    before = weather * rng.uniform(1.9, 2.3, n)
+    after = weather * rng.uniform(0.9, 1.1, n)
+    before[n // 3] *= 1 + 20 * (n > 1)              # somebody else needed the machine
+    ratios = before / after
+    low, median, high = np.quantile(ratios, (0.2, 0.5, 0.8))
+    got = parts(subject.speedup(before.tolist(), after.tolist()), "speedup", "(low, median, high)")
+    what = f"speed-up of {n} pair{'s' * (n > 1)} from about 2 s to about 1 s"
+    agree(got[1], median, "float64", what, mistakes={
+        "old and new are exchanged": np.median(after / before),
+        "each list is summarised before they are compared, so that the pairs are lost":
+            np.median(before) / np.median(after),
+        "the mean of the ratios is taken, which one late run can move far": ratios.mean(),
+        "the totals are compared, so that the slowest runs count most": before.sum() / after.sum()})
+    agree((got[0], got[2]), (low, high), "float64", f"(low, high) of the {what}",
+          at=lambda index: ("low", "high")[index[0]], mistakes={
+              "the slowest and the fastest pair are taken": (ratios.min(), ratios.max()),
+              "quartiles are taken": np.quantile(ratios, (0.25, 0.75))})
+
+
+# ---- copy_job
+
+
+def test_copy_job(subject, agree, rng):
+    cache = 1000 * int(rng.integers(20_000, 60_000))
+    bandwidth, allocate = 0.3e12, 1e-3
+    gpu = subject.make("lab.mocks:FakeGpu", bandwidth=bandwidth, cached=4 * bandwidth, cache=cache,
+                       allocate=allocate, launch=0.0)
+    large, size = 4 * cache, gpu.itemsize
+    job = subject.copy_job(gpu)
+    assert getattr(job, "_type", "") == "Job", f"copy_job: got {shown(job)}, expected a Job"
+    assert isinstance(job.run, Remote), f"copy_job: run is {shown(job.run)}, expected a function"
+    job.run()
+    seconds = []
+    for _ in range(2):
+        copies = gpu.copies
+        gpu.synchronise()
+        began = gpu.clock()
+        job.run()
+        assert gpu.copies == copies + 1, \
+            f"copy_job: run() copied {gpu.copies - copies} times, expected once: it must do the " \
+            f"work each time it is called"
+        gpu.synchronise()
+        seconds.append(gpu.clock() - began)
+    moved, time = job.moved, max(seconds)
+    assert isinstance(moved, Real), f"copy_job: moved is {moved!r}, expected bytes"
+    agree(moved / time, bandwidth, "float64",
+          f"byte/s of a copy on a memory of {bandwidth / 1e12:g} TB/s (moved {moved:,} bytes in "
+          f"{time * 1e6:.0f} µs)", mistakes={
+              "only one of the two directions is counted": bandwidth / 2,
+              "numbers are counted and not bytes": bandwidth / size,
+              "one array of numbers is counted and not two of bytes": bandwidth / size / 2,
+              "run() makes an array each time, so that this is timed too":
+                  2 * large / (2 * large / bandwidth + allocate),
+              "run() makes both arrays each time, so that this is timed too":
+                  2 * large / (2 * large / bandwidth + 2 * allocate),
+              "both arrays fit into the cache, so that the memory is never asked": 4 * bandwidth,
+              "a write-allocate read is credited, which the work does not need": bandwidth * 1.5})
+    assert moved == 2 * large, \
+        f"copy_job: each array has {moved / 2:,.0f} bytes, expected device.large = {large:,}: " \
+        f"in a cache of {cache:,} bytes a real machine would still find part of the data"
+    assert job.flops == 0, f"copy_job: got {job.flops} FLOPs, expected 0: a copy computes nothing"
+    assert job.name == "copy", f'copy_job: the job is named {job.name!r}, expected "copy"'
+
+
+# ---- predictions
+
+
+def test_predict_rate_without_synchronise(subject):
+    got = number(subject.predict_rate_without_synchronise(), "TB/s")
+    gpu = FakeGpu(bandwidth=3e12, launch=5e-6, first=0.0)
+    copy = gpu.copier(1_500_000_000)
+    began = gpu.clock()
+    copy()
+    want = 3e9 / (gpu.clock() - began) / 1e12
+    gpu.synchronise()
+    waited = 3e9 / (gpu.clock() - began) / 1e12
+    said = "too low" if got < want else "too high"
+    said += "; what has ended by the time of the second reading?"
+    for value, words in ((waited, "what the clock shows once the copy is done"),
+                         (want / 2, "half of it: 1.5 GB are read and 1.5 GB are written"),
+                         (want / 1e3, "right in PB/s; the answer is in TB/s")):
+        if abs(got / value - 1) < 0.02:
+            said = words
+    assert abs(got / want - 1) < 0.05, f"rate without synchronise: {got:g} TB/s is {said}"
+
+
+def test_predict_utilisation(subject):
+    got = number(subject.predict_utilisation(), "percent")
+    gpu = FakeGpu(launch=0.0)
+    for _ in range(10):
+        gpu.enqueue(0.090)                          # on one core or on all: it is one kernel
+        gpu.synchronise()
+        gpu.wait(0.010)
+    want = gpu.utilisation()
+    said = "too low: one kernel is enough to count as busy" if got < want else \
+        "too high: 10 of every 100 ms have no kernel at all"
+    for value, words in ((want / 132, "the share of the cores' time, which nobody shows you"),
+                         (100 / 132, "the share of the cores in use; the number is about time"),
+                         (want / 100, "right as a fraction; it is shown in percent")):
+        if abs(got / value - 1) < 0.02:
+            said = words
+    assert abs(got - want) < 0.5, f"utilisation: {got:g} is {said}"
+
+
+# ---- the parts that are given: these run with the course's own tests only
+
+
+class Machine(FakeGpu):
+    """A FakeGpu with all that `measure` asks of a device."""
+
+    side, ramp = 1024, 0.1
+
+    def sample(self, run, repeats, cold=True):
+        return r02_clock.time_call(run, self, repeats, 0, cold)
+
+    def read(self, source):
+        self.enqueue(source.nbytes / self.bandwidth)
+
+    def matmul(self, out, a, b):
+        self.enqueue(2 * self.side**3 / 50e12)
+
+
+def test_roofs_are_those_of_the_machine():
+    machine = Machine(launch=0.0, bandwidth=0.3e12)
+    jobs = r02_clock.roof_jobs(machine)
+    timings = r02_clock.measure(jobs, machine)
+    roofs = r02_clock.Roofs.of(jobs, timings)
+    assert (roofs.copy, roofs.read, roofs.matmul) == pytest.approx((0.3e12, 0.3e12, 50e12))
+    assert {t.runs for t in timings.values()} == {r02_clock.ROUNDS}     # as steady as it gets
+    assert all(t.spread == pytest.approx(0) for t in timings.values())
+
+
+def test_measure_goes_on_until_the_median_is_known_or_time_is_up(rng):
+    machine = Machine(noise=rng.uniform(0.9, 1.1, 1009).tolist())
+    job = r02_clock.copy_job(machine)
+    known = r02_clock.measure([job], machine, limit=1e3)["copy"]
+    assert known.uncertainty <= r02_clock.KNOWN and known.runs > r02_clock.ROUNDS
+    began = machine.clock()
+    stopped = r02_clock.measure([job], machine, limit=0.0)["copy"]
+    assert stopped.runs == r02_clock.ROUNDS
+    assert machine.clock() - began < 1
+
+
+def test_measure_wants_a_name_for_each_job():
+    machine = Machine()
+    with pytest.raises(ValueError, match="a name each, got copy, copy"):
+        r02_clock.measure([r02_clock.copy_job(machine)] * 2, machine)
+
+
+@pytest.mark.parametrize("n", [6, 7, 20, 129])
+def test_median_interval_covers_the_median(rng, n):
+    lists = rng.lognormal(0, 1, (2000, n))          # skewed, as times are; the true median is 1
+    ends = [r02_clock.median_interval(seconds) for seconds in lists]
+    assert np.mean([low <= 1 <= high for low, high in ends]) > 0.94
+
+
+def test_devices_have_what_is_asked_of_them():
+    asked = {"clock", "synchronise", "flush", "sample", "array", "copy", "read", "add", "matmul",
+             "itemsize", "side", "ramp"}
+    for device in (r02_clock.Cpu, r02_clock.Gpu):
+        assert asked <= set(dir(device)), device
+
+
+def test_cpu_does_the_work_of_its_jobs():
+    cpu = r02_clock.Cpu()
+    x, y, z = (cpu.array(1001) for _ in range(3))   # not a multiple of the cores
+    assert len(np.unique(x)) > 900
+    cpu.copy(z, x)
+    assert (z == x).all()
+    cpu.add(z, x, y)
+    assert (z == x + y).all()
+    a, b, c = cpu.array(3, 5), cpu.array(5, 2), cpu.array(3, 2)
+    cpu.matmul(c, a, b)
+    assert np.allclose(c, a @ b)
+    assert cpu.spill.nbytes >= 4 * cpu.cache > 0
+    assert len(cpu.sample(lambda: cpu.copy(z, x), 3)) == 3
+    one = cpu.array(1)
+    cpu.read(one)                                   # fewer numbers than cores
+
+
+def test_last_level_cache_counts_a_shared_cache_once(tmp_path):
+    for core, shared in ((0, "0-1"), (1, "0-1"), (2, "2-3")):
+        for index, (level, size, cores) in enumerate(((1, "32K", core), (3, "8192K", shared))):
+            folder = tmp_path / f"cpu{core}" / "cache" / f"index{index}"
+            folder.mkdir(parents=True)
+            for name, text in (("level", level), ("size", size), ("shared_cpu_list", cores)):
+                (folder / name).write_text(f"{text}\n")
+    assert r02_clock.last_level_cache({0, 1, 2}, tmp_path) == 2 * 8 * 2**20
+    assert r02_clock.last_level_cache({1}, tmp_path) == 8 * 2**20
+    assert r02_clock.last_level_cache({0}, tmp_path / "nothing") == 64 * 2**20
+
+
+@pytest.mark.gpu
+def test_gpu_measures_its_own_roofs():
+    gpu = r02_clock.Gpu()
+    assert gpu.spill.is_cuda and gpu.spill.nbytes >= 4 * gpu.cache > 0
+    jobs = [*r02_clock.roof_jobs(gpu), r02_clock.add_job(gpu)]
+    timings = r02_clock.measure(jobs, gpu, limit=5.0)
+    roofs = r02_clock.Roofs.of(jobs, timings)
+    assert min(roofs.copy, roofs.read, roofs.matmul) > 0
+    assert all(t.runs >= r02_clock.ROUNDS for t in timings.values())
+    x, y, z = (gpu.array(1001) for _ in range(3))
+    gpu.add(z, x, y)
+    assert (z == x + y).all()
+
+
+# ---- words
+
+
+def parts(got, name, want):
+    assert isinstance(got, (tuple, list, np.ndarray)) and len(got) == len(want.split(",")), \
+        f"{name}: got {shown(got)}, expected {want}"
+    return got
+
+
+def number(got, unit):
+    assert isinstance(got, Real) and got > 0, \
+        f"a prediction is a number of {unit}, got {got!r}"
+    return got
+
+
+def shown(got):
+    text = repr(got)
+    return text if len(text) < 60 else f"a {type(got).__name__}"

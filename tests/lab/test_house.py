@@ -1,0 +1,101 @@
+"""Rules of the house that a machine can hold."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from itertools import pairwise
+
+import pytest
+
+from lab import build, course
+from lab.course import ROOT
+
+FLOORS = ["lab", *(floor.name for floor in course.floors())]
+FILES = [p for floor in FLOORS for p in sorted((ROOT / floor).rglob("*.py"))]
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield node.module
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_point_down(path):
+    floor = FLOORS.index(path.relative_to(ROOT).parts[0])
+    for name in imports(path):
+        top = name.split(".")[0]
+        if top in FLOORS:
+            assert FLOORS.index(top) <= floor, f"{path.relative_to(ROOT)} imports {name}, which is above it"
+
+
+def test_the_simulator_stands_alone():
+    for path in (ROOT / "lab" / "simulator").rglob("*.py"):
+        others = [n for n in imports(path) if n.split(".")[0] in FLOORS and not n.startswith("lab.simulator")]
+        assert not others, f"{path.relative_to(ROOT)} imports {others}"
+
+
+def test_the_environment_is_read_in_one_place():
+    for path in FILES:
+        if path.name in ("device.py", "setup.py"):
+            continue
+        assert not re.search(r"\bos\.(environ|getenv)", path.read_text("utf-8")), \
+            f"{path.relative_to(ROOT)} reads the environment; lab/device.py does that"
+
+
+def test_heavy_imports_are_lazy():
+    """A machine lent for its GPU may lack what notebooks need, and `lab --help` should be quick."""
+    code = ("import sys, lab, lab.cli, lab.check, lab.subject, lab.desk, lab.build, lab.plots, lab.verify;"
+            "print([m for m in ('torch','triton','yaml','jupytext','nbclient','jupyter_server','matplotlib',"
+            "'watchfiles','IPython') if m in sys.modules])")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_one_version():
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        assert tomllib.load(file)["project"]["version"] == course.VERSION
+    assert f"## {course.VERSION}" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+
+
+def test_the_manifest_is_in_order_and_says_no_id_twice():
+    ids = [i for floor in course.floors() for i in [*(x.id for x in floor.lessons), *(r[0] for r in floor.planned)]]
+    assert len(ids) == len(set(ids))
+    for floor in course.floors():
+        assert all(a.id < b.id for a, b in pairwise(floor.lessons)), floor.name
+
+
+@pytest.mark.parametrize("lesson", course.lessons(), ids=lambda i: i.id)
+def test_a_lesson_is_whole(lesson):
+    """Its parts are there, needs exist, points and hints are given, prose stays within bounds."""
+    known = {i.id for i in course.lessons()} | {r[0] for f in course.floors() for r in f.planned}
+    assert set(lesson.needs) <= known, f"needs {set(lesson.needs) - known}"
+    assert lesson.front["path"] in ("core", "deep")
+    assert set(lesson.front["hints"]) == {e.name for e in lesson.exercises}
+    for exercise in lesson.exercises:
+        assert exercise.points > 0 and len(exercise.hints) == 3
+        assert f'lesson.check("{exercise.name}")' in lesson.markdown.read_text("utf-8")
+        count = int(re.search(rf"{re.escape(exercise.name)}: about (\d+) line", lesson.stubs[exercise.language])[1])
+        assert count <= 15, f"{exercise.name}: {count} lines are the learner's, at most 15"
+
+
+def test_what_is_generated_is_up_to_date():
+    assert build.check(course.lessons()) == []
+
+
+def test_the_text_speaks_of_itself_alone():
+    """No path of somebody's machine, no package registry's host but PyTorch's in the Makefile."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    own = str(ROOT)
+    for name in listed.splitlines():
+        path = ROOT / name
+        if path.suffix in (".png", ".safetensors") or not path.exists() or path == ROOT / "tests/lab/test_house.py":
+            continue
+        text = path.read_text("utf-8", errors="replace")
+        assert own + "/" not in text, f"{name} holds a path of this machine"
+        for host in ("pypi.org", "pythonhosted.org", "conda.anaconda.org"):
+            assert host not in text, f"{name} names {host}"
