@@ -334,9 +334,8 @@ def mutate(lesson, mutant):
     if whole.count(mutant["find"]) != 1:
         raise course.CourseError(f"{lesson.mutants.name}: {mutant['find']!r} occurs "
                                  f"{whole.count(mutant['find'])} times in {exercise.name}, expected 1")
-    wrong = whole.replace(mutant["find"], mutant["replace"])
-    return replace(reference(lesson), sources=lesson.sources | {
-        exercise.language: text.replace(whole, wrong, 1)})
+    wrong = stub.splice(text, whole.replace(mutant["find"], mutant["replace"]), exercise.language)
+    return replace(reference(lesson), sources=lesson.sources | {exercise.language: wrong.text})
 
 
 def with_likely_causes(lesson, verdicts):

@@ -199,7 +199,7 @@ def from_file(lesson, file):
             continue
         try:
             spliced = stub.splice(sources[language], part, language)
-        except SyntaxError:             # kept as it is: the verdict names the line
+        except (SyntaxError, ValueError):       # kept as it is: the verdict names the line
             sources[language] = part
             continue
         sources[language] = spliced.text

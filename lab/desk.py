@@ -253,8 +253,12 @@ class Desk:
         """True where the text on the desk is the one that last passed, on this version of the course."""
         entry = self.state()["passed"].get(exercise.id)
         path = self.path(exercise.lesson, SUFFIX[exercise.language])
-        return (entry is not None and entry["lesson"] == exercise.lesson.fingerprint and path.exists()
-                and entry["text"] == sha(own_text(exercise, path.read_text("utf-8"))))
+        if entry is None or entry["lesson"] != exercise.lesson.fingerprint or not path.exists():
+            return False
+        try:
+            return entry["text"] == sha(own_text(exercise, path.read_text("utf-8")))
+        except (SyntaxError, ValueError):       # edited since, and does not parse
+            return False
 
     def touched(self, exercise):
         """True where the desk's text of an exercise is no longer the stub."""
@@ -293,11 +297,11 @@ def sha(text):
 
 
 def own_text(exercise, text):
-    """The module's text without its other exercises: what a pass of this one rests on."""
+    """The module's text with its other exercises as stubs: what a pass of this one rests on."""
+    language, stubs = exercise.language, exercise.lesson.stubs[exercise.language]
     for other in exercise.lesson.exercises:
-        if other.language == exercise.language and other.name != exercise.name:
-            with contextlib.suppress(KeyError):         # deleted: then there is nothing to leave out
-                text = text.replace(stub.extract(text, other.name, other.language), "")
+        if other.language == language and other.name != exercise.name:
+            text = stub.splice(text, stub.extract(stubs, other.name, language), language).text
     return text.strip()
 
 

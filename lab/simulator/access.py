@@ -1,0 +1,233 @@
+"""One load or store for the lanes of a wave: find the memory, check, count, move the data.
+
+Addresses come as (B, T) or a broadcast of it when all lanes of the wave take part, else as (n,).
+"""
+
+import numpy as np
+
+from .dtypes import U64
+from .lanes import Lanes
+from .memory import LOCAL_WINDOW, OFFSET_BITS, SEGMENT_SHIFT, SHARED_WINDOW, raw
+
+
+class SeveralSegments(Exception):
+    """The lanes of one instruction point into different arrays: run it once for each."""
+
+    def __init__(self, groups):
+        super().__init__()
+        self.groups = groups
+
+
+def window(wave, address):
+    """A generic address -> its state space and the address within it. Lanes may differ."""
+    number = int(address.flat[0]) >> SEGMENT_SHIFT
+    if number not in (SHARED_WINDOW, LOCAL_WINDOW):
+        return "global", address
+    numbers = address >> U64.type(SEGMENT_SHIFT)
+    if (numbers != number).any():
+        raise SeveralSegments(split(wave, numbers))
+    space = "shared" if number == SHARED_WINDOW else "local"
+    return space, address & U64.type(OFFSET_BITS)
+
+
+def split(wave, key):
+    """Lanes by the value of a key -> list of Lanes."""
+    keys = wave.per_lane(key)
+    return [Lanes(wave.shape, index=wave.lanes.index[keys == k]) for k in np.unique(keys)]
+
+
+def load(wave, inst, address, size, space):
+    """-> raw elements of `size` bytes, in the layout of the addresses."""
+    if space == "generic":
+        space, address = window(wave, address)
+    if space == "global":
+        segment, offset = find_segment(wave, inst, address, size, "read")
+        wave.launch.counts.global_access(wave, inst, offset, size)
+        return segment.view(raw(size)).take(offset >> shift(size), mode="clip")
+    if space == "shared":
+        offset = shared_offset(wave, inst, address, size, "read")
+        wave.launch.counts.shared_access(wave, inst, offset, size)
+        if wave.shadow:
+            wave.shadow.load(wave, inst, offset, size)
+        memory = wave.shared_memory(raw(size))                          # (B, elements)
+        index = offset >> shift(size)
+        if index.ndim == 2 and index.shape[0] == 1:
+            return memory.take(index[0], axis=1, mode="clip")
+        return memory.reshape(-1).take(index + rows(wave, index, memory), mode="clip")
+    memory, index = local_place(wave, inst, address, size, "read")
+    return memory.take(index, mode="clip")
+
+
+def store(wave, inst, address, size, space, value):
+    """Write raw elements. Where lanes write to one place, the highest lane wins."""
+    if space == "generic":
+        space, address = window(wave, address)
+    if space == "global":
+        segment, offset = find_segment(wave, inst, address, size, "write")
+        wave.launch.counts.global_access(wave, inst, offset, size)
+        assign(wave, segment.view(raw(size)), offset >> shift(size), value)
+    elif space == "shared":
+        offset = shared_offset(wave, inst, address, size, "write")
+        wave.launch.counts.shared_access(wave, inst, offset, size)
+        memory = wave.shared_memory(raw(size))
+        index = offset >> shift(size)
+        if wave.shadow:
+            checked_store(wave, inst, offset, size, memory, index, value)
+        elif index.ndim == 2 and index.shape == (1, wave.shape[1]):
+            memory[:, index[0]] = value
+        else:
+            assign(wave, memory.reshape(-1), index + rows(wave, index, memory), value)
+    else:
+        memory, index = local_place(wave, inst, address, size, "write")
+        assign(wave, memory, index, value)
+
+
+def checked_store(wave, inst, offset, size, memory, index, value):
+    """A store to shared memory under the race detector, which wants to know whose value was there
+    and whose has won: two threads that write the same value do no harm."""
+    memory, index = memory.reshape(-1), index + rows(wave, index, memory)
+    mine, place_of = wave.per_lane(value), wave.per_lane(index)
+    differs = differing(memory[place_of], mine)
+    assign(wave, memory, index, value)
+    wave.shadow.store(wave, inst, offset, size, differs, differing(memory[place_of], mine))
+
+
+def differing(a, b):
+    """Elementwise, by their bits (n,)."""
+    if a.dtype != np.complex128:
+        return a != b.view(a.dtype)
+    a, b = (np.ascontiguousarray(x).view(np.uint64).reshape(-1, 2) for x in (a, b))
+    return (a != b).any(axis=1)
+
+
+def place(wave, inst, address, size, space):
+    """For an atomic: memory as one row of raw elements, and the index of each active lane's (n,)."""
+    if space == "generic":
+        space, address = window(wave, address)
+    if space == "global":
+        segment, offset = find_segment(wave, inst, address, size, "atomic")
+        wave.launch.counts.global_access(wave, inst, offset, size)
+        return segment.view(raw(size)), wave.per_lane(offset >> shift(size))
+    offset = shared_offset(wave, inst, address, size, "atomic")
+    wave.launch.counts.shared_access(wave, inst, offset, size)
+    if wave.shadow:
+        wave.shadow.atomic(wave, inst, offset, size)
+    memory = wave.shared_memory(raw(size))
+    index = offset >> shift(size)
+    return memory.reshape(-1), wave.per_lane(index + rows(wave, index, memory))
+
+
+def assign(wave, memory, index, value):
+    """memory[index] = value, lane by lane."""
+    shape = wave.shape if index.ndim == 2 else (wave.lanes.count,)
+    if index.size == 1:                                 # all lanes, one place: the last one wins
+        memory[index.reshape(-1)] = value[..., -1].reshape(-1)[-1]
+    else:
+        memory[np.broadcast_to(index, shape)] = value
+
+
+def rows(wave, index, memory):
+    """Where each block's shared memory starts, in elements."""
+    if index.ndim == 2:
+        return (np.arange(wave.shape[0]) * memory.shape[1]).reshape(-1, 1)
+    return wave.lanes.blocks * memory.shape[1]
+
+
+def shift(size):
+    return size.bit_length() - 1
+
+
+# ---- checks
+
+def find_segment(wave, inst, address, size, verb):
+    """-> the Segment and the byte offsets within it (int64), all in bounds and aligned."""
+    space = wave.launch.space
+    segment = space.find(address.flat[0])
+    if segment is None:
+        if len(groups := split(wave, address >> U64.type(SEGMENT_SHIFT))) > 1:
+            raise SeveralSegments(groups)
+        raise invalid_address(wave, inst, address, size, verb)
+    offset = address - U64.type(segment.base)
+    if segment.length < size or int(offset.max()) > segment.length - size:
+        if len(groups := split(wave, address >> U64.type(SEGMENT_SHIFT))) > 1:
+            raise SeveralSegments(groups)
+        raise out_of_bounds(wave, inst, offset.view(np.int64), size, verb, segment)
+    if size > 1:
+        check_aligned(wave, inst, offset + U64.type(segment.skew) if segment.skew else offset, size,
+                      verb, f"`{segment.name}`")
+    if verb != "read" and not segment.writable:
+        raise wave.launch.error(inst, "out_of_bounds",
+                                f"{verb} to `{segment.name}`, which is read-only", wave, first(wave))
+    return segment, offset.view(np.int64)
+
+
+def shared_offset(wave, inst, address, size, verb):
+    """-> byte offsets within the block's shared memory (int64), in bounds and aligned."""
+    offset = address.view(np.int64)
+    length = wave.launch.shared_size
+    if int(address.max()) > length - size or length < size:
+        bad = wave.per_lane(address > U64.type(max(length - size, 0))) | (length < size)
+        lane = int(wave.lanes.index[np.flatnonzero(bad)[0]])
+        where = int(wave.per_lane(offset)[np.flatnonzero(bad)[0]])
+        if where >= 1 << 31:
+            where -= 1 << 32                            # a 32-bit address below zero
+        arrays = ", ".join(f"`{v}` {n}" for v, n in wave.launch.shared_arrays) or "nothing"
+        raise wave.launch.error(
+            inst, "out_of_bounds",
+            f"out-of-bounds {verb} of {size} bytes at byte {where} of shared memory, which has "
+            f"{length} bytes ({arrays})", wave, lane, also=int(bad.sum()))
+    if size > 1:
+        check_aligned(wave, inst, address, size, verb, "shared memory")
+    return offset
+
+
+def local_place(wave, inst, address, size, verb):
+    """-> local memory as one row of elements, and the index of each lane's element."""
+    length = wave.frame.local_end
+    if int(address.max()) > length - size:
+        bad = wave.per_lane(address > U64.type(length - size))
+        i = int(np.flatnonzero(bad)[0])
+        raise wave.launch.error(
+            inst, "out_of_bounds",
+            f"out-of-bounds {verb} of {size} bytes at byte {int(wave.per_lane(address)[i])} of the "
+            f"thread's local memory, which has {length} bytes", wave, int(wave.lanes.index[i]))
+    if size > 1:
+        check_aligned(wave, inst, address, size, verb, "local memory")
+    memory = wave.local_memory(raw(size))                               # (B·T, elements)
+    lane = wave.lanes.index if address.ndim == 1 else \
+        np.arange(wave.shape[0] * wave.shape[1]).reshape(wave.shape)
+    return memory.reshape(-1), (address.view(np.int64) >> shift(size)) + lane * memory.shape[1]
+
+
+def check_aligned(wave, inst, offset, size, verb, name):
+    if int(np.bitwise_or.reduce(offset, axis=None)) & (size - 1):
+        bad = wave.per_lane((offset & U64.type(size - 1)) != 0)
+        i = int(np.flatnonzero(bad)[0])
+        raise wave.launch.error(
+            inst, "misaligned",
+            f"misaligned {verb} of {size} bytes at byte {int(wave.per_lane(offset)[i])} of {name}: "
+            f"the address must be a multiple of {size}", wave, int(wave.lanes.index[i]))
+
+
+def out_of_bounds(wave, inst, offset, size, verb, segment):
+    offsets = wave.per_lane(offset)
+    bad = (offsets < 0) | (offsets > segment.length - size)
+    i = int(np.flatnonzero(bad)[0])
+    where = f"byte {offsets[i]} of `{segment.name}` ({segment.length} bytes)"
+    if segment.element:
+        item = np.dtype(segment.element).itemsize
+        where = (f"element {offsets[i] // item} of `{segment.name}` "
+                 f"({segment.length // item} {segment.element})")
+    return wave.launch.error(inst, "out_of_bounds", f"out-of-bounds {verb} of {size} bytes: {where}",
+                             wave, int(wave.lanes.index[i]), also=int(bad.sum()))
+
+
+def invalid_address(wave, inst, address, size, verb):
+    value = int(address.flat[0])
+    what = "a null pointer" if value < 1 << 12 else f"the address 0x{value:x}, which is no argument's"
+    return wave.launch.error(inst, "out_of_bounds", f"{verb} of {size} bytes through {what}", wave,
+                             first(wave))
+
+
+def first(wave):
+    return int(wave.lanes.index[0])

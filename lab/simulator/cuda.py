@@ -1,0 +1,105 @@
+"""RawKernel on a real GPU, through CuPy, with the arguments and errors of the simulator.
+
+CuPy compiles with the same NVRTC options, for the device at hand, and launches on torch's current
+stream where torch is in use. numpy arrays are copied in and, where the kernel may write, out.
+"""
+
+import numpy as np
+
+from . import arguments, nvrtc, ptx, signature
+from .cache import compile_cached
+from .errors import CompileError
+from .memory import AddressSpace
+from .session import session
+
+
+def launch(module, name, grid, block, args, shared_mem):
+    """Check the arguments as the simulator does, then launch for real."""
+    import cupy
+    function = described(module, name)
+    declared = signature.parameters(module.source, name)
+    stream = current_stream(cupy)
+    with stream:
+        values, copies = device_arguments(cupy, name, function, declared, args)
+        kernel = gpu_module(cupy, module).get_function(name)
+        if shared_mem > 48 * 1024:
+            kernel.max_dynamic_shared_size_bytes = shared_mem
+        kernel(grid, block, tuple(values), shared_mem=shared_mem)
+        for host, device in copies:
+            host[...] = cupy.asnumpy(device).reshape(host.shape)
+
+
+def described(module, name):
+    """The kernel's parameters as PTX has them; this compile also gives our compile errors."""
+    if module.ptx is None:
+        module.compiled = compile_cached(module.source, module.path, module.options,
+                                         tuple(sorted(module.expressions())), session.cache_dir)
+        module.ptx = ptx.parse(module.compiled.ptx)
+    return module.function(name)
+
+
+def gpu_module(cupy, module):
+    if module.on_gpu is None:
+        options = tuple(o for o in nvrtc.STANDARD_OPTIONS if o != "-default-device")
+        try:
+            module.on_gpu = cupy.RawModule(
+                code=module.source, backend="nvrtc", name_expressions=module.expressions() or None,
+                options=(*options, "-default-device", *nvrtc.includes(module.path), *module.options))
+        except cupy.cuda.compiler.CompileException as error:
+            raise CompileError(str(error), path=module.path) from None
+    return module.on_gpu
+
+
+def current_stream(cupy):
+    """torch's current stream as CuPy's, or CuPy's own if torch is not in use."""
+    torch = arguments.torch_module()
+    if torch is not None and torch.cuda.is_available():
+        return cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
+    return cupy.cuda.get_current_stream()
+
+
+def device_arguments(cupy, name, function, declared, args):
+    """-> CuPy's arguments, and [(numpy array, its copy on the device)] to copy back."""
+    pointers = [on_cpu_twin(a) for a in args]
+    arguments.bind(name, function.parameters, declared, pointers, AddressSpace())
+    values, copies = [], []
+    for value, variable in zip(args, function.parameters):
+        if isinstance(value, np.ndarray):
+            device = cupy.asarray(value)
+            values.append(device)
+            if value.flags.writeable:
+                copies.append((value, device))
+        elif arguments.is_tensor(value):
+            values.append(tensor_pointer(name, value, copies, cupy))
+        elif value is None:
+            values.append(np.uintp(0))
+        else:
+            values.append(scalar(value, variable))
+    return values, copies
+
+
+def on_cpu_twin(value):
+    """A CUDA tensor is checked by its type alone; its CPU twin holds nothing."""
+    if arguments.is_tensor(value) and value.device.type == "cuda":
+        return value.new_empty(value.shape, device="cpu")
+    return value
+
+
+def tensor_pointer(name, tensor, copies, cupy):
+    if tensor.device.type == "cuda":
+        return np.uintp(tensor.data_ptr())
+    segment = arguments.tensor_segment(tensor, "")
+    device = cupy.asarray(segment.bytes)
+    copies.append((segment.bytes, device))
+    return np.uintp(device.data.ptr)
+
+
+def scalar(value, variable):
+    """A number with exactly the parameter's size: CuPy would pass a Python int as 8 bytes."""
+    if isinstance(value, (np.generic, np.void)):
+        return value
+    if isinstance(value, bool):
+        return np.bool_(value)
+    if isinstance(value, float):
+        return {2: np.float16, 4: np.float32, 8: np.float64}[variable.size](value)
+    return np.dtype(f"u{variable.size}").type(int(value) & ((1 << 8 * variable.size) - 1))

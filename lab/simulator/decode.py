@@ -1,0 +1,200 @@
+"""From an instruction to a Python function that runs it.
+
+Decoding happens once, when an instruction is reached for the first time. It checks every modifier
+(an unknown one is an error, never a guess), picks dtypes, and returns `run(wave)`. The parts of
+`run` are readers and writers of registers, which hide how a value is laid out.
+"""
+
+import numpy as np
+
+from .dtypes import BOOL, DTYPES, SIGNED, SIZES, UNSIGNED, U64, is_signed
+from .errors import Unsupported
+from .ptx import Immediate, Not, Register, Sink, Special, Symbol, Vector
+
+# How the scheduler treats an instruction. ALU: any layout of values. MEMORY: all lanes of the
+# wave, or one value per lane. The others move lanes about.
+ALU, MEMORY, WARP_SYNC, BRANCH, EXIT, BARRIER, CALL, BRANCH_TABLE = range(8)
+
+TABLE = {}                          # opcode -> (decoder, kind)
+
+
+def opcode(*names, kind=ALU):
+    """Register a decoder: `decoder(inst, mods)` returns `run(wave)`."""
+    def register(decoder):
+        for name in names:
+            TABLE[name] = decoder, kind
+        return decoder
+    return register
+
+
+def decode(inst):
+    """Fill in inst.run and inst.kind."""
+    if inst.opcode not in TABLE:
+        raise Unsupported(f"the simulator lacks the instruction `{inst.text}`")
+    decoder, kind = TABLE[inst.opcode]
+    inst.kind = kind                    # a decoder may know better: bar.warp.sync
+    mods = Modifiers(inst)
+    run = decoder(inst, mods)
+    mods.finish()
+    inst.run = run
+
+
+class Modifiers:
+    """The dotted words after an opcode. A decoder takes what it knows; the rest is refused."""
+
+    def __init__(self, inst):
+        self.inst = inst
+        self.left = list(inst.modifiers)
+
+    def flag(self, *words):
+        """Take one of the words if it is there -> bool."""
+        return self.one_of(*words) is not None
+
+    def one_of(self, *words, default=None):
+        for word in words:
+            if word in self.left:
+                self.left.remove(word)
+                return word
+        return default
+
+    def type(self):
+        """Take the first type, such as f32."""
+        for word in self.left:
+            if word in SIZES:
+                self.left.remove(word)
+                return word
+        self.refuse()
+
+    def finish(self):
+        if self.left:
+            self.refuse()
+
+    def refuse(self):
+        raise Unsupported(f"the simulator lacks this form of the instruction `{self.inst.text}`")
+
+
+def source(operand, ptx_type):
+    """-> read(wave), the value of an operand as an array of the dtype of `ptx_type`."""
+    if isinstance(operand, Register):
+        return register_reader(operand.name, SIZES[operand.type], DTYPES[ptx_type])
+    if isinstance(operand, Immediate):
+        return constant(immediate(operand, ptx_type))
+    if isinstance(operand, Special):
+        return special_reader(operand.name, DTYPES[ptx_type])
+    if isinstance(operand, Symbol):
+        dtype = DTYPES[ptx_type]
+        return lambda wave: np.asarray(wave.symbol(operand)).astype(dtype).reshape(
+            (1,) if wave.flat else (1, 1))
+    if isinstance(operand, Not):
+        read = source(operand.register, ptx_type)
+        return lambda wave: ~read(wave)
+    if isinstance(operand, Vector):
+        return packed(operand, ptx_type)
+    raise Unsupported(f"the simulator does not know the operand {operand}")
+
+
+def register_reader(name, size, dtype):
+    if dtype.itemsize == size or dtype == BOOL:
+        def read(wave):
+            value = wave.registers[name]
+            if value.dtype is not dtype:
+                value = value.view(dtype)
+            return wave.gather(value) if wave.flat else value
+    elif dtype.itemsize < size:                     # st.u8 and cvt.u8 take the low bits
+        bits, unsigned = UNSIGNED[size], UNSIGNED[dtype.itemsize]
+
+        def read(wave):
+            value = wave.registers[name].view(bits).astype(unsigned).view(dtype)
+            return wave.gather(value) if wave.flat else value
+    else:
+        raise Unsupported(f"the register {name} is too narrow for {dtype}")
+    return read
+
+
+def immediate(operand, ptx_type):
+    """-> numpy scalar. A double literal is rounded when a float is wanted, as PTX says."""
+    dtype = DTYPES[ptx_type]
+    if dtype == BOOL:
+        return np.bool_(operand.bits)
+    if operand.size == 8 and ptx_type == "f32":
+        return UNSIGNED[8].type(operand.bits).view(np.float64).astype(np.float32)
+    bits = operand.bits & (2 ** (8 * dtype.itemsize) - 1)
+    return UNSIGNED[dtype.itemsize].type(bits).view(dtype)
+
+
+def constant(scalar):
+    dense, sparse = np.array([[scalar]]), np.array([scalar])
+    dense.setflags(write=False)
+    sparse.setflags(write=False)
+    return lambda wave: sparse if wave.flat else dense
+
+
+def special_reader(name, dtype):
+    def read(wave):
+        value = wave.special(name)
+        if value.dtype.itemsize != dtype.itemsize:
+            value = value.astype(UNSIGNED[dtype.itemsize])
+        return wave.gather(value.view(dtype)) if wave.flat else value.view(dtype)
+    return read
+
+
+def packed(vector, ptx_type):
+    """{lo, hi} read as one wide value: the first item holds the low bits."""
+    wide = UNSIGNED[SIZES[ptx_type]]
+    size = wide.itemsize // len(vector.items)
+    readers = [source(item, f"b{8 * size}") for item in vector.items]
+
+    def read(wave):
+        value = readers[0](wave).astype(wide)
+        for i, part in enumerate(readers[1:], 1):
+            value = value | (part(wave).astype(wide) << wide.type(8 * size * i))
+        return value.view(DTYPES[ptx_type])
+    return read
+
+
+def destination(operand, ptx_type):
+    """-> write(wave, value). A narrow result is extended to a wide register by its own sign."""
+    if isinstance(operand, Sink):
+        return lambda wave, value: None
+    if isinstance(operand, Vector):
+        return unpacked(operand, ptx_type)
+    if not isinstance(operand, Register):
+        raise Unsupported(f"the simulator cannot write to {operand}")
+    name, size = operand.name, SIZES[operand.type]
+    if SIZES[ptx_type] == size or ptx_type == "pred":
+        return lambda wave, value: wave.write(name, value)
+    if SIZES[ptx_type] > size:
+        raise Unsupported(f"the register {name} is too narrow for {ptx_type}")
+    narrow = DTYPES[ptx_type] if is_signed(ptx_type) else UNSIGNED[SIZES[ptx_type]]
+    wide = (SIGNED if is_signed(ptx_type) else UNSIGNED)[size]
+    return lambda wave, value: wave.write(name, value.view(narrow).astype(wide))
+
+
+def unpacked(vector, ptx_type):
+    wide = UNSIGNED[SIZES[ptx_type]]
+    part = UNSIGNED[wide.itemsize // len(vector.items)]
+    writers = [destination(item, f"b{8 * part.itemsize}") for item in vector.items]
+
+    def write(wave, value):
+        value = value.view(wide)
+        for i, writer in enumerate(writers):
+            writer(wave, (value >> wide.type(8 * part.itemsize * i)).astype(part))
+    return write
+
+
+def address(operand):
+    """[register + offset] -> read(wave), byte addresses as uint64."""
+    base, offset = operand.base, operand.offset
+    if isinstance(base, Register) and SIZES[base.type] == 4:         # the 32-bit shared window
+        read = source(base, "u32")
+        if offset:
+            step = np.uint32(offset & 0xFFFFFFFF)
+            return lambda wave: (read(wave) + step).astype(U64)
+        return lambda wave: read(wave).astype(U64)
+    if isinstance(base, Symbol):
+        return source(Symbol(base.name, base.offset + offset), "u64")
+    read = source(base, "u64")
+    if offset:
+        step = np.uint64(offset & (2**64 - 1))
+        return lambda wave: read(wave) + step
+    return read

@@ -1,0 +1,2 @@
+// NVRTC knows these functions without a header.
+#pragma once

@@ -1,0 +1,16 @@
+"""The instruction set, one file a chapter of the PTX ISA manual. Importing fills decode.TABLE."""
+
+from . import (  # noqa: F401
+    async_copy,
+    atomic,
+    compare,
+    control,
+    convert,
+    floating,
+    integer,
+    loads,
+    matrix,
+    move,
+    transcendental,
+    warp,
+)

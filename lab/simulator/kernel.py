@@ -1,0 +1,140 @@
+"""RawKernel and RawModule: launch CUDA C as CuPy does, on a GPU or in the simulator."""
+
+import re
+from pathlib import Path
+
+from . import nvrtc, ptx, signature
+from .arguments import bind
+from .cache import compile_cached, own_path
+from .errors import KernelError
+from .report import make_launch
+from .run import Run
+from .session import session
+
+
+class RawKernel:
+    """A kernel of a CUDA C text.
+
+    source   the text
+    name     the kernel's name; a template's instance as in C++: "softmax<float, 256>"
+    options  for NVRTC, such as "-DTILE=16"
+    path     the file's name in messages
+
+    kernel(grid, block, args, shared_mem=0): grid and block are an int or a tuple of up to three;
+    args are numpy arrays, torch tensors, Python or numpy numbers, numpy.void for structs. Arrays are
+    written in place. Raises CompileError, KernelError or Unsupported.
+    """
+
+    def __init__(self, source, name, options=(), path=None):
+        self.name = name
+        self.module = RawModule(source, options=options, path=path or "<kernel>", names=(name,),
+                                is_text=True)
+
+    def __call__(self, grid, block, args, shared_mem=0):
+        self.module.launch(self.name, triple("grid", grid), triple("block", block), tuple(args),
+                           shared_mem)
+
+    @property
+    def ptx(self):
+        """The kernel's own part of the PTX text, without comments, debug lines and blank lines."""
+        self.module.compile()
+        lowered = self.module.compiled.names.get(self.name, self.name)
+        text = self.module.compiled.ptx
+        body = text[re.search(rf"\.entry {re.escape(lowered)}\b", text).start():]
+        lines = body[:body.index("\n}") + 2].splitlines()
+        return "\n".join(line for line in lines if line.strip() and not re.match(r"\s*(//|\.loc\b)", line))
+
+    @property
+    def resources(self):
+        """Registers, static shared memory and spills, from the assembler (nvrtc.Resources)."""
+        return self.module.resources(self.name)
+
+
+class RawModule:
+    """A CUDA C file, or its text, with several kernels; compiled once, at the first launch."""
+
+    def __init__(self, source, options=(), path=None, names=(), is_text=False):
+        if not is_text and "\n" not in str(source) and Path(source).suffix in (".cu", ".cuh", ".h"):
+            path, source = path or str(source), Path(source).read_text(encoding="utf-8")
+        self.source, self.options = str(source), tuple(options)
+        self.path = path or "<kernel>"
+        self.names = [n for n in names]
+        self.globals = {}                                   # memory of __device__ variables
+        self.compiled = self.ptx = self.on_gpu = None
+
+    def get(self, name):
+        """-> RawKernel"""
+        kernel = RawKernel.__new__(RawKernel)
+        kernel.name, kernel.module = name, self
+        if name not in self.names:
+            self.names.append(name)
+            if "<" in name:                                 # another instance must be compiled in
+                self.compiled = self.ptx = self.on_gpu = None
+        return kernel
+
+    def compile(self):
+        """-> ptx.Module, compiled if need be."""
+        if self.compiled is None:
+            self.compiled = compile_cached(self.source, self.path, self.options,
+                                           tuple(sorted(self.expressions())), session.cache_dir)
+            self.ptx = ptx.parse(own_path(self.compiled.ptx, self.path))
+        return self.ptx
+
+    def expressions(self):
+        """The names that the compiler must translate: template instances and C++ names."""
+        return [n for n in self.names if not is_extern_c(self.source, n)]
+
+    def function(self, name):
+        module = self.compile()
+        lowered = self.compiled.names.get(name, name)
+        if lowered not in module.functions:
+            known = ", ".join(f"`{n}`" for n, f in module.functions.items() if f.is_kernel)
+            raise KernelError(f"{self.path} has no kernel `{name}`; it has {known or 'none'}",
+                              "argument", path=self.path)
+        return module.functions[lowered]
+
+    def resources(self, name):
+        self.compile()
+        table = nvrtc.resources(self.source, self.path, self.options, tuple(self.expressions()))
+        return table[self.compiled.names.get(name, name)]
+
+    def launch(self, name, grid, block, args, shared_mem):
+        if session.device() == "cuda":
+            from . import cuda
+            return cuda.launch(self, name, grid, block, args, shared_mem)
+        function = self.function(name)
+        run = Run(self.ptx, function, grid, block, sources={self.path: self.source,
+                  full(self.path): self.source}, dynamic_shared=shared_mem, budget=session.step_budget,
+                  checks=session.checks)
+        declared = signature.parameters(self.source, name)
+        run.parameters = bind(name, function.parameters, declared, args, run.space)
+        run.place_globals(self.globals)
+        run.run()
+        session.finish(make_launch(run, name))
+
+
+def full(path):
+    return str(Path(path).absolute())
+
+
+def is_extern_c(source, name):
+    """Has this kernel its plain name in the PTX?"""
+    text = signature.strip_comments(source)
+    inside_block = re.search(r'extern\s+"C"\s*\{', text)
+    plain = re.search(r'extern\s+"C"[^;{}]*\b' + re.escape(name) + r"\s*\(", text)
+    return bool("<" not in name and (plain or inside_block))
+
+
+def triple(what, size):
+    """An int or up to three of them -> (x, y, z)."""
+    size = (size,) if isinstance(size, int) else tuple(int(n) for n in size)
+    limits = (2**31 - 1, 65535, 65535) if what == "grid" else (1024, 1024, 64)
+    if not 1 <= len(size) <= 3 or min(size) < 1:
+        raise KernelError(f"{what} {size}: expected one to three positive sizes", "argument")
+    size = size + (1,) * (3 - len(size))
+    if any(n > limit for n, limit in zip(size, limits)):
+        raise KernelError(f"{what} {size}: the largest possible is {limits}", "argument")
+    if what == "block" and size[0] * size[1] * size[2] > 1024:
+        raise KernelError(f"block {size} has {size[0] * size[1] * size[2]} threads; 1024 is the most",
+                          "argument")
+    return size

@@ -1,0 +1,74 @@
+"""Where addresses lead.
+
+An address is 64 bits: the upper 16 name a segment, the lower 48 are a place within it. Every
+kernel argument has a segment of its own and starts in its middle, so that even a far overshoot to
+either side cannot hit another array.
+Shared and local memory are windows with segment numbers of their own: a generic address says by
+itself which memory it means.
+"""
+
+import numpy as np
+
+SEGMENT_SHIFT = 48
+OFFSET_BITS = (1 << SEGMENT_SHIFT) - 1
+SHARED_WINDOW = 0x7001
+LOCAL_WINDOW = 0x7002
+FIRST_SEGMENT = 1
+MIDDLE = 1 << 47
+
+
+class Segment:
+    """One global or constant array: `length` bytes of somebody's memory, not copied."""
+
+    def __init__(self, data, name, element="", skew=0, writable=True):
+        self.bytes = data                           # uint8 (length,)
+        self.length = len(data)
+        self.name = name                            # as the learner calls it
+        self.element = element                      # dtype name for messages, "" if unknown
+        self.skew = skew                            # bytes after a 256-byte boundary
+        self.writable = writable
+        self.number = 0
+        self.views = {}
+
+    @property
+    def base(self):
+        return (self.number << SEGMENT_SHIFT) + MIDDLE + self.skew
+
+    def view(self, dtype):
+        """The bytes as elements of a dtype; a remainder is cut off."""
+        if dtype not in self.views:
+            size = dtype.itemsize
+            self.views[dtype] = self.bytes[:self.length // size * size].view(dtype)
+        return self.views[dtype]
+
+
+class AddressSpace:
+    """The segments of one launch."""
+
+    def __init__(self):
+        self.segments = []
+
+    def add(self, segment):
+        self.segments.append(segment)
+        segment.number = len(self.segments) - 1 + FIRST_SEGMENT
+        return segment
+
+    def find(self, address):
+        """The segment that an address names, or None."""
+        number = (int(address) >> SEGMENT_SHIFT) - FIRST_SEGMENT
+        return self.segments[number] if 0 <= number < len(self.segments) else None
+
+
+def element_view(memory, dtype, views):
+    """Rows of bytes (R, S) as rows of a dtype, remembered in `views`."""
+    if dtype not in views:
+        size = dtype.itemsize
+        columns = memory.shape[1] // size
+        views[dtype] = memory[:, :columns * size].view(dtype)
+    return views[dtype]
+
+
+def raw(size):
+    """A dtype of `size` bytes that numpy moves in one piece."""
+    return np.dtype({1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64,
+                     16: np.complex128}[size])

@@ -1,0 +1,202 @@
+"""One launch while it runs: its memory, its limits, its counters and what it complains about."""
+
+import sys
+
+import numpy as np
+
+from .counts import Counts
+from .dtypes import SIZES
+from .errors import KernelError, Unsupported
+from .memory import AddressSpace, Segment
+from .ptx import Symbol
+from .races import Shadow
+from .scheduler import Scheduler
+from .wave import Wave
+
+WAVE_LANES = 32768          # enough to hide Python, few enough for registers to stay in the cache
+CHECKED_LANES = 16384       # of a larger grid only the first and the last blocks are race-checked
+PATIENCE = 4_000_000        # interpreted instructions, half a minute or so, if no budget is set
+MAX_SHARED = 163 * 1024     # bytes of shared memory that a block can have on sm_80
+
+
+class Run:
+    """Everything that the waves of a launch share.
+
+    module   ptx.Module
+    kernel   ptx.Function
+    names    C names of the parameters
+    sources  path -> text, for messages
+    """
+
+    def __init__(self, module, kernel, grid, block, *, sources, dynamic_shared=0, budget=None,
+                 checks=True):
+        self.module, self.kernel = module, kernel
+        self.grid, self.block = grid, block
+        self.threads = block[0] * block[1] * block[2]
+        self.sources = sources
+        self.dynamic_shared = dynamic_shared
+        self.budget = budget or 1 << 62
+        self.patience = PATIENCE if budget is None else 1 << 62
+        self.checks = checks
+        self.counts = Counts()
+        self.space = AddressSpace()
+        self.steps = 0                          # warp instructions
+        self.interpreter_steps = 0
+        self.warnings = {}
+        self.output = []
+        self.checked_blocks = 0
+        self.parameters = np.zeros(0, np.uint8)
+        self.addresses = {}                     # variable -> address, or offset within its window
+        self.shared_arrays = []                 # (C name, bytes)
+        self.place_variables()
+
+    # ---- memory
+
+    def place_variables(self):
+        variables = [*self.module.variables.values(),
+                     *(v for f in self.module.functions.values() for v in f.variables.values())]
+        end, extern = 0, []
+        for variable in variables:
+            if variable.space == "shared" and variable.extern:
+                extern.append(variable)
+            elif variable.space == "shared":
+                end = -(-end // variable.align) * variable.align
+                self.addresses[variable.name] = end
+                self.shared_arrays.append((plain_name(variable.name), variable.size))
+                end += variable.size
+        self.shared_variables = [v for v in variables if v.space == "shared"]
+        for variable in extern:
+            self.addresses[variable.name] = -(-end // 16) * 16
+            if self.dynamic_shared:
+                self.shared_arrays.append((plain_name(variable.name), self.dynamic_shared))
+        self.shared_size = -(-end // 16) * 16 + self.dynamic_shared if extern else end
+        if self.shared_size > MAX_SHARED:
+            raise KernelError(f"kernel `{plain_name(self.kernel.name)}` wants {self.shared_size} bytes "
+                              f"of shared memory; a block can have {MAX_SHARED}", "argument")
+
+    def place_globals(self, segments):
+        """Give the module's .global and .const variables addresses. `segments` keeps their memory
+        between launches, since a __device__ variable outlives a kernel."""
+        for variable in self.module.variables.values():
+            if variable.space in ("global", "const"):
+                if variable.name not in segments:
+                    segments[variable.name] = np.zeros(max(variable.size, 1), np.uint8)
+                segment = Segment(segments[variable.name], plain_name(variable.name))
+                self.addresses[variable.name] = self.space.add(segment).base
+        for variable in self.module.variables.values():
+            if variable.values and variable.name not in segments.get("initialised", ()):
+                self.initialise(variable, segments[variable.name])
+                segments.setdefault("initialised", set()).add(variable.name)
+
+    def initialise(self, variable, memory):
+        size = SIZES[variable.type]
+        values = [self.addresses[v.name] + v.offset if isinstance(v, Symbol) else v
+                  for v in variable.values]
+        data = b"".join((v & (2 ** (8 * size) - 1)).to_bytes(size, "little") for v in values)
+        memory[:len(data)] = np.frombuffer(data, np.uint8)
+
+    # ---- running
+
+    def run(self):
+        blocks = self.grid[0] * self.grid[1] * self.grid[2]
+        with np.errstate(all="ignore"):
+            for first, last, checked in self.plan(blocks):
+                wave = Wave(self, np.arange(first, last), self.kernel)
+                if checked and self.checks and self.shared_size:
+                    wave.shadow = Shadow(wave)
+                    self.checked_blocks += last - first
+                Scheduler(self, wave).run()
+        self.print_output()
+
+    def plan(self, blocks):
+        """-> (first block, last block + 1, race-checked?) of each wave, in order."""
+        lanes = -(-self.threads // 32) * 32
+        per_wave, few = max(1, WAVE_LANES // lanes), max(1, CHECKED_LANES // 2 // lanes)
+        if blocks <= 2 * few or not (self.checks and self.shared_size):
+            yield from ((i, min(i + per_wave, blocks), True) for i in range(0, blocks, per_wave))
+            return
+        yield 0, few, True
+        for i in range(few, blocks - few, per_wave):
+            yield i, min(i + per_wave, blocks - few), False
+        yield blocks - few, blocks, True
+
+    def print_output(self):
+        """printf appears when the kernel has ended, as on a GPU."""
+        if self.output:
+            sys.stdout.write("".join(self.output))
+
+    # ---- complaints
+
+    def shared_name(self, offset, size):
+        """What lies at a place in shared memory, as the learner knows it."""
+        for variable in self.shared_variables:
+            start = self.addresses[variable.name]
+            end = self.shared_size if variable.extern else start + variable.size
+            if start <= offset < end:
+                return f"`{plain_name(variable.name)}` at byte {offset - start} ({size} bytes)"
+        return f"shared memory at byte {offset} ({size} bytes)"
+
+    def text(self, location):
+        """The source line at a location, "" where the file is not at hand."""
+        if location is None:
+            return ""
+        if location.path not in self.sources:
+            try:
+                with open(location.path, encoding="utf-8") as file:
+                    self.sources[location.path] = file.read()
+            except OSError:
+                self.sources[location.path] = ""
+        lines = self.sources[location.path].splitlines()
+        return lines[location.line - 1].strip() if 0 < location.line <= len(lines) else ""
+
+    def where(self, inst):
+        if inst.location is None:
+            return f"kernel `{self.kernel.name}`"
+        name = inst.location.path.rsplit("/", 1)[-1]
+        return f"{name}, line {inst.location.line}: {self.text(inst.location)}"
+
+    def error(self, inst, kind, message, wave=None, lane=None, also=1):
+        """-> KernelError, or Unsupported for that kind, with all that is known."""
+        location = inst.location
+        thread = block = None
+        lines = [message]
+        if lane is not None:
+            thread, block = wave.thread_of(lane), wave.block_of(lane)
+            others = f" and {also - 1} other threads" if also > 1 else ""
+            lines.append(f"kernel `{plain_name(self.kernel.name)}`, thread {thread} of block "
+                         f"{block}{others}")
+        lines.append(self.where(inst))
+        facts = dict(line=location and location.line, path=location and location.path,
+                     source_line=self.text(location), thread=thread, block=block)
+        if kind == "unsupported":
+            return Unsupported("\n  ".join(lines), **facts)
+        return KernelError("\n  ".join(lines), kind, **facts)
+
+    def warn(self, inst, message):
+        self.warnings.setdefault((inst, message.split(":")[0]), f"{message}\n  {self.where(inst)}")
+
+    def out_of_budget(self, inst, wave):
+        limit = f"{self.budget} warp instructions" if self.budget < 1 << 62 else \
+            f"{self.patience} simulated instructions"
+        raise self.error(inst, "endless", f"the kernel did not end within {limit}: an endless loop? "
+                         f"It was here", wave, int(wave.lanes.index[0]))
+
+
+def plain_name(name):
+    """A mangled C++ name -> the name within it: _ZZ7softmaxE4warp -> warp."""
+    best, i = name, 0
+    if not name.startswith("_Z"):
+        return name
+    while i < len(name):
+        digits = ""
+        while i < len(name) and name[i].isdigit():
+            digits += name[i]
+            i += 1
+        if digits:
+            best = name[i:i + int(digits)]
+            i += int(digits)
+            if not name.startswith("_ZZ"):
+                return best
+        else:
+            i += 1
+    return best

@@ -1,0 +1,206 @@
+"""Which lanes run next.
+
+Lanes at one place in the code form a group and run together. A branch on which they disagree splits
+the group; groups that meet again merge. The group with the lowest place runs first, so that lanes
+which skipped some code wait for the others at its end: this is how a warp reconverges. A group that
+keeps jumping back while others wait must let them run for a while, since it may be waiting for them
+(a spin lock).
+
+Lanes leave the run queue at a barrier until their block is complete, and at a warp-wide instruction
+(.sync) until the lanes that its mask names have come.
+"""
+
+import numpy as np
+
+from . import instructions  # noqa: F401  (fills the table of opcodes)
+from .access import SeveralSegments
+from .barriers import BarrierRoom, WarpRoom
+from .decode import ALU, BARRIER, BRANCH, BRANCH_TABLE, CALL, WARP_SYNC, decode
+from .errors import Unsupported
+from .wave import Frame
+
+PATIENCE = 64               # jumps back before other groups get a turn
+TURN = 256                  # instructions that such a turn lasts
+
+
+class Scheduler:
+    """Runs one wave to its end."""
+
+    def __init__(self, launch, wave):
+        self.launch = launch
+        self.wave = wave
+        self.groups = {}                        # (frame, pc) -> Lanes
+        self.origins = {}                       # (frame, pc) -> [(Lanes, instruction before)]
+        self.spins = 0
+        self.left_by = np.zeros(wave.live.size, object)     # last instruction of lanes that left
+        self.barriers = BarrierRoom(self)
+        self.warps = WarpRoom(self)
+
+    def run(self):
+        self.add(self.wave.frame, 0, self.wave.live)
+        while True:
+            if self.groups:
+                self.run_group()
+            elif self.warps.waiting:
+                self.warps.retry()
+            elif self.barriers.waiting.any():
+                self.barriers.retry()
+            else:
+                return
+
+    def run_group(self):
+        """Run one group until it splits, leaves, or reaches the place of another group."""
+        frame, pc = min(self.groups, key=place)
+        turn = 1 << 60
+        if self.spins > PATIENCE:
+            frame, pc = max(self.groups, key=place)
+            turn, self.spins = TURN, 0
+        lanes = self.groups.pop((frame, pc))
+        origins, inst = self.origins.pop((frame, pc), []), None
+        limit = min((p for f, p in self.groups if f is frame and p > pc), default=len(frame.code))
+
+        wave, launch, code = self.wave, self.launch, frame.code
+        wave.enter(frame)
+        wave.select(lanes)
+        warps, count = lanes.warps, lanes.count
+        warps_run, lanes_run = launch.counts.warps, launch.counts.lanes
+        while True:
+            before, inst = inst, code[pc]
+            if inst.run is None:
+                self.decode(inst)
+            kind = inst.kind
+            launch.interpreter_steps += 1
+            launch.steps += warps
+            if launch.steps > launch.budget or launch.interpreter_steps > launch.patience:
+                launch.out_of_budget(inst, wave)
+            warps_run[inst] = warps_run.get(inst, 0) + warps
+            if kind == ALU and inst.guard is None:
+                lanes_run[inst] = lanes_run.get(inst, 0) + count
+                inst.run(wave)
+                pc += 1
+            elif kind < WARP_SYNC:
+                self.run_some(inst, self.guarded(inst, lanes)[0])
+                wave.select(lanes)
+                pc += 1
+            elif kind == BRANCH:
+                lanes_run[inst] = lanes_run.get(inst, 0) + count
+                taken, rest = self.guarded(inst, lanes)
+                self.spins += inst.target <= pc and len(self.groups) > 0
+                if taken.count and rest.count:
+                    self.add(frame, inst.target, taken, inst)
+                    self.add(frame, pc + 1, rest, inst)
+                    launch.counts.splits[inst] = launch.counts.splits.get(inst, 0) + 1
+                    return
+                pc = inst.target if taken.count else pc + 1
+            elif kind == WARP_SYNC:
+                chosen, rest = self.guarded(inst, lanes)
+                ready = self.warps.enter(frame, pc, inst, chosen) if chosen.count else chosen
+                if ready.count:
+                    self.run_some(inst, ready)
+                pc += 1
+                if ready is not lanes:
+                    self.add(frame, pc, ready, inst)
+                    self.add(frame, pc, rest, inst)
+                    return
+                wave.select(lanes)
+            elif kind == BARRIER and self.barriers.complete(inst, lanes):
+                self.barriers.pass_through(inst)
+                lanes_run[inst] = lanes_run.get(inst, 0) + count
+                pc += 1
+            else:
+                lanes_run[inst] = lanes_run.get(inst, 0) + count
+                self.leave(frame, pc, inst, lanes, [(lanes, before)] if before else origins)
+                return
+            turn -= 1
+            if pc >= limit or turn == 0 or (self.spins > PATIENCE and self.groups):
+                self.add(frame, pc, lanes, inst)
+                return
+
+    def decode(self, inst):
+        try:
+            decode(inst)
+        except Unsupported as error:
+            raise self.launch.error(inst, "unsupported", str(error), self.wave) from None
+        if inst.kind == BRANCH:
+            inst.target = inst.function.labels[inst.operands[0].name]
+
+    def guarded(self, inst, lanes):
+        """-> lanes for which the guard @p holds, and the others."""
+        wave = self.wave
+        if inst.guard is None:
+            return lanes, wave.nobody
+        value = wave.registers[inst.guard.name]
+        if lanes.sparse:
+            wave.lanes = lanes
+            value = wave.gather(value)
+        chosen, rest = lanes.split(~value if inst.guard_negated else value)
+        return (lanes, wave.nobody) if not rest.count else (chosen, rest)
+
+    def run_some(self, inst, lanes):
+        if not lanes.count:
+            return
+        wave, lanes_run = self.wave, self.launch.counts.lanes
+        lanes_run[inst] = lanes_run.get(inst, 0) + lanes.count
+        wave.select(lanes, inst.kind != ALU)
+        try:
+            inst.run(wave)
+        except SeveralSegments as several:
+            for part in several.groups:
+                wave.select(part, True)
+                inst.run(wave)
+
+    def add(self, frame, pc, lanes, before=None):
+        """Lanes are ready to run at a place; they join those who are there."""
+        if not lanes.count:
+            return
+        key = frame, pc
+        if before is not None:
+            self.origins.setdefault(key, []).append((lanes, before))
+        if key in self.groups:
+            lanes = self.groups[key] | lanes
+        self.groups[key] = self.wave.live if lanes.count == self.wave.live.count else lanes
+
+    # ---- instructions that take lanes out of the group
+
+    def leave(self, frame, pc, inst, lanes, origins):
+        chosen, rest = self.guarded(inst, lanes)
+        self.add(frame, pc + 1, rest, inst)
+        if not chosen.count:
+            return
+        self.wave.select(chosen, True)
+        if inst.kind == BARRIER:
+            self.barriers.enter(frame, pc, inst, chosen)
+        elif inst.kind == CALL:
+            self.call(frame, pc, inst, chosen)
+        elif inst.kind == BRANCH_TABLE:
+            for target, part in inst.run(self.wave):
+                self.add(frame, target, part, inst)
+        elif inst.opcode == "ret" and frame.caller:
+            self.add(frame.caller, frame.return_pc, chosen, inst)
+        else:
+            self.exit(chosen, origins)
+
+    def call(self, frame, pc, inst, lanes):
+        callee = inst.run(self.wave)                    # None: a system call, and it is done
+        if callee is None:
+            self.add(frame, pc + 1, lanes, inst)
+            return
+        function, bound = callee
+        if (pc, function.name) not in frame.callees:
+            frame.callees[pc, function.name] = Frame(function, frame, pc + 1, bound)
+        self.add(frame.callees[pc, function.name], 0, lanes, inst)
+
+    def exit(self, lanes, origins):
+        wave = self.wave
+        for part, before in origins:
+            self.left_by[(part & lanes).index] = before
+        wave.live = wave.live - lanes
+        for key, group in self.groups.items():
+            if group.count == wave.live.count:
+                self.groups[key] = wave.live
+        self.barriers.somebody_left()
+
+
+def place(key):
+    frame, pc = key
+    return -frame.depth, pc

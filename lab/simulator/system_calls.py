@@ -1,0 +1,72 @@
+"""Functions that CUDA C calls and the driver provides: printf and assert."""
+
+import re
+import struct
+
+import numpy as np
+
+from .memory import LOCAL_WINDOW, OFFSET_BITS, SEGMENT_SHIFT
+
+CONVERSION = re.compile(r"%%|%[-+ #0]*(?:\d+|\*)?(?:\.\d+)?(hh|h|ll|l|z|t|j)?([diouxXeEfFgGaAcsp])")
+
+
+def argument(wave, name, dtype=np.uint64):
+    """The value of a call's argument for each active lane (n,)."""
+    memory = wave.local_memory(np.dtype(dtype))             # (B·T, elements)
+    return memory[wave.lanes.index, wave.frame.local[name] // np.dtype(dtype).itemsize]
+
+
+def text_at(wave, address):
+    """The C string at a generic address."""
+    segment = wave.launch.space.find(address)
+    start = int(address) - segment.base
+    return bytes(segment.bytes[start:]).split(b"\0")[0].decode(errors="replace")
+
+
+def vprintf(wave, inst, results, arguments):
+    """printf(format, arguments): the arguments lie packed in local memory."""
+    formats, buffers = (argument(wave, name) for name in arguments)
+    local = wave.local_memory(np.dtype(np.uint8))
+    for lane, fmt, buffer in zip(wave.lanes.index, formats, buffers):
+        place = int(buffer) & OFFSET_BITS if int(buffer) >> SEGMENT_SHIFT == LOCAL_WINDOW else 0
+        wave.launch.output.append(format_text(wave, text_at(wave, fmt), local[lane], place))
+    if results:
+        memory = wave.local_memory(np.dtype(np.uint32))
+        memory[wave.lanes.index, wave.frame.local[results[0]] // 4] = 0
+
+
+def format_text(wave, fmt, memory, place):
+    """C's format with arguments of 4 or 8 bytes, each aligned to its size."""
+    def convert(match):
+        nonlocal place
+        if match[0] == "%%":
+            return "%"
+        length, kind = match.groups()
+        size = 8 if kind in "eEfFgGaAsp" or length in ("l", "ll", "z", "t", "j") else 4
+        place = -(-place // size) * size
+        raw = memory[place:place + size].tobytes()
+        place += size
+        spec = match[0].replace(length or "", "", 1) if length else match[0]
+        if kind in "eEfFgGaA":
+            value, = struct.unpack("<d", raw)
+            return value.hex() if kind in "aA" else spec % value
+        number = int.from_bytes(raw, "little", signed=kind in "di")
+        if kind == "s":
+            return spec % text_at(wave, number)
+        if kind == "p":
+            return f"0x{number:x}"
+        if kind == "c":
+            return chr(number & 0xFF)
+        return (spec[:-1] + "d" if kind == "u" else spec) % number
+    return CONVERSION.sub(convert, fmt)
+
+
+def assert_fail(wave, inst, results, arguments):
+    message, file, line = (argument(wave, arguments[0]), argument(wave, arguments[1]),
+                           argument(wave, arguments[2], np.uint32))
+    raise wave.launch.error(inst, "assert",
+                            f"assertion `{text_at(wave, message[0])}` failed in line {line[0]}",
+                            wave, int(wave.lanes.index[0]), also=len(message))
+
+
+SYSTEM_CALLS = {"vprintf": vprintf, "__assertfail": assert_fail, "__assert_fail": assert_fail}

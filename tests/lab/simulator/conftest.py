@@ -1,0 +1,37 @@
+"""Tests of the simulator run on the simulator, also where there is a GPU.
+
+CLOSE: results of approximate instructions and of sums in another order, float32.
+"""
+
+import numpy as np
+import pytest
+
+from lab import simulator
+
+CLOSE = dict(rtol=2e-5, atol=1e-6)
+
+
+@pytest.fixture(autouse=True)
+def on_simulator(tmp_path_factory):
+    simulator.use("simulator")
+    yield
+    simulator.use(None)
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+def run(source, grid, block, *args, name="k", shared_mem=0, options=(), checks=True):
+    """Launch a kernel -> its Launch."""
+    with simulator.trace(checks) as t:
+        simulator.RawKernel(source, name, options, path="kernel.cu")(grid, block, args, shared_mem)
+    return t.launches[0]
+
+
+def error_of(source, grid, block, *args, **keywords):
+    """Launch a kernel that must fail -> the KernelError."""
+    with pytest.raises(simulator.KernelError) as caught:
+        run(source, grid, block, *args, **keywords)
+    return caught.value

@@ -1,0 +1,146 @@
+"""What a kernel may be given, and what the message says when it is given something else."""
+
+import numpy as np
+import pytest
+
+from lab import simulator
+
+from .conftest import error_of, run
+
+SCALE = """extern "C" __global__ void scale(const float* a, float* b, int n, float factor) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) b[i] = a[i] * factor;
+}"""
+
+
+def scale(a, b, n, factor):
+    return run(SCALE, 1, 32, a, b, n, factor, name="scale")
+
+
+def refused(*args):
+    error = error_of(SCALE, 1, 32, *args, name="scale")
+    assert error.kind == "argument"
+    return str(error)
+
+
+@pytest.fixture
+def a():
+    return np.arange(32, dtype=np.float32)
+
+
+def test_numbers_of_python_and_numpy(a):
+    for n, factor in ((32, 2.0), (np.int32(32), np.float32(2))):
+        b = np.zeros_like(a)
+        scale(a, b, n, factor)
+        assert np.array_equal(b, 2 * a)
+
+
+def test_wrong_count_names_the_parameters(a):
+    assert "takes 4 arguments (a, b, n, factor), 3 were given" in refused(a, a, 32)
+
+
+def test_an_integer_is_no_float(a):
+    assert "`factor` (float)" in refused(a, a, 32, 2) and "write 2.0" in refused(a, a, 32, 2)
+
+
+def test_a_float_is_no_integer(a):
+    assert "`n` (int)" in refused(a, a, 32.0, 2.0)
+
+
+def test_numpy_numbers_must_have_the_size(a):
+    assert "not int64" in refused(a, a, np.int64(32), 2.0)
+    assert "not float64" in refused(a, a, 32, np.float64(2))
+
+
+def test_integers_must_fit(a):
+    assert "does not fit" in refused(a, a, 1 << 31, 2.0)
+
+
+def test_the_element_type_must_be_the_pointers(a):
+    assert "`a` (float*): takes an array of float32, not one of float64" in refused(
+        a.astype(np.float64), a, 32, 2.0)
+
+
+def test_arrays_and_numbers_are_not_mixed_up(a):
+    assert "takes one value, not an array" in refused(a, a, a, 2.0)
+    assert "takes an array" in refused(5, a, 32, 2.0)
+
+
+def test_strided_arrays_are_refused(a):
+    assert "contiguous" in refused(np.zeros(64, np.float32)[::2], a, 32, 2.0)
+
+
+def test_read_only_arrays_may_be_read_and_not_written(a):
+    locked = a.copy()
+    locked.setflags(write=False)
+    b = np.zeros_like(a)
+    scale(locked, b, 32, 2.0)
+    assert np.array_equal(b, 2 * a)
+    error = error_of(SCALE, 1, 32, a, locked, 32, 2.0, name="scale")
+    assert "read-only" in str(error)
+
+
+def test_tensors_and_their_views(a):
+    torch = pytest.importorskip("torch")
+    whole = torch.zeros(64)
+    scale(torch.from_numpy(a), whole[32:], 32, 2.0)
+    assert torch.equal(whole, torch.cat([torch.zeros(32), 2 * torch.from_numpy(a)]))
+    error = error_of(SCALE, 1, 64, torch.zeros(64)[:40], whole, 64, 2.0, name="scale")
+    assert "element 40 of `a` (40 float32)" in str(error)
+
+
+def test_booleans_and_unsigned_and_64_bit():
+    out = np.zeros(3, np.int64)
+    source = """extern "C" __global__ void k(long long* out, bool flag, unsigned u, long long big) {
+        out[0] = flag; out[1] = u; out[2] = big;
+    }"""
+    run(source, 1, 1, out, True, 0xFFFFFFFF, -(1 << 40))
+    assert out.tolist() == [1, 0xFFFFFFFF, -(1 << 40)]
+    assert "does not fit" in str(error_of(source, 1, 1, out, True, -1, 0))
+
+
+def test_grid_and_block_sizes():
+    kernel = simulator.RawKernel(SCALE, "scale")
+    for grid, block, words in (((1,), (32, 64), "2048 threads"), (0, 32, "positive"),
+                               ((1, 1, 1, 1), 1, "one to three"), ((1, 70000), 1, "largest")):
+        with pytest.raises(simulator.KernelError, match=words):
+            kernel(grid, block, ())
+
+
+def test_a_module_of_several_kernels_from_a_file(tmp_path, a):
+    file = tmp_path / "two.cu"
+    file.write_text(SCALE + "\n" + SCALE.replace("scale(", "again("))
+    module, b = simulator.RawModule(str(file)), np.zeros_like(a)
+    module.get("scale")(1, 32, (a, b, 32, 2.0))
+    module.get("again")(1, 32, (b, b, 32, 2.0))
+    assert np.array_equal(b, 4 * a)
+    with pytest.raises(simulator.KernelError, match="no kernel `other`; it has `scale`, `again`"):
+        module.get("other")(1, 32, ())
+
+
+def test_compiled_kernels_are_kept_on_disk(tmp_path, a):
+    simulator.cache_dir(tmp_path)
+    try:
+        for _ in range(2):
+            b = np.zeros_like(a)
+            scale(a, b, 32, 2.0)
+            assert np.array_equal(b, 2 * a)
+        assert len(list(tmp_path.iterdir())) == 1
+    finally:
+        simulator.cache_dir(None)
+
+
+def test_numpy_is_enough():
+    """The package imports neither torch nor triton nor cupy nor anything else of the course."""
+    import subprocess
+    import sys
+    code = ("import sys; from lab import simulator; simulator.use('simulator'); simulator.self_test();"
+            "print([m for m in ('torch', 'triton', 'cupy') if m in sys.modules])")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_more_shared_memory_than_a_block_can_have(a):
+    error = error_of("extern __shared__ float s[]; extern \"C\" __global__ void k() { s[0] = 1; }",
+                     1, 1, shared_mem=200_000)
+    assert error.kind == "argument" and "200000 bytes of shared memory" in str(error)

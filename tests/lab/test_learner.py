@@ -1,0 +1,177 @@
+"""A learner's path through the command line: one exercise of each kind, and every bad input."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from lab import course, stub
+from lab.course import ROOT
+from lab.desk import Desk
+
+# kind: exercise, a wrong answer, what its message names, the right answer is the reference's
+KINDS = {
+    "function": ("r01_roofline/count_add", ("3 * n", "2 * n"), "not the output"),
+    "prediction": ("r01_roofline/predict_gain_of_doubled_peak", ("1.0", "2.0"), "under the compute roof"),
+    "cuda": ("k01_vector_add/add_cuda", ("if (i < n) ", ""), "out-of-bounds"),
+    "triton": ("k01_vector_add/add_triton", ("tl.program_id(0) * BLOCK + ", ""), "works on the first block"),
+}
+
+
+def lab(*args, desk=None, cwd=None):
+    command = [sys.executable, "-m", "lab.cli", *(["--desk", str(desk)] if desk else []), *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd or ROOT, timeout=120,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)})
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("a learner") / "work"
+    done = lab("start", desk=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def put(desk, exercise, text):
+    path = Desk(desk).path(exercise.lesson, course.SUFFIX[exercise.language])
+    path.write_text(stub.splice(path.read_text(), text, exercise.language).text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_path_of_a_learner(desk, kind):
+    name, (find, replacement), says = KINDS[kind]
+    lesson, exercise = course.find_exercise(name)
+    right = stub.extract(lesson.sources[exercise.language], exercise.name, exercise.language)
+
+    done = lab("check", name, desk=desk)
+    assert done.returncode == 3 and "not attempted" in done.stdout
+
+    put(desk, exercise, right.replace(find, replacement))
+    done = lab("check", name, desk=desk)
+    assert done.returncode == 1 and says in done.stdout, done.stdout + done.stderr
+
+    done = lab("show", exercise.name, desk=desk)
+    assert done.returncode == 2 and "not passed yet" in done.stderr
+    for tier in ("nudge", "idea", "nearly the line"):
+        assert tier in lab("hint", exercise.name, desk=desk).stdout
+
+    put(desk, exercise, right)
+    done = lab("check", name, "--json", desk=desk)
+    report = json.loads(done.stdout)
+    assert done.returncode == 0 and report["exercises"][0] == {
+        "name": exercise.name, "verdict": "pass", "points": 1, "max_points": 1, "message": ""}
+    assert {"schema", "course_version", "lesson", "device", "source", "exercises"} == set(report)
+    status = lab("status", desk=desk).stdout
+    assert f"✓ {exercise.name}" in status and "yours" in status
+
+    done = lab("reset", name, desk=desk)
+    assert done.returncode == 0 and "kept" in done.stdout
+    assert lab("check", name, desk=desk).returncode == 3
+
+
+def test_one_line_of_verdict_for_a_whole_desk(desk):
+    done = lab("check", desk=desk)
+    assert done.returncode == 3 and "r01_roofline" in done.stdout and "k01_vector_add" in done.stdout
+
+
+BAD = {
+    "unknown lesson": (["check", "k99_nothing"], "no lesson 'k99_nothing'"),
+    "planned lesson": (["start", "k20_grouped_gemm"], "planned"),
+    "unknown exercise": (["check", "r01_roofline/nothing"], "has no exercise 'nothing'"),
+    "missing file": (["check", "r01_roofline", "--file", "no such.py"], "no file"),
+    "a folder as file": (["check", "r01_roofline", "--file", "day01_roofline"], "expected a .py, .cu or .ipynb"),
+    "file without a lesson": (["check", "--file", "x.py"], "which lesson"),
+    "cuda for a lesson without": (["check", "r01_roofline", "--file", "layer1_kernels/k01_vector_add.cu"],
+                                  "no .cu exercises"),
+    "unknown command": (["chekc"], "No such command"),
+    "unknown option": (["check", "--fiel", "x"], "No such option"),
+    "hint of a lesson": (["hint", "r01_roofline"], "name an exercise"),
+    "hint of nothing": (["hint", "nothing"], "no lesson 'nothing'"),
+    "show of nothing": (["show", "r01_roofline/nothing"], "has no exercise"),
+    "reset of nothing": (["reset", "nothing"], "no lesson"),
+    "open of nothing": (["open", "nothing"], "no lesson"),
+    "watch of nothing": (["watch", "nothing"], "no lesson"),
+    "verify of nothing": (["verify", "nothing"], "no lesson"),
+    "build of nothing": (["build", "nothing"], "no lesson"),
+    "new of no id": (["new", "Softmax"], "no lesson id"),
+    "new of what is there": (["new", "r01_roofline"], "nothing was written"),
+    "empty word": (["check", ""], "no lesson ''"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_exit_2(desk, case):
+    words, says = BAD[case]
+    before = snapshot(desk)
+    done = lab(*words, desk=desk)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert says in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert snapshot(desk) == before
+
+
+NO_DESK = ["status", "check", "hint count_add", "reset r01", "open", "watch", "show count_add"]
+
+
+@pytest.mark.parametrize("words", NO_DESK)
+def test_without_a_desk(tmp_path, words):
+    done = lab(*words.split(), desk=tmp_path / "nowhere")
+    assert done.returncode == 2 and "run `lab start`" in done.stderr
+    assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize("words", ["status", "check", "open", "watch"])
+def test_an_empty_desk(tmp_path, words):
+    Desk(tmp_path / "work").prepare()
+    done = lab(words, desk=tmp_path / "work")
+    assert done.returncode == 2 and "run `lab start`" in done.stderr
+
+
+def test_a_missing_file_of_the_desk(tmp_path):
+    lab("start", "r01", desk=tmp_path / "work")
+    (tmp_path / "work" / "day01_roofline" / "r01_roofline.py").unlink()
+    done = lab("check", "r01", desk=tmp_path / "work")
+    assert done.returncode == 2 and "missing" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name, content, says", [
+    ("x.ipynb", b"not json", "not a notebook"), ("x.py", b"\xff\xfe", "not UTF-8"),
+    ("x.txt", b"", "expected a .py, .cu or .ipynb")])
+def test_a_damaged_file_given(tmp_path, name, content, says):
+    (tmp_path / name).write_bytes(content)
+    done = lab("check", "r01", "--file", tmp_path / name)
+    assert done.returncode == 2 and says in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_no_write_permission(tmp_path):
+    """A path that cannot be made is one line, for root too: it leads through a file."""
+    (tmp_path / "file").write_text("")
+    done = lab("start", "r01", desk=tmp_path / "file" / "work")
+    assert done.returncode == 2 and "cannot" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_a_bare_answer_and_a_notebook_as_file(tmp_path):
+    text = "def count_add(n, itemsize):\n    return n, 3 * n * itemsize\n"
+    (tmp_path / "a.py").write_text(text)
+    done = lab("check", "r01_roofline/count_add", "--file", tmp_path / "a.py")
+    assert done.returncode == 0 and "pass" in done.stdout and "a.py" in done.stdout
+    notebook = {"cells": [{"cell_type": "code", "metadata": {}, "source": text.splitlines(True)}]}
+    (tmp_path / "a.ipynb").write_text(json.dumps(notebook))
+    assert lab("check", "r01_roofline/count_add", "--file", tmp_path / "a.ipynb").returncode == 0
+    done = lab("check", "r01_roofline", "--file", tmp_path / "a.ipynb")
+    assert done.returncode == 3 and "1 pass, 6 not attempted" in done.stdout
+
+
+def test_lines_are_those_of_the_learners_own_file(tmp_path):
+    (tmp_path / "a.py").write_text("# one\n# two\n\ndef count_add(n, itemsize):\n    return n, 1 / 0\n")
+    done = lab("check", "r01_roofline/count_add", "--file", tmp_path / "a.py")
+    assert "ZeroDivisionError" in done.stdout and "line 5: return n, 1 / 0" in done.stdout
+    (tmp_path / "a.py").write_text("# one\ndef count_add(n, itemsize)\n    return 1\n")
+    done = lab("check", "r01_roofline/count_add", "--file", tmp_path / "a.py")
+    assert done.returncode == 1 and "line 2" in done.stdout and "expected ':'" in done.stdout
+
+
+def snapshot(folder):
+    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.suffix not in (".lock",)
+            and "desk.json" not in p.name}
