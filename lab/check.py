@@ -24,8 +24,8 @@ SCHEMA = 1
 VERDICTS = ("pass", "fail", "not_attempted", "not_proven_here", "error")
 
 
-class NotProvenHere(Exception):
-    """Raised by a test: this machine cannot show it, and why."""
+class NotProvenHere(pytest.skip.Exception):
+    """Raised by a test: this machine cannot show it, and why. A plain pytest run counts it as skipped."""
 
 
 @dataclass(frozen=True)

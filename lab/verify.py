@@ -12,31 +12,37 @@ FEWEST = 3              # mutants of an exercise
 
 
 def verify(lessons, jobs=1, console=None):
-    """A row for each proof: {"lesson", "exercise", "proof", "ok", "message"}."""
+    """A row for each proof: {"lesson", "exercise", "proof", "ok", "message"}; ok is None where this
+    machine cannot decide."""
     rows = []
     for lesson in lessons:
         began = time.monotonic()
         own = prove(lesson, jobs)
         rows += own
         if console:
-            bad = [row for row in own if not row["ok"]]
+            bad = [row for row in own if row["ok"] is False]
+            for row in own:
+                if row["ok"] is None:
+                    console.print(f"SKIPPED {lesson.id}/{row['exercise']}: {row['message']}", markup=False)
             for row in bad:
                 console.print(f"  [red]✗[/] {row['exercise']}: {row['proof']}")
                 console.print(f"      {row['message']}", markup=False)
-            console.print(f"{lesson.id}: {len(own) - len(bad)} of {len(own)} proofs, "
+            console.print(f"{lesson.id}: {sum(row['ok'] is True for row in own)} of {len(own)} proofs, "
                           f"{sum(row['proof'].startswith('mutant') for row in own)} mutants, "
                           f"{time.monotonic() - began:.0f} s")
     if console:
-        console.print(f"{sum(row['ok'] for row in rows)} passed, {sum(not row['ok'] for row in rows)} failed")
+        kinds = [row["ok"] for row in rows]
+        console.print(f"{kinds.count(True)} passed, {kinds.count(False)} failed, {kinds.count(None)} skipped")
     return rows
 
 
 def prove(lesson, jobs):
     def row(exercise, proof, ok, message=""):
-        return {"lesson": lesson.id, "exercise": exercise, "proof": proof, "ok": bool(ok), "message": message}
+        return {"lesson": lesson.id, "exercise": exercise, "proof": proof, "ok": ok, "message": message}
 
-    rows = [row(v.name, "the reference passes", v.verdict in ("pass", "not_proven_here"),
-                f"{v.verdict}: {v.message}") for v in check.grade_warm(lesson, check.reference(lesson))]
+    rows = [row(v.name, "the reference passes", v.verdict == "pass" or (
+                None if v.verdict == "not_proven_here" else False), f"{v.verdict}: {v.message}")
+            for v in check.grade_warm(lesson, check.reference(lesson))]
     untouched = check.grade(lesson, Candidate(lesson.stubs, dict.fromkeys(lesson.stubs, "stub")))
     rows += [row(v.name, "the stub is not attempted", v.verdict == "not_attempted",
                  f"{v.verdict}: {v.message}") for v in untouched]

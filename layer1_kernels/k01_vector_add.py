@@ -84,6 +84,22 @@ def ladder(n):
                  load.ideal / load.requests) for launch, load in zip(trace.launches, loads, strict=True)]
 
 
+def bench(n=2**27):
+    """On a GPU: every kernel of this lesson against torch's add and a copy, by turns; rows of lab.bench."""
+    from day01_roofline import Gpu, Job, copy_job, measure
+    from lab.bench import row
+
+    device = Gpu()
+    x, y = (torch.randn(n, device="cuda") for _ in range(2))
+    kernels = {"torch": lambda: torch.add(x, y), "add_triton": lambda: vector_add(x, y)}
+    for kernel in ("add_cuda", "add_chunk_cuda", "add_grid_stride_cuda", "add_vector_cuda"):
+        kernels[kernel] = lambda kernel=kernel: vector_add_cuda(x, y, kernel)
+    jobs = [copy_job(device), *(Job(name, run, n, 3 * n * x.element_size()) for name, run in kernels.items())]
+    timings = measure(jobs, device, limit=30)
+    copy = jobs[0].moved / timings["copy"].seconds
+    return {job.name: row(job, timings[job.name], copy, {"torch": timings["torch"]}) for job in jobs}
+
+
 def check(x, y):
     """What the kernels assume; they compute with 32-bit indices and without strides."""
     if x.shape != y.shape or x.dtype != y.dtype or x.device != y.device:

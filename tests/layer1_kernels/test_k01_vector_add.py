@@ -120,3 +120,16 @@ def tensors(*arrays):
     import torch
 
     return tuple(torch.from_numpy(a) for a in arrays)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [0, *SIZES, 2**20 + 3])
+def test_every_kernel_on_the_device(n):
+    import torch
+
+    from layer1_kernels import vector_add, vector_add_cuda
+
+    x, y = (torch.randn(n, device="cuda") for _ in range(2))
+    assert torch.equal(vector_add(x, y), x + y)
+    for kernel in ("add_cuda", "add_chunk_cuda", "add_grid_stride_cuda", "add_vector_cuda"):
+        assert torch.equal(vector_add_cuda(x, y, kernel), x + y), kernel

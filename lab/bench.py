@@ -1,0 +1,82 @@
+"""`lab bench`: what the lessons' kernels reach on this machine's GPU, as shares and ratios of one run.
+
+A lesson takes part if its reference has a function bench() -> {name: row}; see `row`.
+"""
+
+import argparse
+import ast
+import importlib
+import json
+import sys
+from pathlib import Path
+
+from lab import course, device
+from lab.course import CourseError
+
+
+def units():
+    """The lessons that can be measured, in the course's order."""
+    return [lesson for lesson in course.lessons()
+            if any(isinstance(node, ast.FunctionDef) and node.name == "bench"
+                   for node in ast.parse(lesson.sources["python"]).body)]
+
+
+def measure(lesson):
+    """The rows of one lesson. CourseError without a GPU: a time from the simulator means nothing."""
+    if device.gpu() is None:
+        raise CourseError("no NVIDIA GPU here: nothing to measure")
+    if lesson not in units():
+        raise CourseError(f"{lesson.id} has nothing to measure; {', '.join(i.id for i in units())} have")
+    return importlib.import_module(f"{lesson.floor}.{lesson.id}").bench()
+
+
+def row(job, timing, copy_rate=None, against=None):
+    """One measurement, JSON-able.
+
+    job: has .moved (bytes) and .flops    timing: has .seconds, .uncertainty, .runs
+    copy_rate: byte/s of the copy in the same run    against: {name: its timing in the same run}
+    """
+    found = {"seconds": timing.seconds, "uncertainty": timing.uncertainty, "runs": timing.runs,
+             "bytes": job.moved, "flops": job.flops}
+    if copy_rate:
+        found["share_of_copy"] = job.moved / timing.seconds / copy_rate
+    for name, other in (against or {}).items():
+        found[f"times_{name}"] = other.seconds / timing.seconds
+    return found
+
+
+def text(lesson, rows):
+    """The rows as a table."""
+    lines = [lesson.id]
+    for name, found in rows.items():
+        share = f"{found['share_of_copy']:7.1%} of copy" if "share_of_copy" in found else " " * 16
+        ratios = "".join(f"   {v:.2f} × {k.removeprefix('times_')}" for k, v in found.items()
+                         if k.startswith("times_"))
+        lines.append(f"  {name:28}{found['seconds'] * 1e6:10.1f} µs ±{found['uncertainty']:4.0%}{share}{ratios}")
+    return "\n".join(lines)
+
+
+def main():
+    """For `make gpu`: --list names the units, --unit measures one and writes its rows."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--unit")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    if args.list:
+        print(*(lesson.id for lesson in units()), sep="\n")
+        return 0
+    try:
+        lesson = course.find(args.unit or "")
+        rows = measure(lesson)
+    except CourseError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if args.out:
+        args.out.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
+    print(text(lesson, rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
