@@ -227,7 +227,7 @@ def roof_jobs(device):
 
 
 class Cpu:
-    """The cores that this process may use, through NumPy and float32, a part of each array a core.
+    """The cores that this process may use, through NumPy and float32.
 
     cache: bytes of last-level cache    large: bytes of an array of which no cache holds much
     side: rows of a matrix large enough for the full matmul rate    ramp: see warm_up
@@ -252,7 +252,7 @@ class Cpu:
     def flush(self):
         # By reading: a plain fill may bypass the caches, and what it leaves in them must be written
         # back later, in somebody's timed run. On every core, since each has caches of its own.
-        self.read(self.spill)
+        self.split(np.max, self.spill)
 
     def sample(self, run, repeats, cold=True):
         """Seconds of each run of warm work."""
@@ -268,16 +268,19 @@ class Cpu:
         self.split(np.copyto, target, source)
 
     def read(self, source):
-        # The maximum, because a sum in NumPy is slower than the memory: it would measure itself.
-        self.split(np.max, source)
+        # Two streams at once, by a library that has all cores at work. NumPy's own sum needs more
+        # time for its additions than the memory for the numbers: it would measure itself.
+        half = source.size // 2
+        np.dot(source[:half], source[half:2 * half])
 
     def add(self, out, x, y):
         self.split(np.add, x, y, out)
 
     def matmul(self, out, a, b):
-        np.matmul(a, b, out=out)                # NumPy's library brings threads of its own
+        np.matmul(a, b, out=out)                # the same library
 
     def split(self, function, *arrays):
+        """Call function(*parts) on every core, each with its part of the arrays."""
         parts = [[p for p in np.array_split(a.reshape(-1), self.parts) if p.size] for a in arrays]
         list(self.pool.map(function, *parts))
 

@@ -1,6 +1,7 @@
 """Make what is generated: notebooks, solutions, tables of contents, maps. Never edit these by hand."""
 
 import ast
+import base64
 import hashlib
 import json
 import re
@@ -163,6 +164,15 @@ def shared():
     if readme.exists():
         texts[readme] = between(readme.read_text("utf-8"), "map", map_table())
     return texts
+
+
+def picture(lesson):
+    """The last picture in a lesson's executed solution, as PNG; None before it was executed."""
+    if not lesson.solution.exists():
+        return None
+    outputs = [o for c in json.loads(lesson.solution.read_text("utf-8"))["cells"] for o in c.get("outputs", [])]
+    found = [o["data"]["image/png"] for o in outputs if "image/png" in o.get("data", {})]
+    return base64.b64decode("".join(found[-1])) if found else None
 
 
 def contents(floor):

@@ -1,8 +1,8 @@
 """A simulator of NVIDIA GPUs that runs real CUDA C and unmodified Triton kernels on a CPU.
 
-NVRTC or Triton compile to PTX; this package interprets the PTX with numpy, for all lanes at once. It
-checks what a kernel does, counts what it moves, and says where in the source. It needs numpy and the
-NVRTC wheels; torch and triton only for what uses them.
+NVRTC or Triton compile to PTX; this package interprets the PTX with numpy, for all lanes at once.
+It checks what a kernel does, counts what it moves, and says where in the source. It needs numpy and
+the NVRTC wheels; torch and triton only for what uses them.
 """
 
 from .errors import CompileError, KernelError, Unsupported
@@ -14,6 +14,6 @@ from .triton_driver import activate_triton, deactivate_triton
 
 __all__ = [
     "CompileError", "KernelError", "Launch", "RawKernel", "RawModule", "Unsupported",
-    "activate_triton", "budget", "cache_dir", "deactivate_triton", "last_launch", "self_test", "trace",
-    "use",
+    "activate_triton", "budget", "cache_dir", "deactivate_triton", "last_launch", "self_test",
+    "trace", "use",
 ]

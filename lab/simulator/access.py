@@ -101,7 +101,7 @@ def differing(a, b):
 
 
 def place(wave, inst, address, size, space):
-    """For an atomic: memory as one row of raw elements, and the index of each active lane's (n,)."""
+    """For an atomic: memory as one row of raw elements, and each active lane's index in it (n,)."""
     if space == "generic":
         space, address = window(wave, address)
     if space == "global":
@@ -156,8 +156,9 @@ def find_segment(wave, inst, address, size, verb):
         check_aligned(wave, inst, offset + U64.type(segment.skew) if segment.skew else offset, size,
                       verb, f"`{segment.name}`")
     if verb != "read" and not segment.writable:
-        raise wave.launch.error(inst, "out_of_bounds",
-                                f"{verb} to `{segment.name}`, which is read-only", wave, first(wave))
+        raise wave.launch.error(
+            inst, "out_of_bounds", f"{verb} to `{segment.name}`, which is read-only", wave,
+            first(wave))
     return segment, offset.view(np.int64)
 
 
@@ -218,13 +219,15 @@ def out_of_bounds(wave, inst, offset, size, verb, segment):
         item = np.dtype(segment.element).itemsize
         where = (f"element {offsets[i] // item} of `{segment.name}` "
                  f"({segment.length // item} {segment.element})")
-    return wave.launch.error(inst, "out_of_bounds", f"out-of-bounds {verb} of {size} bytes: {where}",
-                             wave, int(wave.lanes.index[i]), also=int(bad.sum()))
+    return wave.launch.error(
+        inst, "out_of_bounds", f"out-of-bounds {verb} of {size} bytes: {where}", wave,
+        int(wave.lanes.index[i]), also=int(bad.sum()))
 
 
 def invalid_address(wave, inst, address, size, verb):
     value = int(address.flat[0])
-    what = "a null pointer" if value < 1 << 12 else f"the address 0x{value:x}, which is no argument's"
+    what = "a null pointer" if value < 1 << 12 else \
+        f"the address 0x{value:x}, which is no argument's"
     return wave.launch.error(inst, "out_of_bounds", f"{verb} of {size} bytes through {what}", wave,
                              first(wave))
 

@@ -29,13 +29,13 @@ def bind(kernel_name, variables, declared, arguments, space):
                           f"{len(arguments)} were given", "argument")
     size = max((v.offset + v.size for v in variables), default=0)
     data = np.zeros(size, np.uint8)
-    for variable, parameter, value in zip(variables, declared, arguments):
+    for variable, parameter, value in zip(variables, declared, arguments, strict=True):
         try:
             raw = encode(variable, parameter, value, space)
         except ArgumentProblem as problem:
-            raise KernelError(f"kernel `{kernel_name}`, parameter `{parameter.name}`"
-                              f"{' (' + shown(parameter) + ')' if parameter.type else ''}: {problem}",
-                              "argument") from None
+            kind = f" ({shown(parameter)})" if parameter.type else ""
+            raise KernelError(f"kernel `{kernel_name}`, parameter `{parameter.name}`{kind}: "
+                              f"{problem}", "argument") from None
         data[variable.offset:variable.offset + variable.size] = np.frombuffer(raw, np.uint8)
     return data
 
@@ -160,7 +160,7 @@ def tensor_segment(tensor, name):
         raise ArgumentProblem(f"is on {tensor.device}; the simulator runs on CPU tensors")
     size = tensor.element_size()
     extent = 0 if tensor.numel() == 0 else \
-        1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride()))
+        1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     start = tensor.storage_offset() * size
     memory = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
     data = memory.numpy()[start:start + extent * size]

@@ -2,8 +2,8 @@
 
 CUDA demands that every thread of a block reaches the same __syncthreads(), and that every thread
 which a warp mask names reaches the same shuffle. A real GPU hangs, or carries on with wrong values,
-when one does not; here it is an error that says who waits where. A thread that has returned early is
-not waited for: hardware tolerates it, the manual does not promise it, so it is a warning.
+when one does not; here it is an error that says who waits where. A thread that has returned early
+is not waited for: hardware tolerates it, the manual does not promise it, so it is a warning.
 """
 
 import numpy as np
@@ -127,8 +127,8 @@ class BarrierRoom:
             raise self.wave.launch.error(
                 self.inst(lane), "barrier",
                 f"barrier in divergent code: thread {self.wave.thread_of(lane)} waits at this "
-                f"__syncthreads(), thread {self.wave.thread_of(other)} of the same block at the one "
-                f"in line {line_of(self.inst(other))}", self.wave, lane)
+                f"__syncthreads(), thread {self.wave.thread_of(other)} of the same block at the "
+                f"one in line {line_of(self.inst(other))}", self.wave, lane)
 
     def check_returned(self, leaving):
         """Threads that never came: a warning if they returned early, else an error."""
@@ -223,9 +223,10 @@ class WarpRoom:
         """Lanes that a mask names must not have run on without the instruction."""
         wave, left_by = self.wave, self.scheduler.left_by
         mask = wave.per_lane(inst.mask(wave)) if inst.mask else np.uint32(0xFFFFFFFF)
-        named = (np.broadcast_to(mask, (lanes.count,))[:, None] >> np.arange(WARP, dtype=np.uint32)) & 1
+        masks = np.broadcast_to(mask, (lanes.count,))[:, None]
+        named = masks >> np.arange(WARP, dtype=np.uint32) & 1
         other = lanes.warp_of[:, None] * WARP + np.arange(WARP)             # (n, 32) lane numbers
-        for i, lane in zip(*np.nonzero(named)):
+        for i, lane in zip(*np.nonzero(named), strict=True):
             before = left_by[other[i, lane]]
             if before and not returned_early(before, inst, wave.launch):
                 missing = np.zeros(lanes.count, np.uint32)
@@ -236,15 +237,16 @@ class WarpRoom:
         i = int(np.flatnonzero(missing)[0])
         names = [lane for lane in range(WARP) if int(missing[i]) >> lane & 1]
         raise self.wave.launch.error(
-            inst, "mask", f"the mask of this warp-wide instruction names lanes that do not come: lane "
-            f"{', '.join(map(str, names))} {what}", self.wave, int(lanes.index[i]))
+            inst, "mask", f"the mask of this warp-wide instruction names lanes that do not come: "
+            f"lane {', '.join(map(str, names))} {what}", self.wave, int(lanes.index[i]))
 
 
 def returned_early(before, waiting, launch):
     """Did a lane whose last instruction was `before` return ahead of the one that others wait at?
     The text decides: its last line comes first, or says `return`."""
     line = line_of(before)
-    return line is None or line <= (line_of(waiting) or 0) or "return" in launch.text(before.location)
+    return line is None or line <= (line_of(waiting) or 0) or \
+        "return" in launch.text(before.location)
 
 
 def line_of(inst):

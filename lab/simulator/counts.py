@@ -46,7 +46,8 @@ class Counts:
             return
         table, times = warp_table(wave, offset)
         sectors, ideal = sectors_of(table, size)
-        self.add(inst, "global", len(table) * times, sectors * times, ideal * times, lanes.count * size)
+        self.add(inst, "global", len(table) * times, sectors * times, ideal * times,
+                 lanes.count * size)
 
     def shared_access(self, wave, inst, offset, size):
         lanes = wave.lanes
@@ -64,7 +65,8 @@ class Counts:
             wavefronts, ideal = self.patterns[key]
         else:
             wavefronts, ideal = wavefronts_of(table, size)
-        self.add(inst, "shared", len(table) * times, wavefronts * times, ideal * times, lanes.count * size)
+        self.add(inst, "shared", len(table) * times, wavefronts * times, ideal * times,
+                 lanes.count * size)
 
 
 def warp_table(wave, offset):

@@ -44,7 +44,8 @@ def gpu_module(cupy, module):
         try:
             module.on_gpu = cupy.RawModule(
                 code=module.source, backend="nvrtc", name_expressions=module.expressions() or None,
-                options=(*options, "-default-device", *nvrtc.includes(module.path), *module.options))
+                options=(*options, "-default-device", *nvrtc.includes(module.path),
+                         *module.options))
         except cupy.cuda.compiler.CompileException as error:
             raise CompileError(str(error), path=module.path) from None
     return module.on_gpu
@@ -63,7 +64,7 @@ def device_arguments(cupy, name, function, declared, args):
     pointers = [on_cpu_twin(a) for a in args]
     arguments.bind(name, function.parameters, declared, pointers, AddressSpace())
     values, copies = [], []
-    for value, variable in zip(args, function.parameters):
+    for value, variable in zip(args, function.parameters, strict=True):
         if isinstance(value, np.ndarray):
             device = cupy.asarray(value)
             values.append(device)

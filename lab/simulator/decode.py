@@ -7,7 +7,7 @@ Decoding happens once, when an instruction is reached for the first time. It che
 
 import numpy as np
 
-from .dtypes import BOOL, DTYPES, SIGNED, SIZES, UNSIGNED, U64, is_signed
+from .dtypes import BOOL, DTYPES, SIGNED, SIZES, U64, UNSIGNED, is_signed
 from .errors import Unsupported
 from .ptx import Immediate, Not, Register, Sink, Special, Symbol, Vector
 

@@ -21,8 +21,8 @@ class RawKernel:
     path     the file's name in messages
 
     kernel(grid, block, args, shared_mem=0): grid and block are an int or a tuple of up to three;
-    args are numpy arrays, torch tensors, Python or numpy numbers, numpy.void for structs. Arrays are
-    written in place. Raises CompileError, KernelError or Unsupported.
+    args are numpy arrays, torch tensors, Python or numpy numbers, numpy.void for structs. Arrays
+    are written in place. Raises CompileError, KernelError or Unsupported.
     """
 
     def __init__(self, source, name, options=(), path=None):
@@ -42,7 +42,8 @@ class RawKernel:
         text = self.module.compiled.ptx
         body = text[re.search(rf"\.entry {re.escape(lowered)}\b", text).start():]
         lines = body[:body.index("\n}") + 2].splitlines()
-        return "\n".join(line for line in lines if line.strip() and not re.match(r"\s*(//|\.loc\b)", line))
+        return "\n".join(line for line in lines
+                         if line.strip() and not re.match(r"\s*(//|\.loc\b)", line))
 
     @property
     def resources(self):
@@ -58,7 +59,7 @@ class RawModule:
             path, source = path or str(source), Path(source).read_text(encoding="utf-8")
         self.source, self.options = str(source), tuple(options)
         self.path = path or "<kernel>"
-        self.names = [n for n in names]
+        self.names = list(names)
         self.globals = {}                                   # memory of __device__ variables
         self.compiled = self.ptx = self.on_gpu = None
 
@@ -103,9 +104,9 @@ class RawModule:
             from . import cuda
             return cuda.launch(self, name, grid, block, args, shared_mem)
         function = self.function(name)
-        run = Run(self.ptx, function, grid, block, sources={self.path: self.source,
-                  full(self.path): self.source}, dynamic_shared=shared_mem, budget=session.step_budget,
-                  checks=session.checks)
+        run = Run(self.ptx, function, grid, block, dynamic_shared=shared_mem,
+                  sources={self.path: self.source, full(self.path): self.source},
+                  budget=session.step_budget, checks=session.checks)
         declared = signature.parameters(self.source, name)
         run.parameters = bind(name, function.parameters, declared, args, run.space)
         run.place_globals(self.globals)
@@ -132,9 +133,9 @@ def triple(what, size):
     if not 1 <= len(size) <= 3 or min(size) < 1:
         raise KernelError(f"{what} {size}: expected one to three positive sizes", "argument")
     size = size + (1,) * (3 - len(size))
-    if any(n > limit for n, limit in zip(size, limits)):
+    if any(n > limit for n, limit in zip(size, limits, strict=True)):
         raise KernelError(f"{what} {size}: the largest possible is {limits}", "argument")
     if what == "block" and size[0] * size[1] * size[2] > 1024:
-        raise KernelError(f"block {size} has {size[0] * size[1] * size[2]} threads; 1024 is the most",
-                          "argument")
+        raise KernelError(f"block {size} has {size[0] * size[1] * size[2]} threads; 1024 is the "
+                          "most", "argument")
     return size

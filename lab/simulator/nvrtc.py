@@ -1,7 +1,7 @@
-"""CUDA C to PTX with NVRTC, NVIDIA's run-time compiler, through ctypes. No GPU and no driver needed.
+"""CUDA C to PTX with NVRTC, NVIDIA's run-time compiler, through ctypes.
 
-NVRTC comes from the wheel nvidia-cuda-nvrtc; the headers cuda_fp16.h, mma.h and their like from
-nvidia-cuda-runtime, nvidia-cuda-crt and nvidia-cuda-cccl.
+Neither a GPU nor a driver is needed. NVRTC comes from the wheel nvidia-cuda-nvrtc; the headers
+cuda_fp16.h, mma.h and their like from nvidia-cuda-runtime, nvidia-cuda-crt and nvidia-cuda-cccl.
 """
 
 import ctypes
@@ -50,8 +50,9 @@ def library():
     """libnvrtc, loaded. Its builtins come first: NVRTC 13.0 does not find them by itself."""
     folder = library_folder()
     if folder is None:
-        raise KernelError("NVRTC is not installed: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime",
-                          "unsupported")
+        raise KernelError(
+            "NVRTC is not installed: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime",
+            "unsupported")
     files = [f for f in sorted(folder.iterdir()) if re.search(r"nvrtc.*\.(so\.|dll)", f.name)
              and ".alt" not in f.name]
     builtins = [f for f in files if "builtins" in f.name]
@@ -91,7 +92,8 @@ def compile_ptx(source, path, options=(), name_expressions=(), arch=ARCH):
     with Program(source, path) as program:
         for name in name_expressions:
             program.add_name(name)
-        program.compile((f"--gpu-architecture={arch}", *STANDARD_OPTIONS, *includes(path), *options))
+        program.compile((f"--gpu-architecture={arch}", *STANDARD_OPTIONS, *includes(path),
+                         *options))
         return Compiled(program.get("PTX"), program.log(),
                         {name: program.lowered(name) for name in name_expressions})
 
@@ -112,8 +114,9 @@ def read_resources(log):
         def number(pattern, text=text):
             match = re.search(pattern, text)
             return int(match[1]) if match else 0
-        found[name] = Resources(number(r"Used (\d+) registers"), number(r"(\d+) bytes smem"),
-                                number(r"(\d+) bytes spill stores"), number(r"(\d+) bytes spill loads"))
+        found[name] = Resources(
+            number(r"Used (\d+) registers"), number(r"(\d+) bytes smem"),
+            number(r"(\d+) bytes spill stores"), number(r"(\d+) bytes spill loads"))
     return found
 
 

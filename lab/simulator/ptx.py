@@ -120,6 +120,8 @@ SPECIAL = re.compile(
     r"globaltimer|globaltimer_lo|globaltimer_hi|lanemask_(?:eq|le|lt|ge|gt)|"
     r"dynamic_smem_size|total_smem_size)$")
 NAME = r"[A-Za-z_$%][\w$]*"
+MODULE_DIRECTIVE = re.compile(
+    r'^\s*\.(version\s+[\d.]+|target\s+[\w, ]+|address_size\s+\d+|pragma\s+"[^"]*")')
 BOUNDARY = re.compile(r"[;{}]|\.(?:loc|file|section)\b[^\n]*")
 COMMENT = re.compile(r"(\.(?:loc|file)\b[^\n]*)|//[^\n]*|/\*.*?\*/", re.S)
 LABEL = re.compile(r"\s*([\w$]+)\s*:(?!:)")
@@ -243,12 +245,14 @@ class _Parser:
 
     def directive(self, text):
         word = re.match(r"\.(\w+)", text)[1]
-        if word in ("version", "target", "address_size", "pragma", "noreturn", "weak", "callprototype"):
+        if word in ("version", "target", "address_size", "pragma", "noreturn", "weak",
+                    "callprototype"):
             self.module_directives(text)
         elif word == "reg":
             self.declare_registers(text)
         elif word == "branchtargets":
-            label = [k for k, pc in self.function.labels.items() if pc == len(self.function.code)][-1]
+            here = len(self.function.code)
+            label = [k for k, pc in self.function.labels.items() if pc == here][-1]
             self.function.branch_targets[label] = split_commas(text[len(".branchtargets"):])
         elif re.search(r"\.(func|entry)\b", text):
             pass                                            # a declaration, its body is elsewhere
@@ -262,8 +266,7 @@ class _Parser:
     def module_directives(self, text):
         """`.version 9.0 .target sm_80 .address_size 64` end with a newline and not with `;`, so
         that they come glued to the statement that follows."""
-        rest = re.sub(r"^\s*\.(version\s+[\d.]+|target\s+[\w, ]+|address_size\s+\d+|pragma\s+\"[^\"]*\")",
-                      "", text).strip()
+        rest = MODULE_DIRECTIVE.sub("", text).strip()
         if rest == text:
             raise Unsupported(f"the PTX parser does not know the directive: {text[:80]}")
         self.statement(rest)
@@ -276,10 +279,10 @@ class _Parser:
         found = re.search(r"\.(global|const|shared|local|param)\b", words)
         align = re.search(r"\.align\s+(\d+)", words)
         size = SIZES[ptx_type] * (1 if length is None else int(length or 0))
-        initial = [self.initial(v) for v in split_commas(values.strip().strip("{}"))] if values else []
+        initial = split_commas(values.strip().strip("{}")) if values else []
         return Variable(name, found[1] if found else space,
-                        int(align[1]) if align else SIZES[ptx_type], size, ptx_type, initial,
-                        extern=length == "")
+                        int(align[1]) if align else SIZES[ptx_type], size, ptx_type,
+                        [self.initial(v) for v in initial], extern=length == "")
 
     def initial(self, text):
         text = re.sub(r"^generic\((.*)\)$", r"\1", text.strip())
@@ -287,7 +290,7 @@ class _Parser:
         return value.bits if isinstance(value, Immediate) else value
 
     def declare_registers(self, text):
-        _, ptx_type, names = re.match(r"\.reg\s*((?:\.v[24]\s*)?)\.(\w+)\s+(.*)$", text, re.S).groups()
+        ptx_type, names = re.match(r"\.reg\s*(?:\.v[24]\s*)?\.(\w+)\s+(.*)$", text, re.S).groups()
         scope, suffix = self.scopes[-1], "" if len(self.scopes) == 1 else f"@{self.scope_count}"
         for name in split_commas(names):
             many = re.match(r"(" + NAME + r")<(\d+)>$", name)
@@ -346,7 +349,8 @@ class _Parser:
         A line within an inlined header function is blamed on the first caller that is not in a
         header. Triton writes the chain of callers in a comment: `// a.py:1:2 @[ b.py:3:4 ]`.
         """
-        file, line, column = (int(n) for n in re.match(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)", text).groups())
+        numbers = re.match(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)", text).groups()
+        file, line, column = (int(n) for n in numbers)
         if match := re.search(r"inlined_at\s+(\d+)\s+(\d+)\s+(\d+)", text):
             self.callers[file, line, column] = tuple(int(n) for n in match.groups())
         if line == 0:
@@ -370,7 +374,8 @@ class _Parser:
         return next((p for p in self.files.values() if p == path or p.endswith("/" + path)), path)
 
 
-LIBRARY = re.compile(r"/nvidia/[^/]+/include/|/triton/language/|/site-packages/triton/|^cuda_|/cccl/")
+LIBRARY = re.compile(
+    r"/nvidia/[^/]+/include/|/triton/language/|/site-packages/triton/|^cuda_|/cccl/")
 TRITON_LIBRARY = {"standard.py", "core.py", "random.py", "math.py", "semantic.py"}
 
 

@@ -2,7 +2,7 @@
 
 Two threads race if both touch a place, at least one writes, and nothing orders them. A block-wide
 barrier orders all threads of a block, __syncwarp() those of a warp. So an access is ordered before
-mine if it is older than the last barrier of my block or, within my warp, than the last warp barrier.
+mine if it is older than the last barrier of my block or, within my warp, than the last of my warp.
 
 Per cell two numbers, the last write and the last reads, each as `step << 12 | who`. Steps count the
 accesses of the wave. `who` is `warp << 6 | lane`. For reads the lane may also be "several" and the
@@ -72,8 +72,8 @@ class Shadow:
             self.remember_reads(access, cells)
 
     def store(self, wave, inst, offset, size, differs, lost):
-        """differs: the lane's value is not the one that was there (n,); lost: it is not the one that
-        is there now, since another lane has written the place in this instruction."""
+        """differs: the lane's value is not the one that was there (n,); lost: it is not the one
+        that is there now, since another lane has written the place in this instruction."""
         access = Access(self, wave, inst, offset, size)
         mine = access.stamp | access.who
         for cells in access.cells():

@@ -7,7 +7,7 @@ SPACES = ("global", "shared")
 
 @dataclass
 class MemoryCounts:
-    """Loads or stores in one space: see counts.py for what a request, a sector and a wavefront are."""
+    """Loads or stores in one space; counts.py says what requests, sectors and wavefronts are."""
     requests: int = 0           # of one warp each
     transactions: int = 0       # sectors of global, wavefronts of shared memory
     ideal: int = 0              # the fewest transactions possible
@@ -28,7 +28,8 @@ class LineCounts:
     flops: int = 0
     barriers: int = 0           # of one warp each
     splits: int = 0             # times that lanes disagreed on a branch
-    memory: dict = field(default_factory=dict)      # (space, "load" | "store" | "atomic") -> MemoryCounts
+    memory: dict = field(default_factory=dict)      # (space, operation) -> MemoryCounts;
+                                                    # operation: "load", "store" or "atomic"
 
     def access(self, space, op):
         return self.memory.setdefault((space, op), MemoryCounts())
@@ -79,7 +80,8 @@ class Launch:
 
     def _sum(self, what, space, ops, line=None):
         counts = self.totals if line is None else self.lines.get(line, LineCounts())
-        return sum(getattr(c, what) for (s, op), c in counts.memory.items() if s == space and op in ops)
+        return sum(getattr(c, what) for (s, op), c in counts.memory.items()
+                   if s == space and op in ops)
 
     def as_data(self):
         """All of it as a dict that JSON can hold."""
@@ -95,15 +97,17 @@ class Launch:
         }
 
     def __str__(self):
-        head = (f"{self.name}  grid {self.grid} block {self.block}  {self.steps} warp instructions  "
-                f"{self.flops} flops  {self.bytes_loaded} bytes loaded  {self.bytes_stored} stored")
-        rows = [f"{'line':>5} {'access':14} {'requests':>9} {'per request':>12} {'ideal':>6}  source"]
+        head = (f"{self.name}  grid {self.grid} block {self.block}  "
+                f"{self.steps} warp instructions  {self.flops} flops  "
+                f"{self.bytes_loaded} bytes loaded  {self.bytes_stored} stored")
+        rows = [f"{'line':>5} {'access':14} {'requests':>9} {'per request':>12} {'ideal':>6}  "
+                f"source"]
         for line, counts in sorted(self.lines.items()):
             for (space, op), c in counts.memory.items():
                 unit = "sectors" if space == "global" else "wavefr."
                 rows.append(f"{line:5} {space + ' ' + op:14} {c.requests:9} "
-                            f"{c.transactions / c.requests:5.2f} {unit} {c.ideal / c.requests:5.2f}  "
-                            f"{self.text.get(line, '')[:48]}")
+                            f"{c.transactions / c.requests:5.2f} {unit} "
+                            f"{c.ideal / c.requests:5.2f}  {self.text.get(line, '')[:48]}")
         notes = [f"warning: {w}" for w in self.warnings]
         return "\n".join([head, *rows, *notes])
 

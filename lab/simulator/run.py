@@ -166,8 +166,8 @@ class Run:
             lines.append(f"kernel `{plain_name(self.kernel.name)}`, thread {thread} of block "
                          f"{block}{others}")
         lines.append(self.where(inst))
-        facts = dict(line=location and location.line, path=location and location.path,
-                     source_line=self.text(location), thread=thread, block=block)
+        facts = {"line": location and location.line, "path": location and location.path,
+                 "source_line": self.text(location), "thread": thread, "block": block}
         if kind == "unsupported":
             return Unsupported("\n  ".join(lines), **facts)
         return KernelError("\n  ".join(lines), kind, **facts)
@@ -178,8 +178,8 @@ class Run:
     def out_of_budget(self, inst, wave):
         limit = f"{self.budget} warp instructions" if self.budget < 1 << 62 else \
             f"{self.patience} simulated instructions"
-        raise self.error(inst, "endless", f"the kernel did not end within {limit}: an endless loop? "
-                         f"It was here", wave, int(wave.lanes.index[0]))
+        raise self.error(inst, "endless", f"the kernel did not end within {limit}: an endless "
+                         f"loop? It was here", wave, int(wave.lanes.index[0]))
 
 
 def plain_name(name):

@@ -37,7 +37,7 @@ def self_test():
         else:
             raise KernelError("the simulator's self-test did not find a race")
         major, minor = nvrtc.version()
-        return (f"NVRTC {major}.{minor} compiled a kernel, {t.launches[0].steps} warp instructions ran "
-                f"right, a missing barrier was found")
+        return (f"NVRTC {major}.{minor} compiled a kernel, {t.launches[0].steps} warp instructions "
+                f"ran right, a missing barrier was found")
     finally:
         session.chosen = before

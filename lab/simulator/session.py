@@ -1,4 +1,4 @@
-"""What holds for all launches of the process: device, step budget, checks, traces, the last launch."""
+"""What holds for all launches of the process: device, budget, checks, traces, the last launch."""
 
 from contextlib import contextmanager
 

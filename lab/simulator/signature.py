@@ -16,8 +16,8 @@ POINTEES = {                # C element type -> numpy dtypes that it may be give
     "__nv_bfloat16": ("bfloat16", "uint16"), "nv_bfloat16": ("bfloat16", "uint16"),
     "half2": ("float16",), "__half2": ("float16",), "__nv_bfloat162": ("bfloat16", "uint16"),
     "float2": ("float32",), "float4": ("float32",), "double2": ("float64",),
-    "int": ("int32", "uint32"), "unsigned": ("int32", "uint32"), "unsigned int": ("int32", "uint32"),
-    "int32_t": ("int32", "uint32"), "uint32_t": ("int32", "uint32"),
+    "int": ("int32", "uint32"), "int32_t": ("int32", "uint32"), "uint32_t": ("int32", "uint32"),
+    "unsigned": ("int32", "uint32"), "unsigned int": ("int32", "uint32"),
     "int2": ("int32", "uint32"), "int4": ("int32", "uint32"),
     "long long": ("int64", "uint64"), "unsigned long long": ("int64", "uint64"),
     "int64_t": ("int64", "uint64"), "uint64_t": ("int64", "uint64"), "size_t": ("int64", "uint64"),
@@ -27,8 +27,8 @@ POINTEES = {                # C element type -> numpy dtypes that it may be give
 }
 SIGNED = {"int", "short", "long", "long long", "char", "signed char", "int32_t", "int64_t",
           "int16_t", "int8_t"}
-QUALIFIERS = re.compile(r"\b(const|volatile|__restrict__|__restrict|restrict|struct|__grid_constant__|"
-                        r"__constant__)\b")
+QUALIFIERS = re.compile(r"\b(const|volatile|__restrict__|__restrict|restrict|struct|"
+                        r"__grid_constant__|__constant__)\b")
 
 
 def strip_comments(source):

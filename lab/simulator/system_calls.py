@@ -27,7 +27,7 @@ def vprintf(wave, inst, results, arguments):
     """printf(format, arguments): the arguments lie packed in local memory."""
     formats, buffers = (argument(wave, name) for name in arguments)
     local = wave.local_memory(np.dtype(np.uint8))
-    for lane, fmt, buffer in zip(wave.lanes.index, formats, buffers):
+    for lane, fmt, buffer in zip(wave.lanes.index, formats, buffers, strict=True):
         place = int(buffer) & OFFSET_BITS if int(buffer) >> SEGMENT_SHIFT == LOCAL_WINDOW else 0
         wave.launch.output.append(format_text(wave, text_at(wave, fmt), local[lane], place))
     if results:
@@ -62,8 +62,7 @@ def format_text(wave, fmt, memory, place):
 
 
 def assert_fail(wave, inst, results, arguments):
-    message, file, line = (argument(wave, arguments[0]), argument(wave, arguments[1]),
-                           argument(wave, arguments[2], np.uint32))
+    message, line = argument(wave, arguments[0]), argument(wave, arguments[2], np.uint32)
     raise wave.launch.error(inst, "assert",
                             f"assertion `{text_at(wave, message[0])}` failed in line {line[0]}",
                             wave, int(wave.lanes.index[0]), also=len(message))

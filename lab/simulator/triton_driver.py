@@ -108,7 +108,7 @@ class Utils:
                 "mem_bus_width": 5120}
 
     def load_binary(self, name, binary, shared, device):
-        return None, name, 0, 0, 1024                       # module, function, registers, spills, threads
+        return None, name, 0, 0, 1024               # module, function, registers, spills, threads
 
     def unload_module(self, module):
         pass
@@ -129,7 +129,8 @@ class Launcher:
         names = source.fn.arg_names if hasattr(source, "fn") else list(source.signature)
         self.kinds = list(source.signature.values())
         self.parameters = [Parameter(name, str(kind).lstrip("*"), str(kind).startswith("*"))
-                           for name, kind in zip(names, self.kinds) if kind != "constexpr"]
+                           for name, kind in zip(names, self.kinds, strict=True)
+                           if kind != "constexpr"]
         self.globals = {}
 
     def __call__(self, grid_x, grid_y, grid_z, stream, function, kernel_metadata, launch_metadata,
@@ -140,7 +141,7 @@ class Launcher:
         run = Run(self.module, self.kernel, (grid_x, grid_y, grid_z), (self.threads, 1, 1),
                   sources={}, dynamic_shared=self.shared, budget=session.step_budget,
                   checks=session.checks)
-        values = [by_type(value, kind) for value, kind in zip(args, self.kinds)
+        values = [by_type(value, kind) for value, kind in zip(args, self.kinds, strict=True)
                   if kind != "constexpr"]
         scratch = torch.zeros(self.scratch * grid_x * grid_y * grid_z, dtype=torch.uint8) \
             if self.scratch else None

@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 
-from .dtypes import DTYPES
+from .dtypes import BOOL, DTYPES
 from .lanes import WARP, Lanes
 
 POISON = 0xFF               # what nobody has written: NaN as a float, -1 as an integer
@@ -24,7 +24,7 @@ class Registers(dict):
     def __missing__(self, name):
         dtype = DTYPES[self.types[name]]
         return np.full((1, 1), POISON, np.uint8).repeat(dtype.itemsize, 1).view(dtype) \
-            if dtype != bool else np.zeros((1, 1), bool)
+            if dtype != BOOL else np.zeros((1, 1), BOOL)
 
 
 class Frame:
@@ -62,7 +62,7 @@ class Wave:
         threads = launch.threads
         T = -(-threads // WARP) * WARP
         self.shape = (len(blocks), T)
-        self.live = Lanes(self.shape, np.arange(T).reshape(1, T) < threads if T != threads
+        self.live = Lanes(self.shape, np.arange(T).reshape(1, T) < threads if threads != T
                           else np.ones((1, 1), bool))
         self.nobody = Lanes(self.shape, index=np.zeros(0, np.int64))
         self.frame = Frame(function)

@@ -1,8 +1,8 @@
 """cp.async: copy from global to shared memory behind the lane's back.
 
-A lane's copies belong to the group that its next commit closes. The bytes appear in shared memory no
-sooner than wait_group says that the group is done; so a kernel that forgets to wait reads old data,
-here as on a GPU.
+A lane's copies belong to the group that its next commit closes. The bytes appear in shared memory
+no sooner than wait_group says that the group is done; so a kernel that forgets to wait reads old
+data, here as on a GPU.
 """
 
 import numpy as np
@@ -43,8 +43,8 @@ def cp(inst, mods):
 
 
 def fetch(wave, inst, frm, size, given):
-    """The bytes to copy, read now (n, size). Beyond the source size they are zero, and where that is
-    zero nothing is read."""
+    """The bytes to copy, read now (n, size). Beyond the source size they are zero, and where that
+    is zero nothing is read."""
     if given is None:
         data = wave.per_lane(load(wave, inst, frm(wave), size, "global"))
         return np.ascontiguousarray(data).view(np.uint8).reshape(-1, size)

@@ -4,8 +4,18 @@ import re
 
 import numpy as np
 
-from ..decode import (BARRIER, BRANCH, BRANCH_TABLE, CALL, EXIT, MEMORY, WARP_SYNC, destination,
-                      opcode, source)
+from ..decode import (
+    BARRIER,
+    BRANCH,
+    BRANCH_TABLE,
+    CALL,
+    EXIT,
+    MEMORY,
+    WARP_SYNC,
+    destination,
+    opcode,
+    source,
+)
 from ..dtypes import U32
 from ..lanes import Lanes
 from ..ptx import Immediate
@@ -83,8 +93,8 @@ def bar(inst, mods):
         mods.type()
         write = destination(operands.pop(0), "u32" if how == "popc" else "pred")
         predicate = source(operands.pop(), "pred")
-        results = {"popc": lambda yes, total: yes.astype(U32), "and": lambda yes, total: yes == total,
-                   "or": lambda yes, total: yes > 0}
+        results = {"popc": lambda yes, total: yes.astype(U32),
+                   "and": lambda yes, total: yes == total, "or": lambda yes, total: yes > 0}
         inst.reduction = lambda wave, yes, total: write(wave, results[how](yes, total))
     reads = [source(operand, "u32") for operand in operands]
     inst.simple_barrier = action == "sync" and operands == [Immediate(0, None)]
@@ -108,12 +118,15 @@ def warp_barrier(inst, mods):
     return run
 
 
+CALL_OPERANDS = re.compile(
+    r"(?:\(([^)]*)\)\s*,\s*)?([\w$%]+)(?:\s*,\s*\(([^)]*)\))?(?:\s*,\s*([\w$]+))?$")
+
+
 @opcode("call", kind=CALL)
 def call(inst, mods):
     """call (result), function, (arguments): the names are .param variables of the caller."""
     mods.flag("uni")
-    match = re.match(r"(?:\(([^)]*)\)\s*,\s*)?([\w$%]+)(?:\s*,\s*\(([^)]*)\))?(?:\s*,\s*([\w$]+))?$",
-                     inst.operands[0])
+    match = CALL_OPERANDS.match(inst.operands[0])
     results, name, arguments, _ = match.groups()
     results, arguments = ([part.strip() for part in (text or "").split(",") if part.strip()]
                           for text in (results, arguments))
@@ -127,6 +140,6 @@ def call(inst, mods):
                                     f"the simulator cannot call `{name}`", wave)
         place = wave.frame.local
         bound = {v.name: place[n] for v, n in zip(callee.parameters + callee.results,
-                                                  arguments + results)}
+                                                  arguments + results, strict=True)}
         return callee, bound
     return run

@@ -1,9 +1,9 @@
 """Tensor cores: ldmatrix, mma and wmma multiply small matrices spread over a warp.
 
 Which lane holds which element is given by the PTX ISA manual, section "Matrix fragments". With lane
-= 4 g + q (g: group, q: thread in group) and 16-bit elements, a register of A holds row g or g + 8 and
-columns 2 q, 2 q + 1 (+ 8); a register of B rows 2 q, 2 q + 1 (+ 8) and column g; C and D hold row g
-or g + 8 and columns 2 q, 2 q + 1.
+= 4 g + q (g: group, q: thread in group) and 16-bit elements, a register of A holds row g or g + 8
+and columns 2 q, 2 q + 1 (+ 8); a register of B rows 2 q, 2 q + 1 (+ 8) and column g; C and D hold
+row g or g + 8 and columns 2 q, 2 q + 1.
 """
 
 import re
@@ -30,7 +30,8 @@ def elements(word, ptx_type):
         return [(word & U32.type(0xFFFFE000)).view(F32)]
     if ptx_type in ("s8", "u8"):
         kind = np.int8 if ptx_type == "s8" else np.uint8
-        return [(word >> U32.type(s)).astype(np.uint8).view(kind).astype(F64) for s in (0, 8, 16, 24)]
+        return [(word >> U32.type(s)).astype(np.uint8).view(kind).astype(F64)
+                for s in (0, 8, 16, 24)]
     raise KeyError(ptx_type)
 
 
@@ -40,7 +41,8 @@ WIDTH = {"f16": 2, "bf16": 2, "tf32": 1, "s8": 4, "u8": 4}   # elements a regist
 def a_places(count, ptx_type):
     """-> for register i and element e of it, (rows, columns) of the 32 lanes."""
     w = WIDTH[ptx_type]
-    return [[(G + 8 * (i % 2), w * Q + e + 4 * w * (i // 2)) for e in range(w)] for i in range(count)]
+    return [[(G + 8 * (i % 2), w * Q + e + 4 * w * (i // 2)) for e in range(w)]
+            for i in range(count)]
 
 
 def b_places(count, ptx_type):
@@ -70,7 +72,7 @@ def mma(inst, mods):
         left = gather(words[0], places[0], a, (M, K))       # (W, M, K)
         right = gather(words[1], places[1], b, (K, N))      # (W, K, N)
         product = np.matmul(left, right)                    # (W, M, N)
-        for i, (write, word) in enumerate(zip(writes, words[2])):
+        for i, (write, word) in enumerate(zip(writes, words[2], strict=True)):
             write(wave, scatter(wave, accumulate(product, word, i, d)))
     return run
 
@@ -88,8 +90,8 @@ def scatter(wave, value):
 def gather(words, places, ptx_type, shape):
     """Registers (W, 32) of a fragment -> matrices (W, rows, columns)."""
     matrix = np.empty((len(words[0]), *shape), F64 if ptx_type in ("s8", "u8") else F32)
-    for word, parts in zip(words, places):
-        for value, (row, column) in zip(elements(word, ptx_type), parts):
+    for word, parts in zip(words, places, strict=True):
+        for value, (row, column) in zip(elements(word, ptx_type), parts, strict=True):
             matrix[:, row, column] = value
     return matrix
 
@@ -108,8 +110,8 @@ def accumulate(product, word, i, d):
 
 @opcode("ldmatrix", kind=WARP_SYNC)
 def ldmatrix(inst, mods):
-    """Load 8x8 matrices of 16-bit elements: lane 8 i + r gives the address of row r of matrix i, and
-    lane 4 r + q gets elements 2 q, 2 q + 1 of row r (of column r with .trans)."""
+    """Load 8x8 matrices of 16-bit elements: lane 8 i + r gives the address of row r of matrix i,
+    and lane 4 r + q gets elements 2 q, 2 q + 1 of row r (of column r with .trans)."""
     if not (mods.flag("sync") and mods.flag("aligned") and mods.flag("m8n8")):
         mods.refuse()
     count = int(mods.one_of("x1", "x2", "x4")[1:])

@@ -29,8 +29,8 @@ def check_member(wave, inst):
     if outside.any():
         i = int(np.flatnonzero(outside)[0])
         raise wave.launch.error(
-            inst, "mask", f"lane {lane[i]} executes this warp-wide instruction but is not in its mask "
-            f"0x{masks[i]:08x}", wave, int(wave.lanes.index[i]))
+            inst, "mask", f"lane {lane[i]} executes this warp-wide instruction but is not in its "
+            f"mask 0x{masks[i]:08x}", wave, int(wave.lanes.index[i]))
     return masks
 
 
@@ -88,15 +88,15 @@ def fetch(wave, inst, value, lane, other):
     result = wave.full(value)[from_lane]
     if absent.any():
         i = int(np.flatnonzero(absent)[0])
-        wave.launch.warn(inst, f"a shuffle reads lane {other[i]}, which does not take part: the value "
-                               f"is undefined (thread {wave.thread_of(index[i])} of block "
+        wave.launch.warn(inst, f"a shuffle reads lane {other[i]}, which does not take part: the "
+                               f"value is undefined (thread {wave.thread_of(index[i])} of block "
                                f"{wave.block_of(index[i])})")
         result = np.where(absent, result.dtype.type(FULL), result)
     return result
 
 
 def ballot(wave, predicate):
-    """Per warp of the wave, the active lanes for which the predicate holds, as 32 bits (B·T/32,)."""
+    """Per warp of the wave the active lanes for which the predicate holds, as bits (B·T/32,)."""
     truth = wave.full(predicate)
     if not wave.lanes.whole:
         truth = truth & np.broadcast_to(wave.lanes.mask, wave.shape).reshape(-1)

@@ -8,7 +8,7 @@ import pytest
 
 from lab import simulator
 
-CLOSE = dict(rtol=2e-5, atol=1e-6)
+CLOSE = {"rtol": 2e-5, "atol": 1e-6}
 
 
 @pytest.fixture(autouse=True)

@@ -134,7 +134,8 @@ def test_numpy_is_enough():
     """The package imports neither torch nor triton nor cupy nor anything else of the course."""
     import subprocess
     import sys
-    code = ("import sys; from lab import simulator; simulator.use('simulator'); simulator.self_test();"
+    code = ("import sys; from lab import simulator; simulator.use('simulator');"
+            "simulator.self_test();"
             "print([m for m in ('torch', 'triton', 'cupy') if m in sys.modules])")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr

@@ -101,7 +101,8 @@ def test_shared_float4_takes_four_wavefronts_at_best():
 
 @pytest.mark.parametrize("n, tile", [(64, 16), (48, 16)])
 def test_tiled_matmul(rng, n, tile):
-    a, b, c = rng.random((n, n), np.float32), rng.random((n, n), np.float32), np.zeros((n, n), np.float32)
+    a, b = rng.random((2, n, n), np.float32)
+    c = np.zeros((n, n), np.float32)
     launch = run("""extern "C" __global__ void k(const float* A, const float* B, float* C, int n) {
         __shared__ float a[16][16], b[16][16];
         int tx = threadIdx.x, ty = threadIdx.y, x = blockIdx.x * 16 + tx, y = blockIdx.y * 16 + ty;
@@ -125,7 +126,8 @@ def test_tiled_matmul(rng, n, tile):
 
 def test_naive_matmul_loads_two_rows_or_columns_a_warp(rng):
     n = 32
-    a, b, c = rng.random((n, n), np.float32), rng.random((n, n), np.float32), np.zeros((n, n), np.float32)
+    a, b = rng.random((2, n, n), np.float32)
+    c = np.zeros((n, n), np.float32)
     launch = run("""extern "C" __global__ void k(const float* A, const float* B, float* C, int n) {
     int x = blockIdx.x * 16 + threadIdx.x, y = blockIdx.y * 16 + threadIdx.y;
     float s = 0;

@@ -96,7 +96,8 @@ def test_local_array_with_a_dynamic_index(rng):
 @pytest.mark.parametrize("call, function", [
     ("sinf(x * 100.f)", lambda x: np.sin(x * np.float32(100))), ("cosf(x)", np.cos),
     ("expf(x)", np.exp), ("logf(x + .1f)", lambda x: np.log(x + np.float32(.1))),
-    ("powf(x, 1.5f)", lambda x: x**1.5), ("tanhf(x)", np.tanh), ("rsqrtf(x)", lambda x: 1 / np.sqrt(x)),
+    ("powf(x, 1.5f)", lambda x: x**1.5), ("tanhf(x)", np.tanh),
+    ("rsqrtf(x)", lambda x: 1 / np.sqrt(x)),
     ("x / (x + 1.f)", lambda x: x / (x + 1)), ("exp2f(x)", np.exp2), ("log2f(x)", np.log2),
     ("erff(x)", None), ("floorf(x * 9)", lambda x: np.floor(x * 9)), ("fabsf(-x)", np.abs),
     ("fmodf(x * 10, 3.f)", lambda x: np.fmod(x * 10, np.float32(3))),
@@ -179,7 +180,8 @@ def test_warp_shuffles_vote_and_reduction(rng):
     run("""extern "C" __global__ void k(const float* x, float* out, int n) {
         __shared__ float w[32];
         float s = 0;
-        for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) s += x[i];
+        for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
+            s += x[i];
         for (int o = 16; o; o >>= 1) s += __shfl_down_sync(0xffffffff, s, o);
         if ((threadIdx.x & 31) == 0) w[threadIdx.x >> 5] = s;
         __syncthreads();
@@ -229,7 +231,10 @@ def test_atomic_maximum_of_floats_by_compare_and_swap(rng):
     run("""__device__ float amax(float* p, float v) {
         int* q = (int*)p;
         int o = *q, a;
-        do { a = o; o = atomicCAS(q, a, __float_as_int(fmaxf(v, __int_as_float(a)))); } while (a != o);
+        do {
+            a = o;
+            o = atomicCAS(q, a, __float_as_int(fmaxf(v, __int_as_float(a))));
+        } while (a != o);
         return __int_as_float(o);
     }
     extern "C" __global__ void k(const float* a, float* b) {

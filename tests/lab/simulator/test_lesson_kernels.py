@@ -49,17 +49,21 @@ __global__ void row_max(const ELEMENT* x, float* m, int n) {      // one warp a 
 }
 __global__ void row_sum(const ELEMENT* x, const float* m, float* s, int n) {
     float v = 0;
-    for (int i = threadIdx.x; i < n; i += 32) v += expf((float)x[blockIdx.x * n + i] - m[blockIdx.x]);
+    for (int i = threadIdx.x; i < n; i += 32)
+        v += expf((float)x[blockIdx.x * n + i] - m[blockIdx.x]);
     v = warp_sum(v);
     if (threadIdx.x == 0) s[blockIdx.x] = v;
 }
 __global__ void divide(const ELEMENT* x, const float* m, const float* s, ELEMENT* y, int n) {
+    x += blockIdx.x * n;
+    y += blockIdx.x * n;
     for (int i = threadIdx.x; i < n; i += 32)
-        y[blockIdx.x * n + i] = (ELEMENT)(expf((float)x[blockIdx.x * n + i] - m[blockIdx.x]) / s[blockIdx.x]);
+        y[i] = (ELEMENT)(expf((float)x[i] - m[blockIdx.x]) / s[blockIdx.x]);
 }"""
 FUSED = HEAD + """
 extern __shared__ float row[];
-extern "C" __global__ void k(const ELEMENT* x, ELEMENT* y, int n) {     // one block a row, the row in shared memory
+// One block a row, the row in shared memory.
+extern "C" __global__ void k(const ELEMENT* x, ELEMENT* y, int n) {
     __shared__ float partial[32];
     int t = threadIdx.x, warp = t / 32, lane = t % 32;
     x += blockIdx.x * n;
@@ -80,7 +84,8 @@ extern "C" __global__ void k(const ELEMENT* x, ELEMENT* y, int n) {     // one b
     for (int i = t; i < n; i += blockDim.x) y[i] = (ELEMENT)(row[i] / s);
 }"""
 ONLINE = HEAD + """
-extern "C" __global__ void k(const ELEMENT* x, ELEMENT* y, int n) {     // one warp a row, one pass for max and sum
+// One warp a row, one pass for maximum and sum.
+extern "C" __global__ void k(const ELEMENT* x, ELEMENT* y, int n) {
     x += blockIdx.x * n;
     y += blockIdx.x * n;
     float m = -INFINITY, s = 0;
@@ -136,7 +141,8 @@ def test_softmax_fused_in_shared_memory(rng, dtype, ctype, n):
 
 def test_softmax_fused_without_its_second_barrier(rng):
     x, y = matrix(rng, 5, 1000, np.float32)
-    error = error_of(FUSED, 5, 128, x, y, 1000, shared_mem=4000, options=("-DELEMENT=float", "-DSYNC="))
+    error = error_of(FUSED, 5, 128, x, y, 1000, shared_mem=4000,
+                     options=("-DELEMENT=float", "-DSYNC="))
     assert error.kind == "race" and "`partial`" in str(error)
 
 

@@ -57,8 +57,10 @@ def matmul_kernel(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.c
     acc = tl.zeros((BM, BN), tl.float32)
     for start in range(0, K, BK):
         inside = start + k < K
-        x = tl.load(a + m[:, None] * K + (start + k)[None, :], (m < M)[:, None] & inside[None, :], 0.0)
-        w = tl.load(b + (start + k)[:, None] * N + n[None, :], inside[:, None] & (n < N)[None, :], 0.0)
+        x = tl.load(a + m[:, None] * K + (start + k)[None, :],
+                    (m < M)[:, None] & inside[None, :], 0.0)
+        w = tl.load(b + (start + k)[:, None] * N + n[None, :],
+                    inside[:, None] & (n < N)[None, :], 0.0)
         acc = tl.dot(x, w, acc, input_precision=PRECISION)
     tl.store(c + m[:, None] * N + n[None, :], acc, (m < M)[:, None] & (n < N)[None, :])
 
@@ -73,14 +75,16 @@ def attention_kernel(q, k, v, o, N, scale, D: tl.constexpr, BM: tl.constexpr, BN
     acc = tl.zeros((BM, D), tl.float32)
     for start in range(0, tl.program_id(0) * BM + BM, BN):
         cols = start + tl.arange(0, BN)
-        keys = tl.load(k + base + cols[None, :] * D + d[:, None], mask=(cols < N)[None, :], other=0.0)
+        keys = tl.load(k + base + cols[None, :] * D + d[:, None],
+                       mask=(cols < N)[None, :], other=0.0)
         score = tl.dot(x, keys) * scale
         score = tl.where(rows[:, None] >= cols[None, :], score, -float("inf"))
         m_new = tl.maximum(m, tl.max(score, 1))
         p = tl.exp(score - m_new[:, None])
         fix = tl.exp(m - m_new)
         s = s * fix + tl.sum(p, 1)
-        values = tl.load(v + base + cols[:, None] * D + d[None, :], mask=(cols < N)[:, None], other=0.0)
+        values = tl.load(v + base + cols[:, None] * D + d[None, :],
+                         mask=(cols < N)[:, None], other=0.0)
         acc = acc * fix[:, None] + tl.dot(p.to(values.dtype), values)
         m = m_new
     tl.store(o + base + rows[:, None] * D + d[None, :], acc / s[:, None], mask=(rows < N)[:, None])

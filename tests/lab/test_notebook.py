@@ -1,0 +1,158 @@
+"""The course inside a live kernel: cells written to the desk, refusals, %%cuda, and what a bad cell does."""
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from lab import course, stub
+from lab.desk import Desk
+
+ADD = "def count_add(n, itemsize):\n    return n, {} * n * itemsize\n"
+KERNEL = ('%%cuda\nextern "C" __global__ void add_cuda(const float* x, const float* y, float* z, int n)\n{{\n'
+          "    int i = blockIdx.x * blockDim.x + threadIdx.x;\n    {}\n        z[i] = x[i] + y[i];\n}}\n")
+
+
+class Kernel:
+    """Runs one cell after another in a folder and gives back what the cell showed, as text."""
+
+    def __init__(self, folder):
+        self.client = NotebookClient(nbformat.v4.new_notebook(), timeout=120, kernel_name="python3",
+                                     extra_arguments=["--IPKernelApp.log_level=ERROR"],
+                                     resources={"metadata": {"path": str(folder)}}, allow_errors=True)
+        self.client.create_kernel_manager()
+        self.client.start_new_kernel()
+        self.client.start_new_kernel_client()
+
+    def run(self, source):
+        cell = nbformat.v4.new_code_cell(source)
+        self.client.nb.cells.append(cell)
+        self.client.execute_cell(cell, len(self.client.nb.cells) - 1)
+        self.html = "".join(o.get("data", {}).get("text/html", "") for o in cell.outputs)
+        return "".join(o.get("text", "") or o.get("data", {}).get("text/plain", "")
+                       or "\n".join(o.get("traceback", [])) for o in cell.outputs)
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory):
+    desk = Desk(tmp_path_factory.mktemp("notebook") / "work")
+    desk.prepare()
+    for lesson in ("r01_roofline", "k01_vector_add"):
+        desk.start(course.find(lesson))
+    return desk
+
+
+@pytest.fixture(scope="module")
+def live(desk):
+    """A kernel beside the desk's r01 notebook."""
+    kernel = Kernel(desk.folder / "day01_roofline")
+    kernel.run('from lab import open_lesson\nlesson = open_lesson("r01_roofline")')
+    yield kernel
+    kernel.client._cleanup_kernel()
+
+
+@pytest.fixture(scope="module")
+def live_cuda(desk):
+    kernel = Kernel(desk.folder / "layer1_kernels")
+    kernel.run('from lab import open_lesson\nlesson = open_lesson("k01_vector_add")')
+    yield kernel
+    kernel.client._cleanup_kernel()
+
+
+def text(desk):
+    return desk.path(course.find("r01"), ".py").read_text()
+
+
+def test_from_a_wrong_answer_to_a_pass(live, desk):
+    assert "not yet: count_add" in live.run(ADD.format(2) + "None") + live.run('lesson.check("count_add")')
+    assert "only the two inputs" in live.html and "2 * n * itemsize" in text(desk)
+    assert "nudge" in live.run('lesson.hint("count_add")')
+    live.run(ADD.format(3))
+    shown = live.run('lesson.check("count_add")')
+    assert "pass: count_add" in shown and "r01_roofline.py" in shown
+    assert desk.passed(course.find_exercise("r01/count_add")[1])
+    assert "return n, 3 * n * itemsize" in text(desk)
+    assert live.run('import lab; lab.mine("count_add")(2, 4)') == "(2, 24)"
+
+
+def test_an_edited_file_is_refused_and_both_places_named(live, desk):
+    live.run(ADD.format(3))
+    live.run('lesson.check("count_add")')
+    path = desk.path(course.find("r01"), ".py")
+    edited = stub.splice(path.read_text(), ADD.format(5), "python").text
+    path.write_text(edited)
+    shown = live.run('lesson.check("count_add")')
+    assert "refused" in shown and "this notebook's cell" in shown and "r01_roofline.py, line" in shown
+    assert path.read_text() == edited
+    assert "not yet" in live.run('lesson.check("count_add", take="file")')
+    assert "pass" in live.run('lesson.check("count_add", take="cell")')
+    assert any(p.read_text() == edited for p in (desk.folder / ".kept").iterdir())
+
+
+def test_names_of_other_cells_are_reported(live):
+    live.run("def thrice(n):\n    return 3 * n\n")
+    live.run("def count_add(n, itemsize):\n    return n, thrice(n) * itemsize\n")
+    shown = live.run('lesson.check("count_add")')
+    assert "NameError" in shown and "uses thrice from another cell" in shown
+
+
+def test_helpers_in_the_same_cell_come_along(live, desk):
+    live.run("def triple(n):\n    return 3 * n\n\ndef count_add(n, itemsize):\n    return n, triple(n) * itemsize\n")
+    assert "pass" in live.run('lesson.check("count_add")')
+    assert "def triple(n)" in text(desk)
+
+
+def test_what_a_cell_no_longer_has_leaves_the_file(live, desk):
+    live.run("import os\nos.getpid()\n\ndef one():\n    return 1\n\n" + ADD.format(3))
+    live.run('lesson.check("count_add")')
+    assert "os.getpid()" in text(desk) and "def one()" in text(desk)
+    live.run(ADD.format(3))
+    assert "pass" in live.run('lesson.check("count_add")')
+    assert "os.getpid()" not in text(desk) and "def one()" not in text(desk)
+
+
+def test_a_cell_that_ends_the_process_is_a_verdict_and_the_notebook_lives(live):
+    live.run("import os\ndef count_add(n, itemsize):\n    os._exit(0)\n")
+    assert "os._exit" in live.run('lesson.check("count_add")')
+    assert live.run("1 + 1") == "2"
+
+
+def test_a_prediction_keeps_the_first_guess(live):
+    for guess, says in (("2.0", "under the compute roof"), ("1.0", "Your first guess was 2.0")):
+        live.run(f"def predict_gain_of_doubled_peak():\n    return {guess}\n")
+        assert says in live.run('lesson.check("predict_gain_of_doubled_peak")')
+
+
+def test_an_unknown_name_is_one_sentence(live):
+    shown = live.run('lesson.check("count_everything")')
+    assert "refused" in shown and "has no exercise" in shown and "Traceback" not in shown
+
+
+def test_a_compile_error_points_at_the_line_of_the_cell(live_cuda):
+    shown = live_cuda.run(KERNEL.format("if (j < n)"))
+    assert "does not compile" in shown and 'identifier "j" is undefined' in shown
+    assert "line 5 of the cell" in shown and "^" in shown and "if (j < n)" in shown
+
+
+def test_a_cuda_cell_from_wrong_to_right(live_cuda):
+    assert "compiles" in live_cuda.run(KERNEL.format("if (i <= n)"))
+    shown = live_cuda.run('lesson.check("add_cuda")')
+    assert "not yet" in shown and "out-of-bounds" in shown and "z[i] = x[i] + y[i]" in shown
+    live_cuda.run(KERNEL.format("if (i < n)"))
+    assert "pass: add_cuda" in live_cuda.run('lesson.check("add_cuda")')
+
+
+def test_the_learners_own_kernel_runs(live_cuda):
+    shown = live_cuda.run("import numpy as np\nx = np.ones(40, np.float32); z = np.zeros(40, np.float32)\n"
+                          'lesson.kernel("add_cuda")(2, 32, (x, x, z, 40)); z.sum()')
+    assert "80" in shown
+
+
+def test_a_triton_cell(live_cuda):
+    text = stub.extract(course.find("k01").sources["python"], "add_triton", "python")
+    live_cuda.run("import triton\nimport triton.language as tl\n\n" + text.replace("* BLOCK + ", "+ "))
+    assert "start one element apart" in live_cuda.run('lesson.check("add_triton")')
+    live_cuda.run("import triton\nimport triton.language as tl\n\n" + text)
+    assert "pass" in live_cuda.run('lesson.check("add_triton")')
+    shown = live_cuda.run("import torch\nx = torch.ones(40); z = torch.zeros(40)\n"
+                          "add_triton[(2,)](x, x, z, 40, BLOCK=32); z.sum().item()")
+    assert shown == "80.0"
