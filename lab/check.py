@@ -35,6 +35,7 @@ class Candidate:
     sources: dict                                   # language -> text of the whole module
     labels: dict                                    # language -> the name a learner knows it by
     origins: dict = field(default_factory=dict)     # language -> per line: line in the label, or None
+    shapes: bool = False                            # hold the module to its shape comments
 
     def source(self):
         return ", ".join(self.labels[language] for language in self.sources)
@@ -52,7 +53,8 @@ class Verdict:
 
 
 def reference(lesson):
-    return Candidate(lesson.sources, {k: f"{lesson.floor}/{lesson.id}{SUFFIX[k]}" for k in lesson.sources})
+    labels = {k: f"{lesson.floor}/{lesson.id}{SUFFIX[k]}" for k in lesson.sources}
+    return Candidate(lesson.sources, labels, shapes=True)
 
 
 # ---- grading
@@ -263,15 +265,13 @@ def preload(lesson):
 
 
 @contextlib.contextmanager
-def running(lesson, sources, warm=None, on="simulator", reference=None):
-    """A Subject with these sources loaded, ended at the end. on: simulator | cuda | none."""
+def running(lesson, sources, warm=None, reference=None, shapes=False):
+    """A Subject with these sources loaded, ended at the end."""
     modules = preload(lesson)
-    if on == "simulator" and "lab.warmup" not in modules:
-        on = "none"
     with prepared(lesson, sources) as folder:
-        proxy = Subject(lambda: Child("subject", {"folder": folder, "floor": lesson.floor,
-                                                  "lesson": lesson.id, "device": on},
-                                      modules, warm), reference)
+        request = {"folder": folder, "floor": lesson.floor, "lesson": lesson.id, "shapes": shapes,
+                   "simulator": "lab.warmup" in modules}
+        proxy = Subject(lambda: Child("subject", request, modules, warm), reference)
         try:
             yield proxy
         finally:
@@ -296,7 +296,7 @@ def subject(request):
         def own():                  # started only when a limit is hit
             return stack.enter_context(running(lesson, lesson.sources, warm))
 
-        yield stack.enter_context(running(lesson, candidate.sources, warm, reference=own))
+        yield stack.enter_context(running(lesson, candidate.sources, warm, own, candidate.shapes))
 
 
 @pytest.fixture(name="reference")
@@ -335,7 +335,8 @@ def mutate(lesson, mutant):
         raise course.CourseError(f"{lesson.mutants.name}: {mutant['find']!r} occurs "
                                  f"{whole.count(mutant['find'])} times in {exercise.name}, expected 1")
     wrong = stub.splice(text, whole.replace(mutant["find"], mutant["replace"]), exercise.language)
-    return replace(reference(lesson), sources=lesson.sources | {exercise.language: wrong.text})
+    return replace(reference(lesson), shapes=False,
+                   sources=lesson.sources | {exercise.language: wrong.text})
 
 
 def with_likely_causes(lesson, verdicts):

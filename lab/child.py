@@ -19,7 +19,8 @@ from lab.course import ROOT
 def main(connection, request):
     """Answer messages until the other side hangs up.
 
-    request: {"folder": the prepared tree, "floor", "lesson", "device": "simulator" | "cuda" | "none"}
+    request: {"folder": the prepared tree, "floor", "lesson", "simulator": kernels run there,
+              "shapes": hold the lesson to its shape comments}
     """
     serve = Subject(connection, request)
     with contextlib.suppress(EOFError):
@@ -30,7 +31,7 @@ def main(connection, request):
 class Subject:
     def __init__(self, connection, request):
         self.connection, self.request = connection, request
-        self.objects, self.module = {}, None
+        self.objects, self.module, self.held = {}, None, contextlib.ExitStack()
 
     def read(self, n):
         data = bytearray()
@@ -65,10 +66,14 @@ class Subject:
         sys.path[:] = [folder] + [p for p in sys.path if p and Path(p).resolve() != ROOT]
         os.chdir(folder)
         sys.dont_write_bytecode = True
-        if self.request["device"] == "simulator":
+        if self.request["simulator"]:
             from lab import device
             device.use_simulator()
-        self.module = importlib.import_module(f"{self.request['floor']}.{self.request['lesson']}")
+        name = f"{self.request['floor']}.{self.request['lesson']}"
+        self.module = importlib.import_module(name)
+        if self.request["shapes"]:
+            from lab import shapes
+            self.held.enter_context(shapes.checked(self.module.__file__))
 
     def do_get(self, owner, name):
         """An attribute: data as data, the rest as a handle."""

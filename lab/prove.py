@@ -107,8 +107,7 @@ def stages(sample):
     lab = str(Path(sys.executable).with_name("lab"))
     parallel = [*PYTEST, "-n", str(WORKERS)]
     return {
-        "tests": [*parallel, "--timeout=300", "-m", "not gpu and not slow" if sample else "not gpu",
-                  "tests"],
+        "tests": [*parallel, "--timeout=300", *(["-m", "not slow"] if sample else []), "tests"],
         "verify": [lab, "verify"],
         "build": [lab, "build", "--check"],
         "solutions": [*parallel, "--nbval-lax", "--nbval-current-env",
@@ -131,8 +130,6 @@ def prove(sample):
         verdict = "FAILED" if outcome.exit_code else "ok"
         print(f"{outcome.name:<10} {verdict:<7} {outcome.seconds:5.0f} s   {outcome.said}")
     unproven = [line for outcome in outcomes for line in outcome.undecided]
-    if marked("gpu"):
-        unproven.append(f"the GPU tests in {', '.join(marked('gpu'))}: `make gpu` runs them")
     if unproven:
         print("not proven here:", *unproven, sep="\n  ")
     left_out = f"; a sample: `make test-all` adds the slow tests in {', '.join(marked('slow'))}"

@@ -2,8 +2,16 @@
 
 import pytest
 
-from lab import compare
+from lab import compare, device
 from lab.check import reference_fixture, rng, subject  # noqa: F401  (fixtures)
+
+
+def pytest_collection_modifyitems(items):
+    """What needs a GPU is counted where there is none, with the reason."""
+    for item in items:
+        if item.get_closest_marker("gpu") and device.gpu() is None:
+            item.add_marker(pytest.mark.skip(reason="not proven here: needs an NVIDIA GPU"))
+
 
 TOLERANCES = {
     # relative to the largest true value, plus the same relative to the element itself

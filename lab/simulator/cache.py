@@ -41,8 +41,3 @@ def write_whole(file, text):
     with os.fdopen(handle, "w", encoding="utf-8") as stream:
         stream.write(text)
     os.replace(name, file)
-
-
-def default_folder(home=None):
-    """~/.cache/gpu-course/ptx, below another home if one is given."""
-    return Path(home or Path.home()) / ".cache" / "gpu-course" / "ptx"

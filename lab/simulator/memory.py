@@ -59,15 +59,6 @@ class AddressSpace:
         return self.segments[number] if 0 <= number < len(self.segments) else None
 
 
-def element_view(memory, dtype, views):
-    """Rows of bytes (R, S) as rows of a dtype, remembered in `views`."""
-    if dtype not in views:
-        size = dtype.itemsize
-        columns = memory.shape[1] // size
-        views[dtype] = memory[:, :columns * size].view(dtype)
-    return views[dtype]
-
-
 def raw(size):
     """A dtype of `size` bytes that numpy moves in one piece."""
     return np.dtype({1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64,

@@ -53,7 +53,7 @@ def probe(tmp_path):
 
     def start():
         return Child("subject", {"folder": str(tmp_path), "floor": "floor", "lesson": "x99_probe",
-                                 "device": "none"}, ("numpy", "torch", "lab.child"))
+                                 "simulator": False, "shapes": False}, ("numpy", "torch", "lab.child"))
     proxy = Subject(start, reference=lambda: Fast())
     yield proxy
     proxy.close()

@@ -1,0 +1,87 @@
+// k07 · Softmax of each row: y = exp(x - max) / sum of exp(x - max)
+//
+// R: rows, one block each   C: columns
+// Reads R·C numbers and writes R·C, 5 FLOPs for each: 5/8 FLOP per byte in fp32. Memory decides, so each
+// kernel below is judged by how often it reads its row. Blocks are made of whole warps.
+
+#include <cfloat>
+
+__device__ float add(float a, float b) { return a + b; }
+
+// One value out of those of all threads of the block, known to each of them afterwards.
+// `nothing` is what changes no value that it is combined with.
+template <float combine(float, float)>
+__device__ float block_reduce(float v, float nothing)
+{
+    __shared__ float warps[32];                 // one number a warp
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (int away = 16; away > 0; away /= 2)    // lane l and lane l ^ away swap and combine
+        v = combine(v, __shfl_xor_sync(0xffffffff, v, away));
+    if (lane == 0)
+        warps[warp] = v;
+    __syncthreads();                            // every warp has written
+    v = lane < blockDim.x / 32 ? warps[lane] : nothing;
+    for (int away = 16; away > 0; away /= 2)
+        v = combine(v, __shfl_xor_sync(0xffffffff, v, away));
+    __syncthreads();                            // every warp has read: the next call may write
+    return v;
+}
+
+__device__ float block_max(float v) { return block_reduce<fmaxf>(v, -INFINITY); }
+__device__ float block_sum(float v) { return block_reduce<add>(v, 0); }
+
+// By the book: one pass for the maximum, one for the sum, one for the result.
+extern "C" __global__ void softmax_three_pass_cuda(const float* x, float* y, int C)
+{
+    x += (size_t)blockIdx.x * C;                // this block's row
+    y += (size_t)blockIdx.x * C;
+    float m = -INFINITY, s = 0;                 // of this thread's columns, then of the row
+    for (int c = threadIdx.x; c < C; c += blockDim.x)
+        m = fmaxf(m, x[c]);
+    m = block_max(m);
+    for (int c = threadIdx.x; c < C; c += blockDim.x)
+        s += expf(x[c] - m);
+    s = block_sum(s);
+    for (int c = threadIdx.x; c < C; c += blockDim.x)
+        y[c] = expf(x[c] - m) / s;
+}
+
+// The same three passes, over a copy of the row on the chip: as long as it fits there.
+extern "C" __global__ void softmax_fused_cuda(const float* x, float* y, int C)
+{
+    extern __shared__ float row[];              // C numbers, their size is given at launch
+    x += (size_t)blockIdx.x * C;
+    y += (size_t)blockIdx.x * C;
+    float m = -INFINITY, s = 0;
+    // exercise: each x[c] is read once, each exp is computed once; row[c] keeps what is needed again
+    for (int c = threadIdx.x; c < C; c += blockDim.x) {
+        row[c] = x[c];
+        m = fmaxf(m, row[c]);
+    }
+    m = block_max(m);
+    for (int c = threadIdx.x; c < C; c += blockDim.x) {
+        row[c] = expf(row[c] - m);
+        s += row[c];
+    }
+    s = block_sum(s);
+    for (int c = threadIdx.x; c < C; c += blockDim.x)
+        y[c] = row[c] / s;
+}
+
+// A row of any length: maximum and sum in the same pass, the sum rescaled where the maximum grows.
+extern "C" __global__ void softmax_online_cuda(const float* x, float* y, int C)
+{
+    x += (size_t)blockIdx.x * C;
+    y += (size_t)blockIdx.x * C;
+    float m = -FLT_MAX, s = 0;                  // finite: -inf minus -inf would be NaN
+    // exercise: one pass for (m, s) of this thread, then the block's; one pass to write
+    for (int c = threadIdx.x; c < C; c += blockDim.x) {
+        float larger = fmaxf(m, x[c]);
+        s = s * expf(m - larger) + expf(x[c] - larger);
+        m = larger;
+    }
+    float row_m = block_max(m);
+    s = block_sum(s * expf(m - row_m));
+    for (int c = threadIdx.x; c < C; c += blockDim.x)
+        y[c] = expf(x[c] - row_m) / s;
+}
