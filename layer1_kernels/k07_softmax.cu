@@ -76,8 +76,8 @@ extern "C" __global__ void softmax_online_cuda(const float* x, float* y, int C)
     float m = -FLT_MAX, s = 0;                  // finite: -inf minus -inf would be NaN
     // exercise: one pass for (m, s) of this thread, then the block's; one pass to write
     for (int c = threadIdx.x; c < C; c += blockDim.x) {
-        float larger = fmaxf(m, x[c]);
-        s = s * expf(m - larger) + expf(x[c] - larger);
+        float v = x[c], larger = fmaxf(m, v);
+        s = s * expf(m - larger) + expf(v - larger);
         m = larger;
     }
     float row_m = block_max(m);

@@ -172,6 +172,35 @@ def test_lines_are_those_of_the_learners_own_file(tmp_path):
     assert done.returncode == 1 and "line 2" in done.stdout and "expected ':'" in done.stdout
 
 
+def test_watch_checks_at_every_save_and_moves_on(tmp_path):
+    """Wrong, then right: it says so after each save and waits at the next exercise."""
+    desk = tmp_path / "work"
+    lab("start", "r01", desk=desk)
+    path = desk / "day01_roofline" / "r01_roofline.py"
+    watcher = subprocess.Popen([sys.executable, "-m", "lab.cli", "--desk", str(desk), "watch", "r01"],
+                               stdout=subprocess.PIPE, text=True, cwd=ROOT,
+                               env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"})
+    try:
+        assert "not attempted" in until(watcher, "waiting for a save")
+        text = path.read_text()
+        for moved, says in ((2, "only the two inputs"), (3, "pass")):
+            answer = f"def count_add(n, itemsize):\n    return n, {moved} * n * itemsize\n"
+            path.write_text(stub.splice(text, answer, "python").text)
+            assert says in until(watcher, "waiting for a save")
+    finally:
+        watcher.kill()
+
+
+def until(process, words):
+    """What the process prints, to the line with these words."""
+    said = ""
+    for line in process.stdout:
+        said += line
+        if words in line:
+            return said
+    raise AssertionError(f"it ended without {words!r}: {said}")
+
+
 def snapshot(folder):
     return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.suffix not in (".lock",)
             and "desk.json" not in p.name}

@@ -1,0 +1,173 @@
+"""k07 · Softmax of each row: y = exp(x - max) / sum of exp(x - max)
+
+R: rows   C: columns   m, s: a row's maximum and its sum of exp(x - m), or those of a part of it
+Reads R·C numbers and writes R·C, 5 FLOPs for each: 5/8 FLOP per byte in fp32. Memory decides.
+The recurrence is that of Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
+"""
+
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from lab import simulator
+
+__all__ = ["softmax", "softmax_cuda"]
+
+KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
+THREADS = 256           # a block of the CUDA kernels, one a row
+FITS = 12_000           # numbers of a row in shared memory: 48 KB a block, which every GPU gives
+BLOCK = 4096            # columns that softmax_online_triton takes at a time
+LONGEST = 32_768        # columns of softmax_fused_triton: 64 registers a thread of 16 warps
+LOWEST = tl.constexpr(torch.finfo(torch.float32).min)       # as -FLT_MAX in the .cu
+
+
+def softmax_oracle(x):                              # (R, C) -> (R, C)
+    """float64, by the book. A row of -inf alone is NaN, as in torch."""
+    x = x.astype(np.float64)                        # (R, C)
+    with np.errstate(invalid="ignore"):             # -inf minus -inf
+        e = np.exp(x - x.max(-1, keepdims=True))    # (R, C)
+        return e / e.sum(-1, keepdims=True)
+
+
+def predict_bytes_ratio():
+    """Bytes that softmax_three_pass_cuda asks for and writes, over those of a kernel that reads once."""
+    # exercise: count how often each number is read and how often one is written
+    return (3 + 1) / (1 + 1)
+
+
+def merge(a, b):
+    """(m, s) of two parts of a row together, from (m, s) of each.
+
+    m: the part's maximum   s: its sum of exp(x - m)   Entries are finite or -inf.
+    A part without entries, or with -inf alone, is (-inf, 0).
+    """
+    # exercise: the larger maximum; both sums rescaled to it. And two empty parts are an empty part
+    m = max(a[0], b[0])
+    if m == -math.inf:
+        return m, 0.0
+    return m, a[1] * math.exp(a[0] - m) + b[1] * math.exp(b[0] - m)
+
+
+@triton.jit
+def softmax_fused_triton(x, y, C, BLOCK: tl.constexpr):
+    """One program per row, all of it at once: BLOCK is a power of two, C or more."""
+    row = tl.program_id(0).to(tl.int64) * C         # R·C may not fit 32 bits
+    c = tl.arange(0, BLOCK)
+    v = tl.load(x + row + c, c < C, -float("inf")).to(tl.float32)
+    e = tl.exp(v - tl.max(v))
+    tl.store(y + row + c, e / tl.sum(e), c < C)
+
+
+@triton.jit
+def softmax_online_triton(x, y, C, BLOCK: tl.constexpr):
+    """One program per row of any length, BLOCK columns at a time."""
+    row = tl.program_id(0).to(tl.int64) * C
+    m, s = LOWEST, 0.0                              # fp32, whatever x is; finite, as in the .cu
+    # exercise: one loop over blocks of columns for (m, s), one to write
+    for start in range(0, C, BLOCK):
+        c = start + tl.arange(0, BLOCK)
+        v = tl.load(x + row + c, c < C, -float("inf")).to(tl.float32)
+        larger = tl.maximum(m, tl.max(v))
+        s = s * tl.exp(m - larger) + tl.sum(tl.exp(v - larger))
+        m = larger
+    for start in range(0, C, BLOCK):
+        c = start + tl.arange(0, BLOCK)
+        v = tl.load(x + row + c, c < C).to(tl.float32)
+        tl.store(y + row + c, tl.exp(v - m) / s, c < C)
+
+
+def softmax(x):                                     # (R, C) -> (R, C)
+    """Softmax of each row by a Triton kernel: fused where the row fits in registers, else online.
+
+    float32, float16 or bfloat16 on the CPU or on CUDA, contiguous; sums are fp32. R or C may be 0.
+    """
+    check(x, torch.float32, torch.float16, torch.bfloat16)
+    (R, C), y = x.shape, torch.empty_like(x)        # (R, C)
+    if x.numel() and C <= LONGEST:
+        width = triton.next_power_of_2(C)
+        softmax_fused_triton[(R,)](x, y, C, BLOCK=width, num_warps=min(max(width // 1024, 4), 16))
+    elif x.numel():
+        softmax_online_triton[(R,)](x, y, C, BLOCK=BLOCK, num_warps=8)
+    return y
+
+
+def softmax_cuda(x, kernel="softmax_online_cuda"):  # (R, C) -> (R, C)
+    """Softmax of each row by one of the CUDA kernels. float32, contiguous; R or C may be 0.
+
+    ValueError where softmax_fused_cuda is asked for a row that does not fit in shared memory.
+    """
+    check(x, torch.float32)
+    (R, C), y = x.shape, torch.empty_like(x)        # (R, C)
+    fused = kernel == "softmax_fused_cuda"
+    if fused and C > FITS:
+        raise ValueError(f"softmax_fused_cuda: rows of {C} numbers, expected at most {FITS}, which fit "
+                         f"in shared memory; softmax_online_cuda takes any")
+    if x.numel():
+        KERNELS.get(kernel)(R, THREADS, (x, y, C), shared_mem=x.element_size() * C * fused)
+    return y
+
+
+class Step(NamedTuple):
+    """One rung of the ladder, as counted in the simulator."""
+
+    name: str
+    reads: float            # times that each number of x is read
+    writes: float           # times that each number of y is written
+    sectors: float          # 32-byte sectors that a load of a warp touches
+    barriers: int           # that a warp waits at, for one row
+    instructions: int       # of a warp, all of them
+
+
+def ladder(R, C):
+    """Every kernel of this lesson on (R, C) float32 numbers, C at most FITS: [Step]."""
+    x = torch.linspace(-4, 4, R * C).reshape(R, C)  # (R, C)
+    y = torch.empty_like(x)                         # (R, C)
+    with simulator.trace() as trace:
+        for kernel in ("softmax_three_pass_cuda", "softmax_fused_cuda", "softmax_online_cuda"):
+            softmax_cuda(x, kernel)
+        softmax_fused_triton[(R,)](x, y, C, BLOCK=triton.next_power_of_2(C))
+        softmax_online_triton[(R,)](x, y, C, BLOCK=512)
+    return [step(launch, x.nbytes) for launch in trace.launches]
+
+
+def step(launch, least):
+    """The Step of one launch. least: bytes of x, and of y."""
+    warps = launch.grid[0] * launch.block[0] // 32
+    return Step(launch.name, launch.bytes_loaded / least, launch.bytes_stored / least,
+                launch.sectors_per_request(op="load"), launch.totals.barriers // warps, launch.steps)
+
+
+def bench(R=16_384, C=8_192):
+    """On a GPU: every kernel of this lesson against torch's softmax and a copy; rows of lab.bench."""
+    from day01_roofline import Gpu, Job, copy_job, count_softmax, measure
+    from lab.bench import row
+
+    device = Gpu()
+    x = torch.randn(R, C, device="cuda")            # (R, C), half a gigabyte: far beyond the L2 cache
+    y = torch.empty_like(x)                         # (R, C)
+    kernels = {"torch": lambda: torch.softmax(x, -1), "softmax_fused_triton": lambda: softmax(x),
+               "softmax_online_triton": lambda: softmax_online_triton[(R,)](x, y, C, BLOCK=BLOCK, num_warps=8)}
+    for kernel in ("softmax_three_pass_cuda", "softmax_fused_cuda", "softmax_online_cuda"):
+        kernels[kernel] = lambda kernel=kernel: softmax_cuda(x, kernel)
+    jobs = [copy_job(device), *(Job(name, run, *count_softmax(R, C, 4)) for name, run in kernels.items())]
+    timings = measure(jobs, device, limit=30)
+    copy = jobs[0].moved / timings["copy"].seconds
+    return {job.name: row(job, timings[job.name], copy, {"torch": timings["torch"]}) for job in jobs}
+
+
+def check(x, *dtypes):
+    """What the kernels assume; they count columns with 32 bits and know no strides."""
+    if x.ndim != 2:
+        raise ValueError(f"softmax: x has shape {tuple(x.shape)}, expected (rows, columns)")
+    if x.dtype not in dtypes:
+        raise TypeError(f"softmax: expected {' or '.join(map(str, dtypes))}, got {x.dtype}")
+    if not x.is_contiguous():
+        raise ValueError(f"softmax: x has strides {x.stride()}, expected rows one after the other, "
+                         f"{(x.shape[1], 1)}; x.contiguous() makes them so")
+    if max(x.shape) >= 2**31 - BLOCK:
+        raise ValueError(f"softmax: shape {tuple(x.shape)}, expected fewer than 2^31 - {BLOCK} of each")
