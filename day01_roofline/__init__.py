@@ -37,8 +37,8 @@ from day01_roofline.r02_clock import (
 )
 from day01_roofline.r03_transformer_math import (
     LLAMAS,
-    Llama,
     OPERATIONS,
+    Llama,
     attended,
     count_bytes,
     count_conv,

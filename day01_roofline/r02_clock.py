@@ -19,8 +19,8 @@ import numpy as np
 import lab.device
 from day01_roofline.r01_roofline import count_add, count_matmul
 
-__all__ = ["Cpu", "Gpu", "Job", "Roofs", "Timing", "add_job", "copy_job", "matmul_job", "measure",
-           "median_interval", "read_job", "roof_jobs", "speedup", "summarise", "take_turns",
+__all__ = ["Cpu", "Gpu", "Job", "Roofs", "Timing", "add_job", "copy_job", "large_side", "matmul_job",
+           "measure", "median_interval", "read_job", "roof_jobs", "speedup", "summarise", "take_turns",
            "this_device", "time_call"]
 
 KNOWN = 0.02        # how well a median is to be known before `measure` stops: to 2 %
@@ -146,8 +146,8 @@ def copy_job(device):
 
 
 def read_job(device):
-    """The Job "read": every number of an array of `device.large` bytes, and next to no result."""
-    source = device.array(device.large // device.itemsize)
+    """The Job "read": every number of a matrix of about `device.large` bytes; next to no result."""
+    source = device.array(large_side(device), large_side(device))
     return Job("read", lambda: device.read(source), 0, source.nbytes)
 
 
@@ -162,6 +162,11 @@ def matmul_job(device, M, N, K, name="matmul"):
     """The Job `name`: a (M, K) @ b (K, N) into c (M, N)."""
     a, b, c = device.array(M, K), device.array(K, N), device.array(M, N)
     return Job(name, lambda: device.matmul(c, a, b), *count_matmul(M, N, K, device.itemsize))
+
+
+def large_side(device):
+    """Rows of a square matrix of about `device.large` bytes, each of whole cache lines."""
+    return math.isqrt(device.large // device.itemsize) // 64 * 64
 
 
 # ---- measuring
@@ -268,10 +273,9 @@ class Cpu:
         self.split(np.copyto, target, source)
 
     def read(self, source):
-        # Two streams at once, by a library that has all cores at work. NumPy's own sum needs more
-        # time for its additions than the memory for the numbers: it would measure itself.
-        half = source.size // 2
-        np.dot(source[:half], source[half:2 * half])
+        # The sum of each column, as a row of ones times the matrix: on all cores, several rows at a
+        # time. NumPy's sum() is slower than the memory and would measure its own additions.
+        np.ones(len(source), np.float32) @ source
 
     def add(self, out, x, y):
         self.split(np.add, x, y, out)

@@ -26,7 +26,9 @@ def measure(lesson):
     if device.gpu() is None:
         raise CourseError("no NVIDIA GPU here: nothing to measure")
     if lesson not in units():
-        raise CourseError(f"{lesson.id} has nothing to measure; {', '.join(i.id for i in units())} have")
+        raise CourseError(
+            f"{lesson.id} has nothing to measure; {', '.join(i.id for i in units())} have"
+        )
     return importlib.import_module(f"{lesson.floor}.{lesson.id}").bench()
 
 
@@ -52,7 +54,9 @@ def text(lesson, rows):
         share = f"{found['share_of_copy']:7.1%} of copy" if "share_of_copy" in found else " " * 16
         ratios = "".join(f"   {v:.2f} × {k.removeprefix('times_')}" for k, v in found.items()
                          if k.startswith("times_"))
-        lines.append(f"  {name:28}{found['seconds'] * 1e6:10.1f} µs ±{found['uncertainty']:4.0%}{share}{ratios}")
+        lines.append(
+            f"  {name:28}{found['seconds'] * 1e6:10.1f} µs ±{found['uncertainty']:4.0%}{share}{ratios}"
+        )
     return "\n".join(lines)
 
 

@@ -39,12 +39,23 @@ def check(lessons):
             elif outdated(path, made):
                 stale.append(f"{name} is not what {lesson.id}.md and its code make now")
             elif path.stat().st_size > LARGEST:
-                stale.append(f"{name} has {path.stat().st_size // 1024} KB; at most {LARGEST // 1024}")
-        words = sum(len(notebooks.source(c).split()) for c in stubbed["cells"] if c["cell_type"] == "markdown")
+                stale.append(
+                    f"{name} has {path.stat().st_size // 1024} KB; at most {LARGEST // 1024}"
+                )
+        words = sum(
+            len(notebooks.source(c).split())
+            for c in stubbed["cells"]
+            if c["cell_type"] == "markdown"
+        )
         if words > WORDS:
-            stale.append(f"{lesson.markdown.relative_to(ROOT)} has {words} words of prose; at most {WORDS}")
-    stale += [f"{path.relative_to(ROOT)} is not what `lab build` makes" for path, text in shared().items()
-              if not path.exists() or path.read_text("utf-8") != text]
+            stale.append(
+                f"{lesson.markdown.relative_to(ROOT)} has {words} words of prose; at most {WORDS}"
+            )
+    stale += [
+        f"{path.relative_to(ROOT)} is not what `lab build` makes"
+        for path, text in shared().items()
+        if not path.exists() or path.read_text("utf-8") != text
+    ]
     return stale
 
 
@@ -65,26 +76,44 @@ def make(lesson):
     digest = source_hash(lesson)
     made = []
     for which, sources in (("stub", lesson.stubs), ("solution", lesson.sources)):
-        cells = [code_cell("open", f'from lab import open_lesson\n\nlesson = open_lesson("{lesson.id}")')]
+        cells = [
+            code_cell("open", f'from lab import open_lesson\n\nlesson = open_lesson("{lesson.id}")')
+        ]
         cells += [cell for cell in body(lesson, sources)]
-        made.append({
-            "cells": cells, "nbformat": 4, "nbformat_minor": 5,
-            "metadata": {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-                         "language_info": {"name": "python"},
-                         "lab": {"lesson": lesson.id, "kind": which, "hash": digest}}})
+        made.append(
+            {
+                "cells": cells,
+                "nbformat": 4,
+                "nbformat_minor": 5,
+                "metadata": {
+                    "kernelspec": {
+                        "display_name": "Python 3",
+                        "language": "python",
+                        "name": "python3",
+                    },
+                    "language_info": {"name": "python"},
+                    "lab": {"lesson": lesson.id, "kind": which, "hash": digest},
+                },
+            }
+        )
     return made
 
 
 def body(lesson, sources):
     """The cells of the lesson's Markdown, with included code from `sources`."""
-    import jupytext             # heavy, and only authors need it
+    import jupytext  # heavy, and only authors need it
 
     prose = lesson.markdown.read_text("utf-8").split("---\n", 2)[2]       # after the front matter
     notebook = jupytext.reads(prose, fmt="md")
     seen = set()
     for number, cell in enumerate(notebook.cells):
         if cell.cell_type != "code":
-            yield {"cell_type": "markdown", "id": f"text-{number}", "metadata": {}, "source": cell.source}
+            yield {
+                "cell_type": "markdown",
+                "id": f"text-{number}",
+                "metadata": {},
+                "source": cell.source,
+            }
             continue
         include = cell.metadata.get("include")
         if include is None:
@@ -93,7 +122,9 @@ def body(lesson, sources):
         match = INCLUDE.match(include)
         names = {e.name: e for e in lesson.exercises}
         if not match or match[1] != lesson.id:
-            raise CourseError(f"{lesson.markdown.name}: include=\"{include}\", expected {lesson.id}.NAME")
+            raise CourseError(
+                f'{lesson.markdown.name}: include="{include}", expected {lesson.id}.NAME'
+            )
         language, text = included(lesson, sources, match[2])
         exercise = names.get(match[2])
         if exercise:
@@ -130,7 +161,9 @@ def outdated(path, made):
         return True
     text = path.read_text("utf-8")
     stored = (json.loads(text)["metadata"].get("lab") or {}).get("hash")
-    return stored != made["metadata"]["lab"]["hash"] or not notebooks.same_cells(text, notebooks.dump(made))
+    return stored != made["metadata"]["lab"]["hash"] or not notebooks.same_cells(
+        text, notebooks.dump(made)
+    )
 
 
 def execute(notebook, lesson):
@@ -149,7 +182,7 @@ def execute(notebook, lesson):
         raise CourseError(f"{lesson.id}: a cell of the solution fails: "
                           f"{error.ename}: {error.evalue}") from None
     for cell in live.cells:
-        cell.metadata.pop("execution", None)            # times of day: they would change every build
+        cell.metadata.pop("execution", None)  # times of day: they would change every build
     live.metadata = nbformat.from_dict(notebook["metadata"])
     return nbformat.writes(live) + "\n"
 
@@ -159,7 +192,11 @@ def execute(notebook, lesson):
 
 def shared():
     """path -> text of the generated files that belong to no single lesson."""
-    texts = {ROOT / floor.name / "__init__.py": contents(floor) for floor in course.floors() if floor.lessons}
+    texts = {
+        ROOT / floor.name / "__init__.py": contents(floor)
+        for floor in course.floors()
+        if floor.lessons
+    }
     readme = ROOT / "README.md"
     if readme.exists():
         texts[readme] = between(readme.read_text("utf-8"), "map", map_table())
@@ -170,7 +207,11 @@ def picture(lesson):
     """The last picture in a lesson's executed solution, as PNG; None before it was executed."""
     if not lesson.solution.exists():
         return None
-    outputs = [o for c in json.loads(lesson.solution.read_text("utf-8"))["cells"] for o in c.get("outputs", [])]
+    outputs = [
+        o
+        for c in json.loads(lesson.solution.read_text("utf-8"))["cells"]
+        for o in c.get("outputs", [])
+    ]
     found = [o["data"]["image/png"] for o in outputs if "image/png" in o.get("data", {})]
     return base64.b64decode("".join(found[-1])) if found else None
 
@@ -185,7 +226,11 @@ def contents(floor):
         names = public(lesson)
         everything += names
         if names:
-            lines += [f"from {floor.name}.{lesson.id} import (", *(f"    {n}," for n in sorted(names)), ")"]
+            lines += [
+                f"from {floor.name}.{lesson.id} import (",
+                *(f"    {n}," for n in sorted(names)),
+                ")",
+            ]
     twice = {n for n in everything if everything.count(n) > 1}
     if twice:
         raise CourseError(f"{floor.name}: two lessons make {', '.join(sorted(twice))} public")
@@ -196,7 +241,9 @@ def contents(floor):
 def public(lesson):
     """The names in the reference's __all__."""
     for node in ast.parse(lesson.sources["python"]).body:
-        if isinstance(node, ast.Assign) and [getattr(t, "id", None) for t in node.targets] == ["__all__"]:
+        if isinstance(node, ast.Assign) and [getattr(t, "id", None) for t in node.targets] == [
+            "__all__"
+        ]:
             return ast.literal_eval(node.value)
     raise CourseError(f"{lesson.id}.py has no __all__")
 
@@ -205,12 +252,18 @@ def map_table():
     """The course as a Markdown table: what is there, what is planned, ★ for the core path."""
     rows = []
     for floor in course.floors():
-        rows += [f"\n**{floor.title}** — `{floor.name}/`\n", "| | lesson | | |", "| --- | --- | --- | --- |"]
+        rows += [
+            f"\n**{floor.title}** — `{floor.name}/`\n",
+            "| | lesson | | |",
+            "| --- | --- | --- | --- |",
+        ]
         entries = [(i.id, i.core, i.title, True) for i in floor.lessons]
         entries += [(i, path == "core", title, False) for i, path, title in floor.planned]
         for name, core, title, there in sorted(entries):
             link = f"[{name}](notebooks/{floor.name}/{name}.ipynb)" if there else name
-            rows.append(f"| {'★' if core else ''} | {link} | {title} | {'' if there else 'planned'} |")
+            rows.append(
+                f"| {'★' if core else ''} | {link} | {title} | {'' if there else 'planned'} |"
+            )
     return "\n".join(rows) + "\n"
 
 

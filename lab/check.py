@@ -33,8 +33,8 @@ class Candidate:
     """What is graded: one text a language, what to call it, and where its lines came from."""
 
     sources: dict                                   # language -> text of the whole module
-    labels: dict                                    # language -> the name a learner knows it by
-    origins: dict = field(default_factory=dict)     # language -> per line: line in the label, or None
+    labels: dict  # language -> the name a learner knows it by
+    origins: dict = field(default_factory=dict)  # language -> per line: line in the label, or None
     shapes: bool = False                            # hold the module to its shape comments
 
     def source(self):
@@ -91,7 +91,9 @@ def untouched(lesson, candidate, exercise):
         return Verdict(exercise.name, "not_attempted", 0, exercise.points,
                        f"{exercise.name} is not defined in {label}")
     if mine == stub.normalised(lesson.stubs[exercise.language], exercise.name, exercise.language):
-        return Verdict(exercise.name, "not_attempted", 0, exercise.points, f"still the stub in {label}")
+        return Verdict(
+            exercise.name, "not_attempted", 0, exercise.points, f"still the stub in {label}"
+        )
     return None
 
 
@@ -149,7 +151,9 @@ class Run:
 
     def owner(self, item):
         for name, exercise in self.exercises.items():
-            if item.originalname == exercise.test or item.originalname.startswith(exercise.test + "__"):
+            if item.originalname == exercise.test or item.originalname.startswith(
+                exercise.test + "__"
+            ):
                 return name
         return None
 
@@ -207,8 +211,13 @@ class Run:
                           f"{told(self.candidate, language, int(m[1]))}", text)
         if error.kind is not None:
             return text
-        place = f"\n    {self.candidate.labels[language]}, line {line}: {error.source}" if own and line \
-            else f"\n    {error.path}, line {line}: {error.source}" if line else ""
+        place = (
+            f"\n    {self.candidate.labels[language]}, line {line}: {error.source}"
+            if own and line
+            else f"\n    {error.path}, line {line}: {error.source}"
+            if line
+            else ""
+        )
         return f"{error.type}: {text}{place}"
 
 
@@ -332,8 +341,10 @@ def mutate(lesson, mutant):
     text = lesson.sources[exercise.language]
     whole = stub.extract(text, exercise.name, exercise.language)
     if whole.count(mutant["find"]) != 1:
-        raise course.CourseError(f"{lesson.mutants.name}: {mutant['find']!r} occurs "
-                                 f"{whole.count(mutant['find'])} times in {exercise.name}, expected 1")
+        raise course.CourseError(
+            f"{lesson.mutants.name}: {mutant['find']!r} occurs "
+            f"{whole.count(mutant['find'])} times in {exercise.name}, expected 1"
+        )
     wrong = stub.splice(text, whole.replace(mutant["find"], mutant["replace"]), exercise.language)
     return replace(reference(lesson), shapes=False,
                    sources=lesson.sources | {exercise.language: wrong.text})
@@ -356,10 +367,17 @@ def with_likely_causes(lesson, verdicts):
 
 def report(lesson, candidate, verdicts):
     """The schema of `lab check --json`. device: what the verdicts rest on, on every machine the same."""
-    return {"schema": SCHEMA, "course_version": course.VERSION, "lesson": lesson.id,
-            "device": "simulator" if "lab.warmup" in preload(lesson) else "cpu", "source": candidate.source(),
-            "exercises": [{k: v for k, v in asdict(verdict).items() if k not in ("value", "seconds")}
-                          for verdict in verdicts]}
+    return {
+        "schema": SCHEMA,
+        "course_version": course.VERSION,
+        "lesson": lesson.id,
+        "device": "simulator" if "lab.warmup" in preload(lesson) else "cpu",
+        "source": candidate.source(),
+        "exercises": [
+            {k: v for k, v in asdict(verdict).items() if k not in ("value", "seconds")}
+            for verdict in verdicts
+        ],
+    }
 
 
 def exit_code(verdicts):
@@ -385,7 +403,9 @@ def grade_warm(lesson, candidate, names=None):
     try:
         message, _ = wire.read_frame(lambda n: child.read(n, time.monotonic() + 600))
     except (EOFError, TimeoutError):
-        raise course.CourseError(f"the grader stopped without an answer: {child.output()[-500:]}") from None
+        raise course.CourseError(
+            f"the grader stopped without an answer: {child.output()[-500:]}"
+        ) from None
     finally:
         child.kill()
     return [Verdict(**v) for v in message["verdicts"]]

@@ -135,7 +135,9 @@ class Subject:
     def describe(self, error, text=None):
         """Class, text and where: as data, for a message that teaches."""
         own = str(Path(self.request["folder"], self.request["floor"], self.request["lesson"]))
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(own)]
+        frames = [
+            f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(own)
+        ]
         path, line = (frames[-1].filename, frames[-1].lineno) if frames else (None, None)
         if isinstance(error, SyntaxError):
             path, line, text = error.filename, error.lineno, error.msg

@@ -81,14 +81,16 @@ class Lesson:
     @cached_property
     def front(self):
         """The front matter of the lesson's Markdown: title, path, needs, points, hints."""
-        import yaml             # here: a machine that only runs kernels may not have it
+        import yaml  # here: a machine that only runs kernels may not have it
 
         if not self.markdown.exists():
             raise CourseError(f"{self.id}: {self.markdown.relative_to(ROOT)} is missing")
         text = self.markdown.read_text("utf-8")
         parts = text.split("---\n", 2)
         if len(parts) != 3 or parts[0]:
-            raise CourseError(f"{self.markdown.relative_to(ROOT)}: no front matter between --- lines")
+            raise CourseError(
+                f"{self.markdown.relative_to(ROOT)}: no front matter between --- lines"
+            )
         front = (yaml.safe_load(parts[1]) or {}).get("lesson")
         missing = {"title", "path", "needs", "points", "hints"} - set(front or {})
         if missing:

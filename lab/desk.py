@@ -68,13 +68,21 @@ class Desk:
         except FileNotFoundError:
             return json.loads(json.dumps(EMPTY))
         except ValueError as error:
-            raise CourseError(f"{self.label(self.state_file)} is damaged ({error}): move it away and run "
-                              f"`lab start`; your own files stay as they are") from None
+            raise CourseError(
+                f"{self.label(self.state_file)} is damaged ({error}): move it away and run "
+                f"`lab start`; your own files stay as they are"
+            ) from None
         except OSError as error:
-            raise CourseError(f"cannot read {self.label(self.state_file)}: {error.strerror}") from None
-        if not isinstance(state, dict) or any(not isinstance(state.get(k, {}), dict) for k in EMPTY):
-            raise CourseError(f"{self.label(self.state_file)} is damaged (not the fields it should have): "
-                              f"move it away and run `lab start`; your own files stay as they are")
+            raise CourseError(
+                f"cannot read {self.label(self.state_file)}: {error.strerror}"
+            ) from None
+        if not isinstance(state, dict) or any(
+            not isinstance(state.get(k, {}), dict) for k in EMPTY
+        ):
+            raise CourseError(
+                f"{self.label(self.state_file)} is damaged (not the fields it should have): "
+                f"move it away and run `lab start`; your own files stay as they are"
+            )
         return json.loads(json.dumps(EMPTY)) | state
 
     @contextlib.contextmanager
@@ -129,7 +137,9 @@ class Desk:
             elif old is not None and alike(path.read_text("utf-8"), old, suffix):
                 done[suffix] = "refreshed"
             else:
-                now = rebuilt(path.read_text("utf-8"), old or text, text, lesson, suffix, self.label(path))
+                now = rebuilt(
+                    path.read_text("utf-8"), old or text, text, lesson, suffix, self.label(path)
+                )
                 if now == path.read_text("utf-8"):
                     done[suffix] = "same"
                 else:
@@ -147,7 +157,9 @@ class Desk:
     def handed_out(self, lesson):
         """suffix -> text of every file that the desk gets."""
         if not lesson.notebook.exists():
-            raise CourseError(f"{lesson.notebook.relative_to(ROOT)} is missing: run `lab build {lesson.id}`")
+            raise CourseError(
+                f"{lesson.notebook.relative_to(ROOT)} is missing: run `lab build {lesson.id}`"
+            )
         return {SUFFIX[k]: text for k, text in lesson.stubs.items()} | {
             ".ipynb": lesson.notebook.read_text("utf-8")}
 
@@ -160,8 +172,12 @@ class Desk:
         if not policy.exists():
             self.write(policy, (ROOT / "lab" / "desk_policy.md").read_text("utf-8"))
         if fresh and shutil.which("git") and not (self.folder / ".git").exists():
-            self.write(self.folder / ".gitignore", ".lab/*.lock\n.ipynb_checkpoints/\n__pycache__/\n")
-            subprocess.run(["git", "init", "-q", str(self.folder)], check=False, capture_output=True)
+            self.write(
+                self.folder / ".gitignore", ".lab/*.lock\n.ipynb_checkpoints/\n__pycache__/\n"
+            )
+            subprocess.run(
+                ["git", "init", "-q", str(self.folder)], check=False, capture_output=True
+            )
 
     def lessons(self):
         """The lessons on the desk, in the course's order."""
@@ -333,7 +349,9 @@ def writing(desk):
     try:
         yield
     except OSError as error:
-        raise CourseError(f"cannot write {error.filename or desk.folder}: {error.strerror}") from None
+        raise CourseError(
+            f"cannot write {error.filename or desk.folder}: {error.strerror}"
+        ) from None
 
 
 def alike(text, base, suffix):
@@ -349,8 +367,10 @@ def rebuilt(text, base, fresh, lesson, suffix, label):
     try:
         return stub.splice(fresh, stub.changed(text, base, language), language).text
     except (SyntaxError, ValueError) as error:
-        raise CourseError(f"{label} cannot be brought up to date, it does not parse ({error}): mend it, or "
-                          f"`lab reset {lesson.id}` (the old text is kept)") from None
+        raise CourseError(
+            f"{label} cannot be brought up to date, it does not parse ({error}): mend it, or "
+            f"`lab reset {lesson.id}` (the old text is kept)"
+        ) from None
 
 
 def without(text, stub_text, exercise, suffix):

@@ -13,8 +13,9 @@ def load(text, label):
         for cell in cells:
             cell["cell_type"], cell["metadata"], source(cell)
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise CourseError(f"{label} is not a notebook that can be read: it is damaged, or another kind of "
-                          f"file") from None
+        raise CourseError(
+            f"{label} is not a notebook that can be read: it is damaged, or another kind of file"
+        ) from None
     return notebook
 
 
@@ -69,7 +70,7 @@ def carry_over(text, base, fresh, label):
             pass                            # the course's own text: the new one stands
         elif exercise_of(cell) in by_exercise:
             by_exercise[exercise_of(cell)]["source"] = cell["source"]
-        else:                               # the learner's own cell, or an edited text of the course
+        else:  # the learner's own cell, or an edited text of the course
             added = {**cell, "metadata": {}, "id": f"mine-{cell.get('id', len(ids))}"[:64]}
             place = ids.index(after) + 1 if after in ids else 0
             if added["id"] not in ids:
@@ -88,5 +89,9 @@ def put_back(text, stub_text, exercise):
     for handed in load(stub_text, "the course's notebook")["cells"]:
         for cell in notebook["cells"]:
             if exercise_of(handed) == exercise.name == exercise_of(cell):
-                cell["source"], cell["outputs"], cell["execution_count"] = handed["source"], [], None
+                cell["source"], cell["outputs"], cell["execution_count"] = (
+                    handed["source"],
+                    [],
+                    None,
+                )
     return dump(notebook)

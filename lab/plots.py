@@ -173,3 +173,55 @@ def lanes(requests):
     every[-1, 0].set(xticks=range(0, span + 1, 64), xlabel="byte offset")
     plt.close(figure)
     return figure
+
+
+def running(x, maxima, sums):
+    """Online softmax along a row: the maximum so far, and the sum of exp(x - maximum so far).
+
+    x, maxima, sums: a number a column
+    """
+    import matplotlib.pyplot as plt
+
+    columns, grows = np.arange(len(x)), np.flatnonzero(np.diff(maxima, prepend=-np.inf) > 0)
+    figure, (above, below) = plt.subplots(2, 1, figsize=(7.5, 4.8), sharex=True, layout="constrained")
+    above.plot(columns, x, "o", color=GREY, ms=4)
+    above.plot(columns, maxima, color=RED, lw=1.5, drawstyle="steps-post")
+    above.annotate("maximum so far, m", (columns[-1], maxima[-1]), xytext=(0, 5), ha="right",
+                   textcoords="offset points", color=RED)
+    above.annotate("numbers of the row", (columns[-1], x[-1]), xytext=(0, -12), ha="right",
+                   textcoords="offset points", color=GREY)
+    below.plot(columns, np.cumsum(np.exp(x - maxima[-1])), color=GREY, lw=1.5, ls="--",
+               label="the same with the last maximum from the start, which takes a pass of its own")
+    below.plot(columns, sums, "o-", color=BLUE, lw=1.5, ms=4, label="sum so far, s")
+    for axes in (above, below):
+        for column in grows:
+            axes.axvline(column, color=RED, lw=0.8, ls=":", zorder=0)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.margins(y=0.2)
+    above.set(ylabel="x", title="Where the maximum grows, the sum is rescaled; both ways end alike")
+    below.set(xlabel="column", ylabel="s")
+    below.set_ylim(0)
+    figure.legend(*below.get_legend_handles_labels(), loc="outside lower center", frameon=False)
+    plt.close(figure)           # as above
+    return figure
+
+
+def traffic(title, kernels):
+    """What kernels move, in sizes of their input: reads in blue, writes in grey.
+
+    kernels: {name: (times that the input is read, times that as much is written)}
+    """
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7.5, 1.2 + 0.4 * len(kernels)), layout="constrained")
+    for y, (reads, writes) in enumerate(kernels.values()):
+        for left, width, colour, verb in ((0, reads, BLUE, "read"), (reads, writes, GREY, "written")):
+            axes.barh(y, width, left=left, color=colour, edgecolor="white", height=0.7)
+            axes.annotate(f"{verb} {width:g}×", (left + width / 2, y), ha="center", va="center", color="white")
+    axes.set(title=title, xlabel="bytes moved, in sizes of the input")
+    axes.set_yticks(range(len(kernels)), kernels)
+    axes.invert_yaxis()
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(left=False)
+    plt.close(figure)           # as above
+    return figure

@@ -66,7 +66,7 @@ def test_double(subject, agree, x):
         "x is returned as it came in": x, "x is squared, not doubled": x * x, "a zero is returned": 0}})
 '''
 
-MUTANTS = '''# Wrong answers that the graders of {short} must refuse, each by a message of their own.
+MUTANTS = """# Wrong answers that the graders of {short} must refuse, each by a message of their own.
 
 [[mutant]]
 exercise = "double"
@@ -83,7 +83,7 @@ exercise = "double"
 find = "2 * x"
 replace = "0"
 says = "a zero is returned"
-'''
+"""
 
 
 def write(name):
@@ -92,10 +92,14 @@ def write(name):
     letters = {i.id[0]: floor for floor in course.floors() for i in floor.lessons} | {
         row[0][0]: floor for floor in course.floors() for row in floor.planned}
     if not re.fullmatch(r"[a-z]\d\d_[a-z0-9_]+", name):
-        raise CourseError(f"{name!r} is no lesson id; expected a floor's letter, two digits, a name: k02_transpose")
+        raise CourseError(
+            f"{name!r} is no lesson id; expected a floor's letter, two digits, a name: k02_transpose"
+        )
     floor = floors.get(name) or letters.get(name[0])
     if floor is None:
-        raise CourseError(f"{name!r}: no floor has the letter {name[0]!r}; there are {', '.join(sorted(letters))}")
+        raise CourseError(
+            f"{name!r}: no floor has the letter {name[0]!r}; there are {', '.join(sorted(letters))}"
+        )
     lesson = Lesson(name, floor.name)
     files = {lesson.path(".py"): REFERENCE, lesson.markdown: MARKDOWN, lesson.test: GRADER,
              lesson.mutants: MUTANTS}

@@ -15,7 +15,7 @@ import numpy as np
 from lab import wire
 from lab.warm import Child
 
-SECONDS = 10            # what a call may take at the least; slow machines get a multiple, see `slack`
+SECONDS = 10  # what a call may take at the least; slow machines get a multiple, see `slack`
 STEPS = 20_000          # warp instructions a launch may take at the least, likewise
 SLACK = 20              # times the reference's own time or steps
 LARGEST = 256 * 2**20   # bytes of a reply
@@ -97,14 +97,18 @@ class Subject:
         CUDA: give `block` and perhaps `shared_mem`. Triton: give the constexprs and num_warps.
         """
         request = (name, aslist(grid), aslist(block), list(args), meta)
-        copies = [a.copy() if isinstance(a, np.ndarray) else a.clone() for a in wire.arrays(list(args))]
+        copies = [
+            a.copy() if isinstance(a, np.ndarray) else a.clone() for a in wire.arrays(list(args))
+        ]
         try:
             launches, changed = self._ask("launch", *request, STEPS)
         except Raised as error:
             if error.kind != "endless" or self._reference is None:
                 raise
             restore(wire.arrays(list(args)), copies)
-            allowed = SLACK * max(n["steps"] for n in self._reference().launch(*request[:4], **meta).launches)
+            allowed = SLACK * max(
+                n["steps"] for n in self._reference().launch(*request[:4], **meta).launches
+            )
             restore(wire.arrays(list(args)), copies)
             if allowed <= STEPS:
                 raise
@@ -135,7 +139,9 @@ class Subject:
             getattr(reference, name)(*args, **kwargs)
             return time.monotonic() - began
 
-        shared = contains_handle([list(args), kwargs])      # the reference's process does not know these
+        shared = contains_handle(
+            [list(args), kwargs]
+        )  # the reference's process does not know these
         slow = again if self._reference is not None and name and not shared else None
         result, changed = self._ask("call", function, list(args), kwargs, slow=slow)
         copy_back([list(args), kwargs], changed)
@@ -184,11 +190,16 @@ class Subject:
         if self._child.flooded:
             return Stopped("flooded", "it printed more than 16 MB; it was stopped")
         if isinstance(error, TimeoutError):
-            return Stopped("hung", f"no answer within {SECONDS} s, nor within {SLACK} times what the "
-                                   f"reference needs: an endless loop?")
+            return Stopped(
+                "hung",
+                f"no answer within {SECONDS} s, nor within {SLACK} times what the "
+                f"reference needs: an endless loop?",
+            )
         if isinstance(error, wire.WireError):
             return Stopped("garbled", f"its answer cannot be read: {error}")
-        return Stopped("died", "the process ended without an answer: os._exit, a crash, or out of memory")
+        return Stopped(
+            "died", "the process ended without an answer: os._exit, a crash, or out of memory"
+        )
 
     def _number(self, thing):
         if isinstance(thing, Remote):
@@ -208,7 +219,12 @@ class Remote:
     """An object in the child: call it, read its attributes, iterate, enter it."""
 
     def __init__(self, subject, number, kind):
-        for name, value in (("_subject", subject), ("_id", number), ("_type", kind), ("_name", None)):
+        for name, value in (
+            ("_subject", subject),
+            ("_id", number),
+            ("_type", kind),
+            ("_name", None),
+        ):
             object.__setattr__(self, name, value)
 
     def __getattr__(self, name):
@@ -237,7 +253,9 @@ class Remote:
 def contains_handle(value):
     if type(value) is dict:
         value = list(value.values())
-    return isinstance(value, Remote) or (type(value) in (list, tuple) and any(map(contains_handle, value)))
+    return isinstance(value, Remote) or (
+        type(value) in (list, tuple) and any(map(contains_handle, value))
+    )
 
 
 def aslist(size):
@@ -251,7 +269,9 @@ def copy_back(values, changed):
         pairs = [(own[i], new) for i, new in changed]
         restore([a for a, _ in pairs], [b for _, b in pairs])
     except (TypeError, ValueError, IndexError, RuntimeError):
-        raise Stopped("garbled", "its answer cannot be read: the changed arrays do not fit") from None
+        raise Stopped(
+            "garbled", "its answer cannot be read: the changed arrays do not fit"
+        ) from None
 
 
 def restore(arrays, values):

@@ -23,22 +23,34 @@ def verify(lessons, jobs=1, console=None):
             bad = [row for row in own if row["ok"] is False]
             for row in own:
                 if row["ok"] is None:
-                    console.print(f"SKIPPED {lesson.id}/{row['exercise']}: {row['message']}", markup=False)
+                    console.print(
+                        f"SKIPPED {lesson.id}/{row['exercise']}: {row['message']}", markup=False
+                    )
             for row in bad:
                 console.print(f"  [red]✗[/] {row['exercise']}: {row['proof']}")
                 console.print(f"      {row['message']}", markup=False)
-            console.print(f"{lesson.id}: {sum(row['ok'] is True for row in own)} of {len(own)} proofs, "
-                          f"{sum(row['proof'].startswith('mutant') for row in own)} mutants, "
-                          f"{time.monotonic() - began:.0f} s")
+            console.print(
+                f"{lesson.id}: {sum(row['ok'] is True for row in own)} of {len(own)} proofs, "
+                f"{sum(row['proof'].startswith('mutant') for row in own)} mutants, "
+                f"{time.monotonic() - began:.0f} s"
+            )
     if console:
         kinds = [row["ok"] for row in rows]
-        console.print(f"{kinds.count(True)} passed, {kinds.count(False)} failed, {kinds.count(None)} skipped")
+        console.print(
+            f"{kinds.count(True)} passed, {kinds.count(False)} failed, {kinds.count(None)} skipped"
+        )
     return rows
 
 
 def prove(lesson, jobs):
     def row(exercise, proof, ok, message=""):
-        return {"lesson": lesson.id, "exercise": exercise, "proof": proof, "ok": ok, "message": message}
+        return {
+            "lesson": lesson.id,
+            "exercise": exercise,
+            "proof": proof,
+            "ok": ok,
+            "message": message,
+        }
 
     rows = [row(v.name, "the reference passes", v.verdict == "pass" or (
                 None if v.verdict == "not_proven_here" else False), f"{v.verdict}: {v.message}")
@@ -46,14 +58,20 @@ def prove(lesson, jobs):
     untouched = check.grade(lesson, Candidate(lesson.stubs, dict.fromkeys(lesson.stubs, "stub")))
     rows += [row(v.name, "the stub is not attempted", v.verdict == "not_attempted",
                  f"{v.verdict}: {v.message}") for v in untouched]
-    rows += [row(e.name, "three hints", len(e.hints) == 3, f"{len(e.hints)} hints") for e in lesson.exercises]
+    rows += [
+        row(e.name, "three hints", len(e.hints) == 3, f"{len(e.hints)} hints")
+        for e in lesson.exercises
+    ]
 
     try:
         mutants = [(m, check.mutate(lesson, m)) for m in check.mutants(lesson)]
     except (CourseError, KeyError) as error:
         return [*rows, row("", "the mutants can be made", False, str(error))]
-    rows += [row(e.name, f"at least {FEWEST} mutants", n >= FEWEST, f"{n} mutants") for e in lesson.exercises
-             for n in [sum(m["exercise"] == e.name for m, _ in mutants)]]
+    rows += [
+        row(e.name, f"at least {FEWEST} mutants", n >= FEWEST, f"{n} mutants")
+        for e in lesson.exercises
+        for n in [sum(m["exercise"] == e.name for m, _ in mutants)]
+    ]
 
     with ThreadPoolExecutor(max(1, min(jobs, os.cpu_count() or 1))) as pool:
         verdicts = list(pool.map(

@@ -22,7 +22,9 @@ def step(desk, lessons, console, show):
             if desk.passed(exercise):
                 continue
             candidate = desk.candidate(lesson)
-            verdicts = check.with_likely_causes(lesson, check.grade_warm(lesson, candidate, [exercise.name]))
+            verdicts = check.with_likely_causes(
+                lesson, check.grade_warm(lesson, candidate, [exercise.name])
+            )
             desk.record(lesson, candidate, verdicts)
             show(lesson, candidate, verdicts)
             if verdicts[0].verdict not in ("pass", "not_proven_here"):

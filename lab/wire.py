@@ -16,7 +16,11 @@ HEAD = struct.Struct(">QQ")              # bytes of JSON, bytes of arrays
 PLAIN = (type(None), bool, int, float, str)
 DTYPES = {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
           "float16", "float32", "float64", "complex64", "complex128"}
-TENSOR_DTYPES = DTYPES - {"uint16", "uint32", "uint64"} | {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
+TENSOR_DTYPES = DTYPES - {"uint16", "uint32", "uint64"} | {
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e5m2",
+}
 
 
 class WireError(Exception):
@@ -55,7 +59,9 @@ def pack(value, handle=None):
             return seen[id(v)]
         if handle is not None:
             return {"$": "handle", "id": handle(v), "type": type(v).__name__}
-        raise Unsendable(f"a value of type {type(v).__name__} does not cross to the code under test")
+        raise Unsendable(
+            f"a value of type {type(v).__name__} does not cross to the code under test"
+        )
 
     def add(data):
         buffers.append(data)
@@ -148,7 +154,9 @@ def unpack(tree, buffers, handle=None):
         shape, strides = tuple(t["shape"]), tuple(t["strides"])
         if len(shape) != len(strides) or len(shape) > 32:
             raise WireError("shape and strides disagree")
-        if any(type(n) is not int or n < 0 for n in shape) or any(type(s) is not int for s in strides):
+        if any(type(n) is not int or n < 0 for n in shape) or any(
+            type(s) is not int for s in strides
+        ):
             raise WireError("sizes are not whole numbers")
         low, span = extent(shape, strides, itemsize)
         if t["start"] != -low or span != len(buffers[t["at"]]):
@@ -201,7 +209,9 @@ def read_frame(read, largest=math.inf):
     """(message, buffers) from `read(n)`, which returns exactly n bytes or raises EOFError."""
     text_size, data_size = HEAD.unpack(read(HEAD.size))
     if text_size + data_size > largest:
-        raise WireError(f"a reply of {text_size + data_size:,} bytes; at most {largest:,} are allowed")
+        raise WireError(
+            f"a reply of {text_size + data_size:,} bytes; at most {largest:,} are allowed"
+        )
     try:
         head = json.loads(read(text_size))
         message, sizes = head["message"], head["sizes"]

@@ -53,7 +53,7 @@ extern "C" __global__ void softmax_fused_cuda(const float* x, float* y, int C)
     x += (size_t)blockIdx.x * C;
     y += (size_t)blockIdx.x * C;
     float m = -INFINITY, s = 0;
-    // exercise: each x[c] is read once, each exp is computed once; row[c] keeps what is needed again
+    // exercise: each number is read once; row[c] keeps what is needed again
     for (int c = threadIdx.x; c < C; c += blockDim.x) {
         row[c] = x[c];
         m = fmaxf(m, row[c]);

@@ -331,8 +331,9 @@ def test_cpu_does_the_work_of_its_jobs():
     assert np.allclose(c, a @ b)
     assert cpu.spill.nbytes >= 4 * cpu.cache > 0
     assert len(cpu.sample(lambda: cpu.copy(z, x), 3)) == 3
+    cpu.read(a)
     one = cpu.array(1)
-    cpu.read(one)                                   # fewer numbers than cores
+    cpu.copy(one, cpu.array(1))                     # fewer numbers than cores
 
 
 def test_last_level_cache_counts_a_shared_cache_once(tmp_path):

@@ -52,14 +52,18 @@ def test_the_desk_is_a_repository_of_its_own(desk):
 
 
 def test_an_untouched_copy_is_refreshed(desk, monkeypatch):
-    newer = upgraded(monkeypatch, lambda text: text.replace("one addition an element", "count again"))
+    newer = upgraded(
+        monkeypatch, lambda text: text.replace("one addition an element", "count again")
+    )
     assert desk.start(newer)[".py"] == "refreshed"
     assert "count again" in desk.path(LESSON, ".py").read_text() and not kept(desk)
 
 
 def test_a_touched_copy_is_rebuilt_around_the_learners_work(desk, monkeypatch):
     before = answer(desk, "import math\n\nHELPER = math.pi\n\n" + RIGHT)
-    newer = upgraded(monkeypatch, lambda text: text.replace("two roofs; the lower", "both roofs; the lower"))
+    newer = upgraded(
+        monkeypatch, lambda text: text.replace("two roofs; the lower", "both roofs; the lower")
+    )
     assert desk.start(newer)[".py"] == "rebuilt"
     text = desk.path(LESSON, ".py").read_text()
     assert '"""Mine."""' in text and "HELPER = math.pi" in text and "both roofs" in text
@@ -70,13 +74,19 @@ def test_a_touched_copy_is_rebuilt_around_the_learners_work(desk, monkeypatch):
 def test_a_touched_notebook_keeps_answers_and_added_cells(desk, monkeypatch):
     path = desk.path(LESSON, ".ipynb")
     notebook = json.loads(path.read_text())
-    place = next(i for i, c in enumerate(notebook["cells"]) if notebooks.exercise_of(c) == "count_add")
+    place = next(
+        i for i, c in enumerate(notebook["cells"]) if notebooks.exercise_of(c) == "count_add"
+    )
     notebook["cells"][place]["source"] = RIGHT
-    notebook["cells"].insert(place + 1, {"cell_type": "markdown", "id": "own", "metadata": {}, "source": "My note"})
+    notebook["cells"].insert(
+        place + 1, {"cell_type": "markdown", "id": "own", "metadata": {}, "source": "My note"}
+    )
     path.write_text(json.dumps(notebook))
     newer = json.loads(LESSON.notebook.read_text())
     newer["cells"][1]["source"] = "A new introduction."
-    fresh = notebooks.carry_over(path.read_text(), LESSON.notebook.read_text(), json.dumps(newer), "x.ipynb")
+    fresh = notebooks.carry_over(
+        path.read_text(), LESSON.notebook.read_text(), json.dumps(newer), "x.ipynb"
+    )
     cells = json.loads(fresh)["cells"]
     texts = [notebooks.source(c) for c in cells]
     assert "A new introduction." in texts and RIGHT in texts
@@ -98,7 +108,9 @@ def test_a_file_edited_meanwhile_is_never_overwritten(desk):
     with pytest.raises(CourseError) as refusal:
         desk.write_cell(LESSON, ADD, RIGHT.replace("Mine", "Mine again") + "# new\n" + "X = 1\n"
                         if False else RIGHT.replace("n, 3", "n + 0, 3"))
-    assert "this notebook's cell" in str(refusal.value) and "r01_roofline.py, line" in str(refusal.value)
+    assert "this notebook's cell" in str(refusal.value) and "r01_roofline.py, line" in str(
+        refusal.value
+    )
     assert desk.path(LESSON, ".py").read_text() == edited
     assert desk.write_cell(LESSON, ADD, RIGHT, take="file") == "file"
     assert desk.path(LESSON, ".py").read_text() == edited

@@ -52,8 +52,18 @@ def probe(tmp_path):
     (tmp_path / "floor" / "x99_probe.py").write_text(textwrap.dedent(PROBE))
 
     def start():
-        return Child("subject", {"folder": str(tmp_path), "floor": "floor", "lesson": "x99_probe",
-                                 "simulator": False, "shapes": False}, ("numpy", "torch", "lab.child"))
+        return Child(
+            "subject",
+            {
+                "folder": str(tmp_path),
+                "floor": "floor",
+                "lesson": "x99_probe",
+                "simulator": False,
+                "shapes": False,
+            },
+            ("numpy", "torch", "lab.child"),
+        )
+
     proxy = Subject(start, reference=lambda: Fast())
     yield proxy
     proxy.close()

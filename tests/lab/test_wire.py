@@ -24,8 +24,23 @@ def cross(value):
     return wire.unpack(*wire.read_frame(read))
 
 
-PLAIN = [None, True, 0, -7, 2**200, 1.5, math.inf, "ü\0", b"\xff", [1, (2, "x")], (), {}, {"a": [1.0], 3: None},
-         {(1, 2): b""}, [[]]]
+PLAIN = [
+    None,
+    True,
+    0,
+    -7,
+    2**200,
+    1.5,
+    math.inf,
+    "ü\0",
+    b"\xff",
+    [1, (2, "x")],
+    (),
+    {},
+    {"a": [1.0], 3: None},
+    {(1, 2): b""},
+    [[]],
+]
 
 
 @pytest.mark.parametrize("value", PLAIN, ids=repr)
@@ -38,23 +53,39 @@ def test_nan_and_minus_zero():
     assert math.isnan(cross(math.nan)) and math.copysign(1, cross(-0.0)) == -1
 
 
-ARRAYS = [np.arange(12, dtype="f4").reshape(3, 4), np.arange(12.0)[::-2], np.zeros((0, 5), "i2"),
-          np.arange(24).reshape(2, 3, 4).transpose(2, 0, 1)[:, ::-1], np.array(3.5), np.float16([np.nan, -0.0]),
-          np.array([True, False]), np.broadcast_to(np.float32(2), (3, 2)), np.array([1 + 2j])]
+ARRAYS = [
+    np.arange(12, dtype="f4").reshape(3, 4),
+    np.arange(12.0)[::-2],
+    np.zeros((0, 5), "i2"),
+    np.arange(24).reshape(2, 3, 4).transpose(2, 0, 1)[:, ::-1],
+    np.array(3.5),
+    np.float16([np.nan, -0.0]),
+    np.array([True, False]),
+    np.broadcast_to(np.float32(2), (3, 2)),
+    np.array([1 + 2j]),
+]
 
 
 @pytest.mark.parametrize("value", ARRAYS, ids=lambda a: f"{a.dtype}{a.shape}{a.strides}")
 def test_arrays_keep_dtype_shape_strides_and_bits(value):
     got = cross(value)
-    assert got.dtype == value.dtype and got.shape == value.shape and got.tobytes() == value.tobytes()
+    assert (
+        got.dtype == value.dtype and got.shape == value.shape and got.tobytes() == value.tobytes()
+    )
     if value.size:
         assert got.strides == value.strides
         got[...] = 0                            # it is the receiver's own memory
 
 
-TENSORS = [torch.arange(6.0).reshape(2, 3), torch.arange(6).to(torch.bfloat16)[::2], torch.zeros(0, 3),
-           torch.tensor(2.0, dtype=torch.float16), torch.arange(12.0).reshape(3, 4).t(),
-           torch.arange(4.0).expand(3, 4), torch.tensor([1.5]).to(torch.float8_e4m3fn)]
+TENSORS = [
+    torch.arange(6.0).reshape(2, 3),
+    torch.arange(6).to(torch.bfloat16)[::2],
+    torch.zeros(0, 3),
+    torch.tensor(2.0, dtype=torch.float16),
+    torch.arange(12.0).reshape(3, 4).t(),
+    torch.arange(4.0).expand(3, 4),
+    torch.tensor([1.5]).to(torch.float8_e4m3fn),
+]
 
 
 @pytest.mark.parametrize("value", TENSORS, ids=lambda t: f"{t.dtype}{tuple(t.shape)}{t.stride()}")
@@ -75,8 +106,11 @@ def test_one_object_sent_twice_is_one_object():
     assert a is c and b is d and a is not b
 
 
-@pytest.mark.parametrize("value", [object(), {1, 2}, np.array([object()]), np.zeros(1, "datetime64[s]")],
-                         ids=["object", "set", "object array", "dates"])
+@pytest.mark.parametrize(
+    "value",
+    [object(), {1, 2}, np.array([object()]), np.zeros(1, "datetime64[s]")],
+    ids=["object", "set", "object array", "dates"],
+)
 def test_other_values_are_refused_with_their_type(value):
     with pytest.raises(wire.Unsendable, match="does not cross"):
         wire.pack(value)
@@ -100,8 +134,13 @@ HOSTILE = [
     {"$": "array", "dtype": "float64", "shape": [1, 1], "strides": [8], "start": 0, "at": 0},
     {"$": "tensor", "dtype": "float32", "shape": [2], "strides": [4], "start": 4, "at": 0},
     {"$": "tensor", "dtype": "quint8", "shape": [8], "strides": [1], "start": 0, "at": 0},
-    {"$": "same", "as": 3}, {"$": "scalar", "dtype": "O", "at": 0}, {"$": "pickle", "at": 0}, {"no": 1},
-    {"$": "dict", "items": [[[], 1]]}, {"$": "bytes", "at": 9}, {"$": "handle", "id": 1},
+    {"$": "same", "as": 3},
+    {"$": "scalar", "dtype": "O", "at": 0},
+    {"$": "pickle", "at": 0},
+    {"no": 1},
+    {"$": "dict", "items": [[[], 1]]},
+    {"$": "bytes", "at": 9},
+    {"$": "handle", "id": 1},
 ]
 
 

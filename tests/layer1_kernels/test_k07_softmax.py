@@ -1,0 +1,382 @@
+"""Graders of k07. Outputs start as 7, which no softmax gives, so that an element nobody wrote shows."""
+
+import math
+
+import numpy as np
+import pytest
+
+from lab.subject import Raised
+
+CUDA = ("softmax_three_pass_cuda", "softmax_fused_cuda", "softmax_online_cuda")
+SIZES = [(1, 1, 128), (3, 127, 128), (1, 129, 32), (3, 1000, 128), (2, 1500, 256)]      # R, C, threads
+BLOCKS = [(1, 1, 128, "float32"), (3, 127, 128, "float16"), (3, 129, 128, "bfloat16"),
+          (1, 1000, 128, "float32"), (2, 1500, 512, "float16")]                         # R, C, BLOCK, dtype
+
+
+# ---- rows, oracles, and what goes wrong
+
+
+def oracle(x):                                  # (R, C) -> (R, C)
+    return np.exp(x - top(x)) / np.exp(x - top(x)).sum(-1, keepdims=True)
+
+
+def top(x):                                     # (R, C) -> (R, 1)
+    return x.max(-1, keepdims=True)
+
+
+def rows(rng, R, C, kind="mild"):               # -> (R, C) float32
+    x = 3 * rng.standard_normal((R, C), dtype=np.float32)
+    if kind == "large":
+        x *= 1e4 / 3
+    if kind == "masked":                        # at random; at its beginning; as a whole
+        x[0, rng.random(C) < 0.5], x[0, -1] = -np.inf, 1
+        x[1, :C // 2] = -np.inf
+        x[2] = -np.inf
+    return x
+
+
+def maxima(x, part):                            # (R, C), (C,) -> (R, C)
+    """The maximum of each element's part of its row."""
+    return sums(x, part, np.max)
+
+
+def sums(x, part, over=np.sum):                 # (R, C), (C,) -> (R, C)
+    """The sum over each element's part of its row."""
+    found = np.empty_like(x)
+    for p in np.unique(part):
+        found[:, part == p] = over(x[:, part == p], axis=-1, keepdims=True)
+    return found
+
+
+def running(x, part):                           # (R, C), (C,) -> (R, C)
+    """The maximum of each element's part of its row, up to and with the element."""
+    found = np.empty_like(x)
+    for p in np.unique(part):
+        found[:, part == p] = np.maximum.accumulate(x[:, part == p], axis=-1)
+    return found
+
+
+def naive(x):
+    e = np.exp(x.astype(np.float32))
+    return e / e.sum(-1, keepdims=True)
+
+
+def over(e, weights):
+    """e divided by the sum of each row of weights."""
+    return e / weights.sum(-1, keepdims=True)
+
+
+def of_threads(name, x, threads, launch):
+    """{mistake: what it gives} for a kernel whose thread t has the columns t, t + threads, …"""
+    part = np.arange(x.shape[1]) % threads
+    e, own = np.exp(x - top(x)), np.exp(x - maxima(x, part))
+    return {
+        no_maximum(name, launch): naive(x),
+        f"{name} does not divide by the sum": e,
+        f"in {name} each thread goes on with the maximum of its own columns, not of the row": over(own, own),
+        f"in {name} each thread divides by the sum of its own columns": e / sums(e, part),
+        f"{name} does not rescale the sum of a thread when its maximum grows":
+            over(e, np.exp(x - running(x, part)) * np.exp(maxima(x, part) - top(x))),
+        f"{name} adds the sums of all threads as they are: each belongs to the maximum of its thread":
+            over(e, own),
+        f"{name} writes with the maximum of a thread's own columns, not of the row": over(own, e),
+        f"{name} writes nothing": np.full_like(x, 7)}
+
+
+def of_blocks(name, x, block, launch):
+    """{mistake: what it gives} for a program that takes `block` columns at a time."""
+    part = np.arange(x.shape[1]) // block
+    e, own = np.exp(x - top(x)), np.exp(x - maxima(x, part))
+    so_far = np.stack([x[:, part <= p].max(-1) for p in part], -1)      # up to and with the block
+    zeros = -x.shape[1] % block                                         # columns beyond the row
+    return {
+        no_maximum(name, launch): naive(x),
+        f"{name} does not divide by the sum": e,
+        f"{name} does not rescale the sum when the maximum grows": over(e, np.exp(x - so_far)),
+        f"{name} takes each block of columns for a row of its own": own / sums(own, part),
+        f"in {name} only the last block of columns is in the sum": over(e, e[:, part == part[-1]]),
+        f"in {name} only the first block of columns is written": np.where(part == 0, oracle(x), 7),
+        f"in {name} the columns beyond the row count as zeros, and exp(0) is 1":
+            e / (e.sum(-1, keepdims=True) + zeros * np.exp(-top(x))),
+        f"{name} writes nothing": np.full_like(x, 7)}
+
+
+def not_a_number(name, x):
+    """{mistake: what it gives} where NaN comes or is missing."""
+    if np.isinf(x).any():
+        return {f"{name} computes -inf minus -inf": np.full_like(x, np.nan),
+                f"{name} gives a row of -inf alone zeros; it is NaN, as in torch": np.nan_to_num(oracle(x))}
+    return {f"{name} rescales the wrong way round: the exponent is the old maximum minus the new, never "
+            f"positive": np.full_like(x, np.nan)} if "online" in name else {}
+
+
+def no_maximum(name, launch):
+    return (f"{name} does not subtract the maximum of the row: exp overflows above 88, look at "
+            f"`{line_with_exp(launch)}`")
+
+
+def line_with_exp(launch):
+    """The learner's line with an exp that subtracts nothing, or else with the first exp."""
+    lines = [line["text"] for _, line in sorted(launch.launches[0]["lines"].items(), key=lambda i: int(i[0]))]
+    found = [text for text in lines if "exp" in text]
+    return next((text for text in found if "-" not in text), found[0] if found else "no exp was run")
+
+
+# ---- launches and what is asked of all kernels
+
+
+def run_cuda(subject, name, x, threads, shared=0):
+    """(y, launch) of one block of `threads` a row."""
+    y = np.full_like(x, 7)
+    launch = subject.launch(name, len(x), threads, (x, y, x.shape[1]), shared_mem=shared * x.itemsize)
+    return y, launch
+
+
+def run_triton(subject, name, x, block, dtype):
+    """(y, launch) of one program a row; x is rounded to dtype in place."""
+    import torch
+
+    given = torch.from_numpy(x).to(getattr(torch, dtype))
+    x[...] = given.float().numpy()
+    y = torch.full_like(given, 7)
+    launch = subject.launch(name, len(x), args=(given, y, x.shape[1]), BLOCK=block)
+    return y, launch
+
+
+def right(agree, name, x, got, launch, what, threads=None, block=None, precision="float32"):
+    """The answer is the oracle's, or the message names the element and the likely mistake."""
+    def place(index):
+        r, c = index
+        return f"row {r}, column {c}" + (f" (thread {c % threads}, its round {c // threads})" if threads else
+                                         f" (column {c % block} of block {c // block})")
+
+    x = x.astype(np.float64)
+    with np.errstate(all="ignore"):
+        mistakes = (not_a_number(name, x) |
+                    (of_threads(name, x, threads, launch) if threads else of_blocks(name, x, block, launch)))
+        agree(got, oracle(x), precision, f"{name}, {what}", place, mistakes)
+
+
+def economical(name, launch, x, reads, sectors=None):
+    """Each number read `reads` times and written once, by requests that want what they move."""
+    for op, times in (("load", reads), ("store", 1)):
+        got = launch.bytes(op) / x.nbytes
+        verb = "reads" if op == "load" else "writes"
+        more = "too often" if got > times else "and leaves some out"
+        assert got == times, f"{name} {verb} each number {got:g} times, expected {times}: that is {more}"
+        counts = launch.memory("global", op)
+        assert counts["transactions"] == counts["ideal"], (
+            f"{name}: a {op} of a warp touches {launch.sectors_per_request(op):g} sectors, "
+            f"{counts['ideal'] / counts['requests']:g} are enough: neighbouring threads should take "
+            f"neighbouring columns")
+
+
+# ---- counting and the recurrence
+
+
+def test_predict_bytes_ratio(subject, reference, rng):
+    x, moved = rows(rng, 2, 1000), {}
+    for name in CUDA:
+        _, launch = run_cuda(reference, name, x, 128, shared=1000)
+        moved[name] = launch.bytes("load") + launch.bytes("store")
+    three_pass, fused, online = moved.values()
+    got = subject.predict_bytes_ratio()
+    assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
+    why = {3: "3 compares the reads alone; both kernels also write", 0.5: "a half is the other way round",
+           4: "4 would hold if the other kernel moved each number once; it reads and writes",
+           online / fused: "that many a kernel moves that reads twice; count the loops that read x"}
+    assert abs(got - three_pass / fused) < 0.05, (
+        f"bytes of three passes over bytes of one: {got:g} is not what the counters say; "
+        f"{why.get(got, 'count reads and writes of one number, in the one kernel and in the other')}")
+
+
+def pair(x):
+    """(m, s) of some entries, as merge's docstring defines it."""
+    m = max(x, default=-math.inf)
+    return (m, 0.0) if m == -math.inf else (m, sum(math.exp(v - m) for v in x))
+
+
+PARTS = {
+    "the larger maximum first": ([1.0, 3.0, 2.5], [0.5, -1.0]),
+    "the larger maximum last": ([0.5, -1.0], [1.0, 3.0, 2.5]),
+    "equal maxima": ([2.0, 1.0], [2.0, 0.0, 2.0]),
+    "maxima 20,000 apart": ([-1e4, -1e4 + 1], [1e4]),
+    "the first part empty": ([], [-5.0, -4.0]),
+    "the second part empty": ([-5.0, -4.0], []),
+    "a part of -inf alone": ([-math.inf, -math.inf], [0.25]),
+    "two parts, both empty": ([], []),
+}
+
+
+@pytest.mark.parametrize("what", PARTS)
+def test_merge(subject, agree, what):
+    parts = PARTS[what]
+    (m_a, s_a), (m_b, s_b) = a, b = [pair(part) for part in parts]
+    m, want = max(m_a, m_b), pair([*parts[0], *parts[1]])
+    smaller = "first" if m_a < m_b else "second"
+    with np.errstate(all="ignore"):
+        scale_a, scale_b = np.exp(np.subtract(m_a, m)), np.exp(np.subtract(m_b, m))
+        agree(subject.merge(a, b), want, "float64", f"merge, {what}: {a} and {b}",
+              lambda index: ("the maximum", "the sum")[index[0]], {
+                  f"the sum of the {smaller} part is not rescaled to the larger maximum": (m, s_a + s_b),
+                  "the sums are rescaled the wrong way round: the exponent is old minus new":
+                      (m, s_a / scale_a + s_b / scale_b),
+                  "the smaller maximum is kept": (min(m_a, m_b), s_a / scale_b + s_b / scale_a),
+                  "merge computes -inf minus -inf": (m, np.nan)})
+
+
+def test_merge__number_by_number(subject, agree, rng):
+    x = [-math.inf, *(3 * rng.standard_normal(20)), -math.inf]
+    got = pair([])
+    for v in x:
+        got = subject.merge(tuple(got), pair([v]))
+    agree(got, pair(x), "float64", f"a row of {len(x)} numbers merged one by one",
+          lambda index: ("the maximum", "the sum")[index[0]])
+
+
+# ---- fused, CUDA
+
+
+@pytest.mark.parametrize("R, C, threads", SIZES)
+def test_softmax_fused_cuda(subject, agree, rng, R, C, threads):
+    x = rows(rng, R, C)
+    got, launch = run_cuda(subject, "softmax_fused_cuda", x, threads, shared=C)
+    right(agree, "softmax_fused_cuda", x, got, launch, f"{R} row(s) of {C} by {threads} threads each",
+          threads=threads)
+
+
+@pytest.mark.parametrize("kind", ["large", "masked"])
+def test_softmax_fused_cuda__hard_rows(subject, agree, rng, kind):
+    x = rows(rng, 3, 500, kind)
+    got, launch = run_cuda(subject, "softmax_fused_cuda", x, 128, shared=500)
+    right(agree, "softmax_fused_cuda", x, got, launch, DESCRIBED[kind], threads=128)
+
+
+DESCRIBED = {"large": "numbers around 10,000", "masked": "rows with -inf among them, the last of -inf alone"}
+
+
+def test_softmax_fused_cuda__work(subject, rng):
+    x = rows(rng, 2, 1024)
+    _, launch = run_cuda(subject, "softmax_fused_cuda", x, 128, shared=1024)
+    economical("softmax_fused_cuda", launch, x, reads=1)
+    conflicts = launch.bank_conflicts()
+    assert conflicts == 1, (f"softmax_fused_cuda: shared memory is asked {conflicts:.2g} times as often as "
+                            f"need be: neighbouring threads should take neighbouring columns of row")
+
+
+# ---- online, CUDA
+
+
+@pytest.mark.parametrize("R, C, threads", SIZES)
+def test_softmax_online_cuda(subject, agree, rng, R, C, threads):
+    x = rows(rng, R, C)
+    got, launch = run_cuda(subject, "softmax_online_cuda", x, threads)
+    right(agree, "softmax_online_cuda", x, got, launch, f"{R} row(s) of {C} by {threads} threads each",
+          threads=threads)
+
+
+@pytest.mark.parametrize("kind", ["large", "masked"])
+def test_softmax_online_cuda__hard_rows(subject, agree, rng, kind):
+    x = rows(rng, 3, 500, kind)
+    got, launch = run_cuda(subject, "softmax_online_cuda", x, 128)
+    right(agree, "softmax_online_cuda", x, got, launch, DESCRIBED[kind], threads=128)
+
+
+def test_softmax_online_cuda__work(subject, rng):
+    x = rows(rng, 2, 1024)
+    _, launch = run_cuda(subject, "softmax_online_cuda", x, 128)
+    economical("softmax_online_cuda", launch, x, reads=2)
+    longer = run_cuda(subject, "softmax_online_cuda", rows(rng, 2, 2048), 128)[1]
+    assert longer.barriers == launch.barriers, (
+        f"softmax_online_cuda: a warp waits {launch.barriers // 8} times for a row of 1024 and "
+        f"{longer.barriers // 8} times for one of 2048: merge the threads once, after the loop")
+
+
+# ---- online, Triton
+
+
+@pytest.mark.parametrize("R, C, block, dtype", BLOCKS)
+def test_softmax_online_triton(subject, agree, rng, R, C, block, dtype):
+    x = rows(rng, R, C)
+    got, launch = run_triton(subject, "softmax_online_triton", x, block, dtype)
+    right(agree, "softmax_online_triton", x, got, launch, f"{R} row(s) of {C} {dtype} in blocks of {block}",
+          block=block, precision=dtype)
+
+
+@pytest.mark.parametrize("kind", ["large", "masked"])
+def test_softmax_online_triton__hard_rows(subject, agree, rng, kind):
+    x = rows(rng, 3, 500, kind)
+    got, launch = run_triton(subject, "softmax_online_triton", x, 128, "float32")
+    right(agree, "softmax_online_triton", x, got, launch, DESCRIBED[kind], block=128)
+
+
+def test_softmax_online_triton__work(subject, rng):
+    x = rows(rng, 2, 1024)
+    _, launch = run_triton(subject, "softmax_online_triton", x, 128, "float32")
+    economical("softmax_online_triton", launch, x, reads=2)
+
+
+# ---- the course's own launchers
+
+
+@pytest.mark.parametrize("kind", ["mild", "large", "masked"])
+def test_every_launcher(subject, agree, rng, kind):
+    """Its kernels under every kind of row; the last length is too long for a fused one."""
+    import torch
+
+    for C in (1, 127, 129, 1000, 33_000):
+        x = rows(rng, 3, C, kind)
+        given = torch.from_numpy(x)
+        found = {"softmax": subject.softmax(given)}
+        found |= {kernel: subject.softmax_cuda(given, kernel) for kernel in CUDA
+                  if C < 33_000 or kernel != "softmax_fused_cuda"}
+        with np.errstate(invalid="ignore"):
+            for name, got in found.items():
+                agree(got, oracle(x.astype(np.float64)), "float32", f"{name} of 3 rows of {C}")
+
+
+@pytest.mark.parametrize("R, C", [(0, 5), (5, 0), (0, 0)])
+def test_nothing_to_do(subject, R, C):
+    import torch
+
+    assert subject.softmax(torch.ones(R, C)).shape == (R, C)
+    assert all(subject.softmax_cuda(torch.ones(R, C), kernel).shape == (R, C) for kernel in CUDA)
+
+
+def test_what_the_launchers_refuse(subject):
+    import torch
+
+    for x, says in ((torch.ones(5), "shape (5,)"), (torch.ones(4, 5).T, "strides (1, 5)"),
+                    (torch.ones(4, 6)[:, ::2], "strides (6, 2)"), (torch.ones(4, 6).double(), "float64")):
+        for launcher in (subject.softmax, subject.softmax_cuda):
+            with pytest.raises(Raised) as refusal:
+                launcher(x)
+            assert says in refusal.value.text
+    with pytest.raises(Raised) as refusal:
+        subject.softmax_cuda(torch.ones(1, 12_001), "softmax_fused_cuda")
+    assert "at most 12000" in refusal.value.text
+
+
+def test_oracle_is_torchs(subject, rng):
+    import torch
+
+    x = rows(rng, 3, 127, "masked")
+    want = torch.softmax(torch.from_numpy(x).double(), -1).numpy()
+    assert np.allclose(subject.softmax_oracle(x), want, rtol=1e-12, atol=0, equal_nan=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("R, C", [(0, 5), (5, 0), (1, 1), (3, 127), (3, 129), (1000, 1000), (2, 12_000), (2, 100_000)])
+def test_every_kernel_on_the_device(R, C):
+    import torch
+
+    from layer1_kernels import softmax, softmax_cuda
+
+    x = 3 * torch.randn(R, C, device="cuda")
+    want = torch.softmax(x.double(), -1)
+    for kernel in CUDA:
+        if kernel != "softmax_fused_cuda" or C <= 12_000:
+            assert torch.allclose(softmax_cuda(x, kernel).double(), want, rtol=2e-5, atol=1e-12), kernel
+    for dtype, near in ((torch.float32, 2e-5), (torch.float16, 2e-3), (torch.bfloat16, 1.6e-2)):
+        want = torch.softmax(x.to(dtype).double(), -1)
+        assert torch.allclose(softmax(x.to(dtype)).double(), want, rtol=near, atol=1e-7), dtype
