@@ -20,7 +20,8 @@ class Machine:
     link: float             # byte/s to the next device, both directions together
 
 
-# Vendors' data sheets, dense rates (the sheets' headline number is often with 2:4 sparsity, twice this).
+# Vendors' data sheets, dense rates. Their headline number is often that with 2:4 sparsity, which is
+# twice as high.
 ACCELERATORS = (
     Machine("NVIDIA T4", 65e12, 0.32e12, 32e9),
     Machine("NVIDIA A100 40GB", 312e12, 1.555e12, 600e9),
@@ -83,6 +84,6 @@ def predict_intensity_of_matmul():
 
 
 def predict_gain_of_doubled_peak():
-    """How many times faster the 4096 x 4096 add runs on a GPU with twice the FLOP/s, same memory."""
+    """How many times faster the 4096 x 4096 add runs with twice the FLOP/s and the same memory."""
     # exercise: where does the add stand on the roofline?
     return 1.0

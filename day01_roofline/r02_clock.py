@@ -19,9 +19,9 @@ import numpy as np
 import lab.device
 from day01_roofline.r01_roofline import count_add, count_matmul
 
-__all__ = ["Cpu", "Gpu", "Job", "Roofs", "Timing", "add_job", "copy_job", "large_side", "matmul_job",
-           "measure", "median_interval", "read_job", "roof_jobs", "speedup", "summarise", "take_turns",
-           "this_device", "time_call"]
+__all__ = ["Cpu", "Gpu", "Job", "Roofs", "Timing", "add_job", "copy_job", "large_side",
+           "matmul_job", "measure", "median_interval", "read_job", "roof_jobs", "speedup",
+           "summarise", "take_turns", "this_device", "time_call"]
 
 KNOWN = 0.02        # how well a median is to be known before `measure` stops: to 2 %
 ROUNDS = 6          # at a time: the fewest runs that enclose the median in 95 of 100 cases
@@ -226,6 +226,18 @@ def roof_jobs(device):
     """The jobs whose rates are the roofs of the device: copy, read, matmul."""
     side = device.side
     return [copy_job(device), read_job(device), matmul_job(device, side, side, side)]
+
+
+def bench():
+    """On a GPU: its roofs, an add and a matmul of one row, by turns; rows of lab.bench."""
+    from lab.bench import row
+
+    device = Gpu()
+    side = large_side(device)
+    jobs = [*roof_jobs(device), add_job(device), matmul_job(device, 1, side, side, "matmul_one_row")]
+    timings = measure(jobs, device, limit=30)
+    copy = jobs[0].moved / timings["copy"].seconds
+    return {job.name: row(job, timings[job.name], copy) for job in jobs}
 
 
 # ---- devices

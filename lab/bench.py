@@ -1,4 +1,4 @@
-"""`lab bench`: what the lessons' kernels reach on this machine's GPU, as shares and ratios of one run.
+"""`lab bench`: what the lessons' kernels reach on this GPU, as shares and ratios of one run.
 
 A lesson takes part if its reference has a function bench() -> {name: row}; see `row`.
 """
@@ -22,13 +22,12 @@ def units():
 
 
 def measure(lesson):
-    """The rows of one lesson. CourseError without a GPU: a time from the simulator means nothing."""
+    """The rows of one lesson. CourseError without a GPU: the simulator's time means nothing."""
     if device.gpu() is None:
         raise CourseError("no NVIDIA GPU here: nothing to measure")
     if lesson not in units():
-        raise CourseError(
-            f"{lesson.id} has nothing to measure; {', '.join(i.id for i in units())} have"
-        )
+        raise CourseError(f"{lesson.id} has nothing to measure; "
+                          f"{', '.join(i.id for i in units())} have")
     return importlib.import_module(f"{lesson.floor}.{lesson.id}").bench()
 
 
@@ -54,9 +53,8 @@ def text(lesson, rows):
         share = f"{found['share_of_copy']:7.1%} of copy" if "share_of_copy" in found else " " * 16
         ratios = "".join(f"   {v:.2f} × {k.removeprefix('times_')}" for k, v in found.items()
                          if k.startswith("times_"))
-        lines.append(
-            f"  {name:28}{found['seconds'] * 1e6:10.1f} µs ±{found['uncertainty']:4.0%}{share}{ratios}"
-        )
+        time = f"{found['seconds'] * 1e6:10.1f} µs ±{found['uncertainty']:4.0%}"
+        lines.append(f"  {name:28}{time}{share}{ratios}")
     return "\n".join(lines)
 
 

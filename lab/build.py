@@ -1,4 +1,4 @@
-"""Make what is generated: notebooks, solutions, tables of contents, maps. Never edit these by hand."""
+"""Make what is generated: notebooks, solutions, tables of contents, maps. Edit none by hand."""
 
 import ast
 import base64
@@ -15,7 +15,7 @@ WORDS = 1500                    # of prose in a lesson
 
 
 def build(lessons):
-    """Write everything generated for these lessons and the course; return what changed, as paths."""
+    """Write what is generated for these lessons and the course; return the paths that changed."""
     changed = [path for path, text in shared().items() if put(path, text)]
     for lesson in lessons:
         stubbed, solved = make(lesson)
@@ -38,24 +38,16 @@ def check(lessons):
                 stale.append(f"{name} is missing")
             elif outdated(path, made):
                 stale.append(f"{name} is not what {lesson.id}.md and its code make now")
-            elif path.stat().st_size > LARGEST:
-                stale.append(
-                    f"{name} has {path.stat().st_size // 1024} KB; at most {LARGEST // 1024}"
-                )
-        words = sum(
-            len(notebooks.source(c).split())
-            for c in stubbed["cells"]
-            if c["cell_type"] == "markdown"
-        )
+            elif (size := path.stat().st_size) > LARGEST:
+                stale.append(f"{name} has {size // 1024} KB; at most {LARGEST // 1024}")
+        words = sum(len(notebooks.source(c).split()) for c in stubbed["cells"]
+                    if c["cell_type"] == "markdown")
         if words > WORDS:
-            stale.append(
-                f"{lesson.markdown.relative_to(ROOT)} has {words} words of prose; at most {WORDS}"
-            )
-    stale += [
-        f"{path.relative_to(ROOT)} is not what `lab build` makes"
-        for path, text in shared().items()
-        if not path.exists() or path.read_text("utf-8") != text
-    ]
+            name = lesson.markdown.relative_to(ROOT)
+            stale.append(f"{name} has {words} words of prose; at most {WORDS}")
+    stale += [f"{path.relative_to(ROOT)} is not what `lab build` makes"
+              for path, text in shared().items()
+              if not path.exists() or path.read_text("utf-8") != text]
     return stale
 
 
@@ -74,28 +66,14 @@ def put(path, text):
 def make(lesson):
     """(stub notebook, solution notebook), neither executed."""
     digest = source_hash(lesson)
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    first = code_cell("open", f'from lab import open_lesson\n\nlesson = open_lesson("{lesson.id}")')
     made = []
     for which, sources in (("stub", lesson.stubs), ("solution", lesson.sources)):
-        cells = [
-            code_cell("open", f'from lab import open_lesson\n\nlesson = open_lesson("{lesson.id}")')
-        ]
-        cells += [cell for cell in body(lesson, sources)]
-        made.append(
-            {
-                "cells": cells,
-                "nbformat": 4,
-                "nbformat_minor": 5,
-                "metadata": {
-                    "kernelspec": {
-                        "display_name": "Python 3",
-                        "language": "python",
-                        "name": "python3",
-                    },
-                    "language_info": {"name": "python"},
-                    "lab": {"lesson": lesson.id, "kind": which, "hash": digest},
-                },
-            }
-        )
+        metadata = {"kernelspec": kernel, "language_info": {"name": "python"},
+                    "lab": {"lesson": lesson.id, "kind": which, "hash": digest}}
+        made.append({"cells": [first, *body(lesson, sources)], "nbformat": 4, "nbformat_minor": 5,
+                     "metadata": metadata})
     return made
 
 
@@ -108,12 +86,8 @@ def body(lesson, sources):
     seen = set()
     for number, cell in enumerate(notebook.cells):
         if cell.cell_type != "code":
-            yield {
-                "cell_type": "markdown",
-                "id": f"text-{number}",
-                "metadata": {},
-                "source": cell.source,
-            }
+            yield {"cell_type": "markdown", "id": f"text-{number}", "metadata": {},
+                   "source": cell.source}
             continue
         include = cell.metadata.get("include")
         if include is None:
@@ -122,9 +96,8 @@ def body(lesson, sources):
         match = INCLUDE.match(include)
         names = {e.name: e for e in lesson.exercises}
         if not match or match[1] != lesson.id:
-            raise CourseError(
-                f'{lesson.markdown.name}: include="{include}", expected {lesson.id}.NAME'
-            )
+            raise CourseError(f'{lesson.markdown.name}: include="{include}", '
+                              f"expected {lesson.id}.NAME")
         language, text = included(lesson, sources, match[2])
         exercise = names.get(match[2])
         if exercise:
@@ -161,9 +134,8 @@ def outdated(path, made):
         return True
     text = path.read_text("utf-8")
     stored = (json.loads(text)["metadata"].get("lab") or {}).get("hash")
-    return stored != made["metadata"]["lab"]["hash"] or not notebooks.same_cells(
-        text, notebooks.dump(made)
-    )
+    same = stored == made["metadata"]["lab"]["hash"]
+    return not same or not notebooks.same_cells(text, notebooks.dump(made))
 
 
 def execute(notebook, lesson):
@@ -192,11 +164,8 @@ def execute(notebook, lesson):
 
 def shared():
     """path -> text of the generated files that belong to no single lesson."""
-    texts = {
-        ROOT / floor.name / "__init__.py": contents(floor)
-        for floor in course.floors()
-        if floor.lessons
-    }
+    texts = {ROOT / floor.name / "__init__.py": contents(floor)
+             for floor in course.floors() if floor.lessons}
     readme = ROOT / "README.md"
     if readme.exists():
         texts[readme] = between(readme.read_text("utf-8"), "map", map_table())
@@ -207,11 +176,8 @@ def picture(lesson):
     """The last picture in a lesson's executed solution, as PNG; None before it was executed."""
     if not lesson.solution.exists():
         return None
-    outputs = [
-        o
-        for c in json.loads(lesson.solution.read_text("utf-8"))["cells"]
-        for o in c.get("outputs", [])
-    ]
+    cells = json.loads(lesson.solution.read_text("utf-8"))["cells"]
+    outputs = [o for c in cells for o in c.get("outputs", [])]
     found = [o["data"]["image/png"] for o in outputs if "image/png" in o.get("data", {})]
     return base64.b64decode("".join(found[-1])) if found else None
 
@@ -226,24 +192,28 @@ def contents(floor):
         names = public(lesson)
         everything += names
         if names:
-            lines += [
-                f"from {floor.name}.{lesson.id} import (",
-                *(f"    {n}," for n in sorted(names)),
-                ")",
-            ]
+            listed = [f"    {n}," for n in sorted(names, key=import_order)]
+            lines += [f"from {floor.name}.{lesson.id} import (", *listed, ")"]
     twice = {n for n in everything if everything.count(n) > 1}
     if twice:
         raise CourseError(f"{floor.name}: two lessons make {', '.join(sorted(twice))} public")
-    lines += ["", "__all__ = [", *(f'    "{n}",' for n in sorted(everything)), "]", ""]
+    listed = [f'    "{n}",' for n in sorted(everything, key=import_order)]
+    lines += ["", "__all__ = [", *listed, "]", ""]
     return "\n".join(lines)
+
+
+def import_order(name):
+    """The sort key of isort: constants, classes, the rest; case aside, and numbers by value."""
+    constant = name.isupper() and len(name) > 1
+    word = re.sub(r"\d+", lambda m: m[0].zfill(9), name.lower())
+    return not constant, not name[0].isupper(), word
 
 
 def public(lesson):
     """The names in the reference's __all__."""
     for node in ast.parse(lesson.sources["python"]).body:
-        if isinstance(node, ast.Assign) and [getattr(t, "id", None) for t in node.targets] == [
-            "__all__"
-        ]:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if [getattr(t, "id", None) for t in targets] == ["__all__"]:
             return ast.literal_eval(node.value)
     raise CourseError(f"{lesson.id}.py has no __all__")
 
@@ -252,18 +222,14 @@ def map_table():
     """The course as a Markdown table: what is there, what is planned, ★ for the core path."""
     rows = []
     for floor in course.floors():
-        rows += [
-            f"\n**{floor.title}** — `{floor.name}/`\n",
-            "| | lesson | | |",
-            "| --- | --- | --- | --- |",
-        ]
+        rows += [f"\n**{floor.title}** — `{floor.name}/`\n",
+                 "| | lesson | | |",
+                 "| --- | --- | --- | --- |"]
         entries = [(i.id, i.core, i.title, True) for i in floor.lessons]
         entries += [(i, path == "core", title, False) for i, path, title in floor.planned]
         for name, core, title, there in sorted(entries):
             link = f"[{name}](notebooks/{floor.name}/{name}.ipynb)" if there else name
-            rows.append(
-                f"| {'★' if core else ''} | {link} | {title} | {'' if there else 'planned'} |"
-            )
+            rows.append(f"| {'★' * core} | {link} | {title} | {'' if there else 'planned'} |")
     return "\n".join(rows) + "\n"
 
 

@@ -25,16 +25,17 @@ VERDICTS = ("pass", "fail", "not_attempted", "not_proven_here", "error")
 
 
 class NotProvenHere(pytest.skip.Exception):
-    """Raised by a test: this machine cannot show it, and why. A plain pytest run counts it as skipped."""
+    """Raised by a test: this machine cannot show it, and why. Plain pytest counts it as skipped."""
 
 
 @dataclass(frozen=True)
 class Candidate:
     """What is graded: one text a language, what to call it, and where its lines came from."""
 
-    sources: dict                                   # language -> text of the whole module
-    labels: dict  # language -> the name a learner knows it by
-    origins: dict = field(default_factory=dict)  # language -> per line: line in the label, or None
+    # by language: the whole module's text, the learner's name for it, each line's number in that
+    sources: dict
+    labels: dict
+    origins: dict = field(default_factory=dict)     # None for a line that the learner does not have
     shapes: bool = False                            # hold the module to its shape comments
 
     def source(self):
@@ -75,7 +76,7 @@ def grade(lesson, candidate, names=None, warm=None):
 
 
 def untouched(lesson, candidate, exercise):
-    """The verdict of an exercise that needs no test: not attempted, or its file cannot be parsed."""
+    """The verdict of an exercise that needs no test: not attempted, or not parsable."""
     text = candidate.sources[exercise.language]
     label = candidate.labels[exercise.language]
     try:
@@ -91,9 +92,8 @@ def untouched(lesson, candidate, exercise):
         return Verdict(exercise.name, "not_attempted", 0, exercise.points,
                        f"{exercise.name} is not defined in {label}")
     if mine == stub.normalised(lesson.stubs[exercise.language], exercise.name, exercise.language):
-        return Verdict(
-            exercise.name, "not_attempted", 0, exercise.points, f"still the stub in {label}"
-        )
+        return Verdict(exercise.name, "not_attempted", 0, exercise.points,
+                       f"still the stub in {label}")
     return None
 
 
@@ -150,10 +150,9 @@ class Run:
             self.broken = f"the course's own tests cannot be read: {report.longreprtext[-1000:]}"
 
     def owner(self, item):
+        test = item.originalname
         for name, exercise in self.exercises.items():
-            if item.originalname == exercise.test or item.originalname.startswith(
-                exercise.test + "__"
-            ):
+            if test == exercise.test or test.startswith(exercise.test + "__"):
                 return name
         return None
 
@@ -162,7 +161,7 @@ class Run:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item):
-        """Leave out the rest of an exercise that failed: its first failure is the one that is told."""
+        """Leave out the rest of an exercise that failed: its first failure is what is told."""
         return True if any(kind != "pass" for kind, _ in self.outcomes[self.owner(item)]) else None
 
     @pytest.hookimpl(wrapper=True)
@@ -211,13 +210,8 @@ class Run:
                           f"{told(self.candidate, language, int(m[1]))}", text)
         if error.kind is not None:
             return text
-        place = (
-            f"\n    {self.candidate.labels[language]}, line {line}: {error.source}"
-            if own and line
-            else f"\n    {error.path}, line {line}: {error.source}"
-            if line
-            else ""
-        )
+        file = self.candidate.labels[language] if own else error.path
+        place = f"\n    {file}, line {line}: {error.source}" if line else ""
         return f"{error.type}: {text}{place}"
 
 
@@ -341,10 +335,9 @@ def mutate(lesson, mutant):
     text = lesson.sources[exercise.language]
     whole = stub.extract(text, exercise.name, exercise.language)
     if whole.count(mutant["find"]) != 1:
-        raise course.CourseError(
-            f"{lesson.mutants.name}: {mutant['find']!r} occurs "
-            f"{whole.count(mutant['find'])} times in {exercise.name}, expected 1"
-        )
+        raise course.CourseError(f"{lesson.mutants.name}: {mutant['find']!r} occurs "
+                                 f"{whole.count(mutant['find'])} times in {exercise.name}, "
+                                 f"expected 1")
     wrong = stub.splice(text, whole.replace(mutant["find"], mutant["replace"]), exercise.language)
     return replace(reference(lesson), shapes=False,
                    sources=lesson.sources | {exercise.language: wrong.text})
@@ -366,17 +359,15 @@ def with_likely_causes(lesson, verdicts):
 
 
 def report(lesson, candidate, verdicts):
-    """The schema of `lab check --json`. device: what the verdicts rest on, on every machine the same."""
+    """The schema of `lab check --json`. device: what the verdicts rest on, the same everywhere."""
     return {
         "schema": SCHEMA,
         "course_version": course.VERSION,
         "lesson": lesson.id,
         "device": "simulator" if "lab.warmup" in preload(lesson) else "cpu",
         "source": candidate.source(),
-        "exercises": [
-            {k: v for k, v in asdict(verdict).items() if k not in ("value", "seconds")}
-            for verdict in verdicts
-        ],
+        "exercises": [{k: v for k, v in asdict(verdict).items() if k not in ("value", "seconds")}
+                      for verdict in verdicts],
     }
 
 
@@ -403,9 +394,8 @@ def grade_warm(lesson, candidate, names=None):
     try:
         message, _ = wire.read_frame(lambda n: child.read(n, time.monotonic() + 600))
     except (EOFError, TimeoutError):
-        raise course.CourseError(
-            f"the grader stopped without an answer: {child.output()[-500:]}"
-        ) from None
+        raise course.CourseError("the grader stopped without an answer: "
+                                 f"{child.output()[-500:]}") from None
     finally:
         child.kill()
     return [Verdict(**v) for v in message["verdicts"]]

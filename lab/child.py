@@ -135,9 +135,8 @@ class Subject:
     def describe(self, error, text=None):
         """Class, text and where: as data, for a message that teaches."""
         own = str(Path(self.request["folder"], self.request["floor"], self.request["lesson"]))
-        frames = [
-            f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(own)
-        ]
+        frames = [f for f in traceback.extract_tb(error.__traceback__)
+                  if f.filename.startswith(own)]
         path, line = (frames[-1].filename, frames[-1].lineno) if frames else (None, None)
         if isinstance(error, SyntaxError):
             path, line, text = error.filename, error.lineno, error.msg
@@ -168,7 +167,7 @@ class seen(contextlib.AbstractContextManager):
         return False
 
     def changed(self):
-        """[(position among the arrays, new value)]; the other side counts them in the same order."""
+        """[(position among the arrays, new value)]; the other side counts in the same order."""
         return [(i, value) for i, (value, before) in enumerate(self.arrays) if raw(value) != before]
 
 

@@ -12,23 +12,19 @@ from rich.console import Console
 from lab import course
 from lab.course import SUFFIX, CourseError
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    help="The GPU course: lessons, checks, and your desk.",
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None,
+                  pretty_exceptions_enable=False,
+                  help="The GPU course: lessons, checks, and your desk.")
 console = Console(highlight=False, soft_wrap=True)
 MARKS = {"pass": ("✓", "green"), "fail": ("✗", "red"), "not_attempted": ("·", "bright_black"),
          "not_proven_here": ("?", "yellow"), "error": ("!", "magenta")}
 
 # The base of typer's own complaints: click's in older versions, its copy of click's in newer ones.
 Misuse = typer.BadParameter.__mro__[2]
-LessonWord = Annotated[
-    str | None, typer.Argument(metavar="LESSON", help="an id, or its start: k07")
-]
+LESSON = typer.Argument(metavar="LESSON", help="an id, or its start: k07")
+LessonWord = Annotated[str | None, LESSON]
 Json = Annotated[bool, typer.Option("--json", help="machine-readable")]
+OnlyCheck = Annotated[bool, typer.Option("--check", help="say what is stale; write nothing")]
 options = {"desk": None}
 
 
@@ -54,9 +50,7 @@ def refuse(text):
 
 
 @app.callback()
-def common(
-    desk: Annotated[Path | None, typer.Option("--desk", help="another desk than work/")] = None,
-):
+def common(desk: Annotated[Path | None, typer.Option(help="another desk than work/")] = None):
     options["desk"] = desk
 
 
@@ -76,23 +70,10 @@ def own_desk():
 def list_lessons(as_json: Json = False):
     """The map: every lesson with its path, needs and points; what is planned is marked."""
     if as_json:
-        print(
-            json.dumps(
-                [
-                    {
-                        "id": i.id,
-                        "floor": i.floor,
-                        "title": i.title,
-                        "path": i.front["path"],
-                        "needs": i.needs,
-                        "points": sum(e.points for e in i.exercises),
-                        "exercises": [e.name for e in i.exercises],
-                    }
-                    for i in course.lessons()
-                ],
-                indent=2,
-            )
-        )
+        rows = [{"id": i.id, "floor": i.floor, "title": i.title, "path": i.front["path"],
+                 "needs": i.needs, "points": sum(e.points for e in i.exercises),
+                 "exercises": [e.name for e in i.exercises]} for i in course.lessons()]
+        print(json.dumps(rows, indent=2))
         return
     for floor in course.floors():
         console.print(f"[bold]{floor.title}")
@@ -113,23 +94,10 @@ def status(as_json: Json = False):
     rows = [(floor, lesson, [(e, desk.passed(e), desk.touched(e)) for e in lesson.exercises])
             for floor in course.floors() for lesson in floor.lessons if lesson.id in on]
     if as_json:
-        print(
-            json.dumps(
-                {
-                    "desk": str(desk.folder),
-                    "lessons": [
-                        {
-                            "id": lesson.id,
-                            "exercises": [
-                                {"name": e.name, "passed": p, "touched": t} for e, p, t in marks
-                            ],
-                        }
-                        for _, lesson, marks in rows
-                    ],
-                },
-                indent=2,
-            )
-        )
+        lessons = [{"id": lesson.id, "exercises": [{"name": e.name, "passed": p, "touched": t}
+                                                   for e, p, t in marks]}
+                   for _, lesson, marks in rows]
+        print(json.dumps({"desk": str(desk.folder), "lessons": lessons}, indent=2))
         return
     if not rows:
         raise CourseError(f"the desk {desk.folder} is empty: run `lab start`")
@@ -141,21 +109,15 @@ def status(as_json: Json = False):
             last = floor
         console.print(f"  {lesson.id}")
         for e, passed, touched in marks:
-            mark, colour = MARKS["pass" if passed else "fail" if touched else "not_attempted"]
-            word = (
-                "yours"
-                if passed
-                else "touched, not passed as it stands"
-                if touched
-                else "not attempted"
-            )
+            verdict, word = (("pass", "yours") if passed else
+                             ("fail", "touched, not passed as it stands") if touched else
+                             ("not_attempted", "not attempted"))
+            mark, colour = MARKS[verdict]
             console.print(f"    [{colour}]{mark}[/] {e.name:34} {word}")
     from lab.notebook import is_kernel
     yours = [e.name for _, _, marks in rows for e, p, _ in marks if p and is_kernel(e)]
-    console.print(
-        f"kernels and parts that are yours: {len(yours)}"
-        + (f" ({', '.join(yours)})" if yours else "")
-    )
+    names = f" ({', '.join(yours)})" if yours else ""
+    console.print(f"kernels and parts that are yours: {len(yours)}{names}")
 
 
 @app.command()
@@ -194,7 +156,7 @@ def check(
     file: Annotated[Path | None, typer.Option(help="grade this .py, .cu or .ipynb instead")] = None,
     as_json: Json = False,
 ):
-    """Grade the desk. Exit 0: all passed; 1: a fail; 3: none failed, not all passed; 2: cannot run."""
+    """Grade the desk. Exit 0: all passed; 1: a fail; 2: cannot run; 3: no fail, not all passed."""
     from lab import check as checking
 
     lessons, exercise = chosen(what, file)
@@ -238,11 +200,8 @@ def from_file(lesson, file):
     if file.suffix not in (".py", ".cu", ".ipynb"):
         raise CourseError(f"{file}: expected a .py, .cu or .ipynb file")
     text = desk.read_given(file)
-    parts = (
-        notebooks.code(text, str(file))
-        if file.suffix == ".ipynb"
-        else [(lesson.language(file), text)]
-    )
+    parts = (notebooks.code(text, str(file)) if file.suffix == ".ipynb" else
+             [(lesson.language(file), text)])
     sources, labels, origins = dict(lesson.stubs), {k: str(file) for k in lesson.stubs}, {}
     for language, part in parts:
         if language not in sources:
@@ -368,19 +327,13 @@ def new(name: Annotated[str, typer.Argument(metavar="ID")]):
 
     for path in scaffold.write(name):
         print(f"new {path.relative_to(course.ROOT)}")
-    print(
-        f'now add "{name}" to lab/course.toml, write, then `lab build {name}` and `lab verify {name}`'
-    )
+    print(f'now add "{name}" to lab/course.toml, write, then `lab build {name}` and '
+          f"`lab verify {name}`")
 
 
 @app.command()
-def build(
-    lesson: LessonWord = None,
-    only_check: Annotated[
-        bool, typer.Option("--check", help="say what is stale; write nothing")
-    ] = False,
-):
-    """Generate notebooks, solutions (executed where sources changed), tables of contents and maps."""
+def build(lesson: LessonWord = None, only_check: OnlyCheck = False):
+    """Generate notebooks, solutions (executed if sources changed), tables of contents and maps."""
     from lab import build as building
 
     lessons = [course.find(lesson)] if lesson is not None else course.lessons()
@@ -388,10 +341,8 @@ def build(
         stale = building.check(lessons)
         for line in stale:
             print(line)
-        print(
-            f"{len(lessons)} lesson(s) checked, {len(stale)} stale"
-            + (": run `lab build`" if stale else "")
-        )
+        advice = ": run `lab build`" if stale else ""
+        print(f"{len(lessons)} lesson(s) checked, {len(stale)} stale{advice}")
         raise typer.Exit(1 if stale else 0)
     for path in building.build(lessons):
         print(f"made {path.relative_to(course.ROOT)}")
@@ -403,7 +354,7 @@ def verify(
     as_json: Json = False,
     jobs: Annotated[int, typer.Option(help="lessons' exercises at a time")] = os.cpu_count() or 1,
 ):
-    """Prove the graders: references pass, stubs are not attempted, every mutant fails as it says."""
+    """Prove the graders: references pass, stubs are not attempted, mutants fail as they say."""
     from lab import verify as verifying
 
     lessons = [course.find(lesson)] if lesson is not None else course.lessons()

@@ -42,15 +42,13 @@ def numbers(got, what):
     if torch is not None and isinstance(got, torch.Tensor):
         got = got.detach()
         got = (got.float() if got.dtype == torch.bfloat16 else got).numpy()
-    assert isinstance(got, (bool, int, float, list, tuple, np.ndarray, np.generic)), (
-        f"{what}: got {'nothing (None)' if got is None else f'a {type(got).__name__}'}, expected numbers"
-    )
+    kind = type(got).__name__
+    assert isinstance(got, (bool, int, float, list, tuple, np.ndarray, np.generic)), \
+        f"{what}: got {'nothing (None)' if got is None else f'a {kind}'}, expected numbers"
     try:
         value = np.asarray(got)
     except ValueError:
-        raise AssertionError(
-            f"{what}: got a ragged {type(got).__name__}, expected numbers"
-        ) from None
+        raise AssertionError(f"{what}: got a ragged {kind}, expected numbers") from None
     assert value.dtype.kind in "biufc", f"{what}: got {got!r}, expected numbers"
     return value
 

@@ -1,4 +1,4 @@
-"""The manifest: floors, lessons, exercises; where their files are and what their front matter says."""
+"""The manifest: floors, lessons, exercises; where their files are, what their front matter says."""
 
 import hashlib
 import tomllib
@@ -14,7 +14,7 @@ SUFFIX = {"python": ".py", "cuda": ".cu"}
 
 
 class CourseError(Exception):
-    """A mistake of the caller, told in one line. The terminal prints it and ends with exit code 2."""
+    """A mistake of the caller, told in one line. The terminal prints it and exits with code 2."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,8 @@ class Lesson:
         text = self.markdown.read_text("utf-8")
         parts = text.split("---\n", 2)
         if len(parts) != 3 or parts[0]:
-            raise CourseError(
-                f"{self.markdown.relative_to(ROOT)}: no front matter between --- lines"
-            )
+            raise CourseError(f"{self.markdown.relative_to(ROOT)}: no front matter between "
+                              f"--- lines")
         front = (yaml.safe_load(parts[1]) or {}).get("lesson")
         missing = {"title", "path", "needs", "points", "hints"} - set(front or {})
         if missing:
@@ -133,7 +132,7 @@ class Lesson:
 
     @cached_property
     def fingerprint(self):
-        """Changes when what is asked or how it is graded changes: stubs and tests, not the prose."""
+        """Changes when what is asked or how it is graded does: stubs and tests, not the prose."""
         digest = hashlib.sha256(VERSION.encode())
         for text in (*self.stubs.values(), self.test.read_text("utf-8")):
             digest.update(text.encode())
@@ -176,7 +175,7 @@ def find(lesson_id):
 
 
 def find_exercise(word):
-    """(lesson, exercise or None) for `k07_softmax`, `k07_softmax/softmax_cuda` or `softmax_cuda`."""
+    """(lesson, exercise or None) for `k07_softmax`, `k07_softmax/softmax_cuda`, `softmax_cuda`."""
     head, slash, name = word.partition("/")
     if slash:
         lesson = find(head)

@@ -77,14 +77,11 @@ def use_best():
 
 def terminal_environment():
     """For JupyterLab: `lab` and this Python first on the path of its terminals."""
-    return {
-        **os.environ,
-        "PATH": str(Path(sys.executable).parent) + os.pathsep + os.environ.get("PATH", ""),
-    }
+    own = str(Path(sys.executable).parent)
+    return {**os.environ, "PATH": own + os.pathsep + os.environ.get("PATH", "")}
 
 
 def has_screen():
     """True where a browser window could show."""
-    return bool(
-        os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or sys.platform == "darwin"
-    )
+    screens = [os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")]
+    return any(screens) or sys.platform == "darwin"

@@ -1,5 +1,6 @@
 """`lab doctor`: what this machine can run, and what to do about the rest."""
 
+import contextlib
 import importlib.metadata
 import platform
 import sys
@@ -23,32 +24,24 @@ def row(name, found, ok, do="", needed=True):
 
 
 def python():
-    version = platform.python_version()
-    return row(
-        "Python",
-        version,
-        (3, 11) <= sys.version_info[:2] <= (3, 13),
-        "install Python 3.11, 3.12 or 3.13",
-    )
+    fits = (3, 11) <= sys.version_info[:2] <= (3, 13)
+    return row("Python", platform.python_version(), fits, "install Python 3.11, 3.12 or 3.13")
 
 
 def system():
-    found = f"{platform.system()} {platform.machine()}"
-    return row(
-        "system",
-        found,
-        platform.system() == "Linux" and platform.machine() in ("x86_64", "aarch64"),
-        "use Linux (WSL 2 on Windows, a Linux container on macOS): NVRTC and Triton have no other wheels",
-    )
+    system, processor = platform.system(), platform.machine()
+    fits = system == "Linux" and processor in ("x86_64", "aarch64")
+    return row("system", f"{system} {processor}", fits,
+               "use Linux on x86_64 or aarch64 (WSL 2 on Windows, a Linux container on macOS): "
+               "NVRTC and Triton have no other wheels")
 
 
 def package(name, needed):
     try:
         return row(name, importlib.metadata.version(name), True)
     except importlib.metadata.PackageNotFoundError:
-        return row(
-            name, "missing", False, "run `make learn` again: it completes what is missing", needed
-        )
+        return row(name, "missing", False, "run `make learn` again: it completes what is missing",
+                   needed)
 
 
 def nvrtc():
@@ -58,12 +51,8 @@ def nvrtc():
 
         return row("NVRTC", ".".join(map(str, compiler.version())), True)
     except (ImportError, OSError, RuntimeError) as error:
-        return row(
-            "NVRTC",
-            f"not usable: {error}",
-            False,
-            "run `make learn` again: it installs nvidia-cuda-nvrtc",
-        )
+        return row("NVRTC", f"not usable: {error}", False,
+                   "run `make learn` again: it installs nvidia-cuda-nvrtc")
 
 
 def simulator():
@@ -71,13 +60,9 @@ def simulator():
         from lab import simulator as machine
 
         return row("simulator", machine.self_test(), True)
-    except Exception as error:  # whatever is wrong with it is the finding
-        return row(
-            "simulator",
-            f"self-test failed: {error}",
-            False,
-            "please report this with the line above",
-        )
+    except Exception as error:          # whatever is wrong with it is the finding
+        return row("simulator", f"self-test failed: {error}", False,
+                   "please report this with the line above")
 
 
 def gpu():
@@ -85,40 +70,18 @@ def gpu():
     found = device.gpu()
     if found:
         major, minor = found.capability
-        return row(
-            "GPU", f"{found.name}, capability {major}.{minor}, {found.memory / 2**30:.0f} GiB", True
-        )
-    do = (
-        "a driver is there, yet torch sees no GPU: is it the CPU build? Remove .venv and run `make learn`"
-        if device.maybe_driver()
-        else "nothing to do: kernels run in the simulator, speed is not proven here"
-    )
+        memory = f"{found.memory / 2**30:.0f} GiB"
+        return row("GPU", f"{found.name}, capability {major}.{minor}, {memory}", True)
+    do = "nothing to do: kernels run in the simulator, speed is not proven here"
+    if device.maybe_driver():
+        do = ("a driver is there, yet torch sees no GPU: is it the CPU build? "
+              "Remove .venv and run `make learn`")
     return row("GPU", "none", False, do, needed=False)
 
 
 def cupy():
-    try:
-        return row(
-            "CuPy",
-            next(
-                importlib.metadata.version(n)
-                for n in ("cupy-cuda13x", "cupy-cuda12x")
-                if present(n)
-            ),
-            True,
-        )
-    except StopIteration:
-        return row(
-            "CuPy",
-            "missing",
-            False,
-            "remove .venv and run `make learn`: it picks the matching CuPy",
-            needed=False,
-        )
-
-
-def present(name):
-    try:
-        return bool(importlib.metadata.version(name))
-    except importlib.metadata.PackageNotFoundError:
-        return False
+    for name in ("cupy-cuda13x", "cupy-cuda12x"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return row("CuPy", importlib.metadata.version(name), True)
+    return row("CuPy", "missing", False,
+               "remove .venv and run `make learn`: it picks the matching CuPy", needed=False)

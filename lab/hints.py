@@ -27,10 +27,7 @@ def show(exercise, desk=None, now=False):
     if desk is not None and not now and not desk.passed(exercise):
         left = len(exercise.hints) - desk.state()["hints"].get(exercise.id, 0)
         if left > 0:
-            raise CourseError(
-                f"{exercise.name} has not passed yet and {left} hint(s) are left: `lab hint "
-                f"{exercise.name}`, or `lab show {exercise.name} --now`"
-            )
-    return stub.extract(
-        exercise.lesson.sources[exercise.language], exercise.name, exercise.language
-    )
+            raise CourseError(f"{exercise.name} has not passed yet and {left} hint(s) are left: "
+                              f"`lab hint {exercise.name}`, or `lab show {exercise.name} --now`")
+    language = exercise.language
+    return stub.extract(exercise.lesson.sources[language], exercise.name, language)

@@ -11,10 +11,8 @@ from urllib.parse import quote
 from lab import device
 from lab.course import ROOT, CourseError
 
-QUIET = (
-    "--LabApp.news_url=None",
-    "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
-)
+QUIET = ("--LabApp.news_url=None",
+         "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate")
 PATIENCE = 60           # seconds that the server may take to start
 
 

@@ -1,4 +1,4 @@
-"""The course inside a notebook: `lesson = open_lesson("k07_softmax")`, then `lesson.check(name)`."""
+"""The course in a notebook: `lesson = open_lesson("k07_softmax")`, then `lesson.check(name)`."""
 
 import ast
 import html
@@ -50,9 +50,8 @@ def mine(name):
 
 def is_kernel(exercise):
     """True for what runs in the engine later: kernels, and the parts of floors 1 to 3."""
-    return exercise.lesson.floor.startswith("layer") and not exercise.name.startswith(
-        ("predict_", "choose_")
-    )
+    question = exercise.name.startswith(("predict_", "choose_"))
+    return exercise.lesson.floor.startswith("layer") and not question
 
 
 class NotebookLesson:
@@ -67,9 +66,8 @@ class NotebookLesson:
         self.desk = desk if desk.exists() and desk.folder in (here, *here.parents) else None
 
     def __repr__(self):
-        where = (
-            f"on the desk {self.desk.folder}" if self.desk else "not on a desk: checks save nothing"
-        )
+        where = (f"on the desk {self.desk.folder}" if self.desk else
+                 "not on a desk: checks save nothing")
         return f"{self.lesson.id} · {self.lesson.title} ({where})"
 
     def warm(self):
@@ -90,9 +88,8 @@ class NotebookLesson:
                 self.desk.record(self.lesson, candidate, verdicts)
         except CourseError as error:
             return Note("refused", str(error))
-        return Result(
-            verdicts[0], candidate.labels[exercise.language], note, self.first_guess(exercise)
-        )
+        source = candidate.labels[exercise.language]
+        return Result(verdicts[0], source, note, self.first_guess(exercise))
 
     def candidate(self, exercise, take):
         """(what to grade, a remark): the desk's file with the cell in it, or the cell alone."""
@@ -100,9 +97,8 @@ class NotebookLesson:
         if cell is None:
             if self.desk is None:
                 raise CourseError(f"no cell that was run defines {exercise.name}: run yours first")
-            return self.desk.candidate(
-                self.lesson
-            ), "no cell that was run defines it: graded the file"
+            note = "no cell that was run defines it: graded the file"
+            return self.desk.candidate(self.lesson), note
         language = exercise.language
         try:
             note = borrowed(cell, language, self.lesson, others)
@@ -111,9 +107,8 @@ class NotebookLesson:
             if self.desk.write_cell(self.lesson, exercise, cell, take) == "file":
                 note = "graded the text in the file, which differs from the cell"
         except SyntaxError as error:
-            raise CourseError(
-                f"line {error.lineno} of the cell: {error.msg}: {error.text or ''}"
-            ) from None
+            raise CourseError(f"line {error.lineno} of the cell: {error.msg}: "
+                              f"{error.text or ''}") from None
         return self.desk.candidate(self.lesson), note
 
     def from_cells(self):
@@ -124,9 +119,8 @@ class NotebookLesson:
         for exercise in self.lesson.exercises:
             cell, _ = executed(exercise)
             if cell is not None:
-                sources[exercise.language] = stub.splice(
-                    sources[exercise.language], cell, exercise.language
-                ).text
+                language = exercise.language
+                sources[language] = stub.splice(sources[language], cell, language).text
         return Candidate(sources, dict.fromkeys(sources, "this notebook"))
 
     def first_guess(self, exercise):
@@ -139,9 +133,9 @@ class NotebookLesson:
         from lab import simulator
 
         candidate = self.desk.candidate(self.lesson) if self.desk else self.from_cells()
-        return simulator.RawModule(
-            candidate.sources["cuda"], path=f"{self.lesson.id}.cu", is_text=True
-        ).get(name)
+        module = simulator.RawModule(candidate.sources["cuda"], path=f"{self.lesson.id}.cu",
+                                     is_text=True)
+        return module.get(name)
 
     def hint(self, name):
         """The next of three hints."""
@@ -200,20 +194,17 @@ class Note:
         return f"{self.kind}: {self.text}" if not self.code else self.text
 
     def _repr_html_(self):
-        text = html.escape(self.text)
-        text = (
-            f"<pre>{text}</pre>"
-            if self.code
-            else f"<span style='white-space:pre-wrap'>{text}</span>"
-        )
-        return f"<div style='border-left:4px solid #0969da;padding:4px 10px'><b>{self.kind}</b> {text}</div>"
+        start, end = (("<pre>", "</pre>") if self.code else
+                      ("<span style='white-space:pre-wrap'>", "</span>"))
+        return (f"<div style='border-left:4px solid #0969da;padding:4px 10px'><b>{self.kind}</b> "
+                f"{start}{html.escape(self.text)}{end}</div>")
 
 
 # ---- cells
 
 
 def executed(exercise):
-    """(text of the last cell run that defines the exercise or None, texts of the other cells run)."""
+    """(text of the last cell run that defines the exercise, or None; texts of the others run)."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     cells = list(shell.history_manager.input_hist_raw) if shell else []
     found, others = None, []
@@ -242,9 +233,8 @@ def borrowed(cell, language, lesson, others):
     """A remark where the cell leans on names that only other cells define."""
     if language == "cuda":
         return ""
-    have = set(stub.definitions(lesson.stubs["python"], "python")) | module_names(
-        lesson.stubs["python"]
-    )
+    given = lesson.stubs["python"]
+    have = set(stub.definitions(given, "python")) | module_names(given)
     elsewhere = set()
     for text in others:
         try:
@@ -276,9 +266,8 @@ def cuda_magic(lesson):
         simulator = importlib.import_module("lab.simulator")
         spliced = stub.splice(lesson.stubs["cuda"], cell, "cuda")
         try:
-            compiled = simulator.RawModule(
-                spliced.text, path=f"{lesson.id}.cu", is_text=True
-            ).compile()
+            module = simulator.RawModule(spliced.text, path=f"{lesson.id}.cu", is_text=True)
+            compiled = module.compile()
         except simulator.CompileError as error:
             where = spliced.origin[error.line - 1] if error.line else None
             return Note("does not compile", compile_text(error, where))
@@ -290,8 +279,6 @@ def cuda_magic(lesson):
 def compile_text(error, where):
     """The compiler's message, its line counted from the top of the cell (%%cuda is line 1)."""
     text = str(error)
-    return (
-        text
-        if where is None
-        else text.replace(f"({error.line})", f"(line {where + 1} of the cell)")
-    )
+    if where is None:
+        return text
+    return text.replace(f"({error.line})", f"(line {where + 1} of the cell)")

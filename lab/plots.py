@@ -182,26 +182,27 @@ def running(x, maxima, sums):
     """
     import matplotlib.pyplot as plt
 
-    columns, grows = np.arange(len(x)), np.flatnonzero(np.diff(maxima, prepend=-np.inf) > 0)
-    figure, (above, below) = plt.subplots(2, 1, figsize=(7.5, 4.8), sharex=True, layout="constrained")
+    columns, grows = np.arange(len(x)), np.flatnonzero(np.diff(maxima) > 0) + 1
+    figure, (above, below) = plt.subplots(2, 1, figsize=(7.5, 4.8), sharex=True,
+                                          layout="constrained")
     above.plot(columns, x, "o", color=GREY, ms=4)
     above.plot(columns, maxima, color=RED, lw=1.5, drawstyle="steps-post")
     above.annotate("maximum so far, m", (columns[-1], maxima[-1]), xytext=(0, 5), ha="right",
-                   textcoords="offset points", color=RED)
-    above.annotate("numbers of the row", (columns[-1], x[-1]), xytext=(0, -12), ha="right",
-                   textcoords="offset points", color=GREY)
+                   textcoords="offset points", color=RED,
+                   bbox={"fc": "white", "ec": "none", "pad": 1})
+    below.plot(columns, sums, "o-", color=BLUE, lw=1.5, ms=4, label="sum of exp(x - m) so far, s")
     below.plot(columns, np.cumsum(np.exp(x - maxima[-1])), color=GREY, lw=1.5, ls="--",
-               label="the same with the last maximum from the start, which takes a pass of its own")
-    below.plot(columns, sums, "o-", color=BLUE, lw=1.5, ms=4, label="sum so far, s")
+               label="the sum if the last m were known from the start")
     for axes in (above, below):
         for column in grows:
             axes.axvline(column, color=RED, lw=0.8, ls=":", zorder=0)
         axes.spines[["top", "right"]].set_visible(False)
         axes.margins(y=0.2)
-    above.set(ylabel="x", title="Where the maximum grows, the sum is rescaled; both ways end alike")
+    above.set(ylabel="x", title="Where the maximum grows, the sum is rescaled")
     below.set(xlabel="column", ylabel="s")
     below.set_ylim(0)
-    figure.legend(*below.get_legend_handles_labels(), loc="outside lower center", frameon=False)
+    figure.legend(*below.get_legend_handles_labels(), loc="outside lower center", ncols=2,
+                  frameon=False)
     plt.close(figure)           # as above
     return figure
 
@@ -215,10 +216,13 @@ def traffic(title, kernels):
 
     figure, axes = plt.subplots(figsize=(7.5, 1.2 + 0.4 * len(kernels)), layout="constrained")
     for y, (reads, writes) in enumerate(kernels.values()):
-        for left, width, colour, verb in ((0, reads, BLUE, "read"), (reads, writes, GREY, "written")):
+        for left, width, colour, verb in ((0, reads, BLUE, "read"),
+                                          (reads, writes, GREY, "written")):
             axes.barh(y, width, left=left, color=colour, edgecolor="white", height=0.7)
-            axes.annotate(f"{verb} {width:g}×", (left + width / 2, y), ha="center", va="center", color="white")
+            axes.annotate(f"{verb} {width:g}×", (left + width / 2, y), ha="center", va="center",
+                          color="white")
     axes.set(title=title, xlabel="bytes moved, in sizes of the input")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_yticks(range(len(kernels)), kernels)
     axes.invert_yaxis()
     axes.spines[["top", "right", "left"]].set_visible(False)

@@ -63,10 +63,12 @@ import pytest
 @pytest.mark.parametrize("x", [0, 1, -3])
 def test_double(subject, agree, x):
     agree(subject.double(x), 2 * x, what=f"double of {{x}}", mistakes={{
-        "x is returned as it came in": x, "x is squared, not doubled": x * x, "a zero is returned": 0}})
+        "x is returned as it came in": x,
+        "x is squared, not doubled": x * x,
+        "a zero is returned": 0}})
 '''
 
-MUTANTS = """# Wrong answers that the graders of {short} must refuse, each by a message of their own.
+MUTANTS = """# Wrong answers that the graders of {short} must refuse, each by its own message.
 
 [[mutant]]
 exercise = "double"
@@ -92,14 +94,12 @@ def write(name):
     letters = {i.id[0]: floor for floor in course.floors() for i in floor.lessons} | {
         row[0][0]: floor for floor in course.floors() for row in floor.planned}
     if not re.fullmatch(r"[a-z]\d\d_[a-z0-9_]+", name):
-        raise CourseError(
-            f"{name!r} is no lesson id; expected a floor's letter, two digits, a name: k02_transpose"
-        )
+        raise CourseError(f"{name!r} is no lesson id; expected a floor's letter, two digits, a "
+                          f"name: k02_transpose")
     floor = floors.get(name) or letters.get(name[0])
     if floor is None:
-        raise CourseError(
-            f"{name!r}: no floor has the letter {name[0]!r}; there are {', '.join(sorted(letters))}"
-        )
+        raise CourseError(f"{name!r}: no floor has the letter {name[0]!r}; "
+                          f"there are {', '.join(sorted(letters))}")
     lesson = Lesson(name, floor.name)
     files = {lesson.path(".py"): REFERENCE, lesson.markdown: MARKDOWN, lesson.test: GRADER,
              lesson.mutants: MUTANTS}

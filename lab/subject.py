@@ -5,7 +5,7 @@
     subject.launch("softmax_cuda", grid, block, args)       one kernel, in the simulator
     subject.grad("rmsnorm", args, upstream)                 gradients
 
-A child that dies, hangs or floods raises Stopped here; an exception of the learner's raises Raised.
+A child that dies, hangs or floods raises Stopped here; an exception of the learner's, Raised.
 """
 
 import time
@@ -13,11 +13,11 @@ import time
 import numpy as np
 
 from lab import wire
-from lab.warm import Child
 
-SECONDS = 10  # what a call may take at the least; slow machines get a multiple, see `slack`
-STEPS = 20_000          # warp instructions a launch may take at the least, likewise
-SLACK = 20              # times the reference's own time or steps
+# What a call may take at the least; the reference's own time or steps, times SLACK, may be more.
+SECONDS = 10
+STEPS = 20_000          # warp instructions of a launch
+SLACK = 20
 LARGEST = 256 * 2**20   # bytes of a reply
 
 
@@ -78,7 +78,7 @@ class Launched:
 
 
 class Subject:
-    """A child with a lesson loaded. `reference` is asked for its time or steps when a limit is hit."""
+    """A child with a lesson loaded. `reference` is asked for its time or steps at a limit."""
 
     def __init__(self, start, reference=None):
         self._start, self._reference = start, reference
@@ -97,19 +97,17 @@ class Subject:
         CUDA: give `block` and perhaps `shared_mem`. Triton: give the constexprs and num_warps.
         """
         request = (name, aslist(grid), aslist(block), list(args), meta)
-        copies = [
-            a.copy() if isinstance(a, np.ndarray) else a.clone() for a in wire.arrays(list(args))
-        ]
+        own = wire.arrays(list(args))
+        copies = [a.copy() if isinstance(a, np.ndarray) else a.clone() for a in own]
         try:
             launches, changed = self._ask("launch", *request, STEPS)
         except Raised as error:
             if error.kind != "endless" or self._reference is None:
                 raise
-            restore(wire.arrays(list(args)), copies)
-            allowed = SLACK * max(
-                n["steps"] for n in self._reference().launch(*request[:4], **meta).launches
-            )
-            restore(wire.arrays(list(args)), copies)
+            restore(own, copies)
+            launches = self._reference().launch(*request[:4], **meta).launches
+            allowed = SLACK * max(n["steps"] for n in launches)
+            restore(own, copies)
             if allowed <= STEPS:
                 raise
             launches, changed = self._ask("launch", *request, allowed)
@@ -129,7 +127,7 @@ class Subject:
     def _get(self, owner, name):
         value = self._ask("get", owner, name)
         if isinstance(value, Remote):
-            object.__setattr__(value, "_name", name)
+            value._name = name
         return value
 
     def _call(self, function, name, args, kwargs):
@@ -139,9 +137,7 @@ class Subject:
             getattr(reference, name)(*args, **kwargs)
             return time.monotonic() - began
 
-        shared = contains_handle(
-            [list(args), kwargs]
-        )  # the reference's process does not know these
+        shared = contains_handle([list(args), kwargs])  # the reference's process has no such object
         slow = again if self._reference is not None and name and not shared else None
         result, changed = self._ask("call", function, list(args), kwargs, slow=slow)
         copy_back([list(args), kwargs], changed)
@@ -174,36 +170,29 @@ class Subject:
             raise self._stopped(error) from None
 
     def _reply(self, slow):
-        began = time.monotonic()
-        limit = SECONDS
-        while True:
-            try:
-                return wire.read_frame(lambda n: self._child.read(n, began + limit), LARGEST)
-            except TimeoutError:
-                allowed = SLACK * slow() if slow is not None else 0
-                slow = None
-                if allowed <= limit:
-                    raise
-                limit = allowed
+        """The child's answer. `slow()` tells how long the reference takes, asked for at the limit."""
+        began, limit = time.monotonic(), SECONDS
+        if not self._child.answers(began + limit) and slow is not None:
+            limit = max(limit, SLACK * slow())
+        if not self._child.answers(began + limit):
+            raise TimeoutError
+        end = time.monotonic() + SECONDS            # for the bytes of an answer that has begun
+        return wire.read_frame(lambda n: self._child.read(n, end), LARGEST)
 
     def _stopped(self, error):
         if self._child.flooded:
             return Stopped("flooded", "it printed more than 16 MB; it was stopped")
         if isinstance(error, TimeoutError):
-            return Stopped(
-                "hung",
-                f"no answer within {SECONDS} s, nor within {SLACK} times what the "
-                f"reference needs: an endless loop?",
-            )
+            return Stopped("hung", f"no answer within {SECONDS} s, which is more than {SLACK} times "
+                                   f"what the reference needs: an endless loop?")
         if isinstance(error, wire.WireError):
             return Stopped("garbled", f"its answer cannot be read: {error}")
-        return Stopped(
-            "died", "the process ended without an answer: os._exit, a crash, or out of memory"
-        )
+        return Stopped("died", "the process ended without an answer: os._exit, a crash, or out of "
+                               "memory")
 
     def _number(self, thing):
         if isinstance(thing, Remote):
-            return object.__getattribute__(thing, "_id")
+            return thing._id
         raise wire.Unsendable(f"a value of type {type(thing).__name__} does not cross to the code "
                               f"under test: mocks are built there, with subject.make")
 
@@ -219,13 +208,7 @@ class Remote:
     """An object in the child: call it, read its attributes, iterate, enter it."""
 
     def __init__(self, subject, number, kind):
-        for name, value in (
-            ("_subject", subject),
-            ("_id", number),
-            ("_type", kind),
-            ("_name", None),
-        ):
-            object.__setattr__(self, name, value)
+        self._subject, self._id, self._type, self._name = subject, number, kind, None
 
     def __getattr__(self, name):
         if name.startswith("__"):
@@ -253,9 +236,8 @@ class Remote:
 def contains_handle(value):
     if type(value) is dict:
         value = list(value.values())
-    return isinstance(value, Remote) or (
-        type(value) in (list, tuple) and any(map(contains_handle, value))
-    )
+    several = type(value) in (list, tuple)
+    return isinstance(value, Remote) or (several and any(map(contains_handle, value)))
 
 
 def aslist(size):
@@ -269,13 +251,12 @@ def copy_back(values, changed):
         pairs = [(own[i], new) for i, new in changed]
         restore([a for a, _ in pairs], [b for _, b in pairs])
     except (TypeError, ValueError, IndexError, RuntimeError):
-        raise Stopped(
-            "garbled", "its answer cannot be read: the changed arrays do not fit"
-        ) from None
+        raise Stopped("garbled",
+                      "its answer cannot be read: the changed arrays do not fit") from None
 
 
 def restore(arrays, values):
-    for array, value in zip(arrays, values):
+    for array, value in zip(arrays, values, strict=True):
         if isinstance(array, np.ndarray):
             array[...] = value
         else:

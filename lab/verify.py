@@ -1,4 +1,4 @@
-"""Prove the graders: the reference passes, the stub is not attempted, each mutant fails as it says."""
+"""Prove the graders: the reference passes, the stub is not attempted, mutants fail as they say."""
 
 import os
 import time
@@ -20,37 +20,32 @@ def verify(lessons, jobs=1, console=None):
         own = prove(lesson, jobs)
         rows += own
         if console:
-            bad = [row for row in own if row["ok"] is False]
-            for row in own:
-                if row["ok"] is None:
-                    console.print(
-                        f"SKIPPED {lesson.id}/{row['exercise']}: {row['message']}", markup=False
-                    )
-            for row in bad:
-                console.print(f"  [red]✗[/] {row['exercise']}: {row['proof']}")
-                console.print(f"      {row['message']}", markup=False)
-            console.print(
-                f"{lesson.id}: {sum(row['ok'] is True for row in own)} of {len(own)} proofs, "
-                f"{sum(row['proof'].startswith('mutant') for row in own)} mutants, "
-                f"{time.monotonic() - began:.0f} s"
-            )
+            tell(lesson, own, time.monotonic() - began, console)
     if console:
         kinds = [row["ok"] for row in rows]
-        console.print(
-            f"{kinds.count(True)} passed, {kinds.count(False)} failed, {kinds.count(None)} skipped"
-        )
+        console.print(f"{kinds.count(True)} passed, {kinds.count(False)} failed, "
+                      f"{kinds.count(None)} skipped")
     return rows
+
+
+def tell(lesson, rows, seconds, console):
+    for row in rows:
+        if row["ok"] is None:
+            console.print(f"SKIPPED {lesson.id}/{row['exercise']}: {row['message']}", markup=False)
+    for row in rows:
+        if row["ok"] is False:
+            console.print(f"  [red]✗[/] {row['exercise']}: {row['proof']}")
+            console.print(f"      {row['message']}", markup=False)
+    proven = sum(row["ok"] is True for row in rows)
+    mutants = sum(row["proof"].startswith("mutant") for row in rows)
+    console.print(f"{lesson.id}: {proven} of {len(rows)} proofs, {mutants} mutants, "
+                  f"{seconds:.0f} s")
 
 
 def prove(lesson, jobs):
     def row(exercise, proof, ok, message=""):
-        return {
-            "lesson": lesson.id,
-            "exercise": exercise,
-            "proof": proof,
-            "ok": ok,
-            "message": message,
-        }
+        return {"lesson": lesson.id, "exercise": exercise, "proof": proof, "ok": ok,
+                "message": message}
 
     rows = [row(v.name, "the reference passes", v.verdict == "pass" or (
                 None if v.verdict == "not_proven_here" else False), f"{v.verdict}: {v.message}")
@@ -58,25 +53,21 @@ def prove(lesson, jobs):
     untouched = check.grade(lesson, Candidate(lesson.stubs, dict.fromkeys(lesson.stubs, "stub")))
     rows += [row(v.name, "the stub is not attempted", v.verdict == "not_attempted",
                  f"{v.verdict}: {v.message}") for v in untouched]
-    rows += [
-        row(e.name, "three hints", len(e.hints) == 3, f"{len(e.hints)} hints")
-        for e in lesson.exercises
-    ]
+    rows += [row(e.name, "three hints", len(e.hints) == 3, f"{len(e.hints)} hints")
+             for e in lesson.exercises]
 
     try:
         mutants = [(m, check.mutate(lesson, m)) for m in check.mutants(lesson)]
     except (CourseError, KeyError) as error:
         return [*rows, row("", "the mutants can be made", False, str(error))]
-    rows += [
-        row(e.name, f"at least {FEWEST} mutants", n >= FEWEST, f"{n} mutants")
-        for e in lesson.exercises
-        for n in [sum(m["exercise"] == e.name for m, _ in mutants)]
-    ]
+    rows += [row(e.name, f"at least {FEWEST} mutants", n >= FEWEST, f"{n} mutants")
+             for e in lesson.exercises
+             for n in [sum(m["exercise"] == e.name for m, _ in mutants)]]
 
     with ThreadPoolExecutor(max(1, min(jobs, os.cpu_count() or 1))) as pool:
         verdicts = list(pool.map(
             lambda pair: check.grade_warm(lesson, pair[1], [pair[0]["exercise"]])[0], mutants))
-    for number, ((mutant, _), verdict) in enumerate(zip(mutants, verdicts)):
+    for number, ((mutant, _), verdict) in enumerate(zip(mutants, verdicts, strict=True)):
         says = mutant["says"]
         others = [v.message for i, v in enumerate(verdicts) if i != number]
         if len(says.split()) < 3:

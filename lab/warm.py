@@ -5,6 +5,7 @@ code, so what it forks has never met any. A child talks over the connection it w
 """
 
 import atexit
+import contextlib
 import functools
 import importlib
 import json
@@ -100,12 +101,17 @@ class Child:
                 self.printed += data[:max(0, OUTPUT_KEPT - len(self.printed))]
                 if total > OUTPUT_MOST:
                     self.flooded = True
-                    self.kill()
+                    self.end()
                     return
 
     def output(self):
         """What the child printed so far, at most OUTPUT_KEPT bytes of it."""
         return self.printed.decode("utf-8", "replace")
+
+    def answers(self, deadline):
+        """Wait until there is something to read, or the end of it; False past the deadline."""
+        left = max(0, deadline - time.monotonic())
+        return bool(select.select([self.connection], [], [], left)[0])
 
     def read(self, n, deadline):
         """Exactly n bytes. TimeoutError past the deadline, EOFError when the child is gone."""
@@ -124,12 +130,14 @@ class Child:
             data += part
         return bytes(data)
 
-    def kill(self):
-        """End the child and everything it started."""
-        try:
+    def end(self):
+        """End the process and everything it started."""
+        with contextlib.suppress(ProcessLookupError):           # it had ended by itself
             os.killpg(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass                # it had ended by itself
+
+    def kill(self):
+        """End it and hang up."""
+        self.end()
         self.connection.close()
 
 

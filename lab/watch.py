@@ -1,6 +1,7 @@
 """`lab watch`: check the first exercise that has not passed, again at every save."""
 
 from lab import check
+from lab.course import CourseError
 
 
 def watch(desk, lessons, console, show):
@@ -8,11 +9,23 @@ def watch(desk, lessons, console, show):
     from watchfiles import watch as saves
 
     folders = {desk.path(lesson, ".py").parent for lesson in lessons}
+    checked = texts(desk, lessons)
     if step(desk, lessons, console, show):
         return
-    for _ in saves(*folders, raise_interrupt=False):
-        if step(desk, lessons, console, show):
-            return
+    # Once a second at the latest: a save between two looks raises no event.
+    for _ in saves(*folders, rust_timeout=1000, yield_on_timeout=True, raise_interrupt=False):
+        if (now := texts(desk, lessons)) not in (checked, None):
+            checked = now
+            if step(desk, lessons, console, show):
+                return
+
+
+def texts(desk, lessons):
+    """All that can be graded here; None while an editor has a file put aside to save it anew."""
+    try:
+        return [desk.candidate(lesson).sources for lesson in lessons]
+    except CourseError:
+        return None
 
 
 def step(desk, lessons, console, show):
@@ -22,9 +35,8 @@ def step(desk, lessons, console, show):
             if desk.passed(exercise):
                 continue
             candidate = desk.candidate(lesson)
-            verdicts = check.with_likely_causes(
-                lesson, check.grade_warm(lesson, candidate, [exercise.name])
-            )
+            verdicts = check.grade_warm(lesson, candidate, [exercise.name])
+            verdicts = check.with_likely_causes(lesson, verdicts)
             desk.record(lesson, candidate, verdicts)
             show(lesson, candidate, verdicts)
             if verdicts[0].verdict not in ("pass", "not_proven_here"):

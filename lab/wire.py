@@ -16,11 +16,8 @@ HEAD = struct.Struct(">QQ")              # bytes of JSON, bytes of arrays
 PLAIN = (type(None), bool, int, float, str)
 DTYPES = {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
           "float16", "float32", "float64", "complex64", "complex128"}
-TENSOR_DTYPES = DTYPES - {"uint16", "uint32", "uint64"} | {
-    "bfloat16",
-    "float8_e4m3fn",
-    "float8_e5m2",
-}
+TENSOR_DTYPES = (DTYPES - {"uint16", "uint32", "uint64"}
+                 | {"bfloat16", "float8_e4m3fn", "float8_e5m2"})
 
 
 class WireError(Exception):
@@ -35,7 +32,7 @@ class Unsendable(TypeError):
 
 
 def pack(value, handle=None):
-    """(JSON-able tree, list of bytes). `handle(object)` names what cannot cross as data, or is None."""
+    """(JSON-able tree, list of bytes). handle: None, or it numbers an object that is not data."""
     buffers, seen = [], {}
 
     def tree(v):
@@ -59,9 +56,8 @@ def pack(value, handle=None):
             return seen[id(v)]
         if handle is not None:
             return {"$": "handle", "id": handle(v), "type": type(v).__name__}
-        raise Unsendable(
-            f"a value of type {type(v).__name__} does not cross to the code under test"
-        )
+        raise Unsendable(f"a value of type {type(v).__name__} does not cross to the code under "
+                         f"test")
 
     def add(data):
         buffers.append(data)
@@ -115,7 +111,7 @@ def extent(shape, strides, itemsize):
     """(offset of the lowest byte from the first element, bytes from the lowest to the highest)."""
     if 0 in shape:
         return 0, 0
-    steps = [(n - 1) * s for n, s in zip(shape, strides)]
+    steps = [(n - 1) * s for n, s in zip(shape, strides, strict=True)]
     low, high = sum(min(s, 0) for s in steps), sum(max(s, 0) for s in steps)
     return low, high - low + itemsize
 
@@ -154,9 +150,7 @@ def unpack(tree, buffers, handle=None):
         shape, strides = tuple(t["shape"]), tuple(t["strides"])
         if len(shape) != len(strides) or len(shape) > 32:
             raise WireError("shape and strides disagree")
-        if any(type(n) is not int or n < 0 for n in shape) or any(
-            type(s) is not int for s in strides
-        ):
+        if any(type(n) is not int for n in shape + strides) or any(n < 0 for n in shape):
             raise WireError("sizes are not whole numbers")
         low, span = extent(shape, strides, itemsize)
         if t["start"] != -low or span != len(buffers[t["at"]]):
@@ -209,9 +203,8 @@ def read_frame(read, largest=math.inf):
     """(message, buffers) from `read(n)`, which returns exactly n bytes or raises EOFError."""
     text_size, data_size = HEAD.unpack(read(HEAD.size))
     if text_size + data_size > largest:
-        raise WireError(
-            f"a reply of {text_size + data_size:,} bytes; at most {largest:,} are allowed"
-        )
+        raise WireError(f"a reply of {text_size + data_size:,} bytes; at most {largest:,} are "
+                        f"allowed")
     try:
         head = json.loads(read(text_size))
         message, sizes = head["message"], head["sizes"]

@@ -80,20 +80,13 @@ def ladder(n):
             vector_add_cuda(x, y, kernel)
         vector_add(x, y)
     loads = [launch.totals.access("global", "load") for launch in trace.launches]
-    return [
-        Step(
-            launch.name,
-            launch.steps,
-            load.requests,
-            load.transactions / load.requests,
-            load.ideal / load.requests,
-        )
-        for launch, load in zip(trace.launches, loads, strict=True)
-    ]
+    return [Step(launch.name, launch.steps, load.requests,
+                 load.transactions / load.requests, load.ideal / load.requests)
+            for launch, load in zip(trace.launches, loads, strict=True)]
 
 
 def bench(n=2**27):
-    """On a GPU: every kernel of this lesson against torch's add and a copy, by turns; rows of lab.bench."""
+    """On a GPU: this lesson's kernels, torch's add and a copy, by turns; rows of lab.bench."""
     from day01_roofline import Gpu, Job, copy_job, measure
     from lab.bench import row
 
@@ -102,15 +95,12 @@ def bench(n=2**27):
     kernels = {"torch": lambda: torch.add(x, y), "add_triton": lambda: vector_add(x, y)}
     for kernel in ("add_cuda", "add_chunk_cuda", "add_grid_stride_cuda", "add_vector_cuda"):
         kernels[kernel] = lambda kernel=kernel: vector_add_cuda(x, y, kernel)
-    jobs = [
-        copy_job(device),
-        *(Job(name, run, n, 3 * n * x.element_size()) for name, run in kernels.items()),
-    ]
+    jobs = [copy_job(device),
+            *(Job(name, run, n, 3 * n * x.element_size()) for name, run in kernels.items())]
     timings = measure(jobs, device, limit=30)
     copy = jobs[0].moved / timings["copy"].seconds
-    return {
-        job.name: row(job, timings[job.name], copy, {"torch": timings["torch"]}) for job in jobs
-    }
+    against = {"torch": timings["torch"]}
+    return {job.name: row(job, timings[job.name], copy, against) for job in jobs}
 
 
 def check(x, y):
@@ -120,10 +110,8 @@ def check(x, y):
                          f"y is {tuple(y.shape)} {y.dtype} on {y.device}; expected the same")
     for name, tensor in (("x", x), ("y", y)):
         if not tensor.is_contiguous():
-            raise ValueError(
-                f"vector_add: {name} has strides {tensor.stride()}, expected it contiguous"
-            )
+            raise ValueError(f"vector_add: {name} has strides {tensor.stride()}, "
+                             f"expected it contiguous")
     if x.numel() >= 2**31 - 4 * THREADS:
-        raise ValueError(
-            f"vector_add: {x.numel()} elements, expected fewer than 2^31 - {4 * THREADS}"
-        )
+        raise ValueError(f"vector_add: {x.numel()} elements, "
+                         f"expected fewer than 2^31 - {4 * THREADS}")

@@ -1,10 +1,12 @@
 // k07 · Softmax of each row: y = exp(x - max) / sum of exp(x - max)
 //
 // R: rows, one block each   C: columns
-// Reads R·C numbers and writes R·C, 5 FLOPs for each: 5/8 FLOP per byte in fp32. Memory decides, so each
-// kernel below is judged by how often it reads its row. Blocks are made of whole warps.
+// Reads R·C numbers and writes R·C, 5 FLOPs for each: 5/8 FLOP per byte in fp32. Memory decides, so
+// each kernel below is judged by how often it reads its row. Blocks are made of whole warps.
 
 #include <cfloat>
+
+__shared__ float warps[32];                     // of block_reduce: one number a warp
 
 __device__ float add(float a, float b) { return a + b; }
 
@@ -13,7 +15,6 @@ __device__ float add(float a, float b) { return a + b; }
 template <float combine(float, float)>
 __device__ float block_reduce(float v, float nothing)
 {
-    __shared__ float warps[32];                 // one number a warp
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     for (int away = 16; away > 0; away /= 2)    // lane l and lane l ^ away swap and combine
         v = combine(v, __shfl_xor_sync(0xffffffff, v, away));
@@ -52,8 +53,8 @@ extern "C" __global__ void softmax_fused_cuda(const float* x, float* y, int C)
     extern __shared__ float row[];              // C numbers, their size is given at launch
     x += (size_t)blockIdx.x * C;
     y += (size_t)blockIdx.x * C;
-    float m = -INFINITY, s = 0;
     // exercise: each number is read once; row[c] keeps what is needed again
+    float m = -INFINITY, s = 0;
     for (int c = threadIdx.x; c < C; c += blockDim.x) {
         row[c] = x[c];
         m = fmaxf(m, row[c]);
@@ -73,8 +74,8 @@ extern "C" __global__ void softmax_online_cuda(const float* x, float* y, int C)
 {
     x += (size_t)blockIdx.x * C;
     y += (size_t)blockIdx.x * C;
+    // exercise: one pass for (m, s) of this thread, merged over the block; one pass to write
     float m = -FLT_MAX, s = 0;                  // finite: -inf minus -inf would be NaN
-    // exercise: one pass for (m, s) of this thread, then the block's; one pass to write
     for (int c = threadIdx.x; c < C; c += blockDim.x) {
         float v = x[c], larger = fmaxf(m, v);
         s = s * expf(m - larger) + expf(v - larger);

@@ -35,8 +35,8 @@ def softmax_oracle(x):                              # (R, C) -> (R, C)
 
 
 def predict_bytes_ratio():
-    """Bytes that softmax_three_pass_cuda asks for and writes, over those of a kernel that reads once."""
-    # exercise: count how often each number is read and how often one is written
+    """Bytes that softmax_three_pass_cuda moves over those of a kernel that reads numbers once."""
+    # exercise: how often is a number read, and how often is one written, in the one and the other?
     return (3 + 1) / (1 + 1)
 
 
@@ -56,33 +56,35 @@ def merge(a, b):
 @triton.jit
 def softmax_fused_triton(x, y, C, BLOCK: tl.constexpr):
     """One program per row, all of it at once: BLOCK is a power of two, C or more."""
-    row = tl.program_id(0).to(tl.int64) * C         # R·C may not fit 32 bits
+    x += tl.program_id(0).to(tl.int64) * C          # this program's row; R·C may not fit 32 bits
+    y += tl.program_id(0).to(tl.int64) * C
     c = tl.arange(0, BLOCK)
-    v = tl.load(x + row + c, c < C, -float("inf")).to(tl.float32)
+    v = tl.load(x + c, c < C, -float("inf")).to(tl.float32)
     e = tl.exp(v - tl.max(v))
-    tl.store(y + row + c, e / tl.sum(e), c < C)
+    tl.store(y + c, e / tl.sum(e), c < C)
 
 
 @triton.jit
 def softmax_online_triton(x, y, C, BLOCK: tl.constexpr):
     """One program per row of any length, BLOCK columns at a time."""
-    row = tl.program_id(0).to(tl.int64) * C
+    x += tl.program_id(0).to(tl.int64) * C
+    y += tl.program_id(0).to(tl.int64) * C
     m, s = LOWEST, 0.0                              # fp32, whatever x is; finite, as in the .cu
     # exercise: one loop over blocks of columns for (m, s), one to write
     for start in range(0, C, BLOCK):
         c = start + tl.arange(0, BLOCK)
-        v = tl.load(x + row + c, c < C, -float("inf")).to(tl.float32)
+        v = tl.load(x + c, c < C, -float("inf")).to(tl.float32)
         larger = tl.maximum(m, tl.max(v))
         s = s * tl.exp(m - larger) + tl.sum(tl.exp(v - larger))
         m = larger
     for start in range(0, C, BLOCK):
         c = start + tl.arange(0, BLOCK)
-        v = tl.load(x + row + c, c < C).to(tl.float32)
-        tl.store(y + row + c, tl.exp(v - m) / s, c < C)
+        v = tl.load(x + c, c < C).to(tl.float32)
+        tl.store(y + c, tl.exp(v - m) / s, c < C)
 
 
 def softmax(x):                                     # (R, C) -> (R, C)
-    """Softmax of each row by a Triton kernel: fused where the row fits in registers, else online.
+    """Softmax of each row by a Triton kernel: fused where a row fits in registers, else online.
 
     float32, float16 or bfloat16 on the CPU or on CUDA, contiguous; sums are fp32. R or C may be 0.
     """
@@ -90,7 +92,8 @@ def softmax(x):                                     # (R, C) -> (R, C)
     (R, C), y = x.shape, torch.empty_like(x)        # (R, C)
     if x.numel() and C <= LONGEST:
         width = triton.next_power_of_2(C)
-        softmax_fused_triton[(R,)](x, y, C, BLOCK=width, num_warps=min(max(width // 1024, 4), 16))
+        warps = min(max(width // 1024, 4), 16)
+        softmax_fused_triton[(R,)](x, y, C, BLOCK=width, num_warps=warps)
     elif x.numel():
         softmax_online_triton[(R,)](x, y, C, BLOCK=BLOCK, num_warps=8)
     return y
@@ -105,8 +108,8 @@ def softmax_cuda(x, kernel="softmax_online_cuda"):  # (R, C) -> (R, C)
     (R, C), y = x.shape, torch.empty_like(x)        # (R, C)
     fused = kernel == "softmax_fused_cuda"
     if fused and C > FITS:
-        raise ValueError(f"softmax_fused_cuda: rows of {C} numbers, expected at most {FITS}, which fit "
-                         f"in shared memory; softmax_online_cuda takes any")
+        raise ValueError(f"softmax_fused_cuda: rows of {C} numbers, expected at most {FITS}, "
+                         f"which fit in shared memory; softmax_online_cuda takes any")
     if x.numel():
         KERNELS.get(kernel)(R, THREADS, (x, y, C), shared_mem=x.element_size() * C * fused)
     return y
@@ -139,25 +142,32 @@ def step(launch, least):
     """The Step of one launch. least: bytes of x, and of y."""
     warps = launch.grid[0] * launch.block[0] // 32
     return Step(launch.name, launch.bytes_loaded / least, launch.bytes_stored / least,
-                launch.sectors_per_request(op="load"), launch.totals.barriers // warps, launch.steps)
+                launch.sectors_per_request(op="load"), launch.totals.barriers // warps,
+                launch.steps)
 
 
 def bench(R=16_384, C=8_192):
-    """On a GPU: every kernel of this lesson against torch's softmax and a copy; rows of lab.bench."""
+    """On a GPU: every kernel of this lesson, torch's softmax and a copy; rows of lab.bench.
+
+    The input is half a gigabyte, far beyond the L2 cache.
+    """
     from day01_roofline import Gpu, Job, copy_job, count_softmax, measure
     from lab.bench import row
 
     device = Gpu()
-    x = torch.randn(R, C, device="cuda")            # (R, C), half a gigabyte: far beyond the L2 cache
+    x = torch.randn(R, C, device="cuda")            # (R, C)
     y = torch.empty_like(x)                         # (R, C)
-    kernels = {"torch": lambda: torch.softmax(x, -1), "softmax_fused_triton": lambda: softmax(x),
-               "softmax_online_triton": lambda: softmax_online_triton[(R,)](x, y, C, BLOCK=BLOCK, num_warps=8)}
-    for kernel in ("softmax_three_pass_cuda", "softmax_fused_cuda", "softmax_online_cuda"):
-        kernels[kernel] = lambda kernel=kernel: softmax_cuda(x, kernel)
-    jobs = [copy_job(device), *(Job(name, run, *count_softmax(R, C, 4)) for name, run in kernels.items())]
+    cuda = ("softmax_three_pass_cuda", "softmax_fused_cuda", "softmax_online_cuda")
+    kernels = {kernel: lambda kernel=kernel: softmax_cuda(x, kernel) for kernel in cuda}
+    kernels |= {"torch": lambda: torch.softmax(x, -1), "softmax_fused_triton": lambda: softmax(x),
+                "softmax_online_triton":
+                    lambda: softmax_online_triton[(R,)](x, y, C, BLOCK=BLOCK, num_warps=8)}
+    counts = count_softmax(R, C, x.element_size())
+    jobs = [copy_job(device), *(Job(name, run, *counts) for name, run in kernels.items())]
     timings = measure(jobs, device, limit=30)
     copy = jobs[0].moved / timings["copy"].seconds
-    return {job.name: row(job, timings[job.name], copy, {"torch": timings["torch"]}) for job in jobs}
+    return {job.name: row(job, timings[job.name], copy, {"torch": timings["torch"]})
+            for job in jobs}
 
 
 def check(x, *dtypes):
@@ -170,4 +180,5 @@ def check(x, *dtypes):
         raise ValueError(f"softmax: x has strides {x.stride()}, expected rows one after the other, "
                          f"{(x.shape[1], 1)}; x.contiguous() makes them so")
     if max(x.shape) >= 2**31 - BLOCK:
-        raise ValueError(f"softmax: shape {tuple(x.shape)}, expected fewer than 2^31 - {BLOCK} of each")
+        raise ValueError(f"softmax: x has shape {tuple(x.shape)}, expected fewer than "
+                         f"2^31 - {BLOCK} rows and columns")

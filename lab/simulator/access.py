@@ -6,6 +6,7 @@ Addresses come as (B, T) or a broadcast of it when all lanes of the wave take pa
 import numpy as np
 
 from .dtypes import U64
+from .host_addresses import translate
 from .lanes import Lanes
 from .memory import LOCAL_WINDOW, OFFSET_BITS, SEGMENT_SHIFT, SHARED_WINDOW, raw
 
@@ -89,7 +90,10 @@ def checked_store(wave, inst, offset, size, memory, index, value):
     mine, place_of = wave.per_lane(value), wave.per_lane(index)
     differs = differing(memory[place_of], mine)
     assign(wave, memory, index, value)
-    wave.shadow.store(wave, inst, offset, size, differs, differing(memory[place_of], mine))
+    lost = differing(memory[place_of], mine)
+    if wave.launch.keeps_copies:
+        differs = lost = np.zeros(len(mine), bool)
+    wave.shadow.store(wave, inst, offset, size, differs, lost)
 
 
 def differing(a, b):
@@ -101,20 +105,21 @@ def differing(a, b):
 
 
 def place(wave, inst, address, size, space):
-    """For an atomic: memory as one row of raw elements, and each active lane's index in it (n,)."""
+    """For an atomic -> memory as one row of raw elements, each active lane's index in it (n,), and
+    the state space."""
     if space == "generic":
         space, address = window(wave, address)
     if space == "global":
         segment, offset = find_segment(wave, inst, address, size, "atomic")
         wave.launch.counts.global_access(wave, inst, offset, size)
-        return segment.view(raw(size)), wave.per_lane(offset >> shift(size))
+        return segment.view(raw(size)), wave.per_lane(offset >> shift(size)), space
     offset = shared_offset(wave, inst, address, size, "atomic")
     wave.launch.counts.shared_access(wave, inst, offset, size)
     if wave.shadow:
         wave.shadow.atomic(wave, inst, offset, size)
     memory = wave.shared_memory(raw(size))
     index = offset >> shift(size)
-    return memory.reshape(-1), wave.per_lane(index + rows(wave, index, memory))
+    return memory.reshape(-1), wave.per_lane(index + rows(wave, index, memory)), space
 
 
 def assign(wave, memory, index, value):
@@ -146,6 +151,8 @@ def find_segment(wave, inst, address, size, verb):
     if segment is None:
         if len(groups := split(wave, address >> U64.type(SEGMENT_SHIFT))) > 1:
             raise SeveralSegments(groups)
+        if (translated := translate(wave.launch, address)) is not None:
+            return find_segment(wave, inst, translated, size, verb)
         raise invalid_address(wave, inst, address, size, verb)
     offset = address - U64.type(segment.base)
     if segment.length < size or int(offset.max()) > segment.length - size:

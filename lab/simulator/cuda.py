@@ -6,17 +6,15 @@ stream where torch is in use. numpy arrays are copied in and, where the kernel m
 
 import numpy as np
 
-from . import arguments, nvrtc, ptx, signature
-from .cache import compile_cached
+from . import arguments, nvrtc, signature
 from .errors import CompileError
 from .memory import AddressSpace
-from .session import session
 
 
 def launch(module, name, grid, block, args, shared_mem):
     """Check the arguments as the simulator does, then launch for real."""
     import cupy
-    function = described(module, name)
+    function = module.function(name)        # compiled for the simulator too: our compile errors
     declared = signature.parameters(module.source, name)
     stream = current_stream(cupy)
     with stream:
@@ -27,15 +25,6 @@ def launch(module, name, grid, block, args, shared_mem):
         kernel(grid, block, tuple(values), shared_mem=shared_mem)
         for host, device in copies:
             host[...] = cupy.asnumpy(device).reshape(host.shape)
-
-
-def described(module, name):
-    """The kernel's parameters as PTX has them; this compile also gives our compile errors."""
-    if module.ptx is None:
-        module.compiled = compile_cached(module.source, module.path, module.options,
-                                         tuple(sorted(module.expressions())), session.cache_dir)
-        module.ptx = ptx.parse(module.compiled.ptx)
-    return module.function(name)
 
 
 def gpu_module(cupy, module):

@@ -7,7 +7,17 @@ Decoding happens once, when an instruction is reached for the first time. It che
 
 import numpy as np
 
-from .dtypes import BOOL, DTYPES, SIGNED, SIZES, U64, UNSIGNED, is_signed
+from .dtypes import (
+    BOOL,
+    DTYPES,
+    FLOATS,
+    SIGNED,
+    SIZES,
+    U64,
+    UNSIGNED,
+    is_float,
+    is_signed,
+)
 from .errors import Unsupported
 from .ptx import Immediate, Not, Register, Sink, Special, Symbol, Vector
 
@@ -57,13 +67,14 @@ class Modifiers:
                 return word
         return default
 
-    def type(self):
-        """Take the first type, such as f32."""
-        for word in self.left:
-            if word in SIZES:
-                self.left.remove(word)
-                return word
-        self.refuse()
+    def need(self, *words):
+        """Take one of the words, which must be there."""
+        return self.one_of(*words) or self.refuse()
+
+    def type(self, *allowed):
+        """Take the first type, such as f32; it must be one of those allowed, if any are given."""
+        found = next((word for word in self.left if word in SIZES), None)
+        return self.need(*[found] if found in allowed or not allowed else [])
 
     def finish(self):
         if self.left:
@@ -73,9 +84,11 @@ class Modifiers:
         raise Unsupported(f"the simulator lacks this form of the instruction `{self.inst.text}`")
 
 
-def source(operand, ptx_type):
-    """-> read(wave), the value of an operand as an array of the dtype of `ptx_type`."""
+def source(operand, ptx_type, wider=False):
+    """-> read(wave), the value of an operand as an array of the dtype of `ptx_type`. wider: the
+    register may be wider than the type, as ld, st and cvt allow; then its low bits count."""
     if isinstance(operand, Register):
+        check_width(operand, ptx_type, wider)
         return register_reader(operand.name, SIZES[operand.type], DTYPES[ptx_type])
     if isinstance(operand, Immediate):
         return constant(immediate(operand, ptx_type))
@@ -93,31 +106,40 @@ def source(operand, ptx_type):
     raise Unsupported(f"the simulator does not know the operand {operand}")
 
 
+def check_width(register, ptx_type, wider):
+    size, wanted = SIZES[register.type], SIZES[ptx_type]
+    if (register.type == "pred") != (ptx_type == "pred") or size < wanted or (
+            size > wanted and not wider):
+        raise Unsupported(f"a value of type .{ptx_type} does not fit the register {register.name}, "
+                          f"which is .{register.type}")
+
+
 def register_reader(name, size, dtype):
-    if dtype.itemsize == size or dtype == BOOL:
+    if dtype.itemsize == size:
         def read(wave):
             value = wave.registers[name]
             if value.dtype is not dtype:
                 value = value.view(dtype)
             return wave.gather(value) if wave.flat else value
-    elif dtype.itemsize < size:                     # st.u8 and cvt.u8 take the low bits
+    else:
         bits, unsigned = UNSIGNED[size], UNSIGNED[dtype.itemsize]
 
         def read(wave):
             value = wave.registers[name].view(bits).astype(unsigned).view(dtype)
             return wave.gather(value) if wave.flat else value
-    else:
-        raise Unsupported(f"the register {name} is too narrow for {dtype}")
     return read
 
 
 def immediate(operand, ptx_type):
-    """-> numpy scalar. A double literal is rounded when a float is wanted, as PTX says."""
+    """-> numpy scalar. A float literal is converted to the type of float that is wanted."""
     dtype = DTYPES[ptx_type]
     if dtype == BOOL:
         return np.bool_(operand.bits)
-    if operand.size == 8 and ptx_type == "f32":
-        return UNSIGNED[8].type(operand.bits).view(np.float64).astype(np.float32)
+    if operand.size and ptx_type in ("f32", "f64"):
+        literal = UNSIGNED[operand.size].type(operand.bits).view(FLOATS[operand.size])
+        return literal.astype(dtype)
+    if operand.size not in (None, dtype.itemsize) or (operand.size is None and is_float(ptx_type)):
+        raise Unsupported(f"PTX has no such literal of type .{ptx_type}")
     bits = operand.bits & (2 ** (8 * dtype.itemsize) - 1)
     return UNSIGNED[dtype.itemsize].type(bits).view(dtype)
 
@@ -152,19 +174,19 @@ def packed(vector, ptx_type):
     return read
 
 
-def destination(operand, ptx_type):
-    """-> write(wave, value). A narrow result is extended to a wide register by its own sign."""
+def destination(operand, ptx_type, wider=False):
+    """-> write(wave, value). wider: the register may be wider than the type, as ld and cvt allow;
+    the result is extended to it by its own sign."""
     if isinstance(operand, Sink):
         return lambda wave, value: None
     if isinstance(operand, Vector):
         return unpacked(operand, ptx_type)
     if not isinstance(operand, Register):
         raise Unsupported(f"the simulator cannot write to {operand}")
+    check_width(operand, ptx_type, wider)
     name, size = operand.name, SIZES[operand.type]
-    if SIZES[ptx_type] == size or ptx_type == "pred":
+    if SIZES[ptx_type] == size:
         return lambda wave, value: wave.write(name, value)
-    if SIZES[ptx_type] > size:
-        raise Unsupported(f"the register {name} is too narrow for {ptx_type}")
     narrow = DTYPES[ptx_type] if is_signed(ptx_type) else UNSIGNED[SIZES[ptx_type]]
     wide = (SIGNED if is_signed(ptx_type) else UNSIGNED)[size]
     return lambda wave, value: wave.write(name, value.view(narrow).astype(wide))

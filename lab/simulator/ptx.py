@@ -184,7 +184,7 @@ class _Parser:
                 self.loc(token)
             elif token.startswith(".file"):
                 pass
-            elif token == "{" and (not pending.strip() or self.is_header(pending)):
+            elif token == "{" and (not self.labels(pending).strip() or self.is_header(pending)):
                 pending = self.labels(pending)
                 self.open(pending)
                 pending = ""

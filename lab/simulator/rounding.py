@@ -1,94 +1,155 @@
 """Floating-point numbers that numpy does not have, and roundings that it does not do.
 
-bfloat16 is the upper half of a float32. A directed rounding is taken from the double that holds the
-exact result, or nearly so: round to nearest, then step back by one if that went the wrong way.
+An exact result that does not fit into a double is first rounded to odd: of its two neighbours the
+one whose last bit is set. A later rounding to fewer bits, in whatever direction, then gives what
+rounding the exact result once would have given (Boldo and Melquiond 2005), since an odd number is
+neither representable in fewer bits nor halfway between two that are.
 """
 
 import numpy as np
 
-from .dtypes import F16, F32, F64, U16, U32
+from .dtypes import F16, F32, F64, U16, U32, UNSIGNED
 
-TINY = {F32: np.float32(2.0**-126), F16: np.float16(2.0**-14), F64: 2.0**-1022}
+TINY = {F16: 2.0**-14, F32: 2.0**-126}          # the smallest normal numbers
+TOWARDS = {"rz": 0, "rm": -np.inf, "rp": np.inf}
+FP8 = {"e4m3": (3, -6), "e5m2": (2, -14)}       # bits of mantissa, least exponent
+# The NaN that arithmetic gives on a GPU (CUDA C++ Programming Guide, Floating-Point Standard).
+NAN_F32 = U32.type(0x7FFFFFFF).view(F32)
+NAN_F16 = U16.type(0x7FFF).view(F16)
+NAN_BF16 = U16.type(0x7FFF)
+NAN_FP8 = U16.type(0x7F)
 
+
+# ---- formats
 
 def bf16_to_f32(bits):
+    """bfloat16 is the upper half of a float32."""
     return (bits.astype(U32) << U32.type(16)).view(F32)
 
 
 def f32_to_bf16(value):
-    """Round to nearest, ties to even. NaN becomes the canonical 0x7FFF."""
+    """Round to nearest, ties to even."""
     bits = np.ascontiguousarray(value, F32).view(U32)
     rounded = (bits + U32.type(0x7FFF) + ((bits >> U32.type(16)) & U32.type(1))) >> U32.type(16)
-    return np.where(np.isnan(value), U32.type(0x7FFF), rounded).astype(U16)
+    return np.where(np.isnan(value), NAN_BF16, rounded.astype(U16))
 
 
-def f64_to_bf16(value, mode="rn"):
-    """Round once: the float32 in between is rounded to odd, which keeps ties apart."""
-    return f32_to_bf16(to_odd(value)) if mode == "rn" else directed_bf16(value, mode)
+def f32_to_tf32(value, mode):
+    """tf32 is a float32 with 10 bits of mantissa. rna: to nearest, ties away from zero."""
+    bits = value.view(U32)
+    half = {"rna": U32.type(0x1000), "rz": U32.type(0),
+            "rn": U32.type(0x0FFF) + ((bits >> U32.type(13)) & U32.type(1))}[mode]
+    rounded = (bits + half) & U32.type(0xFFFFE000)
+    return np.where(np.isnan(value), NAN_F32.view(U32), rounded)
 
 
-def to_odd(value):
-    """float64 -> float32 whose last bit is set where it is inexact; a later rounding to fewer bits
-    is then the right one (Boldo and Melquiond, 2005)."""
-    near = value.astype(F32)
-    error = value - near.astype(F64)
-    bits = near.view(U32)
-    even = (bits & U32.type(1)) == 0
-    up = (error > 0) != (near < 0)                          # away from zero
-    step = np.where(up, U32.type(1), U32.type(0xFFFFFFFF))
-    return np.where((error != 0) & even & np.isfinite(near), bits + step, bits).view(F32)
+def to_fp8(value, kind):
+    """float64 within the range of e4m3 or e5m2 -> its bits as uint16, to nearest even."""
+    mantissa, least = FP8[kind]
+    nan = np.isnan(value)
+    magnitude = np.where(nan, 0.0, np.abs(value))
+    exponent = np.where(magnitude == 0, least, np.maximum(np.frexp(magnitude)[1] - 1, least))
+    steps = np.rint(np.ldexp(magnitude, mantissa - exponent)).astype(np.int64)
+    code = ((exponent - least) << mantissa) + steps         # a carry moves on to the exponent
+    return np.where(nan, NAN_FP8, (code | np.where(np.signbit(value), 0x80, 0)).astype(U16))
 
 
-def directed_bf16(value, mode):
-    nearest = f32_to_bf16(to_odd(value))
-    back = bf16_to_f32(nearest).astype(F64)
-    return step_back(value, back, nearest, mode, U16)
+def fp8_to_f16(kind):
+    """-> the 256 numbers as float16, which holds them exactly."""
+    code = np.arange(256)
+    if kind == "e5m2":                                      # the upper half of a float16
+        return canonical((code << 8).astype(U16).view(F16))
+    exponent, steps = code >> 3 & 15, code & 7
+    value = np.ldexp(np.where(exponent > 0, 8.0 + steps, steps), np.maximum(exponent, 1) - 10)
+    value = np.where(code & 0x7F == 0x7F, np.nan, value)    # no infinities
+    return canonical(np.copysign(value, np.where(code & 0x80, -1, 1)).astype(F16))
 
 
-def round_to(value, dtype, mode="rn"):
-    """float64 -> dtype with rounding rn (nearest even), rz (to zero), rm (down) or rp (up)."""
-    if dtype == F64:
-        return value
-    if dtype == F16 and mode == "rn":
-        return to_odd(value).astype(F16)
-    nearest = value.astype(dtype)
-    if mode == "rn":
-        return nearest
-    bits = U16 if dtype == F16 else U32
-    return step_back(value, nearest.astype(F64), nearest.view(bits), mode, bits).view(dtype)
+# ---- exact results
+
+def two_sum(a, b):
+    """float64 a + b = total + error, exactly (Knuth)."""
+    total = a + b
+    part = total - a
+    return total, (a - (total - part)) + (b - part)
 
 
-def step_back(value, back, bits, mode, unsigned):
-    """Move the nearest number by one where it lies on the wrong side of the exact value."""
-    if mode == "rz":
-        wrong = np.abs(back) > np.abs(value)
-        return np.where(wrong, bits - unsigned.type(1), bits)
-    wrong = back > value if mode == "rm" else back < value
-    grow = (back <= 0) if mode == "rm" else (back >= 0)     # the step leads away from zero
-    stepped = np.where(grow, bits + unsigned.type(1), bits - unsigned.type(1))
-    return np.where(wrong, stepped, bits)
+def sum_to_odd(a, b):
+    """float64 a + b, rounded to odd."""
+    return to_odd(*two_sum(a, b))
 
 
-def flush(value):
-    """.ftz: subnormal numbers become zero and keep their sign."""
-    return np.where(np.abs(value) < TINY[value.dtype], np.copysign(value.dtype.type(0), value), value)
+def to_odd(near, error):
+    """near, the nearest number to the exact near + error -> the odd one of its two neighbours."""
+    unsigned = UNSIGNED[near.dtype.itemsize]
+    bits = near.view(unsigned)
+    even = (error != 0) & (bits & unsigned.type(1) == 0) & np.isfinite(near)
+    if not even.any():
+        return near
+    outward = (error > 0) != np.signbit(near)               # the exact number is the larger one
+    step = np.where(outward, unsigned.type(1), ~unsigned.type(0))
+    return np.where(even, bits + step, bits).view(near.dtype)
 
 
 def two_product(a, b):
-    """a · b = product + error, exactly (Dekker 1971, Veltkamp's splitting)."""
+    """float64 a · b = product + error, exactly (Dekker 1971, Veltkamp's splitting)."""
     product = a * b
     a_high, b_high = (x * 134217729.0 - (x * 134217729.0 - x) for x in (a, b))
     a_low, b_low = a - a_high, b - b_high
-    error = ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
-    return product, np.where(np.isfinite(product) & np.isfinite(error), error, 0.0)
+    return product, ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
 
 
-def fma_f64(a, b, c):
-    """a · b + c in double precision with the product unrounded: at most one unit in the last place
-    from the right rounding, and almost always equal to it."""
-    product, low = two_product(a, b)
-    total = product + c
-    virtual = total - product
-    rest = (product - (total - virtual)) + (c - virtual)    # Knuth's two-sum
-    fixed = total + (rest + low)
-    return np.where(np.isfinite(fixed), fixed, total)
+# ---- one rounding
+
+def round_to(value, ptx_type, mode="rn"):
+    """float64, exact or rounded to odd -> f32, f16 or bf16 as registers hold them.
+
+    mode: rn to nearest, ties to even; rz to zero; rm down; rp up"""
+    if ptx_type == "bf16":
+        return round_to_bf16(value, mode)
+    near = value.astype(F16 if ptx_type == "f16" else F32)
+    return canonical(near if mode == "rn" else step_back(value, near, mode))
+
+
+def round_to_bf16(value, mode):
+    if mode == "rn":
+        return f32_to_bf16(narrow_to_odd(value))
+    bits = step_back(value, value.astype(F32), mode).view(U32)      # to 24 bits, then to 8: both
+    negative = bits >> U32.type(31) == 1                            # in the same direction
+    outward = {"rz": np.zeros_like(negative), "rm": negative, "rp": ~negative}[mode]
+    bits = bits + np.where(outward, U32.type(0xFFFF), U32.type(0))
+    return np.where(np.isnan(value), NAN_BF16, (bits >> U32.type(16)).astype(U16))
+
+
+def narrow_to_odd(value):
+    """float64 -> float32, rounded to odd."""
+    near = value.astype(F32)
+    return to_odd(near, value - near.astype(F64))
+
+
+def step_back(value, near, mode):
+    """Where the nearest number lies on the wrong side of the exact value, take its neighbour."""
+    back = near.astype(F64)
+    wrong = {"rz": np.abs(back) > np.abs(value), "rm": back > value, "rp": back < value}[mode]
+    if not wrong.any():
+        return near
+    return np.where(wrong, np.nextafter(near, near.dtype.type(TOWARDS[mode])), near)
+
+
+def canonical(value):
+    """float32 or float16 with every NaN as a GPU makes it."""
+    if value.dtype == F32:
+        bad, nan = np.isnan(value), NAN_F32
+    else:                                                   # by its bits, which is much faster
+        bad, nan = value.view(U16) & U16.type(0x7FFF) > 0x7C00, NAN_F16
+    return np.where(bad, nan, value) if bad.any() else value
+
+
+def flush(value):
+    """.ftz: subnormal numbers of float32 or float16 become zero and keep their sign."""
+    return flush_below(value, TINY[value.dtype])
+
+
+def flush_below(value, tiny):
+    small = np.abs(value) < tiny
+    return np.where(small, np.copysign(value.dtype.type(0), value), value) if small.any() else value

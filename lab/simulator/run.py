@@ -46,6 +46,8 @@ class Run:
         self.output = []
         self.checked_blocks = 0
         self.parameters = np.zeros(0, np.uint8)
+        self.keeps_copies = False               # do threads store copies of one value, which may
+                                                # differ in the last bit? Triton's do
         self.addresses = {}                     # variable -> address, or offset within its window
         self.shared_arrays = []                 # (C name, bytes)
         self.place_variables()

@@ -12,17 +12,12 @@ def times(n, peak):
 
 @pytest.mark.parametrize("n, itemsize", [(1000, 2), (1, 4), (4096**2, 2), (0, 4)])
 def test_count_add(subject, agree, n, itemsize):
-    agree(
-        subject.count_add(n, itemsize),
-        (n, 3 * n * itemsize),
-        what=f"(FLOPs, bytes) of an add of {n} elements of {itemsize} bytes",
-        at=part,
-        mistakes={
-            "only the two inputs are counted, not the output": (n, 2 * n * itemsize),
-            "the size of a number in bytes is left out of an add": (n, 3 * n),
-            "an add is counted as two operations, as a multiply-add is": (2 * n, 3 * n * itemsize),
-        },
-    )
+    what = f"(FLOPs, bytes) of an add of {n} elements of {itemsize} bytes"
+    agree(subject.count_add(n, itemsize), (n, 3 * n * itemsize), what=what, at=part, mistakes={
+        "only the two inputs are counted, not the output": (n, 2 * n * itemsize),
+        "the size of a number in bytes is left out of an add": (n, 3 * n),
+        "an add is counted as two operations, as a multiply-add is": (2 * n, 3 * n * itemsize),
+    })
 
 
 @pytest.mark.parametrize(
@@ -30,52 +25,36 @@ def test_count_add(subject, agree, n, itemsize):
 )
 def test_count_matmul(subject, agree, M, N, K, itemsize):
     flops, moved = 2 * M * N * K, (M * K + K * N + M * N) * itemsize
-    agree(
-        subject.count_matmul(M, N, K, itemsize),
-        (flops, moved),
-        what=f"(FLOPs, bytes) of a ({M}, {K}) by ({K}, {N}) matmul of {itemsize}-byte numbers",
-        at=part,
-        mistakes={
-            "the additions of the dot products are left out": (M * N * K, moved),
-            "the output matrix is not counted among the bytes": (flops, (M * K + K * N) * itemsize),
-            "every load of the naive loop is counted, not each matrix once": (
-                flops,
-                (2 * M * N * K + M * N) * itemsize,
-            ),
-        },
-    )
+    inputs, naive = (M * K + K * N) * itemsize, (2 * M * N * K + M * N) * itemsize
+    what = f"(FLOPs, bytes) of a ({M}, {K}) by ({K}, {N}) matmul of {itemsize}-byte numbers"
+    agree(subject.count_matmul(M, N, K, itemsize), (flops, moved), what=what, at=part, mistakes={
+        "the additions of the dot products are left out": (M * N * K, moved),
+        "the output matrix is not counted among the bytes": (flops, inputs),
+        "every load of the naive loop is counted, not each matrix once": (flops, naive),
+    })
 
 
 @pytest.mark.parametrize("R, C, itemsize", [(128, 1000, 4), (1, 1, 2), (7, 129, 2)])
 def test_count_softmax(subject, agree, R, C, itemsize):
-    agree(
-        subject.count_softmax(R, C, itemsize),
-        (5 * R * C, 2 * R * C * itemsize),
-        what=f"(FLOPs, bytes) of softmax over {R} rows of {C} numbers of {itemsize} bytes",
-        at=part,
-        mistakes={
-            "each number is read three times, as without fusion": (5 * R * C, 4 * R * C * itemsize),
-            "the write of the softmax is left out": (5 * R * C, R * C * itemsize),
-            "one row is counted instead of all": (5 * C, 2 * C * itemsize),
-        },
-    )
+    flops, moved = 5 * R * C, 2 * R * C * itemsize
+    what = f"(FLOPs, bytes) of softmax over {R} rows of {C} numbers of {itemsize} bytes"
+    agree(subject.count_softmax(R, C, itemsize), (flops, moved), what=what, at=part, mistakes={
+        "each number is read three times, as without fusion": (flops, 2 * moved),
+        "the write of the softmax is left out": (flops, R * C * itemsize),
+        "one row is counted instead of all": (5 * C, 2 * C * itemsize),
+    })
 
 
 def test_attainable(subject, agree):
     intensities = [1 / 6, 0.0, 1.0, 207.9, 208.0, 1365.3]
     roof = [i * BANDWIDTH for i in intensities]
-    agree(
-        [subject.attainable(i, PEAK, BANDWIDTH) for i in intensities],
-        [min(PEAK, r) for r in roof],
-        "float64",
-        "FLOP/s under 312 TFLOP/s and 1.5 TB/s",
-        lambda index: f"{intensities[index[0]]:.4g} FLOP/byte",
-        mistakes={
-            "the higher roof is taken instead of the lower": [max(PEAK, r) for r in roof],
-            "the peak is given whatever the intensity": PEAK,
-            "the memory roof is drawn beyond the ridge": roof,
-        },
-    )
+    got = [subject.attainable(i, PEAK, BANDWIDTH) for i in intensities]
+    agree(got, [min(PEAK, r) for r in roof], "float64", "FLOP/s under 312 TFLOP/s and 1.5 TB/s",
+          at=lambda index: f"{intensities[index[0]]:.4g} FLOP/byte", mistakes={
+              "the higher roof is taken instead of the lower": [max(PEAK, r) for r in roof],
+              "the peak is given whatever the intensity": PEAK,
+              "the memory roof is drawn beyond the ridge": roof,
+          })
 
 
 @pytest.mark.parametrize(
@@ -83,17 +62,15 @@ def test_attainable(subject, agree):
 )
 def test_bound(subject, flops, moved):
     got = subject.bound(flops, moved, PEAK, BANDWIDTH)
-    want = "compute" if flops / PEAK >= moved / BANDWIDTH else "memory"
+    arithmetic, memory = flops / PEAK, moved / BANDWIDTH        # seconds
+    want = "compute" if arithmetic >= memory else "memory"
     assert got in ("compute", "memory"), f'bound: got {got!r}, expected "compute" or "memory"'
-    reason = (
-        "it stands exactly on the ridge, which counts as compute"
-        if flops == 208 * moved
-        else f"the arithmetic needs {flops / PEAK:.3g} s, the bytes need {moved / BANDWIDTH:.3g} s, and "
-        f"the longer time decides"
-    )
-    assert got == want, (
+    reason = (f"the arithmetic needs {arithmetic:.3g} s, the bytes need {memory:.3g} s, and the "
+              f"longer time decides")
+    if flops == 208 * moved:
+        reason = "it stands exactly on the ridge, which counts as compute"
+    assert got == want, \
         f'bound of {flops} FLOPs and {moved} bytes: got "{got}", expected "{want}": {reason}'
-    )
 
 
 def test_predict_intensity_of_matmul(subject):
@@ -105,9 +82,9 @@ def test_predict_intensity_of_matmul(subject):
         near = "half of it: a multiply-add is two operations"
     elif abs(got - flops / moved * 2) < 0.05 * flops / moved:
         near = "twice as much: a 16-bit number has two bytes"
-    assert abs(got / (flops / moved) - 1) < 0.05, (
-        f"intensity of the matmul: {got:g} FLOP/byte is {near}; write down FLOPs and bytes, then divide"
-    )
+    assert abs(got / (flops / moved) - 1) < 0.05, \
+        (f"intensity of the matmul: {got:g} FLOP/byte is {near}; write down FLOPs and bytes, then "
+         f"divide")
 
 
 def test_predict_gain_of_doubled_peak(subject):

@@ -1,4 +1,4 @@
-"""The desk: what is put there, what survives an upgrade, and that nothing of a learner's is ever lost."""
+"""The desk: what is put there, what survives an upgrade; nothing of a learner's is ever lost."""
 
 import json
 
@@ -33,10 +33,10 @@ def answer(desk, text):
     return path.read_text()
 
 
-def upgraded(monkeypatch, change):
-    """The course with another reference of the same lesson."""
+def upgraded(old, new):
+    """The same lesson with another reference: `new` stands where `old` did."""
     newer = course.Lesson(LESSON.id, LESSON.floor)
-    newer.__dict__["sources"] = {"python": change(LESSON.sources["python"])}
+    newer.__dict__["sources"] = {"python": LESSON.sources["python"].replace(old, new)}
     return newer
 
 
@@ -51,19 +51,15 @@ def test_the_desk_is_a_repository_of_its_own(desk):
     assert (desk.folder / ".git").is_dir()
 
 
-def test_an_untouched_copy_is_refreshed(desk, monkeypatch):
-    newer = upgraded(
-        monkeypatch, lambda text: text.replace("one addition an element", "count again")
-    )
+def test_an_untouched_copy_is_refreshed(desk):
+    newer = upgraded("one addition an element", "count again")
     assert desk.start(newer)[".py"] == "refreshed"
     assert "count again" in desk.path(LESSON, ".py").read_text() and not kept(desk)
 
 
-def test_a_touched_copy_is_rebuilt_around_the_learners_work(desk, monkeypatch):
+def test_a_touched_copy_is_rebuilt_around_the_learners_work(desk):
     before = answer(desk, "import math\n\nHELPER = math.pi\n\n" + RIGHT)
-    newer = upgraded(
-        monkeypatch, lambda text: text.replace("two roofs; the lower", "both roofs; the lower")
-    )
+    newer = upgraded("two roofs; the lower", "both roofs; the lower")
     assert desk.start(newer)[".py"] == "rebuilt"
     text = desk.path(LESSON, ".py").read_text()
     assert '"""Mine."""' in text and "HELPER = math.pi" in text and "both roofs" in text
@@ -71,24 +67,19 @@ def test_a_touched_copy_is_rebuilt_around_the_learners_work(desk, monkeypatch):
     assert desk.start(newer)[".py"] == "same"
 
 
-def test_a_touched_notebook_keeps_answers_and_added_cells(desk, monkeypatch):
+def test_a_touched_notebook_keeps_answers_and_added_cells(desk):
     path = desk.path(LESSON, ".ipynb")
     notebook = json.loads(path.read_text())
-    place = next(
-        i for i, c in enumerate(notebook["cells"]) if notebooks.exercise_of(c) == "count_add"
-    )
+    place = [notebooks.exercise_of(c) for c in notebook["cells"]].index("count_add")
     notebook["cells"][place]["source"] = RIGHT
-    notebook["cells"].insert(
-        place + 1, {"cell_type": "markdown", "id": "own", "metadata": {}, "source": "My note"}
-    )
+    note = {"cell_type": "markdown", "id": "own", "metadata": {}, "source": "My note"}
+    notebook["cells"].insert(place + 1, note)
     path.write_text(json.dumps(notebook))
-    newer = json.loads(LESSON.notebook.read_text())
+    given = LESSON.notebook.read_text()
+    newer = json.loads(given)
     newer["cells"][1]["source"] = "A new introduction."
-    fresh = notebooks.carry_over(
-        path.read_text(), LESSON.notebook.read_text(), json.dumps(newer), "x.ipynb"
-    )
-    cells = json.loads(fresh)["cells"]
-    texts = [notebooks.source(c) for c in cells]
+    fresh = notebooks.carry_over(path.read_text(), given, json.dumps(newer), "x.ipynb")
+    texts = [notebooks.source(c) for c in json.loads(fresh)["cells"]]
     assert "A new introduction." in texts and RIGHT in texts
     assert texts.index("My note") == texts.index(RIGHT) + 1
     again = notebooks.carry_over(fresh, json.dumps(newer), json.dumps(newer), "x.ipynb")
@@ -106,11 +97,9 @@ def test_a_file_edited_meanwhile_is_never_overwritten(desk):
     desk.write_cell(LESSON, ADD, RIGHT)
     edited = answer(desk, OTHER)
     with pytest.raises(CourseError) as refusal:
-        desk.write_cell(LESSON, ADD, RIGHT.replace("Mine", "Mine again") + "# new\n" + "X = 1\n"
-                        if False else RIGHT.replace("n, 3", "n + 0, 3"))
-    assert "this notebook's cell" in str(refusal.value) and "r01_roofline.py, line" in str(
-        refusal.value
-    )
+        desk.write_cell(LESSON, ADD, RIGHT.replace("n, 3", "n + 0, 3"))
+    said = str(refusal.value)
+    assert "this notebook's cell" in said and "r01_roofline.py, line" in said
     assert desk.path(LESSON, ".py").read_text() == edited
     assert desk.write_cell(LESSON, ADD, RIGHT, take="file") == "file"
     assert desk.path(LESSON, ".py").read_text() == edited
@@ -184,10 +173,10 @@ def test_a_damaged_notebook_is_one_line(text):
         notebooks.load(text, "x.ipynb")
 
 
-def test_a_file_that_does_not_parse_stops_the_upgrade_and_stays(desk, monkeypatch):
+def test_a_file_that_does_not_parse_stops_the_upgrade_and_stays(desk):
     path = desk.path(LESSON, ".py")
     path.write_text("def count_add(:\n")
-    newer = upgraded(monkeypatch, lambda text: text.replace("one addition an element", "count again"))
+    newer = upgraded("one addition an element", "count again")
     with pytest.raises(CourseError, match="does not parse"):
         desk.start(newer)
     assert path.read_text() == "def count_add(:\n"

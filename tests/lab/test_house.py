@@ -30,18 +30,14 @@ def test_imports_point_down(path):
     for name in imports(path):
         top = name.split(".")[0]
         if top in FLOORS:
-            assert FLOORS.index(top) <= floor, (
+            assert FLOORS.index(top) <= floor, \
                 f"{path.relative_to(ROOT)} imports {name}, which is above it"
-            )
 
 
 def test_the_simulator_stands_alone():
     for path in (ROOT / "lab" / "simulator").rglob("*.py"):
-        others = [
-            n
-            for n in imports(path)
-            if n.split(".")[0] in FLOORS and not n.startswith("lab.simulator")
-        ]
+        others = [n for n in imports(path)
+                  if n.split(".")[0] in FLOORS and not n.startswith("lab.simulator")]
         assert not others, f"{path.relative_to(ROOT)} imports {others}"
 
 
@@ -55,11 +51,11 @@ def test_the_environment_is_read_in_one_place():
 
 def test_heavy_imports_are_lazy():
     """A machine lent for its GPU may lack what notebooks need, and `lab --help` should be quick."""
-    code = (
-        "import sys, lab, lab.cli, lab.check, lab.subject, lab.desk, lab.build, lab.plots, lab.verify;"
-        "print([m for m in ('torch','triton','yaml','jupytext','nbclient','jupyter_server','matplotlib',"
-        "'watchfiles','IPython') if m in sys.modules])"
-    )
+    light = ("sys", "lab", *(f"lab.{m}" for m in ("cli", "check", "subject", "desk", "build",
+                                                  "plots", "verify")))
+    heavy = ("torch", "triton", "yaml", "jupytext", "nbclient", "jupyter_server", "matplotlib",
+             "watchfiles", "IPython")
+    code = f"import {', '.join(light)}; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
@@ -71,11 +67,8 @@ def test_one_version():
 
 
 def test_the_manifest_is_in_order_and_says_no_id_twice():
-    ids = [
-        i
-        for floor in course.floors()
-        for i in [*(x.id for x in floor.lessons), *(r[0] for r in floor.planned)]
-    ]
+    ids = [i for floor in course.floors()
+           for i in [*(x.id for x in floor.lessons), *(r[0] for r in floor.planned)]]
     assert len(ids) == len(set(ids))
     for floor in course.floors():
         assert all(a.id < b.id for a, b in pairwise(floor.lessons)), floor.name
@@ -91,11 +84,8 @@ def test_a_lesson_is_whole(lesson):
     for exercise in lesson.exercises:
         assert exercise.points > 0 and len(exercise.hints) == 3
         assert f'lesson.check("{exercise.name}")' in lesson.markdown.read_text("utf-8")
-        count = int(
-            re.search(
-                rf"{re.escape(exercise.name)}: about (\d+) line", lesson.stubs[exercise.language]
-            )[1]
-        )
+        stub = lesson.stubs[exercise.language]
+        count = int(re.search(rf"{re.escape(exercise.name)}: about (\d+) line", stub)[1])
         assert count <= 15, f"{exercise.name}: {count} lines are the learner's, at most 15"
 
 
@@ -105,17 +95,12 @@ def test_what_is_generated_is_up_to_date():
 
 def test_the_text_speaks_of_itself_alone():
     """No path of somebody's machine, no package registry's host but PyTorch's in the Makefile."""
-    listed = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
-    own = str(ROOT)
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True,
+                            check=True).stdout
+    own, here = str(ROOT), "tests/lab/test_house.py"
     for name in listed.splitlines():
         path = ROOT / name
-        if (
-            path.suffix in (".png", ".safetensors")
-            or not path.exists()
-            or path == ROOT / "tests/lab/test_house.py"
-        ):
+        if path.suffix in (".png", ".safetensors") or not path.exists() or name == here:
             continue
         text = path.read_text("utf-8", errors="replace")
         assert own + "/" not in text, f"{name} holds a path of this machine"

@@ -14,28 +14,17 @@ from lab.desk import Desk
 # kind: exercise, a wrong answer, what its message names, the right answer is the reference's
 KINDS = {
     "function": ("r01_roofline/count_add", ("3 * n", "2 * n"), "not the output"),
-    "prediction": (
-        "r01_roofline/predict_gain_of_doubled_peak",
-        ("1.0", "2.0"),
-        "under the compute roof",
-    ),
+    "prediction": ("r01_roofline/predict_gain_of_doubled_peak", ("1.0", "2.0"),
+                   "under the compute roof"),
     "cuda": ("k01_vector_add/add_cuda", ("if (i < n) ", ""), "out-of-bounds"),
-    "triton": (
-        "k01_vector_add/add_triton",
-        ("tl.program_id(0) * BLOCK + ", ""),
-        "works on the first block",
-    ),
+    "triton": ("k01_vector_add/add_triton", ("tl.program_id(0) * BLOCK + ", ""),
+               "works on the first block"),
 }
 
 
 def lab(*args, desk=None, cwd=None):
-    command = [
-        sys.executable,
-        "-m",
-        "lab.cli",
-        *(["--desk", str(desk)] if desk else []),
-        *map(str, args),
-    ]
+    chosen = ["--desk", str(desk)] if desk else []
+    command = [sys.executable, "-m", "lab.cli", *chosen, *map(str, args)]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd or ROOT, timeout=120,
                           env={**os.environ, "PYTHONPATH": str(ROOT)})
 
@@ -87,9 +76,8 @@ def test_the_path_of_a_learner(desk, kind):
 
 def test_one_line_of_verdict_for_a_whole_desk(desk):
     done = lab("check", desk=desk)
-    assert (
-        done.returncode == 3 and "r01_roofline" in done.stdout and "k01_vector_add" in done.stdout
-    )
+    assert done.returncode == 3
+    assert "r01_roofline" in done.stdout and "k01_vector_add" in done.stdout
 
 
 BAD = {
@@ -97,15 +85,12 @@ BAD = {
     "planned lesson": (["start", "k20_grouped_gemm"], "planned"),
     "unknown exercise": (["check", "r01_roofline/nothing"], "has no exercise 'nothing'"),
     "missing file": (["check", "r01_roofline", "--file", "no such.py"], "no file"),
-    "a folder as file": (
-        ["check", "r01_roofline", "--file", "day01_roofline"],
-        "expected a .py, .cu or .ipynb",
-    ),
+    "a folder as file": (["check", "r01_roofline", "--file", "day01_roofline"],
+                         "expected a .py, .cu or .ipynb"),
     "file without a lesson": (["check", "--file", "x.py"], "which lesson"),
     "cuda for a lesson without": (
         ["check", "r01_roofline", "--file", "layer1_kernels/k01_vector_add.cu"],
-        "no .cu exercises",
-    ),
+        "no .cu exercises"),
     "unknown command": (["chekc"], "No such command"),
     "unknown option": (["check", "--fiel", "x"], "No such option"),
     "hint of a lesson": (["hint", "r01_roofline"], "name an exercise"),
@@ -185,9 +170,8 @@ def test_a_bare_answer_and_a_notebook_as_file(tmp_path):
 
 
 def test_lines_are_those_of_the_learners_own_file(tmp_path):
-    (tmp_path / "a.py").write_text(
-        "# one\n# two\n\ndef count_add(n, itemsize):\n    return n, 1 / 0\n"
-    )
+    text = "# one\n# two\n\ndef count_add(n, itemsize):\n    return n, 1 / 0\n"
+    (tmp_path / "a.py").write_text(text)
     done = lab("check", "r01_roofline/count_add", "--file", tmp_path / "a.py")
     assert "ZeroDivisionError" in done.stdout and "line 5: return n, 1 / 0" in done.stdout
     (tmp_path / "a.py").write_text("# one\ndef count_add(n, itemsize)\n    return 1\n")
@@ -202,11 +186,8 @@ def test_watch_checks_at_every_save_and_moves_on(tmp_path):
     path = desk / "day01_roofline" / "r01_roofline.py"
     watcher = subprocess.Popen(
         [sys.executable, "-m", "lab.cli", "--desk", str(desk), "watch", "r01"],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
-    )
+        stdout=subprocess.PIPE, text=True, cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"})
     try:
         assert "not attempted" in until(watcher, "waiting for a save")
         text = path.read_text()
@@ -229,8 +210,5 @@ def until(process, words):
 
 
 def snapshot(folder):
-    return {
-        p: p.read_bytes()
-        for p in folder.rglob("*")
-        if p.is_file() and p.suffix not in (".lock",) and "desk.json" not in p.name
-    }
+    return {p: p.read_bytes() for p in folder.rglob("*")
+            if p.is_file() and p.suffix != ".lock" and "desk.json" not in p.name}

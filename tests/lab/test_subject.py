@@ -52,17 +52,9 @@ def probe(tmp_path):
     (tmp_path / "floor" / "x99_probe.py").write_text(textwrap.dedent(PROBE))
 
     def start():
-        return Child(
-            "subject",
-            {
-                "folder": str(tmp_path),
-                "floor": "floor",
-                "lesson": "x99_probe",
-                "simulator": False,
-                "shapes": False,
-            },
-            ("numpy", "torch", "lab.child"),
-        )
+        request = {"folder": str(tmp_path), "floor": "floor", "lesson": "x99_probe",
+                   "simulator": False, "shapes": False}
+        return Child("subject", request, ("numpy", "torch", "lab.child"))
 
     proxy = Subject(start, reference=lambda: Fast())
     yield proxy

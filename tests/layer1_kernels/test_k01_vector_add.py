@@ -44,10 +44,9 @@ def test_add_cuda__coalesced(subject, rng):
     x, y, z = vectors(rng, 1024)
     launch = subject.launch("add_cuda", 8, 128, (x, y, z, 1024))
     got = launch.sectors_per_request("load")
-    assert got == 4, (
-        f"add_cuda: a full warp's load touches {got:g} sectors, 4 hold its 128 bytes: "
-        f"neighbouring threads should take neighbouring elements"
-    )
+    assert got == 4, \
+        (f"add_cuda: a full warp's load touches {got:g} sectors, 4 hold its 128 bytes: "
+         f"neighbouring threads should take neighbouring elements")
 
 
 def test_predict_sectors_per_request(subject, reference, rng):
@@ -60,9 +59,8 @@ def test_predict_sectors_per_request(subject, reference, rng):
         32: "32 would be a sector for each thread; here two threads share one",
         8: "8 would be threads 8 bytes apart",
     }.get(got, "count the bytes from thread 0 to thread 31")
-    assert got == want, (
+    assert got == want, \
         f"a load of add_chunk_cuda: {got} sectors is not what the counter says; {why}"
-    )
 
 
 @pytest.mark.parametrize("n", SIZES)
@@ -71,17 +69,10 @@ def test_add_grid_stride_cuda(subject, agree, rng, n, blocks):
     x, y, z = vectors(rng, n)
     subject.launch("add_grid_stride_cuda", blocks, THREADS, (x, y, z, n))
     want, grid = x.astype(np.float64) + y, blocks * THREADS
-    agree(
-        z,
-        want,
-        "float32",
-        f"add_grid_stride_cuda of {n} elements by {blocks} block(s) of {THREADS}",
-        place(THREADS),
-        {
-            "each thread stops after its first element": unless(n, lambda i: i < grid, want),
-            "the first block's threads are left out": unless(n, lambda i: i >= THREADS, want),
-        },
-    )
+    what = f"add_grid_stride_cuda of {n} elements by {blocks} block(s) of {THREADS}"
+    agree(z, want, "float32", what, place(THREADS), {
+        "each thread stops after its first element": unless(n, lambda i: i < grid, want),
+        "the first block's threads are left out": unless(n, lambda i: i >= THREADS, want)})
 
 
 def test_add_grid_stride_cuda__each_element_once(subject, rng):
@@ -91,10 +82,9 @@ def test_add_grid_stride_cuda__each_element_once(subject, rng):
         (f"add_grid_stride_cuda reads {launch.bytes('load'):,} bytes, {2 * 4 * 4096:,} are enough: "
          f"some elements are added more than once (is the step the whole grid, not one block?)")
     got = launch.sectors_per_request("load")
-    assert got == 4, (
-        f"add_grid_stride_cuda: a load touches {got:g} sectors, 4 are enough: step by the "
-        f"whole grid, so that neighbours stay neighbours"
-    )
+    assert got == 4, \
+        (f"add_grid_stride_cuda: a load touches {got:g} sectors, 4 are enough: step by the "
+         f"whole grid, so that neighbours stay neighbours")
 
 
 @pytest.mark.parametrize("n", [1, 3, 4, 127, 129, 1000])
@@ -103,31 +93,22 @@ def test_add_vector_cuda(subject, agree, rng, n):
     subject.launch("add_vector_cuda", ceil(n, 4 * THREADS), THREADS, (x, y, z, n))
     want = x.astype(np.float64) + y
     tail = n - n % 4
-    agree(
-        z,
-        want,
-        "float32",
-        f"add_vector_cuda of {n} elements, four a thread",
-        lambda index: (
-            f"element {index[0]} (number {index[0] % 4} of thread {index[0] // 4}'s four)"
-        ),
-        {
-            "the elements after the last whole four are left out": unless(
-                n, lambda i: i < tail, want
-            ),
-            "only the first of each four is written": unless(n, lambda i: i % 4 == 0, want),
-        },
-    )
+
+    def at(index):
+        return f"element {index[0]} (number {index[0] % 4} of thread {index[0] // 4}'s four)"
+
+    agree(z, want, "float32", f"add_vector_cuda of {n} elements, four a thread", at, {
+        "the elements after the last whole four are left out": unless(n, lambda i: i < tail, want),
+        "only the first of each four is written": unless(n, lambda i: i % 4 == 0, want)})
 
 
 def test_add_vector_cuda__sixteen_bytes(subject, rng):
     x, y, z = vectors(rng, 1024)
     launch = subject.launch("add_vector_cuda", 2, 128, (x, y, z, 1024))
-    requests = launch.requests("load")
-    assert requests == 2 * 1024 // 128, (
-        f"add_vector_cuda makes {requests} load requests for 1024 elements, {2 * 1024 // 128} are enough: "
-        f"load four floats at once, as one float4"
-    )
+    requests, enough = launch.requests("load"), 2 * 1024 // 128     # 128 elements a warp's request
+    assert requests == enough, \
+        (f"add_vector_cuda makes {requests} load requests for 1024 elements, {enough} are enough: "
+         f"load four floats at once, as one float4")
 
 
 @pytest.mark.parametrize("n", SIZES)
@@ -135,20 +116,14 @@ def test_add_triton(subject, agree, rng, n):
     x, y, z = vectors(rng, n)
     subject.launch("add_triton", ceil(n, 256), args=tensors(x, y, z) + (n,), BLOCK=256)
     want = x.astype(np.float64) + y
-    agree(
-        z,
-        want,
-        "float32",
-        f"add_triton of {n} elements in programs of 256",
-        lambda index: f"element {index[0]} (number {index[0] % 256} of program {index[0] // 256})",
-        {
-            "every program works on the first block": unless(n, lambda i: i < 256, want),
-            "programs start one element apart, not one block": unless(
-                n, lambda i: i < 256 + 3, want
-            ),
-            "x is stored, y is left out": x,
-        },
-    )
+
+    def at(index):
+        return f"element {index[0]} (number {index[0] % 256} of program {index[0] // 256})"
+
+    agree(z, want, "float32", f"add_triton of {n} elements in programs of 256", at, {
+        "every program works on the first block": unless(n, lambda i: i < 256, want),
+        "programs start one element apart, not one block": unless(n, lambda i: i < 256 + 3, want),
+        "x is stored, y is left out": x})
 
 
 def tensors(*arrays):

@@ -1,4 +1,4 @@
-"""Graders of k07. Outputs start as 7, which no softmax gives, so that an element nobody wrote shows."""
+"""Graders of k07. Outputs start as 7, which no softmax gives, so that what nobody wrote shows."""
 
 import math
 
@@ -8,9 +8,11 @@ import pytest
 from lab.subject import Raised
 
 CUDA = ("softmax_three_pass_cuda", "softmax_fused_cuda", "softmax_online_cuda")
-SIZES = [(1, 1, 128), (3, 127, 128), (1, 129, 32), (3, 1000, 128), (2, 1500, 256)]      # R, C, threads
+SIZES = [(1, 1, 128), (3, 127, 128), (1, 129, 32), (3, 1000, 128), (2, 1500, 256)]  # R, C, threads
 BLOCKS = [(1, 1, 128, "float32"), (3, 127, 128, "float16"), (3, 129, 128, "bfloat16"),
-          (1, 1000, 128, "float32"), (2, 1500, 512, "float16")]                         # R, C, BLOCK, dtype
+          (1, 1000, 128, "float32"), (2, 1500, 512, "float16")]             # R, C, BLOCK, dtype
+DESCRIBED = {"large": "numbers around 10,000",
+             "masked": "rows with -inf among them, the last of -inf alone"}
 
 
 # ---- rows, oracles, and what goes wrong
@@ -70,14 +72,15 @@ def of_threads(name, x, threads, launch):
     """{mistake: what it gives} for a kernel whose thread t has the columns t, t + threads, …"""
     part = np.arange(x.shape[1]) % threads
     e, own = np.exp(x - top(x)), np.exp(x - maxima(x, part))
+    forgotten = np.exp(x - running(x, part)) * np.exp(maxima(x, part) - top(x))
     return {
         no_maximum(name, launch): naive(x),
         f"{name} does not divide by the sum": e,
-        f"in {name} each thread goes on with the maximum of its own columns, not of the row": over(own, own),
+        f"in {name} each thread goes on with the maximum of its own columns, not of the row":
+            over(own, own),
         f"in {name} each thread divides by the sum of its own columns": e / sums(e, part),
-        f"{name} does not rescale the sum of a thread when its maximum grows":
-            over(e, np.exp(x - running(x, part)) * np.exp(maxima(x, part) - top(x))),
-        f"{name} adds the sums of all threads as they are: each belongs to the maximum of its thread":
+        f"{name} does not rescale the sum of a thread when its maximum grows": over(e, forgotten),
+        f"{name} adds the sums of all threads as they are, each for the maximum of its thread":
             over(e, own),
         f"{name} writes with the maximum of a thread's own columns, not of the row": over(own, e),
         f"{name} writes nothing": np.full_like(x, 7)}
@@ -94,7 +97,8 @@ def of_blocks(name, x, block, launch):
         f"{name} does not divide by the sum": e,
         f"{name} does not rescale the sum when the maximum grows": over(e, np.exp(x - so_far)),
         f"{name} takes each block of columns for a row of its own": own / sums(own, part),
-        f"in {name} only the last block of columns is in the sum": over(e, e[:, part == part[-1]]),
+        f"in {name} only the last block of columns is in the sum":
+            over(e, e[:, part == part[-1]]),
         f"in {name} only the first block of columns is written": np.where(part == 0, oracle(x), 7),
         f"in {name} the columns beyond the row count as zeros, and exp(0) is 1":
             e / (e.sum(-1, keepdims=True) + zeros * np.exp(-top(x))),
@@ -103,23 +107,21 @@ def of_blocks(name, x, block, launch):
 
 def not_a_number(name, x):
     """{mistake: what it gives} where NaN comes or is missing."""
+    nothing = np.full_like(x, np.nan)
     if np.isinf(x).any():
-        return {f"{name} computes -inf minus -inf": np.full_like(x, np.nan),
-                f"{name} gives a row of -inf alone zeros; it is NaN, as in torch": np.nan_to_num(oracle(x))}
-    return {f"{name} rescales the wrong way round: the exponent is the old maximum minus the new, never "
-            f"positive": np.full_like(x, np.nan)} if "online" in name else {}
+        return {f"{name} computes -inf minus -inf": nothing,
+                f"{name} gives a row of -inf alone zeros; it is NaN, as in torch":
+                    np.nan_to_num(oracle(x))}
+    return {f"{name} rescales the wrong way round: the exponent is the old maximum minus the new, "
+            f"never positive": nothing} if "online" in name else {}
 
 
 def no_maximum(name, launch):
-    return (f"{name} does not subtract the maximum of the row: exp overflows above 88, look at "
-            f"`{line_with_exp(launch)}`")
-
-
-def line_with_exp(launch):
-    """The learner's line with an exp that subtracts nothing, or else with the first exp."""
-    lines = [line["text"] for _, line in sorted(launch.launches[0]["lines"].items(), key=lambda i: int(i[0]))]
-    found = [text for text in lines if "exp" in text]
-    return next((text for text in found if "-" not in text), found[0] if found else "no exp was run")
+    """The words for the commonest mistake, with the learner's line that takes exp of x itself."""
+    lines = sorted(launch.launches[0]["lines"].items(), key=lambda row: int(row[0]))
+    bare = [line["text"] for _, line in lines if "exp" in line["text"] and "-" not in line["text"]]
+    return (f"{name} does not subtract the maximum of the row, and exp overflows above 88"
+            + (f": look at `{bare[0]}`" if bare else ""))
 
 
 # ---- launches and what is asked of all kernels
@@ -128,7 +130,8 @@ def line_with_exp(launch):
 def run_cuda(subject, name, x, threads, shared=0):
     """(y, launch) of one block of `threads` a row."""
     y = np.full_like(x, 7)
-    launch = subject.launch(name, len(x), threads, (x, y, x.shape[1]), shared_mem=shared * x.itemsize)
+    launch = subject.launch(name, len(x), threads, (x, y, x.shape[1]),
+                            shared_mem=shared * x.itemsize)
     return y, launch
 
 
@@ -147,13 +150,15 @@ def right(agree, name, x, got, launch, what, threads=None, block=None, precision
     """The answer is the oracle's, or the message names the element and the likely mistake."""
     def place(index):
         r, c = index
-        return f"row {r}, column {c}" + (f" (thread {c % threads}, its round {c // threads})" if threads else
-                                         f" (column {c % block} of block {c // block})")
+        return f"row {r}, column {c} " + (
+            f"(round {c // threads} of thread {c % threads})" if threads else
+            f"(column {c % block} of block {c // block})")
 
     x = x.astype(np.float64)
     with np.errstate(all="ignore"):
-        mistakes = (not_a_number(name, x) |
-                    (of_threads(name, x, threads, launch) if threads else of_blocks(name, x, block, launch)))
+        mistakes = not_a_number(name, x)
+        mistakes |= of_threads(name, x, threads, launch) if threads else \
+            of_blocks(name, x, block, launch)
         agree(got, oracle(x), precision, f"{name}, {what}", place, mistakes)
 
 
@@ -162,13 +167,14 @@ def economical(name, launch, x, reads, sectors=None):
     for op, times in (("load", reads), ("store", 1)):
         got = launch.bytes(op) / x.nbytes
         verb = "reads" if op == "load" else "writes"
-        more = "too often" if got > times else "and leaves some out"
-        assert got == times, f"{name} {verb} each number {got:g} times, expected {times}: that is {more}"
+        wrong = "too often" if got > times else "and leaves some out"
+        assert got == times, \
+            f"{name} {verb} each number {got:g} times, expected {times}: that is {wrong}"
         counts = launch.memory("global", op)
         assert counts["transactions"] == counts["ideal"], (
             f"{name}: a {op} of a warp touches {launch.sectors_per_request(op):g} sectors, "
-            f"{counts['ideal'] / counts['requests']:g} are enough: neighbouring threads should take "
-            f"neighbouring columns")
+            f"{counts['ideal'] / counts['requests']:g} are enough: neighbouring threads should "
+            f"take neighbouring columns")
 
 
 # ---- counting and the recurrence
@@ -182,12 +188,13 @@ def test_predict_bytes_ratio(subject, reference, rng):
     three_pass, fused, online = moved.values()
     got = subject.predict_bytes_ratio()
     assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
-    why = {3: "3 compares the reads alone; both kernels also write", 0.5: "a half is the other way round",
+    why = {3: "3 compares the reads alone; both kernels also write",
            4: "4 would hold if the other kernel moved each number once; it reads and writes",
-           online / fused: "that many a kernel moves that reads twice; count the loops that read x"}
+           fused / three_pass: "1/2 is the other way round",
+           online / fused: "1.5 would hold for a kernel that reads twice; count the loops over x"}
     assert abs(got - three_pass / fused) < 0.05, (
         f"bytes of three passes over bytes of one: {got:g} is not what the counters say; "
-        f"{why.get(got, 'count reads and writes of one number, in the one kernel and in the other')}")
+        f"{why.get(got, 'count reads and writes of one number, in the one kernel and the other')}")
 
 
 def pair(x):
@@ -218,11 +225,12 @@ def test_merge(subject, agree, what):
         scale_a, scale_b = np.exp(np.subtract(m_a, m)), np.exp(np.subtract(m_b, m))
         agree(subject.merge(a, b), want, "float64", f"merge, {what}: {a} and {b}",
               lambda index: ("the maximum", "the sum")[index[0]], {
-                  f"the sum of the {smaller} part is not rescaled to the larger maximum": (m, s_a + s_b),
+                  "merge computes -inf minus -inf": (m, np.nan),
+                  f"the sum of the {smaller} part is not rescaled to the larger maximum":
+                      (m, s_a + s_b),
                   "the sums are rescaled the wrong way round: the exponent is old minus new":
                       (m, s_a / scale_a + s_b / scale_b),
-                  "the smaller maximum is kept": (min(m_a, m_b), s_a / scale_b + s_b / scale_a),
-                  "merge computes -inf minus -inf": (m, np.nan)})
+                  "the smaller maximum is kept": (min(m_a, m_b), s_a / scale_b + s_b / scale_a)})
 
 
 def test_merge__number_by_number(subject, agree, rng):
@@ -241,8 +249,8 @@ def test_merge__number_by_number(subject, agree, rng):
 def test_softmax_fused_cuda(subject, agree, rng, R, C, threads):
     x = rows(rng, R, C)
     got, launch = run_cuda(subject, "softmax_fused_cuda", x, threads, shared=C)
-    right(agree, "softmax_fused_cuda", x, got, launch, f"{R} row(s) of {C} by {threads} threads each",
-          threads=threads)
+    right(agree, "softmax_fused_cuda", x, got, launch,
+          f"{R} row(s) of {C} by {threads} threads each", threads=threads)
 
 
 @pytest.mark.parametrize("kind", ["large", "masked"])
@@ -252,16 +260,14 @@ def test_softmax_fused_cuda__hard_rows(subject, agree, rng, kind):
     right(agree, "softmax_fused_cuda", x, got, launch, DESCRIBED[kind], threads=128)
 
 
-DESCRIBED = {"large": "numbers around 10,000", "masked": "rows with -inf among them, the last of -inf alone"}
-
-
 def test_softmax_fused_cuda__work(subject, rng):
     x = rows(rng, 2, 1024)
     _, launch = run_cuda(subject, "softmax_fused_cuda", x, 128, shared=1024)
     economical("softmax_fused_cuda", launch, x, reads=1)
     conflicts = launch.bank_conflicts()
-    assert conflicts == 1, (f"softmax_fused_cuda: shared memory is asked {conflicts:.2g} times as often as "
-                            f"need be: neighbouring threads should take neighbouring columns of row")
+    assert conflicts == 1, (
+        f"softmax_fused_cuda: shared memory is asked {conflicts:.2g} times as often as need be: "
+        f"neighbouring threads should take neighbouring columns of row")
 
 
 # ---- online, CUDA
@@ -271,8 +277,8 @@ def test_softmax_fused_cuda__work(subject, rng):
 def test_softmax_online_cuda(subject, agree, rng, R, C, threads):
     x = rows(rng, R, C)
     got, launch = run_cuda(subject, "softmax_online_cuda", x, threads)
-    right(agree, "softmax_online_cuda", x, got, launch, f"{R} row(s) of {C} by {threads} threads each",
-          threads=threads)
+    right(agree, "softmax_online_cuda", x, got, launch,
+          f"{R} row(s) of {C} by {threads} threads each", threads=threads)
 
 
 @pytest.mark.parametrize("kind", ["large", "masked"])
@@ -299,8 +305,8 @@ def test_softmax_online_cuda__work(subject, rng):
 def test_softmax_online_triton(subject, agree, rng, R, C, block, dtype):
     x = rows(rng, R, C)
     got, launch = run_triton(subject, "softmax_online_triton", x, block, dtype)
-    right(agree, "softmax_online_triton", x, got, launch, f"{R} row(s) of {C} {dtype} in blocks of {block}",
-          block=block, precision=dtype)
+    right(agree, "softmax_online_triton", x, got, launch,
+          f"{R} row(s) of {C} {dtype} in blocks of {block}", block=block, precision=dtype)
 
 
 @pytest.mark.parametrize("kind", ["large", "masked"])
@@ -346,8 +352,9 @@ def test_nothing_to_do(subject, R, C):
 def test_what_the_launchers_refuse(subject):
     import torch
 
-    for x, says in ((torch.ones(5), "shape (5,)"), (torch.ones(4, 5).T, "strides (1, 5)"),
-                    (torch.ones(4, 6)[:, ::2], "strides (6, 2)"), (torch.ones(4, 6).double(), "float64")):
+    for x, says in ((torch.ones(5), "shape (5,)"), (torch.ones(4, 6).double(), "float64"),
+                    (torch.ones(4, 5).T, "strides (1, 5)"),
+                    (torch.ones(4, 6)[:, ::2], "strides (6, 2)")):
         for launcher in (subject.softmax, subject.softmax_cuda):
             with pytest.raises(Raised) as refusal:
                 launcher(x)
@@ -366,7 +373,8 @@ def test_oracle_is_torchs(subject, rng):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("R, C", [(0, 5), (5, 0), (1, 1), (3, 127), (3, 129), (1000, 1000), (2, 12_000), (2, 100_000)])
+@pytest.mark.parametrize("R, C", [(0, 5), (5, 0), (1, 1), (3, 127), (3, 129), (1000, 1000),
+                                  (2, 12_000), (2, 100_000)])
 def test_every_kernel_on_the_device(R, C):
     import torch
 
@@ -376,7 +384,8 @@ def test_every_kernel_on_the_device(R, C):
     want = torch.softmax(x.double(), -1)
     for kernel in CUDA:
         if kernel != "softmax_fused_cuda" or C <= 12_000:
-            assert torch.allclose(softmax_cuda(x, kernel).double(), want, rtol=2e-5, atol=1e-12), kernel
+            got = softmax_cuda(x, kernel).double()
+            assert torch.allclose(got, want, rtol=2e-5, atol=1e-12), kernel
     for dtype, near in ((torch.float32, 2e-5), (torch.float16, 2e-3), (torch.bfloat16, 1.6e-2)):
         want = torch.softmax(x.to(dtype).double(), -1)
         assert torch.allclose(softmax(x.to(dtype)).double(), want, rtol=near, atol=1e-7), dtype

@@ -8,24 +8,30 @@ import numpy as np
 
 from ..access import place
 from ..decode import MEMORY, address, destination, opcode, source
-from ..dtypes import DTYPES, F16, F32, SIZES, U16, U32, is_float
+from ..dtypes import DTYPES, SIZES
 from ..ptx import Sink
-from ..rounding import bf16_to_f32, f32_to_bf16
+from .floating import arithmetic, packable
 from .loads import take_hints, take_space
 
 UFUNCS = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
           "or": np.bitwise_or, "xor": np.bitwise_xor}
-OPERATIONS = (*UFUNCS, "exch", "cas", "inc", "dec")
+HALVES = ("f16", "f16x2", "bf16", "bf16x2")
+TYPES = {                       # operation -> its types
+    "add": ("u32", "s32", "u64", "f32", "f64", *HALVES), "inc": ("u32",), "dec": ("u32",),
+    "exch": ("b32", "b64"), "cas": ("b16", "b32", "b64"),
+    **dict.fromkeys(("min", "max"), ("u32", "s32", "u64", "s64")),
+    **dict.fromkeys(("and", "or", "xor"), ("b32", "b64")),
+}
 
 
 @opcode("atom", "red", kind=MEMORY)
 def atom(inst, mods):
     mods.flag("relaxed", "acquire", "release", "acq_rel")
     take_hints(mods)
-    space, name = take_space(mods), mods.one_of(*OPERATIONS)
-    mods.flag("noftz")
-    ptx_type = mods.type()
-    if name is None or (is_float(ptx_type) and name not in ("add", "exch")):
+    space, name = take_space(mods), mods.need(*TYPES)
+    ptx_type = mods.type(*TYPES[name])
+    if mods.flag("noftz") != (ptx_type in HALVES) or (inst.opcode, name) in (
+            ("red", "exch"), ("red", "cas")):
         mods.refuse()
     operands = list(inst.operands)
     target = operands.pop(0) if inst.opcode == "atom" else Sink()
@@ -36,16 +42,18 @@ def atom(inst, mods):
     size = SIZES[ptx_type]
 
     def run(wave):
-        memory, index = place(wave, inst, where(wave), size, space)
+        memory, index, found = place(wave, inst, where(wave), size, space)
         memory = memory.view(DTYPES[ptx_type])
         value = wave.per_lane(read(wave))
         if name == "cas":
             old = compare_and_swap(memory, index, value, wave.per_lane(read_second(wave)))
-        elif name in UFUNCS and not wanted and ptx_type[:2] not in ("f1", "bf"):
+        elif ptx_type == "f32" and found == "global" and near_zero(memory[index], value):
+            old = in_turns(memory, index, value, add_flushed)
+        elif name in UFUNCS and not wanted and ptx_type not in HALVES:
             UFUNCS[name].at(memory, index, value)
             return
         else:
-            old = in_turns(memory, index, value, step_of(name, ptx_type), UFUNCS.get(name))
+            old = in_turns(memory, index, value, step_of(name, ptx_type))
         if wanted:
             write(wave, old if wave.flat else old.reshape(wave.shape))
     return run
@@ -60,21 +68,20 @@ def step_of(name, ptx_type):
     if name == "dec":
         return lambda current, value: np.where((current == 0) | (current > value), value,
                                                current - 1).astype(value.dtype)
-    if ptx_type in ("f16", "bf16"):
-        return lambda current, value: add_half(current, value, ptx_type)
-    if ptx_type in ("f16x2", "bf16x2"):
-        def step(current, value):
-            low, high = (add_half((current >> U32.type(s)).astype(U16), (value >> U32.type(s)).astype(
-                U16), ptx_type[:-2]).view(U16).astype(U32) for s in (0, 16))
-            return low | (high << U32.type(16))
-        return step
+    if ptx_type in HALVES:
+        base = ptx_type.removesuffix("x2")
+        return packable(ptx_type, lambda *values: arithmetic("add", base, values))
     return UFUNCS[name]
 
 
-def add_half(a, b, ptx_type):
-    if ptx_type == "bf16":
-        return f32_to_bf16(bf16_to_f32(a) + bf16_to_f32(b))
-    return (a.view(F16).astype(F32) + b.view(F16).astype(F32)).astype(F16)
+def add_flushed(a, b):
+    """Global memory adds floats with .ftz, says the PTX ISA manual; shared memory does not."""
+    return arithmetic("add", "f32", (a, b), ftz=True)
+
+
+def near_zero(a, b):
+    """May a sum of these be subnormal? Sums are multiples of the last bit of the smallest number."""
+    return any(((x != 0) & (np.abs(x) < 2.0**-102)).any() for x in (a, b))
 
 
 def turns(index):
@@ -87,14 +94,13 @@ def turns(index):
     return order, np.arange(len(same)) - start
 
 
-def in_turns(memory, index, value, step, ufunc):
+def in_turns(memory, index, value, step):
     """Every lane sees the value that the lanes before it left -> old values (n,)."""
     old = np.empty(len(index), memory.dtype)
     order, turn = turns(index)
-    if ufunc is not None and memory.dtype.kind in "iuf" and len(np.unique(index)) == 1 and \
-            step is ufunc:
+    if isinstance(step, np.ufunc) and (index == index[0]).all():
         row = np.concatenate([memory[index[:1]], value]).astype(memory.dtype)
-        running = ufunc.accumulate(row, dtype=memory.dtype)  # all lanes hit one place
+        running = step.accumulate(row, dtype=memory.dtype)  # all lanes hit one place
         memory[index[0]] = running[-1]
         return running[:-1]
     for t in range(int(turn.max()) + 1):

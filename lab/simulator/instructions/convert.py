@@ -1,149 +1,230 @@
 """cvt: from any numeric type to any other.
 
-Between integers it truncates or extends, from float to integer it rounds as told and saturates, from
-integer or wider float to float it rounds once.
+Between integers it truncates or extends, from float to integer it rounds as told and saturates,
+from integer or wider float to float it rounds once.
 """
 
 import numpy as np
 
 from ..decode import destination, opcode, source
-from ..dtypes import DTYPES, F16, F32, F64, U16, U32, is_float
-from ..rounding import bf16_to_f32, f32_to_bf16, f64_to_bf16, flush, round_to
+from ..dtypes import DTYPES, F16, F32, F64, SIZES, U16, U64, UNSIGNED, is_float
+from ..exact import integer_to_f64
+from ..rounding import (
+    FP8,
+    bf16_to_f32,
+    canonical,
+    f32_to_bf16,
+    f32_to_tf32,
+    flush,
+    fp8_to_f16,
+    round_to,
+    to_fp8,
+)
+from .floating import MODES, clamp, widen
 
+INTEGERS = ("u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64")
+FLOATS = ("f16", "bf16", "f32", "f64")
 TO_INTEGER = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+GREATEST = {"f16": 65504.0, "bf16": (2 - 2.0**-7) * 2.0**127, "tf32": (2 - 2.0**-10) * 2.0**127,
+            "e4m3": 448.0, "e5m2": 57344.0}
 
 
 @opcode("cvt")
 def cvt(inst, mods):
-    integral = mods.one_of(*TO_INTEGER)
-    mode = mods.one_of("rn", "rz", "rm", "rp", "rna", default="rn")
-    ftz, saturate = mods.flag("ftz"), mods.flag("sat")
-    relu, satfinite = mods.flag("relu"), mods.flag("satfinite")
-    to, frm = mods.type(), mods.type()
-    if to in ("f16x2", "bf16x2") and frm == "f32":
-        return pack_halves(inst, to, mode, relu)
-    if "x2" in to or "x2" in frm or satfinite or (relu and to not in ("f16", "bf16")):
+    to, frm = inst.modifiers[-2:]
+    if to.endswith("x2"):
+        return packed_cvt(inst, mods, to, frm)
+    to, frm = mods.type(*INTEGERS, *FLOATS, "tf32"), mods.type(*INTEGERS, *FLOATS)
+    if "bf16" in (to, frm) and (SIZES[to] == 1 or SIZES[frm] == 1):
         mods.refuse()
-    if mode == "rna" and to != "tf32":
-        mods.refuse()
-    read, write = source(inst.operands[1], frm), destination(inst.operands[0], to)
-    change = converter(to, frm, integral, mode, ftz, saturate)
-    if relu:
-        plain = change
-        zero = DTYPES[to].type(0)
-
-        def change(value):
-            result = plain(value)
-            return np.where(value < 0, zero, result)
+    if to == "tf32":
+        change = to_tf32(mods, frm)
+    elif is_float(to):
+        change = (float_to_float if is_float(frm) else integer_to_float)(mods, to, frm)
+    else:
+        change = (float_to_integer if is_float(frm) else integer_to_integer)(mods, to, frm)
+    read, write = (use(operand, kind, wider=True) for use, operand, kind in (
+        (source, inst.operands[1], frm), (destination, inst.operands[0], to)))
     return lambda wave: write(wave, change(read(wave)))
 
 
-def converter(to, frm, integral, mode, ftz, saturate):
-    """-> f(array of the source dtype), an array of the destination dtype"""
-    target = DTYPES[to]
-    if to == "tf32":
-        return lambda value: round_to_tf32(value, mode)
-    if not is_float(to):
-        if is_float(frm):
-            return lambda value: to_integer(widen(value, frm, ftz), frm, to, integral or "rzi")
+def take_sat(mods, *types):
+    """.sat, which bf16 does not have."""
+    return mods.flag("sat") and ("bf16" not in types or mods.refuse())
+
+
+def take_ftz(mods, *types):
+    """.ftz, which is for f32."""
+    return mods.flag("ftz") and ("f32" in types or mods.refuse())
+
+
+# ---- to integers
+
+def integer_to_integer(mods, to, frm):
+    own, limits = np.iinfo(DTYPES[frm]), np.iinfo(DTYPES[to])
+    if not mods.flag("sat"):
+        return lambda value: value.astype(DTYPES[to])
+    low, high = max(own.min, limits.min), min(own.max, limits.max)
+    if (low, high) == (own.min, own.max):                   # nothing to saturate
+        mods.refuse()
+    return lambda value: np.clip(value, low, high).astype(DTYPES[to])
+
+
+def float_to_integer(mods, to, frm):
+    """Out of range goes to the nearest integer there is, so that .sat changes nothing. NaN gives 0,
+    or, where a double or a 64-bit integer is involved, the integer with only the top bit set."""
+    whole, ftz = TO_INTEGER[mods.need(*TO_INTEGER)], take_ftz(mods, frm)
+    take_sat(mods, frm)
+    target, limits = DTYPES[to], np.iinfo(DTYPES[to])
+    low, high = float(limits.min), float(limits.max)        # 2^63 and 2^64 for 64-bit integers
+    top_bit = limits.min or limits.max // 2 + 1
+    of_nan = target.type(top_bit if frm == "f64" or target.itemsize == 8 else 0)
+
+    def change(value):
+        value = whole(widen(value, frm, ftz))
+        inside = (value > low) & (value < high)
+        if inside.all():
+            return value.astype(target)
+        edge = np.where(value <= low, target.type(limits.min), target.type(limits.max))
+        edge = np.where(np.isnan(value), of_nan, edge)
+        return np.where(inside, np.where(inside, value, 0).astype(target), edge)
+    return change
+
+
+# ---- to floats
+
+def integer_to_float(mods, to, frm):
+    mode = mods.need(*MODES)
+    saturate = take_sat(mods, to)
+    take_ftz(mods, to)                                      # no integer is subnormal
+
+    def change(value):
         if saturate:
-            limits = np.iinfo(target)
-            return lambda value: clamp_integer(value, limits).astype(target)
-        return lambda value: value.astype(target)
-    if not is_float(frm):
-        return lambda value: from_integer(value, to, mode)
-    rounds = TO_INTEGER.get(integral)
+            value = value.clip(0, 1)
+        if to == "f64" and SIZES[frm] == 8 and mode != "rn":
+            return integer_to_f64(value, mode)
+        if mode == "rn" and to in ("f32", "f64"):
+            return value.astype(DTYPES[to])                 # numpy rounds once
+        exact = odd_double(value)
+        return exact if to == "f64" else round_to(exact, to, mode)
+    return change
+
+
+def odd_double(value):
+    """Integers -> float64; what is beyond 53 bits goes into one odd bit, see rounding.py."""
+    if value.dtype.itemsize < 8:
+        return value.astype(F64)
+    negative = value < 0
+    magnitude = np.where(negative, U64.type(0) - value.view(U64), value.view(U64))
+    low = magnitude & U64.type(0x7FF)
+    odd = (magnitude - low) | np.where(low != 0, U64.type(0x800), U64.type(0))
+    result = np.where(magnitude >> U64.type(53) != 0, odd, magnitude).astype(F64)
+    return np.where(negative, -result, result)
+
+
+def float_to_float(mods, to, frm):
+    narrower = SIZES[to] < SIZES[frm] or {to, frm} == {"f16", "bf16"}
+    mode = mods.need(*MODES) if narrower else "rn"
+    whole = TO_INTEGER.get(mods.one_of(*TO_INTEGER)) if to == frm else None
+    ftz, saturate = take_ftz(mods, to, frm), take_sat(mods, to, frm)
+    limit = None
+    if narrower and frm == "f32" and mode in ("rn", "rz") and not (ftz or saturate):
+        limit = take_limit(mods, to)
+    if whole is None and to == frm == "bf16":
+        mods.refuse()
+    if not (whole or ftz or saturate or limit):
+        if to == frm:
+            return lambda value: value
+        if (to, frm, mode) in DIRECT:
+            return DIRECT[to, frm, mode]
 
     def change(value):
         value = widen(value, frm, ftz)
-        if rounds:
-            value = rounds(value)
-        if saturate:
-            value = np.where(np.isnan(value), value.dtype.type(0), np.clip(value, 0, 1)).astype(
-                value.dtype)
-        result = narrow(value, to, mode)
+        value = whole(value) if whole else value
+        value = clamp(value) if saturate else value
+        value = limit(value) if limit else value
+        if to == "f64":
+            return value
+        result = round_to(value, to, mode)
         return flush(result) if ftz and to == "f32" else result
     return change
 
 
-def widen(value, frm, ftz):
-    """A float of any kind as float32 or float64."""
-    if frm == "bf16":
-        return bf16_to_f32(value)
-    if frm == "f16":
-        return value.astype(F32)
-    return flush(value) if ftz and frm == "f32" else value
+DIRECT = {                      # what numpy does by itself
+    ("f32", "f16", "rn"): lambda value: canonical(value.astype(F32)),
+    ("f16", "f32", "rn"): lambda value: canonical(value.astype(F16)),
+    ("f32", "bf16", "rn"): bf16_to_f32, ("bf16", "f32", "rn"): f32_to_bf16,
+}
 
 
-def narrow(value, to, mode):
-    """float32 or float64 -> the destination, rounded once."""
-    if to == "f64":
-        return value.astype(F64)
-    if to == "bf16":
-        return f32_to_bf16(value) if mode == "rn" and value.dtype == F32 else \
-            f64_to_bf16(value.astype(F64), mode)
-    if to == "f32" and value.dtype == F32:
-        return value
-    if to == "f16" and mode == "rn" and value.dtype == F32:
-        return value.astype(F16)
-    return round_to(value.astype(F64), DTYPES[to], mode)
+def take_limit(mods, to):
+    """.relu and .satfinite -> f(float64), or None if neither is there. relu: negative numbers
+    become 0; satfinite: what is too large becomes the greatest number."""
+    relu, satfinite = mods.flag("relu"), mods.flag("satfinite")
+    if not (relu or satfinite):
+        return None
+    low = 0.0 if relu else -GREATEST[to]
+    high = GREATEST[to] if satfinite else np.inf
+    return lambda value: np.where(value <= low, low, np.minimum(value, high))
 
 
-def to_integer(value, frm, to, integral):
-    """Out of range goes to the nearest integer there is. NaN gives 0, or, where a double or a
-    64-bit integer is involved, the integer with only the top bit set, as the hardware has it."""
-    target, limits = DTYPES[to], np.iinfo(DTYPES[to])
-    value = TO_INTEGER[integral](value).astype(F64)
-    inside = (value > limits.min) & (value < float(limits.max))
-    result = np.where(inside, value, 0).astype(target)
-    result = np.where(value <= limits.min, target.type(limits.min), result)
-    result = np.where(value >= float(limits.max), target.type(limits.max), result)
-    odd = frm == "f64" or target.itemsize == 8
-    nan = target.type(1 << (8 * target.itemsize - 1) if limits.min == 0 else limits.min) if odd \
-        else target.type(0)
-    return np.where(np.isnan(value), nan, result)
+def to_tf32(mods, frm):
+    mode = mods.need("rna", "rn", "rz")
+    limit = take_limit(mods, "tf32")
+    if frm != "f32":
+        mods.refuse()
+    return lambda value: f32_to_tf32(limit(value).astype(F32) if limit else value, mode)
 
 
-def clamp_integer(value, limits):
-    """Into the destination's range, as far as the source's own range reaches beyond it."""
-    own = np.iinfo(value.dtype)
-    return np.clip(value, max(limits.min, own.min), min(limits.max, own.max))
+# ---- packed types
+
+def packed_cvt(inst, mods, to, frm):
+    """Two numbers into one register: cvt.rn.f16x2.f32 d, a, b makes a the upper half."""
+    half, bits = to[:-2], 8 if to[:-2] in FP8 else 16
+    if half in ("f16", "bf16") and frm == "f32":
+        encode = half_encoder(mods, half)
+    elif half in FP8 and frm in ("f32", "f16x2"):
+        encode = fp8_encoder(mods, half, frm.removesuffix("x2"))
+    elif to == "f16x2" and frm[:-2] in FP8:
+        encode = fp8_decoder(mods, frm[:-2])
+    else:
+        mods.refuse()
+    mods.need(to), mods.need(frm)
+    reads = [source(operand, frm) for operand in reversed(inst.operands[1:])]
+    write, unsigned = destination(inst.operands[0], to), DTYPES[to].type
+    if len(reads) != (2 if frm == "f32" else 1):
+        mods.refuse()
+
+    def run(wave):
+        low, high = [read(wave) for read in reads] if frm == "f32" else split(reads[0](wave))
+        low, high = (encode(value).view(U16).astype(unsigned) for value in (low, high))
+        write(wave, low | (high << unsigned(bits)))
+    return run
 
 
-def from_integer(value, to, mode):
-    if to == "bf16":
-        return f64_to_bf16(value.astype(F64), mode)
-    if mode == "rn" and to != "f16":
-        return value.astype(DTYPES[to])                     # rounds once, straight from the integer
-    if value.dtype.itemsize < 8:
-        return round_to(value.astype(F64), DTYPES[to], mode)
-    exact = value.astype(np.longdouble)                     # 64 bits of mantissa
-    near = exact.astype(DTYPES[to])
-    wrong = {"rn": False, "rz": np.abs(near.astype(np.longdouble)) > np.abs(exact),
-             "rm": near.astype(np.longdouble) > exact, "rp": near.astype(np.longdouble) < exact}[mode]
-    towards = DTYPES[to].type({"rn": 0, "rz": 0, "rm": -np.inf, "rp": np.inf}[mode])
-    return np.where(wrong, np.nextafter(near, towards), near)
+def split(word):
+    """A register -> its low and its high half."""
+    half = UNSIGNED[word.dtype.itemsize // 2]
+    return word.astype(half), (word >> word.dtype.type(8 * half.itemsize)).astype(half)
 
 
-def round_to_tf32(value, mode):
-    """tf32 is a float32 with 10 bits of mantissa: rna rounds ties away from zero, rn to even."""
-    bits = value.view(U32)
-    half = U32.type(0x1000) if mode == "rna" else \
-        U32.type(0x0FFF) + ((bits >> U32.type(13)) & U32.type(1))
-    if mode == "rz":
-        half = U32.type(0)
-    rounded = (bits + half) & U32.type(0xFFFFE000)
-    return np.where(np.isfinite(value), rounded, bits)
+def half_encoder(mods, half):
+    mode, limit = mods.need("rn", "rz"), take_limit(mods, half)
+    if mode == "rn" and not limit:
+        return DIRECT[half, "f32", "rn"]
+    return lambda value: round_to((limit or np.asarray)(widen(value, "f32")), half, mode)
 
 
-def pack_halves(inst, to, mode, relu):
-    """cvt.rn.f16x2.f32 d, a, b: a becomes the upper half, b the lower."""
-    half = to.removesuffix("x2")
-    high, low = (source(operand, "f32") for operand in inst.operands[1:3])
-    write = destination(inst.operands[0], "b32")
+def fp8_encoder(mods, kind, frm):
+    mods.need("rn")
+    if "satfinite" not in mods.left:
+        mods.refuse()
+    limit = take_limit(mods, kind)
+    return lambda value: to_fp8(limit(widen(value, frm)), kind)
 
-    def bits(value):
-        value = np.maximum(value, np.float32(0)) if relu else value
-        return narrow(value, half, mode).view(U16).astype(U32)
 
-    return lambda wave: write(wave, bits(low(wave)) | (bits(high(wave)) << U32.type(16)))
+def fp8_decoder(mods, kind):
+    mods.need("rn")
+    table = fp8_to_f16(kind)
+    table = np.where(table <= 0, F16.type(0), table) if mods.flag("relu") else table
+    return lambda code: table[code]

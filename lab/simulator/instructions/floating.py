@@ -1,168 +1,211 @@
 """Floating-point arithmetic: f32, f64, f16, bf16 and the packed f16x2 and bf16x2.
 
-Halves are computed in float32 or float64 and rounded once at the end. A fused multiply-add rounds
-once: its product is exact in the next wider format.
+The hot path computes float32 in float32. All else is computed exactly, as a double that is rounded
+to odd where the result does not fit, and then rounded once to the type and in the direction asked
+for.
 """
 
 import numpy as np
 
 from ..decode import destination, opcode, source
-from ..dtypes import F16, F32, F64, U16, U32
-from ..rounding import bf16_to_f32, f32_to_bf16, f64_to_bf16, flush, fma_f64, round_to
+from ..dtypes import DTYPES, F16, F32, F64, U16, U32, U64
+from ..exact import correctly, fma_f64
+from ..rounding import (
+    TINY,
+    bf16_to_f32,
+    canonical,
+    f32_to_bf16,
+    flush,
+    flush_below,
+    round_to,
+    sum_to_odd,
+)
 
 FLOPS = {"add": 1, "sub": 1, "mul": 1, "fma": 2, "mad": 2, "div": 1}
-
-
-FUNCTIONS = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide,
-             "min": np.fmin, "max": np.fmax, "neg": np.negative, "abs": np.abs,
-             "fma": lambda a, b, c: a * b + c, "mad": lambda a, b, c: a * b + c}
-
-
-def float_arithmetic(inst, mods):
-    """Decode add, sub, mul, div, min, max, neg, abs, fma, mad on any float type."""
-    name = inst.opcode
-    mode = mods.one_of("rn", "rz", "rm", "rp", default="rn")
-    if name == "div":
-        mods.flag("full", "approx")                         # within 2 ulp on a GPU; exact here
-    ftz, saturate, relu = mods.flag("ftz"), mods.flag("sat"), mods.flag("relu")
-    nan, magnitude = mods.flag("NaN"), mods.flag("xorsign")
-    ptx_type = mods.type()
-    if magnitude or (nan and name not in ("min", "max")):
-        mods.refuse()
-    inst.flops = FLOPS.get(name, 0) * (2 if ptx_type.endswith("x2") else 1)
-    function = FUNCTIONS[name]
-    if nan:
-        function = {"min": np.minimum, "max": np.maximum}[name]
-    reads = [source(operand, ptx_type) for operand in inst.operands[1:]]
-    write = destination(inst.operands[0], ptx_type)
-    if name in ("neg", "abs") and ptx_type != "f64":
-        return sign_bits(name, ptx_type, reads[0], write, ftz)
-    if ptx_type == "f32" and not (ftz or saturate):
-        return plain_f32(name, mode, function, reads, write)
-    compute = {"f32": on_f32, "f64": on_f64, "f16": on_f16, "bf16": on_bf16}[ptx_type.removesuffix("x2")]
-
-    def finish(values):
-        result = compute(name, mode, function, values, ftz)
-        if saturate:
-            result = clamp(result, ptx_type)
-        return rectify(result, ptx_type) if relu else result
-
-    if ptx_type.endswith("x2"):
-        def run(wave):
-            words = [read(wave) for read in reads]
-            low = finish([(word & U32.type(0xFFFF)).astype(U16) for word in words])
-            high = finish([(word >> U32.type(16)).astype(U16) for word in words])
-            write(wave, low.view(U16).astype(U32) | (high.view(U16).astype(U32) << U32.type(16)))
-        return run
-    return lambda wave: write(wave, finish([read(wave) for read in reads]))
-
-
-def plain_f32(name, mode, function, reads, write):
-    """The hot path: float32 without modifiers."""
-    if name in ("fma", "mad"):
-        a, b, c = reads
-        if mode == "rn":
-            return lambda wave: write(wave, fma_f32(a(wave), b(wave), c(wave)))
-        return lambda wave: write(wave, round_to(
-            a(wave).astype(F64) * b(wave) + c(wave), F32, mode))
-    if len(reads) == 1:
-        a, = reads
-        return lambda wave: write(wave, function(a(wave)))
-    a, b = reads
-    if mode == "rn":
-        return lambda wave: write(wave, function(a(wave), b(wave)))
-    return lambda wave: write(wave, round_to(function(a(wave).astype(F64), b(wave)), F32, mode))
-
-
-def fma_f32(a, b, c):
-    """The product of two floats is exact in a double; so the sum is rounded to 53 bits and then to
-    24, which differs from one rounding in about one case of 2^29."""
-    product = a.astype(F64) * b.astype(F64)
-    if product.shape == c.shape:
-        product += c.astype(F64)                            # in place: less memory to touch
-        return product.astype(F32)
-    return (product + c).astype(F32)
-
-
-def on_f32(name, mode, function, values, ftz):
-    if ftz:
-        values = [flush(value) for value in values]
-    result = round_to(function(*(value.astype(F64) for value in values)), F32, mode)
-    return flush(result) if ftz else result
-
-
-def on_f64(name, mode, function, values, ftz):
-    if mode != "rn":
-        return directed_f64(name, mode, function, values)
-    return fma_f64(*values) if name in ("fma", "mad") else function(*values)
-
-
-def directed_f64(name, mode, function, values):
-    """Directed rounding of doubles: compare with the result in the 64-bit mantissa of x86."""
-    exact = function(*(value.astype(np.longdouble) for value in values))
-    near = exact.astype(F64)
-    wrong = {"rz": np.abs(near) > np.abs(exact), "rm": near > exact, "rp": near < exact}[mode]
-    towards = {"rz": 0.0, "rm": -np.inf, "rp": np.inf}[mode]
-    return np.where(wrong, np.nextafter(near, towards), near)
-
-
-def on_f16(name, mode, function, values, ftz):
-    values = [value.view(F16) for value in values]
-    if ftz:
-        values = [flush(value) for value in values]
-    if mode == "rn" and name not in ("fma", "mad"):         # 24 bits hold 2 · 11 + 2: no double rounding
-        result = function(*(value.astype(F32) for value in values)).astype(F16)
-    else:
-        result = round_to(function(*(value.astype(F64) for value in values)), F16, mode)
-    return flush(result) if ftz else result
-
-
-def on_bf16(name, mode, function, values, ftz):
-    wide = [bf16_to_f32(value) for value in values]
-    if name in ("fma", "mad") or mode != "rn":
-        return f64_to_bf16(function(*(value.astype(F64) for value in wide)), mode)
-    return f32_to_bf16(function(*wide))
-
-
-def sign_bits(name, ptx_type, read, write, ftz):
-    """neg and abs touch the sign bit only, also that of a NaN."""
-    masks = {"f32": 0x80000000, "f16": 0x8000, "bf16": 0x8000, "f16x2": 0x80008000,
-             "bf16x2": 0x80008000}
-    size = 4 if ptx_type in ("f32", "f16x2", "bf16x2") else 2
-    unsigned = U32 if size == 4 else U16
-    sign = unsigned.type(masks[ptx_type])
-
-    def run(wave):
-        value = read(wave)
-        bits = (flush(value) if ftz and ptx_type in ("f32", "f16") else value).view(unsigned)
-        bits = bits ^ sign if name == "neg" else bits & ~sign
-        write(wave, bits.view(value.dtype))
-    return run
-
-
-def clamp(value, ptx_type):
-    """.sat: to [0, 1], and NaN to 0."""
-    if ptx_type.startswith("bf16"):
-        return f32_to_bf16(clamp(bf16_to_f32(value), "f32"))
-    return np.where(np.isnan(value), value.dtype.type(0), np.clip(value, 0, 1)).astype(value.dtype)
-
-
-def rectify(value, ptx_type):
-    """.relu: negative numbers become 0; NaN stays, in its canonical form."""
-    if ptx_type.startswith("bf16"):
-        return f32_to_bf16(rectify(bf16_to_f32(value), "f32"))
-    return np.maximum(value, value.dtype.type(0))
+MODES = {"rn", "rz", "rm", "rp"}
+SUM = {"f32": MODES | {"ftz", "sat"}, "f64": MODES, "f16": {"rn", "ftz", "sat"}, "bf16": {"rn"}}
+FUSED = {"f32": MODES | {"ftz", "sat"}, "f64": MODES, "f16": {"rn", "ftz", "sat", "relu"},
+         "bf16": {"rn", "relu"}}
+EXTREME = {"f32": {"ftz", "NaN"}, "f64": set(), "f16": {"ftz", "NaN"}, "bf16": {"NaN"}}
+SIGN = {"f32": {"ftz"}, "f64": set(), "f16": {"ftz"}, "bf16": set()}
+LEGAL = {                       # opcode -> type -> the modifiers that it may have
+    "add": SUM, "sub": SUM, "mul": SUM, "fma": FUSED,
+    "mad": {"f32": FUSED["f32"], "f64": MODES}, "div": {"f32": MODES | {"ftz"}, "f64": MODES},
+    "min": EXTREME, "max": EXTREME, "neg": SIGN, "abs": SIGN,
+}
 
 
 @opcode("fma")
-def fma(inst, mods):
-    return float_arithmetic(inst, mods)
+def float_arithmetic(inst, mods):
+    """Decode add, sub, mul, div, min, max, neg, abs, fma, mad on any float type."""
+    name, ptx_type = inst.opcode, mods.type()
+    base = ptx_type.removesuffix("x2")
+    if name == "div" and ptx_type == "f32" and mods.flag("approx", "full"):
+        return approximate_division(inst, mods)
+    if base not in LEGAL[name] or not set(mods.left) <= LEGAL[name][base]:
+        mods.refuse()
+    mode = mods.need(*MODES) if name in ("fma", "mad", "div") else mods.one_of(*MODES, default="rn")
+    ftz, saturate, relu, nan = (mods.flag(word) for word in ("ftz", "sat", "relu", "NaN"))
+    if saturate and relu:
+        mods.refuse()
+    inst.flops = FLOPS.get(name, 0) * (2 if ptx_type.endswith("x2") else 1)
+    name = "fma" if name == "mad" else name
+    if name in ("neg", "abs"):
+        function = packable(ptx_type, lambda value: sign_bit(name, base, ftz, value))
+    elif name in ("min", "max"):
+        function = packable(ptx_type, lambda *values: extreme(name, base, ftz, nan, *values))
+    elif base == "f64":
+        function = double_function(name, mode)
+    elif base == "f32" and mode == "rn" and not (ftz or saturate):
+        function = FAST[name]
+    else:
+        function = packable(ptx_type, lambda *values: arithmetic(
+            name, base, values, mode, ftz, saturate, relu))
+    reads = [source(operand, ptx_type) for operand in inst.operands[1:]]
+    write = destination(inst.operands[0], ptx_type)
+    return lambda wave: write(wave, function(*(read(wave) for read in reads)))
+
+
+def packable(ptx_type, function):
+    """A function of f16 or bf16 for the two halves of x2 registers."""
+    if not ptx_type.endswith("x2"):
+        return function
+
+    def on_halves(*words):
+        low = function(*((word & U32.type(0xFFFF)).astype(U16) for word in words))
+        high = function(*((word >> U32.type(16)).astype(U16) for word in words))
+        return low.view(U16).astype(U32) | (high.view(U16).astype(U32) << U32.type(16))
+    return on_halves
+
+
+# ---- float32 to nearest
+
+def fma_f32(a, b, c):
+    """The product of two floats is exact in a double. The sum is rounded to 53 bits and then to 24,
+    which goes wrong only where the first rounding makes a tie: then its 28 low bits are zero."""
+    total = np.multiply(a, b, dtype=F64)
+    total = np.add(total, c, out=total if total.shape == np.broadcast(total, c).shape else None)
+    result = total.astype(F32)
+    low_bits = total.view(U64) & U64.type(0x0FFFFFFF)
+    if not low_bits.all():
+        tie = (low_bits == 0) & (total != result)
+        a, b, c = (np.broadcast_to(value, tie.shape)[tie].astype(F64) for value in (a, b, c))
+        result[tie] = sum_to_odd(a * b, c).astype(F32)
+    return canonical(result)
+
+
+FAST = {
+    "add": lambda a, b: canonical(a + b), "sub": lambda a, b: canonical(a - b),
+    "mul": lambda a, b: canonical(a * b), "div": lambda a, b: canonical(a / b), "fma": fma_f32,
+}
+
+
+# ---- any type and rounding
+
+# On doubles: exact, or rounded to odd. A quotient or a root of floats that is neither a float nor a
+# tie keeps a relative distance of 2^-50 to those, so that the nearest double is as good.
+TO_ODD = {
+    "add": sum_to_odd, "sub": lambda a, b: sum_to_odd(a, -b), "mul": lambda a, b: a * b,
+    "div": lambda a, b: a / b, "fma": lambda a, b, c: sum_to_odd(a * b, c),
+}
+
+
+def arithmetic(name, base, values, mode="rn", ftz=False, saturate=False, relu=False):
+    """add, sub, mul, div or fma of f32, f16 or bf16."""
+    values = [widen(value, base, ftz) for value in values]
+    exact = TO_ODD[name](*values)
+    if mode == "rm" and name in ("add", "sub", "fma"):
+        exact = np.where((exact == 0) & ~both_positive(name, *values), -0.0, exact)
+    if ftz:                             # what is subnormal before it is rounded is flushed, as
+        exact = flush_below(exact, TINY[F32 if base == "f32" else F16])     # the assembler has it
+    if saturate:
+        exact = clamp(exact)
+    if relu:
+        exact = np.where(exact <= 0, 0.0, exact)
+    return round_to(exact, base, mode)
+
+
+def widen(value, base, ftz=False):
+    """A float of any type as registers hold it -> float64."""
+    if base == "bf16":
+        return bf16_to_f32(value.view(U16)).astype(F64)
+    value = value.view(DTYPES[base])
+    return (flush(value) if ftz and base != "f64" else value).astype(F64)
+
+
+def both_positive(name, a, b, c=None):
+    """Has neither addend a sign? A sum of zero is -0 when rounding down, unless both are +0."""
+    first = np.signbit(a) != np.signbit(b) if name == "fma" else np.signbit(a)
+    second = {"add": lambda: np.signbit(b), "sub": lambda: ~np.signbit(b),
+              "fma": lambda: np.signbit(c)}[name]()
+    return ~first & ~second
+
+
+def clamp(value):
+    """.sat: to [+0, 1], and NaN to +0."""
+    return np.where(value > 0, np.minimum(value, value.dtype.type(1)), value.dtype.type(0))
+
+
+def double_function(name, mode):
+    if mode != "rn":
+        return lambda *values: correctly(name, mode, *values)
+    return {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide,
+            "fma": fma_f64}[name]
+
+
+def approximate_division(inst, mods):
+    """Within 2 units in the last place on a GPU, exact here; but div.approx gives 0 where the
+    divisor is beyond 2^126, and NaN if the dividend is infinite then."""
+    approx = "approx" in inst.modifiers
+    ftz = mods.flag("ftz")
+    inst.flops = 1
+    (a, b), write = (source(o, "f32") for o in inst.operands[1:]), destination(
+        inst.operands[0], "f32")
+
+    def run(wave):
+        x, y = (flush(read(wave)) if ftz else read(wave) for read in (a, b))
+        result = x / y
+        if approx:
+            huge = np.isfinite(y) & (np.abs(y) > 2.0**126)
+            result = np.where(huge, x * np.copysign(F32.type(0), y), result)
+        write(wave, canonical(flush(result) if ftz else result))
+    return run
+
+
+# ---- without rounding
+
+def extreme(name, base, ftz, nan, a, b):
+    """min and max. A NaN loses against a number, or wins with .NaN; -0 is less than +0."""
+    if base == "bf16":
+        a, b = (bf16_to_f32(value.view(U16)) for value in (a, b))
+    else:
+        a, b = (value.view(DTYPES[base]) for value in (a, b))
+        a, b = (flush(value) if ftz else value for value in (a, b))
+    function = {"min": (np.fmin, np.minimum), "max": (np.fmax, np.maximum)}[name][nan]
+    result = function(a, b)
+    if not result.all():
+        both = np.logical_or if name == "min" else np.logical_and
+        negative = both(np.signbit(a), np.signbit(b))
+        zero = result.dtype.type(0)
+        result = np.where((a == 0) & (b == 0), np.where(negative, -zero, zero), result)
+    if base == "bf16":
+        return f32_to_bf16(result)
+    return result if base == "f64" else canonical(result)
+
+
+def sign_bit(name, base, ftz, value):
+    """neg and abs touch the sign bit only, also that of a NaN."""
+    if ftz:
+        value = flush(value.view(F32 if base == "f32" else F16))
+    unsigned = {"f32": U32, "f64": U64}.get(base, U16)
+    bits, sign = value.view(unsigned), unsigned.type(1 << (8 * unsigned.itemsize - 1))
+    return bits ^ sign if name == "neg" else bits & ~sign
 
 
 @opcode("copysign")
 def copysign(inst, mods):
     """The sign of a on the magnitude of b."""
-    ptx_type = mods.type()
+    ptx_type = mods.type("f32", "f64")
     a, b = (source(operand, ptx_type) for operand in inst.operands[1:])
     write = destination(inst.operands[0], ptx_type)
     return lambda wave: write(wave, np.copysign(b(wave), a(wave)))
@@ -170,8 +213,8 @@ def copysign(inst, mods):
 
 @opcode("testp")
 def testp(inst, mods):
-    kind = mods.one_of("finite", "infinite", "number", "notanumber", "normal", "subnormal")
-    ptx_type = mods.type()
+    kind = mods.need("finite", "infinite", "number", "notanumber", "normal", "subnormal")
+    ptx_type = mods.type("f32", "f64")
     a, write = source(inst.operands[1], ptx_type), destination(inst.operands[0], "pred")
     tiny = {"f32": 2.0**-126, "f64": 2.0**-1022}[ptx_type]
     test = {"finite": np.isfinite, "infinite": np.isinf, "notanumber": np.isnan,

@@ -7,8 +7,13 @@ import numpy as np
 
 from ..decode import destination, opcode, source
 from ..dtypes import DTYPES, S64, SIGNED, SIZES, U32, U64, UNSIGNED, is_float, is_signed
+from ..ptx import Register
 from .floating import float_arithmetic
 
+INTEGERS = ("u16", "u32", "u64", "s16", "s32", "s64")
+NARROW = ("u16", "u32", "s16", "s32")
+WORDS = ("u32", "s32", "u64", "s64")
+BITS = ("b16", "b32", "b64")
 BINARY = {"add": np.add, "sub": np.subtract, "min": np.minimum, "max": np.maximum}
 LOGIC = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
 
@@ -19,34 +24,77 @@ def sources(inst, ptx_type, first=1):
 
 @opcode("add", "sub", "min", "max")
 def add(inst, mods):
-    ptx_type = mods.inst.modifiers[-1]
-    if is_float(ptx_type):
+    if is_float(inst.modifiers[-1]):
         return float_arithmetic(inst, mods)
-    ptx_type = mods.type()
-    if mods.flag("sat"):
-        return saturating(inst, ptx_type)
+    ptx_type = mods.type(*INTEGERS)
+    if inst.opcode in ("add", "sub"):
+        if mods.flag("cc"):
+            return with_carry(inst, mods, ptx_type, carry_out=True)
+        if ptx_type == "s32" and mods.flag("sat"):
+            return saturating(inst)
     function = BINARY[inst.opcode]
     (a, b), write = sources(inst, ptx_type), destination(inst.operands[0], ptx_type)
     return lambda wave: write(wave, function(a(wave), b(wave)))
 
 
-def saturating(inst, ptx_type):
+def saturating(inst):
     """add.sat.s32: clamp to the range instead of wrapping around."""
-    function, limits = BINARY[inst.opcode], np.iinfo(DTYPES[ptx_type])
-    (a, b), write = sources(inst, ptx_type), destination(inst.operands[0], ptx_type)
+    function, limits = BINARY[inst.opcode], np.iinfo(DTYPES["s32"])
+    (a, b), write = sources(inst, "s32"), destination(inst.operands[0], "s32")
 
     def run(wave):
         exact = function(a(wave).astype(S64), b(wave).astype(S64))
-        write(wave, np.clip(exact, limits.min, limits.max).astype(DTYPES[ptx_type]))
+        write(wave, np.clip(exact, limits.min, limits.max).astype(DTYPES["s32"]))
+    return run
+
+
+# ---- numbers of several words
+
+def carry_flag(inst):
+    """The carry bit of the condition code register, one a lane: as a register of the function."""
+    inst.function.registers.setdefault("%CC.CF", "pred")
+    return Register("%CC.CF", "pred")
+
+
+@opcode("addc", "subc")
+def addc(inst, mods):
+    return with_carry(inst, mods, mods.type(*WORDS), carry_out=mods.flag("cc"), carry_in=True)
+
+
+@opcode("madc")
+def madc(inst, mods):
+    part, ptx_type = mods.need("lo", "hi"), mods.type(*WORDS)
+    return with_carry(inst, mods, ptx_type, mods.flag("cc"), carry_in=True, part=part)
+
+
+def with_carry(inst, mods, ptx_type, carry_out, carry_in=False, part=None):
+    """add, sub, or mad where `part` of the product is told, with the carry (in sub the borrow) of
+    the words below and for the words above."""
+    if ptx_type not in WORDS:
+        mods.refuse()
+    unsigned, minus = UNSIGNED[SIZES[ptx_type]], inst.opcode in ("sub", "subc")
+    *factors, b = sources(inst, ptx_type)
+    write = destination(inst.operands[0], ptx_type)
+    read_carry, write_carry = (use(carry_flag(inst), "pred") for use in (source, destination))
+
+    def run(wave):
+        x = product(*(read(wave) for read in factors), part) if part else factors[0](wave)
+        x, y = x.view(unsigned), b(wave).view(unsigned)
+        before = read_carry(wave).astype(unsigned) if carry_in else unsigned.type(0)
+        middle = x - y if minus else x + y
+        result = middle - before if minus else middle + before
+        if carry_out:
+            write_carry(wave, (x < y) | (middle < before) if minus else (middle < x)
+                        | (result < middle))
+        write(wave, result)
     return run
 
 
 @opcode("neg", "abs")
 def neg(inst, mods):
-    ptx_type = mods.inst.modifiers[-1]
-    if is_float(ptx_type):
+    if is_float(inst.modifiers[-1]):
         return float_arithmetic(inst, mods)
-    ptx_type = mods.type()
+    ptx_type = mods.type("s16", "s32", "s64")
     function = {"neg": np.negative, "abs": np.abs}[inst.opcode]
     (a,), write = sources(inst, ptx_type), destination(inst.operands[0], ptx_type)
     return lambda wave: write(wave, function(a(wave)))
@@ -78,44 +126,57 @@ def high_64(a, b):
     return high.view(S64)
 
 
-@opcode("mul", "mul24")
+@opcode("mul")
 def mul(inst, mods):
-    if is_float(mods.inst.modifiers[-1]):
+    if is_float(inst.modifiers[-1]):
         return float_arithmetic(inst, mods)
-    part, ptx_type = mods.one_of("lo", "hi", "wide"), mods.type()
-    if inst.opcode == "mul24" and part != "lo":
-        mods.refuse()
-    (a, b) = sources(inst, ptx_type)
+    part = mods.need("lo", "hi", "wide")
+    ptx_type = mods.type(*(NARROW if part == "wide" else INTEGERS))
+    a, b = sources(inst, ptx_type)
     write = destination(inst.operands[0], result_type(ptx_type, part))
-    if inst.opcode == "mul24":
-        return lambda wave: write(wave, low_24(a(wave)) * low_24(b(wave)))
     return lambda wave: write(wave, product(a(wave), b(wave), part))
-
-
-def low_24(value):
-    return (value << value.dtype.type(8)) >> value.dtype.type(8)
 
 
 def result_type(ptx_type, part):
     return f"{ptx_type[0]}{16 * SIZES[ptx_type]}" if part == "wide" else ptx_type
 
 
-@opcode("mad", "mad24")
+@opcode("mad")
 def mad(inst, mods):
-    if is_float(mods.inst.modifiers[-1]):
+    if is_float(inst.modifiers[-1]):
         return float_arithmetic(inst, mods)
-    part, ptx_type = mods.one_of("lo", "hi", "wide"), mods.type()
-    if inst.opcode == "mad24":
-        mods.refuse()
+    part = mods.need("lo", "hi", "wide")
+    ptx_type = mods.type(*(NARROW if part == "wide" else INTEGERS))
+    if part != "wide" and mods.flag("cc"):
+        return with_carry(inst, mods, ptx_type, carry_out=True, part=part)
     wide = result_type(ptx_type, part)
     a, b = source(inst.operands[1], ptx_type), source(inst.operands[2], ptx_type)
     c, write = source(inst.operands[3], wide), destination(inst.operands[0], wide)
     return lambda wave: write(wave, product(a(wave), b(wave), part) + c(wave))
 
 
+@opcode("mul24", "mad24")
+def mul24(inst, mods):
+    """The product of the low 24 bits, which has 48: lo takes its low 32 bits, hi its high ones."""
+    part, ptx_type = mods.need("lo", "hi"), mods.type("u32", "s32")
+    a, b, *c = sources(inst, ptx_type)
+    write, wide = destination(inst.operands[0], ptx_type), S64 if ptx_type == "s32" else U64
+    drop, kept = wide.type(16 if part == "hi" else 0), DTYPES[ptx_type]
+
+    def run(wave):
+        x, y = (low_24(read(wave)).astype(wide) for read in (a, b))
+        result = (x * y >> drop).astype(kept)
+        write(wave, result + c[0](wave) if c else result)
+    return run
+
+
+def low_24(value):
+    return (value << value.dtype.type(8)) >> value.dtype.type(8)
+
+
 @opcode("sad")
 def sad(inst, mods):
-    ptx_type = mods.type()
+    ptx_type = mods.type(*INTEGERS)
     (a, b, c), write = sources(inst, ptx_type), destination(inst.operands[0], ptx_type)
 
     def run(wave):
@@ -126,41 +187,42 @@ def sad(inst, mods):
 
 @opcode("div", "rem")
 def div(inst, mods):
-    if is_float(mods.inst.modifiers[-1]):
+    if inst.opcode == "div" and is_float(inst.modifiers[-1]):
         return float_arithmetic(inst, mods)
-    ptx_type = mods.type()
+    ptx_type = mods.type(*INTEGERS)
     (a, b), write = sources(inst, ptx_type), destination(inst.operands[0], ptx_type)
+    ones = np.invert(DTYPES[ptx_type].type(0))
 
     def run(wave):
         x, y = a(wave), b(wave)
         zero = y == 0
         y = np.where(zero, y.dtype.type(1), y)
         remainder = np.fmod(x, y)
-        if inst.opcode == "rem":
-            write(wave, np.where(zero, x, remainder))
-        else:                                               # by zero: all ones, as the hardware has it
-            write(wave, np.where(zero, x.dtype.type(-1) if x.dtype.kind == "i" else ~x.dtype.type(0),
-                                 (x - remainder) // y))
+        result = remainder if inst.opcode == "rem" else (x - remainder) // y
+        if wave.per_lane(zero).any():
+            wave.launch.warn(inst, "integer division by zero: its result is unspecified. Here all "
+                                   "bits are set, as NVIDIA's assembler has it")
+        write(wave, np.where(zero, ones, result))
     return run
 
 
 @opcode("and", "or", "xor")
 def logic(inst, mods):
-    ptx_type, function = mods.type(), LOGIC[inst.opcode]
+    ptx_type, function = mods.type("pred", *BITS), LOGIC[inst.opcode]
     (a, b), write = sources(inst, ptx_type), destination(inst.operands[0], ptx_type)
     return lambda wave: write(wave, function(a(wave), b(wave)))
 
 
 @opcode("not")
 def invert(inst, mods):
-    ptx_type = mods.type()
+    ptx_type = mods.type("pred", *BITS)
     (a,), write = sources(inst, ptx_type), destination(inst.operands[0], ptx_type)
     return lambda wave: write(wave, ~a(wave))
 
 
 @opcode("cnot")
 def cnot(inst, mods):
-    ptx_type = mods.type()
+    ptx_type = mods.type(*BITS)
     (a,), write = sources(inst, ptx_type), destination(inst.operands[0], ptx_type)
     return lambda wave: write(wave, (a(wave) == 0).astype(DTYPES[ptx_type]))
 
@@ -168,7 +230,7 @@ def cnot(inst, mods):
 @opcode("shl", "shr")
 def shift(inst, mods):
     """A shift by the width or more gives zero, or the sign."""
-    ptx_type = mods.type()
+    ptx_type = mods.type(*BITS, *(INTEGERS if inst.opcode == "shr" else ()))
     dtype, bits = DTYPES[ptx_type], 8 * SIZES[ptx_type]
     a, b = source(inst.operands[1], ptx_type), source(inst.operands[2], "u32")
     write = destination(inst.operands[0], ptx_type)
@@ -187,8 +249,8 @@ def shift(inst, mods):
 @opcode("shf")
 def funnel_shift(inst, mods):
     """Shift the pair {b, a} and keep one half: rotations are made of it."""
-    left, wrap = mods.one_of("l", "r") == "l", mods.one_of("wrap", "clamp") == "wrap"
-    mods.type()
+    left, wrap = mods.need("l", "r") == "l", mods.need("wrap", "clamp") == "wrap"
+    mods.type("b32")
     (low, high, amount), write = sources(inst, "u32"), destination(inst.operands[0], "u32")
 
     def run(wave):
@@ -202,7 +264,7 @@ def funnel_shift(inst, mods):
 @opcode("lop3")
 def lop3(inst, mods):
     """Any logic function of three bits, given as its truth table."""
-    mods.type()
+    mods.type("b32")
     a, b, c = (source(operand, "b32") for operand in inst.operands[1:4])
     table, write = inst.operands[4].bits, destination(inst.operands[0], "b32")
 
@@ -218,7 +280,7 @@ def lop3(inst, mods):
 
 @opcode("popc")
 def popc(inst, mods):
-    (a,), write = sources(inst, mods.type()), destination(inst.operands[0], "u32")
+    (a,), write = sources(inst, mods.type("b32", "b64")), destination(inst.operands[0], "u32")
     return lambda wave: write(wave, np.bitwise_count(a(wave)).astype(U32))
 
 
@@ -233,7 +295,7 @@ def smear(value):
 
 @opcode("clz")
 def clz(inst, mods):
-    ptx_type = mods.type()
+    ptx_type = mods.type("b32", "b64")
     bits = U32.type(8 * SIZES[ptx_type])
     (a,), write = sources(inst, ptx_type), destination(inst.operands[0], "u32")
     return lambda wave: write(wave, bits - np.bitwise_count(smear(a(wave))).astype(U32))
@@ -242,7 +304,7 @@ def clz(inst, mods):
 @opcode("bfind")
 def bfind(inst, mods):
     """The place of the highest bit that differs from the sign; -1 if there is none."""
-    shiftamt, ptx_type = mods.flag("shiftamt"), mods.type()
+    shiftamt, ptx_type = mods.flag("shiftamt"), mods.type(*WORDS)
     bits = U32.type(8 * SIZES[ptx_type])
     (a,), write = sources(inst, ptx_type), destination(inst.operands[0], "u32")
 
@@ -258,7 +320,7 @@ def bfind(inst, mods):
 
 @opcode("brev")
 def brev(inst, mods):
-    ptx_type = mods.type()
+    ptx_type = mods.type("b32", "b64")
     dtype = DTYPES[ptx_type]
     (a,), write = sources(inst, ptx_type), destination(inst.operands[0], ptx_type)
 
@@ -273,40 +335,36 @@ def brev(inst, mods):
 
 @opcode("bfe")
 def bfe(inst, mods):
-    """Extract `length` bits from `start`, sign-extended for s32 and s64."""
-    ptx_type = mods.type()
+    """Extract `length` bits from `start`. Above them comes zero, or for s32 and s64 the field's top
+    bit; bits beyond the end of a count as its top bit."""
+    ptx_type = mods.type(*WORDS)
     dtype, bits = DTYPES[ptx_type], 8 * SIZES[ptx_type]
     a = source(inst.operands[1], ptx_type)
     start, length = (source(operand, "u32") for operand in inst.operands[2:4])
     write = destination(inst.operands[0], ptx_type)
 
     def run(wave):
-        value = a(wave)
-        first, count = (read(wave).astype(S64) & 0xFF for read in (start, length))
-        first, count = np.minimum(first, bits), np.minimum(count, bits)
-        # Where the field reaches beyond the top it is filled with the sign, or with zero.
-        reach = np.minimum(count, bits - first)
-        wide = S64 if is_signed(ptx_type) else U64
-        left = (64 - first - reach).astype(wide)
-        filled = value.astype(wide) << np.minimum(left, 63)
-        result = filled >> np.minimum(64 - reach, 63).astype(wide)
-        empty = (reach == 0) & (count > 0)                  # all of it beyond the top
-        sign = np.where(value < 0, wide.type(-1), wide.type(0)) if is_signed(ptx_type) else 0
-        write(wave, np.where(count == 0, 0, np.where(empty, sign, result)).astype(wide).astype(dtype))
+        first, count = (np.minimum(read(wave) & U32.type(0xFF), U32.type(bits)).astype(S64)
+                        for read in (start, length))
+        count = np.minimum(count, bits - np.minimum(first, bits - is_signed(ptx_type)))
+        above = (bits - count).clip(0, bits - 1).astype(dtype)      # room above the field
+        field = a(wave) >> np.minimum(first, bits - 1).astype(dtype)
+        write(wave, np.where(count == 0, dtype.type(0), field << above >> above))
     return run
 
 
 @opcode("bfi")
 def bfi(inst, mods):
     """Insert the low `length` bits of a into b at `start`."""
-    ptx_type = mods.type()
+    ptx_type = mods.type("b32", "b64")
     dtype, bits = DTYPES[ptx_type], 8 * SIZES[ptx_type]
     a, b = (source(operand, ptx_type) for operand in inst.operands[1:3])
     start, length = (source(operand, "u32") for operand in inst.operands[3:5])
     write = destination(inst.operands[0], ptx_type)
 
     def run(wave):
-        first, count = (np.minimum(read(wave) & 0xFF, bits) for read in (start, length))
+        first, count = (np.minimum(read(wave) & U32.type(0xFF), U32.type(bits))
+                        for read in (start, length))
         low = np.where(count >= bits, ~dtype.type(0),
                        (dtype.type(1) << np.minimum(count, bits - 1).astype(dtype)) - dtype.type(1))
         by = np.minimum(first, bits - 1).astype(dtype)
@@ -318,7 +376,7 @@ def bfi(inst, mods):
 @opcode("prmt")
 def prmt(inst, mods):
     """Pick four bytes of the eight in {b, a}; bit 3 of a selector repeats the byte's sign."""
-    mods.type()
+    mods.type("b32")
     (a, b, selector), write = sources(inst, "u32"), destination(inst.operands[0], "u32")
 
     def run(wave):
@@ -334,17 +392,26 @@ def prmt(inst, mods):
     return run
 
 
-@opcode("dp4a")
-def dp4a(inst, mods):
-    """Dot product of four bytes with four bytes, added to c."""
-    kinds = [{"s32": SIGNED[1], "u32": UNSIGNED[1]}[mods.type()] for _ in range(2)]
-    signed = any(kind == SIGNED[1] for kind in kinds)
-    a, b = (source(operand, "b32") for operand in inst.operands[1:3])
-    c = source(inst.operands[3], "s32" if signed else "u32")
+@opcode("dp4a", "dp2a")
+def dot_product(inst, mods):
+    """c plus the dot product of the bytes of a and b (dp4a), or of the halves of a and the low or
+    high two bytes of b (dp2a)."""
+    parts = [0, 1, 2, 3]
+    if inst.opcode == "dp2a":
+        parts = [0, 1] if mods.need("lo", "hi") == "lo" else [2, 3]
+    size = 4 // len(parts)                                  # bytes of an element of a
+    types = [mods.type("u32", "s32") for _ in range(2)]
+    kinds = [SIGNED if ptx_type == "s32" else UNSIGNED for ptx_type in types]
+    a, b, c = sources(inst, "b32")
     write = destination(inst.operands[0], "b32")
 
     def run(wave):
-        x, y = (np.ascontiguousarray(read(wave))[..., None].view(kind).astype(S64)
-                for read, kind in zip((a, b), kinds))
-        write(wave, ((x * y).sum(axis=-1) + c(wave)).astype(U64 if not signed else S64).astype(U32))
+        x = items(a(wave), kinds[0][size])
+        y = items(b(wave), kinds[1][1])[..., parts]
+        write(wave, (x * y).sum(axis=-1).astype(U32) + c(wave))
     return run
+
+
+def items(word, dtype):
+    """The parts of a 32-bit register, lowest first, as int64 in a last axis of their own."""
+    return np.ascontiguousarray(word)[..., None].view(dtype).astype(S64)

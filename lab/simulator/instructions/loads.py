@@ -50,9 +50,9 @@ def ld(inst, mods):
         def read(wave):
             return load(wave, inst, where(wave), size, space)
     if len(items) == 1:
-        write, unsigned = destination(target, ptx_type), UNSIGNED[SIZES[ptx_type]]
+        write, unsigned = destination(items[0], ptx_type, wider=True), UNSIGNED[SIZES[ptx_type]]
         return lambda wave: write(wave, read(wave).view(unsigned))
-    writes = [destination(item, ptx_type) for item in items]
+    writes = [destination(item, ptx_type, wider=True) for item in items]
     unsigned = UNSIGNED[SIZES[ptx_type]]
 
     def run(wave):
@@ -72,7 +72,7 @@ def st(inst, mods):
     place, value = inst.operands
     items = value.items if isinstance(value, Vector) else [value]
     size, part = SIZES[ptx_type] * len(items), f"b{8 * SIZES[ptx_type]}"
-    reads = [source(item, part) for item in items]
+    reads = [source(item, part, wider=True) for item in items]
     where = param_address(place) if space == "param" else address(place)
     space = "local" if space == "param" else space
     if len(items) == 1:

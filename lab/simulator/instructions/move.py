@@ -3,13 +3,15 @@
 from ..decode import destination, opcode, source
 from ..dtypes import U64
 from ..memory import LOCAL_WINDOW, OFFSET_BITS, SEGMENT_SHIFT, SHARED_WINDOW
+from ..ptx import Vector
+from .integer import BITS, INTEGERS
 
 
 @opcode("mov")
 def mov(inst, mods):
-    ptx_type = mods.type()
+    ptx_type = mods.type("pred", *BITS, *INTEGERS, "f32", "f64")
     target, value = inst.operands
-    if ptx_type == "b128":
+    if isinstance(target, Vector) + isinstance(value, Vector) and ptx_type not in BITS:
         mods.refuse()
     write, read = destination(target, ptx_type), source(value, ptx_type)
     return lambda wave: write(wave, read(wave))

@@ -1,0 +1,113 @@
+"""Cut a reference into stubs, take definitions out of a text, put a learner's answer into one.
+
+A text, Python or CUDA C, is read as a list of units: one for each definition, import, constant or
+stray statement at its top level. Everything here works on whole units and keeps the rest as it is.
+"""
+
+from functools import lru_cache
+
+from lab.stub import cuda, python, splicing
+from lab.stub.splicing import Spliced
+from lab.stub.units import named, one_newline
+
+__all__ = ["Spliced", "changed", "cut", "definitions", "extract", "find_line", "free_names",
+           "normalised", "splice"]
+LANGUAGES = {"python": python, "cuda": cuda}
+
+
+def cut(source, names, language):
+    """The stub of every exercise in `names`: kept down to its `exercise:` comment.
+
+    KeyError: a name is not defined. ValueError: it has no such comment, or cannot be cut there.
+    """
+    text = one_newline(source)
+    for name in names:
+        unit, *others = _find(text, name, language)
+        if others:
+            raise ValueError(f"line {others[0].line}: {name} is defined here too")
+        stub = LANGUAGES[language].stub(unit, name)
+        text = text[:unit.start] + stub + text[unit.end:]
+        try:
+            _read(text, language)
+        except (SyntaxError, ValueError) as error:
+            raise ValueError(f"line {unit.line}: {name} cannot be cut at its mark, what is left is "
+                             f"no code ({error})") from error
+    return text
+
+
+def definitions(source, language):
+    """Names of functions and classes, methods as "Class.method"; CUDA: structs and macros too."""
+    found = named(_read(source, language))
+    return [name for name, units in found.items() if any(unit.defines for unit in units)]
+
+
+def extract(source, name, language):
+    """The whole text of a definition, as `splice` takes it back.
+
+    Decorators, `template` and `extern "C"` come along, the comment above does not; a method comes
+    under the header of its class. KeyError: it is not there.
+    """
+    units = _find(source, name, language)
+    texts, owner = [unit.text for unit in units], units[0].owner
+    while owner:
+        texts.insert(0, owner.header)
+        owner = owner.owner
+    return "\n".join(texts)
+
+
+def find_line(source, name, language):
+    """The line on which a definition begins, its decorators included. KeyError: it is not there."""
+    return _find(source, name, language)[0].line
+
+
+def normalised(source, name, language):
+    """A text that is equal where the code is, whatever its comments, docstrings and layout.
+
+    None where the name is not defined.
+    """
+    units = named(_read(source, language)).get(name, ())
+    return "\n".join(unit.normal for unit in units) or None
+
+
+def changed(text, base, language):
+    """What `text` has otherwise than `base`, or in addition to it: an answer for `splice`."""
+    parts = splicing.changed(_read(text, language), _read(base, language))
+    return "".join(part + "\n\n" for part in parts)
+
+
+def splice(source, answer, language):
+    """Put an answer, a notebook's cell or a file, into a module.
+
+    What `source` defines too is replaced in place. All else goes above the first definition so
+    replaced that follows it in the answer, or below them all: the answer keeps its order, where the
+    source has the same. If it replaces nothing it goes to the end; if it has all names of `source`
+    it is the whole module and taken as it is. A class under the same header, or without bases and
+    decorators, replaces only the methods that it has. Splicing twice changes nothing.
+    SyntaxError, or ValueError in CUDA: the answer cannot be read.
+    """
+    source, answer = one_newline(source), one_newline(answer)
+    return splicing.merged(source, _read(source, language), answer, _read(answer, language),
+                           LANGUAGES[language].GAP)
+
+
+def free_names(cell, language):
+    """Names that a Python cell uses and neither defines nor imports, builtins aside.
+
+    SyntaxError: it cannot be read. ValueError: another language, whose compiler names them itself.
+    """
+    if language != "python":
+        raise ValueError(f"the free names of {language} are left to its compiler")
+    return python.free_names(one_newline(cell))
+
+
+@lru_cache(maxsize=64)          # a check reads the same few texts again and again
+def _read(text, language):
+    return LANGUAGES[language].read(one_newline(text))
+
+
+def _find(text, name, language):
+    found = named(_read(text, language))
+    if name not in found:
+        there = [other for other, units in found.items() if units[0].defines]
+        raise KeyError(f"no {name} here, only {', '.join(there) or 'text without definitions'}")
+    return found[name]

@@ -1,0 +1,254 @@
+"""CUDA C by a tokenizer and the shape of its declarations: enough to tell one from the next.
+
+What a declaration is can be seen from its skeleton: its words, with nothing left in its brackets.
+That of `template <int N> __device__ float f(int n) { … }` is `template __device__ float f () {}`.
+"""
+
+import re
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import NamedTuple
+
+from lab.stub.units import MARK, Unit, about
+
+GAP = "\n\n"                                # one empty line around a definition
+TOKEN = re.compile(r"""
+      (?P<comment> //(?:\\\n|[^\n])* | /\*.*?\*/ )
+    | (?P<directive> ^[^\S\n]*\#(?: \\\n | //[^\n]* | /\*.*?\*/ | [^\n] )*)
+    | (?P<space> [^\S\n]+ | \\?\n )
+    | (?P<literal> R"(?P<fence>[^()\\\s]*)\(.*?\)(?P=fence)"
+                 | "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*' )
+    | (?P<word> \.?\d(?:[eEpP][+-]|'?[\w.])* | \w+ )
+    | (?P<unended> ["'] | /\* )
+    | (?P<sign> ::|->|\+\+|--|<<|>>|&&|\|\||[-+*/%&|^=!<>]= | . )
+    """, re.VERBOSE | re.MULTILINE | re.DOTALL)
+CLOSER = {"(": ")", "[": "]", "{": "}"}
+IF, ELSE = {"if", "ifdef", "ifndef"}, {"elif", "else", "elifdef", "elifndef"}
+
+# Of skeletons:
+ASIDE = re.compile(r"(?:__launch_bounds__|__align__|__attribute__|alignas) \(\) ?|< [^<>]*> ?")
+BLOCK = re.compile(r'(?:extern "C"|(?:inline )?namespace\b.*) {')
+FUNCTION = re.compile(r"(?:(?! : |=).)*?\b(operator [^()]+?|\w+) \(\) "
+                      r"(?:(?:const|noexcept|->|:)[^=]* )?\{\}")
+RECORD = re.compile(r"(typedef )?(?:\S+ )*?(?:struct|class|union|enum) "
+                    r"(?:[^:={]*?(\w+) (?:final )?(?::[^=]*)?)?\{\} ?(\w*)")
+STRAY = re.compile(r"using namespace .*|(?:.* )?(?:struct|class|union|enum) \w+")
+VARIABLE = re.compile(r"[^=([{]*?(\w+)(?: [=[{].*)?")
+
+
+class Token(NamedTuple):
+    kind: str           # comment, directive, literal, word or sign
+    text: str
+    start: int
+    end: int
+    line: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """A namespace, `extern "C" {` or `#if` that is entered; two are equal if they read the same."""
+
+    opener: str
+    closer: str
+    token: Token = field(compare=False)
+
+
+def read(text):
+    """The units of a text. ValueError: a bracket, #if, comment or string never ends."""
+    tokens, comments = [], {}               # whole lines of comment: where they end -> begin
+    for token in _tokens(text):
+        if token.kind == "unended":
+            what = {"'": "character", '"': "string"}.get(token.text, "comment")
+            _fail(token, f"this {what} never ends")
+        begin, end = _row(text, token.start), text.index("\n", token.end) + 1
+        if token.kind != "comment":
+            tokens.append(token)
+        elif text[begin:end].strip() == token.text:
+            comments[end] = begin
+
+    units, conditions, blocks, inside = [], [], [], 0
+    for first, last, skeleton in _declarations(tokens):
+        token, word = tokens[first], _directive(tokens[first])
+        if not conditions and not blocks:
+            inside, outermost = len(units), token
+        if word in IF:
+            conditions.append(Block(token.text, "#endif", token))
+        elif word in ELSE or word == "endif":
+            if not conditions:
+                _fail(token, f"this #{word} has no #if")
+            block = conditions.pop()
+            if word in ELSE:
+                conditions.append(replace(block, opener=f"{block.opener}\n{token.text}"))
+        elif BLOCK.fullmatch(skeleton):
+            blocks.append(Block(text[token.start:tokens[last].end], "}", token))
+        elif skeleton == "}":
+            if not blocks:
+                _fail(token, "this } closes nothing")
+            blocks.pop()
+        else:
+            units.append(_unit(text, tokens[first:last + 1], skeleton, comments,
+                               (*conditions, *blocks)))
+        if not conditions and not blocks:   # what is added goes outside of the outermost block
+            for unit in units[inside:]:
+                if unit.scope:
+                    unit.span = _row(text, outermost.start), text.index("\n", tokens[last].end)
+    for block in blocks + conditions:
+        _fail(block.token, f"this {block.opener.splitlines()[0]} is never closed")
+    return units
+
+
+def _tokens(text):
+    line = 1
+    for match in TOKEN.finditer(text):
+        token = Token(match.lastgroup, match[0], match.start(), match.end(), line)
+        if token.kind != "space":
+            yield token
+        line += token.text.count("\n")
+
+
+def _fail(token, what):
+    raise ValueError(f"line {token.line}: {what}")
+
+
+def _row(text, offset):
+    """The offset at which the line of an offset begins."""
+    return text.rfind("\n", 0, offset) + 1
+
+
+def _before(text, offset):
+    return text[_row(text, offset):offset]
+
+
+def _directive(token):
+    return re.match(r"\s*#\s*(\w*)", token.text)[1] if token.kind == "directive" else ""
+
+
+def _declarations(tokens):
+    """(first token, last, skeleton) of all outside of functions; a block's { and } are apart."""
+    first = k = 0
+    words, skeleton = [], ""
+    while k < len(tokens):
+        token, last = tokens[k], k
+        alone = token.text == "}" or token.kind == "directive"
+        if alone and words:                 # no semicolon: for the compiler to complain about
+            yield first, k - 1, skeleton
+            first, words = k, []
+        if token.text in CLOSER and not BLOCK.fullmatch(" ".join([*words, token.text])):
+            last = _close(tokens, k)
+            words.append(token.text + CLOSER[token.text])
+        elif token.text != ";":
+            words.append(token.text)
+        skeleton = _skeleton(words)
+        k = last + 1
+        if alone or token.text == ";" or BLOCK.fullmatch(skeleton) or FUNCTION.fullmatch(skeleton):
+            if words:
+                yield first, last, skeleton
+            first, words = k, []
+    if words:
+        yield first, len(tokens) - 1, skeleton
+
+
+def _depths(tokens, opener):
+    """How many of a bracket are open after each token; every branch of an #if counts alone."""
+    depth, before = 0, []
+    for token in tokens:
+        word = _directive(token)
+        if word in IF:
+            before.append(depth)
+        elif word in ELSE and before:
+            depth = before[-1]
+        elif word == "endif" and before:
+            before.pop()
+        depth += (token.text == opener) - (token.text == CLOSER[opener])
+        yield depth
+
+
+def _close(tokens, k):
+    """The index of the bracket that closes the one at k."""
+    for j, depth in enumerate(_depths(islice(tokens, k, None), tokens[k].text), k):
+        if not depth:
+            return j
+    _fail(tokens[k], f"this {tokens[k].text} is never closed")
+
+
+def _skeleton(words):
+    """Words in one line, without attributes and what stands in < >."""
+    text = " ".join(words).replace(">>", "> >")
+    while ASIDE.search(text):               # from the innermost < > outwards
+        text = ASIDE.sub("", text)
+    return text
+
+
+def _named(skeleton):
+    """(what a declaration binds or None, whether it defines it)."""
+    if skeleton.lstrip().startswith("#"):
+        macro = re.match(r"\s*#\s*define\s+(\w+)", skeleton)
+        return macro and macro[1], bool(macro)
+    if match := FUNCTION.fullmatch(skeleton):
+        return match[1].replace(" ", ""), True
+    if match := RECORD.fullmatch(skeleton):
+        typedef, name, behind = match.groups()
+        return (behind if typedef else name or behind) or None, True
+    match = VARIABLE.fullmatch(skeleton)
+    return (match[1] if match and not STRAY.fullmatch(skeleton) else None), False
+
+
+def _unit(text, tokens, skeleton, comments, scope):
+    start, end, line = tokens[0].start, tokens[-1].end, tokens[0].line
+    if not _before(text, start).strip():
+        start = _row(text, start)
+    end += len(re.match(r"(?:[^\S\n]*(?://.*)?(?=\n))?", text[end:])[0])    # a comment behind it
+    lead = start
+    while lead in comments:
+        lead = comments[lead]
+    name, defines = _named(skeleton)
+    normal = " ".join(_words(tokens))
+    kind = "" if tokens[0].kind == "directive" else re.split(r" [{=] ", normal)[0]
+    role = [kind, *(block.opener for block in scope if block.closer == "#endif")]
+    return Unit(start, line, text[lead:start], text[start:end], (name,) if name else (), defines,
+                lambda: normal, (lead, text.index("\n", end)), "\n".join(role), scope)
+
+
+def _words(tokens):
+    """Token texts without comments, those within preprocessor lines included."""
+    for token in tokens:
+        if token.kind == "directive":
+            yield from ["#", *_words(_tokens(token.text.lstrip()[1:])), "\n"]
+        elif token.kind != "comment":
+            yield token.text
+
+
+def stub(unit, name):
+    """The text of a function down to its mark, all that is open there closed.
+
+    ValueError: there is no mark, or it is in the middle of a statement.
+    """
+    text, tokens = unit.text, list(_tokens(unit.text))
+    mark = next((t for t in tokens if t.kind == "comment" and MARK.match(t.text)
+                 and not _before(text, t.start).strip()), None)
+    if mark is None:
+        raise ValueError(f"line {unit.line}: {name} has no comment // exercise:")
+    line = unit.line + mark.line - 1
+    kept = [t for t in tokens if t.start < mark.start and t.kind != "comment"]
+    conditions = sum((word in IF) - (word == "endif") for word in map(_directive, kept))
+    before = [t.text for t in kept if t.kind != "directive"][-1]
+    if conditions or before not in {*"{};:"}:
+        raise ValueError(f"line {line}: {name} cannot be cut here, "
+                         + ("under an #if" if conditions else "in the middle of a statement"))
+    closers, lines = [], set()              # of what is open at the mark; of the learner's part
+    for token, depth in zip(tokens, _depths(tokens, "{"), strict=True):
+        if token.start <= mark.start:
+            lowest = depth
+        elif depth < lowest:
+            lowest = depth
+            closers.append(token)
+        elif token.kind != "comment":
+            lines.add(token.line)
+    pad = _before(text, mark.start)
+    rows = [f"{pad}// {about(len(lines), name, line)}"]
+    if not re.match(rf"[^{{]*?\bvoid\b[^{{]*?\b{re.escape(name)}\s*\(", text):
+        rows.append(f"{pad}return {{}};")
+    elif len(closers) > 1:                  # in a block, which may be a loop
+        rows.append(f"{pad}return;")
+    rows += [re.match(r"\s*", text[_row(text, t.start):])[0] + "}" for t in closers]
+    return "\n".join([text[:mark.end], *rows]) + text[closers[-1].end:]
