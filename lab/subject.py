@@ -175,7 +175,7 @@ class Subject:
         if not self._child.answers(began + limit) and slow is not None:
             limit = max(limit, SLACK * slow())
         if not self._child.answers(began + limit):
-            raise TimeoutError
+            raise TimeoutError(f"{limit:.0f}")
         end = time.monotonic() + SECONDS            # for the bytes of an answer that has begun
         return wire.read_frame(lambda n: self._child.read(n, end), LARGEST)
 
@@ -183,8 +183,7 @@ class Subject:
         if self._child.flooded:
             return Stopped("flooded", "it printed more than 16 MB; it was stopped")
         if isinstance(error, TimeoutError):
-            return Stopped("hung", f"no answer within {SECONDS} s, which is more than {SLACK} times "
-                                   f"what the reference needs: an endless loop?")
+            return Stopped("hung", f"no answer within {error} s: an endless loop?")
         if isinstance(error, wire.WireError):
             return Stopped("garbled", f"its answer cannot be read: {error}")
         return Stopped("died", "the process ended without an answer: os._exit, a crash, or out of "

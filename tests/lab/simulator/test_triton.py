@@ -1,5 +1,12 @@
 """Unmodified Triton kernels through Triton's own compiler, against torch."""
 
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -180,7 +187,339 @@ def test_atomics():
     assert torch.equal(count.long(), torch.bincount((x * 4).int(), minlength=4))
 
 
+# ---- arguments
+
+@triton.jit
+def scalars_kernel(out, flag, one, zero, n, big, x, y, nothing, HALF: tl.constexpr,
+                   MODE: tl.constexpr):
+    if flag:
+        tl.store(out, n + one + zero)
+    tl.store(out + 1, (big >> 32).to(tl.float64))
+    tl.store(out + 2, x * HALF + y)
+    if nothing is None:
+        tl.store(out + 3, 3.0)
+    if MODE == "negate":
+        tl.store(out + 4, -x)
+
+
+@pytest.mark.parametrize("flag, n", [(True, 5), (False, -7)])
+def test_scalars(flag, n):
+    out = torch.zeros(5, dtype=torch.float64)
+    scalars_kernel[(1,)](out, flag, 1, 0, n, 3 << 32, 0.75, 2, None, HALF=0.5, MODE="negate")
+    assert out.tolist() == [(n + 1) * flag, 3, 2.375, 3, -0.75]
+
+
+class Pair(NamedTuple):
+    pointer: object
+    step: int
+
+
+@triton.jit
+def tuples_kernel(pair, nested, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    v = tl.load(pair.pointer + i * pair.step, i < n)
+    tl.store(nested[0] + i, v * nested[1][0] + nested[1][1], i < n)
+
+
+def test_tuples_and_named_tuples():
+    x, y = torch.rand(64), torch.zeros(32)
+    tuples_kernel[(1,)](Pair(x, 2), (y, (3, 0.5)), 32, BLOCK=32)
+    assert torch.allclose(y, 3 * x[::2] + 0.5)
+
+
+def test_a_member_of_a_tuple_has_its_name_in_messages():
+    x, y = torch.rand(10), torch.zeros(32)
+    with pytest.raises(simulator.KernelError, match=r"`pair\.pointer`"):
+        tuples_kernel[(1,)](Pair(x, 2), (y, (3, 0.5)), 32, BLOCK=32)
+    with pytest.raises(simulator.KernelError, match=r"`nested\[0\]`"):
+        tuples_kernel[(1,)](Pair(torch.rand(64), 2), (y[:8], (3, 0.5)), 32, BLOCK=32)
+
+
+@triton.jit
+def copy_kernel(x, y, rows, columns, xr, xc, yr, yc, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    r, c = i // columns, i % columns
+    inside = i < rows * columns
+    tl.store(y + r * yr + c * yc, tl.load(x + r * xr + c * xc, inside), inside)
+
+
+@pytest.mark.parametrize("dtype", [
+    torch.bool, torch.int8, torch.uint8, torch.int16, torch.int64, torch.bfloat16, torch.float64,
+    torch.float8_e5m2], ids=str)
+def test_views_of_any_stride_alignment_and_type(dtype):
+    whole = torch.randint(0, 2, (40, 50)).to(dtype)
+    for x in (whole, whole.T, whole[3::2, 1::3], whole[:, 7:8], whole[5]):
+        x = x if x.ndim == 2 else x[None]
+        y = torch.zeros(x.shape, dtype=dtype).T.contiguous().T
+        copy_kernel[(triton.cdiv(x.numel(), 128),)](x, y, *x.shape, *x.stride(), *y.stride(),
+                                                    BLOCK=128)
+        assert torch.equal(y.float(), x.float())
+
+
+def test_alignment_is_what_the_compiler_saw():
+    """Memory from elsewhere may start anywhere: here at 8 beyond a multiple of 16."""
+    memory = np.zeros(8192, np.uint8)
+    start = -memory.ctypes.data % 16 + 8
+    x = torch.from_numpy(memory[start:start + 4096].view(np.float32))
+    x[:] = torch.rand(1024)
+    for view in (x, x[2:]):                                 # not aligned, and aligned by its offset
+        n, z = len(view) // 128 * 128, torch.zeros(1024)
+        add_kernel[(8,)](view, view, z, n, BLOCK=128)
+        assert torch.equal(z[:n], 2 * view[:n])
+
+
+def test_a_number_that_does_not_fit_is_an_error():
+    @triton.jit
+    def kernel(out, n: tl.int8):
+        tl.store(out, n)
+    out = torch.zeros(1, dtype=torch.int32)
+    kernel[(1,)](out, -128)
+    assert out.item() == -128
+    with pytest.raises(simulator.KernelError, match="`n`: takes i8, 200 does not fit"):
+        kernel[(1,)](out, 200)
+
+
+def test_reinterpreted_tensor():
+    x = torch.tensor([1.5, -2.0]).view(torch.int32)
+    y, z = torch.zeros(2), torch.ones(2)
+    add_kernel[(1,)](triton.reinterpret(x, tl.float32), y, z, 2, BLOCK=2)
+    assert z.tolist() == [1.5, -2.0]
+
+
+def test_an_empty_grid_is_no_launch():
+    x = torch.rand(8)
+    with simulator.trace() as t:
+        add_kernel[(0,)](x, x, x, 8, BLOCK=8)
+        add_kernel[(3, 0, 2)](x, x, x, 8, BLOCK=8)
+    assert not t.launches
+    with pytest.raises(simulator.KernelError, match="grid"):
+        add_kernel[(1, 65536)](x, x, x, 8, BLOCK=8)
+
+
+@triton.jit
+def grid_kernel(out):
+    x, y, z = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    at = (z * tl.num_programs(1) + y) * tl.num_programs(0) + x
+    tl.store(out + at, 100 * x + 10 * y + z)
+
+
+def test_grids_of_three_dimensions():
+    out = torch.zeros(4, 3, 2, dtype=torch.int32)
+    grid_kernel[lambda meta: (2, 3, 4)](out)
+    z, y, x = np.indices((4, 3, 2))
+    assert (out.numpy() == 100 * x + 10 * y + z).all()
+
+
+# ---- the language around a kernel
+
+@triton.jit(noinline=True)
+def cube(x):
+    return x * x * x
+
+
+@triton.jit
+def language_kernel(x, y, n, BLOCK: tl.constexpr, APPLY: tl.constexpr):
+    tl.static_assert(BLOCK >= 32)
+    tl.static_print("compiled for", BLOCK)
+    i = tl.arange(0, BLOCK)
+    v = tl.load(x + i, i < n, other=0.0)
+    swapped = tl.inline_asm_elementwise("shf.l.wrap.b32 $0, $1, $1, 16;", "=r,r",
+                                        [v.to(tl.int32, bitcast=True)], dtype=tl.int32,
+                                        is_pure=True, pack=1)
+    tl.store(y + i, APPLY(v), i < n)
+    tl.store(y + BLOCK + i, swapped.to(tl.float32, bitcast=True), i < n)
+
+
+def test_functions_inline_assembly_and_static_print(capfd):
+    x, y = torch.randn(32), torch.zeros(64)
+    language_kernel[(1,)](x, y, 32, BLOCK=32, APPLY=cube)
+    assert torch.allclose(y[:32], x**3)
+    bits = x.numpy().view(np.uint32)
+    assert (y[32:].numpy().view(np.uint32) == (bits << 16 | bits >> 16)).all()
+
+
+@pytest.mark.parametrize("warps, stages", [(1, 1), (8, 4), (16, 2)])
+def test_any_number_of_warps_and_stages(warps, stages):
+    a, b, c = torch.randn(64, 64).half(), torch.randn(64, 64).half(), torch.zeros(64, 64)
+    matmul_kernel[(2, 2)](a, b, c, 64, 64, 64, 32, 32, 16, "ieee", num_warps=warps,
+                          num_stages=stages)
+    assert torch.allclose(c, a.float() @ b.float(), atol=1e-3)
+    assert simulator.last_launch().block == (32 * warps, 1, 1)
+
+
+@triton.heuristics({"EVEN": lambda args: args["n"] % args["BLOCK"] == 0})
+@triton.jit
+def heuristic_kernel(x, y, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if EVEN:
+        tl.store(y + i, tl.load(x + i) + 1)
+    else:
+        tl.store(y + i, tl.load(x + i, i < n), i < n)
+
+
+def test_heuristics():
+    x = torch.rand(64)
+    for n, more in ((64, 1), (50, 0)):
+        y = torch.zeros(64)
+        heuristic_kernel[(2,)](x, y, n, BLOCK=32)
+        assert torch.equal(y[:n], x[:n] + more)
+
+
+def test_hooks_and_warmup():
+    seen = []
+    kernel = add_kernel.warmup(torch.float32, torch.float32, torch.float32, 8, BLOCK=64, grid=(1,))
+    assert kernel.asm["ptx"].count(".entry") == 1 and kernel.n_regs >= 0
+    triton.knobs.runtime.launch_enter_hook.add(lambda data: seen.append(data.get()["name"]))
+    add_kernel.add_pre_run_hook(lambda *args, **_: seen.append("before"))
+    try:
+        x, z = torch.rand(8), torch.zeros(8)
+        add_kernel[(1,)](x, x, z, 8, BLOCK=64)
+    finally:
+        add_kernel.pre_run_hooks.clear()
+        triton.knobs.runtime.launch_enter_hook.calls.clear()
+    assert seen == ["before", "add_kernel"] and torch.equal(z, 2 * x)
+
+
+def total_config(block):
+    return triton.Config({"BLOCK": block}, pre_hook=lambda args: args["total"].zero_())
+
+
+@triton.autotune([total_config(64), total_config(256)], key=["n"])
+@triton.jit
+def total_kernel(x, total, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.atomic_add(total, tl.sum(tl.load(x + i, i < n, other=0.0), 0))
+
+
+def test_autotuning_with_a_hook_that_clears_the_result():
+    x, total = torch.rand(1000), torch.zeros(1)
+    total_kernel[lambda meta: (triton.cdiv(1000, meta["BLOCK"]),)](x, total, 1000)
+    assert torch.allclose(total, x.sum())
+    assert total_kernel.best_config.kwargs["BLOCK"] == 256  # four times fewer programs
+
+
+def test_an_autotuner_with_its_own_clock_counts_too():
+    with pytest.warns(DeprecationWarning):
+        tuner = triton.autotune([triton.Config({"BLOCK": b}) for b in (32, 128)], key=["n"],
+                                warmup=1, rep=1)(add_kernel)
+    x, z = torch.rand(256), torch.zeros(256)
+    tuner[lambda meta: (triton.cdiv(256, meta["BLOCK"]),)](x, x, z, 256)
+    assert torch.equal(z, 2 * x) and tuner.best_config.kwargs["BLOCK"] == 128
+
+
+def test_no_time_is_ever_reported():
+    with pytest.raises(simulator.Unsupported, match="measures no time"):
+        triton.testing.do_bench(lambda: None)
+
+
+# ---- printing, asserting, failing
+
+@triton.jit
+def print_kernel(x, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    v = tl.load(x + i)
+    tl.device_print("value", v)
+    tl.device_assert(v < n, "a value is too large")
+
+
+def test_device_print(capsys):
+    x = torch.tensor([0.5, 1.25, -3.0, 4.0])
+    print_kernel[(2,)](x, 10, BLOCK=4, num_warps=1)
+    lines = capsys.readouterr().out.splitlines()
+    for block in (0, 1):
+        for i, v in enumerate(x.tolist()):
+            assert f"pid ({block}, 0, 0) idx ({i}) value: {v:f}" in lines
+
+
+def test_device_assert_works_in_debug_mode_only(capsys):
+    x = torch.tensor([0.5, 1.25, -3.0, 4.0])
+    print_kernel[(1,)](x, 2, BLOCK=4, num_warps=1)
+    with pytest.raises(simulator.KernelError, match="a value is too large") as caught:
+        print_kernel[(1,)](x, 2, BLOCK=4, num_warps=1, debug=True)
+    assert caught.value.kind == "assert" and caught.value.path == __file__
+    assert caught.value.source_line.startswith("tl.device_assert(v < n")
+
+
+def test_writing_out_of_bounds_names_parameter_line_and_element():
+    x, z = torch.rand(100), torch.zeros(90)
+    with pytest.raises(simulator.KernelError) as caught:
+        add_kernel[(1,)](x, x, z, 100, BLOCK=128)
+    text = str(caught.value)
+    assert "element 90 of `z` (90 float32)" in text and "tl.store(z + i" in text
+    assert caught.value.kind == "out_of_bounds" and caught.value.path == __file__
+
+
+def test_an_endless_kernel_ends():
+    @triton.jit
+    def kernel(flag):
+        while tl.load(flag, volatile=True) == 0:
+            pass
+    with simulator.budget(20_000), pytest.raises(simulator.KernelError) as caught:
+        kernel[(1,)](torch.zeros(1, dtype=torch.int32))
+    assert caught.value.kind == "endless" and "tl.load(flag" in caught.value.source_line
+
+
+def test_tritons_own_errors_come_through():
+    @triton.jit
+    def kernel(x):
+        tl.store(x, tl.arange(0, 3))
+    with pytest.raises(triton.CompilationError, match="power of 2"):
+        kernel[(1,)](torch.zeros(4))
+    with pytest.raises(triton.runtime.errors.OutOfResources, match="shared memory"):
+        matmul_kernel[(1, 1)](torch.zeros(256, 256), torch.zeros(256, 256), torch.zeros(256, 256),
+                              256, 256, 256, 128, 128, 128, "tf32", num_stages=4)
+
+
+# ---- the device
+
 def test_the_device_key_is_the_simulators_own():
     x = torch.rand(8)
     add_kernel[(1,)](x, x, torch.zeros(8), 8, BLOCK=8)
     assert "simulator" in add_kernel.device_caches
+    simulator.activate_triton(capability=89)
+    add_kernel[(1,)](x, x, torch.zeros(8), 8, BLOCK=8)
+    targets = {key: cached[2].arch for key, cached in add_kernel.device_caches.items()}
+    assert targets["simulator"] == 80 and targets["simulator sm_89"] == 89
+
+
+def test_an_unknown_capability_is_refused():
+    with pytest.raises(simulator.KernelError, match="80 and 89"):
+        simulator.activate_triton(capability=90)
+
+
+def test_registers_and_stack_are_the_assemblers():
+    """Against what cuobjdump reads from the same cubin."""
+    kernel = attention_kernel.warmup(torch.float16, torch.float16, torch.float16, torch.float16, 64,
+                                     0.5, D=32, BM=32, BN=32, grid=(1,))
+    kernel._init_handles()
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        text = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True,
+                              text=True, check=True).stdout
+    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", text).groups()
+    assert (kernel.n_regs, kernel.n_spills) == (int(registers), int(stack) // 4)
+
+
+def test_without_a_gpu_triton_says_so_when_the_simulator_is_off():
+    simulator.deactivate_triton()
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    with pytest.raises(RuntimeError, match="active drivers"):
+        add_kernel[(1,)](torch.zeros(8), torch.zeros(8), torch.zeros(8), 8, BLOCK=8)
+
+
+def test_from_the_gpu_to_the_simulator_and_back():
+    if not torch.cuda.is_available():
+        pytest.skip("not proven here: needs an NVIDIA GPU")
+    x = torch.rand(1000)
+    total = total_kernel[lambda meta: (triton.cdiv(1000, meta["BLOCK"]),)]
+    for device in ("cuda", "cpu", "cuda"):
+        (simulator.activate_triton if device == "cpu" else simulator.deactivate_triton)()
+        here, z, result = x.to(device), torch.zeros(1000, device=device), torch.zeros(1, device=device)
+        add_kernel[(4,)](here, here, z, 1000, BLOCK=256)
+        assert torch.equal(z, 2 * here)
+        total_kernel.cache.clear()
+        total(here, result, 1000)
+        assert torch.allclose(result, here.sum())

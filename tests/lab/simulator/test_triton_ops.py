@@ -188,7 +188,14 @@ def test_fp8_of_sm_89(dtype):
         values = (torch.randn(1024) * 20).to(wide)
         narrow = torch.zeros(1024, dtype=dtype)
         convert_kernel[(1,)](values, (narrow,), 1024)
-        assert torch.equal(narrow.view(torch.uint8), values.to(dtype).view(torch.uint8)), wide
+        want = cut_to_half(values) if wide == torch.float32 else values
+        assert torch.equal(narrow.view(torch.uint8), want.to(dtype).view(torch.uint8)), wide
+
+
+def cut_to_half(x):
+    """Triton cuts a float32 to a half before it rounds to eight bits."""
+    half = x.half()
+    return torch.where(half.abs() > x.abs(), (half.view(torch.int16) - 1).view(half.dtype), half)
 
 
 # ---- reductions and scans
