@@ -39,7 +39,7 @@ class Candidate:
     shapes: bool = False                            # hold the module to its shape comments
 
     def source(self):
-        return ", ".join(self.labels[language] for language in self.sources)
+        return ", ".join(dict.fromkeys(self.labels[language] for language in self.sources))
 
 
 @dataclass
@@ -169,7 +169,7 @@ class Run:
         name = self.owner(item)
         self.seconds[name] += call.duration
         if call.excinfo is not None:
-            verdict, message = self.judge(call.excinfo.value)
+            verdict, message = self.judge(call.excinfo.value, name)
             own = isinstance(call.excinfo.value, (Raised, Stopped))
             self.outcomes[name].append((verdict, f"{name}: {message}" if own else message))
         elif call.when == "call":
@@ -179,18 +179,19 @@ class Run:
             self.values[name] = proxy.values[name]
         return (yield)
 
-    def judge(self, error):
-        """(verdict, message) of a test that raised."""
+    def judge(self, error, name):
+        """(verdict, message) of a test of exercise `name` that raised."""
         if isinstance(error, AssertionError):
-            return "fail", str(error) or "a test without a message failed: please report it"
+            said = str(error) or "a test without a message failed: please report it"
+            return "fail", self.in_own_lines(said) + self.definition(name)
         if isinstance(error, NotProvenHere):
             return "not_proven_here", str(error)
-        if isinstance(error, Raised) and error.kind == "unsupported":
-            return "not_proven_here", self.explain(error)
+        if isinstance(error, Raised) and error.inside:
+            return "error", f"the course failed, not you: {error} (in the simulator)"
         if isinstance(error, Raised):
-            return "fail", self.explain(error)
+            return "not_proven_here" if error.kind == "unsupported" else "fail", self.explain(error)
         if isinstance(error, Stopped):
-            return "fail", str(error)
+            return "fail", f"{error}{self.last_place(error)}"
         if isinstance(error, wire.Unsendable):
             return "error", f"the course failed, not you: {error}"
         place = inspect.getinnerframes(error.__traceback__)[-1] if error.__traceback__ else None
@@ -203,16 +204,59 @@ class Run:
         own = error.path == self.lesson.id + SUFFIX[language]
         if error.type == "NotImplementedError" and ": about " in error.text:
             return f"it needs {error.text.split(':')[0]}, which is still a stub"
-        line = told(self.candidate, language, error.line) if own else error.line
-        text = error.text
-        if own and self.candidate.origins.get(language):
-            text = re.sub(r"\bline (\d+)\b", lambda m: "line "
-                          f"{told(self.candidate, language, int(m[1]))}", text)
+        if error.kind == "compile":
+            return self.compiler_says(error.text)
         if error.kind is not None:
-            return text
-        file = self.candidate.labels[language] if own else error.path
-        place = f"\n    {file}, line {line}: {error.source}" if line else ""
-        return f"{error.type}: {text}{place}"
+            return self.in_own_lines(error.text, language) if own else error.text
+        if own and error.line:
+            return f"{error.type}: {error.text}{self.place(language, error.line)}"
+        place = f"\n    {error.path}, line {error.line}: {error.source}" if error.line else ""
+        return f"{error.type}: {error.text}{place}"
+
+    def place(self, language, line):
+        """A line of the candidate as its author knows it, with its text."""
+        text = self.candidate.sources[language].splitlines()[line - 1].strip()
+        return (f"\n    {self.candidate.labels[language]}, "
+                f"line {told(self.candidate, language, line)}: {text}")
+
+    def definition(self, name):
+        """Where the candidate defines an exercise."""
+        language = self.exercises[name].language
+        text = self.candidate.sources[language]
+        return self.place(language, stub.find_line(text, name, language))
+
+    def in_own_lines(self, text, language=None):
+        """A message with files and lines as the candidate's author knows them.
+
+        `FILE, line N` is a place in any text; where all is about one language, each `line N` is.
+        """
+        for each, label in self.candidate.labels.items():
+            def own(match, each=each):
+                return f"{match[1]}line {told(self.candidate, each, int(match[2]))}"
+
+            file = self.lesson.id + SUFFIX[each]
+            if language in (None, each):
+                before = "" if language else re.escape(file) + ", "
+                text = re.sub(rf"\b({before})line (\d+)\b", own, text)
+            text = re.sub(rf"\b{re.escape(file)}(?=, line)", lambda _, label=label: label, text)
+        return text
+
+    def compiler_says(self, text):
+        """NVRTC's log from its first error on, in the learner's file and lines."""
+        file = rf"\S*{self.lesson.id}\.cu\((\d+)\)"
+        text = text[first.start():] if (first := re.search(rf"{file}: error", text)) else text
+        label = self.candidate.labels["cuda"]
+        return re.sub(file, lambda m: f"{label}, line {told(self.candidate, 'cuda', int(m[1]))}", text)
+
+    def last_place(self, stopped):
+        """Where a child was when it was stopped, or the line that ends a process, if one is seen."""
+        for file, line in stopped.stack:
+            if Path(file).name == f"{self.lesson.id}.py":
+                return self.place("python", line)
+        for number, text in enumerate(self.candidate.sources["python"].splitlines(), 1):
+            if stopped.why == "died" and re.search(r"\b(_exit|abort|kill|killpg)\s*\(", text):
+                return self.place("python", number)
+        return ""
 
 
 # ---- the code under test

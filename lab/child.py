@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import faulthandler
 import importlib
 import inspect
 import linecache
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -22,6 +24,7 @@ def main(connection, request):
     request: {"folder": the prepared tree, "floor", "lesson", "simulator": kernels run there,
               "shapes": hold the lesson to its shape comments}
     """
+    faulthandler.register(signal.SIGUSR1)       # who stops a hung child asks first where it was
     serve = Subject(connection, request)
     with contextlib.suppress(EOFError):
         while True:
@@ -140,6 +143,8 @@ class Subject:
         path, line = (frames[-1].filename, frames[-1].lineno) if frames else (None, None)
         if isinstance(error, SyntaxError):
             path, line, text = error.filename, error.lineno, error.msg
+        if type(error).__name__ == "CompilationError" and hasattr(error, "node"):
+            path, line = triton_line(error, own + ".py")
         if text is None:
             text = f"{type(error).__name__} that cannot be printed"
             with contextlib.suppress(Exception):
@@ -148,8 +153,19 @@ class Subject:
         if kind is not None and error.line is not None:
             path, line = str(error.path), error.line
         source = linecache.getline(path, line).strip() if path and line else ""
+        last = traceback.extract_tb(error.__traceback__)[-1].filename if error.__traceback__ else ""
         return {"type": type(error).__name__, "text": text[:4000], "kind": kind,
+                "inside": kind is None and last.startswith(str(ROOT / "lab" / "simulator")),
                 "path": Path(path).name if path else None, "line": line, "source": source[:200]}
+
+
+def triton_line(error, path):
+    """(path, line) of a Triton compile error: it counts from the `def` of its function."""
+    head = error.src.splitlines()[0].strip()
+    for number, text in enumerate(linecache.getlines(path), 1):
+        if text.strip() == head:
+            return path, number + error.node.lineno - 1
+    return None, None
 
 
 def is_kernel_error(error):

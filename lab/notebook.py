@@ -29,6 +29,8 @@ def open_lesson(name):
     if device.in_notebook():
         shell = sys.modules["IPython"].get_ipython()
         shell.register_magic_function(cuda_magic(lesson), "cell", "cuda")
+        if remember not in shell.events.callbacks["pre_run_cell"]:
+            shell.events.register("pre_run_cell", remember)
     if set(lesson.sources) & {"cuda"} or "triton" in lesson.sources["python"]:
         device.use_best()
     handle = NotebookLesson(lesson)
@@ -203,12 +205,18 @@ class Note:
 # ---- cells
 
 
+CELLS = []              # texts of the cells run since open_lesson, in order
+
+
+def remember(info):
+    """IPython calls this before each cell."""
+    CELLS.append(info.raw_cell)
+
+
 def executed(exercise):
-    """(text of the last cell run that defines the exercise, or None; texts of the others run)."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    cells = list(shell.history_manager.input_hist_raw) if shell else []
+    """(text of the last cell run that defines the exercise or None, texts of the others)."""
     found, others = None, []
-    for raw in reversed(cells):
+    for raw in reversed(CELLS):
         text = raw.lstrip()
         cuda = text.startswith("%%cuda")
         if cuda:
@@ -272,7 +280,7 @@ def cuda_magic(lesson):
             where = spliced.origin[error.line - 1] if error.line else None
             return Note("does not compile", compile_text(error, where))
         mine = [n for n in stub.definitions(cell, "cuda") if n in compiled.functions]
-        return Note("compiles", ", ".join(mine))
+        return Note("compiles", ", ".join(mine) or "nothing that can be launched")
     return cuda
 
 

@@ -27,15 +27,19 @@ class Raised(Exception):
     def __init__(self, error):
         self.type, self.text = str(error.get("type")), str(error.get("text"))
         self.kind, self.path = error.get("kind"), error.get("path")
+        self.inside = error.get("inside") is True       # raised in the simulator's own code
         self.line, self.source = error.get("line"), str(error.get("source") or "")
         super().__init__(f"{self.type}: {self.text}")
 
 
 class Stopped(Exception):
-    """The child is gone or has been stopped: .why is died, hung, flooded or garbled."""
+    """The child is gone or has been stopped: .why is died, hung, flooded or garbled.
 
-    def __init__(self, why, text):
-        self.why = why
+    .stack: [(file, line)] of where a hung one was, innermost first.
+    """
+
+    def __init__(self, why, text, stack=()):
+        self.why, self.stack = why, stack
         super().__init__(text)
 
 
@@ -159,8 +163,9 @@ class Subject:
             child.connection.sendall(wire.frame({"do": what, "with": tree}, buffers))
             message, out = self._reply(slow)
         except (EOFError, OSError, wire.WireError) as error:
+            stopped = self._stopped(error)
             child.kill()
-            raise self._stopped(error) from None
+            raise stopped from None
         if "error" in message:
             raise Raised(message["error"] if isinstance(message["error"], dict) else {})
         try:
@@ -170,7 +175,7 @@ class Subject:
             raise self._stopped(error) from None
 
     def _reply(self, slow):
-        """The child's answer. `slow()` tells how long the reference takes, asked for at the limit."""
+        """The child's answer. `slow()` tells how long the reference takes; asked at the limit."""
         began, limit = time.monotonic(), SECONDS
         if not self._child.answers(began + limit) and slow is not None:
             limit = max(limit, SLACK * slow())
@@ -183,7 +188,8 @@ class Subject:
         if self._child.flooded:
             return Stopped("flooded", "it printed more than 16 MB; it was stopped")
         if isinstance(error, TimeoutError):
-            return Stopped("hung", f"no answer within {error} s: an endless loop?")
+            return Stopped("hung", f"no answer within {error} s: an endless loop?",
+                           self._child.stack())
         if isinstance(error, wire.WireError):
             return Stopped("garbled", f"its answer cannot be read: {error}")
         return Stopped("died", "the process ended without an answer: os._exit, a crash, or out of "

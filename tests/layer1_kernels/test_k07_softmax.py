@@ -1,6 +1,7 @@
 """Graders of k07. Outputs start as 7, which no softmax gives, so that what nobody wrote shows."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -76,6 +77,7 @@ def of_threads(name, x, threads, launch):
     return {
         no_maximum(name, launch): naive(x),
         f"{name} does not divide by the sum": e,
+        f"{name} subtracts the maximum for the sum, not where it writes": e * np.exp(top(x)),
         f"in {name} each thread goes on with the maximum of its own columns, not of the row":
             over(own, own),
         f"in {name} each thread divides by the sum of its own columns": e / sums(e, part),
@@ -95,6 +97,7 @@ def of_blocks(name, x, block, launch):
     return {
         no_maximum(name, launch): naive(x),
         f"{name} does not divide by the sum": e,
+        f"{name} subtracts the maximum for the sum, not where it writes": e * np.exp(top(x)),
         f"{name} does not rescale the sum when the maximum grows": over(e, np.exp(x - so_far)),
         f"{name} takes each block of columns for a row of its own": own / sums(own, part),
         f"in {name} only the last block of columns is in the sum":
@@ -118,10 +121,12 @@ def not_a_number(name, x):
 
 def no_maximum(name, launch):
     """The words for the commonest mistake, with the learner's line that takes exp of x itself."""
-    lines = sorted(launch.launches[0]["lines"].items(), key=lambda row: int(row[0]))
-    bare = [line["text"] for _, line in lines if "exp" in line["text"] and "-" not in line["text"]]
+    report = launch.launches[0]
+    bare = [f"{Path(report['path']).name}, line {number}: {line['text']}"
+            for number, line in sorted(report["lines"].items(), key=lambda row: int(row[0]))
+            if "exp" in line["text"] and "-" not in line["text"]]
     return (f"{name} does not subtract the maximum of the row, and exp overflows above 88"
-            + (f": look at `{bare[0]}`" if bare else ""))
+            + "".join(f"\n    {line}" for line in bare[:1]))
 
 
 # ---- launches and what is asked of all kernels
