@@ -245,11 +245,15 @@ class Run:
         """NVRTC's log from its first error on, in the learner's file and lines."""
         file = rf"\S*{self.lesson.id}\.cu\((\d+)\)"
         text = text[first.start():] if (first := re.search(rf"{file}: error", text)) else text
-        label = self.candidate.labels["cuda"]
-        return re.sub(file, lambda m: f"{label}, line {told(self.candidate, 'cuda', int(m[1]))}", text)
+
+        def own(match):
+            line = told(self.candidate, "cuda", int(match[1]))
+            return f"{self.candidate.labels['cuda']}, line {line}"
+
+        return re.sub(file, own, text)
 
     def last_place(self, stopped):
-        """Where a child was when it was stopped, or the line that ends a process, if one is seen."""
+        """Where a child was when it was stopped, or the line that ends a process, if seen."""
         for file, line in stopped.stack:
             if Path(file).name == f"{self.lesson.id}.py":
                 return self.place("python", line)

@@ -1,4 +1,4 @@
-"""The learner's desk: a folder of their own with the lessons' files, what passed, and what was kept.
+"""The learner's desk: a folder of their own with the lessons' files, what passed, what was kept.
 
 work/<floor>/<lesson>.py|.cu    the one truth: the stub with the learner's text in it
 work/<floor>/<lesson>.ipynb     a way of writing to it
@@ -31,7 +31,7 @@ class Desk:
 
     @classmethod
     def find(cls, folder=None, start=None):
-        """The desk at `folder`, or the one that `start` (the current folder) is in, or the course's."""
+        """The desk at `folder`, else the one that `start` (the current folder) is in, else work/."""
         if folder is not None:
             return cls(folder)
         for place in (here := Path(start or Path.cwd()).resolve(), *here.parents):
@@ -87,7 +87,7 @@ class Desk:
 
     @contextlib.contextmanager
     def changing(self):
-        """The state, read and written back under a lock: a notebook and a terminal may both be at it."""
+        """The state, read and written back under a lock: notebook and terminal may both be at it."""
         with writing(self):
             self.state_file.parent.mkdir(parents=True, exist_ok=True)
             with open(self.state_file.with_suffix(".lock"), "w") as lock:
@@ -122,7 +122,7 @@ class Desk:
     def start(self, lesson):
         """Put a lesson on the desk, or bring it up to the course's present version.
 
-        Returns one word for each file: new, same, refreshed (was untouched) or rebuilt (was touched:
+        Returns one word for each file: new, same, refreshed (it was untouched) or rebuilt (touched:
         the learner's parts are in the new file, the old file is in .kept/).
         """
         done = {}
@@ -227,7 +227,7 @@ class Desk:
         return take or "cell"
 
     def reset(self, lesson, exercise=None):
-        """Back to the stub: a whole lesson, or one exercise of its files. Returns the kept copies."""
+        """Back to the stub: a whole lesson or one exercise. Returns the copies that were kept."""
         if not self.has(lesson):
             raise CourseError(f"{lesson.id} is not on the desk: nothing to reset")
         kept = []
@@ -266,7 +266,7 @@ class Desk:
         return sha(stub.normalised(text, exercise.name, exercise.language) or "")
 
     def passed(self, exercise):
-        """True where the text on the desk is the one that last passed, on this version of the course."""
+        """True where the desk's text is the one that last passed, on this version of the course."""
         entry = self.state()["passed"].get(exercise.id)
         path = self.path(exercise.lesson, SUFFIX[exercise.language])
         if entry is None or entry["lesson"] != exercise.lesson.fingerprint or not path.exists():
@@ -286,7 +286,7 @@ class Desk:
             return path.exists()
 
     def mine(self, exercise):
-        """The learner's implementation where it passed: an object of the desk's module, else None."""
+        """The learner's implementation where it passed, an object of the desk's module; or None."""
         if not self.passed(exercise):
             return None
         path = self.path(exercise.lesson, SUFFIX[exercise.language])

@@ -40,11 +40,12 @@ def roofline(name, peak, bandwidth, kernels, measured=None):
         under = intensity > ridge
         axes.annotate(label, (intensity, y), xytext=(0, -8) if under else (8, -2), va="top",
                       ha="center" if under else "left", textcoords="offset points", color=colour)
-    axes.set(xlabel="arithmetic intensity, FLOP/byte", ylabel="FLOP/s", title=name, xlim=(low, high))
+    axes.set(xlabel="arithmetic intensity, FLOP/byte", ylabel="FLOP/s", title=name,
+             xlim=(low, high))
     axes.set_ylim(min([low * bandwidth, *measured.values()]) / 3, peak * 4)      # room for labels
     axes.grid(which="major", color="#eaeef2")
     axes.spines[["top", "right"]].set_visible(False)
-    plt.close(figure)           # a notebook shows what is returned; open figures it would show again
+    plt.close(figure)           # a notebook shows what is returned, and open figures once more
     return figure
 
 
@@ -156,17 +157,19 @@ def lanes(requests):
     from matplotlib.patches import Rectangle
 
     sector = 32
-    figure, every = plt.subplots(len(requests), 1, figsize=(7.5, 0.95 * len(requests) + 0.5), sharex=True,
-                                 layout="constrained", squeeze=False)
+    figure, every = plt.subplots(len(requests), 1, sharex=True, squeeze=False,
+                                 figsize=(7.5, 0.95 * len(requests) + 0.5), layout="constrained")
     span = max(max(offsets) + size for offsets, size in requests.values())
     for axes, (label, (offsets, size)) in zip(every[:, 0], requests.items(), strict=True):
         touched = sorted({b // sector for o in offsets for b in (o, o + size - 1)})
         for number in touched:
-            axes.add_patch(Rectangle((number * sector, 0), sector, 1, fc="#d0d7de", ec="white", lw=1.2))
+            axes.add_patch(Rectangle((number * sector, 0), sector, 1, fc="#d0d7de", ec="white",
+                                     lw=1.2))
         for offset in offsets:
             axes.add_patch(Rectangle((offset, 0.12), size, 0.76, fc=BLUE, ec="white", lw=0.3))
         moved = len(touched) * sector
-        axes.set_title(f"{label}   →   {len(touched)} sectors, {len(offsets) * size} of {moved} bytes wanted",
+        axes.set_title(f"{label}   →   {len(touched)} sectors, "
+                       f"{len(offsets) * size} of {moved} bytes wanted",
                        loc="left", fontsize=10, color=INK)
         axes.set(xlim=(0, span), ylim=(0, 1), yticks=[])
         axes.spines[:].set_visible(False)

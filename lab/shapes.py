@@ -1,4 +1,4 @@
-"""Run code and hold it to its shape comments:  y = f(x)  # (B, T, C)
+"""Hold code to its shape comments:  y = f(x)  # (B, T, C)
 
 A claim is the comment behind an assignment: sizes in brackets, `(C,)` for one size, `()` for none,
 `...` for any number of them. A second comment may follow. A size is a whole number, a name, or an
@@ -9,100 +9,120 @@ first. An assignment to several targets takes one claim for all that have a shap
 """
 
 import ast
+import gc
 import io
-import opcode
 import operator
-import sys
 import tokenize
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from types import CodeType, FunctionType
+from typing import NamedTuple
 
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
              ast.FloorDiv: operator.floordiv}
-# Instructions as Python 3.11 to 3.13 report them. At these a generator yields, and will go on:
-YIELDS = {"YIELD_VALUE", "RESUME"}
-# and at these what is iterated over or awaited runs out, in the midst of a statement.
-RUNS_OUT = {"FOR_ITER", "END_FOR", "SEND", "END_SEND", "END_ASYNC_FOR"}
-NOTHING = object()
 
 
 class ShapeError(AssertionError):
     """An array has another shape than the comment behind its assignment says."""
 
 
-@dataclass(frozen=True)
-class Claim:
+class Claim(NamedTuple):
     where: str              # file:line
-    first: int              # the statement's lines
-    last: int
-    inline: bool            # it stands behind other code, `if x: y = 1`, and may not be reached
-    targets: tuple          # ("self", "w") for self.w
+    targets: tuple          # "x", "self.w"
     shapes: tuple           # ("B", "2 * F"): one for each target, or one for all
 
 
 @contextmanager
 def checked(*paths):
-    """While this is active, every claim in the files at `paths` is an assertion.
+    """While this is active, each claim in a function of the files at `paths` is an assertion.
 
-    It covers functions called in this thread. ShapeError names the line, the variable, its shape
-    and the claim; it is raised at the end of the block if the code under test swallowed it.
+    The files have been imported before; their functions run code with the assertions added.
+    ShapeError names the line, the variable, its shape and the claim; it is raised at the end of the
+    block if the code under test swallowed it. At once: a comment has another number of shapes than
+    its statement has targets.
     """
-    checker = _Checker({str(Path(path).resolve()): claims(path) for path in paths})
-    before = sys.gettrace()
-    sys.settrace(checker.call)
+    failures, before = [], {}
+    asserting = {Path(path).resolve(): _asserting(path) for path in paths}
+    names = tuple(Path(path).name for path in paths)
+    for function in gc.get_objects():       # whoever holds it: a class, a decorator, a closure
+        if type(function) is not FunctionType:
+            continue
+        code = function.__code__
+        if code.co_filename.endswith(names) and Path(code.co_filename).resolve() in asserting:
+            claims, codes = asserting[Path(code.co_filename).resolve()]
+            before[function] = code
+            function.__code__ = codes.get(_place(code), code)
+            function.__globals__["__sizes_of_a_call__"] = partial(_Call, claims, failures)
     try:
         yield
     finally:
-        sys.settrace(before)
-        if checker.failed:
-            raise checker.failed
+        for function, code in before.items():
+            function.__code__ = code
+            function.__globals__.pop("__sizes_of_a_call__", None)
+        if failures:
+            raise failures[0]
 
 
-def claims(path):
-    """The claims of a file: {(function or class, its first line): {line: Claim}}; (None, 0) is
-    the module itself.
-
-    ShapeError: a comment has another number of shapes than its statement has targets.
-    """
+def _asserting(path):
+    """(claims of a file, {place: code} of its functions with the claims as assertions)."""
     with tokenize.open(path) as file:
         text = file.read()
-    comments = {token.start[0]: token.string[1:]
-                for token in tokenize.generate_tokens(io.StringIO(text).readline)
-                if token.type == tokenize.COMMENT}
-    rows, found = text.split("\n"), {}
-
-    def walk(node, scope):
-        for child in ast.iter_child_nodes(node):
-            inner = scope
-            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                first = min([child.lineno, *(d.lineno for d in child.decorator_list)])
-                inner = (child.name, first)
-            elif isinstance(child, ast.Assign | ast.AugAssign | ast.AnnAssign):
-                comment = comments.get(child.end_lineno, "")
-                behind = rows[child.end_lineno - 1].encode()[child.end_col_offset:].decode()
-                alone = behind.strip() == f"#{comment}".strip()     # no other statement between
-                if alone and (claim := _claim(child, comment, path, rows)):
-                    found.setdefault(scope, {})[child.lineno] = claim
-            walk(child, inner)
-
-    walk(ast.parse(text, str(path)), (None, 0))
-    return found
+    assertions = _Assertions(path, text)
+    tree = ast.fix_missing_locations(assertions.visit(ast.parse(text, str(path))))
+    codes = [compile(tree, str(path), "exec", dont_inherit=True)]
+    for code in codes:
+        codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
+    return assertions.claims, {_place(code): code for code in codes if code.co_name != "<lambda>"}
 
 
-def _claim(node, comment, path, rows):
-    shapes = _shapes(comment.partition("#")[0])
-    targets = [n for t in (node.targets if isinstance(node, ast.Assign) else [node.target])
-               for n in _flat(t)]
-    paths = tuple(each for each in map(_path, targets) if each)
-    if shapes is None or not paths or (isinstance(node, ast.AnnAssign) and node.value is None):
-        return None
-    where = f"{Path(path).name}:{node.end_lineno}"
-    if len(shapes) > 1 and not len(shapes) == len(paths) == len(targets):
-        raise ShapeError(f"{where}: {len(shapes)} shapes in the comment, {len(targets)} targets")
-    inline = bool(rows[node.lineno - 1].encode()[:node.col_offset].strip())
-    return Claim(where, node.lineno, node.end_lineno, inline, paths, shapes)
+def _place(code):
+    return code.co_name, code.co_firstlineno
+
+
+class _Assertions(ast.NodeTransformer):
+    """Puts an assertion behind each assignment that claims a shape."""
+
+    def __init__(self, path, text):
+        self.path, self.rows, self.claims = Path(path), text.split("\n"), []
+        self.comments = {token.start[0]: token.string[1:]
+                         for token in tokenize.generate_tokens(io.StringIO(text).readline)
+                         if token.type == tokenize.COMMENT}
+
+    def visit_FunctionDef(self, node):
+        claimed = len(self.claims)
+        self.generic_visit(node)
+        if len(self.claims) > claimed:
+            start = ast.parse("__sizes__ = __sizes_of_a_call__()").body[0]
+            node.body.insert(ast.get_docstring(node) is not None, ast.copy_location(start, node))
+        return node
+
+    def visit_Assign(self, node):
+        claim = self.claim(node)
+        if claim is None:
+            return node
+        self.claims.append(claim)
+        text = f"__sizes__.hold({len(self.claims) - 1}, {', '.join(claim.targets)})"
+        return [node, ast.copy_location(ast.parse(text).body[0], node)]
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+    visit_AnnAssign = visit_AugAssign = visit_Assign
+
+    def claim(self, node):
+        """What the comment behind a statement claims, or None."""
+        comment = self.comments.get(node.end_lineno, "")
+        behind = self.rows[node.end_lineno - 1].encode()[node.end_col_offset:].decode()
+        shapes = _shapes(comment.partition("#")[0])
+        if shapes is None or node.value is None or behind.strip() != f"#{comment}".strip():
+            return None                     # no shape, no array, or another statement between
+        targets = [n for t in (node.targets if isinstance(node, ast.Assign) else [node.target])
+                   for n in _flat(t)]
+        paths = tuple(ast.unparse(target) for target in targets if _is_path(target))
+        where = f"{self.path.name}:{node.end_lineno}"
+        if len(shapes) > 1 and not len(shapes) == len(paths) == len(targets):
+            raise ShapeError(
+                f"{where}: {len(shapes)} shapes in the comment, {len(targets)} targets")
+        return Claim(where, paths, shapes) if paths else None
 
 
 def _flat(target):
@@ -111,13 +131,10 @@ def _flat(target):
     return [target]
 
 
-def _path(target):
-    """("self", "w") for self.w; None for what is no name and no attribute of one."""
-    if isinstance(target, ast.Name):
-        return (target.id,)
-    if isinstance(target, ast.Attribute) and (owner := _path(target.value)):
-        return (*owner, target.attr)
-    return None
+def _is_path(target):
+    """True for a name, and for an attribute of one such as self.w."""
+    return isinstance(target, ast.Name) or (
+        isinstance(target, ast.Attribute) and _is_path(target.value))
 
 
 def _shapes(comment):
@@ -156,71 +173,29 @@ def _value(node, sizes):
     return node.value if isinstance(node, ast.Constant) else sizes.get(node.id)
 
 
-class _Checker:
-    """The trace function, and the first thing that it found wrong."""
-
-    def __init__(self, table):
-        self.table, self.seen, self.failed = table, {}, None
-
-    def call(self, frame, event, arg):
-        """A function begins, or a generator goes on."""
-        code = frame.f_code
-        if code.co_filename not in self.seen:
-            self.seen[code.co_filename] = self.table.get(str(Path(code.co_filename).resolve()), {})
-        scope = (None, 0) if code.co_name == "<module>" else (code.co_name, code.co_firstlineno)
-        found = self.seen[code.co_filename].get(scope)
-        if not found:
-            return None
-        watch = getattr(frame.f_trace, "__self__", None)
-        if not isinstance(watch, _Call) or watch.checker is not self:
-            watch = _Call(self, found)
-        return watch.event
-
-
 class _Call:
-    """One call of a function: the sizes it met, and the claim that is due when its line is done."""
+    """One call of a function: the sizes it met."""
 
-    def __init__(self, checker, found):
-        self.checker, self.found = checker, found
+    def __init__(self, claims, failures):
+        self.claims, self.failures = claims, failures
         self.sizes = {}             # name -> size
         self.open = {}              # expression -> (size, message): a name in it met no size yet
-        self.due, self.start, self.before = None, 0, ()
 
-    def event(self, frame, event, arg):
-        claim = self.due
-        if event == "exception":
-            ended = issubclass(arg[0], StopIteration | StopAsyncIteration)
-            if not (ended and _instruction(frame) in RUNS_OUT):
-                self.due = None     # the assignment was not reached
-        elif claim and (event == "line" or _instruction(frame) not in YIELDS):
-            again = frame.f_lasti <= self.start
-            left = event == "return" or not claim.first <= frame.f_lineno <= claim.last
-            if left or again or claim.inline:
-                self.settle(frame, claim)
-            if left or again:
-                self.due = None
-        if event == "line" and self.due is None and frame.f_lineno in self.found:
-            self.due, self.start = self.found[frame.f_lineno], frame.f_lasti
-            self.before = [_look_up(frame, path) for path in self.due.targets]
-        return self.event
-
-    def settle(self, frame, claim):
-        values = [_look_up(frame, path) for path in claim.targets]
-        shapes = claim.shapes * (1 if len(claim.shapes) > 1 else len(values))
-        shaped = [hasattr(value, "shape") for value in values]
-        for path, value, old, shape in zip(claim.targets, values, self.before, shapes, strict=True):
-            if claim.inline and value is old:
-                continue            # its branch was not taken
-            some = len(claim.shapes) == 1 and any(shaped)
+    def hold(self, number, *values):
+        """The claim with this number holds for the values of its targets."""
+        where, targets, shapes = self.claims[number]
+        one_will_do = len(shapes) == 1 and any(hasattr(value, "shape") for value in values)
+        if len(shapes) == 1:
+            shapes *= len(values)
+        for target, value, shape in zip(targets, values, shapes, strict=True):
+            said = f"{where}: {target} is {_written(shape)} by its comment, but"
             if hasattr(value, "shape"):
-                self.compare(claim, path, tuple(value.shape), shape)
-            elif not some:
-                self.fail(f"{_said(claim, path, shape)}, but it has no shape: it is a "
-                          f"{type(value).__name__}")
-        self.before = values
+                self.compare(tuple(value.shape), shape,
+                             f"{said} its shape is {_written(value.shape)}")
+            elif not one_will_do:
+                self.fail(f"{said} it has no shape: it is a {type(value).__name__}")
 
-    def compare(self, claim, path, actual, shape):
-        said = f"{_said(claim, path, shape)}, but its shape is {_written(actual)}"
+    def compare(self, actual, shape, said):
         if "..." in shape and len(actual) >= len(shape) - 1:
             dots = shape.index("...")
             actual = actual[:dots] + actual[len(actual) - (len(shape) - dots - 1):]
@@ -241,27 +216,9 @@ class _Call:
                 self.fail(message + "".join(f", and {n} is {self.sizes[n]} here" for n in names))
 
     def fail(self, message):
-        error = ShapeError(message)
-        self.checker.failed = self.checker.failed or error
-        raise error
-
-
-def _instruction(frame):
-    return opcode.opname[frame.f_code.co_code[frame.f_lasti]]
-
-
-def _look_up(frame, path):
-    """The value of a target, or NOTHING."""
-    places = (frame.f_locals, frame.f_globals)
-    value = next((place[path[0]] for place in places if path[0] in place), NOTHING)
-    for name in path[1:]:
-        value = getattr(value, name, NOTHING)
-    return value
+        self.failures.append(ShapeError(message))
+        raise self.failures[-1]
 
 
 def _written(shape):
     return f"({', '.join(map(str, shape))}{',' * (len(shape) == 1)})"
-
-
-def _said(claim, path, shape):
-    return f"{claim.where}: {'.'.join(path)} is {_written(shape)} by its comment"
