@@ -18,11 +18,11 @@ import sys
 import time
 from pathlib import Path
 
-from lab import course, notebooks, stub
+from lab import cells, course, notebooks, stub
 from lab.check import Candidate
 from lab.course import ROOT, SUFFIX, CourseError
 
-EMPTY = {"lessons": {}, "passed": {}, "hints": {}, "predictions": {}, "synced": {}}
+EMPTY = {"lessons": {}, "passed": {}, "hints": {}, "predictions": {}, "synced": {}, "cells": {}}
 
 
 class Desk:
@@ -31,7 +31,7 @@ class Desk:
 
     @classmethod
     def find(cls, folder=None, start=None):
-        """The desk at `folder`, else the one that `start` (the current folder) is in, else work/."""
+        """The desk at `folder`, else the one around `start` (the current folder), else work/."""
         if folder is not None:
             return cls(folder)
         for place in (here := Path(start or Path.cwd()).resolve(), *here.parents):
@@ -87,7 +87,7 @@ class Desk:
 
     @contextlib.contextmanager
     def changing(self):
-        """The state, read and written back under a lock: notebook and terminal may both be at it."""
+        """The state, read and written back under a lock: a notebook may be at it too."""
         with writing(self):
             self.state_file.parent.mkdir(parents=True, exist_ok=True)
             with open(self.state_file.with_suffix(".lock"), "w") as lock:
@@ -203,13 +203,22 @@ class Desk:
         CourseError where the file holds another text of this exercise than the notebook last wrote:
         then `take` says which of the two to go on with, "cell" or "file". The other is kept.
         """
-        path = self.path(lesson, SUFFIX[exercise.language])
+        language, state = exercise.language, self.state()
+        path = self.path(lesson, SUFFIX[language])
         text = read(path, self.label(path))
-        spliced = stub.splice(text, cell, exercise.language).text
-        digest = lambda source: sha(stub.normalised(source, exercise.name, exercise.language) or "")  # noqa: E731
+        self.parsed(path, text, language)
+        spliced = stub.splice(text, cell, language).text
+        if last := state["cells"].get(exercise.id):
+            others = [t for e, t in state["cells"].items() if e != exercise.id
+                      and e in {o.id for o in lesson.exercises if o.language == language}]
+            spliced = cells.forget(spliced, last, [cell, lesson.stubs[language], *others], language)
+
+        def digest(source):
+            return self.digest(exercise, source)
+
         in_file, in_cell = digest(text), digest(spliced)
         untouched = digest(lesson.stubs[exercise.language])
-        known = self.state()["synced"].get(exercise.id, untouched)
+        known = state["synced"].get(exercise.id, untouched)
         if in_cell == untouched and in_file != untouched and take is None:
             take = "file"                   # an empty cell never overwrites work
         if take is None and in_file not in (known, in_cell, untouched):
@@ -224,7 +233,22 @@ class Desk:
             self.write(path, spliced)
         with self.changing() as state:
             state["synced"][exercise.id] = in_file if take == "file" else in_cell
+            if take != "file":
+                state["cells"][exercise.id] = cell
         return take or "cell"
+
+    def parsed(self, path, text, language):
+        """CourseError where a file of the desk cannot be read as code."""
+        try:
+            stub.definitions(text, language)
+        except SyntaxError as error:
+            problem = f"line {error.lineno} does not parse: {error.msg}"
+        except ValueError as error:
+            problem = str(error)
+        else:
+            return
+        raise CourseError(f"{self.label(path)}, {problem}. Mend it there, or bring the stub back "
+                          f"with `lab reset`: the old text is kept")
 
     def reset(self, lesson, exercise=None):
         """Back to the stub: a whole lesson or one exercise. Returns the copies that were kept."""
@@ -242,7 +266,7 @@ class Desk:
             self.write(path, text)
         names = {e.id for e in ([exercise] if exercise else lesson.exercises)}
         with self.changing() as state:
-            for part in ("passed", "synced"):
+            for part in ("passed", "synced", "cells"):
                 state[part] = {k: v for k, v in state[part].items() if k not in names}
         return kept
 

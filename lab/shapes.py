@@ -69,7 +69,7 @@ def _asserting(path):
     with tokenize.open(path) as file:
         text = file.read()
     assertions = _Assertions(path, text)
-    tree = ast.fix_missing_locations(assertions.visit(ast.parse(text, str(path))))
+    tree = assertions.visit(ast.parse(text))
     codes = [compile(tree, str(path), "exec", dont_inherit=True)]
     for code in codes:
         codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
@@ -93,8 +93,8 @@ class _Assertions(ast.NodeTransformer):
         claimed = len(self.claims)
         self.generic_visit(node)
         if len(self.claims) > claimed:
-            start = ast.parse("__sizes__ = __sizes_of_a_call__()").body[0]
-            node.body.insert(ast.get_docstring(node) is not None, ast.copy_location(start, node))
+            start = _statement("__sizes__ = __sizes_of_a_call__()", node)
+            node.body.insert(ast.get_docstring(node) is not None, start)
         return node
 
     def visit_Assign(self, node):
@@ -102,8 +102,8 @@ class _Assertions(ast.NodeTransformer):
         if claim is None:
             return node
         self.claims.append(claim)
-        text = f"__sizes__.hold({len(self.claims) - 1}, {', '.join(claim.targets)})"
-        return [node, ast.copy_location(ast.parse(text).body[0], node)]
+        held = f"__sizes__.hold({len(self.claims) - 1}, {', '.join(claim.targets)})"
+        return [node, _statement(held, node)]
 
     visit_AsyncFunctionDef = visit_FunctionDef
     visit_AnnAssign = visit_AugAssign = visit_Assign
@@ -123,6 +123,14 @@ class _Assertions(ast.NodeTransformer):
             raise ShapeError(
                 f"{where}: {len(shapes)} shapes in the comment, {len(targets)} targets")
         return Claim(where, paths, shapes) if paths else None
+
+
+def _statement(text, place):
+    """A statement that tracebacks find where another is."""
+    statement = ast.parse(text).body[0]
+    for node in ast.walk(statement):
+        ast.copy_location(node, place)
+    return statement
 
 
 def _flat(target):

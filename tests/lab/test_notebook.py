@@ -152,6 +152,8 @@ def test_a_cuda_cell_from_wrong_to_right(live_cuda):
 
 
 def test_the_learners_own_kernel_runs(live_cuda):
+    live_cuda.run(KERNEL.format("if (i < n)"))
+    live_cuda.run('lesson.check("add_cuda")')
     shown = live_cuda.run(
         "import numpy as np\nx = np.ones(40, np.float32); z = np.zeros(40, np.float32)\n"
         'lesson.kernel("add_cuda")(2, 32, (x, x, z, 40)); z.sum()')

@@ -50,6 +50,8 @@ def passes(module, *args):
 def fails(module, *args):
     with pytest.raises(ShapeError) as caught, checked(module.__file__):
         module.f(*args)
+    lines = [entry.lineno + 1 for entry in caught.traceback if str(entry.path) == module.__file__]
+    assert min(lines) >= FIRST              # the traceback leads into the code, not to its top
     return str(caught.value)
 
 
