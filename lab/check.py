@@ -1,23 +1,22 @@
 """Grade a text against a lesson: pytest in this process, the text behind `subject` in another."""
 
 import contextlib
-import functools
-import hashlib
 import inspect
 import json
 import os
 import re
-import tempfile
 import time
-import tomllib
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
 
-from lab import course, device, stub, wire
+from lab import course, stub, wire
+from lab.candidate import Candidate, told
 from lab.course import ROOT, SUFFIX
-from lab.subject import Raised, Stopped, Subject
+from lab.isolate import preload
+from lab.mutants import with_likely_causes
+from lab.subject import Raised, Stopped
 from lab.warm import Child
 
 SCHEMA = 1
@@ -26,20 +25,6 @@ VERDICTS = ("pass", "fail", "not_attempted", "not_proven_here", "error")
 
 class NotProvenHere(pytest.skip.Exception):
     """Raised by a test: this machine cannot show it, and why. Plain pytest counts it as skipped."""
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """What is graded: one text a language, what to call it, and where its lines came from."""
-
-    # by language: the whole module's text, the learner's name for it, each line's number in that
-    sources: dict
-    labels: dict
-    origins: dict = field(default_factory=dict)     # None for a line that the learner does not have
-    shapes: bool = False                            # hold the module to its shape comments
-
-    def source(self):
-        return ", ".join(dict.fromkeys(self.labels[language] for language in self.sources))
 
 
 @dataclass
@@ -51,11 +36,6 @@ class Verdict:
     message: str = ""
     value: object = None            # what a prediction or a choice answered
     seconds: float = 0.0
-
-
-def reference(lesson):
-    labels = {k: f"{lesson.floor}/{lesson.id}{SUFFIX[k]}" for k in lesson.sources}
-    return Candidate(lesson.sources, labels, shapes=True)
 
 
 # ---- grading
@@ -72,7 +52,7 @@ def grade(lesson, candidate, names=None, warm=None):
     if attempted:
         run = Run(lesson, candidate, {e.name: e for e in attempted}, warm)
         verdicts |= run.verdicts()
-    return [verdicts[e.name] for e in wanted]
+    return with_likely_causes(lesson, [verdicts[e.name] for e in wanted])
 
 
 def untouched(lesson, candidate, exercise):
@@ -95,14 +75,6 @@ def untouched(lesson, candidate, exercise):
         return Verdict(exercise.name, "not_attempted", 0, exercise.points,
                        f"still the stub in {label}")
     return None
-
-
-def told(candidate, language, line):
-    """The line number as the learner knows it."""
-    origin = candidate.origins.get(language)
-    if line is None or not origin:
-        return line
-    return origin[line - 1] if 0 < line <= len(origin) and origin[line - 1] else line
 
 
 CANDIDATE, SEED = pytest.StashKey(), pytest.StashKey()
@@ -263,146 +235,6 @@ class Run:
         return ""
 
 
-# ---- the code under test
-
-
-@contextlib.contextmanager
-def prepared(lesson, sources):
-    """A folder as the child sees the course: floors below as reference; on this floor the lessons
-    before as reference, this one as `sources`, later ones as stubs; nothing above."""
-    with tempfile.TemporaryDirectory(prefix="lab-") as folder:
-        for floor in course.floors():
-            target = Path(folder, floor.name)
-            if floor.name != lesson.floor:
-                if (ROOT / floor.name).is_dir():
-                    target.symlink_to(ROOT / floor.name)
-                continue
-            target.mkdir()
-            later = set(floor.lessons[floor.lessons.index(lesson) + 1:])
-            lessons = {i.id: i for i in floor.lessons}
-            for path in (ROOT / floor.name).iterdir():
-                other = lessons.get(path.stem)
-                if path.suffix not in SUFFIX.values() or other is None:
-                    if path.name != "__pycache__" and path.suffix != ".md":
-                        (target / path.name).symlink_to(path)
-                elif other in later:
-                    (target / path.name).symlink_to(stub_file(path, other))
-                elif other != lesson:
-                    (target / path.name).symlink_to(path)
-            for language, text in sources.items():
-                (target / (lesson.id + SUFFIX[language])).write_text(text, "utf-8")
-            break
-        yield folder
-
-
-def stub_file(path, lesson):
-    """The stub of a lesson's module as a file, made once for each text."""
-    text = lesson.stubs[lesson.language(path)]
-    file = device.cache_folder() / (hashlib.sha256(text.encode()).hexdigest()[:24] + path.suffix)
-    if not file.exists():
-        fresh = file.with_suffix(f".{os.getpid()}")
-        fresh.write_text(text, "utf-8")
-        fresh.replace(file)
-    return file
-
-
-def preload(lesson):
-    """Modules to import before the fork: what the lesson's own floor imports, where it is heavy."""
-    text = "".join((ROOT / lesson.floor / f"{i.id}.py").read_text("utf-8")
-                   for f in course.floors() if f.name == lesson.floor for i in f.lessons)
-    heavy = [m for m in ("torch", "triton") if re.search(rf"^(import|from) {m}\b", text, re.M)]
-    kernels = "triton" in heavy or "simulator" in text
-    return ("numpy", *heavy, *(("lab.warmup",) if kernels else ()), "lab.child")
-
-
-@contextlib.contextmanager
-def running(lesson, sources, warm=None, reference=None, shapes=False):
-    """A Subject with these sources loaded, ended at the end."""
-    modules = preload(lesson)
-    with prepared(lesson, sources) as folder:
-        request = {"folder": folder, "floor": lesson.floor, "lesson": lesson.id, "shapes": shapes,
-                   "simulator": "lab.warmup" in modules}
-        proxy = Subject(lambda: Child("subject", request, modules, warm), reference)
-        try:
-            yield proxy
-        finally:
-            proxy.close()
-
-
-def under_test(config, request):
-    """(lesson, candidate, warm): what a plain pytest run grades is the reference."""
-    found = config.stash.get(CANDIDATE, None)
-    if found is not None:
-        return found
-    lesson = course.find(request.path.stem.removeprefix("test_"))
-    return lesson, reference(lesson), None
-
-
-@pytest.fixture
-def subject(request):
-    """The code under test: a proxy to its own process. See lab/subject.py."""
-    lesson, candidate, warm = under_test(request.config, request)
-    with contextlib.ExitStack() as stack:
-        @functools.cache
-        def own():                  # started only when a limit is hit
-            return stack.enter_context(running(lesson, lesson.sources, warm))
-
-        yield stack.enter_context(running(lesson, candidate.sources, warm, own, candidate.shapes))
-
-
-@pytest.fixture(name="reference")
-def reference_fixture(request):
-    """The course's own solution behind the same proxy, for counts to compare with."""
-    lesson, _, warm = under_test(request.config, request)
-    with running(lesson, lesson.sources, warm) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def rng(request):
-    """Random inputs. The seed is fixed for learners; whoever grades submissions gives another."""
-    import numpy as np
-
-    return np.random.default_rng(request.config.stash.get(SEED, 0))
-
-
-# ---- a learner's mistakes, and the mutants that stand for them
-
-
-def mutants(lesson):
-    """[{exercise, find, replace, says, when?}] of a lesson."""
-    if not lesson.mutants.exists():
-        return []
-    with open(lesson.mutants, "rb") as file:
-        return tomllib.load(file).get("mutant", [])
-
-
-def mutate(lesson, mutant):
-    """The reference with one mistake made."""
-    exercise = lesson.exercise(mutant["exercise"])
-    text = lesson.sources[exercise.language]
-    whole = stub.extract(text, exercise.name, exercise.language)
-    if whole.count(mutant["find"]) != 1:
-        raise course.CourseError(f"{lesson.mutants.name}: {mutant['find']!r} occurs "
-                                 f"{whole.count(mutant['find'])} times in {exercise.name}, "
-                                 f"expected 1")
-    wrong = stub.splice(text, whole.replace(mutant["find"], mutant["replace"]), exercise.language)
-    return replace(reference(lesson), shapes=False,
-                   sources=lesson.sources | {exercise.language: wrong.text})
-
-
-def with_likely_causes(lesson, verdicts):
-    """Add "You get this when …" where a failure reads like a known mistake."""
-    known = mutants(lesson)
-    for verdict in verdicts:
-        for mutant in known if verdict.verdict == "fail" else ():
-            if (mutant["exercise"] == verdict.name and mutant.get("when")
-                    and mutant["says"] in verdict.message):
-                verdict.message += f"\nYou get this when {mutant['when']}."
-                break
-    return verdicts
-
-
 # ---- the report
 
 
@@ -430,7 +262,6 @@ def main(connection, request):
     lesson = course.find(request["lesson"])
     began = time.monotonic()
     verdicts = grade(lesson, Candidate(**request["candidate"]), request["names"], request["warm"])
-    verdicts = with_likely_causes(lesson, verdicts)
     connection.sendall(wire.frame({"verdicts": [asdict(v) for v in verdicts],
                                    "seconds": time.monotonic() - began}, []))
 

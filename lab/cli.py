@@ -167,7 +167,7 @@ def check(
         if file and exercise is None and file.suffix != ".ipynb":
             language = lesson.language(file)
             names = [e.name for e in lesson.exercises if e.language == language]
-        verdicts = checking.with_likely_causes(lesson, checking.grade(lesson, candidate, names))
+        verdicts = checking.grade(lesson, candidate, names)
         if file is None:
             own_desk().record(lesson, candidate, verdicts)
         codes.append(checking.exit_code(verdicts))
@@ -194,8 +194,8 @@ def chosen(what, file):
 
 def from_file(lesson, file):
     """The candidate made of the stubs and what a file holds."""
-    from lab import check as checking
     from lab import desk, notebooks, stub
+    from lab.candidate import Candidate
 
     if file.suffix not in (".py", ".cu", ".ipynb"):
         raise CourseError(f"{file}: expected a .py, .cu or .ipynb file")
@@ -216,7 +216,7 @@ def from_file(lesson, file):
         sources[language] = spliced.text
         if file.suffix != ".ipynb":
             origins[language] = spliced.origin
-    return checking.Candidate(sources, labels, origins)
+    return Candidate(sources, labels, origins)
 
 
 def defines_any(lesson, text, language):

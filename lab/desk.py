@@ -18,8 +18,8 @@ import sys
 import time
 from pathlib import Path
 
-from lab import cells, course, notebooks, stub
-from lab.check import Candidate
+from lab import course, stub, texts
+from lab.candidate import Candidate
 from lab.course import ROOT, SUFFIX, CourseError
 
 EMPTY = {"lessons": {}, "passed": {}, "hints": {}, "predictions": {}, "synced": {}, "cells": {}}
@@ -134,10 +134,10 @@ class Desk:
             elif old == text:
                 done[suffix] = "same"
                 continue
-            elif old is not None and alike(path.read_text("utf-8"), old, suffix):
+            elif old is not None and texts.alike(path.read_text("utf-8"), old, suffix):
                 done[suffix] = "refreshed"
             else:
-                now = rebuilt(
+                now = texts.rebuilt(
                     path.read_text("utf-8"), old or text, text, lesson, suffix, self.label(path)
                 )
                 if now == path.read_text("utf-8"):
@@ -211,7 +211,7 @@ class Desk:
         if last := state["cells"].get(exercise.id):
             others = [t for e, t in state["cells"].items() if e != exercise.id
                       and e in {o.id for o in lesson.exercises if o.language == language}]
-            spliced = cells.forget(spliced, last, [cell, lesson.stubs[language], *others], language)
+            spliced = texts.forget(spliced, last, [cell, lesson.stubs[language], *others], language)
 
         def digest(source):
             return self.digest(exercise, source)
@@ -258,7 +258,7 @@ class Desk:
         for suffix, text in self.handed_out(lesson).items():
             path = self.path(lesson, suffix)
             if exercise is not None and path.exists():
-                text = without(read(path, self.label(path)), text, exercise, suffix)
+                text = texts.without(read(path, self.label(path)), text, exercise, suffix)
             if path.exists():
                 if read(path, self.label(path)) == text:
                     continue
@@ -281,7 +281,7 @@ class Desk:
                     state["predictions"].setdefault(exercise.id, verdict.value)
                 if verdict.verdict == "pass":
                     text = candidate.sources[exercise.language]
-                    state["passed"][exercise.id] = {"text": sha(own_text(exercise, text)),
+                    state["passed"][exercise.id] = {"text": sha(texts.own_text(exercise, text)),
                                                     "lesson": lesson.fingerprint}
                 elif verdict.verdict in ("fail", "not_attempted"):
                     state["passed"].pop(exercise.id, None)
@@ -296,7 +296,7 @@ class Desk:
         if entry is None or entry["lesson"] != exercise.lesson.fingerprint or not path.exists():
             return False
         try:
-            return entry["text"] == sha(own_text(exercise, path.read_text("utf-8")))
+            return entry["text"] == sha(texts.own_text(exercise, path.read_text("utf-8")))
         except (SyntaxError, ValueError):       # edited since, and does not parse
             return False
 
@@ -336,15 +336,6 @@ def sha(text):
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def own_text(exercise, text):
-    """The module's text with its other exercises as stubs: what a pass of this one rests on."""
-    language, stubs = exercise.language, exercise.lesson.stubs[exercise.language]
-    for other in exercise.lesson.exercises:
-        if other.language == language and other.name != exercise.name:
-            text = stub.splice(text, stub.extract(stubs, other.name, language), language).text
-    return text.strip()
-
-
 def read_given(path):
     """The text of a file that the user named."""
     try:
@@ -376,33 +367,3 @@ def writing(desk):
         raise CourseError(
             f"cannot write {error.filename or desk.folder}: {error.strerror}"
         ) from None
-
-
-def alike(text, base, suffix):
-    """True where nothing of the learner's is in `text`; a notebook's outputs do not count."""
-    return notebooks.same_cells(text, base) if suffix == ".ipynb" else text == base
-
-
-def rebuilt(text, base, fresh, lesson, suffix, label):
-    """`fresh` with everything of the learner's from `text`, where `text` was made from `base`."""
-    if suffix == ".ipynb":
-        return notebooks.carry_over(text, base, fresh, label)
-    language = "cuda" if suffix == ".cu" else "python"
-    try:
-        return stub.splice(fresh, stub.changed(text, base, language), language).text
-    except (SyntaxError, ValueError) as error:
-        raise CourseError(
-            f"{label} cannot be brought up to date, it does not parse ({error}): mend it, or "
-            f"`lab reset {lesson.id}` (the old text is kept)"
-        ) from None
-
-
-def without(text, stub_text, exercise, suffix):
-    """`text` with one exercise put back to what `stub_text` has."""
-    if suffix == ".ipynb":
-        return notebooks.put_back(text, stub_text, exercise)
-    language = "cuda" if suffix == ".cu" else "python"
-    if language != exercise.language:
-        return text
-    fresh = stub.extract(stub_text, exercise.name, language)
-    return stub.splice(text, fresh, language).text

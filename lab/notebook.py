@@ -73,7 +73,7 @@ class NotebookLesson:
         return f"{self.lesson.id} · {self.lesson.title} ({where})"
 
     def warm(self):
-        from lab.check import preload
+        from lab.isolate import preload
         from lab.warm import server
 
         server(("pytest", *preload(self.lesson)))
@@ -115,7 +115,7 @@ class NotebookLesson:
 
     def from_cells(self):
         """The stubs with every exercise that a cell of this notebook, run before, defines."""
-        from lab.check import Candidate
+        from lab.candidate import Candidate
 
         sources = dict(self.lesson.stubs)
         for exercise in self.lesson.exercises:

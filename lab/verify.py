@@ -4,8 +4,8 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from lab import check
-from lab.check import Candidate
+from lab import check, mutants
+from lab.candidate import Candidate, reference
 from lab.course import CourseError
 
 FEWEST = 3              # mutants of an exercise
@@ -37,8 +37,8 @@ def tell(lesson, rows, seconds, console):
             console.print(f"  [red]✗[/] {row['exercise']}: {row['proof']}")
             console.print(f"      {row['message']}", markup=False)
     proven = sum(row["ok"] is True for row in rows)
-    mutants = sum(row["proof"].startswith("mutant") for row in rows)
-    console.print(f"{lesson.id}: {proven} of {len(rows)} proofs, {mutants} mutants, "
+    wrong = sum(row["proof"].startswith("mutant") for row in rows)
+    console.print(f"{lesson.id}: {proven} of {len(rows)} proofs, {wrong} mutants, "
                   f"{seconds:.0f} s")
 
 
@@ -49,7 +49,7 @@ def prove(lesson, jobs):
 
     rows = [row(v.name, "the reference passes", v.verdict == "pass" or (
                 None if v.verdict == "not_proven_here" else False), f"{v.verdict}: {v.message}")
-            for v in check.grade_warm(lesson, check.reference(lesson))]
+            for v in check.grade_warm(lesson, reference(lesson))]
     untouched = check.grade(lesson, Candidate(lesson.stubs, dict.fromkeys(lesson.stubs, "stub")))
     rows += [row(v.name, "the stub is not attempted", v.verdict == "not_attempted",
                  f"{v.verdict}: {v.message}") for v in untouched]
@@ -57,17 +57,17 @@ def prove(lesson, jobs):
              for e in lesson.exercises]
 
     try:
-        mutants = [(m, check.mutate(lesson, m)) for m in check.mutants(lesson)]
+        wrong = [(m, mutants.mutate(lesson, m)) for m in mutants.mutants(lesson)]
     except (CourseError, KeyError) as error:
         return [*rows, row("", "the mutants can be made", False, str(error))]
     rows += [row(e.name, f"at least {FEWEST} mutants", n >= FEWEST, f"{n} mutants")
              for e in lesson.exercises
-             for n in [sum(m["exercise"] == e.name for m, _ in mutants)]]
+             for n in [sum(m["exercise"] == e.name for m, _ in wrong)]]
 
     with ThreadPoolExecutor(max(1, min(jobs, os.cpu_count() or 1))) as pool:
         verdicts = list(pool.map(
-            lambda pair: check.grade_warm(lesson, pair[1], [pair[0]["exercise"]])[0], mutants))
-    for number, ((mutant, _), verdict) in enumerate(zip(mutants, verdicts, strict=True)):
+            lambda pair: check.grade_warm(lesson, pair[1], [pair[0]["exercise"]])[0], wrong))
+    for number, ((mutant, _), verdict) in enumerate(zip(wrong, verdicts, strict=True)):
         says = mutant["says"]
         others = [v.message for i, v in enumerate(verdicts) if i != number]
         if len(says.split()) < 3:

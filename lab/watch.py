@@ -36,7 +36,6 @@ def step(desk, lessons, console, show):
                 continue
             candidate = desk.candidate(lesson)
             verdicts = check.grade_warm(lesson, candidate, [exercise.name])
-            verdicts = check.with_likely_causes(lesson, verdicts)
             desk.record(lesson, candidate, verdicts)
             show(lesson, candidate, verdicts)
             if verdicts[0].verdict not in ("pass", "not_proven_here"):

@@ -1,0 +1,32 @@
+"""What is graded: the text of a lesson's modules, and how its author knows them."""
+
+from dataclasses import dataclass, field
+
+from lab.course import SUFFIX
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What is graded: one text a language, what to call it, and where its lines came from."""
+
+    # by language: the whole module's text, the learner's name for it, each line's number in that
+    sources: dict
+    labels: dict
+    origins: dict = field(default_factory=dict)     # None for a line that the learner does not have
+    shapes: bool = False                            # hold the module to its shape comments
+
+    def source(self):
+        return ", ".join(dict.fromkeys(self.labels[language] for language in self.sources))
+
+
+def reference(lesson):
+    labels = {k: f"{lesson.floor}/{lesson.id}{SUFFIX[k]}" for k in lesson.sources}
+    return Candidate(lesson.sources, labels, shapes=True)
+
+
+def told(candidate, language, line):
+    """The line number as the learner knows it."""
+    origin = candidate.origins.get(language)
+    if line is None or not origin:
+        return line
+    return origin[line - 1] if 0 < line <= len(origin) and origin[line - 1] else line

@@ -1,0 +1,48 @@
+"""What a grader's tests are given: subject, reference, rng. tests/conftest.py passes them on."""
+
+import contextlib
+import functools
+
+import pytest
+
+from lab import course
+from lab.candidate import reference
+from lab.check import CANDIDATE, SEED
+from lab.isolate import running
+
+
+def under_test(config, request):
+    """(lesson, candidate, warm): what a plain pytest run grades is the reference."""
+    found = config.stash.get(CANDIDATE, None)
+    if found is not None:
+        return found
+    lesson = course.find(request.path.stem.removeprefix("test_"))
+    return lesson, reference(lesson), None
+
+
+@pytest.fixture
+def subject(request):
+    """The code under test: a proxy to its own process. See lab/subject.py."""
+    lesson, candidate, warm = under_test(request.config, request)
+    with contextlib.ExitStack() as stack:
+        @functools.cache
+        def own():                  # started only when a limit is hit
+            return stack.enter_context(running(lesson, lesson.sources, warm))
+
+        yield stack.enter_context(running(lesson, candidate.sources, warm, own, candidate.shapes))
+
+
+@pytest.fixture(name="reference")
+def reference_fixture(request):
+    """The course's own solution behind the same proxy, for counts to compare with."""
+    lesson, _, warm = under_test(request.config, request)
+    with running(lesson, lesson.sources, warm) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def rng(request):
+    """Random inputs. The seed is fixed for learners; whoever grades submissions gives another."""
+    import numpy as np
+
+    return np.random.default_rng(request.config.stash.get(SEED, 0))

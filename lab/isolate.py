@@ -1,0 +1,76 @@
+"""The code under test in a process of its own, seeing of the course what it may see."""
+
+import contextlib
+import hashlib
+import os
+import re
+import tempfile
+from pathlib import Path
+
+from lab import course, device
+from lab.course import ROOT, SUFFIX
+from lab.subject import Subject
+from lab.warm import Child
+
+
+@contextlib.contextmanager
+def prepared(lesson, sources):
+    """A folder as the child sees the course: floors below as reference; on this floor the lessons
+    before as reference, this one as `sources`, later ones as stubs; nothing above."""
+    with tempfile.TemporaryDirectory(prefix="lab-") as folder:
+        for floor in course.floors():
+            target = Path(folder, floor.name)
+            if floor.name != lesson.floor:
+                if (ROOT / floor.name).is_dir():
+                    target.symlink_to(ROOT / floor.name)
+                continue
+            target.mkdir()
+            later = set(floor.lessons[floor.lessons.index(lesson) + 1:])
+            lessons = {i.id: i for i in floor.lessons}
+            for path in (ROOT / floor.name).iterdir():
+                other = lessons.get(path.stem)
+                if path.suffix not in SUFFIX.values() or other is None:
+                    if path.name != "__pycache__" and path.suffix != ".md":
+                        (target / path.name).symlink_to(path)
+                elif other in later:
+                    (target / path.name).symlink_to(stub_file(path, other))
+                elif other != lesson:
+                    (target / path.name).symlink_to(path)
+            for language, text in sources.items():
+                (target / (lesson.id + SUFFIX[language])).write_text(text, "utf-8")
+            break
+        yield folder
+
+
+def stub_file(path, lesson):
+    """The stub of a lesson's module as a file, made once for each text."""
+    text = lesson.stubs[lesson.language(path)]
+    file = device.cache_folder() / (hashlib.sha256(text.encode()).hexdigest()[:24] + path.suffix)
+    if not file.exists():
+        fresh = file.with_suffix(f".{os.getpid()}")
+        fresh.write_text(text, "utf-8")
+        fresh.replace(file)
+    return file
+
+
+def preload(lesson):
+    """Modules to import before the fork: what the lesson's own floor imports, where it is heavy."""
+    text = "".join((ROOT / lesson.floor / f"{i.id}.py").read_text("utf-8")
+                   for f in course.floors() if f.name == lesson.floor for i in f.lessons)
+    heavy = [m for m in ("torch", "triton") if re.search(rf"^(import|from) {m}\b", text, re.M)]
+    kernels = "triton" in heavy or "simulator" in text
+    return ("numpy", *heavy, *(("lab.warmup",) if kernels else ()), "lab.child")
+
+
+@contextlib.contextmanager
+def running(lesson, sources, warm=None, reference=None, shapes=False):
+    """A Subject with these sources loaded, ended at the end."""
+    modules = preload(lesson)
+    with prepared(lesson, sources) as folder:
+        request = {"folder": folder, "floor": lesson.floor, "lesson": lesson.id, "shapes": shapes,
+                   "simulator": "lab.warmup" in modules}
+        proxy = Subject(lambda: Child("subject", request, modules, warm), reference)
+        try:
+            yield proxy
+        finally:
+            proxy.close()
