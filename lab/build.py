@@ -10,6 +10,7 @@ from lab import course, notebooks, stub
 from lab.course import ROOT, CourseError
 
 INCLUDE = re.compile(r'^(\w+)\.([\w.]+)$')
+PICTURE = ROOT / "benchmarks" / "roofline.png", "r02_clock"     # the README's: a measured result
 LARGEST = 300 * 1024            # bytes of an executed notebook
 WORDS = 1500                    # of prose in a lesson
 
@@ -24,6 +25,8 @@ def build(lessons):
         if outdated(lesson.solution, solved):
             put(lesson.solution, execute(solved, lesson))
             changed.append(lesson.solution)
+    if put_picture():
+        changed.append(PICTURE[0])
     return changed
 
 
@@ -57,6 +60,17 @@ def put(path, text):
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, "utf-8")
+    return True
+
+
+def put_picture():
+    """Keep the README's picture the one in the executed lesson; True if it was another."""
+    path, name = PICTURE
+    now = picture(course.find(name))
+    if now is None or (path.exists() and path.read_bytes() == now):
+        return False
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(now)
     return True
 
 
