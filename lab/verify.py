@@ -53,6 +53,9 @@ def prove(lesson, jobs):
     untouched = check.grade(lesson, Candidate(lesson.stubs, dict.fromkeys(lesson.stubs, "stub")))
     rows += [row(v.name, "the stub is not attempted", v.verdict == "not_attempted",
                  f"{v.verdict}: {v.message}") for v in untouched]
+    if "cuda" in lesson.stubs:
+        problem = does_not_compile(lesson.stubs["cuda"])
+        rows.append(row("", "the CUDA stub compiles", not problem, problem))
     rows += [row(e.name, "three hints", len(e.hints) == 3, f"{len(e.hints)} hints")
              for e in lesson.exercises]
 
@@ -83,3 +86,14 @@ def prove(lesson, jobs):
         rows.append(row(mutant["exercise"], f"mutant {mutant['find']!r} -> {mutant['replace']!r}",
                         not problem, problem))
     return rows
+
+
+def does_not_compile(text):
+    """The compiler's complaint about a CUDA text, "" where it has none."""
+    from lab import simulator
+
+    try:
+        simulator.RawModule(text, is_text=True).compile()
+    except simulator.CompileError as error:
+        return str(error)
+    return ""
