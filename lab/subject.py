@@ -146,7 +146,9 @@ class Subject:
         result, changed = self._ask("call", function, list(args), kwargs, slow=slow)
         copy_back([list(args), kwargs], changed)
         if name and name.startswith(("predict_", "choose_")):
-            self.values[name] = result
+            answer = result.item() if isinstance(result, np.generic) else result
+            if isinstance(answer, (bool, int, float, str)):
+                self.values[name] = answer
         return result
 
     def _ask(self, what, *values, slow=None):

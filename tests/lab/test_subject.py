@@ -43,6 +43,8 @@ PROBE = '''
         import lab.wire
         lab.wire.frame = lambda *a: b"\\0" * 15 + b"\\2" + b"[]" * 8
     def cube(x): return x * x * x
+    def predict_one(): return np.int64(1)
+    def predict_list(): return [1]
 '''
 
 
@@ -169,6 +171,12 @@ def test_the_child_cannot_import_tests_or_the_course_itself(probe):
     assert probe.hidden() == []
     from lab.course import ROOT
     assert str(ROOT) not in probe.paths()
+
+
+def test_answers_to_predictions_are_kept_as_plain_values(probe):
+    probe.predict_one()
+    probe.predict_list()
+    assert probe.values == {"predict_one": 1} and type(probe.values["predict_one"]) is int
 
 
 def test_callbacks_do_not_cross(probe):
