@@ -5,15 +5,19 @@ It checks what a kernel does, counts what it moves, and says where in the source
 the NVRTC wheels; torch and triton only for what uses them.
 """
 
+from . import pictures
 from .errors import CompileError, KernelError, Unsupported
+from .hopper import hopper
 from .kernel import RawKernel, RawModule
+from .occupancy import occupancy
 from .report import Launch
+from .sass import sass
 from .self_test import self_test
 from .session import budget, cache_dir, last_launch, trace, use
 from .triton_driver import activate_triton, deactivate_triton
 
 __all__ = [
     "CompileError", "KernelError", "Launch", "RawKernel", "RawModule", "Unsupported",
-    "activate_triton", "budget", "cache_dir", "deactivate_triton", "last_launch", "self_test",
-    "trace", "use",
+    "activate_triton", "budget", "cache_dir", "deactivate_triton", "hopper", "last_launch",
+    "occupancy", "pictures", "sass", "self_test", "trace", "use",
 ]

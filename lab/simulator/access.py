@@ -31,6 +31,15 @@ def window(wave, address):
     return space, address & U64.type(OFFSET_BITS)
 
 
+def only_shared(wave, inst, address):
+    """A generic address that must lead to shared memory -> the address within it."""
+    space, address = window(wave, address)
+    if space != "shared":
+        raise wave.launch.error(inst, "out_of_bounds", f"`{inst.opcode}` needs an address in "
+                                f"shared memory, this one is {space}", wave, first(wave))
+    return address
+
+
 def split(wave, key):
     """Lanes by the value of a key -> list of Lanes."""
     keys = wave.per_lane(key)
@@ -43,19 +52,24 @@ def load(wave, inst, address, size, space):
         space, address = window(wave, address)
     if space == "global":
         segment, offset = find_segment(wave, inst, address, size, "read")
-        wave.launch.counts.global_access(wave, inst, offset, size)
+        wave.launch.counts.global_access(wave, inst, offset, size, segment)
+        if wave.shadow:
+            wave.shadow.global_load(wave, inst, segment, offset, size)
         return segment.view(raw(size)).take(offset >> shift(size), mode="clip")
     if space == "shared":
         offset = shared_offset(wave, inst, address, size, "read")
         wave.launch.counts.shared_access(wave, inst, offset, size)
-        if wave.shadow:
-            wave.shadow.load(wave, inst, offset, size)
         memory = wave.shared_memory(raw(size))                          # (B, elements)
         index = offset >> shift(size)
+        if wave.shadow:
+            wave.shadow.load(wave, inst, offset, size)
+            wave.taint.shared_load(index + rows(wave, index, memory), size)
         if index.ndim == 2 and index.shape[0] == 1:
             return memory.take(index[0], axis=1, mode="clip")
         return memory.reshape(-1).take(index + rows(wave, index, memory), mode="clip")
     memory, index = local_place(wave, inst, address, size, "read")
+    if wave.taint:
+        wave.taint.local_load(inst, index, size)
     return memory.take(index, mode="clip")
 
 
@@ -63,45 +77,45 @@ def store(wave, inst, address, size, space, value):
     """Write raw elements. Where lanes write to one place, the highest lane wins."""
     if space == "generic":
         space, address = window(wave, address)
+    segment = offset = None
     if space == "global":
         segment, offset = find_segment(wave, inst, address, size, "write")
-        wave.launch.counts.global_access(wave, inst, offset, size)
-        assign(wave, segment.view(raw(size)), offset >> shift(size), value)
+        wave.launch.counts.global_access(wave, inst, offset, size, segment)
+        memory, index = segment.view(raw(size)), offset >> shift(size)
     elif space == "shared":
         offset = shared_offset(wave, inst, address, size, "write")
         wave.launch.counts.shared_access(wave, inst, offset, size)
-        memory = wave.shared_memory(raw(size))
-        index = offset >> shift(size)
-        if wave.shadow:
-            checked_store(wave, inst, offset, size, memory, index, value)
-        elif index.ndim == 2 and index.shape == (1, wave.shape[1]):
+        memory, index = wave.shared_memory(raw(size)), offset >> shift(size)
+        if not wave.taint and index.ndim == 2 and index.shape == (1, wave.shape[1]):
             memory[:, index[0]] = value
-        else:
-            assign(wave, memory.reshape(-1), index + rows(wave, index, memory), value)
+            return
+        index = index + rows(wave, index, memory)
+        memory = memory.reshape(-1)
     else:
         memory, index = local_place(wave, inst, address, size, "write")
+    if wave.taint:
+        checked_store(wave, inst, space, segment, offset, size, memory, index, value)
+    else:
         assign(wave, memory, index, value)
 
 
-def checked_store(wave, inst, offset, size, memory, index, value):
-    """A store to shared memory under the race detector, which wants to know whose value was there
-    and whose has won: two threads that write the same value do no harm."""
-    memory, index = memory.reshape(-1), index + rows(wave, index, memory)
-    mine, place_of = wave.per_lane(value), wave.per_lane(index)
-    differs = differing(memory[place_of], mine)
-    assign(wave, memory, index, value)
-    lost = differing(memory[place_of], mine)
-    if wave.launch.keeps_copies:
-        differs = lost = np.zeros(len(mine), bool)
-    wave.shadow.store(wave, inst, offset, size, differs, lost)
+def checked_store(wave, inst, space, segment, offset, size, memory, index, value):
+    """A store under the eyes of the race detector and of the hunt for uninitialised values."""
+    taint, shadow = wave.taint, wave.shadow
+    if taint.captured is not None:
+        taint.capture_store(space, segment, wave.per_lane(index), size, wave.per_lane(value))
+        return
 
-
-def differing(a, b):
-    """Elementwise, by their bits (n,)."""
-    if a.dtype != np.complex128:
-        return a != b.view(a.dtype)
-    a, b = (np.ascontiguousarray(x).view(np.uint64).reshape(-1, 2) for x in (a, b))
-    return (a != b).any(axis=1)
+    def now():
+        assign(wave, memory, index, value)
+    if space == "global":
+        shadow.global_store(wave, inst, segment, offset, size, memory, index, value, now)
+    elif space == "shared":
+        shadow.store(wave, inst, offset, size, memory, index, value, now)
+        taint.shared_store(index, size)
+    else:
+        now()
+        taint.local_store(index, size)
 
 
 def place(wave, inst, address, size, space):
@@ -111,7 +125,9 @@ def place(wave, inst, address, size, space):
         space, address = window(wave, address)
     if space == "global":
         segment, offset = find_segment(wave, inst, address, size, "atomic")
-        wave.launch.counts.global_access(wave, inst, offset, size)
+        wave.launch.counts.global_access(wave, inst, offset, size, segment)
+        if wave.shadow:
+            wave.shadow.global_atomic(wave, inst, segment, offset, size)
         return segment.view(raw(size)), wave.per_lane(offset >> shift(size)), space
     offset = shared_offset(wave, inst, address, size, "atomic")
     wave.launch.counts.shared_access(wave, inst, offset, size)
@@ -201,6 +217,7 @@ def local_place(wave, inst, address, size, verb):
             f"thread's local memory, which has {length} bytes", wave, int(wave.lanes.index[i]))
     if size > 1:
         check_aligned(wave, inst, address, size, verb, "local memory")
+    wave.launch.counts.local_access(wave, inst, address, size)
     memory = wave.local_memory(raw(size))                               # (B·T, elements)
     lane = wave.lanes.index if address.ndim == 1 else \
         np.arange(wave.shape[0] * wave.shape[1]).reshape(wave.shape)
@@ -221,14 +238,9 @@ def out_of_bounds(wave, inst, offset, size, verb, segment):
     offsets = wave.per_lane(offset)
     bad = (offsets < 0) | (offsets > segment.length - size)
     i = int(np.flatnonzero(bad)[0])
-    where = f"byte {offsets[i]} of `{segment.name}` ({segment.length} bytes)"
-    if segment.element:
-        item = np.dtype(segment.element).itemsize
-        where = (f"element {offsets[i] // item} of `{segment.name}` "
-                 f"({segment.length // item} {segment.element})")
     return wave.launch.error(
-        inst, "out_of_bounds", f"out-of-bounds {verb} of {size} bytes: {where}", wave,
-        int(wave.lanes.index[i]), also=int(bad.sum()))
+        inst, "out_of_bounds", f"out-of-bounds {verb} of {size} bytes: "
+        f"{segment.name_of(int(offsets[i]))}", wave, int(wave.lanes.index[i]), also=int(bad.sum()))
 
 
 def invalid_address(wave, inst, address, size, verb):

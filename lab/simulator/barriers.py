@@ -9,8 +9,10 @@ is not waited for: hardware tolerates it, the manual does not promise it, so it 
 import numpy as np
 
 from .lanes import WARP, Lanes
+from .ordering import BARRIERS
+from .returns import returned_early
 
-BARRIERS = 16                               # a block has this many, numbered from 0
+FEW = 4                                     # blocks with early returns to look at, at each barrier
 
 
 class BarrierRoom:
@@ -37,15 +39,19 @@ class BarrierRoom:
     def pass_through(self, inst):
         if self.wave.shadow:
             self.wave.shadow.barrier(None)
+        self.record(inst, self.wave.live.index)
+
+    def record(self, inst, index):
+        if self.scheduler.timeline:
+            steps = self.scheduler.launch.interpreter_steps
+            self.scheduler.timeline.barrier(inst, index, steps)
 
     def enter(self, frame, pc, inst, lanes):
         """The lanes arrive. A .arrive does not wait."""
         wave, index = self.wave, lanes.index
         number, needed, predicate, waits = inst.run(wave)
-        if not waits:
-            np.add.at(self.arrived, (lanes.blocks, number), 1)
-            self.scheduler.add(frame, pc + 1, lanes, inst)
-        else:
+        self.check_operands(inst, lanes, number, needed)
+        if waits:
             self.waiting[index] = True
             self.number[index] = number
             self.needed[index] = needed
@@ -53,7 +59,26 @@ class BarrierRoom:
             if (frame, pc) not in self.places:
                 self.places.append((frame, pc))
             self.place[index] = self.places.index((frame, pc))
+        else:
+            np.add.at(self.arrived, (lanes.blocks, number), 1)
+            if wave.shadow:
+                wave.shadow.named_barrier(index, number)
+            self.scheduler.add(frame, pc + 1, lanes, inst)
         self.release()
+        if not waits:                                       # a barrier that nobody waited for
+            full = self.arrived[lanes.blocks, number] >= needed
+            self.arrived[lanes.blocks[full], number[full]] = 0
+
+    def check_operands(self, inst, lanes, number, needed):
+        """A barrier has a number below 16 and counts whole warps."""
+        for wrong, text in (
+                (number >= BARRIERS, "there is no barrier {}: a block has 16, numbered from 0"),
+                (needed % WARP != 0, "barrier {} cannot wait for {} threads: the number must be a "
+                                     "multiple of 32")):
+            if wrong.any():
+                i = int(np.flatnonzero(wrong)[0])
+                raise self.wave.launch.error(inst, "barrier", text.format(number[i], needed[i]),
+                                             self.wave, int(lanes.index[i]))
 
     def inst(self, lane):
         """The instruction at which a lane waits."""
@@ -67,25 +92,31 @@ class BarrierRoom:
             self.release()
 
     def release(self):
-        """Let complete blocks go. -> did any?"""
+        """Let the threads of complete barriers go. -> did any?"""
         wave = self.wave
         B, T = wave.shape
         index = np.flatnonzero(self.waiting)
         block = index // T
         key = block * BARRIERS + self.number[index]
-        here = np.bincount(key, minlength=B * BARRIERS).reshape(B, BARRIERS)    # (B, 16)
+        here = np.bincount(key, minlength=B * BARRIERS)                         # (B·16,)
         alive = np.broadcast_to(wave.live.mask, wave.shape).sum(axis=1)         # (B,)
+        arrived = self.arrived.reshape(-1)
         needed = np.where(self.needed[index] > 0, self.needed[index], alive[block])
-        go = (here + self.arrived).reshape(-1)[key] >= needed
+        go = (here + arrived)[key] >= needed
         if not go.any():
             return False
+        self.check_same_count(index)
+        go &= turn_of(key) < needed - arrived[key]          # the others wait for a next time
         leaving = index[go]
         self.check_same_barrier(leaving)
         self.check_returned(leaving)
-        self.arrived.reshape(-1)[np.unique(key[go])] = 0
+        arrived[np.unique(key[go])] = 0
         self.waiting[leaving] = False
         if wave.shadow:
-            wave.shadow.barrier(np.unique(block[go]))
+            self.tell(leaving, alive)
+        for number in np.unique(self.number[leaving]):
+            met = leaving[self.number[leaving] == number]
+            self.record(self.inst(met[0]), met)
         for place in np.unique(self.place[leaving]):
             frame, pc = self.places[place]
             lanes = Lanes(wave.shape, index=leaving[self.place[leaving] == place])
@@ -94,15 +125,29 @@ class BarrierRoom:
             self.scheduler.add(frame, pc + 1, lanes, frame.code[pc])
         return True
 
+    def tell(self, leaving, alive):
+        """The race detector hears who has met: whole blocks, or parts of them by name."""
+        shadow, T = self.wave.shadow, self.wave.shape[1]
+        block = leaving // T
+        met = np.bincount(block * BARRIERS + self.number[leaving],
+                          minlength=self.wave.shape[0] * BARRIERS)
+        whole = met[block * BARRIERS + self.number[leaving]] == alive[block]
+        if whole.any():
+            shadow.barrier(np.unique(block[whole]))
+        if not whole.all():
+            shadow.named_barrier(leaving[~whole], self.number[leaving[~whole]])
+
     def reduce(self, frame, inst, lanes, leaving):
         """barrier.red: every thread learns for how many threads the predicate holds."""
         wave = self.wave
         T = wave.shape[1]
-        votes = np.bincount(leaving[self.predicate[leaving]] // T, minlength=wave.shape[0])
-        total = np.bincount(leaving // T, minlength=wave.shape[0])
+        key = leaving // T * BARRIERS + self.number[leaving]
+        votes, total = (np.bincount(k, minlength=wave.shape[0] * BARRIERS)
+                        for k in (key[self.predicate[leaving]], key))
+        mine = lanes.blocks * BARRIERS + self.number[lanes.index]
         wave.enter(frame)
         wave.select(lanes, True)
-        inst.reduction(wave, votes[lanes.blocks], total[lanes.blocks])
+        inst.reduction(wave, votes[mine], total[mine])
 
     def retry(self):
         """Nobody can run: complete or deadlocked."""
@@ -130,6 +175,22 @@ class BarrierRoom:
                 f"__syncthreads(), thread {self.wave.thread_of(other)} of the same block at the "
                 f"one in line {line_of(self.inst(other))}", self.wave, lane)
 
+    def check_same_count(self, waiting):
+        """Threads that wait at a barrier must agree on how many they are."""
+        key = waiting // self.wave.shape[1] * BARRIERS + self.number[waiting]
+        order = np.argsort(key, kind="stable")
+        key, needed = key[order], self.needed[waiting][order]
+        differs = (key[1:] == key[:-1]) & (needed[1:] != needed[:-1])
+        if differs.any():
+            i = int(np.flatnonzero(differs)[0])
+            lane, other = int(waiting[order[i + 1]]), int(waiting[order[i]])
+            how_many = [f"{n} threads" if n else "the whole block" for n in needed[i:i + 2]]
+            raise self.wave.launch.error(
+                self.inst(lane), "barrier",
+                f"thread {self.wave.thread_of(lane)} waits at barrier {self.number[lane]} for "
+                f"{how_many[1]}, thread {self.wave.thread_of(other)} in line "
+                f"{line_of(self.inst(other))} for {how_many[0]}", self.wave, lane)
+
     def check_returned(self, leaving):
         """Threads that never came: a warning if they returned early, else an error."""
         if not self.somebody_returned:
@@ -139,35 +200,60 @@ class BarrierRoom:
         whole = leaving[self.needed[leaving] == 0]
         exists = np.broadcast_to(np.arange(T) < launch.threads, wave.shape)
         gone = exists & ~np.broadcast_to(wave.live.mask, wave.shape)
-        for block in np.unique(whole // T)[:1]:
+        blocks = np.unique(whole // T)
+        for block in blocks[gone[blocks].any(axis=1)][:FEW]:
             absent = np.flatnonzero(gone[block]) + block * T
-            if not len(absent):
-                continue
             inst = self.inst(whole[whole // T == block][0])
-            for lane in absent:
-                if not returned_early(self.scheduler.left_by[lane], inst, launch):
+            left_by = self.scheduler.left_by
+            for before, lane in {left_by[lane]: lane for lane in absent[::-1]}.items():
+                if not returned_early(before, inst, launch):
                     raise launch.error(
                         inst, "barrier",
                         f"barrier in divergent code: thread {wave.thread_of(lane)} did not reach "
-                        f"this __syncthreads() but went on to line "
-                        f"{line_of(self.scheduler.left_by[lane])}; {len(absent)} threads of the "
-                        f"block did not come", wave, int(lane))
+                        f"this __syncthreads() but went on to line {line_of(before)}; "
+                        f"{len(absent)} threads of the block did not come", wave, int(lane))
             launch.warn(inst, f"{len(absent)} threads of block {wave.block_of(absent[0])} returned "
                               f"before this barrier, for one thread {wave.thread_of(absent[0])}")
 
     def deadlock(self):
+        """Nobody can go on: who waits where, in the first block that does."""
         wave = self.wave
         lanes = np.flatnonzero(self.waiting)
         block = lanes[0] // wave.shape[1]
         mine = lanes[lanes // wave.shape[1] == block]
-        where = {}
-        for lane in mine:
-            where.setdefault((self.place[lane], self.number[lane]), []).append(lane)
-        text = "; ".join(
-            f"{len(members)} threads (first {wave.thread_of(members[0])}) at barrier {number} in "
-            f"line {line_of(self.inst(members[0]))}" for (_, number), members in where.items())
+        text = self.who_waits(mine)
+        ended = wave.launch.threads - int(np.broadcast_to(wave.live.mask, wave.shape)[block].sum())
+        if ended:
+            text += f"; {ended} threads have ended"
         raise wave.launch.error(self.inst(mine[0]), "deadlock",
                                 f"deadlock: nobody can go on. Waiting: {text}", wave, int(mine[0]))
+
+    def who_waits(self, lanes):
+        where = {}
+        for lane in lanes:
+            where.setdefault((self.place[lane], self.number[lane], self.needed[lane]),
+                             []).append(lane)
+        words = []
+        for (_, number, needed), members in where.items():
+            arrived = self.arrived[members[0] // self.wave.shape[1], number]
+            words.append(
+                f"{len(members)} threads (first {self.wave.thread_of(members[0])}) at barrier "
+                f"{number} in line {line_of(self.inst(members[0]))}"
+                + (f", which waits for {needed}" if needed else "")
+                + (f" and where {arrived} have arrived" if arrived else ""))
+        return "; ".join(words)
+
+
+def turn_of(key):
+    """How many equal keys come before each one (n,)."""
+    order = np.argsort(key, kind="stable")
+    ordered = key[order]
+    first = np.ones(len(key), bool)
+    first[1:] = ordered[1:] != ordered[:-1]
+    start = np.maximum.accumulate(np.where(first, np.arange(len(key)), 0))
+    turn = np.empty(len(key), np.int64)
+    turn[order] = np.arange(len(key)) - start
+    return turn
 
 
 class WarpRoom:
@@ -217,7 +303,24 @@ class WarpRoom:
                 self.scheduler.add(frame, pc, lanes, inst)
                 progress = True
         if not progress:
-            self.absent(inst, lanes, missing, "wait elsewhere")
+            frame, pc = min(self.waiting, key=lambda key: (-key[0].depth, key[1]))
+            inst, lanes = frame.code[pc], self.waiting[frame, pc]
+            self.wave.enter(frame)
+            self.wave.select(lanes, True)
+            missing = self.missing(inst, lanes)
+            self.absent(inst, lanes, missing, self.elsewhere(lanes, missing))
+
+    def elsewhere(self, lanes, missing):
+        """Where the first of the missing lanes waits."""
+        i = int(np.flatnonzero(missing)[0])
+        lane = int(lanes.warp_of[i]) * WARP + (int(missing[i]) & -int(missing[i])).bit_length() - 1
+        room = self.scheduler.barriers
+        if room.waiting[lane]:
+            return f"wait at a barrier in line {line_of(room.inst(lane))}"
+        for (frame, pc), others in self.waiting.items():
+            if np.broadcast_to(others.mask, others.shape).reshape(-1)[lane]:
+                return f"wait in line {line_of(frame.code[pc])}"
+        return "wait elsewhere"
 
     def check_passed_by(self, inst, lanes):
         """Lanes that a mask names must not have run on without the instruction."""
@@ -226,27 +329,23 @@ class WarpRoom:
         masks = np.broadcast_to(mask, (lanes.count,))[:, None]
         named = masks >> np.arange(WARP, dtype=np.uint32) & 1
         other = lanes.warp_of[:, None] * WARP + np.arange(WARP)             # (n, 32) lane numbers
-        for i, lane in zip(*np.nonzero(named), strict=True):
-            before = left_by[other[i, lane]]
+        gone = ~np.broadcast_to(wave.live.mask, wave.shape).reshape(-1)
+        i, lane = np.nonzero((named == 1) & gone[other])
+        first = {left_by[other[i[k], lane[k]]]: k for k in reversed(range(len(i)))}
+        for before, k in first.items():
             if before and not returned_early(before, inst, wave.launch):
                 missing = np.zeros(lanes.count, np.uint32)
-                missing[i] = 1 << lane
+                missing[i[k]] = 1 << lane[k]
                 self.absent(inst, lanes, missing, f"went on to line {line_of(before)}")
 
     def absent(self, inst, lanes, missing, what):
         i = int(np.flatnonzero(missing)[0])
         names = [lane for lane in range(WARP) if int(missing[i]) >> lane & 1]
+        wanted = "the mask of this warp-wide instruction names lanes that do not come" \
+            if inst.mask else f"all lanes of a warp must execute this together ({inst.opcode}.sync)"
         raise self.wave.launch.error(
-            inst, "mask", f"the mask of this warp-wide instruction names lanes that do not come: "
-            f"lane {', '.join(map(str, names))} {what}", self.wave, int(lanes.index[i]))
-
-
-def returned_early(before, waiting, launch):
-    """Did a lane whose last instruction was `before` return ahead of the one that others wait at?
-    The text decides: its last line comes first, or says `return`."""
-    line = line_of(before)
-    return line is None or line <= (line_of(waiting) or 0) or \
-        "return" in launch.text(before.location)
+            inst, "mask", f"{wanted}: lane {', '.join(map(str, names))} {what}", self.wave,
+            int(lanes.index[i]))
 
 
 def line_of(inst):

@@ -3,13 +3,23 @@
 These are counts at PTX level. The assembler that makes machine code may still merge or widen
 accesses; caches are not modelled.
 
-request    one load or store of one warp
+request    one load or store of one warp, also where its lanes point into several arrays
 sector     32 bytes of global memory, the unit that travels. A request touches at least as many as
            hold its distinct bytes: the ideal
 wavefront  one pass through the 32 banks of shared memory, 4 bytes wide each. Lanes that want
            different words of one bank wait for each other. A request of 8 or 16 bytes a lane is
            served by half or quarter warps, so that it takes 2 or 4 wavefronts at best: the ideal
+word       of constant memory, which serves one address at a time: all lanes at one is the ideal
+
+Lanes whose atomics hit one word take turns on a GPU. These turns are not counted: to which extent
+the hardware merges them is not documented.
+
+Local memory lies in global memory, dealt out so that word i of all lanes of a warp is one piece
+of 128 bytes (CUDA Programming Guide, "Local Memory"): lanes that agree on i touch 4 sectors.
 """
+
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,6 +30,16 @@ BANKS = 32
 BANK_BYTES = 4
 
 
+class Request(NamedTuple):
+    """One request: what each lane of a warp asked for."""
+    space: str
+    size: int                   # bytes a lane
+    warp: int                   # number within its block
+    block: tuple
+    lanes: dict                 # lane -> (array, byte offset); the offset counts from a boundary of
+                                # 32 bytes, so that // 32 is the sector
+
+
 class Counts:
     """The counters of one launch."""
 
@@ -27,46 +47,154 @@ class Counts:
         self.warps = {}             # Instruction -> warp instructions issued
         self.lanes = {}             # Instruction -> lanes that ran it
         self.memory = {}            # Instruction -> space -> [requests, transactions, ideal, bytes]
+        self.first = {}             # Instruction, space -> its first Request
         self.splits = {}            # branch Instruction -> times that its lanes disagreed
+        self.divergent = {}         # branch Instruction -> warps whose own lanes disagreed
         self.patterns = {}          # shared access pattern -> (wavefronts, ideal)
+        self.parts = None           # of a request that is being put together
+        self.timeline = None        # of the first block
 
-    def add(self, inst, space, requests, transactions, ideal, size):
-        row = self.memory.setdefault(inst, {}).setdefault(space, [0, 0, 0, 0])
+    def add(self, wave, inst, space, offset, size, requests, transactions, ideal, name=""):
+        spaces = self.memory.setdefault(inst, {})
+        if space not in spaces:
+            spaces[space] = [0, 0, 0, 0]
+            index, place = first_warp(wave.lanes.index, wave.per_lane(offset))
+            self.first[inst, space] = request(wave, space, size, index, place, [name] * len(index))
+        row = spaces[space]
         row[0] += requests
         row[1] += transactions
         row[2] += ideal
-        row[3] += size
+        row[3] += wave.lanes.count * size
 
-    def global_access(self, wave, inst, offset, size):
-        """offset: bytes within one segment, (B, T) or a broadcast, or (n,)."""
+    def global_access(self, wave, inst, offset, size, segment):
+        """offset: bytes within the segment, (B, T) or a broadcast, or (n,)."""
         lanes = wave.lanes
+        if segment.skew % SECTOR:
+            offset = offset + segment.skew % SECTOR
+        if self.parts is not None:
+            self.parts.append((lanes.index, wave.per_lane(offset), size, segment))
+            return
+        space = space_of(inst)
         if offset.size == 1 or (offset.ndim == 2 and offset.shape[1] == 1):
             warps = lanes.warps                         # all lanes of a warp want one element
-            self.add(inst, "global", warps, warps, warps, lanes.count * size)
+            self.add(wave, inst, space, offset, size, warps, warps, warps, segment.name)
             return
         table, times = warp_table(wave, offset)
-        sectors, ideal = sectors_of(table, size)
-        self.add(inst, "global", len(table) * times, sectors * times, ideal * times,
-                 lanes.count * size)
+        transactions, ideal = sectors_of(table, size) if space == "global" else \
+            (words_of(table), len(table))
+        self.add(wave, inst, space, offset, size, len(table) * times, transactions * times,
+                 ideal * times, segment.name)
 
     def shared_access(self, wave, inst, offset, size):
         lanes = wave.lanes
         if offset.size == 1 or (offset.ndim == 2 and offset.shape[1] == 1):
             warps = lanes.warps
-            phases = warps * max(1, size // BANK_BYTES)
-            self.add(inst, "shared", warps, phases, phases, lanes.count * size)
-            return
-        table, times = warp_table(wave, offset)
-        if len(table) <= 64:                            # a small pattern is worth remembering
-            start = table.flat[0] & ~(BANKS * BANK_BYTES - 1)
-            key = size, table.shape, (table - start).tobytes()
-            if key not in self.patterns:
-                self.patterns[key] = wavefronts_of(table, size)
-            wavefronts, ideal = self.patterns[key]
+            table, times = None, 1
+            wavefronts, ideal = one_address(wave, size)
         else:
-            wavefronts, ideal = wavefronts_of(table, size)
-        self.add(inst, "shared", len(table) * times, wavefronts * times, ideal * times,
-                 lanes.count * size)
+            table, times = warp_table(wave, offset)
+            warps = len(table)
+            if warps <= 64:                             # a small pattern is worth remembering
+                start = table.flat[0] & ~(BANKS * BANK_BYTES - 1)
+                key = size, table.shape, (table - start).tobytes()
+                if key not in self.patterns:
+                    self.patterns[key] = wavefronts_of(table, size)
+                wavefronts, ideal = self.patterns[key]
+            else:
+                wavefronts, ideal = wavefronts_of(table, size)
+        self.add(wave, inst, "shared", offset, size, warps * times, wavefronts * times,
+                 ideal * times)
+
+    def local_access(self, wave, inst, address, size):
+        """address: bytes within the thread's local memory."""
+        if "param" in inst.modifiers:                   # arguments of a call, in registers mostly
+            return
+        lane = wave.lanes.index % WARP if address.ndim == 1 else \
+            np.arange(wave.shape[1]).reshape(1, -1) % WARP
+        offset = address.view(np.int64)
+        word = offset // BANK_BYTES * (WARP * BANK_BYTES) + lane * BANK_BYTES
+        table, times = warp_table(wave, word)
+        best, _ = warp_table(wave, lane * BANK_BYTES)   # if all lanes agreed
+        words = max(1, size // BANK_BYTES)
+        self.add(wave, inst, "local", offset, size, len(table) * times,
+                 sectors_of(table, BANK_BYTES)[0] * words * times,
+                 sectors_of(best, BANK_BYTES)[0] * words * (len(table) * times // len(best)))
+
+    # ---- a request whose lanes point into several arrays, or one that is read in pieces
+
+    @contextmanager
+    def one_request(self, wave, inst):
+        """Whatever a warp reads or writes of global memory inside counts as one request."""
+        if self.parts is not None:                      # inside of another
+            yield
+            return
+        self.parts = []
+        try:
+            yield
+            parts, self.parts = self.parts, None
+            if parts:
+                self.count_parts(wave, inst, parts)
+        finally:
+            self.parts = None
+
+    def count_parts(self, wave, inst, parts):
+        index = np.concatenate([p[0] for p in parts])
+        size = np.concatenate([np.full(len(p[0]), p[2]) for p in parts])
+        place = np.concatenate([p[1] for p in parts])                   # within its array
+        array = np.concatenate([np.full(len(p[0]), p[3].number) for p in parts])
+        names = {p[3].number: p[3].name for p in parts}
+        warp = index // WARP
+        elements = distinct(warp, array, place)
+        needed = np.bincount(warp[elements], weights=size[elements]).astype(np.int64)
+        warps, space = len(np.unique(warp)), space_of(inst)
+        if space == "global":
+            transactions = len(distinct(warp, array, place // SECTOR))
+            ideal = int((-(-needed // SECTOR)).sum())
+        else:
+            transactions, ideal = len(distinct(warp, array, place // BANK_BYTES)), warps
+        spaces = self.memory.setdefault(inst, {})
+        if space not in spaces:
+            order = np.argsort(index, kind="stable")
+            order = order[warp[order] == warp.min()]
+            self.first[inst, space] = request(wave, space, int(size[order].max()), index[order],
+                                              place[order], [names[a] for a in array[order]])
+        row = spaces.setdefault(space, [0, 0, 0, 0])
+        for i, number in enumerate((warps, transactions, ideal, int(size.sum()))):
+            row[i] += number
+
+    # ---- branches
+
+    def split(self, inst, group, parts):
+        """The lanes of a group part at a branch. A warp is divergent if its own lanes do."""
+        self.splits[inst] = self.splits.get(inst, 0) + 1
+        both = sum(part.warps for part in parts) - group.warps
+        self.divergent[inst] = self.divergent.get(inst, 0) + both
+
+
+def space_of(inst):
+    """ld.const and a kernel's parameters are served by the constant cache."""
+    return "const" if "const" in inst.modifiers or "param" in inst.modifiers else "global"
+
+
+def distinct(*columns):
+    """Positions of the first of each distinct row."""
+    rows = np.stack([np.asarray(c, np.int64) for c in columns], axis=1)
+    return np.unique(rows, axis=0, return_index=True)[1]
+
+
+def first_warp(index, place):
+    """Lane numbers (n,) and what belongs to them -> those of the first warp."""
+    n = int(np.searchsorted(index, (index[0] // WARP + 1) * WARP))
+    return index[:n], place[:n]
+
+
+def request(wave, space, size, index, place, names):
+    """-> Request of one warp, given its lanes' numbers within the wave."""
+    lanes = {}
+    for i, p, name in zip(index, place, names, strict=True):
+        lanes.setdefault(int(i) % WARP, (name, int(p)))
+    first = int(index[0])
+    return Request(space, size, first % wave.shape[1] // WARP, wave.block_of(first), lanes)
 
 
 def warp_table(wave, offset):
@@ -100,6 +228,23 @@ def sectors_of(table, size):
     sector = ordered >> 5
     touched = np.count_nonzero((sector[:, 1:] != sector[:, :-1]) & active[:, 1:])
     return int(touched) + int(np.count_nonzero(active[:, 0])), ideal
+
+
+def words_of(table):
+    """Offsets (warps, 32) -> words of constant memory that each warp wants, summed."""
+    word = np.sort(np.where(table < 0, -1, table // BANK_BYTES), axis=1)
+    return int(np.count_nonzero((word[:, 1:] != word[:, :-1]) & (word[:, 1:] >= 0))) + \
+        int(np.count_nonzero(word[:, 0] >= 0))
+
+
+def one_address(wave, size):
+    """Wavefronts where all lanes of a warp want one element: one for each part of a warp that is
+    served at a time and has a lane -> wavefronts, ideal."""
+    parts = max(1, size // BANK_BYTES)
+    if wave.lanes.whole:
+        return wave.lanes.warps * parts, wave.lanes.warps * parts
+    served = len(np.unique(wave.lanes.index // (WARP // parts)))
+    return served, served
 
 
 def wavefronts_of(table, size):

@@ -20,7 +20,7 @@ def launch(module, name, grid, block, args, shared_mem):
     with stream:
         values, copies = device_arguments(cupy, name, function, declared, args)
         kernel = gpu_module(cupy, module).get_function(name)
-        if shared_mem > 48 * 1024:
+        if kernel.shared_size_bytes + shared_mem > 48 * 1024:   # the driver wants to be asked
             kernel.max_dynamic_shared_size_bytes = shared_mem
         kernel(grid, block, tuple(values), shared_mem=shared_mem)
         for host, device in copies:

@@ -40,12 +40,15 @@ def opcode(*names, kind=ALU):
 def decode(inst):
     """Fill in inst.run and inst.kind."""
     if inst.opcode not in TABLE:
-        raise Unsupported(f"the simulator lacks the instruction `{inst.text}`")
+        raise Unsupported(f"the simulator lacks the instruction: `{inst.text}`")
     decoder, kind = TABLE[inst.opcode]
     inst.kind = kind                    # a decoder may know better: bar.warp.sync
     mods = Modifiers(inst)
-    run = decoder(inst, mods)
-    mods.finish()
+    try:
+        run = decoder(inst, mods)
+        mods.finish()
+    except Unsupported as error:
+        raise Unsupported(f"{error}: `{inst.text}`") from None
     inst.run = run
 
 
@@ -81,7 +84,7 @@ class Modifiers:
             self.refuse()
 
     def refuse(self):
-        raise Unsupported(f"the simulator lacks this form of the instruction `{self.inst.text}`")
+        raise Unsupported("the simulator lacks this form of the instruction")
 
 
 def source(operand, ptx_type, wider=False):

@@ -10,8 +10,9 @@ from fractions import Fraction
 import numpy as np
 
 from .dtypes import F64
-from .rounding import TOWARDS, sum_to_odd, two_product, two_sum
+from .rounding import sum_to_odd, two_product, two_sum
 
+TOWARDS = {"rz": 0.0, "rm": -math.inf, "rp": math.inf}
 FUNCTIONS = {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
              "div": lambda a, b: a / b, "fma": lambda a, b, c: a * b + c, "sqrt": np.sqrt}
 
@@ -24,8 +25,12 @@ def fma_f64(a, b, c):
     high, rest = two_sum(product, high)
     result = high + sum_to_odd(error, rest)
     result = np.where(result == 0, product + c, result)     # which has the sign of an exact zero
+    size = np.abs(product)
+    if size.min() > 2.0**-960 and max(np.abs(a).max(), np.abs(b).max()) < 2.0**480 and (
+            np.abs(c).max() < 2.0**960):
+        return result
     everyday = (np.abs(a) < 2.0**480) & (np.abs(b) < 2.0**480) & (np.abs(c) < 2.0**960) & (
-        (np.abs(product) > 2.0**-960) | (a == 0) | (b == 0))
+        (size > 2.0**-960) | (a == 0) | (b == 0))
     if not everyday.all():                                  # near overflow, underflow or not finite
         rest = ~everyday
         result[rest] = correctly("fma", "rn", a[rest], b[rest], c[rest])
@@ -63,7 +68,7 @@ def rounded(exact, mode):
     try:
         near = exact.numerator / exact.denominator          # Python rounds this once, to nearest
     except OverflowError:
-        near = math.copysign(math.inf, exact)
+        near = math.inf if exact > 0 else -math.inf
     return stepped(near, (near > exact) - (near < exact), mode)
 
 

@@ -94,9 +94,10 @@ class RawModule:
                               "argument", path=self.path)
         return module.functions[lowered]
 
-    def resources(self, name):
+    def resources(self, name, arch=nvrtc.ARCH):
         self.compile()
-        table = nvrtc.resources(self.source, self.path, self.options, tuple(self.expressions()))
+        table = nvrtc.resources(self.source, self.path, self.options, tuple(self.expressions()),
+                                arch)
         return table[self.compiled.names.get(name, name)]
 
     def launch(self, name, grid, block, args, shared_mem):

@@ -13,6 +13,7 @@ SEGMENT_SHIFT = 48
 OFFSET_BITS = (1 << SEGMENT_SHIFT) - 1
 SHARED_WINDOW = 0x7001
 LOCAL_WINDOW = 0x7002
+CODE_WINDOW = 0x7003        # addresses of functions; nothing can be read there
 FIRST_SEGMENT = 1
 MIDDLE = 1 << 47
 
@@ -29,10 +30,19 @@ class Segment:
         self.writable = writable
         self.number = 0
         self.views = {}
+        self.cells = None                           # what the race detector knows of it
 
     @property
     def base(self):
         return (self.number << SEGMENT_SHIFT) + MIDDLE + self.skew
+
+    def name_of(self, offset):
+        """What lies at a byte offset, as the learner knows it."""
+        if not self.element:
+            return f"byte {offset} of `{self.name}` ({self.length} bytes)"
+        item = np.dtype(self.element).itemsize
+        return (f"element {offset // item} of `{self.name}` "
+                f"({self.length // item} {self.element})")
 
     def view(self, dtype):
         """The bytes as elements of a dtype; a remainder is cut off."""

@@ -33,6 +33,8 @@ class Resources(NamedTuple):
     shared: int                 # static, bytes per block
     spill_stores: int           # bytes per thread
     spill_loads: int
+    stack: int = 0              # bytes of local memory per thread: spills and local arrays
+    barriers: int = 0           # that a block uses
 
 
 def library_folder():
@@ -100,15 +102,21 @@ def compile_ptx(source, path, options=(), name_expressions=(), arch=ARCH):
 
 def resources(source, path, options=(), name_expressions=(), arch=ARCH):
     """Registers, shared memory and spills of every kernel: {name in the PTX: Resources}."""
+    return assemble(source, path, options, name_expressions, arch)[1]
+
+
+def assemble(source, path, options=(), name_expressions=(), arch=ARCH):
+    """CUDA C -> cubin (bytes), and {name in the PTX: Resources} of every kernel."""
     with Program(source, path) as program:
         for name in name_expressions:
             program.add_name(name)
         program.compile((f"--gpu-architecture={arch}", "--ptxas-options=-v", *STANDARD_OPTIONS,
                          *includes(path), *options))
-        return read_resources(program.log())
+        return program.get_bytes("CUBIN"), read_resources(program.log())
 
 
 def read_resources(log):
+    """The log of ptxas -v -> {kernel: Resources}."""
     found = {}
     for name, text in re.findall(r"entry function '([^']+)'(.*?)(?=Compiling entry|\Z)", log, re.S):
         def number(pattern, text=text):
@@ -116,7 +124,8 @@ def read_resources(log):
             return int(match[1]) if match else 0
         found[name] = Resources(
             number(r"Used (\d+) registers"), number(r"(\d+) bytes smem"),
-            number(r"(\d+) bytes spill stores"), number(r"(\d+) bytes spill loads"))
+            number(r"(\d+) bytes spill stores"), number(r"(\d+) bytes spill loads"),
+            number(r"(\d+) bytes stack frame"), number(r"used (\d+) barriers"))
     return found
 
 
@@ -148,11 +157,14 @@ class Program:
             raise compile_error(self.log(), self.source, self.path)
 
     def get(self, what):
+        return self.get_bytes(what).split(b"\0")[0].decode(errors="replace")
+
+    def get_bytes(self, what):
         size = ctypes.c_size_t()
         check(getattr(library(), f"nvrtcGet{what}Size")(self.handle, ctypes.byref(size)))
         buffer = ctypes.create_string_buffer(size.value)
         check(getattr(library(), f"nvrtcGet{what}")(self.handle, buffer))
-        return buffer.value.decode(errors="replace")
+        return buffer.raw
 
     def log(self):
         return self.get("ProgramLog").strip()

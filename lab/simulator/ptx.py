@@ -107,6 +107,7 @@ class Function:
     registers: dict = field(default_factory=dict)       # name -> type
     labels: dict = field(default_factory=dict)          # label -> pc
     branch_targets: dict = field(default_factory=dict)  # label of a .branchtargets -> labels
+    mentions: set = field(default_factory=set)          # names in its instructions
 
 
 @dataclass(slots=True, eq=False)
@@ -120,11 +121,13 @@ SPECIAL = re.compile(
     r"globaltimer|globaltimer_lo|globaltimer_hi|lanemask_(?:eq|le|lt|ge|gt)|"
     r"dynamic_smem_size|total_smem_size)$")
 NAME = r"[A-Za-z_$%][\w$]*"
+MENTION = re.compile(r"(?<![\w$%])[A-Za-z_$][\w$]*")
 MODULE_DIRECTIVE = re.compile(
     r'^\s*\.(version\s+[\d.]+|target\s+[\w, ]+|address_size\s+\d+|pragma\s+"[^"]*")')
 BOUNDARY = re.compile(r"[;{}]|\.(?:loc|file|section)\b[^\n]*")
 COMMENT = re.compile(r"(\.(?:loc|file)\b[^\n]*)|//[^\n]*|/\*.*?\*/", re.S)
 LABEL = re.compile(r"\s*([\w$]+)\s*:(?!:)")
+CALL_BY_REGISTER = re.compile(r"(?:\([^)]*\)\s*,\s*)?(%[\w$]+)")
 OPCODE = re.compile(r"(?:@(!?)(" + NAME + r")\s+)?([a-z][\w.:]*)\s*(.*)$", re.S)
 VARIABLE = re.compile(
     r"((?:\.\w+(?:\([^)]*\))?(?:\s+\d+)?\s*)*?)\.(" + "|".join(SIZES) + r")\s+"
@@ -245,9 +248,10 @@ class _Parser:
 
     def directive(self, text):
         word = re.match(r"\.(\w+)", text)[1]
-        if word in ("version", "target", "address_size", "pragma", "noreturn", "weak",
-                    "callprototype"):
+        if word in ("version", "target", "address_size", "pragma", "noreturn", "weak"):
             self.module_directives(text)
+        elif word == "callprototype":
+            pass                                            # the function that is called says it
         elif word == "reg":
             self.declare_registers(text)
         elif word == "branchtargets":
@@ -259,6 +263,8 @@ class _Parser:
         elif re.search(r"\.(global|const|shared|local|param)\b", text):
             variable = self.variable(text)
             home = self.function.variables if self.function else self.module.variables
+            if self.function and variable.name in home:     # param0 of another call
+                variable.size = max(variable.size, home[variable.name].size)
             home[variable.name] = variable
         else:
             self.module_directives(text)
@@ -303,10 +309,13 @@ class _Parser:
         if not match:
             raise Unsupported(f"the PTX parser does not know the instruction: {text}")
         negated, guard, mnemonic, operands = match.groups()
+        self.function.mentions.update(MENTION.findall(operands))
         opcode, *modifiers = mnemonic.split(".")
         code = self.function.code
         if opcode == "call":
             parsed = [operands]
+            if register := CALL_BY_REGISTER.match(operands):
+                parsed.append(self.operand(register[1]))
         else:
             parsed = [self.operand(part) for part in split_commas(operands)]
         code.append(Instruction(text, opcode, tuple(m.strip(":") for m in modifiers), parsed,

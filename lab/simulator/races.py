@@ -1,208 +1,455 @@
-"""The race detector: a shadow of shared memory that remembers who touched what, and when.
+"""The race detector: shadows of shared and global memory that remember who touched what, and when.
 
-Two threads race if both touch a place, at least one writes, and nothing orders them. A block-wide
-barrier orders all threads of a block, __syncwarp() those of a warp. So an access is ordered before
-mine if it is older than the last barrier of my block or, within my warp, than the last of my warp.
+Two threads race if both touch a place, at least one writes, and nothing orders them. Per cell of
+memory two stamps are kept (ordering.py), of the last write and of the last reads; for reads the
+lane may also be "several", and so may the warp and the block, which is enough: one of them is not
+me. Reads that a barrier has made harmless are forgotten when the next one comes.
 
-Per cell two numbers, the last write and the last reads, each as `step << 12 | who`. Steps count the
-accesses of the wave. `who` is `warp << 6 | lane`. For reads the lane may also be "several" and the
-warp "several", which is enough: one of them is not me. Reads that a barrier has made harmless are
-forgotten when the next one comes. Atomics do not race with each other, so they sign as "atomic".
+Most reads are never followed by a write that could harm them: inputs are not written at all, and a
+tile in shared memory not before the next barrier. So reads are only listed, and their cells looked
+up when a write comes.
 
-Stamps compare as numbers: one that is greater than a barrier's stamp is younger than the barrier.
+Atomics do not race with each other. In global memory nor do volatile accesses, which is what flags
+and locks are made of; and an atomic against a plain access is a warning there. In shared memory
+both are errors, but for volatile accesses of two warps: within a warp they are the old habit of
+leaving out __syncwarp(). Two threads that write the same value do no harm and are not reported:
+many kernels raise a flag that way, and Triton has several threads store one element.
 """
+
+from functools import cached_property, lru_cache
 
 import numpy as np
 
 from .dtypes import SIZES
 from .lanes import WARP
+from .ordering import (
+    ATOMIC,
+    BLOCK_SHIFT,
+    IN_BLOCK,
+    LANE,
+    MOST_BLOCKS,
+    SEVERAL_BLOCKS,
+    SEVERAL_LANES,
+    SEVERAL_WARPS,
+    WARP_SHIFT,
+    WHO,
+    WHO_BITS,
+    Events,
+)
 
-STEP_BITS, WARP_BITS = 12, 6
-WHO = (1 << STEP_BITS) - 1
-LANE = (1 << WARP_BITS) - 1
-SEVERAL_LANES, ATOMIC = 32, 33          # in place of a lane
-SEVERAL_WARPS = WHO                     # in place of a warp and lane
-NOBODY = -1                             # older than everything
+LISTED = 1 << 22            # reads that are listed at most, 32 MB of them
+OVERHEAD = 256              # what listing a load costs, in reads
+COLLECTIVE = ("ldmatrix", "wmma")   # the warp accesses memory as one: instructions/collective.py
+UNCACHED = {"volatile", "relaxed", "acquire", "release", "acq_rel", "mmio", "cv", "wt"}
 
 
-class Shadow:
-    """Shadow of the shared memory of one wave."""
+class Shadow(Events):
+    """What a checked wave reports its accesses and barriers to."""
 
-    def __init__(self, wave):
-        self.cell = cell_size(wave.launch)
-        B, T = wave.shape
-        self.cells = -(-wave.shared.shape[1] // self.cell)
-        self.writes = np.full(B * self.cells, NOBODY, np.int64)
-        self.reads = np.full(B * self.cells, NOBODY, np.int64)
-        thread = np.tile(np.arange(T), B)
-        self.who = thread // WARP << WARP_BITS | thread % WARP      # (B·T,)
-        self.first_cell = np.repeat(np.arange(B) * self.cells, T)   # (B·T,) of the lane's block
-        self.block_barrier = np.zeros((B, T), np.int64)             # stamp of the last barrier
-        self.warp_barrier = np.zeros((B, T), np.int64)              # never older than that
-        self.fences = np.zeros((B, T), np.int64)                    # stamp of the lane's last fence
-        self.history = [None]                                       # step -> Instruction
+    def __init__(self, wave, order):
+        super().__init__(order, wave)
+        self.cell = cell_size(wave.launch.module, "shared")
+        self.global_cell = cell_size(wave.launch.module, "global")
+        self.row = -(-wave.shared.shape[1] // self.cell)            # cells of a block
+        self.shared = Cells(wave.shape[0] * self.row, self.cell)
+        self.in_flight = None           # what cp.async is copying, see in_flight.py
 
-    def stamp(self, inst=None):
-        """The next step, shifted to where stamps have it."""
-        self.history.append(inst)
-        return len(self.history) - 1 << STEP_BITS
-
-    # ---- what orders accesses
-
-    def barrier(self, blocks):
-        """All threads of these blocks have met; None: of all blocks."""
-        chosen = slice(None) if blocks is None else blocks
-        self.block_barrier[chosen] = self.warp_barrier[chosen] = self.stamp()
-
-    def warp_barrier_of(self, wave):
-        """__syncwarp() of the active lanes."""
-        self.warp_barrier.reshape(-1)[wave.lanes.index] = self.stamp()
-
-    def fence(self, wave):
-        self.fences.reshape(-1)[wave.lanes.index] = self.stamp()
-
-    # ---- accesses
+    # ---- shared memory
 
     def load(self, wave, inst, offset, size):
-        access = Access(self, wave, inst, offset, size)
-        for cells in access.cells():
-            last = self.writes[cells]
-            self.check_initialised(access, last)
-            access.check(last, "read", "written")
-            self.remember_reads(access, cells)
+        access = SharedAccess(self, wave, inst, offset, size)
+        self.check_landed(access)
+        cells = self.shared
+        if not cells.complete():
+            for place in access.places():
+                last = cells.writes[place]
+                if not last.all():
+                    wave.taint.never_stored(access, int(np.flatnonzero(last == 0)[0]))
+        if cells.last_write > self.oldest_barrier:
+            for place in access.places():
+                access.check(cells.writes[place], "read", "written")
+        cells.list(access)
 
-    def store(self, wave, inst, offset, size, differs, lost):
-        """differs: the lane's value is not the one that was there (n,); lost: it is not the one
-        that is there now, since another lane has written the place in this instruction."""
-        access = Access(self, wave, inst, offset, size)
-        mine = access.stamp | access.who
-        for cells in access.cells():
-            access.check(np.where(differs, self.writes[cells], NOBODY), "written", "written")
-            access.check(self.reads[cells], "written", "read")
-            self.writes[cells] = mine
-            if lost.any():
-                winners = self.writes[cells]
-                self.one_place(access, np.flatnonzero(lost & (winners != mine)), winners)
+    def store(self, wave, inst, offset, size, memory, index, value, assign):
+        """`assign` writes the values, between the look at who was there and at who has won."""
+        access = SharedAccess(self, wave, inst, offset, size)
+        self.check_landed(access)
+        self.shared.look_up(self.oldest_barrier)
+        self.shared.store(access, Values(wave, memory, index, value), assign,
+                          self.shared.last_read > self.oldest_barrier)
 
     def atomic(self, wave, inst, offset, size):
-        access = Access(self, wave, inst, offset, size)
-        for cells in access.cells():
-            last = self.writes[cells]
-            self.check_initialised(access, last)
-            plain = np.where(last & LANE == ATOMIC, NOBODY, last)
-            access.check(plain, "changed by an atomic", "written")
-            access.check(self.reads[cells], "changed by an atomic", "read")
-            self.writes[cells] = access.stamp | (access.who & ~LANE) | ATOMIC
+        access = SharedAccess(self, wave, inst, offset, size)
+        self.check_landed(access)
+        if "exch" not in inst.modifiers:
+            for place in access.places():
+                last = self.shared.writes[place]
+                if not last.all():
+                    i = int(np.flatnonzero(last == 0)[0])
+                    raise access.error("uninitialised", i, "atomic on "
+                                       f"{access.name(i)}, which nobody has written")
+        self.shared.look_up(self.oldest_barrier)
+        self.shared.atomic(access)
 
-    def remember_reads(self, access, cells):
-        """Merge the readers of this step with those that no barrier has separated from it."""
+    def check_landed(self, access):
+        if self.in_flight:
+            self.in_flight.check(access)
+
+    # ---- global memory
+
+    def global_load(self, wave, inst, segment, offset, size):
+        if not segment.writable:
+            return
+        access, cells = GlobalAccess(self, wave, inst, offset, size, segment), self.cells(segment)
+        if not access.plain:
+            self.handshake(wave, False, True)
+        if cells.last_write:
+            for place in access.places():
+                access.check(cells.writes[place], "read", "written")
+        cells.list(access)
+
+    def global_store(self, wave, inst, segment, offset, size, memory, index, value, assign):
+        access, cells = GlobalAccess(self, wave, inst, offset, size, segment), self.cells(segment)
+        if not access.plain:
+            self.handshake(wave, True, False)
+        cells.look_up(0)
+        cells.store(access, Values(wave, memory, index, value), assign, cells.reads is not None)
+
+    def global_atomic(self, wave, inst, segment, offset, size):
+        access, cells = GlobalAccess(self, wave, inst, offset, size, segment), self.cells(segment)
+        self.handshake(wave, True, True)
+        cells.look_up(0)
+        cells.atomic(access)
+
+    def cells(self, segment):
+        if segment.cells is None:
+            segment.cells = Cells(-(-segment.length // self.global_cell), self.global_cell)
+        return segment.cells
+
+
+class Cells:
+    """The shadow of one memory: a cell for every few bytes. 0: nobody has been there."""
+
+    def __init__(self, count, size):
+        self.shift = size.bit_length() - 1
+        self.writes = np.zeros(count, np.int64)
+        self.reads = None                               # made when there is one to look up
+        self.listed, self.amount = [], 0
+        self.last_write = self.last_read = 0            # stamps; the read of those looked up
+        self.full_at = None                             # last write when complete() last looked
+        self.full = False
+
+    def complete(self):
+        """Has every cell been written?"""
+        if not self.full and self.full_at != self.last_write:
+            self.full_at, self.full = self.last_write, bool(self.writes.all())
+        return self.full
+
+    # ---- reads
+
+    def list(self, access):
+        """Beyond a limit reads are not listed, and what comes to write there is not compared with
+        them: the checks are a sample of a large launch anyway."""
+        if self.amount < LISTED:
+            self.listed.append(access)
+            self.amount += access.raw_offset.size + OVERHEAD
+
+    def look_up(self, harmless):
+        """Enter the listed reads in their cells; not those older than the stamp `harmless`."""
+        for access in self.listed:
+            if access.stamp > harmless:
+                if self.reads is None:
+                    self.reads = np.zeros(len(self.writes), np.int64)
+                for place in access.places():
+                    self.remember(access, place)
+                self.last_read = access.stamp
+        self.listed, self.amount = [], 0
+
+    def remember(self, access, place):
+        """Merge the readers of one step with those that nothing has separated from it."""
         who = access.who
-        last = self.reads[cells]
-        if (last > access.block_barrier).any():
-            other = last & WHO
-            same_warp = other >> WARP_BITS == who >> WARP_BITS
-            live = last > np.where(same_warp, access.warp_barrier, access.block_barrier)
-            several = np.where(same_warp, who & ~LANE | SEVERAL_LANES, SEVERAL_WARPS)
-            who = np.where(live & (other != who), several, who)
+        last = self.reads[place]
+        if last.any():
+            live = np.flatnonzero(access.unordered(last))
+            live = live[~access.order.handshake(last[live], access.numbers[live])]
+            if len(live):
+                who = who.copy()
+                who[live] = several(last[live] & WHO, who[live])
         mine = access.stamp | who
-        self.reads[cells] = mine                                    # of several lanes one wins
-        winner = self.reads[cells]
+        self.reads[place] = mine                                    # of several lanes one wins
+        winner = self.reads[place]
         beaten = np.flatnonzero(winner != mine)
         if len(beaten):
-            cells, who, winner = cells[beaten], who[beaten], winner[beaten] & WHO
-            same_warp = winner >> WARP_BITS == who >> WARP_BITS
-            self.reads[cells] = access.stamp | who & ~LANE | SEVERAL_LANES
-            self.reads[cells[~same_warp | (who == SEVERAL_WARPS)]] = access.stamp | SEVERAL_WARPS
+            place, who, winner = place[beaten], who[beaten], winner[beaten] & WHO
+            both = several(winner, who)
+            for kind in (both & LANE == SEVERAL_LANES, both & IN_BLOCK == SEVERAL_WARPS,
+                         both == SEVERAL_BLOCKS):
+                self.reads[place[kind]] = access.stamp | both[kind]
 
-    # ---- complaints
+    # ---- writes
 
-    def check_initialised(self, access, last):
-        if last.min() == NOBODY:
-            i = int(np.flatnonzero(last == NOBODY)[0])
-            raise access.error("uninitialised", i,
-                               f"read of {access.name(i)}, which nobody has written")
+    def store(self, access, values, assign, has_readers):
+        mine = access.stamp | access.who
+        for place in access.places():
+            access.check(self.writes[place], "written", "written", values)
+            if has_readers:
+                access.check(self.reads[place], "written", "read")
+            self.writes[place] = mine
+        self.last_write = access.stamp
+        assign()
+        for place in access.places():
+            winner = self.writes[place]
+            beaten = winner != mine
+            if beaten.any():
+                access.one_place(np.flatnonzero(beaten & access.clash(values, winner)), winner)
 
-    def one_place(self, access, losers, winners):
-        if len(losers):
-            i = int(losers[0])
-            raise access.error(
-                "race", i, f"race: {access.name_of(int(winners[i]) & WHO)} and this thread write "
-                f"{access.name(i)} in the same instruction")
+    def atomic(self, access):
+        for place in access.places():
+            access.check(self.writes[place], "changed by an atomic", "written")
+            if self.reads is not None:
+                access.check(self.reads[place], "changed by an atomic", "read")
+            self.writes[place] = access.stamp | (access.who & ~LANE) | ATOMIC
+        self.last_write = access.stamp
+
+
+def several(one, other):
+    """Two different `who`, taken together."""
+    return np.where(one >> WARP_SHIFT == other >> WARP_SHIFT, other & ~LANE | SEVERAL_LANES,
+                    np.where(one >> BLOCK_SHIFT == other >> BLOCK_SHIFT, other | SEVERAL_WARPS,
+                             SEVERAL_BLOCKS))
+
+
+class Values:
+    """What a store writes, and what is in its places now."""
+
+    def __init__(self, wave, memory, index, value):
+        self.wave, self.memory, self.index, self.value = wave, memory, index, value
+
+    def differ(self):
+        """Lane by lane, by the bits (n,)."""
+        now = self.memory[self.wave.per_lane(self.index)]
+        mine = self.wave.per_lane(self.value)
+        if now.dtype != np.complex128:
+            return now != mine.view(now.dtype)
+        now, mine = (np.ascontiguousarray(x).view(np.uint64).reshape(-1, 2) for x in (now, mine))
+        return (now != mine).any(axis=1)
 
 
 class Access:
-    """One instruction's accesses to shared memory, one entry per lane."""
+    """One instruction's accesses, one entry per lane. Much of it is worked out only if needed."""
+
+    between_blocks = False
 
     def __init__(self, shadow, wave, inst, offset, size):
         self.shadow, self.wave, self.inst, self.size = shadow, wave, inst, size
-        self.stamp = shadow.stamp(inst)
-        self.offset = wave.per_lane(offset)                         # (n,)
-        lane = slice(None) if wave.lanes.whole else wave.lanes.index
-        self.who, self.first_cell = shadow.who[lane], shadow.first_cell[lane]
-        self.block_barrier = shadow.block_barrier.reshape(-1)[lane]
-        self.warp_barrier = shadow.warp_barrier.reshape(-1)[lane]
+        self.order, self.lanes = shadow.order, wave.lanes
+        self.stamp = self.order.stamp(inst)
+        self.raw_offset = offset
 
-    def cells(self):
+    @cached_property
+    def offset(self):
+        """Bytes (n,)"""
+        offset, lanes = self.raw_offset, self.lanes
+        if offset.ndim == 1:
+            return np.broadcast_to(offset, (lanes.count,))
+        offset = np.broadcast_to(offset, lanes.shape).reshape(-1)
+        return offset if lanes.whole else offset[lanes.index]
+
+    @cached_property
+    def place_in_order(self):
+        return self.shadow.lanes(self.lanes)
+
+    @cached_property
+    def numbers(self):
+        """Each lane's number in the launch (n,)."""
+        start = self.shadow.start
+        return np.arange(start, start + self.lanes.size) if self.lanes.whole \
+            else start + self.lanes.index
+
+    @cached_property
+    def who(self):
+        who = self.order.who[self.place_in_order]
+        return who & ~LANE | SEVERAL_LANES if self.inst.opcode in COLLECTIVE else who
+
+    @property
+    def plain(self):
+        return is_plain(self.inst)
+
+    def places(self):
         """-> for each cell of the access, its number for every lane (n,)."""
-        first = self.first_cell + (self.offset >> (self.shadow.cell.bit_length() - 1))
-        for i in range(max(1, self.size // self.shadow.cell)):
-            yield first + i
+        first = self.first_place
+        cell = self.cell
+        for i in range(max(1, self.size // cell)):
+            yield first + i if i else first
 
-    def check(self, last, mine, theirs):
-        """Raise if the recorded access is someone else's and nothing orders it before mine."""
-        if not (last > self.block_barrier).any():
+    # ---- judgement
+
+    def unordered(self, last):
+        """Which of these stamps are someone else's and nothing orders them before mine? (n,)"""
+        other, place = last & WHO, self.place_in_order
+        barrier = np.where(other >> WARP_SHIFT == self.who >> WARP_SHIFT,
+                           self.order.warp_barrier[place], self.order.block_barrier[place])
+        if self.between_blocks:
+            barrier = np.where(other >> BLOCK_SHIFT == self.who >> BLOCK_SHIFT, barrier, 0)
+        return (last > barrier) & (other != self.who)
+
+    def check(self, last, mine, theirs, values=None):
+        """Raise if a recorded access is someone else's and nothing orders it before mine. Where
+        `values` are given, those who write what is there already are let off."""
+        if not last.any():
             return
-        other = last & WHO
-        same_warp = other >> WARP_BITS == self.who >> WARP_BITS
-        hazard = (last > np.where(same_warp, self.warp_barrier, self.block_barrier)) & \
-            (other != self.who)
-        for i in np.flatnonzero(hazard):
-            text = self.describe(i, int(last[i]), mine, theirs)
-            if self.handshake(i, int(last[i])):
-                self.wave.launch.warn(self.inst, "ordering not proven: " + text)
-            else:
-                raise self.error("race", i, text)
+        hazard = self.unordered(last)
+        if values is not None and hazard.any():
+            hazard &= self.clash(values, last)
+        if hazard.any():
+            self.judge(np.flatnonzero(hazard), last, mine, theirs)
+
+    def clash(self, values, theirs):
+        """Where two threads have written a place: do they differ, and does it matter? (n,) A block
+        of a Triton kernel keeps copies of a value, which may differ in the last bit."""
+        differ = values.differ()
+        if self.wave.launch.keeps_copies:
+            differ &= theirs >> BLOCK_SHIFT & MOST_BLOCKS != self.who >> BLOCK_SHIFT
+        return differ
+
+    def judge(self, lanes, last, mine, theirs):
+        """Lanes with an unordered access: no race, a warning or an error?"""
+        stamps = last[lanes]
+        apart = (stamps ^ self.who[lanes]) & WHO
+        excused, doubtful = np.zeros((2, len(lanes)), bool)
+        for step in np.unique(stamps >> WHO_BITS):
+            here = stamps >> WHO_BITS == step
+            excused[here], doubtful[here] = self.verdict(self.order.history[step], apart[here])
+        same, other = self.order.met_at_named(stamps, self.numbers[lanes])
+        handshake = self.order.handshake(stamps, self.numbers[lanes])
+        excused |= same | (doubtful & handshake & self.between_blocks)
+        doubtful |= other | handshake
+        for i, maybe in ((lanes[~excused & ~doubtful], False), (lanes[~excused & doubtful], True)):
+            if len(i):
+                text = self.describe(int(i[0]), int(last[i[0]]), mine, theirs)
+                if not maybe:
+                    raise self.error("race", int(i[0]), f"race: {text}, "
+                                     f"{self.lacks(int(i[0]), int(last[i[0]]) & WHO)}")
+                self.wave.launch.warn(self.inst, f"ordering not proven: {text}; only a fence with "
+                                                 f"a flag or a lock can order the two")
+
+    def one_place(self, losers, winners):
+        """Lanes of one instruction wrote different values to one place."""
+        if len(losers) and self.plain_or_shared:
+            i = int(losers[0])
+            line = f" of line {self.inst.location.line}" if self.inst.location else ""
+            raise self.error(
+                "race", i, f"race: {self.name_of(int(winners[i]) & WHO)} and this thread write "
+                f"different values to {self.name(i)} in the same instruction{line}")
+
+    # ---- words
 
     def describe(self, i, last, mine, theirs):
-        location = self.shadow.history[last >> STEP_BITS].location
+        location = self.order.inst(last).location
         line = f"in line {location.line}" if location else "before"
-        return (f"race: {self.name(i)} is {mine} here and {theirs} {line} by "
-                f"{self.name_of(last & WHO)}, with no __syncthreads() between")
+        return (f"{self.name(i)} is {mine} here and {theirs} {line} by "
+                f"{self.name_of(last & WHO)}")
 
-    def handshake(self, i, last):
-        """Has the other thread fenced since? Then flags or locks may order the two; who knows."""
-        fences = self.shadow.fences[self.lane(i) // self.wave.shape[1]]
-        warp, lane = (last & WHO) >> WARP_BITS, last & LANE
-        if lane < WARP:
-            return bool(fences[warp * WARP + lane] > last)
-        return bool((fences > last).any())
+    def lacks(self, i, other):
+        if other >> BLOCK_SHIFT != int(self.who[i]) >> BLOCK_SHIFT:
+            return "and nothing orders two blocks of a launch"
+        if other >> WARP_SHIFT == int(self.who[i]) >> WARP_SHIFT:
+            return "with no __syncthreads() or __syncwarp() between"
+        return "with no __syncthreads() between"
 
     def lane(self, i):
         """Number of the lane within the wave."""
-        return int(i) if self.wave.lanes.whole else int(self.wave.lanes.index[i])
-
-    def name(self, i):
-        return self.wave.launch.shared_name(int(self.offset[i]), self.size)
+        return int(i) if self.lanes.whole else int(self.lanes.index[i])
 
     def name_of(self, who):
-        warp, lane = who >> WARP_BITS, who & LANE
-        if who == SEVERAL_WARPS:
-            return "several warps"
+        if who == SEVERAL_BLOCKS:
+            return "threads of several blocks"
+        launch = self.wave.launch
+        block = ""
+        if self.between_blocks:
+            block = f" of block {launch.checked_block(who >> BLOCK_SHIFT)}"
+        warp, lane = who >> WARP_SHIFT & LANE, who & LANE
+        if who & IN_BLOCK == SEVERAL_WARPS:
+            return f"several warps{block}"
         if lane == ATOMIC:
-            return f"an atomic of warp {warp}"
+            return f"an atomic of warp {warp}{block}"
         if lane == SEVERAL_LANES:
-            return f"several threads of warp {warp}"
-        return f"thread {self.wave.thread_of(warp * WARP + lane)}"
+            return f"several threads of warp {warp}{block}"
+        return f"thread {self.wave.thread_of(warp * WARP + lane)}{block}"
 
     def error(self, kind, i, message):
         return self.wave.launch.error(self.inst, kind, message, self.wave, self.lane(i))
 
 
-def cell_size(launch):
-    """Bytes that a cell of the shadow stands for: the narrowest shared access of the module, at
-    most 4. With wider cells two halves in one word would seem to race."""
-    elsewhere = {"param", "global", "local", "const"}
+class SharedAccess(Access):
+    plain_or_shared = True
+
+    @property
+    def cell(self):
+        return self.shadow.cell
+
+    @cached_property
+    def first_place(self):
+        block = np.repeat(np.arange(self.lanes.shape[0]), self.lanes.shape[1]) \
+            if self.lanes.whole else self.lanes.blocks
+        return block * self.shadow.row + (self.offset >> self.shadow.shared.shift)
+
+    def verdict(self, theirs, apart):
+        """-> (excused, doubtful), by the two instructions and how far the threads are apart."""
+        volatile = "volatile" in theirs.modifiers and "volatile" in self.inst.modifiers
+        return is_atomic(theirs) and is_atomic(self.inst), volatile & (apart >> WARP_SHIFT != 0)
+
+    def name(self, i):
+        return self.wave.launch.shared_name(int(self.offset[i]), self.size)
+
+
+class GlobalAccess(Access):
+    between_blocks = True
+
+    def __init__(self, shadow, wave, inst, offset, size, segment):
+        super().__init__(shadow, wave, inst, offset, size)
+        self.segment = segment
+
+    @property
+    def cell(self):
+        return self.shadow.global_cell
+
+    @property
+    def plain_or_shared(self):
+        return self.plain
+
+    @cached_property
+    def first_place(self):
+        return self.offset >> self.segment.cells.shift
+
+    def verdict(self, theirs, apart):
+        """Triton's threads load an element together and one of them stores it; it leaves out
+        barriers where the others do not use what they have loaded."""
+        plain = self.plain, is_plain(theirs)
+        within = self.wave.launch.keeps_copies & (apart >> BLOCK_SHIFT == 0)
+        return not any(plain), within | (not all(plain))
+
+    def name(self, i):
+        return self.segment.name_of(int(self.offset[i]))
+
+
+def is_atomic(inst):
+    on_mbarrier = "mbarrier" in (inst.opcode, *inst.modifiers) and "init" not in inst.modifiers
+    return inst.opcode in ("atom", "red") or on_mbarrier
+
+
+def is_plain(inst):
+    """Neither an atomic nor volatile, so that the compiler and the caches may do as they like."""
+    return not is_atomic(inst) and UNCACHED.isdisjoint(inst.modifiers)
+
+
+@lru_cache(64)
+def cell_size(module, space):
+    """Bytes that a cell of the shadow stands for: the narrowest access of the module to the space,
+    at most 4. With wider cells two halves in one word would seem to race."""
+    elsewhere = {"param", "global", "shared", "local", "const"} - {space}
     sizes = [min((SIZES[m] for m in inst.modifiers if m in SIZES), default=4)
-             for function in launch.module.functions.values() for inst in function.code
-             if inst.opcode in ("ld", "st", "atom", "red") and not elsewhere & set(inst.modifiers)]
+             for function in module.functions.values() for inst in function.code
+             if inst.opcode in ("ld", "st", "atom", "red", "wmma")
+             and not elsewhere & set(inst.modifiers)]
     return min([4, *sizes])

@@ -1,15 +1,26 @@
-"""What is kept of a launch: counts per source line, as objects, as data and as a table."""
+"""What is kept of a launch: counts per source line, as objects, as data and as text.
 
-from dataclasses import asdict, dataclass, field
+All of it is counted at PTX level: the assembler may still merge, widen or drop instructions, and
+no cache is modelled.
+"""
 
-SPACES = ("global", "shared")
+from collections import Counter
+from dataclasses import asdict, dataclass, field, fields
+
+from .classes import class_of, work
+from .counts import SECTOR
+from .lanes import WARP
+
+UNITS = {"global": "sectors", "local": "sectors", "shared": "wavefr.", "const": "words"}
+OPS = ("load", "store", "atomic")
 
 
 @dataclass
 class MemoryCounts:
     """Loads or stores in one space; counts.py says what requests, sectors and wavefronts are."""
     requests: int = 0           # of one warp each
-    transactions: int = 0       # sectors of global, wavefronts of shared memory
+    transactions: int = 0       # sectors of global and local, wavefronts of shared memory, words of
+                                # constant memory
     ideal: int = 0              # the fewest transactions possible
     bytes: int = 0              # asked for by the lanes
 
@@ -25,14 +36,54 @@ class LineCounts:
     """One source line, or all of them."""
     steps: int = 0              # warp instructions
     lane_steps: int = 0
-    flops: int = 0
+    flops: int = 0              # on floats of all types; an fma is two, an atomic none
     barriers: int = 0           # of one warp each
     splits: int = 0             # times that lanes disagreed on a branch
     memory: dict = field(default_factory=dict)      # (space, operation) -> MemoryCounts;
                                                     # operation: "load", "store" or "atomic"
+    flops_by_type: Counter = field(default_factory=Counter)     # "fp32", "tensor bf16", ...
+    integer_ops: int = 0        # operations on integers, addresses among them
+    instructions: Counter = field(default_factory=Counter)      # class -> warp instructions
+    divergent: int = 0          # branches of a warp on which its own lanes disagreed
 
     def access(self, space, op):
         return self.memory.setdefault((space, op), MemoryCounts())
+
+    def sum(self, what, space, ops=OPS):
+        return sum(getattr(c, what) for (s, op), c in self.memory.items()
+                   if s == space and op in ops)
+
+    def bytes_by_space(self):
+        """Bytes that lanes asked for: {space: {operation: bytes}}."""
+        found = {}
+        for (space, op), c in self.memory.items():
+            found.setdefault(space, {})[op] = c.bytes
+        return found
+
+    @property
+    def bytes_moved(self):
+        """Bytes of the sectors of global memory that requests touched."""
+        return SECTOR * self.sum("transactions", "global")
+
+    @property
+    def bytes_asked(self):
+        """Bytes that lanes asked of global memory, an atomic's once."""
+        return self.sum("bytes", "global")
+
+    @property
+    def intensity(self):
+        """FLOP over bytes_moved. None if nothing was moved."""
+        return self.flops / self.bytes_moved if self.bytes_moved else None
+
+    @property
+    def intensity_asked(self):
+        """FLOP over bytes_asked. None if nothing was asked for."""
+        return self.flops / self.bytes_asked if self.bytes_asked else None
+
+    @property
+    def active_lanes(self):
+        """Mean number of lanes that ran an instruction, of 32. None without instructions."""
+        return self.lane_steps / self.steps if self.steps else None
 
 
 @dataclass
@@ -44,12 +95,14 @@ class Launch:
     steps: int
     lane_steps: int
     warnings: list
-    lines: dict                 # line -> LineCounts
+    lines: dict                 # line -> LineCounts; "file.cuh:12" for a line of another file
     totals: LineCounts
     path: str = ""
     text: dict = field(default_factory=dict)        # line -> its source
-    checked_blocks: int = 0     # race-checked, of all blocks
+    checked_blocks: int = 0     # for races and uninitialised values, of all blocks
     shared_bytes: int = 0       # shared memory of a block
+    requests: dict = field(default_factory=dict)    # (line, space, operation) -> its first Request
+    timeline: object = None     # of block (0, 0, 0), see timeline.py
 
     @property
     def flops(self):
@@ -58,30 +111,36 @@ class Launch:
     @property
     def bytes_loaded(self):
         """Bytes that lanes asked of global memory."""
-        return self._sum("bytes", "global", ("load", "atomic"))
+        return self.totals.sum("bytes", "global", ("load", "atomic"))
 
     @property
     def bytes_stored(self):
-        return self._sum("bytes", "global", ("store", "atomic"))
+        return self.totals.sum("bytes", "global", ("store", "atomic"))
 
     def sectors_per_request(self, space="global", op=None, line=None):
         """Mean sectors of 32 bytes a warp request. op: "load", "store", "atomic" or None for all.
         None if there was no request."""
-        ops = (op,) if op else ("load", "store", "atomic")
-        requests = self._sum("requests", space, ops, line)
-        return self._sum("transactions", space, ops, line) / requests if requests else None
+        return self._per_request("transactions", space, op, line)
+
+    def ideal_per_request(self, space="global", op=None, line=None):
+        """The fewest sectors that hold what a request asked for, as sectors_per_request()."""
+        return self._per_request("ideal", space, op, line)
 
     def bank_conflict_degree(self, line=None):
         """Wavefronts of shared memory over the fewest possible; 1.0 is free of conflicts. None if
         shared memory was not used."""
-        ops = ("load", "store", "atomic")
-        ideal = self._sum("ideal", "shared", ops, line)
-        return self._sum("transactions", "shared", ops, line) / ideal if ideal else None
+        counts = self.counts(line)
+        ideal = counts.sum("ideal", "shared")
+        return counts.sum("transactions", "shared") / ideal if ideal else None
 
-    def _sum(self, what, space, ops, line=None):
-        counts = self.totals if line is None else self.lines.get(line, LineCounts())
-        return sum(getattr(c, what) for (s, op), c in counts.memory.items()
-                   if s == space and op in ops)
+    def counts(self, line=None):
+        """-> LineCounts of a line, or of all."""
+        return self.totals if line is None else self.lines.get(line, LineCounts())
+
+    def _per_request(self, what, space, op, line):
+        counts, ops = self.counts(line), (op,) if op else OPS
+        requests = counts.sum("requests", space, ops)
+        return counts.sum(what, space, ops) / requests if requests else None
 
     def as_data(self):
         """All of it as a dict that JSON can hold."""
@@ -97,53 +156,114 @@ class Launch:
         }
 
     def __str__(self):
-        head = (f"{self.name}  grid {self.grid} block {self.block}  "
-                f"{self.steps} warp instructions  {self.flops} flops  "
-                f"{self.bytes_loaded} bytes loaded  {self.bytes_stored} stored")
-        rows = [f"{'line':>5} {'access':14} {'requests':>9} {'per request':>12} {'ideal':>6}  "
-                f"source"]
-        for line, counts in sorted(self.lines.items()):
+        return "\n".join([*self.summary(), *self.memory_table(), *self.work_table(),
+                          *(f"warning: {w}" for w in self.warnings)])
+
+    def summary(self):
+        total, blocks = self.totals, self.grid[0] * self.grid[1] * self.grid[2]
+        yield f"{self.name}  grid {self.grid} block {self.block}, counted at PTX level"
+        yield f"  {self.steps} warp instructions: {listed(total.instructions)}"
+        yield (f"  {self.flops} flops{': ' * bool(self.flops)}{listed(total.flops_by_type)}; "
+               f"{total.integer_ops} integer operations")
+        yield (f"  {self.bytes_loaded} bytes loaded, {self.bytes_stored} stored, "
+               f"{total.bytes_moved} in sectors")
+        if self.flops and total.bytes_asked:
+            yield (f"  {total.intensity:.3g} FLOP/byte of sectors moved, "
+                   f"{total.intensity_asked:.3g} of bytes asked for")
+        if self.bank_conflict_degree():
+            yield (f"  shared memory: {total.sum('requests', 'shared')} requests, bank-conflict "
+                   f"degree {self.bank_conflict_degree():.3g}")
+        yield (f"  barriers that warps reached: {total.barriers}; divergent branches: "
+               f"{total.divergent}; {total.active_lanes or 0:.1f} of {WARP} lanes active")
+        yield (f"  {self.checked_blocks} of {blocks} blocks checked for races and "
+               f"uninitialised values")
+
+    def memory_table(self):
+        yield f"{'line':>5} {'access':14} {'requests':>9} {'per request':>13} {'ideal':>6}  source"
+        for line, counts in sorted(self.lines.items(), key=in_order):
             for (space, op), c in counts.memory.items():
-                unit = "sectors" if space == "global" else "wavefr."
-                rows.append(f"{line:5} {space + ' ' + op:14} {c.requests:9} "
-                            f"{c.transactions / c.requests:5.2f} {unit} "
-                            f"{c.ideal / c.requests:5.2f}  {self.text.get(line, '')[:48]}")
-        notes = [f"warning: {w}" for w in self.warnings]
-        return "\n".join([head, *rows, *notes])
+                yield (f"{line:>5} {space + ' ' + op:14} {c.requests:9} "
+                       f"{c.transactions / c.requests:5.2f} {UNITS[space]:7} "
+                       f"{c.ideal / c.requests:6.2f}  {self.text.get(line, '')[:48]}")
+
+    def work_table(self):
+        """Of the lines that compute, meet or part."""
+        rows = {line: c for line, c in self.lines.items() if c.flops or c.barriers or c.divergent}
+        if rows:
+            yield (f"{'line':>5} {'instructions':>12} {'lanes':>5} {'flops':>10} {'barriers':>8} "
+                   f"{'divergent':>9}  source")
+        for line, c in sorted(rows.items(), key=in_order):
+            yield (f"{line:>5} {c.steps:12} {c.active_lanes:5.1f} {c.flops:10} {c.barriers:8} "
+                   f"{c.divergent:9}  {self.text.get(line, '')[:48]}")
+
+
+def listed(counter):
+    """{"memory": 8, "float": 2} -> "8 memory, 2 float", the largest first."""
+    return ", ".join(f"{n} {name}" for name, n in
+                     sorted(counter.items(), key=lambda item: (-item[1], item[0])) if n)
+
+
+def in_order(row):
+    """Sorts lines by number; those of other files come last."""
+    return (isinstance(row[0], str), row[0])
 
 
 def counts_as_data(counts):
-    data = asdict(counts)
-    data["memory"] = {f"{space} {op}": asdict(c) for (space, op), c in counts.memory.items()}
-    return data
+    data = {f.name: getattr(counts, f.name) for f in fields(counts)}
+    return data | {
+        "memory": {f"{space} {op}": asdict(c) for (space, op), c in counts.memory.items()},
+        "flops_by_type": dict(counts.flops_by_type), "instructions": dict(counts.instructions),
+        "bytes_by_space": counts.bytes_by_space(), "bytes_moved": counts.bytes_moved,
+        "bytes_asked": counts.bytes_asked, "intensity": counts.intensity,
+        "intensity_asked": counts.intensity_asked, "active_lanes": counts.active_lanes,
+    }
 
 
 def make_launch(run, name):
     """A finished Run -> Launch."""
-    counts, lines, totals, text = run.counts, {}, LineCounts(), {}
-    path = next((i.location.path for i in run.kernel.code if i.location), "")
+    counts, lines, totals, text, requests = run.counts, {}, LineCounts(), {}, {}
+    paths = Counter(i.location.path for i in run.kernel.code if i.location)
+    path = max(paths, key=paths.get, default="")
     for inst, warps in counts.warps.items():
-        line = inst.location.line if inst.location else 0
+        line = place_of(inst, path)
         text.setdefault(line, run.text(inst.location))
         lanes = counts.lanes.get(inst, 0)
+        flops, kind, integer_ops = work(inst)
         for row in (lines.setdefault(line, LineCounts()), totals):
             row.steps += warps
             row.lane_steps += lanes
-            row.flops += lanes * inst.flops
+            row.flops += lanes * flops
+            row.integer_ops += lanes * integer_ops
+            row.instructions[class_of(inst)] += warps
+            if flops:
+                row.flops_by_type[kind] += lanes * flops
             row.barriers += warps if inst.opcode in ("bar", "barrier") and "warp" not in \
                 inst.modifiers else 0
             row.splits += counts.splits.get(inst, 0)
+            row.divergent += counts.divergent.get(inst, 0)
             for space, memory in counts.memory.get(inst, {}).items():
                 row.access(space, operation(inst, space)).add(memory)
+        for space in counts.memory.get(inst, {}):
+            requests.setdefault((line, space, operation(inst, space)), counts.first[inst, space])
     return Launch(name, run.grid, run.block, totals.steps, totals.lane_steps,
                   list(run.warnings.values()), lines, totals, path, text, run.checked_blocks,
-                  run.shared_size)
+                  run.shared_size, requests, counts.timeline)
+
+
+def place_of(inst, path):
+    """The line of an instruction; with its file if that is not the kernel's; 0 if not known."""
+    location = inst.location
+    if location is None:
+        return 0
+    return location.line if location.path == path else \
+        f"{location.path.rsplit('/', 1)[-1]}:{location.line}"
 
 
 def operation(inst, space):
     """What an instruction does to a space; cp.async loads from global and stores to shared."""
-    if inst.opcode in ("atom", "red"):
+    if inst.opcode in ("atom", "red", "mbarrier"):
         return "atomic"
     if inst.opcode == "cp":
         return "load" if space == "global" else "store"
-    return "store" if inst.opcode == "st" or "store" in inst.modifiers else "load"
+    stores = inst.opcode in ("st", "stmatrix") or "store" in inst.modifiers
+    return "store" if stores else "load"

@@ -11,7 +11,6 @@ import numpy as np
 from .dtypes import F16, F32, F64, U16, U32, UNSIGNED
 
 TINY = {F16: 2.0**-14, F32: 2.0**-126}          # the smallest normal numbers
-TOWARDS = {"rz": 0, "rm": -np.inf, "rp": np.inf}
 FP8 = {"e4m3": (3, -6), "e5m2": (2, -14)}       # bits of mantissa, least exponent
 # The NaN that arithmetic gives on a GPU (CUDA C++ Programming Guide, Floating-Point Standard).
 NAN_F32 = U32.type(0x7FFFFFFF).view(F32)
@@ -116,7 +115,7 @@ def round_to_bf16(value, mode):
         return f32_to_bf16(narrow_to_odd(value))
     bits = step_back(value, value.astype(F32), mode).view(U32)      # to 24 bits, then to 8: both
     negative = bits >> U32.type(31) == 1                            # in the same direction
-    outward = {"rz": np.zeros_like(negative), "rm": negative, "rp": ~negative}[mode]
+    outward = {"rz": False, "rm": negative, "rp": ~negative}[mode]
     bits = bits + np.where(outward, U32.type(0xFFFF), U32.type(0))
     return np.where(np.isnan(value), NAN_BF16, (bits >> U32.type(16)).astype(U16))
 
@@ -133,7 +132,10 @@ def step_back(value, near, mode):
     wrong = {"rz": np.abs(back) > np.abs(value), "rm": back > value, "rp": back < value}[mode]
     if not wrong.any():
         return near
-    return np.where(wrong, np.nextafter(near, near.dtype.type(TOWARDS[mode])), near)
+    unsigned, negative = UNSIGNED[near.dtype.itemsize], np.signbit(near)
+    outward = {"rz": False, "rm": negative, "rp": ~negative}[mode]
+    step = np.where(outward, unsigned.type(1), ~unsigned.type(0))
+    return (near.view(unsigned) + step * wrong).view(near.dtype)
 
 
 def canonical(value):

@@ -7,14 +7,17 @@ import numpy as np
 from .counts import Counts
 from .dtypes import SIZES
 from .errors import KernelError, Unsupported
-from .memory import AddressSpace, Segment
+from .lanes import WARP
+from .memory import CODE_WINDOW, SEGMENT_SHIFT, AddressSpace, Segment
+from .ordering import Order
 from .ptx import Symbol
 from .races import Shadow
 from .scheduler import Scheduler
-from .wave import Wave
+from .taint import Taint
+from .wave import Wave, thread_index
 
 WAVE_LANES = 32768          # enough to hide Python, few enough for registers to stay in the cache
-CHECKED_LANES = 16384       # of a larger grid only the first and the last blocks are race-checked
+CHECKED_LANES = 16384       # of a grid too large for one wave a sample of so many is checked
 PATIENCE = 4_000_000        # interpreted instructions, half a minute or so, if no budget is set
 MAX_SHARED = 163 * 1024     # bytes of shared memory that a block can have on sm_80
 
@@ -44,41 +47,46 @@ class Run:
         self.interpreter_steps = 0
         self.warnings = {}
         self.output = []
-        self.checked_blocks = 0
+        self.checked_blocks = 0                 # how many, and
+        self.checked_numbers = []               # which: those of each checked wave
         self.parameters = np.zeros(0, np.uint8)
+        self.cooperative = False                # may blocks wait for each other? Then all are there
         self.keeps_copies = False               # do threads store copies of one value, which may
                                                 # differ in the last bit? Triton's do
         self.addresses = {}                     # variable -> address, or offset within its window
+        self.functions_at = {}                  # address -> function, for calls by a pointer
         self.shared_arrays = []                 # (C name, bytes)
         self.place_variables()
 
     # ---- memory
 
     def place_variables(self):
-        variables = [*self.module.variables.values(),
-                     *(v for f in self.module.functions.values() for v in f.variables.values())]
-        end, extern = 0, []
-        for variable in variables:
-            if variable.space == "shared" and variable.extern:
-                extern.append(variable)
-            elif variable.space == "shared":
+        """Offsets for the shared variables: the static ones, and then all extern ones in one place,
+        which is dynamic shared memory."""
+        self.shared_variables = shared_variables(self.module, self.kernel)
+        end, extern = 0, [v for v in self.shared_variables if v.extern]
+        for variable in self.shared_variables:
+            if not variable.extern:
                 end = -(-end // variable.align) * variable.align
                 self.addresses[variable.name] = end
                 self.shared_arrays.append((plain_name(variable.name), variable.size))
                 end += variable.size
-        self.shared_variables = [v for v in variables if v.space == "shared"]
         for variable in extern:
             self.addresses[variable.name] = -(-end // 16) * 16
             if self.dynamic_shared:
                 self.shared_arrays.append((plain_name(variable.name), self.dynamic_shared))
         self.shared_size = -(-end // 16) * 16 + self.dynamic_shared if extern else end
         if self.shared_size > MAX_SHARED:
-            raise KernelError(f"kernel `{plain_name(self.kernel.name)}` wants {self.shared_size} bytes "
-                              f"of shared memory; a block can have {MAX_SHARED}", "argument")
+            raise KernelError(
+                f"kernel `{plain_name(self.kernel.name)}` wants {self.shared_size} bytes of shared "
+                f"memory; a block can have {MAX_SHARED}", "argument")
 
     def place_globals(self, segments):
         """Give the module's .global and .const variables addresses. `segments` keeps their memory
         between launches, since a __device__ variable outlives a kernel."""
+        for i, function in enumerate(self.module.functions.values()):
+            self.addresses[function.name] = (CODE_WINDOW << SEGMENT_SHIFT) + 16 * i
+            self.functions_at[self.addresses[function.name]] = function
         for variable in self.module.variables.values():
             if variable.space in ("global", "const"):
                 if variable.name not in segments:
@@ -101,26 +109,43 @@ class Run:
 
     def run(self):
         blocks = self.grid[0] * self.grid[1] * self.grid[2]
+        plan = list(self.plan(blocks))
+        lanes = -(-self.threads // WARP) * WARP
+        order = Order(sum(last - first for first, last, checked in plan if checked), lanes)
         with np.errstate(all="ignore"):
-            for first, last, checked in self.plan(blocks):
+            for first, last, checked in plan:
                 wave = Wave(self, np.arange(first, last), self.kernel)
-                if checked and self.checks and self.shared_size:
-                    wave.shadow = Shadow(wave)
+                if checked:
+                    wave.shadow, wave.taint = Shadow(wave, order), Taint(wave)
                     self.checked_blocks += last - first
+                    self.checked_numbers.extend(wave.block_numbers)
                 Scheduler(self, wave).run()
         self.print_output()
 
     def plan(self, blocks):
-        """-> (first block, last block + 1, race-checked?) of each wave, in order."""
-        lanes = -(-self.threads // 32) * 32
-        per_wave, few = max(1, WAVE_LANES // lanes), max(1, CHECKED_LANES // 2 // lanes)
-        if blocks <= 2 * few or not (self.checks and self.shared_size):
-            yield from ((i, min(i + per_wave, blocks), True) for i in range(0, blocks, per_wave))
+        """-> (first block, last block + 1, checked?) of each wave, in order. Of a large grid only
+        some blocks are checked: the first, the last, and some in the middle."""
+        lanes = -(-self.threads // WARP) * WARP
+        per_wave, few = max(1, WAVE_LANES // lanes), max(1, CHECKED_LANES // 3 // lanes)
+        if self.cooperative:
+            yield 0, blocks, self.checks
             return
-        yield 0, few, True
-        for i in range(few, blocks - few, per_wave):
-            yield i, min(i + per_wave, blocks - few), False
-        yield blocks - few, blocks, True
+        if blocks <= per_wave or not self.checks:
+            yield from ((i, min(i + per_wave, blocks), self.checks)
+                        for i in range(0, blocks, per_wave))
+            return
+        sample = {0: few, (blocks - few) // 2: few, blocks - few: few}
+        start = 0
+        while start < blocks:
+            checked = start in sample
+            end = start + sample[start] if checked else min(
+                [i for i in sample if i > start] + [start + per_wave])
+            yield start, end, checked
+            start = end
+
+    def checked_block(self, i):
+        """The place in the grid of the i-th of the checked blocks."""
+        return tuple(int(n) for n in thread_index(self.checked_numbers[i], self.grid))
 
     def print_output(self):
         """printf appears when the kernel has ended, as on a GPU."""
@@ -182,6 +207,22 @@ class Run:
             f"{self.patience} simulated instructions"
         raise self.error(inst, "endless", f"the kernel did not end within {limit}: an endless "
                          f"loop? It was here", wave, int(wave.lanes.index[0]))
+
+
+def shared_variables(module, kernel):
+    """The shared variables that the kernel or a function that it may call mentions."""
+    names = {symbol.name for variable in module.variables.values() for symbol in variable.values
+             if isinstance(symbol, Symbol)}                 # tables of functions
+    reached, left = [], [kernel]
+    while left:
+        function = left.pop()
+        reached.append(function)
+        names |= function.mentions
+        left += [f for name, f in module.functions.items() if name in names
+                 and f not in reached and f not in left]
+    own = [v for function in reached for v in function.variables.values()]
+    everywhere = [v for v in module.variables.values() if v.name in names]
+    return [v for v in everywhere + own if v.space == "shared"]
 
 
 def plain_name(name):

@@ -17,6 +17,7 @@ from .access import SeveralSegments
 from .barriers import BarrierRoom, WarpRoom
 from .decode import ALU, BARRIER, BRANCH, BRANCH_TABLE, CALL, WARP_SYNC, decode
 from .errors import Unsupported
+from .timeline import Timeline
 from .wave import Frame
 
 PATIENCE = 64               # jumps back before other groups get a turn
@@ -35,6 +36,8 @@ class Scheduler:
         self.left_by = np.zeros(wave.live.size, object)     # last instruction of lanes that left
         self.barriers = BarrierRoom(self)
         self.warps = WarpRoom(self)
+        self.timeline = Timeline(wave) if wave.block_numbers[0] == 0 else None
+        launch.counts.timeline = launch.counts.timeline or self.timeline
 
     def run(self):
         self.add(self.wave.frame, 0, self.wave.live)
@@ -46,7 +49,9 @@ class Scheduler:
             elif self.barriers.waiting.any():
                 self.barriers.retry()
             else:
-                return
+                break
+        if self.timeline:
+            self.timeline.turn(None, self.launch.interpreter_steps)
 
     def run_group(self):
         """Run one group until it splits, leaves, or reaches the place of another group."""
@@ -62,8 +67,10 @@ class Scheduler:
         wave, launch, code = self.wave, self.launch, frame.code
         wave.enter(frame)
         wave.select(lanes)
+        if self.timeline:
+            self.timeline.turn(lanes, launch.interpreter_steps)
         warps, count = lanes.warps, lanes.count
-        warps_run, lanes_run = launch.counts.warps, launch.counts.lanes
+        warps_run, lanes_run, taint = launch.counts.warps, launch.counts.lanes, wave.taint
         while True:
             before, inst = inst, code[pc]
             if inst.run is None:
@@ -76,7 +83,10 @@ class Scheduler:
             warps_run[inst] = warps_run.get(inst, 0) + warps
             if kind == ALU and inst.guard is None:
                 lanes_run[inst] = lanes_run.get(inst, 0) + count
-                inst.run(wave)
+                if taint:
+                    taint.run(inst)
+                else:
+                    inst.run(wave)
                 pc += 1
             elif kind < WARP_SYNC:
                 self.run_some(inst, self.guarded(inst, lanes)[0])
@@ -89,7 +99,7 @@ class Scheduler:
                 if taken.count and rest.count:
                     self.add(frame, inst.target, taken, inst)
                     self.add(frame, pc + 1, rest, inst)
-                    launch.counts.splits[inst] = launch.counts.splits.get(inst, 0) + 1
+                    launch.counts.split(inst, lanes, (taken, rest))
                     return
                 pc = inst.target if taken.count else pc + 1
             elif kind == WARP_SYNC:
@@ -129,6 +139,8 @@ class Scheduler:
         wave = self.wave
         if inst.guard is None:
             return lanes, wave.nobody
+        if wave.taint:
+            wave.taint.check_guard(inst, lanes)
         value = wave.registers[inst.guard.name]
         if lanes.sparse:
             wave.lanes = lanes
@@ -142,12 +154,18 @@ class Scheduler:
         wave, lanes_run = self.wave, self.launch.counts.lanes
         lanes_run[inst] = lanes_run.get(inst, 0) + lanes.count
         wave.select(lanes, inst.kind != ALU)
+        run = wave.taint.run if wave.taint else lambda inst: inst.run(wave)
         try:
-            inst.run(wave)
+            run(inst)
         except SeveralSegments as several:
-            for part in several.groups:
-                wave.select(part, True)
-                inst.run(wave)
+            with self.launch.counts.one_request(wave, inst):
+                parts = list(several.groups)
+                while parts:
+                    wave.select(parts.pop(), True)
+                    try:
+                        run(inst)
+                    except SeveralSegments as more:
+                        parts += more.groups
 
     def add(self, frame, pc, lanes, before=None):
         """Lanes are ready to run at a place; they join those who are there."""
@@ -168,12 +186,17 @@ class Scheduler:
         if not chosen.count:
             return
         self.wave.select(chosen, True)
+        if self.wave.taint:
+            self.wave.taint.check_operands(inst)
         if inst.kind == BARRIER:
             self.barriers.enter(frame, pc, inst, chosen)
         elif inst.kind == CALL:
             self.call(frame, pc, inst, chosen)
         elif inst.kind == BRANCH_TABLE:
-            for target, part in inst.run(self.wave):
+            parts = inst.run(self.wave)
+            if len(parts) > 1:
+                self.launch.counts.split(inst, chosen, [part for _, part in parts])
+            for target, part in parts:
                 self.add(frame, target, part, inst)
         elif inst.opcode == "ret" and frame.caller:
             self.add(frame.caller, frame.return_pc, chosen, inst)
@@ -181,14 +204,18 @@ class Scheduler:
             self.exit(chosen, origins)
 
     def call(self, frame, pc, inst, lanes):
-        callee = inst.run(self.wave)                    # None: a system call, and it is done
-        if callee is None:
+        callees = inst.run(self.wave)                   # None: a system call, and it is done
+        if callees is None:
             self.add(frame, pc + 1, lanes, inst)
             return
-        function, bound = callee
-        if (pc, function.name) not in frame.callees:
-            frame.callees[pc, function.name] = Frame(function, frame, pc + 1, bound)
-        self.add(frame.callees[pc, function.name], 0, lanes, inst)
+        if len(callees) > 1:
+            self.launch.counts.split(inst, lanes, [part for _, _, part in callees])
+        for function, bound, part in callees:
+            if (pc, function.name) not in frame.callees:
+                frame.callees[pc, function.name] = Frame(function, frame, pc + 1, bound)
+            if self.wave.taint:
+                self.wave.taint.enter(frame.callees[pc, function.name], part)
+            self.add(frame.callees[pc, function.name], 0, part, inst)
 
     def exit(self, lanes, origins):
         wave = self.wave

@@ -5,12 +5,13 @@ its own compiler; only the launch is ours. So unmodified `kernel[grid](...)` run
 The device's key is a word of its own, since Triton keeps compiled kernels by device.
 """
 
+import sys
 from functools import cache
 
 from . import cubin
 from .errors import KernelError
 from .triton_launch import Launcher
-from .triton_tuning import DeviceInterface, tuning
+from .triton_tuning import DeviceInterface, naming_disk_cache, tuning
 
 DEVICES = {                 # compute capability -> key, and the properties that Triton asks for
     80: ("simulator", {"max_shared_mem": 163 * 1024, "multiprocessor_count": 108,   # A100
@@ -63,7 +64,8 @@ def make_driver(capability):
             return ty
 
         def get_current_target(self):
-            return GPUTarget("cuda", capability, 32)
+            arch = -capability if naming_disk_cache(sys._getframe(1)) else capability
+            return GPUTarget("cuda", arch, 32)
 
         def get_active_torch_device(self):
             import torch

@@ -3,6 +3,7 @@
 import linecache
 import re
 from functools import cache
+from operator import index
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,8 @@ class Launcher:
     def __init__(self, source, metadata):
         if getattr(metadata, "num_ctas", 1) != 1:
             raise Unsupported("the simulator runs no clusters: num_ctas must be 1")
+        if getattr(metadata, "profile_scratch_size", 0):
+            raise Unsupported("the simulator runs no kernels that Triton's profiler has changed")
         self.name = metadata.name
         self.threads = 32 * metadata.num_warps
         self.shared = metadata.shared
@@ -37,6 +40,7 @@ class Launcher:
         names = function.arg_names if function else list(source.signature)
         self.arguments = list(zip(names, source.signature.values(), strict=True))
         self.globals = {}
+        self.sources = read_sources(self.kernel)
 
     def __call__(self, grid_x, grid_y, grid_z, stream, function, kernel_metadata, launch_metadata,
                  enter_hook, exit_hook, *values):
@@ -49,19 +53,14 @@ class Launcher:
             exit_hook(launch_metadata)
 
     def launch(self, grid, values):
-        run = Run(self.module, self.kernel, grid, (self.threads, 1, 1), sources=self.sources(),
+        run = Run(self.module, self.kernel, grid, (self.threads, 1, 1), sources=self.sources,
                   dynamic_shared=self.shared, budget=session.step_budget, checks=session.checks)
-        run.keeps_copies = True
+        run.keeps_copies, run.cooperative = True, self.cooperative
         run.parameters = self.bind(values, self.allocate_scratch(grid), run.space)
         run.place_globals(self.globals)
         run.run()
         tuning.steps += run.steps
         session.finish(make_launch(run, self.name))
-
-    def sources(self):
-        """Texts of the files that the kernel comes from; a notebook's cells are no files."""
-        paths = {inst.location.path for inst in self.kernel.code if inst.location}
-        return {path: text for path in paths if (text := "".join(linecache.getlines(path)))}
 
     def allocate_scratch(self, grid):
         """Memory for the kernel's own use, from the allocator that the user has set in Triton."""
@@ -73,6 +72,10 @@ class Launcher:
 
     def bind(self, values, scratch, space):
         """-> parameter bytes (uint8)"""
+        if len(values) != len(self.arguments):
+            names = ", ".join(name for name, _ in self.arguments)
+            raise KernelError(f"kernel `{self.name}` takes {len(self.arguments)} arguments "
+                              f"({names}), {len(values)} were given", "argument")
         flat = [argument for (name, kind), value in zip(self.arguments, values, strict=True)
                 for argument in flatten(name, kind, value)]
         flat += [(Parameter("global scratch", "i8", True), scratch),
@@ -93,11 +96,13 @@ class Launcher:
 
 
 def check_grid(name, *grid):
-    for size, limit in zip(grid, GRID_LIMITS, strict=True):
-        if not isinstance(size, int) or not 0 <= size <= limit:
-            raise KernelError(f"kernel `{name}`, grid {grid}: expected sizes from 0 to "
-                              f"{GRID_LIMITS}", "argument")
-    return grid
+    """-> the sizes as ints; numpy's are welcome, floats are not."""
+    fits = all(hasattr(size, "__index__") and 0 <= size <= limit
+               for size, limit in zip(grid, GRID_LIMITS, strict=True))
+    if not fits:
+        raise KernelError(f"kernel `{name}`, grid {grid}: expected whole numbers from 0 to "
+                          f"{GRID_LIMITS}", "argument")
+    return tuple(index(size) for size in grid)
 
 
 # ---- arguments
@@ -173,6 +178,13 @@ def python_file(function):
     """The file of a @triton.jit function, None if it is not known."""
     code = getattr(getattr(function, "fn", None), "__code__", None)
     return code.co_filename if code else None
+
+
+def read_sources(kernel):
+    """Path -> text of the files that a kernel comes from. A notebook's cells are no files, but
+    Python remembers them."""
+    paths = {inst.location.path for inst in kernel.code if inst.location}
+    return {path: text for path in paths if (text := "".join(linecache.getlines(path)))}
 
 
 @cache

@@ -47,6 +47,13 @@ def asking_autotuner():
     return None
 
 
+def naming_disk_cache(frame):
+    """Is this an Autotuner that asks where on disk the choices for the current target are kept?
+    Those of the simulator must not be taken for those of a GPU of the same architecture."""
+    from triton.runtime.autotuner import Autotuner
+    return frame.f_code is Autotuner.check_disk_cache.__code__
+
+
 tuning = Tuning()
 
 

@@ -70,12 +70,14 @@ class Wave:
         self.lanes = self.live
         self.everyone = True
         self.flat = False
-        self.shared = np.full((len(blocks), max(launch.shared_size, 16)), POISON, np.uint8)
+        row = max(16, -(-launch.shared_size // 16) * 16)                    # fits every dtype
+        self.shared = np.full((len(blocks), row), POISON, np.uint8)
         self.shared_views = {}
         self.local = np.empty((self.live.size, 0), np.uint8)                # (B·T, bytes)
         self.local_views = {}
         self.specials = {}
-        self.shadow = None          # the race detector, where this wave has one
+        self.shadow = None          # the race detector, and
+        self.taint = None           # the uninitialised values, where this wave is checked
 
     def select(self, lanes, one_value_per_lane=False):
         """The next instruction runs for these lanes."""

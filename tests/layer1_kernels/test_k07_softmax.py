@@ -122,9 +122,10 @@ def not_a_number(name, x):
 def no_maximum(name, launch):
     """The words for the commonest mistake, with the learner's line that takes exp of x itself."""
     report = launch.launches[0]
-    bare = [f"{Path(report['path']).name}, line {number}: {line['text']}"
-            for number, line in sorted(report["lines"].items(), key=lambda row: int(row[0]))
-            if "exp" in line["text"] and "-" not in line["text"]]
+    own = {int(number): line["text"] for number, line in report["lines"].items()
+           if number.isdigit()}             # lines of a header are keyed with its name
+    bare = [f"{Path(report['path']).name}, line {number}: {text}"
+            for number, text in sorted(own.items()) if "exp" in text and "-" not in text]
     return (f"{name} does not subtract the maximum of the row, and exp overflows above 88"
             + "".join(f"\n    {line}" for line in bare[:1]))
 

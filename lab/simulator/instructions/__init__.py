@@ -10,7 +10,9 @@ from . import (  # noqa: F401
     integer,
     loads,
     matrix,
+    mbarrier,
     move,
     transcendental,
     warp,
+    wmma,
 )

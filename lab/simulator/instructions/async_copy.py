@@ -1,45 +1,73 @@
 """cp.async: copy from global to shared memory behind the lane's back.
 
 A lane's copies belong to the group that its next commit closes. The bytes appear in shared memory
-no sooner than wait_group says that the group is done; so a kernel that forgets to wait reads old
-data, here as on a GPU.
+no sooner than wait_group says that the group is done, or a wait on the mbarrier that
+cp.async.mbarrier.arrive has told; so a kernel that forgets to wait reads old data, here as on a
+GPU. The race detector reports it (in_flight.py).
 """
 
 import numpy as np
 
-from ..access import load, store
+from ..access import load, shared_offset, store
 from ..decode import MEMORY, address, opcode, source
+from ..in_flight import InFlight
 from ..lanes import Lanes
+from ..memory import raw
+from ..ptx import Immediate, Register
+from . import mbarrier
 from .loads import CACHE_HINTS
 
 
 @opcode("cp", kind=MEMORY)
 def cp(inst, mods):
-    if not mods.flag("async"):
+    if not mods.flag("async") or mods.flag("bulk"):
         mods.refuse()
+    if mods.flag("mbarrier"):
+        return arrive_after_copies(inst, mods)
     if mods.flag("commit_group"):
-        return lambda wave: commits(wave).__setitem__(
-            wave.lanes.index, commits(wave)[wave.lanes.index] + 1)
+        return lambda wave: commit(wave)
     if mods.flag("wait_group"):
         keep = inst.operands[0].bits
         return lambda wave: finish(wave, keep)
     if mods.flag("wait_all"):
         return lambda wave: finish(wave, 0, uncommitted=True)
-    mods.flag("ca", "cg")
-    if mods.one_of("shared", "shared::cta") is None or not mods.flag("global"):
-        mods.refuse()
-    hinted = mods.flag("L2::cache_hint")
+    return start(inst, mods)
+
+
+def start(inst, mods):
+    """cp.async.ca [shared], [global], size{, source size or "ignore it"}"""
+    cache = mods.need("ca", "cg")
+    mods.need("shared", "shared::cta")
+    mods.need("global")
+    operands = inst.operands[:-1] if mods.flag("L2::cache_hint") else inst.operands
     while mods.flag(*CACHE_HINTS):
         pass
-    operands = inst.operands[:-1] if hinted else inst.operands
     size = operands[2].bits
+    if size not in ((16,) if cache == "cg" else (4, 8, 16)):
+        mods.refuse()
     where, frm = address(operands[0]), address(operands[1])
-    given = source(operands[3], "u32") if len(operands) > 3 else None
+    given = given_size(operands[3], size) if len(operands) > 3 else None
 
     def run(wave):
-        place = wave.per_lane(where(wave))
-        pending(wave).append(Copy(wave, inst, place, fetch(wave, inst, frm, size, given), size))
+        place = where(wave)
+        offset = shared_offset(wave, inst, place, size, "write")
+        copy = Copy(wave, inst, wave.per_lane(place), size)
+        copy.data = fetch(wave, inst, frm, size, given)
+        if wave.shadow:
+            wave.shadow.in_flight = wave.shadow.in_flight or InFlight(wave.shadow)
+            wave.shadow.in_flight.start(wave, inst, offset, size)
+        pending(wave).append(copy)
     return run
+
+
+def given_size(operand, size):
+    """-> read(wave), how many bytes to read: an integer, or 0 where a predicate holds."""
+    if isinstance(operand, Register) and operand.type == "pred":
+        ignore = source(operand, "pred")
+        return lambda wave: np.where(ignore(wave), 0, size)
+    if isinstance(operand, Immediate) and operand.bits == size:
+        return None
+    return source(operand, "u32")
 
 
 def fetch(wave, inst, frm, size, given):
@@ -49,16 +77,23 @@ def fetch(wave, inst, frm, size, given):
         data = wave.per_lane(load(wave, inst, frm(wave), size, "global"))
         return np.ascontiguousarray(data).view(np.uint8).reshape(-1, size)
     amount = wave.per_lane(given(wave)).astype(np.int64)
+    if (amount > size).any():
+        i = int(np.flatnonzero(amount > size)[0])
+        raise wave.launch.error(inst, "out_of_bounds", f"cp.async reads {amount[i]} bytes to copy "
+                                f"{size}", wave, int(wave.lanes.index[i]))
     source_address = wave.per_lane(frm(wave))
     data = np.zeros((len(amount), size), np.uint8)
     everyone = wave.lanes
-    for n in np.unique(amount[amount > 0]):
-        chosen = amount == n
-        wave.select(Lanes(wave.shape, index=everyone.index[chosen]), True)
-        for start, width in pieces(int(n)):
-            part = load(wave, inst, source_address[chosen] + np.uint64(start), width, "global")
-            data[chosen, start:start + width] = np.ascontiguousarray(wave.per_lane(part)).view(
-                np.uint8).reshape(-1, width)
+    with wave.launch.counts.one_request(wave, inst):
+        for n in np.unique(amount[amount > 0]):
+            chosen = amount == n
+            wave.select(Lanes(wave.shape, index=everyone.index[chosen]), True)
+            for start, width in pieces(int(n)):
+                place = source_address[chosen] + np.uint64(start)
+                part = load(wave, inst, place if wave.flat else place.reshape(wave.shape), width,
+                            "global")
+                data[chosen, start:start + width] = np.ascontiguousarray(wave.per_lane(part)).view(
+                    np.uint8).reshape(-1, width)
     wave.select(everyone, True)
     return data
 
@@ -73,21 +108,28 @@ def pieces(n):
 
 
 class Copy:
-    """Copies that one instruction started."""
+    """Copies that one instruction started, one for each of its lanes.
 
-    def __init__(self, wave, inst, place, data, size):
-        self.inst, self.place, self.data, self.size = inst, place, data, size
+    group   which of the lane's groups each belongs to
+    number  how many copy instructions the wave had started before
+    """
+
+    def __init__(self, wave, inst, place, size):
+        self.inst, self.place, self.size = inst, place, size
         self.index = wave.lanes.index.copy()
         self.group = commits(wave)[self.index]
+        self.number = wave.copies_started = getattr(wave, "copies_started", 0) + 1
+        self.data = None
 
     def land(self, wave, done):
         """Write those that are done -> what is left, or None."""
         wave.select(Lanes(wave.shape, index=self.index[done]), True)
-        value = np.ascontiguousarray(self.data[done]).view(
-            {4: np.uint32, 8: np.uint64, 16: np.complex128}[self.size]).reshape(-1)
+        value = np.ascontiguousarray(self.data[done]).view(raw(self.size)).reshape(-1)
         place = self.place[done]
         if not wave.flat:
             value, place = value.reshape(wave.shape), place.reshape(wave.shape)
+        if wave.shadow:
+            wave.shadow.in_flight.land(wave, self.inst, place.view(np.int64), self.size)
         store(wave, self.inst, place, self.size, "shared", value)
         if done.all():
             return None
@@ -109,18 +151,44 @@ def pending(wave):
     return wave.pending
 
 
+def commit(wave):
+    commits(wave)[wave.lanes.index] += 1
+
+
 def finish(wave, keep, uncommitted=False):
     """wait_group: all but the last `keep` groups of the waiting lanes are done."""
-    lanes = wave.lanes
     waits = np.zeros(wave.live.size, bool)
-    waits[lanes.index] = True
-    left = []
+    waits[wave.lanes.index] = True
+    land(wave, lambda copy: waits[copy.index] & (
+        uncommitted | (copy.group < commits(wave)[copy.index] - keep)))
+
+
+def land(wave, is_done):
+    """Copies arrive in shared memory. is_done(Copy) -> bool for each of its lanes"""
+    lanes, left = wave.lanes, []
     for copy in pending(wave):
-        done = waits[copy.index]
-        if not uncommitted:
-            done &= copy.group < commits(wave)[copy.index] - keep
+        done = is_done(copy)
         copy = copy.land(wave, done) if done.any() else copy
         if copy is not None:
             left.append(copy)
     wave.pending = left
     wave.select(lanes, True)
+
+
+def arrive_after_copies(inst, mods):
+    """cp.async.mbarrier.arrive{.noinc}: arrive when all copies that the lane has started are done.
+    Without .noinc the phase waits for one arrival more, so that the sum stays the same."""
+    mods.need("arrive")
+    no_increment, shared = mods.flag("noinc"), mbarrier.take_space(mods)
+    mods.need("b64")
+    where = mbarrier.barrier_address(inst, inst.operands[0], shared)
+
+    def run(wave):
+        memory, index = mbarrier.find(wave, inst, where)
+        if not no_increment:
+            np.add.at(memory, index, np.uint64(1))
+        mine, started = np.zeros(wave.live.size, bool), getattr(wave, "copies_started", 0)
+        mine[wave.lanes.index] = True
+        mbarrier.barriers(wave).copying.append((
+            lambda: land(wave, lambda copy: mine[copy.index] & (copy.number <= started)), index))
+    return run

@@ -54,7 +54,9 @@ def setp(inst, mods):
     packed, pair = ptx_type.endswith("x2"), isinstance(target, Pair)
     if function is None or (ftz and ptx_type not in FLUSHED):
         mods.refuse()
-    if (pair and wanted != "pred") or (packed and wanted == "pred" and not pair):
+    if pair and (wanted != "pred" or ptx_type in ("f16", "bf16")):
+        mods.refuse()
+    if packed and wanted == "pred" and not pair:
         mods.refuse()
     a, b = (source(operand, ptx_type) for operand in inst.operands[1:3])
     c = source(inst.operands[3], "pred") if combine else None

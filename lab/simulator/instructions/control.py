@@ -61,7 +61,7 @@ def trap(inst, mods):
 
 @opcode("brkpt", "nanosleep", "pmevent", "griddepcontrol")
 def nothing(inst, mods):
-    mods.left.clear()
+    mods.flag("u32", "mask", "launch_dependents", "wait")
     return lambda wave: None
 
 
@@ -124,7 +124,8 @@ CALL_OPERANDS = re.compile(
 
 @opcode("call", kind=CALL)
 def call(inst, mods):
-    """call (result), function, (arguments): the names are .param variables of the caller."""
+    """call (result), function, (arguments): the names are .param variables of the caller. The
+    function may be an address in a register; lanes with different ones part."""
     mods.flag("uni")
     match = CALL_OPERANDS.match(inst.operands[0])
     results, name, arguments, _ = match.groups()
@@ -133,13 +134,32 @@ def call(inst, mods):
     if name in SYSTEM_CALLS:
         return lambda wave: SYSTEM_CALLS[name](wave, inst, results, arguments)
 
+    def enter(wave, callee, lanes):
+        place, variables = wave.frame.local, callee.parameters + callee.results
+        given = arguments + results
+        if len(variables) != len(given):
+            raise wave.launch.error(inst, "argument", "this calls a function of other parameters: "
+                                    f"`{callee.name}`", wave, int(lanes.index[0]))
+        return callee, {v.name: place[n] for v, n in zip(variables, given, strict=True)}, lanes
+
     def run(wave):
         callee = wave.launch.module.functions.get(name)
         if callee is None:
             raise wave.launch.error(inst, "unsupported",
                                     f"the simulator cannot call `{name}`", wave)
-        place = wave.frame.local
-        bound = {v.name: place[n] for v, n in zip(callee.parameters + callee.results,
-                                                  arguments + results, strict=True)}
-        return callee, bound
+        return [enter(wave, callee, wave.lanes)]
+
+    def run_by_address(wave):
+        addresses, functions = wave.per_lane(read(wave)), wave.launch.functions_at
+        parts = [(functions.get(int(a)), Lanes(wave.shape, index=wave.lanes.index[addresses == a]))
+                 for a in np.unique(addresses)]
+        for callee, lanes in parts:
+            if callee is None:
+                raise wave.launch.error(inst, "out_of_bounds", "call by a pointer that leads to no "
+                                        "function", wave, int(lanes.index[0]), lanes.count)
+        return [enter(wave, callee, lanes) for callee, lanes in parts]
+
+    if len(inst.operands) > 1:
+        read = source(inst.operands[1], "u64")
+        return run_by_address
     return run

@@ -25,8 +25,7 @@ from .floating import MODES, clamp, widen
 INTEGERS = ("u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64")
 FLOATS = ("f16", "bf16", "f32", "f64")
 TO_INTEGER = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
-GREATEST = {"f16": 65504.0, "bf16": (2 - 2.0**-7) * 2.0**127, "tf32": (2 - 2.0**-10) * 2.0**127,
-            "e4m3": 448.0, "e5m2": 57344.0}
+GREATEST = {"f16": 65504.0, "bf16": (2 - 2.0**-7) * 2.0**127, "e4m3": 448.0, "e5m2": 57344.0}
 
 
 @opcode("cvt")
@@ -139,7 +138,7 @@ def float_to_float(mods, to, frm):
             return DIRECT[to, frm, mode]
 
     def change(value):
-        value = widen(value, frm, ftz)
+        value = widen(value, frm, ftz and frm == "f32")
         value = whole(value) if whole else value
         value = clamp(value) if saturate else value
         value = limit(value) if limit else value
@@ -170,10 +169,11 @@ def take_limit(mods, to):
 
 def to_tf32(mods, frm):
     mode = mods.need("rna", "rn", "rz")
-    limit = take_limit(mods, "tf32")
+    relu = mode != "rna" and mods.flag("relu")
     if frm != "f32":
         mods.refuse()
-    return lambda value: f32_to_tf32(limit(value).astype(F32) if limit else value, mode)
+    return lambda value: f32_to_tf32(np.where(value <= 0, F32.type(0), value) if relu else value,
+                                     mode)
 
 
 # ---- packed types

@@ -82,13 +82,16 @@ def packable(ptx_type, function):
 
 def fma_f32(a, b, c):
     """The product of two floats is exact in a double. The sum is rounded to 53 bits and then to 24,
-    which goes wrong only where the first rounding makes a tie: then its 28 low bits are zero."""
+    which goes wrong only where the first rounding makes a tie: then its 28 low bits are zero. Those
+    of infinities and NaNs are, too."""
     total = np.multiply(a, b, dtype=F64)
     total = np.add(total, c, out=total if total.shape == np.broadcast(total, c).shape else None)
     result = total.astype(F32)
     low_bits = total.view(U64) & U64.type(0x0FFFFFFF)
-    if not low_bits.all():
-        tie = (low_bits == 0) & (total != result)
+    if low_bits.all():
+        return result
+    tie = (low_bits == 0) & (total != result)
+    if tie.any():
         a, b, c = (np.broadcast_to(value, tie.shape)[tie].astype(F64) for value in (a, b, c))
         result[tie] = sum_to_odd(a * b, c).astype(F32)
     return canonical(result)
@@ -213,12 +216,13 @@ def copysign(inst, mods):
 
 @opcode("testp")
 def testp(inst, mods):
+    """What kind of number is it? Zero counts as normal, says the manual."""
     kind = mods.need("finite", "infinite", "number", "notanumber", "normal", "subnormal")
     ptx_type = mods.type("f32", "f64")
     a, write = source(inst.operands[1], ptx_type), destination(inst.operands[0], "pred")
     tiny = {"f32": 2.0**-126, "f64": 2.0**-1022}[ptx_type]
     test = {"finite": np.isfinite, "infinite": np.isinf, "notanumber": np.isnan,
             "number": lambda x: ~np.isnan(x),
-            "normal": lambda x: np.isfinite(x) & (np.abs(x) >= tiny),
+            "normal": lambda x: np.isfinite(x) & ((np.abs(x) >= tiny) | (x == 0)),
             "subnormal": lambda x: (np.abs(x) < tiny) & (x != 0)}[kind]
     return lambda wave: write(wave, test(a(wave)))

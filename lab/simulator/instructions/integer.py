@@ -68,8 +68,9 @@ def madc(inst, mods):
 
 
 def with_carry(inst, mods, ptx_type, carry_out, carry_in=False, part=None):
-    """add, sub, or mad where `part` of the product is told, with the carry (in sub the borrow) of
-    the words below and for the words above."""
+    """add, sub, or mad where `part` of the product is told, with the carry from the words below and
+    to the words above. The manual says that sub leaves its borrow in the flag; NVIDIA's assembler
+    leaves the opposite, the carry of a + ~b + 1, which shows if addc follows sub.cc."""
     if ptx_type not in WORDS:
         mods.refuse()
     unsigned, minus = UNSIGNED[SIZES[ptx_type]], inst.opcode in ("sub", "subc")
@@ -80,12 +81,12 @@ def with_carry(inst, mods, ptx_type, carry_out, carry_in=False, part=None):
     def run(wave):
         x = product(*(read(wave) for read in factors), part) if part else factors[0](wave)
         x, y = x.view(unsigned), b(wave).view(unsigned)
-        before = read_carry(wave).astype(unsigned) if carry_in else unsigned.type(0)
-        middle = x - y if minus else x + y
-        result = middle - before if minus else middle + before
+        y = ~y if minus else y
+        before = read_carry(wave).astype(unsigned) if carry_in else unsigned.type(minus)
+        middle = x + y
+        result = middle + before
         if carry_out:
-            write_carry(wave, (x < y) | (middle < before) if minus else (middle < x)
-                        | (result < middle))
+            write_carry(wave, (middle < x) | (result < middle))
         write(wave, result)
     return run
 
@@ -344,7 +345,7 @@ def bfe(inst, mods):
     write = destination(inst.operands[0], ptx_type)
 
     def run(wave):
-        first, count = (np.minimum(read(wave) & U32.type(0xFF), U32.type(bits)).astype(S64)
+        first, count = (place_in(wave, inst, read(wave), bits).astype(S64)
                         for read in (start, length))
         count = np.minimum(count, bits - np.minimum(first, bits - is_signed(ptx_type)))
         above = (bits - count).clip(0, bits - 1).astype(dtype)      # room above the field
@@ -363,14 +364,23 @@ def bfi(inst, mods):
     write = destination(inst.operands[0], ptx_type)
 
     def run(wave):
-        first, count = (np.minimum(read(wave) & U32.type(0xFF), U32.type(bits))
-                        for read in (start, length))
+        first, count = (place_in(wave, inst, read(wave), bits) for read in (start, length))
         low = np.where(count >= bits, ~dtype.type(0),
                        (dtype.type(1) << np.minimum(count, bits - 1).astype(dtype)) - dtype.type(1))
         by = np.minimum(first, bits - 1).astype(dtype)
         mask = np.where(first >= bits, dtype.type(0), low << by)
         write(wave, (b(wave) & ~mask) | ((a(wave) << by) & mask))
     return run
+
+
+def place_in(wave, inst, value, bits):
+    """A bit position or length: its low 8 bits count, says the manual, and at most `bits`. In the
+    64-bit forms NVIDIA's assembler takes them whole."""
+    if bits == 64 and wave.per_lane(value > U32.type(0xFF)).any():
+        raise wave.launch.error(
+            inst, "unsupported", "a bit position or length above 255, where the PTX manual and "
+            "NVIDIA's assembler disagree", wave)
+    return np.minimum(value & U32.type(0xFF), U32.type(bits))
 
 
 @opcode("prmt")
@@ -415,3 +425,22 @@ def dot_product(inst, mods):
 def items(word, dtype):
     """The parts of a 32-bit register, lowest first, as int64 in a last axis of their own."""
     return np.ascontiguousarray(word)[..., None].view(dtype).astype(S64)
+
+
+@opcode("bmsk")
+def bmsk(inst, mods):
+    """b one bits from bit a up; .wrap takes both modulo 32, .clamp stops at bit 31."""
+    clamp = mods.one_of("clamp", "wrap")
+    if clamp is None or mods.type() != "b32":
+        mods.refuse()
+    a, b = source(inst.operands[1], "u32"), source(inst.operands[2], "u32")
+    write = destination(inst.operands[0], "b32")
+
+    def run(wave):
+        start, length = a(wave).astype(U64), b(wave).astype(U64)
+        if clamp == "wrap":
+            start, length = start & U64.type(31), length & U64.type(31)
+        start, length = np.minimum(start, U64.type(32)), np.minimum(length, U64.type(32))
+        ones = (U64.type(1) << length) - U64.type(1)
+        write(wave, (ones << start).astype(U32))
+    return run

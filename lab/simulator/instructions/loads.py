@@ -6,7 +6,7 @@ from ..access import load, store
 from ..decode import MEMORY, address, destination, opcode, source
 from ..dtypes import SIZES, UNSIGNED
 from ..errors import Unsupported
-from ..ptx import Register, Symbol, Vector
+from ..ptx import Immediate, Register, Symbol, Vector
 
 SPACES = ("global", "shared", "local", "param", "const")
 CACHE_HINTS = (                 # where a line is kept changes the time and not the value
@@ -119,5 +119,18 @@ def param_address(place):
 @opcode("prefetch", "prefetchu", "discard", "applypriority")
 def prefetch(inst, mods):
     """Hints to the caches. There are none here."""
-    mods.left.clear()
+    mods.flag("global", "local")
+    mods.flag("L1", "L2", "L2::evict_last", "L2::evict_normal")
     return lambda wave: None
+
+
+@opcode("createpolicy")
+def createpolicy(inst, mods):
+    """How long the caches should keep a line, as a number that only loads and stores understand."""
+    if not mods.flag("fractional"):
+        mods.refuse()
+    mods.need("L2::evict_last", "L2::evict_normal", "L2::evict_first", "L2::evict_unchanged")
+    mods.flag("L2::evict_first", "L2::evict_unchanged")
+    read = source(Immediate(0, None), mods.type("b64"))
+    write = destination(inst.operands[0], "b64")
+    return lambda wave: write(wave, read(wave))

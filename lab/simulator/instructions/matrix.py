@@ -1,112 +1,180 @@
-"""Tensor cores: ldmatrix, mma and wmma multiply small matrices spread over a warp.
+"""Tensor cores: mma multiplies small matrices spread over a warp; ldmatrix loads them.
 
-Which lane holds which element is given by the PTX ISA manual, section "Matrix fragments". With lane
-= 4 g + q (g: group, q: thread in group) and 16-bit elements, a register of A holds row g or g + 8
-and columns 2 q, 2 q + 1 (+ 8); a register of B rows 2 q, 2 q + 1 (+ 8) and column g; C and D hold
-row g or g + 8 and columns 2 q, 2 q + 1.
+How exact? The PTX ISA manual promises sums of at least the accumulator's precision, in an order of
+the hardware's own. Here the K products and the accumulator are added up in double precision and
+rounded once to the accumulator's type: half, float, or integer modulo 2³² unless .satfinite. The
+hardware cuts bits off where this rounds, so that the last bits differ. A float32 operand of a tf32
+mma counts with its upper 19 bits only, here as there.
 """
 
 import re
 
 import numpy as np
 
-from ..access import load
+from ..access import load, only_shared
 from ..decode import WARP_SYNC, address, destination, opcode, source
-from ..dtypes import F16, F32, F64, S32, S64, U16, U32
-from ..lanes import WARP
+from ..dtypes import U16, U32
+from ..exact import fma_f64
+from ..lanes import WARP, Lanes
 from ..ptx import Vector
-from ..rounding import bf16_to_f32
+from . import fragments
+from .collective import by_the_warp
+from .fragments import INTEGERS, Places, in_layout, read_fragment, require_whole_warps
 
-G, Q = np.arange(WARP) // 4, np.arange(WARP) % 4
-
-
-def elements(word, ptx_type):
-    """A register -> its elements as numbers, lowest bits first: list of arrays."""
-    if ptx_type == "f16":
-        return [((word >> U32.type(s)).astype(U16)).view(F16).astype(F32) for s in (0, 16)]
-    if ptx_type == "bf16":
-        return [bf16_to_f32((word >> U32.type(s)).astype(U16)) for s in (0, 16)]
-    if ptx_type == "tf32":                                  # the hardware ignores the low 13 bits
-        return [(word & U32.type(0xFFFFE000)).view(F32)]
-    if ptx_type in ("s8", "u8"):
-        kind = np.int8 if ptx_type == "s8" else np.uint8
-        return [(word >> U32.type(s)).astype(np.uint8).view(kind).astype(F64)
-                for s in (0, 8, 16, 24)]
-    raise KeyError(ptx_type)
-
-
-WIDTH = {"f16": 2, "bf16": 2, "tf32": 1, "s8": 4, "u8": 4}   # elements a register
-
-
-def a_places(count, ptx_type):
-    """-> for register i and element e of it, (rows, columns) of the 32 lanes."""
-    w = WIDTH[ptx_type]
-    return [[(G + 8 * (i % 2), w * Q + e + 4 * w * (i // 2)) for e in range(w)]
-            for i in range(count)]
-
-
-def b_places(count, ptx_type):
-    w = WIDTH[ptx_type]
-    return [[(w * Q + e + 4 * w * i, G) for e in range(w)] for i in range(count)]
+SHAPES = {                      # of the types of A and B: what sm_80 has, for fp8 sm_89
+    "f16": ("m8n8k4", "m16n8k8", "m16n8k16"),
+    "bf16": ("m16n8k8", "m16n8k16"),
+    "tf32": ("m16n8k4", "m16n8k8"),
+    "f64": ("m8n8k4",),
+    "8": ("m8n8k16", "m16n8k16", "m16n8k32"),
+    "4": ("m8n8k32", "m16n8k32", "m16n8k64"),
+    "b1": ("m8n8k128", "m16n8k128", "m16n8k256"),
+    "fp8": ("m16n8k16", "m16n8k32"),
+}
+FAMILY = {"s8": "8", "u8": "8", "s4": "4", "u4": "4", "e4m3": "fp8", "e5m2": "fp8"}
 
 
 @opcode("mma", kind=WARP_SYNC)
 def mma(inst, mods):
-    """D = A · B + C for one warp; m16n8k{4,8,16,32}."""
-    if not mods.flag("sync") or not mods.flag("aligned"):
+    """D = A · B + C for one warp."""
+    if not (mods.flag("sync") and mods.flag("aligned")):
         mods.refuse()
-    shape = mods.one_of(*[m for m in mods.left if re.match(r"m\d+n\d+k\d+$", m)])
-    mods.flag("row"), mods.flag("col"), mods.flag("satfinite")
-    d, a, b, c = mods.type(), mods.type(), mods.type(), mods.type()
-    M, N, K = map(int, re.findall(r"\d+", shape))
-    if (M, N) != (16, 8) or a not in WIDTH or b not in WIDTH or d != c:
+    shape, layouts = take_shape(mods), take_layouts(mods)
+    multiply, saturate = take_bit_operation(mods), mods.flag("satfinite")
+    d, a, b, c = take_types(mods, 4)
+    family = FAMILY.get(a, a)
+    if FAMILY.get(b, b) != family or "m{}n{}k{}".format(*shape) not in SHAPES.get(family, ()):
         mods.refuse()
-    inst.flops = 2 * M * N * K // WARP
+    if c not in accumulators(a) or (multiply is not None) != (a == "b1") or \
+            (saturate and family not in ("8", "4")):
+        mods.refuse()
+    quads = shape == (8, 8, 4) and a == "f16"
+    if d != c and not (quads and (d, c) == ("f32", "f16")):
+        mods.refuse()
+    if layouts != ["row", "col"] and not quads:
+        mods.refuse()
+    M, N, K = shape
+    if quads:
+        places = [quad_a(layouts[0]), quad_b(layouts[1]), quad_c(d), quad_c(c)]
+    else:
+        places = [fragments.a_places(M, K, a), fragments.b_places(K, N, b),
+                  fragments.c_places(M, N), fragments.c_places(M, N)]
+    return multiply_accumulate(inst, mods, shape, places, (a, b, d, c), saturate, multiply,
+                               4 if quads else 1)
+
+
+def multiply_accumulate(inst, mods, shape, places, types, saturate, multiply, matrices=1):
+    """-> run(wave). matrices: how many products a warp computes at a time."""
+    M, N, K = shape
+    a, b, d, c = types
     operands = [o.items if isinstance(o, Vector) else (o,) for o in inst.operands]
-    reads = [[source(item, "b32") for item in items] for items in operands[1:]]
-    places = a_places(len(operands[1]), a), b_places(len(operands[2]), b)
-    writes = [destination(item, "b32") for item in operands[0]]
+    if len(operands) != 4:
+        mods.refuse()
+    size = ["b64" if t == "f64" else "b32" for t in (d, a, b, c)]
+    writes = [destination(item, size[0]) for item in operands[0]]
+    reads = [[source(item, s) for item in items]
+             for items, s in zip(operands[1:], size[1:], strict=True)]
+    counts = [p.count // (2 if t == "f16" else 1) for p, t in ((places[2], d), (places[3], c))]
+    if [len(writes), len(reads[2])] != counts or any(
+            len(group) * fragments.width_of(t) < p.count
+            for group, t, p in zip(reads, (a, b), places, strict=False)):
+        mods.refuse()
+    inst.flops = 2 * matrices * M * N * K // WARP           # of integers: operations
+    multiply = multiply or (accumulate_doubles if a == "f64" else np.matmul)
 
     def run(wave):
-        words = [[per_warp(wave, read(wave)) for read in group] for group in reads]
-        left = gather(words[0], places[0], a, (M, K))       # (W, M, K)
-        right = gather(words[1], places[1], b, (K, N))      # (W, K, N)
-        product = np.matmul(left, right)                    # (W, M, N)
-        for i, (write, word) in enumerate(zip(writes, words[2], strict=True)):
-            write(wave, scatter(wave, accumulate(product, word, i, d)))
+        require_whole_warps(wave, inst)
+        words = [read_fragment(wave, group) for group in reads]
+        left = fragments.matrix(words[0], places[0], a).reshape(-1, M, K)
+        right = fragments.matrix(words[1], places[1], b).reshape(-1, K, N)
+        start = fragments.matrix(words[2], places[3], c).reshape(-1, M, N)
+        total = multiply(left, right) + start if a != "f64" else multiply(left, right, start)
+        if saturate:
+            total = np.clip(total, -2.0**31, 2.0**31 - 1)
+        total = total.reshape(-1, *places[2].shape)
+        fragments.write_fragment(wave, writes, fragments.fragment(total, places[2], d))
     return run
 
 
-def per_warp(wave, value):
-    """One register of every lane -> (W, 32)."""
-    return wave.per_lane(value).reshape(-1, WARP)
+def accumulate_doubles(left, right, start):
+    """The double-precision form is a chain of fused multiply-adds along K."""
+    for k in range(left.shape[2]):
+        start = fma_f64(left[:, :, k, None], right[:, None, k, :], start)
+    return start
 
 
-def scatter(wave, value):
-    """(W, 32) -> the layout of a register."""
-    return value.reshape(-1) if wave.flat else value.reshape(wave.shape)
+# ---- modifiers
+
+def take_shape(mods):
+    """-> (M, N, K)"""
+    shape = mods.one_of(*[m for m in mods.left if re.match(r"m\d+n\d+k\d+$", m)])
+    if shape is None:
+        mods.refuse()
+    return tuple(map(int, re.findall(r"\d+", shape)))
 
 
-def gather(words, places, ptx_type, shape):
-    """Registers (W, 32) of a fragment -> matrices (W, rows, columns)."""
-    matrix = np.empty((len(words[0]), *shape), F64 if ptx_type in ("s8", "u8") else F32)
-    for word, parts in zip(words, places, strict=True):
-        for value, (row, column) in zip(elements(word, ptx_type), parts, strict=True):
-            matrix[:, row, column] = value
-    return matrix
+def take_layouts(mods):
+    """-> [of A, of B], each "row" or "col" """
+    layouts = [word for word in mods.left if word in ("row", "col")]
+    if len(layouts) != 2:
+        mods.refuse()
+    mods.left = [word for word in mods.left if word not in ("row", "col")]
+    return layouts
 
 
-def accumulate(product, word, i, d):
-    """Register i of D: the product's elements that it holds, plus C."""
-    if d == "f16":                                          # two columns a register
-        parts = [(product[:, G + 8 * i, 2 * Q + e] + c).astype(F16).view(U16).astype(U32)
-                 for e, c in enumerate(elements(word, "f16"))]
-        return parts[0] | (parts[1] << U32.type(16))
-    part = product[:, G + 8 * (i // 2), 2 * Q + i % 2]
-    if d == "s32":
-        return (part.astype(S64) + word.view(S32)).astype(S64).astype(U32)
-    return part + word.view(F32)
+def take_types(mods, count):
+    types = [word for word in mods.left if word in fragments.BITS]
+    if len(types) != count:
+        mods.refuse()
+    mods.left = [word for word in mods.left if word not in fragments.BITS]
+    return types
 
+
+def take_bit_operation(mods):
+    """.xor.popc, .and.popc: how matrices of single bits are multiplied -> function or None"""
+    name = mods.one_of("xor", "and")
+    if name is None:
+        return None
+    if not mods.flag("popc"):
+        mods.refuse()
+    return np.matmul if name == "and" else \
+        lambda left, right: np.matmul(left, 1 - right) + np.matmul(1 - left, right)
+
+
+def accumulators(ptx_type):
+    """The types of C and D that go with a type of A and B."""
+    if ptx_type in INTEGERS:
+        return ("s32",)
+    return {"f64": ("f64",), "bf16": ("f32",), "tf32": ("f32",)}.get(ptx_type, ("f16", "f32"))
+
+
+# ---- m8n8k4 in half precision: four products a warp, one for lanes 4 i to 4 i + 3 together with
+# ---- 16 + 4 i to 19 + 4 i. Stacked, they are one fragment.
+
+LANE = np.arange(WARP)
+QUAD, UPPER = LANE % 16 // 4, LANE // 16 * 4                # number of the product, row 0 or 4
+
+
+def quad_a(layout):
+    one, along = UPPER + LANE % 4, LANE % 4
+    rows = [8 * QUAD + (one if layout == "row" else UPPER + i) for i in range(4)]
+    return Places(rows, [0 * LANE + i if layout == "row" else along for i in range(4)], (32, 4))
+
+
+def quad_b(layout):
+    rows = [4 * QUAD + (LANE % 4 if layout == "row" else i) for i in range(4)]
+    columns = [UPPER + (i if layout == "row" else LANE % 4) for i in range(4)]
+    return Places(rows, columns, (16, 8))
+
+
+def quad_c(ptx_type):
+    if ptx_type == "f16":
+        return Places([8 * QUAD + UPPER + LANE % 4] * 8, [0 * LANE + i for i in range(8)], (32, 8))
+    return Places([8 * QUAD + UPPER + (LANE & 1) + (i & 2) for i in range(8)],
+                  [(i & 4) + (LANE & 2) + (i & 1) for i in range(8)], (32, 8))
+
+
+# ---- loads
 
 @opcode("ldmatrix", kind=WARP_SYNC)
 def ldmatrix(inst, mods):
@@ -114,30 +182,42 @@ def ldmatrix(inst, mods):
     and lane 4 r + q gets elements 2 q, 2 q + 1 of row r (of column r with .trans)."""
     if not (mods.flag("sync") and mods.flag("aligned") and mods.flag("m8n8")):
         mods.refuse()
-    count = int(mods.one_of("x1", "x2", "x4")[1:])
+    count = int(mods.need("x1", "x2", "x4")[1:])
     trans = mods.flag("trans")
-    mods.one_of("shared", "shared::cta")
+    space = "shared" if mods.flag("shared", "shared::cta") else "generic"
     if mods.type() != "b16":
         mods.refuse()
     target, where = inst.operands[0], address(inst.operands[1])
     items = target.items if isinstance(target, Vector) else (target,)
     writes = [destination(item, "b32") for item in items]
+    if len(writes) != count:
+        mods.refuse()
 
     def run(wave):
-        place = wave.per_lane(where(wave)).reshape(-1, WARP)            # (W, 32)
-        place = np.tile(place[:, :8 * count], (1, 4 // count))          # rows of x1, x2 for all lanes
-        if not wave.flat:
-            place = place.reshape(wave.shape)
-        else:
-            place = place.reshape(-1)
-        data = wave.per_lane(load(wave, inst, place, 16, "shared"))
-        rows = np.ascontiguousarray(data).view(U16).reshape(-1, WARP, 8)  # (W, lane, element)
-        for i, write in enumerate(writes):
-            tile = rows[:, 8 * i:8 * i + 8]                             # (W, 8, 8)
-            tile = tile.transpose(0, 2, 1) if trans else tile
-            low, high = (tile[:, G, 2 * Q + e].astype(U32) for e in (0, 1))
-            write(wave, scatter(wave, low | (high << U32.type(16))))
+        require_whole_warps(wave, inst)
+        place = where(wave)
+        if space == "generic":
+            place = only_shared(wave, inst, place)
+        everyone = wave.lanes
+        if count < 4:                                       # only these lanes' addresses count
+            chosen = everyone.index % WARP < 8 * count
+            place = wave.per_lane(place)[chosen]
+            wave.select(Lanes(wave.shape, index=everyone.index[chosen]), True)
+        with by_the_warp(wave):
+            data = wave.per_lane(load(wave, inst, place, 16, "shared"))
+        wave.select(everyone, True)
+        rows = np.ascontiguousarray(data).view(U16).reshape(-1, count, 8, 8)
+        if trans:
+            rows = rows.transpose(0, 1, 3, 2)
+        pairs = np.ascontiguousarray(rows).view(U32).reshape(-1, count, WARP)
+        fragments.write_fragment(wave, writes, pairs)
     return run
+
+
+@opcode("stmatrix", kind=WARP_SYNC)
+def stmatrix(inst, mods):
+    """It came with sm_90; the simulator is an sm_80, for fp8 an sm_89."""
+    mods.refuse()
 
 
 @opcode("movmatrix", kind=WARP_SYNC)
@@ -146,13 +226,13 @@ def movmatrix(inst, mods):
     for word in ("sync", "aligned", "m8n8", "trans"):
         if not mods.flag(word):
             mods.refuse()
-    mods.type()
+    if mods.type() != "b16":
+        mods.refuse()
     read, write = source(inst.operands[1], "b32"), destination(inst.operands[0], "b32")
 
     def run(wave):
-        word = per_warp(wave, read(wave))
-        tile = np.empty((len(word), 8, 8), U32)
-        for e in (0, 1):
-            tile[:, G, 2 * Q + e] = (word >> U32.type(16 * e)) & U32.type(0xFFFF)
-        write(wave, scatter(wave, tile[:, 2 * Q, G] | (tile[:, 2 * Q + 1, G] << U32.type(16))))
+        require_whole_warps(wave, inst)
+        tile = read_fragment(wave, [read]).view(U16).reshape(-1, 8, 8)
+        turned = np.ascontiguousarray(tile.transpose(0, 2, 1)).view(U32)
+        write(wave, in_layout(wave, turned.reshape(-1, WARP)))
     return run

@@ -40,7 +40,7 @@ def shfl(inst, mods):
     `bfly` from the lane number xor b, `idx` from lane b. c holds the segment's mask and bound."""
     if not mods.flag("sync"):
         mods.refuse()
-    mode, _ = mods.one_of("up", "down", "bfly", "idx"), mods.type()
+    mode, _ = mods.need("up", "down", "bfly", "idx"), mods.type("b32")
     take_mask(inst)
     target = inst.operands[0]
     first, second = target if isinstance(target, Pair) else (target, None)
@@ -114,7 +114,7 @@ def to_lanes(wave, per_warp):
 def vote(inst, mods):
     if not mods.flag("sync"):
         mods.refuse()
-    mode, _ = mods.one_of("all", "any", "uni", "ballot"), mods.type()
+    mode, _ = mods.need("all", "any", "uni", "ballot"), mods.type("pred", "b32")
     take_mask(inst)
     p, write = source(inst.operands[1], "pred"), destination(
         inst.operands[0], "b32" if mode == "ballot" else "pred")
@@ -154,7 +154,8 @@ def redux(inst, mods):
     """One value for the warp: the sum, minimum, ... over the lanes of the mask."""
     if not mods.flag("sync"):
         mods.refuse()
-    name, ptx_type = mods.one_of("add", "min", "max", "and", "or", "xor"), mods.type()
+    name = mods.need("add", "min", "max", "and", "or", "xor")
+    ptx_type = mods.type(*(("b32",) if name in ("and", "or", "xor") else ("u32", "s32")))
     take_mask(inst)
     dtype = DTYPES[ptx_type]
     ufunc = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
@@ -174,8 +175,8 @@ def redux(inst, mods):
 @opcode("match", kind=WARP_SYNC)
 def match(inst, mods):
     """any: which lanes hold my value; all: do all lanes hold one value?"""
-    mode, _ = mods.one_of("any", "all"), mods.flag("sync")
-    ptx_type = mods.type()
+    mode, _ = mods.need("any", "all"), mods.need("sync")
+    ptx_type = mods.type("b32", "b64")
     take_mask(inst)
     target = inst.operands[0]
     first, second = target if isinstance(target, Pair) else (target, None)

@@ -145,3 +145,22 @@ def test_more_shared_memory_than_a_block_can_have(a):
     error = error_of("extern __shared__ float s[]; extern \"C\" __global__ void k() { s[0] = 1; }",
                      1, 1, shared_mem=200_000)
     assert error.kind == "argument" and "200000 bytes of shared memory" in str(error)
+
+
+STATIC = """__device__ float f(int i) { __shared__ float s[BYTES / 8]; s[i] = i; return s[i]; }
+extern "C" __global__ void a(float* out) {
+    __shared__ float tile[BYTES / 8];
+    tile[threadIdx.x] = threadIdx.x;
+    out[threadIdx.x] = tile[threadIdx.x] + f(threadIdx.x);
+}
+extern "C" __global__ void b(float* out) { out[threadIdx.x] = f(threadIdx.x); }"""
+
+
+def test_static_shared_memory_ends_at_48_kb_and_counts_by_the_kernel():
+    def shared(name, size):
+        return run(STATIC, 1, 32, out, name=name, options=(f"-DBYTES={size}",)).shared_bytes
+    out = np.zeros(32, np.float32)
+    assert shared("a", 48 * 1024) == 48 * 1024 and np.array_equal(out, 2 * np.arange(32))
+    assert shared("b", 48 * 1024) == 24 * 1024
+    with pytest.raises(simulator.CompileError, match=r"too much shared data \(0xc008 bytes"):
+        shared("a", 48 * 1024 + 8)

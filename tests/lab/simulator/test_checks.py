@@ -274,11 +274,14 @@ def test_compile_error_shows_the_learners_line():
 
 def test_unknown_instruction_is_an_error_and_not_a_wrong_number():
     with pytest.raises(simulator.Unsupported) as caught:
-        run("""extern "C" __global__ void k(float* a) {
-    asm volatile("mbarrier.inval.shared.b64 [%0];" :: "r"(0));
-}""", 1, 1, arrays(1)[0])
-    assert caught.value.kind == "unsupported" and "mbarrier.inval" in str(caught.value)
-    assert caught.value.line == 2
+        run("""extern "C" __global__ void k(unsigned* a) {
+    unsigned x = a[0], y = 0, z = 0;
+    asm("mma.sp.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%0,%1},{%2,%2},{%2,%2},{%2,%2},%2,0;"
+        : "=r"(y), "=r"(z) : "r"(x));
+    a[0] = y + z;
+}""", 1, 1, np.zeros(1, np.uint32))
+    assert caught.value.kind == "unsupported" and "mma.sp.sync" in str(caught.value)
+    assert caught.value.line == 4
 
 
 def test_checks_can_be_turned_off():
@@ -290,3 +293,183 @@ def test_large_grids_are_checked_at_both_ends():
     launch = run(REVERSE, 1024, 256, a, b, options=("-DSYNC=__syncthreads();",))
     assert 0 < launch.checked_blocks < 1024
     assert error_of(REVERSE, 1024, 256, a, b, options=("-DSYNC=",)).kind == "race"
+
+
+# ---- barriers: who came, who left, who waits
+
+EARLY = {
+    "plain": "if (i >= n) return;",
+    "braces": "if (i >= n) {\n b[0] = 0;\n return;\n }",
+    "two conditions": "if (i < 0\n || i >= n)\n return;",
+    "a macro": "CHECK(i, n)",
+    "nested": "if (n < 5000) { if (i >= n) return; }",
+    "in a loop": "for (int k = 0; k < 3; k++) {\n if (i >= n) return;\n s[threadIdx.x] = a[i]; "
+                 "__syncthreads(); b[i] = s[threadIdx.x]; __syncthreads(); }",
+    "else": "if (i < n) b[i] = 0; else return;",
+}
+PAST = {
+    "skipped": "if (i < n) {\n __syncthreads();\n s[threadIdx.x] = 1; }",
+    "skipped, nothing follows": "if (i < n) {\n __syncthreads();\n b[i] = 1; }\n return;",
+    "too few turns": "for (int k = i; k < n + 500; k += 300) {\n __syncthreads(); }",
+    "break": "for (int k = 0; k < 4; k++) {\n if (i + k >= n) break;\n __syncthreads(); }",
+    "while": "int k = i;\n while (k++ < n) {\n __syncthreads(); }",
+}
+WAYS_OUT = """#define CHECK(i, n) if (i >= n) return;
+extern "C" __global__ void k(const float* a, float* b, int n) {
+    __shared__ float s[256];
+    int i = blockIdx.x * 256 + threadIdx.x;
+    BODY
+}"""
+
+
+@pytest.mark.parametrize("how", EARLY)
+def test_a_return_ahead_of_the_barrier_is_a_warning(how):
+    source = WAYS_OUT.replace("BODY", EARLY[how] + """
+    s[threadIdx.x] = a[i];
+    __syncthreads();
+    b[i] = s[threadIdx.x];""")
+    launch = run(source, 4, 256, *arrays(1024), 1000)
+    assert launch.warnings and all("returned before" in w for w in launch.warnings)
+    assert run(source, 4, 256, *arrays(1024), 1024).warnings == []
+
+
+@pytest.mark.parametrize("how", PAST)
+def test_walking_past_a_barrier_is_an_error(how):
+    source = WAYS_OUT.replace("BODY", PAST[how])
+    error = error_of(source, 4, 256, *arrays(1024), 1000)
+    assert error.kind == "barrier" and "divergent" in str(error)
+    if how.startswith("skipped"):
+        assert run(source, 4, 256, *arrays(1024), 1024).warnings == []
+
+
+@pytest.mark.parametrize("block", [0, 5, 7])
+def test_whichever_block_it_is(block):
+    source = """extern "C" __global__ void k(float* a) {
+    bool mine = blockIdx.x == BLOCK && threadIdx.x >= 40;
+    if (mine) OTHER
+    __syncthreads();
+    } a[blockIdx.x * 64 + threadIdx.x] = 1;
+}"""
+    early = source.replace("OTHER", "return; {")
+    launch = run(early, 8, 64, arrays(512)[0], options=(f"-DBLOCK={block}",))
+    assert len(launch.warnings) == 1 and f"24 threads of block ({block}, 0, 0)" in \
+        launch.warnings[0]
+    past = source.replace("(mine) OTHER", "(!mine) {")
+    error = error_of(past, 8, 64, arrays(512)[0], options=(f"-DBLOCK={block}",))
+    assert error.kind == "barrier" and error.block == (block, 0, 0) and error.line == 4
+
+
+def test_barriers_that_count():
+    """__syncthreads_count, _and and _or, and barrier.red at two named barriers at once."""
+    out = np.zeros((64, 4), np.int32)
+    launch = run("""extern "C" __global__ void k(int* y) {
+    int t = threadIdx.x, n;
+    y[4 * t] = __syncthreads_count(t % 3 == 0);
+    y[4 * t + 1] = __syncthreads_and(t < 64);
+    y[4 * t + 2] = __syncthreads_or(t > 63);
+    asm volatile("{ .reg .pred p; setp.lt.s32 p, %1, 40; barrier.red.popc.u32 %0, %2, 32, p; }"
+                 : "=r"(n) : "r"(t), "r"(1 + t / 32));
+    y[4 * t + 3] = n;
+}""", 1, 64, out)
+    assert launch.warnings == []
+    assert (out[:, :3] == [22, 1, 0]).all()
+    assert (out[:32, 3] == 32).all() and (out[32:, 3] == 8).all()
+
+
+NAMED = """extern "C" __global__ void k(float* a, int n, int count, int n2, int count2) {
+    if (threadIdx.x < 64)
+        asm volatile("bar.sync %0, %1;" :: "r"(n), "r"(count));
+    else
+        asm volatile("bar.sync %0, %1;" :: "r"(n2), "r"(count2));
+    a[threadIdx.x] = 1;
+}"""
+
+
+@pytest.mark.parametrize("operands", [(1, 64, 2, 64), (1, 128, 1, 128), (3, 32, 3, 32),
+                                      (0, 128, 0, 128)])
+def test_named_barriers(operands):
+    assert run(NAMED, 1, 128, arrays(128)[0], *operands).warnings == []
+
+
+@pytest.mark.parametrize("operands, says", [
+    ((16, 64, 2, 64), "no barrier 16"), ((1, 60, 2, 64), "multiple of 32"),
+    ((1, 128, 1, 64), "for 128 threads")])
+def test_named_barriers_that_cannot_be(operands, says):
+    error = error_of(NAMED, 1, 128, arrays(128)[0], *operands)
+    assert error.kind == "barrier" and says in str(error)
+
+
+def test_a_deadlock_counts_the_threads_that_wait():
+    error = error_of(NAMED, 1, 128, arrays(128)[0], 1, 128, 2, 128)
+    assert error.kind == "deadlock"
+    assert "64 threads (first (0, 0, 0)) at barrier 1 in line 3, which waits for 128" in str(error)
+    assert "64 threads (first (64, 0, 0)) at barrier 2 in line 5, which waits for 128" in str(error)
+    error = error_of("""extern "C" __global__ void k(float* a) {
+    if (threadIdx.x >= 96) return;
+    asm volatile("bar.sync 0, 128;");
+    a[threadIdx.x] = 1;
+}""", 1, 128, arrays(128)[0])
+    assert error.kind == "deadlock" and "96 threads" in str(error)
+    assert "32 threads have ended" in str(error)
+
+
+def test_lanes_that_wait_for_each_other_at_different_places():
+    source = """extern "C" __global__ void k(float* a) {
+    int t = threadIdx.x;
+    float v = a[t];
+    if (t < 16)
+        v = __shfl_xor_sync(MASK, v, 1);
+    else
+        __syncthreads();
+    if (t < 16)
+        __syncthreads();
+    a[t] = v;
+}"""
+    error = error_of(source, 1, 32, arrays(32)[0], options=("-DMASK=0xffffffffu",))
+    assert error.kind == "mask" and "lane 16" in str(error)
+    assert "wait at a barrier in line 7" in str(error)
+    assert error_of(source, 1, 32, arrays(32)[0], options=("-DMASK=0xffffu",)).kind == "barrier"
+
+
+def test_a_lane_outside_of_its_own_mask():
+    source = """extern "C" __global__ void k(unsigned* a) {
+    a[threadIdx.x] = __ballot_sync(MASK, threadIdx.x & 1);
+}"""
+    run(source, 1, 32, np.zeros(32, np.uint32), options=("-DMASK=0xffffffffu",))
+    error = error_of(source, 1, 32, np.zeros(32, np.uint32), options=("-DMASK=0xffffu",))
+    assert error.kind == "mask" and error.line == 2 and "lane 16" in str(error)
+
+
+def test_lanes_that_returned_before_a_shuffle():
+    source = """extern "C" __global__ void k(float* a, int n) {
+    if (threadIdx.x >= n) return;
+    a[threadIdx.x] = __shfl_down_sync(0xffffffffu, a[threadIdx.x], 1);
+}"""
+    run(source, 1, 32, arrays(32)[0], 32)
+    launch = run(source, 1, 32, arrays(32)[0], 24)
+    assert len(launch.warnings) == 1 and "lane 24" in launch.warnings[0]
+
+
+def test_lanes_that_walked_past_a_shuffle():
+    source = """extern "C" __global__ void k(float* a, int n) {
+    int t = threadIdx.x;
+    if (t < n)
+        a[t] = __shfl_down_sync(0xffffffffu, a[t], 1);
+    a[t + 32] = 1;
+}"""
+    run(source, 1, 32, arrays(64)[0], 32)
+    error = error_of(source, 1, 32, arrays(64)[0], 24)
+    assert error.kind == "mask" and error.line == 4 and "went on to line 5" in str(error)
+
+
+def test_shared_memory_of_an_odd_size():
+    y = np.zeros(33, np.uint8)
+    run("""extern "C" __global__ void k(unsigned char* y) {
+    __shared__ unsigned char s[33];
+    __shared__ int n;
+    s[threadIdx.x] = threadIdx.x;
+    n = 7;
+    __syncthreads();
+    y[threadIdx.x] = s[32 - threadIdx.x] + n;
+}""", 2, 33, y)
+    assert np.array_equal(y, 39 - np.arange(33))

@@ -396,3 +396,17 @@ def test_inline_mma(rng):
         o[(g + 8) * n + 2 * q + 1] = c[3];
     }""", (8, 4), 32, a, np.ascontiguousarray(b.T), c, 64)
     assert np.allclose(c, a.astype(np.float32) @ b.astype(np.float32), rtol=1e-3)
+
+
+@pytest.mark.parametrize("mode", ["clamp", "wrap"])
+def test_bmsk_by_the_manuals_text(mode):
+    """PTX ISA, bmsk: start and length below, at and above 32."""
+    y = np.zeros((40, 40), np.uint32)
+    run("""extern "C" __global__ void k(unsigned* y) {
+        asm("bmsk.MODE.b32 %0, %1, %2;" : "=r"(y[blockIdx.x * 40 + threadIdx.x])
+            : "r"(blockIdx.x), "r"(threadIdx.x));
+    }""".replace("MODE", mode), 40, 40, y)
+    for a in range(40):
+        for b in range(40):
+            start, length = (a, b) if mode == "clamp" else (a & 31, b & 31)
+            assert y[a, b] == sum(1 << i for i in range(start, min(start + length, 32)))

@@ -1,5 +1,6 @@
 """Unmodified Triton kernels through Triton's own compiler, against torch."""
 
+import linecache
 import re
 import subprocess
 import tempfile
@@ -292,8 +293,11 @@ def test_an_empty_grid_is_no_launch():
         add_kernel[(0,)](x, x, x, 8, BLOCK=8)
         add_kernel[(3, 0, 2)](x, x, x, 8, BLOCK=8)
     assert not t.launches
-    with pytest.raises(simulator.KernelError, match="grid"):
-        add_kernel[(1, 65536)](x, x, x, 8, BLOCK=8)
+    for grid in ((1, 65536), (-1,), (2.0,)):
+        with pytest.raises(simulator.KernelError, match="grid"):
+            add_kernel[grid](x, x, x, 8, BLOCK=8)
+    add_kernel[(np.int64(1),)](x, x, z := torch.zeros(8), 8, BLOCK=8)
+    assert torch.equal(z, 2 * x)
 
 
 @triton.jit
@@ -310,11 +314,36 @@ def test_grids_of_three_dimensions():
     assert (out.numpy() == 100 * x + 10 * y + z).all()
 
 
+@triton.jit
+def grid_barrier_kernel(x, total, arrived, y, BLOCK: tl.constexpr):
+    """Every program needs what all of them have added."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + i)
+    tl.atomic_add(total, tl.sum(v, 0))
+    tl.atomic_add(arrived, 1)
+    while tl.atomic_add(arrived, 0) < tl.num_programs(0):
+        pass
+    tl.store(y + i, v / tl.atomic_add(total, 0.0))
+
+
+def test_a_cooperative_grid_waits_for_all_its_programs():
+    """400 programs of 128 threads are more than one wave of the simulator."""
+    x = torch.rand(400 * 128)
+    y, total, arrived = torch.zeros_like(x), torch.zeros(1), torch.zeros(1, dtype=torch.int32)
+    grid_barrier_kernel[(400,)](x, total, arrived, y, BLOCK=128, launch_cooperative_grid=True)
+    assert torch.allclose(y, x / x.sum(), rtol=1e-4)
+
+
 # ---- the language around a kernel
 
 @triton.jit(noinline=True)
 def cube(x):
     return x * x * x
+
+
+@triton.jit
+def square(x):
+    return x * x
 
 
 @triton.jit
@@ -326,14 +355,14 @@ def language_kernel(x, y, n, BLOCK: tl.constexpr, APPLY: tl.constexpr):
     swapped = tl.inline_asm_elementwise("shf.l.wrap.b32 $0, $1, $1, 16;", "=r,r",
                                         [v.to(tl.int32, bitcast=True)], dtype=tl.int32,
                                         is_pure=True, pack=1)
-    tl.store(y + i, APPLY(v), i < n)
+    tl.store(y + i, APPLY(v) + cube(n), i < n)
     tl.store(y + BLOCK + i, swapped.to(tl.float32, bitcast=True), i < n)
 
 
-def test_functions_inline_assembly_and_static_print(capfd):
+def test_functions_calls_and_inline_assembly():
     x, y = torch.randn(32), torch.zeros(64)
-    language_kernel[(1,)](x, y, 32, BLOCK=32, APPLY=cube)
-    assert torch.allclose(y[:32], x**3)
+    language_kernel[(1,)](x, y, 32, BLOCK=32, APPLY=square)
+    assert torch.allclose(y[:32], x**2 + 32**3)
     bits = x.numpy().view(np.uint32)
     assert (y[32:].numpy().view(np.uint32) == (bits << 16 | bits >> 16)).all()
 
@@ -345,6 +374,27 @@ def test_any_number_of_warps_and_stages(warps, stages):
                           num_stages=stages)
     assert torch.allclose(c, a.float() @ b.float(), atol=1e-3)
     assert simulator.last_launch().block == (32 * warps, 1, 1)
+
+
+@triton.jit
+def hints_kernel(x, y, n, BLOCK: tl.constexpr):
+    """Where the caches keep a line changes no value."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if tl.program_id(0) * BLOCK >= n:
+        return
+    total = tl.load(x + i, i < n, eviction_policy="evict_last")
+    total += tl.load(x + i, i < n, eviction_policy="evict_first")
+    total += tl.load(x + i, i < n, cache_modifier=".cg") + tl.load(x + i, i < n, volatile=True)
+    total += tl.load(x + i, i < n, cache_modifier=".cv")
+    tl.store(y + i, total, i < n, cache_modifier=".wt")
+    tl.store(y + n + i, total, i < n, eviction_policy="evict_first")
+    tl.store(y + 2 * n + i, total, i < n, cache_modifier=".cs")
+
+
+def test_cache_hints_early_return_and_compiler_options():
+    x, y = torch.rand(100), torch.zeros(3, 100)
+    hints_kernel[(4,)](x, y, 100, BLOCK=64, enable_fp_fusion=False, maxnreg=32)
+    assert torch.allclose(y, (5 * x).expand(3, 100))
 
 
 @triton.heuristics({"EVEN": lambda args: args["n"] % args["BLOCK"] == 0})
@@ -366,9 +416,9 @@ def test_heuristics():
 
 
 def test_hooks_and_warmup():
-    seen = []
+    seen, last = [], simulator.last_launch()
     kernel = add_kernel.warmup(torch.float32, torch.float32, torch.float32, 8, BLOCK=64, grid=(1,))
-    assert kernel.asm["ptx"].count(".entry") == 1 and kernel.n_regs >= 0
+    assert kernel.asm["ptx"].count(".entry") == 1 and simulator.last_launch() is last
     triton.knobs.runtime.launch_enter_hook.add(lambda data: seen.append(data.get()["name"]))
     add_kernel.add_pre_run_hook(lambda *args, **_: seen.append("before"))
     try:
@@ -407,6 +457,24 @@ def test_an_autotuner_with_its_own_clock_counts_too():
     assert torch.equal(z, 2 * x) and tuner.best_config.kwargs["BLOCK"] == 128
 
 
+def test_choices_on_disk_are_kept_apart_from_a_gpus(monkeypatch, tmp_path):
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
+    asked, make = [], triton.compiler.compiler.make_backend
+
+    def make_and_tell(target):
+        asked.append(target.arch)
+        return make(target)
+    monkeypatch.setattr(triton.compiler.compiler, "make_backend", make_and_tell)
+    configs = [triton.Config({"BLOCK": b}) for b in (32, 128)]
+    x, z = torch.rand(256), torch.zeros(256)
+    for _ in range(2):                                      # the second finds the first one's file
+        tuner = triton.autotune(configs, key=["n"], cache_results=True)(add_kernel)
+        tuner[lambda meta: (triton.cdiv(256, meta["BLOCK"]),)](x, x, z, 256)
+        assert torch.equal(z, 2 * x) and tuner.best_config.kwargs["BLOCK"] == 128
+    assert asked.count(-80) == 2 and set(asked) <= {80, -80}
+    assert len(list(tmp_path.rglob("*.autotune.json"))) == 1
+
+
 def test_no_time_is_ever_reported():
     with pytest.raises(simulator.Unsupported, match="measures no time"):
         triton.testing.do_bench(lambda: None)
@@ -440,6 +508,20 @@ def test_device_assert_works_in_debug_mode_only(capsys):
     assert caught.value.source_line.startswith("tl.device_assert(v < n")
 
 
+@triton.jit
+def overflow_kernel(x, y):
+    tl.store(y, tl.load(x) + tl.load(x))
+
+
+def test_debug_mode_finds_integer_overflow():
+    x, y = torch.tensor([2**31 - 1], dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    overflow_kernel[(1,)](x, y)
+    assert y.item() == -2
+    with pytest.raises(simulator.KernelError, match="int32 overflow") as caught:
+        overflow_kernel[(1,)](x, y, debug=True)
+    assert caught.value.kind == "assert" and caught.value.source_line.startswith("tl.store(y")
+
+
 def test_writing_out_of_bounds_names_parameter_line_and_element():
     x, z = torch.rand(100), torch.zeros(90)
     with pytest.raises(simulator.KernelError) as caught:
@@ -449,6 +531,41 @@ def test_writing_out_of_bounds_names_parameter_line_and_element():
     assert caught.value.kind == "out_of_bounds" and caught.value.path == __file__
 
 
+@triton.jit
+def sum_without_atomics(x, total, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    part = tl.sum(tl.load(x + i), 0)
+    tl.store(total, tl.load(total) + part)
+
+
+def test_a_race_between_programs():
+    with pytest.raises(simulator.KernelError) as caught:
+        sum_without_atomics[(4,)](torch.rand(512), torch.zeros(1), BLOCK=128)
+    text = str(caught.value)
+    assert caught.value.kind == "race" and caught.value.path == __file__
+    assert "race" in text and "`total`" in text and "tl.store(total, tl.load(total) + part)" in text
+
+
+@triton.jit
+def exchange_kernel(x, BLOCK: tl.constexpr, BARRIER: tl.constexpr):
+    """Threads of one program hand values to each other through global memory."""
+    i = tl.arange(0, BLOCK)
+    tl.store(x + i, tl.load(x + i) + 1)
+    if BARRIER:
+        tl.debug_barrier()
+    tl.store(x + BLOCK + i, tl.load(x + (BLOCK - 1 - i)))
+
+
+@pytest.mark.parametrize("barrier", [True, False])
+def test_threads_of_one_program(barrier):
+    x = torch.rand(512)
+    want = x[:256].flip(0) + 1
+    with simulator.trace() as t:
+        exchange_kernel[(1,)](x, BLOCK=256, BARRIER=barrier)
+    assert torch.equal(x[256:], want)
+    assert bool(t.launches[0].warnings) != barrier          # without it the order is not proven
+
+
 def test_an_endless_kernel_ends():
     @triton.jit
     def kernel(flag):
@@ -456,7 +573,8 @@ def test_an_endless_kernel_ends():
             pass
     with simulator.budget(20_000), pytest.raises(simulator.KernelError) as caught:
         kernel[(1,)](torch.zeros(1, dtype=torch.int32))
-    assert caught.value.kind == "endless" and "tl.load(flag" in caught.value.source_line
+    assert caught.value.kind == "endless"
+    assert caught.value.source_line in ("while tl.load(flag, volatile=True) == 0:", "pass")
 
 
 def test_tritons_own_errors_come_through():
@@ -468,6 +586,38 @@ def test_tritons_own_errors_come_through():
     with pytest.raises(triton.runtime.errors.OutOfResources, match="shared memory"):
         matmul_kernel[(1, 1)](torch.zeros(256, 256), torch.zeros(256, 256), torch.zeros(256, 256),
                               256, 256, 256, 128, 128, 128, "tf32", num_stages=4)
+
+
+CELL = """
+@triton.jit
+def kernel(x, y, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(y + i, 2 * tl.load(x + i))
+"""
+
+
+def test_a_kernel_of_a_notebook_cell():
+    """A cell has a name that no file has; its text is where Python's tracebacks find it."""
+    linecache.cache["<cell 7>"] = len(CELL), None, CELL.splitlines(keepends=True), "<cell 7>"
+    names = {"triton": triton, "tl": tl, "__name__": "__main__"}
+    exec(compile(CELL, "<cell 7>", "exec"), names)
+    x, y = torch.rand(64), torch.zeros(64)
+    names["kernel"][(1,)](x, y, N=64)
+    assert torch.equal(y, 2 * x)
+    with pytest.raises(simulator.KernelError) as caught:
+        names["kernel"][(1,)](x, y[:60], N=64)
+    assert caught.value.path == "<cell 7>" and caught.value.line == 5
+    assert "tl.store(y + i, 2 * tl.load(x + i))" in str(caught.value)
+
+
+def test_a_compiled_kernel_says_what_it_takes():
+    x = torch.rand(64)
+    kernel = add_kernel.warmup(x, x, x, 64, BLOCK=64, grid=(1,))
+    z = torch.zeros(64)
+    kernel[(1, 1, 1)](x, x, z, 64, 64)
+    assert torch.equal(z, 2 * x)
+    with pytest.raises(simulator.KernelError, match=r"takes 5 arguments .* 4 were given"):
+        kernel[(1, 1, 1)](x, x, z, 64)
 
 
 # ---- the device
@@ -517,7 +667,7 @@ def test_from_the_gpu_to_the_simulator_and_back():
     total = total_kernel[lambda meta: (triton.cdiv(1000, meta["BLOCK"]),)]
     for device in ("cuda", "cpu", "cuda"):
         (simulator.activate_triton if device == "cpu" else simulator.deactivate_triton)()
-        here, z, result = x.to(device), torch.zeros(1000, device=device), torch.zeros(1, device=device)
+        here, z, result = (t.to(device) for t in (x, torch.zeros(1000), torch.zeros(1)))
         add_kernel[(4,)](here, here, z, 1000, BLOCK=256)
         assert torch.equal(z, 2 * here)
         total_kernel.cache.clear()

@@ -5,6 +5,7 @@ which is infinite; or None, which is not a number.
 """
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -40,6 +41,7 @@ NAN_BITS = {"f64": 0x7FF8 << 48, "f32": 0x7FFFFFFF, "f16": 0x7FFF, "bf16": 0x7FF
             "e5m2": 0x7F}
 
 
+@lru_cache(1 << 16)
 def decode(bits, form):
     sign, rest = bits >> (form.width - 1), bits & ((1 << (form.width - 1)) - 1)
     if rest > (form.infinity if form.infinite else form.greatest):
@@ -57,15 +59,16 @@ def encode(number, form, mode="rn"):
     sign, m, e = number
     top = sign << (form.width - 1)
     if m is None:
-        return top | form.infinity
+        return top | (form.infinity if form.infinite else form.greatest)
     if m == 0:
         return top
     exponent = max(e + m.bit_length() - 1, form.least)
     drop = exponent - form.mantissa - e                     # bits that do not fit
     kept, rest = (m >> drop, m & ((1 << drop) - 1)) if drop > 0 else (m << -drop, 0)
     half = 1 << (drop - 1) if drop > 0 else 1
-    kept += {"rn": rest > half or (rest == half and kept & 1), "rna": rest >= half, "rz": False,
-             "rm": sign and rest, "rp": not sign and rest}[mode] and 1
+    up = {"rn": rest > half or (rest == half and kept & 1), "rna": rest >= half, "rz": False,
+          "rm": sign and rest, "rp": not sign and rest}[mode]
+    kept += bool(up)
     bits = ((exponent - form.least) << form.mantissa) + kept
     if bits > form.greatest:
         stays = mode == "rz" or mode == ("rp" if sign else "rm") or not form.infinite

@@ -1,0 +1,51 @@
+"""Shared memory that a cp.async is still filling.
+
+From its start to the wait for it, a copy may write at any time. Until then nobody may touch the
+place: a read finds old or new bytes, whichever comes first.
+"""
+
+import numpy as np
+
+from .races import SharedAccess
+
+
+class InFlight:
+    """Marks on the cells of shared memory."""
+
+    def __init__(self, shadow):
+        self.shadow = shadow
+        self.copy = np.zeros(len(shadow.shared.writes), np.int32)   # number of the copy; 0: none
+        self.inst = [None]                                          # number -> Instruction
+
+    def start(self, wave, inst, offset, size):
+        """Copies begin. What others have done at the place before must be ordered."""
+        shadow, cells = self.shadow, self.shadow.shared
+        access = SharedAccess(shadow, wave, inst, offset, size)
+        self.check(access)
+        cells.look_up(shadow.oldest_barrier)
+        self.inst.append(inst)
+        for place in access.places():
+            access.check(cells.writes[place], "written by cp.async", "written")
+            if cells.reads is not None:
+                access.check(cells.reads[place], "written by cp.async", "read")
+            self.copy[place] = len(self.inst) - 1
+
+    def land(self, wave, inst, offset, size):
+        """The copies have come to their end and write now."""
+        for place in SharedAccess(self.shadow, wave, inst, offset, size).places():
+            self.copy[place] = 0
+
+    def check(self, access):
+        """Is somebody touching a place before its copy has arrived?"""
+        for place in access.places():
+            copies = self.copy[place]
+            if copies.any():
+                i = int(np.flatnonzero(copies)[0])
+                self.too_early(access, i, self.inst[copies[i]], self.shadow.shared.writes[place[i]])
+
+    def too_early(self, access, i, copy, written):
+        line = f" in line {copy.location.line}" if copy.location else ""
+        raise access.error(
+            "race" if written else "uninitialised", i, f"race: {access.name(i)} is touched here, "
+            f"and the cp.async{line} that fills it has not been waited for (cp.async.wait_group, "
+            f"__pipeline_wait_prior or a barrier that knows of it)")

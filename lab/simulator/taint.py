@@ -1,0 +1,436 @@
+"""Uninitialised values: where they come from, where they go, and where they must not arrive.
+
+A value that nobody has written does no harm while nobody uses it: cub loads whole tiles, vectorised
+tails load past the end of what was written, and both throw the rest away. So nothing is said when
+such a value is loaded. It is followed, bit by bit, until it decides a branch, is an address, or is
+stored to global memory; the error names that line and the one that read the value.
+
+Every register has a twin that holds a 1 for each undefined bit, but only while there is one: most
+launches never make a twin, and pay a look at a dict per instruction. Twins start
+
+- at a load from shared memory that no thread of the block has written,
+- at a load from a local variable or array that the thread has not written,
+- at a register that no instruction of its function writes. A C variable that is unset on some paths
+  only is not seen: the compiler has picked a value for it.
+
+What global memory holds at the start of a launch is taken as written: numpy.empty and numpy.zeros
+look alike from here.
+
+How a twin moves on is found by running the instruction again with the undefined bits set to 0 and
+to 1, and by comparing the results. That is exact for what moves or combines bits (mov, prmt, and,
+selp, shfl, ...) and for matrix products. All other arithmetic makes all bits of its result
+undefined.
+"""
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+
+import numpy as np
+
+from .counts import Counts
+from .dtypes import BOOL, DTYPES, UNSIGNED
+from .lanes import WARP
+from .memory import raw
+from .ptx import Address, Not, Pair, Register, Vector
+from .wave import Registers
+
+NO_RESULT = {"st", "red", "bra", "brx", "ret", "exit", "trap", "membar", "fence", "prefetch",
+             "prefetchu", "cp", "call", "stmatrix", "nanosleep", "brkpt", "discard"}
+LOADS = {"ld", "ldu", "ldmatrix", "wmma"}
+STORES = {"st", "stmatrix", "wmma"}
+# which operands are moved to the result; the others say how, and spoil it all if undefined
+MOVED = {"mov": (1,), "shl": (1,), "shr": (1,), "prmt": (1, 2), "bfe": (1,), "bfi": (1, 2),
+         "shf": (1, 2), "shfl": (1,), "movmatrix": (1,), "mma": (1, 2, 3), "brev": (1,)}
+COMBINED = {"and", "or", "xor", "not", "lop3", "selp"}      # each undefined input on its own
+ACROSS = {"vote", "match", "redux", "wmma"}                 # results depend on the whole warp
+LOCAL = "a local variable"
+
+
+@dataclass(frozen=True)
+class Uses:
+    """The registers of an instruction, by what they are to it."""
+    reads: frozenset            # all but the guard
+    writes: tuple
+    address: tuple
+    data: tuple
+    everything: frozenset
+    loads: bool                 # perhaps from shared or local memory
+    stores: bool
+
+
+@lru_cache(1 << 16)
+def uses_of(inst):
+    operands = list(inst.operands) if inst.opcode != "call" else inst.operands[1:]
+    stores = inst.opcode in STORES and (inst.opcode != "wmma" or "store" in inst.modifiers)
+    loads = inst.opcode in LOADS and not stores and "mma" not in inst.modifiers and not (
+        {"global", "const"} & set(inst.modifiers))
+    no_result = inst.opcode in NO_RESULT or stores or (
+        inst.opcode in ("bar", "barrier") and "red" not in inst.modifiers)
+    no_result = no_result or not operands or isinstance(operands[0], Address)
+    result = [] if no_result else [operands.pop(0)]
+    address = [n for o in operands if isinstance(o, Address) for n in names(o)]
+    data = [n for o in operands if not isinstance(o, Address) for n in names(o)]
+    writes = [n for o in result for n in names(o)]
+    guard = [inst.guard.name] if inst.guard else []
+    return Uses(frozenset(address + data), tuple(writes), tuple(address), tuple(data),
+                frozenset(address + data + writes + guard), loads, stores)
+
+
+def names(operand):
+    """The registers in an operand."""
+    if isinstance(operand, Register):
+        return [operand.name]
+    if isinstance(operand, Not):
+        return [operand.register.name]
+    if isinstance(operand, Address):
+        return names(operand.base)
+    if isinstance(operand, Vector):
+        return [n for item in operand.items for n in names(item)]
+    if isinstance(operand, Pair):
+        return names(operand.first) + names(operand.second)
+    return []
+
+
+@lru_cache(1 << 12)
+def never_written(function):
+    """Registers that an instruction reads and none writes: variables that were never set."""
+    uses = [uses_of(inst) for inst in function.code]
+    return frozenset(n for u in uses for n in u.everything) - {n for u in uses for n in u.writes}
+
+
+class Taint:
+    """The undefined values of one wave."""
+
+    def __init__(self, wave):
+        self.wave = wave
+        self.frames = {}                # Frame -> {register: (undefined bits (B, T), origin)}
+        self.shared = None              # (B, bytes): undefined bits that were stored there
+        self.local = None               # (B·T, bytes), made by a function with local variables
+        self.shared_origin = self.local_origin = None       # of what was stored there
+        self.touched = None             # a load has just read undefined bytes from here
+        self.captured = None            # a list while stores are looked at and not done
+        self.enter(wave.frame, wave.live)
+
+    def enter(self, frame, lanes):
+        """A function begins for these lanes: its variables have no values."""
+        unset = never_written(frame.function)
+        if unset:
+            known = self.frames.setdefault(frame, {})
+            for name in unset:
+                known[name] = (np.full(self.wave.shape, -1, np.int8).astype(
+                    bits_type(frame.registers.types[name])), "a variable that was never set")
+        variables = [v for v in frame.function.variables.values() if v.space == "local"]
+        if variables:
+            self.wave.frame = frame
+            self.local_view(np.dtype(np.uint8))
+            for v in variables:
+                start = frame.local[v.name]
+                self.local[lanes.index, start:start + v.size] = 0xFF
+
+    # ---- running an instruction
+
+    def run(self, inst):
+        """Run it for the wave's lanes, and its effect on what is undefined."""
+        wave, uses = self.wave, uses_of(inst)
+        known = self.frames.get(wave.frame)
+        if not known or known.keys().isdisjoint(uses.everything):
+            if not uses.loads:
+                inst.run(wave)
+                return
+            known = {}
+        undefined = [n for n in uses.reads if n in known]
+        self.check_address(inst, uses, known)
+        stored = self.capture(inst, undefined) if uses.stores and undefined else ()
+        results = self.results(inst, uses, undefined) if undefined and uses.writes else {}
+        before = {n: wave.registers[n] for n in uses.reads} if uses.loads else {}
+        origin = known[undefined[0]][1] if undefined else None
+        self.touched = None
+        inst.run(wave)
+        if self.touched:
+            results, origin = self.loaded(inst, uses, before), self.touched
+        if stored:
+            self.put(stored, known[undefined[0]][1])
+        if results or known:
+            self.commit(uses, results, origin)
+
+    def commit(self, uses, results, origin):
+        """The active lanes' results are undefined as found; the other lanes' stay as they are."""
+        known = self.frames.setdefault(self.wave.frame, {})
+        active = self.wave.lanes.mask
+        for name in uses.writes:
+            if name not in results and name not in known:
+                continue
+            old = known[name][0] if name in known else np.zeros((), bool)
+            new = results.get(name, old.dtype.type(0))
+            bits = np.where(active, new, old.astype(np.asarray(new).dtype))
+            if bits.any():
+                kept = known[name][1] if name in known and name not in results else origin
+                known[name] = np.broadcast_to(bits, self.wave.shape), kept
+            elif name in known:
+                del known[name]
+
+    # ---- what comes out
+
+    def results(self, inst, uses, undefined):
+        """-> {register: undefined bits} of the instruction's results."""
+        if inst.opcode in COMBINED:
+            return self.vary(inst, uses, product((False, True), repeat=len(undefined)), undefined)
+        places = MOVED.get(inst.opcode)
+        if inst.opcode == "cvt" and not {"sat", "pack"} & set(inst.modifiers) and \
+                all(m[0] in "usb" for m in inst.modifiers):
+            places = (1,)
+        if inst.opcode == "vote" and "ballot" in inst.modifiers:
+            places = (1,)
+        if inst.opcode == "wmma" and "mma" in inst.modifiers:
+            places = (1, 2, 3)
+        moved = {n for i in places or () for n in names(inst.operands[i])}
+        if places and moved.issuperset(undefined):
+            count = len(undefined)
+            return self.vary(inst, uses, [(False,) * count, (True,) * count], undefined)
+        known = self.frames[self.wave.frame]
+        lanes = np.zeros(self.wave.shape, bool)
+        for name in undefined:
+            lanes |= known[name][0] != 0
+        if inst.opcode in ACROSS:
+            lanes &= self.wave.lanes.mask
+            lanes = np.repeat(lanes.reshape(-1, WARP).any(axis=1), WARP).reshape(self.wave.shape)
+        types = self.wave.registers.types
+        return {n: np.where(lanes, ones(types[n]), zero(types[n])) for n in uses.writes}
+
+    def vary(self, inst, uses, settings, undefined):
+        """Run the instruction with the undefined bits of each register all 0 or all 1; what then
+        differs in a result is undefined."""
+        wave, known = self.wave, self.frames[self.wave.frame]
+        floats = "mma" in (inst.opcode, *inst.modifiers)
+        first, differs = None, {}
+        for setting in settings:
+            registers = Registers(wave.registers.types)
+            registers.update({n: wave.registers[n] for n in uses.reads})
+            for name, high in zip(undefined, setting, strict=True):
+                bits = known[name][0]
+                bits = whole_elements(bits, inst) if floats else bits
+                value = wave.registers[name].view(bits.dtype)
+                registers[name] = value | bits if high else value & ~bits
+            for name in uses.writes:
+                if name not in uses.reads:
+                    registers[name] = np.full((1, 1), zero(registers.types[name]))
+            with self.aside(registers):
+                inst.run(wave)
+            now = {n: registers[n].view(bits_type(registers.types[n])) for n in uses.writes}
+            first = first or now
+            for name, value in now.items():
+                differs[name] = differs.get(name, 0) | (value ^ first[name])
+        if floats:
+            differs = {n: whole_elements(bits, inst, result=True) for n, bits in differs.items()}
+        return {n: bits for n, bits in differs.items() if np.any(bits)}
+
+    @contextmanager
+    def aside(self, registers):
+        """Instructions run without a trace: on other registers, uncounted and unchecked."""
+        wave = self.wave
+        kept = wave.registers, wave.shadow, wave.launch.counts, wave.taint
+        wave.registers, wave.shadow, wave.launch.counts = registers, None, Counts()
+        wave.taint = self if self.captured is not None else None
+        try:
+            yield
+        finally:
+            wave.registers, wave.shadow, wave.launch.counts, wave.taint = kept
+
+    # ---- memory
+
+    def loaded(self, inst, uses, before):
+        """A load has read undefined bytes: load again, from the memories' undefined bits."""
+        wave = self.wave
+        registers = Registers(wave.registers.types)
+        registers.update(before)
+        for name in uses.writes:
+            if name not in uses.reads:
+                registers[name] = np.full((1, 1), zero(registers.types[name]))
+        kept = wave.shared, wave.shared_views, wave.local, wave.local_views
+        wave.shared, wave.shared_views = self.undefined_shared(), {}
+        if self.local is not None:
+            wave.local, wave.local_views = self.local, {}
+        try:
+            with self.aside(registers):
+                inst.run(wave)
+        finally:
+            wave.shared, wave.shared_views, wave.local, wave.local_views = kept
+        return {n: registers[n].view(bits_type(registers.types[n])) for n in uses.writes}
+
+    def undefined_shared(self):
+        """(B, bytes), 0xFF where nobody has written."""
+        shadow = self.wave.shadow
+        bits = np.repeat(shadow.shared.writes == 0, shadow.cell).view(np.uint8) * np.uint8(0xFF)
+        blocks, length = self.wave.shared.shape
+        bits = np.ascontiguousarray(bits.reshape(blocks, -1)[:, :length])
+        return bits | self.shared if self.shared is not None else bits
+
+    def local_view(self, dtype):
+        """The undefined bits of local memory, in the shape of local memory itself."""
+        memory = self.wave.local_memory(np.dtype(np.uint8))
+        if self.local is None or self.local.shape != memory.shape:
+            grown = np.zeros(memory.shape, np.uint8)
+            if self.local is not None:
+                grown[:, :self.local.shape[1]] = self.local
+            self.local = grown
+        return self.local.view(dtype).reshape(-1)
+
+    def local_load(self, inst, index, size):
+        """access.py loads local memory at this index of elements."""
+        if self.local is not None and anything(self.local_view(raw(size)).take(index)):
+            self.touched = self.local_origin or \
+                f"{LOCAL}, which this thread has not set{read_in(inst)},"
+
+    def never_stored(self, access, i):
+        """The race detector has seen lane i of a load read what nobody has written."""
+        self.touched = f"{access.name(i)}, which nobody has written{read_in(access.inst)},"
+
+    def local_store(self, index, size):
+        """access.py has stored defined values there."""
+        if self.local is not None:
+            self.local_view(raw(size))[index] = 0
+
+    def shared_load(self, index, size):
+        if self.shared is not None and anything(
+                self.shared.view(raw(size)).reshape(-1).take(index)):
+            self.touched = self.shared_origin
+
+    def shared_store(self, index, size):
+        if self.shared is not None:
+            self.shared.view(raw(size)).reshape(-1)[index] = 0
+
+    def capture(self, inst, undefined):
+        """Run a store of undefined values, with their bits 0 and 1, without storing
+        -> [(space, index, size, undefined bits)]"""
+        runs = []
+        for high in (False, True):
+            self.captured = []
+            try:
+                self.vary(inst, uses_of(inst), [(high,) * len(undefined)], undefined)
+            finally:
+                runs.append(self.captured)
+                self.captured = None
+        found = []
+        for (space, segment, index, size, low), (*_, up) in zip(*runs, strict=True):
+            bits = differing_bits(low, up)
+            if space == "global" and bits.any():
+                self.check_global(inst, undefined, segment, bits)
+            found.append((space, index, size, bits))
+        return found
+
+    def capture_store(self, space, segment, index, size, value):
+        """access.py would store now."""
+        self.captured.append((space, segment, index, size, value))
+
+    def put(self, stored, origin):
+        """Keep undefined bits that were stored to shared or local memory."""
+        for space, index, size, bits in stored:
+            if space == "shared" and bits.any():
+                if self.shared is None:
+                    self.shared = np.zeros(self.wave.shared.shape, np.uint8)
+                self.shared_origin = origin
+                self.shared.view(raw(size)).reshape(-1)[index] = bits
+            elif space == "local" and bits.any():
+                self.local_origin = origin
+                self.local_view(raw(size))[index] = bits
+
+    # ---- where an undefined value must not arrive
+
+    def check_address(self, inst, uses, known):
+        bad = [n for n in uses.address if n in known]
+        if bad:
+            self.arrived(inst, bad, "is the address of this access")
+        if inst.opcode in ("atom", "red", "cp"):
+            bad = [n for n in uses.data if n in known]
+            if bad:
+                self.arrived(inst, bad, "is what this instruction works with")
+
+    def check_guard(self, inst, lanes):
+        """A guard decides for these lanes whether the instruction runs; mostly it is a branch."""
+        known = self.frames.get(self.wave.frame)
+        if known and inst.guard.name in known:
+            self.wave.select(lanes)
+            self.arrived(inst, [inst.guard.name], "decides which way this goes")
+
+    def check_operands(self, inst):
+        """The operands of barriers and jump tables."""
+        known = self.frames.get(self.wave.frame) or {}
+        bad = [n for n in uses_of(inst).reads if n in known]
+        if bad:
+            self.arrived(inst, bad, "decides what this does")
+
+    def check_global(self, inst, undefined, segment, bits):
+        known = self.frames[self.wave.frame]
+        origin = next((known[n][1] for n in undefined if known[n][0].any()), "")
+        lanes = np.flatnonzero(self.padding_aside(inst, bits, origin))
+        if len(lanes):
+            self.complain(inst, origin, int(lanes[0]), f"is stored to `{segment.name}`")
+
+    def padding_aside(self, inst, bits, origin):
+        """-> which lanes (n,) store an undefined value. A struct is copied with the gaps between
+        its members: from local memory only the lowest byte of an item counts."""
+        bits = np.ascontiguousarray(bits).view(np.uint8).reshape(len(bits), -1)
+        item = DTYPES[next(m for m in inst.modifiers if m in DTYPES)].itemsize
+        if origin.startswith(LOCAL):
+            bits = bits[:, ::item]
+        return bits.any(axis=1)
+
+    def arrived(self, inst, registers, what):
+        """Complain if it is so for a lane that is active."""
+        known = self.frames[self.wave.frame]
+        for name in registers:
+            bits, origin = known[name]
+            lanes = np.flatnonzero(self.wave.per_lane(bits) != 0)
+            if len(lanes):
+                self.complain(inst, origin, int(lanes[0]), what)
+
+    def complain(self, inst, origin, i, what):
+        lane = int(self.wave.lanes.index[i])
+        raise self.wave.launch.error(
+            inst, "uninitialised", f"uninitialised value: {origin} {what}", self.wave,
+            lane)
+
+
+def read_in(inst):
+    return f", read in line {inst.location.line}" if inst.location else ""
+
+
+def anything(elements):
+    return bool(np.ascontiguousarray(elements).view(np.uint8).any())
+
+
+def bits_type(ptx_type):
+    dtype = DTYPES[ptx_type]
+    return BOOL if dtype == BOOL else UNSIGNED[dtype.itemsize]
+
+
+def zero(ptx_type):
+    return bits_type(ptx_type).type(0)
+
+
+def ones(ptx_type):
+    dtype = bits_type(ptx_type)
+    return ~dtype.type(0)
+
+
+def differing_bits(a, b):
+    """By the bits, of raw elements (n,)."""
+    if a.dtype != np.complex128:
+        return a ^ b.view(a.dtype)
+    a, b = (np.ascontiguousarray(x).view(np.uint64) for x in (a, b))
+    return (a ^ b).view(np.complex128)
+
+
+def whole_elements(bits, inst, result=False):
+    """Undefined bits of a matrix fragment -> the whole elements that they are in: all ones is a NaN
+    in every float type, which then marks all that depends on it."""
+    types = [m for m in inst.modifiers if m in DTYPES]
+    half = DTYPES[types[0 if result else 1]].itemsize == 2 or types[1] in ("f16", "bf16")
+    if result:
+        half = types[0] == "f16"
+    if bits.dtype.itemsize == 4 and half:
+        parts = np.ascontiguousarray(bits).view(np.uint16)
+        return np.where(parts != 0, np.uint16(0xFFFF), np.uint16(0)).view(np.uint32)
+    return np.where(bits != 0, ~bits.dtype.type(0), bits.dtype.type(0))

@@ -1,0 +1,513 @@
+"""Asynchronous copies and mbarriers: what must wait for what, and that a forgotten wait is told."""
+
+import numpy as np
+import pytest
+
+from lab import simulator
+from lab.simulator import ptx
+from lab.simulator.decode import decode
+
+from .conftest import error_of, run
+from .test_tensor_cores import close
+
+COPY = """extern "C" __global__ void k(const char* a, int* out, int given, int at) {
+    __shared__ __align__(16) char s[33 * SIZE];
+    int t = threadIdx.x;
+    unsigned to = (unsigned)__cvta_generic_to_shared(s + t * SIZE + at);
+    const char* from = a + t * SIZE;
+    asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0;"
+                 "cp.async.HOW.shared.global [%0], [%1], FORM;}"
+                 :: "r"(to), "l"(from), "r"(given) : "memory");
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncthreads();
+    for (int i = t; i < 8 * SIZE; i += 32) out[i] = ((int*)s)[8 * SIZE - 1 - i];
+}"""
+
+
+def copy(rng, size, how, form, given=0, at=0):
+    text = COPY.replace("SIZE", str(size)).replace("HOW", how).replace("FORM", form)
+    a, out = rng.integers(1, 256, 32 * size).astype(np.uint8), np.zeros(8 * size, np.int32)
+    launch = run(text, 1, 32, a.view(np.int8), out, given, at)
+    return a.reshape(32, size), out[::-1].copy().view(np.uint8).reshape(32, size), launch
+
+
+@pytest.mark.parametrize("size, how", [(4, "ca"), (8, "ca"), (16, "ca"), (16, "cg")])
+def test_copy(rng, size, how):
+    a, out, launch = copy(rng, size, how, str(size))
+    assert np.array_equal(out, a)
+    read = launch.totals.access("global", "load")
+    written = launch.totals.access("shared", "store")
+    assert (read.requests, read.transactions, read.bytes) == (1, size, 32 * size)
+    assert (written.requests, written.transactions, written.bytes) == (1, size // 4, 32 * size)
+
+
+@pytest.mark.parametrize("given", [0, 1, 6, 8])
+def test_copy_of_a_part_fills_up_with_zeros(rng, given):
+    a, out, launch = copy(rng, 8, "ca", "8, %2", given)
+    assert np.array_equal(out[:, :given], a[:, :given]) and not out[:, given:].any()
+    assert launch.bytes_loaded == 32 * given
+    assert launch.totals.access("global", "load").requests == (given > 0)
+
+
+@pytest.mark.parametrize("ignore", [0, 1])
+def test_copy_that_ignores_its_source(rng, ignore):
+    a, out, launch = copy(rng, 16, "cg", "16, p", ignore)
+    assert np.array_equal(out, a * (1 - ignore)) and launch.bytes_loaded == 512 * (1 - ignore)
+
+
+def test_copy_checks(rng):
+    with pytest.raises(simulator.KernelError, match="reads 20 bytes to copy 16"):
+        copy(rng, 16, "cg", "16, %2", 20)
+    with pytest.raises(simulator.KernelError) as caught:
+        copy(rng, 16, "cg", "16", at=8)
+    assert caught.value.kind == "misaligned" and caught.value.line in (6, 7, 8)
+    with pytest.raises(simulator.KernelError) as caught:
+        copy(rng, 16, "cg", "16", at=32)
+    assert caught.value.kind == "out_of_bounds" and caught.value.thread == (31, 0, 0)
+
+
+def test_copies_into_shared_memory_of_an_odd_size(rng):
+    a, out = rng.integers(0, 99, 128).astype(np.int32), np.zeros(128, np.int32)
+    run("""#include <cuda_pipeline.h>
+    extern "C" __global__ void k(const int4* a, int4* out) {
+        __shared__ int4 s[32];
+        __shared__ char last;
+        int t = threadIdx.x;
+        if (t == 0) last = 1;
+        __pipeline_memcpy_async(&s[t], &a[t], 16);
+        __pipeline_commit();
+        __pipeline_wait_prior(0);
+        __syncthreads();
+        if (last) out[31 - t] = s[t];
+    }""", 3, 32, a, out)
+    assert np.array_equal(out.reshape(32, 4)[::-1], a.reshape(32, 4))
+
+
+RING = """#include <cuda_pipeline.h>
+extern "C" __global__ void k(const float4* a, float4* out, int n) {
+    __shared__ float4 s[STAGES][32];
+    int t = threadIdx.x;
+    for (int i = 0; i < STAGES - 1; i++) {
+        __pipeline_memcpy_async(&s[i][t], &a[i * 32 + t], 16);
+        __pipeline_commit();
+    }
+    for (int i = 0; i < n; i++) {
+        int next = i + STAGES - 1;
+        if (next < n)
+            __pipeline_memcpy_async(&s[next % STAGES][t], &a[next * 32 + t], 16);
+        __pipeline_commit();
+        WAIT
+        FIRST
+        out[i * 32 + t] = s[i % STAGES][31 - t];
+        SECOND
+    }
+}"""
+FULL = {"WAIT": "__pipeline_wait_prior(STAGES-1);", "FIRST": "__syncthreads();",
+        "SECOND": "__syncthreads();"}
+
+
+def ring(**changes):
+    a = np.arange(6 * 32 * 4, dtype=np.float32)
+    return (RING, 1, 32, a, np.zeros_like(a), 6), tuple(
+        f"-D{k}={v}" for k, v in ({"STAGES": 3} | FULL | changes).items())
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_ring_of_buffers(stages):
+    arguments, options = ring(STAGES=stages)
+    launch = run(*arguments, options=options)
+    a, out = (x.reshape(6, 32, 4) for x in arguments[3:5])
+    assert np.array_equal(out, a[:, ::-1]) and launch.warnings == []
+
+
+@pytest.mark.parametrize("changes, kind, line, says", [
+    ({"WAIT": ""}, "uninitialised", 16, "the cp.async in line 6"),
+    ({"WAIT": "__pipeline_wait_prior(STAGES);"}, "uninitialised", 16, "has not been waited for"),
+    ({"STAGES": 2, "WAIT": "if(i<2)__pipeline_wait_prior(1);"}, "race", 16,
+     "the cp.async in line 12"),
+    ({"FIRST": ""}, "race", 16, "in line 6"),
+    ({"SECOND": ""}, "race", 12, "and read in line 16"),
+])
+def test_ring_with_a_wait_or_a_barrier_missing(changes, kind, line, says):
+    arguments, options = ring(**changes)
+    error = error_of(*arguments, options=options)
+    assert error.kind == kind and error.line == line and says in str(error)
+
+
+def test_without_checks_a_forgotten_wait_reads_what_was_there():
+    arguments, options = ring(WAIT="")
+    run(*arguments, options=options, checks=False)
+    assert not np.array_equal(arguments[4].reshape(6, 32, 4),
+                              arguments[3].reshape(6, 32, 4)[:, ::-1])
+
+
+GEMM = """#include <cuda_fp16.h>
+const int BM = 64, BN = 64, BK = 32;
+__device__ unsigned shared(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
+__device__ void copy(half* to, const half* from) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;"
+                 :: "r"(shared(to)), "l"(from));
+}
+// eight halves make a chunk; a row has four, and its chunks change places with the row
+__device__ int at(int row, int chunk) { return row * BK + (chunk ^ (row / 2 % 4 SWIZZLE)) * 8; }
+__device__ int at_b(int row, int chunk) { return row * BN + (chunk ^ (row % 8 SWIZZLE)) * 8; }
+
+extern "C" __global__ void k(const half* A, const half* B, float* C, int M, int N, int K) {
+    __shared__ __align__(128) half a[2][BM * BK], b[2][BK * BN];
+    int t = threadIdx.x, lane = t % 32, warp = t / 32;
+    int row = blockIdx.y * BM, column = blockIdx.x * BN;
+    auto fetch = [&](int stage, int k) {
+        for (int i = t; i < BM * BK / 8; i += blockDim.x)
+            copy(&a[stage][at(i / 4, i % 4)], &A[(row + i / 4) * K + k + i % 4 * 8]);
+        for (int i = t; i < BK * BN / 8; i += blockDim.x)
+            copy(&b[stage][at_b(i / 8, i % 8)], &B[(k + i / 8) * N + column + i % 8 * 8]);
+        asm volatile("cp.async.commit_group;");
+    };
+    float c[2][4][4] = {};
+    int wm = warp / 2 * 32, wn = warp % 2 * 32;
+    fetch(0, 0);
+    for (int k = 0, stage = 0; k < K; k += BK, stage ^= 1) {
+        if (k + BK < K) {
+            fetch(stage ^ 1, k + BK);
+            asm volatile("cp.async.wait_group 1;" ::: "memory");
+        } else
+            asm volatile("cp.async.wait_group 0;" ::: "memory");
+        __syncthreads();
+        for (int kk = 0; kk < BK; kk += 16) {
+            unsigned fa[2][4], fb[4][2];
+            for (int m = 0; m < 2; m++) {
+                const half* p = &a[stage][at(wm + m * 16 + lane % 16, kk / 8 + lane / 16)];
+                asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                    : "=r"(fa[m][0]), "=r"(fa[m][1]), "=r"(fa[m][2]), "=r"(fa[m][3])
+                    : "r"(shared(p)));
+            }
+            for (int n = 0; n < 4; n++) {
+                const half* p = &b[stage][at_b(kk + lane % 16, wn / 8 + n)];
+                asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
+                    : "=r"(fb[n][0]), "=r"(fb[n][1]) : "r"(shared(p)));
+            }
+            for (int m = 0; m < 2; m++)
+                for (int n = 0; n < 4; n++)
+                    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                        : "+f"(c[m][n][0]), "+f"(c[m][n][1]), "+f"(c[m][n][2]), "+f"(c[m][n][3])
+                        : "r"(fa[m][0]), "r"(fa[m][1]), "r"(fa[m][2]), "r"(fa[m][3]),
+                          "r"(fb[n][0]), "r"(fb[n][1]));
+        }
+        LAST
+    }
+    for (int m = 0; m < 2; m++)
+        for (int n = 0; n < 4; n++)
+            for (int half_ = 0; half_ < 2; half_++) {
+                float* p = &C[(row + wm + m * 16 + half_ * 8 + lane / 4) * N + column + wn + n * 8
+                              + lane % 4 * 2];
+                *(float2*)p = make_float2(c[m][n][half_ * 2], c[m][n][half_ * 2 + 1]);
+            }
+}"""
+
+
+@pytest.mark.parametrize("swizzle, degree", [("", 1), ("*0", None)])
+def test_double_buffered_gemm_with_swizzled_tiles(rng, swizzle, degree):
+    a, b = rng.normal(size=(128, 128)).astype("f2"), rng.normal(size=(128, 64)).astype("f2")
+    c = np.zeros((128, 64), np.float32)
+    launch = run(GEMM, (1, 2), 128, a, b, c, 128, 64, 128,
+                 options=(f"-DSWIZZLE={swizzle}", "-DLAST=__syncthreads();"))
+    assert close(c, a, b, steps=128 // 16)
+    assert launch.flops == 2 * 128 * 64 * 128 and launch.warnings == []
+    loads = launch.totals.access("shared", "load")
+    assert (loads.transactions == loads.ideal) == (degree == 1)
+
+
+def test_double_buffered_gemm_that_overwrites_what_is_still_read(rng):
+    a, b, c = np.zeros((64, 128), "f2"), np.zeros((128, 64), "f2"), np.zeros((64, 64), "f4")
+    error = error_of(GEMM, 1, 128, a, b, c, 64, 64, 128, options=("-DSWIZZLE=", "-DLAST="))
+    assert error.kind == "race" and "written by cp.async" in str(error)
+
+
+# ---- mbarrier
+
+def reversed_by_mbarrier(text, n=64, blocks=3, **keywords):
+    a = np.arange(blocks * n, dtype=np.float32)
+    out = np.zeros_like(a)
+    launch = run(text, blocks, n, a, out, **keywords)
+    assert np.array_equal(out.reshape(blocks, n), a.reshape(blocks, n)[:, ::-1])
+    return launch
+
+
+PRIMITIVES = """#include <cuda_awbarrier_primitives.h>
+extern "C" __global__ void k(const float* a, float* out) {
+    __shared__ __mbarrier_t bar;
+    __shared__ float s[64];
+    int t = threadIdx.x, n = blockDim.x, at = blockIdx.x * n;
+    if (t == 0) __mbarrier_init(&bar, n);
+    AFTER_INIT
+    for (int i = 0; i < 3; i++) {
+        s[t] = a[at + t];
+        __mbarrier_token_t token = __mbarrier_arrive(&bar);
+        LATE
+        WAIT
+        out[at + t] = s[n - 1 - t];
+        __syncthreads();
+    }
+    if (t == 0) __mbarrier_inval(&bar);
+    AFTER_INVAL
+}"""
+PARTS = {"AFTER_INIT": "__syncthreads();", "LATE": "", "AFTER_INVAL": "",
+         "WAIT": "while(!__mbarrier_test_wait(&bar,token));"}
+
+
+def primitives(**changes):
+    return tuple(f"-D{k}={v}" for k, v in (PARTS | changes).items())
+
+
+def test_mbarrier_of_a_block():
+    assert reversed_by_mbarrier(PRIMITIVES, options=primitives()).warnings == []
+    reversed_by_mbarrier(PRIMITIVES, n=48, options=primitives())
+
+
+@pytest.mark.parametrize("changes, kind, line", [
+    ({"WAIT": ""}, "race", 13),
+    ({"AFTER_INIT": ""}, "uninitialised", 10),
+    ({"LATE": "s[t]+=1;"}, "race", 13),
+    ({"AFTER_INVAL": "__syncthreads();__mbarrier_arrive(&bar);"}, "uninitialised", 17),
+])
+def test_mbarrier_mistakes(changes, kind, line):
+    a = np.arange(64, dtype=np.float32)
+    source = PRIMITIVES.replace("if (t == 0) __mbarrier_init", "if (t == 63) __mbarrier_init")
+    error = error_of(source, 1, 64, a, np.zeros_like(a), options=primitives(**changes))
+    assert error.kind in (kind, "race") and error.line == line
+
+
+def test_mbarrier_counts_down():
+    """Tokens, the pending count, parity, dropping out and a phase that ends within one instruction:
+    compared with the counting rules of the PTX ISA manual."""
+    out = np.zeros(16, np.int32)
+    run("""#define ARRIVE(how, more) asm volatile("mbarrier." how ".shared.b64 %0, [%1]" more ";" \\
+        : "=l"(token) : "r"(p)); asm("mbarrier.pending_count.b64 %0, %1;" : "=r"(n) : "l"(token));
+    #define OVER(parity) asm volatile("{.reg .pred q;" \\
+        "mbarrier.test_wait.parity.shared.b64 q, [%1], %2; selp.u32 %0, 1, 0, q;}" \\
+        : "=r"(over) : "r"(p), "r"(parity));
+    #define TEST() asm volatile("{.reg .pred q; mbarrier.test_wait.shared.b64 q, [%1]," \\
+        " %2; selp.u32 %0, 1, 0, q;}" : "=r"(over) : "r"(p), "l"(token));
+    extern "C" __global__ void k(int* out) {
+        __shared__ unsigned long long bar;
+        unsigned p = (unsigned)__cvta_generic_to_shared(&bar), n, over, i = 0;
+        unsigned long long token;
+        asm volatile("mbarrier.init.shared.b64 [%0], 5;" :: "r"(p));
+        ARRIVE("arrive", "") out[i++] = n;
+        ARRIVE("arrive.noComplete", ", 2") out[i++] = n;
+        OVER(0) out[i++] = over;
+        OVER(1) out[i++] = over;
+        ARRIVE("arrive_drop", "") out[i++] = n;
+        TEST() out[i++] = over;
+        ARRIVE("arrive", "") out[i++] = n;
+        TEST() out[i++] = over;
+        OVER(0) out[i++] = over;
+        ARRIVE("arrive_drop.noComplete", ", 2") out[i++] = n;
+        ARRIVE("arrive", "") ARRIVE("arrive", "") out[i++] = n;
+        ARRIVE("arrive", "") out[i++] = n;
+        OVER(0) out[i++] = over;
+    }""", 1, 1, out)
+    # 5 -> 4 -> 2; phase 0 is not over, the one before is; 2 -> 1 (next 4); 1 -> 0: phase 1 of 4;
+    # 4 -> 2 (next 2) -> 1 -> 0: phase 2 of 2
+    assert out[:13].tolist() == [5, 4, 0, 1, 2, 0, 1, 1, 1, 4, 1, 2, 0]
+
+
+def test_mbarrier_that_ends_several_phases_in_one_instruction():
+    out = np.zeros(32, np.int32)
+    run("""#include <cuda_awbarrier_primitives.h>
+    extern "C" __global__ void k(int* out) {
+        __shared__ __mbarrier_t bar;
+        if (threadIdx.x == 0) __mbarrier_init(&bar, 10);
+        __syncthreads();
+        __mbarrier_token_t token = __mbarrier_arrive(&bar);
+        out[threadIdx.x] = __mbarrier_token_pending_count(token);
+        if (threadIdx.x < 30) while (!__mbarrier_test_wait(&bar, token));
+    }""", 1, 32, out)
+    assert sorted(out.tolist()) == sorted(3 * list(range(1, 11)) + [10, 9])
+
+
+def test_mbarrier_limits():
+    source = """#include <cuda_awbarrier_primitives.h>
+extern "C" __global__ void k(int n) {
+    __shared__ __mbarrier_t bar;
+    __mbarrier_init(&bar, n);
+    asm volatile("{.reg .b64 t; mbarrier.arrive.noComplete.shared.b64 t, [%0], 2;}"
+        :: "r"((unsigned)__cvta_generic_to_shared(&bar)));
+}"""
+    run(source, 1, 1, 3)
+    error = error_of(source, 1, 1, 0)
+    assert error.kind == "argument" and error.line == 4
+    error = error_of(source, 1, 1, 2)
+    assert error.kind == "barrier" and "noComplete" in str(error)
+
+
+def test_mbarrier_that_nobody_completes_ends_by_the_budget():
+    a = np.arange(64, dtype=np.float32)
+    source = PRIMITIVES.replace("__mbarrier_init(&bar, n)", "__mbarrier_init(&bar, n + 1)")
+    with simulator.budget(20_000):
+        error = error_of(source, 1, 64, a, np.zeros_like(a), options=primitives())
+    assert error.kind == "endless" and error.line == 12
+
+
+WITH_COPIES = """#include <cuda_awbarrier_primitives.h>
+#include <cuda_pipeline.h>
+extern "C" __global__ void k(const float* a, float* out) {
+    __shared__ __mbarrier_t bar;
+    __shared__ float s[64];
+    int t = threadIdx.x, at = blockIdx.x * 64;
+    if (t == 0) __mbarrier_init(&bar, COUNT);
+    __syncthreads();
+    __pipeline_memcpy_async(&s[t], &a[at + t], 4);
+    TELL
+    ARRIVE
+    WAIT
+    out[at + t] = s[63 - t];
+}"""
+TOLD = {"COUNT": "64", "TELL": "__pipeline_arrive_on(&bar);",
+        "ARRIVE": "auto token=__mbarrier_arrive(&bar);",
+        "WAIT": "while(!__mbarrier_test_wait(&bar,token));"}
+NOINC = {"TELL": 'asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];"::"r"'
+         '((unsigned)__cvta_generic_to_shared(&bar)));', "COUNT": "128"}
+
+
+def test_copies_that_arrive_at_an_mbarrier():
+    for changes in ({}, NOINC):
+        options = tuple(f"-D{k}={v}" for k, v in (TOLD | changes).items())
+        assert reversed_by_mbarrier(WITH_COPIES, options=options).warnings == []
+
+
+@pytest.mark.parametrize("changes", [{"TELL": ""}, {"WAIT": ""}])
+def test_copies_that_nobody_waits_for(changes):
+    a = np.arange(64, dtype=np.float32)
+    error = error_of(WITH_COPIES, 1, 64, a, np.zeros_like(a),
+                     options=tuple(f"-D{k}={v}" for k, v in (TOLD | changes).items()))
+    assert error.kind == "uninitialised" and error.line == 13
+    assert "the cp.async in line 9" in str(error)
+
+
+def test_cuda_barrier():
+    source = """#include <cuda/barrier>
+#include <cuda/std/utility>
+extern "C" __global__ void k(const float* a, float* out) {
+    __shared__ cuda::barrier<cuda::thread_scope_block> bar;
+    __shared__ float s[64];
+    int t = threadIdx.x, at = blockIdx.x * 64;
+    if (t == 0) init(&bar, blockDim.x);
+    __syncthreads();
+    for (int i = 0; i < 3; i++) {
+        s[t] = a[at + t];
+        auto token = bar.arrive();
+        bar.wait(cuda::std::move(token));
+        out[at + t] = s[63 - t];
+        bar.arrive_and_wait();
+    }
+    if (t < 32) {
+        bar.arrive_and_drop();
+        return;
+    }
+    s[t] = t;
+    bar.arrive_and_wait();
+    out[at + t] += s[95 - t] - (95 - t);
+}"""
+    reversed_by_mbarrier(source)
+
+
+PRODUCER = """#include <cuda/barrier>
+extern "C" __global__ void k(const float* a, float* out, bool wait) {
+    using barrier = cuda::barrier<cuda::thread_scope_block>;
+    __shared__ barrier full[2], empty[2];
+    __shared__ float s[2][32];
+    int t = threadIdx.x, at = blockIdx.x * 64;
+    if (t < 2) { init(&full[t], 64); init(&empty[t], 64); }
+    __syncthreads();
+    if (t < 32)                                             // a warp that produces
+        for (int i = 0; i < 8; i++) {
+            empty[i % 2].arrive_and_wait();
+            s[i % 2][t] = a[at + (i * 32 + t) % 64];
+            (void)full[i % 2].arrive();
+        }
+    else {                                                  // and one that consumes
+        for (int i = 0; i < 2; i++) (void)empty[i].arrive();
+        for (int i = 0; i < 8; i++) {
+            if (wait) full[i % 2].arrive_and_wait();
+            out[at + 63 - ((i * 32 + t - 32) ^ 31) % 64] = s[i % 2][63 - t];
+            (void)empty[i % 2].arrive();
+        }
+    }
+}"""
+
+
+def forgetting(source, n, says_line, options=()):
+    """A kernel that reverses blocks of 64 when it waits -> the error when it does not."""
+    kernel = simulator.RawKernel(source, "k", options, path="kernel.cu")
+    a = np.arange(2 * 64, dtype=np.float32)
+    out = np.zeros_like(a)
+    with simulator.trace() as t:
+        kernel(2, n, (a, out, True))
+    assert np.array_equal(out.reshape(2, 64), a.reshape(2, 64)[:, ::-1])
+    assert t.launches[0].warnings == []
+    with pytest.raises(simulator.KernelError) as caught:
+        kernel(2, n, (a, out, False))
+    assert caught.value.kind in ("race", "uninitialised") and caught.value.line == says_line
+
+
+def test_producer_and_consumer():
+    forgetting(PRODUCER, 64, 19)
+
+
+PIPELINE = """#include <cuda/pipeline>
+#include <cooperative_groups.h>
+namespace cg = cooperative_groups;
+extern "C" __global__ void k(const float* a, float* out, bool wait) {
+    __shared__ __align__(16) float s[2][64];
+    auto block = cg::this_thread_block();
+    MAKE
+    int t = threadIdx.x, at = blockIdx.x * 64;
+    auto fetch = [&](int i) {
+        pipe.producer_acquire();
+        COPY
+        pipe.producer_commit();
+    };
+    fetch(0);
+    for (int i = 0; i < 4; i++) {
+        if (i < 3) fetch(i + 1);
+        if (wait) { CONSUME }
+        SYNC
+        out[at + t] = s[i % 2][63 - t];
+        SYNC
+        pipe.consumer_release();
+    }
+}"""
+OF_A_BLOCK = {
+    "MAKE": "__shared__ cuda::pipeline_shared_state<cuda::thread_scope_block,2> state; "
+            "auto pipe=cuda::make_pipeline(block,&state);", "SYNC": "",
+    "COPY": "cuda::memcpy_async(block,s[i%2],a+at,cuda::aligned_size_t<16>(256),pipe);",
+    "CONSUME": "pipe.consumer_wait();"}
+OF_A_THREAD = OF_A_BLOCK | {
+    "MAKE": "auto pipe=cuda::make_pipeline();", "SYNC": "__syncthreads();",
+    "COPY": "cuda::memcpy_async(&s[i%2][t],a+at+t,cuda::aligned_size_t<4>(4),pipe);",
+    "CONSUME": "if(i<3)cuda::pipeline_consumer_wait_prior<1>(pipe);else "
+               "cuda::pipeline_consumer_wait_prior<0>(pipe);"}
+
+
+@pytest.mark.parametrize("parts", [OF_A_BLOCK, OF_A_THREAD])
+def test_cuda_pipeline(parts):
+    forgetting(PIPELINE, 64, 19, tuple(f"-D{k}={v}" for k, v in parts.items()))
+
+
+@pytest.mark.parametrize("text", [
+    "mbarrier.try_wait.shared.b64 p, [r], d;", "mbarrier.arrive.shared.b64 d, [r], r;",
+    "mbarrier.arrive.expect_tx.shared.b64 d, [r], r;", "mbarrier.complete_tx.shared.b64 [r], r;",
+    "mbarrier.test_wait.acquire.cluster.shared::cta.b64 p, [r], d;",
+    "cp.async.cg.shared.global [r], [d], 8;", "cp.async.ca.shared.global [r], [d], 12;",
+    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [r], [d], 16, [r];",
+    "cp.async.bulk.wait_group 0;", "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 "
+    "[d], [r], 16;",
+])
+def test_forms_of_later_architectures_are_refused(text):
+    module = ptx.parse(f""".version 9.0 .target sm_80 .address_size 64
+    .entry k() {{ .reg .b32 r; .reg .b64 d; .reg .pred p; {text} }}""")
+    with pytest.raises(simulator.Unsupported) as caught:
+        decode(module.functions["k"].code[0])
+    assert text.split()[0] in str(caught.value)

@@ -1,0 +1,657 @@
+"""Tensor cores: products are exact where the inputs are small integers, and close where not.
+
+Expected values come from numpy in double precision. NVRTC compiles the kernels; what CUDA C cannot
+say is inline PTX.
+"""
+
+import numpy as np
+import pytest
+
+from lab import simulator
+from lab.simulator import nvrtc, ptx
+from lab.simulator.decode import decode
+
+from .conftest import error_of, run
+
+HALF_OF_FLOAT32 = 2.0**-24
+WMMA = """#include <mma.h>
+#include <cuda_bf16.h>
+using namespace nvcuda;
+extern "C" __global__ void k(const STORED* a, const STORED* b, OUT* c) {
+    wmma::fragment<wmma::matrix_a, M, N, K, IN, wmma::A_LAYOUT> fa;
+    wmma::fragment<wmma::matrix_b, M, N, K, IN, wmma::B_LAYOUT> fb;
+    wmma::fragment<wmma::accumulator, M, N, K, OUT> fc;
+    LOAD
+    wmma::load_matrix_sync(fa, A, LDA);
+    wmma::load_matrix_sync(fb, B, LDB);
+    wmma::load_matrix_sync(fc, c, LDC, wmma::C_LAYOUT);
+    wmma::mma_sync(fc, fa, fb, fc);
+    wmma::store_matrix_sync(c, fc, LDC, wmma::C_LAYOUT);
+}"""
+SHARED = """
+    __shared__ __align__(32) STORED A[SIZE_A], B[SIZE_B];
+    for (int i = threadIdx.x; i < SIZE_A; i += 32) A[i] = a[i];
+    for (int i = threadIdx.x; i < SIZE_B; i += 32) B[i] = b[i];
+    __syncwarp();
+""".replace("\n", " ")
+GLOBAL = "const STORED* A = a; const STORED* B = b;"
+TYPES = {                       # name -> the type of elements, as it is stored, of accumulators
+    "f16": ("half", "half", "float"), "f16 to f16": ("half", "half", "half"),
+    "bf16": ("__nv_bfloat16", "__nv_bfloat16", "float"),
+    "tf32": ("wmma::precision::tf32", "float", "float"), "f64": ("double", "double", "double"),
+    "s8": ("signed char", "signed char", "int"), "u8": ("unsigned char", "unsigned char", "int"),
+}
+DTYPES = {"half": np.float16, "__nv_bfloat16": np.uint16, "float": np.float32, "int": np.int32,
+          "double": np.float64, "signed char": np.int8, "unsigned char": np.uint8}
+
+
+def to_bf16(x):
+    """float32 numbers that bfloat16 holds -> their bits."""
+    return (np.ascontiguousarray(x, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def stored(matrix, dtype, layout, lead):
+    """A matrix as a kernel finds it: rows or columns `lead` elements apart, rubbish between."""
+    rows = matrix if layout == "row_major" else matrix.T
+    memory = np.full((rows.shape[0], lead), 7, np.float32)
+    memory[:, :rows.shape[1]] = rows
+    return to_bf16(memory) if dtype == np.uint16 else memory.astype(dtype)
+
+
+def wmma(rng, name, shape, a_layout, b_layout, c_layout, load=GLOBAL, pad=16):
+    M, N, K = shape
+    element, stored_as, out = TYPES[name]
+    low = 0 if name == "u8" else -8
+    a, b = (rng.integers(low, 9, size).astype(np.float64) for size in ((M, K), (K, N)))
+    c = rng.integers(-8, 9, (M, N)).astype(np.float64)
+    leads = [(n if layout == "row_major" else m) + pad
+             for (m, n), layout in ((a.shape, a_layout), (b.shape, b_layout), (c.shape, c_layout))]
+    arrays = [stored(m, DTYPES[t], layout, lead) for m, t, layout, lead in zip(
+        (a, b, c), (stored_as, stored_as, out), (a_layout, b_layout, c_layout), leads,
+        strict=True)]
+    options = {"M": M, "N": N, "K": K, "IN": element, "STORED": stored_as, "OUT": out,
+               "A_LAYOUT": a_layout, "B_LAYOUT": b_layout, "C_LAYOUT": "mem_" + c_layout,
+               "LDA": leads[0], "LDB": leads[1], "LDC": leads[2], "SIZE_A": arrays[0].size,
+               "SIZE_B": arrays[1].size, "LOAD": load}
+    launch = run(WMMA, 1, 32, *arrays, options=tuple(f"-D{k}={v}" for k, v in options.items()))
+    result = arrays[2] if c_layout == "row_major" else arrays[2].T
+    assert np.array_equal(result[:M, :N].astype(np.float64), a @ b + c)
+    assert (arrays[2][:, -pad:] == 7).all()                 # and nothing beside the matrix
+    return launch
+
+
+@pytest.mark.parametrize("a_layout, b_layout, c_layout", [
+    ("row_major", "row_major", "row_major"), ("row_major", "col_major", "col_major"),
+    ("col_major", "row_major", "row_major"), ("col_major", "col_major", "col_major")])
+@pytest.mark.parametrize("name", TYPES)
+def test_wmma_is_exact_on_small_integers(rng, name, a_layout, b_layout, c_layout):
+    shape = {"tf32": (16, 16, 8), "f64": (8, 8, 4)}.get(name, (16, 16, 16))
+    wmma(rng, name, shape, a_layout, b_layout, c_layout, GLOBAL if a_layout == c_layout else SHARED)
+
+
+@pytest.mark.parametrize("shape", [(32, 8, 16), (8, 32, 16)])
+@pytest.mark.parametrize("name", ["f16", "f16 to f16", "bf16", "s8", "u8"])
+def test_wmma_of_oblong_shapes(rng, name, shape):
+    wmma(rng, name, shape, "row_major", "row_major", "col_major", SHARED)
+    wmma(rng, name, shape, "col_major", "col_major", "row_major", GLOBAL)
+
+
+@pytest.mark.parametrize("precision, K, bits, signed", [("s4", 32, 4, True), ("u4", 32, 4, False),
+                                                        ("b1", 128, 1, False)])
+def test_wmma_below_a_byte(rng, precision, K, bits, signed):
+    low, high = (-8, 8) if signed else (0, 2**bits)
+    a, b = rng.integers(low, high, (8, K)), rng.integers(low, high, (8, K))     # b by columns
+    c, shifts = np.ones((8, 8), np.int32), bits * np.arange(32 // bits)
+    words = [((m & 2**bits - 1).reshape(8, -1, 32 // bits) << shifts).sum(-1).astype(np.uint32)
+             for m in (a, b)]
+    run("""#include <mma.h>
+    using namespace nvcuda;
+    using namespace wmma::experimental;
+    extern "C" __global__ void k(const unsigned* a, const unsigned* b, int* c) {
+        wmma::fragment<wmma::matrix_a, 8, 8, K, precision::P, wmma::row_major> fa;
+        wmma::fragment<wmma::matrix_b, 8, 8, K, precision::P, wmma::col_major> fb;
+        wmma::fragment<wmma::accumulator, 8, 8, K, int> fc;
+        wmma::load_matrix_sync(fa, a, K);
+        wmma::load_matrix_sync(fb, b, K);
+        wmma::load_matrix_sync(fc, c, 8, wmma::mem_row_major);
+        MULTIPLY(fc, fa, fb, fc);
+        wmma::store_matrix_sync(c, fc, 8, wmma::mem_row_major);
+    }""", 1, 32, *words, c, options=(
+        f"-DK={K}", f"-DP={precision}",
+        f"-DMULTIPLY={'wmma::bmma_sync' if bits == 1 else 'wmma::mma_sync'}"))
+    product = (a[:, None] ^ b[None]).sum(-1) if bits == 1 else a @ b.T
+    assert np.array_equal(c, product + 1)
+
+
+def test_wmma_counts_flops_sectors_and_wavefronts(rng):
+    launch = wmma(rng, "f16", (16, 16, 16), "row_major", "col_major", "row_major", pad=16)
+    assert launch.flops == 2 * 16 * 16 * 16
+    assert launch.bytes_loaded == 2 * 16 * 16 * 2 + 16 * 16 * 4
+    assert launch.sectors_per_request(line=9) == 8          # 4 registers: 8 rows of 16 bytes each
+    launch = wmma(rng, "s8", (16, 16, 16), "row_major", "col_major", "row_major")
+    assert launch.flops == 0                                # no floating-point operation
+
+
+def test_fragments_can_be_changed_element_by_element(rng):
+    a, b, c = (rng.integers(-4, 5, (16, 16)).astype(t) for t in ("f2", "f2", "f4"))
+    out = np.zeros((16, 16), np.float32)
+    run("""#include <mma.h>
+    using namespace nvcuda;
+    extern "C" __global__ void k(const half* a, const half* b, const float* c, float* out) {
+        wmma::fragment<wmma::matrix_a, 16, 16, 16, half, wmma::row_major> fa;
+        wmma::fragment<wmma::matrix_b, 16, 16, 16, half, wmma::row_major> fb;
+        wmma::fragment<wmma::accumulator, 16, 16, 16, float> fc, sum;
+        wmma::load_matrix_sync(fa, a, 16);
+        wmma::load_matrix_sync(fb, b, 16);
+        wmma::load_matrix_sync(fc, c, 16, wmma::mem_col_major);
+        for (int i = 0; i < fa.num_elements; i++) fa.x[i] = __hmul(fa.x[i], __float2half(2));
+        wmma::fill_fragment(sum, 0.f);
+        wmma::mma_sync(sum, fa, fb, sum);
+        for (int i = 0; i < sum.num_elements; i++) sum.x[i] = 3 * sum.x[i] - fc.x[i];
+        wmma::store_matrix_sync(out, sum, 16, wmma::mem_row_major);
+    }""", 1, 32, a, b, c, out)
+    assert np.array_equal(out, 6 * (a.astype("f8") @ b.astype("f8")) - c.T)
+
+
+TILED = """#include <mma.h>
+using namespace nvcuda;
+const int T = 32, PAD = 16;
+extern "C" __global__ void k(const half* A, const half* B, float* C, int M, int N, int K) {
+    __shared__ __align__(32) half a[T][T + PAD];
+    __shared__ __align__(32) half b[T][T + PAD];
+    int warp = threadIdx.x / 32, row = blockIdx.y * T, column = blockIdx.x * T;
+    wmma::fragment<wmma::accumulator, 16, 16, 16, float> sum;
+    wmma::fill_fragment(sum, 0.0f);
+    for (int k = 0; k < K; k += T) {
+        for (int i = threadIdx.x; i < T * T; i += blockDim.x) {
+            a[i / T][i % T] = A[(row + i / T) * K + k + i % T];
+            b[i / T][i % T] = B[(k + i / T) * N + column + i % T];
+        }
+        FIRST
+        for (int kk = 0; kk < T; kk += 16) {
+            wmma::fragment<wmma::matrix_a, 16, 16, 16, half, wmma::row_major> fa;
+            wmma::fragment<wmma::matrix_b, 16, 16, 16, half, wmma::row_major> fb;
+            wmma::load_matrix_sync(fa, &a[warp / 2 * 16][kk], T + PAD);
+            wmma::load_matrix_sync(fb, &b[kk][warp % 2 * 16], T + PAD);
+            wmma::mma_sync(sum, fa, fb, sum);
+        }
+        SECOND
+    }
+    float* c = C + (row + warp / 2 * 16) * N + column + warp % 2 * 16;
+    wmma::store_matrix_sync(c, sum, N, wmma::mem_row_major);
+}"""
+BOTH = ("-DFIRST=__syncthreads();", "-DSECOND=__syncthreads();")
+
+
+def close(c, a, b, steps):
+    """Within the error of K products summed in float32, `steps` roundings one after the other."""
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    return (np.abs(c - a @ b) <= steps * HALF_OF_FLOAT32 * (np.abs(a) @ np.abs(b))).all()
+
+
+def test_tiled_wmma_gemm(rng):
+    a, b = rng.normal(size=(64, 96)).astype("f2"), rng.normal(size=(96, 64)).astype("f2")
+    c = np.zeros((64, 64), np.float32)
+    launch = run(TILED, (2, 2), 128, a, b, c, 64, 64, 96, options=BOTH)
+    assert close(c, a, b, steps=96 // 16)
+    assert launch.flops == 2 * 64 * 64 * 96 and launch.warnings == []
+
+
+@pytest.mark.parametrize("missing, line", [("FIRST", 19), ("SECOND", 12)])
+def test_tiled_wmma_gemm_with_a_barrier_missing(rng, missing, line):
+    a, b, c = np.zeros((32, 64), "f2"), np.zeros((64, 32), "f2"), np.zeros((32, 32), "f4")
+    a[:], b[:] = rng.normal(size=a.shape), rng.normal(size=b.shape)
+    options = [o if missing not in o else f"-D{missing}=" for o in BOTH]
+    error = error_of(TILED, 1, 128, a, b, c, 32, 32, 64, options=options)
+    assert error.kind == "race" and error.line in (line, line + 1)
+
+
+STAGED = """#include <mma.h>
+using namespace nvcuda;
+extern "C" __global__ void k(float* out) {
+    __shared__ __align__(32) float s[256];
+    wmma::fragment<wmma::accumulator, 16, 16, 16, float> f;
+    for (int round = 0; round < 2; round++) {
+        wmma::fill_fragment(f, 1.0f + round);
+        wmma::store_matrix_sync(s, f, 16, wmma::mem_row_major);
+        SYNC
+        for (int i = threadIdx.x; i < 256; i += 32) out[i] += s[i];
+    }
+}"""
+
+
+def test_what_a_warp_stores_needs_syncwarp_to_be_read():
+    out = np.zeros(256, np.float32)
+    run(STAGED, 1, 32, out, options=("-DSYNC=__syncwarp();",))
+    assert (out == 3).all()
+    error = error_of(STAGED, 1, 32, out, options=("-DSYNC=",))
+    assert error.kind == "race" and error.line == 10 and "in line 8" in str(error)
+
+
+WARPS = """#include <mma.h>
+using namespace nvcuda;
+extern "C" __global__ void k(const half* a, half* out) {
+    __shared__ __align__(32) half s[256];
+    int warp = threadIdx.x / 32;
+    if (warp == 1)
+        for (int i = threadIdx.x % 32; i < 256; i += 32) s[i] = a[i];
+    __syncthreads();
+    wmma::fragment<wmma::accumulator, 16, 16, 16, half> f;
+    const half* from = warp == 1 ? s : a + blockIdx.x * 256;
+    if (warp < 2) {
+        wmma::load_matrix_sync(f, from, 16, wmma::mem_row_major);
+        wmma::store_matrix_sync(out + (blockIdx.x * 2 + warp) * 256, f, 16, wmma::mem_col_major);
+    }
+}"""
+
+
+@pytest.mark.parametrize("checks", [True, False])
+def test_warps_of_a_block_load_from_different_memories(rng, checks):
+    a, out = rng.normal(size=(5, 16, 16)).astype(np.float16), np.zeros((5, 2, 16, 16), np.float16)
+    assert run(WARPS, 5, 96, a, out, checks=checks).warnings == []
+    assert np.array_equal(out[:, 0], a.transpose(0, 2, 1)) and (out[:, 1] == a[0].T).all()
+
+
+LOADS = """#include <mma.h>
+using namespace nvcuda;
+extern "C" __global__ void k(const half* a, half* out, int at, int ld) {
+    wmma::fragment<wmma::accumulator, 16, 16, 16, half> f;
+    if (threadIdx.x < LANES)
+        wmma::load_matrix_sync(f, a + at EACH, ld, wmma::mem_row_major);
+    wmma::store_matrix_sync(out, f, 16, wmma::mem_row_major);
+}"""
+WHOLE = ("-DLANES=32", "-DEACH=")
+
+
+@pytest.mark.parametrize("at, ld, options, kind, says", [
+    (16, 16, WHOLE, "out_of_bounds", "element 256 of `a` (256 float16)"),
+    (0, 24, WHOLE, "out_of_bounds", "`a`"),
+    (4, 16, WHOLE, "misaligned", "must be multiples of 16"),
+    (0, 12, WHOLE, "misaligned", "the 24 bytes from one row to the next"),
+    (0, 16, ("-DLANES=16", "-DEACH="), "mask", "must execute this together"),
+    (0, 16, ("-DLANES=32", "-DEACH=+threadIdx.x*16"), "mask", "different addresses"),
+])
+def test_wmma_load_checks(at, ld, options, kind, says):
+    a, out = np.arange(256, dtype=np.float16), np.zeros((16, 16), np.float16)
+    run(LOADS, 1, 32, a, out, 0, 16, options=WHOLE)
+    assert np.array_equal(out.reshape(-1), a)
+    error = error_of(LOADS, 1, 32, a, out, at, ld, options=options)
+    assert error.kind == kind and error.line == 6 and says in str(error)
+
+
+@pytest.mark.parametrize("block", [48, 16])
+def test_a_warp_that_is_not_whole(block):
+    a, out = np.zeros(256, np.float16), np.zeros(256, np.float16)
+    error = error_of(LOADS, 1, block, a, out, 0, 16, options=WHOLE)
+    assert error.kind == "mask" and "lane 16, 17" in str(error)
+    assert error.line == (6 if block == 16 else 7)          # the second warp skips line 6
+
+
+# ---- mma.sync: every shape, with fragments that the kernel finds in memory as registers
+
+MMA = """extern "C" __global__ void k(const unsigned* a, const unsigned* b, const unsigned* c,
+                                      unsigned* d) {
+    CODE
+}"""
+BITS = {"f16": 16, "bf16": 16, "tf32": 32, "s8": 8, "u8": 8, "s4": 4, "u4": 4, "b1": 1,
+        "e4m3": 8, "e5m2": 8, "f32": 32, "s32": 32, "f64": 64}
+
+
+def mma(text, counts, a, b, c, arch="sm_80"):
+    """One mma of a warp. a, b, c: registers (r, 32) -> d (r, 32)"""
+    names, asm, n = [], [], 0
+    wide = ["l" if x.dtype.itemsize == 8 else "r" for x in (c, a, b, c)]
+    for count in counts:
+        names.append("{" + ",".join(f"%{n + i}" for i in range(count)) + "}")
+        n += count
+    word = ["unsigned long long" if w == "l" else "unsigned" for w in wide]
+    out = ", ".join(f'"={wide[0]}"(r{i})' for i in range(counts[0]))
+    for i, (array, count) in enumerate(zip("abc", counts[1:], strict=True), 1):
+        asm += [f'"{wide[i]}"((({word[i]}*){array})[{j} * 32 + threadIdx.x])' for j in range(count)]
+    declared = "".join(f"{word[0]} r{i};" for i in range(counts[0]))
+    stores = "".join(f"(({word[0]}*)d)[{i} * 32 + threadIdx.x] = r{i};" for i in range(counts[0]))
+    code = (f'{declared} asm volatile("{text} {names[0]}, {names[1]}, {names[2]}, {names[3]};" '
+            f': {out} : {", ".join(asm)}); {stores}')
+    d = np.zeros((counts[0], 32), c.dtype)
+    words = [np.ascontiguousarray(x).view(np.uint32) for x in (a, b, c, d)]
+    kernel = simulator.RawKernel(MMA.replace("CODE", code), "k", path="kernel.cu")
+    if arch != nvrtc.ARCH:
+        kernel.module.compiled = nvrtc.compile_ptx(kernel.module.source, "kernel.cu", arch=arch)
+        kernel.module.ptx = ptx.parse(kernel.module.compiled.ptx)
+    with simulator.trace() as t:
+        kernel(1, 32, words)
+    return d, t.launches[0]
+
+
+def pack(values, kind):
+    """Integers (elements, 32) -> registers (r, 32), lowest bits first."""
+    if kind == "f64":
+        return values.astype(np.float64).view(np.uint64)
+    if kind in ("f32", "tf32"):
+        return values.astype(np.float32).view(np.uint32)
+    if kind == "s32":
+        return values.astype(np.int32).view(np.uint32)
+    codes = {"f16": lambda: values.astype(np.float16).view(np.uint16),
+             "bf16": lambda: to_bf16(values), "e5m2": lambda: values.astype(np.float16).view(
+                 np.uint16) >> 8, "e4m3": lambda: e4m3(values)}.get(kind, lambda: values)()
+    codes, bits = codes.astype(np.int64) & ((1 << BITS[kind]) - 1), BITS[kind]
+    each = 32 // bits
+    return sum(codes[i::each].astype(np.uint32) << np.uint32(bits * i) for i in range(each))
+
+
+def e4m3(values):
+    """Small integers -> bits, by looking for the number among all."""
+    table = {}
+    for code in range(127):
+        exponent, mantissa = code >> 3, code & 7
+        table[mantissa * 2.0**-9 if exponent == 0 else (1 + mantissa / 8) * 2.0**(exponent - 7)] = \
+            code
+    return np.vectorize(lambda v: table[abs(v)] | (128 if v < 0 else 0))(values)
+
+
+def manual_a(shape, kind):
+    """Row and column of element i in lane l, as the PTX ISA manual gives them for each shape."""
+    (M, _, K), each = shape, 32 // min(BITS[kind], 32)
+    lane, group, thread = np.arange(32), np.arange(32) // 4, np.arange(32) % 4
+    for i in range(M * K // 32):
+        register = i // each
+        row = group + (8 if register % 2 and M == 16 else 0)
+        yield row, thread * each + i % each + (register // (M // 8)) * 4 * each + 0 * lane
+
+
+def manual_b(shape, kind):
+    (_, N, K), each = shape, 32 // min(BITS[kind], 32)
+    for i in range(K * N // 32):
+        yield np.arange(32) % 4 * each + i % each + i // each * 4 * each, np.arange(32) // 4
+
+
+def manual_c(shape):
+    for i in range(shape[0] * shape[1] // 32):
+        yield np.arange(32) // 4 + (8 if i >= 2 else 0), np.arange(32) % 4 * 2 + i % 2
+
+
+def spread(matrix, places):
+    return np.array([matrix[row, column] for row, column in places])
+
+
+def gather(values, places, shape):
+    matrix = np.full(shape, np.nan)
+    for value, (row, column) in zip(values, places, strict=True):
+        matrix[row, column] = value
+    return matrix
+
+
+FORMS = [("m16n8k8", "f32", "f16", "f16"), ("m16n8k16", "f32", "f16", "f16"),
+         ("m16n8k8", "f16", "f16", "f16"), ("m16n8k16", "f16", "f16", "f16"),
+         ("m16n8k8", "f32", "bf16", "bf16"), ("m16n8k16", "f32", "bf16", "bf16"),
+         ("m16n8k4", "f32", "tf32", "tf32"), ("m16n8k8", "f32", "tf32", "tf32"),
+         ("m8n8k4", "f64", "f64", "f64"),
+         ("m8n8k16", "s32", "s8", "u8"), ("m16n8k16", "s32", "u8", "u8"),
+         ("m16n8k32", "s32", "s8", "s8"), ("m8n8k32", "s32", "s4", "s4"),
+         ("m16n8k32", "s32", "u4", "s4"), ("m16n8k64", "s32", "s4", "u4"),
+         ("m16n8k16", "f32", "e4m3", "e4m3"), ("m16n8k32", "f32", "e4m3", "e5m2"),
+         ("m16n8k32", "f16", "e5m2", "e4m3"),
+         ("m8n8k128", "s32", "b1", "b1"), ("m16n8k128", "s32", "b1", "b1"),
+         ("m16n8k256", "s32", "b1", "b1")]
+
+
+@pytest.mark.parametrize("name, d, a, b", FORMS)
+def test_mma_is_exact_on_small_integers(rng, name, d, a, b):
+    shape = M, N, K = tuple(int(n) for n in name[1:].replace("n", " ").replace("k", " ").split())
+
+    def numbers(kind, size):
+        low, high = {"u": (0, 8), "b": (-8, 9), "s": (-8, 8)}.get(kind[0], (-4, 5))
+        return rng.integers(*((0, 2) if kind == "b1" else (low, high)), size)
+    A, B, C = numbers(a, (M, K)), numbers(b, (K, N)), rng.integers(-9, 10, (M, N))
+    words = [pack(spread(m, p), t) for m, p, t in (
+        (A, manual_a(shape, a), a), (B, manual_b(shape, b), b), (C, manual_c(shape), d))]
+    counts = [len(words[2]), *(len(w) for w in words)]
+    operation = ".xor.popc" if a == "b1" else ""
+    result, launch = mma(f"mma.sync.aligned.{name}.row.col.{d}.{a}.{b}.{d}{operation}", counts,
+                         *words, arch="sm_89" if "e" in a else "sm_80")
+    if d == "f16":
+        values = np.stack([(result >> s).astype(np.uint16).view(np.float16) for s in (0, 16)],
+                          axis=1).reshape(-1, 32)
+    else:
+        values = result.view({"f32": np.float32, "s32": np.int32, "f64": np.float64}[d])
+    product = (A[:, :, None] ^ B[None]).sum(1) if a == "b1" else A @ B
+    assert np.array_equal(gather(values, manual_c(shape), (M, N)), product + C)
+    assert launch.flops == (0 if d == "s32" else 2 * M * N * K)
+
+
+RANDOM = [("m16n8k16", "f16", "f32"), ("m16n8k16", "bf16", "f32"), ("m16n8k8", "tf32", "f32"),
+          ("m16n8k16", "f16", "f16")]
+
+
+@pytest.mark.parametrize("name, kind, d", RANDOM)
+def test_mma_rounds_a_sum_of_exact_products_once(rng, name, kind, d):
+    shape = M, N, K = tuple(int(n) for n in name[1:].replace("n", " ").replace("k", " ").split())
+    keep = {"f16": 13, "bf16": 16, "tf32": 13}[kind]        # bits of a float32 that are not held
+    A, B = ((rng.normal(size=size).astype(np.float32).view(np.uint32) >> keep << keep).view(
+        np.float32).astype(np.float64) for size in ((M, K), (K, N)))
+    C = rng.normal(size=(M, N)).astype({"f16": np.float16, "f32": np.float32}[d])
+    words = [pack(spread(m, p), t) for m, p, t in (
+        (A, manual_a(shape, kind), kind), (B, manual_b(shape, kind), kind),
+        (C, manual_c(shape), d))]
+    result, _ = mma(f"mma.sync.aligned.{name}.row.col.{d}.{kind}.{kind}.{d}",
+                    [len(words[2]), *(len(w) for w in words)], *words)
+    values = result.view(np.float32) if d == "f32" else np.stack(
+        [(result >> s).astype(np.uint16).view(np.float16) for s in (0, 16)], axis=1).reshape(-1, 32)
+    if kind == "f16":                                       # tiny ones have fewer bits
+        A, B = (m.astype(np.float16).astype(np.float64) for m in (A, B))
+    assert np.array_equal(gather(values, manual_c(shape), (M, N)), (A @ B + C).astype(C.dtype))
+
+
+@pytest.mark.parametrize("layouts", ["row.row", "row.col", "col.row", "col.col"])
+@pytest.mark.parametrize("d", ["f16", "f32"])
+def test_mma_m8n8k4_is_four_products(rng, d, layouts):
+    A, B, C = (rng.integers(-8, 9, size) for size in ((4, 8, 4), (4, 4, 8), (4, 8, 8)))
+    lane = np.arange(32)
+    quad, upper, four = lane % 16 // 4, lane // 16 * 4, lane % 4
+    row_a, row_b = layouts.split(".")
+    a = np.array([A[quad, upper + four, i] if row_a == "row" else A[quad, upper + i, four]
+                  for i in range(4)])
+    b = np.array([B[quad, four, upper + i] if row_b == "row" else B[quad, i, upper + four]
+                  for i in range(4)])
+    if d == "f16":
+        places = [(upper + four, 0 * lane + i) for i in range(8)]
+    else:
+        places = [(upper + (lane & 1) + (i & 2), (i & 4) + (lane & 2) + (i & 1)) for i in range(8)]
+    c = np.array([C[quad, r, s] for r, s in places])
+    counts = [4 if d == "f16" else 8, 2, 2, 4 if d == "f16" else 8]
+    result, launch = mma(f"mma.sync.aligned.m8n8k4.{layouts}.{d}.f16.f16.{d}", counts,
+                         pack(a, "f16"), pack(b, "f16"), pack(c, d))
+    values = result.view(np.float32) if d == "f32" else np.stack(
+        [(result >> s).astype(np.uint16).view(np.float16) for s in (0, 16)], axis=1).reshape(-1, 32)
+    expected = A @ B + C
+    assert all(np.array_equal(v, expected[quad, r, s])
+               for v, (r, s) in zip(values, places, strict=True))
+    assert launch.flops == 4 * 2 * 8 * 8 * 4
+
+
+def one_register(text, counts, a, b, c):
+    """An mma whose A and B are one number in each element and C another -> element 0 of D."""
+    full = [np.full((n, 32), value, np.uint32) for n, value in zip(counts[1:], (a, b, c),
+                                                                   strict=True)]
+    return mma(text, counts, *full)[0][0, 0]
+
+
+def test_integer_sums_wrap_or_saturate():
+    counts, word = [4, 4, 2, 4], 0x7F7F7F7F
+    plain = one_register("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32", counts, word, word,
+                         2**31 - 1)
+    assert int(plain) == (2**31 - 1 + 32 * 127 * 127) % 2**32
+    held = one_register("mma.sync.aligned.m16n8k32.row.col.satfinite.s32.s8.s8.s32", counts, word,
+                        word, 2**31 - 1)
+    assert int(held) == 2**31 - 1
+
+
+def test_tf32_looks_at_19_bits_only():
+    bits = int(np.float32(1 + 2**-10 + 2**-11).view(np.uint32))     # the last bit does not count
+    d = one_register("mma.sync.aligned.m16n8k4.row.col.f32.tf32.tf32.f32", [4, 2, 1, 4], bits,
+                     int(np.float32(1).view(np.uint32)), 0)
+    assert d.view(np.float32) == 4 * (1 + 2**-10)
+
+
+def test_sums_are_rounded_to_the_accumulator():
+    one, small = 0x3C003C00, 0x10001000                             # 1 and 2^-11 in half precision
+    half = one_register("mma.sync.aligned.m16n8k8.row.col.f16.f16.f16.f16", [2, 2, 1, 2], one,
+                        small, one)                                 # 1 + 8 · 2^-11
+    assert (half & 0xFFFF).astype(np.uint16).view(np.float16) == 1 + 2**-8
+    overflow = one_register("mma.sync.aligned.m16n8k8.row.col.f16.f16.f16.f16", [2, 2, 1, 2],
+                            0x7BFF7BFF, one, one)
+    assert overflow == 0x7C007C00                                   # infinity
+    nan = one_register("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32", [4, 2, 1, 4], 0x7C007C00,
+                       0, 0)
+    assert nan == 0x7FFFFFFF
+
+
+@pytest.mark.parametrize("text", [
+    "mma.sp.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {r,r,r,r},{r,r},{r,r},{r,r,r,r},r,0;",
+    "mma.sync.aligned.m16n8k16.row.row.f32.f16.f16.f32 {r,r,r,r},{r,r,r,r},{r,r},{r,r,r,r};",
+    "mma.sync.aligned.m16n8k16.row.col.f32.f16.bf16.f32 {r,r,r,r},{r,r,r,r},{r,r},{r,r,r,r};",
+    "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f16 {r,r,r,r},{r,r,r,r},{r,r},{r,r};",
+    "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {r,r,r,r},{r,r},{r,r},{r,r,r,r};",
+    "mma.sync.aligned.m16n8k64.row.col.s32.s8.s8.s32 {r,r,r,r},{r,r,r,r},{r,r},{r,r,r,r};",
+    "mma.sync.aligned.m8n8k128.row.col.s32.b1.b1.s32 {r,r},{r},{r},{r,r};",
+    "mma.aligned.m8n8k16.row.col.s32.s8.s8.s32 {r,r},{r},{r},{r,r};",
+    "stmatrix.sync.aligned.m8n8.x1.shared.b16 [r],{r};",
+    "ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {r,r},[r];",
+    "ldmatrix.sync.aligned.m8n8.x2.shared.b16 {r},[r];",
+    "wmma.mma.sync.aligned.row.col.m16n16k16.f32.f32.satfinite {r,r,r,r,r,r,r,r},"
+    "{r,r,r,r,r,r,r,r},{r,r,r,r,r,r,r,r},{r,r,r,r,r,r,r,r};",
+    "wmma.load.a.sync.aligned.row.m16n16k32.f16 {r,r,r,r,r,r,r,r},[r];",
+    "wmma.load.b.sync.aligned.row.m8n8k32.s4 {r},[r];",
+])
+def test_forms_that_there_are_not_are_refused(text):
+    module = ptx.parse(f""".version 9.0 .target sm_80 .address_size 64
+    .entry k() {{ .reg .b32 r; {text} }}""")
+    with pytest.raises(simulator.Unsupported) as caught:
+        decode(module.functions["k"].code[0])
+    assert text.split()[0] in str(caught.value)
+
+
+@pytest.mark.parametrize("guard, fine", [("", True), ("if (threadIdx.x < 32)", True),
+                                         ("if (threadIdx.x < 48)", False),
+                                         ("if (threadIdx.x % 2)", False),
+                                         ("if (threadIdx.x >= 32) return;", True),
+                                         ("if (threadIdx.x >= 48) return;", False)])
+def test_mma_in_divergent_code(guard, fine):
+    source = f"""#define MMA "mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 " \\
+            "{{%0,%1}},{{%0}},{{%0}},{{%0,%1}};"
+extern "C" __global__ void k(unsigned* a) {{
+    unsigned x = a[threadIdx.x], y = x;
+    {guard}
+        asm volatile(MMA : "+r"(x), "+r"(y));
+    a[threadIdx.x] = x;
+}}"""
+    if fine:
+        run(source, 1, 64, np.zeros(64, np.uint32))
+    else:
+        error = error_of(source, 1, 64, np.zeros(64, np.uint32))
+        assert error.kind == "mask" and error.line == 6 and "lane" in str(error)
+
+
+# ---- ldmatrix, movmatrix
+
+LDMATRIX = """extern "C" __global__ void k(const unsigned short* a, unsigned* out) {
+    __shared__ __align__(16) unsigned short s[32 * STRIDE];
+    int t = threadIdx.x;
+    for (int i = t; i < 32 * 8; i += 32) s[i / 8 * STRIDE + i % 8] = a[i];
+    __syncwarp();
+    unsigned p = (unsigned)__cvta_generic_to_shared(s + (USED) * STRIDE), r[4];
+    asm volatile("ldmatrix.sync.aligned.m8n8.FORM {REGISTERS}, [%COUNT];" : OUTPUTS : "r"(p));
+    for (int i = 0; i < COUNT; i++) out[i * 32 + t] = r[i];
+}"""
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("trans", ["", ".trans"])
+@pytest.mark.parametrize("stride, degree", [(8, 1), (64, 8), (72, 1), (16, 2)])
+def test_ldmatrix(rng, count, trans, stride, degree):
+    """x1 and x2 look at the addresses of the first 8 and 16 lanes; the others' may be anything."""
+    a = rng.integers(0, 2**16, (32, 8)).astype(np.uint16)
+    out = np.zeros((count, 32), np.uint32)
+    text = LDMATRIX.replace("FORM", f"x{count}{trans}.shared.b16").replace(
+        "REGISTERS", ", ".join(f"%{i}" for i in range(count))).replace("COUNT", str(count)).replace(
+        "OUTPUTS", ", ".join(f'"=r"(r[{i}])' for i in range(count))).replace(
+        "USED", f"t < {8 * count} ? t : 10000000").replace("STRIDE", str(stride))
+    launch = run(text, 1, 32, a, out)
+    tiles = a.reshape(4, 8, 8)[:count]
+    tiles = tiles.transpose(0, 2, 1) if trans else tiles
+    assert np.array_equal(out, np.ascontiguousarray(tiles).view(np.uint32).reshape(count, 32))
+    memory = launch.lines[7].access("shared", "load")
+    assert (memory.requests, memory.ideal, memory.bytes) == (1, count, count * 128)
+    assert memory.transactions == count * degree
+
+
+UNSET = """extern "C" __global__ void k(unsigned* out) {
+    __shared__ __align__(16) unsigned s[32];
+    int t = threadIdx.x;
+    if (t < N) s[t] = 1;
+    __syncthreads();
+    unsigned p = (unsigned)__cvta_generic_to_shared(s + t % 8 * 4), r, d = 0, e = 0;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(r) : "r"(p));
+    asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0,%1}, {%2}, {%2}, {%0,%1};"
+                 : "+r"(d), "+r"(e) : "r"(r));
+    if (t < STORED) out[t] = d;
+}"""
+
+
+def test_what_nobody_has_written_is_followed_through_ldmatrix_and_mma():
+    """Row 7 is unset, and so is row 7 of the product, which lanes 28 to 31 hold."""
+    out = np.zeros(32, np.uint32)
+    run(UNSET, 1, 32, out, options=("-DN=32", "-DSTORED=32"))
+    assert (out == 4).all()
+    run(UNSET, 1, 32, out, options=("-DN=28", "-DSTORED=28"))
+    error = error_of(UNSET, 1, 32, out, options=("-DN=28", "-DSTORED=29"))
+    assert error.kind == "uninitialised" and error.line == 10 and "read in line 7" in str(error)
+
+
+PADDED = """#include <mma.h>
+using namespace nvcuda;
+extern "C" __global__ void k(const half* a, float* out, int rows) {
+    __shared__ __align__(32) half s[256];
+    __shared__ __align__(32) float d[256];
+    for (int i = threadIdx.x; i < 10 * 16; i += 32) s[i] = a[i];
+    __syncwarp();
+    wmma::fragment<wmma::matrix_a, 16, 16, 16, half, wmma::row_major> fa;
+    wmma::fragment<wmma::matrix_b, 16, 16, 16, half, wmma::row_major> fb;
+    wmma::fragment<wmma::accumulator, 16, 16, 16, float> fc;
+    wmma::load_matrix_sync(fa, s, 16);
+    wmma::load_matrix_sync(fb, a, 16);
+    wmma::fill_fragment(fc, 0.f);
+    wmma::mma_sync(fc, fa, fb, fc);
+    wmma::store_matrix_sync(d, fc, 16, wmma::mem_row_major);
+    __syncwarp();
+    for (int i = threadIdx.x; i < rows * 16; i += 32) out[i] = d[i];
+}"""
+
+
+def test_rows_that_nobody_has_written_and_nobody_uses(rng):
+    a, out = rng.integers(-4, 5, (16, 16)).astype(np.float16), np.zeros((16, 16), np.float32)
+    run(PADDED, 1, 32, a, out, 10)
+    assert np.array_equal(out[:10], (a @ a)[:10])
+    error = error_of(PADDED, 1, 32, a, out, 12)
+    assert error.kind == "uninitialised" and error.line == 17 and "read in line 11" in str(error)
+
+
+def test_ldmatrix_checks_bounds_and_alignment():
+    text = LDMATRIX.replace("FORM", "x1.shared.b16").replace("REGISTERS", "%0").replace(
+        "COUNT", "1").replace("OUTPUTS", '"=r"(r[0])').replace("STRIDE", "8")
+    arrays = np.zeros(256, np.uint16), np.zeros(32, np.uint32)
+    run(text.replace("USED", "t"), 1, 32, *arrays)
+    error = error_of(text.replace("USED", "t + 30"), 1, 32, *arrays)
+    assert error.kind == "out_of_bounds" and error.thread == (2, 0, 0) and error.line == 7
+    error = error_of(text.replace("(USED) * 8", "t * 8 + 4"), 1, 32, *arrays)
+    assert error.kind == "misaligned" and error.line == 7
+
+
+def test_movmatrix(rng):
+    a = rng.integers(0, 2**16, (8, 8)).astype(np.uint16)
+    out = np.zeros((8, 8), np.uint16)
+    run("""extern "C" __global__ void k(const unsigned* a, unsigned* out) {
+        asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;"
+                     : "=r"(out[threadIdx.x]) : "r"(a[threadIdx.x]));
+    }""", 1, 32, a.view(np.uint32), out.view(np.uint32))
+    assert np.array_equal(out, a.T)
