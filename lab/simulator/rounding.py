@@ -85,9 +85,14 @@ def to_odd(near, error):
     even = (error != 0) & (bits & unsigned.type(1) == 0) & np.isfinite(near)
     if not even.any():
         return near
-    outward = (error > 0) != np.signbit(near)               # the exact number is the larger one
+    return neighbour(near, (error > 0) != np.signbit(near), even)
+
+
+def neighbour(near, outward, chosen):
+    """Where chosen, the next number away from zero or, if not outward, towards it."""
+    unsigned = UNSIGNED[near.dtype.itemsize]
     step = np.where(outward, unsigned.type(1), ~unsigned.type(0))
-    return np.where(even, bits + step, bits).view(near.dtype)
+    return (near.view(unsigned) + step * chosen).view(near.dtype)
 
 
 def two_product(a, b):
@@ -114,9 +119,8 @@ def round_to_bf16(value, mode):
     if mode == "rn":
         return f32_to_bf16(narrow_to_odd(value))
     bits = step_back(value, value.astype(F32), mode).view(U32)      # to 24 bits, then to 8: both
-    negative = bits >> U32.type(31) == 1                            # in the same direction
-    outward = {"rz": False, "rm": negative, "rp": ~negative}[mode]
-    bits = bits + np.where(outward, U32.type(0xFFFF), U32.type(0))
+    leaving = outward(bits >> U32.type(31) == 1, mode)              # in the same direction
+    bits = bits + np.where(leaving, U32.type(0xFFFF), U32.type(0))
     return np.where(np.isnan(value), NAN_BF16, (bits >> U32.type(16)).astype(U16))
 
 
@@ -132,10 +136,12 @@ def step_back(value, near, mode):
     wrong = {"rz": np.abs(back) > np.abs(value), "rm": back > value, "rp": back < value}[mode]
     if not wrong.any():
         return near
-    unsigned, negative = UNSIGNED[near.dtype.itemsize], np.signbit(near)
-    outward = {"rz": False, "rm": negative, "rp": ~negative}[mode]
-    step = np.where(outward, unsigned.type(1), ~unsigned.type(0))
-    return (near.view(unsigned) + step * wrong).view(near.dtype)
+    return neighbour(near, outward(np.signbit(near), mode), wrong)
+
+
+def outward(negative, mode):
+    """Does a directed rounding lead away from zero?"""
+    return {"rz": np.zeros_like(negative), "rm": negative, "rp": ~negative}[mode]
 
 
 def canonical(value):
