@@ -2,6 +2,7 @@
 # make test        prove the course on this machine; the tests marked slow are left out
 # make test-all    everything that can be proven here
 # make gpu         the GPU tests and the bench, a slice of at most 9 minutes a call
+# make test-versions   the simulator's tests on the oldest and the newest compilers supported
 #
 # BUILD=cpu        with any of them: no CUDA, although there is an NVIDIA driver
 
@@ -21,7 +22,7 @@ set_up = $(if $(python),$(python) -I lab/setup.py --wheels $(torch_wheels) \
 # A mirror, a proxy or find-links of the user's stays in force; an install for the user cannot.
 export PIP_USER := 0
 
-.PHONY: learn test test-all gpu set-up
+.PHONY: learn test test-all test-versions gpu set-up
 
 learn: set-up
 	@.venv/bin/lab start
@@ -32,6 +33,9 @@ test: set-up
 
 test-all: set-up
 	@.venv/bin/python -m lab.prove all
+
+test-versions: set-up
+	@.venv/bin/python -m lab.versions --wheels $(torch_wheels)/cpu
 
 # A machine lent for its GPU may hold torch already and reach no package index.
 gpu_here := import pytest, sys, torch; sys.exit(not torch.cuda.is_available())

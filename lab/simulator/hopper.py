@@ -17,7 +17,7 @@ from . import nvrtc
 from .dtypes import SIZES
 from .errors import KernelError
 from .occupancy import occupancy
-from .sass import disassemble, tool
+from .sass import disassemble
 
 MNEMONIC = re.compile(r"^\s*\{?\s*(?:@!?%?\w+\s+)?([a-z]\w*(?:\.[\w:]+)+)", re.M)
 TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64",
@@ -123,12 +123,15 @@ def instructions(ptx):
 
 
 def assemble(ptx):
-    """-> cubin, {kernel: Resources}, the assembler's log"""
+    """-> cubin, {kernel: Resources}, the assembler's log. Triton has two assemblers."""
+    from triton.backends.nvidia.compiler import get_ptxas
+
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
         source.write_text(ptx, encoding="utf-8")
-        done = subprocess.run([tool("ptxas"), "-v", "-lineinfo", "--gpu-name=sm_90a", str(source),
-                               "-o", str(target)], capture_output=True, text=True, timeout=TIMEOUT)
+        done = subprocess.run([get_ptxas(90).path, "-v", "-lineinfo", "--gpu-name=sm_90a",
+                               str(source), "-o", str(target)], capture_output=True, text=True,
+                              timeout=TIMEOUT)
         if done.returncode:
             raise KernelError(f"ptxas failed: {done.stderr.strip()}", "compile")
         return target.read_bytes(), nvrtc.read_resources(done.stderr), done.stderr

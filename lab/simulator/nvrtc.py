@@ -131,7 +131,8 @@ def read_resources(log):
 
 def includes(path):
     folder = os.path.dirname(os.path.abspath(path)) if os.path.exists(path) else None
-    return [f"-I{f}" for f in ([folder] if folder else []) + [*include_folders(), OWN_HEADERS]]
+    return [f"-I{f}" for f in ([folder] if folder else []) + [OWN_HEADERS, *include_folders()]] \
+        + [f"--pre-include={OWN_HEADERS}/host_types.h"]
 
 
 class Program:

@@ -80,21 +80,33 @@ def packable(ptx_type, function):
 
 # ---- float32 to nearest
 
+LOW_BITS = U64.type(0x0FFFFFFF)
+
+
 def fma_f32(a, b, c):
     """The product of two floats is exact in a double. The sum is rounded to 53 bits and then to 24,
     which goes wrong only where the first rounding makes a tie: then its 28 low bits are zero. Those
     of infinities and NaNs are, too."""
-    total = np.multiply(a, b, dtype=F64)
-    total = np.add(total, c, out=total if total.shape == np.broadcast(total, c).shape else None)
+    total = rounded_twice(a, b, c)
     result = total.astype(F32)
-    low_bits = total.view(U64) & U64.type(0x0FFFFFFF)
-    if low_bits.all():
-        return result
-    tie = (low_bits == 0) & (total != result)
-    if tie.any():
-        a, b, c = (np.broadcast_to(value, tie.shape)[tie].astype(F64) for value in (a, b, c))
-        result[tie] = sum_to_odd(a * b, c).astype(F32)
-    return canonical(result)
+    low_bits = total.view(U64)
+    low_bits &= LOW_BITS                                    # in place: memory takes the time here
+    return result if low_bits.all() else canonical(mended(result, a, b, c))
+
+
+def rounded_twice(a, b, c):
+    product = np.multiply(a, b, dtype=F64)
+    fits = product.shape == np.broadcast(product, c).shape
+    return np.add(product, c, out=product if fits else None)
+
+
+def mended(result, a, b, c):
+    """Where a tie was rounded, round once."""
+    total = rounded_twice(a, b, c)
+    tie = (total.view(U64) & LOW_BITS == 0) & (total != result)
+    a, b, c = (np.broadcast_to(value, tie.shape)[tie].astype(F64) for value in (a, b, c))
+    result[tie] = sum_to_odd(a * b, c).astype(F32)
+    return result
 
 
 FAST = {

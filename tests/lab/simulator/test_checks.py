@@ -281,7 +281,7 @@ def test_unknown_instruction_is_an_error_and_not_a_wrong_number():
     a[0] = y + z;
 }""", 1, 1, np.zeros(1, np.uint32))
     assert caught.value.kind == "unsupported" and "mma.sp.sync" in str(caught.value)
-    assert caught.value.line == 4
+    assert caught.value.line in (3, 4)      # NVRTC 13.0 blames an asm's last line, 13.5 its first
 
 
 def test_checks_can_be_turned_off():

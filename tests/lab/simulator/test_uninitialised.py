@@ -229,7 +229,9 @@ def test_rows_of_a_matrix_product():
     silent(MMA, 1, 32, x, y, options=("-DROWS=13", "-DSTORED=13"))
     assert np.array_equal(y[:13 * 8], np.full(13 * 8, 16))
     error = undefined(MMA, 1, 32, x, y, options=("-DROWS=13", "-DSTORED=14"))
-    assert error.line == 19 and "`a`" in str(error) and "read in line 10" in str(error)
+    assert error.line == 19 and "`a`" in str(error)
+    # NVRTC 13.0 blames an asm's last line, 13.5 its first
+    assert "read in line 10" in str(error) or "read in line 9" in str(error)
 
 
 def test_global_memory_counts_as_written():
