@@ -34,8 +34,9 @@ test: set-up
 test-all: set-up
 	@.venv/bin/python -m lab.prove all
 
-test-versions: set-up
-	@.venv/bin/python -m lab.versions --wheels $(torch_wheels)/cpu
+# Without .venv: it makes environments of its own.
+test-versions:
+	@$(if $(python),$(python) -m lab.versions --wheels $(torch_wheels)/cpu,$(no_python))
 
 # A machine lent for its GPU may hold torch already and reach no package index.
 gpu_here := import pytest, sys, torch; sys.exit(not torch.cuda.is_available())

@@ -1,5 +1,4 @@
-// Names that nvcc takes from the C library of Linux without any #include, and NVRTC does not know.
+// A name that nvcc takes from the C library of Linux without any #include. NVRTC does not know it,
+// and many public kernels use it.
 #pragma once
-typedef unsigned short ushort;
 typedef unsigned int uint;
-typedef unsigned long ulong;

@@ -1,8 +1,7 @@
 """Floating-point arithmetic: f32, f64, f16, bf16 and the packed f16x2 and bf16x2.
 
-The hot path computes float32 in float32. All else is computed exactly, as a double that is rounded
-to odd where the result does not fit, and then rounded once to the type and in the direction asked
-for.
+The hot path computes float32 in float32. All else is computed as a double that is exact, or as
+good, and then rounded once to the type and in the direction asked for.
 """
 
 import numpy as np
@@ -91,7 +90,7 @@ def fma_f32(a, b, c):
     result = total.astype(F32)
     low_bits = total.view(U64)
     low_bits &= LOW_BITS                                    # in place: memory takes the time here
-    return result if low_bits.all() else canonical(mended(result, a, b, c))
+    return result if low_bits.all() else canonical(mended(result, low_bits == 0, a, b, c))
 
 
 def rounded_twice(a, b, c):
@@ -100,12 +99,13 @@ def rounded_twice(a, b, c):
     return np.add(product, c, out=product if fits else None)
 
 
-def mended(result, a, b, c):
-    """Where a tie was rounded, round once."""
-    total = rounded_twice(a, b, c)
-    tie = (total.view(U64) & LOW_BITS == 0) & (total != result)
-    a, b, c = (np.broadcast_to(value, tie.shape)[tie].astype(F64) for value in (a, b, c))
-    result[tie] = sum_to_odd(a * b, c).astype(F32)
+def mended(result, suspects, a, b, c):
+    """Round the suspects once."""
+    if 16 * np.count_nonzero(suspects) > suspects.size:     # whole numbers, say: exact all the same
+        suspects &= rounded_twice(a, b, c) != result
+    where = np.nonzero(suspects)
+    a, b, c = (np.broadcast_to(value, suspects.shape)[where].astype(F64) for value in (a, b, c))
+    result[where] = sum_to_odd(a * b, c).astype(F32)
     return result
 
 
@@ -117,18 +117,29 @@ FAST = {
 
 # ---- any type and rounding
 
-# On doubles: exact, or rounded to odd. A quotient or a root of floats that is neither a float nor a
-# tie keeps a relative distance of 2^-50 to those, so that the nearest double is as good.
-TO_ODD = {
-    "add": sum_to_odd, "sub": lambda a, b: sum_to_odd(a, -b), "mul": lambda a, b: a * b,
-    "div": lambda a, b: a / b, "fma": lambda a, b, c: sum_to_odd(a * b, c),
+def exact_sum(a, b):
+    """float64 a + b, exact or as good when it is rounded to 24 bits: a sum with low bits is neither
+    a float nor a tie, and its own rounding has not moved it past one."""
+    total = a + b
+    suspects = np.nonzero(total.view(U64) & LOW_BITS == 0)
+    if len(suspects[0]):
+        a, b = (np.broadcast_to(value, total.shape)[suspects] for value in (a, b))
+        total[suspects] = sum_to_odd(a, b)
+    return total
+
+
+# On doubles, exact or as good. A quotient or a root of floats that is neither a float nor a tie
+# keeps a relative distance of 2^-50 to those.
+EXACT = {
+    "add": exact_sum, "sub": lambda a, b: exact_sum(a, -b), "mul": lambda a, b: a * b,
+    "div": lambda a, b: a / b, "fma": lambda a, b, c: exact_sum(a * b, c),
 }
 
 
 def arithmetic(name, base, values, mode="rn", ftz=False, saturate=False, relu=False):
     """add, sub, mul, div or fma of f32, f16 or bf16."""
     values = [widen(value, base, ftz) for value in values]
-    exact = TO_ODD[name](*values)
+    exact = EXACT[name](*values)
     if mode == "rm" and name in ("add", "sub", "fma"):
         exact = np.where((exact == 0) & ~both_positive(name, *values), -0.0, exact)
     if ftz:                             # what is subnormal before it is rounded is flushed, as

@@ -160,6 +160,15 @@ def test_headers_that_kernels_include(header):
     assert np.array_equal(y, np.arange(32))
 
 
+@pytest.mark.parametrize("own", ["", "typedef unsigned int uint;", "using uint = unsigned;",
+                                 "#define uint unsigned"])
+def test_uint_is_known_and_may_be_declared_again(own):
+    y = np.zeros(32, np.uint32)
+    run(own + """
+    extern "C" __global__ void k(uint* y) { uint t = threadIdx.x; y[t] = t - 1; }""", 1, 32, y)
+    assert np.array_equal(y, np.arange(32, dtype=np.uint32) - np.uint32(1))
+
+
 def test_assert_names_its_line():
     source = """extern "C" __global__ void k(int* y, int n) {
         assert(threadIdx.x < n);
