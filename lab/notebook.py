@@ -183,7 +183,20 @@ class Result:
         return (f"<div style='border-left:4px solid {COLOURS[v.verdict]};padding:4px 10px'>"
                 f"<b style='color:{COLOURS[v.verdict]}'>{WORDS[v.verdict]}</b> "
                 f"<code>{html.escape(v.name)}</code> "
-                f"<span style='color:#6e7781'>{html.escape(self.source)}</span>{body}</div>")
+                f"<span style='color:#6e7781'>{html.escape(self.source)}</span>{body}"
+                f"{self.bars()}</div>")
+
+    def bars(self):
+        """The first guess drawn beside the answer, as two bars of one scale; "" without both."""
+        guesses = {"first guess": self.first_guess, "now": self.verdict.value}
+        if not all(type(v) in (int, float) and v >= 0 for v in guesses.values()):
+            return ""
+        longest = max(*guesses.values(), 1e-300)
+        return "".join(f"<div style='display:flex;margin-top:2px'><span style='width:6em'>{name}"
+                       f"</span><span style='width:{value / longest * 40:.1f}%;"
+                       f"background:{colour}'>&nbsp;</span>&nbsp;{value:g}</div>"
+                       for (name, value), colour in zip(guesses.items(), ("#8c959f", "#0969da"),
+                                                        strict=True))
 
 
 class Note:

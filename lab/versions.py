@@ -129,7 +129,7 @@ def prove(wheels):
     FOLDER.mkdir(parents=True, exist_ok=True)
     results = {end: prove_end(end, wheels) for end in ENDS}
     record = {"date": datetime.date.today().isoformat(), "python": platform.python_version(),
-              "platform": platform.platform(), "tests": TESTS, **results}
+              "platform": f"{platform.system()} {platform.machine()}", "tests": TESTS, **results}
     RECORD.parent.mkdir(exist_ok=True)
     RECORD.write_text(json.dumps(record, indent=2) + "\n")
     for end, result in results.items():

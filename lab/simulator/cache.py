@@ -5,6 +5,7 @@ import json
 import os
 import re
 import tempfile
+from functools import cache
 from pathlib import Path
 
 from . import nvrtc
@@ -26,6 +27,14 @@ def compile_cached(source, path, options=(), name_expressions=(), folder=None):
     compiled = nvrtc.compile_ptx(source, path, options, name_expressions)
     write_whole(file, json.dumps(compiled._asdict()))
     return compiled
+
+
+@cache
+def own_headers():
+    """A digest of the simulator's own headers: another text of theirs is another result."""
+    texts = [file.read_bytes() for file in sorted(Path(nvrtc.OWN_HEADERS).rglob("*"))
+             if file.is_file()]
+    return hashlib.sha256(b"".join(texts)).hexdigest()
 
 
 def own_path(text, path):

@@ -130,6 +130,7 @@ def test_a_prediction_keeps_the_first_guess(live):
     for guess, says in (("2.0", "under the compute roof"), ("1.0", "Your first guess was 2.0")):
         live.run(f"def predict_gain_of_doubled_peak():\n    return {guess}\n")
         assert says in live.run('lesson.check("predict_gain_of_doubled_peak")')
+    assert "first guess" in live.html and "width:40.0%" in live.html and "width:20.0%" in live.html
 
 
 def test_an_unknown_name_is_one_sentence(live):

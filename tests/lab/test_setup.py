@@ -43,6 +43,8 @@ def path(tmp_path, monkeypatch):
     for tool in ("sh", "make", "cat", "dirname"):
         (folder / tool).symlink_to(shutil.which(tool))
     monkeypatch.setenv("PATH", str(folder))
+    for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):       # `make test` runs these tests too
+        monkeypatch.delenv(name, raising=False)
     return folder
 
 
