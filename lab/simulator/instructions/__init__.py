@@ -3,6 +3,7 @@
 from . import (  # noqa: F401
     async_copy,
     atomic,
+    bits,
     compare,
     control,
     convert,
