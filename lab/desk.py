@@ -338,21 +338,16 @@ def sha(text):
 
 def read_given(path):
     """The text of a file that the user named."""
+    return read(path, str(path), f"no file {path}")
+
+
+def read(path, label, missing=None):
+    """The text of a file; CourseError in one line where it cannot be had."""
     try:
         return path.read_text("utf-8")
     except FileNotFoundError:
-        raise CourseError(f"no file {path}") from None
-    except UnicodeDecodeError:
-        raise CourseError(f"{path} is not UTF-8 text") from None
-    except OSError as error:
-        raise CourseError(f"cannot read {path}: {error.strerror}") from None
-
-
-def read(path, label):
-    try:
-        return path.read_text("utf-8")
-    except FileNotFoundError:
-        raise CourseError(f"{label} is missing: `lab reset` brings the stub back") from None
+        raise CourseError(missing or
+                          f"{label} is missing: `lab reset` brings the stub back") from None
     except UnicodeDecodeError:
         raise CourseError(f"{label} is not UTF-8 text") from None
     except OSError as error:
