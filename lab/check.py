@@ -187,7 +187,10 @@ class Run:
 
     def place(self, language, line):
         """A line of the candidate as its author knows it, with its text."""
-        text = self.candidate.sources[language].splitlines()[line - 1].strip()
+        lines = self.candidate.sources[language].splitlines()
+        if type(line) is not int or not 0 < line <= len(lines):
+            return ""                   # the child's own word: it may be wrong
+        text = lines[line - 1].strip()
         return (f"\n    {self.candidate.labels[language]}, "
                 f"line {told(self.candidate, language, line)}: {text}")
 

@@ -95,3 +95,13 @@ def test_an_answer_that_leans_on_an_import_of_itself_fails(tmp_path):
                     "    return k.merge(a, b)\n")
     done = check("merge", path)
     assert done.returncode == 1 and "RecursionError" in done.stdout, done.stdout
+
+
+def test_an_error_at_a_line_that_is_not_there_is_a_fail_all_the_same(tmp_path):
+    """The child says where its exception came from; the grader must not trust it."""
+    path = tmp_path / "mine.py"
+    path.write_text("def merge(a, b):\n"
+                    "    exec(compile('\\n' * 5000 + '1 / 0', __file__, 'exec'))\n")
+    done = check("merge", path)
+    assert done.returncode == 1 and "ZeroDivisionError" in done.stdout, done.stdout + done.stderr
+    assert "✗" in done.stdout and "Traceback" not in done.stdout + done.stderr

@@ -409,7 +409,7 @@ def test_cuda_that_cannot_be_cut(source, says):
 def test_cuda_stubs_compile(tmp_path):
     nvrtc = pytest.importorskip("lab.simulator.nvrtc")
     if nvrtc.library_folder() is None:
-        pytest.skip("the NVRTC wheel is not installed")
+        pytest.skip("not proven here: the NVRTC wheel is not installed")
     source = CUDA.replace("grüße", "gruesse")           # NVRTC takes ASCII names only
     source = source.replace("x[0] = 0.f;", "")
     for some in ([], CUDA_EXERCISES, *([name] for name in CUDA_EXERCISES)):

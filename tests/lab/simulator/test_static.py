@@ -114,7 +114,7 @@ def test_occupancy_agrees_with_nvidias_own_header(rng, tmp_path):
     """cuda_occupancy.h comes with the runtime's wheel; it needs a C++ compiler to be asked."""
     headers = [f for f in nvrtc.include_folders() if (Path(f) / "cuda_occupancy.h").exists()]
     if not headers or not shutil.which("g++"):
-        pytest.skip("no g++ or no cuda_occupancy.h")
+        pytest.skip("not proven here: no g++, or no cuda_occupancy.h")
     (tmp_path / "ask.cpp").write_text(NVIDIAS)
     subprocess.run(["g++", "-O0", "-w", f"-I{headers[0]}", "ask.cpp", "-o", "ask"], cwd=tmp_path,
                    check=True, timeout=60)

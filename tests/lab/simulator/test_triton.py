@@ -655,7 +655,7 @@ def test_registers_and_stack_are_the_assemblers():
 def test_without_a_gpu_triton_says_so_when_the_simulator_is_off():
     simulator.deactivate_triton()
     if torch.cuda.is_available():
-        pytest.skip("there is a GPU here")
+        pytest.skip("not proven here: there is a GPU")
     with pytest.raises(RuntimeError, match="active drivers"):
         add_kernel[(1,)](torch.zeros(8), torch.zeros(8), torch.zeros(8), 8, BLOCK=8)
 
