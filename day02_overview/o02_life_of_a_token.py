@@ -1,0 +1,254 @@
+"""o02 · A Llama in NumPy: from a prompt to the next token, and the one after
+
+T: tokens in this step   N: context, all tokens so far with these   V: vocabulary   L: layers
+C: model width   H: query heads   G: key and value heads   D: head width   F: mlp width
+A step reads every weight once and does 2 FLOPs with it for each of its T tokens. So one token at a
+time is 2 FLOPs for 4 bytes in fp32, or 1 FLOP per byte in fp16. Memory decides.
+
+The operations stand in a table. Here they are NumPy, by the book, and the oracle of all later
+floors. Those put their kernels into the table; the model stays as it is.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+__all__ = ["NANO", "NUMPY", "Cache", "Llama", "Operations", "add", "attention", "decode", "encode",
+           "forward", "generate", "load_nano", "matmul", "rmsnorm", "rope", "softmax", "swiglu"]
+
+NANO = Path(__file__).parent / "nano"       # 2 layers of width 64, trained by its train.py
+END = ord("\n")                             # the token before and after a sentence
+
+
+# ---- text and tokens
+
+
+def encode(text):                               # -> (T,)
+    """The tokens of a text: END, then its ASCII codes. Llama uses longer pieces, BPE."""
+    if not text.isascii():
+        raise ValueError(f"encode: {text!r} has characters that the nano Llama does not know; "
+                         f"expected ASCII")
+    return np.array([END, *text.encode("ascii")])
+
+
+def decode(tokens):
+    """The text of tokens 0 to 127."""
+    return bytes(list(tokens)).decode("ascii")
+
+
+# ---- the operations, by the book, in the precision of their inputs
+
+
+def matmul(a, w):                               # (M, K), (N, K) -> (M, N)
+    """a · wᵀ: a weight stands as (numbers out, numbers in)."""
+    return a @ w.T
+
+
+def add(a, b):                                  # (T, C), (T, C) -> (T, C)
+    return a + b
+
+
+def rmsnorm(x, w, eps):                         # (T, C), (C,) -> (T, C)
+    """Each row divided by the root of its mean square, each column times its weight."""
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * w
+
+
+def rope(q, k, cos, sin, positions):            # (T, H, D), (T, G, D), 2 × (room, D/2), (T,)
+    """Turn number i of each head's first half, with its partner in the second, by its angle.
+
+    In place, as Hugging Face has it. cos, sin: a row for each position.
+    """
+    c, s = cos[positions, None], sin[positions, None]       # (T, 1, D//2)
+    for x in (q, k):
+        a, b = np.split(x, 2, axis=-1)
+        x[:] = np.concatenate((a * c - b * s, b * c + a * s), axis=-1)
+
+
+def softmax(x):                                 # (..., C) -> (..., C)
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def attention(q, k, v, scale, softmax=softmax):     # (T, H, D), (N, G, D), (N, G, D) -> (T, H, D)
+    """Each query's mix of the values up to its own token: the T queries are the last of N tokens.
+
+    Query head h reads the keys and values of head h // (H // G). softmax: of the last axis.
+    """
+    (T, H, D), (N, G, _) = q.shape, k.shape
+    # exercise: scores of every pair, -inf for tokens that come later, softmax, mix the values
+    q = q.reshape(T, G, H // G, D)
+    scores = np.einsum("tghd,ngd->ghtn", q, k) * scale      # (G, H//G, T, N)
+    later = np.arange(N) > np.arange(N - T, N)[:, None]     # (T, N)
+    weights = softmax(np.where(later, -np.inf, scores).astype(scores.dtype))
+    return np.einsum("ghtn,ngd->tghd", weights, v).reshape(T, H, D)
+
+
+def swiglu(gate, up):                           # (T, F), (T, F) -> (T, F)
+    """SiLU(gate) · up. SiLU(x) = x · sigmoid(x), and sigmoid(x) = (1 + tanh(x/2)) / 2."""
+    return gate * (1 + np.tanh(gate / 2)) / 2 * up
+
+
+class Operations(NamedTuple):
+    """What the model computes with. Signatures as above; rope works in place."""
+
+    matmul: Callable
+    add: Callable
+    rmsnorm: Callable
+    rope: Callable
+    attention: Callable
+    swiglu: Callable
+
+
+NUMPY = Operations(matmul, add, rmsnorm, rope, attention, swiglu)
+
+
+# ---- the model
+
+
+class Layer(NamedTuple):
+    """The weights of one layer, in the order of their use."""
+
+    attention_norm: np.ndarray      # (C,)
+    q: np.ndarray                   # (H·D, C)
+    k: np.ndarray                   # (G·D, C)
+    v: np.ndarray                   # (G·D, C)
+    o: np.ndarray                   # (C, H·D)
+    mlp_norm: np.ndarray            # (C,)
+    gate: np.ndarray                # (F, C)
+    up: np.ndarray                  # (F, C)
+    down: np.ndarray                # (C, F)
+
+
+class Llama(NamedTuple):
+    D: int
+    eps: float                      # of the norms
+    cos: np.ndarray                 # (room, D/2)
+    sin: np.ndarray                 # (room, D/2)
+    embedding: np.ndarray           # (V, C)
+    layers: list[Layer]
+    norm: np.ndarray                # (C,)
+    head: np.ndarray                # (V, C); in a small Llama the embedding itself
+
+
+class Cache:
+    """Keys and values of the tokens so far: two arrays a layer, with room for more tokens."""
+
+    def __init__(self, model, room):
+        G = len(model.layers[0].k) // model.D
+        shape, dtype = (len(model.layers), room, G, model.D), model.embedding.dtype
+        self.keys = np.empty(shape, dtype)          # (L, room, G, D)
+        self.values = np.empty(shape, dtype)        # (L, room, G, D)
+        self.N = 0                                  # tokens that are in it
+
+    def next(self, T):                              # -> (T,)
+        """The positions of the next T tokens. ValueError where there is no room for them."""
+        room = self.keys.shape[1]
+        if self.N + T > room:
+            raise ValueError(f"Cache: {self.N} tokens and {T} more; it has room for {room}")
+        self.N += T
+        return np.arange(self.N - T, self.N)
+
+
+def block(model, layer, x, keys, values, positions, ops):       # (T, C) -> (T, C)
+    """One layer: x plus its attention, and that plus its MLP.
+
+    keys, values (room, G, D): this layer's cache, filled below the first of the positions; the new
+    tokens' own are written into it here.
+    """
+    T, D = len(x), model.D
+    # exercise: norm, q k v, rope, cache, attention, o, add; norm, gate and up, swiglu, down, add
+    y = ops.rmsnorm(x, layer.attention_norm, model.eps)                             # (T, C)
+    q, k, v = (ops.matmul(y, w).reshape(T, -1, D) for w in (layer.q, layer.k, layer.v))
+    ops.rope(q, k, model.cos, model.sin, positions)
+    keys[positions], values[positions] = k, v
+    N = positions[-1] + 1
+    mixed = ops.attention(q, keys[:N], values[:N], D ** -0.5)                       # (T, H, D)
+    x = ops.add(x, ops.matmul(mixed.reshape(T, -1), layer.o))                       # (T, C)
+    y = ops.rmsnorm(x, layer.mlp_norm, model.eps)                                   # (T, C)
+    hidden = ops.swiglu(ops.matmul(y, layer.gate), ops.matmul(y, layer.up))         # (T, F)
+    return ops.add(x, ops.matmul(hidden, layer.down))
+
+
+def forward(model, tokens, cache, ops=NUMPY):   # (T,) -> (T, V)
+    """Scores (logits) of the next token after each of these, which follow those in the cache."""
+    positions = cache.next(len(tokens))
+    x = model.embedding[tokens]                                                     # (T, C)
+    for layer, keys, values in zip(model.layers, cache.keys, cache.values, strict=True):
+        x = block(model, layer, x, keys, values, positions, ops)                    # (T, C)
+    return ops.matmul(ops.rmsnorm(x, model.norm, model.eps), model.head)
+
+
+# ---- one token after the other
+
+
+def next_token(logits, temperature, u):         # (V,) -> int
+    """The token of the largest logit at temperature 0; else drawn from softmax(logits/temperature).
+
+    u: a random number, 0 <= u < 1. Each token owns a part of [0, 1) as long as its probability, in
+    the order of the tokens; u falls into one of them.
+    """
+    # exercise: the largest; or softmax, running sums, and the first sum that exceeds u
+    if temperature == 0:
+        return int(logits.argmax())
+    sums = softmax(logits.astype(np.float64) / temperature).cumsum()                # (V,)
+    return int(np.searchsorted(sums, u * sums[-1], side="right"))
+
+
+def generate_from_scratch(model, prompt, count, ops=NUMPY):
+    """The next `count` tokens, greedily, with an empty cache for each of them."""
+    tokens = list(prompt)
+    for _ in range(count):
+        logits = forward(model, tokens, Cache(model, len(tokens)), ops)             # (T, V)
+        tokens.append(next_token(logits[-1], 0, 0))
+    return tokens[len(prompt):]
+
+
+def predict_rows(prompt, count):
+    """(rows without, rows with a cache): rows of x that enter a layer in all, to generate `count`
+    tokens, one or more, from a prompt of `prompt` tokens.
+
+    Without a cache as generate_from_scratch does it; with one, each token enters once.
+    """
+    # exercise: the first step is the same; the steps after it differ, and the last token enters not
+    return sum(prompt + i for i in range(count)), prompt + count - 1
+
+
+def generate(model, prompt, count, ops=NUMPY, temperature=0, rng=None):
+    """The next `count` tokens after a prompt, each of them through the model once.
+
+    temperature: above 0, tokens are drawn with rng.random(). Returns a list of int.
+    """
+    # exercise: the prompt enters an empty cache; then each new token, alone
+    cache = Cache(model, len(prompt) + count)
+    step, tokens = prompt, []
+    for _ in range(count):
+        logits = forward(model, step, cache, ops)                                   # (T, V)
+        tokens.append(next_token(logits[-1], temperature, rng.random() if temperature else 0))
+        step = tokens[-1:]
+    return tokens
+
+
+# ---- the weights
+
+
+def load_nano(dtype=np.float32):
+    """The nano Llama of this course. It knows nano/sentences.txt by heart and nothing else.
+
+    dtype: of the weights, and so of all that is computed. They were rounded to fp16 when saved.
+    """
+    m = json.loads((NANO / "config.json").read_text("utf-8"))
+    with np.load(NANO / "weights.npz") as file:
+        w = {name: file[name].astype(dtype) for name in file}
+    names = ("input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+             "self_attn.o_proj", "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj",
+             "mlp.down_proj")
+    layers = [Layer(*(w[f"model.layers.{i}.{name}.weight"] for name in names))
+              for i in range(m["num_hidden_layers"])]
+    D, room = m["head_dim"], np.arange(m["max_position_embeddings"])
+    angle = room[:, None] * m["rope_theta"] ** (-np.arange(0, D, 2) / D)            # (room, D//2)
+    embedding = w["model.embed_tokens.weight"]                                      # (V, C)
+    return Llama(D, m["rms_norm_eps"], np.cos(angle).astype(dtype), np.sin(angle).astype(dtype),
+                 embedding, layers, w["model.norm.weight"], embedding)

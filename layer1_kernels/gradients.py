@@ -1,0 +1,46 @@
+"""Gradients for a kernel that has no backward kernel of its own: those of its oracle."""
+
+import functools
+import inspect
+
+import torch
+from torch.autograd.function import once_differentiable
+
+
+def differentiable(kernel, oracle):
+    """`kernel` for autograd: its results, and the gradients of `oracle`, a PyTorch function of the
+    same arguments, which backward computes again from the saved inputs.
+
+    Not for a kernel that works in place. Gradients of gradients are refused by torch.
+    """
+    class Kernel(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *args):
+            tensor = [isinstance(a, torch.Tensor) for a in args]
+            ctx.save_for_backward(*(a for a, t in zip(args, tensor, strict=True) if t))
+            ctx.others = [None if t else a for a, t in zip(args, tensor, strict=True)]
+            ctx.tensor = tensor
+            return kernel(*args)
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx, *upstream):
+            saved = iter(ctx.saved_tensors)
+            args = [next(saved).detach().requires_grad_(need) if t else other for t, need, other in
+                    zip(ctx.tensor, ctx.needs_input_grad, ctx.others, strict=True)]
+            with torch.enable_grad():
+                results = oracle(*args)
+            wanted = [a for a, need in zip(args, ctx.needs_input_grad, strict=True) if need]
+            found = iter(torch.autograd.grad(results, wanted, upstream if len(upstream) > 1
+                                             else upstream[0], allow_unused=True))
+            return tuple(next(found) if need else None for need in ctx.needs_input_grad)
+
+    order = inspect.signature(kernel)
+
+    @functools.wraps(kernel)
+    def function(*args, **kwargs):
+        given = order.bind(*args, **kwargs)
+        given.apply_defaults()
+        return Kernel.apply(*given.args)
+
+    return function
