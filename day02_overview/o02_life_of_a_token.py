@@ -146,7 +146,7 @@ class Cache:
     def next(self, T):                              # -> (T,)
         """The positions of the next T tokens. ValueError where there is no room for them."""
         room = self.keys.shape[1]
-        if self.N + T > room:
+        if room < self.N + T:
             raise ValueError(f"Cache: {self.N} tokens and {T} more; it has room for {room}")
         self.N += T
         return np.arange(self.N - T, self.N)
@@ -201,7 +201,7 @@ def generate_from_scratch(model, prompt, count, ops=NUMPY):
     """The next `count` tokens, greedily, with an empty cache for each of them."""
     tokens = list(prompt)
     for _ in range(count):
-        logits = forward(model, tokens, Cache(model, len(tokens)), ops)             # (T, V)
+        logits = forward(model, tokens, Cache(model, len(tokens)), ops)             # (..., V)
         tokens.append(next_token(logits[-1], 0, 0))
     return tokens[len(prompt):]
 
@@ -225,7 +225,7 @@ def generate(model, prompt, count, ops=NUMPY, temperature=0, rng=None):
     cache = Cache(model, len(prompt) + count)
     step, tokens = prompt, []
     for _ in range(count):
-        logits = forward(model, step, cache, ops)                                   # (T, V)
+        logits = forward(model, step, cache, ops)                                   # (..., V)
         tokens.append(next_token(logits[-1], temperature, rng.random() if temperature else 0))
         step = tokens[-1:]
     return tokens

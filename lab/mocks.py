@@ -1,7 +1,8 @@
-"""Mocks of the course: machines whose every cost is known. Nothing here takes real time.
+"""Mocks of the course: machines whose every cost is known, and watched functions.
 
-A test builds one beside the code under test, subject.make("lab.mocks:FakeGpu", ...), and others for
-itself, to work out what the wrong ways of using it would give.
+No machine here takes real time. A test builds one beside the code under test,
+subject.make("lab.mocks:FakeGpu", ...), and others for itself, to work out what the wrong ways of
+using it would give.
 """
 
 import math
@@ -96,3 +97,17 @@ class Weather:
             self.runs += 1
             return seconds * self.factors[(self.runs - 1) % len(self.factors)]
         return run
+
+
+class Watched:
+    """A function that keeps copies of the arguments of every call.
+
+    It does what `function` does; without one it returns `answer`.
+    """
+
+    def __init__(self, function=None, answer=None):
+        self.function, self.answer, self.calls = function, answer, []
+
+    def __call__(self, *args):
+        self.calls.append([a.copy() if hasattr(a, "copy") else a for a in args])
+        return self.answer if self.function is None else self.function(*args)

@@ -232,3 +232,42 @@ def traffic(title, kernels):
     axes.tick_params(left=False)
     plt.close(figure)           # as above
     return figure
+
+
+def heads(title, text, weights):
+    """Attention weights of one layer: a row asks, a column is asked; dark is a large weight.
+
+    text: a letter a token    weights: (heads, tokens, tokens)
+    """
+    import matplotlib.pyplot as plt
+
+    letters = [{"\n": "⏎", " ": "·"}.get(letter, letter) for letter in text]
+    figure, every = plt.subplots(1, len(weights), figsize=(3.0 * len(weights), 3.5), sharey=True,
+                                 squeeze=False, layout="constrained")
+    for h, axes in enumerate(every[0]):
+        axes.imshow(weights[h], cmap="Blues", vmin=0, vmax=1)
+        axes.set_title(f"head {h}", fontsize=10, color=INK)
+        axes.set_xticks(range(len(text)), letters, fontsize=7)
+        axes.set_yticks(range(len(text)), letters, fontsize=7)
+        axes.tick_params(length=0)
+    figure.suptitle(title)
+    plt.close(figure)           # as above
+    return figure
+
+
+def growth(title, curves, x, y):
+    """Counts that grow with 1, 2, 3 … of something, one line each.
+
+    curves: {name: [count for 1, for 2, …]}    x, y: what the axes count
+    """
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7.5, 3.4), layout="constrained")
+    for (name, values), colour in zip(curves.items(), (GREY, BLUE, RED), strict=False):
+        axes.plot(range(1, len(values) + 1), values, color=colour, lw=2)
+        axes.annotate(f"{name}: {values[-1]:,}", (len(values), values[-1]), xytext=(-6, 6),
+                      textcoords="offset points", ha="right", color=colour)
+    axes.set(title=title, xlabel=x, ylabel=y, ylim=(0, 1.15 * max(map(max, curves.values()))))
+    axes.spines[["top", "right"]].set_visible(False)
+    plt.close(figure)           # as above
+    return figure

@@ -2,7 +2,7 @@
 
 B: sequences   T: tokens of each   the other letters as in o02
 Two layers of width 64 learn 32 sentences by heart, and nothing else. Another machine's roundings
-give other weights; the last line says how sure they are.
+give other weights; the tests hold how sure those here are of each letter.
 """
 
 import json

@@ -1,0 +1,372 @@
+"""Graders of o02. Attention and the layer are compared with loops over heads and tokens in float64,
+the whole model with a second Llama that is written here, on the same weights."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lab.course import ROOT
+from lab.subject import Raised
+
+NANO = ROOT / "day02_overview" / "nano"
+SENTENCES = (NANO / "sentences.txt").read_text("utf-8").splitlines()
+# T, N, H, G, D: new tokens after old ones; a prompt; one token; one head for all; no old tokens
+SHAPES = [(3, 7, 4, 2, 4), (5, 5, 6, 3, 2), (1, 9, 4, 4, 6), (4, 6, 3, 1, 8), (1, 1, 2, 1, 2)]
+
+
+# ---- oracles
+
+
+def weights_of(scores):
+    e = np.exp(scores - scores.max())
+    return e / e.sum()
+
+
+def mixed(q, k, v, scale, sees=lambda t, n, T, N: n <= N - T + t,
+          head=lambda h, H, G: h // (H // G), weigh=weights_of):                # -> (T, H, D)
+    """Attention by loops. sees: is key n visible to query t? head: the key head of query head h."""
+    (T, H, _), (N, G, _) = q.shape, k.shape
+    out = np.zeros(q.shape)
+    for t in range(T):
+        rows = [n for n in range(N) if sees(t, n, T, N)]
+        for h in range(H if rows else 0):
+            g = head(h, H, G)
+            out[t, h] = weigh(k[rows, g] @ q[t, h] * scale) @ v[rows, g]
+    return out
+
+
+def normed(x, w, eps):
+    return np.stack([row / np.sqrt(np.mean(row * row) + eps) * w for row in x])
+
+
+def turned(x, positions, theta=1e4):            # (T, heads, D)
+    D = x.shape[-1]
+    out = np.empty_like(x)
+    for i in range(D // 2):
+        angle = positions[:, None] * theta ** (-2 * i / D)
+        a, b = x[..., i], x[..., i + D // 2]
+        out[..., i] = a * np.cos(angle) - b * np.sin(angle)
+        out[..., i + D // 2] = b * np.cos(angle) + a * np.sin(angle)
+    return out
+
+
+def nano():
+    """(configuration, weights in float64)"""
+    with np.load(NANO / "weights.npz") as file:
+        return (json.loads((NANO / "config.json").read_text("utf-8")),
+                {name: file[name].astype(np.float64) for name in file})
+
+
+def logits_of(tokens):                          # -> (T, V)
+    """The nano Llama's scores after each token, without a cache."""
+    m, w = nano()
+    D, eps, positions = m["head_dim"], m["rms_norm_eps"], np.arange(len(tokens))
+    x = w["model.embed_tokens.weight"][tokens]
+    for i in range(m["num_hidden_layers"]):
+        p = {k.split(f"layers.{i}.")[1]: v for k, v in w.items() if f"layers.{i}." in k}
+        y = normed(x, p["input_layernorm.weight"], eps)
+        q, k, v = ((y @ p[f"self_attn.{n}_proj.weight"].T).reshape(len(x), -1, D) for n in "qkv")
+        x = x + (mixed(turned(q, positions), turned(k, positions), v, D ** -0.5).reshape(len(x), -1)
+                 @ p["self_attn.o_proj.weight"].T)
+        y = normed(x, p["post_attention_layernorm.weight"], eps)
+        gate, up = (y @ p[f"mlp.{n}_proj.weight"].T for n in ("gate", "up"))
+        x = x + (gate / (1 + np.exp(-gate)) * up) @ p["mlp.down_proj.weight"].T
+    return normed(x, w["model.norm.weight"], eps) @ w["model.embed_tokens.weight"].T
+
+
+def tokens_of(text):
+    return np.array([10, *text.encode("ascii")])
+
+
+def text_of(tokens):
+    return "".join(map(chr, tokens))
+
+
+# ---- next_token
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_next_token(subject, rng, temperature):
+    def draws(scores, u):
+        return int((weights_of(scores.astype(np.float64)).cumsum() <= u).sum())
+
+    cases = 0
+    while cases < 10:
+        logits, u = (3 * rng.standard_normal(50)).astype(np.float32), rng.random()
+        want = draws(logits / temperature, u)
+        ways = {"it multiplies by the temperature": draws(logits * temperature, u),
+                "it does not use the temperature": draws(logits, u),
+                "it takes the largest logit though the temperature is above 0": logits.argmax(),
+                "it takes the token before the one whose part u falls into": want - 1,
+                "it takes the token after the one whose part u falls into": want + 1}
+        if len({want, *ways.values()}) < 6:         # two of them could not be told apart
+            continue
+        cases += 1
+        got = subject.next_token(logits, temperature, u)
+        assert isinstance(got, (int, np.integer)), f"next_token: got {got!r}, expected a token"
+        why = [f"\nThis is what comes out when {way}." for way, token in ways.items()
+               if token == got]
+        assert got == want, (f"next_token: at temperature {temperature} u = {u:.3f} falls into the "
+                             f"part of token {want}, got {got}" + "".join(why))
+
+
+def test_next_token__greedy(subject, rng):
+    logits = rng.standard_normal(50).astype(np.float32)
+    got, want = subject.next_token(logits, 0, 0.999), int(logits.argmax())
+    assert got == want, (f"next_token: at temperature 0 the largest logit, token {want}, is taken "
+                         f"whatever u is; got {got}")
+
+
+def test_next_token__edges(subject):
+    logits = np.array([-np.inf, 0.0, -np.inf, 0.0, -np.inf])
+    for u, want in ((0.0, 1), (0.25, 1), (0.5, 3), (1 - 2**-53, 3)):
+        got = subject.next_token(logits, 1, u)
+        assert got == want, (f"next_token: of five tokens only 1 and 3 are possible, each by one "
+                             f"half; at u = {u} expected {want}, got {got}")
+    large = subject.next_token(np.array([1e4, 1e4 - 1], np.float32), 0.5, 0.5)
+    assert large == 0, f"next_token: logits of 10,000 overflow in exp: got token {large}, not 0"
+
+
+# ---- attention
+
+
+@pytest.mark.parametrize("T, N, H, G, D", SHAPES)
+def test_attention(subject, agree, rng, T, N, H, G, D):
+    q = rng.standard_normal((T, H, D))
+    k, v = rng.standard_normal((N, G, D)), rng.standard_normal((N, G, D))
+    before = q.copy()
+    agree(subject.attention(q, k, v, 0.3), mixed(q, k, v, 0.3), "float64",
+          f"attention of the last {T} of {N} tokens, {H} query heads on {G} key heads",
+          at=lambda i: f"token {i[0]}, head {i[1]}, number {i[2]}",
+          mistakes={
+              "every token sees all, also those after it":
+                  mixed(q, k, v, 0.3, sees=lambda t, n, T, N: True),
+              "new token t sees keys 0 to t, as if there were no old ones":
+                  mixed(q, k, v, 0.3, sees=lambda t, n, T, N: n <= t),
+              "a token does not see itself":
+                  mixed(q, k, v, 0.3, sees=lambda t, n, T, N: n < N - T + t),
+              "a token sees one too many, the one after it":
+                  mixed(q, k, v, 0.3, sees=lambda t, n, T, N: n <= N - T + t + 1),
+              "query head h reads key head h % G, not h // (H // G)":
+                  mixed(q, k, v, 0.3, head=lambda h, H, G: h % G),
+              "the scores are not multiplied by scale": mixed(q, k, v, 1.0),
+              "the weights are not divided by their sum":
+                  mixed(q, k, v, 0.3, weigh=lambda s: np.exp(s - s.max()))})
+    assert np.array_equal(q, before), "attention: it changed q, which belongs to the caller"
+
+
+def test_attention__softmax_is_an_argument(subject, agree, rng):
+    q, k, v = (rng.standard_normal((4, 2, 4)) for _ in range(3))
+    clipped = subject.make("operator:methodcaller", "clip", -0.1, 0.1)      # sees -inf as -0.1
+    scores = np.einsum("thd,nhd->htn", q, k)
+    weights = np.where(np.triu(np.ones((4, 4)), 1), -0.1, scores.clip(-0.1, 0.1))
+    want = np.einsum("htn,nhd->thd", weights, v)
+    agree(subject.attention(q, k, v, 1.0, clipped), want, "float64",
+          "attention with another function in place of softmax, which stands in its arguments")
+
+
+# ---- block
+
+
+class Given:
+    """A layer of ragged widths with random weights, in the test and in the subject."""
+
+    def __init__(self, subject, rng, T=3, old=4, C=6, H=4, G=2, D=4, F=5):
+        self.T, self.old, self.G, self.D, self.eps = T, old, G, D, 0.1
+        shapes = {"attention_norm": (C,), "q": (H * D, C), "k": (G * D, C), "v": (G * D, C),
+                  "o": (C, H * D), "mlp_norm": (C,), "gate": (F, C), "up": (F, C), "down": (C, F)}
+        self.w = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
+        angle = np.arange(old + T + 2)[:, None] * 1e4 ** (-np.arange(0, D, 2) / D)
+        self.layer = subject.Layer(**self.w)
+        self.model = subject.Llama(D, self.eps, np.cos(angle), np.sin(angle), np.zeros((1, C)),
+                                   [self.layer], np.ones(C), np.zeros((1, C)))
+        self.positions = np.arange(old, old + T)
+        self.x = rng.standard_normal((T, C))
+        self.keys, self.values = rng.standard_normal((2, old + T + 2, G, D))
+        self.answer = rng.standard_normal((T, H, D))        # of the attention that stands in
+        self.attention = subject.make("lab.mocks:Watched", None, self.answer)
+        self.rope = subject.make("lab.mocks:Watched", subject.rope)
+        self.ops = subject.Operations(subject.matmul, subject.add, subject.rmsnorm, self.rope,
+                                      self.attention, subject.swiglu)
+
+    def heads(self, name):
+        """q, k or v of the new tokens, before rope."""
+        y = normed(self.x, self.w["attention_norm"], self.eps)
+        return (y @ self.w[name].T).reshape(self.T, -1, self.D)
+
+    def out(self, residual=True, second=True, norm="mlp_norm", swapped=False, from_x=False):
+        w = self.w
+        x = self.answer.reshape(self.T, -1) @ w["o"].T + (self.x if residual else 0)
+        y = normed(self.x if from_x else x, w[norm], self.eps)
+        gate, up = y @ w["gate"].T, y @ w["up"].T
+        gate, up = (up, gate) if swapped else (gate, up)
+        return (gate / (1 + np.exp(-gate)) * up) @ w["down"].T + (x if second else 0)
+
+
+def run_block(subject, given):
+    return subject.block(given.model, given.layer, given.x, given.keys, given.values,
+                         given.positions, given.ops)
+
+
+def test_block(subject, agree, rng):
+    given = Given(subject, rng)
+    got = run_block(subject, given)
+    assert given.attention.calls, "block: it does not call ops.attention"
+    agree(got, given.out(), "float64", "block", at=lambda i: f"token {i[0]}, channel {i[1]}",
+          mistakes={"the attention's result is not added to x": given.out(residual=False),
+                    "the MLP's result is not added to what came before": given.out(second=False),
+                    "the second norm has the weights of the first":
+                        given.out(norm="attention_norm"),
+                    "gate and up are swapped": given.out(swapped=True),
+                    "the second norm reads the x that entered": given.out(from_x=True)})
+
+
+def test_block__what_attention_is_given(subject, agree, rng):
+    given = Given(subject, rng)
+    keys, values, N = given.keys.copy(), given.values.copy(), given.old + given.T
+    run_block(subject, given)
+    assert given.attention.calls, "block: it does not call ops.attention"
+    assert given.rope.calls, "block: it does not call ops.rope, so no token knows where it stands"
+    q, k, v, scale = given.attention.calls[0]
+    at = given.positions
+    agree(q, turned(given.heads("q"), at), "float64", "q as attention gets it",
+          mistakes={"q is not turned by rope": given.heads("q"),
+                    "rope counts positions from the first new token, not from the first of all":
+                        turned(given.heads("q"), at - given.old)})
+    assert len(k) == N, (f"block: attention gets {len(k)} keys; {given.old} old and {given.T} new "
+                         f"tokens are {N}, and the cache has room for {len(keys)}")
+    keys[at], values[at] = turned(given.heads("k"), at), given.heads("v")
+    unturned = keys.copy()
+    unturned[at] = given.heads("k")
+    agree(k, keys[:N], "float64", "the keys as attention gets them",
+          mistakes={"k enters the cache before rope has turned it": unturned[:N]})
+    agree(v, values[:N], "float64", "the values as attention gets them")
+    agree(given.keys, keys, "float64", "the cache of keys after the call")
+    agree(given.values, values, "float64", "the cache of values after the call")
+    agree(scale, given.D ** -0.5, "float64", "the scale of attention",
+          mistakes={"it is the root of D, not one over it": given.D ** 0.5,
+                    "it is one over D": 1 / given.D})
+
+
+# ---- rows
+
+
+@pytest.mark.parametrize("prompt, count", [(5, 4), (1, 1), (3, 10)])
+def test_predict_rows(subject, reference, rng, prompt, count):
+    """The truth is counted in the course's own two functions."""
+    got = subject.predict_rows(prompt, count)
+    assert isinstance(got, (tuple, list)) and len(got) == 2, \
+        f"predict_rows: got {got!r}, expected two numbers, without and with a cache"
+    tokens = rng.integers(32, 127, prompt)
+    case = f"prompt of {prompt} and {count} new token{'s' * (count > 1)}"
+    for which, run, answer in (("without", "generate_from_scratch", got[0]),
+                               ("with", "generate", got[1])):
+        want = rows_of(reference, run, tokens, count)
+        ways = {"all steps but one are counted": want - (prompt + count - 1 if which == "without"
+                                                         else 1),
+                "the last token enters too; nobody asks what comes after it":
+                    want + (prompt + count if which == "without" else 1),
+                "every step is counted as long as the last": count * (prompt + count - 1),
+                "every step is counted as long as the first": count * prompt,
+                "the prompt is left out": count - 1}
+        why = [f"\nThis is what comes out when {w}." for w, number in ways.items()
+               if number == answer]
+        assert answer == want, (f"predict_rows: {case}: {which} a cache {want} rows enter a layer, "
+                                f"predicted {answer}" + "".join(why[:1]))
+
+
+def rows_of(proxy, run, tokens, count):
+    """Rows that entered each layer of the nano Llama."""
+    return sum(steps_of(proxy, run, tokens, count)[1])
+
+
+def steps_of(proxy, run, tokens, count):
+    """(new tokens, rows of each step), counted at the norms: two a layer, and the last one."""
+    model, watched = proxy.load_nano(), proxy.make("lab.mocks:Watched", proxy.rmsnorm)
+    new = getattr(proxy, run)(model, tokens, count, proxy.NUMPY._replace(rmsnorm=watched))
+    return new, [len(call[0]) for call in watched.calls][::5]
+
+
+# ---- generate
+
+
+@pytest.mark.parametrize("prompt, count", [("a warp has", 12), ("decode", 18), ("one", 1)])
+def test_generate(subject, prompt, count):
+    sentence = next(s for s in SENTENCES if s.startswith(prompt + " "))
+    want = (sentence + "\n")[len(prompt):][:count]
+    tokens = tokens_of(prompt)
+    new, steps = steps_of(subject, "generate", tokens, count)
+    assert len(new) == count, f"generate: got {len(new)} tokens, expected {count} new ones"
+    got = text_of(new)
+    assert got == want, f"generate: after {prompt!r} the nano Llama says {want!r}, got {got!r}"
+    assert steps == [len(tokens)] + [1] * (count - 1), (
+        f"generate: its steps put {steps} rows through the model; with a cache {len(tokens)} "
+        f"enter once, and then each new token alone")
+
+
+@pytest.mark.parametrize("temperature", [1.5, 0.7])
+def test_generate__drawn(subject, temperature):
+    """Each token from one random number, by the probabilities after all tokens before it."""
+    tokens, rng = list(tokens_of("a")), np.random.default_rng(5)
+    new = subject.generate(subject.load_nano("float64"), tokens, 8, subject.NUMPY,
+                           temperature, subject.make("numpy.random:default_rng", 5))
+    assert len(new) == 8, f"generate: got {len(new)} tokens, expected 8 new ones"
+    for place, token in enumerate(new):
+        sums = weights_of(logits_of(tokens)[-1] / temperature).cumsum()
+        u = rng.random()
+        want = int((sums <= u).sum())
+        assert token == want, (
+            f"generate: at temperature {temperature} the random number {u:.3f} gives token {want} "
+            f"at new place {place}, got {token}; one rng.random() a token, and the temperature "
+            f"goes to next_token")
+        tokens.append(want)
+
+
+def test_generate__ids_of_any_kind(subject):
+    """A prompt may be a list; the answer is a list of int."""
+    new = subject.generate(subject.load_nano(), [10, *b"rope"], 3)
+    assert isinstance(new, list) and all(type(t) is int for t in new), \
+        f"generate: got {new!r}, expected a list of int"
+    assert text_of(new) == " tu"
+
+
+# ---- the rest of the lesson
+
+
+def test_logits_are_those_of_a_second_llama(subject, agree, rng):
+    model = subject.load_nano("float64")
+    tokens = rng.integers(0, 128, 60)
+    whole = subject.forward(model, tokens, subject.Cache(model, 60))
+    agree(whole, logits_of(tokens), "float64", "the logits")
+    cache = subject.Cache(model, 64)
+    parts = [subject.forward(model, tokens[a:b], cache) for a, b in ((0, 31), (31, 32), (32, 60))]
+    agree(np.concatenate(parts), logits_of(tokens), "float64", "the logits in three steps")
+
+
+@pytest.mark.parametrize("sentence", SENTENCES)
+def test_the_nano_llama_is_sure_of_its_sentences(sentence):
+    """After two words each further letter leads by 4 logits: no rounding of fp16 changes it."""
+    tokens = tokens_of(sentence + "\n")
+    start = len(" ".join(sentence.split(" ")[:2])) + 1
+    logits = logits_of(tokens[:-1])[start:]
+    assert (logits.argmax(-1) == tokens[start + 1:]).all()
+    second, first = np.sort(logits, -1)[:, -2:].T
+    assert (first - second).min() > 4
+
+
+def test_weights_are_small_and_named_as_hugging_face_has_them():
+    m, w = nano()
+    assert Path(NANO / "weights.npz").stat().st_size < 2**20
+    assert w["model.embed_tokens.weight"].shape == (m["vocab_size"], m["hidden_size"])
+    assert len(w) == 2 + 9 * m["num_hidden_layers"]
+
+
+def test_what_is_refused(subject):
+    model = subject.load_nano()
+    with pytest.raises(Raised, match="it has room for 3"):
+        subject.forward(model, [1, 2, 3, 4], subject.Cache(model, 3))
+    with pytest.raises(Raised, match="expected ASCII"):
+        subject.encode("größer")
+    assert subject.decode(subject.encode("warp")) == "\nwarp"
