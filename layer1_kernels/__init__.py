@@ -12,11 +12,13 @@ from layer1_kernels.k01_vector_add import (
 from layer1_kernels.k07_softmax import (
     softmax,
     softmax_cuda,
+    softmax_torch,
 )
 
 __all__ = [
     "softmax",
     "softmax_cuda",
+    "softmax_torch",
     "vector_add",
     "vector_add_cuda",
 ]

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from lab import simulator
 
-__all__ = ["softmax", "softmax_cuda"]
+__all__ = ["softmax", "softmax_cuda", "softmax_torch"]
 
 KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
 THREADS = 256           # a block of the CUDA kernels, one a row
@@ -97,6 +97,11 @@ def softmax(x):                                     # (R, C) -> (R, C)
     elif x.numel():
         softmax_online_triton[(R,)](x, y, C, BLOCK=BLOCK, num_warps=8)
     return y
+
+
+def softmax_torch(x):                               # (R, C) -> (R, C)
+    """The same by PyTorch."""
+    return torch.softmax(x, -1)
 
 
 def softmax_cuda(x, kernel="softmax_online_cuda"):  # (R, C) -> (R, C)
