@@ -3,6 +3,7 @@
 # make test-all    everything that can be proven here
 # make gpu         the GPU tests and the bench, a slice of at most 9 minutes a call
 # make test-versions   the simulator's tests on the oldest and the newest compilers supported
+# make compiled    what the compilers make of the shipped kernels for Hopper; needs no GPU
 #
 # BUILD=cpu        with any of them: no CUDA, although there is an NVIDIA driver
 
@@ -22,7 +23,7 @@ set_up = $(if $(python),$(python) -I lab/setup.py --wheels $(torch_wheels) \
 # A mirror, a proxy or find-links of the user's stays in force; an install for the user cannot.
 export PIP_USER := 0
 
-.PHONY: learn test test-all test-versions gpu set-up
+.PHONY: learn test test-all test-versions compiled gpu set-up
 
 learn: set-up
 	@.venv/bin/lab start
@@ -37,6 +38,9 @@ test-all: set-up
 # Without .venv: it makes environments of its own.
 test-versions:
 	@$(if $(python),$(python) -m lab.versions --wheels $(torch_wheels)/cpu,$(no_python))
+
+compiled: set-up
+	@.venv/bin/python -m lab.compiled
 
 # A machine lent for its GPU may hold torch already and reach no package index.
 gpu_here := import pytest, sys, torch; sys.exit(not torch.cuda.is_available())

@@ -85,6 +85,12 @@ def ladder(n):
             for launch, load in zip(trace.launches, loads, strict=True)]
 
 
+def shipped():
+    """What Triton makes of the public kernel for Hopper: {name: simulator.Hopper}."""
+    return {"add_triton": simulator.hopper(add_triton, ["*fp32"] * 3 + ["i32:16"],
+                                           {"BLOCK": BLOCK})}
+
+
 def bench(n=2**27):
     """On a GPU: this lesson's kernels, torch's add and a copy, by turns; rows of lab.bench."""
     from day01_roofline import Gpu, Job, copy_job, measure

@@ -151,6 +151,15 @@ def step(launch, least):
                 launch.steps)
 
 
+def shipped():
+    """What Triton makes of the public kernels for Hopper: {name: simulator.Hopper}."""
+    kinds = ["*bf16", "*bf16", "i32:16"]
+    return {"softmax_fused_triton": simulator.hopper(
+                softmax_fused_triton, kinds, {"BLOCK": LONGEST}, num_warps=16),
+            "softmax_online_triton": simulator.hopper(
+                softmax_online_triton, kinds, {"BLOCK": BLOCK}, num_warps=8)}
+
+
 def bench(R=16_384, C=8_192):
     """On a GPU: every kernel of this lesson, torch's softmax and a copy; rows of lab.bench.
 

@@ -1,0 +1,74 @@
+"""What the compilers make of the shipped kernels for Hopper: `make compiled` records it.
+
+A lesson takes part if its reference has a function shipped() -> {name: lab.simulator.Hopper}. No
+GPU is needed, and nothing is timed: registers and spills are the assembler's word, instructions are
+counted in the code.
+"""
+
+import importlib
+import importlib.metadata
+import json
+import sys
+
+from lab import bench
+from lab.course import ROOT
+
+FILE = ROOT / "benchmarks" / "hopper.json"
+SHARED = 227 * 1024         # bytes that a block may have on Hopper: CUDA programming guide, table of
+WIDE = 16                   # compute capabilities; the widest access of a thread, in bytes
+DOTS = ("matmul", "flash")  # what must run on Hopper's own tensor cores where it multiplies tiles
+
+
+def rows(lesson):
+    """{kernel: what of it is recorded}, JSON-able."""
+    kernels = importlib.import_module(f"{lesson.floor}.{lesson.id}").shipped()
+    return {name: {
+        "warps": k.num_warps, "registers": k.registers, "spilled_bytes": k.spills,
+        "shared_bytes": k.shared, "wgmma": k.wgmma, "mma_sync": k.mma_sync, "cp_async": k.cp_async,
+        "tma_loads": k.tma_loads, "widest_load": max(k.loads, default=0),
+        "widest_store": max(k.stores, default=0), "serialised": k.serialised,
+    } for name, k in kernels.items()}
+
+
+def faults(name, row):
+    """What a shipped kernel must not have, as sentences."""
+    found = []
+    if row["spilled_bytes"]:
+        found.append(f"{name} spills {row['spilled_bytes']} bytes a thread")
+    if row["serialised"]:
+        found.append(f"{name}: its wgmma instructions wait for each other: {row['serialised'][0]}")
+    if row["shared_bytes"] > SHARED:
+        found.append(f"{name} takes {row['shared_bytes']} bytes of shared memory, at most {SHARED}")
+    if any(word in name for word in DOTS) and not row["wgmma"]:
+        found.append(f"{name} has no wgmma")
+    if row["widest_load"] < WIDE and not row["cp_async"] and not row["tma_loads"]:
+        found.append(f"{name} loads at most {row['widest_load']} bytes a lane, expected {WIDE}")
+    return found
+
+
+def table(lessons):
+    """The rows as text."""
+    lines = [f"{'kernel':34}{'warps':>6}{'registers':>10}{'spilled':>8}{'shared':>8}{'wgmma':>6}"
+             f"{'mma.sync':>9}{'cp.async':>9}{'load':>6}{'store':>6}"]
+    for kernels in lessons.values():
+        for name, r in kernels.items():
+            lines.append(f"{name:34}{r['warps']:6}{r['registers']:10}{r['spilled_bytes']:8}"
+                         f"{r['shared_bytes']:8}{r['wgmma']:6}{r['mma_sync']:9}{r['cp_async']:9}"
+                         f"{r['widest_load']:6}{r['widest_store']:6}")
+    return "\n".join(lines)
+
+
+def main():
+    found = {lesson.id: rows(lesson) for lesson in bench.units("shipped")}
+    wrong = [fault for kernels in found.values() for name, row in kernels.items()
+             for fault in faults(name, row)]
+    print(table(found), *wrong, sep="\n")
+    if not wrong:
+        FILE.write_text(json.dumps({
+            "target": "sm_90a", "triton": importlib.metadata.version("triton"), "lessons": found,
+        }, indent=1) + "\n", "utf-8")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""The shipped kernels, compiled for Hopper: rules that hold, and a record that is up to date."""
+
+import json
+
+import pytest
+
+from lab import bench, compiled
+
+CLEAN = {"warps": 8, "registers": 120, "spilled_bytes": 0, "shared_bytes": 1024, "wgmma": 4,
+         "mma_sync": 0, "cp_async": 0, "tma_loads": 0, "widest_load": 16, "widest_store": 16,
+         "serialised": []}
+
+
+@pytest.mark.parametrize("change, says", [
+    ({}, None),
+    ({"spilled_bytes": 8}, "spills 8 bytes a thread"),
+    ({"serialised": ["non wgmma instructions"]}, "wait for each other"),
+    ({"shared_bytes": 233_000}, "233000 bytes of shared memory"),
+    ({"wgmma": 0, "mma_sync": 9}, "has no wgmma"),
+    ({"widest_load": 4}, "loads at most 4 bytes a lane"),
+    ({"widest_load": 4, "cp_async": 2}, None),
+])
+def test_faults(change, says):
+    found = compiled.faults("matmul_kernel", CLEAN | change)
+    assert (not found) if says is None else (len(found) == 1 and says in found[0]), found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lesson", bench.units("shipped"), ids=lambda i: i.id)
+def test_shipped_kernels(lesson):
+    for name, row in compiled.rows(lesson).items():
+        assert compiled.faults(name, row) == []
+        assert name in recorded()[lesson.id], f"{name} is not in the record: run `make compiled`"
+
+
+def test_the_record_is_without_faults():
+    lessons = recorded()
+    assert set(lessons) == {lesson.id for lesson in bench.units("shipped")}, "run `make compiled`"
+    for kernels in lessons.values():
+        for name, row in kernels.items():
+            assert compiled.faults(name, row) == []
+
+
+def recorded():
+    return json.loads(compiled.FILE.read_text("utf-8"))["lessons"]
