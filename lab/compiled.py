@@ -14,8 +14,8 @@ from lab import bench
 from lab.course import ROOT
 
 FILE = ROOT / "benchmarks" / "hopper.json"
-SHARED = 227 * 1024         # bytes that a block may have on Hopper: CUDA programming guide, table of
-WIDE = 16                   # compute capabilities; the widest access of a thread, in bytes
+SHARED = 227 * 1024         # bytes that a block may have: CUDA's table of compute capabilities, 9.0
+WIDE = 16                   # bytes of a thread's widest access
 DOTS = ("matmul", "flash")  # what must run on Hopper's own tensor cores where it multiplies tiles
 
 

@@ -1,5 +1,6 @@
 """The manifest: floors, lessons, exercises; where their files are, what their front matter says."""
 
+import ast
 import hashlib
 import tomllib
 from dataclasses import dataclass
@@ -126,6 +127,29 @@ class Lesson:
                 return exercise
         raise CourseError(f"{self.id} has no exercise {name!r}; it has "
                           f"{', '.join(e.name for e in self.exercises)}")
+
+    def reached(self, name):
+        """The exercises that a name of the reference needs: it uses them, or what it uses does. A
+        CUDA kernel is used where its name is written as a string."""
+        used, more = set(), [name]
+        while more:
+            node = self.parts.get(more.pop())
+            for part in ast.walk(node) if node is not None else ():
+                word = getattr(part, "id", getattr(part, "value", None))    # ast.Name, ast.Constant
+                if isinstance(word, str) and word not in used:
+                    used.add(word)
+                    more.append(word)
+        return [e for e in self.exercises if e.name in used]
+
+    @cached_property
+    def parts(self):
+        """{name: syntax tree} of what stands at the top of the reference in Python."""
+        parts = {}
+        for node in ast.parse(self.sources["python"]).body:
+            names = [node.name] if hasattr(node, "name") else [
+                getattr(target, "id", None) for target in getattr(node, "targets", ())]
+            parts |= dict.fromkeys(names, node)
+        return parts
 
     def language(self, text_path):
         return "cuda" if Path(text_path).suffix == ".cu" else "python"

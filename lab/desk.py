@@ -313,20 +313,32 @@ class Desk:
         """The learner's implementation where it passed, an object of the desk's module; or None."""
         if not self.passed(exercise):
             return None
-        path = self.path(exercise.lesson, SUFFIX[exercise.language])
         if exercise.language == "cuda":
             from lab import simulator
-            return simulator.RawModule(path).get(exercise.name)
-        name = f"desk.{exercise.lesson.id}.{sha(path.read_text('utf-8'))}"
+            return simulator.RawModule(self.path(exercise.lesson, ".cu")).get(exercise.name)
+        thing = self.module(exercise.lesson)
+        for part in exercise.name.split("."):
+            thing = getattr(thing, part)
+        return thing
+
+    def own(self, lesson, name):
+        """A public function of a lesson as the desk has it, where all exercises that it needs
+        passed; None where one did not, and where it needs none."""
+        needed = lesson.reached(name)
+        if not needed or not all(map(self.passed, needed)):
+            return None
+        return getattr(self.module(lesson), name)
+
+    def module(self, lesson):
+        """The desk's module of a lesson, imported once for each text."""
+        path = self.path(lesson, ".py")
+        name = f"desk.{lesson.id}.{sha(path.read_text('utf-8'))}"
         if name not in sys.modules:
             spec = importlib.util.spec_from_file_location(name, path)
             module = importlib.util.module_from_spec(spec)
             sys.modules[name] = module
             spec.loader.exec_module(module)
-        thing = sys.modules[name]
-        for part in exercise.name.split("."):
-            thing = getattr(thing, part)
-        return thing
+        return sys.modules[name]
 
 
 # ---- texts
