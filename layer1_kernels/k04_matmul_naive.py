@@ -1,0 +1,144 @@
+"""k04 · Matmul: c[m, n] = sum over k of a[m, k] · w[n, k], that is c = a · wᵀ
+
+a: (M, K)   w: (N, K), as a model keeps a weight: numbers out, numbers in   c: (M, N)
+2·M·N·K FLOPs on M·K + N·K + M·N numbers: for M = N = K = n, n/6 FLOP per byte in fp32. Arithmetic
+could decide, if each number came from memory once. These kernels fetch two for each multiplication.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from lab import simulator
+
+__all__ = ["matmul_untiled_cuda"]
+
+KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
+WARPS = 8               # of a block; neighbours in it ask for the same row of a
+LARGEST = 65_535        # y of a grid
+
+
+def matmul_oracle(a, w):                            # (M, K), (N, K) -> (M, N)
+    """float64, by the book."""
+    return a.astype(np.float64) @ w.astype(np.float64).T
+
+
+def predict_read_ratio(M, N, K):
+    """Numbers that matmul_naive_cuda asks to load, over those that a and w have."""
+    # exercise: how many numbers does one element of c take, and how many elements are there?
+    return 2 * K * M * N / (M * K + N * K)
+
+
+def predict_sectors():
+    """Sectors that a warp of matmul_naive_cuda touches for one k: those of a and of w, added.
+
+    K is large, and all 32 threads have an element.
+    """
+    # exercise: lane t has row m + t of a, and row n of w; a sector has 32 bytes
+    return 32 + 1
+
+
+@triton.jit
+def matmul_dots_triton(a, w, c, N, K, BN: tl.constexpr, BK: tl.constexpr):
+    """One program per row of a and BN rows of w, BK numbers of each at a time."""
+    m, n = tl.program_id(1).to(tl.int64), tl.program_id(0) * BN + tl.arange(0, BN)
+    k, inside = tl.arange(0, BK), n[:, None] < N
+    sums = tl.zeros((BN, BK), tl.float32)
+    for start in range(0, K, BK):
+        a_part = tl.load(a + m * K + start + k, start + k < K, 0)                   # (BK,)
+        w_part = tl.load(w + n[:, None].to(tl.int64) * K + start + k,
+                         inside & (start + k < K), 0)                               # (BN, BK)
+        sums += a_part * w_part.to(tl.float32)
+    tl.store(c + m * N + n, tl.sum(sums, 1), n < N)
+
+
+def matmul_untiled_cuda(a, w, kernel="matmul_coalesced_cuda"):      # (M, K), (N, K) -> (M, N)
+    """a · wᵀ by one of the CUDA kernels of this lesson. float32, contiguous; any size may be 0."""
+    check(a, w)
+    (M, K), N = a.shape, len(w)
+    c = a.new_empty(M, N)                           # (M, N)
+    grids = {"matmul_naive_cuda": (triton.cdiv(M, 32), triton.cdiv(N, WARPS)),
+             "matmul_swapped_cuda": (triton.cdiv(N, 32), triton.cdiv(M, WARPS)),
+             "matmul_coalesced_cuda": (triton.cdiv(N, WARPS), M)}
+    if c.numel():
+        KERNELS.get(kernel)(grids[kernel], (32, WARPS), (a, w, c, M, N, K))
+    return c
+
+
+class Step(NamedTuple):
+    """One rung of the ladder, as counted in the simulator."""
+
+    name: str
+    asked: float            # bytes that lanes ask to load, over those of a and w
+    load: float             # 32-byte sectors that a load of a warp touches
+    store: float            # sectors that a store of a warp touches
+    sectors: float          # sectors that are loaded, over those that hold a and w
+    instructions: int       # of a warp, all of them
+
+
+def ladder(M, N, K):
+    """Every kernel of this lesson on random float32 numbers: [Step]."""
+    rng = torch.Generator().manual_seed(0)
+    a, w = (torch.randn(rows, K, generator=rng) for rows in (M, N))
+    c = torch.empty(M, N)                           # (M, N)
+    with simulator.trace() as trace:
+        for kernel in ("matmul_naive_cuda", "matmul_swapped_cuda", "matmul_coalesced_cuda"):
+            matmul_untiled_cuda(a, w, kernel)
+        matmul_dots_triton[(triton.cdiv(N, 16), M)](a, w, c, N, K, BN=16, BK=64)
+    return [step(launch, a.nbytes + w.nbytes) for launch in trace.launches]
+
+
+def step(launch, least):
+    """The Step of one launch. least: bytes of a and w."""
+    sectors = launch.totals.access("global", "load").transactions
+    return Step(launch.name, launch.bytes_loaded / least, launch.sectors_per_request(op="load"),
+                launch.sectors_per_request(op="store"), 32 * sectors / least, launch.steps)
+
+
+def bench(M=2048, N=2048, K=2048):
+    """On a GPU: every kernel of this lesson, cuBLAS (through torch) and a copy; rows of lab.bench.
+
+    Also one row of a, the case in which a tile would have nothing to share.
+    """
+    from day01_roofline import Gpu, Job, copy_job, count_matmul, measure
+    from lab.bench import row
+
+    device = Gpu()
+    jobs = [copy_job(device)]
+    for rows in (M, 1):
+        a, w = (torch.randn(size, K, device="cuda") for size in (rows, N))
+        kernels = {f"cublas_{rows}": lambda a=a, w=w: a @ w.T}
+        for kernel in ("matmul_naive_cuda", "matmul_swapped_cuda", "matmul_coalesced_cuda"):
+            kernels[f"{kernel}_{rows}"] = \
+                lambda a=a, w=w, kernel=kernel: matmul_untiled_cuda(a, w, kernel)
+        jobs += [Job(name, run, *count_matmul(rows, N, K, a.element_size()))
+                 for name, run in kernels.items()]
+    timings = measure(jobs, device, limit=30)
+    copy = jobs[0].moved / timings["copy"].seconds
+    return {job.name: row(job, timings[job.name], copy,
+                          {} if job.name == "copy" else
+                          {"cublas": timings[f"cublas_{job.name.rpartition('_')[2]}"]})
+            for job in jobs}
+
+
+def check(a, w):
+    """What the kernels assume; they count with 32 bits and know no strides."""
+    if a.ndim != 2 or w.ndim != 2 or a.shape[1] != w.shape[1]:
+        raise ValueError(f"matmul: a has shape {tuple(a.shape)} and w {tuple(w.shape)}, "
+                         f"expected (M, K) and (N, K)")
+    if a.device != w.device:
+        raise ValueError(f"matmul: a is on {a.device} and w on {w.device}, expected one device")
+    for name, x in (("a", a), ("w", w)):
+        if x.dtype != torch.float32:
+            raise TypeError(f"matmul: {name} is {x.dtype}, expected torch.float32")
+        if not x.is_contiguous():
+            raise ValueError(f"matmul: {name} has strides {x.stride()}, expected rows one after "
+                             f"the other, {(x.shape[1], 1)}; {name}.contiguous() makes them so")
+    if len(a) > LARGEST or len(w) > WARPS * LARGEST or a.shape[1] >= 2**31 - 32:
+        raise ValueError(f"matmul: a has shape {tuple(a.shape)} and w {tuple(w.shape)}, expected "
+                         f"at most {LARGEST} rows, {WARPS * LARGEST} rows, and fewer than "
+                         f"2^31 - 32 columns")

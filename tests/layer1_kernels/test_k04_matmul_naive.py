@@ -1,0 +1,223 @@
+"""Graders of k04. Outputs start as 7, so that what nobody wrote shows."""
+
+import numpy as np
+import pytest
+
+from lab.subject import Raised
+
+CUDA = ("matmul_naive_cuda", "matmul_swapped_cuda", "matmul_coalesced_cuda")
+SIZES = [(33, 17, 40), (1, 1, 1), (3, 21, 129), (40, 9, 31), (5, 2, 1000)]          # M, N, K
+SMALLER = [(5, 9, 40), (1, 1, 1), (2, 21, 129), (3, 9, 31), (3, 2, 1000)]   # a warp an element
+WARPS = 8
+
+
+def operands(rng, M, N, K):
+    """a (M, K), w (N, K), and c (M, N) of sevens."""
+    a, w = (rng.standard_normal((rows, K), dtype=np.float32) for rows in (M, N))
+    return a, w, np.full((M, N), 7, np.float32)
+
+
+def product(a, w, of=None):
+    """a · wᵀ in float64, of some of the k or with a weight for each."""
+    of = np.ones(a.shape[1]) if of is None else of
+    return (a * of).astype(np.float64) @ w.T
+
+
+def ceil(a, b):
+    return -(-a // b)
+
+
+def run(subject, name, a, w, c):
+    (M, K), N = a.shape, len(w)
+    grid = {"matmul_naive_cuda": (ceil(M, 32), ceil(N, WARPS)),
+            "matmul_coalesced_cuda": (ceil(N, WARPS), M)}[name]
+    return subject.launch(name, grid, (32, WARPS), (a, w, c, M, N, K))
+
+
+def right(agree, name, a, w, c, mistakes):
+    (M, K), N, want = a.shape, len(w), product(a, w)
+    agree(c, want, "float32", f"{name}, a {a.shape} and w {w.shape}",
+          lambda index: f"row {index[0]}, column {index[1]} of c", mistakes | {
+              f"{name} reads w as (K, N), down its columns": product(a, w.reshape(K, N).T),
+              f"{name} writes c transposed, column after column": want.T.reshape(M, N),
+              f"{name} leaves the last k out": product(a, w, np.arange(K) < K - 1),
+              f"{name} writes nothing": np.full((M, N), 7)})
+
+
+# ---- an element a thread
+
+
+def test_predict_read_ratio(subject, reference, rng):
+    for M, N, K in ((32, 32, 8), (64, 16, 24)):
+        a, w, c = operands(rng, M, N, K)
+        want = run(reference, "matmul_naive_cuda", a, w, c).bytes("load") / (a.nbytes + w.nbytes)
+        got = subject.predict_read_ratio(M, N, K)
+        assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
+        why = {2 * M * N * K: "these are the numbers asked for; divide by those of a and w",
+               want / 2: "each of the M·N·K products takes two numbers, one of a and one of w",
+               want * (M + N) / (M + N + M * N / K): "c is written, not loaded; leave it out",
+               1: "1 would hold if each number came once, and nothing is shared here",
+               1 / want: "that is the other way round"}
+        said = next((text for value, text in why.items() if abs(got - value) < 1e-3 * abs(value)),
+                    "count the numbers that one element of c takes, then the elements")
+        assert abs(got - want) < 1e-3 * want, (
+            f"matmul_naive_cuda with M = {M}, N = {N}, K = {K}: the counter does not say "
+            f"{got:g} times; {said}")
+
+
+@pytest.mark.parametrize("M, N, K", SIZES)
+def test_matmul_naive_cuda(subject, agree, rng, M, N, K):
+    a, w, c = operands(rng, M, N, K)
+    run(subject, "matmul_naive_cuda", a, w, c)
+    right(agree, "matmul_naive_cuda", a, w, c, {
+        "matmul_naive_cuda starts its sum again for each k": product(a, w, np.arange(K) == K - 1)})
+
+
+def test_matmul_naive_cuda__work(subject, rng):
+    a, w, c = operands(rng, 32, 16, 64)
+    launch, enough = run(subject, "matmul_naive_cuda", a, w, c), 2 * 4 * 32 * 16 * 64
+    assert launch.bytes("load") <= enough, (
+        f"matmul_naive_cuda loads {launch.bytes('load'):,} bytes, {enough:,} are two numbers for "
+        f"each multiplication: something is loaded twice")
+    assert launch.bytes("store") == c.nbytes, (
+        f"matmul_naive_cuda stores {launch.bytes('store'):,} bytes, c has {c.nbytes:,}: keep the "
+        f"sum in a register and store it once")
+
+
+def test_predict_sectors(subject, reference, rng):
+    a, w, c = operands(rng, 32, 8, 256)
+    loads = run(reference, "matmul_naive_cuda", a, w, c).memory("global", "load")
+    want = loads["transactions"] / (loads["requests"] / 2)          # a request of a, one of w
+    got = subject.predict_sectors()
+    assert isinstance(got, int), f"a count of sectors is a whole number, got {got!r}"
+    why = {64: "64 would hold if the rows of w differed too; all 32 threads have the same n",
+           8: "8 would be coalesced, with neighbouring numbers of a and of w",
+           36: "36 counts 4 sectors for w; all 32 threads want the same 4 bytes of it",
+           5: "5 counts 4 sectors for a, as if threads were 4 bytes apart; they are rows apart",
+           32: "32 leaves w out"}.get(got, "count the different sectors among 32 addresses")
+    assert got == want, \
+        f"one round of matmul_naive_cuda: {got} sectors is not what the counter says; {why}"
+
+
+# ---- an element a warp
+
+
+@pytest.mark.parametrize("M, N, K", SMALLER)
+def test_matmul_coalesced_cuda(subject, agree, rng, M, N, K):
+    a, w, c = operands(rng, M, N, K)
+    run(subject, "matmul_coalesced_cuda", a, w, c)
+    lane = np.arange(K) % 32
+    right(agree, "matmul_coalesced_cuda", a, w, c, {
+        "the 32 sums of matmul_coalesced_cuda are not added, and lane 0 stores its own":
+            product(a, w, lane == 0),
+        "the shuffles of matmul_coalesced_cuda leave out the lanes 1 apart":
+            product(a, w, lane % 2 == 0),
+        "the shuffles of matmul_coalesced_cuda leave out the lanes 16 apart":
+            product(a, w, lane < 16),
+        "the lanes of matmul_coalesced_cuda step by 1, so that most k are added by many lanes":
+            product(a, w, np.minimum(np.arange(K) + 1, 32)),
+        "matmul_coalesced_cuda drops the k beyond the last whole 32":
+            product(a, w, np.arange(K) < K // 32 * 32)})
+
+
+def test_matmul_coalesced_cuda__work(subject, rng):
+    a, w, c = operands(rng, 4, 16, 128)
+    launch, enough = run(subject, "matmul_coalesced_cuda", a, w, c), 2 * 4 * 4 * 16 * 128
+    assert launch.bytes("load") <= enough, (
+        f"matmul_coalesced_cuda loads {launch.bytes('load'):,} bytes, {enough:,} are two numbers "
+        f"for each multiplication: the lanes should share the k of one element")
+    got = launch.sectors_per_request("load")
+    assert got <= 4, (
+        f"matmul_coalesced_cuda: a load of a warp touches {got:g} sectors, 4 hold its 128 bytes: "
+        f"neighbouring lanes should take neighbouring k")
+    assert launch.bytes("store") == c.nbytes, (
+        f"matmul_coalesced_cuda stores {launch.bytes('store'):,} bytes, c has {c.nbytes:,}: one "
+        f"lane of a warp is enough to store its element")
+
+
+# ---- the course's own kernels and launchers
+
+
+def test_every_launcher(subject, agree, rng):
+    import torch
+
+    for M, N, K in ((9, 17, 40), (1, 100, 65)):
+        a, w, _ = operands(rng, M, N, K)
+        for kernel in CUDA:
+            got = subject.matmul_untiled_cuda(torch.from_numpy(a), torch.from_numpy(w), kernel)
+            agree(got, subject.matmul_oracle(a, w), "float32", f"{kernel}, {(M, N, K)}")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_the_triton_kernel(subject, agree, rng, dtype):
+    import torch
+
+    for M, N, K in ((3, 37, 129), (2, 5, 1)):
+        a, w, _ = operands(rng, M, N, K)
+        a, w = (torch.from_numpy(x).to(getattr(torch, dtype)) for x in (a, w))
+        c = torch.full((M, N), 7, dtype=a.dtype)
+        subject.launch("matmul_dots_triton", (ceil(N, 16), M), args=(a, w, c, N, K), BN=16, BK=64)
+        agree(c, a.double().numpy() @ w.double().numpy().T, dtype, f"matmul_dots_triton, {dtype}")
+
+
+@pytest.mark.parametrize("M, N, K", [(0, 5, 3), (5, 0, 3), (0, 0, 0)])
+def test_nothing_to_do(subject, M, N, K):
+    import torch
+
+    for kernel in CUDA:
+        got = subject.matmul_untiled_cuda(torch.ones(M, K), torch.ones(N, K), kernel)
+        assert got.shape == (M, N)
+
+
+def test_a_sum_of_nothing_is_zero(subject):
+    import torch
+
+    for kernel in CUDA:
+        got = subject.matmul_untiled_cuda(torch.ones(3, 0), torch.ones(40, 0), kernel)
+        assert torch.equal(got, torch.zeros(3, 40)), kernel
+
+
+def test_what_the_launcher_refuses(subject):
+    import torch
+
+    a, w = torch.ones(4, 6), torch.ones(5, 6)
+    for given, says in (((a, w[:, :5]), "(5, 5), expected (M, K) and (N, K)"),
+                        ((a[0], w), "a has shape (6,)"), ((a.half(), w), "a is torch.float16"),
+                        ((a, w.double()), "w is torch.float64"),
+                        ((torch.ones(6, 4).T, w), "a has strides (1, 4)"),
+                        ((a[:, ::2], w[:, ::2]), "a has strides (6, 2)"),
+                        ((torch.ones(65_536, 1), torch.ones(1, 1)), "at most 65535 rows")):
+        with pytest.raises(Raised) as refusal:
+            subject.matmul_untiled_cuda(*given)
+        assert says in refusal.value.text
+
+
+def test_oracle_is_torchs(subject, rng):
+    import torch
+
+    a, w, _ = operands(rng, 5, 7, 9)
+    want = torch.nn.functional.linear(torch.from_numpy(a).double(), torch.from_numpy(w).double())
+    assert np.allclose(subject.matmul_oracle(a, w), want.numpy(), rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.slow
+def test_no_register_is_spilled():
+    from layer1_kernels.k04_matmul_naive import KERNELS
+
+    for kernel in CUDA:
+        found = KERNELS.get(kernel).resources
+        assert found.spill_stores == 0 == found.spill_loads, f"{kernel} spills registers: {found}"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("M, N, K", [(0, 5, 3), (3, 4, 0), (1, 1000, 1000), (129, 127, 1000)])
+def test_every_kernel_on_the_device(M, N, K):
+    import torch
+
+    from layer1_kernels import matmul_untiled_cuda
+
+    a, w = (torch.randn(rows, K, device="cuda") for rows in (M, N))
+    want = a.double() @ w.double().T
+    for kernel in CUDA:
+        got = matmul_untiled_cuda(a, w, kernel).double()
+        assert torch.allclose(got, want, rtol=2e-5, atol=1e-4), kernel
