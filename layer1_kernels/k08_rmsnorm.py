@@ -90,7 +90,7 @@ def rmsnorm_triton(x, w, y, C, eps, BLOCK: tl.constexpr):
     y += tl.program_id(0).to(tl.int64) * C
     c = tl.arange(0, BLOCK)
     inside = c < C
-    # exercise: load the row once, as fp32; 1 / root of its mean square; store the row times it and w
+    # exercise: load the row once, as fp32; the scale from its squares; store row · scale · w
     v = tl.load(x + c, inside, 0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(v * v) / C + eps)
     tl.store(y + c, v * scale * tl.load(w + c, inside), inside)
