@@ -1,0 +1,73 @@
+// k08 · RMSNorm of each row: y = x / sqrt(mean of x² + eps) · w, and the residual add before it
+//
+// T: rows, one block each   C: columns
+// Reads T·C numbers and writes T·C, 4 FLOPs for each: 1/2 FLOP per byte in fp32. Memory decides, so
+// each kernel below is judged by how often it reads its row. Blocks are made of whole warps.
+
+__shared__ float warps[32];                     // of block_sum: one number a warp
+
+// The sum over all threads of the block, known to each of them afterwards.
+__device__ float block_sum(float v)
+{
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (int away = 16; away > 0; away /= 2)    // lane l and lane l ^ away swap and add
+        v += __shfl_xor_sync(0xffffffff, v, away);
+    if (lane == 0)
+        warps[warp] = v;
+    __syncthreads();                            // every warp has written
+    v = lane < blockDim.x / 32 ? warps[lane] : 0;
+    for (int away = 16; away > 0; away /= 2)
+        v += __shfl_xor_sync(0xffffffff, v, away);
+    return v;
+}
+
+// By the book: one pass for the mean square, one for the result. For rows of any length.
+extern "C" __global__ void rmsnorm_two_read_cuda(const float* x, const float* w, float* y,
+                                                 int C, float eps)
+{
+    x += (size_t)blockIdx.x * C;                // this block's row
+    y += (size_t)blockIdx.x * C;
+    float squares = 0;                          // of this thread's columns
+    for (int c = threadIdx.x; c < C; c += blockDim.x)
+        squares += x[c] * x[c];
+    float scale = rsqrtf(block_sum(squares) / C + eps);
+    for (int c = threadIdx.x; c < C; c += blockDim.x)
+        y[c] = x[c] * scale * w[c];
+}
+
+// The same two passes, over a copy of the row on the chip: as long as it fits there.
+extern "C" __global__ void rmsnorm_one_read_cuda(const float* x, const float* w, float* y,
+                                                 int C, float eps)
+{
+    extern __shared__ float row[];              // C numbers; a thread returns to its own columns
+    x += (size_t)blockIdx.x * C;
+    y += (size_t)blockIdx.x * C;
+    float squares = 0;
+    for (int c = threadIdx.x; c < C; c += blockDim.x) {
+        row[c] = x[c];
+        squares += row[c] * row[c];
+    }
+    float scale = rsqrtf(block_sum(squares) / C + eps);
+    for (int c = threadIdx.x; c < C; c += blockDim.x)
+        y[c] = row[c] * scale * w[c];
+}
+
+// The sum x + residual is normalised where it is made, and written for the next residual add.
+extern "C" __global__ void add_rmsnorm_fused_cuda(const float* x, const float* residual,
+                                                  const float* w, float* y, float* sum,
+                                                  int C, float eps)
+{
+    extern __shared__ float row[];
+    x += (size_t)blockIdx.x * C;
+    residual += (size_t)blockIdx.x * C;
+    y += (size_t)blockIdx.x * C;
+    sum += (size_t)blockIdx.x * C;
+    float squares = 0;
+    for (int c = threadIdx.x; c < C; c += blockDim.x) {
+        row[c] = sum[c] = x[c] + residual[c];
+        squares += row[c] * row[c];
+    }
+    float scale = rsqrtf(block_sum(squares) / C + eps);
+    for (int c = threadIdx.x; c < C; c += blockDim.x)
+        y[c] = row[c] * scale * w[c];
+}

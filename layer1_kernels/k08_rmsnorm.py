@@ -1,0 +1,412 @@
+"""k08 · RMSNorm of each row, y = x / sqrt(mean of x² + eps) · w; with the residual add before it
+
+T: tokens, one row each   C: model width
+Reads T·C numbers and writes T·C, 4 FLOPs for each: 1/2 FLOP per byte in fp32. Memory decides.
+Sources: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019; Ba, Kiros and Hinton,
+"Layer Normalization", 2016.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from lab import simulator
+from layer1_kernels.gradients import differentiable
+from layer1_kernels.k01_vector_add import vector_add, vector_add_cuda
+
+__all__ = ["add_rmsnorm", "add_rmsnorm_cuda", "add_rmsnorm_torch", "layernorm", "layernorm_torch",
+           "rmsnorm", "rmsnorm_cuda", "rmsnorm_torch"]
+
+KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
+THREADS = 256           # a block of the CUDA kernels, one a row
+FITS = 12_000           # numbers of a row in shared memory: 48 KB a block, which every GPU gives
+LONGEST = 32_768        # columns of a program that holds its row: 64 registers a thread of 16 warps
+BLOCK = 4096            # columns that the kernels for longer rows take at a time
+FLOATS = torch.float32, torch.float16, torch.bfloat16
+
+
+# ---- by the book
+
+
+def rmsnorm_oracle(x, w, eps):                      # (T, C), (C,) -> (T, C)
+    """float64."""
+    x = x.astype(np.float64)                        # (T, C)
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * w
+
+
+def layernorm_oracle(x, w, b, eps):                 # (T, C), (C,), (C,) -> (T, C)
+    """float64."""
+    x = x.astype(np.float64)                        # (T, C)
+    x = x - x.mean(-1, keepdims=True)               # (T, C)
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * w + b
+
+
+def rmsnorm_torch(x, w, eps):                       # (T, C), (C,) -> (T, C)
+    """As rmsnorm, operation by operation in PyTorch; float64 too."""
+    v = at_least_fp32(x)                            # (T, C)
+    return (v * torch.rsqrt((v * v).mean(-1, keepdim=True) + eps) * w).to(x.dtype)
+
+
+def layernorm_torch(x, w, b, eps):                  # (T, C), (C,), (C,) -> (T, C)
+    """As layernorm, operation by operation in PyTorch; float64 too."""
+    v = at_least_fp32(x)                            # (T, C)
+    v = v - v.mean(-1, keepdim=True)                # (T, C)
+    return (v * torch.rsqrt((v * v).mean(-1, keepdim=True) + eps) * w + b).to(x.dtype)
+
+
+def add_rmsnorm_torch(x, residual, w, eps):         # 2 × (T, C), (C,) -> 2 × (T, C)
+    """As add_rmsnorm, operation by operation in PyTorch; float64 too."""
+    residual = x + residual                         # (T, C)
+    return rmsnorm_torch(residual, w, eps), residual
+
+
+def at_least_fp32(x):
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+# ---- the kernels
+
+
+def predict_bytes_ratio():
+    """Bytes of an add, then a norm, over those of one kernel that does both and also gives both.
+
+    w is left out: it is the same for every row, and stays in a cache.
+    """
+    # exercise: how many arrays of T·C numbers are read and written, by the two and by the one?
+    return ((2 + 1) + (1 + 1)) / (2 + 2)
+
+
+@triton.jit
+def rmsnorm_triton(x, w, y, C, eps, BLOCK: tl.constexpr):
+    """One program per row, all of it at once: BLOCK is a power of two, C or more."""
+    x += tl.program_id(0).to(tl.int64) * C          # this program's row; T·C may not fit 32 bits
+    y += tl.program_id(0).to(tl.int64) * C
+    c = tl.arange(0, BLOCK)
+    inside = c < C
+    # exercise: load the row once, as fp32; the scale from its squares; store row · scale · w
+    v = tl.load(x + c, inside, 0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(v * v) / C + eps)
+    tl.store(y + c, v * scale * tl.load(w + c, inside), inside)
+
+
+@triton.jit
+def add_rmsnorm_triton(x, residual, w, y, total, C, eps, BLOCK: tl.constexpr):
+    """One program per row: total = x + residual, y = its RMSNorm."""
+    row = tl.program_id(0).to(tl.int64) * C         # where this program's row begins
+    c = tl.arange(0, BLOCK)
+    inside = c < C
+    # exercise: add, store the sum, and normalise what is still in registers
+    s = tl.load(x + row + c, inside, 0) + tl.load(residual + row + c, inside, 0)
+    tl.store(total + row + c, s, inside)
+    v = s.to(tl.float32)                            # of the rounded sum, as a norm alone would read
+    scale = tl.rsqrt(tl.sum(v * v) / C + eps)
+    tl.store(y + row + c, v * scale * tl.load(w + c, inside), inside)
+
+
+@triton.jit
+def layernorm_triton(x, w, b, y, C, eps, BLOCK: tl.constexpr):
+    """One program per row: mean 0, mean square 1, then times w plus b."""
+    row = tl.program_id(0).to(tl.int64) * C
+    c = tl.arange(0, BLOCK)
+    inside = c < C
+    # exercise: subtract the mean, then as RMSNorm does; columns beyond the row must stay zero
+    v = tl.load(x + row + c, inside, 0).to(tl.float32)
+    v = tl.where(inside, v - tl.sum(v) / C, 0)
+    scale = tl.rsqrt(tl.sum(v * v) / C + eps)
+    tl.store(y + row + c, v * scale * tl.load(w + c, inside) + tl.load(b + c, inside), inside)
+
+
+@triton.jit
+def rmsnorm_loop_triton(x, w, y, C, eps, BLOCK: tl.constexpr):
+    """One program per row of any length, BLOCK columns at a time: it reads the row twice."""
+    row = tl.program_id(0).to(tl.int64) * C
+    squares = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, C, BLOCK):
+        c = start + tl.arange(0, BLOCK)
+        v = tl.load(x + row + c, c < C, 0).to(tl.float32)
+        squares += v * v
+    scale = tl.rsqrt(tl.sum(squares) / C + eps)
+    for start in range(0, C, BLOCK):
+        c = start + tl.arange(0, BLOCK)
+        v = tl.load(x + row + c, c < C).to(tl.float32)
+        tl.store(y + row + c, v * scale * tl.load(w + c, c < C), c < C)
+
+
+@triton.jit
+def add_rmsnorm_loop_triton(x, residual, w, y, total, C, eps, BLOCK: tl.constexpr):
+    """The same with the add: what the first loop wrote, the second reads."""
+    row = tl.program_id(0).to(tl.int64) * C
+    squares = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, C, BLOCK):
+        c = start + tl.arange(0, BLOCK)
+        s = tl.load(x + row + c, c < C, 0) + tl.load(residual + row + c, c < C, 0)
+        tl.store(total + row + c, s, c < C)
+        squares += s.to(tl.float32) * s.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(squares) / C + eps)
+    for start in range(0, C, BLOCK):                # each thread returns to its own columns
+        c = start + tl.arange(0, BLOCK)
+        v = tl.load(total + row + c, c < C).to(tl.float32)
+        tl.store(y + row + c, v * scale * tl.load(w + c, c < C), c < C)
+
+
+@triton.jit
+def layernorm_loop_triton(x, w, b, y, C, eps, BLOCK: tl.constexpr):
+    """One program per row of any length. Mean and squares of two parts merge as in Chan, Golub and
+    LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979."""
+    row = tl.program_id(0).to(tl.int64) * C
+    mean, squares = 0.0, 0.0                        # of the columns so far; squares around mean
+    for start in range(0, C, BLOCK):
+        c = start + tl.arange(0, BLOCK)
+        v = tl.load(x + row + c, c < C, 0).to(tl.float32)
+        n = tl.minimum(C - start, BLOCK)            # columns of this block
+        own = tl.sum(v) / n
+        v = tl.where(c < C, v - own, 0)
+        away, share = own - mean, n / (start + n)
+        squares += tl.sum(v * v) + away * away * start * share
+        mean += away * share
+    scale = tl.rsqrt(squares / C + eps)
+    for start in range(0, C, BLOCK):
+        c = start + tl.arange(0, BLOCK)
+        v = (tl.load(x + row + c, c < C).to(tl.float32) - mean) * scale
+        tl.store(y + row + c, v * tl.load(w + c, c < C) + tl.load(b + c, c < C), c < C)
+
+
+# ---- the launchers
+
+
+def plan(C, whole, loop):
+    """The kernel for rows of C numbers, `whole` or `loop`, and how to compile it."""
+    if C > LONGEST:
+        return loop, {"BLOCK": BLOCK, "num_warps": 8}
+    width = triton.next_power_of_2(C)
+    return whole, {"BLOCK": width, "num_warps": min(max(width // 1024, 4), 16)}
+
+
+@partial(differentiable, oracle=rmsnorm_torch)
+def rmsnorm(x, w, eps):                             # (T, C), (C,) -> (T, C)
+    """RMSNorm of each row by a Triton kernel. Gradients by x and w are those of rmsnorm_torch.
+
+    float32, float16 or bfloat16, one dtype, on the CPU or on CUDA, contiguous; sums are fp32.
+    T or C may be 0. Where squares overflow fp32, |x| above 1.8e19, y is 0, as in PyTorch.
+    """
+    check("rmsnorm", FLOATS, x, w=w)
+    (T, C), y = x.shape, torch.empty_like(x)        # (T, C)
+    if x.numel():
+        kernel, meta = plan(C, rmsnorm_triton, rmsnorm_loop_triton)
+        kernel[(T,)](x, w, y, C, eps, **meta)
+    return y
+
+
+@partial(differentiable, oracle=add_rmsnorm_torch)
+def add_rmsnorm(x, residual, w, eps):               # 2 × (T, C), (C,) -> 2 × (T, C)
+    """(y, residual): the new residual is x + residual, and y its RMSNorm. Inputs stay as they are.
+
+    As rmsnorm otherwise; y is made from the sum as rounded to x's dtype, as if in two steps.
+    """
+    check("add_rmsnorm", FLOATS, x, residual=residual, w=w)
+    (T, C), y, total = x.shape, torch.empty_like(x), torch.empty_like(x)
+    if x.numel():
+        kernel, meta = plan(C, add_rmsnorm_triton, add_rmsnorm_loop_triton)
+        kernel[(T,)](x, residual, w, y, total, C, eps, **meta)
+    return y, total
+
+
+@partial(differentiable, oracle=layernorm_torch)
+def layernorm(x, w, b, eps):                        # (T, C), (C,), (C,) -> (T, C)
+    """LayerNorm of each row by a Triton kernel. As rmsnorm otherwise."""
+    check("layernorm", FLOATS, x, w=w, b=b)
+    (T, C), y = x.shape, torch.empty_like(x)        # (T, C)
+    if x.numel():
+        kernel, meta = plan(C, layernorm_triton, layernorm_loop_triton)
+        kernel[(T,)](x, w, b, y, C, eps, **meta)
+    return y
+
+
+def rmsnorm_cuda(x, w, eps, kernel=None):           # (T, C), (C,) -> (T, C)
+    """RMSNorm of each row by a CUDA kernel, the one that fits. float32, contiguous; T, C may be 0.
+
+    ValueError where rmsnorm_one_read_cuda is asked for a row that does not fit in shared memory.
+    """
+    check("rmsnorm_cuda", FLOATS[:1], x, w=w)
+    (T, C), y = x.shape, torch.empty_like(x)        # (T, C)
+    kernel = kernel or ("rmsnorm_one_read_cuda" if C <= FITS else "rmsnorm_two_read_cuda")
+    keeps = kernel == "rmsnorm_one_read_cuda"
+    if keeps and C > FITS:
+        raise ValueError(f"{kernel}: rows of {C} numbers, expected at most {FITS}, which fit in "
+                         f"shared memory; rmsnorm_two_read_cuda takes any")
+    if x.numel():
+        KERNELS.get(kernel)(T, THREADS, (x, w, y, C, np.float32(eps)),
+                            shared_mem=x.element_size() * C * keeps)
+    return y
+
+
+def add_rmsnorm_cuda(x, residual, w, eps):          # 2 × (T, C), (C,) -> 2 × (T, C)
+    """As add_rmsnorm, by a CUDA kernel. float32, contiguous; T or C may be 0.
+
+    Rows that do not fit in shared memory, above 12,000 numbers, take two launches.
+    """
+    check("add_rmsnorm_cuda", FLOATS[:1], x, residual=residual, w=w)
+    (T, C), y, total = x.shape, torch.empty_like(x), torch.empty_like(x)
+    if C > FITS:
+        total = vector_add_cuda(x, residual)        # (T, C)
+        y = rmsnorm_cuda(total, w, eps)             # (T, C)
+    elif x.numel():
+        KERNELS.get("add_rmsnorm_fused_cuda")(
+            T, THREADS, (x, residual, w, y, total, C, np.float32(eps)),
+            shared_mem=x.element_size() * C)
+    return y, total
+
+
+def check(op, dtypes, x, **others):
+    """What the kernels assume; they count columns with 32 bits and know no strides."""
+    if x.ndim != 2:
+        raise ValueError(f"{op}: x has shape {tuple(x.shape)}, expected (rows, columns)")
+    if x.dtype not in dtypes:
+        raise TypeError(f"{op}: x is {x.dtype}, expected {' or '.join(map(str, dtypes))}")
+    for name, tensor in {"x": x, **others}.items():
+        shape = x.shape if name in ("x", "residual") else x.shape[1:]
+        if tensor.shape != shape:
+            raise ValueError(f"{op}: {name} has shape {tuple(tensor.shape)}, "
+                             f"expected {tuple(shape)}")
+        if tensor.dtype != x.dtype or tensor.device != x.device:
+            raise TypeError(f"{op}: {name} is {tensor.dtype} on {tensor.device}, "
+                            f"expected {x.dtype} on {x.device}, as x is")
+        if not tensor.is_contiguous():
+            raise ValueError(f"{op}: {name} has strides {tensor.stride()}, expected it contiguous; "
+                             f"{name}.contiguous() makes it so")
+    if max(x.shape) >= 2**31 - BLOCK:
+        raise ValueError(f"{op}: x has shape {tuple(x.shape)}, expected fewer than "
+                         f"2^31 - {BLOCK} rows and columns")
+
+
+# ---- what is counted and measured
+
+
+class Step(NamedTuple):
+    """One rung of the ladder: y and the new residual from x and residual."""
+
+    name: str
+    launches: int
+    reads: float            # numbers read, in sizes of x; w is left out
+    writes: float           # numbers written, likewise
+
+
+class Eager(TorchDispatchMode):
+    """Counts the operations that PyTorch launches, one each, and the bytes of their tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.launches = self.loaded = self.stored = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        inputs, outputs = ({id(a): a.nbytes for a in tree_leaves(tree) if torch.is_tensor(a)}
+                           for tree in (args, result))
+        if outputs and not operation.is_view:       # torch asks about dtypes by operations too
+            self.launches += 1
+            self.loaded += sum(inputs.values())     # an array that is given twice is read once
+            self.stored += sum(outputs.values())
+        return result
+
+
+def ladder(T, C):
+    """Every way of this lesson to add and normalise (T, C) float32 numbers, as counted: [Step].
+
+    C: at most 12,000.
+    """
+    x, residual = torch.linspace(-4, 4, 2 * T * C).reshape(2, T, C)             # (T, C)
+    w, y, total = torch.ones(C), torch.empty_like(x), torch.empty_like(x)
+    with Eager() as eager:
+        add_rmsnorm_torch(x, residual, w, 1e-5)
+    steps = [Step("PyTorch, op by op", eager.launches, (eager.loaded - w.nbytes) / x.nbytes,
+                  eager.stored / x.nbytes)]
+    ways = {
+        "CUDA: add, norm in two reads": lambda: rmsnorm_cuda(
+            vector_add_cuda(x, residual), w, 1e-5, "rmsnorm_two_read_cuda"),
+        "CUDA: add, norm in one read": lambda: rmsnorm_cuda(
+            vector_add_cuda(x, residual), w, 1e-5),
+        "CUDA: fused": lambda: add_rmsnorm_cuda(x, residual, w, 1e-5),
+        "Triton: add, norm": lambda: rmsnorm(vector_add(x, residual), w, 1e-5),
+        "Triton: fused": lambda: add_rmsnorm(x, residual, w, 1e-5),
+        "Triton: fused, in a loop": lambda: add_rmsnorm_loop_triton[(T,)](
+            x, residual, w, y, total, C, 1e-5, BLOCK=512)}
+    for name, run in ways.items():
+        with simulator.trace() as trace:
+            run()
+        loaded = sum(launch.bytes_loaded for launch in trace.launches) - T * w.nbytes
+        stored = sum(launch.bytes_stored for launch in trace.launches)
+        steps.append(Step(name, len(trace.launches), loaded / x.nbytes, stored / x.nbytes))
+    return steps
+
+
+def shipped(C=8192):
+    """{name: what the launchers compile for rows of C bf16 numbers, on Hopper}. C % 16 is 0."""
+    found = {}
+    for whole, loop, arrays in ((rmsnorm_triton, rmsnorm_loop_triton, 3),
+                                (add_rmsnorm_triton, add_rmsnorm_loop_triton, 5),
+                                (layernorm_triton, layernorm_loop_triton, 4)):
+        kernel, meta = plan(C, whole, loop)
+        found[kernel.__name__] = simulator.hopper(
+            kernel, ["*bf16"] * arrays + ["i32:16", "fp32"], {"BLOCK": meta["BLOCK"]},
+            num_warps=meta["num_warps"])
+    return found
+
+
+def bench(T=16_384, C=8_192):
+    """On a GPU: the kernels of this lesson, torch's and a copy, by turns; rows of lab.bench.
+
+    An array is a quarter of a gigabyte in bf16, half of one in fp32, far beyond the L2 cache.
+    """
+    from day01_roofline import Gpu, Job, copy_job, measure
+    from lab.bench import row
+
+    device, eps, nn = Gpu(), 1e-5, torch.nn.functional
+    x32, r32 = (torch.randn(T, C, device="cuda") for _ in range(2))             # (T, C)
+    w32, b32 = (torch.randn(C, device="cuda") for _ in range(2))                # (C,)
+    x, r, w, b = (array.bfloat16() for array in (x32, r32, w32, b32))
+    compiled = [torch.compile(formula) for formula in
+                (rmsnorm_torch, layernorm_torch, add_rmsnorm_torch)]
+    families = {        # arrays of T·C numbers that must move, bytes of one, FLOPs for each, ways
+        "rmsnorm": (2, 2, 4, {
+            "torch": lambda: rmsnorm_torch(x, w, eps),
+            "torch.compile": lambda: compiled[0](x, w, eps),
+            "library": lambda: nn.rms_norm(x, (C,), w, eps),
+            "triton": lambda: rmsnorm(x, w, eps)}),
+        "layernorm": (2, 2, 7, {
+            "torch": lambda: layernorm_torch(x, w, b, eps),
+            "torch.compile": lambda: compiled[1](x, w, b, eps),
+            "library": lambda: nn.layer_norm(x, (C,), w, b, eps),
+            "triton": lambda: layernorm(x, w, b, eps)}),
+        "add_rmsnorm": (4, 2, 5, {
+            "torch": lambda: add_rmsnorm_torch(x, r, w, eps),
+            "torch.compile": lambda: compiled[2](x, r, w, eps),
+            "library": lambda: nn.rms_norm(x + r, (C,), w, eps),
+            "pair": lambda: rmsnorm(vector_add(x, r), w, eps),
+            "triton": lambda: add_rmsnorm(x, r, w, eps)}),
+        "rmsnorm fp32": (2, 4, 4, {
+            "library": lambda: nn.rms_norm(x32, (C,), w32, eps),
+            "two_read_cuda": lambda: rmsnorm_cuda(x32, w32, eps, "rmsnorm_two_read_cuda"),
+            "one_read_cuda": lambda: rmsnorm_cuda(x32, w32, eps)}),
+        "add_rmsnorm fp32": (4, 4, 5, {
+            "library": lambda: nn.rms_norm(x32 + r32, (C,), w32, eps),
+            "fused_cuda": lambda: add_rmsnorm_cuda(x32, r32, w32, eps)})}
+    jobs = [copy_job(device)]
+    jobs += [Job(f"{name}: {way}", run, flops * T * C, arrays * T * C * itemsize)
+             for name, (arrays, itemsize, flops, ways) in families.items()
+             for way, run in ways.items()]
+    timings = measure(jobs, device, limit=60)
+    copy = jobs[0].moved / timings["copy"].seconds
+    rows = {"copy": row(jobs[0], timings["copy"], copy)}
+    for job in jobs[1:]:
+        name, own = job.name.split(": ")
+        against = {way: timings[f"{name}: {way}"] for way in families[name][-1]
+                   if way in ("torch", "torch.compile", "library", "pair") and way != own}
+        rows[job.name] = row(job, timings[job.name], copy, against)
+    return rows

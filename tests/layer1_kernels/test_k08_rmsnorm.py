@@ -1,0 +1,424 @@
+"""Graders of k08. Outputs start as 7, which no norm gives, so that what nobody wrote shows."""
+
+import numpy as np
+import pytest
+
+from lab.subject import Raised
+
+EPS = 0.01              # large enough to be missed
+SIZES = [(3, 1000, "float32"), (1, 1, "float32"), (2, 127, "float16"), (3, 129, "bfloat16"),
+         (2, 128, "float32")]                                               # T, C, dtype
+
+
+# ---- rows, oracles, and what goes wrong
+
+
+def normed(x, mean=None, eps=EPS):              # (T, C) -> (T, C)
+    """Each row over the root of its mean square, or of what `mean` makes of the squares."""
+    squares = x * x
+    return x / np.sqrt((squares.mean(-1, keepdims=True) if mean is None else mean(squares)) + eps)
+
+
+def tensors(dtype, *arrays):
+    """CPU tensors of dtype; the arrays are rounded to it, so that oracles start from the same."""
+    import torch
+
+    found = [torch.from_numpy(a.astype(np.float32)).to(getattr(torch, dtype)) for a in arrays]
+    for array, tensor in zip(arrays, found, strict=True):
+        array[...] = tensor.double().numpy()
+    return found
+
+
+def inputs(rng, T, C, dtype, scale=1.0, count=1):
+    """Arrays (T, C) and two of (C,), in float64 as rounded to dtype, and the same as tensors."""
+    arrays = [scale * rng.standard_normal((T, C)) for _ in range(count)]
+    arrays += [rng.uniform(0.5, 2, C), rng.uniform(-1, 1, C)]
+    return arrays, tensors(dtype, *arrays)
+
+
+def block(C):
+    return 1 << (C - 1).bit_length()
+
+
+def sevens(x):
+    import torch
+
+    return torch.full_like(x, 7)
+
+
+def of_rms(name, x, w):
+    """{mistake: what it gives} of a kernel that should give the RMSNorm of x."""
+    C = x.shape[1]
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        return telling(normed(x) * w, {
+            f"{name} leaves out the mean: it divides by the root of the sum of squares":
+                normed(x, lambda s: s.sum(-1, keepdims=True)) * w,
+            f"{name} takes the mean over BLOCK columns; the row has C":
+                normed(x, lambda s: s.sum(-1, keepdims=True) / block(C)) * w,
+            f"{name} divides by the mean square, not by its root":
+                normed(x, lambda s: s.mean(-1, keepdims=True) ** 2) * w,
+            f"{name} leaves out eps": normed(x, eps=0) * w,
+            f"{name} adds eps to the root, not below it":
+                x / (np.sqrt((x * x).mean(-1, keepdims=True)) + EPS) * w,
+            f"{name} leaves out w": normed(x),
+            f"{name} subtracts the mean, which is LayerNorm":
+                normed(x - x.mean(-1, keepdims=True)) * w,
+            f"{name} squares in float16, where 256² is inf": np.zeros_like(x),
+            f"{name} writes w times x, without the scale": x * w,
+            f"{name} does not write y": np.full_like(x, 7)})
+
+
+def telling(want, mistakes):
+    """The mistakes that can be seen here: with one column, say, a sum is a mean."""
+    return {mistake: answer for mistake, answer in mistakes.items()
+            if not np.allclose(answer, want, rtol=2e-3, atol=0)}
+
+
+def of_sum(name, x, residual, w):
+    """{mistake: what it gives} in place of the RMSNorm of x + residual."""
+    return {f"{name} normalises x, and leaves the residual out": normed(x) * w,
+            f"{name} normalises the residual, and leaves x out": normed(residual) * w,
+            f"{name} stores the sum in y too": x + residual,
+            f"{name} adds the residual after the norm, not before it": normed(x) * w + residual,
+            **of_rms(name, x + residual, w)}
+
+
+def of_layer(name, x, w, b):
+    C = x.shape[1]
+    m = x.mean(-1, keepdims=True)
+    beyond = block(C) - C
+    return telling(normed(x - m) * w + b, {
+        f"in {name} the columns beyond the row are -mean, not 0, and count in the mean square":
+            normed(x - m, lambda s: s.mean(-1, keepdims=True) + beyond * m * m / C) * w + b,
+        f"{name} does not subtract the mean, which is RMSNorm plus b": normed(x) * w + b,
+        f"{name} subtracts the mean from what it sums, not from what it writes":
+            x / np.sqrt(((x - m) ** 2).mean(-1, keepdims=True) + EPS) * w + b,
+        f"{name} leaves out b": normed(x - m) * w,
+        f"{name} adds b before it multiplies by w": (normed(x - m) + b) * w,
+        f"{name} leaves out w": normed(x - m) + b,
+        f"{name} divides the sum of squares by C - 1; a norm takes the mean":
+            normed(x - m, lambda s: s.sum(-1, keepdims=True) / max(C - 1, 1)) * w + b,
+        f"{name} takes the mean over BLOCK columns; the row has C":
+            normed(x - m * C / block(C)) * w + b,
+        f"{name} leaves out eps": normed(x - m, eps=0 if C > 1 else EPS) * w + b,   # 0 / 0
+        f"{name} writes nothing": np.full_like(x, 7)})
+
+
+def at(index):
+    return f"row {index[0]}, column {index[1]}"
+
+
+def economical(name, launch, reads, writes, weights, what):
+    """Bytes asked for, in sizes of x, are the least; requests want all that they move."""
+    for op, times, verb in (("load", reads, "reads"), ("store", writes, "writes")):
+        got = (launch.bytes(op) - (weights if op == "load" else 0)) / what.nbytes
+        assert got <= times, (
+            f"{name} {verb} {got:g} times the size of x, {times} are enough: what has been loaded "
+            f"or computed is still in registers")
+        counts = launch.memory("global", op)
+        assert counts["transactions"] == counts["ideal"], (
+            f"{name}: a {op} of a warp touches {launch.sectors_per_request(op):g} sectors, "
+            f"{counts['ideal'] / counts['requests']:g} are enough: neighbouring threads should "
+            f"take neighbouring columns")
+
+
+# ---- RMSNorm
+
+
+def run_rmsnorm(subject, x, w):
+    y = sevens(x)
+    C = x.shape[1]
+    return y, subject.launch("rmsnorm_triton", len(x), args=(x, w, y, C, EPS), BLOCK=block(C))
+
+
+@pytest.mark.parametrize("T, C, dtype", SIZES)
+def test_rmsnorm_triton(subject, agree, rng, T, C, dtype):
+    (x, w, _), (xt, wt, _) = inputs(rng, T, C, dtype)
+    got, _ = run_rmsnorm(subject, xt, wt)
+    agree(got, normed(x) * w, dtype, f"rmsnorm_triton, {T} row(s) of {C} {dtype}", at,
+          of_rms("rmsnorm_triton", x, w))
+
+
+@pytest.mark.parametrize("scale, dtype, what", [
+    (1e-3, "float32", "numbers around 0.001"), (1000, "float16", "fp16 numbers around 1000"),
+    (1e10, "float32", "numbers around 10^10"), (0, "float32", "rows of zeros")])
+def test_rmsnorm_triton__hard_rows(subject, agree, rng, scale, dtype, what):
+    (x, w, _), (xt, wt, _) = inputs(rng, 2, 500, dtype, scale)
+    got, _ = run_rmsnorm(subject, xt, wt)
+    agree(got, normed(x) * w, dtype, f"rmsnorm_triton, {what}", at,
+          of_rms("rmsnorm_triton", x, w))
+
+
+def test_rmsnorm_triton__work(subject, rng):
+    _, (x, w, _) = inputs(rng, 2, 1024, "float32")
+    _, launch = run_rmsnorm(subject, x, w)
+    economical("rmsnorm_triton", launch, 1, 1, 2 * w.nbytes, x)
+
+
+# ---- the add before it
+
+
+def run_add_rmsnorm(subject, x, residual, w):
+    y, total, C = sevens(x), sevens(x), x.shape[1]
+    launch = subject.launch("add_rmsnorm_triton", len(x),
+                            args=(x, residual, w, y, total, C, EPS), BLOCK=block(C))
+    return y, total, launch
+
+
+def test_predict_bytes_ratio(subject, reference, rng):
+    _, (x, residual, w, _) = inputs(rng, 2, 1000, "float32", count=2)
+    _, norm = run_rmsnorm(reference, x, w)
+    *_, fused = run_add_rmsnorm(reference, x, residual, w)
+    norm, fused = (launch.bytes("load") + launch.bytes("store") - 2 * w.nbytes
+                   for launch in (norm, fused))
+    add = 3 * x.nbytes
+    got = subject.predict_bytes_ratio()
+    assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
+    why = {5 / 3: "5/3 would hold for a kernel that gives y alone; the next add needs the sum",
+           3 / 2: "3/2 compares the reads alone; both also write",
+           2: "2 counts launches; count the arrays that each reads and writes",
+           fused / (add + norm): "that is the other way round"}
+    guess = next((text for value, text in why.items() if abs(got - value) < 0.01),
+                 "count the arrays that are read and written, by the add, the norm, and the one")
+    assert abs(got - (add + norm) / fused) < 0.01, (
+        f"bytes of two launches over bytes of one: {got:g} is not what the counters say; {guess}")
+
+
+@pytest.mark.parametrize("T, C, dtype", SIZES)
+def test_add_rmsnorm_triton(subject, agree, rng, T, C, dtype):
+    name = "add_rmsnorm_triton"
+    (x, residual, w, _), given = inputs(rng, T, C, dtype, count=2)
+    xt, rt, wt, _ = given
+    y, total, _ = run_add_rmsnorm(subject, xt, rt, wt)
+    what = f"{name}, {T} row(s) of {C} {dtype}"
+    mistakes = of_sum(name, x, residual, w)
+    sums = {f"{name} stores y in total; the next add needs the sum": normed(x + residual) * w,
+            f"{name} does not store the sum": np.full_like(x, 7),
+            f"{name} stores x in total, without the residual": x,
+            f"{name} stores the normalised x plus the residual": normed(x) * w + residual}
+    agree(total, x + residual, dtype, f"{what}: total", at, sums)
+    agree(y, normed(total.double().numpy()) * w, dtype, f"{what}: y", at, mistakes)
+    agree(xt, x, "exact", f"{what}: x after the launch, an input", at)
+    agree(rt, residual, "exact", f"{what}: residual after the launch, an input", at)
+
+
+@pytest.mark.parametrize("scale, dtype, what", [
+    (1e-3, "float32", "numbers around 0.001"), (1000, "float16", "fp16 numbers around 1000")])
+def test_add_rmsnorm_triton__hard_rows(subject, agree, rng, scale, dtype, what):
+    (x, residual, w, _), (xt, rt, wt, _) = inputs(rng, 2, 500, dtype, scale, count=2)
+    y, total, _ = run_add_rmsnorm(subject, xt, rt, wt)
+    agree(y, normed(total.double().numpy()) * w, dtype, f"add_rmsnorm_triton, {what}: y", at,
+          of_sum("add_rmsnorm_triton", x, residual, w))
+
+
+def test_add_rmsnorm_triton__work(subject, rng):
+    _, (x, residual, w, _) = inputs(rng, 2, 1024, "float32", count=2)
+    *_, launch = run_add_rmsnorm(subject, x, residual, w)
+    economical("add_rmsnorm_triton", launch, 2, 2, 2 * w.nbytes, x)
+
+
+# ---- LayerNorm
+
+
+def run_layernorm(subject, x, w, b):
+    y, C = sevens(x), x.shape[1]
+    return y, subject.launch("layernorm_triton", len(x), args=(x, w, b, y, C, EPS), BLOCK=block(C))
+
+
+@pytest.mark.parametrize("T, C, dtype", SIZES)
+def test_layernorm_triton(subject, agree, rng, T, C, dtype):
+    (x, w, b), _ = inputs(rng, T, C, dtype)
+    x += 3                                      # a mean that nobody can overlook
+    xt, wt, bt = tensors(dtype, x, w, b)
+    got, _ = run_layernorm(subject, xt, wt, bt)
+    agree(got, normed(x - x.mean(-1, keepdims=True)) * w + b, dtype,
+          f"layernorm_triton, {T} row(s) of {C} {dtype}", at,
+          of_layer("layernorm_triton", x, w, b))
+
+
+@pytest.mark.parametrize("scale, offset, dtype, what", [
+    (1e-3, 0, "float32", "numbers around 0.001"),
+    (1, 100, "float32", "numbers around 100 that differ by about 1"),
+    (1000, 2000, "float16", "fp16 numbers around 2000")])
+def test_layernorm_triton__hard_rows(subject, agree, rng, scale, offset, dtype, what):
+    (x, w, b), _ = inputs(rng, 2, 500, dtype, scale)
+    x += offset
+    xt, wt, bt = tensors(dtype, x, w, b)
+    got, _ = run_layernorm(subject, xt, wt, bt)
+    want = normed(x - x.mean(-1, keepdims=True)) * w + b
+    mistakes = of_layer("layernorm_triton", x, w, b)
+    if offset == 100:                           # right to three digits, and no better
+        mistakes["layernorm_triton takes the mean square minus the squared mean, two large numbers "
+                 "of which little is left"] = want
+    agree(got, want, dtype, f"layernorm_triton, {what}", at, mistakes)
+
+
+def test_layernorm_triton__work(subject, rng):
+    _, (x, w, b) = inputs(rng, 2, 1024, "float32")
+    _, launch = run_layernorm(subject, x, w, b)
+    economical("layernorm_triton", launch, 1, 1, 4 * w.nbytes, x)
+
+
+# ---- the course's own launchers
+
+
+@pytest.mark.parametrize("C", [1, 1000, 12_001, 33_000])
+def test_every_launcher(subject, agree, rng, C):
+    """The last two lengths are too long for shared memory, and for a program."""
+    (x, residual, w, b), (xt, rt, wt, bt) = inputs(rng, 2, C, "float32", count=2)
+    total = x + residual
+    agree(subject.layernorm(xt, wt, bt, EPS), normed(x - x.mean(-1, keepdims=True)) * w + b,
+          "float32", f"layernorm, rows of {C}", at)
+    for name in ("rmsnorm", "rmsnorm_cuda", "rmsnorm_torch"):
+        agree(getattr(subject, name)(xt, wt, EPS), normed(x) * w, "float32",
+              f"{name}, rows of {C}", at)
+    for name in ("add_rmsnorm", "add_rmsnorm_cuda", "add_rmsnorm_torch"):
+        y, new = getattr(subject, name)(xt, rt, wt, EPS)
+        agree(y, normed(total) * w, "float32", f"y of {name}, rows of {C}", at)
+        agree(new, total, "float32", f"the residual of {name}, rows of {C}", at)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("C", [1000, 33_000])
+def test_fused_is_the_pair_to_the_bit(subject, rng, dtype, C):
+    import torch
+
+    _, (x, residual, w, _) = inputs(rng, 2, C, dtype, count=2)
+    y, new = subject.add_rmsnorm(x, residual, w, EPS)
+    assert torch.equal(new, x + residual)
+    assert torch.equal(y, subject.rmsnorm(x + residual, w, EPS))
+
+
+def test_gradients(subject, agree, rng):
+    """Of float32 inputs, against PyTorch's own norms in float64."""
+    import torch
+    from torch.nn.functional import layer_norm, rms_norm
+
+    arrays = [rng.standard_normal((3, 100)) for _ in range(4)]
+    arrays += [rng.uniform(0.5, 2, 100), rng.uniform(-1, 1, 100)]
+    x, residual, g, h, w, b = (torch.from_numpy(a).float().requires_grad_() for a in arrays)
+    g, h = g.detach(), h.detach()
+    cases = {
+        "rmsnorm": ((x, w), g, lambda x, w: rms_norm(x, (100,), w, EPS)),
+        "layernorm": ((x, w, b), g, lambda x, w, b: layer_norm(x, (100,), w, b, EPS)),
+        "add_rmsnorm": ((x, residual, w), (g, h), lambda x, residual, w: (
+            rms_norm(x + residual, (100,), w, EPS), x + residual))}
+    for name, (args, upstream, formula) in cases.items():
+        doubles = [a.detach().double().requires_grad_() for a in args]
+        up = [u.double() for u in upstream] if isinstance(upstream, tuple) else upstream.double()
+        want = torch.autograd.grad(formula(*doubles), doubles, up)
+        for i, (got, right) in enumerate(zip(subject.grad(name, (*args, EPS), upstream), want,
+                                             strict=True)):
+            agree(got, right.numpy(), "float32", f"gradient of {name} by argument {i}")
+
+
+@pytest.mark.parametrize("T, C", [(0, 5), (5, 0), (0, 0)])
+def test_nothing_to_do(subject, T, C):
+    import torch
+
+    x, w = torch.ones(T, C), torch.ones(C)
+    assert subject.layernorm(x, w, w, EPS).shape == (T, C)
+    for suffix in ("", "_cuda"):
+        assert getattr(subject, f"rmsnorm{suffix}")(x, w, EPS).shape == (T, C)
+        found = getattr(subject, f"add_rmsnorm{suffix}")(x, x, w, EPS)
+        assert [a.shape for a in found] == [(T, C)] * 2
+
+
+def test_squares_that_overflow_give_zeros_as_in_torch(subject):
+    import torch
+
+    x, w = torch.full((1, 64), 1e20), torch.ones(64)
+    want = torch.nn.functional.rms_norm(x, (64,), w, EPS)
+    assert torch.equal(want, torch.zeros(1, 64))
+    assert all(torch.equal(f(x, w, EPS), want) for f in (subject.rmsnorm, subject.rmsnorm_cuda))
+
+
+def test_what_the_launchers_refuse(subject):
+    import torch
+
+    x, w = torch.ones(4, 6), torch.ones(6)
+    for given, says in (((torch.ones(6), w), "x has shape (6,)"),
+                        ((x.double(), w), "x is torch.float64"),
+                        ((x, w.half()), "w is torch.float16"),
+                        ((x, torch.ones(5)), "w has shape (5,)"),
+                        ((torch.ones(6, 4).T, w), "x has strides (1, 4)"),
+                        ((torch.ones(4, 12)[:, :6], w), "x has strides (12, 1)"),
+                        ((x, torch.ones(12)[::2]), "w has strides (2,)")):
+        for launcher in (subject.rmsnorm, subject.rmsnorm_cuda):
+            with pytest.raises(Raised) as refusal:
+                launcher(*given, EPS)
+            assert says in refusal.value.text
+    for launcher in (subject.add_rmsnorm, subject.add_rmsnorm_cuda):
+        with pytest.raises(Raised) as refusal:
+            launcher(x, torch.ones(4, 5), w, EPS)
+        assert "residual has shape (4, 5)" in refusal.value.text
+    with pytest.raises(Raised) as refusal:
+        subject.rmsnorm_cuda(torch.ones(1, 12_001), torch.ones(12_001), EPS,
+                             "rmsnorm_one_read_cuda")
+    assert "at most 12000" in refusal.value.text
+
+
+def test_oracles_are_torchs(subject, rng):
+    import torch
+    from torch.nn.functional import layer_norm, rms_norm
+
+    (x, w, b), _ = inputs(rng, 3, 127, "float32")
+    xt, wt, bt = (torch.from_numpy(a) for a in (x, w, b))
+    assert np.allclose(subject.rmsnorm_oracle(x, w, EPS), rms_norm(xt, (127,), wt, EPS),
+                       rtol=1e-12, atol=1e-14)
+    assert np.allclose(subject.layernorm_oracle(x, w, b, EPS),
+                       layer_norm(xt, (127,), wt, bt, EPS), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("C", [4096, 8192, 32_768, 65_536])
+def test_shipped_kernels_on_hopper(C):
+    from layer1_kernels.k08_rmsnorm import shipped
+
+    for name, kernel in shipped(C).items():
+        assert kernel.spills == 0, f"{name}: {kernel}"
+        assert set(kernel.loads) == set(kernel.stores) == {16}, f"{name}: {kernel}"
+        assert kernel.shared <= 227 * 1024, f"{name}: {kernel}"
+
+
+@pytest.mark.slow
+def test_the_last_cuda_step_does_not_spill():
+    from layer1_kernels.k08_rmsnorm import KERNELS
+
+    assert KERNELS.get("add_rmsnorm_fused_cuda").resources.spill_stores == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("T, C", [(0, 5), (1, 1), (3, 127), (1000, 1000), (2, 12_001),
+                                  (2, 100_000)])
+def test_every_kernel_on_the_device(T, C):
+    import torch
+    from torch.nn.functional import layer_norm, rms_norm
+
+    from layer1_kernels import (
+        add_rmsnorm,
+        add_rmsnorm_cuda,
+        layernorm,
+        rmsnorm,
+        rmsnorm_cuda,
+    )
+
+    x, residual = (torch.randn(T, C, device="cuda") for _ in range(2))
+    w, b = (torch.randn(C, device="cuda") for _ in range(2))
+
+    def near(got, want, dtype=torch.float32):
+        relative = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[dtype]
+        return torch.allclose(got.double(), want, rtol=relative, atol=relative)
+
+    total = (x + residual).double()
+    want = rms_norm(total, (C,), w.double(), EPS)
+    assert near(rmsnorm_cuda(x + residual, w, EPS), want)
+    assert near(add_rmsnorm_cuda(x, residual, w, EPS)[0], want)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        xd, rd, wd, bd = (a.to(dtype) for a in (x, residual, w, b))
+        y, new = add_rmsnorm(xd, rd, wd, EPS)
+        assert torch.equal(new, xd + rd)
+        assert torch.equal(y, rmsnorm(new, wd, EPS))
+        assert near(y, rms_norm(new.double(), (C,), wd.double(), EPS), dtype)
+        assert near(layernorm(xd, wd, bd, EPS),
+                    layer_norm(xd.double(), (C,), wd.double(), bd.double(), EPS), dtype)
