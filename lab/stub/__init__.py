@@ -4,6 +4,7 @@ A text, Python or CUDA C, is read as a list of units: one for each definition, i
 stray statement at its top level. Everything here works on whole units and keeps the rest as it is.
 """
 
+import re
 from functools import lru_cache
 
 from lab.stub import cuda, python, splicing
@@ -13,6 +14,7 @@ from lab.stub.units import named, one_newline
 __all__ = ["Spliced", "changed", "cut", "definitions", "extract", "find_line", "free_names",
            "normalised", "splice"]
 LANGUAGES = {"python": python, "cuda": cuda}
+PYTHONS_OWN = re.compile(r"\s*(async def|def|class)\b")     # what a decorator stands above
 
 
 def cut(source, names, language):
@@ -56,8 +58,10 @@ def extract(source, name, language):
 
 
 def find_line(source, name, language):
-    """The line on which a definition begins, its decorators included. KeyError: it is not there."""
-    return _find(source, name, language)[0].line
+    """The line on which a definition begins, below its decorators. KeyError: it is not there."""
+    unit = _find(source, name, language)[0]
+    rows = unit.text.split("\n") if unit.text.startswith("@") else []
+    return unit.line + next((i for i, row in enumerate(rows) if PYTHONS_OWN.match(row)), 0)
 
 
 def normalised(source, name, language):
