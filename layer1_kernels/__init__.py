@@ -1,6 +1,7 @@
 """Layer 1 · kernels.
 
 k01_vector_add  Threads, blocks, programs
+k02_transpose  Shared memory and its banks
 k04_matmul_naive  Why matmul is different
 k07_softmax  Online softmax
 k08_rmsnorm  Fuse the residual
@@ -10,6 +11,11 @@ k08_rmsnorm  Fuse the residual
 from layer1_kernels.k01_vector_add import (
     vector_add,
     vector_add_cuda,
+)
+from layer1_kernels.k02_transpose import (
+    transpose,
+    transpose_cuda,
+    transpose_torch,
 )
 from layer1_kernels.k04_matmul_naive import (
     matmul_untiled_cuda,
@@ -43,6 +49,9 @@ __all__ = [
     "softmax",
     "softmax_cuda",
     "softmax_torch",
+    "transpose",
+    "transpose_cuda",
+    "transpose_torch",
     "vector_add",
     "vector_add_cuda",
 ]

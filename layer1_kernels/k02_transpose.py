@@ -1,0 +1,170 @@
+"""k02 · Transpose: y[n, m] = x[m, n]
+
+M, N: rows and columns of x   m, n: a row and a column of it
+Reads M·N numbers and writes M·N, computes nothing: 0 FLOP per byte. Memory decides, and the best
+that a transpose can be is as fast as a copy.
+"""
+
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from lab import simulator
+
+__all__ = ["transpose", "transpose_cuda", "transpose_torch"]
+
+KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
+LADDER = ("transpose_naive_cuda", "transpose_tile_cuda", "transpose_padded_cuda",
+          "transpose_swizzled_cuda", "transpose_vector_cuda")
+TILE = 32               # as in the .cu
+MOST_ROWS = 65_535 * TILE       # a grid has at most 65,535 blocks in y
+BLOCK = 64              # rows and columns of a Triton program's tile: 32 numbers a thread
+BANKS = 32              # of shared memory, each of them 4 bytes wide
+
+
+def transpose_oracle(x):                            # (M, N) -> (N, M)
+    """NumPy, by the book. Nothing is computed, so every bit stays."""
+    return x.T.copy()
+
+
+def predict_sectors_per_store():
+    """Sectors that one store of transpose_naive_cuda touches, for a full warp and a large M."""
+    # exercise: the 32 lanes write to 32 rows of y; a sector has 32 bytes
+    return 32
+
+
+def column_wavefronts(pitch):
+    """Wavefronts of a warp that reads a column of a tile in shared memory: lane l wants word
+    l · pitch, for any pitch from 1 on.
+
+    pitch: words from one row of the tile to the next
+    """
+    # exercise: word w lies in bank w % 32; the bank that most lanes want decides
+    return math.gcd(pitch, BANKS)
+
+
+@triton.jit
+def transpose_triton(x, y, M, N, stride_m, stride_n, BLOCK: tl.constexpr):
+    """One program per tile. x[m, n] lies at m · stride_m + n · stride_n, y row after row."""
+    tiles = tl.cdiv(N, BLOCK)                       # side by side in a row of tiles
+    m = tl.program_id(0) // tiles * BLOCK + tl.arange(0, BLOCK)
+    n = tl.program_id(0) % tiles * BLOCK + tl.arange(0, BLOCK)
+    inside = (m < M)[:, None] & (n < N)[None, :]
+    row, column = m.to(tl.int64), n.to(tl.int64)    # M·N may not fit 32 bits
+    tile = tl.load(x + row[:, None] * stride_m + column[None, :] * stride_n, inside)
+    tl.store(y + column[:, None] * M + row[None, :], tl.trans(tile), tl.trans(inside))
+
+
+def transpose(x):                                   # (M, N) -> (N, M)
+    """x with rows and columns exchanged, in new memory, by the Triton kernel.
+
+    float32, float16 or bfloat16 on the CPU or on CUDA; any strides; M or N may be 0.
+    """
+    check(x, torch.float32, torch.float16, torch.bfloat16)
+    (M, N), y = x.shape, x.new_empty(x.shape[::-1])             # (N, M)
+    if x.numel():
+        tiles = triton.cdiv(M, BLOCK) * triton.cdiv(N, BLOCK)
+        transpose_triton[(tiles,)](x, y, M, N, *x.stride(), BLOCK=BLOCK, num_warps=4)
+    return y
+
+
+def transpose_cuda(x, kernel=None):                 # (M, N) -> (N, M)
+    """x with rows and columns exchanged, in new memory, by one of the CUDA kernels of LADDER.
+
+    float32, contiguous, at most 2,097,120 rows; M or N may be 0.
+    kernel: None for transpose_vector_cuda where x can be read by 16 bytes, else the swizzled one
+    """
+    check(x, torch.float32)
+    if not x.is_contiguous():
+        raise ValueError(f"transpose_cuda: x has strides {x.stride()}, expected rows one after the "
+                         f"other, {(x.shape[1], 1)}; x.contiguous() makes them so")
+    if x.shape[0] > MOST_ROWS:
+        raise ValueError(f"transpose_cuda: x has {x.shape[0]} rows, expected at most {MOST_ROWS}; "
+                         f"transpose takes more")
+    (M, N), y = x.shape, x.new_empty(x.shape[::-1])             # (N, M)
+    by_four = M % 4 == N % 4 == x.data_ptr() % 16 == 0
+    kernel = kernel or ("transpose_vector_cuda" if by_four else "transpose_swizzled_cuda")
+    if kernel == "transpose_vector_cuda" and not by_four:
+        raise ValueError(f"transpose_vector_cuda: x is {M} × {N} at address {x.data_ptr():#x}, "
+                         f"expected multiples of 4 rows and columns, and of 16 bytes")
+    if x.numel():
+        threads = (TILE // 4, TILE) if kernel == "transpose_vector_cuda" else (TILE, 8)
+        grid = (triton.cdiv(N, TILE), triton.cdiv(M, TILE))
+        KERNELS.get(kernel)(grid, threads, (x, y, M, N))
+    return y
+
+
+def transpose_torch(x):                             # (M, N) -> (N, M)
+    """x with rows and columns exchanged, in new memory, by PyTorch."""
+    return x.T.clone(memory_format=torch.contiguous_format)
+
+
+class Step(NamedTuple):
+    """One rung of the ladder, as counted in the simulator."""
+
+    name: str
+    load_sectors: float     # 32-byte sectors that a load touches, over the fewest possible
+    store_sectors: float    # and a store
+    conflicts: float        # wavefronts of shared memory over the fewest possible; None without
+    shared: int             # bytes of shared memory of a block
+    requests: int           # loads and stores of global memory
+    instructions: int       # of a warp, all of them
+
+
+def ladder(M, N):
+    """Every kernel of this lesson on (M, N) float32 numbers, M and N multiples of 4: [Step]."""
+    x = torch.arange(M * N, dtype=torch.float32).reshape(M, N)  # (M, N)
+    with simulator.trace() as trace:
+        for kernel in LADDER:
+            transpose_cuda(x, kernel)
+        transpose(x)
+    return [step(launch) for launch in trace.launches]
+
+
+def step(launch):
+    """The Step of one launch."""
+    load, store = (launch.totals.access("global", op) for op in ("load", "store"))
+    return Step(launch.name, load.transactions / load.ideal, store.transactions / store.ideal,
+                launch.bank_conflict_degree(), launch.shared_bytes,
+                load.requests + store.requests, launch.steps)
+
+
+def shipped():
+    """What `transpose` launches for a large bf16 matrix, compiled for Hopper: {name: Hopper}."""
+    args = ("*bf16", "*bf16", "i32:16", "i32:16", "i32:16", 1)
+    return {"transpose_triton": simulator.hopper(transpose_triton, args, {"BLOCK": BLOCK},
+                                                 num_warps=4)}
+
+
+def bench(M=16_384, N=8_192):
+    """On a GPU: every kernel of this lesson, torch's transpose and a copy, by turns; rows of
+    lab.bench. The matrix is half a gigabyte, far beyond the L2 cache."""
+    from day01_roofline import Gpu, Job, copy_job, measure
+    from lab.bench import row
+
+    device = Gpu()
+    x = torch.randn(M, N, device="cuda")            # (M, N)
+    compiled = torch.compile(transpose_torch)
+    kernels = {kernel: lambda kernel=kernel: transpose_cuda(x, kernel) for kernel in LADDER}
+    kernels |= {"transpose_triton": lambda: transpose(x), "torch": lambda: transpose_torch(x),
+                "torch.compile": lambda: compiled(x)}
+    jobs = [copy_job(device), *(Job(name, run, 0, 2 * x.nbytes) for name, run in kernels.items())]
+    timings = measure(jobs, device, limit=30)
+    copy = jobs[0].moved / timings["copy"].seconds
+    against = {name: timings[name] for name in ("torch", "torch.compile")}
+    return {job.name: row(job, timings[job.name], copy, against) for job in jobs}
+
+
+def check(x, *dtypes):
+    """What the kernels assume; they count rows and columns with 32 bits."""
+    if x.ndim != 2:
+        raise ValueError(f"transpose: x has shape {tuple(x.shape)}, expected (rows, columns)")
+    if x.dtype not in dtypes:
+        raise TypeError(f"transpose: expected {' or '.join(map(str, dtypes))}, got {x.dtype}")
+    if max(x.shape) >= 2**31 - BLOCK:
+        raise ValueError(f"transpose: x has shape {tuple(x.shape)}, expected fewer than "
+                         f"2^31 - {BLOCK} rows and columns")
