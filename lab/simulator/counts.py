@@ -50,6 +50,7 @@ class Counts:
         self.first = {}             # Instruction, space -> its first Request
         self.splits = {}            # branch Instruction -> times that its lanes disagreed
         self.divergent = {}         # branch Instruction -> warps whose own lanes disagreed
+        self.last = {}              # Instruction -> (the last offsets of all lanes, their counts)
         self.patterns = {}          # shared access pattern -> (wavefronts, ideal)
         self.parts = None           # of a request that is being put together
         self.timeline = None        # of the first block
@@ -79,31 +80,34 @@ class Counts:
             warps = lanes.warps                         # all lanes of a warp want one element
             self.add(wave, inst, space, offset, size, warps, warps, warps, segment.name)
             return
-        table, times = warp_table(wave, offset)
-        transactions, ideal = sectors_of(table, size) if space == "global" else \
-            (words_of(table), len(table))
-        self.add(wave, inst, space, offset, size, len(table) * times, transactions * times,
-                 ideal * times, segment.name)
+        before, numbers = self.last.get(inst, (None, None)) if offset.shape == wave.shape else \
+            (None, None)
+        if before is None or not same_sectors(offset, before):
+            table, times = warp_table(wave, offset)
+            transactions, ideal = sectors_of(table, size) if space == "global" else \
+                (words_of(table), len(table))
+            numbers = len(table) * times, transactions * times, ideal * times
+        if offset.shape == wave.shape:
+            self.last[inst] = offset, numbers
+        self.add(wave, inst, space, offset, size, *numbers, segment.name)
 
     def shared_access(self, wave, inst, offset, size):
-        lanes = wave.lanes
+        self.add(wave, inst, "shared", offset, size, *self.wavefronts(wave, offset, size))
+
+    def wavefronts(self, wave, offset, size):
+        """-> requests, wavefronts, and the fewest possible"""
         if offset.size == 1 or (offset.ndim == 2 and offset.shape[1] == 1):
-            warps = lanes.warps
-            table, times = None, 1
-            wavefronts, ideal = one_address(wave, size)
+            return wave.lanes.warps, *one_address(wave, size)
+        table, times = warp_table(wave, offset)
+        if len(table) <= 64:                            # a small pattern is worth remembering
+            start = table.flat[0] & ~(BANKS * BANK_BYTES - 1)
+            key = size, table.shape, (table - start).tobytes()
+            if key not in self.patterns:
+                self.patterns[key] = wavefronts_of(table, size)
+            wavefronts, ideal = self.patterns[key]
         else:
-            table, times = warp_table(wave, offset)
-            warps = len(table)
-            if warps <= 64:                             # a small pattern is worth remembering
-                start = table.flat[0] & ~(BANKS * BANK_BYTES - 1)
-                key = size, table.shape, (table - start).tobytes()
-                if key not in self.patterns:
-                    self.patterns[key] = wavefronts_of(table, size)
-                wavefronts, ideal = self.patterns[key]
-            else:
-                wavefronts, ideal = wavefronts_of(table, size)
-        self.add(wave, inst, "shared", offset, size, warps * times, wavefronts * times,
-                 ideal * times)
+            wavefronts, ideal = wavefronts_of(table, size)
+        return len(table) * times, wavefronts * times, ideal * times
 
     def local_access(self, wave, inst, address, size):
         """address: bytes within the thread's local memory."""
@@ -211,6 +215,15 @@ def warp_table(wave, offset):
     table = np.full((int(row[-1]) + 1, WARP), -1, np.int64)
     table[row, lanes.index % WARP] = offset
     return table, 1
+
+
+def same_sectors(offset, before):
+    """Has a loop moved all lanes on by the same whole sectors? Then the counts are the same."""
+    if offset.shape != before.shape:
+        return False
+    moved = offset - before
+    step = moved.flat[0]
+    return step % SECTOR == 0 and bool((moved == step).all())
 
 
 def sectors_of(table, size):

@@ -70,7 +70,7 @@ class Wave:
         self.lanes = self.live
         self.everyone = True
         self.flat = False
-        row = max(16, -(-launch.shared_size // 16) * 16)                    # fits every dtype
+        row = max(32, -(-launch.shared_size // 32) * 32)                    # fits every dtype
         self.shared = np.full((len(blocks), row), POISON, np.uint8)
         self.shared_views = {}
         self.local = np.empty((self.live.size, 0), np.uint8)                # (B·T, bytes)
@@ -121,6 +121,11 @@ class Wave:
                 full = old.copy().view(value.dtype)
         full.reshape(-1)[self.lanes.index] = value
         self.registers[name] = full
+
+    def forget(self, names):
+        """No lane will read these registers before it writes them."""
+        for name in names:
+            self.registers.pop(name, None)
 
     def full(self, value):
         """A value as one number per lane of the whole wave (B·T,); other lanes hold rubbish."""
