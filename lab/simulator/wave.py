@@ -137,11 +137,12 @@ class Wave:
 
     def per_lane(self, value):
         """A value as one number per active lane (n,), in the order of lanes.index."""
+        shape = (self.lanes.count,) if value.ndim == 1 else self.shape
+        if value.shape != shape:
+            value = np.broadcast_to(value, shape)
         if value.ndim == 1:
-            return np.broadcast_to(value, (self.lanes.count,))
-        if self.lanes.whole:
-            return np.broadcast_to(value, self.shape).reshape(-1)
-        return np.broadcast_to(value, self.shape).reshape(-1)[self.lanes.index]
+            return value
+        return value.reshape(-1) if self.lanes.whole else value.reshape(-1)[self.lanes.index]
 
     # ---- special registers
 
