@@ -9,6 +9,7 @@ from .dtypes import U64
 from .host_addresses import translate
 from .lanes import Lanes
 from .memory import LOCAL_WINDOW, OFFSET_BITS, SEGMENT_SHIFT, SHARED_WINDOW, raw
+from .patterns import MOST, pattern_of
 
 
 class SeveralSegments(Exception):
@@ -55,22 +56,20 @@ def load(wave, inst, address, size, space):
         wave.launch.counts.global_access(wave, inst, offset, size, segment)
         if wave.shadow:
             wave.shadow.global_load(wave, inst, segment, offset, size)
-        return segment.view(raw(size)).take(offset >> shift(size), mode="clip")
+        return segment.view(raw(size)).take(offset >> shift(size), mode="wrap")
     if space == "shared":
-        offset = shared_offset(wave, inst, address, size, "read")
-        wave.launch.counts.shared_access(wave, inst, offset, size)
+        offset, index, fetch, _ = shared_place(wave, inst, address, size, "read")
         memory = wave.shared_memory(raw(size))                          # (B, elements)
-        index = offset >> shift(size)
         if wave.shadow:
             wave.shadow.load(wave, inst, offset, size)
             wave.taint.shared_load(index + rows(wave, index, memory), size)
-        if index.ndim == 2 and index.shape[0] == 1:
-            return memory.take(index[0], axis=1, mode="clip")
-        return memory.reshape(-1).take(index + rows(wave, index, memory), mode="clip")
+        if fetch:
+            return fetch(memory)
+        return memory.reshape(-1).take(index + rows(wave, index, memory), mode="wrap")
     memory, index = local_place(wave, inst, address, size, "read")
     if wave.taint:
         wave.taint.local_load(inst, index, size)
-    return memory.take(index, mode="clip")
+    return memory.take(index, mode="wrap")
 
 
 def store(wave, inst, address, size, space, value):
@@ -83,11 +82,10 @@ def store(wave, inst, address, size, space, value):
         wave.launch.counts.global_access(wave, inst, offset, size, segment)
         memory, index = segment.view(raw(size)), offset >> shift(size)
     elif space == "shared":
-        offset = shared_offset(wave, inst, address, size, "write")
-        wave.launch.counts.shared_access(wave, inst, offset, size)
-        memory, index = wave.shared_memory(raw(size)), offset >> shift(size)
-        if not wave.taint and index.ndim == 2 and index.shape == (1, wave.shape[1]):
-            memory[:, index[0]] = value
+        offset, index, _, run = shared_place(wave, inst, address, size, "write")
+        memory = wave.shared_memory(raw(size))
+        if run and not wave.taint:
+            memory[:, run] = value
             return
         index = index + rows(wave, index, memory)
         memory = memory.reshape(-1)
@@ -129,12 +127,10 @@ def place(wave, inst, address, size, space):
         if wave.shadow:
             wave.shadow.global_atomic(wave, inst, segment, offset, size)
         return segment.view(raw(size)), wave.per_lane(offset >> shift(size)), space
-    offset = shared_offset(wave, inst, address, size, "atomic")
-    wave.launch.counts.shared_access(wave, inst, offset, size)
+    offset, index, _, _ = shared_place(wave, inst, address, size, "atomic")
     if wave.shadow:
         wave.shadow.atomic(wave, inst, offset, size)
     memory = wave.shared_memory(raw(size))
-    index = offset >> shift(size)
     return memory.reshape(-1), wave.per_lane(index + rows(wave, index, memory)), space
 
 
@@ -203,6 +199,26 @@ def shared_offset(wave, inst, address, size, verb):
     if size > 1:
         check_aligned(wave, inst, address, size, verb, "shared memory")
     return offset
+
+
+def shared_place(wave, inst, address, size, verb):
+    """Check and count an access -> byte offsets within the block's shared memory, indices of
+    elements, and if all blocks have the same, `fetch` and `run` of the Pattern."""
+    launch = wave.launch
+    if address.shape != (1, wave.shape[1]):
+        offset = shared_offset(wave, inst, address, size, verb)
+        launch.counts.shared_access(wave, inst, offset, size)
+        return offset, offset >> shift(size), None, None
+    key = size, wave.shape[0], address.tobytes()
+    pattern = launch.patterns.get(key)
+    if pattern is None:
+        offset = shared_offset(wave, inst, address, size, verb)
+        if len(launch.patterns) == MOST:
+            launch.patterns.clear()
+        pattern = launch.patterns[key] = pattern_of(
+            offset, size, launch.counts.wavefronts(wave, offset, size))
+    launch.counts.add(wave, inst, "shared", pattern.offset, size, *pattern.counts)
+    return pattern.offset, pattern.index, pattern.fetch, pattern.run
 
 
 def local_place(wave, inst, address, size, verb):

@@ -28,6 +28,7 @@ from .lanes import WARP
 SECTOR = 32
 BANKS = 32
 BANK_BYTES = 4
+REMEMBERED = 64             # instructions whose offsets are kept, at half a megabyte each
 
 
 class Request(NamedTuple):
@@ -50,6 +51,7 @@ class Counts:
         self.first = {}             # Instruction, space -> its first Request
         self.splits = {}            # branch Instruction -> times that its lanes disagreed
         self.divergent = {}         # branch Instruction -> warps whose own lanes disagreed
+        self.earlier = {}           # Instruction -> (offsets it had in all lanes, their counts)
         self.patterns = {}          # shared access pattern -> (wavefronts, ideal)
         self.parts = None           # of a request that is being put together
         self.timeline = None        # of the first block
@@ -72,38 +74,44 @@ class Counts:
         if segment.skew % SECTOR:
             offset = offset + segment.skew % SECTOR
         if self.parts is not None:
-            self.parts.append((lanes.index, wave.per_lane(offset), size, segment))
+            self.parts.append((lanes, wave.per_lane(offset), size, segment))
             return
+        self.count_global(wave, inst, offset, size, segment)
+
+    def count_global(self, wave, inst, offset, size, segment):
         space = space_of(inst)
         if offset.size == 1 or (offset.ndim == 2 and offset.shape[1] == 1):
-            warps = lanes.warps                         # all lanes of a warp want one element
+            warps = wave.lanes.warps                    # all lanes of a warp want one element
             self.add(wave, inst, space, offset, size, warps, warps, warps, segment.name)
             return
-        table, times = warp_table(wave, offset)
-        transactions, ideal = sectors_of(table, size) if space == "global" else \
-            (words_of(table), len(table))
-        self.add(wave, inst, space, offset, size, len(table) * times, transactions * times,
-                 ideal * times, segment.name)
+        whole = offset.shape == wave.shape
+        before, numbers = self.earlier.get(inst, (None, None))
+        if before is None or not whole or not same_sectors(offset, before):
+            table, times = warp_table(wave, offset)
+            transactions, ideal = sectors_of(table, size) if space == "global" else \
+                (words_of(table), len(table))
+            numbers = len(table) * times, transactions * times, ideal * times
+            if whole and (inst in self.earlier or len(self.earlier) < REMEMBERED):
+                self.earlier[inst] = offset, numbers
+        self.add(wave, inst, space, offset, size, *numbers, segment.name)
 
     def shared_access(self, wave, inst, offset, size):
-        lanes = wave.lanes
+        self.add(wave, inst, "shared", offset, size, *self.wavefronts(wave, offset, size))
+
+    def wavefronts(self, wave, offset, size):
+        """-> requests, wavefronts, and the fewest possible"""
         if offset.size == 1 or (offset.ndim == 2 and offset.shape[1] == 1):
-            warps = lanes.warps
-            table, times = None, 1
-            wavefronts, ideal = one_address(wave, size)
+            return wave.lanes.warps, *one_address(wave, size)
+        table, times = warp_table(wave, offset)
+        if len(table) <= 64:                            # a small pattern is worth remembering
+            start = table.flat[0] & ~(BANKS * BANK_BYTES - 1)
+            key = size, table.shape, (table - start).tobytes()
+            if key not in self.patterns:
+                self.patterns[key] = wavefronts_of(table, size)
+            wavefronts, ideal = self.patterns[key]
         else:
-            table, times = warp_table(wave, offset)
-            warps = len(table)
-            if warps <= 64:                             # a small pattern is worth remembering
-                start = table.flat[0] & ~(BANKS * BANK_BYTES - 1)
-                key = size, table.shape, (table - start).tobytes()
-                if key not in self.patterns:
-                    self.patterns[key] = wavefronts_of(table, size)
-                wavefronts, ideal = self.patterns[key]
-            else:
-                wavefronts, ideal = wavefronts_of(table, size)
-        self.add(wave, inst, "shared", offset, size, warps * times, wavefronts * times,
-                 ideal * times)
+            wavefronts, ideal = wavefronts_of(table, size)
+        return len(table) * times, wavefronts * times, ideal * times
 
     def local_access(self, wave, inst, address, size):
         """address: bytes within the thread's local memory."""
@@ -132,13 +140,21 @@ class Counts:
         try:
             yield
             parts, self.parts = self.parts, None
-            if parts:
+            if len(parts) == 1:
+                self.count_part(wave, inst, *parts[0])
+            elif parts:
                 self.count_parts(wave, inst, parts)
         finally:
             self.parts = None
 
+    def count_part(self, wave, inst, lanes, offset, size, segment):
+        """It was a plain request of these lanes after all."""
+        others, wave.lanes = wave.lanes, lanes
+        self.count_global(wave, inst, offset, size, segment)
+        wave.lanes = others
+
     def count_parts(self, wave, inst, parts):
-        index = np.concatenate([p[0] for p in parts])
+        index = np.concatenate([p[0].index for p in parts])
         size = np.concatenate([np.full(len(p[0]), p[2]) for p in parts])
         place = np.concatenate([p[1] for p in parts])                   # within its array
         array = np.concatenate([np.full(len(p[0]), p[3].number) for p in parts])
@@ -211,6 +227,14 @@ def warp_table(wave, offset):
     table = np.full((int(row[-1]) + 1, WARP), -1, np.int64)
     table[row, lanes.index % WARP] = offset
     return table, 1
+
+
+def same_sectors(offset, before):
+    """Has a loop moved all lanes on by the same whole sectors? Then the counts are the same."""
+    if offset.shape != before.shape or (offset.flat[0] - before.flat[0]) % SECTOR:
+        return False
+    moved = offset - before
+    return bool((moved == moved.flat[0]).all())
 
 
 def sectors_of(table, size):

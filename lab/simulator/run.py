@@ -16,8 +16,9 @@ from .scheduler import Scheduler
 from .taint import Taint
 from .wave import Wave, thread_index
 
-WAVE_LANES = 32768          # enough to hide Python, few enough for registers to stay in the cache
-CHECKED_LANES = 16384       # of a grid too large for one wave a sample of so many is checked
+WAVE_LANES = 65536          # enough to hide Python, few enough for registers to stay in the cache
+CHECKED_WHOLE = 32768       # a grid of no more lanes is checked whole,
+CHECKED_LANES = 16384       # of a larger one a sample of so many
 PATIENCE = 4_000_000        # interpreted instructions, half a minute or so, if no budget is set
 MAX_SHARED = 163 * 1024     # bytes of shared memory that a block can have on sm_80
 
@@ -55,6 +56,7 @@ class Run:
                                                 # differ in the last bit? Triton's do
         self.addresses = {}                     # variable -> address, or offset within its window
         self.functions_at = {}                  # address -> function, for calls by a pointer
+        self.patterns = {}                      # of addresses in shared memory, see patterns.py
         self.shared_arrays = []                 # (C name, bytes)
         self.place_variables()
 
@@ -130,7 +132,7 @@ class Run:
         if self.cooperative:
             yield 0, blocks, self.checks
             return
-        if blocks <= per_wave or not self.checks:
+        if blocks * lanes <= CHECKED_WHOLE or not self.checks:
             yield from ((i, min(i + per_wave, blocks), self.checks)
                         for i in range(0, blocks, per_wave))
             return

@@ -18,6 +18,7 @@ from .barriers import BarrierRoom, WarpRoom
 from .decode import ALU, BARRIER, BRANCH, BRANCH_TABLE, CALL, WARP_SYNC, decode
 from .errors import Unsupported
 from .timeline import Timeline
+from .uses import last_uses
 from .wave import Frame
 
 PATIENCE = 64               # jumps back before other groups get a turn
@@ -121,6 +122,8 @@ class Scheduler:
                 lanes_run[inst] = lanes_run.get(inst, 0) + count
                 self.leave(frame, pc, inst, lanes, [(lanes, before)] if before else origins)
                 return
+            if inst.dying and wave.everyone:            # their memory is still in the cache
+                wave.forget(inst.dying)
             turn -= 1
             if pc >= limit or turn == 0 or (self.spins > PATIENCE and self.groups):
                 self.add(frame, pc, lanes, inst)
@@ -131,6 +134,7 @@ class Scheduler:
             decode(inst)
         except Unsupported as error:
             raise self.launch.error(inst, "unsupported", str(error), self.wave) from None
+        inst.dying = last_uses(inst.function).get(inst.pc, ())
         if inst.kind == BRANCH:
             inst.target = inst.function.labels[inst.operands[0].name]
 

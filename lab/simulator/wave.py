@@ -70,7 +70,7 @@ class Wave:
         self.lanes = self.live
         self.everyone = True
         self.flat = False
-        row = max(16, -(-launch.shared_size // 16) * 16)                    # fits every dtype
+        row = max(32, -(-launch.shared_size // 32) * 32)                    # fits every dtype
         self.shared = np.full((len(blocks), row), POISON, np.uint8)
         self.shared_views = {}
         self.local = np.empty((self.live.size, 0), np.uint8)                # (B·T, bytes)
@@ -122,6 +122,11 @@ class Wave:
         full.reshape(-1)[self.lanes.index] = value
         self.registers[name] = full
 
+    def forget(self, names):
+        """No lane will read these registers before it writes them."""
+        for name in names:
+            self.registers.pop(name, None)
+
     def full(self, value):
         """A value as one number per lane of the whole wave (B·T,); other lanes hold rubbish."""
         if value.ndim == 2:
@@ -132,11 +137,12 @@ class Wave:
 
     def per_lane(self, value):
         """A value as one number per active lane (n,), in the order of lanes.index."""
+        shape = (self.lanes.count,) if value.ndim == 1 else self.shape
+        if value.shape != shape:
+            value = np.broadcast_to(value, shape)
         if value.ndim == 1:
-            return np.broadcast_to(value, (self.lanes.count,))
-        if self.lanes.whole:
-            return np.broadcast_to(value, self.shape).reshape(-1)
-        return np.broadcast_to(value, self.shape).reshape(-1)[self.lanes.index]
+            return value
+        return value.reshape(-1) if self.lanes.whole else value.reshape(-1)[self.lanes.index]
 
     # ---- special registers
 

@@ -73,10 +73,10 @@ def given_size(operand, size):
 def fetch(wave, inst, frm, size, given):
     """The bytes to copy, read now (n, size). Beyond the source size they are zero, and where that
     is zero nothing is read."""
-    if given is None:
+    amount = None if given is None else wave.per_lane(given(wave)).astype(np.int64)
+    if given is None or (amount == size).all():
         data = wave.per_lane(load(wave, inst, frm(wave), size, "global"))
         return np.ascontiguousarray(data).view(np.uint8).reshape(-1, size)
-    amount = wave.per_lane(given(wave)).astype(np.int64)
     if (amount > size).any():
         i = int(np.flatnonzero(amount > size)[0])
         raise wave.launch.error(inst, "out_of_bounds", f"cp.async reads {amount[i]} bytes to copy "

@@ -90,7 +90,7 @@ def fma_f32(a, b, c):
     result = total.astype(F32)
     low_bits = total.view(U64)
     low_bits &= LOW_BITS                                    # in place: memory takes the time here
-    return result if low_bits.all() else canonical(mended(result, low_bits == 0, a, b, c))
+    return result if low_bits.min() else canonical(mended(result, low_bits == 0, a, b, c))
 
 
 def rounded_twice(a, b, c):

@@ -1,0 +1,54 @@
+"""Addresses in shared memory that depend on the thread alone, so that all blocks have the same.
+
+Loops over a tile come by with the same few of them again and again. What there is to know of them
+is found out once: whether they are in bounds and aligned, what they cost, how to fetch them.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .memory import raw
+
+MOST = 1024                     # patterns that a launch remembers
+PIECES = (32, 16, 8)            # bytes that numpy's take moves in one go
+REPEATS = 16                    # so many lanes at one address are fetched once (measured)
+
+
+class Pattern(NamedTuple):
+    """The addresses (1, T) of one instruction, checked."""
+    offset: np.ndarray          # (1, T) bytes
+    index: np.ndarray           # (1, T) elements
+    counts: tuple               # requests, wavefronts, ideal of the whole wave
+    fetch: object               # memory (B, elements) -> (B, T) elements
+    run: slice | None           # the elements, where they are one after the other
+
+
+def pattern_of(offset, size, counts):
+    index = offset >> (size.bit_length() - 1)
+    row = index[0]
+    run = slice(int(row[0]), int(row[0]) + len(row)) if follows(row) else None
+    return Pattern(offset, index, counts, fetcher(row, size, run), run)
+
+
+def follows(row):
+    """Is each index the one before plus 1? For a row, or for all rows of a table."""
+    return bool((row[..., 1:] - row[..., :-1] == 1).all())
+
+
+def fetcher(row, size, run):
+    """The quickest of several ways to copy memory[:, row]."""
+    if run:
+        return lambda memory: memory[:, run].copy()
+    if len(row) % REPEATS == 0:
+        table = row.reshape(-1, REPEATS)
+        if (table == table[:, :1]).all():
+            few = np.ascontiguousarray(table[:, 0])
+            return lambda memory: memory.take(few, axis=1, mode="wrap").repeat(REPEATS, axis=1)
+    for piece in PIECES:
+        n = piece // size
+        table = row.reshape(-1, n) if n > 1 else None
+        if n > 1 and follows(table) and not (table[:, 0] % n).any():
+            wide, dtype = table[:, 0] // n, np.dtype(f"V{piece}")
+            return lambda memory: memory.view(dtype).take(wide, axis=1, mode="wrap").view(raw(size))
+    return lambda memory: memory.take(row, axis=1, mode="wrap")
