@@ -56,7 +56,7 @@ def of_rms(name, x, w):
             f"{name} takes the mean over BLOCK columns; the row has C":
                 normed(x, lambda s: s.sum(-1, keepdims=True) / block(C)) * w,
             f"{name} divides by the mean square, not by its root":
-                normed(x, lambda s: s.mean(-1, keepdims=True) ** 2) * w,
+                x / ((x * x).mean(-1, keepdims=True) + EPS) * w,
             f"{name} leaves out eps": normed(x, eps=0) * w,
             f"{name} adds eps to the root, not below it":
                 x / (np.sqrt((x * x).mean(-1, keepdims=True)) + EPS) * w,
