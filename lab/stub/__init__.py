@@ -60,7 +60,7 @@ def extract(source, name, language):
 def find_line(source, name, language):
     """The line on which a definition begins, below its decorators. KeyError: it is not there."""
     unit = _find(source, name, language)[0]
-    rows = unit.text.split("\n") if unit.text.startswith("@") else []
+    rows = unit.text.split("\n") if unit.text.lstrip().startswith("@") else []
     return unit.line + next((i for i, row in enumerate(rows) if PYTHONS_OWN.match(row)), 0)
 
 
