@@ -1,0 +1,133 @@
+"""What a Hugging Face config.json says of a Llama and its relatives, in the letters of the course."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Config", "ModelError"]
+
+
+class ModelError(ValueError):
+    """A folder that is not a model this course can run: file, what was expected, what was found."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """A decoder: L layers of RMSNorm, attention, RMSNorm and gated MLP, each with its residual.
+
+    What the families differ in stands at the end.
+    """
+
+    L: int                          # layers
+    C: int                          # model width
+    H: int                          # query heads
+    G: int                          # key and value heads
+    D: int                          # head width
+    F: int                          # mlp width
+    V: int                          # vocabulary
+    eps: float                      # of the norms
+    theta: float                    # base of the rotary angles
+    room: int                       # longest context
+    ends: tuple[int, ...] = ()      # tokens that end a text
+    begin: int | None = None        # the token before a text
+    scaling: tuple = ()             # of the rotary angles: (("rope_type", "llama3"), …) or nothing
+    tied: bool = False              # the embedding serves as the head
+    bias_qkv: bool = False
+    bias_o: bool = False
+    bias_mlp: bool = False
+    qk_norm: bool = False           # RMSNorm of each head of q and k before the rotation
+
+    @property
+    def scale(self):
+        """Of the scores of attention."""
+        return self.D ** -0.5
+
+
+# architecture -> (bias of q, k and v; of o; of the mlp; norms of q and k); a string names the entry
+# of config.json that says so. Source: the models of Hugging Face transformers 5.
+FAMILIES = {
+    "LlamaForCausalLM": ("attention_bias", "attention_bias", "mlp_bias", False),
+    "MistralForCausalLM": (False, False, False, False),
+    "Qwen2ForCausalLM": (True, False, False, False),
+    "Qwen3ForCausalLM": ("attention_bias", "attention_bias", False, True),
+}
+SCALINGS = {        # type -> the entries that it needs
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings"),
+}
+NEEDED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+          "vocab_size")
+
+
+def read_config(folder):
+    """The Config of a model's folder. ModelError names the file, what was expected and found."""
+    path = Path(folder) / "config.json"
+    entries = read_json(path)
+    family, *others = entries.get("architectures") or ("none",)
+    if family not in FAMILIES or others:
+        raise ModelError(f"{path}: expected one architecture of {', '.join(FAMILIES)}; found "
+                         f"{', '.join([family, *others])}")
+    for name in NEEDED:
+        if not isinstance(entries.get(name), int) or entries[name] < 1:
+            raise ModelError(f"{path}: {name} is {entries.get(name)!r}, expected a whole number")
+    if entries.get("hidden_act", "silu") != "silu":
+        raise ModelError(f"{path}: hidden_act is {entries['hidden_act']!r}, expected 'silu'")
+    H, C = entries["num_attention_heads"], entries["hidden_size"]
+    G = entries.get("num_key_value_heads") or H
+    if H % G:
+        raise ModelError(f"{path}: {H} query heads cannot share {G} key heads evenly")
+    theta, scaling = rotation(path, entries)
+    flags = [entries.get(f, False) if isinstance(f, str) else f for f in FAMILIES[family]]
+    ends = entries.get("eos_token_id")
+    return Config(
+        L=entries["num_hidden_layers"], C=C, H=H, G=G, D=entries.get("head_dim") or C // H,
+        F=entries["intermediate_size"], V=entries["vocab_size"],
+        eps=entries.get("rms_norm_eps", 1e-6), theta=theta, room=longest(path, entries),
+        ends=() if ends is None else tuple(ends) if isinstance(ends, list) else (ends,),
+        begin=entries.get("bos_token_id"), scaling=scaling,
+        tied=entries.get("tie_word_embeddings", False),
+        bias_qkv=flags[0], bias_o=flags[1], bias_mlp=flags[2], qk_norm=flags[3])
+
+
+def rotation(path, entries):
+    """(theta, scaling): transformers 5 has both in rope_parameters, transformers 4 apart."""
+    found = dict(entries.get("rope_parameters") or entries.get("rope_scaling") or {})
+    theta = found.pop("rope_theta", None) or entries.get("rope_theta", 10_000.0)
+    kind = found.pop("rope_type", None) or found.pop("type", "default")
+    found.pop("type", None)
+    if kind not in SCALINGS:
+        raise ModelError(f"{path}: rotary scaling {kind!r}, expected {', '.join(SCALINGS)}")
+    for name in SCALINGS[kind]:
+        if name == "original_max_position_embeddings" and kind == "yarn":
+            found.setdefault(name, entries.get("max_position_embeddings"))
+        if not isinstance(found.get(name), int | float):
+            raise ModelError(f"{path}: rotary scaling {kind} has {name} = {found.get(name)!r}, "
+                             f"expected a number")
+    if kind == "default":
+        return theta, ()
+    return theta, (("rope_type", kind), *sorted(found.items()))
+
+
+def longest(path, entries):
+    """The longest context. A sliding window is refused by staying inside it."""
+    room = entries.get("max_position_embeddings", 2048)
+    window = entries.get("sliding_window")
+    layers = entries.get("layer_types") or ()
+    slides = window and entries.get("use_sliding_window", True) and (
+        not layers or "sliding_attention" in layers)
+    return min(room, window) if slides else room
+
+
+def read_json(path):
+    """A JSON object from a file. ModelError where it is missing, unreadable or no object."""
+    try:
+        found = json.loads(Path(path).read_text("utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{path} is missing") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ModelError(f"{path} is not readable JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ModelError(f"{path}: expected a JSON object, found a {type(found).__name__}")
+    return found
