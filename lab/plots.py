@@ -271,3 +271,24 @@ def growth(title, curves, x, y):
     axes.spines[["top", "right"]].set_visible(False)
     plt.close(figure)           # as above
     return figure
+
+
+def tile_orders(title, orders, first):
+    """Which tiles of a matrix the first programs take: blue, later ones lighter.
+
+    orders: {label: program numbers (rows, columns)}    first: programs that run at once
+    """
+    import matplotlib.pyplot as plt
+
+    figure, every = plt.subplots(1, len(orders), squeeze=False, sharey=True, figsize=(7.5, 3.6),
+                                 layout="constrained")
+    for axes, (label, number) in zip(every[0], orders.items(), strict=True):
+        blue = np.array([int(BLUE[i:i + 2], 16) / 255 for i in (1, 3, 5)])
+        share = np.maximum(0.06, 1 - number[..., None] // first * 0.6)      # a wave, the next, rest
+        axes.imshow(1 - share * (1 - blue), aspect="auto")
+        axes.set(title=label, xlabel="column of tiles")
+        axes.tick_params(length=2)
+    every[0, 0].set(ylabel="row of tiles")
+    figure.suptitle(title)
+    plt.close(figure)           # as above
+    return figure

@@ -3,6 +3,7 @@
 k01_vector_add  Threads, blocks, programs
 k02_transpose  Shared memory and its banks
 k04_matmul_naive  Why matmul is different
+k05_matmul_tiled  Output tiles, shared memory
 k07_softmax  Online softmax
 k08_rmsnorm  Fuse the residual
 """
@@ -19,6 +20,11 @@ from layer1_kernels.k02_transpose import (
 )
 from layer1_kernels.k04_matmul_naive import (
     matmul_untiled_cuda,
+)
+from layer1_kernels.k05_matmul_tiled import (
+    matmul,
+    matmul_cuda,
+    matmul_torch,
 )
 from layer1_kernels.k07_softmax import (
     softmax,
@@ -42,6 +48,9 @@ __all__ = [
     "add_rmsnorm_torch",
     "layernorm",
     "layernorm_torch",
+    "matmul",
+    "matmul_cuda",
+    "matmul_torch",
     "matmul_untiled_cuda",
     "rmsnorm",
     "rmsnorm_cuda",

@@ -1,0 +1,246 @@
+"""k05 · Matmul in tiles: c[m, n] = sum over k of a[m, k] · w[n, k], that is c = a · wᵀ
+
+a: (M, K)   w: (N, K), as a model keeps a weight: numbers out, numbers in   c: (M, N)
+BM BN BK: rows and columns of a tile of c, and how many k are fetched for it at a time
+2·M·N·K FLOPs. A tile of c fetches BM + BN numbers for 2·BM·BN FLOPs: with 128 x 256 in 16 bits,
+85 FLOP per byte. What leaves the L2 cache is less, if tiles that share rows run together.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from lab import simulator
+from layer1_kernels.k04_matmul_naive import matmul_untiled_cuda
+
+__all__ = ["matmul", "matmul_cuda", "matmul_torch"]
+
+KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
+TILE = 32               # as in the .cu
+GROUP = 8               # rows of tiles whose programs run one after the other
+ENOUGH = 100            # tiles: most of the 132 SMs of an H200 get one
+
+# BM, BN, BK, warps, stages by bytes of a number. Chosen from what Triton makes of them for Hopper
+# (see shipped: no spills, wgmma from 64 rows on), not from times.
+TILES = {2: [(128, 256, 64, 8, 3), (128, 128, 64, 8, 4), (64, 64, 128, 4, 4), (64, 32, 128, 4, 4),
+             (16, 32, 256, 4, 4)],
+         4: [(128, 128, 16, 8, 3), (64, 64, 32, 4, 3), (16, 32, 64, 4, 3)]}
+
+
+def matmul_oracle(a, w):                            # (M, K), (N, K) -> (M, N)
+    """float64, by the book."""
+    return a.astype(np.float64) @ w.astype(np.float64).T
+
+
+def tile_intensity(BM, BN, itemsize):
+    """FLOP per byte that a program fetches for a tile (BM, BN) of c, from numbers of `itemsize`
+    bytes. The store of c is left out: for a long K it hardly counts."""
+    # exercise: for one k, how many FLOPs, and how many numbers?
+    return 2 * BM * BN / ((BM + BN) * itemsize)
+
+
+@triton.jit
+def grouped_triton(p, rows, columns, GROUP: tl.constexpr):
+    """(row, column) of the tile of program p, among rows · columns tiles.
+
+    GROUP rows of tiles make a group, the last may have fewer. Programs go through one group after
+    the other, and through a group column by column.
+    """
+    # exercise: the group, its first row and its height; then p counts from the group's beginning
+    first = p // (GROUP * columns) * GROUP
+    height = min(rows - first, GROUP)
+    p %= GROUP * columns
+    return first + p % height, p // height
+
+
+@triton.jit
+def order_triton(tiles, rows, columns, GROUP: tl.constexpr):
+    """Writes the tile (row, column) of each program, so that one can look at the order."""
+    p = tl.program_id(0)
+    row, column = grouped_triton(p, rows, columns, GROUP)
+    tl.store(tiles + 2 * p, row)
+    tl.store(tiles + 2 * p + 1, column)
+
+
+@triton.jit
+def matmul_tiled_triton(a, w, c, M, N, K, a_row, w_row,
+                        BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr):
+    """One program per tile (BM, BN) of c. a_row, w_row: from one row to the next, in numbers."""
+    tl.assume(K > 0)                    # without it, Hopper's matmul instructions may be serialised
+    row, column = grouped_triton(tl.program_id(0), tl.cdiv(M, BM), tl.cdiv(N, BN), GROUP)
+    m, n, k = row * BM + tl.arange(0, BM), column * BN + tl.arange(0, BN), tl.arange(0, BK)
+    m_inside, n_inside = m < M, n < N
+    a += m.to(tl.int64)[:, None] * a_row                    # (BM, 1), the tile's rows
+    w += n.to(tl.int64)[:, None] * w_row                    # (BN, 1)
+    c += m.to(tl.int64)[:, None] * N + n                    # (BM, BN)
+    # exercise: per step, a tile of a and one of w; tl.dot adds their product to fp32 sums; store
+    sums = tl.zeros((BM, BN), tl.float32)
+    for start in range(0, K, BK):
+        inside = start + k < K
+        a_tile = tl.load(a + start + k, m_inside[:, None] & inside, 0)              # (BM, BK)
+        w_tile = tl.load(w + start + k, n_inside[:, None] & inside, 0)              # (BN, BK)
+        sums = tl.dot(a_tile, w_tile.T, sums, input_precision="ieee")
+    tl.store(c, sums, m_inside[:, None] & n_inside)
+
+
+def configuration(M, N, itemsize):
+    """The arguments of matmul_tiled_triton that say how: the largest tile that M fills by more than
+    half and of which there are ENOUGH, else the smallest."""
+    *larger, smallest = TILES[itemsize]
+    BM, BN, BK, warps, stages = next(
+        (tile for tile in larger
+         if tile[0] < 2 * M and triton.cdiv(M, tile[0]) * triton.cdiv(N, tile[1]) >= ENOUGH),
+        smallest)
+    return {"BM": BM, "BN": BN, "BK": BK, "GROUP": GROUP, "num_warps": warps, "num_stages": stages}
+
+
+def matmul(a, w):                                   # (M, K), (N, K) -> (M, N)
+    """a · wᵀ by the Triton kernel, of a's dtype, on a's device; any size may be 0.
+
+    float32 (IEEE products, not TF32), float16 or bfloat16, all with fp32 sums. Rows may be any
+    distance apart; the numbers of a row must be neighbours.
+    """
+    check(a, w, torch.float32, torch.float16, torch.bfloat16)
+    for name, x in (("a", a), ("w", w)):
+        if x.stride(1) != 1 and x.shape[1] > 1:
+            raise ValueError(f"matmul: {name} has strides {x.stride()}, expected the numbers of a "
+                             f"row as neighbours, (any, 1); {name}.contiguous() makes them so")
+    (M, K), N = a.shape, len(w)
+    c = a.new_empty(M, N)                           # (M, N)
+    if K == 0:
+        return c.zero_()
+    if c.numel():
+        how = configuration(M, N, a.element_size())
+        programs = triton.cdiv(M, how["BM"]) * triton.cdiv(N, how["BN"])
+        matmul_tiled_triton[(programs,)](a, w, c, M, N, K, a.stride(0), w.stride(0), **how)
+    return c
+
+
+def matmul_cuda(a, w, kernel="matmul_tiled_cuda"):  # (M, K), (N, K) -> (M, N)
+    """a · wᵀ by the CUDA kernel. float32, contiguous; any size may be 0."""
+    check(a, w, torch.float32)
+    for name, x in (("a", a), ("w", w)):
+        if not x.is_contiguous():
+            raise ValueError(f"matmul: {name} has strides {x.stride()}, expected rows one after "
+                             f"the other, {(x.shape[1], 1)}; {name}.contiguous() makes them so")
+    (M, K), N = a.shape, len(w)
+    c = a.new_empty(M, N)                           # (M, N)
+    if c.numel():
+        grid = triton.cdiv(N, TILE), triton.cdiv(M, TILE)
+        KERNELS.get(kernel)(grid, (TILE, TILE), (a, w, c, M, N, K))
+    return c
+
+
+def matmul_torch(a, w):                             # (M, K), (N, K) -> (M, N)
+    """a · wᵀ by PyTorch, which calls the vendor's library; any dtype and strides it takes."""
+    return a @ w.T
+
+
+class Step(NamedTuple):
+    """One rung of the ladder, as counted in the simulator."""
+
+    name: str
+    asked: float            # bytes that lanes ask to load, over those of a and w
+    intensity: float        # FLOP for each of these bytes
+    sectors: float          # 32-byte sectors that are loaded, over those that hold a and w
+    shared: int             # wavefronts of shared memory
+    conflicts: float        # these, over the fewest possible; None without shared memory
+    instructions: int       # of a warp, all of them
+
+
+def ladder(M, N, K):
+    """The kernels of k04 and of this lesson on random float32 numbers: [Step]."""
+    rng = torch.Generator().manual_seed(0)
+    a, w = (torch.randn(rows, K, generator=rng) for rows in (M, N))
+    c = torch.empty(M, N)                           # (M, N)
+    with simulator.trace() as trace:
+        matmul_untiled_cuda(a, w, "matmul_naive_cuda")
+        matmul_untiled_cuda(a, w, "matmul_coalesced_cuda")
+        matmul_cuda(a, w)
+        for side in (32, 64):
+            programs = triton.cdiv(M, side) * triton.cdiv(N, side)
+            matmul_tiled_triton[(programs,)](a, w, c, M, N, K, K, K, BM=side, BN=side, BK=32,
+                                             GROUP=GROUP)
+    return [step(launch, a.nbytes + w.nbytes, 2 * M * N * K) for launch in trace.launches]
+
+
+def step(launch, least, flops):
+    """The Step of one launch. least: bytes of a and w    flops: of the matmul"""
+    loads = launch.totals.access("global", "load")
+    return Step(launch.name, loads.bytes / least, flops / loads.bytes,
+                32 * loads.transactions / least, launch.totals.sum("transactions", "shared"),
+                launch.bank_conflict_degree(), launch.steps)
+
+
+def first_wave(rows, columns, GROUP, programs=132):
+    """Strips of a and of w (rows of tiles, columns of tiles) that the first programs fetch.
+
+    programs: as many as run at once; an H200 has 132 SMs
+    """
+    tiles = torch.empty(rows * columns, 2, dtype=torch.int32)       # (programs, 2)
+    order_triton[(rows * columns,)](tiles, rows, columns, GROUP=GROUP)
+    first = tiles[:programs]
+    return len(first[:, 0].unique()), len(first[:, 1].unique())
+
+
+def shipped():
+    """What matmul launches, compiled for Hopper: {case: simulator.Hopper}."""
+    found = {}
+    for M, N, dtype in ((8192, 8192, torch.bfloat16), (8192, 8192, torch.float16),
+                        (512, 4096, torch.bfloat16), (256, 4096, torch.bfloat16),
+                        (64, 4096, torch.bfloat16), (1, 4096, torch.bfloat16),
+                        (8192, 8192, torch.float32), (256, 4096, torch.float32),
+                        (1, 4096, torch.float32)):
+        kind = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
+        how = configuration(M, N, dtype.itemsize)
+        compiling = {name: how.pop(name) for name in ("num_warps", "num_stages")}
+        args = dict.fromkeys("awc", f"*{kind}") | {"M": 1 if M == 1 else "i32:16"} | \
+            dict.fromkeys(("N", "K", "a_row", "w_row"), "i32:16")
+        found[f"{kind}, M = {M}, N = {N}"] = simulator.hopper(
+            matmul_tiled_triton, args, how, **compiling)
+    return found
+
+
+def bench(N=8192, K=8192):
+    """On a GPU: this lesson's kernels against cuBLAS (through torch) and a copy; rows of lab.bench.
+
+    8192 rows of a in bf16 and 4096 in fp32, where arithmetic decides; one row in bf16, where memory
+    does. torch.compile is left out: it calls cuBLAS too.
+    """
+    from day01_roofline import Gpu, Job, copy_job, count_matmul, measure
+    from lab.bench import row
+
+    device = Gpu()
+    jobs, rival = [copy_job(device)], {}
+    for M, dtype, launchers in ((8192, torch.bfloat16, [matmul]), (1, torch.bfloat16, [matmul]),
+                                (4096, torch.float32, [matmul, matmul_cuda])):
+        a, w = (torch.randn(rows, K, device="cuda").to(dtype) for rows in (M, N))
+        size = f"{str(dtype).removeprefix('torch.')}_{M}"
+        for launcher in (matmul_torch, *launchers):
+            name = f"{launcher.__name__}_{size}"
+            rival[name] = f"matmul_torch_{size}"
+            jobs.append(Job(name, lambda a=a, w=w, run=launcher: run(a, w),
+                            *count_matmul(M, N, K, a.element_size())))
+    timings = measure(jobs, device, limit=30)
+    copy = jobs[0].moved / timings["copy"].seconds
+    return {job.name: row(job, timings[job.name], copy, {"cublas": timings[rival[job.name]]}
+                          if job.name in rival else {}) for job in jobs}
+
+
+def check(a, w, *dtypes):
+    """What the kernels assume; they count with 32 bits."""
+    if a.ndim != 2 or w.ndim != 2 or a.shape[1] != w.shape[1]:
+        raise ValueError(f"matmul: a has shape {tuple(a.shape)} and w {tuple(w.shape)}, "
+                         f"expected (M, K) and (N, K)")
+    if a.dtype not in dtypes or w.dtype != a.dtype:
+        raise TypeError(f"matmul: a is {a.dtype} and w {w.dtype}, expected both "
+                        f"{' or both '.join(map(str, dtypes))}")
+    if a.device != w.device:
+        raise ValueError(f"matmul: a is on {a.device} and w on {w.device}, expected one device")
+    if max(*a.shape, len(w)) >= 2**31 - 256 or len(a) > TILE * 65_535:
+        raise ValueError(f"matmul: a has shape {tuple(a.shape)} and w {tuple(w.shape)}, expected "
+                         f"fewer than 2^31 - 256 rows and columns, {TILE * 65_535} rows of a")

@@ -1,0 +1,358 @@
+"""Graders of k05. Outputs start as 7, so that what nobody wrote shows."""
+
+import numpy as np
+import pytest
+
+from lab.subject import Raised
+
+TILE = 32
+SIZES = [(9, 21, 65), (33, 17, 31), (3, 40, 29), (1, 1, 1), (32, 32, 64)]           # M, N, K
+TILES = [(33, 17, 40, 16, 16, 16, "float32"), (17, 50, 129, 16, 32, 64, "float16"),
+         (40, 33, 100, 32, 16, 32, "bfloat16"), (1, 1, 1, 16, 16, 32, "float32"),
+         (5, 127, 65, 16, 32, 32, "bfloat16")]          # M, N, K, BM, BN, BK, dtype
+
+
+def operands(rng, M, N, K):
+    """a (M, K), w (N, K), and c (M, N) of sevens."""
+    a, w = (rng.standard_normal((rows, K), dtype=np.float32) for rows in (M, N))
+    return a, w, np.full((M, N), 7, np.float32)
+
+
+def product(a, w, of=None):
+    """a · wᵀ in float64, of some of the k or with a weight for each."""
+    of = np.ones(a.shape[1]) if of is None else of
+    return (a * of).astype(np.float64) @ w.T
+
+
+def padded(x, rows, columns):
+    """x with zeros up to multiples of rows and columns."""
+    return np.pad(x.astype(np.float64), [(0, -x.shape[0] % rows), (0, -x.shape[1] % columns)])
+
+
+def ceil(a, b):
+    return -(-a // b)
+
+
+def likely(name, a, w, step):
+    """{mistake: what it gives} of any kernel that walks along k in steps."""
+    (M, K), N = a.shape, len(w)
+    number = np.arange(K) // step
+    return {
+        f"{name} starts its sums again with each step": product(a, w, number == number[-1]),
+        f"{name} ends after the first step": product(a, w, number == 0),
+        f"{name} drops the k beyond the last whole step":
+            product(a, w, np.arange(K) < K // step * step),
+        f"{name} reads w as (K, N), down its columns": product(a, w.reshape(K, N).T),
+        f"{name} writes nothing": np.full((M, N), 7)}
+
+
+# ---- intensity
+
+
+def test_tile_intensity(subject, reference, rng):
+    a, w, c = operands(rng, TILE, TILE, 64)
+    launch = reference.launch("matmul_tiled_cuda", (1, 1), (TILE, TILE),
+                              (a, w, c, TILE, TILE, 64))
+    counted = 2 * TILE * TILE * 64 / launch.bytes("load")
+    for BM, BN, itemsize, want in ((TILE, TILE, 4, counted), (128, 32, 2, 2 * 128 * 32 / 320),
+                                   (16, 64, 1, 2 * 16 * 64 / 80)):
+        got = subject.tile_intensity(BM, BN, itemsize)
+        assert isinstance(got, (int, float)), f"an intensity is a number, got {got!r}"
+        why = {want * itemsize: "these are FLOPs for each number; a number has itemsize bytes",
+               want / 2: "each pair of numbers is a multiplication and an addition, two FLOPs",
+               2 * BM * BN / (BM * BN * itemsize): "the tile fetches its two sides, BM + BN, not "
+                                                   "its area",
+               1 / want: "that is bytes for each FLOP"}
+        said = next((text for value, text in why.items() if abs(got - value) < 1e-6 * value),
+                    "for one k: BM + BN numbers come, BM · BN multiplications are done")
+        assert abs(got - want) < 1e-6 * want, (
+            f"a tile {BM} x {BN} of {itemsize}-byte numbers: {got:g} FLOP/byte is not what is "
+            f"counted, {want:g}; {said}")
+
+
+# ---- CUDA
+
+
+def run_cuda(subject, a, w, c):
+    (M, K), N = a.shape, len(w)
+    return subject.launch("matmul_tiled_cuda", (ceil(N, TILE), ceil(M, TILE)), (TILE, TILE),
+                          (a, w, c, M, N, K))
+
+
+def untransposed(a, w):
+    """What comes out when a thread multiplies with a column of w's tile instead of its row."""
+    left, right = padded(a, TILE, TILE), padded(w, TILE, TILE)
+    blocks = [sum(left[:, k:k + TILE] @ right[n:n + TILE, k:k + TILE]
+                  for k in range(0, left.shape[1], TILE)) for n in range(0, len(right), TILE)]
+    return np.hstack(blocks)[:len(a), :len(w)]
+
+
+@pytest.mark.parametrize("M, N, K", SIZES)
+def test_matmul_tiled_cuda(subject, agree, rng, M, N, K):
+    a, w, c = operands(rng, M, N, K)
+    run_cuda(subject, a, w, c)
+    agree(c, product(a, w), "float32", f"matmul_tiled_cuda, a {a.shape} and w {w.shape}",
+          lambda index: f"row {index[0]}, column {index[1]} of c (thread ({index[1] % TILE}, "
+                        f"{index[0] % TILE}) of its tile)",
+          likely("matmul_tiled_cuda", a, w, TILE) | {
+              "a thread reads column x of w_tile; its row of w stands in row x":
+                  untransposed(a, w)})
+
+
+def test_matmul_tiled_cuda__work(subject, rng):
+    a, w, c = operands(rng, TILE, TILE, 64)
+    launch, enough = run_cuda(subject, a, w, c), a.nbytes + w.nbytes
+    assert launch.bytes("load") <= enough, (
+        f"matmul_tiled_cuda, one tile of c: {launch.bytes('load'):,} bytes are loaded, {enough:,} "
+        f"are all of a and w: fetch a number once, and read it from shared memory after that")
+    got = launch.sectors_per_request("load")
+    assert got <= 4, (
+        f"matmul_tiled_cuda: a load of a warp touches {got:g} sectors, 4 hold its 128 bytes: while "
+        f"fetching, let x run along k, for a and for w")
+    conflicts = launch.bank_conflicts()
+    assert conflicts <= 1.01, (
+        f"matmul_tiled_cuda: shared memory is asked {conflicts:.3g} times as often as need be: the "
+        f"threads of a warp read one column of w_tile, and its rows are {TILE} banks apart; rows "
+        f"of {TILE} + 1 numbers are not")
+    assert launch.bytes("store") == c.nbytes, (
+        f"matmul_tiled_cuda stores {launch.bytes('store'):,} bytes, c has {c.nbytes:,}: keep the "
+        f"sum in a register and store it once")
+
+
+# ---- the order of tiles
+
+
+def tile_order(rows, columns, group):
+    """[(row, column)] by the book."""
+    return [(r, c) for first in range(0, rows, group) for c in range(columns)
+            for r in range(first, min(first + group, rows))]
+
+
+@pytest.mark.parametrize("rows, columns, group", [(5, 3, 2), (4, 4, 4), (3, 7, 8), (7, 2, 1),
+                                                  (1, 1, 3)])
+def test_grouped_triton(subject, agree, rows, columns, group):
+    import torch
+
+    tiles = torch.full((rows * columns, 2), -7, dtype=torch.int32)
+    subject.launch("order_triton", rows * columns, args=(tiles, rows, columns), GROUP=group)
+    p = np.arange(rows * columns)
+    first, within = p // (group * columns) * group, p % (group * columns)
+    height = np.minimum(rows - first, group)
+    agree(tiles, np.array(tile_order(rows, columns, group)), "exact",
+          f"tiles of {rows} x {columns} in groups of {group} rows",
+          lambda index: f"the {('row', 'column')[index[1]]} of program {index[0]}", {
+              "the programs go row by row through all tiles": np.stack([p // columns,
+                                                                        p % columns], 1),
+              "the last group is taken for as high as the others":
+                  np.stack([first + within % group, within // group], 1),
+              "p is not counted from the beginning of its group":
+                  np.stack([first + p % height, p // height], 1),
+              "each group begins with row 0": np.stack([within % height, within // height], 1),
+              "row and column are exchanged":
+                  np.array(tile_order(rows, columns, group))[:, ::-1]})
+
+
+# ---- Triton
+
+
+def run_triton(subject, a, w, BM, BN, BK):
+    """(c, launch)"""
+    import torch
+
+    (M, K), N = a.shape, len(w)
+    c = torch.full((M, N), 7, dtype=a.dtype)
+    launch = subject.launch("matmul_tiled_triton", ceil(M, BM) * ceil(N, BN),
+                            args=(a, w, c, M, N, K, a.stride(0), w.stride(0)),
+                            BM=BM, BN=BN, BK=BK, GROUP=2)
+    return c, launch
+
+
+def tensors(rng, M, N, K, dtype):
+    """a (M, K) and w (N, K) as tensors."""
+    import torch
+
+    return [torch.from_numpy(x).to(getattr(torch, dtype)) for x in operands(rng, M, N, K)[:2]]
+
+
+def tf32(x):
+    """fp32 with the 13 last bits cut off, as tensor cores read it."""
+    return (x.astype(np.float32).view(np.int32) & ~0x1FFF).view(np.float32)
+
+
+@pytest.mark.parametrize("M, N, K, BM, BN, BK, dtype", TILES)
+def test_matmul_tiled_triton(subject, agree, rng, M, N, K, BM, BN, BK, dtype):
+    a, w = tensors(rng, M, N, K, dtype)
+    c, _ = run_triton(subject, a, w, BM, BN, BK)
+    a, w = a.double().numpy(), w.double().numpy()
+    mistakes = likely("matmul_tiled_triton", a, w, BK)
+    if dtype == "float32":
+        mistakes["tl.dot rounds fp32 inputs to TF32; input_precision=\"ieee\" forbids it"] = \
+            product(tf32(a), tf32(w))
+    agree(c, product(a, w), dtype, f"matmul_tiled_triton, a {a.shape} and w {w.shape} {dtype} in "
+          f"tiles of {BM} x {BN} and steps of {BK}",
+          lambda index: f"row {index[0]}, column {index[1]} of c (row {index[0] % BM}, column "
+                        f"{index[1] % BN} of its tile)", mistakes)
+
+
+def test_matmul_tiled_triton__rows_apart(subject, agree, rng):
+    a, w = tensors(rng, 20, 16, 49, "float32")
+    c, _ = run_triton(subject, a[:, :40], w[:, 9:].contiguous(), 16, 16, 32)
+    agree(c, product(a[:, :40].numpy(), w[:, 9:].numpy()), "float32",
+          "matmul_tiled_triton with rows of a 49 numbers apart, of which 40 count")
+
+
+def test_matmul_tiled_triton__large_sums(subject, agree, rng):
+    a, w = tensors(rng, 16, 16, 512, "float16")
+    a[:] = 1
+    w[:, :256] += 100
+    w[:, 256:] -= 100
+    c, _ = run_triton(subject, a, w, 16, 16, 64)
+    got, want = c.double().numpy(), product(a.double().numpy(), w.double().numpy())
+    off = np.abs(got - want).max()
+    assert off < 0.1, (
+        f"matmul_tiled_triton, float16 and sums that grow to 25,600 and come back: {off:.3g} off. "
+        f"A float16 of that size is known to the nearest 16: the sums are not fp32 throughout")
+
+
+def test_matmul_tiled_triton__work(subject, rng):
+    M, N, K, BM, BN, BK = 64, 32, 128, 32, 32, 64
+    _, launch = run_triton(subject, *tensors(rng, M, N, K, "bfloat16"), BM, BN, BK)
+    tiles, got = M // BM * (N // BN), launch.bytes("load")
+    enough = tiles * (BM + BN) * K * 2
+    assert got <= enough, (
+        f"matmul_tiled_triton, {tiles} tiles of {BM} x {BN}: {got:,} bytes are loaded, {enough:,} "
+        f"are BM + BN rows of {K} for each: load a tile of a and one of w a step, once")
+    kinds = launch.launches[0]["totals"]["flops_by_type"]
+    assert any("tensor" in kind for kind in kinds), (
+        f"matmul_tiled_triton multiplies bfloat16 tiles as {', '.join(kinds) or 'nothing'}, not on "
+        f"tensor cores: give tl.dot the tiles as they were loaded")
+
+
+# ---- the course's own launchers
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_every_launcher(subject, agree, rng, dtype):
+    import torch
+
+    for M, N, K in ((1, 129, 127), (40, 33, 72)):
+        a, w = (torch.from_numpy(x).to(getattr(torch, dtype)) for x in operands(rng, M, N, K)[:2])
+        want = subject.matmul_oracle(a.double().numpy(), w.double().numpy())
+        agree(subject.matmul(a, w), want, dtype, f"matmul {dtype}, {(M, N, K)}")
+        agree(subject.matmul_torch(a, w), want, dtype, f"matmul_torch {dtype}, {(M, N, K)}")
+    if dtype == "float32":
+        a, w, _ = operands(rng, 33, 40, 31)
+        agree(subject.matmul_cuda(torch.from_numpy(a), torch.from_numpy(w)), product(a, w), dtype,
+              "matmul_cuda")
+
+
+def test_rows_any_distance_apart(subject, agree, rng):
+    import torch
+
+    a, w, _ = operands(rng, 6, 10, 40)
+    for left, right in ((torch.from_numpy(a)[:, :33], torch.from_numpy(w)[:, 7:]),
+                        (torch.from_numpy(a)[::2], torch.from_numpy(w)[3:]),
+                        (torch.from_numpy(a)[:1].expand(4, 40), torch.from_numpy(w)),
+                        (torch.from_numpy(a)[:, ::40], torch.from_numpy(w)[:, ::40])):
+        agree(subject.matmul(left, right), left.double().numpy() @ right.double().numpy().T,
+              "float32", f"matmul of strides {left.stride()} and {right.stride()}")
+
+
+def test_extreme_values(subject):
+    """What overflows does so as in torch, and a row with inf or NaN spoils only itself."""
+    import torch
+
+    a, w = torch.ones(3, 40), torch.ones(5, 40)
+    a[0, 0], a[1, 0], w[:, 1] = torch.inf, torch.nan, 3e38
+    got, want = subject.matmul(a, w), a @ w.T
+    assert torch.equal(torch.isnan(got), torch.isnan(want))
+    assert torch.equal(got[0], want[0])
+    a, w = torch.full((1, 64), 255.0).half(), torch.full((1, 64), 255.0).half()
+    assert torch.isinf(subject.matmul(a, w)).all()      # 64 · 255² is beyond fp16
+    w[:, ::2] *= -1
+    assert (subject.matmul(a, w) == 0).all()            # and its sums are not
+
+
+@pytest.mark.parametrize("M, N, K", [(0, 5, 3), (5, 0, 3), (0, 0, 0), (3, 4, 0)])
+def test_nothing_to_do(subject, M, N, K):
+    import torch
+
+    for launcher in (subject.matmul, subject.matmul_cuda, subject.matmul_torch):
+        assert torch.equal(launcher(torch.ones(M, K), torch.ones(N, K)), torch.zeros(M, N))
+
+
+def test_twice_the_same(subject, rng):
+    import torch
+
+    a, w, _ = operands(rng, 20, 30, 200)
+    a, w = torch.from_numpy(a), torch.from_numpy(w)
+    assert torch.equal(subject.matmul(a, w), subject.matmul(a, w))
+
+
+def test_what_the_launchers_refuse(subject):
+    import torch
+
+    a, w = torch.ones(4, 6), torch.ones(5, 6)
+    both = (((a, w[:, :5]), "(5, 5), expected (M, K) and (N, K)"), ((a[0], w), "shape (6,)"),
+            ((a.half(), w), "a is torch.float16 and w torch.float32"),
+            ((a.double(), w.double()), "torch.float64"),
+            ((torch.ones(6, 4).T, w), "a has strides (1, 4)"),
+            ((a, torch.ones(5, 12)[:, ::2]), "w has strides (12, 2)"))
+    for launcher in (subject.matmul, subject.matmul_cuda):
+        for given, says in both:
+            with pytest.raises(Raised) as refusal:
+                launcher(*given)
+            assert says in refusal.value.text
+    with pytest.raises(Raised) as refusal:
+        subject.matmul_cuda(torch.ones(4, 7)[:, :6], w)
+    assert "a has strides (7, 1)" in refusal.value.text
+
+
+def test_oracle_is_torchs(subject, rng):
+    import torch
+
+    a, w, _ = operands(rng, 5, 7, 9)
+    want = torch.nn.functional.linear(torch.from_numpy(a).double(), torch.from_numpy(w).double())
+    assert np.allclose(subject.matmul_oracle(a, w), want.numpy(), rtol=1e-13, atol=1e-13)
+
+
+def test_the_tile_fits_the_matrix(subject):
+    """Half-empty tiles and half-empty GPUs are not chosen while there is a smaller tile."""
+    for M, N, itemsize, want in ((8192, 8192, 2, (128, 256)), (512, 4096, 2, (128, 128)),
+                                 (1, 8192, 2, (16, 32)), (64, 4096, 2, (64, 32)),
+                                 (1, 64, 4, (16, 32)), (4096, 4096, 4, (128, 128))):
+        how = subject.configuration(M, N, itemsize)
+        assert (how["BM"], how["BN"]) == want, (M, N, itemsize)
+
+
+@pytest.mark.slow
+def test_what_hopper_gets():
+    from layer1_kernels.k05_matmul_tiled import KERNELS, shipped
+
+    for case, found in shipped().items():
+        assert found.spills == 0, f"{case}: {found.spills} bytes spilled"
+        assert not found.serialised, f"{case}: {found.serialised}"
+        assert found.shared <= 227 * 1024, f"{case}: {found.shared} bytes of shared memory"
+        assert found.cp_async and not found.loads, f"{case}: loads are not pipelined"
+        if "fp32" not in case:
+            assert found.wgmma or "M = 1," in case, f"{case}: no wgmma"
+            assert found.wgmma or found.mma_sync, f"{case}: no tensor cores"
+    assert KERNELS.get("matmul_tiled_cuda").resources.spill_stores == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("M, N, K", [(0, 5, 3), (3, 4, 0), (1, 1000, 1000), (129, 127, 1000),
+                                     (40, 4096, 512), (1024, 4096, 512), (4096, 4096, 256)])
+def test_every_kernel_on_the_device(M, N, K):
+    import torch
+
+    from layer1_kernels import matmul, matmul_cuda
+
+    a, w = (torch.randn(rows, K, device="cuda") for rows in (M, N))
+    want = a.double() @ w.double().T
+    for launcher in (matmul, matmul_cuda):
+        assert torch.allclose(launcher(a, w).double(), want, rtol=2e-5, atol=1e-4), launcher
+    for dtype, near in ((torch.float16, 2e-3), (torch.bfloat16, 1.6e-2)):
+        left, right = a.to(dtype), w.to(dtype)
+        want = left.double() @ right.double().T
+        assert torch.allclose(matmul(left, right).double(), want, rtol=near, atol=near), dtype
