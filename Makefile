@@ -4,6 +4,7 @@
 # make gpu         the GPU tests and the bench, a slice of at most 9 minutes a call
 # make test-versions   the simulator's tests on the oldest and the newest compilers supported
 # make compiled    what the compilers make of the shipped kernels for Hopper; needs no GPU
+# make speed       the simulator against other simulators and its targets, CPU seconds on this machine
 #
 # BUILD=cpu        with any of them: no CUDA, although there is an NVIDIA driver
 
@@ -23,7 +24,7 @@ set_up = $(if $(python),$(python) -I lab/setup.py --wheels $(torch_wheels) \
 # A mirror, a proxy or find-links of the user's stays in force; an install for the user cannot.
 export PIP_USER := 0
 
-.PHONY: learn test test-all test-versions compiled gpu set-up
+.PHONY: learn test test-all test-versions compiled speed gpu set-up
 
 learn: set-up
 	@.venv/bin/lab start
@@ -41,6 +42,9 @@ test-versions:
 
 compiled: set-up
 	@.venv/bin/python -m lab.compiled
+
+speed: set-up
+	@.venv/bin/python -m lab.speed --wheels $(torch_wheels)/cpu
 
 # A machine lent for its GPU may hold torch already and reach no package index.
 gpu_here := import pytest, sys, torch; sys.exit(not torch.cuda.is_available())

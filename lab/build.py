@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 
-from lab import course, notebooks, stub
+from lab import course, notebooks, speed, stub
 from lab.course import ROOT, CourseError
 
 INCLUDE = re.compile(r'^(\w+)\.([\w.]+)$')
@@ -185,7 +185,9 @@ def shared():
              for floor in course.floors() if floor.lessons}
     readme = ROOT / "README.md"
     if readme.exists():
-        texts[readme] = between(readme.read_text("utf-8"), "map", map_table())
+        text = between(readme.read_text("utf-8"), "map", map_table())
+        measured = json.loads(speed.RECORD.read_text("utf-8"))
+        texts[readme] = between(text, "speed", speed.text(measured))
     return texts
 
 

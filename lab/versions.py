@@ -60,23 +60,36 @@ def choose(end, python):
     return chosen
 
 
-def pinned(text):
+def made(folder):
+    """-> the Environment in this folder, made if it is not there."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    environment = Environment(folder)
+    if environment.version() is None:
+        environment.make()
+    return environment
+
+
+def pinned(text, varying):
     """constraints.txt without the packages that vary."""
     lines = [line for line in text.splitlines() if not line.startswith("#")]
-    return "".join(f"{line}\n" for line in lines if line.partition("==")[0] not in RANGES)
+    return "".join(f"{line}\n" for line in lines if line.partition("==")[0] not in varying)
+
+
+def equip(environment, packages, varying, wheels):
+    """Install the packages; what does not vary is as constraints.txt pins it."""
+    constraints = environment.folder.parent / "constraints.txt"
+    constraints.write_text(pinned((ROOT / "constraints.txt").read_text(), varying))
+    index = [] if environment.has_own_index() else ["--extra-index-url", wheels]
+    environment.pip("install", "--constraint", constraints, "--only-binary", ":all:", *index,
+                    *packages)
 
 
 def install(end, wheels):
     """Make the environment of one end -> (Environment, {package: version})."""
-    environment = Environment(FOLDER / end)
-    if environment.version() is None:
-        environment.make()
+    environment = made(FOLDER / end)
     chosen = choose(end, environment.python)
-    constraints = FOLDER / "constraints.txt"
-    constraints.write_text(pinned((ROOT / "constraints.txt").read_text()))
-    index = [] if environment.has_own_index() else ["--extra-index-url", wheels]
-    environment.pip("install", "--constraint", constraints, "--only-binary", ":all:", *index,
-                    *OTHERS, *(f"{name}=={version}" for name, version in chosen.items()))
+    exact = [f"{name}=={version}" for name, version in chosen.items()]
+    equip(environment, [*OTHERS, *exact], RANGES, wheels)
     return environment, chosen
 
 
@@ -126,7 +139,6 @@ def summary(end, result):
 
 def prove(wheels):
     """Test both ends and write the record; the exit code."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
     results = {end: prove_end(end, wheels) for end in ENDS}
     record = {"date": datetime.date.today().isoformat(), "python": platform.python_version(),
               "platform": f"{platform.system()} {platform.machine()}", "tests": TESTS, **results}
