@@ -173,6 +173,20 @@ def scan_and_sort_kernel(x, y, z, N: tl.constexpr):
     tl.store(z + i, tl.sort(v))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_no_false_alarm_for_half_a_register(dtype):
+    """A sum along a row of two-byte floats works on pairs, of which the last has an unset half."""
+    x, w, y = torch.randn(64, 64).to(dtype), torch.randn(64).to(dtype), torch.zeros(64, dtype=dtype)
+    row_dots_kernel[(1,)](x, w, y, R=64, C=64)
+    assert torch.allclose(y.float(), x.float() @ w.float(), atol=0.3)
+
+
+@triton.jit
+def row_dots_kernel(x, w, y, R: tl.constexpr, C: tl.constexpr):
+    r, c = tl.arange(0, R), tl.arange(0, C)
+    tl.store(y + r, tl.sum(tl.load(x + r[:, None] * C + c) * tl.load(w + c)[None, :], 1))
+
+
 @triton.jit
 def atomic_kernel(x, total, count, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
