@@ -301,6 +301,35 @@ def test_reinterpreted_tensor():
     assert z.tolist() == [1.5, -2.0]
 
 
+class Backwards:
+    """What torch has no tensor for: a negative stride. Triton takes all that has a data_ptr()."""
+
+    def __init__(self, tensor):
+        self.tensor, self.dtype = tensor, tensor.dtype
+
+    def data_ptr(self):
+        return self.tensor[-1:].data_ptr()
+
+
+def test_an_object_with_an_address():
+    x, y = torch.rand(100), torch.zeros(100)
+    copy_kernel[(1,)](Backwards(x), y, 1, 100, 0, -1, 0, 1, BLOCK=128)
+    assert torch.equal(y, x.flip(0))
+    with pytest.raises(simulator.KernelError, match="no argument.s"):
+        copy_kernel[(1,)](Backwards(x), y, 1, 100, 0, 1, 0, 1, BLOCK=128)
+
+
+def test_an_expanded_tensor_reaches_its_whole_storage():
+    """Strides of 0 let a kernel pick its own elements of a dimension; a slice ends where it ends.
+    """
+    x, y = torch.rand(20), torch.zeros(20)
+    copy_kernel[(1,)](x[:1].expand(20), y, 1, 20, 0, 1, 0, 1, BLOCK=32)
+    assert torch.equal(y, x)
+    for short, n in ((x[:10], 20), (x[:1].expand(20), 21)):
+        with pytest.raises(simulator.KernelError, match="out-of-bounds read .* of `x`"):
+            copy_kernel[(1,)](short, torch.zeros(30), 1, n, 0, 1, 0, 1, BLOCK=32)
+
+
 def test_an_empty_grid_is_no_launch():
     x = torch.rand(8)
     with simulator.trace() as t:
