@@ -154,7 +154,8 @@ def segment_of(value, parameter):
 
 
 def tensor_segment(tensor, name):
-    """From the tensor's first element to its last, whatever its strides."""
+    """From the tensor's first element to its last, whatever its strides. One that is spread over a
+    dimension by a stride of 0 says nothing of its memory: there it is all of the storage behind."""
     torch = torch_module()
     if tensor.device.type != "cpu":
         raise ArgumentProblem(f"is on {tensor.device}; the simulator runs on CPU tensors")
@@ -163,6 +164,8 @@ def tensor_segment(tensor, name):
         1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     start = tensor.storage_offset() * size
     memory = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    if any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True)):
+        extent = (len(memory) - start) // size
     data = memory.numpy()[start:start + extent * size]
     element = "" if tensor.dtype in (torch.bfloat16,) or size > 8 else dtype_name(tensor)
     element = element if element in np.sctypeDict else ("uint16" if size == 2 else "uint8")

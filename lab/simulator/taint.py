@@ -19,7 +19,7 @@ look alike from here.
 How a twin moves on is found by running the instruction again with the undefined bits set to 0 and
 to 1, and by comparing the results. That is exact for what moves or combines bits (mov, prmt, and,
 selp, shfl, ...) and for matrix products. All other arithmetic makes all bits of its result
-undefined.
+undefined; of a pair such as f16x2, those of the same half.
 """
 
 from contextlib import contextmanager
@@ -39,6 +39,8 @@ MOVED = {"mov": (1,), "shl": (1,), "shr": (1,), "prmt": (1, 2), "bfe": (1,), "bf
          "shf": (1, 2), "shfl": (1,), "movmatrix": (1,), "mma": (1, 2, 3), "brev": (1,)}
 COMBINED = {"and", "or", "xor", "not", "lop3", "selp"}      # each undefined input on its own
 ACROSS = {"vote", "match", "redux", "wmma"}                 # results depend on the whole warp
+PACKED = {"add", "sub", "mul", "fma", "min", "max", "neg", "abs", "tanh", "ex2"}
+PAIRS = {"f16x2", "bf16x2", "s16x2", "u16x2"}               # two halves that do not meet
 LOCAL = "a local variable"
 
 
@@ -132,6 +134,13 @@ class Taint:
             count = len(undefined)
             return self.vary(inst, uses, [(False,) * count, (True,) * count], undefined)
         known = self.frames[self.wave.frame]
+        if inst.opcode in PACKED and not PAIRS.isdisjoint(inst.modifiers):
+            halves = np.zeros((*self.wave.shape, 2), bool)
+            for name in undefined:
+                halves |= (np.ascontiguousarray(known[name][0]).view(np.uint16) != 0).reshape(
+                    halves.shape)
+            bits = np.where(halves, np.uint16(0xFFFF), np.uint16(0)).view(np.uint32)
+            return {n: bits.reshape(self.wave.shape) for n in uses.writes}
         lanes = np.zeros(self.wave.shape, bool)
         for name in undefined:
             lanes |= known[name][0] != 0

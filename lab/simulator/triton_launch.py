@@ -155,6 +155,8 @@ def encode_pointer(parameter, value, space):
         return value                                        # see host_addresses.py
     tensor = value if is_tensor(value) else getattr(value, "base", None)    # of a reinterpret()
     if not is_tensor(tensor):
+        if hasattr(value, "data_ptr"):                      # whatever else has one will do
+            return value.data_ptr()
         raise ArgumentProblem(f"takes a torch tensor, not {type(value).__name__}")
     segment = tensor_segment(tensor, parameter.name)
     if (tensor.data_ptr() - segment.skew) % 16:             # Triton compiles for what this is

@@ -173,6 +173,20 @@ def scan_and_sort_kernel(x, y, z, N: tl.constexpr):
     tl.store(z + i, tl.sort(v))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_no_false_alarm_for_half_a_register(dtype):
+    """A sum along a row of two-byte floats works on pairs, of which the last has an unset half."""
+    x, w, y = torch.randn(64, 64).to(dtype), torch.randn(64).to(dtype), torch.zeros(64, dtype=dtype)
+    row_dots_kernel[(1,)](x, w, y, R=64, C=64)
+    assert torch.allclose(y.float(), x.float() @ w.float(), atol=0.3)
+
+
+@triton.jit
+def row_dots_kernel(x, w, y, R: tl.constexpr, C: tl.constexpr):
+    r, c = tl.arange(0, R), tl.arange(0, C)
+    tl.store(y + r, tl.sum(tl.load(x + r[:, None] * C + c) * tl.load(w + c)[None, :], 1))
+
+
 @triton.jit
 def atomic_kernel(x, total, count, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -285,6 +299,35 @@ def test_reinterpreted_tensor():
     y, z = torch.zeros(2), torch.ones(2)
     add_kernel[(1,)](triton.reinterpret(x, tl.float32), y, z, 2, BLOCK=2)
     assert z.tolist() == [1.5, -2.0]
+
+
+class Backwards:
+    """What torch has no tensor for: a negative stride. Triton takes all that has a data_ptr()."""
+
+    def __init__(self, tensor):
+        self.tensor, self.dtype = tensor, tensor.dtype
+
+    def data_ptr(self):
+        return self.tensor[-1:].data_ptr()
+
+
+def test_an_object_with_an_address():
+    x, y = torch.rand(100), torch.zeros(100)
+    copy_kernel[(1,)](Backwards(x), y, 1, 100, 0, -1, 0, 1, BLOCK=128)
+    assert torch.equal(y, x.flip(0))
+    with pytest.raises(simulator.KernelError, match="no argument.s"):
+        copy_kernel[(1,)](Backwards(x), y, 1, 100, 0, 1, 0, 1, BLOCK=128)
+
+
+def test_an_expanded_tensor_reaches_its_whole_storage():
+    """Strides of 0 let a kernel pick its own elements of a dimension; a slice ends where it ends.
+    """
+    x, y = torch.rand(20), torch.zeros(20)
+    copy_kernel[(1,)](x[:1].expand(20), y, 1, 20, 0, 1, 0, 1, BLOCK=32)
+    assert torch.equal(y, x)
+    for short, n in ((x[:10], 20), (x[:1].expand(20), 21)):
+        with pytest.raises(simulator.KernelError, match="out-of-bounds read .* of `x`"):
+            copy_kernel[(1,)](short, torch.zeros(30), 1, n, 0, 1, 0, 1, BLOCK=32)
 
 
 def test_an_empty_grid_is_no_launch():

@@ -234,6 +234,21 @@ def test_rows_of_a_matrix_product():
     assert "read in line 10" in str(error) or "read in line 9" in str(error)
 
 
+# One half of %0 is x, the other is not set; then what the halves do, and one that is stored
+HALVES = """extern "C" __global__ void k(const unsigned short* x, unsigned short* y) {
+    asm volatile("{.reg .b32 t; .reg .b16 x, y, unset; ld.global.b16 x, [%0];"
+        "mov.b32 t, {x, unset}; fma.rn.f16x2 t, t, t, t; neg.f16x2 t, t;"
+        "mov.b32 {x, y}, t; st.global.b16 [%1], " USE ";}" :: "l"(x), "l"(y) : "memory");
+}"""
+
+
+def test_the_halves_of_a_pair_do_not_meet():
+    x, y = np.full(1, 3, np.float16), np.zeros(1, np.float16)
+    silent(HALVES, 1, 1, x.view(np.uint16), y.view(np.uint16), options=("-DUSE=\"x\"",))
+    assert y[0] == -12
+    undefined(HALVES, 1, 1, x.view(np.uint16), y.view(np.uint16), options=("-DUSE=\"y\"",))
+
+
 def test_global_memory_counts_as_written():
     """numpy.empty and numpy.zeros cannot be told apart."""
     silent('extern "C" __global__ void k(float* x, float* y) { y[threadIdx.x] = x[threadIdx.x]; }',
