@@ -1,10 +1,10 @@
-"""What a Hugging Face config.json says of a Llama and its relatives, in the letters of the course."""
+"""What Hugging Face's config.json says of a Llama and its relatives, in the course's letters."""
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Config", "ModelError"]
+__all__ = ["Config", "ModelError", "read_config"]
 
 
 class ModelError(ValueError):
@@ -29,7 +29,6 @@ class Config:
     theta: float                    # base of the rotary angles
     room: int                       # longest context
     ends: tuple[int, ...] = ()      # tokens that end a text
-    begin: int | None = None        # the token before a text
     scaling: tuple = ()             # of the rotary angles: (("rope_type", "llama3"), …) or nothing
     tied: bool = False              # the embedding serves as the head
     bias_qkv: bool = False
@@ -86,7 +85,7 @@ def read_config(folder):
         F=entries["intermediate_size"], V=entries["vocab_size"],
         eps=entries.get("rms_norm_eps", 1e-6), theta=theta, room=longest(path, entries),
         ends=() if ends is None else tuple(ends) if isinstance(ends, list) else (ends,),
-        begin=entries.get("bos_token_id"), scaling=scaling,
+        scaling=scaling,
         tied=entries.get("tie_word_embeddings", False),
         bias_qkv=flags[0], bias_o=flags[1], bias_mlp=flags[2], qk_norm=flags[3])
 

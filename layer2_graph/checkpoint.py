@@ -1,0 +1,148 @@
+"""A model's folder as Hugging Face has it: weights in safetensors, the tokenizer, its template."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from layer2_graph.config import ModelError, read_json
+
+__all__ = ["Tokenizer", "read_weights"]
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+# ---- weights
+
+
+def shapes(m):
+    """{name: shape} of every tensor of a model. A matrix is (numbers out, numbers in)."""
+    yield "model.embed_tokens.weight", (m.V, m.C)
+    for i in range(m.L):
+        layer = f"model.layers.{i}"
+        yield f"{layer}.input_layernorm.weight", (m.C,)
+        for name, heads in (("q", m.H), ("k", m.G), ("v", m.G)):
+            yield f"{layer}.self_attn.{name}_proj.weight", (heads * m.D, m.C)
+            if m.bias_qkv:
+                yield f"{layer}.self_attn.{name}_proj.bias", (heads * m.D,)
+        yield f"{layer}.self_attn.o_proj.weight", (m.C, m.H * m.D)
+        if m.bias_o:
+            yield f"{layer}.self_attn.o_proj.bias", (m.C,)
+        if m.qk_norm:
+            yield f"{layer}.self_attn.q_norm.weight", (m.D,)
+            yield f"{layer}.self_attn.k_norm.weight", (m.D,)
+        yield f"{layer}.post_attention_layernorm.weight", (m.C,)
+        for name, shape in (("gate", (m.F, m.C)), ("up", (m.F, m.C)), ("down", (m.C, m.F))):
+            yield f"{layer}.mlp.{name}_proj.weight", shape
+            if m.bias_mlp:
+                yield f"{layer}.mlp.{name}_proj.bias", shape[:1]
+    yield "model.norm.weight", (m.C,)
+    if not m.tied:
+        yield "lm_head.weight", (m.V, m.C)
+
+
+def read_weights(folder, config, dtype=None, device="cpu"):
+    """{name: tensor} of a model's folder, as `shapes` lists them.
+
+    The folder holds model.safetensors, or model.safetensors.index.json and its shards, or
+    weights.npz as o02's nano Llama does. dtype: of the result; None leaves the file's. ModelError
+    names the file and the tensor, what was expected and what was found.
+    """
+    files = files_of(Path(folder))
+    found = {}
+    for name, shape in shapes(config):
+        if name not in files:
+            raise ModelError(f"{folder}: no tensor {name}; expected one of shape {shape}")
+        tensor = files[name]()
+        if tuple(tensor.shape) != shape:
+            raise ModelError(f"{folder}: {name} has shape {tuple(tensor.shape)}, expected {shape}")
+        if tensor.dtype not in FLOATS:
+            raise ModelError(f"{folder}: {name} is {tensor.dtype}, expected "
+                             f"{', '.join(map(str, FLOATS))}")
+        found[name] = tensor.to(device=device, dtype=dtype or tensor.dtype)
+    return found
+
+
+def files_of(folder):
+    """{tensor's name: a function that reads it}"""
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if (folder / "weights.npz").exists():
+        return arrays(folder / "weights.npz")
+    if single.exists():
+        return tensors(single)
+    if not index.exists():
+        raise ModelError(f"{folder}: no model.safetensors and no model.safetensors.index.json")
+    places = read_json(index).get("weight_map")
+    if not isinstance(places, dict):
+        raise ModelError(f"{index}: expected a weight_map from tensors to files, found none")
+    shards = {shard: tensors(folder / shard) for shard in sorted(set(places.values()))}
+    for name, shard in places.items():
+        if name not in shards[shard]:
+            raise ModelError(f"{folder / shard}: no tensor {name}, though {index.name} says so")
+    return {name: shards[shard][name] for name, shard in places.items()}
+
+
+def tensors(path):
+    """{name: a function that reads it} of one safetensors file."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.exists():
+        raise ModelError(f"{path} is missing")
+    try:
+        file = safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{path} is no whole safetensors file ({path.stat().st_size} bytes): "
+                         f"{error}") from None
+    return {name: lambda name=name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def arrays(path):
+    with np.load(path) as file:
+        found = dict(file)
+    return {name: lambda value=value: torch.from_numpy(value) for name, value in found.items()}
+
+
+# ---- text
+
+
+class Tokenizer:
+    """The tokenizer of a folder: tokenizer.json, and tokenizer_config.json for chats."""
+
+    def __init__(self, folder, config):
+        """ModelError where tokenizer.json is missing, broken, or has more tokens than the model."""
+        from tokenizers import Tokenizer
+
+        path = Path(folder) / "tokenizer.json"
+        if not path.exists():
+            raise ModelError(f"{path} is missing")
+        try:
+            self.own = Tokenizer.from_file(str(path))
+        except Exception as error:                  # the library raises nothing narrower
+            raise ModelError(f"{path} is no tokenizer: {error}") from None
+        size = self.own.get_vocab_size()
+        if size > config.V:
+            raise ModelError(f"{path} has {size} tokens, expected at most the model's {config.V}")
+        self.path = path.with_name("tokenizer_config.json")
+        self.entries = read_json(self.path) if self.path.exists() else {}
+
+    def encode(self, text):
+        """The tokens of a text, with those before and after it that the folder asks for."""
+        return self.own.encode(text).ids
+
+    def decode(self, tokens):
+        """The text of tokens; those that only mark its begin or end are left out."""
+        return self.own.decode(list(tokens))
+
+    def chat(self, messages):
+        """The tokens of a conversation, [{"role": …, "content": …}], up to the answer's begin."""
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        template = self.entries.get("chat_template")
+        if not isinstance(template, str):
+            raise ModelError(f"{self.path}: no chat_template, so this model takes no conversation; "
+                             f"give it a text")
+        marks = {name: token["content"] if isinstance(token, dict) else token
+                 for name, token in self.entries.items() if name.endswith("_token") and token}
+        text = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(
+            template).render(messages=messages, add_generation_prompt=True, **marks)
+        return self.own.encode(text, add_special_tokens=False).ids

@@ -1,0 +1,239 @@
+"""g01 · A Llama on the course's kernels: new tokens and a cache in, scores of the next token out
+
+B: sequences   T: new tokens of all of them in this step, one after the other   N: a context
+L: layers   C: model width   H: query heads   G: key and value heads   D: head width   F: mlp width
+V: vocabulary   P: pages of the cache   S: slots of a page, one token each
+A step reads all weights once, and the keys and values of every context once.
+
+It is o02's Llama for many sequences at a time. Its operations come as a table, layer1_kernels'
+`Kernels`, and its cache lies in pages, so that sequences may grow beside each other.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from layer1_kernels import kernels
+from layer2_graph.checkpoint import read_weights
+from layer2_graph.config import read_config
+
+__all__ = ["Layer", "Llama", "PagedCache", "Step", "generate", "load", "rope_tables"]
+
+SLOTS = 16              # of a page: vLLM's, and the fewest that fill a tile of tensor cores
+
+
+# ---- what a step is given
+
+
+class Step(NamedTuple):
+    """Who is in a step. The new tokens of a sequence are the last of its context."""
+
+    tokens: torch.Tensor        # (T,) int64
+    positions: torch.Tensor     # (T,) int64: of each in its own sequence, from 0
+    slots: torch.Tensor         # (T,) int64: page · S + place, where its key and value go
+    block_tables: torch.Tensor  # (B, pages) int32: the pages of each sequence, in order
+    cu_q: torch.Tensor          # (B + 1,) int32: sequence b's tokens are cu_q[b] to cu_q[b + 1]
+    lens: torch.Tensor          # (B,) int32: contexts, the new tokens included
+
+
+class PagedCache:
+    """Keys and values in pages. Each sequence owns its own from the start; s02 deals them out."""
+
+    def __init__(self, config, sequences, room, dtype=torch.float32, device="cpu"):
+        """room: tokens that each sequence may reach."""
+        self.pages = -(-room // SLOTS)                          # the last may be part empty
+        shape = (config.L, sequences * self.pages, SLOTS, config.G, config.D)
+        self.k = torch.zeros(shape, dtype=dtype, device=device)     # (L, P, S, G, D)
+        self.v = torch.zeros(shape, dtype=dtype, device=device)     # (L, P, S, G, D)
+        self.lens = [0] * sequences
+
+    def step(self, new):
+        """The Step that puts new[b], a list of tokens, behind what sequence b has."""
+        device, first = self.k.device, torch.arange(len(new)) * self.pages
+        counts = torch.tensor([len(tokens) for tokens in new])
+        starts = torch.tensor(self.lens)
+        positions = torch.cat([torch.arange(s, s + n) for s, n in
+                               zip(self.lens, counts.tolist(), strict=True)])
+        owner = torch.repeat_interleave(torch.arange(len(new)), counts)
+        if (starts + counts).max() > self.pages * SLOTS:
+            raise ValueError(f"PagedCache: a sequence would reach {(starts + counts).max()} "
+                             f"tokens; there is room for {self.pages * SLOTS}")
+        self.lens = (starts + counts).tolist()
+        tables = first[:, None] + torch.arange(self.pages)
+        cu_q = torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)])
+        return Step(torch.tensor([t for tokens in new for t in tokens]).to(device),
+                    positions.to(device), (first[owner] * SLOTS + positions).to(device),
+                    tables.int().to(device), cu_q.int().to(device),
+                    torch.tensor(self.lens, dtype=torch.int32, device=device))
+
+    def attend(self, layer, q, k, v, step, ops, scale):     # (T, H, D), 2 × (T, G, D) -> (T, H, D)
+        """Keep the new keys and values of a layer, and mix for each query what it may see."""
+        ops.write_kv(k, v, self.k[layer], self.v[layer], step.slots)
+        return ops.paged_attention(q, self.k[layer], self.v[layer], step.block_tables, step.cu_q,
+                                   step.lens, scale)
+
+
+# ---- rotary angles
+
+
+def llama3_frequencies(frequencies, factor, low, high, original):
+    """Frequencies of a longer context, as Llama 3.1 has them: (D/2,) -> (D/2,).
+
+    frequencies: radians a token    original: the context that the model was trained on first
+    A wave of 2π / frequency tokens that fits `high` times into it stays. One that does not fit
+    `low` times is made `factor` times as long. Between them the two are mixed, linearly in the
+    number of times that it fits.
+    """
+    # exercise: how often does each wave fit, what is its share of the old one, mix
+    fits = original * frequencies / (2 * math.pi)
+    share = ((fits - low) / (high - low)).clamp(0, 1)
+    return share * frequencies + (1 - share) * frequencies / factor
+
+
+def yarn_frequencies(frequencies, m, factor, original_max_position_embeddings, beta_fast=32,
+                     beta_slow=1, truncate=True, **others):
+    """(frequencies, factor of cos and sin) by YaRN: Peng, Quesnelle, Fan and Shippole, 2023."""
+    def place(turns):               # the pair of numbers that turns so often in the old context
+        return m.D * math.log(original_max_position_embeddings / (turns * 2 * math.pi)) / (
+            2 * math.log(m.theta))
+
+    low, high = place(beta_fast), place(beta_slow)
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, m.D - 1)
+    ramp = ((torch.arange(m.D // 2) - low) / max(high - low, 0.001)).clamp(0, 1)
+
+    def temperature(scale=1.0):
+        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    all_dim, own = others.get("mscale_all_dim"), others.get("mscale")
+    grown = others.get("attention_factor") or (
+        temperature(own) / temperature(all_dim) if own and all_dim else temperature())
+    return frequencies * (1 - ramp) + frequencies / factor * ramp, grown
+
+
+def rope_tables(m, room, device="cpu"):             # -> 2 × (room, D//2)
+    """cos and sin of the angle by which each pair of a head's numbers is turned, fp32."""
+    frequencies = m.theta ** (-torch.arange(0, m.D, 2, dtype=torch.int64).float() / m.D)
+    scaling, grown = dict(m.scaling), 1.0
+    kind = scaling.pop("rope_type", "default")
+    if kind == "linear":
+        frequencies = frequencies / scaling["factor"]
+    elif kind == "llama3":
+        frequencies = llama3_frequencies(
+            frequencies, scaling["factor"], scaling["low_freq_factor"],
+            scaling["high_freq_factor"], scaling["original_max_position_embeddings"])
+    elif kind == "yarn":
+        frequencies, grown = yarn_frequencies(frequencies, m, **scaling)
+    angles = torch.arange(room)[:, None] * frequencies              # (room, D//2)
+    return (angles.cos() * grown).to(device), (angles.sin() * grown).to(device)
+
+
+# ---- the model
+
+
+class Layer(NamedTuple):
+    """A layer's weights. A matrix comes with its bias, or None."""
+
+    attention_norm: torch.Tensor
+    q: tuple
+    k: tuple
+    v: tuple
+    o: tuple
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    mlp_norm: torch.Tensor
+    gate: tuple
+    up: tuple
+    down: tuple
+
+
+class Llama:
+    """A model: its Config, its weights, and the table of kernels that it computes with."""
+
+    def __init__(self, config, weights, ops):
+        """weights: {name as Hugging Face has it: tensor}, of one dtype on one device."""
+        self.config, self.ops = config, ops
+        self.embedding = weights["model.embed_tokens.weight"]       # (V, C)
+        self.norm = weights["model.norm.weight"]                    # (C,)
+        self.head = self.embedding if config.tied else weights["lm_head.weight"]    # (V, C)
+        self.cos, self.sin = rope_tables(config, config.room, self.embedding.device)
+        self.layers = [self.pick(weights, f"model.layers.{i}.") for i in range(config.L)]
+
+    def pick(self, weights, prefix):
+        """The weights of one layer."""
+        def matrix(name):
+            return weights[f"{prefix}{name}.weight"], weights.get(f"{prefix}{name}.bias")
+
+        return Layer(
+            weights[prefix + "input_layernorm.weight"], matrix("self_attn.q_proj"),
+            matrix("self_attn.k_proj"), matrix("self_attn.v_proj"), matrix("self_attn.o_proj"),
+            weights.get(prefix + "self_attn.q_norm.weight"),
+            weights.get(prefix + "self_attn.k_norm.weight"),
+            weights[prefix + "post_attention_layernorm.weight"], matrix("mlp.gate_proj"),
+            matrix("mlp.up_proj"), matrix("mlp.down_proj"))
+
+    def forward(self, step, cache, every=False):        # -> (B, V), or (T, V) for every token
+        """Scores of the next token after the last new token of each sequence."""
+        x = self.embedding[step.tokens]                             # (T, C)
+        for i, layer in enumerate(self.layers):
+            x = self.block(i, layer, x, step, cache)                # (T, C)
+        if not every:
+            x = x[last_rows(step.cu_q)]                             # (B, C)
+        x = self.ops.rmsnorm(x, self.norm, self.config.eps)
+        return self.ops.matmul(x, self.head)
+
+    def block(self, i, layer, x, step, cache):          # (T, C) -> (T, C)
+        """Layer number i: x plus its attention, and that plus its MLP."""
+        m, ops = self.config, self.ops
+        # exercise: as o02's block; `heads` makes q, k and v, `cache.attend` keeps and mixes
+        y = ops.rmsnorm(x, layer.attention_norm, m.eps)             # (T, C)
+        q, k, v = self.heads(layer, y)
+        ops.rope(q, k, self.cos, self.sin, step.positions)
+        mixed = cache.attend(i, q, k, v, step, ops, m.scale)        # (T, H, D)
+        x = x + self.linear(mixed.flatten(1), layer.o)              # (T, C)
+        y = ops.rmsnorm(x, layer.mlp_norm, m.eps)                   # (T, C)
+        hidden = ops.swiglu(self.linear(y, layer.gate), self.linear(y, layer.up))   # (T, F)
+        return x + self.linear(hidden, layer.down)
+
+    def heads(self, layer, y):      # (T, C) -> (T, H, D), (T, G, D), (T, G, D)
+        """Queries, keys and values; the Qwen 3 family norms those of each head."""
+        q, k, v = (self.linear(y, w).view(len(y), -1, self.config.D)
+                   for w in (layer.q, layer.k, layer.v))
+        if layer.q_norm is not None:
+            q, k = (self.ops.rmsnorm(a.flatten(0, 1), w, self.config.eps).view_as(a)
+                    for a, w in ((q, layer.q_norm), (k, layer.k_norm)))
+        return q, k, v
+
+    def linear(self, x, matrix):                        # (T, C) -> (T, N)
+        weight, bias = matrix
+        y = self.ops.matmul(x, weight)                              # (T, N)
+        return y if bias is None else y + bias
+
+
+def last_rows(cu_q):                                # (B + 1,) -> (B,)
+    """The row of each sequence's last new token. Only these ask what comes next."""
+    # exercise: where does the next sequence begin?
+    return cu_q[1:].long() - 1
+
+
+def load(folder, ops=None, dtype=None, device="cpu"):
+    """The Llama in a Hugging Face folder. ModelError says what is wrong with one."""
+    config = read_config(folder)
+    return Llama(config, read_weights(folder, config, dtype, device), ops or kernels("torch"))
+
+
+def generate(model, prompts, count):
+    """The next `count` tokens after each prompt, greedily: [[int]]. A prompt is a list of int."""
+    longest = max(map(len, prompts)) + count
+    cache = PagedCache(model.config, len(prompts), longest, model.embedding.dtype,
+                       model.embedding.device)
+    new = [[] for _ in prompts]
+    step = [list(prompt) for prompt in prompts]
+    for _ in range(count):
+        logits = model.forward(cache.step(step), cache)             # (B, V)
+        step = [[token] for token in logits.argmax(-1).tolist()]
+        for tokens, token in zip(new, step, strict=True):
+            tokens += token
+    return new
