@@ -1,0 +1,369 @@
+"""Graders of k10. Outputs start as 7, which no answer is, so that what nobody wrote shows."""
+
+import numpy as np
+import pytest
+
+from lab.subject import Raised
+
+SIZES = [(3, 1000, "float32"), (1, 1, "float32"), (2, 127, "float16"), (3, 129, "bfloat16")]
+TILES = [(33, 40, 20, "float32"), (1, 16, 1, "float32"), (17, 50, 33, "float16"),
+         (16, 64, 48, "bfloat16")]                                  # T, C, F, dtype
+BLOCK = 128                                     # columns of a program of swiglu_triton
+SHAPE = {"BT": 16, "BF": 16, "BC": 16, "GROUP": 2}
+
+
+# ---- inputs, oracles, and what goes wrong
+
+
+def sigmoid(g):
+    return 1 / (1 + np.exp(-g))
+
+
+def silu(g):
+    return g * sigmoid(g)
+
+
+def tensors(dtype, *arrays):
+    """CPU tensors of dtype; the arrays are rounded to it, so that oracles start from the same."""
+    import torch
+
+    found = [torch.from_numpy(a.astype(np.float32)).to(getattr(torch, dtype)) for a in arrays]
+    for array, tensor in zip(arrays, found, strict=True):
+        array[...] = tensor.double().numpy()
+    return found
+
+
+def sevens(dtype, *shape):
+    import torch
+
+    return torch.full(shape, 7, dtype=getattr(torch, dtype))
+
+
+def telling(want, mistakes):
+    """The mistakes that can be seen here: in one round, say, the first is the whole sum."""
+    return {mistake: answer for mistake, answer in mistakes.items()
+            if not np.allclose(answer, want, rtol=2e-3, atol=0)}
+
+
+def of_gates(name, gate, up):
+    """{mistake: what it gives} from gate and up in float64."""
+    return {
+        f"{name} takes SiLU of up, and multiplies with the gate": silu(up) * gate,
+        f"{name} multiplies by the sigmoid alone; SiLU(g) is g · sigmoid(g)": sigmoid(gate) * up,
+        f"{name} multiplies gate and up, without the sigmoid": gate * up,
+        f"{name} writes SiLU(gate), without up": silu(gate),
+        f"{name} takes the sigmoid of -gate": gate * sigmoid(-gate) * up,
+        f"{name} writes nothing": np.full_like(gate, 7)}
+
+
+def at(index):
+    return f"row {index[0]}, column {index[1]}"
+
+
+# ---- by itself
+
+
+def run_swiglu(subject, gate, up, block=BLOCK):
+    (T, F) = gate.shape
+    y = sevens(str(gate.dtype).removeprefix("torch."), T, F)
+    launch = subject.launch("swiglu_triton", T * -(-F // block),
+                            args=(gate, up, y, F, gate.stride(0), up.stride(0)), BLOCK=block)
+    return y, launch
+
+
+@pytest.mark.parametrize("T, F, dtype", SIZES)
+def test_swiglu_triton(subject, agree, rng, T, F, dtype):
+    name, both = "swiglu_triton", 3 * rng.standard_normal((T, 2 * F))
+    given, = tensors(dtype, both)
+    got, _ = run_swiglu(subject, *given.chunk(2, dim=-1))
+    gate, up = np.split(both, 2, axis=-1)
+    want = silu(gate) * up
+    agree(got, want, dtype, f"{name}, {T} row(s) of {F} {dtype}, gate and up halves of one array",
+          at, telling(want, of_gates(name, gate, up) | {
+              f"{name} takes rows of gate and up to be F numbers apart; they are gate_stride and "
+              f"up_stride apart": flat(both, T, F, 0) * flat(both, T, F, F, same=True),
+              f"in {name} only the first block of columns is right":
+                  np.where(np.arange(F) < BLOCK, want, 7)}))
+
+
+def flat(both, T, F, first, same=False):
+    """SiLU of gate, or up itself, as read with the wrong stride."""
+    found = both.reshape(-1)[first + np.arange(T)[:, None] * F + np.arange(F)]
+    return found if same else silu(found)
+
+
+def test_swiglu_triton__two_strides(subject, agree, rng):
+    gate, up = rng.standard_normal((3, 200)), rng.standard_normal((3, 100))
+    g, u = tensors("float32", gate, up)
+    got, _ = run_swiglu(subject, g[:, :100], u)
+    agree(got, silu(gate[:, :100]) * up, "float32", "swiglu_triton, rows of gate 200 numbers apart "
+          "and rows of up 100", at, {})
+
+
+def test_swiglu_triton__hard_rows(subject, agree):
+    gate = np.float32([[-1e4, -100, -20, 0, 20, 100, 1e4]])
+    g, u = tensors("float32", gate, np.ones_like(gate))
+    got, _ = run_swiglu(subject, g, u)
+    with np.errstate(over="ignore", invalid="ignore"):
+        want = gate.astype(np.float64) / (1 + np.exp(-gate.astype(np.float64)))
+        wrong = np.exp(gate) / (1 + np.exp(gate)) * gate
+    agree(got, want, "float32", "swiglu_triton, gates from -10,000 to 10,000", at,
+          {"exp of a large number is inf, and inf / inf is NaN; take 1 / (1 + exp(-g))": wrong})
+
+
+def test_swiglu_triton__work(subject, rng):
+    both, = tensors("float32", rng.standard_normal((2, 2048)))
+    _, launch = run_swiglu(subject, *both.chunk(2, dim=-1), block=1024)
+    for op, least, verb in (("load", both.nbytes, "reads"), ("store", both.nbytes // 2, "writes")):
+        assert launch.bytes(op) <= least, (
+            f"swiglu_triton {verb} {launch.bytes(op)} bytes, {least} are enough: each number once")
+        counts = launch.memory("global", op)
+        assert counts["transactions"] == counts["ideal"] and launch.sectors_per_request(op) == 16, (
+            f"swiglu_triton: a {op} of a warp touches {launch.sectors_per_request(op):g} sectors; "
+            f"16 whole ones are 16 bytes a thread: f should be neighbours, as given")
+
+
+# ---- at the end of a matmul
+
+
+def run_matmul(subject, x, w, shape=SHAPE, name="matmul_swiglu_triton"):
+    (T, C), F = x.shape, w.shape[0] // 2
+    y = sevens(str(x.dtype).removeprefix("torch."), T, F)
+    grid = -(-T // shape["BT"]) * -(-F // shape["BF"])
+    return y, subject.launch(name, grid, args=(x, w, y, T, C, F), **shape)
+
+
+def moved(launch):
+    return launch.bytes("load") + launch.bytes("store")
+
+
+def test_predict_numbers_saved(subject, reference, rng):
+    T, C, F = 32, 32, 32
+    x, w = tensors("float32", rng.standard_normal((T, C)), rng.standard_normal((2 * F, C)))
+    both = sevens("float32", T, 2 * F)
+    shape = {"BT": 16, "BN": 32, "BC": 16, "GROUP": 2}      # a program loads as much as with SHAPE
+    first = reference.launch("matmul_triton", 4, args=(x, w, both, T, C, 2 * F), **shape)
+    _, second = run_swiglu(reference, *both.chunk(2, dim=-1))
+    _, one = run_matmul(reference, x, w)
+    want = (moved(first) + moved(second) - moved(one)) / (T * F * x.element_size())
+    got = subject.predict_numbers_saved()
+    assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
+    why = {2: "2 is what the matmul writes, or what SwiGLU reads; both are saved",
+           3: "3 is all that SwiGLU moves; its result is written either way",
+           5: "5 includes the result, which is written either way",
+           8: "8 would be bytes of 2, or two results; count numbers for one result"}.get(
+        got, "count what the matmul writes and what SwiGLU reads for one result")
+    assert got == want, f"numbers saved a result: {got} is not what the counters say; {why}"
+
+
+@pytest.mark.parametrize("T, C, F, dtype", TILES)
+def test_matmul_swiglu_triton(subject, agree, rng, T, C, F, dtype):
+    name = "matmul_swiglu_triton"
+    x, w = rng.standard_normal((T, C)), 2 * rng.standard_normal((2 * F, C)) / C**0.5
+    xt, wt = tensors(dtype, x, w)
+    got, _ = run_matmul(subject, xt, wt)
+    want, mistakes = from_sums(x, w), of_gates(name, *sums(x, w))
+    last = (C - 1) // 16 * 16
+    mistakes |= {
+        f"{name} multiplies x with the gate's rows of w twice, and never with up's":
+            silu(sums(x, w)[0]) * sums(x, w)[0],
+        f"{name} uses only the first BC columns of x and w": from_sums(x[:, :16], w[:, :16]),
+        f"in {name} each round of the loop replaces the sums": from_sums(x[:, last:], w[:, last:]),
+        f"{name} applies SwiGLU in each round; SiLU of a sum is not a sum of SiLUs":
+            sum(from_sums(x[:, c:c + 16], w[:, c:c + 16]) for c in range(0, C, 16)),
+        f"in {name} each round takes the first BC columns again":
+            from_sums(-(-C // 16) * x[:, :16], w[:, :16])}
+    mistakes = telling(want, mistakes)
+    if dtype == "float32":                      # right to three digits, and no better
+        mistakes[f'{name} multiplies in TF32, with 10 bits of fraction; input_precision="ieee" '
+                 f'keeps fp32'] = want
+    agree(got, want, dtype, f"{name}, {T} rows, C = {C}, F = {F}, {dtype}, tiles of 16", at,
+          mistakes)
+
+
+def sums(x, w):
+    """(gate, up) in float64."""
+    return np.split(x @ w.T, 2, axis=-1)
+
+
+def from_sums(x, w):
+    gate, up = sums(x, w)
+    return silu(gate) * up
+
+
+def test_matmul_swiglu_triton__work(subject, rng):
+    T, C, F = 32, 64, 32
+    x, w = tensors("float32", rng.standard_normal((T, C)), rng.standard_normal((2 * F, C)))
+    _, launch = run_matmul(subject, x, w)
+    tile, programs = 16 * C * x.element_size(), 4
+    got = launch.bytes("load") / (programs * tile)
+    assert got <= 3, (
+        f"matmul_swiglu_triton: a program loads {got:g} tiles a round, 3 are enough: one of x, "
+        f"which serves gate and up, and one of w for each")
+    least = T * F * x.element_size()
+    assert launch.bytes("store") <= least, (
+        f"matmul_swiglu_triton stores {launch.bytes('store')} bytes, y has {least}: store once, "
+        f"after the loop")
+
+
+@pytest.mark.parametrize("C, peak, bandwidth", [(4096, 989e12, 4.8e12), (1024, 65e12, 0.32e12),
+                                                (1, 1.0, 1.0)])
+def test_saved_share(subject, agree, C, peak, bandwidth):
+    T, F, itemsize = 7, 11, 2
+    seconds = itemsize * 4 * T * F / bandwidth
+    matmul = 2 * T * (2 * F) * C / peak         # (T, C) by (C, 2F)
+    want = seconds / matmul
+    agree(subject.saved_share(C, peak, bandwidth), want, "float64",
+          f"saved_share, C = {C}, {peak:g} FLOP/s, {bandwidth:g} byte/s", mistakes={
+              "half of the bytes are counted: 4 numbers are saved, of 2 bytes each": want / 2,
+              "half of the FLOPs are counted: two dot products, of 2 · C each": 2 * want,
+              "the share is upside down": 1 / want,
+              "the share is of both times together": want / (1 + want)})
+
+
+# ---- the course's own launchers
+
+
+@pytest.mark.parametrize("T, F", [(1, 1), (3, 127), (2, 1028), (2, 3000)])
+def test_every_launcher_of_swiglu(subject, agree, rng, T, F):
+    both = 3 * rng.standard_normal((T, 2 * F))
+    given, = tensors("float32", both)
+    gate, up = np.split(both, 2, axis=-1)
+    for halves in (given.chunk(2, dim=-1), [h.contiguous() for h in given.chunk(2, dim=-1)]):
+        found = {name: getattr(subject, name)(*halves)
+                 for name in ("swiglu", "swiglu_cuda", "swiglu_torch")}
+        found["swiglu_scalar_cuda"] = subject.swiglu_cuda(*halves, "swiglu_scalar_cuda")
+        for name, got in found.items():
+            agree(got, silu(gate) * up, "float32", f"{name}, {T} rows of {F}", at)
+
+
+@pytest.mark.parametrize("T, C, F, dtype", [(1, 40, 33, "float32"), (20, 33, 1, "float32"),
+                                            (3, 1, 5, "bfloat16"), (40, 70, 33, "float16"),
+                                            (70, 130, 70, "bfloat16")])
+def test_every_launcher_of_matmul_swiglu(subject, agree, rng, T, C, F, dtype):
+    """For few rows, some, and many: the tiles differ."""
+    x, w = rng.standard_normal((T, C)), rng.standard_normal((2 * F, C)) / C**0.5
+    xt, wt = tensors(dtype, x, w)
+    for name in ("matmul_swiglu", "matmul_swiglu_torch"):
+        agree(getattr(subject, name)(xt, wt), from_sums(x, w), dtype,
+              f"{name}, T = {T}, C = {C}, F = {F}", at)
+
+
+def test_special_gates_are_torchs(subject):
+    import torch
+
+    gate = torch.tensor([[-1e4, -100.0, 1e4, torch.inf, -torch.inf, torch.nan]])
+    want = torch.nn.functional.silu(gate)
+    for function in (subject.swiglu, subject.swiglu_cuda):
+        assert torch.equal(torch.nan_to_num(function(gate, torch.ones(1, 6))),
+                           torch.nan_to_num(want))
+
+
+def test_gradients(subject, agree, rng):
+    """Of float32 inputs, against the same formula in float64; gate and up halves of one array."""
+    import torch
+
+    def by_the_book(gate, up):
+        return gate / (1 + torch.exp(-gate)) * up
+
+    arrays = [rng.standard_normal(shape) for shape in ((3, 40), (3, 20), (3, 16), (40, 16))]
+    both, g, x, w = (torch.from_numpy(a).float() for a in arrays)
+    halves = [h.detach().requires_grad_() for h in both.chunk(2, dim=-1)]
+    cases = {"swiglu": (halves, by_the_book),
+             "matmul_swiglu": ([x.requires_grad_(), w.requires_grad_()],
+                               lambda x, w: by_the_book(*(x @ w.T).chunk(2, dim=-1)))}
+    for name, (args, formula) in cases.items():
+        doubles = [a.detach().double().requires_grad_() for a in args]
+        want = torch.autograd.grad(formula(*doubles), doubles, g.double())
+        for i, (got, right) in enumerate(zip(subject.grad(name, args, g), want, strict=True)):
+            agree(got, right.numpy(), "float32", f"gradient of {name} by argument {i}")
+
+
+@pytest.mark.parametrize("T, F", [(0, 5), (5, 0), (0, 0)])
+def test_nothing_to_do(subject, T, F):
+    import torch
+
+    empty = torch.ones(T, F)
+    assert subject.swiglu(empty, empty).shape == (T, F)
+    assert subject.swiglu_cuda(empty, empty).shape == (T, F)
+    assert subject.matmul_swiglu(torch.ones(T, 4), torch.ones(2 * F, 4)).shape == (T, F)
+    nothing = subject.matmul_swiglu(torch.ones(3, 0), torch.ones(2 * F, 0))
+    assert torch.equal(nothing, torch.zeros(3, F))
+
+
+def test_what_the_launchers_refuse(subject):
+    import torch
+
+    x = torch.ones(4, 8)
+    for gate, up, says in ((x[0], x[0], "gate has shape (8,)"), (x, x[:3], "up (3, 8)"),
+                           (x.double(), x.double(), "gate is torch.float64"),
+                           (x, x.half(), "up torch.float16"),
+                           (torch.ones(8, 4).T, x, "gate has strides (1, 4)"),
+                           (x, torch.ones(4, 16)[:, ::2], "up has strides (16, 2)")):
+        for launcher in (subject.swiglu, subject.swiglu_cuda):
+            with pytest.raises(Raised) as refusal:
+                launcher(gate, up)
+            assert says in refusal.value.text
+    for launch, says in (
+            (lambda: subject.swiglu_cuda(x[:, :7], x[:, :7], "swiglu_vector_cuda"), "rows of 7"),
+            (lambda: subject.matmul_swiglu(x, torch.ones(6, 7)), "w_gate_up (6, 7)"),
+            (lambda: subject.matmul_swiglu(x, torch.ones(5, 8)), "w_gate_up (5, 8)"),
+            (lambda: subject.matmul_swiglu(x, torch.ones(6, 8).half()), "w_gate_up torch.float16"),
+            (lambda: subject.matmul_swiglu(torch.ones(8, 4).T, torch.ones(6, 8)),
+             "x has strides (1, 4)")):
+        with pytest.raises(Raised) as refusal:
+            launch()
+        assert says in refusal.value.text
+
+
+def test_oracles_are_torchs(subject, rng):
+    import torch
+
+    x, w = rng.standard_normal((3, 20)), rng.standard_normal((14, 20))
+    gate, up = (torch.from_numpy(x) @ torch.from_numpy(w).T).chunk(2, dim=-1)
+    want = torch.nn.functional.silu(gate) * up
+    assert np.allclose(subject.matmul_swiglu_oracle(x, w), want, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("T", [1, 64, 8192])
+def test_shipped_kernels_on_hopper(T):
+    from layer1_kernels.k10_swiglu import shipped
+
+    kernels = shipped(T)
+    for name, kernel in kernels.items():
+        assert kernel.spills == 0 and not kernel.serialised, f"{name}: {kernel}"
+        assert kernel.shared <= 227 * 1024, f"{name}: {kernel}"
+        assert set(kernel.stores) == {16} and set(kernel.loads) <= {16}, f"{name}: {kernel}"
+    matmul = kernels["matmul_swiglu_triton"]
+    assert matmul.cp_async and (matmul.wgmma if T >= 64 else matmul.mma_sync), f"{matmul}"
+
+
+@pytest.mark.slow
+def test_the_last_cuda_step_does_not_spill():
+    from layer1_kernels.k10_swiglu import KERNELS
+
+    assert KERNELS.get("swiglu_vector_cuda").resources.spill_stores == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("T, C, F", [(0, 5, 5), (1, 1, 1), (3, 127, 129), (64, 256, 512),
+                                     (1000, 1000, 1000)])
+def test_every_kernel_on_the_device(T, C, F):
+    import torch
+
+    from layer1_kernels import matmul_swiglu, swiglu, swiglu_cuda
+
+    x = torch.randn(T, C, device="cuda")
+    w = torch.randn(2 * F, C, device="cuda") / C**0.5
+    near = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+    for dtype, relative in near.items():
+        xd, wd = x.to(dtype), w.to(dtype)
+        gate, up = (xd.double() @ wd.double().T).chunk(2, dim=-1)
+        want = torch.nn.functional.silu(gate) * up
+        assert torch.allclose(matmul_swiglu(xd, wd).double(), want, rtol=relative, atol=relative)
+        g, u = torch.cat((gate, up), dim=-1).to(dtype).chunk(2, dim=-1)
+        want = torch.nn.functional.silu(g.double()) * u.double()
+        assert torch.allclose(swiglu(g, u).double(), want, rtol=relative, atol=relative)
+        if dtype == torch.float32:
+            assert torch.allclose(swiglu_cuda(g, u).double(), want, rtol=relative, atol=relative)
