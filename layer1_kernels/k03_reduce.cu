@@ -68,7 +68,7 @@ extern "C" __global__ void sum_shuffle_cuda(const float* x, float* partial, int 
 __device__ float thread_sum_cuda(const float* x, int n)
 {
     int i = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
-    // exercise: whole groups of four, by grid stride; the last n % 4 numbers go to threads of their own
+    // exercise: whole groups of four, by grid stride; the last n % 4 numbers, a thread each
     float v = 0;
     for (int g = i; g < n / 4; g += step) {
         float4 four = ((const float4*)x)[g];

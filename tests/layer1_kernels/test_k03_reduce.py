@@ -62,7 +62,8 @@ def test_predict_tree_warps(subject, reference, rng):
            255: "255 is the number of additions; a warp is counted once, however many lanes add",
            40: "40 is what the rounds up to s = 16 make; three more rounds follow",
            }.get(got, "for each s, in how many of the 8 warps is there a multiple of 2 * s?")
-    assert got == want, f"warps that add in sum_tree_cuda: {got} is not what the counter says; {why}"
+    assert got == want, \
+        f"warps that add in sum_tree_cuda: {got} is not what the counter says; {why}"
 
 
 def test_predict_resident_blocks(subject):
@@ -159,8 +160,8 @@ def test_thread_sum_cuda__work(subject, rng):
         f"thread_sum_cuda makes {counts['requests']} load requests for 4096 numbers, {enough} are "
         f"enough: take four at once, as one float4")
     assert counts["transactions"] == counts["ideal"], (
-        f"thread_sum_cuda: a load of a warp touches {launch.sectors_per_request('load'):g} sectors, "
-        f"16 hold its bytes: neighbouring threads should take neighbouring groups of four")
+        f"thread_sum_cuda: a load of a warp touches {launch.sectors_per_request('load'):g} "
+        f"sectors, 16 hold its bytes: neighbouring threads should take neighbouring groups of four")
 
 
 # ---- the course's own launchers
