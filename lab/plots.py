@@ -292,3 +292,30 @@ def tile_orders(title, orders, first):
     figure.suptitle(title)
     plt.close(figure)           # as above
     return figure
+
+
+def rounds(kernels, warp=32):
+    """Which threads of a block work in each round: blue where they do, grey where their warp is
+    busy for others, white where the whole warp is free.
+
+    kernels: {label: (rounds, threads) of bool}
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.colors import ListedColormap
+
+    figure, every = plt.subplots(len(kernels), 1, sharex=True, squeeze=False, layout="constrained",
+                                 figsize=(7.5, 1.9 * len(kernels) + 0.3))
+    for axes, (label, works) in zip(every[:, 0], kernels.items(), strict=True):
+        number, threads = works.shape
+        busy = works.reshape(number, -1, warp).any(-1)              # (rounds, warps)
+        axes.imshow(np.repeat(busy, warp, axis=1) + works.astype(int), vmin=0, vmax=2,
+                    cmap=ListedColormap(["white", "#d0d7de", BLUE]), aspect="auto",
+                    interpolation="nearest", extent=(0, threads, number + 0.5, 0.5))
+        axes.set_title(f"{label}   →   {works.sum()} additions by {busy.sum()} warps",
+                       loc="left", fontsize=10, color=INK)
+        axes.set(ylabel="round", xticks=range(0, threads + 1, warp), yticks=range(1, number + 1))
+        axes.grid(axis="x", color=GREY, lw=0.5)
+        axes.hlines(np.arange(1, number) + 0.5, 0, threads, color="#eaeef2", lw=0.8)
+    every[-1, 0].set_xlabel("thread, and the borders of the warps")
+    plt.close(figure)           # as above
+    return figure

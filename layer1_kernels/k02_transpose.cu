@@ -1,9 +1,9 @@
 // k02 · Transpose: y[n][m] = x[m][n]
 //
 // M, N: rows and columns of x   m, n: a row and a column of it
-// Reads M·N numbers and writes M·N, computes nothing. Memory decides, so each kernel below is judged
-// by how it asks for its bytes. A block moves one tile of 32 × 32 numbers. It has 32 × 8 threads, so
-// that threadIdx.x is the lane and threadIdx.y the warp; only the last kernel's has 8 × 32.
+// Reads M·N numbers and writes M·N, computes nothing. Memory decides, so each kernel below is
+// judged by how it asks for its bytes. A block moves one tile of 32 × 32 numbers. It has 32 × 8
+// threads: threadIdx.x is the lane, threadIdx.y the warp. Only the last kernel's has 8 × 32.
 
 const int TILE = 32, WARPS = 8;                 // WARPS: of a block
 

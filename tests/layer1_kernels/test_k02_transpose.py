@@ -50,6 +50,8 @@ def mistakes(name, x):
     found = {
         f"{name} takes each tile to its new place but does not turn it: a row of y is a column of "
         f"the tile": number(m - r + c, n - c + r),
+        f"{name} turns each tile but leaves it at its old place in a matrix of {M} × {N}":
+            number(m - r + c, n - c + r).T.reshape(N, M) if M % TILE == N % TILE == 0 else 7,
         f"{name} copies x as it is": x.reshape(N, M),
         f"in {name} each warp writes out one column of the tile, and leaves the rest":
             np.where(c < 8, x.T, 7),

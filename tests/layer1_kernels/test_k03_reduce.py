@@ -1,0 +1,285 @@
+"""Graders of k03. Inputs are small whole numbers, whose fp32 sums are exact in any order.
+
+Outputs start as -7, which no sum of these is, so that what nobody wrote shows.
+"""
+
+import re
+
+import numpy as np
+import pytest
+
+from lab.subject import Raised
+
+CUDA = ("sum_tree_cuda", "sum_sequential_cuda", "sum_shuffle_cuda", "sum_vector_cuda",
+        "sum_atomic_cuda")
+SIZES = [(1000, 256), (129, 64), (127, 32), (1, 128), (2048, 1024)]             # n, threads
+SHARES = [(5003, 2, 128), (1000, 3, 64), (4096, 1, 256), (129, 1, 32), (3, 2, 32),
+          (1, 1, 64)]                                                   # n, blocks, threads
+
+
+# ---- numbers, launches, and what goes wrong
+
+
+def numbers(rng, n):                                # -> (n,) float32
+    return rng.integers(1, 10, n).astype(np.float32)
+
+
+def run(subject, name, x, threads):
+    """(partial, launch) of a kernel that takes one number a thread."""
+    partial = np.full(-(-x.size // threads), -7, np.float32)
+    shared = 0 if "shuffle" in name else 4 * threads
+    return partial, subject.launch(name, partial.size, threads, (x, partial, x.size),
+                                   shared_mem=shared)
+
+
+def by_blocks(x, threads):                          # -> (blocks, threads)
+    return np.pad(x, (0, -x.size % threads)).reshape(-1, threads)
+
+
+def right(subject, agree, exercise, kernel, x, threads, mistakes):
+    """The partial sums are right; mistakes: {mistake: what it gives, from (blocks, threads)}."""
+    a = by_blocks(x, threads)
+    partial, launch = run(subject, kernel, x, threads)
+    agree(partial, a.sum(1), "exact", f"{exercise}, {x.size} number(s) in blocks of {threads}",
+          lambda index: f"the sum of block {index[0]}",
+          {f"{exercise} {mistake}": give(a) for mistake, give in mistakes.items()}
+          | {f"{exercise} gives nothing on": np.full(len(a), -7),
+             f"{exercise} gives zero": np.zeros(len(a)),
+             f"{exercise} gives the number of thread 0 alone": a[:, 0]})
+    return launch
+
+
+# ---- counting
+
+
+def test_predict_tree_warps(subject, reference, rng):
+    _, launch = run(reference, "sum_tree_cuda", numbers(rng, 256), 256)
+    want = launch.requests("store", "shared") - 8       # the warps also store what they loaded
+    got = subject.predict_tree_warps()
+    assert isinstance(got, int), f"a count of warps is a whole number, got {got!r}"
+    why = {12: "12 would do, if those who add were neighbours",
+           64: "64 is every warp in every round; from s = 32 on some have no thread that adds",
+           255: "255 is the number of additions; a warp is counted once, however many lanes add",
+           40: "40 is what the rounds up to s = 16 make; three more rounds follow",
+           }.get(got, "for each s, in how many of the 8 warps is there a multiple of 2 * s?")
+    assert got == want, \
+        f"warps that add in sum_tree_cuda: {got} is not what the counter says; {why}"
+
+
+def test_predict_resident_blocks(subject):
+    from lab.simulator import occupancy
+    from lab.simulator.nvrtc import Resources
+
+    want = occupancy(Resources(40, 0, 0, 0, 0), 256, gpu="H200").blocks
+    got = subject.predict_resident_blocks()
+    assert isinstance(got, int), f"a count of blocks is a whole number, got {got!r}"
+    why = {8: "8 is what the warps allow; the registers allow fewer",
+           32: "32 is the most blocks there can be; 32 of these would have 256 warps",
+           7: "a seventh block would find too few registers; a block is resident as a whole",
+           48: "48 is the resident warps; a block has 8 of them",
+           1638: "1638 is the threads for which there are registers; a block has 256",
+           }.get(got, "count the blocks that each limit allows; the smallest count holds")
+    assert got == want, f"resident blocks: {got} is not what the rules give; {why}"
+
+
+# ---- CUDA
+
+
+@pytest.mark.parametrize("n, threads", SIZES)
+def test_sum_sequential_cuda(subject, agree, rng, n, threads):
+    right(subject, agree, "sum_sequential_cuda", "sum_sequential_cuda", numbers(rng, n), threads, {
+        "leaves out the last round, s = 1": lambda a: a[:, ::2].sum(1),
+        "begins with a quarter of the block, and leaves out its upper half":
+            lambda a: a[:, :a.shape[1] // 2].sum(1)})
+
+
+def test_sum_sequential_cuda__work(subject, rng):
+    _, launch = run(subject, "sum_sequential_cuda", numbers(rng, 512), 256)
+    conflicts = launch.bank_conflicts()
+    assert conflicts == 1, (
+        f"sum_sequential_cuda: shared memory takes {conflicts:.3g} times the wavefronts it needs: "
+        f"in each round the lanes that add should want neighbouring words")
+    warps = launch.requests("store", "shared") // 2 - 8         # two blocks; 8 store what they load
+    assert warps <= 12, (
+        f"sum_sequential_cuda: over all rounds {warps} warps of a block add, 12 are enough: those "
+        f"who add should be the threads t < s")
+    waits = launch.barriers // 16
+    assert waits <= 9, \
+        f"sum_sequential_cuda: a warp comes to {waits} barriers, 9 are enough: one a round"
+
+
+@pytest.mark.parametrize("n, threads", SIZES)
+def test_block_sum_cuda(subject, agree, rng, n, threads):
+    def warps(a):
+        return a.reshape(len(a), -1, 32)
+
+    right(subject, agree, "block_sum_cuda", "sum_shuffle_cuda", numbers(rng, n), threads, {
+        "gives the sum of the first warp alone": lambda a: a[:, :32].sum(1),
+        "adds up the first lanes alone, one of each warp": lambda a: a[:, ::32].sum(1),
+        "leaves out the shuffle by 16 lanes": lambda a: warps(a)[..., :16].sum((1, 2)),
+        "leaves out the shuffle by 1 lane": lambda a: warps(a)[..., ::2].sum((1, 2))})
+
+
+def test_block_sum_cuda__work(subject, rng):
+    _, launch = run(subject, "sum_shuffle_cuda", numbers(rng, 256), 256)
+    asked = sum(launch.requests(op, "shared") for op in ("load", "store"))
+    assert asked <= 16, (
+        f"block_sum_cuda: the 8 warps make {asked} requests of shared memory, 9 are enough: within "
+        f"a warp shuffles hand values over, and each warp stores one number")
+    waits = launch.barriers // 8
+    assert waits <= 2, f"block_sum_cuda: a warp comes to {waits} barriers, one is enough"
+
+
+@pytest.mark.parametrize("n, blocks, threads", SHARES)
+def test_thread_sum_cuda(subject, agree, rng, n, blocks, threads):
+    x, all_threads = numbers(rng, n), blocks * threads
+    shares = np.full(all_threads, -7, np.float32)
+    launch = subject.launch("shares_cuda", blocks, threads, (x, shares, n))
+    whole, first = n // 4 * 4, np.arange(n) < 4 * all_threads
+    tail = x[whole:].sum()
+    agree(shares.sum(), x.sum(), "exact",
+          f"thread_sum_cuda, {n} number(s) by {blocks} block(s) of {threads}",
+          lambda index: "the sum of all shares", {
+              "thread_sum_cuda leaves out what follows the last whole four": x[:whole].sum(),
+              "in thread_sum_cuda each thread stops after its first four":
+                  x[:whole][first[:whole]].sum() + tail,
+              "thread_sum_cuda takes only the first of each four": x[:whole:4].sum() + tail,
+              "in thread_sum_cuda every block adds what follows the last whole four":
+                  x[:whole].sum() + blocks * tail,
+              "in thread_sum_cuda every thread adds what follows the last whole four":
+                  x[:whole].sum() + all_threads * tail})
+    assert launch.bytes("load") == x.nbytes, \
+        f"thread_sum_cuda reads {launch.bytes('load')} bytes, expected {x.nbytes}: each number once"
+
+
+def test_thread_sum_cuda__work(subject, rng):
+    x, shares = numbers(rng, 4096), np.zeros(256, np.float32)
+    launch = subject.launch("shares_cuda", 2, 128, (x, shares, x.size))
+    counts, enough = launch.memory("global", "load"), x.size // 128
+    assert counts["requests"] == enough, (
+        f"thread_sum_cuda makes {counts['requests']} load requests for 4096 numbers, {enough} are "
+        f"enough: take four at once, as one float4")
+    assert counts["transactions"] == counts["ideal"], (
+        f"thread_sum_cuda: a load of a warp touches {launch.sectors_per_request('load'):g} "
+        f"sectors, 16 hold its bytes: neighbouring threads should take neighbouring groups of four")
+
+
+# ---- the course's own launchers
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_reduce_sum(subject, agree, rng, dtype):
+    import torch
+
+    for shape in ((), (1,), (127,), (3, 43), (1000,), (2, 5, 1001), (70_001,)):
+        x = 1000 + torch.from_numpy(np.asarray(rng.standard_normal(shape)))
+        x = x.to(getattr(torch, dtype))
+        want = x.double().sum().item()              # beyond 65,504, where fp16 ends
+        for name in ("reduce_sum", "reduce_sum_torch"):
+            got = getattr(subject, name)(x)
+            assert got.dtype == torch.float32 and got.shape == ()
+            agree(got, want, "float32", f"{name} of {dtype} {shape}")
+
+
+def test_reduce_sum_cuda_of_any_size(subject, agree, rng):
+    import torch
+
+    for n in (1, 3, 127, 129, 1000, 5003, 70_001):
+        x = torch.from_numpy(numbers(rng, n))
+        for kernel in CUDA if n < 2000 else CUDA[2:]:
+            agree(subject.reduce_sum_cuda(x, kernel), x.double().sum().item(), "exact",
+                  f"{kernel} of {n} numbers")
+
+
+def test_cancelling_numbers(subject):
+    """The error is small against the sum of magnitudes, where the sum itself is small."""
+    import torch
+
+    x = torch.linspace(-1, 1, 10_001)
+    for got in (subject.reduce_sum(x), subject.reduce_sum_cuda(x)):
+        assert abs(got.item() - x.double().sum().item()) <= 1e-6 * x.abs().sum()
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan"])
+def test_special_values(subject, value):
+    import torch
+
+    x = torch.ones(1001)
+    x[500] = float(value)
+    for got in (subject.reduce_sum(x), subject.reduce_sum_cuda(x)):
+        assert torch.equal(got.nan_to_num(7), x[500].nan_to_num(7))
+
+
+def test_nothing_to_add(subject):
+    import torch
+
+    for x in (torch.ones(0), torch.ones(3, 0)):
+        assert subject.reduce_sum(x) == subject.reduce_sum_torch(x) == 0
+        assert all(subject.reduce_sum_cuda(x, kernel) == 0 for kernel in CUDA)
+
+
+def test_what_the_launchers_refuse(subject):
+    import torch
+
+    def refuses(says, function, *args):
+        with pytest.raises(Raised) as refusal:
+            function(*args)
+        assert says in refusal.value.text
+
+    for launcher in (subject.reduce_sum, subject.reduce_sum_cuda):
+        refuses("float64", launcher, torch.ones(5).double())
+        refuses("strides (1, 5)", launcher, torch.ones(4, 5).T)
+        refuses("strides (2,)", launcher, torch.ones(8)[::2])
+    refuses("torch.float16", subject.reduce_sum_cuda, torch.ones(4).half())
+
+
+def test_reduce_sum_cuda_wants_sixteen_bytes():
+    """Here and not in the child, where a slice begins at an address of its own."""
+    import torch
+
+    from layer1_kernels import reduce_sum_cuda
+
+    with pytest.raises(ValueError, match="expected a multiple of 16 bytes"):
+        reduce_sum_cuda(torch.ones(9)[1:])
+
+
+def test_the_public_sums_have_no_atomics():
+    """Their order is fixed by n, whatever ends first."""
+    from layer1_kernels.k03_reduce import KERNELS, shipped
+
+    atomic = re.compile(r"\b(atom|red)\.")
+    texts = {name: found.ptx for name, found in shipped().items()}
+    texts["sum_vector_cuda"] = KERNELS.get("sum_vector_cuda").ptx
+    assert not [name for name, text in texts.items() if atomic.search(text)]
+    assert atomic.search(KERNELS.get("sum_atomic_cuda").ptx)
+
+
+@pytest.mark.slow
+def test_shipped_for_hopper():
+    from layer1_kernels.k03_reduce import KERNELS, shipped
+
+    for name, found in shipped().items():
+        assert found.spills == 0 and not found.serialised, found
+        assert found.shared <= 227 * 1024, found
+        assert set(found.loads) == {16}, f"{name}: not by 16 bytes\n{found}"
+    for kernel in ("sum_vector_cuda", "sum_atomic_cuda"):
+        resources = KERNELS.get(kernel).resources
+        assert resources.spill_stores == resources.spill_loads == 0, resources
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [0, 1, 127, 1000, 70_001, 2**22 + 3])
+def test_every_kernel_on_the_device(n):
+    import torch
+
+    from layer1_kernels import reduce_sum, reduce_sum_cuda
+
+    x = 1 + torch.rand(n, device="cuda")
+    want = x.double().sum().item()
+    for kernel in CUDA:
+        assert abs(reduce_sum_cuda(x, kernel).item() - want) <= 2e-5 * want, kernel
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        given = x.to(dtype)
+        want = given.double().sum().item()
+        assert abs(reduce_sum(given).item() - want) <= 2e-5 * want, dtype
+        assert torch.equal(reduce_sum(given), reduce_sum(given))
