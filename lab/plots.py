@@ -295,7 +295,7 @@ def tile_orders(title, orders, first):
 
 
 def tile_map(title, seen, BM, BN):
-    """Which query sees which key, cut into tiles: seen whole in blue, in part in red, never in grey.
+    """Which query sees which key, in tiles: seen whole in blue, in part in red, never in grey.
 
     seen: (T, N) of bool    BM, BN: queries and keys of a tile
     """
