@@ -319,3 +319,32 @@ def rounds(kernels, warp=32):
     every[-1, 0].set_xlabel("thread, and the borders of the warps")
     plt.close(figure)           # as above
     return figure
+
+
+def tile_map(title, seen, BM, BN):
+    """Which query sees which key, in tiles: seen whole in blue, in part in red, never in grey.
+
+    seen: (T, N) of bool    BM, BN: queries and keys of a tile
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Rectangle
+
+    (T, N), counts = seen.shape, {}
+    figure, axes = plt.subplots(figsize=(5.5, 5.5 * T / N + 1), layout="constrained")
+    for t in range(0, T, BM):
+        for n in range(0, N, BN):
+            tile = seen[t:t + BM, n:n + BN]
+            what, colour = ("whole, no mask", "#9cd2ff") if tile.all() else \
+                ("in part, masked", RED) if tile.any() else ("skipped", "#d0d7de")
+            counts[what, colour] = counts.get((what, colour), 0) + 1
+            axes.add_patch(Rectangle((n, t), BN, BM, fc=colour, ec="white", lw=1.5))
+    for (what, colour), count in counts.items():
+        axes.add_patch(Rectangle((0, 0), 0, 0, color=colour, label=f"{count} {what}"))
+    ends = [int(row.nonzero()[0].max()) + 1 for row in seen]
+    axes.step(ends, range(T), where="post", color=INK, lw=1.2, label="the last key seen")
+    axes.set(xlim=(0, N), ylim=(T, 0), xlabel="key", ylabel="query", title=title, aspect="equal")
+    axes.spines[:].set_visible(False)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2,
+                  frameon=False)
+    plt.close(figure)           # as above
+    return figure

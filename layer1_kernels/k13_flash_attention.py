@@ -1,0 +1,450 @@
+"""k13 · Flash attention: out = softmax(q · kᵀ · scale) · v, its matrix of scores never stored
+
+B: batch   T: queries   N: keys and values, the T queries being the last of them   D: head width
+H: query heads   G: kv heads; query head h reads kv head h // (H // G)
+m, s: of a query's scores so far, in base 2: the maximum, and the sum of exp2(score - m)
+A pair of query and key costs 4·D FLOPs. Least bytes: q, k, v read, out written, each once. For
+T = N that is N FLOPs per byte in fp16 (N / 2 if causal) with G = H. Arithmetic decides.
+The algorithm is that of Dao, Fu, Ermon, Rudra and Ré, "FlashAttention", 2022; the order of its
+loops that of Dao, "FlashAttention-2", 2023.
+"""
+
+import math
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from lab import simulator
+from layer1_kernels.gradients import differentiable
+from layer1_kernels.k07_softmax import softmax
+
+__all__ = ["flash_attention", "flash_attention_cuda", "flash_attention_torch"]
+
+KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
+CUDA_TILE, CUDA_THREADS = 16, 128       # of the .cu: queries, and keys, of a tile; a block
+LOG2E = math.log2(math.e)
+LN2 = tl.constexpr(math.log(2))
+
+
+def flash_attention_oracle(q, k, v, causal, scale):
+    """float64, by the book: (B, T, H, D), 2 × (B, N, G, D) -> (B, T, H, D), (B, T, H)."""
+    (_, T, H, _), (_, N, G, _) = q.shape, k.shape
+    k, v = (np.repeat(x, H // G, axis=2).astype(np.float64) for x in (k, v))    # (B, N, H, D)
+    scores = np.einsum("bthd,bnhd->bthn", q.astype(np.float64), k) * scale      # (B, T, H, N)
+    if causal:
+        later = np.arange(N) > np.arange(N - T, N)[:, None]                     # (T, N)
+        scores = np.where(later[:, None], -np.inf, scores)                      # (B, T, H, N)
+    m = scores.max(-1, keepdims=True)
+    weights = np.exp(scores - m)                                                # (B, T, H, N)
+    s = weights.sum(-1, keepdims=True)
+    return np.einsum("bthn,bnhd->bthd", weights / s, v), (m + np.log(s))[..., 0]
+
+
+def flash_attention_torch(q, k, v, causal, scale):
+    """The plain formula in PyTorch, fp32 inside (float64 for float64). As flash_attention."""
+    check("flash_attention_torch", q, k, v, causal, scale, torch.float64)
+    (B, T, H, D), (_, N, G, _) = q.shape, k.shape
+    wide = torch.promote_types(q.dtype, torch.float32)
+    queries = q.to(wide).reshape(B, T, G, H // G, D)
+    scores = torch.einsum("btgrd,bngd->btgrn", queries, k.to(wide)) * scale
+    if causal:
+        later = torch.ones(T, N, dtype=torch.bool, device=q.device).triu(N - T + 1)     # (T, N)
+        scores = scores.masked_fill(later[:, None, None], -math.inf)
+    lse = scores.logsumexp(-1)
+    out = torch.einsum("btgrn,bngd->btgrd", (scores - lse[..., None]).exp(), v.to(wide))
+    return out.reshape(B, T, H, D).to(q.dtype), lse.reshape(B, T, H)
+
+
+# ---- what is to be counted
+
+
+def predict_traffic_ratio():
+    """Bytes that three kernels move which store the matrix, over those of one that does not.
+
+    One head, not causal, T = N = 4096, D = 128, every number 2 bytes. Within a kernel each array
+    moves once.
+    """
+    # exercise: q, k, v and out have N · D numbers each, the matrix N · N. Who moves which of them?
+    N, D = 4096, 128
+    return (4 * N * D + 4 * N * N) / (4 * N * D)
+
+
+def count_tiles(T, N, BM, BN):
+    """(visited, whole): tiles of BM queries by BN keys that a causal kernel needs, T <= N.
+
+    visited: those in which some query sees some key   whole: those in which each sees each. Tiles
+    start at query 0 and key 0. The last tile of queries may lack some, a whole one lacks no key.
+    """
+    # exercise: of a tile of queries, how many keys does the last one see, and how many the first?
+    visited = whole = 0
+    for first in range(0, T, BM):
+        last = min(first + BM, T) - 1
+        visited += -(-(N - T + last + 1) // BN)     # a tile that is seen in part is visited too
+        whole += (N - T + first + 1) // BN
+    return visited, whole
+
+
+# ---- parts of the Triton kernels
+
+
+@triton.jit
+def attend_triton(queries, keys, values, seen, m, s, mixed, scale):
+    """Take one tile of keys and values into what a tile of queries holds: new (m, s, mixed).
+
+    queries (BM, BD)   keys, values (BN, BD)   seen (BM, BN), or None: every query sees every key
+    m, s (BM,) as above; m starts at -inf   mixed (BM, BD): the sum of exp2(score - m) · value
+    scale holds log2(e) already, and is positive.
+    """
+    # exercise: scores, their new maximum, weights; s and mixed rescaled to it, and added to
+    scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+    if seen is not None:
+        scores = tl.where(seen, scores, -float("inf"))
+    larger = tl.maximum(m, tl.max(scores, 1) * scale)
+    weights = tl.exp2(scores * scale - larger[:, None])
+    fade = tl.exp2(m - larger)
+    s = s * fade + tl.sum(weights, 1)
+    mixed = tl.dot(weights.to(values.dtype), values, mixed * fade[:, None], input_precision="ieee")
+    return larger, s, mixed
+
+
+@triton.jit
+def place(T, N, H, CAUSAL: tl.constexpr, BM: tl.constexpr):
+    """What is this program's: batch b, head h, its first query, `last` (BM,): the last key that
+    each query sees; and the numbers of keys that all of them see, and that any of them sees."""
+    tiles = tl.cdiv(T, BM)
+    pair = tl.program_id(0) // tiles
+    first = (tiles - 1 - tl.program_id(0) % tiles) * BM     # causal: the longest start first
+    last, common, reach = tl.full([BM], N - 1, tl.int32), N, N
+    if CAUSAL:
+        last = tl.minimum(N - T + first + tl.arange(0, BM), N - 1)
+        common, reach = N - T + first + 1, tl.minimum(N - T + first + BM, N)
+    return (pair // H).to(tl.int64), (pair % H).to(tl.int64), first, last, common, reach
+
+
+@triton.jit
+def load_tile(x, stride, first, bound, ROWS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr):
+    """(ROWS, BD) of a matrix (·, D) from row `first` on. Zeros from row `bound` on, unless it is
+    None, and from column D."""
+    r, d = first + tl.arange(0, ROWS), tl.arange(0, BD)
+    x += r.to(tl.int64)[:, None] * stride + d[None, :]
+    if bound is not None:
+        tile = tl.load(x, (r < bound)[:, None] & (d < D)[None, :], 0)
+    elif D < BD:
+        tile = tl.load(x, (d < D)[None, :], 0)
+    else:
+        tile = tl.load(x)
+    return tile
+
+
+@triton.jit
+def store_tile(out, lse, b, h, first, m, s, mixed, T, H, D: tl.constexpr):
+    """The results of a tile of queries; out is (B, T, H, D), lse (B, T, H)."""
+    BM: tl.constexpr = mixed.shape[0]
+    t, d = first + tl.arange(0, BM), tl.arange(0, mixed.shape[1])
+    row = (b * T + t) * H + h
+    inside = (t < T)[:, None] & (d < D)[None, :]
+    tl.store(out + row[:, None] * D + d[None, :], mixed / s[:, None], inside)
+    tl.store(lse + row, (m + tl.log2(s)) * LN2, t < T)
+
+
+# ---- attention with the matrix; the second of its three kernels is k07's softmax
+
+
+@triton.jit
+def scores_triton(q, k, matrix, scale, T, N, H, G, q_b, q_t, q_h, k_b, k_n, k_g,
+                  CAUSAL: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+                  BD: tl.constexpr):
+    """BM rows of the matrix (B, H, T, N) of scores, -inf where a query does not see a key."""
+    b, h, first, last, common, reach = place(T, N, H, CAUSAL, BM)
+    k += b * k_b + h // (H // G) * k_g
+    queries = load_tile(q + b * q_b + h * q_h, q_t, first, T, BM, D, BD)
+    t = first + tl.arange(0, BM)
+    matrix += (((b * H + h) * T + t) * N)[:, None]
+    for n in range(0, N, BN):
+        keys = load_tile(k, k_n, n, N, BN, D, BD)
+        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
+        c = n + tl.arange(0, BN)[None, :]
+        scores = tl.where(c <= last[:, None], scores, -float("inf"))
+        tl.store(matrix + c, scores, (t < T)[:, None] & (c < N))
+
+
+@triton.jit
+def mix_triton(matrix, v, out, T, N, H, G, v_b, v_n, v_g, CAUSAL: tl.constexpr, D: tl.constexpr,
+               BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr):
+    """BM rows of out: those of the matrix, now weights, times the values."""
+    b, h, first, last, common, reach = place(T, N, H, CAUSAL, BM)
+    v += b * v_b + h // (H // G) * v_g
+    t, d = first + tl.arange(0, BM), tl.arange(0, BD)
+    matrix += (((b * H + h) * T + t) * N)[:, None]
+    mixed = tl.zeros([BM, BD], tl.float32)
+    for n in range(0, N, BN):
+        c = n + tl.arange(0, BN)[None, :]
+        weights = tl.load(matrix + c, (t < T)[:, None] & (c < N), 0)
+        mixed = tl.dot(weights, load_tile(v, v_n, n, N, BN, D, BD), mixed, input_precision="ieee")
+    row = (b * T + t) * H + h
+    tl.store(out + row[:, None] * D + d[None, :], mixed, (t < T)[:, None] & (d < D)[None, :])
+
+
+# ---- the ladder: every tile; no tile in the future; whole tiles without a mask
+
+
+@triton.jit
+def flash_every_tile_triton(q, k, v, out, lse, scale, T, N, H, G, q_b, q_t, q_h, k_b, k_n, k_g,
+                            v_b, v_n, v_g, CAUSAL: tl.constexpr, D: tl.constexpr,
+                            BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr):
+    """One program a tile of BM queries of one head; it takes all N keys, BN at a time."""
+    b, h, first, last, common, reach = place(T, N, H, CAUSAL, BM)
+    k += b * k_b + h // (H // G) * k_g
+    v += b * v_b + h // (H // G) * v_g
+    queries = load_tile(q + b * q_b + h * q_h, q_t, first, T, BM, D, BD)
+    m, s = tl.full([BM], -float("inf"), tl.float32), tl.zeros([BM], tl.float32)
+    mixed = tl.zeros([BM, BD], tl.float32)
+    for n in range(0, N, BN):
+        keys = load_tile(k, k_n, n, N, BN, D, BD)
+        values = load_tile(v, v_n, n, N, BN, D, BD)
+        seen = n + tl.arange(0, BN)[None, :] <= last[:, None]
+        m, s, mixed = attend_triton(queries, keys, values, seen, m, s, mixed, scale)
+    store_tile(out, lse, b, h, first, m, s, mixed, T, H, D)
+
+
+@triton.jit
+def flash_skip_triton(q, k, v, out, lse, scale, T, N, H, G, q_b, q_t, q_h, k_b, k_n, k_g,
+                      v_b, v_n, v_g, CAUSAL: tl.constexpr, D: tl.constexpr,
+                      BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr):
+    """The same, up to the last key that one of its queries sees."""
+    b, h, first, last, common, reach = place(T, N, H, CAUSAL, BM)
+    k += b * k_b + h // (H // G) * k_g
+    v += b * v_b + h // (H // G) * v_g
+    queries = load_tile(q + b * q_b + h * q_h, q_t, first, T, BM, D, BD)
+    m, s = tl.full([BM], -float("inf"), tl.float32), tl.zeros([BM], tl.float32)
+    mixed = tl.zeros([BM, BD], tl.float32)
+    for n in range(0, reach, BN):
+        keys = load_tile(k, k_n, n, N, BN, D, BD)
+        values = load_tile(v, v_n, n, N, BN, D, BD)
+        seen = n + tl.arange(0, BN)[None, :] <= last[:, None]
+        m, s, mixed = attend_triton(queries, keys, values, seen, m, s, mixed, scale)
+    store_tile(out, lse, b, h, first, m, s, mixed, T, H, D)
+
+
+@triton.jit
+def flash_triton(q, k, v, out, lse, scale, T, N, H, G, q_b, q_t, q_h, k_b, k_n, k_g,
+                 v_b, v_n, v_g, CAUSAL: tl.constexpr, D: tl.constexpr,
+                 BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr):
+    """The same, and tiles that all of its queries see whole come first, without bounds or mask."""
+    b, h, first, last, common, reach = place(T, N, H, CAUSAL, BM)
+    k += b * k_b + h // (H // G) * k_g
+    v += b * v_b + h // (H // G) * v_g
+    queries = load_tile(q + b * q_b + h * q_h, q_t, first, T, BM, D, BD)
+    m, s = tl.full([BM], -float("inf"), tl.float32), tl.zeros([BM], tl.float32)
+    mixed = tl.zeros([BM, BD], tl.float32)
+    # exercise: one loop over the whole tiles, one over the others up to `reach`; then store_tile
+    whole = common // BN * BN
+    for n in range(0, whole, BN):
+        keys = load_tile(k, k_n, n, None, BN, D, BD)
+        values = load_tile(v, v_n, n, None, BN, D, BD)
+        m, s, mixed = attend_triton(queries, keys, values, None, m, s, mixed, scale)
+    for n in range(whole, reach, BN):
+        keys = load_tile(k, k_n, n, N, BN, D, BD)
+        values = load_tile(v, v_n, n, N, BN, D, BD)
+        seen = n + tl.arange(0, BN)[None, :] <= last[:, None]
+        m, s, mixed = attend_triton(queries, keys, values, seen, m, s, mixed, scale)
+    store_tile(out, lse, b, h, first, m, s, mixed, T, H, D)
+
+
+# ---- launchers
+
+
+def tiles(T, D, itemsize):
+    """What a launch of flash_triton is compiled for: its tiles, warps and stages.
+
+    More stages hide more of the latency of a load, as far as the shared memory of a block holds
+    them. fp32 goes without tensor cores, and more than 16 keys at a time would spill registers.
+    """
+    BD = triton.next_power_of_2(D)
+    BM = min(128 if itemsize == 2 else 64, max(16, triton.next_power_of_2(T)))
+    BN = 64 if itemsize == 2 else 16
+    device = triton.runtime.driver.active
+    properties = device.utils.get_device_properties(device.get_current_device())
+    room = properties["max_shared_mem"] // (itemsize * BD)      # rows of a tile
+    return {"BM": BM, "BN": BN, "BD": BD, "num_warps": 4 if BM < 64 or BM == 64 and BN == 64 else 8,
+            "num_stages": max(1, min(3, (room - BM) // (2 * BN)))}
+
+
+def launch(kernel, q, k, v, causal, scale, sizes):
+    """(out, lse) by one of the flash kernels; sizes as tiles() gives them."""
+    (B, T, H, D), (_, N, G, _) = q.shape, k.shape
+    out = torch.empty((B, T, H, D), dtype=q.dtype, device=q.device)
+    lse = torch.empty((B, T, H), dtype=torch.float32, device=q.device)
+    if out.numel():
+        kernel[(triton.cdiv(T, sizes["BM"]) * B * H,)](
+            q, k, v, out, lse, scale * LOG2E, T, N, H, G, *q.stride()[:3], *k.stride()[:3],
+            *v.stride()[:3], CAUSAL=causal, D=D, **sizes)
+    return out, lse
+
+
+@partial(differentiable, oracle=flash_attention_torch)
+def flash_attention(q, k, v, causal, scale):
+    """softmax(q · kᵀ · scale) · v by the Triton kernel, and the logarithm of each softmax's sum.
+
+    q (B, T, H, D)   k, v (B, N, G, D) -> out (B, T, H, D) as q, lse (B, T, H) float32, natural
+    causal: the T queries are the last of N tokens, T <= N, and query t sees the keys n <= N - T + t
+    scale: positive, as a rule 1 / sqrt(D)
+    float32 (IEEE), float16 or bfloat16 on the CPU or on CUDA; D a multiple of 16 up to 128; H a
+    multiple of G. Any strides whose last is 1; B or T may be 0. ValueError or TypeError otherwise.
+    Gradients of out and lse are those of flash_attention_torch.
+    """
+    check("flash_attention", q, k, v, causal, scale)
+    sizes = tiles(q.shape[1], q.shape[3], q.element_size())
+    return launch(flash_triton, q, k, v, causal, scale, sizes)
+
+
+def flash_attention_cuda(q, k, v, causal, scale):
+    """As flash_attention by the CUDA kernel: float32, contiguous, without gradients."""
+    check("flash_attention_cuda", q, k, v, causal, scale)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dtype != torch.float32 or not x.is_contiguous():
+            raise ValueError(f"flash_attention_cuda: {name} is {x.dtype} with strides "
+                             f"{x.stride()}, expected torch.float32, contiguous")
+    (B, T, H, D), (_, N, G, _) = q.shape, k.shape
+    out, lse = torch.empty_like(q), q.new_empty(B, T, H)
+    if out.numel():
+        KERNELS.get("flash_cuda")(
+            triton.cdiv(T, CUDA_TILE) * B * H, CUDA_THREADS,
+            (q, k, v, out, lse, scale * LOG2E, T, N, H, G, D, int(causal)))
+    return out, lse
+
+
+def attention_three_kernels(q, k, v, causal, scale, sizes):
+    """out of flash_attention by three kernels, which store the matrix in q's dtype."""
+    (B, T, H, D), (_, N, G, _) = q.shape, k.shape
+    matrix = torch.empty((B * H * T, N), dtype=q.dtype, device=q.device)
+    out = torch.empty((B, T, H, D), dtype=q.dtype, device=q.device)
+    grid = (triton.cdiv(T, sizes["BM"]) * B * H,)
+    scores_triton[grid](q, k, matrix, scale, T, N, H, G, *q.stride()[:3], *k.stride()[:3],
+                        CAUSAL=causal, D=D, **sizes)
+    mix_triton[grid](softmax(matrix), v, out, T, N, H, G, *v.stride()[:3],
+                     CAUSAL=causal, D=D, **sizes)
+    return out
+
+
+def check(name, q, k, v, causal, scale, *more_dtypes):
+    """What the kernels assume, in a clear word each."""
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if not q.ndim == k.ndim == v.ndim == 4 or k.shape != v.shape or \
+            (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
+        raise ValueError(f"{name}: {shapes}; expected q (B, T, H, D) and k, v (B, N, G, D)")
+    (_, T, H, D), (_, N, G, _) = q.shape, k.shape
+    if D not in range(16, 129, 16):
+        raise ValueError(f"{name}: heads of width {D}, expected a multiple of 16, 16 to 128")
+    if not G or H % G:
+        raise ValueError(f"{name}: {H} query heads, expected a multiple of the {G} kv heads")
+    if causal and T > N:
+        raise ValueError(f"{name}: {T} queries and {N} keys; causal queries are the last of the "
+                         f"tokens, expected at most {N}")
+    if T and not N:
+        raise ValueError(f"{name}: {T} queries and no key, expected one at least")
+    if not scale > 0:
+        raise ValueError(f"{name}: scale is {scale}, expected it positive")
+    known = (torch.float32, torch.float16, torch.bfloat16, *more_dtypes)
+    if not q.dtype == k.dtype == v.dtype or q.dtype not in known:
+        raise TypeError(f"{name}: q is {q.dtype}, k {k.dtype}, v {v.dtype}; expected one of "
+                        f"{', '.join(map(str, known))} for all three")
+    if not q.device == k.device == v.device:
+        raise ValueError(f"{name}: q is on {q.device}, k on {k.device}, v on {v.device}; expected "
+                         f"one device")
+    for letter, x in (("q", q), ("k", k), ("v", v)):
+        if x.stride(3) != 1:
+            raise ValueError(f"{name}: {letter} has strides {x.stride()}, expected the last to be "
+                             f"1; {letter}.contiguous() makes it so")
+    if max(T, N) >= 2**31 - 128:
+        raise ValueError(f"{name}: {T} queries and {N} keys, expected fewer than 2^31 - 128")
+
+
+# ---- counted, compiled, measured
+
+FLASH = (flash_every_tile_triton, flash_skip_triton, flash_triton)
+
+
+class Step(NamedTuple):
+    """One rung of the ladder, as counted in the simulator."""
+
+    name: str
+    reads: float            # bytes loaded, over those of q, k and v
+    writes: float           # bytes stored, over those of out
+    tiles: float            # of keys that were loaded
+    compares: int           # warp instructions that compare or select
+    instructions: int       # of a warp, all of them
+
+
+def ladder(N, D, tile):
+    """Causal attention of N queries to N keys, one head, float16, tiles of tile·tile: [Step]."""
+    q, k, v = (torch.linspace(-1, 1, N * D).reshape(1, N, 1, D).half() for _ in range(3))
+    sizes = {"BM": tile, "BN": tile, "BD": triton.next_power_of_2(D)}
+    with simulator.trace() as trace:
+        attention_three_kernels(q, k, v, True, D ** -0.5, sizes)
+        for kernel in FLASH:
+            launch(kernel, q, k, v, True, D ** -0.5, sizes)
+    scores, softmaxes, mix, *flash = trace.launches
+    runs = {"three kernels": [scores, softmaxes, mix]} | {run.name: [run] for run in flash}
+    keys = [scores.bytes_loaded - q.nbytes, *((run.bytes_loaded - q.nbytes) / 2 for run in flash)]
+    return [Step(name, sum(run.bytes_loaded for run in each) / (3 * q.nbytes),
+                 sum(run.bytes_stored for run in each) / q.nbytes,
+                 moved / (tile * D * q.element_size()),
+                 sum(run.totals.instructions["compare"] for run in each),
+                 sum(run.steps for run in each))
+            for (name, each), moved in zip(runs.items(), keys, strict=True)]
+
+
+def shipped():
+    """flash_triton for Hopper as flash_attention launches it: bf16, long, D = 128 and 64."""
+    pointers = dict.fromkeys(("q", "k", "v", "out"), "*bf16") | {"lse": "*fp32"}
+    sizes = {"T": "i32:16", "N": "i32:16", "H": "i32:16", "G": "i32"} | {
+        f"{x}_{axis}": "i32:16" for x, axes in (("q", "bth"), ("k", "bng"), ("v", "bng"))
+        for axis in axes}
+    return {f"flash_triton, D = {D}": simulator.hopper(
+        flash_triton, pointers | {"scale": "fp32"} | sizes,
+        {"CAUSAL": True, "D": D, "BM": 128, "BN": 64, "BD": D}, num_warps=8, num_stages=3)
+        for D in (128, 64)}
+
+
+def bench(B=4, T=4096, H=16, G=16, D=128):
+    """On a GPU: the ladder, PyTorch plain and compiled, and the vendor's; rows of lab.bench.
+
+    Causal, bf16, T = N. `flash` is FlashAttention-2 in PyTorch, `cudnn` NVIDIA's own.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
+    from day01_roofline import Gpu, Job, copy_job, measure
+    from lab.bench import row
+
+    def vendor(backend):
+        def run():
+            with sdpa_kernel([backend]):
+                return scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
+        return run
+
+    device, scale = Gpu(), D ** -0.5
+    q = torch.randn(B, T, H, D, device="cuda", dtype=torch.bfloat16)
+    k, v = (torch.randn(B, T, G, D, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    heads = [x.transpose(1, 2) for x in (q, k, v)]
+    sizes, compiled = tiles(T, D, 2), torch.compile(flash_attention_torch)
+    runs = {"flash": vendor(SDPBackend.FLASH_ATTENTION),
+            "cudnn": vendor(SDPBackend.CUDNN_ATTENTION),
+            "torch": lambda: flash_attention_torch(q, k, v, True, scale),
+            "compiled": lambda: compiled(q, k, v, True, scale),
+            "three kernels": lambda: attention_three_kernels(q, k, v, True, scale, sizes)}
+    runs |= {kernel.__name__: lambda kernel=kernel: launch(kernel, q, k, v, True, scale, sizes)
+             for kernel in FLASH}
+    flops = 4 * B * H * D * T * (T + 1) // 2
+    moved = 2 * q.nbytes + 2 * k.nbytes + 4 * B * T * H
+    jobs = [copy_job(device), *(Job(name, run, flops, moved) for name, run in runs.items())]
+    timings = measure(jobs, device, limit=60)
+    copy = jobs[0].moved / timings["copy"].seconds
+    against = {name: timings[name] for name in ("flash", "cudnn", "torch", "compiled")}
+    return {job.name: row(job, timings[job.name], copy, against) for job in jobs}

@@ -1,0 +1,386 @@
+"""Graders of k13. Outputs start as 7, which no mix of normal numbers is likely to give."""
+
+import math
+
+import numpy as np
+import pytest
+
+from lab.subject import Raised
+
+SIZES = [   # B, T, N, H, G, D, causal, dtype, BM, BN
+    (1, 20, 77, 4, 2, 32, True, "float16", 16, 32),     # ragged, grouped heads, N > T
+    (2, 33, 33, 1, 1, 48, True, "float16", 32, 16),     # heads padded from 48 to 64
+    (1, 20, 45, 2, 1, 32, False, "bfloat16", 16, 32),
+    (1, 1, 129, 2, 2, 16, True, "float32", 16, 16)]
+LAUNCHERS = ("flash_attention", "flash_attention_torch", "flash_attention_cuda")
+
+
+# ---- inputs, the oracle tile by tile, and what goes wrong
+
+
+def inputs(rng, B, T, N, H, G, D, dtype="float32", spread=1.0):
+    """q, k, v as tensors of a dtype."""
+    import torch
+
+    return [torch.from_numpy(spread * rng.standard_normal(shape, np.float32)).to(
+        getattr(torch, dtype)) for shape, spread in
+        (((B, T, H, D), spread), ((B, N, G, D), 1), ((B, N, G, D), 1))]
+
+
+def oracle(q, k, v, causal, scale):
+    """(out, lse), float64, by the book."""
+    q, k, v, scores, seen = prepared(q, k, v, causal, scale)
+    scores = np.where(seen, scores, -np.inf)
+    m = scores.max(-1, keepdims=True)
+    s = np.exp(scores - m).sum(-1, keepdims=True)
+    return np.einsum("bthn,bnhd->bthd", np.exp(scores - m) / s, v), (m + np.log(s))[..., 0]
+
+
+def prepared(q, k, v, causal, scale):
+    """float64, kv heads repeated; scores (B, T, H, N); seen (T, 1, N)."""
+    group, (T, N) = q.shape[2] // k.shape[2], (q.shape[1], k.shape[1])
+    q, k, v = (x.double().numpy() for x in (q, k, v))
+    k, v = (np.repeat(x, group, axis=2) for x in (k, v))
+    seen = np.arange(N) <= (np.arange(N - T, N) if causal else np.full(T, N))[:, None]
+    return q, k, v, np.einsum("bthd,bnhd->bthn", q, k) * scale, seen[:, None]
+
+
+def by_tiles(q, k, v, causal, scale, BN, wrong):
+    """out and lse as the recurrence gives them, with one thing wrong."""
+    q, k, v, scores, seen = prepared(q, k, v, causal, scale)
+    if wrong == "not scaled":
+        scores = scores / scale
+    beyond = -scores.shape[3] % BN          # of the last tile: keys and values that are zero
+    scores = np.pad(scores, [(0, 0)] * 3 + [(0, beyond)])
+    seen = np.pad(seen, [(0, 0)] * 2 + [(0, beyond)])
+    v = np.pad(v, [(0, 0), (0, beyond), (0, 0), (0, 0)])
+    m, s, mixed = np.full(scores.shape[:3], -np.inf), 0.0, 0.0
+    if wrong == "exp":
+        scores = scores / math.log(2)       # log2(e) is in the scale, and exp takes it for 1
+    for n in range(0, scores.shape[3], BN):
+        tile, sees = scores[..., n:n + BN], seen[..., n:n + BN]
+        if wrong != "future":
+            tile = np.where(sees, tile, 0 if wrong == "zeros" else -np.inf)
+        own = tile.max(-1)
+        larger = own if wrong == "own maximum" else np.maximum(m, own)
+        weights = np.exp(tile - larger[..., None])
+        fade = np.exp(m - larger)
+        s = s * (1 if wrong == "s" else fade) + weights.sum(-1)
+        kept = np.ones_like(fade) if wrong == "mixed" else fade
+        mixed = mixed * kept[..., None] + np.einsum("bthn,bnhd->bthd", weights, v[:, n:n + BN])
+        m = larger
+    lse = (m * math.log(2) if wrong == "exp" else m) + np.log(s)
+    return mixed / np.asarray(s)[..., None], lse
+
+
+WRONG = {
+    "the sum s is not rescaled when the maximum grows": "s",
+    "mixed keeps its old scale when the maximum grows": "mixed",
+    "the weights are exp, not exp2, of scores that hold log2(e) already": "exp",
+    "the scores are not multiplied by scale": "not scaled",
+    "masked scores count, as if later tokens were seen": "future",
+    "masked scores are 0, not -inf, and exp2(0) is a weight": "zeros",
+    "the maximum is that of the tile alone, -inf where a query sees nothing of it": "own maximum"}
+
+
+def mistakes(part, q, k, v, causal, scale, BN):
+    """{mistake: what it gives}; part: 0 for out, 1 for lse."""
+    found = {}
+    with np.errstate(all="ignore"):
+        for what, wrong in WRONG.items():
+            found[what] = by_tiles(q, k, v, causal, scale, BN, wrong)[part]
+    return found
+
+
+def at_query(index):
+    b, t, h = index[:3]
+    return f"batch {b}, query {t}, head {h}" + (f", column {index[3]}" if len(index) > 3 else "")
+
+
+def run(subject, kernel, q, k, v, causal, BM, BN):
+    """(out, lse, launch) of one flash kernel."""
+    import torch
+
+    (B, T, H, D), (_, N, G, _) = q.shape, k.shape
+    out = torch.full((B, T, H, D), 7, dtype=q.dtype)
+    lse = torch.full((B, T, H), 7, dtype=torch.float32)
+    strides = [n for x in (q, k, v) for n in x.stride()[:3]]
+    launch = subject.launch(kernel, -(-T // BM) * B * H, args=(
+        q, k, v, out, lse, D ** -0.5 * math.log2(math.e), T, N, H, G, *strides),
+        CAUSAL=causal, D=D, BM=BM, BN=BN, BD=1 << (D - 1).bit_length(), num_warps=BM // 16)
+    return out, lse, launch
+
+
+def right(subject, agree, kernel, rng, size, spread=1.0, extra=lambda *_: {}):
+    """Both results of a launch are the oracle's."""
+    B, T, N, H, G, D, causal, dtype, BM, BN = size
+    q, k, v = inputs(rng, B, T, N, H, G, D, dtype, spread)
+    out, lse, _ = run(subject, kernel, q, k, v, causal, BM, BN)
+    want = oracle(q, k, v, causal, D ** -0.5)
+    what = (f"{T} queries, {N} keys, {H} heads on {G}, D = {D}, {'' if causal else 'not '}causal, "
+            f"{dtype}, tiles of {BM} by {BN}")
+    for part, (name, got) in enumerate((("out", out), ("lse", lse))):
+        agree(got, want[part], dtype if name == "out" else "float32", f"{name}, {what}", at_query,
+              extra(part, q, k, v, causal, BM, BN)
+              | mistakes(part, q, k, v, causal, D ** -0.5, BN))
+
+
+# ---- counting before building
+
+
+def test_predict_traffic_ratio(subject):
+    N, D = 4096, 128
+    arrays, matrix = 4 * N * D, N * N
+    want, got = (arrays + 4 * matrix) / arrays, subject.predict_traffic_ratio()
+    assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
+    why = {(arrays + 2 * matrix) / arrays: "softmax reads the matrix and writes it too",
+           4 * matrix / arrays: "this leaves q, k, v and out away, which move in any case",
+           (arrays + matrix) / arrays: "the matrix moves more than once: list each kernel's arrays",
+           (arrays + 3 * matrix) / arrays: "one of four passes over the matrix is missing",
+           arrays / (arrays + 4 * matrix): "this is the other way round"}
+    assert abs(got - want) < 0.05, (
+        f"bytes with the matrix over bytes without: {got:g} does not follow from what the kernels "
+        f"move; {why.get(got, 'add for each kernel what it reads and what it writes')}")
+
+
+# ---- one tile of keys
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_attend_triton(subject, agree, rng, size):
+    right(subject, agree, "flash_every_tile_triton", rng, size)
+
+
+def test_attend_triton__large_scores(subject, agree, rng):
+    """Scores of some thousand: nothing overflows, and one key takes all."""
+    right(subject, agree, "flash_every_tile_triton", rng,
+          (1, 40, 40, 1, 1, 32, True, "float16", 16, 32), spread=1000.0)
+
+
+def test_attend_triton__tensor_cores(subject, rng):
+    q, k, v = inputs(rng, 1, 32, 64, 1, 1, 32, "float16")
+    totals = run(subject, "flash_every_tile_triton", q, k, v, True, 32, 32)[2].launches[0]["totals"]
+    done = sum(n for kind, n in totals["flops_by_type"].items() if kind.startswith("tensor"))
+    want = 4 * 32 * 64 * 32
+    assert done >= want, (
+        f"attend_triton does {done:,} FLOPs on tensor cores, expected {want:,}, those of both "
+        f"products: tl.dot of fp16 tiles, the weights rounded to the dtype of the values")
+
+
+# ---- how many tiles
+
+
+@pytest.mark.parametrize("T, N, BM, BN", [
+    (64, 64, 16, 16), (50, 77, 16, 32), (40, 200, 16, 16), (1, 129, 16, 64), (70, 70, 32, 16),
+    (0, 9, 16, 16), (129, 1000, 128, 64)])
+def test_count_tiles(subject, agree, T, N, BM, BN):
+    seen = np.arange(N) <= np.arange(N - T, N)[:, None]
+    cut = [(seen[t:t + BM, n:n + BN], n + BN <= N) for t in range(0, T, BM)
+           for n in range(0, N, BN)]
+    visited, whole = sum(tile.any() for tile, _ in cut), sum(t.all() and full for t, full in cut)
+    firsts = [(t, min(t + BM, T) - 1) for t in range(0, T, BM)]
+    floor = sum((N - T + last + 1) // BN for _, last in firsts)
+    agree(subject.count_tiles(T, N, BM, BN), np.array([visited, whole]), "exact",
+          f"count_tiles({T}, {N}, {BM}, {BN})", lambda i: ("visited", "whole")[i[0]], {
+              "tiles that are seen in part are not visited": (floor, whole),
+              "tiles that only the last query sees whole count as whole": (visited, floor),
+              "every tile counts as visited, those in the future too": (len(cut), whole),
+              "query t is taken for token t, but it is token N - T + t": (
+                  sum(-(-(last + 1) // BN) for _, last in firsts),
+                  sum((first + 1) // BN for first, _ in firsts))})
+
+
+# ---- the kernel
+
+
+def loops(part, q, k, v, causal, BM, BN):
+    """{mistake: what it gives} of the two loops."""
+    T, N, scale = q.shape[1], k.shape[1], q.shape[3] ** -0.5
+    *_, values, scores, seen = prepared(q, k, v, causal, scale)
+    first = np.arange(T)[:, None, None] // BM * BM
+    common = N - T + first + 1 if causal else np.full_like(first, N)
+    reach = np.minimum(N - T + first + BM, N) if causal else common
+    key = np.arange(N)
+    whole = key < common // BN * BN
+    own = key != np.arange(N - T, N)[:, None, None]
+
+    def of(weighing):                           # times that each key counts
+        with np.errstate(all="ignore"):
+            m = np.where(weighing > 0, scores, -np.inf).max(-1, keepdims=True)
+            weights = np.where(weighing > 0, weighing * np.exp(scores - m), 0)
+            s = weights.sum(-1, keepdims=True)
+            out = np.einsum("bthn,bnhd->bthd", weights / s, values)
+            return (out, (m + np.log(s))[..., 0])[part]
+
+    seen = np.broadcast_to(seen, (T, 1, N)).astype(float)
+    return {"the loop without a mask takes tiles that only the last queries see whole":
+                of(np.where(key < reach // BN * BN, 1, seen)),
+            "the second loop begins at key 0 again, so that whole tiles count twice":
+                of(seen + seen * whole),
+            "the tiles along the edge, seen in part, are left out": of(seen * whole),
+            "the whole tiles are left out": of(seen * ~whole),
+            "a query does not see its own token": of(seen * own)}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_flash_triton(subject, agree, rng, size):
+    right(subject, agree, "flash_triton", rng, size, extra=loops)
+
+
+def test_flash_triton__work(subject, reference, rng):
+    T = N = 128
+    D, BM, BN = 32, 32, 16
+    q, k, v = inputs(rng, 1, T, N, 1, 1, D, "float16")
+    launch = run(subject, "flash_triton", q, k, v, True, BM, BN)[2]
+    visited, whole = reference.count_tiles(T, N, BM, BN)
+    rows = (launch.bytes("load") / 2 - T * D) / D           # of keys and values, 2 bytes a number
+    assert rows == 2 * visited * BN, (
+        f"flash_triton loads {rows / 2 / BN:g} tiles of keys and of values, {visited} of "
+        f"{T // BM * (N // BN)} hold a key that a query sees: end the loop at reach")
+    masked, best = (compares(run(reference, kernel, q, k, v, True, BM, BN)[2])
+                    for kernel in ("flash_skip_triton", "flash_triton"))
+    got = compares(launch)
+    assert got < (masked + best) / 2, (
+        f"flash_triton compares or selects {got} times, {best} are enough, and a mask on every "
+        f"tile takes {masked}: the {whole} whole tiles need no seen and no bound")
+
+
+def compares(launch):
+    """Warp instructions that compare or select."""
+    return launch.launches[0]["totals"]["instructions"]["compare"]
+
+
+# ---- the course's own launchers
+
+
+@pytest.mark.parametrize("size", [
+    (1, 70, 70, 2, 1, 64, True, "float32"), (2, 5, 140, 4, 2, 80, True, "float16"),
+    (1, 30, 9, 2, 2, 16, False, "bfloat16"), (1, 1, 1, 1, 1, 128, True, "float16"),
+    (1, 3, 3, 1, 1, 112, True, "float32")])
+def test_every_launcher(subject, agree, rng, size):
+    *sizes, D, causal, dtype = size
+    q, k, v = inputs(rng, *sizes, D, dtype)
+    want = oracle(q, k, v, causal, 0.3)
+    for name in LAUNCHERS[:3 if dtype == "float32" else 2]:
+        for what, got, precision, true in zip(
+                ("out", "lse"), getattr(subject, name)(q, k, v, causal, 0.3), (dtype, "float32"),
+                want, strict=True):
+            agree(got, true, precision, f"{what} of {name}, {size}", at_query)
+
+
+def test_any_strides(subject, agree, rng):
+    """Heads before tokens, one tensor of q, k and v, every other token, a batch of one expanded."""
+    import torch
+
+    packed = inputs(rng, 1, 24, 24, 6, 1, 32, "float16")[0]             # (1, 24, 6, 32)
+    q, k, v = packed[:, :, :4], packed[:, :, 4:5], packed[:, :, 5:]
+    heads_first = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+    sparse = [q[:, ::2], k[:, ::2], v[:, ::2]]
+    expanded = [torch.cat([q, q]), k.expand(2, -1, -1, -1), v.expand(2, -1, -1, -1)]
+    for case in ([q, k, v], heads_first, sparse, expanded):
+        out, lse = subject.flash_attention(*case, True, 0.2)
+        want = oracle(*case, True, 0.2)
+        agree(out, want[0], "float16", f"out of strides {case[0].stride()}", at_query)
+        agree(lse, want[1], "float32", f"lse of strides {case[0].stride()}", at_query)
+
+
+@pytest.mark.parametrize("B, T, N", [(0, 5, 5), (2, 0, 5), (2, 0, 0)])
+def test_nothing_to_do(subject, rng, B, T, N):
+    q, k, v = inputs(rng, B, T, N, 2, 1, 16)
+    for name in LAUNCHERS:
+        out, lse = getattr(subject, name)(q, k, v, True, 1.0)
+        assert out.shape == (B, T, 2, 16) and lse.shape == (B, T, 2), name
+
+
+def test_what_the_launchers_refuse(subject, rng):
+    q, k, v = inputs(rng, 1, 4, 6, 4, 2, 32)
+    wide = inputs(rng, 1, 4, 6, 4, 2, 64)
+    narrow = inputs(rng, 1, 4, 6, 4, 2, 24)
+    for args, says in (
+            ((q, k, v[:, :5], True, 1.0), "v (1, 5, 2, 32)"),
+            ((q[0], k, v, True, 1.0), "expected q (B, T, H, D)"),
+            ((*narrow, True, 1.0), "width 24, expected a multiple of 16"),
+            ((q[:, :, :3], k, v, True, 1.0), "3 query heads, expected a multiple of the 2"),
+            ((k, q[:, :, :2], q[:, :, :2], True, 1.0), "6 queries and 4 keys"),
+            ((q, k[:, :0], v[:, :0], False, 1.0), "no key"),
+            ((q, k, v, True, 0.0), "scale is 0.0, expected it positive"),
+            ((q, k.half(), v, True, 1.0), "k torch.float16"),
+            ((wide[0][..., ::2], k, v, True, 1.0), "q has strides (1024, 256, 64, 2)")):
+        for name in LAUNCHERS:
+            with pytest.raises(Raised) as refusal:
+                getattr(subject, name)(*args)
+            assert says in refusal.value.text, (name, refusal.value.text)
+    with pytest.raises(Raised) as refusal:
+        subject.flash_attention_cuda(q.half(), k.half(), v.half(), True, 1.0)
+    assert "expected torch.float32, contiguous" in refusal.value.text
+
+
+def test_gradients(subject, agree, rng):
+    """Of out and lse, against float64."""
+    import torch
+
+    q, k, v = (x.requires_grad_() for x in inputs(rng, 1, 9, 12, 4, 2, 16))
+    upstream = [torch.from_numpy(rng.standard_normal((1, 9, 4, 16), np.float32)),
+                torch.from_numpy(rng.standard_normal((1, 9, 4), np.float32))]
+    got = subject.grad("flash_attention", (q, k, v, True, 0.25), upstream)
+    leaves = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    queries, keys, values = leaves[0], *(x.repeat_interleave(2, dim=2) for x in leaves[1:])
+    scores = torch.einsum("bthd,bnhd->bthn", queries, keys) * 0.25
+    later = torch.ones(9, 12).triu(4).bool()[:, None]
+    scores = scores.masked_fill(later, -math.inf)
+    out = torch.einsum("bthn,bnhd->bthd", scores.softmax(-1), values)
+    want = torch.autograd.grad((out, scores.logsumexp(-1)), leaves, [u.double() for u in upstream])
+    for name, mine, true in zip("qkv", got, want, strict=True):
+        agree(mine, true.numpy(), "float32", f"the gradient by {name}", at_query)
+
+
+def test_oracle_agrees(subject, rng):
+    q, k, v = inputs(rng, 2, 5, 8, 4, 2, 16)
+    for causal in (True, False):
+        found = subject.flash_attention_oracle(q.numpy(), k.numpy(), v.numpy(), causal, 0.3)
+        for got, want in zip(found, oracle(q, k, v, causal, 0.3), strict=True):
+            assert np.allclose(got, want, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_cuda_does_not_spill():
+    from layer1_kernels.k13_flash_attention import KERNELS
+
+    assert KERNELS.get("flash_cuda").resources.spill_stores == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change, meta", [
+    ({"T": "i32", "N": "i32"}, {}), ({"G": "i32:16"}, {}), ({"G": 1}, {}), ({}, {"CAUSAL": False})])
+def test_other_launches_compile_as_well(change, meta):
+    """Ragged lengths, no grouping, one kv head, not causal: Triton compiles anew for each."""
+    from lab import compiled, simulator
+    from layer1_kernels.k13_flash_attention import flash_triton
+
+    kinds = dict.fromkeys(flash_triton.arg_names[:19], "i32:16")
+    kinds |= dict.fromkeys(("q", "k", "v", "out"), "*bf16")
+    found = simulator.hopper(
+        flash_triton, kinds | {"lse": "*fp32", "scale": "fp32", "G": "i32"} | change,
+        {"CAUSAL": True, "D": 128, "BM": 128, "BN": 64, "BD": 128} | meta, 8, 3)
+    assert not found.spills and not found.serialised and found.wgmma
+    assert found.shared <= compiled.SHARED
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("T, N, causal", [(0, 5, True), (1, 1000, True), (129, 129, True),
+                                          (1000, 4096, True), (127, 1000, False)])
+@pytest.mark.parametrize("D", [16, 64, 80, 128])
+def test_every_kernel_on_the_device(T, N, causal, D):
+    import torch
+
+    from layer1_kernels import flash_attention, flash_attention_cuda, flash_attention_torch
+
+    q = torch.randn(2, T, 8, D, device="cuda")
+    k, v = (torch.randn(2, N, 2, D, device="cuda") for _ in range(2))
+    for dtype, near in ((torch.float32, 2e-5), (torch.float16, 2e-3), (torch.bfloat16, 1.6e-2)):
+        given = [x.to(dtype) for x in (q, k, v)]
+        want = flash_attention_torch(*(x.double() for x in given), causal, D ** -0.5)
+        kernels = [flash_attention] + [flash_attention_cuda] * (dtype == torch.float32)
+        for kernel in kernels:
+            for got, true in zip(kernel(*given, causal, D ** -0.5), want, strict=True):
+                assert torch.allclose(got.double(), true, rtol=near, atol=near), (kernel, dtype)
