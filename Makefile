@@ -24,16 +24,16 @@ set_up = $(if $(python),$(python) -I lab/setup.py --wheels $(torch_wheels) \
 # A mirror, a proxy or find-links of the user's stays in force; an install for the user cannot.
 export PIP_USER := 0
 
-.PHONY: learn test test-all test-versions compiled speed gpu set-up
+.PHONY: learn test test-all test-versions compiled speed gpu set-up set-up-tests
 
 learn: set-up
 	@.venv/bin/lab start
 	@.venv/bin/lab open
 
-test: set-up
+test: set-up-tests
 	@.venv/bin/python -m lab.prove sample
 
-test-all: set-up
+test-all: set-up-tests
 	@.venv/bin/python -m lab.prove all
 
 # Without .venv: it makes environments of its own.
@@ -54,3 +54,6 @@ gpu:
 
 set-up:
 	@$(call set_up)
+
+set-up-tests:
+	@$(call set_up,--tests)

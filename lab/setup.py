@@ -119,14 +119,15 @@ def fitting_build(driver):
 
 # The environment
 
-RECORD = {"root", "build", "forced", "inputs"}
+RECORD = {"root", "build", "forced", "tests", "inputs"}
 
 
 class Environment:
     """A virtual environment and, in course.json within it, what was put there.
 
-    root: the course's folder. build: a name of BUILDS; forced: the learner asked for it. inputs:
-    the fingerprint of what was installed, None until that is complete.
+    root: the course's folder. build: a name of BUILDS; forced: the learner asked for it. tests:
+    with what only the tests need. inputs: the fingerprint of what was installed, None until that
+    is complete.
     """
 
     def __init__(self, folder):
@@ -207,15 +208,19 @@ def choose_build(asked, record):
     return BUILDS[record.get("build", "cpu")] if build.name == "cpu" else build
 
 
-def set_up(asked, wheels):
-    """Bring .venv to the tested set; at once, and with no network, where it is there already."""
+def set_up(asked, wheels, tests=False):
+    """Bring .venv to the tested set; at once, and with no network, where it is there already.
+
+    tests: with what only the course's own tests need, kept from then on.
+    """
     check_machine()
     check_writable()
     venv = Environment(ROOT / ".venv")
     record = venv.record()
     build = choose_build(asked, record)
     wanted = {"root": str(ROOT), "build": build.name,
-              "forced": bool(asked or record.get("forced"))}
+              "forced": bool(asked or record.get("forced")),
+              "tests": bool(tests or record.get("tests"))}
 
     version = venv.version()
     # Its programs hold the folder's path, and two builds do not mix.
@@ -241,7 +246,8 @@ def set_up(asked, wheels):
     venv.pip(*install, "pip", "hatchling")
     index = ["--extra-index-url", f"{wheels}/{build.wheels}"] \
         if build.wheels and not own_index else []
-    course = f".[{build.extra}]" if build.extra else "."
+    extras = ",".join(filter(None, (build.extra, wanted["tests"] and "test")))
+    course = f".[{extras}]" if extras else "."
     venv.pip(*install, *index, "--no-build-isolation", "--editable", course)
     venv.write({**wanted, "inputs": inputs(version)})
     print(f"Set up in {time.monotonic() - begun:.0f} s.", flush=True)
@@ -251,13 +257,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--wheels", required=True, help="PyTorch's own index")
     parser.add_argument("--build", help="instead of the one that fits")
+    parser.add_argument("--tests", action="store_true", help="with what only the tests need")
     parser.add_argument("--need-gpu", action="store_true", help="stop where there is no GPU")
     options = parser.parse_args()
     try:
         if options.need_gpu and driver_version() is None:
             print(NO_GPU)
             return 3
-        set_up(options.build, options.wheels)
+        set_up(options.build, options.wheels, options.tests)
     except (Missing, OSError) as problem:
         print(problem, file=sys.stderr)
         return 2

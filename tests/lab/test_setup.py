@@ -247,6 +247,12 @@ def test_set_up_continues_then_rests(run, clone):
     assert (clone / "work" / "mine.py").read_text() == "mine"
 
 
+def test_what_tests_need_comes_when_asked_for_and_stays(run):
+    assert run()[3][-1].endswith("--editable .")
+    assert run("--tests")[3][-1].endswith("--editable .[test]")
+    assert run("--tests") == run() == (0, [], [], [])
+
+
 def test_other_pins_are_installed_into_the_same_environment(run, clone):
     run()
     kept = clone / ".venv" / "kept"
@@ -256,8 +262,8 @@ def test_other_pins_are_installed_into_the_same_environment(run, clone):
     assert len(run()[3]) == 2 and kept.exists()
 
 
-@pytest.mark.parametrize("damage", ["", "[1]", "{}", '{"root": 1',
-                                    '{"root": 1, "build": [], "forced": 0, "inputs": 0}'])
+@pytest.mark.parametrize("damage", [
+    "", "[1]", "{}", '{"root": 1', '{"root": 1, "build": [], "forced": 0, "tests": 0, "inputs": 0}'])
 def test_damaged_record_is_written_anew(run, clone, damage):
     run()
     (clone / ".venv" / "course.json").write_text(damage)
