@@ -263,7 +263,8 @@ def test_other_pins_are_installed_into_the_same_environment(run, clone):
 
 
 @pytest.mark.parametrize("damage", [
-    "", "[1]", "{}", '{"root": 1', '{"root": 1, "build": [], "forced": 0, "tests": 0, "inputs": 0}'])
+    "", "[1]", "{}", '{"root": 1',
+    '{"root": 1, "build": [], "forced": 0, "tests": 0, "inputs": 0}'])
 def test_damaged_record_is_written_anew(run, clone, damage):
     run()
     (clone / ".venv" / "course.json").write_text(damage)
