@@ -391,7 +391,7 @@ class _Parser:
 
 
 LIBRARY = re.compile(
-    r"/nvidia/[^/]+/include/|/triton/language/|/site-packages/triton/|^cuda_|/cccl/|^__nv_nvrtc")
+    r"/nvidia/[^/]+/include/|/triton/language/|/site-packages/triton/|^cuda_|/cccl/|__nv_nvrtc_builtin")
 TRITON_LIBRARY = {"standard.py", "core.py", "random.py", "math.py", "semantic.py"}
 
 
