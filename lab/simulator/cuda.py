@@ -9,6 +9,7 @@ import numpy as np
 from . import arguments, nvrtc, signature
 from .errors import CompileError
 from .memory import AddressSpace
+from .ptx import GRID_WORKSPACE
 
 
 def launch(module, name, grid, block, args, shared_mem):
@@ -33,6 +34,8 @@ def gpu_module(cupy, module):
         try:
             module.on_gpu = cupy.RawModule(
                 code=module.source, backend="nvrtc", name_expressions=module.expressions() or None,
+                enable_cooperative_groups=any(GRID_WORKSPACE in f.mentions
+                                              for f in module.ptx.functions.values()),
                 options=(*options, "-default-device", *nvrtc.includes(module.path),
                          *module.options))
         except cupy.cuda.compiler.CompileException as error:

@@ -98,6 +98,8 @@ def source(operand, ptx_type, wider=False):
     if isinstance(operand, Special):
         return special_reader(operand.name, DTYPES[ptx_type])
     if isinstance(operand, Symbol):
+        if operand.name.startswith("%"):
+            raise Unsupported(f"the simulator lacks the special register {operand.name}")
         dtype = DTYPES[ptx_type]
         return lambda wave: np.asarray(wave.symbol(operand)).astype(dtype).reshape(
             (1,) if wave.flat else (1, 1))

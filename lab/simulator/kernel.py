@@ -121,10 +121,26 @@ def full(path):
 
 def is_extern_c(source, name):
     """Has this kernel its plain name in the PTX?"""
+    if "<" in name:
+        return False
     text = signature.strip_comments(source)
-    inside_block = re.search(r'extern\s+"C"\s*\{', text)
-    plain = re.search(r'extern\s+"C"[^;{}]*\b' + re.escape(name) + r"\s*\(", text)
-    return bool("<" not in name and (plain or inside_block))
+    function = r"\b" + re.escape(name) + r"\s*\("
+    return bool(re.search(r'extern\s+"C"[^;{}]*' + function, text)
+                or any(re.search(function, block) for block in extern_c_blocks(text)))
+
+
+def extern_c_blocks(text):
+    """What stands within each `extern "C" { ... }`; to the end of the text if it is never closed,
+    as where a header's #ifdef hides the brace."""
+    for start in re.finditer(r'extern\s+"C"\s*\{', text):
+        depth = 1
+        for brace in re.finditer(r"[{}]", text[start.end():]):
+            depth += 1 if brace[0] == "{" else -1
+            if depth == 0:
+                yield text[start.end():start.end() + brace.start()]
+                break
+        else:
+            yield text[start.end():]
 
 
 def triple(what, size):

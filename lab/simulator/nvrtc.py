@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .errors import CompileError, KernelError
+from .hints import hint
 
 OWN_HEADERS = str(Path(__file__).parent / "include")        # the few C headers that kernels include
 ARCH = "sm_80"                  # the newest whose PTX the simulator knows whole
@@ -183,4 +184,6 @@ def compile_error(log, source, path):
     line = int(match[1]) if match else None
     lines = source.splitlines()
     text = lines[line - 1].strip() if line and line <= len(lines) else ""
-    return CompileError(log, line=line, path=path, source_line=text)
+    advice = hint(log)
+    return CompileError(f"{log}\n{advice}" if advice else log, line=line, path=path,
+                        source_line=text)

@@ -5,9 +5,9 @@ order in which they run here. A GPU may run them in another order unless somethi
 
 - a block-wide barrier orders all threads of a block, a named one (bar.sync a, b) those who took
   part in it, __syncwarp() the lanes that it names;
-- nothing orders two blocks, but for a handshake: one thread writes, fences and raises a flag, the
-  other sees the flag. The accesses alone do not show whether that happened. So a fence or an atomic
-  in between makes an order likely and not proven.
+- grid.sync() orders all blocks. Else nothing orders two of them but a handshake: one thread writes,
+  fences and raises a flag, the other sees the flag. The accesses alone do not show whether that
+  happened. So a fence or an atomic in between makes an order likely and not proven.
 
 A stamp is `step << 32 | who`, and `who` is `block << 12 | warp << 6 | lane`, with blocks numbered
 from 0 among those checked. Stamps compare as numbers: the greater one is younger.
@@ -42,7 +42,9 @@ class Order:
         lanes = blocks * threads
         self.block_barrier = np.zeros(lanes, np.int64)      # stamp of the lane's last barrier
         self.warp_barrier = np.zeros(lanes, np.int64)       # never older than that
+        self.shuffles = np.zeros(lanes, np.int64)           # stamp of the lane's last shuffle
         self.fences = np.zeros(lanes, np.int64)             # stamp of the lane's last fence
+        self.grid_barrier = 0                               # stamp of the last grid.sync()
         self.named = None                                   # (lanes, 16): of a part of the block
         self.fenced = np.zeros(blocks, np.int64)            # the block's last fence,
         self.released = np.zeros(blocks, np.int64)          # fence, atomic or volatile store,
@@ -73,6 +75,12 @@ class Order:
         mine = lane // self.threads
         met = (released > stamp) & (self.acquired[mine] > stamp) & (anywhere | (block != mine))
         return (fenced > stamp) | met
+
+    def met_at_shuffle(self, stamp, lane):
+        """Has a shuffle or a vote of its warp come between? It makes the lanes meet, but promises
+        no order of memory (CUDA Programming Guide, "Warp Shuffle Functions") (k,) bool"""
+        same_warp = (stamp & WHO) >> WARP_SHIFT == self.who[lane] >> WARP_SHIFT
+        return same_warp & (self.shuffles[lane] > stamp)
 
     def met_at_named(self, stamp, lane):
         """-> (same, other): have the thread that left the stamp and mine both passed the same named
@@ -123,6 +131,9 @@ class Events:
     def warp_barrier_of(self, wave):
         """__syncwarp() of the active lanes."""
         self.order.warp_barrier[self.lanes(wave.lanes)] = self.order.stamp()
+
+    def shuffle(self, wave):
+        self.order.shuffles[self.lanes(wave.lanes)] = self.order.stamp()
 
     def fence(self, wave):
         order, stamp = self.order, self.order.stamp()

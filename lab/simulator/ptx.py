@@ -117,10 +117,12 @@ class Module:
     variables: dict = field(default_factory=dict)
 
 
+GRID_WORKSPACE = "%envreg"              # among a function's mentions: it waits for the whole grid
+TEXTURES = {"tex", "tld4", "txq", "suld", "sust", "sured", "suq", "istypep"}
 SPECIAL = re.compile(
     r"%(n?tid\.[xyz]|n?ctaid\.[xyz]|laneid|warpid|nwarpid|smid|nsmid|gridid|clock|clock_hi|clock64|"
     r"globaltimer|globaltimer_lo|globaltimer_hi|lanemask_(?:eq|le|lt|ge|gt)|"
-    r"dynamic_smem_size|total_smem_size)$")
+    r"dynamic_smem_size|total_smem_size|envreg[12])$")
 NAME = r"[A-Za-z_$%][\w$]*"
 MENTION = re.compile(r"(?<![\w$%])[A-Za-z_$][\w$]*")
 MODULE_DIRECTIVE = re.compile(
@@ -317,6 +319,8 @@ class _Parser:
             parsed = [operands]
             if register := CALL_BY_REGISTER.match(operands):
                 parsed.append(self.operand(register[1]))
+        elif opcode in TEXTURES:
+            parsed = []                                     # decode.py refuses them
         else:
             parsed = [self.operand(part) for part in split_commas(operands)]
         code.append(Instruction(text, opcode, tuple(m.strip(":") for m in modifiers), parsed,
@@ -341,6 +345,8 @@ class _Parser:
         if (number := literal(text)) is not None:
             return number
         if match := SPECIAL.match(text):
+            if "envreg" in text:
+                self.function.mentions.add(GRID_WORKSPACE)
             return Special(match[1])
         if match := re.match(r"(" + NAME + r")\s*([+-]\s*\w+)?$", text):
             return Symbol(match[1], int(match[2].replace(" ", ""), 0) if match[2] else 0)
@@ -385,7 +391,7 @@ class _Parser:
 
 
 LIBRARY = re.compile(
-    r"/nvidia/[^/]+/include/|/triton/language/|/site-packages/triton/|^cuda_|/cccl/")
+    r"/nvidia/[^/]+/include/|/triton/language/|/site-packages/triton/|^cuda_|/cccl/|__nv_nvrtc_builtin")
 TRITON_LIBRARY = {"standard.py", "core.py", "random.py", "math.py", "semantic.py"}
 
 

@@ -21,6 +21,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from .dtypes import SIZES
+from .grid_sync import GridWorkspace
 from .lanes import WARP
 from .ordering import (
     ATOMIC,
@@ -118,6 +119,8 @@ class Shadow(Events):
     def global_atomic(self, wave, inst, segment, offset, size):
         access, cells = GlobalAccess(self, wave, inst, offset, size, segment), self.cells(segment)
         self.handshake(wave, True, True)
+        if isinstance(segment, GridWorkspace) and segment.arrive(wave.lanes.count):
+            self.order.grid_barrier = self.order.stamp()
         cells.look_up(0)
         cells.atomic(access)
 
@@ -190,18 +193,19 @@ class Cells:
 
     def store(self, access, values, assign, has_readers):
         mine = access.stamp | access.who
-        for place in access.places():
-            access.check(self.writes[place], "written", "written", values)
+        for cell, place in enumerate(access.places()):
+            access.check(self.writes[place], "written", "written", values, cell)
             if has_readers:
                 access.check(self.reads[place], "written", "read")
             self.writes[place] = mine
         self.last_write = access.stamp
         assign()
-        for place in access.places():
+        for cell, place in enumerate(access.places()):
             winner = self.writes[place]
             beaten = winner != mine
             if beaten.any():
-                access.one_place(np.flatnonzero(beaten & access.clash(values, winner)), winner)
+                lost = beaten & access.clash(values, winner, cell)
+                access.one_place(np.flatnonzero(lost), winner)
 
     def atomic(self, access):
         for place in access.places():
@@ -225,14 +229,14 @@ class Values:
     def __init__(self, wave, memory, index, value):
         self.wave, self.memory, self.index, self.value = wave, memory, index, value
 
-    def differ(self):
-        """Lane by lane, by the bits (n,)."""
+    def differ(self, cell, size):
+        """Lane by lane, by the bits of one cell of `size` bytes (n,): a wide store may agree with a
+        narrow one before it where the two meet."""
         now = self.memory[self.wave.per_lane(self.index)]
-        mine = self.wave.per_lane(self.value)
-        if now.dtype != np.complex128:
-            return now != mine.view(now.dtype)
-        now, mine = (np.ascontiguousarray(x).view(np.uint64).reshape(-1, 2) for x in (now, mine))
-        return (now != mine).any(axis=1)
+        part = np.dtype(f"u{min(size, now.itemsize)}")
+        now, mine = (np.ascontiguousarray(x).view(part).reshape(len(now), -1)[:, cell]
+                     for x in (now, self.wave.per_lane(self.value)))
+        return now != mine
 
 
 class Access:
@@ -290,24 +294,26 @@ class Access:
         barrier = np.where(other >> WARP_SHIFT == self.who >> WARP_SHIFT,
                            self.order.warp_barrier[place], self.order.block_barrier[place])
         if self.between_blocks:
-            barrier = np.where(other >> BLOCK_SHIFT == self.who >> BLOCK_SHIFT, barrier, 0)
+            barrier = np.where(other >> BLOCK_SHIFT == self.who >> BLOCK_SHIFT, barrier,
+                               self.order.grid_barrier)
         return (last > barrier) & (other != self.who)
 
-    def check(self, last, mine, theirs, values=None):
+    def check(self, last, mine, theirs, values=None, cell=0):
         """Raise if a recorded access is someone else's and nothing orders it before mine. Where
-        `values` are given, those who write what is there already are let off."""
+        `values` are given, those who write what is there already, in this cell of the access, are
+        let off."""
         if not last.any():
             return
         hazard = self.unordered(last)
         if values is not None and hazard.any():
-            hazard &= self.clash(values, last)
+            hazard &= self.clash(values, last, cell)
         if hazard.any():
             self.judge(np.flatnonzero(hazard), last, mine, theirs)
 
-    def clash(self, values, theirs):
+    def clash(self, values, theirs, cell):
         """Where two threads have written a place: do they differ, and does it matter? (n,) A block
         of a Triton kernel keeps copies of a value, which may differ in the last bit."""
-        differ = values.differ()
+        differ = values.differ(cell, self.cell)
         if self.wave.launch.keeps_copies:
             differ &= theirs >> BLOCK_SHIFT & MOST_BLOCKS != self.who >> BLOCK_SHIFT
         return differ
@@ -323,15 +329,18 @@ class Access:
         same, other = self.order.met_at_named(stamps, self.numbers[lanes])
         handshake = self.order.handshake(stamps, self.numbers[lanes])
         excused |= same | (doubtful & handshake & self.between_blocks)
-        doubtful |= other | handshake
+        shuffled = self.order.met_at_shuffle(stamps, self.numbers[lanes])
+        doubtful |= other | handshake | shuffled
         for i, maybe in ((lanes[~excused & ~doubtful], False), (lanes[~excused & doubtful], True)):
             if len(i):
                 text = self.describe(int(i[0]), int(last[i[0]]), mine, theirs)
                 if not maybe:
                     raise self.error("race", int(i[0]), f"race: {text}, "
                                      f"{self.lacks(int(i[0]), int(last[i[0]]) & WHO)}")
-                self.wave.launch.warn(self.inst, f"ordering not proven: {text}; only a fence with "
-                                                 f"a flag or a lock can order the two")
+                why = "a shuffle makes the lanes meet and promises no order of memory, " \
+                    "__syncwarp() does" if shuffled[lanes == i[0]].any() else \
+                    "only a fence with a flag or a lock can order the two"
+                self.wave.launch.warn(self.inst, f"ordering not proven: {text}; {why}")
 
     def one_place(self, losers, winners):
         """Lanes of one instruction wrote different values to one place."""

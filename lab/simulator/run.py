@@ -7,10 +7,11 @@ import numpy as np
 from .counts import Counts
 from .dtypes import SIZES
 from .errors import KernelError, Unsupported
+from .grid_sync import GridWorkspace
 from .lanes import WARP
 from .memory import CODE_WINDOW, SEGMENT_SHIFT, AddressSpace, Segment
 from .ordering import Order
-from .ptx import Symbol
+from .ptx import GRID_WORKSPACE, Symbol
 from .races import Shadow
 from .scheduler import Scheduler
 from .taint import Taint
@@ -58,6 +59,7 @@ class Run:
         self.functions_at = {}                  # address -> function, for calls by a pointer
         self.patterns = {}                      # of addresses in shared memory, see patterns.py
         self.shared_arrays = []                 # (C name, bytes)
+        self.grid_workspace = 0                 # its address; what grid.sync() counts in
         self.place_variables()
 
     # ---- memory
@@ -95,6 +97,10 @@ class Run:
                     segments[variable.name] = np.zeros(max(variable.size, 1), np.uint8)
                 segment = Segment(segments[variable.name], plain_name(variable.name))
                 self.addresses[variable.name] = self.space.add(segment).base
+        if any(GRID_WORKSPACE in f.mentions for f in reached_functions(self.module, self.kernel)):
+            self.cooperative = True
+            self.grid_workspace = self.space.add(
+                GridWorkspace(self.grid[0] * self.grid[1] * self.grid[2])).base
         for variable in self.module.variables.values():
             if variable.values and variable.name not in segments.get("initialised", ()):
                 self.initialise(variable, segments[variable.name])
@@ -211,8 +217,8 @@ class Run:
                          f"loop? It was here", wave, int(wave.lanes.index[0]))
 
 
-def shared_variables(module, kernel):
-    """The shared variables that the kernel or a function that it may call mentions."""
+def reached_functions(module, kernel):
+    """The kernel, and the functions that it may call."""
     names = {symbol.name for variable in module.variables.values() for symbol in variable.values
              if isinstance(symbol, Symbol)}                 # tables of functions
     reached, left = [], [kernel]
@@ -222,6 +228,13 @@ def shared_variables(module, kernel):
         names |= function.mentions
         left += [f for name, f in module.functions.items() if name in names
                  and f not in reached and f not in left]
+    return reached
+
+
+def shared_variables(module, kernel):
+    """The shared variables that the kernel or a function that it may call mentions."""
+    reached = reached_functions(module, kernel)
+    names = set().union(*(f.mentions for f in reached))
     own = [v for function in reached for v in function.variables.values()]
     everywhere = [v for v in module.variables.values() if v.name in names]
     return [v for v in everywhere + own if v.space == "shared"]

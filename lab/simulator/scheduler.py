@@ -36,6 +36,7 @@ class Scheduler:
         self.spins = 0
         self.left_by = np.zeros(wave.live.size, object)     # last instruction of lanes that left
         self.barriers = BarrierRoom(self)
+        wave.scheduler = self
         self.warps = WarpRoom(self)
         self.timeline = Timeline(wave) if wave.block_numbers[0] == 0 else None
         launch.counts.timeline = launch.counts.timeline or self.timeline
@@ -220,6 +221,13 @@ class Scheduler:
             if self.wave.taint:
                 self.wave.taint.enter(frame.callees[pc, function.name], part)
             self.add(frame.callees[pc, function.name], 0, part, inst)
+
+    def stuck(self):
+        """Which lanes wait for others, at a barrier or a warp-wide instruction (B·T,) bool"""
+        found = self.barriers.waiting.copy()
+        for lanes in self.warps.waiting.values():
+            found[lanes.index] = True
+        return found
 
     def exit(self, lanes, origins):
         wave = self.wave

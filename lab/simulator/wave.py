@@ -180,7 +180,9 @@ class Wave:
         else:
             value = {"nwarpid": T // WARP, "smid": 0, "nsmid": 1, "gridid": 0,
                      "dynamic_smem_size": launch.dynamic_shared,
-                     "total_smem_size": launch.shared_size}[base]
+                     "total_smem_size": launch.shared_size,
+                     "envreg1": launch.grid_workspace >> 32,
+                     "envreg2": launch.grid_workspace & 0xFFFFFFFF}[base]
         value = np.asarray(value, np.uint32).reshape(np.shape(value) or (1, 1))
         return value[:1, :1] if (value == value.flat[0]).all() else value
 

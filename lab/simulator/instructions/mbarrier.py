@@ -23,6 +23,7 @@ from ..dtypes import U32, U64
 COUNT_BITS = 20
 COUNT = (1 << COUNT_BITS) - 1
 PHASE = 2 * COUNT_BITS
+POLLS = 1024                # of all threads, without an arrival between: a deadlock
 
 
 @opcode("mbarrier", kind=MEMORY)
@@ -57,12 +58,47 @@ class Barriers:
     valid    which 8-byte words of all shared memory are mbarriers
     ended    word -> stamp of the race detector when its last phase ended
     copying  [(land, words)]: arrivals that come when land() has finished the copies they are for
+    polls    how often each lane has asked in vain since the last arrival at any barrier
+    asked    which word it asked, and by which instruction
     """
 
     def __init__(self, wave):
         self.valid = np.zeros(wave.shared.size // 8, bool)
         self.ended = {}
         self.copying = []
+        self.polls = np.zeros(wave.live.size, np.int64)
+        self.asked = np.zeros(wave.live.size, np.int64)
+        self.asked_by = np.zeros(wave.live.size, object)
+
+    def ask_in_vain(self, wave, inst, lanes, words):
+        """Lanes go on to poll. If all that are not stuck elsewhere have done so for long, and
+        nobody arrived meanwhile, nobody will."""
+        self.polls[lanes] += 1
+        self.asked[lanes], self.asked_by[lanes] = words, inst
+        if self.polls[lanes[0]] % POLLS == 0:
+            stuck = wave.scheduler.stuck()
+            if (self.polls >= POLLS)[wave.live.index[~stuck[wave.live.index]]].all():
+                self.deadlock(wave, inst, np.flatnonzero(stuck))
+
+    def deadlock(self, wave, inst, elsewhere):
+        """Who waits where, in the first block that does."""
+        T, launch = wave.shape[1], wave.launch
+        lanes = np.flatnonzero(self.polls >= POLLS)
+        lanes = lanes[lanes // T == lanes[0] // T]
+        memory = wave.shared_memory(np.dtype(np.uint64)).reshape(-1)
+        words = []
+        for word in np.unique(self.asked[lanes]):
+            mine = lanes[self.asked[lanes] == word]
+            state, here = int(memory[word]), self.asked_by[mine[0]]
+            line = f" in line {here.location.line}" if here.location else ""
+            name = launch.shared_name(int(word) * 8 % wave.shared.shape[1], 8)
+            words.append(
+                f"{len(mine)} threads (first {wave.thread_of(int(mine[0]))}){line} at the mbarrier "
+                f"{name}, to whose phase {state & COUNT} of {state >> COUNT_BITS & COUNT} arrivals "
+                f"are missing")
+        others = wave.scheduler.barriers.who_waits(elsewhere[elsewhere // T == lanes[0] // T])
+        raise launch.error(inst, "deadlock", "deadlock: nobody can go on. Waiting: "
+                           + "; ".join(words + [others] * bool(others)), wave, int(lanes[0]))
 
 
 def barriers(wave):
@@ -136,6 +172,7 @@ def arrive(inst, mods, shared):
             raise wave.launch.error(inst, "barrier", "mbarrier.arrive.noComplete has ended a phase",
                                     wave, int(lanes.index[0]))
         end_phases(wave, ended)
+        barriers(wave).polls[:] = 0
         write(wave, tokens if wave.flat else tokens.reshape(wave.shape))
     return run
 
@@ -187,6 +224,8 @@ def test_wait(inst, mods, shared):
         phase, wanted = memory[index] >> U64.type(PHASE), wave.per_lane(asked(wave))
         over = (phase & U64.type(1)) != wanted if parity else phase != wanted >> U64.type(PHASE)
         acquire(wave, index, over)
+        if not over.all():
+            barriers(wave).ask_in_vain(wave, inst, wave.lanes.index[~over], index[~over])
         write(wave, over if wave.flat else over.reshape(wave.shape))
     return run
 
@@ -209,6 +248,7 @@ def finish_copies(wave):
     known = barriers(wave)
     copying, known.copying = known.copying, []
     for land, index in copying:
+        known.polls[:] = 0
         land()
         memory = wave.shared_memory(np.dtype(np.uint64)).reshape(-1)
         end_phases(wave, count_down(memory, index, np.ones(len(index), np.int64))[1])

@@ -18,6 +18,8 @@ def take_mask(inst):
 
 def check_member(wave, inst):
     """A lane that executes the instruction must be in its own mask -> masks (n,) or FULL."""
+    if wave.shadow:
+        wave.shadow.shuffle(wave)
     if inst.mask is None:
         return U32.type(FULL)
     masks = inst.mask(wave)

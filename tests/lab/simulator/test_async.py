@@ -342,12 +342,43 @@ extern "C" __global__ void k(int n) {
     assert error.kind == "barrier" and "noComplete" in str(error)
 
 
-def test_mbarrier_that_nobody_completes_ends_by_the_budget():
+def test_mbarrier_that_nobody_completes_says_who_waits():
     a = np.arange(64, dtype=np.float32)
     source = PRIMITIVES.replace("__mbarrier_init(&bar, n)", "__mbarrier_init(&bar, n + 1)")
-    with simulator.budget(20_000):
-        error = error_of(source, 1, 64, a, np.zeros_like(a), options=primitives())
-    assert error.kind == "endless" and error.line == 12
+    error = error_of(source, 1, 64, a, np.zeros_like(a), options=primitives())
+    assert error.kind == "deadlock" and error.line == 12
+    assert "64 threads" in str(error) and "`bar`" in str(error)
+    assert "1 of 65 arrivals are missing" in str(error)
+
+
+def test_mbarrier_deadlock_names_also_those_at_another_barrier():
+    error = error_of(AWAIT.replace("BODY", """
+        if (threadIdx.x < 64)
+            bar.arrive_and_wait();
+        __syncthreads();"""), 2, 96, np.zeros(2, np.float32), 96)
+    assert error.kind == "deadlock" and "32 of 96 arrivals are missing" in str(error)
+    assert "32 threads (first (64, 0, 0)) at barrier 0" in str(error)
+
+
+def test_slow_thread_keeps_the_others_waiting_at_an_mbarrier():
+    """Polling alone is no deadlock: thread 0 is busy for far longer than the others' patience."""
+    out = np.ones(2, np.float32)
+    run(AWAIT.replace("BODY", """
+        float x = 1;
+        if (threadIdx.x == 0)
+            for (int i = 0; i < 30000; i++) x = x * 0.5f + 1;
+        bar.arrive_and_wait();
+        if (threadIdx.x == 0) out[blockIdx.x] = x;"""), 2, 96, out, 96)
+    assert np.allclose(out, 2)
+
+
+AWAIT = """#include <cuda/barrier>
+extern "C" __global__ void k(float* out, int n) {
+    __shared__ cuda::barrier<cuda::thread_scope_block> bar;
+    if (threadIdx.x == 0) init(&bar, n);
+    __syncthreads();
+    BODY
+}"""
 
 
 WITH_COPIES = """#include <cuda_awbarrier_primitives.h>

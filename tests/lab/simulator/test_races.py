@@ -397,6 +397,29 @@ def test_warp_code_without_syncwarp(body, qualifier):
     race(WARP_SUM, 1, 64, floats(64), floats(1), options=(*options, "-DSYNC="))
 
 
+@pytest.mark.parametrize("meet", ["v = __shfl_xor_sync(~0u, v, 1);",
+                                  "v += __any_sync(~0u, v > 0);"])
+def test_a_shuffle_between_is_a_warning(meet):
+    """It makes the lanes meet; an order of memory it does not promise. Other warps it does not
+    concern."""
+    source = """extern "C" __global__ void k(float* x) {
+    __shared__ float s[64];
+    int t = threadIdx.x;
+    s[t] = x[t];
+    __syncthreads();
+    float v = s[t ^ OTHER];
+    MEET
+    s[t] = v;
+}"""
+    options = "-DOTHER=1", f"-DMEET={meet}"
+    launch = run(source, 1, 64, floats(64), options=options)
+    assert len(launch.warnings) == 1
+    assert "read in line 6" in launch.warnings[0] and "__syncwarp() does" in launch.warnings[0]
+    silent(source, 1, 64, floats(64), options=("-DOTHER=1", f"-DMEET={meet} __syncwarp();"))
+    race(source, 1, 64, floats(64), options=("-DOTHER=32", f"-DMEET={meet}"))
+    race(source, 1, 64, floats(64), options=("-DOTHER=1", "-DMEET="))
+
+
 def test_a_reader_that_is_slower_than_the_next_writer():
     source = """extern "C" __global__ void k(const float* x, float* y) {
     __shared__ float best;
@@ -490,3 +513,24 @@ def test_triton_sort_and_in_place_updates():
     with pytest.raises(simulator.KernelError) as caught:
         clash_kernel[(4,)](x)
     assert caught.value.kind == "race" and "race" in str(caught.value)
+
+
+@pytest.mark.parametrize("narrow, same, other", [
+    ("((int*)y)[1] = VALUE", 5, 6), ("((int*)y)[3] = VALUE", 7, 8),
+    ("((short*)y)[5] = VALUE", 0, 1), ("((char*)y)[4] = VALUE", 5, 4)])
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("space, end", [
+    ("int* y = out", ""),
+    ("__shared__ int y[4]", "__syncthreads(); out[threadIdx.x % 4] = y[threadIdx.x % 4];")])
+def test_same_value_by_stores_of_two_widths(narrow, same, other, first, space, end):
+    """What counts is the bytes that both write, whoever comes first."""
+    wide = "*(int4*)y = make_int4(4, 5, 6, 7)"
+    one, two = (narrow, wide) if first else (wide, narrow)
+    source = f"""extern "C" __global__ void k(int* out) {{
+        {space.replace("__shared__", "__shared__ __align__(16)")};
+        if (threadIdx.x < 32) {one};
+        else {two};
+        {end}
+    }}"""
+    silent(source, 1, 64, ints(4), options=(f"-DVALUE={same}",))
+    race(source, 1, 64, ints(4), options=(f"-DVALUE={other}",))

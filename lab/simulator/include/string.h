@@ -1,0 +1,2 @@
+// NVRTC knows memcpy() and memset() without a header.
+#pragma once

@@ -1,0 +1,90 @@
+"""Files that were written for nvcc: what compiles as it is, and what the error advises."""
+
+import numpy as np
+import pytest
+
+from lab import simulator
+
+from .conftest import error_of, run
+
+ONE = 'extern "C" __global__ void k(double* y) { y[threadIdx.x] = %s; }'
+
+
+@pytest.mark.parametrize("header, expression, want", [
+    ("math.h", "M_PI + M_SQRT2", np.pi + np.sqrt(2)),
+    ("cmath", "cos(M_PI)", -1),
+    ("algorithm", "std::max(2, 3) + std::min(2.5, 1.5)", 4.5),
+    ("utility", "std::pair<int, int>(3, 4).second", 4),
+    ("array", "std::array<int, 3>{1, 2, 3}[2]", 3),
+    ("tuple", "std::get<1>(std::make_tuple(1, 5))", 5),
+    ("functional", "std::plus<int>()(2, 3)", 5),
+    ("complex", "std::abs(std::complex<double>(3, 4) * std::complex<double>(0, 1))", 5),
+    ("cstddef", "sizeof(size_t)", 8)])
+def test_headers_that_kernels_include(header, expression, want):
+    y = np.zeros(2)
+    run(f"#include <{header}>\n" + ONE % expression, 1, 2, y)
+    assert np.allclose(y, want)
+
+
+@pytest.mark.parametrize("header", ["string.h", "cstring", "memory.h", "stddef.h", "numeric"])
+def test_headers_without_which_nvrtc_does(header):
+    run(f"#include <{header}>\n" + ONE % 1, 1, 2, np.zeros(2))
+
+
+def test_complex_numbers_in_double_precision(rng):
+    a, b = (rng.random(64) + 1j * rng.random(64) for _ in range(2))
+    y = np.zeros(64, complex)
+    run("""#include <cuda/std/complex>
+using C = cuda::std::complex<double>;
+extern "C" __global__ void k(const C* a, const C* b, C* y) {
+    __shared__ C s[64];
+    int t = threadIdx.x;
+    s[t] = a[t] / b[t] + exp(a[t]) * conj(b[t]);
+    __syncthreads();
+    y[t] = sqrt(s[63 - t]);
+}""", 1, 64, a, b, y)
+    assert np.allclose(y, np.sqrt(a / b + np.exp(a) * b.conj())[::-1])
+
+
+@pytest.mark.parametrize("text, line, advice", [
+    ("#include <vector>\n", 1, "vector: NVRTC compiles device code alone"),
+    ("#include <curand_kernel.h>\n", 1, "wheel nvidia-curand"),
+    ("\nvoid host(float* p) { cudaMalloc(&p, 4); }\n", 2, "cudaMalloc: NVRTC compiles device code"),
+    ("__device__ int f(int v) { return __shfl_down(v, 1); }\n", 1,
+     "`__shfl_down_sync(0xffffffff, ...)`")])
+def test_advice_on_what_nvrtc_does_not_know(text, line, advice):
+    error = error_of(text + ONE % 1, 1, 1, np.zeros(1))
+    assert isinstance(error, simulator.CompileError) and error.line == line
+    assert advice in str(error)
+
+
+def test_other_errors_come_without_advice():
+    error = error_of(ONE % "missing", 1, 1, np.zeros(1))
+    assert str(error).endswith('compilation of "kernel.cu".')
+
+
+def test_cpp_kernel_in_a_file_with_a_c_block():
+    """Only what stands within the braces has its plain name."""
+    source = """extern "C" {
+    struct S { int v; };
+    __global__ void plain(int* y) { *y = 1; }
+}
+__global__ void mangled(int* y) { *y = 2; }
+extern "C" __global__ void alone(int* y) { *y = 3; }"""
+    for name, want in (("plain", 1), ("mangled", 2), ("alone", 3)):
+        y = np.zeros(1, np.int32)
+        run(source, 1, 1, y, name=name)
+        assert y[0] == want, name
+
+
+def test_a_kernel_with_a_texture_is_refused_and_the_one_beside_it_runs():
+    source = """extern "C" __global__ void k(cudaTextureObject_t image, float* y) {
+        *y = tex2D<float>(image, 1.0f, 2.0f);
+    }
+    extern "C" __global__ void other(float* y) { *y = 1; }"""
+    y = np.zeros(1, np.float32)
+    run(source, 1, 1, y, name="other")
+    assert y[0] == 1
+    with pytest.raises(simulator.Unsupported, match="lacks the instruction: `tex.2d") as caught:
+        run(source, 1, 1, np.uint64(0), y)
+    assert caught.value.line == 2
