@@ -155,9 +155,9 @@ class Counts:
 
     def count_parts(self, wave, inst, parts):
         index = np.concatenate([p[0].index for p in parts])
-        size = np.concatenate([np.full(len(p[0]), p[2]) for p in parts])
+        size = np.concatenate([np.full(len(p[0].index), p[2]) for p in parts])
         place = np.concatenate([p[1] for p in parts])                   # within its array
-        array = np.concatenate([np.full(len(p[0]), p[3].number) for p in parts])
+        array = np.concatenate([np.full(len(p[0].index), p[3].number) for p in parts])
         names = {p[3].number: p[3].name for p in parts}
         warp = index // WARP
         elements = distinct(warp, array, place)
