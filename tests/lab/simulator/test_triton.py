@@ -173,6 +173,20 @@ def scan_and_sort_kernel(x, y, z, N: tl.constexpr):
     tl.store(z + i, tl.sort(v))
 
 
+@triton.jit
+def shift_kernel(x, y):
+    p = tl.program_id(0)
+    tl.store(y + p, tl.load(x + p + 1) + 1)
+
+
+def test_a_race_between_two_names_of_one_tensor():
+    x, y = torch.zeros(9), torch.zeros(9)
+    shift_kernel[(8,)](x, y)
+    add_kernel[(8,)](x, x, x, 9, BLOCK=2)                   # in place, each program on its own
+    with pytest.raises(simulator.KernelError, match="race"):
+        shift_kernel[(8,)](x, x)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_no_false_alarm_for_half_a_register(dtype):
     """A sum along a row of two-byte floats works on pairs, of which the last has an unset half."""
