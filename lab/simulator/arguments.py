@@ -154,8 +154,9 @@ def segment_of(value, parameter):
 
 
 def tensor_segment(tensor, name):
-    """From the tensor's first element to its last, whatever its strides. One that is spread over a
-    dimension by a stride of 0 says nothing of its memory: there it is all of the storage behind."""
+    """From the tensor's first element to the end of its last row, the padding included as it is in
+    the rows before; with a stride of 0, by which a kernel is left to step on its own, to the end of
+    its storage."""
     torch = torch_module()
     if tensor.device.type != "cpu":
         raise ArgumentProblem(f"is on {tensor.device}; the simulator runs on CPU tensors")
@@ -164,8 +165,11 @@ def tensor_segment(tensor, name):
         1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     start = tensor.storage_offset() * size
     memory = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-    if any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True)):
-        extent = (len(memory) - start) // size
+    if extent:
+        rest = (len(memory) - start) // size
+        rows = [n * s if s else rest
+                for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1]
+        extent = min(max([extent, *rows]), rest)
     data = memory.numpy()[start:start + extent * size]
     element = "" if tensor.dtype in (torch.bfloat16,) or size > 8 else dtype_name(tensor)
     element = element if element in np.sctypeDict else ("uint16" if size == 2 else "uint8")

@@ -101,7 +101,8 @@ class Shadow(Events):
     def global_load(self, wave, inst, segment, offset, size):
         if not segment.writable:
             return
-        access, cells = GlobalAccess(self, wave, inst, offset, size, segment), self.cells(segment)
+        access = GlobalAccess(self, wave, inst, offset, size, segment)
+        cells = self.cells(wave, segment)
         if not access.plain:
             self.handshake(wave, False, True)
         if cells.last_write:
@@ -110,21 +111,28 @@ class Shadow(Events):
         cells.list(access)
 
     def global_store(self, wave, inst, segment, offset, size, memory, index, value, assign):
-        access, cells = GlobalAccess(self, wave, inst, offset, size, segment), self.cells(segment)
+        access = GlobalAccess(self, wave, inst, offset, size, segment)
+        cells = self.cells(wave, segment)
         if not access.plain:
             self.handshake(wave, True, False)
         cells.look_up(0)
         cells.store(access, Values(wave, memory, index, value), assign, cells.reads is not None)
 
     def global_atomic(self, wave, inst, segment, offset, size):
-        access, cells = GlobalAccess(self, wave, inst, offset, size, segment), self.cells(segment)
+        access = GlobalAccess(self, wave, inst, offset, size, segment)
+        cells = self.cells(wave, segment)
         self.handshake(wave, True, True)
         if isinstance(segment, GridWorkspace) and segment.arrive(wave.lanes.count):
             self.order.grid_barrier = self.order.stamp()
         cells.look_up(0)
         cells.atomic(access)
 
-    def cells(self, segment):
+    def cells(self, wave, segment):
+        """One shadow for an array that is given as two arguments."""
+        for other in wave.launch.space.segments if segment.cells is None else ():
+            if other.cells is not None and other.length == segment.length and \
+                    other.bytes.ctypes.data == segment.bytes.ctypes.data:
+                segment.cells = other.cells
         if segment.cells is None:
             segment.cells = Cells(-(-segment.length // self.global_cell), self.global_cell)
         return segment.cells

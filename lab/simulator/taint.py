@@ -39,8 +39,8 @@ MOVED = {"mov": (1,), "shl": (1,), "shr": (1,), "prmt": (1, 2), "bfe": (1,), "bf
          "shf": (1, 2), "shfl": (1,), "movmatrix": (1,), "mma": (1, 2, 3), "brev": (1,)}
 COMBINED = {"and", "or", "xor", "not", "lop3", "selp"}      # each undefined input on its own
 ACROSS = {"vote", "match", "redux", "wmma"}                 # results depend on the whole warp
-PACKED = {"add", "sub", "mul", "fma", "min", "max", "neg", "abs", "tanh", "ex2"}
-PAIRS = {"f16x2", "bf16x2", "s16x2", "u16x2"}               # two halves that do not meet
+PACKED = {"add", "sub", "mul", "fma", "min", "max", "neg", "abs", "tanh", "ex2", "cvt"}
+PAIRS = {"f16x2", "bf16x2", "s16x2", "u16x2", "e4m3x2", "e5m2x2"}   # two halves do not meet
 LOCAL = "a local variable"
 
 
@@ -134,13 +134,9 @@ class Taint:
             count = len(undefined)
             return self.vary(inst, uses, [(False,) * count, (True,) * count], undefined)
         known = self.frames[self.wave.frame]
-        if inst.opcode in PACKED and not PAIRS.isdisjoint(inst.modifiers):
-            halves = np.zeros((*self.wave.shape, 2), bool)
-            for name in undefined:
-                halves |= (np.ascontiguousarray(known[name][0]).view(np.uint16) != 0).reshape(
-                    halves.shape)
-            bits = np.where(halves, np.uint16(0xFFFF), np.uint16(0)).view(np.uint32)
-            return {n: bits.reshape(self.wave.shape) for n in uses.writes}
+        if inst.opcode in PACKED and len(inst.operands) <= 4 and \
+                not PAIRS.isdisjoint(inst.modifiers):
+            return self.in_halves(inst, uses)
         lanes = np.zeros(self.wave.shape, bool)
         for name in undefined:
             lanes |= known[name][0] != 0
@@ -149,6 +145,23 @@ class Taint:
             lanes = np.repeat(lanes.reshape(-1, WARP).any(axis=1), WARP).reshape(self.wave.shape)
         types = self.wave.registers.types
         return {n: np.where(lanes, ones(types[n]), zero(types[n])) for n in uses.writes}
+
+    def in_halves(self, inst, uses):
+        """-> {register: undefined bits} of an instruction on pairs."""
+        known = self.frames[self.wave.frame]
+        found = np.zeros((*self.wave.shape, 2), bool)       # the low half, the high one
+        for i, operand in enumerate(inst.operands[1:]):
+            for name in known.keys() & names(operand):
+                bits = known[name][0]
+                if inst.opcode == "cvt" and len(inst.operands) == 3:    # from two: high, low
+                    found[..., 1 - i] |= bits != 0
+                else:
+                    half = UNSIGNED[bits.dtype.itemsize // 2]
+                    found |= (np.ascontiguousarray(bits).view(half) != 0).reshape(found.shape)
+        whole = bits_type(self.wave.registers.types[uses.writes[0]])
+        half = UNSIGNED[whole.itemsize // 2]
+        bits = np.where(found, ~half.type(0), half.type(0)).view(whole).reshape(self.wave.shape)
+        return {uses.writes[0]: bits}
 
     def vary(self, inst, uses, settings, undefined):
         """Run the instruction with the undefined bits of each register all 0 or all 1; what then

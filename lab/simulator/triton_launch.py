@@ -35,7 +35,7 @@ class Launcher:
         self.scratch = metadata.global_scratch_size, metadata.global_scratch_align
         self.cooperative = metadata.launch_cooperative_grid
         function = getattr(source, "fn", None)
-        self.module = parse_cached(ptx_file(metadata), python_file(function))
+        self.module = parse_cached(ptx_file(metadata, source.name), python_file(function))
         self.kernel = self.module.functions[self.name]
         names = function.arg_names if function else list(source.signature)
         self.arguments = list(zip(names, source.signature.values(), strict=True))
@@ -166,10 +166,11 @@ def encode_pointer(parameter, value, space):
 
 # ---- compiled code
 
-def ptx_file(metadata):
-    """The path of the PTX in Triton's cache."""
+def ptx_file(metadata, name):
+    """The path of the PTX in Triton's cache. name: of the Python function; the kernel may have
+    another, by @triton.jit(repr=...)."""
     from triton.runtime.cache import get_cache_manager
-    group = get_cache_manager(metadata.hash).get_group(f"{metadata.name}.json") or {}
+    group = get_cache_manager(metadata.hash).get_group(f"{name[:150]}.json") or {}
     found = [path for name, path in group.items() if name.endswith(".ptx")]
     if not found:
         raise Unsupported(f"Triton's cache has no PTX of `{metadata.name}`; is its cache off?")

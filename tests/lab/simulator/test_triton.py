@@ -173,12 +173,43 @@ def scan_and_sort_kernel(x, y, z, N: tl.constexpr):
     tl.store(z + i, tl.sort(v))
 
 
+@triton.jit
+def shift_kernel(x, y):
+    p = tl.program_id(0)
+    tl.store(y + p, tl.load(x + p + 1) + 1)
+
+
+def test_a_race_between_two_names_of_one_tensor():
+    x, y = torch.zeros(9), torch.zeros(9)
+    shift_kernel[(8,)](x, y)
+    add_kernel[(8,)](x, x, x, 9, BLOCK=2)                   # in place, each program on its own
+    with pytest.raises(simulator.KernelError, match="race"):
+        shift_kernel[(8,)](x, x)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_no_false_alarm_for_half_a_register(dtype):
     """A sum along a row of two-byte floats works on pairs, of which the last has an unset half."""
     x, w, y = torch.randn(64, 64).to(dtype), torch.randn(64).to(dtype), torch.zeros(64, dtype=dtype)
     row_dots_kernel[(1,)](x, w, y, R=64, C=64)
     assert torch.allclose(y.float(), x.float() @ w.float(), atol=0.3)
+
+
+def test_no_false_alarm_for_one_fp8_number():
+    """They are converted in pairs; where a thread has one, the other half is unset."""
+    simulator.activate_triton(89)
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        x, y = torch.randn(32), torch.zeros(32, dtype=dtype)
+        quantise_kernel[(1,)](x.half(), y, N=32)
+        assert torch.equal(y.float(), x.half().to(dtype).float())
+        quantise_kernel[(1,)](x, y, N=32)
+        assert torch.equal(y.float(), x.to(dtype).float())
+
+
+@triton.jit
+def quantise_kernel(x, y, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(y + i, tl.load(x + i).to(y.dtype.element_ty))
 
 
 @triton.jit
@@ -317,6 +348,33 @@ def test_an_object_with_an_address():
     assert torch.equal(y, x.flip(0))
     with pytest.raises(simulator.KernelError, match="no argument.s"):
         copy_kernel[(1,)](Backwards(x), y, 1, 100, 0, 1, 0, 1, BLOCK=128)
+
+
+def test_the_last_row_of_a_view_has_its_padding_too():
+    whole = torch.zeros(4, 32)
+    part = whole[1:3, :20]                                  # rows of 20, 32 apart
+    fill_kernel[(2,)](part, 32, ROW=32)
+    assert torch.equal(whole[1:3], torch.ones(2, 32)) and whole.sum() == 64
+    with pytest.raises(simulator.KernelError, match="element 64 of `x`"):
+        fill_kernel[(3,)](part, 32, ROW=32)
+
+
+@triton.jit
+def fill_kernel(x, stride, ROW: tl.constexpr):
+    tl.store(x + tl.program_id(0) * stride + tl.arange(0, ROW), 1.0)
+
+
+@triton.jit(repr=lambda specialization: f"fill_{specialization.constants['ROW']}")
+def renamed_kernel(x, ROW: tl.constexpr):
+    tl.store(x + tl.arange(0, ROW), 1.0)
+
+
+def test_a_kernel_that_names_itself():
+    x = torch.zeros(64)
+    with simulator.trace() as t:
+        renamed_kernel[(1,)](x, ROW=32)
+        renamed_kernel[(1,)](x, ROW=64)
+    assert x.sum() == 64 and [launch.name for launch in t.launches] == ["fill_32", "fill_64"]
 
 
 def test_an_expanded_tensor_reaches_its_whole_storage():
