@@ -70,8 +70,7 @@ extern "C" __global__ void transpose_vector_cuda(const float* x, float* y, int M
     __shared__ __align__(16) float tile[TILE][TILE];        // turned: row c is a column of x
     int m0 = TILE * blockIdx.y, n0 = TILE * blockIdx.x;
     int four = 4 * threadIdx.x, row = threadIdx.y;          // four: 0, 4, ... 28
-    // exercise: a float4 of x, row `row`, columns four ... four + 3, goes to four rows of the tile;
-    // all meet; a float4 of the tile's row `row`, places four ... four + 3, goes to y
+    // exercise: a float4 of x goes to four rows of the tile; all meet; a float4 of it goes to y
     if (m0 + row < M && n0 + four < N) {
         float4 v = *(const float4*)(x + (size_t)(m0 + row) * N + n0 + four);
         tile[four][row ^ four] = v.x;           // row c keeps its number r at place r ^ (c & 28)
