@@ -4,6 +4,7 @@ k01_vector_add  Threads, blocks, programs
 k02_transpose  Shared memory and its banks
 k04_matmul_naive  Why matmul is different
 k05_matmul_tiled  Output tiles, shared memory
+k06_matmul_registers  Thread tiles
 k07_softmax  Online softmax
 k08_rmsnorm  Fuse the residual
 """
@@ -25,6 +26,9 @@ from layer1_kernels.k05_matmul_tiled import (
     matmul,
     matmul_cuda,
     matmul_torch,
+)
+from layer1_kernels.k06_matmul_registers import (
+    matmul_registers_cuda,
 )
 from layer1_kernels.k07_softmax import (
     softmax,
@@ -50,6 +54,7 @@ __all__ = [
     "layernorm_torch",
     "matmul",
     "matmul_cuda",
+    "matmul_registers_cuda",
     "matmul_torch",
     "matmul_untiled_cuda",
     "rmsnorm",
