@@ -5,6 +5,7 @@ k02_transpose  Shared memory and its banks
 k03_reduce  Warps and occupancy
 k04_matmul_naive  Why matmul is different
 k05_matmul_tiled  Output tiles, shared memory
+k06_matmul_registers  Thread tiles
 k07_softmax  Online softmax
 k08_rmsnorm  Fuse the residual
 k10_swiglu  Gate and multiply
@@ -33,6 +34,9 @@ from layer1_kernels.k05_matmul_tiled import (
     matmul,
     matmul_cuda,
     matmul_torch,
+)
+from layer1_kernels.k06_matmul_registers import (
+    matmul_registers_cuda,
 )
 from layer1_kernels.k07_softmax import (
     softmax,
@@ -73,6 +77,7 @@ __all__ = [
     "layernorm_torch",
     "matmul",
     "matmul_cuda",
+    "matmul_registers_cuda",
     "matmul_swiglu",
     "matmul_swiglu_torch",
     "matmul_torch",

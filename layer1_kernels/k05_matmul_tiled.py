@@ -187,21 +187,24 @@ def first_wave(rows, columns, GROUP, programs=132):
     return len(first[:, 0].unique()), len(first[:, 1].unique())
 
 
-def shipped():
-    """What matmul launches, compiled for Hopper: {case: simulator.Hopper}."""
+def shipped(N=4096):
+    """What matmul compiles for Hopper: {name: simulator.Hopper}. fp32 and a few rows cannot have
+    wgmma, which multiplies 64 rows of 16 bits."""
     found = {}
-    for M, N, dtype in ((8192, 8192, torch.bfloat16), (8192, 8192, torch.float16),
-                        (512, 4096, torch.bfloat16), (256, 4096, torch.bfloat16),
-                        (64, 4096, torch.bfloat16), (1, 4096, torch.bfloat16),
-                        (8192, 8192, torch.float32), (256, 4096, torch.float32),
-                        (1, 4096, torch.float32)):
-        kind = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[dtype]
+    for name, M, dtype in (("matmul_bf16_8192_rows", 8192, torch.bfloat16),
+                           ("matmul_fp16_8192_rows", 8192, torch.float16),
+                           ("matmul_bf16_512_rows", 512, torch.bfloat16),
+                           ("matmul_bf16_256_rows", 256, torch.bfloat16),
+                           ("matmul_bf16_64_rows", 64, torch.bfloat16),
+                           ("dots_bf16_1_row", 1, torch.bfloat16),
+                           ("dots_fp32_8192_rows", 8192, torch.float32),
+                           ("dots_fp32_256_rows", 256, torch.float32),
+                           ("dots_fp32_1_row", 1, torch.float32)):
         how = configuration(M, N, dtype.itemsize)
-        compiling = {name: how.pop(name) for name in ("num_warps", "num_stages")}
-        args = dict.fromkeys("awc", f"*{kind}") | {"M": 1 if M == 1 else "i32:16"} | \
+        compiling = {key: how.pop(key) for key in ("num_warps", "num_stages")}
+        args = dict.fromkeys("awc", "*" + name.split("_")[1]) | {"M": 1 if M == 1 else "i32:16"} | \
             dict.fromkeys(("N", "K", "a_row", "w_row"), "i32:16")
-        found[f"{kind}, M = {M}, N = {N}"] = simulator.hopper(
-            matmul_tiled_triton, args, how, **compiling)
+        found[name] = simulator.hopper(matmul_tiled_triton, args, how, **compiling)
     return found
 
 

@@ -1,0 +1,137 @@
+// k06 · Matmul: c[m, n] = sum over k of a[m, k] · w[n, k]
+//
+// a: (M, K)   w: (N, K), as a model keeps a weight: numbers out, numbers in   c: (M, N)
+// 2·M·N·K FLOPs on M·K + N·K + M·N numbers. A block makes a tile (BM, BN) of c, and each of its
+// threads a tile (TM, TN) of that. Each kernel below is judged by what it reads from shared memory.
+
+constexpr int BK = 8;               // k that are fetched at a time: 32 bytes of a row, one sector
+constexpr int PAD = 4;              // numbers, so that fetch stores without bank conflicts
+
+// Numbers start to start + BK of some rows of x (rows, K), as columns of the tile; 0 beyond x.
+template <int ROWS>
+__device__ void fetch(float (*tile)[ROWS + PAD], const float* x, int first, int start,
+                      int rows, int K)
+{
+    int k = threadIdx.x % BK;
+    for (int row = threadIdx.x / BK; row < ROWS; row += blockDim.x / BK) {
+        bool inside = first + row < rows && start + k < K;
+        tile[k][row] = inside ? x[(size_t)(first + row) * K + start + k] : 0;
+    }
+}
+
+// The same by 16 bytes a thread. K is a multiple of 4, and x begins at a multiple of 16 bytes.
+template <int ROWS>
+__device__ void fetch4(float (*tile)[ROWS + PAD], const float* x, int first, int start,
+                       int rows, int K)
+{
+    int k = 4 * threadIdx.x % BK;
+    for (int row = 4 * threadIdx.x / BK; row < ROWS; row += 4 * blockDim.x / BK) {
+        float4 v = {};
+        if (first + row < rows && start + k < K)
+            v = *(const float4*)(x + (size_t)(first + row) * K + start + k);
+        tile[k][row] = v.x;
+        tile[k + 1][row] = v.y;
+        tile[k + 2][row] = v.z;
+        tile[k + 3][row] = v.w;
+    }
+}
+
+// Four neighbours of row m into c (M, N), from column n on: at once where rows allow it.
+__device__ void store4(float* c, int m, int n, int M, int N, const float* v)
+{
+    float* to = c + (size_t)m * N + n;
+    if (m < M && n < N && N % 4 == 0)
+        *(float4*)to = make_float4(v[0], v[1], v[2], v[3]);
+    else if (m < M)
+        for (int j = 0; j < 4 && n + j < N; j++)
+            to[j] = v[j];
+}
+
+// One number into c (M, N), if it has such a place.
+__device__ void store(float* c, int m, int n, int M, int N, float v)
+{
+    if (m < M && n < N)
+        c[(size_t)m * N + n] = v;
+}
+
+// A thread tile of 8 rows and one column. 512 threads; thread (x, y) has rows y, y + 8, ...
+extern "C" __global__ void matmul_strip_cuda(const float* a, const float* w, float* c,
+                                             int M, int N, int K)
+{
+    constexpr int BM = 64, BN = 64, TM = 8;
+    __shared__ float a_tile[BK][BM + PAD], w_tile[BK][BN + PAD];    // as columns: [k][row]
+    int x = threadIdx.x % BN, y = threadIdx.x / BN;
+    int m = blockIdx.y * BM, n = blockIdx.x * BN;                   // of the block's tile
+    float sums[TM] = {};
+    for (int start = 0; start < K; start += BK) {
+        fetch<BM>(a_tile, a, m, start, M, K);
+        fetch<BN>(w_tile, w, n, start, N, K);
+        __syncthreads();
+        // exercise: for each k, one number of w for all TM sums; wait; at the end store them
+        for (int k = 0; k < BK; k++) {
+            float w_part = w_tile[k][x];
+            for (int i = 0; i < TM; i++)
+                sums[i] += a_tile[k][y + BM / TM * i] * w_part;
+        }
+        __syncthreads();
+    }
+    for (int i = 0; i < TM; i++)
+        store(c, m + y + BM / TM * i, n + x, M, N, sums[i]);
+}
+
+// A thread tile of 8 x 8. 256 threads; thread (x, y) has rows y, y + 16, ... and columns x, ...
+extern "C" __global__ void __launch_bounds__(256, 2)
+matmul_square_cuda(const float* a, const float* w, float* c, int M, int N, int K)
+{
+    constexpr int BM = 128, BN = 128, TM = 8, TN = 8, SIDE = 16;
+    __shared__ float a_tile[BK][BM + PAD], w_tile[BK][BN + PAD];
+    int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
+    int m = blockIdx.y * BM, n = blockIdx.x * BN;
+    float sums[TM][TN] = {};
+    for (int start = 0; start < K; start += BK) {
+        fetch<BM>(a_tile, a, m, start, M, K);
+        fetch<BN>(w_tile, w, n, start, N, K);
+        __syncthreads();
+        // exercise: for each k, TM numbers of a and TN of w into registers, then all products
+        for (int k = 0; k < BK; k++) {
+            float a_part[TM], w_part[TN];
+            for (int i = 0; i < TM; i++) a_part[i] = a_tile[k][y + SIDE * i];
+            for (int j = 0; j < TN; j++) w_part[j] = w_tile[k][x + SIDE * j];
+            for (int i = 0; i < TM; i++)
+                for (int j = 0; j < TN; j++) sums[i][j] += a_part[i] * w_part[j];
+        }
+        __syncthreads();
+    }
+    for (int i = 0; i < TM; i++)
+        for (int j = 0; j < TN; j++)
+            store(c, m + y + SIDE * i, n + x + SIDE * j, M, N, sums[i][j]);
+}
+
+// The same by vectors: thread (x, y) has rows 4y to 4y + 3 of each half of the tile, columns 4x.
+extern "C" __global__ void __launch_bounds__(256, 2)
+matmul_vector_cuda(const float* a, const float* w, float* c, int M, int N, int K)
+{
+    constexpr int BM = 128, BN = 128, TM = 8, TN = 8, SIDE = 16;
+    __shared__ float4 a_tile[BK][(BM + PAD) / 4], w_tile[BK][(BN + PAD) / 4];
+    int x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
+    int m = blockIdx.y * BM, n = blockIdx.x * BN;
+    float sums[TM][TN] = {};
+    for (int start = 0; start < K; start += BK) {
+        fetch4<BM>((float(*)[BM + PAD])a_tile, a, m, start, M, K);
+        fetch4<BN>((float(*)[BN + PAD])w_tile, w, n, start, N, K);
+        __syncthreads();
+        // exercise: for each k, two float4 of a and two of w, SIDE apart; then all products
+        for (int k = 0; k < BK; k++) {
+            float4 a_part[2] = {a_tile[k][y], a_tile[k][y + SIDE]};
+            float4 w_part[2] = {w_tile[k][x], w_tile[k][x + SIDE]};
+            for (int i = 0; i < TM; i++)
+                for (int j = 0; j < TN; j++)
+                    sums[i][j] += ((float*)a_part)[i] * ((float*)w_part)[j];
+        }
+        __syncthreads();
+    }
+    for (int i = 0; i < TM; i++)
+        for (int j = 0; j < TN; j += 4)
+            store4(c, m + 4 * y + i % 4 + i / 4 * BM / 2, n + 4 * x + j / 4 * BN / 2, M, N,
+                   &sums[i][j]);
+}

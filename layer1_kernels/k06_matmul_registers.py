@@ -1,0 +1,108 @@
+"""k06 · Matmul from registers: c[m, n] = sum over k of a[m, k] · w[n, k], that is c = a · wᵀ
+
+a: (M, K)   w: (N, K), as a model keeps a weight: numbers out, numbers in   c: (M, N)
+BM BN: tile of c of a block   TM TN: tile of c of a thread   BK: k that are fetched at a time
+2·M·N·K FLOPs. A thread reads TM + TN numbers of shared memory for TM·TN multiplications: with 8 x 8
+a quarter each. A block fetches BM + BN for BM·BN: with 128 x 128 in fp32, 32 FLOP per byte.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from lab import simulator
+from layer1_kernels.k05_matmul_tiled import check, matmul_cuda, matmul_torch
+
+__all__ = ["matmul_registers_cuda"]
+
+KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
+BLOCKS = {"matmul_strip_cuda": (64, 512), "matmul_square_cuda": (128, 256),
+          "matmul_vector_cuda": (128, 256)}         # kernel: (rows and columns, threads) of a block
+
+
+def matmul_oracle(a, w):                            # (M, K), (N, K) -> (M, N)
+    """float64, by the book."""
+    return a.astype(np.float64) @ w.astype(np.float64).T
+
+
+def shared_reads(TM, TN):
+    """Numbers that a thread with a tile (TM, TN) of c reads from shared memory, for each of its
+    multiplications. What it has read once stays in a register."""
+    # exercise: for one k, how many numbers, and how many multiplications?
+    return (TM + TN) / (TM * TN)
+
+
+def matmul_registers_cuda(a, w, kernel="matmul_vector_cuda"):       # (M, K), (N, K) -> (M, N)
+    """a · wᵀ by one of the CUDA kernels of this lesson. float32, contiguous; any size may be 0.
+
+    ValueError where matmul_vector_cuda is asked for rows that do not start at multiples of 16
+    bytes; the others take any.
+    """
+    check(a, w, torch.float32)
+    for name, x in (("a", a), ("w", w)):
+        if not x.is_contiguous():
+            raise ValueError(f"matmul: {name} has strides {x.stride()}, expected rows one after "
+                             f"the other, {(x.shape[1], 1)}; {name}.contiguous() makes them so")
+        if kernel == "matmul_vector_cuda" and (x.shape[1] % 4 or x.data_ptr() % 16):
+            raise ValueError(f"matmul_vector_cuda: {name} has rows of {x.shape[1]} numbers from "
+                             f"address {x.data_ptr():#x}, expected multiples of 4 and of 16; "
+                             f"matmul_square_cuda takes any")
+    (M, K), N = a.shape, len(w)
+    c = a.new_empty(M, N)                           # (M, N)
+    if c.numel():
+        side, threads = BLOCKS[kernel]
+        grid = -(-N // side), -(-M // side)
+        KERNELS.get(kernel)(grid, threads, (a, w, c, M, N, K))
+    return c
+
+
+class Step(NamedTuple):
+    """One rung of the ladder, as counted in the simulator."""
+
+    name: str
+    intensity: float        # FLOP for each byte asked of global memory
+    reads: float            # numbers read from shared memory for each multiplication
+    multiply: int           # instructions of a warp that multiply and add
+    shared: int             # that read or write shared memory
+    rest: int               # all others
+    conflicts: float        # wavefronts of shared memory over the fewest possible
+
+
+def ladder(M, N, K):
+    """The kernels of k05 and of this lesson on random float32 numbers: [Step]. K % 4 is 0."""
+    rng = torch.Generator().manual_seed(0)
+    a, w = (torch.randn(rows, K, generator=rng) for rows in (M, N))
+    with simulator.trace() as trace:
+        matmul_cuda(a, w)
+        for kernel in BLOCKS:
+            matmul_registers_cuda(a, w, kernel)
+    return [step(launch, M * N * K) for launch in trace.launches]
+
+
+def step(launch, multiplications):
+    """The Step of one launch."""
+    shared, multiply = launch.totals.sum("requests", "shared"), launch.flops // 64
+    return Step(launch.name, 2 * multiplications / launch.bytes_loaded,
+                launch.totals.access("shared", "load").bytes / 4 / multiplications,
+                multiply, shared, launch.steps - multiply - shared, launch.bank_conflict_degree())
+
+
+def bench(M=4096, N=4096, K=4096):
+    """On a GPU: the kernels of k05 and of this lesson, cuBLAS (through torch) and a copy; rows of
+    lab.bench. torch.compile is left out: it calls cuBLAS too."""
+    from day01_roofline import Gpu, Job, copy_job, count_matmul, measure
+    from lab.bench import row
+
+    device = Gpu()
+    a, w = (torch.randn(rows, K, device="cuda") for rows in (M, N))         # (M, K), (N, K)
+    kernels = {"cublas": lambda: matmul_torch(a, w), "matmul_tiled_cuda": lambda: matmul_cuda(a, w)}
+    for kernel in BLOCKS:
+        kernels[kernel] = lambda kernel=kernel: matmul_registers_cuda(a, w, kernel)
+    counts = count_matmul(M, N, K, a.element_size())
+    jobs = [copy_job(device), *(Job(name, run, *counts) for name, run in kernels.items())]
+    timings = measure(jobs, device, limit=30)
+    copy = jobs[0].moved / timings["copy"].seconds
+    return {job.name: row(job, timings[job.name], copy, {"cublas": timings["cublas"]})
+            for job in jobs}

@@ -1,0 +1,261 @@
+"""Graders of k06. Outputs start as 7, so that what nobody wrote shows; with more than one step of k
+the course's launcher makes them, since those launches are too long for the limit on steps."""
+
+import numpy as np
+import pytest
+
+from lab.subject import Raised
+
+BLOCKS = {          # side of a block's tile, threads, thread tile
+    "matmul_strip_cuda": (64, 512, (8, 1)), "matmul_square_cuda": (128, 256, (8, 8)),
+    "matmul_vector_cuda": (128, 256, (8, 8))}
+BK = 8
+
+
+def operands(rng, M, N, K):
+    """a (M, K), w (N, K), and c (M, N) of sevens."""
+    a, w = (rng.standard_normal((rows, K), dtype=np.float32) for rows in (M, N))
+    return a, w, np.full((M, N), 7, np.float32)
+
+
+def product(a, w):
+    return a.astype(np.float64) @ w.T
+
+
+def run(subject, name, a, w, c):
+    (M, K), N = a.shape, len(w)
+    side, threads, _ = BLOCKS[name]
+    return subject.launch(name, (-(-N // side), -(-M // side)), threads, (a, w, c, M, N, K))
+
+
+def padded(x, side):
+    """x with zeros up to multiples of side."""
+    return np.pad(x, [(0, -rows % side) for rows in x.shape])
+
+
+def moved(want, side, rows, columns):
+    """What stands in c if row r of a block's tile gets what belongs to row rows[r], and so on."""
+    whole = padded(want, side)
+    r, c = (np.concatenate([first + np.array(order) for first in range(0, n, side)])
+            for n, order in zip(whole.shape, (rows, columns), strict=True))
+    return whole[r][:, c][:want.shape[0], :want.shape[1]]
+
+
+def right(agree, name, a, w, got, mistakes=()):
+    side, _, _ = BLOCKS[name]
+    steps = np.arange(a.shape[1]) // BK
+    want = product(a, w)
+    agree(got, want, "float32", f"{name}, a {a.shape} and w {w.shape}",
+          lambda index: f"row {index[0]}, column {index[1]} of c (row {index[0] % side}, column "
+                        f"{index[1] % side} of its block's tile)", dict(mistakes) | {
+              f"{name} starts its sums again with each step":
+                  product(a[:, steps == steps[-1]], w[:, steps == steps[-1]]),
+              f"{name} replaces its sums instead of adding to them":
+                  product(*(np.pad(x, [(0, 0), (0, -x.shape[1] % BK)])[:, -1:] for x in (a, w))),
+              f"{name} writes nothing": np.full_like(want, 7)})
+
+
+def many_steps(subject, agree, rng, name):
+    """More blocks than one and more steps than one, through the launcher."""
+    import torch
+
+    a, w, _ = operands(rng, 130, 140, 20)
+    got = subject.matmul_registers_cuda(torch.from_numpy(a), torch.from_numpy(w), name)
+    right(agree, name, a, w, got)
+
+
+def economical(name, launch, vector=1):
+    """One step of one block. vector: numbers that are read from shared memory at once"""
+    side, threads, (TM, TN) = BLOCKS[name]
+    multiplications = side * side * BK
+    got = launch.bytes("load", "shared") / 4 / multiplications
+    least = (TM + TN) / (TM * TN)
+    assert got <= least, (
+        f"{name} reads {got:g} numbers of shared memory for each multiplication, {least:g} are "
+        f"enough for a thread tile of {TM} x {TN}: read each into a register, once for each k")
+    local = launch.requests("load", "local") + launch.requests("store", "local")
+    assert local == 0, (
+        f"{name} reads and writes local memory {local} times: its sums are no registers. Loops "
+        f"over them need constant bounds, and to be unrolled")
+    conflicts = launch.bank_conflicts()
+    assert conflicts <= 1.01, (
+        f"{name}: shared memory is asked {conflicts:.3g} times as often as need be: neighbouring "
+        f"threads should read neighbouring numbers, so the rows and columns of one thread are "
+        f"apart")
+    requests = launch.requests("load", "shared")
+    enough = threads // 32 * BK * (TM + TN) // vector
+    assert requests <= enough, (
+        f"{name} reads shared memory by {requests} requests, {enough} are enough with 16 bytes a "
+        f"thread: read float4, not single numbers")
+
+
+# ---- counting
+
+
+def test_shared_reads(subject, reference, rng):
+    for name in ("matmul_strip_cuda", "matmul_square_cuda"):
+        side, _, (TM, TN) = BLOCKS[name]
+        launch = run(reference, name, *operands(rng, side, side, BK))
+        want = launch.bytes("load", "shared") / 4 / (side * side * BK)
+        got = subject.shared_reads(TM, TN)
+        assert isinstance(got, (int, float)), f"a count is a number, got {got!r}"
+        why = {1 / want: "that is multiplications for each number read",
+               want / 2: "count multiplications, not FLOPs",
+               2: "2 would hold without registers, two numbers for each multiplication",
+               TM + TN: "these are the numbers for one k; divide by the multiplications"}
+        said = next((text for value, text in why.items() if abs(got - value) < 1e-6),
+                    "for one k, TM numbers of a meet TN numbers of w")
+        assert abs(got - want) < 1e-6, (
+            f"a thread tile of {TM} x {TN}: the counter of {name} does not say {got:g} numbers "
+            f"for each multiplication; {said}")
+
+
+# ---- a strip
+
+
+def strip_mistakes(a, w):
+    want, order = product(a, w), np.arange(64)
+    return {
+        "matmul_strip_cuda reads rows 8y + i of a_tile and stores rows y + 8i":
+            moved(want, 64, order % 8 * 8 + order // 8, order),
+        "all sums of matmul_strip_cuda are taken with row y of a_tile":
+            moved(want, 64, order % 8, order)}
+
+
+@pytest.mark.parametrize("M, N, K", [(60, 50, 13), (1, 1, 1), (3, 70, 5), (64, 33, 8)])
+def test_matmul_strip_cuda(subject, agree, rng, M, N, K):
+    a, w, c = operands(rng, M, N, K)
+    run(subject, "matmul_strip_cuda", a, w, c)
+    right(agree, "matmul_strip_cuda", a, w, c, strip_mistakes(a, w))
+
+
+def test_matmul_strip_cuda__many_blocks(subject, agree, rng):
+    many_steps(subject, agree, rng, "matmul_strip_cuda")
+
+
+def test_matmul_strip_cuda__work(subject, rng):
+    economical("matmul_strip_cuda", run(subject, "matmul_strip_cuda", *operands(rng, 64, 64, BK)))
+
+
+# ---- a square
+
+
+def square_mistakes(a, w):
+    want, order = product(a, w), np.arange(128)
+    whole = padded(want, 128)[:128, :128].reshape(8, 16, 8, 16)         # (i, y, j, x)
+    return {
+        "matmul_square_cuda reads rows 8y + i and columns 8x + j and stores y + 16i and x + 16j":
+            moved(want, 128, order % 16 * 8 + order // 16, order % 16 * 8 + order // 16),
+        "matmul_square_cuda reads columns 8x + j and stores x + 16j":
+            moved(want, 128, order, order % 16 * 8 + order // 16),
+        "matmul_square_cuda exchanges i and j between its products and its stores":
+            whole.transpose(2, 1, 0, 3).reshape(128, 128)[:want.shape[0], :want.shape[1]],
+        "matmul_square_cuda reads neighbours, y + i and x + j, and stores y + 16i and x + 16j":
+            moved(want, 128, order % 16 + order // 16, order % 16 + order // 16)}
+
+
+@pytest.mark.parametrize("M, N, K", [(60, 100, 7), (1, 1, 1), (128, 33, 8)])
+def test_matmul_square_cuda(subject, agree, rng, M, N, K):
+    a, w, c = operands(rng, M, N, K)
+    run(subject, "matmul_square_cuda", a, w, c)
+    right(agree, "matmul_square_cuda", a, w, c, square_mistakes(a, w))
+
+
+def test_matmul_square_cuda__many_blocks(subject, agree, rng):
+    many_steps(subject, agree, rng, "matmul_square_cuda")
+
+
+def test_matmul_square_cuda__work(subject, rng):
+    economical("matmul_square_cuda",
+               run(subject, "matmul_square_cuda", *operands(rng, 128, 128, BK)))
+
+
+# ---- vectors
+
+
+def vector_mistakes(a, w):
+    want, order = product(a, w), np.arange(128)
+    beside = (order % 64 + order // 64 * 4) % 128       # the second float4 is the next one
+    return {
+        "the second float4 of matmul_vector_cuda is the one beside the first; it stands SIDE on":
+            moved(want, 128, beside, beside),
+        "both float4 of matmul_vector_cuda are the first":
+            moved(want, 128, order % 64, order % 64)}
+
+
+@pytest.mark.parametrize("M, N, K", [(60, 100, 8), (1, 1, 4), (128, 35, 8)])
+def test_matmul_vector_cuda(subject, agree, rng, M, N, K):
+    a, w, c = operands(rng, M, N, K)
+    run(subject, "matmul_vector_cuda", a, w, c)
+    right(agree, "matmul_vector_cuda", a, w, c, vector_mistakes(a, w))
+
+
+def test_matmul_vector_cuda__many_blocks(subject, agree, rng):
+    many_steps(subject, agree, rng, "matmul_vector_cuda")
+
+
+def test_matmul_vector_cuda__work(subject, rng):
+    economical("matmul_vector_cuda",
+               run(subject, "matmul_vector_cuda", *operands(rng, 128, 128, BK)), vector=4)
+
+
+# ---- the course's own launcher
+
+
+def test_every_launcher(subject, agree, rng):
+    import torch
+
+    for M, N, K in ((129, 3, 100), (2, 200, 36)):
+        a, w, _ = operands(rng, M, N, K)
+        want = subject.matmul_oracle(a, w)
+        for name in BLOCKS:
+            got = subject.matmul_registers_cuda(torch.from_numpy(a), torch.from_numpy(w), name)
+            agree(got, want, "float32", f"{name}, {(M, N, K)}")
+
+
+@pytest.mark.parametrize("M, N, K", [(0, 5, 3), (5, 0, 4), (3, 4, 0)])
+def test_nothing_to_do(subject, M, N, K):
+    import torch
+
+    for name in BLOCKS:
+        if K % 4 == 0 or name != "matmul_vector_cuda":
+            got = subject.matmul_registers_cuda(torch.ones(M, K), torch.ones(N, K), name)
+            assert torch.equal(got, torch.zeros(M, N)), name
+
+
+def test_what_the_launcher_refuses(subject):
+    import torch
+
+    a, w = torch.ones(4, 8), torch.ones(5, 8)
+    for given, says in (((a, w[:, :5]), "(5, 5), expected (M, K) and (N, K)"),
+                        ((a.half(), w.half()), "a is torch.float16"),
+                        ((torch.ones(8, 4).T, w), "a has strides (1, 4)"),
+                        ((torch.ones(4, 6), torch.ones(5, 6)), "rows of 6 numbers")):
+        with pytest.raises(Raised) as refusal:
+            subject.matmul_registers_cuda(*given)
+        assert says in refusal.value.text
+
+
+@pytest.mark.slow
+def test_no_register_is_spilled():
+    from layer1_kernels.k06_matmul_registers import KERNELS
+
+    for name in BLOCKS:
+        for arch in ("sm_80", "sm_90"):
+            found = KERNELS.resources(name, arch)
+            assert found.spill_stores == found.stack == 0, f"{name} on {arch}: {found}"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("M, N, K", [(0, 5, 4), (3, 4, 0), (1, 1000, 1000), (129, 127, 1000),
+                                     (1024, 2048, 512)])
+def test_every_kernel_on_the_device(M, N, K):
+    import torch
+
+    from layer1_kernels import matmul_registers_cuda
+
+    a, w = (torch.randn(rows, K, device="cuda") for rows in (M, N))
+    want = a.double() @ w.double().T
+    for name in BLOCKS:
+        got = matmul_registers_cuda(a, w, name).double()
+        assert torch.allclose(got, want, rtol=2e-5, atol=1e-4), name
