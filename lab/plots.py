@@ -348,3 +348,25 @@ def tile_map(title, seen, BM, BN):
                   frameon=False)
     plt.close(figure)           # as above
     return figure
+
+
+def falling(title, sizes, curves, x, y):
+    """What gets less as a size doubles again and again, one line each, named where it begins.
+
+    sizes: [number]    curves: {name: [value at each size]}, three at most    x, y: the axes' names
+    """
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7.5, 3.4), layout="constrained")
+    for (name, values), colour in zip(curves.items(), (RED, BLUE, INK), strict=False):
+        axes.plot(sizes, values, "o-", color=colour, lw=2, ms=4)
+        axes.annotate(name, (sizes[0], values[0]), xytext=(-8, 0), textcoords="offset points",
+                      ha="right", va="center", color=colour)
+    axes.set_xscale("log", base=2)
+    axes.set(title=title, xlabel=x, ylabel=y, xlim=(sizes[0] / 2.2, sizes[-1] * 1.1),
+             ylim=(0, 1.1 * max(map(max, curves.values()))))
+    axes.set_xticks(sizes, sizes)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#eaeef2")
+    plt.close(figure)           # as above
+    return figure

@@ -17,6 +17,7 @@ import triton.language as tl
 
 from lab import simulator
 from layer1_kernels.gradients import differentiable
+from layer1_kernels.k05_matmul_tiled import GROUP, grouped_triton, matmul_tiled_triton
 from layer1_kernels.k08_rmsnorm import FLOATS, Eager, at_least_fp32
 
 __all__ = ["matmul_swiglu", "matmul_swiglu_torch", "swiglu", "swiglu_cuda", "swiglu_torch"]
@@ -24,7 +25,6 @@ __all__ = ["matmul_swiglu", "matmul_swiglu_torch", "swiglu", "swiglu_cuda", "swi
 KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
 THREADS = 256           # a block of the CUDA kernels
 BLOCK = 1024            # columns of a program of swiglu_triton: 16 bytes a thread in 16 bits
-GROUP = 8               # rows of tiles whose programs follow each other, see matmul_swiglu_triton
 MOST = 2**31 - 1        # blocks or programs of a launch, and what 32-bit indices reach
 
 
@@ -76,7 +76,7 @@ def swiglu_triton(gate, up, y, F, gate_stride, up_stride, BLOCK: tl.constexpr):
 
 def predict_numbers_saved():
     """Numbers that matmul_swiglu_triton moves less for each of its results than the two kernels do,
-    matmul_triton for gate and up together, then swiglu_triton."""
+    matmul_tiled_triton for gate and up together, then swiglu_triton."""
     # exercise: what does the first write and the second read, for one result?
     return 2 + 2
 
@@ -94,45 +94,17 @@ def saved_share(C, peak, bandwidth):
 
 
 @triton.jit
-def matmul_triton(x, w, y, T, C, N, BT: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr,
-                  GROUP: tl.constexpr):
-    """y = x · wᵀ: one program per tile of BT rows of x and BN rows of w."""
-    tl.assume(C > 0)
-    rows, columns = tl.cdiv(T, BT), tl.cdiv(N, BN)
-    i, j = tl.program_id(0) // columns, tl.program_id(0) % columns
-    i, j = tl.swizzle2d(i, j, rows, columns, GROUP)
-    t, n, c = i * BT + tl.arange(0, BT), j * BN + tl.arange(0, BN), tl.arange(0, BC)
-    t_inside, n_inside = (t < T)[:, None], (n < N)[:, None]
-    x += t[:, None].to(tl.int64) * C + c
-    w += n[:, None].to(tl.int64) * C + c
-    sums = tl.zeros((BT, BN), tl.float32)
-    for start in range(0, C, BC):
-        c_inside = c < C - start
-        x_tile = tl.load(x + start, t_inside & c_inside, 0)
-        w_tile = tl.load(w + start, n_inside & c_inside, 0)
-        sums = tl.dot(x_tile, w_tile.T, sums, input_precision="ieee")
-    tl.store(y + t[:, None].to(tl.int64) * N + n, sums, t_inside & (n < N))
-
-
-@triton.jit
 def matmul_swiglu_triton(x, w, y, T, C, F, BT: tl.constexpr, BF: tl.constexpr, BC: tl.constexpr,
                          GROUP: tl.constexpr):
-    """y = SiLU(x · w[:F]ᵀ) · (x · w[F:]ᵀ): one program per tile of BT rows and BF columns of y.
-
-    Programs that follow each other go down GROUP tiles before they go right, so that those at work
-    together share rows of x and of w in the L2 cache.
-    """
-    tl.assume(C > 0)                # with the range from 0, or ptxas makes each wgmma wait
-    rows, columns = tl.cdiv(T, BT), tl.cdiv(F, BF)
-    i, j = tl.program_id(0) // columns, tl.program_id(0) % columns
-    i, j = tl.swizzle2d(i, j, rows, columns, GROUP)
-    t, f, c = i * BT + tl.arange(0, BT), j * BF + tl.arange(0, BF), tl.arange(0, BC)
+    """y = SiLU(x · w[:F]ᵀ) · (x · w[F:]ᵀ): one program per tile (BT, BF) of y, in k05's order."""
+    row, column = grouped_triton(tl.program_id(0), tl.cdiv(T, BT), tl.cdiv(F, BF), GROUP)
+    t, f, c = row * BT + tl.arange(0, BT), column * BF + tl.arange(0, BF), tl.arange(0, BC)
     t_inside, f_inside = (t < T)[:, None], (f < F)[:, None]
     x += t[:, None].to(tl.int64) * C + c            # (BT, BC) addresses
     w += f[:, None].to(tl.int64) * C + c            # (BF, BC), of the gate's rows
     w_up = w + tl.cast(F, tl.int64) * C             # (BF, BC), of up's
     gate, up = tl.zeros((BT, BF), tl.float32), tl.zeros((BT, BF), tl.float32)
-    # exercise: the loop of matmul_triton for both sums, each tile of x loaded once; then SwiGLU
+    # exercise: the loop of k05 for both sums, each tile of x loaded once; then SwiGLU
     for start in range(0, C, BC):
         c_inside = c < C - start
         x_tile = tl.load(x + start, t_inside & c_inside, 0)
@@ -274,7 +246,7 @@ class Step(NamedTuple):
 def ladder(T, C, F):
     """Every way of this lesson to get (T, F) float32 results, from gate and up or from x: [Step].
 
-    T is a multiple of 32, F of 64, so that no tile stands over an edge.
+    T and F are multiples of 32, so that no tile stands over an edge.
     """
     x = torch.linspace(-1, 1, T * C).reshape(T, C)                      # (T, C)
     w = torch.linspace(-1, 1, 2 * F * C).reshape(2 * F, C)              # (2*F, C)
@@ -284,11 +256,11 @@ def ladder(T, C, F):
         swiglu_torch(gate, up)
     steps = [Step("PyTorch: SiLU, times up", eager.launches, eager.loaded / y.nbytes,
                   eager.stored / y.nbytes, None)]
-    tile, side = {"BT": 32, "BC": 32, "GROUP": GROUP}, 32
-    grid = (triton.cdiv(T, side) * triton.cdiv(F, side),)
+    side, grid = 32, (T * F // 32**2,)
 
-    def pair():
-        matmul_triton[grid](x, w, both, T, C, 2 * F, BN=2 * side, **tile)
+    def pair():             # with tiles as large: as many sums a program, as many numbers loaded
+        matmul_tiled_triton[grid](x, w, both, T, 2 * F, C, C, C, BM=side, BN=2 * side, BK=side,
+                                  GROUP=GROUP)
         swiglu(*both.chunk(2, dim=-1))
 
     ways = {
@@ -297,7 +269,8 @@ def ladder(T, C, F):
         "Triton": lambda: swiglu(gate, up),
         "Triton: matmul, then SwiGLU": pair,
         "Triton: SwiGLU in the matmul":
-            lambda: matmul_swiglu_triton[grid](x, w, y, T, C, F, BF=side, **tile)}
+            lambda: matmul_swiglu_triton[grid](x, w, y, T, C, F, BT=side, BF=side, BC=side,
+                                               GROUP=GROUP)}
     for name, run in ways.items():
         with simulator.trace() as trace:
             run()

@@ -58,6 +58,8 @@ def of_rms(name, x, w):
             f"{name} divides by the mean square, not by its root":
                 x / ((x * x).mean(-1, keepdims=True) + EPS) * w,
             f"{name} leaves out eps": normed(x, eps=0) * w,
+            f"{name} multiplies by the root of the mean square; it should divide":
+                x * np.sqrt((x * x).mean(-1, keepdims=True) + EPS) * w,
             f"{name} adds eps to the root, not below it":
                 x / (np.sqrt((x * x).mean(-1, keepdims=True)) + EPS) * w,
             f"{name} leaves out w": normed(x),
@@ -195,8 +197,10 @@ def test_add_rmsnorm_triton(subject, agree, rng, T, C, dtype):
     sums = {f"{name} stores y in total; the next add needs the sum": normed(x + residual) * w,
             f"{name} does not store the sum": np.full_like(x, 7),
             f"{name} stores x in total, without the residual": x,
+            f"in {name} every program loads row 0: an address lacks `row`":
+                np.broadcast_to((x + residual)[:1], x.shape),
             f"{name} stores the normalised x plus the residual": normed(x) * w + residual}
-    agree(total, x + residual, dtype, f"{what}: total", at, sums)
+    agree(total, x + residual, dtype, f"{what}: total", at, telling(x + residual, sums))
     agree(y, normed(total.double().numpy()) * w, dtype, f"{what}: y", at, mistakes)
     agree(xt, x, "exact", f"{what}: x after the launch, an input", at)
     agree(rt, residual, "exact", f"{what}: residual after the launch, an input", at)
