@@ -193,4 +193,5 @@ def raw(value):
         return value.tobytes()
     import torch
 
-    return torch.Tensor.detach(value).reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
+    flat = torch.Tensor.detach(value).reshape(-1).clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8).numpy().tobytes()

@@ -90,6 +90,9 @@ def test_changed_arrays_come_back_even_nested_and_strided(probe):
     x, key = np.arange(8.0)[::2], torch.zeros(2, 3).t()
     probe.in_place([x], key=key)
     assert x.tolist() == [0, 4, 8, 12] and (key == 7).all()
+    alone = torch.ones(1, 2)[:, ::2]                # one element, and a stride of 2
+    probe.in_place([np.zeros(1)], key=alone)
+    assert (alone == 7).all()
 
 
 def test_one_array_given_twice_is_one_array(probe):
