@@ -50,13 +50,14 @@ def mine(name):
     return Desk.find().mine(exercise)
 
 
-def own(function):
-    """The learner's version of a public function of a lesson, where all exercises that it needs
-    passed on this version, else None: own("layer1_kernels.k07_softmax.softmax")."""
+def own(lesson, name):
+    """A lesson's public function with the learner's kernels in it: own("k07_softmax", "softmax").
+
+    None where an exercise that it needs has not passed on this version of the course.
+    """
     from lab.desk import Desk
 
-    module, _, name = function.rpartition(".")
-    return Desk.find().own(course.find(module.rpartition(".")[2]), name)
+    return Desk.find().own(course.find(lesson), name)
 
 
 def is_kernel(exercise):

@@ -132,6 +132,27 @@ def test_mine_is_what_last_passed_and_nothing_else(desk):
     assert desk.mine(ADD) is None and not desk.passed(ADD)
 
 
+def test_a_public_function_is_ones_own_when_all_that_it_needs_passed(tmp_path):
+    lesson = course.find("k07_softmax")
+    assert [e.name for e in lesson.reached("softmax")] == ["softmax_online_triton"]
+    assert [e.name for e in lesson.reached("softmax_cuda")] == ["softmax_fused_cuda",
+                                                                "softmax_online_cuda"]
+    assert lesson.reached("softmax_torch") == []
+    desk = Desk(tmp_path)
+    desk.prepare()
+    desk.start(lesson)
+    for suffix, language in ((".py", "python"), (".cu", "cuda")):
+        desk.path(lesson, suffix).write_text(lesson.sources[language])
+    assert desk.own(lesson, "softmax") is None          # right, and not graded yet
+    candidate = desk.candidate(lesson)
+    desk.record(lesson, candidate, check.grade(lesson, candidate, ["softmax_online_triton"]))
+    function = desk.own(lesson, "softmax")
+    assert function.__module__.startswith("desk.k07_softmax.")
+    assert function.__globals__["__file__"] == str(desk.path(lesson, ".py"))
+    assert desk.own(lesson, "softmax_cuda") is None
+    assert desk.own(lesson, "softmax_torch") is None    # nothing of the learner's is in it
+
+
 def test_a_pass_ends_with_the_version_it_was_for(desk, monkeypatch):
     answer(desk, RIGHT)
     graded(desk)
