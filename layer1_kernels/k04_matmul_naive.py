@@ -15,11 +15,12 @@ import triton.language as tl
 
 from lab import simulator
 
-__all__ = ["matmul_untiled_cuda"]
+__all__ = ["matmul_few_rows", "matmul_untiled_cuda"]
 
 KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
 WARPS = 8               # of a block; neighbours in it ask for the same row of a
 LARGEST = 65_535        # y of a grid
+BN, BK = 8, 256         # of dots_triton: 8 KB of fp32 on their way for each program
 
 
 def matmul_oracle(a, w):                            # (M, K), (N, K) -> (M, N)
@@ -43,22 +44,44 @@ def predict_sectors():
 
 
 @triton.jit
-def matmul_dots_triton(a, w, c, N, K, BN: tl.constexpr, BK: tl.constexpr):
-    """One program per row of a and BN rows of w, BK numbers of each at a time."""
-    m, n = tl.program_id(1).to(tl.int64), tl.program_id(0) * BN + tl.arange(0, BN)
-    k, inside = tl.arange(0, BK), n[:, None] < N
+def dots_triton(a, w, c, N, K, a_row, a_k, w_row, w_k, BN: tl.constexpr, BK: tl.constexpr):
+    """One program per row of a and BN rows of w, BK numbers of each at a time.
+
+    a_row, w_row: from one row to the next, in numbers   a_k, w_k: from one k to the next
+    """
+    m, n, k = tl.program_id(1), tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BK)
+    a += m.to(tl.int64) * a_row + k * a_k                                           # (BK,)
+    w += n[:, None].to(tl.int64) * w_row + k * w_k                                  # (BN, BK)
     sums = tl.zeros((BN, BK), tl.float32)
     for start in range(0, K, BK):
-        a_part = tl.load(a + m * K + start + k, start + k < K, 0)                   # (BK,)
-        w_part = tl.load(w + n[:, None].to(tl.int64) * K + start + k,
-                         inside & (start + k < K), 0)                               # (BN, BK)
-        sums += a_part * w_part.to(tl.float32)
-    tl.store(c + m * N + n, tl.sum(sums, 1), n < N)
+        inside = start + k < K
+        part = tl.load(w, (n < N)[:, None] & inside, 0).to(tl.float32)
+        sums += part * tl.load(a, inside, 0).to(tl.float32)
+        a += BK * a_k
+        w += BK * w_k
+    tl.store(c + m.to(tl.int64) * N + n, tl.sum(sums, 1), n < N)
+
+
+def matmul_few_rows(a, w):                          # (M, K), (N, K) -> (M, N)
+    """a · wᵀ by the Triton kernel, which fetches w once for each row of a.
+
+    float32, float16 or bfloat16, fp32 sums; any strides, any size may be 0, at most 65,535 rows.
+    """
+    check(a, w, torch.float32, torch.float16, torch.bfloat16)
+    (M, K), N = a.shape, len(w)
+    c = a.new_empty(M, N)                           # (M, N)
+    if c.numel():
+        dots_triton[(triton.cdiv(N, BN), M)](a, w, c, N, K, *a.stride(), *w.stride(), BN=BN, BK=BK)
+    return c
 
 
 def matmul_untiled_cuda(a, w, kernel="matmul_coalesced_cuda"):      # (M, K), (N, K) -> (M, N)
     """a · wᵀ by one of the CUDA kernels of this lesson. float32, contiguous; any size may be 0."""
-    check(a, w)
+    check(a, w, torch.float32)
+    for name, x in (("a", a), ("w", w)):
+        if not x.is_contiguous():
+            raise ValueError(f"matmul: {name} has strides {x.stride()}, expected rows one after "
+                             f"the other, {(x.shape[1], 1)}; {name}.contiguous() makes them so")
     (M, K), N = a.shape, len(w)
     c = a.new_empty(M, N)                           # (M, N)
     grids = {"matmul_naive_cuda": (triton.cdiv(M, 32), triton.cdiv(N, WARPS)),
@@ -88,7 +111,7 @@ def ladder(M, N, K):
     with simulator.trace() as trace:
         for kernel in ("matmul_naive_cuda", "matmul_swapped_cuda", "matmul_coalesced_cuda"):
             matmul_untiled_cuda(a, w, kernel)
-        matmul_dots_triton[(triton.cdiv(N, 16), M)](a, w, c, N, K, BN=16, BK=64)
+        dots_triton[(triton.cdiv(N, 16), M)](a, w, c, N, K, K, 1, K, 1, BN=16, BK=64)
     return [step(launch, a.nbytes + w.nbytes) for launch in trace.launches]
 
 
@@ -97,6 +120,14 @@ def step(launch, least):
     sectors = launch.totals.access("global", "load").transactions
     return Step(launch.name, launch.bytes_loaded / least, launch.sectors_per_request(op="load"),
                 launch.sectors_per_request(op="store"), 32 * sectors / least, launch.steps)
+
+
+def shipped():
+    """What matmul_few_rows compiles for Hopper: {name: simulator.Hopper}. One row of a."""
+    strides = {"a_row": "i32:16", "a_k": 1, "w_row": "i32:16", "w_k": 1}
+    return {f"dots_triton_{kind}": simulator.hopper(
+        dots_triton, dict.fromkeys("awc", f"*{kind}") | {"N": "i32:16", "K": "i32:16"} | strides,
+        {"BN": BN, "BK": BK}) for kind in ("fp32", "bf16")}
 
 
 def bench(M=2048, N=2048, K=2048):
@@ -115,6 +146,7 @@ def bench(M=2048, N=2048, K=2048):
         for kernel in ("matmul_naive_cuda", "matmul_swapped_cuda", "matmul_coalesced_cuda"):
             kernels[f"{kernel}_{rows}"] = \
                 lambda a=a, w=w, kernel=kernel: matmul_untiled_cuda(a, w, kernel)
+        kernels[f"dots_triton_{rows}"] = lambda a=a, w=w: matmul_few_rows(a, w)
         jobs += [Job(name, run, *count_matmul(rows, N, K, a.element_size()))
                  for name, run in kernels.items()]
     timings = measure(jobs, device, limit=30)
@@ -125,20 +157,17 @@ def bench(M=2048, N=2048, K=2048):
             for job in jobs}
 
 
-def check(a, w):
-    """What the kernels assume; they count with 32 bits and know no strides."""
+def check(a, w, *dtypes):
+    """What the kernels assume; they count with 32 bits."""
     if a.ndim != 2 or w.ndim != 2 or a.shape[1] != w.shape[1]:
         raise ValueError(f"matmul: a has shape {tuple(a.shape)} and w {tuple(w.shape)}, "
                          f"expected (M, K) and (N, K)")
+    if a.dtype not in dtypes or w.dtype != a.dtype:
+        raise TypeError(f"matmul: a is {a.dtype} and w {w.dtype}, expected both "
+                        f"{' or both '.join(map(str, dtypes))}")
     if a.device != w.device:
         raise ValueError(f"matmul: a is on {a.device} and w on {w.device}, expected one device")
-    for name, x in (("a", a), ("w", w)):
-        if x.dtype != torch.float32:
-            raise TypeError(f"matmul: {name} is {x.dtype}, expected torch.float32")
-        if not x.is_contiguous():
-            raise ValueError(f"matmul: {name} has strides {x.stride()}, expected rows one after "
-                             f"the other, {(x.shape[1], 1)}; {name}.contiguous() makes them so")
-    if len(a) > LARGEST or len(w) > WARPS * LARGEST or a.shape[1] >= 2**31 - 32:
+    if len(a) > LARGEST or len(w) > WARPS * LARGEST or a.shape[1] >= 2**31 - BK:
         raise ValueError(f"matmul: a has shape {tuple(a.shape)} and w {tuple(w.shape)}, expected "
                          f"at most {LARGEST} rows, {WARPS * LARGEST} rows, and fewer than "
-                         f"2^31 - 32 columns")
+                         f"2^31 - {BK} columns")

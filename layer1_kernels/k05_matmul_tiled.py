@@ -15,12 +15,14 @@ import triton
 import triton.language as tl
 
 from lab import simulator
-from layer1_kernels.k04_matmul_naive import matmul_untiled_cuda
+from layer1_kernels.k02_transpose import transpose
+from layer1_kernels.k04_matmul_naive import matmul_few_rows, matmul_untiled_cuda
 
 __all__ = ["matmul", "matmul_cuda", "matmul_torch"]
 
 KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
 TILE = 32               # as in the .cu
+FEW = 4                 # rows of a in float32 for which tiles do not pay
 GROUP = 8               # rows of tiles whose programs run one after the other
 ENOUGH = 100            # tiles: most of the 132 SMs of an H200 get one
 
@@ -67,23 +69,28 @@ def order_triton(tiles, rows, columns, GROUP: tl.constexpr):
 
 
 @triton.jit
-def matmul_tiled_triton(a, w, c, M, N, K, a_row, w_row,
+def matmul_tiled_triton(a, w, c, M, N, K, a_row, a_k, w_row, w_k,
                         BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr):
-    """One program per tile (BM, BN) of c. a_row, w_row: from one row to the next, in numbers."""
+    """One program per tile (BM, BN) of c.
+
+    a_row, w_row: from one row to the next, in numbers   a_k, w_k: from one k to the next
+    """
     tl.assume(K > 0)                    # without it, Hopper's matmul instructions may be serialised
     row, column = grouped_triton(tl.program_id(0), tl.cdiv(M, BM), tl.cdiv(N, BN), GROUP)
     m, n, k = row * BM + tl.arange(0, BM), column * BN + tl.arange(0, BN), tl.arange(0, BK)
     m_inside, n_inside = m < M, n < N
-    a += m.to(tl.int64)[:, None] * a_row                    # (BM, 1), the tile's rows
-    w += n.to(tl.int64)[:, None] * w_row                    # (BN, 1)
+    a += m.to(tl.int64)[:, None] * a_row + k * a_k          # (BM, BK), the first tile
+    w += n.to(tl.int64)[:, None] * w_row + k * w_k          # (BN, BK)
     c += m.to(tl.int64)[:, None] * N + n                    # (BM, BN)
     # exercise: per step, a tile of a and one of w; tl.dot adds their product to fp32 sums; store
     sums = tl.zeros((BM, BN), tl.float32)
     for start in range(0, K, BK):
         inside = start + k < K
-        a_tile = tl.load(a + start + k, m_inside[:, None] & inside, 0)              # (BM, BK)
-        w_tile = tl.load(w + start + k, n_inside[:, None] & inside, 0)              # (BN, BK)
+        a_tile = tl.load(a, m_inside[:, None] & inside, 0)
+        w_tile = tl.load(w, n_inside[:, None] & inside, 0)
         sums = tl.dot(a_tile, w_tile.T, sums, input_precision="ieee")
+        a += BK * a_k
+        w += BK * w_k
     tl.store(c, sums, m_inside[:, None] & n_inside)
 
 
@@ -99,24 +106,26 @@ def configuration(M, N, itemsize):
 
 
 def matmul(a, w):                                   # (M, K), (N, K) -> (M, N)
-    """a · wᵀ by the Triton kernel, of a's dtype, on a's device; any size may be 0.
+    """a · wᵀ by the Triton kernel, of a's dtype, on a's device; any strides, any size may be 0.
 
-    float32 (IEEE products, not TF32), float16 or bfloat16, all with fp32 sums. Rows may be any
-    distance apart; the numbers of a row must be neighbours.
+    float32 (IEEE products, not TF32), float16 or bfloat16, all with fp32 sums. Without tensor
+    cores, threads read single numbers from shared memory, and without bank conflicts only if those
+    of one k are neighbours: so float32 is transposed first, into new memory. For a FEW rows that
+    would not pay; they are multiplied by k04's kernel.
     """
     check(a, w, torch.float32, torch.float16, torch.bfloat16)
-    for name, x in (("a", a), ("w", w)):
-        if x.stride(1) != 1 and x.shape[1] > 1:
-            raise ValueError(f"matmul: {name} has strides {x.stride()}, expected the numbers of a "
-                             f"row as neighbours, (any, 1); {name}.contiguous() makes them so")
     (M, K), N = a.shape, len(w)
+    if a.dtype == torch.float32 and M <= FEW:
+        return matmul_few_rows(a, w)
     c = a.new_empty(M, N)                           # (M, N)
     if K == 0:
         return c.zero_()
     if c.numel():
+        if a.dtype == torch.float32:
+            a, w = transpose(a).T, transpose(w).T
         how = configuration(M, N, a.element_size())
         programs = triton.cdiv(M, how["BM"]) * triton.cdiv(N, how["BN"])
-        matmul_tiled_triton[(programs,)](a, w, c, M, N, K, a.stride(0), w.stride(0), **how)
+        matmul_tiled_triton[(programs,)](a, w, c, M, N, K, *a.stride(), *w.stride(), **how)
     return c
 
 
@@ -128,6 +137,9 @@ def matmul_cuda(a, w, kernel="matmul_tiled_cuda"):  # (M, K), (N, K) -> (M, N)
             raise ValueError(f"matmul: {name} has strides {x.stride()}, expected rows one after "
                              f"the other, {(x.shape[1], 1)}; {name}.contiguous() makes them so")
     (M, K), N = a.shape, len(w)
+    if M > TILE * 65_535:
+        raise ValueError(f"matmul_cuda: a has {M} rows, expected at most {TILE * 65_535}: the y of "
+                         f"a grid counts their tiles")
     c = a.new_empty(M, N)                           # (M, N)
     if c.numel():
         grid = triton.cdiv(N, TILE), triton.cdiv(M, TILE)
@@ -153,7 +165,8 @@ class Step(NamedTuple):
 
 
 def ladder(M, N, K):
-    """The kernels of k04 and of this lesson on random float32 numbers: [Step]."""
+    """The kernels of k04 and of this lesson on random float32 numbers: [Step]. The last stands for
+    a and w transposed in memory before."""
     rng = torch.Generator().manual_seed(0)
     a, w = (torch.randn(rows, K, generator=rng) for rows in (M, N))
     c = torch.empty(M, N)                           # (M, N)
@@ -161,10 +174,10 @@ def ladder(M, N, K):
         matmul_untiled_cuda(a, w, "matmul_naive_cuda")
         matmul_untiled_cuda(a, w, "matmul_coalesced_cuda")
         matmul_cuda(a, w)
-        for side in (32, 64):
+        for side, x, y in ((32, a, w), (64, a, w), (64, a.T.contiguous().T, w.T.contiguous().T)):
             programs = triton.cdiv(M, side) * triton.cdiv(N, side)
-            matmul_tiled_triton[(programs,)](a, w, c, M, N, K, K, K, BM=side, BN=side, BK=32,
-                                             GROUP=GROUP)
+            matmul_tiled_triton[(programs,)](x, y, c, M, N, K, *x.stride(), *y.stride(),
+                                             BM=side, BN=side, BK=32, GROUP=GROUP)
     return [step(launch, a.nbytes + w.nbytes, 2 * M * N * K) for launch in trace.launches]
 
 
@@ -199,11 +212,13 @@ def shipped(N=4096):
                            ("dots_bf16_1_row", 1, torch.bfloat16),
                            ("dots_fp32_8192_rows", 8192, torch.float32),
                            ("dots_fp32_256_rows", 256, torch.float32),
-                           ("dots_fp32_1_row", 1, torch.float32)):
+                           ("dots_fp32_16_rows", 16, torch.float32)):
         how = configuration(M, N, dtype.itemsize)
         compiling = {key: how.pop(key) for key in ("num_warps", "num_stages")}
-        args = dict.fromkeys("awc", "*" + name.split("_")[1]) | {"M": 1 if M == 1 else "i32:16"} | \
-            dict.fromkeys(("N", "K", "a_row", "w_row"), "i32:16")
+        next_row, next_k = (1, "i32:16") if dtype == torch.float32 else ("i32:16", 1)
+        args = dict.fromkeys("awc", "*" + name.split("_")[1]) | \
+            dict.fromkeys("MNK", "i32:16") | {"M": 1 if M == 1 else "i32:16"} | \
+            dict.fromkeys(("a_row", "w_row"), next_row) | dict.fromkeys(("a_k", "w_k"), next_k)
         found[name] = simulator.hopper(matmul_tiled_triton, args, how, **compiling)
     return found
 
@@ -244,6 +259,6 @@ def check(a, w, *dtypes):
                         f"{' or both '.join(map(str, dtypes))}")
     if a.device != w.device:
         raise ValueError(f"matmul: a is on {a.device} and w on {w.device}, expected one device")
-    if max(*a.shape, len(w)) >= 2**31 - 256 or len(a) > TILE * 65_535:
+    if max(*a.shape, len(w)) >= 2**31 - 256:
         raise ValueError(f"matmul: a has shape {tuple(a.shape)} and w {tuple(w.shape)}, expected "
-                         f"fewer than 2^31 - 256 rows and columns, {TILE * 65_535} rows of a")
+                         f"fewer than 2^31 - 256 rows and columns")

@@ -162,7 +162,7 @@ def run_triton(subject, a, w, BM, BN, BK):
     (M, K), N = a.shape, len(w)
     c = torch.full((M, N), 7, dtype=a.dtype)
     launch = subject.launch("matmul_tiled_triton", ceil(M, BM) * ceil(N, BN),
-                            args=(a, w, c, M, N, K, a.stride(0), w.stride(0)),
+                            args=(a, w, c, M, N, K, *a.stride(), *w.stride()),
                             BM=BM, BN=BN, BK=BK, GROUP=2)
     return c, launch
 
@@ -172,6 +172,12 @@ def tensors(rng, M, N, K, dtype):
     import torch
 
     return [torch.from_numpy(x).to(getattr(torch, dtype)) for x in operands(rng, M, N, K)[:2]]
+
+
+def again(a, w, step):
+    """What comes out when each step multiplies the first tiles, as far as its own k exist."""
+    steps = [min(step, a.shape[1] - start) for start in range(0, a.shape[1], step)]
+    return sum(product(a[:, :size], w[:, :size]) for size in steps)
 
 
 def tf32(x):
@@ -185,6 +191,7 @@ def test_matmul_tiled_triton(subject, agree, rng, M, N, K, BM, BN, BK, dtype):
     c, _ = run_triton(subject, a, w, BM, BN, BK)
     a, w = a.double().numpy(), w.double().numpy()
     mistakes = likely("matmul_tiled_triton", a, w, BK)
+    mistakes["matmul_tiled_triton takes the first tiles again and again"] = again(a, w, BK)
     if dtype == "float32":
         mistakes["tl.dot rounds fp32 inputs to TF32; input_precision=\"ieee\" forbids it"] = \
             product(tf32(a), tf32(w))
@@ -194,11 +201,12 @@ def test_matmul_tiled_triton(subject, agree, rng, M, N, K, BM, BN, BK, dtype):
                         f"{index[1] % BN} of its tile)", mistakes)
 
 
-def test_matmul_tiled_triton__rows_apart(subject, agree, rng):
+def test_matmul_tiled_triton__strides(subject, agree, rng):
     a, w = tensors(rng, 20, 16, 49, "float32")
-    c, _ = run_triton(subject, a[:, :40], w[:, 9:].contiguous(), 16, 16, 32)
-    agree(c, product(a[:, :40].numpy(), w[:, 9:].numpy()), "float32",
-          "matmul_tiled_triton with rows of a 49 numbers apart, of which 40 count")
+    a, w = a[:, :40], w[:, 9:].T.contiguous().T
+    c, _ = run_triton(subject, a, w, 16, 16, 32)
+    agree(c, product(a.numpy(), w.numpy()), "float32",
+          "matmul_tiled_triton, rows of a 49 numbers apart of which 40 count, and w transposed")
 
 
 def test_matmul_tiled_triton__large_sums(subject, agree, rng):
@@ -235,7 +243,7 @@ def test_matmul_tiled_triton__work(subject, rng):
 def test_every_launcher(subject, agree, rng, dtype):
     import torch
 
-    for M, N, K in ((1, 129, 127), (40, 33, 72)):
+    for M, N, K in ((1, 129, 127), (40, 33, 72), (5, 70, 33)):
         a, w = (torch.from_numpy(x).to(getattr(torch, dtype)) for x in operands(rng, M, N, K)[:2])
         want = subject.matmul_oracle(a.double().numpy(), w.double().numpy())
         agree(subject.matmul(a, w), want, dtype, f"matmul {dtype}, {(M, N, K)}")
@@ -246,16 +254,13 @@ def test_every_launcher(subject, agree, rng, dtype):
               "matmul_cuda")
 
 
-def test_rows_any_distance_apart(subject, agree, rng):
-    import torch
-
-    a, w, _ = operands(rng, 6, 10, 40)
-    for left, right in ((torch.from_numpy(a)[:, :33], torch.from_numpy(w)[:, 7:]),
-                        (torch.from_numpy(a)[::2], torch.from_numpy(w)[3:]),
-                        (torch.from_numpy(a)[:1].expand(4, 40), torch.from_numpy(w)),
-                        (torch.from_numpy(a)[:, ::40], torch.from_numpy(w)[:, ::40])):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_any_strides(subject, agree, rng, dtype):
+    a, w = tensors(rng, 6, 10, 40, dtype)
+    for left, right in ((a[:, :33], w[:, 7:]), (a[::2], w[3:]), (a[:1].expand(5, 40), w),
+                        (a[:, ::40], w[:, ::40]), (a.T.contiguous().T, w[:, :1].expand(10, 40))):
         agree(subject.matmul(left, right), left.double().numpy() @ right.double().numpy().T,
-              "float32", f"matmul of strides {left.stride()} and {right.stride()}")
+              dtype, f"matmul, {dtype}, strides {left.stride()} and {right.stride()}")
 
 
 def test_extreme_values(subject):
@@ -295,17 +300,19 @@ def test_what_the_launchers_refuse(subject):
     a, w = torch.ones(4, 6), torch.ones(5, 6)
     both = (((a, w[:, :5]), "(5, 5), expected (M, K) and (N, K)"), ((a[0], w), "shape (6,)"),
             ((a.half(), w), "a is torch.float16 and w torch.float32"),
-            ((a.double(), w.double()), "torch.float64"),
-            ((torch.ones(6, 4).T, w), "a has strides (1, 4)"),
-            ((a, torch.ones(5, 12)[:, ::2]), "w has strides (12, 2)"))
+            ((a.double(), w.double()), "torch.float64"))
     for launcher in (subject.matmul, subject.matmul_cuda):
         for given, says in both:
             with pytest.raises(Raised) as refusal:
                 launcher(*given)
             assert says in refusal.value.text
-    with pytest.raises(Raised) as refusal:
-        subject.matmul_cuda(torch.ones(4, 7)[:, :6], w)
-    assert "a has strides (7, 1)" in refusal.value.text
+    for given, says in (((torch.ones(6, 4).T, w), "a has strides (1, 4)"),
+                        ((a, torch.ones(5, 12)[:, ::2]), "w has strides (12, 2)"),
+                        ((torch.ones(4, 7)[:, :6], w), "a has strides (7, 1)"),
+                        ((torch.ones(2_097_121, 1), w[:, :1].contiguous()), "2097121 rows")):
+        with pytest.raises(Raised) as refusal:
+            subject.matmul_cuda(*given)
+        assert says in refusal.value.text
 
 
 def test_oracle_is_torchs(subject, rng):
