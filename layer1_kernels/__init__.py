@@ -28,6 +28,7 @@ from layer1_kernels.k03_reduce import (
     reduce_sum_torch,
 )
 from layer1_kernels.k04_matmul_naive import (
+    matmul_few_rows,
     matmul_untiled_cuda,
 )
 from layer1_kernels.k05_matmul_tiled import (
@@ -77,6 +78,7 @@ __all__ = [
     "layernorm_torch",
     "matmul",
     "matmul_cuda",
+    "matmul_few_rows",
     "matmul_registers_cuda",
     "matmul_swiglu",
     "matmul_swiglu_torch",
