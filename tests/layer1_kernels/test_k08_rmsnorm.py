@@ -282,6 +282,15 @@ def test_every_launcher(subject, agree, rng, C):
         agree(new, total, "float32", f"the residual of {name}, rows of {C}", at)
 
 
+def test_layernorm_of_a_long_row_around_100(subject, agree, rng):
+    """Its blocks of columns have means of their own, which must be merged without cancellation."""
+    x = 100 + rng.standard_normal((1, 33_000)) + np.linspace(-1, 1, 33_000)
+    w, b = np.ones(33_000), np.zeros(33_000)
+    given = tensors("float32", x, w, b)
+    agree(subject.layernorm(*given, EPS), normed(x - x.mean(-1, keepdims=True)), "float32",
+          "layernorm of a long row around 100", at)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("C", [1000, 33_000])
 def test_fused_is_the_pair_to_the_bit(subject, rng, dtype, C):
@@ -314,6 +323,20 @@ def test_gradients(subject, agree, rng):
         for i, (got, right) in enumerate(zip(subject.grad(name, (*args, EPS), upstream), want,
                                              strict=True)):
             agree(got, right.numpy(), "float32", f"gradient of {name} by argument {i}")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_gradients_in_16_bits(subject, agree, rng, dtype):
+    import torch
+    from torch.nn.functional import rms_norm
+
+    _, (x, g, w, _) = inputs(rng, 3, 100, dtype, count=2)
+    doubles = [a.double().requires_grad_() for a in (x, w)]
+    want = torch.autograd.grad(rms_norm(doubles[0], (100,), doubles[1], EPS), doubles, g.double())
+    found = subject.grad("rmsnorm", (x.requires_grad_(), w.requires_grad_(), EPS), g)
+    for i, (got, right) in enumerate(zip(found, want, strict=True)):
+        assert got.dtype == x.dtype
+        agree(got, right.numpy(), dtype, f"gradient of rmsnorm by argument {i}")
 
 
 @pytest.mark.parametrize("T, C", [(0, 5), (5, 0), (0, 0)])
