@@ -1,4 +1,6 @@
-// A name that nvcc takes from the C library of Linux without any #include. NVRTC does not know it,
-// and many public kernels use it.
+// Names that nvcc takes from the C library of Linux without any #include. NVRTC does not know them,
+// and many public kernels use them.
 #pragma once
+typedef unsigned short ushort;
 typedef unsigned int uint;
+typedef unsigned long ulong;

@@ -31,6 +31,12 @@ def test_headers_without_which_nvrtc_does(header):
     run(f"#include <{header}>\n" + ONE % 1, 1, 2, np.zeros(2))
 
 
+def test_short_names_that_need_no_header():
+    y = np.zeros(2)
+    run(ONE % "ushort(-1) + uint(1) + ulong(1)", 1, 2, y)
+    assert (y == 65537).all()
+
+
 def test_complex_numbers_in_double_precision(rng):
     a, b = (rng.random(64) + 1j * rng.random(64) for _ in range(2))
     y = np.zeros(64, complex)
