@@ -6,11 +6,12 @@ import hashlib
 import json
 import re
 
-from lab import course, notebooks, speed, stub
+from lab import course, measured, notebooks, speed, stub
 from lab.course import ROOT, CourseError
 
 INCLUDE = re.compile(r'^(\w+)\.([\w.]+)$')
 PICTURE = ROOT / "benchmarks" / "roofline.png", "r02_clock"     # the README's: a measured result
+MEASURED = "<!-- lab:measured -->"      # in a lesson's text: what a GPU gave
 LARGEST = 300 * 1024            # bytes of an executed notebook
 WORDS = 1500                    # of prose in a lesson
 
@@ -97,11 +98,11 @@ def body(lesson, sources):
 
     prose = lesson.markdown.read_text("utf-8").split("---\n", 2)[2]       # after the front matter
     notebook = jupytext.reads(prose, fmt="md")
-    seen = set()
+    seen, known = set(), measured.records()
     for number, cell in enumerate(notebook.cells):
         if cell.cell_type != "code":
             yield {"cell_type": "markdown", "id": f"text-{number}", "metadata": {},
-                   "source": cell.source}
+                   "source": cell.source.replace(MEASURED, measured.of_lesson(lesson, known))}
             continue
         include = cell.metadata.get("include")
         if include is None:
@@ -186,8 +187,8 @@ def shared():
     readme = ROOT / "README.md"
     if readme.exists():
         text = between(readme.read_text("utf-8"), "map", map_table())
-        measured = json.loads(speed.RECORD.read_text("utf-8"))
-        texts[readme] = between(text, "speed", speed.text(measured))
+        text = between(text, "speed", speed.text(json.loads(speed.RECORD.read_text("utf-8"))))
+        texts[readme] = between(text, "measured", measured.summary(measured.records()))
     return texts
 
 
