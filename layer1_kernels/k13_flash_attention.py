@@ -263,7 +263,7 @@ def tiles(T, D, itemsize):
     """What a launch of flash_triton is compiled for: its tiles, warps and stages.
 
     More stages hide more of the latency of a load, as far as the shared memory of a block holds
-    them. fp32 goes without tensor cores, and more than 16 keys at a time would spill registers.
+    them. fp32 goes without tensor cores: more keys at a time, or stages, would spill registers.
     """
     BD = triton.next_power_of_2(D)
     BM = min(128 if itemsize == 2 else 64, max(16, triton.next_power_of_2(T)))
@@ -271,8 +271,9 @@ def tiles(T, D, itemsize):
     device = triton.runtime.driver.active
     properties = device.utils.get_device_properties(device.get_current_device())
     room = properties["max_shared_mem"] // (itemsize * BD)      # rows of a tile
-    return {"BM": BM, "BN": BN, "BD": BD, "num_warps": 4 if BM < 64 or BM == 64 and BN == 64 else 8,
-            "num_stages": max(1, min(3, (room - BM) // (2 * BN)))}
+    stages = min(3 if itemsize == 2 else 2, (room - BM) // (2 * BN))
+    warps = 8 if BM == 128 or BM == 64 and itemsize == 4 else 4
+    return {"BM": BM, "BN": BN, "BD": BD, "num_warps": warps, "num_stages": max(1, stages)}
 
 
 def launch(kernel, q, k, v, causal, scale, sizes):

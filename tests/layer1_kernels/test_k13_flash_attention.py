@@ -350,6 +350,21 @@ def test_cuda_does_not_spill():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("T", [1, 32, 4096])
+def test_fp32_does_not_spill(T):
+    from lab import simulator
+    from layer1_kernels.k13_flash_attention import flash_triton, tiles
+
+    simulator.activate_triton()
+    sizes = tiles(T, 128, 4)
+    warps, stages = sizes.pop("num_warps"), sizes.pop("num_stages")
+    kinds = dict.fromkeys(flash_triton.arg_names[:19], "i32:16")
+    kinds |= dict.fromkeys(("q", "k", "v", "out", "lse"), "*fp32") | {"scale": "fp32"}
+    found = simulator.hopper(flash_triton, kinds, {"CAUSAL": True, "D": 128} | sizes, warps, stages)
+    assert not found.spills
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("change, meta", [
     ({"T": "i32", "N": "i32"}, {}), ({"G": "i32:16"}, {}), ({"G": 1}, {}), ({}, {"CAUSAL": False})])
 def test_other_launches_compile_as_well(change, meta):

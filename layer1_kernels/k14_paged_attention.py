@@ -1,0 +1,520 @@
+"""k14 · Paged attention: the keys and values of a sequence lie in pages, found by its block table
+
+B: sequences   T: tokens of this step, of all sequences, one sequence after the other
+P: pages   S: slots of a page   slot: page · S + place in it
+N: context of a sequence, its new tokens among it
+H: query heads   G: kv heads   R = H // G: query heads that read the same kv head   D: head width
+Decoding reads 2·N·G·D numbers a sequence and does 4·N·H·D FLOPs: R FLOPs per byte in fp16. Memory
+decides. Pages are those of Kwon and others, "Efficient memory management for large language model
+serving with PagedAttention", 2023; parts merge as in Milakov and Gimelshein's recurrence, k07.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from lab import simulator
+from layer1_kernels import k13_flash_attention as k13
+from layer1_kernels.k13_flash_attention import LOG2E, attend_triton, flash_attention_torch
+
+__all__ = ["paged_attention", "paged_attention_cuda", "paged_attention_torch", "write_kv",
+           "write_kv_torch"]
+
+KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
+THREADS = 128           # a block of the .cu
+ROWS = 64               # query heads of a kv head, at most
+SHORTEST = 256          # keys of a split: fewer cost more to merge than they gain
+LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
+
+
+def paged_attention_oracle(q, k_pages, v_pages, block_tables, cu_q, lens, scale):
+    """float64, token by token: (T, H, D), 2 × (P, S, G, D), (B, pages), (B + 1,), (B,)."""
+    (T, H, D), (_, S, G, _) = q.shape, k_pages.shape
+    out = np.empty((T, H, D))
+    for b, N in enumerate(lens):
+        slots = [block_tables[b, n // S] * S + n % S for n in range(N)]
+        keys, values = (x.reshape(-1, G, D)[slots].astype(np.float64) for x in (k_pages, v_pages))
+        for t in range(cu_q[b], cu_q[b + 1]):
+            seen = N - (cu_q[b + 1] - 1 - t)
+            for h in range(H):
+                scores = keys[:seen, h // (H // G)] @ q[t, h].astype(np.float64) * scale
+                weights = np.exp(scores - scores.max())
+                out[t, h] = weights / weights.sum() @ values[:seen, h // (H // G)]
+    return out
+
+
+def predict_reads_ratio():
+    """Bytes of keys and values that decoding reads with one program for each query head, over those
+    with one for each kv head. 32 query heads, 8 kv heads."""
+    # exercise: how many programs need the same keys?
+    return 32 / 8
+
+
+# ---- into the pages
+
+
+@triton.jit
+def write_kv_triton(k, v, k_pages, v_pages, slots, k_t, k_g, v_t, v_g, k_p, k_s, k_h, v_p, v_s, v_h,
+                    S, G, D: tl.constexpr, BLOCK: tl.constexpr):
+    """One program a token: its G·D keys and values go to its slot; nowhere where that is -1."""
+    t, i = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    g, d, inside = i // D, i % D, i < G * D
+    # exercise: load the slot; where it is one, find page and place, and copy keys and values there
+    slot = tl.load(slots + t).to(tl.int64)
+    if slot >= 0:
+        page, place = slot // S, slot % S
+        keys = tl.load(k + t * k_t + g * k_g + d, inside)
+        values = tl.load(v + t * v_t + g * v_g + d, inside)
+        tl.store(k_pages + page * k_p + place * k_s + g * k_h + d, keys, inside)
+        tl.store(v_pages + page * v_p + place * v_s + g * v_h + d, values, inside)
+
+
+# ---- out of the pages
+
+
+@triton.jit
+def load_pages_triton(pages, table, n, bound, stride_page, stride_slot, S: tl.constexpr,
+                      BN: tl.constexpr, D: tl.constexpr, BD: tl.constexpr):
+    """Keys, or values, n to n + BN - 1 of a sequence and one head: (BN, BD).
+
+    pages: at that head   table: at that sequence's first entry. Zeros from key `bound` and from
+    column D on; no entry of the table is read for a key from `bound` on.
+    """
+    key, d = n + tl.arange(0, BN), tl.arange(0, BD)
+    # exercise: the page of each key out of the table, its place in the page, then the rows
+    page = tl.load(table + key // S, key < bound, 0).to(tl.int64)
+    rows = pages + page * stride_page + key % S * stride_slot
+    return tl.load(rows[:, None] + d[None, :], (key < bound)[:, None] & (d < D)[None, :], 0)
+
+
+@triton.jit
+def gather_triton(pages, block_tables, lens, out, stride_page, stride_slot, stride_head, t_b, N, G,
+                  S: tl.constexpr, D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr):
+    """One program BN keys of one kv head and sequence: out of the pages into out (B, N, G, D)."""
+    n, g, b = tl.program_id(0) * BN, tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    length = tl.load(lens + b)
+    tile = load_pages_triton(pages + g * stride_head, block_tables + b * t_b, n, length,
+                             stride_page, stride_slot, S, BN, D, BD)
+    key, d = n + tl.arange(0, BN), tl.arange(0, BD)
+    row = (b * N + key) * G + g
+    tl.store(out + row[:, None] * D + d[None, :], tile, (key < length)[:, None] & (d < D)[None, :])
+
+
+@triton.jit
+def find_sequence(cu_q, B, tile, BQ: tl.constexpr):
+    """The sequence of a tile of BQ queries. Sequence b has the tiles from cu_q[b] // BQ + b on:
+    room for all its queries, whatever the lengths of the others."""
+    low, high = 0, B
+    while low + 1 < high:
+        middle = (low + high) // 2
+        if tl.load(cu_q + middle) // BQ + middle <= tile:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@triton.jit
+def store_part(out, lse, row, m, s, mixed, inside, D: tl.constexpr):
+    """What a tile holds: to row (BM,) of out (·, D), and lse in base 2, where inside."""
+    d = tl.arange(0, mixed.shape[1])
+    mixed /= tl.where(s > 0, s, 1)[:, None]         # a split without keys leaves zeros, lse is -inf
+    tl.store(out + row[:, None] * D + d[None, :], mixed, inside[:, None] & (d < D)[None, :])
+    tl.store(lse + row, m + tl.log2(s), inside)
+
+
+@triton.jit
+def paged_triton(q, k_pages, v_pages, out, lse, block_tables, cu_q, lens, scale, T, B, H,
+                 q_t, q_h, k_p, k_s, k_g, v_p, v_s, v_g, t_b, splits, R: tl.constexpr,
+                 S: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+                 BD: tl.constexpr):
+    """One program a tile of queries, kv head and split of the keys.
+
+    out (splits, T, H, D)   lse (splits, T, H): of each split, in base 2; -inf where it has no key
+    """
+    BQ: tl.constexpr = BM // R                      # queries of a tile, R heads each
+    b = find_sequence(cu_q, B, tl.program_id(0), BQ)
+    begin = tl.load(cu_q + b)
+    count, N = tl.load(cu_q + b + 1) - begin, tl.load(lens + b)
+    first = (tl.program_id(0) - begin // BQ - b) * BQ
+    if first >= count:
+        return                                      # this sequence has no such tile
+    g, split, d = tl.program_id(1).to(tl.int64), tl.program_id(2), tl.arange(0, BD)
+    k_pages += g * k_g
+    v_pages += g * v_g
+    table = block_tables + b.to(tl.int64) * t_b
+    t, h = first + tl.arange(0, BM) // R, g * R + tl.arange(0, BM) % R      # heads packed in rows
+    token = (begin + t).to(tl.int64)
+    inside = (tl.arange(0, BM) < BQ * R) & (t < count)
+    mask = inside[:, None] & (d < D)[None, :]
+    queries = tl.load(q + (token * q_t + h * q_h)[:, None] + d[None, :], mask, 0)
+    m, s = tl.full([BM], LOWEST, tl.float32), tl.zeros([BM], tl.float32)
+    mixed = tl.zeros([BM, BD], tl.float32)
+    reach = tl.minimum(N - count + first + BQ, N)   # keys that the tile's last query sees
+    # exercise: the loop of k13 over this split's share of the keys up to reach; then store_part
+    share = tl.cdiv(tl.cdiv(reach, BN), splits) * BN
+    for n in range(split * share, tl.minimum((split + 1) * share, reach), BN):
+        keys = load_pages_triton(k_pages, table, n, reach, k_p, k_s, S, BN, D, BD)
+        values = load_pages_triton(v_pages, table, n, reach, v_p, v_s, S, BN, D, BD)
+        seen = n + tl.arange(0, BN)[None, :] <= (N - count + t)[:, None]
+        m, s, mixed = attend_triton(queries, keys, values, seen, m, s, mixed, scale)
+    store_part(out, lse, (split.to(tl.int64) * T + token) * H + h, m, s, mixed, inside, D)
+
+
+@triton.jit
+def merge_triton(parts, lse, out, rows, splits, D: tl.constexpr, BS: tl.constexpr,
+                 BD: tl.constexpr):
+    """One program a row of out (rows, D), from parts (splits, rows, D) and lse (splits, rows), in
+    base 2. BS and BD are powers of two, splits and D or more."""
+    row, i, d = tl.program_id(0).to(tl.int64), tl.arange(0, BS), tl.arange(0, BD)
+    # exercise: a part weighs exp2(lse - the largest lse), and the weights add up to 1
+    sums = tl.load(lse + i.to(tl.int64) * rows + row, i < splits, -float("inf"))
+    weights = tl.exp2(sums - tl.max(sums))
+    inside = (i < splits)[:, None] & (d < D)[None, :]
+    part = tl.load(parts + (i.to(tl.int64) * rows + row)[:, None] * D + d[None, :], inside, 0)
+    mixed = tl.sum(weights[:, None] * part, 0) / tl.sum(weights)
+    tl.store(out + row * D + d, mixed, d < D)
+
+
+# ---- launchers
+
+
+def write(kernel, k, v, k_pages, v_pages, slots):
+    """write_kv by a kernel such as write_kv_triton."""
+    (T, G, D), S = k.shape, k_pages.shape[1]
+    kernel[(T,)](k, v, k_pages, v_pages, slots, *k.stride()[:2], *v.stride()[:2],
+                 *k_pages.stride()[:3], *v_pages.stride()[:3], S, G, D=D,
+                 BLOCK=triton.next_power_of_2(G * D))
+
+
+def write_kv(k, v, k_pages, v_pages, slots):
+    """Write the keys and values of new tokens into their slots, in place; -1 is skipped.
+
+    k, v (T, G, D)   k_pages, v_pages (P, S, G, D)   slots (T,) int64 or int32: page · S + place,
+    each at most once. float32, float16 or bfloat16 on the CPU or on CUDA, any strides whose last
+    is 1; T may be 0. ValueError or TypeError otherwise. Slots beyond the pages are found on the
+    CPU alone: a GPU would have to be waited for.
+    """
+    check_write("write_kv", k, v, k_pages, v_pages, slots)
+    if k.numel():
+        write(write_kv_triton, k, v, k_pages, v_pages, slots.contiguous())
+
+
+def write_kv_torch(k, v, k_pages, v_pages, slots):
+    """As write_kv, in PyTorch."""
+    check_write("write_kv_torch", k, v, k_pages, v_pages, slots)
+    S, known = k_pages.shape[1], slots >= 0
+    where = slots[known].long()
+    k_pages[where // S, where % S], v_pages[where // S, where % S] = k[known], v[known]
+
+
+def count_splits(programs, keys, processors):
+    """Into how many parts the keys are cut: two programs for each processor if there are that many
+    keys, and 1 where the programs are enough as they are.
+
+    programs: of an uncut launch   keys: of the longest sequence that the block tables have room for
+    """
+    return max(1, min(2 * processors // programs, -(-keys // SHORTEST)))
+
+
+def sizes_for(T, B, R, D, itemsize):
+    """What a launch of paged_triton is compiled for: tiles, warps and stages.
+
+    Rows for the heads of as many tokens as a sequence has on average. The page of a key must be
+    known before the key can be asked for, and that takes two of the stages. fp32 goes without
+    tensor cores, and larger tiles would spill registers.
+    """
+    largest = 128 if itemsize == 2 else 32
+    rows = min(largest, max(16, triton.next_power_of_2(R * triton.cdiv(T, B))))
+    BM = max(rows, triton.next_power_of_2(R))
+    return {"BM": BM, "BN": 64 if itemsize == 2 else 16, "BD": triton.next_power_of_2(D),
+            "num_warps": 4 if largest > BM else 8, "num_stages": 5 if BM <= 32 else 3}
+
+
+def launch(paged, merge, q, k_pages, v_pages, block_tables, cu_q, lens, scale, splits, sizes):
+    """out of paged_attention by the kernels paged and merge, the keys cut into `splits` parts;
+    sizes as sizes_for() has them.
+
+    Nothing is asked of the device: a tile of queries finds its sequence itself, and one too many
+    ends at once.
+    """
+    (T, H, D), (_, S, G, _), B = q.shape, k_pages.shape, len(lens)
+    tiles = T // (sizes["BM"] // (H // G)) + B
+    out = torch.empty((T, H, D), dtype=q.dtype, device=q.device)
+    parts = out if splits == 1 else torch.empty((splits, T, H, D), device=q.device)
+    lse = torch.empty((splits, T, H), device=q.device)
+    paged[(tiles, G, splits)](
+        q, k_pages, v_pages, parts, lse, block_tables, cu_q, lens, scale * LOG2E, T, B, H,
+        *q.stride()[:2], *k_pages.stride()[:3], *v_pages.stride()[:3], block_tables.stride(0),
+        splits, R=H // G, S=S, D=D, **sizes)
+    if splits > 1:
+        merge[(T * H,)](parts, lse, out, T * H, splits, D=D, BS=triton.next_power_of_2(splits),
+                        BD=sizes["BD"])
+    return out
+
+
+def paged_attention(q, k_pages, v_pages, block_tables, cu_q, lens, scale):
+    """Causal attention of new tokens to all tokens of their sequences, whose keys lie in pages.
+
+    q (T, H, D): the new tokens of all sequences, one sequence after the other
+    k_pages, v_pages (P, S, G, D): pages, in which the new tokens' own keys are already
+    block_tables (B, pages) int32: row b lists the pages of sequence b in order; what stands behind
+        its last page is not read
+    cu_q (B + 1,) int32: sequence b has the tokens cu_q[b] to cu_q[b + 1] - 1, none, one or more;
+        rows of q from cu_q[B] on belong to none, and out has nothing there
+    lens (B,) int32: tokens of each sequence, the new ones among them
+    scale: positive, as a rule 1 / sqrt(D)
+    Returns (T, H, D). float32 (IEEE), float16 or bfloat16 on the CPU or on CUDA; D a multiple of 16
+    up to 128; H a multiple of G, at most 64 times. Any strides whose last is 1; T or B may be 0.
+    ValueError or TypeError otherwise. What stands *in* block_tables, cu_q and lens is looked at on
+    the CPU alone: a GPU would have to be waited for.
+    """
+    check("paged_attention", q, k_pages, v_pages, block_tables, cu_q, lens, scale)
+    (T, H, D), (_, S, G, _), B = q.shape, k_pages.shape, len(lens)
+    if not T or not B:
+        return torch.empty((T, H, D), dtype=q.dtype, device=q.device)
+    sizes = sizes_for(T, B, H // G, D, q.element_size())
+    device = triton.runtime.driver.active
+    properties = device.utils.get_device_properties(device.get_current_device())
+    programs = min(T, T // (sizes["BM"] // (H // G)) + B) * G
+    splits = count_splits(programs, S * block_tables.shape[1], properties["multiprocessor_count"])
+    return launch(paged_triton, merge_triton, q, k_pages, v_pages, block_tables, cu_q, lens, scale,
+                  splits, sizes)
+
+
+def paged_attention_cuda(q, k_pages, v_pages, block_tables, cu_q, lens, scale):
+    """As paged_attention by the CUDA kernel: float32, all of it contiguous."""
+    check("paged_attention_cuda", q, k_pages, v_pages, block_tables, cu_q, lens, scale)
+    for name, x in (("q", q), ("k_pages", k_pages), ("v_pages", v_pages),
+                    ("block_tables", block_tables)):
+        if not x.is_contiguous() or x.dtype not in (torch.float32, torch.int32):
+            raise ValueError(f"paged_attention_cuda: {name} is {x.dtype} with strides "
+                             f"{x.stride()}, expected float32 and contiguous")
+    (T, H, D), (_, S, G, _), B = q.shape, k_pages.shape, len(lens)
+    out = torch.empty_like(q)
+    if T and B:
+        KERNELS.get("paged_cuda")(
+            T * H, THREADS, (q, k_pages, v_pages, out, block_tables, cu_q, lens, scale * LOG2E, B,
+                             H, G, D, S, block_tables.shape[1]))
+    return out
+
+
+def paged_attention_torch(q, k_pages, v_pages, block_tables, cu_q, lens, scale):
+    """As paged_attention, sequence by sequence in PyTorch: the plain formula over gathered pages.
+
+    Zeros in rows of no sequence. Waits for the device.
+    """
+    check("paged_attention_torch", q, k_pages, v_pages, block_tables, cu_q, lens, scale)
+    S, out = k_pages.shape[1], torch.zeros_like(q)
+    for b, (N, begin, end) in enumerate(zip(*(x.tolist() for x in (lens, cu_q[:-1], cu_q[1:])),
+                                            strict=True)):
+        pages = block_tables[b, :-(-N // S)].long()     # the last one may be part empty
+        keys, values = (x[pages].flatten(0, 1)[None, :N] for x in (k_pages, v_pages))
+        out[begin:end] = flash_attention_torch(q[None, begin:end], keys, values, True, scale)[0][0]
+    return out
+
+
+def check_pages(name, D, k_pages, v_pages, **others):
+    """What both public kernels assume of pages and dtypes."""
+    if k_pages.ndim != 4 or k_pages.shape != v_pages.shape or k_pages.shape[3] != D:
+        raise ValueError(f"{name}: k_pages {tuple(k_pages.shape)}, v_pages {tuple(v_pages.shape)}; "
+                         f"expected both (pages, slots, kv heads, {D})")
+    tensors = {**others, "k_pages": k_pages, "v_pages": v_pages}
+    kinds = {x.dtype for x in tensors.values()}
+    if len(kinds) > 1 or not kinds < {torch.float32, torch.float16, torch.bfloat16}:
+        raise TypeError(f"{name}: " + ", ".join(f"{n} is {x.dtype}" for n, x in tensors.items())
+                        + "; expected float32, float16 or bfloat16 for all")
+    for n, x in tensors.items():
+        if x.stride(-1) != 1:
+            raise ValueError(f"{name}: {n} has strides {x.stride()}, expected the last to be 1")
+
+
+def check_write(name, k, v, k_pages, v_pages, slots):
+    if k.ndim != 3 or k.shape != v.shape or slots.shape != k.shape[:1] or \
+            k_pages.shape[2:3] != k.shape[1:2]:
+        raise ValueError(f"{name}: k {tuple(k.shape)}, v {tuple(v.shape)}, slots "
+                         f"{tuple(slots.shape)}, k_pages {tuple(k_pages.shape)}; expected (T, G, "
+                         f"D) twice, (T,), (P, S, G, D)")
+    check_pages(name, k.shape[2], k_pages, v_pages, k=k, v=v)
+    if slots.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"{name}: slots are {slots.dtype}, expected torch.int64 or torch.int32")
+    room = k_pages.shape[0] * k_pages.shape[1]
+    if not slots.is_cuda and len(slots) and not -1 <= slots.min() <= slots.max() < room:
+        raise ValueError(f"{name}: slots {slots.min()} to {slots.max()}, expected -1 to {room - 1}")
+
+
+def check(name, q, k_pages, v_pages, block_tables, cu_q, lens, scale):
+    """What the attention kernels assume, in a clear word each."""
+    if q.ndim != 3:
+        raise ValueError(f"{name}: q has shape {tuple(q.shape)}, expected (T, H, D)")
+    (_, H, D), B = q.shape, len(lens)
+    check_pages(name, D, k_pages, v_pages, q=q)
+    G = k_pages.shape[2]
+    if D not in range(16, 129, 16):
+        raise ValueError(f"{name}: heads of width {D}, expected a multiple of 16, 16 to 128")
+    if not G or H % G or H // G > ROWS:
+        raise ValueError(f"{name}: {H} query heads, expected a multiple of the {G} kv heads, at "
+                         f"most {ROWS} times as many")
+    if block_tables.ndim != 2 or block_tables.shape[0] != B or cu_q.shape != (B + 1,):
+        raise ValueError(f"{name}: block_tables {tuple(block_tables.shape)}, cu_q "
+                         f"{tuple(cu_q.shape)}, lens {tuple(lens.shape)}; expected (B, pages), "
+                         f"(B + 1,), (B,)")
+    for n, x in (("block_tables", block_tables), ("cu_q", cu_q), ("lens", lens)):
+        if x.dtype != torch.int32 or x.numel() and x.stride(-1) != 1:
+            raise TypeError(f"{name}: {n} is {x.dtype} with strides {x.stride()}, expected "
+                            f"torch.int32, the last stride 1")
+    if not scale > 0:
+        raise ValueError(f"{name}: scale is {scale}, expected it positive")
+    if not q.is_cuda:
+        check_contents(name, q, k_pages, block_tables, cu_q, lens)
+
+
+def check_contents(name, q, k_pages, block_tables, cu_q, lens):
+    """That cu_q, lens and the used part of the block tables fit together."""
+    T, (P, S, _, _) = len(q), k_pages.shape
+    counts = cu_q.diff()
+    if cu_q[0] != 0 or (counts < 0).any() or cu_q[-1] > T:
+        raise ValueError(f"{name}: cu_q is {cu_q.tolist()}, expected it to rise from 0 to at most "
+                         f"the {T} tokens of q")
+    for b, (N, count) in enumerate(zip(lens.tolist(), counts.tolist(), strict=True)):
+        pages = -(-N // S)
+        used = block_tables[b, :pages]
+        if count > N or pages > len(used):
+            raise ValueError(f"{name}: sequence {b} has {N} tokens, expected its {count} new ones "
+                             f"among them, and room in {block_tables.shape[1]} pages of {S}")
+        if count and not 0 <= used.min() <= used.max() < P:
+            raise ValueError(f"{name}: the block table of sequence {b} names the pages "
+                             f"{used.tolist()}, expected 0 to {P - 1}")
+
+
+# ---- counted, compiled, measured
+
+
+class Step(NamedTuple):
+    """One rung of the ladder, as counted in the simulator."""
+
+    name: str
+    launches: int
+    programs: int           # of the launch that attends
+    reads: float            # bytes loaded, over those of the keys and values
+    writes: float           # bytes stored, over those of out
+    each: int               # warp instructions of an attending program
+    instructions: int       # of a warp, all of them
+
+
+def decode_batch(B, N, H, G, D, S, device="cpu", dtype=torch.float16):
+    """Arguments of paged_attention for B sequences of N tokens that decode one more each: the pages
+    are dealt out at random, as after hours of service."""
+    pages = triton.cdiv(N, S)
+    shape = (B * pages, S, G, D)
+    k_pages, v_pages = (torch.randn(shape, device=device, dtype=dtype) for _ in range(2))
+    tables = torch.randperm(B * pages, device=device).reshape(B, pages).int()       # (B, pages)
+    q = torch.randn((B, H, D), device=device, dtype=dtype)                          # (B, H, D)
+    cu_q = torch.arange(B + 1, device=device, dtype=torch.int32)
+    return (q, k_pages, v_pages, tables, cu_q, torch.full_like(cu_q[1:], N), D ** -0.5)
+
+
+def gather_then_flash(q, k_pages, v_pages, block_tables, cu_q, lens, scale, sizes):
+    """paged_attention of sequences of one length, one query each: their pages are copied together
+    for k13's kernel."""
+    (B, _, D), (_, S, G, _) = q.shape, k_pages.shape
+    N = S * block_tables.shape[1]
+    keys, values = (torch.empty((B, N, G, D), dtype=q.dtype, device=q.device) for _ in range(2))
+    for pages, together in ((k_pages, keys), (v_pages, values)):
+        gather_triton[(triton.cdiv(N, sizes["BN"]), G, B)](
+            pages, block_tables, lens, together, *pages.stride()[:3], block_tables.stride(0), N, G,
+            S=S, D=D, BN=sizes["BN"], BD=sizes["BD"], num_warps=sizes["num_warps"])
+    return k13.launch(k13.flash_triton, q[:, None], keys, values, True, scale, sizes)[0][:, 0]
+
+
+def heads_apart(q, k_pages, v_pages, *others):
+    """paged_attention with a program for each query head: one launch for each head of a group."""
+    R, out = q.shape[1] // k_pages.shape[2], torch.empty_like(q)
+    for r in range(R):
+        out[:, r::R] = launch(paged_triton, merge_triton, q[:, r::R], k_pages, v_pages, *others)
+    return out
+
+
+def ladder(N, H, G, D, splits):
+    """One sequence of N tokens decodes, N a multiple of 16, float16, pages of 16 slots: [Step]."""
+    args = decode_batch(1, N, H, G, D, 16)
+    sizes = {"BM": 16, "BN": 16, "BD": triton.next_power_of_2(D), "num_warps": 1}
+    runs = {"gather, then flash": lambda: gather_then_flash(*args, sizes),
+            "heads apart": lambda: heads_apart(*args, 1, sizes),
+            "heads packed": lambda: launch(paged_triton, merge_triton, *args, 1, sizes),
+            "packed, split": lambda: launch(paged_triton, merge_triton, *args, splits, sizes)}
+    steps, least = [], 2 * N * G * D * 2                    # bytes of keys and values
+    for name, run in runs.items():
+        with simulator.trace() as trace:
+            out = run()
+        attend = [one for one in trace.launches if one.name in ("paged_triton", "flash_triton")]
+        programs = sum(int(np.prod(one.grid)) for one in attend)
+        steps.append(Step(
+            name, len(trace.launches), programs,
+            sum(one.bytes_loaded for one in trace.launches) / least,
+            sum(one.bytes_stored for one in trace.launches) / out.nbytes,
+            sum(one.steps for one in attend) // programs,
+            sum(one.steps for one in trace.launches)))
+    return steps
+
+
+def shipped():
+    """The kernels for Hopper as the launchers start them: bf16, decoding and a chunk of a prompt,
+    8 query heads to a kv head, pages of 16."""
+    names = paged_triton.arg_names
+    kinds = dict.fromkeys(names[:names.index("R")], "i32:16") | dict.fromkeys(
+        ("block_tables", "cu_q", "lens"), "*i32") | dict.fromkeys(
+        ("q", "k_pages", "v_pages"), "*bf16") | {
+        "out": "*fp32", "lse": "*fp32", "scale": "fp32", "T": "i32", "B": "i32", "splits": "i32"}
+    found = {}
+    for what, T, kind in (("decode", 1, "*fp32"), ("chunk", 512, "*bf16")):
+        sizes = sizes_for(T, 1, 8, 128, 2)
+        warps, stages = sizes.pop("num_warps"), sizes.pop("num_stages")
+        found[f"paged_triton, {what}"] = simulator.hopper(
+            paged_triton, kinds | {"out": kind}, {"R": 8, "S": 16, "D": 128} | sizes, warps, stages)
+    found["merge_triton"] = simulator.hopper(
+        merge_triton, ["*fp32", "*fp32", "*bf16", "i32:16", "i32"], {"D": 128, "BS": 8, "BD": 128})
+    names = write_kv_triton.arg_names
+    kinds = dict.fromkeys(names[:5], "*bf16") | {"slots": "*i64"} | dict.fromkeys(
+        names[5:names.index("D")], "i32:16") | {"G": "i32"}
+    found["write_kv_triton"] = simulator.hopper(write_kv_triton, kinds, {"D": 128, "BLOCK": 1024})
+    return found
+
+
+def bench(B=64, N=4096, H=64, G=8, D=128, S=16):
+    """On a GPU: decoding with a gigabyte of keys and values; rows of lab.bench.
+
+    `sdpa` is PyTorch's own attention over keys that lie in one piece, `torch` gathers them first.
+    """
+    from torch.nn.functional import scaled_dot_product_attention
+
+    from day01_roofline import Gpu, Job, copy_job, measure
+    from lab.bench import row
+
+    def sdpa(keys, values):
+        return scaled_dot_product_attention(args[0][:, :, None], keys, values, enable_gqa=True)
+
+    def together(pages):                        # -> (B, G, N, D)
+        return pages[tables.long()].flatten(1, 2).transpose(1, 2)
+
+    device, args = Gpu(), decode_batch(B, N, H, G, D, S, "cuda", torch.bfloat16)
+    _, k_pages, v_pages, tables, *_ = args
+    keys, values = together(k_pages), together(v_pages)
+    sizes = sizes_for(B, B, H // G, D, 2)
+    runs = {"sdpa": lambda: sdpa(keys, values),
+            "torch": lambda: sdpa(together(k_pages), together(v_pages)),
+            "gather, then flash": lambda: gather_then_flash(*args, k13.tiles(1, D, 2)),
+            "heads apart": lambda: heads_apart(*args, 1, sizes),
+            "heads packed": lambda: launch(paged_triton, merge_triton, *args, 1, sizes),
+            "paged_attention": lambda: paged_attention(*args)}
+    moved = 2 * B * N * G * D * 2 + 2 * B * H * D * 2
+    jobs = [copy_job(device), *(Job(name, run, 4 * B * N * H * D, moved)
+                                for name, run in runs.items())]
+    timings = measure(jobs, device, limit=60)
+    copy = jobs[0].moved / timings["copy"].seconds
+    against = {name: timings[name] for name in ("sdpa", "torch")}
+    return {job.name: row(job, timings[job.name], copy, against) for job in jobs}

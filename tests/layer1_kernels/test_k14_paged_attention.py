@@ -1,0 +1,444 @@
+"""Graders of k14. Outputs start as 7; slots that no token uses hold NaN, and entries of a block
+table behind the last page name no page at all."""
+
+import math
+
+import numpy as np
+import pytest
+
+from lab.subject import Raised
+
+SIZES = [   # new tokens and lengths of each sequence, H, G, D, S, dtype, BM, BN, splits
+    ([1, 3], [37, 20], 4, 2, 32, 16, "float16", 16, 16, 1),
+    ([1, 0, 9], [21, 30, 9], 6, 2, 48, 7, "float16", 16, 32, 1),    # idle rows, a chunk, padded D
+    ([2], [50], 4, 1, 32, 16, "bfloat16", 16, 16, 3),               # splits of 32 keys, one short
+    ([1, 1], [40, 5], 2, 1, 16, 16, "float32", 16, 16, 2)]
+LAUNCHERS = ("paged_attention", "paged_attention_torch", "paged_attention_cuda")
+NOWHERE = 2**20
+
+
+# ---- inputs, the oracle, and what goes wrong
+
+
+def batch(rng, counts, lens, H, G, D, S, dtype="float32", spare=2):
+    """Arguments of paged_attention but scale, as tensors; pages are dealt out at random."""
+    import torch
+
+    used = [-(-n // S) for n in lens]
+    pages = list(rng.permutation(sum(used) + 3))
+    tables = np.full((len(lens), max(used, default=0) + spare), NOWHERE, np.int32)
+    k_pages, v_pages = (np.full((len(pages), S, G, D), np.nan, np.float32) for _ in range(2))
+    for b, n in enumerate(lens):
+        tables[b, :used[b]] = [pages.pop() for _ in range(used[b])]
+        for i in range(n):
+            for x in (k_pages, v_pages):
+                x[tables[b, i // S], i % S] = rng.standard_normal((G, D))
+    q = rng.standard_normal((sum(counts), H, D), np.float32)
+    q, k_pages, v_pages = (torch.from_numpy(x).to(getattr(torch, dtype))
+                           for x in (q, k_pages, v_pages))
+    return (q, k_pages, v_pages, torch.from_numpy(tables),
+            torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32),
+            torch.tensor(lens, dtype=torch.int32))
+
+
+def keys_of(pages, table, N):
+    """(N, G, D) float64: a sequence's rows, out of its pages."""
+    S = pages.shape[1]
+    return np.stack([pages[int(table[n // S]), n % S].double().numpy() for n in range(N)])
+
+
+def oracle(q, k_pages, v_pages, tables, cu_q, lens, scale, seen=None, head=None):
+    """(T, H, D) float64. seen(t, n, count, N): does new token t see key n, and how often?"""
+    (T, H, D), G = q.shape, k_pages.shape[2]
+    seen = seen or (lambda t, n, count, N: n <= N - count + t)
+    out, kv = np.empty((T, H, D)), head or (lambda h: h // (H // G))
+    for b, N in enumerate(lens.tolist()):
+        begin, end = cu_q[b].item(), cu_q[b + 1].item()
+        if begin == end:
+            continue
+        keys, values = (keys_of(x, tables[b], N) for x in (k_pages, v_pages))
+        times = np.array([seen(t, np.arange(N), end - begin, N) for t in range(end - begin)], float)
+        for h in range(H):
+            scores = q[begin:end, h].double().numpy() @ keys[:, kv(h)].T * scale
+            with np.errstate(all="ignore"):
+                weights = np.where(times > 0, times * np.exp(scores - scores.max()), 0)
+                out[begin:end, h] = weights / weights.sum(-1, keepdims=True) @ values[:, kv(h)]
+    return out
+
+
+def mistakes(args, scale, BN, splits):
+    """{mistake: what it gives} of paged_triton and what it calls."""
+    H, G = args[0].shape[1], args[1].shape[2]
+    tiles = -(-int(args[5].max()) // BN)
+    share = -(-tiles // splits) * BN
+
+    def of(seen):
+        return oracle(*args, scale, seen)
+
+    return {
+        "a new token sees the tokens after it too": of(lambda t, n, count, N: n < N),
+        "a token does not see itself": of(lambda t, n, count, N: n < N - count + t),
+        "new token t is taken for token t, but it is token N - count + t":
+            of(lambda t, n, count, N: n <= t),
+        "only the first split's keys are read, by every split":
+            of(lambda t, n, count, N: (n <= N - count + t) & (n < share)),
+        "query head h reads kv head h % G, not h // (H // G)": oracle(
+            *args, scale, head=lambda h: h % G) if H > G else oracle(*args, scale),
+        "no tile is taken in": np.zeros(args[0].shape)}
+
+
+def run(subject, q, k_pages, v_pages, tables, cu_q, lens, BM, BN, splits, kernel="paged_triton"):
+    """(parts, lse in base 2, launch) of the kernel."""
+    import torch
+
+    (T, H, D), (_, S, G, _), B = q.shape, k_pages.shape, len(lens)
+    R = H // G
+    parts = torch.full((splits, T, H, D), 7, dtype=q.dtype if splits == 1 else torch.float32)
+    lse = torch.full((splits, T, H), 7.0)
+    strides = [*q.stride()[:2], *k_pages.stride()[:3], *v_pages.stride()[:3], tables.stride(0)]
+    launched = subject.launch(kernel, (T // (BM // R) + B, G, splits), args=(
+        q, k_pages, v_pages, parts, lse, tables, cu_q, lens, D ** -0.5 * math.log2(math.e), T, B, H,
+        *strides, splits), R=R, S=S, D=D, BM=BM, BN=BN, BD=1 << (D - 1).bit_length(), num_warps=1)
+    return parts, lse, launched
+
+
+def merged(parts, lse):
+    """out of what all splits left, float64."""
+    parts, lse = parts.double().numpy(), lse.double().numpy()
+    weights = np.exp2(lse - lse.max(0))
+    return (parts * weights[..., None]).sum(0) / weights.sum(0)[..., None]
+
+
+def at_token(index):
+    return "new token {}, head {}, column {}".format(*index)
+
+
+# ---- counting before building
+
+
+def test_predict_reads_ratio(subject, reference, rng):
+    args = batch(rng, [1], [96], 8, 2, 32, 16, "float16")
+
+    def read(q):
+        return run(reference, q, *args[1:], 16, 16, 1)[2].bytes("load")
+
+    apart, packed = sum(read(args[0][:, r::4]) for r in range(4)), read(args[0])
+    got = subject.predict_reads_ratio()
+    assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
+    why = {8: "8 is the number of kv heads; how many query heads share one of them?",
+           32: "32 is the number of programs; compare with how many there are in the other kernel",
+           1: "the keys are the same, but each program loads them for itself",
+           1 / 4: "this is the other way round"}
+    assert abs(got - apart / packed) < 0.5, (
+        f"reads with a program for each query head over reads with one for each kv head: {got:g} "
+        f"is not what the counters say; {why.get(got, 'count programs that load the same keys')}")
+
+
+# ---- into the pages
+
+
+@pytest.mark.parametrize("T, G, D, S, dtype, slot", [
+    (6, 2, 32, 4, "float16", "int64"), (5, 3, 48, 7, "float32", "int32"),
+    (1, 1, 16, 16, "bfloat16", "int64")])
+def test_write_kv_triton(subject, agree, rng, T, G, D, S, dtype, slot):
+    import torch
+
+    k, v = (torch.from_numpy(rng.standard_normal((T, G, D), np.float32)).to(getattr(torch, dtype))
+            for _ in range(2))
+    P = 5
+    slots = rng.permutation(np.arange(1, P * S))[:T]        # 0 stays free: -1 must not lead there
+    if T > 1:
+        slots[1] = -1
+    pages = [torch.full((P, S, G, D), 7, dtype=k.dtype) for _ in range(2)]
+    write(subject, k, v, *pages, torch.from_numpy(slots.astype(slot)))
+    for letter, x, got in (("k", k, pages[0]), ("v", v, pages[1])):
+        want, nowhere, transposed, swapped = (np.full((P, S, G, D), 7.0) for _ in range(4))
+        for t, place in enumerate(slots):
+            if place >= 0:
+                want[place // S, place % S] = x[t].float()
+                swapped[place // S, place % S] = (v if letter == "k" else k)[t].float()
+            nowhere[place // S, place % S] = x[t].float()
+            flat = place % S * S + place // S
+            if place >= 0 and flat < P * S:
+                transposed[flat // S, flat % S] = x[t].float()
+        agree(got, want, "exact", f"{letter}_pages after {T} tokens into slots {slots.tolist()}",
+              lambda i: "page {}, place {}, head {}, column {}".format(*i), {
+                  "slot -1 is written: -1 is the last place of the page before the first":
+                      nowhere,
+                  "page and place are exchanged": transposed,
+                  "keys and values are exchanged": swapped,
+                  "nothing is written": np.full((P, S, G, D), 7.0)})
+
+
+def write(subject, k, v, k_pages, v_pages, slots):
+    (T, G, D), S = k.shape, k_pages.shape[1]
+    return subject.launch("write_kv_triton", T, args=(
+        k, v, k_pages, v_pages, slots, *k.stride()[:2], *v.stride()[:2], *k_pages.stride()[:3],
+        *v_pages.stride()[:3], S, G), D=D, BLOCK=1 << (G * D - 1).bit_length(), num_warps=1)
+
+
+def test_write_kv_triton__work(subject, rng):
+    import torch
+
+    T, G, D = 4, 2, 64
+    k, v = (torch.ones(T, G, D, dtype=torch.float16) for _ in range(2))
+    pages = [torch.zeros(3, 4, G, D, dtype=torch.float16) for _ in range(2)]
+    launched = write(subject, k, v, *pages, torch.tensor([3, -1, 9, -1]))
+    moved = launched.bytes("load") - 32 * 8 * T     # all lanes ask for the slot
+    least = 2 * 2 * G * D * 2
+    assert moved <= least, (
+        f"write_kv_triton loads {moved} bytes of keys and values for 2 tokens with a slot and 2 "
+        f"without, {least} are enough: test the slot before you load")
+
+
+# ---- out of the pages
+
+
+@pytest.mark.parametrize("lens, G, D, S, dtype, BN", [
+    ([20, 37], 2, 32, 16, "float16", 32), ([9, 30], 1, 48, 7, "float32", 32),
+    ([5], 1, 16, 64, "bfloat16", 16)])
+def test_load_pages_triton(subject, agree, rng, lens, G, D, S, dtype, BN):
+    import torch
+
+    _, pages, _, tables, _, lengths = batch(rng, [0] * len(lens), lens, G, G, D, S, dtype, spare=0)
+    B, N = len(lens), max(lens)
+    out = torch.full((B, N, G, D), 7, dtype=pages.dtype)
+    subject.launch("gather_triton", (-(-N // BN), G, B), args=(
+        pages, tables, lengths, out, *pages.stride()[:3], tables.stride(0), N, G), S=S, D=D, BN=BN,
+        BD=1 << (D - 1).bit_length(), num_warps=1)
+    numbers = pages.float().numpy()
+    want, in_order, one_page, unplaced = (np.full((B, N, G, D), 7.0) for _ in range(4))
+    for b, length in enumerate(lens):
+        for n in range(length):
+            page = int(tables[b, n // S])
+            want[b, n] = numbers[page, n % S]
+            in_order[b, n] = numbers[min(n // S, len(numbers) - 1), n % S]
+            one_page[b, n] = numbers[int(tables[b, n // BN * BN // S]), n % S]
+            unplaced[b, n] = numbers[page, 0]
+    agree(out, want, "exact", f"{lens} keys of {B} sequence(s) out of pages of {S}, {BN} at a time",
+          lambda i: "sequence {}, key {}, head {}, column {}".format(*i), {
+              "page n // S of the memory is read, not the page that the table names": in_order,
+              "all keys of a tile come from the page of its first key": one_page,
+              "every key is read at place 0 of its page": unplaced})
+
+
+# ---- the kernel
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_paged_triton(subject, agree, rng, size):
+    counts, lens, H, G, D, S, dtype, BM, BN, splits = size
+    args = batch(rng, counts, lens, H, G, D, S, dtype)
+    parts, lse, _ = run(subject, *args, BM, BN, splits)
+    what = (f"{counts} new tokens of sequences of {lens}, {H} heads on {G}, D = {D}, pages of {S}, "
+            f"{dtype}, {splits} split(s)")
+    for split in range(splits):
+        assert (lse[split] != 7).any(), (
+            f"paged_triton, {what}: nobody wrote the part of split {split}; row "
+            f"(split · T + token) · H + h of out and of lse is its place")
+    with np.errstate(all="ignore"):
+        agree(merged(parts, lse), oracle(*args, D ** -0.5), dtype, f"paged_triton, {what}",
+              at_token, mistakes(args, D ** -0.5, BN, splits))
+
+
+def test_paged_triton__splits(subject, agree, rng):
+    """Each split's own part and sum; the last of five has no key at all."""
+    args = batch(rng, [1], [60], 2, 1, 32, 16, "float32")
+    parts, lse, _ = run(subject, *args, 16, 16, 5)
+    scale = 32 ** -0.5
+    scores = args[0][0].double().numpy() @ keys_of(args[1], args[3][0], 60)[:, 0].T * scale
+    want = np.full((5, 1, 2), -np.inf)
+    for split in range(4):
+        part = scores[:, 16 * split:16 * split + 16]
+        want[split, 0] = np.log2(np.exp(part).sum(-1))
+    agree(lse, want, "float32", "lse of 60 keys in 5 splits of 16 keys at most",
+          lambda i: f"split {i[0]}, head {i[2]}", {
+              "a split without a key has another lse than -inf":
+                  np.where(np.isinf(want), lse.double().numpy(), want),
+              "every split takes all keys": np.log2(np.exp(scores).sum(-1))})
+    assert not parts[4].any(), "paged_triton: a split without a key should leave zeros"
+
+
+def test_paged_triton__work(subject, rng):
+    counts, lens, H, G, D, S, BN = [1, 4], [96, 64], 4, 1, 32, 16, 16
+    args = batch(rng, counts, lens, H, G, D, S, "float16")
+    launched = run(subject, *args, 16, BN, 2)[2]
+    least = sum(lens) * 2 * G * D * 2
+    others = 4 * (2 * sum(lens) + 3 * 10 * len(lens)) + sum(counts) * H * D * 2 * 2
+    got = launched.bytes("load")
+    assert got <= least + others + 32 * 256, (
+        f"paged_triton loads {got:,} bytes for {least:,} of keys and values: each split should "
+        f"read its own share of the keys, once")
+
+
+# ---- merge
+
+
+@pytest.mark.parametrize("splits, rows, D, dtype", [
+    (3, 4, 32, "float16"), (8, 2, 48, "float32"), (1, 3, 16, "bfloat16")])
+def test_merge_triton(subject, agree, rng, splits, rows, D, dtype):
+    import torch
+
+    parts = torch.from_numpy(rng.standard_normal((splits, rows, D), np.float32))
+    lse = torch.from_numpy(30 * rng.standard_normal((splits, rows), np.float32) + 200)
+    lse[:, 0] = torch.linspace(199, 200, splits)            # row 0: weights near each other
+    if splits > 1:
+        lse[-1, 1], parts[-1, 1] = -math.inf, 0             # row 1: a split without a key
+    out = torch.full((rows, D), 7, dtype=getattr(torch, dtype))
+    subject.launch("merge_triton", rows, args=(parts, lse, out, rows, splits), D=D,
+                   BS=1 << (splits - 1).bit_length(), BD=1 << (D - 1).bit_length(), num_warps=1)
+    x, sums = parts.double().numpy(), lse.double().numpy()
+    with np.errstate(all="ignore"):
+        natural = np.exp(sums - sums.max(0))[..., None]
+        plain = np.exp2(sums - sums.max(0))[..., None]
+        best = np.take_along_axis(x, sums.argmax(0)[None, :, None], 0)[0]
+        agree(out, merged(parts, lse), dtype, f"{rows} rows of {splits} parts", lambda i:
+              f"row {i[0]}, column {i[1]}", {
+                  "the parts are averaged, whatever their sums": x.mean(0),
+                  "the weights do not add up to 1: divide by their sum": (x * plain).sum(0),
+                  "lse is in base 2, and exp takes it for natural":
+                      (x * natural).sum(0) / natural.sum(0),
+                  "exp2 of lse itself overflows: subtract the largest": np.full_like(best, np.nan),
+                  "the parts are weighed with lse, not with exp2 of it":
+                      (x * sums[..., None]).sum(0) / sums[..., None].sum(0),
+                  "only the part of the largest sum is taken": best})
+
+
+# ---- the course's own launchers
+
+
+@pytest.mark.parametrize("counts, lens, H, G, D, S, dtype", [
+    ([1, 20, 0, 3], [50, 33, 7, 40], 4, 2, 48, 16, "bfloat16"),
+    ([1, 1], [600, 5], 2, 1, 32, 16, "float16"),            # 3 splits
+    ([2, 5], [33, 20], 6, 2, 16, 7, "float32")])
+def test_every_launcher(subject, agree, rng, counts, lens, H, G, D, S, dtype):
+    args = batch(rng, counts, lens, H, G, D, S, dtype)
+    for name in LAUNCHERS[:3 if dtype == "float32" else 2]:
+        agree(getattr(subject, name)(*args, 0.3), oracle(*args, 0.3), dtype,
+              f"{name}, {counts} new tokens of {lens}", at_token)
+
+
+def test_any_strides(subject, agree, rng):
+    """Queries out of a larger tensor, heads before slots, one head after the other in a page."""
+    q, k_pages, v_pages, *others = batch(rng, [1, 2], [20, 9], 4, 2, 32, 16, "float16")
+    k_pages = k_pages.transpose(1, 2).contiguous().transpose(1, 2)
+    v_pages = v_pages.transpose(0, 1).contiguous().transpose(0, 1)
+    wide = q.repeat(1, 3, 1)[:, 4:8]
+    args = (wide, k_pages, v_pages, *others)
+    agree(subject.paged_attention(*args, 0.2), oracle(*args, 0.2), "float16", "any strides",
+          at_token)
+
+
+def test_write_kv_launchers(subject, rng):
+    import torch
+
+    k, v = (torch.from_numpy(rng.standard_normal((5, 6, 32), np.float32)) for _ in range(2))
+    k, v = k[:, ::2], v[:, 3:]
+    slots = torch.tensor([3, -1, 27, 0, 14], dtype=torch.int32)
+    found = []
+    for name in ("write_kv", "write_kv_torch"):
+        pages = [torch.zeros(4, 7, 3, 32) for _ in range(2)]
+        getattr(subject, name)(k, v, *pages, slots)
+        found.append(pages)
+        getattr(subject, name)(k[:0], v[:0], *pages, slots[:0])
+    for mine, want in zip(*found, strict=True):
+        assert torch.equal(mine, want) and torch.count_nonzero(mine) == 4 * 3 * 32
+
+
+def test_nothing_to_do(subject, rng):
+    nobody = batch(rng, [], [], 2, 1, 16, 16)
+    idle = batch(rng, [0, 0], [5, 20], 2, 1, 16, 16)
+    for args in (nobody, idle):
+        for name in LAUNCHERS:
+            assert getattr(subject, name)(*args, 1.0).shape == (0, 2, 16), name
+
+
+def test_what_the_launchers_refuse(subject, rng):
+    import torch
+
+    q, k, v, tables, cu_q, lens = batch(rng, [1, 2], [20, 9], 4, 2, 32, 16)
+    elsewhere = torch.full_like(tables, NOWHERE)
+    for args, says in (
+            ((q[0], k, v, tables, cu_q, lens), "q has shape (4, 32)"),
+            ((q, k, v[:2], tables, cu_q, lens), "v_pages (2, 16, 2, 32)"),
+            ((q[:, :3], k, v, tables, cu_q, lens), "3 query heads"),
+            ((q, k, v, tables[:1], cu_q, lens), "block_tables (1, 4)"),
+            ((q, k, v, tables.long(), cu_q, lens), "block_tables is torch.int64"),
+            ((q.half(), k, v, tables, cu_q, lens), "q is torch.float16"),
+            ((q.repeat(1, 1, 2)[..., ::2], k, v, tables, cu_q, lens), "q has strides"),
+            ((q, k, v, tables, cu_q + 1, lens), "cu_q is [1, 2, 4]"),
+            ((q, k, v, tables, cu_q, lens - 8), "sequence 1 has 1 tokens"),
+            ((q, k, v, tables[:, :1], cu_q, lens), "sequence 0 has 20 tokens"),
+            ((q, k, v, elsewhere, cu_q, lens), "the block table of sequence 0")):
+        for name in LAUNCHERS:
+            with pytest.raises(Raised) as refusal:
+                getattr(subject, name)(*args, 1.0)
+            assert says in refusal.value.text, (name, refusal.value.text)
+    with pytest.raises(Raised) as refusal:
+        subject.paged_attention(q, k, v, tables, cu_q, lens, -1.0)
+    assert "scale is -1.0" in refusal.value.text
+    new = torch.zeros(2, 2, 32)
+    for slots, says in ((torch.tensor([0, 10**6]), "slots 0 to 1000000"),
+                        (torch.tensor([0.0, 1.0]), "slots are torch.float32")):
+        with pytest.raises(Raised) as refusal:
+            subject.write_kv(new, new, k, v, slots)
+        assert says in refusal.value.text
+
+
+def test_oracle_agrees(subject, rng):
+    args = batch(rng, [1, 3], [20, 9], 4, 2, 16, 7)
+    got = subject.paged_attention_oracle(*(x.numpy() for x in args), 0.3)
+    assert np.allclose(got, oracle(*args, 0.3), rtol=1e-12, atol=1e-12)
+
+
+def test_count_splits(subject):
+    """Enough programs where there are keys for them, and no merge where there are enough."""
+    for programs, keys, want in ((8, 8192, 32), (8, 100_000, 33), (8, 300, 2), (8, 0, 1),
+                                 (264, 8192, 1), (132, 8192, 2), (10_000, 8192, 1)):
+        assert subject.count_splits(programs, keys, 132) == want
+
+
+@pytest.mark.slow
+def test_cuda_does_not_spill():
+    from layer1_kernels.k14_paged_attention import KERNELS
+
+    assert KERNELS.get("paged_cuda").resources.spill_stores == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("T, R, D, S, itemsize", [
+    (1, 1, 128, 16, 2), (1, 4, 64, 32, 2), (8, 7, 128, 16, 2), (512, 4, 128, 7, 2),
+    (512, 4, 128, 16, 4), (1, 8, 64, 16, 4)])
+def test_other_launches_compile_as_well(T, R, D, S, itemsize):
+    """Groups, widths and pages of other sizes: Triton compiles anew for each."""
+    from lab import compiled, simulator
+    from layer1_kernels.k14_paged_attention import paged_triton, sizes_for
+
+    names, kind = paged_triton.arg_names, {2: "*bf16", 4: "*fp32"}[itemsize]
+    kinds = dict.fromkeys(names[:names.index("R")], "i32:16") | dict.fromkeys(
+        ("block_tables", "cu_q", "lens"), "*i32") | dict.fromkeys(
+        ("q", "k_pages", "v_pages", "out"), kind) | {
+        "lse": "*fp32", "scale": "fp32", "T": "i32", "B": "i32", "splits": "i32"}
+    sizes = sizes_for(T, 1, R, D, itemsize)
+    warps, stages = sizes.pop("num_warps"), sizes.pop("num_stages")
+    found = simulator.hopper(paged_triton, kinds, {"R": R, "S": S, "D": D} | sizes, warps, stages)
+    assert not found.spills and not found.serialised and found.shared <= compiled.SHARED
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("counts, lens", [
+    ([1, 20, 0, 3], [50, 33, 7, 40]), ([1], [5000]), ([1] * 40, [100] * 40),
+    ([500, 1], [2000, 130])])
+def test_every_kernel_on_the_device(rng, counts, lens):
+    import torch
+
+    from layer1_kernels import paged_attention, paged_attention_cuda, paged_attention_torch
+
+    for dtype, near in (("float32", 2e-5), ("float16", 2e-3), ("bfloat16", 1.6e-2)):
+        q, k, v, tables, cu_q, lengths = batch(rng, counts, lens, 8, 2, 64, 16, dtype)
+        args = [x.cuda() for x in (q, k, v, tables, cu_q, lengths)]
+        want = paged_attention_torch(*(x.float() for x in args[:3]), *args[3:], 0.125)
+        kernels = [paged_attention] + [paged_attention_cuda] * (dtype == "float32")
+        for kernel in kernels:
+            got = kernel(*args, 0.125).float()
+            assert torch.allclose(got, want, rtol=near, atol=near), (kernel, dtype)
