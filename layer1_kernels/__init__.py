@@ -8,6 +8,7 @@ k05_matmul_tiled  Output tiles, shared memory
 k06_matmul_registers  Thread tiles
 k07_softmax  Online softmax
 k08_rmsnorm  Fuse the residual
+k09_rope  Rotary positions
 k10_swiglu  Gate and multiply
 k13_flash_attention  Attention without the matrix
 k14_paged_attention  Attention from pages
@@ -55,6 +56,13 @@ from layer1_kernels.k08_rmsnorm import (
     rmsnorm_cuda,
     rmsnorm_torch,
 )
+from layer1_kernels.k09_rope import (
+    rope,
+    rope_and_cache,
+    rope_and_cache_torch,
+    rope_cuda,
+    rope_torch,
+)
 from layer1_kernels.k10_swiglu import (
     matmul_swiglu,
     matmul_swiglu_torch,
@@ -101,6 +109,11 @@ __all__ = [
     "rmsnorm",
     "rmsnorm_cuda",
     "rmsnorm_torch",
+    "rope",
+    "rope_and_cache",
+    "rope_and_cache_torch",
+    "rope_cuda",
+    "rope_torch",
     "softmax",
     "softmax_cuda",
     "softmax_torch",

@@ -1,0 +1,434 @@
+"""k09 · Rotary positions: each pair of numbers of q and k is turned by its token's angle, in place
+
+T: tokens   H: query heads   G: key heads   D: head width   room: positions that the tables know
+Reads and writes T·(H+G)·D numbers, 3 FLOPs for each: 3/8 FLOP per byte in fp32. Memory decides.
+Source: Su, Lu, Pan, Murtadha, Wen and Liu, "RoFormer: Enhanced Transformer with Rotary Position
+Embedding", 2021. Pairs as Hugging Face has them: number d with number d + D/2.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch.autograd.function import once_differentiable
+
+from lab import simulator
+from layer1_kernels.k08_rmsnorm import FLOATS, Eager, at_least_fp32
+
+__all__ = ["rope", "rope_and_cache", "rope_and_cache_torch", "rope_cuda", "rope_torch"]
+
+KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
+PAIRS = 4096            # of a program of rope_triton: 16 a thread of 8 warps
+WIDEST = 16_384         # D
+MOST = 2**31 - 1        # programs of a launch
+SECTOR = 32             # bytes
+
+
+# ---- by the book
+
+
+def rope_angles(room, D, theta):                    # -> 2 × (room, D/2)
+    """(cos, sin) of the angle of each pair at each position, in float64.
+
+    Pair d turns by theta^(-2d/D) radians a position: the first by 1, the later the slower.
+    """
+    # exercise: a speed for each pair, an angle for each position and pair
+    speed = theta ** (-np.arange(0, D, 2) / D)                          # (D//2,)
+    angle = np.arange(room)[:, None] * speed                            # (room, D//2)
+    return np.cos(angle), np.sin(angle)
+
+
+def rope_oracle(x, cos, sin, positions):            # (T, H, D) -> (T, H, D)
+    """float64; not in place."""
+    a, b = np.split(x.astype(np.float64), 2, axis=-1)                   # (T, H, D//2)
+    c, s = cos[positions, None], sin[positions, None]                   # (T, 1, D//2)
+    return np.concatenate((a * c - b * s, b * c + a * s), axis=-1)
+
+
+def rope_torch(q, k, cos, sin, positions):          # (T, H, D), (T, G, D), 2 × (room, D/2), (T,)
+    """As rope, operation by operation in PyTorch; float64 too."""
+    c, s = cos[positions, None], sin[positions, None]                   # (T, 1, D//2)
+    for x in (q, k):
+        a, b = at_least_fp32(x).chunk(2, dim=-1)                        # (T, -1, D//2)
+        x.copy_(torch.cat((a * c - b * s, b * c + a * s), dim=-1))
+
+
+def rope_and_cache_torch(q, k, v, cos, sin, positions, k_pages, v_pages, slots):
+    """As rope_and_cache, operation by operation in PyTorch."""
+    k = k.clone()                                   # (T, G, D)
+    rope_torch(q, k, cos, sin, positions)
+    kept = slots >= 0                               # (T,)
+    for pages, new in ((k_pages, k), (v_pages, v)):
+        pages.view(-1, *new.shape[1:])[slots[kept]] = new[kept]
+
+
+# ---- the kernels
+
+
+@triton.jit
+def rope_heads_triton(x, cos, sin, positions, row, head, H, half, BLOCK: tl.constexpr):
+    """One program per head of a token, one array. half: D/2, at most BLOCK.
+
+    Tokens of x begin `row` numbers after one another, heads of a token `head`.
+    """
+    t, h = (tl.program_id(0) // H).to(tl.int64), (tl.program_id(0) % H).to(tl.int64)
+    d = tl.arange(0, BLOCK)
+    inside = d < half
+    first = x + t * row + h * head + d              # where the first half of this head is
+    angle = tl.load(positions + t) * half + d       # where its angles are, in cos and in sin
+    # exercise: load c and s, then a and b, the two halves; turn them; store them where they were
+    c, s = tl.load(cos + angle, inside), tl.load(sin + angle, inside)
+    a, b = tl.load(first, inside), tl.load(first + half, inside)
+    tl.store(first, a * c - b * s, inside)          # c and s are fp32, and so is the product
+    tl.store(first + half, b * c + a * s, inside)
+
+
+def predict_bytes_ratio(H, G):
+    """Bytes that rope_heads_triton asks for, for q and for k, over those of one kernel that loads
+    the angles of a token once for all its heads. All numbers are fp32; positions are left out.
+
+    H, G: heads of q and of k
+    """
+    # exercise: in halves of a head: what is read, what is written, what is read of cos and of sin
+    n = H + G
+    return n * (2 + 2 + 2) / (n * (2 + 2) + 2)
+
+
+@triton.jit
+def rope_triton(q, k, cos, sin, positions, q_row, q_head, k_row, k_head, H, G, half,
+                WAY: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr):
+    """One program per HEADS heads of a token, of its H of q and then its G of k.
+
+    WAY: 1, or -1 to turn back. Tokens of q begin q_row numbers after one another, heads q_head;
+    those of k likewise.
+    """
+    blocks = tl.cdiv(H + G, HEADS)                  # of a token
+    t = (tl.program_id(0) // blocks).to(tl.int64)
+    h = (tl.program_id(0) % blocks * HEADS + tl.arange(0, HEADS)).to(tl.int64)[:, None]
+    d = tl.arange(0, BLOCK)
+    inside = (h < H + G) & (d < half)               # (HEADS, BLOCK)
+    # exercise: c and s once, WAY times s; where the heads of both arrays begin; turn them all
+    angle = tl.load(positions + t) * half + d       # (BLOCK,)
+    c, s = tl.load(cos + angle, d < half), WAY * tl.load(sin + angle, d < half)
+    head = tl.where(h < H, q + t * q_row + h * q_head, k + t * k_row + (h - H) * k_head)
+    a, b = tl.load(head + d, inside), tl.load(head + half + d, inside)
+    tl.store(head + d, a * c - b * s, inside)
+    tl.store(head + half + d, b * c + a * s, inside)
+
+
+@triton.jit
+def rope_and_cache_triton(q, k, v, cos, sin, positions, k_pages, v_pages, slots, q_row, q_head,
+                          k_row, k_head, v_row, v_head, H, G, half,
+                          HEADS: tl.constexpr, BLOCK: tl.constexpr):
+    """One program per HEADS heads of a token: H of q, which stay, G of k and G of v, which go into
+    the token's slot. A slot has room for G heads."""
+    blocks = tl.cdiv(H + 2 * G, HEADS)
+    t = (tl.program_id(0) // blocks).to(tl.int64)
+    h = (tl.program_id(0) % blocks * HEADS + tl.arange(0, HEADS)).to(tl.int64)[:, None]
+    d = tl.arange(0, BLOCK)
+    inside = (h < H + 2 * G) & (d < half)
+    angle, slot = tl.load(positions + t) * half + d, tl.load(slots + t)
+    c, s = tl.load(cos + angle, d < half), tl.load(sin + angle, d < half)
+    of_q, of_k = h < H, h < H + G                   # (HEADS, 1); the rest is v
+    g = tl.where(of_k, h - H, h - H - G)            # the head of k or v
+    source = tl.where(of_q, q + t * q_row + h * q_head,
+                      tl.where(of_k, k + t * k_row + g * k_head, v + t * v_row + g * v_head))
+    place = (slot * G + g) * 2 * half + d           # where this head has room in the pages
+    a, b = tl.load(source + d, inside), tl.load(source + half + d, inside)
+    turns, copies = inside & of_k & (of_q | (slot >= 0)), inside & (h >= H + G) & (slot >= 0)
+    target = tl.where(of_q, source + d, k_pages + place)
+    tl.store(target, a * c - b * s, turns)
+    tl.store(target + half, b * c + a * s, turns)
+    tl.store(v_pages + place, a, copies)
+    tl.store(v_pages + place + half, b, copies)
+
+
+# ---- the launchers
+
+
+def rope(q, k, cos, sin, positions):                # (T, H, D), (T, G, D), 2 × (room, D/2), (T,)
+    """Turn the heads of q and k in place by the angles of their tokens' positions; returns None.
+
+    q, k: float32, float16 or bfloat16, on the CPU or on CUDA; computed in fp32. They may be slices
+    of one array: tokens and heads may begin any distance apart, a head is contiguous. cos, sin:
+    float32. positions: int64, from 0 to room - 1, which is not checked: it would wait for the
+    device. Any size may be 0. One launch, or one for each array where autograd records: its rule is
+    one changed view at a time. q and k get gradients, cos and sin do not; a leaf that requires one
+    is refused, as torch does with all that works in place.
+    """
+    check("rope", FLOATS, cos, sin, positions, q=q, k=k)
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
+        for name, x in (("q", q), ("k", k)):
+            if x.is_leaf and x.requires_grad:
+                raise RuntimeError(f"rope: {name} is a leaf that requires a gradient, expected the "
+                                   f"result of an operation; rope works in place, so give it "
+                                   f"{name}.clone()")
+        for x in (q, k):
+            Turn.apply(x, cos, sin, positions)
+    else:
+        launch(q, k, cos, sin, positions)
+
+
+class Turn(torch.autograd.Function):
+    """rope of one array. The gradient of a turn is the turn back."""
+
+    @staticmethod
+    def forward(ctx, x, cos, sin, positions):
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(cos, sin, positions)
+        launch(x, x[:, :0], cos, sin, positions)
+        return x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, upstream):
+        x = upstream.clone(memory_format=torch.contiguous_format)       # (T, H, D)
+        launch(x, x[:, :0], *ctx.saved_tensors, way=-1)
+        return x, None, None, None
+
+
+def launch(q, k, cos, sin, positions, way=1):
+    """rope_triton on what has been checked. Autograd is told that q and k have changed."""
+    (T, H, D), G = q.shape, k.shape[1]
+    if T * (H + G) * D:
+        meta = plan(H + G, D // 2)
+        rope_triton[(T * triton.cdiv(H + G, meta["HEADS"]),)](
+            q, k, cos, sin, positions, *q.stride()[:2], *k.stride()[:2], H, G, D // 2,
+            WAY=way, **meta)
+    torch.autograd.graph.increment_version([x for x in (q, k) if not x.is_inference()])
+
+
+def rope_and_cache(q, k, v, cos, sin, positions, k_pages, v_pages, slots):
+    """rope on q in place; the turned k, and v, go to slot slots[t] of the pages, in one launch.
+
+    k, v (T, G, D), not changed. k_pages, v_pages (P, S, G, D), contiguous, of q's dtype: slot
+    page·S + place is a place of a page. slots (T,), int64: each at most once, below P·S, not
+    checked; -1 is skipped. No gradients: RuntimeError where autograd would record. The rest as rope.
+    """
+    check("rope_and_cache", FLOATS, cos, sin, positions, q=q, k=k, v=v)
+    check_cache(q, k, v, positions, k_pages, v_pages, slots)
+    (T, H, D), G = q.shape, k.shape[1]
+    if T * (H + G) * D:
+        meta = plan(H + 2 * G, D // 2)
+        rope_and_cache_triton[(T * triton.cdiv(H + 2 * G, meta["HEADS"]),)](
+            q, k, v, cos, sin, positions, k_pages, v_pages, slots, *q.stride()[:2],
+            *k.stride()[:2], *v.stride()[:2], H, G, D // 2, **meta)
+    changed = (q, k_pages, v_pages)
+    torch.autograd.graph.increment_version([x for x in changed if not x.is_inference()])
+
+
+def plan(heads, half):
+    """How rope_triton is compiled for so many heads a token: all of them in a program, if they fit.
+
+    Each thread has 8 pairs or more: 16 bytes of 16-bit numbers. Not timed.
+    """
+    BLOCK = triton.next_power_of_2(half)
+    HEADS = min(triton.next_power_of_2(heads), max(PAIRS // BLOCK, 1))
+    return {"HEADS": HEADS, "BLOCK": BLOCK, "num_warps": min(max(HEADS * BLOCK // 256, 1), 8)}
+
+
+def rope_cuda(q, k, cos, sin, positions, kernel="rope_fused_cuda"):
+    """As rope, float32, by a CUDA kernel, without gradients."""
+    check("rope_cuda", FLOATS[:1], cos, sin, positions, q=q, k=k)
+    refuse_gradients("rope_cuda", q, k)
+    (T, H, D), G = q.shape, k.shape[1]
+    threads = min(-(-D // 64) * 32, 256)            # whole warps
+    if T * (H + G) * D == 0:
+        return
+    if kernel == "rope_fused_cuda":
+        KERNELS.get(kernel)(T, threads, (q, k, cos, sin, positions, *map(
+            np.int64, (*q.stride()[:2], *k.stride()[:2])), H, G, D // 2))
+        return
+    for x in (q, k):
+        heads = x.shape[1]
+        if heads:
+            KERNELS.get(kernel)(T * heads, threads, (x, cos, sin, positions, *map(
+                np.int64, x.stride()[:2]), heads, D // 2))
+
+
+def check(op, dtypes, cos, sin, positions, **arrays):
+    """What the kernels assume of q, k and perhaps v: their names and themselves."""
+    q = arrays["q"]
+    for name, x in arrays.items():
+        if x.ndim != 3 or x.shape[0] != q.shape[0] or x.shape[2] != q.shape[2]:
+            raise ValueError(f"{op}: q has shape {tuple(q.shape)} and {name} {tuple(x.shape)}, "
+                             f"expected (tokens, heads, head width), tokens and width the same")
+        if x.dtype not in dtypes:
+            raise TypeError(f"{op}: {name} is {x.dtype}, expected {' or '.join(map(str, dtypes))}")
+        if x.dtype != q.dtype or x.device != q.device:
+            raise TypeError(f"{op}: q is {q.dtype} on {q.device} and {name} {x.dtype} on "
+                            f"{x.device}, expected the same")
+        check_strides(op, name, x)
+    (T, _, D), heads = q.shape, sum(x.shape[1] for x in arrays.values())
+    if D % 2 or D > WIDEST or T * max(heads, 1) > MOST:
+        raise ValueError(f"{op}: {T} tokens with {heads} heads of {D} numbers, expected an even "
+                         f"number up to {WIDEST}, and at most {MOST} heads in all")
+    for name, table in (("cos", cos), ("sin", sin)):
+        expect(op, name, table, (len(cos), D // 2), torch.float32, q.device)
+    expect(op, "positions", positions, (T,), torch.int64, q.device)
+
+
+def check_strides(op, name, x):
+    """A head is contiguous, and no number belongs to two: a turn in place would meet it twice."""
+    if x.numel() == 0:
+        return
+    if x.stride(2) != 1 and x.shape[2] > 1:
+        raise ValueError(f"{op}: {name} has strides {x.stride()}, expected the numbers of a head "
+                         f"one after the other, the last stride 1")
+    taken = x.shape[2]                              # numbers from the first to the last, so far
+    for stride, size in sorted(zip(x.stride()[:2], x.shape[:2], strict=True)):
+        if size > 1 and stride < taken:
+            raise ValueError(f"{op}: {name} has shape {tuple(x.shape)} and strides {x.stride()}: "
+                             f"its heads overlap, expected each number once")
+        taken += stride * (size - 1)
+
+
+def check_cache(q, k, v, positions, k_pages, v_pages, slots):
+    """What rope_and_cache_triton assumes besides."""
+    if v.shape != k.shape:
+        raise ValueError(f"rope_and_cache: k has shape {tuple(k.shape)} and v {tuple(v.shape)}, "
+                         f"expected the same")
+    for name, pages in (("k_pages", k_pages), ("v_pages", v_pages)):
+        if pages.ndim != 4:
+            raise ValueError(f"rope_and_cache: {name} has shape {tuple(pages.shape)}, expected "
+                             f"(pages, slots a page, heads, head width)")
+        expect("rope_and_cache", name, pages, (*k_pages.shape[:2], *k.shape[1:]), q.dtype, q.device)
+    expect("rope_and_cache", "slots", slots, positions.shape, torch.int64, q.device)
+    refuse_gradients("rope_and_cache", q, k, v, k_pages, v_pages)
+
+
+def expect(op, name, x, shape, dtype, device):
+    """This shape, dtype and device, contiguous."""
+    if tuple(x.shape) != shape:
+        raise ValueError(f"{op}: {name} has shape {tuple(x.shape)}, expected {shape}")
+    if x.dtype != dtype or x.device != device:
+        raise TypeError(f"{op}: {name} is {x.dtype} on {x.device}, expected {dtype} on {device}")
+    if not x.is_contiguous():
+        raise ValueError(f"{op}: {name} has strides {x.stride()}, expected it contiguous")
+
+
+def refuse_gradients(op, *arrays):
+    if torch.is_grad_enabled() and any(x.requires_grad for x in arrays):
+        raise RuntimeError(f"{op}: an array requires a gradient, which {op} does not give; "
+                           f"rope does, or use torch.no_grad()")
+
+
+# ---- what is counted and measured
+
+
+class Step(NamedTuple):
+    """One rung of the ladder: q and k turned in place."""
+
+    name: str
+    launches: int
+    reads: float            # in sizes of q and k together
+    writes: float
+
+
+def ladder(T, H, G, D):
+    """Every way of this lesson to turn float32 q (T, H, D) and k (T, G, D), as counted: [Step].
+
+    In sectors of 32 bytes, so that lanes which want the same number count once. D % 64 is 0.
+    """
+    cos, sin = (torch.from_numpy(table).float() for table in rope_angles(T, D, 10_000.0))
+    positions = torch.arange(T)
+    q, k = torch.ones(T, H, D), torch.ones(T, G, D)
+    size, half = q.nbytes + k.nbytes, D // 2
+    with Eager() as eager:
+        rope_torch(q, k, cos, sin, positions)
+    steps = [Step("PyTorch, op by op", eager.launches, eager.loaded / size, eager.stored / size)]
+
+    def heads():
+        for x in (q, k):
+            rope_heads_triton[(T * x.shape[1],)](x, cos, sin, positions, *x.stride()[:2],
+                                                 x.shape[1], half, num_warps=1,
+                                                 BLOCK=triton.next_power_of_2(half))
+
+    ways = {
+        "CUDA: a head a block": lambda: rope_cuda(q, k, cos, sin, positions, "rope_heads_cuda"),
+        "CUDA: a token a block": lambda: rope_cuda(q, k, cos, sin, positions),
+        "Triton: a head a program": heads,
+        "Triton: a token a program": lambda: rope(q, k, cos, sin, positions)}
+    for name, run in ways.items():
+        with simulator.trace() as trace:
+            run()
+        moved = (SECTOR * sum(launch.totals.access("global", op).transactions
+                              for launch in trace.launches) / size for op in ("load", "store"))
+        steps.append(Step(name, len(trace.launches), *moved))
+    return steps
+
+
+def shipped(H=32, G=8, D=128):
+    """{name: what the launchers compile for bf16 heads, on Hopper}. D is a multiple of 32."""
+    found, half = {}, "i32:16"
+    for kernel, heads, args, fixed in (
+            (rope_triton, H + G, ["*bf16"] * 2 + ["*fp32"] * 2 + ["*i64"] + ["i32:16"] * 4,
+             {"WAY": 1}),
+            (rope_and_cache_triton, H + 2 * G, ["*bf16"] * 3 + ["*fp32"] * 2 + ["*i64"] +
+             ["*bf16"] * 2 + ["*i64"] + ["i32:16"] * 6, {})):
+        meta = plan(heads, D // 2)
+        warps = meta.pop("num_warps")
+        found[kernel.__name__] = simulator.hopper(kernel, [*args, "i32", "i32", half],
+                                                  fixed | meta, num_warps=warps)
+    return found
+
+
+def bench(T=32_768, H=32, G=8, D=128):
+    """On a GPU: the kernels of this lesson, torch's and a copy, by turns; rows of lab.bench.
+
+    Heads of an 8-billion Llama. q and k are a third of a gigabyte in bf16, beyond the L2 cache.
+    Turning in place again and again keeps the length of each pair, but for rounding.
+    """
+    from day01_roofline import Gpu, Job, copy_job, measure
+    from lab.bench import row
+
+    device, half = Gpu(), D // 2
+    cos, sin = (torch.from_numpy(table).float().cuda() for table in rope_angles(T, D, 500_000.0))
+    positions = torch.arange(T, device="cuda")                          # (T,)
+    qkv = torch.randn(T, H + 2 * G, D, device="cuda", dtype=torch.bfloat16)     # (T, H+2*G, D)
+    q, k, v = qkv[:, :H], qkv[:, H:H + G], qkv[:, H + G:]
+    q32, k32 = q.float(), k.float()                 # (T, H, D), (T, G, D)
+    pages = torch.empty(2, T // 16, 16, G, D, device="cuda", dtype=torch.bfloat16)
+    compiled, table = torch.compile(rope_torch), (cos, sin, positions)
+
+    def heads():
+        for x in (q32, k32):
+            rope_heads_triton[(T * x.shape[1],)](x, *table, *x.stride()[:2], x.shape[1], half,
+                                                 BLOCK=half, num_warps=1)
+
+    def pair():
+        rope(q, k, *table)
+        pages[0].view(T, G, D).copy_(k)
+        pages[1].view(T, G, D).copy_(v)
+
+    angles = T * (2 * half * 4 + 8)                 # bytes
+    families = {        # pairs of numbers, bytes that must move, ways
+        "rope": (T * (H + G) * half, angles + 2 * T * (H + G) * D * 2, {
+            "torch": lambda: rope_torch(q, k, *table),
+            "torch.compile": lambda: compiled(q, k, *table),
+            "triton": lambda: rope(q, k, *table)}),
+        "rope fp32": (T * (H + G) * half, angles + 2 * T * (H + G) * D * 4, {
+            "torch": lambda: rope_torch(q32, k32, *table),
+            "heads_triton": heads,
+            "triton": lambda: rope(q32, k32, *table),
+            "heads_cuda": lambda: rope_cuda(q32, k32, *table, "rope_heads_cuda"),
+            "fused_cuda": lambda: rope_cuda(q32, k32, *table)}),
+        "rope_and_cache": (T * (H + G) * half, angles + 8 * T + 2 * T * (H + 2 * G) * D * 2, {
+            "torch": lambda: rope_and_cache_torch(q, k, v, *table, *pages, positions),
+            "pair": pair,
+            "triton": lambda: rope_and_cache(q, k, v, *table, *pages, positions)})}
+    jobs = [copy_job(device)]
+    jobs += [Job(f"{name}: {way}", run, 6 * pairs, moved)
+             for name, (pairs, moved, ways) in families.items() for way, run in ways.items()]
+    timings = measure(jobs, device, limit=60)
+    copy = jobs[0].moved / timings["copy"].seconds
+    rows = {"copy": row(jobs[0], timings["copy"], copy)}
+    for job in jobs[1:]:
+        name, own = job.name.split(": ")
+        against = {way: timings[f"{name}: {way}"] for way in families[name][-1]
+                   if way in ("torch", "torch.compile", "pair") and way != own}
+        rows[job.name] = row(job, timings[job.name], copy, against)
+    return rows

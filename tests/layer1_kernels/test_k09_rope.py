@@ -1,0 +1,449 @@
+"""Graders of k09. q and k stand in an array of more heads, in which the others must stay."""
+
+import numpy as np
+import pytest
+
+from lab.subject import Raised
+
+ROOM, THETA = 50, 100.0
+SIZES = [(5, 3, 2, 10, "float32"), (1, 1, 1, 2, "float32"), (3, 5, 1, 64, "float16"),
+         (4, 2, 2, 34, "bfloat16")]                                 # T, H, G, D, dtype
+
+
+# ---- inputs, oracles, and what goes wrong
+
+
+def angles(room, D, theta=THETA):               # -> 2 × (room, D//2), as float32 has them
+    angle = np.arange(room)[:, None] * theta ** (-np.arange(0, D, 2) / D)
+    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+
+def turned(x, c, s):                            # (T, H, D), 2 × (T, 1, D//2) -> (T, H, D)
+    a, b = np.split(x, 2, axis=-1)
+    return np.concatenate((a * c - b * s, b * c + a * s), axis=-1)
+
+
+def tensor(array, dtype):
+    """A CPU tensor of dtype; the array is rounded to it, so that oracles start from the same."""
+    import torch
+
+    found = torch.from_numpy(array.astype(np.float32)).to(getattr(torch, dtype))
+    array[...] = found.double().numpy()
+    return found
+
+
+def inputs(rng, T, H, G, D, dtype):
+    """An array of H + 2·G heads a token, the same as a tensor, and the tables and positions."""
+    import torch
+
+    both = rng.standard_normal((T, H + 2 * G, D))
+    x = tensor(both, dtype)
+    positions = np.concatenate(([ROOM - 1], rng.permutation(ROOM - 1)[:T - 1])).astype(np.int64)
+    cos, sin = angles(ROOM, D)
+    return both, x, cos, sin, positions, [torch.from_numpy(a) for a in (cos, sin, positions)]
+
+
+def mistakes_of(name, both, until, cos, sin, positions, way=1):
+    """(what is right, {mistake: what it gives}), of turning the first `until` heads."""
+    c, s = cos[positions, None].astype(np.float64), way * sin[positions, None].astype(np.float64)
+    T, _, D = both.shape
+    x = both[:, :until]
+    a, b = np.split(x, 2, axis=-1)
+    new = a * c - b * s
+    pairs = np.empty_like(x)
+    pairs[..., ::2] = x[..., ::2] * c - x[..., 1::2] * s
+    pairs[..., 1::2] = x[..., 1::2] * c + x[..., ::2] * s
+
+    def whole(part):
+        return np.concatenate((part, both[:, until:]), axis=1)
+
+    own = cos[:T, None], way * sin[:T, None]
+    wrong = {
+        f"{name} makes the second half from the first half as already turned; load both halves "
+        f"before a store": np.concatenate((new, b * c + new * s), axis=-1),
+        f"{name} turns the other way": turned(x, c, -s),
+        f"{name} pairs neighbours, 0 with 1, 2 with 3; here number d goes with number d + D/2":
+            pairs,
+        f"{name} takes the angles of row t; the token's position is positions[t]":
+            turned(x, *own),
+        f"{name} takes cos for sin and sin for cos": turned(x, s, c),
+        f"{name} writes the first half alone": np.concatenate((new, b), axis=-1),
+        f"{name} changes nothing": x}
+    want = whole(turned(x, c, s))
+    return want, {text: whole(got) for text, got in wrong.items()
+                  if not np.allclose(whole(got), want, rtol=2e-3, atol=0)}
+
+
+def at(index):
+    t, h, d = index
+    return f"token {t}, head {h}, number {d}"
+
+
+def block(number):
+    return 1 << (number - 1).bit_length()
+
+
+# ---- the angles
+
+
+@pytest.mark.parametrize("room, D, theta", [(5, 8, 100.0), (1, 2, 10_000.0), (40, 128, 500_000.0)])
+def test_rope_angles(subject, agree, room, D, theta):
+    p, d = np.arange(room)[:, None], np.arange(D // 2)
+    cos, sin = subject.rope_angles(room, D, theta)
+    right = p * theta ** (-2.0 * d / D)
+    wrong = {"the exponent has lost its sign: later pairs turn slower": p * theta ** (2.0 * d / D),
+             "the exponent is d/D; it is 2d/D": p * theta ** (-1.0 * d / D),
+             "all pairs turn equally fast": p + 0.0 * d,
+             "the positions begin at 1; the first is 0, which turns nothing":
+                 (p + 1) * theta ** (-2.0 * d / D)}
+    for name, got, function in (("cos", cos, np.cos), ("sin", sin, np.sin)):
+        cases = {mistake: function(angle) for mistake, angle in wrong.items()}
+        cases["the angle itself is returned"] = right
+        cases["cos and sin are swapped"] = (np.sin if name == "cos" else np.cos)(right)
+        agree(got, function(right), "float32", f"{name}, {room} positions, D = {D}",
+              lambda i: f"position {i[0]}, pair {i[1]}", cases)
+
+
+# ---- a head a program
+
+
+def run_heads(subject, x, heads, tables, **meta):
+    """On the first `heads` heads of each token."""
+    T, _, D = x.shape
+    return subject.launch("rope_heads_triton", T * heads, args=(
+        x[:, :heads], *tables, x.stride(0), x.stride(1), heads, D // 2), BLOCK=block(D // 2),
+        **meta)
+
+
+@pytest.mark.parametrize("T, H, G, D, dtype", SIZES)
+def test_rope_heads_triton(subject, agree, rng, T, H, G, D, dtype):
+    both, x, cos, sin, positions, tables = inputs(rng, T, H, G, D, dtype)
+    want, mistakes = mistakes_of("rope_heads_triton", both, H, cos, sin, positions)
+    run_heads(subject, x, H, tables)
+    agree(x, want, dtype, f"rope_heads_triton, {T} token(s), the first {H} of {H + 2 * G} heads of "
+          f"{D} {dtype}", at, mistakes)
+
+
+def test_rope_heads_triton__work(subject, rng):
+    _, x, *_, tables = inputs(rng, 4, 3, 1, 64, "float32")
+    economical("rope_heads_triton", run_heads(subject, x, 3, tables, num_warps=1), 12, 12, 64)
+
+
+def economical(name, launch, heads, turns, D):
+    """Sectors of one-warp programs: `heads` turned, and angles loaded `turns` times."""
+    head = 4 * D // 32
+    for op, least, verb in (("load", (heads + turns) * head + turns, "reads"),
+                            ("store", heads * head, "writes")):
+        got = launch.memory("global", op)["transactions"]
+        assert got <= least, (
+            f"{name} {verb} {got} sectors, {least} are enough: each number of a head once" +
+            (", the position, and its angles once a program" if op == "load" else ""))
+
+
+# ---- both arrays in one launch
+
+
+def run_rope(subject, x, H, G, tables, way=1, heads=None, **meta):
+    q, k = x[:, :H], x[:, H:H + G]
+    heads = heads or block(H + G)
+    T, _, D = x.shape
+    grid = T * -(-(H + G) // heads)
+    return subject.launch("rope_triton", grid, args=(
+        q, k, *tables, q.stride(0), q.stride(1), k.stride(0), k.stride(1), H, G, D // 2),
+        WAY=way, HEADS=heads, BLOCK=block(D // 2), **meta)
+
+
+def test_predict_bytes_ratio(subject, reference, rng):
+    for H, G in ((3, 1), (8, 2)):
+        _, x, *_, tables = inputs(rng, 2, H, G, 64, "float32")
+        naive = run_heads(reference, x, H + G, tables, num_warps=1)
+        one = run_rope(reference, x, H, G, tables, num_warps=1)
+
+        def moved(launch, programs):            # without the position: a sector a program
+            return sum(launch.memory("global", op)["transactions"]
+                       for op in ("load", "store")) - programs
+
+        want, n = moved(naive, 2 * (H + G)) / moved(one, 2), H + G
+        got = subject.predict_bytes_ratio(H, G)
+        assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
+        why = {2 * n / (n + 1): "that would be so if nothing were written; the heads are",
+               1.5: "1.5 leaves out that the one kernel must load the angles too, once",
+               n: "only the angles are loaded fewer times; every head still moves",
+               1 / want: "that is the other way round",
+               5 * n / (4 * n + 1): "that counts cos or sin; both are loaded"}
+        guess = next((text for value, text in why.items() if abs(got - value) < 1e-6),
+                     "a head is read and written, 2 halves each; cos and sin are half a head each")
+        assert abs(got - want) < 1e-6, (
+            f"bytes of a head a program over bytes of a token a program, {H} heads of q and {G} of "
+            f"k: {got:g} is not what the counters say; {guess}")
+
+
+@pytest.mark.parametrize("T, H, G, D, dtype", SIZES)
+def test_rope_triton(subject, agree, rng, T, H, G, D, dtype):
+    name = "rope_triton"
+    both, x, cos, sin, positions, tables = inputs(rng, T, H, G, D, dtype)
+    want, mistakes = mistakes_of(name, both, H + G, cos, sin, positions)
+    alone = want.copy()
+    alone[:, H:] = both[:, H:]
+    run_rope(subject, x, H, G, tables)
+    agree(x, want, dtype, f"{name}, {T} token(s), heads 0 to {H - 1} are q's, then {G} of k, then "
+          f"{G} that must stay; D = {D}, {dtype}", at,
+          {f"{name} turns the heads of q alone": alone, **mistakes})
+
+
+def test_rope_triton__few_heads_a_program(subject, agree, rng):
+    both, x, cos, sin, positions, tables = inputs(rng, 2, 5, 3, 12, "float32")
+    run_rope(subject, x, 5, 3, tables, heads=2)
+    want, mistakes = mistakes_of("rope_triton", both, 8, cos, sin, positions)
+    agree(x, want, "float32", "rope_triton, 8 heads a token, 2 a program", at, mistakes)
+
+
+def test_rope_triton__back(subject, agree, rng):
+    both, x, cos, sin, positions, tables = inputs(rng, 3, 2, 1, 12, "float32")
+    run_rope(subject, x, 2, 1, tables, way=-1)
+    c, s = cos[positions, None], sin[positions, None]
+    ahead = np.concatenate((turned(both[:, :3], c, s), both[:, 3:]), axis=1)
+    want, _ = mistakes_of("rope_triton", both, 3, cos, sin, positions, way=-1)
+    agree(x, want, "float32", "rope_triton, WAY = -1", at,
+          {"rope_triton leaves out WAY: the gradient would be turned the wrong way": ahead})
+
+
+def test_rope_triton__two_arrays(subject, agree, rng):
+    """q with its heads first in memory, k apart: four different strides."""
+    import torch
+
+    _, _, cos, sin, positions, tables = inputs(rng, 3, 2, 1, 12, "float32")
+    q, k = rng.standard_normal((4, 3, 12)), rng.standard_normal((3, 2, 12))
+    qt, kt = (torch.from_numpy(a).float() for a in (q, k))
+    qt = qt.transpose(0, 1)
+    subject.launch("rope_triton", 3, args=(qt, kt, *tables, *qt.stride()[:2], *kt.stride()[:2],
+                                           4, 2, 6), WAY=1, HEADS=8, BLOCK=8)
+    c, s = cos[positions, None], sin[positions, None]
+    agree(qt, turned(q.transpose(1, 0, 2), c, s), "float32", "rope_triton, q with strides of its "
+          "own", at)
+    agree(kt, turned(k, c, s), "float32", "rope_triton, k with strides of its own", at)
+
+
+def test_rope_triton__work(subject, rng):
+    _, x, *_, tables = inputs(rng, 4, 6, 2, 64, "float32")
+    economical("rope_triton", run_rope(subject, x, 6, 2, tables, num_warps=1), 32, 4, 64)
+
+
+# ---- the course's own launchers
+
+
+@pytest.mark.parametrize("T, H, G, D, dtype", [*SIZES, (2, 3, 1, 600, "float32")])
+def test_every_launcher(subject, agree, rng, T, H, G, D, dtype):
+    both, x, cos, sin, positions, tables = inputs(rng, T, H, G, D, dtype)
+    want, _ = mistakes_of("", both, H + G, cos, sin, positions)
+    ways = {name: (getattr(subject, name), ()) for name in ("rope", "rope_torch")}
+    if dtype == "float32":
+        ways |= {name: (subject.rope_cuda, (name,))
+                 for name in ("rope_heads_cuda", "rope_fused_cuda")}
+    for name, (function, more) in ways.items():
+        own = x.clone()
+        assert function(own[:, :H], own[:, H:H + G], *tables, *more) is None
+        agree(own, want, dtype, f"{name}, {T} tokens, {H} and {G} heads of {D}", at)
+
+
+@pytest.mark.parametrize("T, H, G, D, dtype", SIZES)
+def test_rope_and_cache(subject, agree, rng, T, H, G, D, dtype):
+    import torch
+
+    P, S = 3, 4
+    both, x, cos, sin, positions, tables = inputs(rng, T, H, G, D, dtype)
+    all_turned, _ = mistakes_of("", both, H + G, cos, sin, positions)
+    slots = rng.permutation(P * S)[:T].astype(np.int64)
+    slots[T // 2] = -1
+    want = np.full((2, P * S, G, D), 7.0)
+    for pages, new in zip(want, (all_turned[:, H:H + G], both[:, H + G:]), strict=True):
+        pages[slots[slots >= 0]] = new[slots >= 0]
+    for name in ("rope_and_cache", "rope_and_cache_torch"):
+        own = x.clone()
+        k_pages, v_pages = (torch.full((P, S, G, D), 7, dtype=x.dtype) for _ in range(2))
+        getattr(subject, name)(own[:, :H], own[:, H:H + G], own[:, H + G:], *tables, k_pages,
+                               v_pages, torch.from_numpy(slots))
+        after = np.concatenate((all_turned[:, :H], both[:, H:]), axis=1)
+        agree(own, after, dtype, f"{name}: q turned, k and v as they were", at)
+        for what, got, right in (("k", k_pages, want[0]), ("v", v_pages, want[1])):
+            agree(got.reshape(P * S, G, D), right, dtype,
+                  f"{name}: {what}_pages; slot -1 is skipped", lambda i: f"slot {i[0]}, head {i[1]}, number {i[2]}")
+
+
+def test_v_reaches_its_page_as_it_is(subject):
+    """inf too: no angle touches it."""
+    import torch
+
+    x, v = torch.ones(1, 1, 4), torch.tensor([[[torch.inf, 1, -torch.inf, torch.nan]]])
+    table, one = torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)
+    k_pages, v_pages = torch.ones(2, 1, 1, 1, 4)
+    subject.rope_and_cache(x, x.clone(), v, table, table, one, k_pages, v_pages, one)
+    assert torch.equal(torch.nan_to_num(v_pages), torch.nan_to_num(v[None]))
+
+
+def test_gradients():
+    """Of slices of one array, and of two arrays, against PyTorch's in float64.
+
+    rope returns nothing, so this one runs the course's own kernel in this process."""
+    import torch
+
+    from lab import device
+    from layer1_kernels.k09_rope import rope, rope_torch
+
+    if device.gpu() is None:
+        device.use_simulator()
+    torch.manual_seed(0)
+    x, upstream = torch.randn(2, 5, 4, 12)
+    cos, sin = map(torch.from_numpy, angles(ROOM, 12))
+    positions = torch.tensor([3, 0, 49, 1, 1])
+    tables = {rope: (cos, sin), rope_torch: (cos.double(), sin.double())}
+
+    def sliced(function, x):
+        y = x * 1
+        function(y[:, :2], y[:, 2:3], *tables[function], positions)
+        return y
+
+    def apart(function, x):
+        q, k = x[:, :2].clone(), x[:, 2:3].clone()
+        function(q, k, *tables[function], positions)
+        return torch.cat((q, k, x[:, 3:]), dim=1)
+
+    for way in (sliced, apart):
+        single, double = x.clone().requires_grad_(), x.double().requires_grad_()
+        results = way(rope, single), way(rope_torch, double)
+        got, = torch.autograd.grad(results[0], single, upstream)
+        want, = torch.autograd.grad(results[1], double, upstream.double())
+        assert torch.allclose(results[0].double(), results[1], rtol=2e-5, atol=2e-6)
+        assert torch.allclose(got.double(), want, rtol=2e-5, atol=2e-6)
+
+
+def test_autograd_hears_of_the_change():
+    """Whoever saved q for a backward pass is told that rope has overwritten it."""
+    import torch
+
+    from lab import device
+    from layer1_kernels.k09_rope import rope
+
+    if device.gpu() is None:
+        device.use_simulator()
+    q, w = torch.ones(1, 1, 4), torch.ones(1, 1, 4, requires_grad=True)
+    product = q * w
+    rope(q, q[:, :0], torch.ones(1, 2), torch.ones(1, 2), torch.zeros(1, dtype=torch.int64))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+    with pytest.raises(RuntimeError, match="q is a leaf"):
+        rope(w, q, torch.ones(1, 2), torch.ones(1, 2), torch.zeros(1, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("T, H, G, D", [(0, 2, 1, 8), (2, 0, 0, 8), (2, 2, 1, 0), (2, 0, 1, 8)])
+def test_nothing_to_do(subject, T, H, G, D):
+    import torch
+
+    table, numbers = torch.ones(4, D // 2), torch.zeros(T, dtype=torch.int64)
+    for name in ("rope", "rope_cuda", "rope_torch"):
+        getattr(subject, name)(torch.ones(T, H, D), torch.ones(T, G, D), table, table, numbers)
+    pages = torch.ones(1, 2, G, D)
+    new = torch.ones(T, G, D)
+    subject.rope_and_cache(torch.ones(T, H, D), new, new, table, table, numbers, pages,
+                           pages.clone(), numbers - 1)
+
+
+def test_what_the_launchers_refuse(subject):
+    import torch
+
+    q, k = torch.ones(4, 2, 8), torch.ones(4, 1, 8)
+    table, numbers = torch.ones(5, 4), torch.zeros(4, dtype=torch.int64)
+    right = {"q": q, "k": k, "cos": table, "sin": table, "positions": numbers}
+    for name, value, says in (
+            ("q", q[0], "q has shape (2, 8)"), ("k", k[:3], "k (3, 1, 8)"),
+            ("k", torch.ones(4, 1, 6), "k (4, 1, 6)"), ("q", q.double(), "q is torch.float64"),
+            ("k", k.half(), "torch.float16"),
+            ("q", torch.ones(4, 8, 2).transpose(1, 2), "q has strides (16, 1, 2)"),
+            ("q", torch.ones(4, 1, 8).expand(4, 2, 8), "its heads overlap"),
+            ("cos", table.double(), "cos is torch.float64"),
+            ("sin", table[:, :3], "sin has shape (5, 3), expected (5, 4)"),
+            ("cos", torch.ones(4, 5).T, "cos has strides (1, 5)"),
+            ("positions", numbers[:3], "positions has shape (3,)"),
+            ("positions", numbers.int(), "positions is torch.int32")):
+        for launcher in (subject.rope, subject.rope_cuda):
+            with pytest.raises(Raised) as refusal:
+                launcher(*(right | {name: value}).values())
+            assert says in refusal.value.text
+    with pytest.raises(Raised) as refusal:
+        subject.rope(torch.ones(4, 1, 7), torch.ones(4, 1, 7), table, table, numbers)
+    assert "heads of 7 numbers, expected an even number" in refusal.value.text
+    pages = torch.ones(2, 3, 1, 8)
+    right |= {"v": k, "k_pages": pages, "v_pages": pages.clone(), "slots": numbers}
+    for name, value, says in (("v", torch.ones(4, 2, 8), "v (4, 2, 8), expected the same"),
+                              ("k_pages", pages[0], "k_pages has shape (3, 1, 8)"),
+                              ("v_pages", pages[:1], "v_pages has shape (1, 3, 1, 8)"),
+                              ("v_pages", pages.half(), "v_pages is torch.float16"),
+                              ("slots", numbers.int(), "slots is torch.int32"),
+                              ("q", q.clone().requires_grad_(), "an array requires a gradient")):
+        with pytest.raises(Raised) as refusal:
+            given = right | {name: value}
+            order = ("q", "k", "v", "cos", "sin", "positions", "k_pages", "v_pages", "slots")
+            subject.rope_and_cache(*(given[name] for name in order))
+        assert says in refusal.value.text
+
+
+def test_turns_keep_scores_of_equal_distance(subject, rng):
+    """What rotary positions are for: a query and a key see their distance alone."""
+    cos, sin = subject.rope_angles(100, 16, THETA)
+    q, k = rng.standard_normal((2, 1, 1, 16))
+
+    def score(p, r):
+        return (subject.rope_oracle(q, cos, sin, np.array([p])) *
+                subject.rope_oracle(k, cos, sin, np.array([r]))).sum()
+
+    assert np.isclose(score(7, 3), score(94, 90)) and not np.isclose(score(7, 3), score(7, 4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("H, G, D", [(32, 8, 128), (32, 8, 64), (64, 8, 128), (8, 1, 256)])
+def test_shipped_kernels_on_hopper(H, G, D):
+    from layer1_kernels.k09_rope import shipped
+
+    for name, kernel in shipped(H, G, D).items():
+        assert kernel.spills == 0, f"{name}: {kernel}"
+        assert set(kernel.loads) == {16, 8} and set(kernel.stores) == {16}, f"{name}: {kernel}"
+        assert kernel.loads[8] <= 2, f"{name}: the position and the slot are 8 bytes; {kernel}"
+        assert kernel.shared <= 227 * 1024, f"{name}: {kernel}"
+
+
+@pytest.mark.slow
+def test_the_last_cuda_step_does_not_spill():
+    from layer1_kernels.k09_rope import KERNELS
+
+    assert KERNELS.get("rope_fused_cuda").resources.spill_stores == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("T, H, G, D", [(0, 2, 1, 8), (1, 1, 1, 2), (129, 5, 3, 34),
+                                        (1000, 32, 8, 128)])
+def test_every_kernel_on_the_device(T, H, G, D):
+    import torch
+
+    from layer1_kernels import rope, rope_and_cache, rope_and_cache_torch, rope_cuda, rope_torch
+
+    cos, sin = (torch.from_numpy(table).cuda() for table in angles(2000, D))
+    positions = torch.randperm(2000, device="cuda")[:T]
+    x = torch.randn(T, H + 2 * G, D, device="cuda", dtype=torch.float64)
+    near = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+    for dtype, relative in near.items():
+        ways = [rope, rope_cuda] if dtype == torch.float32 else [rope]
+        want = x.to(dtype).double()
+        rope_torch(want[:, :H], want[:, H:H + G], cos.double(), sin.double(), positions)
+        for way in ways:
+            got = x.to(dtype)
+            way(got[:, :H], got[:, H:H + G], cos, sin, positions)
+            assert torch.allclose(got.double(), want, rtol=relative, atol=relative)
+        slots = torch.randperm(T + 16, device="cuda")[:T] - 1
+        results = []
+        for way in (rope_and_cache, rope_and_cache_torch):
+            own = x.to(dtype)
+            pages = torch.full((2, 1, T + 16, G, D), 7, device="cuda", dtype=dtype)
+            way(own[:, :H], own[:, H:H + G], own[:, H + G:], cos, sin, positions, *pages, slots)
+            results.append((own.double(), pages.double()))
+        for got, want in zip(*results, strict=True):
+            assert torch.allclose(got, want, rtol=relative, atol=relative)
