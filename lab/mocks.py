@@ -8,6 +8,8 @@ using it would give.
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 
 @dataclass(frozen=True, eq=False)
 class FakeArray:
@@ -109,5 +111,6 @@ class Watched:
         self.function, self.answer, self.calls = function, answer, []
 
     def __call__(self, *args):
-        self.calls.append([a.copy() if hasattr(a, "copy") else a for a in args])
+        self.calls.append([a.copy() if isinstance(a, np.ndarray) else
+                           a.clone() if hasattr(a, "clone") else a for a in args])
         return self.answer if self.function is None else self.function(*args)

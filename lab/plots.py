@@ -400,3 +400,26 @@ def page_map(title, P, S, tables, lens):
     axes.spines[:].set_visible(False)
     plt.close(figure)           # as above
     return figure
+
+
+def waves(title, context, curves):
+    """Lengths of waves, pair by pair, on a log scale, and the context that they should fit into.
+
+    context: tokens    curves: {name: [tokens of a whole turn]}, two at most
+    """
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7.5, 3.6), layout="constrained")
+    for (name, lengths), colour in zip(curves.items(), (GREY, BLUE), strict=False):
+        axes.plot(lengths, color=colour, lw=2.5)
+        axes.annotate(name, (len(lengths) - 1, lengths[-1]), xytext=(6, 0), color=colour,
+                      textcoords="offset points", va="center")
+    axes.axhline(context, color=RED, lw=1, ls="--")
+    axes.annotate(f"{context:,} tokens", (0, context), xytext=(0, 4), color=RED,
+                  textcoords="offset points")
+    axes.set_yscale("log")
+    axes.set(title=title, xlabel="pair of a head", ylabel="tokens of a whole turn",
+             xlim=(0, 1.35 * len(lengths)), xticks=range(0, len(lengths) + 1, 16))
+    axes.spines[["top", "right"]].set_visible(False)
+    plt.close(figure)           # as above
+    return figure

@@ -82,14 +82,20 @@ from layer1_kernels.k14_paged_attention import (
     write_kv,
     write_kv_torch,
 )
+from layer1_kernels.kernels import (
+    Kernels,
+    kernels,
+)
 
 __all__ = [
+    "Kernels",
     "add_rmsnorm",
     "add_rmsnorm_cuda",
     "add_rmsnorm_torch",
     "flash_attention",
     "flash_attention_cuda",
     "flash_attention_torch",
+    "kernels",
     "layernorm",
     "layernorm_torch",
     "matmul",

@@ -149,12 +149,32 @@ class Layer(NamedTuple):
     down: tuple
 
 
+def last_rows(cu_q):                                # (B + 1,) -> (B,)
+    """The row of each sequence's last new token. Only these ask what comes next."""
+    # exercise: where does the next sequence begin?
+    return cu_q[1:].long() - 1
+
+
+def llama_block(model, i, x, step, cache):          # (T, C) -> (T, C)
+    """Layer number i: x plus its attention, and that plus its MLP."""
+    m, ops, layer = model.config, model.ops, model.layers[i]
+    # exercise: as o02's block; model.heads makes q, k and v, cache.attend keeps and mixes
+    y = ops.rmsnorm(x, layer.attention_norm, m.eps)                 # (T, C)
+    q, k, v = model.heads(layer, y)
+    ops.rope(q, k, model.cos, model.sin, step.positions)
+    mixed = cache.attend(i, q, k, v, step, ops, m.scale)            # (T, H, D)
+    x = x + model.linear(mixed.flatten(1), layer.o)                 # (T, C)
+    y = ops.rmsnorm(x, layer.mlp_norm, m.eps)                       # (T, C)
+    hidden = ops.swiglu(model.linear(y, layer.gate), model.linear(y, layer.up))     # (T, F)
+    return x + model.linear(hidden, layer.down)
+
+
 class Llama:
     """A model: its Config, its weights, and the table of kernels that it computes with."""
 
     def __init__(self, config, weights, ops):
         """weights: {name as Hugging Face has it: tensor}, of one dtype on one device."""
-        self.config, self.ops = config, ops
+        self.config, self.weights, self.ops = config, weights, ops
         self.embedding = weights["model.embed_tokens.weight"]       # (V, C)
         self.norm = weights["model.norm.weight"]                    # (C,)
         self.head = self.embedding if config.tied else weights["lm_head.weight"]    # (V, C)
@@ -177,25 +197,12 @@ class Llama:
     def forward(self, step, cache, every=False):        # -> (B, V), or (T, V) for every token
         """Scores of the next token after the last new token of each sequence."""
         x = self.embedding[step.tokens]                             # (T, C)
-        for i, layer in enumerate(self.layers):
-            x = self.block(i, layer, x, step, cache)                # (T, C)
+        for i in range(self.config.L):
+            x = llama_block(self, i, x, step, cache)                # (T, C)
         if not every:
             x = x[last_rows(step.cu_q)]                             # (B, C)
         x = self.ops.rmsnorm(x, self.norm, self.config.eps)
         return self.ops.matmul(x, self.head)
-
-    def block(self, i, layer, x, step, cache):          # (T, C) -> (T, C)
-        """Layer number i: x plus its attention, and that plus its MLP."""
-        m, ops = self.config, self.ops
-        # exercise: as o02's block; `heads` makes q, k and v, `cache.attend` keeps and mixes
-        y = ops.rmsnorm(x, layer.attention_norm, m.eps)             # (T, C)
-        q, k, v = self.heads(layer, y)
-        ops.rope(q, k, self.cos, self.sin, step.positions)
-        mixed = cache.attend(i, q, k, v, step, ops, m.scale)        # (T, H, D)
-        x = x + self.linear(mixed.flatten(1), layer.o)              # (T, C)
-        y = ops.rmsnorm(x, layer.mlp_norm, m.eps)                   # (T, C)
-        hidden = ops.swiglu(self.linear(y, layer.gate), self.linear(y, layer.up))   # (T, F)
-        return x + self.linear(hidden, layer.down)
 
     def heads(self, layer, y):      # (T, C) -> (T, H, D), (T, G, D), (T, G, D)
         """Queries, keys and values; the Qwen 3 family norms those of each head."""
@@ -212,10 +219,10 @@ class Llama:
         return y if bias is None else y + bias
 
 
-def last_rows(cu_q):                                # (B + 1,) -> (B,)
-    """The row of each sequence's last new token. Only these ask what comes next."""
-    # exercise: where does the next sequence begin?
-    return cu_q[1:].long() - 1
+def predict_launches():
+    """Launches of one layer in llama_block: calls of kernels, and PyTorch's own operations."""
+    # exercise: norms, matrices, rotation, write, attention, swiglu, additions
+    return 2 + 7 + 1 + 1 + 1 + 1 + 2
 
 
 def load(folder, ops=None, dtype=None, device="cpu"):

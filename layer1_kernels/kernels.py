@@ -1,0 +1,77 @@
+"""The operations of a Llama as tables: one for each back end, and one of the learner's own."""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import lab
+
+__all__ = ["Kernels", "kernels"]
+
+# Each operation's lesson, in which all its back ends are: `op` in Triton, `op_cuda`, `op_torch`.
+LESSONS = {
+    "matmul": "k05_matmul_tiled",
+    "matmul_swiglu": "k10_swiglu",
+    "rmsnorm": "k08_rmsnorm",
+    "add_rmsnorm": "k08_rmsnorm",
+    "rope": "k09_rope",
+    "rope_and_cache": "k09_rope",
+    "write_kv": "k14_paged_attention",
+    "flash_attention": "k13_flash_attention",
+    "paged_attention": "k14_paged_attention",
+    "swiglu": "k10_swiglu",
+    "softmax": "k07_softmax",
+    "layernorm": "k08_rmsnorm",
+    "reduce_sum": "k03_reduce",
+    "transpose": "k02_transpose",
+}
+SUFFIX = {"torch": ("_torch",), "triton": ("",), "cuda": ("_cuda", "")}     # in order of preference
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What a model computes with. Signatures and shapes are those of each operation's lesson."""
+
+    matmul: Callable
+    matmul_swiglu: Callable
+    rmsnorm: Callable
+    add_rmsnorm: Callable
+    rope: Callable
+    rope_and_cache: Callable
+    write_kv: Callable
+    flash_attention: Callable
+    paged_attention: Callable
+    swiglu: Callable
+    softmax: Callable
+    layernorm: Callable
+    reduce_sum: Callable
+    transpose: Callable
+
+    def sources(self):
+        """{operation: what computes it}: "mine", or the name of the course's function."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: "mine" if function.__module__.startswith("desk.") else function.__name__
+                for name, function in found.items()}
+
+
+def kernels(back_end):
+    """The table of a back end.
+
+    torch: PyTorch's own operations, the oracle, on any device    triton: the course's kernels
+    cuda: the course's CUDA kernels, and Triton's where there is none. They take float32 alone
+    mine: the learner's kernels where they passed on this version of the course, else Triton's
+    """
+    if back_end == "mine":
+        return Kernels(**{name: lab.own(lesson, name) or pick(name, lesson, ("",))
+                          for name, lesson in LESSONS.items()})
+    if back_end not in SUFFIX:
+        raise ValueError(f"kernels: {back_end!r}, expected {', '.join(SUFFIX)} or mine")
+    return Kernels(**{name: pick(name, lesson, SUFFIX[back_end])
+                      for name, lesson in LESSONS.items()})
+
+
+def pick(name, lesson, suffixes):
+    """The first of an operation's functions that its lesson has."""
+    module = importlib.import_module(f"layer1_kernels.{lesson}")
+    return next(found for suffix in suffixes
+                if (found := getattr(module, name + suffix, None)) is not None)

@@ -1,0 +1,48 @@
+"""Count launches: what a GPU would be asked to start, counted alike on a CPU."""
+
+from dataclasses import fields, replace
+
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+__all__ = ["Launches"]
+
+
+class Launches(TorchDispatchMode):
+    """While it is active, it lists launches: with Launches() as seen: …; len(seen.names)
+
+    A launch is a call of a kernel out of a `Kernels` table, or one operation of PyTorch's that
+    makes or changes an array. Views move nothing and are not counted, nor are the operations that
+    a kernel's own launcher is made of. `seen.counting(table)` is the table whose calls count.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.names, self.inside = [], False
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        made = any(hasattr(leaf, "data_ptr") for leaf in tree_leaves(result))
+        name = operation.overloadpacket.__name__
+        view = operation.is_view or name == "_unsafe_view"      # which moves nothing either
+        if made and not view and not self.inside:
+            self.names.append(name)
+        return result
+
+    def counting(self, ops):
+        """The same table of kernels, each call of which is one launch."""
+        return replace(ops, **{f.name: self.watch(f.name, getattr(ops, f.name))
+                               for f in fields(ops)})
+
+    def watch(self, name, function):
+        def one(*args, **kwargs):
+            if self.inside:                 # a kernel that calls another one
+                return function(*args, **kwargs)
+            self.names.append(name)
+            self.inside = True
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.inside = False
+
+        return one

@@ -1,0 +1,92 @@
+"""The tables: every back end has every operation, and all agree with PyTorch's on small inputs."""
+
+from dataclasses import fields
+
+import pytest
+import torch
+
+from lab import simulator
+from layer1_kernels import Kernels, kernels
+
+T, N, H, G, D, C, F, P, S = 5, 37, 4, 2, 16, 48, 24, 6, 16
+
+
+@pytest.fixture(scope="module")
+def triton_on_the_cpu():
+    simulator.activate_triton()
+    yield
+    simulator.deactivate_triton()
+
+
+def rand(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def rotation():
+    angles = torch.arange(N)[:, None] * 10.0 ** -torch.arange(0, D, 2).div(D)
+    return angles.cos(), angles.sin(), torch.arange(3, 3 + T)
+
+
+def pages():
+    return rand(P, S, G, D), rand(P, S, G, D) + 1
+
+
+def paged():
+    """Three new tokens of a sequence of 20, and two of one of 2."""
+    def ints(*values):
+        return torch.tensor(values, dtype=torch.int32)
+
+    return (rand(T, H, D), *pages(), torch.stack([ints(4, 1), ints(2, 0)]), ints(0, 3, 5),
+            ints(20, 2), 0.25)
+
+
+# operation -> its arguments; what it returns is compared, and all arrays that it was given
+CASES = {
+    "matmul": lambda: (rand(T, C), rand(F, C)),
+    "matmul_swiglu": lambda: (rand(T, C), rand(2 * F, C) / 4),
+    "rmsnorm": lambda: (rand(T, C), rand(C), 1e-5),
+    "add_rmsnorm": lambda: (rand(T, C), rand(T, C) + 1, rand(C), 1e-5),
+    "rope": lambda: (rand(T, H, D), rand(T, G, D), *rotation()),
+    "rope_and_cache": lambda: (rand(T, H, D), rand(T, G, D), rand(T, G, D) + 1, *rotation(),
+                               *pages(), torch.tensor([17, 3, -1, 95, 0])),
+    "write_kv": lambda: (rand(T, G, D), rand(T, G, D) + 1, *pages(),
+                         torch.tensor([17, 3, -1, 95, 0])),
+    "flash_attention": lambda: (rand(2, T, H, D), rand(2, N, G, D), rand(2, N, G, D) + 1, True,
+                                0.25),
+    "paged_attention": paged,
+    "swiglu": lambda: (rand(T, F), rand(T, F) + 1),
+    "softmax": lambda: (rand(T, C),),
+    "layernorm": lambda: (rand(T, C), rand(C), rand(C) + 1, 1e-5),
+    "reduce_sum": lambda: (rand(T, C),),
+    "transpose": lambda: (rand(T, C),),
+}
+
+
+def arrays(value):
+    return [value] if torch.is_tensor(value) else [a for v in value for a in arrays(v)] \
+        if isinstance(value, tuple) else []
+
+
+def test_every_operation_has_a_case():
+    assert set(CASES) == {field.name for field in fields(Kernels)}
+
+
+@pytest.mark.parametrize("back_end", ["triton", "cuda"])
+@pytest.mark.parametrize("operation", CASES)
+def test_back_ends_agree(triton_on_the_cpu, operation, back_end):
+    want, got = CASES[operation](), CASES[operation]()
+    results = [getattr(kernels(table), operation)(*args)
+               for table, args in (("torch", want), (back_end, got))]
+    for a, b in zip(arrays((results[0], want)), arrays((results[1], got)), strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape
+        assert torch.allclose(a, b, atol=2e-5, rtol=2e-5), (a - b).abs().max()
+
+
+def test_sources_say_whose_kernel_it_is():
+    assert kernels("torch").sources()["matmul"] == "matmul_torch"
+    assert kernels("cuda").sources()["write_kv"] == "write_kv"      # none in CUDA: Triton's
+
+
+def test_an_unknown_back_end_is_one_sentence():
+    with pytest.raises(ValueError, match="'metal', expected torch, triton, cuda or mine"):
+        kernels("metal")

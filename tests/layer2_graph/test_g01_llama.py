@@ -1,0 +1,297 @@
+"""Graders of g01. A layer is compared with NumPy in float64, around an attention that is given;
+whole models with Hugging Face transformers, family by family."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from layer1_kernels import kernels
+from layer2_graph import Launches, PagedCache, generate, load
+
+# ---- last_rows
+
+
+@pytest.mark.parametrize("counts", [[3, 1, 4], [1, 1], [7]])
+def test_last_rows(subject, agree, counts):
+    cu_q = torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32)
+    agree(subject.last_rows(cu_q), cu_q[1:].numpy() - 1, "exact",
+          f"the last rows of sequences of {', '.join(map(str, counts))} new tokens",
+          at=lambda i: f"sequence {i[0]}",
+          mistakes={"the row is the first of the next sequence": cu_q[1:].numpy(),
+                    "the row is the sequence's own first": cu_q[:-1].numpy(),
+                    "numbers of tokens are taken for rows": np.array(counts) - 1})
+
+
+# ---- llama_block
+
+
+class Given:
+    """A layer of ragged widths with random weights; around it functions that are watched."""
+
+    def __init__(self, subject, rng, T=5, C=6, H=4, G=2, D=4, F=7):
+        self.T, self.G, self.D, self.eps = T, G, D, 0.1
+        sizes = {"q": (H * D, C), "k": (G * D, C), "v": (G * D, C), "o": (C, H * D),
+                 "gate": (F, C), "up": (F, C), "down": (C, F)}
+        self.w = {name: rng.standard_normal(size) for name, size in sizes.items()}
+        self.bias = {name: rng.standard_normal(size[0]) for name, size in sizes.items()}
+        self.w |= {name: rng.standard_normal(C) for name in ("attention_norm", "mlp_norm")}
+        config = subject.make("layer2_graph.config:Config", L=1, C=C, H=H, G=G, D=D, F=F, V=1,
+                              eps=self.eps, theta=100.0, room=32)
+        table = subject.kernels("torch")
+        self.rope = subject.make("lab.mocks:Watched", table.rope)
+        ops = subject.make("types:SimpleNamespace", rmsnorm=table.rmsnorm, matmul=table.matmul,
+                           swiglu=table.swiglu, rope=self.rope)
+        blank = {name: torch.zeros(1, C).double() for name in
+                 ("model.embed_tokens.weight", "lm_head.weight")}
+        self.model = subject.Llama(config, blank | {"model.norm.weight": torch.ones(C)} | {
+            f"model.layers.0.{name}": torch.from_numpy(array) for name, array in self.named()}, ops)
+        self.x = rng.standard_normal((T, C))
+        self.positions = np.array([4, 9, 0, 1, 2])          # of three sequences
+        none = torch.zeros(0)
+        self.step = subject.Step(none, torch.from_numpy(self.positions), none, none, none, none)
+        self.answer = rng.standard_normal((T, H, D))
+        self.attend = subject.make("lab.mocks:Watched", None, torch.from_numpy(self.answer))
+        self.cache = subject.make("types:SimpleNamespace", attend=self.attend)
+
+    def named(self):
+        """The tensors as Hugging Face names them."""
+        norms = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+        for name, array in self.w.items():
+            place = "self_attn" if name in "qkvo" else "mlp"
+            full = norms.get(name) or f"{place}.{name}_proj"
+            yield f"{full}.weight", array
+            if name in self.bias:
+                yield f"{full}.bias", self.bias[name]
+
+    def linear(self, x, name):
+        return x @ self.w[name].T + self.bias[name]
+
+    def normed(self, x, name):
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + self.eps) * self.w[name]
+
+    def heads(self, name, positions=None):
+        """q, k or v of the tokens, turned where positions are given."""
+        x = self.linear(self.normed(self.x, "attention_norm"), name).reshape(self.T, -1, self.D)
+        if positions is None:
+            return x
+        half = self.D // 2
+        angle = positions[:, None] * 100.0 ** (-np.arange(half) / half)             # (T, D/2)
+        c, s = np.cos(angle)[:, None], np.sin(angle)[:, None]
+        a, b = x[..., :half], x[..., half:]
+        return np.concatenate([a * c - b * s, b * c + a * s], -1)
+
+    def out(self, residual=True, second=True, norm="mlp_norm", swapped=False, bias=True):
+        mixed = self.answer.reshape(self.T, -1)
+        x = (self.linear(mixed, "o") if bias else mixed @ self.w["o"].T) + self.x * residual
+        y = self.normed(x, norm)
+        gate, up = self.linear(y, "gate"), self.linear(y, "up")
+        gate, up = (up, gate) if swapped else (gate, up)
+        return self.linear(gate / (1 + np.exp(-gate)) * up, "down") + x * second
+
+    def run(self, subject):
+        return subject.llama_block(self.model, 0, torch.from_numpy(self.x), self.step, self.cache)
+
+
+def test_llama_block(subject, agree, rng):
+    given = Given(subject, rng)
+    got = given.run(subject)
+    assert given.attend.calls, "llama_block: it does not call cache.attend"
+    agree(got, given.out(), "float32", "llama_block", at=lambda i: f"token {i[0]}, channel {i[1]}",
+          mistakes={"the attention's result is not added to x": given.out(residual=False),
+                    "the MLP's result is not added to what came before": given.out(second=False),
+                    "the second norm has the weights of the first":
+                        given.out(norm="attention_norm"),
+                    "gate and up are swapped": given.out(swapped=True),
+                    "a matrix is multiplied without its bias": given.out(bias=False)})
+
+
+def test_llama_block__what_attend_is_given(subject, agree, rng):
+    given = Given(subject, rng)
+    given.run(subject)
+    assert given.attend.calls, "llama_block: it does not call cache.attend"
+    assert given.rope.calls, "llama_block: it does not call ops.rope: no token knows its place"
+    layer, q, k, v, _, _, scale = given.attend.calls[0]
+    assert layer == 0, f"llama_block: attend is told of layer {layer}, and it is layer 0"
+    at = given.positions
+    for name, array in (("q", q), ("k", k)):
+        agree(array, given.heads(name, at), "float32", f"{name} as attend gets it",
+              at=lambda i: f"token {i[0]}, head {i[1]}, number {i[2]}",
+              mistakes={f"{name} is not turned by rope": given.heads(name),
+                        "rope takes the rows of the step for positions in a sequence":
+                            given.heads(name, np.arange(given.T))})
+    agree(v, given.heads("v"), "float32", "v as attend gets it",
+          mistakes={"v is turned too; only q and k are": given.heads("v", at)})
+    agree(scale, given.D ** -0.5, "float64", "the scale as attend gets it",
+          mistakes={"it is the root of D, not one over it": given.D ** 0.5})
+
+
+# ---- predict_launches
+
+
+def test_predict_launches(subject, tmp_path):
+    """The truth is counted: a model of two layers against one of one."""
+    def counted(layers):
+        model = random_llama(L=layers)
+        cache = PagedCache(model.config, 1, 16)
+        step = cache.step([[1, 2]])
+        with Launches() as seen:
+            model.ops = seen.counting(model.ops)
+            model.forward(step, cache)
+        return seen.names
+
+    names = counted(2)
+    want, got = len(names) - len(counted(1)), subject.predict_launches()
+    assert got == want, (
+        f"predict_launches: a layer makes {want} launches, predicted {got}: "
+        f"{', '.join(names[1:1 + want])}"
+        + {want - 2: "\nThe two additions are launches too, PyTorch's own.",
+           want - 1: "\nIs the write into the pages counted, apart from attention?",
+           want - 6: "\nEach of the seven matrices is a launch of its own.",
+           len(names): "\nThis is a step of two layers."}.get(got, ""))
+
+
+# ---- llama3_frequencies
+
+
+@pytest.mark.parametrize("theta, D, factor, low, high, original", [
+    (500_000, 128, 8, 1, 4, 8192), (10_000, 16, 32, 2, 8, 300)])
+def test_llama3_frequencies(subject, agree, theta, D, factor, low, high, original):
+    old = theta ** (-np.arange(0, D, 2) / D)
+
+    def scaled(fits=lambda f: original * f / (2 * math.pi), low=low, high=high, mix=True,
+               slower=factor):
+        out = []
+        for f in old:
+            n = fits(f)
+            share = 1 if n >= high else 0 if n <= low else (n - low) / (high - low)
+            share = share if mix else float(n >= high)
+            out.append(share * f + (1 - share) * f / slower)
+        return np.array(out)
+
+    got = subject.llama3_frequencies(torch.from_numpy(old), factor, low, high, original)
+    assert torch.is_tensor(got) and got.shape == old.shape, \
+        f"llama3_frequencies: got {got!r}, expected a tensor of {len(old)} frequencies"
+    agree(got.numpy() / old, scaled() / old, "float64",
+          f"new over old frequencies of {D // 2} pairs, an old context of {original} tokens",
+          at=lambda i: f"pair {i[0]}, a wave of {2 * math.pi / old[i[0]]:.0f} tokens",
+          mistakes={name: answer / old for name, answer in {
+              "all are slowed down, also those that fit often": old / factor,
+              "nothing is slowed down": old,
+              "between low and high there is no mix": scaled(mix=False),
+              "2π is forgotten: a frequency is radians a token, a turn has 2π": scaled(
+                  fits=lambda f: original * f),
+              "it is the quick pairs that are slowed down": old / factor + old - scaled(),
+              "waves become shorter: the frequency is multiplied": scaled(slower=1 / factor),
+          }.items()})
+
+
+# ---- the model, by family
+
+
+BASE = {"vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2,
+        "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16,
+        "max_position_embeddings": 512}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,
+          "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
+        "original_max_position_embeddings": 64}
+FAMILIES = {
+    "Llama with biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "Llama 3.2, tied": ("Llama", {"tie_word_embeddings": True, "rope_parameters": LLAMA3}),
+    "linear scaling": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4,
+                                                     "factor": 4.0}}),
+    "YaRN": ("Llama", {"rope_parameters": YARN}),
+    "YaRN, not truncated": ("Llama", {"rope_parameters": YARN | {"truncate": False,
+                                                                 "beta_fast": 8.0}}),
+    "SmolLM": ("Llama", {"tie_word_embeddings": True, "num_attention_heads": 3,
+                         "num_key_value_heads": 1, "rope_parameters": {"rope_type": "default",
+                                                                       "rope_theta": 1e5}}),
+    "Mistral": ("Mistral", {}),
+    "Qwen 2": ("Qwen2", {}),
+    "Qwen 3": ("Qwen3", {}),
+}
+
+
+def random_transformer(family, folder, shards=None, **entries):
+    """A model of Hugging Face's with random weights, saved to a folder."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**{**BASE, **entries})
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():       # norms and biases are not ones and zeros then
+            weight.add_(0.05 * torch.randn_like(weight))
+    model.save_pretrained(folder, **({"max_shard_size": shards} if shards else {}))
+    return model
+
+
+def random_llama(**entries):
+    """A model of the course's with random weights."""
+    from layer2_graph import Config, Llama
+    from layer2_graph.checkpoint import shapes
+
+    m = Config(**{"L": 1, "C": 32, "H": 4, "G": 2, "D": 16, "F": 48, "V": 9, "eps": 1e-5,
+                  "theta": 1e4, "room": 64} | entries)
+    return Llama(m, {name: torch.randn(shape) / 8 for name, shape in shapes(m)}, kernels("torch"))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_are_those_of_transformers(tmp_path, name):
+    family, entries = FAMILIES[name]
+    want = random_transformer(family, tmp_path, **entries)
+    model = load(tmp_path)
+    tokens = torch.randint(0, 97, (2, 150), generator=torch.Generator().manual_seed(1))
+    cache = PagedCache(model.config, 2, 160)
+    with torch.no_grad():
+        right = want(tokens).logits
+        first = model.forward(cache.step([tokens[0, :149].tolist(), tokens[1, :60].tolist()]),
+                              cache, every=True)
+        second = model.forward(cache.step([[int(tokens[0, 149])], tokens[1, 60:].tolist()]),
+                               cache, every=True)
+    assert (first[:149] - right[0, :149]).abs().max() < 1e-4
+    assert (first[149:] - right[1, :60]).abs().max() < 1e-4
+    assert (second[:1] - right[0, 149:]).abs().max() < 1e-4
+    assert (second[1:] - right[1, 60:]).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("name", ["Llama 3.2, tied", "Mistral", "Qwen 2", "Qwen 3", "SmolLM"])
+def test_greedy_continuations_are_those_of_transformers(tmp_path, name):
+    family, entries = FAMILIES[name]
+    want = random_transformer(family, tmp_path, **entries)
+    prompts = [[5, 17, 3], [40, 41, 42, 43, 44, 45, 46], [90]]
+    got = generate(load(tmp_path), prompts, 20)
+    for prompt, tokens in zip(prompts, got, strict=True):
+        right = want.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False,
+                              eos_token_id=None, pad_token_id=0)[0, len(prompt):]
+        assert tokens == right.tolist()
+
+
+def test_nano_weights_give_the_tokens_of_o02():
+    from day02_overview import NANO, encode, load_nano
+    from day02_overview import generate as generate_numpy
+
+    prompts = ["a warp has", "the ridge", "rmsnorm"]
+    together = generate(load(NANO, dtype=torch.float32), [encode(p).tolist() for p in prompts], 20)
+    for prompt, tokens in zip(prompts, together, strict=True):
+        assert tokens == generate_numpy(load_nano(), encode(prompt), 20)
+
+
+def test_a_sequence_that_outgrows_its_pages_is_one_sentence():
+    model = random_llama()
+    cache = PagedCache(model.config, 1, 16)
+    with pytest.raises(ValueError, match="would reach 17 tokens; there is room for 16"):
+        cache.step([[1] * 17])
+
+
+def test_launches_are_calls_of_kernels_and_operations_that_are_no_views():
+    x, ops = torch.ones(4, 4), kernels("torch")
+    with Launches() as seen:
+        counting = seen.counting(ops)
+        y = counting.rmsnorm(x + 1, x[0], 1e-5)
+        y.view(2, 8).t().flatten(0).add_(1)
+        x.copy_(y)
+    assert seen.names == ["add", "rmsnorm", "clone", "add_", "copy_"]
