@@ -82,7 +82,7 @@ def rope_heads_triton(x, cos, sin, positions, row, head, H, half, BLOCK: tl.cons
     # exercise: load c and s, then a and b, the two halves; turn them; store them where they were
     c, s = tl.load(cos + angle, inside), tl.load(sin + angle, inside)
     a, b = tl.load(first, inside), tl.load(first + half, inside)
-    tl.store(first, a * c - b * s, inside)          # c and s are fp32, and so is the product
+    tl.store(first, a * c - b * s, inside)
     tl.store(first + half, b * c + a * s, inside)
 
 
@@ -206,7 +206,7 @@ def rope_and_cache(q, k, v, cos, sin, positions, k_pages, v_pages, slots):
 
     k, v (T, G, D), not changed. k_pages, v_pages (P, S, G, D), contiguous, of q's dtype: slot
     page·S + place is a place of a page. slots (T,), int64: each at most once, below P·S, not
-    checked; -1 is skipped. No gradients: RuntimeError where autograd would record. The rest as rope.
+    checked; -1 is skipped. No gradients: RuntimeError where autograd would record. Else as rope.
     """
     check("rope_and_cache", FLOATS, cos, sin, positions, q=q, k=k, v=v)
     check_cache(q, k, v, positions, k_pages, v_pages, slots)

@@ -267,7 +267,8 @@ def test_rope_and_cache(subject, agree, rng, T, H, G, D, dtype):
         agree(own, after, dtype, f"{name}: q turned, k and v as they were", at)
         for what, got, right in (("k", k_pages, want[0]), ("v", v_pages, want[1])):
             agree(got.reshape(P * S, G, D), right, dtype,
-                  f"{name}: {what}_pages; slot -1 is skipped", lambda i: f"slot {i[0]}, head {i[1]}, number {i[2]}")
+                  f"{name}: {what}_pages; slot -1 is skipped",
+                  lambda i: f"slot {i[0]}, head {i[1]}, number {i[2]}")
 
 
 def test_v_reaches_its_page_as_it_is(subject):
