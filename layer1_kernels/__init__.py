@@ -70,6 +70,12 @@ from layer1_kernels.k10_swiglu import (
     swiglu_cuda,
     swiglu_torch,
 )
+from layer1_kernels.k11_cross_entropy import (
+    cross_entropy,
+    cross_entropy_cuda,
+    cross_entropy_overwriting_logits,
+    cross_entropy_torch,
+)
 from layer1_kernels.k13_flash_attention import (
     flash_attention,
     flash_attention_cuda,
@@ -92,6 +98,10 @@ __all__ = [
     "add_rmsnorm",
     "add_rmsnorm_cuda",
     "add_rmsnorm_torch",
+    "cross_entropy",
+    "cross_entropy_cuda",
+    "cross_entropy_overwriting_logits",
+    "cross_entropy_torch",
     "flash_attention",
     "flash_attention_cuda",
     "flash_attention_torch",

@@ -82,7 +82,7 @@ def rope_heads_triton(x, cos, sin, positions, row, head, H, half, BLOCK: tl.cons
     # exercise: load c and s, then a and b, the two halves; turn them; store them where they were
     c, s = tl.load(cos + angle, inside), tl.load(sin + angle, inside)
     a, b = tl.load(first, inside), tl.load(first + half, inside)
-    tl.store(first, a * c - b * s, inside)          # c and s are fp32, and so is the product
+    tl.store(first, a * c - b * s, inside)
     tl.store(first + half, b * c + a * s, inside)
 
 

@@ -1,0 +1,326 @@
+"""k11 · Cross-entropy: loss = log of the sum of exp(logits) - logit of the target; and its gradient
+
+T: tokens, one row each   V: vocabulary, 128,256 in Llama 3   m, s: maximum, sum of exp(logit - m)
+The loss reads T·V numbers and writes T. The gradient, softmax(logits) minus 1 at the target, reads
+T·V and writes T·V. A few FLOPs for each: memory decides, and its size too.
+Source of the one-pass sum: Milakov and Gimelshein, "Online normalizer calculation for softmax",
+2018.
+"""
+
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch.autograd.function import once_differentiable
+
+from lab import simulator
+from layer1_kernels.k07_softmax import LOWEST
+from layer1_kernels.k08_rmsnorm import FLOATS, Eager, at_least_fp32
+
+__all__ = ["cross_entropy", "cross_entropy_cuda", "cross_entropy_overwriting_logits",
+           "cross_entropy_torch"]
+
+KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
+THREADS = 256           # a block of the CUDA kernels, one a row
+BLOCK = 8192            # columns that cross_entropy_triton takes at a time, 32 a thread
+PART = 2048             # columns of a program of gradient_triton, 16 a thread
+MOST = 2**31 - 1 - BLOCK    # columns, and programs of a launch
+SECTOR = 32             # bytes
+
+
+# ---- by the book
+
+
+def predict_uniform_loss(V):
+    """The loss of a model that has learnt nothing: all V logits are equal."""
+    # exercise: log of the sum of V equal terms, minus one of them
+    return math.log(V)
+
+
+def cross_entropy_oracle(logits, targets, ignore=-100):     # (T, V), (T,) -> (T,)
+    """float64."""
+    x = logits.astype(np.float64)                   # (T, V)
+    m = x.max(-1, keepdims=True)                    # (T, 1)
+    kept = targets != ignore                        # (T,)
+    own = x[np.arange(len(x)), np.where(kept, targets, 0)]              # (T,)
+    return np.where(kept, np.log(np.exp(x - m).sum(-1)) + m[:, 0] - own, 0)
+
+
+def cross_entropy_torch(logits, targets, ignore=-100):      # (T, V), (T,) -> (T,)
+    """As cross_entropy, by PyTorch; float64 too. Targets out of range are an error here."""
+    return torch.nn.functional.cross_entropy(at_least_fp32(logits), targets, ignore_index=ignore,
+                                             reduction="none")
+
+
+# ---- the kernels
+
+
+@triton.jit
+def cross_entropy_triton(logits, targets, losses, maxima, sums, V, row, ignore,
+                         BLOCK: tl.constexpr):
+    """One program per row, BLOCK columns at a time: its loss, and the m and s of its softmax.
+
+    Rows of logits begin `row` numbers after one another. The loss is 0 where the target is
+    `ignore`, NaN where it is no column.
+    """
+    t = tl.program_id(0).to(tl.int64)
+    logits += t * row
+    target = tl.load(targets + t)
+    own = tl.load(logits + target, (target >= 0) & (target < V), float("nan")).to(tl.float32)
+    m, s = LOWEST, 0.0                              # finite: -inf minus -inf would be NaN
+    # exercise: one loop over the row for m and s; then the loss; store the three
+    for start in range(0, V, BLOCK):
+        c = start + tl.arange(0, BLOCK)
+        v = tl.load(logits + c, c < V, -float("inf")).to(tl.float32)
+        larger = tl.maximum(m, tl.max(v))
+        s = s * tl.exp(m - larger) + tl.sum(tl.exp(v - larger))
+        m = larger
+    loss = tl.log(s) + (m - own)                    # two large numbers meet before a small one
+    tl.store(losses + t, tl.where(target == ignore, 0, loss))
+    tl.store(maxima + t, m)
+    tl.store(sums + t, s)
+
+
+def predict_sizes_moved():
+    """How often T·V numbers are moved from logits to gradient, by two kernels: the loss, with m and
+    s of each row; later, when the upstream gradient is known, the gradient."""
+    # exercise: count what the first reads, what the second reads, what the second writes
+    return 1 + 1 + 1
+
+
+@triton.jit
+def gradient_triton(logits, targets, maxima, sums, upstream, gradient, V, row, gradient_row, ignore,
+                    BLOCK: tl.constexpr):
+    """One program per BLOCK columns of a row. gradient may be logits itself.
+
+    Rows of gradient begin gradient_row numbers after one another. upstream: a number a row.
+    """
+    blocks = tl.cdiv(V, BLOCK)                      # of a row
+    t = (tl.program_id(0) // blocks).to(tl.int64)
+    c = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    inside, target, scale = c < V, tl.load(targets + t), tl.load(upstream + t)
+    # exercise: softmax from m and s, minus 1 at the target, times scale; zeros where ignored
+    v = tl.load(logits + t * row + c, inside).to(tl.float32)
+    p = tl.exp(v - tl.load(maxima + t)) / tl.load(sums + t)
+    p = tl.where(c == target, p - 1, p) * scale
+    tl.store(gradient + t * gradient_row + c, tl.where(target == ignore, 0, p), inside)
+
+
+# ---- the launchers
+
+
+def cross_entropy(logits, targets, ignore=-100):    # (T, V), (T,) -> (T,)
+    """The loss of each row in fp32, 0 where its target is `ignore`; differentiable by logits.
+
+    logits: float32, float16 or bfloat16, on the CPU or on CUDA; a row is contiguous, rows may begin
+    any distance apart. Computed in fp32. targets: int64. One that is neither a column nor `ignore`
+    makes the loss NaN: an error would have to wait for the device. T may be 0.
+    logits stay as they are: the backward pass makes one new array, the gradient, in logits' dtype.
+    cross_entropy_overwriting_logits does without it.
+    """
+    check("cross_entropy", FLOATS, logits, targets)
+    return CrossEntropy.apply(logits, targets, ignore, False)
+
+
+def cross_entropy_overwriting_logits(logits, targets, ignore=-100):     # (T, V), (T,) -> (T,)
+    """As cross_entropy, but the backward pass writes the gradient over the logits.
+
+    Saves an array of T·V numbers. After the backward pass the logits are gone: autograd refuses a
+    second one, and any other that needs them. RuntimeError for a leaf that requires a gradient.
+    """
+    op = "cross_entropy_overwriting_logits"
+    check(op, FLOATS, logits, targets)
+    if logits.is_leaf and logits.requires_grad:
+        raise RuntimeError(f"{op}: logits is a leaf that requires a gradient, expected the result "
+                           f"of an operation; cross_entropy leaves it as it is")
+    if logits.stride(0) < logits.shape[1] and len(logits) > 1:
+        raise ValueError(f"{op}: logits has strides {logits.stride()}: its rows overlap, expected "
+                         f"each number once")
+    return CrossEntropy.apply(logits, targets, ignore, True)
+
+
+class CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, targets, ignore, overwrite):
+        T, V = logits.shape
+        losses, m, s = (logits.new_empty(T, dtype=torch.float32) for _ in range(3))     # (T,)
+        if T:
+            cross_entropy_triton[(T,)](logits, targets, losses, m, s, V, logits.stride(0), ignore,
+                                       BLOCK=min(BLOCK, triton.next_power_of_2(V)), num_warps=8)
+        ctx.save_for_backward(logits, targets, m, s)
+        ctx.ignore, ctx.overwrite = ignore, overwrite
+        return losses
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, upstream):
+        logits, targets, m, s = ctx.saved_tensors
+        (T, V), logits = logits.shape, logits.detach()
+        gradient = logits if ctx.overwrite else logits.new_empty(T, V)  # (T, V)
+        if T:
+            gradient_triton[(T * triton.cdiv(V, PART),)](
+                logits, targets, m, s, upstream.contiguous(), gradient, V, logits.stride(0),
+                gradient.stride(0), ctx.ignore, BLOCK=PART)
+        if ctx.overwrite:
+            torch.autograd.graph.increment_version(logits)      # whoever saved them is told
+        return gradient, None, None, None
+
+
+def cross_entropy_cuda(logits, targets, ignore=-100, kernel="cross_entropy_online_cuda"):
+    """As cross_entropy, float32, by a CUDA kernel, without gradients."""
+    check("cross_entropy_cuda", FLOATS[:1], logits, targets)
+    if torch.is_grad_enabled() and logits.requires_grad:
+        raise RuntimeError("cross_entropy_cuda: logits requires a gradient, which this one does "
+                           "not give; cross_entropy does, or use torch.no_grad()")
+    (T, V), losses = logits.shape, logits.new_empty(len(logits))        # (T,)
+    if T:
+        KERNELS.get(kernel)(T, THREADS, (logits, targets, losses, V, np.int64(logits.stride(0)),
+                                         np.int64(ignore)))
+    return losses
+
+
+def check(op, dtypes, logits, targets):
+    """What the kernels assume; they count columns and programs with 32 bits."""
+    if logits.ndim != 2 or (len(logits) and not logits.shape[1]):
+        raise ValueError(f"{op}: logits has shape {tuple(logits.shape)}, expected (rows, columns), "
+                         f"at least one column")
+    if logits.dtype not in dtypes:
+        raise TypeError(f"{op}: logits is {logits.dtype}, expected {' or '.join(map(str, dtypes))}")
+    T, V = logits.shape
+    if targets.shape != (T,):
+        raise ValueError(f"{op}: targets has shape {tuple(targets.shape)}, expected {(T,)}")
+    if targets.dtype != torch.int64 or targets.device != logits.device:
+        raise TypeError(f"{op}: targets is {targets.dtype} on {targets.device}, expected "
+                        f"torch.int64 on {logits.device}")
+    if logits.stride(1) != 1 and V > 1:
+        raise ValueError(f"{op}: logits has strides {logits.stride()}, expected the numbers of a "
+                         f"row one after the other, the last stride 1; logits.contiguous() makes "
+                         f"them so")
+    if not targets.is_contiguous():
+        raise ValueError(f"{op}: targets has strides {targets.stride()}, expected it contiguous; "
+                         f"targets.contiguous() makes it so")
+    if V > MOST or T * triton.cdiv(V, PART) > MOST:
+        raise ValueError(f"{op}: logits has shape {(T, V)}, expected at most {MOST} columns, and "
+                         f"{MOST} parts of {PART} columns in all")
+
+
+# ---- what is counted and measured
+
+
+class Step(NamedTuple):
+    """One rung of the ladder: losses of (T, V) logits, or losses and gradient."""
+
+    name: str
+    launches: int
+    reads: float            # in sizes of logits
+    writes: float
+    arrays: int             # new ones of that size
+
+
+def ladder(T, V):
+    """Every way of this lesson to the losses of float32 logits, and on to the gradient: [Step].
+
+    In sectors of 32 bytes; for PyTorch, the arrays that its operations take and give.
+    """
+    torch.manual_seed(0)
+    x, targets = torch.randn(T, V), torch.arange(T) % V                 # (T, V), (T,)
+    size, up = x.nbytes, torch.ones(T)
+    steps = []
+
+    def on_cpu(name, backward):
+        leaf = x.clone().requires_grad_()
+        with Eager() as eager:
+            losses = cross_entropy_torch(leaf, targets)
+            if backward:
+                torch.autograd.grad(losses, leaf, up)
+        writes = eager.stored / size
+        steps.append(Step(name, eager.launches, eager.loaded / size, writes, round(writes)))
+
+    def counted(name, run):
+        with simulator.trace() as trace:
+            arrays = run()
+        moved = (SECTOR * sum(launch.totals.access("global", op).transactions
+                              for launch in trace.launches) / size for op in ("load", "store"))
+        steps.append(Step(name, len(trace.launches), *moved, arrays))
+
+    def loss(function, *more):
+        function(x, targets, -100, *more)
+        return 0
+
+    def both(function):
+        logits = x.clone().requires_grad_() * 1
+        gradient, = torch.autograd.grad(function(logits, targets), logits, up)
+        return int(gradient.data_ptr() != logits.data_ptr())
+
+    on_cpu("PyTorch, loss", False)
+    counted("CUDA: loss, two reads", lambda: loss(cross_entropy_cuda,
+                                                  "cross_entropy_two_read_cuda"))
+    counted("CUDA: loss, online", lambda: loss(cross_entropy_cuda))
+    counted("Triton: loss, online", lambda: loss(cross_entropy))
+    on_cpu("PyTorch, loss and gradient", True)
+    counted("Triton: loss and gradient", lambda: both(cross_entropy))
+    counted("Triton: over the logits", lambda: both(cross_entropy_overwriting_logits))
+    return steps
+
+
+def shipped():
+    """{name: what the launchers compile for bf16 logits of a large vocabulary, on Hopper}."""
+    half, floats = ["*bf16", "*i64"], ["*fp32"]
+    return {
+        "cross_entropy_triton": simulator.hopper(
+            cross_entropy_triton, [*half, *floats * 3, "i32:16", "i32:16", "i32"],
+            {"BLOCK": BLOCK}, num_warps=8),
+        "gradient_triton": simulator.hopper(
+            gradient_triton, [*half, *floats * 3, "*bf16", *["i32:16"] * 3, "i32"],
+            {"BLOCK": PART})}
+
+
+def bench(T=8192, V=128_256):
+    """On a GPU: the kernels of this lesson, torch's and a copy, by turns; rows of lab.bench.
+
+    The logits are 2.1 GB in bf16, 4.2 GB in fp32.
+    """
+    from day01_roofline import Gpu, Job, copy_job, measure
+    from lab.bench import row
+
+    device, cross = Gpu(), torch.nn.functional.cross_entropy
+    x = torch.randn(T, V, device="cuda", dtype=torch.bfloat16)          # (T, V)
+    x32 = x.float()                                                     # (T, V)
+    targets = torch.randint(V, (T,), device="cuda")                     # (T,)
+    compiled = torch.compile(lambda x: cross(x, targets, reduction="none"))
+    leaf = x.clone().requires_grad_()
+
+    def backward(function):
+        return lambda: torch.autograd.grad(function(leaf).sum(), leaf)
+
+    families = {        # bytes that must move, ways
+        "loss": (2 * T * V, {
+            "torch": lambda: cross(x, targets, reduction="none"),
+            "torch.compile": lambda: compiled(x),
+            "triton": lambda: cross_entropy(x, targets)}),
+        "loss fp32": (4 * T * V, {
+            "torch": lambda: cross(x32, targets, reduction="none"),
+            "two_read_cuda": lambda: cross_entropy_cuda(x32, targets,
+                                                        kernel="cross_entropy_two_read_cuda"),
+            "online_cuda": lambda: cross_entropy_cuda(x32, targets),
+            "triton": lambda: cross_entropy(x32, targets)}),
+        "loss and gradient": (3 * 2 * T * V, {
+            "torch": backward(lambda x: cross(x, targets, reduction="none")),
+            "torch.compile": backward(compiled),
+            "triton": backward(lambda x: cross_entropy(x, targets))})}
+    jobs = [copy_job(device)]
+    jobs += [Job(f"{name}: {way}", run, 5 * T * V, moved)
+             for name, (moved, ways) in families.items() for way, run in ways.items()]
+    timings = measure(jobs, device, limit=60)
+    copy = jobs[0].moved / timings["copy"].seconds
+    rows = {"copy": row(jobs[0], timings["copy"], copy)}
+    for job in jobs[1:]:
+        name, own = job.name.split(": ")
+        against = {way: timings[f"{name}: {way}"] for way in families[name][-1]
+                   if way in ("torch", "torch.compile") and way != own}
+        rows[job.name] = row(job, timings[job.name], copy, against)
+    return rows
