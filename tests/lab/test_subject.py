@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from lab import course
 from lab import subject as subjects
+from lab.isolate import running
 from lab.subject import Raised, Stopped, Subject
 from lab.warm import Child
 
@@ -190,3 +192,13 @@ def test_callbacks_do_not_cross(probe):
 
 def test_mocks_are_built_in_the_child(probe):
     assert probe.make("fractions:Fraction", 1, 2).numerator == 1
+
+
+def test_a_launch_may_be_as_long_as_the_references_times_a_slack():
+    """60,000 elements take more warp instructions than the floor; the reference needs as many."""
+    lesson = course.find("k01_vector_add")
+    with running(lesson, lesson.sources) as reference, \
+            running(lesson, lesson.sources, None, lambda: reference) as candidate:
+        x, z = np.ones(60_000, np.float32), np.zeros(60_000, np.float32)
+        launch = candidate.launch("add_cuda", 235, 256, (x, x, z, len(x)))
+        assert launch.steps > subjects.STEPS and (z == 2).all()
