@@ -1,0 +1,204 @@
+"""Folders of models that are not what they should be: each is one sentence with file, tensor, what
+was expected and what was found."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from layer2_graph import Config, ModelError, Tokenizer, load, read_config, read_weights
+from layer2_graph.checkpoint import shapes
+
+ENTRIES = {"architectures": ["LlamaForCausalLM"], "hidden_size": 32, "intermediate_size": 48,
+           "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+           "vocab_size": 40, "head_dim": 16, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
+           "rope_theta": 1e4, "tie_word_embeddings": True}
+NAME = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A whole model in one file."""
+    write(tmp_path / "config.json", ENTRIES)
+    save_file({name: torch.randn(shape) for name, shape in shapes(read_config(tmp_path))},
+              tmp_path / "model.safetensors")
+    return tmp_path
+
+
+@pytest.fixture
+def sharded(folder):
+    """The same in two files, with an index."""
+    whole = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    places = {name: f"part-{i % 2}.safetensors" for i, name in enumerate(sorted(whole))}
+    for shard in set(places.values()):
+        save_file({n: t for n, t in whole.items() if places[n] == shard}, folder / shard)
+    write(folder / "model.safetensors.index.json", {"weight_map": places})
+    return folder
+
+
+def write(path, entries):
+    path.write_text(json.dumps(entries))
+
+
+def change(folder, **tensors):
+    """Replace tensors of the one file; None leaves one out."""
+    path = folder / "model.safetensors"
+    kept = load_file(path) | tensors
+    save_file({n: t for n, t in kept.items() if t is not None}, path)
+
+
+def test_shards_are_read_as_one_file(sharded, folder):
+    model = load(sharded)
+    assert len(model.layers) == 2 and model.layers[1].up[0].shape == (48, 32)
+
+
+def test_a_dtype_may_be_asked_for(folder):
+    m = read_config(folder)
+    assert read_weights(folder, m)[NAME].dtype == torch.float32
+    assert read_weights(folder, m, torch.bfloat16)[NAME].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("entries, says", [
+    ({"architectures": ["GPT2LMHeadModel"]},
+     "expected one architecture of LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, "
+     "Qwen3ForCausalLM; found GPT2LMHeadModel"),
+    ({"architectures": None}, "found none"),
+    ({"hidden_size": "wide"}, "hidden_size is 'wide', expected a whole number"),
+    ({"vocab_size": 0}, "vocab_size is 0, expected a whole number"),
+    ({"hidden_act": "gelu"}, "hidden_act is 'gelu', expected 'silu'"),
+    ({"num_key_value_heads": 3}, "4 query heads cannot share 3 key heads evenly"),
+    ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "rotary scaling 'dynamic', expected"),
+    ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+     "rotary scaling llama3 has low_freq_factor = None, expected a number"),
+])
+def test_a_config_that_cannot_be_run(folder, entries, says):
+    write(folder / "config.json", ENTRIES | entries)
+    with pytest.raises(ModelError) as caught:
+        read_config(folder)
+    assert says in str(caught.value) and "config.json" in str(caught.value)
+
+
+@pytest.mark.parametrize("content, says", [
+    (None, "config.json is missing"), ("{", "is not readable JSON"), ("[1]", "found a list")])
+def test_a_config_that_cannot_be_read(folder, content, says):
+    path = folder / "config.json"
+    path.unlink() if content is None else path.write_text(content)
+    with pytest.raises(ModelError, match=says):
+        read_config(folder)
+
+
+@pytest.mark.parametrize("entries, room", [
+    ({}, 64), ({"sliding_window": 16}, 16), ({"sliding_window": None}, 64),
+    ({"sliding_window": 16, "use_sliding_window": False}, 64),
+    ({"sliding_window": 16, "layer_types": ["full_attention"] * 2}, 64)])
+def test_a_sliding_window_bounds_the_context(folder, entries, room):
+    write(folder / "config.json", ENTRIES | entries)
+    assert read_config(folder).room == room
+
+
+def test_a_tensor_that_is_missing(folder):
+    change(folder, **{NAME: None})
+    with pytest.raises(ModelError, match=rf"no tensor {NAME}; expected one of shape \(48, 32\)"):
+        load(folder)
+
+
+def test_a_tensor_of_another_shape(folder):
+    change(folder, **{NAME: torch.zeros(32, 48)})
+    with pytest.raises(ModelError, match=rf"{NAME} has shape \(32, 48\), expected \(48, 32\)"):
+        load(folder)
+
+
+def test_a_tensor_of_another_kind(folder):
+    change(folder, **{NAME: torch.zeros(48, 32, dtype=torch.int8)})
+    with pytest.raises(ModelError, match=rf"{NAME} is torch.int8, expected torch.float32"):
+        load(folder)
+
+
+def test_a_file_that_ends_early(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ModelError, match=r"is no whole safetensors file \(\d+ bytes\)"):
+        load(folder)
+
+
+def test_no_weights(folder):
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="no model.safetensors and no model.safetensors.index"):
+        load(folder)
+
+
+def test_a_shard_that_is_missing(sharded):
+    (sharded / "part-1.safetensors").unlink()
+    with pytest.raises(ModelError, match="part-1.safetensors is missing"):
+        load(sharded)
+
+
+def test_an_index_that_is_wrong(sharded):
+    index = sharded / "model.safetensors.index.json"
+    places = json.loads(index.read_text())["weight_map"]
+    other = {"part-0.safetensors": "part-1.safetensors",
+             "part-1.safetensors": "part-0.safetensors"}[places[NAME]]
+    write(index, {"weight_map": places | {NAME: other}})
+    with pytest.raises(ModelError, match=f"{other}: no tensor {NAME}, though"):
+        load(sharded)
+    write(index, {})
+    with pytest.raises(ModelError, match="expected a weight_map"):
+        load(sharded)
+
+
+# ---- tokenizers
+
+
+def tokenizer(folder, size=30, **entries):
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())[:size]
+    built = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    built.decoder = decoders.ByteLevel()
+    built.save(str(folder / "tokenizer.json"))
+    write(folder / "tokenizer_config.json", entries)
+
+
+def test_text_to_tokens_and_back(folder):
+    tokenizer(folder)
+    own = Tokenizer(folder, read_config(folder))
+    assert own.decode(own.encode("0123")) == "0123"
+
+
+def test_a_conversation_goes_through_the_folders_template(folder):
+    tokenizer(folder, 40, bos_token="0", eos_token={"content": "1"},
+              chat_template="{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}"
+                            "{% endfor %}{% if add_generation_prompt %}2{% endif %}")
+    own = Tokenizer(folder, read_config(folder))
+    assert own.decode(own.chat([{"role": "user", "content": "33"}])) == "03312"
+
+
+def test_a_template_cannot_reach_out(folder):
+    tokenizer(folder, chat_template="{{ ''.__class__.__mro__[1].__subclasses__() }}")
+    from jinja2.exceptions import SecurityError
+    with pytest.raises(SecurityError):
+        Tokenizer(folder, read_config(folder)).chat([])
+
+
+@pytest.mark.parametrize("prepare, says", [
+    (lambda folder: None, "tokenizer.json is missing"),
+    (lambda folder: (folder / "tokenizer.json").write_text("{}"), "is no tokenizer"),
+    (lambda folder: tokenizer(folder, 41), "has 41 tokens, expected at most the model's 40")])
+def test_a_tokenizer_that_does_not_fit(folder, prepare, says):
+    prepare(folder)
+    with pytest.raises(ModelError, match=says):
+        Tokenizer(folder, read_config(folder))
+
+
+def test_no_chat_template(folder):
+    tokenizer(folder)
+    with pytest.raises(ModelError, match="no chat_template, so this model takes no conversation"):
+        Tokenizer(folder, read_config(folder)).chat([{"role": "user", "content": "0"}])
+
+
+def test_config_is_data():
+    m = Config(L=1, C=4, H=2, G=1, D=16, F=8, V=3, eps=1e-5, theta=1e4, room=8)
+    assert m.scale == 0.25 and hash(m) == hash(Config(**vars(m)))
