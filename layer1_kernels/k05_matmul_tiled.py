@@ -249,8 +249,9 @@ def bench(N=8192, K=8192):
                             *count_matmul(M, N, K, a.element_size())))
     timings = measure(jobs, device, limit=30)
     copy = jobs[0].moved / timings["copy"].seconds
-    return {job.name: row(job, timings[job.name], copy, {"cublas": timings[rival[job.name]]}
-                          if job.name in rival else {}) for job in jobs}
+    return {job.name: row(job, timings[job.name], copy,
+                          {rival[job.name]: timings[rival[job.name]]} if job.name in rival else {})
+            for job in jobs}
 
 
 def check(a, w, *dtypes):
