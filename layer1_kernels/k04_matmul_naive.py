@@ -139,21 +139,20 @@ def bench(M=2048, N=2048, K=2048):
     from lab.bench import row
 
     device = Gpu()
-    jobs = [copy_job(device)]
+    jobs, rival = [copy_job(device)], {}
     for rows in (M, 1):
         a, w = (torch.randn(size, K, device="cuda") for size in (rows, N))
-        kernels = {f"cublas_{rows}": lambda a=a, w=w: a @ w.T}
+        kernels = {"cublas": lambda a=a, w=w: a @ w.T,
+                   "dots_triton": lambda a=a, w=w: matmul_few_rows(a, w)}
         for kernel in ("matmul_naive_cuda", "matmul_swapped_cuda", "matmul_coalesced_cuda"):
-            kernels[f"{kernel}_{rows}"] = \
-                lambda a=a, w=w, kernel=kernel: matmul_untiled_cuda(a, w, kernel)
-        kernels[f"dots_triton_{rows}"] = lambda a=a, w=w: matmul_few_rows(a, w)
-        jobs += [Job(name, run, *count_matmul(rows, N, K, a.element_size()))
-                 for name, run in kernels.items()]
+            kernels[kernel] = lambda a=a, w=w, kernel=kernel: matmul_untiled_cuda(a, w, kernel)
+        for name, run in kernels.items():
+            rival[f"{name}_{rows}"] = f"cublas_{rows}"
+            jobs.append(Job(f"{name}_{rows}", run, *count_matmul(rows, N, K, a.element_size())))
     timings = measure(jobs, device, limit=30)
     copy = jobs[0].moved / timings["copy"].seconds
     return {job.name: row(job, timings[job.name], copy,
-                          {} if job.name == "copy" else
-                          {"cublas": timings[f"cublas_{job.name.rpartition('_')[2]}"]})
+                          {rival[job.name]: timings[rival[job.name]]} if job.name in rival else {})
             for job in jobs}
 
 

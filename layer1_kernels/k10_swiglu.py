@@ -259,8 +259,8 @@ def ladder(T, C, F):
     side, grid = 32, (T * F // 32**2,)
 
     def pair():             # with tiles as large: as many sums a program, as many numbers loaded
-        matmul_tiled_triton[grid](x, w, both, T, 2 * F, C, C, C, BM=side, BN=2 * side, BK=side,
-                                  GROUP=GROUP)
+        matmul_tiled_triton[grid](x, w, both, T, 2 * F, C, C, 1, C, 1,
+                                  BM=side, BN=2 * side, BK=side, GROUP=GROUP)
         swiglu(*both.chunk(2, dim=-1))
 
     ways = {

@@ -143,7 +143,7 @@ def test_predict_numbers_saved(subject, reference, rng):
     x, w = tensors("float32", rng.standard_normal((T, C)), rng.standard_normal((2 * F, C)))
     both = sevens("float32", T, 2 * F)
     shape = {"BM": 16, "BN": 32, "BK": BC, "GROUP": 2}      # a program loads as much as with SHAPE
-    first = reference.launch("matmul_tiled_triton", 4, args=(x, w, both, T, 2 * F, C, C, C),
+    first = reference.launch("matmul_tiled_triton", 4, args=(x, w, both, T, 2 * F, C, C, 1, C, 1),
                              **shape)
     _, second = run_swiglu(reference, *both.chunk(2, dim=-1))
     _, one = run_matmul(reference, x, w)
