@@ -9,8 +9,9 @@ TILE, BK, THREADS = 64, 64, 128
 WHOLE = [(32, 16, 48), (16, 48, 16), (16, 16, 160)]         # M, N, K of wmma_warp_cuda
 SIZES = [(33, 50, 72), (70, 40, 129), (1, 1, 1), (1, 127, 200), (64, 64, 64)]
 TILES = [(33, 17, 40, 32, 16, 16, "float32", "ieee"), (17, 33, 72, 16, 32, 32, "float32", "tf32"),
-         (20, 16, 65, 16, 16, 32, "float32", "tf32x3"), (17, 50, 129, 16, 32, 64, "float16", "ieee"),
-         (1, 1, 1, 16, 16, 16, "float32", "ieee"), (5, 127, 65, 16, 32, 32, "bfloat16", "ieee")]
+         (20, 16, 65, 16, 16, 32, "float32", "tf32x3"),
+         (17, 50, 129, 16, 32, 64, "float16", "ieee"), (1, 1, 1, 16, 16, 16, "float32", "ieee"),
+         (5, 127, 65, 16, 32, 32, "bfloat16", "ieee")]
 
 
 def operands(rng, M, N, K, dtype=np.float16):
@@ -119,8 +120,8 @@ def test_wmma_warp_cuda__work(subject, rng):
     assert got == want, (f"wmma_warp_cuda, {M} x {N} x {K}: {got} mma of a warp, {want} do it: one "
                          f"for each 16 k of each block")
     got, want = launch.bytes("load"), 2 * 2 * M * N * K // 16
-    assert got <= want, (f"wmma_warp_cuda: {got:,} bytes are loaded, two fragments of 512 bytes for "
-                         f"each mma are {want:,}")
+    assert got <= want, (f"wmma_warp_cuda: {got:,} bytes are loaded, {want:,} are two fragments of "
+                         f"512 bytes for each mma")
 
 
 # ---- tiles in shared memory
@@ -136,7 +137,7 @@ def run_tiled(subject, a, w, dtype=np.float32):
 
 def quarters(a, w, rows, columns):
     """c where warp i multiplies the quarter of a at rows[i] with that of w at columns[i]."""
-    (M, K), N = a.shape, len(w)
+    M, N = len(a), len(w)
     left, right = (np.pad(x, [(0, -len(x) % TILE), (0, 0)]) for x in (a, w))
     c = np.zeros((len(left), len(right)))
     for m in range(0, len(left), TILE):
@@ -244,12 +245,12 @@ def test_matmul_dot_triton__work(subject, rng, dtype, precision, want):
     kinds = launch.launches[0]["totals"]["flops_by_type"]
     assert kinds.get(want, 0) >= 2 * M * N * K, (
         f"matmul_dot_triton, {dtype} and PRECISION = {precision}: its FLOPs are "
-        f"{', '.join(kinds) or 'none'}, expected {want}: give tl.dot the tiles as they were loaded, "
-        f"and input_precision=PRECISION")
+        f"{', '.join(kinds) or 'none'}, expected {want}: give tl.dot the tiles as they were "
+        f"loaded, and input_precision=PRECISION")
     got, enough = launch.bytes("load"), M // BM * (N // BN) * (BM + BN) * K * a.itemsize
     assert got <= enough, (
-        f"matmul_dot_triton, tiles of {BM} x {BN}: {got:,} bytes are loaded, {enough:,} are BM + BN "
-        f"rows of {K} for each: load a tile of a and one of w a step, once")
+        f"matmul_dot_triton, tiles of {BM} x {BN}: {got:,} bytes are loaded, {enough:,} are BM + "
+        f"BN rows of {K} for each: load a tile of a and one of w a step, once")
 
 
 # ---- the course's own launcher and experiments
@@ -261,7 +262,8 @@ def test_matmul_wmma_cuda(subject, agree, rng):
     for M, N, K in ((1, 129, 127), (65, 33, 72), (3, 5, 1000)):
         a, w = tensors(rng, M, N, K, "float16")
         want = subject.matmul_oracle(a.double().numpy(), w.double().numpy())
-        half, single = subject.matmul_wmma_cuda(a, w), subject.matmul_wmma_cuda(a, w, subject.torch.float32)
+        half = subject.matmul_wmma_cuda(a, w)
+        single = subject.matmul_wmma_cuda(a, w, subject.torch.float32)
         assert (half.dtype, single.dtype) == (torch.float16, torch.float32)
         agree(half, want, "float16", f"matmul_wmma_cuda, {(M, N, K)}")
         agree(single, want, "float32", f"matmul_wmma_cuda to fp32, {(M, N, K)}")
@@ -315,6 +317,7 @@ def test_what_the_launcher_refuses(subject):
     a, w = torch.ones(4, 6).half(), torch.ones(5, 6).half()
     for given, says in (((a, w[:, :5]), "(5, 5), expected (M, K) and (N, K)"),
                         ((a.float(), w.float()), "a is torch.float32"),
+                        ((torch.empty(TILE * 65_535 + 1, 0).half(), w[:, :0]), "expected at most"),
                         ((a, w.bfloat16()), "w torch.bfloat16"),
                         ((a, w, subject.torch.bfloat16), "expected torch.float16 or torch.float32"),
                         ((torch.ones(6, 4).half().T, w), "a has strides (1, 4)"),
