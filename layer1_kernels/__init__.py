@@ -10,6 +10,7 @@ k07_softmax  Online softmax
 k08_rmsnorm  Fuse the residual
 k09_rope  Rotary positions
 k10_swiglu  Gate and multiply
+k12_tensor_cores  Special instructions
 k13_flash_attention  Attention without the matrix
 k14_paged_attention  Attention from pages
 """
@@ -70,6 +71,9 @@ from layer1_kernels.k10_swiglu import (
     swiglu_cuda,
     swiglu_torch,
 )
+from layer1_kernels.k12_tensor_cores import (
+    matmul_wmma_cuda,
+)
 from layer1_kernels.k13_flash_attention import (
     flash_attention,
     flash_attention_cuda,
@@ -106,6 +110,7 @@ __all__ = [
     "matmul_swiglu_torch",
     "matmul_torch",
     "matmul_untiled_cuda",
+    "matmul_wmma_cuda",
     "paged_attention",
     "paged_attention_cuda",
     "paged_attention_torch",

@@ -76,8 +76,8 @@ def matmul_wmma_cuda(a, w, dtype=torch.float16):    # (M, K), (N, K) -> (M, N)
                              f"the other, {(x.shape[1], 1)}; {name}.contiguous() makes them so")
     (M, K), N = a.shape, len(w)
     if M > TILE * 65_535:
-        raise ValueError(f"matmul_wmma_cuda: a has {M} rows, expected at most {TILE * 65_535}: the y "
-                         f"of a grid counts their tiles")
+        raise ValueError(f"matmul_wmma_cuda: a has {M} rows, expected at most {TILE * 65_535}: the "
+                         f"y of a grid counts their tiles")
     c = a.new_empty(M, N, dtype=dtype)              # (M, N)
     if c.numel():
         grid = triton.cdiv(N, TILE), triton.cdiv(M, TILE)
