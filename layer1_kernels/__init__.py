@@ -10,6 +10,7 @@ k07_softmax  Online softmax
 k08_rmsnorm  Fuse the residual
 k09_rope  Rotary positions
 k10_swiglu  Gate and multiply
+k12_tensor_cores  Special instructions
 k13_flash_attention  Attention without the matrix
 k14_paged_attention  Attention from pages
 """
@@ -76,6 +77,9 @@ from layer1_kernels.k11_cross_entropy import (
     cross_entropy_overwriting_logits,
     cross_entropy_torch,
 )
+from layer1_kernels.k12_tensor_cores import (
+    matmul_wmma_cuda,
+)
 from layer1_kernels.k13_flash_attention import (
     flash_attention,
     flash_attention_cuda,
@@ -116,6 +120,7 @@ __all__ = [
     "matmul_swiglu_torch",
     "matmul_torch",
     "matmul_untiled_cuda",
+    "matmul_wmma_cuda",
     "paged_attention",
     "paged_attention_cuda",
     "paged_attention_torch",

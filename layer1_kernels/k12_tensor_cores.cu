@@ -1,0 +1,116 @@
+// k12 · Matmul on tensor cores: c[m, n] = sum over k of a[m, k] · w[n, k]
+//
+// a: (M, K)   w: (N, K), as a model keeps a weight: numbers out, numbers in   c: (M, N)
+// A warp as a whole holds a matrix of 16 x 16, a fragment, and multiplies two of them by one
+// instruction. a and w are fp16, sums are fp32.
+
+#include <mma.h>
+using namespace nvcuda;
+
+constexpr int TILE = 64;            // rows and columns of c that a block makes
+constexpr int BK = 64;              // k that are fetched at a time
+constexpr int THREADS = 128;        // four warps, each with a quarter of the tile
+constexpr int PAD = 8;              // numbers, so that fragments come without bank conflicts
+
+// A tile (16, 16) of c for each block, which is one warp. M, N, K are multiples of 16.
+extern "C" __global__ void wmma_warp_cuda(const half* a, const half* w, float* c, int N, int K)
+{
+    int m = blockIdx.y * 16, n = blockIdx.x * 16;
+    // exercise: three fragments; walk along k by 16; a row of w is a column of the second matrix
+    wmma::fragment<wmma::matrix_a, 16, 16, 16, half, wmma::row_major> a_part;
+    wmma::fragment<wmma::matrix_b, 16, 16, 16, half, wmma::col_major> w_part;
+    wmma::fragment<wmma::accumulator, 16, 16, 16, float> sums;
+    wmma::fill_fragment(sums, 0);
+    for (int k = 0; k < K; k += 16) {
+        wmma::load_matrix_sync(a_part, a + (size_t)m * K + k, K);
+        wmma::load_matrix_sync(w_part, w + (size_t)n * K + k, K);
+        wmma::mma_sync(sums, a_part, w_part, sums);
+    }
+    wmma::store_matrix_sync(c + (size_t)m * N + n, sums, N, wmma::mem_row_major);
+}
+
+// The same with sums in fp16. Only to look at what becomes of them.
+extern "C" __global__ void wmma_half_sums_cuda(const half* a, const half* w, half* c, int N, int K)
+{
+    int m = blockIdx.y * 16, n = blockIdx.x * 16;
+    wmma::fragment<wmma::matrix_a, 16, 16, 16, half, wmma::row_major> a_part;
+    wmma::fragment<wmma::matrix_b, 16, 16, 16, half, wmma::col_major> w_part;
+    wmma::fragment<wmma::accumulator, 16, 16, 16, half> sums;
+    wmma::fill_fragment(sums, 0);
+    for (int k = 0; k < K; k += 16) {
+        wmma::load_matrix_sync(a_part, a + (size_t)m * K + k, K);
+        wmma::load_matrix_sync(w_part, w + (size_t)n * K + k, K);
+        wmma::mma_sync(sums, a_part, w_part, sums);
+    }
+    wmma::store_matrix_sync(c + (size_t)m * N + n, sums, N, wmma::mem_row_major);
+}
+
+// Numbers start to start + BK of TILE rows of x (rows, K) into a tile; 0 beyond x. By 16 bytes a
+// thread where rows begin at multiples of 16 bytes.
+__device__ void fetch(half (*tile)[BK + PAD], const half* x, int first, int start, int rows, int K)
+{
+    bool by16 = ((size_t)x | 2 * (size_t)K) % 16 == 0;
+    int k = 8 * threadIdx.x % BK;
+    int inside = K - start - k;                 // numbers of a row, from here on
+    for (int row = 8 * threadIdx.x / BK; row < TILE; row += 8 * THREADS / BK) {
+        const half* from = x + (size_t)(first + row) * K + start + k;
+        bool is_row = first + row < rows;
+        uint4 eight = {};
+        if (is_row && by16 && inside >= 8)
+            eight = *(const uint4*)from;
+        else if (is_row)
+            for (int j = 0; j < 8; j++)
+                if (j < inside) ((half*)&eight)[j] = from[j];
+        *(uint4*)&tile[row][k] = eight;
+    }
+}
+
+// The block's tile into c (M, N) at row m, column n. c has numbers of 2 bytes (fp16) or 4 (fp32).
+__device__ void store(void* c, int itemsize, float (*tile)[TILE + PAD], int m, int n, int M, int N)
+{
+    int column = threadIdx.x % TILE;
+    for (int row = threadIdx.x / TILE; row < TILE; row += THREADS / TILE)
+        if (m + row < M && n + column < N) {
+            size_t at = (size_t)(m + row) * N + n + column;
+            if (itemsize == 2)
+                ((half*)c)[at] = tile[row][column];
+            else
+                ((float*)c)[at] = tile[row][column];
+        }
+}
+
+// A tile of c for each block, a quarter (32, 32) of it for each of its four warps.
+extern "C" __global__ void __launch_bounds__(THREADS)
+wmma_tiled_cuda(const half* a, const half* w, void* c, int itemsize, int M, int N, int K)
+{
+    __shared__ __align__(32) half a_tile[TILE][BK + PAD], w_tile[TILE][BK + PAD];
+    __shared__ __align__(32) float c_tile[TILE][TILE + PAD];
+    int m = blockIdx.y * TILE, n = blockIdx.x * TILE;
+    int row = threadIdx.x / 64 * 32, column = threadIdx.x / 32 % 2 * 32;    // of the warp's quarter
+    wmma::fragment<wmma::accumulator, 16, 16, 16, float> sums[2][2];
+    for (int i = 0; i < 4; i++) wmma::fill_fragment(sums[i / 2][i % 2], 0);
+    for (int start = 0; start < K; start += BK) {
+        fetch(a_tile, a, m, start, M, K);
+        fetch(w_tile, w, n, start, N, K);
+        __syncthreads();
+        // exercise: for each 16 k, 2 fragments of a, 2 of w, 4 products; wait; c_tile; wait; store
+        for (int k = 0; k < BK; k += 16) {
+            wmma::fragment<wmma::matrix_a, 16, 16, 16, half, wmma::row_major> a_part[2];
+            wmma::fragment<wmma::matrix_b, 16, 16, 16, half, wmma::col_major> w_part[2];
+            for (int i = 0; i < 2; i++) {
+                wmma::load_matrix_sync(a_part[i], &a_tile[row + 16 * i][k], BK + PAD);
+                wmma::load_matrix_sync(w_part[i], &w_tile[column + 16 * i][k], BK + PAD);
+            }
+            for (int i = 0; i < 2; i++)
+                for (int j = 0; j < 2; j++)
+                    wmma::mma_sync(sums[i][j], a_part[i], w_part[j], sums[i][j]);
+        }
+        __syncthreads();
+    }
+    for (int i = 0; i < 2; i++)
+        for (int j = 0; j < 2; j++)
+            wmma::store_matrix_sync(&c_tile[row + 16 * i][column + 16 * j], sums[i][j], TILE + PAD,
+                                    wmma::mem_row_major);
+    __syncthreads();
+    store(c, itemsize, c_tile, m, n, M, N);
+}

@@ -1,0 +1,173 @@
+"""k12 · Matmul on tensor cores: c[m, n] = sum over k of a[m, k] · w[n, k], that is c = a · wᵀ
+
+a: (M, K)   w: (N, K), as a model keeps a weight: numbers out, numbers in   c: (M, N)
+BM BN BK: tile of c of a program, and how many k are fetched for it at a time
+2·M·N·K FLOPs. One instruction of a warp does 2·16³ = 8,192 of them, where a multiply-add does 64.
+A warp that makes WM rows and WN columns of c reads (WM + WN) · 2 bytes of shared memory for each k
+and 2·WM·WN FLOPs: with 32 x 32 in fp16, a byte for 16 FLOPs.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from lab import simulator
+from layer1_kernels.k05_matmul_tiled import check, matmul, matmul_cuda, matmul_torch
+from layer1_kernels.k06_matmul_registers import matmul_registers_cuda
+
+__all__ = ["matmul_wmma_cuda"]
+
+KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
+TILE, THREADS = 64, 128                             # as in the .cu
+MULTIPLY_ADD = 2 * 32                               # FLOPs of one fp32 instruction of a warp
+
+
+def matmul_oracle(a, w):                            # (M, K), (N, K) -> (M, N)
+    """float64, by the book."""
+    return a.astype(np.float64) @ w.astype(np.float64).T
+
+
+def predict_mma_flops():
+    """FLOPs of one wmma::mma_sync of a warp: a matrix of 16 x 16 times one of 16 x 16, added to a
+    third."""
+    # exercise: 16 · 16 results, and for each 16 multiplications and as many additions
+    return 2 * 16 * 16 * 16
+
+
+@triton.jit
+def matmul_dot_triton(a, w, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+                      PRECISION: tl.constexpr):
+    """One program per tile (BM, BN) of c. PRECISION of fp32 products: "ieee", "tf32", "tf32x3"."""
+    tl.assume(K > 0)                    # without it, Hopper's matmul instructions may be serialised
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    n = tl.program_id(1) * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    m_inside, n_inside = m < M, n < N
+    a += m.to(tl.int64)[:, None] * K                        # (BM, 1), the tile's rows
+    w += n.to(tl.int64)[:, None] * K                        # (BN, 1)
+    c += m.to(tl.int64)[:, None] * N + n                    # (BM, BN)
+    # exercise: the loop of k05, fp32 sums, but tl.dot is told PRECISION; then store
+    sums = tl.zeros((BM, BN), tl.float32)
+    for start in range(0, K, BK):
+        inside = start + k < K
+        a_tile = tl.load(a + start + k, m_inside[:, None] & inside, 0)              # (BM, BK)
+        w_tile = tl.load(w + start + k, n_inside[:, None] & inside, 0)              # (BN, BK)
+        sums = tl.dot(a_tile, w_tile.T, sums, input_precision=PRECISION)
+    tl.store(c, sums, m_inside[:, None] & n_inside)
+
+
+def matmul_wmma_cuda(a, w, dtype=torch.float16):    # (M, K), (N, K) -> (M, N)
+    """a · wᵀ of float16 by the CUDA kernel, with fp32 sums; any size may be 0.
+
+    dtype of c: float16 or float32. a and w are contiguous. Rows that start at multiples of 16 bytes
+    are fetched faster.
+    """
+    check(a, w, torch.float16)
+    if dtype not in (torch.float16, torch.float32):
+        raise TypeError(f"matmul: c of {dtype} is asked for, expected torch.float16 or "
+                        f"torch.float32")
+    for name, x in (("a", a), ("w", w)):
+        if not x.is_contiguous():
+            raise ValueError(f"matmul: {name} has strides {x.stride()}, expected rows one after "
+                             f"the other, {(x.shape[1], 1)}; {name}.contiguous() makes them so")
+    (M, K), N = a.shape, len(w)
+    if M > TILE * 65_535:
+        raise ValueError(f"matmul_wmma_cuda: a has {M} rows, expected at most {TILE * 65_535}: the "
+                         f"y of a grid counts their tiles")
+    c = a.new_empty(M, N, dtype=dtype)              # (M, N)
+    if c.numel():
+        grid = triton.cdiv(N, TILE), triton.cdiv(M, TILE)
+        KERNELS.get("wmma_tiled_cuda")(grid, THREADS, (a, w, c, c.itemsize, M, N, K))
+    return c
+
+
+class Step(NamedTuple):
+    """One rung of the ladder, as counted in the simulator."""
+
+    name: str
+    intensity: float        # FLOP for each byte asked of global memory
+    shared_bytes: float     # read from shared memory for each FLOP; 0 without shared memory
+    multiply: int           # instructions of a warp that multiply and add
+    shared: int             # that read or write shared memory
+    rest: int               # all others
+
+
+def ladder(M, N, K):
+    """The kernels of k05, k06 and this lesson on random numbers: [Step]. All sizes are multiples
+    of 16. The first two take them as float32."""
+    rng = torch.Generator().manual_seed(0)
+    a, w = (torch.randn(rows, K, generator=rng) for rows in (M, N))
+    half = a.half(), w.half()
+    with simulator.trace() as trace:
+        matmul_cuda(a, w)
+        matmul_registers_cuda(a, w)
+        KERNELS.get("wmma_warp_cuda")((N // 16, M // 16), 32, (*half, torch.empty(M, N), N, K))
+        matmul_wmma_cuda(*half)
+    return [step(launch) for launch in trace.launches]
+
+
+def step(launch):
+    """The Step of one launch."""
+    totals, shared = launch.totals, launch.totals.sum("requests", "shared")
+    multiply = totals.instructions["tensor core"] or launch.flops // MULTIPLY_ADD
+    return Step(launch.name, launch.flops / launch.bytes_loaded,
+                totals.access("shared", "load").bytes / launch.flops, multiply, shared,
+                launch.steps - multiply - shared)
+
+
+def error(c, a, w):                                 # (M, N), (M, K), (N, K)
+    """The largest error of c, as a share of the largest number in a · wᵀ by float64."""
+    want = matmul_oracle(a, w)                      # (M, N)
+    return float(np.abs(c.astype(np.float64) - want).max() / np.abs(want).max())
+
+
+def errors_of_sums(K):
+    """Sums of K products of numbers between 0 and 1: {type of sums: error}. K % 16 is 0."""
+    rng = np.random.default_rng(0)
+    a, w = (rng.random((16, K)).astype(np.float16) for _ in range(2))
+    found = {}
+    for name, kernel, dtype in (("fp32", "wmma_warp_cuda", np.float32),
+                                ("fp16", "wmma_half_sums_cuda", np.float16)):
+        c = np.empty((16, 16), dtype)
+        KERNELS.get(kernel)(1, 32, (a, w, c, 16, K))
+        found[name] = error(c, a, w)
+    return found
+
+
+def errors_of_products(K):
+    """Random fp32 numbers, multiplied in various ways: {way: error}."""
+    rng = torch.Generator().manual_seed(0)
+    a, w = (torch.randn(16, K, generator=rng) for _ in range(2))
+    found = {}
+    for way, dtype, precision in (("ieee", torch.float32, "ieee"),
+                                  ("tf32x3", torch.float32, "tf32x3"),
+                                  ("tf32", torch.float32, "tf32"),
+                                  ("as fp16", torch.float16, "ieee"),
+                                  ("as bf16", torch.bfloat16, "ieee")):
+        c = torch.empty(16, 16)
+        matmul_dot_triton[(1, 1)](a.to(dtype), w.to(dtype), c, 16, 16, K, BM=16, BN=16, BK=64,
+                                  PRECISION=precision)
+        found[way] = error(c.numpy(), a.numpy(), w.numpy())
+    return found
+
+
+def bench(M=8192, N=8192, K=8192):
+    """On a GPU: the fp16 kernels of k05 and of this lesson, cuBLAS (through torch) and a copy; rows
+    of lab.bench. torch.compile is left out: it calls cuBLAS too."""
+    from day01_roofline import Gpu, Job, copy_job, count_matmul, measure
+    from lab.bench import row
+
+    device = Gpu()
+    a, w = (torch.randn(rows, K, device="cuda").half() for rows in (M, N))  # (M, K), (N, K)
+    kernels = {"cublas": matmul_torch, "matmul": matmul, "matmul_wmma_cuda": matmul_wmma_cuda}
+    jobs = [copy_job(device), *(Job(name, lambda run=run: run(a, w),
+                                    *count_matmul(M, N, K, a.element_size()))
+                                for name, run in kernels.items())]
+    timings = measure(jobs, device, limit=30)
+    copy = jobs[0].moved / timings["copy"].seconds
+    return {job.name: row(job, timings[job.name], copy, {"cublas": timings["cublas"]})
+            for job in jobs}
