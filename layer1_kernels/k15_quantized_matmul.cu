@@ -35,9 +35,11 @@ template <int BITS> __device__ void gemv_bytes(const float* x, const unsigned ch
     float sum = 0;
     for (int b = lane; b < row; b += 32) {
         int k = b / bytes * group + b % bytes;
+        unsigned char byte = packed[b];
         float high = BITS == 4 ? x[k + group / 2] : 0;
+        float product = times<BITS>(byte, x[k], high);
         float scale = scales[b / bytes];
-        sum += times<BITS>(packed[b], x[k], high) * scale;
+        sum += product * scale;
     }
     sum = sum_of_warp(sum);
     if (lane == 0)

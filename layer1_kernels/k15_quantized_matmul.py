@@ -28,7 +28,7 @@ __all__ = ["dequantize_weight", "quantize_weight", "quantized_matmul", "quantize
 KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
 WARPS = 4               # of a block of the CUDA kernels, one a row of w
 ENOUGH = 264            # programs: two for each of the 132 SMs of an H200
-LARGEST = 2**31 - 4096  # sizes; the kernels count with 32 bits
+LARGEST = 2**31 - 2**19 # sizes; the kernels count with 32 bits, and the last split may go beyond
 
 # Rows of w and packed bytes of each that a program of the GEMV takes at a time; warps, stages.
 GEMV = {"BN": 8, "BB": 1024, "num_warps": 4, "num_stages": 1}
@@ -275,6 +275,8 @@ def quantized_matmul_cuda(x, packed, scales, bits, group, kernel=None):     # (T
         raise ValueError(f"gemv_wide: groups of {group} x {bits} bits, expected 16 bytes or more, "
                          f"and arrays that begin at a multiple of 16 bytes")
     (T, K), N = x.shape, len(packed)
+    if T > 65_535:
+        raise ValueError(f"quantized_matmul_cuda: x has {T} rows, expected at most 65535")
     y = x.new_empty((T, N))                         # (T, N)
     if y.numel():
         KERNELS.get(f"{kernel}_int{bits}_cuda")((triton.cdiv(N, WARPS), T), 32 * WARPS,
@@ -347,18 +349,22 @@ class Step(NamedTuple):
 def ladder(N, K, group):
     """Every way of this lesson to multiply one row by w (N, K), and k05's fp16 matmul: [Step].
 
+    The Triton GEMV does not split K, as with the thousands of rows that a real w has.
     K: a multiple of 2048   group: 32 or more
     """
     x, w = torch.linspace(-1, 1, K).reshape(1, K), torch.randn(
         N, K, generator=torch.Generator().manual_seed(0))               # (1, K), (N, K)
+    y = torch.empty(1, N)                                               # (1, N)
     packed = {bits: quantize_weight(w, bits, group) for bits in (8, 4)}
     ways = {"Triton: k05, fp16": lambda: matmul(x.half(), w.half())}
     for bits, kernel in ((8, "gemv_bytes"), (4, "gemv_bytes"), (8, "gemv_wide"), (4, "gemv_wide")):
         ways[f"CUDA: {kernel}, int{bits}"] = lambda bits=bits, kernel=kernel: \
             quantized_matmul_cuda(x, *packed[bits], bits, group, kernel)
     for bits in (8, 4):
-        ways[f"Triton: GEMV, int{bits}"] = lambda bits=bits: \
-            quantized_matmul(x.half(), *packed[bits], bits, group)
+        row = K * bits // 8
+        ways[f"Triton: GEMV, int{bits}"] = lambda bits=bits, row=row: \
+            quantized_gemv_triton[(triton.cdiv(N, GEMV["BN"]), 1)](
+                x.half(), *packed[bits], y, N, row, K // group, row, BITS=bits, GROUP=group, **GEMV)
     steps = []
     for name, run in ways.items():
         with simulator.trace() as trace:

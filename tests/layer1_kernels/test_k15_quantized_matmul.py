@@ -187,14 +187,16 @@ def test_quantized_gemv_triton(subject, agree, rng, N, K, bits, group, dtype, sp
         of = np.ones(K) if of is None else of
         return np.stack([(terms * of * (byte // span == s)).sum(1) for s in range(splits)])
 
+    step = byte // BB
+    last = np.array([step[byte // span == s].max() for s in range(splits)])[byte // span]
     want = parts(terms)
     half = k % group < group // 2
     mistakes = {
         f"{name} leaves out the scales": parts(raw),
         f"{name} multiplies by the scale twice": parts(terms * np.repeat(scales, group, axis=1)),
         f"{name} starts its sums again with each step":
-            parts(terms, byte // BB % (span // BB) == span // BB - 1),
-        f"{name} ends after the first step": parts(terms, byte // BB % (span // BB) == 0),
+            parts(terms, step == last),
+        f"{name} ends after the first step": parts(terms, byte % span < BB),
         f"{name} writes nothing": np.full_like(want, 7)}
     if bits == 4:
         partner = np.where(half, k, k - group // 2)
@@ -347,7 +349,9 @@ def test_what_is_refused(subject):
             (lambda: subject.quantize_weight(w.int(), 4, 32), "w is torch.int32"),
             (lambda: subject.dequantize_weight(packed, scales, 8, 32), "expected (4, 64)"),
             (lambda: subject.quantized_matmul_cuda(torch.ones(1, 64), *subject.quantize_weight(
-                w, 4, 16), 4, 16, "gemv_wide"), "groups of 16 x 4 bits")):
+                w, 4, 16), 4, 16, "gemv_wide"), "groups of 16 x 4 bits"),
+            (lambda: subject.quantized_matmul_cuda(torch.ones(65_536, 64), packed, scales, 4, 32),
+             "x has 65536 rows")):
         with pytest.raises(Raised) as refusal:
             launch()
         assert says in refusal.value.text
