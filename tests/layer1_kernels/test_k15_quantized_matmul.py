@@ -188,7 +188,7 @@ def test_quantized_gemv_triton(subject, agree, rng, N, K, bits, group, dtype, sp
         return np.stack([(terms * of * (byte // span == s)).sum(1) for s in range(splits)])
 
     step = byte // BB
-    last = np.array([step[byte // span == s].max() for s in range(splits)])[byte // span]
+    last = np.array([step[byte // span == s].max(initial=0) for s in range(splits)])[byte // span]
     want = parts(terms)
     half = k % group < group // 2
     mistakes = {
