@@ -1,8 +1,8 @@
 """Products of fragments, many at a time: D = A · B + C.
 
-A warp's tile is larger than one mma. The kernel multiplies each of several fragments of A by each of
-several fragments of B, in instructions of which none needs another's result. Here such a layer of
-instructions waits until somebody wants a result: the next layer, whose accumulators are those of
+A warp's tile is larger than one mma. The kernel multiplies each of several fragments of A by each
+of several fragments of B, in instructions of which none needs another's result. Here such a layer
+of instructions waits until somebody wants a result: the next layer, whose accumulators are those of
 this one, or an instruction that reads a register. Then the fragments of A become a tall matrix and
 those of B a wide one, each is decoded once, and one multiplication does it all. The accumulators
 stay a matrix from layer to layer and become registers when they are read.
@@ -68,8 +68,7 @@ class Form:
         return total.astype(ACCUMULATOR[self.types[2]])
 
     def words(self, total, tall, wide):
-        """Accumulators -> fragments (tall · wide, r, W, 32). A NaN becomes the one that the hardware
-        makes."""
+        """Accumulators -> fragments (tall · wide, r, W, 32). A NaN becomes the hardware's."""
         ptx_type, places = self.types[2], self.places[2]
         if ptx_type in ("f16", "f32"):
             total = canonical(total)
@@ -180,16 +179,10 @@ class Layer:
 
     def stack(self, role, fragments):
         """Tuples of arrays (B, T) or broadcasts of it -> (W, fragments, r, 32)"""
-        form = self.form
-        W, r, word = self.shape[0] * self.shape[1] // WARP, form.registers[role], form.word[role]
-        words = np.empty((W, len(fragments), r, WARP), word)
-        by_block = words.reshape(self.shape[0], -1, len(fragments), r, WARP)
-        for n, arrays in enumerate(fragments):
-            for k in range(r):
-                value = arrays[k].view(word)
-                by_block[:, :, n, k] = value if value.size == 1 else np.broadcast_to(
-                    value, self.shape).reshape(self.shape[0], -1, WARP)
-        return words
+        r, word = self.form.registers[role], self.form.word[role]
+        words = [whole(value, self.shape).reshape(-1, WARP).view(word)
+                 for arrays in fragments for value in arrays]
+        return np.concatenate(words, axis=1).reshape(len(words[0]), len(fragments), r, WARP)
 
     def start(self, tall, wide):
         """The accumulators before: those of an earlier layer as they are, if all are from there and
@@ -208,6 +201,10 @@ class Layer:
         return self.form.values(3, self.stack(3, [
             fragment(self.starts.get((i, j), nothing)) for i in range(tall) for j in range(wide)]),
             tall, wide)
+
+
+def whole(value, shape):
+    return value if value.shape == shape else np.broadcast_to(value, shape)
 
 
 def fragment(start):
