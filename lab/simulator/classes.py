@@ -1,5 +1,7 @@
 """What kind of work an instruction is: its class, its floating-point type, its operations."""
 
+from functools import lru_cache
+
 from .dtypes import SIZES, is_float
 
 CLASSES = {
@@ -22,6 +24,7 @@ SMALL_INTEGERS = ("s4", "u4", "b1")                 # of matrices only
 INTEGER_OPS = {"mad": 2, "mad24": 2, "madc": 2, "dp4a": 8, "dp2a": 4}  # a product and a sum: 2
 
 
+@lru_cache(1 << 16)
 def class_of(inst):
     """-> a key of CLASSES, "float" or "integer"."""
     words = inst.modifiers

@@ -226,10 +226,11 @@ def make_launch(run, name):
     path = max(paths, key=paths.get, default="")
     for inst, warps in counts.warps.items():
         line = place_of(inst, path)
-        text.setdefault(line, run.text(inst.location))
+        if line not in lines:
+            lines[line], text[line] = LineCounts(), run.text(inst.location)
         lanes = counts.lanes.get(inst, 0)
         flops, kind, integer_ops = work(inst)
-        for row in (lines.setdefault(line, LineCounts()), totals):
+        for row in (lines[line], totals):
             row.steps += warps
             row.lane_steps += lanes
             row.flops += lanes * flops

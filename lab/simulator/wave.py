@@ -15,13 +15,21 @@ POISON = 0xFF               # what nobody has written: NaN as a float, -1 as an 
 
 
 class Registers(dict):
-    """Register name -> array. A register that was never written holds poison."""
+    """Register name -> array. A register that was never written holds poison.
+
+    late    name -> the matrix product whose result it will hold, unless it is here
+    layer   products that wait to be computed together, see instructions/products.py
+    """
 
     def __init__(self, types):
         super().__init__()
         self.types = types
+        self.late, self.layer = {}, None
 
     def __missing__(self, name):
+        if name in self.late:
+            self.late[name].layer.deliver(self)
+            return self[name]
         dtype = DTYPES[self.types[name]]
         return np.full((1, 1), POISON, np.uint8).repeat(dtype.itemsize, 1).view(dtype) \
             if dtype != BOOL else np.zeros((1, 1), BOOL)

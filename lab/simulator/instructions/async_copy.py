@@ -51,7 +51,7 @@ def start(inst, mods):
     def run(wave):
         place = where(wave)
         offset = shared_offset(wave, inst, place, size, "write")
-        copy = Copy(wave, inst, wave.per_lane(place), size)
+        copy = Copy(wave, inst, place, size)
         copy.data = fetch(wave, inst, frm, size, given)
         if wave.shadow:
             wave.shadow.in_flight = wave.shadow.in_flight or InFlight(wave.shadow)
@@ -110,32 +110,40 @@ def pieces(n):
 class Copy:
     """Copies that one instruction started, one for each of its lanes.
 
+    lanes   those whose copies have not landed
+    place   where they go, in the layout that the lanes have
     group   which of the lane's groups each belongs to
     number  how many copy instructions the wave had started before
     """
 
     def __init__(self, wave, inst, place, size):
         self.inst, self.place, self.size = inst, place, size
-        self.index = wave.lanes.index.copy()
+        self.lanes, self.index = wave.lanes, wave.lanes.index
         self.group = commits(wave)[self.index]
         self.number = wave.copies_started = getattr(wave, "copies_started", 0) + 1
         self.data = None
 
     def land(self, wave, done):
         """Write those that are done -> what is left, or None."""
-        wave.select(Lanes(wave.shape, index=self.index[done]), True)
-        value = np.ascontiguousarray(self.data[done]).view(raw(self.size)).reshape(-1)
-        place = self.place[done]
+        if done.all():
+            self.write(wave, self.lanes, self.place, self.data)
+            return None
+        wave.select(self.lanes, True)
+        place = wave.per_lane(self.place)
+        self.write(wave, Lanes(wave.shape, index=self.index[done]), place[done], self.data[done])
+        self.index, self.place = self.index[~done], place[~done]
+        self.lanes = Lanes(wave.shape, index=self.index)
+        self.data, self.group = self.data[~done], self.group[~done]
+        return self
+
+    def write(self, wave, lanes, place, data):
+        wave.select(lanes, True)
+        value = np.ascontiguousarray(data).view(raw(self.size)).reshape(-1)
         if not wave.flat:
-            value, place = value.reshape(wave.shape), place.reshape(wave.shape)
+            value = value.reshape(wave.shape)
         if wave.shadow:
             wave.shadow.in_flight.land(wave, self.inst, place.view(np.int64), self.size)
         store(wave, self.inst, place, self.size, "shared", value)
-        if done.all():
-            return None
-        self.index, self.place = self.index[~done], self.place[~done]
-        self.data, self.group = self.data[~done], self.group[~done]
-        return self
 
 
 def commits(wave):

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..dtypes import F16, F32, F64, U8, U16, U32
 from ..lanes import WARP
-from ..rounding import NAN_F16, NAN_F32, bf16_to_f32, fp8_to_f16
+from ..rounding import bf16_to_f32, fp8_to_f16
 
 G, Q = np.arange(WARP) // 4, np.arange(WARP) % 4
 BITS = {"f16": 16, "bf16": 16, "tf32": 32, "f32": 32, "s32": 32, "f64": 64, "e4m3": 8, "e5m2": 8,
@@ -69,14 +69,7 @@ def c_places(M, N):
     return core_matrices(corners, 2, (M, N))
 
 
-# ---- registers to numbers and back
-
-def decode(words, ptx_type):
-    """Registers (W, r, 32) -> the numbers in them as float64 (W, elements · 32), in the order of
-    Places. All these types are exact in double precision, and so are products of two."""
-    W = len(words)
-    return by_element(words, ptx_type, DECODERS[ptx_type]).reshape(W, -1)
-
+# ---- registers to numbers
 
 def by_element(words, ptx_type, numbers):
     """(W, r, 32) registers -> (W, r · e, 32) numbers, lowest bits first."""
@@ -93,7 +86,8 @@ def nibbles(words):
 
 
 E4M3, E5M2 = (fp8_to_f16(kind).astype(F64) for kind in ("e4m3", "e5m2"))
-DECODERS = {
+DECODERS = {                    # registers -> float64: all these types are exact in it, and so are
+                                # products of two
     "f16": lambda w: w.view(F16).astype(F64),
     "bf16": lambda w: bf16_to_f32(w.view(U16)).astype(F64),
     "tf32": lambda w: (w & U32.type(0xFFFFE000)).view(F32).astype(F64),  # 13 bits are not looked at
@@ -108,29 +102,6 @@ DECODERS = {
     "f32": lambda w: w.view(F32).astype(F64),
     "s32": lambda w: w.view(np.int32).astype(F64),
 }
-
-
-def matrix(words, places, ptx_type):
-    """A fragment -> the matrices that it holds, float64 (W, rows, columns)."""
-    return decode(words, ptx_type).take(places.slot, axis=1).reshape(-1, *places.shape)
-
-
-def fragment(matrices, places, ptx_type):
-    """Matrices of sums, float64 (W, rows, columns) -> registers (W, r, 32), rounded once to
-    nearest. A NaN becomes the one that the hardware makes."""
-    values = matrices.reshape(len(matrices), -1).take(places.cell, axis=1).reshape(
-        len(matrices), -1, WARP)
-    if ptx_type == "f64":
-        return values.view(np.uint64)
-    if ptx_type == "s32":
-        return values.astype(np.int64).astype(U32)
-    near = values.astype(F32 if ptx_type == "f32" else F16)
-    if (odd := np.isnan(near)).any():
-        near[odd] = NAN_F32 if ptx_type == "f32" else NAN_F16
-    if ptx_type == "f32":
-        return near.view(U32)
-    bits = near.view(U16).astype(U32)
-    return bits[:, 0::2] | (bits[:, 1::2] << U32.type(16))
 
 
 # ---- registers of the wave

@@ -8,16 +8,16 @@ mma counts with its upper 19 bits only, here as there.
 """
 
 import re
+from functools import cache
 
 import numpy as np
 
 from ..access import load, only_shared
 from ..decode import WARP_SYNC, address, destination, opcode, source
 from ..dtypes import U16, U32
-from ..exact import fma_f64
 from ..lanes import WARP, Lanes
-from ..ptx import Vector
-from . import fragments
+from ..ptx import Register, Vector
+from . import fragments, products
 from .collective import by_the_warp
 from .fragments import INTEGERS, Places, in_layout, read_fragment, require_whole_warps
 
@@ -54,53 +54,53 @@ def mma(inst, mods):
     if layouts != ["row", "col"] and not quads:
         mods.refuse()
     M, N, K = shape
+    return multiply_accumulate(inst, mods, form_of(
+        shape, (a, b, d, c), tuple(layouts) if quads else None, saturate, multiply))
+
+
+@cache
+def form_of(shape, types, quads=None, saturate=False, multiply=None):
+    """-> products.Form. quads: the layouts of A and B where a warp computes four products"""
+    (M, N, K), (a, b, d, c) = shape, types
     if quads:
-        places = [quad_a(layouts[0]), quad_b(layouts[1]), quad_c(d), quad_c(c)]
+        places = quad_a(quads[0]), quad_b(quads[1]), quad_c(d), quad_c(c)
     else:
-        places = [fragments.a_places(M, K, a), fragments.b_places(K, N, b),
-                  fragments.c_places(M, N), fragments.c_places(M, N)]
-    return multiply_accumulate(inst, mods, shape, places, (a, b, d, c), saturate, multiply,
-                               4 if quads else 1)
+        places = (fragments.a_places(M, K, a), fragments.b_places(K, N, b),
+                  fragments.c_places(M, N), fragments.c_places(M, N))
+    return products.Form(shape, types, places, saturate, multiply, 4 if quads else 1)
 
 
-def multiply_accumulate(inst, mods, shape, places, types, saturate, multiply, matrices=1):
-    """-> run(wave). matrices: how many products a warp computes at a time."""
-    M, N, K = shape
-    a, b, d, c = types
+def multiply_accumulate(inst, mods, form):
+    """-> run(wave)"""
     operands = [o.items if isinstance(o, Vector) else (o,) for o in inst.operands]
     if len(operands) != 4:
         mods.refuse()
-    size = ["b64" if t == "f64" else "b32" for t in (d, a, b, c)]
-    writes = [destination(item, size[0]) for item in operands[0]]
-    reads = [[source(item, s) for item in items]
-             for items, s in zip(operands[1:], size[1:], strict=True)]
-    counts = [p.count // (2 if t == "f16" else 1) for p, t in ((places[2], d), (places[3], c))]
-    if [len(writes), len(reads[2])] != counts or any(
-            len(group) * fragments.width_of(t) < p.count
-            for group, t, p in zip(reads, (a, b), places, strict=False)):
+    d, a, b, c = operands
+    if [len(d), len(c)] != form.registers[2:] or len(a) < form.registers[0] or \
+            len(b) < form.registers[1]:
         mods.refuse()
-    inst.flops = 2 * matrices * M * N * K // WARP           # of integers: operations
-    multiply = multiply or (accumulate_doubles if a == "f64" else np.matmul)
+    a, b = a[:form.registers[0]], b[:form.registers[1]]     # the others hold copies
+    size = ["b64" if t == "f64" else "b32" for t in form.types]
+    reads = [[source(item, s) for item in items]
+             for items, s in zip((a, b, c), (size[0], size[1], size[3]), strict=True)]
+    writes = [destination(item, size[2]) for item in d]
+    M, N, K = form.shape
+    inst.flops = 2 * form.matrices * M * N * K // WARP      # of integers: operations
+    together = all(isinstance(o, Register) for items in (a, b, c, d) for o in items) and \
+        len({o.name for o in d}) == len(d)
+    names = [tuple(o.name for o in items) for items in (d, a, b, c)] if together else ()
 
     def run(wave):
         require_whole_warps(wave, inst)
-        words = [read_fragment(wave, group) for group in reads]
-        left = fragments.matrix(words[0], places[0], a).reshape(-1, M, K)
-        right = fragments.matrix(words[1], places[1], b).reshape(-1, K, N)
-        start = fragments.matrix(words[2], places[3], c).reshape(-1, M, N)
-        total = multiply(left, right) + start if a != "f64" else multiply(left, right, start)
-        if saturate:
-            total = np.clip(total, -2.0**31, 2.0**31 - 1)
-        total = total.reshape(-1, *places[2].shape)
-        fragments.write_fragment(wave, writes, fragments.fragment(total, places[2], d))
+        if together and wave.lanes.whole:
+            products.issue(form, wave.registers, wave.shape, *names)
+            return
+        left, right, start = (form.values(role, read_fragment(wave, group), 1, 1)
+                              for role, group in zip((0, 1, 3), reads, strict=True))
+        (words,) = form.words(form.sums(left, right, start), 1, 1)
+        for write, word in zip(writes, words, strict=True):
+            write(wave, in_layout(wave, word))
     return run
-
-
-def accumulate_doubles(left, right, start):
-    """The double-precision form is a chain of fused multiply-adds along K."""
-    for k in range(left.shape[2]):
-        start = fma_f64(left[:, :, k, None], right[:, None, k, :], start)
-    return start
 
 
 # ---- modifiers
@@ -137,8 +137,12 @@ def take_bit_operation(mods):
         return None
     if not mods.flag("popc"):
         mods.refuse()
-    return np.matmul if name == "and" else \
-        lambda left, right: np.matmul(left, 1 - right) + np.matmul(1 - left, right)
+    return np.matmul if name == "and" else differing
+
+
+def differing(left, right):
+    """How many bits of a row and a column differ."""
+    return np.matmul(left, 1 - right) + np.matmul(1 - left, right)
 
 
 def accumulators(ptx_type):

@@ -25,6 +25,7 @@ from .fragments import in_layout, read_fragment, require_one_value, require_whol
 from .matrix import (
     FAMILY,
     accumulators,
+    form_of,
     multiply_accumulate,
     take_bit_operation,
     take_layouts,
@@ -60,7 +61,6 @@ def wmma_mma(inst, mods):
     if len(types) != 4:
         mods.refuse()
     d, a, b, c = types
-    M, N, K = shape
     if a != b or c not in accumulators(a) or d not in accumulators(a) or not legal(shape, a) or \
             (multiply is not None) != (a == "b1") or (saturate and accumulators(a) != ("s32",)):
         mods.refuse()
@@ -68,9 +68,7 @@ def wmma_mma(inst, mods):
         mods.flag("rn")
     if FAMILY.get(a, a) in ("4", "b1") and layouts != ["row", "col"]:
         mods.refuse()
-    places = [fragments.a_places(M, K, a), fragments.b_places(K, N, b),
-              fragments.c_places(M, N), fragments.c_places(M, N)]
-    return multiply_accumulate(inst, mods, shape, places, (a, b, d, c), saturate, multiply)
+    return multiply_accumulate(inst, mods, form_of(shape, (a, b, d, c), None, saturate, multiply))
 
 
 def legal(shape, ptx_type):

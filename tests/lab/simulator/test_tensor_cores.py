@@ -552,6 +552,85 @@ extern "C" __global__ void k(unsigned* a) {{
         assert error.kind == "mask" and error.line == 6 and "lane" in str(error)
 
 
+# ---- mma.sync by the layer: what waits to be computed together gives what each alone would give
+
+# 64 threads work. If there are no others, products are computed by the layer. If there are 96, the
+# last warp has left, and each mma is computed on its own.
+PROGRAM = """.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry k(.param .u64 data)
+{
+    .reg .pred %p; .reg .b32 %t; .reg .b32 %w; .reg .b32 %x; .reg .b64 %q; .reg .b64 %s;
+    .reg .b32 %r<COUNT>;
+    mov.u32 %t, %tid.x;
+    setp.ge.u32 %p, %t, 64;
+    @%p ret;
+    ld.param.u64 %q, [data];
+    cvta.to.global.u64 %q, %q;
+    mul.wide.u32 %s, %t, 4;
+    add.s64 %q, %q, %s;
+BODY
+    ret;
+}"""
+
+
+def registers(first, count):
+    return [f"%r{first + i}" for i in range(count)]
+
+
+def write_program(rng, d, calm):
+    """Random instructions on 4 fragments of A, 3 of B and 8 accumulators."""
+    a, b = ([registers(start + n * size, size) for n in range(count)]
+            for start, size, count in ((0, 4, 4), (16, 2, 3)))
+    size = 2 if d == "f16" else 4
+    c = [registers(22 + n * size, size) for n in range(8)]
+    every = [name for group in (*a, *b, *c) for name in group]
+    lines = [f"ld.global.b32 {name}, [%q + {256 * i}];" for i, name in enumerate(every)]
+    for _ in range(12):
+        m, n = rng.integers(1, 5), rng.integers(1, 3)
+        tile = [(i, j) for i in range(m) for j in range(n)]
+        for _ in range(rng.integers(1, 4)):                 # along K
+            for i, j in tile if rng.random() < 0.7 else rng.permutation(tile):
+                into = c[2 * i + j]
+                frm = into if rng.random() < calm else c[rng.integers(8)]
+                lines.append(f"mma.sync.aligned.m16n8k16.row.col.{d}.f16.f16.{d} "
+                             + ", ".join("{" + ",".join(group) + "}"
+                                         for group in (into, a[i], b[j], frm)) + ";")
+                if rng.random() > calm:                   # other instructions in between
+                    one, two = (rng.choice([name for group in c for name in group])
+                                for _ in range(2))
+                    lines += [[f"mov.b32 {one}, {two};"], [f"xor.b32 {a[i][0]}, {a[i][0]}, 1;"],
+                              ["setp.lt.u32 %p, %t, 32;", f"@%p mov.b32 {one}, {two};"],
+                              [f"mov.b32 {one}, 0;"]][rng.integers(4)]
+    lines += [f"st.global.b32 [%q + {256 * i}], {name};" for i, name in enumerate(every)]
+    return PROGRAM.replace("COUNT", str(len(every))).replace("BODY", "\n".join(lines)), len(every)
+
+
+@pytest.mark.parametrize("d", ["f16", "f32"])
+@pytest.mark.parametrize("calm", [1, 0.9, 0.5])
+def test_products_of_a_layer_are_those_of_single_instructions(rng, d, calm):
+    """calm: how often an accumulator stays where it is and nothing comes in between."""
+    kernel = simulator.RawKernel(MMA.replace("CODE", ""), "k", path="kernel.cu")
+    kernel.module.compile()
+    for _ in range(2):
+        text, count = write_program(rng, d, calm)
+        kernel.module.ptx = ptx.parse(text)
+        start = rng.normal(size=(count, 64, 2)).astype(np.float16)
+        start *= np.float16(2.0) ** rng.integers(-6, 2, start.shape)
+        if d == "f32":
+            start[22:] = rng.normal(size=(count - 22, 64)).astype(np.float32).view(
+                np.float16).reshape(-1, 64, 2)
+        start[rng.integers(22, count)].reshape(-1)[:5] = np.nan
+        results = []
+        for threads, checks in ((64, False), (64, True), (96, False)):
+            data = start.view(np.uint32)[..., 0].copy()
+            with simulator.trace(checks=checks):
+                kernel(1, threads, [data])
+            results.append(data)
+        assert np.array_equal(results[0], results[2]) and np.array_equal(results[1], results[2])
+
+
 # ---- ldmatrix, movmatrix
 
 LDMATRIX = """extern "C" __global__ void k(const unsigned short* a, unsigned* out) {
