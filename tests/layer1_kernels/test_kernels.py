@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lab import simulator
-from layer1_kernels import Kernels, kernels
+from layer1_kernels import Kernels, kernels, quantize_weight
 
 T, N, H, G, D, C, F, P, S = 5, 37, 4, 2, 16, 48, 24, 6, 16
 
@@ -40,6 +40,11 @@ def paged():
             ints(20, 2), 0.25)
 
 
+def quantized():
+    """Four-bit weights in groups of 16, for some rows of x."""
+    return (rand(T, C), *quantize_weight(rand(F, C), 4, 16), 4, 16)
+
+
 # operation -> its arguments; what it returns is compared, and all arrays that it was given
 CASES = {
     "matmul": lambda: (rand(T, C), rand(F, C)),
@@ -57,6 +62,7 @@ CASES = {
     "swiglu": lambda: (rand(T, F), rand(T, F) + 1),
     "softmax": lambda: (rand(T, C),),
     "layernorm": lambda: (rand(T, C), rand(C), rand(C) + 1, 1e-5),
+    "quantized_matmul": quantized,
     "reduce_sum": lambda: (rand(T, C),),
     "transpose": lambda: (rand(T, C),),
 }
