@@ -10,6 +10,7 @@ k07_softmax  Online softmax
 k08_rmsnorm  Fuse the residual
 k09_rope  Rotary positions
 k10_swiglu  Gate and multiply
+k11_cross_entropy  The big row
 k12_tensor_cores  Special instructions
 k13_flash_attention  Attention without the matrix
 k14_paged_attention  Attention from pages
