@@ -28,7 +28,7 @@ __all__ = ["dequantize_weight", "quantize_weight", "quantized_matmul", "quantize
 KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
 WARPS = 4               # of a block of the CUDA kernels, one a row of w
 ENOUGH = 264            # programs: two for each of the 132 SMs of an H200
-LARGEST = 2**31 - 2**19 # sizes; the kernels count with 32 bits, and the last split may go beyond
+LARGEST = 2**31 - 2**19     # sizes; the kernels count with 32 bits, the last split beyond row
 
 # Rows of w and packed bytes of each that a program of the GEMV takes at a time; warps, stages.
 GEMV = {"BN": 8, "BB": 1024, "num_warps": 4, "num_stages": 1}
@@ -162,12 +162,12 @@ def quantized_gemv_triton(x, packed, scales, y, N, row, groups, span, BITS: tl.c
     split, n_inside = tl.program_id(1), (n < N)[:, None]
     packed += n.to(tl.int64)[:, None] * row         # (BN, 1)
     scales += n.to(tl.int64)[:, None] * groups      # (BN, 1)
-    sums = tl.zeros((BN, BB // PART), tl.float32)   # one for each part, so one for each lane
+    sums = tl.zeros((BN, BB // PART), tl.float32)   # one for each part
     for start in range(split * span, min(row, (split + 1) * span), BB):
         inside = start + b < row
         k = (start + b) // BYTES * GROUP + (start + b) % BYTES          # of the (low) numbers
         scale = tl.load(scales + (start + part) // BYTES, n_inside & (start + part < row), 0)
-        # exercise: load w's bytes and x; products of these bytes (BN, BB); sum each part, and scale
+        # exercise: load w and x, multiply (BN, BB), add the scaled sums of parts; then store y[s]
         w = tl.load(packed + start + b, n_inside & inside, 0)
         v = tl.load(x + k, inside, 0).to(tl.float32)
         if BITS == 8:
