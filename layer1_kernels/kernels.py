@@ -22,6 +22,7 @@ LESSONS = {
     "swiglu": "k10_swiglu",
     "softmax": "k07_softmax",
     "layernorm": "k08_rmsnorm",
+    "cross_entropy": "k11_cross_entropy",
     "quantized_matmul": "k15_quantized_matmul",
     "reduce_sum": "k03_reduce",
     "transpose": "k02_transpose",
@@ -45,6 +46,7 @@ class Kernels:
     swiglu: Callable
     softmax: Callable
     layernorm: Callable
+    cross_entropy: Callable
     quantized_matmul: Callable
     reduce_sum: Callable
     transpose: Callable

@@ -62,6 +62,7 @@ CASES = {
     "swiglu": lambda: (rand(T, F), rand(T, F) + 1),
     "softmax": lambda: (rand(T, C),),
     "layernorm": lambda: (rand(T, C), rand(C), rand(C) + 1, 1e-5),
+    "cross_entropy": lambda: (rand(T, C), torch.tensor([0, 47, -100, 5, 9])),
     "quantized_matmul": quantized,
     "reduce_sum": lambda: (rand(T, C),),
     "transpose": lambda: (rand(T, C),),
