@@ -155,6 +155,8 @@ class Run:
         """(verdict, message) of a test of exercise `name` that raised."""
         if isinstance(error, AssertionError):
             said = str(error) or "a test without a message failed: please report it"
+            if re.search(r"\bgot (nothing \()?None\b", said):
+                said += "\nIs a `return` missing?"
             return "fail", self.in_own_lines(said) + self.definition(name)
         if isinstance(error, NotProvenHere):
             return "not_proven_here", str(error)

@@ -143,8 +143,10 @@ class Subject:
         path, line = (frames[-1].filename, frames[-1].lineno) if frames else (None, None)
         if isinstance(error, SyntaxError):
             path, line, text = error.filename, error.lineno, error.msg
-        if type(error).__name__ == "CompilationError" and hasattr(error, "node"):
+        if is_triton_error(error):
+            error = innermost(error)
             path, line = triton_line(error, own + ".py")
+            text = triton_reason(error)
         if text is None:
             text = f"{type(error).__name__} that cannot be printed"
             with contextlib.suppress(Exception):
@@ -157,6 +159,34 @@ class Subject:
         return {"type": type(error).__name__, "text": text[:4000], "kind": kind,
                 "inside": kind is None and last.startswith(str(ROOT / "lab" / "simulator")),
                 "path": Path(path).name if path else None, "line": line, "source": source[:200]}
+
+
+TRITON_MEANS = {                                # part of Triton's reason: what it means
+    "has no attribute 'values'": "several values are wanted from a call that returns one, or None",
+    "'MatMult'": "Triton has no @, tl.dot multiplies tiles",
+    "unexpected type fp32": "was `/` written for `//`, which gives a whole number?",
+}
+
+
+def innermost(error):
+    """Of a Triton compile error: the function that is called, not the line that calls it."""
+    while is_triton_error(error.__cause__) and error.__cause__.src:
+        error = error.__cause__
+    return error
+
+
+def is_triton_error(error):
+    return any(c.__name__ == "CompilationError" for c in type(error).__mro__) \
+        and hasattr(error, "node")
+
+
+def triton_reason(error):
+    """Why Triton cannot compile a line, without the listing that it puts before."""
+    reason = error.error_message or (repr(error.__cause__) if error.__cause__ else str(error))
+    for part, advice in TRITON_MEANS.items():
+        if part in reason:
+            return f"{reason}: {advice}"
+    return reason
 
 
 def triton_line(error, path):

@@ -10,13 +10,14 @@ def position(index):
     return "element " + ", ".join(map(str, index)) if index else "the value"
 
 
-def agree(got, want, tolerance, what, at=position, mistakes=None):
+def agree(got, want, tolerance, what, at=position, mistakes=None, unwritten=None):
     """AssertionError unless `got` equals `want` within `tolerance`.
 
     got: what the code under test returned; want: the oracle (float64 for real numbers)
     tolerance: relative to the largest |want|, and again to each element
     what: what is being compared, in words;  at(index): words for the place of an element
     mistakes: {"what went wrong": the array that one would get}, tried when the answer is wrong
+    unwritten: what the array held before the launch, if no right answer holds it
     """
     want = np.asarray(want)
     value = numbers(got, what)
@@ -27,7 +28,10 @@ def agree(got, want, tolerance, what, at=position, mistakes=None):
         return
     index = tuple(int(i) for i in np.argwhere(wrong)[0])
     count = f"{int(wrong.sum())} of {wrong.size} wrong; the first is " if wrong.size > 1 else ""
-    text = f"{what}: {count}{at(index)}: got {shown(value[index])}, expected {shown(want[index])}"
+    found = shown(value[index])
+    if unwritten is not None and value[index] == unwritten:
+        found += " (it held that before: nobody wrote it)"
+    text = f"{what}: {count}{at(index)}: got {found}, expected {shown(want[index])}"
     for mistake, answer in (mistakes or {}).items():
         answer = np.broadcast_to(np.asarray(answer), want.shape)
         if not differs(value, answer, max(tolerance, 1e-3)).any():

@@ -30,12 +30,12 @@ def mutate(lesson, mutant):
 
 
 def with_likely_causes(lesson, verdicts):
-    """Add "You get this when …" where a failure reads like a known mistake."""
+    """Add "You can get this when …" where a failure reads like a known mistake."""
     known = mutants(lesson)
     for verdict in verdicts:
         for mutant in known if verdict.verdict == "fail" else ():
             if (mutant["exercise"] == verdict.name and mutant.get("when")
                     and mutant["says"] in verdict.message):
-                verdict.message += f"\nYou get this when {mutant['when']}."
+                verdict.message += f"\nYou can get this when {mutant['when']}."
                 break
     return verdicts

@@ -25,8 +25,9 @@ TOLERANCES = {
 
 @pytest.fixture
 def agree():
-    """agree(got, want, precision, what, at=…, mistakes={…}): an array equals its oracle, or a
-    message that names the first wrong element and the likely mistake."""
-    def check(got, want, precision="exact", what="the result", at=compare.position, mistakes=None):
-        compare.agree(got, want, TOLERANCES[precision], what, at, mistakes or {})
+    """agree(got, want, precision, what, at=…, mistakes={…}, unwritten=…): an array equals its
+    oracle, or a message that names the first wrong element and the likely mistake."""
+    def check(got, want, precision="exact", what="the result", at=compare.position, mistakes=None,
+              unwritten=None):
+        compare.agree(got, want, TOLERANCES[precision], what, at, mistakes or {}, unwritten)
     return check

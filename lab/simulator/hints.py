@@ -1,4 +1,4 @@
-"""What NVRTC's messages leave unsaid: advice for files that were written for nvcc."""
+"""What NVRTC's messages leave unsaid: advice for nvcc files and for beginners."""
 
 import re
 
@@ -9,12 +9,17 @@ OLD_WARP_FUNCTION = ("Since Volta the lanes must be named: `{0}_sync(0xffffffff,
                      "whole warp takes part.")
 CURAND = ("The header is in the wheel nvidia-curand. Or draw the random numbers on the host and "
           "pass them.")
+MISSING_SEMICOLON = "It is missing before the place shown, often at the end of the line above."
+ONE_INDEX = ("Behind a pointer to numbers stands one index: x[row * columns + column], not "
+             "x[row][column].")
 HINTS = (                       # pattern in the log -> advice; {0} is its first group
     (r'cannot open source file "(curand\w*\.h)"', CURAND),
     (r'cannot open source file "([^"]+)"', HOST_CODE),
     (r'identifier "(cuda[A-Z]\w*|cublas\w*|cudnn\w*|exit|rand|srand)" is undefined', HOST_CODE),
     (r'identifier "(__(?:shfl|shfl_up|shfl_down|shfl_xor|any|all|ballot))" is undefined',
      OLD_WARP_FUNCTION),
+    (r'error: (expected a ";")', MISSING_SEMICOLON),
+    (r'error: (expression must have pointer-to-object type)', ONE_INDEX),
 )
 
 

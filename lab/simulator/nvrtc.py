@@ -17,6 +17,7 @@ from .hints import hint
 
 OWN_HEADERS = str(Path(__file__).parent / "include")        # the few C headers that kernels include
 ARCH = "sm_80"                  # the newest whose PTX the simulator knows whole
+FEW = 3                         # errors of a log that are shown
 STANDARD_OPTIONS = ("-lineinfo", "--std=c++17", "-default-device",
                     # <math.h> defines these; NVRTC has no <math.h>
                     "-DINFINITY=__int_as_float(0x7f800000)", "-DNAN=__int_as_float(0x7fffffff)")
@@ -178,12 +179,22 @@ class Program:
 
 
 def compile_error(log, source, path):
-    """NVRTC's log already shows the line with a caret; find its number."""
+    """NVRTC's log already shows the line with a caret; find its number, keep the first errors."""
     match = re.search(re.escape(path) + r"\((\d+)\): (?:catastrophic )?error", log) or \
         re.search(r"\((\d+)\): (?:catastrophic )?error", log)
     line = int(match[1]) if match else None
     lines = source.splitlines()
     text = lines[line - 1].strip() if line and line <= len(lines) else ""
-    advice = hint(log)
-    return CompileError(f"{log}\n{advice}" if advice else log, line=line, path=path,
+    shown, advice = first_errors(log), hint(log)
+    return CompileError(f"{shown}\n{advice}" if advice else shown, line=line, path=path,
                         source_line=text)
+
+
+def first_errors(log):
+    """The first FEW errors of a log: the rest often follows from them, and warnings bury them."""
+    errors = [part for part in re.split(r"\n\s*\n", log)
+              if re.search(r"\(\d+\): (?:catastrophic )?error", part)]
+    if not errors:                              # ptxas has a form of its own
+        return log
+    more = [f"and {len(errors) - FEW} more, which may follow from these"] * (len(errors) > FEW)
+    return "\n\n".join(errors[:FEW] + more)

@@ -371,8 +371,8 @@ class Access:
         if other >> BLOCK_SHIFT != int(self.who[i]) >> BLOCK_SHIFT:
             return "and nothing orders two blocks of a launch"
         if other >> WARP_SHIFT == int(self.who[i]) >> WARP_SHIFT:
-            return "with no __syncthreads() or __syncwarp() between"
-        return "with no __syncthreads() between"
+            return "with no __syncthreads() or __syncwarp() between that both come to"
+        return "with no __syncthreads() between that both come to"
 
     def lane(self, i):
         """Number of the lane within the wave."""

@@ -53,21 +53,28 @@ def mistakes(name, x):
         f"{name} turns each tile but leaves it at its old place in a matrix of {M} × {N}":
             number(m - r + c, n - c + r).T.reshape(N, M) if M % TILE == N % TILE == 0 else 7,
         f"{name} copies x as it is": x.reshape(N, M),
+        f"{name} takes the rows of x for M numbers long; they have N":
+            x.ravel()[np.minimum(m * M + n, M * N - 1)],
         f"in {name} each warp writes out one column of the tile, and leaves the rest":
             np.where(c < 8, x.T, 7),
         f"{name} writes nothing": np.full((N, M), 7)}
     if name == "transpose_swizzled_cuda":
         found[f"{name} looks for column c at place c ^ r, or puts it there, but not both"] = \
             number(m, n - c + (c ^ r))
+        found[f"{name} looks for column c in row r ^ c of the tile; the row stays, its place is "
+              f"c ^ r"] = number(m - r + (r ^ c), n - c + r)
     if name == "transpose_vector_cuda":
         found[f"{name} exchanges the groups of four where it puts numbers into the tile, or where "
               f"it takes them out, but not both"] = number(m - r + (r ^ (c & 28)), n)
+        found[f"{name} puts number r of row c at place r ^ c and looks for it at r ^ (c & 28)"] = \
+            number(m - r + (r ^ (c & 3)), n)
     return found
 
 
 def right(subject, agree, name, x):
     y, launch = run(subject, name, x)
-    agree(y, x.T, "exact", f"{name} of {x.shape[0]} × {x.shape[1]}", place, mistakes(name, x))
+    agree(y, x.T, "exact", f"{name} of {x.shape[0]} × {x.shape[1]}", place, mistakes(name, x),
+          unwritten=7)
     return launch
 
 

@@ -87,6 +87,20 @@ def untransposed(a, w):
     return np.hstack(blocks)[:len(a), :len(w)]
 
 
+def left_over(a, w):
+    """What comes out when the last step keeps, beyond K, the numbers of the step before."""
+    K = a.shape[1]
+    k, whole = np.arange(K), K // TILE * TILE
+    return product(a, w, 1 + ((k >= K - TILE) & (k < whole)) if K % TILE and whole else None)
+
+
+def of_own_row(a, w):
+    """What comes out when a thread fetches row n of w, so that its warp fetches 32 rows."""
+    N, k = len(w), np.arange(a.shape[1])
+    row = np.arange(N)[:, None] // TILE * TILE + k % TILE       # (N, K)
+    return product(a, np.where(row < N, w[np.minimum(row, N - 1), k], 0))
+
+
 @pytest.mark.parametrize("M, N, K", SIZES)
 def test_matmul_tiled_cuda(subject, agree, rng, M, N, K):
     a, w, c = operands(rng, M, N, K)
@@ -96,7 +110,12 @@ def test_matmul_tiled_cuda(subject, agree, rng, M, N, K):
                         f"{index[0] % TILE}) of its tile)",
           likely("matmul_tiled_cuda", a, w, TILE) | {
               "a thread reads column x of w_tile; its row of w stands in row x":
-                  untransposed(a, w)})
+                  untransposed(a, w),
+              "a thread fetches row n of w, the one it multiplies with; it should fetch `row`":
+                  of_own_row(a, w),
+              "nothing is fetched beyond K, and the numbers of the step before stay there":
+                  left_over(a, w),
+              "the sum has no value before the first step: float sum = 0": np.nan}, unwritten=7)
 
 
 def test_matmul_tiled_cuda__work(subject, rng):
@@ -198,15 +217,19 @@ def test_matmul_tiled_triton(subject, agree, rng, M, N, K, BM, BN, BK, dtype):
     agree(c, product(a, w), dtype, f"matmul_tiled_triton, a {a.shape} and w {w.shape} {dtype} in "
           f"tiles of {BM} x {BN} and steps of {BK}",
           lambda index: f"row {index[0]}, column {index[1]} of c (row {index[0] % BM}, column "
-                        f"{index[1] % BN} of its tile)", mistakes)
+                        f"{index[1] % BN} of its tile)", mistakes, unwritten=7)
 
 
 def test_matmul_tiled_triton__strides(subject, agree, rng):
     a, w = tensors(rng, 20, 16, 49, "float32")
     a, w = a[:, :40], w[:, 9:].T.contiguous().T
     c, _ = run_triton(subject, a, w, 16, 16, 32)
+    n, k = np.indices(w.shape)
+    near = w.T.numpy().ravel()[k % 32 * 16 + n + k // 32 * 32]  # 32 numbers on, not 32 k
     agree(c, product(a.numpy(), w.numpy()), "float32",
-          "matmul_tiled_triton, rows of a 49 numbers apart of which 40 count, and w transposed")
+          "matmul_tiled_triton, rows of a 49 numbers apart of which 40 count, and w transposed",
+          lambda index: f"row {index[0]}, column {index[1]} of c",
+          {"a step moves on by BK numbers, not by BK · a_k and BK · w_k": product(a.numpy(), near)})
 
 
 def test_matmul_tiled_triton__large_sums(subject, agree, rng):

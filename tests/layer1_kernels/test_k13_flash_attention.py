@@ -50,6 +50,8 @@ def by_tiles(q, k, v, causal, scale, BN, wrong):
     q, k, v, scores, seen = prepared(q, k, v, causal, scale)
     if wrong == "not scaled":
         scores = scores / scale
+    if wrong == "scale left out":           # and log2(e) with it
+        scores = scores / scale * math.log(2)
     beyond = -scores.shape[3] % BN          # of the last tile: keys and values that are zero
     scores = np.pad(scores, [(0, 0)] * 3 + [(0, beyond)])
     seen = np.pad(seen, [(0, 0)] * 2 + [(0, beyond)])
@@ -78,6 +80,7 @@ WRONG = {
     "mixed keeps its old scale when the maximum grows": "mixed",
     "the weights are exp, not exp2, of scores that hold log2(e) already": "exp",
     "the scores are not multiplied by scale": "not scaled",
+    "scale is left out": "scale left out",
     "masked scores count, as if later tokens were seen": "future",
     "masked scores are 0, not -inf, and exp2(0) is a weight": "zeros",
     "the maximum is that of the tile alone, -inf where a query sees nothing of it": "own maximum"}
@@ -122,7 +125,7 @@ def right(subject, agree, kernel, rng, size, spread=1.0, extra=lambda *_: {}):
     for part, (name, got) in enumerate((("out", out), ("lse", lse))):
         agree(got, want[part], dtype if name == "out" else "float32", f"{name}, {what}", at_query,
               extra(part, q, k, v, causal, BM, BN)
-              | mistakes(part, q, k, v, causal, D ** -0.5, BN))
+              | mistakes(part, q, k, v, causal, D ** -0.5, BN), unwritten=7)
 
 
 # ---- counting before building
@@ -172,7 +175,7 @@ def test_attend_triton__tensor_cores(subject, rng):
 
 @pytest.mark.parametrize("T, N, BM, BN", [
     (64, 64, 16, 16), (50, 77, 16, 32), (40, 200, 16, 16), (1, 129, 16, 64), (70, 70, 32, 16),
-    (0, 9, 16, 16), (129, 1000, 128, 64)])
+    (0, 9, 16, 16), (129, 1000, 128, 64), (17, 32, 16, 16)])
 def test_count_tiles(subject, agree, T, N, BM, BN):
     seen = np.arange(N) <= np.arange(N - T, N)[:, None]
     cut = [(seen[t:t + BM, n:n + BN], n + BN <= N) for t in range(0, T, BM)
@@ -184,6 +187,8 @@ def test_count_tiles(subject, agree, T, N, BM, BN):
           f"count_tiles({T}, {N}, {BM}, {BN})", lambda i: ("visited", "whole")[i[0]], {
               "tiles that are seen in part are not visited": (floor, whole),
               "tiles that only the last query sees whole count as whole": (visited, floor),
+              "the first query of a tile sees N - T + first + 1 keys, and one is not counted":
+                  (visited, sum((N - T + first) // BN for first, _ in firsts)),
               "every tile counts as visited, those in the future too": (len(cut), whole),
               "query t is taken for token t, but it is token N - T + t": (
                   sum(-(-(last + 1) // BN) for _, last in firsts),

@@ -57,7 +57,9 @@ extern "C" __global__ void k(const C* a, const C* b, C* y) {
     ("#include <curand_kernel.h>\n", 1, "wheel nvidia-curand"),
     ("\nvoid host(float* p) { cudaMalloc(&p, 4); }\n", 2, "cudaMalloc: NVRTC compiles device code"),
     ("__device__ int f(int v) { return __shfl_down(v, 1); }\n", 1,
-     "`__shfl_down_sync(0xffffffff, ...)`")])
+     "`__shfl_down_sync(0xffffffff, ...)`"),
+    ("__device__ int f() { int n = 1\n return n; }\n", 2, "often at the end of the line above"),
+    ("__device__ float f(const float* x) { return x[0][1]; }\n", 1, "stands one index")])
 def test_advice_on_what_nvrtc_does_not_know(text, line, advice):
     error = error_of(text + ONE % 1, 1, 1, np.zeros(1))
     assert isinstance(error, simulator.CompileError) and error.line == line
@@ -66,7 +68,15 @@ def test_advice_on_what_nvrtc_does_not_know(text, line, advice):
 
 def test_other_errors_come_without_advice():
     error = error_of(ONE % "missing", 1, 1, np.zeros(1))
-    assert str(error).endswith('compilation of "kernel.cu".')
+    assert str(error).splitlines()[-1].strip() == "^"
+
+
+def test_the_first_errors_are_shown_without_the_warnings():
+    wrong = "".join(f"__device__ int f{i}() {{ int unused; return missing{i}; }}\n"
+                    for i in range(5))
+    said = str(error_of(wrong + ONE % 1, 1, 1, np.zeros(1)))
+    assert "missing0" in said and "missing2" in said and "missing3" not in said
+    assert "warning" not in said and said.endswith("and 2 more, which may follow from these")
 
 
 def test_cpp_kernel_in_a_file_with_a_c_block():

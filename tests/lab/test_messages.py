@@ -1,0 +1,41 @@
+"""What a learner reads when an answer is wrong: short, true, and at the learner's own line."""
+
+import numpy as np
+import pytest
+
+from lab import check, compare, course, stub
+from lab.candidate import Candidate
+
+
+def message(name, body):
+    """What is said of a stub whose `raise` is replaced by these lines."""
+    lesson, exercise = course.find_exercise(name)
+    language = exercise.language
+    text = stub.extract(lesson.stubs[language], exercise.name, language)
+    text = text[:text.index("    raise NotImplementedError")] + body
+    sources = lesson.stubs | {language: stub.splice(lesson.stubs[language], text, language).text}
+    verdict, = check.grade_warm(lesson, Candidate(sources, dict.fromkeys(sources, "mine")),
+                                [exercise.name])
+    assert verdict.verdict == "fail", verdict
+    return verdict.message
+
+
+def test_what_nobody_wrote_is_not_told_as_a_number_that_was_computed():
+    with pytest.raises(AssertionError, match="got 7 \\(it held that before: nobody wrote it"):
+        compare.agree(np.array([1.0, 7.0]), np.array([1.0, 2.0]), 0, "y", unwritten=7)
+    with pytest.raises(AssertionError, match="got 3, expected 2"):
+        compare.agree(np.array([1.0, 3.0]), np.array([1.0, 2.0]), 0, "y", unwritten=7)
+
+
+def test_none_makes_one_think_of_return():
+    assert "Is a `return` missing?" in message("column_wavefronts", "    print(pitch)\n")
+
+
+@pytest.mark.parametrize("body, says, line", [
+    ("    p = p @ p\n    return p, p\n", "tl.dot multiplies tiles", "p = p @ p"),
+    ("    import math\n    return p, p\n", "unsupported AST node type: Import", "import math"),
+    ("    return p\n", "several values are wanted", "row, column = grouped_triton(")])
+def test_triton_names_the_line_of_the_function_that_is_called(body, says, line):
+    said = message("grouped_triton", body)
+    assert says in said and said.splitlines()[-1].split(": ", 1)[1].startswith(line)
+    assert len(said.splitlines()) == 2          # the reason and the place, no listing
