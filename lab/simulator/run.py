@@ -91,6 +91,9 @@ class Run:
         for i, function in enumerate(self.module.functions.values()):
             self.addresses[function.name] = (CODE_WINDOW << SEGMENT_SHIFT) + 16 * i
             self.functions_at[self.addresses[function.name]] = function
+        # A kernel may take a parameter's address: to index into a struct, or to choose between two.
+        place = self.space.add(Segment(self.parameters, "the parameters", writable=False)).base
+        self.addresses |= {p.name: place + p.offset for p in self.kernel.parameters}
         for variable in self.module.variables.values():
             if variable.space in ("global", "const"):
                 if variable.name not in segments:

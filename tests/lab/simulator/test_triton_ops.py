@@ -618,3 +618,17 @@ def test_a_lock_lets_one_program_in_at_a_time(sem, scope):
     order = torch.zeros(8, dtype=torch.int32)
     ticket_kernel[(8,)](counter, lock, order, sem, scope, num_warps=1)
     assert counter.item() == 8 and sorted(order.tolist()) == list(range(8))
+
+
+@triton.jit
+def choose_kernel(a, b, out, which):
+    """The compiler chooses between the places of the two parameters, and loads one of them."""
+    i = tl.arange(0, 32)
+    tl.store(out + i, tl.load(tl.where(tl.load(which) == 1, a + i, b + i)))
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_choice_between_two_arrays(which):
+    a, out = torch.arange(32.0), torch.zeros(32)
+    choose_kernel[(1,)](a, -a, out, torch.tensor([which]))
+    assert torch.equal(out, a if which else -a)
