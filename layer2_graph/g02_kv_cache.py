@@ -183,8 +183,9 @@ class Work:
     """What matrices and attention were asked to do: work.counting(table) is the table that counts.
 
     Counted from the arrays of each call, each array once: 2 FLOPs a weight and row, 4·D a query
-    head and pair of tokens; bytes of weights, of activations, of keys and values. Norms, SwiGLU and
-    the rotation are not counted, as in day01_roofline.
+    head and pair of tokens; bytes of weights, of activations, of keys and values that attention
+    reads. rows: that met a matrix, summed over the matrices. Norms, SwiGLU and the rotation are not
+    counted, as in day01_roofline.
     """
 
     def __init__(self):
