@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from day01_roofline import LLAMAS, count_bytes, count_flops, count_parameters, kv_bytes_per_token
+from lab import simulator
 from layer1_kernels import kernels
 from layer2_graph import (
     Config,
@@ -211,6 +212,20 @@ def test_either_cache_gives_the_same_tokens_and_so_does_none():
     assert generate_on(ContiguousCache(model.config, 4, 20), model, PROMPTS, 12) == want
     assert generate_on(PagedCache(model.config, 4, 20), model, PROMPTS, 12) == want
     assert generate_anew(model, PROMPTS, 12) == want
+
+
+@pytest.fixture
+def triton_on_the_cpu():
+    simulator.activate_triton()
+    yield
+    simulator.deactivate_triton()
+
+
+def test_triton_kernels_take_slices_of_the_cache(triton_on_the_cpu):
+    model = random_llama(L=1)
+    want = generate_on(ContiguousCache(model.config, 4, 9), model, PROMPTS, 2)
+    model.ops = kernels("triton")
+    assert generate_on(ContiguousCache(model.config, 4, 9), model, PROMPTS, 2) == want
 
 
 def test_logits_of_chunks_are_those_of_pages():
