@@ -1,0 +1,217 @@
+"""g02 · The KV cache: keys and values of the past are remembered, not computed again
+
+B: sequences   T: new tokens   N: a context, its new tokens among it   room: slots of a sequence
+L: layers   H: query heads   G: key and value heads   D: head width
+A slot holds one token's keys and values of a layer: 2·G·D numbers. A cache has L·B·room slots.
+Without it a step computes all N tokens again: N times the FLOPs of each layer's matrices. With it a
+step computes one token, and reads the weights, and N slots a layer and sequence.
+"""
+
+from dataclasses import replace
+from itertools import groupby
+from typing import NamedTuple
+
+import torch
+
+from day01_roofline import attended, decode_costs, kv_bytes_per_token
+from layer2_graph.g01_llama import Step
+
+__all__ = ["ContiguousCache", "Run", "Work", "generate_anew", "generate_on"]
+
+
+# ---- what is to be predicted and counted
+
+
+def predict_gain():
+    """How many times as long as with a cache a step without one takes, at least, by the roofline.
+
+    Llama-3.1-8B, one sequence, its 2048th token, 16-bit numbers; 989 TFLOP/s, 3.35 TB/s.
+    """
+    # exercise: within 15 % is right; which roof is each step under?
+    return 2048 / (989 / 3.35)      # 2 FLOPs a weight and token, against 2 bytes a weight
+
+
+def cache_outweighs(m, N, itemsize):
+    """The smallest batch whose decode step reads as many bytes of cache as of weights, or more.
+
+    m: a shape as day01_roofline's Llama   N: context of each sequence   itemsize: bytes of a number
+    """
+    # exercise: kv_bytes_per_token and decode_costs know what a step reads
+    _, weights, _ = decode_costs(m, N, itemsize)
+    return -(-weights // (N * kv_bytes_per_token(m, itemsize)))
+
+
+def wasted_share(lens, size):
+    """The share of the slots held that have no token in them, from 0 to 1.
+
+    lens: [tokens of each sequence], each at least 1    size: slots of a piece. A sequence holds
+    whole pieces, as few as it needs. Contiguous room is one piece; a page is one of many.
+    """
+    # exercise: how many pieces does a sequence hold?
+    held = sum(-(-n // size) * size for n in lens)
+    return 1 - sum(lens) / held
+
+
+# ---- the cache
+
+
+class Run(NamedTuple):
+    """Neighbours in a batch that are alike: sequences first to end - 1."""
+
+    first: int
+    end: int
+    T: int          # new tokens of each
+    N: int          # context of each, the new tokens among it
+
+
+def runs(counts, lens):
+    """[Run] of a batch. counts, lens: [new tokens of each sequence], [its context with them]"""
+    found, first = [], 0
+    for (T, N), alike in groupby(zip(counts, lens, strict=True)):
+        end = first + len(list(alike))
+        found.append(Run(first, end, T, N))
+        first = end
+    return found
+
+
+def places(starts, counts, room):                   # 2 × (B,) -> 2 × (T,)
+    """Where the new tokens belong: (positions, slots), int64, one sequence after the other.
+
+    starts, counts: int64, tokens that a sequence has, and those it gets. A position counts within
+    a sequence, from 0. Sequence b has the slots from b · room on, in the order of its tokens.
+    """
+    # exercise: whose is each new token, and the how many-th of its sequence's new ones is it?
+    owner = torch.repeat_interleave(torch.arange(len(counts)), counts)      # (T,)
+    before = (counts.cumsum(0) - counts)[owner]                             # (T,)
+    positions = starts[owner] + torch.arange(len(owner)) - before           # (T,)
+    return positions, owner * room + positions
+
+
+def attend_contiguous(q, keys, values, batch, ops, scale):
+    """Causal attention over a contiguous cache: (T, H, D), 2 × (B, room, G, D) -> (T, H, D).
+
+    q: the new tokens' queries, one sequence after the other    batch: [Run], all the sequences.
+    ops.flash_attention takes sequences of one length, (B, T, H, D), 2 × (B, N, G, D).
+    """
+    # exercise: for each run its rows of q, and its keys and values as far as they are filled
+    mixed, row = [], 0
+    for first, end, T, N in batch:
+        B = end - first
+        queries = q[row:row + B * T].unflatten(0, (B, T))
+        out, _ = ops.flash_attention(queries, keys[first:end, :N], values[first:end, :N], True,
+                                     scale)
+        mixed.append(out.flatten(0, 1))
+        row += B * T
+    return torch.cat(mixed)
+
+
+class ContiguousCache:
+    """Keys and values of each sequence in one piece, as long as it may ever get.
+
+    A PagedCache whose pages have `room` slots, one for each sequence: what writes into pages can
+    write into it. It is read without block tables.
+    """
+
+    def __init__(self, config, sequences, room, dtype=torch.float32, device="cpu"):
+        """room: tokens that each sequence may reach."""
+        self.room = room
+        shape = (config.L, sequences, room, config.G, config.D)
+        self.k = torch.zeros(shape, dtype=dtype, device=device)     # (L, B, room, G, D)
+        self.v = torch.zeros(shape, dtype=dtype, device=device)     # (L, B, room, G, D)
+        self.lens, self.batch = [0] * sequences, []
+
+    def step(self, new):
+        """The Step that puts new[b], a list of tokens, behind what sequence b has."""
+        if len(new) != len(self.lens):
+            raise ValueError(f"ContiguousCache: new tokens for {len(new)} sequences, expected "
+                             f"{len(self.lens)}")
+        counts = [len(tokens) for tokens in new]
+        lens = [n + more for n, more in zip(self.lens, counts, strict=True)]
+        if max(lens) > self.room:
+            raise ValueError(f"ContiguousCache: a sequence would reach {max(lens)} tokens; there "
+                             f"is room for {self.room}")
+        positions, slots = places(torch.tensor(self.lens), torch.tensor(counts), self.room)
+        self.lens, self.batch = lens, runs(counts, lens)
+        device = self.k.device
+        cu_q = torch.tensor([0, *counts]).cumsum(0)
+        return Step(torch.tensor([t for tokens in new for t in tokens],
+                                 dtype=torch.long).to(device),
+                    positions.to(device), slots.to(device),
+                    torch.arange(len(new), dtype=torch.int32, device=device)[:, None],
+                    cu_q.int().to(device), torch.tensor(lens, dtype=torch.int32, device=device))
+
+    def attend(self, layer, q, k, v, step, ops, scale):     # (T, H, D), 2 × (T, G, D) -> (T, H, D)
+        """Keep the new keys and values of a layer, and mix for each query what it may see.
+
+        step: the one that self.step() made last
+        """
+        ops.write_kv(k, v, self.k[layer], self.v[layer], step.slots)
+        return attend_contiguous(q, self.k[layer], self.v[layer], self.batch, ops, scale)
+
+
+# ---- with and without
+
+
+def generate_on(cache, model, prompts, count):
+    """As g01's generate, on a cache that is given: prefill once, then a token at a time."""
+    new, step = [[] for _ in prompts], [list(prompt) for prompt in prompts]
+    for _ in range(count):
+        step = next_tokens(model, cache, step)
+        for tokens, token in zip(new, step, strict=True):
+            tokens += token
+    return new
+
+
+def generate_anew(model, prompts, count):
+    """The same tokens without a cache between steps: each computes the whole text again."""
+    texts = [list(prompt) for prompt in prompts]
+    for _ in range(count):
+        forgotten = ContiguousCache(model.config, len(texts), max(map(len, texts)),
+                                    model.embedding.dtype, model.embedding.device)
+        for text, token in zip(texts, next_tokens(model, forgotten, texts), strict=True):
+            text += token
+    return [text[len(prompt):] for text, prompt in zip(texts, prompts, strict=True)]
+
+
+def next_tokens(model, cache, step):
+    """[[token]]: what follows each sequence, greedily, after the new tokens of this step."""
+    logits = model.forward(cache.step(step), cache)                 # (B, V)
+    return [[token] for token in logits.argmax(-1).tolist()]
+
+
+class Work:
+    """What matrices and attention were asked to do: work.counting(table) is the table that counts.
+
+    Counted from the arrays of each call, each array once: 2 FLOPs a weight and row, 4·D a query
+    head and pair of tokens; bytes of weights, of activations, of keys and values that attention
+    reads. rows: that met a matrix, summed over the matrices. Norms, SwiGLU and the rotation are not
+    counted, as in day01_roofline.
+    """
+
+    def __init__(self):
+        self.rows = self.flops = self.weights = self.activations = self.cache = 0
+
+    @property
+    def intensity(self):
+        """FLOP/byte."""
+        return self.flops / (self.weights + self.activations + self.cache)
+
+    def counting(self, ops):
+        def matmul(a, w):                               # (M, K), (N, K) -> (M, N)
+            out = ops.matmul(a, w)
+            self.rows += len(a)
+            self.flops += 2 * len(a) * w.numel()
+            self.weights += w.nbytes
+            self.activations += a.nbytes + out.nbytes
+            return out
+
+        def flash_attention(q, k, v, causal, scale):
+            out, lse = ops.flash_attention(q, k, v, causal, scale)
+            B, T, H, D = q.shape
+            pairs = attended(T, k.shape[1]) if causal else T * k.shape[1]
+            self.flops += 4 * D * H * B * pairs
+            self.activations += q.nbytes + out.nbytes
+            self.cache += k.nbytes + v.nbytes
+            return out, lse
+
+        return replace(ops, matmul=matmul, flash_attention=flash_attention)

@@ -1,0 +1,312 @@
+"""Graders of g02. The cache is compared with attention by the book, its counts with day 1's."""
+
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+import torch
+
+from day01_roofline import LLAMAS, count_bytes, count_flops, count_parameters, kv_bytes_per_token
+from lab import simulator
+from layer1_kernels import kernels
+from layer2_graph import (
+    Config,
+    ContiguousCache,
+    Launches,
+    Llama,
+    PagedCache,
+    Work,
+    generate,
+    generate_anew,
+    generate_on,
+)
+
+# ---- predict_gain
+
+
+def test_predict_gain(subject):
+    m, N, peak, bandwidth = LLAMAS["Llama-3.1-8B"], 2048, 989e12, 3.35e12
+
+    def step(T):
+        flops = sum(count_flops(m, 1, T, N).values())
+        return flops, sum(map(sum, count_bytes(m, 1, T, N, 2).values()))
+
+    (flops, moved), (less, fewer) = step(N), step(1)
+    want = max(flops / peak, moved / bandwidth) / max(less / peak, fewer / bandwidth)
+    got = subject.predict_gain()
+    assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
+    near = ("the other way round: the step without a cache takes longer" if got < 0.9 else
+            "no gain. The step without a cache is past the ridge" if got < 1.1 else
+            f"what the bytes give. But without a cache {flops / 1e12:.0f} TFLOP need more time "
+            f"than the bytes" if abs(got / (moved / fewer) - 1) < 0.15 else
+            "what the FLOPs give. But with a cache the step waits for memory, not for them"
+            if 0.7 < got / (flops / less) < 1.4 else
+            "too low" if got < want else "too high")
+    assert abs(got / want - 1) < 0.15, f"predict_gain: {got:g} is {near}"
+
+
+# ---- places
+
+
+@pytest.mark.parametrize("starts, counts, room", [
+    ([5, 0, 7], [1, 4, 2], 11), ([0, 0], [3, 3], 3), ([4, 4], [0, 1], 9), ([6], [3], 20)])
+def test_places(subject, agree, starts, counts, room):
+    tokens = [(b, i) for b, n in enumerate(counts) for i in range(n)]
+    of = "sequences that have {} tokens and get {}".format(
+        *(", ".join(map(str, some)) for some in (starts, counts)))
+    got = subject.places(torch.tensor(starts), torch.tensor(counts), room)
+    assert isinstance(got, (tuple, list)) and len(got) == 2, \
+        f"places: got {type(got).__name__}, expected two: positions and slots"
+    at = lambda i: f"new token {tokens[i[0]][1]} of sequence {tokens[i[0]][0]}"     # noqa: E731
+    want = np.array([starts[b] + i for b, i in tokens])
+    agree(got[0], want, "exact", f"positions for {of}", at=at, mistakes={
+        "the tokens that a sequence has already are forgotten": np.array([i for _, i in tokens]),
+        "a position goes on counting over the other sequences' new tokens":
+            np.array([starts[b] for b, _ in tokens]) + np.arange(len(tokens)),
+        "counting starts at 1": want + 1})
+    agree(got[1], np.array([b * room for b, _ in tokens]) + want, "exact",
+          f"slots for {of}, room for {room}", at=at, mistakes={
+        "every sequence is put where sequence 0 is": want,
+        "sequences lie as near as they are long now, not `room` apart":
+            np.array([sum(starts[:b]) + sum(counts[:b]) for b, _ in tokens]) + want,
+        "the new tokens lie one after the other, whoever's they are": np.arange(len(tokens))})
+
+
+# ---- attend_contiguous
+
+
+class Given:
+    """A batch of sequences in a cache whose empty slots hold rubbish."""
+
+    H, G, D, room, scale = 4, 2, 16, 12, 0.3
+
+    def __init__(self, subject, rng, batch):
+        self.batch = batch
+        self.each = [(b, T, N) for first, end, T, N in batch for b in range(first, end)]
+        self.q = rng.standard_normal((sum(T for _, T, _ in self.each), self.H, self.D))
+        self.k, self.v = rng.standard_normal((2, len(self.each), self.room, self.G, self.D))
+        for b, _, N in self.each:
+            self.k[b, N:], self.v[b, N:] = 3.0, 100.0
+        table = subject.make("layer1_kernels:kernels", "torch")
+        self.flash = subject.make("lab.mocks:Watched", table.flash_attention)
+        self.ops = subject.make("types:SimpleNamespace", flash_attention=self.flash)
+
+    def run(self, subject):
+        return subject.attend_contiguous(*map(torch.from_numpy, (self.q, self.k, self.v)),
+                                         self.batch, self.ops, self.scale)
+
+    def out(self, owner=lambda b: b, seen=lambda t, T, N: N - T + t + 1, past=True):
+        """By the book: the t-th of T new tokens sees so many keys of its sequence."""
+        out, rows = np.empty_like(self.q), iter(range(len(self.q)))
+        for b, T, N in self.each:
+            for t in range(T):
+                row, keys = next(rows), slice(0 if past else N - T, seen(t, T, N))
+                for h in range(self.H):
+                    g = h // (self.H // self.G)
+                    scores = self.k[owner(b), keys, g] @ self.q[row, h] * self.scale
+                    weights = np.exp(scores - scores.max())
+                    out[row, h] = weights / weights.sum() @ self.v[owner(b), keys, g]
+        return out
+
+
+BATCHES = {
+    "decoding together": [(0, 3, 1, 7)],
+    "prompts of one length": [(0, 2, 4, 4)],
+    "a decode, two chunks, a prompt": [(0, 1, 1, 9), (1, 3, 3, 8), (3, 4, 5, 5)],
+    "full room": [(0, 1, 2, 12), (1, 2, 1, 12)],
+}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_attend_contiguous(subject, agree, rng, name):
+    given = Given(subject, rng, BATCHES[name])
+    got, heads = given.run(subject), {b: first for first, end, _, _ in given.batch
+                                      for b in range(first, end)}
+    room = given.room
+    agree(got, given.out(), "float64", f"attend_contiguous, {name}",
+          at=lambda i: f"row {i[0]} of q, head {i[1]}, number {i[2]}", mistakes={
+              "slots are read that no token has filled yet":
+                  given.out(seen=lambda t, T, N: room - T + t + 1),
+              "a new token sees those after it": given.out(seen=lambda t, T, N: N),
+              "each run reads the first sequences of the cache, not its own":
+                  given.out(owner=lambda b: b - heads[b]),
+              "all sequences of a run read the cache of its first":
+                  given.out(owner=lambda b: heads[b]),
+              "the past is not seen, only the new tokens": given.out(past=False)})
+    calls = len(given.flash.calls)
+    assert calls, "attend_contiguous: it does not call ops.flash_attention"
+    assert calls <= len(given.batch), (
+        f"attend_contiguous, {name}: {calls} launches of attention for {len(given.batch)} runs. "
+        f"The sequences of a run are of one length, so one launch takes them all")
+
+
+# ---- cache_outweighs
+
+
+@pytest.mark.parametrize("N", [2048, 100_000])
+@pytest.mark.parametrize("name", LLAMAS)
+def test_cache_outweighs(subject, name, N):
+    m, itemsize = LLAMAS[name], 2
+    parts = count_parameters(m)
+    read = sum(parts.values()) - parts["embedding"] - parts["norms"]
+    read += m.V * m.C if m.tied else 0
+    each = N * 2 * m.L * m.G * m.D * itemsize
+
+    def smallest(weights, each=each):
+        return -(-weights // each)
+
+    shape = subject.make("day01_roofline:Llama", **asdict(m))
+    want, got = smallest(read * itemsize), subject.cache_outweighs(shape, N, itemsize)
+    assert isinstance(got, int), f"cache_outweighs: a batch is a whole number, got {got!r}"
+    mistakes = {
+        want - 1: "With one sequence fewer, the weights are still more: it was rounded down.",
+        smallest(read * itemsize, each // 2): "Were only the keys counted? Values are read too.",
+        smallest((read + m.V * m.C) * itemsize):
+            "Of the embedding a step reads one row a token. It does not count.",
+        smallest(read): "Was a weight counted as one byte? It has `itemsize` of them.",
+        smallest(read * itemsize, each // N): "Each sequence reads N tokens of cache, not one.",
+    }
+    assert got == want, (
+        f"cache_outweighs: {name}, contexts of {N} tokens: got {got}, expected {want}. Weights "
+        f"{read * itemsize:,} bytes, each cache {each:,}.\n{mistakes.get(got, '')}")
+
+
+# ---- wasted_share
+
+
+@pytest.mark.parametrize("lens, size", [
+    ([5, 12, 1], 4), ([16, 32, 3], 16), ([100, 7, 31], 128), ([9, 2], 1), ([7], 7)])
+def test_wasted_share(subject, agree, lens, size):
+    held = size * len({(b, n // size) for b, N in enumerate(lens) for n in range(N)})
+    used, each = sum(lens), [-(-n // size) * size for n in lens]
+    more = size * sum(n // size + 1 for n in lens)
+    agree(subject.wasted_share(lens, size), 1 - used / held, "float64",
+          f"wasted_share of lengths {lens} in pieces of {size}", at=lambda i: "the share",
+          mistakes={
+              "a sequence that ends with its piece is given one more": 1 - used / more,
+              "it is the share that is used": used / held,
+              "every sequence holds as much as the longest": 1 - used / (len(lens) * max(each)),
+              "the sequences' shares are averaged, whatever their sizes":
+                  np.mean([1 - n / h for n, h in zip(lens, each, strict=True)]),
+              "slots are counted, not their share": held - used})
+
+
+# ---- the cache, in a model
+
+
+def random_llama(**entries):
+    from layer2_graph.checkpoint import shapes
+
+    torch.manual_seed(0)
+    m = Config(**{"L": 2, "C": 32, "H": 4, "G": 2, "D": 16, "F": 48, "V": 31, "eps": 1e-5,
+                  "theta": 1e4, "room": 64} | entries)
+    return Llama(m, {name: torch.randn(shape) / 4 for name, shape in shapes(m)}, kernels("torch"))
+
+
+PROMPTS = [[5, 17, 3], [1, 2, 3], [9, 8, 7, 6, 5, 4, 3], [30]]
+
+
+def test_either_cache_gives_the_same_tokens_and_so_does_none():
+    model = random_llama()
+    want = generate(model, PROMPTS, 12)
+    assert generate_on(ContiguousCache(model.config, 4, 20), model, PROMPTS, 12) == want
+    assert generate_on(PagedCache(model.config, 4, 20), model, PROMPTS, 12) == want
+    assert generate_anew(model, PROMPTS, 12) == want
+
+
+@pytest.fixture
+def triton_on_the_cpu():
+    simulator.activate_triton()
+    yield
+    simulator.deactivate_triton()
+
+
+def test_triton_kernels_take_slices_of_the_cache(triton_on_the_cpu):
+    model = random_llama(L=1)
+    want = generate_on(ContiguousCache(model.config, 4, 9), model, PROMPTS, 2)
+    model.ops = kernels("triton")
+    assert generate_on(ContiguousCache(model.config, 4, 9), model, PROMPTS, 2) == want
+
+
+def test_logits_of_chunks_are_those_of_pages():
+    """Steps of all kinds: prompts, a chunk beside a decode, a sequence that sits one out."""
+    model = random_llama()
+    one, other = ContiguousCache(model.config, 2, 16), PagedCache(model.config, 2, 16)
+    for new in ([[1, 2, 3], [4]], [[5], [6, 7, 8, 9]], [[], [1]], [[1], [2]], [[3], []]):
+        got, want = (model.forward(c.step(new), c, every=True) for c in (one, other))
+        assert got.shape == (sum(map(len, new)), 31)
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_a_step_writes_its_own_slots_alone():
+    model = random_llama()
+    cache = ContiguousCache(model.config, 3, 6)
+    cache.k.fill_(7.0), cache.v.fill_(7.0)
+    model.forward(cache.step([[1, 2], [], [3]]), cache, every=True)
+    written = (cache.k != 7.0).all(-1).all(-1)                      # (L, B, room)
+    want = torch.tensor([[1, 1, 0, 0, 0, 0], [0] * 6, [1, 0, 0, 0, 0, 0]]).bool()
+    assert (written == want).all()
+    assert ((cache.v != 7.0).all(-1).all(-1) == want).all()
+
+
+def test_what_does_not_fit_is_one_sentence():
+    cache = ContiguousCache(random_llama().config, 2, 4)
+    with pytest.raises(ValueError, match="would reach 5 tokens; there is room for 4"):
+        cache.step([[1] * 5, [1]])
+    with pytest.raises(ValueError, match="new tokens for 1 sequences, expected 2"):
+        cache.step([[1]])
+    cache.step([[1] * 4, [1]])              # what was refused has left nothing behind
+    assert cache.lens == [4, 1]
+
+
+def test_its_bytes_are_those_of_the_formula():
+    m = random_llama().config
+    for dtype in (torch.float32, torch.bfloat16):
+        cache = ContiguousCache(m, 3, 17, dtype)
+        assert cache.k.nbytes + cache.v.nbytes == 3 * 17 * kv_bytes_per_token(m, dtype.itemsize)
+
+
+def counted(model, cache, new):
+    work, ops = Work(), model.ops
+    step = cache.step(new)
+    model.ops = work.counting(ops)
+    try:
+        model.forward(step, cache)
+    finally:
+        model.ops = ops
+    return work
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("B, T, N", [(1, 1, 9), (3, 1, 9), (2, 9, 9), (2, 4, 9)])
+def test_counted_work_is_that_of_day_1(B, T, N, tied):
+    model = random_llama(tied=tied)
+    cache = ContiguousCache(model.config, B, 16)
+    if N > T:
+        counted(model, cache, [[1] * (N - T)] * B)
+    work = counted(model, cache, [[2] * T] * B)
+    assert work.flops == sum(count_flops(model.config, B, T, N).values())
+    moved = count_bytes(model.config, B, T, N, 4)
+    assert work.weights == sum(weights for weights, _, _ in moved.values())
+    assert work.cache == sum(cache for _, _, cache in moved.values())
+    assert work.rows == 7 * model.config.L * B * T + B
+    # apart, q, k and v read x three times, gate and up twice; day 1 has them merged
+    extra = 3 * model.config.L * B * T * model.config.C * 4
+    assert work.activations == sum(new for _, new, _ in moved.values()) + extra
+
+
+def test_a_run_is_one_launch():
+    model = random_llama(L=1)
+
+    def attentions(new):
+        cache = ContiguousCache(model.config, 4, 16)
+        step = cache.step(new)
+        with Launches() as seen:
+            ops, model.ops = model.ops, seen.counting(model.ops)
+            model.forward(step, cache)
+            model.ops = ops
+        return seen.names.count("flash_attention")
+
+    assert attentions([[1]] * 4) == 1
+    assert attentions([[1, 2], [1, 2], [1], [1]]) == 2
+    assert attentions([[1], [1, 2], [1], [1, 2]]) == 4
