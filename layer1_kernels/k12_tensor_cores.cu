@@ -87,30 +87,28 @@ wmma_tiled_cuda(const half* a, const half* w, void* c, int itemsize, int M, int 
     __shared__ __align__(32) float c_tile[TILE][TILE + PAD];
     int m = blockIdx.y * TILE, n = blockIdx.x * TILE;
     int row = threadIdx.x / 64 * 32, column = threadIdx.x / 32 % 2 * 32;    // of the warp's quarter
-    wmma::fragment<wmma::accumulator, 16, 16, 16, float> sums[2][2];
-    for (int i = 0; i < 4; i++) wmma::fill_fragment(sums[i / 2][i % 2], 0);
+    wmma::fragment<wmma::accumulator, 16, 16, 16, float> sums[4];           // row by row
+    for (int i = 0; i < 4; i++) wmma::fill_fragment(sums[i], 0);
+    wmma::fragment<wmma::matrix_a, 16, 16, 16, half, wmma::row_major> a_part[2];
+    wmma::fragment<wmma::matrix_b, 16, 16, 16, half, wmma::col_major> w_part[2];
     for (int start = 0; start < K; start += BK) {
         fetch(a_tile, a, m, start, M, K);
         fetch(w_tile, w, n, start, N, K);
         __syncthreads();
         // exercise: for each 16 k, 2 fragments of a, 2 of w, 4 products; wait; c_tile; wait; store
         for (int k = 0; k < BK; k += 16) {
-            wmma::fragment<wmma::matrix_a, 16, 16, 16, half, wmma::row_major> a_part[2];
-            wmma::fragment<wmma::matrix_b, 16, 16, 16, half, wmma::col_major> w_part[2];
             for (int i = 0; i < 2; i++) {
                 wmma::load_matrix_sync(a_part[i], &a_tile[row + 16 * i][k], BK + PAD);
                 wmma::load_matrix_sync(w_part[i], &w_tile[column + 16 * i][k], BK + PAD);
             }
-            for (int i = 0; i < 2; i++)
-                for (int j = 0; j < 2; j++)
-                    wmma::mma_sync(sums[i][j], a_part[i], w_part[j], sums[i][j]);
+            for (int i = 0; i < 4; i++)
+                wmma::mma_sync(sums[i], a_part[i / 2], w_part[i % 2], sums[i]);
         }
         __syncthreads();
     }
-    for (int i = 0; i < 2; i++)
-        for (int j = 0; j < 2; j++)
-            wmma::store_matrix_sync(&c_tile[row + 16 * i][column + 16 * j], sums[i][j], TILE + PAD,
-                                    wmma::mem_row_major);
+    for (int i = 0; i < 4; i++)
+        wmma::store_matrix_sync(&c_tile[row + i / 2 * 16][column + i % 2 * 16], sums[i], TILE + PAD,
+                                wmma::mem_row_major);
     __syncthreads();
     store(c, itemsize, c_tile, m, n, M, N);
 }
