@@ -218,12 +218,13 @@ def traffic(title, kernels):
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7.5, 1.2 + 0.4 * len(kernels)), layout="constrained")
+    narrow = max(map(sum, kernels.values())) / 6        # a bar without room for the word
     for y, (reads, writes) in enumerate(kernels.values()):
         for left, width, colour, verb in ((0, reads, BLUE, "read"),
                                           (reads, writes, GREY, "written")):
             axes.barh(y, width, left=left, color=colour, edgecolor="white", height=0.7)
-            axes.annotate(f"{verb} {width:g}×", (left + width / 2, y), ha="center", va="center",
-                          color="white")
+            axes.annotate(f"{width:g}×" if width < narrow else f"{verb} {width:g}×",
+                          (left + width / 2, y), ha="center", va="center", color="white")
     axes.set(title=title, xlabel="bytes moved, in sizes of the input")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_yticks(range(len(kernels)), kernels)
@@ -265,7 +266,8 @@ def growth(title, curves, x, y):
     figure, axes = plt.subplots(figsize=(7.5, 3.4), layout="constrained")
     for (name, values), colour in zip(curves.items(), (GREY, BLUE, RED), strict=False):
         axes.plot(range(1, len(values) + 1), values, color=colour, lw=2)
-        axes.annotate(f"{name}: {values[-1]:,}", (len(values), values[-1]), xytext=(-6, 6),
+        last = f"{values[-1]:,}" if isinstance(values[-1], int) else f"{values[-1]:.1f}"
+        axes.annotate(f"{name}: {last}", (len(values), values[-1]), xytext=(-6, 6),
                       textcoords="offset points", ha="right", color=colour)
     axes.set(title=title, xlabel=x, ylabel=y, ylim=(0, 1.15 * max(map(max, curves.values()))))
     axes.spines[["top", "right"]].set_visible(False)
@@ -415,7 +417,7 @@ def waves(title, context, curves):
         axes.annotate(name, (len(lengths) - 1, lengths[-1]), xytext=(6, 0), color=colour,
                       textcoords="offset points", va="center")
     axes.axhline(context, color=RED, lw=1, ls="--")
-    axes.annotate(f"{context:,} tokens", (0, context), xytext=(0, 4), color=RED,
+    axes.annotate(f"{context:,} tokens", (0, context), xytext=(6, 4), color=RED,
                   textcoords="offset points")
     axes.set_yscale("log")
     axes.set(title=title, xlabel="pair of a head", ylabel="tokens of a whole turn",
