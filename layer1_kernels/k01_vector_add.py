@@ -92,20 +92,23 @@ def shipped():
 
 
 def bench(n=2**27):
-    """On a GPU: this lesson's kernels, torch's add and a copy, by turns; rows of lab.bench."""
+    """On a GPU: this lesson's kernels, torch's add, eager and compiled, and a copy, by turns; rows
+    of lab.bench."""
     from day01_roofline import Gpu, Job, copy_job, measure
     from lab.bench import row
 
     device = Gpu()
     x, y = (torch.randn(n, device="cuda") for _ in range(2))
-    kernels = {"torch": lambda: torch.add(x, y), "add_triton": lambda: vector_add(x, y)}
+    compiled = torch.compile(torch.add)
+    kernels = {"torch": lambda: torch.add(x, y), "torch.compile": lambda: compiled(x, y),
+               "add_triton": lambda: vector_add(x, y)}
     for kernel in ("add_cuda", "add_chunk_cuda", "add_grid_stride_cuda", "add_vector_cuda"):
         kernels[kernel] = lambda kernel=kernel: vector_add_cuda(x, y, kernel)
     jobs = [copy_job(device),
             *(Job(name, run, n, 3 * n * x.element_size()) for name, run in kernels.items())]
     timings = measure(jobs, device, limit=30)
     copy = jobs[0].moved / timings["copy"].seconds
-    against = {"torch": timings["torch"]}
+    against = {name: timings[name] for name in ("torch", "torch.compile")}
     return {job.name: row(job, timings[job.name], copy, against) for job in jobs}
 
 

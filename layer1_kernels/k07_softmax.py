@@ -161,7 +161,8 @@ def shipped():
 
 
 def bench(R=16_384, C=8_192):
-    """On a GPU: every kernel of this lesson, torch's softmax and a copy; rows of lab.bench.
+    """On a GPU: every kernel of this lesson, torch's softmax, eager and compiled, and a copy; rows
+    of lab.bench.
 
     The input is half a gigabyte, far beyond the L2 cache.
     """
@@ -173,15 +174,17 @@ def bench(R=16_384, C=8_192):
     y = torch.empty_like(x)                         # (R, C)
     cuda = ("softmax_three_pass_cuda", "softmax_fused_cuda", "softmax_online_cuda")
     kernels = {kernel: lambda kernel=kernel: softmax_cuda(x, kernel) for kernel in cuda}
-    kernels |= {"torch": lambda: torch.softmax(x, -1), "softmax_fused_triton": lambda: softmax(x),
+    compiled = torch.compile(softmax_torch)
+    kernels |= {"torch": lambda: softmax_torch(x), "torch.compile": lambda: compiled(x),
+                "softmax_fused_triton": lambda: softmax(x),
                 "softmax_online_triton":
                     lambda: softmax_online_triton[(R,)](x, y, C, BLOCK=BLOCK, num_warps=8)}
     counts = count_softmax(R, C, x.element_size())
     jobs = [copy_job(device), *(Job(name, run, *counts) for name, run in kernels.items())]
     timings = measure(jobs, device, limit=30)
     copy = jobs[0].moved / timings["copy"].seconds
-    return {job.name: row(job, timings[job.name], copy, {"torch": timings["torch"]})
-            for job in jobs}
+    against = {name: timings[name] for name in ("torch", "torch.compile")}
+    return {job.name: row(job, timings[job.name], copy, against) for job in jobs}
 
 
 def check(x, *dtypes):
