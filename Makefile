@@ -1,5 +1,5 @@
 # make learn       set up, put the first lesson on the desk (work/) and open it
-# make test        prove the course on this machine; the tests marked slow are left out
+# make test        prove the course on this machine, with a sample of what takes long
 # make test-all    everything that can be proven here
 # make gpu         the GPU tests and the bench, a slice of at most 9 minutes a call
 # make test-versions   the simulator's tests on the oldest and the newest compilers supported

@@ -353,12 +353,14 @@ def verify(
     lesson: LessonWord = None,
     as_json: Json = False,
     jobs: Annotated[int, typer.Option(help="lessons' exercises at a time")] = os.cpu_count() or 1,
+    mutants: Annotated[int | None, typer.Option(help="of an exercise at most; all if not given")]
+        = None,
 ):
     """Prove the graders: references pass, stubs are not attempted, mutants fail as they say."""
     from lab import verify as verifying
 
     lessons = [course.find(lesson)] if lesson is not None else course.lessons()
-    rows = verifying.verify(lessons, jobs, None if as_json else console)
+    rows = verifying.verify(lessons, jobs, None if as_json else console, mutants)
     if as_json:
         print(json.dumps(rows, indent=2))
     raise typer.Exit(1 if any(row["ok"] is False for row in rows) else 0)

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from lab import prove
+from lab import course as course_of_lessons
+from lab import prove, verify
 from lab.device import Gpu
 
 GPU = Gpu("NVIDIA Test 1", (9, 0), 80 * 2**30)
@@ -60,12 +61,24 @@ def test_a_failed_stage_does_not_stop_the_next(course, monkeypatch, capsys):
 def test_a_sample_says_so_last(course, monkeypatch, capsys):
     monkeypatch.setattr(prove, "stages", lambda sample: {"one": python("print('3 passed')")})
     assert prove.prove(sample=True) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "4 passed, 0 failed, 0 skipped"
+    assert capsys.readouterr().out.splitlines()[-1].startswith(
+        "4 passed, 0 failed, 0 skipped; a sample: ")
     (course / "tests" / "test_long.py").write_text(MARK.replace("gpu", "slow"))
     prove.prove(sample=True)
     assert capsys.readouterr().out.splitlines()[-1] == (
-        "4 passed, 0 failed, 0 skipped; a sample: `make test-all` adds the slow tests in "
-        "tests/test_long.py")
+        "4 passed, 0 failed, 0 skipped; a sample: `make test-all` adds all mutants but one of each "
+        "exercise, and the slow tests in tests/test_long.py")
+    prove.prove(sample=False)
+    assert capsys.readouterr().out.splitlines()[-1] == "4 passed, 0 failed, 0 skipped"
+
+
+def test_a_sample_tries_one_mutant_of_each_exercise():
+    sample, everything = prove.stages(True)["verify"], prove.stages(False)["verify"]
+    assert sample[1:] == ["verify", "--mutants", "1"] and everything[1:] == ["verify"]
+    lesson = course_of_lessons.find("r01_roofline")
+    rows = verify.verify([lesson], most=1)
+    tried = [row["exercise"] for row in rows if row["proof"].startswith("mutant")]
+    assert tried == [e.name for e in lesson.exercises] and all(row["ok"] for row in rows)
 
 
 @pytest.mark.parametrize("code", [
