@@ -18,7 +18,7 @@ from layer1_kernels import kernels
 from layer2_graph.checkpoint import read_weights
 from layer2_graph.config import read_config
 
-__all__ = ["Layer", "Llama", "PagedCache", "Step", "generate", "load", "rope_tables"]
+__all__ = ["Layer", "Llama", "PagedCache", "Step", "greedy", "load", "rope_tables"]
 
 SLOTS = 16              # of a page: vLLM's, and the fewest that fill a tile of tensor cores
 
@@ -231,7 +231,7 @@ def load(folder, ops=None, dtype=None, device="cpu"):
     return Llama(config, read_weights(folder, config, dtype, device), ops or kernels("torch"))
 
 
-def generate(model, prompts, count):
+def greedy(model, prompts, count):
     """The next `count` tokens after each prompt, greedily: [[int]]. A prompt is a list of int."""
     longest = max(map(len, prompts)) + count
     cache = PagedCache(model.config, len(prompts), longest, model.embedding.dtype,

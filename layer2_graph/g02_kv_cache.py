@@ -153,7 +153,7 @@ class ContiguousCache:
 
 
 def generate_on(cache, model, prompts, count):
-    """As g01's generate, on a cache that is given: prefill once, then a token at a time."""
+    """As g01's greedy, on a cache that is given: prefill once, then a token at a time."""
     new, step = [[] for _ in prompts], [list(prompt) for prompt in prompts]
     for _ in range(count):
         step = next_tokens(model, cache, step)

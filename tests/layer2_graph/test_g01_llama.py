@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from layer1_kernels import kernels
-from layer2_graph import Launches, PagedCache, generate, load
+from layer2_graph import Launches, PagedCache, greedy, load
 
 # ---- last_rows
 
@@ -263,7 +263,7 @@ def test_greedy_continuations_are_those_of_transformers(tmp_path, name):
     family, entries = FAMILIES[name]
     want = random_transformer(family, tmp_path, **entries)
     prompts = [[5, 17, 3], [40, 41, 42, 43, 44, 45, 46], [90]]
-    got = generate(load(tmp_path), prompts, 20)
+    got = greedy(load(tmp_path), prompts, 20)
     for prompt, tokens in zip(prompts, got, strict=True):
         right = want.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False,
                               eos_token_id=None, pad_token_id=0)[0, len(prompt):]
@@ -271,13 +271,12 @@ def test_greedy_continuations_are_those_of_transformers(tmp_path, name):
 
 
 def test_nano_weights_give_the_tokens_of_o02():
-    from day02_overview import NANO, encode, load_nano
-    from day02_overview import generate as generate_numpy
+    from day02_overview import NANO, encode, generate, load_nano
 
     prompts = ["a warp has", "the ridge", "rmsnorm"]
-    together = generate(load(NANO, dtype=torch.float32), [encode(p).tolist() for p in prompts], 20)
+    together = greedy(load(NANO, dtype=torch.float32), [encode(p).tolist() for p in prompts], 20)
     for prompt, tokens in zip(prompts, together, strict=True):
-        assert tokens == generate_numpy(load_nano(), encode(prompt), 20)
+        assert tokens == generate(load_nano(), encode(prompt), 20)
 
 
 def test_a_sequence_that_outgrows_its_pages_is_one_sentence():

@@ -16,9 +16,9 @@ from layer2_graph import (
     Llama,
     PagedCache,
     Work,
-    generate,
     generate_anew,
     generate_on,
+    greedy,
 )
 
 # ---- predict_gain
@@ -208,7 +208,7 @@ PROMPTS = [[5, 17, 3], [1, 2, 3], [9, 8, 7, 6, 5, 4, 3], [30]]
 
 def test_either_cache_gives_the_same_tokens_and_so_does_none():
     model = random_llama()
-    want = generate(model, PROMPTS, 12)
+    want = greedy(model, PROMPTS, 12)
     assert generate_on(ContiguousCache(model.config, 4, 20), model, PROMPTS, 12) == want
     assert generate_on(PagedCache(model.config, 4, 20), model, PROMPTS, 12) == want
     assert generate_anew(model, PROMPTS, 12) == want
