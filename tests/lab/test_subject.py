@@ -202,3 +202,24 @@ def test_a_launch_may_be_as_long_as_the_references_times_a_slack():
         x, z = np.ones(60_000, np.float32), np.zeros(60_000, np.float32)
         launch = candidate.launch("add_cuda", 235, 256, (x, x, z, len(x)))
         assert launch.steps > subjects.STEPS and (z == 2).all()
+
+
+def test_a_floor_gives_its_public_names_and_imports_only_what_is_asked_for():
+    """A child starts in a tenth of the time so; a name that is nowhere is told as Python does."""
+    lesson = course.find("k02_transpose")
+    text = lesson.sources["python"] + textwrap.dedent('''
+        def imported():
+            import sys
+            return sorted(m for m in sys.modules if m.startswith("layer1_kernels.k"))
+        def add():
+            from layer1_kernels import vector_add
+            return vector_add.__module__
+        def nothing():
+            from layer1_kernels import no_such_kernel
+        ''')
+    with running(lesson, lesson.sources | {"python": text}) as child:
+        assert child.imported() == ["layer1_kernels.k02_transpose"]
+        assert child.add() == "layer1_kernels.k01_vector_add"
+        assert child.imported() == ["layer1_kernels.k01_vector_add", "layer1_kernels.k02_transpose"]
+        with pytest.raises(Raised, match="cannot import name 'no_such_kernel'"):
+            child.nothing()
