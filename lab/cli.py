@@ -28,14 +28,14 @@ OnlyCheck = Annotated[bool, typer.Option("--check", help="say what is stale; wri
 options = {"desk": None}
 
 
-def main():
+def main(command=app, name="lab"):
     """Entry point: a user's mistake is one line on stderr and exit code 2."""
     try:
-        code = app(standalone_mode=False)
+        code = command(prog_name=name, standalone_mode=False)
     except CourseError as error:
-        code = refuse(str(error))
+        code = refuse(str(error), name)
     except Misuse as error:
-        code = refuse(error.format_message())
+        code = refuse(error.format_message(), name)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except BrokenPipeError:             # the reader, `head` say, has gone
@@ -44,8 +44,8 @@ def main():
     raise SystemExit(code)
 
 
-def refuse(text):
-    print(f"lab: {' '.join(text.split())}", file=sys.stderr)
+def refuse(text, name):
+    print(f"{name}: {' '.join(text.split())}", file=sys.stderr)
     return 2
 
 
@@ -54,10 +54,11 @@ def common(desk: Annotated[Path | None, typer.Option(help="another desk than wor
     options["desk"] = desk
 
 
-def own_desk():
+def own_desk(folder=None):
+    """The learner's desk. folder: of a command that has --desk itself."""
     from lab.desk import Desk
 
-    desk = Desk.find(options["desk"])
+    desk = Desk.find(folder or options["desk"])
     if not desk.exists():
         raise CourseError(f"no desk at {desk.folder}: run `lab start`")
     return desk

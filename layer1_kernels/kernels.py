@@ -58,15 +58,16 @@ class Kernels:
                 for name, function in found.items()}
 
 
-def kernels(back_end):
+def kernels(back_end, desk=None):
     """The table of a back end.
 
     torch: PyTorch's own operations, the oracle, on any device    triton: the course's kernels
     cuda: the course's CUDA kernels, and Triton's where there is none. They take float32 alone
-    mine: the learner's kernels where they passed on this version of the course, else Triton's
+    mine: the learner's kernels where they passed on this version of the course, else Triton's.
+          desk: the folder of their desk; None finds it as `lab` does
     """
     if back_end == "mine":
-        return Kernels(**{name: lab.own(lesson, name) or pick(name, lesson, ("",))
+        return Kernels(**{name: lab.own(lesson, name, desk) or pick(name, lesson, ("",))
                           for name, lesson in LESSONS.items()})
     if back_end not in SUFFIX:
         raise ValueError(f"kernels: {back_end!r}, expected {', '.join(SUFFIX)} or mine")

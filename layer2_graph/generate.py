@@ -1,0 +1,197 @@
+"""Text from a model, computed with one table of kernels:  python -m layer2_graph.generate
+
+It says whose kernel computes each operation, writes the text as it comes, and compares the tokens
+with PyTorch's. Every step takes the likeliest token. All is fp32, so that tokens can be compared.
+
+V: vocabulary
+"""
+
+import time
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import typer
+
+from day02_overview import NANO, decode, encode
+from lab import device
+from lab.cli import main, own_desk
+from lab.course import CourseError
+from layer1_kernels import Kernels, kernels
+from layer2_graph.checkpoint import Tokenizer, read_weights
+from layer2_graph.config import read_config
+from layer2_graph.g01_llama import Llama, PagedCache
+from layer2_graph.launches import Launches
+
+SMALL = Path(__file__).parent / "small"
+ROUNDING = 1e-2         # of a logit: 1000 times what back ends differ by in the shipped models
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+class Letters:
+    """Text and tokens of o02's nano Llama, which has no tokenizer.json: ASCII codes."""
+
+    def encode(self, text):
+        return encode(text).tolist()
+
+    def decode(self, tokens):
+        return decode(tokens)
+
+
+# ---- tokens
+
+
+def continuation(model, prompt, count):             # yields (int, (V,))
+    """The likeliest next token and all scores, at most `count` times, up to one that ends a text.
+
+    prompt: [int]
+    """
+    weight = model.embedding
+    cache = PagedCache(model.config, 1, len(prompt) + count, weight.dtype, weight.device)
+    step = prompt
+    for _ in range(count):
+        logits = model.forward(cache.step([step]), cache)[0]        # (V,)
+        step = [int(logits.argmax())]
+        yield step[0], logits
+        if step[0] in model.config.ends:
+            return
+
+
+def differ(own, oracle):
+    """Where two continuations of one prompt part, and by what gap; None where they do not.
+
+    (number of equal tokens, how much more the oracle gives its own token there than the other)
+    """
+    for i, ((token, _), (right, logits)) in enumerate(zip(own, oracle, strict=False)):
+        if token != right:
+            return i, float(logits[right] - logits[token])
+    return None
+
+
+def used(model):
+    """The operations of the table that the model calls, in order."""
+    seen = Launches()
+    counted = Llama(model.config, model.weights, seen.counting(kernels("torch")))
+    cache = PagedCache(model.config, 1, 1, model.embedding.dtype, model.embedding.device)
+    with seen:
+        counted.forward(cache.step([[0]]), cache)
+    return [name for name in dict.fromkeys(seen.names) if name in Kernels.__dataclass_fields__]
+
+
+# ---- text
+
+
+def pieces(tokenizer, prompt, tokens):              # yields str
+    """The text of tokens as they come. It waits where a letter of several tokens is not whole."""
+    every, shown = list(prompt), tokenizer.decode(prompt)
+    for token in tokens:
+        every.append(token)
+        text = tokenizer.decode(every)
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
+            yield text[len(shown):]
+            shown = text
+    yield tokenizer.decode(every)[len(shown):]
+
+
+def whose(sources, names):
+    """A line for each operation: mine, the course's own kernel, or PyTorch."""
+    for name in names:
+        found = sources[name]
+        kind = ("mine" if found == "mine" else
+                f"torch      {found}" if found.endswith("_torch") else f"reference  {found}")
+        yield f"  {name:16} {kind}"
+    yield f"  {'all else':16} torch      additions, the embedding's rows"
+
+
+def write(model, oracle, tokenizer, text, prompt, count):
+    """Write one continuation. False where it differs from the oracle's by more than rounding."""
+    print(f"\n{text}", end="", flush=True)
+    own, clock = [], [time.monotonic()]
+
+    def tokens():
+        for token, logits in continuation(model, prompt, count):
+            own.append((token, logits))
+            clock.append(time.monotonic())
+            yield token
+
+    for piece in pieces(tokenizer, prompt, tokens()):
+        print(piece, end="", flush=True)
+    first, *later = (b - a for a, b in zip(clock, clock[1:], strict=False))
+    each = f", then {median(later):.3g} s a token" if later else ""
+    print(f"\n\n{len(own)} tokens: {first:.3g} s for the prompt and whatever had to be compiled"
+          f"{each}")
+    if oracle is None:
+        return True
+    parted = differ(own, continuation(oracle, prompt, count))
+    if parted is None:
+        print("the same tokens as PyTorch")
+        return True
+    same, gap = parted
+    why = ("which rounding explains" if gap <= ROUNDING else
+           "more than rounding explains: a kernel is wrong")
+    print(f"the same tokens as PyTorch up to number {same}; there PyTorch prefers its own by "
+          f"{gap:.3g} of a logit, {why}")
+    return gap <= ROUNDING
+
+
+# ---- the command
+
+
+def prepare(folder, prompts, count):
+    """(config, weights, tokenizer, prompts in tokens). ModelError or ValueError in one line."""
+    config = read_config(folder)
+    nano = folder.resolve() == NANO.resolve()
+    tokenizer = Letters() if nano else Tokenizer(folder, config)
+    found = [tokenizer.encode(text) for text in prompts]
+    for text, tokens in zip(prompts, found, strict=True):
+        if not text or not tokens:
+            raise ValueError("--prompt is empty, expected a text")
+        if len(tokens) + count > config.room:
+            raise ValueError(f"a prompt of {len(tokens)} tokens and {count} more are "
+                             f"{len(tokens) + count}; the model has room for {config.room}")
+    import torch
+
+    weights = read_weights(folder, config, torch.float32, device.torch_device())
+    return config, weights, tokenizer, found
+
+
+@app.command()
+def generate(
+    table: Annotated[str, typer.Option("--kernels", help="torch, triton, cuda or mine")] = "torch",
+    model: Annotated[Path | None, typer.Option(
+        metavar="FOLDER", help="as Hugging Face has it; else the small model, or the nano model "
+                               "where kernels run in the simulator")] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="at most, for each prompt")] = 40,
+    prompt: Annotated[list[str] | None, typer.Option(help="may be given several times")] = None,
+    desk: Annotated[Path | None, typer.Option(help="another desk than work/")] = None,
+):
+    """Continue texts, and compare the tokens with PyTorch's.
+
+    Exit 0: the same, or parted by rounding; 1: a kernel is wrong; 2: cannot run.
+    """
+    simulated = table != "torch" and device.gpu() is None
+    if simulated:
+        device.use_simulator()
+    folder = model or (NANO if simulated else SMALL)
+    texts = prompt or (["a warp has"] if folder == NANO else ["Once upon a time"])
+    try:
+        ops = kernels(table, own_desk(desk).folder if table == "mine" else None)
+        config, weights, tokenizer, prompts = prepare(folder, texts, tokens)
+    except ValueError as error:
+        raise CourseError(str(error)) from None
+    own = Llama(config, weights, ops)
+    oracle = None if table == "torch" else Llama(config, weights, kernels("torch"))
+    names = used(own)
+    print(f"{folder.name}: {sum(w.numel() for w in weights.values()):,} weights, on "
+          f"{'this CPU, kernels in the simulator' if simulated else device.torch_device()}")
+    print("\n".join(whose(ops.sources(), names)))
+    if table == "mine":
+        print(f"  yours: {sum(ops.sources()[name] == 'mine' for name in names)} of {len(names)}")
+    right = [write(own, oracle, tokenizer, text, p, tokens)
+             for text, p in zip(texts, prompts, strict=True)]
+    raise typer.Exit(0 if all(right) else 1)
+
+
+if __name__ == "__main__":
+    main(app, "generate")

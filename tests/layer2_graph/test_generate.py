@@ -1,0 +1,180 @@
+"""The command that generates: whose kernels it says it runs, its tokens, its speed, bad input."""
+
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from day02_overview import NANO
+from lab import check, course, device, simulator
+from lab.cli import main
+from lab.course import ROOT
+from lab.desk import Desk
+from layer1_kernels import kernels
+from layer2_graph import generate, load
+
+PROMPT = generate.Letters().encode("a warp has")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def triton_as_it_was():
+    yield
+    if device.gpu() is None:
+        simulator.deactivate_triton()
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """run(words) -> (exit code, stdout, stderr) of the command, in this process."""
+    def one(*words):
+        monkeypatch.setattr(sys, "argv", ["generate", *map(str, words)])
+        with pytest.raises(SystemExit) as done:
+            main(generate.app, "generate")
+        return done.value.code, *capsys.readouterr()
+    return one
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory):
+    """A desk on which two of the model's kernels passed, and one is right but was not graded."""
+    desk = Desk(tmp_path_factory.mktemp("a learner") / "work")
+    desk.prepare()
+    for name, exercise in (("k08_rmsnorm", "rmsnorm_triton"), ("k10_swiglu", "swiglu_triton"),
+                           ("k09_rope", None)):
+        lesson = course.find(name)
+        desk.start(lesson)
+        desk.path(lesson, ".py").write_text(lesson.sources["python"])
+        if exercise:
+            candidate = desk.candidate(lesson)
+            verdicts = check.grade(lesson, candidate, [exercise])
+            assert [v.verdict for v in verdicts] == ["pass"]
+            desk.record(lesson, candidate, verdicts)
+    return desk.folder
+
+
+# ---- whose kernels
+
+
+def test_mine_where_it_passed_and_the_reference_elsewhere(run, desk):
+    code, said, _ = run("--kernels", "mine", "--desk", desk, "--tokens", 3)
+    assert code == 0 and "yours: 2 of 6" in said and "the same tokens as PyTorch" in said
+    whose = {line.split()[0]: line.split()[1:] for line in said.splitlines() if line[:2] == "  "}
+    assert whose.pop("rmsnorm") == whose.pop("swiglu") == ["mine"]
+    assert whose.pop("rope") == ["reference", "rope"]           # right, and not graded yet
+    assert {w[0] for name, w in whose.items() if name not in ("yours:", "all")} == {"reference"}
+    assert "\na warp has 32\n" in said
+
+
+def test_an_empty_desk(run, tmp_path):
+    Desk(tmp_path).prepare()
+    code, said, _ = run("--kernels", "mine", "--desk", tmp_path, "--tokens", 1)
+    assert code == 0 and "yours: 0 of 6" in said and "the same tokens as PyTorch" in said
+
+
+def test_the_small_model_on_pytorch(run):
+    code, said, _ = run("--tokens", 12, "--prompt", "Once upon a time", "--prompt", "Return the")
+    assert code == 0 and said.startswith("small: ") and "rmsnorm_torch" in said
+    assert "Once upon a time there was" in said and "\nReturn the" in said
+    assert "same tokens" not in said            # it would be compared with itself
+
+
+def test_only_what_the_model_uses_is_listed():
+    model = load(NANO, dtype=torch.float32)
+    assert generate.used(model) == ["rmsnorm", "matmul", "rope", "write_kv", "paged_attention",
+                                    "swiglu"]
+
+
+# ---- tokens
+
+
+@pytest.mark.parametrize("back_end", ["triton", "cuda"])
+def test_back_ends_agree_at_three_seconds_a_token_or_faster(back_end):
+    """CPU seconds: other programs may keep the clock waiting."""
+    if device.gpu() is None:
+        device.use_simulator()
+    want = list(generate.continuation(load(NANO, dtype=torch.float32), PROMPT, 4))
+    got, clock = [], []
+    for row in generate.continuation(load(NANO, kernels(back_end), torch.float32), PROMPT, 4):
+        got.append(row)
+        clock.append(time.process_time())
+    assert [token for token, _ in got] == [token for token, _ in want]
+    assert max((a - b).abs().max() for (_, a), (_, b) in zip(got, want, strict=True)) < 1e-4
+    assert min(b - a for a, b in zip(clock, clock[1:], strict=False)) <= 3
+
+
+def test_it_stops_where_the_text_ends():
+    model = load(NANO, dtype=torch.float32)
+    tokens = [token for token, _ in generate.continuation(model, PROMPT, 200)]
+    assert tokens.index(model.config.ends[0]) == len(tokens) - 1
+
+
+def scores(*values):
+    return torch.tensor(values)
+
+
+@pytest.mark.parametrize("own, want", [
+    ([0, 1], None), ([0, 2], (1, pytest.approx(0.25))), ([1], (0, pytest.approx(4.0)))])
+def test_where_tokens_part_and_by_what_gap(own, want):
+    oracle = [(0, scores(5.0, 1.0, 0.0)), (1, scores(0.0, 1.0, 0.75))]
+    assert generate.differ([(token, None) for token in own], oracle) == want
+
+
+def test_a_wrong_kernel_is_told(run, monkeypatch):
+    right = kernels("torch")
+
+    def table(name, desk=None):
+        return right if name == "torch" else replace(
+            right, swiglu=lambda gate, up: up)
+
+    monkeypatch.setattr(generate, "kernels", table)
+    code, said, _ = run("--kernels", "triton", "--tokens", 5)
+    assert code == 1 and "more than rounding explains: a kernel is wrong" in said
+
+
+def test_a_letter_of_several_tokens_is_written_whole():
+    class Bytes:
+        def decode(self, tokens):
+            return bytes(tokens).decode("utf-8", "replace")
+
+    text = "ü🦊.".encode()
+    assert list(generate.pieces(Bytes(), b"a", text)) == ["ü", "🦊", ".", ""]
+    assert list(generate.pieces(Bytes(), b"a", text[:4])) == ["ü", "\N{REPLACEMENT CHARACTER}"]
+
+
+# ---- bad input
+
+
+BAD = {
+    "back end": (["--kernels", "metal"], "'metal', expected torch, triton, cuda or mine"),
+    "no folder": (["--model", "no such"], "no such/config.json is missing"),
+    "a file": (["--model", "README.md"], "README.md/config.json is not readable"),
+    "no tokenizer": (["--model", "NANO"], "tokenizer.json is missing"),
+    "empty prompt": (["--prompt", ""], "--prompt is empty, expected a text"),
+    "no tokens": (["--tokens", "0"], "--tokens"),
+    "tokens in words": (["--tokens", "ten"], "--tokens"),
+    "no room": (["--prompt", "the " * 600], "the model has room for 512"),
+    "too many": (["--tokens", "600"], "the model has room for 512"),
+    "not ASCII": (["--model", str(NANO), "--prompt", "é"], "expected ASCII"),
+    "no desk": (["--kernels", "mine", "--desk", "no such"], "run `lab start`"),
+    "unknown option": (["--heat", "1"], "--heat"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_exit_2(run, monkeypatch, tmp_path, case):
+    words, says = BAD[case]
+    if case == "no tokenizer":              # the nano model's files elsewhere
+        for path in (NANO / "config.json", NANO / "weights.npz"):
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+        words = ["--model", tmp_path]
+    code, said, wrong = run(*words)
+    assert code == 2 and said == "" and says in wrong and len(wrong.splitlines()) == 1, wrong
+
+
+def test_as_a_command():
+    done = subprocess.run([sys.executable, "-m", "layer2_graph.generate", "--tokens", "3"],
+                          cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stderr == "" and "3 tokens: " in done.stdout
