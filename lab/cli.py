@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
 
@@ -366,6 +367,28 @@ def verify(
         print(json.dumps(rows, indent=2))
     raise typer.Exit(1 if any(row["ok"] is False for row in rows) else 0)
 
+
+# ---- the floors' own commands, registered by entry point: this file names none of them
+
+
+def register(entry):
+    """Offer an entry point's typer app as a command. It is imported when it is called: a floor
+    takes seconds."""
+    @app.command(entry.name, help=f"From {entry.module}; `lab {entry.name} --help` says more.",
+                 add_help_option=False,
+                 context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+    def call(context: typer.Context):
+        try:
+            command = entry.load()
+        except (ImportError, AttributeError) as error:
+            raise CourseError(f"the command {entry.name}, registered as {entry.value}, cannot be "
+                              f"loaded: {error}") from None
+        raise typer.Exit(command(context.args, prog_name=f"lab {entry.name}",
+                                 standalone_mode=False))
+
+
+for found in entry_points(group="lab.commands"):
+    register(found)
 
 if __name__ == "__main__":
     main()

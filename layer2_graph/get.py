@@ -1,0 +1,69 @@
+"""A model from the Hugging Face hub, put where the course finds it:  lab get OWNER/NAME
+
+Only what this floor reads is fetched: config, tokenizer and safetensors. The config comes first, so
+that a model which the course cannot run costs no gigabytes.
+"""
+
+import re
+from typing import Annotated
+
+import typer
+
+from lab import device
+from lab.cli import main
+from lab.course import CourseError
+from layer2_graph.checkpoint import Tokenizer, files_of
+from layer2_graph.config import ModelError, read_config
+
+CONFIG = "config.json"
+FILES = (CONFIG, "generation_config.json", "tokenizer*.json", "special_tokens_map.json",
+         "chat_template.jinja", "model*.safetensors", "model.safetensors.index.json")
+NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+def fetch(name, folder):
+    """Put a model's files into a folder; -> the revision. ModelError where it cannot be run.
+
+    A download that was broken off is continued. CourseError where the hub cannot be reached.
+    """
+    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub.errors import HTTPError, RepositoryNotFoundError
+
+    hub = constants.ENDPOINT
+    try:
+        revision = HfApi().model_info(name).sha
+        snapshot_download(name, revision=revision, local_dir=folder, allow_patterns=[CONFIG])
+        read_config(folder)
+        snapshot_download(name, revision=revision, local_dir=folder, allow_patterns=list(FILES))
+    except RepositoryNotFoundError:
+        raise CourseError(f"{hub} shows no model {name}: it is not there, or wants an account "
+                          f"(`hf auth login`) or a consent given on its page") from None
+    except (OSError, HTTPError) as error:
+        why = next(iter(str(error).splitlines()), "no reason given")
+        raise CourseError(f"cannot fetch {name} from {hub} ({type(error).__name__}: {why}). Its "
+                          f"files copied by hand into any folder work too: "
+                          f"python -m layer2_graph.generate --model FOLDER") from None
+    return revision
+
+
+@app.command()
+def get(model: Annotated[str, typer.Argument(metavar="OWNER/NAME")]):
+    """Fetch a model from the Hugging Face hub, and check that the course can run it."""
+    if not NAME.fullmatch(model):
+        raise CourseError(f"expected OWNER/NAME, such as HuggingFaceTB/SmolLM2-135M; "
+                          f"found {model!r}")
+    folder = device.cache_folder() / "models" / model
+    try:
+        revision = fetch(model, folder)
+        Tokenizer(folder, read_config(folder))
+        files_of(folder)
+    except ModelError as error:
+        raise CourseError(str(error)) from None
+    print(f"{folder}\nrevision {revision}, config, tokenizer and files of weights are whole. Next: "
+          f"python -m layer2_graph.generate --model {folder}")
+
+
+if __name__ == "__main__":
+    main(app, "get")

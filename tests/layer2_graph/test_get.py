@@ -1,0 +1,164 @@
+"""`lab get`: fetched by the hub's own library from a stand-in of the hub on this machine."""
+
+import hashlib
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+import tomllib
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from lab.cli import main
+from lab.course import ROOT
+from layer2_graph.get import app
+
+SMALL = ROOT / "layer2_graph" / "small"
+REVISION = "0123456789abcdef0123456789abcdef01234567"
+WANTED = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+          "model.safetensors"}
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """What the hub answers for the models in server.models: {name: {file: bytes}}."""
+
+    def do_GET(self):
+        path, models = unquote(self.path.partition("?")[0]), self.server.models
+        for name, files in models.items():
+            if path.startswith(f"/api/models/{name}/tree/"):
+                return self.answer(json.dumps([
+                    {"type": "file", "path": file, "size": len(content),
+                     "oid": hashlib.sha1(content).hexdigest()}
+                    for file, content in files.items()]).encode())
+            if path.startswith(f"/api/models/{name}"):
+                return self.answer(json.dumps({"id": name, "sha": REVISION, "siblings": [],
+                                               "private": False, "tags": []}).encode())
+            if path.startswith(f"/{name}/resolve/{REVISION}/"):
+                file = path.removeprefix(f"/{name}/resolve/{REVISION}/")
+                self.server.fetched.append(file)
+                return self.answer(files[file])
+        return self.answer(b"{}", 404, {"X-Error-Code": "RepoNotFound"})
+
+    do_HEAD = do_GET
+
+    def answer(self, content, status=200, headers=()):
+        self.send_response(status)
+        for name, value in {"Content-Length": len(content), "X-Repo-Commit": REVISION,
+                            "ETag": f'"{hashlib.sha1(content).hexdigest()}"',
+                            "Content-Type": "application/json", **dict(headers)}.items():
+            self.send_header(name, str(value))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture(scope="module")
+def hub():
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def get(hub, tmp_path):
+    """get(words, files=…) -> (the finished process, the model's folder)"""
+    hub.fetched = []
+
+    def one(*words, files=None, endpoint=None):
+        hub.models = {"somebody/a-model": files or {}}
+        done = subprocess.run(
+            [sys.executable, "-m", "layer2_graph.get", *words], cwd=ROOT, capture_output=True,
+            text=True, timeout=120,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path),
+                 "HF_HOME": str(tmp_path / "hf"), "NO_PROXY": "127.0.0.1",
+                 "HF_ENDPOINT": endpoint or f"http://127.0.0.1:{hub.server_port}"})
+        return done, tmp_path / "gpu-course" / "models" / "somebody" / "a-model"
+    return one
+
+
+def files(**others):
+    """The small model's files, and some that the course does not read. None leaves one out."""
+    found = {path.name: path.read_bytes() for path in SMALL.iterdir() if path.name in WANTED}
+    found |= {"README.md": b"#", "pytorch_model.bin": b"x", "consolidated.safetensors": b"x",
+              "original/params.json": b"{}"}
+    found |= {name.replace("_json", ".json").replace("_safetensors", ".safetensors"): content
+              for name, content in others.items()}
+    return {name: content for name, content in found.items() if content is not None}
+
+
+def one_line(done, says):
+    lines = [line for line in done.stderr.splitlines() if line.startswith("get: ")]
+    assert done.returncode == 2 and len(lines) == 1 and says in lines[0], done.stderr
+    assert "Traceback" not in done.stderr and done.stdout == ""
+
+
+def test_a_model_is_fetched_whole_and_nothing_else(get, hub):
+    done, folder = get("somebody/a-model", files=files())
+    assert done.returncode == 0, done.stderr
+    assert str(folder) in done.stdout and REVISION in done.stdout and "whole" in done.stdout
+    assert {path.name for path in folder.iterdir() if path.is_file()} == WANTED
+    assert hub.fetched[0] == "config.json" and set(hub.fetched) == WANTED
+    for name in WANTED:
+        assert (folder / name).read_bytes() == (SMALL / name).read_bytes()
+
+
+@pytest.mark.parametrize("others, says", [
+    ({"config_json": b'{"architectures": ["GPT2LMHeadModel"]}'}, "found GPT2LMHeadModel"),
+    ({"config_json": None}, "config.json is missing")])
+def test_a_model_that_cannot_be_run_costs_no_weights(get, hub, others, says):
+    done, folder = get("somebody/a-model", files=files(**others))
+    one_line(done, says)
+    assert set(hub.fetched) <= {"config.json"}
+
+
+@pytest.mark.parametrize("others, says", [
+    ({"tokenizer_json": None}, "tokenizer.json is missing"),
+    ({"model_safetensors": None}, "no model.safetensors and no model.safetensors.index.json"),
+    ({"model_safetensors": b"\x00" * 50}, "is no whole safetensors file")])
+def test_what_is_not_whole_is_not_called_done(get, others, says):
+    one_line(get("somebody/a-model", files=files(**others))[0], says)
+
+
+def test_no_such_model(get):
+    one_line(get("somebody/other")[0], "shows no model somebody/other")
+
+
+@pytest.mark.parametrize("word", ["model", "a/b/c", "../x", "a/..", "", "https://hub/a/b", "a/b "])
+def test_a_name_that_is_none(monkeypatch, capsys, word):
+    monkeypatch.setattr(sys, "argv", ["get", word])
+    monkeypatch.delattr("layer2_graph.get.fetch")           # it is not asked
+    with pytest.raises(SystemExit) as done:
+        main(app, "get")
+    assert done.value.code == 2
+    assert capsys.readouterr() == ("", "get: expected OWNER/NAME, such as "
+                                   f"HuggingFaceTB/SmolLM2-135M; found {word!r}\n")
+
+
+def test_no_network(get):
+    done, folder = get("somebody/a-model", endpoint="http://127.0.0.1:9")     # nobody listens
+    one_line(done, "cannot fetch somebody/a-model from http://127.0.0.1:9 (ConnectError")
+    assert "copied by hand" in done.stderr and "--model FOLDER" in done.stderr
+    assert not folder.exists()
+
+
+def test_the_network_goes_after_an_older_download(get):
+    """What is there already is not taken for what was asked."""
+    assert get("somebody/a-model", files=files())[0].returncode == 0
+    one_line(get("somebody/a-model", endpoint="http://127.0.0.1:9")[0], "cannot fetch")
+
+
+def test_pyproject_registers_it():
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        registered = tomllib.load(file)["project"]["entry-points"]["lab.commands"]
+    assert EntryPoint("get", registered["get"], "lab.commands").load() is app
+    assert Path(sys.modules["layer2_graph.get"].__file__).is_relative_to(ROOT)
