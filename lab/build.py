@@ -5,6 +5,7 @@ import base64
 import hashlib
 import json
 import re
+import runpy
 
 from lab import course, measured, notebooks, speed, stub
 from lab.course import ROOT, CourseError
@@ -186,7 +187,7 @@ def shared():
              for floor in course.floors() if floor.lessons}
     readme = ROOT / "README.md"
     if readme.exists():
-        text = between(readme.read_text("utf-8"), "map", map_table())
+        text = between(made(readme.read_text("utf-8")), "map", map_table())
         text = between(text, "speed", speed.text(json.loads(speed.RECORD.read_text("utf-8"))))
         texts[readme] = between(text, "measured", measured.summary(measured.records()))
     return texts
@@ -261,3 +262,14 @@ def between(text, name, content):
     if not pattern.search(text):
         raise CourseError(f"README.md has no <!-- lab:{name} --> markers")
     return pattern.sub(lambda m: m[1] + content + m[2], text)
+
+
+def made(text):
+    """`text` with what files of the course say of themselves: between <!-- lab:made PATH --> and
+    <!-- /lab:made --> stands what the function text() of that file gives."""
+    def one(marker):
+        if not (ROOT / marker[2]).is_file():
+            raise CourseError(f"README.md: <!-- lab:made {marker[2]} --> names no file")
+        return marker[1] + runpy.run_path(str(ROOT / marker[2]))["text"]() + marker[3]
+
+    return re.sub(r"(<!-- lab:made (\S+) -->\n).*?(<!-- /lab:made -->)", one, text, flags=re.S)

@@ -11,7 +11,7 @@ import torch
 from day02_overview.nano.train import forward
 from layer2_graph.checkpoint import Tokenizer, read_weights
 from layer2_graph.config import read_config
-from layer2_graph.small import evaluate, train
+from layer2_graph.small import card, evaluate, train
 from layer2_graph.small.corpus import BEGIN, END, corpus, document, stories
 from layer2_graph.small.stories import Teller, grammar
 from layer2_graph.small.trigram import Trigram
@@ -109,6 +109,19 @@ def test_int4_has_sixteen_values_a_group():
 def test_report_states_the_goals(report):
     assert report["ratios"]["small / draft"] <= 0.9
     assert report["ratios"]["small / small int4"] < 1
+
+
+def test_the_readme_shows_the_report(report, models):
+    """Every sample from its beginning, every perplexity, and the sizes that the files have."""
+    said = card.text()
+    for sample in report["samples"]:
+        words = sample["text"].split()[:12]
+        shown = said.partition(f"» {sample['asked'] or '(nothing)'}\n")[2].split()
+        assert shown[:len(words)] == words
+    for found in report["perplexity"].values():
+        assert all(f"{value:.2f}" in said for value in found.values())
+    for _, weights, _ in models.values():
+        assert f"{sum(w.numel() for w in weights.values()):,}" in said
 
 
 def test_far_better_than_a_trigram(report):
