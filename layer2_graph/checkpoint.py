@@ -1,6 +1,7 @@
 """A model's folder as Hugging Face has it: weights in safetensors, the tokenizer, its template."""
 
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -53,18 +54,21 @@ def read_weights(folder, config, dtype=None, device="cpu"):
     for name, shape in shapes(config):
         if name not in files:
             raise ModelError(f"{folder}: no tensor {name}; expected one of shape {shape}")
-        tensor = files[name]()
+        path, read = files[name]
+        tensor = read()
         if tuple(tensor.shape) != shape:
-            raise ModelError(f"{folder}: {name} has shape {tuple(tensor.shape)}, expected {shape}")
+            raise ModelError(f"{path}: {name} has shape {tuple(tensor.shape)}, expected {shape} "
+                             f"by config.json")
         if tensor.dtype not in FLOATS:
-            raise ModelError(f"{folder}: {name} is {tensor.dtype}, expected "
+            raise ModelError(f"{path}: {name} is {tensor.dtype}, expected "
                              f"{', '.join(map(str, FLOATS))}")
         found[name] = tensor.to(device=device, dtype=dtype or tensor.dtype)
     return found
 
 
 def files_of(folder):
-    """{tensor's name: a function that reads it}"""
+    """{tensor's name: (its file, a function that reads it)}. ModelError where a file is missing or
+    not whole."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if (folder / "weights.npz").exists():
         return arrays(folder / "weights.npz")
@@ -73,33 +77,43 @@ def files_of(folder):
     if not index.exists():
         raise ModelError(f"{folder}: no model.safetensors and no model.safetensors.index.json")
     places = read_json(index).get("weight_map")
-    if not isinstance(places, dict):
+    if not isinstance(places, dict) or not all(isinstance(p, str) for p in places.values()):
         raise ModelError(f"{index}: expected a weight_map from tensors to files, found none")
-    shards = {shard: tensors(folder / shard) for shard in sorted(set(places.values()))}
+    shards = {}
     for name, shard in places.items():
+        path = folder / shard
+        if not path.exists():
+            raise ModelError(f"{path} is missing; {index.name} expects {name} in it")
+        if shard not in shards:
+            shards[shard] = tensors(path)
         if name not in shards[shard]:
-            raise ModelError(f"{folder / shard}: no tensor {name}, though {index.name} says so")
+            raise ModelError(f"{path}: no tensor {name}, though {index.name} says so")
     return {name: shards[shard][name] for name, shard in places.items()}
 
 
 def tensors(path):
-    """{name: a function that reads it} of one safetensors file."""
+    """files_of one safetensors file."""
     from safetensors import SafetensorError, safe_open
 
-    if not path.exists():
-        raise ModelError(f"{path} is missing")
     try:
         file = safe_open(path, framework="pt")
     except (OSError, SafetensorError) as error:
         raise ModelError(f"{path} is no whole safetensors file ({path.stat().st_size} bytes): "
                          f"{error}") from None
-    return {name: lambda name=name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return {name: (path, lambda name=name: file.get_tensor(name))
+            for name in file.keys()}  # noqa: SIM118
 
 
 def arrays(path):
-    with np.load(path) as file:
-        found = dict(file)
-    return {name: lambda value=value: torch.from_numpy(value) for name, value in found.items()}
+    """files_of one NumPy archive."""
+    try:
+        with np.load(path) as file:
+            found = dict(file)
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
+        raise ModelError(f"{path} is no whole NumPy archive ({path.stat().st_size} bytes): "
+                         f"{error}") from None
+    return {name: (path, lambda value=value: torch.from_numpy(value))
+            for name, value in found.items()}
 
 
 # ---- text
@@ -109,7 +123,7 @@ class Tokenizer:
     """The tokenizer of a folder: tokenizer.json, and tokenizer_config.json for chats."""
 
     def __init__(self, folder, config):
-        """ModelError where tokenizer.json is missing, broken, or has more tokens than the model."""
+        """ModelError where tokenizer.json is missing, broken, or has tokens the model lacks."""
         from tokenizers import Tokenizer
 
         path = Path(folder) / "tokenizer.json"
@@ -119,11 +133,15 @@ class Tokenizer:
             self.own = Tokenizer.from_file(str(path))
         except Exception as error:                  # the library raises nothing narrower
             raise ModelError(f"{path} is no tokenizer: {error}") from None
-        size = self.own.get_vocab_size()
-        if size > config.V:
-            raise ModelError(f"{path} has {size} tokens, expected at most the model's {config.V}")
+        last = max(self.own.get_vocab().values(), default=0)
+        if last >= config.V:
+            raise ModelError(f"{path} has a token number {last}, expected numbers below the "
+                             f"model's {config.V}")
         self.path = path.with_name("tokenizer_config.json")
         self.entries = read_json(self.path) if self.path.exists() else {}
+        apart = path.with_name("chat_template.jinja")       # where transformers 5 writes it
+        if apart.exists():
+            self.path, self.entries["chat_template"] = apart, apart.read_text("utf-8")
 
     def encode(self, text):
         """The tokens of a text, with those before and after it that the folder asks for."""
@@ -135,6 +153,7 @@ class Tokenizer:
 
     def chat(self, messages):
         """The tokens of a conversation, [{"role": …, "content": …}], up to the answer's begin."""
+        from jinja2.exceptions import TemplateSyntaxError, UndefinedError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         template = self.entries.get("chat_template")
@@ -143,6 +162,9 @@ class Tokenizer:
                              f"give it a text")
         marks = {name: token["content"] if isinstance(token, dict) else token
                  for name, token in self.entries.items() if name.endswith("_token") and token}
-        text = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(
-            template).render(messages=messages, add_generation_prompt=True, **marks)
+        try:
+            text = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(
+                template).render(messages=messages, add_generation_prompt=True, **marks)
+        except (TemplateSyntaxError, UndefinedError) as error:
+            raise ModelError(f"{self.path}: the chat_template fails: {error}") from None
         return self.own.encode(text, add_special_tokens=False).ids

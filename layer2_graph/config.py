@@ -58,6 +58,8 @@ SCALINGS = {        # type -> the entries that it needs
 }
 NEEDED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
           "vocab_size")
+OPTIONAL = {"num_key_value_heads": int, "head_dim": int, "max_position_embeddings": int,
+            "sliding_window": int, "rms_norm_eps": int | float, "rope_theta": int | float}
 
 
 def read_config(folder):
@@ -71,17 +73,26 @@ def read_config(folder):
     for name in NEEDED:
         if not isinstance(entries.get(name), int) or entries[name] < 1:
             raise ModelError(f"{path}: {name} is {entries.get(name)!r}, expected a whole number")
+    for name, kind in OPTIONAL.items():
+        value = entries.get(name)
+        if value is not None and (not isinstance(value, kind) or value <= 0):
+            raise ModelError(f"{path}: {name} is {value!r}, expected a "
+                             f"{'whole number' if kind is int else 'number'} above 0")
     if entries.get("hidden_act", "silu") != "silu":
         raise ModelError(f"{path}: hidden_act is {entries['hidden_act']!r}, expected 'silu'")
     H, C = entries["num_attention_heads"], entries["hidden_size"]
     G = entries.get("num_key_value_heads") or H
     if H % G:
         raise ModelError(f"{path}: {H} query heads cannot share {G} key heads evenly")
+    D = entries.get("head_dim") or C // H
+    if D % 2:
+        raise ModelError(f"{path}: heads are {D} wide, expected an even number: they are turned in "
+                         f"pairs")
     theta, scaling = rotation(path, entries)
     flags = [entries.get(f, False) if isinstance(f, str) else f for f in FAMILIES[family]]
     ends = entries.get("eos_token_id")
     return Config(
-        L=entries["num_hidden_layers"], C=C, H=H, G=G, D=entries.get("head_dim") or C // H,
+        L=entries["num_hidden_layers"], C=C, H=H, G=G, D=D,
         F=entries["intermediate_size"], V=entries["vocab_size"],
         eps=entries.get("rms_norm_eps", 1e-6), theta=theta, room=longest(path, entries),
         ends=() if ends is None else tuple(ends) if isinstance(ends, list) else (ends,),

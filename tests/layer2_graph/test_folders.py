@@ -69,6 +69,10 @@ def test_a_dtype_may_be_asked_for(folder):
     ({"vocab_size": 0}, "vocab_size is 0, expected a whole number"),
     ({"hidden_act": "gelu"}, "hidden_act is 'gelu', expected 'silu'"),
     ({"num_key_value_heads": 3}, "4 query heads cannot share 3 key heads evenly"),
+    ({"head_dim": 15}, "heads are 15 wide, expected an even number"),
+    ({"head_dim": "16"}, "head_dim is '16', expected a whole number above 0"),
+    ({"max_position_embeddings": -1}, "max_position_embeddings is -1, expected a whole number"),
+    ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small', expected a number above 0"),
     ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "rotary scaling 'dynamic', expected"),
     ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
      "rotary scaling llama3 has low_freq_factor = None, expected a number"),
@@ -106,21 +110,39 @@ def test_a_tensor_that_is_missing(folder):
 
 def test_a_tensor_of_another_shape(folder):
     change(folder, **{NAME: torch.zeros(32, 48)})
-    with pytest.raises(ModelError, match=rf"{NAME} has shape \(32, 48\), expected \(48, 32\)"):
+    with pytest.raises(ModelError, match=rf"model.safetensors: {NAME} has shape \(32, 48\), "
+                                         r"expected \(48, 32\) by config.json"):
         load(folder)
 
 
 def test_a_tensor_of_another_kind(folder):
     change(folder, **{NAME: torch.zeros(48, 32, dtype=torch.int8)})
-    with pytest.raises(ModelError, match=rf"{NAME} is torch.int8, expected torch.float32"):
+    with pytest.raises(ModelError, match=rf"model.safetensors: {NAME} is torch.int8, expected "
+                                         r"torch.float32, torch.float16, torch.bfloat16"):
         load(folder)
 
 
-def test_a_file_that_ends_early(folder):
+def test_another_vocabulary(folder):
+    write(folder / "config.json", ENTRIES | {"vocab_size": 41})
+    with pytest.raises(ModelError, match=r"model.embed_tokens.weight has shape \(40, 32\), "
+                                         r"expected \(41, 32\)"):
+        load(folder)
+
+
+@pytest.mark.parametrize("left", [-100, 100, 4, 0])
+def test_a_file_that_ends_early(folder, left):
     path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ModelError, match=r"is no whole safetensors file \(\d+ bytes\)"):
+    path.write_bytes(path.read_bytes()[:left])
+    with pytest.raises(ModelError, match=r"model.safetensors is no whole safetensors file "
+                                         r"\(\d+ bytes\)"):
         load(folder)
+
+
+def test_an_archive_that_ends_early(folder):
+    for content in (b"", b"PK\x03\x04 and no more", b"nothing of the kind"):
+        (folder / "weights.npz").write_bytes(content)
+        with pytest.raises(ModelError, match=r"weights.npz is no whole NumPy archive \(\d+ bytes"):
+            load(folder)
 
 
 def test_no_weights(folder):
@@ -131,7 +153,23 @@ def test_no_weights(folder):
 
 def test_a_shard_that_is_missing(sharded):
     (sharded / "part-1.safetensors").unlink()
-    with pytest.raises(ModelError, match="part-1.safetensors is missing"):
+    with pytest.raises(ModelError, match=r"part-1.safetensors is missing; model.safetensors.index."
+                                         r"json expects model\.\S+ in it"):
+        load(sharded)
+
+
+def test_a_shard_that_ends_early(sharded):
+    path = sharded / "part-1.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ModelError, match="part-1.safetensors is no whole safetensors file"):
+        load(sharded)
+
+
+def test_the_shard_of_a_wrong_tensor_is_named(sharded):
+    index = json.loads((sharded / "model.safetensors.index.json").read_text())["weight_map"]
+    path = sharded / index[NAME]
+    save_file(load_file(path) | {NAME: torch.zeros(32, 48)}, path)
+    with pytest.raises(ModelError, match=rf"{index[NAME]}: {NAME} has shape \(32, 48\), expected"):
         load(sharded)
 
 
@@ -143,9 +181,10 @@ def test_an_index_that_is_wrong(sharded):
     write(index, {"weight_map": places | {NAME: other}})
     with pytest.raises(ModelError, match=f"{other}: no tensor {NAME}, though"):
         load(sharded)
-    write(index, {})
-    with pytest.raises(ModelError, match="expected a weight_map"):
-        load(sharded)
+    for entries in ({}, {"weight_map": {NAME: 1}}, {"weight_map": [NAME]}):
+        write(index, entries)
+        with pytest.raises(ModelError, match="expected a weight_map"):
+            load(sharded)
 
 
 # ---- tokenizers
@@ -176,6 +215,20 @@ def test_a_conversation_goes_through_the_folders_template(folder):
     assert own.decode(own.chat([{"role": "user", "content": "33"}])) == "03312"
 
 
+def test_a_template_in_a_file_of_its_own(folder):
+    tokenizer(folder, 40, chat_template="1", eos_token="0")
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}{{ eos_token }}")
+    own = Tokenizer(folder, read_config(folder))
+    assert own.decode(own.chat([{"role": "user", "content": "33"}])) == "330"
+
+
+@pytest.mark.parametrize("template", ["{% for m in messages %}", "{{ strange() }}"])
+def test_a_template_that_fails(folder, template):
+    tokenizer(folder, chat_template=template)
+    with pytest.raises(ModelError, match="tokenizer_config.json: the chat_template fails: "):
+        Tokenizer(folder, read_config(folder)).chat([])
+
+
 def test_a_template_cannot_reach_out(folder):
     tokenizer(folder, chat_template="{{ ''.__class__.__mro__[1].__subclasses__() }}")
     from jinja2.exceptions import SecurityError
@@ -186,10 +239,21 @@ def test_a_template_cannot_reach_out(folder):
 @pytest.mark.parametrize("prepare, says", [
     (lambda folder: None, "tokenizer.json is missing"),
     (lambda folder: (folder / "tokenizer.json").write_text("{}"), "is no tokenizer"),
-    (lambda folder: tokenizer(folder, 41), "has 41 tokens, expected at most the model's 40")])
+    (lambda folder: tokenizer(folder, 41), "has a token number 40, expected numbers below")])
 def test_a_tokenizer_that_does_not_fit(folder, prepare, says):
     prepare(folder)
     with pytest.raises(ModelError, match=says):
+        Tokenizer(folder, read_config(folder))
+
+
+def test_a_tokenizer_with_gaps(folder):
+    """Few tokens, and one of them beyond the embedding."""
+    tokenizer(folder)
+    path = folder / "tokenizer.json"
+    entries = json.loads(path.read_text())
+    entries["model"]["vocab"]["~"] = 50
+    write(path, entries)
+    with pytest.raises(ModelError, match="has a token number 50, expected numbers below"):
         Tokenizer(folder, read_config(folder))
 
 

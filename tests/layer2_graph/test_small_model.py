@@ -11,6 +11,7 @@ import torch
 from day02_overview.nano.train import forward
 from layer2_graph.checkpoint import Tokenizer, read_weights
 from layer2_graph.config import read_config
+from layer2_graph.g01_llama import PagedCache, load
 from layer2_graph.small import card, evaluate, train
 from layer2_graph.small.corpus import BEGIN, END, corpus, document, stories
 from layer2_graph.small.stories import Teller, grammar
@@ -62,6 +63,18 @@ def test_the_course_loads_it(name):
     assert config.room == 512 and config.tied and config.D in (32, 64)
     assert all(size % 16 == 0 for weight in weights.values() for size in weight.shape)
     assert all(torch.isfinite(weight).all() for weight in weights.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_courses_llama_computes_what_was_trained(name, models, told):
+    m, w, tokenizer = models[name]
+    tokens = train.encode(tokenizer, told[:1])[0][:200]                 # (T,)
+    model = load(FOLDERS[name], dtype=torch.float32)
+    cache = PagedCache(model.config, 1, len(tokens))
+    got = model.forward(cache.step([tokens.tolist()]), cache, every=True)       # (T, V)
+    with torch.no_grad():
+        want = forward(m, w, tokens[None])[0]                           # (T, V)
+    assert (got - want).abs().max() < 1e-3
 
 
 @pytest.mark.parametrize("name", NAMES)
