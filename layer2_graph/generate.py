@@ -11,10 +11,11 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated
 
+import torch
 import typer
 
 from day02_overview import NANO, decode, encode
-from lab import device
+from lab import device, simulator
 from lab.cli import main, own_desk
 from lab.course import CourseError
 from layer1_kernels import Kernels, kernels
@@ -130,7 +131,7 @@ def write(model, oracle, tokenizer, text, prompt, count):
     same, gap = parted
     why = ("which rounding explains" if gap <= ROUNDING else
            "more than rounding explains: a kernel is wrong")
-    print(f"the same tokens as PyTorch up to number {same}; there PyTorch prefers its own by "
+    print(f"the first {same} tokens are PyTorch's; at the next one PyTorch prefers its own by "
           f"{gap:.3g} of a logit, {why}")
     return gap <= ROUNDING
 
@@ -138,11 +139,14 @@ def write(model, oracle, tokenizer, text, prompt, count):
 # ---- the command
 
 
+def is_nano(folder):
+    return folder.resolve() == NANO.resolve()
+
+
 def prepare(folder, prompts, count):
     """(config, weights, tokenizer, prompts in tokens). ModelError or ValueError in one line."""
     config = read_config(folder)
-    nano = folder.resolve() == NANO.resolve()
-    tokenizer = Letters() if nano else Tokenizer(folder, config)
+    tokenizer = Letters() if is_nano(folder) else Tokenizer(folder, config)
     found = [tokenizer.encode(text) for text in prompts]
     for text, tokens in zip(prompts, found, strict=True):
         if not text or not tokens:
@@ -150,8 +154,6 @@ def prepare(folder, prompts, count):
         if len(tokens) + count > config.room:
             raise ValueError(f"a prompt of {len(tokens)} tokens and {count} more are "
                              f"{len(tokens) + count}; the model has room for {config.room}")
-    import torch
-
     weights = read_weights(folder, config, torch.float32, device.torch_device())
     return config, weights, tokenizer, found
 
@@ -173,8 +175,8 @@ def generate(
     simulated = table != "torch" and device.gpu() is None
     if simulated:
         device.use_simulator()
-    folder = model or (NANO if simulated else SMALL)
-    texts = prompt or (["a warp has"] if folder == NANO else ["Once upon a time"])
+    folder = (model or (NANO if simulated else SMALL)).resolve()
+    texts = prompt or ["a warp has" if is_nano(folder) else "Once upon a time"]
     try:
         ops = kernels(table, own_desk(desk).folder if table == "mine" else None)
         config, weights, tokenizer, prompts = prepare(folder, texts, tokens)
@@ -188,8 +190,12 @@ def generate(
     print("\n".join(whose(ops.sources(), names)))
     if table == "mine":
         print(f"  yours: {sum(ops.sources()[name] == 'mine' for name in names)} of {len(names)}")
-    right = [write(own, oracle, tokenizer, text, p, tokens)
-             for text, p in zip(texts, prompts, strict=True)]
+    try:
+        right = [write(own, oracle, tokenizer, text, p, tokens)
+                 for text, p in zip(texts, prompts, strict=True)]
+    except simulator.KernelError as error:
+        print()                                 # end the line that was being written
+        raise CourseError(f"a kernel fails: {error}") from None
     raise typer.Exit(0 if all(right) else 1)
 
 

@@ -122,16 +122,31 @@ def test_where_tokens_part_and_by_what_gap(own, want):
     assert generate.differ([(token, None) for token in own], oracle) == want
 
 
-def test_a_wrong_kernel_is_told(run, monkeypatch):
+@pytest.fixture
+def broken(monkeypatch):
+    """broken(swiglu): the command's table, PyTorch's but for this function."""
     right = kernels("torch")
 
-    def table(name, desk=None):
-        return right if name == "torch" else replace(
-            right, swiglu=lambda gate, up: up)
+    def one(swiglu):
+        wrong = replace(right, swiglu=swiglu)
+        monkeypatch.setattr(generate, "kernels",
+                            lambda name, desk=None: right if name == "torch" else wrong)
+    return one
 
-    monkeypatch.setattr(generate, "kernels", table)
+
+def test_a_wrong_kernel_is_told(run, broken):
+    broken(lambda gate, up: up)
     code, said, _ = run("--kernels", "triton", "--tokens", 5)
     assert code == 1 and "more than rounding explains: a kernel is wrong" in said
+
+
+def test_a_kernel_that_fails_is_one_line(run, broken):
+    def swiglu(gate, up):
+        raise simulator.KernelError("out-of-bounds write\nin line 3")
+
+    broken(swiglu)
+    code, _, wrong = run("--kernels", "triton")
+    assert code == 2 and wrong == "generate: a kernel fails: out-of-bounds write in line 3\n"
 
 
 def test_a_letter_of_several_tokens_is_written_whole():
