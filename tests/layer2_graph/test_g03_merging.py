@@ -1,0 +1,469 @@
+"""Graders of g03. Each merge is compared with its two operations, in float64, and counted."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import conv2d
+from torch.utils.flop_counter import FlopCounterMode
+
+from day01_roofline import attended, count_bytes, count_flops
+from day02_overview import NANO
+from lab import simulator
+from layer1_kernels import kernels
+from layer2_graph import (
+    Config,
+    ContiguousCache,
+    Launches,
+    Llama,
+    MergedLlama,
+    PagedCache,
+    Work,
+    attend_absorbed,
+    attend_expanded,
+    fold_batch_norm,
+    fold_norm,
+    greedy,
+    load,
+    mla_flops,
+)
+from layer2_graph.checkpoint import shapes
+from layer2_graph.g03_merging import fold_norms, merge_rows
+
+
+def random_weights(dtype=torch.float32, **entries):
+    torch.manual_seed(0)
+    m = Config(**{"L": 2, "C": 32, "H": 4, "G": 2, "D": 16, "F": 48, "V": 31, "eps": 1e-5,
+                  "theta": 1e4, "room": 64} | entries)
+    return m, {name: (torch.randn(shape) / 4).to(dtype) for name, shape in shapes(m)}
+
+
+def launched(kind, T=2, **entries):
+    """The launches of a step of T tokens of each of two sequences."""
+    model = kind(*random_weights(**entries), kernels("torch"))
+    cache = PagedCache(model.config, 2, 16)
+    step = cache.step([[1] * T] * 2)
+    with Launches() as seen:
+        model.ops = seen.counting(model.ops)
+        model.forward(step, cache)
+    return seen.names
+
+
+# ---- predict_merged_launches
+
+
+def test_predict_merged_launches(subject):
+    """The truth is counted: a model of two layers against one of one."""
+    names, less = launched(MergedLlama, L=2), launched(MergedLlama, L=1)
+    want, got = len(names) - len(less), subject.predict_merged_launches()
+    assert got == want, (
+        f"predict_merged_launches: a layer makes {want} launches, predicted {got}: "
+        f"{', '.join(names[1:1 + want])}"
+        + {15: "\nThat is as many as before: then nothing is merged.",
+           13: "\nThe MLP has two matrices on the same input, too.",
+           14: "\nThree matrices on the same input become one: that is two launches less.",
+           11: "\nThe matrix `down` takes what SwiGLU made, another input than gate's and up's."
+           }.get(got, ""))
+
+
+# ---- merge_rows
+
+
+@pytest.mark.parametrize("biases", [(True, True, True), (False, True, False), (False,) * 3])
+@pytest.mark.parametrize("rows, C", [((5, 3, 2), 7), ((4, 4, 4), 4), ((1, 127, 2), 9)])
+def test_merge_rows(subject, agree, rng, rows, C, biases):
+    x = rng.standard_normal((3, C))
+    parts = [(rng.standard_normal((n, C)), rng.standard_normal(n) if has else None)
+             for n, has in zip(rows, biases, strict=True)]
+    what = f"merge_rows of {', '.join(map(str, rows))} rows, biases: " + \
+        ", ".join("yes" if has else "no" for has in biases)
+    got = subject.merge_rows([tuple(None if a is None else torch.from_numpy(a) for a in part)
+                              for part in parts])
+    assert isinstance(got, (tuple, list)) and len(got) == 2, \
+        f"{what}: got a {type(got).__name__}, expected two: (weight, bias)"
+
+    def out(parts):
+        return np.concatenate([x @ w.T + (0 if b is None else b) for w, b in parts], 1)
+
+    def at(i):
+        which = int(np.searchsorted(np.cumsum(rows), i[-1], side="right"))
+        return f"number {i[-1] - sum(rows[:which])} of matrix {which}"
+
+    agree(got[0], np.concatenate([w for w, _ in parts]), "exact", f"{what}: the weight",
+          at=lambda i: at(i[:1]), mistakes={"the matrices are stacked in the reverse order":
+                                            np.concatenate([w for w, _ in parts[::-1]])})
+    if not any(biases):
+        assert got[1] is None, f"{what}: no matrix has a bias, so the merged one has None"
+        return
+    assert got[1] is not None, \
+        f"{what}: the bias is None, and those of the matrices that have one are lost"
+    assert torch.is_tensor(got[1]) and got[1].shape == (sum(rows),), \
+        f"{what}: the bias is {got[1]!r}, expected a number for each of the {sum(rows)} rows"
+    agree(x @ got[0].numpy().T + got[1].numpy(), out(parts), "float64", f"{what}: results", at=at)
+
+
+def test_merge_rows__keeps_the_dtype(subject):
+    for dtype in (torch.bfloat16, torch.float16):
+        parts = [(torch.ones(2, 3, dtype=dtype), None),
+                 (torch.ones(1, 3, dtype=dtype), torch.ones(1, dtype=dtype))]
+        for name, tensor in zip(("weight", "bias"), subject.merge_rows(parts), strict=True):
+            assert tensor.dtype == dtype, (
+                f"merge_rows: matrices of {dtype}, and the {name} is {tensor.dtype}. Zeros of "
+                f"another dtype widen all the rest: they must have the matrix's dtype")
+
+
+def test_merge_rows__refuses_other_widths():
+    with pytest.raises(ValueError, match="matrices that take 3, 4 numbers"):
+        merge_rows([(torch.ones(2, 3), None), (torch.ones(2, 4), None)])
+
+
+# ---- fold_batch_norm
+
+
+CONVOLUTIONS = {        # outputs, inputs, groups, sides, bias, padding, stride
+    "3 x 3 with a bias": (4, 4, 1, (3, 3), True, 1, 1),
+    "3 x 2 without a bias": (5, 3, 1, (3, 2), False, 1, 2),
+    "1 x 1": (7, 3, 1, (1, 1), True, 0, 1),
+    "three groups": (6, 9, 3, (3, 3), True, 1, 1),
+    "depthwise, without a bias": (5, 5, 5, (3, 3), False, 2, 1),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_fold_batch_norm(subject, agree, rng, name):
+    O, inputs, groups, sides, has_bias, padding, stride = CONVOLUTIONS[name]    # noqa: E741
+    x, weight = (torch.from_numpy(rng.standard_normal(shape)) for shape in
+                 ((2, inputs, 7, 6), (O, inputs // groups, *sides)))
+    bias, mean, gamma, beta = (torch.from_numpy(a) for a in rng.standard_normal((4, O)))
+    variance, eps = torch.from_numpy(rng.uniform(0.05, 2, O)), 0.1
+    bias = bias if has_bias else None
+
+    def conv(w=weight, b=bias):
+        return conv2d(x, w, b, stride, padding, groups=groups).numpy()
+
+    def each(a):                    # (O,) -> (O, 1, 1)
+        return a.numpy()[:, None, None]
+
+    def normed(z, mean=mean, eps=eps, root=True):
+        spread = each(variance) + eps
+        return (z - each(mean)) / (np.sqrt(spread) if root else spread) * each(gamma) + each(beta)
+
+    got = subject.fold_batch_norm(weight, bias, mean, variance, gamma, beta, eps)
+    assert isinstance(got, (tuple, list)) and len(got) == 2 and all(map(torch.is_tensor, got)), \
+        "fold_batch_norm: expected two tensors, (weight, bias); the bias is there in any case"
+    for tensor, shape, word in zip(got, (weight.shape, (O,)), ("weight", "bias"), strict=True):
+        assert tensor.shape == tuple(shape), \
+            f"fold_batch_norm: {word} of shape {tuple(tensor.shape)}, expected {tuple(shape)}"
+    mistakes = {
+        "eps is left out": normed(conv(), eps=0),
+        "it is divided by the variance, not by its root": normed(conv(), root=False),
+        "the mean is not subtracted": normed(conv(), mean=torch.zeros(O)),
+        "the mean is subtracted as it is: it must be scaled, as everything before the norm":
+            normed(conv(), mean=torch.zeros(O)) - each(mean),
+    }
+    scale = gamma / (variance + eps).sqrt()
+    if has_bias:
+        unscaled = each(bias * (1 - scale))
+        mistakes["the convolution's own bias is not scaled"] = normed(conv()) + unscaled
+        mistakes["the convolution's own bias is lost"] = normed(conv(b=None))
+    if inputs // groups == O:
+        columns = conv(w=weight * scale[None, :, None, None], b=None)
+        mistakes["input channels are scaled, not output channels"] = \
+            columns + each((bias - mean) * scale + beta)
+    agree(conv(*got), normed(conv()), "float64", f"fold_batch_norm, {name}: what comes out of it",
+          at=lambda i: f"image {i[0]}, channel {i[1]}, row {i[2]}, column {i[3]}",
+          mistakes=mistakes)
+
+
+def test_fold_batch_norm__rounds_once(rng):
+    weight = torch.from_numpy(rng.standard_normal((6, 3, 3, 3))).bfloat16()
+    mean, gamma, beta = (torch.from_numpy(a).float() for a in rng.standard_normal((3, 6)))
+    variance = torch.from_numpy(rng.uniform(0.1, 2, 6)).float()
+    given = weight, beta, mean, variance, gamma, beta
+    exact = fold_batch_norm(*(a.double() for a in given), 1e-5)
+    got = fold_batch_norm(*given, 1e-5)
+    for tensor, want in zip(got, exact, strict=True):
+        assert tensor.dtype == torch.bfloat16
+        assert ((tensor.double() - want).abs() <= want.abs() / 256).all()
+
+
+@pytest.mark.parametrize("kind, shape", [(torch.nn.Linear, (3, 4)), (torch.nn.Conv1d, (3, 4, 5)),
+                                         (torch.nn.Conv3d, (3, 4, 3, 4, 5))])
+def test_fold_batch_norm__other_numbers_of_sides(kind, shape):
+    torch.manual_seed(0)
+    first = kind(4, 6, *[2] * (len(shape) > 2)).double()
+    norm = {2: torch.nn.BatchNorm1d, 3: torch.nn.BatchNorm1d, 5: torch.nn.BatchNorm3d}[len(shape)]
+    second = norm(6).double()
+    for tensor in (*second.parameters(), second.running_mean):
+        torch.nn.init.normal_(tensor)
+    second.eval()
+    x = torch.randn(shape).double()
+    want = second(first(x))
+    first.weight.data, first.bias.data = fold_batch_norm(
+        first.weight.data, first.bias.data, second.running_mean, second.running_var,
+        second.weight.data, second.bias.data, second.eps)
+    torch.testing.assert_close(first(x), want, rtol=1e-12, atol=1e-12)
+
+
+def test_batch_norm_before_a_padded_convolution_has_no_one_equation():
+    """Inside it could be folded; at the border zeros stand where shifted numbers would have to."""
+    torch.manual_seed(0)
+    x, weight, shift = torch.randn(1, 2, 6, 6), torch.randn(3, 2, 3, 3), torch.randn(2)
+    want = conv2d(x + shift[:, None, None], weight, padding=1)
+    got = conv2d(x, weight, (weight.sum((2, 3)) * shift).sum(1), padding=1)
+    wrong = (got - want).abs().amax((0, 1)) > 1e-4              # (6, 6)
+    assert not wrong[1:-1, 1:-1].any() and wrong[0].all() and wrong[:, -1].all()
+
+
+# ---- choose_marks
+
+
+def lines(rng):
+    """[(what, f)]: each pair of operations as one function of a row x and its place."""
+    gate, up, w = rng.standard_normal((3, 6, 8))
+    weight, kernel, (mean, scale, shift) = rng.standard_normal(8), rng.standard_normal(3), (
+        0.3, 1.7, -0.4)
+
+    def conv(x):
+        return np.convolve(x, kernel, "valid")
+
+    def rope(x, place):
+        a, b = np.split(x, 2)
+        angle = place * np.array([1.0, 0.1, 0.01])
+        return np.concatenate([a * np.cos(angle) - b * np.sin(angle),
+                               b * np.cos(angle) + a * np.sin(angle)])
+
+    return [
+        ("the matrices of gate and up", lambda x, place: np.concatenate([gate @ x, up @ x])),
+        ("a convolution, then batch norm", lambda x, place: (conv(x) - mean) * scale + shift),
+        ("a convolution, then ReLU", lambda x, place: np.maximum(conv(x), 0)),
+        ("a division by rms(x), then a matrix",
+         lambda x, place: w @ (x / np.sqrt((x * x).mean() + 1e-5))),
+        ("RMSNorm's weight, then a matrix", lambda x, place: w @ (x * weight)),
+        ("the matrix of keys, then RoPE", lambda x, place: rope(w @ x, place)),
+    ]
+
+
+def test_choose_marks(subject, rng):
+    """A matrix and a shift do it where f(x + y) + f(0) = f(x) + f(y), alike at every place."""
+    got, pairs = subject.choose_marks(), lines(rng)
+    assert isinstance(got, str) and len(got) == len(pairs) and set(got) <= set("&+"), \
+        f"choose_marks: got {got!r}, expected a text of {len(pairs)} marks, each & or +"
+    x, y = rng.standard_normal((2, 8))
+    for number, (mark, (what, f)) in enumerate(zip(got, pairs, strict=True), 1):
+        joint, apart = f(x + y, 3) + f(0 * x, 3), f(x, 3) + f(y, 3)
+        here, there = f(x, 3), f(x, 5)
+        sums, stays = np.allclose(joint, apart), np.allclose(here, there)
+        head = f"choose_marks, line {number}, {what}"
+        if sums and stays:
+            assert mark == "&", (
+                f"{head}: + says that both must be computed. But f(x + y) + f(0) is f(x) + f(y) "
+                f"for all x and y, at every place. So one matrix and one bias do it")
+            continue
+        i, j = (int(np.argmax(np.abs(a - b))) for a, b in ((joint, apart), (here, there)))
+        assert mark == "+", (f"{head}: & says that one matrix and one bias do both. Then " + (
+            f"f(x + y) + f(0) would be f(x) + f(y). For random x and y the one is {joint[i]:.3g}, "
+            f"the other {apart[i]:.3g}" if not sums else
+            f"x would give the same result at every place. It gives {here[j]:.3g} at place 3 and "
+            f"{there[j]:.3g} at place 5: each place has a matrix of its own"))
+
+
+# ---- attend_absorbed
+
+
+class Given:
+    """Queries, latents and matrices of a head width, a latent width and a rotary width."""
+
+    scale = 0.37
+
+    def __init__(self, rng, T, N, H=3, D=5, R=7, E=4):
+        self.sizes = T, N, H, D, R, E
+        shapes = {"q": (H, T, D), "turned": (H, T, E), "c": (N, R), "k_turned": (N, E),
+                  "w_k": (H, D, R), "w_v": (H, D, R)}
+        for name, shape in shapes.items():
+            setattr(self, name, rng.standard_normal(shape))
+
+    def run(self, function):
+        return function(*(torch.from_numpy(getattr(self, name)) for name in
+                          ("q", "turned", "c", "k_turned", "w_k", "w_v")), self.scale)
+
+    def out(self, rotary=True, outside=False, masked=True, scale=None, w_v=None):
+        """By the book: for each head and query the keys and values that it may see."""
+        T, N, H, D, _, _ = self.sizes
+        out, w_v = np.empty((H, T, D)), self.w_v if w_v is None else w_v
+        scale = self.scale if scale is None else scale
+        for h in range(H):
+            for t in range(T):
+                keys = slice(0, N - T + t + 1 if masked else N)
+                turned = self.k_turned[keys] @ self.turned[h, t] * rotary
+                scores = (self.c[keys] @ self.w_k[h].T) @ self.q[h, t]
+                scores = scores * scale + turned if outside else (scores + turned) * scale
+                weights = np.exp(scores - scores.max())
+                out[h, t] = weights / weights.sum() @ (self.c[keys] @ w_v[h].T)
+        return out
+
+
+@pytest.mark.parametrize("T, N", [(3, 11), (1, 9), (5, 5), (1, 1)])
+def test_attend_absorbed(subject, agree, rng, T, N):
+    given = Given(rng, T, N)
+    agree(given.run(subject.attend_absorbed), given.out(), "float64",
+          f"attend_absorbed, {T} new of {N} tokens",
+          at=lambda i: f"head {i[0]}, new token {i[1]}, number {i[2]}", mistakes={
+              "the rotary part of the scores is left out": given.out(rotary=False),
+              "the rotary part is added after the scale": given.out(outside=True),
+              "a new token sees those after it": given.out(masked=False),
+              "the scores are not scaled": given.out(scale=1.0),
+              "w_k makes the values, too": given.out(w_v=given.w_k),
+          } if N > 1 else {})
+
+
+def test_attend_absorbed__never_makes_a_key(subject, rng):
+    given = Given(rng, 1, 100, D=8, R=12)
+    counter = subject.make("torch.utils.flop_counter:FlopCounterMode", display=False)
+    with counter:
+        given.run(subject.attend_absorbed)
+    most, got = mla_flops(*given.sizes, absorbed=True), counter.get_total_flops()
+    expanded = mla_flops(*given.sizes, absorbed=False)
+    assert got <= most, (
+        f"attend_absorbed: right, in {got:,} FLOPs for one new token of 100; {most:,} do. " + (
+            "Keys and values of all 100 are made. Only queries and results should meet w_k and w_v"
+            if got - most > 0.75 * (expanded - most) else "One of w_k and w_v still meets all 100 latents"))
+
+
+@pytest.mark.parametrize("T, N", [(1, 9), (4, 9), (6, 6)])
+def test_flops_of_latent_attention_are_those_counted(rng, T, N):
+    """Here a hidden pair is computed, too, and then masked; the formula leaves it out."""
+    given = Given(rng, T, N)
+    _, _, H, D, R, E = given.sizes
+    for function, width in ((attend_expanded, D), (attend_absorbed, R)):
+        with FlopCounterMode(display=False) as counter:
+            given.run(function)
+        hidden = 2 * H * (T * N - attended(T, N)) * (2 * width + E)
+        assert counter.get_total_flops() - hidden == mla_flops(
+            *given.sizes, absorbed=function is attend_absorbed)
+
+
+def test_expanded_attention_is_that_of_the_book(agree, rng):
+    given = Given(rng, 3, 11)
+    agree(given.run(attend_expanded), given.out(), "float64")
+
+
+def test_matrices_multiplied_out_give_the_same(rng):
+    """What "absorbed into W_q" says: one matrix from x to the query that meets the latents."""
+    given, C = Given(rng, 2, 9), 10
+    x, w_q = (torch.from_numpy(rng.standard_normal(shape)) for shape in ((2, C), (3, 5, C)))
+    w_k = torch.from_numpy(given.w_k)
+    torch.testing.assert_close(x @ (w_k.mT @ w_q).mT, (x @ w_q.mT) @ w_k, rtol=1e-12, atol=1e-12)
+
+
+# ---- the norm's weight
+
+
+@pytest.mark.parametrize("T, C, N", [(1, 1, 1), (3, 7, 5), (2, 129, 127)])
+def test_fold_norm(agree, rng, T, C, N):
+    x, norm, weight = (rng.standard_normal(shape) for shape in ((T, C), C, (N, C)))
+    rms = np.sqrt((x * x).mean(-1, keepdims=True) + 0.1)
+    folded = fold_norm(torch.from_numpy(norm), torch.from_numpy(weight)).numpy()
+    want = (x / rms * norm) @ weight.T
+    agree(x / rms @ folded.T, want, "float64")
+    agree(x @ folded.T / rms, want, "float64")          # what is left of the norm may come last
+
+
+@pytest.mark.parametrize("entries", [{}, {"tied": True}, {"bias_qkv": True, "bias_mlp": True},
+                                     {"qk_norm": True}])
+def test_a_model_with_folded_norms_is_the_same(entries):
+    m, weights = random_weights(torch.float64, **entries)
+    folded = fold_norms(m, weights)
+    prompt = ContiguousCache(m, 1, 5).step([[1, 2, 3, 4, 5]])
+    cache = SimpleNamespace(attend=lambda layer, q, k, v, step, ops, scale: ops.flash_attention(
+        q[None], k[None], v[None], True, scale)[0][0])          # caches keep no float64
+
+    def logits(weights):
+        return Llama(m, weights, kernels("torch")).forward(prompt, cache, every=True)
+
+    torch.testing.assert_close(logits(folded), logits(weights), rtol=1e-12, atol=1e-12)
+    ones = {name for name in weights if (folded[name] == 1).all()}
+    assert ones == {f"model.layers.{i}.{norm}_layernorm.weight" for i in range(m.L) for norm in
+                    ("input", "post_attention")} | (set() if m.tied else {"model.norm.weight"})
+
+
+# ---- the model
+
+
+PROMPTS = [[5, 17, 3], [9, 8, 7, 6, 5, 4, 3], [30]]
+
+
+@pytest.mark.parametrize("entries", [
+    {}, {"G": 4}, {"G": 1, "tied": True}, {"bias_qkv": True, "bias_o": True, "bias_mlp": True},
+    {"qk_norm": True, "H": 6}], ids=str)
+def test_a_merged_model_is_the_same(entries):
+    m, weights = random_weights(**entries)
+    apart, merged = (kind(m, weights, kernels("torch")) for kind in (Llama, MergedLlama))
+    assert greedy(merged, PROMPTS, 8) == greedy(apart, PROMPTS, 8)
+    caches = [kind(m, 2, 16) for kind in (PagedCache, ContiguousCache)]
+    for new in ([[1, 2, 3], [4]], [[5], [6, 7]], [[1], [2]]):
+        want, got = (model.forward(cache.step(new), cache, every=True)
+                     for model, cache in zip((apart, merged), caches, strict=True))
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("folder", [NANO, NANO.parents[1] / "layer2_graph/small"])
+def test_shipped_models_give_the_same_tokens(folder):
+    apart = load(folder, dtype=torch.float32)
+    merged = MergedLlama(apart.config, apart.weights, apart.ops)
+    prompts = [[10, 97], [30, 31, 32, 33, 34], [99]]
+    assert greedy(merged, prompts, 25) == greedy(apart, prompts, 25)
+
+
+def test_nothing_is_held_twice():
+    m, weights = random_weights(bias_qkv=True)
+    names = set(weights)
+    model = MergedLlama(m, weights, kernels("torch"))
+    held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+            for t in model.weights.values()}
+    assert sum(held.values()) == sum(t.nbytes for t in weights.values())
+    assert set(weights) == set(model.weights) == names
+    for name, tensor in weights.items():
+        assert torch.equal(model.weights[name], tensor)
+
+
+def test_merged_launches_and_what_norms_of_heads_give_back():
+    def layer(kind, **entries):
+        return len(launched(kind, L=2, **entries)) - len(launched(kind, L=1, **entries))
+
+    assert (layer(Llama), layer(MergedLlama)) == (15, 12)
+    # rows of views must be copied for a kernel that takes contiguous ones
+    assert (layer(Llama, qk_norm=True), layer(MergedLlama, qk_norm=True)) == (17, 16)
+    assert launched(MergedLlama, qk_norm=True).count("clone") == 4
+
+
+@pytest.mark.parametrize("B, T", [(1, 1), (3, 1), (2, 9)])
+def test_counted_bytes_are_those_of_day_1(B, T):
+    m, weights = random_weights()
+    model, work = MergedLlama(m, weights, kernels("torch")), Work()
+    cache, model.ops = ContiguousCache(m, B, 16), work.counting(model.ops)
+    model.forward(cache.step([[2] * T] * B), cache)
+    moved = count_bytes(m, B, T, T, 4)
+    assert work.flops == sum(count_flops(m, B, T, T).values())
+    assert (work.weights, work.activations, work.cache) == tuple(map(sum, zip(*moved.values(),
+                                                                              strict=True)))
+
+
+@pytest.fixture
+def simulated():
+    simulator.activate_triton()
+    yield
+    simulator.deactivate_triton()
+
+
+def test_triton_kernels_take_the_views(simulated):
+    m, weights = random_weights(L=1)
+    want = greedy(Llama(m, weights, kernels("torch")), [[5, 17], [9, 8, 7]], 2)
+    assert greedy(MergedLlama(m, weights, kernels("triton")), [[5, 17], [9, 8, 7]], 2) == want
+
+
+def test_cuda_refuses_the_views_in_one_sentence(simulated):
+    model = MergedLlama(*random_weights(L=1), kernels("cuda"))
+    with pytest.raises(ValueError, match="paged_attention_cuda: q is .* expected float32 and cont"):
+        greedy(model, [[5, 17]], 1)
