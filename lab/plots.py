@@ -438,13 +438,12 @@ def crossing(title, sizes, curves, at, x, y):
     figure, axes = plt.subplots(figsize=(7.5, 3.8), layout="constrained")
     for (name, values), colour in zip(curves.items(), (RED, BLUE), strict=True):
         axes.loglog(sizes, values, color=colour, lw=2)
-        axes.annotate(name, (sizes[-1], values[-1]), xytext=(-12, 6), textcoords="offset points",
-                      ha="right", color=colour)
+        axes.annotate(name, (sizes[len(sizes) // 5], values[len(sizes) // 5]), xytext=(6, -5),
+                      textcoords="offset points", va="top", color=colour)
     axes.axvline(at, color=GREY, lw=1, ls=":")
     axes.annotate(f"{at:,}", (at, 0.03), xycoords=("data", "axes fraction"), xytext=(5, 0),
                   textcoords="offset points", color=GREY)
     axes.set(title=title, xlabel=x, ylabel=y, xlim=(sizes[0], sizes[-1]))
-    axes.set_ylim(top=3 * max(map(max, curves.values())))           # room for a name
     axes.xaxis.set_major_formatter("{x:g}")
     axes.grid(which="major", color="#eaeef2")
     axes.spines[["top", "right"]].set_visible(False)

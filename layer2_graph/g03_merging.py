@@ -89,7 +89,7 @@ class MergedLlama(Llama):
     """g01's Llama with q, k and v in one matrix, and gate and up in one.
 
     It is made of the same weights, and copies the five matrices of each layer. In its own `weights`
-    the five are views of the two, so that nothing is held twice once the caller lets go of his.
+    the five are views of the two, so that nothing is held twice once the caller lets go of them.
     q, k, v, gate and up are views of wider rows. Tables torch and triton take them; cuda's
     attention takes contiguous arrays alone, and says so where T > 1.
     """
@@ -206,10 +206,10 @@ def causal(scores):                                 # (H, T, N) -> (H, T, N)
 def attend_expanded(q, turned, c, k_turned, w_k, w_v, scale):   # -> (H, T, D)
     """Multi-head latent attention of one sequence, with a key and a value for each head.
 
-    q: (H, T, D), the part of each query that knows no place    turned: (H, T, E), the rotated part
-    c: (N, R), the latents, all that the cache has but    k_turned: (N, E), rotated, of all heads
-    w_k, w_v: (H, D, R) make keys and values of a latent    scale: of the scores
-    Source: DeepSeek-V2, 2024, section 2.1.
+    q: (H, T, D), the part of each query that knows no place    turned: (H, T, E), its rotated part
+    c: (N, R), the latents    k_turned: (N, E), the rotated part of keys, one for all heads. A cache
+    holds these two    w_k, w_v: (H, D, R), make keys and values of latents    scale: of the scores
+    Source: "DeepSeek-V2", DeepSeek-AI, 2024, section 2.1.
     """
     k = c @ w_k.mT                                              # (H, N, D)
     v = c @ w_v.mT                                              # (H, N, D)
@@ -220,7 +220,7 @@ def attend_expanded(q, turned, c, k_turned, w_k, w_v, scale):   # -> (H, T, D)
 def attend_absorbed(q, turned, c, k_turned, w_k, w_v, scale):   # -> (H, T, D)
     """As attend_expanded, but keys and values are never made: the matrices go to the queries and
     to the results, which are fewer."""
-    # exercise: q · (c w_kᵀ)ᵀ is (q w_k) · cᵀ; and weights · (c w_vᵀ)?
+    # exercise: scores without keys, a mixture without values
     latent = q @ w_k                                            # (H, T, R)
     scores = latent @ c.mT + turned @ k_turned.mT               # (H, T, N)
     mixed = causal(scores * scale) @ c                          # (H, T, R)

@@ -328,7 +328,8 @@ def test_attend_absorbed__never_makes_a_key(subject, rng):
     assert got <= most, (
         f"attend_absorbed: right, in {got:,} FLOPs for one new token of 100; {most:,} do. " + (
             "Keys and values of all 100 are made. Only queries and results should meet w_k and w_v"
-            if got - most > 0.75 * (expanded - most) else "One of w_k and w_v still meets all 100 latents"))
+            if got - most > 0.75 * (expanded - most) else
+            "One of w_k and w_v still meets all 100 latents"))
 
 
 @pytest.mark.parametrize("T, N", [(1, 9), (4, 9), (6, 6)])
