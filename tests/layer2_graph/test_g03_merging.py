@@ -83,6 +83,8 @@ def test_merge_rows(subject, agree, rng, rows, C, biases):
     assert isinstance(got, (tuple, list)) and len(got) == 2, \
         f"{what}: got a {type(got).__name__}, expected two: (weight, bias)"
 
+    assert torch.is_tensor(got[0]), f"{what}: the weight is a {type(got[0]).__name__}, not a tensor"
+
     def out(parts):
         return np.concatenate([x @ w.T + (0 if b is None else b) for w, b in parts], 1)
 
@@ -108,8 +110,9 @@ def test_merge_rows__keeps_the_dtype(subject):
         parts = [(torch.ones(2, 3, dtype=dtype), None),
                  (torch.ones(1, 3, dtype=dtype), torch.ones(1, dtype=dtype))]
         for name, tensor in zip(("weight", "bias"), subject.merge_rows(parts), strict=True):
-            assert tensor.dtype == dtype, (
-                f"merge_rows: matrices of {dtype}, and the {name} is {tensor.dtype}. Zeros of "
+            found = getattr(tensor, "dtype", None)
+            assert found == dtype, (
+                f"merge_rows: matrices of {dtype}, and the {name} is {found}. Zeros of "
                 f"another dtype widen all the rest: they must have the matrix's dtype")
 
 
