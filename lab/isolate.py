@@ -55,7 +55,10 @@ def on_demand(contents):
             "def __getattr__(name):\n"
             "    if name not in HOME:\n"
             "        raise AttributeError(f'module {__name__!r} has no attribute {name!r}')\n"
-            "    return getattr(import_module(HOME[name]), name)\n")
+            "    module = import_module(HOME[name])\n"
+            "    # all of its names: one may be the module's own, which the import has just bound\n"
+            "    globals().update((n, getattr(module, n)) for n in HOME if HOME[n] == HOME[name])\n"
+            "    return globals()[name]\n")
 
 
 def stub_file(path, lesson):

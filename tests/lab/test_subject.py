@@ -214,6 +214,10 @@ def test_a_floor_gives_its_public_names_and_imports_only_what_is_asked_for():
         def add():
             from layer1_kernels import vector_add
             return vector_add.__module__
+        def table():
+            from layer1_kernels import Kernels
+            from layer1_kernels import kernels          # the function, not the module of its name
+            return kernels.__name__
         def nothing():
             from layer1_kernels import no_such_kernel
         ''')
@@ -221,5 +225,6 @@ def test_a_floor_gives_its_public_names_and_imports_only_what_is_asked_for():
         assert child.imported() == ["layer1_kernels.k02_transpose"]
         assert child.add() == "layer1_kernels.k01_vector_add"
         assert child.imported() == ["layer1_kernels.k01_vector_add", "layer1_kernels.k02_transpose"]
+        assert child.table() == "kernels"
         with pytest.raises(Raised, match="cannot import name 'no_such_kernel'"):
             child.nothing()
