@@ -138,7 +138,7 @@ def bench(M=2048, N=2048, K=2048):
 
     families = {}
     for rows in (M, 1):
-        a, w = (torch.randn(size, K, device="cuda") for size in (rows, N))      # (rows, K), (N, K)
+        a, w = (torch.randn(size, K, device="cuda") for size in (rows, N))
         ways = {"cublas": partial(torch.matmul, a, w.T),
                 "dots_triton": partial(matmul_few_rows, a, w)}
         for kernel in ("matmul_naive_cuda", "matmul_swapped_cuda", "matmul_coalesced_cuda"):
@@ -149,6 +149,15 @@ def bench(M=2048, N=2048, K=2048):
 
 def check(a, w, *dtypes):
     """What the kernels assume; they count with 32 bits."""
+    check_arrays(a, w, *dtypes)
+    if len(a) > LARGEST or len(w) > WARPS * LARGEST or a.shape[1] >= 2**31 - BK:
+        raise ValueError(f"matmul: a has shape {tuple(a.shape)} and w {tuple(w.shape)}, expected "
+                         f"at most {LARGEST} rows, {WARPS * LARGEST} rows, and fewer than "
+                         f"2^31 - {BK} columns")
+
+
+def check_arrays(a, w, *dtypes):
+    """What every matmul of the course assumes: shapes, dtypes and device that fit each other."""
     if a.ndim != 2 or w.ndim != 2 or a.shape[1] != w.shape[1]:
         raise ValueError(f"matmul: a has shape {tuple(a.shape)} and w {tuple(w.shape)}, "
                          f"expected (M, K) and (N, K)")
@@ -157,7 +166,3 @@ def check(a, w, *dtypes):
                         f"{' or both '.join(map(str, dtypes))}")
     if a.device != w.device:
         raise ValueError(f"matmul: a is on {a.device} and w on {w.device}, expected one device")
-    if len(a) > LARGEST or len(w) > WARPS * LARGEST or a.shape[1] >= 2**31 - BK:
-        raise ValueError(f"matmul: a has shape {tuple(a.shape)} and w {tuple(w.shape)}, expected "
-                         f"at most {LARGEST} rows, {WARPS * LARGEST} rows, and fewer than "
-                         f"2^31 - {BK} columns")

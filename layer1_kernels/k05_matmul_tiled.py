@@ -17,7 +17,7 @@ import triton.language as tl
 
 from lab import simulator
 from layer1_kernels.k02_transpose import transpose
-from layer1_kernels.k04_matmul_naive import matmul_few_rows, matmul_untiled_cuda
+from layer1_kernels.k04_matmul_naive import check_arrays, matmul_few_rows, matmul_untiled_cuda
 
 __all__ = ["matmul", "matmul_cuda", "matmul_torch"]
 
@@ -250,14 +250,7 @@ def bench(M=8192, N=8192, K=8192):
 
 def check(a, w, *dtypes):
     """What the kernels assume; they count with 32 bits."""
-    if a.ndim != 2 or w.ndim != 2 or a.shape[1] != w.shape[1]:
-        raise ValueError(f"matmul: a has shape {tuple(a.shape)} and w {tuple(w.shape)}, "
-                         f"expected (M, K) and (N, K)")
-    if a.dtype not in dtypes or w.dtype != a.dtype:
-        raise TypeError(f"matmul: a is {a.dtype} and w {w.dtype}, expected both "
-                        f"{' or both '.join(map(str, dtypes))}")
-    if a.device != w.device:
-        raise ValueError(f"matmul: a is on {a.device} and w on {w.device}, expected one device")
+    check_arrays(a, w, *dtypes)
     if max(*a.shape, len(w)) >= 2**31 - 256:
         raise ValueError(f"matmul: a has shape {tuple(a.shape)} and w {tuple(w.shape)}, expected "
                          f"fewer than 2^31 - 256 rows and columns")

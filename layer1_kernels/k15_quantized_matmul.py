@@ -422,8 +422,8 @@ def bench(N=28_672, K=8192, group=128):
         weights = *quantize_weight(w, bits, group), bits, group
         moved = sum(part.nbytes for part in weights[:2])
         for T in (1, 16, 512):
-            x = torch.randn(T, K, device="cuda", dtype=torch.bfloat16)          # (T, K)
-            ends = 2 * T * (N + K)                                              # bytes of x and y
+            x = torch.randn(T, K, device="cuda", dtype=torch.bfloat16)
+            ends = 2 * T * (N + K)              # bytes of x and y
             ways = {"cublas": (w.nbytes + ends, partial(torch.matmul, x, w.T)),
                     "torch": partial(quantized_matmul_torch, x, *weights),
                     "torch.compile": partial(compiled, x, *weights),

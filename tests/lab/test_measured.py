@@ -60,7 +60,8 @@ def ways(**ratios):
       "a: triton": ways(torch=9.0, library=0.9), "b: torch": ways(), "b: triton": ways(torch=1.2)},
      "b: triton: 50% of copy, 50% of read, 1.20 × torch"),
     # what is a rival's name in one family may be a kernel's in another
-    ({"a: pair": ways(), "a: fused": ways(pair=0.7), "b: torch": ways(), "b: pair": ways(torch=0.8)},
+    ({"a: pair": ways(), "a: fused": ways(pair=0.7),
+      "b: torch": ways(), "b: pair": ways(torch=0.8)},
      "b: pair: 50% of copy, 50% of read, 0.80 × torch"),
     # nothing to compare with: the shares decide
     ({"add": ways(copy=0.9), "one_row": ways(copy=0.95)}, "one_row: 95% of copy, 95% of read"),
