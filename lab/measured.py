@@ -48,8 +48,8 @@ def share(row, roof):
 
 
 def summary(known):
-    """The README's table: of each lesson the kernel that does best against the vendor's library, or
-    against a copy's bandwidth."""
+    """The README's table: of each lesson the kernel that does best against the strongest it is
+    compared with, or against a copy's bandwidth."""
     devices = [record["device"] for record in known] or ["a GPU"]
     lines = [f"| lesson | {' | '.join(devices)} |", "| --- " * (1 + len(devices)) + "|"]
     for lesson in bench.units():
