@@ -6,7 +6,7 @@ from lab.bench import row
 __all__ = ["beside"]
 
 # The ways that the others are compared with: PyTorch, as it stands and compiled; the vendors'
-# libraries, each by the name that its lesson gives it; and a pair of kernels whose work one does.
+# libraries, each by its name; and a pair of kernels, where one kernel can do the work of both.
 BASELINES = ("torch", "torch.compile", "library", "cublas", "flash", "cudnn", "sdpa", "pair")
 
 
@@ -15,7 +15,7 @@ def beside(families, limit=60, device=None):
 
     families: {family: (FLOPs, bytes that must move, {way: function without arguments})}. For a way
     that must move other bytes than its family: (its bytes, its function).
-    limit: seconds, as for `measure`    device: a Gpu if None
+    limit: seconds, as for `measure`    device: the GPU if None
 
     -> {"copy": row, "read": row, "family: way": row, …}, rows of lab.bench. Each has its shares of
     both roofs, and its speed over that of the BASELINES in its family.
@@ -24,7 +24,7 @@ def beside(families, limit=60, device=None):
     roofs = [copy_job(device), read_job(device)]
     jobs = {family: {way: job(f"{family}: {way}", flops, moved, run) for way, run in ways.items()}
             for family, (flops, moved, ways) in families.items()}
-    every = [*roofs, *(job for ways in jobs.values() for job in ways.values())]
+    every = [*roofs, *(one for ways in jobs.values() for one in ways.values())]
     timings = measure(every, device, limit)
     rates = {roof.name: roof.moved / timings[roof.name].seconds for roof in roofs}
     rows = {roof.name: row(roof, timings[roof.name], rates) for roof in roofs}
