@@ -31,16 +31,17 @@ def measure(lesson):
     return importlib.import_module(f"{lesson.floor}.{lesson.id}").bench()
 
 
-def row(job, timing, copy_rate=None, against=None):
+def row(job, timing, roofs, against=None):
     """One measurement, JSON-able.
 
     job: has .moved (bytes) and .flops    timing: has .seconds, .uncertainty, .runs
-    copy_rate: byte/s of the copy in the same run    against: {name: its timing in the same run}
+    roofs: {name: byte/s that it reached in the same run}, such as a copy's
+    against: {name: timing in the same run} of other ways to do the same work
     """
     found = {"seconds": timing.seconds, "uncertainty": timing.uncertainty, "runs": timing.runs,
              "bytes": job.moved, "flops": job.flops}
-    if copy_rate:
-        found["share_of_copy"] = job.moved / timing.seconds / copy_rate
+    for name, rate in roofs.items():
+        found[f"share_of_{name}"] = job.moved / timing.seconds / rate
     for name, other in (against or {}).items():
         found[f"times_{name}"] = other.seconds / timing.seconds
     return found
@@ -48,13 +49,14 @@ def row(job, timing, copy_rate=None, against=None):
 
 def text(lesson, rows):
     """The rows as a table."""
-    lines = [lesson.id]
+    lines, width = [lesson.id], max(map(len, rows))
     for name, found in rows.items():
-        share = f"{found['share_of_copy']:7.1%} of copy" if "share_of_copy" in found else " " * 16
+        time = f"{found['seconds'] * 1e6:10.1f} µs ±{found['uncertainty']:4.0%}"
+        shares = "".join(f"{v:8.1%} of {k.removeprefix('share_of_')}" for k, v in found.items()
+                         if k.startswith("share_of_"))
         ratios = "".join(f"   {v:.2f} × {k.removeprefix('times_')}" for k, v in found.items()
                          if k.startswith("times_"))
-        time = f"{found['seconds'] * 1e6:10.1f} µs ±{found['uncertainty']:4.0%}"
-        lines.append(f"  {name:28}{time}{share}{ratios}")
+        lines.append(f"  {name:{width}}{time}{shares}{ratios}")
     return "\n".join(lines)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lab import course, stub, wire
+from lab import course, device, pace, stub, wire
 from lab.candidate import Candidate, told
 from lab.course import ROOT, SUFFIX
 from lab.isolate import preload
@@ -52,7 +52,16 @@ def grade(lesson, candidate, names=None, warm=None):
     if attempted:
         run = Run(lesson, candidate, {e.name: e for e in attempted}, warm)
         verdicts |= run.verdicts()
-    return with_likely_causes(lesson, [verdicts[e.name] for e in wanted])
+    rows = [[verdicts[e.name], verdicts.get(e.speed) or unmeasured(e)] for e in wanted]
+    return with_likely_causes(lesson, [v for row in rows for v in row if v is not None])
+
+
+def unmeasured(exercise):
+    """The verdict on the speed of what was not run; None where there are no points for it."""
+    if not exercise.speed_points:
+        return None
+    return Verdict(exercise.speed, "not_attempted", 0, exercise.speed_points,
+                   f"measured when {exercise.name} passes")
 
 
 def untouched(lesson, candidate, exercise):
@@ -78,6 +87,7 @@ def untouched(lesson, candidate, exercise):
 
 
 CANDIDATE, SEED = pytest.StashKey(), pytest.StashKey()
+RATIO = pytest.StashKey()               # in a test's item: what `pace` measured
 
 
 class Run:
@@ -85,8 +95,11 @@ class Run:
 
     def __init__(self, lesson, candidate, exercises, warm):
         self.lesson, self.candidate, self.exercises, self.warm = lesson, candidate, exercises, warm
-        self.outcomes = {name: [] for name in exercises}        # (verdict, message) of each test
+        self.paced = {e.speed: e for e in exercises.values() if e.speed_points}
+        # (verdict, message) of each test
+        self.outcomes = {name: [] for name in (*exercises, *self.paced)}
         self.values, self.seconds, self.broken = {}, dict.fromkeys(exercises, 0.0), ""
+        self.ratios = {}                # to the course's speed, by name of the speed's row
 
     def verdicts(self):
         with open(os.devnull, "w") as null, contextlib.redirect_stdout(null), \
@@ -95,7 +108,24 @@ class Run:
                          "--confcutdir", str(ROOT / "tests"), "--disable-plugin-autoload",
                          "--import-mode=importlib", "--assert=plain", "-p", "no:cacheprovider",
                          "-p", "no:terminal"], plugins=[self])
-        return {name: self.verdict(name) for name in self.exercises}
+        found = {name: self.verdict(name) for name in self.exercises}
+        return found | {name: self.speed(name) for name, e in self.paced.items()
+                        if found[e.name].verdict == "pass"}
+
+    def speed(self, name):
+        """The verdict on the speed of an exercise that passed."""
+        most = self.paced[name].speed_points
+        if device.gpu() is None:
+            return Verdict(name, "not_proven_here", None, most, "needs an NVIDIA GPU")
+        kind, said = (self.outcomes[name] or [("error", self.no_test(self.paced[name]))])[0]
+        ratio = self.ratios.get(name)
+        if kind == "pass":
+            return Verdict(name, kind, pace.points(ratio, most), most,
+                           f"{ratio:.2f} × the speed of the course's own")
+        return Verdict(name, kind, 0 if kind == "fail" else None, most, said)
+
+    def no_test(self, exercise):
+        return self.broken or f"{self.lesson.test.name} has no {exercise.test}"
 
     def verdict(self, name):
         points = self.exercises[name].points
@@ -106,8 +136,7 @@ class Run:
                     return Verdict(name, kind, earned, points, message, self.values.get(name),
                                    self.seconds[name])
         if not outcomes:
-            return Verdict(name, "error", None, points, self.broken or
-                           f"{self.lesson.test.name} has no {self.exercises[name].test}")
+            return Verdict(name, "error", None, points, self.no_test(self.exercises[name]))
         return Verdict(name, "pass", points, points, "", self.values.get(name), self.seconds[name])
 
     # ---- pytest's hooks
@@ -123,23 +152,35 @@ class Run:
 
     def owner(self, item):
         test = item.originalname
+        for name, exercise in self.paced.items():
+            if test == exercise.test + "_speed":
+                return name
         for name, exercise in self.exercises.items():
             if test == exercise.test or test.startswith(exercise.test + "__"):
                 return name
         return None
 
     def pytest_collection_modifyitems(self, items):
-        items[:] = [i for i in items if self.owner(i) and not i.get_closest_marker("gpu")]
+        measured = self.paced if device.gpu() else ()
+        items[:] = [i for i in items if (owner := self.owner(i)) and (
+            owner in measured or not i.get_closest_marker("gpu"))]
+        items.sort(key=lambda i: self.owner(i) in self.paced)       # after all that is right
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item):
         """Leave out the rest of an exercise that failed: its first failure is what is told."""
-        return True if any(kind != "pass" for kind, _ in self.outcomes[self.owner(item)]) else None
+        name = self.owner(item)
+        exercise = self.paced[name].name if name in self.paced else name
+        outcomes = self.outcomes[name] + self.outcomes[exercise]
+        return True if any(kind != "pass" for kind, _ in outcomes) else None
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item, call):
         name = self.owner(item)
-        self.seconds[name] += call.duration
+        if name in self.paced:
+            self.ratios[name] = item.stash.get(RATIO, None)
+        else:
+            self.seconds[name] += call.duration
         if call.excinfo is not None:
             verdict, message = self.judge(call.excinfo.value, name)
             own = isinstance(call.excinfo.value, (Raised, Stopped))
@@ -198,6 +239,7 @@ class Run:
 
     def definition(self, name):
         """Where the candidate defines an exercise."""
+        name = name.removesuffix(course.SPEED)
         language = self.exercises[name].language
         text = self.candidate.sources[language]
         return self.place(language, stub.find_line(text, name, language))
@@ -257,8 +299,9 @@ def report(lesson, candidate, verdicts):
 
 
 def exit_code(verdicts):
-    """0 all passed; 1 a fail or an error of the course; 3 none failed, yet not all passed."""
-    kinds = {v.verdict for v in verdicts}
+    """0 all passed; 1 a fail or an error of the course; 3 none failed, yet not all passed. A right
+    answer may be slow, and few machines can measure it: speed decides about points alone."""
+    kinds = {v.verdict for v in verdicts if not v.name.endswith(course.SPEED)}
     return 1 if kinds & {"fail", "error"} else 0 if kinds <= {"pass"} else 3
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import hashlib
+import re
 import tomllib
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -12,6 +13,7 @@ from lab import stub
 ROOT = Path(__file__).resolve().parents[1]
 VERSION = "0.1.0"        # held equal to pyproject.toml's by a test
 SUFFIX = {"python": ".py", "cuda": ".cu"}
+SPEED = ".speed"        # what the row of an exercise's speed is named, behind its name
 
 
 class CourseError(Exception):
@@ -27,6 +29,12 @@ class Exercise:
     language: str               # python | cuda
     points: int
     hints: tuple[str, ...]      # nudge, idea, nearly the line
+    speed_points: int = 0       # for its speed on a GPU, in a row of its own
+
+    @property
+    def speed(self):
+        """The name of the row of its speed."""
+        return self.name + SPEED
 
     @property
     def id(self):
@@ -118,7 +126,12 @@ class Lesson:
         if unknown:
             raise CourseError(f"{self.id}: the front matter gives points for {', '.join(unknown)}, "
                               f"which the reference does not define")
-        return [Exercise(self, name, where[name], points, tuple(self.front["hints"].get(name, ())))
+        speed = self.front.get("speed", {})
+        if unknown := set(speed) - set(self.front["points"]):
+            raise CourseError(f"{self.id}: the front matter gives points for the speed of "
+                              f"{', '.join(sorted(unknown))}, which is no exercise")
+        return [Exercise(self, name, where[name], points, tuple(self.front["hints"].get(name, ())),
+                         speed.get(name, 0))
                 for name, points in self.front["points"].items()]
 
     def exercise(self, name):
@@ -133,23 +146,25 @@ class Lesson:
         CUDA kernel is used where its name is written as a string."""
         used, more = set(), [name]
         while more:
-            node = self.parts.get(more.pop())
-            for part in ast.walk(node) if node is not None else ():
-                word = getattr(part, "id", getattr(part, "value", None))    # ast.Name, ast.Constant
-                if isinstance(word, str) and word not in used:
-                    used.add(word)
-                    more.append(word)
+            new = self.mentions.get(more.pop(), set()) - used
+            used |= new
+            more += new
         return [e for e in self.exercises if e.name in used]
 
     @cached_property
-    def parts(self):
-        """{name: syntax tree} of what stands at the top of the reference in Python."""
-        parts = {}
+    def mentions(self):
+        """{name: the words in what it names} of what stands at the top of the reference."""
+        found = {}
         for node in ast.parse(self.sources["python"]).body:
             names = [node.name] if hasattr(node, "name") else [
                 getattr(target, "id", None) for target in getattr(node, "targets", ())]
-            parts |= dict.fromkeys(names, node)
-        return parts
+            words = {getattr(part, "id", getattr(part, "value", None))      # Name, Constant
+                     for part in ast.walk(node)}
+            found |= dict.fromkeys(names, {word for word in words if isinstance(word, str)})
+        for name in stub.definitions(self.sources.get("cuda", ""), "cuda"):
+            text = stub.extract(self.sources["cuda"], name, "cuda")
+            found[name] = set(re.findall(r"\w+", text)) - {name}
+        return found
 
     def language(self, text_path):
         return "cuda" if Path(text_path).suffix == ".cu" else "python"

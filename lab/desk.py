@@ -20,7 +20,7 @@ from pathlib import Path
 
 from lab import course, stub, texts
 from lab.candidate import Candidate
-from lab.course import ROOT, SUFFIX, CourseError
+from lab.course import ROOT, SPEED, SUFFIX, CourseError
 
 EMPTY = {"lessons": {}, "passed": {}, "hints": {}, "predictions": {}, "synced": {}, "cells": {}}
 
@@ -276,6 +276,8 @@ class Desk:
         """Remember what passed with which text, and the first answer to each prediction."""
         with self.changing() as state:
             for verdict in verdicts:
+                if verdict.name.endswith(SPEED):
+                    continue
                 exercise = lesson.exercise(verdict.name)
                 if verdict.value is not None:
                     state["predictions"].setdefault(exercise.id, verdict.value)

@@ -6,8 +6,9 @@ import functools
 import pytest
 
 from lab import course
+from lab import pace as pacing
 from lab.candidate import reference
-from lab.check import CANDIDATE, SEED
+from lab.check import CANDIDATE, RATIO, SEED
 from lab.isolate import running
 
 
@@ -38,6 +39,19 @@ def reference_fixture(request):
     lesson, _, warm = under_test(request.config, request)
     with running(lesson, lesson.sources, warm) as proxy:
         yield proxy
+
+
+@pytest.fixture
+def pace(request):
+    """pace(name, *arguments): the lesson's public function on the device, beside the course's own
+    in the same run. See lab/pace.py."""
+    lesson, candidate, _ = under_test(request.config, request)
+    with running(lesson, candidate.sources, on_device=True) as mine, \
+            running(lesson, lesson.sources, on_device=True) as own:
+        def compare(name, *arguments):
+            request.node.stash[RATIO] = pacing.compare(mine, own, name, arguments)
+
+        yield compare
 
 
 @pytest.fixture

@@ -82,9 +82,10 @@ def preload(lesson):
 
 
 @contextlib.contextmanager
-def running(lesson, sources, warm=None, reference=None, shapes=False):
-    """A Subject with these sources loaded, ended at the end."""
-    modules = preload(lesson)
+def running(lesson, sources, warm=None, reference=None, shapes=False, on_device=False):
+    """A Subject with these sources loaded, ended at the end. on_device: its kernels run on the GPU,
+    not in the simulator."""
+    modules = tuple(m for m in preload(lesson) if not (on_device and m == "lab.warmup"))
     with prepared(lesson, sources) as folder:
         request = {"folder": folder, "floor": lesson.floor, "lesson": lesson.id, "shapes": shapes,
                    "simulator": "lab.warmup" in modules}

@@ -32,24 +32,24 @@ def of_lesson(lesson, known):
         if measured:
             ratios = sorted({k for row in measured.values() for k in row if k.startswith("times_")})
             lines += ["", f"Measured on an {record['device']}, all by turns in one run:", "",
-                      "| | µs | share of copy | " + " | ".join(
+                      "| | µs | share of copy | share of read | " + " | ".join(
                           f"× {r.removeprefix('times_')}" for r in ratios) + " |",
-                      "| --- " * (3 + len(ratios)) + "|"]
+                      "| --- " * (4 + len(ratios)) + "|"]
             lines += [f"| {name} | {1e6 * row['seconds']:.1f} ± {row['uncertainty']:.0%} | "
-                      f"{share(row)} | " + " | ".join(
+                      f"{share(row, 'copy')} | {share(row, 'read')} | " + " | ".join(
                           f"{row[r]:.2f}" if r in row else "" for r in ratios) + " |"
                       for name, row in measured.items()]
     return "\n".join(lines[1:]) or (
         f"On a GPU: {NONE} yet. `lab bench {lesson.id[:3]}` measures it where there is one.")
 
 
-def share(row):
-    return f"{row['share_of_copy']:.0%}" if "share_of_copy" in row else ""
+def share(row, roof):
+    return f"{row[f'share_of_{roof}']:.0%}" if f"share_of_{roof}" in row else ""
 
 
 def summary(known):
-    """The README's table: of each lesson the kernel that does best against the vendor's library, or
-    against a copy's bandwidth."""
+    """The README's table: of each lesson the kernel that does best against the strongest it is
+    compared with, or against a copy's bandwidth."""
     devices = [record["device"] for record in known] or ["a GPU"]
     lines = [f"| lesson | {' | '.join(devices)} |", "| --- " * (1 + len(devices)) + "|"]
     for lesson in bench.units():
@@ -59,19 +59,25 @@ def summary(known):
 
 
 def best(measured):
-    """The kernel to name in one cell, with its figures."""
+    """The kernel to name in one cell, with its figures: of those that no other is compared with,
+    the one that does best against the strongest in its family. Names are `way`, `family: way`."""
+    def family(name):
+        return name.rpartition(": ")[0]
+
     def ratios(row):
         return {k.removeprefix("times_"): v for k, v in row.items() if k.startswith("times_")}
 
     def rank(name):
         row = measured[name]
-        return max(ratios(row).values(), default=0), row.get("share_of_copy", 0)
+        return min(ratios(row).values(), default=0), row.get("share_of_copy", 0)
 
-    others = {other for row in measured.values() for other in ratios(row)} | {"copy"}
-    own = [name for name in measured if name not in others]
+    rivals = {(family(name), other) for name, row in measured.items() for other in ratios(row)}
+    own = [name for name in measured if name not in ("copy", "read")
+           and (family(name), name.rpartition(": ")[2]) not in rivals]
     if not own:
         return NONE
     name = max(own, key=rank)
-    figures = [f"{share(measured[name])} of copy"] if share(measured[name]) else []
+    figures = [f"{share(measured[name], roof)} of {roof}" for roof in ("copy", "read")
+               if share(measured[name], roof)]
     figures += [f"{value:.2f} × {other}" for other, value in ratios(measured[name]).items()]
     return f"{name}: {', '.join(figures)}"

@@ -102,7 +102,7 @@ class NotebookLesson:
         except CourseError as error:
             return Note("refused", str(error))
         source = candidate.labels[exercise.language]
-        return Result(verdicts[0], source, note, self.first_guess(exercise))
+        return Result(verdicts, source, note, self.first_guess(exercise))
 
     def candidate(self, exercise, take):
         """(what to grade, a remark): the desk's file with the cell in it, or the cell alone."""
@@ -170,14 +170,18 @@ class NotebookLesson:
 
 
 class Result:
-    """A verdict as rich HTML, and as plain text where there is no browser."""
+    """A verdict as rich HTML, and as plain text where there is no browser. The verdict on the
+    speed, where there is one, is a line of it."""
 
-    def __init__(self, verdict, source, note, first_guess):
-        self.verdict, self.source, self.note = verdict, source, note
-        self.first_guess = first_guess if first_guess != verdict.value else None
+    def __init__(self, verdicts, source, note, first_guess):
+        (self.verdict, *self.speed), self.source, self.note = verdicts, source, note
+        self.first_guess = first_guess if first_guess != self.verdict.value else None
 
     def lines(self):
         yield self.verdict.message
+        for v in self.speed if self.verdict.verdict == "pass" else ():
+            earned = "" if v.points is None else f", {v.points} of {v.max_points} points"
+            yield f"{v.name}: {WORDS[v.verdict]}{earned}: {v.message}"
         if self.first_guess is not None:
             yield f"Your first guess was {self.first_guess}; this is {self.verdict.value}."
         if self.note:

@@ -4,6 +4,7 @@ n: elements
 Reads 2n numbers and writes n, one addition each: 1/12 FLOP per byte in fp32. Memory decides.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -92,24 +93,17 @@ def shipped():
 
 
 def bench(n=2**27):
-    """On a GPU: this lesson's kernels, torch's add, eager and compiled, and a copy, by turns; rows
-    of lab.bench."""
-    from day01_roofline import Gpu, Job, copy_job, measure
-    from lab.bench import row
+    """On a GPU: this lesson's kernels, torch's add, eager and compiled, and the roofs, by turns;
+    rows of lab.bench."""
+    from day01_roofline import beside
 
-    device = Gpu()
-    x, y = (torch.randn(n, device="cuda") for _ in range(2))
+    x, y = (torch.randn(n, device="cuda") for _ in range(2))        # (n,)
     compiled = torch.compile(torch.add)
-    kernels = {"torch": lambda: torch.add(x, y), "torch.compile": lambda: compiled(x, y),
-               "add_triton": lambda: vector_add(x, y)}
+    ways = {"torch": lambda: torch.add(x, y), "torch.compile": lambda: compiled(x, y),
+            "add_triton": lambda: vector_add(x, y)}
     for kernel in ("add_cuda", "add_chunk_cuda", "add_grid_stride_cuda", "add_vector_cuda"):
-        kernels[kernel] = lambda kernel=kernel: vector_add_cuda(x, y, kernel)
-    jobs = [copy_job(device),
-            *(Job(name, run, n, 3 * n * x.element_size()) for name, run in kernels.items())]
-    timings = measure(jobs, device, limit=30)
-    copy = jobs[0].moved / timings["copy"].seconds
-    against = {name: timings[name] for name in ("torch", "torch.compile")}
-    return {job.name: row(job, timings[job.name], copy, against) for job in jobs}
+        ways[kernel] = partial(vector_add_cuda, x, y, kernel)
+    return beside({"add": (n, 3 * x.nbytes, ways)})
 
 
 def check(x, y):

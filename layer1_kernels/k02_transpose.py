@@ -6,6 +6,7 @@ that a transpose can be is as fast as a copy.
 """
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -141,22 +142,16 @@ def shipped():
 
 
 def bench(M=16_384, N=8_192):
-    """On a GPU: every kernel of this lesson, torch's transpose and a copy, by turns; rows of
+    """On a GPU: every kernel of this lesson, torch's transpose and the roofs, by turns; rows of
     lab.bench. The matrix is half a gigabyte, far beyond the L2 cache."""
-    from day01_roofline import Gpu, Job, copy_job, measure
-    from lab.bench import row
+    from day01_roofline import beside
 
-    device = Gpu()
     x = torch.randn(M, N, device="cuda")            # (M, N)
     compiled = torch.compile(transpose_torch)
-    kernels = {kernel: lambda kernel=kernel: transpose_cuda(x, kernel) for kernel in LADDER}
-    kernels |= {"transpose_triton": lambda: transpose(x), "torch": lambda: transpose_torch(x),
-                "torch.compile": lambda: compiled(x)}
-    jobs = [copy_job(device), *(Job(name, run, 0, 2 * x.nbytes) for name, run in kernels.items())]
-    timings = measure(jobs, device, limit=30)
-    copy = jobs[0].moved / timings["copy"].seconds
-    against = {name: timings[name] for name in ("torch", "torch.compile")}
-    return {job.name: row(job, timings[job.name], copy, against) for job in jobs}
+    ways = {kernel: partial(transpose_cuda, x, kernel) for kernel in LADDER}
+    ways |= {"transpose_triton": lambda: transpose(x), "torch": lambda: transpose_torch(x),
+             "torch.compile": lambda: compiled(x)}
+    return beside({"transpose": (0, 2 * x.nbytes, ways)})
 
 
 def check(x, *dtypes):

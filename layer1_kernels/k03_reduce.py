@@ -5,6 +5,7 @@ Reads n numbers and writes one, adds n - 1 times: 1/4 FLOP per byte in fp32. Mem
 only reads: the roof is that of reading, not of copying.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -148,23 +149,16 @@ def shipped():
 
 
 def bench(n=2**28):
-    """On a GPU: every kernel of this lesson, torch's sum, a copy and a read, by turns; rows of
+    """On a GPU: every kernel of this lesson, torch's sum and the roofs, by turns; rows of
     lab.bench. The input is a gigabyte, far beyond the L2 cache."""
-    from day01_roofline import Gpu, Job, copy_job, measure, read_job
-    from lab.bench import row
+    from day01_roofline import beside
 
-    device = Gpu()
     x = torch.randn(n, device="cuda")               # (n,)
     compiled = torch.compile(reduce_sum_torch)
-    kernels = {kernel: lambda kernel=kernel: reduce_sum_cuda(x, kernel) for kernel in LADDER}
-    kernels |= {"sum_triton": lambda: reduce_sum(x), "torch": lambda: reduce_sum_torch(x),
-                "torch.compile": lambda: compiled(x)}
-    jobs = [copy_job(device), read_job(device),
-            *(Job(name, run, n, x.nbytes) for name, run in kernels.items())]
-    timings = measure(jobs, device, limit=30)
-    copy = jobs[0].moved / timings["copy"].seconds
-    against = {name: timings[name] for name in ("torch", "torch.compile")}
-    return {job.name: row(job, timings[job.name], copy, against) for job in jobs}
+    ways = {kernel: partial(reduce_sum_cuda, x, kernel) for kernel in LADDER}
+    ways |= {"sum_triton": lambda: reduce_sum(x), "torch": lambda: reduce_sum_torch(x),
+             "torch.compile": lambda: compiled(x)}
+    return beside({"sum": (n, x.nbytes, ways)})
 
 
 def check(x, *dtypes):

@@ -5,6 +5,7 @@ a: (M, K)   w: (N, K), as a model keeps a weight: numbers out, numbers in   c: (
 could decide, if each number came from memory once. These kernels fetch two for each multiplication.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -131,33 +132,32 @@ def shipped():
 
 
 def bench(M=2048, N=2048, K=2048):
-    """On a GPU: every kernel of this lesson, cuBLAS (through torch) and a copy; rows of lab.bench.
+    """On a GPU: every kernel of this lesson, cuBLAS (through torch) and the roofs, by turns; rows
+    of lab.bench. Also for one row of a, the case in which a tile would have nothing to share."""
+    from day01_roofline import beside, count_matmul
 
-    Also one row of a, the case in which a tile would have nothing to share.
-    """
-    from day01_roofline import Gpu, Job, copy_job, count_matmul, measure
-    from lab.bench import row
-
-    device = Gpu()
-    jobs, rival = [copy_job(device)], {}
+    families = {}
     for rows in (M, 1):
         a, w = (torch.randn(size, K, device="cuda") for size in (rows, N))
-        kernels = {"cublas": lambda a=a, w=w: a @ w.T,
-                   "dots_triton": lambda a=a, w=w: matmul_few_rows(a, w)}
+        ways = {"cublas": partial(torch.matmul, a, w.T),
+                "dots_triton": partial(matmul_few_rows, a, w)}
         for kernel in ("matmul_naive_cuda", "matmul_swapped_cuda", "matmul_coalesced_cuda"):
-            kernels[kernel] = lambda a=a, w=w, kernel=kernel: matmul_untiled_cuda(a, w, kernel)
-        for name, run in kernels.items():
-            rival[f"{name}_{rows}"] = f"cublas_{rows}"
-            jobs.append(Job(f"{name}_{rows}", run, *count_matmul(rows, N, K, a.element_size())))
-    timings = measure(jobs, device, limit=30)
-    copy = jobs[0].moved / timings["copy"].seconds
-    return {job.name: row(job, timings[job.name], copy,
-                          {rival[job.name]: timings[rival[job.name]]} if job.name in rival else {})
-            for job in jobs}
+            ways[kernel] = partial(matmul_untiled_cuda, a, w, kernel)
+        families[f"M = {rows}"] = *count_matmul(rows, N, K, a.element_size()), ways
+    return beside(families)
 
 
 def check(a, w, *dtypes):
     """What the kernels assume; they count with 32 bits."""
+    check_arrays(a, w, *dtypes)
+    if len(a) > LARGEST or len(w) > WARPS * LARGEST or a.shape[1] >= 2**31 - BK:
+        raise ValueError(f"matmul: a has shape {tuple(a.shape)} and w {tuple(w.shape)}, expected "
+                         f"at most {LARGEST} rows, {WARPS * LARGEST} rows, and fewer than "
+                         f"2^31 - {BK} columns")
+
+
+def check_arrays(a, w, *dtypes):
+    """What every matmul of the course assumes: shapes, dtypes and device that fit each other."""
     if a.ndim != 2 or w.ndim != 2 or a.shape[1] != w.shape[1]:
         raise ValueError(f"matmul: a has shape {tuple(a.shape)} and w {tuple(w.shape)}, "
                          f"expected (M, K) and (N, K)")
@@ -166,7 +166,3 @@ def check(a, w, *dtypes):
                         f"{' or both '.join(map(str, dtypes))}")
     if a.device != w.device:
         raise ValueError(f"matmul: a is on {a.device} and w on {w.device}, expected one device")
-    if len(a) > LARGEST or len(w) > WARPS * LARGEST or a.shape[1] >= 2**31 - BK:
-        raise ValueError(f"matmul: a has shape {tuple(a.shape)} and w {tuple(w.shape)}, expected "
-                         f"at most {LARGEST} rows, {WARPS * LARGEST} rows, and fewer than "
-                         f"2^31 - {BK} columns")

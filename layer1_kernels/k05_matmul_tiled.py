@@ -6,6 +6,7 @@ BM BN BK: rows and columns of a tile of c, and how many k are fetched for it at 
 85 FLOP per byte. What leaves the L2 cache is less, if tiles that share rows run together.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ import triton.language as tl
 
 from lab import simulator
 from layer1_kernels.k02_transpose import transpose
-from layer1_kernels.k04_matmul_naive import matmul_few_rows, matmul_untiled_cuda
+from layer1_kernels.k04_matmul_naive import check_arrays, matmul_few_rows, matmul_untiled_cuda
 
 __all__ = ["matmul", "matmul_cuda", "matmul_torch"]
 
@@ -227,43 +228,29 @@ def shipped(N=4096):
     return found
 
 
-def bench(N=8192, K=8192):
-    """On a GPU: this lesson's kernels against cuBLAS (through torch) and a copy; rows of lab.bench.
+def bench(M=8192, N=8192, K=8192):
+    """On a GPU: this lesson's kernels, cuBLAS (through torch) and the roofs, by turns; rows of
+    lab.bench.
 
-    8192 rows of a in bf16 and 4096 in fp32, where arithmetic decides; one row in bf16, where memory
-    does. torch.compile is left out: it calls cuBLAS too.
+    M rows of a in bf16 and half as many in fp32, where arithmetic decides; one row in bf16, where
+    memory does. torch.compile is left out: it calls cuBLAS too.
     """
-    from day01_roofline import Gpu, Job, copy_job, count_matmul, measure
-    from lab.bench import row
+    from day01_roofline import beside, count_matmul
 
-    device = Gpu()
-    jobs, rival = [copy_job(device)], {}
-    for M, dtype, launchers in ((8192, torch.bfloat16, [matmul]), (1, torch.bfloat16, [matmul]),
-                                (4096, torch.float32, [matmul, matmul_cuda])):
-        a, w = (torch.randn(rows, K, device="cuda").to(dtype) for rows in (M, N))
-        size = f"{str(dtype).removeprefix('torch.')}_{M}"
-        for launcher in (matmul_torch, *launchers):
-            name = f"{launcher.__name__}_{size}"
-            rival[name] = f"matmul_torch_{size}"
-            jobs.append(Job(name, lambda a=a, w=w, run=launcher: run(a, w),
-                            *count_matmul(M, N, K, a.element_size())))
-    timings = measure(jobs, device, limit=30)
-    copy = jobs[0].moved / timings["copy"].seconds
-    return {job.name: row(job, timings[job.name], copy,
-                          {rival[job.name]: timings[rival[job.name]]} if job.name in rival else {})
-            for job in jobs}
+    families, bf16, fp32 = {}, torch.bfloat16, torch.float32
+    for rows, dtype, launchers in ((M, bf16, [matmul]), (1, bf16, [matmul]),
+                                   (M // 2, fp32, [matmul, matmul_cuda])):
+        a, w = (torch.randn(size, K, device="cuda").to(dtype) for size in (rows, N))
+        ways = {"cublas": partial(matmul_torch, a, w)}
+        ways |= {launcher.__name__: partial(launcher, a, w) for launcher in launchers}
+        families[f"{'bf16' if dtype == bf16 else 'fp32'}, M = {rows}"] = (
+            *count_matmul(rows, N, K, dtype.itemsize), ways)
+    return beside(families)
 
 
 def check(a, w, *dtypes):
     """What the kernels assume; they count with 32 bits."""
-    if a.ndim != 2 or w.ndim != 2 or a.shape[1] != w.shape[1]:
-        raise ValueError(f"matmul: a has shape {tuple(a.shape)} and w {tuple(w.shape)}, "
-                         f"expected (M, K) and (N, K)")
-    if a.dtype not in dtypes or w.dtype != a.dtype:
-        raise TypeError(f"matmul: a is {a.dtype} and w {w.dtype}, expected both "
-                        f"{' or both '.join(map(str, dtypes))}")
-    if a.device != w.device:
-        raise ValueError(f"matmul: a is on {a.device} and w on {w.device}, expected one device")
+    check_arrays(a, w, *dtypes)
     if max(*a.shape, len(w)) >= 2**31 - 256:
         raise ValueError(f"matmul: a has shape {tuple(a.shape)} and w {tuple(w.shape)}, expected "
                          f"fewer than 2^31 - 256 rows and columns")

@@ -6,6 +6,7 @@ BM BN: tile of c of a block   TM TN: tile of c of a thread   BK: k that are fetc
 a quarter each. A block fetches BM + BN for BM·BN: with 128 x 128 in fp32, 32 FLOP per byte.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -90,19 +91,11 @@ def step(launch, multiplications):
 
 
 def bench(M=4096, N=4096, K=4096):
-    """On a GPU: the kernels of k05 and of this lesson, cuBLAS (through torch) and a copy; rows of
-    lab.bench. torch.compile is left out: it calls cuBLAS too."""
-    from day01_roofline import Gpu, Job, copy_job, count_matmul, measure
-    from lab.bench import row
+    """On a GPU: the kernels of k05 and of this lesson, cuBLAS (through torch) and the roofs, by
+    turns; rows of lab.bench. torch.compile is left out: it calls cuBLAS too."""
+    from day01_roofline import beside, count_matmul
 
-    device = Gpu()
     a, w = (torch.randn(rows, K, device="cuda") for rows in (M, N))         # (M, K), (N, K)
-    kernels = {"cublas": lambda: matmul_torch(a, w), "matmul_tiled_cuda": lambda: matmul_cuda(a, w)}
-    for kernel in BLOCKS:
-        kernels[kernel] = lambda kernel=kernel: matmul_registers_cuda(a, w, kernel)
-    counts = count_matmul(M, N, K, a.element_size())
-    jobs = [copy_job(device), *(Job(name, run, *counts) for name, run in kernels.items())]
-    timings = measure(jobs, device, limit=30)
-    copy = jobs[0].moved / timings["copy"].seconds
-    return {job.name: row(job, timings[job.name], copy, {"cublas": timings["cublas"]})
-            for job in jobs}
+    ways = {"cublas": partial(matmul_torch, a, w), "matmul_tiled_cuda": partial(matmul_cuda, a, w)}
+    ways |= {kernel: partial(matmul_registers_cuda, a, w, kernel) for kernel in BLOCKS}
+    return beside({"matmul": (*count_matmul(M, N, K, a.element_size()), ways)})

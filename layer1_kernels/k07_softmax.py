@@ -6,6 +6,7 @@ The recurrence is that of Milakov and Gimelshein, "Online normalizer calculation
 """
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -161,30 +162,23 @@ def shipped():
 
 
 def bench(R=16_384, C=8_192):
-    """On a GPU: every kernel of this lesson, torch's softmax, eager and compiled, and a copy; rows
-    of lab.bench.
+    """On a GPU: every kernel of this lesson, torch's softmax, eager and compiled, and the roofs, by
+    turns; rows of lab.bench. The input is half a gigabyte, far beyond the L2 cache."""
+    from day01_roofline import beside, count_softmax
 
-    The input is half a gigabyte, far beyond the L2 cache.
-    """
-    from day01_roofline import Gpu, Job, copy_job, count_softmax, measure
-    from lab.bench import row
-
-    device = Gpu()
     x = torch.randn(R, C, device="cuda")            # (R, C)
     y = torch.empty_like(x)                         # (R, C)
-    cuda = ("softmax_three_pass_cuda", "softmax_fused_cuda", "softmax_online_cuda")
-    kernels = {kernel: lambda kernel=kernel: softmax_cuda(x, kernel) for kernel in cuda}
     compiled = torch.compile(softmax_torch)
-    kernels |= {"torch": lambda: softmax_torch(x), "torch.compile": lambda: compiled(x),
-                "softmax_fused_triton": lambda: softmax(x),
-                "softmax_online_triton":
-                    lambda: softmax_online_triton[(R,)](x, y, C, BLOCK=BLOCK, num_warps=8)}
-    counts = count_softmax(R, C, x.element_size())
-    jobs = [copy_job(device), *(Job(name, run, *counts) for name, run in kernels.items())]
-    timings = measure(jobs, device, limit=30)
-    copy = jobs[0].moved / timings["copy"].seconds
-    against = {name: timings[name] for name in ("torch", "torch.compile")}
-    return {job.name: row(job, timings[job.name], copy, against) for job in jobs}
+
+    def online():
+        softmax_online_triton[(R,)](x, y, C, BLOCK=BLOCK, num_warps=8)
+        return y
+
+    ways = {"torch": lambda: softmax_torch(x), "torch.compile": lambda: compiled(x),
+            "softmax_fused_triton": lambda: softmax(x), "softmax_online_triton": online}
+    for kernel in ("softmax_three_pass_cuda", "softmax_fused_cuda", "softmax_online_cuda"):
+        ways[kernel] = partial(softmax_cuda, x, kernel)
+    return beside({"softmax": (*count_softmax(R, C, x.element_size()), ways)})
 
 
 def check(x, *dtypes):

@@ -360,53 +360,39 @@ def shipped(C=8192):
 
 
 def bench(T=16_384, C=8_192):
-    """On a GPU: the kernels of this lesson, torch's and a copy, by turns; rows of lab.bench.
+    """On a GPU: the kernels of this lesson, torch's and the roofs, by turns; rows of lab.bench.
 
     An array is a quarter of a gigabyte in bf16, half of one in fp32, far beyond the L2 cache.
     """
-    from day01_roofline import Gpu, Job, copy_job, measure
-    from lab.bench import row
+    from day01_roofline import beside
 
-    device, eps, nn = Gpu(), 1e-5, torch.nn.functional
+    eps, nn = 1e-5, torch.nn.functional
     x32, r32 = (torch.randn(T, C, device="cuda") for _ in range(2))             # (T, C)
     w32, b32 = (torch.randn(C, device="cuda") for _ in range(2))                # (C,)
     x, r, w, b = (array.bfloat16() for array in (x32, r32, w32, b32))
     compiled = [torch.compile(formula) for formula in
                 (rmsnorm_torch, layernorm_torch, add_rmsnorm_torch)]
-    families = {        # arrays of T·C numbers that must move, bytes of one, FLOPs for each, ways
-        "rmsnorm": (2, 2, 4, {
+    return beside({
+        "rmsnorm": (4 * T * C, 2 * x.nbytes, {
             "torch": lambda: rmsnorm_torch(x, w, eps),
             "torch.compile": lambda: compiled[0](x, w, eps),
             "library": lambda: nn.rms_norm(x, (C,), w, eps),
             "triton": lambda: rmsnorm(x, w, eps)}),
-        "layernorm": (2, 2, 7, {
+        "layernorm": (7 * T * C, 2 * x.nbytes, {
             "torch": lambda: layernorm_torch(x, w, b, eps),
             "torch.compile": lambda: compiled[1](x, w, b, eps),
             "library": lambda: nn.layer_norm(x, (C,), w, b, eps),
             "triton": lambda: layernorm(x, w, b, eps)}),
-        "add_rmsnorm": (4, 2, 5, {
+        "add_rmsnorm": (5 * T * C, 4 * x.nbytes, {
             "torch": lambda: add_rmsnorm_torch(x, r, w, eps),
             "torch.compile": lambda: compiled[2](x, r, w, eps),
             "library": lambda: nn.rms_norm(x + r, (C,), w, eps),
             "pair": lambda: rmsnorm(vector_add(x, r), w, eps),
             "triton": lambda: add_rmsnorm(x, r, w, eps)}),
-        "rmsnorm fp32": (2, 4, 4, {
+        "rmsnorm fp32": (4 * T * C, 2 * x32.nbytes, {
             "library": lambda: nn.rms_norm(x32, (C,), w32, eps),
             "two_read_cuda": lambda: rmsnorm_cuda(x32, w32, eps, "rmsnorm_two_read_cuda"),
             "one_read_cuda": lambda: rmsnorm_cuda(x32, w32, eps)}),
-        "add_rmsnorm fp32": (4, 4, 5, {
+        "add_rmsnorm fp32": (5 * T * C, 4 * x32.nbytes, {
             "library": lambda: nn.rms_norm(x32 + r32, (C,), w32, eps),
-            "fused_cuda": lambda: add_rmsnorm_cuda(x32, r32, w32, eps)})}
-    jobs = [copy_job(device)]
-    jobs += [Job(f"{name}: {way}", run, flops * T * C, arrays * T * C * itemsize)
-             for name, (arrays, itemsize, flops, ways) in families.items()
-             for way, run in ways.items()]
-    timings = measure(jobs, device, limit=60)
-    copy = jobs[0].moved / timings["copy"].seconds
-    rows = {"copy": row(jobs[0], timings["copy"], copy)}
-    for job in jobs[1:]:
-        name, own = job.name.split(": ")
-        against = {way: timings[f"{name}: {way}"] for way in families[name][-1]
-                   if way in ("torch", "torch.compile", "library", "pair") and way != own}
-        rows[job.name] = row(job, timings[job.name], copy, against)
-    return rows
+            "fused_cuda": lambda: add_rmsnorm_cuda(x32, r32, w32, eps)})})

@@ -377,15 +377,14 @@ def shipped(H=32, G=8, D=128):
 
 
 def bench(T=32_768, H=32, G=8, D=128):
-    """On a GPU: the kernels of this lesson, torch's and a copy, by turns; rows of lab.bench.
+    """On a GPU: the kernels of this lesson, torch's and the roofs, by turns; rows of lab.bench.
 
     Heads of an 8-billion Llama. q and k are a third of a gigabyte in bf16, beyond the L2 cache.
     Turning in place again and again keeps the length of each pair, but for rounding.
     """
-    from day01_roofline import Gpu, Job, copy_job, measure
-    from lab.bench import row
+    from day01_roofline import beside
 
-    device, half = Gpu(), D // 2
+    half = D // 2
     cos, sin = (torch.from_numpy(table).float().cuda() for table in rope_angles(T, D, 500_000.0))
     positions = torch.arange(T, device="cuda")                          # (T,)
     qkv = torch.randn(T, H + 2 * G, D, device="cuda", dtype=torch.bfloat16)     # (T, H+2*G, D)
@@ -404,31 +403,20 @@ def bench(T=32_768, H=32, G=8, D=128):
         pages[0].view(T, G, D).copy_(k)
         pages[1].view(T, G, D).copy_(v)
 
+    flops = 6 * T * (H + G) * half                  # 6 for each pair of numbers
     angles = T * (2 * half * 4 + 8)                 # bytes
-    families = {        # pairs of numbers, bytes that must move, ways
-        "rope": (T * (H + G) * half, angles + 2 * T * (H + G) * D * 2, {
+    return beside({
+        "rope": (flops, angles + 2 * T * (H + G) * D * 2, {
             "torch": lambda: rope_torch(q, k, *table),
             "torch.compile": lambda: compiled(q, k, *table),
             "triton": lambda: rope(q, k, *table)}),
-        "rope fp32": (T * (H + G) * half, angles + 2 * T * (H + G) * D * 4, {
+        "rope fp32": (flops, angles + 2 * T * (H + G) * D * 4, {
             "torch": lambda: rope_torch(q32, k32, *table),
             "heads_triton": heads,
             "triton": lambda: rope(q32, k32, *table),
             "heads_cuda": lambda: rope_cuda(q32, k32, *table, "rope_heads_cuda"),
             "fused_cuda": lambda: rope_cuda(q32, k32, *table)}),
-        "rope_and_cache": (T * (H + G) * half, angles + 8 * T + 2 * T * (H + 2 * G) * D * 2, {
+        "rope_and_cache": (flops, angles + 8 * T + 2 * T * (H + 2 * G) * D * 2, {
             "torch": lambda: rope_and_cache_torch(q, k, v, *table, *pages, positions),
             "pair": pair,
-            "triton": lambda: rope_and_cache(q, k, v, *table, *pages, positions)})}
-    jobs = [copy_job(device)]
-    jobs += [Job(f"{name}: {way}", run, 6 * pairs, moved)
-             for name, (pairs, moved, ways) in families.items() for way, run in ways.items()]
-    timings = measure(jobs, device, limit=60)
-    copy = jobs[0].moved / timings["copy"].seconds
-    rows = {"copy": row(jobs[0], timings["copy"], copy)}
-    for job in jobs[1:]:
-        name, own = job.name.split(": ")
-        against = {way: timings[f"{name}: {way}"] for way in families[name][-1]
-                   if way in ("torch", "torch.compile", "pair") and way != own}
-        rows[job.name] = row(job, timings[job.name], copy, against)
-    return rows
+            "triton": lambda: rope_and_cache(q, k, v, *table, *pages, positions)})})

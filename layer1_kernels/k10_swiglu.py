@@ -299,43 +299,30 @@ def shipped(T=8192):
 
 
 def bench(T=8192, C=4096, F=14_336):
-    """On a GPU: the kernels of this lesson, torch's and a copy, by turns; rows of lab.bench.
+    """On a GPU: the kernels of this lesson, torch's and the roofs, by turns; rows of lab.bench.
 
     Sizes of the MLP of an 8-billion Llama. gate and up are 470 MB in bf16, far beyond the L2 cache.
     """
-    from day01_roofline import Gpu, Job, copy_job, measure
-    from lab.bench import row
+    from day01_roofline import beside
 
-    device, silu = Gpu(), torch.nn.functional.silu
+    silu = torch.nn.functional.silu
     x = torch.randn(T, C, device="cuda", dtype=torch.bfloat16)          # (T, C)
     w = torch.randn(2 * F, C, device="cuda", dtype=torch.bfloat16) / C**0.5     # (2*F, C)
     gate, up = (x @ w.T).chunk(2, dim=-1)                               # (T, F)
     gate32, up32 = gate.float().contiguous(), up.float().contiguous()   # (T, F)
     compiled = torch.compile(lambda gate, up: silu(gate) * up)
     compiled_matmul = torch.compile(lambda x, w: swiglu_torch(*(x @ w.T).chunk(2, dim=-1)))
-    families = {        # FLOPs for each result, bytes that must move, ways
-        "swiglu": (5, 3 * T * F * 2, {
+    return beside({
+        "swiglu": (5 * T * F, 3 * T * F * 2, {
             "torch": lambda: silu(gate) * up,
             "torch.compile": lambda: compiled(gate, up),
             "triton": lambda: swiglu(gate, up)}),
-        "swiglu fp32": (5, 3 * T * F * 4, {
+        "swiglu fp32": (5 * T * F, 3 * T * F * 4, {
             "torch": lambda: silu(gate32) * up32,
             "scalar_cuda": lambda: swiglu_cuda(gate32, up32, "swiglu_scalar_cuda"),
             "vector_cuda": lambda: swiglu_cuda(gate32, up32)}),
-        "matmul_swiglu": (4 * C + 5, 2 * (T * C + 2 * F * C + T * F), {
+        "matmul_swiglu": ((4 * C + 5) * T * F, 2 * (T * C + 2 * F * C + T * F), {
             "torch": lambda: swiglu_torch(*(x @ w.T).chunk(2, dim=-1)),
             "torch.compile": lambda: compiled_matmul(x, w),
             "pair": lambda: swiglu(*(x @ w.T).chunk(2, dim=-1)),
-            "triton": lambda: matmul_swiglu(x, w)})}
-    jobs = [copy_job(device)]
-    jobs += [Job(f"{name}: {way}", run, flops * T * F, moved)
-             for name, (flops, moved, ways) in families.items() for way, run in ways.items()]
-    timings = measure(jobs, device, limit=60)
-    copy = jobs[0].moved / timings["copy"].seconds
-    rows = {"copy": row(jobs[0], timings["copy"], copy)}
-    for job in jobs[1:]:
-        name, own = job.name.split(": ")
-        against = {way: timings[f"{name}: {way}"] for way in families[name][-1]
-                   if way in ("torch", "torch.compile", "pair") and way != own}
-        rows[job.name] = row(job, timings[job.name], copy, against)
-    return rows
+            "triton": lambda: matmul_swiglu(x, w)})})

@@ -280,14 +280,13 @@ def shipped():
 
 
 def bench(T=8192, V=128_256):
-    """On a GPU: the kernels of this lesson, torch's and a copy, by turns; rows of lab.bench.
+    """On a GPU: the kernels of this lesson, torch's and the roofs, by turns; rows of lab.bench.
 
     The logits are 2.1 GB in bf16, 4.2 GB in fp32.
     """
-    from day01_roofline import Gpu, Job, copy_job, measure
-    from lab.bench import row
+    from day01_roofline import beside
 
-    device, cross = Gpu(), torch.nn.functional.cross_entropy
+    cross = torch.nn.functional.cross_entropy
     x = torch.randn(T, V, device="cuda", dtype=torch.bfloat16)          # (T, V)
     x32 = x.float()                                                     # (T, V)
     targets = torch.randint(V, (T,), device="cuda")                     # (T,)
@@ -297,30 +296,19 @@ def bench(T=8192, V=128_256):
     def backward(function):
         return lambda: torch.autograd.grad(function(leaf).sum(), leaf)
 
-    families = {        # bytes that must move, ways
-        "loss": (2 * T * V, {
+    flops = 5 * T * V
+    return beside({
+        "loss": (flops, x.nbytes, {
             "torch": lambda: cross(x, targets, reduction="none"),
             "torch.compile": lambda: compiled(x),
             "triton": lambda: cross_entropy(x, targets)}),
-        "loss fp32": (4 * T * V, {
+        "loss fp32": (flops, x32.nbytes, {
             "torch": lambda: cross(x32, targets, reduction="none"),
             "two_read_cuda": lambda: cross_entropy_cuda(x32, targets,
                                                         kernel="cross_entropy_two_read_cuda"),
             "online_cuda": lambda: cross_entropy_cuda(x32, targets),
             "triton": lambda: cross_entropy(x32, targets)}),
-        "loss and gradient": (3 * 2 * T * V, {
+        "loss and gradient": (flops, 3 * x.nbytes, {
             "torch": backward(lambda x: cross(x, targets, reduction="none")),
             "torch.compile": backward(compiled),
-            "triton": backward(lambda x: cross_entropy(x, targets))})}
-    jobs = [copy_job(device)]
-    jobs += [Job(f"{name}: {way}", run, 5 * T * V, moved)
-             for name, (moved, ways) in families.items() for way, run in ways.items()]
-    timings = measure(jobs, device, limit=60)
-    copy = jobs[0].moved / timings["copy"].seconds
-    rows = {"copy": row(jobs[0], timings["copy"], copy)}
-    for job in jobs[1:]:
-        name, own = job.name.split(": ")
-        against = {way: timings[f"{name}: {way}"] for way in families[name][-1]
-                   if way in ("torch", "torch.compile") and way != own}
-        rows[job.name] = row(job, timings[job.name], copy, against)
-    return rows
+            "triton": backward(lambda x: cross_entropy(x, targets))})})

@@ -7,6 +7,7 @@ A warp that makes WM rows and WN columns of c reads (WM + WN) · 2 bytes of shar
 and 2·WM·WN FLOPs: with 32 x 32 in fp16, a byte for 16 FLOPs.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -156,18 +157,11 @@ def errors_of_products(K):
 
 
 def bench(M=8192, N=8192, K=8192):
-    """On a GPU: the fp16 kernels of k05 and of this lesson, cuBLAS (through torch) and a copy; rows
-    of lab.bench. torch.compile is left out: it calls cuBLAS too."""
-    from day01_roofline import Gpu, Job, copy_job, count_matmul, measure
-    from lab.bench import row
+    """On a GPU: the fp16 kernels of k05 and of this lesson, cuBLAS (through torch) and the roofs,
+    by turns; rows of lab.bench. torch.compile is left out: it calls cuBLAS too."""
+    from day01_roofline import beside, count_matmul
 
-    device = Gpu()
     a, w = (torch.randn(rows, K, device="cuda").half() for rows in (M, N))  # (M, K), (N, K)
-    kernels = {"cublas": matmul_torch, "matmul": matmul, "matmul_wmma_cuda": matmul_wmma_cuda}
-    jobs = [copy_job(device), *(Job(name, lambda run=run: run(a, w),
-                                    *count_matmul(M, N, K, a.element_size()))
-                                for name, run in kernels.items())]
-    timings = measure(jobs, device, limit=30)
-    copy = jobs[0].moved / timings["copy"].seconds
-    return {job.name: row(job, timings[job.name], copy, {"cublas": timings["cublas"]})
-            for job in jobs}
+    ways = {"cublas": matmul_torch, "matmul": matmul, "matmul_wmma_cuda": matmul_wmma_cuda}
+    return beside({"matmul": (*count_matmul(M, N, K, a.element_size()),
+                              {way: partial(run, a, w) for way, run in ways.items()})})

@@ -414,15 +414,15 @@ def shipped():
 
 
 def bench(B=4, T=4096, H=16, G=16, D=128):
-    """On a GPU: the ladder, PyTorch plain and compiled, and the vendor's; rows of lab.bench.
+    """On a GPU: the ladder, PyTorch plain and compiled, the vendor's, and the roofs; rows of
+    lab.bench.
 
     Causal, bf16, T = N. `flash` is FlashAttention-2 in PyTorch, `cudnn` NVIDIA's own.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
-    from day01_roofline import Gpu, Job, copy_job, measure
-    from lab.bench import row
+    from day01_roofline import beside
 
     def vendor(backend):
         def run():
@@ -430,22 +430,18 @@ def bench(B=4, T=4096, H=16, G=16, D=128):
                 return scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
         return run
 
-    device, scale = Gpu(), D ** -0.5
+    scale = D ** -0.5
     q = torch.randn(B, T, H, D, device="cuda", dtype=torch.bfloat16)
     k, v = (torch.randn(B, T, G, D, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     heads = [x.transpose(1, 2) for x in (q, k, v)]
     sizes, compiled = tiles(T, D, 2), torch.compile(flash_attention_torch)
-    runs = {"flash": vendor(SDPBackend.FLASH_ATTENTION),
+    ways = {"flash": vendor(SDPBackend.FLASH_ATTENTION),
             "cudnn": vendor(SDPBackend.CUDNN_ATTENTION),
             "torch": lambda: flash_attention_torch(q, k, v, True, scale),
-            "compiled": lambda: compiled(q, k, v, True, scale),
+            "torch.compile": lambda: compiled(q, k, v, True, scale),
             "three kernels": lambda: attention_three_kernels(q, k, v, True, scale, sizes)}
-    runs |= {kernel.__name__: lambda kernel=kernel: launch(kernel, q, k, v, True, scale, sizes)
+    ways |= {kernel.__name__: partial(launch, kernel, q, k, v, True, scale, sizes)
              for kernel in FLASH}
     flops = 4 * B * H * D * T * (T + 1) // 2
     moved = 2 * q.nbytes + 2 * k.nbytes + 4 * B * T * H
-    jobs = [copy_job(device), *(Job(name, run, flops, moved) for name, run in runs.items())]
-    timings = measure(jobs, device, limit=60)
-    copy = jobs[0].moved / timings["copy"].seconds
-    against = {name: timings[name] for name in ("flash", "cudnn", "torch", "compiled")}
-    return {job.name: row(job, timings[job.name], copy, against) for job in jobs}
+    return beside({"attention": (flops, moved, ways)})

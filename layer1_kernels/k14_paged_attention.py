@@ -486,14 +486,13 @@ def shipped():
 
 
 def bench(B=64, N=4096, H=64, G=8, D=128, S=16):
-    """On a GPU: decoding with a gigabyte of keys and values; rows of lab.bench.
+    """On a GPU: decoding with a gigabyte of keys and values, and the roofs; rows of lab.bench.
 
     `sdpa` is PyTorch's own attention over keys that lie in one piece, `torch` gathers them first.
     """
     from torch.nn.functional import scaled_dot_product_attention
 
-    from day01_roofline import Gpu, Job, copy_job, measure
-    from lab.bench import row
+    from day01_roofline import beside
 
     def sdpa(keys, values):
         return scaled_dot_product_attention(args[0][:, :, None], keys, values, enable_gqa=True)
@@ -501,20 +500,15 @@ def bench(B=64, N=4096, H=64, G=8, D=128, S=16):
     def together(pages):                        # -> (B, G, N, D)
         return pages[tables.long()].flatten(1, 2).transpose(1, 2)
 
-    device, args = Gpu(), decode_batch(B, N, H, G, D, S, "cuda", torch.bfloat16)
+    args = decode_batch(B, N, H, G, D, S, "cuda", torch.bfloat16)
     _, k_pages, v_pages, tables, *_ = args
     keys, values = together(k_pages), together(v_pages)
     sizes = sizes_for(B, B, H // G, D, 2)
-    runs = {"sdpa": lambda: sdpa(keys, values),
-            "torch": lambda: sdpa(together(k_pages), together(v_pages)),
-            "gather, then flash": lambda: gather_then_flash(*args, k13.tiles(1, D, 2)),
-            "heads apart": lambda: heads_apart(*args, 1, sizes),
-            "heads packed": lambda: launch(paged_triton, merge_triton, *args, 1, sizes),
-            "paged_attention": lambda: paged_attention(*args)}
     moved = 2 * B * N * G * D * 2 + 2 * B * H * D * 2
-    jobs = [copy_job(device), *(Job(name, run, 4 * B * N * H * D, moved)
-                                for name, run in runs.items())]
-    timings = measure(jobs, device, limit=60)
-    copy = jobs[0].moved / timings["copy"].seconds
-    against = {name: timings[name] for name in ("sdpa", "torch")}
-    return {job.name: row(job, timings[job.name], copy, against) for job in jobs}
+    return beside({"decoding": (4 * B * N * H * D, moved, {
+        "sdpa": lambda: sdpa(keys, values),
+        "torch": lambda: sdpa(together(k_pages), together(v_pages)),
+        "gather, then flash": lambda: gather_then_flash(*args, k13.tiles(1, D, 2)),
+        "heads apart": lambda: heads_apart(*args, 1, sizes),
+        "heads packed": lambda: launch(paged_triton, merge_triton, *args, 1, sizes),
+        "paged_attention": lambda: paged_attention(*args)})})

@@ -9,6 +9,7 @@ Packed int8: q as it is, (N, K). Packed int4: two in a byte, (N, K/2). A group h
 byte i of a group holds number i in its low 4 bits and number i + group/2 in its high 4, as q + 8.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -407,41 +408,27 @@ def shipped(N=4096, K=4096, group=128):
 
 
 def bench(N=28_672, K=8192, group=128):
-    """On a GPU: this lesson's kernels against cuBLAS on 16-bit weights (through torch) and a copy.
+    """On a GPU: this lesson's kernels, cuBLAS on 16-bit weights (through torch) and the roofs, by
+    turns; rows of lab.bench.
 
     Weights of 8192 x 28,672, 470 MB in bf16 and 125 MB in int4, both beyond the L2 cache; 1, 16 and
-    512 rows of x. torch.compile: of the dequantising formula. Rows of lab.bench.
+    512 rows of x. torch.compile: of the dequantising formula.
     """
-    from day01_roofline import Gpu, Job, copy_job, measure
-    from lab.bench import row
+    from day01_roofline import beside
 
-    device = Gpu()
     w = torch.randn(N, K, device="cuda", dtype=torch.bfloat16) / K**0.5         # (N, K)
-    packed = {bits: quantize_weight(w, bits, group) for bits in (8, 4)}
-    compiled = torch.compile(quantized_matmul_torch)
-    jobs, rivals = [copy_job(device)], {}
-    for T in (1, 16, 512):
-        x = torch.randn(T, K, device="cuda", dtype=torch.bfloat16)              # (T, K)
-        flops, ends = 2 * T * N * K, 2 * T * (N + K)
-        jobs.append(Job(f"cublas_bf16_{T}", lambda x=x: x @ w.T, flops, w.nbytes + ends))
-        for bits, (q, scales) in packed.items():
-            moved, rest = q.nbytes + scales.nbytes, (q, scales, bits, group)
-            ways = {"triton": quantized_matmul, "torch": quantized_matmul_torch,
-                    "torch.compile": compiled}
-            for way, run in ways.items():
-                name = f"{way}_int{bits}_{T}"
-                rivals[name] = [f"cublas_bf16_{T}"] + (
-                    [f"{other}_int{bits}_{T}" for other in ways if other != way]
-                    if way == "triton" else [])
-                jobs.append(Job(name, lambda x=x, rest=rest, run=run: run(x, *rest), flops,
-                                moved + ends))
-            if T == 1:
-                name, x32 = f"cuda_int{bits}_1_fp32", x.float()
-                rivals[name] = ["cublas_bf16_1"]
-                jobs.append(Job(name, lambda x=x32, rest=rest: quantized_matmul_cuda(x, *rest),
-                                flops, moved + 2 * ends))
-    timings = measure(jobs, device, limit=60)
-    copy = jobs[0].moved / timings["copy"].seconds
-    return {job.name: row(job, timings[job.name], copy,
-                          {name: timings[name] for name in rivals.get(job.name, [])})
-            for job in jobs}
+    compiled, families = torch.compile(quantized_matmul_torch), {}
+    for bits in (8, 4):
+        weights = *quantize_weight(w, bits, group), bits, group
+        moved = sum(part.nbytes for part in weights[:2])
+        for T in (1, 16, 512):
+            x = torch.randn(T, K, device="cuda", dtype=torch.bfloat16)
+            ends = 2 * T * (N + K)              # bytes of x and y
+            ways = {"cublas": (w.nbytes + ends, partial(torch.matmul, x, w.T)),
+                    "torch": partial(quantized_matmul_torch, x, *weights),
+                    "torch.compile": partial(compiled, x, *weights),
+                    "triton": partial(quantized_matmul, x, *weights)}
+            if T == 1:                          # x and y in fp32
+                ways["cuda"] = moved + 2 * ends, partial(quantized_matmul_cuda, x.float(), *weights)
+            families[f"int{bits}, T = {T}"] = 2 * T * N * K, moved + ends, ways
+    return beside(families)

@@ -3,7 +3,7 @@
 import pytest
 
 from lab import compare, device
-from lab.fixtures import reference_fixture, rng, subject  # noqa: F401  (fixtures)
+from lab.fixtures import pace, reference_fixture, rng, subject  # noqa: F401  (fixtures)
 
 
 def pytest_collection_modifyitems(items):

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from lab import bench, measured
 
 ROW = {"seconds": 2e-3, "uncertainty": 0.01, "runs": 9, "bytes": 1, "flops": 1}
@@ -28,17 +30,52 @@ def test_what_was_not_measured_says_so():
 
 
 def test_a_lesson_shows_all_rows():
-    rows = {"copy": ROW, "torch": ROW | {"share_of_copy": 0.9},
-            "add_triton": ROW | {"share_of_copy": 0.975, "times_torch": 1.08}}
+    rows = {"copy": ROW, "add: torch": ROW | {"share_of_copy": 0.9, "share_of_read": 0.8},
+            "add: add_triton": ROW | {"share_of_copy": 0.975, "share_of_read": 0.866,
+                                      "times_torch": 1.08}}
     text = measured.of_lesson(LESSON, [record("H200", rows)])
     assert "Measured on an H200" in text and "not measured" not in text
-    assert "| add_triton | 2000.0 ± 1% | 98% | 1.08 |" in text
-    assert "| copy | 2000.0 ± 1% |  |  |" in text
+    assert "| | µs | share of copy | share of read | × torch |" in text
+    assert "| add: add_triton | 2000.0 ± 1% | 98% | 87% | 1.08 |" in text
+    assert "| copy | 2000.0 ± 1% |  |  |  |" in text
 
 
-def test_the_summary_names_the_best_of_ones_own_kernels():
-    rows = {"copy": ROW | {"share_of_copy": 1.0}, "torch": ROW | {"share_of_copy": 0.99},
-            "slow_cuda": ROW | {"share_of_copy": 0.5, "times_torch": 0.5},
-            "add_triton": ROW | {"share_of_copy": 0.97, "times_torch": 0.98}}
+def ways(**ratios):
+    """A row: way -> its speed over that of others, with its share of the roofs under `copy`."""
+    share = ratios.pop("copy", 0.5)
+    return ROW | {"share_of_copy": share, "share_of_read": share} | {
+        f"times_{other}": ratio for other, ratio in ratios.items()}
+
+
+@pytest.mark.parametrize("rows, said", [
+    ({"torch": ways(copy=0.99), "slow_cuda": ways(torch=0.5), "add_triton": ways(torch=0.98)},
+     "add_triton: 50% of copy, 50% of read, 0.98 × torch"),
+    # a rival of its own family is no kernel of the course, however it does against other rivals
+    ({"norm: torch": ways(library=0.2), "norm: library": ways(torch=5.0),
+      "norm: triton": ways(torch=5.5, library=1.1), "norm fp32: library": ways(),
+      "norm fp32: fused_cuda": ways(library=0.9)},
+     "norm: triton: 50% of copy, 50% of read, 5.50 × torch, 1.10 × library"),
+    # the strongest rival counts: 9 × PyTorch is little where the library makes it 10 ×
+    ({"a: torch": ways(library=0.1), "a: library": ways(torch=10.0),
+      "a: triton": ways(torch=9.0, library=0.9), "b: torch": ways(), "b: triton": ways(torch=1.2)},
+     "b: triton: 50% of copy, 50% of read, 1.20 × torch"),
+    # what is a rival's name in one family may be a kernel's in another
+    ({"a: pair": ways(), "a: fused": ways(pair=0.7),
+      "b: torch": ways(), "b: pair": ways(torch=0.8)},
+     "b: pair: 50% of copy, 50% of read, 0.80 × torch"),
+    # nothing to compare with: the shares decide
+    ({"add": ways(copy=0.9), "one_row": ways(copy=0.95)}, "one_row: 95% of copy, 95% of read"),
+    ({}, "not measured"),
+])
+def test_the_summary_names_the_best_of_ones_own_kernels(rows, said):
+    rows = {"copy": ways(copy=1.0), "read": ways(copy=1.1)} | rows
     text = measured.summary([record("H200", rows), record("Other", {})])
-    assert f"| {LESSON.id} | add_triton: 97% of copy, 0.98 × torch | not measured |" in text
+    assert f"| {LESSON.id} | {said} | not measured |" in text
+
+
+def test_the_terminal_shows_shares_and_ratios():
+    rows = {"copy": ways(copy=1.0), "norm fp32: fused_cuda": ways(library=0.9)}
+    name, copy, fused = bench.text(LESSON, rows).splitlines()
+    assert name == LESSON.id and copy.split()[0] == "copy"
+    assert fused.split("2000.0 µs")[1] == " ±  1%   50.0% of copy   50.0% of read   0.90 × library"
+    assert copy.index("µs") == fused.index("µs")

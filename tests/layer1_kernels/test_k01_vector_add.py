@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from lab.pace import numbers
+
 SIZES = [1, 127, 129, 1000]
 THREADS = 128
 
@@ -144,3 +146,13 @@ def test_every_kernel_on_the_device(n):
     assert torch.equal(vector_add(x, y), x + y)
     for kernel in ("add_cuda", "add_chunk_cuda", "add_grid_stride_cuda", "add_vector_cuda"):
         assert torch.equal(vector_add_cuda(x, y, kernel), x + y), kernel
+
+
+@pytest.mark.gpu
+def test_add_vector_cuda_speed(pace):
+    pace("vector_add_cuda", numbers("float32", 1 << 25), numbers("float32", 1 << 25))
+
+
+@pytest.mark.gpu
+def test_add_triton_speed(pace):
+    pace("vector_add", numbers("float32", 1 << 25), numbers("float32", 1 << 25))

@@ -5,6 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from lab.pace import numbers
 from lab.subject import Raised
 
 CUDA = ("transpose_naive_cuda", "transpose_tile_cuda", "transpose_padded_cuda",
@@ -279,3 +280,8 @@ def test_every_kernel_on_the_device(M, N):
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         for what, view in views(x.to(dtype)).items():
             assert torch.equal(transpose(view), view.T), (dtype, what)
+
+
+@pytest.mark.gpu
+def test_transpose_vector_cuda_speed(pace):
+    pace("transpose_cuda", numbers("float32", 4096, 8192), "transpose_vector_cuda")

@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 
+from lab.pace import whole
 from lab.subject import Raised
 
 CUDA = ("sum_tree_cuda", "sum_sequential_cuda", "sum_shuffle_cuda", "sum_vector_cuda",
@@ -283,3 +284,8 @@ def test_every_kernel_on_the_device(n):
         want = given.double().sum().item()
         assert abs(reduce_sum(given).item() - want) <= 2e-5 * want, dtype
         assert torch.equal(reduce_sum(given), reduce_sum(given))
+
+
+@pytest.mark.gpu
+def test_thread_sum_cuda_speed(pace):
+    pace("reduce_sum_cuda", whole("float32", 10, 1 << 27), "sum_vector_cuda")

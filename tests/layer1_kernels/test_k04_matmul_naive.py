@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from lab.pace import numbers
 from lab.subject import Raised
 
 CUDA = ("matmul_naive_cuda", "matmul_swapped_cuda", "matmul_coalesced_cuda")
@@ -229,3 +230,8 @@ def test_every_kernel_on_the_device(M, N, K):
         got = matmul_untiled_cuda(a, w, kernel).double()
         assert torch.allclose(got, want, rtol=2e-5, atol=1e-4), kernel
     assert torch.allclose(matmul_few_rows(a, w).double(), want, rtol=2e-5, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_matmul_coalesced_cuda_speed(pace):
+    pace("matmul_untiled_cuda", numbers("float32", 1024, 1024), numbers("float32", 1024, 1024))

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from lab.pace import numbers
 from lab.subject import Raised
 
 TILE = 32
@@ -385,3 +386,13 @@ def test_every_kernel_on_the_device(M, N, K):
         left, right = a.to(dtype), w.to(dtype)
         want = left.double() @ right.double().T
         assert torch.allclose(matmul(left, right).double(), want, rtol=near, atol=near), dtype
+
+
+@pytest.mark.gpu
+def test_matmul_tiled_cuda_speed(pace):
+    pace("matmul_cuda", numbers("float32", 2048, 2048), numbers("float32", 2048, 2048))
+
+
+@pytest.mark.gpu
+def test_matmul_tiled_triton_speed(pace):
+    pace("matmul", numbers("bfloat16", 4096, 4096), numbers("bfloat16", 4096, 4096))

@@ -4,6 +4,7 @@ the course's launcher makes them, since those launches are too long for the limi
 import numpy as np
 import pytest
 
+from lab.pace import numbers
 from lab.subject import Raised
 
 BLOCKS = {          # side of a block's tile, threads, thread tile
@@ -259,3 +260,8 @@ def test_every_kernel_on_the_device(M, N, K):
     for name in BLOCKS:
         got = matmul_registers_cuda(a, w, name).double()
         assert torch.allclose(got, want, rtol=2e-5, atol=1e-4), name
+
+
+@pytest.mark.gpu
+def test_matmul_vector_cuda_speed(pace):
+    pace("matmul_registers_cuda", numbers("float32", 4096, 4096), numbers("float32", 4096, 4096))

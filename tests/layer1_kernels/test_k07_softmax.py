@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lab.pace import numbers
 from lab.subject import Raised
 
 CUDA = ("softmax_three_pass_cuda", "softmax_fused_cuda", "softmax_online_cuda")
@@ -395,3 +396,13 @@ def test_every_kernel_on_the_device(R, C):
     for dtype, near in ((torch.float32, 2e-5), (torch.float16, 2e-3), (torch.bfloat16, 1.6e-2)):
         want = torch.softmax(x.to(dtype).double(), -1)
         assert torch.allclose(softmax(x.to(dtype)).double(), want, rtol=near, atol=1e-7), dtype
+
+
+@pytest.mark.gpu
+def test_softmax_online_cuda_speed(pace):
+    pace("softmax_cuda", numbers("float32", 4096, 8192), "softmax_online_cuda")
+
+
+@pytest.mark.gpu
+def test_softmax_online_triton_speed(pace):
+    pace("softmax", numbers("bfloat16", 1024, 65_536))

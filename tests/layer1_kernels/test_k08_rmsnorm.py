@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from lab.pace import numbers
 from lab.subject import Raised
 
 EPS = 0.01              # large enough to be missed
@@ -449,3 +450,15 @@ def test_every_kernel_on_the_device(T, C):
         assert near(y, rms_norm(new.double(), (C,), wd.double(), EPS), dtype)
         assert near(layernorm(xd, wd, bd, EPS),
                     layer_norm(xd.double(), (C,), wd.double(), bd.double(), EPS), dtype)
+
+
+@pytest.mark.gpu
+def test_add_rmsnorm_triton_speed(pace):
+    pace("add_rmsnorm", numbers("bfloat16", 4096, 8192), numbers("bfloat16", 4096, 8192),
+         numbers("bfloat16", 8192), 1e-5)
+
+
+@pytest.mark.gpu
+def test_layernorm_triton_speed(pace):
+    pace("layernorm", numbers("bfloat16", 8192, 8192), numbers("bfloat16", 8192),
+         numbers("bfloat16", 8192), 1e-5)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from lab.pace import numbers, whole
 from lab.subject import Raised
 
 ROOM, THETA = 50, 100.0
@@ -448,3 +449,9 @@ def test_every_kernel_on_the_device(T, H, G, D):
             results.append((own.double(), pages.double()))
         for got, want in zip(*results, strict=True):
             assert torch.allclose(got, want, rtol=relative, atol=relative)
+
+
+@pytest.mark.gpu
+def test_rope_triton_speed(pace):
+    pace("rope", numbers("bfloat16", 8192, 32, 128), numbers("bfloat16", 8192, 8, 128),
+         whole("float32", 2, 8192, 64), whole("float32", 2, 8192, 64), whole("int64", 8192, 8192))

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from lab.pace import numbers
 from lab.subject import Raised
 
 SIZES = [(3, 1000, "float32"), (1, 1, "float32"), (2, 127, "float16"), (3, 129, "bfloat16")]
@@ -382,3 +383,13 @@ def test_every_kernel_on_the_device(T, C, F):
         assert torch.allclose(swiglu(g, u).double(), want, rtol=relative, atol=relative)
         if dtype == torch.float32:
             assert torch.allclose(swiglu_cuda(g, u).double(), want, rtol=relative, atol=relative)
+
+
+@pytest.mark.gpu
+def test_swiglu_triton_speed(pace):
+    pace("swiglu", numbers("bfloat16", 4096, 14_336), numbers("bfloat16", 4096, 14_336))
+
+
+@pytest.mark.gpu
+def test_matmul_swiglu_triton_speed(pace):
+    pace("matmul_swiglu", numbers("bfloat16", 4096, 4096), numbers("bfloat16", 16_384, 4096))

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from lab.pace import numbers, whole
 from lab.subject import Raised
 
 IGNORE = -100
@@ -463,3 +464,8 @@ def test_every_kernel_on_the_device(T, V):
             assert torch.allclose(gradient.double(), of_logits, rtol=relative, atol=relative / 10)
     assert torch.allclose(cross_entropy_cuda(x, targets), cross_entropy_torch(x, targets),
                           rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.gpu
+def test_cross_entropy_triton_speed(pace):
+    pace("cross_entropy", numbers("bfloat16", 4096, 128_256), whole("int64", 128_256, 4096))

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from lab.pace import numbers
 from lab.subject import Raised
 
 TILE, BK, THREADS = 64, 64, 128
@@ -396,3 +397,8 @@ def test_every_kernel_on_the_device(M, N, K):
     got = matmul_wmma_cuda(a, w, torch.float32)
     assert torch.allclose(got.double(), want, rtol=2e-5, atol=1e-3)
     assert torch.equal(matmul_wmma_cuda(a, w), got.half())
+
+
+@pytest.mark.gpu
+def test_wmma_tiled_cuda_speed(pace):
+    pace("matmul_wmma_cuda", numbers("float16", 4096, 4096), numbers("float16", 4096, 4096))

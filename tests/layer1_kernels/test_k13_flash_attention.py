@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from lab.pace import numbers
 from lab.subject import Raised
 
 SIZES = [   # B, T, N, H, G, D, causal, dtype, BM, BN
@@ -404,3 +405,10 @@ def test_every_kernel_on_the_device(T, N, causal, D):
         for kernel in kernels:
             for got, true in zip(kernel(*given, causal, D ** -0.5), want, strict=True):
                 assert torch.allclose(got.double(), true, rtol=near, atol=near), (kernel, dtype)
+
+
+@pytest.mark.gpu
+def test_flash_triton_speed(pace):
+    pace("flash_attention", numbers("bfloat16", 4, 4096, 16, 128),
+         numbers("bfloat16", 4, 4096, 16, 128), numbers("bfloat16", 4, 4096, 16, 128), True,
+         128**-0.5)

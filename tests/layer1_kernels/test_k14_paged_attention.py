@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from lab.pace import made_by
 from lab.subject import Raised
 
 SIZES = [   # new tokens and lengths of each sequence, H, G, D, S, dtype, BM, BN, splits
@@ -442,3 +443,8 @@ def test_every_kernel_on_the_device(rng, counts, lens):
         for kernel in kernels:
             got = kernel(*args, 0.125).float()
             assert torch.allclose(got, want, rtol=near, atol=near), (kernel, dtype)
+
+
+@pytest.mark.gpu
+def test_paged_triton_speed(pace):
+    pace("paged_attention", made_by("decode_batch", 64, 4096, 32, 8, 128, 16, "cuda"))

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from lab.pace import made_by, numbers
 from lab.subject import Raised
 
 GEMV = [(9, 320, 4, 32, "float32", 2), (5, 96, 8, 16, "float32", 1), (3, 160, 4, 16, "float16", 1),
@@ -423,3 +424,9 @@ def test_every_kernel_on_the_device(T, N, K, bits, group):
     want = x.double() @ back.T
     got = quantized_matmul_cuda(x, packed, scales, bits, group).double()
     assert (got - want).abs().max() <= 2e-5 * want.abs().max()
+
+
+@pytest.mark.gpu
+def test_quantized_gemv_triton_speed(pace):
+    pace("quantized_matmul", numbers("bfloat16", 1, 16_384),
+         made_by("quantize_weight", numbers("float32", 16_384, 16_384), 4, 128), 4, 128)

@@ -1,0 +1,124 @@
+"""What `lab bench` measures, at small sizes on the CPU: every way runs, those of a family give the
+same, and none is credited with bytes that it does not ask for. Nothing is timed."""
+
+import importlib
+import inspect
+from functools import partial
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+import day01_roofline
+from day01_roofline.beside import BASELINES
+from lab import bench, shapes, simulator
+
+# lesson -> the sizes it is measured at here. No two sizes of an array are alike.
+SIZES = {
+    "k01_vector_add": {"n": 1000},
+    "k02_transpose": {"M": 36, "N": 20},
+    "k03_reduce": {"n": 1000},
+    "k04_matmul_naive": {"M": 5, "N": 20, "K": 48},
+    "k05_matmul_tiled": {"M": 12, "N": 20, "K": 48},
+    "k06_matmul_registers": {"M": 12, "N": 20, "K": 48},
+    "k07_softmax": {"R": 3, "C": 1000},
+    "k08_rmsnorm": {"T": 3, "C": 136},
+    "k09_rope": {"T": 48, "H": 4, "G": 2, "D": 64},
+    "k10_swiglu": {"T": 5, "C": 48, "F": 24},
+    "k11_cross_entropy": {"T": 5, "V": 1000},
+    "k12_tensor_cores": {"M": 12, "N": 24, "K": 48},
+    "k13_flash_attention": {"B": 2, "T": 20, "H": 4, "G": 4, "D": 16},
+    "k14_paged_attention": {"B": 2, "N": 48, "H": 4, "G": 2, "D": 16, "S": 16},
+    "k15_quantized_matmul": {"N": 24, "K": 256, "group": 64},
+}
+NEAR = 0.03             # of the largest: results of bfloat16 numbers, rounded at different places
+FOUR_BITS = 0.2         # likewise, where cuBLAS has the weights before they were cut to 4 bits
+LEFT = {"rope_and_cache: pair": {"k"}}      # way -> what it also changes, which no other has to
+NEEDS_A_GPU = {"cudnn": "No viable backend"}            # way -> what PyTorch says elsewhere
+
+
+@pytest.fixture(scope="module", autouse=True)
+def triton_on_the_cpu():
+    simulator.activate_triton()
+    yield
+    simulator.deactivate_triton()
+
+
+class CudaIsTheCpu(TorchFunctionMode):
+    """Arrays that are asked for on a GPU are made on the CPU."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.cuda:
+            return args[0]
+        there = {"device": "cpu"} if (kwargs or {}).get("device") == "cuda" else {}
+        return function(*args, **(kwargs or {}) | there)
+
+
+@pytest.fixture
+def families(monkeypatch):
+    """families(lesson): what its bench() hands to `beside`, the same numbers each time."""
+    def built(lesson):
+        module = importlib.import_module(f"{lesson.floor}.{lesson.id}")
+        torch.manual_seed(0)
+        with CudaIsTheCpu():
+            return module.bench(**SIZES[lesson.id])
+
+    monkeypatch.setattr(day01_roofline, "beside", lambda found: found)
+    # what torch.compile reads of a function is tried here, not what it makes of it
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    return built
+
+
+def lessons():
+    return [lesson for lesson in bench.units() if lesson.floor == "layer1_kernels"]
+
+
+def result(run):
+    """{name: array} that a way returns, or leaves in the arrays it knows if it returns none."""
+    found = run()
+    if found is None:
+        return {name: value for name, value in inspect.getclosurevars(run).nonlocals.items()
+                if torch.is_tensor(value)}
+    return {"result": found[0] if isinstance(found, tuple) else found}
+
+
+def same(a, b, near):
+    """True where two results agree; attention of PyTorch has its heads before its tokens."""
+    a, b = a.squeeze().double(), b.squeeze().double()
+    if a.shape != b.shape:
+        a = a.transpose(1, 2)
+    return a.shape == b.shape and (a - b).abs().max() <= near * b.abs().max()
+
+
+def test_every_bench_has_its_sizes():
+    assert list(SIZES) == [lesson.id for lesson in lessons()]
+
+
+@pytest.mark.parametrize("lesson", lessons(), ids=lambda i: i.id)
+def test_bench(families, lesson):
+    with shapes.checked(lesson.path(".py")):
+        every = families(lesson)
+    for family, (flops, moved, ways) in every.items():
+        assert isinstance(flops, int) and ": " not in family
+        assert set(ways) & set(BASELINES) and set(ways) - set(BASELINES), f"{family}: {list(ways)}"
+        first = next(way for way in BASELINES if way in ways)
+        want = None
+        for way in [first, *(way for way in ways if way != first)]:
+            run = families(lesson)[family][2][way]                  # not changed by another way
+            least, run = run if isinstance(run, tuple) else (moved, run)
+            assert isinstance(least, int) and least > 0
+            if way in NEEDS_A_GPU:
+                with pytest.raises(RuntimeError, match=NEEDS_A_GPU[way]):
+                    run()
+                continue
+            with simulator.trace() as trace:
+                got = result(run)
+            asked = sum(launch.bytes_loaded + launch.bytes_stored for launch in trace.launches)
+            assert way in BASELINES or asked >= least, (
+                f"{family}: {way} is credited with {least} bytes and asks for {asked}")
+            want = want or got
+            shared = set(want) & set(got) - LEFT.get(f"{family}: {way}", set())
+            assert shared, f"{family}: {way} gives {list(got)}, {first} {list(want)}"
+            near = FOUR_BITS if family.startswith("int4") and way == "cublas" else NEAR
+            for name in shared:
+                assert same(got[name], want[name], near), f"{family}: {way} gives another {name}"
