@@ -8,12 +8,16 @@ from torch.utils._pytree import tree_leaves
 __all__ = ["Launches"]
 
 
+# What makes an array and moves nothing. The first is a view without the name of one.
+FREE = ("_unsafe_view", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+
+
 class Launches(TorchDispatchMode):
     """While it is active, it lists launches: with Launches() as seen: …; len(seen.names)
 
     A launch is a call of a kernel out of a `Kernels` table, or one operation of PyTorch's that
-    makes or changes an array. Views move nothing and are not counted, nor are the operations that
-    a kernel's own launcher is made of. `seen.counting(table)` is the table whose calls count.
+    makes or changes an array. Views move nothing and are not counted, nor is memory that is only
+    set aside, nor are the operations that a kernel's own launcher is made of. `seen.counting(table)` is the table whose calls count.
     """
 
     def __init__(self):
@@ -24,8 +28,8 @@ class Launches(TorchDispatchMode):
         result = operation(*args, **(kwargs or {}))
         made = any(hasattr(leaf, "data_ptr") for leaf in tree_leaves(result))
         name = operation.overloadpacket.__name__
-        view = operation.is_view or name == "_unsafe_view"      # which moves nothing either
-        if made and not view and not self.inside:
+        free = operation.is_view or name in FREE
+        if made and not free and not self.inside:
             self.names.append(name)
         return result
 
