@@ -198,11 +198,15 @@ class Llama:
         """Scores of the next token after the last new token of each sequence."""
         x = self.embedding[step.tokens]                             # (T, C)
         for i in range(self.config.L):
-            x = llama_block(self, i, x, step, cache)                # (T, C)
+            x = self.block(i, x, step, cache)                       # (T, C)
         if not every:
             x = x[last_rows(step.cu_q)]                             # (B, C)
         x = self.ops.rmsnorm(x, self.norm, self.config.eps)
         return self.ops.matmul(x, self.head)
+
+    def block(self, i, x, step, cache):                 # (T, C) -> (T, C)
+        """Layer number i. Other ways to compute a layer replace this method."""
+        return llama_block(self, i, x, step, cache)
 
     def heads(self, layer, y):      # (T, C) -> (T, H, D), (T, G, D), (T, G, D)
         """Queries, keys and values; the Qwen 3 family norms those of each head."""

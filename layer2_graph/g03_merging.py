@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from day01_roofline import attended
-from layer2_graph.g01_llama import Llama, last_rows
+from layer2_graph.g01_llama import Llama
 
 __all__ = ["MergedLayer", "MergedLlama", "attend_absorbed", "attend_expanded", "fold_batch_norm",
            "fold_norm", "merge_rows", "mla_flops"]
@@ -104,15 +104,8 @@ class MergedLlama(Llama):
         return MergedLayer(layer.attention_norm, qkv, layer.o, layer.q_norm, layer.k_norm,
                            layer.mlp_norm, gate_up, layer.down)
 
-    def forward(self, step, cache, every=False):        # -> (B, V), or (T, V) for every token
-        """Scores of the next token after the last new token of each sequence."""
-        x = self.embedding[step.tokens]                             # (T, C)
-        for i in range(self.config.L):
-            x = merged_block(self, i, x, step, cache)               # (T, C)
-        if not every:
-            x = x[last_rows(step.cu_q)]                             # (B, C)
-        x = self.ops.rmsnorm(x, self.norm, self.config.eps)
-        return self.ops.matmul(x, self.head)
+    def block(self, i, x, step, cache):                 # (T, C) -> (T, C)
+        return merged_block(self, i, x, step, cache)
 
     def heads(self, layer, y):      # (T, C) -> (T, H, D), (T, G, D), (T, G, D)
         """Queries, keys and values: views of one array, unless a norm of each head made others."""

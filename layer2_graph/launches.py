@@ -17,7 +17,8 @@ class Launches(TorchDispatchMode):
 
     A launch is a call of a kernel out of a `Kernels` table, or one operation of PyTorch's that
     makes or changes an array. Views move nothing and are not counted, nor is memory that is only
-    set aside, nor are the operations that a kernel's own launcher is made of. `seen.counting(table)` is the table whose calls count.
+    set aside, nor are the operations that a kernel's own launcher is made of.
+    `seen.counting(table)` is the table whose calls count.
     """
 
     def __init__(self):
