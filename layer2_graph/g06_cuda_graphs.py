@@ -469,35 +469,30 @@ class Forked(Llama):
 # ---- measured
 
 
-def bench(batches=(1, 16), N=256):
-    """On a GPU: a decode step of a Llama-3.2-1B shape in bf16, eager, from a graph, and with q, k
-    and v side by side; rows of lab.bench. Random weights; the N-th token of each sequence."""
-    from day01_roofline import LLAMAS, Gpu, Job, copy_job, decode_costs, measure
-    from lab.bench import row
+def bench(shape="Llama-3.2-1B", batches=(1, 16), N=256, device="cuda"):
+    """On a GPU: a bf16 decode step of a Llama of this shape, eager, from a graph, and from one with
+    q, k and v side by side; rows of lab.bench. Random weights; the N-th token of each sequence.
+
+    shape: of day01_roofline's LLAMAS
+    """
+    from day01_roofline import LLAMAS, beside, decode_costs
     from layer1_kernels import kernels
     from layer2_graph.checkpoint import shapes
     from layer2_graph.config import Config
 
-    m = LLAMAS["Llama-3.2-1B"]
+    m = LLAMAS[shape]
     config = Config(L=m.L, C=m.C, H=m.H, G=m.G, D=m.D, F=m.F, V=m.V, eps=1e-5, theta=5e5, room=N,
                     tied=m.tied)
-    weights = {name: torch.randn(shape, device="cuda", dtype=torch.bfloat16) / shape[-1] ** 0.5
-               for name, shape in shapes(config)}
-    model = Llama(config, weights, kernels("triton"))
-    device, (flops, once, each) = Gpu(), decode_costs(m, N, 2)
-    jobs = [copy_job(device)]
+    weights = {name: torch.randn(size, device=device, dtype=torch.bfloat16) / size[-1] ** 0.5
+               for name, size in shapes(config)}
+    models = [kind(config, weights, kernels("triton")) for kind in (Llama, Forked)]
+    (flops, once, each), families = decode_costs(m, N, 2), {}
     for B in batches:
-        cache = PagedCache(config, B, N, torch.bfloat16, "cuda")
-        model.forward(cache.step([[1] * (N - 1)] * B), cache)
+        cache = PagedCache(config, B, N, torch.bfloat16, device)
+        models[0].forward(cache.step([[1] * (N - 1)] * B), cache)
         step = cache.step([[1]] * B)
-        graph, forked = (GraphRunner(one, cache, [B], B, cache.pages)
-                         for one in (model, Forked(config, weights, model.ops)))
-        jobs += [Job(f"{name}, B = {B}", partial(one.forward, step, cache), B * flops,
-                     once + B * each)
-                 for name, one in (("eager", model), ("graph", graph), ("forked graph", forked))]
-    timings = measure(jobs, device, limit=60)
-    copied = jobs[0].moved / timings["copy"].seconds
-    return {job.name: row(job, timings[job.name], copied,
-                          {} if job.name == "copy" else
-                          {"eager": timings[f"eager, B = {job.name.rpartition(' ')[2]}"]})
-            for job in jobs}
+        ways = [models[0], *(GraphRunner(model, cache, [B], B, cache.pages) for model in models)]
+        families[f"decode, B = {B}"] = (B * flops, once + B * each, {
+            name: partial(way.forward, step, cache)
+            for name, way in zip(("eager", "graph", "forked graph"), ways, strict=True)})
+    return beside(families)

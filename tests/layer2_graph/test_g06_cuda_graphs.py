@@ -32,6 +32,7 @@ from layer2_graph.checkpoint import shapes
 from layer2_graph.g06_cuda_graphs import (
     Request,
     asked,
+    bench,
     blank_step,
     memory,
     needs,
@@ -536,6 +537,20 @@ def test_padding_leaves_blank_buffers_blank():
     assert buffers.cu_q.tolist() == [0, 1, 2, 3] and buffers.slots.tolist() == [7, -1, -1]
     assert all(x.dtype == kind for x, kind in zip(
         buffers, [torch.int64] * 3 + [torch.int32] * 3, strict=True))
+
+
+def test_what_is_measured_gives_the_same_scores(triton_on_the_cpu, monkeypatch):
+    """Every way of the bench, in the simulator; nothing is timed."""
+    import day01_roofline as day1
+
+    tiny = day1.Llama("tiny", L=1, C=32, H=2, G=1, D=16, F=32, V=48, tied=True)
+    monkeypatch.setitem(day1.LLAMAS, "tiny", tiny)
+    monkeypatch.setattr(day1, "beside", lambda found: found)
+    for flops, moved, ways in bench("tiny", (2,), 4, "cpu").values():
+        assert type(flops) is int and type(moved) is int
+        eager, *others = (way().float() for way in ways.values())
+        for other in others:
+            torch.testing.assert_close(other, eager)
 
 
 # ---- on a GPU
