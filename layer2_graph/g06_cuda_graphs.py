@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from layer2_graph.g01_llama import Llama, PagedCache, Step
-from layer2_graph.launches import Launches
+from layer2_graph.launches import FREE, Launches
 
 __all__ = ["CaptureError", "Forked", "GraphRunner", "Tape", "capture", "choose_sizes", "end_times",
            "side_by_side"]
@@ -87,8 +87,8 @@ class Tape(TorchDispatchMode):
         if not self.inside and depends_on_contents(operation, name, args):
             raise refused(name)
         result = operation(*args, **kwargs)
-        view = operation.is_view or name == "_unsafe_view"      # which has an address already
-        if not self.inside and not view and tensors(result):
+        free = operation.is_view or name in FREE        # moves nothing: its address is enough
+        if not self.inside and not free and tensors(result):
             self.calls.append(Call(name, operation, args, kwargs, result))
         return result
 

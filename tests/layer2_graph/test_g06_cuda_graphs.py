@@ -314,6 +314,15 @@ def test_python_is_not_run_again_and_its_numbers_are_frozen():
     assert tape.output.data_ptr() == address
 
 
+def test_memory_that_is_set_aside_is_no_launch():
+    x = torch.ones(3)
+    tape = Tape(lambda ops: torch.empty(3).copy_(x).mul_(2), OPS)
+    x.fill_(5)
+    tape.replay()
+    assert [call.name for call in tape.calls] == ["copy_", "mul_"]
+    assert tape.output.tolist() == [10] * 3
+
+
 def test_views_lie_where_they_lay():
     x = torch.arange(6.0)
     tape = Tape(lambda ops: (x.view(2, 3).t() + 1).reshape(6)[1:3], OPS)
