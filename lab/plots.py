@@ -449,3 +449,30 @@ def crossing(title, sizes, curves, at, x, y):
     axes.spines[["top", "right"]].set_visible(False)
     plt.close(figure)           # as above
     return figure
+
+
+def padding(title, ladders, most):
+    """The rows with which batches of 1 to `most` run, a panel for each ladder of sizes: sequences
+    in blue, padding in red; grey where no size is large enough.
+
+    ladders: {label: [size]}
+    """
+    import matplotlib.pyplot as plt
+
+    figure, every = plt.subplots(len(ladders), 1, sharex=True, squeeze=False, layout="constrained",
+                                 figsize=(7.5, 1.7 * len(ladders) + 0.7))
+    batches = np.arange(1, most + 1)
+    for axes, (label, sizes) in zip(every[:, 0], ladders.items(), strict=True):
+        rows = np.array([min((s for s in sizes if s >= batch), default=0) for batch in batches])
+        held = rows > 0
+        spare = np.where(held, rows - batches, 0)
+        axes.bar(batches, batches, 1, color=np.where(held, "#9cd2ff", "#d0d7de"))
+        axes.bar(batches, spare, 1, bottom=batches, color=RED)
+        axes.set_title(f"{label}   →   {len(sizes)} graphs, {spare.sum() / rows.sum():.0%} of all "
+                       f"their rows are padding", loc="left", fontsize=10, color=INK)
+        axes.set(ylabel="rows", xlim=(0.5, most + 0.5))
+        axes.spines[["top", "right"]].set_visible(False)
+    every[-1, 0].set_xlabel("batch, sequences")
+    figure.suptitle(title)
+    plt.close(figure)           # as above
+    return figure
