@@ -7,7 +7,8 @@ __all__ = ["beside"]
 
 # The ways that the others are compared with: PyTorch, as it stands and compiled; the vendors'
 # libraries, each by its name; and a pair of kernels, where one kernel can do the work of both.
-BASELINES = ("eager", "torch", "torch.compile", "library", "cublas", "flash", "cudnn", "sdpa", "pair")
+BASELINES = ("eager", "torch", "torch.compile", "library", "cublas", "flash", "cudnn", "sdpa",
+             "pair")
 
 
 def beside(families, limit=60, device=None):
