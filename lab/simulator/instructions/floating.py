@@ -6,7 +6,7 @@ good, and then rounded once to the type and in the direction asked for.
 
 import numpy as np
 
-from ..decode import destination, opcode, source
+from ..decode import destination, elementwise, opcode, source
 from ..dtypes import DTYPES, F16, F32, F64, U16, U32, U64
 from ..exact import correctly, fma_f64
 from ..rounding import (
@@ -62,7 +62,7 @@ def float_arithmetic(inst, mods):
             name, base, values, mode, ftz, saturate, relu))
     reads = [source(operand, ptx_type) for operand in inst.operands[1:]]
     write = destination(inst.operands[0], ptx_type)
-    return lambda wave: write(wave, function(*(read(wave) for read in reads)))
+    return elementwise(inst, function, reads, write)
 
 
 def packable(ptx_type, function):
@@ -185,17 +185,16 @@ def approximate_division(inst, mods):
     approx = "approx" in inst.modifiers
     ftz = mods.flag("ftz")
     inst.flops = 1
-    (a, b), write = (source(o, "f32") for o in inst.operands[1:]), destination(
-        inst.operands[0], "f32")
 
-    def run(wave):
-        x, y = (flush(read(wave)) if ftz else read(wave) for read in (a, b))
+    def divide(x, y):
+        x, y = (flush(value) if ftz else value for value in (x, y))
         result = x / y
         if approx:
             huge = np.isfinite(y) & (np.abs(y) > 2.0**126)
             result = np.where(huge, x * np.copysign(F32.type(0), y), result)
-        write(wave, canonical(flush(result) if ftz else result))
-    return run
+        return canonical(flush(result) if ftz else result)
+    reads = [source(operand, "f32") for operand in inst.operands[1:]]
+    return elementwise(inst, divide, reads, destination(inst.operands[0], "f32"))
 
 
 # ---- without rounding
