@@ -47,8 +47,9 @@ def split(wave, key):
     return [Lanes(wave.shape, index=wave.lanes.index[keys == k]) for k in np.unique(keys)]
 
 
-def load(wave, inst, address, size, space):
-    """-> raw elements of `size` bytes, in the layout of the addresses."""
+def load(wave, inst, address, size, space, fetcher=None):
+    """-> raw elements of `size` bytes, in the layout of the addresses; or what the fetcher gives,
+    where all blocks read the same places of shared memory, see patterns.py."""
     if space == "generic":
         space, address = window(wave, address)
     if space == "global":
@@ -58,7 +59,7 @@ def load(wave, inst, address, size, space):
             wave.shadow.global_load(wave, inst, segment, offset, size)
         return segment.view(raw(size)).take(offset >> shift(size), mode="wrap")
     if space == "shared":
-        offset, index, fetch, _ = shared_place(wave, inst, address, size, "read")
+        offset, index, fetch, _ = shared_place(wave, inst, address, size, "read", fetcher)
         memory = wave.shared_memory(raw(size))                          # (B, elements)
         if wave.shadow:
             wave.shadow.load(wave, inst, offset, size)
@@ -201,7 +202,7 @@ def shared_offset(wave, inst, address, size, verb):
     return offset
 
 
-def shared_place(wave, inst, address, size, verb):
+def shared_place(wave, inst, address, size, verb, fetcher=None):
     """Check and count an access -> byte offsets within the block's shared memory, indices of
     elements, and if all blocks have the same, `fetch` and `run` of the Pattern."""
     launch = wave.launch
@@ -209,14 +210,14 @@ def shared_place(wave, inst, address, size, verb):
         offset = shared_offset(wave, inst, address, size, verb)
         launch.counts.shared_access(wave, inst, offset, size)
         return offset, offset >> shift(size), None, None
-    key = size, wave.shape[0], address.tobytes()
+    key = fetcher, size, wave.shape[0], address.tobytes()
     pattern = launch.patterns.get(key)
     if pattern is None:
         offset = shared_offset(wave, inst, address, size, verb)
         if len(launch.patterns) == MOST:
             launch.patterns.clear()
         pattern = launch.patterns[key] = pattern_of(
-            offset, size, launch.counts.wavefronts(wave, offset, size))
+            offset, size, launch.counts.wavefronts(wave, offset, size), fetcher)
     launch.counts.add(wave, inst, "shared", pattern.offset, size, *pattern.counts)
     return pattern.offset, pattern.index, pattern.fetch, pattern.run
 

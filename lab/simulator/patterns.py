@@ -20,15 +20,17 @@ class Pattern(NamedTuple):
     offset: np.ndarray          # (1, T) bytes
     index: np.ndarray           # (1, T) elements
     counts: tuple               # requests, wavefronts, ideal of the whole wave
-    fetch: object               # memory (B, elements) -> (B, T) elements
+    fetch: object               # memory (B, elements) -> (B, T) elements, or what a fetcher gives
     run: slice | None           # the elements, where they are one after the other
 
 
-def pattern_of(offset, size, counts):
+def pattern_of(offset, size, counts, fetcher=None):
+    """fetcher: (T,) elements -> Pattern.fetch, for loads that deal them out in their own way"""
     index = offset >> (size.bit_length() - 1)
     row = index[0]
     run = slice(int(row[0]), int(row[0]) + len(row)) if follows(row) else None
-    return Pattern(offset, index, counts, fetcher(row, size, run), run)
+    fetch = fetcher(row) if fetcher else plain_fetcher(row, size, run)
+    return Pattern(offset, index, counts, fetch, run)
 
 
 def follows(row):
@@ -36,7 +38,7 @@ def follows(row):
     return bool((row[..., 1:] - row[..., :-1] == 1).all())
 
 
-def fetcher(row, size, run):
+def plain_fetcher(row, size, run):
     """The quickest of several ways to copy memory[:, row]."""
     if run:
         return lambda memory: memory[:, run].copy()

@@ -96,6 +96,9 @@ class Scheduler:
                 else:
                     inst.run(wave)
                 pc += 1
+            elif kind <= WARP_SYNC and inst.guard is None and lanes.whole:
+                self.run_some(inst, lanes)                  # nobody is missing
+                pc += 1
             elif kind < WARP_SYNC:
                 self.run_some(inst, self.guarded(inst, lanes)[0])
                 wave.select(lanes)
@@ -175,7 +178,7 @@ class Scheduler:
         wave, lanes_run = self.wave, self.launch.counts.lanes
         lanes_run[inst] = lanes_run.get(inst, 0) + lanes.count
         wave.select(lanes, inst.kind != ALU)
-        run = wave.taint.run if wave.taint else lambda inst: inst.run(wave)
+        run = wave.taint.run if wave.taint else wave.run
         try:
             run(inst)
         except SeveralSegments as several:
@@ -187,6 +190,7 @@ class Scheduler:
                         run(inst)
                     except SeveralSegments as more:
                         parts += more.groups
+            wave.select(lanes, inst.kind != ALU)
 
     def add(self, frame, pc, lanes, before=None):
         """Lanes are ready to run at a place; they join those who are there."""
