@@ -9,7 +9,7 @@ from .dtypes import U64
 from .host_addresses import translate
 from .lanes import Lanes
 from .memory import LOCAL_WINDOW, OFFSET_BITS, SEGMENT_SHIFT, SHARED_WINDOW, raw
-from .patterns import MOST, pattern_of
+from .patterns import pattern_of, patterns
 
 
 class SeveralSegments(Exception):
@@ -210,14 +210,12 @@ def shared_place(wave, inst, address, size, verb, fetcher=None):
         offset = shared_offset(wave, inst, address, size, verb)
         launch.counts.shared_access(wave, inst, offset, size)
         return offset, offset >> shift(size), None, None
-    key = fetcher, size, wave.shape[0], address.tobytes()
-    pattern = launch.patterns.get(key)
-    if pattern is None:
+
+    def make():
         offset = shared_offset(wave, inst, address, size, verb)
-        if len(launch.patterns) == MOST:
-            launch.patterns.clear()
-        pattern = launch.patterns[key] = pattern_of(
-            offset, size, launch.counts.wavefronts(wave, offset, size), fetcher)
+        return pattern_of(offset, size, launch.counts.wavefronts(wave, offset, size), fetcher)
+    key = fetcher, size, launch.shared_size, wave.shape[0], address.tobytes()
+    pattern = patterns.get(key, make)
     launch.counts.add(wave, inst, "shared", pattern.offset, size, *pattern.counts)
     return pattern.offset, pattern.index, pattern.fetch, pattern.run
 

@@ -1,7 +1,8 @@
 """Addresses in shared memory that depend on the thread alone, so that all blocks have the same.
 
-Loops over a tile come by with the same few of them again and again. What there is to know of them
-is found out once: whether they are in bounds and aligned, what they cost, how to fetch them.
+Loops over a tile come by with the same few of them again and again, and so does the next launch.
+What there is to know of them is found out once: whether they are in bounds and aligned, what they
+cost, how to fetch them.
 """
 
 from typing import NamedTuple
@@ -9,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from .memory import raw
+from .remembered import Remembered
 
-MOST = 1024                     # patterns that a launch remembers
+patterns = Remembered(1024)     # of all launches: what an access has to do with -> Pattern
 PIECES = (32, 16, 8)            # bytes that numpy's take moves in one go
 REPEATS = 16                    # so many lanes at one address are fetched once (measured)
 
