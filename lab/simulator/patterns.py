@@ -23,16 +23,19 @@ class Pattern(NamedTuple):
     index: np.ndarray           # (1, T) elements
     counts: tuple               # requests, wavefronts, ideal of the whole wave
     fetch: object               # memory (B, elements) -> (B, T) elements, or what a fetcher gives
-    run: slice | None           # the elements, where they are one after the other
+    run: slice | None           # the elements, where they follow each other in some order:
+    order: np.ndarray | None    # the lanes in that order (T,), None if they are in it
 
 
 def pattern_of(offset, size, counts, fetcher=None):
     """fetcher: (T,) elements -> Pattern.fetch, for loads that deal them out in their own way"""
     index = offset >> (size.bit_length() - 1)
     row = index[0]
-    run = slice(int(row[0]), int(row[0]) + len(row)) if follows(row) else None
-    fetch = fetcher(row) if fetcher else plain_fetcher(row, size, run)
-    return Pattern(offset, index, counts, fetch, run)
+    order = None if follows(row) else row.argsort()
+    first = int(row[0] if order is None else row[order[0]])
+    run = slice(first, first + len(row)) if order is None or follows(row[order]) else None
+    fetch = fetcher(row) if fetcher else plain_fetcher(row, size, run if order is None else None)
+    return Pattern(offset, index, counts, fetch, run, order)
 
 
 def follows(row):

@@ -18,6 +18,8 @@ from ..rounding import (
     flush_below,
     round_to,
     sum_to_odd,
+    to_odd,
+    two_sum,
 )
 
 FLOPS = {"add": 1, "sub": 1, "mul": 1, "fma": 2, "mad": 2, "div": 1}
@@ -105,7 +107,9 @@ def mended(result, suspects, a, b, c):
         suspects &= rounded_twice(a, b, c) != result
     where = np.nonzero(suspects)
     a, b, c = (np.broadcast_to(value, suspects.shape)[where].astype(F64) for value in (a, b, c))
-    result[where] = sum_to_odd(a * b, c).astype(F32)
+    total, error = two_sum(a * b, c)
+    if error.any():                                         # mostly the sum was exact
+        result[where] = to_odd(total, error).astype(F32)
     return result
 
 

@@ -179,8 +179,8 @@ class Layer:
                     registers.setdefault(name, word)        # unless it has been written since
 
     def stack(self, role, fragments):
-        """Tuples of arrays (B, T) or broadcasts of it -> (W, fragments, r, 32); of accumulators that
-        are one number each, W = 1."""
+        """Tuples of arrays (B, T) or broadcasts of it -> (W, fragments, r, 32); where
+        accumulators are one number each, W = 1."""
         r, word = self.form.registers[role], self.form.word[role]
         one = role == 3 and all(value.size == 1 for arrays in fragments for value in arrays)
         shape = (1, WARP) if one else self.shape

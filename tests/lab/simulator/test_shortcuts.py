@@ -35,7 +35,9 @@ def test_a_pattern_fetches_what_indexing_does(name, size):
     got = pattern.fetch(memory)
     assert got.dtype == memory.dtype and got.tobytes() == memory[:, row].tobytes()
     assert not np.shares_memory(got, memory)
-    assert (pattern.run is not None) == (name == "one after the other")
+    in_some_order = len(set(row)) == T == row.max() - row.min() + 1
+    assert (pattern.run is not None) == in_some_order
+    assert (pattern.order is None) == (name == "one after the other")
 
 
 def sectors(lanes, step, times):
