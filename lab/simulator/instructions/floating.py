@@ -105,11 +105,12 @@ def mended(result, suspects, a, b, c):
     """Round the suspects once."""
     if 16 * np.count_nonzero(suspects) > suspects.size:     # whole numbers, say: exact all the same
         suspects &= rounded_twice(a, b, c) != result
-    where = np.nonzero(suspects)
-    a, b, c = (np.broadcast_to(value, suspects.shape)[where].astype(F64) for value in (a, b, c))
+    where = np.flatnonzero(suspects)
+    a, b, c = (np.broadcast_to(value, suspects.shape).flat[where].astype(F64)
+               for value in (a, b, c))
     total, error = two_sum(a * b, c)
     if error.any():                                         # mostly the sum was exact
-        result[where] = to_odd(total, error).astype(F32)
+        result.flat[where] = to_odd(total, error).astype(F32)
     return result
 
 
@@ -125,10 +126,10 @@ def exact_sum(a, b):
     """float64 a + b, exact or as good when it is rounded to 24 bits: a sum with low bits is neither
     a float nor a tie, and its own rounding has not moved it past one."""
     total = a + b
-    suspects = np.nonzero(total.view(U64) & LOW_BITS == 0)
-    if len(suspects[0]):
-        a, b = (np.broadcast_to(value, total.shape)[suspects] for value in (a, b))
-        total[suspects] = sum_to_odd(a, b)
+    suspects = np.flatnonzero(total.view(U64) & LOW_BITS == 0)
+    if len(suspects):
+        a, b = (np.broadcast_to(value, total.shape).flat[suspects] for value in (a, b))
+        total.flat[suspects] = sum_to_odd(a, b)
     return total
 
 
