@@ -22,9 +22,13 @@ class Series:
 
     def run(self, wave, inst, most):
         """Run members from `inst` on, no more than `most`, for the wave's lanes -> how many."""
+        most = min(most, PIECE // wave.live.size)
+        if most < FEWEST or wave.flat:
+            inst.run(wave)
+            return 1
         first = inst.pc - self.members[0].pc
-        members = self.members[first:first + max(1, min(most, PIECE // wave.live.size))]
-        if len(members) < FEWEST or wave.flat or not run_together(wave, members):
+        members = self.members[first:first + most]
+        if len(members) < FEWEST or not run_together(wave, members):
             for member in members:
                 member.run(wave)
         return len(members)
