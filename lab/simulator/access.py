@@ -9,7 +9,7 @@ from .dtypes import U64
 from .host_addresses import translate
 from .lanes import Lanes
 from .memory import LOCAL_WINDOW, OFFSET_BITS, SEGMENT_SHIFT, SHARED_WINDOW, raw
-from .patterns import MOST, pattern_of
+from .patterns import pattern_of, patterns
 
 
 class SeveralSegments(Exception):
@@ -47,8 +47,9 @@ def split(wave, key):
     return [Lanes(wave.shape, index=wave.lanes.index[keys == k]) for k in np.unique(keys)]
 
 
-def load(wave, inst, address, size, space):
-    """-> raw elements of `size` bytes, in the layout of the addresses."""
+def load(wave, inst, address, size, space, fetcher=None):
+    """-> raw elements of `size` bytes, in the layout of the addresses; or what the fetcher gives,
+    where all blocks read the same places of shared memory, see patterns.py."""
     if space == "generic":
         space, address = window(wave, address)
     if space == "global":
@@ -58,13 +59,13 @@ def load(wave, inst, address, size, space):
             wave.shadow.global_load(wave, inst, segment, offset, size)
         return segment.view(raw(size)).take(offset >> shift(size), mode="wrap")
     if space == "shared":
-        offset, index, fetch, _ = shared_place(wave, inst, address, size, "read")
+        offset, index, pattern = shared_place(wave, inst, address, size, "read", fetcher)
         memory = wave.shared_memory(raw(size))                          # (B, elements)
         if wave.shadow:
             wave.shadow.load(wave, inst, offset, size)
             wave.taint.shared_load(index + rows(wave, index, memory), size)
-        if fetch:
-            return fetch(memory)
+        if pattern:
+            return pattern.fetch(memory)
         return memory.reshape(-1).take(index + rows(wave, index, memory), mode="wrap")
     memory, index = local_place(wave, inst, address, size, "read")
     if wave.taint:
@@ -82,10 +83,11 @@ def store(wave, inst, address, size, space, value):
         wave.launch.counts.global_access(wave, inst, offset, size, segment)
         memory, index = segment.view(raw(size)), offset >> shift(size)
     elif space == "shared":
-        offset, index, _, run = shared_place(wave, inst, address, size, "write")
+        offset, index, pattern = shared_place(wave, inst, address, size, "write")
         memory = wave.shared_memory(raw(size))
-        if run and not wave.taint:
-            memory[:, run] = value
+        if pattern and pattern.run and not wave.taint:
+            in_order = pattern.order is None or value.shape[1] == 1
+            memory[:, pattern.run] = value if in_order else value.take(pattern.order, axis=1)
             return
         index = index + rows(wave, index, memory)
         memory = memory.reshape(-1)
@@ -127,7 +129,7 @@ def place(wave, inst, address, size, space):
         if wave.shadow:
             wave.shadow.global_atomic(wave, inst, segment, offset, size)
         return segment.view(raw(size)), wave.per_lane(offset >> shift(size)), space
-    offset, index, _, _ = shared_place(wave, inst, address, size, "atomic")
+    offset, index, _ = shared_place(wave, inst, address, size, "atomic")
     if wave.shadow:
         wave.shadow.atomic(wave, inst, offset, size)
     memory = wave.shared_memory(raw(size))
@@ -201,24 +203,22 @@ def shared_offset(wave, inst, address, size, verb):
     return offset
 
 
-def shared_place(wave, inst, address, size, verb):
+def shared_place(wave, inst, address, size, verb, fetcher=None):
     """Check and count an access -> byte offsets within the block's shared memory, indices of
-    elements, and if all blocks have the same, `fetch` and `run` of the Pattern."""
+    elements, and the Pattern if all blocks have the same."""
     launch = wave.launch
     if address.shape != (1, wave.shape[1]):
         offset = shared_offset(wave, inst, address, size, verb)
         launch.counts.shared_access(wave, inst, offset, size)
-        return offset, offset >> shift(size), None, None
-    key = size, wave.shape[0], address.tobytes()
-    pattern = launch.patterns.get(key)
-    if pattern is None:
+        return offset, offset >> shift(size), None
+
+    def make():
         offset = shared_offset(wave, inst, address, size, verb)
-        if len(launch.patterns) == MOST:
-            launch.patterns.clear()
-        pattern = launch.patterns[key] = pattern_of(
-            offset, size, launch.counts.wavefronts(wave, offset, size))
+        return pattern_of(offset, size, launch.counts.wavefronts(wave, offset, size), fetcher)
+    key = fetcher, size, launch.shared_size, wave.shape[0], address.tobytes()
+    pattern = patterns.get(key, make)
     launch.counts.add(wave, inst, "shared", pattern.offset, size, *pattern.counts)
-    return pattern.offset, pattern.index, pattern.fetch, pattern.run
+    return pattern.offset, pattern.index, pattern
 
 
 def local_place(wave, inst, address, size, verb):

@@ -45,6 +45,7 @@ def types(inst):
             if word in SIZES or word in FLOAT_NAMES or word in SMALL_INTEGERS]
 
 
+@lru_cache(1 << 16)
 def work(inst):
     """-> (floating-point operations of a lane, their type or "", integer operations of a lane)."""
     kind = class_of(inst)

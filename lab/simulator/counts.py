@@ -24,11 +24,15 @@ from typing import NamedTuple
 import numpy as np
 
 from .lanes import WARP
+from .remembered import Remembered
 
 SECTOR = 32
 BANKS = 32
 BANK_BYTES = 4
 REMEMBERED = 64             # instructions whose offsets are kept, at half a megabyte each
+SMALL = 64                  # warps of a pattern that is remembered, at 16 kilobytes
+
+patterns = Remembered(1024)  # of all launches: small pattern -> how many transactions, the fewest
 
 
 class Request(NamedTuple):
@@ -48,11 +52,10 @@ class Counts:
         self.warps = {}             # Instruction -> warp instructions issued
         self.lanes = {}             # Instruction -> lanes that ran it
         self.memory = {}            # Instruction -> space -> [requests, transactions, ideal, bytes]
-        self.first = {}             # Instruction, space -> its first Request
+        self.first = {}             # Instruction, space -> what makes its first Request
         self.splits = {}            # branch Instruction -> times that its lanes disagreed
         self.divergent = {}         # branch Instruction -> warps whose own lanes disagreed
         self.earlier = {}           # Instruction -> (offsets it had in all lanes, their counts)
-        self.patterns = {}          # shared access pattern -> (wavefronts, ideal)
         self.parts = None           # of a request that is being put together
         self.timeline = None        # of the first block
 
@@ -88,8 +91,8 @@ class Counts:
         before, numbers = self.earlier.get(inst, (None, None))
         if before is None or not whole or not same_sectors(offset, before):
             table, times = warp_table(wave, offset)
-            transactions, ideal = sectors_of(table, size) if space == "global" else \
-                (words_of(table), len(table))
+            transactions, ideal = of_pattern(table, size, sectors_of, SECTOR) \
+                if space == "global" else (words_of(table), len(table))
             numbers = len(table) * times, transactions * times, ideal * times
             if whole and (inst in self.earlier or len(self.earlier) < REMEMBERED):
                 self.earlier[inst] = offset, numbers
@@ -103,14 +106,7 @@ class Counts:
         if offset.size == 1 or (offset.ndim == 2 and offset.shape[1] == 1):
             return wave.lanes.warps, *one_address(wave, size)
         table, times = warp_table(wave, offset)
-        if len(table) <= 64:                            # a small pattern is worth remembering
-            start = table.flat[0] & ~(BANKS * BANK_BYTES - 1)
-            key = size, table.shape, (table - start).tobytes()
-            if key not in self.patterns:
-                self.patterns[key] = wavefronts_of(table, size)
-            wavefronts, ideal = self.patterns[key]
-        else:
-            wavefronts, ideal = wavefronts_of(table, size)
+        wavefronts, ideal = of_pattern(table, size, wavefronts_of, BANKS * BANK_BYTES)
         return len(table) * times, wavefronts * times, ideal * times
 
     def local_access(self, wave, inst, address, size):
@@ -205,12 +201,17 @@ def first_warp(index, place):
 
 
 def request(wave, space, size, index, place, names):
-    """-> Request of one warp, given its lanes' numbers within the wave."""
-    lanes = {}
-    for i, p, name in zip(index, place, names, strict=True):
-        lanes.setdefault(int(i) % WARP, (name, int(p)))
-    first = int(index[0])
-    return Request(space, size, first % wave.shape[1] // WARP, wave.block_of(first), lanes)
+    """-> what makes the Request of one warp, given its lanes' numbers within the wave. A launch
+    shows few of those that it could."""
+    first, lane, place = int(index[0]), index % WARP, place.copy()
+
+    def make():
+        lanes = {}
+        for i, p, name in zip(lane.tolist(), place.tolist(), names, strict=True):
+            lanes.setdefault(i, (name, p))
+        return Request(space, size, warp, block, lanes)
+    warp, block = first % wave.shape[1] // WARP, wave.block_of(first)
+    return make
 
 
 def warp_table(wave, offset):
@@ -227,6 +228,15 @@ def warp_table(wave, offset):
     table = np.full((int(row[-1]) + 1, WARP), -1, np.int64)
     table[row, lanes.index % WARP] = offset
     return table, 1
+
+
+def of_pattern(table, size, count, unit):
+    """count(table, size) of offsets (warps, 32), which depends on where they lie relative to each
+    other and within a unit of so many bytes. Small patterns come again and are remembered."""
+    if len(table) > SMALL:
+        return count(table, size)
+    table = table - (max(int(table.min()), 0) & -unit)      # absent lanes stay -1
+    return patterns.get((count, size, table.tobytes()), lambda: count(table, size))
 
 
 def same_sectors(offset, before):

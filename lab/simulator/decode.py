@@ -5,6 +5,8 @@ Decoding happens once, when an instruction is reached for the first time. It che
 `run` are readers and writers of registers, which hide how a value is laid out.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from .dtypes import (
@@ -85,6 +87,20 @@ class Modifiers:
 
     def refuse(self):
         raise Unsupported("the simulator lacks this form of the instruction")
+
+
+class Elementwise(NamedTuple):
+    """What an instruction does to each lane by itself. Instructions of the same opcode and
+    modifiers have the same function."""
+    function: object                # operands, numpy arrays of any shape -> result
+    reads: list                     # of its operands
+    write: object
+
+
+def elementwise(inst, function, reads, write):
+    """-> run(wave)"""
+    inst.elementwise = Elementwise(function, reads, write)
+    return lambda wave: write(wave, function(*[read(wave) for read in reads]))
 
 
 def source(operand, ptx_type, wider=False):

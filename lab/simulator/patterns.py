@@ -1,7 +1,8 @@
 """Addresses in shared memory that depend on the thread alone, so that all blocks have the same.
 
-Loops over a tile come by with the same few of them again and again. What there is to know of them
-is found out once: whether they are in bounds and aligned, what they cost, how to fetch them.
+Loops over a tile come by with the same few of them again and again, and so does the next launch.
+What there is to know of them is found out once: whether they are in bounds and aligned, what they
+cost, how to fetch them.
 """
 
 from typing import NamedTuple
@@ -9,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from .memory import raw
+from .remembered import Remembered
 
-MOST = 1024                     # patterns that a launch remembers
+patterns = Remembered(1024)     # of all launches: what an access has to do with -> Pattern
 PIECES = (32, 16, 8)            # bytes that numpy's take moves in one go
 REPEATS = 16                    # so many lanes at one address are fetched once (measured)
 
@@ -20,15 +22,20 @@ class Pattern(NamedTuple):
     offset: np.ndarray          # (1, T) bytes
     index: np.ndarray           # (1, T) elements
     counts: tuple               # requests, wavefronts, ideal of the whole wave
-    fetch: object               # memory (B, elements) -> (B, T) elements
-    run: slice | None           # the elements, where they are one after the other
+    fetch: object               # memory (B, elements) -> (B, T) elements, or what a fetcher gives
+    run: slice | None           # the elements, where they follow each other in some order:
+    order: np.ndarray | None    # the lanes in that order (T,), None if they are in it
 
 
-def pattern_of(offset, size, counts):
+def pattern_of(offset, size, counts, fetcher=None):
+    """fetcher: (T,) elements -> Pattern.fetch, for loads that deal them out in their own way"""
     index = offset >> (size.bit_length() - 1)
     row = index[0]
-    run = slice(int(row[0]), int(row[0]) + len(row)) if follows(row) else None
-    return Pattern(offset, index, counts, fetcher(row, size, run), run)
+    order = None if follows(row) else row.argsort()
+    first = int(row[0] if order is None else row[order[0]])
+    run = slice(first, first + len(row)) if order is None or follows(row[order]) else None
+    fetch = fetcher(row) if fetcher else plain_fetcher(row, size, run if order is None else None)
+    return Pattern(offset, index, counts, fetch, run, order)
 
 
 def follows(row):
@@ -36,7 +43,7 @@ def follows(row):
     return bool((row[..., 1:] - row[..., :-1] == 1).all())
 
 
-def fetcher(row, size, run):
+def plain_fetcher(row, size, run):
     """The quickest of several ways to copy memory[:, row]."""
     if run:
         return lambda memory: memory[:, run].copy()

@@ -76,6 +76,8 @@ class Instruction:
     pc: int = 0
     run: object = None                  # what decoding makes of it: run(wave)
     kind: int = 0                       # how the scheduler treats it, see decode.py
+    elementwise: object = None          # function, reads and write, see decode.py; and
+    series: object = None               # the like instructions around it, see series.py
     dying: tuple = ()                   # registers that nothing needs afterwards
     target: int = 0                     # pc of a branch
     mask: object = None                 # .sync: reads the lanes that must come; None: all

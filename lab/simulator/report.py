@@ -49,6 +49,16 @@ class LineCounts:
     def access(self, space, op):
         return self.memory.setdefault((space, op), MemoryCounts())
 
+    def add(self, other):
+        """Counts of more lines."""
+        for name in ("steps", "lane_steps", "flops", "barriers", "splits", "integer_ops",
+                     "divergent"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for (space, op), c in other.memory.items():
+            self.access(space, op).add((c.requests, c.transactions, c.ideal, c.bytes))
+        self.flops_by_type.update(other.flops_by_type)
+        self.instructions.update(other.instructions)
+
     def sum(self, what, space, ops=OPS):
         return sum(getattr(c, what) for (s, op), c in self.memory.items()
                    if s == space and op in ops)
@@ -228,24 +238,26 @@ def make_launch(run, name):
         line = place_of(inst, path)
         if line not in lines:
             lines[line], text[line] = LineCounts(), run.text(inst.location)
-        lanes = counts.lanes.get(inst, 0)
+        row, lanes = lines[line], counts.lanes.get(inst, 0)
         flops, kind, integer_ops = work(inst)
-        for row in (lines[line], totals):
-            row.steps += warps
-            row.lane_steps += lanes
-            row.flops += lanes * flops
-            row.integer_ops += lanes * integer_ops
-            row.instructions[class_of(inst)] += warps
-            if flops:
-                row.flops_by_type[kind] += lanes * flops
-            row.barriers += warps if inst.opcode in ("bar", "barrier") and "warp" not in \
-                inst.modifiers else 0
-            row.splits += counts.splits.get(inst, 0)
-            row.divergent += counts.divergent.get(inst, 0)
-            for space, memory in counts.memory.get(inst, {}).items():
-                row.access(space, operation(inst, space)).add(memory)
-        for space in counts.memory.get(inst, {}):
-            requests.setdefault((line, space, operation(inst, space)), counts.first[inst, space])
+        row.steps += warps
+        row.lane_steps += lanes
+        row.flops += lanes * flops
+        row.integer_ops += lanes * integer_ops
+        row.instructions[class_of(inst)] += warps
+        if flops:
+            row.flops_by_type[kind] += lanes * flops
+        row.barriers += warps if inst.opcode in ("bar", "barrier") and "warp" not in \
+            inst.modifiers else 0
+        row.splits += counts.splits.get(inst, 0)
+        row.divergent += counts.divergent.get(inst, 0)
+        for space, memory in counts.memory.get(inst, {}).items():
+            key = line, space, operation(inst, space)
+            row.access(*key[1:]).add(memory)
+            if key not in requests:
+                requests[key] = counts.first[inst, space]()
+    for row in lines.values():
+        totals.add(row)
     return Launch(name, run.grid, run.block, totals.steps, totals.lane_steps,
                   list(run.warnings.values()), lines, totals, path, text, run.checked_blocks,
                   run.shared_size, requests, counts.timeline)

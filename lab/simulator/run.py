@@ -57,7 +57,6 @@ class Run:
                                                 # differ in the last bit? Triton's do
         self.addresses = {}                     # variable -> address, or offset within its window
         self.functions_at = {}                  # address -> function, for calls by a pointer
-        self.patterns = {}                      # of addresses in shared memory, see patterns.py
         self.shared_arrays = []                 # (C name, bytes)
         self.grid_workspace = 0                 # its address; what grid.sync() counts in
         self.place_variables()

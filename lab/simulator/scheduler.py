@@ -17,6 +17,7 @@ from .access import SeveralSegments
 from .barriers import BarrierRoom, WarpRoom
 from .decode import ALU, BARRIER, BRANCH, BRANCH_TABLE, CALL, WARP_SYNC, decode
 from .errors import Unsupported
+from .series import series_of
 from .timeline import Timeline
 from .uses import last_uses
 from .wave import Frame
@@ -73,6 +74,7 @@ class Scheduler:
             self.timeline.turn(lanes, launch.interpreter_steps)
         warps, count = lanes.warps, lanes.count
         warps_run, lanes_run, taint = launch.counts.warps, launch.counts.lanes, wave.taint
+        ahead = 0                               # instructions that a series has run already
         while True:
             before, inst = inst, code[pc]
             if inst.run is None:
@@ -85,10 +87,17 @@ class Scheduler:
             warps_run[inst] = warps_run.get(inst, 0) + warps
             if kind == ALU and inst.guard is None:
                 lanes_run[inst] = lanes_run.get(inst, 0) + count
-                if taint:
+                if ahead:
+                    ahead -= 1
+                elif taint and not (inst.series and taint.knows_nothing()):
                     taint.run(inst)
+                elif inst.series:
+                    ahead = inst.series.run(wave, inst, min(limit - pc, turn)) - 1
                 else:
                     inst.run(wave)
+                pc += 1
+            elif kind <= WARP_SYNC and inst.guard is None and lanes.whole:
+                self.run_some(inst, lanes)                  # nobody is missing
                 pc += 1
             elif kind < WARP_SYNC:
                 self.run_some(inst, self.guarded(inst, lanes)[0])
@@ -135,9 +144,19 @@ class Scheduler:
             decode(inst)
         except Unsupported as error:
             raise self.launch.error(inst, "unsupported", str(error), self.wave) from None
+        if inst.elementwise and not inst.series:
+            self.find_series(inst)
         inst.dying = last_uses(inst.function).get(inst.pc, ())
         if inst.kind == BRANCH:
             inst.target = inst.function.labels[inst.operands[0].name]
+
+    def find_series(self, inst):
+        """The instructions after this one that are like it."""
+        series = series_of(inst)
+        for member in series.members if series else ():
+            member.series = series
+            if member.run is None:
+                self.decode(member)
 
     def guarded(self, inst, lanes):
         """-> lanes for which the guard @p holds, and the others."""
@@ -159,7 +178,7 @@ class Scheduler:
         wave, lanes_run = self.wave, self.launch.counts.lanes
         lanes_run[inst] = lanes_run.get(inst, 0) + lanes.count
         wave.select(lanes, inst.kind != ALU)
-        run = wave.taint.run if wave.taint else lambda inst: inst.run(wave)
+        run = wave.taint.run if wave.taint else wave.run
         try:
             run(inst)
         except SeveralSegments as several:
@@ -171,6 +190,7 @@ class Scheduler:
                         run(inst)
                     except SeveralSegments as more:
                         parts += more.groups
+            wave.select(lanes, inst.kind != ALU)
 
     def add(self, frame, pc, lanes, before=None):
         """Lanes are ready to run at a place; they join those who are there."""

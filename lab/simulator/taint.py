@@ -75,6 +75,10 @@ class Taint:
 
     # ---- running an instruction
 
+    def knows_nothing(self):
+        """Is every register of the running function defined?"""
+        return not self.frames.get(self.wave.frame)
+
     def run(self, inst):
         """Run it for the wave's lanes, and its effect on what is undefined."""
         wave, uses = self.wave, uses_of(inst)

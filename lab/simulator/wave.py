@@ -89,9 +89,14 @@ class Wave:
 
     def select(self, lanes, one_value_per_lane=False):
         """The next instruction runs for these lanes."""
+        if lanes is self.lanes and lanes.whole:
+            return
         self.lanes = lanes
         self.everyone = lanes.count == self.live.count
         self.flat = (lanes.sparse and not self.everyone) or (one_value_per_lane and not lanes.whole)
+
+    def run(self, inst):
+        inst.run(self)
 
     def enter(self, frame):
         self.frame = frame

@@ -81,8 +81,10 @@ def fetch(wave, inst, frm, size, given):
         i = int(np.flatnonzero(amount > size)[0])
         raise wave.launch.error(inst, "out_of_bounds", f"cp.async reads {amount[i]} bytes to copy "
                                 f"{size}", wave, int(wave.lanes.index[i]))
-    source_address = wave.per_lane(frm(wave))
     data = np.zeros((len(amount), size), np.uint8)
+    if not amount.any():
+        return data
+    source_address = wave.per_lane(frm(wave))
     everyone = wave.lanes
     with wave.launch.counts.one_request(wave, inst):
         for n in np.unique(amount[amount > 0]):
@@ -165,10 +167,9 @@ def commit(wave):
 
 def finish(wave, keep, uncommitted=False):
     """wait_group: all but the last `keep` groups of the waiting lanes are done."""
-    waits = np.zeros(wave.live.size, bool)
-    waits[wave.lanes.index] = True
-    land(wave, lambda copy: waits[copy.index] & (
-        uncommitted | (copy.group < commits(wave)[copy.index] - keep)))
+    done, index = np.zeros(wave.live.size, np.int64), wave.lanes.index      # groups of each lane
+    done[index] = commits(wave)[index] + (1 if uncommitted else -keep)
+    land(wave, lambda copy: copy.group < done.take(copy.index))
 
 
 def land(wave, is_done):

@@ -6,7 +6,7 @@ from integer or wider float to float it rounds once.
 
 import numpy as np
 
-from ..decode import destination, opcode, source
+from ..decode import destination, elementwise, opcode, source
 from ..dtypes import DTYPES, F16, F32, F64, SIZES, U16, U64, UNSIGNED, is_float
 from ..exact import integer_to_f64
 from ..rounding import (
@@ -44,7 +44,7 @@ def cvt(inst, mods):
         change = (float_to_integer if is_float(frm) else integer_to_integer)(mods, to, frm)
     read, write = (use(operand, kind, wider=True) for use, operand, kind in (
         (source, inst.operands[1], frm), (destination, inst.operands[0], to)))
-    return lambda wave: write(wave, change(read(wave)))
+    return elementwise(inst, change, [read], write)
 
 
 def take_sat(mods, *types):
@@ -195,11 +195,11 @@ def packed_cvt(inst, mods, to, frm):
     if len(reads) != (2 if frm == "f32" else 1):
         mods.refuse()
 
-    def run(wave):
-        low, high = [read(wave) for read in reads] if frm == "f32" else split(reads[0](wave))
+    def pack(*values):
+        low, high = values if frm == "f32" else split(*values)
         low, high = (encode(value).view(U16).astype(unsigned) for value in (low, high))
-        write(wave, low | (high << unsigned(bits)))
-    return run
+        return low | (high << unsigned(bits))
+    return elementwise(inst, pack, reads, write)
 
 
 def split(word):

@@ -6,7 +6,7 @@ good, and then rounded once to the type and in the direction asked for.
 
 import numpy as np
 
-from ..decode import destination, opcode, source
+from ..decode import destination, elementwise, opcode, source
 from ..dtypes import DTYPES, F16, F32, F64, U16, U32, U64
 from ..exact import correctly, fma_f64
 from ..rounding import (
@@ -18,6 +18,8 @@ from ..rounding import (
     flush_below,
     round_to,
     sum_to_odd,
+    to_odd,
+    two_sum,
 )
 
 FLOPS = {"add": 1, "sub": 1, "mul": 1, "fma": 2, "mad": 2, "div": 1}
@@ -62,7 +64,7 @@ def float_arithmetic(inst, mods):
             name, base, values, mode, ftz, saturate, relu))
     reads = [source(operand, ptx_type) for operand in inst.operands[1:]]
     write = destination(inst.operands[0], ptx_type)
-    return lambda wave: write(wave, function(*(read(wave) for read in reads)))
+    return elementwise(inst, function, reads, write)
 
 
 def packable(ptx_type, function):
@@ -103,9 +105,12 @@ def mended(result, suspects, a, b, c):
     """Round the suspects once."""
     if 16 * np.count_nonzero(suspects) > suspects.size:     # whole numbers, say: exact all the same
         suspects &= rounded_twice(a, b, c) != result
-    where = np.nonzero(suspects)
-    a, b, c = (np.broadcast_to(value, suspects.shape)[where].astype(F64) for value in (a, b, c))
-    result[where] = sum_to_odd(a * b, c).astype(F32)
+    where = np.flatnonzero(suspects)
+    a, b, c = (np.broadcast_to(value, suspects.shape).flat[where].astype(F64)
+               for value in (a, b, c))
+    total, error = two_sum(a * b, c)
+    if error.any():                                         # mostly the sum was exact
+        result.flat[where] = to_odd(total, error).astype(F32)
     return result
 
 
@@ -121,10 +126,10 @@ def exact_sum(a, b):
     """float64 a + b, exact or as good when it is rounded to 24 bits: a sum with low bits is neither
     a float nor a tie, and its own rounding has not moved it past one."""
     total = a + b
-    suspects = np.nonzero(total.view(U64) & LOW_BITS == 0)
-    if len(suspects[0]):
-        a, b = (np.broadcast_to(value, total.shape)[suspects] for value in (a, b))
-        total[suspects] = sum_to_odd(a, b)
+    suspects = np.flatnonzero(total.view(U64) & LOW_BITS == 0)
+    if len(suspects):
+        a, b = (np.broadcast_to(value, total.shape).flat[suspects] for value in (a, b))
+        total.flat[suspects] = sum_to_odd(a, b)
     return total
 
 
@@ -185,17 +190,16 @@ def approximate_division(inst, mods):
     approx = "approx" in inst.modifiers
     ftz = mods.flag("ftz")
     inst.flops = 1
-    (a, b), write = (source(o, "f32") for o in inst.operands[1:]), destination(
-        inst.operands[0], "f32")
 
-    def run(wave):
-        x, y = (flush(read(wave)) if ftz else read(wave) for read in (a, b))
+    def divide(x, y):
+        x, y = (flush(value) if ftz else value for value in (x, y))
         result = x / y
         if approx:
             huge = np.isfinite(y) & (np.abs(y) > 2.0**126)
             result = np.where(huge, x * np.copysign(F32.type(0), y), result)
-        write(wave, canonical(flush(result) if ftz else result))
-    return run
+        return canonical(flush(result) if ftz else result)
+    reads = [source(operand, "f32") for operand in inst.operands[1:]]
+    return elementwise(inst, divide, reads, destination(inst.operands[0], "f32"))
 
 
 # ---- without rounding

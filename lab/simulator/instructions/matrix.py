@@ -196,6 +196,7 @@ def ldmatrix(inst, mods):
     writes = [destination(item, "b32") for item in items]
     if len(writes) != count:
         mods.refuse()
+    fetcher = None if count < 4 else columns_of_four if trans else rows_of_four
 
     def run(wave):
         require_whole_warps(wave, inst)
@@ -208,7 +209,12 @@ def ldmatrix(inst, mods):
             place = wave.per_lane(place)[chosen]
             wave.select(Lanes(wave.shape, index=everyone.index[chosen]), True)
         with by_the_warp(wave):
-            data = wave.per_lane(load(wave, inst, place, 16, "shared"))
+            data = load(wave, inst, place, 16, "shared", fetcher)
+        if isinstance(data, list):                          # dealt out already
+            for write, register in zip(writes, data, strict=True):
+                write(wave, register)
+            return
+        data = wave.per_lane(data)
         wave.select(everyone, True)
         rows = np.ascontiguousarray(data).view(U16).reshape(-1, count, 8, 8)
         if trans:
@@ -216,6 +222,21 @@ def ldmatrix(inst, mods):
         pairs = np.ascontiguousarray(rows).view(U32).reshape(-1, count, WARP)
         fragments.write_fragment(wave, writes, pairs)
     return run
+
+
+def rows_of_four(row):
+    """Where each lane's address leads, as a number of 16 bytes (T,) -> fetch(memory), which gives
+    the registers of four matrices, each (B, T): a row of 16 bytes is one word of four lanes."""
+    matrices = row.reshape(-1, 4, 8).transpose(1, 0, 2).reshape(4, -1)
+    return lambda memory: [memory.take(rows, axis=1, mode="wrap").view(U32) for rows in matrices]
+
+
+def columns_of_four(row):
+    """The same with .trans: column r is elements r of the 8 rows, two of them one word."""
+    elements = 8 * row.reshape(-1, 4, 1, 8) + np.arange(8).reshape(8, 1)    # (warp, matrix, r, row)
+    matrices = elements.transpose(1, 0, 2, 3).reshape(4, -1)
+    return lambda memory: [memory.view(U16).take(halves, axis=1, mode="wrap").view(U32)
+                           for halves in matrices]
 
 
 @opcode("stmatrix", kind=WARP_SYNC)

@@ -60,7 +60,7 @@ class Form:
                 start = fma_f64(left[:, :, k, None], right[:, None, k, :], start)
             return start
         total = self.multiply(left, right)
-        total += start
+        total += start.astype(F64)                          # numpy adds slowly what it must cast
         if self.saturate:
             total = np.clip(total, -2.0**31, 2.0**31 - 1)
         if self.types[2] == "s32":
@@ -150,10 +150,11 @@ class Layer:
         left = self.stack(0, [arrays for _, arrays in self.lefts.values()])
         right = self.stack(1, [arrays for _, arrays in self.rights.values()])
         start = self.start(tall, wide)
-        step, m = max(1, PIECE * len(left) // start.size), form.matrices
+        m = form.matrices
+        step = max(1, PIECE * len(start) // (start.size * m))       # warps
         pieces = [form.sums(form.values(0, left[w:w + step], tall, 1),
                             form.values(1, right[w:w + step], 1, wide),
-                            start[w * m:(w + step) * m])
+                            start[w * m:(w + step) * m] if len(start) > m else start)
                   for w in range(0, len(left), step)]
         self.total = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
         self.size = tall, wide
@@ -178,9 +179,12 @@ class Layer:
                     registers.setdefault(name, word)        # unless it has been written since
 
     def stack(self, role, fragments):
-        """Tuples of arrays (B, T) or broadcasts of it -> (W, fragments, r, 32)"""
+        """Tuples of arrays (B, T) or broadcasts of it -> (W, fragments, r, 32); where
+        accumulators are one number each, W = 1."""
         r, word = self.form.registers[role], self.form.word[role]
-        words = [whole(value, self.shape).reshape(-1, WARP).view(word)
+        one = role == 3 and all(value.size == 1 for arrays in fragments for value in arrays)
+        shape = (1, WARP) if one else self.shape
+        words = [whole(value, shape).reshape(-1, WARP).view(word)
                  for arrays in fragments for value in arrays]
         return np.concatenate(words, axis=1).reshape(len(words[0]), len(fragments), r, WARP)
 

@@ -6,7 +6,7 @@ they are as exact as numpy makes them. So compare with a tolerance, never bit by
 
 import numpy as np
 
-from ..decode import destination, opcode, source
+from ..decode import destination, elementwise, opcode, source
 from ..dtypes import F32, F64, U64
 from ..exact import correctly
 from ..rounding import TINY, canonical, flush, flush_below, round_to
@@ -41,7 +41,7 @@ def special_function(inst, mods):
             mods.refuse()
         function = rounded(name, ptx_type, mode, ftz)
     read, write = source(inst.operands[1], ptx_type), destination(inst.operands[0], ptx_type)
-    return lambda wave: write(wave, function(read(wave)))
+    return elementwise(inst, function, [read], write)
 
 
 def rounded(name, ptx_type, mode, ftz):

@@ -1,5 +1,7 @@
 """Instructions in which the 32 lanes of a warp exchange values: shfl, vote, match, redux."""
 
+from functools import cache
+
 import numpy as np
 
 from ..decode import MEMORY, WARP_SYNC, destination, opcode, source
@@ -51,24 +53,38 @@ def shfl(inst, mods):
 
     def run(wave):
         check_member(wave, inst)
-        value, by, clamp = a(wave), b(wave).astype(np.int64) & 31, c(wave).astype(np.int64)
-        lane = np.arange(WARP) if not wave.flat else wave.lanes.index % WARP
-        if not wave.flat:
-            lane = np.tile(lane, wave.shape[1] // WARP).reshape(1, -1)
-        segment, bound = clamp >> 8 & 31, clamp & 31
-        limit = (lane & segment) | (bound & ~segment)
-        if mode == "up":
-            other = lane - by
-            inside = other >= limit
+        value, by, clamp = a(wave), b(wave), c(wave)
+        if by.size == clamp.size == 1 and not wave.flat:
+            lane, other, inside = block_partners(mode, wave.shape[1], by.item(), clamp.item())
         else:
-            other = {"down": lane + by, "bfly": lane ^ by,
-                     "idx": (lane & segment) | (by & ~segment)}[mode]
-            inside = other <= limit
-        other = np.where(inside, other, lane)
+            lane = wave.lanes.index % WARP if wave.flat else \
+                np.arange(wave.shape[1]).reshape(1, -1) % WARP
+            other, inside = partners(mode, lane, by.astype(np.int64), clamp.astype(np.int64))
         write(wave, fetch(wave, inst, value, lane, other))
         if found:
             found(wave, inside)
     return run
+
+
+def partners(mode, lane, by, clamp):
+    """-> from which lane each lane reads, itself where that is out of bounds; is it within them?"""
+    by, segment, bound = by & 31, clamp >> 8 & 31, clamp & 31
+    limit = (lane & segment) | (bound & ~segment)
+    if mode == "up":
+        other = lane - by
+        inside = other >= limit
+    else:
+        other = {"down": lane + by, "bfly": lane ^ by,
+                 "idx": (lane & segment) | (by & ~segment)}[mode]
+        inside = other <= limit
+    return np.where(inside, other, lane), inside
+
+
+@cache
+def block_partners(mode, T, by, clamp):
+    """The same of all lanes of a block, with the lanes before (1, T)."""
+    lane = np.arange(T).reshape(1, T) % WARP
+    return lane, *partners(mode, lane, by, clamp)
 
 
 def fetch(wave, inst, value, lane, other):

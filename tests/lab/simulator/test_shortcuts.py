@@ -4,8 +4,17 @@ import numpy as np
 import pytest
 
 from lab.simulator import ptx
+from lab.simulator.counts import (
+    BANK_BYTES,
+    BANKS,
+    SECTOR,
+    of_pattern,
+    sectors_of,
+    wavefronts_of,
+)
 from lab.simulator.memory import raw
 from lab.simulator.patterns import pattern_of
+from lab.simulator.remembered import Remembered
 from lab.simulator.run import CHECKED_WHOLE
 from lab.simulator.uses import last_uses
 
@@ -35,7 +44,43 @@ def test_a_pattern_fetches_what_indexing_does(name, size):
     got = pattern.fetch(memory)
     assert got.dtype == memory.dtype and got.tobytes() == memory[:, row].tobytes()
     assert not np.shares_memory(got, memory)
-    assert (pattern.run is not None) == (name == "one after the other")
+    in_some_order = len(set(row)) == T == row.max() - row.min() + 1
+    assert (pattern.run is not None) == in_some_order
+    assert (pattern.order is None) == (name == "one after the other")
+
+
+def test_stores_in_any_order_arrive(rng):
+    """Unchecked waves store a permutation of neighbours as one slice, others lane by lane."""
+    a, b = rng.integers(0, 1000, 2 * T).astype(np.int32), np.zeros((3, 2 * T), np.int32)
+    run("""extern "C" __global__ void k(const int* a, int* b) {
+        __shared__ int s[64];
+        int t = threadIdx.x, i = blockIdx.x * 64 + t, orders[3] = {63 - t, t ^ 5, t & ~1};
+        for (int k = 0; k < 3; k++) {
+            s[orders[k]] = a[i];
+            __syncthreads();
+            b[128 * k + i] = s[t & ~(k / 2)];
+            __syncthreads();
+        }
+    }""", 2, T, a, b, checks=False)
+    rows, t = a.reshape(2, T), np.arange(T)
+    for got, order in zip(b.reshape(3, 2, T), (T - 1 - t, t ^ 5, t | 1), strict=True):
+        assert (got == rows[:, order]).all()
+
+
+def test_absent_lanes_are_not_taken_for_others():
+    """Tables that look alike when both are moved to their first offset."""
+    table = np.arange(32).reshape(1, 32) * 128 + 127
+    absent = np.where(np.arange(32) == 0, -1, table - 128)
+    for one in (table, absent, table):
+        for count, unit in ((sectors_of, SECTOR), (wavefronts_of, BANKS * BANK_BYTES)):
+            assert of_pattern(one, 1, count, unit) == count(one, 1)
+
+
+def test_what_is_remembered_is_made_once_until_there_is_no_room():
+    made, memory = [], Remembered(2)
+    for key in "aababcca":
+        assert memory.get(key, lambda key=key: made.append(key) or key) == key
+    assert "".join(made) == "abca"
 
 
 def sectors(lanes, step, times):
