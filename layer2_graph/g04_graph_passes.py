@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from layer2_graph.passes import draws, drop_dead
+from layer2_graph.recording import record, tensors
 from layer2_graph.rewriting import (
     LINEAR,
     MUL,
@@ -31,7 +32,6 @@ from layer2_graph.rewriting import (
     writes,
     written_between,
 )
-from layer2_graph.tape import record, tensors
 
 __all__ = ["Plan", "PlainLayers", "Refused", "Row", "fuse_swiglu", "merge_matmuls", "plan_memory",
            "run_passes"]
@@ -230,13 +230,13 @@ class Plan(NamedTuple):
     peak: int               # bytes of the arena
 
 
-def plan_memory(tape):
+def plan_memory(run):
     """The Plan of a run. Inputs and weights lie elsewhere."""
-    sizes = {s: -(-size // ALIGNED) * ALIGNED for s, size in tape.sizes.items()}
-    lives = lifetimes([(launch.uses, launch.makes) for launch in tape.launches], tape.kept)
+    sizes = {s: -(-size // ALIGNED) * ALIGNED for s, size in run.sizes.items()}
+    lives = lifetimes([(launch.uses, launch.makes) for launch in run.launches], run.kept)
     offsets = place(sizes, lives)
     live = [sum(sizes[s] for s, (born, dies) in lives.items() if born <= i <= dies)
-            for i in range(len(tape.launches))]
+            for i in range(len(run.launches))]
     plan = Plan(offsets, lives, sizes, sum(sizes.values()), max(live, default=0),
                 max((offsets[s] + sizes[s] for s in sizes), default=0))
     for s in sizes:
@@ -342,7 +342,7 @@ def like(results):
 
 
 def row(name, found, module, inputs):
-    tape = record(module, [a.clone() for a in inputs])
-    plan = plan_memory(tape)
-    return Row(name, found, sum(launch.count for launch in tape.launches), plan.kept, plan.live,
+    run = record(module, [a.clone() for a in inputs])
+    plan = plan_memory(run)
+    return Row(name, found, sum(launch.count for launch in run.launches), plan.kept, plan.live,
                plan.peak)

@@ -13,13 +13,13 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["capture"]
+__all__ = ["capture_graph"]
 
 aten = torch.ops.aten
 LINEAR, SILU, MUL, ADD = aten.linear.default, aten.silu.default, aten.mul.Tensor, aten.add.Tensor
 
 
-def capture(model, args):
+def capture_graph(model, args):
     """The graph of a module, or of a function of tensors, at these arguments' shapes.
 
     A GraphModule of aten calls: weights are get_attr nodes, and every node's .meta["val"] has its

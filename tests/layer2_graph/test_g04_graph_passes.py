@@ -21,7 +21,7 @@ from layer2_graph import (
     PlainLayers,
     Refused,
     boxes,
-    capture,
+    capture_graph,
     drop_dead,
     fold_scale,
     fuse_add_rmsnorm,
@@ -561,7 +561,7 @@ def test_plain_layers_are_g01s():
 def test_eight_launches_a_layer_and_the_same_result(T):
     model = random_llama()
     inputs = example(model, T)
-    module = capture(PlainLayers(model), inputs)
+    module = capture_graph(PlainLayers(model), inputs)
     with Launches() as eager:
         want = PlainLayers(model)(*inputs)
     assert [launch.count for launch in record(module, inputs).launches] == [1] * len(eager.names)
@@ -582,7 +582,7 @@ def test_a_graph_is_counted_as_launches_counts_a_run():
     inputs = example(model, 6)
     seen = Launches()
     ops = seen.counting(kernels("torch"))
-    rewritten, rows = run_passes(capture(PlainLayers(model), inputs), PASSES, inputs, ops)
+    rewritten, rows = run_passes(capture_graph(PlainLayers(model), inputs), PASSES, inputs, ops)
     seen.names.clear()
     with seen, torch.no_grad():
         rewritten(*inputs)
@@ -594,7 +594,8 @@ def test_other_dtypes(dtype):
     model = random_llama(L=1)
     model = Llama(model.config, {k: w.to(dtype) / 4 for k, w in model.weights.items()}, model.ops)
     inputs = example(model, 7, dtype)
-    _, rows = run_passes(capture(PlainLayers(model), inputs), PASSES, inputs, kernels("torch"))
+    module = capture_graph(PlainLayers(model), inputs)
+    _, rows = run_passes(module, PASSES, inputs, kernels("torch"))
     # ops.rope takes angles of fp32 alone, and turns the other dtypes by their own
     assert rows[-1].launches == 9 - 1 + 14
 
@@ -602,7 +603,7 @@ def test_other_dtypes(dtype):
 def test_the_order_of_passes_may_change_the_count_and_never_the_result():
     model = random_llama(L=1)
     inputs = example(model, 5)
-    module = capture(PlainLayers(model), inputs)
+    module = capture_graph(PlainLayers(model), inputs)
     for seed in range(3):
         mixed = np.random.default_rng(seed).permutation(PASSES)
         run_passes(module, mixed, inputs, kernels("torch"))
@@ -619,7 +620,7 @@ def triton_on_the_cpu():
 def test_the_rewritten_graph_runs_on_triton_kernels(triton_on_the_cpu):
     model = random_llama(L=1)
     inputs = example(model, 3)
-    module = capture(PlainLayers(model), inputs)
+    module = capture_graph(PlainLayers(model), inputs)
     rewritten, rows = run_passes(module, PASSES, inputs, kernels("triton"))
     assert rows[-1].launches == 9
     torch.testing.assert_close(rewritten(*inputs), module(*inputs), rtol=1e-4, atol=1e-4)
@@ -630,7 +631,7 @@ def test_the_rewritten_graph_runs_on_triton_kernels(triton_on_the_cpu):
 
 def rewritten(function, inputs, *passes):
     """Names of the graph's calls after the passes; run_passes has compared the results."""
-    module, _ = run_passes(capture(function, inputs), passes, inputs, kernels("torch"))
+    module, _ = run_passes(capture_graph(function, inputs), passes, inputs, kernels("torch"))
     return names(module)
 
 
@@ -715,7 +716,7 @@ def test_equal_calls_are_shared_unless_written_or_drawn():
         return a, x + 1
 
     assert count(written) == count(x_changes) == 3
-    module = capture(lambda x: (torch.rand_like(x), torch.rand_like(x)), (rows(4, 8),))
+    module = capture_graph(lambda x: (torch.rand_like(x), torch.rand_like(x)), (rows(4, 8),))
     assert share_equal(module) == 0 and drop_dead(module) == 0
     with pytest.raises(ValueError, match="draws random numbers; two runs could not be compared"):
         run_passes(module, [], (rows(4, 8),), kernels("torch"))
@@ -748,7 +749,7 @@ def test_a_scale_is_folded_into_a_weight():
     assert count(lambda x, w: (lambda y: y * 0.3 + y)(linear(x, w))) == 3
     assert count(lambda x, w: linear(x, w, w[:, 0]) * 0.3) == 3
     assert count(lambda x, w: linear(x, w) * x[:, :1]) > 2
-    module = capture(lambda x, w: linear(x, w) * 0.3, (rows(4, 8), rows(6, 8)))
+    module = capture_graph(lambda x, w: linear(x, w) * 0.3, (rows(4, 8), rows(6, 8)))
     assert fold_scale(module) == 0                  # the weight comes with each run
 
     def changes(x, w):
@@ -765,7 +766,7 @@ def test_a_weight_that_changes_is_no_constant():
         w.add_(1)
         return y
 
-    module = capture(Scaled(counts), (rows(4, 8),))
+    module = capture_graph(Scaled(counts), (rows(4, 8),))
     assert fold_scale(module) == 0
     with pytest.raises(ValueError, match="writes into the weight w; two runs"):
         run_passes(module, [], (rows(4, 8),), kernels("torch"))
@@ -895,7 +896,7 @@ def test_a_pass_that_changes_the_result_is_refused_by_name():
         return silu(gate) * up
 
     inputs = rows(4, 8), rows(4, 8)
-    module, ops = capture(function, inputs), kernels("torch")
+    module, ops = capture_graph(function, inputs), kernels("torch")
     for change, words in ((wrong_by_a_little, r"a result differs by up to [\d.]+ where numbers go"),
                           (another_shape, r"after it the graph gives \(\) float32, .* expected "
                                           r"\(4, 8\) float32"),
@@ -904,7 +905,7 @@ def test_a_pass_that_changes_the_result_is_refused_by_name():
             run_passes(module, [fuse_rmsnorm, change], inputs, ops)
         assert torch.equal(module(*inputs), function(*inputs))
     with pytest.raises(Refused, match="differs by up to inf"):
-        run_passes(capture(lambda a, b: a / b, inputs), [to_zero], inputs, ops)
+        run_passes(capture_graph(lambda a, b: a / b, inputs), [to_zero], inputs, ops)
     _, found = run_passes(module, [fuse_swiglu], inputs, ops)
     assert [r.launches for r in found] == [2, 1]
 
@@ -926,11 +927,12 @@ def test_an_input_that_is_written_into_is_a_result():
                 rewrite(node, aten.add.Tensor, node.args, "add")
         return 1
 
+    module = capture_graph(function, (rows(3, 4),))
     with pytest.raises(Refused, match="forgets: a result differs"):
-        run_passes(capture(function, (rows(3, 4),)), [forgets], (rows(3, 4),), kernels("torch"))
+        run_passes(module, [forgets], (rows(3, 4),), kernels("torch"))
 
 
-# ---- the tape, the plan and the drawing
+# ---- the recording, the plan and the drawing
 
 
 def aliased(x, w):
@@ -943,45 +945,59 @@ def aliased(x, w):
 
 def test_views_show_a_storage_and_writes_use_it():
     inputs = rows(4, 8), rows(6, 8)
-    tape = record(capture(aliased, inputs), inputs)
-    assert [launch.count for launch in tape.launches] == [1] * 5
-    assert [len(launch.makes) for launch in tape.launches] == [1, 1, 0, 0, 1]
-    (y,), (z,), (out,) = (tape.launches[i].makes for i in (0, 1, 4))
-    assert tape.launches[2].writes == (z,) and tape.launches[3].writes == (y,)
-    assert set(tape.launches[4].uses) == {y, z}
-    assert set(tape.kept) == {y, out}
-    assert tape.sizes == {y: 4 * 6 * 4, z: 4 * 3 * 4, out: 4 * 3 * 4}
-    assert [b.inputs for b in boxes(tape)] == [(), (), (0, 1), (2,), (3,), (2,), (4, 5)]
+    run = record(capture_graph(aliased, inputs), inputs)
+    assert [launch.count for launch in run.launches] == [1] * 5
+    assert [len(launch.makes) for launch in run.launches] == [1, 1, 0, 0, 1]
+    (y,), (z,), (out,) = (run.launches[i].makes for i in (0, 1, 4))
+    assert run.launches[2].writes == (z,) and run.launches[3].writes == (y,)
+    assert set(run.launches[4].uses) == {y, z}
+    assert set(run.kept) == {y, out}
+    assert run.sizes == {y: 4 * 6 * 4, z: 4 * 3 * 4, out: 4 * 3 * 4}
+    assert [b.inputs for b in boxes(run)] == [(), (), (0, 1), (2,), (3,), (2,), (4, 5)]
 
 
 @pytest.mark.parametrize("passes", [[], PASSES])
 def test_the_graph_runs_in_its_arena(passes):
     model = random_llama()
     inputs = example(model, 6)
-    module, rows = run_passes(capture(PlainLayers(model), inputs), passes, inputs,
+    module, rows = run_passes(capture_graph(PlainLayers(model), inputs), passes, inputs,
                               kernels("torch"))
-    tape = record(module, inputs)
-    plan = plan_memory(tape)
+    run = record(module, inputs)
+    plan = plan_memory(run)
     assert plan.live <= plan.peak < plan.kept / 3
     assert (rows[-1].kept, rows[-1].live, rows[-1].peak) == (plan.kept, plan.live, plan.peak)
-    assert torch.equal(run_in_arena(module, tape, plan, inputs), tape.result)
+    assert torch.equal(run_in_arena(module, run, plan, inputs), run.result)
     # a plan that puts two into one place is found out
     spoiled = plan._replace(offsets=dict.fromkeys(plan.offsets, 0))
-    assert not torch.equal(run_in_arena(module, tape, spoiled, inputs), tape.result)
+    assert not torch.equal(run_in_arena(module, run, spoiled, inputs), run.result)
 
 
 def test_the_arena_takes_views_writes_and_several_results():
     inputs = rows(4, 8), rows(6, 8)
-    module = capture(aliased, inputs)
-    tape = record(module, inputs)
-    got = run_in_arena(module, tape, plan_memory(tape), inputs)
-    assert all(torch.equal(a, b) for a, b in zip(got, tape.result, strict=True))
+    module = capture_graph(aliased, inputs)
+    run = record(module, inputs)
+    got = run_in_arena(module, run, plan_memory(run), inputs)
+    assert all(torch.equal(a, b) for a, b in zip(got, run.result, strict=True))
+
+
+def test_memory_that_is_set_aside_is_made_by_who_first_uses_it():
+    def function(x):
+        room, y = torch.empty_like(x), x + 1
+        z = (y * 2).sum()
+        return room.copy_(y) + z
+
+    inputs = (rows(4, 8),)
+    module = capture_graph(function, inputs)
+    run = record(module, inputs)
+    assert [launch.label for launch in run.launches] == ["add", "mul", "sum", "copy_", "add"]
+    assert [len(launch.makes) for launch in run.launches] == [1] * 5
+    assert torch.equal(run_in_arena(module, run, plan_memory(run), inputs), run.result)
 
 
 def test_a_node_of_several_operations_counts_as_many():
     inputs = (rows(4, 8),)
-    module = capture(lambda x: torch.nn.functional.rms_norm(x, (8,)) + x, inputs)
+    module = capture_graph(lambda x: torch.nn.functional.rms_norm(x, (8,)) + x, inputs)
     with Launches() as seen:
         module(*inputs)
-    tape = record(module, inputs)
-    assert sum(launch.count for launch in tape.launches) == len(seen.names) > 2
+    run = record(module, inputs)
+    assert sum(launch.count for launch in run.launches) == len(seen.names) > 2

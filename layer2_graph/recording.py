@@ -14,7 +14,7 @@ from layer2_graph.drawing import Box
 from layer2_graph.launches import Launches
 from layer2_graph.rewriting import label, writes
 
-__all__ = ["Tape", "boxes", "record", "run_in_arena"]
+__all__ = ["Recording", "boxes", "record", "run_in_arena"]
 
 
 class Launch(NamedTuple):
@@ -25,10 +25,10 @@ class Launch(NamedTuple):
     count: int              # of launches: one, unless the node is made of several operations
     uses: tuple             # reads, or writes into
     writes: tuple           # of these, what it may write into
-    makes: tuple
+    makes: tuple            # or is the first to use, of what was only set aside
 
 
-class Tape(NamedTuple):
+class Recording(NamedTuple):
     """What happened in a run of a graph."""
 
     result: object
@@ -36,6 +36,7 @@ class Tape(NamedTuple):
     sizes: dict             # {storage that a launch made: bytes}
     kept: tuple             # storages that are returned
     given: dict             # {storage of an input: its name}
+    new: dict               # {node: storages that it set aside, in the order of its result}
 
 
 class Recorder(Interpreter):
@@ -43,7 +44,8 @@ class Recorder(Interpreter):
 
     def __init__(self, module):
         super().__init__(module, garbage_collect_values=False)
-        self.seen, self.launches, self.numbers, self.sizes, self.given = Launches(), [], {}, {}, {}
+        self.seen, self.launches, self.numbers, self.sizes = Launches(), [], {}, {}
+        self.given, self.new, self.unused = {}, {}, {}
 
     def run_node(self, node):
         before, known = len(self.seen.names), set(self.numbers.values())
@@ -51,13 +53,16 @@ class Recorder(Interpreter):
         touched = self.storages(result)
         if node.op == "placeholder":
             self.given |= dict.fromkeys(touched, node.name)
-        if count := len(self.seen.names) - before:
+        elif node.op == "call_function":
             new = {s: size for s, size in touched.items() if s not in known}
-            self.sizes |= new
-            self.launches.append(Launch(
-                node.name, label(node), count,
-                *(tuple(self.storages([self.env[n] for n in some]))
-                  for some in (node.all_input_nodes, writes(node))), tuple(new)))
+            self.new[node.name] = tuple(new)
+            self.unused |= new
+        if count := len(self.seen.names) - before:
+            uses, written = (tuple(self.storages([self.env[n] for n in some]))
+                             for some in (node.all_input_nodes, writes(node)))
+            makes = tuple(s for s in self.unused if s in touched or s in uses)
+            self.sizes |= {s: self.unused.pop(s) for s in makes}
+            self.launches.append(Launch(node.name, label(node), count, uses, written, makes))
         return result
 
     def call_function(self, target, args, kwargs):
@@ -81,7 +86,7 @@ def tensors(tree):
 
 
 def record(module, inputs):
-    """The Tape of one run: its result, its launches, and who used which storage.
+    """The Recording of one run: its result, its launches, and who used which storage.
 
     A launch is counted as Launches counts: views are free, a kernel of a table is one. Arrays that
     a node makes and forgets inside itself are not seen.
@@ -89,21 +94,21 @@ def record(module, inputs):
     recorder = Recorder(module)
     with torch.no_grad(), recorder.seen:
         result = recorder.run(*inputs)
-    return Tape(result, recorder.launches, recorder.sizes, tuple(recorder.storages(result)),
-                recorder.given)
+    return Recording(result, recorder.launches, recorder.sizes, tuple(recorder.storages(result)),
+                     recorder.given, recorder.new)
 
 
-def boxes(tape):
+def boxes(run):
     """The drawing of a run: [Box], inputs first. A box takes from who last wrote what it uses."""
-    used = {s for launch in tape.launches for s in launch.uses}
-    drawn = [(s, name) for s, name in tape.given.items() if s in used]
+    used = {s for launch in run.launches for s in launch.uses}
+    drawn = [(s, name) for s, name in run.given.items() if s in used]
     found = [Box(name, launch=False) for _, name in drawn]
     writer = {s: i for i, (s, _) in enumerate(drawn)}
-    for launch in tape.launches:
+    for launch in run.launches:
         takes = tuple(sorted({writer[s] for s in launch.uses if s in writer}))
         writer |= dict.fromkeys((*launch.makes, *launch.writes), len(found))
         times = f" ×{launch.count}" if launch.count > 1 else ""
-        size = sum(tape.sizes[s] for s in launch.makes)
+        size = sum(run.sizes[s] for s in launch.makes)
         found.append(Box(launch.label + times, takes, f"{size:,} B" if size else "in place"))
     return found
 
@@ -111,10 +116,10 @@ def boxes(tape):
 class Placed(Interpreter):
     """Runs a graph with what its launches make moved to its place in the arena."""
 
-    def __init__(self, module, tape, plan):
+    def __init__(self, module, run, plan):
         super().__init__(module, garbage_collect_values=False)
-        self.makes = {launch.node: launch.makes for launch in tape.launches}
-        self.offsets = plan.offsets
+        self.launched = {launch.node for launch in run.launches}
+        self.new, self.offsets = run.new, plan.offsets
         self.arena = torch.full((plan.peak,), 255, dtype=torch.uint8)   # as float32: not a number
         self.elsewhere = set()
 
@@ -124,13 +129,15 @@ class Placed(Interpreter):
             self.elsewhere |= {address(t) for t in tensors(result)}
         new = dict.fromkeys(address(t) for t in tensors(result) if t.untyped_storage().nbytes())
         new = [a for a in new if a not in self.elsewhere and a != address(self.arena)]
-        at = dict(zip(new, self.makes.get(node.name, ()), strict=False))
-        return tree_map(lambda t: self.move(t, self.offsets[at[address(t)]])
+        at = {a: self.offsets[s] for a, s in zip(new, self.new.get(node.name, ()), strict=True)
+              if s in self.offsets}
+        return tree_map(lambda t: self.move(t, at[address(t)], node.name in self.launched)
                         if isinstance(t, torch.Tensor) and address(t) in at else t, result)
 
-    def move(self, tensor, offset):
-        raw = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-        self.arena[offset:offset + len(raw)] = raw
+    def move(self, tensor, offset, filled):
+        if filled:              # what is only set aside has no numbers yet, and its place may be
+            raw = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+            self.arena[offset:offset + len(raw)] = raw              # another's until it is used
         return torch.empty(0, dtype=tensor.dtype).set_(
             self.arena.untyped_storage(), offset // tensor.itemsize + tensor.storage_offset(),
             tensor.shape, tensor.stride())
@@ -140,11 +147,11 @@ def address(tensor):
     return tensor.untyped_storage().data_ptr()
 
 
-def run_in_arena(module, tape, plan, inputs):
+def run_in_arena(module, run, plan, inputs):
     """The result of the graph where every launch's result lies where the plan says. On the CPU.
 
     A plan with two owners of a place gives wrong numbers here.
     """
     with torch.no_grad():
         return tree_map(lambda t: t.clone() if isinstance(t, torch.Tensor) else t,
-                        Placed(module, tape, plan).run(*inputs))
+                        Placed(module, run, plan).run(*inputs))
