@@ -476,3 +476,35 @@ def padding(title, ladders, most):
     figure.suptitle(title)
     plt.close(figure)           # as above
     return figure
+
+
+def arenas(title, plans):
+    """Memory over a run: who lies where for how long, and in red how many bytes are live.
+
+    plans: {label: (offsets, lives, sizes)}, each {storage: value}; a life is (first, last launch)
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Rectangle
+    from matplotlib.ticker import MaxNLocator
+
+    figure, every = plt.subplots(1, len(plans), squeeze=False, sharey=True, figsize=(7.5, 3.8),
+                                 layout="constrained")
+    top = max(offsets[s] + sizes[s] for offsets, _, sizes in plans.values() for s in sizes)
+    for axes, (label, (offsets, lives, sizes)) in zip(every[0], plans.items(), strict=True):
+        last = max(dies for _, dies in lives.values())
+        for s, (born, dies) in lives.items():
+            axes.add_patch(Rectangle((born, offsets[s]), dies + 1 - born, sizes[s], fc="#9cd2ff",
+                                     ec=BLUE, lw=0.6))
+        live = [sum(sizes[s] for s, (born, dies) in lives.items() if born <= i <= dies)
+                for i in range(last + 1)]
+        axes.step(range(last + 2), [*live, live[-1]], where="post", color=RED, lw=1.5)
+        peak = max(offsets[s] + sizes[s] for s in sizes)
+        axes.set(title=f"{label}: {peak:,} bytes", xlabel="launch", xlim=(0, last + 1),
+                 ylim=(0, 1.05 * top))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+        axes.spines[["top", "right"]].set_visible(False)
+    every[0, 0].set(ylabel="byte of the arena")
+    figure.suptitle(title)
+    plt.close(figure)           # as above
+    return figure

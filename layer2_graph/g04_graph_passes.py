@@ -1,0 +1,348 @@
+"""g04 · A graph you can rewrite: capture, find a pattern, rewrite, prove it equal, plan its memory
+
+T: tokens   C: model width   H: query heads   G: key and value heads   D: head width   F: mlp width
+A node is a call in a graph. A launch is what launches.py counts; a node that makes a view is none.
+A storage is memory that a launch made; a tensor and its views show the same one.
+&  merged: two operations become one equation, their weights combined before the run
++  fused: two operations in one launch
+L layers of PyTorch's own operations have 47·L launches for T > 1, and 8·L + 1 after all passes.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from layer2_graph.passes import draws, drop_dead
+from layer2_graph.recording import record, tensors
+from layer2_graph.rewriting import (
+    LINEAR,
+    MUL,
+    SILU,
+    aten,
+    calls,
+    constant,
+    copied,
+    hold,
+    insert,
+    is_call,
+    label,
+    rewrite,
+    rows_alike,
+    writes,
+    written_between,
+)
+
+__all__ = ["Plan", "PlainLayers", "Refused", "Row", "fuse_swiglu", "merge_matmuls", "plan_memory",
+           "run_passes"]
+
+
+# ---- a model to rewrite: g01's layers in PyTorch's own operations
+
+
+def gated_mlp(x, layer, eps):                       # (T, C) -> (T, C)
+    """x plus its MLP. A matrix that is transposed is a view."""
+    y = norm(x, layer.mlp_norm, eps)
+    hidden = torch.nn.functional.silu(linear(y, layer.gate)) * linear(y, layer.up)      # (T, F)
+    return x + linear(hidden, layer.down)
+
+
+def norm(x, w, eps):
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * w
+
+
+def linear(x, w):                                   # (T, C), (N, C) -> (T, N)
+    return torch.nn.functional.linear(x, w)
+
+
+def turn(x, cos, sin):                              # (T, H, D), 2 × (T, 1, D//2) -> (T, H, D)
+    a, b = x.chunk(2, -1)                                               # (T, H, D//2)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+def attend(q, k, v):                                # (T, H, D), 2 × (T, G, D) -> (T, H·D)
+    """Causal attention; q is scaled already."""
+    T = len(q)
+    k, v = (a.repeat_interleave(q.shape[1] // a.shape[1], 1) for a in (k, v))   # (T, H, D)
+    scores = q.transpose(0, 1) @ k.permute(1, 2, 0)                     # (H, T, T)
+    later = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)         # (T, T)
+    weights = scores.masked_fill(later, -math.inf).softmax(-1)          # (H, T, T)
+    return (weights @ v.transpose(0, 1)).transpose(0, 1).flatten(1)
+
+
+class PlainLayer(torch.nn.Module):
+    """One layer; its weights are buffers of the names that g01's Layer has."""
+
+    def __init__(self, layer, m):
+        super().__init__()
+        self.m = m
+        for name in ("attention_norm", "q", "k", "v", "o", "mlp_norm", "gate", "up", "down"):
+            weight = getattr(layer, name)
+            self.register_buffer(name, weight[0] if isinstance(weight, tuple) else weight)
+
+    def forward(self, x, cos, sin):                 # (T, C), 2 × (T, D//2) -> (T, C)
+        m, y = self.m, norm(x, self.attention_norm, self.m.eps)
+        q, k, v = linear(y, self.q) * m.scale, linear(y, self.k), linear(y, self.v)
+        q, k, v = (a.view(len(x), -1, m.D) for a in (q, k, v))
+        cos, sin = cos[:, None], sin[:, None]                           # (T, 1, D//2)
+        mixed = attend(turn(q, cos, sin), turn(k, cos, sin), v)         # (T, H·D)
+        return gated_mlp(x + linear(mixed, self.o), self, m.eps)
+
+
+class PlainLayers(torch.nn.Module):
+    """The first layers of a g01 Llama, for one sequence of T tokens that begins at position 0.
+
+    count: how many of them, all by default. ValueError for a model with biases or QK-norm.
+    """
+
+    def __init__(self, model, count=None):
+        super().__init__()
+        m = model.config
+        if m.bias_qkv or m.bias_o or m.bias_mlp or m.qk_norm:
+            raise ValueError("PlainLayers: the model has biases or QK-norm, expected neither")
+        self.layers = torch.nn.ModuleList(PlainLayer(layer, m) for layer in model.layers[:count])
+
+    def forward(self, x, cos, sin):                 # (T, C), 2 × (T, D//2) -> (T, C)
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+        return x
+
+
+# ---- exercises
+
+
+def predict_mlp_launches():
+    """Launches of gated_mlp as PyTorch runs it, operation by operation."""
+    # exercise: go through it line by line; norm is more than one
+    return 6 + 2 + 2 + 1 + 1        # norm, gate and up, silu and mul, down, add
+
+
+def fuse_swiglu(module, ops):
+    """silu(gate) * up becomes one call of ops.swiglu(gate, up) (+). How many were found.
+
+    Where the result of silu has another user, it would have to be computed anyway: left alone.
+    So is what ops.swiglu does not take (rows_alike), and a gate that is written into meanwhile.
+    """
+    # exercise: look at the factors of each mul, in both orders; rewrite(mul, …, "silu + mul")
+    found = 0
+    for mul in calls(module, MUL):
+        for silu, up in (mul.args, mul.args[::-1]):
+            if not is_call(silu, SILU) or len(silu.users) > 1:
+                continue
+            gate = silu.args[0]
+            if rows_alike(gate, up) and not written_between([gate], silu, mul):
+                rewrite(mul, ops.swiglu, (gate, up), "silu + mul")
+                found += 1
+                break
+    return found
+
+
+def merge_matmuls(module, ops):
+    """Matrices that multiply the same rows become one (&). How many launches that saved.
+
+    LINEAR(x, w) without bias, x (T, C), w a constant: the weights of a group are put below each
+    other, (N1 + N2 + …, C). One ops.matmul stands where the first was; each old result is a piece
+    of its columns.
+    """
+    # exercise: join each group's weights, hold them, insert the matmul, then rewrite to pieces
+    saved = 0
+    for group in groups_of_matmuls(module):
+        first = group[0]
+        weight = torch.cat([constant(module, matmul.args[1]) for matmul in group])
+        both = insert(first, ops.matmul,
+                      (first.args[0], hold(module, first, weight, "merged")),
+                      torch.cat([matmul.meta["val"] for matmul in group], -1),
+                      " & ".join(label(matmul) for matmul in group))
+        column = 0
+        for matmul in group:
+            end = column + matmul.meta["val"].shape[1]
+            rewrite(matmul, aten.slice.Tensor, (both, 1, column, end), label(matmul))
+            column = end
+        saved += len(group) - 1
+    return saved
+
+
+def groups_of_matmuls(module):
+    """Lists of two nodes or more that merge_matmuls may make one: see there."""
+    groups = []
+    for node in calls(module, LINEAR):
+        x, weight = node.args[0], constant(module, node.args[1])
+        if weight is None or len(node.args) > 2 or x.meta["val"].dim() != 2:
+            continue
+        group = next((g for g in groups if g[0].args[0] is x
+                      and not written_between([x], g[0], node)), None)
+        if group is None:
+            groups.append(group := [])
+        group.append(node)
+    return [group for group in groups if len(group) > 1]
+
+
+def lifetimes(launches, kept):
+    """{storage: (born, dies)}: the launch that makes it, and the last one that needs it.
+
+    launches: [(uses, makes)], each a tuple of storages    kept: those that the graph returns
+    A storage that is used but made by none was there before: it is left out. One that nobody
+    uses is needed while it is written. What is returned lives to the last launch.
+    """
+    # exercise: go through the launches in order
+    lives = {}
+    for i, (uses, makes) in enumerate(launches):
+        lives |= dict.fromkeys(makes, (i, i))
+        lives |= {storage: (lives[storage][0], i) for storage in uses if storage in lives}
+    last = len(launches) - 1
+    return lives | {storage: (lives[storage][0], last) for storage in kept if storage in lives}
+
+
+def place(sizes, lives):
+    """{storage: offset} in one arena; two that live at the same launch do not overlap.
+
+    Largest first, of equals the earlier born; each at the lowest offset where it fits. sizes:
+    bytes. A launch reads while it writes: what dies at a launch and what it makes are both there.
+    """
+    # exercise: for each storage, which places are taken while it lives? Take the lowest gap
+    offsets = {}
+    for new in sorted(sizes, key=lambda s: (-sizes[s], lives[s])):
+        taken = sorted((offsets[s], offsets[s] + sizes[s]) for s in offsets
+                       if lives[s][0] <= lives[new][1] and lives[new][0] <= lives[s][1])
+        offset = 0
+        for low, high in taken:
+            if offset + sizes[new] <= low:
+                break
+            offset = max(offset, high)
+        offsets[new] = offset
+    return offsets
+
+
+# ---- memory
+
+
+ALIGNED = 256               # bytes: what cudaMalloc gives, and more than any vector load needs
+
+
+class Plan(NamedTuple):
+    """Where everything that launches make lies in one arena."""
+
+    offsets: dict           # {storage: byte of the arena}
+    lives: dict             # {storage: (born, dies)}: launches
+    sizes: dict             # bytes, rounded up
+    kept: int               # bytes if nothing were freed
+    live: int               # bytes that are needed at once, at the worst launch: no plan has less
+    peak: int               # bytes of the arena
+
+
+def plan_memory(run):
+    """The Plan of a run. Inputs and weights lie elsewhere."""
+    sizes = {s: -(-size // ALIGNED) * ALIGNED for s, size in run.sizes.items()}
+    lives = lifetimes([(launch.uses, launch.makes) for launch in run.launches], run.kept)
+    offsets = place(sizes, lives)
+    live = [sum(sizes[s] for s, (born, dies) in lives.items() if born <= i <= dies)
+            for i in range(len(run.launches))]
+    plan = Plan(offsets, lives, sizes, sum(sizes.values()), max(live, default=0),
+                max((offsets[s] + sizes[s] for s in sizes), default=0))
+    for s in sizes:
+        for other in sizes:
+            apart = (lives[s][1] < lives[other][0] or lives[other][1] < lives[s][0]
+                     or offsets[s] + sizes[s] <= offsets[other]
+                     or offsets[other] + sizes[other] <= offsets[s])
+            if s != other and not apart:
+                raise ValueError(f"plan_memory: storages {s} and {other} live at once and overlap")
+    return plan
+
+
+# ---- the pipeline
+
+
+# Of a result's largest number: roundings of sums in another order, twice as much as one back end
+# may differ from the oracle by.
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 4e-5, torch.float16: 4e-3,
+              torch.bfloat16: 3.2e-2}
+
+
+class Refused(ValueError):
+    """A pass changed what the graph computes."""
+
+
+class Row(NamedTuple):
+    """The graph after a pass."""
+
+    name: str
+    found: int              # places that the pass changed
+    launches: int
+    kept: int               # bytes if nothing were freed
+    live: int               # bytes that are needed at once
+    peak: int               # bytes of the planned arena
+
+
+def run_passes(module, passes, inputs, ops):
+    """(rewritten graph, [Row] of the captured graph and after every pass). `module` stays as is.
+
+    passes: functions (module, ops) -> places found; dead calls go after each. inputs: tensors, the
+    arguments of a run. After each pass the graph runs on them and on two random draws of the same
+    shapes beside the graph as it was captured. Refused names a pass after which a result, or an
+    input that is written into, differs by more than its dtype's tolerance.
+    """
+    check(module)
+    trials = [inputs, *(random_like(inputs, seed) for seed in (1, 2))]
+    wanted = [run_copy(module, trial) for trial in trials]
+    now, rows = module, [row("captured", 0, module, inputs)]
+    for change in passes:
+        now = copied(now)
+        name, found = change.__name__, change(now, ops)
+        drop_dead(now)
+        try:
+            now.graph.lint()
+            now.recompile()
+            for trial, want in zip(trials, wanted, strict=True):
+                compare(name, run_copy(now, trial), want)
+        except Refused:
+            raise
+        except Exception as error:
+            raise Refused(f"{name}: after it the graph does not run: {error}") from error
+        rows.append(row(name, found, now, inputs))
+    return now, rows
+
+
+def check(module):
+    """A graph that changes its weights, or draws, gives another result each time."""
+    for node in module.graph.nodes:
+        weights = [w.target for w in writes(node) if w.op == "get_attr"]
+        if weights or draws(node):
+            why = f"writes into the weight {weights[0]}" if weights else "draws random numbers"
+            raise ValueError(f"run_passes: {node.name} {why}; two runs could not be compared")
+
+
+def random_like(inputs, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(a.shape, generator=generator).to(a) if a.is_floating_point() else a
+            for a in inputs]
+
+
+def run_copy(module, inputs):
+    """All tensors that a run returns, and its inputs as it leaves them."""
+    given = [a.clone() for a in inputs]
+    with torch.no_grad():
+        return [*tensors(module(*given)), *given]
+
+
+def compare(name, got, want):
+    if [(a.shape, a.dtype) for a in got] != [(a.shape, a.dtype) for a in want]:
+        raise Refused(f"{name}: after it the graph gives {like(got)}, expected {like(want)}")
+    for a, b in zip(got, want, strict=True):
+        a, b, tolerance = a.double(), b.double(), TOLERANCES.get(b.dtype, 0)
+        same = (a == b) | (a.isnan() & b.isnan())
+        difference = (a - b).abs().nan_to_num(math.inf, math.inf)[~same]
+        largest = b[b.isfinite()].abs().max().item() if b.isfinite().any() else 0.0
+        if len(difference) and difference.max() > tolerance * largest:
+            raise Refused(f"{name}: a result differs by up to {difference.max():.3g} where numbers "
+                          f"go up to {largest:.3g}; {tolerance:g} of that is allowed")
+
+
+def like(results):
+    return ", ".join(f"{tuple(a.shape)} {str(a.dtype).removeprefix('torch.')}" for a in results)
+
+
+def row(name, found, module, inputs):
+    run = record(module, [a.clone() for a in inputs])
+    plan = plan_memory(run)
+    return Row(name, found, sum(launch.count for launch in run.launches), plan.kept, plan.live,
+               plan.peak)
