@@ -1,0 +1,585 @@
+"""Graders of g05. A layer is compared with NumPy in float64, around kernels that are watched; whole
+models with g01's, by tokens; launches and bytes with formulas."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from lab import simulator
+from layer1_kernels import kernels
+from layer2_graph import (
+    Config,
+    ContiguousCache,
+    FusedLlama,
+    Llama,
+    MergedLlama,
+    PagedCache,
+    Traffic,
+    generate_on,
+    greedy,
+    load,
+    rungs,
+)
+from layer2_graph.checkpoint import shapes
+from layer2_graph.g05_fused_llama import bench
+from layer2_graph.inductor import launches_in
+
+FAMILIES = {"Llama": {}, "tied": {"tied": True}, "Qwen 2": {"bias_qkv": True},
+            "Llama with biases": {"bias_qkv": True, "bias_o": True, "bias_mlp": True},
+            "Qwen 3": {"qk_norm": True}}
+PROMPTS = [[5, 17, 3], [1, 2, 3], [9, 8, 7, 6, 5, 4, 3], [30]]
+
+
+def random_llama(**entries):
+    """g01's, with random weights, of sizes none of which is another's."""
+    torch.manual_seed(0)
+    m = Config(**{"L": 2, "C": 40, "H": 4, "G": 2, "D": 16, "F": 56, "V": 31, "eps": 1e-5,
+                  "theta": 1e4, "room": 64} | entries)
+    return Llama(m, {name: torch.randn(shape) / 4 for name, shape in shapes(m)}, kernels("torch"))
+
+
+KINDS = (Llama, MergedLlama, FusedLlama)
+
+
+def fused(model, kind=FusedLlama):
+    return kind(model.config, model.weights, model.ops)
+
+
+def traffic(kind, new=((3,),), before=(), **entries):
+    """The Traffic of one step of a model of this kind."""
+    model = fused(random_llama(**entries), kind)
+    cache = PagedCache(model.config, len(new), 32)
+    if before:
+        model.forward(cache.step([list(some) for some in before]), cache)
+    step = cache.step([list(some) for some in new])
+    with Traffic() as seen:
+        model.ops = seen.counting(model.ops)
+        model.forward(step, cache)
+    return seen
+
+
+def of_a_layer(kind, **how):
+    """(launches, bytes) of the second layer: of two layers less those of one."""
+    two, one = (traffic(kind, **how, L=L) for L in (2, 1))
+    return len(two.names) - len(one.names), two.moved - one.moved
+
+
+# ---- predict_launches
+
+
+def test_predict_launches(subject):
+    eager, merged, want = (of_a_layer(kind)[0] for kind in KINDS)
+    names, got = traffic(FusedLlama).names, subject.predict_launches()
+    more = {eager: "That is g01's layer: nothing is merged or fused.",
+            merged: "That is the merged layer. Nothing is fused yet.",
+            merged - 1: "One fusion was found. There are four.",
+            want + 2: "Two more may go: who stores k once it is turned? What follows gate and up?",
+            want + 1: "One more may go: two launches of these, one behind the other, have a kernel "
+                      "that does both.",
+            want - 1: "Both norms are still there, and so are four matrices: q, k and v, the "
+                      "output projection, gate and up, down.",
+            len(names): "This is a step of two layers."}
+    assert got == want, (f"predict_launches: a layer makes {want} launches, predicted {got}.\n"
+                         f"{more.get(got, 'Go through the list of 12 one by one.')}")
+
+
+# ---- fused_block
+
+
+class Given:
+    """A layer with random weights, computed with kernels that are watched."""
+
+    H, G, D, F, C, eps = 4, 2, 4, 7, 6, 0.1
+
+    def __init__(self, subject, rng):
+        sizes = {"qkv": ((self.H + 2 * self.G) * self.D, self.C), "o": (self.C, self.H * self.D),
+                 "gate_up": (2 * self.F, self.C), "down": (self.C, self.F)}
+        self.w = {name: rng.standard_normal(size) for name, size in sizes.items()}
+        self.w |= {name: rng.standard_normal(self.C) for name in ("attention_norm", "mlp_norm")}
+        self.x, self.residual = rng.standard_normal((2, 5, self.C))
+        self.positions = np.array([4, 9, 0, 1, 2])          # of three sequences
+        self.slots = np.array([20, 9, 30, 31, 16])
+        self.answer = rng.standard_normal((5, self.H, self.D))
+        angles = rng.standard_normal((32, self.D // 2))
+        self.cos, self.sin = np.cos(angles), np.sin(angles)
+        self.build(subject)
+
+    def build(self, subject):
+        """Model, step and cache, in the code under test."""
+        tensor, watched = torch.from_numpy, lambda *a: subject.make("lab.mocks:Watched", *a)
+        config = subject.make("layer2_graph.config:Config", L=0, C=self.C, H=self.H, G=self.G,
+                              D=self.D, F=self.F, V=1, eps=self.eps, theta=100.0, room=32)
+        table = subject.make("layer1_kernels:kernels", "torch")
+        names = ("matmul", "matmul_swiglu", "rmsnorm", "add_rmsnorm", "rope", "rope_and_cache",
+                 "swiglu")
+        self.kernels = {name: watched(getattr(table, name)) for name in names}
+        self.kernels["write_kv"] = watched()                # which would refuse float64
+        self.kernels["paged_attention"] = watched(None, tensor(self.answer))
+        ops = subject.make("types:SimpleNamespace", **self.kernels)
+        blank = torch.zeros(1, self.C).double()
+        whole = subject.FusedLlama(config, {     # of no layers: its methods are what is needed
+            "model.embed_tokens.weight": blank, "lm_head.weight": blank,
+            "model.norm.weight": blank[0]}, ops)
+        w = {name: tensor(array) for name, array in self.w.items()}
+        layer = subject.make(
+            "layer2_graph.g03_merging:MergedLayer", w["attention_norm"], (w["qkv"], None),
+            (w["o"], None), None, None, w["mlp_norm"], (w["gate_up"], None), (w["down"], None))
+        self.model = subject.make(
+            "types:SimpleNamespace", config=config, ops=ops, layers=[None, layer],
+            cos=tensor(self.cos), sin=tensor(self.sin), linear=whole.linear, heads=whole.heads,
+            gated=whole.gated, add_norm=whole.add_norm)
+        self.tables = torch.arange(6, dtype=torch.int32).view(3, 2)
+        self.cu_q, self.lens = torch.tensor([[0, 1, 2, 5], [5, 10, 3, 0]], dtype=torch.int32)
+        self.lens = self.lens[:3]
+        none = torch.zeros(0)
+        self.step = subject.make("layer2_graph.g01_llama:Step", none, tensor(self.positions),
+                                 tensor(self.slots), self.tables, self.cu_q, self.lens)
+        pages = torch.zeros(2, 4, 8, self.G, self.D).double()
+        self.cache = subject.make("types:SimpleNamespace", k=pages, v=pages.clone())
+
+    def run(self, subject, first=False):
+        return subject.fused_block(self.model, 1, torch.from_numpy(self.x),
+                                   None if first else torch.from_numpy(self.residual), self.step,
+                                   self.cache)
+
+    def calls(self, name):
+        return self.kernels[name].calls
+
+    def normed(self, x, name):
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + self.eps) * self.w[name]
+
+    def turned(self, x, positions):
+        a, b = np.split(x, 2, -1)
+        c, s = self.cos[positions, None], self.sin[positions, None]
+        return np.concatenate([a * c - b * s, b * c + a * s], -1)
+
+    def heads(self, x):
+        every = (self.normed(x, "attention_norm") @ self.w["qkv"].T).reshape(5, -1, self.D)
+        return np.split(every, (self.H, self.H + self.G), 1)
+
+    def out(self, x, norm="mlp_norm", added=True):
+        """(x, residual) by the book. x: the sum that came in"""
+        projected = self.answer.reshape(5, -1) @ self.w["o"].T
+        residual = projected + x if added else projected
+        gate, up = np.split(self.normed(residual, norm) @ self.w["gate_up"].T, 2, -1)
+        return gate / (1 + np.exp(-gate)) * up @ self.w["down"].T, residual
+
+
+def pair(got):
+    assert isinstance(got, tuple) and len(got) == 2, \
+        f"fused_block: got {type(got).__name__}, expected two: x, and the residual"
+    return got
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_fused_block(subject, agree, rng, first):
+    given = Given(subject, rng)
+    x, residual = pair(given.run(subject, first))
+    sum_in = given.x if first else given.x + given.residual
+    want_x, want = given.out(sum_in)
+    what = "fused_block, the first layer" if first else "fused_block"
+    at = lambda i: f"token {i[0]}, channel {i[1]}"                              # noqa: E731
+    agree(residual, want, "float64", f"{what}: the residual that it returns", at=at, mistakes={
+        "the residual is as it came, the attention's result was never added": sum_in,
+        "what attention made replaces the residual": given.out(sum_in, added=False)[1],
+        "the add before the first norm was left out": given.out(given.x)[1],
+        "the MLP's result is in the residual already: the next norm adds it again": want + want_x})
+    agree(x, want_x, "float64", f"{what}: the x that it returns", at=at, mistakes={
+        "the MLP's result is added already, by a launch that the next norm saves": want + want_x,
+        "the second norm has the weights of the first":
+            given.out(sum_in, norm="attention_norm")[0]})
+
+
+def test_fused_block__what_it_launches(subject, rng):
+    given = Given(subject, rng)
+    given.run(subject)
+    names = {name: len(given.calls(name)) for name in given.kernels}
+    alone = {"rmsnorm": "an add and a norm are two launches; add_rmsnorm is one",
+             "rope": "the rotation is a launch without the write; rope_and_cache does both",
+             "write_kv": "the write is a launch by itself; rope_and_cache does it, too",
+             "swiglu": "SwiGLU is a launch by itself; model.gated has it at the end of a matrix"}
+    for name, why in alone.items():
+        assert not names[name], f"fused_block: {why}"
+    want = {"add_rmsnorm": 2, "matmul": 3, "rope_and_cache": 1, "paged_attention": 1,
+            "matmul_swiglu": 1}
+    for name, count in want.items():
+        assert names[name] == count, (f"fused_block: {names[name]} calls of {name}, expected "
+                                      f"{count}; eight launches in all")
+
+
+def test_fused_block__what_the_cache_is_given(subject, agree, rng):
+    given = Given(subject, rng)
+    given.run(subject)
+    assert given.calls("rope_and_cache"), "fused_block: it does not call ops.rope_and_cache"
+    q, k, v, _, _, positions, k_pages, v_pages, slots = given.calls("rope_and_cache")[0]
+    assert k_pages.ndim == 4, (f"fused_block: rope_and_cache got pages of shape "
+                               f"{tuple(k_pages.shape)}, expected those of this layer")
+    agree(positions, given.positions, "exact", "the positions that rope_and_cache gets",
+          mistakes={"slots are taken for positions": given.slots})
+    agree(slots, given.slots, "exact", "the slots that rope_and_cache gets",
+          mistakes={"positions are taken for slots": given.positions})
+    heads = dict(zip("qkv", given.heads(given.x + given.residual), strict=True))
+    for name, array in (("q", q), ("k", k), ("v", v)):
+        agree(array, heads[name], "float64", f"{name} as rope_and_cache gets it",
+              at=lambda i: f"token {i[0]}, head {i[1]}, number {i[2]}")
+    page, place = np.divmod(given.slots, 8)
+    turned = given.turned(heads["k"], given.positions)
+    for i, used in ((1, True), (0, False)):
+        held = given.cache.k[i].numpy()[page, place]
+        agree(held, turned * used, "float64", f"the keys that layer {i} holds after layer 1 ran",
+              mistakes={"they are another layer's keys": turned * (not used)})
+    agree(given.cache.v[1].numpy()[page, place], heads["v"], "float64", "the values of layer 1")
+    assert given.calls("paged_attention"), "fused_block: it does not call ops.paged_attention"
+    query, _, values, tables, cu_q, lens, scale = given.calls("paged_attention")[0]
+    agree(query, given.turned(heads["q"], given.positions), "float64", "q as attention gets it",
+          mistakes={"q is not turned: attention came before the rotation": heads["q"]})
+    agree(values[page, place], heads["v"], "float64", "the values that attention may read",
+          mistakes={"they were not written yet, or are another layer's": np.zeros_like(heads["v"])})
+    for name, got, want in (("block_tables", tables, given.tables), ("cu_q", cu_q, given.cu_q),
+                            ("lens", lens, given.lens)):
+        agree(got, want.numpy(), "exact", f"{name} as attention gets them")
+    agree(scale, given.D ** -0.5, "float64", "the scale as attention gets it")
+
+
+# ---- last_scores
+
+
+@pytest.mark.parametrize("rows", [[4, 6, 9], [0]])
+def test_last_scores(subject, agree, rng, rows):
+    T, C, V, eps = 10, 6, 8, 0.1
+    x, residual = rng.standard_normal((2, T, C))
+    norm, head = rng.standard_normal(C), rng.standard_normal((V, C))
+    table = subject.make("layer1_kernels:kernels", "torch")
+    watched = {name: subject.make("lab.mocks:Watched", getattr(table, name))
+               for name in ("add_rmsnorm", "rmsnorm", "matmul")}
+    config = subject.make("types:SimpleNamespace", eps=eps)
+    model = subject.make("types:SimpleNamespace", norm=torch.from_numpy(norm),
+                         head=torch.from_numpy(head), config=config,
+                         ops=subject.make("types:SimpleNamespace", **watched))
+    got = subject.last_scores(model, torch.from_numpy(x), torch.from_numpy(residual),
+                              torch.tensor(rows))
+
+    def scores(a, rows=rows):
+        a = a[rows]
+        return a / np.sqrt((a * a).mean(-1, keepdims=True) + eps) * norm @ head.T
+
+    agree(got, scores(x + residual), "float64", f"the scores of rows {rows} of {T}",
+          at=lambda i: f"row {i[0]}, token {i[1]} of the vocabulary", mistakes={
+              "the last MLP's result is all: the residual was never added": scores(x),
+              "the last MLP's result is lost: only the residual is normed": scores(residual),
+              "the sum is not normed": (x + residual)[rows] @ head.T,
+              "they are the scores of the first rows": scores(x + residual, range(len(rows)))})
+    calls = {name: kernel.calls for name, kernel in watched.items()}
+    assert not calls["rmsnorm"], \
+        "last_scores: the last add is a launch of its own; add_rmsnorm adds and norms in one"
+    for name, some in calls.items():
+        for first, *_ in some:
+            assert len(first) == len(rows), (f"last_scores: {name} gets all {len(first)} rows, and "
+                                             f"{len(rows)} ask. Take the rows first")
+
+
+# ---- predict_numbers_saved
+
+
+@pytest.mark.parametrize("entries", [{}, {"C": 24, "H": 6, "G": 3, "F": 104}, {"F": 8}])
+def test_predict_numbers_saved(subject, entries):
+    T = 3
+    how = {"new": [[1] * T], **entries}
+    m = random_llama(**entries).config
+    eager, merged, fused = (of_a_layer(kind, **how)[1] // (4 * T) for kind in KINDS)
+    config = subject.make("layer2_graph.config:Config", **vars(m))
+    want, got = merged - fused, subject.predict_numbers_saved(config)
+    C, F, GD = m.C, m.F, m.G * m.D
+    mistakes = {
+        eager - fused: "That is what merging and fusing save. What does fusing alone?",
+        want - 2 * F: "Gate and up are written by one launch and read by the next: both go.",
+        want - 4 * F: "What do the matrix and SwiGLU say to each other through memory?",
+        want - C: "There are two adds with a norm behind them.",
+        want - 2 * C: "A norm need not read the sum that an add has just written.",
+        want + 2 * C: "The sum is still written, it is the new residual: only its reading goes.",
+        want - GD: "k, once turned, is written where it was, and read again: both go.",
+        want - 2 * GD: "k, once turned, is written where it was before it gets into its slot.",
+        want + 2 * GD: "v was not written anywhere before it went into its slot, only k was.",
+        want * 4: "Numbers are asked for, not bytes."}
+    assert got == want, (
+        f"predict_numbers_saved: C = {C}, G·D = {GD}, F = {F}: counted {want} numbers a token and "
+        f"layer, predicted {got!r}.\n{mistakes.get(got, 'Go through the launches that went.')}")
+
+
+# ---- the model
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_are_those_of_g01(family):
+    model = random_llama(**FAMILIES[family])
+    want = greedy(model, PROMPTS, 12)
+    assert greedy(fused(model), PROMPTS, 12) == want
+    assert generate_on(ContiguousCache(model.config, 4, 20), fused(model), PROMPTS, 12) == want
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_where_prompts_chunks_and_decodes_are_mixed(family):
+    model = random_llama(**FAMILIES[family])
+    one, other = PagedCache(model.config, 2, 32), PagedCache(model.config, 2, 32)
+    for new in ([[1, 2, 3], [4]], [[5], [6, 7, 8, 9]], [[], [1]], [[1], [2]], [[3], []]):
+        got = fused(model).forward(one.step(new), one, every=True)
+        want = model.forward(other.step(new), other, every=True)
+        assert got.shape == (sum(map(len, new)), 31)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(one.k, other.k, rtol=1e-4, atol=1e-5)
+
+
+def test_tokens_of_the_nano_and_of_the_small_model():
+    from day02_overview import NANO, encode, generate, load_nano
+
+    nano, texts = load(NANO, dtype=torch.float32), ["a warp has", "the ridge"]
+    tokens = greedy(fused(nano), [encode(some).tolist() for some in texts], 12)
+    assert tokens == [generate(load_nano(), encode(some), 12) for some in texts]
+    small = load(rungs.SMALL, dtype=torch.float32)
+    prompts = torch.randint(2048, (3, 20), generator=torch.Generator().manual_seed(1)).tolist()
+    prompts[1] = prompts[1][:7]
+    assert greedy(fused(small), prompts, 12) == greedy(small, prompts, 12)
+
+
+def test_bfloat16_too():
+    small = load(rungs.SMALL, dtype=torch.bfloat16)
+    cache, other = (PagedCache(small.config, 1, 32, torch.bfloat16) for _ in range(2))
+    got = fused(small).forward(cache.step([[5, 17, 3]]), cache)
+    want = small.forward(other.step([[5, 17, 3]]), other)
+    assert got.dtype == torch.bfloat16
+    torch.testing.assert_close(got, want, rtol=0.05, atol=0.2)
+
+
+# ---- launches and bytes
+
+
+@pytest.mark.parametrize("new", [[[3]], [[3, 4, 5], [6]]])
+@pytest.mark.parametrize("family, alone, merged, eight", [
+    ("Llama", 15, 12, 8), ("tied", 15, 12, 8), ("Qwen 2", 18, 13, 9),
+    ("Llama with biases", 22, 16, 13)])
+def test_launches_of_a_layer(new, family, alone, merged, eight):
+    for kind, want in zip(KINDS, (alone, merged, eight), strict=True):
+        assert of_a_layer(kind, new=new, **FAMILIES[family])[0] == want
+
+
+def test_norms_of_heads_add_two_launches_and_two_copies_of_several_tokens():
+    assert of_a_layer(FusedLlama, new=[[3]], qk_norm=True)[0] == 10
+    assert of_a_layer(FusedLlama, new=[[3, 4]], qk_norm=True)[0] == 12
+
+
+def test_eight_launches_by_name():
+    names = traffic(FusedLlama).names
+    assert names[9:17] == ["add_rmsnorm", "matmul", "rope_and_cache", "paged_attention", "matmul",
+                           "add_rmsnorm", "matmul_swiglu", "matmul"]
+    assert names[:2] == ["index", "rmsnorm"]        # before the first layer there is no sum
+    assert names[17:] == ["_to_copy", "sub", "index", "index", "add_rmsnorm", "matmul"]
+
+
+@pytest.mark.parametrize("before, new", [([], [[1, 2, 3], [4]]), ([[1, 2], [3]], [[4], [5, 6]])])
+def test_bytes_of_a_fused_layer(before, new):
+    m, itemsize = random_llama().config, 4
+    got = of_a_layer(FusedLlama, before=before, new=new)[1]
+    T, pages = sum(map(len, new)), 2
+    contexts = sum(len(old) for old in before) + T
+    weights = 2 * m.C + (m.H + 2 * m.G) * m.D * m.C + m.C * m.H * m.D + 3 * m.F * m.C
+    cached = 2 * contexts * m.G * m.D
+    norms, qkv = 2 * 4 * m.C, m.C + (m.H + 2 * m.G) * m.D
+    written, angles = 2 * (m.H + 2 * m.G) * m.D, m.D
+    attention, projected = 2 * m.H * m.D, m.H * m.D + m.C
+    numbers = weights + cached + T * (norms + qkv + written + angles + attention + projected
+                                      + m.C + m.F + m.F + m.C)
+    B = len(new)
+    integers = 2 * 8 * T + 4 * (B * pages + B + 1 + B)     # positions, slots; tables, cu_q, lens
+    assert got == numbers * itemsize + integers
+
+
+def test_what_a_launch_reads():
+    """The merged layer's graph, launch by launch."""
+    launches = traffic(MergedLlama, L=1).launches
+    names = [launch.name for launch in launches]
+    assert names[:13] == ["index", "rmsnorm", "matmul", "rope", "write_kv", "paged_attention",
+                          "matmul", "add", "rmsnorm", "matmul", "swiglu", "matmul", "add"]
+    assert [launch.inputs for launch in launches[:13]] == [
+        (), (0,), (1,), (2,), (3,), (3, 4), (5,), (0, 6), (7,), (8,), (9,), (10,), (7, 11)]
+    assert names[-2:] == ["rmsnorm", "matmul"] and launches[-1].inputs == (len(launches) - 2,)
+
+
+@pytest.mark.parametrize("room, want", [(16, 8), (600, 9)])
+def test_on_the_device_a_layer_is_eight_launches_too(room, want):
+    """Triton's kernels in the simulator. Where the cache has room for more keys than a program
+    should read, attention is split, and its merge is a launch of the device's own."""
+    simulator.activate_triton()
+    try:
+        counts = []
+        for L in (1, 2):
+            llama = random_llama(L=L, room=room)
+            model = FusedLlama(llama.config, llama.weights, kernels("triton"))
+            cache, other = (PagedCache(llama.config, 1, room) for _ in range(2))
+            with simulator.trace() as trace:
+                got = model.forward(cache.step([[3]]), cache)
+            counts.append(len(trace.launches))
+            torch.testing.assert_close(got, llama.forward(other.step([[3]]), other), rtol=1e-4,
+                                       atol=1e-5)
+        assert counts[1] - counts[0] == want
+    finally:
+        simulator.deactivate_triton()
+
+
+# ---- the rungs
+
+
+def test_the_floor_is_weights_and_cache():
+    for tied in (False, True):
+        model = random_llama(tied=tied)
+        m = model.config
+        layer = 2 * m.C + (2 * m.H + 2 * m.G) * m.D * m.C + 3 * m.F * m.C
+        want = 4 * (m.L * layer + m.C + m.V * m.C + 3 * (10 * 2 * m.L * m.G * m.D + m.C))
+        assert rungs.floor_bytes(model, 3, 10) == want
+
+
+def test_rungs_without_a_compiler_and_transformers(monkeypatch):
+    monkeypatch.setattr(rungs.shutil, "which", lambda name: None)
+    monkeypatch.setattr(rungs, "measure_jobs", quick)
+    facts, rows, graphs = rungs.measure(random_llama(), "transformers is not installed", 2, 5, 4, 2)
+    found = {row.name: row for row in rows}
+    assert [found[name].launches for name in ("g01, op by op", "merged", "fused")] == [15, 12, 8]
+    for row in rows[:3]:
+        assert row.same is None and row.seconds > 0 and row.share > 0 and not row.missing
+    graph = found["fused, CUDA graph"]
+    assert (graph.same, graph.launches, graph.seconds) == (None, 8, None)
+    assert rows[0].moved > rows[1].moved > rows[2].moved > facts["floor"]
+    table = rungs.text(facts, rows)
+    assert "fused, torch.compile            not proven here: torch.compile found no g++" in table
+    assert "not proven here  identical; a CPU replays a tape" in table
+    assert table.count("not proven here: transformers is not installed") == 3
+    assert table.count("identical") == 4
+    assert [box.label for box in graphs["fused"] if box.launch] == [
+        "add + norm", "q & k & v", "rope + write", "attention", "output", "add + norm",
+        "gate & up + SwiGLU", "down"]
+    assert [box.label for box in graphs["merged"] if "&" in box.label] == ["q & k & v", "gate & up"]
+    assert not any("&" in box.label or "+" in box.label for box in graphs["g01, op by op"])
+
+
+def quick(jobs, device, limit):
+    """Rates without the seconds that it takes to measure them."""
+    from day01_roofline import Timing
+
+    return {job.name: Timing(1.0, 0.0, 0.0, 1) for job in jobs}
+
+
+def test_the_replayed_rung_is_one_recording():
+    model = random_llama()
+    decoder = rungs.Replayed(fused(model), 2, 16)
+    for prompts in (PROMPTS[:2], PROMPTS[2:]):
+        assert decoder(prompts, 6)[0] == greedy(model, prompts, 6)
+    assert len(decoder.launches(PROMPTS[:2])) == 2 * 8 + 7
+
+
+def test_where_tokens_differ_is_told_with_the_gap():
+    model = random_llama()
+    want = greedy(model, PROMPTS[:2], 6)
+    got = [want[0], [*want[1][:4], want[1][4] + 1, want[1][5]]]
+    same, gap = rungs.first_difference(model, PROMPTS[:2], want, got)
+    cache = PagedCache(model.config, 1, 16)
+    scores = model.forward(cache.step([PROMPTS[1] + want[1][:4]]), cache)[0].sort().values
+    assert same == 4 and gap == pytest.approx(float(scores[-1] - scores[-2]), abs=1e-4)
+    assert rungs.first_difference(model, PROMPTS[:2], want, want) == (None, None)
+
+
+def test_launches_in_the_code_of_inductor():
+    code = """
+cpp_fused_add_mul_0 = async_compile.cpp_pybinding(['const float*', 'float*', 'float*'], r'''
+extern "C"  void  kernel(const float* in_ptr0,
+                       float* out_ptr0,
+                       float* out_ptr1)
+{
+}
+''')
+triton_poi_fused_1 = async_compile.triton('triton_poi_fused_1', '''
+def triton_poi_fused_1(in_out_ptr0, in_ptr0, out_ptr0, xnumel, XBLOCK : tl.constexpr):
+    pass
+''', device_str='cuda')
+
+def call(self, args):
+        buf0 = empty_strided_cpu((1, 4), (4, 1), torch.float32)
+        cpp_fused_add_mul_0(arg1_1, buf0, buf1)
+        # Topologically Sorted Source Nodes: [matmul], Original ATen: [aten.mm]
+        extern_kernels.mm(buf0, reinterpret_tensor(arg3_1, (4, 5), (1, 4), 0), out=buf2)
+        torch.ops.gpu_course.rope_and_cache.default(reinterpret_tensor(buf2, (1, 2), (2, 1), 0), \
+buf2, buf2, arg4_1, arg5_1, arg6_1, reinterpret_tensor(arg7_1, (1, 2), (2, 1), 0), arg8_1, arg9_1)
+        buf7 = torch.ops.gpu_course.paged_attention.default(buf2, arg7_1, arg8_1, 0.17)
+        buf8 = buf7
+        buf9 = buf0; del buf0  # reuse
+        triton_poi_fused_1.run(buf8, buf1, buf9, 64, stream=stream0)
+        extern_kernels.addmm(buf8, buf9, arg2_1, alpha=1, out=buf10)
+"""
+    found = launches_in(code.replace("\\\n", ""))
+    assert [launch.name for launch in found] == [
+        "cpp_fused_add_mul_0", "mm", "rope_and_cache", "paged_attention", "triton_poi_fused_1",
+        "addmm"]
+    assert [launch.inputs for launch in found] == [(), (0,), (1,), (2,), (0, 3), (4,)]
+    assert found[1].arrays == {(5, 4)}
+
+
+def test_hugging_face_on_the_same_weights():
+    """A shape alone is enough, as in bench()."""
+    pytest.importorskip("transformers", reason="not proven here: transformers is not installed")
+    model = random_llama(tied=True)
+    theirs = rungs.HuggingFace(rungs.their_model(rungs.their_config(model.config), model))
+    tokens, seconds = theirs([[5, 17, 3], [1, 2, 3]], 8)
+    assert tokens == greedy(model, [[5, 17, 3], [1, 2, 3]], 8) and seconds > 0
+
+
+@pytest.mark.slow
+def test_the_bench_at_a_small_size(monkeypatch):
+    """As on a GPU, but for the sizes, the simulator and what this machine lacks."""
+    monkeypatch.setattr(rungs.shutil, "which", lambda name: None)
+    monkeypatch.setattr(rungs, "measure_jobs", quick)
+    simulator.activate_triton()
+    try:
+        m = random_llama(L=1, C=32, F=32).config
+        rows = bench(m, N=3, count=2, rounds=1, device="cpu")
+    finally:
+        simulator.deactivate_triton()
+    assert list(rows)[:3] == ["g01, op by op", "merged", "fused"]
+    weights = 2 * (2 * 32 + 8 * 16 * 32 + 4 * 16 * 32 + 3 * 32 * 32 + 32 + 2 * 31 * 32)
+    for found in rows.values():
+        assert found["flops"] == weights            # two of each weight, of two bytes
+        assert found["bytes"] == weights - 2 * 31 * 32 + 2 * (4 * 2 * 2 * 16 + 32)
+        assert found["times_eager"] > 0 and found["share_of_copy"] > 0
+
+
+@pytest.mark.slow
+def test_the_compiled_rung_and_hugging_face(monkeypatch, tmp_path, capsys):
+    """The whole command, compilers and all."""
+    monkeypatch.setattr(rungs, "measure_jobs", quick)
+    assert rungs.main(["--json", str(tmp_path / "rungs.json"), "--svg", str(tmp_path)]) == 0
+    found = json.loads((tmp_path / "rungs.json").read_text("utf-8"))
+    assert found["model"] == "small" and len(found["rungs"]) == 8
+    for row in found["rungs"]:
+        assert row["missing"] or row["same"] is None, row
+    assert found["rungs"][3]["launches"] in (8, 9)
+    drawn = (tmp_path / "fused_torch_compile.svg").read_text("utf-8")
+    assert "q &amp; k &amp; v" in drawn and "attention" in drawn
+
+
+def test_a_bad_folder_is_one_line(tmp_path, capsys):
+    assert rungs.main(["--model", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"{tmp_path / 'config.json'} is missing\n"
+    entries = json.loads((rungs.SMALL / "config.json").read_text("utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps(entries | {"max_position_embeddings": 8}))
+    (tmp_path / "model.safetensors").write_bytes((rungs.SMALL / "model.safetensors").read_bytes())
+    assert rungs.main(["--model", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert "a context of 8 tokens, expected 97 or more" in error and error.count("\n") == 1
+
+
+def test_the_fused_model_does_not_change_the_weights():
+    model = random_llama()
+    before = {name: w.clone() for name, w in model.weights.items()}
+    greedy(fused(model), PROMPTS, 3)
+    assert all((model.weights[name] == w).all() for name, w in before.items())
+    assert fused(model).config == replace(model.config)
