@@ -73,6 +73,10 @@ from layer2_graph.g06_cuda_graphs import (
     end_times,
     side_by_side,
 )
+from layer2_graph.host import (
+    host_kernels,
+    settle,
+)
 from layer2_graph.launches import (
     Launches,
 )
@@ -145,6 +149,7 @@ __all__ = [
     "generate_anew",
     "generate_on",
     "greedy",
+    "host_kernels",
     "load",
     "merge_matmuls",
     "merge_rows",
@@ -156,6 +161,7 @@ __all__ = [
     "rope_tables",
     "run_in_arena",
     "run_passes",
+    "settle",
     "share_equal",
     "side_by_side",
     "use_matmul",

@@ -1,0 +1,242 @@
+"""The table for one token on a CPU: each operation as kernels("torch") computes it, on ragged
+shapes, in mixed batches, and where it must stand back; then whole models."""
+
+import os
+import signal
+from dataclasses import fields, replace
+
+import pytest
+import torch
+
+from layer1_kernels import kernels
+from layer2_graph import (
+    Config,
+    FusedLlama,
+    Llama,
+    MergedLlama,
+    PagedCache,
+    greedy,
+    host,
+    host_kernels,
+    load,
+    settle,
+)
+from layer2_graph.checkpoint import shapes
+from layer2_graph.decode_speed import SMALL
+
+TORCH, HOST = kernels("torch"), host_kernels()
+RAGGED = [(1, 1), (1, 7), (5, 1), (3, 64), (130, 33), (96, 577)]        # N, K
+TINY = Config(L=2, C=24, H=6, G=2, D=16, F=40, V=50, eps=1e-5, theta=1e4, room=64)
+
+
+def randn(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def same(agree, name, *args, precision="float32"):
+    """One operation of both tables; arguments that it changes are compared too."""
+    others = [a.clone() if isinstance(a, torch.Tensor) else a for a in args]
+    got, want = getattr(HOST, name)(*args), getattr(TORCH, name)(*others)
+    pairs = [(g, w) for g, w in zip(args, others, strict=True) if isinstance(g, torch.Tensor)]
+    if want is not None:
+        pairs += zip(got, want, strict=True) if isinstance(want, tuple) else [(got, want)]
+    for g, w in pairs:
+        assert g.dtype == w.dtype
+        agree(g.detach().double(), w.detach().double().numpy(), precision, name)
+
+
+def test_what_is_replaced_and_what_is_not():
+    replaced = {f.name for f in fields(HOST)
+                if getattr(HOST, f.name) is not getattr(TORCH, f.name)}
+    assert replaced == {"matmul", "matmul_swiglu", "rmsnorm", "add_rmsnorm", "rope",
+                        "rope_and_cache", "write_kv", "paged_attention", "swiglu"}
+    assert HOST.sources()["matmul"] == "matmul_host"
+
+
+# ---- matrices
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("N, K", RAGGED)
+def test_matmul(agree, rows, N, K):
+    same(agree, "matmul", randn(rows, K), randn(N, K))
+    same(agree, "matmul_swiglu", randn(rows, K), randn(2 * N, K))
+
+
+def test_matmul_of_views(agree):
+    wide, x = randn(40, 60), randn(3, 60)
+    same(agree, "matmul", x[1:2, :30], wide[::2, :30])      # rows further apart than they are long
+    same(agree, "matmul", x[1:2, ::2], wide[:, :30])
+    same(agree, "matmul", x[1:2, :40], wide.T)              # a row's numbers are not neighbours
+
+
+@pytest.mark.parametrize("N", [1, 2, 7, 100])
+def test_matmul_on_several_threads(agree, monkeypatch, N):
+    monkeypatch.setattr(host, "SHARE", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    same(agree, "matmul", randn(1, 20), randn(N, 20))
+
+
+def test_a_forked_process_has_threads_of_its_own(monkeypatch):
+    monkeypatch.setattr(host, "SHARE", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    x, w = randn(1, 20), randn(10, 20)
+    want = HOST.matmul(x, w)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)                                    # it would wait for ever
+        os._exit(0 if torch.equal(HOST.matmul(x, w), want) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_numbers_are_left_to_torch(agree, dtype):
+    x, w = randn(1, 32).to(dtype), randn(8, 32).to(dtype)
+    same(agree, "matmul", x, w, precision="exact")
+    same(agree, "rmsnorm", x, w[0], 1e-5, precision="exact")
+    same(agree, "swiglu", x, w[:1], precision="exact")
+
+
+def test_gradients_are_torchs():
+    x, w = randn(1, 6), randn(4, 6).requires_grad_()
+    HOST.matmul(x, w).sum().backward()
+    torch.testing.assert_close(w.grad, x.expand(4, 6))
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="mismatch"):
+        HOST.matmul(randn(1, 1), randn(4, 6))               # einsum would spread the one number
+    with pytest.raises(ValueError, match="shapes"):
+        HOST.rmsnorm(randn(1, 6), randn(5), 1e-5)
+
+
+# ---- number by number
+
+
+@pytest.mark.parametrize("T", [1, 3])
+@pytest.mark.parametrize("C", [1, 7, 576])
+def test_norms_and_swiglu(agree, T, C):
+    x, r, w = 1e3 * randn(T, C), randn(T, C), randn(C)
+    same(agree, "rmsnorm", x, w, 1e-5)
+    same(agree, "rmsnorm", 0 * x, w, 1e-5)
+    same(agree, "add_rmsnorm", x, r, w, 1e-5)
+    same(agree, "swiglu", x, r)                             # far beyond what exp can hold
+    both = randn(T, 2 * C)
+    same(agree, "swiglu", *both.chunk(2, dim=-1))
+
+
+@pytest.mark.parametrize("T", [1, 4])
+def test_rope_and_the_pages(agree, T):
+    every = randn(T, 6 + 2 * 2, 16)                         # q, k and v as parts of one array
+    cos, sin = randn(2, 30, 8)
+    positions, slots = torch.arange(T) + 20, torch.arange(T) + 9
+    q, k, v = every.split((6, 2, 2), dim=1)
+    same(agree, "rope", q, k, cos, sin, positions)
+    pages = randn(2, 5, 4, 2, 16)
+    for where in (slots, slots - 9, torch.full_like(slots, -1)):
+        same(agree, "write_kv", k, v, *pages.clone(), where)
+        same(agree, "write_kv", k, v, *pages.clone(), where.int())
+        same(agree, "rope_and_cache", q, k, v, cos, sin, positions, *pages.clone(), where)
+
+
+@pytest.mark.parametrize("slot", [20, -2])
+def test_slots_beyond_the_pages_are_refused(slot):
+    k, pages = randn(1, 2, 16), randn(2, 5, 4, 2, 16)
+    with pytest.raises(ValueError, match=f"slots {slot}"):
+        HOST.write_kv(k, k, *pages, torch.tensor([slot]))
+
+
+# ---- attention
+
+
+@pytest.mark.parametrize("order", ["as they lie", "shuffled"])
+@pytest.mark.parametrize("counts, lens", [
+    ([1], [1]), ([1], [16]), ([1], [17]), ([1], [100]), ([1, 1, 1], [5, 32, 90]), ([7], [7]),
+    ([1, 5, 0, 1, 16], [33, 5, 4, 1, 40])])
+def test_paged_attention(agree, order, counts, lens):
+    H, G, D, S, pages = 6, 2, 16, 16, 7
+    many = len(lens) * pages
+    tables = torch.arange(many) if order == "as they lie" else torch.randperm(many)
+    cu_q = torch.tensor([0, *counts]).cumsum(0).int()
+    k_pages, v_pages = randn(2, many, S, G, D)
+    q = randn(sum(counts) + 2, H + 1, D)[:, :H]             # two rows of nobody, and gaps
+    same(agree, "paged_attention", q, k_pages, v_pages, tables.view(-1, pages).int(), cu_q,
+         torch.tensor(lens, dtype=torch.int32), 0.25)
+
+
+def broken(**changes):
+    """Arguments of paged_attention, one of them wrong."""
+    whole = {"q": randn(2, 4, 16), "k_pages": randn(6, 16, 2, 16), "v_pages": randn(6, 16, 2, 16),
+             "block_tables": torch.arange(6).view(2, 3).int(),
+             "cu_q": torch.tensor([0, 1, 2], dtype=torch.int32),
+             "lens": torch.tensor([20, 40], dtype=torch.int32), "scale": 0.25}
+    return list((whole | changes).values())
+
+
+@pytest.mark.parametrize("changes", [
+    {"lens": torch.tensor([20, 49], dtype=torch.int32)},                # more than its table has
+    {"lens": torch.tensor([20, 0], dtype=torch.int32)},                 # less than its new tokens
+    {"lens": torch.tensor([20], dtype=torch.int32)},
+    {"block_tables": torch.tensor([[0, 6, 1], [3, 4, 5]], dtype=torch.int32)},
+    {"block_tables": torch.tensor([[0, -1, 1], [3, 4, 5]], dtype=torch.int32)},
+    {"cu_q": torch.tensor([0, 2, 1], dtype=torch.int32)},
+    {"cu_q": torch.tensor([0, 1, 3], dtype=torch.int32)},
+    {"q": randn(2, 5, 16)}, {"q": randn(2, 4, 32)}, {"v_pages": randn(6, 16, 1, 16)},
+    {"scale": -1.0}])
+def test_what_does_not_fit_together_is_refused_as_by_torch(changes):
+    with pytest.raises(ValueError) as told:
+        TORCH.paged_attention(*broken(**changes))
+    with pytest.raises(ValueError) as found:
+        HOST.paged_attention(*broken(**changes))
+    assert str(found.value) == str(told.value)
+
+
+# ---- models
+
+
+FAMILIES = [TINY, replace(TINY, tied=True), replace(TINY, qk_norm=True),
+            replace(TINY, bias_qkv=True, bias_o=True, bias_mlp=True)]
+
+
+def random_model(m, ops, kind=Llama):
+    generator = torch.Generator().manual_seed(3)
+    return kind(m, {name: torch.randn(shape, generator=generator) for name, shape in shapes(m)},
+                ops)
+
+
+@pytest.mark.parametrize("kind", [Llama, MergedLlama, FusedLlama])
+@pytest.mark.parametrize("m", FAMILIES)
+def test_a_model_in_steps_of_one_and_more(agree, kind, m):
+    """Prefill, a step of one each, prefill and decode mixed, and one without the others."""
+    models = random_model(m, TORCH), settle(random_model(m, HOST, kind))
+    caches = [PagedCache(m, 2, 40) for _ in models]
+    for new in ([[1, 2, 3], [4]], [[5], [6]], [[7], [8] * 20], [[], [9]], [[10, 11], []]):
+        want, got = (model.forward(cache.step(new), cache, every=True)
+                     for model, cache in zip(models, caches, strict=True))
+        agree(got, want.double().numpy(), "float32", f"scores after {new}")
+    agree(caches[1].k, caches[0].k.double().numpy(), "float32", "the keys")
+
+
+def test_the_small_model_says_the_same():
+    threads = torch.get_num_threads()
+    prompts = [list(range(100, 140)), [5]]
+    for texts in ([prompts[0]], prompts):
+        assert greedy(settle(load(SMALL, HOST, torch.float32)), texts, 24) == \
+            greedy(load(SMALL, dtype=torch.float32), texts, 24)
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize("kind", [Llama, MergedLlama, FusedLlama])
+@pytest.mark.parametrize("m", FAMILIES)
+def test_settled_weights_are_the_same_ones_in_one_piece(kind, m):
+    model, moved = random_model(m, TORCH), settle(random_model(m, TORCH, kind))
+    block = moved.embedding.untyped_storage()
+    assert {a.untyped_storage().data_ptr() for a in moved.weights.values()} == {block.data_ptr()}
+    assert all(torch.equal(a, moved.weights[name]) for name, a in model.weights.items())
+    assert len(block) <= sum(a.nbytes + 15 for a in model.weights.values())     # nothing twice
+    for name in ("embedding", "head", "norm"):
+        assert torch.equal(getattr(moved, name), getattr(model, name))
+    assert (moved.head.data_ptr() == moved.embedding.data_ptr()) == m.tied
+    down = moved.weights["model.layers.1.mlp.down_proj.weight"]
+    assert moved.layers[1].down[0].data_ptr() == down.data_ptr()
+    assert greedy(moved, [[1, 2]], 5) == greedy(model, [[1, 2]], 5)
