@@ -91,8 +91,10 @@ class Run:
             self.addresses[function.name] = (CODE_WINDOW << SEGMENT_SHIFT) + 16 * i
             self.functions_at[self.addresses[function.name]] = function
         # A kernel may take a parameter's address: to index into a struct, or to choose between two.
-        place = self.space.add(Segment(self.parameters, "the parameters", writable=False)).base
-        self.addresses |= {p.name: place + p.offset for p in self.kernel.parameters}
+        self.place_of_parameters = self.space.add(
+            Segment(self.parameters, "the parameters", writable=False)).base
+        self.addresses |= {p.name: self.place_of_parameters + p.offset
+                           for p in self.kernel.parameters}
         for variable in self.module.variables.values():
             if variable.space in ("global", "const"):
                 if variable.name not in segments:

@@ -4,7 +4,7 @@ import numpy as np
 
 from ..access import load, store
 from ..decode import MEMORY, address, destination, opcode, source
-from ..dtypes import SIZES, UNSIGNED
+from ..dtypes import SIZES, U64, UNSIGNED
 from ..errors import Unsupported
 from ..ptx import Immediate, Register, Symbol, Vector
 
@@ -105,7 +105,11 @@ def parameter_reader(inst, place, ptx_type, count):
         return read
     if isinstance(place.base, Register) and function.is_kernel:
         where = address(place)                              # a dynamic index into a struct
-        return lambda wave: load(wave, inst, where(wave), size, "global")
+        if SIZES[place.base.type] == 8:
+            return lambda wave: load(wave, inst, where(wave), size, "global")
+        # The lower half of an address, as Triton 3.9 keeps it: all parameters have one upper half.
+        return lambda wave: load(wave, inst, where(wave) + U64.type(
+            wave.launch.place_of_parameters >> 32 << 32), size, "global")
     where = param_address(place)
     return lambda wave: load(wave, inst, where(wave), size, "local")
 
