@@ -34,11 +34,12 @@ def measure(lesson):
 def row(job, timing, roofs, against=None):
     """One measurement, JSON-able.
 
-    job: has .moved (bytes) and .flops    timing: has .seconds, .uncertainty, .runs
+    job: has .moved (bytes) and .flops    timing: has .seconds, .spread, .uncertainty, .runs
     roofs: {name: byte/s that it reached in the same run}, such as a copy's
     against: {name: timing in the same run} of other ways to do the same work
     """
-    found = {"seconds": timing.seconds, "uncertainty": timing.uncertainty, "runs": timing.runs,
+    found = {"seconds": timing.seconds, "spread": timing.spread,
+             "uncertainty": timing.uncertainty, "runs": timing.runs,
              "bytes": job.moved, "flops": job.flops}
     for name, rate in roofs.items():
         found[f"share_of_{name}"] = job.moved / timing.seconds / rate
@@ -51,7 +52,8 @@ def text(lesson, rows):
     """The rows as a table."""
     lines, width = [lesson.id], max(map(len, rows))
     for name, found in rows.items():
-        time = f"{found['seconds'] * 1e6:10.1f} µs ±{found['uncertainty']:4.0%}"
+        time = (f"{found['seconds'] * 1e6:10.1f} µs ±{found['uncertainty']:4.0%}"
+                f"{found['flops'] / found['seconds'] / 1e12:9.2f} TFLOP/s")
         shares = "".join(f"{v:8.1%} of {k.removeprefix('share_of_')}" for k, v in found.items()
                          if k.startswith("share_of_"))
         ratios = "".join(f"   {v:.2f} × {k.removeprefix('times_')}" for k, v in found.items()

@@ -32,10 +32,11 @@ def of_lesson(lesson, known):
         if measured:
             ratios = sorted({k for row in measured.values() for k in row if k.startswith("times_")})
             lines += ["", f"Measured on an {record['device']}, all by turns in one run:", "",
-                      "| | µs | share of copy | share of read | " + " | ".join(
+                      "| | µs | TFLOP/s | share of copy | share of read | " + " | ".join(
                           f"× {r.removeprefix('times_')}" for r in ratios) + " |",
-                      "| --- " * (4 + len(ratios)) + "|"]
+                      "| --- " * (5 + len(ratios)) + "|"]
             lines += [f"| {name} | {1e6 * row['seconds']:.1f} ± {row['uncertainty']:.0%} | "
+                      f"{row['flops'] / row['seconds'] / 1e12:.2f} | "
                       f"{share(row, 'copy')} | {share(row, 'read')} | " + " | ".join(
                           f"{row[r]:.2f}" if r in row else "" for r in ratios) + " |"
                       for name, row in measured.items()]

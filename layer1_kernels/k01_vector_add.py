@@ -51,11 +51,19 @@ def vector_add(x, y):                               # (n,), (n,) -> (n,)
     return z
 
 
-def vector_add_cuda(x, y, kernel="add_vector_cuda"):        # (n,), (n,) -> (n,)
-    """x + y by one of the CUDA kernels. float32 tensors, contiguous, of any length."""
+def vector_add_cuda(x, y, kernel=None):             # (n,), (n,) -> (n,)
+    """x + y by one of the CUDA kernels. float32 tensors, contiguous, of any length.
+
+    None: by the one that takes 16 bytes at a time, where both begin at a multiple of 16.
+    """
     check(x, y)
     if x.dtype != torch.float32:
         raise TypeError(f"vector_add_cuda: expected float32, got {x.dtype}")
+    wide = all(a.data_ptr() % 16 == 0 for a in (x, y))
+    kernel = kernel or ("add_vector_cuda" if wide else "add_grid_stride_cuda")
+    if kernel == "add_vector_cuda" and not wide:
+        raise ValueError("vector_add_cuda: add_vector_cuda takes 16 bytes at a time; expected x "
+                         "and y to begin at a multiple of 16")
     z, n = torch.empty_like(x), x.numel()           # (n,)
     each = 1 if kernel == "add_cuda" else 4         # elements a thread
     if n:

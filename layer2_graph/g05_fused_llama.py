@@ -230,7 +230,8 @@ def bench(m=None, N=256, count=33, rounds=12, device="cuda"):
                for name, size in shapes(m)}
     facts, rows, _ = rungs.measure(Llama(m, weights, kernels("triton")), rungs.their_config(m), 1,
                                    N, count, rounds)
-    timings = {r.name: Timing(r.seconds, 0.0, r.uncertainty, r.runs) for r in rows if r.seconds}
+    timings = {r.name: Timing(r.seconds, r.spread, r.uncertainty, r.runs)
+               for r in rows if r.seconds}
     against = {key: timings[name] for key, name in (
         ("eager", "g01, op by op"), ("hf", "Hugging Face"),
         ("hf_compiled", "Hugging Face, static, compiled")) if name in timings}

@@ -273,7 +273,8 @@ class Row:
     launches: int | None = None     # a layer
     moved: int | None = None        # bytes of a step
     seconds: float | None = None    # a token
-    uncertainty: float | None = None
+    spread: float | None = None     # how much single runs differ, and how far off their median
+    uncertainty: float | None = None    # may be: shares of it
     runs: int | None = None
     share: float | None = None      # the floor's time over this one's
 
@@ -308,7 +309,8 @@ def measure(model, hugging_face, sequences=SEQUENCES, prompt=PROMPT, count=COUNT
     bandwidth = max(rates.values())
     for name, runs in seconds.items():
         timing, row = Timing.of(runs), rows[name]
-        row.seconds, row.uncertainty, row.runs = timing.seconds, timing.uncertainty, timing.runs
+        row.seconds, row.spread = timing.seconds, timing.spread
+        row.uncertainty, row.runs = timing.uncertainty, timing.runs
         row.share = floor / bandwidth / timing.seconds
     weights = sum(w.nbytes for w in model.weights.values())
     facts = {"device": device.name, "threads": torch.get_num_threads(), "load": load,

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from lab import bench, measured
+from lab import bench, build, measured
 
-ROW = {"seconds": 2e-3, "uncertainty": 0.01, "runs": 9, "bytes": 1, "flops": 1}
+ROW = {"seconds": 2e-3, "spread": 0.02, "uncertainty": 0.01, "runs": 9, "bytes": 1,
+       "flops": 500_000_000}
 LESSON = bench.units()[0]
 
 
@@ -35,9 +36,9 @@ def test_a_lesson_shows_all_rows():
                                       "times_torch": 1.08}}
     text = measured.of_lesson(LESSON, [record("H200", rows)])
     assert "Measured on an H200" in text and "not measured" not in text
-    assert "| | µs | share of copy | share of read | × torch |" in text
+    assert "| | µs | TFLOP/s | share of copy | share of read | × torch |" in text
     assert "| add: add_triton | 2000.0 ± 1% | 98% | 87% | 1.08 |" in text
-    assert "| copy | 2000.0 ± 1% |  |  |  |" in text
+    assert "| copy | 2000.0 ± 1% | 0.25 |  |  |  |" in text
 
 
 def ways(**ratios):
@@ -77,5 +78,12 @@ def test_the_terminal_shows_shares_and_ratios():
     rows = {"copy": ways(copy=1.0), "norm fp32: fused_cuda": ways(library=0.9)}
     name, copy, fused = bench.text(LESSON, rows).splitlines()
     assert name == LESSON.id and copy.split()[0] == "copy"
-    assert fused.split("2000.0 µs")[1] == " ±  1%   50.0% of copy   50.0% of read   0.90 × library"
+    assert fused.split("2000.0 µs")[1] == (
+        " ±  1%     0.25 TFLOP/s   50.0% of copy   50.0% of read   0.90 × library")
     assert copy.index("µs") == fused.index("µs")
+
+
+@pytest.mark.parametrize("lesson", bench.units(), ids=lambda i: i.id)
+def test_every_lesson_that_is_measured_has_a_place_for_it(lesson):
+    if lesson.id != "r02_clock":            # its text measures the machine that it runs on
+        assert build.MEASURED in lesson.markdown.read_text("utf-8")

@@ -135,6 +135,43 @@ def tensors(*arrays):
     return tuple(torch.from_numpy(a) for a in arrays)
 
 
+@pytest.mark.parametrize("n", [0, 1, 127, 129, 1000])
+def test_public_functions(rng, n):
+    """Whatever the address: one that is no multiple of 16 gets another kernel."""
+    import torch
+
+    from layer1_kernels import vector_add, vector_add_cuda
+
+    x, y = torch.from_numpy(rng.standard_normal((2, n + 1), dtype=np.float32))
+    for a, b in ((x[:n], y[:n].clone()), (x[1:], y[1:])):
+        for add in (vector_add, vector_add_cuda):
+            assert torch.equal(add(a, b), a + b)
+
+
+def test_bad_input():
+    import torch
+
+    from layer1_kernels import vector_add, vector_add_cuda
+
+    x = torch.zeros(9)
+    for add in (vector_add, vector_add_cuda):
+        with pytest.raises(ValueError, match="expected the same"):
+            add(x, x[1:])
+        with pytest.raises(ValueError, match="expected it contiguous"):
+            add(x[::2], x[::2])
+    with pytest.raises(TypeError, match="expected float32"):
+        vector_add_cuda(x.half(), x.half())
+    with pytest.raises(ValueError, match="multiple of 16"):
+        vector_add_cuda(x[1:], x[1:], "add_vector_cuda")
+
+
+@pytest.mark.slow
+def test_the_last_cuda_step_does_not_spill():
+    from layer1_kernels.k01_vector_add import KERNELS
+
+    assert KERNELS.get("add_vector_cuda").resources.spill_stores == 0
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("n", [0, *SIZES, 2**20 + 3])
 def test_every_kernel_on_the_device(n):

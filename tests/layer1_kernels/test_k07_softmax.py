@@ -379,6 +379,13 @@ def test_oracle_is_torchs(subject, rng):
     assert np.allclose(subject.softmax_oracle(x), want, rtol=1e-12, atol=0, equal_nan=True)
 
 
+@pytest.mark.slow
+def test_the_last_cuda_step_does_not_spill():
+    from layer1_kernels.k07_softmax import KERNELS
+
+    assert KERNELS.get("softmax_online_cuda").resources.spill_stores == 0
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("R, C", [(0, 5), (5, 0), (1, 1), (3, 127), (3, 129), (1000, 1000),
                                   (2, 12_000), (2, 100_000)])
