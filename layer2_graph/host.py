@@ -67,7 +67,7 @@ def settle(model):
 
 def lone(*arrays):
     """Whether the first has one row, and NumPy may have all: float32 on a CPU, no gradients."""
-    return len(arrays[0]) == 1 and plain(*arrays)
+    return arrays[0].shape[0] == 1 and plain(*arrays)       # len() of a tensor takes longer
 
 
 def plain(*arrays):
@@ -167,16 +167,16 @@ def rope_host(q, k, cos, sin, positions):
 
 def write_kv_host(k, v, k_pages, v_pages, slots):
     """As write_kv."""
-    page, place = divmod(slots.item(), k_pages.shape[1]) if len(slots) == 1 else (-1, 0)
-    if not lone(k, v, k_pages, v_pages) or not 0 <= page < len(k_pages):
+    page, place = divmod(slots.item(), k_pages.shape[1]) if slots.numel() == 1 else (-1, 0)
+    if not lone(k, v, k_pages, v_pages) or not 0 <= page < k_pages.shape[0]:
         return TORCH.write_kv(k, v, k_pages, v_pages, slots)            # slot -1 too: it is nowhere
     k_pages.numpy()[page, place], v_pages.numpy()[page, place] = k.numpy()[0], v.numpy()[0]
 
 
 def rope_and_cache_host(q, k, v, cos, sin, positions, k_pages, v_pages, slots):
     """As rope_and_cache."""
-    page, place = divmod(slots.item(), k_pages.shape[1]) if len(slots) == 1 else (-1, 0)
-    if not lone(q, k, v, cos, sin, k_pages, v_pages) or not 0 <= page < len(k_pages):
+    page, place = divmod(slots.item(), k_pages.shape[1]) if slots.numel() == 1 else (-1, 0)
+    if not lone(q, k, v, cos, sin, k_pages, v_pages) or not 0 <= page < k_pages.shape[0]:
         return TORCH.rope_and_cache(q, k, v, cos, sin, positions, k_pages, v_pages, slots)
     q, both = q.numpy(), turned(q.numpy(), k.numpy(), cos.numpy(), sin.numpy(), positions.item())
     q[0], k_pages.numpy()[page, place] = both[:q.shape[1]], both[q.shape[1]:]
