@@ -37,7 +37,7 @@ def test_a_lesson_shows_all_rows():
     text = measured.of_lesson(LESSON, [record("H200", rows)])
     assert "Measured on an H200" in text and "not measured" not in text
     assert "| | µs | TFLOP/s | share of copy | share of read | × torch |" in text
-    assert "| add: add_triton | 2000.0 ± 1% | 98% | 87% | 1.08 |" in text
+    assert "| add: add_triton | 2000.0 ± 1% | 0.25 | 98% | 87% | 1.08 |" in text
     assert "| copy | 2000.0 ± 1% | 0.25 |  |  |  |" in text
 
 

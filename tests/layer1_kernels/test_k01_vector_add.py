@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from lab import device
 from lab.pace import numbers
 
 SIZES = [1, 127, 129, 1000]
@@ -142,6 +143,8 @@ def test_public_functions(rng, n):
 
     from layer1_kernels import vector_add, vector_add_cuda
 
+    if device.gpu() is None:
+        device.use_simulator()
     x, y = torch.from_numpy(rng.standard_normal((2, n + 1), dtype=np.float32))
     for a, b in ((x[:n], y[:n].clone()), (x[1:], y[1:])):
         for add in (vector_add, vector_add_cuda):
