@@ -79,7 +79,7 @@ class FusedLlama(MergedLlama):
     Biases and norms of q and k are no part of the eight kernels. Each bias of q, k and v, of o or
     of down adds a launch; one of gate and up adds two, and SwiGLU is by itself then. Qwen 3's norms
     add two, and two copies, where there are several tokens: a norm wants its rows one after the
-    other, and in the merged result they are not.
+    other, and in the merged result they are not. With the table cuda T is 1, as in MergedLlama.
     """
 
     def forward(self, step, cache, every=False):        # -> (B, V), or (T, V) for every token
@@ -212,9 +212,11 @@ def bench(m=None, N=256, count=33, rounds=12, device="cuda"):
     """On a GPU: a decode step by each rung and by Hugging Face, in turns; rows of lab.bench.
 
     m: a Config, of Llama-3.2-1B if None; random weights in bfloat16, one sequence. N, count: tokens
-    before and in the timed part, whose first is not timed. A time is the host's, with the step made
-    and the token chosen. Bytes are the floor's: weights, and the cache once. So the shares of copy
-    and read are shares of the floor.
+    before and in the timed part, whose first is not timed. A time is the host's, and as long as a
+    user waits: making the Step and reading the chosen token back are in it. They are not in the row
+    of the replay alone, which is timed by the GPU's clock. Bytes are the floor's: weights, and the
+    cache once. So the shares of copy and read are shares of the floor. A rung whose tokens are
+    wrong has no row.
     """
     from day01_roofline import LLAMAS, Job, Timing
     from lab.bench import row
@@ -230,8 +232,8 @@ def bench(m=None, N=256, count=33, rounds=12, device="cuda"):
                for name, size in shapes(m)}
     facts, rows, _ = rungs.measure(Llama(m, weights, kernels("triton")), rungs.their_config(m), 1,
                                    N, count, rounds)
-    timings = {r.name: Timing(r.seconds, r.spread, r.uncertainty, r.runs)
-               for r in rows if r.seconds}
+    timings = {r.name: Timing(r.seconds, r.spread, r.uncertainty, r.runs) for r in rows
+               if r.seconds}
     against = {key: timings[name] for key, name in (
         ("eager", "g01, op by op"), ("hf", "Hugging Face"),
         ("hf_compiled", "Hugging Face, static, compiled")) if name in timings}

@@ -1,8 +1,9 @@
 """The rungs of one decode step, side by side: python -m layer2_graph.rungs [--model FOLDER]
 
-For each rung: whether its tokens are those of g01's model, launches a layer, bytes moved, time, and
-how near it comes to the floor that memory sets: weights and cache over the bandwidth measured in
-the same run. Beside them Hugging Face's generate. What this machine cannot show says so.
+For each rung: whether its tokens are those of g01's model, launches a layer, what the host asks for
+in a step, bytes moved, time, and how near it comes to the floor that memory sets: weights and cache
+over the bandwidth measured in the same run. Beside them Hugging Face's generate. What this machine
+cannot show says so. Where tokens differ by more than rounding, nothing is timed, and the exit is 1.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from day01_roofline import Timing, copy_job, read_job, take_turns, this_device
+from day01_roofline import Job, Timing, copy_job, read_job, take_turns, this_device
 from day01_roofline import measure as measure_jobs
 from layer1_kernels import kernels
 from layer2_graph.config import ModelError
@@ -31,12 +32,16 @@ from layer2_graph.drawing import Box, draw
 from layer2_graph.g01_llama import Llama, PagedCache, load
 from layer2_graph.g03_merging import MergedLlama
 from layer2_graph.g05_fused_llama import FusedLlama, Traffic, place
-from layer2_graph.g06_cuda_graphs import GraphRunner
+from layer2_graph.g06_cuda_graphs import GraphRunner, Tape, asked, first_rows, pad_step
+from layer2_graph.host import host_kernels, settle
 from layer2_graph.inductor import launches_in
 
 SMALL = Path(__file__).parent / "small"
 SEQUENCES, PROMPT, COUNT, ROUNDS = 1, 64, 33, 12        # of the command
 ATTENTION = "paged_attention"       # once a layer: so a layer is what lies between two of them
+GRAPH, REPLAY = "fused, CUDA graph", "fused, the replay alone"
+# Of a logit, see verdict: as in generate; and four times what bfloat16 moves the small model's by
+ROUNDING = {"float32": 1e-2, "bfloat16": 0.5}
 
 
 # ---- a rung of ours
@@ -83,6 +88,10 @@ class Decoder:
             self.model.forward(step, self.cache)
         self.model.ops = ops
         return seen.launches
+
+    def asked(self, launches):
+        """How many things the host asks the device for in a step of these launches."""
+        return len(launches)
 
 
 def a_layer(launches):
@@ -145,7 +154,34 @@ class Replayed(Decoder):
 
     def prepare(self):
         batch = len(self.cache.lens)
-        return GraphRunner(self.model, self.cache, [batch], batch, self.cache.pages).forward
+        self.runner = GraphRunner(self.model, self.cache, [batch], batch, self.cache.pages)
+        self.step = first_rows(self.runner.buffers, batch)      # what the recording reads
+        return self.runner.forward
+
+    @torch.no_grad()
+    def launches(self, prompts):
+        """As a tape records them. A CUDA graph does not tell, and is recorded by the same calls."""
+        self.prefill(prompts)
+        pad_step(self.runner.buffers, self.cache.step([[0]] * len(prompts)), len(prompts))
+        return recorded(Tape(partial(self.runner.compute, self.step), self.model.ops).calls)
+
+    @torch.no_grad()
+    def asked(self, launches):
+        """As g06 counts: the step is copied into the buffers, and one replay does the rest."""
+        return len(asked(self.runner, self.step))
+
+    def replay(self):
+        """The last step once more: none is made, and no token is chosen."""
+        self.runner.graphs[len(self.cache.lens)].replay()
+
+
+def recorded(calls):
+    """[Launch] of a tape's calls."""
+    seen = Traffic()
+    for call in calls:
+        seen.names.append(call.name)
+        seen.note(call.args, call.result)
+    return seen.launches
 
 
 # ---- Hugging Face
@@ -183,6 +219,9 @@ class HuggingFace:
     def launches(self, prompts):
         """Not ours to count."""
         return []
+
+    def asked(self, launches):
+        """Nor this."""
 
 
 def their_config(m):
@@ -225,10 +264,12 @@ class Rung(NamedTuple):
 
 def ladder(model, hugging_face, sequences, room):
     """[Rung], from the bottom. model: g01's    hugging_face: transformers' config, or why not"""
-    device = model.embedding.device.type
+    device, dtype = model.embedding.device.type, model.embedding.dtype
     m, ops = model.config, model.ops
     compiler = "" if device == "cuda" or shutil.which("g++") else "torch.compile found no g++"
     absent = hugging_face if isinstance(hugging_face, str) else ""
+    numpy = ("" if (device, dtype, sequences) == ("cpu", torch.float32, 1) else
+             "that is for one sequence in float32 on a CPU")
 
     def ours(kind, decoder=Decoder):
         return decoder(kind(m, model.weights, ops), sequences, room)
@@ -251,8 +292,10 @@ def ladder(model, hugging_face, sequences, room):
         Rung("merged", lambda: ours(MergedLlama)),
         Rung("fused", lambda: ours(FusedLlama)),
         Rung("fused, torch.compile", lambda: ours(FusedLlama, Compiled), compiler),
-        Rung("fused, CUDA graph", lambda: ours(FusedLlama, Replayed),
+        Rung(GRAPH, lambda: ours(FusedLlama, Replayed),
              untimed="" if device == "cuda" else "a CPU replays a tape"),
+        Rung("fused, one token by NumPy", lambda: Decoder(
+            settle(FusedLlama(m, model.weights, host_kernels())), sequences, room), numpy),
         Rung("Hugging Face", generate, absent),
         Rung("Hugging Face, static cache", lambda: generate(**static, disable_compile=True),
              absent),
@@ -269,8 +312,9 @@ class Row:
     missing: str = ""               # why it was not run, or nothing
     untimed: str = ""               # why it was not timed, or nothing
     same: int | None = None         # tokens before the first that is not g01's; None: all are
-    gap: float | None = None        # g01's best score there less its second best
+    gap: float | None = None        # by how much g01 prefers its own token there to the other
     launches: int | None = None     # a layer
+    asked: int | None = None        # what the host asks for in a step
     moved: int | None = None        # bytes of a step
     seconds: float | None = None    # a token
     spread: float | None = None     # how much single runs differ, and how far off their median
@@ -285,6 +329,7 @@ def measure(model, hugging_face, sequences=SEQUENCES, prompt=PROMPT, count=COUNT
     prompt, count: tokens of each prompt and behind it    Boxes: of a layer, where it was seen
     """
     load, random = os.getloadavg()[0], torch.Generator().manual_seed(0)
+    dtype = str(model.embedding.dtype).removeprefix("torch.")
     prompts = torch.randint(model.config.V, (sequences, prompt), generator=random).tolist()
     rungs = ladder(model, hugging_face, sequences, prompt + count)
     rows = {rung.name: Row(rung.name, rung.missing, rung.untimed) for rung in rungs}
@@ -292,44 +337,70 @@ def measure(model, hugging_face, sequences=SEQUENCES, prompt=PROMPT, count=COUNT
     want, graphs = None, {}
     for name, decode in running.items():
         launches = decode.launches(prompts)
-        rows[name].launches = a_layer(launches)
+        rows[name].launches, rows[name].asked = a_layer(launches), decode.asked(launches)
         rows[name].moved = sum(launch.moved for launch in launches) or None
         if rows[name].launches:
             graphs[name] = boxes(launches, decode.model.layers[1])
         tokens, _ = decode(prompts, count)              # whatever is compiled is compiled now
         want = want or tokens
         rows[name].same, rows[name].gap = first_difference(model, prompts, want, tokens)
+        if wrong(rows[name], dtype):
+            rows[name].untimed = "what is wrong is not timed"
     timers = {name: lambda decode=decode: decode(prompts, count)[1]
               for name, decode in running.items() if not rows[name].untimed}
     seconds = take_turns(timers, rounds)
     device, floor = this_device(), floor_bytes(model, sequences, prompt + count / 2)
     jobs = [copy_job(device), read_job(device)]
-    rates = {job.name: job.moved / t.seconds for job, t in
-             zip(jobs, measure_jobs(jobs, device, limit=4).values(), strict=True)}
+    if GRAPH in timers:
+        jobs.append(Job(REPLAY, running[GRAPH].replay, 0, floor))
+        rows[REPLAY] = replace(rows[GRAPH], name=REPLAY, asked=1)
+    found = measure_jobs(jobs, device, limit=4)
+    rates = {job.name: job.moved / found[job.name].seconds for job in jobs[:2]}
     bandwidth = max(rates.values())
-    for name, runs in seconds.items():
-        timing, row = Timing.of(runs), rows[name]
+    timings = {name: Timing.of(runs) for name, runs in seconds.items()}
+    for name, timing in (timings | {job.name: found[job.name] for job in jobs[2:]}).items():
+        row = rows[name]
         row.seconds, row.spread = timing.seconds, timing.spread
         row.uncertainty, row.runs = timing.uncertainty, timing.runs
         row.share = floor / bandwidth / timing.seconds
     weights = sum(w.nbytes for w in model.weights.values())
     facts = {"device": device.name, "threads": torch.get_num_threads(), "load": load,
-             "versions": versions(), "dtype": str(model.embedding.dtype).removeprefix("torch."),
+             "versions": versions(), "dtype": dtype,
              "sequences": sequences, "prompt": prompt, "count": count, "weights": weights,
              "cache": device.cache, "floor": floor, "copy": rates["copy"], "read": rates["read"]}
     return facts, list(rows.values()), graphs
 
 
 def first_difference(model, prompts, want, got):
-    """(tokens that are the same, gap of the two best scores behind them), or twice None."""
+    """(tokens that are the same, by how much the model prefers its own next one to the other's), or
+    twice None. Of several sequences that differ, the one with the largest gap."""
+    found = []
     for prompt, right, tokens in zip(prompts, want, got, strict=True):
-        for i, (a, b) in enumerate(zip(right, tokens, strict=True)):
-            if a != b:
-                text = prompt + right[:i]
-                logits = Decoder(model, 1, len(text)).prefill([text])       # (1, V)
-                best, second = logits.topk(2).values[0].tolist()
-                return i, best - second
-    return None, None
+        i = next((i for i, pair in enumerate(zip(right, tokens, strict=True)) if len({*pair}) > 1),
+                 None)
+        if i is not None:
+            text = prompt + right[:i]
+            scores = Decoder(model, 1, len(text)).prefill([text])[0]        # (V,)
+            found.append((i, float(scores[right[i]] - scores[tokens[i]])))
+    return max(found, key=lambda pair: pair[1], default=(None, None))
+
+
+def wrong(row, dtype):
+    """Whether rounding does not explain where the tokens of a Row part: NaN is never explained."""
+    return row.same is not None and not row.gap <= ROUNDING[dtype]
+
+
+def verdict(row, dtype):
+    """What is to be said of the tokens of a Row. dtype: of the weights, "float32" or "bfloat16"
+
+    Two right ways to compute add in another order, so their scores differ by rounding, and of two
+    tokens with nearly equal scores each may take another. ROUNDING is what that may be.
+    """
+    if row.same is None:
+        return "identical"
+    if wrong(row, dtype):
+        return f"wrong after {row.same}: gap {row.gap:.2g}"
+    return f"parted by rounding after {row.same} (gap {row.gap:.2g})"
 
 
 def floor_bytes(model, sequences, N):
@@ -342,6 +413,13 @@ def floor_bytes(model, sequences, N):
     if not m.tied:
         weights -= model.embedding.nbytes
     return int(weights + sequences * (N * 2 * m.L * m.G * m.D + m.C) * itemsize)
+
+
+def cores():
+    """How many cores this process has. Two threads of one count once, as they do for PyTorch."""
+    about = [Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+             for cpu in os.sched_getaffinity(0)]
+    return len({path.read_text() if path.exists() else path for path in about})
 
 
 def versions():
@@ -410,20 +488,19 @@ def text(facts, rows):
     if facts["weights"] < facts["cache"]:
         lines.append(f"The weights fit into the last-level cache of {facts['cache'] / 1e6:.0f} MB: "
                      f"memory sets no floor here.")
-    lines.append(f"{'':32}{'launches':>9}{'MB':>9}{'ms':>10}{'':7}{'of the':>8}")
-    lines.append(f"{'':32}{'a layer':>9}{'a step':>9}{'a token':>10}{'':7}{'floor':>8}  tokens")
+    lines.append(f"{'':32}{'launches':>9}{'asked by':>10}{'MB':>9}{'ms':>10}{'':7}{'of the':>8}")
+    lines.append(f"{'':32}{'a layer':>9}{'the host':>10}{'a step':>9}{'a token':>10}{'':7}"
+                 f"{'floor':>8}  tokens")
     for row in rows:
         if row.missing:
             lines.append(f"{row.name:32}not proven here: {row.missing}")
             continue
-        launches = "–" if row.launches is None else row.launches
+        launches, times = ("–" if n is None else n for n in (row.launches, row.asked))
         moved = "–" if row.moved is None else f"{row.moved / 1e6:.2f}"
-        tokens = ("identical" if row.same is None else
-                  f"differ after {row.same}, where the best two are {row.gap:.2g} apart")
         time = (f"{row.seconds * 1e3:>10.3f} ±{row.uncertainty:4.0%}{row.share:>9.0%}"
                 if row.seconds else f"{'not proven here':>25}")
-        lines.append(f"{row.name:32}{launches:>9}{moved:>9}{time}  {tokens}"
-                     + (f"; {row.untimed}" if row.untimed else ""))
+        lines.append(f"{row.name:32}{launches:>9}{times:>10}{moved:>9}{time}  "
+                     + "; ".join(filter(None, (verdict(row, facts["dtype"]), row.untimed))))
     return "\n".join(lines)
 
 
@@ -435,6 +512,11 @@ def main(arguments=None):
     parser.add_argument("--svg", type=Path, metavar="DIR", help="draw a layer of each rung")
     args = parser.parse_args(arguments)
     on_gpu = torch.cuda.is_available()
+    if args.json and torch.get_num_threads() < cores():
+        print(f"--json: torch has {torch.get_num_threads()} threads, expected {cores()} or more, "
+              f"one for each core: such a record misleads. Is OMP_NUM_THREADS set?",
+              file=sys.stderr)
+        return 2
     try:
         model = load(args.model, kernels("triton" if on_gpu else "torch"),
                      torch.bfloat16 if on_gpu else torch.float32, "cuda" if on_gpu else "cpu")
@@ -454,7 +536,7 @@ def main(arguments=None):
     except (ModelError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
-    return 0
+    return int(any(wrong(row, facts["dtype"]) for row in rows))
 
 
 def transformers_config(folder):

@@ -2,7 +2,9 @@
 models with g01's, by tokens; launches and bytes with formulas."""
 
 import json
+import os
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -27,7 +29,8 @@ from layer2_graph.checkpoint import shapes
 from layer2_graph.g05_fused_llama import bench
 from layer2_graph.inductor import launches_in
 
-FAMILIES = {"Llama": {}, "tied": {"tied": True}, "Qwen 2": {"bias_qkv": True},
+FAMILIES = {"Llama": {}, "SmolLM": {"H": 9, "G": 3, "tied": True},
+            "Mistral": {"H": 8, "D": 32, "theta": 1e6}, "Qwen 2": {"bias_qkv": True},
             "Llama with biases": {"bias_qkv": True, "bias_o": True, "bias_mlp": True},
             "Qwen 3": {"qk_norm": True}}
 PROMPTS = [[5, 17, 3], [1, 2, 3], [9, 8, 7, 6, 5, 4, 3], [30]]
@@ -358,7 +361,7 @@ def test_bfloat16_too():
 
 @pytest.mark.parametrize("new", [[[3]], [[3, 4, 5], [6]]])
 @pytest.mark.parametrize("family, alone, merged, eight", [
-    ("Llama", 15, 12, 8), ("tied", 15, 12, 8), ("Qwen 2", 18, 13, 9),
+    ("Llama", 15, 12, 8), ("SmolLM", 15, 12, 8), ("Mistral", 15, 12, 8), ("Qwen 2", 18, 13, 9),
     ("Llama with biases", 22, 16, 13)])
 def test_launches_of_a_layer(new, family, alone, merged, eight):
     for kind, want in zip(KINDS, (alone, merged, eight), strict=True):
@@ -450,17 +453,73 @@ def test_rungs_without_a_compiler_and_transformers(monkeypatch):
         assert row.same is None and row.seconds > 0 and row.share > 0 and not row.missing
     graph = found["fused, CUDA graph"]
     assert (graph.same, graph.launches, graph.seconds) == (None, 8, None)
+    assert [found[name].asked for name in ("g01, op by op", "fused", rungs.GRAPH)] == [
+        2 * 15 + 6, 2 * 8 + 7, 6 + 1]
+    assert rungs.REPLAY not in found
     assert rows[0].moved > rows[1].moved > rows[2].moved > facts["floor"]
     table = rungs.text(facts, rows)
     assert "fused, torch.compile            not proven here: torch.compile found no g++" in table
     assert "not proven here  identical; a CPU replays a tape" in table
     assert table.count("not proven here: transformers is not installed") == 3
+    assert "NumPy       not proven here: that is for one sequence in float32 on a CPU" in table
     assert table.count("identical") == 4
     assert [box.label for box in graphs["fused"] if box.launch] == [
         "add + norm", "q & k & v", "rope + write", "attention", "output", "add + norm",
         "gate & up + SwiGLU", "down"]
+    assert [box.label for box in graphs[rungs.GRAPH]] == [box.label for box in graphs["fused"]]
     assert [box.label for box in graphs["merged"] if "&" in box.label] == ["q & k & v", "gate & up"]
     assert not any("&" in box.label or "+" in box.label for box in graphs["g01, op by op"])
+
+
+def test_one_token_by_numpy_and_the_replay_alone(monkeypatch):
+    """As on a GPU, where the graph's time counts."""
+    whole = rungs.ladder
+    monkeypatch.setattr(rungs, "ladder", lambda *args: [rung._replace(untimed="") for rung in
+                                                        whole(*args)])
+    monkeypatch.setattr(rungs.shutil, "which", lambda name: None)
+    monkeypatch.setattr(rungs, "measure_jobs", quick)
+    model = random_llama()
+    places = {name: w.data_ptr() for name, w in model.weights.items()}
+    facts, rows, _ = rungs.measure(model, "transformers is not installed", 1, 5, 4, 2)
+    found = {row.name: row for row in rows}
+    numpy, replay = found["fused, one token by NumPy"], found[rungs.REPLAY]
+    assert (numpy.same, numpy.launches, numpy.asked) == (None, 8, 2 * 8 + 7) and numpy.seconds > 0
+    assert numpy.moved == found["fused"].moved
+    assert {name: w.data_ptr() for name, w in model.weights.items()} == places
+    assert (replay.launches, replay.asked, replay.seconds) == (8, 1, 1.0)
+    assert found[rungs.GRAPH].asked == 6 + 1 and 0 < found[rungs.GRAPH].seconds < 1.0
+    assert facts["copy"] == rungs.copy_job(rungs.this_device()).moved
+    assert rungs.REPLAY in rungs.text(facts, rows)
+
+
+def test_what_is_wrong_is_told_and_not_timed(monkeypatch, capsys):
+    class Wrong(FusedLlama):
+        def forward(self, *args):
+            return -super().forward(*args)
+
+    monkeypatch.setattr(rungs, "FusedLlama", Wrong)
+    monkeypatch.setattr(rungs.shutil, "which", lambda name: None)
+    monkeypatch.setattr(rungs, "measure_jobs", quick)
+    monkeypatch.setattr(rungs, "load", lambda *args: random_llama(room=128))
+    monkeypatch.setattr(rungs, "transformers_config", lambda folder: "transformers is missing")
+    monkeypatch.setattr(rungs, "measure", partial(rungs.measure, count=3, rounds=1))
+    assert rungs.main([]) == 1
+    lines = {line[:32].strip(): line for line in capsys.readouterr().out.splitlines()}
+    assert "wrong after 0: gap" in lines["fused"] and "not timed" in lines["fused"]
+    assert "identical" in lines["merged"] and "not proven here" not in lines["merged"]
+
+
+@pytest.mark.parametrize("same, gap, dtype, said", [
+    (None, None, "float32", "identical"),
+    (3, 0.002, "float32", "parted by rounding after 3 (gap 0.002)"),
+    (3, 0.2, "float32", "wrong after 3: gap 0.2"),
+    (3, 0.2, "bfloat16", "parted by rounding after 3 (gap 0.2)"),
+    (0, 1.5, "bfloat16", "wrong after 0: gap 1.5"),
+    (0, float("nan"), "float32", "wrong after 0: gap nan")])
+def test_the_verdict(same, gap, dtype, said):
+    row = rungs.Row("some", same=same, gap=gap)
+    assert rungs.verdict(row, dtype) == said
+    assert rungs.wrong(row, dtype) == said.startswith("wrong")
 
 
 def quick(jobs, device, limit):
@@ -475,7 +534,10 @@ def test_the_replayed_rung_is_one_recording():
     decoder = rungs.Replayed(fused(model), 2, 16)
     for prompts in (PROMPTS[:2], PROMPTS[2:]):
         assert decoder(prompts, 6)[0] == greedy(model, prompts, 6)
-    assert len(decoder.launches(PROMPTS[:2])) == 2 * 8 + 7
+    found = decoder.launches(PROMPTS[:2])
+    assert len(found) == 2 * 8 + 7 and decoder.asked(found) == 6 + 1
+    eager = rungs.Decoder(fused(model), 2, 16).launches(PROMPTS[:2])
+    assert [launch[:3] for launch in found] == [launch[:3] for launch in eager]
 
 
 def test_where_tokens_differ_is_told_with_the_gap():
@@ -484,9 +546,14 @@ def test_where_tokens_differ_is_told_with_the_gap():
     got = [want[0], [*want[1][:4], want[1][4] + 1, want[1][5]]]
     same, gap = rungs.first_difference(model, PROMPTS[:2], want, got)
     cache = PagedCache(model.config, 1, 16)
-    scores = model.forward(cache.step([PROMPTS[1] + want[1][:4]]), cache)[0].sort().values
-    assert same == 4 and gap == pytest.approx(float(scores[-1] - scores[-2]), abs=1e-4)
+    scores = model.forward(cache.step([PROMPTS[1] + want[1][:4]]), cache)[0]
+    right = want[1][4]
+    assert same == 4 and gap == pytest.approx(float(scores[right] - scores[right + 1]), abs=1e-4)
     assert rungs.first_difference(model, PROMPTS[:2], want, want) == (None, None)
+    other = [(want[0][0] + 1) % 31, *want[0][1:]]       # of two that differ, the one that says more
+    found = [rungs.first_difference(model, PROMPTS[:2], want, tokens)
+             for tokens in ([other, want[1]], got, [other, got[1]])]
+    assert found[2] == max(found[:2], key=lambda pair: pair[1])
 
 
 def test_launches_in_the_code_of_inductor():
@@ -556,14 +623,26 @@ def test_the_bench_at_a_small_size(monkeypatch):
 def test_the_compiled_rung_and_hugging_face(monkeypatch, tmp_path, capsys):
     """The whole command, compilers and all."""
     monkeypatch.setattr(rungs, "measure_jobs", quick)
+    monkeypatch.setattr(rungs, "cores", lambda: 1)
     assert rungs.main(["--json", str(tmp_path / "rungs.json"), "--svg", str(tmp_path)]) == 0
     found = json.loads((tmp_path / "rungs.json").read_text("utf-8"))
-    assert found["model"] == "small" and len(found["rungs"]) == 8
-    for row in found["rungs"]:
+    assert found["model"] == "small" and len(found["rungs"]) == 9
+    rows = {row["name"]: row for row in found["rungs"]}
+    for row in rows.values():
         assert row["missing"] or row["same"] is None, row
-    assert found["rungs"][3]["launches"] in (8, 9)
+    assert rows["fused, torch.compile"]["launches"] in (8, 9)
     drawn = (tmp_path / "fused_torch_compile.svg").read_text("utf-8")
     assert "q &amp; k &amp; v" in drawn and "attention" in drawn
+
+
+def test_no_record_with_fewer_threads_than_cores(monkeypatch, tmp_path, capsys):
+    assert 1 <= rungs.cores() <= len(os.sched_getaffinity(0))
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(rungs, "cores", lambda: threads + 1)
+    assert rungs.main(["--json", str(tmp_path / "rungs.json")]) == 2
+    error = capsys.readouterr().err
+    assert f"torch has {threads} threads, expected {threads + 1} or more" in error
+    assert error.count("\n") == 1 and not any(tmp_path.iterdir())
 
 
 def test_a_bad_folder_is_one_line(tmp_path, capsys):
@@ -583,3 +662,20 @@ def test_the_fused_model_does_not_change_the_weights():
     greedy(fused(model), PROMPTS, 3)
     assert all((model.weights[name] == w).all() for name, w in before.items())
     assert fused(model).config == replace(model.config)
+
+
+# ---- on a GPU
+
+
+@pytest.mark.gpu
+def test_eager_fused_and_graph_on_a_gpu():
+    small = random_llama()
+    weights = {name: w.cuda() for name, w in small.weights.items()}
+    eager, whole = (kind(small.config, weights, kernels("triton")) for kind in (Llama, FusedLlama))
+    want = greedy(eager, PROMPTS, 12)
+    assert greedy(whole, PROMPTS, 12) == want
+    graph = rungs.Replayed(whole, len(PROMPTS), 20)
+    assert graph(PROMPTS, 12)[0] == want
+    launches = graph.launches(PROMPTS)
+    assert rungs.a_layer(launches) == 8 and graph.asked(launches) == 6 + 1
+    assert graph(PROMPTS, 12)[0] == want        # counting has left no trace
