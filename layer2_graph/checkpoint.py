@@ -1,7 +1,9 @@
 """A model's folder as Hugging Face has it: weights in safetensors, the tokenizer, its template."""
 
+import json
+from datetime import datetime
+from functools import partial
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -10,6 +12,7 @@ from layer2_graph.config import ModelError, read_json
 
 __all__ = ["Tokenizer", "read_weights"]
 
+MOST = 100_000_000      # bytes of a safetensors header, by the format
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -53,7 +56,8 @@ def read_weights(folder, config, dtype=None, device="cpu"):
     found = {}
     for name, shape in shapes(config):
         if name not in files:
-            raise ModelError(f"{folder}: no tensor {name}; expected one of shape {shape}")
+            raise ModelError(f"{source_of(Path(folder))}: no tensor {name}; expected one of shape "
+                             f"{shape}")
         path, read = files[name]
         tensor = read()
         if tuple(tensor.shape) != shape:
@@ -66,16 +70,20 @@ def read_weights(folder, config, dtype=None, device="cpu"):
     return found
 
 
+def source_of(folder):
+    """The file that says which tensors a folder has. ModelError where there is none."""
+    for name in ("weights.npz", "model.safetensors", "model.safetensors.index.json"):
+        if (folder / name).exists():
+            return folder / name
+    raise ModelError(f"{folder}: no model.safetensors and no model.safetensors.index.json")
+
+
 def files_of(folder):
     """{tensor's name: (its file, a function that reads it)}. ModelError where a file is missing or
     not whole."""
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if (folder / "weights.npz").exists():
-        return arrays(folder / "weights.npz")
-    if single.exists():
-        return tensors(single)
-    if not index.exists():
-        raise ModelError(f"{folder}: no model.safetensors and no model.safetensors.index.json")
+    index = source_of(folder)
+    if index.suffix != ".json":
+        return (arrays if index.suffix == ".npz" else tensors)(index)
     places = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(p, str) for p in places.values()):
         raise ModelError(f"{index}: expected a weight_map from tensors to files, found none")
@@ -98,10 +106,34 @@ def tensors(path):
     try:
         file = safe_open(path, framework="pt")
     except (OSError, SafetensorError) as error:
-        raise ModelError(f"{path} is no whole safetensors file ({path.stat().st_size} bytes): "
-                         f"{error}") from None
+        raise ModelError(f"{path} is no whole safetensors file: found {path.stat().st_size} bytes, "
+                         f"expected {length(path)} ({error})") from None
     return {name: (path, lambda name=name: file.get_tensor(name))
             for name in file.keys()}  # noqa: SIM118
+
+
+def length(path):
+    """How many bytes a safetensors file that was refused should have, by its own header, in words.
+
+    Source: the format. 8 bytes give the header's length; the header is a JSON object that gives for
+    each tensor where behind the header it begins and ends.
+    """
+    try:
+        with path.open("rb") as file:
+            start = file.read(8)
+            header = int.from_bytes(start, "little")
+            text = file.read(min(header, MOST))
+        if len(start) < 8:
+            return "more than 8"
+        if len(text) < header <= MOST:
+            return f"{8 + header} or more"
+        ends = [tensor["data_offsets"][1] for name, tensor in json.loads(text).items()
+                if name != "__metadata__"]
+        return str(8 + header + max(ends))
+    except OSError:
+        return "a file that can be read"
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return "a list of tensors first"
 
 
 def arrays(path):
@@ -109,7 +141,7 @@ def arrays(path):
     try:
         with np.load(path) as file:
             found = dict(file)
-    except (OSError, ValueError, EOFError, BadZipFile) as error:
+    except Exception as error:                      # of zipfile, zlib or NumPy, each its own
         raise ModelError(f"{path} is no whole NumPy archive ({path.stat().st_size} bytes): "
                          f"{error}") from None
     return {name: (path, lambda value=value: torch.from_numpy(value))
@@ -152,10 +184,10 @@ class Tokenizer:
         return self.own.decode(list(tokens))
 
     def chat(self, messages):
-        """The tokens of a conversation, [{"role": …, "content": …}], up to the answer's begin."""
-        from jinja2.exceptions import TemplateSyntaxError, UndefinedError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
+        """The tokens of a conversation, [{"role": …, "content": …}], up to the answer's begin.
 
+        ModelError where the template fails or refuses the conversation.
+        """
         template = self.entries.get("chat_template")
         if not isinstance(template, str):
             raise ModelError(f"{self.path}: no chat_template, so this model takes no conversation; "
@@ -163,8 +195,24 @@ class Tokenizer:
         marks = {name: token["content"] if isinstance(token, dict) else token
                  for name, token in self.entries.items() if name.endswith("_token") and token}
         try:
-            text = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(
-                template).render(messages=messages, add_generation_prompt=True, **marks)
-        except (TemplateSyntaxError, UndefinedError) as error:
+            text = chat_environment().from_string(template).render(
+                messages=messages, tools=None, documents=None, add_generation_prompt=True, **marks)
+        except Exception as error:                  # a template is a program: it may raise anything
             raise ModelError(f"{self.path}: the chat_template fails: {error}") from None
         return self.own.encode(text, add_special_tokens=False).ids
+
+
+def chat_environment():
+    """What templates of chats may use: jinja2's sandbox, and what transformers adds to it."""
+    from jinja2.exceptions import TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def raise_exception(message):
+        raise TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
+                                                extensions=["jinja2.ext.loopcontrols"])
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
+    environment.globals |= {"raise_exception": raise_exception,
+                            "strftime_now": lambda form: datetime.now().strftime(form)}
+    return environment

@@ -27,7 +27,7 @@ class Config:
     V: int                          # vocabulary
     eps: float                      # of the norms
     theta: float                    # base of the rotary angles
-    room: int                       # longest context
+    room: int                       # longest context; with a window no longer than that
     ends: tuple[int, ...] = ()      # tokens that end a text
     scaling: tuple = ()             # of the rotary angles: (("rope_type", "llama3"), …) or nothing
     tied: bool = False              # the embedding serves as the head
@@ -35,11 +35,19 @@ class Config:
     bias_o: bool = False
     bias_mlp: bool = False
     qk_norm: bool = False           # RMSNorm of each head of q and k before the rotation
+    window: int | None = None       # tokens that attention would slide over; here it never slides
 
     @property
     def scale(self):
         """Of the scores of attention."""
         return self.D ** -0.5
+
+    def check_room(self, N):
+        """ModelError where a context of N tokens is longer than the model's longest."""
+        if self.room < N:
+            why = "" if self.window != self.room else (
+                ", the window that its attention slides over; here none slides")
+            raise ModelError(f"a context of {N} tokens; the model has room for {self.room}{why}")
 
 
 # architecture -> (bias of q, k and v; of o; of the mlp; norms of q and k); a string names the entry
@@ -89,22 +97,28 @@ def read_config(folder):
         raise ModelError(f"{path}: heads are {D} wide, expected an even number: they are turned in "
                          f"pairs")
     theta, scaling = rotation(path, entries)
+    room, window = entries.get("max_position_embeddings") or 2048, sliding(family, entries)
     flags = [entries.get(f, False) if isinstance(f, str) else f for f in FAMILIES[family]]
     ends = entries.get("eos_token_id")
     return Config(
         L=entries["num_hidden_layers"], C=C, H=H, G=G, D=D,
         F=entries["intermediate_size"], V=entries["vocab_size"],
-        eps=entries.get("rms_norm_eps", 1e-6), theta=theta, room=longest(path, entries),
+        eps=entries.get("rms_norm_eps", 1e-6), theta=theta, room=min(room, window or room),
         ends=() if ends is None else tuple(ends) if isinstance(ends, list) else (ends,),
         scaling=scaling,
         tied=entries.get("tie_word_embeddings", False),
-        bias_qkv=flags[0], bias_o=flags[1], bias_mlp=flags[2], qk_norm=flags[3])
+        bias_qkv=flags[0], bias_o=flags[1], bias_mlp=flags[2], qk_norm=flags[3], window=window)
 
 
 def rotation(path, entries):
     """(theta, scaling): transformers 5 has both in rope_parameters, transformers 4 apart."""
-    found = dict(entries.get("rope_parameters") or entries.get("rope_scaling") or {})
-    theta = found.pop("rope_theta", None) or entries.get("rope_theta", 10_000.0)
+    found = entries.get("rope_parameters") or entries.get("rope_scaling") or {}
+    if not isinstance(found, dict):
+        raise ModelError(f"{path}: rotary scaling is {found!r}, expected a JSON object or null")
+    found = dict(found)
+    theta = found.pop("rope_theta", None) or entries.get("rope_theta") or 10_000.0
+    if not isinstance(theta, int | float) or theta <= 0:
+        raise ModelError(f"{path}: rope_theta is {theta!r}, expected a number above 0")
     kind = found.pop("rope_type", None) or found.pop("type", "default")
     found.pop("type", None)
     if kind not in SCALINGS:
@@ -120,14 +134,17 @@ def rotation(path, entries):
     return theta, (("rope_type", kind), *sorted(found.items()))
 
 
-def longest(path, entries):
-    """The longest context. A sliding window is refused by staying inside it."""
-    room = entries.get("max_position_embeddings", 2048)
-    window = entries.get("sliding_window")
-    layers = entries.get("layer_types") or ()
-    slides = window and entries.get("use_sliding_window", True) and (
-        not layers or "sliding_attention" in layers)
-    return min(room, window) if slides else room
+def sliding(family, entries):
+    """The window of the layers whose attention slides; None where none does.
+
+    As transformers has it: Qwen has a switch, off where config.json does not name it, and may slide
+    in some layers; a window that is not named has 4096 tokens, and a Llama none.
+    """
+    layers = entries.get("layer_types") or ["sliding_attention"]
+    if family.startswith("Qwen") and not (
+            entries.get("use_sliding_window") and "sliding_attention" in layers):
+        return None
+    return entries.get("sliding_window", None if family == "LlamaForCausalLM" else 4096)
 
 
 def read_json(path):

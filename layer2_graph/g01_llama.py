@@ -41,7 +41,9 @@ class PagedCache:
     """Keys and values in pages. Each sequence owns its own from the start; s02 deals them out."""
 
     def __init__(self, config, sequences, room, dtype=torch.float32, device="cpu"):
-        """room: tokens that each sequence may reach."""
+        """room: tokens that each sequence may reach. ModelError where the model cannot."""
+        config.check_room(room)
+        self.room = room
         self.pages = -(-room // SLOTS)                          # the last may be part empty
         shape = (config.L, sequences * self.pages, SLOTS, config.G, config.D)
         self.k = torch.zeros(shape, dtype=dtype, device=device)     # (L, P, S, G, D)
@@ -56,9 +58,9 @@ class PagedCache:
         positions = torch.cat([torch.arange(s, s + n) for s, n in
                                zip(self.lens, counts.tolist(), strict=True)])
         owner = torch.repeat_interleave(torch.arange(len(new)), counts)
-        if (starts + counts).max() > self.pages * SLOTS:
+        if (starts + counts).max() > self.room:
             raise ValueError(f"PagedCache: a sequence would reach {(starts + counts).max()} "
-                             f"tokens; there is room for {self.pages * SLOTS}")
+                             f"tokens; there is room for {self.room}")
         self.lens = (starts + counts).tolist()
         tables = first[:, None] + torch.arange(self.pages)
         cu_q = torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)])

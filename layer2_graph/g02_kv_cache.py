@@ -113,7 +113,8 @@ class ContiguousCache:
     """
 
     def __init__(self, config, sequences, room, dtype=torch.float32, device="cpu"):
-        """room: tokens that each sequence may reach."""
+        """room: tokens that each sequence may reach. ModelError where the model cannot."""
+        config.check_room(room)
         self.room = room
         shape = (config.L, sequences, room, config.G, config.D)
         self.k = torch.zeros(shape, dtype=dtype, device=device)     # (L, B, room, G, D)

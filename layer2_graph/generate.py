@@ -151,9 +151,7 @@ def prepare(folder, prompts, count):
     for text, tokens in zip(prompts, found, strict=True):
         if not text or not tokens:
             raise ValueError("--prompt is empty, expected a text")
-        if len(tokens) + count > config.room:
-            raise ValueError(f"a prompt of {len(tokens)} tokens and {count} more are "
-                             f"{len(tokens) + count}; the model has room for {config.room}")
+        config.check_room(len(tokens) + count)
     weights = read_weights(folder, config, torch.float32, device.torch_device())
     return config, weights, tokenizer, found
 

@@ -520,9 +520,7 @@ def main(arguments=None):
     try:
         model = load(args.model, kernels("triton" if on_gpu else "torch"),
                      torch.bfloat16 if on_gpu else torch.float32, "cuda" if on_gpu else "cpu")
-        if model.config.room < PROMPT + COUNT:
-            raise ModelError(f"{args.model}: a context of {model.config.room} tokens, expected "
-                             f"{PROMPT + COUNT} or more")
+        model.config.check_room(PROMPT + COUNT)
         facts, rows, graphs = measure(model, transformers_config(args.model))
         print(text(facts, rows))
         if args.json:

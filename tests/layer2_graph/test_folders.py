@@ -2,12 +2,24 @@
 was expected and what was found."""
 
 import json
+from datetime import datetime
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from layer2_graph import Config, ModelError, Tokenizer, load, read_config, read_weights
+from layer2_graph import (
+    Config,
+    ContiguousCache,
+    ModelError,
+    PagedCache,
+    Tokenizer,
+    greedy,
+    load,
+    read_config,
+    read_weights,
+)
 from layer2_graph.checkpoint import shapes
 
 ENTRIES = {"architectures": ["LlamaForCausalLM"], "hidden_size": 32, "intermediate_size": 48,
@@ -29,13 +41,17 @@ def folder(tmp_path):
 @pytest.fixture
 def sharded(folder):
     """The same in two files, with an index."""
+    split(folder)
+    return folder
+
+
+def split(folder):
     whole = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     places = {name: f"part-{i % 2}.safetensors" for i, name in enumerate(sorted(whole))}
     for shard in set(places.values()):
         save_file({n: t for n, t in whole.items() if places[n] == shard}, folder / shard)
     write(folder / "model.safetensors.index.json", {"weight_map": places})
-    return folder
 
 
 def write(path, entries):
@@ -49,9 +65,12 @@ def change(folder, **tensors):
     save_file({n: t for n, t in kept.items() if t is not None}, path)
 
 
-def test_shards_are_read_as_one_file(sharded, folder):
-    model = load(sharded)
-    assert len(model.layers) == 2 and model.layers[1].up[0].shape == (48, 32)
+def test_shards_are_read_as_one_file(folder):
+    m = read_config(folder)
+    want = load_file(folder / "model.safetensors")
+    split(folder)
+    got = read_weights(folder, m)
+    assert got.keys() == want.keys() and all(torch.equal(got[name], want[name]) for name in want)
 
 
 def test_a_dtype_may_be_asked_for(folder):
@@ -73,6 +92,8 @@ def test_a_dtype_may_be_asked_for(folder):
     ({"head_dim": "16"}, "head_dim is '16', expected a whole number above 0"),
     ({"max_position_embeddings": -1}, "max_position_embeddings is -1, expected a whole number"),
     ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small', expected a number above 0"),
+    ({"rope_scaling": "linear"}, "rotary scaling is 'linear', expected a JSON object or null"),
+    ({"rope_parameters": {"rope_theta": "1e4"}}, "rope_theta is '1e4', expected a number above 0"),
     ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "rotary scaling 'dynamic', expected"),
     ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
      "rotary scaling llama3 has low_freq_factor = None, expected a number"),
@@ -93,19 +114,65 @@ def test_a_config_that_cannot_be_read(folder, content, says):
         read_config(folder)
 
 
-@pytest.mark.parametrize("entries, room", [
-    ({}, 64), ({"sliding_window": 16}, 16), ({"sliding_window": None}, 64),
-    ({"sliding_window": 16, "use_sliding_window": False}, 64),
-    ({"sliding_window": 16, "layer_types": ["full_attention"] * 2}, 64)])
-def test_a_sliding_window_bounds_the_context(folder, entries, room):
-    write(folder / "config.json", ENTRIES | entries)
+SOME = ["full_attention", "sliding_attention"]
+
+
+@pytest.mark.parametrize("family, entries, room", [
+    ("Llama", {}, 9000), ("Llama", {"sliding_window": 16}, 16),
+    ("Mistral", {"sliding_window": 16}, 16), ("Mistral", {"sliding_window": None}, 9000),
+    ("Mistral", {}, 4096), ("Mistral", {"sliding_window": 10_000}, 9000),
+    ("Mistral", {"sliding_window": 16, "use_sliding_window": False}, 16),
+    ("Qwen2", {"sliding_window": 16}, 9000),
+    ("Qwen2", {"sliding_window": 16, "use_sliding_window": True}, 16),
+    ("Qwen2", {"sliding_window": 16, "use_sliding_window": False}, 9000),
+    ("Qwen3", {"sliding_window": 16, "use_sliding_window": True, "layer_types": SOME}, 16),
+    ("Qwen3", {"sliding_window": 16, "use_sliding_window": True, "layer_types": SOME[:1] * 2},
+     9000)])
+def test_a_sliding_window_bounds_the_context(folder, family, entries, room):
+    write(folder / "config.json", ENTRIES | {"architectures": [f"{family}ForCausalLM"],
+                                             "max_position_embeddings": 9000} | entries)
     assert read_config(folder).room == room
+
+
+@pytest.mark.parametrize("entries, says", [
+    ({"sliding_window": 20}, "a context of 21 tokens; the model has room for 20, the window that "
+                             "its attention slides over"),
+    ({"max_position_embeddings": 20}, "a context of 21 tokens; the model has room for 20$")])
+def test_a_context_that_the_model_has_no_room_for(folder, entries, says):
+    write(folder / "config.json", ENTRIES | entries)
+    model = load(folder)
+    for kind in (PagedCache, ContiguousCache):
+        with pytest.raises(ModelError, match=says):
+            kind(model.config, 1, 21)
+    with pytest.raises(ModelError, match=says):
+        greedy(model, [[1] * 9], 12)
+    assert len(greedy(model, [[1] * 9], 11)[0]) == 11
+
+
+@pytest.mark.parametrize("kind", [PagedCache, ContiguousCache])
+def test_a_cache_ends_where_the_model_does(folder, kind):
+    """Pages are whole, and the last may have slots that no position of the model belongs to."""
+    write(folder / "config.json", ENTRIES | {"sliding_window": 20})
+    model = load(folder)
+    cache = kind(model.config, 1, 20)
+    model.forward(cache.step([[1] * 20]), cache)
+    with pytest.raises(ValueError, match="would reach 21 tokens; there is room for 20"):
+        cache.step([[1]])
 
 
 def test_a_tensor_that_is_missing(folder):
     change(folder, **{NAME: None})
-    with pytest.raises(ModelError, match=rf"no tensor {NAME}; expected one of shape \(48, 32\)"):
+    with pytest.raises(ModelError, match=rf"/model.safetensors: no tensor {NAME}; expected one of "
+                                         r"shape \(48, 32\)"):
         load(folder)
+
+
+def test_a_tensor_that_the_index_does_not_list(sharded):
+    index = sharded / "model.safetensors.index.json"
+    places = json.loads(index.read_text())["weight_map"]
+    write(index, {"weight_map": {n: p for n, p in places.items() if n != NAME}})
+    with pytest.raises(ModelError, match=rf"/{index.name}: no tensor {NAME}; expected one of"):
+        load(sharded)
 
 
 def test_a_tensor_of_another_shape(folder):
@@ -129,12 +196,34 @@ def test_another_vocabulary(folder):
         load(folder)
 
 
-@pytest.mark.parametrize("left", [-100, 100, 4, 0])
+@pytest.mark.parametrize("left", [-100, -1, 100, 4, 0])
 def test_a_file_that_ends_early(folder, left):
+    """It says how long it should be as soon as its header is there."""
     path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:left])
-    with pytest.raises(ModelError, match=r"model.safetensors is no whole safetensors file "
-                                         r"\(\d+ bytes\)"):
+    whole = path.read_bytes()
+    path.write_bytes(whole[:left])
+    header = 8 + int.from_bytes(whole[:8], "little")
+    expected = {100: f"{header} or more", 4: "more than 8", 0: "more than 8"}.get(left, len(whole))
+    with pytest.raises(ModelError, match=rf"model.safetensors is no whole safetensors file: found "
+                                         rf"{len(whole[:left])} bytes, expected {expected} \("):
+        load(folder)
+
+
+@pytest.mark.parametrize("content", [
+    b"version https://git-lfs.github.com/spec/v1\n", bytes(50), b"\x02" + bytes(7) + b"[]",
+    b"\x02" + bytes(7) + b"{}...", b"\x07" + bytes(7) + b'{"a":1}'])
+def test_a_file_of_another_kind(folder, content):
+    (folder / "model.safetensors").write_bytes(content)
+    with pytest.raises(ModelError, match=rf"found {len(content)} bytes, expected a list of tensors "
+                                         r"first \("):
+        load(folder)
+
+
+def test_a_file_that_goes_on(folder):
+    path = folder / "model.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole + b"more")
+    with pytest.raises(ModelError, match=rf"found {len(whole) + 4} bytes, expected {len(whole)} "):
         load(folder)
 
 
@@ -143,6 +232,19 @@ def test_an_archive_that_ends_early(folder):
         (folder / "weights.npz").write_bytes(content)
         with pytest.raises(ModelError, match=r"weights.npz is no whole NumPy archive \(\d+ bytes"):
             load(folder)
+
+
+def test_an_archive_with_a_wrong_byte(folder):
+    """Each library on the way raises its own: zipfile, zlib, NumPy."""
+    path = folder / "weights.npz"
+    np.savez_compressed(path, a=np.arange(1000.0))
+    whole, seen = path.read_bytes(), 0
+    for i in range(0, len(whole), 7):
+        path.write_bytes(whole[:i] + bytes([whole[i] ^ 0xFF]) + whole[i + 1:])
+        with pytest.raises(ModelError) as caught:
+            load(folder)
+        seen += "weights.npz is no whole NumPy archive" in str(caught.value)
+    assert seen > len(whole) / 7 / 2        # zip ignores some bytes; then the tensors are missing
 
 
 def test_no_weights(folder):
@@ -222,18 +324,37 @@ def test_a_template_in_a_file_of_its_own(folder):
     assert own.decode(own.chat([{"role": "user", "content": "33"}])) == "330"
 
 
-@pytest.mark.parametrize("template", ["{% for m in messages %}", "{{ strange() }}"])
-def test_a_template_that_fails(folder, template):
+@pytest.mark.parametrize("template, says", [
+    ("{% for m in messages %}", "Unexpected end of template"),
+    ("{{ strange() }}", "'strange' is undefined"), ("{{ 1 // 0 }}", "division"),
+    ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "'__class__' of 'str' object is unsafe"),
+    ("{{ messages.append(1) }}", "'append' of 'list' object is unsafe"),
+    ("{{ raise_exception('roles must take turns') }}", "roles must take turns$")])
+def test_a_template_that_fails(folder, template, says):
     tokenizer(folder, chat_template=template)
-    with pytest.raises(ModelError, match="tokenizer_config.json: the chat_template fails: "):
+    with pytest.raises(ModelError, match=f"_config.json: the chat_template fails: .*{says}"):
         Tokenizer(folder, read_config(folder)).chat([])
 
 
-def test_a_template_cannot_reach_out(folder):
-    tokenizer(folder, chat_template="{{ ''.__class__.__mro__[1].__subclasses__() }}")
-    from jinja2.exceptions import SecurityError
-    with pytest.raises(SecurityError):
-        Tokenizer(folder, read_config(folder)).chat([])
+TURNS = """{%- for m in messages %}
+{%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('take turns') }}{% endif %}
+{%- if loop.index0 > 2 %}{% break %}{% endif %}
+{{ '[' + m.role + ']' }} {{ m | tojson }} {{ bos_token }}{%- endfor %}
+{% if tools is defined and tools is none %}{{ strftime_now('%Y') }}{% endif %}"""
+
+
+def test_a_template_may_use_what_transformers_gives_it(folder):
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    tokenizer(folder, 256, chat_template=TURNS, bos_token="<")
+    write(folder / "config.json", ENTRIES | {"vocab_size": 256})
+    own = Tokenizer(folder, read_config(folder))
+    talk = [{"role": role, "content": "2 < 3 é"} for role in ("user", "assistant") * 2]
+    want = render_jinja_template([talk], chat_template=TURNS, add_generation_prompt=True,
+                                 bos_token="<")[0][0]
+    assert own.decode(own.chat(talk)) == want and str(datetime.now().year) in want
+    with pytest.raises(ModelError, match="the chat_template fails: take turns$"):
+        own.chat(talk[1:])
 
 
 @pytest.mark.parametrize("prepare, says", [

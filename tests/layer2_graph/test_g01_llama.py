@@ -1,6 +1,7 @@
 """Graders of g01. A layer is compared with NumPy in float64, around an attention that is given;
 whole models with Hugging Face transformers, family by family."""
 
+import json
 import math
 
 import numpy as np
@@ -239,11 +240,9 @@ def random_llama(**entries):
     return Llama(m, {name: torch.randn(shape) / 8 for name, shape in shapes(m)}, kernels("torch"))
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_logits_are_those_of_transformers(tmp_path, name):
-    family, entries = FAMILIES[name]
-    want = random_transformer(family, tmp_path, **entries)
-    model = load(tmp_path)
+def same_logits(folder, want):
+    """A folder, read by the course, gives the logits of a model of transformers: 1e-4."""
+    model = load(folder)
     tokens = torch.randint(0, 97, (2, 150), generator=torch.Generator().manual_seed(1))
     cache = PagedCache(model.config, 2, 160)
     with torch.no_grad():
@@ -256,6 +255,36 @@ def test_logits_are_those_of_transformers(tmp_path, name):
     assert (first[149:] - right[1, :60]).abs().max() < 1e-4
     assert (second[:1] - right[0, 149:]).abs().max() < 1e-4
     assert (second[1:] - right[1, 60:]).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_are_those_of_transformers(tmp_path, name):
+    family, entries = FAMILIES[name]
+    same_logits(tmp_path, random_transformer(family, tmp_path, **entries))
+
+
+def test_logits_from_shards(tmp_path):
+    """Shards and an index as transformers writes them."""
+    want = random_transformer("Qwen2", tmp_path, shards="60KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    assert not (tmp_path / "model.safetensors").exists()
+    same_logits(tmp_path, want)
+
+
+@pytest.mark.parametrize("parameters, kind", [
+    (LLAMA3, "rope_type"), (FAMILIES["linear scaling"][1]["rope_parameters"], "type"),
+    ({"rope_type": "default", "rope_theta": 1e5}, None)])
+def test_logits_of_a_config_as_transformers_4_wrote_it(tmp_path, parameters, kind):
+    """rope_theta by itself, the rest in rope_scaling, or null there: most folders on the hub."""
+    want = random_transformer("Llama", tmp_path, rope_parameters=parameters)
+    path = tmp_path / "config.json"
+    entries = json.loads(path.read_text("utf-8"))
+    scaling = entries.pop("rope_parameters")
+    entries["rope_theta"] = scaling.pop("rope_theta")
+    name = scaling.pop("rope_type")
+    entries["rope_scaling"] = kind and scaling | {kind: name}
+    path.write_text(json.dumps(entries), "utf-8")
+    same_logits(tmp_path, want)
 
 
 @pytest.mark.parametrize("name", ["Llama 3.2, tied", "Mistral", "Qwen 2", "Qwen 3", "SmolLM"])

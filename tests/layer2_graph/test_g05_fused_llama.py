@@ -653,7 +653,7 @@ def test_a_bad_folder_is_one_line(tmp_path, capsys):
     (tmp_path / "model.safetensors").write_bytes((rungs.SMALL / "model.safetensors").read_bytes())
     assert rungs.main(["--model", str(tmp_path)]) == 2
     error = capsys.readouterr().err
-    assert "a context of 8 tokens, expected 97 or more" in error and error.count("\n") == 1
+    assert "a context of 97 tokens; the model has room for 8" in error and error.count("\n") == 1
 
 
 def test_the_fused_model_does_not_change_the_weights():

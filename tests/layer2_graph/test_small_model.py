@@ -212,9 +212,19 @@ def test_transformers_renders_the_chat():
 # ---- the text
 
 
-def test_the_grammar_is_large_and_zipf():
+def test_the_grammar_has_5000_pairs_of_a_symbol_and_a_text_that_it_becomes():
+    """Counted is each way to write a symbol, none twice: 12,257. Symbols are many: what goes wrong
+    with a kite and what with a boat are two. Other counts are smaller: different texts are 4,895,
+    and words.py has about a thousand pairs, before nouns are put in.
+    """
     rules = grammar()
-    assert sum(map(len, rules.values())) >= 5000
+    pairs = {(symbol, text) for symbol, found in rules.items() for text in found}
+    assert len(pairs) == sum(map(len, rules.values())) == 12_257
+    assert len({text for _, text in pairs}) == 4895
+
+
+def test_productions_are_taken_by_zipfs_law():
+    rules = grammar()
     teller = Teller(5)
     seen = Counter(teller.pick("trait") for _ in range(20000))
     first, second, third = (seen[trait] for trait in rules["trait"][:3])
