@@ -266,7 +266,7 @@ class Row(NamedTuple):
     """The graph after a pass."""
 
     name: str
-    found: int              # places that the pass changed
+    found: int              # what it returned: places changed, of merge_matmuls launches saved
     launches: int
     kept: int               # bytes if nothing were freed
     live: int               # bytes that are needed at once
@@ -276,7 +276,7 @@ class Row(NamedTuple):
 def run_passes(module, passes, inputs, ops):
     """(rewritten graph, [Row] of the captured graph and after every pass). `module` stays as is.
 
-    passes: functions (module, ops) -> places found; dead calls go after each. inputs: tensors, the
+    passes: functions (module, ops) -> found; dead calls go after each. inputs: tensors, the
     arguments of a run. After each pass the graph runs on them and on two random draws of the same
     shapes beside the graph as it was captured. Refused names a pass after which a result, or an
     input that is written into, differs by more than its dtype's tolerance.

@@ -2,9 +2,10 @@
 
 B: sequences of a step   T: its new tokens   size: rows that a graph was recorded for, B at most
 pages: width of the block tables   a launch: as g01 counts them
-Eager, the host asks for every launch: some 15 a layer. From a graph it copies the Step into the
-buffers that the graph reads, six copies, and asks once. A recording freezes all that the host
-decided: shapes, addresses, Python numbers. So rows are padded up to a size that was recorded.
+Eager, the host asks for every launch: 15 a layer of g01's, 8 of g05's. From a graph it copies the
+Step into the buffers that the graph reads, six copies, and asks once. A recording freezes all that
+the host decided: shapes, addresses, Python numbers. So rows are padded up to a size that was
+recorded.
 """
 
 from collections.abc import Callable
