@@ -49,7 +49,7 @@ def desk(tmp_path_factory):
         if exercise:
             candidate = desk.candidate(lesson)
             verdicts = check.grade(lesson, candidate, [exercise])
-            assert [v.verdict for v in verdicts] == ["pass"]
+            assert verdicts[0].verdict == "pass"        # its speed may be a row behind it
             desk.record(lesson, candidate, verdicts)
     return desk.folder
 
