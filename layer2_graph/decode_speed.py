@@ -31,12 +31,12 @@ from lab.speed import cpu_model
 from layer1_kernels import kernels
 from layer2_graph.checkpoint import read_weights, shapes
 from layer2_graph.config import Config, read_config
+from layer2_graph.decode_card import RECORD, table
 from layer2_graph.g01_llama import Llama
 from layer2_graph.g05_fused_llama import FusedLlama
 from layer2_graph.generate import continuation
 from layer2_graph.host import host_kernels, settle
 
-RECORD = ROOT / "benchmarks" / "decode.json"
 SMALL = Path(__file__).parent / "small"
 ROUNDS, PROMPT, WARM, STEPS, PREFILLS = 3, 256, 5, 64, 5
 READ = "read"                   # the arm that measures the memory, and no model
@@ -225,33 +225,6 @@ def run():
     return record
 
 
-def text(record):
-    """The record as two tables and how it was measured."""
-    lines = ["| | model | target | measured | |", "| --- " * 5 + "|"]
-    lines += [f"| {row['title']} | {row['model']} | ≥ {row['limit']:g} | {row['figure']:.2f} "
-              f"({row['lowest']:.2f} to {row['highest']:.2f}) | "
-              f"{'met' if row['met'] else '**missed**'} |" for row in record["targets"]]
-    lines += ["", "| model | arm | prefill, ms | a step, ms | GB/s | tokens as ours |",
-              "| --- " * 6 + "|"]
-    for model, found in record["models"].items():
-        for arm, row in found["arms"].items():
-            step = median(row["decode"])
-            lines.append(f"| {model} | {arm} | {1e3 * median(row['prefill']):.1f} | "
-                         f"{1e3 * step:.2f} | {found['floor_bytes'] / step / 1e9:.1f} | "
-                         f"{row['same_tokens']} of {record['written']} |")
-        rate = median(found["rates"])
-        lines.append(f"| {model} | the floor | | {1e3 * found['floor_bytes'] / rate:.2f} | "
-                     f"{rate / 1e9:.1f} | |")
-    machine, versions = record["machine"], record["versions"]
-    lines += ["", f"One text, {record['prompt']} tokens read and {record['written']} written, the "
-              f"last {record['timed']} of them timed. fp32. Ratios are medians of "
-              f"{record['rounds']} rounds, the lowest and the highest in brackets. Ours is "
-              f"\"{record['ours']}\". {machine['threads']} threads on {machine['cores']} cores of "
-              f"{machine['cpu']}, on which {machine['load_before']:.1f} programs ran already, "
-              f"{record['date']}. " + ", ".join(f"{k} {v}" for k, v in versions.items()) + "."]
-    return "\n".join(lines) + "\n"
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--arm", choices=(READ, *ARMS), help="measure this one alone")
@@ -261,7 +234,7 @@ def main():
         print(json.dumps(measure(args.arm, args.model)))
         return 0
     try:
-        print(text(run()))
+        print(table(run()))
     except (CourseError, importlib.metadata.PackageNotFoundError) as problem:
         print(problem, file=sys.stderr)
         return 1

@@ -6,7 +6,8 @@ import pytest
 
 from lab.course import CourseError
 from layer2_graph import decode_speed as speed
-from layer2_graph.decode_speed import Target, agreement, floor_bytes, in_process, judge, text
+from layer2_graph.decode_card import table
+from layer2_graph.decode_speed import Target, agreement, floor_bytes, in_process, judge
 
 
 def answers(*seconds):
@@ -67,4 +68,4 @@ def test_the_record_is_whole_and_its_verdicts_follow_from_its_rounds():
                   for arm, times in found["arms"].items()}
         rounds[speed.READ] = [{"rate": rate} for rate in found["rates"]]
         assert judge(target, rounds, found["floor_bytes"]) == row
-    assert text(record).count("met") + text(record).count("missed") == len(record["targets"])
+    assert table(record).count("met") + table(record).count("missed") == len(record["targets"])

@@ -1,0 +1,39 @@
+"""What decode_speed recorded, as tables: for the command, and for the README."""
+
+import json
+from pathlib import Path
+from statistics import median
+
+RECORD = Path(__file__).parents[1] / "benchmarks" / "decode.json"
+
+
+def text():
+    """The tables of the record, as Markdown."""
+    return "\n" + table(json.loads(RECORD.read_text("utf-8")))
+
+
+def table(record):
+    """The record as two tables and how it was measured."""
+    lines = ["| | model | target | measured | |", "| --- " * 5 + "|"]
+    lines += [f"| {row['title']} | {row['model']} | ≥ {row['limit']:g} | {row['figure']:.2f} "
+              f"({row['lowest']:.2f} to {row['highest']:.2f}) | "
+              f"{'met' if row['met'] else '**missed**'} |" for row in record["targets"]]
+    lines += ["", "| model | arm | prefill, ms | a step, ms | GB/s | tokens as ours |",
+              "| --- " * 6 + "|"]
+    for model, found in record["models"].items():
+        for arm, row in found["arms"].items():
+            step = median(row["decode"])
+            lines.append(f"| {model} | {arm} | {1e3 * median(row['prefill']):.1f} | "
+                         f"{1e3 * step:.2f} | {found['floor_bytes'] / step / 1e9:.1f} | "
+                         f"{row['same_tokens']} of {record['written']} |")
+        rate = median(found["rates"])
+        lines.append(f"| {model} | the floor | | {1e3 * found['floor_bytes'] / rate:.2f} | "
+                     f"{rate / 1e9:.1f} | |")
+    machine, versions = record["machine"], record["versions"]
+    lines += ["", f"One text, {record['prompt']} tokens read and {record['written']} written, the "
+              f"last {record['timed']} of them timed. fp32. Ratios are medians of "
+              f"{record['rounds']} rounds, the lowest and the highest in brackets. Ours is "
+              f"\"{record['ours']}\". {machine['threads']} threads on {machine['cores']} cores of "
+              f"{machine['cpu']}, on which {machine['load_before']:.1f} programs ran already, "
+              f"{record['date']}. " + ", ".join(f"{k} {v}" for k, v in versions.items()) + "."]
+    return "\n".join(lines) + "\n"
