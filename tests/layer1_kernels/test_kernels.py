@@ -89,6 +89,16 @@ def test_back_ends_agree(triton_on_the_cpu, operation, back_end):
         assert torch.allclose(a, b, atol=2e-5, rtol=2e-5), (a - b).abs().max()
 
 
+@pytest.mark.parametrize("back_end", ["triton", "cuda"])
+@pytest.mark.parametrize("operation", CASES)
+def test_the_same_numbers_give_the_same_result(triton_on_the_cpu, operation, back_end):
+    """To the last bit: no operation adds in an order that changes from run to run."""
+    first, second = CASES[operation](), CASES[operation]()
+    results = [getattr(kernels(back_end), operation)(*args) for args in (first, second)]
+    for a, b in zip(arrays((results[0], first)), arrays((results[1], second)), strict=True):
+        assert torch.equal(a, b)
+
+
 def test_sources_say_whose_kernel_it_is():
     assert kernels("torch").sources()["matmul"] == "matmul_torch"
     assert kernels("cuda").sources()["write_kv"] == "write_kv"      # none in CUDA: Triton's
