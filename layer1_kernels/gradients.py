@@ -1,4 +1,4 @@
-"""Gradients for a kernel that has no backward kernel of its own: those of its oracle."""
+"""Gradients for a kernel that has no backward kernel of its own: its oracle's, or a refusal."""
 
 import functools
 import inspect
@@ -44,3 +44,20 @@ def differentiable(kernel, oracle):
         return Kernel.apply(*given.args)
 
     return function
+
+
+def without_gradients(function):
+    """`function`, where no array requires a gradient: what a kernel writes, autograd cannot see.
+
+    RuntimeError where one does and gradients are on.
+    """
+    @functools.wraps(function)
+    def checked(*args, **kwargs):
+        if torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad
+                                           for a in (*args, *kwargs.values())):
+            raise RuntimeError(f"{function.__name__}: an array requires a gradient, which "
+                               f"{function.__name__} does not give; use torch.no_grad(), or "
+                               f"PyTorch's operation")
+        return function(*args, **kwargs)
+
+    return checked

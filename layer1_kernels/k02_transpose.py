@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from lab import simulator
+from layer1_kernels.gradients import without_gradients
 
 __all__ = ["transpose", "transpose_cuda", "transpose_torch"]
 
@@ -60,6 +61,7 @@ def transpose_triton(x, y, M, N, stride_m, stride_n, BLOCK: tl.constexpr):
     tl.store(y + column[:, None] * M + row[None, :], tl.trans(tile), tl.trans(inside))
 
 
+@without_gradients
 def transpose(x):                                   # (M, N) -> (N, M)
     """x with rows and columns exchanged, in new memory, by the Triton kernel.
 
@@ -73,6 +75,7 @@ def transpose(x):                                   # (M, N) -> (N, M)
     return y
 
 
+@without_gradients
 def transpose_cuda(x, kernel=None):                 # (M, N) -> (N, M)
     """x with rows and columns exchanged, in new memory, by one of the CUDA kernels of LADDER.
 

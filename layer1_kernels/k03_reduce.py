@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from lab import simulator
+from layer1_kernels.gradients import without_gradients
 
 __all__ = ["reduce_sum", "reduce_sum_cuda", "reduce_sum_torch"]
 
@@ -56,6 +57,7 @@ def sum_triton(x, partial, n, BLOCK: tl.constexpr):
     tl.store(partial + tl.program_id(0), tl.sum(v))
 
 
+@without_gradients
 def reduce_sum(x):                                  # (...) -> ()
     """The sum of all numbers of x as float32, by the Triton kernel in at most two passes.
 
@@ -77,6 +79,7 @@ def program_sums(x):                                # (...) -> (P,)
     return partial
 
 
+@without_gradients
 def reduce_sum_cuda(x, kernel="sum_vector_cuda"):   # (...) -> ()
     """The sum of all numbers of x as float32, by one of the CUDA kernels of LADDER.
 

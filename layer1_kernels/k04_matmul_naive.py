@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from lab import simulator
+from layer1_kernels.gradients import without_gradients
 
 __all__ = ["matmul_few_rows", "matmul_untiled_cuda"]
 
@@ -63,6 +64,7 @@ def dots_triton(a, w, c, N, K, a_row, a_k, w_row, w_k, BN: tl.constexpr, BK: tl.
     tl.store(c + m.to(tl.int64) * N + n, tl.sum(sums, 1), n < N)
 
 
+@without_gradients
 def matmul_few_rows(a, w):                          # (M, K), (N, K) -> (M, N)
     """a · wᵀ by the Triton kernel, which fetches w once for each row of a.
 
@@ -76,6 +78,7 @@ def matmul_few_rows(a, w):                          # (M, K), (N, K) -> (M, N)
     return c
 
 
+@without_gradients
 def matmul_untiled_cuda(a, w, kernel="matmul_coalesced_cuda"):      # (M, K), (N, K) -> (M, N)
     """a · wᵀ by one of the CUDA kernels of this lesson. float32, contiguous; any size may be 0."""
     check(a, w, torch.float32)

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from lab import simulator
+from layer1_kernels.gradients import without_gradients
 from layer1_kernels.k02_transpose import transpose
 from layer1_kernels.k04_matmul_naive import check_arrays, matmul_few_rows, matmul_untiled_cuda
 
@@ -106,6 +107,7 @@ def configuration(M, N, itemsize):
     return {"BM": BM, "BN": BN, "BK": BK, "GROUP": GROUP, "num_warps": warps, "num_stages": stages}
 
 
+@without_gradients
 def matmul(a, w):                                   # (M, K), (N, K) -> (M, N)
     """a · wᵀ by the Triton kernel, of a's dtype, on a's device; any strides, any size may be 0.
 
@@ -130,6 +132,7 @@ def matmul(a, w):                                   # (M, K), (N, K) -> (M, N)
     return c
 
 
+@without_gradients
 def matmul_cuda(a, w, kernel="matmul_tiled_cuda"):  # (M, K), (N, K) -> (M, N)
     """a · wᵀ by the CUDA kernel. float32, contiguous; any size may be 0."""
     check(a, w, torch.float32)

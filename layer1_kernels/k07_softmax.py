@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from lab import simulator
+from layer1_kernels.gradients import without_gradients
 
 __all__ = ["softmax", "softmax_cuda", "softmax_torch"]
 
@@ -84,6 +85,7 @@ def softmax_online_triton(x, y, C, BLOCK: tl.constexpr):
         tl.store(y + c, tl.exp(v - m) / s, c < C)
 
 
+@without_gradients
 def softmax(x):                                     # (R, C) -> (R, C)
     """Softmax of each row by a Triton kernel: fused where a row fits in registers, else online.
 
@@ -105,6 +107,7 @@ def softmax_torch(x):                               # (R, C) -> (R, C)
     return torch.softmax(x, -1)
 
 
+@without_gradients
 def softmax_cuda(x, kernel="softmax_online_cuda"):  # (R, C) -> (R, C)
     """Softmax of each row by one of the CUDA kernels. float32, contiguous; R or C may be 0.
 

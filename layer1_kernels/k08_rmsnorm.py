@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lab import simulator
-from layer1_kernels.gradients import differentiable
+from layer1_kernels.gradients import differentiable, without_gradients
 from layer1_kernels.k01_vector_add import vector_add, vector_add_cuda
 
 __all__ = ["add_rmsnorm", "add_rmsnorm_cuda", "add_rmsnorm_torch", "layernorm", "layernorm_torch",
@@ -229,6 +229,7 @@ def layernorm(x, w, b, eps):                        # (T, C), (C,), (C,) -> (T, 
     return y
 
 
+@without_gradients
 def rmsnorm_cuda(x, w, eps, kernel=None):           # (T, C), (C,) -> (T, C)
     """RMSNorm of each row by a CUDA kernel, the one that fits. float32, contiguous; T, C may be 0.
 
@@ -247,6 +248,7 @@ def rmsnorm_cuda(x, w, eps, kernel=None):           # (T, C), (C,) -> (T, C)
     return y
 
 
+@without_gradients
 def add_rmsnorm_cuda(x, residual, w, eps):          # 2 × (T, C), (C,) -> 2 × (T, C)
     """As add_rmsnorm, by a CUDA kernel. float32, contiguous; T or C may be 0.
 

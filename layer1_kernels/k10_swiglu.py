@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from lab import simulator
-from layer1_kernels.gradients import differentiable
+from layer1_kernels.gradients import differentiable, without_gradients
 from layer1_kernels.k05_matmul_tiled import GROUP, grouped_triton, matmul_tiled_triton
 from layer1_kernels.k08_rmsnorm import FLOATS, Eager, at_least_fp32
 
@@ -135,6 +135,7 @@ def swiglu(gate, up):                               # (T, F), (T, F) -> (T, F)
     return y
 
 
+@without_gradients
 def swiglu_cuda(gate, up, kernel=None):             # (T, F), (T, F) -> (T, F)
     """As swiglu, float32, by a CUDA kernel: swiglu_vector_cuda where all addresses allow it.
 

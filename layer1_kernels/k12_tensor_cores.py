@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from lab import simulator
+from layer1_kernels.gradients import without_gradients
 from layer1_kernels.k05_matmul_tiled import check, matmul, matmul_cuda, matmul_torch
 from layer1_kernels.k06_matmul_registers import matmul_registers_cuda
 
@@ -61,6 +62,7 @@ def matmul_dot_triton(a, w, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: 
     tl.store(c, sums, m_inside[:, None] & n_inside)
 
 
+@without_gradients
 def matmul_wmma_cuda(a, w, dtype=torch.float16):    # (M, K), (N, K) -> (M, N)
     """a · wᵀ of float16 by the CUDA kernel, with fp32 sums; any size may be 0.
 

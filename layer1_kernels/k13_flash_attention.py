@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from lab import simulator
-from layer1_kernels.gradients import differentiable
+from layer1_kernels.gradients import differentiable, without_gradients
 from layer1_kernels.k07_softmax import softmax
 
 __all__ = ["flash_attention", "flash_attention_cuda", "flash_attention_torch"]
@@ -304,6 +304,7 @@ def flash_attention(q, k, v, causal, scale):
     return launch(flash_triton, q, k, v, causal, scale, sizes)
 
 
+@without_gradients
 def flash_attention_cuda(q, k, v, causal, scale):
     """As flash_attention by the CUDA kernel: float32, contiguous, without gradients."""
     check("flash_attention_cuda", q, k, v, causal, scale)

@@ -19,6 +19,7 @@ import triton.language as tl
 
 from lab import simulator
 from layer1_kernels import k13_flash_attention as k13
+from layer1_kernels.gradients import without_gradients
 from layer1_kernels.k13_flash_attention import LOG2E, attend_triton, flash_attention_torch
 
 __all__ = ["paged_attention", "paged_attention_cuda", "paged_attention_torch", "write_kv",
@@ -191,6 +192,7 @@ def write(kernel, k, v, k_pages, v_pages, slots):
                  BLOCK=triton.next_power_of_2(G * D))
 
 
+@without_gradients
 def write_kv(k, v, k_pages, v_pages, slots):
     """Write the keys and values of new tokens into their slots, in place; -1 is skipped.
 
@@ -257,6 +259,7 @@ def launch(paged, merge, q, k_pages, v_pages, block_tables, cu_q, lens, scale, s
     return out
 
 
+@without_gradients
 def paged_attention(q, k_pages, v_pages, block_tables, cu_q, lens, scale):
     """Causal attention of new tokens to all tokens of their sequences, whose keys lie in pages.
 
@@ -286,6 +289,7 @@ def paged_attention(q, k_pages, v_pages, block_tables, cu_q, lens, scale):
                   splits, sizes)
 
 
+@without_gradients
 def paged_attention_cuda(q, k_pages, v_pages, block_tables, cu_q, lens, scale):
     """As paged_attention by the CUDA kernel: float32, all of it contiguous."""
     check("paged_attention_cuda", q, k_pages, v_pages, block_tables, cu_q, lens, scale)

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from lab import simulator
+from layer1_kernels.gradients import without_gradients
 from layer1_kernels.k05_matmul_tiled import GROUP as ROWS_OF_TILES
 from layer1_kernels.k05_matmul_tiled import grouped_triton, matmul
 from layer1_kernels.k08_rmsnorm import FLOATS, at_least_fp32
@@ -239,6 +240,7 @@ def configuration(T, N, row, itemsize):
     return meta, programs, triton.cdiv(steps, each), each * meta["BB"]
 
 
+@without_gradients
 def quantized_matmul(x, packed, scales, bits, group):   # (T, K), … -> (T, N)
     """x · dequantised(w)ᵀ by a Triton kernel, in x's dtype, from what quantize_weight gives.
 
@@ -263,6 +265,7 @@ def quantized_matmul(x, packed, scales, bits, group):   # (T, K), … -> (T, N)
     return y[0] if splits == 1 else y.sum(0).to(x.dtype)
 
 
+@without_gradients
 def quantized_matmul_cuda(x, packed, scales, bits, group, kernel=None):     # (T, K), … -> (T, N)
     """As quantized_matmul, by a CUDA kernel for one row: more of them read w again. float32.
 

@@ -107,3 +107,17 @@ def test_sources_say_whose_kernel_it_is():
 def test_an_unknown_back_end_is_one_sentence():
     with pytest.raises(ValueError, match="'metal', expected torch, triton, cuda or mine"):
         kernels("metal")
+
+
+@pytest.mark.parametrize("back_end", ["triton", "cuda"])
+@pytest.mark.parametrize("operation", CASES)
+def test_no_gradient_is_lost_in_silence(triton_on_the_cpu, operation, back_end):
+    """An operation passes gradients on, or refuses arrays that require one."""
+    args = [a.requires_grad_() * 1 if torch.is_tensor(a) and a.is_floating_point() else a
+            for a in CASES[operation]()]
+    try:
+        results = arrays(getattr(kernels(back_end), operation)(*args)) or args[:2]
+    except RuntimeError as error:
+        assert "requires a gradient" in str(error)
+    else:
+        assert any(a.requires_grad for a in results)
