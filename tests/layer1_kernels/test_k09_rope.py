@@ -452,6 +452,24 @@ def test_every_kernel_on_the_device(T, H, G, D):
 
 
 @pytest.mark.gpu
+def test_a_launch_a_head_on_the_device():
+    import torch
+
+    from layer1_kernels import rope_torch
+    from layer1_kernels.k09_rope import rope_heads_triton
+
+    T, H, D = 129, 5, 64
+    cos, sin = (torch.from_numpy(table).float().cuda() for table in angles(2000, D))
+    positions = torch.randperm(2000, device="cuda")[:T]
+    x = torch.randn(T, H, D, device="cuda")
+    want = x.double()
+    rope_torch(want, want[:, :0], cos.double(), sin.double(), positions)
+    rope_heads_triton[(T * H,)](x, cos, sin, positions, *x.stride()[:2], H, D // 2, BLOCK=D // 2,
+                                num_warps=1)
+    assert torch.allclose(x.double(), want, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.gpu
 def test_rope_triton_speed(pace):
     pace("rope", numbers("bfloat16", 8192, 32, 128), numbers("bfloat16", 8192, 8, 128),
          whole("float32", 2, 8192, 64), whole("float32", 2, 8192, 64), whole("int64", 8192, 8192))

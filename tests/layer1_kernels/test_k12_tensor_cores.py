@@ -400,5 +400,27 @@ def test_every_kernel_on_the_device(M, N, K):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("M, N, K", [(16, 32, 48), (512, 256, 1024)])
+def test_what_no_public_function_launches_on_the_device(M, N, K):
+    import torch
+
+    from layer1_kernels.k12_tensor_cores import KERNELS, matmul_dot_triton
+
+    a, w = (torch.randn(rows, K, device="cuda") for rows in (M, N))
+    c = torch.full((M, N), torch.nan, device="cuda")
+    near = {"ieee": 2e-5, "tf32x3": 2e-5, "tf32": 2e-3}         # of the largest result
+    for precision, relative in near.items():
+        want = a.double() @ w.double().T
+        matmul_dot_triton[(-(-M // 16), -(-N // 32))](a, w, c, M, N, K, BM=16, BN=32, BK=32,
+                                                      PRECISION=precision)
+        assert (c - want).abs().max() <= relative * want.abs().max(), precision
+    a, w = a.half(), w.half()
+    want = a.double() @ w.double().T
+    c.fill_(torch.nan)
+    KERNELS.get("wmma_warp_cuda")((N // 16, M // 16), 32, (a, w, c, N, K))
+    assert (c - want).abs().max() <= 2e-5 * want.abs().max()
+
+
+@pytest.mark.gpu
 def test_wmma_tiled_cuda_speed(pace):
     pace("matmul_wmma_cuda", numbers("float16", 4096, 4096), numbers("float16", 4096, 4096))

@@ -446,5 +446,22 @@ def test_every_kernel_on_the_device(rng, counts, lens):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_write_kv_on_the_device(dtype):
+    import torch
+
+    from layer1_kernels import write_kv, write_kv_torch
+
+    T, P, S, G, D = 129, 20, 16, 3, 64
+    k, v = torch.randn(2, T, G, D, device="cuda").to(getattr(torch, dtype))
+    slots = torch.randperm(P * S, device="cuda")[:T]
+    slots[::7] = -1
+    ours, theirs = torch.full((2, 2, P, S, G, D), 7.0, device="cuda", dtype=k.dtype)
+    write_kv(k, v, *ours, slots)
+    write_kv_torch(k, v, *theirs, slots)
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.gpu
 def test_paged_triton_speed(pace):
     pace("paged_attention", made_by("decode_batch", 64, 4096, 32, 8, 128, 16, "cuda"))

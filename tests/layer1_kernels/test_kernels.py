@@ -121,3 +121,24 @@ def test_no_gradient_is_lost_in_silence(triton_on_the_cpu, operation, back_end):
         assert "requires a gradient" in str(error)
     else:
         assert any(a.requires_grad for a in results)
+
+
+def large(operation, factor):
+    """A case with its first array multiplied."""
+    first, *others = CASES[operation]()
+    return first * factor, *others
+
+
+@pytest.mark.parametrize("back_end", ["triton", "cuda"])
+@pytest.mark.parametrize("operation, factor, near", [
+    ("flash_attention", 3e3, 1e-2), ("paged_attention", 3e3, 1e-2),     # scores of 1e4, ± 1e-3
+    ("matmul", 1e37, 2e-5), ("matmul_swiglu", 1e4, 2e-5), ("quantized_matmul", 1e36, 2e-5),
+    ("rmsnorm", 1e15, 2e-5), ("swiglu", 1e4, 2e-5), ("softmax", 1e4, 2e-5),
+    ("cross_entropy", 1e4, 2e-5), ("reduce_sum", 1e36, 2e-5)])
+def test_large_numbers(triton_on_the_cpu, operation, factor, near, back_end):
+    """As PyTorch has it: what overflows there is infinite here, and nothing else is."""
+    want, got = (arrays(getattr(kernels(table), operation)(*large(operation, factor)))
+                 for table in ("torch", back_end))
+    for a, b in zip(want, got, strict=True):
+        assert torch.allclose(a, b, rtol=near, atol=near * a[a.isfinite()].abs().max().item(),
+                              equal_nan=True)
