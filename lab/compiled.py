@@ -25,7 +25,8 @@ def rows(lesson):
     return {name: {
         "warps": k.num_warps, "registers": k.registers, "spilled_bytes": k.spills,
         "shared_bytes": k.shared, "wgmma": k.wgmma, "mma_sync": k.mma_sync, "cp_async": k.cp_async,
-        "tma_loads": k.tma_loads, "widest_load": max(k.loads, default=0),
+        "tma_loads": k.tma_loads, "widest_copy": max(k.copies, default=0),
+        "widest_load": max(k.loads, default=0),
         "widest_store": max(k.stores, default=0), "serialised": k.serialised,
     } for name, k in kernels.items()}
 
@@ -41,20 +42,21 @@ def faults(name, row):
         found.append(f"{name} takes {row['shared_bytes']} bytes of shared memory, at most {SHARED}")
     if any(word in name for word in DOTS) and not row["wgmma"]:
         found.append(f"{name} has no wgmma")
-    if row["widest_load"] < WIDE and not row["cp_async"] and not row["tma_loads"]:
-        found.append(f"{name} loads at most {row['widest_load']} bytes a lane, expected {WIDE}")
+    widest = max(row["widest_load"], row["widest_copy"])
+    if widest < WIDE and not row["tma_loads"]:
+        found.append(f"{name} loads at most {widest} bytes a lane, expected {WIDE}")
     return found
 
 
 def table(lessons):
     """The rows as text."""
     lines = [f"{'kernel':34}{'warps':>6}{'registers':>10}{'spilled':>8}{'shared':>8}{'wgmma':>6}"
-             f"{'mma.sync':>9}{'cp.async':>9}{'load':>6}{'store':>6}"]
+             f"{'mma.sync':>9}{'cp.async':>9}{'bytes':>6}{'load':>6}{'store':>6}"]
     for kernels in lessons.values():
         for name, r in kernels.items():
             lines.append(f"{name:34}{r['warps']:6}{r['registers']:10}{r['spilled_bytes']:8}"
                          f"{r['shared_bytes']:8}{r['wgmma']:6}{r['mma_sync']:9}{r['cp_async']:9}"
-                         f"{r['widest_load']:6}{r['widest_store']:6}")
+                         f"{r['widest_copy']:6}{r['widest_load']:6}{r['widest_store']:6}")
     return "\n".join(lines)
 
 

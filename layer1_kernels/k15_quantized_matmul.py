@@ -37,7 +37,7 @@ GEMV = {"BN": 8, "BB": 1024, "num_warps": 4, "num_stages": 1}
 # BT, BN, BB (packed bytes of a row at a time), warps, stages, by bytes of a number of x, for up to
 # so many rows. Chosen from what Triton makes of them for Hopper (no spills), not from times.
 TILES = {2: {16: (16, 32, 128, 4, 4), 64: (64, 64, 64, 4, 4), LARGEST: (128, 128, 64, 8, 3)},
-         4: {16: (16, 32, 32, 8, 3), LARGEST: (64, 64, 16, 8, 3)}}
+         4: {16: (16, 32, 32, 4, 2), LARGEST: (64, 64, 16, 8, 3)}}
 
 
 # ---- integers and scales

@@ -24,6 +24,7 @@ TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "f
          "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64", "uint8": "u8",
          "uint16": "u16", "uint32": "u32", "uint64": "u64", "bool": "i1",
          "float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5"}        # torch's name -> Triton's
+COPY = re.compile(r"cp\.async\.c[ag]\.\S+\s*\[[^]]*\]\s*,\s*\[[^]]*\]\s*,\s*(\w+)")   # its bytes
 ALIGNED = 16                    # Triton compiles anew for what is a multiple of this
 TIMEOUT = 300
 
@@ -37,7 +38,7 @@ class Hopper:
     mma_sync: int               # tensor-core instructions of one warp, as on Ampere
     tma_loads: int              # tiles copied to shared memory by the TMA
     tma_stores: int
-    cp_async: int               # copies to shared memory, 4 to 16 bytes a lane
+    copies: Counter             # cp.async to shared memory: bytes of a lane -> instructions
     loads: Counter              # of global memory: bytes that a lane asks for -> instructions
     stores: Counter
     resources: nvrtc.Resources  # registers, spills, stack, static shared memory, barriers
@@ -45,6 +46,11 @@ class Hopper:
     serialised: list            # ptxas says that wgmma instructions wait for each other, and why
     ptx: str = field(repr=False)
     cubin: bytes = field(repr=False)
+
+    @property
+    def cp_async(self):
+        """Instructions that copy to shared memory without a register."""
+        return self.copies.total()
 
     @property
     def registers(self):
@@ -68,8 +74,8 @@ class Hopper:
         rows = [f"{self.name} for Hopper (sm_90a), {self.num_warps} warps; instructions in the "
                 f"code at PTX level, not as they run",
                 f"  tensor cores: {self.wgmma} wgmma, {self.mma_sync} mma.sync",
-                f"  copies to shared memory: {self.tma_loads} TMA loads, {self.cp_async} cp.async; "
-                f"from it: {self.tma_stores} TMA stores",
+                f"  copies to shared memory: {self.tma_loads} TMA loads, cp.async: "
+                f"{widths(self.copies)}; from it: {self.tma_stores} TMA stores",
                 f"  global loads: {widths(self.loads)}", f"  global stores: {widths(self.stores)}",
                 f"  {self.registers} registers, {self.spills} bytes spilled, {self.shared} bytes "
                 f"of shared memory"]
@@ -110,16 +116,16 @@ def instructions(ptx):
             counts["wgmma"] += 1
         elif mnemonic.startswith("mma.sync"):
             counts["mma_sync"] += 1
-        elif mnemonic.startswith(("cp.async.ca.", "cp.async.cg.")):
-            counts["cp_async"] += 1
         elif "tensor" in words and words[0] == "cp" and "prefetch" not in words:
             to = next(w for w in words if w == "global" or w.startswith("shared"))
             counts["tma_stores" if to == "global" else "tma_loads"] += 1
         elif words[0] in ("ld", "st") and words[1] == "global":
             items = next((int(w[1:]) for w in words if re.fullmatch(r"v\d", w)), 1)
             (loads if words[0] == "ld" else stores)[items * SIZES[words[-1]]] += 1
-    names = ("wgmma", "mma_sync", "tma_loads", "tma_stores", "cp_async")
-    return {name: counts[name] for name in names} | {"loads": loads, "stores": stores}
+    copies = Counter(int(size, 0) for size in COPY.findall(ptx))
+    names = ("wgmma", "mma_sync", "tma_loads", "tma_stores")
+    return {name: counts[name] for name in names} | {"copies": copies, "loads": loads,
+                                                     "stores": stores}
 
 
 def assemble(ptx):

@@ -8,8 +8,8 @@ import pytest
 from lab import bench, compiled
 
 CLEAN = {"warps": 8, "registers": 120, "spilled_bytes": 0, "shared_bytes": 1024, "wgmma": 4,
-         "mma_sync": 0, "cp_async": 0, "tma_loads": 0, "widest_load": 16, "widest_store": 16,
-         "serialised": []}
+         "mma_sync": 0, "cp_async": 0, "tma_loads": 0, "widest_copy": 0, "widest_load": 16,
+         "widest_store": 16, "serialised": []}
 
 
 @pytest.mark.parametrize("change, says", [
@@ -19,7 +19,8 @@ CLEAN = {"warps": 8, "registers": 120, "spilled_bytes": 0, "shared_bytes": 1024,
     ({"shared_bytes": 233_000}, "233000 bytes of shared memory"),
     ({"wgmma": 0, "mma_sync": 9}, "has no wgmma"),
     ({"widest_load": 4}, "loads at most 4 bytes a lane"),
-    ({"widest_load": 4, "cp_async": 2}, None),
+    ({"widest_load": 4, "widest_copy": 16}, None),
+    ({"widest_load": 4, "widest_copy": 8}, "loads at most 8 bytes a lane"),
 ])
 def test_faults(change, says):
     found = compiled.faults("matmul_kernel", CLEAN | change)
