@@ -262,11 +262,20 @@ class Rung(NamedTuple):
     untimed: str = ""           # why its time here would say nothing, or nothing
 
 
+def no_compiler():
+    """Why torch.compile cannot make code for this CPU, or nothing."""
+    if not shutil.which("g++"):
+        return "torch.compile found no g++"
+    if " " in torch.__file__:               # it links without quotation marks
+        return "torch.compile cannot link where torch's path has a blank"
+    return ""
+
+
 def ladder(model, hugging_face, sequences, room):
     """[Rung], from the bottom. model: g01's    hugging_face: transformers' config, or why not"""
     device, dtype = model.embedding.device.type, model.embedding.dtype
     m, ops = model.config, model.ops
-    compiler = "" if device == "cuda" or shutil.which("g++") else "torch.compile found no g++"
+    compiler = "" if device == "cuda" else no_compiler()
     absent = hugging_face if isinstance(hugging_face, str) else ""
     numpy = ("" if (device, dtype, sequences) == ("cpu", torch.float32, 1) else
              "that is for one sequence in float32 on a CPU")

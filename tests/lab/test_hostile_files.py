@@ -86,7 +86,7 @@ def test_the_whole_answer_imported_is_not_attempted(tmp_path):
     path.write_text("from layer1_kernels.k07_softmax import *\n")
     done = subprocess.run([sys.executable, "-m", "lab.cli", "check", "k07_softmax", "--file",
                            str(path)], capture_output=True, text=True, cwd=ROOT, timeout=100)
-    assert done.returncode == 3 and "0 of" in done.stdout and " pass" not in done.stdout
+    assert done.returncode == 3 and "0 of" in done.stdout and "✓" not in done.stdout
 
 
 def test_an_answer_that_leans_on_an_import_of_itself_fails(tmp_path):

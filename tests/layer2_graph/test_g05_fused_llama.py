@@ -619,9 +619,19 @@ def test_the_bench_at_a_small_size(monkeypatch):
         assert found["times_eager"] > 0 and found["share_of_copy"] > 0
 
 
+def test_where_torch_compile_cannot_work_it_says_why(monkeypatch):
+    monkeypatch.setattr(rungs.shutil, "which", lambda name: "/usr/bin/g++")
+    monkeypatch.setattr(torch, "__file__", "/home/a b/torch/__init__.py")
+    assert "torch's path has a blank" in rungs.no_compiler()
+    monkeypatch.setattr(torch, "__file__", "/home/ab/torch/__init__.py")
+    assert rungs.no_compiler() == ""
+
+
 @pytest.mark.slow
 def test_the_compiled_rung_and_hugging_face(monkeypatch, tmp_path, capsys):
     """The whole command, compilers and all."""
+    if why := rungs.no_compiler():
+        pytest.skip(f"not proven here: {why}")
     monkeypatch.setattr(rungs, "measure_jobs", quick)
     monkeypatch.setattr(rungs, "cores", lambda: 1)
     assert rungs.main(["--json", str(tmp_path / "rungs.json"), "--svg", str(tmp_path)]) == 0
