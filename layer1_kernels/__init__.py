@@ -105,9 +105,15 @@ from layer1_kernels.kernels import (
     Kernels,
     kernels,
 )
+from layer1_kernels.sampling import (
+    Sampling,
+    sample,
+    sample_torch,
+)
 
 __all__ = [
     "Kernels",
+    "Sampling",
     "add_rmsnorm",
     "add_rmsnorm_cuda",
     "add_rmsnorm_torch",
@@ -149,6 +155,8 @@ __all__ = [
     "rope_and_cache_torch",
     "rope_cuda",
     "rope_torch",
+    "sample",
+    "sample_torch",
     "softmax",
     "softmax_cuda",
     "softmax_torch",

@@ -27,6 +27,7 @@ LESSONS = {
     "reduce_sum": "k03_reduce",
     "transpose": "k02_transpose",
 }
+GIVEN = {"sample": "sampling"}          # no exercise of this floor: its module, and the same names
 SUFFIX = {"torch": ("_torch",), "triton": ("",), "cuda": ("_cuda", "")}     # in order of preference
 
 
@@ -50,6 +51,7 @@ class Kernels:
     quantized_matmul: Callable
     reduce_sum: Callable
     transpose: Callable
+    sample: Callable
 
     def sources(self):
         """{operation: what computes it}: "mine", or the name of the course's function."""
@@ -67,16 +69,17 @@ def kernels(back_end, desk=None):
           desk: the folder of their desk; None finds it as `lab` does
     """
     if back_end == "mine":
-        return Kernels(**{name: lab.own(lesson, name, desk) or pick(name, lesson, ("",))
-                          for name, lesson in LESSONS.items()})
+        own = {name: lab.own(lesson, name, desk) for name, lesson in LESSONS.items()}
+        return Kernels(**{name: own.get(name) or pick(name, module, ("",))
+                          for name, module in (LESSONS | GIVEN).items()})
     if back_end not in SUFFIX:
         raise ValueError(f"kernels: {back_end!r}, expected {', '.join(SUFFIX)} or mine")
-    return Kernels(**{name: pick(name, lesson, SUFFIX[back_end])
-                      for name, lesson in LESSONS.items()})
+    return Kernels(**{name: pick(name, module, SUFFIX[back_end])
+                      for name, module in (LESSONS | GIVEN).items()})
 
 
-def pick(name, lesson, suffixes):
-    """The first of an operation's functions that its lesson has."""
-    module = importlib.import_module(f"layer1_kernels.{lesson}")
+def pick(name, module, suffixes):
+    """The first of an operation's functions that its module has."""
+    module = importlib.import_module(f"layer1_kernels.{module}")
     return next(found for suffix in suffixes
                 if (found := getattr(module, name + suffix, None)) is not None)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lab import simulator
-from layer1_kernels import Kernels, kernels, quantize_weight
+from layer1_kernels import Kernels, Sampling, kernels, quantize_weight
 
 T, N, H, G, D, C, F, P, S = 5, 37, 4, 2, 16, 48, 24, 6, 16
 
@@ -66,6 +66,9 @@ CASES = {
     "quantized_matmul": quantized,
     "reduce_sum": lambda: (rand(T, C),),
     "transpose": lambda: (rand(T, C),),
+    "sample": lambda: (rand(T, C) * 3, Sampling(
+        torch.tensor([0.0, 0.7, 1, 1, 2]), torch.tensor([0, 0, 5, 0, 9], dtype=torch.int32),
+        torch.tensor([1, 1, 1, 0.8, 0.9]), torch.tensor([0.5, 0.9, 0.3, 0.6, 0.1]))),
 }
 
 
