@@ -24,6 +24,7 @@ MARKS = {"pass": ("✓", "green"), "fail": ("✗", "red"), "not_attempted": ("·
 Misuse = typer.BadParameter.__mro__[2]
 LESSON = typer.Argument(metavar="LESSON", help="an id, or its start: k07")
 LessonWord = Annotated[str | None, LESSON]
+LessonWords = Annotated[list[str] | None, LESSON]
 Json = Annotated[bool, typer.Option("--json", help="machine-readable")]
 OnlyCheck = Annotated[bool, typer.Option("--check", help="say what is stale; write nothing")]
 options = {"desk": None}
@@ -352,7 +353,7 @@ def build(lesson: LessonWord = None, only_check: OnlyCheck = False):
 
 @app.command()
 def verify(
-    lesson: LessonWord = None,
+    lessons: LessonWords = None,
     as_json: Json = False,
     jobs: Annotated[int, typer.Option(help="lessons' exercises at a time")] = os.cpu_count() or 1,
     mutants: Annotated[int | None, typer.Option(help="of an exercise at most; all if not given")]
@@ -361,8 +362,8 @@ def verify(
     """Prove the graders: references pass, stubs are not attempted, mutants fail as they say."""
     from lab import verify as verifying
 
-    lessons = [course.find(lesson)] if lesson is not None else course.lessons()
-    rows = verifying.verify(lessons, jobs, None if as_json else console, mutants)
+    chosen = [course.find(word) for word in lessons or ()] or course.lessons()
+    rows = verifying.verify(chosen, jobs, None if as_json else console, mutants)
     if as_json:
         print(json.dumps(rows, indent=2))
     raise typer.Exit(1 if any(row["ok"] is False for row in rows) else 0)

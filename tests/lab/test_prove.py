@@ -66,15 +66,25 @@ def test_a_sample_says_so_last(course, monkeypatch, capsys):
     (course / "tests" / "test_long.py").write_text(MARK.replace("gpu", "slow"))
     prove.prove(sample=True)
     assert capsys.readouterr().out.splitlines()[-1] == (
-        "4 passed, 0 failed, 0 skipped; a sample: `make test-all` adds all mutants but one of each "
-        "exercise, and the slow tests in tests/test_long.py")
+        "4 passed, 0 failed, 0 skipped; a sample: `make test-all` adds the deep lessons, all "
+        "mutants but one of each exercise, and the slow tests in tests/test_long.py")
     prove.prove(sample=False)
     assert capsys.readouterr().out.splitlines()[-1] == "4 passed, 0 failed, 0 skipped"
 
 
+def test_a_sample_leaves_the_deep_lessons_out():
+    sample, everything = prove.stages(True), prove.stages(False)
+    for lesson in course_of_lessons.lessons():
+        assert (f"--ignore=tests/{lesson.floor}/test_{lesson.id}.py" in sample["tests"]) \
+            == (lesson.id not in sample["verify"]) \
+            == (f"solutions/{lesson.floor}/{lesson.id}.ipynb" not in sample["solutions"]) \
+            == (not lesson.core)
+    assert everything["tests"][-1] == "tests" and everything["verify"][1:] == ["verify"]
+    assert everything["solutions"][-1] == "solutions"
+
+
 def test_a_sample_tries_one_mutant_of_each_exercise():
-    sample, everything = prove.stages(True)["verify"], prove.stages(False)["verify"]
-    assert sample[1:] == ["verify", "--mutants", "1"] and everything[1:] == ["verify"]
+    assert prove.stages(True)["verify"][1:4] == ["verify", "--mutants", "1"]
     lesson = course_of_lessons.find("r01_roofline")
     rows = verify.verify([lesson], most=1)
     tried = [row["exercise"] for row in rows if row["proof"].startswith("mutant")]
