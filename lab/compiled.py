@@ -17,6 +17,7 @@ FILE = ROOT / "benchmarks" / "hopper.json"
 SHARED = 227 * 1024         # bytes that a block may have: CUDA's table of compute capabilities, 9.0
 WIDE = 16                   # bytes of a thread's widest access
 DOTS = ("matmul", "flash")  # what must run on Hopper's own tensor cores where it multiplies tiles
+TMA = "persistent"          # what must have whole tiles copied by the hardware
 
 
 def rows(lesson):
@@ -42,6 +43,8 @@ def faults(name, row):
         found.append(f"{name} takes {row['shared_bytes']} bytes of shared memory, at most {SHARED}")
     if any(word in name for word in DOTS) and not row["wgmma"]:
         found.append(f"{name} has no wgmma")
+    if TMA in name and not row["tma_loads"]:
+        found.append(f"{name} has no TMA loads")
     widest = max(row["widest_load"], row["widest_copy"])
     if widest < WIDE and not row["tma_loads"]:
         found.append(f"{name} loads at most {widest} bytes a lane, expected {WIDE}")
@@ -51,12 +54,13 @@ def faults(name, row):
 def table(lessons):
     """The rows as text."""
     lines = [f"{'kernel':34}{'warps':>6}{'registers':>10}{'spilled':>8}{'shared':>8}{'wgmma':>6}"
-             f"{'mma.sync':>9}{'cp.async':>9}{'bytes':>6}{'load':>6}{'store':>6}"]
+             f"{'mma.sync':>9}{'TMA':>5}{'cp.async':>9}{'bytes':>6}{'load':>6}{'store':>6}"]
     for kernels in lessons.values():
         for name, r in kernels.items():
             lines.append(f"{name:34}{r['warps']:6}{r['registers']:10}{r['spilled_bytes']:8}"
-                         f"{r['shared_bytes']:8}{r['wgmma']:6}{r['mma_sync']:9}{r['cp_async']:9}"
-                         f"{r['widest_copy']:6}{r['widest_load']:6}{r['widest_store']:6}")
+                         f"{r['shared_bytes']:8}{r['wgmma']:6}{r['mma_sync']:9}{r['tma_loads']:5}"
+                         f"{r['cp_async']:9}{r['widest_copy']:6}{r['widest_load']:6}"
+                         f"{r['widest_store']:6}")
     return "\n".join(lines)
 
 

@@ -15,17 +15,29 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lab import simulator
 from layer1_kernels.gradients import without_gradients
-from layer1_kernels.k05_matmul_tiled import check, matmul, matmul_cuda, matmul_torch
+from layer1_kernels.k05_matmul_tiled import (
+    check,
+    grouped_triton,
+    matmul,
+    matmul_cuda,
+    matmul_torch,
+)
 from layer1_kernels.k06_matmul_registers import matmul_registers_cuda
 
-__all__ = ["matmul_wmma_cuda"]
+__all__ = ["matmul_persistent", "matmul_wmma_cuda"]
 
 KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
 TILE, THREADS = 64, 128                             # as in the .cu
 MULTIPLY_ADD = 2 * 32                               # FLOPs of one fp32 instruction of a warp
+
+# How matmul_persistent launches. Chosen from what Triton makes of it for Hopper (see shipped), not
+# from times; what else was tried is in benchmarks/LOG.md.
+PERSISTENT = {"BM": 128, "BN": 256, "BK": 64, "GROUP": 8, "num_warps": 8, "num_stages": 3}
+ALIGNED = 16                                        # bytes: what a descriptor's rows start at
 
 
 def matmul_oracle(a, w):                            # (M, K), (N, K) -> (M, N)
@@ -86,6 +98,65 @@ def matmul_wmma_cuda(a, w, dtype=torch.float16):    # (M, K), (N, K) -> (M, N)
         grid = triton.cdiv(N, TILE), triton.cdiv(M, TILE)
         KERNELS.get("wmma_tiled_cuda")(grid, THREADS, (a, w, c, c.itemsize, M, N, K))
     return c
+
+
+@triton.jit
+def matmul_persistent_triton(a, w, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+                             GROUP: tl.constexpr):
+    """As many programs as run at once: each goes from tile to tile of c, as many further.
+
+    a, w, c: descriptors with tiles (BM, BK), (BN, BK) and (BM, BN). They know the sizes: what a
+    tile has beyond them is loaded as 0 and not stored.
+    """
+    rows, columns = tl.cdiv(M, BM), tl.cdiv(N, BN)
+    # flatten makes one loop of the two: the next tile is being loaded while this one is stored
+    for p in tl.range(tl.program_id(0), rows * columns, tl.num_programs(0), flatten=True):
+        row, column = grouped_triton(p, rows, columns, GROUP)
+        sums = tl.zeros((BM, BN), tl.float32)
+        for k in range(0, K, BK):
+            sums = tl.dot(a.load([row * BM, k]), w.load([column * BN, k]).T, sums)
+        c.store([row * BM, column * BN], sums.to(c.dtype))
+
+
+@without_gradients
+def matmul_persistent(a, w):                        # (M, K), (N, K) -> (M, N)
+    """a · wᵀ by tiles that the hardware copies, of a's dtype; for many rows. Any size may be 0.
+
+    float16 or bfloat16, with fp32 sums. The numbers of a row are neighbours, and rows of a and of w
+    start at multiples of 16 bytes; so do those of c, which is contiguous if N is a multiple of 8.
+    """
+    check(a, w, torch.float16, torch.bfloat16)
+    check_rows("a", a)
+    check_rows("w", w)
+    device = triton.runtime.driver.active
+    properties = device.utils.get_device_properties(device.get_current_device())
+    return launch_persistent(a, w, properties["multiprocessor_count"], PERSISTENT)
+
+
+def launch_persistent(a, w, programs, how):         # (M, K), (N, K) -> (M, N)
+    """matmul_persistent by at most so many programs; how: as PERSISTENT."""
+    (M, K), N = a.shape, len(w)
+    c = a.new_empty(M, N + -N % (ALIGNED // a.itemsize))[:, :N]     # (M, N)
+    if K == 0:
+        return c.zero_()
+    if c.numel():
+        BM, BN, BK = how["BM"], how["BN"], how["BK"]
+        tiles = triton.cdiv(M, BM) * triton.cdiv(N, BN)
+        descriptors = (TensorDescriptor.from_tensor(x, tile) for x, tile in
+                       ((a, [BM, BK]), (w, [BN, BK]), (c, [BM, BN])))
+        matmul_persistent_triton[(min(tiles, programs),)](*descriptors, M, N, K, **how)
+    return c
+
+
+def check_rows(name, x):
+    """What a descriptor of a matrix (rows, K) assumes."""
+    apart, step = x.stride()
+    if x.numel() and (step != 1 or apart < x.shape[1] or apart * x.itemsize % ALIGNED
+                      or x.data_ptr() % ALIGNED):
+        raise ValueError(f"matmul_persistent: {name} has strides {x.stride()} and starts at byte "
+                         f"{x.data_ptr() % ALIGNED} of {ALIGNED}, expected rows of neighbours that "
+                         f"start at multiples of {ALIGNED} bytes; pad K to a multiple of "
+                         f"{ALIGNED // x.itemsize}, or call matmul")
 
 
 class Step(NamedTuple):
@@ -158,12 +229,30 @@ def errors_of_products(K):
     return found
 
 
+def shipped(size="i32:16"):
+    """What matmul_persistent launches, compiled for Hopper: {name: Hopper}.
+
+    size: type of M, N and K, "i32" where they are no multiples of 16
+    """
+    compiling = {key: PERSISTENT[key] for key in ("num_warps", "num_stages")}
+    sizes = {key: size for key, size in PERSISTENT.items() if key not in compiling}
+    BM, BN, BK = sizes["BM"], sizes["BN"], sizes["BK"]
+    found = {}
+    for dtype in ("bf16", "fp16"):
+        tiles = {"a": [BM, BK], "w": [BN, BK], "c": [BM, BN]}
+        args = {x: f"tensordesc<{dtype}{tile}>".replace(" ", "") for x, tile in tiles.items()}
+        found[f"matmul_persistent_{dtype}"] = simulator.hopper(
+            matmul_persistent_triton, args | dict.fromkeys("MNK", size), sizes, **compiling)
+    return found
+
+
 def bench(M=8192, N=8192, K=8192):
     """On a GPU: the fp16 kernels of k05 and of this lesson, cuBLAS (through torch) and the roofs,
     by turns; rows of lab.bench. torch.compile is left out: it calls cuBLAS too."""
     from day01_roofline import beside, count_matmul
 
     a, w = (torch.randn(rows, K, device="cuda").half() for rows in (M, N))  # (M, K), (N, K)
-    ways = {"cublas": matmul_torch, "matmul": matmul, "matmul_wmma_cuda": matmul_wmma_cuda}
+    ways = {"cublas": matmul_torch, "matmul": matmul, "matmul_wmma_cuda": matmul_wmma_cuda,
+            "matmul_persistent": matmul_persistent}
     return beside({"matmul": (*count_matmul(M, N, K, a.element_size()),
                               {way: partial(run, a, w) for way, run in ways.items()})})

@@ -27,6 +27,13 @@ def test_faults(change, says):
     assert (not found) if says is None else (len(found) == 1 and says in found[0]), found
 
 
+def test_faults_of_a_persistent_kernel():
+    """The TMA has no width a lane."""
+    by_tma = CLEAN | {"widest_load": 0, "widest_store": 0, "tma_loads": 6}
+    assert compiled.faults("matmul_persistent", by_tma) == []
+    assert compiled.faults("matmul_persistent", CLEAN) == ["matmul_persistent has no TMA loads"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("lesson", bench.units("shipped"), ids=lambda i: i.id)
 def test_shipped_kernels(lesson):

@@ -332,6 +332,66 @@ def test_what_the_launcher_refuses(subject):
         assert says in refusal.value.text
 
 
+def padded(rng, rows, K, dtype, device="cpu"):
+    """(rows, K) in rows that start at multiples of 16 bytes, NaN between them."""
+    import torch
+
+    x = torch.full((rows, K + -K % 8), torch.nan, dtype=getattr(torch, dtype), device=device)
+    return x[:, :K].copy_(torch.from_numpy(rng.standard_normal((rows, K))))
+
+
+@pytest.mark.parametrize("M, N, K, programs, dtype", [
+    (129, 127, 72, 3, "float16"), (70, 129, 127, 4, "bfloat16"), (1, 1, 1, 9, "float16"),
+    (5, 100, 1000, 1, "bfloat16"), (33, 31, 129, 9, "float16")])
+def test_launch_persistent(subject, agree, rng, M, N, K, programs, dtype):
+    """Few programs, small tiles: each program makes several, or there are fewer than programs."""
+    a, w = (padded(rng, rows, K, dtype) for rows in (M, N))
+    got = subject.launch_persistent(a, w, programs, {"BM": 32, "BN": 64, "BK": 32, "GROUP": 2})
+    want = subject.matmul_oracle(a.double().numpy(), w.double().numpy())
+    agree(got, want, dtype, f"launch_persistent, {(M, N, K)} by {programs} programs")
+
+
+def test_matmul_persistent(subject, agree, rng):
+    a, w = (padded(rng, rows, 40, "bfloat16") for rows in (130, 259))
+    got = subject.matmul_persistent(a, w)
+    assert got.shape == (130, 259) and got.stride() == (264, 1) and got.dtype == a.dtype
+    agree(got, subject.matmul_oracle(a.double().numpy(), w.double().numpy()), "bfloat16",
+          "matmul_persistent, two rows of tiles and two columns")
+
+
+@pytest.mark.parametrize("M, N, K", [(0, 5, 3), (5, 0, 3), (0, 0, 0), (3, 4, 0)])
+def test_persistent_with_nothing_to_do(subject, rng, M, N, K):
+    import torch
+
+    got = subject.matmul_persistent(*(padded(rng, rows, K, "float16") for rows in (M, N)))
+    assert torch.equal(got, torch.zeros(M, N).half())
+
+
+def test_what_persistent_refuses(subject):
+    import torch
+
+    a, w = torch.ones(4, 16).half(), torch.ones(5, 16).half()
+    for given, says in (((a, w[:, :8]), "(5, 8), expected (M, K) and (N, K)"),
+                        ((a.float(), w.float()), "a is torch.float32"),
+                        ((a, torch.ones(16, 5).half().T), "w has strides (1, 5)"),
+                        ((a[:1].expand(4, 16), w), "a has strides (0, 1)"),
+                        ((torch.ones(4, 9).half(), torch.ones(5, 9).half()),
+                         "a has strides (9, 1)")):
+        with pytest.raises(Raised) as refusal:
+            subject.matmul_persistent(*given)
+        assert says in refusal.value.text
+
+
+def test_persistent_refuses_rows_that_start_anywhere():
+    """In this process: on its way to another an array is aligned anew."""
+    import torch
+
+    from layer1_kernels.k12_tensor_cores import matmul_persistent
+
+    with pytest.raises(ValueError, match="starts at byte 2 of 16, expected"):
+        matmul_persistent(torch.ones(4, 16).half()[:, 1:9], torch.ones(5, 8).half())
+
+
 def test_fp16_sums_lose_digits(subject):
     """What the lesson says of sums: fp32 keep theirs, fp16 lose more the longer the sum."""
     short, long = subject.errors_of_sums(64), subject.errors_of_sums(1024)
@@ -372,6 +432,19 @@ def test_what_the_lesson_says_of_hopper():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("sizes", ["i32:16", "i32"])
+def test_what_the_assembler_makes_of_persistent(sizes):
+    """Tiles copied by the TMA both ways, no thread loads or stores; ragged sizes change nothing."""
+    from lab import compiled
+    from layer1_kernels.k12_tensor_cores import shipped
+
+    for name, found in shipped(sizes).items():
+        assert found.wgmma and not found.mma_sync and not found.spills, name
+        assert found.tma_loads and found.tma_stores and not found.serialised, name
+        assert not found.loads and not found.stores and found.shared <= compiled.SHARED, name
+
+
+@pytest.mark.slow
 def test_what_the_assembler_makes_of_wmma():
     """No spills, and mma of a single warp, two for each wmma, even for Hopper."""
     from lab import simulator
@@ -397,6 +470,24 @@ def test_every_kernel_on_the_device(M, N, K):
     got = matmul_wmma_cuda(a, w, torch.float32)
     assert torch.allclose(got.double(), want, rtol=2e-5, atol=1e-3)
     assert torch.equal(matmul_wmma_cuda(a, w), got.half())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("M, N, K", [(0, 5, 8), (3, 4, 0), (1, 1, 1), (1, 1000, 1000),
+                                     (129, 127, 1001), (4096, 2304, 256)])
+def test_matmul_persistent_on_the_device(rng, M, N, K, dtype):
+    """The last has 288 tiles, more than any device has multiprocessors."""
+    import torch
+
+    from layer1_kernels import matmul_persistent
+
+    a, w = (padded(rng, rows, K, dtype, "cuda") for rows in (M, N))
+    want = a.double() @ w.double().T
+    got = matmul_persistent(a, w)
+    near = torch.finfo(got.dtype).eps                           # twice what rounding c costs
+    assert torch.allclose(got.double(), want, rtol=near, atol=1e-3)
+    assert torch.equal(matmul_persistent(a, w), got)
 
 
 @pytest.mark.gpu
