@@ -80,6 +80,7 @@ from layer1_kernels.k11_cross_entropy import (
     cross_entropy_torch,
 )
 from layer1_kernels.k12_tensor_cores import (
+    matmul_persistent,
     matmul_wmma_cuda,
 )
 from layer1_kernels.k13_flash_attention import (
@@ -131,6 +132,7 @@ __all__ = [
     "matmul",
     "matmul_cuda",
     "matmul_few_rows",
+    "matmul_persistent",
     "matmul_registers_cuda",
     "matmul_swiglu",
     "matmul_swiglu_torch",
