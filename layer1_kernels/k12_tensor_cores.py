@@ -103,7 +103,7 @@ def matmul_wmma_cuda(a, w, dtype=torch.float16):    # (M, K), (N, K) -> (M, N)
 @triton.jit
 def matmul_persistent_triton(a, w, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
                              GROUP: tl.constexpr):
-    """As many programs as run at once: each goes from tile to tile of c, as many further.
+    """No more programs than run at once: of P programs, i makes the tiles i, i + P, i + 2·P ...
 
     a, w, c: descriptors with tiles (BM, BK), (BN, BK) and (BM, BN). They know the sizes: what a
     tile has beyond them is loaded as 0 and not stored.
