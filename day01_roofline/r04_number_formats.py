@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["FORMATS", "Float", "best_scale", "codes", "decode", "dot", "encode", "from_mxfp4",
+__all__ = ["FORMATS", "Float", "best_scale", "decode", "dot", "encode", "from_mxfp4",
            "from_nvfp4", "largest", "nearest_code", "pack_int4", "pack_trits", "quantize_int",
            "round_scaled", "round_to", "snr", "spacing", "to_mxfp4", "to_nvfp4", "unpack_int4",
            "unpack_trits"]
@@ -92,12 +92,12 @@ def decode(f, code):
     """The numbers, float64, of codes: integers of any shape, 0 <= code < 2^(1 + E + M)."""
     code = integers("decode", code, 0, 2 ** (1 + f.E + f.M) - 1)
     # exercise: take the fields apart; two cases by e; then what lies above f.top; then the sign
-    magnitude = code & 2 ** (f.E + f.M) - 1
-    e, m = magnitude >> f.M, magnitude & 2**f.M - 1
+    magnitude = code & (2 ** (f.E + f.M) - 1)
+    e, m = magnitude >> f.M, magnitude & (2**f.M - 1)
     value = np.ldexp(m + np.where(e > 0, 2.0**f.M, 0.0), np.maximum(e, 1) - f.bias - f.M)
     value = np.where(magnitude > f.top, np.nan, value)
     value = np.where(magnitude == f.inf, np.inf, value)
-    return np.where(code >> f.E + f.M, -value, value)
+    return np.where(code >> (f.E + f.M), -value, value)
 
 
 def spacing(f, x):
@@ -117,14 +117,14 @@ def nearest_code(f, x):
     x: float64 of any shape. Codes beyond f.top: what would come if the exponents went on.
     """
     bits = np.asarray(x, np.float64).view(np.int64)
-    exponent = (bits >> 52) - 1023                  # float64 has E = 11, M = 52
-    significand = bits & 2**52 - 1 | 2**52          # 1 + m / 2^52, times 2^52
+    exponent = (bits >> 52) - 1023                      # float64 has E = 11, M = 52
+    significand = (bits & (2**52 - 1)) | 2**52          # 1 + m / 2^52, times 2^52
     # exercise: the exponent that the code can have; bits too many; round them off; the fields
-    least = np.maximum(exponent, 1 - f.bias)        # a subnormal keeps that of the least normal
-    drop = np.minimum(52 - f.M + least - exponent, 54)      # 54: so small that nothing is left
+    least = np.maximum(exponent, 1 - f.bias)            # all subnormals share the lowest
+    drop = np.minimum(52 - f.M + least - exponent, 54)  # 54: so small that nothing is left
     odd = significand >> drop & 1
-    kept = significand + (1 << drop - 1) - 1 + odd >> drop
-    return (least + f.bias - 1 << f.M) + kept       # the leading 1, or a carry, adds to e
+    kept = (significand + (1 << (drop - 1)) - 1 + odd) >> drop
+    return ((least + f.bias - 1) << f.M) + kept         # the leading 1, or a carry, adds to e
 
 
 def encode(f, x, saturate=False):
@@ -141,17 +141,12 @@ def encode(f, x, saturate=False):
     code = nearest_code(f, np.abs(x))
     code = np.where(code > f.top, f.top if saturate or over is None else over, code)
     code = np.where(np.isnan(x), f.nan or 0, code)
-    return code | np.signbit(x).astype(np.int64) << f.E + f.M
+    return code | np.signbit(x).astype(np.int64) << (f.E + f.M)
 
 
 def round_to(f, x, saturate=False):
     """x as f holds it, float64."""
     return decode(f, encode(f, x, saturate))
-
-
-def codes(f):
-    """Codes of all finite numbers of f from 0 on, in their order."""
-    return np.arange(f.top + 1)
 
 
 def predict_largest_e4m3():
@@ -181,7 +176,11 @@ def predict_lost():
 
 def largest(kind):
     """The largest number of a Float, or of a number of bits, as an int: then of an integer."""
-    return 2 ** (kind - 1) - 1 if isinstance(kind, int) else float(decode(kind, kind.top))
+    if isinstance(kind, Float):
+        return float(decode(kind, kind.top))
+    if kind < 2:
+        raise ValueError(f"largest: an integer of {kind} bits, expected 2 or more")
+    return 2 ** (kind - 1) - 1
 
 
 def quantize_int(x, bits, scale):
@@ -212,8 +211,8 @@ def pack_int4(q):
     Byte i holds number i in its low 4 bits and number i + n/2 in its high 4, each as q + 8.
     """
     q = integers("pack_int4", q, -7, 7)
-    if q.size % 2:
-        raise ValueError(f"pack_int4: got {q.size} integers, expected an even number")
+    if q.ndim != 1 or q.size % 2:
+        raise ValueError(f"pack_int4: q has shape {q.shape}, expected (n,), n even")
     # exercise: two halves, each made positive; one of them shifted
     low, high = np.split(q + 8, 2)
     return (low | high << 4).astype(np.uint8)
@@ -229,8 +228,8 @@ def unpack_int4(packed):
 def pack_trits(q):
     """n numbers of -1, 0, 1 -> n/5 bytes, uint8: 3^5 = 243 fit into 256. n: a multiple of 5."""
     q = integers("pack_trits", q, -1, 1)
-    if q.size % 5:
-        raise ValueError(f"pack_trits: got {q.size} numbers, expected a multiple of 5")
+    if q.ndim != 1 or q.size % 5:
+        raise ValueError(f"pack_trits: q has shape {q.shape}, expected (n,), n a multiple of 5")
     return ((q.reshape(-1, 5) + 1) @ 3 ** np.arange(5)).astype(np.uint8)
 
 
@@ -269,13 +268,14 @@ def to_mxfp4(x):
 
 
 def from_mxfp4(elements, scales):
+    """What to_mxfp4 gave -> (K,) float64."""
     return np.ldexp(decode(FORMATS["e2m1"], elements), (scales - 127)[:, None]).ravel()
 
 
 def to_nvfp4(x):
     """(K,) -> e2m1 codes (K/16, 16), e4m3 codes of scales (K/16,), one fp32 scale of them all.
 
-    The last makes the largest block's scale 448, e4m3's largest number.
+    The last makes the largest block's scale 448, e4m3's largest number. x: in the range of fp32.
     """
     e2m1, e4m3, rows = FORMATS["e2m1"], FORMATS["e4m3"], blocks("to_nvfp4", x, 16)
     top = np.abs(rows).max(-1)
@@ -286,6 +286,7 @@ def to_nvfp4(x):
 
 
 def from_nvfp4(elements, scales, whole):
+    """What to_nvfp4 gave -> (K,) float64."""
     e2m1, e4m3 = FORMATS["e2m1"], FORMATS["e4m3"]
     return (decode(e2m1, elements) * decode(e4m3, scales)[:, None] * whole).ravel()
 

@@ -202,7 +202,7 @@ def hard(name, rng):
             v, ties = v[::7], ties[::7]
     others = v[-1] * 2.0 ** -rng.uniform(0, 2 ** (E - 1) + M + 6, 2000)
     x = np.concatenate((ties, np.nextafter(ties, 0), np.nextafter(ties, np.inf), v, others,
-                        [0.0, 5e-324, 2.0**-1022]))
+                        2.0 ** -np.arange(1075.0), [0.0]))         # float64's own subnormals, too
     return x[(x >= 0) & (x < end)]
 
 
@@ -542,8 +542,9 @@ def test_snr(subject, rng):
     (lambda s: s.decode(given(s, "e2m1"), np.array([16])), "decode: expected integers from 0 to"),
     (lambda s: s.decode(given(s, "e2m1"), np.array([1.5])), "integers from 0 to 15, got float64"),
     (lambda s: s.pack_int4(np.array([-8, 0])), "pack_int4: expected integers from -7 to 7, got"),
-    (lambda s: s.pack_int4(np.array([1, 0, 2])), "got 3 integers, expected an even number"),
-    (lambda s: s.pack_trits(np.array([1, 0])), "got 2 numbers, expected a multiple of 5"),
+    (lambda s: s.pack_int4(np.array([1, 0, 2])), r"q has shape \(3,\), expected \(n,\), n even"),
+    (lambda s: s.pack_trits(np.array([1, 0])), r"q has shape \(2,\), expected \(n,\), n a mul"),
+    (lambda s: s.quantize_int(np.ones(2), 1, 1.0), "an integer of 1 bits, expected 2 or more"),
     (lambda s: s.unpack_trits(np.array([243])), "expected integers from 0 to 242"),
     (lambda s: s.spacing(given(s, "fp16"), np.array([np.inf])), "spacing: x holds inf or NaN"),
     (lambda s: s.to_mxfp4(np.ones(33)), r"to_mxfp4: x has shape \(33,\), expected \(K,\), K a"),
