@@ -21,14 +21,14 @@ SIZES = {
     "k04_matmul_naive": {"M": 5, "N": 20, "K": 48},
     "k05_matmul_tiled": {"M": 12, "N": 20, "K": 48},
     "k06_matmul_registers": {"M": 12, "N": 20, "K": 48},
-    "k07_softmax": {"R": 3, "C": 1000},
+    "k07_softmax": {"R": 4, "C": 1000},
     "k08_rmsnorm": {"T": 3, "C": 136},
     "k09_rope": {"T": 48, "H": 4, "G": 2, "D": 64},
     "k10_swiglu": {"T": 5, "C": 48, "F": 24},
     "k11_cross_entropy": {"T": 5, "V": 1000},
-    "k12_tensor_cores": {"M": 12, "N": 24, "K": 48},
+    "k12_tensor_cores": {"M": 16, "N": 32, "K": 48},
     "k13_flash_attention": {"B": 2, "T": 20, "H": 4, "G": 4, "D": 16},
-    "k14_paged_attention": {"B": 2, "N": 48, "H": 4, "G": 2, "D": 16, "S": 16},
+    "k14_paged_attention": {"B": 8, "N": 32, "H": 4, "G": 2, "D": 16, "S": 16},
     "k15_quantized_matmul": {"N": 24, "K": 256, "group": 64},
 }
 NEAR = 0.03             # of the largest: results of bfloat16 numbers, rounded at different places
@@ -86,7 +86,7 @@ def same(a, b, near):
     """True where two results agree; attention of PyTorch has its heads before its tokens."""
     a, b = a.squeeze().double(), b.squeeze().double()
     if a.shape != b.shape:
-        a = a.transpose(1, 2)
+        a = a.transpose(-3, -2)
     return a.shape == b.shape and (a - b).abs().max() <= near * b.abs().max()
 
 
@@ -98,13 +98,22 @@ def test_every_bench_has_its_sizes():
 def test_bench(families, lesson):
     with shapes.checked(lesson.path(".py")):
         every = families(lesson)
-    for family, (flops, moved, ways) in every.items():
+    for name, figures in bench.targets(lesson).items():
+        family, _, way = name.partition(": ")
+        assert way in every[family][2] and way not in BASELINES, f"no kernel {name}"
+        rivals = {figure.removeprefix("times_") for figure in figures if "times_" in figure}
+        assert rivals <= set(every[family][2]) & set(BASELINES)
+    for family, (flops, moved, ways, *peak) in every.items():
         assert isinstance(flops, int) and ": " not in family
+        assert all(isinstance(dtype, torch.dtype) for dtype in peak)
         assert set(ways) & set(BASELINES) and set(ways) - set(BASELINES), f"{family}: {list(ways)}"
         first = next(way for way in BASELINES if way in ways)
         want = None
         for way in [first, *(way for way in ways if way != first)]:
             run = families(lesson)[family][2][way]                  # not changed by another way
+            if isinstance(run, str):
+                assert way in BASELINES
+                continue
             least, run = run if isinstance(run, tuple) else (moved, run)
             assert isinstance(least, int) and least > 0
             if way in NEEDS_A_GPU:
