@@ -7,9 +7,10 @@ from lab.bench import left_out, row
 __all__ = ["beside"]
 
 # The ways that the others are compared with: PyTorch, as it stands and compiled; the vendors'
-# libraries, each by its name; and a pair of kernels, where one kernel can do the work of both.
-BASELINES = ("eager", "torch", "torch.compile", "library", "cublas", "flash", "cudnn", "sdpa",
-             "pair")
+# libraries, each by its name; what runs op by op; and a pair of kernels, where one kernel can do
+# the work of both.
+THEIRS = ("torch", "torch.compile", "library", "cublas", "flash", "cudnn", "sdpa")
+BASELINES = ("eager", *THEIRS, "pair")
 
 
 def beside(families, limit=60, device=None):
@@ -18,19 +19,19 @@ def beside(families, limit=60, device=None):
     families: {family: (FLOPs, bytes that must move, {way: function without arguments})}. A fourth
     item where arithmetic may decide: the torch dtype whose matmul is the roof, by the library and
     in the same run. For a way that must move other bytes than its family: (its bytes, its
-    function). For one of the BASELINES that cannot do this work: the reason, as a string.
+    function). For one of THEIRS that cannot do this work: the reason, as a string.
     limit: seconds, as for `measure`    device: the GPU if None
 
     -> {"copy": row, "read": row, "matmul of float16": row, "family: way": row, …}, rows of
     lab.bench. Each has its shares of the roofs, and its speed over that of the BASELINES in its
-    family. The row of a baseline that raises says so; a kernel of the course that raises ends it.
+    family. The row of one of THEIRS that raises says so; a way of the course that raises ends it.
     """
     device, jobs, reasons = device or Gpu(), {}, {}
     for family, (flops, moved, ways, *_) in families.items():
         for way, run in ways.items():
             name = f"{family}: {way}"
             own, run = run if isinstance(run, tuple) else (moved, run)
-            reason = run if isinstance(run, str) else way in BASELINES and refusal(run, device)
+            reason = run if isinstance(run, str) else way in THEIRS and refusal(run, device)
             if reason:
                 reasons[name] = reason
             else:

@@ -58,6 +58,7 @@ def measure(lesson):
     import torch
 
     torch.set_float32_matmul_precision("highest")   # IEEE, which a container's setting may not be
+    torch.compiler.reset()              # a function that two lessons compile has one limit of forms
     rows = importlib.import_module(f"{lesson.floor}.{lesson.id}").bench()
     return judge(rows, targets(lesson))
 

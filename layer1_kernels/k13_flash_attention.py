@@ -431,7 +431,7 @@ def bench(B=4, T=4096, H=16, G=16, D=128):
     from day01_roofline import beside
 
     def sdpa(*heads):
-        return scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
+        return scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=H != G)
 
     def vendor(backend):
         def run():

@@ -525,7 +525,7 @@ def bench(B=64, N=4096, H=64, G=8, D=128, S=16):
         ways = {"sdpa": partial(sdpa, q, keys, values), "torch": partial(gathered, *args),
                 "torch.compile": partial(compiled, *args), **ladder(args, sizes),
                 "paged_attention": partial(paged_attention, *args)}
-        return 4 * B * N * H * D, keys.nbytes + values.nbytes + 2 * q.nbytes, ways
+        return 4 * B * N * H * D, keys.nbytes + values.nbytes + 2 * q.nbytes, ways, dtype
 
     def packed(args, sizes):
         return {"heads packed": partial(launch, paged_triton, merge_triton, *args, 1, sizes)}
