@@ -54,7 +54,7 @@ def table(measured):
              *([f"target on {DEVICE}"] if aimed else [])]
     lines = [cells(heads), "| --- " * len(heads) + "|"]
     for name, row in measured.items():
-        line = [name, row.get("left_out", NONE), ""]
+        line = [name, row.get("left_out", NONE).replace("|", "\\|"), ""]
         if "seconds" in row:
             line[1:] = (f"{1e6 * row['seconds']:.1f} ± {row['uncertainty']:.0%}",
                         f"{row['flop_per_second'] / 1e12:.2f}")
