@@ -1,43 +1,70 @@
-"""Ways to do the same work, beside each other, a copy and a read, in one run."""
+"""Ways to do the same work, beside each other and beside a copy, a read and matmuls, in one run."""
 
+from day01_roofline.r01_roofline import count_matmul
 from day01_roofline.r02_clock import Gpu, Job, copy_job, measure, read_job
-from lab.bench import row
+from lab.bench import left_out, row
 
 __all__ = ["beside"]
 
 # The ways that the others are compared with: PyTorch, as it stands and compiled; the vendors'
-# libraries, each by its name; and a pair of kernels, where one kernel can do the work of both.
-BASELINES = ("eager", "torch", "torch.compile", "library", "cublas", "flash", "cudnn", "sdpa",
-             "pair")
+# libraries, each by its name; what runs op by op; and a pair of kernels, where one kernel can do
+# the work of both.
+THEIRS = ("torch", "torch.compile", "library", "cublas", "flash", "cudnn", "sdpa")
+BASELINES = ("eager", *THEIRS, "pair")
 
 
 def beside(families, limit=60, device=None):
     """Measure all ways of all families, a copy and a read, from cold caches and by turns.
 
-    families: {family: (FLOPs, bytes that must move, {way: function without arguments})}. For a way
-    that must move other bytes than its family: (its bytes, its function).
+    families: {family: (FLOPs, bytes that must move, {way: function without arguments})}. A fourth
+    item where arithmetic may decide: the torch dtype whose matmul is the roof, by the library and
+    in the same run. For a way that must move other bytes than its family: (its bytes, its
+    function). For one of THEIRS that cannot do this work: the reason, as a string.
     limit: seconds, as for `measure`    device: the GPU if None
 
-    -> {"copy": row, "read": row, "family: way": row, …}, rows of lab.bench. Each has its shares of
-    both roofs, and its speed over that of the BASELINES in its family.
+    -> {"copy": row, "read": row, "matmul of float16": row, "family: way": row, …}, rows of
+    lab.bench. Each has its shares of the roofs, and its speed over that of the BASELINES in its
+    family. The row of one of THEIRS that raises says so; a way of the course that raises ends it.
     """
-    device = device or Gpu()
+    device, jobs, reasons = device or Gpu(), {}, {}
+    for family, (flops, moved, ways, *_) in families.items():
+        for way, run in ways.items():
+            name = f"{family}: {way}"
+            own, run = run if isinstance(run, tuple) else (moved, run)
+            reason = run if isinstance(run, str) else way in THEIRS and refusal(run, device)
+            if reason:
+                reasons[name] = reason
+            else:
+                jobs[name] = Job(name, run, flops, own)
     roofs = [copy_job(device), read_job(device)]
-    jobs = {family: {way: job(f"{family}: {way}", flops, moved, run) for way, run in ways.items()}
-            for family, (flops, moved, ways) in families.items()}
-    every = [*roofs, *(one for ways in jobs.values() for one in ways.values())]
-    timings = measure(every, device, limit)
+    peaks = {dtype: peak_job(device, dtype) for *_, dtype in families.values()
+             if not isinstance(dtype, dict)}
+    timings = measure([*roofs, *peaks.values(), *jobs.values()], device, limit)
     rates = {roof.name: roof.moved / timings[roof.name].seconds for roof in roofs}
-    rows = {roof.name: row(roof, timings[roof.name], rates) for roof in roofs}
-    for ways in jobs.values():
-        for way, one in ways.items():
-            against = {other: timings[ways[other].name] for other in BASELINES
-                       if other in ways and other != way}
-            rows[one.name] = row(one, timings[one.name], rates, against)
+    rows = {job.name: row(job, timings[job.name], rates) for job in [*roofs, *peaks.values()]}
+    for family, (_, _, ways, *dtype) in families.items():
+        peak = rows[peaks[dtype[0]].name]["flop_per_second"] if dtype else None
+        others = {way: f"{family}: {way}" for way in BASELINES if f"{family}: {way}" in jobs}
+        for name in (f"{family}: {way}" for way in ways):
+            against = {way: timings[other] for way, other in others.items() if other != name}
+            rows[name] = (left_out(reasons[name]) if name in reasons else
+                          row(jobs[name], timings[name], rates, against, peak))
     return rows
 
 
-def job(name, flops, moved, run):
-    """The Job of a way of a family, which may have bytes of its own."""
-    own, run = run if isinstance(run, tuple) else (moved, run)
-    return Job(name, run, flops, own)
+def refusal(run, device):
+    """Why a way cannot be run here, in a line; None if it can."""
+    try:
+        run()
+        device.synchronise()
+    except Exception as error:          # whatever a library refuses with; its row tells it
+        return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    return None
+
+
+def peak_job(device, dtype):
+    """The library's matmul of two large squares of this dtype."""
+    side = device.side
+    c, a, b = (device.array(side, side).to(dtype) for _ in range(3))        # (side, side)
+    return Job(f"matmul of {str(dtype).removeprefix('torch.')}", lambda: device.matmul(c, a, b),
+               *count_matmul(side, side, side, dtype.itemsize))

@@ -311,13 +311,21 @@ def doctor(as_json: Json = False):
 
 @app.command()
 def bench(lesson: LessonWord = None, as_json: Json = False):
-    """Measure the lessons' kernels on this machine's GPU."""
+    """Measure the lessons' kernels on this machine's GPU, into benchmarks/<device>.json."""
     from lab import bench as benching
+    from lab import device, record
 
-    lessons = [course.find(lesson)] if lesson is not None else benching.units()
-    rows = {one.id: benching.measure(one) for one in lessons}
-    print(json.dumps(rows, indent=1) if as_json else
-          "\n".join(benching.text(one, rows[one.id]) for one in lessons))
+    rows = {}
+    for one in [course.find(lesson)] if lesson is not None else benching.units():
+        found = benching.unit(one)
+        rows[one.id] = found["results"]
+        file = record.keep(device.gpu(), f"bench {one.id}", found)
+        if not as_json:
+            print(benching.text(one, rows[one.id]), flush=True)
+    if as_json:
+        print(json.dumps(rows, indent=1))
+    print(f"written: {file.relative_to(record.ROOT)}; `lab build` makes the tables from it",
+          file=sys.stderr)
 
 
 # ---- authors

@@ -1,7 +1,8 @@
-"""What was measured on GPUs, as tables: from benchmarks/<device>.json, which `make gpu` writes.
+"""What was measured on GPUs, as tables: from benchmarks/<device>.json, see lab/record.py.
 
 A lesson takes part if its reference has a function bench(); its text shows the table where it says
-<!-- lab:measured -->. What no record has is "not measured".
+<!-- lab:measured -->. What no record has is "not measured". Targets are judged anew, so that a
+record need not know those of today.
 """
 
 import json
@@ -10,10 +11,11 @@ from lab import bench
 from lab.course import ROOT
 
 NONE = "not measured"
+DEVICE = "an H200"          # what the targets are for
 
 
 def records(folder=ROOT / "benchmarks"):
-    """[what `make gpu` wrote], a device each, by name."""
+    """[the record of a device], by its name."""
     found = [json.loads(path.read_text("utf-8")) for path in folder.glob("*.json")
              if not path.name.endswith(".partial.json")]
     return sorted((r for r in found if "units" in r and "device" in r), key=lambda r: r["device"])
@@ -26,59 +28,93 @@ def rows(record, lesson):
 
 def of_lesson(lesson, known):
     """A lesson's table in Markdown. known: the records."""
-    lines = []
+    lines, wanted = [], bench.targets(lesson)
     for record in known:
-        measured = rows(record, lesson)
-        if measured:
-            ratios = sorted({k for row in measured.values() for k in row if k.startswith("times_")})
+        if measured := rows(record, lesson):
             lines += ["", f"Measured on an {record['device']}, all by turns in one run:", "",
-                      "| | µs | TFLOP/s | share of copy | share of read | " + " | ".join(
-                          f"× {r.removeprefix('times_')}" for r in ratios) + " |",
-                      "| --- " * (5 + len(ratios)) + "|"]
-            lines += [f"| {name} | {1e6 * row['seconds']:.1f} ± {row['uncertainty']:.0%} | "
-                      f"{row['flops'] / row['seconds'] / 1e12:.2f} | "
-                      f"{share(row, 'copy')} | {share(row, 'read')} | " + " | ".join(
-                          f"{row[r]:.2f}" if r in row else "" for r in ratios) + " |"
-                      for name, row in measured.items()]
-    return "\n".join(lines[1:]) or (
-        f"On a GPU: {NONE} yet. `lab bench {lesson.id[:3]}` measures it where there is one.")
+                      *table(bench.judge(measured, wanted))]
+    if lines:
+        return "\n".join(lines[1:])
+    lines = [f"On a GPU: {NONE} yet. `lab bench {lesson.id[:3]}` measures it where there is one."]
+    if wanted:
+        lines += ["", f"| target on {DEVICE} | | |", "| --- | --- | --- |"]
+        lines += [f"| {name} | ≥ {bench.figure(figure, least)} | {NONE} |"
+                  for name, figures in wanted.items() for figure, least in figures.items()]
+    return "\n".join(lines)
 
 
-def share(row, roof):
-    return f"{row[f'share_of_{roof}']:.0%}" if f"share_of_{roof}" in row else ""
+def table(measured):
+    """Judged rows as lines of Markdown: their shares of the roofs, ratios and targets."""
+    figures = {key: None for row in measured.values() for key in row}
+    shares = [key for key in figures if key.startswith("share_of_")]
+    ratios = sorted(key for key in figures if key.startswith("times_"))
+    aimed = any("targets" in row for row in measured.values())
+    heads = ["", "µs", "TFLOP/s", *(f"share of {s.removeprefix('share_of_')}" for s in shares),
+             *(f"× {r.removeprefix('times_')}" for r in ratios),
+             *([f"target on {DEVICE}"] if aimed else [])]
+    lines = [cells(heads), "| --- " * len(heads) + "|"]
+    for name, row in measured.items():
+        line = [name, row.get("left_out", NONE).replace("|", "\\|"), ""]
+        if "seconds" in row:
+            line[1:] = (f"{1e6 * row['seconds']:.1f} ± {row['uncertainty']:.0%}",
+                        f"{row['flop_per_second'] / 1e12:.2f}")
+        line += [f"{row[s]:.0%}" if s in row else "" for s in shares]
+        line += [f"{row[r]:.2f}" if r in row else "" for r in ratios]
+        lines.append(cells([*line, *(["; ".join(bench.aims(row))] if aimed else [])]))
+    return lines
+
+
+def cells(texts):
+    return f"| {' | '.join(texts)} |"
 
 
 def summary(known):
-    """The README's table: of each lesson the kernel that does best against the strongest it is
-    compared with, or against a copy's bandwidth."""
-    devices = [record["device"] for record in known] or ["a GPU"]
-    lines = [f"| lesson | {' | '.join(devices)} |", "| --- " * (1 + len(devices)) + "|"]
+    """The README's table: of each lesson its targets, and the kernel that does best against the
+    strongest it is compared with, or against a copy's bandwidth."""
+    heads = ["lesson", f"targets on {DEVICE}", *([r["device"] for r in known] or ["a GPU"])]
+    lines = [cells(heads), "| --- " * len(heads) + "|"]
     for lesson in bench.units():
-        cells = [best(rows(record, lesson)) for record in known] or [NONE]
-        lines.append(f"| {lesson.id} | {' | '.join(cells)} |")
+        wanted = bench.targets(lesson)
+        lines.append(cells([lesson.id, "; ".join(
+            f"{name} {', '.join(f'≥ {bench.figure(*aim)}' for aim in figures.items())}"
+            for name, figures in wanted.items()),
+            *([best(rows(record, lesson), wanted) for record in known] or [NONE])]))
     return "\n".join(lines) + "\n"
 
 
-def best(measured):
-    """The kernel to name in one cell, with its figures: of those that no other is compared with,
-    the one that does best against the strongest in its family. Names are `way`, `family: way`."""
+def best(measured, wanted):
+    """One cell: the kernel to name with its figures, and how many of the targets are met.
+
+    Of those that no other is compared with, the kernel that does best against the strongest in its
+    family. Names are `way`, `family: way`.
+    """
     def family(name):
         return name.rpartition(": ")[0]
 
     def ratios(row):
-        return {k.removeprefix("times_"): v for k, v in row.items() if k.startswith("times_")}
+        return {key: value for key, value in row.items() if key.startswith("times_")}
 
     def rank(name):
         row = measured[name]
         return min(ratios(row).values(), default=0), row.get("share_of_copy", 0)
 
-    rivals = {(family(name), other) for name, row in measured.items() for other in ratios(row)}
-    own = [name for name in measured if name not in ("copy", "read")
+    rivals = {(family(name), other.removeprefix("times_"))
+              for name, row in measured.items() for other in ratios(row)}
+    own = [name for name, row in measured.items() if "seconds" in row and not is_roof(name)
            and (family(name), name.rpartition(": ")[2]) not in rivals]
     if not own:
         return NONE
     name = max(own, key=rank)
-    figures = [f"{share(measured[name], roof)} of {roof}" for roof in ("copy", "read")
-               if share(measured[name], roof)]
-    figures += [f"{value:.2f} × {other}" for other, value in ratios(measured[name]).items()]
-    return f"{name}: {', '.join(figures)}"
+    row = measured[name]
+    figures = [f"{row[key]:.0%} of {key.removeprefix('share_of_')}" for key in row
+               if key.startswith("share_of_")]
+    figures += [f"{value:.2f} × {key.removeprefix('times_')}" for key, value in ratios(row).items()]
+    said = f"{name}: {', '.join(figures)}"
+    verdicts = [target["met"] for row in bench.judge(measured, wanted).values()
+                for target in row.get("targets", {}).values()]
+    return said + (f". Targets: {verdicts.count(True)} of {len(verdicts)} met" if verdicts else "")
+
+
+def is_roof(name):
+    """True for the rows that `beside` adds to a lesson's own."""
+    return name in ("copy", "read") or name.startswith("matmul of ")

@@ -5,11 +5,8 @@ what each stage said last, what is not proven here and why, and the counts.
 """
 
 import argparse
-import hashlib
-import importlib.metadata
 import json
 import os
-import platform
 import re
 import signal
 import subprocess
@@ -20,8 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lab import course, device
-from lab.course import ROOT, VERSION, CourseError
-from lab.setup import NO_GPU, driver_version
+from lab import record as records
+from lab.course import ROOT, CourseError
+from lab.record import contents
+from lab.setup import NO_GPU
 
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-rfEsx"]
 WORKERS = min(len(os.sched_getaffinity(0)), 8)      # one with torch takes about a gigabyte
@@ -86,19 +85,6 @@ def marked(mark):
     """The test files in which a test carries this mark, relative to the course's folder."""
     return [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").rglob("test_*.py"))
             if f"mark.{mark}" in path.read_text()]
-
-
-def contents(*folders):
-    """{path: digest} of every file below, to tell whether one changed."""
-    found = {}
-    for path in sorted(path for folder in folders for path in folder.rglob("*")):
-        if path.is_symlink():
-            found[str(path)] = os.readlink(path)
-        elif path.is_file():
-            found[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest()
-        else:
-            found[str(path)] = "folder"
-    return found
 
 
 # make test, make test-all
@@ -171,30 +157,8 @@ def run_unit(name, command, limit):
         row = {"exit_code": outcome.exit_code, "counts": outcome.counts(), "said": outcome.said,
                "not_proven": outcome.undecided, "seconds": round(outcome.seconds, 1)}
         if bench and outcome.exit_code == 0:
-            row["results"] = json.loads(results.read_text())
+            row |= json.loads(results.read_text())
     return row
-
-
-def about(gpu):
-    """What a record says of the machine and of the sources that were proven on it."""
-    def version(package):
-        try:
-            return importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            return None
-
-    cupy = version("cupy-cuda13x") or version("cupy-cuda12x")
-    sources = contents(*(folder for pattern in ("lab", "day*", "layer*", "tests")
-                         for folder in ROOT.glob(pattern)))
-    sources = {str(Path(path).relative_to(ROOT)): digest for path, digest in sources.items()
-               if Path(path).suffix in (".py", ".cu", ".toml")}
-    return {
-        "schema": 1, "course_version": VERSION, "device": gpu.name,
-        "capability": list(gpu.capability), "memory_bytes": gpu.memory,
-        "driver": driver_version(), "python": platform.python_version(),
-        "torch": version("torch"), "triton": version("triton"), "cupy": cupy,
-        "sources": hashlib.sha256(json.dumps(sources).encode()).hexdigest(),
-    }
 
 
 def earlier_units(journal, record):
@@ -208,13 +172,6 @@ def earlier_units(journal, record):
         raise CourseError(f"{journal} is damaged: delete it to begin again") from None
 
 
-def write(file, record):
-    """All of it or nothing: a run may be stopped at any moment."""
-    beside = file.with_suffix(".new")
-    beside.write_text(json.dumps(record, indent=1) + "\n")
-    os.replace(beside, file)
-
-
 def prove_gpu():
     """One slice: the units that no earlier slice has done, until the time is up; the exit code.
 
@@ -225,10 +182,9 @@ def prove_gpu():
     if gpu is None:
         print(NO_GPU)
         return 3
-    stem = re.sub(r"[^a-z0-9]+", "-", gpu.name.lower()).strip("-")
-    file = ROOT / "benchmarks" / f"{stem}.json"
+    file = records.path_of(gpu)
     journal = file.with_suffix(".partial.json")
-    record = about(gpu)
+    record = records.about(gpu)
     rows = record["units"] = earlier_units(journal, record)
     units, ran = gpu_units(), 0
     for name, command in units.items():
@@ -240,7 +196,7 @@ def prove_gpu():
             break                   # it gets a whole slice next time
         rows[name] = row
         ran += 1
-        write(journal, record)
+        records.write(journal, record)
 
     print(f"\n== summary, {len(rows)} of {len(units)} units")
     for name, row in rows.items():
@@ -248,7 +204,7 @@ def prove_gpu():
     if len(rows) < len(units):
         print(f"not finished: `make gpu` goes on from {journal.relative_to(ROOT)}")
     else:
-        write(file, record)
+        records.write(file, record)
         journal.unlink(missing_ok=True)
         print(f"written: {file.relative_to(ROOT)}")
     counts = [row["counts"] for row in rows.values()]

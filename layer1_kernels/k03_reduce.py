@@ -151,6 +151,10 @@ def shipped():
                                            {"BLOCK": BLOCK}, num_warps=4)}
 
 
+H200_TARGETS = {"sum: sum_vector_cuda": {"share_of_copy": 1.02},     # it writes next to nothing
+                "sum: sum_triton": {"share_of_copy": 1.02}}
+
+
 def bench(n=2**28):
     """On a GPU: every kernel of this lesson, torch's sum and the roofs, by turns; rows of
     lab.bench. The input is a gigabyte, far beyond the L2 cache."""

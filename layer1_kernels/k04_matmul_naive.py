@@ -140,13 +140,15 @@ def bench(M=2048, N=2048, K=2048):
     from day01_roofline import beside, count_matmul
 
     families = {}
-    for rows in (M, 1):
+    compiled = torch.compile(torch.matmul, dynamic=False)
+    for family, rows, *peak in (("many rows", M, torch.float32), ("one row", 1)):
         a, w = (torch.randn(size, K, device="cuda") for size in (rows, N))
         ways = {"cublas": partial(torch.matmul, a, w.T),
+                "torch.compile": partial(compiled, a, w.T),
                 "dots_triton": partial(matmul_few_rows, a, w)}
         for kernel in ("matmul_naive_cuda", "matmul_swapped_cuda", "matmul_coalesced_cuda"):
             ways[kernel] = partial(matmul_untiled_cuda, a, w, kernel)
-        families[f"M = {rows}"] = *count_matmul(rows, N, K, a.element_size()), ways
+        families[family] = *count_matmul(rows, N, K, a.element_size()), ways, *peak
     return beside(families)
 
 

@@ -231,23 +231,27 @@ def shipped(N=4096):
     return found
 
 
+H200_TARGETS = {"bf16: matmul": {"times_cublas": 0.75}, "fp32: matmul": {"times_cublas": 0.80}}
+
+
 def bench(M=8192, N=8192, K=8192):
     """On a GPU: this lesson's kernels, cuBLAS (through torch) and the roofs, by turns; rows of
     lab.bench.
 
     M rows of a in bf16 and half as many in fp32, where arithmetic decides; one row in bf16, where
-    memory does. torch.compile is left out: it calls cuBLAS too.
+    memory does. torch.compile may call cuBLAS too.
     """
     from day01_roofline import beside, count_matmul
 
     families, bf16, fp32 = {}, torch.bfloat16, torch.float32
-    for rows, dtype, launchers in ((M, bf16, [matmul]), (1, bf16, [matmul]),
-                                   (M // 2, fp32, [matmul, matmul_cuda])):
+    compiled = torch.compile(matmul_torch, dynamic=False)
+    for family, rows, dtype, launchers, *peak in (
+            ("bf16", M, bf16, [matmul], bf16), ("bf16, one row", 1, bf16, [matmul]),
+            ("fp32", M // 2, fp32, [matmul, matmul_cuda], fp32)):
         a, w = (torch.randn(size, K, device="cuda").to(dtype) for size in (rows, N))
-        ways = {"cublas": partial(matmul_torch, a, w)}
+        ways = {"cublas": partial(matmul_torch, a, w), "torch.compile": partial(compiled, a, w)}
         ways |= {launcher.__name__: partial(launcher, a, w) for launcher in launchers}
-        families[f"{'bf16' if dtype == bf16 else 'fp32'}, M = {rows}"] = (
-            *count_matmul(rows, N, K, dtype.itemsize), ways)
+        families[family] = *count_matmul(rows, N, K, dtype.itemsize), ways, *peak
     return beside(families)
 
 

@@ -164,24 +164,40 @@ def shipped():
                 softmax_online_triton, kinds, {"BLOCK": BLOCK}, num_warps=8)}
 
 
+H200_TARGETS = {
+    "fp32: softmax_fused_triton": {"share_of_copy": 0.95, "times_torch": 1.3},
+    "bf16: softmax_fused_triton": {"share_of_copy": 0.95, "times_torch": 1.3},
+    "bf16, long rows: softmax_fused_triton": {"share_of_copy": 0.95, "times_torch": 1.3}}
+
+
 def bench(R=16_384, C=8_192):
     """On a GPU: every kernel of this lesson, torch's softmax, eager and compiled, and the roofs, by
-    turns; rows of lab.bench. The input is half a gigabyte, far beyond the L2 cache."""
+    turns; rows of lab.bench.
+
+    R rows of C numbers in fp32 and in bf16; and a quarter as many in bf16, but four times as long:
+    the longest that a program holds. An input is a quarter of a gigabyte or more, far beyond the L2
+    cache.
+    """
     from day01_roofline import beside, count_softmax
 
-    x = torch.randn(R, C, device="cuda")            # (R, C)
-    y = torch.empty_like(x)                         # (R, C)
-    compiled = torch.compile(softmax_torch)
+    compiled = torch.compile(softmax_torch, dynamic=False)
 
-    def online():
+    def online(x):
+        (R, C), y = x.shape, torch.empty_like(x)    # (R, C)
         softmax_online_triton[(R,)](x, y, C, BLOCK=BLOCK, num_warps=8)
         return y
 
-    ways = {"torch": lambda: softmax_torch(x), "torch.compile": lambda: compiled(x),
-            "softmax_fused_triton": lambda: softmax(x), "softmax_online_triton": online}
-    for kernel in ("softmax_three_pass_cuda", "softmax_fused_cuda", "softmax_online_cuda"):
-        ways[kernel] = partial(softmax_cuda, x, kernel)
-    return beside({"softmax": (*count_softmax(R, C, x.element_size()), ways)})
+    families, ways = {}, {"torch": softmax_torch, "torch.compile": compiled,
+                          "softmax_fused_triton": softmax, "softmax_online_triton": online}
+    cuda = {kernel: partial(softmax_cuda, kernel=kernel) for kernel in (
+        "softmax_three_pass_cuda", "softmax_fused_cuda", "softmax_online_cuda")}
+    wide = torch.randn(R, C, device="cuda")         # (R, C)
+    narrow = wide.bfloat16()                        # (R, C)
+    for family, x, those in (("fp32", wide, ways | cuda), ("bf16", narrow, ways),
+                             ("bf16, long rows", narrow.view(R // 4, 4 * C), ways)):
+        families[family] = *count_softmax(*x.shape, x.element_size()), {
+            way: partial(run, x) for way, run in those.items()}
+    return beside(families)
 
 
 def check(x, *dtypes):

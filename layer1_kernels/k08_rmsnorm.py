@@ -361,6 +361,11 @@ def shipped(C=8192):
     return found
 
 
+H200_TARGETS = {"rmsnorm: triton": {"share_of_copy": 0.93},
+                "layernorm: triton": {"share_of_copy": 0.93},
+                "add_rmsnorm: triton": {"times_torch": 2.2}}         # op by op: nothing fused
+
+
 def bench(T=16_384, C=8_192):
     """On a GPU: the kernels of this lesson, torch's and the roofs, by turns; rows of lab.bench.
 
@@ -372,29 +377,47 @@ def bench(T=16_384, C=8_192):
     x32, r32 = (torch.randn(T, C, device="cuda") for _ in range(2))             # (T, C)
     w32, b32 = (torch.randn(C, device="cuda") for _ in range(2))                # (C,)
     x, r, w, b = (array.bfloat16() for array in (x32, r32, w32, b32))
-    compiled = [torch.compile(formula) for formula in
+    compiled = [torch.compile(formula, dynamic=False) for formula in
                 (rmsnorm_torch, layernorm_torch, add_rmsnorm_torch)]
+    y, total = torch.empty_like(x), torch.empty_like(x)                         # (T, C)
+
+    def loop(kernel, *arrays):          # what rows longer than LONGEST get
+        kernel[(T,)](*arrays, C, eps, BLOCK=BLOCK, num_warps=8)
+        return y
+
     return beside({
         "rmsnorm": (4 * T * C, 2 * x.nbytes, {
             "torch": lambda: rmsnorm_torch(x, w, eps),
             "torch.compile": lambda: compiled[0](x, w, eps),
             "library": lambda: nn.rms_norm(x, (C,), w, eps),
-            "triton": lambda: rmsnorm(x, w, eps)}),
+            "triton": lambda: rmsnorm(x, w, eps),
+            "loop_triton": lambda: loop(rmsnorm_loop_triton, x, w, y)}),
         "layernorm": (7 * T * C, 2 * x.nbytes, {
             "torch": lambda: layernorm_torch(x, w, b, eps),
             "torch.compile": lambda: compiled[1](x, w, b, eps),
             "library": lambda: nn.layer_norm(x, (C,), w, b, eps),
-            "triton": lambda: layernorm(x, w, b, eps)}),
+            "triton": lambda: layernorm(x, w, b, eps),
+            "loop_triton": lambda: loop(layernorm_loop_triton, x, w, b, y)}),
         "add_rmsnorm": (5 * T * C, 4 * x.nbytes, {
             "torch": lambda: add_rmsnorm_torch(x, r, w, eps),
             "torch.compile": lambda: compiled[2](x, r, w, eps),
             "library": lambda: nn.rms_norm(x + r, (C,), w, eps),
             "pair": lambda: rmsnorm(vector_add(x, r), w, eps),
-            "triton": lambda: add_rmsnorm(x, r, w, eps)}),
+            "triton": lambda: add_rmsnorm(x, r, w, eps),
+            "loop_triton": lambda: loop(add_rmsnorm_loop_triton, x, r, w, y, total)}),
         "rmsnorm fp32": (4 * T * C, 2 * x32.nbytes, {
+            "torch": lambda: rmsnorm_torch(x32, w32, eps),
+            "torch.compile": lambda: compiled[0](x32, w32, eps),
             "library": lambda: nn.rms_norm(x32, (C,), w32, eps),
             "two_read_cuda": lambda: rmsnorm_cuda(x32, w32, eps, "rmsnorm_two_read_cuda"),
-            "one_read_cuda": lambda: rmsnorm_cuda(x32, w32, eps)}),
+            "one_read_cuda": lambda: rmsnorm_cuda(x32, w32, eps),
+            "triton": lambda: rmsnorm(x32, w32, eps)}),
         "add_rmsnorm fp32": (5 * T * C, 4 * x32.nbytes, {
+            "torch": lambda: add_rmsnorm_torch(x32, r32, w32, eps),
+            "torch.compile": lambda: compiled[2](x32, r32, w32, eps),
             "library": lambda: nn.rms_norm(x32 + r32, (C,), w32, eps),
-            "fused_cuda": lambda: add_rmsnorm_cuda(x32, r32, w32, eps)})})
+            "add, two_read_cuda": lambda: rmsnorm_cuda(vector_add_cuda(x32, r32), w32, eps,
+                                                       "rmsnorm_two_read_cuda"),
+            "add, one_read_cuda": lambda: rmsnorm_cuda(vector_add_cuda(x32, r32), w32, eps),
+            "fused_cuda": lambda: add_rmsnorm_cuda(x32, r32, w32, eps),
+            "triton": lambda: add_rmsnorm(x32, r32, w32, eps)})})

@@ -376,6 +376,9 @@ def shipped(H=32, G=8, D=128):
     return found
 
 
+H200_TARGETS = {"rope: triton": {"share_of_copy": 0.85}}
+
+
 def bench(T=32_768, H=32, G=8, D=128):
     """On a GPU: the kernels of this lesson, torch's and the roofs, by turns; rows of lab.bench.
 
@@ -391,7 +394,9 @@ def bench(T=32_768, H=32, G=8, D=128):
     q, k, v = qkv[:, :H], qkv[:, H:H + G], qkv[:, H + G:]
     q32, k32 = q.float(), k.float()                 # (T, H, D), (T, G, D)
     pages = torch.empty(2, T // 16, 16, G, D, device="cuda", dtype=torch.bfloat16)
-    compiled, table = torch.compile(rope_torch), (cos, sin, positions)
+    compiled, compiled_cache = (torch.compile(formula, dynamic=False)
+                                for formula in (rope_torch, rope_and_cache_torch))
+    table = cos, sin, positions
 
     def heads():
         for x in (q32, k32):
@@ -412,11 +417,13 @@ def bench(T=32_768, H=32, G=8, D=128):
             "triton": lambda: rope(q, k, *table)}),
         "rope fp32": (flops, angles + 2 * T * (H + G) * D * 4, {
             "torch": lambda: rope_torch(q32, k32, *table),
+            "torch.compile": lambda: compiled(q32, k32, *table),
             "heads_triton": heads,
             "triton": lambda: rope(q32, k32, *table),
             "heads_cuda": lambda: rope_cuda(q32, k32, *table, "rope_heads_cuda"),
             "fused_cuda": lambda: rope_cuda(q32, k32, *table)}),
         "rope_and_cache": (flops, angles + 8 * T + 2 * T * (H + 2 * G) * D * 2, {
             "torch": lambda: rope_and_cache_torch(q, k, v, *table, *pages, positions),
+            "torch.compile": lambda: compiled_cache(q, k, v, *table, *pages, positions),
             "pair": pair,
             "triton": lambda: rope_and_cache(q, k, v, *table, *pages, positions)})})

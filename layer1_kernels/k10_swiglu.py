@@ -299,19 +299,23 @@ def shipped(T=8192):
             num_warps=meta["num_warps"], num_stages=meta["num_stages"])}
 
 
+H200_TARGETS = {"swiglu: triton": {"share_of_copy": 0.95}}
+
+
 def bench(T=8192, C=4096, F=14_336):
     """On a GPU: the kernels of this lesson, torch's and the roofs, by turns; rows of lab.bench.
 
     Sizes of the MLP of an 8-billion Llama. gate and up are 470 MB in bf16, far beyond the L2 cache.
     """
     from day01_roofline import beside
+    from layer1_kernels.k05_matmul_tiled import matmul
 
     silu = torch.nn.functional.silu
     x = torch.randn(T, C, device="cuda", dtype=torch.bfloat16)          # (T, C)
     w = torch.randn(2 * F, C, device="cuda", dtype=torch.bfloat16) / C**0.5     # (2*F, C)
     gate, up = (x @ w.T).chunk(2, dim=-1)                               # (T, F)
     gate32, up32 = gate.float().contiguous(), up.float().contiguous()   # (T, F)
-    compiled = torch.compile(lambda gate, up: silu(gate) * up)
+    compiled = torch.compile(lambda gate, up: silu(gate) * up, dynamic=False)
     compiled_matmul = torch.compile(lambda x, w: swiglu_torch(*(x @ w.T).chunk(2, dim=-1)))
     return beside({
         "swiglu": (5 * T * F, 3 * T * F * 2, {
@@ -320,10 +324,13 @@ def bench(T=8192, C=4096, F=14_336):
             "triton": lambda: swiglu(gate, up)}),
         "swiglu fp32": (5 * T * F, 3 * T * F * 4, {
             "torch": lambda: silu(gate32) * up32,
+            "torch.compile": lambda: compiled(gate32, up32),
             "scalar_cuda": lambda: swiglu_cuda(gate32, up32, "swiglu_scalar_cuda"),
-            "vector_cuda": lambda: swiglu_cuda(gate32, up32)}),
+            "vector_cuda": lambda: swiglu_cuda(gate32, up32),
+            "triton": lambda: swiglu(gate32, up32)}),
         "matmul_swiglu": ((4 * C + 5) * T * F, 2 * (T * C + 2 * F * C + T * F), {
             "torch": lambda: swiglu_torch(*(x @ w.T).chunk(2, dim=-1)),
             "torch.compile": lambda: compiled_matmul(x, w),
             "pair": lambda: swiglu(*(x @ w.T).chunk(2, dim=-1)),
-            "triton": lambda: matmul_swiglu(x, w)})})
+            "matmul, swiglu": lambda: swiglu(*matmul(x, w).chunk(2, dim=-1)),
+            "triton": lambda: matmul_swiglu(x, w)}, x.dtype)})

@@ -246,13 +246,43 @@ def shipped(size="i32:16"):
     return found
 
 
+H200_TARGETS = {"bf16: matmul": {"times_cublas": 0.75},
+                "bf16: matmul_persistent": {"times_cublas": 0.88}}
+
+
 def bench(M=8192, N=8192, K=8192):
-    """On a GPU: the fp16 kernels of k05 and of this lesson, cuBLAS (through torch) and the roofs,
-    by turns; rows of lab.bench. torch.compile is left out: it calls cuBLAS too."""
+    """On a GPU: the kernels of k05 and of this lesson, cuBLAS (through torch) and the roofs, by
+    turns; rows of lab.bench. All sizes are multiples of 16. torch.compile may call cuBLAS too.
+
+    fp16, for which the CUDA kernels are; bf16; and fp32, whose products can be made in three ways.
+    """
     from day01_roofline import beside, count_matmul
 
-    a, w = (torch.randn(rows, K, device="cuda").half() for rows in (M, N))  # (M, K), (N, K)
-    ways = {"cublas": matmul_torch, "matmul": matmul, "matmul_wmma_cuda": matmul_wmma_cuda,
-            "matmul_persistent": matmul_persistent}
-    return beside({"matmul": (*count_matmul(M, N, K, a.element_size()),
-                              {way: partial(run, a, w) for way, run in ways.items()})})
+    def warp(a, w):
+        c = a.new_empty(M, N, dtype=torch.float32)  # (M, N)
+        KERNELS.get("wmma_warp_cuda")((N // 16, M // 16), 32, (a, w, c, N, K))
+        return c
+
+    def dot(precision, BM, BN, BK, warps):
+        def run(a, w):
+            c = torch.empty(M, N, dtype=a.dtype, device=a.device)           # (M, N)
+            matmul_dot_triton[(triton.cdiv(M, BM), triton.cdiv(N, BN))](
+                a, w, c, M, N, K, BM=BM, BN=BN, BK=BK, PRECISION=precision, num_warps=warps)
+            return c
+        return run
+
+    a, w = (torch.randn(rows, K, device="cuda") for rows in (M, N))         # (M, K), (N, K)
+    always = {"cublas": matmul_torch, "torch.compile": torch.compile(matmul_torch, dynamic=False)}
+    kernels = {
+        torch.float16: {"matmul": matmul, "matmul_dot_triton": dot("ieee", 128, 128, 64, 8),
+                        "wmma_warp_cuda": warp, "matmul_wmma_cuda": matmul_wmma_cuda,
+                        "matmul_persistent": matmul_persistent},
+        torch.bfloat16: {"matmul": matmul, "matmul_persistent": matmul_persistent},
+        torch.float32: {f"dot, {way}": dot(way, 64, 64, 32, 4)
+                        for way in ("ieee", "tf32x3", "tf32")}}
+    families = {}
+    for name, dtype in zip(("fp16", "bf16", "fp32"), kernels, strict=True):
+        args = a.to(dtype), w.to(dtype)
+        ways = {way: partial(run, *args) for way, run in (always | kernels[dtype]).items()}
+        families[name] = *count_matmul(M, N, K, dtype.itemsize), ways, dtype
+    return beside(families)

@@ -414,28 +414,36 @@ def shipped():
         for D in (128, 64)}
 
 
+H200_TARGETS = {"attention: flash_triton": {
+    "flop_per_second": 400e12, "times_flash": 1.15, "times_cudnn": 0.70}}
+
+
 def bench(B=4, T=4096, H=16, G=16, D=128):
     """On a GPU: the ladder, PyTorch plain and compiled, the vendor's, and the roofs; rows of
     lab.bench.
 
-    Causal, bf16, T = N. `flash` is FlashAttention-2 in PyTorch, `cudnn` NVIDIA's own.
+    Causal, T = N; bf16, and one sequence of fp32 for the CUDA kernel. `flash` is FlashAttention-2
+    in PyTorch, `cudnn` NVIDIA's own, `sdpa` what PyTorch chooses.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
     from day01_roofline import beside
 
+    def sdpa(*heads):
+        return scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=H != G)
+
     def vendor(backend):
         def run():
             with sdpa_kernel([backend]):
-                return scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
+                return sdpa(*heads)
         return run
 
     scale = D ** -0.5
     q = torch.randn(B, T, H, D, device="cuda", dtype=torch.bfloat16)
     k, v = (torch.randn(B, T, G, D, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     heads = [x.transpose(1, 2) for x in (q, k, v)]
-    sizes, compiled = tiles(T, D, 2), torch.compile(flash_attention_torch)
+    sizes, compiled = tiles(T, D, 2), torch.compile(flash_attention_torch, dynamic=False)
     ways = {"flash": vendor(SDPBackend.FLASH_ATTENTION),
             "cudnn": vendor(SDPBackend.CUDNN_ATTENTION),
             "torch": lambda: flash_attention_torch(q, k, v, True, scale),
@@ -445,4 +453,15 @@ def bench(B=4, T=4096, H=16, G=16, D=128):
              for kernel in FLASH}
     flops = 4 * B * H * D * T * (T + 1) // 2
     moved = 2 * q.nbytes + 2 * k.nbytes + 4 * B * T * H
-    return beside({"attention": (flops, moved, ways)})
+    wide = [x[:1].float() for x in (q, k, v)]       # (1, T, H, D), 2 × (1, T, G, D)
+    wide_heads = [x.transpose(1, 2) for x in wide]
+    return beside({
+        "attention": (flops, moved, ways, q.dtype),
+        "attention fp32": (flops // B, 2 * (wide[0].nbytes + wide[1].nbytes) + 4 * T * H, {
+            "sdpa": lambda: sdpa(*wide_heads),
+            "flash": "it takes 16-bit numbers only",
+            "cudnn": "it takes 16-bit numbers only",
+            "torch": lambda: flash_attention_torch(*wide, True, scale),
+            "torch.compile": lambda: compiled(*wide, True, scale),
+            "triton": lambda: flash_attention(*wide, True, scale),
+            "flash_cuda": lambda: flash_attention_cuda(*wide, True, scale)}, torch.float32)})

@@ -9,6 +9,7 @@ decides. Pages are those of Kwon and others, "Efficient memory management for la
 serving with PagedAttention", 2023; parts merge as in Milakov and Gimelshein's recurrence, k07.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -489,30 +490,60 @@ def shipped():
     return found
 
 
+H200_TARGETS = {"decoding: paged_attention": {"share_of_copy": 0.85}}   # from 512 MB of keys on
+
+
 def bench(B=64, N=4096, H=64, G=8, D=128, S=16):
     """On a GPU: decoding with a gigabyte of keys and values, and the roofs; rows of lab.bench.
 
-    `sdpa` is PyTorch's own attention over keys that lie in one piece, `torch` gathers them first.
+    Then a quarter of the sequences in fp32, for the CUDA kernel; one sequence of 2·N, whose keys
+    are split; and a quarter of all keys and values written into their pages. `sdpa` is PyTorch's
+    own attention over keys that lie in one piece, `torch` gathers them first.
     """
     from torch.nn.functional import scaled_dot_product_attention
 
     from day01_roofline import beside
 
-    def sdpa(keys, values):
-        return scaled_dot_product_attention(args[0][:, :, None], keys, values, enable_gqa=True)
+    def sdpa(q, keys, values):
+        return scaled_dot_product_attention(q[:, :, None], keys, values, enable_gqa=True)
 
-    def together(pages):                        # -> (B, G, N, D)
+    def together(pages, tables):                # -> (B, G, N, D)
         return pages[tables.long()].flatten(1, 2).transpose(1, 2)
 
-    args = decode_batch(B, N, H, G, D, S, "cuda", torch.bfloat16)
-    _, k_pages, v_pages, tables, *_ = args
-    keys, values = together(k_pages), together(v_pages)
-    sizes = sizes_for(B, B, H // G, D, 2)
-    moved = 2 * B * N * G * D * 2 + 2 * B * H * D * 2
-    return beside({"decoding": (4 * B * N * H * D, moved, {
-        "sdpa": lambda: sdpa(keys, values),
-        "torch": lambda: sdpa(together(k_pages), together(v_pages)),
-        "gather, then flash": lambda: gather_then_flash(*args, k13.tiles(1, D, 2)),
-        "heads apart": lambda: heads_apart(*args, 1, sizes),
-        "heads packed": lambda: launch(paged_triton, merge_triton, *args, 1, sizes),
-        "paged_attention": lambda: paged_attention(*args)})})
+    def gathered(q, k_pages, v_pages, tables, *_):
+        return sdpa(q, together(k_pages, tables), together(v_pages, tables))
+
+    compiled, compiled_write = (torch.compile(formula, dynamic=False)
+                                for formula in (gathered, write_kv_torch))
+
+    def decoding(B, N, dtype, ladder):
+        """A family. ladder: the ways besides those of all, from arguments and sizes."""
+        args = decode_batch(B, N, H, G, D, S, "cuda", dtype)
+        q, *pages, tables = args[:4]
+        keys, values = (together(x, tables) for x in pages)     # (B, G, N, D)
+        sizes = sizes_for(B, B, H // G, D, dtype.itemsize)
+        ways = {"sdpa": partial(sdpa, q, keys, values), "torch": partial(gathered, *args),
+                "torch.compile": partial(compiled, *args), **ladder(args, sizes),
+                "paged_attention": partial(paged_attention, *args)}
+        return 4 * B * N * H * D, keys.nbytes + values.nbytes + 2 * q.nbytes, ways, dtype
+
+    def packed(args, sizes):
+        return {"heads packed": partial(launch, paged_triton, merge_triton, *args, 1, sizes)}
+
+    def steps(args, sizes):
+        return {"gather, then flash": partial(gather_then_flash, *args, k13.tiles(1, D, 2)),
+                "heads apart": partial(heads_apart, *args, 1, sizes)} | packed(args, sizes)
+
+    T, bf16 = B * N // 4, torch.bfloat16
+    k, v, k_pages, v_pages = torch.randn(4, T, G, D, device="cuda", dtype=bf16)     # (T, G, D)
+    k_pages, v_pages = (x.view(T // S, S, G, D) for x in (k_pages, v_pages))
+    slots = torch.randperm(T, device="cuda")                                        # (T,)
+    return beside({
+        "decoding": decoding(B, N, bf16, steps),
+        "decoding fp32": decoding(B // 4, N, torch.float32, lambda args, sizes: {
+            "paged_cuda": partial(paged_attention_cuda, *args)}),
+        "one sequence": decoding(1, 2 * N, bf16, packed),
+        "write_kv": (0, 4 * k.nbytes + slots.nbytes, {
+            "torch": lambda: write_kv_torch(k, v, k_pages, v_pages, slots),
+            "torch.compile": lambda: compiled_write(k, v, k_pages, v_pages, slots),
+            "triton": lambda: write_kv(k, v, k_pages, v_pages, slots)})})

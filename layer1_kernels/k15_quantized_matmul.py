@@ -410,17 +410,28 @@ def shipped(N=4096, K=4096, group=128):
     return found
 
 
+H200_TARGETS = {"int4, T = 1: gemv_triton": {"share_of_copy": 0.55}}
+
+
 def bench(N=28_672, K=8192, group=128):
     """On a GPU: this lesson's kernels, cuBLAS on 16-bit weights (through torch) and the roofs, by
     turns; rows of lab.bench.
 
     Weights of 8192 x 28,672, 470 MB in bf16 and 125 MB in int4, both beyond the L2 cache; 1, 16 and
-    512 rows of x. torch.compile: of the dequantising formula.
+    512 rows of x. torch.compile: of the dequantising formula. gemv_triton is the kernel alone, and
+    is credited with the packed integers only.
     """
     from day01_roofline import beside
 
     w = torch.randn(N, K, device="cuda", dtype=torch.bfloat16) / K**0.5         # (N, K)
-    compiled, families = torch.compile(quantized_matmul_torch), {}
+    compiled, families = torch.compile(quantized_matmul_torch, dynamic=False), {}
+    y = torch.empty(1, N, device="cuda", dtype=w.dtype)                         # (1, N)
+
+    def gemv(x, packed, scales, bits, group):
+        row = packed.shape[1]
+        quantized_gemv_triton[(triton.cdiv(N, GEMV["BN"]), 1)](
+            x, packed, scales, y, N, row, K // group, row, BITS=bits, GROUP=group, **GEMV)
+        return y
     for bits in (8, 4):
         weights = *quantize_weight(w, bits, group), bits, group
         moved = sum(part.nbytes for part in weights[:2])
@@ -431,7 +442,11 @@ def bench(N=28_672, K=8192, group=128):
                     "torch": partial(quantized_matmul_torch, x, *weights),
                     "torch.compile": partial(compiled, x, *weights),
                     "triton": partial(quantized_matmul, x, *weights)}
-            if T == 1:                          # x and y in fp32
-                ways["cuda"] = moved + 2 * ends, partial(quantized_matmul_cuda, x.float(), *weights)
-            families[f"int{bits}, T = {T}"] = 2 * T * N * K, moved + ends, ways
+            if T == 1:
+                ways["gemv_triton"] = weights[0].nbytes, partial(gemv, x, *weights)
+                for kernel in ("gemv_bytes", "gemv_wide"):      # x and y in fp32
+                    ways[kernel] = moved + 2 * ends, partial(quantized_matmul_cuda, x.float(),
+                                                             *weights, kernel)
+            peak = [x.dtype] if T > 1 else []
+            families[f"int{bits}, T = {T}"] = 2 * T * N * K, moved + ends, ways, *peak
     return beside(families)

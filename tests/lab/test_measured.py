@@ -7,7 +7,7 @@ import pytest
 from lab import bench, build, measured
 
 ROW = {"seconds": 2e-3, "spread": 0.02, "uncertainty": 0.01, "runs": 9, "bytes": 1,
-       "flops": 500_000_000}
+       "flops": 500_000_000, "flop_per_second": 0.25e12}
 LESSON = bench.units()[0]
 
 
@@ -36,9 +36,65 @@ def test_a_lesson_shows_all_rows():
                                       "times_torch": 1.08}}
     text = measured.of_lesson(LESSON, [record("H200", rows)])
     assert "Measured on an H200" in text and "not measured" not in text
-    assert "| | µs | TFLOP/s | share of copy | share of read | × torch |" in text
+    assert "|  | µs | TFLOP/s | share of copy | share of read | × torch |" in text
     assert "| add: add_triton | 2000.0 ± 1% | 0.25 | 98% | 87% | 1.08 |" in text
     assert "| copy | 2000.0 ± 1% | 0.25 |  |  |  |" in text
+
+
+@pytest.fixture
+def aimed(monkeypatch):
+    """The first lesson with targets, and its record."""
+    monkeypatch.setattr(bench, "targets", lambda lesson: lesson == LESSON and {
+        "norm: triton": {"share_of_copy": 0.93, "times_torch": 1.3, "flop_per_second": 1e12},
+        "norm: lost": {"times_cudnn": 0.7}} or {})
+    return record("H200", {
+        "norm: torch": ways(), "norm: cudnn": bench.left_out("no such library"),
+        "norm: triton": ways(copy=0.95, torch=1.2), "norm: lost": ways(copy=0.1, torch=1.1)})
+
+
+def test_targets_stand_in_the_tables_before_they_are_measured(aimed):
+    text = measured.of_lesson(LESSON, [])
+    assert text.splitlines()[2:] == [
+        "| target on an H200 | | |", "| --- | --- | --- |",
+        "| norm: triton | ≥ 93% of copy | not measured |",
+        "| norm: triton | ≥ 1.30 × torch | not measured |",
+        "| norm: triton | ≥ 1 TFLOP/s | not measured |",
+        "| norm: lost | ≥ 0.70 × cudnn | not measured |"]
+    wanted = ("norm: triton ≥ 93% of copy, ≥ 1.30 × torch, ≥ 1 TFLOP/s; "
+              "norm: lost ≥ 0.70 × cudnn")
+    assert f"| {LESSON.id} | {wanted} | not measured |" in measured.summary([])
+
+
+def test_targets_are_judged(aimed):
+    text = measured.of_lesson(LESSON, [aimed])
+    assert "| × torch | target on an H200 |" in text
+    assert "| 1.20 | ≥ 93% of copy: met; ≥ 1.30 × torch: missed; ≥ 1 TFLOP/s: missed |" in text
+    assert "| 1.10 | ≥ 0.70 × cudnn: not measured |" in text
+    assert "| norm: cudnn | no such library |  |" in text
+    row = next(line for line in measured.summary([aimed]).splitlines() if LESSON.id in line)
+    assert row.endswith("| norm: triton: 95% of copy, 95% of read, 1.20 × torch. "
+                        "Targets: 1 of 4 met |")
+
+
+def test_judged_rows_carry_their_targets():
+    rows = {"a": {"share_of_copy": 0.95}, "b": {"share_of_copy": 0.95}, "c": {}}
+    assert bench.judge(rows, {"b": {"share_of_copy": 0.95, "times_torch": 1.5},
+                              "c": {"share_of_copy": 0.1}}) == {
+        "a": {"share_of_copy": 0.95},
+        "b": {"share_of_copy": 0.95, "targets": {
+            "share_of_copy": {"least": 0.95, "met": True},
+            "times_torch": {"least": 1.5, "met": None}}},
+        "c": {"targets": {"share_of_copy": {"least": 0.1, "met": None}}}}
+    assert rows["b"] == {"share_of_copy": 0.95}
+
+
+def test_targets_are_read_without_running_the_lesson():
+    class Lesson:
+        sources = {"python": "import nothing\nH200_TARGETS = {'a: b': {'times_torch': 1.5}}\n"}
+
+    assert bench.targets(Lesson) == {"a: b": {"times_torch": 1.5}}
+    Lesson.sources = {"python": "def bench():\n    H200_TARGETS = 1\n"}
+    assert bench.targets(Lesson) == {}
 
 
 def ways(**ratios):
@@ -71,16 +127,21 @@ def ways(**ratios):
 def test_the_summary_names_the_best_of_ones_own_kernels(rows, said):
     rows = {"copy": ways(copy=1.0), "read": ways(copy=1.1)} | rows
     text = measured.summary([record("H200", rows), record("Other", {})])
-    assert f"| {LESSON.id} | {said} | not measured |" in text
+    assert f"| {LESSON.id} |  | {said} | not measured |" in text
 
 
-def test_the_terminal_shows_shares_and_ratios():
-    rows = {"copy": ways(copy=1.0), "norm fp32: fused_cuda": ways(library=0.9)}
-    name, copy, fused = bench.text(LESSON, rows).splitlines()
+def test_the_terminal_shows_shares_ratios_and_targets():
+    rows = {"copy": ways(copy=1.0), "norm fp32: library": bench.left_out("not here"),
+            "norm fp32: fused_cuda": ways(library=0.9)}
+    wanted = {"norm fp32: fused_cuda": {"times_library": 0.8}, "gone": {"times_library": 0.8}}
+    name, copy, library, fused, gone = bench.text(LESSON, bench.judge(rows, wanted)).splitlines()
     assert name == LESSON.id and copy.split()[0] == "copy"
     assert fused.split("2000.0 µs")[1] == (
-        " ±  1%     0.25 TFLOP/s   50.0% of copy   50.0% of read   0.90 × library")
+        " ±  1%     0.25 TFLOP/s   50.0% of copy   50.0% of read  0.90 × library"
+        "  target ≥ 0.80 × library: met")
     assert copy.index("µs") == fused.index("µs")
+    assert library.endswith("not measured: not here")
+    assert gone.endswith("not measured: no such row  target ≥ 0.80 × library: not measured")
 
 
 @pytest.mark.parametrize("lesson", bench.units(), ids=lambda i: i.id)

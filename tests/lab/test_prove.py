@@ -8,6 +8,7 @@ import pytest
 
 from lab import course as course_of_lessons
 from lab import prove, verify
+from lab import record as records
 from lab.device import Gpu
 
 GPU = Gpu("NVIDIA Test 1", (9, 0), 80 * 2**30)
@@ -18,7 +19,8 @@ import json, sys, time
 if "--list" in sys.argv:
     print("copy\\nmatmul")
 else:
-    json.dump({"rows": [1]}, open(sys.argv[sys.argv.index("--out") + 1], "w"))
+    found = {"results": {"rows": [1]}, "clocks": {}}
+    json.dump(found, open(sys.argv[sys.argv.index("--out") + 1], "w"))
 """
 
 
@@ -34,6 +36,7 @@ def course(tmp_path, monkeypatch):
     (tmp_path / "lab" / "bench.py").write_text(BENCH)
     (tmp_path / "work" / "mine.py").write_text("mine")
     monkeypatch.setattr(prove, "ROOT", tmp_path)
+    monkeypatch.setattr(records, "ROOT", tmp_path)
     monkeypatch.setattr(prove.device, "gpu", lambda: GPU)
     return tmp_path
 
@@ -155,16 +158,17 @@ def test_slices_go_on_where_the_last_one_stopped(course, monkeypatch, capsys):
 def test_changed_sources_begin_again(course, monkeypatch):
     journal = course / "benchmarks" / "nvidia-test-1.partial.json"
     rows = {"tests/test_a.py": {"exit_code": 0}}
-    record = prove.about(GPU)
+    record = records.about(GPU)
     journal.write_text(json.dumps({**record, "units": rows}))
     assert prove.earlier_units(journal, record) == rows
     (course / "lab" / "bench.py").write_text(BENCH + "# changed\n")
-    assert prove.earlier_units(journal, prove.about(GPU)) == {}
+    assert prove.earlier_units(journal, records.about(GPU)) == {}
 
 
 def test_a_unit_that_outlasts_a_whole_slice_fails(course, monkeypatch):
     monkeypatch.setattr(prove, "gpu_units", lambda: {
-        "bench quick": python("import sys; open(sys.argv[-1], 'w').write('{}')"),
+        "bench quick": python(
+            "import sys; open(sys.argv[-1], 'w').write('{\"results\": {}}')"),
         "bench long": python("import time; time.sleep(60)")})
     monkeypatch.setattr(prove, "SLICE", 2)
     assert prove.prove_gpu() == 3                   # the long one had a part of the slice

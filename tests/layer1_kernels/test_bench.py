@@ -3,14 +3,16 @@ same, and none is credited with bytes that it does not ask for. Nothing is timed
 
 import importlib
 import inspect
+import re
 from functools import partial
 
 import pytest
 import torch
+import triton
 from torch.overrides import TorchFunctionMode
 
 import day01_roofline
-from day01_roofline.beside import BASELINES
+from day01_roofline.beside import BASELINES, THEIRS
 from lab import bench, shapes, simulator
 
 # lesson -> the sizes it is measured at here. No two sizes of an array are alike.
@@ -21,19 +23,25 @@ SIZES = {
     "k04_matmul_naive": {"M": 5, "N": 20, "K": 48},
     "k05_matmul_tiled": {"M": 12, "N": 20, "K": 48},
     "k06_matmul_registers": {"M": 12, "N": 20, "K": 48},
-    "k07_softmax": {"R": 3, "C": 1000},
+    "k07_softmax": {"R": 4, "C": 1000},
     "k08_rmsnorm": {"T": 3, "C": 136},
     "k09_rope": {"T": 48, "H": 4, "G": 2, "D": 64},
     "k10_swiglu": {"T": 5, "C": 48, "F": 24},
     "k11_cross_entropy": {"T": 5, "V": 1000},
-    "k12_tensor_cores": {"M": 12, "N": 24, "K": 48},
+    "k12_tensor_cores": {"M": 16, "N": 32, "K": 48},
     "k13_flash_attention": {"B": 2, "T": 20, "H": 4, "G": 4, "D": 16},
-    "k14_paged_attention": {"B": 2, "N": 48, "H": 4, "G": 2, "D": 16, "S": 16},
+    "k14_paged_attention": {"B": 8, "N": 32, "H": 4, "G": 2, "D": 16, "S": 16},
     "k15_quantized_matmul": {"N": 24, "K": 256, "group": 64},
 }
 NEAR = 0.03             # of the largest: results of bfloat16 numbers, rounded at different places
 FOUR_BITS = 0.2         # likewise, where cuBLAS has the weights before they were cut to 4 bits
 LEFT = {"rope_and_cache: pair": {"k"}}      # way -> what it also changes, which no other has to
+# Kernels that no way launches here, and why.
+UNTIMED = {"shares_cuda": "shows what each thread of the sum adds",
+           "order_triton": "shows the order of the tiles",
+           "wmma_half_sums_cuda": "shows what becomes of sums in fp16",
+           "unpack_all_triton": "shows what one function unpacks",
+           "merge_triton": "256 keys and fewer are not split"}
 NEEDS_A_GPU = {"cudnn": "No viable backend"}            # way -> what PyTorch says elsewhere
 
 
@@ -86,8 +94,18 @@ def same(a, b, near):
     """True where two results agree; attention of PyTorch has its heads before its tokens."""
     a, b = a.squeeze().double(), b.squeeze().double()
     if a.shape != b.shape:
-        a = a.transpose(1, 2)
+        a = a.transpose(-3, -2)
     return a.shape == b.shape and (a - b).abs().max() <= near * b.abs().max()
+
+
+def kernels(lesson):
+    """The kernels of a lesson: of its .cu, but for those that a macro makes; and in Triton."""
+    module = importlib.import_module(f"{lesson.floor}.{lesson.id}")
+    found = set(re.findall(r"__global__\b[^(;]*?(?:\([^)]*\)\s*)?(\w+_cuda)\(",
+                           lesson.sources.get("cuda", "")))
+    return found | {name for name, value in vars(module).items() if name.endswith("_triton")
+                    and isinstance(value, triton.JITFunction) and "tl.program_id(" in value.src
+                    and value.fn.__module__ == module.__name__}
 
 
 def test_every_bench_has_its_sizes():
@@ -98,13 +116,23 @@ def test_every_bench_has_its_sizes():
 def test_bench(families, lesson):
     with shapes.checked(lesson.path(".py")):
         every = families(lesson)
-    for family, (flops, moved, ways) in every.items():
+    launched = set()
+    for name, figures in bench.targets(lesson).items():
+        family, _, way = name.partition(": ")
+        assert way in every[family][2] and way not in BASELINES, f"no kernel {name}"
+        rivals = {figure.removeprefix("times_") for figure in figures if "times_" in figure}
+        assert rivals <= set(every[family][2]) & set(BASELINES)
+    for family, (flops, moved, ways, *peak) in every.items():
         assert isinstance(flops, int) and ": " not in family
+        assert all(isinstance(dtype, torch.dtype) for dtype in peak)
         assert set(ways) & set(BASELINES) and set(ways) - set(BASELINES), f"{family}: {list(ways)}"
         first = next(way for way in BASELINES if way in ways)
         want = None
         for way in [first, *(way for way in ways if way != first)]:
             run = families(lesson)[family][2][way]                  # not changed by another way
+            if isinstance(run, str):
+                assert way in THEIRS and run
+                continue
             least, run = run if isinstance(run, tuple) else (moved, run)
             assert isinstance(least, int) and least > 0
             if way in NEEDS_A_GPU:
@@ -113,6 +141,7 @@ def test_bench(families, lesson):
                 continue
             with simulator.trace() as trace:
                 got = result(run)
+            launched |= {launch.name for launch in trace.launches}
             asked = sum(launch.bytes_loaded + launch.bytes_stored for launch in trace.launches)
             assert way in BASELINES or asked >= least, (
                 f"{family}: {way} is credited with {least} bytes and asks for {asked}")
@@ -122,3 +151,5 @@ def test_bench(families, lesson):
             near = FOUR_BITS if family.startswith("int4") and way == "cublas" else NEAR
             for name in shared:
                 assert same(got[name], want[name], near), f"{family}: {way} gives another {name}"
+    left = kernels(lesson) - launched - set(UNTIMED)
+    assert not left, f"no way launches {', '.join(sorted(left))}"
