@@ -78,23 +78,35 @@ class Step(NamedTuple):
     """One rung of the ladder, as counted in the simulator."""
 
     name: str
-    instructions: int       # of a warp, all of them
+    bytes: int              # that lanes ask for, loads and stores
     requests: int           # loads of a warp
     sectors: float          # 32-byte sectors that a load touches
     ideal: float            # sectors that would hold the bytes it wants
+    instructions: int       # of a warp, all of them
+    changed: str
 
 
 def ladder(n):
     """Every kernel of this lesson on n elements: [Step]."""
     x, y = torch.ones(n), torch.ones(n)             # (n,)
+    changes = {"add_cuda": "one element a thread",
+               "add_chunk_cuda": "loses: four neighbours a thread, one by one",
+               "add_grid_stride_cuda": "four again, but a whole grid apart",
+               "add_vector_cuda": "four neighbours in one load",
+               "add_triton": "the same, laid out by the compiler"}
     with simulator.trace() as trace:
-        for kernel in ("add_cuda", "add_chunk_cuda", "add_grid_stride_cuda", "add_vector_cuda"):
+        for kernel in list(changes)[:-1]:
             vector_add_cuda(x, y, kernel)
         vector_add(x, y)
-    loads = [launch.totals.access("global", "load") for launch in trace.launches]
-    return [Step(launch.name, launch.steps, load.requests,
-                 load.transactions / load.requests, load.ideal / load.requests)
-            for launch, load in zip(trace.launches, loads, strict=True)]
+    return [step(launch, changes[launch.name]) for launch in trace.launches]
+
+
+def step(launch, changed):
+    """The Step of one launch."""
+    load = launch.totals.access("global", "load")
+    return Step(launch.name, launch.totals.bytes_asked, load.requests,
+                load.transactions / load.requests, load.ideal / load.requests, launch.steps,
+                changed)
 
 
 def shipped():
