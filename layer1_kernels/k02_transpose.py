@@ -111,30 +111,34 @@ class Step(NamedTuple):
     """One rung of the ladder, as counted in the simulator."""
 
     name: str
-    load_sectors: float     # 32-byte sectors that a load touches, over the fewest possible
-    store_sectors: float    # and a store
-    conflicts: float        # wavefronts of shared memory over the fewest possible; None without
+    bytes: int              # that lanes ask for, loads and stores
+    load: float             # 32-byte sectors that a load touches, over the fewest possible
+    store: float            # and a store
+    banks: float            # wavefronts of shared memory over the fewest possible; None without
     shared: int             # bytes of shared memory of a block
     requests: int           # loads and stores of global memory
     instructions: int       # of a warp, all of them
+    changed: str
 
 
 def ladder(M, N):
     """Every kernel of this lesson on (M, N) float32 numbers, M and N multiples of 4: [Step]."""
     x = torch.arange(M * N, dtype=torch.float32).reshape(M, N)  # (M, N)
+    changes = ("by the book", "through a tile; loses in its banks", "one word more a row",
+               "places exchanged, no word more", "16 bytes a lane", "the compiler's own tile")
     with simulator.trace() as trace:
         for kernel in LADDER:
             transpose_cuda(x, kernel)
         transpose(x)
-    return [step(launch) for launch in trace.launches]
+    return [step(*each) for each in zip(trace.launches, changes, strict=True)]
 
 
-def step(launch):
+def step(launch, changed):
     """The Step of one launch."""
     load, store = (launch.totals.access("global", op) for op in ("load", "store"))
-    return Step(launch.name, load.transactions / load.ideal, store.transactions / store.ideal,
-                launch.bank_conflict_degree(), launch.shared_bytes,
-                load.requests + store.requests, launch.steps)
+    return Step(launch.name, launch.totals.bytes_asked, load.transactions / load.ideal,
+                store.transactions / store.ideal, launch.bank_conflict_degree(),
+                launch.shared_bytes, load.requests + store.requests, launch.steps, changed)
 
 
 def shipped():
