@@ -122,27 +122,37 @@ class Step(NamedTuple):
 
     name: str
     launches: int
+    bytes: int              # that lanes ask of global memory
+    sectors: int            # of 32 bytes that they touch
     loads: int              # requests of global memory
     shared: int             # requests of shared memory
     barriers: int           # that warps waited at
     instructions: int       # of a warp, all of them
+    changed: str
 
 
 def ladder(n):
     """Every kernel of this lesson on n float32 numbers: [Step]."""
     x = torch.ones(n)                               # (n,)
+    changes = ("neighbours add, in every warp", "those who add are neighbours",
+               "registers, not shared memory", "16 bytes a lane, many numbers",
+               "one launch; loses its order", "written by the compiler")
     runs = {kernel: lambda kernel=kernel: reduce_sum_cuda(x, kernel) for kernel in LADDER}
-    return [step(name, run) for name, run in (runs | {"sum_triton": lambda: reduce_sum(x)}).items()]
+    runs["sum_triton"] = lambda: reduce_sum(x)
+    return [step(name, run, changed)
+            for (name, run), changed in zip(runs.items(), changes, strict=True)]
 
 
-def step(name, run):
+def step(name, run, changed):
     """The Step of what `run` launches."""
     with simulator.trace() as trace:
         run()
     totals = [launch.totals for launch in trace.launches]
-    return Step(name, len(totals), sum(t.sum("requests", "global", ("load",)) for t in totals),
+    return Step(name, len(totals), sum(t.bytes_asked for t in totals),
+                sum(t.sum("transactions", "global") for t in totals),
+                sum(t.sum("requests", "global", ("load",)) for t in totals),
                 sum(t.sum("requests", "shared") for t in totals),
-                sum(t.barriers for t in totals), sum(t.steps for t in totals))
+                sum(t.barriers for t in totals), sum(t.steps for t in totals), changed)
 
 
 def shipped():
