@@ -105,6 +105,7 @@ class Step(NamedTuple):
     store: float            # sectors that a store of a warp touches
     sectors: float          # sectors that are loaded, over those that hold a and w
     instructions: int       # of a warp, all of them
+    changed: str
 
 
 def ladder(M, N, K):
@@ -112,18 +113,22 @@ def ladder(M, N, K):
     rng = torch.Generator().manual_seed(0)
     a, w = (torch.randn(rows, K, generator=rng) for rows in (M, N))
     c = torch.empty(M, N)                           # (M, N)
+    changes = ("an element of c a thread", "x and y swapped: only the store gains",
+               "a warp an element; more to execute", "16 elements a program share a row of a")
     with simulator.trace() as trace:
         for kernel in ("matmul_naive_cuda", "matmul_swapped_cuda", "matmul_coalesced_cuda"):
             matmul_untiled_cuda(a, w, kernel)
         dots_triton[(triton.cdiv(N, 16), M)](a, w, c, N, K, K, 1, K, 1, BN=16, BK=64)
-    return [step(launch, a.nbytes + w.nbytes) for launch in trace.launches]
+    return [step(launch, a.nbytes + w.nbytes, changed)
+            for launch, changed in zip(trace.launches, changes, strict=True)]
 
 
-def step(launch, least):
+def step(launch, least, changed):
     """The Step of one launch. least: bytes of a and w."""
     sectors = launch.totals.access("global", "load").transactions
     return Step(launch.name, launch.bytes_loaded / least, launch.sectors_per_request(op="load"),
-                launch.sectors_per_request(op="store"), 32 * sectors / least, launch.steps)
+                launch.sectors_per_request(op="store"), 32 * sectors / least, launch.steps,
+                changed)
 
 
 def shipped():
