@@ -163,9 +163,10 @@ class Step(NamedTuple):
     asked: float            # bytes that lanes ask to load, over those of a and w
     intensity: float        # FLOP for each of these bytes
     sectors: float          # 32-byte sectors that are loaded, over those that hold a and w
-    shared: int             # wavefronts of shared memory
+    wavefronts: int         # of shared memory
     conflicts: float        # these, over the fewest possible; None without shared memory
     instructions: int       # of a warp, all of them
+    changed: str
 
 
 def ladder(M, N, K):
@@ -174,6 +175,8 @@ def ladder(M, N, K):
     rng = torch.Generator().manual_seed(0)
     a, w = (torch.randn(rows, K, generator=rng) for rows in (M, N))
     c = torch.empty(M, N)                           # (M, N)
+    changes = ("k04: no sharing", "k04: neighbours along k", "a tile in shared memory",
+               "the same tile; loses in its banks", "tiles of 64 x 64", "a, w transposed before")
     with simulator.trace() as trace:
         matmul_untiled_cuda(a, w, "matmul_naive_cuda")
         matmul_untiled_cuda(a, w, "matmul_coalesced_cuda")
@@ -182,15 +185,16 @@ def ladder(M, N, K):
             programs = triton.cdiv(M, side) * triton.cdiv(N, side)
             matmul_tiled_triton[(programs,)](x, y, c, M, N, K, *x.stride(), *y.stride(),
                                              BM=side, BN=side, BK=32, GROUP=GROUP)
-    return [step(launch, a.nbytes + w.nbytes, 2 * M * N * K) for launch in trace.launches]
+    return [step(launch, a.nbytes + w.nbytes, 2 * M * N * K, changed)
+            for launch, changed in zip(trace.launches, changes, strict=True)]
 
 
-def step(launch, least, flops):
+def step(launch, least, flops, changed):
     """The Step of one launch. least: bytes of a and w    flops: of the matmul"""
     loads = launch.totals.access("global", "load")
     return Step(launch.name, loads.bytes / least, flops / loads.bytes,
                 32 * loads.transactions / least, launch.totals.sum("transactions", "shared"),
-                launch.bank_conflict_degree(), launch.steps)
+                launch.bank_conflict_degree(), launch.steps, changed)
 
 
 def first_wave(rows, columns, GROUP, programs=132):
