@@ -1,5 +1,7 @@
 """Graders of k01. Outputs start as NaN, so that an element nobody wrote shows."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from lab.pace import numbers
 
 SIZES = [1, 127, 129, 1000]
 THREADS = 128
+CUDA = ("add_cuda", "add_chunk_cuda", "add_grid_stride_cuda", "add_vector_cuda")
 
 
 def vectors(rng, n):
@@ -149,6 +152,27 @@ def test_public_functions(rng, n):
     for a, b in ((x[:n], y[:n].clone()), (x[1:], y[1:])):
         for add in (vector_add, vector_add_cuda):
             assert torch.equal(add(a, b), a + b)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_extreme_values(dtype):
+    """What overflows does so as in torch, and inf or NaN spoils its own element alone."""
+    import torch
+
+    from layer1_kernels import vector_add, vector_add_cuda
+
+    if device.gpu() is None:
+        device.use_simulator()
+    dtype, inf, nan = getattr(torch, dtype), torch.inf, torch.nan
+    most = torch.finfo(dtype).max
+    x = torch.tensor([inf, -inf, inf, nan, 1, most, -most, most, 0.0, 1], dtype=dtype)
+    y = torch.tensor([1, 1, -inf, 1, nan, most, -most, -most, -0.0, 2], dtype=dtype)
+    want = torch.tensor([inf, -inf, nan, nan, nan, inf, -inf, 0, 0, 3], dtype=dtype)
+    adds = [vector_add] if dtype != torch.float32 else [vector_add] + [
+        partial(vector_add_cuda, kernel=kernel) for kernel in CUDA]
+    for add in adds:
+        assert torch.equal((x + y).nan_to_num(nan=7), want.nan_to_num(nan=7))
+        assert torch.equal(add(x, y).nan_to_num(nan=7), want.nan_to_num(nan=7)), add
 
 
 def test_bad_input():

@@ -162,6 +162,23 @@ def test_few_rows(subject, agree, rng, dtype):
                   f"matmul_few_rows, {dtype}, strides {left.stride()} and {right.stride()}")
 
 
+def test_extreme_values(subject):
+    """What overflows does so as in torch, and a row with inf or NaN spoils only itself."""
+    import torch
+
+    a, w = torch.ones(4, 40), torch.ones(5, 40)
+    a[0, 0], a[1, 0], a[2, 2], w[:, 1:3] = torch.inf, torch.nan, 0, 3e38
+    want = a @ w.T                                      # inf, NaN, 3e38, and 6e38, which is inf
+    assert want[2, 0].isfinite() and want[3].isinf().all()
+    for got in (subject.matmul_few_rows(a, w),
+                *(subject.matmul_untiled_cuda(a, w, kernel) for kernel in CUDA)):
+        assert torch.equal(got.nan_to_num(nan=7), want.nan_to_num(nan=7))
+    a, w = torch.full((1, 64), 255.0).half(), torch.full((1, 64), 255.0).half()
+    assert torch.isinf(subject.matmul_few_rows(a, w)).all()     # 64 · 255² is beyond fp16
+    w[:, ::2] *= -1
+    assert (subject.matmul_few_rows(a, w) == 0).all()           # and its sums are not
+
+
 @pytest.mark.parametrize("M, N, K", [(0, 5, 3), (5, 0, 3), (0, 0, 0)])
 def test_nothing_to_do(subject, M, N, K):
     import torch

@@ -214,6 +214,19 @@ def test_every_launcher(subject, agree, rng):
             agree(got, want, "float32", f"{name}, {(M, N, K)}")
 
 
+def test_extreme_values(subject):
+    """What overflows does so as in torch, and a row with inf or NaN spoils only itself."""
+    import torch
+
+    a, w = torch.ones(4, 36), torch.ones(5, 36)
+    a[0, 0], a[1, 35], a[2, 2], w[:, 1:3] = torch.inf, torch.nan, 0, 3e38
+    want = a @ w.T                                      # inf, NaN, 3e38, and 6e38, which is inf
+    assert want[2, 0].isfinite() and want[3].isinf().all()
+    for name in BLOCKS:
+        got = subject.matmul_registers_cuda(a, w, name)
+        assert torch.equal(got.nan_to_num(nan=7), want.nan_to_num(nan=7)), name
+
+
 @pytest.mark.parametrize("M, N, K", [(0, 5, 3), (5, 0, 4), (3, 4, 0)])
 def test_nothing_to_do(subject, M, N, K):
     import torch
