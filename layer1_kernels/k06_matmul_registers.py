@@ -65,31 +65,40 @@ class Step(NamedTuple):
     """One rung of the ladder, as counted in the simulator."""
 
     name: str
+    asked: float            # bytes that lanes ask to load, over those of a and w
+    sectors: float          # 32-byte sectors that are loaded, over those that hold a and w
     intensity: float        # FLOP for each byte asked of global memory
     reads: float            # numbers read from shared memory for each multiplication
+    conflicts: float        # wavefronts of shared memory over the fewest possible
     multiply: int           # instructions of a warp that multiply and add
     shared: int             # that read or write shared memory
     rest: int               # all others
-    conflicts: float        # wavefronts of shared memory over the fewest possible
+    changed: str
 
 
 def ladder(M, N, K):
     """The kernels of k05 and of this lesson on random float32 numbers: [Step]. K % 4 is 0."""
     rng = torch.Generator().manual_seed(0)
     a, w = (torch.randn(rows, K, generator=rng) for rows in (M, N))
+    changes = ("k05: an element a thread", "8 x 1 elements a thread", "8 x 8 elements a thread",
+               "four numbers in one request")
     with simulator.trace() as trace:
         matmul_cuda(a, w)
         for kernel in BLOCKS:
             matmul_registers_cuda(a, w, kernel)
-    return [step(launch, M * N * K) for launch in trace.launches]
+    return [step(launch, a.nbytes + w.nbytes, M * N * K, changed)
+            for launch, changed in zip(trace.launches, changes, strict=True)]
 
 
-def step(launch, multiplications):
-    """The Step of one launch."""
+def step(launch, least, multiplications, changed):
+    """The Step of one launch. least: bytes of a and w"""
     shared, multiply = launch.totals.sum("requests", "shared"), launch.flops // 64
-    return Step(launch.name, 2 * multiplications / launch.bytes_loaded,
+    loads = launch.totals.access("global", "load")
+    return Step(launch.name, loads.bytes / least, 32 * loads.transactions / least,
+                2 * multiplications / loads.bytes,
                 launch.totals.access("shared", "load").bytes / 4 / multiplications,
-                multiply, shared, launch.steps - multiply - shared, launch.bank_conflict_degree())
+                launch.bank_conflict_degree(), multiply, shared, launch.steps - multiply - shared,
+                changed)
 
 
 H200_TARGETS = {"matmul: matmul_vector_cuda": {"times_cublas": 0.65}}
