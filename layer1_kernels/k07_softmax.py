@@ -133,26 +133,30 @@ class Step(NamedTuple):
     sectors: float          # 32-byte sectors that a load of a warp touches
     barriers: int           # that a warp waits at, for one row
     instructions: int       # of a warp, all of them
+    changed: str
 
 
 def ladder(R, C):
     """Every kernel of this lesson on (R, C) float32 numbers, C at most FITS: [Step]."""
     x = torch.linspace(-4, 4, R * C).reshape(R, C)  # (R, C)
     y = torch.empty_like(x)                         # (R, C)
+    changes = ("maximum, sum, result", "the row stays on the chip",
+               "any length; loses a read", "the row in registers", "any length; loses again")
     with simulator.trace() as trace:
         for kernel in ("softmax_three_pass_cuda", "softmax_fused_cuda", "softmax_online_cuda"):
             softmax_cuda(x, kernel)
         softmax_fused_triton[(R,)](x, y, C, BLOCK=triton.next_power_of_2(C))
         softmax_online_triton[(R,)](x, y, C, BLOCK=512)
-    return [step(launch, x.nbytes) for launch in trace.launches]
+    return [step(launch, x.nbytes, changed)
+            for launch, changed in zip(trace.launches, changes, strict=True)]
 
 
-def step(launch, least):
+def step(launch, least, changed):
     """The Step of one launch. least: bytes of x, and of y."""
     warps = launch.grid[0] * launch.block[0] // 32
     return Step(launch.name, launch.bytes_loaded / least, launch.bytes_stored / least,
                 launch.sectors_per_request(op="load"), launch.totals.barriers // warps,
-                launch.steps)
+                launch.steps, changed)
 
 
 def shipped():
