@@ -298,6 +298,9 @@ class Step(NamedTuple):
     launches: int
     reads: float            # numbers read, in sizes of x; w is left out
     writes: float           # numbers written, likewise
+    moved: float            # both
+    sectors: float | None   # of 32 bytes that are touched, likewise; None where PyTorch runs
+    changed: str
 
 
 class Eager(TorchDispatchMode):
@@ -327,8 +330,12 @@ def ladder(T, C):
     w, y, total = torch.ones(C), torch.empty_like(x), torch.empty_like(x)
     with Eager() as eager:
         add_rmsnorm_torch(x, residual, w, 1e-5)
-    steps = [Step("PyTorch, op by op", eager.launches, (eager.loaded - w.nbytes) / x.nbytes,
-                  eager.stored / x.nbytes)]
+    reads, writes = (eager.loaded - w.nbytes) / x.nbytes, eager.stored / x.nbytes
+    steps = [Step("PyTorch, op by op", eager.launches, reads, writes, reads + writes, None,
+                  "each operation stores")]
+    changes = ("two kernels; the norm reads twice", "the row waits on the chip",
+               "the sum stays there, too", "two kernels; rows in registers", "one kernel",
+               "any length; loses a read")
     ways = {
         "CUDA: add, norm in two reads": lambda: rmsnorm_cuda(
             vector_add_cuda(x, residual), w, 1e-5, "rmsnorm_two_read_cuda"),
@@ -339,12 +346,14 @@ def ladder(T, C):
         "Triton: fused": lambda: add_rmsnorm(x, residual, w, 1e-5),
         "Triton: fused, in a loop": lambda: add_rmsnorm_loop_triton[(T,)](
             x, residual, w, y, total, C, 1e-5, BLOCK=512)}
-    for name, run in ways.items():
+    for (name, run), changed in zip(ways.items(), changes, strict=True):
         with simulator.trace() as trace:
             run()
         loaded = sum(launch.bytes_loaded for launch in trace.launches) - T * w.nbytes
         stored = sum(launch.bytes_stored for launch in trace.launches)
-        steps.append(Step(name, len(trace.launches), loaded / x.nbytes, stored / x.nbytes))
+        sectors = sum(launch.totals.bytes_moved for launch in trace.launches) - T * w.nbytes
+        steps.append(Step(name, len(trace.launches), loaded / x.nbytes, stored / x.nbytes,
+                          (loaded + stored) / x.nbytes, sectors / x.nbytes, changed))
     return steps
 
 
