@@ -324,14 +324,17 @@ class Step(NamedTuple):
 
     name: str
     launches: int
-    reads: float            # in sizes of q and k together
+    asked: float            # bytes that lanes ask for, in sizes of q and k together
+    reads: float            # in sectors, likewise
     writes: float
+    sectors: float | None   # both; None where PyTorch runs
+    changed: str
 
 
 def ladder(T, H, G, D):
     """Every way of this lesson to turn float32 q (T, H, D) and k (T, G, D), as counted: [Step].
 
-    In sectors of 32 bytes, so that lanes which want the same number count once. D % 64 is 0.
+    In sectors of 32 bytes lanes which want the same number count once. D % 64 is 0.
     """
     cos, sin = (torch.from_numpy(table).float() for table in rope_angles(T, D, 10_000.0))
     positions = torch.arange(T)
@@ -339,7 +342,9 @@ def ladder(T, H, G, D):
     size, half = q.nbytes + k.nbytes, D // 2
     with Eager() as eager:
         rope_torch(q, k, cos, sin, positions)
-    steps = [Step("PyTorch, op by op", eager.launches, eager.loaded / size, eager.stored / size)]
+    reads, writes = eager.loaded / size, eager.stored / size
+    steps = [Step("PyTorch, op by op", eager.launches, reads + writes, reads, writes, None,
+                  "each operation stores")]
 
     def heads():
         for x in (q, k):
@@ -352,12 +357,16 @@ def ladder(T, H, G, D):
         "CUDA: a token a block": lambda: rope_cuda(q, k, cos, sin, positions),
         "Triton: a head a program": heads,
         "Triton: a token a program": lambda: rope(q, k, cos, sin, positions)}
-    for name, run in ways.items():
+    changes = ("in place", "one launch; angles once a token", "in Triton, a head each again",
+               "angles twice a token: two warps")
+    for (name, run), changed in zip(ways.items(), changes, strict=True):
         with simulator.trace() as trace:
             run()
-        moved = (SECTOR * sum(launch.totals.access("global", op).transactions
-                              for launch in trace.launches) / size for op in ("load", "store"))
-        steps.append(Step(name, len(trace.launches), *moved))
+        asked = sum(launch.totals.bytes_asked for launch in trace.launches) / size
+        reads, writes = (SECTOR * sum(launch.totals.access("global", op).transactions
+                                      for launch in trace.launches) / size
+                         for op in ("load", "store"))
+        steps.append(Step(name, len(trace.launches), asked, reads, writes, reads + writes, changed))
     return steps
 
 
