@@ -241,7 +241,10 @@ class Step(NamedTuple):
     launches: int
     reads: float            # numbers read for each result
     writes: float           # numbers written for each
-    requests: int | None    # loads of a warp; None where PyTorch runs its own kernels
+    moved: float            # both
+    sectors: float | None   # of 32 bytes, in numbers for each; None where PyTorch runs
+    requests: int | None    # loads of a warp
+    changed: str
 
 
 def ladder(T, C, F):
@@ -255,8 +258,11 @@ def ladder(T, C, F):
     gate, up = torch.linspace(-4, 4, 2 * T * F).reshape(2, T, F)        # (T, F)
     with Eager() as eager:
         swiglu_torch(gate, up)
-    steps = [Step("PyTorch: SiLU, times up", eager.launches, eager.loaded / y.nbytes,
-                  eager.stored / y.nbytes, None)]
+    reads, writes = eager.loaded / y.nbytes, eager.stored / y.nbytes
+    steps = [Step("PyTorch: SiLU, times up", eager.launches, reads, writes, reads + writes, None,
+                  None, "each operation stores")]
+    changes = ("SiLU stays in a register", "16 bytes a lane", "laid out by the compiler",
+               "from x; gate, up through memory", "gate, up stay in registers")
     side, grid = 32, (T * F // 32**2,)
 
     def pair():             # with tiles as large: as many sums a program, as many numbers loaded
@@ -272,15 +278,16 @@ def ladder(T, C, F):
         "Triton: SwiGLU in the matmul":
             lambda: matmul_swiglu_triton[grid](x, w, y, T, C, F, BT=side, BF=side, BC=side,
                                                GROUP=GROUP)}
-    for name, run in ways.items():
+    for (name, run), changed in zip(ways.items(), changes, strict=True):
         with simulator.trace() as trace:
             run()
         loaded, stored = (sum(getattr(launch, what) for launch in trace.launches)
                           for what in ("bytes_loaded", "bytes_stored"))
+        sectors = sum(launch.totals.bytes_moved for launch in trace.launches)
         requests = sum(launch.totals.access("global", "load").requests
                        for launch in trace.launches)
         steps.append(Step(name, len(trace.launches), loaded / y.nbytes, stored / y.nbytes,
-                          requests))
+                          (loaded + stored) / y.nbytes, sectors / y.nbytes, requests, changed))
     return steps
 
 
