@@ -216,9 +216,12 @@ class Step(NamedTuple):
 
     name: str
     launches: int
-    reads: float            # in sizes of logits
+    asked: float            # bytes that lanes ask for, in sizes of logits
+    reads: float            # in sectors, likewise
     writes: float
+    sectors: float | None   # both; None where PyTorch runs
     arrays: int             # new ones of that size
+    changed: str
 
 
 def ladder(T, V):
@@ -231,21 +234,25 @@ def ladder(T, V):
     size, up = x.nbytes, torch.ones(T)
     steps = []
 
-    def on_cpu(name, backward):
+    def on_cpu(name, backward, changed):
         leaf = x.clone().requires_grad_()
         with Eager() as eager:
             losses = cross_entropy_torch(leaf, targets)
             if backward:
                 torch.autograd.grad(losses, leaf, up)
-        writes = eager.stored / size
-        steps.append(Step(name, eager.launches, eager.loaded / size, writes, round(writes)))
+        reads, writes = eager.loaded / size, eager.stored / size
+        steps.append(Step(name, eager.launches, reads + writes, reads, writes, None, round(writes),
+                          changed))
 
-    def counted(name, run):
+    def counted(name, run, changed):
         with simulator.trace() as trace:
             arrays = run()
-        moved = (SECTOR * sum(launch.totals.access("global", op).transactions
-                              for launch in trace.launches) / size for op in ("load", "store"))
-        steps.append(Step(name, len(trace.launches), *moved, arrays))
+        asked = sum(launch.totals.bytes_asked for launch in trace.launches) / size
+        reads, writes = (SECTOR * sum(launch.totals.access("global", op).transactions
+                                      for launch in trace.launches) / size
+                         for op in ("load", "store"))
+        steps.append(Step(name, len(trace.launches), asked, reads, writes, reads + writes, arrays,
+                          changed))
 
     def loss(function, *more):
         function(x, targets, -100, *more)
@@ -256,14 +263,15 @@ def ladder(T, V):
         gradient, = torch.autograd.grad(function(logits, targets), logits, up)
         return int(gradient.data_ptr() != logits.data_ptr())
 
-    on_cpu("PyTorch, loss", False)
+    on_cpu("PyTorch, loss", False, "stores a log-softmax")
     counted("CUDA: loss, two reads", lambda: loss(cross_entropy_cuda,
-                                                  "cross_entropy_two_read_cuda"))
-    counted("CUDA: loss, online", lambda: loss(cross_entropy_cuda))
-    counted("Triton: loss, online", lambda: loss(cross_entropy))
-    on_cpu("PyTorch, loss and gradient", True)
-    counted("Triton: loss and gradient", lambda: both(cross_entropy))
-    counted("Triton: over the logits", lambda: both(cross_entropy_overwriting_logits))
+                                                  "cross_entropy_two_read_cuda"), "stores a loss")
+    counted("CUDA: loss, online", lambda: loss(cross_entropy_cuda), "m and s in one read")
+    counted("Triton: loss, online", lambda: loss(cross_entropy), "laid out by the compiler")
+    on_cpu("PyTorch, loss and gradient", True, "stores on both ways")
+    counted("Triton: loss and gradient", lambda: both(cross_entropy), "softmax made again")
+    counted("Triton: over the logits", lambda: both(cross_entropy_overwriting_logits),
+            "no array; loses the logits")
     return steps
 
 
