@@ -163,11 +163,14 @@ class Step(NamedTuple):
     """One rung of the ladder, as counted in the simulator."""
 
     name: str
-    intensity: float        # FLOP for each byte asked of global memory
-    shared_bytes: float     # read from shared memory for each FLOP; 0 without shared memory
+    bytes: int              # that lanes ask of global memory
+    sectors: int            # of 32 bytes that they touch
+    intensity: float        # FLOP for each byte that they ask to load
+    shared: float           # bytes read from shared memory for each FLOP
     multiply: int           # instructions of a warp that multiply and add
-    shared: int             # that read or write shared memory
-    rest: int               # all others
+    others: int             # all others
+    each: float             # FLOP for an instruction
+    changed: str
 
 
 def ladder(M, N, K):
@@ -181,16 +184,19 @@ def ladder(M, N, K):
         matmul_registers_cuda(a, w)
         KERNELS.get("wmma_warp_cuda")((N // 16, M // 16), 32, (*half, torch.empty(M, N), N, K))
         matmul_wmma_cuda(*half)
-    return [step(launch) for launch in trace.launches]
+    changes = ("k05, fp32", "k06, fp32: 8 x 8 a thread", "tensor cores; loses in bytes",
+               "a tile in shared memory")
+    return [step(*each) for each in zip(trace.launches, changes, strict=True)]
 
 
-def step(launch):
+def step(launch, changed):
     """The Step of one launch."""
-    totals, shared = launch.totals, launch.totals.sum("requests", "shared")
+    totals = launch.totals
     multiply = totals.instructions["tensor core"] or launch.flops // MULTIPLY_ADD
-    return Step(launch.name, launch.flops / launch.bytes_loaded,
-                totals.access("shared", "load").bytes / launch.flops, multiply, shared,
-                launch.steps - multiply - shared)
+    return Step(launch.name, totals.bytes_asked, totals.sum("transactions", "global"),
+                launch.flops / launch.bytes_loaded,
+                totals.access("shared", "load").bytes / launch.flops, multiply,
+                launch.steps - multiply, launch.flops / launch.steps, changed)
 
 
 def error(c, a, w):                                 # (M, N), (M, K), (N, K)
