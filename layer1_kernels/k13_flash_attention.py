@@ -378,9 +378,11 @@ class Step(NamedTuple):
     name: str
     reads: float            # bytes loaded, over those of q, k and v
     writes: float           # bytes stored, over those of out
+    sectors: int            # of 32 bytes, loads and stores
     tiles: float            # of keys that were loaded
     compares: int           # warp instructions that compare or select
     instructions: int       # of a warp, all of them
+    changed: str
 
 
 def ladder(N, D, tile):
@@ -394,12 +396,15 @@ def ladder(N, D, tile):
     scores, softmaxes, mix, *flash = trace.launches
     runs = {"three kernels": [scores, softmaxes, mix]} | {run.name: [run] for run in flash}
     keys = [scores.bytes_loaded - q.nbytes, *((run.bytes_loaded - q.nbytes) / 2 for run in flash)]
+    changes = ("the matrix by way of memory", "tile by tile: no matrix", "no tile of the future",
+               "a mask on the diagonal alone")
     return [Step(name, sum(run.bytes_loaded for run in each) / (3 * q.nbytes),
                  sum(run.bytes_stored for run in each) / q.nbytes,
+                 sum(run.totals.sum("transactions", "global") for run in each),
                  moved / (tile * D * q.element_size()),
                  sum(run.totals.instructions["compare"] for run in each),
-                 sum(run.steps for run in each))
-            for (name, each), moved in zip(runs.items(), keys, strict=True)]
+                 sum(run.steps for run in each), changed)
+            for (name, each), moved, changed in zip(runs.items(), keys, changes, strict=True)]
 
 
 def shipped():
