@@ -407,8 +407,10 @@ class Step(NamedTuple):
     programs: int           # of the launch that attends
     reads: float            # bytes loaded, over those of the keys and values
     writes: float           # bytes stored, over those of out
+    sectors: int            # of 32 bytes, loads and stores
     each: int               # warp instructions of an attending program
     instructions: int       # of a warp, all of them
+    changed: str
 
 
 def decode_batch(B, N, H, G, D, S, device="cpu", dtype=torch.float16):
@@ -452,8 +454,10 @@ def ladder(N, H, G, D, splits):
             "heads apart": lambda: heads_apart(*args, 1, sizes),
             "heads packed": lambda: launch(paged_triton, merge_triton, *args, 1, sizes),
             "packed, split": lambda: launch(paged_triton, merge_triton, *args, splits, sizes)}
+    changes = ("copied together, then k13", "straight from the pages", "a group shares its keys",
+               "shorter; loses bytes")
     steps, least = [], 2 * N * G * D * 2                    # bytes of keys and values
-    for name, run in runs.items():
+    for (name, run), changed in zip(runs.items(), changes, strict=True):
         with simulator.trace() as trace:
             out = run()
         attend = [one for one in trace.launches if one.name in ("paged_triton", "flash_triton")]
@@ -462,8 +466,9 @@ def ladder(N, H, G, D, splits):
             name, len(trace.launches), programs,
             sum(one.bytes_loaded for one in trace.launches) / least,
             sum(one.bytes_stored for one in trace.launches) / out.nbytes,
+            sum(one.totals.sum("transactions", "global") for one in trace.launches),
             sum(one.steps for one in attend) // programs,
-            sum(one.steps for one in trace.launches)))
+            sum(one.steps for one in trace.launches), changed))
     return steps
 
 
