@@ -346,8 +346,10 @@ class Step(NamedTuple):
     name: str
     weights: float          # bytes of w that are asked for, over those of w in fp16
     scales: float           # bytes of scales that are asked for, likewise
-    width: int              # bytes of w that a lane asks for at once, the most
+    sectors: float          # bytes of all sectors, those of x among them, likewise
+    at_once: int            # bytes of w that a lane asks for at once, the most
     instructions: float     # of a lane, for each weight
+    changed: str
 
 
 def ladder(N, K, group):
@@ -369,24 +371,28 @@ def ladder(N, K, group):
         ways[f"Triton: GEMV, int{bits}"] = lambda bits=bits, row=row: \
             quantized_gemv_triton[(triton.cdiv(N, GEMV["BN"]), 1)](
                 x.half(), *packed[bits], y, N, row, K // group, row, BITS=bits, GROUP=group, **GEMV)
+    changes = ("16 bits", "half the weights, one by one", "two in a byte",
+               "16 bytes at once; loses in x", "two in a byte, again", "rows of w share x",
+               "loses instructions to unpacking")
     steps = []
-    for name, run in ways.items():
+    for (name, run), changed in zip(ways.items(), changes, strict=True):
         with simulator.trace() as trace:
             run()
-        steps.append(step(name, trace.launches[0], N * K))
+        steps.append(step(name, trace.launches[0], N * K, changed))
     return steps
 
 
-def step(name, launch, weights):
+def step(name, launch, weights, changed):
     """The Step of one launch, of so many weights."""
-    asked, width = {"weights": 0, "scales": 0}, 0
+    asked, at_once = {"weights": 0, "scales": 0}, 0
     for (line, space, op), request in launch.requests.items():
         what = ARRAYS.get(next(iter(request.lanes.values()))[0])
         if op == "load" and what:
             asked[what] += launch.lines[line].access(space, op).bytes
-            width = max(width, request.size) if what == "weights" else width
-    return Step(name, asked["weights"] / (2 * weights), asked["scales"] / (2 * weights), width,
-                32 * launch.steps / weights)
+            at_once = max(at_once, request.size) if what == "weights" else at_once
+    return Step(name, asked["weights"] / (2 * weights), asked["scales"] / (2 * weights),
+                launch.totals.bytes_moved / (2 * weights), at_once, 32 * launch.steps / weights,
+                changed)
 
 
 def shipped(N=4096, K=4096, group=128):
