@@ -508,3 +508,69 @@ def arenas(title, plans):
     figure.suptitle(title)
     plt.close(figure)           # as above
     return figure
+
+
+# Colour and style of many curves.
+STROKES = ((INK, "-"), (GREY, "-"), (BLUE, "-"), (RED, "-"), (BLUE, "--"), (RED, "--"), (INK, ":"),
+           (BLUE, ":"), (RED, ":"))
+
+
+def number_lines(title, lines, densities):
+    """Above, the positive numbers of formats, a tick each; below, how dense they are.
+
+    lines: {name: numbers}    densities: {name: (x, x over the spacing there)}, nine at most
+    """
+    import matplotlib.pyplot as plt
+
+    figure, (ticks, axes) = plt.subplots(2, 1, sharex=True, layout="constrained",
+                                         figsize=(7.5, 3.4 + 0.3 * len(lines)),
+                                         height_ratios=(0.3 * len(lines), 2.6))
+    for row, numbers in enumerate(lines.values()):
+        ticks.vlines(numbers, row - 0.36, row + 0.36, color=BLUE, lw=0.6)
+    ticks.set_yticks(range(len(lines)), lines)
+    ticks.invert_yaxis()
+    ticks.tick_params(length=0)
+    ticks.spines[["top", "right", "left"]].set_visible(False)
+    for (name, (x, density)), (colour, style) in zip(densities.items(), STROKES, strict=False):
+        axes.plot(x, density, color=colour, ls=style, lw=1.6, label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set(xlabel="x", ylabel="x / spacing")
+    axes.grid(color="#eaeef2")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside right lower", frameon=False)
+    figure.suptitle(title)
+    plt.close(figure)           # as above
+    return figure
+
+
+def panels(title, groups, x, y, log=True):
+    """Curves side by side on the same axes, which a legend names; a name has one style in all.
+
+    groups: {label of a panel: {name: (xs, ys)}}, nine names at most    x, y: the axes' names
+    log: the y axis too, not only the x axis, is logarithmic
+    """
+    import matplotlib.pyplot as plt
+
+    names = dict.fromkeys(name for curves in groups.values() for name in curves)
+    strokes = dict(zip(names, STROKES, strict=False))
+    figure, every = plt.subplots(1, len(groups), sharey=True, squeeze=False, figsize=(7.5, 3.6),
+                                 layout="constrained")
+    for axes, (label, curves) in zip(every[0], groups.items(), strict=True):
+        for name, (xs, ys) in curves.items():
+            colour, style = strokes[name]
+            axes.plot(xs, ys, color=colour, ls=style, lw=1.8)
+        axes.set_xscale("log", base=2)
+        if log:
+            axes.set_yscale("log", base=2)
+        axes.set_title(label, loc="left", fontsize=10, color=INK)
+        axes.set(xlabel=x)
+        axes.grid(color="#eaeef2")
+        axes.spines[["top", "right"]].set_visible(False)
+    every[0, 0].set(ylabel=y)
+    for name, (colour, style) in strokes.items():
+        every[0, 0].plot([], [], color=colour, ls=style, lw=1.8, label=name)
+    figure.legend(loc="outside right center", frameon=False)
+    figure.suptitle(title)
+    plt.close(figure)           # as above
+    return figure

@@ -1,0 +1,313 @@
+"""r04 · Bits: what a number becomes when it has 32, 16, 8 or 4 of them
+
+A float is sign, exponent field e (E bits), mantissa field m (M bits). bias = 2^(E-1) - 1.
+    e > 0:  ± (1 + m / 2^M) · 2^(e - bias)          normal
+    e = 0:  ± (0 + m / 2^M) · 2^(1 - bias)          subnormal
+Its code is these fields side by side, as an integer. An integer format has q · scale instead.
+A kernel that memory decides takes time in proportion to the bits. This lesson counts their price.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+__all__ = ["FORMATS", "Float", "best_scale", "decode", "dot", "encode", "from_mxfp4",
+           "from_nvfp4", "largest", "nearest_code", "pack_int4", "pack_trits", "quantize_int",
+           "round_scaled", "round_to", "snr", "spacing", "to_mxfp4", "to_nvfp4", "unpack_int4",
+           "unpack_trits"]
+
+
+@dataclass(frozen=True)
+class Float:
+    """A float format with a sign. `specials`, the largest magnitude codes, are no finite numbers:
+
+    ieee: an exponent field of ones is inf where the mantissa is 0, else NaN   nan: the last code
+    is NaN   none: all are finite
+    """
+
+    name: str
+    E: int
+    M: int
+    specials: str
+
+    @property
+    def bias(self):
+        return 2 ** (self.E - 1) - 1
+
+    @property
+    def top(self):
+        """Code of the largest finite number."""
+        lost = {"ieee": 2**self.M, "nan": 1, "none": 0}[self.specials]
+        return 2 ** (self.E + self.M) - 1 - lost
+
+    @property
+    def inf(self):
+        """Code of infinity, None where there is none."""
+        return self.top + 1 if self.specials == "ieee" else None
+
+    @property
+    def nan(self):
+        """Code of the NaN that encode gives, None where there is none. IEEE: the quiet one."""
+        quiet = 2 ** (self.M - 1) if self.specials == "ieee" else 0
+        return None if self.specials == "none" else self.top + 1 + quiet
+
+
+# Sources: IEEE 754 (fp32, fp16), OCP OFP8 1.0 (e4m3, e5m2), OCP Microscaling 1.0 (e2m1), NVIDIA's
+# PTX ISA (tf32, bf16). tf32's 19 bits are the upper ones of a 32-bit register.
+FORMATS = {f.name: f for f in (
+    Float("fp32", 8, 23, "ieee"), Float("tf32", 8, 10, "ieee"), Float("bf16", 8, 7, "ieee"),
+    Float("fp16", 5, 10, "ieee"), Float("e5m2", 5, 2, "ieee"), Float("e4m3", 4, 3, "nan"),
+    Float("e2m1", 2, 1, "none"))}
+
+
+def integers(op, q, low, high):
+    """q as int64. ValueError where it holds anything but integers from low to high."""
+    q = np.asarray(q)
+    if q.dtype.kind not in "iu" or q.size and not low <= q.min() <= q.max() <= high:
+        raise ValueError(f"{op}: expected integers from {low} to {high}, got {q.dtype}" + (
+            f" from {q.min()} to {q.max()}" if q.size else ""))
+    return q.astype(np.int64)
+
+
+def finite(op, x):
+    """x as float64. ValueError where it holds inf or NaN."""
+    x = np.asarray(x, np.float64)
+    if not np.isfinite(x).all():
+        raise ValueError(f"{op}: x holds inf or NaN, expected finite numbers")
+    return x
+
+
+def blocks(op, x, size):                            # (K,) -> (K/size, size)
+    """x in rows of `size` neighbours. ValueError: K is no multiple of it, or 0."""
+    x = finite(op, x)
+    if x.ndim != 1 or not x.size or x.size % size:
+        raise ValueError(f"{op}: x has shape {x.shape}, expected (K,), K a multiple of {size}")
+    return x.reshape(-1, size)
+
+
+# ---- one number
+
+
+def decode(f, code):
+    """The numbers, float64, of codes: integers of any shape, 0 <= code < 2^(1 + E + M)."""
+    code = integers("decode", code, 0, 2 ** (1 + f.E + f.M) - 1)
+    # exercise: take the fields apart; two cases by e; then what lies above f.top; then the sign
+    magnitude = code & (2 ** (f.E + f.M) - 1)
+    e, m = magnitude >> f.M, magnitude & (2**f.M - 1)
+    value = np.ldexp(m + np.where(e > 0, 2.0**f.M, 0.0), np.maximum(e, 1) - f.bias - f.M)
+    value = np.where(magnitude > f.top, np.nan, value)
+    value = np.where(magnitude == f.inf, np.inf, value)
+    return np.where(code >> (f.E + f.M), -value, value)
+
+
+def spacing(f, x):
+    """How far it is from |x|, rounded down to a number of f, to the next larger one.
+
+    x: floats of any shape, finite, for which f's exponents are taken to go on without end
+    """
+    x = np.abs(finite("spacing", x))
+    # exercise: x lies between 2^k and 2^(k+1); below the least normal number k does not fall
+    k = np.frexp(np.maximum(x, 2.0 ** (1 - f.bias)))[1] - 1
+    return np.ldexp(1.0, k - f.M)
+
+
+def nearest_code(f, x):
+    """Codes of the numbers nearest to x >= 0; of two as near, the one whose last bit is 0.
+
+    x: float64 of any shape. Codes beyond f.top: what would come if the exponents went on.
+    """
+    bits = np.asarray(x, np.float64).view(np.int64)
+    exponent = (bits >> 52) - 1023                      # float64 has E = 11, M = 52
+    significand = (bits & (2**52 - 1)) | 2**52          # 1 + m / 2^52, times 2^52
+    # exercise: the exponent that the code can have; bits too many; round them off; the fields
+    least = np.maximum(exponent, 1 - f.bias)            # all subnormals share the lowest
+    drop = np.minimum(52 - f.M + least - exponent, 54)  # 54: so small that nothing is left
+    odd = significand >> drop & 1
+    kept = (significand + (1 << (drop - 1)) - 1 + odd) >> drop
+    return ((least + f.bias - 1) << f.M) + kept         # the leading 1, or a carry, adds to e
+
+
+def encode(f, x, saturate=False):
+    """Codes, int64, of the numbers of f nearest to x, ties to even; float64 of any shape.
+
+    What rounds beyond the largest number becomes inf; NaN where f has no inf; the largest number
+    where it has neither, or if `saturate` (as do the .satfinite conversions of PTX).
+    ValueError: x holds a NaN and f has none.
+    """
+    x = np.asarray(x, np.float64)
+    if f.nan is None and np.isnan(x).any():
+        raise ValueError(f"encode: x holds a NaN, and {f.name} has none; expected numbers")
+    over = f.inf or f.nan
+    code = nearest_code(f, np.abs(x))
+    code = np.where(code > f.top, f.top if saturate or over is None else over, code)
+    code = np.where(np.isnan(x), f.nan or 0, code)
+    return code | np.signbit(x).astype(np.int64) << (f.E + f.M)
+
+
+def round_to(f, x, saturate=False):
+    """x as f holds it, float64."""
+    return decode(f, encode(f, x, saturate))
+
+
+def predict_largest_e4m3():
+    """The largest finite number of e4m3: E = 4, M = 3, and only the last code is NaN."""
+    # exercise: which exponent and mantissa field has the last code but one?
+    return 448              # e = 15, m = 6: (1 + 6/8) · 2^(15 - 7)
+
+
+def predict_error_bound(M):
+    """|rounded x - x| / |x| at most, for M bits of mantissa, among normal numbers."""
+    # exercise: a formula of M; where is half a spacing largest, compared with x?
+    return 2.0 ** -(M + 1)  # half of 2^-M, just above a power of two
+
+
+def predict_lost():
+    """(inf, zero): how many of the 4096 products 2^i · 2^j overflow in fp16, how many become 0.
+
+    i and j go from -32 to 31. The product is exact before it is rounded, once.
+    """
+    # exercise: from which i + j on, and up to which? Then count the pairs
+    pairs = [i + j for i in range(-32, 32) for j in range(-32, 32)]
+    return sum(s >= 16 for s in pairs), sum(s <= -25 for s in pairs)
+
+
+# ---- integers and scales
+
+
+def largest(kind):
+    """The largest number of a Float, or of a number of bits, as an int: then of an integer."""
+    if isinstance(kind, Float):
+        return float(decode(kind, kind.top))
+    if kind < 2:
+        raise ValueError(f"largest: an integer of {kind} bits, expected 2 or more")
+    return 2 ** (kind - 1) - 1
+
+
+def quantize_int(x, bits, scale):
+    """q, int64: x / scale rounded, halves to even, clipped to ±(2^(bits-1) - 1). x: finite.
+
+    scale: 0 or more, a number or an array that broadcasts; where it is 0, q is 0.
+    """
+    x, scale, top = finite("quantize_int", x), finite("quantize_int", scale), largest(bits)
+    q = np.clip(np.rint(x / np.where(scale > 0, scale, 1)), -top, top)
+    return np.where(scale > 0, q, 0).astype(np.int64)
+
+
+def best_scale(x, bits, shares):
+    """Of the scales share · max|x| / largest(bits), the one with the least sum of squared errors.
+
+    x: float64   shares: list of 0 < share <= 1; of equals, the first wins
+    """
+    x = finite("best_scale", x)
+    # exercise: quantise and dequantise x with each
+    scales = np.array(shares) * np.abs(x).max() / largest(bits)
+    errors = [((quantize_int(x, bits, s) * s - x) ** 2).sum() for s in scales]
+    return float(scales[np.argmin(errors)])
+
+
+def pack_int4(q):
+    """n integers from -7 to 7 -> n/2 bytes, uint8; n even.
+
+    Byte i holds number i in its low 4 bits and number i + n/2 in its high 4, each as q + 8.
+    """
+    q = integers("pack_int4", q, -7, 7)
+    if q.ndim != 1 or q.size % 2:
+        raise ValueError(f"pack_int4: q has shape {q.shape}, expected (n,), n even")
+    # exercise: two halves, each made positive; one of them shifted
+    low, high = np.split(q + 8, 2)
+    return (low | high << 4).astype(np.uint8)
+
+
+def unpack_int4(packed):
+    """n/2 bytes of pack_int4 -> n integers, int64."""
+    packed = integers("unpack_int4", packed, 0, 255)
+    # exercise: the other way round
+    return np.concatenate((packed & 15, packed >> 4)) - 8
+
+
+def pack_trits(q):
+    """n numbers of -1, 0, 1 -> n/5 bytes, uint8: 3^5 = 243 fit into 256. n: a multiple of 5."""
+    q = integers("pack_trits", q, -1, 1)
+    if q.ndim != 1 or q.size % 5:
+        raise ValueError(f"pack_trits: q has shape {q.shape}, expected (n,), n a multiple of 5")
+    return ((q.reshape(-1, 5) + 1) @ 3 ** np.arange(5)).astype(np.uint8)
+
+
+def unpack_trits(packed):
+    """Bytes of pack_trits -> numbers of -1, 0, 1."""
+    packed = integers("unpack_trits", packed, 0, 3**5 - 1)
+    return (packed[:, None] // 3 ** np.arange(5) % 3 - 1).ravel()
+
+
+def round_scaled(kind, x, block=None):
+    """x as `kind` holds it, each max|x| scaled to its largest number. The scales are not rounded.
+
+    kind: as in `largest`   x: (K,)   block: neighbours that share a scale, all of x by default
+    """
+    rows = blocks("round_scaled", x, block or len(x))
+    scale = np.abs(rows).max(-1, keepdims=True) / largest(kind)
+    if isinstance(kind, int):
+        return (quantize_int(rows, kind, scale) * scale).ravel()
+    return (round_to(kind, rows / np.where(scale > 0, scale, 1), saturate=True) * scale).ravel()
+
+
+# ---- fp4 in blocks
+
+
+def to_mxfp4(x):
+    """(K,) -> e2m1 codes (K/32, 32), e8m0 codes (K/32,): bytes c that stand for 2^(c - 127).
+
+    OCP Microscaling 1.0, 6.3: the scale's exponent is that of the largest |x| less 2, e2m1's own
+    largest exponent; what is then above 6 saturates. A block of zeros gets c = 0.
+    """
+    rows = blocks("to_mxfp4", x, 32)
+    top = np.abs(rows).max(-1)
+    exponent = np.where(top > 0, np.frexp(top)[1] - 1 - 2, -127)
+    scale = np.clip(exponent, -127, 127)
+    return encode(FORMATS["e2m1"], np.ldexp(rows, -scale[:, None]), saturate=True), scale + 127
+
+
+def from_mxfp4(elements, scales):
+    """What to_mxfp4 gave -> (K,) float64."""
+    return np.ldexp(decode(FORMATS["e2m1"], elements), (scales - 127)[:, None]).ravel()
+
+
+def to_nvfp4(x):
+    """(K,) -> e2m1 codes (K/16, 16), e4m3 codes of scales (K/16,), one fp32 scale of them all.
+
+    The last makes the largest block's scale 448, e4m3's largest number. x: in the range of fp32.
+    """
+    e2m1, e4m3, rows = FORMATS["e2m1"], FORMATS["e4m3"], blocks("to_nvfp4", x, 16)
+    top = np.abs(rows).max(-1)
+    whole = float(np.float32(top.max() / (largest(e2m1) * largest(e4m3)))) or 1.0
+    scales = encode(e4m3, top / largest(e2m1) / whole, saturate=True)
+    scale = decode(e4m3, scales) * whole
+    return encode(e2m1, rows / np.where(scale > 0, scale, 1)[:, None], True), scales, whole
+
+
+def from_nvfp4(elements, scales, whole):
+    """What to_nvfp4 gave -> (K,) float64."""
+    e2m1, e4m3 = FORMATS["e2m1"], FORMATS["e4m3"]
+    return (decode(e2m1, elements) * decode(e4m3, scales)[:, None] * whole).ravel()
+
+
+# ---- what it costs
+
+
+def snr(x, rounded):
+    """Signal to noise in dB: 10 · log10 of sum x² over sum (rounded - x)²; 6 dB are one bit."""
+    return float(10 * np.log10((x**2).sum() / ((rounded - x) ** 2).sum()))
+
+
+def dot(a, b, inputs, sums):
+    """Sums over K of a · b, (R, K) -> (R, K): all sums on the way, as a matmul makes them.
+
+    inputs: Float that a and b are rounded to; their products are exact   sums: Float that the sum
+    is rounded to after each addition, one product at a time. A tensor core adds several at a time.
+    """
+    products = round_to(inputs, a) * round_to(inputs, b)
+    total, seen = np.zeros(len(a)), np.empty_like(products)
+    for k in range(products.shape[1]):
+        total = round_to(sums, total + products[:, k])
+        seen[:, k] = total
+    return seen

@@ -1,0 +1,556 @@
+"""Graders of r04. The oracle reads a code as text, bit by bit, and rounds by looking for the
+nearest number in the list of all. What is given is held against torch, ml_dtypes and simulator."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from lab.subject import Raised
+
+# name: E, M, specials, as the lesson's Float takes them
+FORMATS = {"e4m3": (4, 3, "nan"), "e5m2": (5, 2, "ieee"), "e2m1": (2, 1, "none"),
+           "fp16": (5, 10, "ieee"), "bf16": (8, 7, "ieee"), "tf32": (8, 10, "ieee"),
+           "fp32": (8, 23, "ieee")}
+SMALL = ("e4m3", "e5m2", "e2m1")
+LISTED = (*SMALL, "fp16", "bf16", "tf32")       # all of their numbers fit into a list
+
+
+def by_book(name, code):
+    """The number that a code stands for, read from its bits as text."""
+    E, M, specials = FORMATS[name]
+    text = f"{code:0{1 + E + M}b}"
+    sign, e, m = -1.0 if text[0] == "1" else 1.0, int(text[1:1 + E], 2), int(text[1 + E:], 2)
+    if specials == "ieee" and text[1:1 + E] == "1" * E:
+        return sign * np.inf if m == 0 else np.nan
+    if specials == "nan" and "0" not in text[1:]:
+        return np.nan
+    bias = 2 ** (E - 1) - 1
+    return sign * ((1 + m / 2**M) * 2.0 ** (e - bias) if e else m / 2**M * 2.0 ** (1 - bias))
+
+
+@cache
+def numbers(name):
+    """All finite numbers from 0 up, so that the place of a number is its code."""
+    E, M, _ = FORMATS[name]
+    found = np.array([by_book(name, code) for code in range(2 ** (E + M))])
+    return found[np.isfinite(found)]
+
+
+def given(subject, name):
+    return subject.Float(name, *FORMATS[name])
+
+
+def as_codes(got, what):
+    assert isinstance(got, (int, np.integer, np.ndarray)) and np.asarray(got).dtype.kind in "iu", \
+        f"{what}: got {type(got).__name__} {np.asarray(got).dtype}, expected integers, the codes"
+    return got
+
+
+# ---- decode
+
+
+def test_predict_largest_e4m3(subject):
+    import torch
+
+    got, want = subject.predict_largest_e4m3(), torch.finfo(torch.float8_e4m3fn).max
+    near = {240: "IEEE gives a whole exponent to inf and NaN, e4m3 one code only",
+            480: "that would be the code that is NaN",
+            57344: "that is the largest of e5m2"}.get(
+                got, "take the last code but one: e = 15, m = 6, and the bias is 7")
+    assert got == want, f"largest number of e4m3: {got} is not it; {near}"
+
+
+def parts(name):
+    """{part of the codes: codes}."""
+    E, M, specials = FORMATS[name]
+    if name == "fp32":
+        every = np.unique(np.linspace(0, 2**32 - 1, 50_001).astype(np.int64))
+    else:
+        every = np.arange(2 ** (1 + E + M))
+    magnitude, top = every & 2 ** (E + M) - 1, len(numbers(name)) - 1 if name != "fp32" else \
+        (2**E - 1 << M) - 1
+    low = magnitude < 2**M
+    return {"normal": every[~low & (magnitude <= top)], "subnormal": every[low],
+            "special": every[magnitude > top]}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_decode(subject, agree, name):
+    E, M, _ = FORMATS[name]
+    bias = 2 ** (E - 1) - 1
+    f = given(subject, name)
+    for part, code in parts(name).items():
+        if not code.size:
+            continue
+        want = np.array([by_book(name, int(c)) for c in code])
+        magnitude, sign = code & 2 ** (E + M) - 1, np.where(code >> E + M, -1.0, 1.0)
+        e, m = magnitude >> M, magnitude & 2**M - 1
+        plain = sign * np.ldexp(1 + m / 2**M, e - bias)
+        got = subject.decode(f, code)
+        agree(got, want, what=f"the {part} numbers of {name}",
+              at=lambda i, code=code: f"code {code[i[0]]:0{1 + E + M}b}", mistakes={
+            "a subnormal is read as a normal number, with a leading 1":
+                np.where(e == 0, plain, want),
+            "a subnormal has the exponent 0 - bias instead of 1 - bias":
+                np.where(e == 0, sign * np.ldexp(m / 2**M, -bias), want),
+            "codes beyond the largest finite number are read as numbers": plain,
+            "every code beyond the largest finite number is NaN, and inf is forgotten":
+                np.where(np.isfinite(want), want, np.nan),
+            "every code beyond the largest finite number is inf":
+                np.where(np.isfinite(want), want, sign * np.inf),
+            "infinity loses its sign": np.where(np.isinf(want), np.inf, want),
+            "the bias is one too large": np.where(np.isfinite(want), want / 2, want),
+            "the sign bit is not looked at": np.abs(want)})
+        zeros = want == 0
+        minus = np.signbit(np.asarray(got, np.float64)[zeros])
+        assert (minus == (sign[zeros] < 0)).all(), \
+            f"zeros of {name}: the code {1 << E + M:b} is a zero with a sign, -0.0"
+
+
+# ---- spacing
+
+
+def places(name):
+    """Numbers of a format and points between them, largest subnormal and powers of two included."""
+    E, M, _ = FORMATS[name]
+    if name == "fp32":
+        x = np.ldexp(1 + np.arange(8) / 8, np.arange(-152, 128)[:, None]).ravel()
+        return np.concatenate(([0.0, 2.0**-126 - 2.0**-149], x))
+    v = numbers(name)
+    v = v[:: max(1, len(v) // 4096)]
+    return np.concatenate((v, (v[1:] + 3 * v[:-1]) / 4))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_spacing(subject, agree, name):
+    E, M, _ = FORMATS[name]
+    x, f = places(name), given(subject, name)
+    if name == "fp32":
+        low = x.astype(np.float32)
+        low = np.where(low > x, np.nextafter(low, np.float32(0)), low)
+        want = np.spacing(low).astype(np.float64)
+    else:                           # the largest has no next one; its step is that before it
+        v = np.append(numbers(name), 2 * numbers(name)[-1] - numbers(name)[-2])
+        place = np.searchsorted(v, x, side="right") - 1
+        want = v[place + 1] - v[place]
+    got = np.asarray(subject.spacing(f, -x), np.float64)
+    assert got.shape == x.shape and np.isfinite(got).all() and (got > 0).all(), \
+        f"spacing of {name}: expected a number above 0 for each x, at 0 the least subnormal number"
+    k = np.frexp(np.where(x > 0, x, 1))[1] - 1
+    least = 2 - 2 ** (E - 1)
+    positive, log = x > 0, np.log2(want)
+    agree(np.log2(got)[positive], log[positive], "float64",
+          what=f"log2 of the spacing of {name}", at=lambda i: f"x = {-x[positive][i]:.9g}",
+          mistakes={name: answer[positive] for name, answer in {
+        "the spacing goes on shrinking below the least normal number":
+            k - M,
+        "the spacing of subnormals is that of the exponent 0 - bias":
+            np.where(k < least, least - 1 - M, log),
+        "the distance to the number below is taken at a power of two":
+            log - ((x == np.ldexp(1.0, k)) & (k > least)),
+        "half the spacing, the largest error, is given": log - 1,
+        "x is taken to lie between 2^(k-1) and 2^k, as frexp has it":
+            np.maximum(k + 1, least) - M}.items()})
+    zero = ~positive
+    assert (got == want)[zero].all(), f"spacing of {name} at 0: got {got[zero][0]:.9g}, expected " \
+        f"{want[zero][0]:.9g}, the least subnormal number; frexp says 0 of 0"
+
+
+def test_predict_error_bound(subject):
+    for M in (1, 2, 3, 7, 10):
+        got = subject.predict_error_bound(M)
+        assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
+        v = 1 + np.arange(2**M + 1) / 2**M              # the numbers from 1 to 2
+        middle = (v[1:] + v[:-1]) / 2
+        worst, share = ((middle - v[:-1]) / middle).max(), got * 2 ** (M + 1)
+        said = ("that is a whole spacing, and rounding goes to the nearer of two" if share == 2 else
+                "that is less than the error halfway between 1 and the next number" if got < worst
+                else "no x comes near it; half of 2^-M is enough")
+        assert worst <= got <= 2.0 ** -(M + 1), f"error bound for M = {M}: {got:g}; {said}"
+
+
+# ---- encode
+
+
+def rounded(name, x):
+    """The code nearest to each x >= 0, the even one of two as near, found in the list of all."""
+    if name == "fp32":
+        with np.errstate(over="ignore"):
+            return x.astype(np.float32).view(np.uint32).astype(np.int64)
+    v = numbers(name)
+    v = np.append(v, 2 * v[-1] - v[-2])                 # where the next one would stand
+    low = np.minimum(np.searchsorted(v, x, side="right") - 1, len(v) - 2)
+    below, above = x - v[low], v[low + 1] - x
+    return low + np.where(below == above, low & 1, above < below)
+
+
+def hard(name, rng):
+    """x >= 0 up to where rounding passes the largest number: ties, their neighbours, and others."""
+    E, M, _ = FORMATS[name]
+    if name == "fp32":
+        v = np.float32(2.0) ** np.arange(-149, 128).astype(np.float32)
+        v = np.concatenate((v, rng.integers(0, 0x7F7FFFFF, 20_000).astype(np.uint32).view("f4")))
+        v = np.unique(v)
+        after = np.nextafter(v, np.float32(np.inf)).astype(np.float64)
+        v, ties = v.astype(np.float64), (v.astype(np.float64) + after) / 2
+        end = 2.0**128 - 2.0**103
+    else:
+        v = numbers(name)
+        ties, end = (v[1:] + v[:-1]) / 2, v[-1] + (v[-1] - v[-2]) / 2
+        if len(v) > 40_000:
+            v, ties = v[::7], ties[::7]
+    others = v[-1] * 2.0 ** -rng.uniform(0, 2 ** (E - 1) + M + 6, 2000)
+    x = np.concatenate((ties, np.nextafter(ties, 0), np.nextafter(ties, np.inf), v, others,
+                        2.0 ** -np.arange(1075.0), [0.0]))         # float64's own subnormals, too
+    return x[(x >= 0) & (x < end)]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_nearest_code(subject, agree, rng, name):
+    E, M, _ = FORMATS[name]
+    x, f = hard(name, rng), given(subject, name)
+    want, mistakes = rounded(name, x), {}
+    if name != "fp32":
+        v = numbers(name)
+        v = np.append(v, 2 * v[-1] - v[-2])
+        low = np.minimum(np.searchsorted(v, x, side="right") - 1, len(v) - 2)
+        below, above = x - v[low], v[low + 1] - x
+        least = 2.0 ** (2 - 2 ** (E - 1))
+        mistakes = {
+            "bits are cut off and nothing is rounded": low,
+            "ties go up, away from zero": low + (above <= below),
+            "ties go down, towards zero": low + (above < below),
+            "ties go to the odd code": low + np.where(below == above, 1 - (low & 1), above < below),
+            "numbers below the least normal one become 0": np.where(x < least, 0, want)}
+    got = as_codes(subject.nearest_code(f, x), f"codes of {name}")
+    agree(got, want, what=f"codes of {name}", at=lambda i: f"x = {x[i]:.17g}", mistakes=mistakes)
+
+
+def test_predict_lost(subject):
+    got = subject.predict_lost()
+    assert isinstance(got, (tuple, list)) and len(got) == 2, f"expected (inf, zero), got {got!r}"
+    power = 2.0 ** np.arange(-32, 32)
+    products = np.multiply.outer(power, power).ravel()
+    with np.errstate(over="ignore"):
+        held = products.astype(np.float16)
+    for what, count, want, close in (
+            ("overflow", got[0], np.isinf(held).sum(), {
+                (products >= 2.0**15).sum(): "2^15 = 32768 is still a number of fp16",
+                (products > 2.0**16).sum(): "2^16 = 65536 is beyond 65504 and overflows, too"}),
+            ("become 0", got[1], (held == 0).sum(), {
+                (products < 2.0**-14).sum(): "below 2^-14 there are the subnormals, down to 2^-24",
+                (products < 2.0**-25).sum(): "2^-25 lies halfway between 0 and 2^-24: a tie goes "
+                                             "to the even code, and that is 0",
+                (products < 2.0**-23).sum(): "2^-24 is the least subnormal number, not 0"})):
+        said = next((text for n, text in close.items() if n == count),
+                    "i + j = s has 64 - |s + 1| pairs; from which s on?")
+        assert count == want, f"products that {what}: {count} is not it; {said}"
+
+
+# ---- integers
+
+
+def scaled_error(x, bits, scale):
+    top = 2 ** (bits - 1) - 1
+    return np.clip(np.round(x / scale), -top, top) * scale - x
+
+
+def test_best_scale(subject, agree, rng):
+    shares = [k / 32 for k in range(32, 0, -1)]
+    gauss = rng.normal(size=2000)
+    for what, x, bits in (("2000 Gaussian numbers", gauss, 4),
+                          ("2000 Gaussian numbers and a 20", np.append(gauss, 20), 4),
+                          ("2000 numbers of 1e-3", -gauss * 1e-3, 3),
+                          ("2000 Gaussian numbers and a 1000", np.append(gauss, 1000), 8)):
+        top, most = 2 ** (bits - 1) - 1, np.abs(x).max()
+        scales = np.array(shares) * most / top
+        wrong = [scaled_error(x, bits, s) for s in scales]
+        squares = [(w**2).sum() for w in wrong]
+        inside = [(w[np.abs(x) <= s * top] ** 2).mean() for w, s in zip(wrong, scales, strict=True)]
+        want = scales[np.argmin(squares)]
+        agree(subject.best_scale(x, bits, shares), want, "float64",
+              what=f"best scale of {what}, {bits} bits", mistakes={
+            "the largest number is always kept and nothing is ever clipped": most / top,
+            "the share of max|x| itself is returned, where top steps should reach it": want * top,
+            "the error is not squared": scales[np.argmin([np.abs(w).sum() for w in wrong])],
+            "errors of both signs are added and cancel":
+                scales[np.argmin([w.sum() for w in wrong])],
+            "the largest error counts and not their sum":
+                scales[np.argmin([np.abs(w).max() for w in wrong])],
+            "the scale with the largest error is taken": scales[np.argmax(squares)],
+            "the error of what is clipped is left out": scales[np.argmin(inside)]})
+    assert subject.best_scale(np.zeros(4), 4, [1.0, 0.5]) == 0, \
+        "best scale of nothing but zeros: it is 0"
+
+
+def integers(rng):
+    """Few that show everything, then many."""
+    return np.array([-7, -1, 0, 7, 3, -2]), rng.integers(-7, 8, 1000)
+
+
+def test_pack_int4(subject, agree, rng):
+    for q in integers(rng):
+        half = len(q) // 2
+        want = np.array([(int(q[i]) + 8) + 16 * (int(q[i + half]) + 8) for i in range(half)])
+        got = subject.pack_int4(q)
+        assert isinstance(got, np.ndarray) and got.dtype == np.uint8, \
+            f"packed: got {getattr(got, 'dtype', type(got).__name__)}, expected bytes, uint8"
+        low, high = q[:half], q[half:]
+        agree(got, want, what=f"{len(q)} integers in {half} bytes", at=lambda i: f"byte {i[0]}",
+              mistakes={
+            "neighbours share a byte, number i and i + 1": (q[::2] + 8) + 16 * (q[1::2] + 8),
+            "the second half lies in the low 4 bits": (high + 8) + 16 * (low + 8),
+            "the 8 is not added, and the sign is cut off": (low & 15) + 16 * (high & 15),
+            "a negative low number runs over the high one": (low | high << 4) & 255,
+            "7 is added where 8 should be": (low + 7) + 16 * (high + 7)})
+
+
+def test_unpack_int4(subject, agree, rng):
+    for q in integers(rng):
+        half = len(q) // 2
+        packed = np.array([int(q[i]) + 8 + 16 * (int(q[i + half]) + 8) for i in range(half)],
+                          dtype=np.uint8)
+        low, high = packed.astype(int) & 15, packed.astype(int) >> 4
+        agree(subject.unpack_int4(packed), q, what=f"{len(q)} integers from {half} bytes",
+              at=lambda i: f"number {i[0]}", mistakes={
+            "the 8 is not taken off": q + 8,
+            "the two halves of a byte are taken as neighbours":
+                np.stack((low, high), 1).ravel() - 8,
+            "the high 4 bits come first": np.concatenate((high, low)) - 8,
+            "bytes wrap round: subtract in more than 8 bits": (q + 256) % 256,
+            "the 4 bits are read as two's complement":
+                np.where(q + 8 > 7, q - 8, q + 8)})
+
+
+# ---- what is given: no exercise, so only the course's own tests ask
+
+
+def specials(name):
+    """Numbers where formats differ: zeros with a sign, infinities, and the end of the range."""
+    if name == "fp32":
+        end = [2.0**128 - 2.0**104, 2.0**128 - 2.0**103]
+    else:
+        v = numbers(name)
+        end = [v[-1], v[-1] + (v[-1] - v[-2]) / 2]
+    end += [np.nextafter(end[1], np.inf), np.nextafter(end[1], 0), 3 * end[0]]
+    return np.array([0.0, np.inf, *end])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_encode_at_the_end_of_the_range(subject, name):
+    """To what an overflow becomes, and only from half a spacing beyond the largest number on."""
+    E, M, kind = FORMATS[name]
+    x, f = specials(name), given(subject, name)
+    top = {"ieee": (2**E - 1 << M) - 1, "nan": 2 ** (E + M) - 2, "none": 2 ** (E + M) - 1}[kind]
+    over = top if kind == "none" else top + 1
+    tie = over if top & 1 else top                      # e4m3 ends on an even code: 464 is 448
+    want = np.array([0, over, top, tie, over, top, over])
+    minus = 1 << E + M
+    assert subject.encode(f, x).tolist() == want.tolist()
+    assert subject.encode(f, -x).tolist() == (want | minus).tolist()
+    assert subject.encode(f, x, True).tolist() == [0, *[top] * 6]
+    if kind == "none":
+        with pytest.raises(Raised, match=f"x holds a NaN, and {name} has none"):
+            subject.encode(f, np.array([np.nan]))
+    else:
+        quiet = top + 1 + (2 ** (M - 1) if kind == "ieee" else 0)
+        assert subject.encode(f, np.array([np.nan, -np.nan]), True).tolist() in (
+            [quiet, quiet | minus], [quiet | minus, quiet])
+
+
+def floats(name, rng):
+    """float32 numbers: all numbers of the format, the ties between them, their neighbours, and a
+    million bits at random, NaN left out."""
+    with np.errstate(all="ignore"):
+        v = numbers(name)
+        near = np.concatenate((v, (v[1:] + v[:-1]) / 2, specials(name))).astype(np.float32)
+        some = rng.integers(0, 2**32, 1_000_000).astype(np.uint32).view(np.float32)
+    near = np.concatenate([np.nextafter(near, np.float32(s)) for s in (-np.inf, np.inf)] + [near])
+    x = np.concatenate((near, -near, some))
+    return x[~np.isnan(x)]
+
+
+@pytest.mark.parametrize("name", ["e4m3", "e5m2", "e2m1", "bf16", "fp16"])
+def test_ml_dtypes_agrees(subject, rng, name):
+    """Every code, and the rounding of every number, tie and neighbour: bit for bit."""
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="not proven here: no ml_dtypes")
+    theirs = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2, "fp16": np.float16,
+              "e2m1": ml_dtypes.float4_e2m1fn, "bf16": ml_dtypes.bfloat16}[name]
+    E, M, kind = FORMATS[name]
+    raw, f = (np.uint16 if E + M == 15 else np.uint8), given(subject, name)
+    every = np.arange(2 ** (1 + E + M))
+    with np.errstate(all="ignore"):
+        want = every.astype(raw).view(theirs).astype(np.float64)
+    got = subject.decode(f, every)
+    np.testing.assert_array_equal(got, want)
+    real = ~np.isnan(want)
+    assert (np.signbit(got) == np.signbit(want))[real].all()
+
+    x = floats(name, rng)
+    with np.errstate(all="ignore"):
+        codes = x.astype(theirs).view(raw).astype(np.int64)
+    np.testing.assert_array_equal(subject.encode(f, x.astype(np.float64)), codes)
+
+
+TORCH = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2", "fp16": "float16", "bf16": "bfloat16"}
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_torch_agrees(subject, rng, name):
+    """Likewise. What lies beyond 464 in e4m3 is 448 in torch 2.13; older ones made it NaN."""
+    import torch
+
+    theirs, (E, M, _) = getattr(torch, TORCH[name]), FORMATS[name]
+    raw, f = (torch.int16 if E + M == 15 else torch.uint8), given(subject, name)
+    every = np.arange(2 ** (1 + E + M))
+    want = torch.from_numpy(every).to(raw).view(theirs).double().numpy()
+    np.testing.assert_array_equal(subject.decode(f, every), want)
+
+    x = floats(name, rng)
+    codes = torch.from_numpy(x).to(theirs).view(raw).numpy().astype(np.int64) & len(every) - 1
+    got = [subject.encode(f, x.astype(np.float64), saturate) for saturate in (False, True)]
+    inside = np.abs(x) <= 464 if name == "e4m3" else np.full(len(x), True)
+    np.testing.assert_array_equal(got[0][inside], codes[inside])
+    if name == "e4m3":
+        assert any((mine == codes).all() for mine in got)
+
+
+def test_the_simulator_agrees_on_tf32(subject, rng):
+    """tf32 is the upper 19 bits of fp32. Ours goes to even; cvt.rna, away from 0, only on ties."""
+    from lab.simulator.rounding import f32_to_tf32
+
+    x = floats("tf32", rng)
+    bits = x.view(np.uint32)
+    f = given(subject, "tf32")
+    mine = subject.encode(f, x.astype(np.float64))
+    np.testing.assert_array_equal(mine, f32_to_tf32(x, "rn") >> 13)
+    tie = bits & 0x1FFF == 0x1000
+    away = f32_to_tf32(x, "rna") >> 13
+    np.testing.assert_array_equal(mine[~tie], away[~tie])
+    assert (mine != away)[tie].any()
+    np.testing.assert_array_equal(subject.decode(f, mine[:1000]).astype(np.float32),
+                                  (mine[:1000] << 13).astype(np.uint32).view(np.float32))
+
+
+def test_double_to_fp32(subject, rng):
+    x = np.ldexp(rng.normal(size=200_000), rng.integers(-160, 131, 200_000))
+    with np.errstate(over="ignore"):
+        want = x.astype(np.float32).view(np.uint32)
+    np.testing.assert_array_equal(subject.encode(given(subject, "fp32"), x), want)
+
+
+def test_the_lesson_has_these_formats(subject):
+    mine = subject.FORMATS
+    assert set(mine) == set(FORMATS)
+    for name, (E, M, kind) in FORMATS.items():
+        assert (mine[name].E, mine[name].M, mine[name].specials) == (E, M, kind)
+
+
+def test_mxfp4_is_ml_dtypes(subject, rng):
+    """Scales are powers of two by e8m0, elements e2m1; a block of zeros, and one that saturates."""
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="not proven here: no ml_dtypes")
+    x = rng.normal(size=32 * 40) * 2.0 ** np.repeat(rng.integers(-90, 90, 40), 32)
+    x[:32], x[32] = 0, 7.9
+    elements, scales = subject.to_mxfp4(x)
+    assert elements.shape == (40, 32) and scales.shape == (40,) and scales[0] == 0
+    factor = scales.astype(np.uint8).view(ml_dtypes.float8_e8m0fnu).astype(np.float64)
+    most = np.abs(x.reshape(40, 32)).max(1)
+    assert ((4 * factor <= most) & (most < 8 * factor))[1:].all()
+    want = np.clip(x.reshape(40, 32) / factor[:, None], -6, 6).astype(ml_dtypes.float4_e2m1fn)
+    assert (elements == want.view(np.uint8)).all()
+    back = (want.astype(np.float64) * factor[:, None]).ravel()
+    assert (subject.from_mxfp4(elements, scales) == back).all()
+
+
+def test_nvfp4(subject, rng):
+    """Each block's largest number becomes 6 scales; the scales are e4m3, the largest is 448."""
+    x = rng.normal(size=16 * 50) * 2.0 ** np.repeat(rng.integers(-6, 6, 50), 16)
+    x[:16] = 0
+    elements, scales, whole = subject.to_nvfp4(x)
+    assert elements.shape == (50, 16) and scales.shape == (50,)
+    factor = np.array([by_book("e4m3", int(c)) for c in scales])
+    assert factor.max() == 448 and factor[0] == 0
+    most = np.abs(x.reshape(50, 16)).max(1)
+    assert np.abs(6 * factor * whole - most).max() <= most.max() / 16
+    back = subject.from_nvfp4(elements, scales, whole).reshape(50, 16)
+    error, step = np.abs(back - x.reshape(50, 16)), (factor * whole)[:, None]
+    assert (error <= step * (1 + 1e-9)).all()           # e2m1's largest spacing is 2
+
+
+def test_trits(subject):
+    every = np.array(np.meshgrid(*[[-1, 0, 1]] * 5)).reshape(5, -1).T.ravel()      # all 243 bytes
+    packed = subject.pack_trits(every)
+    assert packed.dtype == np.uint8 and len(set(packed.tolist())) == 3**5 and packed.max() == 242
+    assert (subject.unpack_trits(packed) == every).all()
+
+
+def test_int4_lies_as_in_k15(subject, rng):
+    from layer1_kernels import quantize_weight
+
+    q = np.append(rng.integers(-7, 8, 63), 7)
+    import torch
+    packed, _ = quantize_weight(torch.from_numpy(q).float()[None], 4, 64)
+    assert (packed[0].numpy() == subject.pack_int4(q)).all()
+
+
+@pytest.mark.parametrize("kind", ["e4m3", "e2m1", 8, 4])
+def test_round_scaled(subject, rng, kind):
+    import torch
+
+    x = rng.normal(size=96)
+    x[64:] = 0
+    most = np.repeat(np.abs(x.reshape(3, 32)).max(1), 32)
+    top = 2 ** (kind - 1) - 1 if isinstance(kind, int) else numbers(kind)[-1]
+    ratio = np.divide(x, most, out=np.zeros(96), where=most > 0) * top
+    want = np.round(ratio) if isinstance(kind, int) else \
+        np.copysign(numbers(kind)[rounded(kind, np.abs(ratio))], ratio)
+    got = subject.round_scaled(kind if isinstance(kind, int) else given(subject, kind), x, 32)
+    np.testing.assert_allclose(got, want * most / top, rtol=1e-12)
+    if kind == "e4m3":
+        theirs = torch.from_numpy(ratio).float().to(torch.float8_e4m3fn).double().numpy()
+        np.testing.assert_allclose(got, theirs * most / top, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype, name", [(np.float16, "fp16"), (np.float32, "fp32")])
+def test_dot(subject, rng, dtype, name):
+    """NumPy adds in the same precision, one at a time."""
+    a, b = rng.uniform(size=(2, 3, 300))
+    products = a.astype(np.float16).astype(np.float64) * b.astype(np.float16).astype(np.float64)
+    want, total = np.empty((3, 300)), np.zeros(3, dtype)
+    for k in range(300):
+        total = (total.astype(np.float64) + products[:, k]).astype(dtype)
+        want[:, k] = total
+    got = subject.dot(a, b, given(subject, "fp16"), given(subject, name))
+    assert (got == want).all()
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16", "e4m3"])
+def test_a_sum_of_ones_stops(subject, name):
+    """At 2^(M + 1) the spacing is 2: one more is a tie, and goes to even."""
+    ones, f = np.ones((1, 600 if name != "fp16" else 2200)), given(subject, name)
+    assert subject.dot(ones, ones, f, f)[0, -1] == 2 ** (FORMATS[name][1] + 1)
+
+
+def test_snr(subject, rng):
+    x, noise = rng.normal(size=(2, 10_000))
+    assert subject.snr(x, x + 0.1 * noise) == pytest.approx(
+        20 + 10 * np.log10((x**2).sum() / (noise**2).sum()))
+
+
+@pytest.mark.parametrize("call, says", [
+    (lambda s: s.decode(given(s, "e2m1"), np.array([16])), "decode: expected integers from 0 to"),
+    (lambda s: s.decode(given(s, "e2m1"), np.array([1.5])), "integers from 0 to 15, got float64"),
+    (lambda s: s.pack_int4(np.array([-8, 0])), "pack_int4: expected integers from -7 to 7, got"),
+    (lambda s: s.pack_int4(np.array([1, 0, 2])), r"q has shape \(3,\), expected \(n,\), n even"),
+    (lambda s: s.pack_trits(np.array([1, 0])), r"q has shape \(2,\), expected \(n,\), n a mul"),
+    (lambda s: s.quantize_int(np.ones(2), 1, 1.0), "an integer of 1 bits, expected 2 or more"),
+    (lambda s: s.unpack_trits(np.array([243])), "expected integers from 0 to 242"),
+    (lambda s: s.spacing(given(s, "fp16"), np.array([np.inf])), "spacing: x holds inf or NaN"),
+    (lambda s: s.to_mxfp4(np.ones(33)), r"to_mxfp4: x has shape \(33,\), expected \(K,\), K a"),
+    (lambda s: s.to_nvfp4(np.array([np.nan] * 16)), "to_nvfp4: x holds inf or NaN"),
+    (lambda s: s.round_scaled(8, np.ones(33), 32), r"K a multiple of 32"),
+    (lambda s: s.best_scale(np.array([np.nan]), 8, [1.0]), "best_scale: x holds inf or NaN")])
+def test_bad_input(subject, call, says):
+    with pytest.raises(Raised, match=says):
+        call(subject)
