@@ -1,5 +1,6 @@
 """Day 2 · the overview.
 
+o01_three_layers  The three-storey building
 o02_life_of_a_token  A Llama in NumPy
 o04_training_math  Memory and communication of training
 """
@@ -11,6 +12,21 @@ from day02_overview.counted import (
     counted_flops,
     counted_kept,
     counted_peak,
+)
+from day02_overview.o01_three_layers import (
+    FLOORS,
+    TRACE,
+    Request,
+    Span,
+    Step,
+    Trace,
+    journey,
+    latencies,
+    perfetto,
+    read_trace,
+    roof_shares,
+    throughput,
+    time_by_floor,
 )
 from day02_overview.o02_life_of_a_token import (
     NANO,
@@ -45,15 +61,21 @@ from day02_overview.o04_training_math import (
 
 __all__ = [
     "COLLECTIVES",
+    "FLOORS",
     "MIXED",
     "NANO",
     "NUMPY",
+    "TRACE",
     "WAYS",
     "Cache",
     "Llama",
     "Operations",
+    "Request",
+    "Span",
+    "Step",
     "TorchLayer",
     "TorchLlama",
+    "Trace",
     "add",
     "attention",
     "counted_flops",
@@ -63,16 +85,23 @@ __all__ = [
     "encode",
     "forward",
     "generate",
+    "journey",
     "kept_numbers",
+    "latencies",
     "load_nano",
     "matmul",
     "peak_activations",
+    "perfetto",
+    "read_trace",
     "rmsnorm",
+    "roof_shares",
     "rope",
     "sent_by",
     "softmax",
     "state_bytes",
     "step_bytes",
     "swiglu",
+    "throughput",
+    "time_by_floor",
     "training_flops",
 ]

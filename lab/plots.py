@@ -574,3 +574,63 @@ def panels(title, groups, x, y, log=True):
     figure.suptitle(title)
     plt.close(figure)           # as above
     return figure
+
+
+FLOOR_SHADES = {"kernel": "#54aeff", "graph": RED, "system": "#0a3069", "idle": "#d0d7de"}
+
+
+def floors_by_step(title, panels):
+    """A bar a step, stacked of what each floor took; a panel for each kind of step, on one scale.
+
+    panels: {label: [({floor: ms}, label of the step)]}
+    """
+    import matplotlib.pyplot as plt
+
+    figure, every = plt.subplots(1, len(panels), squeeze=False, sharey=True, figsize=(7.5, 3.6),
+                                 width_ratios=[len(bars) + 1 for bars in panels.values()],
+                                 layout="constrained")
+    for axes, (label, bars) in zip(every[0], panels.items(), strict=True):
+        bottom = np.zeros(len(bars))
+        for floor, colour in FLOOR_SHADES.items():
+            heights = np.array([times.get(floor, 0) for times, _ in bars])
+            if heights.any():
+                axes.bar(range(len(bars)), heights, 0.85, bottom=bottom, color=colour, label=floor)
+            bottom += heights
+        axes.set_title(label, fontsize=10, color=INK)
+        axes.set_xticks(range(len(bars)), [name for _, name in bars], fontsize=8)
+        axes.set(xlim=(-0.6, len(bars) - 0.4))
+        axes.tick_params(length=0)
+        axes.spines[["top", "right"]].set_visible(False)
+    every[0, 0].set_ylabel("ms")
+    figure.legend(*every[0, -1].get_legend_handles_labels(), loc="outside lower center", ncols=4,
+                  frameon=False, handlelength=1)
+    figure.suptitle(title)
+    plt.close(figure)           # as above
+    return figure
+
+
+def timeline(title, requests):
+    """What happened to each request: a bar of waiting, prefill and decode, a dot a token.
+
+    requests: {name: ([(what, begin, end)], [when a token was sent])}, in ms
+    """
+    import matplotlib.pyplot as plt
+
+    shades = {"waiting": "#d0d7de", "prefill": RED, "decode": "#9cd2ff"}
+    figure, axes = plt.subplots(figsize=(7.5, 1.5 + 0.6 * len(requests)), layout="constrained")
+    for y, (spans, sent) in enumerate(requests.values()):
+        for what, begin, end in spans:
+            axes.barh(y, end - begin, 0.6, left=begin, color=shades[what])
+        axes.plot(sent, [y] * len(sent), ".", color=INK, ms=5, ls="none")
+    for what, colour in shades.items():
+        axes.barh(0, 0, color=colour, label=what)
+    axes.plot([], [], ".", color=INK, ms=5, ls="none", label="a token is sent")
+    axes.set(title=title, xlabel="ms")
+    axes.set_yticks(range(len(requests)), requests)
+    axes.invert_yaxis()
+    axes.tick_params(left=False)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4,
+                  frameon=False, handlelength=1)
+    plt.close(figure)           # as above
+    return figure

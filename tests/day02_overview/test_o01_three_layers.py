@@ -1,0 +1,343 @@
+"""Graders of o01. Times are judged by painting: each span paints its nanoseconds, the innermost
+last, and what is seen at the end is counted. What the recorded trace says is recomputed from it."""
+
+import json
+from math import prod
+
+import numpy as np
+import pytest
+
+from day01_roofline import Llama, count_bytes, count_flops
+from day02_overview import TRACE
+from lab.subject import Raised
+
+FLOORS = ("kernel", "graph", "system", "idle")
+RECORD = json.loads(TRACE.read_text("utf-8"))
+SPANS = [tuple(row) for row in RECORD["spans"]]     # as o01's Span
+STEPS = [i for i, s in enumerate(SPANS) if s[0] in ("prefill", "decode")]
+
+
+def painted(spans):
+    """{floor: ns}: every nanosecond has the colour of the span that painted it last."""
+    start = min(s[2] for s in spans)
+    line = np.full(max(s[3] for s in spans) - start, len(FLOORS), np.uint8)
+    for _, floor, begin, end, *_ in spans:
+        line[begin - start:end - start] = FLOORS.index(floor)
+    return {floor: int((line == i).sum()) for i, floor in enumerate(FLOORS)}
+
+
+def within(i):
+    """Span i and those inside it."""
+    _, _, begin, end, *_ = SPANS[i]
+    return [SPANS[i], *(s for j, s in enumerate(SPANS) if j != i and begin <= s[2] and s[3] <= end)]
+
+
+# ---- the prediction
+
+
+def test_predict_floor(subject):
+    got, time = subject.predict_floor(), dict.fromkeys(FLOORS, 0)
+    assert got in ("kernel", "graph", "system"), \
+        f"predict_floor: got {got!r}, expected kernel, graph or system"
+    for i in STEPS:
+        if SPANS[i][0] == "decode":
+            for floor, ns in painted(within(i)).items():
+                time[floor] += ns
+    most, share = max(time, key=time.get), time[got] / sum(time.values())
+    why = {"kernel": "what runs inside the operations",
+           "graph": "what Python does between the operations of a forward",
+           "system": "batching, sampling and turning tokens into text"}[got]
+    assert got == most, (f"predict_floor: {got} has {share:.0%} of the decode steps' time, not the "
+                         f"most; that is {why}")
+
+
+# ---- time_by_floor
+
+
+def spans_of(*rows):
+    return [("s", *row, 0, 0) for row in rows]
+
+
+CASES = {
+    "one span": spans_of(("system", 5, 9)),
+    "a child": spans_of(("system", 0, 10), ("kernel", 2, 5)),
+    "a grandchild": spans_of(("system", 0, 100), ("graph", 10, 60), ("kernel", 20, 50)),
+    "two children": spans_of(("graph", 0, 100), ("kernel", 10, 30), ("kernel", 40, 45)),
+    "two children that touch": spans_of(("graph", 0, 100), ("kernel", 10, 30), ("system", 30, 45)),
+    "out of two at once": spans_of(("system", 0, 100), ("graph", 10, 60), ("kernel", 20, 60),
+                                   ("idle", 70, 90)),
+    "the same floor inside": spans_of(("system", 0, 50), ("system", 5, 25), ("system", 6, 16)),
+    "nobody around": spans_of(("system", 0, 10), ("idle", 20, 30), ("kernel", 22, 23)),
+}
+
+
+def lengths(spans, sign=0, leaves=False):
+    """{floor: ns} by mistakes: children are not taken off (sign 0) or taken off every ancestor."""
+    time = dict.fromkeys(FLOORS, 0)
+    for i, (_, floor, begin, end, *_) in enumerate(spans):
+        others = [s for j, s in enumerate(spans) if j != i]
+        children = [s for s in others if begin <= s[2] and s[3] <= end]
+        if not (leaves and children):
+            time[floor] += end - begin - sign * sum(s[3] - s[2] for s in children)
+    return time
+
+
+def values(got, what):
+    assert isinstance(got, dict) and sorted(got) == sorted(FLOORS), \
+        f"{what}: got {got!r}, expected a dict with the keys {', '.join(FLOORS)}"
+    return [got[floor] for floor in FLOORS]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_time_by_floor(subject, agree, case):
+    spans = CASES[case]
+    got = subject.time_by_floor([subject.Span(*s) for s in spans])
+    want, what = painted(spans), f"time_by_floor, {case}: " + ", ".join(
+        f"{floor} {begin}-{end}" for _, floor, begin, end, *_ in spans)
+    agree(values(got, what), list(want.values()), what=what, at=lambda i: f"ns of {FLOORS[i[0]]}",
+          mistakes={name: list(wrong.values()) for name, wrong in {
+              "a span keeps the time of those inside it, which then counts twice": lengths(spans),
+              "a span inside is taken from all around it, not from the nearest alone":
+                  lengths(spans, sign=1),
+              "only the innermost spans are counted, and what is between them is lost":
+                  lengths(spans, leaves=True)}.items() if wrong != want})
+
+
+def test_time_by_floor__of_the_recorded_trace(subject):
+    got = values(subject.time_by_floor(subject.read_trace().spans), "the recorded trace")
+    wall = SPANS[0][3] - SPANS[0][2]
+    assert sum(got) == wall, f"the floors have {sum(got):,} ns of the recorded {wall:,}"
+    assert got == list(painted(SPANS).values())
+
+
+# ---- roof_shares
+
+
+def test_roof_shares(subject, agree):
+    rows = [("decode", "system", 1_000, 9_000, 0, 0), ("forward", "graph", 2_000, 8_000, 0, 0),
+            ("matmul", "kernel", 2_500, 4_500, 600, 3_000),
+            ("swiglu", "kernel", 5_000, 7_000, 0, 1_000)]
+    peak, bandwidth = 1e9, 2e9
+    want = [4_000 / 4e-6 / bandwidth, 600 / 8e-6 / peak]
+    got = subject.roof_shares([subject.Span(*row) for row in rows], peak, bandwidth)
+    assert isinstance(got, (tuple, list)) and len(got) == 2, \
+        f"roof_shares: got {got!r}, expected (bandwidth share, MFU)"
+    case = ("a step of 8 µs, two kernels of 2 µs each, 600 FLOPs and 4000 bytes, on 1 GFLOP/s and "
+            "2 GB/s")
+    at = ("the bandwidth share", "the MFU")
+    agree(got, want, "float64", f"roof_shares of {case}", at=lambda i: at[i[0]], mistakes={
+        "the bytes are divided by the whole step's time": [want[0] / 2, want[1]],
+        "the FLOPs are divided by the time of the kernels alone": [want[0], 2 * want[1]],
+        "nanoseconds are taken for seconds": [w / 1e9 for w in want],
+        "the two answers are swapped": want[::-1],
+        "the forward's time stands for the step's": [want[0], want[1] * 8 / 6],
+        "kernels without FLOPs are left out": [want[0] * 3 / 2, want[1]]})
+
+
+@pytest.mark.parametrize("i", [0, -1])
+def test_roof_shares__of_recorded_steps(subject, agree, i):
+    trace, spans = subject.read_trace(), within(STEPS[i])
+    kernels = [s for s in spans if s[1] == "kernel"]
+    want = [sum(s[5] for s in kernels) / sum(s[3] - s[2] for s in kernels) * 1e9 / 2e9,
+            sum(s[4] for s in kernels) / (spans[0][3] - spans[0][2]) * 1e9 / 3e9]
+    got = subject.roof_shares(trace.steps[i].spans, 3e9, 2e9)
+    agree(got, want, "float64", f"roof_shares of the {'first' if i == 0 else 'last'} step")
+
+
+# ---- latencies
+
+
+def test_latencies(subject, agree):
+    sent, arrival = [7_000_000, 9_000_000, 10_000_000, 15_000_000], 4_000_000
+    got = subject.latencies(subject.Request("A", arrival, sent, "", 3, ""))
+    assert isinstance(got, (tuple, list)) and len(got) == 2, \
+        f"latencies: got {got!r}, expected (TTFT, TPOT)"
+    case = "latencies of a request that arrives at 4 ms and gets tokens at 7, 9, 10 and 15 ms"
+    want = np.array([3e-3, 8e-3 / 3])
+    agree(got, want, "float64", case, at=lambda i: ("TTFT", "TPOT")[i[0]], mistakes={
+        "TTFT counts from the start of the clock, not from the arrival": [7e-3, want[1]],
+        "there are four tokens, but three gaps between them": [want[0], 8e-3 / 4],
+        "the wait for the first token is counted into TPOT": [want[0], 11e-3 / 3],
+        "the wait for the first token is counted into TPOT, as a fourth gap": [want[0], 11e-3 / 4],
+        "the answer is in milliseconds": want * 1e3, "the answer is in nanoseconds": want * 1e9})
+
+
+def test_latencies__of_one_token(subject):
+    ttft, tpot = subject.latencies(subject.Request("A", 1_000_000, [3_000_000], "", 3, ""))
+    assert ttft == 2e-3 and tpot is None, \
+        f"latencies of one token: got {(ttft, tpot)}; there is no gap, so TPOT is None"
+
+
+# ---- choose_floors
+
+TECHNIQUES = (      # name, floor, constraint; why this floor; why this constraint
+    ("flash attention", "kernel", "memory", "one operation is computed in another way, its inputs "
+     "and result stay", "it does no fewer FLOPs, but the scores' bytes do not move"),
+    ("tensor cores", "kernel", "compute", "other instructions inside one operation",
+     "the same bytes arrive, more FLOPs a second are done with them"),
+    ("ring all-reduce", "kernel", "communication", "one operation, the same sum",
+     "what it makes less is bytes between GPUs"),
+    ("kernel fusion", "graph", "memory", "two operations of the step become one",
+     "the sum is written and no longer read back"),
+    ("CUDA graphs", "graph", "overhead", "every operation stays; how a step launches them changes",
+     "the GPU computes the same, the host asks once"),
+    ("quantised weights", "graph", "memory", "the step's operations get other weights",
+     "a decode step reads a quarter of the bytes"),
+    ("pinned prefetch", "graph", "communication", "a copy is put beside a step's operations",
+     "the bytes come over the wire from the host while kernels run"),
+    ("continuous batching", "system", "waiting", "who is in a step changes, the step does not",
+     "a free place is filled at once"),
+    ("paged KV cache", "system", "capacity", "it deals out memory to requests",
+     "less is set aside in vain, so more contexts fit"),
+    ("prefix cache", "system", "compute", "what one request left is kept for another",
+     "the shared tokens' FLOPs are not done again"),
+    ("speculative decoding", "system", "memory", "two models take turns, and tokens may be taken "
+     "back", "the weights are read once for several tokens, with more FLOPs"),
+    ("tensor parallelism", "system", "capacity", "it says which machine has what",
+     "one GPU has no room for all weights"),
+)
+CONSTRAINTS = ("compute", "memory", "communication", "overhead", "capacity", "waiting")
+
+
+def test_choose_floors(subject):
+    got = subject.choose_floors()
+    assert isinstance(got, (list, tuple)) and len(got) == len(TECHNIQUES), \
+        f"choose_floors: got {got!r}, expected a list of {len(TECHNIQUES)} texts"
+    for number, (answer, row) in enumerate(zip(got, TECHNIQUES, strict=True), 1):
+        name, floor, constraint, why_floor, why_constraint = row
+        words = answer.split() if isinstance(answer, str) else []
+        head = f"choose_floors, line {number}, {name}"
+        assert len(words) == 2 and words[0] in FLOORS[:3] and words[1] in CONSTRAINTS, (
+            f"{head}: got {answer!r}, expected a floor ({', '.join(FLOORS[:3])}) and a constraint "
+            f"({', '.join(CONSTRAINTS)})")
+        assert words[0] == floor, f"{head}: {words[0]} is another floor; {why_floor}"
+        assert words[1] == constraint, \
+            f"{head}: the floor is right, {words[1]} is not what it relieves; {why_constraint}"
+
+
+# ---- what is given
+
+
+def test_throughput(subject):
+    """Tokens over the time from the first arrival to the last token, in whatever order."""
+    requests = [subject.Request("A", 2_000_000_000, [3_000_000_000, 6_000_000_000], "", 1, ""),
+                subject.Request("B", 1_000_000_000, [5_000_000_000], "", 1, "")]
+    assert subject.throughput(requests) == 3 / 5
+
+
+@pytest.mark.parametrize("text", ["no JSON", "[]", "{}", '{"spans": [], "requests": []}',
+                                  '{"spans": [[1]], "requests": [], "batches": []}',
+                                  '{"spans": [["decode", "system", 0, 1]], "requests": [], '
+                                  '"batches": []}'])
+def test_what_is_no_trace_is_refused_in_one_line(subject, tmp_path, text):
+    path = tmp_path / "trace.json"
+    path.write_text(text)
+    with pytest.raises(Raised, match="trace.json: expected a trace as python -m layer2"):
+        subject.read_trace(str(path))
+
+
+def test_journey(subject):
+    """From the arrival to the last token nothing is left out, and nothing is twice."""
+    trace = subject.read_trace()
+    for request in trace.requests:
+        spans = list(subject.journey(trace, request))
+        assert spans[0].begin == request.arrival and spans[0].name == "waiting"
+        ends = [s.end for s in spans]
+        assert [s.begin for s in spans[1:]] == ends[:-1] and request.sent[-1] <= ends[-1]
+        assert [s.name for s in spans[1:4]] == ["prefill", "waiting", "decode"]
+
+
+def test_perfetto(subject):
+    """The Trace Event Format: what its complete events must have, and that rows nest."""
+    found = subject.perfetto(subject.read_trace())
+    json.dumps(found)
+    rows, titles = {}, {}
+    for event in found["traceEvents"]:
+        assert event["pid"] == 1 and isinstance(event["tid"], int)
+        if event["ph"] == "M":
+            assert event["name"] == "thread_name"
+            titles[event["tid"]] = event["args"]["name"]
+        else:
+            assert event["ph"] == "X" and event["ts"] >= 0 and event["dur"] >= 0
+            assert isinstance(event["name"], str) and isinstance(event["cat"], str)
+            rows.setdefault(event["tid"], []).append(event)
+    assert titles.keys() == rows.keys() and len(set(titles.values())) == len(titles)
+    for events in rows.values():
+        around = []
+        for event in events:
+            begin, end = (round(1e3 * t) for t in (event["ts"], event["ts"] + event["dur"]))
+            while around and around[-1] <= begin:
+                around.pop()
+            assert not around or end <= around[-1]
+            around.append(end)
+    serving = next(rows[tid] for tid, title in titles.items() if title == "serving")
+    assert [(e["name"], round(1e3 * e["ts"]), round(1e3 * e["dur"])) for e in serving] == \
+        [(s[0], s[2], s[3] - s[2]) for s in SPANS]              # dur is in µs
+
+
+# ---- the record
+
+
+def test_spans_of_the_record_nest_in_one():
+    around = []
+    for i, (name, floor, begin, end, flops, moved, operations) in enumerate(SPANS):
+        while around and around[-1][3] <= begin:
+            around.pop()
+        assert (not i or around) and (i == 0 or begin >= SPANS[i - 1][2]) and begin <= end
+        assert not around or end <= around[-1][3]
+        holder = around[-1][1] if around else "system"
+        assert floor in FLOORS and holder == ("graph" if floor == "kernel" else "system"), name
+        assert (moved > 0) == (floor == "kernel") and (flops > 0) <= (moved > 0)
+        assert (operations > 0) == (floor in ("graph", "kernel"))
+        around.append(SPANS[i])
+
+
+def test_the_record_is_of_two_requests_of_which_one_comes_while_the_other_decodes():
+    a, b = RECORD["requests"]
+    assert a["sent"][1] < b["arrival"] < a["sent"][-2]
+    phases = [SPANS[i][0] for i in STEPS]
+    assert phases[0] == "prefill" and phases.count("prefill") == 2 and "decode" in phases[1:3]
+    assert len(STEPS) == len(RECORD["batches"])
+    for request in (a, b):
+        written = [dict(batch)[request["name"]] for batch in RECORD["batches"]
+                   if request["name"] in dict(batch)]
+        assert written == [request["prompt_tokens"]] + [1] * (len(request["sent"]) - 1)
+        ends = [SPANS[i] for i, batch in zip(STEPS, RECORD["batches"], strict=True)
+                if request["name"] in dict(batch)]
+        assert all(s[2] < t < s[3] for s, t in zip(ends, request["sent"], strict=True))
+    assert max(len(batch) for batch in RECORD["batches"]) == 2
+    floors = painted(SPANS)
+    assert min(RECORD["busy_ns"]) == sum(floors.values()) - floors["idle"]
+
+
+def test_the_counts_of_the_record_are_those_of_day_1():
+    """r03 counts one product for q, k and v, and one for gate and up; here each reads x itself."""
+    m, size = RECORD["model"], RECORD["model"]["itemsize"]
+    shape = Llama(m["name"], *(m[letter] for letter in "LCHGDFV"), m["tied"])
+    N = {}
+    for i, pairs in zip(STEPS, RECORD["batches"], strict=True):
+        batch, total = dict(pairs), sum(T for _, T in pairs)
+        N |= {name: N.get(name, 0) + T for name, T in batch.items()}
+        kernels = [s for s in within(i) if s[1] == "kernel"]
+        matrices = [s for s in kernels if s[0] in ("matmul", "paged_attention")]
+        assert sum(s[4] for s in kernels) == sum(
+            sum(count_flops(shape, 1, T, N[name]).values()) for name, T in batch.items())
+        each = [count_bytes(shape, 1, T, N[name], size) for name, T in batch.items()]
+        weights = sum(kinds[0] for kinds in each[0].values())
+        others = sum(kinds[1] + kinds[2] for one in each for kinds in one.values())
+        again = 3 * m["L"] * total * m["C"] * size
+        assert sum(s[5] for s in matrices) == weights + others + again
+        heads, groups = m["H"] * m["D"], m["G"] * m["D"]
+        small = prod((2, m["L"], 2 * total * m["C"] + m["C"])) + 2 * len(batch) * m["C"] + m["C"]
+        small += m["L"] * total * (2 * (heads + groups) + m["D"] + 4 * groups + 3 * m["F"])
+        assert sum(s[5] for s in kernels) - sum(s[5] for s in matrices) == size * small
+        assert len(kernels) == 13 * m["L"] + 2
+
+
+def test_the_record_says_how_it_was_made():
+    machine = RECORD["machine"]
+    assert RECORD["made_by"] == "python -m layer2_graph.trace"
+    assert machine["threads"] == machine["cores_used"] == 1 and RECORD["others_ns"] >= 0
+    assert machine["peak"] > machine["bandwidth"] > 1e9
+    assert TRACE.stat().st_size < 200_000
+    assert set(RECORD["cost_ns"]) == {"row", "addition"}
