@@ -43,9 +43,8 @@ from layer2_graph.checkpoint import read_weights, shapes
 from layer2_graph.config import Config, read_config
 from layer2_graph.decode_card import RECORD, table
 from layer2_graph.g01_llama import Llama
-from layer2_graph.g05_fused_llama import FusedLlama
 from layer2_graph.generate import continuation
-from layer2_graph.host import host_kernels, settle
+from layer2_graph.host import HostLlama, host_kernels, settle
 
 SMALL = Path(__file__).parent / "small"
 ROUNDS, PROMPT, WARM, STEPS, PREFILLS = 3, 256, 5, 64, 5
@@ -143,7 +142,7 @@ def theirs(options, m, weights):
 ARMS = {
     "torch": partial(ours, lambda m, weights: Llama(m, weights, kernels("torch"))),
     "host": partial(ours, lambda m, weights: settle(Llama(m, weights, host_kernels()))),
-    "fused": partial(ours, lambda m, weights: settle(FusedLlama(m, weights, host_kernels()))),
+    "fused": partial(ours, lambda m, weights: settle(HostLlama(m, weights, host_kernels()))),
     "generate": partial(theirs, {}),
     "static": partial(theirs, {"cache_implementation": "static", "disable_compile": True}),
 }
