@@ -209,8 +209,9 @@ def place(array):
 
 
 def bench_host():
-    """Without a GPU: a prompt and decode steps on this CPU, by this lesson's model and by Hugging
-    Face, fp32, in turns; rows of lab.bench. It takes minutes. Needs transformers."""
+    """Without a GPU: a prompt and decode steps on this CPU, by this lesson's model on the table of
+    host.py and by Hugging Face, fp32, in turns; rows of lab.bench. It takes minutes, and needs
+    transformers."""
     from layer2_graph.decode_speed import measure_all, rows
 
     return rows(measure_all())
