@@ -3,6 +3,7 @@
 A lesson takes part if its reference has a function bench() -> {name: row}; see `row`. Beside it may
 stand what the course's kernels are to reach on an H200, as a literal:
 H200_TARGETS = {name: {figure: least}}. A figure is a key of the row.
+One whose subject is a CPU's speed, too, has bench_host(), which measures where there is no GPU.
 """
 
 import argparse
@@ -47,20 +48,27 @@ def judge(rows, wanted):
     return judged
 
 
+def here():
+    """The function that measures on this machine: a GPU, or a CPU without one. There it is another,
+    since the simulator's time says nothing."""
+    return "bench_host" if device.gpu() is None else "bench"
+
+
 def measure(lesson):
-    """The judged rows of one lesson. CourseError without a GPU: the simulator's time says nothing.
-    """
-    if device.gpu() is None:
-        raise CourseError("no NVIDIA GPU here: nothing to measure")
-    if lesson not in units():
-        raise CourseError(f"{lesson.id} has nothing to measure; "
-                          f"{', '.join(i.id for i in units())} have")
+    """The rows of one lesson, on a GPU judged. CourseError where it has nothing to measure on this
+    machine."""
+    if lesson not in units(here()):
+        where = "" if device.gpu() else "no NVIDIA GPU here, and without one "
+        raise CourseError(f"{where}{lesson.id} has nothing to measure; "
+                          f"{', '.join(i.id for i in units(here()))} can be measured")
+    module = importlib.import_module(f"{lesson.floor}.{lesson.id}")
+    if here() == "bench_host":
+        return module.bench_host()
     import torch
 
     torch.set_float32_matmul_precision("highest")   # IEEE, which a container's setting may not be
     torch.compiler.reset()              # a function that two lessons compile has one limit of forms
-    rows = importlib.import_module(f"{lesson.floor}.{lesson.id}").bench()
-    return judge(rows, targets(lesson))
+    return judge(module.bench(), targets(lesson))
 
 
 def unit(lesson):

@@ -311,21 +311,24 @@ def doctor(as_json: Json = False):
 
 @app.command()
 def bench(lesson: LessonWord = None, as_json: Json = False):
-    """Measure the lessons' kernels on this machine's GPU, into benchmarks/<device>.json."""
+    """Measure the lessons' kernels on this machine's GPU, into benchmarks/<device>.json; without
+    one, what is for its CPU, and nothing is recorded."""
     from lab import bench as benching
     from lab import device, record
 
     rows = {}
-    for one in [course.find(lesson)] if lesson is not None else benching.units():
+    for one in [course.find(lesson)] if lesson is not None else benching.units(benching.here()):
         found = benching.unit(one)
         rows[one.id] = found["results"]
-        file = record.keep(device.gpu(), f"bench {one.id}", found)
         if not as_json:
             print(benching.text(one, rows[one.id]), flush=True)
+        if device.gpu():
+            file = record.keep(device.gpu(), f"bench {one.id}", found)
     if as_json:
         print(json.dumps(rows, indent=1))
-    print(f"written: {file.relative_to(record.ROOT)}; `lab build` makes the tables from it",
-          file=sys.stderr)
+    if device.gpu():
+        print(f"written: {file.relative_to(record.ROOT)}; `lab build` makes the tables from it",
+              file=sys.stderr)
 
 
 # ---- authors

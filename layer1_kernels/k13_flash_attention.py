@@ -306,12 +306,12 @@ def flash_attention(q, k, v, causal, scale):
 
 @without_gradients
 def flash_attention_cuda(q, k, v, causal, scale):
-    """As flash_attention by the CUDA kernel: float32, contiguous, without gradients."""
+    """As flash_attention by the CUDA kernel: float32, without gradients. What is not contiguous is
+    copied first."""
     check("flash_attention_cuda", q, k, v, causal, scale)
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.dtype != torch.float32 or not x.is_contiguous():
-            raise ValueError(f"flash_attention_cuda: {name} is {x.dtype} with strides "
-                             f"{x.stride()}, expected torch.float32, contiguous")
+    if q.dtype != torch.float32:
+        raise ValueError(f"flash_attention_cuda: q, k and v are {q.dtype}, expected torch.float32")
+    q, k, v = (x.contiguous() for x in (q, k, v))
     (B, T, H, D), (_, N, G, _) = q.shape, k.shape
     out, lse = torch.empty_like(q), q.new_empty(B, T, H)
     if out.numel():

@@ -292,8 +292,10 @@ def paged_attention(q, k_pages, v_pages, block_tables, cu_q, lens, scale):
 
 @without_gradients
 def paged_attention_cuda(q, k_pages, v_pages, block_tables, cu_q, lens, scale):
-    """As paged_attention by the CUDA kernel: float32, all of it contiguous."""
+    """As paged_attention by the CUDA kernel: float32, all of it contiguous but q, which is copied
+    first where it is not."""
     check("paged_attention_cuda", q, k_pages, v_pages, block_tables, cu_q, lens, scale)
+    q = q.contiguous()              # of a matrix that makes q, k and v at once it is a view
     for name, x in (("q", q), ("k_pages", k_pages), ("v_pages", v_pages),
                     ("block_tables", block_tables)):
         if not x.is_contiguous() or x.dtype not in (torch.float32, torch.int32):

@@ -74,6 +74,7 @@ from layer2_graph.g06_cuda_graphs import (
     side_by_side,
 )
 from layer2_graph.host import (
+    HostLlama,
     host_kernels,
     settle,
 )
@@ -109,6 +110,7 @@ __all__ = [
     "Forked",
     "FusedLlama",
     "GraphRunner",
+    "HostLlama",
     "Launch",
     "Launches",
     "Layer",

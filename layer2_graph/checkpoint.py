@@ -188,10 +188,7 @@ class Tokenizer:
 
         ModelError where the template fails or refuses the conversation.
         """
-        template = self.entries.get("chat_template")
-        if not isinstance(template, str):
-            raise ModelError(f"{self.path}: no chat_template, so this model takes no conversation; "
-                             f"give it a text")
+        template = self.template()
         marks = {name: token["content"] if isinstance(token, dict) else token
                  for name, token in self.entries.items() if name.endswith("_token") and token}
         try:
@@ -201,17 +198,54 @@ class Tokenizer:
             raise ModelError(f"{self.path}: the chat_template fails: {error}") from None
         return self.own.encode(text, add_special_tokens=False).ids
 
+    def template(self):
+        """The template of a conversation; of several with names, a list of them in
+        tokenizer_config.json, the one that transformers takes where there are no tools: "default".
+        """
+        found = self.entries.get("chat_template")
+        if isinstance(found, list):
+            try:
+                found = {entry["name"]: entry["template"] for entry in found}
+            except (KeyError, TypeError):
+                raise ModelError(f"{self.path}: chat_template is a list, expected in it objects "
+                                 f"with name and template") from None
+        if isinstance(found, dict):
+            if "default" not in found:
+                raise ModelError(f"{self.path}: no chat_template of the name default; found "
+                                 f"{', '.join(map(str, found)) or 'none'}")
+            found = found["default"]
+        if found is None:
+            raise ModelError(f"{self.path}: no chat_template, so this model takes no conversation; "
+                             f"give it a text")
+        if not isinstance(found, str):
+            raise ModelError(f"{self.path}: chat_template is a {type(found).__name__}, expected a "
+                             f"text, or a list of them with names")
+        return found
+
 
 def chat_environment():
     """What templates of chats may use: jinja2's sandbox, and what transformers adds to it."""
     from jinja2.exceptions import TemplateError
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.nodes import Scope
     from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """{% generation %} … {% endgeneration %}: what the model itself said, for training. It is
+        written as it stands, and names that are set in it end with it."""
+
+        tags = {"generation"}
+
+        def parse(self, parser):
+            line = next(parser.stream).lineno
+            return Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True),
+                         lineno=line)
 
     def raise_exception(message):
         raise TemplateError(message)
 
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
-                                                extensions=["jinja2.ext.loopcontrols"])
+                                                extensions=[Generation, loopcontrols])
     environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     environment.globals |= {"raise_exception": raise_exception,
                             "strftime_now": lambda form: datetime.now().strftime(form)}

@@ -81,6 +81,9 @@ def read_config(folder):
     for name in NEEDED:
         if not isinstance(entries.get(name), int) or entries[name] < 1:
             raise ModelError(f"{path}: {name} is {entries.get(name)!r}, expected a whole number")
+    first = entries.get("max_window_layers", 0)
+    if not isinstance(first, int) or first < 0:
+        raise ModelError(f"{path}: max_window_layers is {first!r}, expected a whole number")
     for name, kind in OPTIONAL.items():
         value = entries.get(name)
         if value is not None and (not isinstance(value, kind) or value <= 0):
@@ -137,13 +140,15 @@ def rotation(path, entries):
 def sliding(family, entries):
     """The window of the layers whose attention slides; None where none does.
 
-    As transformers has it: Qwen has a switch, off where config.json does not name it, and may slide
-    in some layers; a window that is not named has 4096 tokens, and a Llama none.
+    As transformers has it: of a Qwen the layers that layer_types names, else those from
+    max_window_layers on, and none where use_sliding_window does not say so. A window that is not
+    named has 4096 tokens. A Llama has none there; one that names one is taken by its word here.
     """
-    layers = entries.get("layer_types") or ["sliding_attention"]
-    if family.startswith("Qwen") and not (
-            entries.get("use_sliding_window") and "sliding_attention" in layers):
-        return None
+    if family.startswith("Qwen"):
+        layers = entries.get("layer_types") or ["sliding_attention"] * (
+            entries["num_hidden_layers"] > entries.get("max_window_layers", 28))
+        if not entries.get("use_sliding_window") or "sliding_attention" not in layers:
+            return None
     return entries.get("sliding_window", None if family == "LlamaForCausalLM" else 4096)
 
 

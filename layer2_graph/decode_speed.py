@@ -24,8 +24,18 @@ from statistics import median
 
 import torch
 
-from day01_roofline import decode_costs, read_job, take_turns, this_device
+from day01_roofline import (
+    Job,
+    Timing,
+    count_bytes,
+    count_flops,
+    decode_costs,
+    read_job,
+    take_turns,
+    this_device,
+)
 from day01_roofline import measure as measure_jobs
+from lab.bench import row
 from lab.course import ROOT, CourseError
 from lab.speed import cpu_model
 from layer1_kernels import kernels
@@ -33,9 +43,8 @@ from layer2_graph.checkpoint import read_weights, shapes
 from layer2_graph.config import Config, read_config
 from layer2_graph.decode_card import RECORD, table
 from layer2_graph.g01_llama import Llama
-from layer2_graph.g05_fused_llama import FusedLlama
 from layer2_graph.generate import continuation
-from layer2_graph.host import host_kernels, settle
+from layer2_graph.host import HostLlama, host_kernels, settle
 
 SMALL = Path(__file__).parent / "small"
 ROUNDS, PROMPT, WARM, STEPS, PREFILLS = 3, 256, 5, 64, 5
@@ -133,7 +142,7 @@ def theirs(options, m, weights):
 ARMS = {
     "torch": partial(ours, lambda m, weights: Llama(m, weights, kernels("torch"))),
     "host": partial(ours, lambda m, weights: settle(Llama(m, weights, host_kernels()))),
-    "fused": partial(ours, lambda m, weights: settle(FusedLlama(m, weights, host_kernels()))),
+    "fused": partial(ours, lambda m, weights: settle(HostLlama(m, weights, host_kernels()))),
     "generate": partial(theirs, {}),
     "static": partial(theirs, {"cache_implementation": "static", "disable_compile": True}),
 }
@@ -170,7 +179,7 @@ def in_process(arm, model):
     if done.returncode:
         said = (done.stderr.strip() or "no reason given").splitlines()[-1]
         raise CourseError(f"{arm}, {model}: {said}")
-    print(f"{model}, {arm}: {done.stdout.strip()[:100]}", flush=True)
+    print(f"{model}, {arm}: {done.stdout.strip()[:100]}", file=sys.stderr)
     return json.loads(done.stdout)
 
 
@@ -200,8 +209,8 @@ def agreement(tokens, others):
                 len(tokens))
 
 
-def run():
-    """Measure all and write the record; -> the record."""
+def measure_all():
+    """Measure all by turns; -> the record."""
     record = {
         "date": datetime.date.today().isoformat(), "rounds": ROUNDS, "prompt": PROMPT,
         "written": 1 + WARM + STEPS, "timed": STEPS, "ours": OURS,
@@ -221,8 +230,27 @@ def run():
                 "same_tokens": agreement(first, rounds[arm][0]["tokens"])} for arm in ARMS}}
         record["targets"] += [judge(target, rounds, moved) for target in TARGETS
                               if target.model == model]
-    RECORD.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", "utf-8")
     return record
+
+
+def rows(record):
+    """The record as rows of lab.bench: of each model, arm and phase."""
+    found = {}
+    for name, measured in record["models"].items():
+        m, _ = MODELS[name]()
+        arms = {arm: {phase: Timing.of(seconds[phase]) for phase in ("prefill", "decode")}
+                for arm, seconds in measured["arms"].items()}
+        flops, _, _ = decode_costs(m, PROMPT + 1 + WARM + STEPS // 2, 4)
+        prompt = sum(count_flops(m, 1, PROMPT, PROMPT).values())
+        read = sum(sum(moved) for moved in count_bytes(m, 1, PROMPT, PROMPT, 4).values())
+        phases = {"prefill": (Job("prefill", None, prompt, read), {}),
+                  "decode": (Job("decode", None, flops, measured["floor_bytes"]),
+                             {"read": median(measured["rates"])})}
+        for phase, (job, roofs) in phases.items():
+            against = {arm: arms[arm][phase] for arm in ("generate", "static")}
+            found |= {f"{name}, {phase}: {arm}": row(job, timings[phase], roofs, against)
+                      for arm, timings in arms.items()}
+    return found
 
 
 def main():
@@ -234,10 +262,12 @@ def main():
         print(json.dumps(measure(args.arm, args.model)))
         return 0
     try:
-        print(table(run()))
+        record = measure_all()
     except (CourseError, importlib.metadata.PackageNotFoundError) as problem:
         print(problem, file=sys.stderr)
         return 1
+    RECORD.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    print(table(record))
     return 0
 
 

@@ -90,8 +90,8 @@ class MergedLlama(Llama):
 
     It is made of the same weights, and copies the five matrices of each layer. In its own `weights`
     the five are views of the two, so that nothing is held twice once the caller lets go of them.
-    q, k, v, gate and up are views of wider rows. Tables torch and triton take them; cuda's
-    attention takes contiguous arrays alone, and says so where T > 1.
+    q, k, v, gate and up are views of wider rows. Tables torch and triton take them as they are;
+    cuda's attention copies them first where T > 1.
     """
 
     def __init__(self, config, weights, ops):

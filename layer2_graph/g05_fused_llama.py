@@ -79,7 +79,7 @@ class FusedLlama(MergedLlama):
     Biases and norms of q and k are no part of the eight kernels. Each bias of q, k and v, of o or
     of down adds a launch; one of gate and up adds two, and SwiGLU is by itself then. Qwen 3's norms
     add two, and two copies, where there are several tokens: a norm wants its rows one after the
-    other, and in the merged result they are not. With the table cuda T is 1, as in MergedLlama.
+    other, and in the merged result they are not.
     """
 
     def forward(self, step, cache, every=False):        # -> (B, V), or (T, V) for every token
@@ -205,7 +205,16 @@ def place(array):
     return array.untyped_storage().data_ptr()
 
 
-# ---- on a GPU
+# ---- measured
+
+
+def bench_host():
+    """Without a GPU: a prompt and decode steps on this CPU, by this lesson's model on the table of
+    host.py and by Hugging Face, fp32, in turns; rows of lab.bench. It takes minutes, and needs
+    transformers."""
+    from layer2_graph.decode_speed import measure_all, rows
+
+    return rows(measure_all())
 
 
 def bench(m=None, N=256, count=33, rounds=12, device="cuda"):

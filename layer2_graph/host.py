@@ -24,8 +24,10 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 from torch.utils._pytree import tree_leaves, tree_map
 
 from layer1_kernels import kernels
+from layer2_graph.g01_llama import last_rows
+from layer2_graph.g05_fused_llama import FusedLlama, fused_block, last_scores
 
-__all__ = ["host_kernels", "settle"]
+__all__ = ["HostLlama", "host_kernels", "settle"]
 
 TORCH = kernels("torch")
 SHARE = 8 << 20         # bytes of weights for a thread: to wake one takes as long as to read 2 MB
@@ -37,6 +39,34 @@ def host_kernels():
                    rmsnorm=rmsnorm_host, add_rmsnorm=add_rmsnorm_host, rope=rope_host,
                    rope_and_cache=rope_and_cache_host, write_kv=write_kv_host,
                    paged_attention=paged_attention_host, swiglu=swiglu_host)
+
+
+class HostLlama(FusedLlama):
+    """g05's Llama, which leaves out what nobody reads: of the last layer only its keys and values,
+    and the rows that scores are asked of. Of a prompt it saves most of a layer.
+    """
+
+    def forward(self, step, cache, every=False):        # -> (B, V), or (T, V) for every token
+        """Scores of the next token after the last new token of each sequence."""
+        all_asked = every or len(step.tokens) == len(step.lens)
+        if all_asked or not step.cu_q.diff().all():             # or a sequence without new tokens
+            return super().forward(step, cache, every)
+        ops, last, rows = self.ops, self.config.L - 1, last_rows(step.cu_q)     # rows (B,)
+        x, residual = self.embedding[step.tokens], None         # (T, C)
+        for i in range(last):
+            x, residual = fused_block(self, i, x, residual, step, cache)
+        layer = self.layers[last]
+        y, residual = self.add_norm(x, residual, layer.attention_norm)          # (T, C)
+        q, k, v = self.heads(layer, y)
+        ops.rope_and_cache(q, k, v, self.cos, self.sin, step.positions, cache.k[last],
+                           cache.v[last], step.slots)
+        each = torch.arange(len(rows) + 1, dtype=torch.int32, device=rows.device)   # (B + 1,)
+        mixed = ops.paged_attention(q[rows], cache.k[last], cache.v[last], step.block_tables, each,
+                                    step.lens, self.config.scale)               # (B, H, D)
+        x = self.linear(mixed.flatten(1), layer.o)                              # (B, C)
+        y, residual = ops.add_rmsnorm(x, residual[rows], layer.mlp_norm, self.config.eps)
+        return last_scores(self, self.linear(self.gated(layer, y), layer.down), residual,
+                           slice(None))
 
 
 def settle(model):
@@ -196,12 +226,12 @@ def attend_one(q, keys, values, scale):             # (H, D), 2 × (N, G, D) -> 
 
 def attend_more(q, keys, values, scale):            # (T, H, D), 2 × (N, G, D) -> (T, H, D)
     """What the last T tokens of a context see, by PyTorch's fused kernel."""
-    (T, H, D), (N, G, _) = q.shape, keys.shape
-    queries = q.reshape(T, G, H // G, D).permute(1, 2, 0, 3)                    # (G, H/G, T, D)
-    keys, values = (x.transpose(0, 1)[:, None].expand(G, H // G, N, D) for x in (keys, values))
+    T, N = len(q), len(keys)
+    q, keys, values = (x.transpose(0, 1)[None] for x in (q, keys, values))      # (1, H, T, D), …
     seen = None if T == N else torch.ones(T, N, dtype=torch.bool).tril(N - T)   # (T, N)
-    mixed = scaled_dot_product_attention(queries, keys, values, seen, is_causal=T == N, scale=scale)
-    return mixed.permute(2, 0, 1, 3).reshape(T, H, D)
+    mixed = scaled_dot_product_attention(q, keys, values, seen, is_causal=T == N, scale=scale,
+                                         enable_gqa=True)
+    return mixed[0].transpose(0, 1)                 # as it lies in memory: PyTorch has it so, too
 
 
 def context(pages, table, N):                       # (P, S, G, D), [page] -> (N, G, D)

@@ -1,9 +1,11 @@
 """A grammar that tells small stories:  python layer2_graph/small/stories.py
 
-A production is one way to write a symbol. Those of a symbol are in a random order, the same in
-each run, and the one of rank r is taken with a weight of 1/r (Zipf). The grammar has a memory:
-who, where and what are chosen once a story, so a name or a thing in the first sentence decides
-words in the last, and what helps depends on what went wrong.
+A production is one way to write a symbol: a pair of the symbol and a text that it becomes, as
+textbooks count them. There are 12,257 of 2,846 symbols, none twice; different texts are 4,895, for
+some are written for several symbols. Those of a symbol are in a random order, the same in each run,
+and the one of rank r is taken with a weight of 1/r (Zipf). The grammar has a memory: who, where and
+what are chosen once a story, so a name or a thing in the first sentence decides words in the last,
+and what helps depends on what went wrong.
 """
 
 import re

@@ -318,7 +318,7 @@ def test_what_the_launchers_refuse(subject, rng):
             assert says in refusal.value.text, (name, refusal.value.text)
     with pytest.raises(Raised) as refusal:
         subject.flash_attention_cuda(q.half(), k.half(), v.half(), True, 1.0)
-    assert "expected torch.float32, contiguous" in refusal.value.text
+    assert "q, k and v are torch.float16, expected torch.float32" in refusal.value.text
 
 
 def test_gradients(subject, agree, rng):

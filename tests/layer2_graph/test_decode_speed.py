@@ -1,6 +1,7 @@
 """The benchmark behind layer2_graph.decode_speed: its parts, and the record. No time is judged."""
 
 import json
+from functools import partial
 
 import pytest
 
@@ -69,3 +70,35 @@ def test_the_record_is_whole_and_its_verdicts_follow_from_its_rounds():
         rounds[speed.READ] = [{"rate": rate} for rate in found["rates"]]
         assert judge(target, rounds, found["floor_bytes"]) == row
     assert table(record).count("met") + table(record).count("missed") == len(record["targets"])
+
+
+def test_the_record_as_rows_of_lab_bench():
+    record = json.loads(speed.RECORD.read_text("utf-8"))
+    rows = speed.rows(record)
+    assert len(rows) == len(speed.MODELS) * len(speed.ARMS) * 2
+    ours, theirs = (rows[f"small, prefill: {arm}"] for arm in (speed.OURS, "generate"))
+    assert ours["times_generate"] == theirs["seconds"] / ours["seconds"]
+    decode = rows["135M, decode: fused"]
+    assert decode["share_of_read"] == pytest.approx(
+        decode["bytes"] / decode["seconds"]
+        / sorted(record["models"]["135M"]["rates"])[len(record["models"]["135M"]["rates"]) // 2])
+
+
+def test_lab_bench_measures_g05_without_a_gpu(monkeypatch, capsys):
+    from lab import device
+    from lab.cli import app, main
+
+    monkeypatch.setattr(device, "gpu", lambda: None)
+    monkeypatch.setattr(speed, "measure_all", lambda: json.loads(speed.RECORD.read_text("utf-8")))
+
+    def lab(*words):
+        with pytest.raises(SystemExit) as done:
+            main(partial(app, words))
+        return done.value.code
+
+    for words in (["bench"], ["bench", "g05"]):
+        assert not lab(*words) and "small, decode: fused" in capsys.readouterr().out
+    assert lab("bench", "k01") == 2
+    assert capsys.readouterr().err == (
+        "lab: no NVIDIA GPU here, and without one k01_vector_add has nothing to measure; "
+        "g05_fused_llama can be measured\n")

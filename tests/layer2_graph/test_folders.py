@@ -91,6 +91,7 @@ def test_a_dtype_may_be_asked_for(folder):
     ({"head_dim": 15}, "heads are 15 wide, expected an even number"),
     ({"head_dim": "16"}, "head_dim is '16', expected a whole number above 0"),
     ({"max_position_embeddings": -1}, "max_position_embeddings is -1, expected a whole number"),
+    ({"max_window_layers": "all"}, "max_window_layers is 'all', expected a whole number"),
     ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small', expected a number above 0"),
     ({"rope_scaling": "linear"}, "rotary scaling is 'linear', expected a JSON object or null"),
     ({"rope_parameters": {"rope_theta": "1e4"}}, "rope_theta is '1e4', expected a number above 0"),
@@ -123,15 +124,28 @@ SOME = ["full_attention", "sliding_attention"]
     ("Mistral", {}, 4096), ("Mistral", {"sliding_window": 10_000}, 9000),
     ("Mistral", {"sliding_window": 16, "use_sliding_window": False}, 16),
     ("Qwen2", {"sliding_window": 16}, 9000),
-    ("Qwen2", {"sliding_window": 16, "use_sliding_window": True}, 16),
+    ("Qwen2", {"sliding_window": 16, "use_sliding_window": True}, 9000),
+    ("Qwen2", {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 2}, 9000),
+    ("Qwen2", {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 1}, 16),
+    ("Qwen2", {"use_sliding_window": True, "max_window_layers": 0}, 4096),
+    ("Qwen2", {"sliding_window": None, "use_sliding_window": True, "max_window_layers": 0}, 9000),
+    ("Qwen2", {"sliding_window": 16, "use_sliding_window": True, "num_hidden_layers": 29}, 16),
+    ("Qwen3", {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 1}, 16),
+    ("Qwen3", {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 2,
+               "layer_types": SOME}, 16),
     ("Qwen2", {"sliding_window": 16, "use_sliding_window": False}, 9000),
     ("Qwen3", {"sliding_window": 16, "use_sliding_window": True, "layer_types": SOME}, 16),
     ("Qwen3", {"sliding_window": 16, "use_sliding_window": True, "layer_types": SOME[:1] * 2},
      9000)])
 def test_a_sliding_window_bounds_the_context(folder, family, entries, room):
-    write(folder / "config.json", ENTRIES | {"architectures": [f"{family}ForCausalLM"],
-                                             "max_position_embeddings": 9000} | entries)
+    given = ENTRIES | {"architectures": [f"{family}ForCausalLM"],
+                       "max_position_embeddings": 9000} | entries
+    write(folder / "config.json", given)
     assert read_config(folder).room == room
+    if family != "Llama":                               # there transformers knows no window
+        theirs = getattr(pytest.importorskip("transformers"), f"{family}Config")(**given)
+        slides = family == "Mistral" or "sliding_attention" in theirs.layer_types
+        assert min(slides and theirs.sliding_window or 9000, 9000) == room
 
 
 @pytest.mark.parametrize("entries, says", [
@@ -355,6 +369,40 @@ def test_a_template_may_use_what_transformers_gives_it(folder):
     assert own.decode(own.chat(talk)) == want and str(datetime.now().year) in want
     with pytest.raises(ModelError, match="the chat_template fails: take turns$"):
         own.chat(talk[1:])
+
+
+NAMED = [{"name": "tool_use", "template": "2"},
+         {"name": "default", "template": "{{ messages[0].content }}{{ eos_token }}"}]
+
+
+@pytest.mark.parametrize("template", [
+    NAMED, NAMED[1]["template"],
+    "{% set x = '4' %}{% for m in messages %}{% generation %}{% set x = '5' %}{{ x + m.content }}"
+    "{% endgeneration %}{{ x }}{% endfor %}",
+    "{%- generation -%} 1 {%- endgeneration -%} 2{% generation %}\n0\n{% endgeneration %}\n3"])
+def test_a_template_says_what_it_says_in_transformers(folder, template):
+    """One of several has a name; what a model said may stand between generation and its end."""
+    transformers = pytest.importorskip("transformers")
+    tokenizer(folder, 256, chat_template=template, eos_token="1")
+    write(folder / "config.json", ENTRIES | {"vocab_size": 256})
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    talk = [{"role": "user", "content": "33"}, {"role": "assistant", "content": "4"}]
+    own = Tokenizer(folder, read_config(folder))
+    want = theirs.apply_chat_template(talk, add_generation_prompt=True, tokenize=False)
+    assert own.decode(own.chat(talk)) == want and want
+
+
+@pytest.mark.parametrize("template, says", [
+    (NAMED[:1], "_config.json: no chat_template of the name default; found tool_use"),
+    ([], "_config.json: no chat_template of the name default; found none"),
+    (["{{ eos_token }}"], "chat_template is a list, expected in it objects with name and template"),
+    ([{"name": "default"}], "chat_template is a list, expected in it objects with name and temp"),
+    ([{"name": "default", "template": 1}], "chat_template is a int, expected a text"),
+    (1, "_config.json: chat_template is a int, expected a text, or a list of them with names")])
+def test_templates_of_which_none_can_be_taken(folder, template, says):
+    tokenizer(folder, chat_template=template)
+    with pytest.raises(ModelError, match=says):
+        Tokenizer(folder, read_config(folder)).chat([{"role": "user", "content": "0"}])
 
 
 @pytest.mark.parametrize("prepare, says", [

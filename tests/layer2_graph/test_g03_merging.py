@@ -24,6 +24,7 @@ from layer2_graph import (
     attend_expanded,
     fold_batch_norm,
     fold_norm,
+    generate_on,
     greedy,
     load,
     mla_flops,
@@ -467,7 +468,9 @@ def test_triton_kernels_take_the_views(simulated):
     assert greedy(MergedLlama(m, weights, kernels("triton")), [[5, 17], [9, 8, 7]], 2) == want
 
 
-def test_cuda_refuses_the_views_in_one_sentence(simulated):
-    model = MergedLlama(*random_weights(L=1), kernels("cuda"))
-    with pytest.raises(ValueError, match="paged_attention_cuda: q is .* expected float32 and cont"):
-        greedy(model, [[5, 17]], 1)
+@pytest.mark.parametrize("kind", [PagedCache, ContiguousCache])
+def test_cuda_kernels_take_the_views(simulated, kind):
+    m, weights = random_weights(L=1)
+    prompts = [[5, 17], [9, 8, 7]]
+    want = greedy(Llama(m, weights, kernels("torch")), prompts, 2)
+    assert generate_on(kind(m, 2, 5), MergedLlama(m, weights, kernels("cuda")), prompts, 2) == want

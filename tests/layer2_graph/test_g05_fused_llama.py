@@ -431,6 +431,17 @@ def test_on_the_device_a_layer_is_eight_launches_too(room, want):
         simulator.deactivate_triton()
 
 
+def test_the_cuda_table_takes_a_prompt():
+    """There q is a view of wider rows, and its attention wants it in one piece."""
+    simulator.activate_triton()
+    try:
+        llama = random_llama(L=1)
+        cuda = FusedLlama(llama.config, llama.weights, kernels("cuda"))
+        assert greedy(cuda, PROMPTS[::3], 2) == greedy(llama, PROMPTS[::3], 2)
+    finally:
+        simulator.deactivate_triton()
+
+
 # ---- the rungs
 
 

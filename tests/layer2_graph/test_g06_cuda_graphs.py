@@ -1,6 +1,8 @@
 """Graders of g06. A recording is compared with the functions by the book, a runner with its model,
 its launches are counted."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -11,6 +13,7 @@ import torch
 
 import layer2_graph
 from lab import simulator
+from lab.course import ROOT
 from layer1_kernels import kernels
 from layer2_graph import (
     CaptureError,
@@ -578,8 +581,21 @@ def test_graphs_on_a_gpu(kind):
     assert got == [greedy(model, [r.prompt], r.count)[0] for r in REQUESTS]
 
 
+REFUSED = """
+import torch
+from layer1_kernels import kernels
+from layer2_graph import capture
+
+x = torch.ones(3, device="cuda")
+try:
+    capture(lambda ops: x * x.sum().item(), kernels("triton"), "cuda")
+except RuntimeError:
+    print("refused")
+"""
+
+
 @pytest.mark.gpu
 def test_a_gpu_refuses_what_the_tape_refuses():
-    x = torch.ones(3, device="cuda")
-    with pytest.raises(RuntimeError):
-        capture(lambda ops: x * x.sum().item(), kernels("triton"), "cuda")
+    """In a process of its own: after a capture that fails, its GPU may be of no more use to it."""
+    done = subprocess.run([sys.executable, "-c", REFUSED], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "refused\n", done.stderr

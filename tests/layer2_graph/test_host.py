@@ -12,6 +12,7 @@ from layer1_kernels import kernels
 from layer2_graph import (
     Config,
     FusedLlama,
+    HostLlama,
     Llama,
     MergedLlama,
     PagedCache,
@@ -217,12 +218,32 @@ def test_a_model_in_steps_of_one_and_more(agree, kind, m):
     agree(caches[1].k, caches[0].k.double().numpy(), "float32", "the keys")
 
 
-def test_the_small_model_says_the_same():
+@pytest.mark.parametrize("m", [*FAMILIES, replace(TINY, L=1)])
+def test_rows_that_nobody_asks_for_are_left_out(agree, m):
+    """The scores are those of g01, and so are the keys and values, of every token."""
+    rows = []
+    counted = replace(HOST, add_rmsnorm=lambda x, *others: rows.append(len(x)) or
+                      HOST.add_rmsnorm(x, *others))
+    models = random_model(m, TORCH), random_model(m, counted, HostLlama)
+    caches = [PagedCache(m, 2, 40) for _ in models]
+    for new in ([[], [4, 5]], [[1, 2, 3], [4]], [[5], [6]], [[7, 8], [8] * 20], [[9] * 4, []]):
+        rows.clear()
+        want, got = (model.forward(cache.step(new), cache)
+                     for model, cache in zip(models, caches, strict=True))
+        new_here = [bool(tokens) for tokens in new]
+        agree(got[new_here], want[new_here].double().numpy(), "float32", f"scores after {new}")
+        assert rows[-2] == (2 if all(new_here) else sum(map(len, new)))     # before the last mlp
+    for one, other in ((caches[1].k, caches[0].k), (caches[1].v, caches[0].v)):
+        agree(one, other.double().numpy(), "float32", "what is kept")
+
+
+@pytest.mark.parametrize("kind", [Llama, HostLlama])
+def test_the_small_model_says_the_same(kind):
     threads = torch.get_num_threads()
-    prompts = [list(range(100, 140)), [5]]
+    prompts, plain = [list(range(100, 140)), [5]], load(SMALL, dtype=torch.float32)
+    model = settle(kind(plain.config, plain.weights, HOST))
     for texts in ([prompts[0]], prompts):
-        assert greedy(settle(load(SMALL, HOST, torch.float32)), texts, 24) == \
-            greedy(load(SMALL, dtype=torch.float32), texts, 24)
+        assert greedy(model, texts, 24) == greedy(plain, texts, 24)
     assert torch.get_num_threads() == threads
 
 

@@ -15,6 +15,7 @@ from layer2_graph.g01_llama import PagedCache, load
 from layer2_graph.small import card, evaluate, train
 from layer2_graph.small.corpus import BEGIN, END, corpus, document, stories
 from layer2_graph.small.stories import Teller, grammar
+from layer2_graph.small.stories import __doc__ as GRAMMAR
 from layer2_graph.small.trigram import Trigram
 
 NAMES = list(train.FOLDERS)
@@ -221,6 +222,8 @@ def test_the_grammar_has_5000_pairs_of_a_symbol_and_a_text_that_it_becomes():
     pairs = {(symbol, text) for symbol, found in rules.items() for text in found}
     assert len(pairs) == sum(map(len, rules.values())) == 12_257
     assert len({text for _, text in pairs}) == 4895
+    for count in (len(pairs), len(rules), 4895):
+        assert f"{count:,}" in GRAMMAR
 
 
 def test_productions_are_taken_by_zipfs_law():
