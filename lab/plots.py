@@ -571,6 +571,36 @@ def panels(title, groups, x, y, log=True):
     for name, (colour, style) in strokes.items():
         every[0, 0].plot([], [], color=colour, ls=style, lw=1.8, label=name)
     figure.legend(loc="outside right center", frameon=False)
+    plt.close(figure)           # as above
+    return figure
+
+
+def by_bits(title, panels):
+    """What bits of a weight cost and gain, panels one below the other; both axes logarithmic.
+
+    panels: {name of the y axis: {series: [(bits, value)]}}, four series at most
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    figure, every = plt.subplots(len(panels), 1, sharex=True, squeeze=False, layout="constrained",
+                                 figsize=(7.5, 2.6 * len(panels) + 0.4))
+    for axes, (name, series) in zip(every[:, 0], panels.items(), strict=True):
+        for (label, points), (colour, mark) in zip(
+                series.items(), ((BLUE, "o"), (INK, "s"), (GREY, "D"), (RED, "^")), strict=False):
+            axes.loglog(*zip(*sorted(points), strict=True), mark + "-", color=colour, lw=1, ms=6,
+                        label=label)
+        axes.set(ylabel=name)
+        low, high = axes.get_ylim()
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.grid(which="major", color="#eaeef2")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=9)
+    axes.set_xscale("log", base=2)
+    axes.set(xlabel="bits of a weight, scales included")
+    axes.xaxis.set_major_formatter("{x:g}")
     figure.suptitle(title)
     plt.close(figure)           # as above
     return figure
