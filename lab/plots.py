@@ -664,3 +664,30 @@ def timeline(title, requests):
                   frameon=False, handlelength=1)
     plt.close(figure)           # as above
     return figure
+
+
+def laws(title, x, y, curves, points, scale="linear"):
+    """Lines through points, or beside them: the x axis is logarithmic, the other one of a scale.
+
+    x, y: the axes' names    curves, points: {label: (xs, ys)}, seven labels at most; one label has
+    one colour in both, and its name stands at the end of its curve, or at its last point.
+    """
+    import matplotlib.pyplot as plt
+
+    labels = list(dict.fromkeys([*curves, *points]))
+    shades = dict(zip(labels, ("#54aeff", BLUE, "#0a3069", GREY, RED, INK, "#9cd2ff"),
+                      strict=False))
+    figure, axes = plt.subplots(figsize=(7.5, 4.4), layout="constrained")
+    for label in labels:
+        if label in curves:
+            axes.plot(*curves[label], color=shades[label], lw=1.5)
+        if label in points:
+            axes.plot(*points[label], "o", color=shades[label], ms=6)
+        xs, ys = curves.get(label) or points[label]
+        axes.annotate(label, (xs[-1], ys[-1]), xytext=(7, 0), textcoords="offset points",
+                      va="center", color=shades[label], annotation_clip=False)
+    axes.set(title=title, xlabel=x, ylabel=y, xscale="log", yscale=scale)
+    axes.grid(which="major", color="#eaeef2")
+    axes.spines[["top", "right"]].set_visible(False)
+    plt.close(figure)           # as above
+    return figure

@@ -1,0 +1,293 @@
+"""Graders of o05. Fits are held against laws with known constants, the split against a search, the
+recorded runs against models that are built and counted here."""
+
+import numpy as np
+import pytest
+
+from day02_overview import (
+    HOFFMANN,
+    REFIT,
+    Law,
+    chinchilla,
+    effective_parameters,
+    fit,
+    kaplan,
+    kaplan_split,
+    law_of,
+    recorded,
+    rosenfeld,
+)
+from lab.subject import Raised
+
+SETS = ("grid", "lstm", "depth", "rate", "seed", "far")
+
+
+# ---- one power law
+
+
+def test_predict_windows(subject):
+    got, want = subject.predict_windows(), round(2048 * (0.012 / 0.003) ** 2)
+    assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
+    said = ("four times as many halve the error, and no more than that" if got == 4 * 2048 else
+            "that is what must be added to the 2048 there are" if got == want - 2048 else
+            "the error falls with the root of the number, so this makes it too small"
+            if got > want else "the error falls with the root of the number: too few")
+    assert abs(got / want - 1) < 0.01, f"predict_windows: {got:,} is not it; {said}"
+
+
+@pytest.mark.parametrize("A, a, noise", [(0.5, 0.5, 0.2), (406.4, 0.34, 0.0), (3.0, -1.2, 0.1)])
+def test_power_law(subject, agree, rng, A, a, noise):
+    n = np.array([1, 3, 10, 400, 70.0])
+    y = A * n ** -a * np.exp(noise * rng.standard_normal(5))
+    slope, start = np.polyfit(np.log(n), np.log(y), 1)
+    other, other_start = np.polyfit(np.log(y), np.log(n), 1)
+    flat, flat_start = np.polyfit(n, y, 1)
+    ends = np.log(y[3] / y[0]) / np.log(n[3] / n[0])
+    got = subject.power_law(n, y)
+    assert isinstance(got, (tuple, list)) and len(got) == 2, \
+        f"power_law: got {got!r}, expected two numbers, (A, a)"
+    agree(got, [np.exp(start), -slope], "float32", f"power_law through {len(n)} points around "
+          f"{A:g} / n^{a:g}", at=lambda i: ("A", "a")[i[0]], mistakes={
+              "the slope of the line is returned; a is minus the slope": [np.exp(start), slope],
+              "log A is returned, not A": [start, -slope],
+              "the line lies through y over n, without logs": [flat_start, -flat],
+              "log n is fitted by log y, the wrong way round":
+                  [np.exp(-other_start / other), -1 / other],
+              "the line goes through the first and the largest n alone": [y[0], -ends],
+              "logs to base 10 are undone to base e": [np.exp(start / np.log(10)), -slope]})
+
+
+@pytest.mark.parametrize("n, y", [([1, 1], [2, 3]), ([1, 2], [0, 3]), ([1, 2, 3], [1, 2])])
+def test_power_law__refuses(subject, n, y):
+    with pytest.raises(Raised, match="as many y as n, all above 0, and two different n"):
+        subject.power_law(n, y)
+
+
+# ---- chinchilla
+
+
+def log_sum(terms):
+    top = max(terms)
+    return top + np.log(sum(np.exp(term - top) for term in terms))
+
+
+@pytest.mark.parametrize("theta", [(0.3, 800.0, 5.0, 60.0, 0.3), (-800.0, 4.0, 900.0, 0.3, 70.0),
+                                   (0.5, 6.0, 6.5, 0.34, 0.28), (-1.0, 2.0, 3.0, 0.2, 0.4)])
+def test_chinchilla(subject, agree, theta):
+    N, D = np.array([5e3, 4e4, 7e10]), np.array([2e6, 3e5, 1.4e12])
+    E, A, B, a, b = theta
+    n, d = np.log(N), np.log(D)
+
+    def law(E=E, A=A, B=B, a=a, b=b):
+        return np.array([log_sum((E, A - a * x, B - b * y)) for x, y in zip(n, d, strict=True)])
+
+    got = subject.chinchilla(theta, N, D)
+    if np.ndim(got) and not np.isfinite(np.asarray(got)).all():
+        raise AssertionError(
+            f"chinchilla: with log A = {A:g} and log B = {B:g} it gives {np.asarray(got)}; A or B "
+            f"does not fit into a float: their logs must be added to others before any exp")
+    with np.errstate(over="ignore"):
+        agree(got, law(), "float64", f"chinchilla, theta = {theta}",
+              at=lambda i: f"run {i[0]}, N = {N[i[0]]:g}, D = {D[i[0]]:g}", mistakes={
+            "the loss is returned, not its log": np.exp(law()),
+            "E is left out": law(E=-1e9),
+            "log E is added to the log of the others: a product, not a sum": E + law(E=-1e9),
+            "a goes with D and b with N": law(a=b, b=a),
+            "A and B are taken for each other": law(A=B, B=A),
+            "N and D are multiplied by their powers, not divided": law(a=-a, b=-b)})
+    one = subject.chinchilla(theta, float(N[0]), float(D[0]))
+    agree(one, law()[0], "float64", "chinchilla of one N and one D, not of arrays")
+
+
+# ---- huber
+
+
+@pytest.mark.parametrize("delta", [1e-3, 0.5, 2.0])
+def test_huber(subject, agree, delta):
+    r = delta * np.array([0, 0.5, 1, -1, 3, -20, -0.2])
+    size = np.abs(r)
+    near = size <= delta
+    cost = np.where(near, r * r / 2, delta * size - delta * delta / 2)
+    weight = np.where(near, 1, delta / np.where(near, 1, size))
+    with np.errstate(all="ignore"):
+        got = subject.huber(r, delta)
+    assert isinstance(got, (tuple, list)) and len(got) == 2, \
+        f"huber: got a {type(got).__name__}, expected two arrays, (cost, weight)"
+
+    def at(i):
+        return f"residual {r[i[0]] / delta:g} · delta"
+
+    agree(got[0], cost, "float64", "huber: cost", at=at, mistakes={
+        "all residuals are squared, as if none were far off": r * r / 2,
+        "the straight line does not begin where the curve ends": np.where(near, cost, delta * size),
+        "r² is not halved near 0": np.where(near, r * r, delta * size - delta * delta / 2),
+        "the sign of r is kept far off": np.where(near, cost, delta * r - delta * delta / 2)})
+    agree(got[1], weight, "float64", "huber: weight", at=at, mistakes={
+        "all weigh the same": np.ones(7),
+        "the slope is returned; the weight is the slope divided by r": weight * r,
+        "far residuals weigh nothing, as if they were left out": near.astype(float),
+        "a residual below 0 counts as near": np.where(near | (r < 0), 1, weight)})
+
+
+# ---- best_split
+
+
+def searched(law, flops):
+    """The best (N, D) by bisection: below it the slope over log N is negative."""
+    low, high = 0.0, np.log(flops / 6)
+    for _ in range(200):
+        middle = (low + high) / 2
+        N = np.exp(middle)
+        falls = law.b * law.B * (flops / 6 / N) ** -law.b < law.a * law.A * N ** -law.a
+        low, high = (middle, high) if falls else (low, middle)
+    return np.exp(low), flops / 6 / np.exp(low)
+
+
+@pytest.mark.parametrize("law, flops", [
+    (Law(1.8172, 482.01, 2085.43, 0.3478, 0.3658), 5.76e23), (Law(0.5, 9.0, 70.0, 0.3, 0.55), 1e12),
+    (Law(1.69, 406.4, 410.7, 0.34, 0.29), 1e18), (Law(3.0, 50.0, 2.0, 0.5, 0.25), 6e9)])
+def test_best_split(subject, agree, law, flops):
+    got, want = subject.best_split(subject.Law(*law), flops), np.array(searched(law, flops))
+    assert isinstance(got, (tuple, list)) and len(got) == 2, \
+        f"best_split: got {got!r}, expected two numbers, (N, D)"
+    power = law.a + law.b
+    share = (law.b / power, law.a / power)
+    factor = (law.A / law.B) ** (1 / power)
+    root = np.sqrt(flops / 6)
+    agree(got, want, "float32", f"best_split of {flops:g} FLOPs by E={law.E:g} A={law.A:g} "
+          f"B={law.B:g} a={law.a:g} b={law.b:g}", at=lambda i: ("N", "D")[i[0]], mistakes={
+              "N·D is the budget: the 6 is forgotten": searched(law, 6 * flops),
+              "N and D are taken for each other": want[::-1],
+              "both terms are made equally large; their slopes must be equal":
+                  (factor * (flops / 6) ** share[0], (flops / 6) ** share[1] / factor),
+              "N and D grow with each other's exponent":
+                  searched(law._replace(a=law.b, b=law.a), flops),
+              "N and D are made equal": (root, root)})
+
+
+def test_predict_tokens_per_parameter(subject):
+    got, (N, D) = subject.predict_tokens_per_parameter(), searched(HOFFMANN, 5.76e23)
+    assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
+    said = ("that is the run they made, by their two other methods; their third, this law, "
+            "says otherwise" if 15 < got < 25 else
+            "that is parameters a token, upside down" if 0 < got < 1 else
+            "too few: D has the smaller exponent, so its term is harder to get down, and it needs "
+            "the larger share" if got < D / N else "too many")
+    assert abs(got / (D / N) - 1) < 0.25, f"predict_tokens_per_parameter: {got:g} is not it; {said}"
+
+
+# ---- what is given: no exercise, so only the course's own tests ask
+
+
+TRUTH = {chinchilla: (-0.3, 2.0, 4.0, 0.3, 0.45), rosenfeld: (-0.3, 2.0, 4.0, 0.3, 0.45),
+         kaplan: (15.0, 16.0, 0.15, 0.25)}
+
+
+@pytest.mark.parametrize("form", TRUTH)
+def test_fit_finds_the_constants(form, rng):
+    """Of losses that obey the form, and where every fifth run went wrong."""
+    N, D = np.exp(rng.uniform(8, 14, 20)), np.exp(rng.uniform(10, 16, 20))
+    loss = np.exp(form(TRUTH[form], N, D))
+    assert fit(form, N, D, loss) == pytest.approx(TRUTH[form], rel=1e-3)
+    loss[::5] *= 1.1
+    assert fit(form, N, D, loss) == pytest.approx(TRUTH[form], rel=0.03)
+
+
+def test_fit_refuses_too_few_runs():
+    with pytest.raises(ValueError, match="at least 5 runs, one for each constant of chinchilla"):
+        fit(chinchilla, [1e3] * 4, [1e5] * 4, [2.0] * 4)
+
+
+def test_forms_far_away():
+    """With little data Rosenfeld's is a guess, with much of both Chinchilla's is E, Kaplan's 0."""
+    theta = (0.1, 2.0, 4.0, 0.3, 0.45)
+    assert np.exp(rosenfeld(theta, 1e9, 1e-9)) == pytest.approx(np.log(96), rel=1e-3)
+    assert np.exp(chinchilla(theta, 1e60, 1e60)) == pytest.approx(np.exp(0.1))
+    assert np.exp(kaplan((15.0, 16.0, 0.15, 0.25), 1e60, 1e60)) < 1e-3
+
+
+def test_law_of():
+    assert law_of((*np.log(REFIT[:3]), *REFIT[3:])) == pytest.approx(REFIT)
+    assert REFIT.loss(70e9, 1.4e12) == pytest.approx(
+        1.8172 + 482.01 / 70e9 ** 0.3478 + 2085.43 / 1.4e12 ** 0.3658)
+
+
+def test_published_laws_prefer_chinchilla_to_gopher():
+    for law in (HOFFMANN, REFIT):
+        assert law.loss(70e9, 1.4e12) < law.loss(280e9, 300e9)
+
+
+def test_kaplan_split():
+    """One PF-day as Table 6 has it, and the exponents of a thousand times as much."""
+    assert kaplan_split(8.64e19) == pytest.approx((1.3e9, 2e10))
+    assert kaplan_split(8.64e22) == pytest.approx((1.3e9 * 1000 ** 0.73, 2e10 * 1000 ** 0.27))
+
+
+def test_effective_parameters():
+    """One expert is the dense model. More count more, and less so in a larger model."""
+    assert effective_parameters(3e8, 1) == pytest.approx(3e8)
+    gain = [[effective_parameters(N, e) / N for e in (2, 8, 64, 512)] for N in (1e7, 1e9, 1e11)]
+    assert (np.diff(gain, axis=1) > 0).all() and (np.diff(gain, axis=0) < 0).all()
+
+
+def test_recorded_refuses():
+    with pytest.raises(ValueError, match="expected one of grid, .*; got 'rnn'"):
+        recorded("rnn")
+
+
+def test_recorded_runs_are_those_of_the_plan():
+    """Every run that the script plans is there once; counts and sums are made again here."""
+    from day02_overview.laws import train
+
+    plan = train.plan()
+    assert set(plan) == set(SETS) and len(plan["grid"]) >= 12 and len(plan["lstm"]) >= 4
+    for name in SETS:
+        runs = recorded(name)
+        assert sorted(map(tuple, (run["made"] for run in runs)), key=str) \
+            == sorted(plan[name], key=str)
+        for run in runs:
+            model = train.Model(run["kind"], run["L"], run["C"])
+            assert [run["kind"], run["L"], run["C"], run["D"]] == run["made"][:4]
+            assert (run["N"], run["N_body"]) == model.count()
+            assert run["flops"] == 6 * run["N"] * run["D"]
+            of_position = np.repeat(run["by_position"], [1, 1, 2, 4, 8, 16, 32])
+            assert of_position.mean() == pytest.approx(run["loss"], abs=1e-3)
+            assert 0.005 < run["error"] < 0.02 and run["loss"] < 2.7
+    dearest = max(run["flops"] for run in recorded("grid"))
+    beyond = [run["flops"] / dearest for run in recorded("far")]
+    assert dearest < 5.2e10 and (round(min(beyond), 1), round(max(beyond), 1)) == (1.3, 7.3)
+
+
+def test_what_the_lesson_says_of_rates():
+    """Slower is worse for both; twice as fast gains the Transformer 0.02 and the LSTM 0.06."""
+    for kind, gain in (("transformer", 0.02), ("lstm", 0.06)):
+        loss = {run["pace"]: run["loss"] for run in recorded("rate") if run["kind"] == kind}
+        assert loss[0.25] > loss[0.5] > loss[1]
+        assert loss[1] - loss[2] == pytest.approx(gain, abs=0.005)
+
+
+def test_counted_by_hand():
+    from day02_overview.laws.train import Model
+
+    L, C = 3, 16
+    assert Model("transformer", L, C).count()[1] == L * (12 * C * C + 2 * C) + C
+    assert Model("lstm", 1, C).count()[0] == 96 * C + 8 * C * C + 8 * C + C
+
+
+def test_text_is_held_out():
+    """No window that judges occurs in what is learnt; of another Python's library, hardly one."""
+    from day02_overview.laws.train import windows
+
+    learnt = {row.tobytes() for row in windows("train").numpy()}
+    judging = windows("held out")[:2048].numpy()
+    assert sum(row.tobytes() in learnt for row in judging) / len(judging) < 0.002
+
+
+def test_a_run_is_made_again_alike():
+    from day02_overview.laws.train import train
+
+    (first, losses), (second, _) = (train("transformer", 1, 8, 4096) for _ in range(2))
+    assert first | {"seconds": 0} == second | {"seconds": 0}
+    assert losses.mean() == pytest.approx(first["loss"], abs=1e-3)
+    with pytest.raises(ValueError, match="expected D from 512 to"):
+        train("transformer", 1, 8, 10 ** 9)
