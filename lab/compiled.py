@@ -1,6 +1,6 @@
 """What the compilers make of the shipped kernels for Hopper: `make compiled` records it.
 
-A lesson takes part if its reference has a function shipped() -> {name: lab.simulator.Hopper}. No
+A module of a floor takes part if it has a function shipped() -> {name: lab.simulator.Hopper}. No
 GPU is needed, and nothing is timed: registers and spills are the assembler's word, instructions are
 counted in the code.
 """
@@ -10,7 +10,7 @@ import importlib.metadata
 import json
 import sys
 
-from lab import bench
+from lab import course
 from lab.course import ROOT
 
 FILE = ROOT / "benchmarks" / "hopper.json"
@@ -20,9 +20,16 @@ DOTS = ("matmul", "flash")  # what must run on Hopper's own tensor cores where i
 TMA = "persistent"          # what must have whole tiles copied by the hardware
 
 
-def rows(lesson):
-    """{kernel: what of it is recorded}, JSON-able."""
-    kernels = importlib.import_module(f"{lesson.floor}.{lesson.id}").shipped()
+def modules():
+    """{name: import path} of the floors' modules that define shipped()."""
+    return {path.stem: f"{floor.name}.{path.stem}" for floor in course.floors()
+            for path in sorted((ROOT / floor.name).glob("*.py"))
+            if "\ndef shipped(" in path.read_text("utf-8")}
+
+
+def rows(module):
+    """{kernel: what of it is recorded}, JSON-able. module: its import path"""
+    kernels = importlib.import_module(module).shipped()
     return {name: {
         "warps": k.num_warps, "registers": k.registers, "spilled_bytes": k.spills,
         "shared_bytes": k.shared, "wgmma": k.wgmma, "mma_sync": k.mma_sync, "cp_async": k.cp_async,
@@ -51,11 +58,11 @@ def faults(name, row):
     return found
 
 
-def table(lessons):
-    """The rows as text."""
+def table(found):
+    """The rows of all modules as text."""
     lines = [f"{'kernel':34}{'warps':>6}{'registers':>10}{'spilled':>8}{'shared':>8}{'wgmma':>6}"
              f"{'mma.sync':>9}{'TMA':>5}{'cp.async':>9}{'bytes':>6}{'load':>6}{'store':>6}"]
-    for kernels in lessons.values():
+    for kernels in found.values():
         for name, r in kernels.items():
             lines.append(f"{name:34}{r['warps']:6}{r['registers']:10}{r['spilled_bytes']:8}"
                          f"{r['shared_bytes']:8}{r['wgmma']:6}{r['mma_sync']:9}{r['tma_loads']:5}"
@@ -65,13 +72,13 @@ def table(lessons):
 
 
 def main():
-    found = {lesson.id: rows(lesson) for lesson in bench.units("shipped")}
+    found = {name: rows(module) for name, module in modules().items()}
     wrong = [fault for kernels in found.values() for name, row in kernels.items()
              for fault in faults(name, row)]
     print(table(found), *wrong, sep="\n")
     if not wrong:
         FILE.write_text(json.dumps({
-            "target": "sm_90a", "triton": importlib.metadata.version("triton"), "lessons": found,
+            "target": "sm_90a", "triton": importlib.metadata.version("triton"), "modules": found,
         }, indent=1) + "\n", "utf-8")
     return 1 if wrong else 0
 

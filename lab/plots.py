@@ -38,6 +38,8 @@ def roofline(name, peak, bandwidth, kernels, measured=None):
             label = f"{kernel}\nat most {rate(y, 'FLOP/s')}"
         axes.plot(intensity, y, "o", color=colour, ms=7)
         under = intensity > ridge
+        if under and kernel not in measured:
+            label = kernel              # its bound is the peak, which is written above
         axes.annotate(label, (intensity, y), xytext=(0, -8) if under else (8, -2), va="top",
                       ha="center" if under else "left", textcoords="offset points", color=colour)
     axes.set(xlabel="arithmetic intensity, FLOP/byte", ylabel="FLOP/s", title=name,

@@ -358,7 +358,7 @@ def ladder(T, H, G, D):
         "Triton: a head a program": heads,
         "Triton: a token a program": lambda: rope(q, k, cos, sin, positions)}
     changes = ("in place", "one launch; angles once a token", "in Triton, a head each again",
-               "angles twice a token: two warps")
+               "angles twice a token, by two warps: loses")
     for (name, run), changed in zip(ways.items(), changes, strict=True):
         with simulator.trace() as trace:
             run()

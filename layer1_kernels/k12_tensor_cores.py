@@ -178,14 +178,18 @@ def ladder(M, N, K):
     of 16. The first two take them as float32."""
     rng = torch.Generator().manual_seed(0)
     a, w = (torch.randn(rows, K, generator=rng) for rows in (M, N))
-    half = a.half(), w.half()
+    half, tile = (a.half(), w.half()), {"BM": TILE, "BN": TILE, "BK": 32}
     with simulator.trace() as trace:
         matmul_cuda(a, w)
         matmul_registers_cuda(a, w)
         KERNELS.get("wmma_warp_cuda")((N // 16, M // 16), 32, (*half, torch.empty(M, N), N, K))
         matmul_wmma_cuda(*half)
+        matmul_dot_triton[triton.cdiv(M, TILE), triton.cdiv(N, TILE)](
+            *half, torch.empty(M, N).half(), M, N, K, **tile, PRECISION="ieee")
+        launch_persistent(*half, 2, {**tile, "GROUP": 8, "num_warps": 4, "num_stages": 3})
     changes = ("k05, fp32", "k06, fp32: 8 x 8 a thread", "tensor cores; loses in bytes",
-               "a tile in shared memory")
+               "a tile in shared memory", "by the compiler; c in 16 bits",
+               "by descriptors; loses without TMA")
     return [step(*each) for each in zip(trace.launches, changes, strict=True)]
 
 

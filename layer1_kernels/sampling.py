@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from lab import simulator
 from layer1_kernels.gradients import without_gradients
 
 __all__ = ["Sampling", "sample", "sample_torch"]
@@ -157,6 +158,13 @@ def draw(z, largest, params):                       # (R, V), (R, 1), Sampling o
     sums = (weights * (z >= least)).cumsum(-1)
     return torch.searchsorted(sums, params.uniform.double()[:, None] * sums[:, -1:],
                               right=True)[:, 0]
+
+
+def shipped():
+    """What Triton makes of `sample` for Hopper, for the vocabulary of Llama 3: {name: Hopper}."""
+    others = ["i32:16", 1, "*fp32", "*i32", "*fp32", "*fp32", "*i64", 128_256]
+    return {f"sample_{dtype}": simulator.hopper(sample_triton, [f"*{dtype}", *others],
+                                                {"BLOCK": BLOCK}) for dtype in ("fp32", "bf16")}
 
 
 def check(logits, params):

@@ -5,7 +5,7 @@ from importlib.metadata import version
 
 import pytest
 
-from lab import bench, compiled
+from lab import compiled
 
 CLEAN = {"warps": 8, "registers": 120, "spilled_bytes": 0, "shared_bytes": 1024, "wgmma": 4,
          "mma_sync": 0, "cp_async": 0, "tma_loads": 0, "widest_copy": 0, "widest_load": 16,
@@ -35,20 +35,19 @@ def test_faults_of_a_persistent_kernel():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lesson", bench.units("shipped"), ids=lambda i: i.id)
-def test_shipped_kernels(lesson):
+@pytest.mark.parametrize("module", compiled.modules())
+def test_shipped_kernels(module):
     same_compiler = record()["triton"] == version("triton")
-    for name, row in compiled.rows(lesson).items():
+    for name, row in compiled.rows(compiled.modules()[module]).items():
         assert compiled.faults(name, row) == []
-        known = recorded()[lesson.id].get(name, {})
+        known = recorded()[module].get(name, {})
         assert known.get("warps") == row["warps"], f"{name}: run `make compiled`"
         assert not same_compiler or known == row, f"{name}: run `make compiled`"
 
 
 def test_the_record_is_without_faults():
-    lessons = recorded()
-    assert set(lessons) == {lesson.id for lesson in bench.units("shipped")}, "run `make compiled`"
-    for kernels in lessons.values():
+    assert set(recorded()) == set(compiled.modules()), "run `make compiled`"
+    for kernels in recorded().values():
         for name, row in kernels.items():
             assert compiled.faults(name, row) == []
 
@@ -58,4 +57,4 @@ def record():
 
 
 def recorded():
-    return record()["lessons"]
+    return record()["modules"]

@@ -132,6 +132,19 @@ def test_add_triton(subject, agree, rng, n):
         "x is stored, y is left out": x})
 
 
+def test_add_triton__work(subject, rng):
+    """Every number is moved once, and 32 lanes ask for neighbours, 16 bytes each."""
+    x, y, z = vectors(rng, 4096)
+    launch = subject.launch("add_triton", 8, args=tensors(x, y, z) + (4096,), BLOCK=512)
+    moved, least = launch.bytes("load"), x.nbytes + y.nbytes
+    assert moved == least, (f"add_triton loads {moved:,} bytes for two arrays of {x.nbytes:,}: "
+                            f"each number should be loaded once")
+    requests, enough = launch.requests("load"), 2 * 4096 // 128     # 128 elements a warp's request
+    assert requests == enough, (
+        f"add_triton makes {requests} load requests for 4096 elements, {enough} are enough: lanes "
+        f"beside each other should work on neighbours, so that four become one load")
+
+
 def tensors(*arrays):
     """CPU tensors on the same memory."""
     import torch

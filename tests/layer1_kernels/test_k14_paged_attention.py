@@ -305,6 +305,24 @@ def test_merge_triton(subject, agree, rng, splits, rows, D, dtype):
                   "only the part of the largest sum is taken": best})
 
 
+def test_merge_triton__work(subject, rng):
+    """Every part and its lse are read once, the result is written once."""
+    import torch
+
+    splits, rows, D = 8, 4, 64
+    parts = torch.from_numpy(rng.standard_normal((splits, rows, D), np.float32))
+    lse = torch.from_numpy(rng.standard_normal((splits, rows), np.float32))
+    out = torch.zeros(rows, D)
+    launched = subject.launch("merge_triton", rows, args=(parts, lse, out, rows, splits), D=D,
+                              BS=splits, BD=D, num_warps=1)
+    most = parts.nbytes + 32 * lse.nbytes       # where each lane of a warp asks for the lse itself
+    got, written = launched.bytes("load"), launched.bytes("store")
+    assert got <= most, (f"merge_triton loads {got:,} bytes, the parts have {parts.nbytes:,}: read "
+                         f"every part once, and keep it for both sums")
+    assert written <= out.nbytes, (f"merge_triton stores {written:,} bytes for a result of "
+                                   f"{out.nbytes:,}: add up in registers, and store the sum")
+
+
 # ---- the course's own launchers
 
 

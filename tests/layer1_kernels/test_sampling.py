@@ -112,17 +112,6 @@ def test_wrong_arguments_are_one_sentence(function, logits, given, says):
         function(logits, given)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["*fp32", "*bf16"])
-def test_what_the_compiler_makes_of_it_for_hopper(kind):
-    """V of Llama 3; rows as a model's last matmul leaves them."""
-    from layer1_kernels.sampling import BLOCK, sample_triton
-
-    kinds = [kind, "i32:16", 1, "*fp32", "*i32", "*fp32", "*fp32", "*i64", 128_256]
-    made = simulator.hopper(sample_triton, kinds, {"BLOCK": BLOCK})
-    assert made.spills == 0 and max(made.loads) == 16
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sample_on_the_device(rng, dtype):
