@@ -47,6 +47,14 @@ class Budget:
     inside: float = 450e9       # byte/s each way between the GPUs of a machine of eight
     across: float = 50e9        # byte/s each way of a GPU to other machines
 
+    def __post_init__(self):
+        for name, value in vars(self).items():
+            if value <= 0:
+                raise ValueError(f"Budget: expected {name} above 0, got {value}")
+        if self.batch % self.T:
+            raise ValueError(f"Budget: {self.batch:,} tokens of a step are no whole number of "
+                             f"sequences of {self.T:,}")
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -150,6 +158,8 @@ def stored_parameters(m, experts):
     There, for more than one: an MLP's three matrices once an expert, and a router, C numbers an
     expert. L // 2 layers have them.
     """
+    if experts < 1:
+        raise ValueError(f"stored_parameters: expected at least 1 expert, got {experts}")
     # exercise: what is there besides m's own parameters?
     router = m.C * experts if experts > 1 else 0
     return total_parameters(m) + m.L // 2 * ((experts - 1) * 3 * m.C * m.F + router)
@@ -194,7 +204,7 @@ def step_seconds(budget, m, experts, recipe):
     arithmetic: o04's FLOPs of the whole batch, shared by W ranks at mfu · peak
     tp: its bytes for each micro-batch, inside a machine; recomputing sends forward's half again
     dp: gradients of 16 bits, summed once a step; stage 3 instead gathers all weights twice and
-    scatters the gradients, once a micro-batch. Across machines.
+    scatters the gradients, once a micro-batch. At the rate across machines, even within one
     """
     dp, times = budget.W // recipe.tp, micro_batches(budget, recipe)
     # exercise: FLOPs of batch / T sequences; and what is sent how often?

@@ -16,8 +16,10 @@ from day02_overview import (
     Design,
     Recipe,
     best_split,
+    design,
     effective_parameters,
     lifetime_split,
+    micro_batches,
     peak_activations,
     rank_shape,
     recipes,
@@ -364,9 +366,14 @@ def test_a_slice_has_a_share_of_the_parameters():
     assert stored_parameters(RAGGED, 1) == total(RAGGED)
 
 
-def test_bad_input_is_one_clear_error(subject):
+def test_bad_input_is_one_clear_error():
     for call, words in ((lambda: lifetime_split(HOFFMANN, 0, 0), "flops > 0"),
                         (lambda: shape_for(1e9, 1000, 3), "expected N and V above 0"),
-                        (lambda: rank_shape(RAGGED, 8), "do not all divide by tp = 8")):
+                        (lambda: rank_shape(RAGGED, 8), "do not all divide by tp = 8"),
+                        (lambda: micro_batches(SMALL, Recipe(1, 5, False, 1)), "and B = 5"),
+                        (lambda: stored_parameters(RAGGED, 0), "at least 1 expert, got 0"),
+                        (lambda: replace(SMALL, days=0), "expected days above 0, got 0"),
+                        (lambda: replace(SMALL, T=100), "no whole number of sequences of 100"),
+                        (lambda: design(replace(WEEK, memory=1e9)), "nothing fits")):
         with pytest.raises(ValueError, match=words):
             call()
