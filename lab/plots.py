@@ -694,3 +694,34 @@ def laws(title, x, y, curves, points, scale="linear"):
     axes.spines[["top", "right"]].set_visible(False)
     plt.close(figure)           # as above
     return figure
+
+
+def valleys(title, curves, marks, x, y, inside=None):
+    """Losses over model sizes, a curve each, and marked points; x is logarithmic.
+
+    curves: {name: (xs, ys)}, nine at most    marks: {label: (x, y)}    x, y: the axes' names
+    inside: (from, to, why) of the sizes that are shaded
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    figure, axes = plt.subplots(figsize=(7.5, 4.4), layout="constrained")
+    if inside:
+        low, high, why = inside
+        axes.axvspan(low, high, color="#eaeef2", label=why)
+    for (name, (xs, ys)), (colour, style) in zip(curves.items(), STROKES, strict=False):
+        axes.semilogx(xs, ys, color=colour, ls=style, lw=1.8, label=name)
+    for label, (at, value) in marks.items():
+        axes.plot(at, value, "o", color=RED, ms=5)
+        axes.annotate(label, (at, value), xytext=(0, -14), textcoords="offset points", ha="center",
+                      color=RED, bbox={"fc": "white", "ec": "none", "pad": 0.5, "alpha": 0.8})
+    axes.set(title=title, xlabel=x, ylabel=y)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.margins(y=0.1)
+    axes.grid(which="major", color="#eaeef2")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
+    plt.close(figure)           # as above
+    return figure

@@ -1,0 +1,379 @@
+"""Graders of o06. The oracles are grids that are searched, o04's calculators on sizes divided here,
+and a search of the test's own for designs."""
+
+import functools
+import math
+from dataclasses import astuple, replace
+
+import numpy as np
+import pytest
+
+from day01_roofline import LLAMAS, Llama, count_parameters
+from day02_overview import (
+    HOFFMANN,
+    REFIT,
+    Budget,
+    Design,
+    Recipe,
+    best_split,
+    design,
+    effective_parameters,
+    lifetime_split,
+    micro_batches,
+    peak_activations,
+    rank_shape,
+    recipes,
+    seconds,
+    shape_faults,
+    shape_for,
+    state_bytes,
+    step_seconds,
+    stored_parameters,
+    training_flops,
+    violations,
+)
+
+LAWS = {"Hoffmann": HOFFMANN, "the refit": REFIT}
+# No two sizes alike, H · D not C, and what tp divides is divisible by 4.
+RAGGED = Llama("", 5, 40, 12, 4, 7, 44, 132, False)
+SMALL = Budget(W=16, days=3, batch=16 * 24 * 96, served=1000, serving=1e9, T=96, V=132,
+               memory=1e9, peak=3e12, mfu=0.3, inside=4e9, across=7e8)
+WEEK = Budget(W=64, days=7, batch=2 ** 22, served=2 ** 17, serving=24e9)
+ROUTED = Budget(W=32, days=7, batch=2 ** 21, served=2 ** 16, serving=80e9, experts=8)
+PLANS = [Recipe(1, 3, False, 4), Recipe(3, 2, True, 2), Recipe(3, 1, False, 1),
+         Recipe(1, 2, True, 4)]
+
+
+def number(got, what):
+    assert isinstance(got, (int, float)) and not isinstance(got, bool), \
+        f"{what}: got {got!r}, expected a number"
+    return got
+
+
+def total(m):
+    return sum(count_parameters(m).values())
+
+
+def named(recipe, experts):
+    return (f"stage {recipe.stage}, B={recipe.B}, recompute={recipe.recompute}, tp={recipe.tp}, "
+            f"{experts} experts")
+
+
+def given(subject, budget, m, recipe):
+    return (subject.Budget(*astuple(budget)), subject.make("day01_roofline:Llama", *astuple(m)),
+            subject.Recipe(*astuple(recipe)))
+
+
+def local(handle):
+    return Llama(*(getattr(handle, k) for k in (
+        "name", "L", "C", "H", "G", "D", "F", "V", "tied")))
+
+
+# ---- what the law wants
+
+
+def searched(law, flops, served):
+    """(N, tokens) of the least loss on a fine grid."""
+    tokens = np.exp(np.linspace(math.log(1e6), math.log(flops / 6), 400_001))
+    N = flops / (6 * tokens + 2 * served)
+    E, A, B, a, b = law
+    at = np.argmin(A / N ** a + B / tokens ** b)
+    return [N[at], tokens[at]]
+
+
+def test_predict_growth(subject):
+    got = number(subject.predict_growth(), "a prediction")
+    small, large = (searched(HOFFMANN, flops, 0)[0] for flops in (1e21, 1e23))
+    want = large / small
+    said = {100: "that gives the parameters all of it, and the data nothing",
+            10: "that is the root of 100, which needs a = b; here data has the smaller exponent",
+            100 / want: "that is how the tokens grow"}
+    assert abs(got / want - 1) <= 0.05, (
+        f"100 times the FLOPs: {got:g} times the parameters is not it; "
+        + next((s for value, s in said.items() if abs(got / value - 1) < 0.03),
+               "write N^a ~ tokens^b and N · tokens ~ FLOPs"))
+
+
+@pytest.mark.parametrize("served", [0, 3e12, 1e11])
+@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("flops", [1.5e22, 6e19])
+def test_lifetime_split(subject, agree, flops, name, served):
+    law = LAWS[name]
+    E, A, B, a, b = law
+    remote = subject.make("day02_overview:Law", *law)
+    agree(subject.lifetime_split(remote, flops, served), searched(law, flops, served), "float16",
+          what=f"(N, tokens) of {flops:g} FLOPs with {served:g} tokens served, {name}",
+          at=lambda i: ("N", "tokens")[i[0]], mistakes={
+        "the FLOPs of serving are left out": searched(law, flops, 0),
+        "a served token costs 6 · N FLOPs; it has no backward": searched(law, flops, 3 * served),
+        "N and tokens are the wrong way round": searched(law, flops, served)[::-1],
+        "the two exponents are the wrong way round":
+            searched((E, A, B, b, a), flops, served),
+        "the slopes are compared without the exponents that the powers bring down":
+            searched((E, A / a, B / b, a, b), flops, served),
+        "a smaller N is taken to cost as much as if nothing were served":
+            balanced(law, flops, served)})
+
+
+def balanced(law, flops, served):
+    """Where A·a / N^a is B·b / tokens^b although serving has its share: a mistake."""
+    _, A, B, a, b = law
+    tokens = np.exp(np.linspace(math.log(1e6), math.log(flops / 6), 400_001))
+    N = flops / (6 * tokens + 2 * served)
+    at = np.argmin(abs(np.log(A * a / N ** a) - np.log(B * b / tokens ** b)))
+    return [N[at], tokens[at]]
+
+
+def test_training_alone_has_the_split_of_o05():
+    for law in LAWS.values():
+        assert np.allclose(lifetime_split(law, 1e22, 0), best_split(law, 1e22), rtol=1e-9)
+
+
+# ---- a shape
+
+
+@pytest.mark.parametrize("queries", [4, 8])
+@pytest.mark.parametrize("N, V", [(8.03e9, 128256), (2e9, 32000), (3e10, 128256), (7e10, 50000)])
+def test_shape_for(subject, N, V, queries):
+    m = local(subject.shape_for(N, V, queries))
+    what = f"shape_for({N:g}, {V}, {queries}) has L={m.L} C={m.C} H={m.H} G={m.G} F={m.F}"
+    faults = shape_faults(m)
+    assert not faults, f"{what}: {faults[0]}"
+    assert m.V == V and not m.tied, f"{what}: expected V={V}, untied, got V={m.V}, tied={m.tied}"
+    assert queries * m.G == m.H, f"{what}: H / G is {m.H / m.G:g}, expected {queries}"
+    off = total(m) / N - 1
+    layers = (total(m) - 2 * m.V * m.C) / N - 1
+    hint = "; its layers alone have N: the vocabulary's two matrices count as well" \
+        if abs(layers) < 0.01 else "; there are nearer ones: has each F been tried?"
+    assert abs(off) <= 0.01, f"{what}: {total(m):,} parameters, {off:+.1%} off{hint}"
+    squat = nearest_ratio(N, V, queries)
+    assert abs(m.C / m.L - 128) <= abs(squat - 128), \
+        f"{what}: C / L is {m.C / m.L:.1f}, but within 1 % of N there is one with {squat:.1f}"
+
+
+@functools.cache
+def nearest_ratio(N, V, queries):
+    """C / L nearest to 128, of all shapes within 1 % of N; for each width and F, one depth."""
+    found = []
+    for C in range(1024, 16385, 1024):
+        matrices = 2 * C * C + 2 * C * C // queries
+        for F in range(256, 4 * C, 256):
+            L = round((N - 2 * V * C - C) / (matrices + 3 * C * F + 2 * C)) or 1
+            m = Llama("", L, C, C // 128, C // 128 // queries, 128, F, V, False)
+            if L > 0 and not shape_faults(m) and abs(total(m) / N - 1) <= 0.01:
+                found.append(C / L)
+    return min(found, key=lambda ratio: abs(ratio - 128))
+
+
+@pytest.mark.parametrize("experts", [4, 1, 2])
+def test_stored_parameters(subject, agree, experts):
+    m = RAGGED
+    attention = m.C * (m.H + 2 * m.G) * m.D + m.H * m.D * m.C
+    expert, router, norms = 3 * m.C * m.F, m.C * experts if experts > 1 else 0, 2 * m.C
+
+    def model(extra, layers=m.L // 2):
+        return m.L * (attention + norms + expert) + 2 * m.V * m.C + m.C + layers * extra
+    others = (experts - 1) * expert
+    agree(subject.stored_parameters(subject.make("day01_roofline:Llama", *astuple(m)), experts),
+          model(others + router), what=f"parameters stored by {experts} experts", mistakes={
+        "the router is left out": model(others),
+        "a dense model has no router": model(others + m.C),
+        "one expert too many is stored: m has one already": model(others + expert + router),
+        "an MLP is taken to have two matrices": model(others * 2 // 3 + router),
+        "attention is stored once an expert, too":
+            model(others + router + (experts - 1) * attention),
+        "every layer has experts, not every second one": model(others + router, m.L),
+        "L / 2 is rounded up: the last layer has no partner": model(others + router, m.L // 2 + 1),
+        "one layer has experts instead of every second": model(others + router, 1)})
+
+
+# ---- does it fit, and how long does it take?
+
+
+@pytest.mark.parametrize("experts", [3, 1])
+@pytest.mark.parametrize("recipe", PLANS, ids=str)
+def test_rank_bytes(subject, agree, recipe, experts):
+    m, tp, dp = RAGGED, recipe.tp, SMALL.W // recipe.tp
+    part = Llama("", m.L, m.C, m.H // tp, m.G // tp, m.D, m.F // tp, m.V // tp, False)
+
+    def bytes_of(state_of=part, kept_of=part, ways=dp, stored=experts, again=recipe.recompute):
+        others = m.L // 2 * ((stored - 1) * 3 * m.C * state_of.F
+                             + (m.C * stored if stored > 1 else 0))
+        kept = peak_activations(kept_of, recipe.B, SMALL.T, again)
+        return (state_bytes(total(state_of) + others, ways, recipe.stage)
+                + 2 * (kept + recipe.B * SMALL.T * kept_of.V))
+    want = bytes_of()
+    logits = recipe.B * SMALL.T * part.V
+    kept = peak_activations(part, recipe.B, SMALL.T, recipe.recompute)
+    agree(subject.rank_bytes(*given(subject, SMALL, m, recipe)[:2], experts,
+                             given(subject, SMALL, m, recipe)[2]), want,
+          what=f"bytes on a rank, {named(recipe, experts)}", mistakes={
+        "the logits are left out": want - 2 * logits,
+        "a number kept has two bytes": want - kept - logits,
+        "logits are counted as one byte": want - logits,
+        "the layers' state is not shared out by tp": bytes_of(state_of=m),
+        "the activations are not shared out by tp": bytes_of(kept_of=m),
+        "neither state nor activations are shared out by tp": bytes_of(m, m),
+        "ZeRO shares among W / tp ranks, not among W": bytes_of(ways=SMALL.W),
+        "only one expert is kept, but each rank stores all": bytes_of(stored=1),
+        "recompute is not passed on": bytes_of(again=False)})
+
+
+@pytest.mark.parametrize("experts", [3, 1])
+@pytest.mark.parametrize("recipe", PLANS, ids=str)
+def test_step_seconds(subject, agree, recipe, experts):
+    m, tp, dp = RAGGED, recipe.tp, SMALL.W // recipe.tp
+    times = SMALL.batch // (dp * recipe.B * SMALL.T)
+    sequences = SMALL.batch // SMALL.T
+    flops = sum(training_flops(m, sequences, SMALL.T, recipe.recompute).values())
+    part = rank_shape(m, tp)
+    stored = total(part) + m.L // 2 * ((experts - 1) * 3 * m.C * part.F
+                                       + (m.C * experts if experts > 1 else 0))
+    hidden = 2 * recipe.B * SMALL.T * m.C
+    sums = 2 * (6 if recipe.recompute else 4)          # tours of the ring in a layer
+    share = (dp - 1) / dp
+    want = {"arithmetic": flops / (SMALL.W * SMALL.mfu * SMALL.peak),
+            "tp": times * m.L * sums * hidden * (tp - 1) / tp / SMALL.inside,
+            "dp": 2 * stored * share / SMALL.across * (3 * times if recipe.stage == 3 else 2)}
+
+    def but(**changes):
+        return list({**want, **changes}.values())
+    budget, shape, how = given(subject, SMALL, m, recipe)
+    got = subject.step_seconds(budget, shape, experts, how)
+    assert isinstance(got, dict) and list(got) == list(want), \
+        f"step_seconds: got {got!r}, expected a dict with the keys arithmetic, tp and dp"
+    agree(list(got.values()), list(want.values()), "float64", at=lambda i: list(want)[i[0]],
+          what=f"seconds of a step, {named(recipe, experts)}", mistakes={
+        "the arithmetic is taken to run at the whole peak":
+            but(arithmetic=want["arithmetic"] * SMALL.mfu),
+        "one rank does all the arithmetic": but(arithmetic=want["arithmetic"] * SMALL.W),
+        "only the FLOPs of one micro-batch are counted":
+            but(arithmetic=want["arithmetic"] * dp * recipe.B / sequences),
+        "tp talks once a step, but each micro-batch needs it": but(tp=want["tp"] / times),
+        "forward's sums are not sent again by recomputation": but(tp=want["tp"] * 2 / 3),
+        "the weights of stage 3 come once a step, but each micro-batch gathers them":
+            but(dp=want["dp"] / (times if recipe.stage == 3 else 1)),
+        "gradients are summed once a micro-batch; they can be added up first":
+            but(dp=want["dp"] * (times if recipe.stage == 1 else 1)),
+        "stage 3 is counted as one all_reduce": but(dp=2 * 2 * stored * share / SMALL.across),
+        "the slow wires between machines are used by tp, the fast ones by dp":
+            but(tp=want["tp"] * SMALL.inside / SMALL.across,
+                dp=want["dp"] * SMALL.across / SMALL.inside),
+        "numbers are counted, not their two bytes": but(dp=want["dp"] / 2),
+        "only one expert's gradients are sent": but(dp=want["dp"] * total(part) / stored)})
+
+
+# ---- the whole
+
+
+@functools.cache
+def best_found(budget):
+    """(loss, Design) of a search of this test: widths, depths, F and recipes on a grid."""
+    best = math.inf, None
+    counts = [e for e in (1, 2, 4, 8) if e <= budget.experts]
+    for C in range(2048, 8193, 1024):
+        for ratio in (56, 72, 96, 128, 152):
+            for F in (-(-8 * C // 768) * 256, 3 * C, 7 * C // 2):
+                for queries in (4, 8):
+                    m = Llama("", C // ratio, C, C // 128, C // 128 // queries, 128, F, budget.V,
+                              False)
+                    for experts in counts:
+                        best = min([best, *tried(budget, m, experts)], key=lambda pair: pair[0])
+    return best
+
+
+def tried(budget, m, experts):
+    for recipe in recipes(budget, m):
+        step = sum(step_seconds(budget, m, experts, recipe).values())
+        plan = Design(m, experts, recipe, int(budget.days * 86400 / step) * budget.batch)
+        if plan.tokens and not violations(budget, plan):
+            yield promised(plan), plan
+
+
+def promised(plan):
+    """The loss that the law promises; experts count as in o05."""
+    return HOFFMANN.loss(effective_parameters(total(plan.shape), plan.experts), plan.tokens)
+
+
+@pytest.mark.parametrize("budget", [
+    pytest.param(WEEK, id="a week"), pytest.param(ROUTED, id="experts"),
+    pytest.param(replace(WEEK, W=8, days=20, batch=2 ** 20, T=4096, memory=36e9, peak=312e12,
+                         inside=300e9, across=25e9), id="a machine of smaller GPUs"),
+    pytest.param(replace(WEEK, W=512, serving=144e9, served=2 ** 16), id="many")])
+def test_design(subject, budget):
+    handle = subject.design(subject.Budget(*astuple(budget)))
+    assert handle is not None, "design: got None, expected a Design"
+    how = handle.recipe
+    plan = Design(local(handle.shape), handle.experts,
+                  Recipe(how.stage, how.B, how.recompute, how.tp), handle.tokens)
+    m = plan.shape
+    what = (f"{budget.W} GPUs for {budget.days} days: {total(m) / 1e9:.2f} billion parameters, "
+            f"{plan.experts} experts, {plan.tokens / 1e9:.0f} billion tokens, "
+            f"{named(plan.recipe, plan.experts)}")
+    faults = violations(budget, plan)
+    assert not faults, f"{what}: {faults[0]}"
+    loss = promised(plan)
+    least, found = best_found(budget)
+    assert loss <= 1.005 * least, (
+        f"{what}: loss {loss:.4f}, {loss / least - 1:.1%} more than the {least:.4f} of a search; "
+        + wasted(budget, plan, found))
+
+
+def wasted(budget, plan, found):
+    """Why a lawful plan is not good: the first of some reasons."""
+    spent = seconds(budget, plan) / (budget.days * 86400)
+    if spent < 0.9:
+        return f"only {spent:.0%} of the days are used"
+    if plan.experts == 1 and found.experts > 1:
+        return f"the budget allows experts, and {found.experts} are better"
+    per_token = seconds(budget, plan) / plan.tokens
+    fastest = min(sum(step_seconds(budget, plan.shape, plan.experts, r).values()) / budget.batch
+                  for r in recipes(budget, plan.shape)
+                  if not violations(budget, replace(plan, recipe=r, tokens=budget.batch)))
+    if per_token > 1.2 * fastest:
+        return f"another recipe trains this model in {fastest / per_token:.0%} of the time a token"
+    size = total(plan.shape) / total(found.shape)
+    return f"the model has {size:.2f} times the parameters of that search's"
+
+
+# ---- what is given: no exercise, so only the course's own tests ask
+
+
+def test_the_published_large_shapes_have_no_faults():
+    for name in ("Llama-3.1-8B", "Llama-3.1-70B"):
+        assert not shape_faults(LLAMAS[name])
+    assert "not 128" in shape_faults(LLAMAS["SmolLM-135M"])[0]
+
+
+def test_a_violation_says_which_limit_and_by_how_much():
+    m = shape_for(6e9, WEEK.V, 8)
+    plan = Design(m, 1, Recipe(3, 1, True, 1), 2 ** 22 * 1000)
+    assert not violations(WEEK, plan)
+    late = replace(plan, tokens=10 ** 13)
+    days = seconds(WEEK, late) / 86400
+    assert violations(WEEK, late) == [
+        f"the time to train is {days:.2f} days, {days / 7 - 1:.1%} more than the 7.00 there are"]
+    assert "memory to serve" in violations(replace(WEEK, serving=9e9), plan)[0]
+    assert "memory of a rank" in violations(replace(WEEK, memory=3e9), plan)[0]
+    assert "2 experts, expected 1 to 1" in violations(WEEK, replace(plan, experts=2))[0]
+    assert "none of recipes" in violations(WEEK, replace(plan, recipe=Recipe(3, 3, True, 1)))[0]
+    assert "vocabulary" in violations(replace(WEEK, V=1000), plan)[0]
+
+
+def test_a_slice_has_a_share_of_the_parameters():
+    part, norms = rank_shape(RAGGED, 4), count_parameters(RAGGED)["norms"]
+    assert (total(part) - norms) * 4 == total(RAGGED) - norms
+    assert stored_parameters(RAGGED, 1) == total(RAGGED)
+
+
+def test_bad_input_is_one_clear_error():
+    for call, words in ((lambda: lifetime_split(HOFFMANN, 0, 0), "flops > 0"),
+                        (lambda: shape_for(1e9, 1000, 3), "expected N and V above 0"),
+                        (lambda: rank_shape(RAGGED, 8), "do not all divide by tp = 8"),
+                        (lambda: micro_batches(SMALL, Recipe(1, 5, False, 1)), "and B = 5"),
+                        (lambda: stored_parameters(RAGGED, 0), "at least 1 expert, got 0"),
+                        (lambda: replace(SMALL, days=0), "expected days above 0, got 0"),
+                        (lambda: replace(SMALL, T=100), "no whole number of sequences of 100"),
+                        (lambda: design(replace(WEEK, memory=1e9)), "nothing fits")):
+        with pytest.raises(ValueError, match=words):
+            call()
