@@ -510,6 +510,8 @@ def text(facts, rows):
                 if row.seconds else f"{'not proven here':>25}")
         lines.append(f"{row.name:32}{launches:>9}{times:>10}{moved:>9}{time}  "
                      + "; ".join(filter(None, (verdict(row, facts["dtype"]), row.untimed))))
+    if any(not row.missing and None in (row.launches, row.moved) for row in rows):
+        lines.append("–: not counted; that code is the compiler's or Hugging Face's own")
     return "\n".join(lines)
 
 

@@ -287,7 +287,7 @@ def test_logits_of_a_config_as_transformers_4_wrote_it(tmp_path, parameters, kin
     same_logits(tmp_path, want)
 
 
-@pytest.mark.parametrize("name", ["Llama 3.2, tied", "Mistral", "Qwen 2", "Qwen 3", "SmolLM"])
+@pytest.mark.parametrize("name", FAMILIES)
 def test_greedy_continuations_are_those_of_transformers(tmp_path, name):
     family, entries = FAMILIES[name]
     want = random_transformer(family, tmp_path, **entries)
