@@ -1,0 +1,284 @@
+"""g08 · Low-precision activations and cache: codes for what flows, too
+
+T: tokens   K: numbers in of a matrix, its channels   N: numbers out   C, F: model and mlp width
+L: layers   G: kv heads   D: head width   P: pages   S: slots of a page
+levels, codes, scales: as in g07. A row is one token, or one of a matrix's N.
+
+Codes times codes are sums of small integers, which tensor cores add at twice 16 bits' rate. Scales
+of rows leave such a sum, scales of channels do not. A cache of codes is a cache of fewer bytes.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch.nn.functional import pad
+
+from layer2_graph.g01_llama import SLOTS, Llama, PagedCache
+from layer2_graph.g07_weight_quantization import (
+    absmax_scales,
+    dequantize,
+    in_a_byte,
+    is_matrix,
+    pack,
+    perplexity,
+    quantize,
+    round_trip,
+    unpack,
+)
+
+__all__ = ["QuantizedCache", "by_channel", "by_token", "channel_maxima", "dynamic", "int_levels",
+           "outlier_columns", "quantize_tokens", "read_quantized", "scaled_matmul", "smooth",
+           "smoothed", "split", "split_matmul", "static", "with_kv", "with_matmul",
+           "with_outliers", "write_quantized"]
+
+
+def int_levels(bits):
+    """0 to 2^(bits - 1) - 1: those of a signed integer, and as many below 0. 2 bits are ternary."""
+    return tuple(map(float, range(2 ** (bits - 1))))
+
+
+def predict_kv_bytes():
+    """Bytes of cache that a token of the small model takes, where keys and values are int8.
+
+    4 layers, 2 kv heads of width 32. A scale, fp16, for each token's key and value of each head.
+    """
+    # exercise: what does one head's key take, and how many such rows has a token?
+    return 4 * 2 * 2 * (32 + 2)
+
+
+# ---- codes times codes
+
+
+def quantize_tokens(x, levels):                     # (T, K) -> (T, K), (T, 1)
+    """Codes, int8, and a scale for each token: its largest |x| becomes the last level.
+
+    Scales stay in x's dtype: they live for one matmul. ValueError where x is not finite.
+    """
+    if not x.isfinite().all():
+        raise ValueError("quantize_tokens: x has values that are not finite, expected none")
+    # exercise: the scale of each row, then its codes
+    scales = x.abs().amax(-1, keepdim=True) / levels[-1]            # (T, 1)
+    return quantize(x, levels, scales), scales
+
+
+def scaled_matmul(x, x_scales, w, w_scales, levels):    # (T, K), (T, 1), (N, K), (N, 1) -> (T, N)
+    """Codes times codes; the scales of both rows leave the sum.
+
+    fp32 adds integers below 2^24 exactly: int8 codes up to K = 1040, as a kernel's int32 would.
+    """
+    x, w = (dequantize(codes, levels, torch.ones_like(scales))
+            for codes, scales in ((x, x_scales), (w, w_scales)))
+    return x @ w.T * x_scales * w_scales.T
+
+
+def split_matmul(x, w, columns, levels):            # (T, K), (N, K) -> (T, N)
+    """x wᵀ: some columns as they are, all others as codes times codes.
+
+    columns: (any number,) int64, those of x with outliers. Scales are of the others alone.
+    Source: "LLM.int8()", Dettmers, Lewis, Belkada and Zettlemoyer, 2022.
+    """
+    # exercise: two products over two sets of columns, and their sum
+    kept = torch.zeros(x.shape[1], dtype=torch.bool, device=x.device)
+    kept[columns] = True
+    rest = (a for m in (x, w) for a in quantize_tokens(m.masked_fill(kept, 0), levels))
+    return x[:, kept] @ w[:, kept].T + scaled_matmul(*rest, levels)
+
+
+def smooth(norm, matrices, largest, alpha=0.5):     # (…, C), [(N, C)], (C,) -> (…, C), [(N, C)]
+    """What computes the same, with smoother inputs: (norm / s, [w · s]).
+
+    norm: weights that make the inputs' channels    matrices: all that read these inputs
+    largest: |x| of each channel. s = largest^alpha / (largest |w| of the column, over all
+    matrices)^(1 - alpha); 1 where either is 0. Source: "SmoothQuant", Xiao and others, 2023, eq. 4.
+    """
+    # exercise: the columns' largest |w|, s, and both sides
+    columns = torch.cat(matrices).abs().amax(0)                     # (C,)
+    s = largest ** alpha / columns ** (1 - alpha)
+    s = torch.where((largest > 0) & (columns > 0), s, 1)            # (C,)
+    return norm / s, [w * s for w in matrices]
+
+
+# ---- a whole model
+
+
+def with_matmul(model, matmul):
+    """The Llama whose matrices compute matmul(name, x, w); the head stays."""
+    names = {id(w): name for name, w in model.weights.items() if is_matrix(name)}
+
+    def chosen(x, w):                               # (T, K), (N, K) -> (T, N)
+        return matmul(names[id(w)], x, w) if id(w) in names else model.ops.matmul(x, w)
+
+    return Llama(model.config, model.weights, replace(model.ops, matmul=chosen))
+
+
+def channel_maxima(model, documents):
+    """{name of a matrix: (K,)}: the largest |x| that each channel met in the documents, [[int]]."""
+    found = {}
+
+    def matmul(name, x, w):
+        largest = x.abs().amax(0)                                   # (K,)
+        found[name] = torch.maximum(found.get(name, largest), largest)
+        return model.ops.matmul(x, w)
+
+    perplexity(with_matmul(model, matmul), documents)
+    return found
+
+
+def dynamic(model, levels):
+    """The Llama whose activations are rounded, each token by its own scale."""
+    def matmul(name, x, w):
+        codes, scales = quantize_tokens(x, levels)
+        return model.ops.matmul(dequantize(codes, levels, scales), w)
+
+    return with_matmul(model, matmul)
+
+
+def static(model, levels, maxima):
+    """The Llama whose activations are rounded by one scale for each matrix, set beforehand.
+
+    maxima: channel_maxima of a sample. What is larger than all of it is cut off.
+    """
+    def matmul(name, x, w):
+        scale = maxima[name].max().reshape(1, 1) / levels[-1]       # (1, 1)
+        return model.ops.matmul(round_trip(x, levels, scale), w)
+
+    return with_matmul(model, matmul)
+
+
+def split(model, levels, columns):
+    """The Llama whose matrices are split_matmuls: weights have codes, too.
+
+    columns: {name of a matrix: (any number,) int64}
+    """
+    return with_matmul(model, lambda name, x, w: split_matmul(x, w, columns[name], levels))
+
+
+def outlier_columns(maxima, times):
+    """{name: (any number,) int64}: channels whose largest |x| is over `times` their median's."""
+    return {name: (largest > times * largest.median()).nonzero().flatten()
+            for name, largest in maxima.items()}
+
+
+def readers(model):
+    """(name of a norm's weight, [names of the matrices that read what it makes]) of all layers."""
+    for i in range(model.config.L):
+        layer = f"model.layers.{i}."
+        yield layer + "input_layernorm.weight", [f"{layer}self_attn.{n}_proj.weight" for n in "qkv"]
+        yield layer + "post_attention_layernorm.weight", [
+            f"{layer}mlp.{n}_proj.weight" for n in ("gate", "up")]
+
+
+def smoothed(model, maxima, alpha=0.5):
+    """The Llama with all norms smoothed, and each `down`, whose inputs the rows of `up` scale.
+
+    maxima: channel_maxima of a sample. `o` stays. ValueError where `up` has a bias.
+    """
+    w = dict(model.weights)
+    for norm, names in readers(model):
+        w[norm], some = smooth(w[norm], [w[name] for name in names], maxima[names[0]], alpha)
+        w.update(zip(names, some, strict=True))
+    for i in range(model.config.L):
+        up, down = (f"model.layers.{i}.mlp.{name}_proj" for name in ("up", "down"))
+        if f"{up}.bias" in w:
+            raise ValueError(f"smoothed: {up} has a bias, expected none")
+        rows, (w[f"{down}.weight"],) = smooth(
+            w[f"{up}.weight"].T, [w[f"{down}.weight"]], maxima[f"{down}.weight"], alpha)
+        w[f"{up}.weight"] = rows.T.contiguous()
+    return Llama(model.config, w, model.ops)
+
+
+def with_outliers(model, channels, times):
+    """The same function, made hard: in all norms `channels` become `times` as large, and so many
+    times smaller the columns of the matrices that read them. No training made this one.
+
+    channels: [int]
+    """
+    w, grown = dict(model.weights), torch.ones(model.config.C)
+    grown[channels] = times
+    for norm, names in readers(model):
+        w[norm] = w[norm] * grown
+        w.update({name: w[name] / grown for name in names})
+    return Llama(model.config, w, model.ops)
+
+
+# ---- the cache
+
+
+def with_kv(model, keys, values):
+    """The Llama that keeps keys(k) and values(v) in its cache. k, v: (T, G, D)"""
+    def write_kv(k, v, *pages):
+        return model.ops.write_kv(keys(k), values(v), *pages)
+
+    return Llama(model.config, model.weights, replace(model.ops, write_kv=write_kv))
+
+
+def by_token(levels):
+    """Rounds (T, G, D): a scale for each token and head."""
+    return lambda x: round_trip(x, levels, absmax_scales(x, levels, x.shape[-1]))
+
+
+def by_channel(levels, group=32):
+    """Rounds (T, G, D): a scale for each channel, over `group` tokens in a row."""
+    def change(x):
+        some = (part.permute(1, 2, 0).contiguous() for part in x.split(group))      # (G, D, group)
+        return torch.cat([by_token(levels)(part).permute(2, 0, 1) for part in some])
+
+    return change
+
+
+def pack_rows(codes, levels):                       # (…, D) -> (…, bytes)
+    """As g07's pack, each row by itself."""
+    n, _ = in_a_byte(levels)
+    whole = pad(codes, (0, -codes.shape[-1] % n))                   # whole bytes a row
+    return pack(whole, levels).view(*whole.shape[:-1], whole.shape[-1] // n)
+
+
+def write_quantized(x, codes, scales, slots, levels):   # (T, G, D), (P, S, G, bytes), (P, S, G)
+    """Codes and scales of new keys, or values, into their slots, in place.
+
+    slots: (T,) int64, page · S + place; a slot of -1 is skipped. The largest |x| of a token's head
+    becomes the last level; its scale, fp16, is absmax_scales(x, levels, D).
+    """
+    # exercise: whom to keep and where, their scales, their packed codes
+    known, S = slots >= 0, codes.shape[1]
+    x, where = x[known], slots[known]
+    found = absmax_scales(x, levels, x.shape[-1])                   # (T, G, 1)
+    codes[where // S, where % S] = pack_rows(quantize(x, levels, found), levels)
+    scales[where // S, where % S] = found[..., 0].to(scales.dtype)
+
+
+def read_quantized(codes, scales, levels, D):       # (P, S, G, bytes), (P, S, G) -> (P, S, G, D)
+    """Pages of numbers, fp32."""
+    n, _ = in_a_byte(levels)
+    whole = unpack(codes.flatten(), levels, (*codes.shape[:-1], codes.shape[-1] * n))
+    return dequantize(whole[..., :D], levels, scales[..., None].float())
+
+
+class QuantizedCache(PagedCache):
+    """A PagedCache of codes and scales. attend makes numbers of whole pages, then attends."""
+
+    def __init__(self, config, sequences, room, k_levels, v_levels, device="cpu"):
+        """room: tokens that each sequence may reach. ModelError where the model cannot."""
+        config.check_room(room)
+        self.room, self.pages, self.lens = room, -(-room // SLOTS), [0] * sequences
+        self.levels = k_levels, v_levels
+        shape = (config.L, sequences * self.pages, SLOTS, config.G)
+        self.k, self.v = (
+            pack_rows(torch.zeros(*shape, config.D, dtype=torch.int8, device=device), levels)
+            for levels in self.levels)                              # (L, P, S, G, bytes)
+        self.k_scales, self.v_scales = (
+            torch.zeros(shape, dtype=torch.float16, device=device) for _ in self.levels)
+
+    @property
+    def nbytes(self):
+        return sum(a.nbytes for a in (self.k, self.v, self.k_scales, self.v_scales))
+
+    def attend(self, layer, q, k, v, step, ops, scale):     # (T, H, D), 2 × (T, G, D) -> (T, H, D)
+        """Keep the codes of new keys and values of a layer, and mix what the codes stand for."""
+        pages = []
+        for x, codes, scales, levels in ((k, self.k, self.k_scales, self.levels[0]),
+                                         (v, self.v, self.v_scales, self.levels[1])):
+            write_quantized(x, codes[layer], scales[layer], step.slots, levels)
+            numbers = read_quantized(codes[layer], scales[layer], levels, x.shape[-1])
+            pages.append(numbers.to(q.dtype))
+        return ops.paged_attention(q, *pages, step.block_tables, step.cu_q, step.lens, scale)
