@@ -113,10 +113,11 @@ def rope_triton(q, k, cos, sin, positions, q_row, q_head, k_row, k_head, H, G, h
     # exercise: c and s once, WAY times s; where the heads of both arrays begin; turn them all
     angle = tl.load(positions + t) * half + d       # (BLOCK,)
     c, s = tl.load(cos + angle, d < half), WAY * tl.load(sin + angle, d < half)
-    head = tl.where(h < H, q + t * q_row + h * q_head, k + t * k_row + (h - H) * k_head)
-    a, b = tl.load(head + d, inside), tl.load(head + half + d, inside)
-    tl.store(head + d, a * c - b * s, inside)
-    tl.store(head + half + d, b * c + a * s, inside)
+    # + d on both sides: Triton 3.9 forgets how a column of chosen heads is aligned
+    first = tl.where(h < H, q + t * q_row + h * q_head + d, k + t * k_row + (h - H) * k_head + d)
+    a, b = tl.load(first, inside), tl.load(first + half, inside)        # (HEADS, BLOCK)
+    tl.store(first, a * c - b * s, inside)
+    tl.store(first + half, b * c + a * s, inside)
 
 
 @triton.jit
@@ -134,12 +135,13 @@ def rope_and_cache_triton(q, k, v, cos, sin, positions, k_pages, v_pages, slots,
     c, s = tl.load(cos + angle, d < half), tl.load(sin + angle, d < half)
     of_q, of_k = h < H, h < H + G                   # (HEADS, 1); the rest is v
     g = tl.where(of_k, h - H, h - H - G)            # the head of k or v
-    source = tl.where(of_q, q + t * q_row + h * q_head,
-                      tl.where(of_k, k + t * k_row + g * k_head, v + t * v_row + g * v_head))
+    source = tl.where(of_q, q + t * q_row + h * q_head + d,
+                      tl.where(of_k, k + t * k_row + g * k_head + d,
+                               v + t * v_row + g * v_head + d))         # (HEADS, BLOCK)
     place = (slot * G + g) * 2 * half + d           # where this head has room in the pages
-    a, b = tl.load(source + d, inside), tl.load(source + half + d, inside)
+    a, b = tl.load(source, inside), tl.load(source + half, inside)
     turns, copies = inside & of_k & (of_q | (slot >= 0)), inside & (h >= H + G) & (slot >= 0)
-    target = tl.where(of_q, source + d, k_pages + place)
+    target = tl.where(of_q, source, k_pages + place)
     tl.store(target, a * c - b * s, turns)
     tl.store(target + half, b * c + a * s, turns)
     tl.store(v_pages + place, a, copies)

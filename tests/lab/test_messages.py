@@ -8,11 +8,12 @@ from lab.candidate import Candidate
 
 
 def message(name, body):
-    """What is said of a stub whose `raise` is replaced by these lines."""
+    """What is said of a stub whose `raise` is replaced by these lines, or its last comment."""
     lesson, exercise = course.find_exercise(name)
     language = exercise.language
     text = stub.extract(lesson.stubs[language], exercise.name, language)
-    text = text[:text.index("    raise NotImplementedError")] + body
+    left = {"python": "    raise NotImplementedError", "cuda": f"    // {name}: about"}[language]
+    text = text[:text.index(left)] + body
     sources = lesson.stubs | {language: stub.splice(lesson.stubs[language], text, language).text}
     verdict, = check.grade_warm(lesson, Candidate(sources, dict.fromkeys(sources, "mine")),
                                 [exercise.name])
@@ -39,3 +40,27 @@ def test_triton_names_the_line_of_the_function_that_is_called(body, says, line):
     said = message("grouped_triton", body)
     assert says in said and said.splitlines()[-1].split(": ", 1)[1].startswith(line)
     assert len(said.splitlines()) == 2          # the reason and the place, no listing
+
+
+@pytest.mark.parametrize("statement, says, line", [
+    ("tile[warp][lane] = x[m0]\n    __syncthreads();", 'expected a ";"', "__syncthreads();"),
+    ("tile[warp][column] = x[m0];", 'identifier "column" is undefined', "tile[warp][column]")])
+def test_cuda_names_the_learners_line_in_the_compilers_words(statement, says, line):
+    name = "transpose_tile_cuda"
+    first, listing, *rest = message(name, f"    {statement}\n}}\n").splitlines()
+    stub_lines = course.find_exercise(name)[0].stubs["cuda"].splitlines()
+    at = next(n for n, text in enumerate(stub_lines, 1) if f"// {name}: about" in text)
+    at += statement[:statement.index(line)].count("\n")
+    assert first == f"{name}: mine, line {at}: error: {says}"
+    assert listing.strip().startswith(line) and rest[0].strip() == "^"
+    assert len(rest) < 3                        # at most one sentence more, on what to look for
+
+
+@pytest.mark.parametrize("scores, says, line", [
+    ("tl.dot(queries, tl.trans(keys)) + m[None, :]", "incompatible dimensions", "scores = tl.dot("),
+    ("tl.dot(queries, tl.trans(keys.to(tl.float32)))", "must be same dtype", "scores = tl.dot(")])
+def test_triton_says_which_shapes_or_types_do_not_meet(scores, says, line):
+    first, place = message("attend_triton", f"    scores = {scores}\n    return m, s, mixed\n"
+                           ).splitlines()
+    assert first.startswith("attend_triton: CompilationError: ") and says in first
+    assert place.startswith("    mine, line ") and place.split(": ", 1)[1].startswith(line)

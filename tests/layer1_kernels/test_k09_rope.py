@@ -1,5 +1,7 @@
 """Graders of k09. q and k stand in an array of more heads, in which the others must stay."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -283,8 +285,10 @@ def test_v_reaches_its_page_as_it_is(subject):
     assert torch.equal(torch.nan_to_num(v_pages), torch.nan_to_num(v[None]))
 
 
-def test_gradients():
-    """Of slices of one array, and of two arrays, against PyTorch's in float64.
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_gradients(agree, dtype):
+    """Of slices of one array, and of two arrays, against PyTorch's in float64; upstream as it
+    comes, its heads before its tokens, and one number for all.
 
     rope returns nothing, so this one runs the course's own kernel in this process."""
     import torch
@@ -295,7 +299,9 @@ def test_gradients():
     if device.gpu() is None:
         device.use_simulator()
     torch.manual_seed(0)
-    x, upstream = torch.randn(2, 5, 4, 12)
+    x, up = torch.randn(2, 5, 4, 12).to(getattr(torch, dtype))
+    upstreams = {"whole": up, "turned": up.transpose(0, 1).contiguous().transpose(0, 1),
+                 "expanded": up[0, 0, 0].expand(5, 4, 12)}
     cos, sin = map(torch.from_numpy, angles(ROOM, 12))
     positions = torch.tensor([3, 0, 49, 1, 1])
     tables = {rope: (cos, sin), rope_torch: (cos.double(), sin.double())}
@@ -310,13 +316,14 @@ def test_gradients():
         function(q, k, *tables[function], positions)
         return torch.cat((q, k, x[:, 3:]), dim=1)
 
-    for way in (sliced, apart):
-        single, double = x.clone().requires_grad_(), x.double().requires_grad_()
-        results = way(rope, single), way(rope_torch, double)
-        got, = torch.autograd.grad(results[0], single, upstream)
+    for way, (name, upstream) in itertools.product((sliced, apart), upstreams.items()):
+        short, double = x.clone().requires_grad_(), x.double().requires_grad_()
+        results = way(rope, short), way(rope_torch, double)
+        got, = torch.autograd.grad(results[0], short, upstream)
         want, = torch.autograd.grad(results[1], double, upstream.double())
-        assert torch.allclose(results[0].double(), results[1], rtol=2e-5, atol=2e-6)
-        assert torch.allclose(got.double(), want, rtol=2e-5, atol=2e-6)
+        assert got.dtype == x.dtype
+        agree(results[0].detach(), results[1].detach().numpy(), dtype, f"rope, {way.__name__}", at)
+        agree(got, want.numpy(), dtype, f"gradient of rope, {way.__name__}, upstream {name}", at)
 
 
 def test_autograd_hears_of_the_change():

@@ -275,24 +275,30 @@ def test_special_gates_are_torchs(subject):
                            torch.nan_to_num(want))
 
 
-def test_gradients(subject, agree, rng):
-    """Of float32 inputs, against the same formula in float64; gate and up halves of one array."""
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_gradients(subject, agree, rng, dtype):
+    """Against the same formula in float64; gate and up halves of one array; upstream as it comes,
+    its columns before its rows, and one row for all."""
     import torch
 
     def by_the_book(gate, up):
         return gate / (1 + torch.exp(-gate)) * up
 
     arrays = [rng.standard_normal(shape) for shape in ((3, 40), (3, 20), (3, 16), (40, 16))]
-    both, g, x, w = (torch.from_numpy(a).float() for a in arrays)
+    both, g, x, w = tensors(dtype, *arrays)
     halves = [h.detach().requires_grad_() for h in both.chunk(2, dim=-1)]
     cases = {"swiglu": (halves, by_the_book),
              "matmul_swiglu": ([x.requires_grad_(), w.requires_grad_()],
                                lambda x, w: by_the_book(*(x @ w.T).chunk(2, dim=-1)))}
     for name, (args, formula) in cases.items():
         doubles = [a.detach().double().requires_grad_() for a in args]
-        want = torch.autograd.grad(formula(*doubles), doubles, g.double())
-        for i, (got, right) in enumerate(zip(subject.grad(name, args, g), want, strict=True)):
-            agree(got, right.numpy(), "float32", f"gradient of {name} by argument {i}")
+        for how, up in {"whole": g, "turned": g.T.contiguous().T,
+                        "expanded": g[:1].expand(g.shape)}.items():
+            want = torch.autograd.grad(formula(*doubles), doubles, up.double())
+            for i, (got, right) in enumerate(zip(subject.grad(name, args, up), want, strict=True)):
+                assert got.dtype == g.dtype
+                agree(got, right.numpy(), dtype, f"gradient of {name} by argument {i}, "
+                      f"upstream {how}")
 
 
 @pytest.mark.parametrize("T, F", [(0, 5), (5, 0), (0, 0)])

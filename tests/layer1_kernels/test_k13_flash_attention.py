@@ -321,23 +321,32 @@ def test_what_the_launchers_refuse(subject, rng):
     assert "q, k and v are torch.float16, expected torch.float32" in refusal.value.text
 
 
-def test_gradients(subject, agree, rng):
-    """Of out and lse, against float64."""
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_gradients(subject, agree, rng, dtype):
+    """Of out and lse, against float64; upstream as it comes, its heads before its tokens, and one
+    number for all."""
     import torch
 
-    q, k, v = (x.requires_grad_() for x in inputs(rng, 1, 9, 12, 4, 2, 16))
-    upstream = [torch.from_numpy(rng.standard_normal((1, 9, 4, 16), np.float32)),
-                torch.from_numpy(rng.standard_normal((1, 9, 4), np.float32))]
-    got = subject.grad("flash_attention", (q, k, v, True, 0.25), upstream)
+    q, k, v = (x.requires_grad_() for x in inputs(rng, 1, 9, 12, 4, 2, 16, dtype))
+    of_out, of_lse = (torch.from_numpy(rng.standard_normal(shape, np.float32))
+                      for shape in ((1, 9, 4, 16), (1, 9, 4)))
+    of_out = of_out.to(q.dtype)                     # lse is float32, whatever q is
     leaves = [x.detach().double().requires_grad_() for x in (q, k, v)]
     queries, keys, values = leaves[0], *(x.repeat_interleave(2, dim=2) for x in leaves[1:])
     scores = torch.einsum("bthd,bnhd->bthn", queries, keys) * 0.25
     later = torch.ones(9, 12).triu(4).bool()[:, None]
     scores = scores.masked_fill(later, -math.inf)
     out = torch.einsum("bthn,bnhd->bthd", scores.softmax(-1), values)
-    want = torch.autograd.grad((out, scores.logsumexp(-1)), leaves, [u.double() for u in upstream])
-    for name, mine, true in zip("qkv", got, want, strict=True):
-        agree(mine, true.numpy(), "float32", f"the gradient by {name}", at_query)
+    both = [of_out, of_lse]
+    turned = [u.transpose(1, 2).contiguous().transpose(1, 2) for u in both]
+    expanded = [u.flatten()[0].expand(u.shape) for u in both]
+    for how, upstream in {"whole": both, "turned": turned, "expanded": expanded}.items():
+        got = subject.grad("flash_attention", (q, k, v, True, 0.25), upstream)
+        want = torch.autograd.grad((out, scores.logsumexp(-1)), leaves,
+                                   [u.double() for u in upstream], retain_graph=True)
+        for name, mine, true in zip("qkv", got, want, strict=True):
+            assert mine.dtype == q.dtype
+            agree(mine, true.numpy(), dtype, f"the gradient by {name}, upstream {how}", at_query)
 
 
 def test_oracle_agrees(subject, rng):
