@@ -47,7 +47,7 @@ from layer2_graph.generate import continuation
 from layer2_graph.host import HostLlama, host_kernels, settle
 
 SMALL = Path(__file__).parent / "small"
-ROUNDS, PROMPT, WARM, STEPS, PREFILLS = 3, 256, 5, 64, 5
+ROUNDS, PROMPT, WARM, STEPS, PREFILLS = 5, 256, 5, 64, 5
 READ = "read"                   # the arm that measures the memory, and no model
 
 
