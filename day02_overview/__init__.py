@@ -2,6 +2,7 @@
 
 o01_three_layers  The three-storey building
 o02_life_of_a_token  A Llama in NumPy
+o03_bottlenecks  Where does the bottleneck live?
 o04_training_math  Memory and communication of training
 o05_scaling_laws  Laws
 o06_design_an_llm  Spend a compute budget
@@ -48,6 +49,18 @@ from day02_overview.o02_life_of_a_token import (
     rope,
     softmax,
     swiglu,
+)
+from day02_overview.o03_bottlenecks import (
+    BUSY,
+    FAR,
+    REMEDIES,
+    WHATS,
+    busy_share,
+    diagnose,
+    least_seconds,
+    most_gain,
+    timeline,
+    where_time_goes,
 )
 from day02_overview.o04_training_math import (
     COLLECTIVES,
@@ -96,24 +109,40 @@ from day02_overview.o06_design_an_llm import (
     total_parameters,
     violations,
 )
+from day02_overview.profiles import (
+    CAUSES,
+    KINDS,
+    Profile,
+    last_arrivals,
+    load_profiles,
+    model,
+    pieces,
+)
 
 __all__ = [
+    "BUSY",
+    "CAUSES",
     "COLLECTIVES",
+    "FAR",
     "FLOORS",
     "HOFFMANN",
+    "KINDS",
     "MIXED",
     "NANO",
     "NUMPY",
     "QUERIES",
     "REFIT",
+    "REMEDIES",
     "TRACE",
     "WAYS",
+    "WHATS",
     "Budget",
     "Cache",
     "Design",
     "Law",
     "Llama",
     "Operations",
+    "Profile",
     "Recipe",
     "Request",
     "Span",
@@ -124,12 +153,14 @@ __all__ = [
     "add",
     "attention",
     "best_split",
+    "busy_share",
     "chinchilla",
     "counted_flops",
     "counted_kept",
     "counted_peak",
     "decode",
     "design",
+    "diagnose",
     "effective_parameters",
     "encode",
     "fit",
@@ -140,14 +171,20 @@ __all__ = [
     "kaplan",
     "kaplan_split",
     "kept_numbers",
+    "last_arrivals",
     "latencies",
     "law_of",
+    "least_seconds",
     "lifetime_split",
     "load_nano",
+    "load_profiles",
     "matmul",
     "micro_batches",
+    "model",
+    "most_gain",
     "peak_activations",
     "perfetto",
+    "pieces",
     "power_law",
     "rank_bytes",
     "rank_shape",
@@ -171,7 +208,9 @@ __all__ = [
     "swiglu",
     "throughput",
     "time_by_floor",
+    "timeline",
     "total_parameters",
     "training_flops",
     "violations",
+    "where_time_goes",
 ]

@@ -725,3 +725,63 @@ def valleys(title, curves, marks, x, y, inside=None):
     figure.legend(loc="outside lower center", ncols=2, frameon=False)
     plt.close(figure)           # as above
     return figure
+
+
+def timelines(title, groups, kinds):
+    """What went on, a lane each, on an axis from 0 to 100 % of each group's time.
+
+    groups: {label: [[(start, end, kind), …], … a lane each]}   kinds: in the order of their colours
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Patch
+
+    shades = dict(zip(kinds, (BLUE, "#54aeff", "#d0d7de", GREY, RED), strict=True))
+    lanes = [(label if not i else "", lane) for label, group in groups.items()
+             for i, lane in enumerate(group)]
+    figure, axes = plt.subplots(figsize=(7.5, 1.2 + 0.4 * len(lanes)), layout="constrained")
+    for y, (_, lane) in enumerate(lanes):
+        whole = max(end for _, end, _ in lane)
+        for start, end, kind in lane:
+            axes.barh(y, 100 * (end - start) / whole, left=100 * start / whole, height=0.72,
+                      color=shades[kind], lw=0, snap=False)     # else short ones vanish
+    axes.set(title=title, xlim=(0, 100), xlabel="share of the time, %")
+    axes.set_yticks(range(len(lanes)), [label for label, _ in lanes])
+    axes.invert_yaxis()
+    axes.tick_params(left=False)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    figure.legend(handles=[Patch(color=shade, label=kind) for kind, shade in shades.items()],
+                  loc="outside lower center", ncols=len(kinds), frameon=False, handlelength=1)
+    plt.close(figure)           # as above
+    return figure
+
+
+def decisions(title, steps):
+    """Questions from top to bottom, each with what its answers lead to on the right.
+
+    steps: [(question, {answer: (a floor of FLOOR_SHADES, what it leads to)})]
+    """
+    import matplotlib.pyplot as plt
+
+    rows = sum(len(answers) for _, answers in steps)
+    figure, axes = plt.subplots(figsize=(7.5, 0.5 + 0.46 * rows), layout="constrained")
+    y, before = 0.0, None
+    for question, answers in steps:
+        middle = y + (len(answers) - 1) / 2
+        if before is not None:
+            axes.annotate("", (1.5, middle - 0.36), (1.5, before + 0.36),
+                          arrowprops={"arrowstyle": "->", "color": INK})
+            axes.text(1.58, (before + middle) / 2, "no", va="center", color=INK, fontsize=9)
+        axes.text(1.5, middle, question, ha="center", va="center", color=INK,
+                  bbox={"boxstyle": "round,pad=0.4", "fc": "white", "ec": INK})
+        for answer, (floor, what) in answers.items():
+            axes.plot([1.5, 3.0, 5.1], [middle, y, y], color=GREY, lw=1, zorder=0)
+            axes.text(3.1, y - 0.06, answer, va="bottom", color=INK, fontsize=9)
+            axes.text(5.15, y, f"{floor}: {what}", va="center",
+                      color=INK if floor == "kernel" else "white",
+                      bbox={"boxstyle": "round,pad=0.3", "fc": FLOOR_SHADES[floor], "ec": "none"})
+            y += 1
+        before = middle
+    axes.set(title=title, xlim=(0, 7.5), ylim=(rows - 0.4, -0.6))
+    axes.axis("off")
+    plt.close(figure)           # as above
+    return figure

@@ -1,0 +1,363 @@
+"""Graders of o03. The oracle of a timeline is a grid of ticks, asked tick by tick; a diagnosis is
+compared with the cause that was built into a profile: measured, made by the model, or by hand."""
+
+import json
+import random
+from itertools import pairwise
+
+import pytest
+
+from day02_overview import CAUSES, Profile, load_profiles, model
+from day02_overview import recorder as rec
+from day02_overview.o04_training_math import sent_by
+
+WHATS = ("busy", "input", "host", "rank", "wire")
+PEAK, BANDWIDTH = 100, 10                       # FLOP/s and byte/s: the ridge is at 10 FLOP/byte
+
+
+def profile(wall, *spans, ranks=1, name="by hand"):
+    return Profile(name, "by a model", "written by hand", ranks, wall, PEAK, BANDWIDTH, spans)
+
+
+def given(subject, p):
+    return subject.make("day02_overview:Profile", p.name, p.made, p.how, p.ranks, p.wall, p.peak,
+                        p.bandwidth, [list(s) for s in p.spans])
+
+
+def scattered(seed):
+    """Spans on whole seconds, on 1 to 3 ranks; kernels overlap, collectives of a rank do not."""
+    draw, ranks, spans = random.Random(seed), seed % 3 + 1, []
+    for rank in range(ranks):
+        for kind, count in (("kernel", 4), ("input", 2), ("host", 2)):
+            for _ in range(count):
+                start = draw.randrange(36)
+                spans.append((rank, kind, kind, start, draw.randint(start + 1, 40)
+                              if kind == "input" else start + draw.randint(1, 5)))
+        for n in range(2):                      # 0 to 19 and 20 to 39
+            start = 20 * n + draw.randrange(12)
+            spans.append((rank, "collective", f"sum {n}", start, 20 * n + 15 + draw.randrange(3)))
+    draw.shuffle(spans)
+    return profile(42, *spans, ranks=ranks, name=f"profile {seed}")
+
+
+STREAMS = profile(10, (0, "kernel", "long", 1, 8), (0, "kernel", "inside", 2, 3),
+                  (0, "kernel", "after it", 5, 9), name="two streams")
+APART = profile(10, (1, "kernel", "k", 0, 6), (0, "kernel", "k", 2, 4), (0, "input", "b", 0, 2),
+                (0, "collective", "sum", 4, 7), (1, "collective", "sum", 6, 7), ranks=2,
+                name="two ranks")
+MEET = profile(12, (0, "kernel", "k", 0, 2), (0, "collective", "sum", 2, 9),
+               (1, "kernel", "k", 0, 6), (1, "collective", "sum", 6, 9),
+               (0, "input", "b", 9, 11), (0, "kernel", "k", 10, 12),
+               (1, "kernel", "beside the next sum", 9, 11), (1, "host", "launch", 11, 12),
+               ranks=2, name="two ranks that meet")
+BY_HAND = (STREAMS, APART, MEET, *map(scattered, range(6)))
+
+
+def ticks(p):
+    """{(rank, second): what}, for a profile on whole seconds."""
+    found = {}
+    for rank in range(p.ranks):
+        for second in range(int(p.wall)):
+            here = {s.kind: s for s in p.spans if s.rank == rank and s.start <= second < s.end}
+            kind = next((k for k in ("kernel", "input", "collective") if k in here), "host")
+            if kind == "collective":
+                name = here[kind].name
+                there = [s.rank for s in p.spans if s.kind == kind and s.name == name
+                         and s.start <= second]
+                kind = "wire" if len(there) == p.ranks else "rank"
+            found[rank, second] = {"kernel": "busy"}.get(kind, kind)
+    return found
+
+
+# ---- the device at work
+
+
+@pytest.mark.parametrize("p", BY_HAND, ids=lambda p: p.name)
+def test_busy_share(subject, agree, p):
+    found, kernels = ticks(p), [s for s in p.spans if s.kind == "kernel"]
+    whole = p.ranks * p.wall
+    busy = sum(what == "busy" for what in found.values())
+    at_any = len({second for (_, second), what in found.items() if what == "busy"})
+    agree(subject.busy_share(given(subject, p)), busy / whole, "float64",
+          what=f"busy_share of {p.name}", mistakes={
+        "two kernels at once count twice": sum(s.end - s.start for s in kernels) / whole,
+        "the ranks are not told apart: one that works covers the others": at_any / p.wall,
+        "the busy time of all ranks is divided by the wall time of one": busy / p.wall,
+        "the time from the first kernel to the last one counts, gaps included":
+            sum(max(s.end for s in kernels if s.rank == r) - min(
+                s.start for s in kernels if s.rank == r) for r in range(p.ranks)) / whole,
+        "every span counts, not only kernels":
+            len({(s.rank, t) for s in p.spans for t in range(int(s.start), int(s.end))}) / whole})
+
+
+SAID = {
+    ("busy", "wire"): "a collective beside a kernel costs nothing: it is hidden",
+    ("busy", "input"): "a batch that loads beside a kernel costs nothing: it is hidden",
+    ("busy", "rank"): "a rank whose kernel runs is not waiting, whoever is late",
+    ("rank", "wire"): "the last rank has not come to this collective yet; nothing is sent",
+    ("wire", "rank"): "all ranks are inside this collective by now, and the wires decide",
+    ("rank", "host"): "this rank is inside a collective; the host has nothing to prepare",
+    ("wire", "host"): "this rank's collective is under way; the host has nothing to prepare",
+    ("input", "host"): "the host waits for the batch as well; loading is what is slow",
+    ("host", "busy"): "no kernel runs here",
+}
+
+
+@pytest.mark.parametrize("p", (MEET, *BY_HAND), ids=lambda p: p.name)
+def test_timeline(subject, p):
+    got = subject.timeline(given(subject, p))
+    assert isinstance(got, list) and len(got) == p.ranks and all(
+        isinstance(lane, list) for lane in got), \
+        f"timeline: got {str(got)[:80]}, expected a list of {p.ranks} lists, one for each rank"
+    want = ticks(p)
+    for rank, lane in enumerate(got):
+        at = 0
+        for piece in lane:
+            assert isinstance(piece, (tuple, list)) and len(piece) == 3 and piece[2] in WHATS, \
+                f"timeline: got the piece {piece!r}, expected (start, end, one of {WHATS})"
+            start, end, what = piece
+            assert start == at, (f"timeline of {p.name}, rank {rank}: a piece begins at {start} s, "
+                                 f"the one before ended at {at} s")
+            for second in range(int(start), int(end)):
+                right = want[rank, second]
+                assert what == right, (
+                    f"timeline of {p.name}, rank {rank}, at {second} s: got {what!r}, expected "
+                    f"{right!r}: {SAID.get((right, what), 'look at the order of the four cases')}")
+            at = end
+        assert at == p.wall, f"timeline of {p.name}, rank {rank}: it ends at {at} s, not {p.wall} s"
+
+
+# ---- the roof
+
+
+@pytest.mark.parametrize("flops, moved", [(1000, 20), (50, 200), (200, 20), (0, 30), (30, 0)])
+def test_least_seconds(subject, agree, flops, moved):
+    span = subject.make("day02_overview.profiles:Span", 0, "kernel", "k", 0.0, 99.0, flops, moved)
+    arithmetic, memory = flops / PEAK, moved / BANDWIDTH
+    agree(subject.least_seconds(span, PEAK, BANDWIDTH), max(arithmetic, memory), "float64",
+          what=f"least seconds of {flops} FLOPs and {moved} bytes at {PEAK} FLOP/s and {BANDWIDTH} "
+               f"byte/s", mistakes={
+        "both times are added, but arithmetic and loads go on together": arithmetic + memory,
+        "the shorter of both times is taken; the longer one decides": min(arithmetic, memory),
+        "only the arithmetic is looked at": arithmetic, "only the bytes are looked at": memory,
+        "the time that the kernel took is returned": 99})
+
+
+# ---- the procedure
+
+
+def kernels(*rows, wall=None, more=()):
+    """A profile of kernels one after the other; rows: seconds, FLOPs, bytes, weights, between."""
+    spans, clock = list(more), 0.0
+    for seconds, *work in rows:
+        spans.append((0, "kernel", "k", clock, clock + seconds, *work))
+        clock += seconds
+    return profile(wall or clock, *spans)
+
+
+EDGES = {       # what holds, on the edge of the next answer: (the profile, its cause)
+    "busy for just BUSY": (kernels((6, 0, 60, 60, 0), wall=9), "unbatched"),
+    "busy for less than BUSY": (kernels((5, 0, 50, 50, 0), wall=9), "launch-bound"),
+    "just FAR of the roof": (kernels((6, 0, 20, 20, 0)), "unbatched"),
+    "less than FAR of the roof": (kernels((6, 0, 19, 19, 0)), "far from its roof"),
+    "each kernel is near another roof": (kernels((6, 600, 1, 1, 0), (3, 1, 30, 0, 1)),
+                                         "at its roof"),
+    "on the ridge": (kernels((6, 600, 60, 60, 0)), "at its roof"),
+    "half of the bytes are weights": (kernels((6, 0, 60, 30, 0)), "unbatched"),
+    "half of the bytes are between kernels": (kernels((6, 0, 60, 0, 30)), "unfused"),
+    "the cache of keys is read, not weights": (kernels((6, 0, 60, 25, 25)), "at its roof"),
+    "the batch is loaded beside the kernels":
+        (kernels((6, 0, 60, 0, 50), more=[(0, "input", "next", 0, 6)]), "unfused"),
+    "the loader is slow and so is the kernel":
+        (kernels((1, 0, 1, 1, 0), wall=9, more=[(0, "input", "b", 3, 9)]), "starved"),
+}
+CASES = {**{f"measured, {c}": (p, c) for c, p in load_profiles().items()},
+         **{f"by the model, {c}, {seed}": (model(c, random.Random(seed)), c)
+            for c in CAUSES for seed in range(6)},
+         **{f"by hand, {what}": case for what, case in EDGES.items()}}
+REASONS = {
+    "starved": "the devices idle, and most of that time a batch is waited for",
+    "launch-bound": "the devices idle, and most of that time only the host is at work",
+    "imbalanced": "most of the lost time passes in collectives before the last rank comes",
+    "communication-bound": "most of the lost time passes in collectives that all have come to",
+    "far from its roof": "the kernels run nearly all the time, and take three times as long as "
+                         "they need",
+    "unbatched": "the bytes decide, and weights are at least half of them: more rows would share "
+                 "them",
+    "unfused": "the bytes decide, and half of them or more only go from kernel to kernel",
+    "at its roof": "the kernels are near the roof, and no half of their bytes could be spared: "
+                   "arithmetic decides, or the bytes are neither weights nor between kernels",
+}
+IDLE = ("starved", "launch-bound", "imbalanced", "communication-bound")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_diagnose(subject, case):
+    p, want = CASES[case]
+    got = subject.diagnose(given(subject, p))
+    assert isinstance(got, (tuple, list)) and len(got) == 2 and got[1] in CAUSES, \
+        f"diagnose: got {got!r}, expected (floor, cause), with a cause of {', '.join(CAUSES)}"
+    floor, cause = got
+    said = REASONS[want]
+    if want in IDLE and cause not in IDLE:
+        said += "; kernels are not asked before the devices have work"
+    elif want == "at its roof" and cause in ("unbatched", "unfused"):
+        said += f". {cause} is said of kernels whose FLOPs take as long, or without half the bytes"
+    assert cause == want, f"profile {case}: got {cause!r}, expected {want!r}: {said}"
+    assert floor == CAUSES[want], \
+        f"profile {case}: {want} lives on the floor {CAUSES[want]!r}, got {floor!r}"
+
+
+@pytest.mark.parametrize("what", WHATS[1:])
+@pytest.mark.parametrize("p", (MEET, APART, scattered(2)), ids=lambda p: p.name)
+def test_most_gain(subject, agree, p, what):
+    whole = p.ranks * p.wall
+    lost = sum(found == what for found in ticks(p).values())
+    agree(subject.most_gain(given(subject, p), what), whole / (whole - lost), "float64",
+          what=f"most_gain of {p.name} without its {what}", mistakes={
+        "the share of the time that is lost is given; the gain is 1 over what is left":
+            lost / whole,
+        "the share is added to 1, but what is left is what counts": 1 + lost / whole,
+        "all ranks' loss is taken from the wall time of one": p.wall / (p.wall - lost)
+            if lost != p.wall else float("inf"),
+        "the share that stays is given, not how many times as fast": 1 - lost / whole})
+
+
+# ---- a prediction and choices
+
+
+def test_predict_gain_of_a_loader(subject):
+    got, load, compute, steps = subject.predict_gain_of_a_loader(), 75, 25, 10_000
+    assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
+    loaded = done = 0
+    for _ in range(steps):                      # a batch is loaded while the one before is computed
+        loaded += load
+        done = max(done, loaded) + compute
+    want = steps * (load + compute) / done
+    said = ("the loading is not gone; it goes on while the device computes" if got > 3 else
+            "both go on at the same time now" if got <= 1 else
+            "the longer of the two decides how often a step can end")
+    assert abs(got - want) < 0.01, f"gain of a loader beside the step: {got:.3g} is not it; {said}"
+
+
+WHY = (
+    {"a": "the step of one user stays as long, since the host decides it; total tokens a second "
+          "would rise, but that was not the wish",
+     "b": "the device works 3 µs of 12; one launch for all takes the host away",
+     "c": "fewer bytes shorten the 3 µs, and the 12 µs stay. 100 % says that some kernel ran in "
+          "each sample"},
+    {"a": "there are no gaps: nobody waits for a batch",
+     "b": "the bytes between the kernels double with the rows, and so do the FLOPs: MFU stays",
+     "c": "85 % of the peak in 35 % of the time is the 30 %; the rest moves bytes that merging "
+          "spares"},
+    {"a": "seven wait for the one with the most work; its work must be shared",
+     "b": "the 4 ms are no sending: the one that comes last is through in 0.3 ms",
+     "c": "all ranks would compute faster, and still wait for the same one"},
+    {"a": "each step has a piece of the prompt beside the running replies: none stops, the prompt "
+          "is read a little later",
+     "b": "replies run on, but the prompt's TTFT becomes as long as the longest reply",
+     "c": "nothing waits for room in the cache; a long step is in the way"},
+    {"a": "the longest of 64 replies is no shorter: more requests wait for it",
+     "b": "launches are not what is missing; there is no work, since a round is not over",
+     "c": "the place of a reply that is done is free at once"},
+    {"a": "each hidden state goes through more wires, and through more of the slow ones",
+     "b": "the slow wires between the machines are no longer needed; each GPU holds twice as much",
+     "c": "all ranks come together, so none has more work than another"},
+)
+
+
+def test_choose_remedies(subject):
+    got = subject.choose_remedies()
+    assert isinstance(got, str) and len(got) == len(WHY) and set(got) <= set("abc"), \
+        f"choose_remedies: got {got!r}, expected a text of {len(WHY)} letters, each a, b or c"
+    right, reasons = "bcaacb", []
+    for number, (letter, answer, why) in enumerate(zip(got, right, WHY, strict=True), 1):
+        assert letter == answer, "\n".join([*reasons, f"{number} {letter}, no: {why[letter]}"])
+        reasons.append(f"{number} {letter}, yes: {why[letter]}")
+
+
+# ---- what is given: no exercise, so only the course's own tests ask
+
+
+@pytest.mark.parametrize("p", [*load_profiles().values(), *(model(c, random.Random(7))
+                                                            for c in CAUSES)],
+                         ids=lambda p: f"{p.made}, {p.name}")
+def test_a_profile_holds_together(p):
+    for rank in range(p.ranks):
+        for kind in ("kernel", "input", "collective", "host"):
+            mine = sorted((s for s in p.spans if (s.rank, s.kind) == (rank, kind)),
+                          key=lambda s: s.start)
+            assert all(a.end <= b.start for a, b in pairwise(mine))
+    for s in p.spans:
+        assert s.weights + s.between <= s.moved
+        if s.kind == "kernel":
+            large = s.moved > 30e6 or p.made == "by a model"        # no cache holds its arrays
+            least = max(s.flops / p.peak, large * s.moved / p.bandwidth)
+            assert least < 1.05 * (s.end - s.start), f"{s} is above its roof"
+
+
+def test_six_are_measured():
+    found = load_profiles()
+    assert list(found) == ["starved", "launch-bound", "unfused", "unbatched", "imbalanced",
+                           "communication-bound"]
+    assert all(p.made == "measured" and "shared CPU cores" in p.how for p in found.values())
+    assert rec.RECORD.stat().st_size < 100_000
+    assert json.loads(rec.RECORD.read_text("utf-8"))["command"].endswith("day02_overview.recorder")
+
+
+def test_the_counts_are_those_of_the_formulas():
+    found = load_profiles()
+
+    def work(cause, kind="kernel"):
+        return [(s.flops, s.moved, s.weights, s.between) for s in found[cause].spans
+                if s.kind == kind]
+
+    row, array, few = 4 * rec.C, 4 * rec.N, 4 * rec.FEW
+    matrix = row * rec.C
+    assert work("unbatched") == [
+        (2 * rec.C**2, matrix + 2 * row, matrix, n * row) for n in (1, *[2] * (rec.LAYERS - 2), 1)]
+    assert work("unfused") == [
+        (rec.N, n * array, 0, k * array)
+        for n, k in zip((2, 2, 3, 2, 3, 2), (1, 2, 2, 2, 2, 1), strict=True)]
+    assert work("launch-bound") == [(rec.FEW, 2 * few, 0, 0)] * rec.LAUNCHES
+    assert len(work("launch-bound", "host")) == rec.LAUNCHES
+    n = rec.SIDE
+    for cause, count in (("imbalanced", 2 * sum(rec.UNEVEN)), ("communication-bound", 4)):
+        assert work(cause) == [(2 * n**3, 12 * n**2, 0, 0)] * count
+    for cause, numbers in (("imbalanced", rec.SMALL), ("communication-bound", rec.MESSAGE)):
+        assert work(cause, "collective") == [(0, sent_by("all_reduce", 4 * numbers, 2), 0, 0)] * 4
+    x, w, y = 4 * rec.B * rec.WIDE, 4 * rec.WIDE * rec.OUT, 4 * rec.B * rec.OUT
+    product = 2 * rec.B * rec.WIDE * rec.OUT
+    assert work("starved") == 3 * [
+        (product, x + w + y, w, 0), (rec.B * rec.OUT, 3 * y, 0, 0), (product, x + y + w, 0, 0),
+        (2 * rec.WIDE * rec.OUT, 3 * w, 2 * w, 0)]
+
+
+def test_the_launch_bound_device_waits_for_its_host():
+    """It is idle because the next launch has not come, not because it is behind."""
+    spans = load_profiles()["launch-bound"].spans
+    launches, ran = ([s for s in spans if s.kind == kind] for kind in ("host", "kernel"))
+    kept_up = 0
+    for i, (launch, kernel) in enumerate(zip(launches, ran, strict=True)):
+        assert launch.start < kernel.start
+        kept_up += i + 2 >= len(launches) or kernel.end < launches[i + 2].end
+    assert kept_up > 0.9 * len(launches)
+    assert sum(s.end - s.start for s in launches) > 0.8 * load_profiles()["launch-bound"].wall
+
+
+def test_a_span_outside_its_profile_is_an_error():
+    for span in ((1, "kernel", "k", 0, 1), (0, "kernels", "k", 0, 1), (0, "kernel", "k", 2, 1),
+                 (0, "kernel", "k", 0, 11)):
+        with pytest.raises(ValueError, match="is no span of a profile of 1 ranks and 10 s"):
+            profile(10, span)
+
+
+def test_a_span_can_be_recorded():
+    """The recorder's tape and its choice, without the minutes of a whole recording."""
+    tape = rec.Tape(3)
+    with tape.span("kernel", "k", 5):
+        pass
+    (rank, kind, name, start, end, flops), = tape.spans
+    assert (rank, kind, name, flops) == (3, "kernel", "k", 5) and start <= end
+    spans, wall = rec.shortest([[[0, "host", "h", 5.0, 9.0]], [[0, "host", "h", 7.0, 8.5]]])
+    assert spans == [[0, "host", "h", 0.0, 1.5]] and wall == 1.5
