@@ -581,7 +581,7 @@ def test_graphs_on_a_gpu(kind):
     assert got == [greedy(model, [r.prompt], r.count)[0] for r in REQUESTS]
 
 
-REFUSED = """
+ASKS_A_GPU = """
 import torch
 from layer1_kernels import kernels
 from layer2_graph import capture
@@ -597,5 +597,6 @@ except RuntimeError:
 @pytest.mark.gpu
 def test_a_gpu_refuses_what_the_tape_refuses():
     """In a process of its own: after a capture that fails, its GPU may be of no more use to it."""
-    done = subprocess.run([sys.executable, "-c", REFUSED], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", ASKS_A_GPU], cwd=ROOT, text=True,
+                          capture_output=True)
     assert done.stdout == "refused\n", done.stderr
