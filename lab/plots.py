@@ -686,8 +686,8 @@ def laws(title, x, y, curves, points, scale="linear"):
         if label in points:
             axes.plot(*points[label], "o", color=shades[label], ms=6)
         xs, ys = curves.get(label) or points[label]
-        aside, to = ((7, 0), "left") if label in curves else ((0, -13), "center")
-        axes.annotate(label, (xs[-1], ys[-1]), xytext=aside, textcoords="offset points", ha=to,
+        aside = (7, 0) if label in curves else (0, -13)     # a point may lie on another's curve
+        axes.annotate(label, (xs[-1], ys[-1]), xytext=aside, textcoords="offset points",
                       va="center", color=shades[label], annotation_clip=False)
     axes.set(title=title, xlabel=x, ylabel=y, xscale="log", yscale=scale)
     axes.grid(which="major", color="#eaeef2")
