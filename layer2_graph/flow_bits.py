@@ -8,9 +8,6 @@ token that attends to CONTEXT, from fp32 pages and from QuantizedCaches.
 benchmarks/flow_bits.json has both.
 """
 
-import datetime
-import json
-import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -19,7 +16,6 @@ import torch
 
 from day01_roofline import take_turns
 from lab.course import ROOT
-from lab.speed import cpu_model
 from layer1_kernels import kernels
 from layer2_graph.checkpoint import Tokenizer
 from layer2_graph.config import Config
@@ -41,7 +37,7 @@ from layer2_graph.g08_activation_kv_quantization import (
     with_outliers,
 )
 from layer2_graph.small.corpus import BEGIN, corpus
-from layer2_graph.weight_bits import seconds
+from layer2_graph.weight_bits import keep, seconds
 
 RECORD = ROOT / "benchmarks" / "flow_bits.json"
 SMALL = Path(__file__).parent / "small"
@@ -176,20 +172,5 @@ def speed():
     return found
 
 
-def main():
-    parts = {"quality": quality, "speed": speed}
-    if len(sys.argv) != 2 or sys.argv[1] not in parts:
-        print(f"flow_bits: got {' '.join(sys.argv[1:]) or 'nothing'}, expected "
-              f"{' or '.join(parts)}", file=sys.stderr)
-        return 2
-    part, load_before = sys.argv[1], os.getloadavg()[0]
-    found = parts[part]() | {"date": datetime.date.today().isoformat(), "torch": torch.__version__,
-                             "cpu": cpu_model(), "load_before": load_before}
-    record = json.loads(RECORD.read_text("utf-8")) if RECORD.exists() else {}
-    record[part] = found
-    RECORD.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(keep({"quality": quality, "speed": speed}, RECORD))

@@ -130,20 +130,23 @@ def speed():
         name: {"bytes": moved, "seconds": taken[name]} for name, (moved, _) in known.items()}}
 
 
-def main():
-    parts = {"quality": quality, "speed": speed}
+def keep(parts, file):
+    """Run the part that the command line names, and put what it found into a record; the exit code.
+
+    parts: {name: function -> dict}. The other parts of the record stay.
+    """
     if len(sys.argv) != 2 or sys.argv[1] not in parts:
-        print(f"weight_bits: got {' '.join(sys.argv[1:]) or 'nothing'}, expected "
-              f"{' or '.join(parts)}", file=sys.stderr)
+        print(f"got {' '.join(sys.argv[1:]) or 'nothing'}, expected {' or '.join(parts)}",
+              file=sys.stderr)
         return 2
     part, load_before = sys.argv[1], os.getloadavg()[0]
     found = parts[part]() | {"date": datetime.date.today().isoformat(), "torch": torch.__version__,
                              "cpu": cpu_model(), "load_before": load_before}
-    record = json.loads(RECORD.read_text("utf-8")) if RECORD.exists() else {}
+    record = json.loads(file.read_text("utf-8")) if file.exists() else {}
     record[part] = found
-    RECORD.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+    file.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(keep({"quality": quality, "speed": speed}, RECORD))
