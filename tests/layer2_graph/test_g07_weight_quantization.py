@@ -492,3 +492,18 @@ def test_gptq_of_a_model_keeps_the_results_nearer(small):
 
     assert lost(gptq(w, hessian, scheme.levels, scales)) < 0.8 * lost(
         quantize(w, scheme.levels, scales))
+
+
+def test_a_part_is_kept_beside_the_others(tmp_path, monkeypatch, capsys):
+    from layer2_graph.weight_bits import keep
+
+    file, parts = tmp_path / "record.json", {"quality": lambda: {"b": 2}, "speed": dict}
+    file.write_text('{"speed": {"a": 1}}')
+    monkeypatch.setattr("sys.argv", ["weight_bits", "quality"])
+    assert keep(parts, file) == 0
+    found = json.loads(file.read_text())
+    assert found["speed"] == {"a": 1} and found["quality"]["b"] == 2
+    monkeypatch.setattr("sys.argv", ["weight_bits", "nothing"])
+    assert keep(parts, file) == 2
+    assert "got nothing, expected quality or speed" in capsys.readouterr().err
+    assert json.loads(file.read_text()) == found
