@@ -1,0 +1,161 @@
+"""s04 · Admit at every step: one budget of tokens, no phases
+
+B: requests of a step   T: its tokens, at most the budget   P, S: pages of the pool, slots of each
+Each running request has num_tokens and num_computed; a step computes some of what is missing. A
+prompt misses all of its tokens, an answer in the making one. So both can share a step, and who is
+done leaves after any step and makes room for the next.
+Costs O(B) of the host a step.
+"""
+
+from collections import deque
+
+from layer3_system.s02_block_pool import pages_for
+
+__all__ = ["Scheduler"]
+
+
+class Scheduler:
+    """Who computes how many tokens in the next step. First come, first served.
+
+    waiting: requests without pages, in the order of arrival    running: those with pages, likewise
+    copies: {new page: old page}, to be copied before the step
+    """
+
+    def __init__(self, pool, max_seqs=32, budget=256, chunk=None):
+        """max_seqs: requests that run at a time    budget: tokens a step
+        chunk: tokens of one request a step, None as many as the budget allows
+        """
+        if not 1 <= max_seqs <= budget:
+            raise ValueError(f"Scheduler: expected 1 <= max_seqs <= budget, so that each running "
+                             f"request gets a token a step; found {max_seqs} and {budget}")
+        if chunk is not None and chunk < 1:
+            raise ValueError(f"Scheduler: expected a chunk of 1 token or more, found {chunk}")
+        self.pool, self.max_seqs, self.budget, self.chunk = pool, max_seqs, budget, chunk
+        self.waiting, self.running, self.copies = deque(), [], {}
+
+    def add(self, request):
+        self.waiting.append(request)
+
+    # ---- the next step
+
+    def pick(self):
+        """{request: tokens that the next step computes of it}. They count as computed from here."""
+        self.copies, left, before = {}, self.budget, len(self.running)
+        counts = self.pick_running()
+        left -= sum(counts.values())
+        if len(self.running) == before:         # nobody had to go: somebody may come
+            self.admit_waiting(counts, left)
+        for request, n in counts.items():
+            request.num_computed += n
+            request.draft = request.draft[:max(0, request.num_computed - request.num_tokens)]
+        return counts
+
+    def pick_running(self):
+        """{request: tokens} of those that run already, oldest first.
+
+        Each gets what it lacks, while one token is left for everybody behind it. Where no page is
+        left, the newest goes back to wait, until there is one.
+        """
+        # exercise: as the docstring; `lacks` says how much, `reserve` makes room, `preempt` ends it
+        counts, left = {}, self.budget
+        for request in list(self.running):
+            if request not in self.running:     # gone, for an older one
+                break
+            behind = len(self.running) - 1 - len(counts)
+            n = min(self.lacks(request), left - behind)
+            while n > 0 and not self.reserve(request, n):
+                if request.draft:               # guesses are not worth anybody's pages
+                    request.draft, n = [], 1
+                    continue
+                self.preempt(self.running[-1])
+                n = n if request in self.running else 0
+            if n > 0:
+                counts[request] = n
+                left -= n
+        return counts
+
+    def admit_waiting(self, counts, left):
+        """Add to counts from the waiting, first come first served, while seats, budget and pages
+        last. Nobody overtakes."""
+        # exercise: the first one only, again and again; stop where it does not fit
+        while self.waiting and left > 0:
+            request = self.waiting[0]
+            seats = sum(1 + len(r.forks) for r in [*self.running, request])
+            if seats > self.max_seqs or not self.admit(request):
+                return
+            self.running.append(self.waiting.popleft())
+            counts[request] = min(self.lacks(request), left)
+            left -= counts[request]
+
+    def lacks(self, request):
+        """Tokens that one step may compute of a request. Nobody needs its last one computed."""
+        known = request.num_tokens + request.pending + len(request.draft)
+        missing = min(known, request.limit - 1) - request.num_computed
+        return min(missing, self.chunk or missing)
+
+    # ---- pages
+
+    def admit(self, request):
+        """Pages for all tokens of a request that waited. False where there are too few.
+
+        Those that the pool knows already need not be computed. For each running request one page
+        stays free, so that the newcomer is not the next to go.
+        """
+        # exercise: share what is found, see whether the rest fits, and leave no trace if not
+        table = self.pool.find(request)
+        found = len(table)
+        self.pool.share(table)
+        missing = pages_for(request.num_tokens, self.pool.S) - found
+        if missing + len(self.running) > len(self.pool.free):
+            self.pool.release(table)
+            return False
+        self.pool.grow(table, request.num_tokens)
+        request.table, request.remembered = table, found
+        request.num_computed = found * self.pool.S
+        if request.scheduled_at is None:
+            request.num_cached = request.num_computed
+        request.status = "running"
+        return True
+
+    def reserve(self, request, n):
+        """Pages of its own for the next n tokens of a running request. False where they lack."""
+        table, first = request.table, request.num_computed // self.pool.S
+        shared = first < len(table) and self.pool.refs[table[first]] > 1
+        missing = pages_for(request.num_computed + n, self.pool.S) - len(table)
+        if missing + shared > len(self.pool.free):
+            return False
+        if shared:
+            old, new = self.pool.own(table, first)
+            self.copies[new] = old
+        return self.pool.grow(table, request.num_computed + n)
+
+    def preempt(self, request):
+        """Take its pages; it waits at the head of the queue, and will be computed anew."""
+        # exercise: the pages go back, nothing is computed any more; it comes next
+        self.running.remove(request)
+        self.pool.release(request.table)
+        request.num_computed, request.status, request.draft = 0, "waiting", []
+        request.preemptions += 1
+        self.waiting.appendleft(request)
+
+    # ---- coming and going
+
+    def fork(self, request):
+        """The other answers to its prompt run from here on, on the same pages."""
+        table = request.table[:pages_for(len(request.prompt), self.pool.S)]
+        for other in request.forks:
+            self.pool.share(table)
+            other.table, other.num_computed = list(table), len(request.prompt)
+            other.remembered, other.status, other.leader = request.remembered, "running", None
+        at = self.running.index(request) + 1
+        self.running[at:at] = request.forks
+        request.forks = []
+
+    def finish(self, request, reason):
+        """It is over, wherever it was. Nothing happens where it was over before."""
+        # exercise: leave the queue that it is in, give back its pages, note the reason
+        if request.status == "finished":
+            return
+        (self.running if request.status == "running" else self.waiting).remove(request)
+        self.pool.release(request.table)
+        request.status, request.reason = "finished", reason
