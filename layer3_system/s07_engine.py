@@ -122,7 +122,8 @@ class Engine:
             raise ValueError("Engine: overlap and a drafter exclude each other: guesses rest on "
                              "the newest token")
         m = model.config
-        self.model, self.tokenizer, self.clock = model, tokenizer, clock
+        self.model = self.runner = model
+        self.tokenizer, self.clock = tokenizer, clock
         self.pool = pool or PrefixPool(min(16 * m.room, 2**16) // 16)
         self.scheduler = scheduler or Scheduler(self.pool)
         self.sample = sample or kernels("torch").sample
@@ -134,6 +135,11 @@ class Engine:
         self.pages = Pages(m, self.pool.P, self.pool.S, weight.dtype, weight.device)
         self.room = min(m.room, self.pool.P * self.pool.S)
         self.numbers = count()
+
+    def use(self, runner):
+        """Compute with another forward, such as g06's GraphRunner on this engine's pages, where one
+        row of scores a request is enough."""
+        self.runner = runner
 
     # ---- requests
 
@@ -247,11 +253,15 @@ class Engine:
         step = build_step(counts, self.pool.S)
         draws = to_draw(counts, every)
         self.carry_over(step, counts)
-        logits = self.model.forward(Step(*(a.to(self.device) for a in step)), self.pages, every)
+        given = Step(*(a.to(self.device) for a in step))
+        logits = (self.model.forward(given, self.pages, every=True) if every else
+                  self.runner.forward(given, self.pages))           # (T or B, V)
         rows = torch.tensor([draw.row for draw in draws], dtype=torch.long, device=self.device)
         tokens = self.sample(logits[rows], sampling(draws, self.device)) if draws else rows
         for request in {draw.request for draw in draws if draw.request in counts}:
             request.pending += 1
+        if self.overlap and self.runner is not self.model:
+            logits = logits.clone()             # the next step writes over a graph's
         return Flight(counts, step, draws, logits, tokens)
 
     def carry_over(self, step, counts):
