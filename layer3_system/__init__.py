@@ -40,6 +40,11 @@ from layer3_system.s07_engine import (
     build_step,
     check_engine,
 )
+from layer3_system.transfer import (
+    TransferError,
+    hand_over,
+    prefill,
+)
 
 __all__ = [
     "BlockPool",
@@ -58,12 +63,15 @@ __all__ = [
     "SamplingParams",
     "Scheduler",
     "StopStrings",
+    "TransferError",
     "build_step",
     "check_engine",
     "check_pool",
     "finish_reason",
+    "hand_over",
     "logprobs_of",
     "mock_scores",
+    "prefill",
     "sample_rows",
     "slots_of",
     "uniform",

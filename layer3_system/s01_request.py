@@ -128,6 +128,8 @@ class Request:
     token_times: list[float] = field(default_factory=list)      # of each token of output
     finished_at: float | None = None
     forks: list = field(default_factory=list)       # answers that wait for this one's prompt
+    hold: bool = False                              # keep its pages at its end
+    received: tuple | None = None                   # keys and values that were computed elsewhere
     leader: object = None                           # whose prompt this one waits for
     writer: object = None                           # of its text
 

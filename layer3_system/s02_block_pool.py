@@ -151,3 +151,12 @@ class Pages:
         if pairs:
             new, old = list(pairs), list(pairs.values())
             self.k[:, new], self.v[:, new] = self.k[:, old], self.v[:, old]
+
+    def read(self, table):                              # -> 2 × (L, pages, S, G, D)
+        """A copy of a sequence's pages, in its order."""
+        return self.k[:, table], self.v[:, table]
+
+    def write(self, table, k, v):
+        """Put such a copy into the first pages of a table."""
+        table = table[:k.shape[1]]
+        self.k[:, table], self.v[:, table] = k.to(self.k), v.to(self.v)

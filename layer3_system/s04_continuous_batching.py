@@ -102,7 +102,7 @@ class Scheduler:
         stays free, so that the newcomer is not the next to go.
         """
         # exercise: share what is found, see whether the rest fits, and leave no trace if not
-        table = self.pool.find(request)
+        table = [] if request.received else self.pool.find(request)
         found = len(table)
         self.pool.share(table)
         missing = pages_for(request.num_tokens, self.pool.S) - found
@@ -112,6 +112,8 @@ class Scheduler:
         self.pool.grow(table, request.num_tokens)
         request.table, request.remembered = table, found
         request.num_computed = found * self.pool.S
+        if request.received:                    # all of its prompt, and its last token once more
+            request.num_computed = len(request.prompt) - 1
         if request.scheduled_at is None:
             request.num_cached = request.num_computed
         request.status = "running"

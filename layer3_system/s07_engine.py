@@ -130,6 +130,7 @@ class Engine:
         self.drafter, self.overlap = drafter, overlap
         self.flights, self.counts, self.failed = [], {}, []     # of the newest step
         self.submitted = self.finished = 0
+        self.held = {}                      # {request that is over: its pages, not yet given back}
         weight = model.embedding
         self.device = weight.device
         self.pages = Pages(m, self.pool.P, self.pool.S, weight.dtype, weight.device)
@@ -143,9 +144,13 @@ class Engine:
 
     # ---- requests
 
-    def submit(self, prompt, params=None, id=None, salt=""):
+    def submit(self, prompt, params=None, id=None, salt="", hold=False, received=None):
         """Queue a prompt, [int]; [Request], one for each of its n answers. RequestError says what
-        cannot be served."""
+        cannot be served.
+
+        hold: keep the pages of an answer that came to its end, until `release`
+        received: keys and values of the prompt from elsewhere, as `Pages.read` gives them
+        """
         params = params or SamplingParams()
         self.check(prompt, params)
         id = id or f"request-{next(self.numbers)}"
@@ -157,6 +162,8 @@ class Engine:
         for request in answers:
             request.seed = first.seed
             request.writer = Writer(self.tokenizer.decode, request)
+        first.hold = hold
+        first.received = received if params.prompt_logprobs is None else None
         first.forks = list(others)
         for other in others:
             other.leader = first
@@ -190,6 +197,9 @@ class Engine:
     def end(self, request, reason, error=None):
         if request.status == "finished":
             return
+        if request.hold and reason in ("stop", "length"):
+            self.held[request] = list(request.table)
+            self.pool.share(request.table)
         if request.leader:
             request.leader.forks.remove(request)
         else:
@@ -201,6 +211,10 @@ class Engine:
             if reason == "error":
                 self.failed.append(each)
         request.forks = []
+
+    def release(self, request):
+        """Give back what was held of a request that is over; once."""
+        self.pool.release(self.held.pop(request))
 
     @property
     def busy(self):
@@ -234,6 +248,9 @@ class Engine:
         now = self.clock()
         for request in counts:
             request.scheduled_at = request.scheduled_at or now
+            if request.received:
+                self.pages.write(request.table, *request.received)
+                request.received = None
         self.pages.copy(self.scheduler.copies)
         try:
             return [self.forward(counts)]
@@ -373,7 +390,7 @@ def check_engine(engine):
     """Broken where one of the invariants does not hold. Call it after any step."""
     pool, scheduler = engine.pool, engine.scheduler
     running, waiting = scheduler.running, scheduler.waiting
-    check_pool(pool, [r.table for r in [*running, *waiting]])
+    check_pool(pool, [*(r.table for r in [*running, *waiting]), *engine.held.values()])
     if len(running) > scheduler.max_seqs:
         raise Broken(f"{len(running)} requests run, at most {scheduler.max_seqs} may")
     if sum(engine.counts.values()) > scheduler.budget:
@@ -399,5 +416,5 @@ def check_engine(engine):
                 raise Broken(f"page {page} is shared by texts that begin apart")
     if engine.submitted != engine.finished + sum(1 + len(r.forks) for r in [*running, *waiting]):
         raise Broken("a request is neither waiting nor running nor finished")
-    if not running and not waiting and pool.used:
+    if not running and not waiting and not engine.held and pool.used:
         raise Broken(f"nobody is there, and {pool.used} pages are held")

@@ -13,7 +13,10 @@ import pytest
 import torch
 
 from day02_overview import NANO
-from layer2_graph import GraphRunner, greedy, load
+from lab import device
+from layer1_kernels import kernels
+from layer2_graph import GraphRunner, PagedCache, greedy, load
+from layer2_graph.generate import ROUNDING
 from layer3_system import (
     BlockPool,
     ByteTokenizer,
@@ -23,8 +26,11 @@ from layer3_system import (
     RequestError,
     SamplingParams,
     Scheduler,
+    TransferError,
     check_engine,
+    hand_over,
     mock_scores,
+    prefill,
     uniform,
 )
 from layer3_system.s01_request import sample_row
@@ -469,6 +475,34 @@ def test_case_24_greedy_in_any_batch():
         assert [r.output for r in requests] == want * 2, (P, chunk, pool)
 
 
+@pytest.mark.parametrize("table", ["triton", "cuda"])
+def test_case_24_on_each_back_end(table):
+    """The kernels of a back end, in the simulator without a GPU: PyTorch's tokens, or parted at a
+    tie."""
+    device.use_best()
+    nano = load(NANO, kernels(table), torch.float32, device.torch_device())
+    oracle = load(NANO, dtype=torch.float32)
+    prompts = [[10, 97, 32, 119], [10] + list(range(97, 110)), [10, 116]]
+    for chunk, P in ((None, 32), (5, 5)):
+        pages = PrefixPool(P, 16)
+        e = Engine(nano, ByteTokenizer(), pages, Scheduler(pages, 3, 16, chunk),
+                   sample=nano.ops.sample)
+        requests = [e.submit(p, params(4, ignore_eos=True))[0] for p in prompts]
+        run(e)
+        for request, prompt in zip(requests, prompts, strict=True):
+            own = greedy(oracle, [prompt], 4)[0]
+            if request.output != own:
+                at = next(i for i in range(4) if request.output[i] != own[i])
+                assert gap(oracle, prompt + own[:at], own[at], request.output[at]) < ROUNDING
+
+
+def gap(model, context, token, other):
+    """How much a model prefers a token to another after a context."""
+    cache = PagedCache(model.config, 1, len(context))
+    z = model.forward(cache.step([context]), cache)[0]
+    return float(z[token] - z[other])
+
+
 def test_case_25_extreme_temperatures_and_a_mixed_batch():
     e = engine()
     asked = [params(6, temperature=0), params(6, temperature=1e-4, seed=1),
@@ -617,6 +651,47 @@ def test_case_33_times():
     for r in (old, new):
         assert len(r.token_times) == 16 and r.token_times == sorted(r.token_times)
         assert r.arrival < r.scheduled_at < r.token_times[0] <= r.finished_at
+
+
+def torn(k, v):
+    raise TransferError("the wire broke")
+
+
+@pytest.mark.parametrize("wire", [lambda k, v: (k.clone(), v.clone()), torn])
+def test_case_34_pages_from_another_engine(wire):
+    """The same tokens, computed from what came or anew; held until the end, then given back."""
+    here, there = engine(), engine(P=30)
+    asked = params(9, temperature=1, seed=2, ignore_eos=True)
+    request = prefill(here, [5] * 14, asked)
+    run(here)
+    assert here.pool.used == 4
+    (busy,) = there.submit([6] * 9, asked)
+    (there_,) = hand_over(request, here, there, asked, wire)
+    assert here.pool.used == 0
+    check_engine(here)
+    there.step()
+    assert there.counts[there_] == (14 if wire is torn else 1)
+    run(there)
+    same_as_alone(busy, there_)
+    with pytest.raises(TransferError, match="the wire broke"):
+        again = prefill(here, [5] * 14, asked)
+        run(here)
+        hand_over(again, here, there, asked, torn, "fail")
+    assert here.pool.used == there.pool.used == 0
+    check_engine(here)
+
+
+def test_case_34_aborted_while_held():
+    """An abort of what is over leaves its pages to whoever holds them."""
+    here = engine()
+    request = prefill(here, [5] * 14, params())
+    run(here)
+    here.abort([request])
+    check_engine(here)
+    assert here.pool.used == 4
+    here.release(request)
+    check_engine(here)
+    assert here.pool.used == 0
 
 
 # ---- faults
