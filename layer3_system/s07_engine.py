@@ -375,7 +375,7 @@ def sampling(draws, device):                        # -> Sampling of (draws,)
     """How each token is sampled."""
     params = [draw.request.params for draw in draws]
     numbers = [uniform(r.seed, r.index, len(r.output) + r.pending + place)
-               for r, _, place in draws]
+               if r.params.temperature else 0.0 for r, _, place in draws]
     return Sampling(
         torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device),
         torch.tensor([max(p.top_k, 0) for p in params], dtype=torch.int32, device=device),
