@@ -1,0 +1,125 @@
+"""s09 · The trade-off curve: what clients wait, and what the machine writes, as they become more
+
+rate: requests a second that arrive   n: requests of a test   q: a share, 0 to 1
+TTFT: seconds from a request's arrival to its first token   TPOT: seconds a token behind the first
+E2E: seconds to its last token
+The load is open: requests arrive when they arrive, however slow the answers are, as people do.
+Times count from when a request was to arrive, so a client that sends too late hides nothing.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+__all__ = ["Objective", "Sample", "Summary", "goodput", "pareto", "percentile",
+           "poisson_arrivals", "saturation", "summarise", "tpot"]
+
+
+class Sample(NamedTuple):
+    """One request as its client saw it. Times in seconds since the test began."""
+
+    arrival: float          # when it was to be sent
+    first: float | None     # its first token came, None where none did
+    last: float | None      # its last one
+    tokens: int             # of the answer
+    error: str | None = None
+
+
+class Objective(NamedTuple):
+    """A service-level objective: what a request must not exceed, seconds."""
+
+    ttft: float
+    tpot: float
+
+
+def poisson_arrivals(rate, n, rng):                 # -> (n,) seconds
+    """Times at which n requests arrive, each whenever it likes, `rate` of them a second on average.
+
+    rng: a NumPy Generator. The first arrives after a gap, as all others do.
+    """
+    # exercise: the gaps of such arrivals are exponential, 1 / rate on average
+    return np.cumsum(rng.exponential(1 / rate, n))
+
+
+def tpot(sample):
+    """Seconds a token behind the first one; None for an answer of one token, which has no gap."""
+    # exercise: how many gaps are there between its tokens?
+    if sample.tokens < 2:
+        return None
+    return (sample.last - sample.first) / (sample.tokens - 1)
+
+
+def percentile(values, q):
+    """The smallest value that a share q of all values does not exceed; None of no values.
+
+    So it is one that was measured, and the largest for q = 1.
+    """
+    # exercise: sort; how many must be at or below it?
+    if not values:
+        return None
+    return sorted(values)[max(int(np.ceil(q * len(values))) - 1, 0)]
+
+
+def goodput(samples, objective, seconds):
+    """Requests a second that came to their end within the objective.
+
+    An answer of one token has no TPOT to exceed. One that failed is not good.
+    """
+    # exercise: count those that keep both limits
+    good = [s for s in samples if s.error is None
+            and s.first - s.arrival <= objective.ttft
+            and (tpot(s) is None or tpot(s) <= objective.tpot)]
+    return len(good) / seconds
+
+
+class Summary(NamedTuple):
+    """A load test in numbers. Percentiles are {0.5: …, 0.9: …, 0.99: …}, seconds, or None."""
+
+    requests: int
+    failed: int
+    seconds: float          # until the last answer
+    throughput: float       # tokens of answers a second
+    goodput: float          # requests a second within the objective
+    ttft: dict
+    tpot: dict
+    e2e: dict
+
+
+QS = (0.5, 0.9, 0.99)
+
+
+def summarise(samples, objective):
+    """The Summary of a test's samples."""
+    done = [s for s in samples if s.error is None]
+    seconds = max((s.last for s in done), default=0.0) or 1e-9
+
+    def of(values):
+        values = [v for v in values if v is not None]
+        return {q: percentile(values, q) for q in QS}
+
+    return Summary(len(samples), len(samples) - len(done), seconds,
+                   sum(s.tokens for s in done) / seconds, goodput(samples, objective, seconds),
+                   of(s.first - s.arrival for s in done), of(map(tpot, done)),
+                   of(s.last - s.arrival for s in done))
+
+
+def saturation(rates, throughputs, share=0.95):
+    """The first rate from which on more load brings less than its share of tokens; None if none.
+
+    rates: requests a second, ascending    throughputs: tokens a second at each
+    Below saturation throughput grows in proportion to the rate, by what the first rate shows.
+    """
+    # exercise: compare each throughput with what the first one promises
+    each = throughputs[0] / rates[0]
+    return next((rate for rate, found in zip(rates, throughputs, strict=True)
+                 if found < share * each * rate), None)
+
+
+def pareto(points):
+    """Those of [(latency, throughput)] that no other beats in both, by latency."""
+    # exercise: from the lowest latency on, keep what raises the throughput
+    found = []
+    for latency, throughput in sorted(points, key=lambda p: (p[0], -p[1])):
+        if not found or throughput > found[-1][1]:
+            found.append((latency, throughput))
+    return found

@@ -1,0 +1,100 @@
+"""`lab load` against a server on a mock model: what it counts, what it refuses, what it leaves."""
+
+import json
+import socket
+import threading
+
+import pytest
+from typer.testing import CliRunner
+
+from lab.course import CourseError
+from layer3_system import (
+    ByteTokenizer,
+    Engine,
+    Job,
+    Limits,
+    MockLlama,
+    PrefixPool,
+    Scheduler,
+    load,
+)
+from layer3_system.app import Listener, make_app
+
+
+@pytest.fixture(scope="module")
+def url():
+    pool = PrefixPool(256, 16)
+    engine = Engine(MockLlama(), ByteTokenizer(), pool, Scheduler(pool, 8, 64))
+    listening = socket.create_server(("127.0.0.1", 0), backlog=256)
+    listener = Listener(make_app(engine, "mock", Limits(queue=40), key="secret"))
+    thread = threading.Thread(target=listener.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    listener.should_exit = True
+    thread.join(30)
+    assert engine.pool.used == 0
+
+
+def run(*words):
+    """(exit code, what it says). A CourseError is what `lab` prints in one line."""
+    result = CliRunner().invoke(load.app, list(map(str, words)))
+    if isinstance(result.exception, CourseError):
+        return 2, str(result.exception)
+    assert result.exception is None or result.exit_code, result.output
+    return result.exit_code, result.output
+
+
+def test_a_curve(url, tmp_path):
+    """Every request in every test is counted; JSON and a picture."""
+    out = tmp_path / "curve.json"
+    code, said = run(url, "--api-key", "secret", "--rates", "40,80", "--requests", 12, "--most", 9,
+                     "--out", out)
+    assert code == 0, said
+    tests = json.loads(out.read_text())["tests"]
+    assert [(t["rate"], t["requests"], t["failed"]) for t in tests] == [(40, 12, 0), (80, 12, 0)]
+    for t in tests:
+        assert 0 < t["ttft"]["0.5"] <= t["ttft"]["0.9"] <= t["ttft"]["0.99"] <= t["e2e"]["0.99"]
+        assert t["throughput"] > 0 and t["goodput"] <= 12 / t["seconds"] * 1.001
+    assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_trace(url, tmp_path):
+    """Its times and lengths, as they stand."""
+    trace, out = tmp_path / "trace.jsonl", tmp_path / "found.json"
+    jobs = [Job(0.0, 3, 5), Job(0.05, 4, 1), Job(0.1, 30, 7)]
+    trace.write_text("".join(json.dumps(job._asdict()) + "\n" for job in jobs))
+    assert load.read_trace(trace) == jobs
+    code, said = run(url, "--api-key", "secret", "--trace", trace, "--out", out)
+    (only,) = json.loads(out.read_text())["tests"]
+    assert code == 0 and only["requests"] == 3 and only["failed"] == 0
+    assert only["throughput"] * only["seconds"] == pytest.approx(13)
+
+
+def test_too_much_is_counted_as_failed(url, tmp_path):
+    """48 can run and wait; those beyond are refused, and told so."""
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(json.dumps({"arrival": 0, "prompt": 3, "output": 200}) + "\n"
+                             for _ in range(80)))
+    out = tmp_path / "found.json"
+    code, said = run(url, "--api-key", "secret", "--trace", trace, "--out", out)
+    (only,) = json.loads(out.read_text())["tests"]
+    assert 0 < only["failed"] <= 32 and "run and wait already" in said
+
+
+@pytest.mark.parametrize("text", ['{"arrival": 0, "prompt": 3}', "no JSON", "[1]",
+                                  '{"arrival": -1, "prompt": 3, "output": 1}',
+                                  '{"arrival": 0, "prompt": 0, "output": 1}'])
+def test_a_broken_trace(tmp_path, text):
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"arrival": 0, "prompt": 3, "output": 1}\n' + text)
+    assert "line 2: expected" in run("--trace", trace)[1]
+
+
+def test_what_is_refused(url, tmp_path):
+    """One line that says what was expected."""
+    assert "no server at http://127.0.0.1:1" in run("http://127.0.0.1:1")[1]
+    assert "API key is missing or wrong" in run(url)[1]
+    for rates in ("2,1", "0", "many", ""):
+        code, said = run(url, "--api-key", "secret", f"--rates={rates}", "--out", tmp_path / "x")
+        assert code == 2 and "expected ascending numbers" in said
+    assert str(tmp_path / "none") in run("--trace", tmp_path / "none")[1]
