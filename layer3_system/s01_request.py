@@ -160,7 +160,7 @@ def uniform(seed, index, position):
     there is no state that the order of requests could change.
     """
     # exercise: a key of the seed, a counter of the answer and the token, one number in float32
-    generator = np.random.Philox(key=[seed, 0], counter=[0, 0, index, position])
+    generator = np.random.Philox(key=seed, counter=[0, 0, index, position])
     return np.random.Generator(generator).random(dtype=np.float32)
 
 
