@@ -86,22 +86,14 @@ class Request:
 
 
 def predict_changed():
-    """Of the random numbers of 40 tokens, how many are others when the request has company?
+    """Of the random numbers of 40 tokens, how many change when the request has company?
 
     One generator serves the engine: in each step it deals one number to each row, from row 0 on.
-    The request is row 0. First it is alone all the time; then once more from the generator's begin,
-    and from its 11th token on somebody else is row 1.
+    The request is row 0. The first time it is alone. The second time the generator begins anew, and
+    from the 11th token on somebody else is row 1.
     """
     # exercise: write down which of the dealt numbers row 0 gets, 0, 1, 2, … in either run
     return 40 - 11                  # its 11th number is dealt before the first of row 1
-
-
-def uniform(self):
-        """The random number of its next token."""
-        return uniform(self.seed, self.index, len(self.output))
-
-
-# ---- one token
 
 
 def uniform(seed, index, position):
