@@ -1,4 +1,4 @@
-"""s01 · A request and its sampler: what a client may ask for, and how its answer becomes text
+"""s01 · A request and its sampler: from scores to a token, from tokens to the text of an answer
 
 B: sequences of a step   V: vocabulary
 A token rests on the logits of its own sequence, on its seed and on its position, and on nothing
@@ -8,10 +8,13 @@ Sampling reads V numbers a token; a model reads all of its weights.
 
 import secrets
 import time
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+
+from lab.plots import BLUE, INK, RED
+from layer3_system.sampling_params import RequestError, SamplingParams
 
 __all__ = ["Detokenizer", "Request", "RequestError", "SamplingParams", "StopStrings",
            "finish_reason", "logprobs_of", "sample_rows", "uniform"]
@@ -21,77 +24,7 @@ BEFORE = 6              # tokens of the prompt that tell how the first word is w
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 
-class RequestError(ValueError):
-    """A request that cannot be served: the field, what was expected, what was found."""
-
-
-# ---- what a client may ask for
-
-
-def whole(value):
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def number(value):
-    return whole(value) or isinstance(value, float)
-
-
-# field -> (is it right?, what was expected)
-EXPECTED = {
-    "max_tokens": (lambda v: v is None or whole(v) and v >= 1, "an integer from 1"),
-    "min_tokens": (lambda v: whole(v) and v >= 0, "an integer from 0"),
-    "temperature": (lambda v: number(v) and 0 <= v <= 100, "a number from 0 to 100"),
-    "top_k": (lambda v: whole(v) and -1 <= v < 2**31, "an integer from 1, or 0 or -1 for all"),
-    "top_p": (lambda v: number(v) and 0 < v <= 1, "a number above 0, at most 1"),
-    "seed": (lambda v: v is None or whole(v) and -2**63 <= v < 2**63, "an integer of 64 bits"),
-    "stop": (lambda v: isinstance(v, tuple) and len(v) <= 16 and all(
-        isinstance(s, str) and s for s in v), "at most 16 texts, none of them empty"),
-    "stop_token_ids": (lambda v: isinstance(v, tuple) and all(whole(t) and t >= 0 for t in v),
-                       "a list of tokens"),
-    "ignore_eos": (lambda v: isinstance(v, bool), "true or false"),
-    "logprobs": (lambda v: v is None or whole(v) and 0 <= v <= 20, "an integer from 0 to 20"),
-    "prompt_logprobs": (lambda v: v is None or whole(v) and 0 <= v <= 20,
-                        "an integer from 0 to 20"),
-    "n": (lambda v: whole(v) and 1 <= v <= 128, "an integer from 1 to 128"),
-}
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """How an answer is to be sampled, and when it ends. RequestError names a wrong field.
-
-    max_tokens: None takes what the model has room for
-    min_tokens: nothing but length ends an answer before it has so many
-    temperature: 0 takes the likeliest    top_k: of so many, 0 or -1 all
-    top_p: of the fewest that hold this share    seed: None takes one that nobody knows
-    stop: texts that end an answer and are not part of it    stop_token_ids: tokens that do
-    ignore_eos: go on where the model would end
-    logprobs, prompt_logprobs: of so many of the likeliest tokens at each place, None none
-    n: answers to one prompt
-    """
-
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    n: int = 1
-
-    def __post_init__(self):
-        for f in fields(self):
-            right, expected = EXPECTED[f.name]
-            found = getattr(self, f.name)
-            if not right(found):
-                raise RequestError(f"{f.name}: expected {expected}, found {found!r}")
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise RequestError(f"min_tokens: expected at most max_tokens, {self.max_tokens}, "
-                               f"found {self.min_tokens}")
+# ---- a request
 
 
 @dataclass(eq=False)
@@ -151,24 +84,36 @@ class Request:
         return uniform(self.seed, self.index, len(self.output))
 
 
-# ---- one token
+# ---- a random number
+
+
+def predict_changed():
+    """Of the random numbers of 40 tokens, how many change when the request has company?
+
+    One generator serves the engine: in each step it deals one number to each row, from row 0 on.
+    The request is row 0. The first time it is alone. The second time the generator begins anew, and
+    from the 11th token on somebody else is row 1.
+    """
+    # exercise: write down which of the dealt numbers row 0 gets, 0, 1, 2, … in either run
+    return 40 - 11                  # its 11th number is dealt before the first of row 1
 
 
 def uniform(seed, index, position):
-    """The random number in [0, 1) for one token: the same wherever and whenever it is asked for.
+    """The random number in [0, 1) of one token: the same wherever and whenever it is asked for.
 
     seed: of the request, below 2⁶⁴    index: which of its n answers    position: which token of it
     By the counter-based generator Philox: Salmon, Moraes, Dror and Shaw, 2011. The seed is the key;
     there is no state that the order of requests could change.
     """
-    # exercise: a key of the seed, a counter of the answer and the token, one number in float32
-    generator = np.random.Philox(key=[seed, 0], counter=[0, 0, index, position])
+    generator = np.random.Philox(key=seed, counter=[0, 0, index, position])
     return np.random.Generator(generator).random(dtype=np.float32)
+
+
+# ---- one token
 
 
 def keep_top_k(z, k):                               # (V,) -> (V,)
     """Logits with -inf for all but the k largest; equals of the k-th stay. 0: all stay."""
-    # exercise: find the k-th largest, and put -inf where a logit is smaller
     if not 0 < k < len(z):
         return z
     least = np.partition(z, -k)[-k]
@@ -178,8 +123,10 @@ def keep_top_k(z, k):                               # (V,) -> (V,)
 def keep_top_p(z, p):                               # (V,) -> (V,)
     """Logits with -inf for all but the fewest that hold the share p; equals of the last stay.
 
-    The token with which the share is reached is kept.
+    A logit's share is exp(logit) of the sum over all. The token with which p is reached is kept.
     """
+    if p == 1:
+        return z
     # exercise: sort, add up from the likeliest, and see how much there was before each token
     weights = np.exp(z.astype(np.float64) - z.max())        # (V,)
     order = np.argsort(-weights, kind="stable")
@@ -189,7 +136,10 @@ def keep_top_p(z, p):                               # (V,) -> (V,)
 
 
 def draw(z, u):                                     # (V,) -> int
-    """The token at which the running sum of the shares passes u, a number in [0, 1)."""
+    """The token at which the running sum of the shares passes u, a number in [0, 1).
+
+    The sum runs from token 0 to token V - 1, in this order.
+    """
     # exercise: weights from logits, their running sum, the first place beyond u of the whole
     sums = np.cumsum(np.exp(z.astype(np.float64) - z.max()))
     return int(np.searchsorted(sums, u * sums[-1], side="right"))
@@ -200,12 +150,11 @@ def sample_row(z, temperature, top_k, top_p, u):    # (V,) -> int
 
     Temperature first, so that top_p sees what is drawn from. 0 is greedy: the first of the largest.
     """
-    # exercise: greedy or not, then the three above, one after the other
     if not np.isfinite(z.max()):
         return None
     if temperature == 0:
         return int(np.argmax(z))
-    z = (z - z.max()) / temperature
+    z = (z.astype(np.float64) - z.max()) / temperature
     return draw(keep_top_p(keep_top_k(z, top_k), top_p), u)
 
 
@@ -239,17 +188,28 @@ class Detokenizer:
 
     def __init__(self, decode, prompt):
         """decode: [token] -> text    prompt: [token]; a character that it began stays its own."""
+        begin = max(len(prompt) - BEFORE, 0)
+        inside = [at for at in range(begin, max(begin - WHOLE, -1), -1)
+                  if not decode(prompt[at:]).startswith(BROKEN)]    # begins with a whole character
         self.decode = decode
-        self.tokens = list(prompt[-BEFORE:])
+        self.tokens = list(prompt[inside[0] if inside else begin:])
         self.whole = len(self.tokens)               # tokens shown so far, of those
         self.shown = len(decode(self.tokens))       # characters shown so far
 
+    def rest(self):
+        """What is still held back when no token comes any more."""
+        return self.decode(self.tokens)[self.shown:]
+
     def add(self, token):
-        """The text to show after one more token; "" while a character is not whole."""
-        # exercise: decode, hold back a character that may become whole, keep what is shown
+        """The text to show after one more token; "" while a character is not whole.
+
+        A text that ends in BROKEN may lack a byte, so nothing of it is shown. But where WHOLE
+        tokens or more came behind the first `whole`, all but its last character is.
+        """
+        # exercise: decode, show what is new; once all is whole, forget the tokens shown before
         self.tokens.append(token)
         text = self.decode(self.tokens)
-        if text.endswith(BROKEN):                   # not whole, or never to be
+        if text.endswith(BROKEN):
             waits = len(self.tokens) - self.whole < WHOLE
             end = self.shown if waits else len(text) - 1
             piece, self.shown = text[self.shown:end], end
@@ -259,21 +219,25 @@ class Detokenizer:
         self.whole, self.shown = len(self.tokens), len(self.decode(self.tokens))
         return piece
 
-    def rest(self):
-        """What is still held back when no token comes any more."""
-        return self.decode(self.tokens)[self.shown:]
-
 
 class StopStrings:
-    """Text up to the first of some texts, which may begin in one token and end in another."""
+    """Text up to the first of some texts, which may begin in one token and end in another.
+
+    stops: the texts    held: what cannot be shown yet    found: the stop that came, or None
+    """
 
     def __init__(self, stops):
         self.stops, self.held, self.found = tuple(stops), "", None
 
-    def add(self, text):
-        """What can be shown now. What may be the begin of a stop is held back.
+    def rest(self):
+        """What is still held back when no text comes any more."""
+        return self.held
 
-        Where a stop is whole, `found` says which; it and all behind it are dropped.
+    def add(self, text):
+        """What can be shown now. What may be the begin of a stop is held back, and no more.
+
+        Where a stop is whole, `found` says which, the earliest in the text; it and all behind it
+        are dropped.
         """
         # exercise: the earliest stop in what is held, else the longest end that may become one
         self.held += text
@@ -288,10 +252,6 @@ class StopStrings:
         piece, self.held = self.held[:at], self.held[at:]
         return piece
 
-    def rest(self):
-        """What is still held back when no text comes any more."""
-        return self.held
-
 
 # ---- the end
 
@@ -302,7 +262,6 @@ def finish_reason(request, ends):
     ends: tokens with which the model ends a text
     An end or a stop token counts from min_tokens on. At its limit an answer ends in any case.
     """
-    # exercise: first what stops it, then its length
     params, written = request.params, len(request.output)
     full = written == params.max_tokens or request.num_tokens >= request.limit
     if written < params.min_tokens:
@@ -311,3 +270,29 @@ def finish_reason(request, ends):
     if last in ends and not params.ignore_eos or last in params.stop_token_ids:
         return "stop"
     return "length" if full else None
+
+
+# ---- a picture
+
+
+def draw_kept(title, words, kept, k):
+    """How many tokens are kept after each word, on a log scale, against the k of top-k.
+
+    words: [text]    kept: [count], one for each word
+    """
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7.5, 3.6), layout="constrained")
+    colours = [RED if n > k else BLUE for n in kept]
+    axes.bar(range(len(kept)), kept, color=colours, width=0.75)
+    axes.axhline(k, color=INK, lw=1, ls="--")
+    axes.annotate(f"top-k {k}", (len(kept) - 0.5, k), xytext=(0, 4), ha="right",
+                  textcoords="offset points", color=INK)
+    axes.set(title=title, ylabel="tokens", yscale="log", ylim=(0.8, 2 * max(kept)),
+             xlim=(-0.7, len(kept) - 0.3))
+    axes.set_xticks(range(len(words)), words, rotation=90, fontsize=7)
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.tick_params(length=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    plt.close(figure)           # a notebook shows what is returned, and open figures once more
+    return figure
