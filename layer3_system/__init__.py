@@ -31,8 +31,8 @@ from layer3_system.s04_continuous_batching import (
     Scheduler,
 )
 from layer3_system.s05_chunked_prefill import (
-    Shown,
     StepLog,
+    SweepPoint,
     choose_chunk,
     chunks_of,
     largest_budget,
@@ -70,9 +70,9 @@ __all__ = [
     "RequestError",
     "SamplingParams",
     "Scheduler",
-    "Shown",
     "StepLog",
     "StopStrings",
+    "SweepPoint",
     "build_step",
     "check_engine",
     "check_pool",

@@ -30,7 +30,7 @@ from layer2_graph.small.corpus import stories
 from layer3_system.s01_request import SamplingParams
 from layer3_system.s02_block_pool import BlockPool
 from layer3_system.s04_continuous_batching import Scheduler
-from layer3_system.s05_chunked_prefill import Shown, StepLog, tokens_reread
+from layer3_system.s05_chunked_prefill import StepLog, SweepPoint, tokens_reread
 from layer3_system.s07_engine import Engine
 
 RECORD = Path(__file__).with_name("chunks.json")
@@ -119,9 +119,9 @@ def sweep(rounds=ROUNDS, chunks=CHUNKS, decoders=DECODERS):
     return found
 
 
-def shown(record):
-    """{chunk: Shown} of a part of the record."""
-    return {int(chunk): Shown.of(row["tokens"] / row["seconds"], row["gaps"])
+def points(record):
+    """{chunk: SweepPoint} of a part of the record."""
+    return {int(chunk): SweepPoint.of(row["tokens"] / row["seconds"], row["gaps"])
             for chunk, row in record.items()}
 
 
@@ -141,7 +141,7 @@ def main():
                         for chunk, runs in sweep(decoders=decoders).items()}
     text = re.sub(r"(?<=[\[,])\n\s+(?=\d)", " ", json.dumps(record, indent=1))  # a list in one line
     RECORD.write_text(text + "\n", "utf-8")
-    for chunk, row in shown(record["beside"]).items():
+    for chunk, row in points(record["beside"]).items():
         print(f"chunks of {chunk:3}: {row.rate:7.0f} tokens/s, gaps {row.p95 * 1e3:5.1f} ms at "
               f"p95, {row.longest * 1e3:5.1f} ms the longest")
 

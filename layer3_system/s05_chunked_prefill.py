@@ -4,8 +4,8 @@ N: tokens of a prompt, or of a context   T: new tokens of a sequence in a step  
 c: tokens of a chunk   k = ceil(N / c): chunks of a prompt
 Who decodes gets one token a step, so it waits as long as the step takes. A prompt computed whole
 makes one step of N tokens; in chunks it makes k short ones. That costs no FLOPs: each token meets
-each weight once, and sees the keys that it saw before. It costs bytes: the weights are read k times,
-the keys and values of the earlier chunks again for each chunk, c·k·(k - 1) / 2 tokens of them.
+each weight once, and sees the same keys. It costs bytes: the weights are read k times, and for each
+chunk the keys and values of all earlier ones, c·k·(k - 1) / 2 tokens of them.
 """
 
 from itertools import accumulate
@@ -14,8 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from day01_roofline import count_bytes, count_flops, decode_costs, layer_matrices, ridge
+from lab.plots import BLUE, GREY, INK, RED
 
-__all__ = ["Shown", "StepLog", "choose_chunk", "chunks_of", "largest_budget", "on_paper",
+__all__ = ["StepLog", "SweepPoint", "choose_chunk", "chunks_of", "largest_budget", "on_paper",
            "step_seconds", "sweep_picture", "token_flops", "tokens_reread"]
 
 
@@ -132,8 +133,8 @@ class StepLog:
 # ---- shown
 
 
-class Shown(NamedTuple):
-    """What a picture shows of one chunk size."""
+class SweepPoint(NamedTuple):
+    """What one chunk size gains and costs."""
 
     rate: float         # tokens a second
     p95: float          # 95th percentile of the gaps, seconds
@@ -147,30 +148,28 @@ class Shown(NamedTuple):
 def sweep_picture(title, sweep, free=None):
     """What a chunk gains and costs: throughput above, gaps below; the chunk is logarithmic.
 
-    sweep: {chunk: Shown}, ascending; the last is the whole prompt    free: tokens of a prompt that
-    fit into the time of a step's bytes, marked
+    sweep: {chunk: SweepPoint}, ascending; the last is the whole prompt
+    free: tokens of a prompt that fit into the time of a step's bytes, marked
     """
     import matplotlib.pyplot as plt
 
-    from lab.plots import BLUE, GREY, INK, RED
-
-    chunks, shown = list(sweep), list(sweep.values())
+    chunks, found = list(sweep), list(sweep.values())
     figure, (above, below) = plt.subplots(2, 1, sharex=True, figsize=(7.5, 5), layout="constrained")
-    above.plot(chunks, [s.rate for s in shown], "o-", color=BLUE, lw=2, ms=5)
+    above.plot(chunks, [point.rate for point in found], "o-", color=BLUE, lw=2, ms=5)
     for name, colour, mark in (("p95", INK, "s-"), ("longest", RED, "o--")):
-        gaps = [getattr(s, name) * 1e3 for s in shown]
+        gaps = [getattr(point, name) * 1e3 for point in found]
         below.plot(chunks, gaps, mark, color=colour, lw=1.8, ms=5, label=name)
     for axes in (above, below):
         axes.set_ylim(0)
         axes.grid(color="#eaeef2")
         axes.spines[["top", "right"]].set_visible(False)
-        if free:
-            axes.axvline(free, color=GREY, lw=1, ls=":")
-    if free:
-        above.annotate(f"{free} fit beside the bytes", (free, 0), xytext=(5, 8), color=GREY,
-                       textcoords="offset points")
     above.set(title=title, ylabel="tokens a second")
     above.yaxis.set_major_formatter("{x:,.0f}")
+    if free:
+        above.axvline(free, color=GREY, lw=1, ls=":")
+        below.axvline(free, color=GREY, lw=1, ls=":")
+        above.annotate(f"{free} fit beside the bytes", (free, 0), xytext=(5, 8), color=GREY,
+                       textcoords="offset points")
     below.set(ylabel="gap, ms", xlabel="tokens of a chunk")
     below.legend(frameon=False)
     below.set_xscale("log", base=2)
