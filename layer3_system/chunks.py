@@ -30,7 +30,7 @@ from layer2_graph.small.corpus import stories
 from layer3_system.s01_request import SamplingParams
 from layer3_system.s02_block_pool import BlockPool
 from layer3_system.s04_continuous_batching import Scheduler
-from layer3_system.s05_chunked_prefill import StepLog, SweepPoint, tokens_reread
+from layer3_system.s05_chunked_prefill import StepLog, SweepPoint
 from layer3_system.s07_engine import Engine
 
 RECORD = Path(__file__).with_name("chunks.json")
@@ -81,20 +81,25 @@ def serve(model, tokenizer, long, short, chunk):
     model.steps.clear()
     began, done = time.perf_counter(), []
     for prompt in long:
-        (request,) = engine.submit(prompt, params)
-        while request.status != "finished":
+        done += engine.submit(prompt, params)
+        while done[-1].status != "finished":
             engine.step()
-        done.append(request)
-    seconds = time.perf_counter() - began
-    steps, gaps = model.steps, []
-    if writing:
-        gaps = [b - a for a, b in pairwise(writing[0].token_times[-len(steps) - 1:])]
-    return Run(seconds, gaps, [r.token_times[0] - r.arrival for r in done], len(steps),
-               sum(sum(noted.new) for noted in steps),
-               ANSWER * len(done) + len(writing) * len(steps),
-               sum(context - n for noted in steps for n, context in
-                   zip(noted.new[len(writing):], noted.contexts[len(writing):], strict=True)
-                   if n > 1), [r.output for r in done])
+    return run_of(time.perf_counter() - began, model.steps, writing, done)
+
+
+def run_of(seconds, steps, writing, done):
+    """The Run that took so many steps, [Noted]. writing, done: the requests with short and with
+    long prompts; the former come first in each step."""
+    last = writing[0].token_times[-len(steps) - 1:] if writing else []
+    chunks = [(n, context) for noted in steps for n, context in
+              list(zip(noted.new, noted.contexts, strict=True))[len(writing):]
+              if context <= len(done[0].prompt)]        # beyond that it is in its answer
+    return Run(
+        seconds, gaps=[after - before for before, after in pairwise(last)],
+        first=[request.token_times[0] - request.arrival for request in done], steps=len(steps),
+        tokens=sum(sum(noted.new) for noted in steps),
+        written=sum(len(request.output) for request in done) + len(writing) * len(steps),
+        reread=sum(context - n for n, context in chunks), output=[r.output for r in done])
 
 
 def summary(runs):
