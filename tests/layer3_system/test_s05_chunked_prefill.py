@@ -1,0 +1,410 @@
+"""Graders of s05. Chunks are those that s04's Scheduler picks, what is read is counted in the steps
+of an engine, and the largest budget is searched for. Case 16 is one of layer 3's 34 cases."""
+
+import json
+from dataclasses import asdict
+from itertools import accumulate
+
+import numpy as np
+import pytest
+import torch
+
+from day01_roofline import (
+    ACCELERATORS,
+    LLAMAS,
+    Machine,
+    attended,
+    count_bytes,
+    count_flops,
+    count_parameters,
+    ridge,
+)
+from lab.mocks import Watched
+from layer1_kernels import kernels
+from layer2_graph import load
+from layer2_graph.generate import SMALL
+from layer3_system import (
+    BlockPool,
+    ByteTokenizer,
+    Engine,
+    MockLlama,
+    Request,
+    SamplingParams,
+    Scheduler,
+    StepLog,
+    check_engine,
+    chunks,
+    chunks_of,
+    on_paper,
+    step_seconds,
+    tokens_reread,
+)
+
+LLAMA = LLAMAS["Llama-3.1-8B"]
+H100 = next(machine for machine in ACCELERATORS if machine.name == "NVIDIA H100 SXM")
+
+
+# ---- predict_longest_gap
+
+
+def test_predict_longest_gap(subject):
+    decodes, whole = (16, 1, 2048), (1, 8192, 8192)
+    usual, want = (1e3 * step_seconds(LLAMA, H100, parts)
+                   for parts in ([decodes], [decodes, whole]))
+    got = subject.predict_longest_gap()
+    assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
+    near = ("seconds. The answer is asked for in milliseconds" if got < 1 else
+            "what they wait without the prompt, the bytes of a decode step. But this step has "
+            "8208 tokens, and is far beyond the ridge" if 0.7 < got / usual < 1.3 else
+            "what it takes to compute the prompt token by token. Here it is one step, which reads "
+            "the weights once" if got > 100 * want else
+            "half of it: a weight does two FLOPs for each token, a multiplication and an addition"
+            if 0.43 < got / want < 0.57 else
+            "too low" if got < want else "too high")
+    assert abs(got / want - 1) < 0.15, f"predict_longest_gap: {got:g} is {near}"
+
+
+# ---- chunks_of
+
+
+def picked(N, decodes, budget, chunk):
+    """The tokens of a prompt that the Scheduler picks, step by step, beside those who decode."""
+    scheduler = Scheduler(BlockPool(400), max_seqs=decodes + 1, budget=budget, chunk=chunk)
+    params, found = SamplingParams(), []
+    others = [Request(f"decode {i}", [1], params) for i in range(decodes)]
+    for other in others:
+        scheduler.add(other)
+    while any(other.num_computed < 1 for other in others):
+        scheduler.pick()
+    prompt = Request("prompt", [1] * N, params)
+    scheduler.add(prompt)
+    while prompt.num_computed < N:
+        for other in others:
+            other.output.append(1)
+        counts = scheduler.pick()
+        assert all(counts[other] == 1 for other in others)
+        found.append(counts[prompt])
+    return found
+
+
+def cut(N, most):
+    return [min(most, N - begin) for begin in range(0, N, most)]
+
+
+@pytest.mark.parametrize("N, decodes, budget, chunk", [
+    (129, 1, 33, 64), (100, 3, 20, None), (100, 3, 20, 7), (40, 0, 16, 16), (33, 4, 16, 16),
+    (5, 2, 64, None), (12, 4, 5, None), (50, 6, 32, 30), (1, 1, 2, 1), (64, 0, 64, 64)])
+def test_chunks_of(subject, N, decodes, budget, chunk):
+    want, got = picked(N, decodes, budget, chunk), subject.chunks_of(N, decodes, budget, chunk)
+    most = min(budget - decodes, chunk or budget)
+    mistakes = {
+        "The decodes get their token each out of the same budget: it is not all for the prompt.":
+            cut(N, min(budget, chunk or budget)),
+        "A chunk has at most `chunk` tokens, even where the budget leaves more.":
+            cut(N, budget - decodes),
+        "Whatever `chunk` says, a step has no more than the budget leaves.":
+            cut(N, chunk or budget - decodes),
+        "`chunk` counts the prompt's tokens alone. The decodes' come out of the budget, not of it.":
+            cut(N, max(1, min(budget, chunk or budget) - decodes)),
+        "The last chunk has only what is left of the prompt.": [most] * -(-N // most),
+        "What is left at the end is a chunk, too.": [most] * (N // most),
+        "The Scheduler does not make chunks of equal size: the first ones take all they can.":
+            [len(part) for part in np.array_split(range(N), -(-N // most))]}
+    assert isinstance(got, (list, tuple)) and all(isinstance(n, int) for n in got), \
+        f"chunks_of: expected a list of whole numbers, got {got!r}"
+    if list(got) == want:
+        return
+    step = next((i for i, (a, b) in enumerate(zip(got, want, strict=False)) if a != b),
+                min(len(got), len(want)))
+    said = got[step] if step < len(got) else "no such step"
+    right = want[step] if step < len(want) else "no such step, since all is computed"
+    why = next((why for why, answer in mistakes.items() if list(got) == answer), "")
+    raise AssertionError(
+        f"chunks_of({N}, {decodes} decodes, budget {budget}, chunk {chunk}): step {step}: got "
+        f"{said}, the Scheduler picks {right}\n{why}")
+
+
+# ---- tokens_reread
+
+
+@pytest.mark.parametrize("N, chunk", [
+    (100, 24), (96, 16), (7, 7), (7, 100), (1, 1), (65, 64), (50, 1), (8192, 256)])
+def test_tokens_reread(subject, N, chunk):
+    counts = cut(N, chunk)
+    k, contexts = len(counts), list(accumulate(counts))
+    want, got = sum(contexts) - N, subject.tokens_reread(N, chunk)
+    assert isinstance(got, int), f"tokens_reread: tokens are a whole number, got {got!r}"
+    mistakes = {
+        sum(contexts): "This counts all that is read. One step would read N of them anyway.",
+        k * N - N: "A chunk does not read the whole prompt: what comes behind it is not there yet.",
+        chunk * k * (k + 1) // 2: "A chunk's own tokens are read for the first time.",
+        sum(cut(N, chunk)[:-1]): "Every chunk reads those of all earlier ones, not the last alone.",
+        sum(contexts[:-2]): "The last chunk reads its context, too, be it a full chunk or not.",
+        N * (N - chunk) // (2 * chunk):
+            "This formula holds where the chunk divides the prompt. Here the last one is shorter.",
+        want * chunk: "Keys are read once a chunk, not once for each of its tokens."}
+    assert got == want, (
+        f"tokens_reread: {N} tokens in chunks of {chunk}: got {got:,}, expected {want:,}.\n"
+        f"{mistakes.get(got, '')}")
+
+
+# ---- largest_budget
+
+
+def arithmetic(m, decodes, N, T):
+    """FLOPs of a step of T tokens, of which some decode."""
+    parts = count_parameters(m)
+    layers = sum(parts[name] for name in ("qkv", "out", "gate_up", "down"))
+    own = sum(count_flops(m, decodes, 1, N).values()) if decodes else 0
+    return own + (T - decodes) * 2 * layers
+
+
+def searched(m, machine, decodes, N, itemsize):
+    """The largest T whose arithmetic takes no longer than the step's bytes, by bisection."""
+    moved = list(count_bytes(m, max(decodes, 1), 1, N, itemsize).values())
+    moved = sum(w for w, _, _ in moved) + (sum(a + c for _, a, c in moved) if decodes else 0)
+
+    def fits(T):
+        return arithmetic(m, decodes, N, T) / machine.peak <= moved / machine.bandwidth
+
+    if not fits(decodes):
+        return None
+    low, high = decodes, 1 << 24
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+@pytest.mark.parametrize("name, gpu, decodes, N, itemsize", [
+    ("Llama-3.1-8B", "NVIDIA H100 SXM", 16, 2048, 2), ("Llama-3.1-8B", "NVIDIA H200 SXM", 0, 1, 2),
+    ("Llama-3.2-1B", "NVIDIA L4", 64, 8192, 2), ("Llama-3.1-70B", "NVIDIA B200", 7, 500, 1),
+    ("SmolLM-135M", "NVIDIA T4", 3, 100, 4), ("Llama-3.1-8B", "NVIDIA H100 SXM", 400, 16, 2)])
+def test_largest_budget(subject, name, gpu, decodes, N, itemsize):
+    m, machine = LLAMAS[name], next(a for a in ACCELERATORS if a.name == gpu)
+    want = searched(m, machine, decodes, N, itemsize)
+    got = subject.largest_budget(subject.make("day01_roofline:Llama", **asdict(m)), subject.make(
+        "day01_roofline:Machine", **asdict(machine)), decodes, N, itemsize)
+    what = f"largest_budget: {name} on {gpu}, {decodes} decodes with contexts of {N}, {itemsize} " \
+           f"bytes a number: got {got!r}, expected {want!r}."
+    if want is None:
+        assert got is None, f"{what}\nThe decodes alone have more arithmetic than their bytes hide."
+        return
+    assert isinstance(got, int), f"{what}\nTokens are a whole number."
+    if got != want:
+        raise AssertionError(f"{what}\n{explained(m, machine, decodes, N, itemsize, want, got)}")
+
+
+def explained(m, machine, decodes, N, itemsize, want, got):
+    """What may have gone wrong where the largest budget is not the one that was found."""
+    each = 2 * sum(count_parameters(m)[name] for name in ("qkv", "out", "gate_up", "down"))
+    flops = sum(count_flops(m, 1, 1, N).values())
+    moved = count_bytes(m, 1, 1, N, itemsize).values()
+    weights, own = sum(w for w, _, _ in moved), sum(a + c for _, a, c in moved)
+    hidden = (weights + decodes * own) * ridge(machine)
+    near = {
+        want - decodes: "The decodes' tokens are tokens of the step, too.",
+        want + 1: "It was rounded up: with this token, arithmetic takes longer.",
+        int(ridge(machine)): "The ridge is FLOPs a byte. How many tokens are they?",
+        decodes + int((weights * ridge(machine) - decodes * flops) // each):
+            "A step reads the caches of those who decode as well, and has time meanwhile.",
+        decodes + int(hidden // each):
+            "The decodes do arithmetic themselves, which takes a part of that time.",
+        decodes + int(((weights + own) * ridge(machine) - decodes * flops) // each):
+            "Each of those who decode reads a cache of its own; the weights are read once.",
+        decodes + int((hidden - decodes * flops) // flops):
+            "A token of the prompt counts token_flops(m), not what a decode does."}
+    return near.get(got, "")
+
+
+# ---- choose_chunk
+
+
+RARE, OFTEN = [0.003] * 97 + [0.9] * 3, [0.003] * 80 + [0.030] * 20
+SWEEP = {                               # the fastest is not the largest, medians know of no stall
+    8: (300.0, [0.003] * 50), 16: (500.0, [0.0031] * 100), 64: (1400.0, RARE),
+    100: (1500.0, [0.0101] * 40), 128: (1450.0, [0.012] * 30), 256: (1900.0, OFTEN),
+    448: (2000.0, [2 * gap if gap > 0.01 else gap for gap in OFTEN])}
+
+
+@pytest.mark.parametrize("limit, want", [
+    (0.0101, 100), (0.004, 64), (0.011, 100), (0.020, 100), (0.031, 256), (0.07, 448), (0.003, 64),
+    (0.002, None)])
+def test_choose_chunk(subject, limit, want):
+    got = subject.choose_chunk(SWEEP, limit)
+    if got == want:
+        return
+    within = {name: [c for c, (_, gaps) in SWEEP.items() if of(gaps) <= limit] for name, of in {
+        "p95": lambda gaps: np.quantile(gaps, 0.95), "median": np.median, "longest": max,
+        "mean": np.mean}.items()}
+    fastest = {name: max(some, key=lambda c: SWEEP[c][0], default=None)
+               for name, some in within.items()}
+    rates = [rate for rate, _ in SWEEP.values()]
+    why = ("Where no chunk stays within the limit there is none to choose: None." if want is None
+           else "This is a rate. The chunk is asked for, the key of the sweep." if got in rates else
+           "The largest within the limit is not always the fastest; look at the throughput."
+           if got == max(within["p95"]) else
+           "The smallest is safe, but a larger one stays within the limit, and does more."
+           if got == min(SWEEP) else
+           "The median does not see a stall in every fifth step. The 95th percentile does."
+           if got == fastest["median"] else
+           "One gap in a hundred may be longer: the 95th percentile is to stay within, not all."
+           if got == fastest["longest"] else
+           "The mean hides what is rare, or is spoilt by it. Take the 95th percentile."
+           if got == fastest["mean"] else
+           "There is one whose gaps are exactly at the limit, which is within it."
+           if np.quantile(SWEEP[want][1], 0.95) == limit else "")
+    raise AssertionError(f"choose_chunk, at most {limit * 1e3:g} ms: got {got!r}, expected "
+                         f"{want!r}.\n{why}")
+
+
+# ---- case 16: chunks change when, never what
+
+
+PROMPTS = [list(range(65, 65 + n)) for n in (1, 15, 16, 17, 50, 33)]
+
+
+def finish(engine, requests):
+    while engine.busy:
+        engine.step()
+        check_engine(engine)
+    return [request.output for request in requests]
+
+
+def with_scheduler(model, tokenizer, chunk, budget=256, sample=None):
+    pool = BlockPool(160)
+    return Engine(model, tokenizer, pool, Scheduler(pool, 8, budget, chunk), sample)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 15, 16, 17, 49, 50, 51])
+@pytest.mark.parametrize("budget", [8, 24, 256])
+def test_any_chunk_gives_the_same_tokens(chunk, budget):
+    """Case 16, and of case 23 the chunked part: greedy and seeded requests, on the mock."""
+    def served(chunk, budget):
+        engine = with_scheduler(MockLlama(room=128), ByteTokenizer(), chunk, budget)
+        requests = [engine.submit(prompt, SamplingParams(
+            max_tokens=9, ignore_eos=True, temperature=i % 2, seed=i))[0]
+            for i, prompt in enumerate(PROMPTS)]
+        return finish(engine, requests)
+
+    assert served(chunk, budget) == served(None, 256)
+
+
+@pytest.fixture(scope="module")
+def small():
+    model = load(SMALL, dtype=torch.float32)
+    return model, chunks.texts(chunks.small_model()[1], 90, 3)
+
+
+@pytest.mark.parametrize("chunk", [5, 16, 33, 64])
+def test_any_chunk_gives_the_same_tokens__of_the_small_llama(small, chunk):
+    """Case 16, on a real model: two prompts come while a third is in its answer."""
+    model, texts = small
+
+    def served(chunk):
+        engine = with_scheduler(model, ByteTokenizer(), chunk)
+        params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+        requests = engine.submit(texts[0][:20], params)
+        while not requests[0].output:
+            engine.step()
+        for prompt in texts[1:]:
+            requests += engine.submit(prompt, params)
+        return finish(engine, requests)
+
+    assert served(chunk) == served(None)
+
+
+@pytest.mark.parametrize("N, chunk", [(50, 16), (48, 16), (33, 8), (17, 1), (20, 64)])
+def test_a_partial_chunk_samples_nothing(N, chunk):
+    """Case 16: no token, and no row for the sampler, before all of the prompt is computed."""
+    sample = Watched(kernels("torch").sample)
+    engine = with_scheduler(MockLlama(room=128), ByteTokenizer(), chunk, sample=sample)
+    (other,) = engine.submit([1, 2, 3], SamplingParams(max_tokens=80, ignore_eos=True))
+    while not other.output:
+        engine.step()
+    (prompt,) = engine.submit(list(range(N)), SamplingParams(max_tokens=2, ignore_eos=True))
+    counts = chunks_of(N, 1, 256, chunk)
+    for number in range(len(counts)):
+        written = len(other.output)
+        outputs = engine.step()
+        assert engine.counts[prompt] == counts[number]
+        assert len(other.output) == written + 1, "who decodes gets its token in every step"
+        last = number == len(counts) - 1
+        assert len(prompt.output) == last
+        assert [o.request for o in outputs] == [other, prompt] if last else [other]
+        assert len(sample.calls[-1][0]) == 1 + last, "rows that were sampled"
+        check_engine(engine)
+
+
+def test_two_chunks_coexist():
+    """Case 16: two prompts share a step, each with a part of it, and a third waits its turn."""
+    engine = with_scheduler(MockLlama(room=128), ByteTokenizer(), chunk=8, budget=20)
+    a, b, c = (engine.submit([n] * n, SamplingParams(max_tokens=1))[0] for n in (20, 30, 9))
+    seen = []
+    while engine.busy:
+        engine.step()
+        check_engine(engine)
+        seen.append([engine.counts.get(request, 0) for request in (a, b, c)])
+    assert seen == [[8, 8, 4], [8, 8, 4], [4, 8, 1], [0, 6, 0]]
+    assert all(len(request.output) == 1 for request in (a, b, c))
+
+
+# ---- what chunks cost, counted
+
+
+@pytest.mark.parametrize("N, chunk", [(100, 30), (96, 16), (65, 64), (50, 1), (90, 90)])
+def test_what_an_engine_reads_is_what_the_formulas_say(N, chunk):
+    model = StepLog(MockLlama(room=128))
+    engine = with_scheduler(model, ByteTokenizer(), chunk)
+    engine.submit([7] * N, SamplingParams(max_tokens=1))
+    finish(engine, [])
+    new = [noted.new for noted in model.steps]
+    assert new == [[n] for n in chunks_of(N, 0, 256, chunk)]
+    assert sum(sum(noted.contexts) for noted in model.steps) == N + tokens_reread(N, chunk)
+    pairs = sum(attended(T, context) for noted in model.steps
+                for T, context in zip(noted.new, noted.contexts, strict=True))
+    assert pairs == attended(N, N), "chunks add no FLOPs of attention"
+
+
+def test_a_step_on_paper_is_day_1s_where_it_has_one_part():
+    for T, N in ((1, 2048), (8192, 8192)):
+        flops = sum(count_flops(LLAMA, 3, T, N).values())
+        moved = sum(map(sum, count_bytes(LLAMA, 3, T, N, 2).values()))
+        want = max(flops / H100.peak, moved / H100.bandwidth)
+        assert step_seconds(LLAMA, H100, [(3, T, N)]) == pytest.approx(want)
+
+
+def test_parts_of_a_step_share_the_weights_alone():
+    flat = Machine("memory alone", 1e30, 1e9, 0)
+    apart = sum(step_seconds(LLAMA, flat, [part]) for part in ((4, 1, 100), (1, 32, 64)))
+    weights = sum(w for w, _, _ in count_bytes(LLAMA, 1, 1, 1, 2).values())
+    together = step_seconds(LLAMA, flat, [(4, 1, 100), (1, 32, 64)])
+    assert together == pytest.approx(apart - weights / 1e9)
+    assert on_paper(LLAMA, flat, [32, 32], 4, 100)[1] == pytest.approx(together)
+
+
+# ---- the record
+
+
+def test_the_record_counts_what_its_schedule_does():
+    record = json.loads(chunks.RECORD.read_text("utf-8"))
+    assert record["long"] == chunks.LONG and record["rounds"] >= 5
+    for part, decoders in (("beside", record["decoders"]), ("alone", 0)):
+        assert [int(chunk) for chunk in record[part]] == list(chunks.CHUNKS)
+        for chunk, row in record[part].items():
+            N, prompts, answer = (record[name] for name in ("long", "prompts", "answer"))
+            steps = prompts * (len(cut(N, int(chunk))) + answer - 1)
+            assert row["steps"] == steps
+            assert row["tokens"] == prompts * (N + answer - 1) + decoders * steps
+            assert row["written"] == prompts * answer + decoders * steps
+            assert row["reread"] == prompts * tokens_reread(N, int(chunk))
+            assert len(row["gaps"]) == (steps if decoders else 0)
+            assert row["seconds"] > 0 and row["first"] > 0
+
+
+def test_a_sweep_gives_every_chunk_the_same_tokens():
+    """Case 16 once more, in the runs that are measured."""
+    found = chunks.sweep(rounds=1, chunks=(64, 448))
+    assert found[64][0].output == found[448][0].output
+    rows = {chunk: chunks.summary(runs) for chunk, runs in found.items()}
+    assert all(point.p95 <= point.longest for point in chunks.points(rows).values())
