@@ -1,0 +1,66 @@
+"""A picture of the live page, of a server at work:  python -m layer3_system.portrait
+
+The small model serves a few stories on few pages; layer3_system/page.png has the picture. It needs
+Chromium, its driver, and selenium.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+PICTURE = Path(__file__).with_name("page.png")
+PORT, PAGES, SEATS = 8117, 96, 6
+STORY = ("Once upon a time there was a curious fox named Mira. One winter Mira was given a strange "
+         "kite.")
+OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+           "--disable-background-networking", "--disable-component-update", "--disable-sync",
+           "--window-size=1280,1250")
+
+
+def ask(place, i):
+    """One request; every third wants three answers."""
+    body = {"model": "small", "prompt": STORY + " The end." * (i % 5), "max_tokens": 150 + 10 * i,
+            "n": 3 if i % 3 == 0 else 1, "seed": i, "ignore_eos": True}
+    request = urllib.request.Request(f"{place}/v1/completions", json.dumps(body).encode(),
+                                     {"Content-Type": "application/json"})
+    urllib.request.urlopen(request, timeout=300).read()
+
+
+def main():
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    command = [sys.executable, "-m", "layer3_system.serve", "--port", str(PORT), "--pages",
+               str(PAGES), "--max-seqs", str(SEATS), "--budget", "64"]
+    place = f"http://127.0.0.1:{PORT}"
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium")
+    for option in OPTIONS:
+        options.add_argument(option)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True,
+                          env=os.environ | {"OMP_NUM_THREADS": "1"}) as server:
+        for line in server.stdout:
+            if "curl" in line:
+                break
+        browser = webdriver.Chrome(options, Service(shutil.which("chromedriver")))
+        try:
+            browser.get(place)
+            for i in range(7):
+                threading.Thread(target=ask, args=(place, i), daemon=True).start()
+                time.sleep(0.3)
+            browser.find_element("css selector", "#ask button").click()
+            time.sleep(3)
+            browser.save_screenshot(PICTURE)
+        finally:
+            browser.quit()
+            server.terminate()
+
+
+if __name__ == "__main__":
+    main()
