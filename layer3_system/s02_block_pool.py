@@ -211,26 +211,32 @@ class PooledCache(Pages):
 
 
 def table_map(S, moments):
-    """Block tables, a row a sequence, a box a page with its number: red where several hold it.
+    """Block tables, a row a sequence, a box a page with its number, filled as far as its tokens.
 
     moments: {title: ({sequence: [page]}, {sequence: tokens})}, one below the other
     """
     import matplotlib.pyplot as plt
 
-    height = sum(0.7 + 0.36 * len(tables) for tables, _ in moments.values())
+    colours = {"in several tables": plots.RED, "in one table": plots.BLUE, "empty slots": "#d0d7de"}
+    shared, own, empty = colours.values()
+    height = 0.4 + sum(0.7 + 0.36 * len(tables) for tables, _ in moments.values())
     figure, every = plt.subplots(len(moments), 1, squeeze=False, sharex=True, layout="constrained",
                                  figsize=(7.5, height))
     for axes, (title, (tables, lens)) in zip(every[:, 0], moments.items(), strict=True):
         holders = Counter(page for table in tables.values() for page in table)
-        for y, (name, table) in enumerate(tables.items()):
-            for i, page in enumerate(table):
-                colour = plots.RED if holders[page] > 1 else plots.BLUE
-                axes.barh(y, 0.96, left=i, color="#d0d7de", height=0.8)
-                axes.barh(y, 0.96 * min(lens[name] / S - i, 1), left=i, color=colour, height=0.8)
-                axes.annotate(f"page {page}", (i + 0.05, y), va="center", color="white")
+        boxes = [(y, i, page, min(lens[name] / S - i, 1)) for y, (name, table) in
+                 enumerate(tables.items()) for i, page in enumerate(table)]
+        for y, i, page, full in boxes:
+            axes.barh(y, 0.96, left=i, color=empty, height=0.8)
+            colour = shared if holders[page] > 1 else own
+            axes.barh(y, 0.96 * full, left=i, color=colour, height=0.8)
+            axes.annotate(page, (i + 0.48, y), ha="center", va="center",
+                          bbox={"fc": "white", "ec": "none", "pad": 1.5})
         axes.set_yticks(range(len(tables)), tables)
         axes.set(title=f"{title}: {len(holders)} pages", ylim=(len(tables) - 0.5, -0.5), xticks=[])
         axes.spines[:].set_visible(False)
         axes.tick_params(length=0)
+    figure.legend([plt.Rectangle((0, 0), 1, 1, color=colour) for colour in colours.values()],
+                  colours, loc="outside lower center", ncols=3, frameon=False, handlelength=1)
     plt.close(figure)           # a notebook shows what is returned, and open figures once more
     return figure
