@@ -1,0 +1,554 @@
+"""Graders of s02. A pool by the book runs beside the one under test, and both must hold the same.
+
+A table is the caller's own list, changed in place: here a UserList that lives beside the pool.
+"""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from lab.subject import Raised
+from layer1_kernels import kernels
+from layer2_graph import Config, Llama, greedy
+from layer3_system import BlockPool, Broken, Pages, check_pool
+from layer3_system.s02_block_pool import PooledCache
+
+# ---- predict_pages
+
+
+def counted(n, prompt, answer, S):
+    """Pages that n answers hold where they share, token by token in a real pool."""
+    pool, first = BlockPool(n * (prompt + answer), S), []
+    pool.grow(first, prompt)
+    tables = [first, *(list(first) for _ in range(n - 1))]
+    for table in tables[1:]:
+        pool.share(table)
+    for N in range(prompt, prompt + answer):
+        for table in tables:
+            pool.grow(table, N + 1)
+            pool.own(table, N // S)
+    check_pool(pool, tables)
+    return pool.used
+
+
+ANSWERS = [(5, 3, 2, 16), (4, 19, 16, 8), (3, 16, 16, 16), (1, 5, 3, 4), (2, 31, 1, 16),
+           (2, 32, 1, 16), (2, 33, 40, 16), (128, 100, 30, 16), (3, 7, 2, 1)]
+
+
+def test_predict_pages(subject):
+    for n, prompt, answer, S in ANSWERS:
+        judge_prediction(subject.predict_pages(n, prompt, answer, S), n, prompt, answer, S)
+
+
+def judge_prediction(got, n, prompt, answer, S):
+    assert isinstance(got, (tuple, list)) and len(got) == 2, \
+        f"predict_pages: got {got!r}, expected two numbers: with sharing and without"
+
+    def up(N):
+        return -(-N // S)
+
+    full, each = prompt // S, up(prompt + answer)
+    shared, apart = counted(n, prompt, answer, S), n * each
+    mistakes = {
+        (apart, shared): "The other way round: first where they share.",
+        (up(prompt) + n * (each - up(prompt)), apart):
+            "A last page that the prompt fills in part is not shared any more once each answer "
+            "writes its own tokens into it.",
+        (full + n * up(answer), apart):
+            "An answer does not begin with a page of its own: its first tokens go behind the "
+            "prompt's last ones, where these leave room.",
+        (full + n * each, apart): "The prompt's full pages are counted again for each answer.",
+        (up(prompt) + n * up(answer), n * (up(prompt) + up(answer))):
+            "Prompt and answer are one sequence: round up their sum, once.",
+    }
+    assert tuple(got) == (shared, apart), (
+        f"predict_pages: {n} answers of {answer} tokens to a prompt of {prompt}, pages of {S}: got "
+        f"{tuple(got)}. Counted in a pool: {shared} with sharing, {apart} without.\n"
+        f"{mistakes.get(tuple(got), '')}")
+
+
+# ---- slots_of
+
+
+TABLES = [([5, 1, 6], 0, 40, 16), ([5, 1, 6], 36, 40, 16), ([3, 0, 2, 7], 3, 4, 4),
+          ([3, 0, 2, 7], 4, 5, 4), ([3, 0, 2, 7], 7, 9, 4), ([9, 4, 2], 0, 3, 1), ([2, 8], 5, 5, 8)]
+
+
+def test_slots_of(subject, agree):
+    """case 6: the last token of a page, and the first of the next, have slots of their own."""
+    for table, begin, end, S in TABLES:
+        tokens = list(range(begin, end))
+        agree(subject.slots_of(table, begin, end, S),
+              [table[i // S] * S + i % S for i in tokens], "exact",
+              f"slots_of table {table}, tokens {begin} to {end - 1}, pages of {S}",
+              at=lambda i, tokens=tokens, S=S: f"token {tokens[i[0]]}, entry {tokens[i[0]] // S} "
+                                               f"of the table",
+              mistakes={
+                  "the table is not asked: a slot is a place in the pool, not in the sequence":
+                      tokens,
+                  "a page number is taken for a slot: page p begins at slot p · S":
+                      [table[i // S] + i % S for i in tokens],
+                  "page and place are exchanged: i // S tells the entry, i % S the place":
+                      [table[i % S % len(table)] * S + i // S for i in tokens],
+                  "the place within the page is forgotten": [table[i // S] * S for i in tokens],
+                  "tokens are counted from 0, not from begin":
+                      [table[i // S] * S + i % S for i in range(end - begin)]})
+
+
+# ---- a pool beside one by the book
+
+
+class Book:
+    """What a pool must do, in plain lists."""
+
+    def __init__(self, P, S):
+        self.P, self.S, self.refs, self.free = P, S, [0] * P, list(range(P))
+
+    @property
+    def used(self):
+        return self.P - len(self.free)
+
+    def take(self):
+        if not self.free:
+            return None
+        page = self.free.pop(0)
+        self.refs[page] = 1
+        return page
+
+    def share(self, pages):
+        for page in pages:
+            self.refs[page] += 1
+
+    def release(self, table):
+        while table:
+            page = table.pop()
+            self.refs[page] -= 1
+            self.free += [page] * (self.refs[page] == 0)
+
+    def grow(self, table, N):
+        missing = max(-(-N // self.S) - len(table), 0)
+        fits = missing <= len(self.free)
+        table += [self.take() for _ in range(missing * fits)]
+        return fits
+
+    def own(self, table, place):
+        old = table[place]
+        if self.refs[old] == 1:
+            return None
+        table[place] = self.take()
+        self.refs[old] -= 1
+        return old, table[place]
+
+
+class Beside:
+    """The pool under test and one by the book. Pages 0, 1, 2, … are dealt out into these tables."""
+
+    def __init__(self, subject, P, S, tables=()):
+        self.subject = subject
+        self.pool, self.book = subject.BlockPool(P, S), Book(P, S)
+        self.mine, self.right = [], []          # tables: handles, lists
+        held = set()
+        for _ in set().union(*tables):
+            self.pool.take(), self.book.take()
+        for table in tables:
+            again = [page for page in table if page in held]
+            self.pool.share(again), self.book.share(again)
+            held |= set(table)
+            self.add(table)
+
+    def add(self, pages):
+        self.mine.append(self.subject.make("collections:UserList", list(pages)))
+        self.right.append(list(pages))
+
+    @property
+    def tables(self):
+        return [table.data for table in self.mine]
+
+    @property
+    def free(self):
+        return self.subject.make("builtins:list", self.pool.free)
+
+    def call(self, method, t, *args):
+        """(what the method answers for table t, what it should)."""
+        want = getattr(self.book, method)(self.right[t], *args)
+        return getattr(self.pool, method)(self.mine[t], *args), want
+
+    def compare(self, what, tables=(), order=(), only=None):
+        """Tables, or `only` one of them, counts and the free list, in this order.
+
+        tables, order: {wrong one: its mistake}
+        """
+        for t in range(len(self.mine)) if only is None else [only]:
+            mine, right = self.mine[t].data, self.right[t]
+            assert mine == right, (f"{what}: table {t} is {mine}, expected {right}.\n"
+                                   f"{dict(tables).get(tuple(mine), '')}")
+        refs, free = self.pool.refs, self.free
+        for page, (mine, right) in enumerate(zip(refs, self.book.refs, strict=True)):
+            assert mine == right, (
+                f"{what}: page {page} counts {mine}, expected {right}: "
+                f"{right} tables hold it. {after_counts(mine, right)}")
+        hint = dict(order).get(tuple(free), "")
+        assert free == self.book.free, (
+            f"{what}: the free pages are {free}, expected {self.book.free}.\n{hint}")
+        used = self.pool.used
+        assert used + len(free) == self.book.P, \
+            f"{what}: {used} pages used and {len(free)} free of {self.book.P}"
+        check_pool(SimpleNamespace(P=self.book.P, refs=refs, free=free), self.right)
+
+
+def after_counts(mine, right):
+    return "Its count must fall with each table that lets it go." if mine > right else \
+        "Somebody who holds it still was forgotten."
+
+
+def soak(subject, rng, methods, steps, P=24, S=4):
+    """Random operations; after each, both pools are the same and every invariant holds.
+
+    Where nothing gives pages back, a full pool is thrown away.
+    """
+    beside, done = Beside(subject, P, S), dict.fromkeys(methods, 0)
+    for step in range(steps):
+        if not beside.mine or (len(beside.mine) > 9 and "release" not in methods):
+            beside = Beside(subject, P, S)
+            beside.add([])
+        t = int(rng.integers(len(beside.mine)))
+        right = beside.right[t]
+        what = str(rng.choice([*methods, "take", "branch"]))
+        at = f"random operation {step}, {what} with table {t}, {right}"
+        if what == "take":
+            page = beside.pool.take()
+            assert page == beside.book.take(), f"{at}: got page {page}"
+            if page is not None:
+                beside.mine[t].append(page), right.append(page)
+        elif what == "branch" and len(beside.mine) < 12:
+            begin = right[:int(rng.integers(len(right) + 1))]
+            beside.pool.share(begin), beside.book.share(begin)
+            beside.add(begin)
+        elif what == "grow":
+            got, want = beside.call("grow", t, int(rng.integers(1, 2 + S * (len(right) + 4))))
+            assert got == want, f"{at}: got {got}, expected {want}"
+        elif what == "release":
+            beside.call("release", t)
+            beside.compare(at, only=t)
+            del beside.mine[t], beside.right[t]
+        elif what == "own" and right and (beside.book.free or beside.book.refs[right[-1]] == 1):
+            place = len(right) - 1 if not beside.book.free else int(rng.integers(len(right)))
+            got, want = beside.call("own", t, place)
+            assert got == want, f"{at}: got {got}, expected {want}"
+        else:
+            continue
+        done[what] = done.get(what, 0) + 1
+        beside.compare(at, only=None if what == "release" or step % 50 == 0 else t)
+    return done
+
+
+# ---- BlockPool.grow
+
+
+def test_BlockPool_grow(subject):
+    """case 6: lengths of kS - 1, kS and kS + 1 tokens."""
+    for S, N in ((4, 7), (4, 8), (4, 9), (16, 47), (16, 48), (16, 49), (1, 3), (5, 1)):
+        beside, need = Beside(subject, 12, S), -(-N // S)
+        beside.add([])
+        got, want = beside.call("grow", 0, N)
+        (table,) = beside.tables
+        of = f"BlockPool.grow of an empty table to {N} tokens, pages of {S}"
+        assert table or not got, (
+            f"{of}: the table is still empty. `table = …` names a new list; the pool must change "
+            f"the one that it was given.")
+        mistakes = {N // S + 1: "The last page is just full: another one is not needed before the "
+                                "next token.",
+                    N // S: "Rounded down: the tokens of the last page have no place.",
+                    N: "A page holds S tokens, not one."}
+        assert len(table) == need, (
+            f"{of}: it has {len(table)} pages, expected {need}. {mistakes.get(len(table), '')}")
+        assert got is want, f"{of}: got {got!r}, expected {want}"
+        beside.compare(of)
+
+
+def test_BlockPool_grow__token_by_token(subject):
+    """case 6: a new page exactly when the last one is full, before the token is written."""
+    for S in (1, 3, 16):
+        beside = Beside(subject, 9, S)
+        beside.add([]), beside.add([])
+        for N, t in ((N, t) for N in range(1, 3 * S + 2) for t in (0, 1)):
+            before, (got, want) = list(beside.right[t]), beside.call("grow", t, N)
+            table, right = beside.tables[t], beside.right[t]
+            of = f"BlockPool.grow of table {t}, {before}, to {N} tokens, pages of {S}"
+            assert table[:len(before)] == before, f"{of}: got {table}: pages in use have moved"
+            assert len(table) == len(right), (
+                f"{of}: it has {len(table)} pages now, expected {len(right)}. " +
+                ("The pages that it has already are not counted." if len(table) > len(right) else
+                 "No slot for the new token."))
+            assert got is want, f"{of}: got {got!r}, expected {want}"
+            beside.compare(of)
+        slots = [page * S + i for table in beside.tables for page in table for i in range(S)]
+        assert len(slots) == len(set(slots)), "BlockPool.grow: two tokens have one slot"
+
+
+def test_BlockPool_grow__all_or_nothing(subject):
+    """Too few pages: nothing is taken. As many as are needed: all of them are."""
+    for N, free in ((17, 2), (9, 0)):
+        beside = Beside(subject, 2 + free, 4, [[0, 1]])
+        got, _ = beside.call("grow", 0, N)
+        of = f"BlockPool.grow of [0, 1] to {N} tokens, pages of 4, {free} free"
+        (table,) = beside.tables
+        assert None not in table, (
+            f"{of}: the table is {table}: take() gives None where no page is left. Ask before how "
+            f"many are free.")
+        assert table == [0, 1] and got is False, (
+            f"{of}: got {got!r} and the table {table}, expected False and [0, 1]. A sequence that "
+            f"cannot go on must not keep what others could use: all or nothing.")
+        beside.compare(of)
+    beside = Beside(subject, 4, 4, [[0, 1]])
+    got, _ = beside.call("grow", 0, 16)
+    assert got is True and beside.tables == [[0, 1, 2, 3]], (
+        f"BlockPool.grow of [0, 1] to 16 tokens, pages of 4, 2 free: got {got!r} and the table "
+        f"{beside.tables[0]}. Two are missing and two are free: that is enough.")
+    beside.compare("BlockPool.grow into the last free page")
+
+
+def test_BlockPool_grow__nothing_missing(subject):
+    """Room that is there already needs no free page, and a table never gets shorter."""
+    beside = Beside(subject, 2, 4, [[0, 1]])
+    for N in (8, 5, 1):
+        got, _ = beside.call("grow", 0, N)
+        assert got is True, (f"BlockPool.grow of [0, 1] to {N} tokens, pages of 4, none free: got "
+                             f"{got!r}. Nothing is missing, so the answer is True.")
+        beside.compare(f"BlockPool.grow of [0, 1] to {N} tokens")
+
+
+def test_BlockPool_grow__soak(subject, rng):
+    soak(subject, rng, ["grow"], 1000)
+
+
+# ---- BlockPool.release
+
+
+def test_BlockPool_release(subject):
+    """case 12: a table becomes free from its tail, behind all that was free before."""
+    beside = Beside(subject, 6, 4, [[2, 0, 1]])
+    beside.call("release", 0)
+    of = "BlockPool.release of [2, 0, 1], and 3, 4, 5 were free"
+    beside.compare(of, tables={
+        (2, 0, 1): "The table still names pages that are not its own any more: empty it, the list "
+                   "itself."}, order={
+        (3, 4, 5): "Nobody holds 0, 1 and 2 now, and nobody can take them: lost for good.",
+        (3, 4, 5, 2, 0, 1): "The begin of the text became free first, so it is lost first. But it "
+                            "is what others may want again.",
+        (2, 0, 1, 3, 4, 5): "They stand in front: what was given back last is taken first, and "
+                            "what is old stays. Put them behind.",
+        (0, 1, 2, 3, 4, 5): "Free pages are not sorted: their order is the one of giving back."})
+
+
+def test_BlockPool_release__case_11(subject):
+    """case 11: shared pages, one owner leaves: a count less, and the other keeps all of its own."""
+    beside = Beside(subject, 6, 4, [[0, 1, 2], [0, 1, 3], [0, 4]])
+    for t, others in ((0, "two others hold 0, one holds 1"), (1, "one other holds 0"),
+                      (2, "nobody")):
+        table = list(beside.right[t])
+        beside.call("release", t)
+        free = beside.free
+        stolen = [page for page in free if beside.book.refs[page]]
+        why = "a table was let go, not all of them: one less, not 0" if stolen and \
+            beside.pool.refs[stolen[0]] == 0 else "whoever takes it writes over that one's tokens"
+        assert not stolen, (f"BlockPool.release of {table}, {others}: page {stolen[0]} is free "
+                            f"now, and another table names it: {why}.")
+        beside.compare(f"BlockPool.release of {table}, {others}")
+
+
+def test_BlockPool_release__twice(subject):
+    """A table that was given back is empty: giving it back again changes nothing."""
+    beside = Beside(subject, 4, 4, [[0, 1], [0]])
+    for time in ("once", "twice"):
+        beside.call("release", 0)
+        beside.compare(f"BlockPool.release of [0, 1], {time}; [0] belongs to another")
+
+
+def test_BlockPool_release__who_is_next(subject):
+    """case 12: of two tables, the older one's pages go first, each from its tail."""
+    beside = Beside(subject, 5, 4, [[0, 1], [2, 3, 4]])
+    for t in (1, 0):
+        beside.call("release", t)
+    got = [beside.pool.take() for _ in range(5)]
+    assert got == [4, 3, 2, 1, 0], (
+        f"BlockPool.release of [2, 3, 4], then of [0, 1]: pages are taken in the order {got}, "
+        f"expected [4, 3, 2, 1, 0]: what was given back first, and of that the tail first")
+
+
+def test_BlockPool_release__soak(subject, rng):
+    soak(subject, rng, ["release"], 1500)
+
+
+# ---- BlockPool.own
+
+
+def test_BlockPool_own(subject):
+    """Shared: another page instead, one holder less of the old one, and the others see nothing."""
+    for tables, place in (([[0, 1, 2], [0, 1, 2]], 2), ([[0, 1], [0, 2], [0]], 0),
+                          ([[0, 1, 2], [0, 1]], 1)):
+        beside = Beside(subject, 6, 4, tables)
+        of = f"BlockPool.own of page {place} of table 0, tables {tables}"
+        got, (old, new) = beside.call("own", 0, place)
+        assert got is not None, (
+            f"{of}: got None, expected {old, new}. Page {old} is in {beside.book.refs[old] + 1} "
+            f"tables: a token written into it appears in the others' texts.")
+        assert got != (new, old), \
+            f"{of}: got {got}, expected {old, new}: from the old page to the new one"
+        assert got == (old, new), f"{of}: got {got!r}, expected {old, new}"
+        beside.compare(of, {tuple(tables[0]): f"The table still names page {old}: the write would "
+                                              f"go there, and the copy to {new} was for nothing."})
+
+
+def test_BlockPool_own__alone(subject):
+    """Its own already: nothing is copied, and no free page is needed."""
+    for P in (5, 2):
+        beside = Beside(subject, P, 4, [[0, 1]])
+        got, _ = beside.call("own", 0, 1)
+        assert got is None, (
+            f"BlockPool.own of page 1 of [0, 1], which no other table has: got {got}, expected "
+            f"None. A copy would cost a page and its bytes, for nobody.")
+        beside.compare("BlockPool.own of a page that no other table has")
+
+
+def test_BlockPool_own__last_one_keeps_it(subject):
+    """Of n that share a page, n - 1 copy it; the last one writes into the old page."""
+    beside = Beside(subject, 6, 4, [[0]] * 3)
+    got = [beside.call("own", t, 0)[0] for t in range(3)]
+    assert got == [(0, 1), (0, 2), None], (
+        f"BlockPool.own by each of three tables [0]: got {got}, expected [(0, 1), (0, 2), None]: "
+        f"when two have left, the third is alone")
+    beside.compare("BlockPool.own by each of three tables [0]")
+
+
+def test_BlockPool_own__no_free_page(subject):
+    beside = Beside(subject, 1, 4, [[0], [0]])
+    try:
+        got = beside.pool.own(beside.mine[0], 0)
+    except Raised as error:
+        assert error.type == "RuntimeError", (
+            f"BlockPool.own without a free page: it raised {error.type}, expected RuntimeError")
+    else:
+        raise AssertionError(f"BlockPool.own without a free page: got {got}, expected a "
+                             f"RuntimeError: there is nowhere to copy to")
+    beside.compare("BlockPool.own without a free page raised; before that nothing may change")
+
+
+def test_BlockPool_own__soak(subject, rng):
+    soak(subject, rng, ["own"], 1000)
+
+
+# ---- all of it together
+
+
+def test_invariants_hold_after_thousands_of_random_operations(subject, rng):
+    """free + used = total, Σ refs = Σ occurrences in tables, no page both free and in a table."""
+    done = soak(subject, rng, ["grow", "release", "own"], 4000)
+    assert min(done.values()) > 200, f"some operations hardly occurred: {done}"
+
+
+def broken(pool, tables):
+    with pytest.raises(Broken) as error:
+        check_pool(pool, tables)
+    return str(error.value)
+
+
+def test_check_pool_sees_each_way_to_be_broken():
+    def fresh():
+        pool, table = BlockPool(3), []
+        assert pool.grow(table, 20)
+        check_pool(pool, [table])
+        return pool, table
+
+    pool, table = fresh()
+    assert "page 0 is in 2 tables and counts 1" in broken(pool, [table, [0]])
+    pool.free[0] = None
+    assert "page 0 is in 1 tables and is free" in broken(pool, [table])
+    pool, table = fresh()
+    del pool.free[2]
+    assert "page 2 is in 0 tables and is not free" in broken(pool, [table])
+    pool, table = fresh()
+    pool.free[7] = None
+    assert "2 pages used and 2 free of 3" in broken(pool, [table])
+
+
+def test_copies_are_read_before_one_is_written():
+    m = random_llama().config
+    pages = Pages(m, 3, 4)
+    pages.k.copy_(torch.arange(3.0)[None, :, None, None, None].expand_as(pages.k))
+    pages.v.copy_(pages.k + 10)
+    pages.copy({0: 1, 1: 0})
+    assert pages.k[0, :, 0, 0, 0].tolist() == [1, 0, 2]
+    assert pages.v[-1, :, -1, 0, 0].tolist() == [11, 10, 12]
+    pages.copy({})
+
+
+# ---- a model on pages from a pool
+
+
+def random_llama(**entries):
+    from layer2_graph.checkpoint import shapes
+
+    torch.manual_seed(0)
+    m = Config(**{"L": 2, "C": 32, "H": 4, "G": 2, "D": 16, "F": 48, "V": 31, "eps": 1e-5,
+                  "theta": 1e4, "room": 64} | entries)
+    return Llama(m, {name: torch.randn(shape) / 4 for name, shape in shapes(m)}, kernels("torch"))
+
+
+@pytest.mark.parametrize("S", [1, 4, 64])
+def test_sequences_that_come_and_go_get_the_tokens_of_greedy(S, rng):
+    model = random_llama()
+    cache = PooledCache(model.config, BlockPool(3 * -(-24 // S), S))
+    cache.k.fill_(torch.nan), cache.v.fill_(torch.nan)
+    prompts = [rng.integers(31, size=n).tolist() for n in (3, 1, 7, 12, 4, 9, 2)]
+    texts, waiting, running = [list(p) for p in prompts], list(range(7)), {}
+    while waiting or running:
+        while waiting and len(running) < 3:
+            name = waiting.pop(0)
+            running[name] = prompts[name]
+        some = {name: new for name, new in running.items() if rng.random() < 0.7} or dict(running)
+        assert all(cache.reserve(name, len(new)) for name, new in some.items())
+        check_pool(cache.pool, cache.tables.values())
+        scores = model.forward(cache.step(some), cache)
+        for name, token in zip(some, scores.argmax(-1).tolist(), strict=True):
+            texts[name].append(token)
+            running[name] = [token]
+            if len(texts[name]) == len(prompts[name]) + 12:
+                cache.leave(name)
+                del running[name]
+    assert cache.pool.used == 0
+    assert texts == [p + greedy(model, [p], 12)[0] for p in prompts]
+
+
+@pytest.mark.parametrize("prompt", [[5, 1, 9], [5, 1, 9, 2], [5, 1, 9, 2, 7]])
+def test_answers_that_branch_are_those_of_each_alone(prompt):
+    model = random_llama()
+    cache = PooledCache(model.config, BlockPool(16, 4))
+    assert cache.reserve("a", len(prompt))
+    model.forward(cache.step({"a": prompt}), cache)
+    cache.branch("a", "b"), cache.branch("a", "c")
+    answers = {"a": [3], "b": [8], "c": [20]}
+    for _ in range(9):
+        assert all(cache.reserve(name, 1) for name in answers)
+        check_pool(cache.pool, cache.tables.values())
+        step = cache.step({name: answer[-1:] for name, answer in answers.items()})
+        for answer, token in zip(answers.values(), model.forward(step, cache).argmax(-1).tolist(),
+                                 strict=True):
+            answer.append(token)
+    assert cache.pool.used == counted(3, len(prompt), 9, 4)
+    for answer in answers.values():
+        assert answer[1:] == greedy(model, [prompt + answer[:1]], 9)[0]
+
+
+def test_who_finds_no_page_is_told_and_keeps_what_it_had():
+    cache = PooledCache(random_llama().config, BlockPool(2, 4))
+    assert cache.reserve("a", 6)
+    cache.step({"a": [1] * 6})
+    cache.branch("a", "b")
+    assert not cache.reserve("b", 1)            # its tail is shared, and no page is left to copy to
+    assert not cache.reserve("a", 3)
+    assert cache.tables == {"a": [0, 1], "b": [0, 1]}
+    cache.leave("a")
+    assert cache.reserve("b", 2) and cache.tables == {"b": [0, 1]}
+    check_pool(cache.pool, cache.tables.values())
