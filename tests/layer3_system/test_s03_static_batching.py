@@ -31,7 +31,7 @@ from layer3_system.s03_static_batching import lanes
 def test_predict_useful_share(subject):
     lens, B = range(1, 201), 8
     mean = sum(lens) / len(lens)
-    longest = sum(1 - ((k - 1) / len(lens)) ** B for k in lens)     # the chance that it is k or more
+    longest = sum(1 - ((k - 1) / len(lens)) ** B for k in lens)     # chance of k or more
     want, got = mean / longest, subject.predict_useful_share()
     assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
     near = ("in percent. A share is from 0 to 1" if 1 < got <= 100 else
