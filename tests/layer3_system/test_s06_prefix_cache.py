@@ -59,10 +59,13 @@ def hit_rate_is_the_counted(subject, agree, users, N, U, S):
         "parts of pages are found, too": rate(min(N, N + U - 1)),
         "the first user finds something, with nobody before": rate(found, users),
         "each one's own tokens are not counted among those asked for": rate(found, asked=users * N),
-        "a page that is full in part is rounded up": rate(-(-N // S) * S),
         "a user's own tokens are found, too": rate((N + U - 1) // S * S),
-        "a prompt is found whole, and nothing is left to compute its scores from": rate(N // S * S),
     }
+    if U == 0:
+        mistakes["a prompt is found whole, and nothing is left to compute its scores from"] = \
+            rate(N // S * S)
+    if N % S:
+        mistakes["a page that is full in part is rounded up"] = rate(-(-N // S) * S)
     agree(subject.predict_hit_rate(users, N, U, S), counted_hit_rate(users, N, U, S), "float64",
           f"predict_hit_rate: {users} users, {N} tokens shared, {U} of their own, pages of {S}",
           at=lambda i: "the share", mistakes=mistakes)
