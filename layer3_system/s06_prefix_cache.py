@@ -13,6 +13,7 @@ from hashlib import sha256
 
 import numpy as np
 
+from lab.plots import BLUE, RED
 from layer3_system.s02_block_pool import BlockPool
 
 __all__ = ["HashChain", "PrefixPool", "RadixTree"]
@@ -235,3 +236,27 @@ class PrefixPool(BlockPool):
 
     def forget(self, page):
         self.index.drop(page)
+
+
+# ---- drawn
+
+
+def draw_sweep(title, rates, curves):
+    """What is left of some costs as the hit rate grows, in % of each one's first value.
+
+    rates: [share from 0 to 1]    curves: {name: [cost at each rate]}, two at most
+    """
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7.5, 3.8), layout="constrained")
+    percent = [100 * rate for rate in rates]
+    for (name, costs), (mark, colour) in zip(curves.items(), (("o-", BLUE), ("s--", RED)),
+                                             strict=False):
+        axes.plot(percent, [100 * cost / costs[0] for cost in costs], mark, color=colour, lw=1.8,
+                  ms=5, label=name)
+    axes.set(title=title, xlabel="hit rate, %", ylabel="% of the cost without hits", ylim=(0, 110))
+    axes.grid(color="#eaeef2")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    plt.close(figure)           # a notebook shows what is returned, and open figures once more
+    return figure
