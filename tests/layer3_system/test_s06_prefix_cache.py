@@ -534,7 +534,7 @@ def test_hit_on_a_free_page(index):
     (other,) = e.submit([50, 51], SamplingParams(max_tokens=14, ignore_eos=True))
     e.step()                                            # holds one page of five
     before = list(e.pool.refs), set(e.pool.free)
-    (second,) = e.submit(list(range(14)), SamplingParams(max_tokens=1))
+    (second,) = e.submit(list(range(14)), SamplingParams(max_tokens=1, temperature=0))
     e.step()                                            # three found, one more, one kept in reserve
     assert second.status == "waiting" and (list(e.pool.refs), set(e.pool.free)) == before
     e.abort([other])
@@ -697,8 +697,9 @@ def test_soak(seed, mode):
         assert chain.step() == tree.step()
     assert chain.end() == tree.end()
     assert sum(r.num_cached for r in chain.live) > 100
+    assert sum(r.preemptions for r in chain.live) > 0
     assert len(tree.engine.pool.index.place_of) <= 24
-    for request in tree.live:
+    for request in tree.live[::8]:
         if request.reason != "abort" and request.index == 0:
             params = request.params
             e = Engine(MockLlama(80, scores=four_letters), ByteTokenizer(), BlockPool(24, 4))
