@@ -1,56 +1,86 @@
 """s06 · Never compute twice: pages that remember what is in them
 
-S: slots of a page   N: tokens of a request
+P: pages of the pool   S: slots of a page, one token each   N: tokens
 The keys and values of a page rest on its tokens and on all before them, and on nothing else. So a
-page that is full can serve every request that begins alike. A chain of hashes names it: the hash of
-its tokens and of the page before. Whoever begins with it shares it, as long as it was not taken.
-Costs one SHA-256 of 8·S + 32 bytes a page, on the host; saves the model's whole work for S tokens.
+page that is full can serve every request that begins alike. An index finds it, by a chain of hashes
+or in a tree of texts. Whoever begins with it shares it, as long as it was not taken.
+Costs on the host, a page: the chain one SHA-256 of 8·S + 32 bytes, the tree one comparison of S
+tokens. A page found saves the model's whole work for S tokens.
 """
 
+from dataclasses import dataclass, field
 from hashlib import sha256
 
 import numpy as np
 
+from lab.plots import BLUE, RED
 from layer3_system.s02_block_pool import BlockPool
 
-__all__ = ["HashChain", "PrefixPool"]
+__all__ = ["HashChain", "PrefixPool", "RadixTree"]
 
 
-def page_hash(parent, tokens):                      # bytes, [int] -> bytes
+def predict_hit_rate(users, N, U, S):
+    """The share of all tokens of all prompts that is found in pages, from 0 to 1.
+
+    users: they ask one after the other, each when the one before is answered; pages are plenty
+    N: tokens of a system prompt that all begin with    U: tokens of each one's own behind it,
+    different from the first on; with U = 0 all prompts are the same
+    S: slots of a page. A page is found when it is full, and the last token of a prompt never is.
+    """
+    # exercise: what a later user finds, in whole pages; what the first one finds
+    found = min(N, N + U - 1) // S * S
+    return (users - 1) * found / (users * (N + U))
+
+
+def page_tokens(request, i, S):
+    """The tokens of page i of a request: a tuple, shorter than S where there are no more."""
+    begin, end, N = i * S, (i + 1) * S, len(request.prompt)
+    return (*request.prompt[begin:end], *request.output[max(begin - N, 0):max(end - N, 0)])
+
+
+# ---- a chain of hashes
+
+
+def page_hash(parent, tokens):                      # bytes, (int) -> bytes
     """The name of a full page: 32 bytes, by its tokens and by the name of the page before it.
 
-    SHA-256, so that two pages of one name hold the same tokens, whoever chose the tokens.
+    A token is below 2⁶³. SHA-256: pages of one name hold the same text, whoever chose the tokens.
     """
     # exercise: one hash of both; 8 bytes a token
     return sha256(parent + np.array(tokens, np.int64).tobytes()).digest()
 
 
+def longest_hit(names, page_of):
+    """[page] of the names, from the first on, up to the first that no page has.
+
+    names: of a text's pages, in order    page_of: {name: page}
+    """
+    # exercise: a page behind a gap is of no use
+    pages = []
+    for name in names:
+        if name not in page_of:
+            break
+        pages.append(page_of[name])
+    return pages
+
+
 class HashChain:
-    """Names of pages: what is in which, and the other way."""
+    """An index of pages by name: what is in which, and the other way."""
 
     def __init__(self):
         self.page_of, self.name_of = {}, {}
 
     def names(self, request, count, S):
         """The names of the first `count` pages of a request. They are kept with it."""
-        # exercise: go on behind those that it has; the first one's parent comes from the salt
         names = request.hashes
-        tokens = request.tokens if len(names) < count else ()
         while len(names) < count:
             parent = names[-1] if names else sha256(request.salt.encode()).digest()
-            begin = len(names) * S
-            names.append(page_hash(parent, tokens[begin:begin + S]))
+            names.append(page_hash(parent, page_tokens(request, len(names), S)))
         return names[:count]
 
     def find(self, request, count, S):
         """Pages that hold the first tokens of a request, at most `count`, without a gap."""
-        # exercise: up to the first name that is not known
-        pages = []
-        for name in self.names(request, count, S):
-            if name not in self.page_of:
-                break
-            pages.append(self.page_of[name])
-        return pages
+        return longest_hit(self.names(request, count, S), self.page_of)
 
     def note(self, request, i, S):
         """The page that has what page i of a request has: an older one, or its own from now on."""
@@ -61,10 +91,126 @@ class HashChain:
 
     def drop(self, page):
         """A page is about to hold something else."""
-        # exercise: both ways; a page that was never named is nothing special
         name = self.name_of.pop(page, None)
         if name is not None:
             del self.page_of[name]
+
+
+# ---- a tree of texts
+
+
+@dataclass(eq=False)
+class Node:
+    """A run of pages that some texts have in common, and the runs that go on from there."""
+
+    keys: list          # of each page: its tokens; the first of a text has its salt, too
+    pages: list
+    parent: object = None
+    children: dict = field(default_factory=dict)        # first key of a run -> Node
+
+
+def split(node, place):
+    """Cut a run: the node keeps the pages before `place`, 0 < place < len(node.pages).
+
+    The rest is a new node, which is returned. It becomes the only child; all that went on from the
+    run goes on from the rest.
+    """
+    # exercise: the rest takes keys, pages and children; then the node lets go of them
+    rest = Node(node.keys[place:], node.pages[place:], node, node.children)
+    for child in rest.children.values():
+        child.parent = rest
+    del node.keys[place:], node.pages[place:]
+    node.children = {rest.keys[0]: rest}
+    return rest
+
+
+class RadixTree:
+    """An index of pages by their texts: a HashChain's methods, nothing hashed to a name.
+
+    A dropped page takes along what lies behind it, which could not be found without it. A chain
+    finds that again once the page is back; the tree does not. So it finds a chain's pages up to the
+    first that was noted before the page in front of it was dropped. A PrefixPool takes the pages of
+    a text from its end on, and there both find the same.
+    """
+
+    def __init__(self):
+        self.root, self.place_of = Node([], []), {}     # page -> (its node, its place in the run)
+
+    def key(self, request, i, S):
+        tokens = page_tokens(request, i, S)
+        return tokens if i else (request.salt, *tokens)
+
+    def find(self, request, count, S):
+        """Pages that hold the first tokens of a request, at most `count`, without a gap."""
+        node, place, pages = self.root, 0, []
+        for i in range(count):
+            key = self.key(request, i, S)
+            if place == len(node.pages):                # the run ends: does one go on so?
+                node, place = node.children.get(key), 0
+            if node is None or node.keys[place] != key:
+                break
+            pages.append(node.pages[place])
+            place += 1
+        return pages
+
+    def note(self, request, i, S):
+        """The page that has what page i of a request has: an older one, or its own from now on."""
+        own, key = request.table[i], self.key(request, i, S)
+        node, place = self.place_of.get(request.table[i - 1], (None, 0)) if i else (self.root, -1)
+        if node is None:                # nobody finds what is behind an unknown page
+            return own
+        place += 1
+        if place < len(node.pages) and node.keys[place] != key:
+            rest = split(node, place)
+            self.place_of.update((page, (rest, j)) for j, page in enumerate(rest.pages))
+        if place < len(node.pages):
+            return node.pages[place]
+        if key in node.children:
+            return node.children[key].pages[0]
+        if node.children or node is self.root:          # a run of its own
+            run = Node([], [], node)
+            node.children[key], node = run, run
+        self.place_of[own] = node, len(node.pages)
+        node.keys.append(key)
+        node.pages.append(own)
+        return own
+
+    def drop(self, page):
+        """A page is about to hold something else."""
+        if page not in self.place_of:
+            return
+        node, place = self.place_of[page]
+        gone, behind = node.pages[place:], list(node.children.values())
+        while behind:
+            child = behind.pop()
+            gone += child.pages
+            behind += child.children.values()
+        for each in gone:
+            del self.place_of[each]
+        if place == 0:
+            del node.parent.children[node.keys[0]]
+        del node.keys[place:], node.pages[place:]
+        node.children = {}
+
+
+# ---- the pool
+
+
+def note_full_pages(pool, request):
+    """Note the pages of a request that are full of computed tokens, each once.
+
+    One whose contents another page has already is given back: first the table names the other one,
+    then it becomes free. pool.index.note(request, i, pool.S) says which page that is, or page i
+    itself; request.remembered counts the pages that were noted before.
+    """
+    # exercise: of each new full page ask the index; a copy makes way
+    for i in range(request.remembered, request.num_computed // pool.S):
+        own, page = request.table[i], pool.index.note(request, i, pool.S)
+        if page != own:
+            pool.share([page])
+            request.table[i] = page
+            pool.release([own])
+        request.remembered = i + 1
 
 
 class PrefixPool(BlockPool):
@@ -80,23 +226,37 @@ class PrefixPool(BlockPool):
     def find(self, request):
         """Pages that hold the begin of a request already; never all of it, since the scores of its
         last token must be computed. None where the prompt's own scores are wanted."""
-        # exercise: how many full pages may it be at most? Then ask the index
         if request.params.prompt_logprobs is not None:
             return []
         return self.index.find(request, (request.num_tokens - 1) // self.S, self.S)
 
     def remember(self, request):
-        """Note the pages of a request that are full. One whose contents another page has already
-        is given back: first the table names the other one, then it becomes free."""
-        # exercise: those between request.remembered and num_computed; a copy makes way
-        for i in range(request.remembered, request.num_computed // self.S):
-            own = request.table[i]
-            page = self.index.note(request, i, self.S)
-            if page != own:
-                self.share([page])
-                request.table[i] = page
-                self.release([own])
-        request.remembered = max(request.remembered, request.num_computed // self.S)
+        """Note the pages of a request that are full."""
+        note_full_pages(self, request)
 
     def forget(self, page):
         self.index.drop(page)
+
+
+# ---- drawn
+
+
+def draw_sweep(title, rates, curves):
+    """What is left of some costs as the hit rate grows, in % of each one's first value.
+
+    rates: [share from 0 to 1]    curves: {name: [cost at each rate]}, two at most
+    """
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7.5, 3.8), layout="constrained")
+    percent = [100 * rate for rate in rates]
+    for (name, costs), (mark, colour) in zip(curves.items(), (("o-", BLUE), ("s--", RED)),
+                                             strict=False):
+        axes.plot(percent, [100 * cost / costs[0] for cost in costs], mark, color=colour, lw=1.8,
+                  ms=5, label=name)
+    axes.set(title=title, xlabel="hit rate, %", ylabel="% of the cost without hits", ylim=(0, 110))
+    axes.grid(color="#eaeef2")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    plt.close(figure)           # a notebook shows what is returned, and open figures once more
+    return figure

@@ -1,0 +1,709 @@
+"""Graders of s06. A prediction is counted in a real pool; indexes are held to each other, and to
+what a dictionary of whole texts would find."""
+
+import random
+from hashlib import sha256
+from itertools import product
+
+import pytest
+import torch
+
+from layer3_system import (
+    BlockPool,
+    ByteTokenizer,
+    Engine,
+    HashChain,
+    MockLlama,
+    PrefixPool,
+    RadixTree,
+    Request,
+    SamplingParams,
+    Scheduler,
+    check_engine,
+    check_pool,
+)
+
+INDEXES = [HashChain, RadixTree]
+BOTH = pytest.mark.parametrize("index", INDEXES)
+
+
+# ---- predict_hit_rate
+
+
+def counted_hit_rate(users, N, U, S):
+    """Found over asked for, counted in a pool with room for all."""
+    pool = PrefixPool(-(-users * (N + U + 1) // S) + users, S)
+    engine = Engine(MockLlama(512), ByteTokenizer(), pool)
+    found = asked = 0
+    for user in range(users):
+        (request,) = served(engine, [9] * N + [20 + user] * U)
+        found, asked = found + request.num_cached, asked + N + U
+    return found / asked
+
+
+USERS = [(4, 70, 31, 16), (3, 64, 0, 16), (2, 64, 5, 16), (5, 13, 30, 16), (1, 90, 9, 8),
+         (3, 50, 0, 16), (6, 33, 1, 4), (2, 1, 0, 4)]
+
+
+def test_predict_hit_rate(subject, agree):
+    for case in USERS:
+        hit_rate_is_the_counted(subject, agree, *case)
+
+
+def hit_rate_is_the_counted(subject, agree, users, N, U, S):
+    def rate(found, hits=users - 1, asked=users * (N + U)):
+        return hits * found / asked
+
+    found = min(N, N + U - 1) // S * S
+    mistakes = {
+        "parts of pages are found, too": rate(min(N, N + U - 1)),
+        "the first user finds something, with nobody before": rate(found, users),
+        "each one's own tokens are not counted among those asked for": rate(found, asked=users * N),
+        "a user's own tokens are found, too": rate((N + U - 1) // S * S),
+    }
+    if U == 0:
+        mistakes["a prompt is found whole, and nothing is left to compute its scores from"] = \
+            rate(N // S * S)
+    if N % S:
+        mistakes["a page that is full in part is rounded up"] = rate(-(-N // S) * S)
+    agree(subject.predict_hit_rate(users, N, U, S), counted_hit_rate(users, N, U, S), "float64",
+          f"predict_hit_rate: {users} users, {N} tokens shared, {U} of their own, pages of {S}",
+          at=lambda i: "the share", mistakes=mistakes)
+
+
+# ---- page_hash
+
+
+def test_page_hash(subject):
+    parent, tokens = bytes(range(32)), (5, 12, 3, 5)
+    name = subject.page_hash(parent, tokens)
+    assert isinstance(name, bytes), f"page_hash: got {type(name).__name__}, expected bytes"
+    assert len(name) == 32, (
+        f"page_hash: got {len(name)} bytes, expected 32. A name that was cut short can be another "
+        f"text's, too")
+    assert subject.page_hash(parent, tokens) == name, "page_hash: the same page got two names"
+    others = [
+        (parent[::-1], tokens, "after other text. Is the name of the page before in the hash?"),
+        (parent, (12, 5, 3, 5), "with its tokens in another order"),
+        (parent, (5 + 256, 12, 3, 5), "whose token is 256 larger. Is a token one byte only?"),
+        (parent, (5 + 2**16, 12, 3, 5), "whose token is 65,536 larger. It wants eight bytes"),
+        (parent, (5 + 2**32, 12, 3, 5), "whose token is 2³² larger. A token has eight bytes"),
+        (parent, (51, 2, 3, 5), "whose digits are the same, with the border elsewhere"),
+    ]
+    for before, other, what in others:
+        assert subject.page_hash(before, other) != name, (
+            f"page_hash: page {list(tokens)} has the same name as page {list(other)}: one {what}")
+
+
+# ---- longest_hit
+
+KNOWN = {b"The": 3, b" warp": 0, b" waits": 7, b" again": 1}
+
+
+HITS = {"The| warp| waits": [3, 0, 7], "The| waits| has| again": [3, 7], "The| block| waits": [3],
+        "A| warp| waits": [], "": [], "The| warp| waits| again": [3, 0, 7, 1]}
+
+
+def test_longest_hit(subject):
+    for text, want in HITS.items():
+        longest_hit_is(subject, text, want)
+
+
+def longest_hit_is(subject, text, want):
+    names = [part.encode() for part in text.split("|") if part]
+    got = subject.longest_hit(names, KNOWN)
+    assert isinstance(got, (list, tuple)), \
+        f"longest_hit: got {type(got).__name__}, expected a list of pages"
+    got = list(got)
+    known = [KNOWN[name] for name in names if name in KNOWN]
+    why = ("This is what one gets when a page behind a gap is taken, too: its keys and values rest "
+           "on all before" if got == known else
+           "These are names, where pages are wanted" if got and isinstance(got[0], bytes) else
+           "Page 0 is a page, although 0 counts as false" if 0 in want
+           and got == want[:want.index(0)] else
+           "All or nothing? Those in front of the first unknown one are found" if not got else
+           "The first unknown one ends it, and those in front stay" if got == want[:-1] else "")
+    assert got == want, f"longest_hit of {text.split('|')}: got {got}, expected {want}. {why}"
+
+
+# ---- note_full_pages
+
+S = 4
+
+
+class Given:
+    """A pool under test whose index tells what it was asked; requests whose pages are filled."""
+
+    def __init__(self, subject):
+        self.subject, self.tree = subject, subject.RadixTree()
+        self.note = subject.make("lab.mocks:Watched", self.tree.note)
+        index = subject.make("types:SimpleNamespace", note=self.note, find=self.tree.find,
+                             drop=self.tree.drop)
+        self.pool = subject.PrefixPool(12, S, index)
+        self.params = subject.make("layer3_system:SamplingParams")
+
+    def request(self, tokens, computed):
+        table = [self.pool.take() for _ in range(-(-len(tokens) // S))]
+        return self.subject.make("layer3_system:Request", "r", list(tokens), self.params,
+                                 table=table, num_computed=computed)
+
+    def known(self, request):
+        return self.tree.find(request, 3, S)
+
+    def asked(self):
+        return [call[1] for call in self.note.calls]
+
+
+def test_note_full_pages(subject):
+    """Cases 8 and 9: a page that is full in part, or not computed yet, is nobody else's."""
+    for computed in (6, 8, 3, 12):
+        full_pages_are_noted(subject, computed)
+
+
+def full_pages_are_noted(subject, computed):
+    given = Given(subject)
+    request = given.request(range(20, 34), computed)
+    subject.note_full_pages(given.pool, request)
+    want, got = request.table[:computed // S], given.known(request)
+    what = f"note_full_pages: 14 tokens, {computed} of them computed, pages of {S}"
+    why = ("A page is noted whose last slots are still empty" if len(got) == len(want) + 1
+           and computed % S else
+           "Are there pages of tokens that were not computed yet?" if len(got) > len(want) else "")
+    assert got == want, f"{what}: pages {got} are known, expected {want}. {why}"
+    assert request.remembered == len(want), (
+        f"{what}: request.remembered is {request.remembered}, expected {len(want)}, the pages that "
+        f"need not be noted again")
+
+
+def test_note_full_pages__goes_on(subject):
+    given = Given(subject)
+    request = given.request(range(20, 34), 5)
+    for computed in (5, 6, 13):
+        subject.make("builtins:setattr", request, "num_computed", computed)
+        subject.note_full_pages(given.pool, request)
+    assert given.asked() == [0, 1, 2], (
+        f"note_full_pages: with 5, then 6, then 13 tokens computed the index was asked of the "
+        f"pages {given.asked()}, expected each new full page once: [0, 1, 2]")
+
+
+def test_note_full_pages__copy(subject):
+    """Case 14: the table names the other page, and only then the copy becomes free."""
+    given = Given(subject)
+    pool, first = given.pool, given.request(range(20, 30), 10)
+    second = given.request([*range(20, 28), 1, 2, 3, 4, 5, 6], 13)
+    kept, own = first.table, second.table
+    subject.note_full_pages(pool, first)
+    subject.note_full_pages(pool, second)
+    got, want = second.table, kept[:2] + own[2:]
+    refs, free = pool.refs, list(pool.free)
+    about = (f"note_full_pages: tables {kept} and {own}, two pages of the same text. The second "
+             f"table is {got} now")
+    assert len(got) == len(own), f"{about}: pages that are no copies went, too"
+    for page in got:
+        assert page not in free, f"{about}, and page {page} in it is free: it will be overwritten"
+    assert got == want, f"{about}, expected {want}: of a text that is known twice, one is enough"
+    for page in kept[:2]:
+        assert refs[page] == 2, \
+            f"{about}: page {page} is in two tables and counts {refs[page]}. Was it shared?"
+    for page in own[:2]:
+        assert refs[page] == 0 and page in free, (
+            f"{about}: page {page}, the copy, is in no table and not free: nobody gives it back "
+            f"any more")
+    assert first.table == kept, "note_full_pages: the other request's table has changed"
+
+
+# ---- split
+
+
+def is_same(subject, one, other):
+    return subject.make("operator:is_", one, other)
+
+
+def test_split(subject):
+    for leaf, place in product((False, True), (2, 1, 4)):
+        run_is_cut(subject, leaf, place)
+
+
+def run_is_cut(subject, leaf, place):
+    keys, pages = [("", 1), (2, 3), (4, 5), (6, 7), (8, 9)], [10, 11, 12, 13, 14]
+    above = subject.Node([], [])
+    behind = [] if leaf else [((0, 0), 3), ((0, 1), 5)]
+    on = {key: subject.Node([key], [page]) for key, page in behind}
+    node = subject.Node(keys, pages, above, on)
+    for child in on.values():
+        subject.make("builtins:setattr", child, "parent", node)
+    rest = subject.split(node, place)
+    about = f"split of a run of the pages {pages} before place {place}"
+    assert rest is not None, f"{about}: got nothing (None), expected the new node"
+    assert not is_same(subject, rest, node), f"{about}: the old node was returned, not the new one"
+    halves = (node.pages, rest.pages)
+    lost = [p for p in pages if p not in halves[0] + halves[1]]
+    assert not lost, f"{about}: it became {halves[0]} and {halves[1]}; page {lost[0]} is in neither"
+    assert halves == (pages[:place], pages[place:]), \
+        f"{about}: got {halves[0]} and {halves[1]}, expected {pages[:place]} and {pages[place:]}"
+    for each, want in ((node, keys[:place]), (rest, keys[place:])):
+        assert each.keys == want, \
+            f"{about}: {len(each.keys)} keys for {len(want)} pages. Keys are cut where pages are"
+    assert list(rest.children) == list(on), (
+        f"{about}: {len(rest.children)} runs go on from the rest, expected the {len(on)} that went "
+        f"on from the whole")
+    assert len(node.children) == 1, \
+        f"{about}: the node has {len(node.children)} children, expected one, the rest"
+    ((first, child),) = node.children.items()
+    assert first == keys[place], \
+        f"{about}: the rest is found by {first}, which is not what it begins with, {keys[place]}"
+    assert is_same(subject, child, rest), f"{about}: the child is not the node that is returned"
+    assert is_same(subject, rest.parent, node), f"{about}: the rest's parent is another node"
+    assert is_same(subject, node.parent, above), f"{about}: the node's own parent has changed"
+    for child in on.values():
+        assert is_same(subject, child.parent, rest), (
+            f"{about}: page {child.pages[0]} goes on from the rest now, and its parent is still "
+            f"the node in front")
+
+
+def test_split__in_the_tree(subject):
+    """Texts that part in a run, and part once more in front."""
+    tree, params = subject.RadixTree(), subject.make("layer3_system:SamplingParams")
+    texts = [[1, 1, 2, 2, 3, 3, 4, 4], [1, 1, 2, 2, 3, 3, 5, 5], [1, 1, 6, 6]]
+    tables = [[0, 1, 2, 3], [0, 1, 2, 7], [0, 9]]
+    for text, table in zip(texts, tables, strict=True):
+        request = subject.make("layer3_system:Request", "r", text, params, table=table)
+        for i in range(len(table)):
+            tree.note(request, i, 2)
+    for text, table in zip(texts, tables, strict=True):
+        request = subject.make("layer3_system:Request", "r", text, params)
+        got = tree.find(request, len(table), 2)
+        assert got == table, f"split: after three texts, {text} is found in {got}, expected {table}"
+
+
+# ---- the indexes, by themselves
+
+
+def noted(index, tokens, table, S=4, salt=""):
+    """A request whose pages an index was told of; its table names what the index answered."""
+    request = Request("r", list(tokens), SamplingParams(), salt=salt, table=list(table))
+    for i in range(len(table)):
+        request.table[i] = index.note(request, i, S)
+    return request
+
+
+def found(index, tokens, S=4, salt=""):
+    request = Request("r", list(tokens), SamplingParams(), salt=salt)
+    return index.find(request, len(tokens) // S, S)
+
+
+@BOTH
+def test_collision(index):
+    """Case 13: tokens of one Python hash, tokens that differ in high bits only, are not a hit."""
+    known = index()
+    noted(known, [0] * 4 + [1] * 4, [5, 6])
+    assert hash((0,) * 4) == hash((2**61 - 1,) * 4)
+    for wrong in (2**61 - 1, 2**32, 256, 1):
+        assert found(known, [wrong] * 4 + [1] * 4) == []
+    assert found(known, [0] * 4 + [1] * 4) == [5, 6]
+
+
+def test_a_name_is_a_strong_hash_of_the_whole_text():
+    """Case 13: as written in the docstring, so that other programs can name the same pages."""
+    known, tokens = HashChain(), [7, 300, 2**40, 0, 1, 2, 3, 4]
+    request = noted(known, tokens, [5, 6], salt="blue")
+    name = sha256(b"blue").digest()
+    for i in (0, 4):
+        name = sha256(name + b"".join(t.to_bytes(8, "little") for t in tokens[i:i + 4])).digest()
+        assert request.hashes[i // 4] == name
+
+
+@BOTH
+def test_parent_chain(index):
+    """Case 13: the same tokens after other text are another page."""
+    known = index()
+    noted(known, [1] * 4 + [2] * 4 + [3] * 4, [0, 1, 2])
+    assert found(known, [9] * 4 + [2] * 4) == []
+    assert found(known, [2] * 4) == []
+    assert found(known, [1] * 4 + [3] * 4) == [0]
+    assert noted(known, [9] * 4 + [2] * 4, [5, 6]).table == [5, 6]
+    assert found(known, [9] * 4 + [2] * 4) == [5, 6]
+    assert found(known, [1] * 4 + [2] * 4 + [3] * 4) == [0, 1, 2]
+
+
+@BOTH
+def test_salt(index):
+    """Case 13: requests with other salts share nothing."""
+    known, text = index(), [1] * 8
+    noted(known, text, [0, 1], salt="red")
+    assert found(known, text) == found(known, text, salt="blue") == []
+    assert noted(known, text, [4, 5], salt="blue").table == [4, 5]
+    assert found(known, text, salt="red") == [0, 1] and found(known, text, salt="blue") == [4, 5]
+    known.drop(0)
+    assert found(known, text, salt="red") == [] and found(known, text, salt="blue") == [4, 5]
+
+
+@BOTH
+def test_a_copy_is_never_named(index):
+    """Case 12: evicting a copy keeps the twin's entry."""
+    known, text = index(), [1] * 4 + [2] * 4
+    noted(known, text, [0, 1])
+    assert noted(known, text, [4, 5]).table == [0, 1]
+    known.drop(4), known.drop(5)
+    assert found(known, text) == [0, 1]
+
+
+@BOTH
+def test_drop(index):
+    """What is behind a page is not found without it; what is unknown may be dropped."""
+    known, text = index(), [1] * 4 + [2] * 4 + [3] * 4
+    noted(known, text, [0, 1, 2])
+    known.drop(1), known.drop(1), known.drop(99)
+    assert found(known, text) == [0]
+    assert noted(known, text, [0, 5, 6]).table[1] == 5
+    assert found(known, text)[:2] == [0, 5]
+
+
+def test_where_tree_and_chain_differ():
+    """A page whose predecessor went and came back: the chain has kept its name."""
+    chain, tree, text = HashChain(), RadixTree(), [1] * 4 + [2] * 4
+    for known in (chain, tree):
+        noted(known, text, [0, 1])
+        known.drop(0)
+        assert found(known, text) == []
+        noted(known, text[:4], [7])
+    assert found(chain, text) == [7, 1]
+    assert found(tree, text) == [7]
+
+
+def check_tree(tree):
+    """Every page is where place_of says, once, in a run that its parent knows by its first key."""
+    seen, nodes = {}, [tree.root]
+    assert not tree.root.pages and tree.root.parent is None
+    while nodes:
+        node = nodes.pop()
+        assert len(node.keys) == len(node.pages) and (node.pages or node is tree.root)
+        seen |= {page: (node, place) for place, page in enumerate(node.pages)}
+        for key, child in node.children.items():
+            assert child.parent is node and child.keys[0] == key
+            nodes.append(child)
+    assert seen == tree.place_of
+
+
+class WholeTexts:
+    """What an index must find, from a dictionary of texts. behind: drop takes what is behind."""
+
+    def __init__(self, behind):
+        self.behind, self.page_of = behind, {}
+
+    def note(self, text, table, i):
+        before = text[:i]
+        if self.behind and i and self.page_of.get(before) != table[i - 1]:
+            return table[i]
+        return self.page_of.setdefault(text[:i + 1], table[i])
+
+    def drop(self, text):
+        if self.behind:
+            self.page_of = {t: p for t, p in self.page_of.items() if t[:len(text)] != text}
+        else:
+            self.page_of.pop(text, None)
+
+    def find(self, text):
+        pages = [self.page_of.get(text[:i + 1]) for i in range(len(text))]
+        return pages[:pages.index(None)] if None in pages else pages
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_texts_under_random_drops(seed):
+    """Chain and tree find what dictionaries of whole texts do; the tree a begin of the chain's."""
+    rnd, fresh = random.Random(seed), iter(range(10**6))
+    both = [(HashChain(), WholeTexts(False)), (RadixTree(), WholeTexts(True))]
+    live, apart = [], 0
+    for _ in range(400):
+        if rnd.random() < 0.3 or not live:
+            pages = tuple(rnd.randrange(2) for _ in range(rnd.randrange(1, 7)))
+            tokens = [t for page in pages for t in (page, 5)]
+            live.append((pages, [Request("r", tokens, SamplingParams()) for _ in both]))
+        pages, requests = rnd.choice(live)
+        i = len(requests[0].table)
+        if rnd.random() < 0.3:
+            gone = pages[:rnd.randrange(len(pages)) + 1]
+            for known, oracle in both:
+                if gone in oracle.page_of:
+                    known.drop(oracle.page_of[gone])
+                    oracle.drop(gone)
+        elif i < len(pages):
+            for (known, oracle), request in zip(both, requests, strict=True):
+                request.table.append(next(fresh))
+                want = oracle.note(pages, request.table, i)
+                assert known.note(request, i, 2) == want
+                request.table[i] = want
+        lengths = []
+        for (known, oracle), request in zip(both, requests, strict=True):
+            assert known.find(request, len(pages), 2) == oracle.find(pages)
+            lengths.append(len(oracle.find(pages)))
+        check_tree(both[1][0])
+        assert lengths[1] <= lengths[0]
+        apart += lengths[0] != lengths[1]
+    assert 0 < apart, "texts and drops never set them apart: the test shows little"
+
+
+# ---- the pool, in an engine
+
+
+def engine(index=HashChain, P=64, S=4, model=None, **limits):
+    pool = PrefixPool(P, S, index())
+    return Engine(model or MockLlama(200), ByteTokenizer(), pool, Scheduler(pool, **limits))
+
+
+def drain(engine):
+    while engine.busy:
+        engine.step()
+        check_engine(engine)
+
+
+def served(engine, *prompts, max_tokens=1, **entries):
+    params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True, **entries)
+    requests = [engine.submit(prompt, params)[0] for prompt in prompts]
+    drain(engine)
+    return requests
+
+
+def alone(prompt, max_tokens):
+    pool = BlockPool(64, 4)
+    (request,) = served(Engine(MockLlama(200), ByteTokenizer(), pool, Scheduler(pool)), prompt,
+                        max_tokens=max_tokens)
+    return request.output
+
+
+@BOTH
+@pytest.mark.parametrize("n, want", [(11, 8), (12, 8), (13, 12), (4, 0), (5, 4), (1, 0)])
+def test_whole_prompt_is_known(index, n, want):
+    """Case 7: at least one token is computed, and the scores are those of the whole prompt."""
+    served_before, prompt = engine(index), list(range(n))
+    served(served_before, prompt, max_tokens=9)
+    (again,) = served(served_before, prompt, max_tokens=9)
+    assert again.num_cached == want < n
+    assert again.output == alone(prompt, 9)
+
+
+@BOTH
+def test_an_answer_is_known_but_its_last_token(index):
+    """A turn finds what was computed of the turn before; the last token drawn never was."""
+    e, prompt = engine(index), list(range(7))
+    (first,) = served(e, prompt, max_tokens=6)
+    (second,) = served(e, first.tokens + [3, 3, 3])
+    assert first.num_computed == 12 and second.num_cached == 12
+    (first,) = served(e, [9, *prompt], max_tokens=5)        # 13 tokens, the last never computed
+    (second,) = served(e, first.tokens + [3, 3, 3])
+    assert first.num_computed == 12 and second.num_cached == 12
+
+
+@BOTH
+def test_partial_page_is_nobody_elses(index):
+    """Case 8: texts that part within a page share only the pages before."""
+    e = engine(index)
+    served(e, [1, 2, 3, 4, 5, 6])
+    (second,) = served(e, [1, 2, 3, 4, 5, 6, 7, 8, 9])
+    assert second.num_cached == 4
+    assert second.output == alone(second.prompt, 1)
+
+
+@BOTH
+@pytest.mark.parametrize("chunk", [None, 3])
+def test_two_identical_prompts_in_one_step(index, chunk):
+    """Case 9: the second does not read what is not written; both compute, then share."""
+    e, prompt = engine(index, chunk=chunk), list(range(14))
+    params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+    one, other = (e.submit(prompt, params)[0] for _ in range(2))
+    computed = 0
+    while len(one.output) == 0:
+        e.step()
+        check_engine(e)
+        computed += sum(e.counts.values())
+    assert computed == 28 and other.num_cached == 0
+    assert one.table[:3] == other.table[:3] and one.table[3] != other.table[3]
+    assert e.pool.used == 5
+    drain(e)
+    assert one.output == other.output == alone(prompt, 6)
+
+
+@BOTH
+def test_hit_on_a_free_page(index):
+    """Case 10: a page that is found leaves the free list, and is not counted as free, too."""
+    e = engine(index, P=5)
+    (first,) = served(e, list(range(12)))
+    pages = e.pool.find(first)
+    assert e.pool.used == 0 and len(pages) == 3
+    assert all(page in e.pool.free for page in pages)
+    (other,) = e.submit([50, 51], SamplingParams(max_tokens=14, ignore_eos=True))
+    e.step()                                            # holds one page of five
+    before = list(e.pool.refs), set(e.pool.free)
+    (second,) = e.submit(list(range(14)), SamplingParams(max_tokens=1, temperature=0))
+    e.step()                                            # three found, one more, one kept in reserve
+    assert second.status == "waiting" and (list(e.pool.refs), set(e.pool.free)) == before
+    e.abort([other])
+    e.step()
+    assert second.num_cached == 12 and second.output == alone(second.prompt, 1)
+    assert not e.pool.used
+    drain(e)
+
+
+@BOTH
+def test_eviction_order(index):
+    """Case 12: of the pages given back longest ago first, and of a text from its end on."""
+    e = engine(index, P=8)
+    (old,) = served(e, [1] * 13)                        # four pages, three of them known
+    (new,) = served(e, [2] * 13)
+    served(e, [3] * 5)                                  # two pages, of the oldest
+    assert len(e.pool.find(old)) == 2 and len(e.pool.find(new)) == 3
+    served(e, [4] * 5)
+    assert len(e.pool.find(old)) == 0 and len(e.pool.find(new)) == 3
+    served(e, [2] * 13, [5] * 9)                        # in use again, so not the oldest any more
+    assert len(e.pool.find(new)) == 3
+
+
+@BOTH
+def test_evicting_a_copy_keeps_the_twin(index):
+    """Case 12: two computed the same; the one that made way is taken, the other is still found."""
+    e, prompt = engine(index, P=8), [1] * 9
+    one, other = served(e, prompt, prompt)
+    pages = e.pool.find(one)
+    others = [page for page in e.pool.free if page not in pages]
+    for page in others:
+        assert e.pool.take() is not None
+    assert e.pool.find(other) == pages and len(pages) == 2
+
+
+class TableFirst(PrefixPool):
+    """A pool that refuses to free a page which somebody's table still names."""
+
+    tables = ()
+
+    def remember(self, request):
+        self.tables = [request.table]
+        super().remember(request)
+        self.tables = ()
+
+    def release(self, table):
+        for page in table:
+            assert self.refs[page] > 1 or not any(page in t for t in self.tables)
+        self.swaps = getattr(self, "swaps", 0) + bool(self.tables)
+        super().release(table)
+
+
+@BOTH
+def test_the_table_changes_before_the_copy_is_free(index):
+    """Case 14."""
+    pool = TableFirst(32, 4, index())
+    e = Engine(MockLlama(200), ByteTokenizer(), pool, Scheduler(pool))
+    served(e, list(range(14)), list(range(14)), max_tokens=6)
+    assert pool.swaps >= 3
+    check_pool(pool, [])
+
+
+@BOTH
+def test_scores_of_the_prompt_pass_the_cache_by(index):
+    """Case 29: who wants prompt_logprobs computes the whole prompt; its pages are shared after."""
+    e, prompt = engine(index), list(range(13))
+    served(e, prompt)
+    known = e.pool.find(Request("r", prompt, SamplingParams()))
+    (asks,) = served(e, prompt, prompt_logprobs=2)
+    assert asks.num_cached == 0 and len(asks.prompt_logprobs) == 12
+    (fresh,) = served(engine(index), prompt, prompt_logprobs=2)
+    assert asks.prompt_logprobs == fresh.prompt_logprobs
+    assert e.pool.find(Request("r", prompt, SamplingParams())) == known
+    (after,) = served(e, prompt)
+    assert after.num_cached == 12
+
+
+@BOTH
+def test_salts_in_the_engine(index):
+    """Case 13: nobody learns by the time of an answer what another salt has asked."""
+    e, prompt = engine(index), list(range(9))
+    for salt, want in (("red", 0), ("blue", 0), ("red", 8), ("blue", 8), ("", 0)):
+        (request,) = e.submit(prompt, SamplingParams(max_tokens=1), salt=salt)
+        drain(e)
+        assert request.num_cached == want
+
+
+# ---- the soak
+
+
+class EndsFirst(RadixTree):
+    """A tree in which a dropped page must be the last of its text."""
+
+    def drop(self, page):
+        if page in self.place_of:
+            node, place = self.place_of[page]
+            assert place == len(node.pages) - 1 and not node.children, \
+                f"page {page} is taken before those behind it"
+        super().drop(page)
+
+
+def four_letters(context, V):
+    g = torch.Generator().manual_seed(hash(tuple(context)) % 2**31)
+    scores = torch.full((V,), -20.0)
+    scores[:4], scores[256] = torch.rand(4, generator=g) * 3, -2.0
+    return scores
+
+
+class Guesses:
+    """A drafter that guesses at random, the same in each run."""
+
+    def __init__(self, seed):
+        self.rnd = random.Random(seed)
+
+    def propose(self, tokens):
+        return [self.rnd.randrange(4) for _ in range(self.rnd.randrange(4))]
+
+
+class Soak:
+    """One engine under random requests and aborts, all by its seed."""
+
+    def __init__(self, seed, index, mode):
+        self.rnd, self.live = random.Random(seed), []
+        pool = PrefixPool(24, 4, index)
+        limits = self.rnd.choice([6, 9, 32]), self.rnd.choice([None, 3])
+        self.engine = Engine(MockLlama(80, scores=four_letters), ByteTokenizer(), pool,
+                             Scheduler(pool, 6, *limits), overlap=mode == "overlap",
+                             drafter=Guesses(seed) if mode == "guesses" else None)
+
+    def step(self):
+        rnd, engine = self.rnd, self.engine
+        if rnd.random() < 0.3:
+            prompt = rnd.choice([[1] * 9, [2, 3] * 8, [0]])
+            prompt = prompt + [rnd.randrange(4) for _ in range(rnd.randrange(1, 20))]
+            self.live += engine.submit(prompt, SamplingParams(
+                max_tokens=rnd.randrange(1, 30), seed=rnd.randrange(9), n=rnd.choice([1, 1, 3]),
+                temperature=rnd.choice([0, 1.0])), salt=rnd.choice(["", "", "blue"]))
+        if self.live and rnd.random() < 0.04:
+            engine.abort([rnd.choice(self.live)])
+        engine.step()
+        check_engine(engine)
+        if isinstance(engine.pool.index, RadixTree):
+            check_tree(engine.pool.index)
+        return [(r.id, r.index, n, tuple(r.table)) for r, n in engine.counts.items()]
+
+    def end(self):
+        drain(self.engine)
+        assert not self.engine.pool.used
+        assert all(r.reason in ("stop", "length", "abort") for r in self.live)
+        return [(r.id, r.index, r.reason, r.output) for r in self.live]
+
+
+@pytest.mark.parametrize("mode", ["plain", "overlap", "guesses"])
+@pytest.mark.parametrize("seed", range(4))
+def test_soak(seed, mode):
+    """A chain and a tree side by side: the same pages in every step, every invariant after each;
+    the pool takes a text's pages from its end on; tokens are those of an engine without either."""
+    chain, tree = (Soak(seed, index, mode) for index in (HashChain(), EndsFirst()))
+    for _ in range(250):
+        assert chain.step() == tree.step()
+    assert chain.end() == tree.end()
+    assert sum(r.num_cached for r in chain.live) > 100
+    assert sum(r.preemptions for r in chain.live) > 0
+    assert len(tree.engine.pool.index.place_of) <= 24
+    for request in tree.live[::8]:
+        if request.reason != "abort" and request.index == 0:
+            params = request.params
+            e = Engine(MockLlama(80, scores=four_letters), ByteTokenizer(), BlockPool(24, 4))
+            (again,) = e.submit(request.prompt, SamplingParams(
+                max_tokens=params.max_tokens, seed=params.seed, temperature=params.temperature))
+            drain(e)
+            assert again.output == request.output
