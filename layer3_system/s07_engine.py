@@ -4,50 +4,54 @@ B: requests of a step   T: its new tokens, of all of them   S: slots of a page  
 A step asks the scheduler who computes how much, lays it out for the model, samples where a request
 has caught up with its tokens, and tells everybody what is new. It keeps no phases: a prompt, a part
 of one, and one token more are the same to it.
+Costs O(T + B · pages of the longest table) of the host a step, and a look at every token's text.
 """
 
-import logging
-import time
-from itertools import accumulate, count
-from typing import NamedTuple
+from itertools import accumulate
 
 import torch
 
-from layer1_kernels import Sampling, kernels
 from layer2_graph import Step
-from layer3_system.s01_request import (
-    Detokenizer,
-    Request,
-    RequestError,
-    SamplingParams,
-    StopStrings,
-    finish_reason,
-    logprobs_of,
-    uniform,
-)
-from layer3_system.s02_block_pool import Broken, Pages, check_pool, pages_for, slots_of
-from layer3_system.s04_continuous_batching import Scheduler
-from layer3_system.s06_prefix_cache import PrefixPool
+from layer3_system.bare_engine import BareEngine, Flight, Output, draws_of, sampling
+from layer3_system.s02_block_pool import Broken, check_pool, slots_of
 
 __all__ = ["Engine", "Flight", "Output", "build_step", "check_engine"]
 
-log = logging.getLogger(__name__)
-
 
 # ---- what the model gets
+
+
+def predict_steps():
+    """Tokens that each step computes: [(of a, of b, of c)], a row a step, until all are over.
+
+    Three requests come at once, in this order, and nothing ends their answers but length:
+    a: a prompt of 10 tokens, 2 to be written   b: 3, and 4   c: 5, and 1
+    A step computes at most 8 tokens. There are pages and seats for all.
+    """
+    # exercise: who gets how much of the budget? A prompt may be cut; whose last token is needed?
+    return [(8, 0, 0),          # the budget ends within a's prompt
+            (2, 3, 3),          # a's rest, b, a part of c; a and b have their first token after it
+            (1, 1, 2),          # a's second token is its last: nobody computes that one
+            (0, 1, 0),
+            (0, 1, 0)]          # b's third token, and from it the fourth
+
+
+def known_tokens(request):
+    """Its prompt and its answer so far; guesses; and 0 for a token that is still being computed."""
+    return [*request.tokens, *request.draft, 0]
 
 
 def build_step(counts, S):
     """The Step that computes the newest counts[request] of the computed tokens of each request.
 
     S: slots of a page. Expects num_computed to count them already, and pages for them.
+    The rows of block_tables are as long as the longest table; a 0 stands where one is shorter.
     """
     # exercise: for each request its tokens, positions and slots; then tables, cu_q and lens
     tokens, positions, slots = [], [], []
     for request, n in counts.items():
         end = request.num_computed
-        known = [*request.tokens, *request.draft, 0]        # 0: a token that is still computed
-        tokens += known[end - n:end]
+        tokens += known_tokens(request)[end - n:end]
         positions += range(end - n, end)
         slots += slots_of(request.table, end - n, end, S)
     width = max(len(r.table) for r in counts)
@@ -58,217 +62,85 @@ def build_step(counts, S):
         torch.tensor(a, dtype=torch.int32) for a in (tables, cu_q, lens)))
 
 
-class Writer:
-    """The text of an answer as it comes: characters whole, and nothing of a stop."""
-
-    def __init__(self, decode, request):
-        self.letters = Detokenizer(decode, request.prompt)
-        self.stops, self.min_tokens = StopStrings(request.params.stop), request.params.min_tokens
-
-    def add(self, token, written):
-        """Text to show now. written: tokens of the answer so far, this one included."""
-        text = self.letters.add(token)
-        return self.stops.add(text) if written > self.min_tokens else text
-
-    def rest(self):
-        """What was held back, at the end of an answer that no stop ended."""
-        return self.stops.add(self.letters.rest()) + self.stops.rest()
+# ---- what is sampled
 
 
-class Draw(NamedTuple):
-    """One token to sample: for whom, from which row of the scores, and its place behind the known
-    tokens."""
+def to_draw(counts, every):
+    """[(request, row)]: who gets a token after a step, and from which row of its scores.
 
-    request: Request
-    row: int
-    place: int
-
-
-class Flight(NamedTuple):
-    """A step that was launched: who takes part, what is sampled, and the results, which need not be
-    there yet."""
-
-    counts: dict
-    step: Step
-    draws: list
-    logits: torch.Tensor        # (rows, V)
-    tokens: torch.Tensor        # (draws,)
-
-
-class Output(NamedTuple):
-    """What is new of a request: tokens, the text to show now, and at the end why it ended."""
-
-    request: Request
-    tokens: list
-    text: str
-    reason: str | None
+    Those that have caught up: num_computed has reached num_tokens + pending, where pending counts
+    tokens that a step before is still computing. Where a request has just computed its prompt, the
+    answers that wait for it, request.forks, get their first token from the same row.
+    every: whether the scores have a row for each token of the step, or one for each request
+    """
+    # exercise: go along the rows; skip who has not caught up; forks come right behind
+    pairs, end = [], 0
+    for b, (request, n) in enumerate(counts.items()):
+        end += n
+        if request.num_computed < request.num_tokens + request.pending:
+            continue
+        row = end - 1 if every else b
+        pairs.append((request, row))
+        if request.num_computed == len(request.prompt):
+            pairs += [(other, row) for other in request.forks]
+    return pairs
 
 
-# ---- the engine
+# ---- the step, and the end
 
 
-class Engine:
+def run_step(engine):
+    """Compute one step, or launch it: [Output] of what is known by now.
+
+    engine.guess() sees to guesses; engine.launch(counts) -> [Flight]; engine.commit(flight) ->
+    [Output]. engine.counts holds the counts of this step, {} where nobody can run.
+    With engine.overlap, what is launched waits in engine.flights for the next step to commit it.
+    """
+    # exercise: guess, pick, launch; what was launched is committed now, or one step later
+    engine.guess()
+    engine.counts = engine.scheduler.pick()
+    flights = engine.launch(engine.counts) if engine.counts else []
+    if engine.overlap:
+        flights, engine.flights = engine.flights, flights
+    return [output for flight in flights for output in engine.commit(flight)]
+
+
+def end_request(engine, request, reason, error=None):
+    """A request is over, whatever it is doing. Nothing happens where it was over before.
+
+    scheduler.finish(request, reason) takes it out of its queue and gives back its pages. One that
+    waits for another's prompt is in no queue and has none; it is in request.leader.forks. Those
+    that wait for this one's prompt end with it, for the same reason. Each that ends gets its
+    status, reason, error and finished_at, by engine.clock(), and counts in engine.finished.
+    """
+    # exercise: over already? Leave the queue or the leader; then note it, for all that end
+    if request.status == "finished":
+        return
+    if request.leader:
+        request.leader.forks.remove(request)
+    else:
+        engine.scheduler.finish(request, reason)
+    for each in (request, *request.forks):
+        each.status, each.reason, each.error = "finished", reason, error
+        each.finished_at = engine.clock()
+        engine.finished += 1
+    request.forks = []
+
+
+class Engine(BareEngine):
     """It serves requests with a model. Its parts are arguments."""
-
-    def __init__(self, model, tokenizer, pool=None, scheduler=None, sample=None, drafter=None,
-                 overlap=False, clock=time.monotonic):
-        """model: with config and forward, as g01's Llama    tokenizer: with encode and decode
-        pool: a BlockPool; else pages for 16 contexts of the model's room, at most 2¹⁶ tokens
-        scheduler: a Scheduler on that pool    sample: as `sample` of the kernels
-        drafter: with propose(tokens) -> [guesses at the next tokens]
-        overlap: launch a step before the results of the one before are read
-        """
-        if overlap and drafter:
-            raise ValueError("Engine: overlap and a drafter exclude each other: guesses rest on "
-                             "the newest token")
-        m = model.config
-        self.model = self.runner = model
-        self.tokenizer, self.clock = tokenizer, clock
-        self.pool = pool or PrefixPool(min(16 * m.room, 2**16) // 16)
-        self.scheduler = scheduler or Scheduler(self.pool)
-        self.sample = sample or kernels("torch").sample
-        self.drafter, self.overlap = drafter, overlap
-        self.flights, self.counts, self.failed = [], {}, []     # of the newest step
-        self.submitted = self.finished = 0
-        self.held = {}                      # {request that is over: its pages, not yet given back}
-        weight = model.embedding
-        self.device = weight.device
-        self.pages = Pages(m, self.pool.P, self.pool.S, weight.dtype, weight.device)
-        self.room = min(m.room, self.pool.P * self.pool.S)
-        self.numbers = count()
-
-    def use(self, runner):
-        """Compute with another forward, such as g06's GraphRunner on this engine's pages, where one
-        row of scores a request is enough."""
-        self.runner = runner
-
-    # ---- requests
-
-    def submit(self, prompt, params=None, id=None, salt="", hold=False, received=None):
-        """Queue a prompt, [int]; [Request], one for each of its n answers. RequestError says what
-        cannot be served.
-
-        hold: keep the pages of an answer that came to its end, until `release`
-        received: keys and values of the prompt from elsewhere, as `Pages.read` gives them
-        """
-        params = params or SamplingParams()
-        self.check(prompt, params)
-        id = id or f"request-{next(self.numbers)}"
-        limit = self.room if params.max_tokens is None else len(prompt) + params.max_tokens
-        now = self.clock()
-        first, *others = answers = [
-            Request(id, list(prompt), params, index, salt, arrival=now, limit=limit)
-            for index in range(params.n)]
-        for request in answers:
-            request.seed = first.seed
-            request.writer = Writer(self.tokenizer.decode, request)
-        first.hold = hold
-        first.received = received if params.prompt_logprobs is None else None
-        first.forks = list(others)
-        for other in others:
-            other.leader = first
-        self.submitted += params.n
-        self.scheduler.add(first)
-        return answers
-
-    def check(self, prompt, params):
-        """RequestError where a prompt cannot be served."""
-        V, room = self.model.config.V, self.room
-        if not prompt:
-            raise RequestError("prompt: expected one token or more, found none")
-        if not all(isinstance(t, int) and 0 <= t < V for t in prompt):
-            wrong = next(t for t in prompt if not (isinstance(t, int) and 0 <= t < V))
-            raise RequestError(f"prompt: expected tokens from 0 to {V - 1}, found {wrong!r}")
-        if len(prompt) >= room:
-            raise RequestError(f"prompt: expected at most {room - 1} tokens, since the context has "
-                               f"room for {room} with the answer; found {len(prompt)}")
-        if params.max_tokens is not None and len(prompt) + params.max_tokens > room:
-            raise RequestError(f"max_tokens: expected at most {room - len(prompt)} behind a prompt "
-                               f"of {len(prompt)} tokens, found {params.max_tokens}")
-        if params.n > self.scheduler.max_seqs:
-            raise RequestError(f"n: expected at most {self.scheduler.max_seqs}, found {params.n}")
-
-    def abort(self, requests):
-        """End requests, whatever they are doing; those that are over stay as they are."""
-        # exercise: each of them, and those that wait for its prompt
-        for request in requests:
-            self.end(request, "abort")
-
-    def end(self, request, reason, error=None):
-        if request.status == "finished":
-            return
-        if request.hold and reason in ("stop", "length"):
-            self.held[request] = list(request.table)
-            self.pool.share(request.table)
-        if request.leader:
-            request.leader.forks.remove(request)
-        else:
-            self.scheduler.finish(request, reason)
-        for each in (request, *request.forks):
-            each.status, each.reason, each.error = "finished", reason, error
-            each.finished_at = self.clock()
-            self.finished += 1
-            if reason == "error":
-                self.failed.append(each)
-        request.forks = []
-
-    def release(self, request):
-        """Give back what was held of a request that is over; once."""
-        self.pool.release(self.held.pop(request))
-
-    @property
-    def busy(self):
-        """Whether a step would do anything."""
-        return bool(self.scheduler.running or self.scheduler.waiting or self.flights)
-
-    # ---- a step
 
     def step(self):
         """Compute one step, or launch it; [Output] of what is known by now."""
-        # exercise: guess, pick, launch; what was launched is committed now, or one step later
-        self.guess()
-        self.counts = self.scheduler.pick()
-        flights = self.launch(self.counts) if self.counts else []
-        if self.overlap:
-            flights, self.flights = self.flights, flights
-        outputs = [output for flight in flights for output in self.commit(flight)]
+        outputs = run_step(self)
         failed, self.failed = self.failed, []
         return outputs + [Output(request, [], "", request.reason) for request in failed]
-
-    def guess(self):
-        """Guesses for those that lack one token, no more of them than may still come."""
-        for request in self.scheduler.running if self.drafter else ():
-            if request.num_tokens - request.num_computed == 1 and not request.forks:
-                most = request.limit - request.num_tokens - 1
-                request.draft = self.drafter.propose(request.tokens)[:max(most, 0)]
-
-    def launch(self, counts):
-        """[Flight]: all in one; where a kernel raises, each request by itself, so that only the one
-        at fault ends."""
-        now = self.clock()
-        for request in counts:
-            request.scheduled_at = request.scheduled_at or now
-            if request.received:
-                self.pages.write(request.table, *request.received)
-                request.received = None
-        self.pages.copy(self.scheduler.copies)
-        try:
-            return [self.forward(counts)]
-        except Exception as error:              # a kernel may raise anything
-            if len(counts) > 1:
-                self.scheduler.copies = {}
-                return [flight for request, n in counts.items()
-                        for flight in self.launch({request: n})]
-            (request,) = counts
-            log.warning("request %s failed: %s: %s", request.id, type(error).__name__, error)
-            self.end(request, "error", f"{type(error).__name__}: {error}")
-            return []
 
     def forward(self, counts):
         """Run the model and sample: a Flight."""
         every = any(r.draft or r.params.prompt_logprobs is not None for r in counts)
         step = build_step(counts, self.pool.S)
-        draws = to_draw(counts, every)
+        draws = draws_of(to_draw(counts, every))
         self.carry_over(step, counts)
         given = Step(*(a.to(self.device) for a in step))
         logits = (self.model.forward(given, self.pages, every=True) if every else
@@ -281,106 +153,10 @@ class Engine:
             logits = logits.clone()             # the next step writes over a graph's
         return Flight(counts, step, draws, logits, tokens)
 
-    def carry_over(self, step, counts):
-        """Put tokens that are still being computed into a step that builds on them."""
-        came = {draw.request: flight.tokens[i] for flight in self.flights
-                for i, draw in enumerate(flight.draws)}
-        for request, end in zip(counts, step.cu_q[1:].tolist(), strict=True):
-            if request.num_computed > request.num_tokens + len(request.draft):
-                step.tokens[end - 1] = came[request]
-
-    def commit(self, flight):
-        """Read what a step computed, and tell everybody: [Output]."""
-        found, outputs = {}, []
-        for draw, token in zip(flight.draws, flight.tokens.tolist(), strict=True):
-            found.setdefault(draw.request, []).append((token, flight.logits[draw.row]))
-        for request, begin in zip(flight.counts, flight.step.cu_q.tolist(), strict=False):
-            if request.status == "finished":
-                continue
-            self.note_prompt(request, flight, begin)
-            if request not in found:
-                self.pool.remember(request)
-            elif request.status == "running":
-                self.scheduler.fork(request)
-            elif request.forks:             # preempted meanwhile: they need its prompt once more
-                del found[request]
-                request.pending -= 1
-        for request, drawn in found.items():
-            if request.status != "finished" and not request.leader:
-                outputs.append(self.take(request, drawn))
-        return outputs
-
-    def take(self, request, drawn):
-        """The next tokens of a request: the guesses that came true, and one more. An Output."""
-        # exercise: append token by token until one ends it; then roll back, remember, finish
-        new, text, reason = [], "", None
-        request.pending -= request.pending > 0
-        for i, (token, scores) in enumerate(drawn):
-            if i and request.draft[i - 1] != new[-1]:
-                break
-            if token < 0:
-                reason, request.error = "error", "the scores of the next token are not finite"
-                break
-            new.append(token)
-            request.output.append(token)
-            request.token_times.append(self.clock())
-            if request.params.logprobs is not None:
-                request.logprobs.append(logprobs_of(scores, token, request.params.logprobs))
-            reason = finish_reason(request, self.model.config.ends)
-            if reason != "stop":
-                text += request.writer.add(token, len(request.output))
-                reason = "stop" if request.writer.stops.found else reason
-            if reason:
-                break
-        request.num_computed = min(request.num_computed, request.num_computed
-                                   - len(request.draft) + max(len(new) - 1, 0))
-        request.draft = []
-        self.pool.remember(request)
-        if reason:
-            text += "" if request.writer.stops.found else request.writer.rest()
-            self.end(request, reason, request.error)
-        return Output(request, new, text, reason)
-
-    def note_prompt(self, request, flight, begin):
-        """Log probabilities of the prompt's tokens, where they are wanted. begin: its first row."""
-        if request.params.prompt_logprobs is None:
-            return
-        for row in range(begin, begin + flight.counts[request]):
-            at = int(flight.step.positions[row]) + 1
-            if at == len(request.prompt_logprobs) + 1 < len(request.prompt):
-                request.prompt_logprobs.append(logprobs_of(
-                    flight.logits[row], request.prompt[at], request.params.prompt_logprobs))
-
-
-def to_draw(counts, every):
-    """[Draw] of a step: one for each request that has caught up with its tokens, one more for each
-    guess, and for each answer that waits for its prompt.
-
-    every: whether the scores have a row for each token, or one for each request
-    """
-    draws, end = [], 0
-    for b, (request, n) in enumerate(counts.items()):
-        end += n
-        guesses = len(request.draft)
-        if request.num_computed < request.num_tokens + request.pending:
-            continue
-        last = end - 1 if every else b
-        draws += [Draw(request, last - guesses + i, i) for i in range(guesses + 1)]
-        if request.num_computed == len(request.prompt):
-            draws += [Draw(other, last, 0) for other in request.forks]
-    return draws
-
-
-def sampling(draws, device):                        # -> Sampling of (draws,)
-    """How each token is sampled."""
-    params = [draw.request.params for draw in draws]
-    numbers = [uniform(r.seed, r.index, len(r.output) + r.pending + place)
-               if r.params.temperature else 0.0 for r, _, place in draws]
-    return Sampling(
-        torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device),
-        torch.tensor([max(p.top_k, 0) for p in params], dtype=torch.int32, device=device),
-        torch.tensor([p.top_p for p in params], dtype=torch.float32, device=device),
-        torch.tensor(numbers, dtype=torch.float32, device=device))
+    def end(self, request, reason, error=None):
+        """It is over, whatever it is doing. reason: stop, length, abort or error"""
+        self.keep(request, reason)
+        end_request(self, request, reason, error)
 
 
 # ---- what must hold

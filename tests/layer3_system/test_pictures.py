@@ -1,0 +1,160 @@
+"""The notes of a Recorder, and that the pictures show what is in them."""
+
+import json
+from itertools import pairwise
+
+import pytest
+from matplotlib.colors import to_rgb
+
+from layer3_system import (
+    BlockPool,
+    ByteTokenizer,
+    Engine,
+    MockLlama,
+    PrefixPool,
+    Recorder,
+    SamplingParams,
+    Scheduler,
+    block_map,
+    pages_of,
+    step_timeline,
+)
+from layer3_system.pictures import name_of
+
+GREEDY = {"temperature": 0, "ignore_eos": True}
+
+
+def recorder(pool, **parts):
+    engine = Engine(MockLlama(), ByteTokenizer(), pool, Scheduler(pool, 4, 8), **parts)
+    return Recorder(engine, pages=True)
+
+
+def submit(notes, name, prompt, count, **params):
+    return notes.engine.submit(prompt, SamplingParams(max_tokens=count, **(GREEDY | params)), name)
+
+
+@pytest.fixture
+def told():
+    """Two that share a page, one of them preempted, and one that leaves: (history, requests)."""
+    notes = recorder(PrefixPool(6, 4))
+    a, = submit(notes, "a", [1, 2, 3, 4, 5], 9)
+    notes.step()
+    b, = submit(notes, "b", [1, 2, 3, 4, 6, 7], 9)
+    notes.step()
+    c, = submit(notes, "c", [9], 9)
+    notes.step()
+    notes.engine.abort([c])
+    return notes.run(), [a, b, c]
+
+
+def test_notes_are_json(told):
+    history, _ = told
+    assert json.loads(json.dumps(history)) == history
+    assert [note["step"] for note in history] == list(range(len(history)))
+
+
+def test_every_token_is_in_the_notes_once(told):
+    history, requests = told
+    for request in requests:
+        assert [t for note in history for t in note["new"].get(request.id, [])] == request.output
+    assert history[0]["counts"] == history[0]["prompts"] == {"a": 5}
+    assert history[1]["counts"] == {"a": 1, "b": 2}                 # a page was there already
+    assert history[1]["prompts"] == {"b": 2}
+
+
+def test_ends_and_preemptions_are_told_once(told):
+    history, requests = told
+    ended = [pair for note in history for pair in note["ended"].items()]
+    assert sorted(ended) == [("a", "length"), ("b", "length"), ("c", "abort")]
+    gone = [name for note in history for name in note["preempted"]]
+    assert gone == ["b"] * requests[1].preemptions and gone
+    assert all(name in note["waiting"] for note in history for name in note["preempted"])
+
+
+def test_pages_tell_who_shares_and_what_is_remembered(told):
+    history, _ = told
+    pages = history[1]["pages"]
+    a, b = (pages["requests"][name]["table"] for name in "ab")
+    shared = [page for page in a if page in b]
+    assert len(shared) == 1 and pages["refs"][shared[0]] == 2
+    last = history[-1]["pages"]
+    assert last["requests"] == {} and sum(last["refs"]) == 0 and last["remembered"]
+    assert pages_of(recorder(BlockPool(3, 4)).engine)["remembered"] == []
+
+
+def test_guesses_are_tokens_of_an_answer():
+    class Drafter:
+        def propose(self, tokens):
+            return [1, 1]
+
+    notes = recorder(BlockPool(12, 4), drafter=Drafter())
+    submit(notes, "a", [1, 2, 3], 8)
+    history = notes.run()
+    assert history[0]["prompts"] == {"a": 3}
+    assert history[1]["counts"] == {"a": 3} and history[1]["prompts"] == {}
+
+
+def test_answers_to_one_prompt_have_names_of_their_own():
+    notes = recorder(BlockPool(12, 4))
+    requests = submit(notes, "a", [1, 2, 3], 4, n=3, temperature=1.0)
+    assert [name_of(r) for r in requests] == ["a/0", "a/1", "a/2"]
+    history = notes.run()
+    assert history[0]["new"].keys() == {"a/0", "a/1", "a/2"}
+    assert history[-1]["ended"] == dict.fromkeys(("a/0", "a/1", "a/2"), "length")
+
+
+def test_only_the_newest_are_kept():
+    notes = Recorder(recorder(BlockPool(12, 4)).engine, keep=3)
+    submit(notes, "a", [1, 2, 3], 8)
+    assert [note["step"] for note in notes.run()] == [5, 6, 7]
+    assert "pages" not in notes.history[0]
+
+
+def colours(axes):
+    return [tuple(round(c, 3) for c in p.get_facecolor()[:3]) for p in axes.patches]
+
+
+def test_a_cell_of_the_timeline_is_dark_where_a_prompt_is(told):
+    history, _ = told
+    axes = step_timeline("who ran", history).axes[0]
+    cells = [(n, name in note["prompts"]) for note in history
+             for name, n in note["counts"].items()]
+    assert len(axes.patches) == len(cells)
+    numbers = [t.get_text() for t in axes.texts]
+    assert numbers == [str(n) for n, asked in cells if asked or n > 1]
+    lanes = [label.get_text() for label in axes.get_yticklabels()]
+    assert lanes == ["a", "b", "c"]
+    marks = [line.get_marker() for line in axes.lines]
+    assert marks.count("v") == sum(len(note["preempted"]) for note in history)
+    assert marks.count("X") == 1
+
+
+def test_the_map_has_a_square_for_each_page(told):
+    history, _ = told
+    figure = block_map("pages", {"early": history[1]["pages"], "late": history[-1]["pages"]})
+    early, late = figure.axes
+    held = sum(len(request["table"]) for request in history[1]["pages"]["requests"].values())
+    assert len(early.patches) == 6 + 2 * held       # the square; its holders' pale and dark parts
+    assert [t.get_text() for t in early.texts] == ["2"]
+    hatched = [p for p in late.patches if p.get_hatch()]
+    assert len(late.patches) == 6 and len(hatched) == len(history[-1]["pages"]["remembered"])
+
+
+def test_a_request_has_one_colour_in_both(told):
+    history, _ = told
+    names = ["c", "b", "a"]
+    line = colours(step_timeline("who ran", history, names).axes[0])
+    squares = colours(block_map("pages", {"": history[0]["pages"]}, names).axes[0])
+    assert line[0] in squares and line[0] != tuple(round(c, 3) for c in to_rgb("white"))
+
+
+def test_an_empty_history_is_one_sentence():
+    with pytest.raises(ValueError, match="the history is empty"):
+        step_timeline("nothing", [])
+
+
+def test_steps_are_counted_without_gaps():
+    notes = recorder(BlockPool(12, 4))
+    submit(notes, "a", [1], 5)
+    history = notes.run()
+    assert all(b["step"] == a["step"] + 1 for a, b in pairwise(history))

@@ -1,0 +1,659 @@
+"""Graders of s07. The parts against what they should give by the book; the engine they make by what
+must hold after every step, and by the tokens that each request gets alone.
+
+The engine is driven beside the code under test, on a model whose every score can be worked out; a
+note comes back after each step. Case numbers are those of the course's list for engines.
+"""
+
+import numpy as np
+import pytest
+
+from layer3_system import (
+    BlockPool,
+    ByteTokenizer,
+    Engine,
+    MockLlama,
+    Recorder,
+    SamplingParams,
+    Scheduler,
+    mock_scores,
+)
+from lab.subject import Raised
+
+GREEDY = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
+
+
+def alone(prompt, count):
+    """The likeliest tokens after a prompt, of somebody who shares nothing with anybody."""
+    context = list(prompt)
+    for _ in range(count):
+        context.append(int(mock_scores(context).argmax()))
+    return context[len(prompt):]
+
+
+class Run:
+    """An engine of the code under test, its parts the course's, and a note after each step."""
+
+    def __init__(self, subject, P=12, S=4, budget=8, max_seqs=4, chunk=None, room=64,
+                 pool="s02_block_pool:BlockPool", **parts):
+        self.make = subject.make
+        self.pool = self.make(f"layer3_system.{pool}", P, S)
+        self.scheduler = self.make("layer3_system.s04_continuous_batching:Scheduler", self.pool,
+                                   max_seqs, budget, chunk)
+        self.model = self.make("layer3_system.mock:MockLlama", room)
+        self.engine = subject.Engine(
+            self.model, self.make("layer3_system.mock:ByteTokenizer"), self.pool, self.scheduler,
+            **parts)
+        self.recorder = self.make("layer3_system.pictures:Recorder", self.engine, True)
+        self.budget, self.max_seqs = budget, max_seqs
+        self.got, self.ended, self.prompts = {}, {}, {}         # by name
+
+    def submit(self, name, prompt, **params):
+        """[Request] of the engine, as handles."""
+        params = self.make("layer3_system.s01_request:SamplingParams", **(GREEDY | params))
+        requests = self.engine.submit(prompt, params, name)
+        names = [name] if len(requests) == 1 else [f"{name}/{i}" for i in range(len(requests))]
+        self.prompts |= dict.fromkeys(names, prompt)
+        self.got |= {each: [] for each in names}
+        return requests
+
+    def step(self):
+        """The note of one step, after which all that must hold does."""
+        note = self.recorder.run(1)[-1]
+        for name, tokens in note["new"].items():
+            self.got[name] += tokens
+        self.ended |= note["ended"]
+        for name, error in note["errors"].items():
+            stub = error.removeprefix("NotImplementedError: ")
+            assert stub == error, f"it needs {stub.split(':')[0]}, which is still a stub"
+            raise AssertionError(f"step {note['step']}: request {name} fails: {error}")
+        self.hold(note)
+        return note
+
+    def hold(self, note):
+        """The invariants: what must hold after any step."""
+        pages, step = note["pages"], f"after step {note['step']}"
+        tables = [request["table"] for request in pages["requests"].values()]
+        held = np.bincount([page for table in tables for page in table], minlength=pages["pages"])
+        for page, (holders, counted) in enumerate(zip(held, pages["refs"], strict=True)):
+            assert holders == counted, \
+                f"{step}: page {page} is in {holders} tables, and counts {counted}"
+        computed = sum(note["counts"].values())
+        assert computed <= self.budget, f"{step}: {computed} tokens, the budget is {self.budget}"
+        assert len(note["running"]) <= self.max_seqs, f"{step}: {note['running']} run"
+        ahead = self.engine.overlap
+        for name, request in pages["requests"].items():
+            n, room = request["computed"], len(request["table"]) * pages["slots"]
+            known = len(self.prompts[name] + self.got[name])
+            assert n <= room, f"{step}: {n} tokens of {name} in {room} slots"
+            assert n <= known + ahead, f"{step}: {n} tokens of {name} computed, it has {known}"
+
+    def drain(self, most=200):
+        """Steps until nobody is left: the notes. Then no page is held."""
+        notes = []
+        while self.engine.busy:
+            assert len(notes) < most, f"after {most} steps somebody is still there: " \
+                f"{notes[-1]['running']} running, {notes[-1]['waiting']} waiting"
+            notes.append(self.step())
+        assert not self.pool.used, f"nobody is there, and {self.pool.used} pages are held"
+        assert self.engine.submitted == self.engine.finished, \
+            f"{self.engine.submitted} requests came, {self.engine.finished} are counted as over"
+        return notes
+
+    def as_alone(self, what, *names, count=None):
+        """Each of these has the tokens that it gets alone."""
+        for name in names:
+            want = alone(self.prompts[name], count or len(self.got[name]))
+            assert self.got[name] == want, (
+                f"{what}: request {name} gets {self.got[name]}, alone it gets {want}")
+
+
+# ---- predict_steps
+
+
+ASKS, BUDGET = [(10, 2), (3, 4), (5, 1)], 8
+
+
+def computed_by_the_engine():
+    """Rows of tokens by who asked, from the course's engine."""
+    pool = BlockPool(20, 4)
+    engine = Engine(MockLlama(), ByteTokenizer(), pool, Scheduler(pool, 8, BUDGET))
+    for name, (prompt, count) in zip("abc", ASKS, strict=True):
+        engine.submit([1] * prompt, SamplingParams(**(GREEDY | {"max_tokens": count})), name)
+    notes = Recorder(engine).run()
+    return [tuple(note["counts"].get(name, 0) for name in "abc") for note in notes]
+
+
+def by_rules(budget=BUDGET, last=1, phases=False, one=False):
+    """Rows by simple rules. last: tokens of an answer that need not be computed    phases: no
+    answer goes on while a prompt is not done    one: nobody begins before the one before is over"""
+    done, rows = [0] * len(ASKS), []
+    total = [prompt + count - last for prompt, count in ASKS]
+    while done != total:
+        left, row, cut = budget, [0] * len(ASKS), any(
+            d < prompt for d, (prompt, _) in zip(done, ASKS, strict=True))
+        for i, (prompt, _) in enumerate(ASKS):
+            missing = prompt - done[i] if done[i] < prompt else min(1, total[i] - done[i])
+            held = phases and cut and done[i] >= prompt or one and done[:i] != total[:i]
+            row[i] = 0 if held else min(missing, left)
+            left -= row[i]
+        done = [d + n for d, n in zip(done, row, strict=True)]
+        rows.append(tuple(row))
+    return rows
+
+
+def test_predict_steps(subject):
+    want, got = computed_by_the_engine(), subject.predict_steps()
+    assert want == by_rules()
+    assert isinstance(got, (list, tuple)) and all(
+        isinstance(row, (list, tuple)) and len(row) == 3 for row in got), \
+        f"predict_steps: expected a row of three numbers for each step, got {got!r}"
+    got = [tuple(row) for row in got]
+    mistakes = {
+        "The last token of an answer is never computed: nobody asks what follows it.":
+            by_rules(last=0),
+        "Here answers wait until the prompts are done. A step knows no phases: who has a prompt "
+        "behind it gets one token, and the rest of the budget goes on.": by_rules(phases=True),
+        "Here one request begins when the one before is over. Who comes joins the next step that "
+        "has budget left.": by_rules(one=True),
+        "Here no step has a budget. A prompt of 10 tokens is cut at 8.": by_rules(budget=10**6)}
+    why = next((text for text, rows in mistakes.items() if rows == got), "")
+    for i, (row, right) in enumerate(zip(got, want, strict=False)):
+        more = f" That is more than the budget of {BUDGET}." if sum(row) > BUDGET else ""
+        assert row == right, f"predict_steps: step {i + 1} computes {right} tokens of (a, b, c), " \
+            f"not {row}.{more}\n{why}"
+    assert len(got) == len(want), \
+        f"predict_steps: {len(got)} steps, the engine takes {len(want)}.\n{why}"
+
+
+# ---- build_step
+
+
+class Counted:
+    """Requests of a step, and how many of their newest tokens it computes."""
+
+    def __init__(self, subject, S, rows):
+        """rows: [(prompt, output, draft, pages of its table, computed, n)]"""
+        self.S, self.rows = S, rows
+        params = subject.make("layer3_system.s01_request:SamplingParams")
+        self.requests = [subject.make(
+            "layer3_system.s01_request:Request", f"request-{b}", list(prompt), params,
+            output=list(output), draft=list(draft), table=list(table), num_computed=computed)
+            for b, (prompt, output, draft, table, computed, _) in enumerate(rows)]
+        self.counts = {r: row[-1] for r, row in zip(self.requests, rows, strict=True)}
+        self.owner = [(b, i) for b, row in enumerate(rows) for i in range(row[4] - row[5], row[4])]
+
+    def at(self, i):
+        return f"token {self.owner[i[0]][1]} of request {self.owner[i[0]][0]}"
+
+    def each(self, of):
+        """of(row, i) for each token of the step, in its order."""
+        return np.array([of(self.rows[b], i) for b, i in self.owner])
+
+
+STEPS = {
+    "a prompt": (4, [(range(10, 15), (), (), (3, 1), 5, 5)]),
+    "a token more, beside a part of a prompt and a whole one": (4, [
+        (range(20, 26), (30, 31), (), (2, 5), 8, 1), (range(40, 60), (), (), (7, 0, 4), 11, 5),
+        (range(70, 73), (), (), (6,), 3, 3)]),
+    "answers at and around the end of a page (case 6)": (4, [
+        ((1, 2, 3), (), (), (9,), 3, 3), ((1, 2, 3, 4), (), (), (8,), 4, 4),
+        ((1, 2, 3, 4), (5,), (), (7, 2), 5, 1)]),
+    "guesses, and a token that is still being computed": (2, [
+        ((1, 2, 3), (4,), (5, 6), (3, 0, 8), 6, 3), ((7, 8), (9,), (), (5, 1), 4, 1)]),
+    "pages of one slot": (1, [((4, 4), (4,), (), (6, 2, 0), 3, 3)]),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_build_step(subject, agree, name):
+    S, rows = STEPS[name]
+    given = Counted(subject, S, rows)
+    step = subject.build_step(given.counts, S)
+    assert step is not None, "build_step: got nothing (None), expected a Step"
+
+    def token(row, i):
+        return [*row[0], *row[1], *row[2], 0][i]
+
+    what = f"build_step, {name}: "
+    agree(step.tokens, given.each(token), "exact", what + "tokens", at=given.at, mistakes={
+        "a request's first tokens are taken, not its newest computed ones":
+            given.each(lambda row, i: token(row, i - row[4] + row[5])),
+        "the last n known tokens are taken, whether they are computed now or later":
+            given.each(lambda row, i: ([*row[0], *row[1], *row[2]] * 2)[i - row[4]])})
+    positions = given.each(lambda row, i: i)
+    agree(step.positions, positions, "exact", what + "positions", at=given.at, mistakes={
+        "positions count from the first token of the step":
+            given.each(lambda row, i: i - row[4] + row[5]),
+        "num_computed is where this step begins; it is where it ends, and counts its tokens":
+            given.each(lambda row, i: i + row[5])})
+    slots = given.each(lambda row, i: row[3][i // S] * S + i % S)
+    agree(step.slots, slots, "exact", what + "slots", at=given.at, mistakes={
+        "tokens are put into the pages 0, 1, … of the pool, whatever the table says": positions,
+        "a step's tokens begin at the first slot of the table, over those that are there":
+            given.each(lambda row, i: row[3][(i - row[4] + row[5]) // S] * S
+                       + (i - row[4] + row[5]) % S)})
+    width = max(len(row[3]) for row in rows)
+    tables = np.array([[*row[3], *[0] * (width - len(row[3]))] for row in rows])
+    b_of = lambda i: f"request {i[0]}" + (f", page {i[1]}" if len(i) > 1 else "")   # noqa: E731
+    agree(step.block_tables, tables, "exact", what + "block_tables", at=b_of)
+    starts = np.array([0, *np.cumsum([row[5] for row in rows])])
+    agree(step.cu_q, starts, "exact", what + "cu_q", at=lambda i: f"entry {i[0]}", mistakes={
+        "numbers of tokens stand there, not their running sum":
+            np.array([0, *(row[5] for row in rows)])})
+    agree(step.lens, np.array([row[4] for row in rows]), "exact", what + "lens", at=b_of,
+          mistakes={"only the new tokens are counted, not the context":
+                    np.array([row[5] for row in rows]),
+                    "the whole text is counted, computed or not":
+                    np.array([len([*row[0], *row[1], *row[2]]) for row in rows]),
+                    "this step's tokens are counted twice: num_computed has them already":
+                    np.array([row[4] + row[5] for row in rows])})
+    kinds = {"tokens": "int64", "positions": "int64", "slots": "int64", "block_tables": "int32",
+             "cu_q": "int32", "lens": "int32"}
+    for field, kind in kinds.items():
+        found = str(getattr(step, field).dtype).removeprefix("torch.")
+        assert found == kind, f"{what}{field} are {found}, the kernels expect {kind}"
+
+
+# ---- to_draw
+
+
+def draws(subject, rows, every=False):
+    """([(name, row)] of to_draw, names). rows: [(id, tokens of the prompt, of the answer, pending,
+    computed, n, [ids of those that wait for its prompt])]"""
+    params = subject.make("layer3_system.s01_request:SamplingParams")
+
+    def request(id, prompt, answer=0, **more):
+        return subject.make("layer3_system.s01_request:Request", id, [1] * prompt, params,
+                            output=[2] * answer, **more)
+
+    counts = {request(id, prompt, answer, pending=pending, num_computed=computed,
+                      forks=[request(other, prompt) for other in forks]): n
+              for id, prompt, answer, pending, computed, n, forks in rows}
+    got = subject.to_draw(counts, every)
+    assert isinstance(got, (list, tuple)) and all(
+        isinstance(pair, tuple) and len(pair) == 2 for pair in got), \
+        f"to_draw: expected a list of pairs (request, row), got {got!r}"
+    return [(who.id, row) for who, row in got]
+
+
+def compare_draws(got, want, rows, mistakes=None):
+    state = {id: f"{id} has {computed} of its {prompt + answer} tokens computed"
+             for id, prompt, answer, _, computed, _, _ in rows}
+    why = next((f"\nThis is what comes out when {text}." for text, pairs in (mistakes or {}).items()
+                if pairs == got), "")
+    names, right = [name for name, _ in got], [name for name, _ in want]
+    for name in names:
+        assert name in right, f"to_draw: {name} gets a token, and should not. " \
+            f"{state.get(name, f'{name} waits for a prompt that is not whole')}.{why}"
+    for name in right:
+        assert name in names, f"to_draw: {name} gets no token. " \
+            f"{state.get(name, f'{name} waits for a prompt, and it is whole now')}.{why}"
+    for (name, row), pair in zip(want, got, strict=False):
+        assert (name, row) == pair, f"to_draw: expected row {row} for {name}, got row {pair[1]} " \
+            f"for {pair[0]}.{why}"
+    assert len(got) == len(want), f"to_draw: somebody gets two tokens: {got}.{why}"
+
+
+MIXED = [("a", 5, 3, 0, 8, 1, []), ("b", 12, 0, 0, 7, 4, []), ("c", 6, 0, 0, 6, 2, []),
+         ("d", 4, 2, 0, 4, 4, []), ("e", 9, 2, 0, 11, 1, [])]
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_to_draw(subject, every):
+    """Case 16: no token from a part of a prompt; nor from a part of an answer computed anew."""
+    ends = np.cumsum([n for *_, n, _ in MIXED]) - 1
+    place = {id: int(ends[b]) if every else b for b, (id, *_) in enumerate(MIXED)}
+    dense = [(id, i) for i, id in enumerate("ace")]
+    compare_draws(draws(subject, MIXED, every), [(id, place[id]) for id in "ace"], MIXED, {
+        "the row is counted among those that get a token; scores have rows of the others, too":
+            dense,
+        "there is a row for each request, and the row of its last token is taken":
+            [("a", 0), ("c", 6), ("e", 11)] if not every else None,
+        "there is a row for each token, and the request's number is taken":
+            [("a", 0), ("c", 2), ("e", 4)] if every else None,
+        "the row is the one behind the request's last token":
+            [("a", 1), ("c", 7), ("e", 12)] if every else None})
+
+
+def test_to_draw__a_step_behind(subject):
+    """Case 32: a token that is still being computed counts among those to be computed."""
+    rows = [("a", 5, 3, 1, 9, 1, []), ("b", 5, 2, 1, 7, 3, []), ("c", 2, 0, 0, 2, 2, [])]
+    compare_draws(draws(subject, rows), [("a", 0), ("c", 2)], rows, {
+        "pending is forgotten: b's newest token is still being computed":
+            [("a", 0), ("b", 1), ("c", 2)]})
+    rows = [("a.0", 3, 0, 1, 4, 1, ["a.1"]), ("b", 2, 0, 0, 2, 2, [])]
+    compare_draws(draws(subject, rows), [("a.0", 0), ("b", 1)], rows, {
+        "those that wait for a prompt draw again: they did so in the step that ended it":
+            [("a.0", 0), ("a.1", 0), ("b", 1)]})
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_to_draw__several_answers(subject, every):
+    """Case 15: one prompt, several answers: all get their first token from its last row."""
+    rows = [("a", 3, 2, 0, 5, 1, []), ("b.0", 7, 0, 0, 7, 4, ["b.1", "b.2"]),
+            ("c.0", 9, 0, 0, 5, 5, ["c.1"]), ("d", 2, 0, 0, 2, 2, [])]
+    b, d = (4, 11) if every else (1, 3)
+    compare_draws(draws(subject, rows, every),
+                  [("a", 0), ("b.0", b), ("b.1", b), ("b.2", b), ("d", d)], rows, {
+        "those that wait have a row of their own; they share their prompt's last one":
+            [("a", 0), ("b.0", b), ("b.1", b + 1), ("b.2", b + 2), ("d", d)]})
+
+
+# ---- run_step
+
+
+def mock_engine(subject, counts, flights, overlap=False):
+    """An engine whose parts only note that they were called: (engine, its parts)."""
+    def make(**names):
+        return subject.make("types:SimpleNamespace", **names)
+
+    def watched(answer=None):
+        return subject.make("lab.mocks:Watched", None, answer)
+
+    parts = {"guess": watched(), "pick": watched(counts), "launch": watched(flights),
+             "commit": watched(["an output", "and another"])}
+    engine = make(guess=parts["guess"], launch=parts["launch"], commit=parts["commit"],
+                  scheduler=make(pick=parts["pick"]), overlap=overlap, flights=["before"],
+                  counts="stale")
+    return engine, parts
+
+
+def test_run_step(subject):
+    engine, parts = mock_engine(subject, {"a": 3}, ["first", "second"])
+    outputs = subject.run_step(engine)
+    calls = {name: part.calls for name, part in parts.items()}
+    assert calls["pick"], "run_step: nobody asks the scheduler: engine.scheduler.pick()"
+    assert len(calls["pick"]) == 1, "run_step: the scheduler is asked more than once. Each time " \
+        "it moves on: what it picked counts as computed"
+    assert calls["launch"] == [[{"a": 3}]], f"run_step: launch is called with {calls['launch']}, " \
+        f"expected once, with the scheduler's counts {{'a': 3}}"
+    assert engine.counts == {"a": 3}, f"run_step: engine.counts is {engine.counts!r}, expected " \
+        f"the counts of this step, {{'a': 3}}"
+    assert calls["commit"] == [["first"], ["second"]], f"run_step: two flights were launched, " \
+        f"and committed is {calls['commit']}: a launch may come back as several flights"
+    assert outputs == ["an output", "and another"] * 2, f"run_step: got {outputs!r}, expected " \
+        f"the outputs of all flights in one list"
+    assert calls["guess"] == [[]], "run_step: engine.guess() is not called once"
+
+
+def test_run_step__nobody_can_run(subject):
+    engine, parts = mock_engine(subject, {}, ["a flight"])
+    outputs = subject.run_step(engine)
+    assert not parts["launch"].calls, \
+        "run_step: there is nobody to compute, and a step was launched"
+    assert outputs == [], f"run_step: nobody to compute, and outputs {outputs!r}"
+    assert engine.counts == {}, f"run_step: engine.counts is {engine.counts!r} where nobody " \
+        f"runs; it tells of an older step"
+
+
+def test_run_step__overlap(subject):
+    """Case 32: a step is launched before the results of the one before are read."""
+    engine, parts = mock_engine(subject, {"a": 1}, ["new"], overlap=True)
+    subject.run_step(engine)
+    committed = parts["commit"].calls
+    assert committed != [["new"]], "run_step: with overlap, a flight is read in the step that " \
+        "launched it: the host waits for it, and nothing overlaps"
+    assert committed == [["before"]], f"run_step: with overlap, the flight of the step before " \
+        f"is to be committed; committed was {committed}"
+    assert engine.flights == ["new"], f"run_step: with overlap, engine.flights is " \
+        f"{engine.flights!r}; expected what was launched now, so that the next step commits it"
+    engine, parts = mock_engine(subject, {}, [], overlap=True)
+    subject.run_step(engine)
+    assert parts["commit"].calls == [["before"]], "run_step: with overlap, the last flight is " \
+        "never committed: where nobody can run, the one before still has results"
+
+
+def test_run_step__guesses(subject):
+    propose = subject.make("lab.mocks:Watched", None, [1, 1])
+    run = Run(subject, drafter=subject.make("types:SimpleNamespace", propose=propose))
+    run.submit("a", [5, 6, 7])
+    run.step()
+    note = run.step()
+    assert note["counts"]["a"] == 3, f"run_step: guesses are to be made before the scheduler " \
+        f"picks; with 2 guesses the second step computes {note['counts']['a']} tokens"
+    run.as_alone("with guesses", "a")
+
+
+PROMPTS = {"a": [1, 2, 3, 4, 5], "b": [9] * 11, "c": [7], "d": list(range(40, 47))}
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_run_step__chunks(subject, overlap):
+    """Cases 16 and 24: the same tokens as alone, in a batch, with chunks of any size."""
+    for chunk in (1, 2, 3, 5, None):
+        run = Run(subject, P=40, chunk=chunk, overlap=overlap)
+        for name, prompt in PROMPTS.items():
+            run.submit(name, prompt, max_tokens=40)
+        first, left = {}, {name: len(prompt) for name, prompt in PROMPTS.items()}
+        for note in [run.step() for _ in range(20)]:
+            for name, part in note["prompts"].items():
+                left[name] -= part
+            for name in note["new"]:
+                first.setdefault(name, left[name])
+        assert first == dict.fromkeys(PROMPTS, 0), f"chunks of {chunk}: first tokens came with " \
+            f"so many tokens of the prompt not computed: {first}"
+        run.as_alone(f"chunks of {chunk}", *PROMPTS)
+
+
+# ---- end_request
+
+
+def test_end_request(subject):
+    """Case 19, decoding: it is gone at once, with its pages; the others go on as if alone."""
+    run = Run(subject, P=20)
+    (a,), (b,) = run.submit("a", PROMPTS["a"]), run.submit("b", PROMPTS["d"])
+    for _ in range(4):
+        run.step()
+    held = run.pool.used
+    run.engine.abort([a])
+    assert run.pool.used < held, "end_request: an aborted request still holds its pages"
+    assert a.status == "finished", f"end_request: its status is {a.status!r}, expected 'finished'"
+    assert a.reason == "abort", f"end_request: its reason is {a.reason!r}, expected 'abort'"
+    assert isinstance(a.finished_at, float), \
+        f"end_request: finished_at is {a.finished_at!r}, expected engine.clock()'s seconds"
+    assert run.engine.finished == 1, f"end_request: one is over, {run.engine.finished} are counted"
+    run.drain()
+    run.as_alone("beside an aborted one", "b", count=8)
+
+
+def test_end_request__its_error(subject):
+    """It is told what went wrong."""
+    run = Run(subject)
+    (a,) = run.submit("a", PROMPTS["a"])
+    run.step()
+    run.engine.end(a, "error", "the pages are on fire")
+    assert (a.reason, a.error) == ("error", "the pages are on fire"), f"end_request: reason " \
+        f"{a.reason!r} and error {a.error!r}; expected 'error' and what it was told"
+
+
+def test_end_request__twice(subject):
+    """Case 19, finished already, and twice: nothing happens. The first reason stays."""
+    run = Run(subject)
+    (a,), (b,) = run.submit("a", PROMPTS["a"]), run.submit("b", PROMPTS["c"], max_tokens=1)
+    run.step(), run.step()
+    run.engine.abort([b])
+    assert (b.status, b.reason) == ("finished", "length"), f"end_request: b had ended for its " \
+        f"length; after a late abort its reason is {b.reason!r}"
+    run.engine.abort([a])
+    at = a.finished_at
+    run.engine.abort([a, a, b])
+    assert run.engine.finished == 2, f"end_request: two requests are over, and " \
+        f"{run.engine.finished} are counted: those that were over count again"
+    assert a.finished_at == at, "end_request: it ended once, and its time moves with each abort"
+    run.engine.abort([])
+    run.drain()
+
+
+def test_end_request__in_every_state(subject):
+    """Case 19: waiting, within its prompt, preempted, and with a token on its way."""
+    run = Run(subject, max_seqs=2)
+    run.submit("a", PROMPTS["a"])
+    (b,), (c,) = run.submit("b", PROMPTS["b"]), run.submit("c", PROMPTS["c"])
+    note = run.step()
+    assert note["prompts"]["b"] == note["counts"]["b"] == 3 and note["waiting"] == ["c"]
+    run.engine.abort([b, c])            # one within its prompt, one that waits
+    run.drain()
+    run.as_alone("beside aborted ones", "a", count=8)
+
+    run = Run(subject, P=5, budget=16)
+    run.submit("a", PROMPTS["a"], max_tokens=12)
+    (b,) = run.submit("b", PROMPTS["a"], max_tokens=12)
+    while "b" not in run.step()["preempted"]:
+        pass
+    run.engine.abort([b])
+    run.drain()
+    assert run.ended == {"a": "length", "b": "abort"}, f"b was aborted while preempted: {run.ended}"
+
+    run = Run(subject, overlap=True)
+    (a,) = run.submit("a", PROMPTS["a"], max_tokens=1)
+    run.step()                          # its last token is on its way
+    run.engine.abort([a])
+    run.drain()
+    assert run.ended == {"a": "abort"} and run.got["a"] == [], \
+        f"aborted with its last token on its way: ended {run.ended}, got {run.got['a']}"
+
+
+def test_end_request__answers_that_wait(subject):
+    """Cases 11 and 19: answers that wait for another's prompt, and pages that several hold."""
+    def started(steps, n=3):
+        run = Run(subject, P=20)
+        answers = run.submit("a", PROMPTS["b"], n=n)
+        run.submit("b", PROMPTS["a"])
+        for _ in range(steps):
+            run.step()
+        return run, answers
+
+    run, (first, *others) = started(1)              # 8 of 11 tokens of the prompt
+    run.engine.abort([others[0]])
+    left = [r.index for r in first.forks]
+    assert left == [2], f"end_request: answer 1 is aborted while it waits for the prompt of " \
+        f"answer 0; those that still wait are {left}, expected [2]"
+    notes = run.drain()
+    assert set(notes[-1]["ended"]) | set(run.ended) >= {"a/0", "a/2", "b"}
+    run.as_alone("beside an answer that was aborted early", "a/0", "a/2", "b", count=8)
+
+    run, (first, *others) = started(1)
+    run.engine.abort([first])
+    states = [r.status for r in others]
+    assert states == ["finished"] * 2, f"end_request: the one whose prompt they wait for is " \
+        f"aborted, and nobody will compute it; the others are {states}"
+    assert [r.reason for r in others] == ["abort"] * 2, \
+        f"end_request: those that wait end for the same reason, not {[r.reason for r in others]}"
+    run.drain()
+    run.as_alone("beside an aborted prompt", "b", count=8)
+
+    run, answers = started(4)                       # all three write, on shared pages
+    run.engine.abort(answers[:2])
+    run.drain()
+    run.as_alone("whose pages were shared", "a/2", "b", count=8)
+
+
+# The life of requests, up to the end of each.
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_end_request__out_of_pages(subject, overlap):
+    """Case 1: where pages run out, the newest goes back, and ends with the tokens it gets alone."""
+    run = Run(subject, P=7, budget=16, overlap=overlap)
+    for name in "abc":
+        run.submit(name, PROMPTS["a"], max_tokens=9)
+    gone = [name for note in run.drain() for name in note["preempted"]]
+    assert gone and "a" not in gone, f"preempted were {gone}: expected the newest, never the oldest"
+    run.as_alone("preempted or not", *"abc", count=9)
+
+
+def test_end_request__the_bound(subject):
+    """Case 3: of a room of 16 tokens, a prompt of 16 leaves none for the answer; 15 one."""
+    run = Run(subject, P=4, budget=16)
+    with pytest.raises(Raised, match="at most 15 tokens"):
+        run.submit("a", [1] * 16, max_tokens=None)
+    run.submit("b", [1] * 15, max_tokens=None)
+    run.drain()
+    assert run.ended == {"b": "length"} and len(run.got["b"]) == 1, \
+        f"a prompt of 15 in a room of 16: ended {run.ended}, got {run.got['b']}"
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_end_request__a_pool_is_full(subject, overlap):
+    """Case 4: who alone fills the pool ends there, with the tokens so far, and is not preempted."""
+    run = Run(subject, P=4, overlap=overlap)
+    run.submit("a", PROMPTS["a"], max_tokens=None)
+    notes = run.drain()
+    assert run.ended == {"a": "length"}, f"alone in a full pool: ended {run.ended}"
+    assert not any(note["preempted"] for note in notes), "it was preempted, though it was alone"
+    run.as_alone("alone in a full pool", "a", count=11)
+
+
+def test_end_request__a_prompt_that_is_known(subject):
+    """Case 7: all of a prompt is in the pages already; its last token is computed all the same."""
+    run = Run(subject, pool="s06_prefix_cache:PrefixPool")
+    run.submit("a", PROMPTS["d"] + [1])
+    run.drain()
+    run.submit("b", PROMPTS["d"] + [1])
+    notes = run.drain()
+    asked = notes[0]["prompts"]["b"]
+    assert asked == 4, f"of 8 tokens, all known, the first step computes {asked}; expected the " \
+        f"last page's 4"
+    run.as_alone("a prompt that is known", "a", "b", count=8)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_end_request__several_answers(subject, overlap):
+    """Case 15: one prompt for three answers, then copies on write; the answers of their seeds."""
+    run, params = Run(subject, P=20, overlap=overlap), {"temperature": 1.0, "seed": 3, "n": 3}
+    run.submit("a", PROMPTS["b"], **params)
+    notes = run.drain()
+    asked = sum(part for note in notes for part in note["prompts"].values())
+    assert asked == 11, f"three answers to a prompt of 11 tokens: {asked} of them were computed"
+    engine = Engine(MockLlama(), ByteTokenizer())
+    engine.submit(PROMPTS["b"], SamplingParams(**(GREEDY | params)), "a")
+    want = {}
+    for note in Recorder(engine).run():
+        for name, tokens in note["new"].items():
+            want.setdefault(name, []).extend(tokens)
+    assert run.got == want, f"three answers of one seed: got {run.got}, expected {want}"
+    assert len(set(map(tuple, want.values()))) == 3
+
+
+# ---- given code
+
+
+class Faulty(MockLlama):
+    """A model that raises where a step has this token."""
+
+    token = 99
+
+    def forward(self, step, cache, every=False):
+        if (step.tokens == self.token).any():
+            raise RuntimeError("a kernel fails")
+        return super().forward(step, cache, every)
+
+
+class Blank(MockLlama):
+    """A model whose scores are no numbers."""
+
+    def forward(self, *args):
+        return super().forward(*args) * float("nan")
+
+
+def test_a_kernel_that_raises_ends_the_one_at_fault():
+    engine = Engine(Faulty(), ByteTokenizer())
+    params = SamplingParams(**GREEDY)
+    (good,), (bad,) = engine.submit([1, 2], params, "good"), engine.submit([1, 99], params, "bad")
+    ended = {}
+    while engine.busy:
+        for output in engine.step():
+            if output.reason:
+                assert output.request.id not in ended, "it was told twice that it is over"
+                ended[output.request.id] = output.reason
+    assert ended == {"good": "length", "bad": "error"}
+    assert good.output == alone([1, 2], 8) and bad.error == "RuntimeError: a kernel fails"
+    assert not engine.pool.used
+
+
+def test_scores_that_are_no_numbers_end_an_answer_once():
+    engine = Engine(Blank(), ByteTokenizer())
+    engine.submit([1, 2, 3])
+    assert [(o.tokens, o.reason) for o in engine.step()] == [([], "error")]
+    assert not engine.busy and not engine.pool.used
