@@ -1,11 +1,9 @@
 """A model whose every score can be worked out, for tests of what is around it, in microseconds
 
-Drive does without even that one: it plays all that is around a scheduler.
-
 P S: pages and slots    B: sequences of a step    T: its new tokens    N: a context    V: vocabulary
 Its key of a token is the token, its value the position. It reads its whole context back from the
 pages, as attention does, and refuses one that is not the sequence's own. Its scores rest on every
-token of that context.
+token of that context. Drive does without even it: it plays what is around a scheduler.
 """
 
 from zlib import crc32
@@ -93,9 +91,8 @@ class Drive:
                                   limit=prompt + count) for index, each in enumerate(names)]
         for request in (first, *others):
             self.requests[request.id], self.sent[request.id] = request, []
+            request.leader = None if request is first else first
         first.forks = others
-        for other in others:
-            other.leader = first
         return first
 
     def add(self, name, prompt, count, answers=1):
