@@ -145,7 +145,7 @@ def test_Scheduler_preempt(subject):
     answer = victim.output
     drive.scheduler.preempt(victim)
     assert drive.running == ["a"], (
-        f"preempt: {', '.join(drive.running)} run. Who is sent back runs no more, and only that one")
+        f"preempt: {', '.join(drive.running)} run. Who is sent back runs no more, all others do")
     assert drive.waiting == ["b", "c"], (
         f"preempt: {', '.join(drive.waiting) or 'nobody'} waits, in this order. It came before all "
         f"who wait, so it goes to the head of the queue")
