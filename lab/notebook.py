@@ -262,7 +262,7 @@ def defines(text, exercise):
         names = stub.definitions(text, exercise.language)
     except (SyntaxError, ValueError):
         return f"def {exercise.name}(" in text or f" {exercise.name}(" in text
-    return exercise.name in names or exercise.name.split(".")[0] in names
+    return exercise.name in names
 
 
 def borrowed(cell, language, lesson, others):

@@ -3,6 +3,7 @@
 s01_request  A request and its sampler
 s02_block_pool  Pages
 s03_static_batching  The batch that waits
+s04_continuous_batching  Admit at every step
 s05_chunked_prefill  Long prompts without stalls
 s06_prefix_cache  Never compute twice
 s07_engine  The engine
@@ -11,6 +12,7 @@ s07_engine  The engine
 
 from layer3_system.mock import (
     ByteTokenizer,
+    Drive,
     MockLlama,
     mock_scores,
 )
@@ -102,6 +104,7 @@ __all__ = [
     "Broken",
     "ByteTokenizer",
     "Detokenizer",
+    "Drive",
     "Engine",
     "Flight",
     "HashChain",

@@ -9,9 +9,20 @@ Costs O(B) of the host a step.
 
 from collections import deque
 
+from layer3_system.s01_request import RequestError
 from layer3_system.s02_block_pool import pages_for
 
 __all__ = ["Scheduler"]
+
+
+def predict_two_seats():
+    """Steps until all of six answers are there, two requests at a time, admitted at every step.
+
+    They come at once and have 8, 2, 2, 2, 8 and 2 tokens to write, in this order. A prompt is
+    short: its step gives the first token.
+    """
+    # exercise: a whole number of steps; who sits where, and until when?
+    return 2 + 2 + 2 + 8            # the second seat: three short ones, then the other long one
 
 
 class Scheduler:
@@ -34,6 +45,16 @@ class Scheduler:
         self.waiting, self.running, self.copies = deque(), [], {}
 
     def add(self, request):
+        """Queue a request. RequestError where all pages would not do for its prompt and a token.
+
+        Its answer ends where all pages are full.
+        """
+        most = self.pool.P * self.pool.S
+        if request.num_tokens >= most:
+            raise RequestError(f"prompt: expected at most {most - 1} tokens, since all pages hold "
+                               f"{most}; found {request.num_tokens}")
+        for each in (request, *request.forks):
+            each.limit = min(each.limit, most)
         self.waiting.append(request)
 
     # ---- the next step
@@ -53,22 +74,16 @@ class Scheduler:
     def pick_running(self):
         """{request: tokens} of those that run already, oldest first.
 
-        Each gets what it lacks, while one token is left for everybody behind it. Where no page is
-        left, the newest goes back to wait, until there is one.
+        Each gets what it lacks, while one token is left for everybody behind it. Where pages are
+        short, `make_room` may send away the newest: those get nothing.
         """
-        # exercise: as the docstring; `lacks` says how much, `reserve` makes room, `preempt` ends it
+        # exercise: for each `lacks` and `make_room`; who was sent away has no part in the step
         counts, left = {}, self.budget
         for request in list(self.running):
             if request not in self.running:     # gone, for an older one
                 break
             behind = len(self.running) - 1 - len(counts)
-            n = min(self.lacks(request), left - behind)
-            while n > 0 and not self.reserve(request, n):
-                if request.draft:               # guesses are not worth anybody's pages
-                    request.draft, n = [], 1
-                    continue
-                self.preempt(self.running[-1])
-                n = n if request in self.running else 0
+            n = self.make_room(request, min(self.lacks(request), left - behind))
             if n > 0:
                 counts[request] = n
                 left -= n
@@ -76,8 +91,11 @@ class Scheduler:
 
     def admit_waiting(self, counts, left):
         """Add to counts from the waiting, first come first served, while seats, budget and pages
-        last. Nobody overtakes."""
-        # exercise: the first one only, again and again; stop where it does not fit
+        last. Nobody overtakes. left: tokens of the budget
+
+        Each answer has a seat: a request needs one, and one more for each of its forks.
+        """
+        # exercise: only ever look at the first; stop where it does not fit. `admit` finds pages
         while self.waiting and left > 0:
             request = self.waiting[0]
             seats = sum(1 + len(r.forks) for r in [*self.running, request])
@@ -101,7 +119,6 @@ class Scheduler:
         Those that the pool knows already need not be computed. For each running request one page
         stays free, so that the newcomer is not the next to go.
         """
-        # exercise: share what is found, see whether the rest fits, and leave no trace if not
         table = [] if request.received else self.pool.find(request)
         found = len(table)
         self.pool.share(table)
@@ -131,13 +148,25 @@ class Scheduler:
             self.copies[new] = old
         return self.pool.grow(table, request.num_computed + n)
 
+    def make_room(self, request, n):
+        """How many of the next n tokens of a running request have pages now: all, or none where it
+        is itself sent away. Who goes is the newest, until there are pages."""
+        if n > 0 and request.draft and not self.reserve(request, n):
+            request.draft, n = [], 1    # guesses are not worth anybody's pages
+        while n > 0 and not self.reserve(request, n):
+            self.preempt(self.running[-1])
+            n = n if request in self.running else 0
+        return n
+
     def preempt(self, request):
-        """Take its pages; it waits at the head of the queue, and will be computed anew."""
+        """Send a running request back: it gives up its pages, waits at the head of the queue, and
+        will be computed anew. Its answer so far stays."""
+        request.preemptions += 1
+        request.draft = []
         # exercise: the pages go back, nothing is computed any more; it comes next
         self.running.remove(request)
         self.pool.release(request.table)
-        request.num_computed, request.status, request.draft = 0, "waiting", []
-        request.preemptions += 1
+        request.num_computed, request.status = 0, "waiting"
         self.waiting.appendleft(request)
 
     # ---- coming and going
@@ -154,8 +183,11 @@ class Scheduler:
         request.forks = []
 
     def finish(self, request, reason):
-        """It is over, wherever it was. Nothing happens where it was over before."""
-        # exercise: leave the queue that it is in, give back its pages, note the reason
+        """It is over, wherever it was: waiting, running. Nothing changes where it is over already.
+
+        reason: stop, length, abort or error
+        """
+        # exercise: leave the queue that it is in, give back its pages, note status and reason
         if request.status == "finished":
             return
         (self.running if request.status == "running" else self.waiting).remove(request)

@@ -4,7 +4,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from lab import course, stub
+from lab import course, notebook, stub
 from lab.desk import Desk
 
 ADD = "def count_add(n, itemsize):\n    return n, {} * n * itemsize\n"
@@ -171,3 +171,11 @@ def test_a_triton_cell(live_cuda):
     shown = live_cuda.run("import torch\nx = torch.ones(40); z = torch.zeros(40)\n"
                           "add_triton[(2,)](x, x, z, 40, BLOCK=32); z.sum().item()")
     assert shown == "80.0"
+
+
+def test_methods_of_one_class_may_be_in_cells_of_their_own(monkeypatch):
+    cells = [f"class A:\n    def {name}(self):\n        return 1\n" for name in ("f", "g", "given")]
+    monkeypatch.setattr(notebook, "CELLS", cells)
+    for name, cell in zip(("A.f", "A.g", "A.h"), [*cells[:2], None], strict=True):
+        found, _ = notebook.executed(course.Exercise(None, name, "python", 1, ()))
+        assert found == cell, name

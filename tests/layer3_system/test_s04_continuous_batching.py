@@ -1,0 +1,502 @@
+"""Graders of s04. Requests are played by Drive; the oracle of a trace is the trace without a rush.
+
+Cases carry the numbers of the course's list of what every engine must handle.
+"""
+
+import random
+
+import pytest
+
+from lab.subject import Raised
+from layer3_system import BlockPool, Drive, RequestError, Scheduler
+
+# ---- a scheduler and all around it
+
+
+def played(subject, P=64, S=4, **sizes):
+    """Drive around the scheduler under test, on P pages of S slots."""
+    pool = subject.make("layer3_system:BlockPool", P, S)
+    return subject.make("layer3_system.mock:Drive", subject.Scheduler(pool, **sizes))
+
+
+def own(P=64, S=4, **sizes):
+    """Drive around the course's own scheduler, in this process."""
+    return Drive(Scheduler(BlockPool(P, S), **sizes))
+
+
+def counted(counts):
+    """{name: tokens} of {request: tokens}."""
+    return {request.id: n for request, n in counts.items()}
+
+
+def told(counts):
+    return ", ".join(f"{n} of {name}" for name, n in counts.items()) or "nothing"
+
+
+def same(what, got, want, mistakes):
+    """The parts of a step are those expected; mistakes: [(wrong parts, what they mean)]."""
+    if got != want:
+        why = next((why for wrong, why in mistakes if got == wrong), "")
+        raise AssertionError(f"{what}: it computes {told(got)}; expected {told(want)}. {why}")
+
+
+def calm(drive, what):
+    """Nothing was ever wrong around the scheduler."""
+    faults = drive.faults
+    assert not faults, f"{what}: {faults[0]}"
+
+
+# ---- predict_two_seats
+
+
+def test_predict_two_seats(subject):
+    lens = [8, 2, 2, 2, 8, 2]
+    drive = own(max_seqs=2)
+    for i, count in enumerate(lens):
+        drive.add(f"r{i}", 3, count)
+    want, got = drive.run(), subject.predict_two_seats()
+    assert type(got) is int, f"predict_two_seats: steps are a whole number, got {got!r}"
+    near = {
+        sum(max(pair) for pair in zip(lens[::2], lens[1::2], strict=True)):
+            "so many take batches that wait for their longest. Here a seat is taken as soon as it "
+            "is free",
+        sum(lens) // 2: "so many there would be if no seat were ever empty. Who still writes at "
+                        "the end, and who is beside it?",
+        max(lens): "so many the longest answer takes. When does the second long one get a seat?",
+        sum(lens): "so many there are one at a time. Two run at a time",
+        2 * max(lens): "so many there are if the second long one waits for the first. There are "
+                       "two seats",
+    }.get(got, "Write down for each seat who sits there, and until which step")
+    assert got == want, f"predict_two_seats: {got} is not it: {near}."
+
+
+# ---- Scheduler.admit_waiting
+
+# name: (sizes, those who run already, those who wait, tokens left, expected, mistakes)
+# a request: (name, tokens of the prompt, tokens of the answer, answers or tokens computed)
+A, B, C, D = ((name, 3, 5, 1) for name in "abcd")
+ADMISSIONS = {
+    "three seats, four wait": (
+        {"max_seqs": 3}, [], [A, B, C, D], 20, {"a": 3, "b": 3, "c": 3}, [
+            ({"a": 3, "b": 3}, "One seat stays empty: max_seqs may run."),
+            ({"a": 3, "b": 3, "c": 3, "d": 3}, "More run than there are seats."),
+            ({"d": 3, "c": 3, "b": 3}, "It is last come, first served.")]),
+    "one of three seats is taken": (
+        {"max_seqs": 3}, [("x", 3, 5, 4)], [A, B, C], 20, {"a": 3, "b": 3}, []),
+    "20 tokens are left, prompts have 5, 30 and 4": (
+        {}, [], [("a", 5, 2, 1), ("b", 30, 2, 1), ("c", 4, 2, 1)], 20, {"a": 5, "b": 15}, [
+            ({"a": 5, "b": 30}, "The second prompt takes more than the budget leaves."),
+            ({"a": 5, "b": 15, "c": 0},
+             "The last one takes a seat and pages with no token left for it."),
+            ({"a": 5, "c": 4}, "A prompt may be computed in parts: it needs no step for itself.")]),
+    "case 16: two prompts in parts, at most 8 tokens each": (
+        {"chunk": 8}, [], [("a", 30, 2, 1), ("b", 30, 2, 1)], 14, {"a": 8, "b": 6}, []),
+    "six pages of four slots, the second prompt needs five, the third one": (
+        {"P": 6}, [], [("a", 8, 4, 1), ("b", 20, 2, 1), ("c", 4, 2, 1)], 40, {"a": 8}, [
+            ({"a": 8, "c": 4}, "A short one overtakes one that came before it: nobody may, or a "
+                               "long one never gets its turn."),
+            ({"a": 8, "b": 20}, "The second one runs and has no pages: `admit` says False."),
+            ({"a": 8, "b": 20, "c": 4}, "The second one runs and has no pages: `admit` says "
+                                        "False.")]),
+    "four seats, three answers to the first prompt, two to the second": (
+        {"max_seqs": 4}, [], [("a", 3, 5, 3), ("b", 3, 5, 2), C], 20, {"a": 3}, [
+            ({"a": 3, "b": 3, "c": 3}, "Each answer needs a seat: five would sit on four.")]),
+    "five seats, three answers to the first prompt, two to the second": (
+        {"max_seqs": 5}, [], [("a", 3, 5, 3), ("b", 3, 5, 2), C], 20, {"a": 3, "b": 3}, []),
+    "nobody waits": ({}, [("x", 3, 5, 4)], [], 20, {}, []),
+    "nothing is left": ({}, [], [A], 0, {}, []),
+}
+
+
+def test_Scheduler_admit_waiting(subject):
+    """Case 16 among others."""
+    for name, case in ADMISSIONS.items():
+        admit(subject, f"admit_waiting, {name}", *case)
+
+
+def admit(subject, what, sizes, seated, queue, left, want, mistakes):
+    drive = played(subject, **sizes)
+    for entry in seated:
+        drive.seat(*entry)
+    for entry in queue:
+        drive.add(*entry)
+    counts = subject.make("collections:OrderedDict")
+    drive.scheduler.admit_waiting(counts, left)
+    same(what, counted(counts), want, mistakes)
+    runs, waits = drive.running, drive.waiting
+    assert runs == [e[0] for e in seated] + list(want), (
+        f"{what}: {', '.join(runs)} run now; expected those that ran, then "
+        f"{', '.join(want) or 'nobody'}")
+    assert waits == [e[0] for e in queue if e[0] not in want], (
+        f"{what}: {', '.join(waits) or 'nobody'} waits now. Who is admitted leaves "
+        f"the queue, the others stay in order")
+
+
+# ---- Scheduler.preempt
+
+
+def test_Scheduler_preempt(subject):
+    """Case 18: the victim is at the head of the queue. Case 1: its pages are free."""
+    drive = played(subject)
+    drive.seat("a", 6, 9, 7)
+    drive.seat("b", 5, 9, 7)                        # three tokens of its answer are there
+    drive.add("c", 4, 2)
+    victim = drive.requests["b"]
+    answer = victim.output
+    drive.scheduler.preempt(victim)
+    assert drive.running == ["a"], (
+        f"preempt: {', '.join(drive.running)} run. Who is sent back runs no more, all others do")
+    assert drive.waiting == ["b", "c"], (
+        f"preempt: {', '.join(drive.waiting) or 'nobody'} waits, in this order. It came before all "
+        f"who wait, so it goes to the head of the queue")
+    assert not victim.table and drive.pool.used == 2, (
+        f"preempt: {drive.pool.used} pages are held, {len(victim.table)} of them by the one that "
+        f"waits. That is what it was sent away for: give them back to the pool")
+    assert victim.output == answer, (
+        f"preempt: of its answer {len(victim.output)} tokens are left of {len(answer)}. They were "
+        f"sent already: only keys and values are lost")
+    assert victim.num_computed == 0, (
+        f"preempt: num_computed is {victim.num_computed}. The pages that held those keys and "
+        f"values are gone")
+    assert victim.status == "waiting", f"preempt: its status is {victim.status}, expected waiting"
+    assert victim.preemptions == 1, f"preempt: counted {victim.preemptions} times, expected 1"
+
+
+# ---- Scheduler.finish
+
+
+def test_Scheduler_finish(subject):
+    """Case 19, the scheduler's part: decoding, in the middle of a prompt, waiting."""
+    for where in ("decoding", "mid-prompt", "waiting"):
+        finish(subject, where)
+
+
+def finish(subject, where):
+    drive = played(subject)
+    drive.seat("a", 6, 9, 7)
+    drive.seat("mid-prompt", 20, 9, 8)
+    drive.seat("decoding", 5, 9, 7)
+    drive.add("waiting", 4, 2)
+    drive.add("z", 4, 2)
+    request, held = drive.requests[where], drive.pool.used
+    pages = len(request.table)
+    try:
+        drive.scheduler.finish(request, "abort")
+    except Raised as error:
+        raise AssertionError(f"finish: of a request that is {where} it raised {error}. Is it "
+                             f"looked for in the queue that it is in?") from None
+    left = [drive.running, drive.waiting]
+    assert left == [[n for n in ("a", "mid-prompt", "decoding") if n != where],
+                    [n for n in ("waiting", "z") if n != where]], (
+        f"finish: of {where}, now {', '.join(left[0])} run and {', '.join(left[1])} wait. It "
+        f"leaves its queue, and nobody else does")
+    assert not request.table and drive.pool.used == held - pages, (
+        f"finish: of {where}, {drive.pool.used} pages are held after {held}. It had {pages}, and "
+        f"its pages never come back")
+    assert request.status == "finished", (
+        f"finish: the status is {request.status!r} at the end, expected 'finished'")
+    assert request.reason == "abort", f"finish: the reason is {request.reason!r}, expected 'abort'"
+
+
+def test_Scheduler_finish__twice(subject):
+    """Case 19: finished, and finished again. The first reason stays."""
+    drive = played(subject)
+    drive.seat("a", 6, 9, 7)
+    drive.seat("b", 5, 9, 7)
+    request = drive.requests["b"]
+    drive.scheduler.finish(request, "length")
+    held = drive.pool.used
+    try:
+        drive.scheduler.finish(request, "abort")
+    except Raised as error:
+        raise AssertionError(f"finish: a second time it raised {error}. A client may leave just "
+                             f"when its answer is over: then there is nothing to do") from None
+    assert request.reason == "length", (
+        f"finish: it ended by length; a second finish made it {request.reason!r}. What is over "
+        f"stays as it was")
+    assert drive.pool.used == held, "finish: a second time it changed the pages"
+
+
+# ---- Scheduler.pick_running
+
+# name: (sizes, those who run, expected, mistakes); a request: (name, prompt, answer, computed)
+TURNS = {
+    "three decode": (
+        {}, [("a", 5, 9, 6), ("b", 3, 9, 3), ("c", 8, 9, 12)], {"a": 1, "b": 1, "c": 1}, []),
+    "two decode, a prompt lacks 20, the budget is 8": (
+        {"budget": 8}, [("a", 5, 9, 6), ("b", 3, 9, 3), ("c", 24, 9, 4)],
+        {"a": 1, "b": 1, "c": 6}, [
+            ({"a": 1, "b": 1, "c": 1}, "A prompt gets one token as if it were decoding. It lacks "
+                                       "all of its tokens, and the step has room."),
+            ({"a": 1, "b": 1, "c": 20}, "The last one gets all it lacks, more than is left."),
+            ({"a": 1, "b": 1, "c": 8}, "In all that is more than the budget: what one gets is "
+                                       "gone for the next.")]),
+    "case 16: two prompts in parts of 4, the budget is 7": (
+        {"budget": 7, "chunk": 4}, [("a", 24, 9, 8), ("b", 24, 9, 8)], {"a": 4, "b": 3}, [
+            ({"a": 3, "b": 4}, "The newest is served first.")]),
+    "a prompt lacks 20 and is older than two that decode, the budget is 6": (
+        {"budget": 6}, [("a", 24, 9, 4), ("b", 5, 9, 6), ("c", 3, 9, 3)],
+        {"a": 4, "b": 1, "c": 1}, [
+            ({"a": 6}, "Nothing is left for those behind the first: they stand still.")]),
+    "one token for each": (
+        {"budget": 3, "max_seqs": 3}, [("a", 24, 9, 4), ("b", 24, 9, 4), ("c", 24, 9, 4)],
+        {"a": 1, "b": 1, "c": 1}, []),
+    "nobody runs": ({}, [], {}, []),
+}
+
+
+def test_Scheduler_pick_running(subject):
+    """Case 16 among others."""
+    for name, (sizes, seated, want, mistakes) in TURNS.items():
+        drive = played(subject, **{"max_seqs": 4, **sizes})
+        for entry in seated:
+            drive.seat(*entry)
+        same(f"pick_running, {name}", counted(drive.scheduler.pick_running()), want, mistakes)
+
+
+def test_Scheduler_pick_running__no_page_is_left(subject):
+    """Case 1: the newest goes, and whoever is older gets its turn."""
+    drive = played(subject, P=5)
+    drive.seat("a", 5, 9, 8)                        # two full pages: it needs a third
+    drive.seat("b", 3, 9, 6)
+    drive.seat("c", 3, 9, 3)
+    got, waits = counted(drive.scheduler.pick_running()), drive.waiting
+    what = f"pick_running, no page is left: it computes {told(got)}"
+    assert waits, f"{what}, and nobody made room: a has two full pages and needs a third"
+    assert waits == ["c"], (
+        f"{what}, and {' and '.join(waits)} wait, expected c alone. c was sent back: who then "
+        f"asks for pages for it takes them from the others")
+    same("pick_running, no page is left", got, {"a": 1, "b": 1}, [
+        ({"a": 1, "b": 1, "c": 1}, "c was sent back to wait: it has no part in the step.")])
+
+
+def test_Scheduler_pick_running__the_newest_needs_the_page_itself(subject):
+    """Case 1: who needs a page and is the newest goes itself."""
+    drive = played(subject, P=4)
+    drive.seat("a", 5, 9, 6)
+    drive.seat("b", 3, 9, 8)
+    got = counted(drive.scheduler.pick_running())
+    same("pick_running, the newest needs a page and there is none", got, {"a": 1}, [
+        ({"a": 1, "b": 0}, "Who gets 0 tokens has no part in a step.")])
+
+
+def test_Scheduler_pick_running__at_the_edge_of_a_page(subject):
+    """Case 6: prompts of 2·S - 1, 2·S and 2·S + 1 tokens. A page comes when it is needed, before
+    the write."""
+    S = 4
+    for prompt in (2 * S - 1, 2 * S, 2 * S + 1):
+        drive, held = played(subject, S=S), []
+        drive.add("a", prompt, 7)
+        for _ in range(7):
+            drive.step()
+            held.append(drive.pool.used)
+        calm(drive, f"a prompt of {prompt} tokens, pages of {S}")
+        want = [-(-(prompt + i) // S) for i in range(6)] + [0]
+        assert held == want, (f"a prompt of {prompt} tokens, pages of {S}: step by step it holds "
+                              f"{held} pages, expected {want}")
+
+
+RUSH = [("a", 5, 20), ("b", 9, 14), ("c", 3, 17), ("d", 12, 9), ("e", 6, 11)]
+
+
+def answers(drive, trace):
+    """{name: tokens} after all of a trace that is there at the start."""
+    for entry in trace:
+        drive.add(*entry)
+    drive.run(500)
+    calm(drive, "a trace")
+    return {name: request.output for name, request in drive.requests.items()}
+
+
+def test_Scheduler_pick_running__preempted_or_not(subject):
+    """Case 1: the same tokens as without a rush. Case 16: in parts of any size."""
+    want = answers(own(), RUSH)
+    for sizes in ({"P": 8}, {"P": 12, "budget": 5, "max_seqs": 5}, {"P": 9, "chunk": 2}):
+        drive = played(subject, **sizes)
+        got = answers(drive, RUSH)
+        assert sum(r.preemptions for r in drive.requests.values()), (
+            f"with {sizes} nobody was sent back, and there are not enough pages for all")
+        assert got == want, (f"with {sizes} not all answers are those of a pool with room for all: "
+                             f"{[name for name in want if got[name] != want[name]]}")
+        assert drive.pool.used == 0, f"with {sizes}, {drive.pool.used} pages are held at the end"
+
+
+def test_Scheduler_pick_running__steady_arrivals(subject):
+    """Case 17: every step a prompt of 20 tokens comes, and 8 are computed a step. Who decodes gets
+    a token in each step nevertheless."""
+    drive = played(subject, P=400, budget=8, max_seqs=8)
+    drive.add("first", 4, 30)
+    for i in range(30):
+        drive.step()
+        drive.add(f"long {i}", 20, 5)
+    sent = drive.sent["first"]
+    calm(drive, "steady arrivals")
+    assert sent == list(range(1, 31)), (
+        f"while prompts arrive all the time, an answer gets tokens in the steps {sent} of 30: who "
+        f"decodes advances in each")
+
+
+# ---- what is given: coming
+
+
+def test_a_prompt_that_no_pool_holds_is_refused_and_the_queue_goes_on():
+    """Case 2: it is never prefilled. Case 3: P · S tokens are too many, one less is served."""
+    drive = own(P=3)
+    drive.add("a", 4, 3)
+    for tokens in (12, 13, 500):
+        with pytest.raises(RequestError, match=f"at most 11 tokens.* found {tokens}"):
+            drive.add("large", tokens, 1)
+    drive.add("edge", 11, 1)
+    drive.add("b", 4, 2)
+    drive.run(50)
+    calm(drive, "after a refusal")
+    assert {n: len(r.output) for n, r in drive.requests.items() if n != "large"} == \
+        {"a": 3, "edge": 1, "b": 2}
+
+
+def test_a_lone_request_that_outgrows_the_pool_ends_by_length():
+    """Case 4: with the tokens that fit, and no preemption."""
+    drive = own(P=3)
+    drive.add("a", 5, 100)
+    drive.add("b", 2, 3)
+    assert drive.run(100) < 30
+    calm(drive, "a lone request")
+    a, b = drive.requests["a"], drive.requests["b"]
+    assert (a.reason, len(a.output), a.preemptions) == ("length", 12 - 5, 0)
+    assert (b.reason, len(b.output)) == ("length", 3)
+
+
+def test_sizes_that_cannot_work_are_refused():
+    for sizes in ({"max_seqs": 0}, {"max_seqs": 9, "budget": 8}, {"chunk": 0}):
+        with pytest.raises(ValueError, match="Scheduler: expected"):
+            Scheduler(BlockPool(4), **sizes)
+
+
+# ---- what is given: pages
+
+
+class Known(BlockPool):
+    """A pool that knows the first pages of every request."""
+
+    known = ()
+
+    def find(self, request):
+        return list(self.known)
+
+
+def test_a_free_page_that_is_found_counts_once():
+    """Case 10: it leaves the free list, so it is no longer there for the rest of the prompt."""
+    pool = Known(4, 4)
+    drive = Drive(Scheduler(pool))
+    pool.known = [0, 1]
+    exact, more = drive.make("exact", 16, 1), drive.make("more", 17, 1)
+    assert not drive.scheduler.admit(more)          # five pages, two found and two free
+    assert list(pool.free) == [2, 3, 1, 0] and not more.table and not any(pool.refs)
+    assert drive.scheduler.admit(exact)
+    assert exact.table[:2] == [0, 1] and len(set(exact.table)) == 4 and not pool.free
+    assert (exact.num_computed, exact.num_cached, exact.remembered) == (8, 8, 2)
+
+
+def test_a_newcomer_leaves_a_page_for_each_that_runs():
+    drive = own(P=6)
+    drive.seat("a", 4, 9, 4)
+    drive.seat("b", 4, 9, 4)
+    assert not drive.scheduler.admit(drive.make("c", 9, 1))         # three of four free pages
+    assert drive.scheduler.admit(drive.make("d", 8, 1))
+
+
+def test_guesses_go_before_anybody_does():
+    drive = own(P=3)
+    drive.seat("a", 5, 9, 6)
+    drive.seat("b", 3, 9, 3)
+    a = drive.requests["a"]
+    a.draft = [1, 2, 3]                             # slots for two more, a page for the others
+    assert counted(drive.scheduler.pick_running()) == {"a": 1, "b": 1}
+    assert a.draft == [] and drive.waiting == []
+
+
+def test_answers_to_one_prompt_write_into_pages_of_their_own():
+    drive = own(P=40, max_seqs=4, budget=7, chunk=4)
+    drive.add("long", 20, 3)
+    drive.add("a", 6, 9, 3)
+    drive.run(100)
+    calm(drive, "three answers")
+    outputs = [r.output for n, r in drive.requests.items() if n.startswith("a")]
+    assert len({tuple(o) for o in outputs}) == 3 and {len(o) for o in outputs} == {9}
+
+
+# ---- cases of the whole
+
+
+def test_two_prompts_in_parts_share_a_step():
+    """Case 16: the sum stays within the budget, and a part gives no token."""
+    drive = own(max_seqs=3, budget=7, chunk=4)
+    drive.add("a", 10, 2)
+    drive.add("b", 6, 2)
+    assert [drive.step() for _ in range(4)] == [
+        {"a": 4, "b": 3}, {"a": 4, "b": 3}, {"a": 2, "b": 1}, {"a": 1}]
+    assert drive.sent == {"a": [3, 4], "b": [2, 3]}
+    calm(drive, "two prompts in parts")
+
+
+def test_nobody_comes_in_the_step_in_which_somebody_goes():
+    """Case 18: and the victim is the next to come."""
+    drive, seen = own(P=9, max_seqs=5), 0
+    for entry in RUSH:
+        drive.add(*entry)
+    while drive.scheduler.running or drive.scheduler.waiting:
+        running, victims = drive.running, [r for r in drive.requests.values() if r.preemptions]
+        before = {r.id: r.preemptions for r in victims}
+        drive.step()
+        gone = [n for n, r in drive.requests.items() if r.preemptions > before.get(n, 0)]
+        if gone:
+            seen += 1
+            assert set(drive.history[-1]) - set(running) <= set(drive.waiting)
+            assert drive.waiting[:len(gone)] == [n for n in running if n in gone]
+    assert seen and not drive.faults
+
+
+def random_trace(seed, count=40):
+    rng = random.Random(seed)
+    return [(f"r{i}", rng.randint(1, 30), rng.randint(1, 30)) for i in range(count)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nobody_is_sent_back_again_and_again(seed):
+    """Case 18: each time, it has written at least one token since; and seldom."""
+    drive = own(P=20, max_seqs=8)
+    for entry in random_trace(seed):
+        drive.add(*entry)
+    written = {}
+    while drive.scheduler.running or drive.scheduler.waiting:
+        drive.step()
+        for name, request in drive.requests.items():
+            now = request.preemptions, len(request.output)
+            then = written.get(name, (0, 0))
+            assert now[0] <= then[0] + 1
+            if now[0] > then[0]:
+                assert now[1] > then[1], f"{name} is sent back with nothing done since"
+                written[name] = now
+    calm(drive, "a rush")
+    assert written and max(r.preemptions for r in drive.requests.values()) <= 5
+
+
+@pytest.mark.parametrize("sizes", [
+    {"P": 20}, {"P": 16, "chunk": 3}, {"P": 30, "budget": 6, "max_seqs": 6}], ids=str)
+def test_random_days(sizes):
+    """600 steps with requests that come and go, in any state: what must hold holds after each."""
+    rng, drive, number = random.Random(7), own(**{"max_seqs": 6, **sizes}), 0
+    for _ in range(600):
+        if rng.random() < 0.25:
+            answers = rng.choice([1, 1, 1, 3])
+            drive.add(f"r{number}", rng.randint(1, 25), rng.randint(1, 20), answers)
+            number += 1
+        drive.step()
+        if drive.requests and rng.random() < 0.1:
+            request = rng.choice(list(drive.requests.values()))
+            if not request.leader and not request.forks:
+                drive.scheduler.finish(request, "abort")
+    drive.run(5000)
+    calm(drive, "random days")
+    assert all(r.status == "finished" for r in drive.requests.values()) and number > 100
+    assert drive.pool.used == 0
