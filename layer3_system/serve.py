@@ -7,7 +7,6 @@ this machine alone, unless --host says otherwise.
 import inspect
 import json
 import socket
-import sys
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
@@ -30,7 +29,6 @@ from layer3_system.s07_engine import Engine
 from layer3_system.s08_server import Limits
 
 PARTS = {part.__name__: part for part in (BlockPool, HashChain, PrefixPool, Scheduler, sample_rows)}
-SWITCH = 5e-4           # seconds that one thread may keep the interpreter from another
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")}
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -169,7 +167,6 @@ def run(engine, name, limits, api_key, listening):
     """Serve until told to end."""
     from layer3_system.app import Listener, make_app        # FastAPI takes half a second
 
-    sys.setswitchinterval(SWITCH)
     host, port = listening.getsockname()[:2]
     said = f" -H 'Authorization: Bearer {api_key}'" if api_key else ""
     prompt = json.dumps({"model": name, "prompt": "Once upon a time", "max_tokens": 40})
