@@ -81,7 +81,7 @@ class TextAnswers(Answers):
     def shape(self, i, tokens, logprobs):
         texts = [self.decode([token]) for token in tokens]
         *offsets, self.offsets[i] = accumulate(map(len, texts), initial=self.offsets.get(i, 0))
-        tops = [{}for _ in tokens]
+        tops = [{} for _ in tokens]
         for top, found in zip(tops, logprobs, strict=True):
             for token, value in found.items():  # tokens of one text: the likelier one
                 top.setdefault(self.decode([token]), max(value, LEAST))

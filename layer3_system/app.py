@@ -15,18 +15,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from layer3_system.answers import ChatAnswers, TextAnswers
+from layer3_system.asking import asked, read_fields, tokens_of
 from layer3_system.live import Live
 from layer3_system.metrics import Metrics
-from layer3_system.s08_server import (
-    DONE,
-    ApiError,
-    Bridge,
-    Limits,
-    asked,
-    event,
-    read_fields,
-    tokens_of,
-)
+from layer3_system.s08_server import DONE, LIMITS, ApiError, Bridge, server_sent_event
 
 LATER = 10              # seconds after its time limit that a slow reader keeps its stream
 
@@ -41,13 +33,15 @@ def as_json(content, status=200, headers=None):
 async def read_body(request, limits):
     """The bytes of a request. ApiError 413 where they are too many, 408 where they are late."""
     body = bytearray()
-    announced = int(request.headers.get("content-length", 0))
+    too_large = ApiError(413, f"the body is larger than {limits.body} bytes")
+    if int(request.headers.get("content-length", 0)) > limits.body:
+        raise too_large
     try:
         async with asyncio.timeout(limits.seconds):
             async for part in request.stream():
                 body += part
-                if max(len(body), announced) > limits.body:
-                    raise ApiError(413, f"the body is larger than {limits.body} bytes")
+                if len(body) > limits.body:             # its length need not be announced
+                    raise too_large
     except TimeoutError:
         raise ApiError(408, f"the body took more than {limits.seconds:g} s") from None
     return bytes(body)
@@ -102,15 +96,15 @@ class Events(Response):
     async def lines(self):
         try:
             async for chunk in self.chunks:
-                yield event(chunk)
+                yield server_sent_event(chunk)
         except ApiError as error:
-            yield event(error.content())
+            yield server_sent_event(error.content())
 
 
 # ---- the addresses
 
 
-def make_app(engine, name, limits=Limits(), key=None):
+def make_app(engine, name, limits=LIMITS, key=None):
     """A FastAPI app that serves an engine. name: of the model    key: what clients must know"""
     metrics, live = Metrics(engine, name), Live()
     bridge = Bridge(engine, limits, (metrics, live))
@@ -121,7 +115,7 @@ def make_app(engine, name, limits=Limits(), key=None):
         yield
         await bridge.stop()
 
-    def check_key(request: Request):
+    async def check_key(request: Request):
         given = request.headers.get("authorization", "").encode()
         if key is not None and not secrets.compare_digest(given, f"Bearer {key}".encode()):
             raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key",
@@ -195,6 +189,10 @@ def make_app(engine, name, limits=Limits(), key=None):
         found = f"{request.method} {request.url.path}: {error.detail}"
         return as_json(ApiError(error.status_code, found).content(), error.status_code,
                        error.headers)
+
+    @app.exception_handler(Exception)
+    async def a_fault_of_ours(request, error):              # uvicorn logs it
+        return as_json(ApiError(500, f"{type(error).__name__}: {error}").content(), 500)
 
     @app.exception_handler(ClientDisconnect)
     async def left(request, error):

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from layer3_system.s01_request import RequestError, SamplingParams, whole
+from layer3_system.s01_request import RequestError, SamplingParams
 
-__all__ = ["ApiError", "Asked", "Bridge", "Call", "Limits", "News", "asked", "event", "prompts_of",
-           "read_fields", "to_params", "tokens_of"]
+__all__ = ["ApiError", "Bridge", "Call", "Limits", "News", "server_sent_event", "to_params"]
 
 MOST = 500              # characters of a message: a wrong value may be as long as the body
 DONE = b"data: [DONE]\n\n"
@@ -36,6 +35,9 @@ class Limits:
     queue: int = 1024           # answers that wait, beyond those that can run
     seconds: float = 600.0      # to read a request, and then to answer it
     grace: float = 20.0         # seconds that open answers get when the server is to end
+
+
+LIMITS = Limits()
 
 
 class ApiError(Exception):
@@ -56,81 +58,13 @@ def refused(error, names):
     """A RequestError as a client is told it: it begins with the field. names: what the client
     calls some fields."""
     field, _, why = str(error).partition(":")
-    field = names.get(field, field)
+    field = (names or {}).get(field, field)
     return ApiError(400, f"{field}:{why}", field)
 
 
-# ---- what a client asks for
+# ---- how an answer is to be sampled
 
 SAME = ("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "seed", "n", "ignore_eos")
-KNOWN = {*SAME, "model", "stop", "stop_token_ids", "logprobs", "stream", "stream_options", "user"}
-ONLY_TEXT = {"prompt", "echo"}
-ONLY_CHAT = {"messages", "max_completion_tokens", "top_logprobs"}
-# What this server does not do: the values that ask for nothing. null does so everywhere.
-NOTHING = {"best_of": (1,), "suffix": ("",), "presence_penalty": (0,), "frequency_penalty": (0,),
-           "repetition_penalty": (1,), "logit_bias": ({},), "tools": ([],), "functions": ([],),
-           "tool_choice": ("none",), "function_call": ("none",), "store": (False,),
-           "response_format": ({"type": "text"},), "modalities": (["text"],),
-           "parallel_tool_calls": (True, False), "service_tier": ("auto", "default")}
-ROLES = ("developer", "system", "user", "assistant")
-
-
-class Asked(NamedTuple):
-    """A request that was read: its words, how to sample, and how the answer is wanted."""
-
-    prompts: list               # texts or lists of tokens; of a chat one list of messages
-    params: SamplingParams
-    stream: bool
-    usage: bool                 # in a stream: tell the tokens at its end
-    echo: bool                  # the prompt first
-    names: dict                 # of some fields: what the client calls them
-
-
-def read_fields(body):
-    """The fields of a request's JSON. ApiError 400 where it holds none."""
-    try:
-        fields = json.loads(body.decode(), parse_constant=not_json)
-    except UnicodeDecodeError as error:
-        raise ApiError(400, f"the body is not UTF-8: {error}") from None
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"the body is not JSON: {error}") from None
-    if not isinstance(fields, dict):
-        raise ApiError(400, f"the body: expected a JSON object, found {fields!r}")
-    return fields
-
-
-def not_json(word):
-    raise ValueError(f"{word} is no number in JSON")
-
-
-def asked(fields, chat, limits):
-    """The Asked of a request's fields. ApiError 400 names the one that is wrong, unknown or asks
-    for what is not done here: nothing is ignored in silence."""
-    known = KNOWN | (ONLY_CHAT if chat else ONLY_TEXT)
-    for name, value in fields.items():
-        if name in known or name in NOTHING and asks_nothing(name, value):
-            continue
-        raise ApiError(400, f"{name}: not supported here, found {value!r}" if name in NOTHING else
-                       f"{name}: unknown field", name)
-    prompts = [messages_of(fields)] if chat else prompts_of(fields)
-    stream, echo = truth(fields, "stream"), truth(fields, "echo")
-    options = fields.get("stream_options") or {}
-    if not isinstance(options, dict) or set(options) - {"include_usage"} or options and not stream:
-        raise ApiError(400, f"stream_options: expected include_usage, and that with stream; found "
-                       f"{options!r}", "stream_options")
-    names = {"prompt": "messages"} if chat else {}
-    if chat and fields.get("max_completion_tokens") is not None:
-        names["max_tokens"] = "max_completion_tokens"
-    params = to_params(fields, chat, names, limits)
-    if echo and params.logprobs is not None:
-        raise ApiError(400, "echo: not supported with logprobs", "echo")
-    return Asked(prompts, params, stream, truth(options, "include_usage"), echo, names)
-
-
-def asks_nothing(name, value):
-    """Whether a field that is not supported asks for nothing. true is no 1 here."""
-    return value is None or any(value == nothing and isinstance(value, bool) == isinstance(
-        nothing, bool) for nothing in NOTHING[name])
 
 
 def truth(fields, name):
@@ -141,7 +75,7 @@ def truth(fields, name):
     return bool(value)
 
 
-def to_params(fields, chat, names={}, limits=Limits()):
+def to_params(fields, chat, names=None, limits=LIMITS):
     """SamplingParams of a request's fields; ApiError 400 names a wrong one. null is the default.
 
     An answer of a chat is as long as the context allows, of a completion 16 tokens. names: what the
@@ -153,7 +87,7 @@ def to_params(fields, chat, names={}, limits=Limits()):
               if fields.get(name) is not None}
     given["logprobs"] = chat_logprobs(fields) if chat else fields.get("logprobs")
     if chat:
-        given["max_tokens"] = fields.get(names.get("max_tokens", "max_tokens"))
+        given["max_tokens"] = fields.get((names or {}).get("max_tokens", "max_tokens"))
     try:
         params = SamplingParams(**given)
         most = limits.tokens
@@ -172,62 +106,18 @@ def as_tuple(value):
 
 def chat_logprobs(fields):
     """How many log probabilities a chat wants: none without logprobs, with it top_logprobs."""
+    top = fields.get("top_logprobs")
     if truth(fields, "logprobs"):
-        return fields.get("top_logprobs") or 0
-    if fields.get("top_logprobs"):
+        return 0 if top is None else top
+    if top is not None:
         raise ApiError(400, "top_logprobs: expected logprobs to be true with it", "top_logprobs")
     return None
-
-
-def prompts_of(fields):
-    """[text or [token]] of the field prompt: one of them, or a list."""
-    # exercise: a text or a list of tokens alone is one prompt
-    given = fields.get("prompt")
-    alone = isinstance(given, str) or isinstance(given, list) and given and all(map(whole, given))
-    prompts = [given] if alone else given
-    if not isinstance(prompts, list) or not prompts or not all(
-            isinstance(p, str) or isinstance(p, list) and all(map(whole, p)) for p in prompts):
-        raise ApiError(400, f"prompt: expected a text, a list of tokens, or a list of those; found "
-                       f"{given!r}", "prompt")
-    return prompts
-
-
-def messages_of(fields):
-    """[{"role", "content"}] of the field messages; a content in parts becomes one text."""
-    given, found = fields.get("messages"), []
-    if not isinstance(given, list) or not given:
-        raise ApiError(400, f"messages: expected a list of one or more, found {given!r}",
-                       "messages")
-    for i, message in enumerate(given):
-        parts = message.get("content") if isinstance(message, dict) else None
-        if isinstance(parts, str):
-            parts = [{"type": "text", "text": parts}]
-        right = isinstance(parts, list) and message.get("role") in ROLES and set(message) == {
-            "role", "content"} and all(isinstance(part, dict) and part.get("type") == "text" and
-                                       isinstance(part.get("text"), str) for part in parts)
-        if not right:
-            raise ApiError(400, f"messages[{i}]: expected a role of {', '.join(ROLES)} and a "
-                           f"content of text, and nothing else; found {message!r}", "messages")
-        found.append({"role": message["role"], "content": "".join(p["text"] for p in parts)})
-    return found
-
-
-def tokens_of(asked, chat, tokenizer):
-    """[[token]] of what was asked. ApiError 400 where the tokenizer refuses."""
-    try:
-        if chat and not hasattr(tokenizer, "chat"):
-            raise ValueError("this model takes no conversation; give it a text")
-        return [tokenizer.chat(p) if chat else tokenizer.encode(p) if isinstance(p, str) else p
-                for p in asked.prompts]
-    except ValueError as error:
-        field = "messages" if chat else "prompt"
-        raise ApiError(400, f"{field}: {error}", field) from None
 
 
 # ---- what goes back
 
 
-def event(data):
+def server_sent_event(data):
     """One server-sent event: a line of JSON behind "data: ", and an empty line."""
     # exercise: JSON has no line end of its own, so one line holds it
     return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
@@ -288,7 +178,7 @@ class Bridge:
     between two steps. After a step all that is new goes back at once.
     """
 
-    def __init__(self, engine, limits=Limits(), observers=()):
+    def __init__(self, engine, limits=LIMITS, observers=()):
         """observers: told of each step, stepped(engine, outputs), and of what was aborted,
         aborted(requests), in the engine's thread"""
         self.engine, self.limits, self.observers = engine, limits, observers
@@ -304,7 +194,7 @@ class Bridge:
         self.loop = asyncio.get_running_loop()
         self.thread.start()
 
-    def submit(self, id, prompts, params, names={}):
+    def submit(self, id, prompts, params, names=None):
         """Queue prompts, [[token]]; their Call. ApiError where they are not taken."""
         self.check_open()
         try:
@@ -314,11 +204,11 @@ class Bridge:
             raise refused(error, names) from None
         call = Call(id, len(prompts) * params.n)
         self.make_room(call.open)
-        self.taken += call.open
-        self.calls.add(call)
         call.timer = self.loop.call_later(self.limits.seconds, call.fail, 504,
                                           f"no answer in {self.limits.seconds:g} s")
-        self.mail.put(partial(self.queue, call, prompts, params))
+        self.mail.put(partial(self.enqueue, call, prompts, params))
+        self.taken += call.open
+        self.calls.add(call)
         return call
 
     def check_open(self):
@@ -344,9 +234,9 @@ class Bridge:
     def close(self, call):
         """Nobody waits for a call any more: what goes on of it is aborted."""
         call.timer.cancel()
-        self.calls.discard(call)
         if call.open:
             self.mail.put(partial(self.abort, call))
+        self.calls.discard(call)
 
     async def ask(self, question):
         """question(engine), answered between two steps."""
@@ -417,7 +307,7 @@ class Bridge:
             letter()
         return True
 
-    def queue(self, call, prompts, params):
+    def enqueue(self, call, prompts, params):
         for i, prompt in enumerate(prompts):
             for request in self.engine.submit(prompt, params, f"{call.id}-{i}"):
                 self.places[request] = call, len(call.answers)

@@ -157,15 +157,26 @@ def serve(
         raise CourseError(str(error)) from None
     print(f"{called}: {sum(w.numel() for w in weights.values()):,} weights, on "
           f"{'this CPU, kernels in the simulator' if simulated else device.torch_device()}")
-    print("\n".join(whose(ops.sources(), used(llama))))
-    print("\n".join(f"  {part:16} {'mine' if own[part] else 'reference'}" for part in PARTS))
+    say_whose(ops.sources(), used(llama), own)
     run(engine, name or called, Limits(body, tokens, queue, seconds, grace), api_key,
         listen(host, port))
 
 
+def say_whose(sources, names, own):
+    """Whose kernels and parts of the engine run, one a line."""
+    parts = dict(own)
+    sample = "mine" if parts.pop("sample_rows") else sources["sample"]
+    lines = [*whose(sources | {"sample": sample}, [*names, "sample"]),
+             *(f"  {part:16} {'mine' if found else 'reference'}" for part, found in parts.items())]
+    print("\n".join(lines))
+    yours = sum(line.split()[1] == "mine" for line in lines)
+    if yours:
+        print(f"  yours: {yours}")
+
+
 def run(engine, name, limits, api_key, listening):
     """Serve until told to end."""
-    from layer3_system.app import Listener, make_app        # FastAPI takes half a second
+    from layer3_system.app import Listener, make_app  # FastAPI takes half a second
 
     host, port = listening.getsockname()[:2]
     said = f" -H 'Authorization: Bearer {api_key}'" if api_key else ""

@@ -41,13 +41,13 @@ from layer3_system import (
     PrefixPool,
     SamplingParams,
     Scheduler,
+    asking,
     check_engine,
-    mock_scores,
-    s08_server,
 )
 from layer3_system import app as addresses
 from layer3_system import serve as serving
 from layer3_system.app import Listener, make_app
+from layer3_system.s08_server import LIMITS
 
 SMALL = ROOT / "layer2_graph" / "small"
 NAME = "mock"
@@ -70,10 +70,12 @@ class Gated(MockLlama):
 
     def __init__(self, **options):
         super().__init__(**options)
-        self.gate = threading.Semaphore(0)
+        self.gate, self.at_gate = threading.Semaphore(0), False
 
     def forward(self, step, cache, every=False):
+        self.at_gate = True
         self.gate.acquire()
+        self.at_gate = False
         return super().forward(step, cache, every)
 
 
@@ -90,7 +92,7 @@ class Fails(MockLlama):
 
 
 class Served:
-    def __init__(self, engine, limits=Limits(), key=None, buffer=None):
+    def __init__(self, engine, limits=LIMITS, key=None, buffer=None):
         self.engine, self.app = engine, make_app(engine, NAME, limits, key)
         self.bridge = self.app.state.bridge
         self.socket = socket.create_server(("127.0.0.1", 0), backlog=2048)
@@ -123,8 +125,8 @@ class Served:
 
     def drained(self):
         """Nothing runs, waits or holds a page, and every book balances."""
-        until(lambda: not self.engine.busy and self.bridge.mail.empty())
         until(lambda: not self.bridge.calls)
+        until(lambda: not self.engine.busy and self.bridge.mail.empty())
         check_engine(self.engine)
         assert self.engine.pool.used == 0 and not self.bridge.places
 
@@ -143,7 +145,7 @@ def until(true, seconds=30):
 
 
 @contextmanager
-def served(model=None, limits=Limits(), key=None, buffer=None, pages=64, tokenizer=None,
+def served(model=None, limits=LIMITS, key=None, buffer=None, pages=64, tokenizer=None,
            **options):
     """A Served; at the end its books must balance."""
     pool = PrefixPool(pages)
@@ -282,8 +284,8 @@ def test_logprobs_of_completions(mock):
 @pytest.mark.parametrize("top", [0, 2])
 def test_logprobs_of_chats(mock, top):
     ((_, _, request),) = alone("<user>hi<assistant>", seed=5, max_tokens=9, logprobs=top)
-    fields = dict(model=NAME, messages=[{"role": "user", "content": "hi"}], seed=5, max_tokens=9,
-                  logprobs=True, top_logprobs=top)
+    fields = {"model": NAME, "messages": [{"role": "user", "content": "hi"}], "seed": 5,
+              "max_tokens": 9, "logprobs": True, "top_logprobs": top}
     whole = mock.openai.chat.completions.create(**fields).choices[0].logprobs.content
     pieces = [one for chunk in mock.openai.chat.completions.create(**fields, stream=True)
               if chunk.choices[0].logprobs for one in chunk.choices[0].logprobs.content]
@@ -314,7 +316,7 @@ def test_the_shipped_model():
     while engine.busy:
         want += "".join(output.text for output in engine.step())
     with served(model, tokenizer=tokenizer) as server:
-        fields = dict(model=NAME, prompt="Once upon a time", max_tokens=24, temperature=0)
+        fields = {"model": NAME, "prompt": "Once upon a time", "max_tokens": 24, "temperature": 0}
         got = server.openai.completions.create(**fields)
         streamed = "".join(chunk.choices[0].text
                            for chunk in server.openai.completions.create(**fields, stream=True))
@@ -362,6 +364,7 @@ BAD = {
     "stream": ({"prompt": "a", "stream": "yes"}, "stream", "expected true or false"),
     "stream_options": ({"prompt": "a", "stream_options": {"include_usage": True}},
                        "stream_options", "with stream"),
+    "user": ({"prompt": "a", "user": 5}, "user", "expected a text"),
     "unknown": ({"prompt": "a", "beams": 4}, "beams", "unknown field"),
     "its own id": ({"prompt": "a", "request_id": "x"}, "request_id", "unknown field"),
     "best_of": ({"prompt": "a", "best_of": 3}, "best_of", "not supported"),
@@ -385,6 +388,8 @@ BAD_CHATS = {
     "prompt": ({"prompt": "a"}, "prompt", "unknown field"),
     "length": ({"max_completion_tokens": 0}, "max_completion_tokens", "found 0"),
     "logprobs": ({"logprobs": 1}, "logprobs", "true or false"),
+    "top too many": ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "from 0 to 20"),
+    "two lengths": ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens", "found both"),
     "top": ({"top_logprobs": 2}, "top_logprobs", "expected logprobs to be true"),
     "too long": ({"messages": [{"role": "user", "content": LONG}]}, "messages", "at most 511"),
     "no room": ({"max_completion_tokens": 511}, "max_completion_tokens", "expected at most"),
@@ -406,7 +411,7 @@ def test_a_wrong_field_of_a_chat_is_named(mock, case):
 
 
 def test_what_asks_for_nothing_is_taken(mock):
-    nothing = {name: values[0] for name, values in s08_server.NOTHING.items()}
+    nothing = {name: values[0] for name, values in asking.NOTHING.items()}
     null = dict.fromkeys([*nothing, "temperature", "max_tokens", "n", "stop", "seed", "logprobs",
                           "stream", "stream_options"])
     for fields in (nothing, null):
@@ -547,10 +552,11 @@ def read_all(client):
 
 
 def step(server, model, count=1):
-    """Let steps through, until they are done."""
+    """Let steps through, until they are done and the next one is at the gate, if there is one."""
     before = model.steps
     model.gate.release(count)
-    until(lambda: model.steps >= before + count)
+    until(lambda: model.steps == before + count and (
+        model.at_gate or not server.engine.busy and server.bridge.mail.empty()))
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -622,7 +628,8 @@ def test_case_21_ids_are_the_servers_own():
     """Case 21: clients that claim one id share nothing; who leaves late takes nobody along."""
     model = Gated()
     with served(model) as server:
-        fields = dict(model=NAME, prompt="a", max_tokens=30, ignore_eos=True, seed=1, user="me")
+        fields = {"model": NAME, "prompt": "a", "max_tokens": 30, "ignore_eos": True, "seed": 1,
+                  "user": "me"}
         clients = []
         for i in range(2):
             client = socket.create_connection(("127.0.0.1", server.port), timeout=60)
@@ -676,6 +683,7 @@ def test_a_slow_reader_stalls_nobody():
         (call,) = server.bridge.calls                   # it still waits for its reader
         until(lambda: sum(news.tokens for news in call.news.values()) > 100)
         assert len(call.news) == 1
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**18)     # it is quick from here on
         found = (found + read_all(slow)).partition(b"\r\n\r\n")[2]
         pieces = [json.loads(e) for e in re.findall(rb"data: (\{.*\})", dechunked(found))]
         assert "".join(p["choices"][0]["text"] for p in pieces) == want
@@ -703,6 +711,7 @@ def test_a_reader_that_is_too_slow_is_let_go(monkeypatch):
         slow.recv(1)
         until(lambda: server.bridge.calls)
         until(lambda: not server.bridge.calls)
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**18)
         assert b"[DONE]" not in read_all(slow)
 
 
@@ -766,9 +775,10 @@ def test_case_28_characters_of_several_tokens():
     """Case 28: no half character in any event; together they are the whole text."""
     said = "Grüße 🦊🧑‍🚀, 你好!"
     with served(scripted(said)) as server:
-        fields = dict(prompt="x", max_tokens=99, temperature=0)
+        fields = {"prompt": "x", "max_tokens": 99, "temperature": 0}
         assert server.post(**fields).json()["choices"][0]["text"] == said
-        texts = [e["choices"][0]["text"] for e in events(server.post(**fields, stream=True).content)]
+        streamed = events(server.post(**fields, stream=True).content)
+        texts = [e["choices"][0]["text"] for e in streamed]
         assert "".join(texts) == said and not any("\N{REPLACEMENT CHARACTER}" in t for t in texts)
         cut = server.post(prompt="x", max_tokens=8, temperature=0, stream=True)     # amid a fox
         texts = [e["choices"][0]["text"] for e in events(cut.content)]
@@ -835,7 +845,7 @@ def test_an_engine_that_dies_is_told_to_everybody(monkeypatch):
 def test_told_to_end_it_lets_open_answers_end():
     model = Gated()
     with served(model) as server:
-        fields = dict(prompt="a", max_tokens=20, ignore_eos=True, seed=1)
+        fields = {"prompt": "a", "max_tokens": 20, "ignore_eos": True, "seed": 1}
         clients = [server.open(**fields), server.open(**fields, stream=True)]
         until(lambda: server.bridge.taken == 2)
         step(server, model, 2)
@@ -843,7 +853,8 @@ def test_told_to_end_it_lets_open_answers_end():
         until(lambda: server.bridge.closing)
         model.gate.release(1000)
         whole, stream = map(read_all, clients)
-        assert json.loads(whole.partition(b"\r\n\r\n")[2])["choices"][0]["finish_reason"] == "length"
+        (choice,) = json.loads(whole.partition(b"\r\n\r\n")[2])["choices"]
+        assert choice["finish_reason"] == "length"
         *_, last = events(dechunked(stream.partition(b"\r\n\r\n")[2]))
         assert last["choices"][0]["finish_reason"] == "length"
         server.thread.join(30)
@@ -928,7 +939,7 @@ def test_case_33_metrics():
     again by a preemption; an answer of one token has no TPOT."""
     model = Gated()
     with served(model, pages=8, max_seqs=4) as server:
-        fields = dict(max_tokens=40, ignore_eos=True)
+        fields = {"max_tokens": 40, "ignore_eos": True}
         clients = [server.open(prompt=f"{i}" * 20, **fields) for i in range(4)]
         until(lambda: server.bridge.taken == 4)
         step(server, model, 2)
