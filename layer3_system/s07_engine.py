@@ -192,8 +192,6 @@ class Engine:
             each.status, each.reason, each.error = "finished", reason, error
             each.finished_at = self.clock()
             self.finished += 1
-            if reason == "error":
-                self.failed.append(each)
         request.forks = []
 
     @property
@@ -238,6 +236,7 @@ class Engine:
                         for flight in self.launch({request: n})]
             (request,) = counts
             log.warning("request %s failed: %s: %s", request.id, type(error).__name__, error)
+            self.failed += [request, *request.forks]
             self.end(request, "error", f"{type(error).__name__}: {error}")
             return []
 
