@@ -43,6 +43,7 @@ from layer3_system import (
     Scheduler,
     asking,
     check_engine,
+    mock_scores,
 )
 from layer3_system import app as addresses
 from layer3_system import serve as serving
@@ -812,6 +813,18 @@ def test_a_kernel_that_raises_ends_one_request():
         with pytest.raises(openai.APIError, match="illegal memory access"):
             list(server.openai.completions.create(model=NAME, prompt="!bad", stream=True))
         assert server.http.get("/health").status_code == 200
+
+
+def test_scores_that_are_not_finite_end_one_request():
+    def scores(context, V):
+        return mock_scores(context, V) * (float("nan") if context[0] == ord("!") else 1)
+    with served(MockLlama(scores=scores)) as server:
+        for n in (1, 3):
+            clients = [server.open(prompt=prompt, max_tokens=30, n=n) for prompt in ("!a", "a")]
+            heads = [read_all(client).partition(b"\r\n")[0] for client in clients]
+            assert heads == [b"HTTP/1.1 500 Internal Server Error", b"HTTP/1.1 200 OK"]
+        *_, last = events(server.post(prompt="!a", stream=True).content)
+        assert "not finite" in last["error"]["message"]
 
 
 def test_an_engine_that_dies_is_told_to_everybody(monkeypatch):
