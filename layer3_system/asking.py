@@ -3,7 +3,7 @@
 import json
 from typing import NamedTuple
 
-from layer3_system.s01_request import SamplingParams, whole
+from layer3_system.s01_request import SamplingParams
 from layer3_system.s08_server import SAME, ApiError, to_params, truth
 
 KNOWN = {*SAME, "model", "stop", "stop_token_ids", "logprobs", "stream", "stream_options", "user"}
@@ -84,13 +84,17 @@ def asks_nothing(name, value):
 def prompts_of(fields):
     """[text or [token]] of the field prompt: one of them, or a list."""
     given = fields.get("prompt")
-    alone = isinstance(given, str) or isinstance(given, list) and given and all(map(whole, given))
+    alone = isinstance(given, str) or given != [] and tokens(given)
     prompts = [given] if alone else given
     if not isinstance(prompts, list) or not prompts or not all(
-            isinstance(p, str) or isinstance(p, list) and all(map(whole, p)) for p in prompts):
+            isinstance(p, str) or tokens(p) for p in prompts):
         raise ApiError(400, f"prompt: expected a text, a list of tokens, or a list of those; found "
                        f"{given!r}", "prompt")
     return prompts
+
+
+def tokens(value):
+    return isinstance(value, list) and all(type(token) is int for token in value)   # true is none
 
 
 def messages_of(fields):
