@@ -48,6 +48,7 @@ class Metrics:
     # ---- what happens
 
     def stepped(self, engine, outputs):
+        self.written.inc(sum(len(output.tokens) for output in outputs))
         for request, tokens, _, reason in outputs:
             if tokens:
                 self.note_tokens(request, len(tokens))
@@ -60,7 +61,6 @@ class Metrics:
 
     def note_tokens(self, request, count):
         times = request.token_times
-        self.written.inc(count)
         if len(times) == count:                             # its first
             self.ttft.observe(times[0] - request.arrival)
             if request.index == 0:                          # n answers share one prompt

@@ -827,6 +827,20 @@ def test_scores_that_are_not_finite_end_one_request():
         assert "not finite" in last["error"]["message"]
 
 
+def test_a_fault_of_the_server_itself_is_told(mock, monkeypatch):
+    """It ends one answer: with an error, or with its stream."""
+    def broken(*given):
+        raise KeyError("a shape that is wrong")
+    monkeypatch.setattr(addresses.TextAnswers, "choice", broken)
+    monkeypatch.setattr(addresses.TextAnswers, "delta", broken)
+    told(mock.post(prompt="a"), 500, None, "KeyError")
+    with pytest.raises(httpx.TransportError):
+        mock.post(prompt="a", stream=True)
+    mock.drained()
+    monkeypatch.undo()
+    assert mock.post(prompt="a").status_code == 200
+
+
 def test_an_engine_that_dies_is_told_to_everybody(monkeypatch):
     model = Gated()
     pool = PrefixPool(64)
@@ -1077,7 +1091,8 @@ def test_memory_stays_flat():
         asyncio.run(every(16_000))
         server.drained()
         assert server.engine.finished >= 20_000
-        assert process.memory_info().rss - before < 15e6
+        grown = process.memory_info().rss - before
+        assert grown < 15e6, f"{grown:,} bytes more"
 
 
 # ---- the command
