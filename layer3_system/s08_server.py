@@ -13,7 +13,7 @@ import math
 import queue
 import threading
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -90,9 +90,9 @@ def to_params(fields, chat, names=None, limits=LIMITS):
         given["max_tokens"] = fields.get((names or {}).get("max_tokens", "max_tokens"))
     try:
         params = SamplingParams(**given)
-        most = limits.tokens
-        if most and (params.max_tokens is None or params.max_tokens > most):
-            raise RequestError(f"max_tokens: expected at most {most}, found {params.max_tokens}")
+        if limits.tokens and (params.max_tokens or 0) > limits.tokens:
+            raise RequestError(f"max_tokens: expected at most {limits.tokens}, found "
+                               f"{params.max_tokens}")
     except RequestError as error:
         raise refused(error, names) from None
     return params
@@ -202,6 +202,9 @@ class Bridge:
                 self.engine.check(prompt, params)           # it reads only what never changes
         except RequestError as error:
             raise refused(error, names) from None
+        if params.max_tokens is None and self.limits.tokens:
+            left = self.engine.room - max(map(len, prompts))
+            params = replace(params, max_tokens=min(self.limits.tokens, left))
         call = Call(id, len(prompts) * params.n)
         self.make_room(call.open)
         call.timer = self.loop.call_later(self.limits.seconds, call.fail, 504,
