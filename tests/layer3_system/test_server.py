@@ -1135,6 +1135,16 @@ def test_bad_words_are_one_line_and_exit_2(run, monkeypatch, case):
     assert code == 2 and says in wrong and len(wrong.splitlines()) == 1, wrong
 
 
+def test_where_a_model_is_found(monkeypatch, tmp_path):
+    fetched = tmp_path / "models" / "somebody" / "a-model"
+    fetched.mkdir(parents=True)
+    monkeypatch.setattr(serving.device, "cache_folder", lambda: tmp_path)
+    assert serving.find_model("somebody/a-model", False) == (fetched, "somebody/a-model")
+    assert serving.find_model(str(SMALL), False) == (SMALL, "small")
+    assert serving.find_model(None, False) == (SMALL, "small")
+    assert serving.find_model(None, True)[1] == "nano"      # in the simulator
+
+
 def test_a_port_that_is_taken(run):
     with socket.create_server(("127.0.0.1", 0)) as other:
         code, _, wrong = run("--port", other.getsockname()[1])
