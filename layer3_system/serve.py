@@ -85,11 +85,12 @@ def find_model(word, simulated):
     if word is None:
         return (NANO, "nano") if simulated else (SMALL, "small")
     fetched = device.cache_folder() / "models" / word
-    folder = fetched if fetched.is_dir() and not Path(word).is_dir() else Path(word)
-    if not folder.is_dir():
+    if Path(word).is_dir():
+        return Path(word).resolve(), Path(word).resolve().name
+    if not fetched.is_dir():
         raise CourseError(f"no folder {word}, and no model of that name was fetched: "
                           f"`lab get OWNER/NAME`")
-    return folder.resolve(), word if folder == fetched else folder.resolve().name
+    return fetched, word
 
 
 def listen(host, port):
