@@ -81,6 +81,15 @@ from layer3_system.s07_engine import (
     build_step,
     check_engine,
 )
+from layer3_system.s08_server import (
+    ApiError,
+    Bridge,
+    Call,
+    Limits,
+    News,
+    server_sent_event,
+    to_params,
+)
 from layer3_system.s09_load_test import (
     Objective,
     Sample,
@@ -100,16 +109,21 @@ from layer3_system.transfer import (
 )
 
 __all__ = [
+    "ApiError",
     "BlockPool",
+    "Bridge",
     "Broken",
     "ByteTokenizer",
+    "Call",
     "Detokenizer",
     "Drive",
     "Engine",
     "Flight",
     "HashChain",
     "Job",
+    "Limits",
     "MockLlama",
+    "News",
     "Objective",
     "Output",
     "Pages",
@@ -155,12 +169,14 @@ __all__ = [
     "sample_rows",
     "saturation",
     "serve",
+    "server_sent_event",
     "slots_of",
     "static_steps",
     "step_seconds",
     "step_timeline",
     "summarise",
     "sweep_picture",
+    "to_params",
     "token_flops",
     "tokens_reread",
     "tpot",

@@ -1,0 +1,115 @@
+"""What OpenAI's clients expect back: the shapes of completions and chats, whole and in pieces."""
+
+import secrets
+import time
+from itertools import accumulate
+
+LEAST = -9999.0         # JSON has no minus infinity; OpenAI writes this
+
+
+class Answers:
+    """The answers of one Call as JSON. What completions and chats differ in is below."""
+
+    def __init__(self, call, model, asked, tokenizer):
+        self.call, self.asked, self.decode = call, asked, tokenizer.decode
+        self.head = {"id": call.id, "created": int(time.time()), "model": model}
+        self.read, self.offsets = {}, {}        # index -> tokens read, characters of their texts
+
+    @classmethod
+    def new_id(cls):
+        """Of the server's own making, so that no two requests share one."""
+        return f"{cls.prefix}-{secrets.token_hex(12)}"
+
+    async def whole(self):
+        """The answers in one object, once all have ended."""
+        found = {}                              # index -> [text, reason]
+        async for news in self.call.pieces():
+            for i, piece in news.items():
+                text, _ = found.get(i, ("", None))
+                found[i] = text + piece.text, piece.reason
+        choices = [self.choice(i, self.prompt_text(i) + text, self.logprobs(i, None), reason)
+                   for i, (text, reason) in sorted(found.items())]
+        return self.head | {"object": self.whole_name, "choices": choices, "usage": self.usage()}
+
+    async def chunks(self):
+        """The answers in pieces, each with what is new of one of them."""
+        head = self.head | {"object": self.chunk_name}
+        usage = {"usage": None} if self.asked.usage else {}
+        async for news in self.call.pieces():
+            for i, piece in news.items():
+                first = i not in self.read
+                text = (self.prompt_text(i) if first else "") + piece.text
+                logprobs = self.logprobs(i, piece.tokens)
+                if text or first or piece.reason or logprobs:
+                    yield head | usage | {"choices": [
+                        self.delta(i, text, logprobs, piece.reason, first)]}
+        if usage:
+            yield head | {"choices": [], "usage": self.usage()}
+
+    def logprobs(self, i, count):
+        """Of the next tokens of answer i, so many or all; None where none are wanted."""
+        request, begin = self.call.answers[i], self.read.get(i, 0)
+        end = len(request.output) if count is None else begin + count
+        self.read[i] = end
+        if self.asked.params.logprobs is None or begin == end:
+            return None
+        return self.shape(i, request.output[begin:end], request.logprobs[begin:end])
+
+    def prompt_text(self, i):
+        if not self.asked.echo:
+            return ""
+        prompt = self.asked.prompts[i // self.asked.params.n]
+        return prompt if isinstance(prompt, str) else self.decode(prompt)
+
+    def usage(self):
+        first = [r for r in self.call.answers if r.index == 0]
+        given = sum(len(r.prompt) for r in first)
+        written = sum(len(r.output) for r in self.call.answers)
+        return {"prompt_tokens": given, "completion_tokens": written,
+                "total_tokens": given + written,
+                "prompt_tokens_details": {"cached_tokens": sum(r.num_cached for r in first)}}
+
+
+class TextAnswers(Answers):
+    prefix, whole_name, chunk_name = "cmpl", "text_completion", "text_completion"
+
+    def choice(self, i, text, logprobs, reason, first=False):
+        return {"index": i, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+    delta = choice
+
+    def shape(self, i, tokens, logprobs):
+        texts = [self.decode([token]) for token in tokens]
+        *offsets, self.offsets[i] = accumulate(map(len, texts), initial=self.offsets.get(i, 0))
+        tops = [{} for _ in tokens]
+        for top, found in zip(tops, logprobs, strict=True):
+            for token, value in found.items():  # tokens of one text: the likelier one
+                top.setdefault(self.decode([token]), max(value, LEAST))
+        return {"tokens": texts, "text_offset": offsets, "top_logprobs": tops, "token_logprobs": [
+            max(found[token], LEAST) for token, found in zip(tokens, logprobs, strict=True)]}
+
+
+class ChatAnswers(Answers):
+    prefix, whole_name, chunk_name = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def choice(self, i, text, logprobs, reason):
+        return {"index": i, "message": {"role": "assistant", "content": text},
+                "logprobs": logprobs, "finish_reason": reason}
+
+    def delta(self, i, text, logprobs, reason, first):
+        said = ({"role": "assistant"} if first else {}) | ({"content": text} if text or first
+                                                          else {})
+        return {"index": i, "delta": said, "logprobs": logprobs, "finish_reason": reason}
+
+    def shape(self, i, tokens, logprobs):
+        most = self.asked.params.logprobs
+        return {"content": [self.one(token, found[token]) | {"top_logprobs": [
+            self.one(*pair) for pair in list(found.items())[:most]]}
+            for token, found in zip(tokens, logprobs, strict=True)], "refusal": None}
+
+    def one(self, token, value):
+        """bytes: None where a token is but a part of a character, and its text says nothing."""
+        text = self.decode([token])
+        broken = "\N{REPLACEMENT CHARACTER}" in text
+        return {"token": text, "logprob": max(value, LEAST),
+                "bytes": None if broken else list(text.encode())}

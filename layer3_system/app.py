@@ -1,0 +1,215 @@
+"""The server's addresses: OpenAI's, /health, /metrics and /engine
+
+An API key guards what is below /v1, and /engine. All that goes wrong is told in OpenAI's shape.
+"""
+
+import asyncio
+import json
+import secrets
+import time
+from contextlib import asynccontextmanager
+
+import uvicorn
+from fastapi import Depends, FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from layer3_system.answers import ChatAnswers, TextAnswers
+from layer3_system.asking import asked, read_fields, tokens_of
+from layer3_system.live import Live
+from layer3_system.metrics import Metrics
+from layer3_system.s08_server import DONE, LIMITS, ApiError, Bridge, server_sent_event
+
+LATER = 10              # seconds after its time limit that a slow reader keeps its stream
+
+
+def as_json(content, status=200, headers=None):
+    return Response(json.dumps(content, allow_nan=False), status, headers, "application/json")
+
+
+# ---- clients that are slow, or leave
+
+
+async def read_body(request, limits):
+    """The bytes of a request. ApiError 413 where they are too many, 408 where they are late."""
+    body = bytearray()
+    too_large = ApiError(413, f"the body is larger than {limits.body} bytes")
+    if int(request.headers.get("content-length", 0)) > limits.body:
+        raise too_large
+    try:
+        async with asyncio.timeout(limits.seconds):
+            async for part in request.stream():
+                body += part
+                if len(body) > limits.body:             # its length need not be announced
+                    raise too_large
+    except TimeoutError:
+        raise ApiError(408, f"the body took more than {limits.seconds:g} s") from None
+    return bytes(body)
+
+
+async def while_there(receive, work):
+    """What a coroutine gives; where the client leaves before, it is cancelled, and None."""
+    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(gone(receive))]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return tasks[0].result() if tasks[0].done() else None
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def gone(receive):
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Events(Response):
+    """A stream of server-sent events. It ends with the call, or with the client."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, bridge, call, chunks):
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self.bridge, self.call, self.chunks = bridge, call, chunks
+
+    async def __call__(self, scope, receive, send):
+        try:
+            await while_there(receive, self.write(send))
+        finally:
+            self.bridge.close(self.call)
+
+    async def write(self, send):
+        """An error ends a stream as an event of its own. A reader that is too slow for its time
+        limit has its stream closed."""
+        try:
+            async with asyncio.timeout(self.bridge.limits.seconds + LATER):
+                await send({"type": "http.response.start", "status": 200,
+                            "headers": self.raw_headers})
+                async for line in self.lines():
+                    await send({"type": "http.response.body", "body": line, "more_body": True})
+                await send({"type": "http.response.body", "body": DONE})
+        except TimeoutError:
+            return
+
+    async def lines(self):
+        try:
+            async for chunk in self.chunks:
+                yield server_sent_event(chunk)
+        except ApiError as error:
+            yield server_sent_event(error.content())
+
+
+# ---- the addresses
+
+
+def make_app(engine, name, limits=LIMITS, key=None):
+    """A FastAPI app that serves an engine. name: of the model    key: what clients must know"""
+    metrics, live = Metrics(engine, name), Live()
+    bridge = Bridge(engine, limits, (metrics, live))
+
+    @asynccontextmanager
+    async def lifespan(app):
+        bridge.start()
+        yield
+        await bridge.stop()
+
+    async def check_key(request: Request):
+        given = request.headers.get("authorization", "").encode()
+        if key is not None and not secrets.compare_digest(given, f"Bearer {key}".encode()):
+            raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key",
+                           headers={"WWW-Authenticate": "Bearer"})
+
+    def check_model(found):
+        if found != name:
+            raise ApiError(404, f"model: expected {name!r}, found {found!r}", "model",
+                           "model_not_found")
+
+    async def answer(request, shape):
+        chat = shape is ChatAnswers
+        fields = read_fields(await read_body(request, limits))
+        if not isinstance(fields.get("model"), str):
+            raise ApiError(400, f"model: expected a text, found {fields.get('model')!r}", "model")
+        check_model(fields["model"])
+        wanted = asked(fields, chat, limits)
+        tokens = await asyncio.to_thread(tokens_of, wanted, chat, engine.tokenizer)
+        call = bridge.submit(shape.new_id(), tokens, wanted.params, wanted.names)
+        answers = shape(call, name, wanted, engine.tokenizer)
+        if wanted.stream:
+            return Events(bridge, call, answers.chunks())
+        try:
+            return as_json(await while_there(request.receive, answers.whole()))
+        finally:
+            bridge.close(call)
+
+    app = FastAPI(lifespan=lifespan, openapi_url=None)
+    app.state.bridge = bridge
+    guarded = {"dependencies": [Depends(check_key)]}
+
+    @app.post("/v1/completions", **guarded)
+    async def completions(request: Request):
+        return await answer(request, TextAnswers)
+
+    @app.post("/v1/chat/completions", **guarded)
+    async def chat_completions(request: Request):
+        return await answer(request, ChatAnswers)
+
+    card = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "gpu-course",
+            "max_model_len": engine.room}
+
+    @app.get("/v1/models", **guarded)
+    async def models():
+        return as_json({"object": "list", "data": [card]})
+
+    @app.get("/v1/models/{model:path}", **guarded)
+    async def one_model(model: str):
+        check_model(model)
+        return as_json(card)
+
+    @app.get("/engine", **guarded)
+    async def engine_now():
+        return as_json(await bridge.ask(live.state))
+
+    @app.get("/health")
+    async def health():
+        bridge.check_open()
+        return Response()
+
+    @app.get("/metrics")
+    async def metrics_now():
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.exception_handler(ApiError)
+    async def told(request, error):
+        return as_json(error.content(), error.status, error.headers)
+
+    @app.exception_handler(HTTPException)
+    async def no_such_address(request, error):
+        found = f"{request.method} {request.url.path}: {error.detail}"
+        return as_json(ApiError(error.status_code, found).content(), error.status_code,
+                       error.headers)
+
+    @app.exception_handler(Exception)
+    async def a_fault_of_ours(request, error):              # uvicorn logs it
+        return as_json(ApiError(500, f"{type(error).__name__}: {error}").content(), 500)
+
+    @app.exception_handler(ClientDisconnect)
+    async def left(request, error):
+        return Response(status_code=499)                    # nobody reads it
+
+    return app
+
+
+class Listener(uvicorn.Server):
+    """uvicorn, which told to end lets the open calls come to theirs."""
+
+    def __init__(self, app, **options):
+        self.bridge = app.state.bridge
+        grace = int(self.bridge.limits.grace) + 5           # for those that do not even read
+        super().__init__(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=grace,
+                                        ws="none", **options))
+
+    async def shutdown(self, sockets=None):
+        self.bridge.drain()
+        await super().shutdown(sockets)

@@ -1,0 +1,95 @@
+"""What a server tells Prometheus, by vLLM's names and with its meanings
+
+All times are of the engine's monotonic clock. TTFT runs from a request's arrival, its wait in the
+queue included, and a preemption does not start it again. TPOT = (E2E - TTFT) / (n - 1) of an answer
+of n tokens; one of a single token has none.
+"""
+
+from itertools import pairwise
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+# Seconds. vLLM's own begin with ten milliseconds a token; the shipped model needs one.
+FIRST = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
+EACH = (.001, .0025, .005, .01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 10, 20)
+WHOLE = (.01, .05, .1, .3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480)
+
+
+class Metrics:
+    """Counters, gauges and histograms of one engine; an observer of its Bridge."""
+
+    def __init__(self, engine, model):
+        self.registry, self.model = CollectorRegistry(), model
+        scheduler, pool = engine.scheduler, engine.pool
+        self.gauge("num_requests_running", "Requests with pages.", lambda: len(scheduler.running))
+        self.gauge("num_requests_waiting", "Requests that wait for pages.",
+                   lambda: len(scheduler.waiting))
+        self.gauge("kv_cache_usage_perc", "Share of the pages that somebody holds, 0 to 1.",
+                   lambda: pool.used / pool.P)
+        self.prompt = self.counter("prompt_tokens", "Tokens of prompts, computed or found.")
+        self.written = self.counter("generation_tokens", "Tokens of answers.")
+        self.queries = self.counter("prefix_cache_queries", "Tokens looked up in the pages.")
+        self.hits = self.counter("prefix_cache_hits", "Tokens found there.")
+        self.preempted = self.counter("num_preemptions",
+                                      "Pages taken from a request, counted when it is over.")
+        self.over = self.counter("request_success", "Answers that are over, by why.",
+                                 "finished_reason")
+        self.ttft = self.times("time_to_first_token", "From arrival to the first token.", FIRST)
+        self.itl = self.times("inter_token_latency", "From one token to the next.", EACH)
+        self.tpot = self.times("request_time_per_output_token",
+                               "From one token to the next, the mean of an answer.", EACH)
+        self.e2e = self.times("e2e_request_latency", "From arrival to the end.", WHOLE)
+        self.waited = self.times("request_queue_time", "From arrival to the first step.", FIRST)
+
+    def text(self):
+        """All of them, as Prometheus reads them."""
+        return generate_latest(self.registry)
+
+    # ---- what happens
+
+    def stepped(self, engine, outputs):
+        self.written.inc(sum(len(output.tokens) for output in outputs))
+        for request, tokens, _, reason in outputs:
+            if tokens:
+                self.note_tokens(request, len(tokens))
+            if reason:
+                self.note_end(request)
+
+    def aborted(self, requests):
+        for request in requests:
+            self.note_end(request)
+
+    def note_tokens(self, request, count):
+        times = request.token_times
+        if len(times) == count:                             # its first
+            self.ttft.observe(times[0] - request.arrival)
+            if request.index == 0:                          # n answers share one prompt
+                self.waited.observe(request.scheduled_at - request.arrival)
+                self.prompt.inc(len(request.prompt))
+                self.queries.inc(len(request.prompt))
+                self.hits.inc(request.num_cached)
+        for before, now in pairwise(times[-count - 1:]):
+            self.itl.observe(now - before)
+
+    def note_end(self, request):
+        times = request.token_times
+        self.over.labels(self.model, request.reason).inc()
+        self.preempted.inc(request.preemptions)
+        self.e2e.observe(request.finished_at - request.arrival)
+        if len(times) > 1:
+            self.tpot.observe((times[-1] - times[0]) / (len(times) - 1))
+
+    # ---- vLLM's names, each with the model's
+
+    def gauge(self, name, says, function):
+        gauge = Gauge(f"vllm:{name}", says, ["model_name"], registry=self.registry)
+        gauge.labels(self.model).set_function(function)
+
+    def counter(self, name, says, *labels):
+        counter = Counter(f"vllm:{name}", says, ["model_name", *labels], registry=self.registry)
+        return counter if labels else counter.labels(self.model)
+
+    def times(self, name, says, buckets):
+        histogram = Histogram(f"vllm:{name}_seconds", says, ["model_name"], buckets=buckets,
+                              registry=self.registry)
+        return histogram.labels(self.model)
