@@ -50,7 +50,7 @@ from layer3_system.s03_static_batching import (
     idle_slot_steps,
     mixed_trace,
     padded_tokens,
-    serve,
+    serve_jobs,
     static_steps,
     useful_share,
 )
@@ -168,7 +168,7 @@ __all__ = [
     "prefill",
     "sample_rows",
     "saturation",
-    "serve",
+    "serve_jobs",
     "server_sent_event",
     "slots_of",
     "static_steps",

@@ -1,4 +1,4 @@
-"""The server's addresses: OpenAI's, /health, /metrics and /engine
+"""The server's addresses: OpenAI's, /health, /metrics, /engine and a page
 
 An API key guards what is below /v1, and /engine. All that goes wrong is told in OpenAI's shape.
 """
@@ -8,6 +8,7 @@ import json
 import secrets
 import time
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import uvicorn
 from fastapi import Depends, FastAPI, Request, Response
@@ -20,6 +21,10 @@ from layer3_system.live import Live
 from layer3_system.metrics import Metrics
 from layer3_system.s08_server import DONE, LIMITS, ApiError, Bridge, server_sent_event
 
+PAGE = Path(__file__).with_name("page.html")
+ONLY_OURS = {"Content-Security-Policy":     # the page loads nothing from anywhere else
+             "default-src 'self'; img-src data:; style-src 'unsafe-inline'; "
+             "script-src 'unsafe-inline'"}
 LATER = 10              # seconds after its time limit that a slow reader keeps its stream
 
 
@@ -170,6 +175,10 @@ def make_app(engine, name, limits=LIMITS, key=None):
     @app.get("/engine", **guarded)
     async def engine_now():
         return as_json(await bridge.ask(live.state))
+
+    @app.get("/")
+    async def page():
+        return Response(PAGE.read_bytes(), 200, ONLY_OURS, "text/html; charset=utf-8")
 
     @app.get("/health")
     async def health():

@@ -19,13 +19,10 @@ from collections import deque
 from itertools import islice
 from statistics import median
 
+from layer3_system.pictures import name_of
+
 BACK = 10.0             # seconds
 SHOWN = 100             # waiting requests
-
-
-def name_of(request):
-    """An id of its own for each of the n answers to one prompt."""
-    return f"{request.id}/{request.index}" if request.params.n > 1 else request.id
 
 
 class Live:
@@ -64,10 +61,9 @@ class Live:
         now, pool, scheduler = engine.clock(), engine.pool, engine.scheduler
         self.forget(now)
         shown = [*scheduler.running, *islice(scheduler.waiting, SHOWN)]
-        known = getattr(getattr(pool, "index", None), "name_of", {})    # a BlockPool has no index
         return {
             "pages": pool.P, "slots": pool.S, "refs": list(pool.refs),
-            "remembered": [page for page in pool.free if page in known],
+            "remembered": [page for page in pool.free if pool.knows(page)],
             "requests": {name_of(r): self.request(r, now) for r in shown},
             "running": len(scheduler.running), "waiting": len(scheduler.waiting),
             "steps": [{"step": number, "at": now - at, "counts": counts, "prompts": prompts}

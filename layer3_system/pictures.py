@@ -33,10 +33,9 @@ def pages_of(engine):
      "requests": {name: {"table": [its pages, in order],
                          "computed": tokens whose keys and values are in them}}}, of those that run
     """
-    pool, index = engine.pool, getattr(engine.pool, "index", None)      # a BlockPool has none
-    known = getattr(index, "name_of", getattr(index, "place_of", ()))   # a chain's, or a tree's
+    pool = engine.pool
     return {"pages": pool.P, "slots": pool.S, "refs": list(pool.refs),
-            "remembered": [page for page in pool.free if page in known],
+            "remembered": [page for page in pool.free if pool.knows(page)],
             "requests": {name_of(r): {"table": list(r.table), "computed": r.num_computed}
                          for r in engine.scheduler.running}}
 

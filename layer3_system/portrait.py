@@ -5,7 +5,6 @@ Chromium, its driver, and selenium.
 """
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -43,8 +42,7 @@ def main():
     options.binary_location = shutil.which("chromium")
     for option in OPTIONS:
         options.add_argument(option)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True,
-                          env=os.environ | {"OMP_NUM_THREADS": "1"}) as server:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         for line in server.stdout:
             if "curl" in line:
                 break

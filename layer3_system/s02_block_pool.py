@@ -131,6 +131,10 @@ class BlockPool:
     def forget(self, page):
         """A page is about to hold something else."""
 
+    def knows(self, page):
+        """Whether somebody may find what is in a page: no."""
+        return False
+
 
 def check_pool(pool, tables):
     """Broken where the pool and the tables made from it do not fit together."""

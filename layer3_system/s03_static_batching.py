@@ -15,7 +15,7 @@ from lab import plots
 from layer3_system.s01_request import SamplingParams
 
 __all__ = ["Job", "StaticScheduler", "best_batches", "draw_places", "equal_trace",
-           "expected_longest", "idle_slot_steps", "mixed_trace", "padded_tokens", "serve",
+           "expected_longest", "idle_slot_steps", "mixed_trace", "padded_tokens", "serve_jobs",
            "static_steps", "useful_share"]
 
 
@@ -191,7 +191,7 @@ class StaticScheduler:
 # ---- served and drawn
 
 
-def serve(engine, jobs):
+def serve_jobs(engine, jobs):
     """Serve jobs that are all there, greedily and to their full lengths. Prompts are made up.
 
     [[place in jobs]]: who took part in each step

@@ -70,6 +70,9 @@ class HashChain:
     def __init__(self):
         self.page_of, self.name_of = {}, {}
 
+    def __contains__(self, page):
+        return page in self.name_of
+
     def names(self, request, count, S):
         """The names of the first `count` pages of a request. They are kept with it."""
         names = request.hashes
@@ -135,6 +138,9 @@ class RadixTree:
 
     def __init__(self):
         self.root, self.place_of = Node([], []), {}     # page -> (its node, its place in the run)
+
+    def __contains__(self, page):
+        return page in self.place_of
 
     def key(self, request, i, S):
         tokens = page_tokens(request, i, S)
@@ -236,6 +242,9 @@ class PrefixPool(BlockPool):
 
     def forget(self, page):
         self.index.drop(page)
+
+    def knows(self, page):
+        return page in self.index
 
 
 # ---- drawn

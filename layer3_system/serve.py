@@ -28,7 +28,8 @@ from layer3_system.s06_prefix_cache import HashChain, PrefixPool
 from layer3_system.s07_engine import Engine
 from layer3_system.s08_server import Limits
 
-PARTS = {part.__name__: part for part in (BlockPool, HashChain, PrefixPool, Scheduler, sample_rows)}
+PARTS = {part.__name__: part for part in (BlockPool, HashChain, PrefixPool, Scheduler, Engine,
+                                           sample_rows)}
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")}
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -74,7 +75,8 @@ def build(model, tokenizer, ops, own, pages, S=16, **options):
     contexts of the model, at most 2¹⁶ tokens    options: of the Scheduler"""
     pool = pool_of(own, pages or max(min(16 * model.config.room, 2**16) // S, 1), S)
     scheduler = (own.get("Scheduler") or Scheduler)(pool, **options)
-    return Engine(model, tokenizer, pool, scheduler, own.get("sample_rows") or ops.sample)
+    kind = own.get("Engine") or Engine
+    return kind(model, tokenizer, pool, scheduler, own.get("sample_rows") or ops.sample)
 
 
 # ---- the model

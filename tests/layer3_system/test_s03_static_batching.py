@@ -19,7 +19,7 @@ from layer3_system import (
     equal_trace,
     idle_slot_steps,
     mixed_trace,
-    serve,
+    serve_jobs,
     static_steps,
     useful_share,
 )
@@ -252,7 +252,7 @@ def test_its_tokens_are_those_of_the_other_scheduler(rng, places, pool, parts):
 @pytest.mark.parametrize("B", [1, 3, 8])
 def test_the_engine_takes_the_steps_that_are_counted(B):
     jobs = mixed_trace(21, np.random.default_rng(2), prompt=(8, 30), output=(8, 30))
-    seen, lens = serve(engine(places=B, P=200), jobs), [job.output for job in jobs]
+    seen, lens = serve_jobs(engine(places=B, P=200), jobs), [job.output for job in jobs]
     assert len(seen) == static_steps(lens, B)
     assert B * len(seen) - sum(map(len, seen)) == idle_slot_steps(lens, B)
     assert sum(map(len, seen)) / (B * len(seen)) == useful_share(lens, B)
@@ -420,7 +420,7 @@ def test_lanes_of_who_took_part():
 
 
 def test_a_bar_a_request():
-    seen = serve(engine(places=2, P=40), mixed_trace(5, np.random.default_rng(5), None, (4, 9),
+    seen = serve_jobs(engine(places=2, P=40), mixed_trace(5, np.random.default_rng(5), None, (4, 9),
                                                      (4, 9)))
     figure = draw_places("a title", 2, {"one": seen, "two": seen[:1]})
     first, second = figure.axes

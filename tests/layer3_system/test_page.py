@@ -1,0 +1,164 @@
+"""The live page in a headless Chromium: what it shows of an engine, and its prompt box."""
+
+import shutil
+import socket
+import threading
+import time
+
+import pytest
+
+from lab.check import NotProvenHere
+from layer3_system import ByteTokenizer, Engine, MockLlama, PrefixPool, SamplingParams, Scheduler
+from layer3_system.app import Listener, make_app
+
+OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+           "--disable-background-networking", "--disable-component-update", "--disable-sync",
+           "--window-size=1280,1300")
+
+
+class Slow(MockLlama):
+    """A step takes a hundredth of a second, so that somebody can look. No text ends by itself."""
+
+    def forward(self, step, cache, every=False):
+        time.sleep(0.01)
+        logits = super().forward(step, cache, every)
+        logits[:, 128:] = -20                               # ASCII alone
+        return logits
+
+
+@pytest.fixture(scope="module")
+def browser():
+    programs = shutil.which("chromium"), shutil.which("chromedriver")
+    if not all(programs):
+        raise NotProvenHere("not proven here: needs chromium and chromedriver")
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = programs[0]
+    for option in OPTIONS:
+        options.add_argument(option)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options, Service(programs[1]))
+    yield driver
+    driver.quit()
+
+
+class Site:
+    """A page on a server of its own."""
+
+    def __init__(self, browser, key=None):
+        pool = PrefixPool(64, 16)
+        self.engine = Engine(Slow(), ByteTokenizer(), pool, Scheduler(pool, 4, 64))
+        self.app = make_app(self.engine, "mock", key=key)
+        listening = socket.create_server(("127.0.0.1", 0))
+        self.listener = Listener(self.app)
+        self.thread = threading.Thread(target=self.listener.run,
+                                       kwargs={"sockets": [listening]}, daemon=True)
+        self.thread.start()
+        self.browser = browser
+        browser.get(f"http://127.0.0.1:{listening.getsockname()[1]}/")
+
+    def find(self, id):
+        return self.browser.find_element("id", id)
+
+    def write(self, id, text):
+        self.find(id).clear()
+        self.find(id).send_keys(str(text))
+
+    def submit(self, *prompts):
+        """Ask for 300 tokens behind each prompt, as another client does."""
+        bridge, asked = self.app.state.bridge, SamplingParams(300, ignore_eos=True)
+        bridge.loop.call_soon_threadsafe(bridge.submit, "other", prompts, asked)
+
+    def painted(self, id):
+        """How many colours a picture has."""
+        return self.browser.execute_script(
+            "const c = document.getElementById(arguments[0]);"
+            "const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;"
+            "const seen = new Set();"
+            "for (let i = 0; i < d.length; i += 4) seen.add(d.slice(i, i + 4).join());"
+            "return seen.size", id)
+
+    def end(self):
+        self.listener.should_exit = True
+        self.thread.join(30)
+
+
+@pytest.fixture
+def site(browser):
+    found = Site(browser)
+    yield found
+    scheduler = found.engine.scheduler
+    found.app.state.bridge.mail.put(
+        lambda: found.engine.abort([*scheduler.running, *scheduler.waiting]))
+    found.end()
+
+
+def until(what, seconds=20):
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.05)
+
+
+def test_what_the_engine_does(site):
+    """Figures, the map of pages, the steps and the list of requests."""
+    until(lambda: "mock" in site.find("model").text)
+    empty = site.painted("map")
+    site.submit([1] * 40, [1] * 40, [2] * 20, [3] * 9, [4] * 9, [5] * 9)
+    until(lambda: site.find("running").text == "4" and site.find("waiting").text == "2")
+    until(lambda: "2 of them shared" in site.find("pages_key").text)
+    rows = site.find("requests").text.splitlines()
+    assert len(rows) == 6 and sum("running" in row for row in rows) == 4
+    assert site.painted("map") > empty + 4 and site.painted("steps") > 4
+    until(lambda: float(site.find("throughput").text) > 0)
+    assert site.find("ttft").text.endswith("s") and site.find("trouble").text == ""
+
+
+def test_the_prompt_box(site):
+    """An answer grows as it is written; Stop ends it and gives back its pages."""
+    site.write("prompt", "Once upon a time")
+    site.write("most", 400)
+    site.browser.find_element("css selector", "#ask button").click()
+    until(lambda: len(site.find("answer").text) > 40)
+    assert site.find("answer").text.startswith("Once upon a time")
+    site.find("stop").click()
+    until(lambda: not site.engine.busy)
+    assert site.engine.pool.used == 0
+
+
+def test_several_answers(site):
+    site.write("count", 3)
+    site.write("most", 20)
+    site.browser.find_element("css selector", "#ask button").click()
+    until(lambda: len(site.browser.find_elements("css selector", "#answer p")) == 3)
+    until(lambda: not site.engine.busy and all(
+        len(p.text) > 17 for p in site.browser.find_elements("css selector", "#answer p")))
+
+
+def test_what_is_refused_is_told(site):
+    site.write("most", 4000)
+    site.browser.find_element("css selector", "#ask button").click()
+    until(lambda: "max_tokens: expected at most" in site.find("answer").text)
+
+
+def test_a_key(browser):
+    site = Site(browser, key="secret")
+    until(lambda: "API key is missing" in site.find("trouble").text)
+    site.write("secret", "secret")
+    until(lambda: "mock" in site.find("model").text and site.find("trouble").text == "")
+    site.end()
+    until(lambda: "does not answer" in site.find("trouble").text)
+
+
+def test_nothing_from_anywhere_else(site):
+    """No network but the server's own, and no script that fails."""
+    until(lambda: site.find("running").text == "0")
+    loaded = site.browser.execute_script(
+        "return performance.getEntriesByType('resource').map(e => e.name)")
+    own = site.browser.current_url
+    assert loaded and all(name.startswith((own, "data:")) for name in loaded)
+    said = [line["message"] for line in site.browser.get_log("browser")
+            if line["level"] == "SEVERE" and own in line["message"]]
+    assert said == []
