@@ -339,8 +339,8 @@ def test_Detokenizer__a_prompt_that_ends_inside_a_character(subject):
     face = list("🙂".encode())
     got, _ = shown(subject, tokenizer, [65, *face[:2]], [*face[2:], 66])
     assert "".join(got) == "B", (
-        f"The prompt ends with half of 🙂, the answer has its other half and a B: shown {got}. What "
-        f"the prompt began is not the answer's, so only B is")
+        f"The prompt ends with half of 🙂, the answer has its other half and a B: shown {got}. "
+        f"What the prompt began is not the answer's, so only B is")
 
 
 def test_Detokenizer__words_need_what_is_before_them(subject):

@@ -111,7 +111,7 @@ def test_expected_longest(subject, agree, lens, B):
         "a chance belongs to the next longer length": sum(
             x * (chance[i] - chance[max(i - 1, 0)]) for i, x in enumerate(sorted(lens))),
     }
-    if B <= n:
+    if n >= B:
         mistakes["no length is drawn twice"] = np.mean([max(c) for c in combinations(lens, B)])
     agree(subject.expected_longest(list(lens), B), np.mean(tried), "float64",
           f"expected_longest of {B} draws from {lens}", at=lambda i: "the expected length",

@@ -440,7 +440,7 @@ def test_random_texts_under_random_drops(seed):
         check_tree(both[1][0])
         assert lengths[1] <= lengths[0]
         apart += lengths[0] != lengths[1]
-    assert 0 < apart, "texts and drops never set them apart: the test shows little"
+    assert apart > 0, "texts and drops never set them apart: the test shows little"
 
 
 # ---- the pool, in an engine
@@ -565,8 +565,7 @@ def test_evicting_a_copy_keeps_the_twin(index):
     one, other = served(e, prompt, prompt)
     pages = e.pool.find(one)
     others = [page for page in e.pool.free if page not in pages]
-    for page in others:
-        assert e.pool.take() is not None
+    assert None not in [e.pool.take() for _ in others]
     assert e.pool.find(other) == pages and len(pages) == 2
 
 

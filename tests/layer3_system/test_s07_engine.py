@@ -8,6 +8,7 @@ note comes back after each step. Case numbers are those of the course's list for
 import numpy as np
 import pytest
 
+from lab.subject import Raised
 from layer3_system import (
     BlockPool,
     ByteTokenizer,
@@ -18,7 +19,6 @@ from layer3_system import (
     Scheduler,
     mock_scores,
 )
-from lab.subject import Raised
 
 GREEDY = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
 
@@ -442,7 +442,7 @@ def test_run_step__chunks(subject, overlap):
 def test_end_request(subject):
     """Case 19, decoding: it is gone at once, with its pages; the others go on as if alone."""
     run = Run(subject, P=20)
-    (a,), (b,) = run.submit("a", PROMPTS["a"]), run.submit("b", PROMPTS["d"])
+    (a,), _ = run.submit("a", PROMPTS["a"]), run.submit("b", PROMPTS["d"])
     for _ in range(4):
         run.step()
     held = run.pool.used
