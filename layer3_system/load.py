@@ -8,6 +8,7 @@ requests at once, and tries shares of that. The curve goes into a JSON file and 
 import asyncio
 import datetime
 import json
+import os
 import time
 from pathlib import Path
 from typing import Annotated
@@ -19,12 +20,21 @@ from rich.progress import Progress
 
 from lab.cli import main
 from lab.course import CourseError
+from lab.speed import cpu_model
 from layer3_system.s03_static_batching import Job, mixed_trace
-from layer3_system.s09_load_test import QS, Objective, Sample, poisson_arrivals, summarise
+from layer3_system.s09_load_test import (
+    QS,
+    Objective,
+    Sample,
+    Summary,
+    poisson_arrivals,
+    summarise,
+)
 
 SHARES = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.5)      # of the most, where no rates are given
 LETTERS = range(97, 123)        # tokens of prompts: every shipped model knows these numbers
-COLUMNS = ("req/s", "tok/s", "good/s", "TTFT", "p90", "p99", "TPOT", "p90", "p99", "E2E", "failed")
+COLUMNS = ("req/s", "asked", "tok/s", "good/s", "TTFT", "p90", "p99", "TPOT", "p90", "p99", "E2E",
+           "failed")
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -119,7 +129,8 @@ def line(title, s):
     def ms(value):
         return "–" if value is None else f"{1000 * value:.0f}"
 
-    return (title, f"{s.throughput:.1f}", f"{s.goodput:.2f}", *map(ms, s.ttft.values()),
+    asked = "–" if s.offered is None else f"{s.offered:.0f}"
+    return (title, asked, f"{s.throughput:.0f}", f"{s.goodput:.2f}", *map(ms, s.ttft.values()),
             *map(ms, s.tpot.values()), ms(s.e2e[0.5]), str(s.failed))
 
 
@@ -140,6 +151,7 @@ def draw(curve, objective):
         panel.set(xlabel="tokens a second", yscale="log",
                   title=f"{name.upper()}, ms, by the load")
         panel.legend(frameon=False)
+    plt.close(figure)           # a notebook shows what is returned, and open figures once more
     return figure
 
 
@@ -175,7 +187,8 @@ def load(
     url: Annotated[str, typer.Argument(help="of a server, as lab serve prints it")]
         = "http://127.0.0.1:8000",
     rates: Annotated[str | None, typer.Option(help="requests a second, as 1,2,4")] = None,
-    requests: Annotated[int, typer.Option(min=1, help="in each test")] = 100,
+    seconds: Annotated[float, typer.Option(min=0.01, help="in which requests arrive")] = 20,
+    requests: Annotated[int, typer.Option(min=1, help="all at once, to find the most")] = 100,
     prompt: Annotated[int, typer.Option(min=1, help="median tokens of a prompt")] = 48,
     output: Annotated[int, typer.Option(min=1, help="median tokens of an answer")] = 48,
     most: Annotated[int, typer.Option(min=1, help="tokens of a prompt, and of an answer")] = 192,
@@ -190,13 +203,19 @@ def load(
     url, objective = url.rstrip("/"), Objective(ttft, tpot)
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     wanted = None if rates is None else rates_of(rates)
-    jobs = read_trace(trace) if trace else mixed_trace(
-        requests, np.random.default_rng(1), prompt=(prompt, most), output=(output, most))
-    model, found = model_of(url, headers), []
+    jobs = read_trace(trace) if trace else None
+    model, found, before = model_of(url, headers), [], os.getloadavg()[0]
+
+    def mixed(count):
+        return mixed_trace(max(count, 1), np.random.default_rng(1), prompt=(prompt, most),
+                           output=(output, most))
+
     with Progress() as progress:
         def measure(title, rate, jobs):
             samples = asyncio.run(test(url, model, headers, jobs, progress, title))
-            found.append((title, rate, summarise(samples, objective)))
+            last = max(job.arrival for job in jobs)
+            offered = sum(job.output for job in jobs) / last if last else None
+            found.append((title, rate, summarise(samples, objective, offered)))
             wrong = [s.error for s in samples if s.error]
             if wrong:
                 progress.console.print(f"{title}: {len(wrong)} failed, the first: {wrong[0]}")
@@ -204,13 +223,14 @@ def load(
         if trace:
             measure("as the trace says", None, jobs)
         elif not wanted:
-            measure("all at once", None, [job._replace(arrival=0.0) for job in jobs])
-            wanted = [share * len(jobs) / found[0][-1].seconds for share in SHARES]
+            measure("all at once", None, mixed(requests))
+            wanted = [share * requests / found[0][-1].seconds for share in SHARES]
         for rate in wanted or ():
-            measure(f"{rate:.3g}", rate, at_rate(jobs, rate))
+            measure(f"{rate:.3g}", rate, at_rate(mixed(round(rate * seconds)), rate))
     table(found)
     out.write_text(json.dumps({
-        "date": datetime.date.today().isoformat(), "model": model, "requests": len(jobs),
+        "date": datetime.date.today().isoformat(), "model": model,
+        "client": {"cpu": cpu_model(), "cores": len(os.sched_getaffinity(0)), "load_before": before},
         "objective": objective._asdict(),
         "tests": [{"rate": rate, **as_json(summary)} for _, rate, summary in found]},
         indent=1) + "\n", "utf-8")
@@ -222,6 +242,18 @@ def load(
     print(f"in {' and '.join(map(str, made))}")
 
 
+def read_curve(path):
+    """(Objective, {rate: Summary}) of a file that `lab load` wrote; None stands for all at once."""
+    found = json.loads(path.read_text("utf-8"))
+    curve = {}
+    for test in found["tests"]:
+        rate = test.pop("rate")
+        curve[rate] = Summary(**{
+            name: {float(q): v for q, v in value.items()} if isinstance(value, dict) else value
+            for name, value in test.items()})
+    return Objective(**found["objective"]), curve
+
+
 def as_json(summary):
     return {name: {str(q): v for q, v in value.items()} if isinstance(value, dict) else value
             for name, value in summary._asdict().items()}
@@ -231,7 +263,7 @@ def table(rows):
     from rich.console import Console
     from rich.table import Table
 
-    found = Table(box=None)
+    found = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for column in COLUMNS:
         found.add_column(column, justify="right", no_wrap=True)
     for title, _, summary in rows:

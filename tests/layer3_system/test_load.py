@@ -47,14 +47,16 @@ def run(*words):
 def test_a_curve(url, tmp_path):
     """Every request in every test is counted; JSON and a picture."""
     out = tmp_path / "curve.json"
-    code, said = run(url, "--api-key", "secret", "--rates", "40,80", "--requests", 12, "--most", 9,
+    code, said = run(url, "--api-key", "secret", "--rates", "40,80", "--seconds", 0.3, "--most", 9,
                      "--out", out)
     assert code == 0, said
     tests = json.loads(out.read_text())["tests"]
-    assert [(t["rate"], t["requests"], t["failed"]) for t in tests] == [(40, 12, 0), (80, 12, 0)]
+    assert [(t["rate"], t["requests"], t["failed"]) for t in tests] == [(40, 12, 0), (80, 24, 0)]
+    objective, curve = load.read_curve(out)
+    assert objective == (0.5, 0.05) and curve[80].ttft[0.9] == tests[1]["ttft"]["0.9"]
     for t in tests:
         assert 0 < t["ttft"]["0.5"] <= t["ttft"]["0.9"] <= t["ttft"]["0.99"] <= t["e2e"]["0.99"]
-        assert t["throughput"] > 0 and t["goodput"] <= 12 / t["seconds"] * 1.001
+        assert t["throughput"] > 0 and t["goodput"] <= t["requests"] / t["seconds"] * 1.001
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -68,6 +70,15 @@ def test_a_trace(url, tmp_path):
     (only,) = json.loads(out.read_text())["tests"]
     assert code == 0 and only["requests"] == 3 and only["failed"] == 0
     assert only["throughput"] * only["seconds"] == pytest.approx(13)
+
+
+def test_without_rates_it_tries_shares_of_the_most(url, tmp_path):
+    out = tmp_path / "curve.json"
+    code, said = run(url, "--api-key", "secret", "--requests", 20, "--seconds", 0.1, "--most", 9,
+                     "--out", out)
+    rates = [t["rate"] for t in json.loads(out.read_text())["tests"]]
+    assert code == 0 and rates[0] is None
+    assert [rate / rates[1] for rate in rates[1:]] == pytest.approx([1, 2.5, 5, 7.5, 9, 11, 15])
 
 
 def test_too_much_is_counted_as_failed(url, tmp_path):

@@ -1,0 +1,166 @@
+"""Graders of s09. Counts are compared with a simulation, or with every value looked at."""
+
+from bisect import bisect_right
+
+import numpy as np
+import pytest
+
+from layer3_system import Objective, Sample, summarise, tpot
+
+# ---- predict_running
+
+
+def test_predict_running(subject):
+    """Little's law, seen in a simulation: arrivals at random, each there for 0.8 s."""
+    arrivals = np.cumsum(np.random.default_rng(0).exponential(1 / 12, 60_000))
+    ends = arrivals + 0.8
+    looks = np.linspace(10, arrivals[-1] - 10, 20_000)
+    there = np.searchsorted(arrivals, looks) - np.searchsorted(ends, looks)
+    want, got = there.mean(), subject.predict_running()
+    assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
+    near = ("how many arrive in a second; they do not stay for one" if abs(got - 12) < 0.3 else
+            "the rate over the stay. A longer stay makes it more, not fewer"
+            if abs(got - 12 / 0.8) < 0.5 else
+            "one at a time: as if the next arrived when the last has left"
+            if abs(got - 1) < 0.3 else
+            "too low" if got < want else "too high")
+    assert abs(got - want) <= 0.05 * want, (
+        f"predict_running: {got:g} is {near}. In a simulation of 60,000 requests it was {want:.2f}")
+
+
+# ---- poisson_arrivals
+
+
+@pytest.mark.parametrize("rate, n", [(4, 20_000), (0.5, 20_000), (50.0, 20_000)])
+def test_poisson_arrivals(subject, rate, n):
+    found = subject.poisson_arrivals(rate, n, subject.make("numpy.random:default_rng", 3))
+    assert isinstance(found, np.ndarray) and found.shape == (n,), (
+        f"poisson_arrivals: expected an array of {n} times, got {found!r:.60}")
+    gaps = np.diff(found, prepend=0.0)
+    assert gaps.min() >= 0, "a request arrives before the one in front of it: these are gaps"
+    mean = gaps.mean()
+    assert abs(mean * rate - 1) < 0.05, (
+        f"{rate} a second: the gaps are {mean:.3g} s on average, expected {1 / rate:.3g}" + (
+            ". That is the rate, not its inverse" if abs(mean - rate) < 0.1 * rate else ""))
+    spread = gaps.std() / mean
+    assert spread > 0.05, "all gaps are alike: that is a clock, not people"
+    assert abs(spread - 1) < 0.05, (
+        f"the gaps' standard deviation is {spread:.2f} of their mean. Of exponential ones it is 1; "
+        f"evenly spread ones have 0.58")
+
+
+def test_poisson_arrivals__the_first(subject):
+    """The first arrives after a gap, too."""
+    firsts = [float(subject.poisson_arrivals(2.0, 3, subject.make(
+        "numpy.random:default_rng", seed))[0]) for seed in range(40)]
+    assert min(firsts) > 0 and 0.25 < np.mean(firsts) < 0.8, (
+        f"the first request arrives at {np.mean(firsts):.2f} s on average, expected 0.5: it has a "
+        f"gap before it, as all others do")
+    assert len(subject.poisson_arrivals(2.0, 0, subject.make("numpy.random:default_rng", 0))) == 0
+
+
+# ---- percentile
+
+
+@pytest.mark.parametrize("values", [[5.0], [3.0, 1.0], [4.0, 2.0, 9.0, 7.0], [2.0] * 5,
+                                    [float(x) for x in np.random.default_rng(1).permutation(97)]])
+def test_percentile(subject, values):
+    """At least the share q is at or below it, and less than that below any smaller one."""
+    for q in (0.0, 0.25, 0.5, 0.9, 0.99, 1.0):
+        got, ordered = subject.percentile(values, q), sorted(values)
+        where = f"percentile of {len(values)} values, q = {q}: {got}"
+        assert got in values, f"{where} is none of the values that were measured"
+        share = bisect_right(ordered, got) / len(values)
+        assert share >= q, f"{where}: only {share:.0%} of the values are at or below it"
+        smaller = [v for v in ordered if v < got]
+        if smaller:
+            below = bisect_right(ordered, smaller[-1]) / len(values)
+            assert below < q or q == 0, (
+                f"{where}: {smaller[-1]} has a share of {below:.0%} at or below it already, so it "
+                f"is the smallest")
+        if q == 0:
+            assert got == ordered[0], f"{where}, expected the smallest, {ordered[0]}"
+
+
+def test_percentile__of_nothing(subject):
+    assert subject.percentile([], 0.5) is None, "of no values there is no percentile: None"
+
+
+# ---- goodput
+
+
+LIMITS = Objective(0.5, 0.125)
+# (sample, is it good?, what it shows)
+SAMPLES = [
+    (Sample(10.0, 10.25, 10.75, 9), True, "a first token after 0.25 s, then 0.0625 s each"),
+    (Sample(10.0, 10.5, 10.5, 1), True, "one token, just in time: it has no TPOT to exceed"),
+    (Sample(0.0, 0.75, 1.0, 5), False, "a first token after 0.75 s, with a TPOT that is fine"),
+    (Sample(3.0, 3.25, 4.75, 11), False, "a TPOT of 0.15 s, with a first token in time"),
+    (Sample(20.0, 20.25, 20.5, 4, "the wire broke"), False, "an answer that failed"),
+    (Sample(20.0, None, None, 0, "429"), False, "a request that was refused"),
+    (Sample(5.0, 5.25, 6.25, 9), True, "nine tokens, eight gaps of 0.125 s"),
+    (Sample(0.25, 0.5, 1.0, 9), True, "a first token at 0.5 s, 0.25 s after its arrival"),
+]
+
+
+def remote(subject, sample):
+    return subject.make("layer3_system.s09_load_test:Sample", *sample)
+
+
+@pytest.mark.parametrize("sample, good, what", SAMPLES, ids=range(len(SAMPLES)))
+def test_goodput(subject, sample, good, what):
+    limits = subject.make("layer3_system.s09_load_test:Objective", *LIMITS)
+    got = subject.goodput([remote(subject, sample)], limits, 2.0)
+    assert got in (0, 0.5), f"one request in 2 s is 0 or 0.5 a second, got {got}"
+    assert (got > 0) == good, (
+        f"{what}: expected {'to be good' if good else 'not to be good'}, with TTFT at most "
+        f"{LIMITS.ttft} s and TPOT at most {LIMITS.tpot} s")
+
+
+def test_goodput__of_a_test(subject):
+    limits = subject.make("layer3_system.s09_load_test:Objective", *LIMITS)
+    got = subject.goodput([remote(subject, s) for s, _, _ in SAMPLES], limits, 4.0)
+    assert got == 1.0, f"4 good requests in 4 s are 1 a second, got {got}"
+    assert subject.goodput([], limits, 4.0) == 0, "without requests none is good"
+
+
+# ---- saturation
+
+
+@pytest.mark.parametrize("asked, came, want", [
+    ([100, 200, 400, 800, 1600], [99, 197, 390, 700, 720], 800),
+    ([100, 200, 400], [99, 197, 380], None),
+    ([100, 200, 400], [97, 170, 380], 200),
+    ([100, 200], [80, 160], 100),
+    ([300], [299], None)])
+def test_saturation(subject, asked, came, want):
+    got = subject.saturation(asked, [float(x) for x in came])
+    shown = ", ".join(f"{c / a:.0%}" for a, c in zip(asked, came, strict=True))
+    assert got == want, (
+        f"asked for {asked}, {came} tokens a second came: {shown}. The first below 90 % is at "
+        f"{want}, got {got}")
+
+
+def test_saturation__another_share(subject):
+    assert subject.saturation([10.0, 20.0, 40.0], [10.0, 17.0, 30.0], 0.8) == 40.0, (
+        "with a share of 0.8: 85 % is enough, 75 % is not")
+
+
+# ---- what is given
+
+
+def test_summary():
+    """Failures count as requests, and in no time."""
+    s = summarise([sample for sample, _, _ in SAMPLES], LIMITS)
+    assert (s.requests, s.failed, s.seconds) == (8, 2, 10.75)
+    assert s.throughput == pytest.approx((9 + 1 + 5 + 11 + 9 + 9) / 10.75)
+    assert s.goodput == pytest.approx(4 / 10.75)
+    assert (s.ttft[0.5], s.ttft[0.99], s.tpot[0.99], s.e2e[0.99]) == (0.25, 0.75, 0.15, 1.75)
+    none = summarise([SAMPLES[5][0]], LIMITS)
+    assert (none.failed, none.throughput, none.ttft[0.5]) == (1, 0, None)
+
+
+def test_case_33_one_token_has_no_tpot():
+    """Case 33: TPOT is (E2E - TTFT) / (n - 1); of one token it is undefined."""
+    assert tpot(Sample(0.0, 1.0, 1.0, 1)) is None
+    assert tpot(Sample(0.0, 1.0, 3.0, 5)) == 0.5
