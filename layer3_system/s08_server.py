@@ -81,7 +81,7 @@ def to_params(fields, chat, names=None, limits=LIMITS):
     An answer of a chat is as long as the context allows, of a completion 16 tokens. names: what the
     client calls some of them
     """
-    # exercise: what has the same name; then stop as a tuple; then logprobs, which differ in a chat
+    # exercise: what is there under the same name; stops as tuples; what differs in a chat; refuse
     given = {name: fields[name] for name in SAME if fields.get(name) is not None}
     given |= {name: as_tuple(fields[name]) for name in ("stop", "stop_token_ids")
               if fields.get(name) is not None}
@@ -89,12 +89,16 @@ def to_params(fields, chat, names=None, limits=LIMITS):
     if chat:
         given["max_tokens"] = fields.get((names or {}).get("max_tokens", "max_tokens"))
     try:
-        params = SamplingParams(**given)
-        if limits.tokens and (params.max_tokens or 0) > limits.tokens:
-            raise RequestError(f"max_tokens: expected at most {limits.tokens}, found "
-                               f"{params.max_tokens}")
+        return within(SamplingParams(**given), limits)
     except RequestError as error:
         raise refused(error, names) from None
+
+
+def within(params, limits):
+    """The params. RequestError where an answer may be longer than a server's limit."""
+    if limits.tokens and (params.max_tokens or 0) > limits.tokens:
+        raise RequestError(f"max_tokens: expected at most {limits.tokens}, found "
+                           f"{params.max_tokens}")
     return params
 
 
@@ -119,8 +123,18 @@ def chat_logprobs(fields):
 
 def server_sent_event(data):
     """One server-sent event: a line of JSON behind "data: ", and an empty line."""
-    # exercise: JSON has no line end of its own, so one line holds it
+    # JSON writes a line end within a text as \n, so one line holds it all
     return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+
+
+def predict_pieces():
+    """How many pieces of News wait for a client that reads nothing.
+
+    It asked for 4 answers to its prompt. They end after 5, 120, 500 and 500 tokens, and a step
+    writes one token of each that goes on. Then the client begins to read.
+    """
+    # exercise: what is joined with what, and what with nothing?
+    return 4        # one an answer, of an end as well, however many tokens are in it
 
 
 class News(NamedTuple):
@@ -146,7 +160,7 @@ class Call:
 
     def add(self, index, output):
         """What a step wrote of answer `index`."""
-        # exercise: join it to what was not read yet; one answer less is open at its end; wake
+        # exercise: join it to what was not read yet; at its end one less is open; an error; wake
         text, tokens, _ = self.news.get(index, News())
         self.news[index] = News(text + output.text, tokens + len(output.tokens), output.reason)
         self.open -= output.reason is not None
@@ -161,7 +175,6 @@ class Call:
 
     async def pieces(self):             # yields {index: News}
         """What is new, as soon as there is something. ApiError where it failed."""
-        # exercise: until all are through and read; sleep until woken, then take all at once
         while self.open or self.news:
             await self.woken.wait()
             self.woken.clear()
@@ -292,11 +305,10 @@ class Bridge:
 
     def run(self):
         """Mail, a step, its news; until the mail says so."""
-        # exercise: whatever is raised here must be told, or everybody waits for ever
         try:
             while self.read_mail():
                 self.report(self.engine.step())
-        except Exception as error:
+        except Exception as error:              # untold, everybody would wait for ever
             log.exception("the engine has stopped")
             self.tell(self.die, error)
 
