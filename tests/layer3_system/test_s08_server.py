@@ -20,6 +20,7 @@ from layer3_system import (
     SamplingParams,
     check_engine,
 )
+from layer3_system.app import make_app
 from layer3_system.metrics import Metrics
 
 MOCK = "layer3_system.mock_bridge:"
@@ -93,8 +94,8 @@ def test_Bridge_read_mail(subject):
     goes_on = read_mail(hand, "three letters")
     assert hand.done != [], "read_mail, three letters for a busy engine: it left them all lying " \
         "there. A newcomer is to be in the very next step"
-    assert hand.done != ["a"], "read_mail, three letters: it read one letter a step. Whatever lies " \
-        "there is read before the step, or a rush of clients waits in the mail"
+    assert hand.done != ["a"], "read_mail, three letters: it read one letter a step. All that " \
+        "lies there is read before the step, or a rush of clients waits in the mail"
     assert hand.done == ["a", "b", "c"], \
         f"read_mail, letters a, b, c: it read {told(hand.done)}; expected all, in their order"
     assert goes_on is True, f"read_mail gave {goes_on!r} after letters; True: go on with a step"
@@ -448,6 +449,14 @@ def test_case_22_an_empty_prompt_costs_nothing():
             bridge.submit("call", [prompt], params)
         assert refused.value.status == 400 and refused.value.field == "prompt"
         assert bridge.mail.empty() and not bridge.calls and bridge.taken == 0
+
+
+def test_a_server_takes_a_bridge_of_ones_own():
+    class Mine(Bridge):
+        """As it is."""
+
+    bridge = make_app(served(), "mock", kind=Mine).state.bridge
+    assert type(bridge) is Mine and len(bridge.observers) == 2
 
 
 def value(metrics, name):
