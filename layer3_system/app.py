@@ -109,10 +109,11 @@ class Events(Response):
 # ---- the addresses
 
 
-def make_app(engine, name, limits=LIMITS, key=None):
-    """A FastAPI app that serves an engine. name: of the model    key: what clients must know"""
+def make_app(engine, name, limits=LIMITS, key=None, kind=Bridge):
+    """A FastAPI app that serves an engine. name: of the model    key: what clients must know
+    kind: the Bridge between the two"""
     metrics, live = Metrics(engine, name), Live()
-    bridge = Bridge(engine, limits, (metrics, live))
+    bridge = kind(engine, limits, (metrics, live))
 
     @asynccontextmanager
     async def lifespan(app):

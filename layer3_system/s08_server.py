@@ -79,9 +79,12 @@ def to_params(fields, chat, names=None, limits=LIMITS):
     """SamplingParams of a request's fields; ApiError 400 names a wrong one. null is the default.
 
     An answer of a chat is as long as the context allows, of a completion 16 tokens. names: what the
-    client calls some of them
+    client calls some of them, {"max_tokens": "max_completion_tokens"}, or None
+    SAME lists what has the same name; stop and stop_token_ids are tuples, as_tuple(value) makes
+    them; chat_logprobs(fields) is a chat's count. within(params, limits) raises a RequestError, as
+    SamplingParams does; refused(error, names) is the ApiError of it.
     """
-    # exercise: what has the same name; then stop as a tuple; then logprobs, which differ in a chat
+    # exercise: what is there under the same name; stops; what differs in a chat; refuse
     given = {name: fields[name] for name in SAME if fields.get(name) is not None}
     given |= {name: as_tuple(fields[name]) for name in ("stop", "stop_token_ids")
               if fields.get(name) is not None}
@@ -89,12 +92,16 @@ def to_params(fields, chat, names=None, limits=LIMITS):
     if chat:
         given["max_tokens"] = fields.get((names or {}).get("max_tokens", "max_tokens"))
     try:
-        params = SamplingParams(**given)
-        if limits.tokens and (params.max_tokens or 0) > limits.tokens:
-            raise RequestError(f"max_tokens: expected at most {limits.tokens}, found "
-                               f"{params.max_tokens}")
+        return within(SamplingParams(**given), limits)
     except RequestError as error:
         raise refused(error, names) from None
+
+
+def within(params, limits):
+    """The params. RequestError where an answer may be longer than a server's limit."""
+    if limits.tokens and (params.max_tokens or 0) > limits.tokens:
+        raise RequestError(f"max_tokens: expected at most {limits.tokens}, found "
+                           f"{params.max_tokens}")
     return params
 
 
@@ -119,8 +126,18 @@ def chat_logprobs(fields):
 
 def server_sent_event(data):
     """One server-sent event: a line of JSON behind "data: ", and an empty line."""
-    # exercise: JSON has no line end of its own, so one line holds it
+    # JSON writes a line end within a text as \n, so one line holds it all
     return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+
+
+def predict_pieces():
+    """How many pieces wait for a client that reads nothing.
+
+    It asked for 4 answers to its prompt. They end after 5, 120, 500 and 500 tokens, and a step
+    writes one token of each that goes on. Then the client begins to read.
+    """
+    # exercise: what is joined with what, and what with nothing?
+    return 4        # one an answer, of an end as well, however many tokens are in it
 
 
 class News(NamedTuple):
@@ -145,8 +162,12 @@ class Call:
         self.woken, self.timer = asyncio.Event(), None
 
     def add(self, index, output):
-        """What a step wrote of answer `index`."""
-        # exercise: join it to what was not read yet; one answer less is open at its end; wake
+        """What a step wrote of answer `index`: an Output, with tokens, text and reason.
+
+        reason: None, or why the answer ended. Where it is "error" the whole call fails, with status
+        500 and output.request.error.
+        """
+        # exercise: join it to what was not read yet; at its end one less is open; an error; wake
         text, tokens, _ = self.news.get(index, News())
         self.news[index] = News(text + output.text, tokens + len(output.tokens), output.reason)
         self.open -= output.reason is not None
@@ -161,7 +182,6 @@ class Call:
 
     async def pieces(self):             # yields {index: News}
         """What is new, as soon as there is something. ApiError where it failed."""
-        # exercise: until all are through and read; sleep until woken, then take all at once
         while self.open or self.news:
             await self.woken.wait()
             self.woken.clear()
@@ -221,7 +241,12 @@ class Bridge:
             raise ApiError(503, "the server is shutting down", headers={"Connection": "close"})
 
     def make_room(self, count):
-        """ApiError 429 where the queue is full, with the seconds after which it may not be."""
+        """ApiError where there is no place for count more answers.
+
+        max_seqs may run and limits.queue wait. 400, naming prompt: so many never fit. 429 else,
+        with the header Retry-After, a text: the seconds in which enough have ended, rounded up, 1
+        to 60. ends: when answers ended, the oldest first, by loop.time(); without any, say 1 s each
+        """
         # exercise: those taken and not finished, against those that may run and wait
         most = self.engine.scheduler.max_seqs + self.limits.queue
         if count > most:
@@ -292,16 +317,19 @@ class Bridge:
 
     def run(self):
         """Mail, a step, its news; until the mail says so."""
-        # exercise: whatever is raised here must be told, or everybody waits for ever
         try:
             while self.read_mail():
                 self.report(self.engine.step())
-        except Exception as error:
+        except Exception as error:              # untold, everybody would wait for ever
             log.exception("the engine has stopped")
             self.tell(self.die, error)
 
     def read_mail(self):
-        """Do what the letters say; where there is nothing else to do, wait for one. False: end."""
+        """Do what the letters say; where there is nothing else to do, wait for one.
+
+        A letter is a function of nothing; then True, and a step follows. None is the end: False.
+        self.mail: get() takes the next letter and waits where there is none; empty()
+        """
         # exercise: as long as there are some, or the engine is not busy
         while not self.mail.empty() or not self.engine.busy:
             letter = self.mail.get()

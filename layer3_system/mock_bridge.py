@@ -1,0 +1,141 @@
+"""What is around a Bridge, for tests and to look on: no thread, no client, a clock that stands
+
+The steps are made by hand. Where the engine's thread would sleep for ever, Asleep is raised.
+"""
+
+import asyncio
+import queue
+from collections import deque
+from dataclasses import asdict, is_dataclass
+from functools import partial
+from types import SimpleNamespace
+
+from layer3_system.s01_request import SamplingParams
+from layer3_system.s08_server import Call
+
+
+class Asleep(Exception):
+    """The engine's thread waits for mail, and nobody will send any."""
+
+
+class Mailbox:
+    """A queue.SimpleQueue for one thread. later: letters that come while its reader sleeps."""
+
+    def __init__(self):
+        self.letters, self.later, self.slept = deque(), deque(), 0
+
+    def put(self, letter):
+        self.letters.append(letter)
+
+    def qsize(self):
+        return len(self.letters)
+
+    def empty(self):
+        return not self.letters
+
+    def get(self, block=True, timeout=None):
+        if not self.letters:
+            if not block:
+                raise queue.Empty
+            if not self.later:
+                raise Asleep("it waits for mail, and nobody will send any")
+            self.slept += 1
+            self.letters.append(self.later.popleft())
+        return self.letters.popleft()
+
+    def get_nowait(self):
+        return self.get(block=False)
+
+
+class Loop:
+    """The clients' side: a clock that stands, and what it was told, not read yet."""
+
+    def __init__(self, now):
+        self.now, self.told = now, deque()
+
+    def time(self):
+        return self.now
+
+    def call_later(self, seconds, function, *values):
+        return SimpleNamespace(cancel=lambda: None)
+
+    def call_soon_threadsafe(self, function, *values):
+        self.told.append(partial(function, *values))
+
+
+class StillEngine:
+    """What a Bridge sees of an engine; it computes nothing."""
+
+    def __init__(self, max_seqs=2, busy=False):
+        self.scheduler, self.busy, self.finished = SimpleNamespace(max_seqs=max_seqs), busy, 0
+
+
+class ByHand:
+    """A Bridge without its thread. done: the names of the letters that were read"""
+
+    def __init__(self, bridge, now=100.0):
+        self.bridge, self.engine, self.done = bridge, bridge.engine, []
+        self.loop, self.mail = Loop(now), Mailbox()
+        bridge.loop, bridge.mail = self.loop, self.mail
+
+    # ---- letters
+
+    def letter(self, name, busy=None, later=False):
+        """A letter that notes its name. busy: what a StillEngine is after it    later: it comes
+        while its reader sleeps"""
+        def read():
+            self.done.append(name)
+            if busy is not None:
+                self.engine.busy = busy
+        (self.mail.later.append if later else self.mail.put)(read)
+
+    def end(self):
+        """The letter that ends the thread."""
+        self.mail.put(None)
+
+    def submit(self, id, prompt, **params):
+        """A Call for one prompt, [int]; its letter is in the mailbox."""
+        params = SamplingParams(**params)
+        call = Call(id, params.n)
+        call.timer = self.loop.call_later(0, None)
+        self.mail.put(partial(self.bridge.enqueue, call, [list(prompt)], params))
+        return call
+
+    def step(self):
+        """Mail and a step. False where the mail says that it ends."""
+        goes_on = self.bridge.read_mail()
+        if goes_on:
+            self.bridge.report(self.engine.step())
+        return goes_on
+
+    # ---- how many are there
+
+    def fill(self, taken, finished, ends=()):
+        """So many answers were taken, and finished; ends: when some of late did, in seconds."""
+        self.bridge.taken, self.engine.finished = taken, finished
+        self.bridge.ends.extend(ends)
+
+
+def attempt(function, *args):
+    """{"value": what it returns}, or what a client is told: {"status", "field", "text",
+    "headers"}."""
+    try:
+        value = function(*args)
+    except Exception as error:
+        if not hasattr(error, "status"):
+            raise
+        return {"status": error.status, "field": error.field, "text": str(error),
+                "headers": dict(error.headers)}
+    return {"value": asdict(value) if is_dataclass(value) else value}
+
+
+def unread(call):
+    """{index: (text, tokens, reason)} of what waits in a Call."""
+    return {index: tuple(news) for index, news in call.news.items()}
+
+
+def read(call):
+    """The same, taken by its reader."""
+    async def first():
+        return await anext(call.pieces())
+    asyncio.run(first())

@@ -1,0 +1,484 @@
+"""Graders of s08: the parts of a server, one by one, without a thread or a socket.
+
+What comes over HTTP is tested in test_server.py. Cases carry the numbers of the course's list of
+what every engine must handle.
+"""
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from lab.subject import Raised
+from layer3_system import (
+    ApiError,
+    Bridge,
+    ByteTokenizer,
+    Call,
+    Engine,
+    MockLlama,
+    Output,
+    PrefixPool,
+    SamplingParams,
+    check_engine,
+)
+from layer3_system.app import make_app
+from layer3_system.metrics import Metrics
+
+MOCK = "layer3_system.mock_bridge:"
+
+
+def attempt(subject, function, *args):
+    """What a function gives or tells a client; see mock_bridge."""
+    return subject.make(MOCK + "attempt", function, *args)
+
+
+# ---- predict_pieces
+
+ANSWERS = (5, 120, 500, 500)
+
+
+def waiting():
+    """Pieces that wait in the course's own Call."""
+    call = Call("call", len(ANSWERS))
+    for t in range(max(ANSWERS)):
+        for i, n in enumerate(ANSWERS):
+            if t < n:
+                call.add(i, Output(None, [t], "a", "length" if t + 1 == n else None))
+    return len(call.news)
+
+
+def test_predict_pieces(subject):
+    want, got = waiting(), subject.predict_pieces()
+    assert type(got) is int, f"predict_pieces: pieces are a whole number, got {got!r}"
+    near = {
+        sum(ANSWERS): "so many there are with a piece for each token. A client that never reads "
+                      "would then fill the memory",
+        max(ANSWERS): "so many steps there were. What two steps wrote of one answer is joined",
+        sum(n == max(ANSWERS) for n in ANSWERS):
+            "so many answers go on to the last step. Has the client read the ends of the others",
+        1: "that would be one for the whole call. The texts of two answers cannot be joined",
+    }.get(got, "Which tokens can be one text, and which cannot")
+    assert got == want, f"predict_pieces: {got} is not it: {near}?"
+
+
+# ---- Bridge.read_mail
+
+
+def by_hand(subject, busy=False, **options):
+    """A Bridge whose steps are made by hand, around an engine that computes nothing."""
+    engine = subject.make(MOCK + "StillEngine", busy=busy, **options)
+    return subject.make(MOCK + "ByHand", subject.Bridge(engine, subject.Limits(queue=3)))
+
+
+def read_mail(hand, what):
+    """What read_mail gives; what a test cannot go on from is told."""
+    try:
+        return hand.bridge.read_mail()
+    except Raised as error:
+        assert error.type != "Asleep", (
+            f"read_mail, {what}: it read {told(hand.done)}, then it sleeps until mail comes, and "
+            f"none will: meanwhile no step is made and running answers stand still")
+        assert error.type != "TypeError", (
+            f"read_mail, {what}: {error.text}. None is the letter that ends the thread; the others "
+            f"are functions")
+        raise
+
+
+def told(names):
+    return ", ".join(names) or "nothing"
+
+
+def test_Bridge_read_mail(subject):
+    hand = by_hand(subject, busy=True)
+    for name in "abc":
+        hand.letter(name)
+    goes_on = read_mail(hand, "three letters")
+    assert hand.done != [], "read_mail, three letters for a busy engine: it left them all lying " \
+        "there. A newcomer is to be in the very next step"
+    assert hand.done != ["a"], "read_mail, three letters: it read one letter a step. All that " \
+        "lies there is read before the step, or a rush of clients waits in the mail"
+    assert hand.done == ["a", "b", "c"], \
+        f"read_mail, letters a, b, c: it read {told(hand.done)}; expected all, in their order"
+    assert goes_on is True, f"read_mail gave {goes_on!r} after letters; True: go on with a step"
+
+
+def test_Bridge_read_mail__a_busy_engine_waits_for_nobody(subject):
+    hand = by_hand(subject, busy=True)
+    assert read_mail(hand, "no mail for a busy engine") is True and hand.mail.slept == 0
+
+
+def test_Bridge_read_mail__an_idle_engine_sleeps(subject):
+    """Each letter comes while it sleeps; the second one gives the engine something to do."""
+    hand = by_hand(subject)
+    hand.letter("question", later=True)
+    hand.letter("request", later=True, busy=True)
+    hand.letter("too late", later=True)
+    read_mail(hand, "an idle engine")
+    done = hand.done
+    assert done != [], "read_mail, no mail and an idle engine: it came back with nothing. The " \
+        "thread would go round and round on a core of its own: sleep in mail.get()"
+    assert done != ["question"], "read_mail: after one letter it came back, with nothing to " \
+        "compute. It is awake, and the engine as idle as before"
+    assert done == ["question", "request"], (
+        f"read_mail, an idle engine: it read {told(done)}; expected question and request. The "
+        f"engine is busy then, and wants its step")
+    assert hand.mail.slept == 2
+
+
+def test_Bridge_read_mail__the_last_client_leaves(subject):
+    """A letter makes a busy engine idle: it is asked anew after each."""
+    hand = by_hand(subject, busy=True)
+    hand.letter("abort", busy=False)
+    hand.letter("request", busy=True, later=True)
+    read_mail(hand, "the last client leaves")
+    assert hand.done == ["abort", "request"], (
+        f"read_mail, an abort left the engine idle: it read {told(hand.done)}. Whether the engine "
+        f"is busy changes with each letter")
+
+
+def test_Bridge_read_mail__the_end(subject):
+    for busy in (True, False):
+        hand = by_hand(subject, busy=busy)
+        hand.letter("a")
+        hand.end()
+        hand.letter("b")
+        goes_on = read_mail(hand, "a, None, b")
+        assert goes_on is False, (f"read_mail gave {goes_on!r} where a letter is None. With False "
+                                  f"the thread ends; else it makes another step")
+        assert hand.done == ["a"], f"read_mail, a, None, b: it read {told(hand.done)}"
+
+
+def test_Bridge_read_mail__a_client_that_vanishes(subject):
+    """Case 20: its pages are free again before the next step, the other's answer goes on."""
+    pool = subject.make("layer3_system:PrefixPool", 16, 4)
+    engine = subject.make("layer3_system:Engine", subject.make("layer3_system:MockLlama"),
+                          subject.make("layer3_system:ByteTokenizer"), pool)
+    hand = subject.make(MOCK + "ByHand", subject.Bridge(engine))
+    hand.submit("stays", [1, 2, 3], max_tokens=30, ignore_eos=True, seed=1)
+    hand.step()
+    before = pool.used
+    goes = hand.submit("goes", list(range(20)), max_tokens=40, ignore_eos=True)
+    hand.step()
+    assert pool.used > before, "read_mail, a request in the mail: it has no pages after a step"
+    hand.bridge.close(goes)
+    for _ in range(2):
+        hand.step()
+    now = {len(r.prompt) for r in engine.scheduler.running}
+    assert now == {3}, ("read_mail: two steps after a client left, its request still runs. Its "
+                        "abort lies in the mailbox")
+    assert pool.used == -(-6 // 4), f"{pool.used} pages are held by one answer of 6 tokens"
+
+
+# ---- to_params
+
+DEFAULTS = {"max_tokens": 16, "min_tokens": 0, "temperature": 1.0, "top_k": 0, "top_p": 1.0,
+            "seed": None, "stop": (), "stop_token_ids": (), "ignore_eos": False, "logprobs": None,
+            "prompt_logprobs": None, "n": 1}
+ALL = dict.fromkeys(DEFAULTS.keys() - {"prompt_logprobs"})
+LENGTH = {"max_tokens": None}           # of a chat that does not say
+
+# (fields, chat?, what differs from the defaults, [(wrong difference, what it means)])
+TAKEN = [
+    ({"prompt": "a", "model": "m", "stream": True}, False, {}, []),
+    ({"temperature": 0, "top_p": 0.5, "top_k": 7, "seed": 0, "n": 3, "max_tokens": 1,
+      "min_tokens": 1, "ignore_eos": True}, False,
+     {"temperature": 0, "top_p": 0.5, "top_k": 7, "seed": 0, "n": 3, "max_tokens": 1,
+      "min_tokens": 1, "ignore_eos": True},
+     [({"top_p": 0.5, "top_k": 7, "n": 3, "max_tokens": 1, "min_tokens": 1, "ignore_eos": True},
+       "0 is a value like others, not an absent one")]),
+    (ALL, False, {}, []),
+    ({"stop": "end"}, False, {"stop": ("end",)},
+     [({"stop": ("e", "n", "d")}, "One text became a stop for each of its letters")]),
+    ({"stop": ["end", "\n"], "stop_token_ids": [5]}, False,
+     {"stop": ("end", "\n"), "stop_token_ids": (5,)}, []),
+    ({"logprobs": 3}, False, {"logprobs": 3}, []),
+    ({"logprobs": 0}, False, {"logprobs": 0}, []),
+    ({"messages": []}, True, LENGTH,
+     [({}, "An answer of a chat is cut by nothing but the context: max_tokens is None there")]),
+    ({"max_tokens": 9}, True, {"max_tokens": 9}, []),
+    ({"logprobs": True, "top_logprobs": 3}, True, LENGTH | {"logprobs": 3}, []),
+    ({"logprobs": True}, True, LENGTH | {"logprobs": 0}, []),
+    ({"logprobs": False, "temperature": None}, True, LENGTH, []),
+]
+
+
+def params_of(subject, fields, chat, *more):
+    """attempt() of to_params; an error of the engine's own is told as the mistake that it is."""
+    what = f"to_params, {'chat' if chat else 'completion'} with {fields}"
+    try:
+        found = attempt(subject, subject.to_params, fields, chat, *more)
+    except Raised as error:
+        assert error.type != "RequestError", (
+            f"{what}: RequestError, {error.text}. The server knows it as a fault of its own, 500; "
+            f"a client is told 400 by an ApiError")
+        raise
+    return what, found
+
+
+def test_to_params(subject):
+    for fields, chat, differs, mistakes in TAKEN:
+        what, found = params_of(subject, fields, chat)
+        if "status" in found:
+            why = ("null is as good as not there: it asks for the default"
+                   if None in fields.values() else
+                   "In a chat logprobs is true or false, and top_logprobs the number"
+                   if chat and fields.get("logprobs") else "All of it is right")
+            raise AssertionError(f"{what} was refused: {found['text']}. {why}")
+        got, want = found["value"], DEFAULTS | differs
+        assert got is not None, f"{what}: got nothing (None), expected SamplingParams"
+        why = next((why for wrong, why in mistakes if got == DEFAULTS | wrong), "")
+        for name in want:
+            assert got[name] == want[name], (
+                f"{what}: {name} is {got[name]!r}, expected {want[name]!r}. {why}")
+
+
+def refused(subject, fields, field, chat=False, names=None, **limits):
+    """It is refused with 400, and the field is named."""
+    what, found = params_of(subject, fields, chat, names, subject.Limits(**limits))
+    assert "status" in found, f"{what}, {limits or 'no limits'}: it was taken, with " \
+        f"{field} = {found['value'] and found['value'].get(field)!r}. " + (
+            "That is above the limit of the server" if limits else f"{field} is wrong there")
+    assert found["status"] == 400, f"{what}: status {found['status']}; 400 says: your request"
+    assert found["field"] == field, (
+        f"{what}: it names {found['field']}, the client's own name is {field}")
+    assert found["text"].startswith(f"{field}:"), \
+        f"{what}: the message is {found['text']!r}; it begins with the field's name"
+
+
+def test_to_params__a_wrong_field_is_named(subject):
+    """Case 22: max_tokens of 0 or less is refused."""
+    for fields, field in (({"max_tokens": 0}, "max_tokens"), ({"max_tokens": -1}, "max_tokens"),
+                          ({"n": 0}, "n"), ({"temperature": "hot"}, "temperature"),
+                          ({"temperature": -1}, "temperature"), ({"seed": 1.5}, "seed"),
+                          ({"stop": ""}, "stop"), ({"stop": 5}, "stop"),
+                          ({"stop": ["a", None]}, "stop"), ({"logprobs": 99}, "logprobs"),
+                          ({"min_tokens": 9, "max_tokens": 3}, "min_tokens")):
+        refused(subject, fields, field)
+
+
+def test_to_params__by_the_clients_names(subject):
+    """Newer clients write max_completion_tokens."""
+    names = {"max_tokens": "max_completion_tokens", "logprobs": "top_logprobs"}
+    refused(subject, {"max_completion_tokens": 0}, "max_completion_tokens", True, names)
+    refused(subject, {"logprobs": True, "top_logprobs": 99}, "top_logprobs", True, names)
+    what, found = params_of(subject, {"max_completion_tokens": 7}, True, names)
+    got = (found.get("value") or {}).get("max_tokens", found)
+    assert got == 7, f"{what}: max_tokens is {got!r}; `names` says what the client calls it"
+
+
+def test_to_params__a_servers_limit(subject):
+    refused(subject, {"max_tokens": 101}, "max_tokens", tokens=100)
+    for fields in ({"max_tokens": 100}, {"max_tokens": None}):
+        what, found = params_of(subject, fields, True, None, subject.Limits(tokens=100))
+        assert "value" in found, f"{what}, at most 100 tokens: {found['text']}"
+
+
+# ---- Call.add
+
+
+class Written:
+    """A Call under test, and what steps write into it."""
+
+    def __init__(self, subject, count):
+        self.subject, self.call = subject, subject.Call("call", count)
+        params = subject.make("layer3_system:SamplingParams")
+        self.request = subject.make("layer3_system:Request", "r", [1], params,
+                                    error="an illegal memory access")
+
+    def add(self, index, text, tokens, reason=None):
+        output = self.subject.make("layer3_system:Output", self.request, list(range(tokens)), text,
+                                   reason)
+        self.call.add(index, output)
+
+    def unread(self):
+        return {int(i): tuple(news)
+                for i, news in self.subject.make(MOCK + "unread", self.call).items()}
+
+
+def test_Call_add(subject):
+    written = Written(subject, 2)
+    written.add(1, "ab", 2)
+    got = written.unread()
+    assert got == {1: ("ab", 2, None)}, (
+        f"Call.add(1, 2 tokens that read 'ab'): news is {got}; expected {{1: ('ab', 2, None)}}: "
+        f"the text, how many tokens, and no reason yet, of answer 1")
+    assert written.call.woken.is_set(), \
+        "Call.add: nobody was woken. The reader sleeps on with its text there: woken.set()"
+    assert written.call.open == 2, (
+        f"Call.add: {written.call.open} answers are open after a token. One less is open at an "
+        f"answer's end, which a reason tells")
+
+
+def test_Call_add__joined(subject):
+    """Four steps while nobody reads. The second gives tokens of a character that is not whole."""
+    written = Written(subject, 2)
+    for step in ((0, "Once", 2), (1, "The", 1), (0, "", 1), (0, " upon", 1), (1, " fox", 1)):
+        written.add(*step)
+    got, want = written.unread(), {0: ("Once upon", 4, None), 1: ("The fox", 2, None)}
+    for i, (text, tokens, _) in want.items():
+        assert i in got, f"Call.add: nothing waits of answer {i}, and two steps wrote it"
+        found, n = got[i][:2]
+        why = {" upon": "Only what the last step wrote is there: the client loses the rest",
+               " fox": "Only what the last step wrote is there: the client loses the rest",
+               " uponOnce": "New text goes behind what was not read yet"}.get(found, "")
+        assert found == text, f"Call.add: of answer {i} waits {found!r}, expected {text!r}. {why}"
+        assert n == tokens, (f"Call.add: {n} tokens wait of answer {i}, {tokens} were written: "
+                             f"without their count, logprobs go to the wrong text")
+    assert got == want, f"Call.add: {got} waits, expected {want}"
+
+
+def test_Call_add__the_end(subject):
+    written = Written(subject, 2)
+    written.add(0, "a", 1)
+    written.add(0, "b", 1, "stop")
+    got, open = written.unread()[0], written.call.open
+    assert got[2] == "stop", f"Call.add: the answer ended by stop, and its piece says {got[2]!r}"
+    assert open == 1, (f"Call.add: {open} of two answers are open after one ended: with 0 the "
+                       f"stream ends before its time, with 2 it never does")
+    assert written.call.error is None, \
+        f"Call.add: the call has failed, {written.call.error}; an answer came to its end, no more"
+    written.add(1, "", 0, "length")
+    assert written.call.open == 0 and written.unread()[1] == ("", 0, "length")
+
+
+def test_Call_add__a_slow_reader(subject):
+    """3 answers of 200 tokens each and no reader: 3 pieces wait, and all the text."""
+    written = Written(subject, 3)
+    for t in range(200):
+        for i in range(3):
+            written.add(i, chr(97 + t % 26), 1, "length" if t == 199 else None)
+    got = written.unread()
+    assert len(got) == 3, f"Call.add: {len(got)} pieces wait of three answers"
+    want = "".join(chr(97 + t % 26) for t in range(200))
+    for i, (text, tokens, reason) in got.items():
+        assert (text == want, tokens, reason) == (True, 200, "length"), (
+            f"Call.add, 200 tokens in 200 steps: of answer {i} {len(text)} characters wait, "
+            f"{tokens} tokens, reason {reason}; expected all 200, and length")
+
+
+def test_Call_add__a_failure(subject):
+    """A kernel that raised: the client is told."""
+    written = Written(subject, 2)
+    written.add(1, "", 0, "error")
+    error = written.call.error
+    assert error is not None, ("Call.add, reason error: the call goes on as if nothing had "
+                               "happened. The client is told by fail(500, …)")
+    assert error[0] == 500 and "an illegal memory access" in error[1], (
+        f"Call.add, reason error: fail({error}); expected 500 and the request's own error")
+
+
+def test_Call_add__nothing_is_read_twice(subject):
+    written = Written(subject, 1)
+    written.add(0, "a", 1)
+    assert written.call.woken.is_set(), "Call.add: nobody was woken; a reader sleeps for ever"
+    subject.make(MOCK + "read", written.call)
+    written.add(0, "b", 1)
+    got = written.unread()
+    assert got == {0: ("b", 1, None)}, (
+        f"Call.add, after the reader took 'a': {got} waits, expected 'b' alone")
+
+
+# ---- Bridge.make_room
+
+
+def ask(subject, count, taken, finished=0, ends=(), now=100.0):
+    """attempt() of make_room: 2 run and 3 wait at most."""
+    hand = subject.make(MOCK + "ByHand", subject.Bridge(
+        subject.make(MOCK + "StillEngine", 2), subject.Limits(queue=3)), now)
+    hand.fill(taken, finished, list(ends))
+    what = (f"make_room({count}), 2 may run and 3 wait, {taken} answers were taken and {finished} "
+            f"of them have finished")
+    return what, attempt(subject, hand.bridge.make_room, count)
+
+
+def test_Bridge_make_room(subject):
+    for count, taken, finished, why in (
+            (1, 0, 0, ""), (5, 0, 0, "Five places are five places"),
+            (1, 4, 0, "The last place stays empty"),
+            (2, 9, 6, "Who has finished has left, and its place is free"),
+            (1, 1000, 998, "Who has finished has left, and its place is free")):
+        what, found = ask(subject, count, taken, finished)
+        assert "value" in found, f"{what}: {found['status']}, {found['text']}. {why}"
+    for count, taken, finished in ((1, 5, 0), (3, 3, 0), (5, 1001, 1000), (1, 105, 100)):
+        what, found = ask(subject, count, taken, finished)
+        assert "status" in found, f"{what}: it was taken. That makes more than the five there " \
+            "is room for: the queue has no end"
+        assert found["status"] == 429, f"{what}: {found['status']}; too many requests is 429"
+
+
+def test_Bridge_make_room__never(subject):
+    """Six answers never fit where five may be: waiting is no use."""
+    what, found = ask(subject, 6, 0)
+    assert found.get("status") == 400 and found["field"] == "prompt", (
+        f"{what}: {found}. There will never be room for six: 400, and no time to try again")
+
+
+def test_Bridge_make_room__when_to_try_again(subject):
+    for count, taken, ends, want in (
+            (1, 5, (90, 92, 94, 96, 98), 2),        # five ended in 10 s
+            (3, 5, (90, 92, 94, 96, 98), 6),        # three must end
+            (1, 5, (97, 98), 2),                    # 1.5 s
+            (1, 5, (99.9, 99.95), 1),               # soon, not at once
+            (2, 5, (), 2),                          # nothing has ended yet: a second each
+            (4, 5, (20, 60), 60)):                  # nobody is sent away for hours
+        what, found = ask(subject, count, taken, 0, ends)
+        assert found.get("status") == 429, f"{what}: {found}; expected 429"
+        got = found["headers"].get("Retry-After")
+        assert got is not None, f"{what}: no header Retry-After. A client's library waits by it, " \
+            "and without it everybody comes again at once"
+        why = {(6, "2"): "One place is not enough for three",
+               (2, "1"): "After 1.5 s rounded down there is no place yet",
+               (1, "0"): "With 0 it comes again at once",
+               (60, "160"): "More than a minute is no guess any more"}.get((want, got), "")
+        assert got == str(want), (
+            f"{what}, at 100 s; answers ended at {list(ends)}: Retry-After is {got!r}, expected "
+            f"{str(want)!r}. {why}")
+
+
+# ---- what is given
+
+
+def served(pages=64):
+    return Engine(MockLlama(), ByteTokenizer(), PrefixPool(pages))
+
+
+def test_case_22_an_empty_prompt_costs_nothing():
+    """Case 22: it is refused before it is in the mailbox."""
+    bridge = Bridge(served())
+    for prompt, params in (([], SamplingParams()), ([1] * 600, SamplingParams())):
+        with pytest.raises(ApiError) as refused:
+            bridge.submit("call", [prompt], params)
+        assert refused.value.status == 400 and refused.value.field == "prompt"
+        assert bridge.mail.empty() and not bridge.calls and bridge.taken == 0
+
+
+def test_a_server_takes_a_bridge_of_ones_own():
+    class Mine(Bridge):
+        """As it is."""
+
+    bridge = make_app(served(), "mock", kind=Mine).state.bridge
+    assert type(bridge) is Mine and len(bridge.observers) == 2
+
+
+def value(metrics, name):
+    return next(sample.value for family in text_string_to_metric_families(metrics.text().decode())
+                for sample in family.samples if sample.name == f"vllm:{name}")
+
+
+def test_case_33_times_count_from_the_arrival():
+    """Case 33: TTFT has the wait in the queue; TPOT is (E2E - TTFT) / (n - 1), none for n = 1."""
+    now = [10.0]
+    engine = served()
+    engine.clock = lambda: now[0]
+    metrics = Metrics(engine, "mock")
+    engine.submit([1, 2, 3], SamplingParams(max_tokens=5, ignore_eos=True))
+    engine.submit([4, 5, 6], SamplingParams(max_tokens=1))
+    now[0] = 13.0                                       # both waited for 3 s
+    while engine.busy:
+        metrics.stepped(engine, engine.step())
+        now[0] += 0.5
+    check_engine(engine)
+    assert value(metrics, "time_to_first_token_seconds_count") == 2
+    assert value(metrics, "time_to_first_token_seconds_sum") == pytest.approx(6.0)
+    assert value(metrics, "request_time_per_output_token_seconds_count") == 1
+    assert value(metrics, "request_time_per_output_token_seconds_sum") == pytest.approx(0.5)
+    assert value(metrics, "generation_tokens_total") == 6
