@@ -230,7 +230,8 @@ def load(
     table(found)
     out.write_text(json.dumps({
         "date": datetime.date.today().isoformat(), "model": model,
-        "client": {"cpu": cpu_model(), "cores": len(os.sched_getaffinity(0)), "load_before": before},
+        "client": {"cpu": cpu_model(), "cores": len(os.sched_getaffinity(0)),
+                   "load_before": before},
         "objective": objective._asdict(),
         "tests": [{"rate": rate, **as_json(summary)} for _, rate, summary in found]},
         indent=1) + "\n", "utf-8")
