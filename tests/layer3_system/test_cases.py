@@ -634,6 +634,15 @@ def test_case_30_guesses_take_no_page_from_anybody():
     same_as_alone(*two)
 
 
+def test_case_30_a_budget_that_cuts_guesses():
+    """Three guesses each, and a budget for one token of each request, or a few more."""
+    for budget in (4, 5, 7):
+        e = engine(max_seqs=4, budget=budget, drafter=Guesses())
+        requests = [e.submit([n] * 3, params(9, ignore_eos=True))[0] for n in range(1, 5)]
+        run(e)
+        same_as_alone(*requests)
+
+
 # ---- the device
 
 
@@ -652,6 +661,22 @@ def test_case_31_graphs_and_padding(sizes):
     assert [r.output for r in requests] == [
         greedy(nano, [p], 2 + 3 * i)[0] for i, p in enumerate(prompts)]
     assert torch.equal(e.pages.k[:, -1], nobody)
+
+
+def test_case_31_scores_outlive_the_next_replay():
+    """A graph writes its scores where the last ones were. With steps ahead they are read later."""
+    nano, found = load(NANO, dtype=torch.float32), []
+    for ahead in (False, True):
+        pages = PrefixPool(40, 8)
+        e = Engine(nano, ByteTokenizer(), pages, Scheduler(pages, 4, 64), overlap=ahead)
+        e.use(GraphRunner(nano, e.pages, [4], 4, 8))
+        requests = [e.submit([10 + n, 65], params(6, ignore_eos=True, logprobs=1))[0]
+                    for n in range(3)]
+        run(e)
+        found.append([list(map(sorted, r.logprobs)) for r in requests])
+        assert all(token in seen for r in requests
+                   for token, seen in zip(r.output, r.logprobs, strict=True))
+    assert found[0] == found[1]
 
 
 def test_case_32_a_step_ahead():
