@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from day02_overview import NANO
-from lab import device
+from lab import device, simulator
 from layer1_kernels import kernels
 from layer2_graph import GraphRunner, PagedCache, greedy, load
 from layer2_graph.generate import ROUNDING
@@ -491,10 +491,11 @@ def test_case_24_greedy_in_any_batch():
 
 
 @pytest.mark.parametrize("table", ["triton", "cuda"])
-def test_case_24_on_each_back_end(table):
+def test_case_24_on_each_back_end(table, request):
     """The kernels of a back end, in the simulator without a GPU: PyTorch's tokens, or parted at a
     tie."""
     device.use_best()
+    request.addfinalizer(simulator.deactivate_triton if device.gpu() is None else lambda: None)
     nano = load(NANO, kernels(table), torch.float32, device.torch_device())
     oracle = load(NANO, dtype=torch.float32)
     prompts = [[10, 97, 32, 119], [10] + list(range(97, 110)), [10, 116]]
@@ -502,13 +503,13 @@ def test_case_24_on_each_back_end(table):
         pages = PrefixPool(P, 16)
         e = Engine(nano, ByteTokenizer(), pages, Scheduler(pages, 3, 16, chunk),
                    sample=nano.ops.sample)
-        requests = [e.submit(p, params(4, ignore_eos=True))[0] for p in prompts]
+        answers = [e.submit(p, params(4, ignore_eos=True))[0] for p in prompts]
         run(e)
-        for request, prompt in zip(requests, prompts, strict=True):
+        for answer, prompt in zip(answers, prompts, strict=True):
             own = greedy(oracle, [prompt], 4)[0]
-            if request.output != own:
-                at = next(i for i in range(4) if request.output[i] != own[i])
-                assert gap(oracle, prompt + own[:at], own[at], request.output[at]) < ROUNDING
+            if answer.output != own:
+                at = next(i for i in range(4) if answer.output[i] != own[i])
+                assert gap(oracle, prompt + own[:at], own[at], answer.output[at]) < ROUNDING
 
 
 def gap(model, context, token, other):
