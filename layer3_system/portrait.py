@@ -22,6 +22,22 @@ OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--n
            "--window-size=1280,1250")
 
 
+def browser():
+    """A headless Chromium, or None where there is none, or no driver of it."""
+    programs = shutil.which("chromium"), shutil.which("chromedriver")
+    if not all(programs):
+        return None
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = programs[0]
+    for option in OPTIONS:
+        options.add_argument(option)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    return webdriver.Chrome(options, Service(programs[1]))
+
+
 def ask(place, i):
     """One request; every third wants three answers."""
     body = {"model": "small", "prompt": STORY + " The end." * (i % 5), "max_tokens": 150 + 10 * i,
@@ -32,31 +48,26 @@ def ask(place, i):
 
 
 def main():
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
+    chromium = browser()
+    if chromium is None:
+        sys.exit("chromium and chromedriver are needed, and were not found")
     command = [sys.executable, "-m", "layer3_system.serve", "--port", str(PORT), "--pages",
                str(PAGES), "--max-seqs", str(SEATS), "--budget", "64"]
     place = f"http://127.0.0.1:{PORT}"
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium")
-    for option in OPTIONS:
-        options.add_argument(option)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         for line in server.stdout:
             if "curl" in line:
                 break
-        browser = webdriver.Chrome(options, Service(shutil.which("chromedriver")))
         try:
-            browser.get(place)
+            chromium.get(place)
             for i in range(7):
                 threading.Thread(target=ask, args=(place, i), daemon=True).start()
                 time.sleep(0.3)
-            browser.find_element("css selector", "#ask button").click()
+            chromium.find_element("css selector", "#ask button").click()
             time.sleep(3)
-            browser.save_screenshot(PICTURE)
+            chromium.save_screenshot(PICTURE)
         finally:
-            browser.quit()
+            chromium.quit()
             server.terminate()
 
 

@@ -27,6 +27,7 @@ from lab.course import ROOT, CourseError
 from lab.speed import cpu_model
 from layer2_graph import HostLlama, host_kernels, settle
 from layer2_graph.decode_speed import MODELS
+from layer2_graph.rungs import their_config
 from layer3_system.mock import ByteTokenizer
 from layer3_system.s01_request import SamplingParams
 from layer3_system.s02_block_pool import BlockPool
@@ -101,13 +102,12 @@ def ours(pool, m, weights, asked):
 
 
 def hugging_face(m, weights):
-    from transformers import LlamaConfig, LlamaForCausalLM
+    """transformers' model, which may write any token: none ends a text."""
+    from transformers import LlamaForCausalLM
 
-    model = LlamaForCausalLM(LlamaConfig(
-        vocab_size=m.V, hidden_size=m.C, intermediate_size=m.F, num_hidden_layers=m.L,
-        num_attention_heads=m.H, num_key_value_heads=m.G, head_dim=m.D, rms_norm_eps=m.eps,
-        rope_theta=m.theta, max_position_embeddings=m.room, tie_word_embeddings=m.tied,
-        bos_token_id=None, eos_token_id=None, pad_token_id=0)).eval()
+    config = their_config(m)
+    config.bos_token_id, config.eos_token_id, config.pad_token_id = None, None, 0
+    model = LlamaForCausalLM(config).eval()
     model.load_state_dict(weights, strict=not m.tied)
     return model
 

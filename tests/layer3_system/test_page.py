@@ -1,6 +1,5 @@
 """The live page in a headless Chromium: what it shows of an engine, and its prompt box."""
 
-import shutil
 import socket
 import threading
 import time
@@ -8,12 +7,16 @@ import time
 import pytest
 
 from lab.check import NotProvenHere
-from layer3_system import ByteTokenizer, Engine, MockLlama, PrefixPool, SamplingParams, Scheduler
+from layer3_system import (
+    ByteTokenizer,
+    Engine,
+    MockLlama,
+    PrefixPool,
+    SamplingParams,
+    Scheduler,
+    portrait,
+)
 from layer3_system.app import Listener, make_app
-
-OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-           "--disable-background-networking", "--disable-component-update", "--disable-sync",
-           "--window-size=1280,1300")
 
 
 class Slow(MockLlama):
@@ -28,18 +31,9 @@ class Slow(MockLlama):
 
 @pytest.fixture(scope="module")
 def browser():
-    programs = shutil.which("chromium"), shutil.which("chromedriver")
-    if not all(programs):
+    driver = portrait.browser()
+    if driver is None:
         raise NotProvenHere("not proven here: needs chromium and chromedriver")
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = programs[0]
-    for option in OPTIONS:
-        options.add_argument(option)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options, Service(programs[1]))
     yield driver
     driver.quit()
 
