@@ -1,8 +1,11 @@
 """What the graders share. Tolerances are named here, once, with their reason."""
 
+import sys
+
 import pytest
 
 from lab import compare, device
+from lab.cli import main
 from lab.fixtures import pace, reference_fixture, rng, subject  # noqa: F401  (fixtures)
 
 
@@ -31,3 +34,15 @@ def agree():
               unwritten=None):
         compare.agree(got, want, TOLERANCES[precision], what, at, mistakes or {}, unwritten)
     return check
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """command(app, name, *words) -> (exit code, stdout, stderr) of a floor's command, in this
+    process."""
+    def run(app, name, *words):
+        monkeypatch.setattr(sys, "argv", [name, *map(str, words)])
+        with pytest.raises(SystemExit) as done:
+            main(app, name)
+        return done.value.code, *capsys.readouterr()
+    return run

@@ -3,13 +3,13 @@
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 from day02_overview import NANO
 from lab import check, course, device, simulator
-from lab.cli import main
 from lab.course import ROOT
 from lab.desk import Desk
 from layer1_kernels import kernels
@@ -26,14 +26,8 @@ def triton_as_it_was():
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
-    """run(words) -> (exit code, stdout, stderr) of the command, in this process."""
-    def one(*words):
-        monkeypatch.setattr(sys, "argv", ["generate", *map(str, words)])
-        with pytest.raises(SystemExit) as done:
-            main(generate.app, "generate")
-        return done.value.code, *capsys.readouterr()
-    return one
+def run(command):
+    return partial(command, generate.app, "generate")
 
 
 @pytest.fixture(scope="module")

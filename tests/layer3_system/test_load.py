@@ -5,9 +5,7 @@ import socket
 import threading
 
 import pytest
-from typer.testing import CliRunner
 
-from lab.course import CourseError
 from layer3_system import (
     ByteTokenizer,
     Engine,
@@ -35,16 +33,16 @@ def url():
     assert engine.pool.used == 0
 
 
-def run(*words):
-    """(exit code, what it says). A CourseError is what `lab` prints in one line."""
-    result = CliRunner().invoke(load.app, list(map(str, words)))
-    if isinstance(result.exception, CourseError):
-        return 2, str(result.exception)
-    assert result.exception is None or result.exit_code, result.output
-    return result.exit_code, result.output
+@pytest.fixture
+def run(command):
+    """run(words) -> (exit code, what it says)"""
+    def one(*words):
+        code, said, wrong = command(load.app, "load", *words)
+        return code or 0, said + wrong          # typer exits with None where all is well
+    return one
 
 
-def test_a_curve(url, tmp_path):
+def test_a_curve(run, url, tmp_path):
     """Every request in every test is counted; JSON and a picture."""
     out = tmp_path / "curve.json"
     code, said = run(url, "--api-key", "secret", "--rates", "40,80", "--seconds", 0.3, "--most", 9,
@@ -60,7 +58,7 @@ def test_a_curve(url, tmp_path):
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_trace(url, tmp_path):
+def test_a_trace(run, url, tmp_path):
     """Its times and lengths, as they stand."""
     trace, out = tmp_path / "trace.jsonl", tmp_path / "found.json"
     jobs = [Job(0.0, 3, 5), Job(0.05, 4, 1), Job(0.1, 30, 7)]
@@ -72,7 +70,7 @@ def test_a_trace(url, tmp_path):
     assert only["throughput"] * only["seconds"] == pytest.approx(13)
 
 
-def test_without_rates_it_tries_shares_of_the_most(url, tmp_path):
+def test_without_rates_it_tries_shares_of_the_most(run, url, tmp_path):
     out = tmp_path / "curve.json"
     code, said = run(url, "--api-key", "secret", "--requests", 20, "--seconds", 0.1, "--most", 9,
                      "--out", out)
@@ -81,7 +79,7 @@ def test_without_rates_it_tries_shares_of_the_most(url, tmp_path):
     assert [rate / rates[1] for rate in rates[1:]] == pytest.approx([1, 2.5, 5, 7.5, 9, 11, 15])
 
 
-def test_too_much_is_counted_as_failed(url, tmp_path):
+def test_too_much_is_counted_as_failed(run, url, tmp_path):
     """48 can run and wait; those beyond are refused, and told so."""
     trace = tmp_path / "trace.jsonl"
     trace.write_text("".join(json.dumps({"arrival": 0, "prompt": 3, "output": 200}) + "\n"
@@ -95,13 +93,13 @@ def test_too_much_is_counted_as_failed(url, tmp_path):
 @pytest.mark.parametrize("text", ['{"arrival": 0, "prompt": 3}', "no JSON", "[1]",
                                   '{"arrival": -1, "prompt": 3, "output": 1}',
                                   '{"arrival": 0, "prompt": 0, "output": 1}'])
-def test_a_broken_trace(tmp_path, text):
+def test_a_broken_trace(run, tmp_path, text):
     trace = tmp_path / "trace.jsonl"
     trace.write_text('{"arrival": 0, "prompt": 3, "output": 1}\n' + text)
     assert "line 2: expected" in run("--trace", trace)[1]
 
 
-def test_what_is_refused(url, tmp_path):
+def test_what_is_refused(run, url, tmp_path):
     """One line that says what was expected."""
     assert "no server at http://127.0.0.1:1" in run("http://127.0.0.1:1")[1]
     assert "API key is missing or wrong" in run(url)[1]

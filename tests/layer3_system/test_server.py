@@ -16,6 +16,7 @@ import threading
 import time
 import tomllib
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import EntryPoint
 from types import SimpleNamespace
 
@@ -25,7 +26,6 @@ import psutil
 import pytest
 import torch
 
-from lab.cli import main
 from lab.course import ROOT
 from lab.desk import Desk
 from layer2_graph import Tokenizer, load
@@ -1103,14 +1103,8 @@ def test_memory_stays_flat():
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
-    """run(words) -> (exit code, stdout, stderr) of the command, in this process."""
-    def one(*words):
-        monkeypatch.setattr(sys, "argv", ["serve", *map(str, words)])
-        with pytest.raises(SystemExit) as done:
-            main(serving.app, "serve")
-        return done.value.code, *capsys.readouterr()
-    return one
+def run(command):
+    return partial(command, serving.app, "serve")
 
 
 BAD_WORDS = {
