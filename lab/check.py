@@ -14,7 +14,7 @@ import pytest
 from lab import course, device, pace, stub, wire
 from lab.candidate import Candidate, told
 from lab.course import ROOT, SUFFIX
-from lab.isolate import preload
+from lab.isolate import Place, preload
 from lab.mutants import with_likely_causes
 from lab.subject import Raised, Stopped
 from lab.warm import Child
@@ -41,16 +41,17 @@ class Verdict:
 # ---- grading
 
 
-def grade(lesson, candidate, names=None, warm=None):
+def grade(lesson, candidate, names=None, place=None, seed=0):
     """Verdicts for the exercises in `names` (all when None), in the lesson's order.
 
-    warm: the address of a warm process to fork from; one is started where it is None.
+    place: where the code under test runs; beside this process where it is None.
+    seed: of the random inputs; an instructor's is secret.
     """
     wanted = [e for e in lesson.exercises if names is None or e.name in names]
     verdicts = {e.name: untouched(lesson, candidate, e) for e in wanted}
     attempted = [e for e in wanted if verdicts[e.name] is None]
     if attempted:
-        run = Run(lesson, candidate, {e.name: e for e in attempted}, warm)
+        run = Run(lesson, candidate, {e.name: e for e in attempted}, place or Place(), seed)
         verdicts |= run.verdicts()
     rows = [[verdicts[e.name], verdicts.get(e.speed) or unmeasured(e)] for e in wanted]
     return with_likely_causes(lesson, [v for row in rows for v in row if v is not None])
@@ -86,15 +87,17 @@ def untouched(lesson, candidate, exercise):
     return None
 
 
-CANDIDATE, SEED = pytest.StashKey(), pytest.StashKey()
-RATIO = pytest.StashKey()               # in a test's item: what `pace` measured
+CANDIDATE, SEED = pytest.StashKey(), pytest.StashKey()      # in the config
+# In a test's item: what `pace` measured, and which exercise it is of.
+RATIO, EXERCISE = pytest.StashKey(), pytest.StashKey()
 
 
 class Run:
     """One pytest run over a lesson's tests, and what it found, by exercise. A pytest plugin."""
 
-    def __init__(self, lesson, candidate, exercises, warm):
-        self.lesson, self.candidate, self.exercises, self.warm = lesson, candidate, exercises, warm
+    def __init__(self, lesson, candidate, exercises, place, seed=0):
+        self.lesson, self.candidate, self.exercises = lesson, candidate, exercises
+        self.place, self.seed = place, seed
         self.paced = {e.speed: e for e in exercises.values() if e.speed_points}
         # (verdict, message) of each test
         self.outcomes = {name: [] for name in (*exercises, *self.paced)}
@@ -142,7 +145,8 @@ class Run:
     # ---- pytest's hooks
 
     def pytest_configure(self, config):
-        config.stash[CANDIDATE] = (self.lesson, self.candidate, self.warm)
+        config.stash[CANDIDATE] = (self.lesson, self.candidate, self.place)
+        config.stash[SEED] = self.seed
         config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU")
         config.addinivalue_line("markers", "slow: left out of `make test`")
 
@@ -165,6 +169,9 @@ class Run:
         items[:] = [i for i in items if (owner := self.owner(i)) and (
             owner in measured or not i.get_closest_marker("gpu"))]
         items.sort(key=lambda i: self.owner(i) in self.paced)       # after all that is right
+        for item in items:
+            name = self.owner(item)
+            item.stash[EXERCISE] = self.paced.get(name) or self.exercises[name]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item):
@@ -309,7 +316,8 @@ def main(connection, request):
     """The grader role of the warm process: grade in a fork, answer with the verdicts as JSON."""
     lesson = course.find(request["lesson"])
     began = time.monotonic()
-    verdicts = grade(lesson, Candidate(**request["candidate"]), request["names"], request["warm"])
+    verdicts = grade(lesson, Candidate(**request["candidate"]), request["names"],
+                     Place(request["warm"]))
     connection.sendall(wire.frame({"verdicts": [asdict(v) for v in verdicts],
                                    "seconds": time.monotonic() - began}, []))
 

@@ -8,36 +8,37 @@ import pytest
 from lab import course
 from lab import pace as pacing
 from lab.candidate import reference
-from lab.check import CANDIDATE, RATIO, SEED
-from lab.isolate import running
+from lab.check import CANDIDATE, EXERCISE, RATIO, SEED
+from lab.isolate import Place, running
 
 
-def under_test(config, request):
-    """(lesson, candidate, warm): what a plain pytest run grades is the reference."""
-    found = config.stash.get(CANDIDATE, None)
+def under_test(request):
+    """(lesson, candidate, place): what a plain pytest run grades is the reference."""
+    found = request.config.stash.get(CANDIDATE, None)
     if found is not None:
         return found
     lesson = course.find(request.path.stem.removeprefix("test_"))
-    return lesson, reference(lesson), None
+    return lesson, reference(lesson), Place()
 
 
 @pytest.fixture
 def subject(request):
     """The code under test: a proxy to its own process. See lab/subject.py."""
-    lesson, candidate, warm = under_test(request.config, request)
+    lesson, candidate, place = under_test(request)
+    exercise = request.node.stash.get(EXERCISE, None)
     with contextlib.ExitStack() as stack:
         @functools.cache
-        def own():                  # started only when a limit is hit
-            return stack.enter_context(running(lesson, lesson.sources, warm))
+        def own():                  # started only when it is asked
+            return stack.enter_context(place.reference(lesson))
 
-        yield stack.enter_context(running(lesson, candidate.sources, warm, own, candidate.shapes))
+        yield stack.enter_context(place.subject(lesson, candidate, exercise, own))
 
 
 @pytest.fixture(name="reference")
 def reference_fixture(request):
     """The course's own solution behind the same proxy, for counts to compare with."""
-    lesson, _, warm = under_test(request.config, request)
-    with running(lesson, lesson.sources, warm) as proxy:
+    lesson, _, place = under_test(request)
+    with place.reference(lesson) as proxy:
         yield proxy
 
 
@@ -45,7 +46,7 @@ def reference_fixture(request):
 def pace(request):
     """pace(name, *arguments): the lesson's public function on the device, beside the course's own
     in the same run. See lab/pace.py."""
-    lesson, candidate, _ = under_test(request.config, request)
+    lesson, candidate, _ = under_test(request)
     with running(lesson, candidate.sources, on_device=True) as mine, \
             running(lesson, lesson.sources, on_device=True) as own:
         def compare(name, *arguments):

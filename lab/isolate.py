@@ -45,6 +45,22 @@ def prepared(lesson, sources):
         yield folder
 
 
+class Place:
+    """Where the code under test runs: in a process beside this one. An instructor's place is a
+    sandbox (lab/grading/sandbox.py)."""
+
+    def __init__(self, warm=None):
+        self.warm = warm
+
+    def subject(self, lesson, candidate, exercise, reference):
+        """A context with the Subject that a test of `exercise` is given. exercise: None in a plain
+        pytest run. reference(): the course's own, for limits."""
+        return running(lesson, candidate.sources, self.warm, reference, candidate.shapes)
+
+    def reference(self, lesson):
+        return running(lesson, lesson.sources, self.warm)
+
+
 def on_demand(contents):
     """A floor's table of contents that imports a module when a name of it is first asked for: a
     child needs few of them, and all take a tenth of a second."""

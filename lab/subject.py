@@ -82,13 +82,16 @@ class Launched:
 
 
 class Subject:
-    """A child with a lesson loaded. `reference` is asked for its time or steps at a limit."""
+    """A child with a lesson loaded. `reference` is asked for its time or steps at a limit.
 
-    def __init__(self, start, reference=None):
-        self._start, self._reference = start, reference
+    compiler(tree, buffers): where the child has another process compile, what that answers.
+    """
+
+    def __init__(self, start, reference=None, compiler=None):
+        self._start, self._reference, self._compiler = start, reference, compiler
         # The reference itself has none to compare with: it ends, and may take its time.
         self._patience = 1 if reference is not None else SLACK
-        self._child, self.values = None, {}
+        self._child, self.values, self.stopped = None, {}, False
 
     # ---- what a test writes
 
@@ -127,6 +130,12 @@ class Subject:
     def make(self, path, *args, **kwargs):
         """A mock of the course, `module:Class`, built beside the code under test."""
         return self._ask("make", path, list(args), kwargs)
+
+    def compile(self, what, *given):
+        """What lab.compiling makes of it there; CUDA C needs no Python of the learner's."""
+        if self._child is None and what == "cuda":
+            self._child = self._start()
+        return self._ask("compile", what, *given)
 
     # ---- plumbing
 
@@ -170,6 +179,9 @@ class Subject:
             stopped = self._stopped(error)
             child.kill()
             raise stopped from None
+        except (Raised, Stopped):       # of the process that compiles
+            child.kill()
+            raise
         if "error" in message:
             raise Raised(message["error"] if isinstance(message["error"], dict) else {})
         try:
@@ -180,6 +192,15 @@ class Subject:
 
     def _reply(self, slow):
         """The child's answer. `slow()` tells how long the reference takes; asked at the limit."""
+        message, out = self._frame(slow)
+        while self._compiler is not None and "ask" in message:
+            tree, buffers = wire.pack(self._compiler(message["ask"], out), None)
+            self._child.connection.settimeout(SECONDS)
+            self._child.connection.sendall(wire.frame({"value": tree}, buffers))
+            message, out = self._frame(slow)
+        return message, out
+
+    def _frame(self, slow):
         began, limit = time.monotonic(), SECONDS * self._patience
         if not self._child.answers(began + limit) and slow is not None:
             limit = max(limit, SLACK * slow())
@@ -189,6 +210,7 @@ class Subject:
         return wire.read_frame(lambda n: self._child.read(n, end), LARGEST)
 
     def _stopped(self, error):
+        self.stopped = True
         if self._child.flooded:
             return Stopped("flooded", "it printed more than 16 MB; it was stopped")
         if isinstance(error, TimeoutError):

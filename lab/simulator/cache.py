@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from . import nvrtc
+from .session import session
 
 
 def compile_cached(source, path, options=(), name_expressions=(), folder=None):
@@ -17,6 +18,8 @@ def compile_cached(source, path, options=(), name_expressions=(), folder=None):
     options. So the PTX may name the folder of an earlier compilation; `own_path` mends that. A
     source that includes files of its own is compiled every time, since these may change.
     folder: None for no cache."""
+    if session.compiler is not None:
+        return session.compiler("ptx", source, path, options, name_expressions)
     if folder is None or '#include "' in source:
         return nvrtc.compile_ptx(source, path, options, name_expressions)
     key = json.dumps([source, Path(path).name, options, name_expressions, nvrtc.version(),

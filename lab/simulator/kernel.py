@@ -96,8 +96,9 @@ class RawModule:
 
     def resources(self, name, arch=nvrtc.ARCH):
         self.compile()
-        table = nvrtc.resources(self.source, self.path, self.options, tuple(self.expressions()),
-                                arch)
+        given = self.source, self.path, self.options, tuple(self.expressions()), arch
+        table = session.compiler("resources", *given) if session.compiler else \
+            nvrtc.resources(*given)
         return table[self.compiled.names.get(name, name)]
 
     def launch(self, name, grid, block, args, shared_mem):

@@ -1,0 +1,112 @@
+"""Compiling in another process.
+
+What a learner wrote is compiled in a process that may run the learner's code: a @triton.jit body
+can run Python while it compiles, NVRTC reads files. Only PTX, a cubin and a few numbers come out;
+they run in a process that has met no learner's code, so what it counts and checks is the truth.
+"""
+
+import importlib
+import json
+from pathlib import Path
+
+NUMBERS = ("num_warps", "num_ctas", "shared", "tmem_size", "global_scratch_size",
+           "global_scratch_align", "profile_scratch_size", "profile_scratch_align")
+LOG_KEPT = 4000                 # letters of a compiler's log
+
+
+# ---- the process that compiles
+
+def cuda(module, what, source, path, options, names, *arch):
+    """CUDA C -> what a function of simulator.nvrtc gives, as data. It needs no module."""
+    from lab.simulator import nvrtc
+
+    found = getattr(nvrtc, {"ptx": "compile_ptx", "resources": "resources"}[what])(
+        source, path, tuple(options), tuple(names), *arch)
+    if what == "ptx":
+        return [found.ptx, found.log[:LOG_KEPT], found.names]
+    return {name: list(row) for name, row in found.items()}
+
+
+def triton(module, name, parameters, signature, constants, attrs, options):
+    """A @triton.jit function of the lesson's module -> {"ptx", "cubin", "name", numbers}."""
+    from triton.compiler import ASTSource
+    from triton.compiler import compile as compiled
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    function = getattr(module, name)
+    while not isinstance(function, JITFunction):        # under @triton.autotune or heuristics
+        function = function.fn
+    if list(function.arg_names) != parameters:
+        raise TypeError(f"{name} takes ({', '.join(function.arg_names)}), expected "
+                        f"({', '.join(parameters)})")
+    constants = {place: dtype(value) for place, value in constants.items()}
+    kernel = compiled(ASTSource(function, signature, constants, attrs),
+                      target=driver.active.get_current_target(), options=options)
+    numbers = {key: getattr(kernel.metadata, key, None) for key in NUMBERS}
+    return {"ptx": kernel.asm["ptx"], "cubin": kernel.asm["cubin"], "name": kernel.metadata.name,
+            **numbers}
+
+
+def dtype(value):
+    import triton.language as tl
+
+    return tl.dtype(value["dtype"]) if isinstance(value, dict) else value
+
+
+# ---- the process that runs
+
+def elsewhere(ask, module):
+    """From now on the other process compiles: CUDA C, and Triton's functions of one module.
+
+    ask(what, *values) -> what one of the functions above gives there.
+    """
+    from lab.simulator import nvrtc
+    from lab.simulator.session import session
+
+    def cuda_there(what, *given):
+        found = ask("cuda", what, *given)
+        if what == "ptx":
+            return nvrtc.Compiled(*found)
+        return {name: nvrtc.Resources(*row) for name, row in found.items()}
+
+    session.compiler = cuda_there
+    session.cache_dir = None
+    compiler = importlib.import_module("triton.compiler")
+    here = compiler.compile
+
+    def triton_there(src, target=None, options=None, **more):
+        if src.fn.__module__ != module:                 # of a lesson before: the course's own
+            return here(src, target=target, options=options, **more)
+        constants = {place: shown(value) for place, value in src.constants.items()}
+        found = ask("triton", src.fn.__name__, list(src.fn.arg_names), dict(src.signature),
+                    constants, dict(src.attrs), dict(options))
+        return rebuilt(src, target, options, found)
+
+    compiler.compile = triton_there
+
+
+def shown(value):
+    """A constexpr as it crosses: tl.float32 has a name."""
+    value = getattr(value, "value", value)
+    return {"dtype": value.name} if type(value).__name__ == "dtype" else value
+
+
+def rebuilt(src, target, options, found):
+    """Triton's own object for a compiled kernel, from what the other process gave."""
+    import hashlib
+
+    from triton.compiler import CompiledKernel
+    from triton.runtime.cache import get_cache_manager
+
+    numbers = {key: int(found[key]) for key in NUMBERS if found[key] is not None}
+    name, ptx, cubin = str(found["name"]), str(found["ptx"]), bytes(found["cubin"])
+    digest = hashlib.sha256(json.dumps([name, ptx, numbers, repr(options)]).encode()).hexdigest()
+    metadata = {**options, **numbers, "name": name, "hash": digest, "target": vars(target)}
+    cache, stem = get_cache_manager(digest), src.name[:150]
+    files = {f"{stem}.ptx": ptx, f"{stem}.cubin": cubin,
+             f"{stem}.json": json.dumps(metadata, default=vars)}
+    group = {name: cache.put(data, name, binary=isinstance(data, bytes))
+             for name, data in files.items()}
+    cache.put_group(f"{stem}.json", group)
+    return CompiledKernel(src, {name: Path(path) for name, path in group.items()}, digest)

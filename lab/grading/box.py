@@ -1,0 +1,194 @@
+"""A box: where code that nobody trusts runs. It sees a few folders, read only, and no network.
+
+A box is held by a process with namespaces of its own (mounts, processes, network, and users where
+we are not root). A child that the warm process has forked moves in, drops every right, and forks
+again; so imports are paid once, and the sandbox is entered after the fork. When the holder ends,
+the kernel ends all that is in the box.
+
+bubblewrap    bwrap holds it (user-containers' well-kept sandbox; a Debian package)
+namespaces    lab/grading/holder.py does, with the same calls of the kernel
+limits        no box: limits on memory, processes, files and time alone
+"""
+
+import contextlib
+import ctypes
+import functools
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+LEVELS = ("bubblewrap", "namespaces", "limits")
+HOLDER = Path(__file__).with_name("holder.py")
+SCRATCH = 256 * 2**20           # bytes of /tmp in a box: compiled kernels and what a learner writes
+LIMITS = {                      # of one process, beside what it had when it moved in
+    "RLIMIT_DATA": 4 * 2**30,   # bytes: torch itself takes under one
+    "RLIMIT_FSIZE": 64 * 2**20, # bytes of a file: a compiled kernel has a few
+    "RLIMIT_NPROC": 128,        # threads of the box; Triton starts ptxas, a server's test threads
+    "RLIMIT_NOFILE": 256,
+    "RLIMIT_CPU": 900,          # seconds: nine times what the longest grader takes
+    "RLIMIT_CORE": 0,
+}
+NOBODY = 65_000                 # user of the first box where we are root; each job has its own
+# Folders of the system that a Python process may need, where they are there.
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives",
+          "/etc/ld.so.cache", "/etc/localtime")
+
+# <linux/sched.h>
+NEWNS, NEWUTS, NEWIPC = 0x00020000, 0x04000000, 0x08000000
+NEWUSER, NEWPID, NEWNET = 0x10000000, 0x20000000, 0x40000000
+PR_SET_NO_NEW_PRIVS, CAPABILITY_VERSION = 38, 0x20080522
+
+
+class Box:
+    """A box that exists until `close`. binds: {path inside: file or folder outside}."""
+
+    def __init__(self, level, binds, user=NOBODY):
+        self.level, self.user, self.holder = level, user, None
+        if level == "limits":
+            return
+        command = {"bubblewrap": bubblewrap, "namespaces": namespaces}[level](binds)
+        out, told = os.pipe()
+        try:
+            self.process = subprocess.Popen(command(told), pass_fds=[told], stdin=subprocess.PIPE,
+                                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        finally:
+            os.close(told)
+        with open(out, "rb") as stream:
+            said = stream.read()
+        if self.process.stdout.readline() != b"ready\n":    # bwrap tells the number before it mounts
+            reason = self.process.communicate()[1].decode(errors="replace").strip()
+            raise OSError(f"{level}: {reason[-300:] or 'the box did not start'}")
+        self.holder = json.loads(said)["child-pid"]
+
+    def request(self):
+        """What a child of the warm process needs, to move in."""
+        return {"holder": self.holder, "user": self.user if os.getuid() == 0 else None}
+
+    def close(self):
+        """End everything in it."""
+        if self.holder is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.holder, signal.SIGKILL)        # the first process of the box: all go
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            stream.close()
+        self.process.wait()
+
+
+def bubblewrap(binds):
+    own = [] if os.getuid() == 0 else ["--unshare-user", "--uid", str(NOBODY),
+                                       "--gid", str(NOBODY)]
+    mounts, bound = [], ["/tmp"]
+    for inside, outside in everything(binds).items():
+        for folder in reversed(Path(inside).parents[:-1]):      # bwrap's own would be closed to us
+            if not any(folder.is_relative_to(there) for there in bound):
+                mounts += ["--dir", str(folder)]
+        mounts += ["--ro-bind", str(outside), inside]
+        bound.append(inside)
+    return lambda told: [
+        "bwrap", *own, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts",
+        "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv",
+        "--info-fd", str(told), "--hostname", "box", "--proc", "/proc", "--dev", "/dev",
+        "--perms", "1777", "--size", str(SCRATCH), "--tmpfs", "/tmp", *mounts,
+        "sh", "-c", "echo ready && exec cat"]
+
+
+def namespaces(binds):
+    mounts = {inside: str(outside) for inside, outside in everything(binds).items()}
+    given = {"mounts": mounts, "scratch": SCRATCH, "user": NOBODY}
+    return lambda told: [sys.executable, "-I", "-S", str(HOLDER), str(told), json.dumps(given)]
+
+
+def everything(binds):
+    """The mounts of a box, outer folders before what is in them: the system, Python, `binds`."""
+    folders = [*SYSTEM, sys.prefix, sys.base_prefix, os.path.realpath(sys.base_prefix)]
+    own = {path: path for path in map(str, folders) if os.path.exists(path)}
+    return dict(sorted((own | binds).items()))
+
+
+# ---- in the child
+
+def move_in(request, connection):
+    """Called in the forked child: enter the box and go on in a process of its own there.
+
+    The parent stays outside and waits: it tells the number by which others know the child.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if request["holder"] is not None:
+        with open(os.pidfd_open(request["holder"])) as holder:
+            spaces = NEWNS | NEWPID | NEWNET | NEWIPC | NEWUTS
+            if os.getuid() != 0:
+                spaces |= NEWUSER
+            checked(libc.setns(holder.fileno(), spaces))
+    child = os.fork()                                   # only a new process is in the box's pids
+    if child:
+        connection.sendall(b"%d\n" % child)
+        connection.close()
+        os.waitpid(child, 0)
+        os._exit(0)
+    os.setsid()
+    os.closerange(3, connection.fileno())
+    os.closerange(connection.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+    bare(request["user"], libc)
+
+
+def bare(user, libc):
+    """Limits, no rights, nothing in the environment."""
+    Path("/proc/self/oom_score_adj").write_text("1000")     # out of memory: this goes first
+    for name, most in LIMITS.items():
+        kind = getattr(resource, name)
+        hard = resource.getrlimit(kind)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (most, most))
+    if user is not None:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
+    checked(libc.capset(header, (ctypes.c_uint32 * 6)()))
+    checked(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    os.environ.clear()
+    os.environ.update(PATH="/usr/bin:/bin", HOME="/tmp", LANG="C.UTF-8", TMPDIR="/tmp",
+                      TRITON_CACHE_DIR="/tmp/triton", TRITON_HOME="/tmp",
+                      OMP_NUM_THREADS="1")
+    os.chdir("/tmp")
+
+
+def checked(result):
+    if result:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+
+
+# ---- which level can be had
+
+@functools.cache
+def best():
+    """(the first level that works here, why those before it do not)."""
+    reasons = []
+    for level in LEVELS:
+        problem = trial(level)
+        if problem is None:
+            return level, reasons
+        reasons.append(f"{level}: {problem}")
+    raise AssertionError("limits always work")
+
+
+def trial(level):
+    """Move into a box of this level and look around. None, or why it cannot be used."""
+    if level == "limits":
+        return None
+    if sys.platform != "linux":
+        return f"needs Linux, this is {sys.platform}"
+    if level == "bubblewrap" and shutil.which("bwrap") is None:
+        return "bwrap is not installed (Debian's package bubblewrap)"
+    probe = subprocess.run([sys.executable, "-P", "-m", "lab.grading.trial", level],
+                           capture_output=True, text=True, cwd="/")
+    if probe.returncode == 0:
+        return None
+    return (probe.stderr.strip().splitlines() or ["it ended without a word"])[-1]

@@ -1,0 +1,171 @@
+"""Where a submission's code runs while a lesson's tests judge it: in boxes.
+
+What a learner wrote in Python runs in one box. A kernel is only compiled there: what comes out runs
+in another, beside the course's own launchers and under the course's own simulator, which have met
+none of the learner's code. So a kernel's results, counts and races are not the learner's word.
+"""
+
+import contextlib
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+from lab import course, stub
+from lab.course import ROOT, SUFFIX
+from lab.grading.box import NOBODY, Box
+from lab.isolate import Place, preload, prepared, running
+from lab.subject import Stopped, Subject
+from lab.warm import Child
+
+INSIDE = "/course"              # where a box has the tree
+
+
+def is_kernel(exercise):
+    """Its text is compiled, never run: CUDA C, or a function under @triton.jit."""
+    if exercise.language == "cuda":
+        return True
+    text = stub.extract(exercise.lesson.stubs["python"], exercise.name, "python")
+    return "@triton.jit" in text
+
+
+def pristine(lesson, candidate):
+    """The lesson's Python for the process that runs the kernels: the course's own launchers; of the
+    exercises in Python, the course's solution where the learner tried, else the stub."""
+    text = lesson.stubs["python"]
+    for exercise in lesson.exercises:
+        if exercise.language == "python" and not is_kernel(exercise) and tried(exercise, candidate):
+            own = stub.extract(lesson.sources["python"], exercise.name, "python")
+            text = stub.splice(text, own, "python").text
+    return text
+
+
+def tried(exercise, candidate):
+    try:
+        mine = stub.normalised(candidate.sources["python"], exercise.name, "python")
+    except (SyntaxError, ValueError):
+        return False
+    given = stub.normalised(exercise.lesson.stubs["python"], exercise.name, "python")
+    return mine is not None and mine != given
+
+
+def lay_out(lesson, folder):
+    """The tree of DESIGN's "what the child sees" as files of its own, made once for all
+    submissions: the lesson itself and later ones are stubs. Its path."""
+    tree = Path(folder, lesson.id)
+    if not tree.exists():
+        with prepared(lesson, lesson.stubs) as links:
+            fresh = tempfile.mkdtemp(dir=folder)
+            for floor in Path(links).iterdir():
+                if floor.is_symlink():
+                    Path(fresh, floor.name).mkdir()         # a floor below: mounted
+                else:
+                    shutil.copytree(floor, Path(fresh, floor.name))
+        Path(fresh).chmod(0o755)
+        with contextlib.suppress(OSError):                  # another job was faster
+            Path(fresh).rename(tree)
+    return tree
+
+
+class Sandbox(Place):
+    """For one submission's text of one lesson; closed at the end of its run."""
+
+    def __init__(self, level, lesson, candidate, folder, warm=None, user=NOBODY):
+        """folder: of the grading run, for trees that submissions share."""
+        super().__init__(warm)
+        self.level, self.lesson, self.candidate, self.user = level, lesson, candidate, user
+        self.own = tempfile.TemporaryDirectory(dir=folder)
+        Path(self.own.name).chmod(0o755)
+        self.tree = lay_out(lesson, folder)
+        self.boxes, self.compilers, self.compiled = {}, {}, {}
+        self.held = contextlib.ExitStack()
+
+    @contextlib.contextmanager
+    def subject(self, lesson, candidate, exercise, reference):
+        if is_kernel(exercise):
+            proxy = Subject(lambda: self.child("pristine"), reference, self.compile)
+        else:
+            proxy = Guarded(lambda: self.child("own"), reference)
+        try:
+            yield proxy
+        finally:
+            proxy.close()
+            if proxy.stopped:                   # whatever it started goes with the box
+                self.renew()
+
+    def child(self, kind):
+        """A process with the learner's text ("own"), or with the course's and their CUDA C."""
+        sources = dict(self.candidate.sources)
+        python = self.lesson.id + ".py"
+        request = {"floor": self.lesson.floor, "lesson": self.lesson.id, "shapes": False,
+                   "simulator": "lab.warmup" in preload(self.lesson)}
+        if kind == "pristine":
+            request["shown"] = {f"{INSIDE}/{self.lesson.floor}/{python}": sources["python"]}
+            sources["python"] = pristine(self.lesson, self.candidate)
+        folder, box = self.box(kind, sources)
+        request |= {"folder": folder, "box": box.request()}
+        return Child("subject", request, preload(self.lesson), self.warm)
+
+    def box(self, kind, sources):
+        """(folder of the tree as the child sees it, the box)."""
+        if kind not in self.boxes:
+            if self.level == "limits":
+                folder = self.held.enter_context(prepared(self.lesson, sources))
+                self.boxes[kind] = folder, Box(self.level, {}, self.user)
+                return self.boxes[kind]
+            binds = {INSIDE: self.tree, str(ROOT / "lab"): ROOT / "lab"}
+            for floor in course.floors():
+                if floor.name == self.lesson.floor:
+                    break
+                binds[f"{INSIDE}/{floor.name}"] = ROOT / floor.name
+            for language, text in sources.items():
+                file = Path(self.own.name, kind + SUFFIX[language])
+                file.write_text(text, "utf-8")
+                file.chmod(0o644)
+                place = f"{INSIDE}/{self.lesson.floor}/{self.lesson.id}{SUFFIX[language]}"
+                binds[place] = file
+            self.boxes[kind] = INSIDE, Box(self.level, binds, self.user)
+        return self.boxes[kind]
+
+    def compile(self, tree, buffers):
+        """What the learner's box makes of a kernel: asked once, and the same for every test."""
+        from lab import wire
+
+        key = json.dumps(tree, sort_keys=True)
+        if key not in self.compiled:
+            what, *given = wire.unpack(tree, buffers)
+            if what not in self.compilers:
+                self.compilers[what] = Subject(lambda: self.child("own"))
+            try:
+                self.compiled[key] = self.compilers[what].compile(what, *given)
+            except Stopped:
+                self.compilers.pop(what).close()
+                raise
+        return self.compiled[key]
+
+    def reference(self, lesson):
+        return running(lesson, lesson.sources, self.warm)
+
+    def renew(self):
+        """End all that runs in the boxes; the next test gets new ones."""
+        for compiler in self.compilers.values():
+            compiler.close()
+        self.compilers.clear()
+        for _, box in self.boxes.values():
+            box.close()
+        self.boxes.clear()
+
+    def close(self):
+        self.renew()
+        self.held.close()
+        self.own.cleanup()
+
+
+class Guarded(Subject):
+    """The learner's process; an oracle is asked of the course's own, which the learner's code
+    cannot reach."""
+
+    def __getattr__(self, name):
+        if name.endswith("_oracle") and self._reference is not None:
+            return getattr(self._reference(), name)
+        return super().__getattr__(name)

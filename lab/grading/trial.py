@@ -1,0 +1,57 @@
+"""Move into a box and see that it is one: `python -m lab.grading.trial LEVEL`."""
+
+import os
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+from lab.grading.box import Box, move_in
+
+
+def main(level):
+    with tempfile.TemporaryDirectory() as folder:
+        secret = Path(folder, "secret")
+        secret.write_text("x")
+        box = Box(level, {})
+        try:
+            problem = look_around(box, str(secret))
+        finally:
+            box.close()
+    if problem:
+        sys.exit(problem)
+
+
+def look_around(box, secret):
+    """What a process in the box can do that it must not; empty if nothing."""
+    here, there = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        try:
+            move_in(box.request(), there)
+            found = []
+            if os.path.exists(secret):
+                found.append("files outside are seen")
+            if os.access("/usr", os.W_OK):
+                found.append("/usr can be written")
+            if any(name != "lo" for _, name in socket.if_nameindex()):
+                found.append("there is a network")
+            if len([p for p in os.listdir("/proc") if p.isdigit()]) > 3:
+                found.append("other processes are seen")
+            Path("/tmp/own").write_text("x")
+            answer = ", ".join(found)
+        except BaseException as error:
+            answer = f"{type(error).__name__}: {error}"
+        there.sendall(f"found: {answer}\n".encode())
+        os._exit(0)
+    there.close()
+    said = b""
+    while part := here.recv(4096):
+        said += part
+    os.waitpid(child, 0)
+    answers = [line for line in said.decode().splitlines() if line.startswith("found:")]
+    return answers[0].removeprefix("found:").strip() if answers else "it said nothing"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
