@@ -18,10 +18,11 @@ TOKEN = re.compile(r"""
     | (?P<space> [^\S\n]+ | \\?\n )
     | (?P<literal> R"(?P<fence>[^()\\\s]*)\(.*?\)(?P=fence)"
                  | "(?:\\.|[^"\\\n])*" | '(?:\\.|[^'\\\n])*' )
+    | (?P<unended> R"[^()\\\s"]*\( | ["'] | /\* )
     | (?P<word> \.?\d(?:[eEpP][+-]|'?[\w.])* | \w+ )
-    | (?P<unended> ["'] | /\* )
     | (?P<sign> ::|->|\+\+|--|<<|>>|&&|\|\||[-+*/%&|^=!<>]= | . )
     """, re.VERBOSE | re.MULTILINE | re.DOTALL)
+MOST_WORDS = 1000                           # of a declaration, outside of its brackets
 CLOSER = {"(": ")", "[": "]", "{": "}"}
 IF, ELSE = {"if", "ifdef", "ifndef"}, {"elif", "else", "elifdef", "elifndef"}
 
@@ -58,7 +59,7 @@ def read(text):
     tokens, comments = [], {}               # whole lines of comment: where they end -> begin
     for token in _tokens(text):
         if token.kind == "unended":
-            what = {"'": "character", '"': "string"}.get(token.text, "comment")
+            what = {"'": "character", "/": "comment"}.get(token.text[0], "string")
             _fail(token, f"this {what} never ends")
         begin, end = _row(text, token.start), text.index("\n", token.end) + 1
         if token.kind != "comment":
@@ -126,26 +127,29 @@ def _directive(token):
 def _declarations(tokens):
     """(first token, last, skeleton) of all outside of functions; a block's { and } are apart."""
     first = k = 0
-    words, skeleton = [], ""
+    words = []
     while k < len(tokens):
         token, last = tokens[k], k
         alone = token.text == "}" or token.kind == "directive"
         if alone and words:                 # no semicolon: for the compiler to complain about
-            yield first, k - 1, skeleton
+            yield first, k - 1, _skeleton(words)
             first, words = k, []
         if token.text in CLOSER and not BLOCK.fullmatch(" ".join([*words, token.text])):
             last = _close(tokens, k)
             words.append(token.text + CLOSER[token.text])
         elif token.text != ";":
             words.append(token.text)
-        skeleton = _skeleton(words)
+        if len(words) > MOST_WORDS:
+            _fail(tokens[first], "this declaration never ends")
         k = last + 1
-        if alone or token.text == ";" or BLOCK.fullmatch(skeleton) or FUNCTION.fullmatch(skeleton):
-            if words:
-                yield first, last, skeleton
-            first, words = k, []
+        if alone or token.text in (";", "{"):
+            skeleton = _skeleton(words)
+            if token.text != "{" or BLOCK.fullmatch(skeleton) or FUNCTION.fullmatch(skeleton):
+                if words:
+                    yield first, last, skeleton
+                first, words = k, []
     if words:
-        yield first, len(tokens) - 1, skeleton
+        yield first, len(tokens) - 1, _skeleton(words)
 
 
 def _depths(tokens, opener):

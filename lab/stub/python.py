@@ -12,8 +12,11 @@ DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def read(text):
-    """The units of a module. SyntaxError: it is none."""
-    tree = ast.parse(text)
+    """The units of a module. SyntaxError: it is none, or nested deeper than the parser goes."""
+    try:
+        tree = ast.parse(text)
+    except (RecursionError, MemoryError):       # the parser says so of its own stack
+        raise SyntaxError("nested too deeply") from None
     rows = text.split("\n")
     starts = [0, *accumulate(len(row) + 1 for row in rows)]
     strings = {n for node in ast.walk(tree) if isinstance(node, ast.Constant | ast.JoinedStr)
@@ -43,7 +46,7 @@ def read(text):
         made = Unit(start, first, text[starts[lead - 1]:start], text[start:end],
                     tuple(sorted({name for each in nodes for name in _bound(each)})),
                     isinstance(node, DEFINITION) or _is_lambda(node),
-                    lambda: "\n".join(map(ast.unparse, nodes)),
+                    lambda: _spelt(nodes, text[start:end]),
                     (starts[lead - 1], end), owner=owner, strings=strings)
         if isinstance(node, ast.ClassDef):
             made.head = (tuple(map(ast.unparse, node.decorator_list)), tuple(
@@ -60,6 +63,14 @@ def read(text):
         if isinstance(node, DEFINITION) and ast.get_docstring(node, clean=False) is not None:
             node.body = node.body[1:] or [ast.Pass()]
     return made
+
+
+def _spelt(nodes, text):
+    """The code of statements in one layout; as it stands where it is nested too deeply for that."""
+    try:
+        return "\n".join(map(ast.unparse, nodes))
+    except RecursionError:
+        return text
 
 
 def _first(node):

@@ -1111,6 +1111,24 @@ def test_free_names_of_python(cell, free):
     assert stub.free_names(cell, "python") == free
 
 
+@pytest.mark.parametrize("text", ["a " * 50_000, 'R"(' * 50_000, "f<" * 50_000, "a {} " * 20_000])
+def test_cuda_without_an_end_is_refused_at_once(text):
+    """Graders read what nobody has looked at: none of these may take a minute."""
+    with pytest.raises(ValueError, match="never ends"):
+        stub.definitions(text, "cuda")
+
+
+@pytest.mark.parametrize("text", ["-" * 50_000 + "1", "a" + ".a" * 50_000])
+def test_python_too_deep_for_the_parser_is_a_syntax_error(text):
+    with pytest.raises(SyntaxError, match="nested too deeply"):
+        stub.definitions(text, "python")
+
+
+def test_python_too_deep_for_one_layout_is_compared_as_it_stands():
+    deep = "def f():\n    return a" + ".a" * 600 + "\n"
+    assert stub.normalised(deep, "f", "python") and stub.changed(deep, "", "python")
+
+
 def test_every_stub_of_the_sample_runs():
     """The stub is a module like the reference, and each function in it says that it is one."""
     module = types.ModuleType("stubbed")

@@ -1,0 +1,140 @@
+"""A folder of submissions, read: who sent what, and when.
+
+It may hold archives, loose files, desks, cloned repositories and what Canvas and Moodle download,
+all mixed. What is hostile or broken is a line in that submission's problems.
+"""
+
+import os
+import stat
+from dataclasses import dataclass, field
+
+from lab.course import CourseError
+from lab.grading import archives, folders, names
+from lab.grading.model import Submission
+from lab.grading.reading import Basket, Full
+
+NOTHING = "nothing to grade in it: no .py, .cu or .ipynb file that can be read"
+
+
+@dataclass
+class Piece:
+    """One entry of the folder."""
+
+    entry: os.DirEntry
+    name: names.Name
+    basket: Basket = field(default_factory=Basket)
+    when: float | None = None
+    version: str | None = None
+    kind: str = "loose"         # alone: a submission by itself; loose: one with others of its kind;
+                                # other: no code, a problem of whatever else the student sent
+
+
+def read_all(folder):
+    """Every submission in a folder: [Submission], sorted by student, time and path.
+
+    CourseError: there is no such folder, or it cannot be read.
+    """
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        raise CourseError(f"cannot read the submissions in {folder}: {error.strerror}") from None
+    entries = [e for e in entries if not e.name.startswith(".") and e.name != "__MACOSX"]
+    pieces = [piece(entry) for entry in entries]
+    found = [made for group in groups(pieces) for made in submissions(*group)]
+    return sorted(found, key=lambda s: (s.student, s.when or 0, s.path))
+
+
+def piece(entry):
+    """One entry of the folder, read."""
+    folder = entry.is_dir(follow_symlinks=False)
+    made = Piece(entry, names.read(entry.name, folder))
+    try:
+        if entry.is_symlink():
+            made.kind = "other"
+            made.basket.problem(entry.name, "not followed: it is a link")
+        elif folder:
+            made.kind = "alone" if made.name.number is None else "loose"
+            made.when, made.version = folders.read(entry.path, made.basket)
+        elif entry.name.lower().endswith(names.ARCHIVES):
+            made.kind = "alone"
+            made.when = folders.take(entry.path, entry.name, made.basket,
+                                     lambda file: archive(file, made))
+        elif made.basket.kind(entry.name):
+            made.when = loose(entry, made.basket)
+        else:
+            made.kind = "other"
+            made.when, what = described(entry)
+            made.basket.problem(entry.name, what)
+    except Full:                            # the basket says so itself
+        made.when = made.when or entry.stat(follow_symlinks=False).st_mtime
+    return made
+
+
+def archive(file, made):
+    data = file.read(archives.MOST_ARCHIVE + 1)
+    made.version = archives.read(data, made.entry.name, made.basket)
+
+
+def loose(entry, basket):
+    if not basket.wants(entry.name):
+        return None
+    return folders.take(entry.path, entry.name, basket, lambda f: basket.add(entry.name, f.read))
+
+
+def described(entry):
+    """(time, what is wrong) of what is neither folder nor archive nor code."""
+    about = entry.stat(follow_symlinks=False)
+    if not stat.S_ISREG(about.st_mode):
+        return about.st_mtime, "not opened: it is no plain file"
+    return about.st_mtime, "not read: expected .py, .cu, .ipynb, .zip, .tar.gz or a folder"
+
+
+# ---- who is who
+
+
+def groups(pieces):
+    """[(student, pieces)]: one group a student. Two students of one name are told by number."""
+    numbers, there = {}, {p.name.student for p in pieces}
+    for p in pieces:
+        numbers.setdefault(p.name.student, set()).add(p.name.number)
+    found = {}
+    for p in pieces:
+        student, number, _ = p.name
+        if len(numbers[student] - {None}) > 1 and number:
+            student = f"{student}_{number}"
+        again = names.AGAIN.fullmatch(student)
+        if number is None and again and again["first"] in there:    # ada-1.zip beside ada.zip
+            student = again["first"]
+        found.setdefault(student, []).append(p)
+    return found.items()
+
+
+def submissions(student, pieces):
+    """The submissions of one student: each archive and folder, and all loose files as one."""
+    batches = [[p] for p in pieces if p.kind == "alone"]
+    loose, rest = [p for p in pieces if p.kind == "loose"], [p for p in pieces if p.kind == "other"]
+    if any(p.basket.files for p in loose):
+        batches.append(loose)
+    else:                               # nothing in them: no submission where there is another
+        rest += loose
+    if not batches:
+        return [submission(student, rest, [])]
+    stray = [line for p in rest for line in p.basket.problems]
+    return [submission(student, batch, stray) for batch in batches]
+
+
+def submission(student, pieces, stray):
+    """One submission out of the pieces that make it. stray: problems of the student's other
+    files, which are no submission."""
+    files, problems = {}, []
+    for p in pieces:
+        problems += p.basket.problems
+        problems += [f"{name}: there twice: the first one counts"
+                     for name in files.keys() & p.basket.files.keys()]
+        files = p.basket.files | files
+    return Submission(
+        names.shown(student), names.shown(pieces[0].entry.name),
+        max((p.when for p in pieces if p.when is not None), default=None),
+        tuple(files[name] for name in sorted(files)),
+        (*problems, *stray) if files else (*problems, *stray, NOTHING),
+        next((p.version for p in pieces if p.version), None))
