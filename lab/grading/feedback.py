@@ -6,18 +6,18 @@ from lab.course import SPEED
 from lab.grading.plain import clean
 from lab.grading.points import shown
 
-UNDECIDED = {"not_proven_here": "This machine could not decide it: it counts neither for nor "
-                                "against you.",
-             "error": "The course failed here, not you: it counts neither for nor against you, "
-                      "and your instructor knows."}
+UNDECIDED = "Not decided on this machine: it counts neither for nor against you."
+ERROR = ("The course failed here, not you: it counts neither for nor against you, and your "
+         "instructor is told.")
 
 
-def told(row):
-    """What a student reads of a row: the regrade, what could not be decided, the feedback."""
-    parts = [f"Regraded by your instructor: {row.regrade.reason}"] if row.regrade else []
+def note(row):
+    """Why the points are not those of the verdict, in one line; "" where they are."""
+    if row.regrade:
+        return f"Regraded by your instructor: {row.regrade.reason}"
     if row.points is None:
-        parts.append(UNDECIDED.get(row.result.verdict, UNDECIDED["not_proven_here"]))
-    return clean("\n".join([*parts, *filter(None, [row.result.feedback.strip()])]))
+        return ERROR if row.result.verdict == "error" else UNDECIDED
+    return ""
 
 
 def gradescope(student):
@@ -30,7 +30,8 @@ def gradescope(student):
 
 
 def test(row):
-    said = {"name": row.name, "output": told(row), "output_format": "text",
+    output = "\n".join(filter(None, [note(row), row.result.feedback.strip("\n")]))
+    said = {"name": row.name, "output": clean(output), "output_format": "text",
             "visibility": "visible"}
     if row.points is not None:
         said |= {"score": hundredths(row.points), "max_score": hundredths(row.worth),
@@ -62,5 +63,5 @@ def part(lesson, one, titles):
             "out_of": shown(one.out_of), "share": float(one.total / (one.out_of or Fraction(1))),
             "rows": [{"name": row.result.exercise.removesuffix(SPEED),
                       "speed": row.result.exercise.endswith(SPEED), "verdict": row.result.verdict,
-                      "points": shown(row.points), "worth": shown(row.worth), "told": told(row),
-                      "regraded": row.regrade is not None} for row in one.rows]}
+                      "points": shown(row.points), "worth": shown(row.worth), "note": note(row),
+                      "feedback": row.result.feedback.strip("\n")} for row in one.rows]}

@@ -8,7 +8,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from lab.check import VERDICTS
 from lab.course import SPEED
 from lab.grading import feedback
-from lab.grading.plain import clean, utc
+from lab.grading.plain import clean, of, utc
 
 MARKS = {"pass": ("✓", "passed"), "fail": ("✗", "failed"),
          "not_attempted": ("·", "not attempted"), "not_proven_here": ("?", "not decided here"),
@@ -23,6 +23,7 @@ def environment():
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
         finalize=lambda value: clean(value) if type(value) is str else value)
     made.filters["utc"] = lambda when: utc(when).replace("T", " ").replace("Z", " UTC")
+    made.filters["of"] = of
     made.globals |= {"marks": MARKS, "verdicts": VERDICTS}
     return made
 

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 
 from lab.check import VERDICTS
 from lab.course import SPEED
-from lab.grading.plain import clean, one_line
+from lab.grading.plain import clean, of, one_line
 from lab.grading.points import shown
 from lab.mutants import mutants
 
@@ -63,7 +63,7 @@ def distribution(students, worths):
 
 
 def mistakes(students, lesson):
-    """The failures of a lesson by kind, the commonest first: [{exercise, mistake, students}]."""
+    """The failures of a lesson, the commonest first: [{exercise, kind, mistake, students}]."""
     known, found = mutants(lesson), defaultdict(list)
     for student in students:
         for row in student.counted.rows:
@@ -71,38 +71,42 @@ def mistakes(students, lesson):
             if (result.lesson == lesson.id and result.verdict == "fail"
                     and not result.exercise.endswith(SPEED)):
                 found[result.exercise, *kind(known, result)].append(student.name)
-    ordered = sorted(found.items(), key=lambda item: (-len(item[1]), item[0]))
-    return [{"exercise": exercise, "known": is_known, "mistake": text, "students": who}
-            for (exercise, is_known, text), who in ordered]
+    ordered = sorted(found.items(), key=lambda item: -len(item[1]))     # then as first met
+    return [{"exercise": exercise, "kind": told_by, "mistake": mistake, "students": who}
+            for (exercise, told_by, mistake), who in ordered]
 
 
 def kind(known, result):
-    """(True, the mistake) where the message reads like one that the course knows; else (False, its
-    first line)."""
+    """(what the mistake is told by, the mistake): a wrong answer that the course knows by when one
+    gets it or by its change of the reference, (find, replace); any other by its message's first
+    line."""
     for mutant in known:
         if mutant["exercise"] == result.exercise and mutant["says"] in result.message:
-            change = f"{mutant['find'].strip()} → {mutant['replace'].strip() or '(nothing)'}"
-            return True, mutant.get("when") or clean(change, 300)
-    return False, one_line(result.message.strip().partition("\n")[0])
+            if "when" in mutant:
+                return "when", mutant["when"]
+            return "change", (mutant["find"].strip(), mutant["replace"].strip())
+    return "message", one_line(result.message.strip().partition("\n")[0])
 
 
 def lines(said):
     """What the terminal prints at the end: the least that an instructor must know."""
-    found = [f"{said['students']} students, mean {said['mean'] or '-'} of {said['out_of'] or '-'}"]
+    average = f", mean {said['mean']} of {said['out_of']}" if said["students"] else ""
+    found = [of(said["students"], "student") + average]
     if said["course_errors"]:
         count = sum(len(error["students"]) for error in said["course_errors"])
-        found.append(f"COURSE ERRORS: {count} answers could not be judged, in "
+        found.append(f"COURSE ERRORS: {of(count, 'answer')} could not be judged, in "
                      f"{', '.join(sorted({e['exercise'] for e in said['course_errors']}))}")
     if said["weak_sandbox"]:
-        found.append(f"WEAK SANDBOX: {len(said['weak_sandbox'])} students were graded with limits "
-                     f"alone; their code could read files and use the network")
+        found.append(f"WEAK SANDBOX: {of(len(said['weak_sandbox']), 'student')} graded with limits "
+                     f"alone; such code could read files and use the network")
     for words, key in (("without a submission", "missing"),
                        ("not on the roster", "not_on_the_roster")):
         if said[key]:
             found.append(f"{words}: {', '.join(map(one_line, said[key]))}")
     found += [f"{one_line(line)}: written to no row of canvas.csv" for line in said["unclear"]]
     if said["problems"]:
-        found.append(f"{len(said['problems'])} submissions with problems: see summary.html")
+        found.append(f"{of(len(said['problems']), 'submission')} with problems: see summary.html")
     if said["pairs"]:
-        found.append(f"{len(said['pairs'])} near-identical pairs to look at: see summary.html")
+        found.append(f"{of(len(said['pairs']), 'near-identical pair')} to look at: see "
+                     f"summary.html")
     return found
