@@ -3,8 +3,9 @@
 Renaming, comments and layout change nothing: an answer is read as the set of its shingles, each
 K tokens in a row with its names numbered in the order of their use. What the course's reference
 has is left out, since every right answer may have it. Two answers are as alike as the Jaccard
-index of what is left. An answer that many others are like is a common way of writing it, and does
-not count.
+index of what is left. Where the exercise leaves little choice, the class is alike: a pair counts
+only from half-way between what is usual there and identical, and an answer that many others are
+like not at all.
 """
 
 import keyword
@@ -18,12 +19,13 @@ import numpy as np
 from lab import stub
 
 K = 8                   # tokens a shingle: a short statement, so that statements may change places
-ALIKE = 0.8             # the Jaccard index from which two answers are near-identical
+ALIKE = 0.6             # the Jaccard index from which two answers are near-identical: a copy with
+#                         all names changed and statements moved has 0.7, honest answers below 0.1
 SHORT, LONG = 12, 40    # own shingles: an answer below the first never counts, below the second
 TOGETHER = 3            # only if the pair has so many exercises that are near-identical
 COMMON = 0.1            # share of the class to which an answer may be like, and still be unusual
 RING = 3                # so many it may always be like: a small class, or a small group
-MOST_TOKENS = 5000      # of an answer that are read
+MOST_TOKENS = 2000      # of an answer that are read; the longest reference has 400
 
 TOKEN = re.compile(r"""\w+|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|[^\s\w]""")
 WORDS = frozenset((*keyword.kwlist, "switch", "case", "default", "do", "const", "unsigned", "int",
@@ -73,10 +75,16 @@ def near(answers, reference):
     shared = overlaps(list(own.values()))
     sizes = np.array([len(found) for found in own.values()])
     index = shared / np.maximum(sizes[:, None] + sizes - shared, 1)
-    close = index >= ALIKE
+    close = index >= max(ALIKE, (1 + usual_index(index)) / 2)
     usual = close.sum(1) - 1 > max(RING, COMMON * len(answers))
     return [((names[i], names[j]), float(index[i, j]), int(shared[i, j]))
             for i, j in combinations(np.flatnonzero(~usual), 2) if close[i, j]]
+
+
+def usual_index(index):
+    """The median over all pairs; 0 where there is only one, or none."""
+    every = index[np.triu_indices(len(index), 1)]
+    return float(np.median(every)) if len(every) > 1 else 0.0
 
 
 def overlaps(sets):
@@ -85,11 +93,13 @@ def overlaps(sets):
     for i, elements in enumerate(sets):
         for element in elements:
             owners[element].append(i)
-    columns = {element: column for column, element in enumerate(owners)}
-    table = np.zeros((len(sets), len(columns)), np.float32)         # counts below 2²⁴ are exact
-    for element, rows in owners.items():
-        table[rows, columns[element]] = 1
-    return table @ table.T
+    several = [rows for rows in owners.values() if len(rows) > 1]
+    table = np.zeros((len(sets), len(several)), np.float32)         # counts below 2²⁴ are exact
+    for column, rows in enumerate(several):
+        table[rows, column] = 1
+    shared = table @ table.T
+    np.fill_diagonal(shared, [len(elements) for elements in sets])
+    return shared
 
 
 def shingles(text):

@@ -19,11 +19,11 @@ MOST_MISTAKES = 12      # kinds a lesson; the others are in summary.json
 @cache
 def environment():
     made = Environment(
-        loader=FileSystemLoader(Path(__file__).with_name("pages")), autoescape=True,
+        loader=FileSystemLoader(Path(__file__).with_name("templates")), autoescape=True,
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
         finalize=lambda value: clean(value) if type(value) is str else value)
     made.filters["utc"] = lambda when: utc(when).replace("T", " ").replace("Z", " UTC")
-    made.filters["of"] = of
+    made.filters |= {"of": of, "clean": clean}      # `join` escapes, and passes finalize by
     made.globals |= {"marks": MARKS, "verdicts": VERDICTS}
     return made
 

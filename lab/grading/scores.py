@@ -77,7 +77,10 @@ def students(graded, worths, regrades, best=False):
 
 
 def scored(graded, worths, paced):
-    """paced: this machine measures speed. Where it cannot, no row for speed is in a maximum."""
+    """The rows of what is reported, in points.
+
+    paced: this machine measures speed. Where it cannot, no row for speed is in a maximum.
+    """
     def points(result):
         undecided = result.points is None or (result.exercise.endswith(SPEED) and not paced)
         return None if undecided else Fraction(result.points, result.max_points) * worth(result)
@@ -85,7 +88,8 @@ def scored(graded, worths, paced):
     def worth(result):
         return worths[result.lesson, result.exercise]
 
-    return Scored(graded, tuple(Row(r, points(r), worth(r)) for r in graded.results))
+    return Scored(graded, tuple(Row(r, points(r), worth(r)) for r in graded.results
+                                if (r.lesson, r.exercise) in worths))
 
 
 def regraded(one, regrades):

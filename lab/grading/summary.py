@@ -103,7 +103,7 @@ def lines(said):
                        ("not on the roster", "not_on_the_roster")):
         if said[key]:
             found.append(f"{words}: {', '.join(map(one_line, said[key]))}")
-    found += [f"{one_line(line)}: written to no row of canvas.csv" for line in said["unclear"]]
+    found += [f"{one_line(line)}: matched with nobody" for line in said["unclear"]]
     if said["problems"]:
         found.append(f"{of(len(said['problems']), 'submission')} with problems: see summary.html")
     if said["pairs"]:

@@ -10,7 +10,7 @@ from lab import course
 from lab.grading.plain import clean, file_name
 from lab.mutants import mutants
 
-EVIL = '<script>alert(1)</script><img src=x onerror="alert(2)">\'";&'
+EVIL = '<script>alert(1)</script><img src=x onerror="alert(2)">\'";&\x1b[31m\u202e'
 NOON = 1_767_268_800.0
 
 
@@ -43,7 +43,7 @@ def evil(graded, write, text_file):
     """Reports of a submission that has markup wherever it can."""
     overrides = text_file("overrides.csv", "student,lesson,exercise,points,reason\n"
                           'ada,k01_vector_add,predict_sectors_per_request,1,"<i>by hand</i>"\n')
-    said = {"message": EVIL + " SECRET", "feedback": EVIL + "\x1b[31m\u202e", "text": EVIL}
+    said = {"message": EVIL + " SECRET", "feedback": EVIL, "text": EVIL}
     sent = [graded(EVIL, "f!", path=EVIL, sandbox=EVIL, problems=[EVIL], add_cuda=said,
                    predict_sectors_per_request=said),
             graded(EVIL, "p", path=EVIL + "2", when=NOON - 1), graded("ada", "ff", add_cuda=said)]
@@ -140,6 +140,14 @@ def test_the_summary(graded, write):
     page = " ".join(Tags(files["summary.html"]).text.split())
     assert page.index("The course failed") < page.index("Exercise by exercise")
     assert "add_cuda ✓ 1 ✗ 3" in page and "never a penalty" in page
+
+
+def test_only_the_lessons_asked_for_are_reported(graded, tmp_path):
+    from lab.grading import reports
+
+    reports.write(tmp_path, [graded("ada", "pnnnnp")], lessons=[course.find("k02_transpose")])
+    row = (tmp_path / "grades.csv").read_text("utf-8").splitlines()[1]
+    assert row == "ada,ada.zip,2026-01-01T12:00:00Z,bubblewrap,1,8,1,0,0,0,0,"
 
 
 def test_nobody_sent_anything(write):
