@@ -1,0 +1,120 @@
+"""Near-identical answers of different students, for a person to look at; never a penalty.
+
+Renaming, comments and layout change nothing: an answer is read as the set of its shingles, each
+K tokens in a row with its names numbered in the order of their use. What the course's reference
+has is left out, since every right answer may have it. Two answers are as alike as the Jaccard
+index of what is left. Where the exercise leaves little choice, the class is alike: a pair counts
+only from half-way between what is usual there and identical, and an answer that many others are
+like not at all.
+"""
+
+import keyword
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from lab import stub
+
+K = 8                   # tokens a shingle: a short statement, so that statements may change places
+ALIKE = 0.6             # the Jaccard index from which two answers are near-identical: a copy with
+#                         all names changed and statements moved has 0.7, honest answers below 0.1
+SHORT, LONG = 12, 40    # own shingles: an answer below the first never counts, below the second
+TOGETHER = 3            # only if the pair has so many exercises that are near-identical
+COMMON = 0.1            # share of the class to which an answer may be like, and still be unusual
+RING = 3                # so many it may always be like: a small class, or a small group
+MOST_TOKENS = 2000      # of an answer that are read; the longest reference has 400
+
+TOKEN = re.compile(r"""\w+|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|[^\s\w]""")
+WORDS = frozenset((*keyword.kwlist, "switch", "case", "default", "do", "const", "unsigned", "int",
+                   "float", "void", "bool", "auto", "struct", "true", "false"))
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two students, and the exercises in which they are near-identical."""
+
+    students: tuple[str, str]
+    alike: tuple[tuple[str, float, int], ...]   # (lesson/exercise, Jaccard index, shingles shared)
+
+    @property
+    def shared(self):
+        return sum(count for _, _, count in self.alike)
+
+
+def pairs(students, lessons):
+    """The Pairs among [scores.Student], those that share most first."""
+    alike, long = defaultdict(list), set()
+    for lesson in lessons:
+        for exercise in lesson.exercises:
+            reference = stub.normalised(lesson.sources[exercise.language], exercise.name,
+                                        exercise.language)
+            answers = {s.name: text for s in students if (text := answer(s, exercise))}
+            for who, index, shared in near(answers, reference):
+                alike[who].append((exercise.id, index, shared))
+                if shared >= LONG:
+                    long.add(who)
+    found = [Pair(who, tuple(rows)) for who, rows in alike.items()
+             if who in long or len(rows) >= TOGETHER]
+    return sorted(found, key=lambda pair: (-pair.shared, pair.students))
+
+
+def answer(student, exercise):
+    return next((row.result.text for row in student.counted.rows
+                 if row.key == (exercise.lesson.id, exercise.name)), "")
+
+
+def near(answers, reference):
+    """[((student, student), Jaccard index, shared)] of one exercise's answers {student: text}."""
+    given = shingles(reference)
+    own = {name: shingles(text) - given for name, text in sorted(answers.items())}
+    own = {name: found for name, found in own.items() if len(found) >= SHORT}
+    names = list(own)
+    shared = overlaps(list(own.values()))
+    sizes = np.array([len(found) for found in own.values()])
+    index = shared / np.maximum(sizes[:, None] + sizes - shared, 1)
+    close = index >= max(ALIKE, (1 + usual_index(index)) / 2)
+    usual = close.sum(1) - 1 > max(RING, COMMON * len(answers))
+    return [((names[i], names[j]), float(index[i, j]), int(shared[i, j]))
+            for i, j in combinations(np.flatnonzero(~usual), 2) if close[i, j]]
+
+
+def usual_index(index):
+    """The median over all pairs; 0 where there is only one, or none."""
+    every = index[np.triu_indices(len(index), 1)]
+    return float(np.median(every)) if len(every) > 1 else 0.0
+
+
+def overlaps(sets):
+    """(n, n): how many elements each two of n sets share."""
+    owners = defaultdict(list)
+    for i, elements in enumerate(sets):
+        for element in elements:
+            owners[element].append(i)
+    several = [rows for rows in owners.values() if len(rows) > 1]
+    table = np.zeros((len(sets), len(several)), np.float32)         # counts below 2²⁴ are exact
+    for column, rows in enumerate(several):
+        table[rows, column] = 1
+    shared = table @ table.T
+    np.fill_diagonal(shared, [len(elements) for elements in sets])
+    return shared
+
+
+def shingles(text):
+    """The set of all K tokens in a row, with names numbered in the order of their use in it."""
+    tokens = TOKEN.findall(text)[:MOST_TOKENS]
+    names = [is_name(token, before) for token, before in zip(tokens, ["", *tokens], strict=False)]
+    return {renamed(tokens[i:i + K], names[i:i + K]) for i in range(len(tokens) - K + 1)}
+
+
+def is_name(token, before):
+    """A name of the author's choice: no number, no word of the language, no attribute (`tl.dot`)"""
+    return token.isidentifier() and token not in WORDS and before != "."
+
+
+def renamed(tokens, names):
+    numbers = {}
+    return tuple(numbers.setdefault(token, len(numbers)) if name else token
+                 for token, name in zip(tokens, names, strict=True))

@@ -1,0 +1,55 @@
+"""All that an instructor gets of a grading: tables, a page for each student, a summary."""
+
+import json
+import os
+from pathlib import Path
+
+from lab.grading import feedback, likeness, pages, regrades, rosters, scores, summary, tables
+from lab.grading.plain import file_name
+from lab.grading.points import worths as worths_of
+
+
+def write(out, graded, *, lessons, points=None, roster=None, overrides=None, best=False):
+    """Write every report of `graded` into the folder `out`; the lines to print at the end.
+
+    lessons: those that were graded, in the course's order
+    points, roster, overrides: paths, or None; a mistake in one is a CourseError, and nothing is
+    written.  best: a student's best submission counts, else the latest
+    """
+    worths = worths_of(lessons, points)
+    decided = regrades.read(overrides, {one.student for one in graded}, worths)
+    roster = rosters.read(roster)
+    students = scores.students(graded, worths, decided, best)
+    matched = rosters.match(roster, [student.name for student in students])
+    said = summary.summary(students, lessons, worths, matched, likeness.pairs(students, lessons))
+    files = {"grades.csv": tables.grades(students, worths, matched.missing),
+             "verdicts.csv": tables.verdicts(students),
+             "summary.json": dumped(said), "summary.html": pages.of_class(said, lessons)}
+    lines = summary.lines(said)
+    if roster is not None and roster.canvas:
+        files["canvas.csv"] = tables.canvas(roster, matched, students, worths)
+        lines += tables.other_maxima(roster, worths)
+    for name, text in files.items():
+        write_file(Path(out) / name, text)
+    write_students(Path(out), students, {lesson.id: lesson.title for lesson in lessons})
+    return lines
+
+
+def write_students(out, students, titles):
+    """One at a time: a page each, and one for Gradescope."""
+    for student in students:
+        name = file_name(student.name)
+        write_file(out / "feedback" / f"{name}.html", pages.of_student(student, titles))
+        write_file(out / "results" / f"{name}.json", dumped(feedback.gradescope(student)))
+
+
+def dumped(data):
+    return json.dumps(data, indent=1) + "\n"
+
+
+def write_file(file, text):
+    """All of it or nothing: a run may be stopped at any moment."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    beside = file.with_name(file.name + ".new")
+    beside.write_text(text, "utf-8", newline="\n")
+    os.replace(beside, file)
