@@ -36,6 +36,7 @@ class Verdict:
     message: str = ""
     value: object = None            # what a prediction or a choice answered
     seconds: float = 0.0
+    cause: str = ""                 # the class of what a test that did not pass raised
 
 
 # ---- grading
@@ -103,6 +104,7 @@ class Run:
         self.outcomes = {name: [] for name in (*exercises, *self.paced)}
         self.values, self.seconds, self.broken = {}, dict.fromkeys(exercises, 0.0), ""
         self.ratios = {}                # to the course's speed, by name of the speed's row
+        self.causes = {}
 
     def verdicts(self):
         with open(os.devnull, "w") as null, contextlib.redirect_stdout(null), \
@@ -137,7 +139,7 @@ class Run:
             for verdict, message in outcomes:
                 if verdict == kind:
                     return Verdict(name, kind, earned, points, message, self.values.get(name),
-                                   self.seconds[name])
+                                   self.seconds[name], self.causes.get(name, ""))
         if not outcomes:
             return Verdict(name, "error", None, points, self.no_test(self.exercises[name]))
         return Verdict(name, "pass", points, points, "", self.values.get(name), self.seconds[name])
@@ -190,6 +192,7 @@ class Run:
             self.seconds[name] += call.duration
         if call.excinfo is not None:
             verdict, message = self.judge(call.excinfo.value, name)
+            self.causes[name] = type(call.excinfo.value).__name__
             own = isinstance(call.excinfo.value, (Raised, Stopped))
             self.outcomes[name].append((verdict, f"{name}: {message}" if own else message))
         elif call.when == "call":
@@ -300,7 +303,7 @@ def report(lesson, candidate, verdicts):
         "lesson": lesson.id,
         "device": "simulator" if "lab.warmup" in preload(lesson) else "cpu",
         "source": candidate.source(),
-        "exercises": [{k: v for k, v in asdict(verdict).items() if k not in ("value", "seconds")}
+        "exercises": [{k: v for k, v in asdict(verdict).items() if k not in ("value", "seconds", "cause")}
                       for verdict in verdicts],
     }
 

@@ -331,6 +331,38 @@ def bench(lesson: LessonWord = None, as_json: Json = False):
               file=sys.stderr)
 
 
+# ---- instructors
+
+@app.command()
+def grade(
+    submissions: Annotated[Path, typer.Argument(metavar="SUBMISSIONS",
+                                                help="a folder of what students sent")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="for the journal and the reports")],
+    lessons: Annotated[str | None, typer.Option(help="ids, separated by commas; all if not given")]
+        = None,
+    jobs: Annotated[int, typer.Option(min=1, help="units at a time")] = os.cpu_count() or 1,
+    resume: Annotated[bool, typer.Option("--resume", help="go on where a run stopped")] = False,
+    shard: Annotated[str | None, typer.Option(metavar="I/N", help="one part of N")] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="make the reports of all shards")] = False,
+    require_sandbox: Annotated[bool, typer.Option(
+        "--require-sandbox", help="refuse to grade where only limits hold")] = False,
+    roster: Annotated[Path | None, typer.Option(help="a Canvas gradebook, or a CSV with a column "
+                                                     "student")] = None,
+    points: Annotated[Path | None, typer.Option(help="instead of grading.toml beside SUBMISSIONS")]
+        = None,
+    overrides: Annotated[Path | None, typer.Option(help="a CSV of regrades")] = None,
+    best: Annotated[bool, typer.Option("--best", help="a student's best submission counts, not "
+                                                      "the latest")] = False,
+):
+    """Grade a folder of submissions that nobody has to trust; tables and pages into --out."""
+    from lab.grading import command
+
+    for line in command.grade(submissions, out, console, lessons=lessons, jobs=jobs, resume=resume,
+                              shard=shard, merge=merge, required=require_sandbox, roster=roster,
+                              points=points, overrides=overrides, best=best):
+        console.print(line, markup=False)
+
+
 # ---- authors
 
 

@@ -15,6 +15,15 @@ def child_environment():
     return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
+def forget_environment():
+    """Keep of this process's environment what finds programs and folders, and nothing secret: all
+    that it starts from now on gets no more."""
+    kept = ("PATH", "HOME", "LANG", "TMPDIR", "XDG_CACHE_HOME", "OMP_NUM_THREADS")
+    found = {name: os.environ[name] for name in kept if name in os.environ}
+    os.environ.clear()
+    os.environ.update(found)
+
+
 def cache_folder():
     """Where compiled kernels and prepared lessons are kept between runs."""
     base = os.environ.get("XDG_CACHE_HOME")

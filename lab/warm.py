@@ -23,7 +23,7 @@ import time
 from lab import device
 
 # What a child may be asked to be: each takes (connection, request).
-ROLES = {"subject": "lab.child", "grader": "lab.check"}
+ROLES = {"subject": "lab.child", "grader": "lab.check", "unit": "lab.grading.unit"}
 OUTPUT_KEPT = 64 * 1024          # bytes of a child's standard output that a message may quote
 OUTPUT_MOST = 16 * 1024 * 1024   # bytes after which a child is a flood and is killed
 

@@ -60,7 +60,7 @@ class Box:
             os.close(told)
         with open(out, "rb") as stream:
             said = stream.read()
-        if self.process.stdout.readline() != b"ready\n":    # bwrap tells the number before it mounts
+        if self.process.stdout.readline() != b"ready\n":   # bwrap gives the number, then mounts
             reason = self.process.communicate()[1].decode(errors="replace").strip()
             raise OSError(f"{level}: {reason[-300:] or 'the box did not start'}")
         self.holder = json.loads(said)["child-pid"]

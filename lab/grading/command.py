@@ -1,0 +1,98 @@
+"""What `lab grade` does, from the submissions to the reports."""
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from lab import course, device
+from lab.course import CourseError
+from lab.grading import intake, reports, run
+from lab.grading.journal import Journal
+
+
+def grade(submissions, out, console, *, lessons=None, jobs=1, resume=False, shard=None, merge=False,
+          required=False, roster=None, points=None, overrides=None, best=False):
+    """Grade, and write every report once all units are done; the lines to print at the end."""
+    device.forget_environment()
+    sent = intake.read_all(submissions)
+    if not sent:
+        raise CourseError(f"no submissions in {submissions}: expected archives, notebooks, files "
+                          f"or folders, one or more a student")
+    part = run.shard_of(shard) if shard else (1, 1)
+    if merge:
+        journals = [Journal.resume(file) for file in sorted(out.glob("journal*.jsonl"))]
+        journal = merged(journals, out)
+        level = None
+    else:
+        level, reasons = run.level(required)
+        console.print(f"sandbox: {level}" + f" ({'; '.join(reasons)})" * bool(reasons),
+                      markup=False)
+        name = "journal.jsonl" if shard is None else f"journal-{part[0]}-of-{part[1]}.jsonl"
+        journal = opened(out / name, resume, lessons, shared_seed(out) if shard else None)
+    asked = [lesson for lesson in course.lessons() if lesson.id in journal.header["lessons"]]
+    grading = run.Grading(sent, asked, journal, level, jobs, part)
+    if not merge:
+        watched(grading, console)
+    if shard:
+        return [f"shard {shard}: {len(grading.submissions)} submissions graded; when all are, "
+                f"--merge makes the tables"]
+    if left := grading.units():
+        raise CourseError(f"{len(left)} units are not graded yet, the first is "
+                          f"{left[0][0].path}, {left[0][1].id}: run its shard again with --resume")
+    beside = Path(submissions).resolve().parent / "grading.toml"
+    points = points or (beside if beside.exists() else None)
+    return [*reports.write(out, grading.graded(), lessons=asked, points=points, roster=roster,
+                           overrides=overrides, best=best), f"written: {out}"]
+
+
+def opened(file, resume, lessons, seed):
+    """The journal of this run, new or the one that was begun."""
+    if not resume:
+        return Journal.begin(file, run.chosen(lessons), seed)
+    journal = Journal.resume(file)
+    now = {lesson.id: lesson.fingerprint for lesson in course.lessons()}
+    if lessons and {i.id for i in run.chosen(lessons)} != set(journal.header["lessons"]):
+        raise CourseError(f"{file} was begun with other lessons "
+                          f"({', '.join(journal.header['lessons'])}): leave --lessons out")
+    for lesson, known in journal.header["lessons"].items():
+        if now.get(lesson) != known:
+            raise CourseError(f"{lesson} has changed since {file} was begun: grade into another "
+                              f"folder")
+    return journal
+
+
+def merged(journals, out):
+    """One journal in memory of those that the shards wrote."""
+    if not journals:
+        raise CourseError(f"nothing to merge: no journal*.jsonl in {out}")
+    first = journals[0]
+    for other in journals[1:]:
+        if other.header != first.header:
+            raise CourseError(f"{other.file} and {first.file} are of different runs: their seeds "
+                              f"or lessons differ")
+        first.units |= other.units
+    return first
+
+
+def shared_seed(out):
+    """The seed of all shards: whoever comes first makes it."""
+    out.mkdir(parents=True, exist_ok=True)
+    file, own = out / "seed", out / f"seed.{os.getpid()}.{secrets.token_hex(4)}"
+    own.touch(0o600)
+    own.write_text(f"{secrets.randbits(128)}\n")
+    with contextlib.suppress(FileExistsError):
+        os.link(own, file)              # whole, or there already
+    own.unlink()
+    return int(file.read_text())
+
+
+def watched(grading, console):
+    """Grade with a bar that moves."""
+    todo = len(grading.units())
+    with Progress(TextColumn("grading"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+                  console=console) as bar:
+        task = bar.add_task("", total=todo)
+        grading.run(lambda: bar.advance(task))

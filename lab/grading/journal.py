@@ -1,0 +1,72 @@
+"""The journal of a grading: one line for each unit that is done, so that a run which was killed goes
+on where it stood. The first line holds what the run is: the secret seed and the lessons."""
+
+import json
+import os
+import secrets
+from pathlib import Path
+
+from lab.course import VERSION, CourseError
+
+SCHEMA = 1
+
+
+class Journal:
+    """Lines of JSON in a file that only grows."""
+
+    def __init__(self, file, header):
+        self.file, self.header = Path(file), header
+        self.units = {}
+
+    @classmethod
+    def begin(cls, file, lessons, seed=None):
+        """A new one. CourseError where there is one already: its grades are not thrown away."""
+        header = {"schema": SCHEMA, "course_version": VERSION,
+                  "lessons": {lesson.id: lesson.fingerprint for lesson in lessons},
+                  "seed": secrets.randbits(128) if seed is None else seed}
+        made = cls(file, header)
+        made.file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            handle = os.open(made.file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            raise CourseError(f"{file} is there already: go on with --resume, or grade into "
+                              f"another folder") from None
+        os.close(handle)
+        made.append(header)
+        return made
+
+    @classmethod
+    def resume(cls, file):
+        """One that was begun, without a last line that was cut off."""
+        try:
+            whole, _, cut = Path(file).read_bytes().rpartition(b"\n")
+        except FileNotFoundError:
+            raise CourseError(f"nothing to resume: {file} is not there") from None
+        try:
+            header, *rows = [json.loads(line) for line in whole.splitlines()]
+            made = cls(file, header)
+            for row in rows:
+                made.units[tuple(row["unit"])] = row
+            header["seed"], header["lessons"]
+        except (ValueError, KeyError, TypeError):
+            raise CourseError(f"{file} is damaged: expected a line of JSON for the run and one for "
+                              f"each unit") from None
+        if header.get("schema") != SCHEMA or header.get("course_version") != VERSION:
+            raise CourseError(f"{file} was begun with course {header.get('course_version')}, this "
+                              f"is {VERSION}: finish it with that one, or grade into another folder")
+        if cut:
+            os.truncate(file, len(whole) + 1)
+        return made
+
+    def append(self, row):
+        """One line, on the disk when this returns."""
+        with open(self.file, "ab") as stream:
+            stream.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def done(self, unit, sandbox, results, notes):
+        """A unit: (digest of the submission, lesson)."""
+        row = {"unit": list(unit), "sandbox": sandbox, "notes": list(notes), "results": results}
+        self.append(row)
+        self.units[unit] = row

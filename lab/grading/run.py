@@ -1,0 +1,144 @@
+"""Grade a folder of submissions: every unit (a submission, a lesson) once, several at a time."""
+
+import contextlib
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict
+from pathlib import Path
+from queue import SimpleQueue
+
+from lab import check, course, wire
+from lab.course import CourseError
+from lab.grading import box, extract
+from lab.grading.journal import Journal
+from lab.grading.model import Graded, Result
+from lab.isolate import preload
+from lab.warm import Child
+
+LONGEST = 1800          # seconds of a unit; the slowest lesson's own tests take a tenth on one core
+
+
+class Grading:
+    """Submissions, lessons, and how far it has come."""
+
+    def __init__(self, submissions, lessons, journal, level, jobs=1, shard=(1, 1)):
+        self.submissions = [s for i, s in enumerate(submissions) if i % shard[1] == shard[0] - 1]
+        self.lessons, self.journal, self.level = lessons, journal, level
+        self.slots = SimpleQueue()              # each job at a time has a user of its own
+        for slot in range(jobs):
+            self.slots.put(box.NOBODY + slot)
+        self.jobs, self.writing = jobs, threading.Lock()
+
+    def units(self):
+        """[(submission, lesson)] that are still to be done; equal submissions are one."""
+        found = {(s.digest, lesson.id): (s, lesson)
+                 for s in self.submissions for lesson in self.lessons}
+        return [unit for key, unit in found.items() if key not in self.journal.units]
+
+    def run(self, advance):
+        """Grade what is to be done. advance(): called after each unit."""
+        todo = self.units()
+        with shared_folder() as folder, ThreadPoolExecutor(self.jobs) as pool:
+            waiting = [pool.submit(self.grade, submission, lesson, folder)
+                       for submission, lesson in todo]
+            try:
+                for done in as_completed(waiting):
+                    done.result()
+                    advance()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def grade(self, submission, lesson, folder):
+        candidate, notes = extract.candidate(lesson, submission)
+        untouched = [check.untouched(lesson, candidate, e) for e in lesson.exercises]
+        if all(untouched):                      # nothing to run
+            results = [r for e, v in zip(lesson.exercises, untouched, strict=True)
+                       for r in settled(lesson, e, v)]
+        else:
+            user = self.slots.get()
+            try:
+                results = self.forked(lesson, candidate, folder, user)
+            finally:
+                self.slots.put(user)
+        with self.writing:
+            self.journal.done((submission.digest, lesson.id), self.level, results, notes)
+
+    def forked(self, lesson, candidate, folder, user):
+        """The results of a unit, from a process of its own; an error of the course's where that
+        gives none, so that the others go on."""
+        child = Child("unit", {"lesson": lesson.id, "candidate": asdict(candidate),
+                               "level": self.level, "folder": folder, "user": user,
+                               "seed": self.journal.header["seed"]},
+                      ("pytest", *preload(lesson)))
+        deadline = time.monotonic() + LONGEST
+        try:
+            message, _ = wire.read_frame(lambda n: child.read(n, deadline))
+            return message["results"]
+        except (EOFError, TimeoutError, OSError, wire.WireError) as error:
+            why = f"the grader stopped without an answer: {error!r} {child.output()[-500:]}"
+            return [asdict(Result(lesson.id, e.name, "error", None, e.points, why))
+                    for e in lesson.exercises]
+        finally:
+            child.kill()
+
+    def graded(self):
+        """[Graded] of every submission whose units are all done."""
+        found = []
+        for one in self.submissions:
+            rows = [self.journal.units.get((one.digest, lesson.id)) for lesson in self.lessons]
+            if all(rows):
+                notes = [note for row in rows for note in row["notes"]]
+                levels = [row["sandbox"] for row in rows]
+                found.append(Graded(
+                    one.student, one.path, one.when, one.digest, max(levels, key=box.LEVELS.index),
+                    (*one.problems, *notes),
+                    tuple(Result(**result) for row in rows for result in row["results"])))
+        return found
+
+
+def settled(lesson, exercise, verdict):
+    """The rows of an exercise that needs no run, as data."""
+    rows = [verdict, check.unmeasured(exercise)]
+    return [asdict(Result(lesson.id, v.name, v.verdict, v.points, v.max_points, v.message,
+                          v.message)) for v in rows if v is not None]
+
+
+@contextlib.contextmanager
+def shared_folder():
+    """What the jobs share while they run; every user may look in."""
+    with tempfile.TemporaryDirectory(prefix="lab-grade-") as folder:
+        Path(folder).chmod(0o755)
+        yield folder
+
+
+# ---- what the command is given
+
+def chosen(words):
+    """The lessons that --lessons means: ids or their starts, separated by commas; all if None."""
+    if words is None:
+        return course.lessons()
+    wanted = {course.find(word.strip()).id for word in words.split(",")}
+    return [lesson for lesson in course.lessons() if lesson.id in wanted]
+
+
+def shard_of(text):
+    """"2/5" -> (2, 5)."""
+    try:
+        part, of = map(int, text.split("/"))
+    except ValueError:
+        part = of = 0
+    if not 1 <= part <= of:
+        raise CourseError(f"--shard {text}: expected I/N with I from 1 to N, such as 2/5")
+    return part, of
+
+
+def level(required):
+    """The best sandbox of this machine. CourseError where only limits are to be had and more is
+    required."""
+    found, reasons = box.best()
+    if required and found == "limits":
+        raise CourseError(f"--require-sandbox: this machine has none ({'; '.join(reasons)})")
+    return found, reasons

@@ -1,0 +1,69 @@
+"""One unit of grading, a submission's text of one lesson, in a process of its own.
+
+It is forked from the warm process, so that what it takes of memory goes with it.
+"""
+
+from dataclasses import asdict
+
+from lab import check, course, stub, wire
+from lab.candidate import Candidate
+from lab.course import SPEED
+from lab.grading.model import Result
+from lab.grading.sandbox import Sandbox
+
+OTHER_INPUTS = ("It is right on the inputs of `lab check` and wrong on others: what does it take for "
+                "granted?")
+COURSE_FAILED = "The course could not decide this; your instructor sees why."
+# What a message tells of hidden inputs comes from a test's words or from an exception's text.
+TELLING = ("AssertionError", "Raised")
+
+
+def main(connection, request):
+    """The role of the warm process: answer with the results as JSON."""
+    lesson = course.find(request["lesson"])
+    candidate = Candidate(**request["candidate"])
+    found = grade(lesson, candidate, request["level"], request["folder"], request["seed"],
+                  request["warm"], request["user"])
+    connection.sendall(wire.frame({"results": [asdict(result) for result in found]}, []))
+
+
+def grade(lesson, candidate, level, folder, seed, warm=None, user=None):
+    """Results for every exercise of a lesson, in its order."""
+    sandbox = Sandbox(level, lesson, candidate, folder, warm, user)
+    try:
+        verdicts = check.grade(lesson, candidate, None, sandbox, seed)
+        told = {v.name for v in verdicts if v.verdict == "fail" and v.cause in TELLING}
+        seen = {v.name: v for v in check.grade(lesson, candidate, told, sandbox)} if told else {}
+    finally:
+        sandbox.close()
+    return [result(lesson, candidate, v, seen.get(v.name)) for v in verdicts]
+
+
+def result(lesson, candidate, verdict, seen):
+    """seen: the verdict on the inputs that learners have, where the message may tell hidden ones.
+    """
+    return Result(lesson.id, verdict.name, verdict.verdict, verdict.points, verdict.max_points,
+                  verdict.message, feedback(verdict, seen), own_text(lesson, candidate, verdict))
+
+
+def feedback(verdict, seen):
+    """What the student is told: never what only the hidden inputs show."""
+    if verdict.verdict == "error":
+        return COURSE_FAILED
+    if seen is None:
+        return verdict.message
+    if seen.verdict == "fail":
+        return seen.message
+    causes = [line for line in verdict.message.splitlines() if line.startswith("You can get this")]
+    return "\n".join([OTHER_INPUTS, *causes])
+
+
+def own_text(lesson, candidate, verdict):
+    """The exercise's code, without comments and layout; empty where there is none."""
+    if verdict.name.endswith(SPEED) or verdict.verdict == "not_attempted":
+        return ""
+    language = lesson.exercise(verdict.name).language
+    try:
+        return stub.normalised(candidate.sources[language], verdict.name, language) or ""
+    except (SyntaxError, ValueError):
+        return ""
