@@ -1,4 +1,4 @@
-"""The HTML pages: whatever was submitted is escaped and cleaned where it enters a template."""
+"""The HTML pages: whatever was submitted is cleaned and escaped where it enters a template."""
 
 from functools import cache
 from pathlib import Path

@@ -18,7 +18,7 @@ def write(out, graded, *, lessons, points=None, roster=None, overrides=None, bes
     """
     worths = worths_of(lessons, points)
     decided = regrades.read(overrides, {one.student for one in graded}, worths)
-    roster = rosters.read(roster)
+    roster = rosters.read(Path(roster)) if roster is not None else None
     students = scores.students(graded, worths, decided, best)
     matched = rosters.match(roster, [student.name for student in students])
     said = summary.summary(students, lessons, worths, matched, likeness.pairs(students, lessons))

@@ -69,10 +69,7 @@ def rows(path, expected):
 
 
 def read(path):
-    """The Roster in a file; None for None."""
-    if path is None:
-        return None
-    path = Path(path)
+    """The Roster in a file."""
     header, body = rows(path, EXPECTED)
     canvas = "Student" in header and "ID" in header
     column = next((i for i, name in enumerate(header) if name.lower() == "student"), None)
