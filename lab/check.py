@@ -156,6 +156,9 @@ class Run:
         if report.failed:
             self.broken = f"the course's own tests cannot be read: {report.longreprtext[-1000:]}"
 
+    def pytest_internalerror(self, excrepr):
+        self.broken = f"the course's own grader broke: {str(excrepr)[-1000:]}"
+
     def owner(self, item):
         test = item.originalname
         for name, exercise in self.paced.items():
@@ -234,11 +237,11 @@ class Run:
         if error.kind is not None:
             return self.in_own_lines(error.text, language) if own else error.text
         if own and error.line:
-            return f"{error.type}: {error.text}{self.place(language, error.line)}"
+            return f"{error.type}: {error.text}{self.line_of(language, error.line)}"
         place = f"\n    {error.path}, line {error.line}: {error.source}" if error.line else ""
         return f"{error.type}: {error.text}{place}"
 
-    def place(self, language, line):
+    def line_of(self, language, line):
         """A line of the candidate as its author knows it, with its text."""
         lines = self.candidate.sources[language].splitlines()
         if type(line) is not int or not 0 < line <= len(lines):
@@ -252,7 +255,7 @@ class Run:
         name = name.removesuffix(course.SPEED)
         language = self.exercises[name].language
         text = self.candidate.sources[language]
-        return self.place(language, stub.find_line(text, name, language))
+        return self.line_of(language, stub.find_line(text, name, language))
 
     def in_own_lines(self, text, language=None):
         """A message with files and lines as the candidate's author knows them.
@@ -285,14 +288,17 @@ class Run:
         """Where a child was when it was stopped, or the line that ends a process, if seen."""
         for file, line in stopped.stack:
             if Path(file).name == f"{self.lesson.id}.py":
-                return self.place("python", line)
+                return self.line_of("python", line)
         for number, text in enumerate(self.candidate.sources["python"].splitlines(), 1):
             if stopped.why == "died" and re.search(r"\b(_exit|abort|kill|killpg)\s*\(", text):
-                return self.place("python", number)
+                return self.line_of("python", number)
         return ""
 
 
 # ---- the report
+
+
+REPORTED = ("name", "verdict", "points", "max_points", "message")
 
 
 def report(lesson, candidate, verdicts):
@@ -303,8 +309,7 @@ def report(lesson, candidate, verdicts):
         "lesson": lesson.id,
         "device": "simulator" if "lab.warmup" in preload(lesson) else "cpu",
         "source": candidate.source(),
-        "exercises": [{k: v for k, v in asdict(verdict).items() if k not in ("value", "seconds", "cause")}
-                      for verdict in verdicts],
+        "exercises": [{k: getattr(verdict, k) for k in REPORTED} for verdict in verdicts],
     }
 
 

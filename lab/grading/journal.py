@@ -1,4 +1,4 @@
-"""The journal of a grading: one line for each unit that is done, so that a run which was killed goes
+"""The journal of a grading: a line for each unit that is done, so that a run which was killed goes
 on where it stood. The first line holds what the run is: the secret seed and the lessons."""
 
 import json
@@ -53,7 +53,7 @@ class Journal:
                               f"each unit") from None
         if header.get("schema") != SCHEMA or header.get("course_version") != VERSION:
             raise CourseError(f"{file} was begun with course {header.get('course_version')}, this "
-                              f"is {VERSION}: finish it with that one, or grade into another folder")
+                              f"is {VERSION}: finish it there, or grade into another folder")
         if cut:
             os.truncate(file, len(whole) + 1)
         return made

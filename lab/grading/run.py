@@ -12,7 +12,6 @@ from queue import SimpleQueue
 from lab import check, course, wire
 from lab.course import CourseError
 from lab.grading import box, extract
-from lab.grading.journal import Journal
 from lab.grading.model import Graded, Result
 from lab.isolate import preload
 from lab.warm import Child

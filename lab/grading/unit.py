@@ -11,8 +11,8 @@ from lab.course import SPEED
 from lab.grading.model import Result
 from lab.grading.sandbox import Sandbox
 
-OTHER_INPUTS = ("It is right on the inputs of `lab check` and wrong on others: what does it take for "
-                "granted?")
+OTHER_INPUTS = ("It is right on the inputs of `lab check` and wrong on others: what does it take "
+                "for granted?")
 COURSE_FAILED = "The course could not decide this; your instructor sees why."
 # What a message tells of hidden inputs comes from a test's words or from an exception's text.
 TELLING = ("AssertionError", "Raised")
