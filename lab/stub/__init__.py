@@ -12,7 +12,7 @@ from lab.stub.splicing import Spliced
 from lab.stub.units import named, one_newline
 
 __all__ = ["Spliced", "changed", "cut", "definitions", "extract", "find_line", "free_names",
-           "normalised", "splice"]
+           "named", "normalised", "one_newline", "read", "splice"]
 LANGUAGES = {"python": python, "cuda": cuda}
 PYTHONS_OWN = re.compile(r"\s*(async def|def|class)\b")     # what a decorator stands above
 
@@ -30,7 +30,7 @@ def cut(source, names, language):
         stub = LANGUAGES[language].stub(unit, name)
         text = text[:unit.start] + stub + text[unit.end:]
         try:
-            _read(text, language)
+            read(text, language)
         except (SyntaxError, ValueError) as error:
             raise ValueError(f"line {unit.line}: {name} cannot be cut at its mark, what is left is "
                              f"no code ({error})") from error
@@ -39,7 +39,7 @@ def cut(source, names, language):
 
 def definitions(source, language):
     """Names of functions and classes, methods as "Class.method"; CUDA: structs and macros too."""
-    found = named(_read(source, language))
+    found = named(read(source, language))
     return [name for name, units in found.items() if any(unit.defines for unit in units)]
 
 
@@ -69,13 +69,13 @@ def normalised(source, name, language):
 
     None where the name is not defined.
     """
-    units = named(_read(source, language)).get(name, ())
+    units = named(read(source, language)).get(name, ())
     return "\n".join(unit.normal for unit in units) or None
 
 
 def changed(text, base, language):
     """What `text` has otherwise than `base`, or in addition to it: an answer for `splice`."""
-    parts = splicing.changed(_read(text, language), _read(base, language))
+    parts = splicing.changed(read(text, language), read(base, language))
     return "".join(part + "\n\n" for part in parts)
 
 
@@ -90,7 +90,7 @@ def splice(source, answer, language):
     SyntaxError, or ValueError in CUDA: the answer cannot be read.
     """
     source, answer = one_newline(source), one_newline(answer)
-    return splicing.merged(source, _read(source, language), answer, _read(answer, language),
+    return splicing.merged(source, read(source, language), answer, read(answer, language),
                            LANGUAGES[language].GAP)
 
 
@@ -105,12 +105,14 @@ def free_names(cell, language):
 
 
 @lru_cache(maxsize=64)          # a check reads the same few texts again and again
-def _read(text, language):
+def read(text, language):
+    """The units of a text, in order, with offsets into it as `one_newline` leaves it. SyntaxError,
+    or ValueError in CUDA: it cannot be read."""
     return LANGUAGES[language].read(one_newline(text))
 
 
 def _find(text, name, language):
-    found = named(_read(text, language))
+    found = named(read(text, language))
     if name not in found:
         there = [other for other, units in found.items() if units[0].defines]
         raise KeyError(f"no {name} here, only {', '.join(there) or 'text without definitions'}")

@@ -1,0 +1,231 @@
+"""A lesson's exercises, found by name in whatever was sent, placed in the pristine lesson.
+
+On a desk the .py and .cu are the truth: a notebook gives only what is still a stub there. In a
+notebook the last cell that defines an exercise counts, with what it needs of other cells.
+"""
+
+import re
+from bisect import bisect_right
+from functools import lru_cache
+from itertools import accumulate
+
+from lab import stub
+from lab.candidate import Candidate
+from lab.grading import parts
+from lab.grading.pristine import Given, imports, keep
+
+NOWHERE = "the submission"          # the label of a language of which nothing was sent
+MOST_NAMED = 5                      # names or lines in one note
+
+
+def candidate(lesson, submission):
+    """(Candidate, notes) of one lesson in a submission. A note is a line for the instructor about
+    what was unusual: left out, doubled, taken from elsewhere."""
+    notes, attempts, broken = list(parts.unclear(lesson, submission)), {}, []
+    for file in parts.files_of(lesson, submission):
+        found, unread = look(lesson, file, notes)
+        broken += unread
+        merge(attempts, found, lesson, submission, notes)
+    sources, labels, origins = dict(lesson.stubs), dict.fromkeys(lesson.stubs, NOWHERE), {}
+    for language in lesson.stubs:
+        wrong = [part for part in broken if part.language == language]
+        mine = {name: part for name, part in attempts.items() if part.language == language}
+        if mine:
+            made = placed(lesson, submission, language, mine, notes)
+            sources[language], labels[language], origins[language] = made
+            notes += map(told_broken, wrong)
+        elif wrong:                         # kept as it is: the verdict names the line
+            sources[language], labels[language] = wrong[0].text, wrong[0].label
+            notes += map(told_broken, wrong[1:])
+        else:
+            labels[language] = untouched_label(lesson, submission, language)
+    return Candidate(sources, labels, origins), notes
+
+
+# ---- find
+
+
+def look(lesson, file, notes):
+    """({exercise: the part of a file that counts}, [parts that cannot be read])."""
+    found, broken = {}, []
+    names = [e.name.split(".")[-1] for e in lesson.exercises]
+    for part in parts.parts_of(file):
+        if part.language not in lesson.stubs or not any(name in part.text for name in names):
+            continue
+        part, magics = parts.without_magics(part)
+        if part.error():
+            broken += [part] * parts.mentions(part, lesson)
+            continue
+        here = attempted(lesson, part)
+        if here and magics:
+            notes.append(f"{part.label}: left out {some(magics)}")
+        for name in here:
+            found.setdefault(name, []).append(part)
+    for name, all_parts in found.items():
+        if len(all_parts) > 1:
+            cells = ", ".join(str(part.cell) for part in all_parts)
+            notes.append(f"{name}: defined in code cells {cells} of {file.name}; the last counts")
+    return {name: all_parts[-1] for name, all_parts in found.items()}, broken[::-1]
+
+
+def attempted(lesson, part):
+    """The exercises that a part has otherwise than as the stub."""
+    language = part.language
+    if part.text == lesson.stubs[language]:
+        return []
+    found = stub.named(part.units())
+    handed = handed_out(lesson, language)
+    return [e.name for e in lesson.exercises if e.language == language and e.name in found
+            and "\n".join(unit.normal for unit in found[e.name]) != handed[e.name]]
+
+
+@lru_cache(maxsize=256)
+def handed_out(lesson, language):
+    """{exercise: its stub, normalised}."""
+    text = lesson.stubs[language]
+    return {e.name: stub.normalised(text, e.name, language)
+            for e in lesson.exercises if e.language == language}
+
+
+@lru_cache(maxsize=256)
+def given(lesson, language):
+    return Given(lesson, language)
+
+
+def merge(attempts, found, lesson, submission, notes):
+    """Add what a file gives to what those before it gave."""
+    for name, part in found.items():
+        first = attempts.setdefault(name, part)
+        if first is not part:
+            same = stub.normalised(first.text, name, first.language) == stub.normalised(
+                part.text, name, part.language)
+            if not same:
+                notes.append(f"{name}: {part.label} has it otherwise; {first.label} counts")
+        elif part.cell is not None:
+            file = untouched_label(lesson, submission, part.language)
+            if file != NOWHERE:
+                notes.append(f"{name}: from {part.label}; {file} does not have it")
+
+
+def untouched_label(lesson, submission, language):
+    """The lesson's own file of a language in what was sent."""
+    return next((file.name for file in submission.files if file.kind == language
+                 and parts.lesson_stem(file.name)[0] == lesson.id), NOWHERE)
+
+
+# ---- place
+
+
+def placed(lesson, submission, language, attempts, notes):
+    """(text, label, origin of each line) of the pristine lesson with the exercises in it."""
+    gifts, used, texts = given(lesson, language), [], []
+    for part, new in chosen(submission, attempts, gifts):
+        wanted = {name for name, home in attempts.items() if home == part}
+        kept = keep(part, gifts, wanted, new)
+        used.append((part, bool(wanted)))
+        texts.append(stub.one_newline(kept.text))
+        if wanted:
+            notes += told_kept(part, kept)
+    spliced = stub.splice(lesson.stubs[language], "".join(texts), language)
+    homes = [part for part, has in used if has]
+    files = list(dict.fromkeys(part.file for part in homes))
+    label = homes[0].label if len(homes) == 1 else ", ".join(files)
+    starts = [0, *accumulate(text.count("\n") for text in texts)]
+    return spliced.text, label, [local(line, starts) for line in spliced.origin]
+
+
+def local(line, starts):
+    """A line of all parts one below the other, as the line of its own part."""
+    return None if line is None else line - starts[bisect_right(starts, line - 1) - 1]
+
+
+def chosen(submission, attempts, gifts):
+    """[(part, places of the new units it gives, None for all)], files first, cells in order."""
+    found = []
+    for file in dict.fromkeys(part.file for part in attempts.values()):
+        homes = {name: part for name, part in attempts.items() if part.file == file}
+        first = next(iter(homes.values()))
+        if first.cell is None:
+            found.append((first, None))
+            continue
+        sent = next(f for f in submission.files if f.name == file)
+        found += with_needed(sent, homes, gifts)
+    return found
+
+
+def with_needed(file, homes, gifts):
+    """[(cell, places of its new units)] that a notebook's exercises need, by the names in use."""
+    language = gifts.language
+    pool = {part.cell: part for part in parts.parts_of(file) if part.language == language}
+    pool |= {part.cell: part for part in homes.values()}
+    needed = {part.cell: set() for part in homes.values()}
+    known, missing = gifts.names | gifts.exercises, False
+    waiting = [name for exercise, part in homes.items()
+               for name in uses(stub.extract(part.text, exercise, language), language)]
+    while waiting:
+        name = waiting.pop()
+        cell, units = (None, ()) if name in known else last_home(name, pool)
+        missing |= name not in known and cell is None
+        known.add(name)
+        if cell is not None:
+            needed.setdefault(cell, set()).update(unit.start for unit in units)
+            waiting += [n for unit in units for n in uses(unit.text, language)]
+    for cell, stars in star_imports(pool) if missing else ():
+        needed.setdefault(cell, set()).update(stars)
+    return [(pool[cell], needed[cell]) for cell in sorted(needed)]
+
+
+def last_home(name, pool):
+    """(number, units) of the last cell of a pool that binds a name, read without magics; (None, ())
+    where none does."""
+    word = re.compile(rf"\b{re.escape(name)}\b")
+    for cell in sorted(pool, reverse=True):
+        if not word.search(pool[cell].text):
+            continue
+        pool[cell], _ = parts.without_magics(pool[cell])
+        units = [unit for unit in pool[cell].units()
+                 if name in {bound.split(".")[0] for bound in unit.names}]
+        if units:
+            return cell, units
+    return None, ()
+
+
+def star_imports(pool):
+    """(number, places) of cells with `from module import *`, where a missing name may be from."""
+    for cell, part in pool.items():
+        if "import *" in part.text:
+            pool[cell], _ = parts.without_magics(part)
+            yield cell, {unit.start for unit in pool[cell].units()
+                         if any(name.endswith(".*") for name in imports(unit))}
+
+
+def uses(text, language):
+    """Names that a text leans on. In CUDA: all its words, the compiler needs no more."""
+    if language == "cuda":
+        return set(re.findall(r"[A-Za-z_]\w*", text))
+    try:
+        return stub.free_names(text, language)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return set()
+
+
+# ---- tell
+
+
+def told_kept(part, kept):
+    if kept.changed:
+        yield f"{part.label}: the course's own {some(kept.changed)} stands, not the one sent"
+    if kept.stray and part.cell is None:
+        lines = some([f"line {line}: {text}" for line, text in kept.stray])
+        yield f"{part.label}: left out what defines nothing ({lines})"
+
+
+def told_broken(part):
+    line, what = part.error()
+    place = f", line {line}" if line else ""
+    return f"{part.label}{place}: left out, it cannot be read: {what}"
+
+
+def some(words):
+    more = len(words) - MOST_NAMED
+    return ", ".join(words[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

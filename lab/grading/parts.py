@@ -1,0 +1,149 @@
+"""What a submission holds that may be a lesson's, piece by piece: whole files, and cells.
+
+A part keeps its lines where they are: what is left out of it becomes empty lines, so that a message
+names the line that the student has.
+"""
+
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+
+from lab import course, notebooks, stub
+from lab.grading.names import lesson_stem
+
+MAGIC = re.compile(r"[ \t]*(?:[%!?]|[\w, \t]+=[ \t]*[%!]|[\w.]+\?+[ \t]*$)")
+RUNS_HERE = ("%%time", "%%capture", "%%prun")       # cell magics whose cell still defines its names
+
+
+@dataclass(frozen=True)
+class Part:
+    """A text in one language, and where it is from."""
+
+    file: str                   # its path inside the submission
+    cell: int | None            # which code cell, from 1; None for a whole file
+    language: str
+    text: str
+
+    @property
+    def label(self):
+        return self.file if self.cell is None else f"{self.file}, code cell {self.cell}"
+
+    def error(self):
+        """(line, what is wrong) of a text that cannot be read, else None."""
+        try:
+            stub.read(self.text, self.language)
+        except SyntaxError as error:
+            return error.lineno, error.msg
+        except ValueError as error:
+            return None, str(error)
+        return None
+
+    def units(self):
+        """What stands at its top level; nothing where it cannot be read."""
+        return () if self.error() else stub.read(self.text, self.language)
+
+
+def files_of(lesson, submission):
+    """The files that may hold a lesson's exercises, those that count first at the front.
+
+    Named as the lesson before others, .py and .cu before notebooks, what was sent again before what
+    it replaces. A file that is named as another lesson is that one's.
+    """
+    ranked = []
+    for file in submission.files:
+        whose = is_named(lesson, file)
+        if whose is not False and holds_any(lesson, file.text, whose):
+            again = lesson_stem(file.name)[1]
+            ranked.append(((file.kind == "notebook", not whose, -again, file.name), file))
+    return [file for _, file in sorted(ranked, key=lambda pair: pair[0])]
+
+
+def is_named(lesson, file):
+    """True where a file's name or its `open_lesson` tells the lesson, False where its name tells
+    another, None where nothing does."""
+    stem, _ = lesson_stem(file.name)
+    if stem == lesson.id or f'open_lesson(\\"{lesson.id}\\")' in file.text:
+        return True
+    return False if stem in {other.id for other in course.lessons()} else None
+
+
+def holds_any(lesson, text, named):
+    """True where a text has the name of an exercise; one that several lessons have tells the lesson
+    of a file only where its name does."""
+    owners = shared()
+    return any(e.name.split(".")[-1] in text for e in lesson.exercises
+               if named or owners[e.name] == 1)
+
+
+def unclear(lesson, submission):
+    """A note on each file that holds only such exercises: its lesson cannot be told."""
+    for file in submission.files:
+        names = [e.name for e in lesson.exercises if f"def {e.name}(" in file.text]
+        if names and is_named(lesson, file) is None and not holds_any(lesson, file.text, False):
+            yield (f"{file.name}: left out {', '.join(names)}, which several lessons have: a name "
+                   f"such as {lesson.id}.py would tell whose it is")
+
+
+@cache
+def shared():
+    """How many lessons have an exercise of each name."""
+    return Counter(e.name for lesson in course.lessons() for e in lesson.exercises)
+
+
+def parts_of(file):
+    """The parts of one file: itself, or the code cells of a notebook from top to bottom."""
+    if file.kind != "notebook":
+        return [Part(file.name, None, file.kind, stub.one_newline(file.text))]
+    return list(cells(file.name, file.text))
+
+
+@lru_cache(maxsize=4)           # one notebook may be asked for every lesson of the course
+def cells(name, text):
+    found = []
+    for number, source in enumerate(sources(text), 1):
+        part = cell(name, number, source)
+        if part is not None:
+            found.append(part)
+    return tuple(found)
+
+
+def sources(text):
+    """The texts of a notebook's code cells; none where it is not one: reading it said so."""
+    try:
+        held = json.loads(text)["cells"]
+        return [notebooks.source(c) for c in held if c["cell_type"] == "code"]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return []
+
+
+def cell(name, number, source):
+    """One code cell as a Part, its lines counted from the cell's top; None for other magics."""
+    head = source.lstrip().split("\n", 1)[0]
+    above = source[:len(source) - len(source.lstrip())].count("\n")
+    if head.startswith("%%cuda"):
+        body = source.lstrip().partition("\n")[2]
+        return Part(name, number, "cuda", stub.one_newline("\n" * (above + 1) + body))
+    if head.startswith("%%") and not head.startswith(RUNS_HERE):
+        return None
+    return Part(name, number, "python", stub.one_newline(source))
+
+
+def without_magics(part):
+    """(part without IPython's own lines, the lines that went), where it is no Python with them."""
+    if part.language != "python" or part.cell is None or part.error() is None:
+        return part, []
+    rows = part.text.split("\n")
+    gone = [row.strip() for row in rows if MAGIC.match(row)]
+    kept = "\n".join("" if MAGIC.match(row) else row for row in rows)
+    return replace(part, text=kept), gone
+
+
+def mentions(part, lesson):
+    """True where a text seems to define an exercise of a lesson, readable or not."""
+    def pattern(name):
+        return rf"\bdef\s+{name}\b" if part.language == "python" else rf"\b{name}\s*\("
+
+    return any(re.search(pattern(re.escape(e.name.split(".")[-1])), part.text)
+               for e in lesson.exercises if e.language == part.language)

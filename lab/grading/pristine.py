@@ -1,0 +1,149 @@
+"""What of a part goes into a pristine lesson: its exercises and what is new, nothing of what the
+lesson gives."""
+
+import ast
+import textwrap
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from lab import stub
+
+BINDS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Pass)
+TARGETS = (ast.Name, ast.Tuple, ast.List, ast.Starred, ast.expr_context)    # not `module.name =`
+IMPORTS = (ast.Import, ast.ImportFrom)
+
+
+class Given:
+    """What a lesson's stub defines in one language."""
+
+    def __init__(self, lesson, language):
+        self.language = language
+        self.units = stub.read(lesson.stubs[language], language)
+        self.exercises = {e.name for e in lesson.exercises if e.language == language}
+        self.names = set(stub.named(self.units)) - self.exercises
+        self.texts = {unit.text for unit in self.units}
+
+    @cached_property
+    def normals(self):
+        found = [*self.units, *(m for unit in self.units for m in unit.members)]
+        return {unit.normal for unit in found} | {
+            one for unit in found for one in imports(unit).values()}
+
+
+@dataclass
+class Kept:
+    """A part's text with what does not count as empty lines, and what that was."""
+
+    text: str
+    changed: list = field(default_factory=list)     # names that the lesson gives, written otherwise
+    stray: list = field(default_factory=list)       # (line, text) of what defines nothing
+
+
+def keep(part, given, wanted, new=None):
+    """Kept of a part: the exercises `wanted`, and units under new names.
+
+    new: the places of the units under new names to keep; None keeps all.
+    """
+    kept, edits = Kept(part.text), []
+    for unit in part.units():
+        edits += edited(unit, "", given, wanted, new, kept)
+    for start, end, text in sorted(edits, reverse=True):
+        blank = "\n" * part.text.count("\n", start, end)
+        kept.text = kept.text[:start] + text + blank[text.count("\n"):] + kept.text[end:]
+    return kept
+
+
+def edited(unit, prefix, given, wanted, new, kept):
+    """The edits that a unit needs: (start, end, what stands there instead)."""
+    names = {prefix + name for name in unit.names}
+    inner = {name for name in wanted if name.rpartition(".")[0] in names}
+    if inner and unit.members:
+        return amended(unit, given, wanted, new, kept)
+    if names & wanted and names <= wanted:
+        return []
+    out = [(unit.lead, unit.end, "")]
+    if unit.text in given.texts or names & given.exercises:
+        return out
+    if names & given.names:
+        return given_again(unit, names, given, kept, out, new)
+    if not unit.names and given.language == "cuda":     # an #include, a using, a declaration
+        return out if unit.normal in given.normals else []
+    if not plain(unit, given.language):
+        kept.stray.append((unit.line, unit.text.strip().split("\n")[0][:60]))
+        return out
+    return [] if new is None or unit.start in new or prefix else out
+
+
+def amended(unit, given, wanted, new, kept):
+    """A class with exercises in it: under the lesson's own header, with its new methods alone."""
+    name = unit.names[0]
+    begin = unit.text.index(unit.header)
+    start = unit.start + begin
+    edits = [(unit.lead, start, ""), (start, start + len(unit.header), f"class {name}:")]
+    theirs = next((u for u in given.units if name in u.names), None)
+    if theirs is not None and unit.head not in (((), ()), theirs.head):
+        kept.changed.append(f"the header of {name}")
+    for member in unit.members:
+        edits += edited(member, f"{name}.", given, wanted, new, kept)
+    return edits
+
+
+def given_again(unit, names, given, kept, out, new):
+    """What the lesson gives stays the lesson's; new names of the same import come along."""
+    ones = imports(unit)
+    if ones:
+        kept.changed += [n for n, one in ones.items()
+                         if n in given.names and one not in given.normals]
+        added = [one for n, one in ones.items() if n not in given.names]
+        fresh = "; ".join(added) if new is None or unit.start in new else ""
+        return [(unit.lead, unit.end, fresh)]
+    if "__doc__" not in {name.rpartition(".")[2] for name in names} \
+            and unit.normal not in given.normals:
+        kept.changed += sorted(names & given.names)
+    return out
+
+
+def imports(unit):
+    """{name: its import alone} of a unit that imports and does nothing else."""
+    if not unit.names or unit.defines or "import" not in unit.text:
+        return {}
+    nodes = parsed(unit)
+    if not nodes or not all(isinstance(node, IMPORTS) for node in nodes):
+        return {}
+    found = {}
+    for node in nodes:
+        for alias in node.names:
+            one = (ast.Import([alias]) if isinstance(node, ast.Import) else
+                   ast.ImportFrom(node.module, [alias], node.level))
+            star = f"{node.module}.*" if alias.name == "*" else None
+            found[star or alias.asname or alias.name] = ast.unparse(one)
+    return found
+
+
+def plain(unit, language):
+    """True where a unit defines, imports or assigns, and does nothing else."""
+    if language == "cuda":
+        return True
+    nodes = parsed(unit)
+    return bool(nodes and unit.names) and all(map(binds, nodes))
+
+
+def binds(node):
+    if isinstance(node, ast.Assign | ast.AnnAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        inner = (each for target in targets for each in ast.walk(target))
+        return all(isinstance(each, TARGETS) for each in inner)
+    if isinstance(node, ast.If):                        # `if has_cuda:` around an import
+        return all(map(binds, [*node.body, *node.orelse]))
+    if isinstance(node, ast.Try):
+        return all(map(binds, [*node.body, *node.orelse, *node.finalbody,
+                               *(n for h in node.handlers for n in h.body)]))
+    return isinstance(node, BINDS)
+
+
+def parsed(unit):
+    """The statements of a Python unit; none where they cannot stand alone."""
+    try:
+        return ast.parse(textwrap.dedent(unit.text)).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
