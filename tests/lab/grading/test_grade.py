@@ -1,0 +1,195 @@
+"""`lab grade` on a classroom: exact grades, whatever is sent; a run that is killed goes on."""
+
+import csv
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from lab import course
+from lab.course import ROOT, CourseError
+from lab.grading import box, command
+from lab.grading.journal import Journal
+from tests.lab.grading import classroom
+
+EXPECTED = Path(__file__).with_name("expected.csv").read_text()
+FEW = ["right desk", "one mistake", "untouched", "syntax", "twice", "empty.zip"]
+LESSONS = "r01,k01"
+LEVEL = box.best()[0]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment():
+    """`lab grade` forgets its environment; the tests after this one want theirs."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def graded(sent, out, **options):
+    """(what it printed, grades.csv without the column of the sandbox)."""
+    said = io.StringIO()
+    given = {"lessons": LESSONS, "jobs": 2} | options
+    lines = command.grade(sent, out, Console(file=said), **given)
+    return "\n".join([said.getvalue(), *lines]), without_sandbox(out)
+
+
+def without_sandbox(out):
+    text = (out / "grades.csv").read_text()
+    rows = list(csv.reader(io.StringIO(text)))
+    assert {row[3] for row in rows[1:]} == {LEVEL}
+    made = io.StringIO()
+    csv.writer(made, lineterminator="\n").writerows(row[:3] + row[4:] for row in rows)
+    return made.getvalue()
+
+
+def rows(students):
+    """The expected lines of some students, below the head."""
+    head, *lines = EXPECTED.splitlines()
+    return "\n".join([head, *(line for line in lines if line.split(",")[0] in students)]) + "\n"
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory):
+    """A small class, graded once: (its folder, where the reports are)."""
+    sent = tmp_path_factory.mktemp("few")
+    classroom.write(sent, FEW)
+    out = tmp_path_factory.mktemp("graded") / "out"
+    graded(sent, out)
+    return sent, out
+
+
+def test_a_small_class_gets_its_exact_grades(few):
+    assert without_sandbox(few[1]) == rows([name.removesuffix(".zip") for name in FEW])
+
+
+@pytest.mark.slow
+def test_forty_submissions_of_every_kind_get_their_exact_grades(tmp_path):
+    classroom.write(tmp_path / "sent")
+    said, grades = graded(tmp_path / "sent", tmp_path / "out")
+    assert grades == EXPECTED
+    assert f"sandbox: {LEVEL}" in said and "COURSE ERROR" not in said
+    page = (tmp_path / "out" / "feedback" / "raises.html").read_text()
+    assert "&lt;script&gt;" in page and "<script" not in page
+
+
+def test_shards_and_another_seed_give_the_same_grades(few, tmp_path):
+    sent, out = few
+    for part in ("1/2", "2/2"):
+        graded_shard(sent, tmp_path / "out", part)
+    _, grades = graded(sent, tmp_path / "out", merge=True)
+    assert grades == without_sandbox(out)
+    seeds = {Journal.resume(file).header["seed"] for file in (tmp_path / "out").glob("journal-*")}
+    assert len(seeds) == 1 and seeds != {Journal.resume(out / "journal.jsonl").header["seed"]}
+
+
+def graded_shard(sent, out, part):
+    lines = command.grade(sent, out, Console(file=io.StringIO()), lessons=LESSONS, jobs=2,
+                          shard=part)
+    assert part in lines[0]
+
+
+def test_a_merge_says_which_shard_is_missing(few, tmp_path):
+    graded_shard(few[0], tmp_path / "out", "1/2")
+    with pytest.raises(CourseError, match="units are not graded yet.*--resume"):
+        graded(few[0], tmp_path / "out", merge=True)
+
+
+def test_a_run_that_is_killed_goes_on_and_repeats_nothing(few, tmp_path):
+    sent, out = few
+    mine = tmp_path / "out"
+    words = [sys.executable, "-m", "lab.cli", "grade", str(sent), "--out", str(mine),
+             "--lessons", LESSONS, "--jobs", "2"]
+    moment = random.randrange(2, 6)                     # lines of the journal
+    run = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True)
+    journal, deadline = mine / "journal.jsonl", time.monotonic() + 120
+    while lines(journal) < moment and run.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    run.send_signal(signal.SIGKILL)
+    assert run.wait() == -signal.SIGKILL, f"it ended by itself before line {moment}"
+    before = journal.read_bytes()
+    with open(journal, "ab") as stream:
+        stream.write(b'{"unit": ["cut o')              # as a crash in the middle of a line
+    done = subprocess.run([*words, "--resume"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert journal.read_bytes().startswith(before), f"killed at line {moment}"
+    units = [tuple(json.loads(line)["unit"]) for line in journal.read_text().splitlines()[1:]]
+    assert len(units) == len(set(units))
+    assert (mine / "grades.csv").read_bytes() == (out / "grades.csv").read_bytes()
+
+
+def lines(file):
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def test_grades_are_not_thrown_away(few):
+    sent, out = few
+    with pytest.raises(CourseError, match="is there already: go on with --resume"):
+        graded(sent, out)
+
+
+def test_a_journal_of_other_lessons_or_another_course_is_refused(few, tmp_path):
+    journal = Journal.resume(few[1] / "journal.jsonl")
+    with pytest.raises(CourseError, match="begun with other lessons"):
+        graded(few[0], few[1], lessons="r02", resume=True)
+    for field, other, says in (("course_version", "9.9", "begun with course 9.9"),
+                               ("lessons", {"r01_roofline": "0"}, "has changed since")):
+        file = tmp_path / field / "journal.jsonl"
+        file.parent.mkdir()
+        file.write_text(json.dumps(journal.header | {field: other}) + "\n")
+        with pytest.raises(CourseError, match=says):
+            graded(few[0], file.parent, lessons=None, resume=True)
+
+
+@pytest.mark.parametrize("options, says", [
+    ({"shard": "3/2"}, "expected I/N"), ({"shard": "x"}, "expected I/N"),
+    ({"lessons": "k99"}, "no lesson 'k99'"), ({"resume": True}, "nothing to resume"),
+    ({"merge": True}, "nothing to merge")])
+def test_what_cannot_be_is_refused(few, tmp_path, options, says):
+    with pytest.raises(CourseError, match=says):
+        graded(few[0], tmp_path / "out", **options)
+
+
+def test_no_submissions_are_no_class(tmp_path):
+    with pytest.raises(CourseError, match="no submissions in"):
+        graded(tmp_path, tmp_path / "out")
+
+
+def test_a_required_sandbox_that_is_not_there_is_refused(few, tmp_path, monkeypatch):
+    monkeypatch.setattr(box, "best", lambda: ("limits", ["bubblewrap: not here"]))
+    with pytest.raises(CourseError, match="--require-sandbox: this machine has none.*not here"):
+        graded(few[0], tmp_path / "out", required=True)
+
+
+def test_the_grader_that_breaks_is_an_error_of_the_course(few, tmp_path, monkeypatch):
+    """A unit whose process dies costs its student nothing, and the others go on."""
+    from lab.grading import run
+    start, broken = run.Child, []
+
+    def child(role, request, preload):
+        made = start(role, request, preload)
+        if not broken:
+            broken.append(request["lesson"])
+            os.kill(made.pid, signal.SIGKILL)
+        return made
+
+    monkeypatch.setattr(run, "Child", child)
+    said, _ = graded(few[0], tmp_path / "out", jobs=1)
+    assert "COURSE ERRORS" in said
+    verdicts = (tmp_path / "out" / "verdicts.csv").read_text()
+    wrong = {line.split(",")[1] for line in verdicts.splitlines() if ",error," in line}
+    assert wrong == set(broken)
+
+
+def test_every_lesson_is_named_by_its_start():
+    from lab.grading import run
+    assert run.chosen("k01, r01") == [course.find("r01"), course.find("k01")]
