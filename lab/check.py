@@ -93,6 +93,10 @@ CANDIDATE, SEED = pytest.StashKey(), pytest.StashKey()      # in the config
 RATIO, EXERCISE = pytest.StashKey(), pytest.StashKey()
 
 
+# Plugins of pytest's that a grader has no use for; the last two collect garbage, again and again.
+UNUSED = ("cacheprovider", "terminal", "logging", "threadexception", "unraisableexception")
+
+
 class Run:
     """One pytest run over a lesson's tests, and what it found, by exercise. A pytest plugin."""
 
@@ -111,8 +115,9 @@ class Run:
                 contextlib.redirect_stderr(null):
             pytest.main([str(self.lesson.test), "-c", os.devnull, "--rootdir", str(ROOT),
                          "--confcutdir", str(ROOT / "tests"), "--disable-plugin-autoload",
-                         "--import-mode=importlib", "--assert=plain", "-p", "no:cacheprovider",
-                         "-p", "no:terminal"], plugins=[self])
+                         "--import-mode=importlib", "--assert=plain",
+                         *(word for name in UNUSED for word in ("-p", f"no:{name}"))],
+                        plugins=[self])
         found = {name: self.verdict(name) for name in self.exercises}
         return found | {name: self.speed(name) for name, e in self.paced.items()
                         if found[e.name].verdict == "pass"}

@@ -179,8 +179,9 @@ class Subject:
             stopped = self._stopped(error)
             child.kill()
             raise stopped from None
-        except (Raised, Stopped):       # of the process that compiles
+        except (Raised, Stopped):       # of the process that compiles: this one still waits for it
             child.kill()
+            self._child = None
             raise
         if "error" in message:
             raise Raised(message["error"] if isinstance(message["error"], dict) else {})

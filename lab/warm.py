@@ -7,6 +7,7 @@ code, so what it forks has never met any. A child talks over the connection it w
 import atexit
 import contextlib
 import functools
+import gc
 import importlib
 import json
 import os
@@ -163,6 +164,7 @@ def main(address, preload):
     """Serve until standard input closes, which it does when the owner ends."""
     for name in preload:
         importlib.import_module(name)
+    gc.freeze()             # a collection in a child would copy every page that it looks at
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)       # the kernel reaps
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(address)

@@ -78,19 +78,22 @@ class Sandbox(Place):
         Path(self.own.name).chmod(0o755)
         self.tree = lay_out(lesson, folder)
         self.boxes, self.compilers, self.compiled = {}, {}, {}
+        self.kernels = self.own_reference = None
         self.held = contextlib.ExitStack()
 
     @contextlib.contextmanager
     def subject(self, lesson, candidate, exercise, reference):
-        if is_kernel(exercise):
-            proxy = Subject(lambda: self.child("pristine"), reference, self.compile)
+        if is_kernel(exercise):         # no learner's code in it: one for all tests
+            self.kernels = proxy = self.kernels or Subject(
+                lambda: self.child("pristine"), reference, self.compile)
         else:
             proxy = Guarded(lambda: self.child("own"), reference)
         try:
             yield proxy
         finally:
-            proxy.close()
-            if proxy.stopped:                   # whatever it started goes with the box
+            if proxy is not self.kernels:
+                proxy.close()
+            if proxy.stopped:           # whatever it started goes with the box
                 self.renew()
 
     def child(self, kind):
@@ -143,11 +146,19 @@ class Sandbox(Place):
                 raise
         return self.compiled[key]
 
+    @contextlib.contextmanager
     def reference(self, lesson):
-        return running(lesson, lesson.sources, self.warm)
+        """The course's own, one for all tests."""
+        if self.own_reference is None:
+            self.own_reference = self.held.enter_context(
+                running(lesson, lesson.sources, self.warm))
+        yield self.own_reference
 
     def renew(self):
         """End all that runs in the boxes; the next test gets new ones."""
+        if self.kernels is not None:
+            self.kernels.close()
+            self.kernels = None
         for compiler in self.compilers.values():
             compiler.close()
         self.compilers.clear()

@@ -87,7 +87,7 @@ SUBMISSIONS = {
         K01, "add_grid_stride_cuda", "i += step", "i += 0", "cuda")),
     "wrong kernel in Triton": lambda: everything() | desk(k01=changed(
         K01, "add_triton", "+ tl.load(y", "- tl.load(y")),
-    "empty folder": lambda: {},
+    "empty folder": dict,
     "empty.zip": lambda: zipped(),
     "corrupt.zip": lambda: zipped(**everything())[:300],
     "slip.zip": lambda: zipped(**desk(r01=right(R01)), **{
