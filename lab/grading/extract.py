@@ -12,7 +12,7 @@ from itertools import accumulate
 from lab import stub
 from lab.candidate import Candidate
 from lab.grading import parts
-from lab.grading.pristine import Given, imports, keep
+from lab.grading.pristine import Given, keep
 
 NOWHERE = "the submission"          # the label of a language of which nothing was sent
 MOST_NAMED = 5                      # names or lines in one note
@@ -156,47 +156,60 @@ def chosen(submission, attempts, gifts):
 def with_needed(file, homes, gifts):
     """[(cell, places of its new units)] that a notebook's exercises need, by the names in use."""
     language = gifts.language
-    pool = {part.cell: part for part in parts.parts_of(file) if part.language == language}
-    pool |= {part.cell: part for part in homes.values()}
+    pool = Pool([part for part in parts.parts_of(file) if part.language == language])
     needed = {part.cell: set() for part in homes.values()}
     known, missing = gifts.names | gifts.exercises, False
     waiting = [name for exercise, part in homes.items()
                for name in uses(stub.extract(part.text, exercise, language), language)]
     while waiting:
         name = waiting.pop()
-        cell, units = (None, ()) if name in known else last_home(name, pool)
+        cell, units = (None, ()) if name in known else pool.home(name)
         missing |= name not in known and cell is None
         known.add(name)
         if cell is not None:
             needed.setdefault(cell, set()).update(unit.start for unit in units)
             waiting += [n for unit in units for n in uses(unit.text, language)]
-    for cell, stars in star_imports(pool) if missing else ():
-        needed.setdefault(cell, set()).update(stars)
-    return [(pool[cell], needed[cell]) for cell in sorted(needed)]
+    for cell, units in pool.stars() if missing else ():
+        needed.setdefault(cell, set()).update(unit.start for unit in units)
+    return [(pool.part(cell), needed[cell]) for cell in sorted(needed)]
 
 
-def last_home(name, pool):
-    """(number, units) of the last cell of a pool that binds a name, read without magics; (None, ())
-    where none does."""
-    word = re.compile(rf"\b{re.escape(name)}\b")
-    for cell in sorted(pool, reverse=True):
-        if not word.search(pool[cell].text):
-            continue
-        pool[cell], _ = parts.without_magics(pool[cell])
-        units = [unit for unit in pool[cell].units()
-                 if name in {bound.split(".")[0] for bound in unit.names}]
-        if units:
-            return cell, units
-    return None, ()
+class Pool:
+    """The cells of a notebook in one language, read one by one when a name is looked for."""
 
+    def __init__(self, cells):
+        self.raw = {part.cell: part for part in cells}
+        self.read = {}                          # number -> (part without magics, {name: units})
+        self.words = {}                         # word -> numbers of the cells that have it
+        for part in cells:
+            for word in set(re.findall(r"\w+", part.text)):
+                self.words.setdefault(word, []).append(part.cell)
 
-def star_imports(pool):
-    """(number, places) of cells with `from module import *`, where a missing name may be from."""
-    for cell, part in pool.items():
-        if "import *" in part.text:
-            pool[cell], _ = parts.without_magics(part)
-            yield cell, {unit.start for unit in pool[cell].units()
-                         if any(name.endswith(".*") for name in imports(unit))}
+    def cell(self, number):
+        if number not in self.read:
+            part, _ = parts.without_magics(self.raw[number])
+            bound = {}
+            for unit in part.units():
+                for name in unit.names:
+                    first = "*" if name.endswith(".*") else name.split(".")[0]
+                    bound.setdefault(first, []).append(unit)
+            self.read[number] = part, bound
+        return self.read[number]
+
+    def part(self, number):
+        return self.cell(number)[0]
+
+    def home(self, name):
+        """(number, units) of the last cell that binds a name; (None, ()) where none does."""
+        for number in reversed(self.words.get(name, ())):
+            if units := self.cell(number)[1].get(name):
+                return number, units
+        return None, ()
+
+    def stars(self):
+        """(number, units) of cells with `from module import *`, where a missing name may be."""
+        return [(number, self.cell(number)[1].get("*", ())) for number, part in self.raw.items()
+                if "import *" in part.text]
 
 
 def uses(text, language):

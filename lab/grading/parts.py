@@ -13,7 +13,7 @@ from functools import cache, lru_cache
 from lab import course, notebooks, stub
 from lab.grading.names import lesson_stem
 
-MAGIC = re.compile(r"[ \t]*(?:[%!?]|[\w, \t]+=[ \t]*[%!]|[\w.]+\?+[ \t]*$)")
+MAGIC = re.compile(r"[%!?]|[\w, \t]+=[ \t]*[%!]|[\w.]+\?+$")       # of a line without its margins
 RUNS_HERE = ("%%time", "%%capture", "%%prun")       # cell magics whose cell still defines its names
 
 
@@ -135,8 +135,8 @@ def without_magics(part):
     if part.language != "python" or part.cell is None or part.error() is None:
         return part, []
     rows = part.text.split("\n")
-    gone = [row.strip() for row in rows if MAGIC.match(row)]
-    kept = "\n".join("" if MAGIC.match(row) else row for row in rows)
+    gone = [row.strip() for row in rows if MAGIC.match(row.strip())]
+    kept = "\n".join("" if MAGIC.match(row.strip()) else row for row in rows)
     return replace(part, text=kept), gone
 
 

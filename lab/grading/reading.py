@@ -134,6 +134,8 @@ def code_alone(text):
     except (CourseError, ValueError, KeyError, TypeError, AttributeError):
         raise ValueError("it is not a notebook that can be read: it is damaged, or another kind "
                          "of file") from None
+    if long := next((n for n, cell in enumerate(cells, 1) if len(cell) > MOST_CODE), None):
+        raise ValueError(f"its code cell {long} is larger than {MOST_CODE:,} characters")
     return notebooks.dump({"cells": [
         {"cell_type": "code", "metadata": {}, "source": sound(cell)} for cell in cells]})
 

@@ -383,6 +383,11 @@ def test_a_notebook_of_ten_thousand_cells():
     assert "x18" not in made.sources["python"]
 
 
+@pytest.mark.parametrize("row", [" " * 100_000 + "x\n(", "a," * 50_000 + "\nx("])
+def test_a_cell_made_to_cost_minutes_is_read_at_once(row):
+    assert got(of(("hw.ipynb", [MERGE, MERGE + row]))[0], "merge") == code(MERGE, "merge")
+
+
 # ---- the desk's one truth
 
 

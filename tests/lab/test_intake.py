@@ -225,6 +225,12 @@ def test_what_is_no_notebook_is_a_problem(tmp_path, text):
     told(one(tmp_path), "ada.ipynb", "not read")
 
 
+def test_a_cell_longer_than_any_code_is_a_problem(tmp_path):
+    cell = {"cell_type": "code", "metadata": {}, "source": "#" * (reading.MOST_CODE + 1)}
+    (tmp_path / "ada.ipynb").write_text(json.dumps({"cells": [cell]}))
+    told(one(tmp_path), "ada.ipynb", "code cell 1", "larger")
+
+
 def test_characters_that_no_file_holds_are_replaced(tmp_path):
     cell = '{"cell_type": "code", "metadata": {}, "source": "a = 1 # \\ud800\\u0000"}'
     (tmp_path / "ada.ipynb").write_text(f'{{"cells": [{cell}]}}')
