@@ -88,6 +88,7 @@ def untouched(lesson, candidate, exercise):
 
 CANDIDATE, SEED = pytest.StashKey(), pytest.StashKey()
 RATIO = pytest.StashKey()               # in a test's item: what `pace` measured
+TAPE = pytest.StashKey()                # where answers of the reference are written down
 
 
 class Run:

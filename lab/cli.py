@@ -380,6 +380,31 @@ def verify(
     raise typer.Exit(1 if any(row["ok"] is False for row in rows) else 0)
 
 
+# ---- instructors; a student edition has none of this
+
+
+def instructors(name):
+    return app.command(name, hidden=course.edition())
+
+
+@instructors("release")
+def release(
+    lessons: Annotated[list[str], typer.Argument(
+        metavar="LESSONS…", help="ids, their starts, floors, or k01..k08")],
+    out: Annotated[Path, typer.Option(help="an empty folder, or none yet")],
+    answers_until: Annotated[str | None, typer.Option(
+        metavar="LESSON", help="all lessons up to this one come with their answers")] = None,
+    hints: Annotated[bool, typer.Option(help="with the hints, of which the third says much")] = True,
+):
+    """Make a student edition: a git repository without the answers that are not given."""
+    from lab.grading import release as releasing
+
+    plan = releasing.edition(lessons, answers_until, hints)
+    for note in releasing.release(plan, out):
+        print(f"note: {note}")
+    print(f"{len(plan.lessons)} lessons, {len(plan.answered)} with answers, in {out}")
+
+
 # ---- the floors' own commands, registered by entry point: this file names none of them
 
 

@@ -82,14 +82,15 @@ def preload(lesson):
 
 
 @contextlib.contextmanager
-def running(lesson, sources, warm=None, reference=None, shapes=False, on_device=False):
+def running(lesson, sources, warm=None, reference=None, shapes=False, on_device=False,
+            child=Child):
     """A Subject with these sources loaded, ended at the end. on_device: its kernels run on the GPU,
-    not in the simulator."""
+    not in the simulator. child: what starts its process."""
     modules = tuple(m for m in preload(lesson) if not (on_device and m == "lab.warmup"))
     with prepared(lesson, sources) as folder:
         request = {"folder": folder, "floor": lesson.floor, "lesson": lesson.id, "shapes": shapes,
                    "simulator": "lab.warmup" in modules}
-        proxy = Subject(lambda: Child("subject", request, modules, warm), reference)
+        proxy = Subject(lambda: child("subject", request, modules, warm), reference)
         try:
             yield proxy
         finally:
