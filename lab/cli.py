@@ -383,18 +383,18 @@ def verify(
 # ---- instructors; a student edition has none of this
 
 
-def instructors(name):
-    return app.command(name, hidden=course.edition())
+def instructors(command):
+    return command if course.edition() else app.command()(command)
 
 
-@instructors("release")
+@instructors
 def release(
     lessons: Annotated[list[str], typer.Argument(
         metavar="LESSONS…", help="ids, their starts, floors, or k01..k08")],
     out: Annotated[Path, typer.Option(help="an empty folder, or none yet")],
     answers_until: Annotated[str | None, typer.Option(
         metavar="LESSON", help="all lessons up to this one come with their answers")] = None,
-    hints: Annotated[bool, typer.Option(help="with the hints, of which the third says much")] = True,
+    hints: Annotated[bool, typer.Option(help="with the hints; the third says much")] = True,
 ):
     """Make a student edition: a git repository without the answers that are not given."""
     from lab.grading import release as releasing
@@ -403,6 +403,22 @@ def release(
     for note in releasing.release(plan, out):
         print(f"note: {note}")
     print(f"{len(plan.lessons)} lessons, {len(plan.answered)} with answers, in {out}")
+
+
+@instructors
+def export(
+    lessons: LessonWords = None,
+    nbgrader: Annotated[Path | None, typer.Option(
+        metavar="DIR", help="a course folder for nbgrader, in an empty folder")] = None,
+):
+    """Hand the lessons to another grader, all of them if none is named."""
+    from lab.grading import nbgrader as nbgraders
+
+    if nbgrader is None:
+        raise CourseError("export to what? `lab export --nbgrader DIR`")
+    chosen = nbgraders.export(lessons, nbgrader)
+    print(f"{len(chosen)} assignment(s) in {nbgrader}. nbgrader runs a learner's code in the "
+          f"process that decides about points: nothing isolates it, as `lab grade` would")
 
 
 # ---- the floors' own commands, registered by entry point: this file names none of them

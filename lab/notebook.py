@@ -178,6 +178,10 @@ class Result:
         (self.verdict, *self.speed), self.source, self.note = verdicts, source, note
         self.first_guess = first_guess if first_guess != self.verdict.value else None
 
+    @property
+    def passed(self):
+        return self.verdict.verdict == "pass"
+
     def lines(self):
         yield self.verdict.message
         for v in self.speed if self.verdict.verdict == "pass" else ():
@@ -217,6 +221,8 @@ class Result:
 
 class Note:
     """A sentence of the course: a hint, a refusal, the reference."""
+
+    passed = False
 
     def __init__(self, kind, text, code=False):
         self.kind, self.text, self.code = kind, text, code

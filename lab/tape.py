@@ -175,8 +175,10 @@ def without_text(tree):
 
 def steps(exchange):
     """The most steps of a launch; 0 of what launched nothing."""
+    if exchange.asked != "launch":
+        return 0
     message, buffers = parsed(exchange.answer)
-    if exchange.asked != "launch" or "value" not in message:
+    if "value" not in message:          # it ended in an exception: the first limit, say
         return 0
     launches, _ = wire.unpack(message["value"], buffers)
     return max((launch["steps"] for launch in launches), default=0)

@@ -4,7 +4,6 @@ import gzip
 import re
 
 from lab import course, notebooks, stub
-from lab.course import ROOT
 
 SHORTEST = 20           # characters of a line that says something, blanks left out
 BINARY = (".npz", ".png", ".safetensors")

@@ -1,14 +1,14 @@
 """A student edition of the course: `lab release LESSONS --out DIR [--answers-until LESSON]`.
 
-Released lessons come as stubs with their graders, answered ones whole. Of the other lessons on these
-floors the modules alone are there, as stubs, since others import them. What is not named below does
-not ship. The edition is a repository of one commit, so that its history tells nothing either.
+Released lessons come as stubs with their graders, answered ones whole. Of the other lessons on
+these floors the modules alone are there, as stubs, since others import them. What is not named
+below does not ship. The edition is a repository of one commit, so that its history tells nothing
+either.
 """
 
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab import build, course, device, notebooks, tape
-from lab.check import TAPE, Run
 from lab.candidate import reference
+from lab.check import TAPE, Run
 from lab.course import ROOT, SUFFIX, CourseError
 from lab.grading import leaks
 
