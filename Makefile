@@ -1,5 +1,6 @@
 # make learn       set up, put the first lesson on the desk (work/) and open it
 # make test        prove the course on this machine, with a sample of what takes long
+# lab/authors.mk   has what authors make besides: test-all, gpu, test-versions, compiled, speed
 #
 # BUILD=cpu        with any of them: no CUDA, although there is an NVIDIA driver
 
