@@ -19,7 +19,7 @@ from lab import build, course, device, notebooks, tape
 from lab.candidate import reference
 from lab.check import TAPE, Run
 from lab.course import ROOT, SUFFIX, CourseError
-from lab.grading import leaks
+from lab.grading import lacks, leaks
 
 HERE = Path(__file__).parent / "edition"
 MADE = {"README.md": "README.md", "check.yml": ".github/workflows/check.yml",
@@ -86,7 +86,7 @@ def release(plan, out, say=print):
         write(plan, made, say)
         prove(plan, made)
         commit(made)
-        notes = [*leaks.notes(made, plan), *missing(plan)]
+        notes = [*leaks.notes(made, plan), *lacks.notes(plan)]
         os.replace(made, out)
     return notes
 
@@ -265,37 +265,3 @@ def commit(folder):
     git("add", "-A", folder=folder, why=why)
     git("-c", "user.name=lab release", "-c", "user.email=", "commit", "-q", "-m",
         f"The course, student edition of {course.VERSION}", folder=folder, why=why)
-
-
-def missing(plan):
-    """Sentences: what a notebook of the edition uses of a lesson whose answers are not there."""
-    for lesson in plan.lessons:
-        for other, name in borrowed(lesson):
-            if other != lesson and other not in plan.answered:
-                yield (f"the notebook of {lesson.id} uses {name} of {other.id}, whose answers are "
-                       f"not in this edition: that cell ends in an exception")
-
-
-def borrowed(lesson):
-    """(lesson, name) of what the cells of a lesson import and what needs an exercise there."""
-    known = {i.id: i for i in course.lessons()}
-    names = {floor.name for floor in course.floors()}
-    for cell in build.make(lesson)[0]["cells"]:
-        text = notebooks.source(cell)
-        for floor, listed in re.findall(r"^from (\w+)(?:\.\w+)? import ([^(\n]+)", text, re.M):
-            for name in listed.split(",") if floor in names else ():
-                home = known.get(home_of(floor, name.strip()))
-                if home and reaches(home, name.strip()):
-                    yield home, name.strip()
-
-
-def home_of(floor, name):
-    """The id of the lesson whose module makes a name of a floor public; None where none does."""
-    for lesson in course.lessons():
-        if lesson.floor == floor and name in build.public(lesson.path(".py")):
-            return lesson.id
-    return None
-
-
-def reaches(lesson, name):
-    return any(e.name == name for e in lesson.exercises) or bool(lesson.reached(name))
