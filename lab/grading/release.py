@@ -255,8 +255,8 @@ def prove(plan, folder):
         lesson, exercise, verdict, message = json.loads(line)
         if not exercise.endswith(course.SPEED):
             refuse_unless_right(lesson, exercise, verdict, message,
-                                "in this edition; does it need answers of an earlier lesson? "
-                                "--answers-until gives them")
+                                "in this edition. It or its grader needs an answer that is not "
+                                "there: --answers-until gives those of earlier lessons")
 
 
 def commit(folder):
