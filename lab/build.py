@@ -24,7 +24,7 @@ def build(lessons):
         stubbed, solved = make(lesson)
         if put(lesson.notebook, notebooks.dump(stubbed)):
             changed.append(lesson.notebook)
-        if outdated(lesson.solution, solved):
+        if solved and outdated(lesson.solution, solved):
             put(lesson.solution, execute(solved, lesson))
             changed.append(lesson.solution)
     if put_picture():
@@ -39,6 +39,8 @@ def check(lessons):
         stubbed, solved = make(lesson)
         for path, made in ((lesson.notebook, stubbed), (lesson.solution, solved)):
             name = path.relative_to(ROOT)
+            if made is None:
+                continue
             if not path.exists():
                 stale.append(f"{name} is missing")
             elif outdated(path, made):
@@ -68,6 +70,8 @@ def put(path, text):
 def put_picture():
     """Keep the README's picture the one in the executed lesson; True if it was another."""
     path, name = PICTURE
+    if course.edition():
+        return False
     now = picture(course.find(name))
     if now is None or (path.exists() and path.read_bytes() == now):
         return False
@@ -80,8 +84,8 @@ def put_picture():
 
 
 def make(lesson):
-    """(stub notebook, solution notebook), neither executed."""
-    digest = source_hash(lesson)
+    """(stub notebook, solution notebook), neither executed; None for a solution not given."""
+    digest = source_hash(lesson.markdown.read_bytes(), lesson.sources)
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     first = code_cell("open", f'from lab import open_lesson\n\nlesson = open_lesson("{lesson.id}")')
     made = []
@@ -90,7 +94,7 @@ def make(lesson):
                     "lab": {"lesson": lesson.id, "kind": which, "hash": digest}}
         made.append({"cells": [first, *body(lesson, sources)], "nbformat": 4, "nbformat_minor": 5,
                      "metadata": metadata})
-    return made
+    return made if lesson.answered else [made[0], None]
 
 
 def body(lesson, sources):
@@ -140,9 +144,9 @@ def code_cell(name, text, metadata=None):
             "execution_count": None, "outputs": []}
 
 
-def source_hash(lesson):
-    digest = hashlib.sha256(lesson.markdown.read_bytes())
-    for text in lesson.sources.values():
+def source_hash(markdown, sources):
+    digest = hashlib.sha256(markdown)
+    for text in sources.values():
         digest.update(text.encode())
     return digest.hexdigest()[:16]
 
@@ -184,9 +188,11 @@ def execute(notebook, lesson):
 def shared():
     """path -> text of the generated files that belong to no single lesson."""
     texts = {ROOT / floor.name / "__init__.py": contents(floor)
-             for floor in course.floors() if floor.lessons}
+             for floor in course.floors() if (ROOT / floor.name).is_dir()}
     readme = ROOT / "README.md"
-    if readme.exists():
+    if course.edition():
+        texts[readme] = between(readme.read_text("utf-8"), "map", map_table())
+    elif readme.exists():
         text = between(made(readme.read_text("utf-8")), "map", map_table())
         text = between(text, "speed", speed.text(json.loads(speed.RECORD.read_text("utf-8"))))
         texts[readme] = between(text, "measured", measured.summary(measured.records()))

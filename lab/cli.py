@@ -354,38 +354,6 @@ def bench(lesson: LessonWord = None, as_json: Json = False):
               file=sys.stderr)
 
 
-# ---- instructors
-
-@app.command()
-def grade(
-    submissions: Annotated[Path, typer.Argument(metavar="SUBMISSIONS",
-                                                help="a folder of what students sent")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="for the journal and the reports")],
-    lessons: Annotated[str | None, typer.Option(help="ids, separated by commas; all if not given")]
-        = None,
-    jobs: Annotated[int, typer.Option(min=1, help="units at a time")] = os.cpu_count() or 1,
-    resume: Annotated[bool, typer.Option("--resume", help="go on where a run stopped")] = False,
-    shard: Annotated[str | None, typer.Option(metavar="I/N", help="one part of N")] = None,
-    merge: Annotated[bool, typer.Option("--merge", help="make the reports of all shards")] = False,
-    require_sandbox: Annotated[bool, typer.Option(
-        "--require-sandbox", help="refuse to grade where only limits hold")] = False,
-    roster: Annotated[Path | None, typer.Option(help="a Canvas gradebook, or a CSV with a column "
-                                                     "student")] = None,
-    points: Annotated[Path | None, typer.Option(help="instead of grading.toml beside SUBMISSIONS")]
-        = None,
-    overrides: Annotated[Path | None, typer.Option(help="a CSV of regrades")] = None,
-    best: Annotated[bool, typer.Option("--best", help="a student's best submission counts, not "
-                                                      "the latest")] = False,
-):
-    """Grade a folder of submissions that nobody has to trust; tables and pages into --out."""
-    from lab.grading import command
-
-    for line in command.grade(submissions, out, console, lessons=lessons, jobs=jobs, resume=resume,
-                              shard=shard, merge=merge, required=require_sandbox, roster=roster,
-                              points=points, overrides=overrides, best=best):
-        console.print(line, markup=False)
-
-
 # ---- authors
 
 
@@ -433,6 +401,77 @@ def verify(
     if as_json:
         print(json.dumps(rows, indent=2))
     raise typer.Exit(1 if any(row["ok"] is False for row in rows) else 0)
+
+
+# ---- instructors; a student edition has none of this
+
+
+def instructors(command):
+    return command if course.edition() else app.command()(command)
+
+
+@instructors
+def grade(
+    submissions: Annotated[Path, typer.Argument(metavar="SUBMISSIONS",
+                                                help="a folder of what students sent")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="for the journal and the reports")],
+    lessons: Annotated[str | None, typer.Option(help="ids, separated by commas; all if not given")]
+        = None,
+    jobs: Annotated[int, typer.Option(min=1, help="units at a time")] = os.cpu_count() or 1,
+    resume: Annotated[bool, typer.Option("--resume", help="go on where a run stopped")] = False,
+    shard: Annotated[str | None, typer.Option(metavar="I/N", help="one part of N")] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="make the reports of all shards")] = False,
+    require_sandbox: Annotated[bool, typer.Option(
+        "--require-sandbox", help="refuse to grade where only limits hold")] = False,
+    roster: Annotated[Path | None, typer.Option(help="a Canvas gradebook, or a CSV with a column "
+                                                     "student")] = None,
+    points: Annotated[Path | None, typer.Option(help="instead of grading.toml beside SUBMISSIONS")]
+        = None,
+    overrides: Annotated[Path | None, typer.Option(help="a CSV of regrades")] = None,
+    best: Annotated[bool, typer.Option("--best", help="a student's best submission counts, not "
+                                                      "the latest")] = False,
+):
+    """Grade a folder of submissions that nobody has to trust; tables and pages into --out."""
+    from lab.grading import command
+
+    for line in command.grade(submissions, out, console, lessons=lessons, jobs=jobs, resume=resume,
+                              shard=shard, merge=merge, required=require_sandbox, roster=roster,
+                              points=points, overrides=overrides, best=best):
+        console.print(line, markup=False)
+
+
+@instructors
+def release(
+    lessons: Annotated[list[str], typer.Argument(
+        metavar="LESSONS…", help="ids, their starts, floors, or k01..k08")],
+    out: Annotated[Path, typer.Option(help="an empty folder, or none yet")],
+    answers_until: Annotated[str | None, typer.Option(
+        metavar="LESSON", help="all lessons up to this one come with their answers")] = None,
+    hints: Annotated[bool, typer.Option(help="with the hints; the third says much")] = True,
+):
+    """Make a student edition: a git repository without the answers that are not given."""
+    from lab.grading import release as releasing
+
+    plan = releasing.edition(lessons, answers_until, hints)
+    for note in releasing.release(plan, out):
+        print(f"note: {note}")
+    print(f"{len(plan.lessons)} lessons, {len(plan.answered)} with answers, in {out}")
+
+
+@instructors
+def export(
+    lessons: LessonWords = None,
+    nbgrader: Annotated[Path | None, typer.Option(
+        metavar="DIR", help="a course folder for nbgrader, in an empty folder")] = None,
+):
+    """Hand the lessons to another grader, all of them if none is named."""
+    from lab.grading import nbgrader as nbgraders
+
+    if nbgrader is None:
+        raise CourseError("export to what? `lab export --nbgrader DIR`")
+    chosen = nbgraders.export(lessons, nbgrader)
+    print(f"{len(chosen)} assignment(s) in {nbgrader}. nbgrader runs a learner's code in the "
+          f"process that decides about points: nothing isolates it, as `lab grade` would")
 
 
 # ---- the floors' own commands, registered by entry point: this file names none of them

@@ -50,6 +50,7 @@ class Exercise:
 class Lesson:
     id: str
     floor: str
+    answered: bool = True       # False in a student edition: its files are stubs, all that is there
 
     def path(self, suffix):
         return ROOT / self.floor / f"{self.id}{suffix}"
@@ -76,13 +77,15 @@ class Lesson:
 
     @cached_property
     def sources(self):
-        """The reference: language -> text."""
+        """The reference, or what a student edition has instead: language -> text."""
         return {language: self.path(suffix).read_text("utf-8")
                 for language, suffix in SUFFIX.items() if self.path(suffix).exists()}
 
     @cached_property
     def stubs(self):
         """What a learner starts from: language -> text."""
+        if not self.answered:
+            return self.sources
         return {language: stub.cut(text, [e.name for e in self.exercises if e.language == language],
                                    language)
                 for language, text in self.sources.items()}
@@ -184,6 +187,7 @@ class Floor:
     title: str
     lessons: tuple[Lesson, ...]
     planned: tuple[tuple[str, str, str], ...]       # (id, core | deep, title)
+    edition: bool = False       # of a student edition
 
 
 @cache
@@ -191,13 +195,42 @@ def floors():
     with open(ROOT / "lab" / "course.toml", "rb") as file:
         manifest = tomllib.load(file)
     return tuple(Floor(name, entry["title"],
-                       tuple(Lesson(i, name) for i in entry["lessons"]),
-                       tuple(tuple(row) for row in entry.get("planned", ())))
+                       tuple(Lesson(i, name, i not in entry.get("stubs", ()))
+                             for i in entry["lessons"]),
+                       tuple(tuple(row) for row in entry.get("planned", ())),
+                       "stubs" in entry)
                  for name, entry in manifest.items())
 
 
 def lessons():
     return [lesson for floor in floors() for lesson in floor.lessons]
+
+
+def edition():
+    """True in a student edition, as `lab release` makes it: without some answers."""
+    return any(floor.edition for floor in floors())
+
+
+def answered(lesson_id):
+    """True where the reference of this lesson is here."""
+    return any(lesson.id == lesson_id and lesson.answered for lesson in lessons())
+
+
+def choose(words):
+    """The lessons that words name, in the course's order: an id, its start, a floor, k01..k08."""
+    known, chosen = lessons(), set()
+    for word in words:
+        first, dots, last = word.partition("..")
+        if dots:
+            start, end = known.index(find(first)), known.index(find(last))
+            if start > end:
+                raise CourseError(f"{word}: {known[start].id} comes after {known[end].id}")
+            chosen |= set(known[start:end + 1])
+        else:
+            named = {lesson for lesson in known if word and (
+                lesson.id.startswith(word) or lesson.floor.startswith(word))}
+            chosen |= named or {find(word)}
+    return [lesson for lesson in known if lesson in chosen]
 
 
 def find(lesson_id):

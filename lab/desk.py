@@ -164,17 +164,18 @@ class Desk:
             ".ipynb": lesson.notebook.read_text("utf-8")}
 
     def prepare(self):
-        """Make the folder a desk: git of its own where git is there, and the tutor's policy."""
+        """Make the folder a desk: git of its own where git is there, and the tutor's policy. In a
+        student edition its files belong to the edition's git, so that they are pushed with it."""
         fresh = not self.exists()
         with self.changing():
             pass
         policy = self.folder / "AGENTS.md"
         if not policy.exists():
             self.write(policy, (ROOT / "lab" / "desk_policy.md").read_text("utf-8"))
-        if fresh and shutil.which("git") and not (self.folder / ".git").exists():
-            self.write(
-                self.folder / ".gitignore", ".lab/*.lock\n.ipynb_checkpoints/\n__pycache__/\n"
-            )
+        if not fresh:
+            return
+        self.write(self.folder / ".gitignore", ".lab/*.lock\n.ipynb_checkpoints/\n__pycache__/\n")
+        if shutil.which("git") and not course.edition() and not (self.folder / ".git").exists():
             subprocess.run(
                 ["git", "init", "-q", str(self.folder)], check=False, capture_output=True
             )

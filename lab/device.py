@@ -10,9 +10,9 @@ from pathlib import Path
 from lab.course import ROOT
 
 
-def child_environment():
+def child_environment(root=ROOT):
     """The environment of a process of ours: this one's, with the course importable."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def forget_environment():

@@ -29,5 +29,8 @@ def show(exercise, desk=None, now=False):
         if left > 0:
             raise CourseError(f"{exercise.name} has not passed yet and {left} hint(s) are left: "
                               f"`lab hint {exercise.name}`, or `lab show {exercise.name} --now`")
+    if not exercise.lesson.answered:
+        raise CourseError(f"{exercise.name}: the answers of {exercise.lesson.id} are not in this "
+                          f"edition of the course")
     language = exercise.language
     return stub.extract(exercise.lesson.sources[language], exercise.name, language)

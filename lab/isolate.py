@@ -52,12 +52,13 @@ class Place:
     def __init__(self, warm=None):
         self.warm = warm
 
-    def subject(self, lesson, candidate, exercise, reference):
-        """A context with the Subject that a test of `exercise` is given. exercise: None in a plain
-        pytest run. reference(): the course's own, for limits."""
+    def subject(self, lesson, candidate, test, reference):
+        """A context with the Subject that a test, pytest's item, is given. reference(): the
+        course's own, for limits."""
         return running(lesson, candidate.sources, self.warm, reference, candidate.shapes)
 
-    def reference(self, lesson):
+    def reference(self, lesson, test):
+        """A context with the course's own solution."""
         return running(lesson, lesson.sources, self.warm)
 
 
@@ -98,14 +99,15 @@ def preload(lesson):
 
 
 @contextlib.contextmanager
-def running(lesson, sources, warm=None, reference=None, shapes=False, on_device=False):
+def running(lesson, sources, warm=None, reference=None, shapes=False, on_device=False,
+            child=Child):
     """A Subject with these sources loaded, ended at the end. on_device: its kernels run on the GPU,
-    not in the simulator."""
+    not in the simulator. child: what starts its process."""
     modules = tuple(m for m in preload(lesson) if not (on_device and m == "lab.warmup"))
     with prepared(lesson, sources) as folder:
         request = {"folder": folder, "floor": lesson.floor, "lesson": lesson.id, "shapes": shapes,
                    "simulator": "lab.warmup" in modules}
-        proxy = Subject(lambda: Child("subject", request, modules, warm), reference)
+        proxy = Subject(lambda: child("subject", request, modules, warm), reference)
         try:
             yield proxy
         finally:

@@ -90,6 +90,8 @@ def marked(mark):
 # make test, make test-all
 
 def stages(sample):
+    if course.edition():
+        return stages_of_edition()
     lab = str(Path(sys.executable).with_name("lab"))
     parallel = [*PYTEST, "-n", str(WORKERS)]
     core = [lesson for lesson in course.lessons() if lesson.core]
@@ -107,6 +109,16 @@ def stages(sample):
         "solutions": [*parallel, "--nbval-lax", "--nbval-current-env",
                       "--nbval-cell-timeout=120", "--dist", "loadscope", *solutions],
     }
+
+
+def stages_of_edition():
+    """Without the tests of the course itself: stubs are stubs, what is answered passes."""
+    lab = str(Path(sys.executable).with_name("lab"))
+    stages = {"verify": [lab, "verify", "--mutants", "1"], "build": [lab, "build", "--check"]}
+    if any(lesson.answered for lesson in course.lessons()):
+        stages["solutions"] = [*PYTEST, "-n", str(WORKERS), "--nbval-lax", "--nbval-current-env",
+                               "--nbval-cell-timeout=120", "--dist", "loadscope", "solutions"]
+    return stages
 
 
 def prove(sample):
@@ -128,6 +140,8 @@ def prove(sample):
         print("not proven here:", *unproven, sep="\n  ")
     left_out = ("; a sample: `make test-all` adds the deep lessons, all mutants but one of each "
                 f"exercise, and the slow tests in {', '.join(marked('slow'))}")
+    if course.edition():
+        left_out = "; a sample: one mutant of each exercise that is answered"
     print(total(map(Outcome.counts, outcomes)) + (left_out if sample else ""))
     return int(any(outcome.exit_code for outcome in outcomes))
 

@@ -114,8 +114,7 @@ class Subject:
             if error.kind != "endless" or self._reference is None:
                 raise
             restore(own, copies)
-            launches = self._reference().launch(*request[:4], **meta).launches
-            allowed = SLACK * max(n["steps"] for n in launches)
+            allowed = SLACK * self._reference()._steps(request, meta)
             restore(own, copies)
             if allowed <= STEPS:
                 raise
@@ -137,6 +136,17 @@ class Subject:
             self._child = self._start()
         return self._ask("compile", what, *given)
 
+    # ---- what another Subject asks of the reference at a limit
+
+    def _steps(self, request, meta):
+        """Of the longest launch."""
+        return max(n["steps"] for n in self.launch(*request[:4], **meta).launches)
+
+    def _seconds(self, name, args, kwargs):
+        began = time.monotonic()
+        getattr(self, name)(*args, **kwargs)
+        return time.monotonic() - began
+
     # ---- plumbing
 
     def _get(self, owner, name):
@@ -147,10 +157,7 @@ class Subject:
 
     def _call(self, function, name, args, kwargs):
         def again():                # the reference's own time, with the same arguments
-            reference = self._reference()
-            began = time.monotonic()
-            getattr(reference, name)(*args, **kwargs)
-            return time.monotonic() - began
+            return self._reference()._seconds(name, args, kwargs)
 
         shared = contains_handle([list(args), kwargs])  # the reference's process has no such object
         slow = again if self._reference is not None and name and not shared else None

@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 from lab import course, stub
+from lab.check import EXERCISE
 from lab.course import ROOT, SUFFIX
 from lab.grading.box import NOBODY, Box
 from lab.isolate import Place, preload, prepared, running
@@ -82,8 +83,8 @@ class Sandbox(Place):
         self.held = contextlib.ExitStack()
 
     @contextlib.contextmanager
-    def subject(self, lesson, candidate, exercise, reference):
-        if is_kernel(exercise):         # no learner's code in it: one for all tests
+    def subject(self, lesson, candidate, test, reference):
+        if is_kernel(test.stash[EXERCISE]):         # no learner's code in it: one for all tests
             self.kernels = proxy = self.kernels or Subject(
                 lambda: self.child("pristine"), reference, self.compile)
         else:
@@ -147,7 +148,7 @@ class Sandbox(Place):
         return self.compiled[key]
 
     @contextlib.contextmanager
-    def reference(self, lesson):
+    def reference(self, lesson, test):
         """The course's own, one for all tests."""
         if self.own_reference is None:
             self.own_reference = self.held.enter_context(

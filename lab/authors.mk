@@ -1,0 +1,28 @@
+# What authors and instructors make. A student edition has no such file.
+#
+# make test-all    everything that can be proven here
+# make gpu         the GPU tests and the bench, a slice of at most 9 minutes a call
+# make test-versions   the simulator's tests on the oldest and the newest compilers supported
+# make compiled    what the compilers make of the shipped kernels for Hopper; needs no GPU
+# make speed       the simulator against other simulators and its targets, CPU seconds on this machine
+
+.PHONY: test-all test-versions compiled speed gpu
+
+test-all: set-up-tests
+	@.venv/bin/python -m lab.prove all
+
+# Without .venv: it makes environments of its own.
+test-versions:
+	@$(if $(python),$(python) -m lab.versions --wheels $(torch_wheels)/cpu,$(no_python))
+
+compiled: set-up
+	@.venv/bin/python -m lab.compiled
+
+speed: set-up
+	@.venv/bin/python -m lab.speed --wheels $(torch_wheels)/cpu
+
+# A machine lent for its GPU may hold torch already and reach no package index.
+gpu_here := import pytest, sys, torch; sys.exit(not torch.cuda.is_available())
+gpu:
+	@if python3 -c '$(gpu_here)' 2>/dev/null; then exec python3 -m lab.prove gpu; fi; \
+	$(call set_up,--need-gpu) && .venv/bin/python -m lab.prove gpu

@@ -1,0 +1,54 @@
+"""Where an edition tells an answer that it should not: the reference's lines, found elsewhere."""
+
+import gzip
+import re
+
+from lab import course, notebooks, stub
+
+SHORTEST = 20           # characters of a line that says something, blanks left out
+BINARY = (".npz", ".png", ".safetensors")
+
+
+def notes(folder, plan):
+    """A sentence for each answer of which a file of the edition has half the lines or more."""
+    for exercise, file, found, most in leaks(folder, plan.answered):
+        if 2 * found >= most:
+            yield f"{exercise.id}: {found} of {most} lines of its answer stand in {file}"
+
+
+def leaks(folder, answered):
+    """(exercise, file, lines found, lines in all) for each exercise of the lessons that are not
+    answered, and each file of the edition that has any of its lines."""
+    texts = {path.relative_to(folder): squeezed(readable(path)) for path in folder.rglob("*")
+             if path.is_file() and ".git" not in path.parts and path.suffix not in BINARY}
+    for lesson in course.lessons():
+        for exercise in lesson.exercises if lesson not in answered else ():
+            lines = telling(exercise)
+            for path, text in texts.items():
+                if found := sum(line in text for line in lines):
+                    yield exercise, path, found, len(lines)
+
+
+def telling(exercise):
+    """The lines of the reference that its published stub lacks, blanks and comments left out."""
+    lesson, language = exercise.lesson, exercise.language
+    given = squeezed("\n".join(lesson.stubs.values()))
+    whole = stub.extract(lesson.sources[language], exercise.name, language)
+    comment = "#" if language == "python" else "//"
+    lines = {squeezed(line.split(comment)[0]) for line in whole.splitlines()}
+    return [line for line in sorted(lines) if len(line) > SHORTEST and line not in given]
+
+
+def squeezed(text):
+    return re.sub(r"\s+", "", text)
+
+
+def readable(path):
+    """What a reader of a file sees: a notebook's cells and outputs, what is compressed."""
+    if path.suffix == ".gz":
+        return gzip.decompress(path.read_bytes()).decode()
+    text = path.read_text("utf-8", errors="replace")
+    if path.suffix == ".ipynb":
+        cells = notebooks.load(text, str(path))["cells"]
+        return "\n".join(notebooks.source(cell) + str(cell.get("outputs", "")) for cell in cells)
+    return text

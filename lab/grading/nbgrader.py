@@ -1,0 +1,88 @@
+"""A course folder for nbgrader: `lab export --nbgrader DIR [LESSONS…]`.
+
+    source/<lesson>/<lesson>.ipynb      one assignment a lesson: the stub notebook, marked up
+    nbgrader_config.py
+
+nbgrader is not needed to make it. It runs a learner's notebook, and with it the learner's code, in
+the process that decides about the points; `lab grade` does not. Schema 3 of nbgrader's metadata of
+cells: https://nbgrader.readthedocs.io/en/stable/contributor_guide/metadata.html
+"""
+
+from pathlib import Path
+
+from lab import build, course, notebooks
+from lab.course import CourseError
+
+CONFIG = '''"""Made by `lab export --nbgrader`. Install nbgrader where the course is:
+.venv/bin/pip install nbgrader
+"""
+
+c = get_config()    # noqa: F821  (nbgrader's)
+c.CourseDirectory.course_id = "gpu-course"
+c.ClearSolutions.enabled = False        # the notebooks are stubs already: no answer is in here
+c.Execute.timeout = 600                 # seconds of a cell: a check may start two simulators
+'''
+GRADE = '''# Graded by the course. nbgrader runs your notebook in the process that grades it.
+result = lesson.check({name!r})
+display(result)
+assert result.passed, result'''
+
+
+def export(words, out):
+    """Write the folder, which is empty or not there; the lessons in it."""
+    chosen = course.choose(words) if words else course.lessons()
+    out = Path(out).resolve()
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise CourseError(f"{out} exists and is not empty: nothing was written")
+    made = {f"source/{lesson.id}/{lesson.id}.ipynb": notebooks.dump(marked(lesson))
+            for lesson in chosen}
+    try:
+        for name, text in {**made, "nbgrader_config.py": CONFIG}.items():
+            build.put(out / name, text)
+    except OSError as error:
+        raise CourseError(f"cannot write {error.filename}: {error.strerror}") from None
+    return chosen
+
+
+def marked(lesson):
+    """The stub notebook with nbgrader's metadata: the cells to write, and those that grade."""
+    notebook, cells = build.make(lesson)[0], []
+    for cell in notebook["cells"]:
+        cells += [mark(cell, lesson)] if cell["cell_type"] == "code" else [cell]
+    ends = {name: number for number, cell in enumerate(cells) for e in lesson.exercises
+            if f'lesson.check("{(name := e.name)}")' in notebooks.source(cell)}
+    for exercise in sorted(lesson.exercises, key=lambda e: -ends[e.name]):
+        at = ends[exercise.name]
+        alone = notebooks.source(cells[at]).strip() == f'lesson.check("{exercise.name}")'
+        cells[at:at + 1] = [*([] if alone else [cells[at]]), graded(exercise)]
+    return notebook | {"cells": cells}
+
+
+def mark(cell, lesson):
+    """A code cell as nbgrader should know it: open to the learner, locked, or none of its own."""
+    name = notebooks.exercise_of(cell)
+    if name is not None:
+        return with_metadata(cell, f"answer-{name}", solution=True)
+    if cell["id"] == "open":
+        return with_metadata(cell, "open", locked=True)
+    return cell
+
+
+def graded(exercise):
+    """The cell that decides about an exercise's points."""
+    name = exercise.name
+    cell = build.code_cell(f"grade-{identifier(name)}", GRADE.format(name=name))
+    return with_metadata(cell, f"grade-{name}", grade=True, locked=True, points=exercise.points)
+
+
+def with_metadata(cell, name, points=None, grade=False, locked=False, solution=False):
+    own = {"schema_version": 3, "grade_id": identifier(name), "grade": grade, "locked": locked,
+           "solution": solution, "task": False}
+    if grade:
+        own["points"] = points
+    return cell | {"metadata": cell["metadata"] | {"nbgrader": own}}
+
+
+def identifier(name):
+    """Class.method with a letter that nbgrader allows."""
+    return name.replace(".", "-")

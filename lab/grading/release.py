@@ -1,0 +1,257 @@
+"""A student edition of the course: `lab release LESSONS --out DIR [--answers-until LESSON]`.
+
+Released lessons come as stubs with their graders, answered ones whole. Of the other lessons on
+these floors the modules alone are there, as stubs, since others import them. What is not named
+below does not ship. The edition is a repository of one commit, so that its history tells nothing
+either.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab import build, course, device, notebooks, tape
+from lab.candidate import reference
+from lab.check import Run
+from lab.course import ROOT, SUFFIX, CourseError
+from lab.grading import lacks, leaks
+
+HERE = Path(__file__).parent / "edition"
+MADE = {"README.md": "README.md", "check.yml": ".github/workflows/check.yml",
+        "gitignore": ".gitignore"}
+AS_THEY_ARE = ("LICENSE", "Makefile", "constraints.txt", "tests/conftest.py")
+# Of the machinery: what only the instructor or the author of the course needs.
+KEPT_BACK = ("lab/grading/README.md", "lab/grading/edition/", "lab/authors.mk",
+             "lab/course.toml")
+# Grades every reference in the edition, which does not hold it.
+GRADE = """
+import json, sys
+from lab import check, course
+from lab.candidate import Candidate
+for lesson, sources in json.load(sys.stdin).items():
+    labels = dict.fromkeys(sources, "the reference")
+    for v in check.grade(course.find(lesson), Candidate(sources, labels)):
+        print(json.dumps([lesson, v.name, v.verdict, v.message]))
+"""
+
+
+@dataclass(frozen=True)
+class Edition:
+    """Which lessons ship, and how."""
+
+    lessons: tuple              # in the course's order
+    answered: frozenset         # those of them that come with reference, solution and mutants
+    hints: bool = True
+
+    @property
+    def stubs(self):
+        return [lesson for lesson in self.lessons if lesson not in self.answered]
+
+    @property
+    def floors(self):
+        """Up to the highest that has a lesson: floors import from those below."""
+        names = [floor.name for floor in course.floors()]
+        return names[:1 + max(names.index(lesson.floor) for lesson in self.lessons)]
+
+
+def edition(words, answers_until=None, hints=True):
+    """The Edition of a command's words."""
+    known, answered = course.lessons(), []
+    if answers_until is not None:
+        answered = known[:1 + known.index(course.find(answers_until))]
+    chosen = {*course.choose(words), *answered}
+    if not chosen:
+        raise CourseError("no lesson to release: name some, such as k01..k08, or a floor")
+    return Edition(tuple(i for i in known if i in chosen), frozenset(answered), hints)
+
+
+def release(plan, out, say=print):
+    """Make the edition in `out`, which is empty or not there. Nothing is left where it fails."""
+    out = Path(out).resolve()
+    if course.edition():
+        raise CourseError("this is a student edition: release from the whole course")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise CourseError(f"{out} exists and is not empty: nothing was written")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        folder = tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent)
+    except OSError as error:
+        raise CourseError(f"cannot write beside {out}: {error.strerror}") from None
+    with folder as name:
+        made = Path(name) / "edition"
+        write(plan, made, say)
+        prove(plan, made)
+        commit(made)
+        notes = [*leaks.notes(made, plan), *lacks.notes(plan)]
+        os.replace(made, out)
+    return notes
+
+
+# ---- what ships
+
+
+def tracked():
+    """Every file of the course, as git has it: what is not committed is nobody else's."""
+    done = git("ls-files", "-z", folder=ROOT, why="what ships is what git tracks of the course")
+    return [Path(name) for name in done.split("\0") if name and (ROOT / name).exists()]
+
+
+def git(*words, folder, why):
+    try:
+        return subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True,
+                              check=True).stdout
+    except FileNotFoundError:
+        raise CourseError(f"no git here: {why}") from None
+    except subprocess.CalledProcessError as error:
+        raise CourseError(f"git {words[0]}: {error.stderr.strip()}: {why}") from None
+
+
+def write(plan, folder, say):
+    for path in tracked():
+        text = shipped(plan, path)
+        if text is not None:
+            put(folder / path, text)
+    put(folder / "lab" / "course.toml", manifest(plan).encode())
+    put(folder / "pyproject.toml", project(plan).encode())
+    for name, where in MADE.items():
+        put(folder / where, (HERE / name).read_bytes())
+    for lesson in plan.stubs:
+        say(f"recording {lesson.id}")
+        tape.write(folder / tape.file_of(lesson).relative_to(ROOT), recorded(lesson))
+    for lesson in plan.lessons:
+        if lesson in plan.answered:
+            put(folder / lesson.solution.relative_to(ROOT), solution(lesson, folder))
+    inside(folder, "-m", "lab.cli", "build")        # notebooks, contents, map
+
+
+def put(path, data):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def shipped(plan, path):
+    """The bytes of a file in the edition, None where it does not ship."""
+    name, top = str(path), path.parts[0]
+    if name in AS_THEY_ARE or (top == "lab" and not name.startswith(KEPT_BACK)) or (
+            top == "benchmarks" and path.match("benchmarks/*.json")):
+        return (ROOT / path).read_bytes()
+    if top == "tests":
+        return (ROOT / path).read_bytes() if grader(plan, path) else None
+    if top not in plan.floors or path.name == "__init__.py" and len(path.parts) == 2:
+        return None
+    lesson = next((i for i in course.lessons() if path.parent == Path(i.floor)
+                   and path.stem == i.id), None)
+    if lesson is None:
+        return (ROOT / path).read_bytes()
+    if path.suffix in SUFFIX.values():
+        return (lesson.sources if lesson in plan.answered else lesson.stubs)[
+            lesson.language(path)].encode()
+    if lesson not in plan.lessons:
+        return None
+    return prose(lesson, plan).encode()
+
+
+def grader(plan, path):
+    """True for the tests of a lesson that ships, and for the mutants of an answered one."""
+    return any(ROOT / path == i.test for i in plan.lessons) or any(
+        ROOT / path == i.mutants for i in plan.answered)
+
+
+def prose(lesson, plan):
+    """The lesson's Markdown, with or without its hints."""
+    text = lesson.markdown.read_text("utf-8")
+    if plan.hints:
+        return text
+    start, front, rest = text.split("---\n", 2)
+    return "---\n".join([start, re.sub(r"^  hints:\n(?:    .*\n|\n)*", "  hints: {}\n", front,
+                                       flags=re.M), rest])
+
+
+def manifest(plan):
+    """course.toml: what does not ship is planned."""
+    text = ["# A student edition, made by `lab release`. stubs: lessons without their answers."]
+    for floor in course.floors():
+        here = [i for i in plan.lessons if i.floor == floor.name]
+        rows = [[i.id, i.front["path"], i.title] for i in floor.lessons if i not in here]
+        text += ["", f"[{floor.name}]", f"title = {quoted(floor.title)}",
+                 f"lessons = {quoted([i.id for i in here])}",
+                 f"stubs = {quoted([i.id for i in here if i not in plan.answered])}",
+                 "planned = [", *(f"    {quoted(row)}," for row in [*rows, *floor.planned]), "]"]
+    return "\n".join(text) + "\n"
+
+
+def quoted(value):
+    """TOML writes these as JSON does."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def project(plan):
+    """pyproject.toml without the packages and commands of floors that do not ship."""
+    text = (ROOT / "pyproject.toml").read_text("utf-8")
+    for floor in course.floors():
+        if floor.name not in plan.floors:
+            text = re.sub(rf',\s*"{floor.name}"', "", text)
+            text = re.sub(rf'^\w+ = "{floor.name}\..*\n', "", text, flags=re.M)
+    return text
+
+
+def solution(lesson, folder):
+    """The executed notebook; its hash is of the prose that the edition has."""
+    notebook = notebooks.load(lesson.solution.read_text("utf-8"), str(lesson.solution))
+    markdown = folder / lesson.markdown.relative_to(ROOT)
+    notebook["metadata"]["lab"]["hash"] = build.source_hash(markdown.read_bytes(), lesson.sources)
+    return notebooks.dump(notebook).encode()
+
+
+# ---- what stands in for the reference
+
+
+def recorded(lesson):
+    """The Tape of the reference in its tests, all of which it passes."""
+    made = tape.Tape()
+    run = Run(lesson, reference(lesson), {e.name: e for e in lesson.exercises}, tape.Taped(made))
+    for verdict in run.verdicts().values():
+        refuse_unless_right(lesson.id, verdict.name, verdict.verdict, verdict.message, "here")
+    return made
+
+
+def refuse_unless_right(lesson, exercise, verdict, message, where):
+    if verdict not in ("pass", "not_proven_here"):
+        raise CourseError(f"{lesson}/{exercise}: the course's own answer does not pass {where} "
+                          f"({verdict}: {message})")
+
+
+# ---- in the edition
+
+
+def inside(folder, *words, given=""):
+    """Run Python on the edition, not on this course: what it printed."""
+    done = subprocess.run([sys.executable, "-P", *words], cwd=folder, input=given, text=True,
+                          capture_output=True, env=device.child_environment(folder))
+    if done.returncode:
+        raise CourseError(f"the edition cannot be made: {(done.stderr or done.stdout)[-600:]}")
+    return done.stdout
+
+
+def prove(plan, folder):
+    """Each right answer passes in the edition: what it needs of other lessons is there."""
+    said = inside(folder, "-c", GRADE, given=json.dumps({i.id: i.sources for i in plan.stubs}))
+    for line in said.splitlines():
+        lesson, exercise, verdict, message = json.loads(line)
+        if not exercise.endswith(course.SPEED):
+            refuse_unless_right(lesson, exercise, verdict, message,
+                                "in this edition. It or its grader needs an answer that is not "
+                                "there: --answers-until gives those of earlier lessons")
+
+
+def commit(folder):
+    why = "an edition is a git repository"
+    git("init", "-q", "-b", "main", folder=folder, why=why)
+    git("add", "-A", folder=folder, why=why)
+    git("-c", "user.name=lab release", "-c", "user.email=", "commit", "-q", "-m",
+        f"The course, student edition of {course.VERSION}", folder=folder, why=why)

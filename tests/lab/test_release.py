@@ -1,0 +1,347 @@
+"""Student editions: what is in them, what is not, and that they work where they are cloned."""
+
+import json
+import subprocess
+import sys
+import tomllib
+
+import pytest
+import yaml
+
+from lab import course, device, stub, tape
+from lab.cli import app
+from lab.course import ROOT, CourseError
+from lab.grading import leaks, release
+from lab.subject import SLACK
+
+K01 = course.find("k01_vector_add")
+
+
+def silent(*words):
+    """A release says what it records; not here."""
+
+
+@pytest.fixture(scope="module")
+def edition(tmp_path_factory):
+    """(folder, notes): r01 with its answers, k01 as a stub, nothing else, no hints."""
+    folder = tmp_path_factory.mktemp("editions") / "autumn"
+    plan = release.edition(["k01"], answers_until="r01", hints=False)
+    return folder, release.release(plan, folder, silent)
+
+
+@pytest.fixture
+def copy(edition, tmp_path):
+    """A fresh clone of it, to write to."""
+    subprocess.run(["git", "clone", "-q", str(edition[0]), str(tmp_path / "clone")], check=True)
+    return tmp_path / "clone"
+
+
+def inside(folder, *words, given=None):
+    return subprocess.run([sys.executable, "-P", *map(str, words)], cwd=folder, input=given,
+                          text=True, capture_output=True, env=device.child_environment(folder))
+
+
+def lab(folder, *words):
+    return inside(folder, "-m", "lab.cli", *words)
+
+
+def files(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")
+            if path.is_file() and ".git" not in path.parts}
+
+
+# ---- which lessons
+
+
+@pytest.mark.parametrize("words, ids", [
+    (["k01..k03"], "k01 k02 k03"), (["o06..k01"], "o06 k01"), (["day01"], "r01 r02 r03 r04"),
+    (["s09", "r01_roofline"], "r01 s09"), (["k1"], "k10 k11 k12 k13 k14 k15"), ([], ""),
+    (["layer3_system"], "s01 s02 s03 s04 s05 s06 s07 s08 s09")])
+def test_words_name_lessons(words, ids):
+    assert " ".join(lesson.id[:3] for lesson in course.choose(words)) == ids
+
+
+@pytest.mark.parametrize("word, says", [
+    ("k03..k01", "k03_reduce comes after k01_vector_add"), ("x01", "no lesson 'x01'"),
+    ("k16_warp_tiles", "planned"), ("k01..x", "no lesson 'x'"), ("", "no lesson ''")])
+def test_words_that_name_none(word, says):
+    with pytest.raises(CourseError, match=says):
+        course.choose([word])
+
+
+def test_answers_bring_all_lessons_before():
+    plan = release.edition(["k01"], answers_until="o01")
+    assert [i.id[:3] for i in plan.lessons] == ["r01", "r02", "r03", "r04", "o01", "k01"]
+    assert [i.id for i in plan.stubs] == ["k01_vector_add"]
+    assert plan.floors == ["day01_roofline", "day02_overview", "layer1_kernels"]
+    with pytest.raises(CourseError, match="no lesson to release"):
+        release.edition([])
+
+
+# ---- what is there
+
+
+def test_what_ships(edition):
+    there = files(edition[0])
+    assert {"layer1_kernels/k01_vector_add.py", "layer1_kernels/k01_vector_add.cu",
+            "layer1_kernels/k01_vector_add.md", "notebooks/layer1_kernels/k01_vector_add.ipynb",
+            "tests/layer1_kernels/test_k01_vector_add.py", "layer1_kernels/k02_transpose.py",
+            "tests/layer1_kernels/k01_vector_add.recorded.json.gz", "README.md", "Makefile",
+            "solutions/day01_roofline/r01_roofline.ipynb", ".github/workflows/check.yml",
+            "tests/day01_roofline/r01_roofline.mutants.toml"} <= there
+    assert not [name for name in there if name.startswith((
+        "layer2", "layer3", "lab/authors.mk", "benchmarks/speed", "tests/lab",
+        "solutions/layer1", "tests/layer1_kernels/k01_vector_add.mutants",
+        "layer1_kernels/k02_transpose.md", "CHANGELOG", "notebooks/layer1_kernels/k02"))]
+
+
+def test_it_is_one_commit_and_nothing_beside(edition):
+    def git(*words):
+        return subprocess.run(["git", "-C", str(edition[0]), *words], check=True, text=True,
+                              capture_output=True).stdout
+
+    assert len(git("log", "--oneline", "--all").splitlines()) == 1
+    assert git("status", "--short") == ""
+    assert set(git("ls-files").splitlines()) == files(edition[0])
+
+
+def test_the_modules_are_the_stubs_and_the_answers(edition):
+    for lesson in course.lessons():
+        if lesson.floor in ("day01_roofline", "layer1_kernels"):
+            texts = lesson.sources if lesson.id == "r01_roofline" else lesson.stubs
+            for language, text in texts.items():
+                path = lesson.path(course.SUFFIX[language])
+                assert (edition[0] / path.relative_to(ROOT)).read_text("utf-8") == text
+
+
+def given_code():
+    """All that the public stubs and the machinery show anyway, without its blanks."""
+    known = {path for i in course.lessons() for path in (i.path(".py"), i.path(".cu"))}
+    texts = [text for i in course.lessons() for text in i.stubs.values()]
+    texts += [path.read_text("utf-8") for top in ("lab", *(f.name for f in course.floors()))
+              for path in (ROOT / top).rglob("*.py") if path not in known]
+    return leaks.squeezed("\n".join(texts))
+
+
+def test_no_answer_is_in_it(edition):
+    """No line of an answer that is not given, unless a published stub has the same line."""
+    given = given_code()
+    texts = {name: leaks.squeezed(leaks.readable(edition[0] / name)) for name in files(edition[0])
+             if not name.endswith(leaks.BINARY)}
+    looked_for = [(exercise, line) for lesson in course.lessons() if lesson.id != "r01_roofline"
+                  for exercise in lesson.exercises for line in leaks.telling(exercise)
+                  if line not in given]
+    assert len(looked_for) > 500
+    told = [(exercise.id, line, name) for exercise, line in looked_for
+            for name, text in texts.items() if line in text]
+    assert told == []
+
+
+def test_an_answer_that_is_told_is_noticed(copy):
+    plan = release.edition(["k01"], "r01")
+    before = set(leaks.notes(copy, plan))
+    text = K01.sources["python"]
+    cell = {"cell_type": "code", "source": stub.extract(text, "add_triton", "python"),
+            "metadata": {}, "outputs": []}
+    (copy / "notes.ipynb").write_text(json.dumps({"cells": [cell]}))
+    assert set(leaks.notes(copy, plan)) - before == {
+        "k01_vector_add/add_triton: 2 of 2 lines of its answer stand in notes.ipynb"}
+
+
+def test_what_the_reference_answered_tells_nothing_of_its_text(edition):
+    path = edition[0] / tape.file_of(K01).relative_to(ROOT)
+    data = json.loads(leaks.readable(path))
+    [(test, answers)] = data["answers"].items()
+    assert test == "test_predict_sectors_per_request" and data["steps"] > 0
+    for _, answer in answers:
+        assert b"lines" not in tape.base64.b64decode(answer)
+        assert b"blockIdx" not in tape.base64.b64decode(answer)
+
+
+def test_hints_ship_unless_they_are_left_out(edition, tmp_path):
+    assert "Every thread runs the same code" not in (
+        edition[0] / "layer1_kernels" / "k01_vector_add.md").read_text("utf-8")
+    assert lab(edition[0], "list").returncode == 0
+    plan = release.edition(["k01"])
+    assert release.prose(K01, plan) == K01.markdown.read_text("utf-8")
+
+
+def test_what_a_notebook_lacks_is_said(edition):
+    assert [note for note in edition[1] if "notebook" in note] == [
+        f"the notebook of k01_vector_add uses {name} of o02_life_of_a_token, whose answers are not "
+        f"in this edition: that cell ends in an exception" for name in ("NUMPY", "generate")]
+
+
+def test_the_package_names_only_floors_that_ship(edition):
+    project = tomllib.loads((edition[0] / "pyproject.toml").read_text("utf-8"))
+    built = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert built == ["lab", "day01_roofline", "day02_overview", "layer1_kernels"]
+    assert project["project"]["entry-points"]["lab.commands"] == {}
+    assert project["project"]["dependencies"]
+
+
+def test_make_has_what_is_there(edition):
+    def made(target):
+        return subprocess.run(["make", "-n", target], cwd=edition[0],
+                              capture_output=True).returncode
+
+    assert made("learn") == made("test") == made("set-up") == 0
+    assert made("gpu") == made("test-all") == 2
+
+
+# ---- what it does
+
+
+def test_a_desk_belongs_to_the_editions_git(copy):
+    assert lab(copy, "start").returncode == 0
+    assert not (copy / "work" / ".git").exists()
+    listed = subprocess.run(["git", "-C", str(copy), "status", "--short", "-uall"],
+                            capture_output=True, text=True, check=True).stdout
+    assert "work/layer1_kernels/k01_vector_add.py" in listed
+
+
+def test_the_workflow_checks_what_was_pushed(copy):
+    """Its own commands; the environment is this one instead of `make set-up`'s."""
+    workflow = yaml.safe_load((copy / ".github" / "workflows" / "check.yml").read_text())
+    steps = [step["run"] for step in workflow["jobs"]["check"]["steps"] if "run" in step]
+    assert steps[0] == "make set-up"
+    (copy / ".venv" / "bin").mkdir(parents=True)
+    program = copy / ".venv" / "bin" / "lab"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P -m lab.cli "$@"\n')
+    program.chmod(0o755)
+
+    def run(step):
+        return subprocess.run(["bash", "-e", "-c", step], cwd=copy, capture_output=True, text=True,
+                              env=device.child_environment(copy)).returncode
+
+    assert [run(step) for step in steps[1:]] == [0, 0, 0]
+    found = {e["name"]: e["verdict"] for lesson in json.loads((copy / "check.json").read_text())
+             for e in lesson["exercises"]}
+    assert set(found.values()) == {"not_attempted"} and "add_triton" in found
+    mine = copy / "work" / "day01_roofline" / "r01_roofline.py"
+    mine.write_text(mine.read_text().replace(
+        'raise NotImplementedError("count_add: about 3 lines")', "return n, n"))
+    assert run(steps[2]) == 1
+
+
+def test_answers_are_judged_as_in_the_whole_course(copy):
+    """What needs the reference's counts, too: a prediction; an endless loop."""
+    right = lab(copy, "check", "k01", "--json", "--file", K01.path(".py"))
+    wrong = copy / "wrong.py"
+    wrong.write_text("def predict_sectors_per_request():\n    return 4\n")
+    endless = copy / "endless.cu"
+    endless.write_text("""
+extern "C" __global__ void add_cuda(const float* x, const float* y, float* z, int n)
+{
+    int i = threadIdx.x;
+    volatile float* out = z;
+    while (i < n) out[i] = x[i];
+}""")
+    found = [{e["name"]: e for e in json.loads(done.stdout)["exercises"]} for done in (
+        right, lab(copy, "check", "predict_sectors_per_request", "--json", "--file", wrong),
+        lab(copy, "check", "add_cuda", "--json", "--file", endless))]
+    assert found[0]["add_triton"]["verdict"] == "pass"
+    assert found[0]["predict_sectors_per_request"]["verdict"] == "pass"
+    assert "threads 4 bytes apart" in found[1]["predict_sectors_per_request"]["message"]
+    assert found[2]["add_cuda"]["verdict"] == "fail"
+    most = json.loads(leaks.readable(copy / tape.file_of(K01).relative_to(ROOT)))["steps"]
+    assert f"did not end within {SLACK * most} warp" in found[2]["add_cuda"]["message"]
+
+
+def test_what_is_not_given_is_refused_in_one_line(edition):
+    for words, says in ((["show", "--now", "add_triton"], "not in this edition"),
+                        (["release", "k01", "--out", "x"], "No such command"),
+                        (["check", "k02_transpose"], "planned, not there yet")):
+        done = lab(edition[0], *words)
+        assert done.returncode == 2 and says in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_torch_fills_in_for_kernels(edition):
+    done = inside(edition[0], "-c", "import torch; from layer1_kernels import kernels\n"
+                  "for name in ('torch', 'triton', 'cuda', 'mine'):\n"
+                  "    table = kernels(name)\n"
+                  "    print(table.matmul(torch.ones(2, 3), torch.ones(4, 3)).sum().item(),"
+                  " table.sources()['softmax'])")
+    assert done.stdout.splitlines() == ["24.0 softmax_torch"] * 4, done.stderr
+
+
+@pytest.mark.slow
+def test_make_test_proves_a_fresh_clone(tmp_path):
+    """Its stages, in an edition of day 1 with answers and k01..k02 without."""
+    plan = release.edition(["day01", "k01..k02"], answers_until="r04")
+    release.release(plan, tmp_path / "made", silent)
+    subprocess.run(["git", "clone", "-q", str(tmp_path / "made"), str(tmp_path / "clone")],
+                   check=True)
+    done = inside(tmp_path / "clone", "-m", "lab.prove", "sample")
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "k01_vector_add: 8 of 8 proofs, 0 mutants" in done.stdout
+    assert "6 lesson(s) checked, 0 stale" in done.stdout
+    assert ", 0 failed, 0 skipped; a sample: one mutant" in done.stdout.splitlines()[-1]
+
+
+# ---- what does not work
+
+
+def test_a_folder_in_use_is_left_alone(tmp_path, command):
+    (tmp_path / "mine.txt").write_text("mine")
+    code, out, err = command(app, "lab", "release", "k01", "--out", tmp_path)
+    assert (code, out) == (2, "") and "is not empty: nothing was written" in err
+    assert files(tmp_path) == {"mine.txt"}
+
+
+@pytest.mark.slow
+def test_what_cannot_be_passed_is_not_released(tmp_path):
+    """o04 counts with r03's count_parameters: without its answers no right answer could pass."""
+    with pytest.raises(CourseError, match="o04_training_math/.* --answers-until gives those"):
+        release.release(release.edition(["o04"]), tmp_path / "out", silent)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_course_that_git_does_not_track(tmp_path, monkeypatch):
+    monkeypatch.setattr(release, "ROOT", tmp_path)
+    with pytest.raises(CourseError, match="what ships is what git tracks"):
+        release.tracked()
+
+
+# ---- tapes
+
+
+def question(what, *values):
+    return tape.wire.frame({"do": what, "with": list(values)}, [])
+
+
+def test_a_replayed_reference_answers_what_it_was_asked():
+    answer = tape.wire.frame({"value": 7}, [])
+    child = tape.Replayed([[tape.digest(question("get", None, "x")),
+                            tape.base64.b64encode(answer).decode()]])
+    with pytest.raises(RuntimeError, match="something else"):
+        tape.Replayed([["0", ""]]).sendall(question("get", None, "y"))
+    child.sendall(question("get", None, "x"))
+    assert tape.wire.read_frame(lambda n: child.read(n, 0)) == ({"value": 7}, [])
+    with pytest.raises(RuntimeError, match="something else"):
+        child.sendall(question("get", None, "x"))
+
+
+def test_arrays_may_differ_in_their_last_bits():
+    import numpy as np
+
+    def asked(value):
+        tree, buffers = tape.wire.pack([np.full(3, value)])
+        return tape.digest(tape.wire.frame({"do": "call", "with": tree}, buffers))
+
+    assert asked(1.0) == asked(1.0 + 1e-15)
+    assert asked(1.0) != tape.digest(question("call"))
+
+
+def test_limits_are_the_longest_of_the_tape():
+    def launch(steps):
+        tree, _ = tape.wire.pack(([{"steps": steps, "lines": {"1": "secret"}}], []))
+        return tape.Exchange(question("launch"), tape.wire.frame({"value": tree}, []))
+
+    made = tape.Tape()
+    made.graded += [launch(5), launch(30), tape.Exchange(question("call"), b"", 0.5)]
+    made.asked["test_a"] = [launch(1)]
+    data = made.data()
+    assert (data["steps"], data["seconds"]) == (30, 0.5)
+    [[_, answer]] = data["answers"]["test_a"]
+    assert b"secret" not in tape.base64.b64decode(answer)
