@@ -386,6 +386,21 @@ def grade(
         console.print(line, markup=False)
 
 
+@app.command()
+def export(
+    lessons: LessonWords = None,
+    gradescope: Annotated[Path | None, typer.Option(metavar="FILE.zip", help="an autograder for "
+                                                    "Gradescope")] = None,
+):
+    """Hand the lessons to another grader, all of them if none is named."""
+    from lab.grading import gradescope as autograders
+
+    if gradescope is None:
+        raise CourseError("export to what? `lab export --gradescope FILE.zip`")
+    for line in autograders.export(lessons, gradescope):
+        console.print(line, markup=False)
+
+
 # ---- authors
 
 
