@@ -463,12 +463,21 @@ def export(
     lessons: LessonWords = None,
     nbgrader: Annotated[Path | None, typer.Option(
         metavar="DIR", help="a course folder for nbgrader, in an empty folder")] = None,
+    gradescope: Annotated[Path | None, typer.Option(
+        metavar="FILE.zip", help="an autograder for Gradescope")] = None,
 ):
     """Hand the lessons to another grader, all of them if none is named."""
+    if (nbgrader is None) == (gradescope is None):
+        raise CourseError("export to what? `lab export --nbgrader DIR` or `lab export --gradescope "
+                          "FILE.zip`")
+    if gradescope is not None:
+        from lab.grading import gradescope as autograders
+
+        for line in autograders.export(lessons, gradescope):
+            console.print(line, markup=False)
+        return
     from lab.grading import nbgrader as nbgraders
 
-    if nbgrader is None:
-        raise CourseError("export to what? `lab export --nbgrader DIR`")
     chosen = nbgraders.export(lessons, nbgrader)
     print(f"{len(chosen)} assignment(s) in {nbgrader}. nbgrader runs a learner's code in the "
           f"process that decides about points: nothing isolates it, as `lab grade` would")

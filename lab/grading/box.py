@@ -83,10 +83,10 @@ class Box:
 def bubblewrap(binds):
     own = [] if os.getuid() == 0 else ["--unshare-user", "--uid", str(NOBODY),
                                        "--gid", str(NOBODY)]
-    mounts, bound = [], ["/tmp"]
+    mounts, bound = [], []
     for inside, outside in everything(binds).items():
         for folder in reversed(Path(inside).parents[:-1]):      # bwrap's own would be closed to us
-            if not any(folder.is_relative_to(there) for there in bound):
+            if folder != Path("/tmp") and not any(map(folder.is_relative_to, bound)):
                 mounts += ["--dir", str(folder)]
         mounts += ["--ro-bind", str(outside), inside]
         bound.append(inside)

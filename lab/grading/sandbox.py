@@ -114,8 +114,7 @@ class Sandbox(Place):
         """(folder of the tree as the child sees it, the box)."""
         if kind not in self.boxes:
             if self.level == "limits":
-                folder = self.held.enter_context(prepared(self.lesson, sources))
-                self.boxes[kind] = folder, Box(self.level, {}, self.user)
+                self.boxes[kind] = self.unboxed(sources), Box(self.level, {}, self.user)
                 return self.boxes[kind]
             binds = {INSIDE: self.tree, str(ROOT / "lab"): ROOT / "lab"}
             for floor in course.floors():
@@ -130,6 +129,21 @@ class Sandbox(Place):
                 binds[place] = file
             self.boxes[kind] = INSIDE, Box(self.level, binds, self.user)
         return self.boxes[kind]
+
+    def unboxed(self, sources):
+        """The folder of the tree where there is no box. Everybody may read it: where we are root,
+        the learner's code is another user's."""
+        folder = Path(self.held.enter_context(tempfile.TemporaryDirectory(dir=self.own.name)))
+        shutil.copytree(self.tree, folder, dirs_exist_ok=True)      # with the tree's mode
+        for floor in course.floors():
+            if floor.name == self.lesson.floor:
+                break
+            (folder / floor.name).rmdir()                           # where a box mounts it
+            (folder / floor.name).symlink_to(ROOT / floor.name)
+        for language, text in sources.items():
+            file = folder / self.lesson.floor / (self.lesson.id + SUFFIX[language])
+            file.write_text(text, "utf-8")
+        return str(folder)
 
     def compile(self, tree, buffers):
         """What the learner's box makes of a kernel: asked once, and the same for every test."""

@@ -55,7 +55,8 @@ def pack(own, lessons):
                           f"desk {own.folder} was attempted")
     files[MANIFEST] = json.dumps({"schema": SCHEMA, "course_version": course.VERSION,
                                   "lessons": manifest}, indent=1) + "\n"
-    return Packed(tuple(rows), tuple(dict.fromkeys(notes)), zipped(files))
+    return Packed(tuple(rows), tuple(dict.fromkeys(notes)), zipped(
+        {path: text.encode() for path, text in files.items()}))
 
 
 def on_desk(own, lesson, notes):
@@ -98,15 +99,16 @@ def answer(lesson, candidate, language):
         return text
 
 
-def zipped(files):
-    """The bytes of a zip of {path: text}; equal for equal texts."""
+def zipped(files, executable=()):
+    """The bytes of a zip of {path: bytes}; equal for equal files. executable: paths."""
     held = io.BytesIO()
     with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(files):
             info = zipfile.ZipInfo(path, EPOCH)
-            info.create_system, info.external_attr = 3, 0o644 << 16     # the same on every system
+            mode = 0o755 if path in executable else 0o644
+            info.create_system, info.external_attr = 3, mode << 16      # the same on every system
             info.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(info, files[path].encode())
+            archive.writestr(info, files[path])
     return held.getvalue()
 
 
