@@ -83,7 +83,7 @@ class Box:
 def bubblewrap(binds):
     own = [] if os.getuid() == 0 else ["--unshare-user", "--uid", str(NOBODY),
                                        "--gid", str(NOBODY)]
-    mounts, bound = [], ["/tmp"]
+    mounts, bound = [], []
     for inside, outside in everything(binds).items():
         for folder in reversed(Path(inside).parents[:-1]):      # bwrap's own would be closed to us
             if not any(folder.is_relative_to(there) for there in bound):
@@ -95,6 +95,7 @@ def bubblewrap(binds):
         "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv",
         "--info-fd", str(told), "--hostname", "box", "--proc", "/proc", "--dev", "/dev",
         "--perms", "1777", "--size", str(SCRATCH), "--tmpfs", "/tmp", *mounts,
+        "--remount-ro", "/dev", "--remount-ro", "/",    # where we are not root, both would be ours
         "sh", "-c", "echo ready && exec cat"]
 
 

@@ -8,7 +8,7 @@
     source     the text sent, whose answer is wrong or empty
     verdict    what it must get; "fail" where it is left out
 
-CANARY in a text becomes the path of a file outside every box.
+CANARY in a text becomes the path of a file outside every box, PORT the number of a socket there.
 """
 
 import csv
@@ -66,12 +66,13 @@ def attack(numbers, name, exercise=USUAL, works=None, source=None, verdict="fail
     return Attack(tuple(numbers), name, exercise, source, verdict)
 
 
-def send(attacks, folder, canary):
+def send(attacks, folder, canary, port):
     """Write each attack as a student's submission."""
     for one in attacks:
         own = folder / one.student
         own.mkdir(parents=True)
-        (own / one.file).write_text(one.source.replace("CANARY", str(canary)), "utf-8")
+        text = one.source.replace('"CANARY', f'"{canary}').replace("PORT", str(port))
+        (own / one.file).write_text(text.replace("'CANARY", f"'{canary}"), "utf-8")
 
 
 def grade(submissions, out, environment, jobs=2, seconds=900):

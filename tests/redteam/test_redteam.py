@@ -1,6 +1,7 @@
 """No attack earns a point that it did not earn, stops the grader, or leaves its box."""
 
 import os
+import socket
 
 import pytest
 
@@ -18,10 +19,22 @@ def canary(tmp_path):
     return file
 
 
+@pytest.fixture
+def port():
+    """A socket outside that nobody in a box may reach."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as named:
+        named.bind("\0lab-canary")
+        named.listen()
+        yield server.getsockname()[1]
+        server.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            server.accept()
+
+
 @pytest.mark.parametrize("table", attacks.TABLES, ids=lambda table: table.stem)
-def test_every_attack_gets_its_verdict(table, tmp_path, canary):
+def test_every_attack_gets_its_verdict(table, tmp_path, canary, port):
     sent = attacks.read(attacks.CONTROLS) + attacks.read(table)
-    attacks.send(sent, tmp_path / "sent", canary)
+    attacks.send(sent, tmp_path / "sent", canary, port)
     rows, said = attacks.grade(tmp_path / "sent", tmp_path / "out",
                                {**os.environ, "LAB_CANARY": "a secret of the instructor's"})
     wrong = [f"{one.name}: {row['verdict']} {row['points']}, {row['message']}" for one in sent
