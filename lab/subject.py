@@ -19,16 +19,18 @@ SECONDS = 10
 STEPS = 20_000          # warp instructions of a launch
 SLACK = 20
 LARGEST = 256 * 2**20   # bytes of a reply
+LONGEST_TEXT = 4000     # letters of an exception's
 
 
 class Raised(Exception):
     """The learner's code raised. Text and place are the child's own words: data, not truth."""
 
     def __init__(self, error):
-        self.type, self.text = str(error.get("type")), str(error.get("text"))
+        self.type = str(error.get("type"))[:LONGEST_TEXT]
+        self.text = str(error.get("text"))[:LONGEST_TEXT]
         self.kind, self.path = error.get("kind"), error.get("path")
         self.inside = error.get("inside") is True       # raised in the simulator's own code
-        self.line, self.source = error.get("line"), str(error.get("source") or "")
+        self.line, self.source = error.get("line"), str(error.get("source") or "")[:200]
         super().__init__(f"{self.type}: {self.text}")
 
 
@@ -109,7 +111,7 @@ class Subject:
         own = wire.arrays(list(args))
         copies = [a.copy() if isinstance(a, np.ndarray) else a.clone() for a in own]
         try:
-            launches, changed = self._ask("launch", *request, STEPS * self._patience)
+            launches, changed = both(self._ask("launch", *request, STEPS * self._patience))
         except Raised as error:
             if error.kind != "endless" or self._reference is None:
                 raise
@@ -118,7 +120,7 @@ class Subject:
             restore(own, copies)
             if allowed <= STEPS:
                 raise
-            launches, changed = self._ask("launch", *request, allowed)
+            launches, changed = both(self._ask("launch", *request, allowed))
         copy_back(list(args), changed)
         return Launched(launches)
 
@@ -161,7 +163,7 @@ class Subject:
 
         shared = contains_handle([list(args), kwargs])  # the reference's process has no such object
         slow = again if self._reference is not None and name and not shared else None
-        result, changed = self._ask("call", function, list(args), kwargs, slow=slow)
+        result, changed = both(self._ask("call", function, list(args), kwargs, slow=slow))
         copy_back([list(args), kwargs], changed)
         if name and name.startswith(("predict_", "choose_")):
             answer = result.item() if isinstance(result, np.generic) else result
@@ -281,6 +283,13 @@ def contains_handle(value):
 
 def aslist(size):
     return size if size is None else [size] if isinstance(size, int) else list(size)
+
+
+def both(reply):
+    """(result, changed arrays) of a reply, whose form a hostile child chooses."""
+    if type(reply) is not tuple or len(reply) != 2:
+        raise Stopped("garbled", "its answer cannot be read: expected a result and what changed")
+    return reply
 
 
 def copy_back(values, changed):

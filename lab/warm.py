@@ -174,7 +174,9 @@ def main(address, preload):
         if sys.stdin in ready:
             return
         connection, _ = listener.accept()
-        request, fds, _, _ = socket.recv_fds(connection, 1 << 20, 1)
+        # The first byte alone: what this process reads stays in its memory and so in that of all it
+        # forks, and a request may hold a submission's text and the secret seed.
+        request, fds, _, _ = socket.recv_fds(connection, 1, 1)
         if not fds:                                     # somebody looked in and left
             connection.close()
             continue

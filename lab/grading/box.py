@@ -95,6 +95,7 @@ def bubblewrap(binds):
         "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv",
         "--info-fd", str(told), "--hostname", "box", "--proc", "/proc", "--dev", "/dev",
         "--perms", "1777", "--size", str(SCRATCH), "--tmpfs", "/tmp", *mounts,
+        "--remount-ro", "/dev", "--remount-ro", "/",    # where we are not root, both would be ours
         "sh", "-c", "echo ready && exec cat"]
 
 

@@ -16,7 +16,7 @@ from lab.check import EXERCISE
 from lab.course import ROOT, SUFFIX
 from lab.grading.box import NOBODY, Box
 from lab.isolate import Place, preload, prepared, running
-from lab.subject import Stopped, Subject
+from lab.subject import Raised, Stopped, Subject
 from lab.warm import Child
 
 INSIDE = "/course"              # where a box has the tree
@@ -156,9 +156,13 @@ class Sandbox(Place):
                 self.compilers[what] = Subject(lambda: self.child("own"))
             try:
                 self.compiled[key] = self.compilers[what].compile(what, *given)
-            except Stopped:
-                self.compilers.pop(what).close()
-                raise
+            except Raised as error:
+                self.compiled[key] = distrusted(error)
+            except Stopped as error:
+                self.compiled[key] = error      # the next test need not wait for it again
+                self.renew()                    # whatever it started goes with the box
+        if isinstance(self.compiled[key], Exception):
+            raise self.compiled[key]
         return self.compiled[key]
 
     @contextlib.contextmanager
@@ -195,3 +199,18 @@ class Guarded(Subject):
         if name.endswith("_oracle") and self._reference is not None:
             return getattr(self._reference(), name)
         return super().__getattr__(name)
+
+    def _exchange(self, what, *values, slow=None):
+        try:
+            return super()._exchange(what, *values, slow=slow)
+        except Raised as error:
+            raise distrusted(error) from None
+
+
+def distrusted(error):
+    """What the learner's process raised, without its word that the course or the machine is at
+    fault: that would take the exercise out of the maximum."""
+    error.inside = False
+    if error.kind == "unsupported":
+        error.kind = None
+    return error
