@@ -128,6 +128,7 @@ from layer2_graph.host import (
     HostLlama,
     host_kernels,
     settle,
+    tile,
 )
 from layer2_graph.launches import (
     Launches,
@@ -254,6 +255,7 @@ __all__ = [
     "split",
     "split_matmul",
     "static",
+    "tile",
     "unpack",
     "use_matmul",
     "with_gptq",

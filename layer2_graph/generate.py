@@ -73,7 +73,7 @@ def differ(own, oracle):
 def used(model):
     """The operations of the table that the model calls, in order."""
     seen = Launches()
-    counted = Llama(model.config, model.weights, seen.counting(kernels("torch")))
+    counted = type(model)(model.config, model.weights, seen.counting(kernels("torch")))
     cache = PagedCache(model.config, 1, 1, model.embedding.dtype, model.embedding.device)
     with seen:
         counted.forward(cache.step([[0]]), cache)
@@ -100,7 +100,8 @@ def whose(sources, names):
     for name in names:
         found = sources[name]
         kind = ("mine" if found == "mine" else
-                f"torch      {found}" if found.endswith("_torch") else f"reference  {found}")
+                f"torch      {found}" if found.endswith("_torch") else
+                f"host       {found}" if found.endswith("_host") else f"reference  {found}")
         yield f"  {name:16} {kind}"
     yield f"  {'all else':16} torch      additions, the embedding's rows"
 

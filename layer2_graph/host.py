@@ -1,4 +1,4 @@
-"""The table of kernels for decoding on a CPU: what one new token needs, by NumPy
+"""The table of kernels for decoding on a CPU: lean calls for few tokens, and matrices for each case
 
 T: new tokens   N: a context   M N K: matmul sizes   C F: widths of model and mlp
 H G D: query heads, key heads, head width   P S: pages, slots of a page
@@ -7,34 +7,36 @@ reading does. PyTorch's library takes twice that. A kernel that works on several
 at once, which is best for several tokens, asks memory for short pieces here and there. One dot
 product after the other asks for the weights as they lie there, and memory can run ahead.
 
-Several tokens are left to kernels("torch"), but for attention and SwiGLU; so is what is no float32
-on a CPU. Results differ from its by rounding alone.
+Several tokens want their weights in tiles. What is between two matrices NumPy does in leaner calls,
+while the tokens are few. All else is left to kernels("torch"), and what is no float32 on a CPU.
+Results differ from its by rounding alone.
 """
 
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
-from itertools import accumulate, pairwise
-from math import sqrt
+from itertools import accumulate
 
 import numpy as np
 import torch
-from torch.nn.functional import scaled_dot_product_attention, silu
+from torch.nn.functional import silu
 from torch.utils._pytree import tree_leaves, tree_map
 
-from layer1_kernels import kernels
 from layer2_graph.g01_llama import last_rows
 from layer2_graph.g05_fused_llama import FusedLlama, fused_block, last_scores
+from layer2_graph.host_attention import TORCH, paged_attention_host, plain
 
-__all__ = ["HostLlama", "host_kernels", "settle"]
+__all__ = ["HostLlama", "host_kernels", "settle", "tile"]
 
-TORCH = kernels("torch")
 SHARE = 8 << 20         # bytes of weights for a thread: to wake one takes as long as to read 2 MB
+FEW = 64                # tokens: with more, PyTorch's threads gain more than lean calls do
+TILED = 1 << 20         # bytes of a matrix from which oneDNN gains more than its call costs
+ROWS = 32               # tokens that tiles are made for: it takes what suits 8 to 256
 
 
 def host_kernels():
-    """The table: kernels("torch"), but one token of float32 on a CPU is NumPy's."""
+    """The table: kernels("torch"), but few tokens of float32 on a CPU are NumPy's."""
     return replace(TORCH, matmul=matmul_host, matmul_swiglu=matmul_swiglu_host,
                    rmsnorm=rmsnorm_host, add_rmsnorm=add_rmsnorm_host, rope=rope_host,
                    rope_and_cache=rope_and_cache_host, write_kv=write_kv_host,
@@ -95,16 +97,33 @@ def settle(model):
     return model
 
 
-def lone(*arrays):
-    """Whether the first has one row, and NumPy may have all: float32 on a CPU, no gradients."""
-    return arrays[0].shape[0] == 1 and plain(*arrays)       # len() of a tensor takes longer
+def tile(model):
+    """Lay out the large matrices of a HostLlama for several tokens at a time; the same model again.
+
+    What multiplies the same weights with several tokens wants them in tiles that fit registers, and
+    PyTorch makes such tiles anew in each call. oneDNN keeps them, in opaque arrays that no other
+    table than host_kernels' can take. `weights` is empty then, so that nothing is held twice but an
+    embedding that is the head as well. A model that is no float32 on a CPU, or a PyTorch without
+    oneDNN, stays as it is.
+    """
+    if not (torch.backends.mkldnn.is_available() and plain(*model.weights.values())):
+        return model
+
+    def tiled(weight):
+        if weight.nbytes < TILED:
+            return weight
+        return torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)    # what torch.compile calls
+
+    model.layers = [layer._replace(**{
+        name: (tiled(weight), bias) for name in ("qkv", "o", "gate_up", "down")
+        for weight, bias in [getattr(layer, name)]}) for layer in model.layers]
+    model.head, model.weights = tiled(model.head), {}
+    return model
 
 
-def plain(*arrays):
-    for a in arrays:
-        if a.dtype is not torch.float32 or not a.is_cpu or a.requires_grad:
-            return False
-    return True
+def few(*arrays):
+    """Whether the first has few rows, and NumPy may have all: float32 on a CPU, no gradients."""
+    return arrays[0].shape[0] <= FEW and plain(*arrays)     # len() of a tensor takes longer
 
 
 # ---- matrices
@@ -136,15 +155,17 @@ def product(w, x):                                  # (N, K), (K,) -> (N,)
 
 
 def matmul_host(a, w):                              # (M, K), (N, K) -> (M, N)
-    """As matmul."""
-    if not lone(a, w) or w.stride(-1) != 1:
+    """As matmul; w may be tiled."""
+    if w.is_mkldnn:
+        return torch.ops.mkldnn._linear_pointwise(a, w, None, "none", [], "")
+    if not (len(a) == 1 and plain(a, w) and w.stride(-1) == 1):
         return TORCH.matmul(a, w)
     return torch.from_numpy(product(w.numpy(), a.numpy()[0])[None])
 
 
 def matmul_swiglu_host(x, w_gate_up):               # (T, C), (2F, C) -> (T, F)
-    """As matmul_swiglu."""
-    if not lone(x, w_gate_up) or w_gate_up.stride(-1) != 1:
+    """As matmul_swiglu; w_gate_up may be tiled."""
+    if not w_gate_up.is_mkldnn and not (len(x) == 1 and plain(x, w_gate_up)):
         return TORCH.matmul_swiglu(x, w_gate_up)
     return swiglu_host(*matmul_host(x, w_gate_up).chunk(2, dim=-1))
 
@@ -159,120 +180,64 @@ def swiglu_host(gate, up):                          # 2 × (T, F) -> (T, F)
     return silu(gate).mul_(up)
 
 
-def normed(x, w, eps):                              # (1, C), (C,) -> (1, C)
-    return torch.from_numpy(x * np.float32(1 / sqrt(np.vdot(x, x) / x.size + eps)) * w)
+def normed(x, w, eps):                              # (T, C), (C,) -> (T, C)
+    scale = 1 / np.sqrt(np.vecdot(x, x) / x.shape[1] + eps)             # (T,)
+    return torch.from_numpy(x * scale[:, None] * w)
 
 
 def rmsnorm_host(x, w, eps):                        # (T, C), (C,) -> (T, C)
     """As rmsnorm."""
-    if not lone(x, w):
+    if not few(x, w):
         return TORCH.rmsnorm(x, w, eps)
     return normed(x.numpy(), w.numpy(), eps)
 
 
 def add_rmsnorm_host(x, residual, w, eps):          # 2 × (T, C), (C,) -> 2 × (T, C)
     """As add_rmsnorm."""
-    if not lone(x, residual, w):
+    if not few(x, residual, w):
         return TORCH.add_rmsnorm(x, residual, w, eps)
-    residual = x + residual                         # (1, C)
+    residual = x + residual                         # (T, C)
     return normed(residual.numpy(), w.numpy(), eps), residual
 
 
-def turned(q, k, cos, sin, position):               # (1, H, D), (1, G, D) -> (H + G, D)
+def turned(q, k, cos, sin, positions):              # (T, H, D), (T, G, D) -> (T, H + G, D)
     """The heads of q and k as rope turns them."""
-    c, s, half = cos[position], sin[position], cos.shape[1]             # (D/2,)
-    heads = np.concatenate((q[0], k[0]))                                # (H + G, D)
-    a, b = heads[:, :half], heads[:, half:]                             # (H + G, D/2)
-    return np.concatenate((a * c - b * s, b * c + a * s), axis=1)
+    c, s, half = cos[positions][:, None], sin[positions][:, None], cos.shape[1]     # (T, 1, D/2)
+    heads = np.concatenate((q, k), axis=1)                              # (T, H + G, D)
+    a, b = heads[..., :half], heads[..., half:]                         # (T, H + G, D/2)
+    return np.concatenate((a * c - b * s, b * c + a * s), axis=2)
 
 
 def rope_host(q, k, cos, sin, positions):
     """As rope."""
-    if not lone(q, k, cos, sin):
+    if not few(q, k, cos, sin) or len(positions) != len(q):
         return TORCH.rope(q, k, cos, sin, positions)
     q, k = q.numpy(), k.numpy()
-    both, H = turned(q, k, cos.numpy(), sin.numpy(), positions.item()), q.shape[1]
-    q[0], k[0] = both[:H], both[H:]
+    both, H = turned(q, k, cos.numpy(), sin.numpy(), positions.numpy()), q.shape[1]
+    q[:], k[:] = both[:, :H], both[:, H:]
+
+
+def places(slots, T, pages):                        # (T,), (P, S, G, D) -> 2 × (T,)
+    """Page and place of T slots; None where one is nowhere: -1, or beyond the pages."""
+    P, S = pages.shape[:2]
+    slots = slots.numpy()
+    if len(slots) != T or T and not 0 <= slots.min() <= slots.max() < P * S:
+        return None
+    return np.divmod(slots, S)
 
 
 def write_kv_host(k, v, k_pages, v_pages, slots):
     """As write_kv."""
-    page, place = divmod(slots.item(), k_pages.shape[1]) if slots.numel() == 1 else (-1, 0)
-    if not lone(k, v, k_pages, v_pages) or not 0 <= page < k_pages.shape[0]:
-        return TORCH.write_kv(k, v, k_pages, v_pages, slots)            # slot -1 too: it is nowhere
-    k_pages.numpy()[page, place], v_pages.numpy()[page, place] = k.numpy()[0], v.numpy()[0]
+    if not few(k, v, k_pages, v_pages) or (where := places(slots, len(k), k_pages)) is None:
+        return TORCH.write_kv(k, v, k_pages, v_pages, slots)
+    k_pages.numpy()[where], v_pages.numpy()[where] = k.numpy(), v.numpy()
 
 
 def rope_and_cache_host(q, k, v, cos, sin, positions, k_pages, v_pages, slots):
     """As rope_and_cache."""
-    page, place = divmod(slots.item(), k_pages.shape[1]) if slots.numel() == 1 else (-1, 0)
-    if not lone(q, k, v, cos, sin, k_pages, v_pages) or not 0 <= page < k_pages.shape[0]:
+    if (not few(q, k, v, cos, sin, k_pages, v_pages) or len(positions) != len(q)
+            or (where := places(slots, len(q), k_pages)) is None):
         return TORCH.rope_and_cache(q, k, v, cos, sin, positions, k_pages, v_pages, slots)
-    q, both = q.numpy(), turned(q.numpy(), k.numpy(), cos.numpy(), sin.numpy(), positions.item())
-    q[0], k_pages.numpy()[page, place] = both[:q.shape[1]], both[q.shape[1]:]
-    v_pages.numpy()[page, place] = v.numpy()[0]
-
-
-# ---- attention
-
-
-def attend_one(q, keys, values, scale):             # (H, D), 2 × (N, G, D) -> (H, D)
-    """What one token sees: all of its context."""
-    scores = (q * scale).reshape(keys.shape[1], -1, q.shape[1]) @ keys.transpose(1, 2, 0)
-    weights = np.exp(scores - np.maximum.reduce(scores, -1, keepdims=True))     # (G, H/G, N)
-    mixed = weights @ values.transpose(1, 0, 2)                                 # (G, H/G, D)
-    return (mixed / np.add.reduce(weights, -1, keepdims=True)).reshape(q.shape)
-
-
-def attend_more(q, keys, values, scale):            # (T, H, D), 2 × (N, G, D) -> (T, H, D)
-    """What the last T tokens of a context see, by PyTorch's fused kernel."""
-    T, N = len(q), len(keys)
-    q, keys, values = (x.transpose(0, 1)[None] for x in (q, keys, values))      # (1, H, T, D), …
-    seen = None if T == N else torch.ones(T, N, dtype=torch.bool).tril(N - T)   # (T, N)
-    mixed = scaled_dot_product_attention(q, keys, values, seen, is_causal=T == N, scale=scale,
-                                         enable_gqa=True)
-    return mixed[0].transpose(0, 1)                 # as it lies in memory: PyTorch has it so, too
-
-
-def context(pages, table, N):                       # (P, S, G, D), [page] -> (N, G, D)
-    """Keys or values of a sequence; those of pages that follow each other are not copied."""
-    first, end = table[0], table[0] + len(table)
-    pages = pages[first:end] if table == list(range(first, end)) else pages[table]
-    return pages.reshape(-1, *pages.shape[2:])[:N]
-
-
-def sequences(q, k_pages, v_pages, block_tables, cu_q, lens):
-    """[(pages, tokens, first row of q, the row behind its last)] of the sequences with new tokens;
-    None where something does not fit together."""
-    (P, S, G, D), ends, found = k_pages.shape, cu_q.tolist(), []
-    if v_pages.shape != k_pages.shape or q.shape[2:] != (D,) or q.shape[1] % G:
-        return None
-    if ends[0] != 0 or ends[-1] > len(q) or not len(ends) - 1 == len(lens) == len(block_tables):
-        return None
-    for table, N, (begin, end) in zip(block_tables.tolist(), lens.tolist(), pairwise(ends),
-                                      strict=True):
-        used = table[:-(-N // S)]                           # the last may be part empty
-        if not 0 <= end - begin <= N <= S * len(used):
-            return None
-        if begin < end:
-            if min(used) < 0 or max(used) >= P:
-                return None
-            found.append((used, N, begin, end))
-    return found
-
-
-def paged_attention_host(q, k_pages, v_pages, block_tables, cu_q, lens, scale):
-    """As paged_attention; each sequence for itself, and those of one new token by NumPy."""
-    arrays = q, k_pages, v_pages, block_tables, cu_q, lens
-    if not plain(q, k_pages, v_pages) or not scale > 0 or (found := sequences(*arrays)) is None:
-        return TORCH.paged_attention(*arrays, scale)        # or its word on what is wrong
-    q, k_pages, v_pages = q.numpy(), k_pages.numpy(), v_pages.numpy()
-    out = np.zeros_like(q)                                                      # (T, H, D)
-    for table, N, begin, end in found:
-        keys, values = context(k_pages, table, N), context(v_pages, table, N)
-        if end - begin == 1:
-            out[begin] = attend_one(q[begin], keys, values, scale)
-        else:
-            new = map(torch.from_numpy, (q[begin:end], keys, values))
-            out[begin:end] = attend_more(*new, scale)
-    return torch.from_numpy(out)
+    q, both = q.numpy(), turned(q.numpy(), k.numpy(), cos.numpy(), sin.numpy(), positions.numpy())
+    q[:], k_pages.numpy()[where] = both[:, :q.shape[1]], both[:, q.shape[1]:]
+    v_pages.numpy()[where] = v.numpy()

@@ -61,11 +61,10 @@ class Scheduler:
 
     def pick(self):
         """{request: tokens that the next step computes of it}. They count as computed from here."""
-        self.copies, left, before = {}, self.budget, len(self.running)
+        self.copies = {}
         counts = self.pick_running()
-        left -= sum(counts.values())
-        if len(self.running) == before:         # nobody had to go: somebody may come
-            self.admit_waiting(counts, left)
+        # who had to go for pages finds too few, and nobody overtakes: none is admitted then
+        self.admit_waiting(counts, self.budget - sum(counts.values()))
         for request, n in counts.items():
             request.num_computed += n
             request.draft = request.draft[:max(0, request.num_computed - request.num_tokens)]

@@ -19,7 +19,15 @@ from lab import course, device
 from lab.cli import main, own_desk
 from lab.course import CourseError
 from layer1_kernels import kernels
-from layer2_graph import Llama, Tokenizer, read_config, read_weights
+from layer2_graph import (
+    HostLlama,
+    Llama,
+    Tokenizer,
+    host_kernels,
+    read_config,
+    read_weights,
+    tile,
+)
 from layer2_graph.generate import SMALL, Letters, is_nano, used, whose
 from layer3_system.s01_request import sample_rows
 from layer3_system.s02_block_pool import BlockPool
@@ -95,6 +103,17 @@ def find_model(word, simulated):
     return fetched, word
 
 
+def model_with(table, desk, config, weights):
+    """A Llama on the kernels of a table; on a CPU torch's are host.py's, and its model is faster.
+
+    desk: the folder of the learner's, for the table "mine"
+    """
+    on_cpu = weights["model.embed_tokens.weight"].is_cpu
+    if table == "torch" and on_cpu:
+        return HostLlama(config, weights, host_kernels())
+    return Llama(config, weights, kernels(table, desk))
+
+
 def listen(host, port):
     """A socket that listens. CourseError where the address is not to be had."""
     try:
@@ -148,19 +167,20 @@ def serve(
     try:
         if dtype not in DTYPES:
             raise CourseError(f"--dtype {dtype!r}: expected {', '.join(DTYPES)}")
-        ops = kernels(table, mine.folder if mine else None)
         config = read_config(folder)
         tokenizer = Letters() if is_nano(folder) else Tokenizer(folder, config)
         weights = read_weights(folder, config, DTYPES[dtype], device.torch_device())
         own = {part: own_part(mine, part) if mine else None for part in PARTS}
-        llama = Llama(config, weights, ops)
-        engine = build(llama, tokenizer, ops, own, pages, max_seqs=max_seqs, budget=budget,
+        llama = model_with(table, mine.folder if mine else None, config, weights)
+        engine = build(llama, tokenizer, llama.ops, own, pages, max_seqs=max_seqs, budget=budget,
                        chunk=chunk)
     except ValueError as error:
         raise CourseError(str(error)) from None
     print(f"{called}: {sum(w.numel() for w in weights.values()):,} weights, on "
           f"{'this CPU, kernels in the simulator' if simulated else device.torch_device()}")
-    say_whose(ops.sources(), used(llama), own)
+    say_whose(llama.ops.sources(), used(llama), own)
+    if isinstance(llama, HostLlama):
+        tile(llama)
     run(engine, name or called, Limits(body, tokens, queue, seconds, grace), api_key,
         listen(host, port))
 

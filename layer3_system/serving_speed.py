@@ -25,7 +25,7 @@ import torch
 from day01_roofline import take_turns
 from lab.course import ROOT, CourseError
 from lab.speed import cpu_model
-from layer2_graph import HostLlama, host_kernels, settle
+from layer2_graph import HostLlama, host_kernels, tile
 from layer2_graph.decode_speed import MODELS
 from layer2_graph.rungs import their_config
 from layer3_system.mock import ByteTokenizer
@@ -75,7 +75,7 @@ def mixed(asked):
 
 def ours(pool, m, weights, asked):
     """(tokens/s, share of the time outside of model and sampler, [[token]])"""
-    model = settle(HostLlama(m, weights, host_kernels()))
+    model = tile(HostLlama(m, weights, host_kernels()))
     pages = pool(2048)
     engine = Engine(model, ByteTokenizer(), pages,
                     Scheduler(pages, SEATS if mixed(asked) else len(asked), BUDGET))

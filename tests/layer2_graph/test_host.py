@@ -1,4 +1,4 @@
-"""The table for one token on a CPU: each operation as kernels("torch") computes it, on ragged
+"""The table for few tokens on a CPU: each operation as kernels("torch") computes it, on ragged
 shapes, in mixed batches, and where it must stand back; then whole models."""
 
 import os
@@ -18,9 +18,11 @@ from layer2_graph import (
     PagedCache,
     greedy,
     host,
+    host_attention,
     host_kernels,
     load,
     settle,
+    tile,
 )
 from layer2_graph.checkpoint import shapes
 from layer2_graph.decode_speed import SMALL
@@ -88,6 +90,18 @@ def test_a_forked_process_has_threads_of_its_own(monkeypatch):
         signal.alarm(20)                                    # it would wait for ever
         os._exit(0 if torch.equal(HOST.matmul(x, w), want) else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8, 70])
+@pytest.mark.parametrize("N, K", RAGGED)
+def test_matrices_in_tiles(agree, rows, N, K):
+    """Any shape, any number of tokens, and tokens that lie apart."""
+    x, w = randn(rows, K), randn(2 * N, K)
+    packed = torch.ops.mkldnn._reorder_linear_weight(w, host.ROWS)
+    wide = randn(rows, 2 * K)[:, :K]
+    for own, name in ((x, "matmul"), (wide, "matmul"), (x, "matmul_swiglu")):
+        want = getattr(TORCH, name)(own, w)
+        agree(getattr(HOST, name)(own, packed).double(), want.double().numpy(), "float32", name)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -163,6 +177,26 @@ def test_paged_attention(agree, order, counts, lens):
     q = randn(sum(counts) + 2, H + 1, D)[:, :H]             # two rows of nobody, and gaps
     same(agree, "paged_attention", q, k_pages, v_pages, tables.view(-1, pages).int(), cu_q,
          torch.tensor(lens, dtype=torch.int32), 0.25)
+
+
+def test_many_that_decode(agree, monkeypatch):
+    """In batches of similar length. Slots without a token hold NaN: nobody reads them."""
+    seen, each = [], host_attention.attend_each
+    monkeypatch.setattr(host_attention, "attend_each",
+                        lambda *args: seen.append(args[3]) or each(*args))
+    monkeypatch.setattr(host_attention, "GATHERED", 10 * 16 * 2 * 16 * 4)      # 10 pages
+    lens, S = [1, 16, 17, 90, 5, 33, 31, 20], 16
+    tables = torch.randperm(48).view(8, 6)
+    k_pages, v_pages = randn(2, 48, S, 2, 16)
+    for b, N in enumerate(lens):
+        for n in range(N, 6 * S):
+            k_pages[tables[b, n // S], n % S] = v_pages[tables[b, n // S], n % S] = torch.nan
+    arguments = (randn(8, 6, 16), k_pages.nan_to_num(), v_pages.nan_to_num(), tables.int(),
+                 torch.arange(9, dtype=torch.int32), torch.tensor(lens, dtype=torch.int32), 0.25)
+    want = TORCH.paged_attention(*arguments)
+    got = HOST.paged_attention(arguments[0], k_pages, v_pages, *arguments[3:])
+    agree(got.double(), want.double().numpy(), "float32", "attention")
+    assert [[N for _, N, *_ in batch] for batch in seen] == [[1, 16, 5, 17, 31], [20, 33]]
 
 
 def broken(**changes):
@@ -245,6 +279,29 @@ def test_the_small_model_says_the_same(kind):
     for texts in ([prompts[0]], prompts):
         assert greedy(model, texts, 24) == greedy(plain, texts, 24)
     assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize("m", FAMILIES)
+def test_a_model_in_tiles(agree, monkeypatch, m):
+    """The scores of g01, for one token, few and many; only large matrices are laid out anew."""
+    for least, all_of_them in ((0, True), (10**6, False)):
+        monkeypatch.setattr(host, "TILED", least)
+        models = random_model(m, TORCH), tile(random_model(m, HOST, HostLlama))
+        matrices = [getattr(layer, name)[0] for layer in models[1].layers
+                    for name in ("qkv", "o", "gate_up", "down")] + [models[1].head]
+        assert {w.is_mkldnn for w in matrices} == {all_of_them}
+        assert not models[1].weights                    # nothing is held twice
+        caches = [PagedCache(m, 2, 40) for _ in models]
+        for new in ([[1, 2, 3], [4]], [[5], [6]], [[7], [8] * 20], [[9], []]):
+            want, got = (model.forward(cache.step(new), cache, every=True)
+                         for model, cache in zip(models, caches, strict=True))
+            agree(got, want.double().numpy(), "float32", f"scores after {new}")
+
+
+def test_other_models_are_not_tiled():
+    model = random_model(TINY, HOST, HostLlama)
+    model.weights = {name: w.bfloat16() for name, w in model.weights.items()}
+    assert tile(model) is model and model.weights and not model.head.is_mkldnn
 
 
 @pytest.mark.parametrize("kind", [Llama, MergedLlama, FusedLlama])

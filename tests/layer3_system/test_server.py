@@ -919,7 +919,7 @@ def test_sigterm_under_load():
             assert process.poll() is None
             said += process.stdout.readline()
         port = int(re.search(r"Listening on http://127\.0\.0\.1:(\d+)", said)[1])
-        assert "rmsnorm_torch" in said and "Scheduler        reference" in said
+        assert "add_rmsnorm_host" in said and "Scheduler        reference" in said
         fields = {"model": "small", "prompt": "Once upon a time", "max_tokens": 60,
                   "ignore_eos": True, "stream": True}
         first = threading.Event()
@@ -1148,7 +1148,7 @@ def test_a_port_that_is_taken(run):
 def test_it_says_whose_parts_run(run, monkeypatch):
     monkeypatch.setattr(serving, "run", lambda *given: print(given[1:4]))
     code, said, _ = run("--port", 0, "--name", "mine", "--tokens", 50, "--api-key", "k")
-    assert not code and "paged_attention_torch" in said and "BlockPool        reference" in said
+    assert not code and "paged_attention_host" in said and "BlockPool        reference" in said
     assert "('mine', Limits(body=1048576, tokens=50, queue=1024" in said and "'k')" in said
 
 
