@@ -7,8 +7,8 @@ reading does. PyTorch's library takes twice that. A kernel that works on several
 at once, which is best for several tokens, asks memory for short pieces here and there. One dot
 product after the other asks for the weights as they lie there, and memory can run ahead.
 
-Several tokens are left to kernels("torch"), but for attention and SwiGLU; so is what is no float32
-on a CPU. Results differ from its by rounding alone.
+Several tokens are left to kernels("torch"), but for attention, SwiGLU and the matrices of MANY;
+so is what is no float32 on a CPU. Results differ from its by rounding alone.
 """
 
 import os
@@ -20,7 +20,8 @@ from math import sqrt
 
 import numpy as np
 import torch
-from torch.nn.functional import scaled_dot_product_attention, silu
+from torch.backends import mkldnn
+from torch.nn.functional import linear, scaled_dot_product_attention, silu
 from torch.utils._pytree import tree_leaves, tree_map
 
 from layer1_kernels import kernels
@@ -31,6 +32,7 @@ __all__ = ["HostLlama", "host_kernels", "settle"]
 
 TORCH = kernels("torch")
 SHARE = 8 << 20         # bytes of weights for a thread: to wake one takes as long as to read 2 MB
+MANY = 16               # tokens that earn back what it costs to hand a matrix to oneDNN
 
 
 def host_kernels():
@@ -48,9 +50,10 @@ class HostLlama(FusedLlama):
 
     def forward(self, step, cache, every=False):        # -> (B, V), or (T, V) for every token
         """Scores of the next token after the last new token of each sequence."""
-        all_asked = every or len(step.tokens) == len(step.lens)
-        if all_asked or not step.cu_q.diff().all():             # or a sequence without new tokens
-            return super().forward(step, cache, every)
+        if every or len(step.tokens) == len(step.lens) == 1:        # all are asked
+            return super().forward(step, cache, every=True)
+        if len(step.tokens) == len(step.lens) or not step.cu_q.diff().all():    # or not all in it
+            return super().forward(step, cache)
         ops, last, rows = self.ops, self.config.L - 1, last_rows(step.cu_q)     # rows (B,)
         x, residual = self.embedding[step.tokens], None         # (T, C)
         for i in range(last):
@@ -136,15 +139,19 @@ def product(w, x):                                  # (N, K), (K,) -> (N,)
 
 
 def matmul_host(a, w):                              # (M, K), (N, K) -> (M, N)
-    """As matmul."""
-    if not lone(a, w) or w.stride(-1) != 1:
-        return TORCH.matmul(a, w)
-    return torch.from_numpy(product(w.numpy(), a.numpy()[0])[None])
+    """As matmul. PyTorch hands float32 to MKL, which on some CPUs leaves half of their width idle;
+    oneDNN, which is in PyTorch too, takes what is in its own format."""
+    if lone(a, w) and w.stride(-1) == 1:
+        return torch.from_numpy(product(w.numpy(), a.numpy()[0])[None])
+    fit = a.shape[1] == w.shape[1] and w.numel()
+    if len(a) >= MANY and fit and plain(a, w) and mkldnn.is_available():
+        return linear(a.to_mkldnn(), w).to_dense()
+    return TORCH.matmul(a, w)
 
 
 def matmul_swiglu_host(x, w_gate_up):               # (T, C), (2F, C) -> (T, F)
     """As matmul_swiglu."""
-    if not lone(x, w_gate_up) or w_gate_up.stride(-1) != 1:
+    if not plain(x, w_gate_up):
         return TORCH.matmul_swiglu(x, w_gate_up)
     return swiglu_host(*matmul_host(x, w_gate_up).chunk(2, dim=-1))
 
@@ -208,7 +215,8 @@ def rope_and_cache_host(q, k, v, cos, sin, positions, k_pages, v_pages, slots):
     page, place = divmod(slots.item(), k_pages.shape[1]) if slots.numel() == 1 else (-1, 0)
     if not lone(q, k, v, cos, sin, k_pages, v_pages) or not 0 <= page < k_pages.shape[0]:
         return TORCH.rope_and_cache(q, k, v, cos, sin, positions, k_pages, v_pages, slots)
-    q, both = q.numpy(), turned(q.numpy(), k.numpy(), cos.numpy(), sin.numpy(), positions.item())
+    q = q.numpy()
+    both = turned(q, k.numpy(), cos.numpy(), sin.numpy(), positions.item())     # (H + G, D)
     q[0], k_pages.numpy()[page, place] = both[:q.shape[1]], both[q.shape[1]:]
     v_pages.numpy()[page, place] = v.numpy()[0]
 
