@@ -50,8 +50,6 @@ class PagedCache:
         shape = (config.L, sequences * self.pages, SLOTS, config.G, config.D)
         self.k = torch.zeros(shape, dtype=dtype, device=device)     # (L, P, S, G, D)
         self.v = torch.zeros(shape, dtype=dtype, device=device)     # (L, P, S, G, D)
-        self.tables = torch.arange(sequences * self.pages, dtype=torch.int32,
-                                   device=device).view(sequences, self.pages)
         self.lens = [0] * sequences
 
     def step(self, new):
@@ -64,10 +62,11 @@ class PagedCache:
         places = [(b, n) for b, end in enumerate(ends) for n in range(self.lens[b], end)]
         self.lens = ends
         array = partial(torch.tensor, device=self.k.device)
+        tables = torch.arange(len(new) * self.pages, dtype=torch.int32, device=self.k.device)
         return Step(array([t for tokens in new for t in tokens], dtype=torch.int64),
                     array([n for _, n in places], dtype=torch.int64),
                     array([b * self.pages * SLOTS + n for b, n in places], dtype=torch.int64),
-                    self.tables, array([0, *accumulate(counts)], dtype=torch.int32),
+                    tables.view(len(new), -1), array([0, *accumulate(counts)], dtype=torch.int32),
                     array(ends, dtype=torch.int32))
 
     def attend(self, layer, q, k, v, step, ops, scale):     # (T, H, D), 2 × (T, G, D) -> (T, H, D)
