@@ -10,6 +10,8 @@ It is o02's Llama for many sequences at a time. Its operations come as a table, 
 """
 
 import math
+from functools import partial
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -52,22 +54,20 @@ class PagedCache:
 
     def step(self, new):
         """The Step that puts new[b], a list of tokens, behind what sequence b has."""
-        device, first = self.k.device, torch.arange(len(new)) * self.pages
-        counts = torch.tensor([len(tokens) for tokens in new])
-        starts = torch.tensor(self.lens)
-        positions = torch.cat([torch.arange(s, s + n) for s, n in
-                               zip(self.lens, counts.tolist(), strict=True)])
-        owner = torch.repeat_interleave(torch.arange(len(new)), counts)
-        if (starts + counts).max() > self.room:
-            raise ValueError(f"PagedCache: a sequence would reach {(starts + counts).max()} "
-                             f"tokens; there is room for {self.room}")
-        self.lens = (starts + counts).tolist()
-        tables = first[:, None] + torch.arange(self.pages)
-        cu_q = torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)])
-        return Step(torch.tensor([t for tokens in new for t in tokens]).to(device),
-                    positions.to(device), (first[owner] * SLOTS + positions).to(device),
-                    tables.int().to(device), cu_q.int().to(device),
-                    torch.tensor(self.lens, dtype=torch.int32, device=device))
+        counts = [len(tokens) for tokens in new]
+        ends = [n + more for n, more in zip(self.lens, counts, strict=True)]
+        if max(ends) > self.room:
+            raise ValueError(f"PagedCache: a sequence would reach {max(ends)} tokens; there is "
+                             f"room for {self.room}")
+        places = [(b, n) for b, end in enumerate(ends) for n in range(self.lens[b], end)]
+        self.lens = ends
+        array = partial(torch.tensor, device=self.k.device)
+        tables = torch.arange(len(new) * self.pages, dtype=torch.int32, device=self.k.device)
+        return Step(array([t for tokens in new for t in tokens], dtype=torch.int64),
+                    array([n for _, n in places], dtype=torch.int64),
+                    array([b * self.pages * SLOTS + n for b, n in places], dtype=torch.int64),
+                    tables.view(len(new), -1), array([0, *accumulate(counts)], dtype=torch.int32),
+                    array(ends, dtype=torch.int32))
 
     def attend(self, layer, q, k, v, step, ops, scale):     # (T, H, D), 2 × (T, G, D) -> (T, H, D)
         """Keep the new keys and values of a layer, and mix for each query what it may see."""

@@ -110,7 +110,7 @@ class MergedLlama(Llama):
     def heads(self, layer, y):      # (T, C) -> (T, H, D), (T, G, D), (T, G, D)
         """Queries, keys and values: views of one array, unless a norm of each head made others."""
         m = self.config
-        together = self.linear(y, layer.qkv).unflatten(1, (-1, m.D))    # (T, H + 2 * G, D)
+        together = self.linear(y, layer.qkv).view(len(y), -1, m.D)      # (T, H + 2 * G, D)
         q, k, v = together.split([m.H, m.G, m.G], dim=1)
         if layer.q_norm is not None:
             q, k = (self.ops.rmsnorm(a.flatten(0, 1), w, m.eps).view(a.shape)

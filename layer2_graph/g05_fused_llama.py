@@ -174,8 +174,10 @@ def moved(name, args, result):
     Slots are taken for places of pages: -1 does not occur. Attention reads the keys and values of
     each context once.
     """
-    if name == "index":                     # the embedding, and rows of x
+    if name in ("index", "embedding"):      # the embedding's rows, and rows of x
         return size(args[1], result) + size(result)
+    if name == "index_copy_":               # rows of the last into the first, as a static cache has
+        return size(args[2]) + 2 * size(args[3])
     if name == "rope":
         q, k, cos, _, positions = args
         return 2 * size(q, k) + size(positions) + 2 * len(q) * size(cos[0])

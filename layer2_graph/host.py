@@ -7,9 +7,9 @@ reading does. PyTorch's library takes twice that. A kernel that works on several
 at once, which is best for several tokens, asks memory for short pieces here and there. One dot
 product after the other asks for the weights as they lie there, and memory can run ahead.
 
-Several tokens want their weights in tiles. What is between two matrices NumPy does in leaner calls,
-while the tokens are few. All else is left to kernels("torch"), and what is no float32 on a CPU.
-Results differ from its by rounding alone.
+Several tokens want their weights in tiles; where these lie in rows, MANY tokens gain by oneDNN.
+What is between two matrices NumPy does in leaner calls, while the tokens are few. All else is left
+to kernels("torch"), and what is no float32 on a CPU. Results differ from its by rounding alone.
 """
 
 import os
@@ -20,7 +20,8 @@ from itertools import accumulate
 
 import numpy as np
 import torch
-from torch.nn.functional import silu
+from torch.backends import mkldnn
+from torch.nn.functional import linear, silu
 from torch.utils._pytree import tree_leaves, tree_map
 
 from layer2_graph.g01_llama import last_rows
@@ -31,6 +32,7 @@ __all__ = ["HostLlama", "host_kernels", "settle", "tile"]
 
 SHARE = 8 << 20         # bytes of weights for a thread: to wake one takes as long as to read 2 MB
 FEW = 64                # tokens: with more, PyTorch's threads gain more than lean calls do
+MANY = 16               # tokens that earn back what it costs to hand a matrix to oneDNN
 TILED = 1 << 20         # bytes of a matrix from which oneDNN gains more than its call costs
 ROWS = 32               # tokens that tiles are made for: it takes what suits 8 to 256
 
@@ -50,9 +52,10 @@ class HostLlama(FusedLlama):
 
     def forward(self, step, cache, every=False):        # -> (B, V), or (T, V) for every token
         """Scores of the next token after the last new token of each sequence."""
-        all_asked = every or len(step.tokens) == len(step.lens)
-        if all_asked or not step.cu_q.diff().all():             # or a sequence without new tokens
-            return super().forward(step, cache, every)
+        if every or len(step.tokens) == len(step.lens) == 1:        # all are asked
+            return super().forward(step, cache, every=True)
+        if len(step.tokens) == len(step.lens) or not step.cu_q.diff().all():    # or not all in it
+            return super().forward(step, cache)
         ops, last, rows = self.ops, self.config.L - 1, last_rows(step.cu_q)     # rows (B,)
         x, residual = self.embedding[step.tokens], None         # (T, C)
         for i in range(last):
@@ -155,17 +158,21 @@ def product(w, x):                                  # (N, K), (K,) -> (N,)
 
 
 def matmul_host(a, w):                              # (M, K), (N, K) -> (M, N)
-    """As matmul; w may be tiled."""
+    """As matmul; w may be tiled. PyTorch hands float32 to MKL, which on some CPUs leaves half of
+    their width idle; oneDNN, which is in PyTorch too, takes what is in its own format."""
     if w.is_mkldnn:
         return torch.ops.mkldnn._linear_pointwise(a, w, None, "none", [], "")
-    if not (len(a) == 1 and plain(a, w) and w.stride(-1) == 1):
-        return TORCH.matmul(a, w)
-    return torch.from_numpy(product(w.numpy(), a.numpy()[0])[None])
+    if len(a) == 1 and plain(a, w) and w.stride(-1) == 1:
+        return torch.from_numpy(product(w.numpy(), a.numpy()[0])[None])
+    fit = a.shape[1] == w.shape[1] and w.numel()
+    if len(a) >= MANY and fit and plain(a, w) and mkldnn.is_available():
+        return linear(a.to_mkldnn(), w).to_dense()
+    return TORCH.matmul(a, w)
 
 
 def matmul_swiglu_host(x, w_gate_up):               # (T, C), (2F, C) -> (T, F)
     """As matmul_swiglu; w_gate_up may be tiled."""
-    if not w_gate_up.is_mkldnn and not (len(x) == 1 and plain(x, w_gate_up)):
+    if not w_gate_up.is_mkldnn and not plain(x, w_gate_up):
         return TORCH.matmul_swiglu(x, w_gate_up)
     return swiglu_host(*matmul_host(x, w_gate_up).chunk(2, dim=-1))
 

@@ -1,12 +1,14 @@
-"""The rungs of one decode step, side by side: python -m layer2_graph.rungs [--model FOLDER]
+"""The rungs of one decode step, side by side:  python -m layer2_graph.rungs
 
 For each rung: whether its tokens are those of g01's model, launches a layer, what the host asks for
 in a step, bytes moved, time, and how near it comes to the floor that memory sets: weights and cache
 over the bandwidth measured in the same run. Beside them Hugging Face's generate. What this machine
 cannot show says so. Where tokens differ by more than rounding, nothing is timed, and the exit is 1.
+The model is the small one, that of --model FOLDER, or with --135m one of random weights.
 """
 
 import argparse
+import datetime
 import json
 import os
 import re
@@ -28,6 +30,7 @@ from day01_roofline import Job, Timing, copy_job, read_job, take_turns, this_dev
 from day01_roofline import measure as measure_jobs
 from layer1_kernels import kernels
 from layer2_graph.config import ModelError
+from layer2_graph.decode_speed import shape_135m
 from layer2_graph.drawing import Box, draw
 from layer2_graph.g01_llama import Llama, PagedCache, load
 from layer2_graph.g03_merging import MergedLlama
@@ -38,7 +41,9 @@ from layer2_graph.inductor import launches_in
 
 SMALL = Path(__file__).parent / "small"
 SEQUENCES, PROMPT, COUNT, ROUNDS = 1, 64, 33, 12        # of the command
-ATTENTION = "paged_attention"       # once a layer: so a layer is what lies between two of them
+ATTENTION = "paged_attention"
+# Once a layer: so a layer is what lies between two of them. The other is what PyTorch has of it
+ATTENTIONS = (ATTENTION, "_scaled_dot_product_")
 GRAPH, REPLAY = "fused, CUDA graph", "fused, the replay alone"
 # Of a logit, see verdict: as in generate; and four times what bfloat16 moves the small model's by
 ROUNDING = {"float32": 1e-2, "bfloat16": 0.5}
@@ -96,8 +101,8 @@ class Decoder:
 
 def a_layer(launches):
     """How many there are from one attention to the next; None where there are no two."""
-    first, second = [*(i for i, launch in enumerate(launches) if launch.name == ATTENTION),
-                     None, None][:2]
+    found = [i for i, launch in enumerate(launches) if launch.name.startswith(ATTENTIONS)]
+    first, second = [*found, None, None][:2]
     return None if second is None else second - first
 
 
@@ -216,12 +221,30 @@ class HuggingFace:
             eos_token_id=None, pad_token_id=0, stopping_criteria=[Clock()], **self.settings)
         return out[:, ids.shape[1]:].tolist(), (stamps[-1] - stamps[0]) / (count - 1)
 
+    @torch.no_grad()
     def launches(self, prompts):
-        """Not ours to count."""
-        return []
+        """[Launch] of the model's part of one decode step behind the prompts, as a Decoder's; none
+        of a compiled one, whose code is not looked into."""
+        if "compile_config" in self.settings:
+            return []
+        seen = []
+
+        def begin(*of_the_model):
+            seen.append(Traffic().__enter__())
+
+        def end(*of_the_model):
+            seen[-1].__exit__(None, None, None)
+
+        hooks = [self.model.register_forward_pre_hook(begin),
+                 self.model.register_forward_hook(end)]
+        self(prompts, 2)                                    # a prefill, and a step
+        for hook in hooks:
+            hook.remove()
+        return seen[-1].launches
 
     def asked(self, launches):
-        """Nor this."""
+        """How many things the host asks the device for in a step of these launches."""
+        return len(launches) or None
 
 
 def their_config(m):
@@ -348,7 +371,7 @@ def measure(model, hugging_face, sequences=SEQUENCES, prompt=PROMPT, count=COUNT
         launches = decode.launches(prompts)
         rows[name].launches, rows[name].asked = a_layer(launches), decode.asked(launches)
         rows[name].moved = sum(launch.moved for launch in launches) or None
-        if rows[name].launches:
+        if rows[name].launches and isinstance(decode, Decoder):
             graphs[name] = boxes(launches, decode.model.layers[1])
         tokens, _ = decode(prompts, count)              # whatever is compiled is compiled now
         want = want or tokens
@@ -373,7 +396,8 @@ def measure(model, hugging_face, sequences=SEQUENCES, prompt=PROMPT, count=COUNT
         row.uncertainty, row.runs = timing.uncertainty, timing.runs
         row.share = floor / bandwidth / timing.seconds
     weights = sum(w.nbytes for w in model.weights.values())
-    facts = {"device": device.name, "threads": torch.get_num_threads(), "load": load,
+    facts = {"date": datetime.date.today().isoformat(), "device": device.name,
+             "threads": torch.get_num_threads(), "load": load,
              "versions": versions(), "dtype": dtype,
              "sequences": sequences, "prompt": prompt, "count": count, "weights": weights,
              "cache": device.cache, "floor": floor, "copy": rates["copy"], "read": rates["read"]}
@@ -490,7 +514,7 @@ def text(facts, rows):
     """The rows as a table."""
     floor = facts["floor"] / max(facts["copy"], facts["read"])
     lines = [f"{facts['device']}, {facts['threads']} of PyTorch's threads, {facts['dtype']}; "
-             f"load of the machine before: {facts['load']:.1f}",
+             f"load of the machine before: {facts['load']:.1f}; {facts['date']}",
              f"{facts['sequences']} × {facts['prompt']} tokens, then {facts['count']} more",
              f"floor: {facts['floor'] / 1e6:.2f} MB of weights and cache at "
              f"{max(facts['copy'], facts['read']) / 1e9:.1f} GB/s, {floor * 1e3:.3f} ms"]
@@ -511,14 +535,18 @@ def text(facts, rows):
         lines.append(f"{row.name:32}{launches:>9}{times:>10}{moved:>9}{time}  "
                      + "; ".join(filter(None, (verdict(row, facts["dtype"]), row.untimed))))
     if any(not row.missing and None in (row.launches, row.moved) for row in rows):
-        lines.append("–: not counted; that code is the compiler's or Hugging Face's own")
+        lines += ["–: not counted. A compiler's code says which arrays it is given, not how much "
+                  "it needs of them;", "what it makes of Hugging Face's model is not looked into"]
     return "\n".join(lines)
 
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m layer2_graph.rungs",
                                      description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, default=SMALL, metavar="FOLDER")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--model", type=Path, default=SMALL, metavar="FOLDER")
+    which.add_argument("--135m", dest="shape", action="store_true",
+                       help="a Llama of 135 million random weights, as decode_speed has it")
     parser.add_argument("--json", type=Path, metavar="FILE", help="record what was measured")
     parser.add_argument("--svg", type=Path, metavar="DIR", help="draw a layer of each rung")
     args = parser.parse_args(arguments)
@@ -529,13 +557,14 @@ def main(arguments=None):
               file=sys.stderr)
         return 2
     try:
-        model = load(args.model, kernels("triton" if on_gpu else "torch"),
-                     torch.bfloat16 if on_gpu else torch.float32, "cuda" if on_gpu else "cpu")
+        here = (kernels("triton" if on_gpu else "torch"),
+                torch.bfloat16 if on_gpu else torch.float32, "cuda" if on_gpu else "cpu")
+        name, model, theirs = random_135m(*here) if args.shape else shipped(args.model, *here)
         model.config.check_room(PROMPT + COUNT)
-        facts, rows, graphs = measure(model, transformers_config(args.model))
+        facts, rows, graphs = measure(model, theirs)
         print(text(facts, rows))
         if args.json:
-            found = {"model": args.model.resolve().name, **facts, "rungs": [*map(asdict, rows)]}
+            found = {"model": name, **facts, "rungs": [*map(asdict, rows)]}
             args.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
         if args.svg:
             args.svg.mkdir(parents=True, exist_ok=True)
@@ -546,6 +575,18 @@ def main(arguments=None):
         print(error, file=sys.stderr)
         return 2
     return int(any(wrong(row, facts["dtype"]) for row in rows))
+
+
+def shipped(folder, ops, dtype, device):
+    """(name, g01's model, transformers' config or why there is none) of a folder."""
+    return folder.resolve().name, load(folder, ops, dtype, device), transformers_config(folder)
+
+
+def random_135m(ops, dtype, device):
+    """The same of decode_speed's shape, with random weights."""
+    m, weights = shape_135m()
+    weights = {name: w.to(device, dtype) for name, w in weights.items()}
+    return "135M", Llama(m, weights, ops), their_config(m)
 
 
 def transformers_config(folder):

@@ -1,6 +1,7 @@
 """Graders of g05. A layer is compared with NumPy in float64, around kernels that are watched; whole
 models with g01's, by tokens; launches and bytes with formulas."""
 
+import datetime
 import json
 import os
 from dataclasses import replace
@@ -609,6 +610,45 @@ def test_hugging_face_on_the_same_weights():
     theirs = rungs.HuggingFace(rungs.their_model(rungs.their_config(model.config), model))
     tokens, seconds = theirs([[5, 17, 3], [1, 2, 3]], 8)
     assert tokens == greedy(model, [[5, 17, 3], [1, 2, 3]], 8) and seconds > 0
+
+
+@pytest.mark.parametrize("settings, layer", [
+    ({}, 36), ({"cache_implementation": "static", "disable_compile": True}, 42)])
+def test_launches_of_hugging_face_are_counted_as_ours(settings, layer):
+    """A step of theirs reads all that ours reads: the weights once, and of a static cache all."""
+    pytest.importorskip("transformers", reason="not proven here: transformers is not installed")
+    model = random_llama(tied=True)
+    theirs = rungs.HuggingFace(rungs.their_model(rungs.their_config(model.config), model),
+                               **settings)
+    launches = theirs.launches([[5, 17, 3, 4]])
+    names = [launch.name for launch in launches]
+    assert rungs.a_layer(launches) == layer and theirs.asked(launches) == len(launches)
+    assert names.count("mm") == 2 * 7 + 1 and names.count("silu") == 2
+    moved = sum(launch.moved for launch in launches)
+    assert rungs.floor_bytes(model, 1, 4) < moved < 2 * rungs.floor_bytes(model, 1, 4)
+    assert theirs.launches([[5, 17, 3, 4]])[-1].moved == launches[-1].moved     # no hook is left
+
+
+def test_a_compiled_model_of_theirs_is_not_looked_into():
+    theirs = rungs.HuggingFace(None, compile_config=object())
+    assert theirs.launches([[1]]) == [] and theirs.asked([]) is None
+
+
+def test_the_shape_of_decode_speed(monkeypatch, tmp_path, capsys):
+    model = random_llama(room=128, tied=True)
+    monkeypatch.setattr(rungs, "shape_135m", lambda: (model.config, model.weights))
+    monkeypatch.setattr(rungs, "their_config", lambda m: "transformers is missing")
+    monkeypatch.setattr(rungs.shutil, "which", lambda name: None)
+    monkeypatch.setattr(rungs, "measure_jobs", quick)
+    monkeypatch.setattr(rungs, "cores", lambda: 1)
+    monkeypatch.setattr(rungs, "measure", partial(rungs.measure, count=3, rounds=1))
+    assert rungs.main(["--135m", "--json", str(tmp_path / "rungs.json")]) == 0
+    found = json.loads((tmp_path / "rungs.json").read_text("utf-8"))
+    assert found["model"] == "135M" and f"; {found['date']}\n" in capsys.readouterr().out
+    assert datetime.date.fromisoformat(found["date"])
+    assert [row["launches"] for row in found["rungs"][:3]] == [15, 12, 8]
+    with pytest.raises(SystemExit):
+        rungs.main(["--135m", "--model", str(tmp_path)])
 
 
 @pytest.mark.slow

@@ -25,10 +25,18 @@ WANTED = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
-    """What the hub answers for the models in server.models: {name: {file: bytes}}."""
+    """What the hub answers for the models in server.models: {name: {file: bytes}}.
+
+    Weights lie elsewhere, so that it redirects to /elsewhere/ and gives their ETag before.
+    server.closed: (status, headers) of its answer about files, where it gives none away
+    """
 
     def do_GET(self):
         path, models = unquote(self.path.partition("?")[0]), self.server.models
+        if path.startswith("/elsewhere/"):
+            name, _, file = path.removeprefix("/elsewhere/").partition("//")
+            self.server.redirected.append(file)
+            return self.answer(models[name][file])
         for name, files in models.items():
             if path.startswith(f"/api/models/{name}/tree/"):
                 return self.answer(json.dumps([
@@ -41,7 +49,15 @@ class Hub(http.server.BaseHTTPRequestHandler):
             if path.startswith(f"/{name}/resolve/{REVISION}/"):
                 file = path.removeprefix(f"/{name}/resolve/{REVISION}/")
                 self.server.fetched.append(file)
-                return self.answer(files[file])
+                if self.server.closed:
+                    return self.answer(b"{}", *self.server.closed)
+                if not file.endswith(".safetensors"):
+                    return self.answer(files[file])
+                return self.answer(b"", 302, {
+                    "Location": f"http://127.0.0.1:{self.server.server_port}/elsewhere/{name}//"
+                                f"{file}",
+                    "X-Linked-Size": len(files[file]),
+                    "X-Linked-Etag": f'"{hashlib.sha256(files[file]).hexdigest()}"'})
         return self.answer(b"{}", 404, {"X-Error-Code": "RepoNotFound"})
 
     do_HEAD = do_GET
@@ -72,10 +88,11 @@ def hub():
 @pytest.fixture
 def get(hub, tmp_path):
     """get(words, files=…) -> (the finished process, the model's folder)"""
-    hub.fetched = []
+    hub.fetched, hub.redirected = [], []
 
-    def one(*words, files=None, endpoint=None, most=None):
+    def one(*words, files=None, endpoint=None, most=None, closed=None):
         hub.models, hub.most = {"somebody/a-model": files or {}}, most
+        hub.closed = closed
         done = subprocess.run(
             [sys.executable, "-m", "layer2_graph.get", *words], cwd=ROOT, capture_output=True,
             text=True, timeout=120,
@@ -108,6 +125,7 @@ def test_a_model_is_fetched_whole_and_nothing_else(get, hub):
     assert str(folder) in done.stdout and REVISION in done.stdout and "whole" in done.stdout
     assert {path.name for path in folder.iterdir() if path.is_file()} == WANTED
     assert hub.fetched[0] == "config.json" and set(hub.fetched) == WANTED
+    assert set(hub.redirected) == {"model.safetensors"}
     for name in WANTED:
         assert (folder / name).read_bytes() == (SMALL / name).read_bytes()
 
@@ -130,7 +148,17 @@ def test_what_is_not_whole_is_not_called_done(get, others, says):
 
 
 def test_no_such_model(get):
+    """The hub says 401 without a code instead, which the library takes for this by https alone."""
     one_line(get("somebody/other")[0], "shows no model somebody/other")
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_model_that_wants_a_consent(get, hub, status):
+    """Everybody sees that it is there, and nobody is given its files."""
+    done, folder = get("somebody/a-model", files=files(),
+                       closed=(status, {"X-Error-Code": "GatedRepo"}))
+    one_line(done, "wants an account (`hf auth login`) or a consent given on its page")
+    assert set(hub.fetched) == {"config.json"} and not (folder / "config.json").exists()
 
 
 @pytest.mark.parametrize("word", ["model", "a/b/c", "../x", "a/..", "", "https://hub/a/b", "a/b "])

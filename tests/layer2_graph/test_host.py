@@ -59,18 +59,33 @@ def test_what_is_replaced_and_what_is_not():
 # ---- matrices
 
 
-@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("rows", [1, 2, host.MANY - 1, host.MANY, 33])
 @pytest.mark.parametrize("N, K", RAGGED)
 def test_matmul(agree, rows, N, K):
     same(agree, "matmul", randn(rows, K), randn(N, K))
     same(agree, "matmul_swiglu", randn(rows, K), randn(2 * N, K))
 
 
-def test_matmul_of_views(agree):
-    wide, x = randn(40, 60), randn(3, 60)
-    same(agree, "matmul", x[1:2, :30], wide[::2, :30])      # rows further apart than they are long
-    same(agree, "matmul", x[1:2, ::2], wide[:, :30])
-    same(agree, "matmul", x[1:2, :40], wide.T)              # a row's numbers are not neighbours
+@pytest.mark.parametrize("rows", [slice(1, 2), slice(None), slice(None, None, 2)])
+def test_matmul_of_views(agree, rows):
+    wide, x = randn(40, 60), randn(2 * host.MANY, 60)
+    same(agree, "matmul", x[rows, :30], wide[::2, :30])     # rows further apart than they are long
+    same(agree, "matmul", x[rows, ::2], wide[:, :30])
+    same(agree, "matmul", x[rows, :40], wide.T)             # a row's numbers are not neighbours
+    same(agree, "matmul", x[rows, :0], wide[:, :0])
+
+
+def test_many_rows_go_to_onednn_where_it_is(agree, monkeypatch):
+    """PyTorch's own table never asks it, so that what is compared is not one with itself."""
+    asked = []
+    monkeypatch.setattr(host, "linear", lambda *args: asked.append(args) or
+                        torch.nn.functional.linear(*args))
+    for rows in (1, host.MANY - 1, host.MANY):
+        same(agree, "matmul", randn(rows, 20), randn(7, 20))
+    assert len(asked) == host.mkldnn.is_available()
+    monkeypatch.setattr(host.mkldnn, "is_available", lambda: False)
+    same(agree, "matmul", randn(host.MANY, 20), randn(7, 20))
+    assert len(asked) <= 1
 
 
 @pytest.mark.parametrize("N", [1, 2, 7, 100])
@@ -121,6 +136,8 @@ def test_gradients_are_torchs():
 def test_shapes_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="mismatch"):
         HOST.matmul(randn(1, 1), randn(4, 6))               # einsum would spread the one number
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        HOST.matmul(randn(host.MANY, 1), randn(4, 6))
     with pytest.raises(ValueError, match="shapes"):
         HOST.rmsnorm(randn(1, 6), randn(5), 1e-5)
 
