@@ -28,11 +28,20 @@ RESULTS = {"score": (int, float), "execution_time": (int, float), "output": str,
            "output_format": FORMAT, "test_output_format": FORMAT, "test_name_format": FORMAT,
            "visibility": VISIBILITY, "stdout_visibility": VISIBILITY, "extra_data": dict,
            "tests": list, "leaderboard": list}
-ANSWER = "/autograder/source/course/day01_roofline/r01_roofline.py"
-WRITES = "\n    ".join(["import os", "for path in ('results/results.json', 'results/x',"
-                        " 'source/failed.json', 'run_autograder'):",
-                        "    try: open('/autograder/' + path, 'w'); return 1 / 0",
-                        "    except PermissionError: pass"])
+# Right where no file can be opened: the answer, the tests, the desk of the grader.
+REACHES_OUT = """
+    for mode, paths in (("r", ("source/course/day01_roofline/r01_roofline.py",
+                               "source/course/day01_roofline/r01_roofline.md",
+                               "source/course/tests/day01_roofline/test_r01_roofline.py",
+                               "source/course/layer1_kernels/k01_vector_add.cu")),
+                        ("w", ("results/results.json", "results/x", "source/failed.json",
+                               "source/course/lab/check.py", "run_autograder"))):
+        for path in paths:
+            try:
+                open("/autograder/" + path, mode)
+                return "it could open " + path
+            except PermissionError:
+                pass"""
 
 
 @pytest.fixture(scope="module")
@@ -103,9 +112,7 @@ SUBMISSIONS = {
     "broken": (lambda: {"r01_roofline.py": changed(R01, "count_add", "return", "return return"),
                         "x.zip": b"PK no zip"}, dict.fromkeys(ALL, 0)),
     "empty": (dict, dict.fromkeys(ALL, 0)),
-    "reads the answer": (lambda: {"r01_roofline.py": body(f"open('{ANSWER}').read()")},
-                         ALL | {"count_add": 0}),
-    "writes no results": (lambda: {"r01_roofline.py": body(WRITES)}, ALL),
+    "reaches out": (lambda: {"r01_roofline.py": body(REACHES_OUT)}, ALL),
 }
 
 
@@ -119,8 +126,6 @@ def test_a_submission_gets_its_points(container, autograder, name):
     assert scores(found) == expected, said
     assert found["score"] == sum(expected.values())
     assert found["extra_data"] == {"sandbox": "limits"} and "sandbox: limits" in said
-    if name == "reads the answer":
-        assert "Permission denied" in found["tests"][0]["output"]
     if name == "empty":
         assert "nothing to grade in it" in found["output"]
 

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+#SBATCH --job-name=grade
+#SBATCH --array=1-8
+#SBATCH --cpus-per-task=4
+#SBATCH --mem-per-cpu=5G
+#SBATCH --time=02:00:00
+#
+# Grade a class on a cluster, from the course's folder on a file system that all nodes share:
+#
+#   array=$(sbatch --parsable lab/grading/slurm.sh SUBMISSIONS OUT --lessons k01,k02)
+#   sbatch --dependency=afterok:$array --wrap ".venv/bin/lab grade SUBMISSIONS --out OUT --merge"
+#
+# Each task grades one shard with the options behind OUT. After a failure submit the whole array
+# again: what is done is not repeated. 5G: of code under test one process may take 4, and is stopped.
+set -euo pipefail
+
+if [ "$SLURM_ARRAY_TASK_COUNT" != "$SLURM_ARRAY_TASK_MAX" ]; then
+    echo "expected an array from 1 to N without gaps, such as --array=1-8" >&2
+    exit 2
+fi
+submissions=$1 out=$2
+again=()
+if [ -e "$out/journal-$SLURM_ARRAY_TASK_ID-of-$SLURM_ARRAY_TASK_COUNT.jsonl" ]; then
+    again=(--resume)
+fi
+.venv/bin/lab grade "$submissions" --out "$out" --jobs "${SLURM_CPUS_PER_TASK:-1}" \
+    --shard "$SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT" "${@:3}" "${again[@]}"
