@@ -10,8 +10,9 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from lab import check, course, wire
+from lab.candidate import Candidate
 from lab.course import CourseError
-from lab.grading import box, extract
+from lab.grading import box, extract, parts
 from lab.grading.model import Graded, Result
 from lab.isolate import preload
 from lab.warm import Child
@@ -51,35 +52,32 @@ class Grading:
                 raise
 
     def grade(self, submission, lesson, folder):
-        candidate, notes = extract.candidate(lesson, submission)
-        untouched = [check.untouched(lesson, candidate, e) for e in lesson.exercises]
-        if all(untouched):                      # nothing to run
-            results = [r for e, v in zip(lesson.exercises, untouched, strict=True)
-                       for r in settled(lesson, e, v)]
-        else:
+        if parts.files_of(lesson, submission):
             user = self.slots.get()
             try:
-                results = self.forked(lesson, candidate, folder, user)
+                results, notes = self.forked(submission, lesson, folder, user)
             finally:
                 self.slots.put(user)
+        else:
+            results, notes = untouched(lesson), []
         with self.writing:
             self.journal.done((submission.digest, lesson.id), self.level, results, notes)
 
-    def forked(self, lesson, candidate, folder, user):
-        """The results of a unit, from a process of its own; an error of the course's where that
-        gives none, so that the others go on."""
-        child = Child("unit", {"lesson": lesson.id, "candidate": asdict(candidate),
+    def forked(self, submission, lesson, folder, user):
+        """(results, notes) of a unit from a process of its own, which reads what was sent, too; an
+        error of the course's where that gives none, so that the others go on."""
+        child = Child("unit", {"lesson": lesson.id, "submission": asdict(submission),
                                "level": self.level, "folder": folder, "user": user,
                                "seed": self.journal.header["seed"]},
                       ("pytest", *preload(lesson)))
         deadline = time.monotonic() + LONGEST
         try:
             message, _ = wire.read_frame(lambda n: child.read(n, deadline))
-            return message["results"]
+            return message["results"], message["notes"]
         except (EOFError, TimeoutError, OSError, wire.WireError) as error:
             why = f"the grader stopped without an answer: {error!r} {child.output()[-500:]}"
             return [asdict(Result(lesson.id, e.name, "error", None, e.points, why))
-                    for e in lesson.exercises]
+                    for e in lesson.exercises], []
         finally:
             child.kill()
 
@@ -98,11 +96,11 @@ class Grading:
         return found
 
 
-def settled(lesson, exercise, verdict):
-    """The rows of an exercise that needs no run, as data."""
-    rows = [verdict, check.unmeasured(exercise)]
+def untouched(lesson):
+    """The rows of a lesson of which nothing was sent, as data."""
+    stubs = Candidate(lesson.stubs, dict.fromkeys(lesson.stubs, extract.NOWHERE))
     return [asdict(Result(lesson.id, v.name, v.verdict, v.points, v.max_points, v.message,
-                          v.message)) for v in rows if v is not None]
+                          v.message)) for v in check.grade(lesson, stubs)]
 
 
 @contextlib.contextmanager

@@ -6,9 +6,9 @@ It is forked from the warm process, so that what it takes of memory goes with it
 from dataclasses import asdict
 
 from lab import check, course, stub, wire
-from lab.candidate import Candidate
 from lab.course import SPEED
-from lab.grading.model import Result
+from lab.grading import extract
+from lab.grading.model import Result, Sent, Submission
 from lab.grading.sandbox import Sandbox
 
 OTHER_INPUTS = ("It is right on the inputs of `lab check` and wrong on others: what does it take "
@@ -19,12 +19,14 @@ TELLING = ("AssertionError", "Raised")
 
 
 def main(connection, request):
-    """The role of the warm process: answer with the results as JSON."""
-    lesson = course.find(request["lesson"])
-    candidate = Candidate(**request["candidate"])
+    """The role of the warm process: answer with the results and notes as JSON."""
+    lesson, sent = course.find(request["lesson"]), request["submission"]
+    files = tuple(Sent(**file) for file in sent.pop("files"))
+    candidate, notes = extract.candidate(lesson, Submission(**sent, files=files))
     found = grade(lesson, candidate, request["level"], request["folder"], request["seed"],
                   request["warm"], request["user"])
-    connection.sendall(wire.frame({"results": [asdict(result) for result in found]}, []))
+    connection.sendall(wire.frame({"results": [asdict(result) for result in found],
+                                   "notes": notes}, []))
 
 
 def grade(lesson, candidate, level, folder, seed, warm=None, user=None):

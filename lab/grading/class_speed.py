@@ -1,0 +1,114 @@
+"""How fast a class is graded: `python -m lab.grading.class_speed`, into benchmarks/grading.json.
+
+200 submissions of 20 exercises each, 12 in Python, 5 in CUDA C and 3 in Triton, about seven in ten
+right, no two with the same source. The rest of the machine should be quiet.
+"""
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from datetime import date
+from pathlib import Path
+
+from lab import course, mutants, stub
+from lab.course import ROOT, SUFFIX
+from lab.grading import submit
+from lab.grading.journal import Journal
+
+RECORD = ROOT / "benchmarks" / "grading.json"
+LESSONS = ("r01_roofline", "k01_vector_add", "k07_softmax", "k09_rope")
+LEFT = ("rope_triton",)         # stays a stub: 12 in Python, 5 in CUDA C, 3 in Triton are the rest
+RIGHT = 0.7                     # share of the answers
+TARGET = 10                     # minutes on 2 cores
+
+
+def exercises():
+    return [e for i in LESSONS for e in course.find(i).exercises if e.name not in LEFT]
+
+
+def write(folder, students):
+    """An archive for each student, as `lab submit` packs one."""
+    for number in range(students):
+        rng, texts = random.Random(number), {}
+        for exercise in exercises():
+            place = f"{exercise.lesson.floor}/{exercise.lesson.id}{SUFFIX[exercise.language]}"
+            texts[place] = texts.get(place, "") + answer(exercise, number, rng) + "\n\n\n"
+        data = submit.zipped({name: text.encode() for name, text in texts.items()})
+        Path(folder, f"student{number:03}.zip").write_bytes(data)
+
+
+def answer(exercise, number, rng):
+    """The course's own or one of its known mistakes, with a comment of the student's."""
+    lesson, language = exercise.lesson, exercise.language
+    text = lesson.sources[language]
+    if rng.random() > RIGHT:
+        wrong = [m for m in mutants.mutants(lesson) if m["exercise"] == exercise.name]
+        text = mutants.mutate(lesson, rng.choice(wrong)).sources[language]
+    own = stub.extract(text, exercise.name, language)
+    return own.replace("exercise:", f"student {number}:")
+
+
+def memory():
+    """Megabytes that this process's descendants hold, shared pages counted once."""
+    import psutil
+
+    total = 0
+    for process in psutil.Process().children(recursive=True):
+        try:
+            total += process.memory_full_info().pss
+        except psutil.Error:
+            continue                    # it has ended meanwhile
+    return total / 2**20
+
+
+def measure(students, jobs):
+    """Grade a class of so many and say how it went, as data."""
+    with tempfile.TemporaryDirectory() as folder:
+        sent, out = Path(folder, "sent"), Path(folder, "out")
+        sent.mkdir()
+        write(sent, students)
+        began, samples = time.monotonic(), []
+        run = subprocess.Popen([sys.executable, "-m", "lab.cli", "grade", str(sent), "--out",
+                                str(out), "--jobs", str(jobs), "--lessons", ",".join(LESSONS)],
+                               cwd=ROOT)
+        while run.poll() is None:
+            samples.append(memory())
+            time.sleep(1)
+        seconds = time.monotonic() - began
+        if run.returncode:
+            raise SystemExit(f"lab grade ended with {run.returncode}")
+        units = Journal.resume(out / "journal.jsonl").units.values()
+    asked = {(e.lesson.id, e.name) for e in exercises()}
+    verdicts = Counter(r["verdict"] for unit in units for r in unit["results"]
+                       if (r["lesson"], r["exercise"]) in asked)
+    third = max(1, len(samples) // 3)
+    return {"date": str(date.today()), "cores": len(os.sched_getaffinity(0)), "jobs": jobs,
+            "students": students, "exercises": len(asked), "minutes": round(seconds / 60, 2),
+            "submissions_a_minute": round(students / seconds * 60, 1), "target_minutes": TARGET,
+            "sandbox": next(iter(units))["sandbox"], "verdicts": dict(sorted(verdicts.items())),
+            "megabytes_by_third": [round(max(samples[i:i + third]))
+                                   for i in range(0, 3 * third, third)]}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--students", type=int, default=200)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--out", type=Path, default=RECORD)
+    given = parser.parse_args()
+    found = measure(given.students, given.jobs)
+    given.out.write_text(json.dumps(found, indent=1) + "\n")
+    print(f"{found['submissions_a_minute']} submissions a minute: {found['students']} of "
+          f"{found['exercises']} exercises in {found['minutes']} minutes on {found['cores']} cores "
+          f"(target {TARGET}), sandbox {found['sandbox']}; memory by third "
+          f"{found['megabytes_by_third']} MB")
+
+
+if __name__ == "__main__":
+    main()
