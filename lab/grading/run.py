@@ -69,7 +69,7 @@ class Grading:
         child = Child("unit", {"lesson": lesson.id, "submission": asdict(submission),
                                "level": self.level, "folder": folder, "user": user,
                                "seed": self.journal.header["seed"]},
-                      ("pytest", *preload(lesson)))
+                      ("lab.grading.warmup", *preload(lesson)))
         deadline = time.monotonic() + LONGEST
         try:
             message, _ = wire.read_frame(lambda n: child.read(n, deadline))
