@@ -60,6 +60,10 @@ class Place:
     def reference(self, lesson):
         return running(lesson, lesson.sources, self.warm)
 
+    def on_device(self, lesson, sources):
+        """A context with a Subject whose kernels run on the GPU, to measure their speed."""
+        return running(lesson, sources, on_device=True)
+
 
 def on_demand(contents):
     """A floor's table of contents that imports a module when a name of it is first asked for: a
