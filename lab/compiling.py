@@ -92,6 +92,23 @@ def shown(value):
     return {"dtype": value.name} if type(value).__name__ == "dtype" else value
 
 
+def schema(found, options):
+    """The numbers of a compiled kernel. TypeError: the other process, which a learner's code may
+    have changed, gave something else than Triton does. Warps decide what is counted, so they are
+    those of the launch."""
+    if type(found) is not dict or [type(found.get(key)) for key in ("name", "ptx", "cubin")] != [
+            str, str, bytes]:
+        raise TypeError("what was compiled is no kernel")
+    numbers = {key: found.get(key) for key in NUMBERS if found.get(key) is not None}
+    if any(type(n) is not int or not 0 <= n < 1 << 31 for n in numbers.values()):
+        raise TypeError("what was compiled has sizes that are none")
+    if any(numbers.get(key) != options[key] for key in ("num_warps", "num_ctas")):
+        raise TypeError("what was compiled is for another number of warps")
+    if f".entry {found['name']}(" not in found["ptx"]:
+        raise TypeError(f"what was compiled holds no kernel {found['name'][:80]}")
+    return numbers
+
+
 def rebuilt(src, target, options, found):
     """Triton's own object for a compiled kernel, from what the other process gave."""
     import hashlib
@@ -99,8 +116,8 @@ def rebuilt(src, target, options, found):
     from triton.compiler import CompiledKernel
     from triton.runtime.cache import get_cache_manager
 
-    numbers = {key: int(found[key]) for key in NUMBERS if found[key] is not None}
-    name, ptx, cubin = str(found["name"]), str(found["ptx"]), bytes(found["cubin"])
+    numbers = schema(found, options)
+    name, ptx, cubin = found["name"], found["ptx"], found["cubin"]
     digest = hashlib.sha256(json.dumps([name, ptx, numbers, repr(options)]).encode()).hexdigest()
     metadata = {**options, **numbers, "name": name, "hash": digest, "target": vars(target)}
     cache, stem = get_cache_manager(digest), src.name[:150]

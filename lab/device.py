@@ -24,6 +24,13 @@ def forget_environment():
     os.environ.update(found)
 
 
+def bare_environment():
+    """Of a process in a box: nothing but where it may write."""
+    os.environ.clear()
+    os.environ.update(PATH="/usr/bin:/bin", LANG="C.UTF-8", OMP_NUM_THREADS="1", HOME="/tmp",
+                      TMPDIR="/tmp", TRITON_CACHE_DIR="/tmp/triton", TRITON_HOME="/tmp")
+
+
 def cache_folder():
     """Where compiled kernels and prepared lessons are kept between runs."""
     base = os.environ.get("XDG_CACHE_HOME")

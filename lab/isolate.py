@@ -61,6 +61,10 @@ class Place:
         """A context with the course's own solution."""
         return running(lesson, lesson.sources, self.warm)
 
+    def on_device(self, lesson, sources):
+        """A context with a Subject whose kernels run on the GPU, to measure their speed."""
+        return running(lesson, sources, on_device=True)
+
 
 def on_demand(contents):
     """A floor's table of contents that imports a module when a name of it is first asked for: a

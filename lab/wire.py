@@ -13,7 +13,7 @@ import sys
 import numpy as np
 
 HEAD = struct.Struct(">QQ")              # bytes of JSON, bytes of arrays
-MOST_JSON = 16 * 2**20     # bytes of JSON in a limited reply: "[]," becomes 64
+MOST_JSON = 16 * 2**20      # bytes of JSON in a limited reply: a list of 3 takes 64 when read
 MOST_ELEMENTS = 2**28       # of an array: strides of 0 make any number out of a few bytes
 PLAIN = (type(None), bool, int, float, str)
 DTYPES = {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",

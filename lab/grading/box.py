@@ -153,10 +153,7 @@ def bare(user, libc):
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
     checked(libc.capset(header, (ctypes.c_uint32 * 6)()))
     checked(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-    os.environ.clear()
-    os.environ.update(PATH="/usr/bin:/bin", HOME="/tmp", LANG="C.UTF-8", TMPDIR="/tmp",
-                      TRITON_CACHE_DIR="/tmp/triton", TRITON_HOME="/tmp",
-                      OMP_NUM_THREADS="1")
+    device.bare_environment()
     os.chdir("/tmp")
 
 

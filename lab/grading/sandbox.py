@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from lab import course, stub
-from lab.check import EXERCISE
+from lab.check import EXERCISE, NotProvenHere
 from lab.course import ROOT, SUFFIX
 from lab.grading.box import NOBODY, Box
 from lab.isolate import Place, preload, prepared, running
@@ -172,6 +172,10 @@ class Sandbox(Place):
             self.own_reference = self.held.enter_context(
                 running(lesson, lesson.sources, self.warm))
         yield self.own_reference
+
+    def on_device(self, lesson, sources):
+        """No box has a GPU, and outside of one no learner's code is run."""
+        raise NotProvenHere("speed is not measured in a sandbox")
 
     def renew(self):
         """End all that runs in the boxes; the next test gets new ones."""

@@ -5,7 +5,7 @@ import importlib.util
 import numpy as np
 import pytest
 
-from lab import check, course, device, fixtures, pace
+from lab import check, course, device, isolate, pace
 from lab.candidate import Candidate, reference
 from lab.isolate import running
 
@@ -102,7 +102,7 @@ def test_with_a_gpu_the_ratio_decides_about_points_alone(monkeypatch, ratio, ver
     """The device and the clock are stand-ins; the way from a test to its row is the real one."""
     compare = pace.compare
     monkeypatch.setattr(device, "gpu", lambda: device.Gpu("a stand-in", (9, 0), 1))
-    monkeypatch.setattr(fixtures, "running", lambda *given, on_device=False, **named:
+    monkeypatch.setattr(isolate, "running", lambda *given, on_device=False, **named:
                         running(*given, **named))
     monkeypatch.setattr(pace, "measure", lambda mine, own: ratio)
     monkeypatch.setattr(pace, "compare", lambda mine, own, name, arguments:

@@ -6,7 +6,8 @@
     works      the body of a function that is true where the attack worked: only then is the answer
                right. Or:
     source     the text sent, whose answer is wrong or empty
-    verdict    what it must get; "fail" where it is left out
+    verdict    what it must get; "fail" where it is left out. "fail or error": which of them is a
+               matter of who is faster, and neither is a point
 
 CANARY in a text becomes the path of a file outside every box, PORT the number of a socket there.
 """

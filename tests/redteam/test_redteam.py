@@ -1,10 +1,19 @@
 """No attack earns a point that it did not earn, stops the grader, or leaves its box."""
 
 import os
+import re
+import shutil
 import socket
+import sys
+from pathlib import Path
 
 import pytest
 
+from lab import course
+from lab.candidate import reference
+from lab.check import NotProvenHere
+from lab.grading import box
+from lab.grading.sandbox import Sandbox
 from tests.redteam import attacks
 
 
@@ -31,14 +40,67 @@ def port():
             server.accept()
 
 
-@pytest.mark.parametrize("table", attacks.TABLES, ids=lambda table: table.stem)
+def otherwise(sent, rows):
+    """A line for each attack that got another verdict than it must."""
+    found = [(one, rows[one.student, one.exercise]) for one in sent]
+    return [f"{one.name}: {row['verdict']} {row['points']}, {row['message']}"
+            for one, row in found if row["verdict"] not in one.verdict.split(" or ")]
+
+
+@pytest.mark.parametrize("table", [
+    pytest.param(table, marks=[pytest.mark.slow] * (table.stem == "hangs"), id=table.stem)
+    for table in attacks.TABLES])
 def test_every_attack_gets_its_verdict(table, tmp_path, canary, port):
     sent = attacks.read(attacks.CONTROLS) + attacks.read(table)
     attacks.send(sent, tmp_path / "sent", canary, port)
     rows, said = attacks.grade(tmp_path / "sent", tmp_path / "out",
                                {**os.environ, "LAB_CANARY": "a secret of the instructor's"})
-    wrong = [f"{one.name}: {row['verdict']} {row['points']}, {row['message']}" for one in sent
-             if (row := rows[one.student, one.exercise])["verdict"] != one.verdict]
+    wrong = otherwise(sent, rows)
     assert not wrong, "\n".join([*wrong, said])
     assert canary.read_text() == "a secret of the instructor's"
     assert [file.name for file in canary.parent.iterdir()] == ["canary"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["bubblewrap", "namespaces"])
+def test_the_walls_stand_at_either_level(level, tmp_path, canary, port):
+    """What cannot see bubblewrap takes namespaces."""
+    if problem := box.trial(level):
+        raise NotProvenHere(problem)
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    if level == "bubblewrap":
+        (programs / "bwrap").symlink_to(shutil.which("bwrap"))
+    sent = attacks.read(attacks.CONTROLS) + attacks.read(attacks.FOLDER / "walls.toml")
+    attacks.send(sent, tmp_path / "sent", canary, port)
+    paths = f"{programs}:{Path(sys.executable).parent}"
+    rows, said = attacks.grade(tmp_path / "sent", tmp_path / "out", {
+        **os.environ, "LAB_CANARY": "a secret of the instructor's", "PATH": paths})
+    assert f"sandbox: {level}" in said
+    assert otherwise(sent, rows) == []
+    assert canary.read_text() == "a secret of the instructor's"
+
+
+def test_no_submission_is_run_on_the_device_outside_a_box(tmp_path):
+    lesson = course.find("k01_vector_add")
+    sandbox = Sandbox("limits", lesson, reference(lesson), tmp_path)
+    with pytest.raises(NotProvenHere):
+        sandbox.on_device(lesson, lesson.sources)
+    sandbox.close()
+
+
+def test_the_catalogue_is_whole():
+    """Each number has its line, and a line names a table where and only where it has attacks."""
+    lines = re.findall(r"^\| (\d+) \| .*? \| (.*) \|$",
+                       (attacks.FOLDER / "README.md").read_text("utf-8"), re.M)
+    assert [int(number) for number, _ in lines] == list(range(1, 54))
+    tried = {(table.name, number) for table in attacks.TABLES
+             for one in attacks.read(table) for number in one.numbers}
+    named = {(table, int(number)) for number, text in lines
+             for table in re.findall(r"`(\w+\.toml)`", text.replace("`output.toml` 32", ""))}
+    assert named == tried
+
+
+def test_attacks_have_names_of_their_own():
+    sent = [one for table in (attacks.CONTROLS, *attacks.TABLES) for one in attacks.read(table)]
+    assert len({one.student for one in sent}) == len(sent)
