@@ -22,6 +22,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from lab import device
+
 LEVELS = ("bubblewrap", "namespaces", "limits")
 HOLDER = Path(__file__).with_name("holder.py")
 SCRATCH = 256 * 2**20           # bytes of /tmp in a box: compiled kernels and what a learner writes
@@ -186,7 +188,8 @@ def trial(level):
     if level == "bubblewrap" and shutil.which("bwrap") is None:
         return "bwrap is not installed (Debian's package bubblewrap)"
     probe = subprocess.run([sys.executable, "-P", "-m", "lab.grading.trial", level],
-                           capture_output=True, text=True, cwd="/")
+                           capture_output=True, text=True, cwd="/",
+                           env=device.child_environment())
     if probe.returncode == 0:
         return None
     return (probe.stderr.strip().splitlines() or ["it ended without a word"])[-1]

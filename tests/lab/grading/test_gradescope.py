@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +56,9 @@ def container():
              "--die-with-parent", "--clearenv", "--setenv", "PATH", "/usr/bin:/bin", "--setenv",
              "HOME", "/root", "--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs",
              "/tmp", *(word for name in DOCKER for word in ("--cap-add", f"CAP_{name}")),
+             # bwrap's own would be closed to other users: a Python may be in /root
+             *(word for path in reversed(Path(sys.base_prefix).resolve().parents[:-1])
+               for word in ("--dir", str(path))),
              *(word for path in sorted(folders) for word in ("--ro-bind", path, path))]
     if subprocess.run([*words, "true"], capture_output=True).returncode:
         raise NotProvenHere("this machine makes no containers with bubblewrap")
@@ -125,7 +129,7 @@ def test_a_submission_gets_its_points(container, autograder, name):
     found, said = ran(container, folder)
     assert scores(found) == expected, said
     assert found["score"] == sum(expected.values())
-    assert found["extra_data"] == {"sandbox": "limits"} and "sandbox: limits" in said
+    assert found["extra_data"] == {"sandbox": "limits"} and "Operation not permitted" in said
     if name == "empty":
         assert "nothing to grade in it" in found["output"]
 
