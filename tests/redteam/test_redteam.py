@@ -32,9 +32,10 @@ def canary(tmp_path):
 def port():
     """A socket outside that nobody in a box may reach."""
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as named:
-        named.bind("\0lab-canary")
+        port = server.getsockname()[1]
+        named.bind(f"\0lab-canary-{port}")
         named.listen()
-        yield server.getsockname()[1]
+        yield port
         server.settimeout(0)
         with pytest.raises(BlockingIOError):
             server.accept()
