@@ -145,14 +145,15 @@ class Lesson:
                           f"{', '.join(e.name for e in self.exercises)}")
 
     def reached(self, name):
-        """The exercises that a name of the reference needs: it uses them, or what it uses does. A
-        CUDA kernel is used where its name is written as a string."""
+        """The exercises that a name of the reference needs: it uses them, or what it uses does. Who
+        uses a class uses its methods; a CUDA kernel is used where its name is written as a string.
+        """
         used, more = set(), [name]
         while more:
             new = self.mentions.get(more.pop(), set()) - used
             used |= new
             more += new
-        return [e for e in self.exercises if e.name in used]
+        return [e for e in self.exercises if e.name.partition(".")[0] in used]
 
     @cached_property
     def mentions(self):

@@ -1,10 +1,25 @@
-"""What OpenAI's clients expect back: the shapes of completions and chats, whole and in pieces."""
+"""What OpenAI's clients expect back: completions and chats, whole and in pieces, and errors."""
 
 import secrets
 import time
 from itertools import accumulate
 
 LEAST = -9999.0         # JSON has no minus infinity; OpenAI writes this
+MOST = 500              # characters of a message: a wrong value may be as long as the body
+
+
+class ApiError(Exception):
+    """What a client is told in place of an answer, in OpenAI's shape."""
+
+    def __init__(self, status, message, field=None, code=None, headers=None):
+        super().__init__(message if len(message) <= MOST else message[:MOST] + " …")
+        self.status, self.field, self.code, self.headers = status, field, code, headers or {}
+
+    def content(self):
+        kind = ("server_error" if self.status >= 500 else
+                "rate_limit_error" if self.status == 429 else "invalid_request_error")
+        return {"error": {"message": str(self), "type": kind, "param": self.field,
+                          "code": self.code}}
 
 
 class Answers:

@@ -15,11 +15,11 @@ from fastapi import Depends, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from layer3_system.answers import ChatAnswers, TextAnswers
+from layer3_system.answers import ApiError, ChatAnswers, TextAnswers
 from layer3_system.asking import asked, read_fields, tokens_of
 from layer3_system.live import Live
 from layer3_system.metrics import Metrics
-from layer3_system.s08_server import DONE, LIMITS, ApiError, Bridge, server_sent_event
+from layer3_system.s08_server import DONE, LIMITS, Bridge, server_sent_event
 
 PAGE = Path(__file__).with_name("page.html")
 ONLY_OURS = {"Content-Security-Policy":     # the page loads nothing from anywhere else

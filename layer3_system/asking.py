@@ -3,8 +3,9 @@
 import json
 from typing import NamedTuple
 
+from layer3_system.answers import ApiError
 from layer3_system.s01_request import SamplingParams
-from layer3_system.s08_server import SAME, ApiError, to_params, truth
+from layer3_system.s08_server import SAME, to_params, truth
 
 KNOWN = {*SAME, "model", "stop", "stop_token_ids", "logprobs", "stream", "stream_options", "user"}
 ONLY_TEXT = {"prompt", "echo"}

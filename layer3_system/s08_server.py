@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
+from layer3_system.answers import ApiError
 from layer3_system.s01_request import RequestError, SamplingParams
 
 __all__ = ["ApiError", "Bridge", "Call", "Limits", "News", "server_sent_event", "to_params"]
 
-MOST = 500              # characters of a message: a wrong value may be as long as the body
 DONE = b"data: [DONE]\n\n"
 log = logging.getLogger(__name__)
 
@@ -38,20 +38,6 @@ class Limits:
 
 
 LIMITS = Limits()
-
-
-class ApiError(Exception):
-    """What a client is told in place of an answer, in OpenAI's shape."""
-
-    def __init__(self, status, message, field=None, code=None, headers=None):
-        super().__init__(message if len(message) <= MOST else message[:MOST] + " …")
-        self.status, self.field, self.code, self.headers = status, field, code, headers or {}
-
-    def content(self):
-        kind = ("server_error" if self.status >= 500 else
-                "rate_limit_error" if self.status == 429 else "invalid_request_error")
-        return {"error": {"message": str(self), "type": kind, "param": self.field,
-                          "code": self.code}}
 
 
 def refused(error, names):

@@ -34,10 +34,10 @@ from layer3_system.s02_block_pool import BlockPool
 from layer3_system.s04_continuous_batching import Scheduler
 from layer3_system.s06_prefix_cache import HashChain, PrefixPool
 from layer3_system.s07_engine import Engine
-from layer3_system.s08_server import Limits
+from layer3_system.s08_server import Bridge, Limits
 
 PARTS = {part.__name__: part for part in (BlockPool, HashChain, PrefixPool, Scheduler, Engine,
-                                           sample_rows)}
+                                           Bridge, sample_rows)}
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")}
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -182,7 +182,7 @@ def serve(
     if isinstance(llama, HostLlama):
         tile(llama)
     run(engine, name or called, Limits(body, tokens, queue, seconds, grace), api_key,
-        listen(host, port))
+        listen(host, port), own["Bridge"] or Bridge)
 
 
 def say_whose(sources, names, own):
@@ -197,8 +197,8 @@ def say_whose(sources, names, own):
         print(f"  yours: {yours}")
 
 
-def run(engine, name, limits, api_key, listening):
-    """Serve until told to end."""
+def run(engine, name, limits, api_key, listening, kind):
+    """Serve until told to end. kind: the Bridge, as make_app takes it"""
     from layer3_system.app import Listener, make_app  # FastAPI takes half a second
 
     host, port = listening.getsockname()[:2]
@@ -210,7 +210,7 @@ def run(engine, name, limits, api_key, listening):
           flush=True)
     if not is_own(host) and not api_key:
         print("  anybody who reaches this address can use it: --api-key guards it", flush=True)
-    Listener(make_app(engine, name, limits, api_key)).run(sockets=[listening])
+    Listener(make_app(engine, name, limits, api_key, kind)).run(sockets=[listening])
 
 
 if __name__ == "__main__":

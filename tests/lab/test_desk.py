@@ -133,6 +133,12 @@ def test_mine_is_what_last_passed_and_nothing_else(desk):
     assert desk.mine(ADD) is None and not desk.passed(ADD)
 
 
+def test_who_uses_a_class_needs_its_methods():
+    lesson = course.find("s08_server")
+    assert [e.name for e in lesson.reached("Bridge")] == ["Call.add"]
+    assert lesson.reached("Call") == []
+
+
 def test_a_public_function_is_ones_own_when_all_that_it_needs_passed(tmp_path):
     lesson = course.find("k07_softmax")
     assert [e.name for e in lesson.reached("softmax")] == ["softmax_online_triton"]

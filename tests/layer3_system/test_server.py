@@ -26,11 +26,14 @@ import psutil
 import pytest
 import torch
 
+from lab import course
+from lab.check import Verdict
 from lab.course import ROOT
 from lab.desk import Desk
 from layer2_graph import Tokenizer, load
 from layer3_system import (
     BlockPool,
+    Bridge,
     ByteTokenizer,
     Call,
     Engine,
@@ -93,8 +96,8 @@ class Fails(MockLlama):
 
 
 class Served:
-    def __init__(self, engine, limits=LIMITS, key=None, buffer=None):
-        self.engine, self.app = engine, make_app(engine, NAME, limits, key)
+    def __init__(self, engine, limits=LIMITS, key=None, buffer=None, kind=Bridge):
+        self.engine, self.app = engine, make_app(engine, NAME, limits, key, kind)
         self.bridge = self.app.state.bridge
         self.socket = socket.create_server(("127.0.0.1", 0), backlog=2048)
         if buffer:
@@ -147,12 +150,12 @@ def until(true, seconds=30):
 
 @contextmanager
 def served(model=None, limits=LIMITS, key=None, buffer=None, pages=64, tokenizer=None,
-           **options):
+           kind=Bridge, **options):
     """A Served; at the end its books must balance."""
     pool = PrefixPool(pages)
     engine = Engine(model or MockLlama(), tokenizer or ByteTokenizer(), pool,
                     Scheduler(pool, **options))
-    one = Served(engine, limits, key, buffer)
+    one = Served(engine, limits, key, buffer, kind)
     try:
         yield one
         one.drained()
@@ -1223,6 +1226,66 @@ def test_the_learners_parts_run_in_the_engine():
                     "Scheduler.admit", "sample_rows"}
     (want,) = alone("a text of more than a page", seed=1)
     assert request.output == want[2].output
+
+
+S08 = course.find("s08_server")
+OF_A_BRIDGE = ("Bridge.read_mail", "Bridge.make_room", "Call.add")
+OWN_WORDS = {"run and wait already": "are on MY desk", "request failed": "is MY error"}
+
+
+def desk_with(folder, *passed):
+    """A desk with right answers to all of s08, of which these passed. Two sentences are its own."""
+    desk = Desk(folder)
+    desk.prepare()
+    desk.start(S08)
+    text = S08.sources["python"]
+    for ours, own in OWN_WORDS.items():
+        assert text.count(ours) == 1
+        text = text.replace(ours, own)
+    desk.path(S08, ".py").write_text(text)
+    desk.record(S08, desk.candidate(S08), [Verdict(name, "pass", 1, 1) for name in passed])
+    return desk
+
+
+def test_the_learners_bridge_serves(tmp_path):
+    """What it refuses, and what fails in it, is told as the course's own would tell it."""
+    bridge = serving.own_part(desk_with(tmp_path, *OF_A_BRIDGE), "Bridge")
+    model = Gated()
+    with served(model, limits=Limits(queue=0), max_seqs=1, kind=bridge) as server:
+        told(server.post(prompt=["a"] * 2), 400, "prompt", "at most 1 answers, found 2")
+        told(server.post(prompt=LONG + "x"), 400, "prompt")
+        client = server.open(prompt="a", max_tokens=2)
+        until(lambda: server.bridge.taken == 1)
+        answer = server.post(prompt="a")
+        assert told(answer, 429, says="on MY desk")["code"] == "queue_full"
+        assert int(answer.headers["Retry-After"]) >= 1
+        model.gate.release(1000)
+        assert b"200 OK" in read_all(client)
+    with served(Fails(), kind=bridge) as server:
+        told(server.post(prompt="!bad"), 500, says="MY error")
+        *_, last = events(server.post(prompt="!bad", stream=True).content)
+        assert last["error"]["type"] == "server_error" and "MY error" in last["error"]["message"]
+        ((want, *_),) = alone("good", seed=1)
+        assert server.post(prompt="good", seed=1).json()["choices"][0]["text"] == want
+
+
+@pytest.mark.parametrize("left_out", OF_A_BRIDGE)
+def test_a_bridge_of_which_a_part_did_not_pass_does_not_serve(tmp_path, left_out):
+    desk = desk_with(tmp_path, *(name for name in OF_A_BRIDGE if name != left_out))
+    assert serving.own_part(desk, "Bridge") is None
+
+
+@pytest.mark.parametrize("passed, whose", [(OF_A_BRIDGE, "mine"), ((), "reference")])
+def test_the_command_serves_with_the_learners_bridge(run, monkeypatch, tmp_path, passed, whose):
+    desk_with(tmp_path, *passed)
+    apps = []
+    monkeypatch.setattr(serving.device, "use_simulator", lambda: None)
+    monkeypatch.setattr(addresses, "Listener", lambda app: SimpleNamespace(
+        run=lambda sockets: apps.append(app)))
+    code, said, wrong = run("--kernels", "mine", "--desk", tmp_path, "--port", 0)
+    assert not code, wrong
+    assert f"  {'Bridge':16} {whose}\n" in said
+    assert (type(apps[0].state.bridge) is Bridge) == (whose == "reference")
 
 
 def test_an_address_that_others_reach_is_said():
