@@ -9,7 +9,7 @@ from lab import course
 from lab import pace as pacing
 from lab.candidate import reference
 from lab.check import CANDIDATE, RATIO, SEED, NotProvenHere
-from lab.isolate import Place, running
+from lab.isolate import Place
 from lab.subject import Subject
 from lab.tape import Recorded, Replayed, read
 
@@ -53,14 +53,14 @@ def reference_fixture(request):
 def pace(request):
     """pace(name, *arguments): the lesson's public function on the device, beside the course's own
     in the same run. See lab/pace.py."""
-    lesson, candidate, _ = under_test(request)
+    lesson, candidate, place = under_test(request)
     if not lesson.answered:
         raise NotProvenHere("speed is compared with the course's own kernel, which this edition "
                             "does not have")
-    with running(lesson, candidate.sources, on_device=True) as mine, \
-            running(lesson, lesson.sources, on_device=True) as own:
+    with place.pace(lesson, candidate) as (mine, own):
         def compare(name, *arguments):
-            request.node.stash[RATIO] = pacing.compare(mine, own, name, arguments)
+            seed = request.config.stash.get(SEED, 0)
+            request.node.stash[RATIO] = pacing.compare(mine, own, name, arguments, seed=seed)
 
         yield compare
 
