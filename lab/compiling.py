@@ -20,18 +20,23 @@ def cuda(module, what, source, path, options, names, *arch):
     """CUDA C -> what a function of simulator.nvrtc gives, as data. It needs no module."""
     from lab.simulator import nvrtc
 
-    found = getattr(nvrtc, {"ptx": "compile_ptx", "resources": "resources"}[what])(
-        source, path, tuple(options), tuple(names), *arch)
+    function = {"ptx": "compile_ptx", "resources": "resources", "cubin": "assemble"}[what]
+    found = getattr(nvrtc, function)(source, path, tuple(options), tuple(names), *arch)
     if what == "ptx":
         return [found.ptx, found.log[:LOG_KEPT], found.names]
+    if what == "cubin":
+        return found[0]
     return {name: list(row) for name, row in found.items()}
 
 
-def triton(module, name, parameters, signature, constants, attrs, options):
-    """A @triton.jit function of the lesson's module -> {"ptx", "cubin", "name", numbers}."""
+def triton(module, name, parameters, signature, constants, attrs, options, arch):
+    """A @triton.jit function of the lesson's module -> {"ptx", "cubin", "name", numbers}.
+
+    arch: the compute capability of the device on which it will run, 90 for 9.0
+    """
+    from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     from triton.compiler import compile as compiled
-    from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
     function = getattr(module, name)
@@ -42,7 +47,7 @@ def triton(module, name, parameters, signature, constants, attrs, options):
                         f"({', '.join(parameters)})")
     constants = {place: dtype(value) for place, value in constants.items()}
     kernel = compiled(ASTSource(function, signature, constants, attrs),
-                      target=driver.active.get_current_target(), options=options)
+                      target=GPUTarget("cuda", arch, 32), options=options)
     numbers = {key: getattr(kernel.metadata, key, None) for key in NUMBERS}
     return {"ptx": kernel.asm["ptx"], "cubin": kernel.asm["cubin"], "name": kernel.metadata.name,
             **numbers}
@@ -68,6 +73,8 @@ def elsewhere(ask, module):
         found = ask("cuda", what, *given)
         if what == "ptx":
             return nvrtc.Compiled(*found)
+        if what == "cubin":
+            return bytes(found)
         return {name: nvrtc.Resources(*row) for name, row in found.items()}
 
     session.compiler = cuda_there
@@ -80,7 +87,7 @@ def elsewhere(ask, module):
             return here(src, target=target, options=options, **more)
         constants = {place: shown(value) for place, value in src.constants.items()}
         found = ask("triton", src.fn.__name__, list(src.fn.arg_names), dict(src.signature),
-                    constants, dict(src.attrs), dict(options))
+                    constants, dict(src.attrs), dict(options), target.arch)
         return rebuilt(src, target, options, found)
 
     compiler.compile = triton_there

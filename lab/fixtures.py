@@ -57,10 +57,10 @@ def pace(request):
     if not lesson.answered:
         raise NotProvenHere("speed is compared with the course's own kernel, which this edition "
                             "does not have")
-    with place.on_device(lesson, candidate.sources) as mine, \
-            place.on_device(lesson, lesson.sources) as own:
+    with place.pace(lesson, candidate) as (mine, own):
         def compare(name, *arguments):
-            request.node.stash[RATIO] = pacing.compare(mine, own, name, arguments)
+            seed = request.config.stash.get(SEED, 0)
+            request.node.stash[RATIO] = pacing.compare(mine, own, name, arguments, seed=seed)
 
         yield compare
 

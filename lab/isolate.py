@@ -61,9 +61,12 @@ class Place:
         """A context with the course's own solution."""
         return running(lesson, lesson.sources, self.warm)
 
-    def on_device(self, lesson, sources):
-        """A context with a Subject whose kernels run on the GPU, to measure their speed."""
-        return running(lesson, sources, on_device=True)
+    @contextlib.contextmanager
+    def pace(self, lesson, candidate):
+        """A context with two Subjects on the GPU: the code under test, and the course's own."""
+        with running(lesson, candidate.sources, on_device=True) as mine, \
+                running(lesson, lesson.sources, on_device=True) as own:
+            yield mine, own
 
 
 def on_demand(contents):
@@ -93,13 +96,15 @@ def stub_file(path, lesson):
     return file
 
 
-def preload(lesson):
-    """Modules to import before the fork: what the lesson's own floor imports, where it is heavy."""
+def preload(lesson, on_device=False):
+    """Modules to import before the fork: what the lesson's own floor imports, where it is heavy.
+    on_device: a process that has met the simulator is of no use."""
     text = "".join((ROOT / lesson.floor / f"{i.id}.py").read_text("utf-8")
                    for f in course.floors() if f.name == lesson.floor for i in f.lessons)
     heavy = [m for m in ("torch", "triton") if re.search(rf"^(import|from) {m}\b", text, re.M)]
     kernels = "triton" in heavy or "simulator" in text
-    return ("numpy", *heavy, *(("lab.warmup",) if kernels else ()), "lab.child")
+    warmed = kernels and not on_device
+    return ("numpy", *heavy, *(("lab.warmup",) if warmed else ()), "lab.child")
 
 
 @contextlib.contextmanager
@@ -107,7 +112,7 @@ def running(lesson, sources, warm=None, reference=None, shapes=False, on_device=
             child=Child):
     """A Subject with these sources loaded, ended at the end. on_device: its kernels run on the GPU,
     not in the simulator. child: what starts its process."""
-    modules = tuple(m for m in preload(lesson) if not (on_device and m == "lab.warmup"))
+    modules = preload(lesson, on_device)
     with prepared(lesson, sources) as folder:
         request = {"folder": folder, "floor": lesson.floor, "lesson": lesson.id, "shapes": shapes,
                    "simulator": "lab.warmup" in modules}

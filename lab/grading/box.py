@@ -90,7 +90,7 @@ def bubblewrap(binds):
         for folder in reversed(Path(inside).parents[:-1]):      # bwrap's own would be closed to us
             if folder != Path("/tmp") and not any(map(folder.is_relative_to, bound)):
                 mounts += ["--dir", str(folder)]
-        mounts += ["--ro-bind", str(outside), inside]
+        mounts += ["--dev-bind" if is_node(inside) else "--ro-bind", str(outside), inside]
         bound.append(inside)
     return lambda told: [
         "bwrap", *own, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts",
@@ -105,6 +105,16 @@ def namespaces(binds):
     mounts = {inside: str(outside) for inside, outside in everything(binds).items()}
     given = {"mounts": mounts, "scratch": SCRATCH, "user": NOBODY}
     return lambda told: [sys.executable, "-I", "-S", str(HOLDER), str(told), json.dumps(given)]
+
+
+def gpu_nodes():
+    """The files by which a process reaches NVIDIA's driver, where there are any."""
+    return sorted(map(str, [*Path("/dev").glob("nvidia*"), *Path("/dev").glob("dxg")]))
+
+
+def is_node(inside):
+    """A device, which a mount for data would refuse to open."""
+    return inside.startswith("/dev/")
 
 
 def everything(binds):

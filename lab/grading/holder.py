@@ -65,7 +65,7 @@ def furnish(mounts, scratch):
         os.makedirs(root + folder, exist_ok=True)
         call("mount", kind, root + folder, kind, MS_NOSUID | MS_NODEV, options)
     for inside, outside in mounts.items():
-        bind(outside, root + inside)
+        bind(outside, root + inside, read_only=not inside.startswith("/dev/"))
     os.chdir(root)
     os.mkdir("old")
     call("pivot_root", ".", "old")

@@ -12,9 +12,9 @@ import tempfile
 from pathlib import Path
 
 from lab import course, stub
-from lab.check import EXERCISE, NotProvenHere
+from lab.check import EXERCISE
 from lab.course import ROOT, SUFFIX
-from lab.grading.box import NOBODY, Box
+from lab.grading.box import NOBODY, Box, gpu_nodes
 from lab.isolate import Place, preload, prepared, running
 from lab.subject import Raised, Stopped, Subject
 from lab.warm import Child
@@ -97,18 +97,34 @@ class Sandbox(Place):
             if proxy.stopped:           # whatever it started goes with the box
                 self.renew()
 
+    @contextlib.contextmanager
+    def pace(self, lesson, candidate):
+        """The learner's side is the course's Python, too: only compiled kernels are the learner's.
+        """
+        mine = Subject(lambda: self.child("device"), compiler=self.compile)
+        try:
+            with running(lesson, lesson.sources, on_device=True) as own:
+                yield mine, own
+        finally:
+            mine.close()
+            if mine.stopped:
+                self.renew()
+
     def child(self, kind):
-        """A process with the learner's text ("own"), or with the course's and their CUDA C."""
+        """A process with the learner's text ("own"), or with the course's and their CUDA C: in the
+        simulator ("pristine") or on the GPU ("device")."""
         sources = dict(self.candidate.sources)
         python = self.lesson.id + ".py"
+        on_device = kind == "device"
+        modules = preload(self.lesson, on_device)
         request = {"floor": self.lesson.floor, "lesson": self.lesson.id, "shapes": False,
-                   "simulator": "lab.warmup" in preload(self.lesson)}
-        if kind == "pristine":
+                   "simulator": "lab.warmup" in modules}
+        if kind != "own":
             request["shown"] = {f"{INSIDE}/{self.lesson.floor}/{python}": sources["python"]}
             sources["python"] = pristine(self.lesson, self.candidate)
         folder, box = self.box(kind, sources)
         request |= {"folder": folder, "box": box.request()}
-        return Child("subject", request, preload(self.lesson), self.warm)
+        return Child("subject", request, modules, None if on_device else self.warm)
 
     def box(self, kind, sources):
         """(folder of the tree as the child sees it, the box)."""
@@ -127,6 +143,8 @@ class Sandbox(Place):
                 file.chmod(0o644)
                 place = f"{INSIDE}/{self.lesson.floor}/{self.lesson.id}{SUFFIX[language]}"
                 binds[place] = file
+            if kind == "device":
+                binds |= {node: node for node in gpu_nodes()}
             self.boxes[kind] = INSIDE, Box(self.level, binds, self.user)
         return self.boxes[kind]
 
@@ -172,10 +190,6 @@ class Sandbox(Place):
             self.own_reference = self.held.enter_context(
                 running(lesson, lesson.sources, self.warm))
         yield self.own_reference
-
-    def on_device(self, lesson, sources):
-        """No box has a GPU, and outside of one no learner's code is run."""
-        raise NotProvenHere("speed is not measured in a sandbox")
 
     def renew(self):
         """End all that runs in the boxes; the next test gets new ones."""

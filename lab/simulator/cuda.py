@@ -4,12 +4,15 @@ CuPy compiles with the same NVRTC options, for the device at hand, and launches 
 stream where torch is in use. numpy arrays are copied in and, where the kernel may write, out.
 """
 
+import tempfile
+
 import numpy as np
 
 from . import arguments, nvrtc, signature
 from .errors import CompileError
 from .memory import AddressSpace
 from .ptx import GRID_WORKSPACE
+from .session import session
 
 
 def launch(module, name, grid, block, args, shared_mem):
@@ -20,12 +23,34 @@ def launch(module, name, grid, block, args, shared_mem):
     stream = current_stream(cupy)
     with stream:
         values, copies = device_arguments(cupy, name, function, declared, args)
-        kernel = gpu_module(cupy, module).get_function(name)
+        kernel = gpu_kernel(cupy, module, name)
         if kernel.shared_size_bytes + shared_mem > 48 * 1024:   # the driver wants to be asked
             kernel.max_dynamic_shared_size_bytes = shared_mem
         kernel(grid, block, tuple(values), shared_mem=shared_mem)
         for host, device in copies:
             host[...] = cupy.asnumpy(device).reshape(host.shape)
+
+
+def gpu_kernel(cupy, module, name):
+    if session.compiler is None:
+        return gpu_module(cupy, module).get_function(name)
+    if module.on_gpu is None:
+        module.on_gpu = loaded(cupy, module)
+    return module.on_gpu.get_function(module.compiled.names.get(name, name))
+
+
+def loaded(cupy, module):
+    """What another process has compiled, for the device at hand: this one compiles nothing."""
+    arch = f"sm_{cupy.cuda.Device().compute_capability}"
+    cubin = session.compiler("cubin", module.source, module.path, module.options,
+                             tuple(module.expressions()), arch)
+    with tempfile.NamedTemporaryFile(suffix=".cubin", delete=False) as file:
+        file.write(cubin)                       # CuPy reads it once for each kernel, and later
+    return cupy.RawModule(path=file.name, enable_cooperative_groups=waits_for_grid(module))
+
+
+def waits_for_grid(module):
+    return any(GRID_WORKSPACE in f.mentions for f in module.ptx.functions.values())
 
 
 def gpu_module(cupy, module):
@@ -34,8 +59,7 @@ def gpu_module(cupy, module):
         try:
             module.on_gpu = cupy.RawModule(
                 code=module.source, backend="nvrtc", name_expressions=module.expressions() or None,
-                enable_cooperative_groups=any(GRID_WORKSPACE in f.mentions
-                                              for f in module.ptx.functions.values()),
+                enable_cooperative_groups=waits_for_grid(module),
                 options=(*options, "-default-device", *nvrtc.includes(module.path),
                          *module.options))
         except cupy.cuda.compiler.CompileException as error:

@@ -9,11 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lab import course
-from lab.candidate import reference
 from lab.check import NotProvenHere
 from lab.grading import box
-from lab.grading.sandbox import Sandbox
 from tests.redteam import attacks
 
 
@@ -80,14 +77,6 @@ def test_the_walls_stand_at_either_level(level, tmp_path, canary, port):
     assert f"sandbox: {level}" in said
     assert otherwise(sent, rows) == []
     assert canary.read_text() == "a secret of the instructor's"
-
-
-def test_no_submission_is_run_on_the_device_outside_a_box(tmp_path):
-    lesson = course.find("k01_vector_add")
-    sandbox = Sandbox("limits", lesson, reference(lesson), tmp_path)
-    with pytest.raises(NotProvenHere):
-        sandbox.on_device(lesson, lesson.sources)
-    sandbox.close()
 
 
 def test_the_catalogue_is_whole():
