@@ -61,6 +61,10 @@ class Place:
         """A context with the course's own solution."""
         return running(lesson, lesson.sources, self.warm)
 
+    def truth(self, test, data):
+        """What a test made with the course's own solution, in the trusted process."""
+        return data
+
 
 def on_demand(contents):
     """A floor's table of contents that imports a module when a name of it is first asked for: a

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import tomllib
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -320,6 +321,32 @@ def test_a_replayed_reference_answers_what_it_was_asked():
     assert tape.wire.read_frame(lambda n: child.read(n, 0)) == ({"value": 7}, [])
     with pytest.raises(RuntimeError, match="something else"):
         child.sendall(question("get", None, "x"))
+
+
+def test_what_a_test_counts_in_the_reference_is_written_down():
+    """And the test is given what the edition will give it, in the same order."""
+    made, test = tape.Tape(), SimpleNamespace(name="test_predict")
+    counts = [{"names": ["rope", "matmul"]}, [(3, 4), (0.5, None)]]
+    assert [tape.Taped(made).truth(test, data) for data in counts] == counts
+    kept = json.loads(json.dumps(made.data()))["truths"]
+    assert [tape.value(tape.base64.b64decode(text)) for text in kept["test_predict"]] == counts
+    with pytest.raises(tape.wire.Unsendable):
+        tape.Taped(made).truth(test, object())
+
+
+@pytest.mark.slow
+def test_a_grader_that_counts_in_the_reference_ships_without_it(tmp_path):
+    """g01's counts the launches of a model of g01's."""
+    plan = release.edition(["g01"], answers_until="k15")
+    release.release(plan, tmp_path / "made", silent)
+    g01 = course.find("g01")
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text("def predict_launches():\n    return 13\n")
+    right, told = (json.loads(lab(tmp_path / "made", "check", "predict_launches", "--json",
+                                  "--file", file).stdout)["exercises"][0]
+                   for file in (g01.path(".py"), wrong))
+    assert right["verdict"] == "pass" and told["verdict"] == "fail"
+    assert "a layer makes 15 launches, predicted 13: rmsnorm, matmul" in told["message"]
 
 
 def test_arrays_may_differ_in_their_last_bits():
