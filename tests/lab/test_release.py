@@ -290,6 +290,17 @@ def test_a_folder_in_use_is_left_alone(tmp_path, command):
     assert files(tmp_path) == {"mine.txt"}
 
 
+def test_all_that_cannot_be_passed_is_said_at_once():
+    rows = [("g01", "f", "pass", ""), ("g02", "a", "fail", "1, not 2"), ("g02", "b", "error", ""),
+            ("g03", "c", "not_proven_here", ""), ("g03", "d.speed", "fail", ""),
+            ("g04", "e", "fail", "")]
+    release.refuse_unless_right([rows[0], *rows[3:5]], "there")
+    with pytest.raises(CourseError) as refused:
+        release.refuse_unless_right(iter(rows), "there")
+    assert str(refused.value) == ("g02/a: the course's own answer does not pass there (fail: 1, "
+                                  "not 2). Nor do some of g04")
+
+
 @pytest.mark.slow
 def test_what_cannot_be_passed_is_not_released(tmp_path):
     """o04 counts with r03's count_parameters: without its answers no right answer could pass."""
