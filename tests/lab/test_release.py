@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import tomllib
+import zipfile
 from types import SimpleNamespace
 
 import pytest
@@ -223,6 +224,20 @@ def test_the_workflow_checks_what_was_pushed(copy):
     mine.write_text(mine.read_text().replace(
         'raise NotImplementedError("count_add: about 3 lines")', "return n, n"))
     assert run(steps[2]) == 1
+
+
+def test_a_desk_is_handed_in(copy):
+    """What is in the zip is what the whole course grades."""
+    assert lab(copy, "start", "k01").returncode == 0
+    assert "was attempted" in lab(copy, "submit").stderr
+    mine = copy / "work" / "layer1_kernels" / "k01_vector_add.py"
+    mine.write_text(K01.path(".py").read_text("utf-8"))
+    done = lab(copy, "submit", "--out", copy / "mine.zip")
+    assert done.returncode == 0, done.stderr
+    with zipfile.ZipFile(copy / "mine.zip") as handed_in:
+        sent = handed_in.read("layer1_kernels/k01_vector_add.py").decode()
+    assert stub.extract(sent, "add_triton", "python") == stub.extract(
+        K01.sources["python"], "add_triton", "python")
 
 
 def test_answers_are_judged_as_in_the_whole_course(copy):
