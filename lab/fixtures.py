@@ -1,5 +1,7 @@
-"""What a grader's tests are given: subject, reference, rng. tests/conftest.py passes them on."""
+"""What a grader's tests are given: subject, reference, truth, pace, rng. tests/conftest.py passes
+them on."""
 
+import base64
 import contextlib
 import functools
 
@@ -11,7 +13,7 @@ from lab.candidate import reference
 from lab.check import CANDIDATE, RATIO, SEED, NotProvenHere
 from lab.isolate import Place
 from lab.subject import Subject
-from lab.tape import Recorded, Replayed, read
+from lab.tape import Recorded, Replayed, read, value
 
 
 def under_test(request):
@@ -47,6 +49,18 @@ def reference_fixture(request):
         return
     with place.reference(lesson, request.node) as proxy:
         yield proxy
+
+
+@pytest.fixture
+def truth(request):
+    """truth(function): data that a test makes in this process with the lesson's own answers, such
+    as launches counted in the course's model. Where they are not given, what it was when the
+    edition was made: a test asks for the same ones, in the same order, of right and wrong."""
+    lesson, _, place = under_test(request)
+    if lesson.answered:
+        return lambda function: place.truth(request.node, function())
+    kept = iter(read(lesson)["truths"].get(request.node.name, ()))
+    return lambda function: value(base64.b64decode(next(kept)))
 
 
 @pytest.fixture

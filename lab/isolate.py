@@ -68,6 +68,10 @@ class Place:
                 running(lesson, lesson.sources, on_device=True) as own:
             yield mine, own
 
+    def truth(self, test, data):
+        """What a test made with the course's own solution, in the trusted process."""
+        return data
+
 
 def on_demand(contents):
     """A floor's table of contents that imports a module when a name of it is first asked for: a

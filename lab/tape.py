@@ -1,8 +1,9 @@
 """What the reference answers in a lesson's tests, for a student edition, which does not have it.
 
-A test that counts compares with the reference's counts, and an endless loop ends at a multiple of
-the reference's steps or time. `lab release` grades the reference once more and writes both down,
-in <lesson>.recorded.json.gz beside the tests. Its text is not in there.
+A test that counts compares with the reference's counts, or with what it counts in the reference
+itself; an endless loop ends at a multiple of the reference's steps or time. `lab release` grades
+the reference once more and writes all of it down, in <lesson>.recorded.json.gz beside the tests.
+Its text is not in there.
 """
 
 import base64
@@ -33,10 +34,11 @@ class Exchange:
 
 
 class Tape:
-    """Exchanges with the reference, where it is the code under test and where a test asks it."""
+    """Exchanges with the reference, where it is the code under test and where a test asks it, and
+    the truths that tests made with it."""
 
     def __init__(self):
-        self.graded, self.asked = [], {}
+        self.graded, self.asked, self.truths = [], {}, {}
 
     def child(self, fixture, test):
         """What a Subject starts, so that this tape runs along."""
@@ -50,6 +52,8 @@ class Tape:
             "seconds": max((e.seconds for e in self.graded if e.asked == "call"), default=0.0),
             "answers": {test: [[digest(e.question), base64.b64encode(cleaned(e)).decode()]
                                for e in log] for test, log in self.asked.items()},
+            "truths": {test: [base64.b64encode(frame).decode() for frame in log]
+                       for test, log in self.truths.items()},
         }
 
 
@@ -66,6 +70,12 @@ class Taped(Place):
 
     def reference(self, lesson, test):
         return running(lesson, lesson.sources, child=self.tape.child("reference", test.name))
+
+    def truth(self, test, data):
+        tree, buffers = wire.pack(data)
+        frame = wire.frame({"value": tree}, buffers)
+        self.tape.truths.setdefault(test.name, []).append(frame)
+        return value(frame)             # as the edition will have it
 
 
 class Overheard(Child):
@@ -164,6 +174,12 @@ def parsed(data):
         return bytes(part)
 
     return wire.read_frame(read)
+
+
+def value(data):
+    """The value in a frame's bytes."""
+    message, buffers = parsed(data)
+    return wire.unpack(message["value"], buffers)
 
 
 def digest(question):

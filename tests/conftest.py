@@ -6,7 +6,7 @@ import pytest
 
 from lab import compare, device
 from lab.cli import main
-from lab.fixtures import pace, reference_fixture, rng, subject  # noqa: F401  (fixtures)
+from lab.fixtures import pace, reference_fixture, rng, subject, truth  # noqa: F401  (fixtures)
 
 
 def pytest_collection_modifyitems(items):

@@ -215,15 +215,21 @@ def recorded(lesson):
     """The Tape of the reference in its tests, all of which it passes."""
     made = tape.Tape()
     run = Run(lesson, reference(lesson), {e.name: e for e in lesson.exercises}, tape.Taped(made))
-    for verdict in run.verdicts().values():
-        refuse_unless_right(lesson.id, verdict.name, verdict.verdict, verdict.message, "here")
+    refuse_unless_right([(lesson.id, v.name, v.verdict, v.message)
+                         for v in run.verdicts().values()], "here")
     return made
 
 
-def refuse_unless_right(lesson, exercise, verdict, message, where):
-    if verdict not in ("pass", "not_proven_here"):
+def refuse_unless_right(rows, where):
+    """CourseError where a row, (lesson, exercise, verdict, message), is of an answer that does not
+    pass; all lessons with such are named."""
+    wrong = [row for row in rows if row[2] not in ("pass", "not_proven_here")
+             and not row[1].endswith(course.SPEED)]
+    if wrong:
+        lesson, exercise, verdict, message = wrong[0]
+        others = ", ".join(dict.fromkeys(row[0] for row in wrong if row[0] != lesson))
         raise CourseError(f"{lesson}/{exercise}: the course's own answer does not pass {where} "
-                          f"({verdict}: {message})")
+                          f"({verdict}: {message}){others and '. Nor do some of '}{others}")
 
 
 # ---- in the edition
@@ -241,12 +247,9 @@ def inside(folder, *words, given=""):
 def prove(plan, folder):
     """Each right answer passes in the edition: what it needs of other lessons is there."""
     said = inside(folder, "-c", GRADE, given=json.dumps({i.id: i.sources for i in plan.stubs}))
-    for line in said.splitlines():
-        lesson, exercise, verdict, message = json.loads(line)
-        if not exercise.endswith(course.SPEED):
-            refuse_unless_right(lesson, exercise, verdict, message,
-                                "in this edition. It or its grader needs an answer that is not "
-                                "there: --answers-until gives those of earlier lessons")
+    refuse_unless_right(map(json.loads, said.splitlines()),
+                        "in this edition. It or its grader needs an answer that is not there: "
+                        "--answers-until gives those of earlier lessons")
 
 
 def commit(folder):

@@ -8,7 +8,7 @@ from dataclasses import astuple, replace
 import numpy as np
 import pytest
 
-from day01_roofline import LLAMAS, Llama, count_parameters
+from day01_roofline import LLAMAS, Llama, count_parameters, kv_bytes_per_token
 from day02_overview import (
     HOFFMANN,
     REFIT,
@@ -27,7 +27,6 @@ from day02_overview import (
     shape_faults,
     shape_for,
     state_bytes,
-    step_seconds,
     stored_parameters,
     training_flops,
     violations,
@@ -222,19 +221,9 @@ def test_rank_bytes(subject, agree, recipe, experts):
 @pytest.mark.parametrize("experts", [3, 1])
 @pytest.mark.parametrize("recipe", PLANS, ids=str)
 def test_step_seconds(subject, agree, recipe, experts):
-    m, tp, dp = RAGGED, recipe.tp, SMALL.W // recipe.tp
+    m, dp, want = RAGGED, SMALL.W // recipe.tp, parts_of_a_step(SMALL, RAGGED, experts, recipe)
     times = SMALL.batch // (dp * recipe.B * SMALL.T)
-    sequences = SMALL.batch // SMALL.T
-    flops = sum(training_flops(m, sequences, SMALL.T, recipe.recompute).values())
-    part = rank_shape(m, tp)
-    stored = total(part) + m.L // 2 * ((experts - 1) * 3 * m.C * part.F
-                                       + (m.C * experts if experts > 1 else 0))
-    hidden = 2 * recipe.B * SMALL.T * m.C
-    sums = 2 * (6 if recipe.recompute else 4)          # tours of the ring in a layer
-    share = (dp - 1) / dp
-    want = {"arithmetic": flops / (SMALL.W * SMALL.mfu * SMALL.peak),
-            "tp": times * m.L * sums * hidden * (tp - 1) / tp / SMALL.inside,
-            "dp": 2 * stored * share / SMALL.across * (3 * times if recipe.stage == 3 else 2)}
+    part, share = rank_shape(m, recipe.tp), (dp - 1) / dp
 
     def but(**changes):
         return list({**want, **changes}.values())
@@ -248,22 +237,78 @@ def test_step_seconds(subject, agree, recipe, experts):
             but(arithmetic=want["arithmetic"] * SMALL.mfu),
         "one rank does all the arithmetic": but(arithmetic=want["arithmetic"] * SMALL.W),
         "only the FLOPs of one micro-batch are counted":
-            but(arithmetic=want["arithmetic"] * dp * recipe.B / sequences),
+            but(arithmetic=want["arithmetic"] / times),
         "tp talks once a step, but each micro-batch needs it": but(tp=want["tp"] / times),
         "forward's sums are not sent again by recomputation": but(tp=want["tp"] * 2 / 3),
         "the weights of stage 3 come once a step, but each micro-batch gathers them":
             but(dp=want["dp"] / (times if recipe.stage == 3 else 1)),
         "gradients are summed once a micro-batch; they can be added up first":
             but(dp=want["dp"] * (times if recipe.stage == 1 else 1)),
-        "stage 3 is counted as one all_reduce": but(dp=2 * 2 * stored * share / SMALL.across),
+        "stage 3 is counted as one all_reduce":
+            but(dp=2 * 2 * stored(part, experts) * share / SMALL.across),
         "the slow wires between machines are used by tp, the fast ones by dp":
             but(tp=want["tp"] * SMALL.inside / SMALL.across,
                 dp=want["dp"] * SMALL.across / SMALL.inside),
         "numbers are counted, not their two bytes": but(dp=want["dp"] / 2),
-        "only one expert's gradients are sent": but(dp=want["dp"] * total(part) / stored)})
+        "only one expert's gradients are sent":
+            but(dp=want["dp"] * total(part) / stored(part, experts))})
 
 
-# ---- the whole
+# ---- the whole: judged by the book, since its limits are of what learners write themselves
+
+
+def stored(m, experts):
+    """Parameters of a model with so many experts in every second layer."""
+    router = m.C * experts if experts > 1 else 0
+    return total(m) + m.L // 2 * ((experts - 1) * 3 * m.C * m.F + router)
+
+
+def on_a_rank(budget, m, experts, recipe):
+    """Bytes at the peak of a step."""
+    part = rank_shape(m, recipe.tp)
+    kept = peak_activations(part, recipe.B, budget.T, recipe.recompute)
+    return (state_bytes(stored(part, experts), budget.W // recipe.tp, recipe.stage)
+            + 2 * (kept + recipe.B * budget.T * part.V))
+
+
+def parts_of_a_step(budget, m, experts, recipe):
+    """{part: seconds}."""
+    tp, dp = recipe.tp, budget.W // recipe.tp
+    times = budget.batch // (dp * recipe.B * budget.T)
+    flops = training_flops(m, budget.batch // budget.T, budget.T, recipe.recompute)
+    hidden = 2 * recipe.B * budget.T * m.C
+    sums = 2 * (6 if recipe.recompute else 4)          # tours of the ring in a layer
+    sent = 2 * stored(rank_shape(m, tp), experts) * (dp - 1) / dp
+    return {"arithmetic": sum(flops.values()) / (budget.W * budget.mfu * budget.peak),
+            "tp": times * m.L * sums * hidden * (tp - 1) / tp / budget.inside,
+            "dp": sent / budget.across * (3 * times if recipe.stage == 3 else 2)}
+
+
+def spent(budget, plan):
+    """Seconds of the whole training."""
+    step = parts_of_a_step(budget, plan.shape, plan.experts, plan.recipe)
+    return plan.tokens / budget.batch * sum(step.values())
+
+
+def faults_of(budget, plan):
+    """What the lesson's `violations` says."""
+    m, experts, recipe = plan.shape, plan.experts, plan.recipe
+    faults = shape_faults(m)
+    if m.V != budget.V or m.tied:
+        faults.append(f"the vocabulary is {m.V:,}, expected {budget.V:,}, untied")
+    if experts not in range(1, budget.experts + 1):
+        faults.append(f"{experts} experts, expected 1 to {budget.experts}")
+    if recipe not in recipes(budget, m):
+        return [*faults, f"{recipe} is none of recipes(budget, shape)"]
+    serving = 2 * stored(m, experts) + budget.served * kv_bytes_per_token(m, 2)
+    for what, needs, limit, unit, scale in (
+            ("memory of a rank", on_a_rank(budget, m, experts, recipe), budget.memory, "GB", 1e9),
+            ("memory to serve", serving, budget.serving, "GB", 1e9),
+            ("time to train", spent(budget, plan), budget.days * 86400, "days", 86400)):
+        if needs > limit:
+            faults.append(f"the {what} is {needs / scale:.2f} {unit}, {needs / limit - 1:.1%} more "
+                          f"than the {limit / scale:.2f} there are")
+    return faults
 
 
 @functools.cache
@@ -284,9 +329,9 @@ def best_found(budget):
 
 def tried(budget, m, experts):
     for recipe in recipes(budget, m):
-        step = sum(step_seconds(budget, m, experts, recipe).values())
+        step = sum(parts_of_a_step(budget, m, experts, recipe).values())
         plan = Design(m, experts, recipe, int(budget.days * 86400 / step) * budget.batch)
-        if plan.tokens and not violations(budget, plan):
+        if plan.tokens and not faults_of(budget, plan):
             yield promised(plan), plan
 
 
@@ -310,7 +355,7 @@ def test_design(subject, budget):
     what = (f"{budget.W} GPUs for {budget.days} days: {total(m) / 1e9:.2f} billion parameters, "
             f"{plan.experts} experts, {plan.tokens / 1e9:.0f} billion tokens, "
             f"{named(plan.recipe, plan.experts)}")
-    faults = violations(budget, plan)
+    faults = faults_of(budget, plan)
     assert not faults, f"{what}: {faults[0]}"
     loss = promised(plan)
     least, found = best_found(budget)
@@ -321,15 +366,15 @@ def test_design(subject, budget):
 
 def wasted(budget, plan, found):
     """Why a lawful plan is not good: the first of some reasons."""
-    spent = seconds(budget, plan) / (budget.days * 86400)
-    if spent < 0.9:
-        return f"only {spent:.0%} of the days are used"
+    used = spent(budget, plan) / (budget.days * 86400)
+    if used < 0.9:
+        return f"only {used:.0%} of the days are used"
     if plan.experts == 1 and found.experts > 1:
         return f"the budget allows experts, and {found.experts} are better"
-    per_token = seconds(budget, plan) / plan.tokens
-    fastest = min(sum(step_seconds(budget, plan.shape, plan.experts, r).values()) / budget.batch
+    per_token = spent(budget, plan) / plan.tokens
+    fastest = min(sum(parts_of_a_step(budget, plan.shape, plan.experts, r).values()) / budget.batch
                   for r in recipes(budget, plan.shape)
-                  if not violations(budget, replace(plan, recipe=r, tokens=budget.batch)))
+                  if not faults_of(budget, replace(plan, recipe=r, tokens=budget.batch)))
     if per_token > 1.2 * fastest:
         return f"another recipe trains this model in {fastest / per_token:.0%} of the time a token"
     size = total(plan.shape) / total(found.shape)
@@ -358,6 +403,14 @@ def test_a_violation_says_which_limit_and_by_how_much():
     assert "2 experts, expected 1 to 1" in violations(WEEK, replace(plan, experts=2))[0]
     assert "none of recipes" in violations(WEEK, replace(plan, recipe=Recipe(3, 3, True, 1)))[0]
     assert "vocabulary" in violations(replace(WEEK, V=1000), plan)[0]
+
+
+def test_violations_are_those_of_the_book():
+    m = shape_for(6e9, WEEK.V, 8)
+    for budget in (WEEK, ROUTED, replace(WEEK, V=1000), replace(WEEK, memory=3e9, serving=9e9)):
+        for recipe in recipes(budget, m):
+            plan = Design(m, 2, recipe, 2 ** 22 * 40_000)
+            assert violations(budget, plan) == faults_of(budget, plan)
 
 
 def test_a_slice_has_a_share_of_the_parameters():

@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 import tomllib
+import zipfile
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -224,6 +226,20 @@ def test_the_workflow_checks_what_was_pushed(copy):
     assert run(steps[2]) == 1
 
 
+def test_a_desk_is_handed_in(copy):
+    """What is in the zip is what the whole course grades."""
+    assert lab(copy, "start", "k01").returncode == 0
+    assert "was attempted" in lab(copy, "submit").stderr
+    mine = copy / "work" / "layer1_kernels" / "k01_vector_add.py"
+    mine.write_text(K01.path(".py").read_text("utf-8"))
+    done = lab(copy, "submit", "--out", copy / "mine.zip")
+    assert done.returncode == 0, done.stderr
+    with zipfile.ZipFile(copy / "mine.zip") as handed_in:
+        sent = handed_in.read("layer1_kernels/k01_vector_add.py").decode()
+    assert stub.extract(sent, "add_triton", "python") == stub.extract(
+        K01.sources["python"], "add_triton", "python")
+
+
 def test_answers_are_judged_as_in_the_whole_course(copy):
     """What needs the reference's counts, too: a prediction; an endless loop."""
     right = lab(copy, "check", "k01", "--json", "--file", K01.path(".py"))
@@ -289,6 +305,17 @@ def test_a_folder_in_use_is_left_alone(tmp_path, command):
     assert files(tmp_path) == {"mine.txt"}
 
 
+def test_all_that_cannot_be_passed_is_said_at_once():
+    rows = [("g01", "f", "pass", ""), ("g02", "a", "fail", "1, not 2"), ("g02", "b", "error", ""),
+            ("g03", "c", "not_proven_here", ""), ("g03", "d.speed", "fail", ""),
+            ("g04", "e", "fail", "")]
+    release.refuse_unless_right([rows[0], *rows[3:5]], "there")
+    with pytest.raises(CourseError) as refused:
+        release.refuse_unless_right(iter(rows), "there")
+    assert str(refused.value) == ("g02/a: the course's own answer does not pass there (fail: 1, "
+                                  "not 2). Nor do some of g04")
+
+
 @pytest.mark.slow
 def test_what_cannot_be_passed_is_not_released(tmp_path):
     """o04 counts with r03's count_parameters: without its answers no right answer could pass."""
@@ -320,6 +347,32 @@ def test_a_replayed_reference_answers_what_it_was_asked():
     assert tape.wire.read_frame(lambda n: child.read(n, 0)) == ({"value": 7}, [])
     with pytest.raises(RuntimeError, match="something else"):
         child.sendall(question("get", None, "x"))
+
+
+def test_what_a_test_counts_in_the_reference_is_written_down():
+    """And the test is given what the edition will give it, in the same order."""
+    made, test = tape.Tape(), SimpleNamespace(name="test_predict")
+    counts = [{"names": ["rope", "matmul"]}, [(3, 4), (0.5, None)]]
+    assert [tape.Taped(made).truth(test, data) for data in counts] == counts
+    kept = json.loads(json.dumps(made.data()))["truths"]
+    assert [tape.value(tape.base64.b64decode(text)) for text in kept["test_predict"]] == counts
+    with pytest.raises(tape.wire.Unsendable):
+        tape.Taped(made).truth(test, object())
+
+
+@pytest.mark.slow
+def test_a_grader_that_counts_in_the_reference_ships_without_it(tmp_path):
+    """g01's counts the launches of a model of g01's."""
+    plan = release.edition(["g01"], answers_until="k15")
+    release.release(plan, tmp_path / "made", silent)
+    g01 = course.find("g01")
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text("def predict_launches():\n    return 13\n")
+    right, told = (json.loads(lab(tmp_path / "made", "check", "predict_launches", "--json",
+                                  "--file", file).stdout)["exercises"][0]
+                   for file in (g01.path(".py"), wrong))
+    assert right["verdict"] == "pass" and told["verdict"] == "fail"
+    assert "a layer makes 15 launches, predicted 13: rmsnorm, matmul" in told["message"]
 
 
 def test_arrays_may_differ_in_their_last_bits():

@@ -54,9 +54,9 @@ def launched(kind, T=2, **entries):
 # ---- predict_merged_launches
 
 
-def test_predict_merged_launches(subject):
+def test_predict_merged_launches(subject, truth):
     """The truth is counted: a model of two layers against one of one."""
-    names, less = launched(MergedLlama, L=2), launched(MergedLlama, L=1)
+    names, less = truth(lambda: [launched(MergedLlama, L=L) for L in (2, 1)])
     want, got = len(names) - len(less), subject.predict_merged_launches()
     assert got == want, (
         f"predict_merged_launches: a layer makes {want} launches, predicted {got}: "
@@ -117,7 +117,7 @@ def test_merge_rows__keeps_the_dtype(subject):
                 f"another dtype widen all the rest: they must have the matrix's dtype")
 
 
-def test_merge_rows__refuses_other_widths():
+def test_merging_refuses_other_widths():
     with pytest.raises(ValueError, match="matrices that take 3, 4 numbers"):
         merge_rows([(torch.ones(2, 3), None), (torch.ones(2, 4), None)])
 
@@ -180,7 +180,7 @@ def test_fold_batch_norm(subject, agree, rng, name):
           mistakes=mistakes)
 
 
-def test_fold_batch_norm__rounds_once(rng):
+def test_folding_a_batch_norm_rounds_once(rng):
     weight = torch.from_numpy(rng.standard_normal((6, 3, 3, 3))).bfloat16()
     mean, gamma, beta = (torch.from_numpy(a).float() for a in rng.standard_normal((3, 6)))
     variance = torch.from_numpy(rng.uniform(0.1, 2, 6)).float()
@@ -194,7 +194,7 @@ def test_fold_batch_norm__rounds_once(rng):
 
 @pytest.mark.parametrize("kind, shape", [(torch.nn.Linear, (3, 4)), (torch.nn.Conv1d, (3, 4, 5)),
                                          (torch.nn.Conv3d, (3, 4, 3, 4, 5))])
-def test_fold_batch_norm__other_numbers_of_sides(kind, shape):
+def test_folding_a_batch_norm_into_other_layers(kind, shape):
     torch.manual_seed(0)
     first = kind(4, 6, *[2] * (len(shape) > 2)).double()
     norm = {2: torch.nn.BatchNorm1d, 3: torch.nn.BatchNorm1d, 5: torch.nn.BatchNorm3d}[len(shape)]

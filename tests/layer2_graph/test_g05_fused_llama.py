@@ -74,9 +74,9 @@ def of_a_layer(kind, **how):
 # ---- predict_launches
 
 
-def test_predict_launches(subject):
-    eager, merged, want = (of_a_layer(kind)[0] for kind in KINDS)
-    names, got = traffic(FusedLlama).names, subject.predict_launches()
+def test_predict_launches(subject, truth):
+    eager, merged, want = truth(lambda: [of_a_layer(kind)[0] for kind in KINDS])
+    names, got = truth(lambda: traffic(FusedLlama).names), subject.predict_launches()
     more = {eager: "That is g01's layer: nothing is merged or fused.",
             merged: "That is the merged layer. Nothing is fused yet.",
             merged - 1: "One fusion was found. There are four.",
@@ -289,11 +289,11 @@ def test_last_scores(subject, agree, rng, rows):
 
 
 @pytest.mark.parametrize("entries", [{}, {"C": 24, "H": 6, "G": 3, "F": 104}, {"F": 8}])
-def test_predict_numbers_saved(subject, entries):
+def test_predict_numbers_saved(subject, truth, entries):
     T = 3
     how = {"new": [[1] * T], **entries}
     m = random_llama(**entries).config
-    eager, merged, fused = (of_a_layer(kind, **how)[1] // (4 * T) for kind in KINDS)
+    eager, merged, fused = truth(lambda: [of_a_layer(kind, **how)[1] // (4 * T) for kind in KINDS])
     config = subject.make("layer2_graph.config:Config", **vars(m))
     want, got = merged - fused, subject.predict_numbers_saved(config)
     C, F, GD = m.C, m.F, m.G * m.D

@@ -61,11 +61,14 @@ def noisy(model, sequences, room):
 # ---- predict_host_launches
 
 
-def test_predict_host_launches(subject):
+def test_predict_host_launches(subject, truth):
     """The truth is counted: a batch of 3 in a graph of 3."""
-    model = random_llama()
-    runner = GraphRunner(model, PagedCache(model.config, 3, 16), [3], 3, 1)
-    names = asked(runner, runner.cache.step([[1], [2], [3]]))
+    def counted():
+        model = random_llama()
+        runner = GraphRunner(model, PagedCache(model.config, 3, 16), [3], 3, 1)
+        return asked(runner, runner.cache.step([[1], [2], [3]]))
+
+    names = truth(counted)
     want, got = len(names), subject.predict_host_launches()
     assert type(got) is int, f"a prediction is a whole number, got {got!r}"
     assert got == want, (

@@ -129,7 +129,7 @@ def test_quantize_tokens(subject, agree, rng, name):
     assert codes.dtype == torch.int8, f"{what}: codes are {codes.dtype}, expected torch.int8"
 
 
-def test_quantize_tokens__refuses_what_is_not_finite():
+def test_quantizing_tokens_refuses_what_is_not_finite():
     with pytest.raises(ValueError, match="not finite"):
         quantize_tokens(torch.tensor([[1.0, math.inf]]), LEVELS["int8"])
     codes, scales = quantize_tokens(torch.ones(0, 8), LEVELS["int8"])
@@ -249,7 +249,7 @@ def test_smooth(subject, agree, rng, alpha):
                   "the matrices stay as they were": w})
 
 
-def test_smooth__the_product_is_the_same(rng):
+def test_smoothing_keeps_the_product(rng):
     norm, x, w = (torch.from_numpy(rng.standard_normal(shape)) for shape in (16, (4, 16), (5, 16)))
     own, (v,) = smooth(norm, [w], (x * norm).abs().amax(0))
     torch.testing.assert_close(x * own @ v.T, x * norm @ w.T, rtol=1e-12, atol=1e-12)

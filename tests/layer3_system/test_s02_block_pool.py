@@ -36,12 +36,13 @@ ANSWERS = [(5, 3, 2, 16), (4, 19, 16, 8), (3, 16, 16, 16), (1, 5, 3, 4), (2, 31,
            (2, 32, 1, 16), (2, 33, 40, 16), (128, 100, 30, 16), (3, 7, 2, 1)]
 
 
-def test_predict_pages(subject):
-    for n, prompt, answer, S in ANSWERS:
-        judge_prediction(subject.predict_pages(n, prompt, answer, S), n, prompt, answer, S)
+def test_predict_pages(subject, truth):
+    shared = truth(lambda: [counted(*sizes) for sizes in ANSWERS])
+    for sizes, pages in zip(ANSWERS, shared, strict=True):
+        judge_prediction(subject.predict_pages(*sizes), pages, *sizes)
 
 
-def judge_prediction(got, n, prompt, answer, S):
+def judge_prediction(got, shared, n, prompt, answer, S):
     assert isinstance(got, (tuple, list)) and len(got) == 2, \
         f"predict_pages: got {got!r}, expected two numbers: with sharing and without"
 
@@ -49,7 +50,7 @@ def judge_prediction(got, n, prompt, answer, S):
         return -(-N // S)
 
     full, each = prompt // S, up(prompt + answer)
-    shared, apart = counted(n, prompt, answer, S), n * each
+    apart = n * each
     mistakes = {
         (apart, shared): "The other way round: first where they share.",
         (up(prompt) + n * (each - up(prompt)), apart):

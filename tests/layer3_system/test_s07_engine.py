@@ -142,8 +142,8 @@ def by_rules(budget=BUDGET, last=1, phases=False, one=False):
     return rows
 
 
-def test_predict_steps(subject):
-    want, got = computed_by_the_engine(), subject.predict_steps()
+def test_predict_steps(subject, truth):
+    want, got = truth(computed_by_the_engine), subject.predict_steps()
     assert want == by_rules()
     assert isinstance(got, (list, tuple)) and all(
         isinstance(row, (list, tuple)) and len(row) == 3 for row in got), \
@@ -599,19 +599,23 @@ def test_end_request__a_prompt_that_is_known(subject):
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_end_request__several_answers(subject, overlap):
+def test_end_request__several_answers(subject, truth, overlap):
     """Case 15: one prompt for three answers, then copies on write; the answers of their seeds."""
     run, params = Run(subject, P=20, overlap=overlap), {"temperature": 1.0, "seed": 3, "n": 3}
     run.submit("a", PROMPTS["b"], **params)
     notes = run.drain()
     asked = sum(part for note in notes for part in note["prompts"].values())
     assert asked == 11, f"three answers to a prompt of 11 tokens: {asked} of them were computed"
-    engine = Engine(MockLlama(), ByteTokenizer())
-    engine.submit(PROMPTS["b"], SamplingParams(**(GREEDY | params)), "a")
-    want = {}
-    for note in Recorder(engine).run():
-        for name, tokens in note["new"].items():
-            want.setdefault(name, []).extend(tokens)
+
+    def answers():
+        engine, told = Engine(MockLlama(), ByteTokenizer()), {}
+        engine.submit(PROMPTS["b"], SamplingParams(**(GREEDY | params)), "a")
+        for note in Recorder(engine).run():
+            for name, tokens in note["new"].items():
+                told.setdefault(name, []).extend(tokens)
+        return told
+
+    want = truth(answers)
     assert run.got == want, f"three answers of one seed: got {run.got}, expected {want}"
     assert len(set(map(tuple, want.values()))) == 3
 

@@ -46,8 +46,8 @@ def waiting():
     return len(call.news)
 
 
-def test_predict_pieces(subject):
-    want, got = waiting(), subject.predict_pieces()
+def test_predict_pieces(subject, truth):
+    want, got = truth(waiting), subject.predict_pieces()
     assert type(got) is int, f"predict_pieces: pieces are a whole number, got {got!r}"
     near = {
         sum(ANSWERS): "so many there are with a piece for each token. A client that never reads "
