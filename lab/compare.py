@@ -4,6 +4,8 @@ import sys
 
 import numpy as np
 
+NUMBERS = (int, float, complex, np.generic)
+
 
 def position(index):
     """How an element is named where the test says nothing better."""
@@ -73,3 +75,31 @@ def differs(value, want, tolerance):
 def shown(number):
     """A number as a reader wants it: six digits, and the sign of a wrong scale still visible."""
     return f"{number:.6g}" if isinstance(number, np.floating) else str(number)
+
+
+def alike(got, want, tolerance, what):
+    """AssertionError unless two answers are of the same form, their numbers equal within
+    `tolerance`: nested lists, tuples and dicts of numbers, texts and arrays."""
+    if isinstance(want, dict):
+        assert isinstance(got, dict) and set(got) == set(want), \
+            f"{what}: got {brief(got)}, expected the keys {', '.join(map(str, want))}"
+        for key in want:
+            alike(got[key], want[key], tolerance, f"{what}, {key}")
+    elif isinstance(want, (list, tuple)) and not all(isinstance(w, NUMBERS) for w in want):
+        assert isinstance(got, (list, tuple)) and len(got) == len(want), \
+            f"{what}: got {brief(got)}, expected {brief(want)}"
+        for position, pair in enumerate(zip(got, want, strict=True)):
+            alike(*pair, tolerance, f"{what}, element {position}")
+    elif want is None or isinstance(want, (str, bytes, bool)):
+        assert type(got) is type(want) and got == want, \
+            f"{what}: got {brief(got)}, expected {brief(want)}"
+    else:
+        agree(got, want, tolerance, what)
+
+
+def brief(value):
+    """A value in a message: arrays by their shape, long ones cut."""
+    if hasattr(value, "shape") and getattr(value, "ndim", 0):
+        return f"an array {tuple(value.shape)}"
+    text = repr(value.item() if isinstance(value, np.generic) else value)
+    return text if len(text) <= 200 else f"{text[:200]} …"

@@ -37,6 +37,20 @@ def agree():
 
 
 @pytest.fixture
+def unseen(subject, reference):  # noqa: F811  (the fixture of that name)
+    """unseen(name, *arguments, precision=…): a function gives what the course's own gives. For
+    inputs drawn from `rng`: an instructor's nobody can know beforehand, so that answers to the
+    inputs of the other tests are no solution. An argument that is a function makes an object of
+    the lesson's on the side it is given; `shown` says what the arguments are then."""
+    def check(name, *arguments, precision="float64", shown=None):
+        got, want = (getattr(side, name)(*(a(side) if callable(a) else a for a in arguments))
+                     for side in (subject, reference))
+        shown = shown or ", ".join(map(compare.brief, arguments))
+        compare.alike(got, want, TOLERANCES[precision], f"{name}({shown})")
+    return check
+
+
+@pytest.fixture
 def command(monkeypatch, capsys):
     """command(app, name, *words) -> (exit code, stdout, stderr) of a floor's command, in this
     process."""

@@ -20,6 +20,11 @@ def test_count_add(subject, agree, n, itemsize):
     })
 
 
+def test_count_add__unseen(unseen, rng):
+    for n in rng.integers(1, 10**9, 4):
+        unseen("count_add", int(n), int(rng.choice([1, 2, 4, 8])), precision="exact")
+
+
 @pytest.mark.parametrize(
     "M, N, K, itemsize", [(4096, 4096, 4096, 2), (3, 5, 7, 4), (1, 1000, 127, 2)]
 )
@@ -34,6 +39,11 @@ def test_count_matmul(subject, agree, M, N, K, itemsize):
     })
 
 
+def test_count_matmul__unseen(unseen, rng):
+    for sizes in rng.integers(1, 5000, (4, 3)).tolist():
+        unseen("count_matmul", *sizes, int(rng.choice([1, 2, 4, 8])), precision="exact")
+
+
 @pytest.mark.parametrize("R, C, itemsize", [(128, 1000, 4), (1, 1, 2), (7, 129, 2)])
 def test_count_softmax(subject, agree, R, C, itemsize):
     flops, moved = 5 * R * C, 2 * R * C * itemsize
@@ -43,6 +53,11 @@ def test_count_softmax(subject, agree, R, C, itemsize):
         "the write of the softmax is left out": (flops, R * C * itemsize),
         "one row is counted instead of all": (5 * C, 2 * C * itemsize),
     })
+
+
+def test_count_softmax__unseen(unseen, rng):
+    for sizes in rng.integers(1, 5000, (4, 2)).tolist():
+        unseen("count_softmax", *sizes, int(rng.choice([1, 2, 4, 8])), precision="exact")
 
 
 def test_attainable(subject, agree):
@@ -55,6 +70,12 @@ def test_attainable(subject, agree):
               "the peak is given whatever the intensity": PEAK,
               "the memory roof is drawn beyond the ridge": roof,
           })
+
+
+def test_attainable__unseen(unseen, rng):
+    for exponent in rng.uniform(-1, 4, 6):
+        unseen("attainable", float(10**exponent), float(rng.uniform(1e12, 1e15)),
+               float(rng.uniform(1e11, 8e12)))
 
 
 @pytest.mark.parametrize(
@@ -71,6 +92,12 @@ def test_bound(subject, flops, moved):
         reason = "it stands exactly on the ridge, which counts as compute"
     assert got == want, \
         f'bound of {flops} FLOPs and {moved} bytes: got "{got}", expected "{want}": {reason}'
+
+
+def test_bound__unseen(unseen, rng):
+    for flops, moved in rng.integers(1, 10**12, (8, 2)).tolist():
+        unseen("bound", flops, moved, float(rng.uniform(1, 20)) * 1e12,
+               float(rng.uniform(1, 20)) * 1e12)
 
 
 def test_predict_intensity_of_matmul(subject):

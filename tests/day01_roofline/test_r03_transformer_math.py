@@ -286,6 +286,12 @@ def test_decode_batch(subject, cost, chip):
     assert got == want, f"{case}: got {got}, expected {want}; {said}"
 
 
+def test_decode_batch__unseen(unseen, rng):
+    for _ in range(8):
+        unseen("decode_batch", *(float(n) for n in rng.integers(1, 10**10, 3)),
+               float(rng.uniform(1, 1000)) * 1e12, float(rng.uniform(1, 8)) * 1e12)
+
+
 # ---- convolutions
 
 

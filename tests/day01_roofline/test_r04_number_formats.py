@@ -108,6 +108,14 @@ def test_decode(subject, agree, name):
             f"zeros of {name}: the code {1 << E + M:b} is a zero with a sign, -0.0"
 
 
+def test_decode__unseen(unseen, rng):
+    """A format that none of the table is."""
+    E, M = (int(n) for n in rng.integers(2, 6, 2))
+    code = rng.integers(0, 2 ** (1 + E + M), 50)
+    unseen("decode", lambda side: side.Float("", E, M, 2 ** (E + M) - 1), code,
+           shown=f"{E} bits of exponent, {M} of mantissa")
+
+
 # ---- spacing
 
 

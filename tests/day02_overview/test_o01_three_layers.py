@@ -103,6 +103,23 @@ def test_time_by_floor(subject, agree, case):
                   lengths(spans, leaves=True)}.items() if wrong != want})
 
 
+def nest(rng, begin, end, depth=0):
+    """Spans of random floors inside each other, in the order in which they begin."""
+    rows = [("s", FLOORS[rng.integers(3)], begin, end, int(rng.integers(1000)),
+             int(rng.integers(1, 1000)))]
+    cuts = sorted(rng.choice(np.arange(begin, end), 4, replace=False).tolist())
+    for first, last in (cuts[:2], cuts[2:]) if depth < 2 and end - begin > 20 else ():
+        rows += nest(rng, first, last, depth + 1)
+    return rows
+
+
+def test_time_by_floor__unseen(unseen, rng):
+    for _ in range(3):
+        rows = nest(rng, 0, int(rng.integers(100, 10**6)))
+        unseen("time_by_floor", lambda side, rows=rows: [side.Span(*row) for row in rows],
+               precision="exact", shown=str(rows))
+
+
 def test_time_by_floor__of_the_recorded_trace(subject):
     got = values(subject.time_by_floor(subject.read_trace().spans), "the recorded trace")
     wall = SPANS[0][3] - SPANS[0][2]
@@ -134,6 +151,13 @@ def test_roof_shares(subject, agree):
         "kernels without FLOPs are left out": [want[0] * 3 / 2, want[1]]})
 
 
+def test_roof_shares__unseen(unseen, rng):
+    rows = [("decode", "system", 0, 10**6, 0, 0), ("k", "kernel", 5, 500, 7, 9),
+            *nest(rng, 1000, 10**6)]
+    unseen("roof_shares", lambda side: [side.Span(*row) for row in rows],
+           float(rng.uniform(1e9, 1e12)), float(rng.uniform(1e9, 1e12)), shown=str(rows))
+
+
 @pytest.mark.parametrize("i", [0, -1])
 def test_roof_shares__of_recorded_steps(subject, agree, i):
     trace, spans = subject.read_trace(), within(STEPS[i])
@@ -160,6 +184,13 @@ def test_latencies(subject, agree):
         "the wait for the first token is counted into TPOT": [want[0], 11e-3 / 3],
         "the wait for the first token is counted into TPOT, as a fourth gap": [want[0], 11e-3 / 4],
         "the answer is in milliseconds": want * 1e3, "the answer is in nanoseconds": want * 1e9})
+
+
+def test_latencies__unseen(unseen, rng):
+    for n in rng.integers(2, 20, 3):
+        arrival, *sent = np.cumsum(rng.integers(1, 10**9, n + 1)).tolist()
+        unseen("latencies", lambda side, given=("A", arrival, sent, "", 3, ""):
+               side.Request(*given), shown=f"arrival {arrival}, sent {sent}")
 
 
 def test_latencies__of_one_token(subject):
