@@ -112,8 +112,9 @@ def test_decode__unseen(unseen, rng):
     """A format that none of the table is."""
     E, M = (int(n) for n in rng.integers(2, 6, 2))
     code = rng.integers(0, 2 ** (1 + E + M), 50)
-    unseen("decode", lambda side: side.Float("", E, M, 2 ** (E + M) - 1), code,
-           shown=f"{E} bits of exponent, {M} of mantissa")
+    specials = ("ieee", "nan", "none")[rng.integers(3)]
+    unseen("decode", lambda side: side.Float("", E, M, specials), code,
+           shown=f"{E} bits of exponent, {M} of mantissa, specials {specials}")
 
 
 # ---- spacing
@@ -163,6 +164,13 @@ def test_spacing(subject, agree, name):
     zero = ~positive
     assert (got == want)[zero].all(), f"spacing of {name} at 0: got {got[zero][0]:.9g}, expected " \
         f"{want[zero][0]:.9g}, the least subnormal number; frexp says 0 of 0"
+
+
+def test_spacing__unseen(unseen, rng):
+    E, M = (int(n) for n in rng.integers(2, 8, 2))
+    x = rng.standard_normal(50) * 2.0 ** rng.integers(-2 ** (E - 1) - M, 2 ** (E - 1), 50)
+    unseen("spacing", lambda side: side.Float("", E, M, "ieee"), x,
+           shown=f"{E} bits of exponent, {M} of mantissa")
 
 
 def test_predict_error_bound(subject):

@@ -90,6 +90,12 @@ def test_busy_share(subject, agree, p):
             len({(s.rank, t) for s in p.spans for t in range(int(s.start), int(s.end))}) / whole})
 
 
+def test_busy_share__unseen(unseen, rng):
+    for seed in rng.integers(6, 2**31, 3).tolist():
+        p = scattered(seed)
+        unseen("busy_share", lambda side, p=p: given(side, p), shown=str(p.spans))
+
+
 SAID = {
     ("busy", "wire"): "a collective beside a kernel costs nothing: it is hidden",
     ("busy", "input"): "a batch that loads beside a kernel costs nothing: it is hidden",
@@ -125,6 +131,12 @@ def test_timeline(subject, p):
                     f"{right!r}: {SAID.get((right, what), 'look at the order of the four cases')}")
             at = end
         assert at == p.wall, f"timeline of {p.name}, rank {rank}: it ends at {at} s, not {p.wall} s"
+
+
+def test_timeline__unseen(unseen, rng):
+    for seed in rng.integers(6, 2**31, 3).tolist():
+        p = scattered(seed)
+        unseen("timeline", lambda side, p=p: given(side, p), shown=str(p.spans))
 
 
 # ---- the roof
@@ -208,6 +220,12 @@ def test_diagnose(subject, case):
         f"profile {case}: {want} lives on the floor {CAUSES[want]!r}, got {floor!r}"
 
 
+def test_diagnose__unseen(unseen, rng):
+    for seed in rng.integers(6, 2**31, 3).tolist():
+        p = scattered(seed)
+        unseen("diagnose", lambda side, p=p: given(side, p), shown=str(p.spans))
+
+
 @pytest.mark.parametrize("what", WHATS[1:])
 @pytest.mark.parametrize("p", (MEET, APART, scattered(2)), ids=lambda p: p.name)
 def test_most_gain(subject, agree, p, what):
@@ -221,6 +239,13 @@ def test_most_gain(subject, agree, p, what):
         "all ranks' loss is taken from the wall time of one": p.wall / (p.wall - lost)
             if lost != p.wall else float("inf"),
         "the share that stays is given, not how many times as fast": 1 - lost / whole})
+
+
+def test_most_gain__unseen(unseen, rng):
+    for seed in rng.integers(6, 2**31, 3).tolist():
+        p = scattered(seed)
+        unseen("most_gain", lambda side, p=p: given(side, p), WHATS[1:][rng.integers(4)],
+               shown=str(p.spans))
 
 
 # ---- a prediction and choices

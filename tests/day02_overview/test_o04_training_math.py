@@ -98,6 +98,19 @@ def test_state_bytes(subject, agree, parameters, W, stage):
             sum(sizes[p] * (shard if i < stage else parameters) for i, p in enumerate(order))})
 
 
+def test_state_bytes__unseen(unseen, rng):
+    for stage in range(4):
+        unseen("state_bytes", int(rng.integers(1, 10**11)), int(rng.integers(2, 1000)), stage,
+               precision="exact")
+
+
+def shape(rng):
+    """A Llama that nobody has seen."""
+    L, H, G, D, F = rng.integers(2, 50, 5).tolist()
+    return Shape(L, int(rng.integers(10, 5000)), H * G, G, D, F, int(rng.integers(9, 10**5)),
+                 bool(rng.integers(2)))
+
+
 # ---- activations
 
 
@@ -125,6 +138,13 @@ def test_kept_numbers(subject, agree, m, B, T):
         "one sequence is counted instead of all B": [n // B for n in want.values()]})
 
 
+def test_kept_numbers__unseen(unseen, rng):
+    for sizes in rng.integers(1, 3000, (3, 2)).tolist():
+        m = shape(rng)
+        unseen("kept_numbers", lambda side, m=m: given(side, m), *sizes, precision="exact",
+               shown=named(m, *sizes))
+
+
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("B, T", STEPS)
 @pytest.mark.parametrize("m", RAGGED)
@@ -141,6 +161,13 @@ def test_peak_activations(subject, agree, m, B, T, recompute):
             m.L * inputs,
         "the input of the layer that runs again is counted twice": m.L * inputs + one,
         "one layer is counted instead of all": one})
+
+
+def test_peak_activations__unseen(unseen, rng):
+    for sizes in rng.integers(1, 3000, (3, 2)).tolist():
+        m = shape(rng)
+        unseen("peak_activations", lambda side, m=m: given(side, m), *sizes, bool(rng.integers(2)),
+               precision="exact", shown=named(m, *sizes))
 
 
 # ---- FLOPs
@@ -177,6 +204,13 @@ def test_training_flops(subject, agree, m, B, T, recompute):
         "a multiplication and an addition are two FLOPs": [n // 2 for n in want.values()]})
 
 
+def test_training_flops__unseen(unseen, rng):
+    for sizes in rng.integers(1, 3000, (3, 2)).tolist():
+        m = shape(rng)
+        unseen("training_flops", lambda side, m=m: given(side, m), *sizes, bool(rng.integers(2)),
+               precision="exact", shown=named(m, *sizes))
+
+
 # ---- communication
 
 
@@ -204,6 +238,11 @@ def test_sent_by(subject, agree, collective, W):
         "a rank passes its own piece on once, not W - 1 pieces": size / W,
         "there are W rounds: the last one would bring a piece home": want + size / W,
         "the whole array is sent, also the piece that stays": 2 * size})
+
+
+def test_sent_by__unseen(unseen, rng):
+    for collective in ("all_reduce", "all_gather", "reduce_scatter"):
+        unseen("sent_by", collective, int(rng.integers(1, 10**12)), int(rng.integers(2, 5000)))
 
 
 @pytest.fixture(scope="module")
@@ -247,6 +286,14 @@ def test_step_bytes_for_any_shape(subject, agree, way):
           mistakes={"numbers are counted, not the bytes that they take": want / itemsize,
                     "the step's bytes are those of one layer": want / m.L,
                     "the number of ranks is left out": {"pp": None}.get(way, want / (W - 1) * W)})
+
+
+def test_step_bytes__unseen(unseen, rng):
+    for way in ("dp", "zero3", "tp", "sp", "pp"):
+        m, (B, T) = shape(rng), rng.integers(1, 3000, 2).tolist()
+        unseen("step_bytes", way, lambda side, m=m: given(side, m), B, T,
+               int(rng.integers(2, 100)), int(rng.choice([1, 2, 4])),
+               shown=f"{way}, {named(m, B, T)}")
 
 
 def test_predict_cheapest_way(subject):

@@ -99,6 +99,11 @@ def test_chinchilla(subject, agree, theta):
     agree(one, law()[0], "float64", "chinchilla of one N and one D, not of arrays")
 
 
+def test_chinchilla__unseen(unseen, rng):
+    theta = (*rng.uniform(-1, 8, 3).tolist(), *rng.uniform(0.1, 0.9, 2).tolist())
+    unseen("chinchilla", theta, 10 ** rng.uniform(6, 12, 20), 10 ** rng.uniform(8, 14, 20))
+
+
 # ---- huber
 
 
@@ -127,6 +132,10 @@ def test_huber(subject, agree, delta):
         "the slope is returned; the weight is the slope divided by r": weight * r,
         "far residuals weigh nothing, as if they were left out": near.astype(float),
         "a residual below 0 counts as near": np.where(near | (r < 0), 1, weight)})
+
+
+def test_huber__unseen(unseen, rng):
+    unseen("huber", rng.standard_normal(30), float(rng.uniform(0.1, 2)))
 
 
 # ---- best_split
@@ -163,6 +172,12 @@ def test_best_split(subject, agree, law, flops):
               "N and D grow with each other's exponent":
                   searched(law._replace(a=law.b, b=law.a), flops),
               "N and D are made equal": (root, root)})
+
+
+def test_best_split__unseen(unseen, rng):
+    law = (1.7, *rng.uniform(5, 3000, 2).tolist(), *rng.uniform(0.2, 0.6, 2).tolist())
+    unseen("best_split", lambda side: side.Law(*law), float(10 ** rng.uniform(10, 26)),
+           shown=str(law))
 
 
 def test_predict_tokens_per_parameter(subject):

@@ -107,6 +107,11 @@ def test_rope_angles(subject, agree, room, D, theta):
               lambda i: f"position {i[0]}, pair {i[1]}", cases)
 
 
+def test_rope_angles__unseen(unseen, rng):
+    unseen("rope_angles", int(rng.integers(2, 400)), 2 * int(rng.integers(1, 70)),
+           float(rng.integers(100, 10**6)))
+
+
 # ---- a head a program
 
 

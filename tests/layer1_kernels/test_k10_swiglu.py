@@ -237,6 +237,12 @@ def test_saved_share(subject, agree, C, peak, bandwidth):
               "the share is of both times together": want / (1 + want)})
 
 
+def test_saved_share__unseen(unseen, rng):
+    for C in rng.integers(1, 20_000, 4).tolist():
+        unseen("saved_share", C, float(rng.integers(1, 2000)) * 1e12,
+               float(rng.integers(1, 80)) * 1e11)
+
+
 # ---- the course's own launchers
 
 

@@ -196,6 +196,11 @@ def test_count_tiles(subject, agree, T, N, BM, BN):
                   sum((first + 1) // BN for first, _ in firsts))})
 
 
+def test_count_tiles__unseen(unseen, rng):
+    for T, more, BM, BN in rng.integers(1, 300, (6, 4)).tolist():
+        unseen("count_tiles", T, T + more, BM, BN, precision="exact")
+
+
 # ---- the kernel
 
 

@@ -25,6 +25,12 @@ def test_last_rows(subject, agree, counts):
                     "numbers of tokens are taken for rows": np.array(counts) - 1})
 
 
+def test_last_rows__unseen(unseen, rng):
+    counts = torch.from_numpy(rng.integers(1, 50, 20)).int()
+    unseen("last_rows", torch.cat((torch.zeros(1).int(), counts.cumsum(0).int())),
+           precision="exact", shown=f"new tokens {counts.tolist()}")
+
+
 # ---- llama_block
 
 

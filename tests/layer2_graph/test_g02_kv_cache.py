@@ -72,6 +72,12 @@ def test_places(subject, agree, starts, counts, room):
         "the new tokens lie one after the other, whoever's they are": np.arange(len(tokens))})
 
 
+def test_places__unseen(unseen, rng):
+    starts, counts = torch.from_numpy(rng.integers(0, 100, (2, 7)))
+    unseen("places", starts, counts, 200, precision="exact",
+           shown=f"starts {starts.tolist()}, counts {counts.tolist()}")
+
+
 # ---- attend_contiguous
 
 
@@ -189,6 +195,11 @@ def test_wasted_share(subject, agree, lens, size):
               "the sequences' shares are averaged, whatever their sizes":
                   np.mean([1 - n / h for n, h in zip(lens, each, strict=True)]),
               "slots are counted, not their share": held - used})
+
+
+def test_wasted_share__unseen(unseen, rng):
+    for size in rng.integers(1, 300, 4).tolist():
+        unseen("wasted_share", rng.integers(1, 1000, 9).tolist(), size)
 
 
 # ---- the cache, in a model

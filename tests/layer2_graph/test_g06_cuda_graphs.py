@@ -237,6 +237,11 @@ def test_choose_sizes(subject, max_batch, waste):
         else "")
 
 
+def test_choose_sizes__unseen(unseen, rng):
+    for most in rng.integers(2, 400, 4).tolist():
+        unseen("choose_sizes", most, float(rng.integers(1, 9)) / 10, precision="exact")
+
+
 # ---- end_times
 
 
@@ -264,6 +269,11 @@ def test_end_times(subject, agree, waits, costs):
               "these are the times at which the calls begin": ends(begin=True),
               "nobody waits for anybody": np.array(costs),
               "each call counts as one, whatever it costs": ends(costs=[1] * len(costs))})
+
+
+def test_end_times__unseen(unseen, rng):
+    needs = [sorted(set(rng.integers(0, i, 3).tolist())) if i else [] for i in range(30)]
+    unseen("end_times", needs, rng.integers(0, 100, 30).tolist(), precision="exact")
 
 
 # ---- the recording

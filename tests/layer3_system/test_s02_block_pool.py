@@ -97,6 +97,12 @@ def test_slots_of(subject, agree):
                       [table[i // S] * S + i % S for i in range(end - begin)]})
 
 
+def test_slots_of__unseen(unseen, rng):
+    S, table = int(rng.integers(2, 40)), rng.permutation(50)[:9].tolist()
+    begin, end = sorted(rng.choice(9 * S, 2, replace=False).tolist())
+    unseen("slots_of", table, begin, end, S, precision="exact")
+
+
 # ---- a pool beside one by the book
 
 

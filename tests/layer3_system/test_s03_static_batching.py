@@ -71,6 +71,11 @@ def test_padded_tokens(subject, agree, prompts, B):
                   sum(len(b) * max(b) - sum(b) for b in split(prompts, B, last=False))})
 
 
+def test_padded_tokens__unseen(unseen, rng):
+    for B in rng.integers(1, 12, 3).tolist():
+        unseen("padded_tokens", rng.integers(1, 500, int(rng.integers(1, 60))).tolist(), B)
+
+
 # ---- static_steps
 
 
@@ -91,6 +96,11 @@ def test_static_steps(subject, agree, outputs, B):
               "answers follow each other instead of sharing steps": sum(outputs),
               "answers behind the last full batch take no steps":
                   sum(map(max, split(outputs, B, last=False)))})
+
+
+def test_static_steps__unseen(unseen, rng):
+    for B in rng.integers(1, 12, 3).tolist():
+        unseen("static_steps", rng.integers(1, 500, int(rng.integers(1, 60))).tolist(), B)
 
 
 # ---- expected_longest
@@ -116,6 +126,11 @@ def test_expected_longest(subject, agree, lens, B):
     agree(subject.expected_longest(list(lens), B), np.mean(tried), "float64",
           f"expected_longest of {B} draws from {lens}", at=lambda i: "the expected length",
           mistakes=mistakes)
+
+
+def test_expected_longest__unseen(unseen, rng):
+    for B in rng.integers(1, 12, 3).tolist():
+        unseen("expected_longest", rng.integers(1, 500, int(rng.integers(1, 60))).tolist(), B)
 
 
 def test_expected_longest__many(subject, agree):

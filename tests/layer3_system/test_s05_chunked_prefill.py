@@ -124,6 +124,12 @@ def test_chunks_of(subject, N, decodes, budget, chunk):
         f"{said}, the Scheduler picks {right}\n{why}")
 
 
+def test_chunks_of__unseen(unseen, rng):
+    for N, decodes, more in rng.integers(1, 500, (4, 3)).tolist():
+        unseen("chunks_of", N, decodes, decodes + more, int(rng.integers(1, 200)),
+               precision="exact")
+
+
 # ---- tokens_reread
 
 
@@ -146,6 +152,11 @@ def test_tokens_reread(subject, N, chunk):
     assert got == want, (
         f"tokens_reread: {N} tokens in chunks of {chunk}: got {got:,}, expected {want:,}.\n"
         f"{mistakes.get(got, '')}")
+
+
+def test_tokens_reread__unseen(unseen, rng):
+    for N, chunk in rng.integers(1, 2000, (5, 2)).tolist():
+        unseen("tokens_reread", N, chunk, precision="exact")
 
 
 # ---- largest_budget
@@ -256,6 +267,12 @@ def test_choose_chunk(subject, limit, want):
            if np.quantile(SWEEP[want][1], 0.95) == limit else "")
     raise AssertionError(f"choose_chunk, at most {limit * 1e3:g} ms: got {got!r}, expected "
                          f"{want!r}.\n{why}")
+
+
+def test_choose_chunk__unseen(unseen, rng):
+    sweep = {2**i: (float(rng.uniform(10, 100)), rng.uniform(0, 1, 40).tolist()) for i in range(6)}
+    for limit in (0.9, 0.95, 0.99):
+        unseen("choose_chunk", sweep, limit, precision="exact", shown=f"…, {limit}")
 
 
 # ---- case 16: chunks change when, never what

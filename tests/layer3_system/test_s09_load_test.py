@@ -82,6 +82,12 @@ def test_percentile(subject, values):
             assert got == ordered[0], f"{where}, expected the smallest, {ordered[0]}"
 
 
+def test_percentile__unseen(unseen, rng):
+    for q in (0.5, 0.9, float(rng.uniform(0.01, 1))):
+        unseen("percentile", rng.standard_normal(int(rng.integers(1, 200))).tolist(), q,
+               precision="exact")
+
+
 def test_percentile__of_nothing(subject):
     assert subject.percentile([], 0.5) is None, "of no values there is no percentile: None"
 
@@ -117,6 +123,15 @@ def test_goodput(subject, sample, good, what):
         f"{LIMITS.ttft} s and TPOT at most {LIMITS.tpot} s")
 
 
+def test_goodput__unseen(unseen, rng):
+    firsts, lasts = rng.uniform(0, 2 * LIMITS.ttft, 30), rng.uniform(0, 20 * LIMITS.tpot, 30)
+    rows = [(0.0, f, f + d, int(n)) for f, d, n in zip(firsts.tolist(), lasts.tolist(),
+                                                       rng.integers(1, 20, 30), strict=True)]
+    path = "layer3_system.s09_load_test:"
+    unseen("goodput", lambda side: [side.make(path + "Sample", *row) for row in rows],
+           lambda side: side.make(path + "Objective", *LIMITS), 7.0, shown="30 requests")
+
+
 def test_goodput__of_a_test(subject):
     limits = subject.make("layer3_system.s09_load_test:Objective", *LIMITS)
     got = subject.goodput([remote(subject, s) for s, _, _ in SAMPLES], limits, 4.0)
@@ -139,6 +154,13 @@ def test_saturation(subject, asked, came, want):
     assert got == want, (
         f"asked for {asked}, {came} tokens a second came: {shown}. The first below 90 % is at "
         f"{want}, got {got}")
+
+
+def test_saturation__unseen(unseen, rng):
+    asked = np.cumsum(rng.uniform(1, 50, 12))
+    for share in (0.9, 0.7):
+        unseen("saturation", asked.tolist(), (asked * rng.uniform(0.6, 1.1, 12)).tolist(), share,
+               precision="exact")
 
 
 def test_saturation__another_share(subject):
