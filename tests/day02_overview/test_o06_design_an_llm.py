@@ -186,6 +186,20 @@ def test_stored_parameters(subject, agree, experts):
         "one layer has experts instead of every second": model(others + router, 1)})
 
 
+def shape(rng):
+    """A Llama that nobody has seen; what tp divides is divisible by 4."""
+    L, G, D, F, V = rng.integers(2, 90, 5).tolist()
+    return Llama("", L, int(rng.integers(8, 999)), 8 * G, 4 * G, D, 4 * F, 4 * V, False)
+
+
+def test_stored_parameters__unseen(unseen, rng):
+    for experts in rng.integers(2, 64, 3).tolist():
+        m = shape(rng)
+        unseen("stored_parameters", lambda side, m=m: side.make(
+            "day01_roofline:Llama", *astuple(m)), experts, precision="exact",
+            shown=f"{m}, {experts}")
+
+
 # ---- does it fit, and how long does it take?
 
 
@@ -216,6 +230,16 @@ def test_rank_bytes(subject, agree, recipe, experts):
         "ZeRO shares among W / tp ranks, not among W": bytes_of(ways=SMALL.W),
         "only one expert is kept, but each rank stores all": bytes_of(stored=1),
         "recompute is not passed on": bytes_of(again=False)})
+
+
+def test_rank_bytes__unseen(unseen, rng):
+    for recipe in PLANS:
+        m, experts = shape(rng), int(rng.integers(1, 9))
+
+        def made(i, m=m, recipe=recipe):
+            return lambda side: given(side, SMALL, m, recipe)[i]
+        unseen("rank_bytes", made(0), made(1), experts, made(2),
+               shown=f"{m}, {named(recipe, experts)}")
 
 
 @pytest.mark.parametrize("experts", [3, 1])
@@ -252,6 +276,16 @@ def test_step_seconds(subject, agree, recipe, experts):
         "numbers are counted, not their two bytes": but(dp=want["dp"] / 2),
         "only one expert's gradients are sent":
             but(dp=want["dp"] * total(part) / stored(part, experts))})
+
+
+def test_step_seconds__unseen(unseen, rng):
+    for recipe in PLANS:
+        m, experts = shape(rng), int(rng.integers(1, 9))
+
+        def made(i, m=m, recipe=recipe):
+            return lambda side: given(side, SMALL, m, recipe)[i]
+        unseen("step_seconds", made(0), made(1), experts, made(2),
+               shown=f"{m}, {named(recipe, experts)}")
 
 
 # ---- the whole: judged by the book, since its limits are of what learners write themselves

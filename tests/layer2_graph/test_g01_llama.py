@@ -194,6 +194,13 @@ def test_llama3_frequencies(subject, agree, theta, D, factor, low, high, origina
           }.items()})
 
 
+def test_llama3_frequencies__unseen(unseen, rng):
+    old = torch.from_numpy(rng.uniform(1e-5, 1, 40))
+    low = float(rng.uniform(0.5, 2))
+    unseen("llama3_frequencies", old, float(rng.uniform(2, 30)), low,
+           low + float(rng.uniform(0.5, 4)), int(rng.integers(50, 9000)))
+
+
 # ---- the model, by family
 
 

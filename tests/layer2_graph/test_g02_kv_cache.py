@@ -177,6 +177,14 @@ def test_cache_outweighs(subject, name, N):
         f"{read * itemsize:,} bytes, each cache {each:,}.\n{mistakes.get(got, '')}")
 
 
+def test_cache_outweighs__unseen(unseen, rng):
+    for N, itemsize in zip(rng.integers(1, 10**5, 3).tolist(), (1, 2, 4), strict=True):
+        L, C, G, D, F, V = rng.integers(1, 5000, 6).tolist()
+        unseen("cache_outweighs", lambda side, sizes=(L, C, 2 * G, G, D, F, V, False): side.make(
+            "day01_roofline:Llama", "", *sizes), N, itemsize, precision="exact",
+            shown=f"L={L} C={C} G={G} D={D} F={F} V={V}, {N}, {itemsize}")
+
+
 # ---- wasted_share
 
 

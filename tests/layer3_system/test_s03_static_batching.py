@@ -182,6 +182,18 @@ def test_best_batches(subject, lens, B):
     assert steps == best, f"{what}: {steps} steps, and {best} are enough. {why}"
 
 
+def test_best_batches__unseen(subject, rng):
+    for B in rng.integers(2, 12, 3).tolist():
+        lens = rng.integers(1, 500, int(rng.integers(5, 60))).tolist()
+        got = subject.best_batches(list(lens), B)
+        assert sorted(i for batch in got for i in batch) == list(range(len(lens))), \
+            f"best_batches of {lens}, B = {B}: not each request once: {got}"
+        assert max(map(len, got)) <= B, f"best_batches of {lens}: a batch has more than {B}: {got}"
+        steps = sum(max(lens[i] for i in batch) for batch in got)
+        best = sum(sorted(lens, reverse=True)[::B])     # the longest together, the last batch small
+        assert steps == best, f"best_batches of {lens}, B = {B}: {steps} steps, {best} are enough"
+
+
 # ---- traces and what follows from the counts
 
 

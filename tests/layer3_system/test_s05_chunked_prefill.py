@@ -206,6 +206,17 @@ def test_largest_budget(subject, name, gpu, decodes, N, itemsize):
         raise AssertionError(f"{what}\n{explained(m, machine, decodes, N, itemsize, want, got)}")
 
 
+def test_largest_budget__unseen(unseen, rng):
+    machine = asdict(ACCELERATORS[rng.integers(len(ACCELERATORS))])
+    for decodes, N in rng.integers(1, 9000, (3, 2)).tolist():
+        L, C, G, D, F, V = rng.integers(1, 5000, 6).tolist()
+        sizes = (L, C, 2 * G, G, D, F, V, False)
+        unseen("largest_budget", lambda side, sizes=sizes: side.make(
+            "day01_roofline:Llama", "", *sizes), lambda side: side.make(
+            "day01_roofline:Machine", **machine), decodes, N, 2, precision="exact",
+            shown=f"L, C, H, G, D, F, V, tied = {sizes}, {decodes}, {N}, 2")
+
+
 def explained(m, machine, decodes, N, itemsize, want, got):
     """What may have gone wrong where the largest budget is not the one that was found."""
     each = 2 * sum(count_parameters(m)[name] for name in ("qkv", "out", "gate_up", "down"))
