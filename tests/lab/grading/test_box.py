@@ -1,0 +1,57 @@
+"""Boxes: what is in one, how it ends, and which level a machine gets."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from lab.check import NotProvenHere
+from lab.course import CourseError
+from lab.grading import box
+
+WALLS = ("bubblewrap", "namespaces")
+
+
+@pytest.fixture(params=WALLS)
+def level(request):
+    if problem := box.trial(request.param):
+        raise NotProvenHere(f"{request.param}: {problem}")
+    return request.param
+
+
+def test_a_box_ends_with_all_that_is_in_it(level):
+    one = box.Box(level, {})
+    assert Path(f"/proc/{one.holder}").exists()
+    one.close()
+    deadline = time.monotonic() + 5
+    while Path(f"/proc/{one.holder}").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not Path(f"/proc/{one.holder}").exists()
+
+
+def test_a_box_that_cannot_be_made_says_why(level, tmp_path):
+    with pytest.raises(OSError, match=level):
+        box.Box(level, {"/here": tmp_path / "not there"})
+
+
+def test_the_best_level_comes_first(monkeypatch):
+    monkeypatch.setattr(box, "trial", {"bubblewrap": "no", "namespaces": None}.get)
+    assert box.best.__wrapped__() == ("namespaces", ["bubblewrap: no"])
+
+
+def test_where_not_even_limits_hold_nothing_is_graded(monkeypatch):
+    monkeypatch.setattr(box, "trial", lambda level: "no")
+    with pytest.raises(CourseError, match="nothing can be graded here: bubblewrap: no; .*limits"):
+        box.best.__wrapped__()
+
+
+def test_limits_are_refused_to_root_where_others_cannot_read(monkeypatch, tmp_path):
+    """A right answer that cannot be imported would fail."""
+    if os.getuid() != 0:
+        raise NotProvenHere("needs root, which alone runs the code as another user")
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    (private / "python").symlink_to(box.sys.executable)
+    monkeypatch.setattr(box.sys, "executable", str(private / "python"))
+    assert "cannot read Python" in box.trial("limits")
