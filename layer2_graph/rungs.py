@@ -559,7 +559,7 @@ def main(arguments=None):
     try:
         here = (kernels("triton" if on_gpu else "torch"),
                 torch.bfloat16 if on_gpu else torch.float32, "cuda" if on_gpu else "cpu")
-        name, model, theirs = random_135m(*here) if args.shape else shipped(args.model, *here)
+        name, model, theirs = random_135m(*here) if args.shape else of_folder(args.model, *here)
         model.config.check_room(PROMPT + COUNT)
         facts, rows, graphs = measure(model, theirs)
         print(text(facts, rows))
@@ -577,7 +577,7 @@ def main(arguments=None):
     return int(any(wrong(row, facts["dtype"]) for row in rows))
 
 
-def shipped(folder, ops, dtype, device):
+def of_folder(folder, ops, dtype, device):
     """(name, g01's model, transformers' config or why there is none) of a folder."""
     return folder.resolve().name, load(folder, ops, dtype, device), transformers_config(folder)
 

@@ -15,7 +15,7 @@ from lab.course import CourseError
 from lab.grading import box, extract, parts
 from lab.grading.model import Graded, Result
 from lab.isolate import preload
-from lab.warm import Child
+from lab.warm import Child, server
 
 LONGEST = 1800          # seconds of a unit; the slowest lesson's own tests take a tenth on one core
 
@@ -68,7 +68,9 @@ class Grading:
         error of the course's where that gives none, so that the others go on."""
         child = Child("unit", {"lesson": lesson.id, "submission": asdict(submission),
                                "level": self.level, "folder": folder, "user": user,
-                               "seed": self.journal.header["seed"]},
+                               "seed": self.journal.header["seed"],
+                               # of another warm process: the unit's has read the answers
+                               "subjects": server(preload(lesson)).address},
                       ("lab.grading.warmup", *preload(lesson)))
         deadline = time.monotonic() + LONGEST
         try:

@@ -1,6 +1,7 @@
 """One unit of grading, a submission's text of one lesson, in a process of its own.
 
-It is forked from the warm process, so that what it takes of memory goes with it.
+It is forked from a warm process, so that what it takes of memory goes with it. That one has read
+the lessons, answers and all: what a learner's code runs in is forked from another.
 """
 
 from dataclasses import asdict
@@ -24,7 +25,7 @@ def main(connection, request):
     files = tuple(Sent(**file) for file in sent.pop("files"))
     candidate, notes = extract.candidate(lesson, Submission(**sent, files=files))
     found = grade(lesson, candidate, request["level"], request["folder"], request["seed"],
-                  request["warm"], request["user"])
+                  request["subjects"], request["user"])
     connection.sendall(wire.frame({"results": [asdict(result) for result in found],
                                    "notes": notes}, []))
 
