@@ -156,16 +156,16 @@ def test_saturation(subject, asked, came, want):
         f"{want}, got {got}")
 
 
+def test_saturation__another_share(subject):
+    assert subject.saturation([10.0, 20.0, 40.0], [10.0, 17.0, 30.0], 0.8) == 40.0, (
+        "with a share of 0.8: 85 % is enough, 75 % is not")
+
+
 def test_saturation__unseen(unseen, rng):
     asked = np.cumsum(rng.uniform(1, 50, 12))
     for share in (0.9, 0.7):
         unseen("saturation", asked.tolist(), (asked * rng.uniform(0.6, 1.1, 12)).tolist(), share,
                precision="exact")
-
-
-def test_saturation__another_share(subject):
-    assert subject.saturation([10.0, 20.0, 40.0], [10.0, 17.0, 30.0], 0.8) == 40.0, (
-        "with a share of 0.8: 85 % is enough, 75 % is not")
 
 
 # ---- what is given
