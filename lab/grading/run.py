@@ -14,6 +14,7 @@ from lab.candidate import Candidate
 from lab.course import CourseError
 from lab.grading import box, extract, parts
 from lab.grading.model import Graded, Result
+from lab.grading.unit import COURSE_FAILED
 from lab.isolate import preload
 from lab.warm import Child, server
 
@@ -76,10 +77,12 @@ class Grading:
         try:
             message, _ = wire.read_frame(lambda n: child.read(n, deadline))
             return message["results"], message["notes"]
-        except (EOFError, TimeoutError, OSError, wire.WireError) as error:
-            why = f"the grader stopped without an answer: {error!r} {child.output()[-500:]}"
-            return [asdict(Result(lesson.id, e.name, "error", None, e.points, why))
-                    for e in lesson.exercises], []
+        except TimeoutError:        # every call had its limit: whoever adds up to this is slow
+            return rows(lesson, "fail", 0, f"stopped: grading it took more than {LONGEST // 60} "
+                                           f"minutes"), []
+        except (EOFError, OSError, wire.WireError) as error:
+            return rows(lesson, "error", None, f"the grader stopped without an answer: {error!r} "
+                                               f"{child.output()[-500:]}"), []
         finally:
             child.kill()
 
@@ -96,6 +99,13 @@ class Grading:
                     (*one.problems, *notes),
                     tuple(Result(**result) for row in rows for result in row["results"])))
         return found
+
+
+def rows(lesson, verdict, points, why):
+    """The same row for every exercise, as data. An error's reason is not the student's to read."""
+    told = COURSE_FAILED if verdict == "error" else why
+    return [asdict(Result(lesson.id, e.name, verdict, points, e.points, why, told))
+            for e in lesson.exercises]
 
 
 def untouched(lesson):

@@ -190,6 +190,16 @@ def test_the_grader_that_breaks_is_an_error_of_the_course(few, tmp_path, monkeyp
     assert wrong == set(broken)
 
 
+def test_who_is_slower_than_a_unit_may_be_fails(few, tmp_path, monkeypatch):
+    """An error would take the lesson out of the maximum: a gain for who has wrong answers."""
+    from lab.grading import run
+    monkeypatch.setattr(run, "LONGEST", -1)
+    _, grades = graded(few[0], tmp_path / "out")
+    assert grades.count(",0,12,") == 6, grades
+    verdicts = (tmp_path / "out" / "verdicts.csv").read_text()
+    assert "stopped: grading it took more than" in verdicts and ",error," not in verdicts
+
+
 def test_every_lesson_is_named_by_its_start():
     from lab.grading import run
     assert run.chosen("k01, r01") == [course.find("r01"), course.find("k01")]
