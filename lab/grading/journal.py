@@ -17,6 +17,7 @@ class Journal:
     def __init__(self, file, header):
         self.file, self.header = Path(file), header
         self.units = {}
+        self.cut = None         # where a last line begins that was cut off
 
     @classmethod
     def begin(cls, file, lessons, seed=None):
@@ -54,12 +55,14 @@ class Journal:
         if header.get("schema") != SCHEMA or header.get("course_version") != VERSION:
             raise CourseError(f"{file} was begun with course {header.get('course_version')}, this "
                               f"is {VERSION}: finish it there, or grade into another folder")
-        if cut:
-            os.truncate(file, len(whole) + 1)
+        made.cut = len(whole) + 1 if cut else None  # a merge only reads, and changes nothing
         return made
 
     def append(self, row):
         """One line, on the disk when this returns."""
+        if self.cut is not None:
+            os.truncate(self.file, self.cut)
+            self.cut = None
         with open(self.file, "ab") as stream:
             stream.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
             stream.flush()
