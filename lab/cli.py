@@ -219,7 +219,8 @@ def from_file(lesson, file):
         sources[language] = spliced.text
         if file.suffix != ".ipynb":
             origins[language] = spliced.origin
-    return Candidate(sources, labels, origins)
+    return Candidate(sources, labels, origins,
+                     earlier=desk.Desk.find(options["desk"]).earlier(lesson))
 
 
 def defines_any(lesson, text, language):

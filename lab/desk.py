@@ -196,7 +196,16 @@ class Desk:
         for language in lesson.sources:
             path = self.path(lesson, SUFFIX[language])
             sources[language], labels[language] = read(path, self.label(path)), self.label(path)
-        return Candidate(sources, labels)
+        return Candidate(sources, labels, earlier=self.earlier(lesson))
+
+    def earlier(self, lesson):
+        """"floor/name" of a file -> its text: of the lessons before whose answers the course does
+        not have, so that the desk's own stand in."""
+        there = course.lessons()
+        paths = [self.path(other, SUFFIX[language]) for other in there[:there.index(lesson)]
+                 if not other.answered for language in other.sources]
+        return {f"{path.parent.name}/{path.name}": read(path, self.label(path))
+                for path in paths if path.exists()}
 
     def write_cell(self, lesson, exercise, cell, take=None):
         """Splice a notebook cell into the desk's file: the file is what is graded.

@@ -15,34 +15,40 @@ from lab.warm import Child
 
 
 @contextlib.contextmanager
-def prepared(lesson, sources):
-    """A folder as the child sees the course: floors below as reference; on this floor the lessons
-    before as reference, this one as `sources`, later ones as stubs; nothing above."""
+def prepared(lesson, sources, earlier=()):
+    """A folder as the child sees the course: all lessons before as reference or as `earlier`
+    ("floor/name" of a file -> its text), this one as `sources`, those after it on its floor as
+    stubs; no floor above."""
     with tempfile.TemporaryDirectory(prefix="lab-") as folder:
         for floor in course.floors():
-            target = Path(folder, floor.name)
-            if floor.name != lesson.floor:
-                if (ROOT / floor.name).is_dir():
-                    target.symlink_to(ROOT / floor.name)
+            target, source = Path(folder, floor.name), ROOT / floor.name
+            if floor.name != lesson.floor and not any(
+                    name.startswith(f"{floor.name}/") for name in earlier):
+                if source.is_dir():
+                    target.symlink_to(source)
                 continue
             target.mkdir()
-            later = set(floor.lessons[floor.lessons.index(lesson) + 1:])
-            lessons = {i.id: i for i in floor.lessons}
-            for path in (ROOT / floor.name).iterdir():
-                other = lessons.get(path.stem)
-                if path.name == "__init__.py":
-                    (target / path.name).write_text(on_demand(path.read_text("utf-8")), "utf-8")
-                elif path.suffix not in SUFFIX.values() or other is None:
-                    if path.name != "__pycache__" and path.suffix != ".md":
-                        (target / path.name).symlink_to(path)
-                elif other in later:
-                    (target / path.name).symlink_to(stub_file(path, other))
-                elif other != lesson:
-                    (target / path.name).symlink_to(path)
-            for language, text in sources.items():
-                (target / (lesson.id + SUFFIX[language])).write_text(text, "utf-8")
-            break
+            texts = dict(earlier) | {f"{floor.name}/{lesson.id}{SUFFIX[language]}": text
+                                     for language, text in sources.items()}
+            for path in source.iterdir():
+                put(floor, path, target / path.name, lesson, texts)
+            if floor.name == lesson.floor:
+                break
         yield folder
+
+
+def put(floor, path, target, lesson, texts):
+    """One file of a floor as the child of a lesson sees it. texts: of what is not the course's."""
+    after = floor.lessons[floor.lessons.index(lesson) + 1:] if lesson in floor.lessons else ()
+    later = {i.id: i for i in after}.get(path.stem)
+    if path.name == "__init__.py":
+        target.write_text(on_demand(path.read_text("utf-8")), "utf-8")
+    elif f"{floor.name}/{path.name}" in texts:
+        target.write_text(texts[f"{floor.name}/{path.name}"], "utf-8")
+    elif later and path.suffix in SUFFIX.values():
+        target.symlink_to(stub_file(path, later))
+    elif path.name != "__pycache__" and path.suffix != ".md":
+        target.symlink_to(path)
 
 
 class Place:
@@ -55,7 +61,8 @@ class Place:
     def subject(self, lesson, candidate, test, reference):
         """A context with the Subject that a test, pytest's item, is given. reference(): the
         course's own, for limits."""
-        return running(lesson, candidate.sources, self.warm, reference, candidate.shapes)
+        return running(lesson, candidate.sources, self.warm, reference, candidate.shapes,
+                       earlier=candidate.earlier)
 
     def reference(self, lesson, test):
         """A context with the course's own solution."""
@@ -64,7 +71,8 @@ class Place:
     @contextlib.contextmanager
     def pace(self, lesson, candidate):
         """A context with two Subjects on the GPU: the code under test, and the course's own."""
-        with running(lesson, candidate.sources, on_device=True) as mine, \
+        with running(lesson, candidate.sources, on_device=True,
+                     earlier=candidate.earlier) as mine, \
                 running(lesson, lesson.sources, on_device=True) as own:
             yield mine, own
 
@@ -113,11 +121,11 @@ def preload(lesson, on_device=False):
 
 @contextlib.contextmanager
 def running(lesson, sources, warm=None, reference=None, shapes=False, on_device=False,
-            child=Child):
+            child=Child, earlier=()):
     """A Subject with these sources loaded, ended at the end. on_device: its kernels run on the GPU,
-    not in the simulator. child: what starts its process."""
+    not in the simulator. child: what starts its process. earlier: as in `prepared`."""
     modules = preload(lesson, on_device)
-    with prepared(lesson, sources) as folder:
+    with prepared(lesson, sources, earlier) as folder:
         request = {"folder": folder, "floor": lesson.floor, "lesson": lesson.id, "shapes": shapes,
                    "simulator": "lab.warmup" in modules}
         proxy = Subject(lambda: child("subject", request, modules, warm), reference)

@@ -12,10 +12,8 @@ What is between two matrices NumPy does in leaner calls, while the tokens are fe
 to kernels("torch"), and what is no float32 on a CPU. Results differ from its by rounding alone.
 """
 
-import os
-from concurrent.futures import ThreadPoolExecutor
+import time
 from dataclasses import replace
-from functools import cache
 from itertools import accumulate
 
 import numpy as np
@@ -30,7 +28,9 @@ from layer2_graph.host_attention import TORCH, paged_attention_host, plain
 
 __all__ = ["HostLlama", "host_kernels", "settle", "tile"]
 
-SHARE = 8 << 20         # bytes of weights for a thread: to wake one takes as long as to read 2 MB
+SHARE = 2 << 20         # bytes of a matrix that gains by a second thread
+ALONE, WAITED = 25e9, 2e-3      # bytes/s that one thread reads; seconds beyond that are a wait
+RESTING = 1000          # products: five steps of 135M, ten times as long as a wait
 FEW = 64                # tokens: with more, PyTorch's threads gain more than lean calls do
 MANY = 16               # tokens that earn back what it costs to hand a matrix to oneDNN
 TILED = 1 << 20         # bytes of a matrix from which oneDNN gains more than its call costs
@@ -132,29 +132,31 @@ def few(*arrays):
 # ---- matrices
 
 
-@cache
-def threads(process):
-    """The helpers of this process; a fork has none of its parent's."""
-    return ThreadPoolExecutor()
+class Shared:
+    """w · x on several cores, by NumPy's library, as long as nobody else wants them.
+
+    Its threads wait for each other, and where one of them is not running, all wait for the
+    scheduler: a product takes forty times as long then. After one that waited, the next RESTING
+    are made by one thread.
+    """
+
+    def __init__(self):
+        self.resting = 0
+
+    def product(self, w, x):                        # (N, K), (K,) -> (N,)
+        if w.nbytes < SHARE or torch.get_num_threads() < 2:
+            return np.vecdot(w, x)
+        if self.resting:
+            self.resting -= 1
+            return np.vecdot(w, x)
+        began = time.perf_counter()
+        out = w @ x
+        if time.perf_counter() - began > w.nbytes / ALONE + WAITED:
+            self.resting = RESTING
+        return out
 
 
-def product(w, x):                                  # (N, K), (K,) -> (N,)
-    """w · x, row by row. As many threads as PyTorch would take have a share of the rows each, but
-    none a share smaller than SHARE."""
-    N, parts = len(w), min(torch.get_num_threads(), w.nbytes // SHARE)
-    if parts < 2:
-        return np.vecdot(w, x)
-    out = np.empty(N, w.dtype)                      # (N,)
-
-    def share(part):
-        rows = slice(N * part // parts, N * (part + 1) // parts)
-        np.vecdot(w[rows], x, out=out[rows])
-
-    others = [threads(os.getpid()).submit(share, part) for part in range(1, parts)]
-    share(0)
-    for other in others:
-        other.result()
-    return out
+SHARED = Shared()
 
 
 def matmul_host(a, w):                              # (M, K), (N, K) -> (M, N)
@@ -163,7 +165,7 @@ def matmul_host(a, w):                              # (M, K), (N, K) -> (M, N)
     if w.is_mkldnn:
         return torch.ops.mkldnn._linear_pointwise(a, w, None, "none", [], "")
     if len(a) == 1 and plain(a, w) and w.stride(-1) == 1:
-        return torch.from_numpy(product(w.numpy(), a.numpy()[0])[None])
+        return torch.from_numpy(SHARED.product(w.numpy(), a.numpy()[0])[None])
     fit = a.shape[1] == w.shape[1] and w.numel()
     if len(a) >= MANY and fit and plain(a, w) and mkldnn.is_available():
         return linear(a.to_mkldnn(), w).to_dense()

@@ -33,10 +33,12 @@ GRADE = """
 import json, sys
 from lab import check, course
 from lab.candidate import Candidate
-for lesson, sources in json.load(sys.stdin).items():
-    labels = dict.fromkeys(sources, "the reference")
-    for v in check.grade(course.find(lesson), Candidate(sources, labels)):
-        print(json.dumps([lesson, v.name, v.verdict, v.message]))
+earlier = {}
+for name, sources in json.load(sys.stdin).items():
+    lesson, labels = course.find(name), dict.fromkeys(sources, "the reference")
+    for v in check.grade(lesson, Candidate(sources, labels, earlier=earlier)):
+        print(json.dumps([name, v.name, v.verdict, v.message]))
+    earlier |= {f"{lesson.floor}/{name}{course.SUFFIX[k]}": text for k, text in sources.items()}
 """
 
 

@@ -324,6 +324,26 @@ def test_what_cannot_be_passed_is_not_released(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
+def test_what_a_lesson_needs_is_taken_from_the_desk(tmp_path):
+    """o04 again, where r03 is released too: the learner's own count_parameters stands in."""
+    folder = tmp_path / "made"
+    release.release(release.edition(["r03", "o04"]), folder, silent)
+    assert lab(folder, "start").returncode == 0
+    r03, o04 = course.find("r03"), course.find("o04")
+    on_desk = folder / "work" / o04.floor / f"{o04.id}.py"
+    on_desk.write_text(o04.path(".py").read_text("utf-8"))
+
+    def verdicts():
+        return {e["name"]: e for e in json.loads(
+            lab(folder, "check", "o04", "--json").stdout)["exercises"]}
+
+    before = [e["message"] for e in verdicts().values() if e["verdict"] == "fail"]
+    assert before == ["step_bytes: it needs count_parameters, which is still a stub"]
+    (folder / "work" / r03.floor / f"{r03.id}.py").write_text(r03.path(".py").read_text("utf-8"))
+    assert {e["verdict"] for e in verdicts().values()} == {"pass"}
+
+
 def test_a_course_that_git_does_not_track(tmp_path, monkeypatch):
     monkeypatch.setattr(release, "ROOT", tmp_path)
     with pytest.raises(CourseError, match="what ships is what git tracks"):
