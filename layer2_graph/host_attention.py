@@ -51,10 +51,9 @@ def attend_each(q, k_pages, v_pages, batch, scale):
     (B, H, D), G, longest = q.shape, k_pages.shape[2], len(batch[-1][0])
     tables = [table + table[:1] * (longest - len(table)) for table, *_ in batch]
     lens = np.array([N for _, N, *_ in batch])                                  # (B,)
-    keys, values = (x[tables].reshape(B, -1, G, D) for x in (k_pages, v_pages))
+    keys, values = (x.take(tables, 0).reshape(B, -1, G, D) for x in (k_pages, v_pages))
     seen = np.arange(keys.shape[1]) < lens[:, None]                             # (B, N)
-    for b, N in enumerate(lens):
-        values[b, N:] = keys[b, N:] = 0             # what was never written may be NaN
+    keys[~seen] = values[~seen] = 0                 # what was never written may be NaN
     k, v = (torch.from_numpy(x).transpose(1, 2) for x in (keys, values))        # (B, G, N, D)
     mixed = scaled_dot_product_attention(torch.from_numpy(q).view(B, G, H // G, D), k, v,
                                          torch.from_numpy(seen)[:, None, None], scale=scale)
