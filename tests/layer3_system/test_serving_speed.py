@@ -1,13 +1,14 @@
 """The benchmark of serving on a model so small that only what it counts can be looked at."""
 
 import json
+from statistics import median
 
 import pytest
 import torch
 
 from layer2_graph import Config
 from layer2_graph.checkpoint import shapes
-from layer3_system import serving_speed
+from layer3_system import serving_card, serving_speed
 from layer3_system.serving_speed import ARMS, TARGETS, jobs, judge, measure_all
 
 
@@ -62,3 +63,10 @@ def test_the_record(monkeypatch):
     assert all(run["same_texts"] == 2 for runs in record["models"].values()
                for run in runs.values())
     json.dumps(record, allow_nan=False)
+    record["date"] = "2026-01-02"
+    lines = serving_card.table(record).splitlines()
+    assert sum("met |" in line or "missed** |" in line for line in lines) == len(record["targets"])
+    rate = median(record["models"]["135M"]["ours 32"]["rate"])
+    assert f"| 135M | ours 32 | {rate:.0f} | 2 of 32 |" in lines and "2026-01-02" in lines[-1]
+    assert "| the engine's own share of a step, 32 at once | 135M | < 0.1 | 0.05 (0.05 to 0.05) " \
+           "| met |" in lines
