@@ -1,69 +1,33 @@
-"""The command `lab`. Every command is a few lines over the module that does the work."""
+"""The command `lab`: the learner's commands, and a list of all others.
+
+Each is a few lines over the module that does the work, imported then: `lab --help` is quick.
+"""
 
 import json
-import os
-import sys
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from lab import course
+from lab import authors, course, terminal
 from lab.course import SUFFIX, CourseError
+from lab.grading import commands as grading
+from lab.terminal import MARKS, Json, LessonWord, console, options, own_desk, print_verdicts
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None,
                   pretty_exceptions_enable=False,
                   help="The GPU course: lessons, checks, and your desk.")
-console = Console(highlight=False, soft_wrap=True)
-MARKS = {"pass": ("✓", "green"), "fail": ("✗", "red"), "not_attempted": ("·", "bright_black"),
-         "not_proven_here": ("?", "yellow"), "error": ("!", "magenta")}
-
-# The base of typer's own complaints: click's in older versions, its copy of click's in newer ones.
-Misuse = typer.BadParameter.__mro__[2]
-LESSON = typer.Argument(metavar="LESSON", help="an id, or its start: k07")
-LessonWord = Annotated[str | None, LESSON]
-LessonWords = Annotated[list[str] | None, LESSON]
-Json = Annotated[bool, typer.Option("--json", help="machine-readable")]
-OnlyCheck = Annotated[bool, typer.Option("--check", help="say what is stale; write nothing")]
-options = {"desk": None}
 
 
-def main(command=app, name="lab"):
-    """Entry point: a user's mistake is one line on stderr and exit code 2."""
-    try:
-        code = command(prog_name=name, standalone_mode=False)
-    except CourseError as error:
-        code = refuse(str(error), name)
-    except Misuse as error:
-        code = refuse(error.format_message(), name)
-    except (KeyboardInterrupt, typer.Abort):
-        code = 130
-    except BrokenPipeError:             # the reader, `head` say, has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
-    raise SystemExit(code)
-
-
-def refuse(text, name):
-    print(f"{name}: {' '.join(text.split())}", file=sys.stderr)
-    return 2
+def main():
+    """Entry point of `lab`."""
+    terminal.main(app)
 
 
 @app.callback()
 def common(desk: Annotated[Path | None, typer.Option(help="another desk than work/")] = None):
     options["desk"] = desk
-
-
-def own_desk(folder=None):
-    """The learner's desk. folder: of a command that has --desk itself."""
-    from lab.desk import Desk
-
-    desk = Desk.find(folder or options["desk"])
-    if not desk.exists():
-        raise CourseError(f"no desk at {desk.folder}: run `lab start`")
-    return desk
 
 
 # ---- learners
@@ -233,21 +197,6 @@ def defines_any(lesson, text, language):
     return any(e.name in names or e.name.split(".")[0] in names for e in lesson.exercises)
 
 
-def print_verdicts(lesson, candidate, verdicts):
-    console.print(f"[bold]{lesson.id}[/]   {candidate.source()}", markup=True)
-    for v in verdicts:
-        mark, colour = MARKS[v.verdict]
-        console.print(f"  [{colour}]{mark} {v.verdict.replace('_', ' '):15}[/] {v.name}")
-        untouched = v.verdict == "not_attempted" and v.message.startswith("still the stub")
-        for line in () if untouched else v.message.splitlines():
-            console.print(f"      {line}", markup=False)
-    counts = {k: sum(v.verdict == k for v in verdicts) for k in MARKS}
-    earned = sum(v.points or 0 for v in verdicts)
-    most = sum(v.max_points for v in verdicts if v.points is not None)
-    console.print("  " + ", ".join(f"{n} {k.replace('_', ' ')}" for k, n in counts.items() if n)
-                  + f"   {earned} of {most} points")
-
-
 @app.command()
 def watch(lesson: LessonWord = None):
     """Check again at every save, and move on when an exercise passes. Ctrl-C ends it."""
@@ -293,27 +242,7 @@ def reset(what: Annotated[str, typer.Argument(metavar="LESSON[/EXERCISE]")]):
     print(f"{exercise.id if exercise else lesson.id} is the stub again")
 
 
-@app.command()
-def submit(lessons: LessonWords = None,
-           out: Annotated[Path | None, typer.Option(help="the file to write")] = None):
-    """Pack what you wrote into one small zip to hand in; all lessons if none is named."""
-    from lab.grading import submit as submitting
-
-    desk = own_desk()
-    chosen = [course.find(word) for word in lessons or ()] or desk.lessons()
-    if away := [lesson.id for lesson in chosen if not desk.has(lesson)]:
-        raise CourseError(f"not on the desk {desk.folder}: {', '.join(away)}")
-    packed = submitting.pack(desk, chosen)
-    path = submitting.write(packed, desk, out)
-    words = {"passed": ("pass", "packed, passed"), "touched": ("fail", "packed, not passed as it "
-             "stands"), "stub": ("not_attempted", "left out: still the stub")}
-    for row in packed.rows:
-        verdict, word = words[row.what]
-        mark, colour = MARKS[verdict]
-        console.print(f"[{colour}]{mark}[/] {row.exercise.id:50} {word}")
-    for note in packed.notes:
-        console.print(f"! {note}", markup=False)
-    print(f"{path}   {len(packed.data):,} bytes")
+app.command()(grading.submit)       # here, since the help keeps this order
 
 
 @app.command()
@@ -333,155 +262,14 @@ def doctor(as_json: Json = False):
     raise typer.Exit(0 if all(row["ok"] for row in rows if row["needed"]) else 2)
 
 
-@app.command()
-def bench(lesson: LessonWord = None, as_json: Json = False):
-    """Measure the lessons' kernels on this machine's GPU, into benchmarks/<device>.json; without
-    one, what is for its CPU, and nothing is recorded."""
-    from lab import bench as benching
-    from lab import device, record
-
-    rows = {}
-    for one in [course.find(lesson)] if lesson is not None else benching.units(benching.here()):
-        found = benching.unit(one)
-        rows[one.id] = found["results"]
-        if not as_json:
-            print(benching.text(one, rows[one.id]), flush=True)
-        if device.gpu():
-            file = record.keep(device.gpu(), f"bench {one.id}", found)
-    if as_json:
-        print(json.dumps(rows, indent=1))
-    if device.gpu():
-        print(f"written: {file.relative_to(record.ROOT)}; `lab build` makes the tables from it",
-              file=sys.stderr)
+# ---- authors, and instructors: a student edition has none of theirs
 
 
-# ---- authors
-
-
-@app.command()
-def new(name: Annotated[str, typer.Argument(metavar="ID")]):
-    """The scaffold of a lesson: reference, Markdown, grader, mutants."""
-    from lab import scaffold
-
-    for path in scaffold.write(name):
-        print(f"new {path.relative_to(course.ROOT)}")
-    print(f'now add "{name}" to lab/course.toml, write, then `lab build {name}` and '
-          f"`lab verify {name}`")
-
-
-@app.command()
-def build(lesson: LessonWord = None, only_check: OnlyCheck = False):
-    """Generate notebooks, solutions (executed if sources changed), tables of contents and maps."""
-    from lab import build as building
-
-    lessons = [course.find(lesson)] if lesson is not None else course.lessons()
-    if only_check:
-        stale = building.check(lessons)
-        for line in stale:
-            print(line)
-        advice = ": run `lab build`" if stale else ""
-        print(f"{len(lessons)} lesson(s) checked, {len(stale)} stale{advice}")
-        raise typer.Exit(1 if stale else 0)
-    for path in building.build(lessons):
-        print(f"made {path.relative_to(course.ROOT)}")
-
-
-@app.command()
-def verify(
-    lessons: LessonWords = None,
-    as_json: Json = False,
-    jobs: Annotated[int, typer.Option(help="lessons' exercises at a time")] = os.cpu_count() or 1,
-    mutants: Annotated[int | None, typer.Option(help="of an exercise at most; all if not given")]
-        = None,
-):
-    """Prove the graders: references pass, stubs are not attempted, mutants fail as they say."""
-    from lab import verify as verifying
-
-    chosen = [course.find(word) for word in lessons or ()] or course.lessons()
-    rows = verifying.verify(chosen, jobs, None if as_json else console, mutants)
-    if as_json:
-        print(json.dumps(rows, indent=2))
-    raise typer.Exit(1 if any(row["ok"] is False for row in rows) else 0)
-
-
-# ---- instructors; a student edition has none of this
-
-
-def instructors(command):
-    return command if course.edition() else app.command()(command)
-
-
-@instructors
-def grade(
-    submissions: Annotated[Path, typer.Argument(metavar="SUBMISSIONS",
-                                                help="a folder of what students sent")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="for the journal and the reports")],
-    lessons: Annotated[str | None, typer.Option(help="ids, separated by commas; all if not given")]
-        = None,
-    jobs: Annotated[int, typer.Option(min=1, help="units at a time")] = os.cpu_count() or 1,
-    resume: Annotated[bool, typer.Option("--resume", help="go on where a run stopped")] = False,
-    shard: Annotated[str | None, typer.Option(metavar="I/N", help="one part of N")] = None,
-    merge: Annotated[bool, typer.Option("--merge", help="make the reports of all shards")] = False,
-    require_sandbox: Annotated[bool, typer.Option(
-        "--require-sandbox", help="refuse to grade where only limits hold")] = False,
-    roster: Annotated[Path | None, typer.Option(help="a Canvas gradebook, or a CSV with a column "
-                                                     "student")] = None,
-    points: Annotated[Path | None, typer.Option(help="instead of grading.toml beside SUBMISSIONS")]
-        = None,
-    overrides: Annotated[Path | None, typer.Option(help="a CSV of regrades")] = None,
-    best: Annotated[bool, typer.Option("--best", help="a student's best submission counts, not "
-                                                      "the latest")] = False,
-):
-    """Grade a folder of submissions that nobody has to trust; tables and pages into --out."""
-    from lab.grading import command
-
-    for line in command.grade(submissions, out, console, lessons=lessons, jobs=jobs, resume=resume,
-                              shard=shard, merge=merge, required=require_sandbox, roster=roster,
-                              points=points, overrides=overrides, best=best):
-        console.print(line, markup=False)
-
-
-@instructors
-def release(
-    lessons: Annotated[list[str], typer.Argument(
-        metavar="LESSONS…", help="ids, their starts, floors, or k01..k08")],
-    out: Annotated[Path, typer.Option(help="an empty folder, or none yet")],
-    answers_until: Annotated[str | None, typer.Option(
-        metavar="LESSON", help="all lessons up to this one come with their answers")] = None,
-    hints: Annotated[bool, typer.Option(help="with the hints; the third says much")] = True,
-):
-    """Make a student edition: a git repository without the answers that are not given."""
-    from lab.grading import release as releasing
-
-    plan = releasing.edition(lessons, answers_until, hints)
-    for note in releasing.release(plan, out):
-        print(f"note: {note}")
-    print(f"{len(plan.lessons)} lessons, {len(plan.answered)} with answers, in {out}")
-
-
-@instructors
-def export(
-    lessons: LessonWords = None,
-    nbgrader: Annotated[Path | None, typer.Option(
-        metavar="DIR", help="a course folder for nbgrader, in an empty folder")] = None,
-    gradescope: Annotated[Path | None, typer.Option(
-        metavar="FILE.zip", help="an autograder for Gradescope")] = None,
-):
-    """Hand the lessons to another grader, all of them if none is named."""
-    if (nbgrader is None) == (gradescope is None):
-        raise CourseError("export to what? `lab export --nbgrader DIR` or `lab export --gradescope "
-                          "FILE.zip`")
-    if gradescope is not None:
-        from lab.grading import gradescope as autograders
-
-        for line in autograders.export(lessons, gradescope):
-            console.print(line, markup=False)
-        return
-    from lab.grading import nbgrader as nbgraders
-
-    chosen = nbgraders.export(lessons, nbgrader)
-    print(f"{len(chosen)} assignment(s) in {nbgrader}. nbgrader runs a learner's code in the "
-          f"process that decides about points: nothing isolates it, as `lab grade` would")
+for written in (authors.bench, authors.new, authors.build, authors.verify):
+    app.command()(written)
+if not course.edition():
+    for written in (grading.grade, grading.release, grading.export):
+        app.command()(written)
 
 
 # ---- the floors' own commands, registered by entry point: this file names none of them

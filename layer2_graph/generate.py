@@ -16,8 +16,8 @@ import typer
 
 from day02_overview import NANO, decode, encode
 from lab import device, simulator
-from lab.cli import main, own_desk
 from lab.course import CourseError
+from lab.terminal import main, own_desk
 from layer1_kernels import Kernels, kernels
 from layer2_graph.checkpoint import Tokenizer, read_weights
 from layer2_graph.config import read_config

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from lab import device
-from lab.cli import main
 from lab.course import CourseError
+from lab.terminal import main
 from layer2_graph.checkpoint import Tokenizer, files_of
 from layer2_graph.config import ModelError, read_config
 

@@ -18,9 +18,9 @@ import numpy as np
 import typer
 from rich.progress import Progress
 
-from lab.cli import main
 from lab.course import CourseError
 from lab.speed import cpu_model
+from lab.terminal import main
 from layer3_system.s03_static_batching import Job, mixed_trace
 from layer3_system.s09_load_test import (
     QS,

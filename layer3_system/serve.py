@@ -16,8 +16,8 @@ import typer
 
 from day02_overview import NANO
 from lab import course, device
-from lab.cli import main, own_desk
 from lab.course import CourseError
+from lab.terminal import main, own_desk
 from layer1_kernels import kernels
 from layer2_graph import (
     HostLlama,

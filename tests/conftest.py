@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from lab import compare, device
-from lab.cli import main
 from lab.fixtures import pace, reference_fixture, rng, subject, truth  # noqa: F401  (fixtures)
+from lab.terminal import main
 
 
 def pytest_collection_modifyitems(items):

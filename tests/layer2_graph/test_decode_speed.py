@@ -86,7 +86,8 @@ def test_the_record_as_rows_of_lab_bench():
 
 def test_lab_bench_measures_g05_without_a_gpu(monkeypatch, capsys):
     from lab import device
-    from lab.cli import app, main
+    from lab.cli import app
+    from lab.terminal import main
 
     monkeypatch.setattr(device, "gpu", lambda: None)
     monkeypatch.setattr(speed, "measure_all", lambda: json.loads(speed.RECORD.read_text("utf-8")))

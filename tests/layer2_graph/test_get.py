@@ -14,8 +14,8 @@ from urllib.parse import unquote
 
 import pytest
 
-from lab.cli import main
 from lab.course import ROOT
+from lab.terminal import main
 from layer2_graph.get import app
 
 SMALL = ROOT / "layer2_graph" / "small"

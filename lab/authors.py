@@ -1,0 +1,77 @@
+"""The authors' commands. `lab` imports this to list them: each imports what does the work."""
+
+import json
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from lab import course
+from lab.terminal import Json, LessonWord, LessonWords, console
+
+OnlyCheck = Annotated[bool, typer.Option("--check", help="say what is stale; write nothing")]
+
+
+def bench(lesson: LessonWord = None, as_json: Json = False):
+    """Measure the lessons' kernels on this machine's GPU, into benchmarks/<device>.json; without
+    one, what is for its CPU, and nothing is recorded."""
+    from lab import bench as benching
+    from lab import device, record
+
+    rows = {}
+    for one in [course.find(lesson)] if lesson is not None else benching.units(benching.here()):
+        found = benching.unit(one)
+        rows[one.id] = found["results"]
+        if not as_json:
+            print(benching.text(one, rows[one.id]), flush=True)
+        if device.gpu():
+            file = record.keep(device.gpu(), f"bench {one.id}", found)
+    if as_json:
+        print(json.dumps(rows, indent=1))
+    if device.gpu():
+        print(f"written: {file.relative_to(record.ROOT)}; `lab build` makes the tables from it",
+              file=sys.stderr)
+
+
+def new(name: Annotated[str, typer.Argument(metavar="ID")]):
+    """The scaffold of a lesson: reference, Markdown, grader, mutants."""
+    from lab import scaffold
+
+    for path in scaffold.write(name):
+        print(f"new {path.relative_to(course.ROOT)}")
+    print(f'now add "{name}" to lab/course.toml, write, then `lab build {name}` and '
+          f"`lab verify {name}`")
+
+
+def build(lesson: LessonWord = None, only_check: OnlyCheck = False):
+    """Generate notebooks, solutions (executed if sources changed), tables of contents and maps."""
+    from lab import build as building
+
+    lessons = [course.find(lesson)] if lesson is not None else course.lessons()
+    if only_check:
+        stale = building.check(lessons)
+        for line in stale:
+            print(line)
+        advice = ": run `lab build`" if stale else ""
+        print(f"{len(lessons)} lesson(s) checked, {len(stale)} stale{advice}")
+        raise typer.Exit(1 if stale else 0)
+    for path in building.build(lessons):
+        print(f"made {path.relative_to(course.ROOT)}")
+
+
+def verify(
+    lessons: LessonWords = None,
+    as_json: Json = False,
+    jobs: Annotated[int, typer.Option(help="lessons' exercises at a time")] = os.cpu_count() or 1,
+    mutants: Annotated[int | None, typer.Option(help="of an exercise at most; all if not given")]
+        = None,
+):
+    """Prove the graders: references pass, stubs are not attempted, mutants fail as they say."""
+    from lab import verify as verifying
+
+    chosen = [course.find(word) for word in lessons or ()] or course.lessons()
+    rows = verifying.verify(chosen, jobs, None if as_json else console, mutants)
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    raise typer.Exit(1 if any(row["ok"] is False for row in rows) else 0)

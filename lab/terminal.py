@@ -1,0 +1,68 @@
+"""What all commands share: how they end, the words they take, the learner's desk, the printing."""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from lab.course import CourseError
+
+console = Console(highlight=False, soft_wrap=True)
+MARKS = {"pass": ("✓", "green"), "fail": ("✗", "red"), "not_attempted": ("·", "bright_black"),
+         "not_proven_here": ("?", "yellow"), "error": ("!", "magenta")}
+
+# The base of typer's own complaints: click's in older versions, its copy of click's in newer ones.
+Misuse = typer.BadParameter.__mro__[2]
+LESSON = typer.Argument(metavar="LESSON", help="an id, or its start: k07")
+LessonWord = Annotated[str | None, LESSON]
+LessonWords = Annotated[list[str] | None, LESSON]
+Json = Annotated[bool, typer.Option("--json", help="machine-readable")]
+options = {"desk": None}            # of `lab` itself, before the command's name
+
+
+def main(command, name="lab"):
+    """Run a typer app: a user's mistake is one line on stderr and exit code 2."""
+    try:
+        code = command(prog_name=name, standalone_mode=False)
+    except CourseError as error:
+        code = refuse(str(error), name)
+    except Misuse as error:
+        code = refuse(error.format_message(), name)
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    except BrokenPipeError:             # the reader, `head` say, has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    raise SystemExit(code)
+
+
+def refuse(text, name):
+    print(f"{name}: {' '.join(text.split())}", file=sys.stderr)
+    return 2
+
+
+def own_desk(folder=None):
+    """The learner's desk. folder: of a command that has --desk itself."""
+    from lab.desk import Desk
+
+    desk = Desk.find(folder or options["desk"])
+    if not desk.exists():
+        raise CourseError(f"no desk at {desk.folder}: run `lab start`")
+    return desk
+
+
+def print_verdicts(lesson, candidate, verdicts):
+    console.print(f"[bold]{lesson.id}[/]   {candidate.source()}", markup=True)
+    for v in verdicts:
+        mark, colour = MARKS[v.verdict]
+        console.print(f"  [{colour}]{mark} {v.verdict.replace('_', ' '):15}[/] {v.name}")
+        untouched = v.verdict == "not_attempted" and v.message.startswith("still the stub")
+        for line in () if untouched else v.message.splitlines():
+            console.print(f"      {line}", markup=False)
+    counts = {k: sum(v.verdict == k for v in verdicts) for k in MARKS}
+    earned = sum(v.points or 0 for v in verdicts)
+    most = sum(v.max_points for v in verdicts if v.points is not None)
+    console.print("  " + ", ".join(f"{n} {k.replace('_', ' ')}" for k, n in counts.items() if n)
+                  + f"   {earned} of {most} points")
