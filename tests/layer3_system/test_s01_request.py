@@ -366,6 +366,16 @@ def test_Detokenizer__decodes_only_the_newest(subject):
         f"was shown while all was whole need not be decoded again, except the last of it")
 
 
+def test_Detokenizer__unseen(subject, rng):
+    """Characters of one byte to four."""
+    tokenizer = subject.make("layer3_system.mock:ByteTokenizer")
+    for _ in range(3):
+        signs = [rng.integers(*ends, 4) for ends in (
+            (0x20, 0x7f), (0xa1, 0x600), (0x4e00, 0x9000), (0x1f600, 0x1f640))]
+        text = "".join(map(chr, rng.permutation(np.concatenate(signs)).tolist()))
+        each_byte(subject, tokenizer, text)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_pieces_of_the_small_model_are_its_text(seed):
     """case 28: the sum of what is shown is the text, whatever the tokens; also random ones."""
@@ -475,6 +485,37 @@ def test_StopStrings__of_two_that_begin_alike(subject):
     assert "".join(got) == "x" and watch.found == "babab?", (
         f"stops ['b!', 'babab?'], text 'xbabab?y' letter by letter: shown {''.join(got)!r}, found "
         f"{watch.found!r}. The end of 'xbab' may begin either; the longest such end is held back")
+
+
+def read_by_the_book(stops, text):
+    """(what can be shown of a text, the stop that is whole in it or None)."""
+    places = [(text.find(stop), stop) for stop in stops if stop in text]
+    if places:
+        at, stop = min(places)
+        return text[:at], stop
+    held = max((n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])),
+               default=0)
+    return text[:len(text) - held], None
+
+
+def test_StopStrings__unseen(subject, rng):
+    """Of three letters, so that much looks like the begin of a stop; none begins with another."""
+    def word(least, most):
+        return "".join(rng.choice(list("abc"), int(rng.integers(least, most))))
+
+    for _ in range(8):
+        drawn = [word(3, 7) for _ in range(3)]
+        stops = [a for a in drawn if not any(a.startswith(b) for b in drawn if b != a)]
+        parts = [word(1, 4) for _ in range(12)]
+        watch, shown, read = subject.StopStrings(stops), "", ""
+        for part in parts:
+            shown, read = shown + watch.add(part), read + part
+            got, want = (shown, watch.found), read_by_the_book(stops, read)
+            assert got == want, (
+                f"stops {stops}, text in pieces {parts}: of {read!r} {got[0]!r} was shown and "
+                f"{got[1]!r} found, expected {want[0]!r} and {want[1]!r}")
+            if want[1] is not None:
+                break
 
 
 # ---- how an answer ends

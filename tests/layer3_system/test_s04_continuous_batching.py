@@ -46,6 +46,36 @@ def calm(drive, what):
     assert not faults, f"{what}: {faults[0]}"
 
 
+# ---- situations that are drawn
+
+
+def drawn_seats(rng):
+    """Who runs, as Drive.seat takes it, and how many pages of four slots each holds."""
+    seated = []
+    for i in range(int(rng.integers(2, 6))):
+        prompt, count = rng.integers((1, 2), (20, 12)).tolist()
+        seated.append((f"s{i}", prompt, count, int(rng.integers(1, prompt + count - 1))))
+    return seated, {name: -(-computed // 4) for name, *_, computed in seated}
+
+
+def drawn_chunk(rng):
+    return [None, 3, 8][rng.integers(3)]
+
+
+def situation(drive, seated, queue=()):
+    """A drive in which some run and some wait."""
+    for entry in seated:
+        drive.seat(*entry)
+    for entry in queue:
+        drive.add(*entry)
+    return drive
+
+
+def left_in(drive):
+    """Who runs, who waits, how many pages are held."""
+    return drive.running, drive.waiting, drive.pool.used
+
+
 # ---- predict_two_seats
 
 
@@ -119,11 +149,7 @@ def test_Scheduler_admit_waiting(subject):
 
 
 def admit(subject, what, sizes, seated, queue, left, want, mistakes):
-    drive = played(subject, **sizes)
-    for entry in seated:
-        drive.seat(*entry)
-    for entry in queue:
-        drive.add(*entry)
+    drive = situation(played(subject, **sizes), seated, queue)
     counts = subject.make("collections:OrderedDict")
     drive.scheduler.admit_waiting(counts, left)
     same(what, counted(counts), want, mistakes)
@@ -134,6 +160,23 @@ def admit(subject, what, sizes, seated, queue, left, want, mistakes):
     assert waits == [e[0] for e in queue if e[0] not in want], (
         f"{what}: {', '.join(waits) or 'nobody'} waits now. Who is admitted leaves "
         f"the queue, the others stay in order")
+
+
+def test_Scheduler_admit_waiting__unseen(subject, rng, truth):
+    def admitted():
+        drive, counts = situation(own(**sizes), seated, queue), {}
+        drive.scheduler.admit_waiting(counts, left)
+        return counted(counts)
+
+    for _ in range(6):
+        seated, pages = drawn_seats(rng)
+        queue = [(f"q{i}", *row) for i, row in enumerate(
+            rng.integers(1, (20, 9, 4), (5, 3)).tolist())]
+        sizes = {"P": sum(pages.values()) + int(rng.integers(6, 20)),
+                 "max_seqs": int(rng.integers(4, 10)), "chunk": drawn_chunk(rng)}
+        left = int(rng.integers(1, 50))
+        admit(subject, f"admit_waiting, {sizes}, {left} tokens left, {seated} run, {queue} wait",
+              sizes, seated, queue, left, truth(admitted), [])
 
 
 # ---- Scheduler.preempt
@@ -164,6 +207,26 @@ def test_Scheduler_preempt(subject):
         f"values are gone")
     assert victim.status == "waiting", f"preempt: its status is {victim.status}, expected waiting"
     assert victim.preemptions == 1, f"preempt: counted {victim.preemptions} times, expected 1"
+
+
+def test_Scheduler_preempt__unseen(subject, rng):
+    for _ in range(3):
+        seated, pages = drawn_seats(rng)
+        runs, waits, gone = list(pages), ["w"], []
+        drive = situation(played(subject), seated, [("w", 4, 2)])
+        for name in rng.permutation(runs).tolist()[:3]:
+            victim, gone = drive.requests[name], [*gone, name]
+            answer = victim.output
+            drive.scheduler.preempt(victim)
+            runs.remove(name), waits.insert(0, name)
+            what = f"preempt of {gone} in turn, {seated} run"
+            want = runs, waits, sum(pages[each] for each in runs)
+            assert left_in(drive) == want, (
+                f"{what}: who runs, who waits, pages held: {left_in(drive)}, expected {want}")
+            got = victim.output, victim.table, victim.num_computed, victim.status
+            assert got == (answer, [], 0, "waiting"), (
+                f"{what}: output, table, num_computed, status of the last one are {got}, expected "
+                f"{(answer, [], 0, 'waiting')}")
 
 
 # ---- Scheduler.finish
@@ -221,6 +284,24 @@ def test_Scheduler_finish__twice(subject):
     assert drive.pool.used == held, "finish: a second time it changed the pages"
 
 
+def test_Scheduler_finish__unseen(subject, rng):
+    for _ in range(2):
+        seated, pages = drawn_seats(rng)
+        runs, waits, reasons, asked = list(pages), ["w0", "w1", "w2"], {}, []
+        drive = situation(played(subject), seated, [(name, 4, 2) for name in waits])
+        for name in rng.choice([*runs, *waits], 7).tolist():
+            reason = str(rng.choice(["stop", "length", "abort", "error"]))
+            request, asked = drive.requests[name], [*asked, (name, reason)]
+            drive.scheduler.finish(request, reason)
+            reasons.setdefault(name, reason)
+            want = tuple([n for n in names if n not in reasons] for names in (runs, waits))
+            want = (*want, sum(pages[n] for n in want[0]), "finished", reasons[name], [])
+            got = (*left_in(drive), request.status, request.reason, request.table)
+            assert got == want, (
+                f"finish of {asked} in turn, {seated} run: who runs, who waits, pages held, "
+                f"status, reason, table of the last one: {got}, expected {want}")
+
+
 # ---- Scheduler.pick_running
 
 # name: (sizes, those who run, expected, mistakes); a request: (name, prompt, answer, computed)
@@ -252,9 +333,7 @@ TURNS = {
 def test_Scheduler_pick_running(subject):
     """Case 16 among others."""
     for name, (sizes, seated, want, mistakes) in TURNS.items():
-        drive = played(subject, **{"max_seqs": 4, **sizes})
-        for entry in seated:
-            drive.seat(*entry)
+        drive = situation(played(subject, **{"max_seqs": 4, **sizes}), seated)
         same(f"pick_running, {name}", counted(drive.scheduler.pick_running()), want, mistakes)
 
 
@@ -338,6 +417,25 @@ def test_Scheduler_pick_running__steady_arrivals(subject):
     assert sent == list(range(1, 31)), (
         f"while prompts arrive all the time, an answer gets tokens in the steps {sent} of 30: who "
         f"decodes advances in each")
+
+
+def test_Scheduler_pick_running__unseen(subject, rng, truth):
+    """Pages are short."""
+    def picked(drive):
+        return (counted(drive.scheduler.pick_running()), *left_in(drive))
+
+    def by_the_course():
+        return picked(situation(own(**sizes), seated))
+
+    for _ in range(8):
+        seated, pages = drawn_seats(rng)
+        sizes = {"P": sum(pages.values()) + int(rng.integers(3)), "max_seqs": 5,
+                 "budget": int(rng.integers(5, 30)), "chunk": drawn_chunk(rng)}
+        want, what = truth(by_the_course), f"pick_running, {sizes}, {seated} run"
+        counts, *left = picked(situation(played(subject, **sizes), seated))
+        same(what, counts, want[0], [])
+        assert left == list(want[1:]), \
+            f"{what}: then run, wait, pages held: {left}, expected {list(want[1:])}"
 
 
 # ---- what is given: coming

@@ -5,6 +5,7 @@ import random
 from hashlib import sha256
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 
@@ -72,6 +73,12 @@ def hit_rate_is_the_counted(subject, agree, counted, users, N, U, S):
           at=lambda i: "the share", mistakes=mistakes)
 
 
+def test_predict_hit_rate__unseen(unseen, rng):
+    for U in (0, *rng.integers(1, 60, 4).tolist()):
+        users, N, S = rng.integers(1, (10, 200, 33)).tolist()
+        unseen("predict_hit_rate", users, N, U, S)
+
+
 # ---- page_hash
 
 
@@ -94,6 +101,24 @@ def test_page_hash(subject):
     for before, other, what in others:
         assert subject.page_hash(before, other) != name, (
             f"page_hash: page {list(tokens)} has the same name as page {list(other)}: one {what}")
+
+
+def test_page_hash__unseen(subject, rng):
+    """Pages that differ from one another in one place."""
+    parent, page = rng.bytes(32), rng.integers(2**62, size=4).tolist()
+    pages = [(parent, page), (rng.bytes(32), page), (parent, page[::-1]), (parent, page[1:])]
+    for i in range(32):                         # a byte of the parent's name
+        pages.append((parent[:i] + bytes([parent[i] ^ 1]) + parent[i + 1:], page))
+    for i, bit in zip(rng.integers(4, size=62).tolist(), range(62), strict=True):
+        pages.append((parent, [*page[:i], page[i] ^ 1 << bit, *page[i + 1:]]))
+    seen = {}
+    for before, tokens in pages:
+        name, what = subject.page_hash(before, tuple(tokens)), f"page {tokens} after {before.hex()}"
+        assert isinstance(name, bytes) and len(name) == 32, \
+            f"page_hash of {what}: got {name!r}, expected 32 bytes"
+        assert name not in seen, f"page_hash: {what} has the same name as {seen[name]}"
+        seen[name] = what
+    assert subject.page_hash(parent, tuple(page)) in seen, "page_hash: the same page got two names"
 
 
 # ---- longest_hit
@@ -127,6 +152,14 @@ def longest_hit_is(subject, text, want):
     assert got == want, f"longest_hit of {text.split('|')}: got {got}, expected {want}. {why}"
 
 
+def test_longest_hit__unseen(unseen, rng):
+    for _ in range(6):
+        names = [rng.bytes(4) for _ in range(9)]
+        known = [name for name in names if rng.random() < 0.8] + [rng.bytes(4)]
+        page_of = dict(zip(known, rng.permutation(len(known)).tolist(), strict=True))
+        unseen("longest_hit", names, page_of, precision="exact")
+
+
 # ---- note_full_pages
 
 S = 4
@@ -135,12 +168,12 @@ S = 4
 class Given:
     """A pool under test whose index tells what it was asked; requests whose pages are filled."""
 
-    def __init__(self, subject):
+    def __init__(self, subject, P=12):
         self.subject, self.tree = subject, subject.RadixTree()
         self.note = subject.make("lab.mocks:Watched", self.tree.note)
         index = subject.make("types:SimpleNamespace", note=self.note, find=self.tree.find,
                              drop=self.tree.drop)
-        self.pool = subject.PrefixPool(12, S, index)
+        self.pool = subject.PrefixPool(P, S, index)
         self.params = subject.make("layer3_system:SamplingParams")
 
     def request(self, tokens, computed):
@@ -213,6 +246,27 @@ def test_note_full_pages__copy(subject):
     assert first.table == kept, "note_full_pages: the other request's table has changed"
 
 
+def test_note_full_pages__unseen(subject, rng):
+    """Texts that begin alike, computed by and by: of a text that is known there is one page."""
+    given, page_of, told = Given(subject, 40), {}, []
+    texts = [rng.integers(2, size=int(n)).tolist() for n in rng.integers(2, 7, 5)]
+    requests = [given.request([kind for kind in text for _ in range(S)], 0) for text in texts]
+    tables = [request.table for request in requests]
+    for r in rng.permutation(np.repeat(range(5), 3)).tolist():
+        request, done = requests[r], requests[r].num_computed
+        done = int(rng.integers(done, len(texts[r]) * S + 1))
+        told.append((r, done))
+        subject.make("builtins:setattr", request, "num_computed", done)
+        subject.note_full_pages(given.pool, request)
+        for i in range(done // S):
+            tables[r][i] = page_of.setdefault(tuple(texts[r][:i + 1]), tables[r][i])
+        refs = np.bincount([page for table in tables for page in table], minlength=40).tolist()
+        got = request.table, request.remembered, list(given.pool.refs)
+        assert got == (tables[r], done // S, refs), (
+            f"note_full_pages, texts of pages {texts}, told in turn (text, tokens computed) "
+            f"{told}: table, remembered, refs are {got}, expected {(tables[r], done // S, refs)}")
+
+
 # ---- split
 
 
@@ -221,14 +275,14 @@ def is_same(subject, one, other):
 
 
 def test_split(subject):
-    for leaf, place in product((False, True), (2, 1, 4)):
-        run_is_cut(subject, leaf, place)
-
-
-def run_is_cut(subject, leaf, place):
     keys, pages = [("", 1), (2, 3), (4, 5), (6, 7), (8, 9)], [10, 11, 12, 13, 14]
+    for behind, place in product(([((0, 0), 3), ((0, 1), 5)], []), (2, 1, 4)):
+        run_is_cut(subject, keys, pages, behind, place)
+
+
+def run_is_cut(subject, keys, pages, behind, place):
+    """behind: [(key, page)], each a run that goes on from this one."""
     above = subject.Node([], [])
-    behind = [] if leaf else [((0, 0), 3), ((0, 1), 5)]
     on = {key: subject.Node([key], [page]) for key, page in behind}
     node = subject.Node(keys, pages, above, on)
     for child in on.values():
@@ -275,6 +329,16 @@ def test_split__in_the_tree(subject):
         request = subject.make("layer3_system:Request", "r", text, params)
         got = tree.find(request, len(table), 2)
         assert got == table, f"split: after three texts, {text} is found in {got}, expected {table}"
+
+
+def test_split__unseen(subject, rng):
+    for _ in range(4):
+        count, children = rng.integers((2, 0), (12, 4)).tolist()
+        tokens = rng.permutation(99)[:2 * (count + children)].reshape(-1, 2).tolist()
+        keys, pages = list(map(tuple, tokens)), rng.permutation(40)[:len(tokens)].tolist()
+        run_is_cut(subject, keys[:count], pages[:count],
+                   list(zip(keys[count:], pages[count:], strict=True)),
+                   int(rng.integers(1, count)))
 
 
 # ---- the indexes, by themselves

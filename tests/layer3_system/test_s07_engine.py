@@ -207,7 +207,10 @@ STEPS = {
 
 @pytest.mark.parametrize("name", STEPS)
 def test_build_step(subject, agree, name):
-    S, rows = STEPS[name]
+    is_the_step(subject, agree, name, *STEPS[name])
+
+
+def is_the_step(subject, agree, name, S, rows):
     given = Counted(subject, S, rows)
     step = subject.build_step(given.counts, S)
     assert step is not None, "build_step: got nothing (None), expected a Step"
@@ -253,6 +256,20 @@ def test_build_step(subject, agree, name):
     for field, kind in kinds.items():
         found = str(getattr(step, field).dtype).removeprefix("torch.")
         assert found == kind, f"{what}{field} are {found}, the kernels expect {kind}"
+
+
+def test_build_step__unseen(subject, agree, rng):
+    for _ in range(3):
+        S, rows, pages = int(rng.integers(1, 6)), [], iter(rng.permutation(99).tolist())
+        for _ in range(int(rng.integers(1, 5))):
+            prompt, output, draft = [rng.integers(200, size=int(n)).tolist()
+                                     for n in rng.integers((1, 0, 0), (12, 5, 3))]
+            computed = int(rng.integers(1, len(prompt + output + draft) + 2))
+            table = [next(pages) for _ in range(-(-computed // S) + int(rng.integers(2)))]
+            rows.append((prompt, output, draft, table, computed,
+                         int(rng.integers(1, computed + 1))))
+        is_the_step(subject, agree, f"pages of {S}, (prompt, output, draft, table, computed, n) "
+                    f"{rows}", S, rows)
 
 
 # ---- to_draw
@@ -338,6 +355,23 @@ def test_to_draw__several_answers(subject, every):
                   [("a", 0), ("b.0", b), ("b.1", b), ("b.2", b), ("d", d)], rows, {
         "those that wait have a row of their own; they share their prompt's last one":
             [("a", 0), ("b.0", b), ("b.1", b + 1), ("b.2", b + 2), ("d", d)]})
+
+
+def test_to_draw__unseen(subject, rng):
+    for every in (False, True, False, True):
+        rows, want, end = [], [], 0
+        for b in range(int(rng.integers(2, 7))):
+            prompt, answer, pending = rng.integers((1, 0, 0), (9, 4, 2)).tolist()
+            known = prompt + answer + pending
+            computed = known if rng.random() < 0.6 else int(rng.integers(1, known + 1))
+            n = int(rng.integers(1, computed + 1))
+            forks = [f"{b}.{i}" for i in range(rng.integers(3))] if answer == 0 else []
+            rows.append((f"{b}", prompt, answer, pending, computed, n, forks))
+            end += n
+            if computed == known:
+                draw = [f"{b}", *(forks if known == prompt else [])]
+                want += [(name, end - 1 if every else b) for name in draw]
+        compare_draws(draws(subject, rows, every), want, rows)
 
 
 # ---- run_step
@@ -434,6 +468,32 @@ def test_run_step__chunks(subject, overlap):
         assert first == dict.fromkeys(PROMPTS, 0), f"chunks of {chunk}: first tokens came with " \
             f"so many tokens of the prompt not computed: {first}"
         run.as_alone(f"chunks of {chunk}", *PROMPTS)
+
+
+def test_run_step__unseen(subject, rng):
+    """Step after step of one engine. A flight is its number and its outputs."""
+    for overlap in (False, True):
+        engine, parts = mock_engine(subject, {}, [], overlap)
+        read = subject.make("operator:itemgetter", 1)
+        subject.make("builtins:setattr", parts["commit"], "function", read)
+        subject.make("builtins:setattr", engine, "flights", [])
+        behind, launched, committed = [], [], []
+        for step in range(8):
+            counts = {f"r{i}": int(rng.integers(1, 9)) for i in range(rng.integers(3))}
+            flights = [[int(rng.integers(999)), rng.integers(999, size=2).tolist()]
+                       for _ in range(rng.integers(3))] if counts else []
+            subject.make("builtins:setattr", parts["pick"], "answer", counts)
+            subject.make("builtins:setattr", parts["launch"], "answer", flights)
+            now, behind = (behind, flights) if overlap else (flights, [])
+            launched, committed = launched + [[counts]] * bool(counts), committed + now
+            got = (subject.run_step(engine), parts["launch"].calls, parts["commit"].calls,
+                   engine.counts, engine.flights if overlap else [])
+            want = ([output for _, outputs in now for output in outputs], launched,
+                    [[flight] for flight in committed], counts, behind)
+            assert got == want, (
+                f"run_step, overlap {overlap}, step {step}, counts {counts}, flights {flights}: "
+                f"outputs, launched and committed so far, engine.counts, engine.flights are {got}, "
+                f"expected {want}")
 
 
 # ---- end_request
@@ -618,6 +678,44 @@ def test_end_request__several_answers(subject, truth, overlap):
     want = truth(answers)
     assert run.got == want, f"three answers of one seed: got {run.got}, expected {want}"
     assert len(set(map(tuple, want.values()))) == 3
+
+
+def becomes_of(side, asks, ends, error, **sizes):
+    """What becomes of answers of which some are ended, the last one by an error: after each step
+    how many are over and how many pages are held; then of each answer what is said of its end."""
+    run, answers, after = Run(side, **sizes), [], []
+    for step in range(10):
+        for name, prompt, n in asks.get(step, ()):
+            answers += run.submit(name, prompt, n=n, max_tokens=5)
+        if step in ends:
+            run.engine.end(answers[ends[step][0] % len(answers)], ends[step][1])
+        if run.engine.busy:
+            run.step()
+        after.append((run.engine.finished, run.pool.used))
+    run.drain()
+    answers += run.submit("last", [1, 2, 3])
+    run.engine.end(answers[-1], "error", error)
+    return after, [(r.id, r.index, r.status, r.reason, r.error, type(r.finished_at).__name__,
+                    r.output) for r in answers]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_end_request__unseen(subject, reference, rng, overlap):
+    asks = {step: [(name, rng.integers(99, size=int(rng.integers(1, 14))).tolist(),
+                    int(rng.integers(1, 4)))] for step, name in ((0, "a"), (1, "b"), (4, "c"))}
+    ends = {step: (int(rng.integers(9)), str(rng.choice(["abort", "stop"])))
+            for step in range(1, 9) if rng.random() < 0.6}
+    sizes = {"P": int(rng.integers(12, 20)), "overlap": overlap, "budget": int(rng.integers(4, 12))}
+    error = f"error {rng.integers(999)}"
+    got, want = (becomes_of(side, asks, ends, error, **sizes) for side in (subject, reference))
+    what = f"end_request, {sizes}, asked at steps (name, prompt, n) {asks}, ended before steps " \
+        f"(which, why) {ends}, one more by {error!r}:"
+    for step, pair in enumerate(zip(got[0], want[0], strict=True)):
+        assert pair[0] == pair[1], f"{what} after step {step} so many are over, so many pages " \
+            f"held: {pair[0]}, expected {pair[1]}"
+    for each, right in zip(got[1], want[1], strict=True):
+        assert each == right, f"{what} one has (id, index, status, reason, error, type of " \
+            f"finished_at, output) {each}, expected {right}"
 
 
 # ---- given code

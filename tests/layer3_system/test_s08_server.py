@@ -4,6 +4,9 @@ What comes over HTTP is tested in test_server.py. Cases carry the numbers of the
 what every engine must handle.
 """
 
+import math
+from itertools import product
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -22,6 +25,7 @@ from layer3_system import (
 )
 from layer3_system.app import make_app
 from layer3_system.metrics import Metrics
+from layer3_system.mock_bridge import ByHand, StillEngine
 
 MOCK = "layer3_system.mock_bridge:"
 
@@ -168,6 +172,38 @@ def test_Bridge_read_mail__a_client_that_vanishes(subject):
     assert pool.used == -(-6 // 4), f"{pool.used} pages are held by one answer of 6 tokens"
 
 
+def drawn_letters(rng):
+    """[(name, busy after it, or None; while the reader sleeps?)] of which the last wakes it."""
+    rows = [(f"{rng.integers(999)}", [None, None, True, False][rng.integers(4)],
+             bool(rng.random() < 0.5)) for _ in range(rng.integers(7))]
+    return [*rows, ("last", True, True)]
+
+
+def mail_read(hand, letters, ends):
+    """What read_mail does with letters, and then again, with the end in the mail perhaps."""
+    for name, busy, later in letters:
+        hand.letter(name, busy, later)
+    first = (read_mail(hand, f"letters {letters}"), list(hand.done), hand.mail.slept)
+    if ends:
+        hand.end()
+    return (*first, read_mail(hand, f"letters {letters}, then again"), list(hand.done))
+
+
+def test_Bridge_read_mail__unseen(subject, truth, rng):
+    def by_the_course():
+        return mail_read(ByHand(Bridge(StillEngine(busy=busy))), letters, ends)
+
+    for busy, ends in product((False, True), repeat=2):
+        letters = drawn_letters(rng)
+        got, want = mail_read(by_hand(subject, busy), letters, ends), truth(by_the_course)
+        assert got == want, (
+            f"read_mail, {'a busy' if busy else 'an idle'} engine, letters (name, busy after it, "
+            f"comes while it sleeps) {letters}, {'then None' if ends else 'no end'}: given, read, "
+            f"slept, given the second time, read by then are {got}, expected {want}")
+
+
+# ---- to_params
+
 # ---- to_params
 
 DEFAULTS = {"max_tokens": 16, "min_tokens": 0, "temperature": 1.0, "top_k": 0, "top_p": 1.0,
@@ -270,6 +306,36 @@ def test_to_params__a_servers_limit(subject):
     for fields in ({"max_tokens": 100}, {"max_tokens": None}):
         what, found = params_of(subject, fields, True, None, subject.Limits(tokens=100))
         assert "value" in found, f"{what}, at most 100 tokens: {found['text']}"
+
+
+def drawn_fields(rng):
+    """Sampling parameters that are right, some of them, and of those some null."""
+    fields = {
+        "max_tokens": int(rng.integers(16, 999)), "min_tokens": int(rng.integers(16)),
+        "temperature": float(rng.integers(200) / 100), "top_k": int(rng.integers(99)),
+        "top_p": float(rng.integers(1, 100) / 100), "seed": int(rng.integers(2**60)),
+        "n": int(rng.integers(1, 129)), "ignore_eos": bool(rng.integers(2)),
+        "stop": [f"stop {rng.integers(99)}" for _ in range(rng.integers(4))],
+        "stop_token_ids": rng.integers(999, size=int(rng.integers(4))).tolist()}
+    return {name: value if rng.random() < 0.8 else None for name, value in fields.items()
+            if rng.random() < 0.8}
+
+
+def test_to_params__unseen(subject, rng):
+    names = {"max_tokens": "max_completion_tokens"}
+    for chat in (False, True) * 4:
+        fields, count = drawn_fields(rng), int(rng.integers(21))
+        want = DEFAULTS | (LENGTH if chat else {}) | {"logprobs": count} | {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in fields.items() if value is not None}
+        fields |= {"logprobs": True, "top_logprobs": count} if chat else {"logprobs": count}
+        if chat and "max_tokens" in fields:
+            fields["max_completion_tokens"] = fields.pop("max_tokens")
+        what, found = params_of(subject, fields, chat, names if chat else None)
+        assert found.get("value") == want, f"{what}: got {found}, expected {want}"
+        limit = int(rng.integers(1, 99))
+        refused(subject, {"max_tokens": limit + 1}, "max_tokens", chat, tokens=limit)
+        refused(subject, {"n": -limit}, "n", chat)
 
 
 # ---- Call.add
@@ -377,16 +443,38 @@ def test_Call_add__nothing_is_read_twice(subject):
         f"Call.add, after the reader took 'a': {got} waits, expected 'b' alone")
 
 
+def test_Call_add__unseen(subject, rng):
+    """Somebody reads now and then."""
+    written, news, told, reasons = Written(subject, 3), {}, [], [None] * 3
+    for _ in range(40):
+        i, text = int(rng.integers(3)), f"{rng.integers(99)} "
+        reason = str(rng.choice(["stop", "length"])) if rng.random() < 0.1 else None
+        if reasons[i] is None:
+            tokens, reasons[i] = int(rng.integers(4)), reason
+            written.add(i, text, tokens, reason)
+            told.append((i, text, tokens, reason))
+            before, n, _ = news.get(i, ("", 0, None))
+            news[i] = before + text, n + tokens, reason
+            got = written.unread(), written.call.open, written.call.woken.is_set()
+            want = news, reasons.count(None), True
+            assert got == want, (f"Call.add, in turn (index, text, tokens, reason) {told}: news, "
+                                 f"open, woken are {got}, expected {want}")
+        if news and rng.random() < 0.3:
+            subject.make(MOCK + "read", written.call)
+            news = {}
+            told.append("all was read")
+
+
 # ---- Bridge.make_room
 
 
-def ask(subject, count, taken, finished=0, ends=(), now=100.0):
-    """attempt() of make_room: 2 run and 3 wait at most."""
+def ask(subject, count, taken, finished=0, ends=(), seats=2, queue=3):
+    """attempt() of make_room at 100 s: so many run and wait at most."""
     hand = subject.make(MOCK + "ByHand", subject.Bridge(
-        subject.make(MOCK + "StillEngine", 2), subject.Limits(queue=3)), now)
+        subject.make(MOCK + "StillEngine", seats), subject.Limits(queue=queue)), 100.0)
     hand.fill(taken, finished, list(ends))
-    what = (f"make_room({count}), 2 may run and 3 wait, {taken} answers were taken and {finished} "
-            f"of them have finished")
+    what = (f"make_room({count}), {seats} may run and {queue} wait, {taken} answers were taken and "
+            f"{finished} of them have finished")
     return what, attempt(subject, hand.bridge.make_room, count)
 
 
@@ -432,6 +520,22 @@ def test_Bridge_make_room__when_to_try_again(subject):
         assert got == str(want), (
             f"{what}, at 100 s; answers ended at {list(ends)}: Retry-After is {got!r}, expected "
             f"{str(want)!r}. {why}")
+
+
+def test_Bridge_make_room__unseen(subject, rng):
+    for _ in range(40):
+        seats, queue, count, finished = rng.integers(1, (9, 9, 14, 50)).tolist()
+        taken = finished + int(rng.integers(seats + queue + 1))
+        # 1, 2, 4 or 8 ends in eighths of a second: no quotient is rounded
+        ends = sorted((100 - rng.integers(1, 400, 2 ** rng.integers(4)) / 8).tolist())
+        each = (100 - ends[0]) / len(ends)
+        over = taken - finished + count - seats - queue
+        want = (400, None) if count > seats + queue else (None, None) if over <= 0 else (
+            429, str(min(math.ceil(over * each), 60)))
+        what, found = ask(subject, count, taken, finished, ends, seats, queue)
+        got = found.get("status"), found.get("headers", {}).get("Retry-After")
+        assert got == want, (f"{what}, at 100 s; answers ended at {ends}: status and Retry-After "
+                             f"are {got}, expected {want}")
 
 
 # ---- what is given
