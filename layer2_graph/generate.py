@@ -52,7 +52,8 @@ def continuation(model, prompt, count):             # yields (int, (V,))
     cache = PagedCache(model.config, 1, len(prompt) + count, weight.dtype, weight.device)
     step = prompt
     for _ in range(count):
-        logits = model.forward(cache.step([step]), cache)[0]        # (V,)
+        with torch.inference_mode():                # no notes for gradients, of views either
+            logits = model.forward(cache.step([step]), cache)[0]    # (V,)
         step = [int(logits.argmax())]
         yield step[0], logits
         if step[0] in model.config.ends:

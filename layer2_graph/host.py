@@ -190,7 +190,7 @@ def swiglu_host(gate, up):                          # 2 × (T, F) -> (T, F)
 
 
 def normed(x, w, eps):                              # (T, C), (C,) -> (T, C)
-    scale = 1 / np.sqrt(np.vecdot(x, x) / x.shape[1] + eps)             # (T,)
+    scale = (np.vecdot(x, x) / x.shape[1] + eps) ** -0.5                # (T,)
     return torch.from_numpy(x * scale[:, None] * w)
 
 
@@ -211,7 +211,8 @@ def add_rmsnorm_host(x, residual, w, eps):          # 2 × (T, C), (C,) -> 2 × 
 
 def turned(q, k, cos, sin, positions):              # (T, H, D), (T, G, D) -> (T, H + G, D)
     """The heads of q and k as rope turns them."""
-    c, s, half = cos[positions][:, None], sin[positions][:, None], cos.shape[1]     # (T, 1, D/2)
+    c, s = (table.take(positions, 0)[:, None] for table in (cos, sin))  # (T, 1, D/2)
+    half = cos.shape[1]
     heads = np.concatenate((q, k), axis=1)                              # (T, H + G, D)
     a, b = heads[..., :half], heads[..., half:]                         # (T, H + G, D/2)
     return np.concatenate((a * c - b * s, b * c + a * s), axis=2)
@@ -229,10 +230,10 @@ def rope_host(q, k, cos, sin, positions):
 def places(slots, T, pages):                        # (T,), (P, S, G, D) -> 2 × (T,)
     """Page and place of T slots; None where one is nowhere: -1, or beyond the pages."""
     P, S = pages.shape[:2]
-    slots = slots.numpy()
-    if len(slots) != T or T and not 0 <= slots.min() <= slots.max() < P * S:
+    found = slots.tolist()
+    if len(found) != T or T and not 0 <= min(found) <= max(found) < P * S:
         return None
-    return np.divmod(slots, S)
+    return np.divmod(slots.numpy(), S)
 
 
 def write_kv_host(k, v, k_pages, v_pages, slots):

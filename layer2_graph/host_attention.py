@@ -114,7 +114,7 @@ def paged_attention_host(q, k_pages, v_pages, block_tables, cu_q, lens, scale):
         if end - begin > 1:
             new = q[begin:end], context(k_pages, table, N), context(v_pages, table, N)
             out[begin:end] = attend_more(*map(torch.from_numpy, new), scale)
-    for batch in batches(one, k_pages[0].nbytes):
+    for batch in batches(one, k_pages.nbytes // len(k_pages)):
         rows = [begin for _, _, begin, _ in batch]
         if len(batch) > 1:
             out[rows] = attend_each(q[rows], k_pages, v_pages, batch, scale)
