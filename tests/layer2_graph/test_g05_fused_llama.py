@@ -24,11 +24,15 @@ from layer2_graph import (
     generate_on,
     greedy,
     load,
+    rung_ladder,
     rungs,
 )
 from layer2_graph.checkpoint import shapes
 from layer2_graph.g05_fused_llama import bench
 from layer2_graph.inductor import launches_in
+from layer2_graph.rung_decoders import Replayed
+from layer2_graph.rung_hugging_face import HuggingFace, their_model
+from layer2_graph.rung_report import verdict
 
 FAMILIES = {"Llama": {}, "SmolLM": {"H": 9, "G": 3, "tied": True},
             "Mistral": {"H": 8, "D": 32, "theta": 1e6}, "Qwen 2": {"bias_qkv": True},
@@ -456,7 +460,7 @@ def test_the_floor_is_weights_and_cache():
 
 
 def test_rungs_without_a_compiler_and_transformers(monkeypatch):
-    monkeypatch.setattr(rungs.shutil, "which", lambda name: None)
+    monkeypatch.setattr(rung_ladder.shutil, "which", lambda name: None)
     monkeypatch.setattr(rungs, "measure_jobs", quick)
     facts, rows, graphs = rungs.measure(random_llama(), "transformers is not installed", 2, 5, 4, 2)
     found = {row.name: row for row in rows}
@@ -488,7 +492,7 @@ def test_one_token_by_numpy_and_the_replay_alone(monkeypatch):
     whole = rungs.ladder
     monkeypatch.setattr(rungs, "ladder", lambda *args: [rung._replace(untimed="") for rung in
                                                         whole(*args)])
-    monkeypatch.setattr(rungs.shutil, "which", lambda name: None)
+    monkeypatch.setattr(rung_ladder.shutil, "which", lambda name: None)
     monkeypatch.setattr(rungs, "measure_jobs", quick)
     model = random_llama()
     places = {name: w.data_ptr() for name, w in model.weights.items()}
@@ -509,8 +513,8 @@ def test_what_is_wrong_is_told_and_not_timed(monkeypatch, capsys):
         def forward(self, *args):
             return -super().forward(*args)
 
-    monkeypatch.setattr(rungs, "FusedLlama", Wrong)
-    monkeypatch.setattr(rungs.shutil, "which", lambda name: None)
+    monkeypatch.setattr(rung_ladder, "FusedLlama", Wrong)
+    monkeypatch.setattr(rung_ladder.shutil, "which", lambda name: None)
     monkeypatch.setattr(rungs, "measure_jobs", quick)
     monkeypatch.setattr(rungs, "load", lambda *args: random_llama(room=128))
     monkeypatch.setattr(rungs, "transformers_config", lambda folder: "transformers is missing")
@@ -530,7 +534,7 @@ def test_what_is_wrong_is_told_and_not_timed(monkeypatch, capsys):
     (0, float("nan"), "float32", "wrong after 0: gap nan")])
 def test_the_verdict(same, gap, dtype, said):
     row = rungs.Row("some", same=same, gap=gap)
-    assert rungs.verdict(row, dtype) == said
+    assert verdict(row, dtype) == said
     assert rungs.wrong(row, dtype) == said.startswith("wrong")
 
 
@@ -543,7 +547,7 @@ def quick(jobs, device, limit):
 
 def test_the_replayed_rung_is_one_recording():
     model = random_llama()
-    decoder = rungs.Replayed(fused(model), 2, 16)
+    decoder = Replayed(fused(model), 2, 16)
     for prompts in (PROMPTS[:2], PROMPTS[2:]):
         assert decoder(prompts, 6)[0] == greedy(model, prompts, 6)
     found = decoder.launches(PROMPTS[:2])
@@ -607,7 +611,7 @@ def test_hugging_face_on_the_same_weights():
     """A shape alone is enough, as in bench()."""
     pytest.importorskip("transformers", reason="not proven here: transformers is not installed")
     model = random_llama(tied=True)
-    theirs = rungs.HuggingFace(rungs.their_model(rungs.their_config(model.config), model))
+    theirs = HuggingFace(their_model(rungs.their_config(model.config), model))
     tokens, seconds = theirs([[5, 17, 3], [1, 2, 3]], 8)
     assert tokens == greedy(model, [[5, 17, 3], [1, 2, 3]], 8) and seconds > 0
 
@@ -618,8 +622,7 @@ def test_launches_of_hugging_face_are_counted_as_ours(settings, layer):
     """A step of theirs reads all that ours reads: the weights once, and of a static cache all."""
     pytest.importorskip("transformers", reason="not proven here: transformers is not installed")
     model = random_llama(tied=True)
-    theirs = rungs.HuggingFace(rungs.their_model(rungs.their_config(model.config), model),
-                               **settings)
+    theirs = HuggingFace(their_model(rungs.their_config(model.config), model), **settings)
     launches = theirs.launches([[5, 17, 3, 4]])
     names = [launch.name for launch in launches]
     assert rungs.a_layer(launches) == layer and theirs.asked(launches) == len(launches)
@@ -630,7 +633,7 @@ def test_launches_of_hugging_face_are_counted_as_ours(settings, layer):
 
 
 def test_a_compiled_model_of_theirs_is_not_looked_into():
-    theirs = rungs.HuggingFace(None, compile_config=object())
+    theirs = HuggingFace(None, compile_config=object())
     assert theirs.launches([[1]]) == [] and theirs.asked([]) is None
 
 
@@ -638,7 +641,7 @@ def test_the_shape_of_decode_speed(monkeypatch, tmp_path, capsys):
     model = random_llama(room=128, tied=True)
     monkeypatch.setattr(rungs, "shape_135m", lambda: (model.config, model.weights))
     monkeypatch.setattr(rungs, "their_config", lambda m: "transformers is missing")
-    monkeypatch.setattr(rungs.shutil, "which", lambda name: None)
+    monkeypatch.setattr(rung_ladder.shutil, "which", lambda name: None)
     monkeypatch.setattr(rungs, "measure_jobs", quick)
     monkeypatch.setattr(rungs, "cores", lambda: 1)
     monkeypatch.setattr(rungs, "measure", partial(rungs.measure, count=3, rounds=1))
@@ -654,7 +657,7 @@ def test_the_shape_of_decode_speed(monkeypatch, tmp_path, capsys):
 @pytest.mark.slow
 def test_the_bench_at_a_small_size(monkeypatch):
     """As on a GPU, but for the sizes, the simulator and what this machine lacks."""
-    monkeypatch.setattr(rungs.shutil, "which", lambda name: None)
+    monkeypatch.setattr(rung_ladder.shutil, "which", lambda name: None)
     monkeypatch.setattr(rungs, "measure_jobs", quick)
     simulator.activate_triton()
     try:
@@ -671,17 +674,17 @@ def test_the_bench_at_a_small_size(monkeypatch):
 
 
 def test_where_torch_compile_cannot_work_it_says_why(monkeypatch):
-    monkeypatch.setattr(rungs.shutil, "which", lambda name: "/usr/bin/g++")
+    monkeypatch.setattr(rung_ladder.shutil, "which", lambda name: "/usr/bin/g++")
     monkeypatch.setattr(torch, "__file__", "/home/a b/torch/__init__.py")
-    assert "torch's path has a blank" in rungs.no_compiler()
+    assert "torch's path has a blank" in rung_ladder.no_compiler()
     monkeypatch.setattr(torch, "__file__", "/home/ab/torch/__init__.py")
-    assert rungs.no_compiler() == ""
+    assert rung_ladder.no_compiler() == ""
 
 
 @pytest.mark.slow
 def test_the_compiled_rung_and_hugging_face(monkeypatch, tmp_path, capsys):
     """The whole command, compilers and all."""
-    if why := rungs.no_compiler():
+    if why := rung_ladder.no_compiler():
         pytest.skip(f"not proven here: {why}")
     monkeypatch.setattr(rungs, "measure_jobs", quick)
     monkeypatch.setattr(rungs, "cores", lambda: 1)
@@ -735,7 +738,7 @@ def test_eager_fused_and_graph_on_a_gpu():
     eager, whole = (kind(small.config, weights, kernels("triton")) for kind in (Llama, FusedLlama))
     want = greedy(eager, PROMPTS, 12)
     assert greedy(whole, PROMPTS, 12) == want
-    graph = rungs.Replayed(whole, len(PROMPTS), 20)
+    graph = Replayed(whole, len(PROMPTS), 20)
     assert graph(PROMPTS, 12)[0] == want
     launches = graph.launches(PROMPTS)
     assert rungs.a_layer(launches) == 8 and graph.asked(launches) == 6 + 1
