@@ -35,7 +35,7 @@ class Raised(Exception):
 
 
 class Stopped(Exception):
-    """The child is gone or has been stopped: .why is died, hung, flooded or garbled.
+    """The child is gone or has been stopped: .why is died, hung, flooded, garbled or full.
 
     .stack: [(file, line)] of where a hung one was, innermost first.
     """
@@ -87,12 +87,13 @@ class Subject:
     """A child with a lesson loaded. `reference` is asked for its time or steps at a limit.
 
     compiler(tree, buffers): where the child has another process compile, what that answers.
+    patience: how many times SECONDS an answer may take where there is no reference.
     """
 
-    def __init__(self, start, reference=None, compiler=None):
+    def __init__(self, start, reference=None, compiler=None, patience=SLACK):
         self._start, self._reference, self._compiler = start, reference, compiler
         # The reference itself has none to compare with: it ends, and may take its time.
-        self._patience = 1 if reference is not None else SLACK
+        self._patience = 1 if reference is not None else patience
         self._child, self.values, self.stopped = None, {}, False
 
     # ---- what a test writes

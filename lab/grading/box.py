@@ -15,11 +15,13 @@ import ctypes
 import functools
 import json
 import os
+import re
 import resource
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 from lab import device
@@ -36,6 +38,10 @@ LIMITS = {                      # of one process, beside what it had when it mov
     "RLIMIT_CPU": 900,          # seconds: nine times what the longest grader takes
     "RLIMIT_CORE": 0,
 }
+# Bytes of a box as a whole: one process at its limit, with torch. An honest box has such a one and
+# a compiler that it started; a box without a limit can bring the kernel to end another one.
+BOX_MEMORY = LIMITS["RLIMIT_DATA"] + 2**30
+LOOK = 0.25                     # seconds from one look at its memory to the next
 NOBODY = 65_000                 # user of the first box where we are root; each job has its own
 # Folders of the system that a Python process may need, where they are there.
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives",
@@ -52,6 +58,7 @@ class Box:
 
     def __init__(self, level, binds, user=NOBODY):
         self.level, self.user, self.holder = level, user, None
+        self.closed, self.full = threading.Event(), False
         if level == "limits":
             return
         command = {"bubblewrap": bubblewrap, "namespaces": namespaces}[level](binds)
@@ -67,6 +74,17 @@ class Box:
             reason = self.process.communicate()[1].decode(errors="replace").strip()
             raise OSError(f"{level}: {reason[-300:] or 'the box did not start'}")
         self.holder = json.loads(said)["child-pid"]
+        threading.Thread(target=self.watch, daemon=True).start()
+
+    def watch(self):
+        """End a box that holds more than BOX_MEMORY: `full` then tells why it ended."""
+        processes = Path(f"/proc/{self.holder}/root/proc")      # only those in it
+        while not self.closed.wait(LOOK):
+            if resident(processes) > BOX_MEMORY:
+                self.full = True
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.holder, signal.SIGKILL)
+                return
 
     def request(self):
         """What a child of the warm process needs, to move in."""
@@ -74,6 +92,7 @@ class Box:
 
     def close(self):
         """End everything in it."""
+        self.closed.set()
         if self.holder is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -81,6 +100,34 @@ class Box:
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
             stream.close()
         self.process.wait()
+
+
+def resident(processes):
+    """Bytes of memory that the processes of a box hold, pages that several share counted once.
+
+    The sum of RSS is never less and costs a read each: PSS, for which the kernel walks through all
+    pages, is only asked where that is too much.
+    """
+    sizes = {}
+    with contextlib.suppress(OSError):                          # the box has ended
+        for one in processes.glob("[0-9]*"):
+            with contextlib.suppress(OSError):                  # the process has
+                _, rss, shared, *_ = map(int, (one / "statm").read_text().split())
+                sizes[one] = rss * resource.getpagesize(), shared * resource.getpagesize()
+    if sum(rss for rss, _ in sizes.values()) <= BOX_MEMORY:
+        return 0
+    return sum(proportional(one, rss - shared) for one, (rss, shared) in sizes.items())
+
+
+def proportional(one, own):
+    """The PSS of a process; `own` where it may not be read, nothing where the process has ended."""
+    try:
+        pss = re.search(r"^Pss: +(\d+) kB", (one / "smaps_rollup").read_text(), re.M)
+        return int(pss[1]) * 1024 if pss else 0
+    except PermissionError:
+        return own
+    except OSError:
+        return 0
 
 
 def bubblewrap(binds):

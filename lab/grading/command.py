@@ -15,24 +15,25 @@ from lab.grading.journal import Journal
 
 def grade(submissions, out, console, *, lessons=None, jobs=1, resume=False, shard=None, merge=False,
           required=False, roster=None, points=None, overrides=None, best=False):
-    """Grade, and write every report once all units are done; the lines to print at the end."""
+    """Grade, and write every report once all units are done; the lines to print at the end.
+
+    What the instructor gives is read first: a mistake in it is told before anything is graded.
+    """
     device.forget_environment()
     sent = intake.read_all(submissions)
     if not sent:
         raise CourseError(f"no submissions in {submissions}: expected archives, notebooks, files "
                           f"or folders, one or more a student")
     part = run.shard_of(shard) if shard else (1, 1)
-    if merge:
-        journals = [Journal.resume(file) for file in sorted(out.glob("journal*.jsonl"))]
-        journal = merged(journals, out)
-        level = None
-    else:
-        level, reasons = run.level(required)
-        console.print(f"sandbox: {level}" + f" ({'; '.join(reasons)})" * bool(reasons),
-                      markup=False)
-        name = "journal.jsonl" if shard is None else f"journal-{part[0]}-of-{part[1]}.jsonl"
-        journal = opened(out / name, resume, lessons, shared_seed(out) if shard else None)
-    asked = [lesson for lesson in course.lessons() if lesson.id in journal.header["lessons"]]
+    file = out / ("journal.jsonl" if shard is None else f"journal-{part[0]}-of-{part[1]}.jsonl")
+    journal = merged(out) if merge else resumed(file, lessons) if resume else None
+    asked = run.chosen(lessons) if journal is None else [
+        lesson for lesson in course.lessons() if lesson.id in journal.header["lessons"]]
+    beside = Path(submissions).resolve().parent / "grading.toml"
+    points = points or (beside if beside.exists() else None)
+    rules = reports.read(asked, {one.student for one in sent}, points, roster, overrides)
+    level = None if merge else told_level(required, console)
+    journal = journal or Journal.begin(file, asked, shared_seed(out) if shard else None)
     grading = run.Grading(sent, asked, journal, level, jobs, part)
     if not merge:
         watched(grading, console)
@@ -42,16 +43,19 @@ def grade(submissions, out, console, *, lessons=None, jobs=1, resume=False, shar
     if left := grading.units():
         raise CourseError(f"{len(left)} units are not graded yet, the first is "
                           f"{left[0][0].path}, {left[0][1].id}: run its shard again with --resume")
-    beside = Path(submissions).resolve().parent / "grading.toml"
-    points = points or (beside if beside.exists() else None)
-    return [*reports.write(out, grading.graded(), lessons=asked, points=points, roster=roster,
-                           overrides=overrides, best=best), f"written: {out}"]
+    return [*reports.write(out, grading.graded(), rules, lessons=asked, best=best),
+            f"written: {out}"]
 
 
-def opened(file, resume, lessons, seed):
-    """The journal of this run, new or the one that was begun."""
-    if not resume:
-        return Journal.begin(file, run.chosen(lessons), seed)
+def told_level(required, console):
+    """The sandbox of this run, printed."""
+    level, reasons = run.level(required)
+    console.print(f"sandbox: {level}" + f" ({'; '.join(reasons)})" * bool(reasons), markup=False)
+    return level
+
+
+def resumed(file, lessons):
+    """The journal of this run, which was begun."""
     journal = Journal.resume(file)
     now = {lesson.id: lesson.fingerprint for lesson in course.lessons()}
     if lessons and {i.id for i in run.chosen(lessons)} != set(journal.header["lessons"]):
@@ -64,8 +68,9 @@ def opened(file, resume, lessons, seed):
     return journal
 
 
-def merged(journals, out):
+def merged(out):
     """One journal in memory of those that the shards wrote."""
+    journals = [Journal.resume(file) for file in sorted(out.glob("journal*.jsonl"))]
     if not journals:
         raise CourseError(f"nothing to merge: no journal*.jsonl in {out}")
     first = journals[0]

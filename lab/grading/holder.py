@@ -57,6 +57,18 @@ def furnish(mounts, scratch):
     """The bare tree, and nothing else to be seen."""
     call("mount", "none", "/", None, MS_REC | MS_PRIVATE, None)
     root = tempfile.mkdtemp(prefix="box-")
+    outside = os.open(os.path.dirname(root), os.O_PATH | os.O_DIRECTORY)
+    try:
+        enter(root, mounts, scratch)
+    finally:
+        libc.umount2(root.encode(), MNT_DETACH)     # only there where a mount failed on the way
+        os.rmdir(os.path.basename(root), dir_fd=outside)    # no path leads to it any more
+        os.close(outside)
+    call("sethostname", b"box", 3)
+
+
+def enter(root, mounts, scratch):
+    """Make the tree in the folder `root`, and that the only one."""
     call("mount", "tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, b"mode=755")
     for name in DEVICES:
         bind(f"/dev/{name}", f"{root}/dev/{name}", read_only=False)
@@ -72,7 +84,6 @@ def furnish(mounts, scratch):
     call("umount2", "/old", MNT_DETACH)
     os.rmdir("/old")
     call("mount", "none", "/", None, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV, None)
-    call("sethostname", b"box", 3)
 
 
 def bind(outside, place, read_only=True):

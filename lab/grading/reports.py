@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from lab.grading import feedback, likeness, pages, regrades, rosters, scores, summary, tables
@@ -9,17 +10,32 @@ from lab.grading.plain import file_name
 from lab.grading.points import worths as worths_of
 
 
-def write(out, graded, *, lessons, points=None, roster=None, overrides=None, best=False):
-    """Write every report of `graded` into the folder `out`; the lines to print at the end.
+@dataclass(frozen=True)
+class Rules:
+    """What the instructor gives beside the submissions."""
 
-    lessons: those that were graded, in the course's order
-    points, roster, overrides: paths, or None; a mistake in one is a CourseError, and nothing is
-    written.  best: a student's best submission counts, else the latest
+    worths: dict                    # {(lesson id, row): Fraction}
+    regrades: dict                  # {(student, lesson id, exercise): Regrade}
+    roster: rosters.Roster | None
+
+
+def read(lessons, students, points=None, roster=None, overrides=None):
+    """The Rules in these files: paths, or None. CourseError: a mistake in one.
+
+    lessons: those that are graded, in the course's order  students: names of those who sent
     """
     worths = worths_of(lessons, points)
-    decided = regrades.read(overrides, {one.student for one in graded}, worths)
-    roster = rosters.read(Path(roster)) if roster is not None else None
-    students = scores.students(graded, worths, decided, best)
+    return Rules(worths, regrades.read(overrides, students, worths),
+                 rosters.read(Path(roster)) if roster is not None else None)
+
+
+def write(out, graded, rules, *, lessons, best=False):
+    """Write every report of `graded` into the folder `out`; the lines to print at the end.
+
+    lessons: those that were graded  best: a student's best submission counts, else the latest
+    """
+    worths, roster = rules.worths, rules.roster
+    students = scores.students(graded, worths, rules.regrades, best)
     matched = rosters.match(roster, [student.name for student in students])
     said = summary.summary(students, lessons, worths, matched, likeness.pairs(students, lessons))
     files = {"grades.csv": tables.grades(students, worths, matched.missing),

@@ -14,12 +14,16 @@ from pathlib import Path
 from lab import course, stub
 from lab.check import EXERCISE
 from lab.course import ROOT, SUFFIX
-from lab.grading.box import NOBODY, Box, gpu_nodes
+from lab.grading.box import BOX_MEMORY, NOBODY, Box, gpu_nodes
 from lab.isolate import Place, preload, prepared, running
-from lab.subject import Raised, Stopped, Subject
+from lab.subject import SECONDS, Raised, Stopped, Subject
 from lab.warm import Child
 
+# Seconds of a compile: ten times layer 1's longest, flash_triton's 2.5 s, cold, on two busy cores.
+COMPILING = 25
 INSIDE = "/course"              # where a box has the tree
+FULL = ("it and all that it started took more memory than a submission may have, "
+        f"{BOX_MEMORY / 2**30:.0f} GiB; it was stopped")
 
 
 def is_kernel(exercise):
@@ -124,7 +128,14 @@ class Sandbox(Place):
             sources["python"] = pristine(self.lesson, self.candidate)
         folder, box = self.box(kind, sources)
         request |= {"folder": folder, "box": box.request()}
-        return Child("subject", request, modules, None if on_device else self.warm)
+        try:
+            child = Child("subject", request, modules, None if on_device else self.warm)
+        except (OSError, RuntimeError):
+            if box.full:                # by what an earlier test left in it
+                raise Stopped("full", FULL) from None
+            raise
+        child.box = box
+        return child
 
     def box(self, kind, sources):
         """(folder of the tree as the child sees it, the box)."""
@@ -171,7 +182,8 @@ class Sandbox(Place):
         if key not in self.compiled:
             what, *given = wire.unpack(tree, buffers)
             if what not in self.compilers:
-                self.compilers[what] = Subject(lambda: self.child("own"))
+                self.compilers[what] = Compiler(lambda: self.child("own"),
+                                                patience=COMPILING / SECONDS)
             try:
                 self.compiled[key] = self.compilers[what].compile(what, *given)
             except Raised as error:
@@ -209,7 +221,26 @@ class Sandbox(Place):
         self.own.cleanup()
 
 
-class Guarded(Subject):
+class Boxed(Subject):
+    """A process with the learner's text."""
+
+    def _stopped(self, error):
+        stopped = super()._stopped(error)
+        return Stopped("full", FULL) if self._child.box.full else stopped
+
+
+class Compiler(Boxed):
+    """Where the learner's kernels are compiled."""
+
+    def _stopped(self, error):
+        stopped = super()._stopped(error)
+        if stopped.why != "hung":
+            return stopped
+        return Stopped("hung", f"the compiler did not end within {COMPILING} s: what of the kernel "
+                               f"runs, or is unrolled, while it compiles?", stopped.stack)
+
+
+class Guarded(Boxed):
     """The learner's process; an oracle is asked of the course's own, which the learner's code
     cannot reach."""
 

@@ -159,6 +159,31 @@ def test_what_cannot_be_is_refused(few, tmp_path, options, says):
         graded(few[0], tmp_path / "out", **options)
 
 
+@pytest.mark.parametrize("option, text, says", [
+    ("points", "[points]\nk99 = 1\n", "no lesson 'k99'"),
+    ("roster", "name\nada\n", "found the columns name"),
+    ("overrides", "student,lesson,exercise,points,reason\nnobody,r01_roofline,attainable,1,late\n",
+     "line 2: expected a student with a submission, found 'nobody'")])
+@pytest.mark.parametrize("more", [{}, {"shard": "1/2"}])
+def test_a_mistake_of_the_instructor_is_told_before_anything_is_graded(few, tmp_path, monkeypatch,
+                                                                       option, text, says, more):
+    monkeypatch.setattr(command.run, "Grading", None)       # calling it would be another error
+    file = tmp_path / option
+    file.write_text(text)
+    with pytest.raises(CourseError, match=says):
+        graded(few[0], tmp_path / "out", **{option: file}, **more)
+    assert not (tmp_path / "out").exists()
+
+
+def test_points_beside_the_submissions_are_read_before_anything_is_graded(tmp_path):
+    (tmp_path / "grading.toml").write_text("[late]\nday = 1\n")
+    (tmp_path / "sent").mkdir()
+    (tmp_path / "sent" / "ada.py").write_text("")
+    with pytest.raises(CourseError, match="expected the table .points. alone, found 'late'"):
+        graded(tmp_path / "sent", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_no_submissions_are_no_class(tmp_path):
     with pytest.raises(CourseError, match="no submissions in"):
         graded(tmp_path, tmp_path / "out")

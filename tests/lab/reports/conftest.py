@@ -42,9 +42,10 @@ def result(lesson, name, most, kind, details):
 @pytest.fixture
 def write(tmp_path):
     """Writes the reports: (lines to print, {file: text})."""
-    def call(*sent, **options):
+    def call(*sent, best=False, **files):
         out = tmp_path / "out"
-        lines = reports.write(out, list(sent), lessons=LESSONS, **options)
+        rules = reports.read(LESSONS, {one.student for one in sent}, **files)
+        lines = reports.write(out, list(sent), rules, lessons=LESSONS, best=best)
         return lines, {file.relative_to(out).as_posix(): file.read_text("utf-8")
                        for file in sorted(out.rglob("*")) if file.is_file()}
     return call

@@ -145,7 +145,9 @@ def test_the_summary(graded, write):
 def test_only_the_lessons_asked_for_are_reported(graded, tmp_path):
     from lab.grading import reports
 
-    reports.write(tmp_path, [graded("ada", "pnnnnp")], lessons=[course.find("k02_transpose")])
+    lessons = [course.find("k02_transpose")]
+    rules = reports.read(lessons, {"ada"})
+    reports.write(tmp_path, [graded("ada", "pnnnnp")], rules, lessons=lessons)
     row = (tmp_path / "grades.csv").read_text("utf-8").splitlines()[1]
     assert row == "ada,ada.zip,2026-01-01T12:00:00Z,bubblewrap,1,8,1,0,0,0,0,"
 
