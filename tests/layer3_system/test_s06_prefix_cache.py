@@ -96,6 +96,22 @@ def test_page_hash(subject):
             f"page_hash: page {list(tokens)} has the same name as page {list(other)}: one {what}")
 
 
+def test_page_hash__unseen(subject, rng):
+    """Every byte of the parent's name and of each token counts: a bit of it is turned."""
+    def name(text):
+        tokens = [int.from_bytes(text[i:i + 8], "little") for i in range(32, len(text), 8)]
+        return subject.page_hash(bytes(text[:32]), tuple(t % 2**63 for t in tokens))
+
+    text = bytearray(rng.bytes(32 + 8 * int(rng.integers(1, 9))))
+    names = [name(text)]
+    for byte in range(len(text)):
+        text[byte] ^= 1 << int(rng.integers(7))                 # the last one is a sign
+        names.append(name(text))
+        assert names[-1] not in names[:-1], (
+            f"page_hash: of the page {text[32:].hex()}, 8 bytes a token, after {text[:32].hex()}, "
+            f"and of one that differs in byte {byte}: expected two names, found one")
+
+
 # ---- longest_hit
 
 KNOWN = {b"The": 3, b" warp": 0, b" waits": 7, b" again": 1}
