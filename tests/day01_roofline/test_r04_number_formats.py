@@ -175,15 +175,23 @@ def test_spacing__unseen(unseen, rng):
 
 def test_predict_error_bound(subject):
     for M in (1, 2, 3, 7, 10):
-        got = subject.predict_error_bound(M)
-        assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
-        v = 1 + np.arange(2**M + 1) / 2**M              # the numbers from 1 to 2
-        middle = (v[1:] + v[:-1]) / 2
-        worst, share = ((middle - v[:-1]) / middle).max(), got * 2 ** (M + 1)
-        said = ("that is a whole spacing, and rounding goes to the nearer of two" if share == 2 else
-                "that is less than the error halfway between 1 and the next number" if got < worst
-                else "no x comes near it; half of 2^-M is enough")
-        assert worst <= got <= 2.0 ** -(M + 1), f"error bound for M = {M}: {got:g}; {said}"
+        judge_bound(subject.predict_error_bound(M), M)
+
+
+def judge_bound(got, M):
+    assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
+    v = 1 + np.arange(2**M + 1) / 2**M                  # the numbers from 1 to 2
+    middle = (v[1:] + v[:-1]) / 2
+    worst, share = ((middle - v[:-1]) / middle).max(), got * 2 ** (M + 1)
+    said = ("that is a whole spacing, and rounding goes to the nearer of two" if share == 2 else
+            "that is less than the error halfway between 1 and the next number" if got < worst
+            else "no x comes near it; half of 2^-M is enough")
+    assert worst <= got <= 2.0 ** -(M + 1), f"error bound for M = {M}: {got:g}; {said}"
+
+
+def test_predict_error_bound__unseen(subject, rng):
+    for M in rng.integers(1, 17, 4).tolist():
+        judge_bound(subject.predict_error_bound(M), M)
 
 
 # ---- encode

@@ -277,6 +277,11 @@ def test_predict_rows(subject, reference, rng, prompt, count):
                                 f"predicted {answer}" + "".join(why[:1]))
 
 
+def test_predict_rows__unseen(unseen, rng):
+    for prompt, count in rng.integers(1, 1000, (4, 2)).tolist():
+        unseen("predict_rows", prompt, count, precision="exact")
+
+
 def rows_of(proxy, run, tokens, count):
     """Rows that entered each layer of the nano Llama."""
     return sum(steps_of(proxy, run, tokens, count)[1])
@@ -330,6 +335,17 @@ def test_generate__ids_of_any_kind(subject):
     assert isinstance(new, list) and all(type(t) is int for t in new), \
         f"generate: got {new!r}, expected a list of int"
     assert text_of(new) == " tu"
+
+
+def test_generate__unseen(unseen, rng):
+    """Any prompt, greedily and drawn."""
+    for temperature in (0, float(rng.uniform(0.5, 2))):
+        prompt, seed = rng.integers(1, 128, rng.integers(1, 30)).tolist(), int(rng.integers(2**31))
+        unseen("generate", lambda side: side.load_nano("float64"), prompt, 8,
+               lambda side: side.NUMPY, temperature,
+               lambda side, seed=seed: side.make("numpy.random:default_rng", seed),
+               precision="exact",
+               shown=f"prompt {prompt}, 8 tokens, temperature {temperature:.3g}, seed {seed}")
 
 
 # ---- the rest of the lesson

@@ -155,6 +155,14 @@ def test_least_seconds(subject, agree, flops, moved):
         "the time that the kernel took is returned": 99})
 
 
+def test_least_seconds__unseen(unseen, rng):
+    for flops, moved, peak, bandwidth in rng.integers(1, 10**6, (8, 4)).tolist():
+        span = (0, "kernel", "k", 0.0, 99.0, flops, moved)
+        unseen("least_seconds", lambda side, span=span: side.make(
+            "day02_overview.profiles:Span", *span), peak, bandwidth,
+            shown=f"{flops} FLOPs, {moved} bytes, {peak} FLOP/s, {bandwidth} byte/s")
+
+
 # ---- the procedure
 
 

@@ -123,6 +123,19 @@ def balanced(law, flops, served):
     return [N[at], tokens[at]]
 
 
+def test_lifetime_split__unseen(subject, agree, rng):
+    """Another law; N by itself, too, since beside the tokens it is small."""
+    for _ in range(3):
+        law = rng.uniform((1, 100, 100, 0.2, 0.2), (2, 2000, 2000, 0.5, 0.5)).tolist()
+        flops, served = (10 ** rng.uniform((19, 9), (25, 13))).tolist()
+        got = subject.lifetime_split(subject.make("day02_overview:Law", *law), flops, served)
+        want = searched(law, flops, served)
+        what = (f"{{}} of {flops:g} FLOPs with {served:g} tokens served, E, A, B, a, b = "
+                + ", ".join(f"{number:.4g}" for number in law))
+        agree(got, want, "float16", what.format("(N, tokens)"))
+        agree(got[0], want[0], "float16", what.format("N"))
+
+
 def test_training_alone_has_the_split_of_o05():
     for law in LAWS.values():
         assert np.allclose(lifetime_split(law, 1e22, 0), best_split(law, 1e22), rtol=1e-9)
@@ -134,7 +147,19 @@ def test_training_alone_has_the_split_of_o05():
 @pytest.mark.parametrize("queries", [4, 8])
 @pytest.mark.parametrize("N, V", [(8.03e9, 128256), (2e9, 32000), (3e10, 128256), (7e10, 50000)])
 def test_shape_for(subject, N, V, queries):
-    m = local(subject.shape_for(N, V, queries))
+    judge_shape(subject, N, V, queries)
+
+
+def test_shape_for__unseen(subject, rng):
+    for queries in (4, 8):
+        judge_shape(subject, float(10 ** rng.uniform(9.4, 11)), int(rng.integers(30_000, 130_000)),
+                    queries)
+
+
+def judge_shape(subject, N, V, queries):
+    handle = subject.shape_for(N, V, queries)
+    assert handle is not None, f"shape_for({N:g}, {V}, {queries}): got None, expected a Llama"
+    m = local(handle)
     what = f"shape_for({N:g}, {V}, {queries}) has L={m.L} C={m.C} H={m.H} G={m.G} F={m.F}"
     faults = shape_faults(m)
     assert not faults, f"{what}: {faults[0]}"
@@ -380,13 +405,25 @@ def promised(plan):
                          inside=300e9, across=25e9), id="a machine of smaller GPUs"),
     pytest.param(replace(WEEK, W=512, serving=144e9, served=2 ** 16), id="many")])
 def test_design(subject, budget):
+    judge_design(subject, budget)
+
+
+def test_design__unseen(subject, rng):
+    """Few recipes divide evenly among 512 ranks, so that both searches are short."""
+    judge_design(subject, replace(
+        WEEK, W=512, batch=2 ** 21, days=int(rng.integers(3, 30)),
+        V=8 * int(rng.integers(4000, 16_000)), serving=1e9 * int(rng.integers(90, 144))))
+
+
+def judge_design(subject, budget):
     handle = subject.design(subject.Budget(*astuple(budget)))
     assert handle is not None, "design: got None, expected a Design"
     how = handle.recipe
     plan = Design(local(handle.shape), handle.experts,
                   Recipe(how.stage, how.B, how.recompute, how.tp), handle.tokens)
     m = plan.shape
-    what = (f"{budget.W} GPUs for {budget.days} days: {total(m) / 1e9:.2f} billion parameters, "
+    what = (f"{budget.W} GPUs for {budget.days} days, V = {budget.V}, {budget.serving / 1e9:g} GB "
+            f"to serve: {total(m) / 1e9:.2f} billion parameters, "
             f"{plan.experts} experts, {plan.tokens / 1e9:.0f} billion tokens, "
             f"{named(plan.recipe, plan.experts)}")
     faults = faults_of(budget, plan)

@@ -66,6 +66,11 @@ def test_predict_read_ratio(subject, reference, rng):
             f"{got:g} times; {said}")
 
 
+def test_predict_read_ratio__unseen(unseen, rng):
+    for sizes in rng.integers(1, 10_000, (4, 3)).tolist():
+        unseen("predict_read_ratio", *sizes)
+
+
 @pytest.mark.parametrize("M, N, K", SIZES)
 def test_matmul_naive_cuda(subject, agree, rng, M, N, K):
     a, w, c = operands(rng, M, N, K)

@@ -71,6 +71,11 @@ def test_tile_intensity(subject, reference, rng):
             f"counted, {want:g}; {said}")
 
 
+def test_tile_intensity__unseen(unseen, rng):
+    for BM, BN, itemsize in rng.integers(1, 300, (4, 3)).tolist():
+        unseen("tile_intensity", BM, BN, itemsize)
+
+
 # ---- CUDA
 
 
@@ -170,6 +175,18 @@ def test_grouped_triton(subject, agree, rows, columns, group):
               "each group begins with row 0": np.stack([within % height, within // height], 1),
               "row and column are exchanged":
                   np.array(tile_order(rows, columns, group))[:, ::-1]})
+
+
+def test_grouped_triton__unseen(subject, agree, rng):
+    import torch
+
+    group = int(rng.integers(2, 6))
+    for rows, columns in rng.integers(2, 12, (3, 2)).tolist():
+        tiles = torch.zeros(rows * columns, 2, dtype=torch.int32)
+        subject.launch("order_triton", rows * columns, args=(tiles, rows, columns), GROUP=group)
+        agree(tiles, np.array(tile_order(rows, columns, group)), "exact",
+              f"tiles of {rows} x {columns} in groups of {group} rows",
+              lambda index: f"the {('row', 'column')[index[1]]} of program {index[0]}")
 
 
 # ---- Triton

@@ -111,6 +111,11 @@ def test_shared_reads(subject, reference, rng):
             f"for each multiplication; {said}")
 
 
+def test_shared_reads__unseen(unseen, rng):
+    for TM, TN in rng.integers(1, 100, (4, 2)).tolist():
+        unseen("shared_reads", TM, TN)
+
+
 # ---- a strip
 
 

@@ -186,6 +186,11 @@ def test_predict_bytes_ratio(subject, reference, rng):
             f"k: {got:g} is not what the counters say; {guess}")
 
 
+def test_predict_bytes_ratio__unseen(unseen, rng):
+    for H, G in rng.integers(1, 200, (4, 2)).tolist():
+        unseen("predict_bytes_ratio", H, G)
+
+
 @pytest.mark.parametrize("T, H, G, D, dtype", SIZES)
 def test_rope_triton(subject, agree, rng, T, H, G, D, dtype):
     name = "rope_triton"

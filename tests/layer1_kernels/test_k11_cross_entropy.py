@@ -126,6 +126,11 @@ def test_predict_uniform_loss(subject, agree, V):
               "that is V, before the logarithm": float(V)}))
 
 
+def test_predict_uniform_loss__unseen(unseen, rng):
+    for V in rng.integers(2, 10**6, 4).tolist():
+        unseen("predict_uniform_loss", V)
+
+
 def run_loss(subject, x, targets, ignore=IGNORE, block=BLOCK, **meta):
     T, V = x.shape
     losses, m, s = (sevens(T) for _ in range(3))

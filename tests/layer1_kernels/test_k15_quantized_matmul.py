@@ -92,6 +92,11 @@ def test_predict_bytes_ratio(subject, reference):
             f"the bytes of fp16; {said}")
 
 
+def test_predict_bytes_ratio__unseen(unseen, rng):
+    for bits, group in zip(rng.integers(2, 9, 4), 2 ** rng.integers(4, 12, 4), strict=True):
+        unseen("predict_bytes_ratio", int(bits), int(group))
+
+
 # ---- quantising
 
 
@@ -155,6 +160,17 @@ def test_unpack_triton(subject, agree):
                       (own - 8) % 256,
                   "unpack_triton does not cut off the upper 4 bits": packed.astype(int) - 8,
                   f"unpack_triton takes off 7, not 8 ({which})": own - 7})
+
+
+def test_unpack_triton__unseen(subject, agree, rng):
+    """Bytes in any order: what one gives does not depend on where it stands."""
+    packed = rng.integers(0, 256, int(rng.integers(130, 400)), dtype=np.uint8)
+    given, low, high = tensors(packed, *np.full((2, len(packed)), 7, np.float32))
+    subject.launch("unpack_all_triton", ceil(len(packed), 64), BLOCK=64,
+                   args=(given, low, high, len(packed)))
+    for which, got, four in (("low", low, packed & 15), ("high", high, packed >> 4)):
+        agree(got, four.astype(int) - 8, "float32", f"unpack_triton, the {which} numbers",
+              lambda i: f"that of byte {i[0]}, {packed[i[0]]}")
 
 
 # ---- the GEMV

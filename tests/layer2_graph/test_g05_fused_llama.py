@@ -317,6 +317,15 @@ def test_predict_numbers_saved(subject, truth, entries):
         f"layer, predicted {got!r}.\n{mistakes.get(got, 'Go through the launches that went.')}")
 
 
+def test_predict_numbers_saved__unseen(unseen, rng):
+    for C, G, D, F in rng.integers(1, 500, (4, 4)).tolist():
+        sizes = {"L": 2, "C": C, "H": 2 * G, "G": G, "D": D, "F": F, "V": 31, "eps": 1e-5,
+                 "theta": 1e4, "room": 64}
+        unseen("predict_numbers_saved", lambda side, sizes=sizes: side.make(
+            "layer2_graph.config:Config", **sizes), precision="exact",
+            shown=f"C = {C}, G = {G}, D = {D}, F = {F}")
+
+
 # ---- the model
 
 

@@ -194,6 +194,23 @@ def test_pad_step(subject, agree, B, size, cu_q):
         f"pad_step: {asked_for} launches for {of}: there is no padding, and copies take 6")
 
 
+def test_pad_step__unseen(subject, agree, rng):
+    for _ in range(4):
+        B, size, rows = np.sort(rng.integers(1, 20, 3)).tolist()
+        width, pages = np.sort(rng.integers(1, 9, 2)).tolist()
+        numbers = step_of(B, width, [0, *np.sort(rng.integers(0, B + 1, B - 1)), B],
+                          int(rng.integers(200, 2**20)))
+        buffers = subject.Step(*step_of(rows, pages, [0] * (rows + 1)))
+        subject.pad_step(buffers, subject.Step(*numbers), size)
+        want = [x.numpy() for x in numbers]
+        for place, rest in ((2, np.full(size, -1)), (4, np.arange(size + 1)), (5, [1] * size)):
+            want[place] = np.append(want[place], rest[len(want[place]):])
+        for name, right in zip(NAMES, want, strict=True):
+            got = getattr(buffers, name).numpy()[tuple(map(slice, right.shape))]
+            agree(got, right, "exact", f"{name}, a batch of {B} in a graph of {size}, cu_q of the "
+                  f"step {numbers[4].tolist()}")
+
+
 # ---- choose_sizes
 
 

@@ -42,6 +42,11 @@ def test_predict_pages(subject, truth):
         judge_prediction(subject.predict_pages(*sizes), pages, *sizes)
 
 
+def test_predict_pages__unseen(unseen, rng):
+    for n, prompt, answer, S in rng.integers(1, 200, (4, 4)).tolist():
+        unseen("predict_pages", n, prompt, answer, S, precision="exact")
+
+
 def judge_prediction(got, shared, n, prompt, answer, S):
     assert isinstance(got, (tuple, list)) and len(got) == 2, \
         f"predict_pages: got {got!r}, expected two numbers: with sharing and without"

@@ -59,6 +59,24 @@ def test_poisson_arrivals__the_first(subject):
     assert len(subject.poisson_arrivals(2.0, 0, subject.make("numpy.random:default_rng", 0))) == 0
 
 
+def test_poisson_arrivals__unseen(subject, rng):
+    """All gaps against the exponential distribution; and they come from the rng that was given."""
+    rate, n, seeds = float(rng.uniform(0.1, 100)), 20_000, rng.integers(2**31, size=2).tolist()
+    one, again, other = (subject.poisson_arrivals(rate, n, subject.make(
+        "numpy.random:default_rng", seed)) for seed in (*seeds[:1] * 2, seeds[1]))
+    for found in (one, again, other):
+        assert isinstance(found, np.ndarray) and found.shape == (n,), (
+            f"poisson_arrivals({rate:.3g}, {n}, rng): expected {n} times, got {found!r:.60}")
+    shares = 1 - np.exp(-rate * np.sort(np.diff(one, prepend=0.0)))
+    off = np.abs(shares - (np.arange(n) + 0.5) / n).max()
+    assert off < 0.02, (            # by chance once in four million draws
+        f"poisson_arrivals({rate:.3g}, {n}, rng): the share of gaps below some length is up to "
+        f"{off:.3f} off; of exponential gaps, {1 / rate:.3g} s on average, expected below 0.02")
+    assert np.array_equal(one, again) and not np.array_equal(one, other), (
+        f"poisson_arrivals({rate:.3g}, {n}, rng): expected the same times from an rng of the same "
+        f"seed, {seeds[0]}, and others from one of seed {seeds[1]}")
+
+
 # ---- percentile
 
 
