@@ -15,7 +15,8 @@ from rich.console import Console
 
 from lab import course
 from lab.course import ROOT, CourseError
-from lab.grading import command, journal, reports
+from lab.grading import grade as grading
+from lab.grading import journal, reports
 
 AUTOGRADER = Path("/autograder")
 STUDENT = "submission"
@@ -50,7 +51,7 @@ def close(lessons):
 def graded(sent, out, lessons):
     """`lab grade` of a class of one."""
     points = ROOT / "grading.toml"
-    for line in command.grade(sent, out, Console(soft_wrap=True), jobs=1,
+    for line in grading.grade(sent, out, Console(soft_wrap=True), jobs=1,
                               lessons=",".join(lesson.id for lesson in lessons),
                               points=points if points.exists() else None):
         print(line)

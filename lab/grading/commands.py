@@ -55,9 +55,9 @@ def grade(
                                                       "the latest")] = False,
 ):
     """Grade a folder of submissions that nobody has to trust; tables and pages into --out."""
-    from lab.grading import command
+    from lab.grading import grade as grading
 
-    for line in command.grade(submissions, out, console, lessons=lessons, jobs=jobs, resume=resume,
+    for line in grading.grade(submissions, out, console, lessons=lessons, jobs=jobs, resume=resume,
                               shard=shard, merge=merge, required=require_sandbox, roster=roster,
                               points=points, overrides=overrides, best=best):
         console.print(line, markup=False)

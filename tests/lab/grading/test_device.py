@@ -70,7 +70,8 @@ def test_the_learners_python_never_meets_the_clock(simulated, tmp_path):
 def started(monkeypatch, tmp_path):
     """What Sandbox asks the warm process for, and its boxes' mounts."""
     asked = SimpleNamespace(children=[], binds=[])
-    monkeypatch.setattr(sandbox, "Child", lambda *given: asked.children.append(given))
+    monkeypatch.setattr(sandbox, "Child", lambda *given: (
+        asked.children.append(given), SimpleNamespace())[1])
     monkeypatch.setattr(sandbox, "Box", lambda level, binds, user: (
         asked.binds.append(binds), SimpleNamespace(request=dict, close=lambda: None))[1])
     monkeypatch.setattr(sandbox, "gpu_nodes", lambda: ["/dev/nvidia0", "/dev/nvidiactl"])

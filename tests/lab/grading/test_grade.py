@@ -16,7 +16,8 @@ from rich.console import Console
 
 from lab import course
 from lab.course import ROOT, CourseError
-from lab.grading import box, command
+from lab.grading import box
+from lab.grading import grade as grading
 from lab.grading.journal import Journal
 from tests.lab.grading import classroom
 
@@ -39,7 +40,7 @@ def graded(sent, out, **options):
     """(what it printed, grades.csv without the column of the sandbox)."""
     said = io.StringIO()
     given = {"lessons": LESSONS, "jobs": 2} | options
-    lines = command.grade(sent, out, Console(file=said), **given)
+    lines = grading.grade(sent, out, Console(file=said), **given)
     return "\n".join([said.getvalue(), *lines]), without_sandbox(out)
 
 
@@ -93,7 +94,7 @@ def test_shards_and_another_seed_give_the_same_grades(few, tmp_path):
 
 
 def graded_shard(sent, out, part):
-    lines = command.grade(sent, out, Console(file=io.StringIO()), lessons=LESSONS, jobs=2,
+    lines = grading.grade(sent, out, Console(file=io.StringIO()), lessons=LESSONS, jobs=2,
                           shard=part)
     assert part in lines[0]
 
@@ -167,7 +168,7 @@ def test_what_cannot_be_is_refused(few, tmp_path, options, says):
 @pytest.mark.parametrize("more", [{}, {"shard": "1/2"}])
 def test_a_mistake_of_the_instructor_is_told_before_anything_is_graded(few, tmp_path, monkeypatch,
                                                                        option, text, says, more):
-    monkeypatch.setattr(command.run, "Grading", None)       # calling it would be another error
+    monkeypatch.setattr(grading.run, "Grading", None)       # calling it would be another error
     file = tmp_path / option
     file.write_text(text)
     with pytest.raises(CourseError, match=says):
