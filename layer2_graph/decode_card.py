@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from statistics import median
 
+from lab.cards import measured_on, targets
+
 RECORD = Path(__file__).parents[1] / "benchmarks" / "decode.json"
 
 
@@ -14,12 +16,8 @@ def text():
 
 def table(record):
     """The record as two tables and how it was measured."""
-    lines = ["| | model | target | measured | |", "| --- " * 5 + "|"]
-    lines += [f"| {row['title']} | {row['model']} | ≥ {row['limit']:g} | {row['figure']:.2f} "
-              f"({row['lowest']:.2f} to {row['highest']:.2f}) | "
-              f"{'met' if row['met'] else '**missed**'} |" for row in record["targets"]]
-    lines += ["", "| model | arm | prefill, ms | a step, ms | GB/s | tokens as ours |",
-              "| --- " * 6 + "|"]
+    lines = [*targets(record["targets"]), "",
+             "| model | arm | prefill, ms | a step, ms | GB/s | tokens as ours |", "| --- " * 6 + "|"]
     for model, found in record["models"].items():
         for arm, row in found["arms"].items():
             step = median(row["decode"])
@@ -29,11 +27,7 @@ def table(record):
         rate = median(found["rates"])
         lines.append(f"| {model} | the floor | | {1e3 * found['floor_bytes'] / rate:.2f} | "
                      f"{rate / 1e9:.1f} | |")
-    machine, versions = record["machine"], record["versions"]
     lines += ["", f"One text, {record['prompt']} tokens read and {record['written']} written, the "
-              f"last {record['timed']} of them timed. fp32. Ratios are medians of "
-              f"{record['rounds']} rounds, the lowest and the highest in brackets. Ours is "
-              f"\"{record['ours']}\". {machine['threads']} threads on {machine['cores']} cores of "
-              f"{machine['cpu']}, on which {machine['load_before']:.1f} programs ran already, "
-              f"{record['date']}. " + ", ".join(f"{k} {v}" for k, v in versions.items()) + "."]
+              f"last {record['timed']} of them timed. fp32. Ours is \"{record['ours']}\". "
+              + measured_on(record)]
     return "\n".join(lines) + "\n"

@@ -1,0 +1,18 @@
+"""What the README's tables of records have in common: targets, and how they were measured."""
+
+
+def targets(rows):
+    """A Markdown table, [line], of a record's targets. Those of a share are to stay below it."""
+    return ["| | model | target | measured | |", "| --- " * 5 + "|"] + [
+        f"| {row['title']} | {row['model']} | {'<' if 'own share' in row['title'] else '≥'} "
+        f"{row['limit']:.3g} | {row['figure']:.3g} ({row['lowest']:.3g} to {row['highest']:.3g}) | "
+        f"{'met' if row['met'] else '**missed**'} |" for row in rows]
+
+
+def measured_on(record):
+    """One sentence: the machine, the day and the versions of a record."""
+    machine, versions = record["machine"], record["versions"]
+    return (f"Medians of {record['rounds']} rounds, the lowest and the highest in brackets. "
+            f"{machine['threads']} threads on {machine['cores']} cores of {machine['cpu']}, on "
+            f"which {machine['load_before']:.1f} programs ran already, {record['date']}. "
+            + ", ".join(f"{k} {v}" for k, v in versions.items()) + ".")
