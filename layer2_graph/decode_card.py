@@ -17,7 +17,8 @@ def text():
 def table(record):
     """The record as two tables and how it was measured."""
     lines = [*targets(record["targets"]), "",
-             "| model | arm | prefill, ms | a step, ms | GB/s | tokens as ours |", "| --- " * 6 + "|"]
+             "| model | arm | prefill, ms | a step, ms | GB/s | tokens as ours |",
+             "| --- " * 6 + "|"]
     for model, found in record["models"].items():
         for arm, row in found["arms"].items():
             step = median(row["decode"])
