@@ -4,6 +4,7 @@ On a desk the .py and .cu are the truth: a notebook gives only what is still a s
 notebook the last cell that defines an exercise counts, with what it needs of other cells.
 """
 
+import ast
 import re
 from bisect import bisect_right
 from functools import lru_cache
@@ -12,7 +13,7 @@ from itertools import accumulate
 from lab import stub
 from lab.candidate import Candidate
 from lab.grading import parts
-from lab.grading.pristine import Given, keep
+from lab.grading.pristine import Given, keep, parsed
 
 NOWHERE = "the submission"          # the label of a language of which nothing was sent
 MOST_NAMED = 5                      # names or lines in one note
@@ -76,7 +77,19 @@ def attempted(lesson, part):
     found = stub.named(part.units())
     handed = handed_out(lesson, language)
     return [e.name for e in lesson.exercises if e.language == language and e.name in found
+            and not all(wraps(unit) for unit in found[e.name])
             and "\n".join(unit.normal for unit in found[e.name]) != handed[e.name]]
+
+
+def wraps(unit):
+    """Whether a unit assigns to a name what it makes of that name, as a notebook does that counts
+    calls: `f = Watched(f)`. It answers nothing: what it wraps is defined elsewhere."""
+    nodes = parsed(unit)
+    inner = [one for node in nodes for one in ast.walk(node)]
+    return bool(nodes) and all(isinstance(node, ast.Assign) for node in nodes) and not any(
+        isinstance(one, ast.Lambda) for one in inner) and any(
+        isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load) and one.id in unit.names
+        for one in inner)
 
 
 @lru_cache(maxsize=256)

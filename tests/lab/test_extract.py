@@ -272,12 +272,13 @@ def test_a_text_too_deep_for_the_parser_is_a_verdict(text):
 # ---- notebooks
 
 
-def test_a_notebook_as_handed_out_is_not_attempted():
-    made, notes = of(("k07_softmax.ipynb", K07.notebook.read_text()))
-    assert made.sources == K07.stubs and not notes
+@pytest.mark.parametrize("lesson", course.lessons(), ids=lambda lesson: lesson.id)
+def test_a_notebook_as_handed_out_is_not_attempted(lesson):
+    made, notes = of((f"{lesson.id}.ipynb", lesson.notebook.read_text()), lesson=lesson)
+    assert made.sources == lesson.stubs and not notes
 
 
-@pytest.mark.parametrize("lesson", [K01, K07, R01, S02], ids=lambda lesson: lesson.id)
+@pytest.mark.parametrize("lesson", course.lessons(), ids=lambda lesson: lesson.id)
 def test_a_notebook_that_is_solved_gives_every_exercise(lesson):
     made, notes = of((f"{lesson.id}.ipynb", lesson.solution.read_text()), lesson=lesson)
     for e in lesson.exercises:
@@ -295,6 +296,20 @@ def test_the_last_cell_that_defines_it_counts():
 def test_a_stub_below_the_answer_does_not_undo_it():
     handed = stub.extract(K07.stubs["python"], "merge", "python")
     assert got(of(("hw.ipynb", [MERGE, handed]))[0], "merge")
+
+
+def test_a_cell_that_only_wraps_an_answer_does_not_replace_it():
+    wrapped = "merge = Watched(merge)\nprint(merge.calls)\nmerge = merge.function\n"
+    made, notes = of(("hw.ipynb", [MERGE, wrapped]))
+    assert got(made, "merge") == code(MERGE, "merge") and not notes
+    assert of(("hw.ipynb", [wrapped]))[0].sources == K07.stubs
+
+
+@pytest.mark.parametrize("text", ["merge = lambda a, b: merge(b, a) if b else a\n",
+                                  "merge = cache(lambda a, b: merge(b, a) if b else a)\n",
+                                  "if True:\n    def merge(a, b):\n        return merge(b, a)\n"])
+def test_an_answer_that_calls_itself_is_one(text):
+    assert got(of(("hw.ipynb", [text]))[0], "merge") == code(text, "merge")
 
 
 def test_cells_in_another_order_and_one_split_in_two():
