@@ -125,10 +125,12 @@ from layer2_graph.g08_activation_kv_quantization import (
     write_quantized,
 )
 from layer2_graph.host import (
-    HostLlama,
     host_kernels,
     settle,
     tile,
+)
+from layer2_graph.host_llama import (
+    HostLlama,
 )
 from layer2_graph.launches import (
     Launches,

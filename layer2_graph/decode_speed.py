@@ -44,7 +44,8 @@ from layer2_graph.config import Config, read_config
 from layer2_graph.decode_card import RECORD, table
 from layer2_graph.g01_llama import Llama
 from layer2_graph.generate import continuation
-from layer2_graph.host import HostLlama, host_kernels, settle
+from layer2_graph.host import host_kernels, settle
+from layer2_graph.host_llama import HostLlama
 
 SMALL = Path(__file__).parent / "small"
 ROUNDS, PROMPT, WARM, STEPS, PREFILLS = 5, 256, 5, 64, 5

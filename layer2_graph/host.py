@@ -22,12 +22,11 @@ from torch.backends import mkldnn
 from torch.nn.functional import linear, silu
 from torch.utils._pytree import tree_leaves, tree_map
 
-from layer2_graph.g01_llama import last_rows
-from layer2_graph.g05_fused_llama import FusedLlama, fused_block, last_scores
 from layer2_graph.host_attention import TORCH, paged_attention_host, plain
 
-__all__ = ["HostLlama", "host_kernels", "settle", "tile"]
+__all__ = ["host_kernels", "settle", "tile"]
 
+CACHED = 1 << 20        # bytes of a matrix that may lie in a core's cache
 SHARE = 2 << 20         # bytes of a matrix that gains by a second thread
 ALONE, WAITED = 25e9, 2e-3      # bytes/s that one thread reads; seconds beyond that are a wait
 RESTING = 1000          # products: five steps of 135M, ten times as long as a wait
@@ -43,35 +42,6 @@ def host_kernels():
                    rmsnorm=rmsnorm_host, add_rmsnorm=add_rmsnorm_host, rope=rope_host,
                    rope_and_cache=rope_and_cache_host, write_kv=write_kv_host,
                    paged_attention=paged_attention_host, swiglu=swiglu_host)
-
-
-class HostLlama(FusedLlama):
-    """g05's Llama, which leaves out what nobody reads: of the last layer only its keys and values,
-    and the rows that scores are asked of. Of a prompt it saves most of a layer.
-    """
-
-    def forward(self, step, cache, every=False):        # -> (B, V), or (T, V) for every token
-        """Scores of the next token after the last new token of each sequence."""
-        if every or len(step.tokens) == len(step.lens) == 1:        # all are asked
-            return super().forward(step, cache, every=True)
-        if len(step.tokens) == len(step.lens) or not step.cu_q.diff().all():    # or not all in it
-            return super().forward(step, cache)
-        ops, last, rows = self.ops, self.config.L - 1, last_rows(step.cu_q)     # rows (B,)
-        x, residual = self.embedding[step.tokens], None         # (T, C)
-        for i in range(last):
-            x, residual = fused_block(self, i, x, residual, step, cache)
-        layer = self.layers[last]
-        y, residual = self.add_norm(x, residual, layer.attention_norm)          # (T, C)
-        q, k, v = self.heads(layer, y)
-        ops.rope_and_cache(q, k, v, self.cos, self.sin, step.positions, cache.k[last],
-                           cache.v[last], step.slots)
-        each = torch.arange(len(rows) + 1, dtype=torch.int32, device=rows.device)   # (B + 1,)
-        mixed = ops.paged_attention(q[rows], cache.k[last], cache.v[last], step.block_tables, each,
-                                    step.lens, self.config.scale)               # (B, H, D)
-        x = self.linear(mixed.flatten(1), layer.o)                              # (B, C)
-        y, residual = ops.add_rmsnorm(x, residual[rows], layer.mlp_norm, self.config.eps)
-        return last_scores(self, self.linear(self.gated(layer, y), layer.down), residual,
-                           slice(None))
 
 
 def settle(model):
@@ -126,7 +96,7 @@ def tile(model):
 
 def few(*arrays):
     """Whether the first has few rows, and NumPy may have all: float32 on a CPU, no gradients."""
-    return arrays[0].shape[0] <= FEW and plain(*arrays)     # len() of a tensor takes longer
+    return arrays[0].shape[0] <= FEW and plain(*arrays)     # len() takes three times as long
 
 
 # ---- matrices
@@ -144,6 +114,8 @@ class Shared:
         self.resting = 0
 
     def product(self, w, x):                        # (N, K), (K,) -> (N,)
+        if w.nbytes < CACHED:                       # one thread, of NumPy's library too
+            return w @ x
         if w.nbytes < SHARE or torch.get_num_threads() < 2:
             return np.vecdot(w, x)
         if self.resting:
@@ -164,10 +136,11 @@ def matmul_host(a, w):                              # (M, K), (N, K) -> (M, N)
     their width idle; oneDNN, which is in PyTorch too, takes what is in its own format."""
     if w.is_mkldnn:
         return torch.ops.mkldnn._linear_pointwise(a, w, None, "none", [], "")
-    if len(a) == 1 and plain(a, w) and w.stride(-1) == 1:
+    tokens = a.shape[0]
+    if tokens == 1 and plain(a, w) and w.stride(-1) == 1:
         return torch.from_numpy(SHARED.product(w.numpy(), a.numpy()[0])[None])
     fit = a.shape[1] == w.shape[1] and w.numel()
-    if len(a) >= MANY and fit and plain(a, w) and mkldnn.is_available():
+    if tokens >= MANY and fit and plain(a, w) and mkldnn.is_available():
         return linear(a.to_mkldnn(), w).to_dense()
     return TORCH.matmul(a, w)
 
@@ -189,16 +162,16 @@ def swiglu_host(gate, up):                          # 2 × (T, F) -> (T, F)
     return silu(gate).mul_(up)
 
 
-def normed(x, w, eps):                              # (T, C), (C,) -> (T, C)
+def normed(x, w, eps):                              # (T, C), (C,) -> (T, C), NumPy's
     scale = (np.vecdot(x, x) / x.shape[1] + eps) ** -0.5                # (T,)
-    return torch.from_numpy(x * scale[:, None] * w)
+    return x * scale[:, None] * w
 
 
 def rmsnorm_host(x, w, eps):                        # (T, C), (C,) -> (T, C)
     """As rmsnorm."""
     if not few(x, w):
         return TORCH.rmsnorm(x, w, eps)
-    return normed(x.numpy(), w.numpy(), eps)
+    return torch.from_numpy(normed(x.numpy(), w.numpy(), eps))
 
 
 def add_rmsnorm_host(x, residual, w, eps):          # 2 × (T, C), (C,) -> 2 × (T, C)
@@ -206,48 +179,62 @@ def add_rmsnorm_host(x, residual, w, eps):          # 2 × (T, C), (C,) -> 2 × 
     if not few(x, residual, w):
         return TORCH.add_rmsnorm(x, residual, w, eps)
     residual = x + residual                         # (T, C)
-    return normed(residual.numpy(), w.numpy(), eps), residual
+    return rmsnorm_host(residual, w, eps), residual
 
 
-def turned(q, k, cos, sin, positions):              # (T, H, D), (T, G, D) -> (T, H + G, D)
-    """The heads of q and k as rope turns them."""
-    c, s = (table.take(positions, 0)[:, None] for table in (cos, sin))  # (T, 1, D/2)
-    half = cos.shape[1]
-    heads = np.concatenate((q, k), axis=1)                              # (T, H + G, D)
-    a, b = heads[..., :half], heads[..., half:]                         # (T, H + G, D/2)
+def turned(heads, c, s):                            # (T, H, D), 2 × (T, 1, D/2) -> (T, H, D)
+    """Heads as rope turns them. c, s: `turns` of cos and of sin"""
+    half = c.shape[2]
+    a, b = heads[..., :half], heads[..., half:]                         # (T, H, D/2)
     return np.concatenate((a * c - b * s, b * c + a * s), axis=2)
+
+
+def turns(table, positions):                        # (N, D/2), (T,) -> (T, 1, D/2)
+    return table.numpy().take(positions.numpy(), 0)[:, None]
 
 
 def rope_host(q, k, cos, sin, positions):
     """As rope."""
     if not few(q, k, cos, sin) or len(positions) != len(q):
         return TORCH.rope(q, k, cos, sin, positions)
-    q, k = q.numpy(), k.numpy()
-    both, H = turned(q, k, cos.numpy(), sin.numpy(), positions.numpy()), q.shape[1]
-    q[:], k[:] = both[:, :H], both[:, H:]
+    c, s = turns(cos, positions), turns(sin, positions)
+    for heads in (q.numpy(), k.numpy()):
+        heads[:] = turned(heads, c, s)
 
 
-def places(slots, T, pages):                        # (T,), (P, S, G, D) -> 2 × (T,)
-    """Page and place of T slots; None where one is nowhere: -1, or beyond the pages."""
-    P, S = pages.shape[:2]
+def known(slots, T, room):
+    """T slots as NumPy has them, (T,); None where one is nowhere: -1, or room and beyond."""
     found = slots.tolist()
-    if len(found) != T or T and not 0 <= min(found) <= max(found) < P * S:
+    fits = len(found) == T and (not T or 0 <= min(found) <= max(found) < room)
+    return slots.numpy() if fits else None
+
+
+def opened(slots, T, k_pages, v_pages):             # (T,), 2 × (P, S, G, D)
+    """(slots, keys, values) for NumPy to write to, 2 × (P * S, G, D); None where it cannot."""
+    P, S, *each = k_pages.shape
+    if k_pages.shape != v_pages.shape or not k_pages.is_contiguous() & v_pages.is_contiguous():
         return None
-    return np.divmod(slots.numpy(), S)
+    if (slots := known(slots, T, P * S)) is None:
+        return None
+    return slots, *(pages.numpy().reshape(P * S, *each) for pages in (k_pages, v_pages))
 
 
 def write_kv_host(k, v, k_pages, v_pages, slots):
     """As write_kv."""
-    if not few(k, v, k_pages, v_pages) or (where := places(slots, len(k), k_pages)) is None:
+    if (not few(k, v, k_pages, v_pages)
+            or (into := opened(slots, k.shape[0], k_pages, v_pages)) is None):
         return TORCH.write_kv(k, v, k_pages, v_pages, slots)
-    k_pages.numpy()[where], v_pages.numpy()[where] = k.numpy(), v.numpy()
+    slots, keys, values = into
+    keys[slots], values[slots] = k.numpy(), v.numpy()
 
 
 def rope_and_cache_host(q, k, v, cos, sin, positions, k_pages, v_pages, slots):
     """As rope_and_cache."""
-    if (not few(q, k, v, cos, sin, k_pages, v_pages) or len(positions) != len(q)
-            or (where := places(slots, len(q), k_pages)) is None):
+    T, H = q.shape[:2]
+    if (not few(q, k, v, cos, sin, k_pages, v_pages) or positions.shape[0] != T
+            or (into := opened(slots, T, k_pages, v_pages)) is None):
         return TORCH.rope_and_cache(q, k, v, cos, sin, positions, k_pages, v_pages, slots)
-    q, both = q.numpy(), turned(q.numpy(), k.numpy(), cos.numpy(), sin.numpy(), positions.numpy())
-    q[:], k_pages.numpy()[where] = both[:, :q.shape[1]], both[:, q.shape[1]:]
-    v_pages.numpy()[where] = v.numpy()
+    slots, keys, values = into
+    c, s = turns(cos, positions), turns(sin, positions)
+    both = turned(np.concatenate((q.numpy(), k.numpy()), axis=1), c, s)
+    q.numpy()[:], keys[slots], values[slots] = both[:, :H], both[:, H:], v.numpy()

@@ -7,6 +7,7 @@ those of similar length share one: their pages are gathered, and padded to the l
 """
 
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -43,40 +44,62 @@ def attend_more(q, keys, values, scale):            # (T, H, D), 2 × (N, G, D) 
     return mixed[0].transpose(0, 1)                 # as it lies in memory: PyTorch has it so, too
 
 
-def attend_each(q, k_pages, v_pages, batch, scale):
-    """What the one new token of each sequence sees: q (B, H, D), 2 × (P, S, G, D) -> (B, H, D).
+def gathered(pages, at):                            # (P, S, G, D) -> (slots, G, D)
+    """Keys or values of some pages, one slot after the other."""
+    return pages[at].reshape(-1, *pages.shape[2:])
 
-    batch: B of what `sequences` lists, the longest last
-    """
-    (B, H, D), G, longest = q.shape, k_pages.shape[2], len(batch[-1][0])
-    tables = [table + table[:1] * (longest - len(table)) for table, *_ in batch]
-    lens = np.array([N for _, N, *_ in batch])                                  # (B,)
-    keys, values = (x.take(tables, 0).reshape(B, -1, G, D) for x in (k_pages, v_pages))
-    seen = np.arange(keys.shape[1]) < lens[:, None]                             # (B, N)
-    keys[~seen] = values[~seen] = 0                 # what was never written may be NaN
-    k, v = (torch.from_numpy(x).transpose(1, 2) for x in (keys, values))        # (B, G, N, D)
+
+def places(table):
+    """Where a sequence's pages are: those that follow each other need not be copied."""
+    first, end = table[0], table[0] + len(table)
+    return slice(first, end) if table == list(range(first, end)) else table
+
+
+class Group(NamedTuple):
+    """Sequences with one new token each, whose keys are gathered in one call."""
+
+    rows: list                  # of q
+    at: np.ndarray | slice      # pages of each; the shorter ones end with their first page again
+    N: int                      # the longest context
+    empty: np.ndarray = None    # numbers of gathered slots without a token; they may hold NaN
+    mask: torch.Tensor = None   # (B, 1, 1, slots): 0 where there is a token, -inf where not
+
+    @classmethod
+    def of(cls, batch, S):
+        """batch: of what `sequences` lists, the longest last    S: slots of a page"""
+        rows, lens = [begin for _, _, begin, _ in batch], [N for _, N, *_ in batch]
+        if len(batch) == 1:
+            return cls(rows, places(batch[0][0]), lens[0])
+        longest = len(batch[-1][0])
+        at = np.array([table + table[:1] * (longest - len(table)) for table, *_ in batch])
+        empty = np.arange(longest * S) >= np.array(lens)[:, None]               # (B, slots)
+        mask = torch.from_numpy(np.where(empty, np.float32(-np.inf), np.float32(0)))
+        return cls(rows, at, max(lens), np.flatnonzero(empty), mask[:, None, None])
+
+
+def attend_group(q, k_pages, v_pages, group, scale):
+    """What the one new token of each sequence sees: q (B, H, D), 2 × (P, S, G, D) -> (B, H, D)."""
+    (B, H, D), G = q.shape, k_pages.shape[2]
+    keys, values = gathered(k_pages, group.at), gathered(v_pages, group.at)
+    if B == 1:
+        return attend_one(q[0], keys[:group.N], values[:group.N], scale)[None]
+    keys[group.empty] = values[group.empty] = 0
+    k, v = (torch.from_numpy(x).view(B, -1, G, D).transpose(1, 2) for x in (keys, values))
     mixed = scaled_dot_product_attention(torch.from_numpy(q).view(B, G, H // G, D), k, v,
-                                         torch.from_numpy(seen)[:, None, None], scale=scale)
+                                         group.mask, scale=scale)               # (B, G, H/G, D)
     return mixed.reshape(B, H, D).numpy()
 
 
-def context(pages, table, N):                       # (P, S, G, D), [page] -> (N, G, D)
-    """Keys or values of a sequence; those of pages that follow each other are not copied."""
-    first, end = table[0], table[0] + len(table)
-    pages = pages[first:end] if table == list(range(first, end)) else pages[table]
-    return pages.reshape(-1, *pages.shape[2:])[:N]
-
-
-def sequences(q, k_pages, v_pages, block_tables, cu_q, lens):
+def sequences(shape, k_pages, v_pages, block_tables, cu_q, lens):
     """[(pages, tokens, first row of q, the row behind its last)] of the sequences with new tokens;
-    None where something does not fit together."""
-    (P, S, G, D), ends, found = k_pages.shape, cu_q.tolist(), []
-    if v_pages.shape != k_pages.shape or q.shape[2:] != (D,) or q.shape[1] % G:
+    None where something does not fit together. shape: of q, (T, H, D)"""
+    (P, S, G, D), (T, H, width), found = k_pages.shape, shape, []
+    tables, ends, lens = block_tables.tolist(), cu_q.tolist(), lens.tolist()
+    if v_pages.shape != k_pages.shape or width != D or H % G:
         return None
-    if ends[0] != 0 or ends[-1] > len(q) or not len(ends) - 1 == len(lens) == len(block_tables):
+    if ends[0] != 0 or ends[-1] > T or not len(ends) - 1 == len(lens) == len(tables):
         return None
-    for table, N, (begin, end) in zip(block_tables.tolist(), lens.tolist(), pairwise(ends),
-                                      strict=True):
+    for table, N, (begin, end) in zip(tables, lens, pairwise(ends), strict=True):
         used = table[:-(-N // S)]                           # the last may be part empty
         if not 0 <= end - begin <= N <= S * len(used):
             return None
@@ -87,39 +110,34 @@ def sequences(q, k_pages, v_pages, block_tables, cu_q, lens):
     return found
 
 
-def batches(found, page):
-    """[[sequence]] whose keys are gathered in one call each, the longest last.
+def groups(found, k_pages):
+    """[Group] of sequences with one new token each: similar lengths, at most GATHERED bytes.
 
-    found: of what `sequences` lists those with one new token    page: bytes of keys in a page
+    found: of what `sequences` lists    k_pages: (P, S, G, D)
     """
-    batch = []
+    page, batches = k_pages[0].nbytes, []
     for sequence in sorted(found, key=lambda sequence: len(sequence[0])):
-        if batch and (len(batch) + 1) * len(sequence[0]) * page > GATHERED:
-            yield batch
-            batch = []
-        batch.append(sequence)
-    if batch:
-        yield batch
+        if not batches or (len(batches[-1]) + 1) * len(sequence[0]) * page > GATHERED:
+            batches.append([])
+        batches[-1].append(sequence)
+    return [Group.of(batch, k_pages.shape[1]) for batch in batches]
 
 
 def paged_attention_host(q, k_pages, v_pages, block_tables, cu_q, lens, scale):
     """As paged_attention; those with several new tokens each for themselves."""
-    arrays = q, k_pages, v_pages, block_tables, cu_q, lens
-    if not plain(q, k_pages, v_pages) or not scale > 0 or (found := sequences(*arrays)) is None:
-        return TORCH.paged_attention(*arrays, scale)        # or its word on what is wrong
+    others = k_pages, v_pages, block_tables, cu_q, lens
+    if (not plain(q, k_pages, v_pages) or not scale > 0
+            or (found := sequences(q.shape, *others)) is None):
+        return TORCH.paged_attention(q, *others, scale)     # or its word on what is wrong
     q, k_pages, v_pages = q.numpy(), k_pages.numpy(), v_pages.numpy()
-    out = np.zeros_like(q)                                                      # (T, H, D)
-    one = [sequence for sequence in found if sequence[3] - sequence[2] == 1]
-    for table, N, begin, end in found:
-        if end - begin > 1:
-            new = q[begin:end], context(k_pages, table, N), context(v_pages, table, N)
-            out[begin:end] = attend_more(*map(torch.from_numpy, new), scale)
-    for batch in batches(one, k_pages.nbytes // len(k_pages)):
-        rows = [begin for _, _, begin, _ in batch]
-        if len(batch) > 1:
-            out[rows] = attend_each(q[rows], k_pages, v_pages, batch, scale)
+    out, one = np.zeros_like(q), []                                             # (T, H, D)
+    for sequence in found:
+        table, N, begin, end = sequence
+        if end - begin == 1:
+            one.append(sequence)
         else:
-            ((table, N, begin, _),) = batch
-            seen = context(k_pages, table, N), context(v_pages, table, N)
-            out[begin] = attend_one(q[begin], *seen, scale)
+            new = [q[begin:end], *(gathered(x, places(table))[:N] for x in (k_pages, v_pages))]
+            out[begin:end] = attend_more(*map(torch.from_numpy, new), scale)
+    for group in groups(one, k_pages):
+        out[group.rows] = attend_group(q[group.rows], k_pages, v_pages, group, scale)
     return torch.from_numpy(out)

@@ -21,6 +21,7 @@ from layer2_graph import (
     host,
     host_attention,
     host_kernels,
+    host_llama,
     load,
     settle,
     tile,
@@ -217,9 +218,9 @@ def test_paged_attention(agree, order, counts, lens):
 
 def test_many_that_decode(agree, monkeypatch):
     """In batches of similar length. Slots without a token hold NaN: nobody reads them."""
-    seen, each = [], host_attention.attend_each
-    monkeypatch.setattr(host_attention, "attend_each",
-                        lambda *args: seen.append(args[3]) or each(*args))
+    seen, each = [], host_attention.attend_group
+    monkeypatch.setattr(host_attention, "attend_group",
+                        lambda *args: seen.append(args[3].rows) or each(*args))
     monkeypatch.setattr(host_attention, "GATHERED", 10 * 16 * 2 * 16 * 4)      # 10 pages
     lens, S = [1, 16, 17, 90, 5, 33, 31, 20], 16
     tables = torch.randperm(48).view(8, 6)
@@ -232,7 +233,7 @@ def test_many_that_decode(agree, monkeypatch):
     want = TORCH.paged_attention(*arguments)
     got = HOST.paged_attention(arguments[0], k_pages, v_pages, *arguments[3:])
     agree(got.double(), want.double().numpy(), "float32", "attention")
-    assert [[N for _, N, *_ in batch] for batch in seen] == [[1, 16, 5, 17, 31], [20, 33]]
+    assert [[lens[b] for b in rows] for rows in seen] == [[1, 16, 5, 17, 31], [20, 33], [90]]
 
 
 def broken(**changes):
@@ -305,6 +306,70 @@ def test_rows_that_nobody_asks_for_are_left_out(agree, m):
         assert rows[-2] == (2 if all(new_here) else sum(map(len, new)))     # before the last mlp
     for one, other in ((caches[1].k, caches[0].k), (caches[1].v, caches[0].v)):
         agree(one, other.double().numpy(), "float32", "what is kept")
+
+
+@pytest.mark.parametrize("tiled", [False, True])
+@pytest.mark.parametrize("m", FAMILIES)
+def test_steps_of_decoding_go_around_the_table(agree, monkeypatch, m, tiled):
+    """One sequence, several, in any order of lengths: the scores of g01, and the keys and values.
+    A model with biases or norms of heads asks the table, and so does all that is no decoding."""
+    if tiled:
+        monkeypatch.setattr(host, "TILED", 0)
+    around, own = [], host_llama.decode
+    monkeypatch.setattr(host_llama, "decode", lambda *args: (
+        around.append((scores := own(*args)) is not None) or scores))
+    lean = not (m.qk_norm or m.bias_qkv)
+    for first in ([[1, 2, 3]], [[3] * 20, [4], [5] * 17]):
+        models = random_model(m, TORCH), random_model(m, HOST, HostLlama)
+        if tiled:
+            tile(models[1])
+        caches = [PagedCache(m, len(first), 40) for _ in models]
+        caches[1].k[:], caches[1].v[:] = torch.nan, torch.nan       # nobody reads an empty slot
+        around.clear()
+        one = [[7] for _ in first]
+        for new in (first, one, one, [[8, 9] for _ in first], one):
+            want, got = (model.forward(cache.step(new), cache)
+                         for model, cache in zip(models, caches, strict=True))
+            agree(got, want.double().numpy(), "float32", f"scores after {new}")
+        assert around == [False, lean, lean, False, lean]
+        for kept, right in ((caches[1].k, caches[0].k), (caches[1].v, caches[0].v)):
+            there = ~kept.isnan()
+            assert there.sum() == m.L * m.G * m.D * sum(caches[1].lens)
+            agree(kept[there], right[there].double().numpy(), "float32", "what is kept")
+
+
+def test_layers_that_were_replaced_are_used(agree):
+    models = random_model(TINY, TORCH), random_model(TINY, HOST, HostLlama)
+    caches = [PagedCache(TINY, 1, 20) for _ in models]
+    for change in (lambda model: model, settle, tile):
+        for layers in (models[0].layers, change(models[1]).layers):
+            layers[0].mlp_norm.mul_(1.5)
+        want, got = (model.forward(cache.step([[3]]), cache)
+                     for model, cache in zip(models, caches, strict=True))
+        agree(got, want.double().numpy(), "float32", change.__name__)
+
+
+@pytest.mark.parametrize("change", [
+    lambda step: step._replace(slots=torch.tensor([-1, 40])),           # a padded row's
+    lambda step: step._replace(cu_q=torch.tensor([0, 1, 1], dtype=torch.int32)),
+    lambda step: step._replace(lens=torch.tensor([1, 200], dtype=torch.int32)),
+    lambda step: step._replace(slots=torch.tensor([1]))])
+def test_what_does_not_fit_goes_to_the_table(change):
+    model, cache = random_model(TINY, HOST, HostLlama), PagedCache(TINY, 2, 40)
+    assert host_llama.decode(model, cache.step([[1], [2]]), cache) is not None
+    assert host_llama.decode(model, change(cache.step([[1], [2]])), cache) is None
+    for other in (cache.k.double(), cache.k.transpose(2, 3).contiguous().transpose(2, 3)):
+        odd = PagedCache(TINY, 2, 40)
+        odd.k = other
+        assert host_llama.decode(model, odd.step([[1], [2]]), odd) is None
+
+
+def test_more_tokens_than_numpy_gains_from_go_to_the_table(monkeypatch):
+    monkeypatch.setattr(host_llama, "FEW", 1)
+    model = random_model(TINY, HOST, HostLlama)
+    for B, lean in ((1, True), (2, False)):
+        cache = PagedCache(TINY, B, 20)
+        assert (host_llama.decode(model, cache.step([[1]] * B), cache) is not None) == lean
 
 
 @pytest.mark.parametrize("kind", [Llama, HostLlama])
