@@ -180,6 +180,8 @@ def serve(
           f"{'this CPU, kernels in the simulator' if simulated else device.torch_device()}")
     say_whose(llama.ops.sources(), used(llama), own)
     if isinstance(llama, HostLlama):
+        if None not in llama.arrays():
+            print(f"  {'decoding':16} host       host_llama.decode, without these operations")
         tile(llama)
     run(engine, name or called, Limits(body, tokens, queue, seconds, grace), api_key,
         listen(host, port), own["Bridge"] or Bridge)

@@ -922,7 +922,8 @@ def test_sigterm_under_load():
             assert process.poll() is None
             said += process.stdout.readline()
         port = int(re.search(r"Listening on http://127\.0\.0\.1:(\d+)", said)[1])
-        assert "add_rmsnorm_host" in said and "Scheduler        reference" in said
+        assert "add_rmsnorm_host" in said and "host_llama.decode" in said
+        assert "Scheduler        reference" in said
         fields = {"model": "small", "prompt": "Once upon a time", "max_tokens": 60,
                   "ignore_eos": True, "stream": True}
         first = threading.Event()
