@@ -142,5 +142,3 @@ class HostLlama(FusedLlama):
         y, residual = ops.add_rmsnorm(x, residual[rows], layer.mlp_norm, self.config.eps)
         return last_scores(self, self.linear(self.gated(layer, y), layer.down), residual,
                            slice(None))
-
-

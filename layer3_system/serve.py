@@ -179,10 +179,8 @@ def serve(
     print(f"{called}: {sum(w.numel() for w in weights.values()):,} weights, on "
           f"{'this CPU, kernels in the simulator' if simulated else device.torch_device()}")
     say_whose(llama.ops.sources(), used(llama), own)
-    if isinstance(llama, HostLlama):
-        if None not in llama.arrays():
-            print(f"  {'decoding':16} host       host_llama.decode, without these operations")
-        tile(llama)
+    if isinstance(llama, HostLlama) and None not in tile(llama).arrays():
+        print(f"  {'decoding':16} host       host_llama.decode, in NumPy around the table")
     run(engine, name or called, Limits(body, tokens, queue, seconds, grace), api_key,
         listen(host, port), own["Bridge"] or Bridge)
 

@@ -198,6 +198,17 @@ def test_slots_beyond_the_pages_are_refused(slot):
         HOST.write_kv(k, k, *pages, torch.tensor([slot]))
 
 
+def test_pages_that_do_not_lie_in_one_piece_are_torchs(agree):
+    """NumPy's reshape would copy them, and what is written to a copy is lost without a word."""
+    k, slots = randn(2, 5, 16), torch.tensor([3, 7])
+    pages = [randn(2, 5, 4, 16).transpose(1, 2) for _ in range(2)]      # (P, S, G, D), not in order
+    assert not pages[0].is_contiguous()
+    same(agree, "write_kv", k, k + 1, *pages, slots)
+    with pytest.raises(RuntimeError, match="view size"):
+        HOST.rope_and_cache(randn(2, 5, 16), k, k + 1, randn(20, 8), randn(20, 8),
+                            torch.tensor([0, 19]), *pages, slots)
+
+
 # ---- attention
 
 
