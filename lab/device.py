@@ -31,6 +31,13 @@ def bare_environment():
                       TMPDIR="/tmp", TRITON_CACHE_DIR="/tmp/triton", TRITON_HOME="/tmp")
 
 
+def library_settings():
+    """{variable: value} of those that are set and tell NumPy's or PyTorch's libraries for which
+    processor to compute, or on how many threads."""
+    return {name: value for name, value in sorted(os.environ.items())
+            if name.startswith(("OPENBLAS_", "OMP_", "MKL_"))}
+
+
 def cache_folder():
     """Where compiled kernels and prepared lessons are kept between runs."""
     base = os.environ.get("XDG_CACHE_HOME")

@@ -127,10 +127,10 @@ from layer2_graph.g08_activation_kv_quantization import (
 from layer2_graph.host import (
     host_kernels,
     settle,
-    tile,
 )
 from layer2_graph.host_llama import (
     HostLlama,
+    tile,
 )
 from layer2_graph.launches import (
     Launches,

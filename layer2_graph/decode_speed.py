@@ -37,6 +37,7 @@ from day01_roofline import (
 from day01_roofline import measure as measure_jobs
 from lab.bench import row
 from lab.course import ROOT, CourseError
+from lab.device import library_settings
 from lab.speed import cpu_model
 from layer1_kernels import kernels
 from layer2_graph.checkpoint import read_weights, shapes
@@ -216,7 +217,8 @@ def measure_all():
         "date": datetime.date.today().isoformat(), "rounds": ROUNDS, "prompt": PROMPT,
         "written": 1 + WARM + STEPS, "timed": STEPS, "ours": OURS,
         "machine": {"cpu": cpu_model(), "cores": len(os.sched_getaffinity(0)),
-                    "threads": torch.get_num_threads(), "load_before": os.getloadavg()[0]},
+                    "threads": torch.get_num_threads(), "load_before": os.getloadavg()[0],
+                    "settings": library_settings()},
         "versions": {name: importlib.metadata.version(name)
                      for name in ("torch", "numpy", "transformers")},
         "models": {}, "targets": []}

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from layer2_graph.host_attention import TORCH, paged_attention_host, plain
 
-__all__ = ["host_kernels", "settle", "tile"]
+__all__ = ["host_kernels", "settle"]
 
 CACHED = 1 << 20        # bytes of a matrix that may lie in a core's cache
 SHARE = 2 << 20         # bytes of a matrix that gains by a second thread
@@ -32,8 +32,6 @@ ALONE, WAITED = 25e9, 2e-3      # bytes/s that one thread reads; seconds beyond 
 RESTING = 1000          # products: five steps of 135M, ten times as long as a wait
 FEW = 64                # tokens: with more, PyTorch's threads gain more than lean calls do
 MANY = 16               # tokens that earn back what it costs to hand a matrix to oneDNN
-TILED = 1 << 20         # bytes of a matrix from which oneDNN gains more than its call costs
-ROWS = 32               # tokens that tiles are made for: it takes what suits 8 to 256
 
 
 def host_kernels():
@@ -67,30 +65,6 @@ def settle(model):
         return piece.as_strided(a.shape, a.stride(), piece.storage_offset() + a.storage_offset())
 
     model.weights, model.embedding, model.norm, model.head, model.layers = tree_map(moved, held)
-    return model
-
-
-def tile(model):
-    """Lay out the large matrices of a HostLlama for several tokens at a time; the same model again.
-
-    What multiplies the same weights with several tokens wants them in tiles that fit registers, and
-    PyTorch makes such tiles anew in each call. oneDNN keeps them, in opaque arrays that no other
-    table than host_kernels' can take. `weights` is empty then, so that nothing is held twice but an
-    embedding that is the head as well. A model that is no float32 on a CPU, or a PyTorch without
-    oneDNN, stays as it is.
-    """
-    if not (torch.backends.mkldnn.is_available() and plain(*model.weights.values())):
-        return model
-
-    def tiled(weight):
-        if weight.nbytes < TILED:
-            return weight
-        return torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)    # what torch.compile calls
-
-    model.layers = [layer._replace(**{
-        name: (tiled(weight), bias) for name in ("qkv", "o", "gate_up", "down")
-        for weight, bias in [getattr(layer, name)]}) for layer in model.layers]
-    model.head, model.weights = tiled(model.head), {}
     return model
 
 
@@ -182,22 +156,27 @@ def add_rmsnorm_host(x, residual, w, eps):          # 2 × (T, C), (C,) -> 2 × 
     return rmsnorm_host(residual, w, eps), residual
 
 
-def turned(heads, c, s):                            # (T, H, D), 2 × (T, 1, D/2) -> (T, H, D)
-    """Heads as rope turns them. c, s: `turns` of cos and of sin"""
-    half = c.shape[2]
-    a, b = heads[..., :half], heads[..., half:]                         # (T, H, D/2)
-    return np.concatenate((a * c - b * s, b * c + a * s), axis=2)
+def turned(heads, c, s):                            # (T, H, D), 2 × (T, 1, D) -> (T, H, D)
+    """Heads as rope turns them. c, s: of `turns`"""
+    half = heads.shape[2] // 2
+    other = np.concatenate((heads[..., half:], heads[..., :half]), axis=2)
+    other *= s
+    out = heads * c
+    out += other
+    return out
 
 
-def turns(table, positions):                        # (N, D/2), (T,) -> (T, 1, D/2)
-    return table.numpy().take(positions.numpy(), 0)[:, None]
+def turns(cos, sin, positions):                     # 2 × (N, D/2), (T,) -> 2 × (T, 1, D)
+    """The factor of each number, and that of the number it turns with."""
+    c, s = (table.numpy().take(positions.numpy(), 0) for table in (cos, sin))   # (T, D/2)
+    return (np.concatenate(pair, axis=1)[:, None] for pair in ((c, c), (-s, s)))
 
 
 def rope_host(q, k, cos, sin, positions):
     """As rope."""
     if not few(q, k, cos, sin) or len(positions) != len(q):
         return TORCH.rope(q, k, cos, sin, positions)
-    c, s = turns(cos, positions), turns(sin, positions)
+    c, s = turns(cos, sin, positions)
     for heads in (q.numpy(), k.numpy()):
         heads[:] = turned(heads, c, s)
 
@@ -235,6 +214,6 @@ def rope_and_cache_host(q, k, v, cos, sin, positions, k_pages, v_pages, slots):
             or (into := opened(slots, T, k_pages, v_pages)) is None):
         return TORCH.rope_and_cache(q, k, v, cos, sin, positions, k_pages, v_pages, slots)
     slots, keys, values = into
-    c, s = turns(cos, positions), turns(sin, positions)
+    c, s = turns(cos, sin, positions)
     both = turned(np.concatenate((q.numpy(), k.numpy()), axis=1), c, s)
     q.numpy()[:], keys[slots], values[slots] = both[:, :H], both[:, H:], v.numpy()

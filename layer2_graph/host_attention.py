@@ -1,9 +1,10 @@
-"""Attention of new tokens to pages on a CPU: one by NumPy, several by PyTorch's fused kernel
+"""Attention of new tokens to pages on a CPU: by NumPy, or by PyTorch's fused kernel
 
 T: new tokens   B: sequences   N: a context   H G D: query heads, key heads, head width
 P S: pages, slots of a page
 Sequences that decode have one new token each. A loop over them costs as many calls as there are, so
-those of similar length share one: their pages are gathered, and padded to the longest of them.
+those of similar length share one: their pages are gathered, and padded to the longest of them. Up
+to SHORT slots that is NumPy's, beyond it and for several new tokens of a sequence PyTorch's.
 """
 
 from itertools import pairwise
@@ -17,6 +18,7 @@ from layer1_kernels import kernels
 
 TORCH = kernels("torch")
 GATHERED = 1 << 20      # bytes of keys in one call: with the values they stay in a core's cache
+SHORT = 256             # slots of a sequence up to which NumPy's calls cost less than PyTorch's one
 
 
 def plain(*arrays):
@@ -26,12 +28,16 @@ def plain(*arrays):
     return True
 
 
+def mixed(scores, values):                          # (…, H/G, N), (…, N, D) -> (…, H/G, D)
+    """Softmax of scores, and the values in these shares."""
+    weights = np.exp(scores - np.maximum.reduce(scores, -1, keepdims=True))
+    return weights @ values / np.add.reduce(weights, -1, keepdims=True)
+
+
 def attend_one(q, keys, values, scale):             # (H, D), 2 × (N, G, D) -> (H, D)
     """What one token sees: all of its context."""
     scores = (q * scale).reshape(keys.shape[1], -1, q.shape[1]) @ keys.transpose(1, 2, 0)
-    weights = np.exp(scores - np.maximum.reduce(scores, -1, keepdims=True))     # (G, H/G, N)
-    mixed = weights @ values.transpose(1, 0, 2)                                 # (G, H/G, D)
-    return (mixed / np.add.reduce(weights, -1, keepdims=True)).reshape(q.shape)
+    return mixed(scores, values.transpose(1, 0, 2)).reshape(q.shape)            # (G, H/G, N)
 
 
 def attend_more(q, keys, values, scale):            # (T, H, D), 2 × (N, G, D) -> (T, H, D)
@@ -39,14 +45,15 @@ def attend_more(q, keys, values, scale):            # (T, H, D), 2 × (N, G, D) 
     T, N = len(q), len(keys)
     q, keys, values = (x.transpose(0, 1)[None] for x in (q, keys, values))      # (1, H, T, D), …
     seen = None if T == N else torch.ones(T, N, dtype=torch.bool).tril(N - T)   # (T, N)
-    mixed = scaled_dot_product_attention(q, keys, values, seen, is_causal=T == N, scale=scale,
+    found = scaled_dot_product_attention(q, keys, values, seen, is_causal=T == N, scale=scale,
                                          enable_gqa=True)
-    return mixed[0].transpose(0, 1)                 # as it lies in memory: PyTorch has it so, too
+    return found[0].transpose(0, 1)                 # as it lies in memory: PyTorch has it so, too
 
 
 def gathered(pages, at):                            # (P, S, G, D) -> (slots, G, D)
     """Keys or values of some pages, one slot after the other."""
-    return pages[at].reshape(-1, *pages.shape[2:])
+    found = pages[at] if isinstance(at, slice) else pages.take(at, 0)   # twice as fast as [at]
+    return found.reshape(-1, *pages.shape[2:])
 
 
 def places(table):
@@ -62,19 +69,20 @@ class Group(NamedTuple):
     at: np.ndarray | slice      # pages of each; the shorter ones end with their first page again
     N: int                      # the longest context
     empty: np.ndarray = None    # numbers of gathered slots without a token; they may hold NaN
-    mask: torch.Tensor = None   # (B, 1, 1, slots): 0 where there is a token, -inf where not
+    mask: np.ndarray = None     # (B, 1, 1, slots): 0 where there is a token, -inf where not
 
     @classmethod
     def of(cls, batch, S):
-        """batch: of what `sequences` lists, the longest last    S: slots of a page"""
-        rows, lens = [begin for _, _, begin, _ in batch], [N for _, N, *_ in batch]
+        """batch: of what `sequences` lists    S: slots of a page"""
+        tables, lens, rows, _ = map(list, zip(*batch, strict=True))
         if len(batch) == 1:
-            return cls(rows, places(batch[0][0]), lens[0])
-        longest = len(batch[-1][0])
-        at = np.array([table + table[:1] * (longest - len(table)) for table, *_ in batch])
+            return cls(rows, places(tables[0]), lens[0])
+        longest = max(map(len, tables))
+        at = np.array([table + table[:1] * (longest - len(table)) for table in tables])
         empty = np.arange(longest * S) >= np.array(lens)[:, None]               # (B, slots)
-        mask = torch.from_numpy(np.where(empty, np.float32(-np.inf), np.float32(0)))
-        return cls(rows, at, max(lens), np.flatnonzero(empty), mask[:, None, None])
+        mask = np.zeros(empty.shape, np.float32)
+        mask[empty] = -np.inf
+        return cls(rows, at, max(lens), empty.ravel().nonzero()[0], mask[:, None, None])
 
 
 def attend_group(q, k_pages, v_pages, group, scale):
@@ -84,10 +92,14 @@ def attend_group(q, k_pages, v_pages, group, scale):
     if B == 1:
         return attend_one(q[0], keys[:group.N], values[:group.N], scale)[None]
     keys[group.empty] = values[group.empty] = 0
-    k, v = (torch.from_numpy(x).view(B, -1, G, D).transpose(1, 2) for x in (keys, values))
-    mixed = scaled_dot_product_attention(torch.from_numpy(q).view(B, G, H // G, D), k, v,
-                                         group.mask, scale=scale)               # (B, G, H/G, D)
-    return mixed.reshape(B, H, D).numpy()
+    keys, values = (x.reshape(B, -1, G, D).transpose(0, 2, 1, 3) for x in (keys, values))
+    q = q.reshape(B, G, H // G, D)
+    if group.N <= SHORT:
+        scores = (q * scale) @ keys.transpose(0, 1, 3, 2) + group.mask          # (B, G, H/G, slots)
+        return mixed(scores, values).reshape(B, H, D)
+    found = scaled_dot_product_attention(*map(torch.from_numpy, (q, keys, values, group.mask)),
+                                         scale=scale)                           # (B, G, H/G, D)
+    return found.reshape(B, H, D).numpy()
 
 
 def sequences(shape, k_pages, v_pages, block_tables, cu_q, lens):
@@ -115,12 +127,14 @@ def groups(found, k_pages):
 
     found: of what `sequences` lists    k_pages: (P, S, G, D)
     """
-    page, batches = k_pages[0].nbytes, []
+    page, S, batches = k_pages[0].nbytes, k_pages.shape[1], []
+    if found and len(found) * max(len(table) for table, *_ in found) * page <= GATHERED:
+        return [Group.of(found, S)]
     for sequence in sorted(found, key=lambda sequence: len(sequence[0])):
         if not batches or (len(batches[-1]) + 1) * len(sequence[0]) * page > GATHERED:
             batches.append([])
         batches[-1].append(sequence)
-    return [Group.of(batch, k_pages.shape[1]) for batch in batches]
+    return [Group.of(batch, S) for batch in batches]
 
 
 def paged_attention_host(q, k_pages, v_pages, block_tables, cu_q, lens, scale):

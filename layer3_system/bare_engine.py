@@ -41,7 +41,7 @@ class Writer:
     def add(self, token, written):
         """Text to show now. written: tokens of the answer so far, this one included."""
         text = self.letters.add(token)
-        return self.stops.add(text) if written > self.min_tokens else text
+        return self.stops.add(text) if self.stops.stops and written > self.min_tokens else text
 
     def rest(self):
         """What was held back, at the end of an answer that no stop ended."""
@@ -212,6 +212,8 @@ class BareEngine:
 
     def carry_over(self, step, counts):
         """Put tokens that are still being computed into a step that builds on them."""
+        if not self.flights:
+            return
         came = {draw.request: flight.tokens[i] for flight in self.flights
                 for i, draw in enumerate(flight.draws)}
         for request, end in zip(counts, step.cu_q[1:].tolist(), strict=True):
@@ -224,28 +226,33 @@ class BareEngine:
         """Read what a step computed, and tell everybody: [Output]."""
         found, outputs = {}, []
         for draw, token in zip(flight.draws, flight.tokens.tolist(), strict=True):
-            found.setdefault(draw.request, []).append((token, flight.logits[draw.row]))
+            found.setdefault(draw.request, []).append((token, draw.row))
         for request, begin in zip(flight.counts, flight.step.cu_q.tolist(), strict=False):
             if request.status == "finished":
                 continue
             self.note_prompt(request, flight, begin)
             if request not in found:
                 self.pool.remember(request)
+            elif not request.forks:
+                continue
             elif request.status == "running":
                 self.scheduler.fork(request)
-            elif request.forks:             # preempted meanwhile: they need its prompt once more
+            else:                           # preempted meanwhile: they need its prompt once more
                 del found[request]
                 request.pending -= 1
         for request, drawn in found.items():
             if request.status != "finished" and not request.leader:
-                outputs.append(self.take(request, drawn))
+                outputs.append(self.take(request, drawn, flight.logits))
         return outputs
 
-    def take(self, request, drawn):
-        """The next tokens of a request: the guesses that came true, and one more. An Output."""
+    def take(self, request, drawn, logits):
+        """The next tokens of a request: the guesses that came true, and one more. An Output.
+
+        drawn: [(token, row of logits that it was drawn from)]
+        """
         new, text, reason = [], "", None
         request.pending -= request.pending > 0
-        for i, (token, scores) in enumerate(drawn):
+        for i, (token, row) in enumerate(drawn):
             if i and request.draft[i - 1] != new[-1]:
                 break
             if token < 0:
@@ -255,16 +262,17 @@ class BareEngine:
             request.output.append(token)
             request.token_times.append(self.clock())
             if request.params.logprobs is not None:
-                request.logprobs.append(logprobs_of(scores, token, request.params.logprobs))
+                request.logprobs.append(
+                    logprobs_of(logits[row], token, request.params.logprobs))
             reason = finish_reason(request, self.model.config.ends)
             if reason != "stop":
                 text += request.writer.add(token, len(request.output))
                 reason = "stop" if request.writer.stops.found else reason
             if reason:
                 break
-        request.num_computed = min(request.num_computed, request.num_computed
-                                   - len(request.draft) + max(len(new) - 1, 0))
-        request.draft = []
+        if request.draft:
+            request.num_computed -= max(len(request.draft) - max(len(new) - 1, 0), 0)
+            request.draft = []
         self.pool.remember(request)
         if reason:
             text += "" if request.writer.stops.found else request.writer.rest()

@@ -25,6 +25,7 @@ import torch
 
 from day01_roofline import take_turns
 from lab.course import ROOT, CourseError
+from lab.device import library_settings
 from lab.speed import cpu_model
 from layer2_graph import HostLlama, host_kernels, tile
 from layer2_graph.decode_speed import MODELS
@@ -170,7 +171,7 @@ def measure(run, model):
     arm, load = run.rsplit(" ", 1)
     m, weights = MODELS[model]()
     asked = jobs(load, m.V)
-    ARMS[arm](m, weights, [(prompt, 2) for prompt, _ in asked[:1]])      # warm up
+    ARMS[arm](m, weights, [(prompt, 2) for prompt, _ in asked])         # warm up
     rate, own, texts = ARMS[arm](m, weights, asked)
     return {"rate": rate, "own": own, "tokens": texts}
 
@@ -206,7 +207,8 @@ def measure_all(rounds):
         "date": datetime.date.today().isoformat(), "rounds": rounds, "prompt": PROMPT,
         "written": WRITTEN, "trace": TRACE, "seats": SEATS, "budget": BUDGET,
         "machine": {"cpu": cpu_model(), "cores": len(os.sched_getaffinity(0)),
-                    "threads": torch.get_num_threads(), "load_before": os.getloadavg()[0]},
+                    "threads": torch.get_num_threads(), "load_before": os.getloadavg()[0],
+                    "settings": library_settings()},
         "versions": {name: importlib.metadata.version(name)
                      for name in ("torch", "numpy", "transformers")},
         "models": {}, "targets": []}

@@ -132,7 +132,7 @@ def test_a_forked_process_has_threads_of_its_own(monkeypatch):
 def test_matrices_in_tiles(agree, rows, N, K):
     """Any shape, any number of tokens, and tokens that lie apart."""
     x, w = randn(rows, K), randn(2 * N, K)
-    packed = torch.ops.mkldnn._reorder_linear_weight(w, host.ROWS)
+    packed = torch.ops.mkldnn._reorder_linear_weight(w, host_llama.ROWS)
     wide = randn(rows, 2 * K)[:, :K]
     for own, name in ((x, "matmul"), (wide, "matmul"), (x, "matmul_swiglu")):
         want = getattr(TORCH, name)(own, w)
@@ -227,8 +227,10 @@ def test_paged_attention(agree, order, counts, lens):
          torch.tensor(lens, dtype=torch.int32), 0.25)
 
 
-def test_many_that_decode(agree, monkeypatch):
+@pytest.mark.parametrize("short", [0, host_attention.SHORT])
+def test_many_that_decode(agree, monkeypatch, short):
     """In batches of similar length. Slots without a token hold NaN: nobody reads them."""
+    monkeypatch.setattr(host_attention, "SHORT", short)
     seen, each = [], host_attention.attend_group
     monkeypatch.setattr(host_attention, "attend_group",
                         lambda *args: seen.append(args[3].rows) or each(*args))
@@ -320,16 +322,16 @@ def test_rows_that_nobody_asks_for_are_left_out(agree, m):
 
 
 @pytest.mark.parametrize("tiled", [False, True])
+@pytest.mark.parametrize("lean", [0, 1, host_llama.LEAN])
 @pytest.mark.parametrize("m", FAMILIES)
-def test_steps_of_decoding_go_around_the_table(agree, monkeypatch, m, tiled):
+def test_steps_of_decoding_go_around_the_table(agree, monkeypatch, m, lean, tiled):
     """One sequence, several, in any order of lengths: the scores of g01, and the keys and values.
     A model with biases or norms of heads asks the table, and so does all that is no decoding."""
-    if tiled:
-        monkeypatch.setattr(host, "TILED", 0)
+    monkeypatch.setattr(host_llama, "LEAN", lean)
     around, own = [], host_llama.decode
     monkeypatch.setattr(host_llama, "decode", lambda *args: (
         around.append((scores := own(*args)) is not None) or scores))
-    lean = not (m.qk_norm or m.bias_qkv)
+    plain = not (m.qk_norm or m.bias_qkv)
     for first in ([[1, 2, 3]], [[3] * 20, [4], [5] * 17]):
         models = random_model(m, TORCH), random_model(m, HOST, HostLlama)
         if tiled:
@@ -342,22 +344,39 @@ def test_steps_of_decoding_go_around_the_table(agree, monkeypatch, m, tiled):
             want, got = (model.forward(cache.step(new), cache)
                          for model, cache in zip(models, caches, strict=True))
             agree(got, want.double().numpy(), "float32", f"scores after {new}")
-        assert around == [False, lean, lean, False, lean]
+        assert around == [False, plain, plain, False, plain]
         for kept, right in ((caches[1].k, caches[0].k), (caches[1].v, caches[0].v)):
             there = ~kept.isnan()
             assert there.sum() == m.L * m.G * m.D * sum(caches[1].lens)
             agree(kept[there], right[there].double().numpy(), "float32", "what is kept")
 
 
-def test_layers_that_were_replaced_are_used(agree):
-    models = random_model(TINY, TORCH), random_model(TINY, HOST, HostLlama)
-    caches = [PagedCache(TINY, 1, 20) for _ in models]
-    for change in (lambda model: model, settle, tile):
-        for layers in (models[0].layers, change(models[1]).layers):
-            layers[0].mlp_norm.mul_(1.5)
-        want, got = (model.forward(cache.step([[3]]), cache)
-                     for model, cache in zip(models, caches, strict=True))
-        agree(got, want.double().numpy(), "float32", change.__name__)
+@pytest.mark.parametrize("N, K, n", [
+    (320, 192, 64), (192, 512, 64), (96, 513, 32), (64, 2048, 16), (33, 8, None), (64, 2049, None),
+    (8, 8, None), (512, 512, None)])
+def test_small_matrices_in_strips(agree, N, K, n):
+    """A product of n rows and LEAN tokens is one thread's: more would begin others."""
+    w, x = randn(N, K), randn(host_llama.LEAN, K)
+    strips = host_llama.in_strips(w.numpy())
+    if n is None:
+        assert strips is None
+        return
+    assert strips.shape == (N // n, K, n) and n * K * len(x) <= host_llama.ONE_THREAD
+    for T in (1, 3, len(x)):
+        found = host_llama.times(strips, x[:T].numpy())
+        agree(torch.from_numpy(found).double(), (x[:T] @ w.T).double().numpy(), "float32", "strips")
+
+
+def test_what_is_small_is_held_twice_and_nothing_else():
+    m = replace(TINY, C=64, H=4, F=8192)                # gate, up and down are large
+    for change in (lambda model: model, tile):
+        model = change(random_model(m, HOST, HostLlama))
+        for few, many in zip(model.arrays(host_llama.LEAN), model.arrays(host_llama.LEAN + 1),
+                             strict=True):
+            assert [few.qkv.ndim, few.o.ndim] == [3, 3]
+            assert few.gate_up is many.gate_up and few.down is many.down
+            assert isinstance(many.o, np.ndarray) == isinstance(many.down, np.ndarray) == (
+                change is not tile)
 
 
 @pytest.mark.parametrize("change", [
@@ -394,20 +413,18 @@ def test_the_small_model_says_the_same(kind):
 
 
 @pytest.mark.parametrize("m", FAMILIES)
-def test_a_model_in_tiles(agree, monkeypatch, m):
-    """The scores of g01, for one token, few and many; only large matrices are laid out anew."""
-    for least, all_of_them in ((0, True), (10**6, False)):
-        monkeypatch.setattr(host, "TILED", least)
-        models = random_model(m, TORCH), tile(random_model(m, HOST, HostLlama))
-        matrices = [getattr(layer, name)[0] for layer in models[1].layers
-                    for name in ("qkv", "o", "gate_up", "down")] + [models[1].head]
-        assert {w.is_mkldnn for w in matrices} == {all_of_them}
-        assert not models[1].weights                    # nothing is held twice
-        caches = [PagedCache(m, 2, 40) for _ in models]
-        for new in ([[1, 2, 3], [4]], [[5], [6]], [[7], [8] * 20], [[9], []]):
-            want, got = (model.forward(cache.step(new), cache, every=True)
-                         for model, cache in zip(models, caches, strict=True))
-            agree(got, want.double().numpy(), "float32", f"scores after {new}")
+def test_a_model_in_tiles(agree, m):
+    """The scores of g01, for one token, few and many; all matrices are laid out anew."""
+    models = random_model(m, TORCH), tile(random_model(m, HOST, HostLlama))
+    matrices = [getattr(layer, name)[0] for layer in models[1].layers
+                for name in ("qkv", "o", "gate_up", "down")] + [models[1].head]
+    assert all(w.is_mkldnn for w in matrices)
+    assert not models[1].weights                        # nothing is held twice
+    caches = [PagedCache(m, 2, 40) for _ in models]
+    for new in ([[1, 2, 3], [4]], [[5], [6]], [[7], [8] * 20], [[9], []]):
+        want, got = (model.forward(cache.step(new), cache, every=True)
+                     for model, cache in zip(models, caches, strict=True))
+        agree(got, want.double().numpy(), "float32", f"scores after {new}")
 
 
 def test_other_models_are_not_tiled():

@@ -1149,6 +1149,14 @@ def test_a_port_that_is_taken(run):
     assert code == 2 and "Address already in use" in wrong and len(wrong.splitlines()) == 1
 
 
+def test_what_is_small_is_sent_at_once():
+    """Else a piece of a stream waits for the client's word on the one before, for up to 40 ms."""
+    with (serving.listen("127.0.0.1", 0) as listening,
+          socket.create_connection(listening.getsockname(), timeout=5),
+          listening.accept()[0] as end):
+        assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_it_says_whose_parts_run(run, monkeypatch):
     monkeypatch.setattr(serving, "run", lambda *given: print(given[1:4]))
     code, said, _ = run("--port", 0, "--name", "mine", "--tokens", 50, "--api-key", "k")
