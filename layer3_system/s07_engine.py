@@ -145,10 +145,9 @@ class Engine(BareEngine):
         given = Step(*(a.to(self.device) for a in step))
         logits = (self.model.forward(given, self.pages, every=True) if every else
                   self.runner.forward(given, self.pages))           # (T or B, V)
-        rows = [draw.row for draw in draws]
-        drawn = logits if rows == list(range(len(logits))) else logits[rows]
-        tokens = (self.sample(drawn, sampling(draws, self.device)) if draws else
-                  torch.tensor(rows))
+        rows = torch.tensor([draw.row for draw in draws], dtype=torch.long, device=self.device)
+        drawn = logits[rows]                    # a copy: a sampler may write to it
+        tokens = self.sample(drawn, sampling(draws, self.device)) if draws else rows
         for request in {draw.request for draw in draws if draw.request in counts}:
             request.pending += 1
         if self.overlap and self.runner is not self.model:

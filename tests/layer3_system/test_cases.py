@@ -582,6 +582,22 @@ def test_case_29_log_probabilities():
     assert seen[0] == seen[1]
 
 
+def test_case_29_a_sampler_that_writes_to_its_scores():
+    """They are its own: log probabilities stay those of the model."""
+    def writes(logits, sampling):
+        tokens = logits.argmax(-1)
+        logits.zero_()
+        return tokens
+
+    found = []
+    for sample in (None, writes):
+        e = engine(sample=sample)
+        requests = [e.submit([n] * 7, params(6, logprobs=2))[0] for n in (3, 4)]
+        run(e)
+        found.append([r.logprobs for r in requests])
+    assert found[0] == found[1]
+
+
 class Guesses:
     """Guesses of which some are right: it knows the prompt's answer, and lies at every fifth."""
 
