@@ -42,7 +42,8 @@ LIMITS = {                      # of one process, beside what it had when it mov
 # a compiler that it started; a box without a limit can bring the kernel to end another one.
 BOX_MEMORY = LIMITS["RLIMIT_DATA"] + 2**30
 LOOK = 0.25                     # seconds from one look at its memory to the next
-NOBODY = 65_000                 # user of the first box where we are root; each job has its own
+NOBODY = 65_000                 # user in a box; where we are root, each job has one of its own
+USERS, EACH = (61_184, 65_472), 64      # there: numbers that systemd gives out in passing, too
 # Folders of the system that a Python process may need, where they are there.
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives",
           "/etc/ld.so.cache", "/etc/localtime")
@@ -100,6 +101,13 @@ class Box:
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
             stream.close()
         self.process.wait()
+
+
+def first_user(pid):
+    """The first of EACH users for the jobs of a grading process. The kernel counts processes by
+    user, so a fork bomb in one run must not leave none to another run beside it."""
+    first, end = USERS
+    return first + pid * EACH % (end - first)
 
 
 def resident(processes):

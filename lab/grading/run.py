@@ -1,6 +1,7 @@
 """Grade a folder of submissions: every unit (a submission, a lesson) once, several at a time."""
 
 import contextlib
+import os
 import tempfile
 import threading
 import time
@@ -29,7 +30,7 @@ class Grading:
         self.lessons, self.journal, self.level = lessons, journal, level
         self.slots = SimpleQueue()              # each job at a time has a user of its own
         for slot in range(jobs):
-            self.slots.put(box.NOBODY + slot)
+            self.slots.put(box.first_user(os.getpid()) + slot % box.EACH)
         self.jobs, self.writing = jobs, threading.Lock()
 
     def units(self):
