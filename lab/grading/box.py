@@ -103,11 +103,12 @@ class Box:
         self.process.wait()
 
 
-def first_user(pid):
-    """The first of EACH users for the jobs of a grading process. The kernel counts processes by
-    user, so a fork bomb in one run must not leave none to another run beside it."""
+def user_of(pid, slot):
+    """The user of a job of a grading process: its own among thousands, and where processes have up
+    to EACH jobs, not another process's either. The kernel counts processes by user, so a fork bomb
+    in one run must not leave none to another run beside it."""
     first, end = USERS
-    return first + pid * EACH % (end - first)
+    return first + (pid * EACH + slot) % (end - first)
 
 
 def resident(processes):

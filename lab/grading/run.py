@@ -30,7 +30,7 @@ class Grading:
         self.lessons, self.journal, self.level = lessons, journal, level
         self.slots = SimpleQueue()              # each job at a time has a user of its own
         for slot in range(jobs):
-            self.slots.put(box.first_user(os.getpid()) + slot % box.EACH)
+            self.slots.put(box.user_of(os.getpid(), slot))
         self.jobs, self.writing = jobs, threading.Lock()
 
     def units(self):

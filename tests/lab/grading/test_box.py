@@ -59,7 +59,11 @@ def test_limits_are_refused_to_root_where_others_cannot_read(monkeypatch, tmp_pa
 
 def test_runs_beside_each_other_have_users_of_their_own():
     """As many as there are groups of users, of processes that began one after the other."""
-    firsts = [box.first_user(pid) for pid in range(4_194_000, 4_194_067)]
-    users = [user for first in firsts for user in range(first, first + box.EACH)]
-    assert len(set(users)) == len(users)
-    assert box.USERS[0] <= min(users) and max(users) < box.USERS[1] < 2**16
+    first, end = box.USERS
+    users = [box.user_of(pid, slot) for pid in range(4_194_000, 4_194_067)
+             for slot in range(box.EACH)]
+    assert sorted(users) == list(range(first, end)) and end <= 2**16 - 2
+
+
+def test_jobs_of_one_run_have_users_of_their_own():
+    assert len({box.user_of(7, slot) for slot in range(1000)}) == 1000
