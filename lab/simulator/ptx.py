@@ -393,7 +393,8 @@ class _Parser:
 
 
 LIBRARY = re.compile(
-    r"/nvidia/[^/]+/include/|/triton/language/|/site-packages/triton/|^cuda_|/cccl/|__nv_nvrtc_builtin")
+    r"/(nvidia/[^/]+|simulator)/include/|/triton/language/|/site-packages/triton/|^cuda_|/cccl/|"
+    r"__nv_nvrtc_builtin")
 TRITON_LIBRARY = {"standard.py", "core.py", "random.py", "math.py", "semantic.py"}
 
 

@@ -1,10 +1,21 @@
-// Limits of the integers: NVRTC has no <limits.h> of its own.
+// Limits of the integers: NVRTC has no <limits.h> of its own. The words are those of CUDA's own
+// <cuda/std/climits>, so that a file may include both.
 #pragma once
 #define CHAR_BIT 8
-#define SHRT_MAX 32767
-#define INT_MAX 2147483647
+#define SCHAR_MIN (-128)
+#define SCHAR_MAX 127
+#define UCHAR_MAX 255
+#define CHAR_MIN SCHAR_MIN
+#define CHAR_MAX SCHAR_MAX
+#define SHRT_MIN (-SHRT_MAX - 1)
+#define SHRT_MAX 0x7fff
+#define USHRT_MAX 0xffff
 #define INT_MIN (-INT_MAX - 1)
-#define UINT_MAX 4294967295U
-#define LLONG_MAX 9223372036854775807LL
-#define LLONG_MIN (-LLONG_MAX - 1LL)
-#define ULLONG_MAX 18446744073709551615ULL
+#define INT_MAX 0x7fffffff
+#define UINT_MAX 0xffffffff
+#define LONG_MIN (-LONG_MAX - 1)
+#define LONG_MAX LLONG_MAX
+#define ULONG_MAX ULLONG_MAX
+#define LLONG_MIN (-LLONG_MAX - 1)
+#define LLONG_MAX 0x7fffffffffffffffLL
+#define ULLONG_MAX 0xffffffffffffffffUL

@@ -130,6 +130,17 @@ def test_compiled_kernels_are_kept_on_disk(tmp_path, a):
         simulator.cache_dir(None)
 
 
+def test_another_text_of_the_own_headers_is_compiled_anew(tmp_path, a, monkeypatch):
+    simulator.cache_dir(tmp_path)
+    try:
+        scale(a, np.zeros_like(a), 32, 2.0)
+        monkeypatch.setattr("lab.simulator.cache.own_headers", lambda: "another text")
+        scale(a, np.zeros_like(a), 32, 2.0)
+        assert len(list(tmp_path.iterdir())) == 2
+    finally:
+        simulator.cache_dir(None)
+
+
 def test_numpy_is_enough():
     """The package imports neither torch nor triton nor cupy nor anything else of the course."""
     import subprocess

@@ -19,6 +19,7 @@ ONE = 'extern "C" __global__ void k(double* y) { y[threadIdx.x] = %s; }'
     ("tuple", "std::get<1>(std::make_tuple(1, 5))", 5),
     ("functional", "std::plus<int>()(2, 3)", 5),
     ("complex", "std::abs(std::complex<double>(3, 4) * std::complex<double>(0, 1))", 5),
+    ("complex", "std::pow(std::complex<float>(0, 2), 2.0f).real() + std::exp(0.0f)", -3),
     ("cstddef", "sizeof(size_t)", 8)])
 def test_headers_that_kernels_include(header, expression, want):
     y = np.zeros(2)
@@ -31,10 +32,47 @@ def test_headers_without_which_nvrtc_does(header):
     run(f"#include <{header}>\n" + ONE % 1, 1, 2, np.zeros(2))
 
 
-def test_short_names_that_need_no_header():
+WITHOUT_A_HEADER = [
+    ("ushort(-1) + uint(1) + ulong(1) + uchar(257)", 65538),
+    ("sizeof(uint8_t) + sizeof(int16_t) + sizeof(int32_t) + sizeof(uint64_t)", 15),
+    ("std::uint32_t(-1) + std::size_t(1)", 2**32),
+    ("INT32_MAX + (double)UINT8_MAX", 2**31 - 1 + 255), ("SIZE_MAX", 2.0**64),
+    ("M_PI + M_PI_4", 1.25 * np.pi), ("FLT_MAX", np.finfo(np.float32).max),
+    ("FLT_EPSILON", np.finfo(np.float32).eps), ("DBL_MIN", np.finfo(np.float64).tiny),
+    ("INT_MAX", 2**31 - 1), ("INT_MIN", -2**31), ("UINT_MAX", 2**32 - 1), ("LLONG_MIN", -2.0**63),
+    ("1 / INFINITY + HUGE_VALF * 0 != 0 && isnan(NAN)", 1), ("NULL == nullptr", 1),
+    ("std::max(2, 3) + std::min(2.5f, 1.5f)", 4.5), ("std::sqrt(16.0f) + std::abs(-2)", 6),
+    ("sqrt(16) + pow(2, 0.5f) * std::pow(2.0f, 0.5)", 6), ("(assert(threadIdx.x < 9), 1)", 1)]
+
+
+@pytest.mark.parametrize("expression, want", WITHOUT_A_HEADER)
+def test_names_that_need_no_header(expression, want):
     y = np.zeros(2)
-    run(ONE % "ushort(-1) + uint(1) + ulong(1)", 1, 2, y)
-    assert (y == 65537).all()
+    run(ONE % expression, 1, 2, y)
+    assert np.allclose(y, want)
+
+
+@pytest.mark.parametrize("own", [
+    "typedef unsigned char uint8_t;", "using uint64_t = unsigned long long;",
+    "#define M_PI 3.14159265358979f", "#define FLT_MAX 1e30f", "#define INT_MAX (1 << 30)",
+    "typedef unsigned char uchar;", "using namespace std;",
+    "template <class T> __device__ T min(T a, T b) { return a < b ? a : b; }",
+    "#include <cuda/std/cstdint>\n#include <cuda/std/climits>\n#include <cuda/std/cmath>"])
+def test_a_file_may_declare_such_a_name_itself(own):
+    y = np.zeros(2)
+    run(f"{own}\n" + ONE % "uint8_t(257) + min(M_PI, 4.0) + max(1, 2) + (INT_MAX < FLT_MAX)", 1, 2, y)
+    assert np.allclose(y, 4 + np.pi)
+
+
+def test_lines_stay_right_beside_the_names_without_a_header():
+    source = """#include <algorithm>
+    __shared__ int s[4];
+    extern "C" __global__ void k(int* y) {
+        std::swap(y[threadIdx.x], y[2]);
+    }"""
+    error = error_of(source, 1, 4, np.zeros(3, np.int32))
+    assert (error.kind, error.line) == ("out_of_bounds", 4)
+    assert error_of("\n\n" + ONE % "nothing", 1, 1, np.zeros(1)).line == 3
 
 
 def test_complex_numbers_in_double_precision(rng):
