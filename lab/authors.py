@@ -66,12 +66,31 @@ def verify(
     jobs: Annotated[int, typer.Option(help="lessons' exercises at a time")] = os.cpu_count() or 1,
     mutants: Annotated[int | None, typer.Option(help="of an exercise at most; all if not given")]
         = None,
+    gaps: Annotated[bool, typer.Option("--gaps", help="which kinds of hard inputs and mistakes "
+                                       "each exercise's graders use, and why not the others")]
+        = False,
 ):
     """Prove the graders: references pass, stubs are not attempted, mutants fail as they say."""
     from lab import verify as verifying
 
     chosen = [course.find(word) for word in lessons or ()] or course.lessons()
+    if gaps:
+        show_gaps(chosen, as_json)
     rows = verifying.verify(chosen, jobs, None if as_json else console, mutants)
     if as_json:
         print(json.dumps(rows, indent=2))
     raise typer.Exit(1 if any(row["ok"] is False for row in rows) else 0)
+
+
+def show_gaps(lessons, as_json):
+    """Print the gaps of the lessons' graders. Exit 1: some are open, or an excuse is stale."""
+    from lab import gaps
+
+    rows = {}
+    for lesson in lessons:
+        rows[lesson.id] = gaps.examine(lesson)
+        if not as_json:
+            print(lesson.id, *gaps.text(rows[lesson.id]), sep="\n", flush=True)
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    raise typer.Exit(1 if any(r["open"] or r["stale"] for own in rows.values() for r in own) else 0)

@@ -42,17 +42,19 @@ class Verdict:
 # ---- grading
 
 
-def grade(lesson, candidate, names=None, place=None, seed=0):
+def grade(lesson, candidate, names=None, place=None, seed=0, observed=None):
     """Verdicts for the exercises in `names` (all when None), in the lesson's order.
 
     place: where the code under test runs; beside this process where it is None.
     seed: of the random inputs; an instructor's is secret.
+    observed: filled with {exercise: what looked at all that its tests handed over}
     """
     wanted = [e for e in lesson.exercises if names is None or e.name in names]
     verdicts = {e.name: untouched(lesson, candidate, e) for e in wanted}
     attempted = [e for e in wanted if verdicts[e.name] is None]
     if attempted:
-        run = Run(lesson, candidate, {e.name: e for e in attempted}, place or Place(), seed)
+        run = Run(lesson, candidate, {e.name: e for e in attempted}, place or Place(), seed,
+                  observed)
         verdicts |= run.verdicts()
     rows = [[verdicts[e.name], verdicts.get(e.speed) or unmeasured(e)] for e in wanted]
     return with_likely_causes(lesson, [v for row in rows for v in row if v is not None])
@@ -88,7 +90,7 @@ def untouched(lesson, candidate, exercise):
     return None
 
 
-CANDIDATE, SEED = pytest.StashKey(), pytest.StashKey()      # in the config
+CANDIDATE, SEED, OBSERVED = (pytest.StashKey() for _ in range(3))       # in the config
 # In a test's item: what `pace` measured, and which exercise it is of.
 RATIO, EXERCISE = pytest.StashKey(), pytest.StashKey()
 
@@ -100,9 +102,9 @@ UNUSED = ("cacheprovider", "terminal", "logging", "threadexception", "unraisable
 class Run:
     """One pytest run over a lesson's tests, and what it found, by exercise. A pytest plugin."""
 
-    def __init__(self, lesson, candidate, exercises, place, seed=0):
+    def __init__(self, lesson, candidate, exercises, place, seed=0, observed=None):
         self.lesson, self.candidate, self.exercises = lesson, candidate, exercises
-        self.place, self.seed = place, seed
+        self.place, self.seed, self.observed = place, seed, observed
         self.paced = {e.speed: e for e in exercises.values() if e.speed_points}
         # (verdict, message) of each test
         self.outcomes = {name: [] for name in (*exercises, *self.paced)}
@@ -154,6 +156,7 @@ class Run:
     def pytest_configure(self, config):
         config.stash[CANDIDATE] = (self.lesson, self.candidate, self.place)
         config.stash[SEED] = self.seed
+        config.stash[OBSERVED] = self.observed
         config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU")
         config.addinivalue_line("markers", "slow: left out of `make test`")
 

@@ -88,12 +88,12 @@ class Subject:
         return getattr(self.module if owner is None else owner, name)
 
     def do_call(self, function, args, kwargs):
-        """(result, arrays among the arguments that the call changed)."""
+        """(result, arrays among the arguments that the call changed, lists and dicts likewise)."""
         with seen(args, kwargs) as watch:
             result = function(*args, **kwargs)
             if inspect.iscoroutine(result):
                 result = asyncio.run(result)
-        return result, watch.changed()
+        return result, watch.changed(), watch.edited()
 
     def do_launch(self, name, grid, block, args, meta, steps):
         """Launch one kernel in the simulator: (launches as data, changed arrays)."""
@@ -222,10 +222,12 @@ def is_kernel_error(error):
 
 
 class seen(contextlib.AbstractContextManager):
-    """Remembers the arrays among arguments, to tell which a call changed."""
+    """Remembers arguments, to tell which a call changed."""
 
     def __init__(self, args, kwargs):
         self.arrays = [(value, raw(value)) for value in wire.arrays([args, kwargs])]
+        self.plain = {key: (value, frozen(value)) for key, value in
+                      [*enumerate(args), *kwargs.items()] if type(value) in (list, dict)}
 
     def __exit__(self, *error):
         return False
@@ -233,6 +235,19 @@ class seen(contextlib.AbstractContextManager):
     def changed(self):
         """[(position among the arrays, new value)]; the other side counts in the same order."""
         return [(i, value) for i, (value, before) in enumerate(self.arrays) if raw(value) != before]
+
+    def edited(self):
+        """Positions and names of the lists and dicts that are others now."""
+        return [key for key, (value, before) in self.plain.items() if frozen(value) != before]
+
+
+def frozen(value):
+    """What a list or dict holds, down to objects and arrays, which stand for themselves."""
+    if type(value) in (list, tuple):
+        return tuple(map(frozen, value))
+    if type(value) is dict:
+        return tuple((key, frozen(item)) for key, item in value.items())
+    return value if type(value) in wire.PLAIN else id(value)
 
 
 def raw(value):

@@ -10,7 +10,8 @@ import pytest
 from lab import course
 from lab import pace as pacing
 from lab.candidate import reference
-from lab.check import CANDIDATE, RATIO, SEED, NotProvenHere
+from lab.check import CANDIDATE, EXERCISE, OBSERVED, RATIO, SEED, NotProvenHere
+from lab.gaps import Observer
 from lab.isolate import Place
 from lab.subject import Subject
 from lab.tape import Recorded, Replayed, read, value
@@ -36,7 +37,11 @@ def subject(request):
                 return Recorded(lesson)
             return stack.enter_context(place.reference(lesson, request.node))
 
-        yield stack.enter_context(place.subject(lesson, candidate, request.node, own))
+        proxy = stack.enter_context(place.subject(lesson, candidate, request.node, own))
+        observed = request.config.stash.get(OBSERVED, None)
+        if observed is not None:
+            proxy.observer = observed.setdefault(request.node.stash[EXERCISE].name, Observer())
+        yield proxy
 
 
 @pytest.fixture(name="reference")

@@ -1,32 +1,51 @@
-"""Wrong answers on purpose: they prove the graders, and name a learner's likely mistake."""
+"""Answers that prove the graders: wrong ones on purpose, which also name a learner's likely mistake,
+and twins, which are right in another style."""
 
 import tomllib
 from dataclasses import replace
 
 from lab import stub
+from lab.adversarial import INPUTS, MISTAKES
 from lab.candidate import reference
 from lab.course import CourseError
 
 
 def mutants(lesson):
-    """[{exercise, find, replace, says, when?}] of a lesson."""
-    if not lesson.mutants.exists():
-        return []
-    with open(lesson.mutants, "rb") as file:
-        return tomllib.load(file).get("mutant", [])
+    """[{exercise, find, replace or text, says, when?, kind?}] of a lesson."""
+    rows = read(lesson.mutants).get("mutant", [])
+    for row in rows:
+        if row.get("kind", "work") not in INPUTS | MISTAKES:
+            raise CourseError(f"{lesson.mutants.name}: kind {row['kind']!r}, expected one of "
+                              f"{', '.join(INPUTS | MISTAKES)}")
+    return rows
+
+
+def twins(lesson):
+    """[{exercise, style, find and replace, or text}] of a lesson."""
+    return read(lesson.test.with_name(f"{lesson.id}.twins.toml")).get("twin", [])
+
+
+def read(path):
+    return tomllib.loads(path.read_text("utf-8")) if path.exists() else {}
 
 
 def mutate(lesson, mutant):
-    """The reference with one mistake made."""
+    """The reference with an exercise written otherwise: `text` is the whole of it, with helpers
+    before it, or `find` and `replace` say what is another."""
     exercise = lesson.exercise(mutant["exercise"])
     text = lesson.sources[exercise.language]
-    whole = stub.extract(text, exercise.name, exercise.language)
-    if whole.count(mutant["find"]) != 1:
-        raise CourseError(f"{lesson.mutants.name}: {mutant['find']!r} occurs "
-                          f"{whole.count(mutant['find'])} times in {exercise.name}, expected 1")
-    wrong = stub.splice(text, whole.replace(mutant["find"], mutant["replace"]), exercise.language)
+    other = mutant.get("text") or replaced(
+        stub.extract(text, exercise.name, exercise.language), mutant, exercise)
+    spliced = stub.splice(text, other, exercise.language)
     return replace(reference(lesson), shapes=False,
-                   sources=lesson.sources | {exercise.language: wrong.text})
+                   sources=lesson.sources | {exercise.language: spliced.text})
+
+
+def replaced(whole, mutant, exercise):
+    if whole.count(mutant["find"]) != 1:
+        raise CourseError(f"{mutant['find']!r} occurs {whole.count(mutant['find'])} times in "
+                          f"{exercise.name}, expected 1")
+    return whole.replace(mutant["find"], mutant["replace"])
 
 
 def with_likely_causes(lesson, verdicts):

@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 
-from lab import wire
+from lab import inputs, wire
 
 # What a call may take at the least; the reference's own time or steps, times SLACK, may be more.
 SECONDS = 10
@@ -95,6 +95,8 @@ class Subject:
         # The reference itself has none to compare with: it ends, and may take its time.
         self._patience = 1 if reference is not None else patience
         self._child, self.values, self.stopped = None, {}, False
+        self._changeable = {}               # by name: the inputs that the reference changes
+        self.observer = None                # told of every call, if there is one (lab/gaps.py)
 
     # ---- what a test writes
 
@@ -108,11 +110,12 @@ class Subject:
 
         CUDA: give `block` and perhaps `shared_mem`. Triton: give the constexprs and num_warps.
         """
+        self._observe(name, [list(args), meta], launch=True)
         request = (name, aslist(grid), aslist(block), list(args), meta)
         own = wire.arrays(list(args))
         copies = [a.copy() if isinstance(a, np.ndarray) else a.clone() for a in own]
         try:
-            launches, changed = both(self._ask("launch", *request, STEPS * self._patience))
+            launches, changed = parts(self._ask("launch", *request, STEPS * self._patience), 2)
         except Raised as error:
             if error.kind != "endless" or self._reference is None:
                 raise
@@ -121,12 +124,15 @@ class Subject:
             restore(own, copies)
             if allowed <= STEPS:
                 raise
-            launches, changed = both(self._ask("launch", *request, allowed))
+            launches, changed = parts(self._ask("launch", *request, allowed), 2)
+        self._check_inputs(name, list(args), {}, (changed,),
+                           lambda: ("launch", *request, STEPS * SLACK))
         copy_back(list(args), changed)
         return Launched(launches)
 
     def grad(self, function, args, upstream):
         """Gradients by each argument that requires one, as a tuple."""
+        self._observe(function, [list(args), upstream])
         return self._ask("grad", getattr(self, function), list(args), upstream)
 
     def make(self, path, *args, **kwargs):
@@ -150,11 +156,38 @@ class Subject:
         getattr(self, name)(*args, **kwargs)
         return time.monotonic() - began
 
+    def _written(self, question):
+        """The inputs that the same call or launch changes here; the caller's stay as they are."""
+        _, *changes = self._ask(*question)
+        return inputs.written([], *changes)
+
     # ---- plumbing
+
+    def _observe(self, name, values, launch=False):
+        if self.observer is not None:
+            self.observer(name, values, launch)
+
+    def _check_inputs(self, name, args, kwargs, changes, question):
+        """AssertionError where an input is not what it was, though the course's own leaves it.
+
+        changes: (arrays, lists and dicts) as the child says
+        question(): the same, to be asked of the reference while the caller's arrays are as before
+        """
+        try:
+            suspects = inputs.written(wire.arrays([args, kwargs]), *changes)
+        except (TypeError, ValueError):
+            raise Stopped("garbled", "its answer cannot be read: what changed is no list") from None
+        if not suspects - self._changeable.get(name, set()) or self._reference is None:
+            return
+        allowed = self._reference()._written(question())
+        self._changeable[name] = suspects if allowed is None else allowed
+        if wrong := suspects - self._changeable[name]:
+            which = inputs.described(min(wrong, key=str), args, kwargs)
+            raise AssertionError(f"{name} changes {which}: expected as it was before the call")
 
     def _get(self, owner, name):
         value = self._ask("get", owner, name)
-        if isinstance(value, Remote):
+        if isinstance(value, Remote) and owner is None:
             value._name = name
         return value
 
@@ -162,9 +195,14 @@ class Subject:
         def again():                # the reference's own time, with the same arguments
             return self._reference()._seconds(name, args, kwargs)
 
+        self._observe(name or f"a {function._type}", [list(args), kwargs])
         shared = contains_handle([list(args), kwargs])  # the reference's process has no such object
         slow = again if self._reference is not None and name and not shared else None
-        result, changed = both(self._ask("call", function, list(args), kwargs, slow=slow))
+        result, changed, edited = parts(
+            self._ask("call", function, list(args), kwargs, slow=slow), 3)
+        if name and not shared:
+            self._check_inputs(name, list(args), kwargs, (changed, edited), lambda: (
+                "call", getattr(self._reference(), name), list(args), kwargs))
         copy_back([list(args), kwargs], changed)
         if name and name.startswith(("predict_", "choose_")):
             answer = result.item() if isinstance(result, np.generic) else result
@@ -286,9 +324,9 @@ def aslist(size):
     return size if size is None else [size] if isinstance(size, int) else list(size)
 
 
-def both(reply):
-    """(result, changed arrays) of a reply, whose form a hostile child chooses."""
-    if type(reply) is not tuple or len(reply) != 2:
+def parts(reply, n):
+    """The n parts of a reply, whose form a hostile child chooses."""
+    if type(reply) is not tuple or len(reply) != n:
         raise Stopped("garbled", "its answer cannot be read: expected a result and what changed")
     return reply
 

@@ -1,4 +1,5 @@
-"""Prove the graders: the reference passes, the stub is not attempted, mutants fail as they say."""
+"""Prove the graders: the reference and its twins pass, the stub is not attempted, mutants fail as
+they say."""
 
 import os
 import time
@@ -7,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from lab import check, course, mutants
 from lab.candidate import Candidate, reference
 from lab.course import CourseError
+from lab.gaps import GUESSES
 
 FEWEST = 3              # mutants of an exercise
 
@@ -67,18 +69,28 @@ def prove(lesson, jobs, most=None):
 
     try:
         wrong = [(m, mutants.mutate(lesson, m)) for m in mutants.mutants(lesson)]
-    except (CourseError, KeyError) as error:
-        return [*rows, row("", "the mutants can be made", False, str(error))]
+        right = [(t, mutants.mutate(lesson, t)) for t in mutants.twins(lesson)]
+    except (CourseError, KeyError, ValueError) as error:
+        return [*rows, row("", "the mutants and twins can be made", False, str(error))]
     rows += [row(e.name, f"at least {FEWEST} mutants", n >= FEWEST, f"{n} mutants")
              for e in lesson.exercises
              for n in [sum(m["exercise"] == e.name for m, _ in wrong)]]
+    rows += [row(e.name, f"at least {least} twins", n >= least, f"{n} twins")
+             for e in lesson.exercises if right and (least := fewest_twins(e))
+             for n in [sum(t["exercise"] == e.name for t, _ in right)]]
 
     if most is not None:
-        wrong = [pair for e in lesson.exercises for pair in
-                 [(m, c) for m, c in wrong if m["exercise"] == e.name][:most]]
+        wrong, right = ([pair for e in lesson.exercises for pair in
+                         [(m, c) for m, c in pairs if m["exercise"] == e.name][:most]]
+                        for pairs in (wrong, right))
     with ThreadPoolExecutor(max(1, min(jobs, os.cpu_count() or 1))) as pool:
         verdicts = list(pool.map(
-            lambda pair: check.grade_warm(lesson, pair[1], [pair[0]["exercise"]])[0], wrong))
+            lambda pair: check.grade_warm(lesson, pair[1], [pair[0]["exercise"]])[0],
+            [*wrong, *right]))
+    rows += [row(twin["exercise"], f"twin: {twin['style']}", v.verdict == "pass",
+                 f"{v.verdict}, expected pass: {v.message}")
+             for (twin, _), v in zip(right, verdicts[len(wrong):], strict=True)]
+    verdicts = verdicts[:len(wrong)]
     for number, ((mutant, _), verdict) in enumerate(zip(wrong, verdicts, strict=True)):
         says = mutant["says"]
         others = [v.message for i, v in enumerate(verdicts) if i != number]
@@ -92,9 +104,19 @@ def prove(lesson, jobs, most=None):
             problem = f"{says!r} is in another mutant's message too"
         else:
             problem = ""
-        rows.append(row(mutant["exercise"], f"mutant {mutant['find']!r} -> {mutant['replace']!r}",
-                        not problem, problem))
+        change = (f"{mutant['find']!r} -> {mutant['replace']!r}" if "find" in mutant else
+                  f"with the message {says!r}")
+        rows.append(row(mutant["exercise"], f"mutant {change}", not problem, problem))
     return rows
+
+
+def fewest_twins(exercise):
+    """Right answers in another style that an exercise has: three where learners' styles differ
+    most, in the kernels and engine parts of the core path; none of a guess."""
+    if exercise.name.startswith(GUESSES):
+        return 0
+    lesson = exercise.lesson
+    return 3 if lesson.core and lesson.floor in ("layer1_kernels", "layer3_system") else 1
 
 
 def does_not_compile(text):

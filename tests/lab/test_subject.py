@@ -27,6 +27,7 @@ PROBE = '''
         def __iter__(self): return iter(range(self.n))
     def double(x): return 2 * x
     def in_place(xs, key=None): xs[0][1:] *= 2; key[...] = 7
+    def sorts(x, names, key=None): x.sort(); names.sort(); key and key.clear(); return x[0]
     async def later(x): return x + 1
     def count(n): yield from range(n)
     def same(a, b): return a is b
@@ -68,12 +69,38 @@ def probe(tmp_path):
 class Fast:
     """A reference that needs no time."""
 
+    changes = None              # what it changes is not known
+
     def _seconds(self, name, args, kwargs):
         return 0
+
+    def _written(self, question):
+        return self.changes
+
+    def __getattr__(self, name):
+        return name
 
 
 def test_functions_data_and_keywords(probe):
     assert probe.double(4) == 8 and probe.LIMIT == 3 and probe.double(x="ab") == "abab"
+
+
+@pytest.mark.parametrize("args, kwargs, allowed, says", [
+    (([2.0, 1.0], ["a"]), {}, set(), "sorts changes its argument number 1, an array (2,)"),
+    (([1.0, 2.0], ["b", "a"]), {}, set(), "sorts changes its argument number 2, ['b', 'a']"),
+    (([1.0, 2.0], ["a"]), {"key": {1: 2}}, set(), "sorts changes its argument 'key', {1: 2}"),
+    (([2.0, 1.0], ["b", "a"]), {}, {("array", 0)}, "argument number 2"),
+    (([2.0, 1.0], ["b", "a"]), {}, {("array", 0), ("list", 1)}, None),
+    (([1.0, 1.0], ["a", "b"]), {}, set(), None)])
+def test_inputs_stay_as_they_were(probe, monkeypatch, args, kwargs, allowed, says):
+    monkeypatch.setattr(Fast, "changes", allowed)
+    x = np.array(args[0])
+    if says is None:
+        probe.sorts(x, *args[1:], **kwargs)
+        return
+    with pytest.raises(AssertionError) as refusal:
+        probe.sorts(x, *args[1:], **kwargs)
+    assert says in str(refusal.value) and list(x) == args[0]
 
 
 def test_objects_are_handles(probe):
