@@ -3,12 +3,12 @@
 import re
 from pathlib import Path
 
-from . import nvrtc, ptx, signature
+from . import nvrtc, ptx, signature, unset
 from .arguments import bind
 from .cache import compile_cached, own_path
-from .errors import KernelError
+from .errors import CompileError, KernelError
 from .report import make_launch
-from .run import Run
+from .run import Run, plain_name
 from .session import session
 
 
@@ -38,7 +38,7 @@ class RawKernel:
     def ptx(self):
         """The kernel's own part of the PTX text, without comments, debug lines and blank lines."""
         self.module.compile()
-        lowered = self.module.compiled.names.get(self.name, self.name)
+        lowered = self.module.lowered(self.name)
         text = self.module.compiled.ptx
         body = text[re.search(rf"\.entry {re.escape(lowered)}\b", text).start():]
         lines = body[:body.index("\n}") + 2].splitlines()
@@ -61,7 +61,12 @@ class RawModule:
         self.path = path or "<kernel>"
         self.names = list(names)
         self.globals = {}                                   # memory of __device__ variables
+        self.forget()
+
+    def forget(self):
+        """What was compiled; it is compiled anew at the next launch."""
         self.compiled = self.ptx = self.on_gpu = None
+        self.debug_ptx = False                              # not looked at yet
 
     def get(self, name):
         """-> RawKernel"""
@@ -69,27 +74,63 @@ class RawModule:
         kernel.name, kernel.module = name, self
         if name not in self.names:
             self.names.append(name)
-            if "<" in name:                                 # another instance must be compiled in
-                self.compiled = self.ptx = self.on_gpu = None
+            if self.ptx and name not in self.ptx.functions:     # the compiler must translate it
+                self.forget()
         return kernel
 
     def compile(self):
         """-> ptx.Module, compiled if need be."""
         if self.compiled is None:
-            self.compiled = compile_cached(self.source, self.path, self.options,
-                                           tuple(sorted(self.expressions())), session.cache_dir)
+            try:
+                self.compiled = self.compiled_with(self.options)
+            except CompileError as error:
+                self.drop_unknown(str(error))
+                raise
             self.ptx = ptx.parse(own_path(self.compiled.ptx, self.path))
         return self.ptx
 
+    def compiled_with(self, options):
+        return compile_cached(self.source, self.path, options, tuple(sorted(self.expressions())),
+                              session.cache_dir)
+
+    def debug(self):
+        """-> ptx.Module as compiled for a debugger, where a local variable may be without a value;
+        else None."""
+        if self.debug_ptx is False:
+            self.debug_ptx = None
+            if unset.may_declare_without_value(self.source):
+                try:
+                    compiled = self.compiled_with((*self.options, "-G"))
+                    self.debug_ptx = ptx.parse(own_path(compiled.ptx, self.path))
+                except KernelError:
+                    pass                            # the launch does not depend on it
+        return self.debug_ptx
+
+    def lowered(self, name):
+        """A kernel's name in the PTX."""
+        return self.compiled.names.get(name, name)
+
+    def sources(self):
+        return {self.path: self.source, full(self.path): self.source}
+
     def expressions(self):
         """The names that the compiler must translate: template instances and C++ names."""
-        return [n for n in self.names if not is_extern_c(self.source, n)]
+        return [n for n in self.names if not is_extern_c(self.source, n) and n[:2] != "_Z"]
+
+    def drop_unknown(self, log):
+        """A name that does not compile spoils no other kernel of the module."""
+        unknown = [n for n in self.names if f"nv_mangled_name {n}\n" in log]
+        self.names = [n for n in self.names if n not in unknown]
+        for name in unknown:
+            if f'identifier "{name}" is undefined' in log:
+                self.function(name)                         # says which kernels there are
 
     def function(self, name):
         module = self.compile()
-        lowered = self.compiled.names.get(name, name)
+        lowered = self.lowered(name)
         if lowered not in module.functions:
-            known = ", ".join(f"`{n}`" for n, f in module.functions.items() if f.is_kernel)
+            known = ", ".join(f"`{plain_name(n)}`" for n, f in module.functions.items()
+                              if f.is_kernel)
             raise KernelError(f"{self.path} has no kernel `{name}`; it has {known or 'none'}",
                               "argument", path=self.path)
         return module.functions[lowered]
@@ -99,18 +140,23 @@ class RawModule:
         given = self.source, self.path, self.options, tuple(self.expressions()), arch
         table = session.compiler("resources", *given) if session.compiler else \
             nvrtc.resources(*given)
-        return table[self.compiled.names.get(name, name)]
+        return table[self.lowered(name)]
 
     def launch(self, name, grid, block, args, shared_mem):
         if session.device() == "cuda":
             from . import cuda
             return cuda.launch(self, name, grid, block, args, shared_mem)
         function = self.function(name)
-        run = Run(self.ptx, function, grid, block, dynamic_shared=shared_mem,
-                  sources={self.path: self.source, full(self.path): self.source},
-                  budget=session.step_budget, checks=session.checks)
         declared = signature.parameters(self.source, name)
-        run.parameters = bind(name, function.parameters, declared, args, run.space)
+
+        def prepare(run):
+            run.parameters = bind(name, run.kernel.parameters, declared, args, run.space)
+            return run
+        if session.checks:
+            unset.rehearse(self, name, grid, block, shared_mem, prepare)
+        run = prepare(Run(self.ptx, function, grid, block, dynamic_shared=shared_mem,
+                          sources=self.sources(), budget=session.step_budget,
+                          checks=session.checks))
         run.place_globals(self.globals)
         run.run()
         session.finish(make_launch(run, name))

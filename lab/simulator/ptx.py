@@ -253,7 +253,7 @@ class _Parser:
 
     def directive(self, text):
         word = re.match(r"\.(\w+)", text)[1]
-        if word in ("version", "target", "address_size", "pragma", "noreturn", "weak"):
+        if word in ("version", "target", "address_size", "pragma", "noreturn"):
             self.module_directives(text)
         elif word == "callprototype":
             pass                                            # the function that is called says it

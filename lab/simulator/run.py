@@ -1,5 +1,6 @@
 """One launch while it runs: its memory, its limits, its counters and what it complains about."""
 
+import re
 import sys
 
 import numpy as np
@@ -245,20 +246,17 @@ def shared_variables(module, kernel):
 
 
 def plain_name(name):
-    """A mangled C++ name -> the name within it: _ZZ7softmaxE4warp -> warp."""
-    best, i = name, 0
-    if not name.startswith("_Z"):
-        return name
-    while i < len(name):
-        digits = ""
-        while i < len(name) and name[i].isdigit():
-            digits += name[i]
-            i += 1
-        if digits:
-            best = name[i:i + int(digits)]
-            i += int(digits)
-            if not name.startswith("_ZZ"):
-                return best
-        else:
-            i += 1
-    return best
+    """A mangled C++ name -> the name as it is written: _ZN4math7softmaxILi64EEvPf -> math::softmax;
+    of a variable within a function the variable's: _ZZ7softmaxILi64EEvPfE4warp -> warp."""
+    if name.startswith("_ZZ"):
+        for end in re.finditer(r"E(?=(\d+)([A-Za-z_]\w*)$)", name):
+            rest = name[end.end() + len(end[1]):]
+            if re.fullmatch(r"(_\d+|__\d+_)?", rest[int(end[1]):]) and len(rest) >= int(end[1]):
+                return rest[:int(end[1])]
+    words, i = [], 3 if name.startswith("_ZN") else 2
+    while name.startswith("_Z") and (digits := re.compile(r"\d+").match(name, i)):
+        i = digits.end() + int(digits[0])
+        words.append(name[digits.end():i])
+        if not name.startswith("_ZN"):
+            break
+    return "::".join(w for w in words if not w.startswith(("_INTERNAL", "_GLOBAL__N"))) or name

@@ -10,8 +10,8 @@ launches never make a twin, and pay a look at a dict per instruction. Twins star
 
 - at a load from shared memory that no thread of the block has written,
 - at a load from a local variable or array that the thread has not written,
-- at a register that no instruction of its function writes. A C variable that is unset on some paths
-  only is not seen: the compiler has picked a value for it.
+- at a register that its function may read before it writes it. Where the compiler has picked a
+  value for a C variable that was never set, unset.py sees it.
 
 What global memory holds at the start of a launch is taken as written: numpy.empty and numpy.zeros
 look alike from here.
@@ -28,10 +28,11 @@ from itertools import product
 import numpy as np
 
 from .counts import Counts
-from .dtypes import BOOL, DTYPES, UNSIGNED
+from .dtypes import DTYPES, UNSIGNED
 from .lanes import WARP
 from .memory import raw
-from .uses import names, never_written, uses_of
+from .undefined import anything, bits_type, differing_bits, ones, whole_elements, zero
+from .uses import names, unset_registers, uses_of
 from .wave import Registers
 
 # which operands are moved to the result; the others say how, and spoil it all if undefined
@@ -42,6 +43,8 @@ ACROSS = {"vote", "match", "redux", "wmma"}                 # results depend on 
 PACKED = {"add", "sub", "mul", "fma", "min", "max", "neg", "abs", "tanh", "ex2", "cvt"}
 PAIRS = {"f16x2", "bf16x2", "s16x2", "u16x2", "e4m3x2", "e5m2x2"}   # two halves do not meet
 LOCAL = "a local variable"
+UNSET = f"{LOCAL} that was never set"
+ADVICE = "; give it a value where it is declared, or on every path that comes here"
 
 
 class Taint:
@@ -59,12 +62,12 @@ class Taint:
 
     def enter(self, frame, lanes):
         """A function begins for these lanes: its variables have no values."""
-        unset = never_written(frame.function)
-        if unset:
+        for name in unset_registers(frame.function):
             known = self.frames.setdefault(frame, {})
-            for name in unset:
-                known[name] = (np.full(self.wave.shape, -1, np.int8).astype(
-                    bits_type(frame.registers.types[name])), "a variable that was never set")
+            all_ones, none = (f(frame.registers.types[name]) for f in (ones, zero))
+            before = known[name][0] if name in known else none
+            known[name] = np.where(np.broadcast_to(lanes.mask, lanes.shape), all_ones, before), \
+                UNSET
         variables = [v for v in frame.function.variables.values() if v.space == "local"]
         if variables:
             self.wave.frame = frame
@@ -93,7 +96,7 @@ class Taint:
         stored = self.capture(inst, undefined) if uses.stores and undefined else ()
         results = self.results(inst, uses, undefined) if undefined and uses.writes else {}
         before = {n: wave.registers[n] for n in uses.reads} if uses.loads else {}
-        origin = known[undefined[0]][1] if undefined else None
+        origin = self.origin(inst, known[undefined[0]][1]) if undefined else None
         self.touched = None
         inst.run(wave)
         if self.touched:
@@ -102,6 +105,12 @@ class Taint:
             self.put(stored, known[undefined[0]][1])
         if results or known:
             self.commit(uses, results, origin)
+
+    @staticmethod
+    def origin(inst, text):
+        """Where a value comes from; of a variable that was never set, also who reads it first. The
+        compiler's own copies do not count."""
+        return f"{UNSET}{read_in(inst)}," if text == UNSET and inst.opcode != "mov" else text
 
     def commit(self, uses, results, origin):
         """The active lanes' results are undefined as found; the other lanes' stay as they are."""
@@ -356,49 +365,11 @@ class Taint:
 
     def complain(self, inst, origin, i, what):
         lane = int(self.wave.lanes.index[i])
+        advice = ADVICE if origin.startswith(LOCAL) else ""
         raise self.wave.launch.error(
-            inst, "uninitialised", f"uninitialised value: {origin} {what}", self.wave,
+            inst, "uninitialised", f"uninitialised value: {origin} {what}{advice}", self.wave,
             lane)
 
 
 def read_in(inst):
     return f", read in line {inst.location.line}" if inst.location else ""
-
-
-def anything(elements):
-    return bool(np.ascontiguousarray(elements).view(np.uint8).any())
-
-
-def bits_type(ptx_type):
-    dtype = DTYPES[ptx_type]
-    return BOOL if dtype == BOOL else UNSIGNED[dtype.itemsize]
-
-
-def zero(ptx_type):
-    return bits_type(ptx_type).type(0)
-
-
-def ones(ptx_type):
-    dtype = bits_type(ptx_type)
-    return ~dtype.type(0)
-
-
-def differing_bits(a, b):
-    """By the bits, of raw elements (n,)."""
-    if a.dtype != np.complex128:
-        return a ^ b.view(a.dtype)
-    a, b = (np.ascontiguousarray(x).view(np.uint64) for x in (a, b))
-    return (a ^ b).view(np.complex128)
-
-
-def whole_elements(bits, inst, result=False):
-    """Undefined bits of a matrix fragment -> the whole elements that they are in: all ones is a NaN
-    in every float type, which then marks all that depends on it."""
-    types = [m for m in inst.modifiers if m in DTYPES]
-    half = DTYPES[types[0 if result else 1]].itemsize == 2 or types[1] in ("f16", "bf16")
-    if result:
-        half = types[0] == "f16"
-    if bits.dtype.itemsize == 4 and half:
-        parts = np.ascontiguousarray(bits).view(np.uint16)
-        return np.where(parts != 0, np.uint16(0xFFFF), np.uint16(0)).view(np.uint32)
-    return np.where(bits != 0, ~bits.dtype.type(0), bits.dtype.type(0))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import lru_cache
 
-from .ptx import Address, Not, Pair, Register, Vector
+from .ptx import Address, Immediate, Not, Pair, Register, Vector
 
 NO_RESULT = {"st", "red", "bra", "brx", "ret", "exit", "trap", "membar", "fence", "prefetch",
              "prefetchu", "cp", "call", "stmatrix", "nanosleep", "brkpt", "discard"}
@@ -58,10 +58,113 @@ def names(operand):
 
 
 @lru_cache(1 << 12)
-def never_written(function):
-    """Registers that an instruction reads and none writes: variables that were never set."""
-    uses = [uses_of(inst) for inst in function.code]
-    return frozenset(n for u in uses for n in u.everything) - {n for u in uses for n in u.writes}
+def unset_registers(function):
+    """Registers that may be read before they are written: variables that were not set, on some
+    path at least."""
+    return frozenset(Flow(function).needed_at_entry())
+
+
+class Flow:
+    """The basic blocks of a function, and what flows through them."""
+
+    def __init__(self, function):
+        self.code = code = function.code
+        self.false = self.always_false()
+        jumps = [inst for inst in code if inst.opcode in JUMPS and inst.opcode != "call"]
+        targets = [place for inst in jumps for place in self.targets(function, inst)]
+        starts = sorted({0, *targets, *(inst.pc + 1 for inst in jumps)} - {len(code)})
+        self.blocks = list(zip(starts, [*starts[1:], len(code)], strict=True))
+        number = {start: i for i, start in enumerate(starts)} | {len(code): None}
+        self.next = [self.followers(function, last, number) for _, last in self.blocks]
+        self.before = [[] for _ in self.blocks]
+        for i, following in enumerate(self.next):
+            for j in following:
+                self.before[j].append(i)
+
+    def always_false(self):
+        """Predicates that are set to 0 and to nothing else: the guards of loops that always run."""
+        zero, others = set(), set()
+        for inst in self.code:
+            if inst.opcode == "mov" and inst.operands[1] == Immediate(0, None):
+                zero.update(names(inst.operands[0]))
+            elif inst.opcode not in NO_RESULT:
+                others.update(uses_of(inst).writes)
+        return zero - others
+
+    @staticmethod
+    def targets(function, inst):
+        """Where an instruction may jump to."""
+        labels = ()
+        if inst.opcode == "bra":
+            labels = (inst.operands[0].name,)
+        elif inst.opcode == "brx":
+            labels = [label for table in function.branch_targets.values() for label in table]
+        return [function.labels[label] for label in labels]
+
+    def followers(self, function, last, number):
+        """-> numbers of the blocks that may come after the one that ends at pc `last`."""
+        inst = function.code[last - 1]
+        never = inst.guard and inst.guard.name in self.false and not inst.guard_negated
+        places = [] if never else self.targets(function, inst)
+        if inst.guard or inst.opcode not in ("bra", "brx", "ret", "exit", "trap"):
+            places.append(last)
+        return {number[place] for place in places} - {None}
+
+    def needed_at_entry(self):
+        """Registers that an instruction may read and that no earlier one on its path writes."""
+        reads, writes = [], []
+        for start, last in self.blocks:
+            first, done = set(), set()
+            for inst in self.code[start:last]:
+                uses = uses_of(inst)
+                guard = [inst.guard.name] if inst.guard else []
+                first.update((uses.reads | set(guard)) - done)
+                if inst.guard is None:
+                    done.update(uses.writes)
+            reads.append(first)
+            writes.append(done)
+        needed, left = [set(first) for first in reads], set(range(len(reads)))
+        while left:
+            i = left.pop()
+            for j in self.before[i]:
+                more = needed[i] - writes[j] - needed[j]
+                if more:
+                    needed[j] |= more
+                    left.add(j)
+        return needed[0] if needed else set()
+
+    def forward(self, after):
+        """Follow bits that hold on every path: after(inst, bits) -> bits. Where a loop ends at its
+        head, it is taken to have run once."""
+        through = [[-1, -1] for _ in self.blocks]       # what leaves a block: in the loop, from it
+        loops = [self.loop(i) for i in range(len(self.blocks))]
+        changed = True
+        while changed:
+            changed = False
+            for i, (start, last) in enumerate(self.blocks):
+                states = []
+                for only in (False, True):
+                    bits = 0 if i == 0 and not only else -1
+                    for j in self.before[i]:
+                        if j in loops[i] or not (only and loops[i]):
+                            bits &= through[j][i not in loops[j] and bool(loops[j])]
+                    for inst in self.code[start:last]:
+                        bits = after(inst, bits)
+                    states.append(bits)
+                changed |= states != through[i]
+                through[i] = states
+
+    def loop(self, head):
+        """Numbers of the blocks in the loop that begins there; empty if none does."""
+        inside, left = {head}, [j for j in self.before[head] if j >= head]
+        if not left:
+            return set()
+        while left:
+            j = left.pop()
+            if j not in inside:
+                inside.add(j)
+                left += self.before[j]
+        return inside
 
 
 @lru_cache(1 << 12)

@@ -1,0 +1,162 @@
+"""Local variables that nobody set: reported though the compiler may have folded them away."""
+
+import numpy as np
+import pytest
+
+from lab import simulator
+
+from .conftest import error_of, run
+
+HEAD = 'extern "C" __global__ void k(const float* x, float* y, int n) {\n    int t = threadIdx.x;\n'
+
+# source, the line that reads too early
+UNSET = {
+    "plain": (HEAD + """    float s;
+    for (int i = 0; i < n; i++) s += x[i];
+    y[t] = s;
+}""", 4),
+    "known number of turns": (HEAD + """    float s;
+    for (int i = 0; i < 4; i++) s += x[i];
+    y[t] = s;
+}""", 4),
+    "straight": (HEAD + """    float s;
+    s += x[t];
+    y[t] = s;
+}""", 4),
+    "array": (HEAD + """    float s[4];
+    for (int i = 0; i < 8; i++) s[i % 4] += x[i];
+    y[t] = s[0] + s[1] + s[2] + s[3];
+}""", 4),
+    "array element": (HEAD + """    float s[2];
+    s[0] = 0;
+    for (int i = 0; i < 8; i++) { s[0] += x[i]; s[1] += x[i] * x[i]; }
+    y[t] = s[0] + s[1];
+}""", 5),
+    "one branch": (HEAD + """    float s;
+    if (n > 100) s = 1;
+    y[t] = s;
+}""", 5),
+    "one branch of the threads": (HEAD + """    float s;
+    if (t < 16) s = x[t];
+    y[t] = s * 2;
+}""", 5),
+    "carried by a loop": (HEAD + """    float last;
+    for (int i = 0; i < n; i++) {
+        y[i] = x[i] - last;
+        last = x[i];
+    }
+}""", 5),
+    "in a function": ("""__device__ float sum(const float* x) {
+    float s;
+    for (int i = 0; i < 4; i++) s += x[i];
+    return s;
+}
+""" + HEAD + """    y[t] = sum(x);
+}""", 3),
+    "in a template": ("""template <typename T, int N> __device__ T sum(const T* x) {
+    T s;
+    for (int i = 0; i < N; i++)
+        s += x[i];
+    return s;
+}
+""" + HEAD + """    y[t] = sum<float, 4>(x);
+}""", 4),
+    "member of a struct": ("""struct Both { float sum, squares; };
+""" + HEAD + """    Both s;
+    s.sum = 0;
+    for (int i = 0; i < 4; i++) {
+        s.sum += x[i];
+        s.squares += x[i] * x[i];
+    }
+    y[t] = s.sum + s.squares;
+}""", 8),
+    "declared by a macro": ("""#define SUM float s
+""" + HEAD + """    SUM;
+    for (int i = 0; i < 4; i++) s += x[i];
+    y[t] = s;
+}""", 5),
+    "decides a branch": (HEAD + """    int seen;
+    for (int i = 0; i < 4; i++)
+        if (x[i] > 2) seen = 1;
+    if (seen) y[t] = 1;
+}""", 6),
+}
+
+
+@pytest.mark.parametrize("case", UNSET)
+def test_a_variable_that_was_not_set(case):
+    source, line = UNSET[case]
+    x, y = np.zeros((2, 64), np.float32)
+    error = error_of(source, 1, 32, x, y, 8)
+    assert error.kind == "uninitialised", error
+    assert "a local variable" in str(error) and "give it a value where it is declared" in str(error)
+    assert line == error.line or f"read in line {line}" in str(error), error
+    assert not y.any(), "a rehearsal must not write"
+
+
+SET = {
+    "every branch": """    float s;
+    if (n > 4) s = 1; else s = 2;
+    y[t] = s;""",
+    "by a loop that runs": """    float last;
+    for (int i = 0; i < 4; i++) last = x[i];
+    y[t] = last;""",
+    "used where it was set": """    float v;
+    if (t < 16) v = x[t];
+    if (t < 16) y[t] = v;""",
+    "a flag guards it": """    float best; bool any = false;
+    for (int i = 0; i < n; i++)
+        if (!any || x[i] > best) { best = x[i]; any = true; }
+    if (any) y[t] = best;""",
+    "by a function": """    float lo, hi;
+    sincosf(x[t], &lo, &hi);
+    y[t] = lo + hi;""",
+    "an array by a loop": """    float s[8];
+    for (int j = 0; j < 8; j++) s[j] = 0;
+    for (int i = 0; i < n; i++) for (int j = 0; j < 8; j++) s[j] += x[i];
+    for (int j = 0; j < 8; j++) y[j] = s[j];""",
+    "a vector by its members": """    float4 v;
+    v.x = v.y = v.z = x[t];
+    v.w = 0;
+    reinterpret_cast<float4*>(y)[t % 16] = v;""",
+    "shuffled and not used": """    float v;
+    if (t < 16) v = x[t];
+    float w = __shfl_down_sync(~0u, v, 8);
+    if (t < 8) y[t] = w;""",
+}
+
+
+@pytest.mark.parametrize("case", SET)
+def test_a_variable_that_is_set_where_it_counts(case):
+    x, y = np.zeros((2, 64), np.float32)
+    assert run(HEAD + SET[case] + "\n}", 1, 32, x, y, 8).warnings == []
+
+
+def test_no_rehearsal_without_checks():
+    x, y = np.zeros((2, 64), np.float32)
+    run(UNSET["plain"][0], 1, 32, x, y, 8, checks=False)
+    with simulator.trace(checks=False):
+        simulator.RawKernel(UNSET["array"][0], "k")(1, 32, (x, y, 8))
+
+
+def test_a_rehearsal_leaves_no_trace(capsys):
+    """What it prints, adds and counts stays in it."""
+    source = """__device__ int launches;
+extern "C" __global__ void k(int* y, int n) {
+    int s;
+    if (n > 0) s = atomicAdd(&launches, 1);
+    if (n > 0) { y[0] = s + 1; printf("once\\n"); }
+}"""
+    y = np.zeros(1, np.int32)
+    launch = run(source, 1, 1, y, 1)
+    assert y[0] == 1 and capsys.readouterr().out == "once\n" and launch.warnings == []
+
+
+def test_where_a_variable_may_be_without_a_value():
+    from lab.simulator.unset import may_declare_without_value as may
+    assert all(may(s) for s in ("{ float s; }", "{ int a = 1, b; }", "{ T s[4]; }", "{ A<3> a; }",
+                                "{ float *p; }", "#define S float s;\n", '#include "a.cuh"'))
+    assert not any(may(s) for s in (
+        "{ float s = 0; return s; }", "{ __shared__ float s[4]; }", "{ f(a); i++; }",
+        "void k(float* x, int n) { for (int i = 0; i < n; i++) x[i] = 0; }",
+        "{ float s[2] = {1, 2}; /* int a; */ x = y; }", "#include <cub/cub.cuh>\nusing a::b;"))
