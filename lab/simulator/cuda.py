@@ -13,6 +13,7 @@ from .errors import CompileError
 from .memory import AddressSpace
 from .ptx import GRID_WORKSPACE
 from .session import session
+from .variables import source_name
 
 
 def launch(module, name, grid, block, args, shared_mem):
@@ -58,13 +59,50 @@ def gpu_module(cupy, module):
         options = tuple(o for o in nvrtc.STANDARD_OPTIONS if o != "-default-device")
         try:
             module.on_gpu = cupy.RawModule(
-                code=module.source, backend="nvrtc", name_expressions=module.expressions() or None,
+                code=module.source, backend="nvrtc",
+                name_expressions=[*module.expressions(), *hidden_variables(module)] or None,
                 enable_cooperative_groups=waits_for_grid(module),
                 options=(*options, "-default-device", *nvrtc.includes(module.path),
                          *module.options))
         except cupy.cuda.compiler.CompileException as error:
             raise CompileError(str(error), path=module.path) from None
     return module.on_gpu
+
+
+def hidden_variables(module):
+    """Name expressions of the static variables in namespaces: CuPy's compiler names these by
+    another file than ours."""
+    return [f"&{source_name(v.name)}" for v in module.compile().variables.values()
+            if "_INTERNAL_" in v.name and v.space in ("global", "const")]
+
+
+class DeviceMemory:
+    """A variable's bytes on the GPU, read and written on the stream that kernels run on."""
+
+    def __init__(self, cupy, pointer, size):
+        self.cupy = cupy
+        self.bytes = cupy.ndarray((size,), np.uint8, pointer)
+
+    def read(self):
+        with current_stream(self.cupy):
+            return self.cupy.asnumpy(self.bytes)
+
+    def write(self, data):
+        with current_stream(self.cupy):
+            self.bytes[...] = self.cupy.asarray(data)
+
+
+def memory_of(module, variable):
+    """-> DeviceMemory of a ptx.Variable"""
+    import cupy
+    symbol = variable.name
+    if session.compiler is None:
+        on_gpu, expression = gpu_module(cupy, module), f"&{source_name(symbol)}"
+        if expression in hidden_variables(module):
+            symbol = on_gpu.module.mapping[expression]
+    else:
+        on_gpu = module.on_gpu = module.on_gpu or loaded(cupy, module)
+    return DeviceMemory(cupy, on_gpu.get_global(symbol), variable.size)
 
 
 def current_stream(cupy):

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from . import nvrtc, ptx, signature, unset
+from . import nvrtc, ptx, signature, unset, variables
 from .arguments import bind
 from .cache import compile_cached, own_path
 from .errors import CompileError, KernelError
@@ -77,6 +77,18 @@ class RawModule:
             if self.ptx and name not in self.ptx.functions:     # the compiler must translate it
                 self.forget()
         return kernel
+
+    def get_global(self, name):
+        """-> DeviceVariable: a __device__ or __constant__ variable by its name in the source, with
+        its namespaces; also a static one. Raises KernelError if there is none."""
+        variable = variables.find(self.compile(), name, self.path)
+        if session.device() == "cuda":
+            from . import cuda
+            memory = cuda.memory_of(self, variable)
+        else:
+            memory = variables.HostMemory(variables.memory_of(variable, self.globals))
+        return variables.DeviceVariable(name, memory,
+                                        *variables.declared(self.source, name, variable.size))
 
     def compile(self):
         """-> ptx.Module, compiled if need be."""

@@ -6,7 +6,6 @@ import sys
 import numpy as np
 
 from .counts import Counts
-from .dtypes import SIZES
 from .errors import KernelError, Unsupported
 from .grid_sync import GridWorkspace
 from .lanes import WARP
@@ -16,6 +15,7 @@ from .ptx import GRID_WORKSPACE, Symbol
 from .races import Shadow
 from .scheduler import Scheduler
 from .taint import Taint
+from .variables import fill, holds_addresses, memory_of, source_name
 from .wave import Wave, thread_index
 
 WAVE_LANES = 65536          # enough to hide Python, few enough for registers to stay in the cache
@@ -98,25 +98,18 @@ class Run:
                            for p in self.kernel.parameters}
         for variable in self.module.variables.values():
             if variable.space in ("global", "const"):
-                if variable.name not in segments:
-                    segments[variable.name] = np.zeros(max(variable.size, 1), np.uint8)
-                segment = Segment(segments[variable.name], plain_name(variable.name))
+                segment = Segment(memory_of(variable, segments), source_name(variable.name))
                 self.addresses[variable.name] = self.space.add(segment).base
         if any(GRID_WORKSPACE in f.mentions for f in reached_functions(self.module, self.kernel)):
             self.cooperative = True
             self.grid_workspace = self.space.add(
                 GridWorkspace(self.grid[0] * self.grid[1] * self.grid[2])).base
+        written = segments.setdefault("initialised", set())
         for variable in self.module.variables.values():
-            if variable.values and variable.name not in segments.get("initialised", ()):
-                self.initialise(variable, segments[variable.name])
-                segments.setdefault("initialised", set()).add(variable.name)
-
-    def initialise(self, variable, memory):
-        size = SIZES[variable.type]
-        values = [self.addresses[v.name] + v.offset if isinstance(v, Symbol) else v
-                  for v in variable.values]
-        data = b"".join((v & (2 ** (8 * size) - 1)).to_bytes(size, "little") for v in values)
-        memory[:len(data)] = np.frombuffer(data, np.uint8)
+            if holds_addresses(variable) and variable.name not in written:
+                fill(variable, [self.addresses[v.name] + v.offset if isinstance(v, Symbol) else v
+                                for v in variable.values], segments[variable.name])
+                written.add(variable.name)
 
     # ---- running
 

@@ -60,7 +60,8 @@ def test_names_that_need_no_header(expression, want):
     "#include <cuda/std/cstdint>\n#include <cuda/std/climits>\n#include <cuda/std/cmath>"])
 def test_a_file_may_declare_such_a_name_itself(own):
     y = np.zeros(2)
-    run(f"{own}\n" + ONE % "uint8_t(257) + min(M_PI, 4.0) + max(1, 2) + (INT_MAX < FLT_MAX)", 1, 2, y)
+    sum = "uint8_t(257) + min(M_PI, 4.0) + max(1, 2) + (INT_MAX < FLT_MAX)"
+    run(own + "\n" + ONE % sum, 1, 2, y)
     assert np.allclose(y, 4 + np.pi)
 
 
