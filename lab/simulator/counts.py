@@ -58,6 +58,7 @@ class Counts:
         self.earlier = {}           # Instruction -> (offsets it had in all lanes, their counts)
         self.parts = None           # of a request that is being put together
         self.timeline = None        # of the first block
+        self.busiest = 0            # instructions of the warp that runs the most
 
     def add(self, wave, inst, space, offset, size, requests, transactions, ideal, name=""):
         spaces = self.memory.setdefault(inst, {})

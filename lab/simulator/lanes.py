@@ -69,6 +69,16 @@ class Lanes:
         return int(np.count_nonzero(np.diff(self.warp_of))) + (self.count > 0)
 
     @cached_property
+    def present(self):
+        """Which warps have a lane in the set: bool, broadcasts to (B, T / 32)."""
+        if "mask" in self.__dict__:
+            rows, columns = self.mask.shape
+            return self.mask if columns == 1 else self.mask.reshape(rows, -1, WARP).any(axis=2)
+        warps = np.zeros(self.size // WARP, bool)
+        warps[self.warp_of] = True
+        return warps.reshape(self.shape[0], -1)
+
+    @cached_property
     def bits(self):
         """Per warp of the wave the members as 32 bits, as __activemask() shows them (B, T / 32)."""
         mask = np.broadcast_to(self.mask, self.shape).reshape(-1, WARP)

@@ -113,6 +113,13 @@ class Launch:
     shared_bytes: int = 0       # shared memory of a block
     requests: dict = field(default_factory=dict)    # (line, space, operation) -> its first Request
     timeline: object = None     # of block (0, 0, 0), see timeline.py
+    busiest: int = 0            # instructions of the warp that runs the most
+
+    @property
+    def evenness(self):
+        """Mean instructions of a warp over those of the busiest: 1 if all warps run as many."""
+        blocks, threads = (x * y * z for x, y, z in (self.grid, self.block))
+        return self.steps / max(self.busiest * blocks * -(-threads // WARP), 1)
 
     @property
     def flops(self):
@@ -156,7 +163,8 @@ class Launch:
         """All of it as a dict that JSON can hold."""
         return {
             "name": self.name, "grid": list(self.grid), "block": list(self.block),
-            "steps": self.steps, "lane_steps": self.lane_steps, "warnings": list(self.warnings),
+            "steps": self.steps, "lane_steps": self.lane_steps, "evenness": self.evenness,
+            "warnings": list(self.warnings),
             "flops": self.flops, "bytes_loaded": self.bytes_loaded,
             "bytes_stored": self.bytes_stored, "path": self.path,
             "checked_blocks": self.checked_blocks, "shared_bytes": self.shared_bytes,
@@ -260,7 +268,7 @@ def make_launch(run, name):
         totals.add(row)
     return Launch(name, run.grid, run.block, totals.steps, totals.lane_steps,
                   list(run.warnings.values()), lines, totals, path, text, run.checked_blocks,
-                  run.shared_size, requests, counts.timeline)
+                  run.shared_size, requests, counts.timeline, counts.busiest)
 
 
 def place_of(inst, path):

@@ -17,6 +17,7 @@ from .access import SeveralSegments
 from .barriers import BarrierRoom, WarpRoom
 from .decode import ALU, BARRIER, BRANCH, BRANCH_TABLE, CALL, WARP_SYNC, decode
 from .errors import Unsupported
+from .lanes import WARP
 from .series import series_of
 from .timeline import Timeline
 from .uses import last_uses
@@ -39,6 +40,8 @@ class Scheduler:
         self.barriers = BarrierRoom(self)
         wave.scheduler = self
         self.warps = WarpRoom(self)
+        # instructions that each warp ran
+        self.busy = np.zeros((wave.shape[0], wave.shape[1] // WARP), np.int64)
         self.timeline = Timeline(wave) if wave.block_numbers[0] == 0 else None
         launch.counts.timeline = launch.counts.timeline or self.timeline
 
@@ -46,18 +49,22 @@ class Scheduler:
         self.add(self.wave.frame, 0, self.wave.live)
         while True:
             if self.groups:
-                self.run_group()
+                before = self.launch.interpreter_steps
+                lanes = self.run_group()
+                self.busy += lanes.present * (self.launch.interpreter_steps - before)
             elif self.warps.waiting:
                 self.warps.retry()
             elif self.barriers.waiting.any():
                 self.barriers.retry()
             else:
                 break
+        counts = self.launch.counts
+        counts.busiest = max(counts.busiest, int(self.busy.max(initial=0)))
         if self.timeline:
             self.timeline.turn(None, self.launch.interpreter_steps)
 
     def run_group(self):
-        """Run one group until it splits, leaves, or reaches the place of another group."""
+        """Run one group until it splits, leaves, or reaches the place of another group: its lanes."""
         frame, pc = min(self.groups, key=place)
         turn = 1 << 60
         if self.spins > PATIENCE:
@@ -111,7 +118,7 @@ class Scheduler:
                     self.add(frame, inst.target, taken, inst)
                     self.add(frame, pc + 1, rest, inst)
                     launch.counts.split(inst, lanes, (taken, rest))
-                    return
+                    return lanes
                 pc = inst.target if taken.count else pc + 1
             elif kind == WARP_SYNC:
                 chosen, rest = self.guarded(inst, lanes)
@@ -122,7 +129,7 @@ class Scheduler:
                 if ready is not lanes:
                     self.add(frame, pc, ready, inst)
                     self.add(frame, pc, rest, inst)
-                    return
+                    return lanes
                 wave.select(lanes)
             elif kind == BARRIER and self.barriers.complete(inst, lanes):
                 self.barriers.pass_through(inst)
@@ -131,13 +138,13 @@ class Scheduler:
             else:
                 lanes_run[inst] = lanes_run.get(inst, 0) + count
                 self.leave(frame, pc, inst, lanes, [(lanes, before)] if before else origins)
-                return
+                return lanes
             if inst.dying and wave.everyone:            # their memory is still in the cache
                 wave.forget(inst.dying)
             turn -= 1
             if pc >= limit or turn == 0 or (self.spins > PATIENCE and self.groups):
                 self.add(frame, pc, lanes, inst)
-                return
+                return lanes
 
     def decode(self, inst):
         try:

@@ -1,0 +1,55 @@
+"""What a kernel did, beside what the course's own did on the same arguments: right numbers by other
+work are no answer where the work is the lesson's point. Counts of the simulator alone."""
+
+LIMITS = {              # count: (times the course's own that is still another style, what it means)
+    "bytes loaded": (1.5, "numbers are read again that a register or shared memory could keep"),
+    "bytes stored": (1.5, "numbers are written more than once"),
+    "requests": (2, "requests of a warp are half empty: neighbouring threads should take "
+                    "neighbouring numbers, and every lane should take part"),
+    "sectors": (2, "threads of a warp reach for numbers far apart"),
+    "shared wavefronts": (3, "shared memory is asked more often, or lanes meet in one bank"),
+    "warp instructions": (4, "there is a loop or a branch too many"),
+    "barriers": (4, "a barrier stands within a loop that needs none"),
+    "lanes of a warp for one at work": (2, "most threads of a warp have nothing to do"),
+    "times a warp's share for the busiest": (3, "one warp or one block does the work of all"),
+}
+
+
+def counts(launch):
+    """{count: how much} of a Launched, summed over its launches."""
+    row = dict.fromkeys(LIMITS, 0)
+    for one in launch.launches:
+        memory, totals = one["totals"]["memory"], one["totals"]
+        for what, c in memory.items():
+            space, op = what.split()
+            if space == "global":
+                row["bytes loaded"] += c["bytes"] * (op != "store")
+                row["bytes stored"] += c["bytes"] * (op != "load")
+                row["requests"] += c["requests"]
+                row["sectors"] += c["transactions"]
+            elif space == "shared":
+                row["shared wavefronts"] += c["transactions"]
+        row["warp instructions"] += one["steps"]
+        row["barriers"] += totals["barriers"]
+    steps = max(row["warp instructions"], 1)
+    row["lanes of a warp for one at work"] = 32 * steps / max(sum(one["lane_steps"] for one in launch.launches), 1)
+    row["times a warp's share for the busiest"] = steps / max(sum(
+        one["steps"] * one["evenness"] for one in launch.launches), 1e-9)
+    return row
+
+
+def same_work(name, launch, own, but=(), limits=None):
+    """AssertionError where a launch does much more than the course's own on the same arguments.
+
+    launch, own: what `subject.launch` and `reference.launch` gave
+    but: counts that do not matter here;  limits: {count: times} instead of those of LIMITS
+    """
+    got, want = counts(launch), counts(own)
+    assert len(launch.launches) == len(own.launches), (
+        f"{name}: {len(launch.launches)} launches, expected {len(own.launches)}")
+    if want["shared wavefronts"] and "shared wavefronts" not in but:
+        assert got["shared wavefronts"], f"{name} does not use shared memory, which is its point"
+    for count, (times, meaning) in LIMITS.items():
+        times = (limits or {}).get(count, times)
+        assert count in but or not want[count] or got[count] <= times * want[count], (
+            f"{name}: {got[count]:,.6g} {count}, the course's own {want[count]:,.6g}: {meaning}")
