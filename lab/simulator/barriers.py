@@ -157,23 +157,32 @@ class BarrierRoom:
     # ---- what a learner did wrong
 
     def check_same_barrier(self, leaving):
-        """All threads of a block must be at one __syncthreads()."""
+        """All threads of a block must be at one __syncthreads(), at least all of a warp."""
         T = self.wave.shape[1]
         whole = leaving[self.needed[leaving] == 0]
         if (self.place[whole] == self.place[whole[:1]]).all():
             return
         barrier = whole // T * BARRIERS + self.number[whole]
-        order = np.argsort(barrier, kind="stable")
-        barrier, whole = barrier[order], whole[order]
-        differs = (barrier[1:] == barrier[:-1]) & (self.place[whole[1:]] != self.place[whole[:-1]])
-        if differs.any():
-            i = int(np.flatnonzero(differs)[0])
-            lane, other = int(whole[i + 1]), int(whole[i])
-            raise self.wave.launch.error(
-                self.inst(lane), "barrier",
-                f"barrier in divergent code: thread {self.wave.thread_of(lane)} waits at this "
-                f"__syncthreads(), thread {self.wave.thread_of(other)} of the same block at the "
-                f"one in line {line_of(self.inst(other))}", self.wave, lane)
+        for within in (whole // WARP * BARRIERS + self.number[whole], barrier):
+            order = np.argsort(within, kind="stable")
+            ordered, lanes = within[order], whole[order]
+            differs = (ordered[1:] == ordered[:-1]) & (
+                self.place[lanes[1:]] != self.place[lanes[:-1]])
+            if differs.any():
+                i = int(np.flatnonzero(differs)[0])
+                self.different_lines(int(lanes[i + 1]), int(lanes[i]), within is barrier)
+                return
+
+    def different_lines(self, lane, other, whole_warps):
+        if whole_warps and self.wave.launch.any_barrier:
+            return
+        advice = ". Each warp is whole, so PTX takes the two for one barrier; " \
+            "any_barrier=True, given to RawKernel or RawModule, allows that" if whole_warps else ""
+        raise self.wave.launch.error(
+            self.inst(lane), "barrier",
+            f"barrier in divergent code: thread {self.wave.thread_of(lane)} waits at this "
+            f"__syncthreads(), thread {self.wave.thread_of(other)} of the same block at the "
+            f"one in line {line_of(self.inst(other))}{advice}", self.wave, lane)
 
     def check_same_count(self, waiting):
         """Threads that wait at a barrier must agree on how many they are."""

@@ -19,16 +19,18 @@ class RawKernel:
     name     the kernel's name; a template's instance as in C++: "softmax<float, 256>"
     options  for NVRTC, such as "-DTILE=16"
     path     the file's name in messages
+    any_barrier  may the warps of a block meet at different __syncthreads()? CUDA C forbids it, PTX
+             counts the warps that come and does not ask where; without it, it is an error here
 
     kernel(grid, block, args, shared_mem=0): grid and block are an int or a tuple of up to three;
     args are numpy arrays, torch tensors, Python or numpy numbers, numpy.void for structs. Arrays
     are written in place. Raises CompileError, KernelError or Unsupported.
     """
 
-    def __init__(self, source, name, options=(), path=None):
+    def __init__(self, source, name, options=(), path=None, any_barrier=False):
         self.name = name
         self.module = RawModule(source, options=options, path=path or "<kernel>", names=(name,),
-                                is_text=True)
+                                is_text=True, any_barrier=any_barrier)
 
     def __call__(self, grid, block, args, shared_mem=0):
         self.module.launch(self.name, triple("grid", grid), triple("block", block), tuple(args),
@@ -54,12 +56,12 @@ class RawKernel:
 class RawModule:
     """A CUDA C file, or its text, with several kernels; compiled once, at the first launch."""
 
-    def __init__(self, source, options=(), path=None, names=(), is_text=False):
+    def __init__(self, source, options=(), path=None, names=(), is_text=False, any_barrier=False):
         if not is_text and "\n" not in str(source) and Path(source).suffix in (".cu", ".cuh", ".h"):
             path, source = path or str(source), Path(source).read_text(encoding="utf-8")
         self.source, self.options = str(source), tuple(options)
         self.path = path or "<kernel>"
-        self.names = list(names)
+        self.names, self.any_barrier = list(names), any_barrier
         self.globals = {}                                   # memory of __device__ variables
         self.forget()
 
@@ -163,6 +165,7 @@ class RawModule:
 
         def prepare(run):
             run.parameters = bind(name, run.kernel.parameters, declared, args, run.space)
+            run.any_barrier = self.any_barrier
             return run
         if session.checks:
             unset.rehearse(self, name, grid, block, shared_mem, prepare)

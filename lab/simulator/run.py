@@ -56,6 +56,7 @@ class Run:
         self.cooperative = False                # may blocks wait for each other? Then all are there
         self.keeps_copies = False               # do threads store copies of one value, which may
                                                 # differ in the last bit? Triton's do
+        self.any_barrier = False                # may warps meet at different __syncthreads()?
         self.addresses = {}                     # variable -> address, or offset within its window
         self.functions_at = {}                  # address -> function, for calls by a pointer
         self.shared_arrays = []                 # (C name, bytes)
