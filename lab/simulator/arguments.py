@@ -11,7 +11,7 @@ import numpy as np
 
 from .errors import KernelError
 from .memory import Segment
-from .signature import POINTEES, SIGNED, Parameter
+from .signature import POINTEES, SIGNED, VECTORS, Parameter
 
 
 def bind(kernel_name, variables, declared, arguments, space):
@@ -141,16 +141,32 @@ def describe(value):
 
 def segment_of(value, parameter):
     """The memory of an array as a Segment, after a check of its element type."""
-    allowed = POINTEES.get(parameter.type) if parameter.pointer else None
+    check_element(value, parameter)
     name = dtype_name(value)
-    if allowed and name not in allowed:
-        raise ArgumentProblem(f"takes an array of {' or '.join(allowed)}, not one of {name}")
     if isinstance(value, np.ndarray):
         if not value.flags.c_contiguous:
             raise ArgumentProblem("takes a C-contiguous array; use np.ascontiguousarray")
         data = value.reshape(-1).view(np.uint8) if value.size else np.zeros(0, np.uint8)
         return Segment(data, parameter.name, name, writable=value.flags.writeable)
     return tensor_segment(value, parameter.name)
+
+
+def check_element(value, parameter):
+    """Is it an array of what the parameter points to? Vectors also carry bytes: float4 and its like
+    may move narrower elements, as long as these fill whole vectors."""
+    allowed = POINTEES.get(parameter.type) if parameter.pointer else None
+    name = dtype_name(value)
+    if not allowed or name in allowed:
+        return
+    wanted = f"takes an array of {' or '.join(allowed)}"
+    if width := VECTORS.get(parameter.type):
+        size = value.element_size() if is_tensor(value) else value.dtype.itemsize
+        count = int(np.prod(value.shape))
+        if size <= 4 and size * count % width == 0:
+            return
+        wanted += f", or of elements of up to 4 bytes that fill whole vectors of {width} bytes"
+        name += f", {size * count} bytes"
+    raise ArgumentProblem(f"{wanted}, not one of {name}")
 
 
 def tensor_segment(tensor, name):

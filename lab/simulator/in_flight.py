@@ -21,7 +21,7 @@ class InFlight:
         """Copies begin. What others have done at the place before must be ordered."""
         shadow, cells = self.shadow, self.shadow.shared
         access = SharedAccess(shadow, wave, inst, offset, size)
-        self.check(access)
+        self.check(access, "copied to again")
         cells.look_up(shadow.oldest_barrier)
         self.inst.append(inst)
         for place in access.places():
@@ -35,17 +35,19 @@ class InFlight:
         for place in SharedAccess(self.shadow, wave, inst, offset, size).places():
             self.copy[place] = 0
 
-    def check(self, access):
+    def check(self, access, verb):
         """Is somebody touching a place before its copy has arrived?"""
         for place in access.places():
             copies = self.copy[place]
             if copies.any():
                 i = int(np.flatnonzero(copies)[0])
-                self.too_early(access, i, self.inst[copies[i]], self.shadow.shared.writes[place[i]])
+                self.too_early(access, i, self.inst[copies[i]], verb)
 
-    def too_early(self, access, i, copy, written):
-        line = f" in line {copy.location.line}" if copy.location else ""
+    @staticmethod
+    def too_early(access, i, copy, verb):
+        lines = [f" in line {inst.location.line}" if inst.location else ""
+                 for inst in (access.inst, copy)]
         raise access.error(
-            "race" if written else "uninitialised", i, f"race: {access.name(i)} is touched here, "
-            f"and the cp.async{line} that fills it has not been waited for (cp.async.wait_group, "
-            f"__pipeline_wait_prior or a barrier that knows of it)")
+            "race", i, f"race: {access.name(i)} is {verb}{lines[0]} before its cp.async{lines[1]} "
+            f"was waited for (cp.async.wait_group, __pipeline_wait_prior or a barrier that knows "
+            f"of it)")

@@ -59,7 +59,7 @@ class Shadow(Events):
 
     def load(self, wave, inst, offset, size):
         access = SharedAccess(self, wave, inst, offset, size)
-        self.check_landed(access)
+        self.check_landed(access, "read")
         cells = self.shared
         if not cells.complete():
             for place in access.places():
@@ -74,14 +74,14 @@ class Shadow(Events):
     def store(self, wave, inst, offset, size, memory, index, value, assign):
         """`assign` writes the values, between the look at who was there and at who has won."""
         access = SharedAccess(self, wave, inst, offset, size)
-        self.check_landed(access)
+        self.check_landed(access, "written")
         self.shared.look_up(self.oldest_barrier)
         self.shared.store(access, Values(wave, memory, index, value), assign,
                           self.shared.last_read > self.oldest_barrier)
 
     def atomic(self, wave, inst, offset, size):
         access = SharedAccess(self, wave, inst, offset, size)
-        self.check_landed(access)
+        self.check_landed(access, "changed by an atomic")
         if "exch" not in inst.modifiers:
             for place in access.places():
                 last = self.shared.writes[place]
@@ -92,9 +92,9 @@ class Shadow(Events):
         self.shared.look_up(self.oldest_barrier)
         self.shared.atomic(access)
 
-    def check_landed(self, access):
+    def check_landed(self, access, verb):
         if self.in_flight:
-            self.in_flight.check(access)
+            self.in_flight.check(access, verb)
 
     # ---- global memory
 

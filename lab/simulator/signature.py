@@ -25,6 +25,7 @@ POINTEES = {                # C element type -> numpy dtypes that it may be give
     "short": ("int16", "uint16"), "unsigned short": ("int16", "uint16"),
     "bool": ("bool", "uint8", "int8"),
 }
+VECTORS = {"float2": 8, "float4": 16, "int2": 8, "int4": 16}     # C type -> bytes
 SIGNED = {"int", "short", "long", "long long", "char", "signed char", "int32_t", "int64_t",
           "int16_t", "int8_t"}
 QUALIFIERS = re.compile(r"\b(const|volatile|__restrict__|__restrict|restrict|struct|"

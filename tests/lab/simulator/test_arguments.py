@@ -61,6 +61,41 @@ def test_the_element_type_must_be_the_pointers(a):
         a.astype(np.float64), a, 32, 2.0)
 
 
+VECTOR_COPY = """extern "C" __global__ void copy(const VECTOR* a, VECTOR* b) {
+    b[threadIdx.x] = a[threadIdx.x];
+}"""
+
+
+@pytest.mark.parametrize("vector, width", [("float4", 16), ("int4", 16), ("uint4", 16),
+                                           ("float2", 8), ("int2", 8)])
+@pytest.mark.parametrize("dtype", ["float16", "uint8", "float32", "int32", "int16"])
+def test_vectors_carry_narrower_elements(vector, width, dtype):
+    a = np.arange(128 // np.dtype(dtype).itemsize).astype(dtype)
+    b = np.zeros_like(a)
+    run(VECTOR_COPY.replace("VECTOR", vector), 1, 128 // width, a, b, name="copy")
+    assert np.array_equal(a, b)
+
+
+def test_vectors_carry_tensors_of_bfloat16():
+    torch = pytest.importorskip("torch")
+    a, b = torch.arange(64).to(torch.bfloat16), torch.zeros(64, dtype=torch.bfloat16)
+    run(VECTOR_COPY.replace("VECTOR", "float4"), 1, 8, a, b, name="copy")
+    assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("vector, a, says", [
+    ("float4", np.zeros(8), "fill whole vectors of 16 bytes, not one of float64, 64 bytes"),
+    ("int4", np.zeros(8, np.int64), "not one of int64"),
+    ("float4", np.zeros(12, np.float16), "fill whole vectors of 16 bytes, not one of float16, 24"),
+    ("double2", np.zeros(8, np.float32), "takes an array of float64, not one of float32"),
+    ("half2", np.zeros(8, np.float32), "takes an array of float16, not one of float32"),
+])
+def test_vectors_that_are_likely_mistakes(vector, a, says):
+    source = "#include <cuda_fp16.h>\n" + VECTOR_COPY.replace("VECTOR", vector)
+    error = error_of(source, 1, 1, a, a, name="copy")
+    assert error.kind == "argument" and says in str(error)
+
+
 def test_arrays_and_numbers_are_not_mixed_up(a):
     assert "takes one value, not an array" in refused(a, a, a, 2.0)
     assert "takes an array" in refused(5, a, 32, 2.0)

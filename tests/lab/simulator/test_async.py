@@ -121,10 +121,11 @@ def test_ring_of_buffers(stages):
 
 
 @pytest.mark.parametrize("changes, kind, line, says", [
-    ({"WAIT": ""}, "uninitialised", 16, "the cp.async in line 6"),
-    ({"WAIT": "__pipeline_wait_prior(STAGES);"}, "uninitialised", 16, "has not been waited for"),
+    ({"WAIT": ""}, "race", 16, "is read in line 16 before its cp.async in line 6 was waited for"),
+    ({"WAIT": "__pipeline_wait_prior(STAGES);"}, "race", 16,
+     "is read in line 16 before its cp.async in line 6 was waited for"),
     ({"STAGES": 2, "WAIT": "if(i<2)__pipeline_wait_prior(1);"}, "race", 16,
-     "the cp.async in line 12"),
+     "is read in line 16 before its cp.async in line 12 was waited for"),
     ({"FIRST": ""}, "race", 16, "in line 6"),
     ({"SECOND": ""}, "race", 12, "and read in line 16"),
 ])
@@ -413,8 +414,8 @@ def test_copies_that_nobody_waits_for(changes):
     a = np.arange(64, dtype=np.float32)
     error = error_of(WITH_COPIES, 1, 64, a, np.zeros_like(a),
                      options=tuple(f"-D{k}={v}" for k, v in (TOLD | changes).items()))
-    assert error.kind == "uninitialised" and error.line == 13
-    assert "the cp.async in line 9" in str(error)
+    assert error.kind == "race" and error.line == 13
+    assert "is read in line 13 before its cp.async in line 9 was waited for" in str(error)
 
 
 def test_cuda_barrier():

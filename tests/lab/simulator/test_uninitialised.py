@@ -196,7 +196,9 @@ extern "C" __global__ void k(const float* x, float* y) {
     __pipeline_wait_prior(0);
 }"""
     silent(source, 1, 32, floats(), floats(), options=("-DWAIT=__pipeline_wait_prior(0);",))
-    assert undefined(source, 1, 32, floats(), floats(), options=("-DWAIT=",)).line == 7
+    error = error_of(source, 1, 32, floats(), floats(), options=("-DWAIT=",))
+    assert error.kind == "race" and error.line == 7
+    assert "is read in line 7 before its cp.async in line 4 was waited for" in str(error)
 
 
 MMA = """#include <cuda_fp16.h>
