@@ -55,6 +55,8 @@ class Answers:
                 first = i not in self.read
                 text = (self.prompt_text(i) if first else "") + piece.text
                 logprobs = self.logprobs(i, piece.tokens)
+                if self.asked.running:
+                    usage = {"usage": self.usage_so_far(i)}
                 if text or first or piece.reason or logprobs:
                     yield head | usage | {"choices": [
                         self.delta(i, text, logprobs, piece.reason, first)]}
@@ -76,13 +78,20 @@ class Answers:
         prompt = self.asked.prompts[i // self.asked.params.n]
         return prompt if isinstance(prompt, str) else self.decode(prompt)
 
+    def usage_so_far(self, i):
+        """Of answer i alone, up to what was read of it."""
+        return usage_of(len(self.call.answers[i].prompt), self.read[i])
+
     def usage(self):
         first = [r for r in self.call.answers if r.index == 0]
         given = sum(len(r.prompt) for r in first)
         written = sum(len(r.output) for r in self.call.answers)
-        return {"prompt_tokens": given, "completion_tokens": written,
-                "total_tokens": given + written,
+        return usage_of(given, written) | {
                 "prompt_tokens_details": {"cached_tokens": sum(r.num_cached for r in first)}}
+
+
+def usage_of(prompt, answer):
+    return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
 
 
 class TextAnswers(Answers):

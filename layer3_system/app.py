@@ -1,54 +1,65 @@
-"""The server's addresses: OpenAI's, /health, /metrics, /engine and a page
+"""The server's addresses: OpenAI's, a few of vLLM's, /metrics, /engine and a page
 
-An API key guards what is below /v1, and /engine. All that goes wrong is told in OpenAI's shape.
+An API key guards what is below /v1, /engine, /tokenize and /detokenize. All that goes wrong is told
+in OpenAI's shape.
 """
 
 import asyncio
-import json
+import importlib.metadata
 import secrets
 import time
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import uvicorn
-from fastapi import Depends, FastAPI, Request, Response
+from fastapi import Depends, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from layer3_system.answers import ApiError, ChatAnswers, TextAnswers
 from layer3_system.asking import asked, read_fields, tokens_of
+from layer3_system.connection import Connection
+from layer3_system.hosts import Access
 from layer3_system.live import Live
 from layer3_system.metrics import Metrics
+from layer3_system.middleware import MAX_HEADER_BYTES, GuardedApp, as_json
 from layer3_system.s08_server import DONE, LIMITS, Bridge, server_sent_event
+from layer3_system.tokenization import detokenize, tokenize
 
 PAGE = Path(__file__).with_name("page.html")
 ONLY_OURS = {"Content-Security-Policy":     # the page loads nothing from anywhere else
              "default-src 'self'; img-src data:; style-src 'unsafe-inline'; "
              "script-src 'unsafe-inline'"}
+ACCESS = Access()
 LATER = 10              # seconds after its time limit that a slow reader keeps its stream
-
-
-def as_json(content, status=200, headers=None):
-    return Response(json.dumps(content, allow_nan=False), status, headers, "application/json")
 
 
 # ---- clients that are slow, or leave
 
 
-async def read_body(request, limits):
-    """The bytes of a request. ApiError 413 where they are too many, 408 where they are late."""
+async def read_body(request, limits, patience):
+    """The bytes of a request's JSON. ApiError 415 where they are none, 413 where they are too many,
+    408 where they are late, or where for so many seconds none came."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip()
+    if kind.lower() != "application/json":
+        raise ApiError(415, f"Content-Type: expected application/json, found {kind!r}")
     body = bytearray()
     too_large = ApiError(413, f"the body is larger than {limits.body} bytes")
     if int(request.headers.get("content-length", 0)) > limits.body:
         raise too_large
+    now = asyncio.get_running_loop().time
     try:
-        async with asyncio.timeout(limits.seconds):
+        async with asyncio.timeout(limits.seconds), asyncio.timeout(patience) as silence:
             async for part in request.stream():
+                silence.reschedule(now() + patience)
                 body += part
                 if len(body) > limits.body:             # its length need not be announced
                     raise too_large
     except TimeoutError:
-        raise ApiError(408, f"the body took more than {limits.seconds:g} s") from None
+        late = (f"for {patience:g} s nothing came of the body" if silence.expired() else
+                f"the body took more than {limits.seconds:g} s")
+        raise ApiError(408, late, headers={"Connection": "close"}) from None
     return bytes(body)
 
 
@@ -109,7 +120,7 @@ class Events(Response):
 # ---- the addresses
 
 
-def make_app(engine, name, limits=LIMITS, key=None, kind=Bridge):
+def make_app(engine, name, limits=LIMITS, key=None, kind=Bridge, access=ACCESS):
     """A FastAPI app that serves an engine. name: of the model    key: what clients must know
     kind: the Bridge between the two"""
     metrics, live = Metrics(engine, name), Live()
@@ -132,14 +143,17 @@ def make_app(engine, name, limits=LIMITS, key=None, kind=Bridge):
             raise ApiError(404, f"model: expected {name!r}, found {found!r}", "model",
                            "model_not_found")
 
+    async def read(request):
+        return read_fields(await read_body(request, limits, access.patience))
+
     async def answer(request, shape):
         chat = shape is ChatAnswers
-        fields = read_fields(await read_body(request, limits))
+        fields = await read(request)
         if not isinstance(fields.get("model"), str):
             raise ApiError(400, f"model: expected a text, found {fields.get('model')!r}", "model")
         check_model(fields["model"])
         wanted = asked(fields, chat, limits)
-        tokens = await asyncio.to_thread(tokens_of, wanted, chat, engine.tokenizer)
+        tokens = await asyncio.to_thread(tokens_of, wanted.prompts, chat, engine.tokenizer)
         call = bridge.submit(shape.new_id(), tokens, wanted.params, wanted.names)
         answers = shape(call, name, wanted, engine.tokenizer)
         if wanted.stream:
@@ -149,7 +163,7 @@ def make_app(engine, name, limits=LIMITS, key=None, kind=Bridge):
         finally:
             bridge.close(call)
 
-    app = FastAPI(lifespan=lifespan, openapi_url=None)
+    app = GuardedApp(access, lifespan=lifespan, openapi_url=None)
     app.state.bridge = bridge
     guarded = {"dependencies": [Depends(check_key)]}
 
@@ -160,6 +174,19 @@ def make_app(engine, name, limits=LIMITS, key=None, kind=Bridge):
     @app.post("/v1/chat/completions", **guarded)
     async def chat_completions(request: Request):
         return await answer(request, ChatAnswers)
+
+    @app.post("/tokenize", **guarded)
+    async def tokens_of_text(request: Request):
+        fields = await read(request)
+        check_model(fields.get("model") or name)
+        return as_json(await asyncio.to_thread(tokenize, fields, engine.tokenizer, engine.room))
+
+    @app.post("/detokenize", **guarded)
+    async def text_of_tokens(request: Request):
+        fields = await read(request)
+        check_model(fields.get("model") or name)
+        return as_json(await asyncio.to_thread(detokenize, fields, engine.tokenizer,
+                                               engine.model.config.V))
 
     card = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "gpu-course",
             "max_model_len": engine.room}
@@ -182,14 +209,33 @@ def make_app(engine, name, limits=LIMITS, key=None, kind=Bridge):
         return Response(PAGE.read_bytes(), 200, ONLY_OURS, "text/html; charset=utf-8")
 
     @app.get("/health")
+    @app.api_route("/ping", methods=["GET", "POST"])
     async def health():
         bridge.check_open()
         return Response()
+
+    @app.get("/version")
+    async def version():
+        return as_json({"version": own_version()})
 
     @app.get("/metrics")
     async def metrics_now():
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    answer_errors(app)
+    return app
+
+
+def own_version():
+    """Of this package; "unknown" where it runs without being installed."""
+    try:
+        return importlib.metadata.version("gpu-course")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def answer_errors(app):
+    """Errors in OpenAI's shape, whoever raised them."""
     @app.exception_handler(ApiError)
     async def told(request, error):
         return as_json(error.content(), error.status, error.headers)
@@ -208,8 +254,6 @@ def make_app(engine, name, limits=LIMITS, key=None, kind=Bridge):
     async def left(request, error):
         return Response(status_code=499)                    # nobody reads it
 
-    return app
-
 
 class Listener(uvicorn.Server):
     """uvicorn, which told to end lets the open calls come to theirs."""
@@ -217,8 +261,10 @@ class Listener(uvicorn.Server):
     def __init__(self, app, **options):
         self.bridge = app.state.bridge
         grace = int(self.bridge.limits.grace) + 5           # for those that do not even read
-        super().__init__(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=grace,
-                                        ws="none", **options))
+        super().__init__(uvicorn.Config(
+            app, http=partial(Connection, app.access.patience), log_level="warning", ws="none",
+            h11_max_incomplete_event_size=MAX_HEADER_BYTES, timeout_graceful_shutdown=grace,
+            **options))
 
     async def shutdown(self, sockets=None):
         self.bridge.drain()

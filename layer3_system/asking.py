@@ -4,6 +4,7 @@ import json
 from typing import NamedTuple
 
 from layer3_system.answers import ApiError
+from layer3_system.messages import messages_of
 from layer3_system.s01_request import SamplingParams
 from layer3_system.s08_server import SAME, to_params, truth
 
@@ -16,7 +17,6 @@ NOTHING = {"best_of": (1,), "suffix": ("",), "presence_penalty": (0,), "frequenc
            "tool_choice": ("none",), "function_call": ("none",), "store": (False,),
            "response_format": ({"type": "text"},), "modalities": (["text"],),
            "parallel_tool_calls": (True, False), "service_tier": ("auto", "default")}
-ROLES = ("developer", "system", "user", "assistant")
 
 
 class Asked(NamedTuple):
@@ -26,6 +26,7 @@ class Asked(NamedTuple):
     params: SamplingParams
     stream: bool
     usage: bool                 # in a stream: tell the tokens at its end
+    running: bool               # and with each piece those of its answer so far
     echo: bool                  # the prompt first
     names: dict                 # of some fields: what the client calls them
 
@@ -40,7 +41,22 @@ def read_fields(body):
         raise ApiError(400, f"the body is not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise ApiError(400, f"the body: expected a JSON object, found {fields!r}")
+    if b"\\ud" in body.lower():                         # else there can be none
+        refuse_halves(fields)
     return fields
+
+
+def refuse_halves(fields):
+    """ApiError 400 where a text has half a character, a surrogate without its other half. JSON can
+    write that and UTF-8 cannot, so no tokenizer takes it."""
+    for name, value in fields.items():
+        try:
+            name.encode()
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = error.object[error.start]
+            raise ApiError(400, f"{name}: expected whole characters, found half of one, {half!r}: "
+                           f"surrogates not allowed", name) from None
 
 
 def not_json(word):
@@ -50,20 +66,12 @@ def not_json(word):
 def asked(fields, chat, limits):
     """The Asked of a request's fields. ApiError 400 names the one that is wrong, unknown or asks
     for what is not done here."""
-    known = KNOWN | (ONLY_CHAT if chat else ONLY_TEXT)
-    for name, value in fields.items():
-        if name in known or name in NOTHING and asks_nothing(name, value):
-            continue
-        raise ApiError(400, f"{name}: not supported here, found {value!r}" if name in NOTHING else
-                       f"{name}: unknown field", name)
+    refuse_unknown(fields, KNOWN | (ONLY_CHAT if chat else ONLY_TEXT), NOTHING)
     if not isinstance(fields.get("user") or "", str):
         raise ApiError(400, f"user: expected a text, found {fields['user']!r}", "user")
     prompts = [messages_of(fields)] if chat else prompts_of(fields)
     stream, echo = truth(fields, "stream"), truth(fields, "echo")
-    options = fields.get("stream_options") or {}
-    if not isinstance(options, dict) or set(options) - {"include_usage"} or options and not stream:
-        raise ApiError(400, f"stream_options: expected include_usage, and that with stream; found "
-                       f"{options!r}", "stream_options")
+    usage, running = usage_of(fields, stream)
     names = {"prompt": "messages", "logprobs": "top_logprobs"} if chat else {}
     if fields.get("max_completion_tokens") is not None:
         names["max_tokens"] = "max_completion_tokens"
@@ -73,13 +81,34 @@ def asked(fields, chat, limits):
     params = to_params(fields, chat, names, limits)
     if echo and params.logprobs is not None:
         raise ApiError(400, "echo: not supported with logprobs", "echo")
-    return Asked(prompts, params, stream, truth(options, "include_usage"), echo, names)
+    return Asked(prompts, params, stream, usage, running, echo, names)
 
 
-def asks_nothing(name, value):
-    """Whether a field that is not supported asks for nothing. true is no 1 here."""
-    return value is None or any(value == nothing and isinstance(value, bool) == isinstance(
-        nothing, bool) for nothing in NOTHING[name])
+def refuse_unknown(fields, known, neutral):
+    """ApiError 400 where a field is neither known nor asks for nothing. neutral: {name: values that
+    ask for nothing}, of what is not done here; null does, and true is no 1"""
+    for name, value in fields.items():
+        if name in known or name in neutral and (value is None or any(
+                value == nothing and isinstance(value, bool) == isinstance(nothing, bool)
+                for nothing in neutral[name])):
+            continue
+        raise ApiError(400, f"{name}: not supported here, found {value!r}" if name in neutral else
+                       f"{name}: unknown field", name)
+
+
+def usage_of(fields, stream):
+    """(whether a stream ends with its usage, whether each piece has it), of stream_options.
+
+    As in vLLM the second asks for the first, where that is not said.
+    """
+    options = fields.get("stream_options") or {}
+    expected = {"include_usage", "continuous_usage_stats"}
+    if not isinstance(options, dict) or set(options) - expected or options and not stream:
+        raise ApiError(400, f"stream_options: expected include_usage and continuous_usage_stats, "
+                       f"and those with stream; found {options!r}", "stream_options")
+    running = truth(options, "continuous_usage_stats")
+    usage = running if options.get("include_usage") is None else truth(options, "include_usage")
+    return usage, running and usage
 
 
 def prompts_of(fields):
@@ -98,33 +127,13 @@ def tokens(value):
     return isinstance(value, list) and all(type(token) is int for token in value)   # true is none
 
 
-def messages_of(fields):
-    """[{"role", "content"}] of the field messages; a content in parts becomes one text."""
-    given, found = fields.get("messages"), []
-    if not isinstance(given, list) or not given:
-        raise ApiError(400, f"messages: expected a list of one or more, found {given!r}",
-                       "messages")
-    for i, message in enumerate(given):
-        parts = message.get("content") if isinstance(message, dict) else None
-        if isinstance(parts, str):
-            parts = [{"type": "text", "text": parts}]
-        right = isinstance(parts, list) and message.get("role") in ROLES and set(message) == {
-            "role", "content"} and all(isinstance(part, dict) and part.get("type") == "text" and
-                                       isinstance(part.get("text"), str) for part in parts)
-        if not right:
-            raise ApiError(400, f"messages[{i}]: expected a role of {', '.join(ROLES)} and a "
-                           f"content of text, and nothing else; found {message!r}", "messages")
-        found.append({"role": message["role"], "content": "".join(p["text"] for p in parts)})
-    return found
-
-
-def tokens_of(asked, chat, tokenizer):
-    """[[token]] of what was asked. ApiError 400 where the tokenizer refuses."""
+def tokens_of(prompts, chat, tokenizer):
+    """[[token]] of prompts as in Asked. ApiError 400 where the tokenizer refuses."""
     try:
         if chat and not hasattr(tokenizer, "chat"):
             raise ValueError("this model takes no conversation; give it a text")
         return [tokenizer.chat(p) if chat else tokenizer.encode(p) if isinstance(p, str) else p
-                for p in asked.prompts]
+                for p in prompts]
     except ValueError as error:
         field = "messages" if chat else "prompt"
         raise ApiError(400, f"{field}: {error}", field) from None

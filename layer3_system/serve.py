@@ -7,7 +7,6 @@ this machine alone, unless --host says otherwise.
 import inspect
 import json
 import socket
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
 
@@ -29,6 +28,7 @@ from layer2_graph import (
     tile,
 )
 from layer2_graph.generate import SMALL, Letters, is_nano, used, whose
+from layer3_system.hosts import Access, is_own
 from layer3_system.s01_request import sample_rows
 from layer3_system.s02_block_pool import BlockPool
 from layer3_system.s04_continuous_batching import Scheduler
@@ -130,14 +130,6 @@ def listen(host, port):
         raise CourseError(f"cannot listen on {host}, port {port}: {error}") from None
 
 
-def is_own(host):
-    """Whether an address is this machine's own, which nobody else reaches."""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 # ---- the command
 
 
@@ -151,6 +143,10 @@ def serve(
     host: Annotated[str, typer.Option(help="0.0.0.0 for the whole network")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one")] = 8000,
     api_key: Annotated[str | None, typer.Option(help="that clients must know")] = None,
+    allow_host: Annotated[list[str], typer.Option(
+        metavar="NAME", help="also answer to this name or address; may be repeated")] = (),
+    allow_origin: Annotated[list[str], typer.Option(
+        metavar="ORIGIN", help="let pages of this origin call, * any; may be repeated")] = (),
     name: Annotated[str | None, typer.Option(help="of the model, for clients")] = None,
     dtype: Annotated[str, typer.Option(help=", ".join(DTYPES))] = "float32",
     pages: Annotated[int | None, typer.Option(min=1, help="of 16 tokens")] = None,
@@ -189,7 +185,8 @@ def serve(
     if isinstance(llama, HostLlama) and None not in tile(llama).arrays(1):
         print(f"  {'decoding':16} host       host_llama.decode, in NumPy around the table")
     run(engine, name or called, Limits(body, tokens, queue, seconds, grace), api_key,
-        listen(host, port), own["Bridge"] or Bridge)
+        listen(host, port), own["Bridge"] or Bridge,
+        Access((host, *allow_host), tuple(allow_origin)))
 
 
 def say_whose(sources, names, own):
@@ -204,8 +201,8 @@ def say_whose(sources, names, own):
         print(f"  yours: {yours}")
 
 
-def run(engine, name, limits, api_key, listening, kind):
-    """Serve until told to end. kind: the Bridge, as make_app takes it"""
+def run(engine, name, limits, api_key, listening, kind, access):
+    """Serve until told to end. kind, access: as make_app takes them"""
     from layer3_system.app import Listener, make_app  # FastAPI takes half a second
 
     host, port = listening.getsockname()[:2]
@@ -217,7 +214,7 @@ def run(engine, name, limits, api_key, listening, kind):
           flush=True)
     if not is_own(host) and not api_key:
         print("  anybody who reaches this address can use it: --api-key guards it", flush=True)
-    Listener(make_app(engine, name, limits, api_key, kind)).run(sockets=[listening])
+    Listener(make_app(engine, name, limits, api_key, kind, access)).run(sockets=[listening])
 
 
 if __name__ == "__main__":

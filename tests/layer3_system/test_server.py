@@ -1,7 +1,6 @@
 """The server over HTTP: OpenAI's own client, clients that misbehave, and what breaks below it.
 
-Most run on a model that can be worked out, in milliseconds; its text is noise. `scripted` is one
-that writes a given text. `Gated` is one whose steps a test lets through one by one.
+Most run on a model that can be worked out, in milliseconds; its text is noise.
 """
 
 import asyncio
@@ -15,7 +14,6 @@ import sys
 import threading
 import time
 import tomllib
-from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import EntryPoint
 from types import SimpleNamespace
@@ -50,117 +48,20 @@ from layer3_system import (
 )
 from layer3_system import app as addresses
 from layer3_system import serve as serving
-from layer3_system.app import Listener, make_app
-from layer3_system.s08_server import LIMITS
+from tests.layer3_system.http_server import (
+    NAME,
+    Fails,
+    Gated,
+    Served,
+    events,
+    request,
+    scripted,
+    served,
+    told,
+    until,
+)
 
 SMALL = ROOT / "layer2_graph" / "small"
-NAME = "mock"
-
-
-# ---- models
-
-
-def scripted(text):
-    """A model that writes this text behind a prompt of one token, and then its end."""
-    tokens = [*text.encode(), 256]
-
-    def scores(context, V):
-        return torch.nn.functional.one_hot(torch.tensor(tokens[len(context) - 1]), V) * 100.0
-    return MockLlama(scores=scores)
-
-
-class Gated(MockLlama):
-    """A step waits until the test lets it through."""
-
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.gate, self.at_gate = threading.Semaphore(0), False
-
-    def forward(self, step, cache, every=False):
-        self.at_gate = True
-        self.gate.acquire()
-        self.at_gate = False
-        return super().forward(step, cache, every)
-
-
-class Fails(MockLlama):
-    """Its kernel raises where a text begins with "!"."""
-
-    def forward(self, step, cache, every=False):
-        if (0, ord("!")) in zip(step.positions.tolist(), step.tokens.tolist(), strict=True):
-            raise ValueError("an illegal memory access")
-        return super().forward(step, cache, every)
-
-
-# ---- a server
-
-
-class Served:
-    def __init__(self, engine, limits=LIMITS, key=None, buffer=None, kind=Bridge):
-        self.engine, self.app = engine, make_app(engine, NAME, limits, key, kind)
-        self.bridge = self.app.state.bridge
-        self.socket = socket.create_server(("127.0.0.1", 0), backlog=2048)
-        if buffer:
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
-        self.port = self.socket.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.listener = Listener(self.app)
-        self.thread = threading.Thread(target=self.listener.run,
-                                       kwargs={"sockets": [self.socket]}, daemon=True)
-        self.thread.start()
-        self.http = httpx.Client(base_url=self.url, timeout=60, trust_env=False)
-        self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key=key or "none",
-                                    max_retries=0, timeout=60)
-        until(lambda: self.listener.started)
-
-    def post(self, path="completions", **fields):
-        return self.http.post(f"/v1/{path}", content=json.dumps({"model": NAME} | fields))
-
-    def open(self, **fields):
-        """A socket that asked for a completion, and has read nothing yet."""
-        client = socket.create_connection(("127.0.0.1", self.port), timeout=60)
-        client.sendall(request({"model": NAME} | fields))
-        return client
-
-    def end(self):
-        self.listener.should_exit = True
-        self.thread.join(30)
-        assert not self.thread.is_alive()
-
-    def drained(self):
-        """Nothing runs, waits or holds a page, and every book balances."""
-        until(lambda: not self.bridge.calls)
-        until(lambda: not self.engine.busy and self.bridge.mail.empty())
-        check_engine(self.engine)
-        assert self.engine.pool.used == 0 and not self.bridge.places
-
-
-def request(fields, path="completions", head=""):
-    body = json.dumps(fields).encode()
-    return (f"POST /v1/{path} HTTP/1.1\r\nHost: here\r\nConnection: close\r\n{head}"
-            f"Content-Length: {len(body)}\r\n\r\n").encode() + body
-
-
-def until(true, seconds=30):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.002)
-
-
-@contextmanager
-def served(model=None, limits=LIMITS, key=None, buffer=None, pages=64, tokenizer=None,
-           kind=Bridge, **options):
-    """A Served; at the end its books must balance."""
-    pool = PrefixPool(pages)
-    engine = Engine(model or MockLlama(), tokenizer or ByteTokenizer(), pool,
-                    Scheduler(pool, **options))
-    one = Served(engine, limits, key, buffer, kind)
-    try:
-        yield one
-        one.drained()
-    finally:
-        one.end()
 
 
 @pytest.fixture(scope="module")
@@ -179,23 +80,6 @@ def alone(prompt, **params):
         for output in engine.step():
             texts[output.request] += output.text
     return [(text, request.reason, request) for request, text in texts.items()]
-
-
-def events(content):
-    """The JSON of each event of a stream, which must have ended in order."""
-    assert content.endswith(b"data: [DONE]\n\n")
-    lines = content.decode().split("\n\n")[:-2]
-    assert all(line.startswith("data: ") and "\n" not in line for line in lines)
-    return [json.loads(line[6:]) for line in lines]
-
-
-def told(answer, status, field=None, says=""):
-    """An error as OpenAI has it."""
-    error = answer.json()["error"]
-    assert answer.status_code == status, answer.text
-    assert error["param"] == field and says in error["message"], error
-    assert set(error) == {"message", "type", "param", "code"} and len(error["message"]) < 600
-    return error
 
 
 # ---- OpenAI's client
@@ -326,7 +210,8 @@ def test_the_shipped_model():
                            for chunk in server.openai.completions.create(**fields, stream=True))
         assert got.choices[0].text == streamed == want and " there was" in want
         chat = server.openai.chat.completions.create(
-            model=NAME, messages=[{"role": "user", "content": "Tell me a story."}], max_tokens=8)
+            model=NAME, messages=[{"role": "user", "content": "Tell me a story."}], max_tokens=8,
+            extra_body={"ignore_eos": True})
         assert chat.usage.completion_tokens == 8
         with pytest.raises(openai.BadRequestError, match="messages"):
             server.openai.chat.completions.create(
@@ -385,8 +270,8 @@ BAD_CHATS = {
     "role": ({"messages": [{"role": "king", "content": "hi"}]}, "messages", "expected a role"),
     "picture": ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages",
                 "a content of text"),
-    "calls": ({"messages": [{"role": "user", "content": "hi", "tool_calls": []}]}, "messages",
-              "nothing else"),
+    "calls": ({"messages": [{"role": "user", "content": "hi", "tool_calls": [{}]}]},
+              "messages", "nothing else"),
     "tools": ({"tools": [{"type": "function"}]}, "tools", "not supported"),
     "format": ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
     "prompt": ({"prompt": "a"}, "prompt", "unknown field"),
@@ -543,7 +428,8 @@ def test_a_step_that_never_ends():
 def test_a_body_that_never_ends():
     with served(limits=Limits(seconds=0.3)) as server:
         client = socket.create_connection(("127.0.0.1", server.port), timeout=60)
-        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: here\r\nConnection: close\r\n"
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+                       b"Content-Type: application/json\r\n"
                        b"Content-Length: 100\r\n\r\n{")
         assert b"408 Request Timeout" in read_all(client)
 

@@ -1,0 +1,48 @@
+"""Who may speak to a server: names of hosts, origins of pages, and how long a client may be silent
+
+A page that somebody visits can have their browser send requests to this machine. What it may send
+unasked is no JSON, so other bodies are refused. Where its own name is made to point here, DNS
+rebinding, the Host header still says that name. So the server answers to its own names alone.
+"""
+
+from dataclasses import dataclass
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+
+@dataclass(frozen=True)
+class Access:
+    """Whom a server answers, beyond this machine's own clients."""
+
+    hosts: tuple[str, ...] = ()     # names and addresses; 0.0.0.0 or :: for any address
+    origins: tuple[str, ...] = ()   # of pages elsewhere that may call it, or "*"
+    patience: float = 20.0          # seconds for all headers, and for the next part of a body
+
+
+def host_of(header):
+    """The name or address in a Host header, in lower case and without its port; "" for none."""
+    try:
+        return (urlsplit(f"//{header}").hostname or "").rstrip(".")
+    except ValueError:                                      # a bracket that does not close
+        return ""
+
+
+def address_of(host):
+    """An ip_address; None where a host is a name."""
+    try:
+        return ip_address(host)
+    except ValueError:
+        return None
+
+
+def is_own(host):
+    """Whether a host is this machine's own, which nobody else reaches."""
+    address = address_of(host)
+    return host == "localhost" if address is None else address.is_loopback
+
+
+def is_trusted(host, access):
+    """Whether a request for this host is meant for this server."""
+    listed = [name.lower() for name in access.hosts]
+    everywhere = any((address := address_of(name)) and address.is_unspecified for name in listed)
+    return is_own(host) or host in listed or everywhere and address_of(host) is not None
