@@ -21,6 +21,7 @@ from .dtypes import (
     is_signed,
 )
 from .errors import Unsupported
+from .hints import refusal
 from .ptx import Immediate, Not, Register, Sink, Special, Symbol, Vector
 
 # How the scheduler treats an instruction. ALU: any layout of values. MEMORY: all lanes of the
@@ -42,7 +43,8 @@ def opcode(*names, kind=ALU):
 def decode(inst):
     """Fill in inst.run and inst.kind."""
     if inst.opcode not in TABLE:
-        raise Unsupported(f"the simulator lacks the instruction: `{inst.text}`")
+        raise Unsupported(refusal(inst.text) or
+                          f"the simulator lacks the instruction: `{inst.text}`")
     decoder, kind = TABLE[inst.opcode]
     inst.kind = kind                    # a decoder may know better: bar.warp.sync
     mods = Modifiers(inst)
@@ -50,7 +52,7 @@ def decode(inst):
         run = decoder(inst, mods)
         mods.finish()
     except Unsupported as error:
-        raise Unsupported(f"{error}: `{inst.text}`") from None
+        raise Unsupported(refusal(inst.text) or f"{error}: `{inst.text}`") from None
     inst.run = run
 
 

@@ -12,9 +12,20 @@ CURAND = ("The header is in the wheel nvidia-curand. Or draw the random numbers 
 MISSING_SEMICOLON = "It is missing before the place shown, often at the end of the line above."
 ONE_INDEX = ("Behind a pointer to numbers stands one index: x[row * columns + column], not "
              "x[row][column].")
+DYNAMIC = ("The simulator does not launch a kernel from a kernel (dynamic parallelism): launch the "
+           "inner one from the host, on what the outer one has written.")
+CLUSTERS = ("Clusters of blocks and their distributed shared memory came with Hopper (sm_90), and the "
+            "simulator is an Ampere GPU (sm_80): let blocks exchange data through global memory, "
+            "in two launches or around grid.sync().")
 HINTS = (                       # pattern in the log -> advice; {0} is its first group
     (r'cannot open source file "(curand\w*\.h)"', CURAND),
     (r'cannot open source file "([^"]+)"', HOST_CODE),
+    (r"(device-side kernel launch) could not be processed", DYNAMIC),
+    (r'identifier "(cudaLaunchDevice\w*|cudaGetParameterBuffer\w*)" is undefined', DYNAMIC),
+    (r"(__cluster_dims__) is not supported", CLUSTERS),
+    (r'has no member "(cluster_group|this_cluster)"', CLUSTERS),
+    (r'identifier "(__cluster\w+)" is undefined', CLUSTERS),
+    (r"Feature '([^']*(?:cluster|mapa)[^']*)' requires .target sm_90", CLUSTERS),
     (r'identifier "(cuda[A-Z]\w*|cublas\w*|cudnn\w*|exit|rand|srand)" is undefined', HOST_CODE),
     (r'identifier "(__(?:shfl|shfl_up|shfl_down|shfl_xor|any|all|ballot))" is undefined',
      OLD_WARP_FUNCTION),
@@ -31,3 +42,10 @@ def hint(log):
         return ""
     _, _, match, text = min(found, key=lambda entry: entry[:2])
     return f"{match[1]}: " + text.format(match[1])
+
+
+def refusal(text):
+    """-> advice on an instruction or a call that the simulator lacks, "" if there is none."""
+    if "cluster" in text or text.startswith("mapa"):
+        return CLUSTERS
+    return DYNAMIC if "__cudaCDP" in text or "cudaGetParameterBuffer" in text else ""

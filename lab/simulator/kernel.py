@@ -83,7 +83,7 @@ class RawModule:
     def get_global(self, name):
         """-> DeviceVariable: a __device__ or __constant__ variable by its name in the source, with
         its namespaces; also a static one. Raises KernelError if there is none."""
-        variable = variables.find(self.compile(), name, self.path)
+        variable = variables.find(self.compile(), name, self.source, self.path)
         if session.device() == "cuda":
             from . import cuda
             memory = cuda.memory_of(self, variable)

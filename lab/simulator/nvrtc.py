@@ -182,12 +182,21 @@ def compile_error(log, source, path):
     """NVRTC's log already shows the line with a caret; find its number, keep the first errors."""
     match = re.search(re.escape(path) + r"\((\d+)\): (?:catastrophic )?error", log) or \
         re.search(r"\((\d+)\): (?:catastrophic )?error", log)
-    line = int(match[1]) if match else None
+    line = int(match[1]) if match else line_of_feature(log, source)
     lines = source.splitlines()
     text = lines[line - 1].strip() if line and line <= len(lines) else ""
     shown, advice = first_errors(log), hint(log)
     return CompileError(f"{shown}\n{advice}" if advice else shown, line=line, path=path,
                         source_line=text)
+
+
+def line_of_feature(log, source):
+    """The line of inline PTX that asks for a newer GPU: ptxas names its own lines. None for other
+    errors."""
+    if feature := re.search(r"Feature '%?([^']+)' requires", log):
+        before, word, _ = source.partition(feature[1])
+        return before.count("\n") + 1 if word else None
+    return None
 
 
 def first_errors(log):

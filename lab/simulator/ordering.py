@@ -24,6 +24,7 @@ SEVERAL_WARPS = IN_BLOCK                # in place of a warp and lane
 SEVERAL_BLOCKS = WHO                    # in place of all three
 MOST_BLOCKS = (1 << WHO_BITS - BLOCK_SHIFT) - 1
 BARRIERS = 16
+MEETINGS = BARRIERS + WARP              # at named barriers, and of tiles by their first warp
 
 
 class Order:
@@ -45,7 +46,7 @@ class Order:
         self.shuffles = np.zeros(lanes, np.int64)           # stamp of the lane's last shuffle
         self.fences = np.zeros(lanes, np.int64)             # stamp of the lane's last fence
         self.grid_barrier = 0                               # stamp of the last grid.sync()
-        self.named = None                                   # (lanes, 16): of a part of the block
+        self.named = None                                   # (lanes, MEETINGS): a part of the block
         self.fenced = np.zeros(blocks, np.int64)            # the block's last fence,
         self.released = np.zeros(blocks, np.int64)          # fence, atomic or volatile store,
         self.acquired = np.zeros(blocks, np.int64)          # fence, atomic or volatile load
@@ -84,7 +85,8 @@ class Order:
 
     def met_at_named(self, stamp, lane):
         """-> (same, other): have the thread that left the stamp and mine both passed the same named
-        barrier since, or two different ones? (k,) bool each"""
+        barrier since, or two different ones, in the order of which they may have met? Tiles that do
+        not share a thread never meet. (k,) bool each"""
         nobody = np.zeros(len(stamp), bool)
         if self.named is None:
             return nobody, nobody
@@ -95,7 +97,8 @@ class Order:
         theirs = self.named[first] > stamp[:, None]
         mine = self.named[lane] > stamp[:, None]
         same = (theirs & mine).any(axis=1)
-        return same & one, mine.any(axis=1) & (theirs.any(axis=1) | ~one)
+        by_number = theirs[:, :BARRIERS].any(axis=1) & mine[:, :BARRIERS].any(axis=1)
+        return same & one, by_number | (mine.any(axis=1) & ~one)
 
 
 class Events:
@@ -125,7 +128,7 @@ class Events:
         """These lanes of the wave have met at named barriers, or have arrived there."""
         order = self.order
         if order.named is None:
-            order.named = np.zeros((len(order.who), BARRIERS), np.int64)
+            order.named = np.zeros((len(order.who), MEETINGS), np.int64)
         order.named[self.start + index, number] = order.stamp()
 
     def warp_barrier_of(self, wave):

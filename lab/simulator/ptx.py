@@ -120,6 +120,7 @@ class Module:
 
 
 GRID_WORKSPACE = "%envreg"              # among a function's mentions: it waits for the whole grid
+RESERVED, RESERVED_BYTES = "cooperative groups' own memory", 1024      # shared, of a block
 TEXTURES = {"tex", "tld4", "txq", "suld", "sust", "sured", "suq", "istypep"}
 SPECIAL = re.compile(
     r"%(n?tid\.[xyz]|n?ctaid\.[xyz]|laneid|warpid|nwarpid|smid|nsmid|gridid|clock|clock_hi|clock64|"
@@ -346,6 +347,8 @@ class _Parser:
             return Pair(*(self.operand(part) for part in text.split("|")))
         if (number := literal(text)) is not None:
             return number
+        if text == "%reserved_smem_offset_1":
+            return self.reserved_shared()
         if match := SPECIAL.match(text):
             if "envreg" in text:
                 self.function.mentions.add(GRID_WORKSPACE)
@@ -353,6 +356,12 @@ class _Parser:
         if match := re.match(r"(" + NAME + r")\s*([+-]\s*\w+)?$", text):
             return Symbol(match[1], int(match[2].replace(" ", ""), 0) if match[2] else 0)
         raise Unsupported(f"the PTX parser does not know the operand: {text}")
+
+    def reserved_shared(self):
+        """Shared memory that the driver keeps for cooperative groups, here an array like others."""
+        self.module.variables[RESERVED] = Variable(RESERVED, "shared", 16, RESERVED_BYTES, "b8")
+        self.function.mentions.add(RESERVED)
+        return Symbol(RESERVED)
 
     def address(self, text):
         if match := re.match(r"\s*([^+\s]+)\s*(?:([+-])\s*(-?\w+))?\s*$", text):

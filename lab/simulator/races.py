@@ -37,6 +37,7 @@ from .ordering import (
     WHO_BITS,
     Events,
 )
+from .tile_sync import TileSync
 
 LISTED = 1 << 22            # reads that are listed at most, 32 MB of them
 OVERHEAD = 256              # what listing a load costs, in reads
@@ -54,10 +55,13 @@ class Shadow(Events):
         self.row = -(-wave.shared.shape[1] // self.cell)            # cells of a block
         self.shared = Cells(wave.shape[0] * self.row, self.cell)
         self.in_flight = None           # what cp.async is copying, see in_flight.py
+        self.tiles = TileSync(wave, self)
 
     # ---- shared memory
 
     def load(self, wave, inst, offset, size):
+        if self.tiles.holds(offset):
+            return
         access = SharedAccess(self, wave, inst, offset, size)
         self.check_landed(access, "read")
         cells = self.shared
@@ -73,6 +77,8 @@ class Shadow(Events):
 
     def store(self, wave, inst, offset, size, memory, index, value, assign):
         """`assign` writes the values, between the look at who was there and at who has won."""
+        if self.tiles.holds(offset):
+            return assign()
         access = SharedAccess(self, wave, inst, offset, size)
         self.check_landed(access, "written")
         self.shared.look_up(self.oldest_barrier)
@@ -80,6 +86,8 @@ class Shadow(Events):
                           self.shared.last_read > self.oldest_barrier)
 
     def atomic(self, wave, inst, offset, size):
+        if self.tiles.holds(offset):
+            return self.tiles.atomic(inst, offset)
         access = SharedAccess(self, wave, inst, offset, size)
         self.check_landed(access, "changed by an atomic")
         if "exch" not in inst.modifiers:

@@ -83,12 +83,13 @@ def fill(variable, values, memory):
     memory[:len(data)] = np.frombuffer(data, np.uint8)
 
 
-def find(module, name, path):
+def find(module, name, source, path):
     """The variable that the source calls `name`, such as "weights" or "filters::weights"."""
     variables = {source_name(v.name): v for v in module.variables.values()
                  if v.space in ("global", "const")}
     if name not in variables:
-        known = ", ".join(f"`{n}`" for n in variables if not n.startswith("$"))
+        known = ", ".join(f"`{n}`" for n in variables if re.search(
+            rf"\b{re.escape(n.split('::')[-1])}\b", source))   # and not what a header has
         raise KernelError(f"{path} has no __device__ or __constant__ variable `{name}`; it has "
                           f"{known or 'none'} (the compiler drops a static one that no kernel "
                           f"uses)", "argument", path=path)

@@ -10,6 +10,7 @@ import numpy as np
 
 from .dtypes import BOOL, DTYPES
 from .lanes import WARP, Lanes
+from .tile_sync import clear
 
 POISON = 0xFF               # what nobody has written: NaN as a float, -1 as an integer
 
@@ -80,6 +81,7 @@ class Wave:
         self.flat = False
         row = max(32, -(-launch.shared_size // 32) * 32)                    # fits every dtype
         self.shared = np.full((len(blocks), row), POISON, np.uint8)
+        clear(self)
         self.shared_views = {}
         self.local = np.empty((self.live.size, 0), np.uint8)                # (B·T, bytes)
         self.local_views = {}

@@ -17,6 +17,7 @@ from ..decode import (
     source,
 )
 from ..dtypes import U32
+from ..hints import refusal
 from ..lanes import Lanes
 from ..ptx import Immediate
 from ..system_calls import SYSTEM_CALLS
@@ -145,7 +146,7 @@ def call(inst, mods):
     def run(wave):
         callee = wave.launch.module.functions.get(name)
         if callee is None:
-            raise wave.launch.error(inst, "unsupported",
+            raise wave.launch.error(inst, "unsupported", refusal(name) or
                                     f"the simulator cannot call `{name}`", wave)
         return [enter(wave, callee, wave.lanes)]
 

@@ -78,6 +78,8 @@ def test_unknown_names_are_refused_with_those_there_are(module):
         module.get_global("taps")
     with pytest.raises(simulator.KernelError, match="variable `weight`"):
         module.get_global("weight")
+    with pytest.raises(simulator.KernelError, match=r"it has `mine` \(the compiler"):
+        simulator.RawModule("#include <cooperative_groups.h>\n__device__ int mine;").get_global("x")
 
 
 def test_an_overshoot_names_the_variable_with_its_namespace():
