@@ -9,23 +9,23 @@ import importlib.metadata
 import secrets
 import time
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 
-import uvicorn
 from fastapi import Depends, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from layer3_system.answers import ApiError, ChatAnswers, TextAnswers
 from layer3_system.asking import asked, read_fields, tokens_of
-from layer3_system.connection import Connection
 from layer3_system.hosts import Access
+from layer3_system.listener import Listener
 from layer3_system.live import Live
 from layer3_system.metrics import Metrics
-from layer3_system.middleware import MAX_HEADER_BYTES, GuardedApp, as_json
+from layer3_system.middleware import GuardedApp, as_json
 from layer3_system.s08_server import DONE, LIMITS, Bridge, server_sent_event
 from layer3_system.tokenization import detokenize, tokenize
+
+__all__ = ["ACCESS", "Listener", "make_app"]
 
 PAGE = Path(__file__).with_name("page.html")
 ONLY_OURS = {"Content-Security-Policy":     # the page loads nothing from anywhere else
@@ -253,19 +253,3 @@ def answer_errors(app):
     @app.exception_handler(ClientDisconnect)
     async def left(request, error):
         return Response(status_code=499)                    # nobody reads it
-
-
-class Listener(uvicorn.Server):
-    """uvicorn, which told to end lets the open calls come to theirs."""
-
-    def __init__(self, app, **options):
-        self.bridge = app.state.bridge
-        grace = int(self.bridge.limits.grace) + 5           # for those that do not even read
-        super().__init__(uvicorn.Config(
-            app, http=partial(Connection, app.access.patience), log_level="warning", ws="none",
-            h11_max_incomplete_event_size=MAX_HEADER_BYTES, timeout_graceful_shutdown=grace,
-            **options))
-
-    async def shutdown(self, sockets=None):
-        self.bridge.drain()
-        await super().shutdown(sockets)

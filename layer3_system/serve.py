@@ -205,16 +205,24 @@ def run(engine, name, limits, api_key, listening, kind, access):
     """Serve until told to end. kind, access: as make_app takes them"""
     from layer3_system.app import Listener, make_app  # FastAPI takes half a second
 
-    host, port = listening.getsockname()[:2]
-    said = f" -H 'Authorization: Bearer {api_key}'" if api_key else ""
+    def say():
+        print(where(engine.pool, listening.getsockname(), name, api_key), flush=True)
+
+    app = make_app(engine, name, limits, api_key, kind, access)
+    Listener(app, listening=say).run(sockets=[listening])
+
+
+def where(pool, address, name, api_key):
+    """What is said once it listens: where, and what to try."""
+    host, port = address[:2]
+    key = f" -H 'Authorization: Bearer {api_key}'" if api_key else ""
     prompt = json.dumps({"model": name, "prompt": "Once upon a time", "max_tokens": 40})
     place = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    print(f"{engine.pool.P} pages of {engine.pool.S} tokens. Listening on {place}, try\n"
-          f"  curl {place}/v1/completions{said} -H 'Content-Type: application/json' -d '{prompt}'",
-          flush=True)
+    text = (f"{pool.P} pages of {pool.S} tokens. Listening on {place}, try\n"
+            f"  curl {place}/v1/completions{key} -H 'Content-Type: application/json' -d '{prompt}'")
     if not is_own(host) and not api_key:
-        print("  anybody who reaches this address can use it: --api-key guards it", flush=True)
-    Listener(make_app(engine, name, limits, api_key, kind, access)).run(sockets=[listening])
+        text += "\n  anybody who reaches this address can use it: --api-key guards it"
+    return text
 
 
 if __name__ == "__main__":

@@ -832,7 +832,7 @@ def test_sigterm_under_load():
         for stream in found:
             *_, last = events(dechunked(stream.partition(b"\r\n\r\n")[2]))
             assert last["choices"][0]["finish_reason"] == "length"
-        assert process.wait(60) in (0, -signal.SIGTERM)
+        assert process.wait(60) == 0
         assert "Traceback" not in process.stderr.read()
     finally:
         process.kill()
@@ -1175,7 +1175,7 @@ def test_the_command_serves_with_the_learners_bridge(run, monkeypatch, tmp_path,
     desk_with(tmp_path, *passed)
     apps = []
     monkeypatch.setattr(serving.device, "use_simulator", lambda: None)
-    monkeypatch.setattr(addresses, "Listener", lambda app: SimpleNamespace(
+    monkeypatch.setattr(addresses, "Listener", lambda app, **_: SimpleNamespace(
         run=lambda sockets: apps.append(app)))
     code, said, wrong = run("--kernels", "mine", "--desk", tmp_path, "--port", 0)
     assert not code, wrong
