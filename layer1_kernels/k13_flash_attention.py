@@ -46,7 +46,8 @@ def flash_attention_oracle(q, k, v, causal, scale):
 
 
 def flash_attention_torch(q, k, v, causal, scale):
-    """The plain formula in PyTorch, fp32 inside (float64 for float64). As flash_attention."""
+    """The plain formula in PyTorch, fp32 inside (float64 for float64). As flash_attention, and for
+    heads of any width."""
     check("flash_attention_torch", q, k, v, causal, scale, torch.float64)
     (B, T, H, D), (_, N, G, _) = q.shape, k.shape
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -300,6 +301,7 @@ def flash_attention(q, k, v, causal, scale):
     Gradients of out and lse are those of flash_attention_torch.
     """
     check("flash_attention", q, k, v, causal, scale)
+    check_width("flash_attention", q.shape[3])
     sizes = tiles(q.shape[1], q.shape[3], q.element_size())
     return launch(flash_triton, q, k, v, causal, scale, sizes)
 
@@ -309,6 +311,7 @@ def flash_attention_cuda(q, k, v, causal, scale):
     """As flash_attention by the CUDA kernel: float32, without gradients. What is not contiguous is
     copied first."""
     check("flash_attention_cuda", q, k, v, causal, scale)
+    check_width("flash_attention_cuda", q.shape[3])
     if q.dtype != torch.float32:
         raise ValueError(f"flash_attention_cuda: q, k and v are {q.dtype}, expected torch.float32")
     q, k, v = (x.contiguous() for x in (q, k, v))
@@ -340,9 +343,7 @@ def check(name, q, k, v, causal, scale, *more_dtypes):
     if not q.ndim == k.ndim == v.ndim == 4 or k.shape != v.shape or \
             (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
         raise ValueError(f"{name}: {shapes}; expected q (B, T, H, D) and k, v (B, N, G, D)")
-    (_, T, H, D), (_, N, G, _) = q.shape, k.shape
-    if D not in range(16, 129, 16):
-        raise ValueError(f"{name}: heads of width {D}, expected a multiple of 16, 16 to 128")
+    (_, T, H, _), (_, N, G, _) = q.shape, k.shape
     if not G or H % G:
         raise ValueError(f"{name}: {H} query heads, expected a multiple of the {G} kv heads")
     if causal and T > N:
@@ -365,6 +366,12 @@ def check(name, q, k, v, causal, scale, *more_dtypes):
                              f"1; {letter}.contiguous() makes it so")
     if max(T, N) >= 2**31 - 128:
         raise ValueError(f"{name}: {T} queries and {N} keys, expected fewer than 2^31 - 128")
+
+
+def check_width(name, D):
+    """What the kernels of attention assume of a head; the plain formula takes any width."""
+    if D not in range(16, 129, 16):
+        raise ValueError(f"{name}: heads of width {D}, expected a multiple of 16, 16 to 128")
 
 
 # ---- counted, compiled, measured

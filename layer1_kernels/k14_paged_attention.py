@@ -21,7 +21,12 @@ import triton.language as tl
 from lab import simulator
 from layer1_kernels import k13_flash_attention as k13
 from layer1_kernels.gradients import without_gradients
-from layer1_kernels.k13_flash_attention import LOG2E, attend_triton, flash_attention_torch
+from layer1_kernels.k13_flash_attention import (
+    LOG2E,
+    attend_triton,
+    check_width,
+    flash_attention_torch,
+)
 
 __all__ = ["paged_attention", "paged_attention_cuda", "paged_attention_torch", "write_kv",
            "write_kv_torch"]
@@ -278,6 +283,7 @@ def paged_attention(q, k_pages, v_pages, block_tables, cu_q, lens, scale):
     the CPU alone: a GPU would have to be waited for.
     """
     check("paged_attention", q, k_pages, v_pages, block_tables, cu_q, lens, scale)
+    check_heads("paged_attention", q, k_pages)
     (T, H, D), (_, S, G, _), B = q.shape, k_pages.shape, len(lens)
     if not T or not B:
         return torch.empty((T, H, D), dtype=q.dtype, device=q.device)
@@ -295,6 +301,7 @@ def paged_attention_cuda(q, k_pages, v_pages, block_tables, cu_q, lens, scale):
     """As paged_attention by the CUDA kernel: float32, all of it contiguous but q, which is copied
     first where it is not."""
     check("paged_attention_cuda", q, k_pages, v_pages, block_tables, cu_q, lens, scale)
+    check_heads("paged_attention_cuda", q, k_pages)
     q = q.contiguous()              # of a matrix that makes q, k and v at once it is a view
     for name, x in (("q", q), ("k_pages", k_pages), ("v_pages", v_pages),
                     ("block_tables", block_tables)):
@@ -311,7 +318,8 @@ def paged_attention_cuda(q, k_pages, v_pages, block_tables, cu_q, lens, scale):
 
 
 def paged_attention_torch(q, k_pages, v_pages, block_tables, cu_q, lens, scale):
-    """As paged_attention, sequence by sequence in PyTorch: the plain formula over gathered pages.
+    """As paged_attention, sequence by sequence in PyTorch: the plain formula over gathered pages,
+    for heads of any width and number.
 
     Zeros in rows of no sequence. Waits for the device.
     """
@@ -361,11 +369,8 @@ def check(name, q, k_pages, v_pages, block_tables, cu_q, lens, scale):
     (_, H, D), B = q.shape, len(lens)
     check_pages(name, D, k_pages, v_pages, q=q)
     G = k_pages.shape[2]
-    if D not in range(16, 129, 16):
-        raise ValueError(f"{name}: heads of width {D}, expected a multiple of 16, 16 to 128")
-    if not G or H % G or H // G > ROWS:
-        raise ValueError(f"{name}: {H} query heads, expected a multiple of the {G} kv heads, at "
-                         f"most {ROWS} times as many")
+    if not G or H % G:
+        raise ValueError(f"{name}: {H} query heads, expected a multiple of the {G} kv heads")
     if block_tables.ndim != 2 or block_tables.shape[0] != B or cu_q.shape != (B + 1,):
         raise ValueError(f"{name}: block_tables {tuple(block_tables.shape)}, cu_q "
                          f"{tuple(cu_q.shape)}, lens {tuple(lens.shape)}; expected (B, pages), "
@@ -378,6 +383,15 @@ def check(name, q, k_pages, v_pages, block_tables, cu_q, lens, scale):
         raise ValueError(f"{name}: scale is {scale}, expected it positive")
     if not q.is_cuda:
         check_contents(name, q, k_pages, block_tables, cu_q, lens)
+
+
+def check_heads(name, q, k_pages):
+    """What the kernels assume of heads; the plain formula takes any."""
+    check_width(name, q.shape[2])
+    H, G = q.shape[1], k_pages.shape[2]
+    if H // G > ROWS:
+        raise ValueError(f"{name}: {H} query heads, expected at most {ROWS} times as many as the "
+                         f"{G} kv heads")
 
 
 def check_contents(name, q, k_pages, block_tables, cu_q, lens):

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from layer2_graph.config import ModelError, read_json
+from layer2_graph.config_entries import ModelError, read_json, shown
 
 __all__ = ["Tokenizer", "read_weights"]
 
 MOST = 100_000_000      # bytes of a safetensors header, by the format
+HEAD = "lm_head.weight"
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -42,7 +43,7 @@ def shapes(m):
                 yield f"{layer}.mlp.{name}_proj.bias", shape[:1]
     yield "model.norm.weight", (m.C,)
     if not m.tied:
-        yield "lm_head.weight", (m.V, m.C)
+        yield HEAD, (m.V, m.C)
 
 
 def read_weights(folder, config, dtype=None, device="cpu"):
@@ -50,7 +51,8 @@ def read_weights(folder, config, dtype=None, device="cpu"):
 
     The folder holds model.safetensors, or model.safetensors.index.json and its shards, or
     weights.npz as o02's nano Llama does. dtype: of the result; None leaves the file's. ModelError
-    names the file and the tensor, what was expected and what was found.
+    names the file and the tensor, what was expected and what was found; also where there is a
+    tensor that the model does not use.
     """
     files = files_of(Path(folder))
     found = {}
@@ -67,7 +69,29 @@ def read_weights(folder, config, dtype=None, device="cpu"):
             raise ModelError(f"{path}: {name} is {tensor.dtype}, expected "
                              f"{', '.join(map(str, FLOATS))}")
         found[name] = tensor.to(device=device, dtype=dtype or tensor.dtype)
+    check_extra(files, found, config)
     return found
+
+
+def check_extra(files, weights, config):
+    """ModelError where a folder has tensors that the model would compute with otherwise.
+
+    Rotary frequencies, which older files have, follow from config.json. The head of a model whose
+    embedding serves as one may be there once more.
+    """
+    extra = sorted(name for name in files.keys() - weights.keys()
+                   if not name.endswith("rotary_emb.inv_freq"))
+    if config.tied and HEAD in extra:
+        embedding = weights["model.embed_tokens.weight"]
+        head = files[HEAD][1]().to(device=embedding.device, dtype=embedding.dtype)
+        if not torch.equal(head, embedding):
+            raise ModelError(f"{files[HEAD][0]}: {HEAD} is not model.embed_tokens.weight, though "
+                             f"config.json has tie_word_embeddings: true")
+        extra.remove(HEAD)
+    if extra:
+        more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
+        raise ModelError(f"{files[extra[0]][0]}: a tensor {shown(extra[0])[1:-1]}{more}, which a "
+                         f"model as config.json has it does not use; expected none but its own")
 
 
 def source_of(folder):

@@ -1,14 +1,24 @@
 """What Hugging Face's config.json says of a Llama and its relatives, in the course's letters."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from layer2_graph.config_entries import (
+    NEUTRAL,
+    NEUTRAL_VALUES,
+    READ,
+    SCALING_VALUES,
+    SCALINGS,
+    SHOWN,
+    ModelError,
+    check_known,
+    is_number,
+    read_json,
+    shown,
+    way_around,
+)
+
 __all__ = ["Config", "ModelError", "read_config"]
-
-
-class ModelError(ValueError):
-    """A folder that is not a model this course can run: file, what was expected, what was found."""
 
 
 @dataclass(frozen=True)
@@ -58,108 +68,215 @@ FAMILIES = {
     "Qwen2ForCausalLM": (True, False, False, False),
     "Qwen3ForCausalLM": ("attention_bias", "attention_bias", False, True),
 }
-SCALINGS = {        # type -> the entries that it needs
-    "default": (),
-    "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "yarn": ("factor", "original_max_position_embeddings"),
+DEFAULTS = {            # of entries that are missing, by the same source
+    "LlamaForCausalLM": {"max_position_embeddings": 2048},
+    "MistralForCausalLM": {"max_position_embeddings": 131_072, "num_key_value_heads": 8,
+                           "sliding_window": 4096},
+    "Qwen2ForCausalLM": {"max_position_embeddings": 32_768, "num_key_value_heads": 32,
+                         "sliding_window": 4096, "max_window_layers": 28},
+    "Qwen3ForCausalLM": {"max_position_embeddings": 32_768, "num_key_value_heads": 32,
+                         "head_dim": 128, "sliding_window": 4096, "max_window_layers": 28},
 }
 NEEDED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
           "vocab_size")
-OPTIONAL = {"num_key_value_heads": int, "head_dim": int, "max_position_embeddings": int,
-            "sliding_window": int, "rms_norm_eps": int | float, "rope_theta": int | float}
+WHOLE = (*NEEDED, "num_key_value_heads", "head_dim", "max_position_embeddings", "sliding_window",
+         "max_window_layers")
+FLAGS = ("attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window")
+LARGEST_WHOLE = 2**31 - 1
+LARGEST_ROOM = 2**22        # tokens: the rotary tables of wide heads take 2 GB then
 
 
-def read_config(folder):
-    """The Config of a model's folder. ModelError names the file, what was expected and found."""
+def read_config(folder, ignore=()):
+    """The Config of a model's folder. ModelError names the file, what was expected and found.
+
+    ignore: names of entries that are taken as absent, also in the rotary scaling. An entry that
+    is neither read here nor known to leave the scores alone is refused otherwise.
+    """
     path = Path(folder) / "config.json"
-    entries = read_json(path)
-    family, *others = entries.get("architectures") or ("none",)
-    if family not in FAMILIES or others:
-        raise ModelError(f"{path}: expected one architecture of {', '.join(FAMILIES)}; found "
-                         f"{', '.join([family, *others])}")
-    for name in NEEDED:
-        if not isinstance(entries.get(name), int) or entries[name] < 1:
-            raise ModelError(f"{path}: {name} is {entries.get(name)!r}, expected a whole number")
-    first = entries.get("max_window_layers", 0)
-    if not isinstance(first, int) or first < 0:
-        raise ModelError(f"{path}: max_window_layers is {first!r}, expected a whole number")
-    for name, kind in OPTIONAL.items():
+    entries = {name: value for name, value in read_json(path).items() if name not in ignore}
+    family = family_of(path, entries)
+    check_known(path, "", entries, READ | NEUTRAL, NEUTRAL_VALUES)
+    entries = DEFAULTS[family] | entries
+    check_kinds(path, entries)
+    flags = biases(path, family, entries)
+    H, G, D = heads(path, entries)
+    theta, scaling = rotation(path, entries, ignore)
+    room = entries["max_position_embeddings"] or DEFAULTS[family]["max_position_embeddings"]
+    window = sliding(path, family, entries)
+    return Config(
+        L=entries["num_hidden_layers"], C=entries["hidden_size"], H=H, G=G, D=D,
+        F=entries["intermediate_size"], V=entries["vocab_size"],
+        eps=entries.get("rms_norm_eps") or 1e-6, theta=theta, room=min(room, window or room),
+        ends=ends(path, entries), scaling=scaling, tied=bool(entries.get("tie_word_embeddings")),
+        bias_qkv=flags[0], bias_o=flags[1], bias_mlp=flags[2], qk_norm=flags[3], window=window)
+
+
+# ---- what is checked
+
+
+def family_of(path, entries):
+    """The one architecture, which is of FAMILIES and agrees with model_type."""
+    names = entries.get("architectures") or ["none"]
+    if not isinstance(names, list) or len(names) != 1 or str(names[0]) not in FAMILIES:
+        words = ", ".join(map(str, names)) if isinstance(names, list) else repr(names)
+        raise ModelError(f"{path}: architectures: expected one architecture of "
+                         f"{', '.join(FAMILIES)}; found {words[:SHOWN]}")
+    family = names[0]
+    kind = family.removesuffix("ForCausalLM").lower()
+    if entries.get("model_type", kind) != kind:
+        raise ModelError(f"{path}: model_type is {shown(entries['model_type'])}, expected "
+                         f"{kind!r} of a {family}")
+    return family
+
+
+def check_kinds(path, entries):
+    """That what is read has the type it should have."""
+    for name in WHOLE:
         value = entries.get(name)
-        if value is not None and (not isinstance(value, kind) or value <= 0):
-            raise ModelError(f"{path}: {name} is {value!r}, expected a "
-                             f"{'whole number' if kind is int else 'number'} above 0")
+        if value is None and name not in NEEDED or name == "max_window_layers" and value == 0:
+            continue
+        largest = LARGEST_ROOM if name == "max_position_embeddings" else LARGEST_WHOLE
+        if not is_number(value, int) or value > largest:
+            raise ModelError(f"{path}: {name} is {shown(value)}, expected a whole number above 0, "
+                             f"at most {largest}")
+    for name in ("rms_norm_eps", "rope_theta"):
+        value = entries.get(name)
+        if value is not None and not is_number(value, int, float):
+            raise ModelError(f"{path}: {name} is {shown(value)}, expected a number above 0")
+    for name in FLAGS:
+        value = entries.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise ModelError(f"{path}: {name} is {shown(value)}, expected true or false")
     if entries.get("hidden_act", "silu") != "silu":
-        raise ModelError(f"{path}: hidden_act is {entries['hidden_act']!r}, expected 'silu'")
+        raise ModelError(f"{path}: hidden_act is {shown(entries['hidden_act'])}, expected 'silu'")
+
+
+def ends(path, entries):
+    """The tokens that end a text."""
+    value = entries.get("eos_token_id")
+    tokens = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(type(token) is int for token in tokens):
+        raise ModelError(f"{path}: eos_token_id is {shown(value)}, expected a whole number, or a "
+                         f"list of them")
+    return tuple(tokens)
+
+
+def biases(path, family, entries):
+    """What FAMILIES has of a family, as flags. ModelError where an entry says otherwise."""
+    flags = FAMILIES[family]
+    for name, flag in (("attention_bias", flags[0]), ("mlp_bias", flags[2])):
+        if isinstance(flag, bool) and entries.get(name) not in (None, flag):
+            raise ModelError(f"{path}: {name} is {entries[name]}, expected {flag}, as every "
+                             f"{family} has it")
+    return [bool(entries.get(flag)) if isinstance(flag, str) else flag for flag in flags]
+
+
+def heads(path, entries):
+    """(H, G, D): query heads, key heads, head width."""
     H, C = entries["num_attention_heads"], entries["hidden_size"]
     G = entries.get("num_key_value_heads") or H
     if H % G:
         raise ModelError(f"{path}: {H} query heads cannot share {G} key heads evenly")
+    if not entries.get("head_dim") and C % H:
+        raise ModelError(f"{path}: hidden_size is {C}, expected a multiple of the {H} heads, or a "
+                         f"head_dim")
     D = entries.get("head_dim") or C // H
     if D % 2:
         raise ModelError(f"{path}: heads are {D} wide, expected an even number: they are turned in "
                          f"pairs")
-    theta, scaling = rotation(path, entries)
-    room, window = entries.get("max_position_embeddings") or 2048, sliding(family, entries)
-    flags = [entries.get(f, False) if isinstance(f, str) else f for f in FAMILIES[family]]
-    ends = entries.get("eos_token_id")
-    return Config(
-        L=entries["num_hidden_layers"], C=C, H=H, G=G, D=D,
-        F=entries["intermediate_size"], V=entries["vocab_size"],
-        eps=entries.get("rms_norm_eps", 1e-6), theta=theta, room=min(room, window or room),
-        ends=() if ends is None else tuple(ends) if isinstance(ends, list) else (ends,),
-        scaling=scaling,
-        tied=entries.get("tie_word_embeddings", False),
-        bias_qkv=flags[0], bias_o=flags[1], bias_mlp=flags[2], qk_norm=flags[3], window=window)
+    return H, G, D
 
 
-def rotation(path, entries):
+# ---- rotary scaling
+
+
+def rotation(path, entries, ignore):
     """(theta, scaling): transformers 5 has both in rope_parameters, transformers 4 apart."""
-    found = entries.get("rope_parameters") or entries.get("rope_scaling") or {}
-    if not isinstance(found, dict):
-        raise ModelError(f"{path}: rotary scaling is {found!r}, expected a JSON object or null")
-    found = dict(found)
-    theta = found.pop("rope_theta", None) or entries.get("rope_theta") or 10_000.0
-    if not isinstance(theta, int | float) or theta <= 0:
-        raise ModelError(f"{path}: rope_theta is {theta!r}, expected a number above 0")
-    kind = found.pop("rope_type", None) or found.pop("type", "default")
-    found.pop("type", None)
-    if kind not in SCALINGS:
-        raise ModelError(f"{path}: rotary scaling {kind!r}, expected {', '.join(SCALINGS)}")
-    for name in SCALINGS[kind]:
-        if name == "original_max_position_embeddings" and kind == "yarn":
-            found.setdefault(name, entries.get("max_position_embeddings"))
-        if not isinstance(found.get(name), int | float):
-            raise ModelError(f"{path}: rotary scaling {kind} has {name} = {found.get(name)!r}, "
-                             f"expected a number")
+    objects = [entries[name] for name in ("rope_scaling", "rope_parameters") if entries.get(name)]
+    for value in objects:
+        if not isinstance(value, dict):
+            raise ModelError(f"{path}: rotary scaling is {shown(value)}, expected a JSON object or "
+                             f"null")
+    if len(objects) == 2 and objects[0] != objects[1]:
+        raise ModelError(f"{path}: rope_scaling is {shown(objects[0])} and rope_parameters "
+                         f"{shown(objects[1])}, expected one of them, or both the same")
+    scaling = {name: value for name, value in (objects or [{}])[0].items()
+               if value is not None and name not in ignore}
+    theta = scaling.pop("rope_theta", None) or entries.get("rope_theta") or 10_000.0
+    if not is_number(theta, int, float):
+        raise ModelError(f"{path}: rope_theta is {shown(theta)}, expected a number above 0")
+    kind = scaling_type(path, scaling)
+    needs, may = SCALINGS[kind]
+    check_known(path, f"rotary scaling {kind}: ", scaling, {*needs, *may}, SCALING_VALUES[kind])
+    if kind == "yarn":
+        scaling.setdefault("original_max_position_embeddings",
+                           entries["max_position_embeddings"])
+    check_scaling(path, kind, scaling, theta)
     if kind == "default":
         return theta, ()
-    return theta, (("rope_type", kind), *sorted(found.items()))
+    return theta, (("rope_type", kind),
+                   *sorted(pair for pair in scaling.items() if pair[0] in {*needs, *may}))
 
 
-def sliding(family, entries):
+def scaling_type(path, scaling):
+    """The type of a rotary scaling, which is taken out of it; older files call it `type`."""
+    names = [scaling.pop(name) for name in ("rope_type", "type") if name in scaling] or ["default"]
+    if str(names[0]) not in SCALINGS or names[-1] != names[0]:
+        raise ModelError(f"{path}: rotary scaling {' and '.join(map(shown, names))}, expected "
+                         f"one of {', '.join(SCALINGS)}")
+    return names[0]
+
+
+def check_scaling(path, kind, scaling, theta):
+    """That the numbers of a rotary scaling are there, are numbers, and fit together."""
+    needs, may = SCALINGS[kind]
+    for name in (*needs, *may):
+        value = scaling.get(name)
+        if name == "truncate":
+            fits, expected = value is None or isinstance(value, bool), "true or false"
+        else:
+            fits = value is None and name in may or is_number(value, int, float)
+            expected = "a number above 0"
+        if not fits:
+            raise ModelError(f"{path}: rotary scaling {kind} has {name} = {shown(value)}, "
+                             f"expected {expected}")
+    if kind == "llama3" and scaling["low_freq_factor"] >= scaling["high_freq_factor"]:
+        raise ModelError(f"{path}: rotary scaling llama3 has low_freq_factor = "
+                         f"{scaling['low_freq_factor']}, expected less than high_freq_factor, "
+                         f"{scaling['high_freq_factor']}")
+    if kind == "yarn" and theta <= 1:
+        raise ModelError(f"{path}: rope_theta is {theta}, expected a number above 1 for yarn")
+
+
+# ---- windows
+
+
+def sliding(path, family, entries):
     """The window of the layers whose attention slides; None where none does.
 
     As transformers has it: of a Qwen the layers that layer_types names, else those from
-    max_window_layers on, and none where use_sliding_window does not say so. A window that is not
-    named has 4096 tokens. A Llama has none there; one that names one is taken by its word here.
+    max_window_layers on, and none where use_sliding_window does not say so. A Mistral slides in
+    all layers or in none. A window that is not named has 4096 tokens. A Llama has none.
     """
+    layers, L = entries.get("layer_types"), entries["num_hidden_layers"]
+    kinds = {"full_attention", "sliding_attention"}
+    if layers is not None and (not isinstance(layers, list) or len(layers) != L
+                               or set(map(str, layers)) - kinds):
+        raise ModelError(f"{path}: layer_types is {shown(layers)}, expected {L} times "
+                         f"'full_attention' or 'sliding_attention'")
+    window = entries.get("sliding_window")
     if family.startswith("Qwen"):
-        layers = entries.get("layer_types") or ["sliding_attention"] * (
-            entries["num_hidden_layers"] > entries.get("max_window_layers", 28))
-        if not entries.get("use_sliding_window") or "sliding_attention" not in layers:
-            return None
-    return entries.get("sliding_window", None if family == "LlamaForCausalLM" else 4096)
-
-
-def read_json(path):
-    """A JSON object from a file. ModelError where it is missing, unreadable or no object."""
-    try:
-        found = json.loads(Path(path).read_text("utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{path} is missing") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ModelError(f"{path} is not readable JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ModelError(f"{path}: expected a JSON object, found a {type(found).__name__}")
-    return found
+        if layers is None:
+            layers = ["sliding_attention"] * (L > (entries["max_window_layers"] or 0))
+        return window if entries.get("use_sliding_window") and "sliding_attention" in layers \
+            else None
+    if family == "LlamaForCausalLM":
+        if window is not None and entries.get("use_sliding_window") is not False:
+            raise ModelError(f"{path}: sliding_window is {window}, expected null: a Llama's "
+                             f"attention does not slide; {way_around('sliding_window')}")
+        window = None
+    kind = "sliding_attention" if window else "full_attention"
+    if layers is not None and set(layers) != {kind}:
+        raise ModelError(f"{path}: layer_types is {shown(layers)}, expected {kind!r} in every "
+                         f"layer of a {family} with sliding_window {window}")
+    return window

@@ -104,7 +104,7 @@ def yarn_frequencies(frequencies, m, factor, original_max_position_embeddings, b
     if truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, m.D - 1)
-    ramp = ((torch.arange(m.D // 2) - low) / max(high - low, 0.001)).clamp(0, 1)
+    ramp = ((torch.arange(m.D // 2) - low) / (high - low or 0.001)).clamp(0, 1)
 
     def temperature(scale=1.0):
         return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
@@ -231,9 +231,12 @@ def predict_launches():
     return 2 + 7 + 1 + 1 + 1 + 1 + 2
 
 
-def load(folder, ops=None, dtype=None, device="cpu"):
-    """The Llama in a Hugging Face folder. ModelError says what is wrong with one."""
-    config = read_config(folder)
+def load(folder, ops=None, dtype=None, device="cpu", ignore=()):
+    """The Llama in a Hugging Face folder. ModelError says what is wrong with one.
+
+    ignore: entries of config.json to take as absent
+    """
+    config = read_config(folder, ignore)
     return Llama(config, read_weights(folder, config, dtype, device), ops or kernels("torch"))
 
 

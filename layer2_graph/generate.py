@@ -7,6 +7,7 @@ V: vocabulary
 """
 
 import time
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated
@@ -20,11 +21,14 @@ from lab.course import CourseError
 from lab.terminal import main, own_desk
 from layer1_kernels import Kernels, kernels
 from layer2_graph.checkpoint import Tokenizer, read_weights
-from layer2_graph.config import read_config
-from layer2_graph.g01_llama import Llama, PagedCache
+from layer2_graph.config import ModelError, read_config
+from layer2_graph.g01_llama import SLOTS, Llama, PagedCache
 from layer2_graph.launches import Launches
 
 SMALL = Path(__file__).parent / "small"
+IGNORE = Annotated[list[str] | None, typer.Option(
+    "--ignore-config", metavar="KEY",
+    help="an entry of config.json to take as absent; may be given several times")]
 ROUNDING = 1e-2         # of a logit: 1000 times what back ends differ by in the shipped models
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -145,9 +149,26 @@ def is_nano(folder):
     return folder.resolve() == NANO.resolve()
 
 
-def prepare(folder, prompts, count):
+def check_table(folder, config, ops, dtype):
+    """ModelError where a table's attention does not take a model's heads, or its dtype.
+
+    It is asked with no tokens, so that it checks what it is given and computes nothing.
+    """
+    array = partial(torch.zeros, dtype=dtype)
+    pages = array(1, SLOTS, config.G, config.D)
+    whole = partial(torch.zeros, dtype=torch.int32)
+    try:
+        ops.paged_attention(array(0, config.H, config.D), pages, pages, whole(0, 1), whole(1),
+                            whole(0), config.scale)
+    except (ValueError, TypeError) as error:
+        raise ModelError(f"{Path(folder) / 'config.json'}: {config.H} heads, {config.D} wide, are "
+                         f"not for this table of kernels: {error}; --kernels torch takes "
+                         f"them") from None
+
+
+def prepare(folder, prompts, count, ignore=()):
     """(config, weights, tokenizer, prompts in tokens). ModelError or ValueError in one line."""
-    config = read_config(folder)
+    config = read_config(folder, ignore)
     tokenizer = Letters() if is_nano(folder) else Tokenizer(folder, config)
     found = [tokenizer.encode(text) for text in prompts]
     for text, tokens in zip(prompts, found, strict=True):
@@ -166,6 +187,7 @@ def generate(
                                "where kernels run in the simulator")] = None,
     tokens: Annotated[int, typer.Option(min=1, help="at most, for each prompt")] = 40,
     prompt: Annotated[list[str] | None, typer.Option(help="may be given several times")] = None,
+    ignore: IGNORE = None,
     desk: Annotated[Path | None, typer.Option(help="another desk than work/")] = None,
 ):
     """Continue texts, and compare the tokens with PyTorch's.
@@ -179,7 +201,8 @@ def generate(
     texts = prompt or ["a warp has" if is_nano(folder) else "Once upon a time"]
     try:
         ops = kernels(table, own_desk(desk).folder if table == "mine" else None)
-        config, weights, tokenizer, prompts = prepare(folder, texts, tokens)
+        config, weights, tokenizer, prompts = prepare(folder, texts, tokens, ignore or ())
+        check_table(folder, config, ops, torch.float32)
     except ValueError as error:
         raise CourseError(str(error)) from None
     own = Llama(config, weights, ops)

@@ -14,6 +14,7 @@ from lab.course import CourseError
 from lab.terminal import main
 from layer2_graph.checkpoint import Tokenizer, files_of
 from layer2_graph.config import ModelError, read_config
+from layer2_graph.generate import IGNORE
 
 CONFIG = "config.json"
 FILES = (CONFIG, "generation_config.json", "tokenizer*.json", "special_tokens_map.json",
@@ -23,7 +24,7 @@ NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
-def fetch(name, folder):
+def fetch(name, folder, ignore=()):
     """Put a model's files into a folder; -> the revision. ModelError where it cannot be run.
 
     A download that was broken off is continued. CourseError where the hub cannot be reached.
@@ -35,7 +36,7 @@ def fetch(name, folder):
     try:
         revision = HfApi().model_info(name).sha
         snapshot_download(name, revision=revision, local_dir=folder, allow_patterns=[CONFIG])
-        read_config(folder)
+        read_config(folder, ignore)
         snapshot_download(name, revision=revision, local_dir=folder, allow_patterns=list(FILES))
     except RepositoryNotFoundError:
         raise CourseError(f"{hub} shows no model {name}: it is not there, or wants an account "
@@ -49,20 +50,21 @@ def fetch(name, folder):
 
 
 @app.command()
-def get(model: Annotated[str, typer.Argument(metavar="OWNER/NAME")]):
+def get(model: Annotated[str, typer.Argument(metavar="OWNER/NAME")], ignore: IGNORE = None):
     """Fetch a model from the Hugging Face hub, and check that the course can run it."""
     if not NAME.fullmatch(model):
         raise CourseError(f"expected OWNER/NAME, such as HuggingFaceTB/SmolLM2-135M; "
                           f"found {model!r}")
     folder = device.cache_folder() / "models" / model
     try:
-        revision = fetch(model, folder)
-        Tokenizer(folder, read_config(folder))
+        revision = fetch(model, folder, ignore or ())
+        Tokenizer(folder, read_config(folder, ignore or ()))
         files_of(folder)
     except ModelError as error:
         raise CourseError(str(error)) from None
     print(f"{folder}\nrevision {revision}, config, tokenizer and files of weights are whole. Next: "
-          f"python -m layer2_graph.generate --model {folder}")
+          f"python -m layer2_graph.generate --model {folder}"
+          + "".join(f" --ignore-config {key}" for key in ignore or ()))
 
 
 if __name__ == "__main__":

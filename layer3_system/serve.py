@@ -27,7 +27,7 @@ from layer2_graph import (
     read_weights,
     tile,
 )
-from layer2_graph.generate import SMALL, Letters, is_nano, used, whose
+from layer2_graph.generate import IGNORE, SMALL, Letters, check_table, is_nano, used, whose
 from layer3_system.hosts import Access, is_own
 from layer3_system.s01_request import sample_rows
 from layer3_system.s02_block_pool import BlockPool
@@ -149,6 +149,7 @@ def serve(
         metavar="ORIGIN", help="let pages of this origin call, * any; may be repeated")] = (),
     name: Annotated[str | None, typer.Option(help="of the model, for clients")] = None,
     dtype: Annotated[str, typer.Option(help=", ".join(DTYPES))] = "float32",
+    ignore: IGNORE = None,
     pages: Annotated[int | None, typer.Option(min=1, help="of 16 tokens")] = None,
     max_seqs: Annotated[int, typer.Option(min=1, help="answers that run at a time")] = 32,
     budget: Annotated[int, typer.Option(min=1, help="tokens a step")] = 256,
@@ -170,11 +171,12 @@ def serve(
     try:
         if dtype not in DTYPES:
             raise CourseError(f"--dtype {dtype!r}: expected {', '.join(DTYPES)}")
-        config = read_config(folder)
+        config = read_config(folder, ignore or ())
         tokenizer = Letters() if is_nano(folder) else Tokenizer(folder, config)
         weights = read_weights(folder, config, DTYPES[dtype], device.torch_device())
         own = {part: own_part(mine, part) if mine else None for part in PARTS}
         llama = model_with(table, mine.folder if mine else None, config, weights)
+        check_table(folder, config, llama.ops, DTYPES[dtype])
         engine = build(llama, tokenizer, llama.ops, own, pages, max_seqs=max_seqs, budget=budget,
                        chunk=chunk)
     except ValueError as error:

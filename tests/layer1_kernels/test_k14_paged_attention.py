@@ -393,6 +393,15 @@ def test_what_the_launchers_refuse(subject, rng):
             with pytest.raises(Raised) as refusal:
                 getattr(subject, name)(*args, 1.0)
             assert says in refusal.value.text, (name, refusal.value.text)
+    for H, G, D, says in ((4, 2, 24, "heads of width 24, expected a multiple of 16"),
+                          (4, 2, 256, "heads of width 256"), (65, 1, 16, "at most 64 times")):
+        heads = batch(rng, [1, 2], [20, 9], H, G, D, 16)
+        for name in ("paged_attention", "paged_attention_cuda"):
+            with pytest.raises(Raised) as refusal:
+                getattr(subject, name)(*heads, 1.0)
+            assert says in refusal.value.text, (name, refusal.value.text)
+        out = subject.paged_attention_torch(*heads, 1.0)            # the plain formula takes them
+        assert np.abs(out.numpy() - oracle(*heads, 1.0)).max() < 1e-5
     with pytest.raises(Raised) as refusal:
         subject.paged_attention(q, k, v, tables, cu_q, lens, -1.0)
     assert "scale is -1.0" in refusal.value.text

@@ -26,6 +26,7 @@ ENTRIES = {"architectures": ["LlamaForCausalLM"], "hidden_size": 32, "intermedia
            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
            "vocab_size": 40, "head_dim": 16, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
            "rope_theta": 1e4, "tie_word_embeddings": True}
+MISTRAL = {"architectures": ["MistralForCausalLM"]}      # of the same tensors as this Llama
 NAME = "model.layers.1.mlp.up_proj.weight"
 
 
@@ -119,7 +120,7 @@ SOME = ["full_attention", "sliding_attention"]
 
 
 @pytest.mark.parametrize("family, entries, room", [
-    ("Llama", {}, 9000), ("Llama", {"sliding_window": 16}, 16),
+    ("Llama", {}, 9000), ("Llama", {"sliding_window": 16, "use_sliding_window": False}, 9000),
     ("Mistral", {"sliding_window": 16}, 16), ("Mistral", {"sliding_window": None}, 9000),
     ("Mistral", {}, 4096), ("Mistral", {"sliding_window": 10_000}, 9000),
     ("Mistral", {"sliding_window": 16, "use_sliding_window": False}, 16),
@@ -149,8 +150,8 @@ def test_a_sliding_window_bounds_the_context(folder, family, entries, room):
 
 
 @pytest.mark.parametrize("entries, says", [
-    ({"sliding_window": 20}, "a context of 21 tokens; the model has room for 20, the window that "
-                             "its attention slides over"),
+    (MISTRAL | {"sliding_window": 20}, "a context of 21 tokens; the model has room for 20, the "
+                                       "window that its attention slides over"),
     ({"max_position_embeddings": 20}, "a context of 21 tokens; the model has room for 20$")])
 def test_a_context_that_the_model_has_no_room_for(folder, entries, says):
     write(folder / "config.json", ENTRIES | entries)
@@ -166,7 +167,7 @@ def test_a_context_that_the_model_has_no_room_for(folder, entries, says):
 @pytest.mark.parametrize("kind", [PagedCache, ContiguousCache])
 def test_a_cache_ends_where_the_model_does(folder, kind):
     """Pages are whole, and the last may have slots that no position of the model belongs to."""
-    write(folder / "config.json", ENTRIES | {"sliding_window": 20})
+    write(folder / "config.json", ENTRIES | MISTRAL | {"sliding_window": 20})
     model = load(folder)
     cache = kind(model.config, 1, 20)
     model.forward(cache.step([[1] * 20]), cache)

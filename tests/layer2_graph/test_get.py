@@ -139,6 +139,17 @@ def test_a_model_that_cannot_be_run_costs_no_weights(get, hub, others, says):
     assert set(hub.fetched) <= {"config.json"}
 
 
+def test_an_entry_that_is_not_implemented_is_refused_unless_it_is_to_be_ignored(get, hub):
+    own = json.loads((SMALL / "config.json").read_text("utf-8"))
+    model = files(config_json=json.dumps(own | {"logits_scaling": 8.0}).encode())
+    done, _ = get("somebody/a-model", files=model)
+    one_line(done, "logits_scaling is 8.0")
+    assert set(hub.fetched) <= {"config.json"}
+    done, _ = get("somebody/a-model", "--ignore-config", "logits_scaling", files=model)
+    assert done.returncode == 0 and "whole" in done.stdout, done.stderr
+    assert done.stdout.endswith(" --ignore-config logits_scaling\n")
+
+
 @pytest.mark.parametrize("others, says", [
     ({"tokenizer_json": None}, "tokenizer.json is missing"),
     ({"model_safetensors": None}, "no model.safetensors and no model.safetensors.index.json"),

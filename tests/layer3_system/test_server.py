@@ -1019,6 +1019,40 @@ def test_bad_words_are_one_line_and_exit_2(run, monkeypatch, case):
     assert code == 2 and says in wrong and len(wrong.splitlines()) == 1, wrong
 
 
+def folder_with(folder, **entries):
+    """The small model's files, and these entries in config.json besides its own."""
+    for path in SMALL.iterdir():
+        if path.is_file():
+            (folder / path.name).write_bytes(path.read_bytes())
+    own = json.loads((SMALL / "config.json").read_text("utf-8"))
+    (folder / "config.json").write_text(json.dumps(own | entries), "utf-8")
+    return folder
+
+
+def test_an_entry_that_is_not_implemented_is_refused_unless_it_is_to_be_ignored(
+        run, monkeypatch, tmp_path):
+    folder = folder_with(tmp_path, logits_scaling=8.0)
+    code, _, wrong = run(folder, "--port", 0)
+    assert code == 2 and "logits_scaling is 8.0" in wrong and len(wrong.splitlines()) == 1
+    assert "--ignore-config logits_scaling" in wrong
+    monkeypatch.setattr(serving, "run", lambda *given: print("it serves"))
+    code, said, _ = run(folder, "--port", 0, "--ignore-config", "logits_scaling")
+    assert not code and "it serves" in said
+
+
+def test_heads_that_the_kernels_do_not_take_are_refused_before_it_listens(
+        run, monkeypatch, tmp_path):
+    """The small model's 6 heads of 32 numbers as 24 of 8: the same matrices."""
+    folder = folder_with(tmp_path, num_attention_heads=24, num_key_value_heads=8, head_dim=8)
+    monkeypatch.setattr(serving.device, "use_simulator", lambda: None)
+    monkeypatch.setattr(serving, "run", lambda *given: print("it serves"))
+    code, said, wrong = run(folder, "--port", 0, "--kernels", "triton")
+    assert code == 2 and "24 heads, 8 wide" in wrong and len(wrong.splitlines()) == 1
+    assert "expected a multiple of 16, 16 to 128; --kernels torch takes them" in wrong
+    code, said, wrong = run(folder, "--port", 0)
+    assert not code and "it serves" in said, wrong
+
+
 def test_where_a_model_is_found(monkeypatch, tmp_path):
     fetched = tmp_path / "models" / "somebody" / "a-model"
     fetched.mkdir(parents=True)
