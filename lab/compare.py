@@ -4,6 +4,7 @@ import sys
 
 import numpy as np
 
+SIXTEEN_BITS = 1.6e-2       # relative: a few roundings of bfloat16, which keeps 8 bits
 NUMBERS = (int, float, complex, np.generic)
 
 
@@ -36,10 +37,31 @@ def agree(got, want, tolerance, what, at=position, mistakes=None, unwritten=None
     text = f"{what}: {count}{at(index)}: got {found}, expected {shown(want[index])}"
     for mistake, answer in (mistakes or {}).items():
         answer = np.broadcast_to(np.asarray(answer), want.shape)
-        if not differs(value, answer, max(tolerance, 1e-3)).any():
+        if not differs(value, answer, max(tolerance, 1e-3)).any() and nearer(value, answer, want):
             text += f"\nThis is what comes out when {mistake}."
             break
+    else:
+        text += digits(value, want, tolerance, what)
     raise AssertionError(text)
+
+
+def nearer(value, answer, want):
+    """Whether a value is far nearer to a mistake's answer than to the right one. On some inputs a
+    mistake hardly shows: there it explains nothing."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        to_answer, to_want = (np.nan_to_num(np.abs(np.subtract(value, x, dtype=np.complex128)),
+                                            nan=0, posinf=0).sum() for x in (answer, want))
+    undefined = (np.isfinite(value) != np.isfinite(want)).any()
+    return bool(undefined or to_answer <= to_want / 5)
+
+
+def digits(value, want, tolerance, what):
+    """What is to be said of an answer that is wrong in its last digits alone."""
+    if want.dtype.kind != "f" or tolerance * 5 > SIXTEEN_BITS or not want.any() or \
+            differs(value, want, SIXTEEN_BITS).any():
+        return ""
+    return (f"\n{what.split(',')[0]} is right to two or three digits: somewhere numbers are kept, "
+            f"multiplied or added in 16 bits, or not all are added.")
 
 
 def numbers(got, what):

@@ -6,15 +6,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lab.adversarial import VALUES, shifted
 from lab.pace import numbers
 from lab.subject import Raised
+from lab.work import same_work
 
 CUDA = ("softmax_three_pass_cuda", "softmax_fused_cuda", "softmax_online_cuda")
-SIZES = [(1, 1, 128), (3, 127, 128), (1, 129, 32), (3, 1000, 128), (2, 1500, 256)]  # R, C, threads
-BLOCKS = [(1, 1, 128, "float32"), (3, 127, 128, "float16"), (3, 129, 128, "bfloat16"),
-          (1, 1000, 128, "float32"), (2, 1500, 512, "float16")]             # R, C, BLOCK, dtype
+SIZES = [(3, 127, 128), (3, 1000, 128), (2, 1500, 256), (1, 129, 32), (1, 1, 128),
+         (1, 0, 32)]                                                        # R, C, threads
+BLOCKS = [(3, 127, 128, "float16"), (1, 1000, 128, "float32"), (3, 129, 128, "bfloat16"),
+          (2, 1500, 512, "float16"), (1, 1, 128, "float32"), (1, 0, 128, "float32")]
+                                                                            # R, C, BLOCK, dtype
 DESCRIBED = {"large": "numbers around 10,000",
-             "masked": "rows with -inf among them, the last of -inf alone"}
+             "masked": "rows with -inf among them, the last of -inf alone",
+             "around 3000": "rows around 3000, where exp overflows and half has steps of 2",
+             "around -3000": "rows around -3000, where a maximum that starts at 0 stays 0",
+             "negative": "numbers below 0 alone", "equal": "equal numbers throughout a row",
+             "uneven": "rows of very different sizes", "not_a_number": "a NaN in the second row",
+             "signed_zeros": "0 and -0 among the numbers", "denormal": "numbers of 1e-40"}
 
 
 # ---- rows, oracles, and what goes wrong
@@ -29,6 +38,10 @@ def top(x):                                     # (R, C) -> (R, 1)
 
 
 def rows(rng, R, C, kind="mild"):               # -> (R, C) float32
+    if kind in VALUES:
+        return VALUES[kind](rng, (R, C))
+    if kind.startswith("around"):
+        return shifted(rng, (R, C), float(kind.split()[1]))
     x = 3 * rng.standard_normal((R, C), dtype=np.float32)
     if kind == "large":
         x *= 1e4 / 3
@@ -103,6 +116,7 @@ def of_blocks(name, x, block, launch):
         f"{name} takes each block of columns for a row of its own": own / sums(own, part),
         f"in {name} only the last block of columns is in the sum":
             over(e, e[:, part == part[-1]]),
+        f"{name} writes only its first row": np.where(np.arange(len(x))[:, None] > 0, 7, oracle(x)),
         f"in {name} only the first block of columns is written": np.where(part == 0, oracle(x), 7),
         f"in {name} the columns beyond the row count as zeros, and exp(0) is 1":
             e / (e.sum(-1, keepdims=True) + zeros * np.exp(-top(x))),
@@ -116,6 +130,8 @@ def not_a_number(name, x):
         return {f"{name} computes -inf minus -inf": nothing,
                 f"{name} gives a row of -inf alone zeros; it is NaN, as in torch":
                     np.nan_to_num(oracle(x))}
+    if (x < -100).all():
+        return {f"in {name} the maximum starts at 0, more than any number of the row": nothing}
     return {f"{name} rescales the wrong way round: the exponent is the old maximum minus the new, "
             f"never positive": nothing} if "online" in name else {}
 
@@ -162,6 +178,8 @@ def right(agree, name, x, got, launch, what, threads=None, block=None, precision
             f"(column {c % block} of block {c // block})")
 
     x = x.astype(np.float64)
+    if not x.size:
+        return
     with np.errstate(all="ignore"):
         mistakes = not_a_number(name, x)
         mistakes |= of_threads(name, x, threads, launch) if threads else \
@@ -240,6 +258,18 @@ def test_merge(subject, agree, what):
                   "the smaller maximum is kept": (min(m_a, m_b), s_a / scale_b + s_b / scale_a)})
 
 
+@pytest.mark.parametrize("shift", [0, 200, -3000])
+def test_merge__drawn(subject, agree, rng, shift):
+    """Many pairs, merged in one process: numbers around a value, equal ones, far apart ones."""
+    for _ in range(20):
+        size, scale = rng.integers(0, 4, 2), 10.0 ** rng.integers(-1, 4)
+        parts = [(shift + scale * rng.integers(-4, 5, n)).tolist() for n in size]
+        a, b = map(pair, parts)
+        agree(subject.merge(a, b), pair([*parts[0], *parts[1]]), "float64",
+              f"merge({a}, {b}), numbers around {shift}",
+              lambda index: ("the maximum", "the sum")[index[0]])
+
+
 def test_merge__number_by_number(subject, agree, rng):
     x = [-math.inf, *(3 * rng.standard_normal(20)), -math.inf]
     got = pair([])
@@ -260,17 +290,19 @@ def test_softmax_fused_cuda(subject, agree, rng, R, C, threads):
           f"{R} row(s) of {C} by {threads} threads each", threads=threads)
 
 
-@pytest.mark.parametrize("kind", ["large", "masked"])
+@pytest.mark.parametrize("kind", DESCRIBED)
 def test_softmax_fused_cuda__hard_rows(subject, agree, rng, kind):
     x = rows(rng, 3, 500, kind)
     got, launch = run_cuda(subject, "softmax_fused_cuda", x, 128, shared=500)
     right(agree, "softmax_fused_cuda", x, got, launch, DESCRIBED[kind], threads=128)
 
 
-def test_softmax_fused_cuda__work(subject, rng):
-    x = rows(rng, 2, 1024)
+def test_softmax_fused_cuda__work(subject, reference, rng):
+    x = rows(rng, 4, 1024)
     _, launch = run_cuda(subject, "softmax_fused_cuda", x, 128, shared=1024)
     economical("softmax_fused_cuda", launch, x, reads=1)
+    own = run_cuda(reference, "softmax_fused_cuda", x, 128, shared=1024)[1]
+    same_work("softmax_fused_cuda", launch, own)
     conflicts = launch.bank_conflicts()
     assert conflicts == 1, (
         f"softmax_fused_cuda: shared memory is asked {conflicts:.2g} times as often as need be: "
@@ -288,21 +320,28 @@ def test_softmax_online_cuda(subject, agree, rng, R, C, threads):
           f"{R} row(s) of {C} by {threads} threads each", threads=threads)
 
 
-@pytest.mark.parametrize("kind", ["large", "masked"])
+@pytest.mark.parametrize("kind", DESCRIBED)
 def test_softmax_online_cuda__hard_rows(subject, agree, rng, kind):
     x = rows(rng, 3, 500, kind)
     got, launch = run_cuda(subject, "softmax_online_cuda", x, 128)
     right(agree, "softmax_online_cuda", x, got, launch, DESCRIBED[kind], threads=128)
 
 
-def test_softmax_online_cuda__work(subject, rng):
-    x = rows(rng, 2, 1024)
+def test_softmax_online_cuda__work(subject, reference, rng):
+    x = rows(rng, 4, 1024)
     _, launch = run_cuda(subject, "softmax_online_cuda", x, 128)
     economical("softmax_online_cuda", launch, x, reads=2)
-    longer = run_cuda(subject, "softmax_online_cuda", rows(rng, 2, 2048), 128)[1]
+    same_work("softmax_online_cuda", launch, run_cuda(reference, "softmax_online_cuda", x, 128)[1])
+    longer = run_cuda(subject, "softmax_online_cuda", rows(rng, 4, 2048), 128)[1]
     assert longer.barriers == launch.barriers, (
-        f"softmax_online_cuda: a warp waits {launch.barriers // 8} times for a row of 1024 and "
-        f"{longer.barriers // 8} times for one of 2048: merge the threads once, after the loop")
+        f"softmax_online_cuda: a warp waits {launch.barriers // 16} times for a row of 1024 and "
+        f"{longer.barriers // 16} times for one of 2048: merge the threads once, after the loop")
+
+
+def test_softmax_online_cuda__long_row(subject, agree, rng):
+    x = rows(rng, 1, 33_000, "mild")
+    got, launch = run_cuda(subject, "softmax_online_cuda", x, 256)
+    right(agree, "softmax_online_cuda", x, got, launch, "a row of 33,000", threads=256)
 
 
 # ---- online, Triton
@@ -316,17 +355,25 @@ def test_softmax_online_triton(subject, agree, rng, R, C, block, dtype):
           f"{R} row(s) of {C} {dtype} in blocks of {block}", block=block, precision=dtype)
 
 
-@pytest.mark.parametrize("kind", ["large", "masked"])
+@pytest.mark.parametrize("kind", DESCRIBED)
 def test_softmax_online_triton__hard_rows(subject, agree, rng, kind):
     x = rows(rng, 3, 500, kind)
     got, launch = run_triton(subject, "softmax_online_triton", x, 128, "float32")
     right(agree, "softmax_online_triton", x, got, launch, DESCRIBED[kind], block=128)
 
 
-def test_softmax_online_triton__work(subject, rng):
-    x = rows(rng, 2, 1024)
+def test_softmax_online_triton__work(subject, reference, rng):
+    x = rows(rng, 4, 1024)
     _, launch = run_triton(subject, "softmax_online_triton", x, 128, "float32")
     economical("softmax_online_triton", launch, x, reads=2)
+    own = run_triton(reference, "softmax_online_triton", x, 128, "float32")[1]
+    same_work("softmax_online_triton", launch, own)
+
+
+def test_softmax_online_triton__long_row(subject, agree, rng):
+    x = rows(rng, 1, 33_000, "mild")
+    got, launch = run_triton(subject, "softmax_online_triton", x, 4096, "float32")
+    right(agree, "softmax_online_triton", x, got, launch, "a row of 33,000", block=4096)
 
 
 # ---- the course's own launchers
