@@ -4,8 +4,8 @@ Graders draw from the generators; `lab verify --gaps` recognises the kinds in wh
 over (lab/gaps.py), whoever made it. A generator gives an array of `shape`, float32 unless said.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable
 
 import numpy as np
 
@@ -42,8 +42,8 @@ def equal(rng, shape):
 
 def uneven(rng, shape):
     """Rows of sizes from 0.001 to 1000: a factor that one row takes from another."""
-    x = rng.standard_normal(shape)
-    return (x * np.logspace(-3, 3, shape[0]).reshape(-1, *[1] * (len(shape) - 1))).astype(np.float32)
+    sizes = np.logspace(-3, 3, shape[0]).reshape(-1, *[1] * (len(shape) - 1))
+    return (sizes * rng.standard_normal(shape)).astype(np.float32)
 
 
 def infinite(rng, shape):

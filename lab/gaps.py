@@ -108,8 +108,8 @@ def excuses(lesson):
 
 
 def examine(lesson):
-    """A row for each exercise: {"exercise", "uses": kinds, "why": {kind: reason}, "open": kinds that
-    are neither used nor excused, "stale": kinds that are excused and used all the same}."""
+    """A row for each exercise: {"exercise", "uses": kinds, "why": {kind: reason}, "open": kinds
+    that are neither used nor excused, "stale": kinds that are excused and used all the same}."""
     observed, reasons, rows = {}, excuses(lesson), []
     check.grade(lesson, reference(lesson), observed=observed)
     for exercise in lesson.exercises:

@@ -1,5 +1,5 @@
-"""Answers that prove the graders: wrong ones on purpose, which also name a learner's likely mistake,
-and twins, which are right in another style."""
+"""Answers that prove the graders: wrong ones on purpose, which also name a learner's likely
+mistake, and twins, which are right in another style."""
 
 import tomllib
 from dataclasses import replace

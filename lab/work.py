@@ -32,9 +32,10 @@ def counts(launch):
         row["warp instructions"] += one["steps"]
         row["barriers"] += totals["barriers"]
     steps = max(row["warp instructions"], 1)
-    row["lanes of a warp for one at work"] = 32 * steps / max(sum(one["lane_steps"] for one in launch.launches), 1)
-    row["times a warp's share for the busiest"] = steps / max(sum(
-        one["steps"] * one["evenness"] for one in launch.launches), 1e-9)
+    lanes = sum(one["lane_steps"] for one in launch.launches)
+    even = sum(one["steps"] * one["evenness"] for one in launch.launches)
+    row["lanes of a warp for one at work"] = 32 * steps / max(lanes, 1)
+    row["times a warp's share for the busiest"] = steps / max(even, 1e-9)
     return row
 
 

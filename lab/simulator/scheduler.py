@@ -64,7 +64,7 @@ class Scheduler:
             self.timeline.turn(None, self.launch.interpreter_steps)
 
     def run_group(self):
-        """Run one group until it splits, leaves, or reaches the place of another group: its lanes."""
+        """Run one group until it splits, leaves, or reaches the place of another: its lanes."""
         frame, pc = min(self.groups, key=place)
         turn = 1 << 60
         if self.spins > PATIENCE:

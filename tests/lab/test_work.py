@@ -11,9 +11,8 @@ HEAD = 'extern "C" __global__ void k(const float* x, float* y, int C) {\n'
 OWN = """x += blockIdx.x * C; y += blockIdx.x * C;
     for (int c = threadIdx.x; c < C; c += blockDim.x) y[c] = 2 * x[c];"""
 STYLES = {
-    "a while loop": OWN.replace("for (int c = threadIdx.x; c < C; c += blockDim.x) y[c] = 2 * x[c];",
-                                "int c = threadIdx.x; while (c < C) { float v = x[c]; y[c] = v + v;"
-                                " c += blockDim.x; }"),
+    "a while loop": """x += blockIdx.x * C; y += blockIdx.x * C; int c = threadIdx.x;
+    while (c < C) { float v = x[c]; y[c] = v + v; c += blockDim.x; }""",
     "one index": "for (int i = blockIdx.x * C + threadIdx.x; i < (blockIdx.x + 1) * C; "
                  "i += blockDim.x) y[i] = x[i] * 2.0f;"}
 WRONG = {
@@ -22,7 +21,8 @@ WRONG = {
     "one warp": (OWN.replace("threadIdx.x; c", "threadIdx.x; threadIdx.x < 32 && c").replace(
         "c += blockDim.x", "c += 32"), "one warp or one block does the work of all"),
     "one block": ("if (blockIdx.x == 0) for (int i = threadIdx.x; i < gridDim.x * C; "
-                  "i += blockDim.x) y[i] = 2 * x[i];", "one warp or one block does the work of all"),
+                  "i += blockDim.x) y[i] = 2 * x[i];",
+                  "one warp or one block does the work of all"),
     "read twice": (OWN.replace("2 * x[c]", "x[c] + ((volatile float*)x)[c]"), "bytes loaded"),
     "written twice": (OWN.replace("y[c] = 2", "((volatile float*)y)[c] = 1, y[c] = 2"),
                       "bytes stored"),
