@@ -14,6 +14,7 @@ from .report import Launch
 from .sass import sass
 from .self_test import self_test
 from .session import budget, cache_dir, last_launch, trace, use
+from .triton_default import join
 from .triton_driver import activate_triton, deactivate_triton
 
 __all__ = [
@@ -21,3 +22,5 @@ __all__ = [
     "activate_triton", "budget", "cache_dir", "deactivate_triton", "hopper", "last_launch",
     "occupancy", "pictures", "sass", "self_test", "trace", "use",
 ]
+
+join()

@@ -20,6 +20,8 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
+from .cells import Cells, Values
+from .copies import Copies
 from .dtypes import SIZES
 from .grid_sync import GridWorkspace
 from .lanes import WARP
@@ -39,8 +41,6 @@ from .ordering import (
 )
 from .tile_sync import TileSync
 
-LISTED = 1 << 22            # reads that are listed at most, 32 MB of them
-OVERHEAD = 256              # what listing a load costs, in reads
 COLLECTIVE = ("ldmatrix", "wmma")   # the warp accesses memory as one: instructions/collective.py
 UNCACHED = {"volatile", "relaxed", "acquire", "release", "acq_rel", "mmio", "cv", "wt"}
 
@@ -56,6 +56,12 @@ class Shadow(Events):
         self.shared = Cells(wave.shape[0] * self.row, self.cell)
         self.in_flight = None           # what cp.async is copying, see in_flight.py
         self.tiles = TileSync(wave, self)
+        self.copies = Copies(self) if wave.launch.keeps_copies else None
+
+    def settle(self):
+        """The blocks of the wave have ended."""
+        if self.copies:
+            self.copies.settle()
 
     # ---- shared memory
 
@@ -146,115 +152,6 @@ class Shadow(Events):
         return segment.cells
 
 
-class Cells:
-    """The shadow of one memory: a cell for every few bytes. 0: nobody has been there."""
-
-    def __init__(self, count, size):
-        self.shift = size.bit_length() - 1
-        self.writes = np.zeros(count, np.int64)
-        self.reads = None                               # made when there is one to look up
-        self.listed, self.amount = [], 0
-        self.last_write = self.last_read = 0            # stamps; the read of those looked up
-        self.full_at = None                             # last write when complete() last looked
-        self.full = False
-
-    def complete(self):
-        """Has every cell been written?"""
-        if not self.full and self.full_at != self.last_write:
-            self.full_at, self.full = self.last_write, bool(self.writes.all())
-        return self.full
-
-    # ---- reads
-
-    def list(self, access):
-        """Beyond a limit reads are not listed, and what comes to write there is not compared with
-        them: the checks are a sample of a large launch anyway."""
-        if self.amount < LISTED:
-            self.listed.append(access)
-            self.amount += access.raw_offset.size + OVERHEAD
-
-    def look_up(self, harmless):
-        """Enter the listed reads in their cells; not those older than the stamp `harmless`."""
-        for access in self.listed:
-            if access.stamp > harmless:
-                if self.reads is None:
-                    self.reads = np.zeros(len(self.writes), np.int64)
-                for place in access.places():
-                    self.remember(access, place)
-                self.last_read = access.stamp
-        self.listed, self.amount = [], 0
-
-    def remember(self, access, place):
-        """Merge the readers of one step with those that nothing has separated from it."""
-        who = access.who
-        last = self.reads[place]
-        if last.any():
-            live = np.flatnonzero(access.unordered(last))
-            live = live[~access.order.handshake(last[live], access.numbers[live])]
-            if len(live):
-                who = who.copy()
-                who[live] = several(last[live] & WHO, who[live])
-        mine = access.stamp | who
-        self.reads[place] = mine                                    # of several lanes one wins
-        winner = self.reads[place]
-        beaten = np.flatnonzero(winner != mine)
-        if len(beaten):
-            place, who, winner = place[beaten], who[beaten], winner[beaten] & WHO
-            both = several(winner, who)
-            for kind in (both & LANE == SEVERAL_LANES, both & IN_BLOCK == SEVERAL_WARPS,
-                         both == SEVERAL_BLOCKS):
-                self.reads[place[kind]] = access.stamp | both[kind]
-
-    # ---- writes
-
-    def store(self, access, values, assign, has_readers):
-        mine = access.stamp | access.who
-        for cell, place in enumerate(access.places()):
-            access.check(self.writes[place], "written", "written", values, cell)
-            if has_readers:
-                access.check(self.reads[place], "written", "read")
-            self.writes[place] = mine
-        self.last_write = access.stamp
-        assign()
-        for cell, place in enumerate(access.places()):
-            winner = self.writes[place]
-            beaten = winner != mine
-            if beaten.any():
-                lost = beaten & access.clash(values, winner, cell)
-                access.one_place(np.flatnonzero(lost), winner)
-
-    def atomic(self, access):
-        for place in access.places():
-            access.check(self.writes[place], "changed by an atomic", "written")
-            if self.reads is not None:
-                access.check(self.reads[place], "changed by an atomic", "read")
-            self.writes[place] = access.stamp | (access.who & ~LANE) | ATOMIC
-        self.last_write = access.stamp
-
-
-def several(one, other):
-    """Two different `who`, taken together."""
-    return np.where(one >> WARP_SHIFT == other >> WARP_SHIFT, other & ~LANE | SEVERAL_LANES,
-                    np.where(one >> BLOCK_SHIFT == other >> BLOCK_SHIFT, other | SEVERAL_WARPS,
-                             SEVERAL_BLOCKS))
-
-
-class Values:
-    """What a store writes, and what is in its places now."""
-
-    def __init__(self, wave, memory, index, value):
-        self.wave, self.memory, self.index, self.value = wave, memory, index, value
-
-    def differ(self, cell, size):
-        """Lane by lane, by the bits of one cell of `size` bytes (n,): a wide store may agree with a
-        narrow one before it where the two meet."""
-        now = self.memory[self.wave.per_lane(self.index)]
-        part = np.dtype(f"u{min(size, now.itemsize)}")
-        now, mine = (np.ascontiguousarray(x).view(part).reshape(len(now), -1)[:, cell]
-                     for x in (now, self.wave.per_lane(self.value)))
-        return now != mine
-
-
 class Access:
     """One instruction's accesses, one entry per lane. Much of it is worked out only if needed."""
 
@@ -265,6 +162,8 @@ class Access:
         self.order, self.lanes = shadow.order, wave.lanes
         self.stamp = self.order.stamp(inst)
         self.raw_offset = offset
+        if shadow.copies:
+            shadow.copies.act(self)
 
     @cached_property
     def offset(self):
@@ -324,7 +223,7 @@ class Access:
         if values is not None and hazard.any():
             hazard &= self.clash(values, last, cell)
         if hazard.any():
-            self.judge(np.flatnonzero(hazard), last, mine, theirs)
+            self.judge(np.flatnonzero(hazard), last, mine, theirs, cell)
 
     def clash(self, values, theirs, cell):
         """Where two threads have written a place: do they differ, and does it matter? (n,) A block
@@ -334,7 +233,7 @@ class Access:
             differ &= theirs >> BLOCK_SHIFT & MOST_BLOCKS != self.who >> BLOCK_SHIFT
         return differ
 
-    def judge(self, lanes, last, mine, theirs):
+    def judge(self, lanes, last, mine, theirs, cell):
         """Lanes with an unordered access: no race, a warning or an error?"""
         stamps = last[lanes]
         apart = (stamps ^ self.who[lanes]) & WHO
@@ -347,6 +246,8 @@ class Access:
         excused |= same | (doubtful & handshake & self.between_blocks)
         shuffled = self.order.met_at_shuffle(stamps, self.numbers[lanes])
         doubtful |= other | handshake | shuffled
+        excused |= self.copied(lanes, stamps, ~excused & (apart >> BLOCK_SHIFT == 0), mine, theirs,
+                               cell)
         for i, maybe in ((lanes[~excused & ~doubtful], False), (lanes[~excused & doubtful], True)):
             if len(i):
                 text = self.describe(int(i[0]), int(last[i[0]]), mine, theirs)
@@ -409,6 +310,9 @@ class Access:
 class SharedAccess(Access):
     plain_or_shared = True
 
+    def copied(self, *_):
+        return False
+
     @property
     def cell(self):
         return self.shadow.cell
@@ -448,11 +352,27 @@ class GlobalAccess(Access):
         return self.offset >> self.segment.cells.shift
 
     def verdict(self, theirs, apart):
-        """Triton's threads load an element together and one of them stores it; it leaves out
-        barriers where the others do not use what they have loaded."""
         plain = self.plain, is_plain(theirs)
-        within = self.wave.launch.keeps_copies & (apart >> BLOCK_SHIFT == 0)
-        return not any(plain), within | (not all(plain))
+        return not any(plain), not all(plain)
+
+    def copied(self, lanes, stamps, within, mine, theirs, cell):
+        """Are these a Triton program's own reads and writes, which copies.py judges? (k,)"""
+        copies = self.shadow.copies
+        if not copies or {mine, theirs} != {"read", "written"} or not within.any():
+            return False
+        if mine == "read":
+            copies.read(self, lanes[within], stamps[within])
+        else:
+            copies.written(self, lanes[within], cell)
+        return within
+
+    def again(self):
+        """The same access without what has been worked out about it."""
+        access = object.__new__(GlobalAccess)
+        for name in ("shadow", "wave", "inst", "size", "order", "lanes", "stamp", "raw_offset",
+                     "segment"):
+            setattr(access, name, getattr(self, name))
+        return access
 
     def name(self, i):
         return self.segment.name_of(int(self.offset[i]))

@@ -127,6 +127,8 @@ class Run:
                     self.checked_blocks += last - first
                     self.checked_numbers.extend(wave.block_numbers)
                 Scheduler(self, wave).run()
+                if checked:
+                    wave.shadow.settle()
         self.print_output()
 
     def plan(self, blocks):

@@ -1,0 +1,137 @@
+"""What the race detector knows of one memory: for every few bytes a cell, with the stamps of its last
+write and its last reads (ordering.py)."""
+
+from functools import cached_property
+
+import numpy as np
+
+from .ordering import (
+    ATOMIC,
+    BLOCK_SHIFT,
+    IN_BLOCK,
+    LANE,
+    SEVERAL_BLOCKS,
+    SEVERAL_LANES,
+    SEVERAL_WARPS,
+    WARP_SHIFT,
+    WHO,
+)
+
+LISTED = 1 << 22            # reads that are listed at most, 32 MB of them
+OVERHEAD = 256              # what listing a load costs, in reads
+
+
+class Cells:
+    """The shadow of one memory: a cell for every few bytes. 0: nobody has been there."""
+
+    def __init__(self, count, size):
+        self.shift = size.bit_length() - 1
+        self.writes = np.zeros(count, np.int64)
+        self.reads = None                               # made when there is one to look up
+        self.listed, self.amount = [], 0
+        self.last_write = self.last_read = 0            # stamps; the read of those looked up
+        self.full_at = None                             # last write when complete() last looked
+        self.full = False
+
+    @cached_property
+    def hot(self):
+        """Where copies.py looks (bool)."""
+        return np.zeros(len(self.writes), bool)
+
+    def complete(self):
+        """Has every cell been written?"""
+        if not self.full and self.full_at != self.last_write:
+            self.full_at, self.full = self.last_write, bool(self.writes.all())
+        return self.full
+
+    # ---- reads
+
+    def list(self, access):
+        """Beyond a limit reads are not listed, and what comes to write there is not compared with
+        them: the checks are a sample of a large launch anyway."""
+        if self.amount < LISTED:
+            self.listed.append(access)
+            self.amount += access.raw_offset.size + OVERHEAD
+
+    def look_up(self, harmless):
+        """Enter the listed reads in their cells; not those older than the stamp `harmless`."""
+        for access in self.listed:
+            if access.stamp > harmless:
+                if self.reads is None:
+                    self.reads = np.zeros(len(self.writes), np.int64)
+                for place in access.places():
+                    self.remember(access, place)
+                self.last_read = access.stamp
+                if access.shadow.copies and access.between_blocks:
+                    access.shadow.copies.keep_read(self, access)
+        self.listed, self.amount = [], 0
+
+    def remember(self, access, place):
+        """Merge the readers of one step with those that nothing has separated from it."""
+        who = access.who
+        last = self.reads[place]
+        if last.any():
+            live = np.flatnonzero(access.unordered(last))
+            live = live[~access.order.handshake(last[live], access.numbers[live])]
+            if len(live):
+                who = who.copy()
+                who[live] = several(last[live] & WHO, who[live])
+        mine = access.stamp | who
+        self.reads[place] = mine                                    # of several lanes one wins
+        winner = self.reads[place]
+        beaten = np.flatnonzero(winner != mine)
+        if len(beaten):
+            place, who, winner = place[beaten], who[beaten], winner[beaten] & WHO
+            both = several(winner, who)
+            for kind in (both & LANE == SEVERAL_LANES, both & IN_BLOCK == SEVERAL_WARPS,
+                         both == SEVERAL_BLOCKS):
+                self.reads[place[kind]] = access.stamp | both[kind]
+
+    # ---- writes
+
+    def store(self, access, values, assign, has_readers):
+        mine = access.stamp | access.who
+        for cell, place in enumerate(access.places()):
+            access.check(self.writes[place], "written", "written", values, cell)
+            if has_readers:
+                access.check(self.reads[place], "written", "read", cell=cell)
+            self.writes[place] = mine
+        self.last_write = access.stamp
+        assign()
+        for cell, place in enumerate(access.places()):
+            winner = self.writes[place]
+            beaten = winner != mine
+            if beaten.any():
+                lost = beaten & access.clash(values, winner, cell)
+                access.one_place(np.flatnonzero(lost), winner)
+
+    def atomic(self, access):
+        for place in access.places():
+            access.check(self.writes[place], "changed by an atomic", "written")
+            if self.reads is not None:
+                access.check(self.reads[place], "changed by an atomic", "read")
+            self.writes[place] = access.stamp | (access.who & ~LANE) | ATOMIC
+        self.last_write = access.stamp
+
+
+def several(one, other):
+    """Two different `who`, taken together."""
+    return np.where(one >> WARP_SHIFT == other >> WARP_SHIFT, other & ~LANE | SEVERAL_LANES,
+                    np.where(one >> BLOCK_SHIFT == other >> BLOCK_SHIFT, other | SEVERAL_WARPS,
+                             SEVERAL_BLOCKS))
+
+
+class Values:
+    """What a store writes, and what is in its places now."""
+
+    def __init__(self, wave, memory, index, value):
+        self.wave, self.memory, self.index, self.value = wave, memory, index, value
+
+    def differ(self, cell, size):
+        """Lane by lane, by the bits of one cell of `size` bytes (n,): a wide store may agree with a
+        narrow one before it where the two meet."""
+        now = self.memory[self.wave.per_lane(self.index)]
+        part = np.dtype(f"u{min(size, now.itemsize)}")
+        now, mine = (np.ascontiguousarray(x).view(part).reshape(len(now), -1)[:, cell]
+                     for x in (now, self.wave.per_lane(self.value)))
+        return now != mine
