@@ -31,7 +31,8 @@ class Observer:
         self.uses |= {kind for kind, one in INPUTS.items() if one.seen(handed)}
         self.takes |= {
             word for word, given in (
-                ("floats", any(a.size > 1 for a in handed.floats)),
+                ("floats", any(numbers(a, name).dtype.kind == "f" and numbers(a, name).size > 1
+                               for a in wire.arrays(values))),
                 ("sizes", any(a.ndim and a.size > 1 for a in handed.arrays)),
                 ("numbers", handed.numbers), ("kernels", launch), ("handed", handed.objects),
                 ("views", not launch and any(a.ndim > 1 for a in handed.arrays)),
@@ -41,7 +42,7 @@ class Observer:
         arrays = [numbers(a, name) for a in wire.arrays(values)]
         if fractions := list(real(values)):
             arrays.append(np.array(fractions))
-        sizes = [a.shape for a in arrays] + lengths(values)
+        sizes = [a.shape for a in arrays], lengths(values), whole(values), list(real(values))
         again = self.sizes.setdefault(name, sizes) != sizes
         return Handed(arrays, {n for a in arrays for n in a.shape} | whole(values), again, launch,
                       has_objects(values))

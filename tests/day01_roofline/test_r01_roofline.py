@@ -10,7 +10,7 @@ def times(n, peak):
     return max(n / peak, 3 * n * 2 / BANDWIDTH)
 
 
-@pytest.mark.parametrize("n, itemsize", [(1000, 2), (1, 4), (4096**2, 2), (0, 4)])
+@pytest.mark.parametrize("n, itemsize", [(1000, 2), (4096**2, 2), (2**31 + 1, 8), (1, 1), (0, 4)])
 def test_count_add(subject, agree, n, itemsize):
     what = f"(FLOPs, bytes) of an add of {n} elements of {itemsize} bytes"
     agree(subject.count_add(n, itemsize), (n, 3 * n * itemsize), what=what, at=part, mistakes={
@@ -21,12 +21,13 @@ def test_count_add(subject, agree, n, itemsize):
 
 
 def test_count_add__unseen(unseen, rng):
-    for n in rng.integers(1, 10**9, 4):
-        unseen("count_add", int(n), int(rng.choice([1, 2, 4, 8])), precision="exact")
+    for itemsize in (1, 2, 4, 8):
+        unseen("count_add", int(rng.integers(2, 10**9)), itemsize, precision="exact")
 
 
 @pytest.mark.parametrize(
-    "M, N, K, itemsize", [(4096, 4096, 4096, 2), (3, 5, 7, 4), (1, 1000, 127, 2)]
+    "M, N, K, itemsize", [(4096, 4096, 4096, 2), (3, 5, 7, 4), (1, 1000, 127, 2),
+                          (2**31, 3, 2**15, 1), (1, 1, 1, 8), (0, 3, 5, 4), (3, 5, 0, 4)]
 )
 def test_count_matmul(subject, agree, M, N, K, itemsize):
     flops, moved = 2 * M * N * K, (M * K + K * N + M * N) * itemsize
@@ -40,11 +41,12 @@ def test_count_matmul(subject, agree, M, N, K, itemsize):
 
 
 def test_count_matmul__unseen(unseen, rng):
-    for sizes in rng.integers(1, 5000, (4, 3)).tolist():
-        unseen("count_matmul", *sizes, int(rng.choice([1, 2, 4, 8])), precision="exact")
+    for itemsize in (1, 2, 4, 8):
+        unseen("count_matmul", *rng.integers(2, 5000, 3).tolist(), itemsize, precision="exact")
 
 
-@pytest.mark.parametrize("R, C, itemsize", [(128, 1000, 4), (1, 1, 2), (7, 129, 2)])
+@pytest.mark.parametrize("R, C, itemsize", [(128, 1000, 4), (7, 129, 2), (2**31, 2**15, 1),
+                                            (1, 1, 8), (0, 5, 4), (5, 0, 4)])
 def test_count_softmax(subject, agree, R, C, itemsize):
     flops, moved = 5 * R * C, 2 * R * C * itemsize
     what = f"(FLOPs, bytes) of softmax over {R} rows of {C} numbers of {itemsize} bytes"
@@ -56,8 +58,8 @@ def test_count_softmax(subject, agree, R, C, itemsize):
 
 
 def test_count_softmax__unseen(unseen, rng):
-    for sizes in rng.integers(1, 5000, (4, 2)).tolist():
-        unseen("count_softmax", *sizes, int(rng.choice([1, 2, 4, 8])), precision="exact")
+    for itemsize in (1, 2, 4, 8):
+        unseen("count_softmax", *rng.integers(2, 5000, 2).tolist(), itemsize, precision="exact")
 
 
 def test_attainable(subject, agree):
@@ -72,30 +74,48 @@ def test_attainable(subject, agree):
           })
 
 
+def test_attainable__other_machines(subject, agree):
+    for machine in ((989e12, 4.8e12), (65e12, 0.32e12), (2250e12, 8e12)):
+        peak, bandwidth = machine
+        for intensity in (150.0, 205.0, 250.0, 300.0):
+            agree(subject.attainable(intensity, peak, bandwidth),
+                  min(peak, intensity * bandwidth), "float64",
+                  f"attainable({intensity:g}, {peak:g}, {bandwidth:g})", mistakes={
+                      "it is the peak if the intensity is above 208, another machine's ridge":
+                          peak if intensity > 208 else intensity * bandwidth,
+                      "the rate is that of another machine's memory": intensity * BANDWIDTH})
+
+
 def test_attainable__unseen(unseen, rng):
     for exponent in rng.uniform(-1, 4, 6):
         unseen("attainable", float(10**exponent), float(rng.uniform(1e12, 1e15)),
                float(rng.uniform(1e11, 8e12)))
 
 
-@pytest.mark.parametrize(
-    "flops, moved", [(100, 600), (2 * 4096**3, 6 * 4096**2), (208, 1), (1, 0), (0, 1)]
-)
-def test_bound(subject, flops, moved):
-    got = subject.bound(flops, moved, PEAK, BANDWIDTH)
-    arithmetic, memory = flops / PEAK, moved / BANDWIDTH        # seconds
+@pytest.mark.parametrize("flops, moved, peak, bandwidth", [
+    (100, 600, PEAK, BANDWIDTH), (2 * 4096**3, 6 * 4096**2, PEAK, BANDWIDTH),
+    (208, 1, PEAK, BANDWIDTH), (207, 1, PEAK, BANDWIDTH), (209, 1, PEAK, BANDWIDTH),
+    (207, 1, 989e12, 4.8e12), (300, 1, 121e12, 0.3e12),     # machines with another ridge
+    (1, 0, PEAK, BANDWIDTH), (0, 1, PEAK, BANDWIDTH), (0, 0, PEAK, BANDWIDTH)])
+def test_bound(subject, flops, moved, peak, bandwidth):
+    got = subject.bound(flops, moved, peak, bandwidth)
+    arithmetic, memory = flops / peak, moved / bandwidth        # seconds
     want = "compute" if arithmetic >= memory else "memory"
     assert got in ("compute", "memory"), f'bound: got {got!r}, expected "compute" or "memory"'
     reason = (f"the arithmetic needs {arithmetic:.3g} s, the bytes need {memory:.3g} s, and the "
               f"longer time decides")
-    if flops == 208 * moved:
+    if moved and (peak, bandwidth) != (PEAK, BANDWIDTH):
+        reason += f"; this machine's ridge is at {peak / bandwidth:g} FLOP/byte, not at 208"
+    if flops == moved == 0:
+        reason = "nothing to do takes 0 s on both roofs: that is on the ridge, so compute"
+    if flops == 208 * moved > 0:
         reason = "it stands exactly on the ridge, which counts as compute"
     assert got == want, \
         f'bound of {flops} FLOPs and {moved} bytes: got "{got}", expected "{want}": {reason}'
 
 
 def test_bound__unseen(unseen, rng):
-    for flops, moved in rng.integers(1, 10**12, (8, 2)).tolist():
+    for flops, moved in rng.integers(1, 10**12, (40, 2)).tolist():
         unseen("bound", flops, moved, float(rng.uniform(1, 20)) * 1e12,
                float(rng.uniform(1, 20)) * 1e12)
 
