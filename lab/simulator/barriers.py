@@ -6,6 +6,8 @@ when one does not; here it is an error that says who waits where. A thread that 
 is not waited for: hardware tolerates it, the manual does not promise it, so it is a warning.
 """
 
+from functools import cached_property
+
 import numpy as np
 
 from .lanes import WARP, Lanes
@@ -21,15 +23,28 @@ class BarrierRoom:
     def __init__(self, scheduler):
         self.scheduler = scheduler
         self.wave = scheduler.wave
-        size = self.wave.live.size
-        self.waiting = np.zeros(size, bool)
-        self.number = np.zeros(size, np.int64)              # which of the 16 barriers
-        self.needed = np.zeros(size, np.int64)              # how many lanes; 0: the whole block
-        self.predicate = np.zeros(size, bool)               # for barrier.red
-        self.place = np.zeros(size, np.int64)               # index into places
+        self.waiting = np.zeros(self.wave.live.size, bool)
         self.places = []                                    # (frame, pc)
         self.arrived = np.zeros((self.wave.shape[0], BARRIERS), np.int64)   # by bar.arrive
         self.somebody_returned = False
+
+    # What the waiting lanes wait for. Most kernels need none of these arrays.
+
+    @cached_property
+    def number(self):
+        return np.zeros(self.wave.live.size, np.int64)      # which of the 16 barriers
+
+    @cached_property
+    def needed(self):
+        return np.zeros(self.wave.live.size, np.int64)      # how many lanes; 0: the whole block
+
+    @cached_property
+    def predicate(self):
+        return np.zeros(self.wave.live.size, bool)          # for barrier.red
+
+    @cached_property
+    def place(self):
+        return np.zeros(self.wave.live.size, np.int64)      # index into places
 
     def complete(self, inst, lanes):
         """The usual case: all threads of all blocks come together, and nobody has returned."""

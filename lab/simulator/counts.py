@@ -91,10 +91,13 @@ class Counts:
         whole = offset.shape == wave.shape
         before, numbers = self.earlier.get(inst, (None, None))
         if before is None or not whole or not same_sectors(offset, before):
-            table, times = warp_table(wave, offset)
-            transactions, ideal = of_pattern(table, size, sectors_of, SECTOR) \
-                if space == "global" else (words_of(table), len(table))
-            numbers = len(table) * times, transactions * times, ideal * times
+            numbers = offset.ndim == 1 and space == "global" and \
+                in_order(wave.lanes.warp_of, offset, size)
+            if not numbers:
+                table, times = warp_table(wave, offset)
+                transactions, ideal = of_pattern(table, size, sectors_of, SECTOR) \
+                    if space == "global" else (words_of(table), len(table))
+                numbers = len(table) * times, transactions * times, ideal * times
             if whole and (inst in self.earlier or len(self.earlier) < REMEMBERED):
                 self.earlier[inst] = offset, numbers
         self.add(wave, inst, space, offset, size, *numbers, segment.name)
@@ -263,6 +266,22 @@ def sectors_of(table, size):
     sector = ordered >> 5
     touched = np.count_nonzero((sector[:, 1:] != sector[:, :-1]) & active[:, 1:])
     return int(touched) + int(np.count_nonzero(active[:, 0])), ideal
+
+
+def in_order(warp, offset, size):
+    """Offsets of some lanes, and their warps (n,) -> requests, sectors touched, and the fewest
+    possible; None where an offset is below the one before it in the warp. Without a table."""
+    other = warp[1:] != warp[:-1]
+    step = offset[1:] - offset[:-1]
+    if not ((step >= 0) | other).all():
+        return None
+    starts = np.concatenate([[0], np.flatnonzero(other) + 1])
+    sector = offset >> 5
+    touched = np.count_nonzero((sector[1:] != sector[:-1]) | other) + 1
+    new = np.ones(len(offset), np.int64)
+    new[1:] = (step != 0) | other
+    distinct = np.add.reduceat(new, starts)
+    return len(starts), int(touched), int(((distinct * size + SECTOR - 1) // SECTOR).sum())
 
 
 def words_of(table):

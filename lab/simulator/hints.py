@@ -14,9 +14,9 @@ ONE_INDEX = ("Behind a pointer to numbers stands one index: x[row * columns + co
              "x[row][column].")
 DYNAMIC = ("The simulator does not launch a kernel from a kernel (dynamic parallelism): launch the "
            "inner one from the host, on what the outer one has written.")
-CLUSTERS = ("Clusters of blocks and their distributed shared memory came with Hopper (sm_90), and the "
-            "simulator is an Ampere GPU (sm_80): let blocks exchange data through global memory, "
-            "in two launches or around grid.sync().")
+CLUSTERS = ("Clusters of blocks and their distributed shared memory came with Hopper (sm_90), and "
+            "the simulator is an Ampere GPU (sm_80): let blocks exchange data through global "
+            "memory, in two launches or around grid.sync().")
 HINTS = (                       # pattern in the log -> advice; {0} is its first group
     (r'cannot open source file "(curand\w*\.h)"', CURAND),
     (r'cannot open source file "([^"]+)"', HOST_CODE),

@@ -258,6 +258,9 @@ class Scheduler:
 
     def exit(self, lanes, origins):
         wave = self.wave
+        if lanes.count == wave.live.count:                  # nobody is left to miss them
+            wave.live = wave.nobody
+            return
         for part, before in origins:
             self.left_by[(part & lanes).index] = before
         wave.live = wave.live - lanes

@@ -8,6 +8,7 @@ from lab.simulator.counts import (
     BANK_BYTES,
     BANKS,
     SECTOR,
+    in_order,
     of_pattern,
     sectors_of,
     wavefronts_of,
@@ -74,6 +75,19 @@ def test_absent_lanes_are_not_taken_for_others():
     for one in (table, absent, table):
         for count, unit in ((sectors_of, SECTOR), (wavefronts_of, BANKS * BANK_BYTES)):
             assert of_pattern(one, 1, count, unit) == count(one, 1)
+
+
+@pytest.mark.parametrize("size", [1, 4, 16])
+def test_lanes_in_order_are_counted_as_their_table_is(size, rng):
+    for share in (0.05, 0.5, 1):
+        lane = np.flatnonzero(rng.random(8 * 32) < share)
+        warp, rows = lane // 32, np.unique(lane // 32)
+        offset = size * (rng.integers(0, 3, len(lane)).cumsum() - 40 * warp + 500)
+        table = np.full((len(rows), 32), -1)
+        table[np.searchsorted(rows, warp), lane % 32] = offset
+        assert in_order(warp, offset, size) == (len(rows), *sectors_of(table, size))
+        assert in_order(warp, np.where(lane == lane[-1], 0, offset), size) is None \
+            or warp[-1] != warp[-2]
 
 
 def test_what_is_remembered_is_made_once_until_there_is_no_room():
