@@ -72,7 +72,10 @@ def test_time_call(subject, agree, rng, repeats, warmup, cold):
     assert gpu.readings, f"{case}: device.clock() was never read; which clock did you read?"
     agree(got, stopwatch(facts, repeats, warmup, cold), "float64", f"seconds of {case}",
           at=lambda index: f"run {index[0]}",
-          mistakes={meaning: stopwatch(facts, repeats, warmup, cold, wrong)
+          mistakes=({} if cold else {"the cache is emptied though `cold` is False": stopwatch(
+              facts, repeats, warmup, True)}) | {
+                    "a run warms up where none was asked for":
+                    stopwatch(facts, repeats, warmup + 1, cold)} | {meaning: stopwatch(facts, repeats, warmup, cold, wrong)
                     for meaning, wrong in TIMED_WRONG.items()})
     assert gpu.copies == warmup + repeats, \
         f"{case}: run() was called {gpu.copies} times, expected {warmup + repeats}"
@@ -81,23 +84,38 @@ def test_time_call(subject, agree, rng, repeats, warmup, cold):
 # ---- summarise
 
 
-@pytest.mark.parametrize("n", [7, 20, 129, 2, 1])
-def test_summarise(subject, agree, rng, n):
+@pytest.mark.parametrize("n, kind", [
+    (7, "drawn"), (20, "drawn"), (129, "drawn"), (6, "many alike"), (5, "falling"), (2, "drawn"),
+    (3, "all alike"), (1, "drawn")])
+def test_summarise(subject, agree, rng, n, kind):
     seconds = rng.lognormal(-7, 0.3, n)
     seconds[n // 2] *= 1 + 30 * (n > 2)             # somebody else needed the machine
+    if kind == "many alike":
+        seconds = np.array([3.0, 1.0, 3.0, 1.0, 3.0, 1.0]) * 1e-3
+    elif kind == "falling":
+        seconds = np.sort(seconds)[::-1]
+    elif kind == "all alike":
+        seconds = np.full(n, 0.25)
     low, median, high = np.quantile(seconds, (0.2, 0.5, 0.8))
     got = parts(subject.summarise(seconds.tolist()), "summarise", "(median, spread)")
-    what = f"of {n} run{'s' * (n > 1)}"
+    what = f"of {n} run{'s' * (n > 1)}" + f", {kind}" * (kind != "drawn")
     agree(got[0], median, "float64", f"median {what}", mistakes={
         "the mean is taken: one late run moves it as far as it likes": seconds.mean(),
         "the fastest run is taken: that is luck, not the rule": seconds.min(),
         "the list is not sorted before its middle is taken": seconds[n // 2],
-        "of an even number of runs the upper middle one is taken": np.sort(seconds)[n // 2]})
+        "of an even number of runs the upper middle one is taken": np.sort(seconds)[n // 2],
+        "of an even number of runs the lower middle one is taken":
+            np.sort(seconds)[(n - 1) // 2]})
     agree(got[1], (high - low) / median, "float64", f"spread {what}", mistakes={
         "the spread goes from the fastest run to the slowest": np.ptp(seconds) / median,
         "the spread is left in seconds and not divided by the median": high - low,
         "the standard deviation is taken, which one late run decides": seconds.std() / median,
-        "quartiles are taken": np.subtract(*np.quantile(seconds, (0.75, 0.25))) / median})
+        "quartiles are taken": np.subtract(*np.quantile(seconds, (0.75, 0.25))) / median,
+        "the 10th and 90th percentiles are taken":
+            np.subtract(*np.quantile(seconds, (0.9, 0.1))) / median,
+        "a run is taken for a percentile, with nothing between two runs": np.subtract(
+            *np.quantile(seconds, (0.8, 0.2), method="nearest")) / median,
+        "the spread is a share of the mean, not of the median": (high - low) / seconds.mean()})
 
 
 # ---- take_turns
@@ -119,7 +137,8 @@ def there_and_back(number, names):
 
 
 @pytest.mark.parametrize("names, rounds", [
-    (("old", "new"), 5), (("copy", "read", "add"), 4), (("one",), 3), (("old", "new"), 1)])
+    (("first", "second"), 5), (("copy", "read", "add"), 4), (("one",), 3), (("first", "second"), 1),
+    (("z", "a", "m", "b"), 3), (("first", "second"), 0)])
 def test_take_turns(subject, agree, rng, names, rounds):
     lengths = dict(zip(names, rng.uniform(1, 5, len(names)).tolist(), strict=True))
     factors = np.cumsum(rng.uniform(0.1, 1, len(names) * rounds)).tolist()      # it gets slower
@@ -146,22 +165,24 @@ def test_take_turns(subject, agree, rng, names, rounds):
               "every round has the same order, so that the last is always the latest":
                   table(lambda number, names: names),
               "the first round goes backwards":
-                  table(lambda number, names: there_and_back(number + 1, names))})
+                  table(lambda number, names: there_and_back(number + 1, names)),
+              "the names are sorted; the order is that of the dict":
+                  table(lambda number, names: there_and_back(number, sorted(names)))})
 
 
 # ---- speedup
 
 
-@pytest.mark.parametrize("n", [9, 30, 1])
-def test_speedup(subject, agree, rng, n):
+@pytest.mark.parametrize("n, faster", [(9, 2), (30, 2), (17, 0.5), (2, 2), (1, 2)])
+def test_speedup(subject, agree, rng, n, faster):
     weather = np.linspace(1, 3, n)                  # the machine gets three times slower on the way
-    before = weather * rng.uniform(1.9, 2.3, n)
+    before = weather * rng.uniform(1.9, 2.3, n) * faster / 2
     after = weather * rng.uniform(0.9, 1.1, n)
     before[n // 3] *= 1 + 20 * (n > 1)              # somebody else needed the machine
     ratios = before / after
     low, median, high = np.quantile(ratios, (0.2, 0.5, 0.8))
     got = parts(subject.speedup(before.tolist(), after.tolist()), "speedup", "(low, median, high)")
-    what = f"speed-up of {n} pair{'s' * (n > 1)} from about 2 s to about 1 s"
+    what = f"speed-up of {n} pair{'s' * (n > 1)} from about {faster} s to about 1 s"
     agree(got[1], median, "float64", what, mistakes={
         "old and new are exchanged": np.median(after / before),
         "each list is summarised before they are compared, so that the pairs are lost":
@@ -171,7 +192,10 @@ def test_speedup(subject, agree, rng, n):
     agree((got[0], got[2]), (low, high), "float64", f"(low, high) of the {what}",
           at=lambda index: ("low", "high")[index[0]], mistakes={
               "the slowest and the fastest pair are taken": (ratios.min(), ratios.max()),
-              "quartiles are taken": np.quantile(ratios, (0.25, 0.75))})
+              "quartiles are taken": np.quantile(ratios, (0.25, 0.75)),
+              "low and high are exchanged": (high, low),
+              "a pair is taken for a percentile, with nothing between two pairs":
+                  np.quantile(ratios, (0.2, 0.8), method="nearest")})
 
 
 # ---- copy_job
@@ -217,6 +241,22 @@ def test_copy_job(subject, agree, rng):
         f"in a cache of {cache:,} bytes a real machine would still find part of the data"
     assert job.flops == 0, f"copy_job: got {job.flops} FLOPs, expected 0: a copy computes nothing"
     assert job.name == "copy", f'copy_job: the job is named {job.name!r}, expected "copy"'
+
+
+def test_copy_job__twice(subject):
+    """Jobs of two devices, made one after the other, each of its own size and device."""
+    jobs = []
+    for cache in (1_000_000, 3_000_000):
+        gpu = subject.make("lab.mocks:FakeGpu", cache=cache)
+        jobs.append((gpu, 4 * cache, subject.copy_job(gpu)))
+    for gpu, large, job in jobs:
+        job.run()
+        assert job.moved == 2 * large, \
+            f"copy_job on two devices: moved is {job.moved:,}, expected {2 * large:,}: each Job " \
+            f"has the sizes of its own device"
+        assert gpu.copies == 1, \
+            f"copy_job on two devices: run() copied {gpu.copies} times on its own device, expected " \
+            f"once: each Job works on the device that it was made for"
 
 
 # ---- predictions
