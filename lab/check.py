@@ -6,13 +6,13 @@ import json
 import os
 import re
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from lab import course, device, pace, stub, wire
-from lab.candidate import Candidate, told
+from lab import blame, course, device, pace, stub, wire
+from lab.candidate import Candidate, reference, told
 from lab.course import ROOT, SUFFIX
 from lab.isolate import Place, preload
 from lab.mutants import with_likely_causes
@@ -102,17 +102,26 @@ UNUSED = ("cacheprovider", "terminal", "logging", "threadexception", "unraisable
 class Run:
     """One pytest run over a lesson's tests, and what it found, by exercise. A pytest plugin."""
 
-    def __init__(self, lesson, candidate, exercises, place, seed=0, observed=None):
+    def __init__(self, lesson, candidate, exercises, place, seed=0, observed=None, tests=None):
+        """tests: the names of those to run, all of the exercises' where it is None."""
         self.lesson, self.candidate, self.exercises = lesson, candidate, exercises
-        self.place, self.seed, self.observed = place, seed, observed
+        self.place, self.seed, self.observed, self.tests = place, seed, observed, tests
         self.paced = {e.speed: e for e in exercises.values() if e.speed_points}
         # (verdict, message) of each test
         self.outcomes = {name: [] for name in (*exercises, *self.paced)}
         self.values, self.seconds, self.broken = {}, dict.fromkeys(exercises, 0.0), ""
         self.ratios = {}                # to the course's speed, by name of the speed's row
-        self.causes = {}
+        self.causes, self.doubts = {}, []
+        self.passes, self.calls = set(), {}     # of single tests: their names, and subject.calls
 
     def verdicts(self):
+        self.run()
+        self.settle()
+        found = {name: self.verdict(name) for name in self.exercises}
+        return found | {name: self.speed(name) for name, e in self.paced.items()
+                        if found[e.name].verdict == "pass"}
+
+    def run(self):
         with open(os.devnull, "w") as null, contextlib.redirect_stdout(null), \
                 contextlib.redirect_stderr(null):
             pytest.main([str(self.lesson.test), "-c", os.devnull, "--rootdir", str(ROOT),
@@ -120,9 +129,24 @@ class Run:
                          "--import-mode=importlib", "--assert=plain",
                          *(word for name in UNUSED for word in ("-p", f"no:{name}"))],
                         plugins=[self])
-        found = {name: self.verdict(name) for name in self.exercises}
-        return found | {name: self.speed(name) for name, e in self.paced.items()
-                        if found[e.name].verdict == "pass"}
+
+    def settle(self):
+        """Put the course's own answer to each test that ended in doubt: where that passes, the
+        submission is at fault. Answers that an edition lacks passed when it was made."""
+        if not self.doubts or self.candidate.sources == self.lesson.sources:
+            return
+        own = None
+        if self.lesson.answered:
+            own = Run(self.lesson, replace(reference(self.lesson), shapes=False), self.exercises,
+                      Place(self.place.warm), self.seed,
+                      tests={doubt.test for doubt in self.doubts})
+            own.run()
+        for doubt in self.doubts:
+            if own is None or doubt.test in own.passes:
+                before = self.outcomes[doubt.name][doubt.place][1]
+                said = blame.told(doubt, before, own and own.calls[doubt.test])
+                self.outcomes[doubt.name][doubt.place] = "fail", said
+                self.causes[doubt.name] = blame.CAUSE
 
     def speed(self, name):
         """The verdict on the speed of an exercise that passed."""
@@ -180,7 +204,8 @@ class Run:
     def pytest_collection_modifyitems(self, items):
         measured = self.paced if device.gpu() else ()
         items[:] = [i for i in items if (owner := self.owner(i)) and (
-            owner in measured or not i.get_closest_marker("gpu"))]
+            owner in measured or not i.get_closest_marker("gpu"))
+            and (self.tests is None or i.name in self.tests)]
         items.sort(key=lambda i: self.owner(i) in self.paced)       # after all that is right
         for item in items:
             name = self.owner(item)
@@ -201,32 +226,48 @@ class Run:
             self.ratios[name] = item.stash.get(RATIO, None)
         else:
             self.seconds[name] += call.duration
-        if call.excinfo is not None:
-            verdict, message = self.judge(call.excinfo.value, name)
-            self.causes[name] = type(call.excinfo.value).__name__
-            own = isinstance(call.excinfo.value, (Raised, Stopped))
-            self.outcomes[name].append((verdict, f"{name}: {message}" if own else message))
-        elif call.when == "call":
-            self.outcomes[name].append(("pass", ""))
         proxy = getattr(item, "funcargs", {}).get("subject")
-        if proxy is not None and name in proxy.values:
-            self.values[name] = proxy.values[name]
+        if call.excinfo is not None:
+            self.passes.discard(item.name)
+            self.note(item, call.excinfo.value, proxy)
+        elif call.when == "call":
+            self.passes.add(item.name)
+            self.outcomes[name].append(("pass", ""))
+        if proxy is not None:
+            self.calls[item.name] = tuple(proxy.calls)
+            if name in proxy.values:
+                self.values[name] = proxy.values[name]
         return (yield)
 
-    def judge(self, error, name):
-        """(verdict, message) of a test of exercise `name` that raised."""
+    def note(self, item, error, proxy):
+        """Keep the outcome of a test that raised."""
+        name = self.owner(item)
+        course_own = getattr(item, "funcargs", {}).get("reference")
+        verdict, message = self.judge(error, name, course_own)
+        if not isinstance(error, NotProvenHere) and blame.doubtful(verdict, error, proxy):
+            self.doubts.append(blame.Doubt(name, item.name, len(self.outcomes[name]), error,
+                                           tuple(proxy.calls) if proxy else ()))
+        self.causes[name] = type(error).__name__
+        own = isinstance(error, Raised | Stopped)
+        self.outcomes[name].append((verdict, f"{name}: {message}" if own else message))
+
+    def judge(self, error, name, course_own=None):
+        """(verdict, message) of a test of exercise `name` that raised. course_own: what the test
+        has as `reference`."""
         if isinstance(error, AssertionError):
             said = str(error) or "a test without a message failed: please report it"
             if re.search(r"\bgot (nothing \()?None\b", said):
                 said += "\nIs a `return` missing?"
+            said = re.sub(r"\b(a )?Remote( object)?\b", "an object", said)     # our name for one
             return "fail", self.in_own_lines(said) + self.definition(name)
         if isinstance(error, NotProvenHere):
             return "not_proven_here", str(error)
-        if isinstance(error, Raised) and error.inside:
+        theirs = isinstance(error, Raised | Stopped) and error.subject is course_own is not None
+        if isinstance(error, Raised) and error.inside and not theirs:
             return "error", f"the course failed, not you: {error} (in the simulator)"
-        if isinstance(error, Raised):
+        if isinstance(error, Raised) and not theirs:
             return "not_proven_here" if error.kind == "unsupported" else "fail", self.explain(error)
-        if isinstance(error, Stopped):
+        if isinstance(error, Stopped) and not theirs:
             return "fail", f"{error}{self.last_place(error)}"
         if isinstance(error, wire.Unsendable):
             return "error", f"the course failed, not you: {error}"

@@ -54,13 +54,20 @@ class Subject:
         try:
             value = getattr(self, "do_" + message["do"])(
                 *wire.unpack(message["with"], buffers, lambda i, _: self.objects[i]))
-            tree, out = wire.pack(value, self.handle)
-            reply = {"value": tree}
+            reply = self.packed(value)
         except SystemExit as error:
-            reply, out = {"error": self.describe(error, "it ended the program (sys.exit)")}, []
+            reply = wire.frame({"error": self.describe(error, "it ended the program (sys.exit)")},
+                               [])
         except BaseException as error:
-            reply, out = {"error": self.describe(error)}, []
-        self.connection.sendall(wire.frame(reply, out))
+            reply = wire.frame({"error": self.describe(error)}, [])
+        self.connection.sendall(reply)
+
+    def packed(self, value):
+        try:
+            tree, out = wire.pack(value, self.handle)
+            return wire.frame({"value": tree}, out)
+        except RecursionError:
+            raise wire.Unsendable("a value nested too deeply does not cross") from None
 
     # ---- what can be asked
 

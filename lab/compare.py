@@ -1,11 +1,16 @@
 """Compare an answer with its oracle, and say in the problem's own terms what is wrong."""
 
+import math
+import reprlib
 import sys
+from itertools import islice
 
 import numpy as np
 
 SIXTEEN_BITS = 1.6e-2       # relative: a few roundings of bfloat16, which keeps 8 bits
 NUMBERS = (int, float, complex, np.generic)
+LONGEST = 200           # letters of a value in a message
+MOST_DIGITS = 40        # of an integer that a message spells
 
 
 def position(index):
@@ -24,8 +29,10 @@ def agree(got, want, tolerance, what, at=position, mistakes=None, unwritten=None
     """
     want = np.asarray(want)
     value = numbers(got, what)
+    single = ("" if value.shape else f": it is {brief(got)}, a single value") if want.shape else \
+        ", a single number"
     assert value.shape == want.shape, \
-        f"{what}: shape {value.shape}, expected {want.shape}"
+        f"{what}: shape {value.shape}, expected {want.shape}{single}"
     wrong = differs(value, want, tolerance)
     if not wrong.any():
         return
@@ -96,7 +103,7 @@ def differs(value, want, tolerance):
 
 def shown(number):
     """A number as a reader wants it: six digits, and the sign of a wrong scale still visible."""
-    return f"{number:.6g}" if isinstance(number, np.floating) else str(number)
+    return f"{number:.6g}" if isinstance(number, float | np.floating) else str(number)
 
 
 def alike(got, want, tolerance, what):
@@ -119,9 +126,39 @@ def alike(got, want, tolerance, what):
         agree(got, want, tolerance, what)
 
 
-def brief(value):
-    """A value in a message: arrays by their shape, long ones cut."""
-    if hasattr(value, "shape") and getattr(value, "ndim", 0):
-        return f"an array {tuple(value.shape)}"
-    text = repr(value.item() if isinstance(value, np.generic) else value)
-    return text if len(text) <= 200 else f"{text[:200]} …"
+def brief(value, items=0):
+    """A value in a message: arrays by their shape and first `items`, long ones cut."""
+    torch = sys.modules.get("torch")
+    if isinstance(value, (np.ndarray, torch.Tensor) if torch else np.ndarray):
+        if value.ndim:
+            first = ", ".join(map(shown, value.reshape(-1)[:items].tolist()))
+            return f"an array {tuple(value.shape)}" + (f" that begins {first}" if first else "")
+        value = value.item()
+    text = Words().repr(value.item() if isinstance(value, np.generic) else value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} …"
+
+
+class Words(reprlib.Repr):
+    """repr of what a message can hold: of large containers the beginning, and of an integer that
+    is longer than Python prints (see sys.set_int_max_str_digits) its length."""
+
+    def __init__(self):
+        super().__init__()
+        self.maxlevel = 8
+        self.maxlist = self.maxtuple = self.maxset = LONGEST
+        self.maxstring = self.maxother = 4 * LONGEST    # it cuts in the middle; see brief
+
+    def repr_int(self, value, level):
+        digits = int(math.log10(abs(value))) + 1 if value else 1
+        return repr(value) if digits <= MOST_DIGITS else f"an integer of {digits:,} digits"
+
+    def repr_dict(self, value, level):
+        """In its own order."""
+        rows = [f"{self.repr1(k, level - 1)}: {self.repr1(v, level - 1)}"
+                for k, v in islice(value.items(), LONGEST)]
+        return "{" + ", ".join(rows) + "}"
+
+    def repr_ndarray(self, value, level):
+        return brief(value)
+
+    repr_Tensor = repr_ndarray

@@ -38,6 +38,7 @@ def subject(request):
             return stack.enter_context(place.reference(lesson, request.node))
 
         proxy = stack.enter_context(place.subject(lesson, candidate, request.node, own))
+        proxy.calls.clear()         # of a test before: in a sandbox several have one process
         observed = request.config.stash.get(OBSERVED, None)
         if observed is not None:
             proxy.observer = observed.setdefault(request.node.stash[EXERCISE].name, Observer())

@@ -9,10 +9,12 @@ A child that dies, hangs or floods raises Stopped here; an exception of the lear
 """
 
 import time
+from typing import NamedTuple
 
 import numpy as np
 
 from lab import inputs, wire
+from lab.conversation import call
 
 # What a call may take at the least; the reference's own time or steps, times SLACK, may be more.
 SECONDS = 10
@@ -23,7 +25,12 @@ LONGEST_TEXT = 4000     # letters of an exception's
 
 
 class Raised(Exception):
-    """The learner's code raised. Text and place are the child's own words: data, not truth."""
+    """The learner's code raised. Text and place are the child's own words: data, not truth.
+
+    .subject: the Subject that was asked, if known
+    """
+
+    subject = None
 
     def __init__(self, error):
         self.type = str(error.get("type"))[:LONGEST_TEXT]
@@ -37,12 +44,18 @@ class Raised(Exception):
 class Stopped(Exception):
     """The child is gone or has been stopped: .why is died, hung, flooded, garbled or full.
 
-    .stack: [(file, line)] of where a hung one was, innermost first.
+    .stack: [(file, line)] of where a hung one was, innermost first.  .subject: as in Raised
     """
+
+    subject = None
 
     def __init__(self, why, text, stack=()):
         self.why, self.stack = why, stack
         super().__init__(text)
+
+
+class NotStarted(RuntimeError):
+    """The machine has no process for the code under test: no answer's fault."""
 
 
 class Launched:
@@ -53,9 +66,13 @@ class Launched:
 
     def memory(self, space, op):
         """Counts of one kind of access: requests of a warp, transactions (sectors of global memory,
-        wavefronts of shared memory), the fewest possible, bytes asked for by the lanes."""
-        none = {"requests": 0, "transactions": 0, "ideal": 0, "bytes": 0}
-        return self.launches[0]["totals"]["memory"].get(f"{space} {op}", none)
+        wavefronts of shared memory), the fewest possible, bytes asked for by the lanes.
+
+        An atomic is a load and a store: `atomicOr(x, 0)` reads, `atomicExch(x, v)` writes."""
+        memory = self.launches[0]["totals"]["memory"]
+        rows = [memory.get(f"{space} {each}", {}) for each in {op, "atomic"}]
+        return {what: sum(row.get(what, 0) for row in rows)
+                for what in ("requests", "transactions", "ideal", "bytes")}
 
     def requests(self, op, space="global"):
         return self.memory(space, op)["requests"]
@@ -97,6 +114,7 @@ class Subject:
         self._child, self.values, self.stopped = None, {}, False
         self._changeable = {}               # by name: the inputs that the reference changes
         self.observer = None                # told of every call, if there is one (lab/gaps.py)
+        self.calls = []                 # Calls so far; a fixture clears them before each test
 
     # ---- what a test writes
 
@@ -128,6 +146,7 @@ class Subject:
         self._check_inputs(name, list(args), {}, (changed,),
                            lambda: ("launch", *request, STEPS * SLACK))
         copy_back(list(args), changed)
+        self.calls.append(call(f"the kernel {name}", args, meta, None, changed))
         return Launched(launches)
 
     def grad(self, function, args, upstream):
@@ -137,12 +156,14 @@ class Subject:
 
     def make(self, path, *args, **kwargs):
         """A mock of the course, `module:Class`, built beside the code under test."""
-        return self._ask("make", path, list(args), kwargs)
+        result = self._ask("make", path, list(args), kwargs)
+        self.calls.append(call(path.rpartition(":")[2], args, kwargs, result))
+        return result
 
     def compile(self, what, *given):
         """What lab.compiling makes of it there; CUDA C needs no Python of the learner's."""
         if self._child is None and what == "cuda":
-            self._child = self._start()
+            self._child = self._started()
         return self._ask("compile", what, *given)
 
     # ---- what another Subject asks of the reference at a limit
@@ -187,8 +208,11 @@ class Subject:
 
     def _get(self, owner, name):
         value = self._ask("get", owner, name)
-        if isinstance(value, Remote) and owner is None:
-            value._name = name
+        label = name if owner is None else f"{owner._type}.{name}"
+        if isinstance(value, Remote):
+            value._name, value._label = name if owner is None else None, label
+        else:
+            self.calls.append(call(label, None, {}, value))
         return value
 
     def _call(self, function, name, args, kwargs):
@@ -204,17 +228,28 @@ class Subject:
             self._check_inputs(name, list(args), kwargs, (changed, edited), lambda: (
                 "call", getattr(self._reference(), name), list(args), kwargs))
         copy_back([list(args), kwargs], changed)
+        self.calls.append(call(function._label, args, kwargs, result, changed))
         if name and name.startswith(("predict_", "choose_")):
-            answer = result.item() if isinstance(result, np.generic) else result
-            if isinstance(answer, (bool, int, float, str)):
-                self.values[name] = answer
+            result = result.item() if isinstance(result, np.generic) else result
+            if isinstance(result, (bool, int, float, str)):
+                self.values[name] = result
         return result
 
     def _ask(self, what, *values, slow=None):
-        if self._child is None:
-            self._child = self._start()
-            self._exchange("load")
-        return self._exchange(what, *values, slow=slow)
+        try:
+            if self._child is None:
+                self._child = self._started()
+                self._exchange("load")
+            return self._exchange(what, *values, slow=slow)
+        except (Raised, Stopped) as error:
+            error.subject = error.subject or self
+            raise
+
+    def _started(self):
+        try:
+            return self._start()
+        except (OSError, RuntimeError) as error:
+            raise NotStarted(str(error)) from error
 
     def _exchange(self, what, *values, slow=None):
         child = self._child
@@ -288,7 +323,8 @@ class Remote:
     """An object in the child: call it, read its attributes, iterate, enter it."""
 
     def __init__(self, subject, number, kind):
-        self._subject, self._id, self._type, self._name = subject, number, kind, None
+        self._subject, self._id, self._type = subject, number, kind
+        self._name, self._label = None, f"an object of type {kind}"
 
     def __getattr__(self, name):
         if name.startswith("__"):
@@ -310,7 +346,7 @@ class Remote:
             yield more[0]
 
     def __repr__(self):
-        return f"<{self._type} in the code under test>"
+        return self._label
 
 
 def contains_handle(value):

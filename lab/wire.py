@@ -38,6 +38,8 @@ def pack(value, handle=None):
     buffers, seen = [], {}
 
     def tree(v):
+        if type(v) is int and v.bit_length() > 64:      # JSON's readers limit its digits
+            return {"$": "int", "hex": hex(v)}
         if type(v) in PLAIN:
             return v
         if type(v) is list:
@@ -135,6 +137,8 @@ def unpack(tree, buffers, handle=None):
             return tuple(value(x) for x in t["items"])
         if kind == "dict":
             return {value(k): value(x) for k, x in t["items"]}
+        if kind == "int":
+            return int(t["hex"], 16)
         if kind == "bytes":
             return bytes(buffers[t["at"]])
         if kind == "scalar":

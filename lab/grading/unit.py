@@ -6,7 +6,7 @@ the lessons, answers and all: what a learner's code runs in is forked from anoth
 
 from dataclasses import asdict
 
-from lab import check, course, stub, wire
+from lab import blame, check, course, stub, wire
 from lab.course import SPEED
 from lab.grading import extract
 from lab.grading.model import Result, Sent, Submission
@@ -16,7 +16,7 @@ OTHER_INPUTS = ("It is right on the inputs of `lab check` and wrong on others: w
                 "for granted?")
 COURSE_FAILED = "The course could not decide this; your instructor sees why."
 # What a message tells of hidden inputs comes from a test's words or from an exception's text.
-TELLING = ("AssertionError", "Raised")
+TELLING = ("AssertionError", "Raised", blame.CAUSE)
 
 
 def main(connection, request):

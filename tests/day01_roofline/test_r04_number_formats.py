@@ -6,6 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from lab.compare import brief
 from lab.subject import Raised
 
 # name: E, M, specials, as the lesson's Float takes them
@@ -143,9 +144,11 @@ def test_spacing(subject, agree, name):
         v = np.append(numbers(name), 2 * numbers(name)[-1] - numbers(name)[-2])
         place = np.searchsorted(v, x, side="right") - 1
         want = v[place + 1] - v[place]
-    got = np.asarray(subject.spacing(f, -x), np.float64)
-    assert got.shape == x.shape and np.isfinite(got).all() and (got > 0).all(), \
-        f"spacing of {name}: expected a number above 0 for each x, at 0 the least subnormal number"
+    steps = subject.spacing(f, -x)
+    got = np.asarray(steps, np.float64)
+    assert got.shape == x.shape and np.isfinite(got).all() and (got > 0).all(), (
+        f"spacing of {name}: expected a number above 0 for each x, at 0 the least subnormal "
+        f"number; got {brief(steps)}")
     k = np.frexp(np.where(x > 0, x, 1))[1] - 1
     least = 2 - 2 ** (E - 1)
     positive, log = x > 0, np.log2(want)

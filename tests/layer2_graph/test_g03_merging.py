@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from day01_roofline import attended, count_bytes, count_flops
 from day02_overview import NANO
 from lab import simulator
+from lab.compare import brief
 from layer1_kernels import kernels
 from layer2_graph import (
     Config,
@@ -155,7 +156,8 @@ def test_fold_batch_norm(subject, agree, rng, name):
 
     got = subject.fold_batch_norm(weight, bias, mean, variance, gamma, beta, eps)
     assert isinstance(got, (tuple, list)) and len(got) == 2 and all(map(torch.is_tensor, got)), \
-        "fold_batch_norm: expected two tensors, (weight, bias); the bias is there in any case"
+        (f"fold_batch_norm: expected two tensors, (weight, bias); the bias is there in any case; "
+         f"got {brief(got)}")
     for tensor, shape, word in zip(got, (weight.shape, (O,)), ("weight", "bias"), strict=True):
         assert tensor.shape == tuple(shape), \
             f"fold_batch_norm: {word} of shape {tuple(tensor.shape)}, expected {tuple(shape)}"

@@ -9,6 +9,7 @@ import torch
 
 from day02_overview import NANO
 from lab import simulator
+from lab.compare import brief
 from lab.course import ROOT
 from layer1_kernels import kernels
 from layer2_graph import (
@@ -225,7 +226,7 @@ def test_smooth(subject, agree, rng, alpha):
     got = subject.smooth(torch.from_numpy(norm), [torch.from_numpy(w) for w in matrices],
                          torch.from_numpy(largest), alpha)
     assert isinstance(got, (tuple, list)) and len(got) == 2 and len(got[1]) == 3, \
-        "smooth: expected a norm and three matrices"
+        f"smooth: expected a norm and three matrices, got {brief(got)}"
 
     def s(alpha, columns):
         with np.errstate(divide="ignore", invalid="ignore"):
