@@ -9,7 +9,6 @@ A child that dies, hangs or floods raises Stopped here; an exception of the lear
 """
 
 import time
-from typing import NamedTuple
 
 import numpy as np
 
