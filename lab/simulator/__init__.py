@@ -14,11 +14,12 @@ from .report import Launch
 from .sass import sass
 from .self_test import self_test
 from .session import budget, cache_dir, last_launch, trace, use
+from .textures import Texture
 from .triton_default import join
 from .triton_driver import activate_triton, deactivate_triton
 
 __all__ = [
-    "CompileError", "KernelError", "Launch", "RawKernel", "RawModule", "Unsupported",
+    "CompileError", "KernelError", "Launch", "RawKernel", "RawModule", "Texture", "Unsupported",
     "activate_triton", "budget", "cache_dir", "deactivate_triton", "hopper", "last_launch",
     "occupancy", "pictures", "sass", "self_test", "trace", "use",
 ]

@@ -12,6 +12,7 @@ import numpy as np
 from .errors import KernelError
 from .memory import Segment
 from .signature import POINTEES, SIGNED, VECTORS, Parameter
+from .textures import Texture
 
 
 def bind(kernel_name, variables, declared, arguments, space):
@@ -52,7 +53,14 @@ def encode(variable, parameter, value, space):
     """One argument -> bytes of the parameter's size."""
     if value is None and variable.size == 8:
         return bytes(8)                                     # a null pointer
+    if isinstance(value, Texture):
+        if parameter.type not in ("cudaTextureObject_t", ""):
+            raise ArgumentProblem("takes no texture")
+        return space.add_texture(value).to_bytes(8, "little")
     if is_array(value):
+        if parameter.type == "cudaTextureObject_t":
+            raise ArgumentProblem("takes a simulator.Texture(array), not an array "
+                                  f"{describe(value)}")
         if variable.size != 8 or parameter.pointer is False:
             raise ArgumentProblem(f"takes one value, not an array {describe(value)}")
         return space.add(segment_of(value, parameter)).base.to_bytes(8, "little")

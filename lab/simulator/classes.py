@@ -5,8 +5,8 @@ from functools import lru_cache
 from .dtypes import SIZES, is_float
 
 CLASSES = {
-    "memory": "ld ldu st atom red ldmatrix stmatrix prefetch prefetchu discard applypriority cp "
-              "multimem createpolicy tensormap",
+    "memory": "ld ldu st tex atom red ldmatrix stmatrix prefetch prefetchu discard applypriority "
+              "cp multimem createpolicy tensormap",
     "tensor core": "mma wmma wgmma",
     "special": "rcp sqrt rsqrt sin cos ex2 lg2 tanh",
     "convert": "cvt szext",

@@ -13,6 +13,7 @@ from .errors import CompileError
 from .memory import AddressSpace
 from .ptx import GRID_WORKSPACE
 from .session import session
+from .textures import Texture
 from .variables import source_name
 
 
@@ -128,9 +129,45 @@ def device_arguments(cupy, name, function, declared, args):
             values.append(tensor_pointer(name, value, copies, cupy))
         elif value is None:
             values.append(np.uintp(0))
+        elif isinstance(value, Texture):
+            values.append(texture_object(cupy, value, fetches(function)))
         else:
             values.append(scalar(value, variable))
     return values, copies
+
+
+def fetches(function):
+    """Does a kernel read textures by tex1Dfetch, which wants them in linear memory?"""
+    return any(i.opcode == "tex" and "1d" in i.modifiers and "s32" in i.modifiers[-1:]
+               for i in function.code)
+
+
+def texture_object(cupy, texture, linear):
+    """-> CuPy's TextureObject, made once and kept with the texture."""
+    if linear not in texture.on_gpu:
+        runtime, objects = cupy.cuda.runtime, cupy.cuda.texture
+        array = texture.array
+        bits = [8 * array.itemsize] * texture.channels + [0] * (4 - texture.channels)
+        kind = {"f": runtime.cudaChannelFormatKindFloat, "i": runtime.cudaChannelFormatKindSigned,
+                "u": runtime.cudaChannelFormatKindUnsigned}[array.dtype.kind]
+        channel = objects.ChannelFormatDescriptor(*bits, kind)
+        if linear:
+            resource = objects.ResourceDescriptor(
+                runtime.cudaResourceTypeLinear, arr=cupy.asarray(array), chDesc=channel,
+                sizeInBytes=array.nbytes)
+        else:
+            height, width = texture.texels.shape[:2]
+            rows = array.reshape((height, -1) if texture.dimensions == 2 else -1)
+            memory = objects.CUDAarray(channel, width, height if texture.dimensions == 2 else 0)
+            memory.copy_from(rows)
+            resource = objects.ResourceDescriptor(runtime.cudaResourceTypeArray, cuArr=memory)
+        descriptor = objects.TextureDescriptor(
+            (getattr(runtime, f"cudaAddressMode{texture.address.title()}"),) * texture.dimensions,
+            getattr(runtime, f"cudaFilterMode{texture.filter.title()}"),
+            runtime.cudaReadModeElementType if texture.read == "element" else
+            runtime.cudaReadModeNormalizedFloat, normalizedCoords=int(texture.normalized))
+        texture.on_gpu[linear] = objects.TextureObject(resource, descriptor)
+    return texture.on_gpu[linear]
 
 
 def on_cpu_twin(value):

@@ -17,9 +17,12 @@ DYNAMIC = ("The simulator does not launch a kernel from a kernel (dynamic parall
 CLUSTERS = ("Clusters of blocks and their distributed shared memory came with Hopper (sm_90), and "
             "the simulator is an Ampere GPU (sm_80): let blocks exchange data through global "
             "memory, in two launches or around grid.sync().")
+TEXTURE_REFERENCE = ("CUDA 12 has no texture references any more: give the kernel a parameter of type "
+                     "cudaTextureObject_t and pass a simulator.Texture(array).")
 HINTS = (                       # pattern in the log -> advice; {0} is its first group
     (r'cannot open source file "(curand\w*\.h)"', CURAND),
     (r'cannot open source file "([^"]+)"', HOST_CODE),
+    (r"error: (texture) is not a template", TEXTURE_REFERENCE),
     (r"(device-side kernel launch) could not be processed", DYNAMIC),
     (r'identifier "(cudaLaunchDevice\w*|cudaGetParameterBuffer\w*)" is undefined', DYNAMIC),
     (r"(__cluster_dims__) is not supported", CLUSTERS),

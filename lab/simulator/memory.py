@@ -14,6 +14,7 @@ OFFSET_BITS = (1 << SEGMENT_SHIFT) - 1
 SHARED_WINDOW = 0x7001
 LOCAL_WINDOW = 0x7002
 CODE_WINDOW = 0x7003        # addresses of functions; nothing can be read there
+TEXTURE_WINDOW = 0x7004     # what names a texture; nor there
 FIRST_SEGMENT = 1
 MIDDLE = 1 << 47
 
@@ -57,11 +58,17 @@ class AddressSpace:
 
     def __init__(self):
         self.segments = []
+        self.textures = []
 
     def add(self, segment):
         self.segments.append(segment)
         segment.number = len(self.segments) - 1 + FIRST_SEGMENT
         return segment
+
+    def add_texture(self, texture):
+        """-> what names it, a cudaTextureObject_t"""
+        self.textures.append(texture)
+        return (TEXTURE_WINDOW << SEGMENT_SHIFT) + len(self.textures) - 1
 
     def find(self, address):
         """The segment that an address names, or None."""

@@ -121,7 +121,7 @@ class Module:
 
 GRID_WORKSPACE = "%envreg"              # among a function's mentions: it waits for the whole grid
 RESERVED, RESERVED_BYTES = "cooperative groups' own memory", 1024      # shared, of a block
-TEXTURES = {"tex", "tld4", "txq", "suld", "sust", "sured", "suq", "istypep"}
+TEXTURES = {"tld4", "txq", "suld", "sust", "sured", "suq", "istypep"}
 SPECIAL = re.compile(
     r"%(n?tid\.[xyz]|n?ctaid\.[xyz]|laneid|warpid|nwarpid|smid|nsmid|gridid|clock|clock_hi|clock64|"
     r"globaltimer|globaltimer_lo|globaltimer_hi|lanemask_(?:eq|le|lt|ge|gt)|"
@@ -133,6 +133,7 @@ MODULE_DIRECTIVE = re.compile(
 BOUNDARY = re.compile(r"[;{}]|\.(?:loc|file|section)\b[^\n]*")
 COMMENT = re.compile(r"(\.(?:loc|file)\b[^\n]*)|//[^\n]*|/\*.*?\*/", re.S)
 LABEL = re.compile(r"\s*([\w$]+)\s*:(?!:)")
+TEXTURE_READ = re.compile(r"(\{[^}]*\})\s*,\s*\[\s*(%[\w$]+)\s*,\s*(\{[^}]*\})\s*\]$")
 CALL_BY_REGISTER = re.compile(r"(?:\([^)]*\)\s*,\s*)?(%[\w$]+)")
 OPCODE = re.compile(r"(?:@(!?)(" + NAME + r")\s+)?([a-z][\w.:]*)\s*(.*)$", re.S)
 VARIABLE = re.compile(
@@ -324,6 +325,9 @@ class _Parser:
                 parsed.append(self.operand(register[1]))
         elif opcode in TEXTURES:
             parsed = []                                     # decode.py refuses them
+        elif opcode == "tex":
+            read = TEXTURE_READ.match(operands)             # of other forms: refused as well
+            parsed = [self.operand(part) for part in read.groups()] if read else []
         else:
             parsed = [self.operand(part) for part in split_commas(operands)]
         code.append(Instruction(text, opcode, tuple(m.strip(":") for m in modifiers), parsed,

@@ -13,6 +13,7 @@ from . import (  # noqa: F401
     matrix,
     mbarrier,
     move,
+    texture,
     transcendental,
     warp,
     wmma,
