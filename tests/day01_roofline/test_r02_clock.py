@@ -72,11 +72,11 @@ def test_time_call(subject, agree, rng, repeats, warmup, cold):
     assert gpu.readings, f"{case}: device.clock() was never read; which clock did you read?"
     agree(got, stopwatch(facts, repeats, warmup, cold), "float64", f"seconds of {case}",
           at=lambda index: f"run {index[0]}",
-          mistakes=({} if cold else {"the cache is emptied though `cold` is False": stopwatch(
-              facts, repeats, warmup, True)}) | {
-                    "a run warms up where none was asked for":
-                    stopwatch(facts, repeats, warmup + 1, cold)} | {meaning: stopwatch(facts, repeats, warmup, cold, wrong)
-                    for meaning, wrong in TIMED_WRONG.items()})
+          mistakes={meaning: stopwatch(facts, repeats, *ask, wrong) for meaning, ask, wrong in (
+              *([] if cold else
+                [("the cache is emptied though `cold` is False", (warmup, True), [])]),
+              ("a run warms up where none was asked for", (warmup + 1, cold), []),
+              *((meaning, (warmup, cold), wrong) for meaning, wrong in TIMED_WRONG.items()))})
     assert gpu.copies == warmup + repeats, \
         f"{case}: run() was called {gpu.copies} times, expected {warmup + repeats}"
 
@@ -255,8 +255,8 @@ def test_copy_job__twice(subject):
             f"copy_job on two devices: moved is {job.moved:,}, expected {2 * large:,}: each Job " \
             f"has the sizes of its own device"
         assert gpu.copies == 1, \
-            f"copy_job on two devices: run() copied {gpu.copies} times on its own device, expected " \
-            f"once: each Job works on the device that it was made for"
+            f"copy_job on two devices: run() copied {gpu.copies} times on its own device, " \
+            f"expected once: each Job works on the device that it was made for"
 
 
 # ---- predictions

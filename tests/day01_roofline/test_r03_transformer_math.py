@@ -206,6 +206,8 @@ def test_count_bytes(subject, agree, rng, B, T, N):
             "each new token reads the weights for itself":
                 want * (1 + only[0] * np.where(head, B - 1, B * T - 1)),
             "the cache of one sequence is read, not that of all B": want // (1 + only[2] * (B - 1)),
+            "all the context but the newest token is read from the cache":
+                want // (1 + only[2] * (N - 1)) * (1 + only[2] * (N - 2)),
             "only the new tokens are read from the cache": want // (1 + only[2] * (N - 1)) * (
                 1 + only[2] * (T - 1)),
             "lm_head runs on all new tokens, so it scores T times too many":
