@@ -1,5 +1,5 @@
-"""What the race detector knows of one memory: for every few bytes a cell, with the stamps of its last
-write and its last reads (ordering.py)."""
+"""What the race detector knows of one memory: for every few bytes a cell, with the stamps of its
+last write and its last reads (ordering.py)."""
 
 from functools import cached_property
 

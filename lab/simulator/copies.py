@@ -1,9 +1,9 @@
 """Triton's threads load an element together, and one of them stores it.
 
 Where a tensor has fewer elements than its program has threads, several threads hold a copy of each.
-All of them load it; those that are not to store it have their stores masked off. So in a kernel that
-works in place the others may read an element before or after it is stored: nothing orders the two,
-and it does no harm as long as they do nothing with what they have read.
+All of them load it; those that are not to store it have their stores masked off. So in a kernel
+that works in place the others may read an element before or after it is stored. Nothing orders the
+two, and it does no harm as long as they do nothing with what they have read.
 
 So a read that nothing orders against a write of the same program is put down here, by the thread
 that reads. When the blocks have ended it is known which threads have stored something that
@@ -112,9 +112,9 @@ class Copies:
                  for inst in (read, write)]
         who = int(access.order.who[reader])
         access.wave.launch.warn(
-            access.inst, f"ordering not proven: {access.segment.name_of(offset)} is read {lines[0]} "
-            f"by {access.name_of(who)}, which goes on to use it, and written {lines[1]} by "
-            f"{access.name_of(writer)}; only tl.debug_barrier() between the two orders them")
+            access.inst, f"ordering not proven: {access.segment.name_of(offset)} is read "
+            f"{lines[0]} by {access.name_of(who)}, which goes on to use it, and written {lines[1]} "
+            f"by {access.name_of(writer)}; only tl.debug_barrier() between the two orders them")
 
 
 class Doubt:
@@ -123,7 +123,7 @@ class Doubt:
     def __init__(self, access):
         self.access = access
         self.seen = np.zeros(len(access.order.who), bool)       # lanes of the launch that read
-        self.rows = []                                          # (reader, offset, writer), each (k,)
+        self.rows = []                                  # (reader, offset, writer), each (k,)
 
     def add(self, reader, offset, writer):
         new = ~self.seen[reader]

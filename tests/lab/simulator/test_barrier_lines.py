@@ -1,4 +1,4 @@
-"""Warps of a block that meet at different lines: an error, unless the kernel says that it wants it."""
+"""Warps of a block that meet at different lines: an error, unless the kernel asks for it."""
 
 import numpy as np
 import pytest

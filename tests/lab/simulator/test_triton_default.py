@@ -1,4 +1,4 @@
-"""Without a GPU, importing the simulator is all that Triton's kernels need to run on CPU tensors."""
+"""Without a GPU, importing the simulator is all that Triton needs to run on CPU tensors."""
 
 import subprocess
 import sys
