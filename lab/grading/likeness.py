@@ -49,16 +49,45 @@ def pairs(students, lessons):
     alike, long = defaultdict(list), set()
     for lesson in lessons:
         for exercise in lesson.exercises:
-            reference = stub.normalised(lesson.sources[exercise.language], exercise.name,
-                                        exercise.language)
             answers = {s.name: text for s in students if (text := answer(s, exercise))}
-            for who, index, shared in near(answers, reference):
+            for who, index, shared in near(answers, own_answer(exercise)):
                 alike[who].append((exercise.id, index, shared))
                 if shared >= LONG:
                     long.add(who)
     found = [Pair(who, tuple(rows)) for who, rows in alike.items()
              if who in long or len(rows) >= TOGETHER]
     return sorted(found, key=lambda pair: (-pair.shared, pair.students))
+
+
+@dataclass(frozen=True)
+class Same:
+    """Students whose answers are one text, but for comments and layout, in all they attempted."""
+
+    students: tuple[str, ...]
+    exercises: int
+    as_reference: bool          # where that text is the course's own
+
+
+def identical(students, lessons):
+    """The Sames among [scores.Student], of answers that are long enough or several."""
+    exercises = [exercise for lesson in lessons for exercise in lesson.exercises]
+    groups = defaultdict(list)
+    for student in students:
+        groups[tuple(answer(student, each) for each in exercises)].append(student.name)
+    found = []
+    for texts, names in groups.items():
+        pairs = [(text, each) for text, each in zip(texts, exercises, strict=True) if text]
+        long = sum(len(TOKEN.findall(text)) for text, _ in pairs) >= LONG
+        if len(names) > 1 and (long or len(pairs) >= TOGETHER):
+            own = all(text == own_answer(each) for text, each in pairs)
+            found.append(Same(tuple(sorted(names)), len(pairs), own))
+    return sorted(found, key=lambda same: (same.as_reference, same.students))
+
+
+def own_answer(exercise):
+    """The course's own."""
+    text = exercise.lesson.sources[exercise.language]
+    return stub.normalised(text, exercise.name, exercise.language)
 
 
 def answer(student, exercise):

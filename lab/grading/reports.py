@@ -37,7 +37,8 @@ def write(out, graded, rules, *, lessons, best=False):
     worths, roster = rules.worths, rules.roster
     students = scores.students(graded, worths, rules.regrades, best)
     matched = rosters.match(roster, [student.name for student in students])
-    said = summary.summary(students, lessons, worths, matched, likeness.pairs(students, lessons))
+    said = summary.summary(students, lessons, worths, matched, likeness.pairs(students, lessons),
+                           likeness.identical(students, lessons))
     files = {"grades.csv": tables.grades(students, worths, matched.missing),
              "verdicts.csv": tables.verdicts(students),
              "summary.json": dumped(said), "summary.html": pages.of_class(said, lessons)}

@@ -11,7 +11,7 @@ from lab.mutants import mutants
 WEAKEST = "limits"      # the sandbox that keeps nothing from reading files or using the network
 
 
-def summary(students, lessons, worths, matched, pairs):
+def summary(students, lessons, worths, matched, pairs, identical):
     """All of it as data, in the order in which an instructor needs it."""
     return {
         "students": len(students),
@@ -34,6 +34,8 @@ def summary(students, lessons, worths, matched, pairs):
         "pairs": [{"students": list(pair.students), "exercises": [
             {"exercise": name, "likeness": round(index, 3)} for name, index, _ in pair.alike]}
             for pair in pairs],
+        "identical": [{"students": list(same.students), "exercises": same.exercises,
+                       "as_the_reference": same.as_reference} for same in identical],
     }
 
 
@@ -109,4 +111,7 @@ def lines(said):
     if said["pairs"]:
         found.append(f"{of(len(said['pairs']), 'near-identical pair')} to look at: see "
                      f"summary.html")
+    if said["identical"]:
+        students = sum(len(same["students"]) for same in said["identical"])
+        found.append(f"{of(students, 'student')} with the same text as another: see summary.html")
     return found

@@ -1,5 +1,7 @@
 """Copies are seen through renaming, reordering and comments; honest answers are not accused."""
 
+import json
+
 import pytest
 
 from lab import course, stub
@@ -187,3 +189,45 @@ def test_a_pair_is_reported_without_a_penalty(graded, write):
     assert "ada and ben" in files["summary.html"]
     assert "k01_vector_add/add_cuda 100 %" in files["summary.html"]
     assert "identical" not in files["feedback/ada.html"] + files["grades.csv"]
+
+
+# ---- identical submissions
+
+
+def texts(lesson, change=lambda text: text):
+    """{exercise: {"text": …}} of a lesson's own answers, changed."""
+    return {e.name: {"text": change(stub.normalised(lesson.sources[e.language], e.name,
+                                                    e.language))} for e in lesson.exercises}
+
+
+def test_identical_submissions_are_shown(graded, write):
+    k01 = course.find("k01_vector_add")
+    wrong = texts(k01, lambda text: text.replace("x", "a"))
+    fates = "f" * len(k01.exercises)
+    lines, files = write(graded("ada", fates, **wrong), graded("ben", fates, **wrong),
+                         graded("cem", fates, **texts(k01, lambda text: text.replace("x", "b"))))
+    said = json.loads(files["summary.json"])["identical"]
+    assert said == [{"students": ["ada", "ben"], "exercises": len(k01.exercises),
+                     "as_the_reference": False}]
+    assert "2 students with the same text as another: see summary.html" in lines
+    assert f"<td>{len(k01.exercises)} exercises</td>" in files["summary.html"]
+    assert "the same text" not in files["feedback/ada.html"] + files["grades.csv"]
+
+
+def test_what_is_the_courses_own_text_is_marked_so(graded, write):
+    k01 = course.find("k01_vector_add")
+    fates = "p" * len(k01.exercises)
+    _, files = write(*(graded(name, fates, **texts(k01)) for name in ("ada", "ben", "cem")))
+    assert json.loads(files["summary.json"])["identical"] == [
+        {"students": ["ada", "ben", "cem"], "exercises": len(k01.exercises),
+         "as_the_reference": True}]
+    assert "ada and ben and cem" in files["summary.html"]
+    assert "exercises, as the reference" in files["summary.html"]
+    assert json.loads(files["summary.json"])["pairs"] == []
+
+
+def test_little_or_nothing_is_not_called_identical(graded, write):
+    short = {"predict_sectors_per_request": {"text": "def predict_sectors_per_request(): return 4"}}
+    _, files = write(graded("ada", "p", **short), graded("ben", "p", **short), graded("cem"),
+                     graded("dee"))
+    assert json.loads(files["summary.json"])["identical"] == []
