@@ -13,6 +13,7 @@ import pytest
 
 from lab import blame, course, device, pace, stub, wire
 from lab.candidate import Candidate, reference, told
+from lab.compare import sound
 from lab.course import ROOT, SUFFIX
 from lab.isolate import Place, preload
 from lab.mutants import with_likely_causes
@@ -169,8 +170,9 @@ class Run:
         for kind, earned in (("error", None), ("fail", 0), ("not_proven_here", None)):
             for verdict, message in outcomes:
                 if verdict == kind:
-                    return Verdict(name, kind, earned, points, message, self.values.get(name),
-                                   self.seconds[name], self.causes.get(name, ""))
+                    return Verdict(name, kind, earned, points, sound(message),
+                                   self.values.get(name), self.seconds[name],
+                                   self.causes.get(name, ""))
         if not outcomes:
             return Verdict(name, "error", None, points, self.no_test(self.exercises[name]))
         return Verdict(name, "pass", points, points, "", self.values.get(name), self.seconds[name])

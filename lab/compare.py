@@ -138,6 +138,11 @@ def brief(value, items=0):
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} …"
 
 
+def sound(text):
+    """A text that any file can hold: an answer may have halves of characters."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 class Words(reprlib.Repr):
     """repr of what a message can hold: of large containers the beginning, and of an integer that
     is longer than Python prints (see sys.set_int_max_str_digits) its length."""

@@ -21,6 +21,7 @@ STEPS = 20_000          # warp instructions of a launch
 SLACK = 20
 LARGEST = 256 * 2**20   # bytes of a reply
 LONGEST_TEXT = 4000     # letters of an exception's
+LONGEST_GUESS = 200     # letters of a prediction that is kept, to be drawn beside the result
 
 
 class Raised(Exception):
@@ -230,7 +231,7 @@ class Subject:
         self.calls.append(call(function._label, args, kwargs, result, changed))
         if name and name.startswith(("predict_", "choose_")):
             result = result.item() if isinstance(result, np.generic) else result
-            if isinstance(result, (bool, int, float, str)):
+            if may_be_kept(result):
                 self.values[name] = result
         return result
 
@@ -353,6 +354,13 @@ def contains_handle(value):
         value = list(value.values())
     several = type(value) in (list, tuple)
     return isinstance(value, Remote) or (several and any(map(contains_handle, value)))
+
+
+def may_be_kept(answer):
+    """Whether a prediction fits in a file, to be drawn beside the result."""
+    if isinstance(answer, str):
+        return len(answer) <= LONGEST_GUESS and answer.isprintable()
+    return isinstance(answer, float) or isinstance(answer, int) and answer.bit_length() <= 64
 
 
 def aslist(size):

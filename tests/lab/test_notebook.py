@@ -4,7 +4,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from lab import course, notebook, stub
+from lab import check, course, notebook, stub
+from lab.candidate import Candidate
 from lab.desk import Desk
 
 ADD = "def count_add(n, itemsize):\n    return n, {} * n * itemsize\n"
@@ -179,3 +180,19 @@ def test_methods_of_one_class_may_be_in_cells_of_their_own(monkeypatch):
     for name, cell in zip(("A.f", "A.g", "A.h"), [*cells[:2], None], strict=True):
         found, _ = notebook.executed(course.Exercise(None, name, "python", 1, ()))
         assert found == cell, name
+
+
+@pytest.mark.parametrize("value", ["None", "10**5000", "'\\ud800'", "float('nan')", "object()"])
+@pytest.mark.parametrize("name, head", [("predict_intensity_of_matmul", "()"),
+                                        ("count_add", "(n, itemsize)")])
+def test_an_odd_answer_is_told_as_anywhere(live, name, head, value):
+    """A verdict on the notebook's cell, in the words that `lab grade` has for the same text."""
+    lesson = course.find("r01_roofline")
+    cell = f"def {name}{head}:\n    return {value}\n"
+    said = live.run(cell) + live.run(f'lesson.check("{name}")')
+    sources = lesson.sources | {"python": stub.splice(lesson.sources["python"], cell,
+                                                      "python").text}
+    [verdict] = check.grade(lesson, Candidate(sources, {"python": "x.py"}), [name])
+    first = verdict.message.splitlines()[0]
+    assert verdict.verdict == "fail" and first in said, (first, said)
+    assert "course failed" not in said and "Traceback" not in said
