@@ -6,6 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from lab.adversarial import views
 from lab.compare import brief
 from lab.subject import Raised
 
@@ -46,6 +47,34 @@ def as_codes(got, what):
     assert isinstance(got, (int, np.integer, np.ndarray)) and np.asarray(got).dtype.kind in "iu", \
         f"{what}: got {type(got).__name__} {np.asarray(got).dtype}, expected integers, the codes"
     return got
+
+
+def layouts(x):
+    """{how numbers lie: the same numbers, or some of them}"""
+    grid = x[:12].reshape(3, 4)
+    return {"a matrix": grid, "a matrix, columns first": views(grid)["columns first"],
+            "every second number of a list": x[::2], "a list from the back": x[::-1],
+            "three axes": x[:8].reshape(2, 2, 2), "one number, no axis": x[1:2].reshape(()),
+            "one number in a list": x[1:2], "no number": x[:0], "a matrix without rows": grid[:0]}
+
+
+def any_shape(subject, reference, name, x, what):
+    """Numbers of any shape and layout, one after the other in one process, come out as they lie."""
+    f = [given(side, "e4m3") for side in (subject, reference)]
+    for how, part in layouts(x).items():
+        got, want = (getattr(side, name)(form, part)
+                     for side, form in zip((subject, reference), f, strict=True))
+        got = as_array(got, f"{name}, {what}: {how}")
+        assert got.shape == part.shape, f"{name}, {what}: {how}, shape {part.shape}: the result " \
+            f"has shape {got.shape}, expected the same"
+        assert (got == want).all(), f"{name}, {what}: {how}: got {brief(got.tolist())}, expected " \
+            f"{brief(np.asarray(want).tolist())}"
+
+
+def as_array(got, what):
+    assert isinstance(got, (int, float, np.generic, np.ndarray)), \
+        f"{what}: got {brief(got)}, expected numbers of the same shape"
+    return np.asarray(got)
 
 
 # ---- decode
@@ -109,6 +138,12 @@ def test_decode(subject, agree, name):
             f"zeros of {name}: the code {1 << E + M:b} is a zero with a sign, -0.0"
 
 
+@pytest.mark.parametrize("dtype", ["int64", "uint8"])
+def test_decode__any_shape(subject, reference, dtype):
+    any_shape(subject, reference, "decode", np.arange(1, 120, 7).astype(dtype),
+              f"codes of e4m3 as {dtype}")
+
+
 def test_decode__unseen(unseen, rng):
     """A format that none of the table is."""
     E, M = (int(n) for n in rng.integers(2, 6, 2))
@@ -162,11 +197,19 @@ def test_spacing(subject, agree, name):
         "the distance to the number below is taken at a power of two":
             log - ((x == np.ldexp(1.0, k)) & (k > least)),
         "half the spacing, the largest error, is given": log - 1,
+        "the least normal number is that of another format, e4m3's 2^-6":
+            np.maximum(k, -6) - M,
         "x is taken to lie between 2^(k-1) and 2^k, as frexp has it":
             np.maximum(k + 1, least) - M}.items()})
     zero = ~positive
     assert (got == want)[zero].all(), f"spacing of {name} at 0: got {got[zero][0]:.9g}, expected " \
         f"{want[zero][0]:.9g}, the least subnormal number; frexp says 0 of 0"
+
+
+def test_spacing__any_shape(subject, reference):
+    x = np.array([-3.5, 0.0, -0.0, 0.001, 448.0, 1e-40, -17.0, 2.0, -1.0, 0.3, 5.0, 6.0, 7.0])
+    any_shape(subject, reference, "spacing", x, "numbers of both signs, zeros, 1e-40")
+    any_shape(subject, reference, "spacing", x.astype(np.float32), "the same in float32")
 
 
 def test_spacing__unseen(unseen, rng):
@@ -254,6 +297,11 @@ def test_nearest_code(subject, agree, rng, name):
     agree(got, want, what=f"codes of {name}", at=lambda i: f"x = {x[i]:.17g}", mistakes=mistakes)
 
 
+def test_nearest_code__any_shape(subject, reference):
+    x = np.array([3.5, 0.0, 0.001, 448.0, 1e-310, 17.0, 17.0, 2.0, 1.0625, 0.3, 5.0, 1e-40, 7.0])
+    any_shape(subject, reference, "nearest_code", x, "numbers from 1e-310 to 448")
+
+
 def test_predict_lost(subject):
     got = subject.predict_lost()
     assert isinstance(got, (tuple, list)) and len(got) == 2, f"expected (inf, zero), got {got!r}"
@@ -311,9 +359,26 @@ def test_best_scale(subject, agree, rng):
         "best scale of nothing but zeros: it is 0"
 
 
+BEST = {"one number": (np.array([-3.0]), 4), "equal numbers": (np.full(9, 0.7), 4),
+        "two bits": (np.array([1.0, -0.2, 0.4, 0.1]), 2), "all below 0": (-np.arange(1.0, 9), 3),
+        "zeros among them": (np.array([0.0, -0.0, 0.0, 5.0]), 4),
+        "around 200": (200 + np.linspace(-1, 1, 50), 8), "1e-40": (1e-40 * np.arange(1.0, 9), 4),
+        "rows of a matrix": (np.array([[1.0, 2.0], [1e-3, 3e-3], [1e3, 7.0]]), 4),
+        "every second of a list": (np.linspace(-1, 2, 31)[::2], 4)}
+
+
+def test_best_scale__hard(unseen):
+    """One after the other in one process; shares in any order, one alone, some twice."""
+    for what, (x, bits) in BEST.items():
+        for shares in ([1.0, 0.75, 0.5, 0.25], [0.1, 0.9, 0.4], [0.6], [0.5, 1.0, 0.5, 1.0]):
+            unseen("best_scale", x, bits, shares, shown=f"{what}, {bits} bits, shares {shares}")
+
+
 def integers(rng):
-    """Few that show everything, then many."""
-    return np.array([-7, -1, 0, 7, 3, -2]), rng.integers(-7, 8, 1000)
+    """Few that show everything, then many; two, as bytes, every second of a list; none."""
+    many = rng.integers(-7, 8, 1000)
+    return (np.array([-7, -1, 0, 7, 3, -2]), many, np.array([-7, 7]), many[:34].astype(np.int8),
+            many[:60:2], many[:0])
 
 
 def test_pack_int4(subject, agree, rng):
@@ -323,6 +388,7 @@ def test_pack_int4(subject, agree, rng):
         got = subject.pack_int4(q)
         assert isinstance(got, np.ndarray) and got.dtype == np.uint8, \
             f"packed: got {getattr(got, 'dtype', type(got).__name__)}, expected bytes, uint8"
+        q = q.astype(int)
         low, high = q[:half], q[half:]
         agree(got, want, what=f"{len(q)} integers in {half} bytes", at=lambda i: f"byte {i[0]}",
               mistakes={
@@ -338,7 +404,7 @@ def test_unpack_int4(subject, agree, rng):
         half = len(q) // 2
         packed = np.array([int(q[i]) + 8 + 16 * (int(q[i + half]) + 8) for i in range(half)],
                           dtype=np.uint8)
-        low, high = packed.astype(int) & 15, packed.astype(int) >> 4
+        low, high, q = packed.astype(int) & 15, packed.astype(int) >> 4, q.astype(int)
         agree(subject.unpack_int4(packed), q, what=f"{len(q)} integers from {half} bytes",
               at=lambda i: f"number {i[0]}", mistakes={
             "the 8 is not taken off": q + 8,
