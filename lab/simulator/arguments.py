@@ -63,7 +63,9 @@ def encode(variable, parameter, value, space):
                                   f"{describe(value)}")
         if variable.size != 8 or parameter.pointer is False:
             raise ArgumentProblem(f"takes one value, not an array {describe(value)}")
-        return space.add(segment_of(value, parameter)).base.to_bytes(8, "little")
+        segment = space.add(segment_of(value, parameter))
+        segment.opaque = parameter.type.startswith("curandState")
+        return segment.base.to_bytes(8, "little")
     if parameter.pointer and not (isinstance(value, int) and value == 0):
         raise ArgumentProblem(f"takes an array, not {type(value).__name__} {value!r}")
     return encode_scalar(variable, parameter, value)

@@ -7,8 +7,8 @@ HOST_CODE = ("NVRTC compiles device code alone, without the host's headers and f
              "that nvcc still sees it.")
 OLD_WARP_FUNCTION = ("Since Volta the lanes must be named: `{0}_sync(0xffffffff, ...)` where the "
                      "whole warp takes part.")
-CURAND = ("The header is in the wheel nvidia-curand. Or draw the random numbers on the host and "
-          "pass them.")
+CURAND = ("The header is in the wheel nvidia-curand: pip install nvidia-curand. Or draw the random "
+          "numbers on the host and pass them.")
 MISSING_SEMICOLON = "It is missing before the place shown, often at the end of the line above."
 ONE_INDEX = ("Behind a pointer to numbers stands one index: x[row * columns + column], not "
              "x[row][column].")
@@ -17,8 +17,8 @@ DYNAMIC = ("The simulator does not launch a kernel from a kernel (dynamic parall
 CLUSTERS = ("Clusters of blocks and their distributed shared memory came with Hopper (sm_90), and "
             "the simulator is an Ampere GPU (sm_80): let blocks exchange data through global "
             "memory, in two launches or around grid.sync().")
-TEXTURE_REFERENCE = ("CUDA 12 has no texture references any more: give the kernel a parameter of type "
-                     "cudaTextureObject_t and pass a simulator.Texture(array).")
+TEXTURE_REFERENCE = ("CUDA 12 has no texture references any more: give the kernel a parameter of "
+                     "type cudaTextureObject_t and pass a simulator.Texture(array).")
 HINTS = (                       # pattern in the log -> advice; {0} is its first group
     (r'cannot open source file "(curand\w*\.h)"', CURAND),
     (r'cannot open source file "([^"]+)"', HOST_CODE),

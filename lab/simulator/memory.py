@@ -29,6 +29,7 @@ class Segment:
         self.element = element                      # dtype name for messages, "" if unknown
         self.skew = skew                            # bytes after a 256-byte boundary
         self.writable = writable
+        self.opaque = False                         # structs of a library: members may lack a value
         self.number = 0
         self.views = {}
         self.cells = None                           # what the race detector knows of it

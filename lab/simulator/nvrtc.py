@@ -78,10 +78,11 @@ def version():
 @cache
 def include_folders():
     """Where the CUDA headers are, in all installed wheels."""
-    folder = library_folder()
+    folder, spec = library_folder(), importlib.util.find_spec("nvidia")
     if folder is None:
         return ()
-    roots = {folder.parent, *folder.parent.parent.iterdir()}
+    homes = (folder.parent.parent, *map(Path, spec.submodule_search_locations))
+    roots = {folder.parent, *(root for home in homes for root in home.iterdir())}
     found = [root / "include" for root in sorted(roots)]
     return tuple(str(f) for include in found for f in (include, include / "cccl") if f.is_dir())
 

@@ -292,13 +292,16 @@ class _Parser:
         found = re.search(r"\.(global|const|shared|local|param)\b", words)
         align = re.search(r"\.align\s+(\d+)", words)
         size = SIZES[ptx_type] * (1 if length is None else int(length or 0))
-        initial = split_commas(values.strip().strip("{}")) if values else []
+        initial = values.strip().strip("{}").split(",") if values else []
         return Variable(name, found[1] if found else space,
                         int(align[1]) if align else SIZES[ptx_type], size, ptx_type,
                         [self.initial(v) for v in initial], extern=length == "")
 
     def initial(self, text):
-        text = re.sub(r"^generic\((.*)\)$", r"\1", text.strip())
+        text = text.strip()
+        if text.isdigit() and text[0] != "0":               # most of a table of numbers
+            return int(text)
+        text = re.sub(r"^generic\((.*)\)$", r"\1", text)
         value = self.operand(text)
         return value.bits if isinstance(value, Immediate) else value
 

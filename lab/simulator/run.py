@@ -220,8 +220,8 @@ class Run:
 
 def reached_functions(module, kernel):
     """The kernel, and the functions that it may call."""
-    names = {symbol.name for variable in module.variables.values() for symbol in variable.values
-             if isinstance(symbol, Symbol)}                 # tables of functions
+    names = {symbol.name for variable in module.variables.values() if holds_addresses(variable)
+             for symbol in variable.values if isinstance(symbol, Symbol)}   # tables of functions
     reached, left = [], [kernel]
     while left:
         function = left.pop()

@@ -342,7 +342,7 @@ class Taint:
         known = self.frames[self.wave.frame]
         origin = next((known[n][1] for n in undefined if known[n][0].any()), "")
         lanes = np.flatnonzero(self.padding_aside(inst, bits, origin))
-        if len(lanes):
+        if len(lanes) and not segment.opaque:
             self.complain(inst, origin, int(lanes[0]), f"is stored to `{segment.name}`")
 
     def padding_aside(self, inst, bits, origin):

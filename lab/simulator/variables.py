@@ -1,6 +1,7 @@
 """__device__ and __constant__ variables as the host sees them: RawModule.get_global(name)."""
 
 import re
+from functools import lru_cache
 
 import numpy as np
 
@@ -72,6 +73,7 @@ def memory_of(variable, segments):
     return segments[variable.name]
 
 
+@lru_cache(1 << 12)
 def holds_addresses(variable):
     return any(isinstance(value, Symbol) for value in variable.values)
 

@@ -93,7 +93,6 @@ extern "C" __global__ void k(const C* a, const C* b, C* y) {
 
 @pytest.mark.parametrize("text, line, advice", [
     ("#include <vector>\n", 1, "vector: NVRTC compiles device code alone"),
-    ("#include <curand_kernel.h>\n", 1, "wheel nvidia-curand"),
     ("\nvoid host(float* p) { cudaMalloc(&p, 4); }\n", 2, "cudaMalloc: NVRTC compiles device code"),
     ("__device__ int f(int v) { return __shfl_down(v, 1); }\n", 1,
      "`__shfl_down_sync(0xffffffff, ...)`"),
