@@ -69,6 +69,7 @@ class RawModule:
         """What was compiled; it is compiled anew at the next launch."""
         self.compiled = self.ptx = self.on_gpu = None
         self.debug_ptx = False                              # not looked at yet
+        self.rehearsed = set()                              # see unset.py
 
     def get(self, name):
         """-> RawKernel"""

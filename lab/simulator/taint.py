@@ -198,7 +198,8 @@ class Taint:
             now = {n: registers[n].view(bits_type(registers.types[n])) for n in uses.writes}
             first = first or now
             for name, value in now.items():
-                differs[name] = differs.get(name, 0) | (value ^ first[name])
+                bits = value ^ first[name]
+                differs[name] = differs[name] | bits if name in differs else bits
         if floats:
             differs = {n: whole_elements(bits, inst, result=True) for n, bits in differs.items()}
         return {n: bits for n, bits in differs.items() if np.any(bits)}

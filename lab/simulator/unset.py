@@ -7,9 +7,12 @@ The registers of a function that may be read before they are written are followe
 That finds what the compiler has left to see. Of a use that no path avoids it warns by itself.
 
 What it has folded away is there in the code that it makes for a debugger (-G). Where the source has
-a declaration without a value, and that code may read a variable too early, a rehearsal runs it: the
-first and the last block, on copies of the memory, for a limited time. It only answers whether such
-a value is used; whatever else happens in it, the launch itself will tell.
+a declaration without a value, and that code may read a variable too early, a rehearsal runs it, once
+for each grid and block: the first and the last block, on copies of the memory, for a limited time.
+It only answers whether such a value is used; whatever else happens in it, the launch itself will
+tell. Whether the code may read too early is not followed into functions that are given a variable's
+address, nor from element to element of an array that a loop fills; there a folded float gives
+itself away by the NaN that the compiler writes for it, a folded integer does not.
 """
 
 import re
@@ -24,6 +27,7 @@ from .uses import Flow, names, unset_registers
 
 REHEARSAL = 40_000          # interpreted instructions, about a second
 WARNING = re.compile(r'^(.*)\((\d+)\): warning #549-D: variable "(\w+)" is used before', re.M)
+FOLDED = re.compile("0f7FC00000|0d7FF8000000000000")     # the NaN that stands for an unset float
 PREPROCESSOR = re.compile(r"^\s*#\s*define\s+\w+(\([^)]*\))?([^\n]*)|^\s*#[^\n]*", re.M)
 NO_VARIABLE = re.compile(r"\b(return|extern|__shared__|__constant__|typedef|using|goto|template)\b")
 DECLARATION = re.compile(r"[A-Za-z_][\w:]*(\s+[\w:]+)*[\s*&]+\w+\s*(\[|=|$)")
@@ -63,8 +67,11 @@ def rehearse(module, name, grid, block, shared_mem, prepare):
         return
     function = debug.functions[module.lowered(name)]
     check_warnings(module, debug, function)
-    if not suspicious(debug, function):
+    launch = name, grid, block
+    if launch in module.rehearsed or not (suspicious(debug, function)
+                                          or FOLDED.search(module.compiled.ptx)):
         return
+    module.rehearsed.add(launch)
     run = Rehearsal(debug, function, grid, block, dynamic_shared=shared_mem,
                     sources=module.sources())
     prepare(run)

@@ -337,7 +337,7 @@ def test_asynchronous_copy(rng):
     assert np.array_equal(y.reshape(-1, 4), x.reshape(-1, 4)[::-1])
     with pytest.raises(simulator.KernelError) as caught:
         run(source, 1, 64, x, y, options=("-DWAIT=",))
-    assert caught.value.kind == "uninitialised"
+    assert caught.value.kind == "race"
 
 
 def test_cooperative_groups(rng):

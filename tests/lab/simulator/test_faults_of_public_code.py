@@ -1,5 +1,5 @@
-"""The faults of well-known public kernels, in small kernels of our own: each is found with its line,
-and its mended twin is silent and right."""
+"""The faults of well-known public kernels, in small kernels of our own: each is found with its
+line, and its mended twin is silent and right."""
 
 import pytest
 

@@ -1,12 +1,16 @@
 """Local variables that nobody set: reported though the compiler may have folded them away."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from lab import simulator
+from lab.simulator.unset import Rehearsal, may_declare_without_value, suspicious
 
 from .conftest import error_of, run
 
+LESSONS = Path(__file__).parents[3] / "layer1_kernels"
 HEAD = 'extern "C" __global__ void k(const float* x, float* y, int n) {\n    int t = threadIdx.x;\n'
 
 # source, the line that reads too early
@@ -70,11 +74,32 @@ UNSET = {
     }
     y[t] = s.sum + s.squares;
 }""", 8),
+    "an array set in part": (HEAD + """    float s[4];
+    for (int j = 0; j < 3; j++) s[j] = 0;
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < 4; j++) s[j] += x[i];
+    y[t] = s[0] + s[1] + s[2] + s[3];
+}""", 6),
+    "in a member function": ("""struct Sum {
+    float s, squares;
+    __device__ void clear() { s = 0; }
+    __device__ void add(float v) { s += v; squares += v * v; }
+};
+""" + HEAD + """    Sum sum;
+    sum.clear();
+    for (int i = 0; i < 4; i++) sum.add(x[i]);
+    y[t] = sum.s + sum.squares;
+}""", 4),
     "declared by a macro": ("""#define SUM float s
 """ + HEAD + """    SUM;
     for (int i = 0; i < 4; i++) s += x[i];
     y[t] = s;
 }""", 5),
+    "flags together": (HEAD + """    bool large, small;
+    if (t < 16) { large = x[t] > 1; small = x[t] < -1; }
+    bool both = large & small;
+    if (both) y[t] = 1;
+}""", 6),
     "decides a branch": (HEAD + """    int seen;
     for (int i = 0; i < 4; i++)
         if (x[i] > 2) seen = 1;
@@ -119,6 +144,10 @@ SET = {
     v.x = v.y = v.z = x[t];
     v.w = 0;
     reinterpret_cast<float4*>(y)[t % 16] = v;""",
+    "flags together": """    bool large, small;
+    if (t < 16) { large = x[t] > 1; small = x[t] < -1; }
+    bool either = large | small, both = large & small;
+    if (t < 16 && (either | both)) y[t] = 1;""",
     "shuffled and not used": """    float v;
     if (t < 16) v = x[t];
     float w = __shfl_down_sync(~0u, v, 8);
@@ -130,6 +159,15 @@ SET = {
 def test_a_variable_that_is_set_where_it_counts(case):
     x, y = np.zeros((2, 64), np.float32)
     assert run(HEAD + SET[case] + "\n}", 1, 32, x, y, 8).warnings == []
+
+
+def test_predicates_that_were_never_set():
+    source = """extern "C" __global__ void k(float* y) {
+    asm volatile("{.reg .pred p, q, r, s; and.pred r, p, q; or.pred s, r, p;"
+        "@s st.global.b32 [%0], 0;}" :: "l"(y) : "memory");
+}"""
+    error = error_of(source, 1, 128, np.zeros(1, np.float32))
+    assert error.kind == "uninitialised" and "decides which way this goes" in str(error)
 
 
 def test_no_rehearsal_without_checks():
@@ -152,8 +190,28 @@ extern "C" __global__ void k(int* y, int n) {
     assert y[0] == 1 and capsys.readouterr().out == "once\n" and launch.warnings == []
 
 
+@pytest.mark.parametrize("file", sorted(LESSONS.glob("*.cu")), ids=lambda file: file.stem)
+def test_the_lessons_kernels_need_no_rehearsal(file):
+    """Nothing in them can be read before it is set, so they are neither accused nor slowed."""
+    module = simulator.RawModule(file)
+    module.compile()
+    for ptx in filter(None, (module.ptx, module.debug())):
+        assert not [name for name, function in ptx.functions.items()
+                    if function.is_kernel and suspicious(ptx, function)]
+
+
+def test_a_launch_is_rehearsed_once(monkeypatch):
+    runs = []
+    monkeypatch.setattr(Rehearsal, "run", lambda run: runs.append(run.grid))
+    kernel = simulator.RawKernel(HEAD + SET["used where it was set"] + "\n}", "k")
+    x, y = np.zeros((2, 64), np.float32)
+    for grid in (1, 1, 2, 1):
+        kernel(grid, 32, (x, y, 8))
+    assert runs == [(1, 1, 1), (2, 1, 1)]
+
+
 def test_where_a_variable_may_be_without_a_value():
-    from lab.simulator.unset import may_declare_without_value as may
+    may = may_declare_without_value
     assert all(may(s) for s in ("{ float s; }", "{ int a = 1, b; }", "{ T s[4]; }", "{ A<3> a; }",
                                 "{ float *p; }", "#define S float s;\n", '#include "a.cuh"'))
     assert not any(may(s) for s in (
