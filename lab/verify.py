@@ -70,7 +70,7 @@ def prove(lesson, jobs, most=None):
     try:
         wrong = [(m, mutants.mutate(lesson, m)) for m in mutants.mutants(lesson)]
         right = [(t, mutants.mutate(lesson, t)) for t in mutants.twins(lesson)]
-    except (CourseError, KeyError, ValueError) as error:
+    except (CourseError, KeyError, ValueError, SyntaxError) as error:
         return [*rows, row("", "the mutants and twins can be made", False, str(error))]
     rows += [row(e.name, f"at least {FEWEST} mutants", n >= FEWEST, f"{n} mutants")
              for e in lesson.exercises

@@ -2,11 +2,13 @@
 the whole model with a second Llama that is written here, on the same weights."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from lab.adversarial import VALUES, shifted
 from lab.course import ROOT
 from lab.subject import Raised
 
@@ -129,6 +131,30 @@ def test_next_token__edges(subject):
     assert large == 0, f"next_token: logits of 10,000 overflow in exp: got token {large}, not 0"
 
 
+def test_next_token__hard(subject, rng):
+    """Logits of every kind and many u, one after the other in one process."""
+    cases = [(kind, VALUES[kind](rng, (1, n))[0]) for kind in (
+        "negative", "equal", "infinite", "signed_zeros", "denormal", "exact_sums")
+        for n in (1, 2, 33)]
+    cases += [(f"around {by}", shifted(rng, (1, 40), by)[0]) for by in (200, -200, 3000, -3000)]
+    for kind, logits in cases:
+        for temperature, u in ((1, 0.0), (0.25, 0.6), (4, 0.999)):
+            if not np.isfinite(logits).any():
+                continue
+            sums = weights_of(logits.astype(np.float64) / temperature).cumsum()
+            if np.abs(sums - u * sums[-1]).min() < 1e-12 and u:
+                continue                            # on the edge of a part
+            want = int((sums <= u * sums[-1]).sum())
+            got = subject.next_token(logits, temperature, u)
+            assert got == want, (f"next_token: {len(logits)} logits of the kind {kind}, at "
+                                 f"temperature {temperature}, u = {u}: expected token {want}, got "
+                                 f"{got!r}")
+        got, want = subject.next_token(logits, 0, 0.7), logits.max()
+        assert logits[got] == want, (f"next_token: {len(logits)} logits of the kind {kind}, "
+                                     f"temperature 0: token {got} has {logits[got]}, the largest "
+                                     f"is {want}")
+
+
 # ---- attention
 
 
@@ -159,12 +185,38 @@ def test_attention(subject, agree, rng, T, N, H, G, D):
 
 def test_attention__softmax_is_an_argument(subject, agree, rng):
     q, k, v = (rng.standard_normal((4, 2, 4)) for _ in range(3))
-    clipped = subject.make("operator:methodcaller", "clip", -0.1, 0.1)      # sees -inf as -0.1
-    scores = np.einsum("thd,nhd->htn", q, k)
-    weights = np.where(np.triu(np.ones((4, 4)), 1), -0.1, scores.clip(-0.1, 0.1))
-    want = np.einsum("htn,nhd->thd", weights, v)
-    agree(subject.attention(q, k, v, 1.0, clipped), want, "float64",
-          "attention with another function in place of softmax, which stands in its arguments")
+    sharp = subject.make("lab.mocks:SharpSoftmax")
+    agree(subject.attention(q, k, v, 0.5, sharp), mixed(q, k, v, 1.0), "float64",
+          "attention with a softmax of twice the scores handed in", mistakes={
+              "the softmax that is handed in is not the one that is used": mixed(q, k, v, 0.5)})
+
+
+def hard_heads(kind, rng):
+    """q, k, v of hard numbers: 4 new tokens of 6, 4 heads on 2."""
+    make = VALUES.get(kind) or partial(shifted, by=float(kind.split()[-1]))
+    return [make(rng, (n, heads, 4)).astype(np.float64) for n, heads in ((4, 4), (6, 2), (6, 2))]
+
+
+HARD = ("negative", "equal", "uneven", "signed_zeros", "denormal", "rows around 200",
+        "rows around -200")
+
+
+def test_attention__hard(subject, agree, rng):
+    """One after the other in one process; the numbers, and then how they lie."""
+    for kind in HARD:
+        q, k, v = hard_heads(kind, rng)
+        agree(subject.attention(q, k, v, 0.5), mixed(q, k, v, 0.5), "float64",
+              f"attention of numbers of the kind {kind}")
+    q, k, v = hard_heads("unrounded", rng)
+    q = np.asfortranarray(q)
+    room = np.full((2, 9, 2, 4), 77.0)                      # a cache that holds more
+    room[0, :6], room[1, :6] = k, v
+    for what, views in (("rows of a larger cache", (q, room[0, :6], room[1, :6])),
+                        ("keys in another layout than values", (q, np.asfortranarray(k), v)),
+                        ("values in another layout than keys", (q, k, np.asfortranarray(v)))):
+        agree(subject.attention(*views, 0.5), mixed(q, k, v, 0.5), "float64", f"attention, {what}")
+    low = [x.astype(np.float32) for x in (q, k, v)]
+    agree(subject.attention(*low, 0.5), mixed(q, k, v, 0.5), "float32", "attention of float32")
 
 
 # ---- block
@@ -212,7 +264,10 @@ def run_block(subject, given):
 
 def test_block(subject, agree, rng):
     given = Given(subject, rng)
+    before = given.x.copy()
     got = run_block(subject, given)
+    assert (given.x == before).all(), \
+        "block changes the x that is handed in: expected it as before, the caller goes on using it"
     assert given.attention.calls, "block: it does not call ops.attention"
     agree(got, given.out(), "float64", "block", at=lambda i: f"token {i[0]}, channel {i[1]}",
           mistakes={"the attention's result is not added to x": given.out(residual=False),
@@ -248,6 +303,30 @@ def test_block__what_attention_is_given(subject, agree, rng):
     agree(scale, given.D ** -0.5, "float64", "the scale of attention",
           mistakes={"it is the root of D, not one over it": given.D ** 0.5,
                     "it is one over D": 1 / given.D})
+
+
+def test_block__uses_its_operations(subject, agree, rng):
+    """Every operation is one of the table's; positions 0 alone, and a late one."""
+    earlier = -1
+    for T, old in ((1, 0), (1, 7), (4, 0)):
+        given = Given(subject, rng, T=T, old=old)
+        watched = {name: subject.make("lab.mocks:Watched", getattr(subject, name))
+                   for name in ("matmul", "add", "rmsnorm", "swiglu")}
+        given.ops = given.ops._replace(**watched)
+        want = given.out()
+        case = f"{T} new token{'s' * (T > 1)} after {old}"
+        agree(run_block(subject, given), want, "float64", f"block, {case}")
+        turned_at = given.rope.calls[0][-1]
+        agree(turned_at, given.positions, what=f"block, {case}: the positions that rope gets",
+              mistakes={"block keeps positions of an earlier call": earlier})
+        earlier = given.positions
+        keys = len(given.attention.calls[0][1])
+        assert keys == old + T, (f"block, {case}: attention gets {keys} keys, expected {old + T}: "
+                                 f"those of all tokens so far, and no others")
+        for name, times in {"matmul": 7, "add": 2, "rmsnorm": 2, "swiglu": 1}.items():
+            calls = len(watched[name].calls)
+            assert calls == times, (f"block, {case}: ops.{name} is called {calls} times, expected "
+                                    f"{times}: what the model computes with stands in the table")
 
 
 # ---- rows
@@ -306,6 +385,7 @@ def test_generate(subject, prompt, count):
     assert len(new) == count, f"generate: got {len(new)} tokens, expected {count} new ones"
     got = text_of(new)
     assert got == want, f"generate: after {prompt!r} the nano Llama says {want!r}, got {got!r}"
+    assert steps, "generate: no step computes with the operations that are handed in, `ops`"
     assert steps == [len(tokens)] + [1] * (count - 1), (
         f"generate: its steps put {steps} rows through the model; with a cache {len(tokens)} "
         f"enter once, and then each new token alone")
@@ -327,6 +407,19 @@ def test_generate__drawn(subject, temperature):
             f"at new place {place}, got {token}; one rng.random() a token, and the temperature "
             f"goes to next_token")
         tokens.append(want)
+
+
+def test_generate__none_and_again(subject):
+    """No token; and another prompt on the same model, which keeps nothing of the one before."""
+    model = subject.load_nano()
+    new = subject.generate(model, tokens_of("decode"), 0)
+    assert list(new) == [], f"generate: no token was asked for, got {new!r}"
+    for prompt in ("a warp has", "decode", "a warp has"):
+        sentence = next(s for s in SENTENCES if s.startswith(prompt + " "))
+        got, want = text_of(subject.generate(model, tokens_of(prompt), 6)), \
+            (sentence + "\n")[len(prompt):][:6]
+        assert got == want, (f"generate, prompts one after the other on one model: after "
+                             f"{prompt!r} expected {want!r}, got {got!r}")
 
 
 def test_generate__ids_of_any_kind(subject):
