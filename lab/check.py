@@ -71,6 +71,8 @@ def unmeasured(exercise):
 
 def untouched(lesson, candidate, exercise):
     """The verdict of an exercise that needs no test: not attempted, or not parsable."""
+    if exercise.name in candidate.broken:
+        return Verdict(exercise.name, "fail", 0, exercise.points, candidate.broken[exercise.name])
     text = candidate.sources[exercise.language]
     label = candidate.labels[exercise.language]
     try:

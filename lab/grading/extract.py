@@ -7,57 +7,74 @@ notebook the last cell that defines an exercise counts, with what it needs of ot
 import ast
 import re
 from bisect import bisect_right
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 
 from lab import stub
 from lab.candidate import Candidate
-from lab.grading import parts
+from lab.grading import parts, pieces
 from lab.grading.pristine import Given, keep, parsed
 
 NOWHERE = "the submission"          # the label of a language of which nothing was sent
 MOST_NAMED = 5                      # names or lines in one note
 
 
-def candidate(lesson, submission):
+def candidate(lesson, submission, mend=True):
     """(Candidate, notes) of one lesson in a submission. A note is a line for the instructor about
-    what was unusual: left out, doubled, taken from elsewhere."""
+    what was unusual: left out, doubled, taken from elsewhere.
+
+    mend: a text that cannot be read is read piece by piece; else it is kept as it is.
+    """
     notes, attempts, broken = list(parts.unclear(lesson, submission)), {}, []
     for file in parts.files_of(lesson, submission):
-        found, unread = look(lesson, file, notes)
+        found, unread = look(lesson, file, notes, mend)
         broken += unread
         merge(attempts, found, lesson, submission, notes)
+    lost = {}                               # of exercises that nothing else gives
+    for one in broken:
+        if fresh := [name for name in one.names if name not in attempts and name not in lost]:
+            lost |= dict.fromkeys(fresh, one.said)
+        else:
+            notes.append(left_out(one.said))
     sources, labels, origins = dict(lesson.stubs), dict.fromkeys(lesson.stubs, NOWHERE), {}
     for language in lesson.stubs:
-        wrong = [part for part in broken if part.language == language]
         mine = {name: part for name, part in attempts.items() if part.language == language}
         if mine:
             made = placed(lesson, submission, language, mine, notes)
             sources[language], labels[language], origins[language] = made
-            notes += map(told_broken, wrong)
-        elif wrong:                         # kept as it is: the verdict names the line
-            sources[language], labels[language] = wrong[0].text, wrong[0].label
-            notes += map(told_broken, wrong[1:])
+        elif whole := next((one.part for one in broken if one.part is not None
+                            and one.part.language == language), None):
+            sources[language], labels[language] = whole.text, whole.label
         else:
             labels[language] = untouched_label(lesson, submission, language)
-    return Candidate(sources, labels, origins), notes
+    return Candidate(sources, labels, origins, broken=lost), notes
 
 
 # ---- find
 
+@dataclass(frozen=True)
+class Unread:
+    """What cannot be read of a part, or the part as a whole."""
 
-def look(lesson, file, notes):
-    """({exercise: the part of a file that counts}, [parts that cannot be read])."""
+    names: list                 # of the exercises that it would give
+    said: str                   # where and why
+    part: parts.Part = None     # a whole one
+
+
+
+def look(lesson, file, notes, mend):
+    """({exercise: the part of a file that counts}, [Unread])."""
     found, broken = {}, []
     names = [e.name.split(".")[-1] for e in lesson.exercises]
     for part in parts.parts_of(file):
         if part.language not in lesson.stubs or not any(name in part.text for name in names):
             continue
         part, magics = parts.without_magics(part)
-        if part.error():
-            broken += [part] * parts.mentions(part, lesson)
-            continue
-        here = attempted(lesson, part)
+        part, lost = readable(lesson, part, mend)
+        broken += lost
+        gone = {name for one in lost for name in one.names}
+        here = [name for name in attempted(lesson, part) if name not in gone]
         if here and magics:
             notes.append(f"{part.label}: left out {some(magics)}")
         for name in here:
@@ -67,6 +84,23 @@ def look(lesson, file, notes):
             cells = ", ".join(str(part.cell) for part in all_parts)
             notes.append(f"{name}: defined in code cells {cells} of {file.name}; the last counts")
     return {name: all_parts[-1] for name, all_parts in found.items()}, broken[::-1]
+
+
+def readable(lesson, part, mend):
+    """(a part without what cannot be read, [Unread])."""
+    error = part.error()
+    if error is None:
+        return part, []
+    fresh, broken = pieces.mended(part) if mend else (part, [])
+    if not broken:
+        line, what = error
+        names = parts.mentions(part.text, part.language, lesson)
+        text = part.text.split("\n")[line - 1].strip()[:200] if line else ""
+        said = f"{part.label}{f', line {line}' if line else ''}: {what}\n    {text}".rstrip()
+        return replace(part, text=""), [Unread(names, said, part)] * bool(names)
+    exercises = [e.name for e in lesson.exercises if e.language == part.language]
+    return fresh, [Unread([name for name in exercises if piece.holds(name)], piece.said)
+                   for piece in broken]
 
 
 def attempted(lesson, part):
@@ -200,7 +234,7 @@ class Pool:
 
     def cell(self, number):
         if number not in self.read:
-            part, _ = parts.without_magics(self.raw[number])
+            part, _ = pieces.mended(parts.without_magics(self.raw[number])[0])
             bound = {}
             for unit in part.units():
                 for name in unit.names:
@@ -246,10 +280,9 @@ def told_kept(part, kept):
         yield f"{part.label}: left out what defines nothing ({lines})"
 
 
-def told_broken(part):
-    line, what = part.error()
-    place = f", line {line}" if line else ""
-    return f"{part.label}{place}: left out, it cannot be read: {what}"
+def left_out(said):
+    where, _, what = said.partition("\n")[0].rpartition(": ")
+    return f"{where}: left out, it cannot be read: {what}"
 
 
 def some(words):

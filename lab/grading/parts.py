@@ -140,10 +140,10 @@ def without_magics(part):
     return replace(part, text=kept), gone
 
 
-def mentions(part, lesson):
-    """True where a text seems to define an exercise of a lesson, readable or not."""
+def mentions(text, language, lesson):
+    """The exercises of a lesson that a text seems to define, readable or not."""
     def pattern(name):
-        return rf"\bdef\s+{name}\b" if part.language == "python" else rf"\b{name}\s*\("
+        return rf"\bdef\s+{name}\b" if language == "python" else rf"\b{name}\s*\("
 
-    return any(re.search(pattern(re.escape(e.name.split(".")[-1])), part.text)
-               for e in lesson.exercises if e.language == part.language)
+    return [e.name for e in lesson.exercises if e.language == language
+            and re.search(pattern(re.escape(e.name.split(".")[-1])), text)]

@@ -40,7 +40,7 @@ def pack(own, lessons):
     """What there is to hand in of lessons on a desk. CourseError: nothing was attempted."""
     files, rows, notes, manifest = {}, [], [], {}
     for lesson in lessons:
-        candidate, said = extract.candidate(lesson, on_desk(own, lesson, notes))
+        candidate, said = extract.candidate(lesson, on_desk(own, lesson, notes), mend=False)
         notes += [f"{lesson.id}: {note}" for note in said]
         done = [row(own, candidate, exercise, notes) for exercise in lesson.exercises]
         rows += done
