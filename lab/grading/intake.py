@@ -14,6 +14,7 @@ from lab.grading.model import Submission
 from lab.grading.reading import Basket, Full
 
 NOTHING = "nothing to grade in it: no .py, .cu or .ipynb file that can be read"
+MOST_NAMED = 5          # of the files that are there instead
 
 
 @dataclass
@@ -136,5 +137,12 @@ def submission(student, pieces, stray):
         names.shown(student), names.shown(pieces[0].entry.name),
         max((p.when for p in pieces if p.when is not None), default=None),
         tuple(files[name] for name in sorted(files)),
-        (*problems, *stray) if files else (*problems, *stray, NOTHING),
+        (*problems, *stray) if files else (*problems, *stray, nothing(pieces)),
         next((p.version for p in pieces if p.version), None))
+
+
+def nothing(pieces):
+    """NOTHING, and what is there instead."""
+    others = [names.shown(name)[:80] for p in pieces for name in p.basket.others]
+    more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
+    return f"{NOTHING}; found {', '.join(others[:MOST_NAMED])}{more}" if others else NOTHING

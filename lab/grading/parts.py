@@ -14,6 +14,7 @@ from lab import course, notebooks, stub
 from lab.grading.names import lesson_stem
 
 MAGIC = re.compile(r"[%!?]|[\w, \t]+=[ \t]*[%!]|[\w.]+\?+$")       # of a line without its margins
+MOST_NAMED = 5              # files in one note
 RUNS_HERE = ("%%time", "%%capture", "%%prun")       # cell magics whose cell still defines its names
 
 
@@ -84,6 +85,16 @@ def unclear(lesson, submission):
         if names and is_named(lesson, file) is None and not holds_any(lesson, file.text, False):
             yield (f"{file.name}: left out {', '.join(names)}, which several lessons have: a name "
                    f"such as {lesson.id}.py would tell whose it is")
+
+
+def foreign(submission):
+    """[a note on the files of a submission] where no lesson has anything to grade in them."""
+    if any(files_of(lesson, submission) for lesson in course.lessons()):
+        return []
+    names = [file.name for file in submission.files]
+    more = f" and {len(names) - MOST_NAMED} more files" if len(names) > MOST_NAMED else ""
+    return [f"{', '.join(names[:MOST_NAMED])}{more}: no exercise of this course is in it"] \
+        if names else []
 
 
 @cache

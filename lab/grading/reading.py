@@ -30,6 +30,7 @@ class Full(Exception):
 class Basket:
     def __init__(self):
         self.files, self.lines, self.entries, self.bytes = {}, [], 0, 0
+        self.others = {}                # names of files that are no code, in order
 
     def problem(self, name, what):
         self.lines.append(f"{shown(name)[:200]}: {what}")
@@ -62,7 +63,10 @@ class Basket:
 
     def kind(self, name):
         """python, cuda or notebook; None for a file that is no code."""
-        return next((k for end, k in KINDS.items() if name.lower().endswith(end)), None)
+        kind = next((k for end, k in KINDS.items() if name.lower().endswith(end)), None)
+        if kind is None:
+            self.others[name] = None
+        return kind
 
     def add(self, name, read):
         """Take a file. read(most) gives its first bytes, at most that many."""

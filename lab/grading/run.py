@@ -97,7 +97,7 @@ class Grading:
                 levels = [row["sandbox"] for row in rows]
                 found.append(Graded(
                     one.student, one.path, one.when, one.digest, max(levels, key=box.LEVELS.index),
-                    (*one.problems, *notes),
+                    (*one.problems, *parts.foreign(one), *notes),
                     tuple(Result(**result) for row in rows for result in row["results"])))
         return found
 

@@ -352,6 +352,18 @@ def test_an_archive_in_an_archive_stays_closed(tmp_path):
     told(one(tmp_path), "nothing to grade")
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_is_there_instead_of_code_is_named(tmp_path, packed):
+    files = {"report.pdf": "%PDF", "homework.txt": "done"}
+    if packed:
+        zipped(tmp_path / "ada.zip", files)
+    else:
+        (tmp_path / "ada").mkdir()
+        for name, text in files.items():
+            (tmp_path / "ada" / name).write_text(text)
+    told(one(tmp_path), "nothing to grade in it", "report.pdf", "homework.txt")
+
+
 def test_one_name_twice_in_a_zip(tmp_path):
     with pytest.warns(UserWarning), zipfile.ZipFile(tmp_path / "ada.zip", "w") as archive:
         archive.writestr("a.py", CODE)

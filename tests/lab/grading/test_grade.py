@@ -83,6 +83,19 @@ def test_forty_submissions_of_every_kind_get_their_exact_grades(tmp_path):
     assert "&lt;script&gt;" in page and "<script" not in page
 
 
+def test_a_folder_with_nothing_of_the_course_is_named_in_the_summary(tmp_path):
+    for student, name, text in (("ada", "report.pdf", "%PDF"), ("ben", "k07_softmax.ipynb",
+                                classroom.notebook("print('another course')")),
+                                ("cem", "hw.py", "def f(): pass\n")):
+        classroom.put(tmp_path / "sent" / student / name, text)
+    graded(tmp_path / "sent", tmp_path / "out", lessons="r01")
+    said = json.loads((tmp_path / "out" / "summary.json").read_text())["problems"]
+    words = {one["student"]: " ".join(one["problems"]) for one in said}
+    assert "nothing to grade in it" in words["ada"] and "report.pdf" in words["ada"]
+    assert words["ben"] == "k07_softmax.ipynb: no exercise of this course is in it"
+    assert words["cem"] == "hw.py: no exercise of this course is in it"
+
+
 def test_shards_and_another_seed_give_the_same_grades(few, tmp_path):
     sent, out = few
     for part in ("1/2", "2/2"):
