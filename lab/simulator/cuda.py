@@ -35,10 +35,10 @@ def launch(module, name, grid, block, args, shared_mem):
 
 def gpu_kernel(cupy, module, name):
     if session.compiler is None:
-        return gpu_module(cupy, module).get_function(name)
+        return gpu_module(cupy, module).get_function(module.lowered(name))
     if module.on_gpu is None:
         module.on_gpu = loaded(cupy, module)
-    return module.on_gpu.get_function(module.compiled.names.get(name, name))
+    return module.on_gpu.get_function(module.lowered(name))
 
 
 def loaded(cupy, module):

@@ -77,7 +77,7 @@ class RawModule:
         kernel.name, kernel.module = name, self
         if name not in self.names:
             self.names.append(name)
-            if self.ptx and name not in self.ptx.functions:     # the compiler must translate it
+            if self.ptx and self.lowered(name) not in self.ptx.functions:   # a template's instance
                 self.forget()
         return kernel
 
@@ -122,8 +122,11 @@ class RawModule:
         return self.debug_ptx
 
     def lowered(self, name):
-        """A kernel's name in the PTX."""
-        return self.compiled.names.get(name, name)
+        """A kernel's name in the PTX. The compiler has said it of those that it was asked for."""
+        if name in self.compiled.names or name in self.ptx.functions:
+            return self.compiled.names.get(name, name)
+        like = [n for n, f in self.ptx.functions.items() if f.is_kernel and plain_name(n) == name]
+        return like[0] if len(like) == 1 else name
 
     def sources(self):
         return {self.path: self.source, full(self.path): self.source}

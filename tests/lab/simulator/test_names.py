@@ -59,3 +59,26 @@ def test_a_shared_array_of_a_template():
     ("_ZZ3fooPfE3a_1", "a_1"), ("_ZN2ns1eEPf", "ns::e"), ("_Z1cILi3EEvPf", "c"), ("k_3", "k_3")])
 def test_plain_names(mangled, name):
     assert plain_name(mangled) == name
+
+
+def test_a_second_kernel_is_not_compiled_again(monkeypatch):
+    """So that on a GPU its module, and what its variables hold, stay."""
+    module, x = simulator.RawModule(KERNELS), np.zeros(4, np.float32)
+    module.get("one")(1, 4, (x,))
+    compiled = module.compiled
+    module.get("two")(1, 4, (x,))
+    module.get("ns::three")(1, 4, (x,))
+    assert module.compiled is compiled
+    module.get("add<5>")(1, 4, (x,))
+    assert module.compiled is not compiled and x.tolist() == [8] * 4
+
+
+def test_overloads_are_told_apart_by_the_compiler():
+    module = simulator.RawModule("""__global__ void k(float* x) { x[0] = 1; }
+__global__ void k(float* x, int n) { x[0] = n; }
+__global__ void other(float* x) { x[0] = 3; }""")
+    x = np.zeros(1, np.float32)
+    module.get("other")(1, 1, (x,))
+    with pytest.raises(simulator.KernelError):
+        module.get("k")(1, 1, (x,))
+    assert x[0] == 3
