@@ -19,6 +19,8 @@ CLUSTERS = ("Clusters of blocks and their distributed shared memory came with Ho
             "memory, in two launches or around grid.sync().")
 TEXTURE_REFERENCE = ("CUDA 12 has no texture references any more: give the kernel a parameter of "
                      "type cudaTextureObject_t and pass a simulator.Texture(array).")
+OF_CLUSTERS = re.compile(r"^(?:barrier\.cluster|mapa|getctarank|(?:ld|st|atom|red)\.\S*::cluster)|"
+                         r"%\w*cluster")
 HINTS = (                       # pattern in the log -> advice; {0} is its first group
     (r'cannot open source file "(curand\w*\.h)"', CURAND),
     (r'cannot open source file "([^"]+)"', HOST_CODE),
@@ -49,6 +51,6 @@ def hint(log):
 
 def refusal(text):
     """-> advice on an instruction or a call that the simulator lacks, "" if there is none."""
-    if "cluster" in text or text.startswith("mapa"):
+    if OF_CLUSTERS.search(text):
         return CLUSTERS
     return DYNAMIC if "__cudaCDP" in text or "cudaGetParameterBuffer" in text else ""

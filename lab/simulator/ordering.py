@@ -144,6 +144,15 @@ class Events:
         order.fences[self.lanes(wave.lanes)] = stamp
         order.fenced[blocks] = order.released[blocks] = order.acquired[blocks] = stamp
 
+    def release(self, wave):
+        """A store or an atomic with .release is a fence before it. It also covers what the others of
+        its warp did before they last met (PTX ISA manual, "Release and Acquire Patterns")."""
+        order = self.order
+        warps = np.unique(wave.lanes.warp_of)
+        lanes = self.start + (warps[:, None] * WARP + np.arange(WARP)).reshape(-1)
+        order.fences[lanes] = np.maximum(order.fences[lanes], order.warp_barrier[lanes])
+        self.fence(wave)
+
     def handshake(self, wave, released, acquired):
         """An atomic or volatile access of the active lanes: perhaps a flag."""
         order, stamp, blocks = self.order, self.order.stamp(), self.blocks(wave)

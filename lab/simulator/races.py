@@ -42,7 +42,9 @@ from .ordering import (
 from .tile_sync import TileSync
 
 COLLECTIVE = ("ldmatrix", "wmma")   # the warp accesses memory as one: instructions/collective.py
-UNCACHED = {"volatile", "relaxed", "acquire", "release", "acq_rel", "mmio", "cv", "wt"}
+STRONG = {"relaxed", "acquire", "release", "acq_rel"}
+RELEASES = {"release", "acq_rel"}
+UNCACHED = {*STRONG, "volatile", "mmio", "cv", "wt"}
 
 
 class Shadow(Events):
@@ -85,6 +87,8 @@ class Shadow(Events):
         """`assign` writes the values, between the look at who was there and at who has won."""
         if self.tiles.holds(offset):
             return assign()
+        if not RELEASES.isdisjoint(inst.modifiers):
+            self.release(wave)
         access = SharedAccess(self, wave, inst, offset, size)
         self.check_landed(access, "written")
         self.shared.look_up(self.oldest_barrier)
@@ -94,6 +98,8 @@ class Shadow(Events):
     def atomic(self, wave, inst, offset, size):
         if self.tiles.holds(offset):
             return self.tiles.atomic(inst, offset)
+        if not RELEASES.isdisjoint(inst.modifiers):
+            self.release(wave)
         access = SharedAccess(self, wave, inst, offset, size)
         self.check_landed(access, "changed by an atomic")
         if "exch" not in inst.modifiers:
@@ -325,8 +331,8 @@ class SharedAccess(Access):
 
     def verdict(self, theirs, apart):
         """-> (excused, doubtful), by the two instructions and how far the threads are apart."""
-        volatile = "volatile" in theirs.modifiers and "volatile" in self.inst.modifiers
-        return is_atomic(theirs) and is_atomic(self.inst), volatile & (apart >> WARP_SHIFT != 0)
+        volatile = not is_plain(theirs) and not is_plain(self.inst)
+        return is_strong(theirs) and is_strong(self.inst), volatile & (apart >> WARP_SHIFT != 0)
 
     def name(self, i):
         return self.wave.launch.shared_name(int(self.offset[i]), self.size)
@@ -381,6 +387,11 @@ class GlobalAccess(Access):
 def is_atomic(inst):
     on_mbarrier = "mbarrier" in (inst.opcode, *inst.modifiers) and "init" not in inst.modifiers
     return inst.opcode in ("atom", "red") or on_mbarrier
+
+
+def is_strong(inst):
+    """An atomic, or a load or store of cuda::atomic: two of these never race."""
+    return is_atomic(inst) or not STRONG.isdisjoint(inst.modifiers)
 
 
 def is_plain(inst):
