@@ -1,10 +1,11 @@
-"""Functions that CUDA C calls and the driver provides: printf and assert."""
+"""Functions that CUDA C calls and the driver provides: printf, assert, malloc and free."""
 
 import re
 import struct
 
 import numpy as np
 
+from .heap import Heap
 from .memory import LOCAL_WINDOW, OFFSET_BITS, SEGMENT_SHIFT
 
 CONVERSION = re.compile(r"%%|%[-+ #0]*(?:\d+|\*)?(?:\.\d+)?(hh|h|ll|l|z|t|j)?([diouxXeEfFgGaAcsp])")
@@ -14,6 +15,12 @@ def argument(wave, name, dtype=np.uint64):
     """The value of a call's argument for each active lane (n,)."""
     memory = wave.local_memory(np.dtype(dtype))             # (B·T, elements)
     return memory[wave.lanes.index, wave.frame.local[name] // np.dtype(dtype).itemsize]
+
+
+def give(wave, name, values):
+    """The result of a call for each active lane (n,)."""
+    memory = wave.local_memory(values.dtype)                # (B·T, elements)
+    memory[wave.lanes.index, wave.frame.local[name] // values.dtype.itemsize] = values
 
 
 def text_at(wave, address):
@@ -31,8 +38,7 @@ def vprintf(wave, inst, results, arguments):
         place = int(buffer) & OFFSET_BITS if int(buffer) >> SEGMENT_SHIFT == LOCAL_WINDOW else 0
         wave.launch.output.append(format_text(wave, text_at(wave, fmt), local[lane], place))
     if results:
-        memory = wave.local_memory(np.dtype(np.uint32))
-        memory[wave.lanes.index, wave.frame.local[results[0]] // 4] = 0
+        give(wave, results[0], np.zeros(len(formats), np.uint32))
 
 
 def format_text(wave, fmt, memory, place):
@@ -68,4 +74,24 @@ def assert_fail(wave, inst, results, arguments):
                             wave, int(wave.lanes.index[0]), also=len(message))
 
 
-SYSTEM_CALLS = {"vprintf": vprintf, "__assertfail": assert_fail, "__assert_fail": assert_fail}
+def heap_of(launch):
+    heap = next((s for s in launch.space.segments if isinstance(s, Heap)), None)
+    return heap or launch.space.add(Heap())
+
+
+def malloc(wave, inst, results, arguments):
+    heap = heap_of(wave.launch)
+    sizes = argument(wave, arguments[0]).tolist()
+    give(wave, results[0], np.array([heap.allocate(size) for size in sizes], np.uint64))
+
+
+def free(wave, inst, results, arguments):
+    heap = heap_of(wave.launch)
+    for lane, address in zip(wave.lanes.index, argument(wave, arguments[0]).tolist(), strict=True):
+        if address and not heap.release(address):
+            raise wave.launch.error(inst, "out_of_bounds", "free() of an address that malloc() did "
+                                    "not give, or that was freed before", wave, int(lane))
+
+
+SYSTEM_CALLS = {"vprintf": vprintf, "__assertfail": assert_fail, "__assert_fail": assert_fail,
+                "malloc": malloc, "free": free}

@@ -21,7 +21,7 @@ class Texture:
 
     array       (W,) or (H, W), and a last axis more where channels > 1; it is copied
     filter      "point", or "linear" between the two or four nearest texels
-    address     what lies outside: "clamp" the edge, "border" zeros; "wrap", "mirror" the array again
+    address     what lies outside: "clamp" the edge, "border" zeros; "wrap", "mirror" it again
     normalized  do coordinates run from 0 to 1 rather than to W and H? "wrap" and "mirror" need it
     channels    1, 2 or 4 numbers a texel: float2, uchar4
     read        "element", or "normalized": 8 and 16-bit integers are read as floats up to 1
