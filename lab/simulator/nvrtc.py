@@ -8,6 +8,7 @@ import ctypes
 import importlib.util
 import os
 import re
+import sys
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +20,7 @@ OWN_HEADERS = str(Path(__file__).parent / "include")        # the few C headers 
 ARCH = "sm_80"                  # the newest whose PTX the simulator knows whole
 FEW = 3                         # errors of a log that are shown
 STANDARD_OPTIONS = ("-lineinfo", "--std=c++17", "-default-device",
+                    *(["--device-int128"] if sys.platform == "linux" else []),  # nvcc has it, too
                     # <math.h> defines these; NVRTC has no <math.h>
                     "-DINFINITY=__int_as_float(0x7f800000)", "-DNAN=__int_as_float(0x7fffffff)")
 

@@ -226,6 +226,25 @@ def dot_product(inst, mods):
     return run
 
 
+@opcode("vabsdiff4")
+def vabsdiff4(inst, mods):
+    """Of four bytes the absolute differences, as bytes or (.add) summed onto c."""
+    _, *types = [mods.type("u32", "s32") for _ in range(3)]
+    add = mods.flag("add")
+    a, b, c = sources(inst, "b32")
+    write = destination(inst.operands[0], "b32")
+    kinds = [(SIGNED if ptx_type == "s32" else UNSIGNED)[1] for ptx_type in types]
+
+    def run(wave):
+        x, y = a(wave), b(wave)
+        difference = np.abs(items(x, kinds[0]) - items(y, kinds[1]))
+        if add:
+            write(wave, difference.sum(axis=-1).astype(U32) + c(wave))
+        else:
+            write(wave, difference.astype(np.uint8).view(U32)[..., 0])
+    return run
+
+
 def items(word, dtype):
     """The parts of a 32-bit register, lowest first, as int64 in a last axis of their own."""
     return np.ascontiguousarray(word)[..., None].view(dtype).astype(S64)

@@ -396,6 +396,35 @@ def test_integer_intrinsics(rng):
         assert list(y[i]) == want, (p, q)
 
 
+def test_absolute_differences_of_bytes(rng):
+    x, y = rng.integers(0, 256, (2, 64, 4)).astype(np.uint8)
+    sums, parts, signed = (np.zeros(64, np.uint32) for _ in range(3))
+    run("""extern "C" __global__ void k(const unsigned* x, const unsigned* y, unsigned* sums,
+                                        unsigned* parts, unsigned* signs) {
+        int t = threadIdx.x;
+        sums[t] = __vsadu4(x[t], y[t]);
+        parts[t] = __vabsdiffu4(x[t], y[t]);
+        signs[t] = __vsads4(x[t], y[t]);
+    }""", 1, 64, *(a.reshape(-1).view(np.uint32) for a in (x, y)), sums, parts, signed)
+    wide = np.abs(x.astype(int) - y)
+    assert np.array_equal(sums, wide.sum(1)) and np.array_equal(parts.view(np.uint8), wide.ravel())
+    assert np.array_equal(signed, np.abs(x.view(np.int8).astype(int) - y.view(np.int8)).sum(1))
+
+
+def test_integers_of_128_bits(rng):
+    x, y = rng.integers(0, 2**63, (2, 64), np.uint64)
+    high, quotient = np.zeros((2, 64), np.uint64)
+    run("""extern "C" __global__ void k(const unsigned long long* x, const unsigned long long* y,
+                                        unsigned long long* high, unsigned long long* quotient) {
+        int t = threadIdx.x;
+        unsigned __int128 product = (unsigned __int128)x[t] * y[t];
+        high[t] = product >> 64;
+        quotient[t] = (product + 1) / (y[t] + 1);
+    }""", 1, 64, x, y, high, quotient)
+    for a, b, h, q in zip(*(v.tolist() for v in (x, y, high, quotient)), strict=True):
+        assert (h, q) == (a * b >> 64, (a * b + 1) // (b + 1))
+
+
 def test_half2_intrinsics(rng):
     a, b = (rng.random((2, 64, 2)) * 4 - 2).astype(np.float16)
     y = np.zeros((64, 6, 2), np.float16)
