@@ -158,7 +158,7 @@ OTHER_OPCODES = (               # legal, and wholly unknown to the simulator
     "szext.wrap.s32 %r1, %r2, %r3;",
     "fns.b32 %r1, %r2, %r3, %r4;", "cvt.pack.sat.s16.s32 %r1, %r2, %r3;",
     "prmt.b32.f4e %r1, %r2, %r3, %r4;", "lop3.or.b32 %r1|%p1, %r2, %r3, %r4, 0x1, %p2;",
-    "vadd.u32.u32.u32 %r1, %r2, %r3;", "vabsdiff4.u32.u32.u32.add %r1, %r2, %r3, %r4;",
+    "vadd.u32.u32.u32 %r1, %r2, %r3;", "vavrg4.u32.u32.u32 %r1, %r2, %r3, %r4;",
     "add.s16x2 %r1, %r2, %r3;", "min.u16x2 %r1, %r2, %r3;",
 )
 
