@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from lab.subject import NotStarted, Raised, Stopped
 
-CAUSE = "Blamed"        # of such a fail, as Verdict.cause
+BLAMED = "Blamed"               # Verdict.cause of such a fail
+UNCOMPILED = "Uncompiled"       # of a kernel whose whole file NVRTC refused
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,12 @@ class Doubt:
     place: int          # of its outcome among those of `name`
     error: Exception
     calls: tuple        # of conversation: what the code under test returned to this test
+
+
+def cause(error):
+    """Verdict.cause of what a test raised: its class, or UNCOMPILED."""
+    uncompiled = isinstance(error, Raised) and error.kind == "compile"
+    return UNCOMPILED if uncompiled else type(error).__name__
 
 
 def doubtful(verdict, error, subject):

@@ -37,7 +37,7 @@ class Verdict:
     message: str = ""
     value: object = None            # what a prediction or a choice answered
     seconds: float = 0.0
-    cause: str = ""                 # the class of what a test that did not pass raised
+    cause: str = ""                 # why a test did not pass, see blame.cause
 
 
 # ---- grading
@@ -103,10 +103,10 @@ UNUSED = ("cacheprovider", "terminal", "logging", "threadexception", "unraisable
 
 
 class Run:
-    """One pytest run over a lesson's tests, and what it found, by exercise. A pytest plugin."""
+    """One pytest run over a lesson's tests, all or those of the names `tests`, and what it found,
+    by exercise. A pytest plugin."""
 
     def __init__(self, lesson, candidate, exercises, place, seed=0, observed=None, tests=None):
-        """tests: the names of those to run, all of the exercises' where it is None."""
         self.lesson, self.candidate, self.exercises = lesson, candidate, exercises
         self.place, self.seed, self.observed, self.tests = place, seed, observed, tests
         self.paced = {e.speed: e for e in exercises.values() if e.speed_points}
@@ -114,8 +114,8 @@ class Run:
         self.outcomes = {name: [] for name in (*exercises, *self.paced)}
         self.values, self.seconds, self.broken = {}, dict.fromkeys(exercises, 0.0), ""
         self.ratios = {}                # to the course's speed, by name of the speed's row
-        self.causes, self.doubts = {}, []
-        self.passes, self.calls = set(), {}     # of single tests: their names, and subject.calls
+        # of single tests: the names of those that passed, and what subject.calls had then
+        self.causes, self.doubts, self.passes, self.calls = {}, [], set(), {}
 
     def verdicts(self):
         self.run()
@@ -149,7 +149,7 @@ class Run:
                 before = self.outcomes[doubt.name][doubt.place][1]
                 said = blame.told(doubt, before, own and own.calls[doubt.test])
                 self.outcomes[doubt.name][doubt.place] = "fail", said
-                self.causes[doubt.name] = blame.CAUSE
+                self.causes[doubt.name] = blame.BLAMED
 
     def speed(self, name):
         """The verdict on the speed of an exercise that passed."""
@@ -246,12 +246,11 @@ class Run:
     def note(self, item, error, proxy):
         """Keep the outcome of a test that raised."""
         name = self.owner(item)
-        course_own = getattr(item, "funcargs", {}).get("reference")
-        verdict, message = self.judge(error, name, course_own)
+        verdict, message = self.judge(error, name, item.funcargs.get("reference"))
         if not isinstance(error, NotProvenHere) and blame.doubtful(verdict, error, proxy):
             self.doubts.append(blame.Doubt(name, item.name, len(self.outcomes[name]), error,
                                            tuple(proxy.calls) if proxy else ()))
-        self.causes[name] = type(error).__name__
+        self.causes[name] = blame.cause(error)
         own = isinstance(error, Raised | Stopped)
         self.outcomes[name].append((verdict, f"{name}: {message}" if own else message))
 

@@ -20,17 +20,20 @@ NOWHERE = "the submission"          # the label of a language of which nothing w
 MOST_NAMED = 5                      # names or lines in one note
 
 
-def candidate(lesson, submission, mend=True):
+def candidate(lesson, submission, mend=True, only=None):
     """(Candidate, notes) of one lesson in a submission. A note is a line for the instructor about
     what was unusual: left out, doubled, taken from elsewhere.
 
     mend: a text that cannot be read is read piece by piece; else it is kept as it is.
+    only: an exercise to take alone, with what it needs
     """
     notes, attempts, broken = list(parts.unclear(lesson, submission)), {}, []
     for file in parts.files_of(lesson, submission):
         found, unread = look(lesson, file, notes, mend)
         broken += unread
         merge(attempts, found, lesson, submission, notes)
+    if only is not None:
+        attempts = {only: attempts[only]}
     lost = {}                               # of exercises that nothing else gives
     for one in broken:
         if fresh := [name for name in one.names if name not in attempts and name not in lost]:
@@ -41,7 +44,7 @@ def candidate(lesson, submission, mend=True):
     for language in lesson.stubs:
         mine = {name: part for name, part in attempts.items() if part.language == language}
         if mine:
-            made = placed(lesson, submission, language, mine, notes)
+            made = placed(lesson, submission, language, mine, notes, only is not None)
             sources[language], labels[language], origins[language] = made
         elif whole := next((one.part for one in broken if one.part is not None
                             and one.part.language == language), None):
@@ -163,10 +166,10 @@ def untouched_label(lesson, submission, language):
 # ---- place
 
 
-def placed(lesson, submission, language, attempts, notes):
+def placed(lesson, submission, language, attempts, notes, alone):
     """(text, label, origin of each line) of the pristine lesson with the exercises in it."""
     gifts, used, texts = given(lesson, language), [], []
-    for part, new in chosen(submission, attempts, gifts):
+    for part, new in chosen(submission, attempts, gifts, alone):
         wanted = {name for name, home in attempts.items() if home == part}
         kept = keep(part, gifts, wanted, new)
         used.append((part, bool(wanted)))
@@ -186,13 +189,16 @@ def local(line, starts):
     return None if line is None else line - starts[bisect_right(starts, line - 1) - 1]
 
 
-def chosen(submission, attempts, gifts):
-    """[(part, places of the new units it gives, None for all)], files first, cells in order."""
+def chosen(submission, attempts, gifts, alone):
+    """[(part, places of the new units it gives, None for all)], files first, cells in order.
+
+    alone: a file gives only what is needed, as a notebook does
+    """
     found = []
     for file in dict.fromkeys(part.file for part in attempts.values()):
         homes = {name: part for name, part in attempts.items() if part.file == file}
         first = next(iter(homes.values()))
-        if first.cell is None:
+        if first.cell is None and not alone:
             found.append((first, None))
             continue
         sent = next(f for f in submission.files if f.name == file)
@@ -201,7 +207,8 @@ def chosen(submission, attempts, gifts):
 
 
 def with_needed(file, homes, gifts):
-    """[(cell, places of its new units)] that a notebook's exercises need, by the names in use."""
+    """[(cell, places of its new units)] that the exercises of a notebook need, by the names in
+    use; of a file alike."""
     language = gifts.language
     pool = Pool([part for part in parts.parts_of(file) if part.language == language])
     needed = {part.cell: set() for part in homes.values()}

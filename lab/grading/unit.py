@@ -16,30 +16,46 @@ OTHER_INPUTS = ("It is right on the inputs of `lab check` and wrong on others: w
                 "for granted?")
 COURSE_FAILED = "The course could not decide this; your instructor sees why."
 # What a message tells of hidden inputs comes from a test's words or from an exception's text.
-TELLING = ("AssertionError", "Raised", blame.CAUSE)
+TELLING = ("AssertionError", "Raised", blame.BLAMED)
 
 
 def main(connection, request):
     """The role of the warm process: answer with the results and notes as JSON."""
     lesson, sent = course.find(request["lesson"]), request["submission"]
     files = tuple(Sent(**file) for file in sent.pop("files"))
-    candidate, notes = extract.candidate(lesson, Submission(**sent, files=files))
+    submission = Submission(**sent, files=files)
+    candidate, notes = extract.candidate(lesson, submission)
     found = grade(lesson, candidate, request["level"], request["folder"], request["seed"],
-                  request["subjects"], request["user"])
+                  request["subjects"], request["user"],
+                  lambda name: extract.candidate(lesson, submission, only=name)[0])
     connection.sendall(wire.frame({"results": [asdict(result) for result in found],
                                    "notes": notes}, []))
 
 
-def grade(lesson, candidate, level, folder, seed, warm=None, user=None):
-    """Results for every exercise of a lesson, in its order."""
+def grade(lesson, candidate, level, folder, seed, warm=None, user=None, alone=None):
+    """Results for every exercise of a lesson, in its order.
+
+    alone(name): the Candidate with one exercise only, for a kernel whose file does not compile:
+    the mistake may be another's.
+    """
+    where = level, folder, seed, warm, user
+    rows = judged(lesson, candidate, None, *where)
+    for name, (_, cause) in list(rows.items()) if alone else ():
+        if cause == blame.UNCOMPILED and (single := alone(name)).sources != candidate.sources:
+            rows |= judged(lesson, single, [name], *where)
+    return [row for row, _ in rows.values()]
+
+
+def judged(lesson, candidate, names, level, folder, seed, warm, user):
+    """{name: (Result, cause)} of the exercises in `names`, all when None, and of their speed."""
     sandbox = Sandbox(level, lesson, candidate, folder, warm, user)
     try:
-        verdicts = check.grade(lesson, candidate, None, sandbox, seed)
+        verdicts = check.grade(lesson, candidate, names, sandbox, seed)
         told = {v.name for v in verdicts if v.verdict == "fail" and v.cause in TELLING}
         seen = {v.name: v for v in check.grade(lesson, candidate, told, sandbox)} if told else {}
     finally:
         sandbox.close()
-    return [result(lesson, candidate, v, seen.get(v.name)) for v in verdicts]
+    return {v.name: (result(lesson, candidate, v, seen.get(v.name)), v.cause) for v in verdicts}
 
 
 def result(lesson, candidate, verdict, seen):

@@ -96,6 +96,23 @@ def test_a_folder_with_nothing_of_the_course_is_named_in_the_summary(tmp_path):
     assert words["cem"] == "hw.py: no exercise of this course is in it"
 
 
+def test_a_kernel_that_does_not_compile_costs_no_other(tmp_path):
+    """A missing semicolon, which NVRTC finds: each kernel is compiled with what it needs alone."""
+    helper = "__device__ float sum_of(float a, float b) { return a + b; }\n\n"
+    text = classroom.changed(classroom.K01, "add_cuda", "z[i] = x[i] + y[i];",
+                             "z[i] = x[i] + y[i]", "cuda")
+    text = text.replace("z[i] = x[i] + y[i];", "z[i] = sum_of(x[i], y[i]);", 1)
+    classroom.put(tmp_path / "sent" / "ada" / "k01_vector_add.cu", helper + text)
+    graded(tmp_path / "sent", tmp_path / "out", lessons="k01")
+    found = list(csv.DictReader(open(tmp_path / "out" / "verdicts.csv")))
+    kinds = {row["exercise"]: row["verdict"] for row in found if row["student"] == "ada"}
+    assert {name: kinds[name] for name in kinds if name.endswith("_cuda")} == {
+        "add_cuda": "fail", "add_grid_stride_cuda": "pass", "add_vector_cuda": "pass"}
+    [said] = [row["message"] for row in found if row["exercise"] == "add_cuda"]
+    line = (helper + text).partition("z[i] = x[i] + y[i]\n}")[0].count("\n") + 2
+    assert said.startswith(f"add_cuda: k01_vector_add.cu, line {line}: error: expected a"), said
+
+
 def test_shards_and_another_seed_give_the_same_grades(few, tmp_path):
     sent, out = few
     for part in ("1/2", "2/2"):
