@@ -114,7 +114,7 @@ SUBMISSIONS = {
     "right": (lambda: {"r01_roofline.py": right(R01)}, ALL),
     "wrong": (lambda: {"r01_roofline.py": mutant(R01, 0)}, ALL | {"count_add": 0}),
     "broken": (lambda: {"r01_roofline.py": changed(R01, "count_add", "return", "return return"),
-                        "x.zip": b"PK no zip"}, dict.fromkeys(ALL, 0)),
+                        "x.zip": b"PK no zip"}, ALL | {"count_add": 0}),
     "empty": (dict, dict.fromkeys(ALL, 0)),
     "reaches out": (lambda: {"r01_roofline.py": body(REACHES_OUT)}, ALL),
 }
