@@ -67,8 +67,11 @@ def digits(value, want, tolerance, what):
     if want.dtype.kind != "f" or tolerance * 5 > SIXTEEN_BITS or not want.any() or \
             differs(value, want, SIXTEEN_BITS).any():
         return ""
-    return (f"\n{what.split(',')[0]} is right to two or three digits: somewhere numbers are kept, "
-            f"multiplied or added in 16 bits, or not all are added.")
+    finite = np.isfinite(want)
+    error = np.abs(value[finite] - want[finite]).max() / np.abs(want[finite]).max()
+    right, bits = (int(-math.log10(error)), 32) if error < 1e-5 else ("two or three", 16)
+    return (f"\n{what.split(',')[0]} is right to {right} digits: somewhere numbers are kept, "
+            f"multiplied or added in {bits} bits, or not all are added.")
 
 
 def numbers(got, what):

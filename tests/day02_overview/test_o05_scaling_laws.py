@@ -57,6 +57,23 @@ def test_power_law(subject, agree, rng, A, a, noise):
               "logs to base 10 are undone to base e": [np.exp(start / np.log(10)), -slope]})
 
 
+POINTS = {
+    "two points": ([10.0, 1000.0], [3.0, 0.5]), "two points, the larger first": ([8, 2], [1, 9]),
+    "one n several times": ([1, 1, 1, 50, 50], [2, 3, 2.5, 0.4, 0.5]),
+    "y that does not change": ([1, 10, 100], [0.7, 0.7, 0.7]),
+    "y that grows": ([1, 10, 100, 7], [1, 30, 800, 9]),
+    "n from 1e6 to 1e13": (10.0 ** np.arange(6, 14), 1e4 * 10.0 ** (-0.3 * np.arange(8))),
+    "y of 1e-200": ([1, 2, 4], [4e-200, 2e-200, 1e-200]),
+    "n below 1": ([0.5, 0.001, 0.2], [1.0, 7.0, 2.0]),
+    "33 points": (np.arange(1.0, 34), 2 + 9 / np.arange(1.0, 34))}
+
+
+def test_power_law__hard(unseen):
+    """Lists and arrays, one after the other in one process."""
+    for what, (n, y) in POINTS.items():
+        unseen("power_law", n, y, precision="float32", shown=f"{what}: n = {n}, y = {y}")
+
+
 @pytest.mark.parametrize("n, y", [([1, 1], [2, 3]), ([1, 2], [0, 3]), ([1, 2, 3], [1, 2])])
 def test_power_law__refuses(subject, n, y):
     with pytest.raises(Raised, match="as many y as n, all above 0, and two different n"):
@@ -99,6 +116,24 @@ def test_chinchilla(subject, agree, theta):
     agree(one, law()[0], "float64", "chinchilla of one N and one D, not of arrays")
 
 
+def test_chinchilla__hard(unseen):
+    """Terms far from and near each other, arrays of every shape, one after the other."""
+    thetas = {"three equal terms": (0.0, 0.0, 0.0, 0.0, 0.0),
+              "E alone": (0.5, -900.0, -900.0, 1, 1), "A alone": (-900.0, 5.0, -900.0, 0.3, 0.4),
+              "B alone": (-900.0, -900.0, 5.0, 0.3, 0.4),
+              "terms of e^-2000": (-2000.0, -1999.0, -2001.0, 0.1, 0.1),
+              "terms of e^2000": (2000.0, 2010.0, 2001.0, 0.4, 0.4),
+              "an exponent of 0": (0.3, 2.0, 1.0, 0.0, 0.5)}
+    grid = np.array([[1e3, 1e6, 1e9], [1e4, 1e7, 1e10]])
+    shapes = {"2 x 3 runs": grid, "2 x 3 runs, columns first": np.asfortranarray(grid),
+              "no runs": grid[:0], "one run": grid[0, :1], "every second run": grid.ravel()[::2],
+              "runs of one N and D": np.ones((2, 2))}
+    for what, theta in thetas.items():
+        unseen("chinchilla", theta, grid[0], 20 * grid[0], shown=f"{what}: theta = {theta}")
+    for what, N in shapes.items():
+        unseen("chinchilla", (0.5, 6.0, 6.5, 0.34, 0.28), N, 20 * N[...], shown=what)
+
+
 def test_chinchilla__unseen(unseen, rng):
     theta = (*rng.uniform(-1, 8, 3).tolist(), *rng.uniform(0.1, 0.9, 2).tolist())
     unseen("chinchilla", theta, 10 ** rng.uniform(6, 12, 20), 10 ** rng.uniform(8, 14, 20))
@@ -134,6 +169,16 @@ def test_huber(subject, agree, delta):
         "a residual below 0 counts as near": np.where(near | (r < 0), 1, weight)})
 
 
+def test_huber__hard(unseen):
+    """Residuals at delta itself and beside it, none, one, all alike, tiny and huge."""
+    for what, r in {"one residual": [0.7], "delta itself": [0.5, -0.5, 0.25],
+                    "beside delta": np.nextafter([0.5, 0.5, -0.5, -0.5], [1, 0, -1, 0]),
+                    "zeros of both signs": [0.0, -0.0], "1e-40": [1e-40, -3e-40], "no residual": [],
+                    "1e200": [1e200, -1e200, 0.1], "all alike": [-3.0] * 5,
+                    "every second": np.linspace(-2, 2, 33)[::2]}.items():
+        unseen("huber", np.array(r, np.float64), 0.5, shown=f"{what}, delta 0.5")
+
+
 def test_huber__unseen(unseen, rng):
     unseen("huber", rng.standard_normal(30), float(rng.uniform(0.1, 2)))
 
@@ -162,6 +207,7 @@ def test_best_split(subject, agree, law, flops):
     power = law.a + law.b
     share = (law.b / power, law.a / power)
     factor = (law.A / law.B) ** (1 / power)
+    steep = (law.a * law.A / law.b / law.B) ** (1 / power)
     root = np.sqrt(flops / 6)
     agree(got, want, "float32", f"best_split of {flops:g} FLOPs by E={law.E:g} A={law.A:g} "
           f"B={law.B:g} a={law.a:g} b={law.b:g}", at=lambda i: ("N", "D")[i[0]], mistakes={
@@ -171,7 +217,21 @@ def test_best_split(subject, agree, law, flops):
                   (factor * (flops / 6) ** share[0], (flops / 6) ** share[1] / factor),
               "N and D grow with each other's exponent":
                   searched(law._replace(a=law.b, b=law.a), flops),
+              "N and D grow alike, whatever the exponents": (steep * root, root / steep),
               "N and D are made equal": (root, root)})
+
+
+def test_best_split__hard(unseen):
+    """Laws that are alike in N and D, or far from it, and budgets of every size, one after the
+    other in one process."""
+    for what, law in {"N and D alike": (1.0, 50.0, 50.0, 0.3, 0.3),
+                      "no E": (0.0, 9.0, 70.0, 0.3, 0.4),
+                      "equal exponents": (1.7, 10.0, 4000.0, 0.35, 0.35),
+                      "equal factors": (1.7, 100.0, 100.0, 0.5, 0.2),
+                      "steep in N": (1.7, 100.0, 90.0, 1.5, 0.1)}.items():
+        for flops in (6.0, 1e9, 1e25):
+            unseen("best_split", lambda side, law=law: side.Law(*law), flops,
+                   shown=f"{what}: {law}, {flops:g} FLOPs")
 
 
 def test_best_split__unseen(unseen, rng):
