@@ -1,10 +1,11 @@
 """What the race detector knows of one memory: for every few bytes a cell, with the stamps of its
 last write and its last reads (ordering.py)."""
 
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
+from .dtypes import SIZES
 from .ordering import (
     ATOMIC,
     BLOCK_SHIFT,
@@ -135,3 +136,15 @@ class Values:
         now, mine = (np.ascontiguousarray(x).view(part).reshape(len(now), -1)[:, cell]
                      for x in (now, self.wave.per_lane(self.value)))
         return now != mine
+
+
+@lru_cache(64)
+def cell_size(module, space):
+    """Bytes that a cell of the shadow stands for: the narrowest access of the module to the space,
+    at most 4. With wider cells two halves in one word would seem to race."""
+    elsewhere = {"param", "global", "shared", "local", "const"} - {space}
+    sizes = [min((SIZES[m] for m in inst.modifiers if m in SIZES), default=4)
+             for function in module.functions.values() for inst in function.code
+             if inst.opcode in ("ld", "st", "atom", "red", "wmma")
+             and not elsewhere & set(inst.modifiers)]
+    return min([4, *sizes])

@@ -16,13 +16,12 @@ leaving out __syncwarp(). Two threads that write the same value do no harm and a
 many kernels raise a flag that way, and Triton has several threads store one element.
 """
 
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 
-from .cells import Cells, Values
+from .cells import Cells, Values, cell_size
 from .copies import Copies
-from .dtypes import SIZES
 from .grid_sync import GridWorkspace
 from .lanes import WARP
 from .ordering import (
@@ -397,15 +396,3 @@ def is_strong(inst):
 def is_plain(inst):
     """Neither an atomic nor volatile, so that the compiler and the caches may do as they like."""
     return not is_atomic(inst) and UNCACHED.isdisjoint(inst.modifiers)
-
-
-@lru_cache(64)
-def cell_size(module, space):
-    """Bytes that a cell of the shadow stands for: the narrowest access of the module to the space,
-    at most 4. With wider cells two halves in one word would seem to race."""
-    elsewhere = {"param", "global", "shared", "local", "const"} - {space}
-    sizes = [min((SIZES[m] for m in inst.modifiers if m in SIZES), default=4)
-             for function in module.functions.values() for inst in function.code
-             if inst.opcode in ("ld", "st", "atom", "red", "wmma")
-             and not elsewhere & set(inst.modifiers)]
-    return min([4, *sizes])
