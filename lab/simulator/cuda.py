@@ -156,10 +156,9 @@ def texture_object(cupy, texture, linear):
                 runtime.cudaResourceTypeLinear, arr=cupy.asarray(array), chDesc=channel,
                 sizeInBytes=array.nbytes)
         else:
-            height, width = texture.texels.shape[:2]
-            rows = array.reshape((height, -1) if texture.dimensions == 2 else -1)
-            memory = objects.CUDAarray(channel, width, height if texture.dimensions == 2 else 0)
-            memory.copy_from(rows)
+            sizes = array.shape[:texture.dimensions]
+            memory = objects.CUDAarray(channel, *sizes[::-1], *[0] * (3 - len(sizes)))
+            memory.copy_from(array.reshape(*sizes[:-1], -1))        # channels beside each other
             resource = objects.ResourceDescriptor(runtime.cudaResourceTypeArray, cuArr=memory)
         descriptor = objects.TextureDescriptor(
             (getattr(runtime, f"cudaAddressMode{texture.address.title()}"),) * texture.dimensions,

@@ -5,6 +5,8 @@ Texel i of N is centred at i + 0.5. The weights of linear filtering have 9 bits,
 point, so that 1.0 is exact; the guide does not say how they are rounded, here to the nearest.
 """
 
+from itertools import product
+
 import numpy as np
 
 from .errors import KernelError
@@ -17,12 +19,12 @@ FURTHEST = 1 << 30              # texels, beyond which a coordinate is cut off
 
 
 class Texture:
-    """A texture of one or two dimensions, an argument for a parameter of cudaTextureObject_t.
+    """A texture of one, two or three dimensions, an argument for a parameter of cudaTextureObject_t.
 
-    array       (W,) or (H, W), and a last axis more where channels > 1; it is copied
-    filter      "point", or "linear" between the two or four nearest texels
+    array       (W,), (H, W) or (D, H, W), and a last axis where channels > 1; it is copied
+    filter      "point", or "linear" between the two, four or eight nearest texels
     address     what lies outside: "clamp" the edge, "border" zeros; "wrap", "mirror" it again
-    normalized  do coordinates run from 0 to 1 rather than to W and H? "wrap" and "mirror" need it
+    normalized  do coordinates run from 0 to 1, not to W, H and D? "wrap" and "mirror" need it
     channels    1, 2 or 4 numbers a texel: float2, uchar4
     read        "element", or "normalized": 8 and 16-bit integers are read as floats up to 1
     """
@@ -35,8 +37,8 @@ class Texture:
         self.dimensions = self.array.ndim - (channels > 1)
         self.on_gpu = {}                                # see cuda.py
         self.check()
-        rows = (1,) * (2 - self.dimensions) + self.array.shape[:self.dimensions]
-        self.texels = self.array.reshape(*rows, channels)               # (H, W, C)
+        sizes = (1,) * (3 - self.dimensions) + self.array.shape[:self.dimensions]
+        self.texels = self.array.reshape(*sizes, channels)              # (D, H, W, C)
         if read == "normalized":
             highest = np.iinfo(self.array.dtype).max
             self.texels = np.maximum(self.texels / highest, -1).astype(np.float32)
@@ -47,8 +49,8 @@ class Texture:
         for fine, text in (
                 (dtype.name in DTYPES, f"has {dtype.name}, expected {', '.join(DTYPES)}"),
                 (self.channels in (1, 2, 4), f"has {self.channels} channels, expected 1, 2 or 4"),
-                (self.dimensions in (1, 2) and self.array.size,
-                 f"has shape {self.array.shape}, expected one or two axes, and one for channels"),
+                (self.dimensions in (1, 2, 3) and self.array.size,
+                 f"has shape {self.array.shape}, expected one to three axes, and one for channels"),
                 (self.channels == 1 or self.array.shape[-1] == self.channels,
                  f"has shape {self.array.shape}, expected a last axis of {self.channels} channels"),
                 (self.filter in FILTERS, f"has filter {self.filter!r}, expected {FILTERS}"),
@@ -70,18 +72,21 @@ class Texture:
 
     def fetch(self, x):
         """tex1Dfetch: texels by their number, any shape -> (…, C)"""
-        return self.texel(np.zeros_like(x, np.int64), x.astype(np.int64))
+        first = np.zeros_like(x, np.int64)
+        return self.texel((first, first, x.astype(np.int64)))
 
-    def sample(self, x, y=None):
-        """tex1D, tex2D: float32 coordinates, any shape -> (…, C)"""
-        height, width = self.texels.shape[:2]
-        x = self.in_texels(x, width)
-        y = np.float32(0.5) if y is None else self.in_texels(y, height)
+    def sample(self, *coordinates):
+        """tex1D, tex2D, tex3D: float32 x, y and z, any shape -> (…, C)"""
+        middle = (np.float32(0.5),) * (3 - len(coordinates))
+        sizes = self.texels.shape[:3]
+        places = (*middle, *(self.in_texels(c, size) for c, size in
+                             zip(coordinates[::-1], sizes[len(middle):], strict=True)))
         if self.filter == "point":
-            return self.texel(np.floor(y).astype(np.int64), np.floor(x).astype(np.int64))
-        (left, right), (above, below) = (weights(c) for c in (x, y))
-        total = sum(self.texel(row, column) * (one * other)[..., None]
-                    for row, one in (above, below) for column, other in (left, right))
+            return self.texel([np.floor(place).astype(np.int64) for place in places])
+        total = 0
+        for corner in product(*map(weights, places)):
+            index, shares = zip(*corner, strict=True)
+            total = total + self.texel(index) * (shares[0] * shares[1] * shares[2])[..., None]
         return total.astype(np.float32)
 
     def in_texels(self, coordinate, size):
@@ -89,13 +94,13 @@ class Texture:
             coordinate = coordinate * np.float32(size)
         return np.clip(np.nan_to_num(coordinate), -FURTHEST, FURTHEST)
 
-    def texel(self, row, column):
-        height, width = self.texels.shape[:2]
-        row, column = np.broadcast_arrays(row, column)
-        values = self.texels[self.inside(row, height), self.inside(column, width)]
+    def texel(self, index):
+        """Texels by their places on the three axes (D, H, W)."""
+        index, sizes = np.broadcast_arrays(*index), self.texels.shape[:3]
+        values = self.texels[tuple(map(self.inside, index, sizes))]
         if self.address == "border":
-            outside = (row < 0) | (row >= height) | (column < 0) | (column >= width)
-            values = np.where(outside[..., None], values.dtype.type(0), values)
+            outside = [(i < 0) | (i >= size) for i, size in zip(index, sizes, strict=True)]
+            values = np.where(np.any(outside, axis=0)[..., None], values.dtype.type(0), values)
         return values
 
     def inside(self, index, size):
@@ -108,7 +113,7 @@ class Texture:
 
 
 def weights(coordinate):
-    """-> ((texel before, its weight), (texel after, its weight))"""
+    """-> (texel before, its weight), (texel after, its weight)"""
     place = np.asarray(coordinate, np.float32) - np.float32(0.5)
     before = np.floor(place)
     after = np.floor((place - before) * WEIGHT + np.float32(0.5)).astype(float) / WEIGHT

@@ -13,7 +13,7 @@ PARTS = 4                       # every read gives so many; those that a texture
 @opcode("tex", kind=MEMORY)
 def tex(inst, mods):
     """tex.1d.v4.f32.f32 {r, g, b, a}, [texture, {x}]"""
-    dimensions = int(mods.need("1d", "2d")[0])
+    dimensions = int(mods.need("1d", "2d", "3d")[0])
     mods.need("v4")
     kind, coordinates = mods.type("f32", "s32", "u32"), mods.type("f32", "s32")
     if len(inst.operands) != 3 or (coordinates == "s32" and dimensions > 1):

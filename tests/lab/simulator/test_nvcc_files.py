@@ -131,14 +131,14 @@ extern "C" __global__ void alone(int* y) { *y = 3; }"""
         assert y[0] == want, name
 
 
-def test_a_kernel_with_a_texture_of_three_dimensions_is_refused_and_the_one_beside_it_runs():
+def test_a_kernel_with_layers_of_textures_is_refused_and_the_one_beside_it_runs():
     source = """extern "C" __global__ void k(cudaTextureObject_t image, float* y) {
-        *y = tex3D<float>(image, 1.0f, 2.0f, 3.0f);
+        *y = tex2DLayered<float>(image, 1.0f, 2.0f, 3);
     }
     extern "C" __global__ void other(float* y) { *y = 1; }"""
     y = np.zeros(1, np.float32)
     run(source, 1, 1, y, name="other")
     assert y[0] == 1
-    with pytest.raises(simulator.Unsupported, match="lacks this form of the instruction: `tex.3d") as caught:
+    with pytest.raises(simulator.Unsupported, match="lacks this form of the instruction: `tex.a2d") as caught:
         run(source, 1, 1, np.uint64(0), y)
     assert caught.value.line == 2

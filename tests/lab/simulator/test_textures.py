@@ -1,5 +1,6 @@
 """Textures against an oracle by the formulas of the programming guide, texel by texel."""
 
+import itertools
 import math
 import types
 
@@ -30,7 +31,7 @@ def index_of(i, size, address):
 
 
 def oracle(image, places, filter, address):
-    """One read of an image (H, W) at (x, y) in texels."""
+    """One read of an image (D, H, W) at (x, y, z) in texels."""
     sides = []
     for place in places:
         if filter == "point":
@@ -40,11 +41,11 @@ def oracle(image, places, filter, address):
             weight = math.floor((place - 0.5 - before) * 256 + 0.5) / 256
             sides.append([(before, 1 - weight), (before + 1, weight)])
     total = 0
-    for column, one in sides[0]:
-        for row, other in sides[1]:
-            i, j = (index_of(n, size, address) for n, size in
-                    zip((row, column), image.shape, strict=True))
-            total += one * other * (0 if i is None or j is None else float(image[i, j]))
+    for corner in itertools.product(*sides[::-1]):
+        index = [index_of(n, size, address) for (n, _), size in
+                 zip(corner, image.shape, strict=True)]
+        texel = 0 if None in index else float(image[tuple(index)])
+        total += texel * math.prod(share for _, share in corner)
     return total
 
 
@@ -69,6 +70,16 @@ def test_two_dimensions(rng, filter, address, normalized):
     size = (np.float32(8), np.float32(5)) if normalized else (np.float32(1), np.float32(1))
     want = [oracle(image, (u * size[0], v * size[1]), filter, address)
             for u, v in zip(x, y, strict=True)]
+    assert np.allclose(out, want, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("filter, address", [("point", "clamp"), ("linear", "border")])
+def test_three_dimensions(rng, filter, address):
+    image, n = rng.random((3, 4, 5)).astype(np.float32), 200
+    x, y, out = coordinates(rng, n, -2, 7), coordinates(rng, n, -2, 6), np.zeros(n, np.float32)
+    run(READ % "tex3D<float>(image, x[i], y[i], x[i] - y[i])", 7, 32,
+        simulator.Texture(image, filter, address), x, y, out, n)
+    want = [oracle(image, place, filter, address) for place in zip(x, y, x - y, strict=True)]
     assert np.allclose(out, want, rtol=1e-6, atol=1e-7)
 
 
@@ -143,7 +154,7 @@ def test_a_texture_that_does_not_fit(texture, words):
 
 @pytest.mark.parametrize("array, keywords, words", [
     (np.zeros(4), {}, "has float64, expected uint8"),
-    (np.zeros((2, 2, 2), np.float32), {}, "one or two axes"),
+    (np.zeros((2, 2, 2, 2), np.float32), {}, "one to three axes"),
     (np.zeros((2, 3), np.float32), {"channels": 4}, "last axis of 4 channels"),
     (np.zeros(4, np.uint8), {"filter": "linear"}, 'needs floats, or read="normalized"'),
     (np.zeros(4, np.int32), {"read": "normalized"}, "8 or 16-bit integers"),
@@ -189,7 +200,7 @@ def test_cupy_makes_the_same_texture():
     texture = simulator.Texture(np.ones((2, 3, 4), np.uint8), "linear", "wrap", True, 4,
                                 "normalized")
     made = texture_object(cupy, texture, False)
-    assert memory.args == (("channel", 8, 8, 8, 8, "cudaChannelFormatKindUnsigned", {}), 3, 2)
+    assert memory.args == (("channel", 8, 8, 8, 8, "cudaChannelFormatKindUnsigned", {}), 3, 2, 0)
     assert memory.rows.shape == (2, 12) and made[1][2] == {"cuArr": memory}
     assert made[2] == ("texture", ("cudaAddressModeWrap",) * 2, "cudaFilterModeLinear",
                        "cudaReadModeNormalizedFloat", {"normalizedCoords": 1})
