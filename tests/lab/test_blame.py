@@ -92,13 +92,13 @@ class Graded(Lesson):
 @pytest.fixture
 def graded(tmp_path):
     """graded(body of a test of count_add, value that it returns) -> its verdict."""
-    def verdict(body, value="None", place=None):
+    def verdict(body, value="None", place=None, answered=True):
         file = tmp_path / "test_of_count_add.py"
         file.write_text(
             "from lab.check import NotProvenHere\n"
             "from lab.fixtures import reference_fixture, rng, subject\n\n\n"
             "def test_count_add(subject, reference, rng):\n" + textwrap.indent(body, "    "))
-        lesson = Graded(R01.id, R01.floor, file=file)
+        lesson = Graded(R01.id, R01.floor, answered, file)
         signature = stub.extract(lesson.stubs["python"], "count_add", "python").split(":\n")[0]
         text = stub.splice(lesson.sources["python"], f"{signature}:\n    return {value}\n",
                            "python").text
@@ -126,6 +126,13 @@ def test_an_attribute_that_a_returned_object_lacks(graded):
     verdict = graded("subject.count_add(1000, 2).count(1)\n", "object()")
     assert verdict.message == ("count_add(1000, 2) returned an object of type object, expected "
                                "(1000, 6000)")
+
+
+def test_an_edition_has_no_answer_to_ask_and_still_tells_what_came(graded):
+    """The course's own passed its tests when the edition was made."""
+    verdict = graded("flops, bytes = subject.count_add(1000, 2)\n", answered=False)
+    assert (verdict.verdict, verdict.points) == ("fail", 0)
+    assert verdict.message == "count_add(1000, 2) returned None"
 
 
 def test_what_fails_with_the_courses_own_answer_too_is_the_courses(graded):
