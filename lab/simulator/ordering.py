@@ -145,8 +145,8 @@ class Events:
         order.fenced[blocks] = order.released[blocks] = order.acquired[blocks] = stamp
 
     def release(self, wave):
-        """A store or an atomic with .release is a fence before it. It also covers what others of its
-        warp did before they last met (PTX ISA manual, "Release and Acquire Patterns")."""
+        """A store or an atomic with .release is a fence before it, which covers what others of its
+        warp did, too, before they last met (PTX ISA manual, "Release and Acquire Patterns")."""
         order = self.order
         warps = np.unique(wave.lanes.warp_of)
         lanes = self.start + (warps[:, None] * WARP + np.arange(WARP)).reshape(-1)

@@ -19,7 +19,7 @@ FURTHEST = 1 << 30              # texels, beyond which a coordinate is cut off
 
 
 class Texture:
-    """A texture of one, two or three dimensions, an argument for a parameter of cudaTextureObject_t.
+    """A texture of one to three dimensions, an argument for a parameter of cudaTextureObject_t.
 
     array       (W,), (H, W) or (D, H, W), and a last axis where channels > 1; it is copied
     filter      "point", or "linear" between the two, four or eight nearest texels

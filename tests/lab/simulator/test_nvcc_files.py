@@ -139,6 +139,7 @@ def test_a_kernel_with_layers_of_textures_is_refused_and_the_one_beside_it_runs(
     y = np.zeros(1, np.float32)
     run(source, 1, 1, y, name="other")
     assert y[0] == 1
-    with pytest.raises(simulator.Unsupported, match="lacks this form of the instruction: `tex.a2d") as caught:
+    refused = "lacks this form of the instruction: `tex.a2d"
+    with pytest.raises(simulator.Unsupported, match=refused) as caught:
         run(source, 1, 1, np.uint64(0), y)
     assert caught.value.line == 2
