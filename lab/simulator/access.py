@@ -194,6 +194,8 @@ def shared_offset(wave, inst, address, size, verb):
         if where >= 1 << 31:
             where -= 1 << 32                            # a 32-bit address below zero
         arrays = ", ".join(f"`{v}` {n}" for v, n in wave.launch.shared_arrays) or "nothing"
+        if any(v.extern for v in wave.launch.shared_variables) and not wave.launch.dynamic_shared:
+            arrays += "; the launch gave shared_mem=0 for the extern array"
         raise wave.launch.error(
             inst, "out_of_bounds",
             f"out-of-bounds {verb} of {size} bytes at byte {where} of shared memory, which has "

@@ -473,3 +473,14 @@ def test_shared_memory_of_an_odd_size():
     y[threadIdx.x] = s[32 - threadIdx.x] + n;
 }""", 2, 33, y)
     assert np.array_equal(y, 39 - np.arange(33))
+
+
+def test_an_extern_array_without_its_memory_says_what_the_launch_lacks():
+    source = """extern "C" __global__ void k(int* y) {
+        extern __shared__ int s[];
+        s[threadIdx.x] = y[threadIdx.x];
+    }"""
+    error = error_of(source, 1, 32, np.zeros(32, np.int32))
+    assert error.line == 3 and "the launch gave shared_mem=0 for the extern array" in str(error)
+    error = error_of(source, 1, 32, np.zeros(32, np.int32), shared_mem=64)
+    assert error.line == 3 and "shared_mem=0" not in str(error)
