@@ -40,11 +40,11 @@ def answer(lesson, name, value):
 
 
 def test_an_instruction_that_the_simulator_lacks_fails_where_the_courses_own_needs_none():
-    verdict = kernel("if (n > 0) z[0] = *(float*)malloc(n);")
+    verdict = kernel('unsigned v; asm volatile("mov.u32 %0, %%pm0;" : "=r"(v));')
     assert (verdict.verdict, verdict.points) == ("fail", 0), verdict
     assert verdict.message.startswith(
-        "it uses `malloc`, which the simulator does not have; the course's own answer needs no "
-        "such instruction: write it without")
+        "it uses `mov.u32 %r2, %pm0`, which the simulator does not have; the course's own answer "
+        "needs no such instruction: write it without"), verdict
     assert "k01_vector_add.cu, line " in verdict.message
 
 

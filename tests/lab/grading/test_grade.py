@@ -113,6 +113,30 @@ def test_a_kernel_that_does_not_compile_costs_no_other(tmp_path):
     assert said.startswith(f"add_cuda: k01_vector_add.cu, line {line}: error: expected a"), said
 
 
+def test_a_wrong_answer_of_any_kind_stays_in_the_maximum(tmp_path):
+    """What only the submission caused is a zero out of the points that everybody can earn."""
+    python = classroom.changed(classroom.K01, "predict_sectors_per_request", "return ",
+                               "return 10**5000 or ")
+    cuda = classroom.changed(classroom.K01, "add_cuda", "z[i] = x[i] + y[i];",
+                             '{ int v; asm volatile("mov.u32 %0, %%pm0;" : "=r"(v)); z[i] = v; }',
+                             "cuda")
+    for student, texts in (("ada", {"k01": python, "cu": cuda}), ("ben", {})):
+        given = classroom.everything() | classroom.desk(**texts)
+        for path, text in given.items():
+            classroom.put(tmp_path / "sent" / student / path, text)
+    _, grades = graded(tmp_path / "sent", tmp_path / "out", lessons="k01")
+    ada, ben = list(csv.DictReader(io.StringIO(grades)))
+    assert ada["out_of"] == ben["out_of"] and float(ada["total"]) == float(ben["total"]) - 2
+    found = {(row["student"], row["exercise"]): row
+             for row in csv.DictReader(open(tmp_path / "out" / "verdicts.csv"))}
+    for name, words in (("add_cuda", "%pm0`, which the simulator does not have"),
+                        ("predict_sectors_per_request", "an integer of 5,001 digits")):
+        row = found["ada", name]
+        assert row["verdict"] == "fail" and words in row["message"], row
+    page = (tmp_path / "out" / "feedback" / "ada.html").read_text()
+    assert "5,001 digits" in page and "could not decide" not in page
+
+
 def test_shards_and_another_seed_give_the_same_grades(few, tmp_path):
     sent, out = few
     for part in ("1/2", "2/2"):
