@@ -21,7 +21,8 @@ CLASS_OF = {name: kind for kind, names in CLASSES.items() for name in names.spli
 FLOAT_NAMES = {"f64": "fp64", "f32": "fp32", "f16": "fp16", "f16x2": "fp16", "bf16": "bf16",
                "bf16x2": "bf16", "tf32": "tf32", "e4m3": "fp8", "e5m2": "fp8"}
 SMALL_INTEGERS = ("s4", "u4", "b1")                 # of matrices only
-INTEGER_OPS = {"mad": 2, "mad24": 2, "madc": 2, "dp4a": 8, "dp2a": 4}  # a product and a sum: 2
+INTEGER_OPS = {"mad": 2, "mad24": 2, "madc": 2,             # a product and a sum: 2
+               "dp4a": 8, "dp2a": 4, "vabsdiff4": 4}
 
 
 @lru_cache(1 << 16)

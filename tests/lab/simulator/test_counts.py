@@ -288,7 +288,8 @@ def test_every_instruction_has_a_class():
     from lab.simulator.decode import TABLE
     arithmetic = """
         fma copysign add sub min max addc subc madc neg abs mul mad mul24 mad24 sad div rem and or
-        xor not cnot shl shr shf lop3 popc clz bfind brev bfe bfi prmt dp4a dp2a fns bmsk"""
+        xor not cnot shl shr shf lop3 popc clz bfind brev bfe bfi prmt dp4a dp2a fns bmsk
+        vabsdiff4"""
     lacking = set(TABLE) - set(CLASS_OF) - set(re.findall(r"\w+", arithmetic))
     assert not lacking, "add them to lab/simulator/classes.py"
 
