@@ -1,19 +1,22 @@
 """What a client asks for: a body of JSON, read to its last field. Nothing is ignored in silence."""
 
 import json
+from dataclasses import replace
 from typing import NamedTuple
 
 from layer3_system.answers import ApiError
 from layer3_system.messages import messages_of
-from layer3_system.s01_request import SamplingParams
-from layer3_system.s08_server import SAME, to_params, truth
+from layer3_system.s01_request import RequestError, SamplingParams
+from layer3_system.s08_server import SAME, refused, to_params, truth
 
-KNOWN = {*SAME, "model", "stop", "stop_token_ids", "logprobs", "stream", "stream_options", "user"}
+# Beside SAME: what changes the scores before a token is drawn.
+MORE = ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias")
+KNOWN = {*SAME, *MORE, "model", "stop", "stop_token_ids", "logprobs", "stream", "stream_options",
+         "user"}
 ONLY_TEXT = {"prompt", "echo"}
 ONLY_CHAT = {"messages", "max_completion_tokens", "top_logprobs"}
 # What this server does not do: the values that ask for nothing. null does so everywhere.
-NOTHING = {"best_of": (1,), "suffix": ("",), "presence_penalty": (0,), "frequency_penalty": (0,),
-           "repetition_penalty": (1,), "logit_bias": ({},), "tools": ([],), "functions": ([],),
+NOTHING = {"best_of": (1,), "suffix": ("",), "tools": ([],), "functions": ([],),
            "tool_choice": ("none",), "function_call": ("none",), "store": (False,),
            "response_format": ({"type": "text"},), "modalities": (["text"],),
            "parallel_tool_calls": (True, False), "service_tier": ("auto", "default")}
@@ -78,10 +81,24 @@ def asked(fields, chat, limits):
         if fields.get("max_tokens") is not None:
             raise ApiError(400, "max_tokens: expected it or max_completion_tokens, found both",
                            "max_tokens")
-    params = to_params(fields, chat, names, limits)
+    params = with_more(to_params(fields, chat, names, limits), fields)
     if echo and params.logprobs is not None:
         raise ApiError(400, "echo: not supported with logprobs", "echo")
     return Asked(prompts, params, stream, usage, running, echo, names)
+
+
+def with_more(params, fields):
+    """SamplingParams with the fields of MORE. ApiError 400 names a wrong one."""
+    more = {name: fields[name] for name in MORE if fields.get(name) is not None}
+    bias = more.get("logit_bias")
+    if isinstance(bias, dict):                          # JSON's keys are texts
+        more["logit_bias"] = tuple(
+            (int(token) if token.isdecimal() and len(token) < 20 else token, value)
+            for token, value in bias.items())
+    try:
+        return replace(params, **more)
+    except RequestError as error:
+        raise refused(error, None) from None
 
 
 def refuse_unknown(fields, known, neutral):

@@ -14,12 +14,11 @@ import torch
 
 from layer1_kernels import Sampling, kernels
 from layer2_graph import Step
+from layer3_system.penalties import adjusted
 from layer3_system.s01_request import (
-    Detokenizer,
     Request,
     RequestError,
     SamplingParams,
-    StopStrings,
     finish_reason,
     logprobs_of,
     uniform,
@@ -27,25 +26,9 @@ from layer3_system.s01_request import (
 from layer3_system.s02_block_pool import Pages
 from layer3_system.s04_continuous_batching import Scheduler
 from layer3_system.s06_prefix_cache import PrefixPool
+from layer3_system.writer import Writer
 
 log = logging.getLogger(__name__)
-
-
-class Writer:
-    """The text of an answer as it comes: characters whole, and nothing of a stop."""
-
-    def __init__(self, decode, request):
-        self.letters = Detokenizer(decode, request.prompt)
-        self.stops, self.min_tokens = StopStrings(request.params.stop), request.params.min_tokens
-
-    def add(self, token, written):
-        """Text to show now. written: tokens of the answer so far, this one included."""
-        text = self.letters.add(token)
-        return self.stops.add(text) if self.stops.stops and written > self.min_tokens else text
-
-    def rest(self):
-        """What was held back, at the end of an answer that no stop ended."""
-        return self.stops.add(self.letters.rest()) + self.stops.rest()
 
 
 class Draw(NamedTuple):
@@ -155,6 +138,9 @@ class BareEngine:
         if params.max_tokens is not None and len(prompt) + params.max_tokens > room:
             raise RequestError(f"max_tokens: expected at most {room - len(prompt)} behind a prompt "
                                f"of {len(prompt)} tokens, found {params.max_tokens}")
+        beyond = [token for token, _ in params.logit_bias if token >= V]
+        if beyond:
+            raise RequestError(f"logit_bias: expected tokens from 0 to {V - 1}, found {beyond[0]}")
         if params.n > self.scheduler.max_seqs:
             raise RequestError(f"n: expected at most {self.scheduler.max_seqs}, found {params.n}")
 
@@ -210,15 +196,21 @@ class BareEngine:
             self.end(request, "error", f"{type(error).__name__}: {error}")
             return []
 
+    def newest(self):
+        """{request: its token that is still being computed}."""
+        return {draw.request: flight.tokens[i] for flight in self.flights
+                for i, draw in enumerate(flight.draws)}
+
     def carry_over(self, step, counts):
         """Put tokens that are still being computed into a step that builds on them."""
-        if not self.flights:
-            return
-        came = {draw.request: flight.tokens[i] for flight in self.flights
-                for i, draw in enumerate(flight.draws)}
+        newest = self.newest()
         for request, end in zip(counts, step.cu_q[1:].tolist(), strict=True):
-            if request.num_computed > request.num_tokens + len(request.draft):
-                step.tokens[end - 1] = came[request]
+            if newest and request.num_computed > request.num_tokens + len(request.draft):
+                step.tokens[end - 1] = newest[request]
+
+    def adjust(self, logits, draws):                # (draws, V) -> (draws, V)
+        """The scores with what their requests want of them: penalties, min_p, a bias."""
+        return adjusted(logits, draws, self.newest())
 
     # ---- after a step
 

@@ -146,7 +146,7 @@ class Engine(BareEngine):
         logits = (self.model.forward(given, self.pages, every=True) if every else
                   self.runner.forward(given, self.pages))           # (T or B, V)
         rows = torch.tensor([draw.row for draw in draws], dtype=torch.long, device=self.device)
-        drawn = logits[rows]                    # a copy: a sampler may write to it
+        drawn = self.adjust(logits[rows], draws)    # a copy: a sampler may write to it
         tokens = self.sample(drawn, sampling(draws, self.device)) if draws else rows
         for request in {draw.request for draw in draws if draw.request in counts}:
             request.pending += 1
