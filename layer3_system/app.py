@@ -18,14 +18,12 @@ from starlette.requests import ClientDisconnect
 from layer3_system.answers import ApiError, ChatAnswers, TextAnswers
 from layer3_system.asking import asked, read_fields, tokens_of
 from layer3_system.hosts import Access
-from layer3_system.listener import Listener
+from layer3_system.listener import Listener as Listener  # callers have both from here
 from layer3_system.live import Live
 from layer3_system.metrics import Metrics
 from layer3_system.middleware import GuardedApp, as_json
 from layer3_system.s08_server import DONE, LIMITS, Bridge, server_sent_event
 from layer3_system.tokenization import detokenize, tokenize
-
-__all__ = ["ACCESS", "Listener", "make_app"]
 
 PAGE = Path(__file__).with_name("page.html")
 ONLY_OURS = {"Content-Security-Policy":     # the page loads nothing from anywhere else
