@@ -29,12 +29,16 @@ REHEARSAL = 40_000          # interpreted instructions, about a second
 WARNING = re.compile(r'^(.*)\((\d+)\): warning #549-D: variable "(\w+)" is used before', re.M)
 FOLDED = re.compile("0f7FC00000|0d7FF8000000000000")     # the NaN that stands for an unset float
 PREPROCESSOR = re.compile(r"^\s*#\s*define\s+\w+(\([^)]*\))?([^\n]*)|^\s*#[^\n]*", re.M)
-NO_VARIABLE = re.compile(r"\b(return|extern|__shared__|__constant__|typedef|using|goto|template)\b")
+NO_VARIABLE = re.compile(r"\b(return|extern|__shared__|__constant__|__device__|typedef|using|goto|"
+                         r"template|if|else|while|do|friend|delete|new|throw|struct \w+$)\b")
 DECLARATION = re.compile(r"[A-Za-z_][\w:]*(\s+[\w:]+)*[\s*&]+\w+\s*(\[|=|$)")
 
 
 def may_declare_without_value(source):
-    """Might a local variable be declared without a value? A yes costs time and no more."""
+    """Might a local variable be declared without a value? A yes costs time and no more. With cub it
+    would cost seconds, so there it is a no."""
+    if re.search(r"#\s*include\s*<(cub|thrust)/", source):
+        return False
     if re.search(r'#\s*include\s*"', source):
         return True
     text = re.sub(r'"(\\.|[^"\\\n])*"', " ", strip_comments(source))
