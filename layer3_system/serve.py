@@ -29,6 +29,7 @@ from layer2_graph import (
 )
 from layer2_graph.generate import IGNORE, SMALL, Letters, check_table, is_nano, used, whose
 from layer3_system.hosts import Access, is_own
+from layer3_system.ngram import NGrams
 from layer3_system.s01_request import sample_rows
 from layer3_system.s02_block_pool import BlockPool
 from layer3_system.s04_continuous_batching import Scheduler
@@ -78,13 +79,15 @@ def pool_of(own, P, S):
     return kind(P, S, (own.get("HashChain") or HashChain)())
 
 
-def build(model, tokenizer, ops, own, pages, S=16, **options):
+def build(model, tokenizer, ops, own, pages, S=16, ngram=0, overlap=False, **options):
     """An Engine. own: {name: the learner's part, or None for the course's}    pages: None for 16
-    contexts of the model, at most 2¹⁶ tokens    options: of the Scheduler"""
+    contexts of the model, at most 2¹⁶ tokens    ngram: guesses at a time    overlap: launch a step
+    before the one before is read    options: of the Scheduler"""
     pool = pool_of(own, pages or max(min(16 * model.config.room, 2**16) // S, 1), S)
     scheduler = (own.get("Scheduler") or Scheduler)(pool, **options)
     kind = own.get("Engine") or Engine
-    return kind(model, tokenizer, pool, scheduler, own.get("sample_rows") or ops.sample)
+    return kind(model, tokenizer, pool, scheduler, own.get("sample_rows") or ops.sample,
+                NGrams(ngram) if ngram else None, overlap)
 
 
 # ---- the model
@@ -154,6 +157,11 @@ def serve(
     max_seqs: Annotated[int, typer.Option(min=1, help="answers that run at a time")] = 32,
     budget: Annotated[int, typer.Option(min=1, help="tokens a step")] = 256,
     chunk: Annotated[int | None, typer.Option(min=1, help="of a prompt, tokens a step")] = None,
+    ngram: Annotated[int, typer.Option(
+        min=0, help="guess so many tokens from the text itself, and verify them in one step; "
+                    "vLLM's num_speculative_tokens")] = 0,
+    async_scheduling: Annotated[bool, typer.Option(
+        "--async-scheduling", help="launch a step before the one before is read")] = False,
     queue: Annotated[int, typer.Option(min=0, help="answers that wait")] = Limits.queue,
     body: Annotated[int, typer.Option(min=1, help="bytes of a request")] = Limits.body,
     tokens: Annotated[int | None, typer.Option(min=1, help="of an answer")] = None,
@@ -178,7 +186,7 @@ def serve(
         llama = model_with(table, mine.folder if mine else None, config, weights)
         check_table(folder, config, llama.ops, DTYPES[dtype])
         engine = build(llama, tokenizer, llama.ops, own, pages, max_seqs=max_seqs, budget=budget,
-                       chunk=chunk)
+                       chunk=chunk, ngram=ngram, overlap=async_scheduling)
     except ValueError as error:
         raise CourseError(str(error)) from None
     print(f"{called}: {sum(w.numel() for w in weights.values()):,} weights, on "

@@ -1,0 +1,69 @@
+"""Flags of `lab serve` that change how the engine works, and never what it writes."""
+
+import pytest
+
+from layer3_system import MockLlama, SamplingParams, serve
+from layer3_system.mock import ByteTokenizer
+from layer3_system.ngram import NGrams
+from layer3_system.s01_request import sample_rows
+
+PROMPTS = (b"the cat and the hat and the cat and the", b"abcabcabcabc", b"x")
+
+
+class Repeats(MockLlama):
+    """It likes the token that came three before, so that guesses come true now and then."""
+
+    def __init__(self):
+        super().__init__(scores=self.score)
+
+    def score(self, context, V):
+        from layer3_system import mock_scores
+
+        z = mock_scores(context, V)
+        z[context[max(len(context) - 3, 0)]] += 6
+        return z
+
+
+def answers(**flags):
+    """([[token]] of some requests, how many steps they took)"""
+    model = Repeats()
+    own = {"sample_rows": sample_rows}
+    engine = serve.build(model, ByteTokenizer(), None, own, 64, **flags)
+    requests = [r for i, prompt in enumerate(PROMPTS) for temperature in (0, 0.9)
+                for r in engine.submit(list(prompt), SamplingParams(
+                    max_tokens=40, seed=i, temperature=temperature, ignore_eos=True, n=2))]
+    while engine.busy:
+        engine.step()
+    return [r.output for r in requests], model.steps
+
+
+def test_guesses_save_steps_and_change_no_token():
+    (want, steps), (tokens, fewer) = answers(), answers(ngram=3)
+    assert tokens == want and fewer < steps
+
+
+def test_steps_launched_ahead_change_no_token():
+    assert answers(overlap=True)[0] == answers()[0]
+
+
+def test_what_followed_before_is_guessed():
+    assert NGrams(2).propose([1, 2, 3, 9, 1, 2]) == [3, 9]
+    assert NGrams(9).propose([5, 1, 7, 5, 2, 5]) == [2, 5]        # the last time it came
+    assert NGrams(1).propose([1, 2, 8, 3, 2, 9, 1, 2]) == [8]     # as many of them as possible
+    assert NGrams(3).propose([1, 2, 3]) == NGrams(3).propose([1]) == []
+
+
+@pytest.mark.parametrize("words, ngram, overlap", [
+    ([], None, False), (["--ngram", 3], 3, False), (["--async-scheduling"], None, True)])
+def test_the_flags_reach_the_engine(command, monkeypatch, words, ngram, overlap):
+    engines = []
+    monkeypatch.setattr(serve, "run", lambda engine, *_: engines.append(engine))
+    code, _, wrong = command(serve.app, "serve", "--port", 0, *words)
+    assert not code, wrong
+    drafter = engines[0].drafter
+    assert (drafter.count if drafter else None) == ngram and engines[0].overlap == overlap
+
+
+def test_both_at_once_are_refused(command):
+    code, _, wrong = command(serve.app, "serve", "--ngram", 3, "--async-scheduling")
+    assert code == 2 and "exclude each other" in wrong
