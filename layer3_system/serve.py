@@ -192,6 +192,9 @@ def serve(
     print(f"{called}: {sum(w.numel() for w in weights.values()):,} weights, on "
           f"{'this CPU, kernels in the simulator' if simulated else device.torch_device()}")
     say_whose(llama.ops.sources(), used(llama), own)
+    if DTYPES[dtype] != torch.float32 and weights["model.embed_tokens.weight"].is_cpu:
+        print(f"  {dtype} is slow on a CPU: the kernels made for one take float32; without --dtype "
+              f"it answers several times as fast")
     if isinstance(llama, HostLlama) and None not in tile(llama).arrays(1):
         print(f"  {'decoding':16} host       host_llama.decode, in NumPy around the table")
     run(engine, name or called, Limits(body, tokens, queue, seconds, grace), api_key,

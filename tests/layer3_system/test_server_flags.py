@@ -67,3 +67,12 @@ def test_the_flags_reach_the_engine(command, monkeypatch, words, ngram, overlap)
 def test_both_at_once_are_refused(command):
     code, _, wrong = command(serve.app, "serve", "--ngram", 3, "--async-scheduling")
     assert code == 2 and "exclude each other" in wrong
+
+
+@pytest.mark.parametrize("dtype, is_slow", [("float32", False), ("bfloat16", True)])
+def test_a_dtype_that_is_slow_here_is_said(command, monkeypatch, dtype, is_slow):
+    monkeypatch.setattr(serve, "run", lambda *_: None)
+    monkeypatch.setattr(serve.device, "torch_device", lambda: "cpu")
+    code, said, wrong = command(serve.app, "serve", "--port", 0, "--dtype", dtype)
+    assert not code, wrong
+    assert ("without --dtype it answers several times as fast" in said) == is_slow
