@@ -156,3 +156,16 @@ def test_nothing_from_anywhere_else(site):
     said = [line["message"] for line in site.browser.get_log("browser")
             if line["level"] == "SEVERE" and own in line["message"]]
     assert said == []
+
+
+def test_stop_ends_all_that_was_sent(site):
+    until(lambda: "mock" in site.find("model").text)
+    site.write("most", 400)
+    send = site.browser.find_element("css selector", "#ask button")
+    send.click()
+    until(lambda: len(site.engine.scheduler.running) == 1)
+    send.click()
+    until(lambda: len(site.engine.scheduler.running) == 2)
+    site.find("stop").click()
+    until(lambda: not site.engine.busy, 3)          # each would take four seconds and more
+    assert not site.find("stop").is_enabled()
