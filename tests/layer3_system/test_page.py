@@ -169,3 +169,16 @@ def test_stop_ends_all_that_was_sent(site):
     site.find("stop").click()
     until(lambda: not site.engine.busy, 3)          # each would take four seconds and more
     assert not site.find("stop").is_enabled()
+
+
+def test_nothing_scrolls_sideways_on_a_phone(site):
+    until(lambda: "mock" in site.find("model").text)
+    site.submit([1] * 40, [2] * 20)
+    until(lambda: site.find("requests").text)
+    site.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
+        "width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": False})
+    try:
+        wide = site.browser.execute_script("return document.documentElement.scrollWidth")
+        assert wide <= 360
+    finally:
+        site.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
