@@ -522,7 +522,8 @@ def test_a_dtype_that_a_table_does_not_take(tmp_path):
     ({"head_dim": 8}, ("--kernels", "triton"), "heads of width 8, expected a multiple of 16"),
     ({"head_dim": 8}, ("--kernels", "mine"), "heads of width 8, expected a multiple of 16"),
     ({"tie_word_embeddings": "false"}, (), "tie_word_embeddings is 'false', expected true or fal")])
-def test_the_command_refuses_in_one_line(command, desk_of_nobody, folder_with, entries, words, says):
+def test_the_command_refuses_in_one_line(command, desk_of_nobody, folder_with, entries, words,
+                                         says):
     folder = folder_with(entries)
     if "mine" in words:
         words = (*words, "--desk", desk_of_nobody)
