@@ -68,6 +68,10 @@ class Place:
         """A context with the course's own solution."""
         return running(lesson, lesson.sources, self.warm)
 
+    def own(self, lesson, test):
+        """The same, for limits of the code under test, which no test sees."""
+        return self.reference(lesson, test)
+
     @contextlib.contextmanager
     def pace(self, lesson, candidate):
         """A context with two Subjects on the GPU: the code under test, and the course's own."""

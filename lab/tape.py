@@ -71,6 +71,9 @@ class Taped(Place):
     def reference(self, lesson, test):
         return running(lesson, lesson.sources, child=self.tape.child("reference", test.name))
 
+    def own(self, lesson, test):
+        return super().reference(lesson, test)
+
     def truth(self, test, data):
         tree, buffers = wire.pack(data)
         frame = wire.frame({"value": tree}, buffers)

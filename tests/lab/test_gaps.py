@@ -76,14 +76,14 @@ def lesson(tmp_path, monkeypatch):
 def test_a_kind_is_used_or_excused_or_open(lesson):
     one, file = lesson
     before = {row["exercise"]: row for row in gaps.examine(one)}
-    left_open = before["count_add"]["open"]
+    left_open = before["attainable"]["open"]
     assert left_open and not before["predict_intensity_of_matmul"]["open"]
     file.write_text(f"[[gap]]\nexercises = ['*']\nkinds = {left_open}\nwhy = 'for a test'\n"
-                    "[[gap]]\nexercises = ['count_add']\nkinds = ['one']\nwhy = 'wrong'\n")
+                    "[[gap]]\nexercises = ['attainable']\nkinds = ['ignored']\nwhy = 'wrong'\n")
     after = {row["exercise"]: row for row in gaps.examine(one)}
-    assert after["count_add"]["open"] == [] and after["count_add"]["stale"] == ["one"]
+    assert after["attainable"]["open"] == [] and after["attainable"]["stale"] == ["ignored"]
     lines = "\n".join(gaps.text(after.values()))
-    assert "STALE, used after all: one" in lines and "for a test" in lines
+    assert "STALE, used after all: ignored" in lines and "for a test" in lines
 
 
 @pytest.mark.parametrize("row", ["exercises = ['nobody']\nkinds = ['one']",

@@ -91,7 +91,8 @@ def of_threads(name, x, threads, launch):
     return {
         no_maximum(name, launch): naive(x),
         f"{name} does not divide by the sum": e,
-        f"{name} subtracts the maximum for the sum, not where it writes": e * np.exp(top(x)),
+        f"{name} subtracts the maximum for the sum, not where it writes":
+            over(np.exp(x), e),
         f"in {name} each thread goes on with the maximum of its own columns, not of the row":
             over(own, own),
         f"in {name} each thread divides by the sum of its own columns": e / sums(e, part),
@@ -111,7 +112,8 @@ def of_blocks(name, x, block, launch):
     return {
         no_maximum(name, launch): naive(x),
         f"{name} does not divide by the sum": e,
-        f"{name} subtracts the maximum for the sum, not where it writes": e * np.exp(top(x)),
+        f"{name} subtracts the maximum for the sum, not where it writes":
+            over(np.exp(x), e),
         f"{name} does not rescale the sum when the maximum grows": over(e, np.exp(x - so_far)),
         f"{name} takes each block of columns for a row of its own": own / sums(own, part),
         f"in {name} only the last block of columns is in the sum":
