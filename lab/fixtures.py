@@ -35,7 +35,7 @@ def subject(request):
         def own():                  # started only when it is asked
             if not lesson.answered:
                 return Recorded(lesson)
-            return stack.enter_context(place.own(lesson, request.node))
+            return stack.enter_context(place.reference_for_limits(lesson, request.node))
 
         proxy = stack.enter_context(place.subject(lesson, candidate, request.node, own))
         proxy.calls.clear()         # of a test before: in a sandbox several have one process

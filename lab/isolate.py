@@ -68,7 +68,7 @@ class Place:
         """A context with the course's own solution."""
         return running(lesson, lesson.sources, self.warm)
 
-    def own(self, lesson, test):
+    def reference_for_limits(self, lesson, test):
         """The same, for limits of the code under test, which no test sees."""
         return self.reference(lesson, test)
 
