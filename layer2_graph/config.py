@@ -267,7 +267,7 @@ def sliding(path, family, entries):
     window = entries.get("sliding_window")
     if family.startswith("Qwen"):
         if layers is None:
-            layers = ["sliding_attention"] * (L > (entries["max_window_layers"] or 0))
+            layers = ["sliding_attention"] * ((entries["max_window_layers"] or 0) < L)
         return window if entries.get("use_sliding_window") and "sliding_attention" in layers \
             else None
     if family == "LlamaForCausalLM":

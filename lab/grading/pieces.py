@@ -100,9 +100,9 @@ class PYTHON:
         """[Broken] of a piece; in `fresh`, what stands there instead."""
         home = next((k for k in range(start, end) if DEFINED.match(rows[k])), None)
         name = DEFINED.match(rows[home])[1] if home is not None else ""
-        if home is not None and rows[home].startswith("class"):
-            if broken := cls.members(part, rows, fresh, home, end, name):
-                return broken
+        in_class = home is not None and rows[home].startswith("class")
+        if in_class and (broken := cls.members(part, rows, fresh, home, end, name)):
+            return broken
         words = said(part, rows, *error)
         fresh[start:end] = [""] * (end - start)
         if name:

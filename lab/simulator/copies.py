@@ -18,7 +18,7 @@ import numpy as np
 
 from .lanes import WARP
 from .ordering import BLOCK_SHIFT, WARP_SHIFT, WHO, WHO_BITS
-from .uses import JUMPS, names, uses_of
+from .uses import JUMPS, uses_of
 
 READS_KEPT = 256            # instructions, 32 MB or less
 LOADS = ("ld", "ldu", "ldmatrix")

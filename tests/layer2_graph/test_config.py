@@ -108,7 +108,7 @@ def test_every_entry_that_transformers_writes_is_known(tmp_path, family):
     entries = getattr(transformers, f"{family}Config")().to_dict()
     write(tmp_path, entries | {"architectures": [f"{family}ForCausalLM"]})
     m = read_config(tmp_path)
-    assert (m.C, m.H, m.V) == (4096, 32, entries["vocab_size"])
+    assert (4096, 32, entries["vocab_size"]) == (m.C, m.H, m.V)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -225,8 +225,8 @@ KNOWN = {       # name: (entries, D, window, type of scaling)
     "Mistral Nemo": (other("Mistral", 5120, 14336, 40, 32, 8, 131072, 131072, rope_theta=1e6,
                            head_dim=128, sliding_window=None), 128, None, None),
     "Qwen2 7B": (other("Qwen2", 3584, 18944, 28, 28, 4, 152064, 131072, max_window_layers=28,
-                       sliding_window=131072, **{"use_sliding_window": False,
-                                                 "rope_theta": 1000000.0}), 128, None, None),
+                       sliding_window=131072, use_sliding_window=False, rope_theta=1000000.0),
+                 128, None, None),
     "Qwen2.5 0.5B": (other("Qwen2", 896, 4864, 24, 14, 2, 151936, 32768, max_window_layers=24,
                            sliding_window=32768, use_mrope=False, use_sliding_window=False,
                            rope_theta=1000000.0, tie_word_embeddings=True), 64, None, None),
@@ -250,7 +250,7 @@ def test_models_that_people_have_load(tmp_path, name):
     entries, D, window, scaling = KNOWN[name]
     m = read_config(write(tmp_path, entries))
     assert (m.D, m.window, dict(m.scaling).get("rope_type")) == (D, window, scaling)
-    assert m.theta == entries.get("rope_theta", 1e4) and m.C == entries["hidden_size"]
+    assert m.theta == entries.get("rope_theta", 1e4) and entries["hidden_size"] == m.C
 
 
 # ---- one entry changed

@@ -1,6 +1,8 @@
 """Triton kernels that work in place: right ones are silent, those that hand values from thread to
 thread without a barrier are named."""
 
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -172,7 +174,7 @@ def test_one_warp_stays_together():
 def test_threads_that_need_a_barrier(kernel, read, written, args):
     more = {"N": 64} if kernel is reverse_kernel else {"BLOCK": 64}
     one, = warnings(kernel, (1,), torch.rand(65), *(torch.zeros(64) for _ in args), **more)
-    source = open(__file__, encoding="utf-8").read().splitlines()
+    source = Path(__file__).read_text("utf-8").splitlines()
     start = next(i for i, line in enumerate(source) if line.startswith(f"def {kernel.__name__}("))
     line = {text: next(i + 1 for i in range(start, len(source)) if text in source[i])
             for text in (read, written)}

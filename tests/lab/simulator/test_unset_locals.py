@@ -217,5 +217,6 @@ def test_where_a_variable_may_be_without_a_value():
     assert not any(may(s) for s in (
         "{ float s = 0; return s; }", "{ __shared__ float s[4]; }", "{ f(a); i++; }",
         "void k(float* x, int n) { for (int i = 0; i < n; i++) x[i] = 0; }",
-        "{ float s[2] = {1, 2}; /* int a; */ x = y; }", "#include <cub/cub.cuh>\nvoid k() { int a[4]; }", "using a::b;",
+        "{ float s[2] = {1, 2}; /* int a; */ x = y; }",
+        "#include <cub/cub.cuh>\nvoid k() { int a[4]; }", "using a::b;",
         "{ if (a) f<2>(b); else g(c); while (d) h(e); }", "struct S; __device__ float f(int a);"))
