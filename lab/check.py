@@ -290,7 +290,8 @@ class Run:
             return self.in_own_lines(error.text, language) if own else error.text
         if own and error.line:
             return f"{error.type}: {error.text}{self.line_of(language, error.line)}"
-        place = f"\n    {error.path}, line {error.line}: {error.source}" if error.line else ""
+        # another's file without its text: an edition may have held that back
+        place = f"\n    {error.path}, line {error.line}" if error.line else ""
         return f"{error.type}: {error.text}{place}"
 
     def line_of(self, language, line):

@@ -8,6 +8,8 @@ the kernel ends all that is in the box.
 bubblewrap    bwrap holds it (user-containers' well-kept sandbox; a Debian package)
 namespaces    lab/grading/holder.py does, with the same calls of the kernel
 limits        no box: limits on memory, processes, files and time alone
+
+At each level a filter refuses system calls that no exercise needs (lab/grading/seccomp.py).
 """
 
 import contextlib
@@ -26,6 +28,7 @@ from pathlib import Path
 
 from lab import device
 from lab.course import CourseError
+from lab.grading import seccomp
 
 LEVELS = ("bubblewrap", "namespaces", "limits")
 HOLDER = Path(__file__).with_name("holder.py")
@@ -89,7 +92,8 @@ class Box:
 
     def request(self):
         """What a child of the warm process needs, to move in."""
-        return {"holder": self.holder, "user": self.user if os.getuid() == 0 else None}
+        return {"holder": self.holder, "user": self.user if os.getuid() == 0 else None,
+                "filtered": seccomp.problem() is None}
 
     def close(self):
         """End everything in it."""
@@ -205,6 +209,8 @@ def move_in(request, connection):
     os.closerange(3, connection.fileno())
     os.closerange(connection.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
     bare(request["user"], libc)
+    if request["filtered"]:
+        seccomp.install()
 
 
 def bare(user, libc):

@@ -53,13 +53,17 @@ def grade(
     overrides: Annotated[Path | None, typer.Option(help="a CSV of regrades")] = None,
     best: Annotated[bool, typer.Option("--best", help="a student's best submission counts, not "
                                                       "the latest")] = False,
+    edition: Annotated[Path | None, typer.Option(help="the folder of `lab release` that students "
+                                                      "have: what it held back, code under test "
+                                                      "does not see")] = None,
 ):
     """Grade a folder of submissions that nobody has to trust; tables and pages into --out."""
     from lab.grading import grade as grading
 
     for line in grading.grade(submissions, out, console, lessons=lessons, jobs=jobs, resume=resume,
                               shard=shard, merge=merge, required=require_sandbox, roster=roster,
-                              points=points, overrides=overrides, best=best):
+                              points=points, overrides=overrides, best=best,
+                              edition=edition):
         console.print(line, markup=False)
 
 

@@ -9,12 +9,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from lab import course, device
 from lab.course import CourseError
-from lab.grading import intake, reports, run
+from lab.grading import channels, intake, reports, run, seccomp
 from lab.grading.journal import Journal
 
 
 def grade(submissions, out, console, *, lessons=None, jobs=1, resume=False, shard=None, merge=False,
-          required=False, roster=None, points=None, overrides=None, best=False):
+          required=False, roster=None, points=None, overrides=None, best=False,
+          edition=None):
     """Grade, and write every report once all units are done; the lines to print at the end.
 
     What the instructor gives is read first: a mistake in it is told before anything is graded.
@@ -25,6 +26,7 @@ def grade(submissions, out, console, *, lessons=None, jobs=1, resume=False, shar
         raise CourseError(f"no submissions in {submissions}: expected archives, notebooks, files "
                           f"or folders, one or more a student")
     part = run.shard_of(shard) if shard else (1, 1)
+    held = run.held_back(edition)
     file = out / ("journal.jsonl" if shard is None else f"journal-{part[0]}-of-{part[1]}.jsonl")
     journal = merged(out) if merge else resumed(file, lessons) if resume else None
     asked = run.chosen(lessons) if journal is None else [
@@ -34,7 +36,7 @@ def grade(submissions, out, console, *, lessons=None, jobs=1, resume=False, shar
     rules = reports.read(asked, {one.student for one in sent}, points, roster, overrides)
     level = None if merge else told_level(required, console)
     journal = journal or Journal.begin(file, asked, shared_seed(out) if shard else None)
-    grading = run.Grading(sent, asked, journal, level, jobs, part)
+    grading = run.Grading(sent, asked, journal, level, jobs, part, held)
     if not merge:
         watched(grading, console)
     if shard:
@@ -51,6 +53,8 @@ def told_level(required, console):
     """The sandbox of this run, printed."""
     level, reasons = run.level(required)
     console.print(f"sandbox: {level}" + f" ({'; '.join(reasons)})" * bool(reasons), markup=False)
+    for line in channels.said(level, seccomp.problem()):
+        console.print(line, markup=False)
     return level
 
 

@@ -5,6 +5,7 @@ import os
 import tempfile
 import threading
 import time
+import tomllib
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
@@ -25,12 +26,14 @@ LONGEST = 1800          # seconds of a unit; the slowest lesson's own tests take
 class Grading:
     """Submissions, lessons, and how far it has come."""
 
-    def __init__(self, submissions, lessons, journal, level, jobs=1, shard=(1, 1)):
+    def __init__(self, submissions, lessons, journal, level, jobs=1, shard=(1, 1), held=()):
+        """held: ids of lessons whose answers the students have not got."""
         self.submissions = [s for i, s in enumerate(submissions) if i % shard[1] == shard[0] - 1]
         self.lessons, self.journal, self.level = lessons, journal, level
         self.slots = SimpleQueue()              # each job at a time has a user of its own
         for slot in range(jobs):
             self.slots.put(box.user_of(os.getpid(), slot))
+        self.held = held
         self.jobs, self.writing = jobs, threading.Lock()
 
     def units(self):
@@ -68,7 +71,9 @@ class Grading:
     def forked(self, submission, lesson, folder, user):
         """(results, notes) of a unit from a process of its own, which reads what was sent, too; an
         error of the course's where that gives none, so that the others go on."""
+        earlier = course.lessons()[:course.lessons().index(lesson)]
         child = Child("unit", {"lesson": lesson.id, "submission": asdict(submission),
+                               "held": [i.id for i in earlier if i.id in self.held],
                                "level": self.level, "folder": folder, "user": user,
                                "seed": self.journal.header["seed"],
                                # of another warm process: the unit's has read the answers
@@ -143,6 +148,19 @@ def shard_of(text):
     if not 1 <= part <= of:
         raise CourseError(f"--shard {text}: expected I/N with I from 1 to N, such as 2/5")
     return part, of
+
+
+def held_back(folder):
+    """Ids of the lessons whose answers an edition of `lab release` does not give."""
+    if folder is None:
+        return set()
+    try:
+        floors = tomllib.loads((folder / "lab" / "course.toml").read_text("utf-8")).values()
+        answered = {i for floor in floors for i in floor["lessons"] if i not in floor["stubs"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CourseError(f"--edition {folder}: expected a folder that `lab release` made: "
+                          f"{error!r}") from None
+    return {lesson.id for lesson in course.lessons()} - answered
 
 
 def level(required):

@@ -54,12 +54,14 @@ def tried(exercise, candidate):
     return mine is not None and mine != given
 
 
-def lay_out(lesson, folder):
+def lay_out(lesson, folder, held=()):
     """The tree of DESIGN's "what the child sees" as files of its own, made once for all
-    submissions: the lesson itself and later ones are stubs. Its path."""
-    tree = Path(folder, lesson.id)
+    submissions: the lesson itself, later ones and those in `held` are stubs. Its path."""
+    tree = Path(folder, f"{lesson.id}-held" if held else lesson.id)
     if not tree.exists():
-        with prepared(lesson, lesson.stubs) as links:
+        stubs = {place(one, language): text for one in held
+                 for language, text in one.stubs.items()}
+        with prepared(lesson, lesson.stubs, stubs) as links:
             fresh = tempfile.mkdtemp(dir=folder)
             for floor in Path(links).iterdir():
                 if floor.is_symlink():
@@ -72,12 +74,19 @@ def lay_out(lesson, folder):
     return tree
 
 
+def place(lesson, language):
+    """Of a lesson's file in a tree: "floor/name"."""
+    return f"{lesson.floor}/{lesson.id}{SUFFIX[language]}"
+
+
 class Sandbox(Place):
     """For one submission's text of one lesson; closed at the end of its run."""
 
-    def __init__(self, level, lesson, candidate, folder, warm=None, user=NOBODY):
-        """folder: of the grading run, for trees that submissions share."""
+    def __init__(self, level, lesson, candidate, folder, warm=None, user=NOBODY, held=()):
+        """folder: of the grading run, for trees that submissions share. held: earlier lessons
+        whose answers the student has not got: the learner's process has the candidate's own."""
         super().__init__(warm)
+        self.held_tree = lay_out(lesson, folder, held) if held else None
         self.level, self.lesson, self.candidate, self.user = level, lesson, candidate, user
         self.own = tempfile.TemporaryDirectory(dir=folder)
         Path(self.own.name).chmod(0o755)
@@ -140,38 +149,39 @@ class Sandbox(Place):
     def box(self, kind, sources):
         """(folder of the tree as the child sees it, the box)."""
         if kind not in self.boxes:
+            tree = self.held_tree or self.tree if kind == "own" else self.tree
+            texts = dict(self.candidate.earlier) if tree == self.held_tree else {}
+            texts |= {place(self.lesson, language): text for language, text in sources.items()}
             if self.level == "limits":
-                self.boxes[kind] = self.unboxed(sources), Box(self.level, {}, self.user)
+                self.boxes[kind] = self.unboxed(tree, texts), Box(self.level, {}, self.user)
                 return self.boxes[kind]
-            binds = {INSIDE: self.tree, str(ROOT / "lab"): ROOT / "lab"}
-            for floor in course.floors():
-                if floor.name == self.lesson.floor:
-                    break
-                binds[f"{INSIDE}/{floor.name}"] = ROOT / floor.name
-            for language, text in sources.items():
-                file = Path(self.own.name, kind + SUFFIX[language])
+            binds = {INSIDE: tree, str(ROOT / "lab"): ROOT / "lab"}
+            binds |= {f"{INSIDE}/{name}": ROOT / name for name in self.whole(tree)}
+            for name, text in texts.items():
+                file = Path(self.own.name, f"{kind}-{name.replace('/', '-')}")
                 file.write_text(text, "utf-8")
                 file.chmod(0o644)
-                place = f"{INSIDE}/{self.lesson.floor}/{self.lesson.id}{SUFFIX[language]}"
-                binds[place] = file
+                binds[f"{INSIDE}/{name}"] = file
             if kind == "device":
                 binds |= {node: node for node in gpu_nodes()}
             self.boxes[kind] = INSIDE, Box(self.level, binds, self.user)
         return self.boxes[kind]
 
-    def unboxed(self, sources):
+    @staticmethod
+    def whole(tree):
+        """Names of the floors that are shown as the course has them."""
+        return [path.name for path in tree.iterdir() if not any(path.iterdir())]
+
+    def unboxed(self, tree, texts):
         """The folder of the tree where there is no box. Everybody may read it: where we are root,
         the learner's code is another user's."""
         folder = Path(self.held.enter_context(tempfile.TemporaryDirectory(dir=self.own.name)))
-        shutil.copytree(self.tree, folder, dirs_exist_ok=True)      # with the tree's mode
-        for floor in course.floors():
-            if floor.name == self.lesson.floor:
-                break
-            (folder / floor.name).rmdir()                           # where a box mounts it
-            (folder / floor.name).symlink_to(ROOT / floor.name)
-        for language, text in sources.items():
-            file = folder / self.lesson.floor / (self.lesson.id + SUFFIX[language])
-            file.write_text(text, "utf-8")
+        shutil.copytree(tree, folder, dirs_exist_ok=True)           # with the tree's mode
+        for name in self.whole(tree):
+            (folder / name).rmdir()                                 # where a box mounts it
+            (folder / name).symlink_to(ROOT / name)
+        for name, text in texts.items():
+            (folder / name).write_text(text, "utf-8")
         return str(folder)
 
     def compile(self, tree, buffers):

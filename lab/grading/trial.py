@@ -34,7 +34,7 @@ def look_around(box, secret):
                 found.append("files outside are seen")
             if os.access("/usr", os.W_OK):
                 found.append("/usr can be written")
-            if any(name != "lo" for _, name in socket.if_nameindex()):
+            if any(name != "lo" for name in interfaces()):
                 found.append("there is a network")
             if len([p for p in os.listdir("/proc") if p.isdigit()]) > 3:
                 found.append("other processes are seen")
@@ -51,6 +51,11 @@ def look_around(box, secret):
     os.waitpid(child, 0)
     answers = [line for line in said.decode().splitlines() if line.startswith("found:")]
     return answers[0].removeprefix("found:").strip() if answers else "it said nothing"
+
+
+def interfaces():
+    """Names of the network's interfaces, without a socket to ask by."""
+    return [line.split(":")[0].strip() for line in open("/proc/net/dev").readlines()[2:]]
 
 
 if __name__ == "__main__":

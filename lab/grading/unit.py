@@ -4,13 +4,13 @@ It is forked from a warm process, so that what it takes of memory goes with it. 
 the lessons, answers and all: what a learner's code runs in is forked from another.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from lab import blame, check, course, stub, wire
 from lab.course import SPEED
-from lab.grading import extract
+from lab.grading import extract, parts
 from lab.grading.model import Result, Sent, Submission
-from lab.grading.sandbox import Sandbox
+from lab.grading.sandbox import Sandbox, place
 
 OTHER_INPUTS = ("It is right on the inputs of `lab check` and wrong on others: what does it take "
                 "for granted?")
@@ -25,20 +25,30 @@ def main(connection, request):
     files = tuple(Sent(**file) for file in sent.pop("files"))
     submission = Submission(**sent, files=files)
     candidate, notes = extract.candidate(lesson, submission)
-    found = grade(lesson, candidate, request["level"], request["folder"], request["seed"],
-                  request["subjects"], request["user"],
-                  lambda name: extract.candidate(lesson, submission, only=name)[0])
+    held = [course.find(name) for name in request["held"]]
+    earlier = own(held, submission)
+    found = grade(lesson, replace(candidate, earlier=earlier), request["level"],
+                  request["folder"], request["seed"], request["subjects"], request["user"], held,
+                  lambda name: replace(extract.candidate(lesson, submission, only=name)[0],
+                                       earlier=earlier))
     connection.sendall(wire.frame({"results": [asdict(result) for result in found],
                                    "notes": notes}, []))
 
 
-def grade(lesson, candidate, level, folder, seed, warm=None, user=None, alone=None):
+def own(held, submission):
+    """{"floor/name": text} of what the student wrote of lessons whose answers were held back."""
+    return {place(lesson, language): text for lesson in held
+            if parts.files_of(lesson, submission)
+            for language, text in extract.candidate(lesson, submission)[0].sources.items()}
+
+
+def grade(lesson, candidate, level, folder, seed, warm=None, user=None, held=(), alone=None):
     """Results for every exercise of a lesson, in its order.
 
-    alone(name): the Candidate with one exercise only, for a kernel whose file does not compile:
-    the mistake may be another's.
+    held: as for a Sandbox. alone(name): the Candidate with one exercise only, for a kernel whose
+    file does not compile: the mistake may be another's.
     """
-    where = level, folder, seed, warm, user
+    where = level, folder, seed, warm, user, held
     rows = judged(lesson, candidate, None, *where)
     for name, (_, cause) in list(rows.items()) if alone else ():
         if cause == blame.UNCOMPILED and (single := alone(name)).sources != candidate.sources:
@@ -46,9 +56,9 @@ def grade(lesson, candidate, level, folder, seed, warm=None, user=None, alone=No
     return [row for row, _ in rows.values()]
 
 
-def judged(lesson, candidate, names, level, folder, seed, warm, user):
+def judged(lesson, candidate, names, level, folder, seed, warm, user, held):
     """{name: (Result, cause)} of the exercises in `names`, all when None, and of their speed."""
-    sandbox = Sandbox(level, lesson, candidate, folder, warm, user)
+    sandbox = Sandbox(level, lesson, candidate, folder, warm, user, held)
     try:
         verdicts = check.grade(lesson, candidate, names, sandbox, seed)
         told = {v.name for v in verdicts if v.verdict == "fail" and v.cause in TELLING}

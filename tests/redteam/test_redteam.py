@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lab.check import NotProvenHere
-from lab.grading import box
+from lab.grading import box, seccomp
 from tests.redteam import attacks
 
 
@@ -75,6 +75,7 @@ def test_the_walls_stand_at_either_level(level, tmp_path, canary, port):
     rows, said = attacks.grade(tmp_path / "sent", tmp_path / "out", {
         **os.environ, "LAB_CANARY": "a secret of the instructor's", "PATH": paths})
     assert f"sandbox: {level}" in said
+    assert "system calls: filtered" in said or seccomp.problem()
     assert otherwise(sent, rows) == []
     assert canary.read_text() == "a secret of the instructor's"
 

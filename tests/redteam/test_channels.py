@@ -1,0 +1,87 @@
+"""No submission leaves word for the next, by any way that its level does not name as open.
+
+As root and as an ordinary user, each in a container with folders of its own, since what the first
+leaves would stay on this machine.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lab.check import NotProvenHere
+from lab.course import ROOT
+from lab.grading import box, channels, seccomp
+from tests.redteam.channels import READERS
+
+RINGS = ("session keyring", "user keyring", "user session keyring", "persistent keyring")
+NAMED = {
+    channels.KEYS: {*RINGS},
+    channels.LOCKS: {"flock", "lock by fcntl", "inotify"},
+    channels.SOCKETS: {"abstract socket", "TCP", "UDP"},
+    channels.IPC: {"System V shared memory", "System V semaphore", "System V message queue",
+                   "POSIX message queue"},
+    channels.FILES: {"file in /tmp", "file in /var/tmp", "file in /dev/shm", "pipe in a folder"},
+    channels.TIMES: {"time of a shared file's last reading"},
+    channels.PROCESSES: {"name of a process", "environment of a process", "signal",
+                         "anonymous memory of a process"},
+    channels.LOAD: set(),           # no yes or no: a matter of measuring
+}
+USER = ("setpriv", "--reuid", "4242", "--regid", "4242", "--clear-groups")
+OPENED = 'chmod 1777 /tmp /var/tmp /dev/shm && exec "$@"'
+
+
+@pytest.fixture(scope="module")
+def container():
+    """The start of a command with Python where every user may read it, and empty folders."""
+    if shutil.which("bwrap") is None or os.getuid() != 0:
+        raise NotProvenHere("needs bubblewrap and root, to be both root and another user")
+    base = Path(sys.base_prefix).resolve()
+    words = ["bwrap", "--cap-add", "ALL", "--dev-bind", "/", "/", "--unshare-ipc", "--unshare-net",
+             *(word for path in ("/tmp", "/var/tmp", "/dev/shm", f"/{base.parts[1]}")
+               for word in ("--tmpfs", path) if path != "/usr"),
+             *(word for path in reversed(base.parents[:-1]) if path != Path("/usr")
+               for word in ("--dir", str(path))),
+             *(word for path in (base, sys.prefix, ROOT) for word in ("--ro-bind", path, path)),
+             "--die-with-parent", "sh", "-c", OPENED, "sh"]
+    if subprocess.run([*words, *USER, sys.executable, "-c", ""], capture_output=True).returncode:
+        raise NotProvenHere("this machine makes no such container with bubblewrap")
+    return words
+
+
+def worked(container, who, level, filtered=True):
+    """Names of the ways by which a word came through."""
+    done = subprocess.run(
+        [*container, *who, "env", "HOME=/tmp", f"PYTHONPATH={ROOT}", sys.executable, "-P", "-m",
+         "tests.redteam.channels", level, "" if filtered else "unfiltered"],
+        capture_output=True, text=True, cwd="/")
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout)["read"])
+
+
+def test_every_way_belongs_to_one_that_is_named():
+    ways = [way for group in NAMED.values() for way in group]
+    assert sorted(ways) == sorted(READERS)
+
+
+@pytest.mark.parametrize("who", [(), USER], ids=["root", "user"])
+def test_without_a_box_every_way_is_open(container, who):
+    """So none is closed for a reason of the test's own."""
+    assert worked(container, who, "none") == set(READERS)
+
+
+@pytest.mark.parametrize("who", [(), USER], ids=["root", "user"])
+@pytest.mark.parametrize("filtered", [True, False], ids=["filtered", "unfiltered"])
+@pytest.mark.parametrize("level", box.LEVELS)
+def test_what_a_level_does_not_name_is_closed(container, level, filtered, who):
+    if filtered and (problem := seccomp.problem()):
+        raise NotProvenHere(problem)
+    through = worked(container, who, level, filtered)
+    named = [NAMED[way] for way in channels.open_ways(level, filtered)]
+    assert through <= set().union(*named), "open, and not named"
+    for group in named:
+        assert not group or through & group, "named, and not open"
