@@ -1,5 +1,6 @@
 """Answers that an edition held back are not told by a student's page, whatever the code does."""
 
+import html
 import os
 
 import pytest
@@ -72,7 +73,7 @@ def told(tmp_path, *options):
     assert {row["verdict"] for (_, name), row in rows.items() if name.endswith("/" + exercise)} == {
         "fail"}
     pages = [*(tmp_path / "out" / "feedback").iterdir(), *(tmp_path / "out" / "results").iterdir()]
-    return "\n".join(page.read_text() for page in pages)
+    return html.unescape("\n".join(page.read_text() for page in pages)).replace('\\"', '"')
 
 
 def test_what_an_edition_held_back_is_on_no_page(tmp_path, edition):
@@ -84,6 +85,25 @@ def test_where_nothing_was_held_back_the_attack_works(tmp_path):
     """So it is the edition that closes it."""
     pages = told(tmp_path)
     assert [line for line in lines(ANSWER) if line in pages]
+
+
+def test_right_answers_pass_where_their_author_wrote_the_lessons_before(tmp_path):
+    """k10 uses a kernel of k05: the student's own, without which it is still a stub."""
+    k05, k10 = course.find("k05"), course.find("k10")
+    plan = release.edition(["day01", "day02", "layer1_kernels"], "o06")
+    release.put(tmp_path / "edition/lab/course.toml", release.manifest(plan).encode())
+    for student, sent_lessons in (("whole", [k05, k10]), ("alone", [k10])):
+        for lesson in sent_lessons:
+            for language, text in lesson.sources.items():
+                release.put(tmp_path / "sent" / student / (lesson.id + course.SUFFIX[language]),
+                            text.encode())
+    rows, said = attacks.grade(tmp_path / "sent", tmp_path / "out", dict(os.environ),
+                               options=("--edition", str(tmp_path / "edition")))
+    verdicts = {student: [row["verdict"] for (who, name), row in rows.items() if who == student
+                          and name.startswith(k10.id) and not name.endswith(course.SPEED)]
+                for student in ("whole", "alone")}
+    assert set(verdicts["whole"]) == {"pass"}, said
+    assert "pass" in verdicts["alone"] and "error" not in verdicts["alone"], said
 
 
 def test_an_edition_says_which_answers_it_held_back(tmp_path, edition):
