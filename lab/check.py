@@ -262,6 +262,7 @@ class Run:
             if re.search(r"\bgot (nothing \()?None\b", said):
                 said += "\nIs a `return` missing?"
             said = re.sub(r"\b(a )?Remote( object)?\b", "an object", said)     # our name for one
+            said = re.sub(r"\nassert .*raised in repr\(\).*", "", said, flags=re.S)  # unprintable
             return "fail", self.in_own_lines(said) + self.definition(name)
         if isinstance(error, NotProvenHere):
             return "not_proven_here", str(error)

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from lab import course, stub
+from lab import stub
 from lab.check import EXERCISE
 from lab.course import ROOT, SUFFIX
 from lab.grading.box import BOX_MEMORY, NOBODY, Box, gpu_nodes

@@ -208,7 +208,8 @@ def test_Bridge_read_mail__unseen(subject, truth, rng):
 
 DEFAULTS = {"max_tokens": 16, "min_tokens": 0, "temperature": 1.0, "top_k": 0, "top_p": 1.0,
             "seed": None, "stop": (), "stop_token_ids": (), "ignore_eos": False, "logprobs": None,
-            "prompt_logprobs": None, "n": 1}
+            "prompt_logprobs": None, "n": 1, "min_p": 0.0, "presence_penalty": 0.0,
+            "frequency_penalty": 0.0, "repetition_penalty": 1.0, "logit_bias": ()}
 ALL = dict.fromkeys(DEFAULTS.keys() - {"prompt_logprobs"})
 LENGTH = {"max_tokens": None}           # of a chat that does not say
 

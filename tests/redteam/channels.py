@@ -1,4 +1,4 @@
-"""Ways by which one submission could pass word to the next: `python -m tests.redteam.channels LEVEL`.
+"""Ways for one submission to pass word to the next: `python -m tests.redteam.channels LEVEL`.
 
 Two boxes of one level, under one user, as those of two students in one job. The first leaves a
 word by every way and stays; the second looks for it. The ways that worked are printed as JSON.
@@ -234,7 +234,7 @@ class Read:
 class Flock:
     @staticmethod
     def write(shared):
-        Flock.kept = open(shared)
+        Flock.kept = open(shared)      # noqa: SIM115 - held on purpose
         fcntl.flock(Flock.kept, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     @staticmethod
@@ -253,7 +253,7 @@ class Lock:
 
     @classmethod
     def write(cls, shared):
-        cls.kept = open(shared)
+        cls.kept = open(shared)         # noqa: SIM115 - held on purpose
         cls.ask(cls.kept, 37, fcntl.F_RDLCK)        # F_OFD_SETLK: the process may close others
 
     @classmethod

@@ -17,8 +17,10 @@ LOOK = """
 import inspect, pathlib, sys
 import layer1_kernels.k07_softmax as module
 text = pathlib.Path(module.__file__).read_text()
-for read in (lambda: inspect.getsource(module), lambda: "".join(open(p, "rb").read().decode("latin-1")
-             for f in sys.path for p in map(str, pathlib.Path(f, "layer1_kernels").rglob("*k07*")))):
+def files():
+    paths = (p for f in sys.path for p in pathlib.Path(f, "layer1_kernels").rglob("*k07*"))
+    return "".join(p.read_bytes().decode("latin-1") for p in paths)
+for read in (lambda: inspect.getsource(module), files):
     try:
         text += read()
     except Exception as error:

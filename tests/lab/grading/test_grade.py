@@ -36,6 +36,10 @@ def environment():
     os.environ.update(before)
 
 
+def verdicts(out):
+    return list(csv.DictReader(io.StringIO((out / "verdicts.csv").read_text())))
+
+
 def graded(sent, out, **options):
     """(what it printed, grades.csv without the column of the sandbox)."""
     said = io.StringIO()
@@ -104,7 +108,7 @@ def test_a_kernel_that_does_not_compile_costs_no_other(tmp_path):
     text = text.replace("z[i] = x[i] + y[i];", "z[i] = sum_of(x[i], y[i]);", 1)
     classroom.put(tmp_path / "sent" / "ada" / "k01_vector_add.cu", helper + text)
     graded(tmp_path / "sent", tmp_path / "out", lessons="k01")
-    found = list(csv.DictReader(open(tmp_path / "out" / "verdicts.csv")))
+    found = verdicts(tmp_path / "out")
     kinds = {row["exercise"]: row["verdict"] for row in found if row["student"] == "ada"}
     assert {name: kinds[name] for name in kinds if name.endswith("_cuda")} == {
         "add_cuda": "fail", "add_grid_stride_cuda": "pass", "add_vector_cuda": "pass"}
@@ -128,7 +132,7 @@ def test_a_wrong_answer_of_any_kind_stays_in_the_maximum(tmp_path):
     ada, ben = list(csv.DictReader(io.StringIO(grades)))
     assert ada["out_of"] == ben["out_of"] and float(ada["total"]) == float(ben["total"]) - 2
     found = {(row["student"], row["exercise"]): row
-             for row in csv.DictReader(open(tmp_path / "out" / "verdicts.csv"))}
+             for row in verdicts(tmp_path / "out")}
     for name, words in (("add_cuda", "%pm0`, which the simulator does not have"),
                         ("predict_sectors_per_request", "an integer of 5,001 digits")):
         row = found["ada", name]
