@@ -1,7 +1,7 @@
 """Prove the course on this machine: `make test` (sample), `make test-all` (all), `make gpu` (gpu).
 
 Each stage is a command of its own, and one that fails does not stop the next. The run ends with
-what each stage said last, what is not proven here and why, and the counts.
+what each stage said last, what is not proven here and why, what failed, and the counts.
 """
 
 import argparse
@@ -29,6 +29,7 @@ TIMED_OUT = (124, 137)                              # how timeout(1) ends at its
 
 COUNT = re.compile(r"(\d+) (passed|failed|error|skipped|xfailed)")
 UNDECIDED = re.compile(r"(SKIPPED|XFAIL) ")         # pytest's short summary, asked for by -rsx
+FAILED = re.compile(r"(FAILED|ERROR) ")             # asked for by -rfE
 
 
 @dataclass
@@ -40,6 +41,7 @@ class Outcome:
     seconds: float = 0.0
     said: str = "nothing"                           # its last line that is not empty
     undecided: list = field(default_factory=list)   # the tests that did not decide, with reasons
+    failed: list = field(default_factory=list)      # the tests that failed, with reasons
 
     def counts(self):
         """(passed, failed, skipped): pytest's where it gave them, else the stage itself as one."""
@@ -68,6 +70,8 @@ def run(name, command, limit=None):
             outcome.said = line.strip(" =\n") or outcome.said
             if UNDECIDED.match(line):
                 outcome.undecided.append(line.strip())
+            elif FAILED.match(line):
+                outcome.failed.append(line.strip())
         outcome.exit_code = process.wait()
     finally:
         if process.poll() is None:
@@ -138,6 +142,9 @@ def prove(sample):
     unproven = [line for outcome in outcomes for line in outcome.undecided]
     if unproven:
         print("not proven here:", *unproven, sep="\n  ")
+    failed = [line for outcome in outcomes for line in outcome.failed]
+    if failed:
+        print("failed:", *failed, sep="\n  ")
     left_out = ("; a sample: `make test-all` adds the deep lessons, all mutants but one of each "
                 f"exercise, and the slow tests in {', '.join(marked('slow'))}")
     if course.edition():

@@ -36,8 +36,8 @@ def tell(lesson, rows, seconds, console):
             console.print(f"SKIPPED {lesson.id}/{row['exercise']}: {row['message']}", markup=False)
     for row in rows:
         if row["ok"] is False:
-            console.print(f"  [red]✗[/] {row['exercise']}: {row['proof']}")
-            console.print(f"      {row['message']}", markup=False)
+            console.print(f"FAILED {lesson.id}/{row['exercise']}: {row['proof']}: "
+                          f"{row['message']}", markup=False)
     proven = sum(row["ok"] is True for row in rows)
     wrong = sum(row["proof"].startswith("mutant") for row in rows)
     console.print(f"{lesson.id}: {proven} of {len(rows)} proofs, {wrong} mutants, "

@@ -48,6 +48,7 @@ def python(code):
 def test_a_failed_stage_does_not_stop_the_next(course, monkeypatch, capsys):
     monkeypatch.setattr(prove, "stages", lambda sample: {
         "first": python("print('SKIPPED [1] a.py:1: no such thing here');"
+                        "print('FAILED a.py::test_b - assert False');"
                         "print('=== 2 passed, 1 failed, 1 skipped in 3s ==='); exit(1)"),
         "second": python("print('7 lessons built')"),
         "third": python("exit(4)"),
@@ -57,6 +58,7 @@ def test_a_failed_stage_does_not_stop_the_next(course, monkeypatch, capsys):
     assert "second     ok" in said and "7 lessons built" in said
     assert "third      FAILED" in said
     assert "  SKIPPED [1] a.py:1: no such thing here" in said
+    assert said.index("failed:\n  FAILED a.py::test_b - assert False\n") > said.index("not proven")
     # pytest's own 2, 1 and 1, then the second stage, the untouched desk; the third failed
     assert said.splitlines()[-1] == "4 passed, 2 failed, 1 skipped"
 
