@@ -84,7 +84,8 @@ class Events(Response):
     media_type = "text/event-stream"
 
     def __init__(self, bridge, call, chunks):
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no",
+                                  "X-Answer-Id": call.id})      # before its first piece is there
         del self.headers["content-length"]
         self.bridge, self.call, self.chunks = bridge, call, chunks
 

@@ -14,7 +14,7 @@ import urllib.request
 from pathlib import Path
 
 PICTURE = Path(__file__).with_name("page.png")
-PORT, PAGES, SEATS = 8117, 96, 6
+PORT, PAGES, SEATS = 8117, 128, 6
 STORY = ("Once upon a time there was a curious fox named Mira. One winter Mira was given a strange "
          "kite.")
 OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -40,7 +40,7 @@ def browser():
 
 def ask(place, i):
     """One request; every third wants three answers."""
-    body = {"model": "small", "prompt": STORY + " The end." * (i % 5), "max_tokens": 150 + 10 * i,
+    body = {"model": "small", "prompt": STORY + " The end." * (i % 5), "max_tokens": 300 + 10 * i,
             "n": 3 if i % 3 == 0 else 1, "seed": i, "ignore_eos": True}
     request = urllib.request.Request(f"{place}/v1/completions", json.dumps(body).encode(),
                                      {"Content-Type": "application/json"})
@@ -60,11 +60,14 @@ def main():
                 break
         try:
             chromium.get(place)
-            for i in range(7):
+            for i in range(9):
                 threading.Thread(target=ask, args=(place, i), daemon=True).start()
-                time.sleep(0.3)
-            chromium.find_element("css selector", "#ask button").click()
-            time.sleep(3)
+                time.sleep(0.1)
+                if i == 5:
+                    chromium.find_element("id", "most").clear()
+                    chromium.find_element("id", "most").send_keys("300")
+                    chromium.find_element("css selector", "#ask button").click()
+            time.sleep(1)
             chromium.save_screenshot(PICTURE)
         finally:
             chromium.quit()

@@ -142,8 +142,11 @@ def test_a_key(browser):
     until(lambda: "API key is missing" in site.find("trouble").text)
     site.write("secret", "secret")
     until(lambda: "mock" in site.find("model").text and site.find("trouble").text == "")
+    assert site.browser.find_element("tag name", "body").get_attribute("class") == ""
     site.end()
-    until(lambda: "does not answer" in site.find("trouble").text)
+    until(lambda: "does not answer; what is below was so at" in site.find("trouble").text)
+    assert site.browser.find_element("tag name", "body").get_attribute("class") == "gone"
+    assert site.find("figures").value_of_css_property("opacity") == "0.35"
 
 
 def test_nothing_from_anywhere_else(site):
@@ -169,6 +172,41 @@ def test_stop_ends_all_that_was_sent(site):
     site.find("stop").click()
     until(lambda: not site.engine.busy, 3)          # each would take four seconds and more
     assert not site.find("stop").is_enabled()
+
+
+def test_no_two_requests_look_the_same(site):
+    """Ten colours, then the same with stripes. A colour comes again when its request is gone."""
+    site.submit(*([token] * 9 for token in range(34)))
+    swatches = ("return [...document.querySelectorAll('#requests canvas')]"
+                ".map(c => c.toDataURL())")
+    until(lambda: len(site.browser.execute_script(swatches)) == 34)
+    assert len(set(site.browser.execute_script(swatches))) == 34
+
+
+def test_a_colour_is_free_when_its_request_is_gone(site):
+    until(lambda: "mock" in site.find("model").text)
+    assert site.browser.execute_script("""
+        const request = {}, state = ids => ({
+          requests: Object.fromEntries(ids.map(id => [id, request])), steps: []});
+        const first = ["a", "b", "c"].map(placeOf);
+        forget(state(["a", "c"]));
+        return [...first, placeOf("d"), placeOf("c")]""") == [0, 1, 2, 1, 2]
+
+
+def test_which_requests_are_yours(site):
+    until(lambda: "mock" in site.find("model").text)
+    site.submit([1] * 9, [2] * 9, [3] * 9, [4] * 9)
+    until(lambda: site.find("running").text == "4")
+    site.browser.find_element("css selector", "#ask button").click()
+    until(lambda: len(site.find("requests").text.splitlines()) == 5)
+    own = [row for row in site.find("requests").text.splitlines() if "yours" in row]
+    assert len(own) == 1 and "waiting" in own[0] and "other" not in own[0]
+
+
+def test_curves_have_their_range(site):
+    site.submit([1] * 40, [2] * 20, [3] * 9)
+    until(lambda: site.find("running_range").text == "0 to 3")
+    until(lambda: site.find("tpot_range").text.endswith("s"))
 
 
 def test_nothing_scrolls_sideways_on_a_phone(site):

@@ -154,6 +154,7 @@ def test_each_answer_names_its_request(mock):
         assert len(made) == 32 and echoed.headers.get_list("x-request-id") == ["mine-7"]
     stream = mock.post(prompt="a", stream=True)
     assert stream.headers["x-request-id"] != made
+    assert stream.headers["x-answer-id"] in stream.text         # the live page knows its own by it
     assert mock.openai.completions.create(model=NAME, prompt="a")._request_id
     refused = mock.http.get("/health", headers={"Host": "evil.example", "X-Request-Id": "r"})
     assert refused.headers["x-request-id"] == "r"
