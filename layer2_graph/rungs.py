@@ -136,6 +136,8 @@ def main(arguments=None):
     which.add_argument("--model", type=Path, default=SMALL, metavar="FOLDER")
     which.add_argument("--135m", dest="shape", action="store_true",
                        help="a Llama of 135 million random weights, as decode_speed has it")
+    parser.add_argument("--ignore-config", action="append", default=[], metavar="KEY",
+                        help="an entry of config.json to take as absent; may be repeated")
     parser.add_argument("--json", type=Path, metavar="FILE", help="record what was measured")
     parser.add_argument("--svg", type=Path, metavar="DIR", help="draw a layer of each rung")
     args = parser.parse_args(arguments)
@@ -148,7 +150,8 @@ def main(arguments=None):
     try:
         here = (kernels("triton" if on_gpu else "torch"),
                 torch.bfloat16 if on_gpu else torch.float32, "cuda" if on_gpu else "cpu")
-        name, model, theirs = random_135m(*here) if args.shape else of_folder(args.model, *here)
+        name, model, theirs = (random_135m(*here) if args.shape else
+                               of_folder(args.model, args.ignore_config, *here))
         model.config.check_room(PROMPT + COUNT)
         facts, rows, graphs = measure(model, theirs)
         print(text(facts, rows))
@@ -166,9 +169,11 @@ def main(arguments=None):
     return int(any(wrong(row, facts["dtype"]) for row in rows))
 
 
-def of_folder(folder, ops, dtype, device):
+def of_folder(folder, ignore, ops, dtype, device):
     """(name, g01's model, transformers' config or why there is none) of a folder."""
-    return folder.resolve().name, load(folder, ops, dtype, device), transformers_config(folder)
+    model = load(folder, ops, dtype, device, ignore)
+    theirs = f"it heeds {', '.join(ignore)}" if ignore else transformers_config(folder)
+    return folder.resolve().name, model, theirs
 
 
 def random_135m(ops, dtype, device):

@@ -19,6 +19,7 @@ from layer2_graph import (
     host_kernels,
     load,
     read_config,
+    rungs,
 )
 from layer2_graph.checkpoint import shapes
 
@@ -537,6 +538,18 @@ def test_the_command_ignores_what_it_is_told_to(command, folder_with):
     code, said, wrong = command(generate.app, "generate", "--model", folder, "--tokens", 2,
                                 "--ignore-config", "logits_scaling", "--ignore-config", "strange")
     assert code == 0 and "2 tokens: " in said, wrong
+
+
+def test_the_rungs_ignore_what_they_are_told_to(folder_with, monkeypatch, capsys):
+    def measured(model, theirs):
+        raise ModelError(f"measured; transformers: {theirs}")
+
+    folder = folder_with({"logits_scaling": 8.0, "max_position_embeddings": 128})
+    monkeypatch.setattr(rungs, "measure", measured)
+    assert rungs.main(["--model", str(folder)]) == 2
+    assert "--ignore-config logits_scaling" in capsys.readouterr().err
+    assert rungs.main(["--model", str(folder), "--ignore-config", "logits_scaling"]) == 2
+    assert capsys.readouterr().err == "measured; transformers: it heeds logits_scaling\n"
 
 
 @pytest.fixture(scope="module", autouse=True)
