@@ -3,13 +3,23 @@
 import numpy as np
 import pytest
 
+from lab.addresses import FAR, ROWS, in_64_bits
+from lab.adversarial import VALUES, shifted
 from lab.pace import numbers
 from lab.subject import Raised
+from lab.work import same_work
 
 CUDA = ("matmul_naive_cuda", "matmul_swapped_cuda", "matmul_coalesced_cuda")
-SIZES = [(33, 17, 40), (1, 1, 1), (3, 21, 129), (40, 9, 31), (5, 2, 1000)]          # M, N, K
-SMALLER = [(5, 9, 40), (1, 1, 1), (2, 21, 129), (3, 9, 31), (3, 2, 1000)]   # a warp an element
+SIZES = [(33, 17, 40), (40, 9, 31), (3, 21, 129), (5, 2, 1000), (1, 1, 1)]          # M, N, K
+SMALLER = [(5, 9, 40), (3, 9, 31), (2, 21, 129), (3, 2, 1000), (1, 1, 1)]   # a warp an element
 WARPS = 8
+HARD = VALUES | {"around -3000": lambda rng, shape: shifted(rng, shape, -3000)}
+DESCRIBED = {"unrounded": "numbers of 24 bits", "exact_sums": "numbers whose sums are exact",
+             "shifted": "numbers around 200", "around -3000": "numbers around -3000",
+             "negative": "numbers below 0 alone", "equal": "equal numbers throughout a row",
+             "uneven": "rows of very different sizes", "infinite": "-inf among the numbers",
+             "not_a_number": "a NaN in one row", "signed_zeros": "0 and -0 among the numbers",
+             "denormal": "numbers of 1e-40", "tied": "whole numbers from 0 to 2"}
 
 
 def operands(rng, M, N, K):
@@ -28,21 +38,102 @@ def ceil(a, b):
     return -(-a // b)
 
 
-def run(subject, name, a, w, c):
+def run(subject, name, a, w, c, block=(32, WARPS)):
+    (M, K), N, (x, y) = a.shape, len(w), block
+    grid = {"matmul_naive_cuda": (ceil(M, x), ceil(N, y)),
+            "matmul_coalesced_cuda": (ceil(N, y), M)}[name]
+    return subject.launch(name, grid, block, (a, w, c, M, N, K))
+
+
+def right(agree, name, a, w, c, what="", precision="float32"):
+    """c is a · wᵀ, or the message names the element and the likely mistake."""
     (M, K), N = a.shape, len(w)
-    grid = {"matmul_naive_cuda": (ceil(M, 32), ceil(N, WARPS)),
-            "matmul_coalesced_cuda": (ceil(N, WARPS), M)}[name]
-    return subject.launch(name, grid, (32, WARPS), (a, w, c, M, N, K))
+    with np.errstate(all="ignore"):
+        want = product(a, w)
+        agree(c, want, precision, f"{name}, a {a.shape} and w {w.shape}{what}",
+              lambda index: f"row {index[0]}, column {index[1]} of c",
+              MISTAKES[name](a, w) | of_any(name, a, w) if K else {}, unwritten=7)
 
 
-def right(agree, name, a, w, c, mistakes):
-    (M, K), N, want = a.shape, len(w), product(a, w)
-    agree(c, want, "float32", f"{name}, a {a.shape} and w {w.shape}",
-          lambda index: f"row {index[0]}, column {index[1]} of c", mistakes | {
-              f"{name} reads w as (K, N), down its columns": product(a, w.reshape(K, N).T),
-              f"{name} writes c transposed, column after column": want.T.reshape(M, N),
-              f"{name} leaves the last k out": product(a, w, np.arange(K) < K - 1),
-              f"{name} writes nothing": np.full((M, N), 7)})
+def of_any(name, a, w):
+    """{mistake: what it gives} of any kernel for a sum over k."""
+    (M, K), N = a.shape, len(w)
+    k = np.arange(K)
+    return {f"{name} reads w as (K, N), down its columns": product(a, w.reshape(K, N).T),
+            f"{name} writes c transposed, column after column": product(w, a).reshape(M, N),
+            f"{name} leaves the last k out": product(a, w, k < K - 1),
+            f"{name} leaves the first k out": product(a, w, k > 0),
+            f"{name} drops the k beyond the last whole 4": product(a, w, k < K // 4 * 4),
+            f"{name} adds to what c held before; a sum starts at 0": product(a, w) + 7,
+            f"{name} leaves out products with infinity or NaN":
+                product(*(np.where(np.isfinite(x), x, 0) for x in (a, w))),
+            f"{name} writes nothing": np.full((M, N), 7)}
+
+
+def of_threads(a, w):
+    """{mistake: what it gives} of a kernel whose thread adds up an element."""
+    return {"matmul_naive_cuda starts its sum again for each k":
+                product(a, w, np.arange(a.shape[1]) == a.shape[1] - 1)}
+
+
+def of_lanes(a, w):
+    """{mistake: what it gives} of a kernel whose lane t has the k t, t + 32, ..."""
+    k = np.arange(a.shape[1])
+    name, lane = "matmul_coalesced_cuda", k % 32
+    return {f"the 32 sums of {name} are not added, and lane 0 stores its own":
+                product(a, w, lane == 0),
+            f"the shuffles of {name} leave out the lanes 1 apart": product(a, w, lane % 2 == 0),
+            f"the shuffles of {name} leave out the lanes 16 apart": product(a, w, lane < 16),
+            f"the lanes of {name} step by 1, so that most k are added by many lanes":
+                product(a, w, np.minimum(k + 1, 32)),
+            f"{name} takes 32 k in all, one a lane": product(a, w, k < 32),
+            f"{name} drops the k beyond the last whole 32":
+                product(a, w, k < len(k) // 32 * 32)}
+
+
+MISTAKES = {"matmul_naive_cuda": of_threads, "matmul_coalesced_cuda": of_lanes}
+
+
+def hard_numbers(subject, agree, rng, name):
+    """Each kind of numbers in a, then in w. Of rows of different sizes each is looked at alone."""
+    for kind, draw in HARD.items():
+        for hard in "aw":
+            a, w, c = operands(rng, 5, 6, 39)
+            x, other = (a, w) if hard == "a" else (w, a)
+            x[...] = draw(rng, x.shape)
+            other[...] = VALUES["tied" if kind == "exact_sums" else "unrounded"](rng, other.shape)
+            run(subject, name, a, w, c)
+            what = f", {DESCRIBED[kind]} in {hard}"
+            if kind != "uneven":
+                right(agree, name, a, w, c, what, "exact" if kind == "exact_sums" else "float32")
+            for i in range(len(x)) if kind == "uneven" else ():
+                part = np.s_[i:i + 1] if hard == "a" else np.s_[:, i:i + 1]
+                agree(c[part], product(a, w)[part], "float32", f"{name}, row {i} of {hard}{what}")
+
+
+def other_sizes(subject, agree, rng, name, cases):
+    """cases: [((M, N, K), block)]. Blocks of another form, a size past 15 bits, no k at all."""
+    for sizes, block in [*cases, ((3, 5, 0), (32, WARPS))]:
+        a, w, c = operands(rng, *sizes)
+        run(subject, name, a, w, c, block)
+        right(agree, name, a, w, c, f" by blocks of {block} threads" +
+              ("" if sizes[2] else ": a sum of nothing is 0"))
+
+
+def addresses(subject, name, grids, block, threads):
+    """Rows of a, of w and of c begin at products of more than 32 bits."""
+    x, c = np.zeros(32, np.float32), np.zeros(block[1], np.float32)
+    for of, (M, N, K) in {"a, m · K": (ROWS, 1, FAR), "w, n · K": (1, ROWS, FAR),
+                          "c, m · N": (ROWS, FAR, 0)}.items():
+        of_row = threads if K else block[1]
+        in_64_bits(subject, name, grids[of[0]], block, (x, x, c, M, N, K), of_row, of)
+
+
+def work(subject, reference, rng, name, K):
+    """A launch of 4 blocks and more, of 8 warps each, beside the course's own. Two blocks of 32
+    have 34 rows: who does all with one thread takes 17 times the steps, fewer than the limit."""
+    a, w, c = operands(rng, 34 if name == "matmul_naive_cuda" else 4, 16, K)
+    same_work(name, run(subject, name, a, w, c), run(reference, name, a, w, c.copy()))
 
 
 # ---- an element a thread
@@ -75,11 +166,10 @@ def test_predict_read_ratio__unseen(unseen, rng):
 def test_matmul_naive_cuda(subject, agree, rng, M, N, K):
     a, w, c = operands(rng, M, N, K)
     run(subject, "matmul_naive_cuda", a, w, c)
-    right(agree, "matmul_naive_cuda", a, w, c, {
-        "matmul_naive_cuda starts its sum again for each k": product(a, w, np.arange(K) == K - 1)})
+    right(agree, "matmul_naive_cuda", a, w, c)
 
 
-def test_matmul_naive_cuda__work(subject, rng):
+def test_matmul_naive_cuda__work(subject, reference, rng):
     a, w, c = operands(rng, 32, 16, 64)
     launch, enough = run(subject, "matmul_naive_cuda", a, w, c), 2 * 4 * 32 * 16 * 64
     assert launch.bytes("load") <= enough, (
@@ -88,6 +178,18 @@ def test_matmul_naive_cuda__work(subject, rng):
     assert launch.bytes("store") == c.nbytes, (
         f"matmul_naive_cuda stores {launch.bytes('store'):,} bytes, c has {c.nbytes:,}: keep the "
         f"sum in a register and store it once")
+    work(subject, reference, rng, "matmul_naive_cuda", 32)
+
+
+def test_matmul_naive_cuda__hard(subject, agree, rng):
+    hard_numbers(subject, agree, rng, "matmul_naive_cuda")
+    other_sizes(subject, agree, rng, "matmul_naive_cuda", [
+        ((33, 20, 37), (16, 16)), ((6, 11, 37), (7, 3)), ((33_000, 1, 3), (1024, 1))])
+
+
+def test_matmul_naive_cuda__addresses(subject):
+    name = "matmul_naive_cuda"
+    addresses(subject, name, {"a": (1, 3), "w": (1, 3), "c": (1, 1)}, (32, WARPS), 1)
 
 
 def test_predict_sectors(subject, reference, rng):
@@ -112,21 +214,10 @@ def test_predict_sectors(subject, reference, rng):
 def test_matmul_coalesced_cuda(subject, agree, rng, M, N, K):
     a, w, c = operands(rng, M, N, K)
     run(subject, "matmul_coalesced_cuda", a, w, c)
-    lane = np.arange(K) % 32
-    right(agree, "matmul_coalesced_cuda", a, w, c, {
-        "the 32 sums of matmul_coalesced_cuda are not added, and lane 0 stores its own":
-            product(a, w, lane == 0),
-        "the shuffles of matmul_coalesced_cuda leave out the lanes 1 apart":
-            product(a, w, lane % 2 == 0),
-        "the shuffles of matmul_coalesced_cuda leave out the lanes 16 apart":
-            product(a, w, lane < 16),
-        "the lanes of matmul_coalesced_cuda step by 1, so that most k are added by many lanes":
-            product(a, w, np.minimum(np.arange(K) + 1, 32)),
-        "matmul_coalesced_cuda drops the k beyond the last whole 32":
-            product(a, w, np.arange(K) < K // 32 * 32)})
+    right(agree, "matmul_coalesced_cuda", a, w, c)
 
 
-def test_matmul_coalesced_cuda__work(subject, rng):
+def test_matmul_coalesced_cuda__work(subject, reference, rng):
     a, w, c = operands(rng, 4, 16, 128)
     launch, enough = run(subject, "matmul_coalesced_cuda", a, w, c), 2 * 4 * 4 * 16 * 128
     assert launch.bytes("load") <= enough, (
@@ -139,6 +230,19 @@ def test_matmul_coalesced_cuda__work(subject, rng):
     assert launch.bytes("store") == c.nbytes, (
         f"matmul_coalesced_cuda stores {launch.bytes('store'):,} bytes, c has {c.nbytes:,}: one "
         f"lane of a warp is enough to store its element")
+    work(subject, reference, rng, "matmul_coalesced_cuda", 128)
+
+
+def test_matmul_coalesced_cuda__hard(subject, agree, rng):
+    hard_numbers(subject, agree, rng, "matmul_coalesced_cuda")
+    other_sizes(subject, agree, rng, "matmul_coalesced_cuda", [
+        ((6, 11, 37), (32, 1)), ((6, 11, 37), (32, 5)), ((3, 33, 65), (32, 32)),
+        ((2, 2, 33_000), (32, WARPS))])
+
+
+def test_matmul_coalesced_cuda__addresses(subject):
+    name = "matmul_coalesced_cuda"
+    addresses(subject, name, {"a": (1, ROWS), "w": (3, 1), "c": (1, ROWS)}, (32, WARPS), 32)
 
 
 # ---- the course's own kernels and launchers

@@ -1,0 +1,32 @@
+"""Whether a kernel counts numbers of large arrays in 64 bits, shown on arrays that hold a few."""
+
+import re
+
+from lab.subject import Raised
+
+FAR = 2**28             # numbers of a row: row 16 begins at 2^32, which 32 bits take for 0
+ROWS = 17               # 0 to 16
+BEYOND = re.compile(r"of `(\w+)`.*?(?: and (\d+) other threads|$)", re.DOTALL)
+
+
+def in_64_bits(subject, name, grid, block, args, threads, what, **meta):
+    """AssertionError where row 16 of an array, of rows of FAR numbers, is taken for row 0.
+
+    args: with FAR as the length of a row and ROWS as the number of rows; each array holds what
+    row 0 needs, so that all threads but those of row 0 reach beyond it
+    threads: of each row;  what: the array and its address, in words
+    """
+    try:
+        subject.launch(name, grid, block, args, **meta)
+    except Raised as error:
+        place = BEYOND.search(error.text)
+        if "out-of-bounds" not in error.text or place is None:
+            raise
+        beyond = int(place[2] or 0) + 1
+    else:
+        beyond = 0
+    expected = (ROWS - 1) * threads
+    assert beyond >= expected, (
+        f"{name}, {ROWS} rows of 2^28 numbers: {beyond} threads reach beyond row 0 of {what}, "
+        f"expected {expected}. Row 16 begins at 2^32, and a product of two ints has 32 bits: "
+        f"make one factor a size_t before they are multiplied")
