@@ -47,12 +47,11 @@ def run(subject, name, a, w, c, block=(32, WARPS)):
 
 def right(agree, name, a, w, c, what="", precision="float32"):
     """c is a · wᵀ, or the message names the element and the likely mistake."""
-    (M, K), N = a.shape, len(w)
     with np.errstate(all="ignore"):
         want = product(a, w)
         agree(c, want, precision, f"{name}, a {a.shape} and w {w.shape}{what}",
               lambda index: f"row {index[0]}, column {index[1]} of c",
-              MISTAKES[name](a, w) | of_any(name, a, w) if K else {}, unwritten=7)
+              MISTAKES[name](a, w) | of_any(name, a, w) if a.size else {}, unwritten=7)
 
 
 def of_any(name, a, w):
