@@ -1,4 +1,4 @@
-"""Graders of k01. Outputs start as NaN, so that an element nobody wrote shows."""
+"""Graders of k01. Outputs start as 7e7, which no sum here is, so that what nobody wrote shows."""
 
 from functools import partial
 
@@ -6,53 +6,142 @@ import numpy as np
 import pytest
 
 from lab import device
+from lab.adversarial import VALUES
 from lab.pace import numbers
+from lab.work import same_work
 
 SIZES = [1, 127, 129, 1000]
 THREADS = 128
+UNWRITTEN = 7e7
 CUDA = ("add_cuda", "add_chunk_cuda", "add_grid_stride_cuda", "add_vector_cuda")
+ADD = [(1, 128), (127, 128), (129, 128), (1000, 128), (1000, 96), (513, 32), (2000, 256),
+       (70_001, 1024), (0, 128)]                                            # n, threads
+GRID_STRIDE = [(1, 1, 128), (1, 3, 128), (127, 1, 128), (127, 3, 128), (129, 1, 128),
+               (129, 3, 128), (1000, 1, 128), (1000, 3, 128), (384, 3, 128), (385, 3, 128),
+               (1000, 2, 256), (999, 5, 32), (500, 2, 96), (70_001, 3, 512), (0, 2, 128)]
+                                                                            # n, blocks, threads
+VECTOR = [(1000, 128), (1, 128), (3, 128), (4, 128), (127, 128), (129, 128), (2, 128), (5, 128),
+          (1002, 128), (1023, 64), (1025, 64), (511, 96), (2001, 256), (70_003, 1024), (0, 128)]
+PROGRAMS = [(1, 256, "float32"), (127, 256, "float32"), (129, 256, "float32"),
+            (1000, 256, "float32"), (513, 256, "float32"), (1000, 128, "float32"),
+            (1025, 1024, "float32"), (1000, 64, "float16"), (999, 512, "bfloat16"),
+            (70_001, 1024, "float32"), (0, 256, "float32")]                 # n, BLOCK, dtype
+DESCRIBED = {
+    "unrounded": "numbers that no 16-bit type holds", "exact_sums": "eighths up to 250",
+    "shifted": "numbers around 200", "negative": "numbers below 0 alone",
+    "equal": "equal numbers throughout", "uneven": "numbers from 0.001 to 1000",
+    "infinite": "-inf among the numbers", "not_a_number": "a NaN in x and one in y",
+    "signed_zeros": "0 and -0 among the numbers", "denormal": "numbers of 1e-40",
+    "tied": "whole numbers from 0 to 2"}
 
 
-def vectors(rng, n):
-    x, y = (rng.standard_normal(n, dtype=np.float32) for _ in range(2))
-    return x, y, np.full(n, np.nan, np.float32)
+# ---- vectors, launches, and what goes wrong
+
+
+def vectors(rng, n, kind="unrounded"):              # -> (n,), (n,), (n,)
+    """x, y and what z holds before."""
+    return *(VALUES[kind](rng, (1, n))[0] for _ in range(2)), np.full(n, UNWRITTEN, np.float32)
+
+
+def hard(rng):
+    """(x, y, z, what) of each kind of numbers, in three rows, which no kernel here sees."""
+    for kind, what in DESCRIBED.items():
+        x, y = (VALUES[kind](rng, (3, 43)) for _ in range(2))
+        yield x, np.roll(y, 1), np.full_like(x, UNWRITTEN), what
 
 
 def ceil(a, b):
     return -(-a // b)
 
 
-def place(block):
+def place(block, each=1):
     def at(index):
         i = index[0]
-        return f"element {i} (thread {i % block} of block {i // block})"
+        within = f"number {i % each} of the {each} of " if each > 1 else ""
+        return f"element {i} ({within}thread {i // each % block} of block {i // each // block})"
     return at
 
 
-def unless(n, wrong, want):
-    """`want` where the condition holds, NaN (never written) elsewhere."""
-    return np.where(wrong(np.arange(n)), want, np.nan)
+def of_values(x, y):
+    """{mistake: what it gives} for any way of adding."""
+    want = x + y
+    tiny = np.float32(2**-126)
+    return {"x is stored, y is left out": x, "y is stored, x is left out": y,
+            "y is subtracted": x - y, "what is below 0 becomes 0": np.maximum(want, 0),
+            "NaN or an infinity is replaced by a number": np.nan_to_num(want),
+            "numbers below 1e-38 are flushed to 0": np.where(np.abs(want) < tiny, 0, want),
+            "nothing is written": np.full_like(x, UNWRITTEN)}
 
 
-@pytest.mark.parametrize("n", SIZES)
-def test_add_cuda(subject, agree, rng, n):
-    x, y, z = vectors(rng, n)
-    subject.launch("add_cuda", ceil(n, THREADS), THREADS, (x, y, z, n))
-    want = x.astype(np.float64) + y
-    agree(z, want, "float32", f"add_cuda of {n} elements in blocks of {THREADS}", place(THREADS), {
-        "a thread leaves blockIdx out, so that every block writes the first elements":
-            unless(n, lambda i: i < THREADS, want),
-        "the last element is left out by the bound": unless(n, lambda i: i < n - 1, want),
-        "nothing is written": np.full(n, np.nan)})
+def fixed_block(i, blocks, threads, each, taken=128):
+    """Which elements are written when a block is taken for 128 threads, whatever blockDim.x is."""
+    first = np.arange(blocks)[:, None] * taken + np.arange(threads)
+    return np.isin(i, each * first[..., None] + np.arange(each))
 
 
-def test_add_cuda__coalesced(subject, rng):
-    x, y, z = vectors(rng, 1024)
-    launch = subject.launch("add_cuda", 8, 128, (x, y, z, 1024))
-    got = launch.sectors_per_request("load")
-    assert got == 4, \
-        (f"add_cuda: a full warp's load touches {got:g} sectors, 4 hold its 128 bytes: "
-         f"neighbouring threads should take neighbouring elements")
+def right(agree, name, x, y, z, what, at, written=None):
+    """written: {mistake: which elements it writes}"""
+    x, y, z, i = x.reshape(-1), y.reshape(-1), z.reshape(-1), np.arange(x.size)
+    written = (written or {}) | {
+        "the last element is left out by the bound": i < x.size - 1,
+        "an element's number is kept in 16 bits": i < 2**16,
+        "n is kept in 16 bits": i < x.size % 2**16}
+    with np.errstate(all="ignore"):
+        want = x + y                                # one rounding, as a float32 addition has it
+        agree(z, want, "exact", f"{name}, {what}", at, {
+            mistake: np.where(where, want, UNWRITTEN) for mistake, where in written.items()
+        } | of_values(x, y), unwritten=UNWRITTEN)
+
+
+def every_value(agree, rng, name, launch, at):
+    """launch(x, y, z) of each kind of numbers is right."""
+    for x, y, z, what in hard(rng):
+        launch(x, y, z)
+        right(agree, name, x, y, z, what, at)
+
+
+def economical(name, launch, n, lane_bytes):
+    """Each number moved once, by requests that want what they move and are as few as can be."""
+    for op, arrays in (("load", 2), ("store", 1)):
+        moved, least = launch.bytes(op), 4 * arrays * n
+        assert moved <= least, (
+            f"{name} {op}s {moved:,} bytes for {n} elements, {least:,} are enough: some are added "
+            f"more than once, or moved more than once")
+        got, enough = launch.sectors_per_request(op), lane_bytes
+        meaning = ("neighbouring threads should take neighbouring elements" if got > enough else
+                   "every lane of a warp should take part")
+        assert got == enough, (
+            f"{name}: a full warp's {op} touches {got:g} sectors, {enough} hold its "
+            f"{32 * lane_bytes} bytes: {meaning}")
+        requests, fewest = launch.requests(op), least // (32 * lane_bytes)
+        meaning = (f"{op} four floats at once, as one float4" if lane_bytes == 16 else
+                   "every lane of a warp should take part")
+        assert requests == fewest, (f"{name} makes {requests} {op} requests for {n} elements, "
+                                    f"{fewest} are enough: {meaning}")
+
+
+# ---- CUDA, one element a thread
+
+
+def test_add_cuda(subject, agree, rng):
+    for n, threads in ADD:
+        (x, y, z), i, blocks = vectors(rng, n), np.arange(n), max(ceil(n, threads), 1)
+        subject.launch("add_cuda", blocks, threads, (x, y, z, n))
+        right(agree, "add_cuda", x, y, z, f"{n} elements in blocks of {threads}", place(threads), {
+            "a thread leaves blockIdx out, so that every block writes the first elements":
+                i < threads,
+            "a block is taken for 128 threads, whatever blockDim.x is":
+                fixed_block(i, blocks, threads, 1)})
+    every_value(agree, rng, "add_cuda", lambda x, y, z: subject.launch(
+        "add_cuda", 2, 96, (x, y, z, x.size)), place(96))
+
+
+def test_add_cuda__work(subject, reference, rng):
+    x, y, z = vectors(rng, 2048)
+    args = 16, 128, (x, y, z, 2048)
+    launch = subject.launch("add_cuda", *args)
+    economical("add_cuda", launch, 2048, 4)
+    same_work("add_cuda", launch, reference.launch("add_cuda", *args))
 
 
 def test_predict_sectors_per_request(subject, reference, rng):
@@ -69,73 +158,113 @@ def test_predict_sectors_per_request(subject, reference, rng):
         f"a load of add_chunk_cuda: {got} sectors is not what the counter says; {why}"
 
 
-@pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize("blocks", [1, 3])
-def test_add_grid_stride_cuda(subject, agree, rng, n, blocks):
-    x, y, z = vectors(rng, n)
-    subject.launch("add_grid_stride_cuda", blocks, THREADS, (x, y, z, n))
-    want, grid = x.astype(np.float64) + y, blocks * THREADS
-    what = f"add_grid_stride_cuda of {n} elements by {blocks} block(s) of {THREADS}"
-    agree(z, want, "float32", what, place(THREADS), {
-        "each thread stops after its first element": unless(n, lambda i: i < grid, want),
-        "the first block's threads are left out": unless(n, lambda i: i >= THREADS, want)})
+# ---- CUDA, a grid of any size
 
 
-def test_add_grid_stride_cuda__each_element_once(subject, rng):
+def test_add_grid_stride_cuda(subject, agree, rng):
+    for n, blocks, threads in GRID_STRIDE:
+        (x, y, z), i = vectors(rng, n), np.arange(n)
+        subject.launch("add_grid_stride_cuda", blocks, threads, (x, y, z, n))
+        right(agree, "add_grid_stride_cuda", x, y, z,
+              f"{n} elements by {blocks} block(s) of {threads}", place(threads), {
+                  "each thread stops after its first element": i < blocks * threads,
+                  "the first block's threads are left out": i >= threads,
+                  "a block is taken for 128 threads, whatever blockDim.x is": i % 128 < threads})
+    every_value(agree, rng, "add_grid_stride_cuda", lambda x, y, z: subject.launch(
+        "add_grid_stride_cuda", 2, 32, (x, y, z, x.size)), place(32))
+
+
+def test_add_grid_stride_cuda__each_element_once(subject, reference, rng):
+    """Also in a grid whose size and whose blocks are no powers of two."""
+    for blocks, threads in ((4, 128), (6, 160)):
+        n = 16 * blocks * threads
+        x, y, z = vectors(rng, n)
+        launch = subject.launch("add_grid_stride_cuda", blocks, threads, (x, y, z, n))
+        moved, least = launch.bytes("load"), 2 * 4 * n
+        assert moved <= least, (
+            f"add_grid_stride_cuda reads {moved:,} bytes, {least:,} are enough: some elements are "
+            f"added more than once (is the step the whole grid, not one block?)")
+        got = launch.sectors_per_request("load")
+        assert got == 4, (
+            f"add_grid_stride_cuda: a load touches {got:g} sectors, 4 are enough: step by the "
+            f"whole grid, so that neighbours stay neighbours")
+        economical("add_grid_stride_cuda", launch, n, 4)
+        same_work("add_grid_stride_cuda", launch, reference.launch(
+            "add_grid_stride_cuda", blocks, threads, (x, y, z, n)))
+
+
+# ---- CUDA, sixteen bytes at once
+
+
+def test_add_vector_cuda(subject, agree, rng):
+    for n, threads in VECTOR:
+        (x, y, z), i = vectors(rng, n), np.arange(n)
+        blocks, tail = max(ceil(n, 4 * threads), 1), n - n % 4
+        subject.launch("add_vector_cuda", blocks, threads, (x, y, z, n))
+        right(agree, "add_vector_cuda", x, y, z,
+              f"{n} elements, four a thread, in blocks of {threads}", place(threads, 4), {
+                  "the elements after the last whole four are left out": i < tail,
+                  "only one of the elements after the last whole four is written": i <= tail,
+                  "a block is taken for 128 threads, whatever blockDim.x is":
+                      fixed_block(i, blocks, threads, 4),
+                  "only the first of each four is written": i % 4 == 0})
+    every_value(agree, rng, "add_vector_cuda", lambda x, y, z: subject.launch(
+        "add_vector_cuda", 2, 32, (x, y, z, x.size)), place(32, 4))
+
+
+def test_add_vector_cuda__sixteen_bytes(subject, reference, rng):
     x, y, z = vectors(rng, 4096)
-    launch = subject.launch("add_grid_stride_cuda", 4, THREADS, (x, y, z, 4096))
-    assert launch.bytes("load") <= 2 * 4 * 4096, \
-        (f"add_grid_stride_cuda reads {launch.bytes('load'):,} bytes, {2 * 4 * 4096:,} are enough: "
-         f"some elements are added more than once (is the step the whole grid, not one block?)")
-    got = launch.sectors_per_request("load")
-    assert got == 4, \
-        (f"add_grid_stride_cuda: a load touches {got:g} sectors, 4 are enough: step by the "
-         f"whole grid, so that neighbours stay neighbours")
+    args = 8, 128, (x, y, z, 4096)
+    launch = subject.launch("add_vector_cuda", *args)
+    requests, enough = launch.requests("load"), 2 * 4096 // 128     # 128 elements a warp's request
+    assert requests <= enough, (
+        f"add_vector_cuda makes {requests} load requests for 4096 elements, {enough} are enough: "
+        f"load four floats at once, as one float4, and the last whole four of n elements too")
+    economical("add_vector_cuda", launch, 4096, 16)
+    same_work("add_vector_cuda", launch, reference.launch("add_vector_cuda", *args))
 
 
-@pytest.mark.parametrize("n", [1000, 1, 3, 4, 127, 129])
-def test_add_vector_cuda(subject, agree, rng, n):
-    x, y, z = vectors(rng, n)
-    subject.launch("add_vector_cuda", ceil(n, 4 * THREADS), THREADS, (x, y, z, n))
-    want = x.astype(np.float64) + y
-    tail = n - n % 4
-
-    def at(index):
-        return f"element {index[0]} (number {index[0] % 4} of thread {index[0] // 4}'s four)"
-
-    agree(z, want, "float32", f"add_vector_cuda of {n} elements, four a thread", at, {
-        "the elements after the last whole four are left out": unless(n, lambda i: i < tail, want),
-        "only the first of each four is written": unless(n, lambda i: i % 4 == 0, want)})
+# ---- Triton
 
 
-def test_add_vector_cuda__sixteen_bytes(subject, rng):
-    x, y, z = vectors(rng, 1024)
-    launch = subject.launch("add_vector_cuda", 2, 128, (x, y, z, 1024))
-    requests, enough = launch.requests("load"), 2 * 1024 // 128     # 128 elements a warp's request
-    assert requests == enough, \
-        (f"add_vector_cuda makes {requests} load requests for 1024 elements, {enough} are enough: "
-         f"load four floats at once, as one float4")
+def test_add_triton(subject, agree, rng):
+    for n, block, dtype in PROGRAMS:
+        launched(subject, agree, *vectors(rng, n), block, dtype,
+                 f"{n} {dtype} elements in programs of {block}")
+    for x, y, z, what in hard(rng):
+        launched(subject, agree, x, y, z, 64, "float32", what)
 
 
-@pytest.mark.parametrize("n", SIZES)
-def test_add_triton(subject, agree, rng, n):
-    x, y, z = vectors(rng, n)
-    subject.launch("add_triton", ceil(n, 256), args=tensors(x, y, z) + (n,), BLOCK=256)
-    want = x.astype(np.float64) + y
+def launched(subject, agree, x, y, z, block, dtype, what):
+    """add_triton of x and y, rounded to dtype, is right."""
+    n, before = x.size, float(np.float32(UNWRITTEN)) if dtype == "float32" else 7
+    a, b, c = tensors(x, y, np.full_like(z, before), dtype=dtype)
+    programs = max(ceil(n, block), 1)
+    subject.launch("add_triton", programs, args=(a, b, c, n), BLOCK=block)
 
     def at(index):
-        return f"element {index[0]} (number {index[0] % 256} of program {index[0] // 256})"
+        return f"element {index[0]} (number {index[0] % block} of program {index[0] // block})"
 
-    agree(z, want, "float32", f"add_triton of {n} elements in programs of 256", at, {
-        "every program works on the first block": unless(n, lambda i: i < 256, want),
-        "programs start one element apart, not one block": unless(n, lambda i: i < 256 + 3, want),
-        "x is stored, y is left out": x})
+    with np.errstate(all="ignore"):
+        a, b, c, want = (t.float().numpy().reshape(-1) for t in (a, b, c, a + b))
+        i = np.arange(n)
+        written = {
+            "every program works on the first block": i < block,
+            "programs start one element apart, not one block": i < block + programs - 1,
+            "the last element is left out by the mask": i < n - 1,
+            "n is kept in 16 bits": i < n % 2**16,
+            "a program is taken for 256 elements, whatever BLOCK is":
+                fixed_block(i, programs, 256, 1, block)}
+        agree(c, want, "exact", f"add_triton, {what}", at, of_values(a, b) | {
+            mistake: np.where(where, want, before) for mistake, where in written.items()
+        }, unwritten=before)
 
 
-def test_add_triton__work(subject, rng):
+def test_add_triton__work(subject, reference, rng):
     """Every number is moved once, and 32 lanes ask for neighbours, 16 bytes each."""
     x, y, z = vectors(rng, 4096)
-    launch = subject.launch("add_triton", 8, args=tensors(x, y, z) + (4096,), BLOCK=512)
+    args = tensors(x, y, z) + (4096,)
+    launch = subject.launch("add_triton", 8, args=args, BLOCK=512)
     moved, least = launch.bytes("load"), x.nbytes + y.nbytes
     assert moved == least, (f"add_triton loads {moved:,} bytes for two arrays of {x.nbytes:,}: "
                             f"each number should be loaded once")
@@ -143,13 +272,18 @@ def test_add_triton__work(subject, rng):
     assert requests == enough, (
         f"add_triton makes {requests} load requests for 4096 elements, {enough} are enough: lanes "
         f"beside each other should work on neighbours, so that four become one load")
+    economical("add_triton", launch, 4096, 16)
+    same_work("add_triton", launch, reference.launch("add_triton", 8, args=args, BLOCK=512))
 
 
-def tensors(*arrays):
-    """CPU tensors on the same memory."""
+def tensors(*arrays, dtype="float32"):
+    """CPU tensors; those of float32 share the arrays' memory."""
     import torch
 
-    return tuple(torch.from_numpy(a) for a in arrays)
+    return tuple(torch.from_numpy(a).to(getattr(torch, dtype)) for a in arrays)
+
+
+# ---- the course's own launchers
 
 
 @pytest.mark.parametrize("n", [0, 1, 127, 129, 1000])
