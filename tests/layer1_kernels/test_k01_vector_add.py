@@ -14,18 +14,17 @@ SIZES = [1, 127, 129, 1000]
 THREADS = 128
 UNWRITTEN = 7e7
 CUDA = ("add_cuda", "add_chunk_cuda", "add_grid_stride_cuda", "add_vector_cuda")
-ADD = [(1, 128), (127, 128), (129, 128), (1000, 128), (1000, 96), (513, 32), (2000, 256),
-       (70_001, 1024), (0, 128)]                                            # n, threads
-GRID_STRIDE = [(1, 1, 128), (1, 3, 128), (127, 1, 128), (127, 3, 128), (129, 1, 128),
-               (129, 3, 128), (1000, 1, 128), (1000, 3, 128), (384, 3, 128), (385, 3, 128),
-               (1000, 2, 256), (999, 5, 32), (500, 2, 96), (70_001, 3, 512), (0, 2, 128)]
-                                                                            # n, blocks, threads
-VECTOR = [(1000, 128), (1, 128), (3, 128), (4, 128), (127, 128), (129, 128), (2, 128), (5, 128),
-          (1002, 128), (1023, 64), (1025, 64), (511, 96), (2001, 256), (70_003, 1024), (0, 128)]
-PROGRAMS = [(1, 256, "float32"), (127, 256, "float32"), (129, 256, "float32"),
-            (1000, 256, "float32"), (513, 256, "float32"), (1000, 128, "float32"),
-            (1025, 1024, "float32"), (1000, 64, "float16"), (999, 512, "bfloat16"),
-            (70_001, 1024, "float32"), (0, 256, "float32")]                 # n, BLOCK, dtype
+ADD = [(1000, 128), (129, 128), (127, 128), (1000, 96), (513, 32), (2000, 256), (1, 128),
+       (0, 128)]                                                            # n, threads
+GRID_STRIDE = [(1000, 1, 128), (1000, 3, 128), (129, 1, 128), (129, 3, 128), (127, 1, 128),
+               (127, 3, 128), (384, 3, 128), (385, 3, 128), (1000, 2, 256), (999, 5, 32),
+               (500, 2, 96), (1, 1, 128), (1, 3, 128), (0, 2, 128)]         # n, blocks, threads
+VECTOR = [(1000, 128), (129, 128), (127, 128), (1002, 128), (1023, 64), (1025, 64), (511, 96),
+          (2001, 256), (5, 128), (4, 128), (3, 128), (2, 128), (1, 128), (0, 128)]  # n, threads
+PROGRAMS = [(1000, 256, "float32"), (513, 256, "float32"), (129, 256, "float32"),
+            (127, 256, "float32"), (1000, 128, "float32"), (1025, 1024, "float32"),
+            (1000, 64, "float16"), (999, 512, "bfloat16"), (1, 256, "float32"),
+            (0, 256, "float32")]                                            # n, BLOCK, dtype
 DESCRIBED = {
     "unrounded": "numbers that no 16-bit type holds", "exact_sums": "eighths up to 250",
     "shifted": "numbers around 200", "negative": "numbers below 0 alone",
@@ -62,15 +61,21 @@ def place(block, each=1):
     return at
 
 
-def of_values(x, y):
+def of_values(name, x, y):
     """{mistake: what it gives} for any way of adding."""
-    want = x + y
-    tiny = np.float32(2**-126)
-    return {"x is stored, y is left out": x, "y is stored, x is left out": y,
-            "y is subtracted": x - y, "what is below 0 becomes 0": np.maximum(want, 0),
-            "NaN or an infinity is replaced by a number": np.nan_to_num(want),
-            "numbers below 1e-38 are flushed to 0": np.where(np.abs(want) < tiny, 0, want),
-            "nothing is written": np.full_like(x, UNWRITTEN)}
+    want, tiny = x + y, 2.0**-126
+    return {f"{name} stores x, y is left out": x, f"{name} stores y, x is left out": y,
+            f"{name} subtracts y": x - y,
+            f"{name} turns what is below 0 into 0": np.maximum(want, 0),
+            f"{name} replaces NaN or infinities by numbers": np.nan_to_num(want),
+            f"{name} flushes numbers below 1e-38 to 0": np.where(np.abs(want) < tiny, 0, want),
+            f"{name} writes nothing": np.full_like(x, UNWRITTEN)}
+
+
+def telling(mistakes, want):
+    """Those that give something else."""
+    return {mistake: gives for mistake, gives in mistakes.items()
+            if not np.array_equal(gives, want, equal_nan=True)}
 
 
 def fixed_block(i, blocks, threads, each, taken=128):
@@ -79,18 +84,18 @@ def fixed_block(i, blocks, threads, each, taken=128):
     return np.isin(i, each * first[..., None] + np.arange(each))
 
 
-def right(agree, name, x, y, z, what, at, written=None):
-    """written: {mistake: which elements it writes}"""
+def right(agree, name, x, y, z, what, at, written=None, before=UNWRITTEN):
+    """z is x + y. written: {mistake: which elements it writes};  before: what z held"""
     x, y, z, i = x.reshape(-1), y.reshape(-1), z.reshape(-1), np.arange(x.size)
     written = (written or {}) | {
-        "the last element is left out by the bound": i < x.size - 1,
-        "an element's number is kept in 16 bits": i < 2**16,
-        "n is kept in 16 bits": i < x.size % 2**16}
+        f"in {name} the last element is left out by the bound": i < x.size - 1,
+        f"in {name} an element's number is kept in 16 bits": i < 2**16,
+        f"in {name} n is kept in 16 bits": i < x.size % 2**16}
     with np.errstate(all="ignore"):
         want = x + y                                # one rounding, as a float32 addition has it
-        agree(z, want, "exact", f"{name}, {what}", at, {
-            mistake: np.where(where, want, UNWRITTEN) for mistake, where in written.items()
-        } | of_values(x, y), unwritten=UNWRITTEN)
+        agree(z, want, "exact", f"{name}, {what}", at, telling({
+            mistake: np.where(where, want, before) for mistake, where in written.items()
+        } | of_values(name, x, y), want), unwritten=before)
 
 
 def every_value(agree, rng, name, launch, at):
@@ -105,8 +110,8 @@ def economical(name, launch, n, lane_bytes):
     for op, arrays in (("load", 2), ("store", 1)):
         moved, least = launch.bytes(op), 4 * arrays * n
         assert moved <= least, (
-            f"{name} {op}s {moved:,} bytes for {n} elements, {least:,} are enough: some are added "
-            f"more than once, or moved more than once")
+            f"{name} {op}s {moved:,} bytes for {n} elements, {least:,} are enough: each number "
+            f"should be moved once")
         got, enough = launch.sectors_per_request(op), lane_bytes
         meaning = ("neighbouring threads should take neighbouring elements" if got > enough else
                    "every lane of a warp should take part")
@@ -125,23 +130,27 @@ def economical(name, launch, n, lane_bytes):
 
 def test_add_cuda(subject, agree, rng):
     for n, threads in ADD:
-        (x, y, z), i, blocks = vectors(rng, n), np.arange(n), max(ceil(n, threads), 1)
-        subject.launch("add_cuda", blocks, threads, (x, y, z, n))
-        right(agree, "add_cuda", x, y, z, f"{n} elements in blocks of {threads}", place(threads), {
-            "a thread leaves blockIdx out, so that every block writes the first elements":
-                i < threads,
-            "a block is taken for 128 threads, whatever blockDim.x is":
-                fixed_block(i, blocks, threads, 1)})
+        add(subject, agree, rng, n, threads)
     every_value(agree, rng, "add_cuda", lambda x, y, z: subject.launch(
         "add_cuda", 2, 96, (x, y, z, x.size)), place(96))
 
 
-def test_add_cuda__work(subject, reference, rng):
+def add(subject, agree, rng, n, threads):
+    (x, y, z), i, blocks = vectors(rng, n), np.arange(n), max(ceil(n, threads), 1)
+    subject.launch("add_cuda", blocks, threads, (x, y, z, n))
+    right(agree, "add_cuda", x, y, z, f"{n} elements in blocks of {threads}", place(threads), {
+        "a thread leaves blockIdx out, so that every block writes the first elements": i < threads,
+        "a block is taken for 128 threads, whatever blockDim.x is":
+            fixed_block(i, blocks, threads, 1)})
+
+
+def test_add_cuda__work(subject, reference, agree, rng):
     x, y, z = vectors(rng, 2048)
     args = 16, 128, (x, y, z, 2048)
     launch = subject.launch("add_cuda", *args)
     economical("add_cuda", launch, 2048, 4)
     same_work("add_cuda", launch, reference.launch("add_cuda", *args))
+    add(subject, agree, rng, 70_001, 1024)
 
 
 def test_predict_sectors_per_request(subject, reference, rng):
@@ -162,19 +171,23 @@ def test_predict_sectors_per_request(subject, reference, rng):
 
 
 def test_add_grid_stride_cuda(subject, agree, rng):
-    for n, blocks, threads in GRID_STRIDE:
-        (x, y, z), i = vectors(rng, n), np.arange(n)
-        subject.launch("add_grid_stride_cuda", blocks, threads, (x, y, z, n))
-        right(agree, "add_grid_stride_cuda", x, y, z,
-              f"{n} elements by {blocks} block(s) of {threads}", place(threads), {
-                  "each thread stops after its first element": i < blocks * threads,
-                  "the first block's threads are left out": i >= threads,
-                  "a block is taken for 128 threads, whatever blockDim.x is": i % 128 < threads})
+    for sizes in GRID_STRIDE:
+        add_grid_stride(subject, agree, rng, *sizes)
     every_value(agree, rng, "add_grid_stride_cuda", lambda x, y, z: subject.launch(
         "add_grid_stride_cuda", 2, 32, (x, y, z, x.size)), place(32))
 
 
-def test_add_grid_stride_cuda__each_element_once(subject, reference, rng):
+def add_grid_stride(subject, agree, rng, n, blocks, threads):
+    (x, y, z), i = vectors(rng, n), np.arange(n)
+    subject.launch("add_grid_stride_cuda", blocks, threads, (x, y, z, n))
+    right(agree, "add_grid_stride_cuda", x, y, z, f"{n} elements by {blocks} block(s) of {threads}",
+          place(threads), {
+              "each thread stops after its first element": i < blocks * threads,
+              "the first block's threads are left out": i >= threads,
+              "a block is taken for 128 threads, whatever blockDim.x is": i % 128 < threads})
+
+
+def test_add_grid_stride_cuda__each_element_once(subject, reference, agree, rng):
     """Also in a grid whose size and whose blocks are no powers of two."""
     for blocks, threads in ((4, 128), (6, 160)):
         n = 16 * blocks * threads
@@ -191,6 +204,7 @@ def test_add_grid_stride_cuda__each_element_once(subject, reference, rng):
         economical("add_grid_stride_cuda", launch, n, 4)
         same_work("add_grid_stride_cuda", launch, reference.launch(
             "add_grid_stride_cuda", blocks, threads, (x, y, z, n)))
+    add_grid_stride(subject, agree, rng, 70_001, 3, 512)
 
 
 # ---- CUDA, sixteen bytes at once
@@ -198,30 +212,36 @@ def test_add_grid_stride_cuda__each_element_once(subject, reference, rng):
 
 def test_add_vector_cuda(subject, agree, rng):
     for n, threads in VECTOR:
-        (x, y, z), i = vectors(rng, n), np.arange(n)
-        blocks, tail = max(ceil(n, 4 * threads), 1), n - n % 4
-        subject.launch("add_vector_cuda", blocks, threads, (x, y, z, n))
-        right(agree, "add_vector_cuda", x, y, z,
-              f"{n} elements, four a thread, in blocks of {threads}", place(threads, 4), {
-                  "the elements after the last whole four are left out": i < tail,
-                  "only one of the elements after the last whole four is written": i <= tail,
-                  "a block is taken for 128 threads, whatever blockDim.x is":
-                      fixed_block(i, blocks, threads, 4),
-                  "only the first of each four is written": i % 4 == 0})
+        add_vector(subject, agree, rng, n, threads)
     every_value(agree, rng, "add_vector_cuda", lambda x, y, z: subject.launch(
         "add_vector_cuda", 2, 32, (x, y, z, x.size)), place(32, 4))
 
 
-def test_add_vector_cuda__sixteen_bytes(subject, reference, rng):
+def add_vector(subject, agree, rng, n, threads):
+    (x, y, z), i, tail = vectors(rng, n), np.arange(n), n - n % 4
+    blocks = max(ceil(n, 4 * threads), 1)
+    subject.launch("add_vector_cuda", blocks, threads, (x, y, z, n))
+    right(agree, "add_vector_cuda", x, y, z,
+          f"{n} elements, four a thread, in blocks of {threads}", place(threads, 4), {
+              "the elements after the last whole four are left out": i < tail,
+              "of the last n % 4 elements only the first is written": i <= tail,
+              "a block is taken for 128 threads, whatever blockDim.x is":
+                  fixed_block(i, blocks, threads, 4),
+              "only the first of each four is written": i % 4 == 0})
+
+
+def test_add_vector_cuda__sixteen_bytes(subject, reference, agree, rng):
     x, y, z = vectors(rng, 4096)
     args = 8, 128, (x, y, z, 4096)
     launch = subject.launch("add_vector_cuda", *args)
     requests, enough = launch.requests("load"), 2 * 4096 // 128     # 128 elements a warp's request
-    assert requests <= enough, (
-        f"add_vector_cuda makes {requests} load requests for 4096 elements, {enough} are enough: "
-        f"load four floats at once, as one float4, and the last whole four of n elements too")
+    meaning = ("the last whole four of n elements is taken apart too" if requests < 2 * enough else
+               "load four floats at once, as one float4")
+    assert requests == enough, (f"add_vector_cuda makes {requests} load requests for 4096 "
+                                f"elements, {enough} are enough: {meaning}")
     economical("add_vector_cuda", launch, 4096, 16)
     same_work("add_vector_cuda", launch, reference.launch("add_vector_cuda", *args))
+    add_vector(subject, agree, rng, 70_003, 1024)
 
 
 # ---- Triton
@@ -237,30 +257,26 @@ def test_add_triton(subject, agree, rng):
 
 def launched(subject, agree, x, y, z, block, dtype, what):
     """add_triton of x and y, rounded to dtype, is right."""
-    n, before = x.size, float(np.float32(UNWRITTEN)) if dtype == "float32" else 7
+    n, before = x.size, UNWRITTEN if dtype == "float32" else 7      # which any type holds
     a, b, c = tensors(x, y, np.full_like(z, before), dtype=dtype)
-    programs = max(ceil(n, block), 1)
+    programs, i = max(ceil(n, block), 1), np.arange(n)
     subject.launch("add_triton", programs, args=(a, b, c, n), BLOCK=block)
 
     def at(index):
         return f"element {index[0]} (number {index[0] % block} of program {index[0] // block})"
 
     with np.errstate(all="ignore"):
-        a, b, c, want = (t.float().numpy().reshape(-1) for t in (a, b, c, a + b))
-        i = np.arange(n)
-        written = {
-            "every program works on the first block": i < block,
-            "programs start one element apart, not one block": i < block + programs - 1,
-            "the last element is left out by the mask": i < n - 1,
-            "n is kept in 16 bits": i < n % 2**16,
-            "a program is taken for 256 elements, whatever BLOCK is":
-                fixed_block(i, programs, 256, 1, block)}
-        agree(c, want, "exact", f"add_triton, {what}", at, of_values(a, b) | {
-            mistake: np.where(where, want, before) for mistake, where in written.items()
-        }, unwritten=before)
+        want = (a + b).float().numpy().reshape(-1)                  # one rounding to dtype
+    if dtype != "float32":
+        return agree(c.float().numpy(), want, "exact", f"add_triton, {what}", at, unwritten=before)
+    right(agree, "add_triton", x, y, c.numpy(), what, at, {
+        "every program works on the first block": i < block,
+        "programs start one element apart, not one block": i < block + programs - 1,
+        "a program is taken for 256 elements, whatever BLOCK is":
+            fixed_block(i, programs, block, 1, 256)})
 
 
-def test_add_triton__work(subject, reference, rng):
+def test_add_triton__work(subject, reference, agree, rng):
     """Every number is moved once, and 32 lanes ask for neighbours, 16 bytes each."""
     x, y, z = vectors(rng, 4096)
     args = tensors(x, y, z) + (4096,)
@@ -274,6 +290,7 @@ def test_add_triton__work(subject, reference, rng):
         f"beside each other should work on neighbours, so that four become one load")
     economical("add_triton", launch, 4096, 16)
     same_work("add_triton", launch, reference.launch("add_triton", 8, args=args, BLOCK=512))
+    launched(subject, agree, *vectors(rng, 70_001), 512, "float32", "70001 elements")
 
 
 def tensors(*arrays, dtype="float32"):
