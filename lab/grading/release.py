@@ -88,8 +88,9 @@ def release(plan, out, say=print):
         made = Path(name) / "edition"
         write(plan, made, say)
         prove(plan, made)
+        notes = list(lacks.mend(plan, made, inside))
         commit(made)
-        notes = [*leaks.notes(made, plan), *lacks.notes(plan)]
+        notes = [*leaks.notes(made, plan), *notes]
         os.replace(made, out)
     return notes
 

@@ -13,7 +13,7 @@ import yaml
 from lab import course, device, stub, tape
 from lab.cli import app
 from lab.course import ROOT, CourseError
-from lab.grading import leaks, release
+from lab.grading import lacks, leaks, release
 from lab.subject import SLACK
 
 K01 = course.find("k01_vector_add")
@@ -170,8 +170,39 @@ def test_hints_ship_unless_they_are_left_out(edition, tmp_path):
 
 def test_what_a_notebook_lacks_is_said(edition):
     assert [note for note in edition[1] if "notebook" in note] == [
-        f"the notebook of k01_vector_add uses {name} of o02_life_of_a_token, whose answers are not "
-        f"in this edition: that cell ends in an exception" for name in ("NUMPY", "generate")]
+        "cells of the notebook of k01_vector_add are comments: they need add_triton of "
+        "k01_vector_add, generate of o02_life_of_a_token, whose answers are not in this edition"]
+
+
+def test_a_notebook_runs_although_answers_are_absent(edition):
+    """With right answers in its cells. Those that need others are comments, and say which."""
+    cells = [cell for cell in json.loads((edition[0] / K01.notebook.relative_to(ROOT)).read_text(
+        "utf-8"))["cells"] if cell["cell_type"] == "code"]
+    last = "".join(cells[-1]["source"]).splitlines()
+    assert last[:2] == ["# These lines are comments since they need add_triton of k01_vector_add, "
+                        "generate of", "# o02_life_of_a_token, whose answers this edition does not "
+                        "have."] and last[3] == "# import numpy as np"
+    assert all(row.startswith("#") for row in last)
+    said = release.inside(edition[0], "-c", lacks.RUN, "k01", given=json.dumps(K01.sources))
+    assert json.loads(said.splitlines()[-1]) == []
+
+
+def test_a_cell_that_fails_for_another_reason_is_not_released(tmp_path):
+    def inside(folder, *words, given=""):
+        return json.dumps([["1 / 0", "division by zero"]])
+
+    with pytest.raises(CourseError) as wrong:
+        list(lacks.mend(release.edition(["k01"]), tmp_path, inside))
+    assert str(wrong.value) == ("k01_vector_add: a cell of its notebook fails in this edition: "
+                                "division by zero\n    1 / 0")
+
+
+def test_cells_in_comments():
+    text = "```python\n# NBVAL_IGNORE_OUTPUT\na = f(\n  1)\n```\n\n```python\nprint(a)\n```\n"
+    assert lacks.as_comments(text, ["a = f(\n  1)"], ["bound", "Nobody.here"]) == (
+        "```python\n# These lines are comments since they need bound of r01_roofline, Nobody.here, "
+        "whose answers this\n# edition does not have.\n#\n# a = f(\n#   1)\n```\n\n"
+        "```python\nprint(a)\n```\n")
 
 
 def test_the_package_names_only_floors_that_ship(edition):
