@@ -24,11 +24,11 @@ def forget_environment():
     os.environ.update(found)
 
 
-def bare_environment():
-    """Of a process in a box: nothing but where it may write."""
+def bare_environment(folder):
+    """Of a process in a box: nothing but the folder where it may write."""
     os.environ.clear()
-    os.environ.update(PATH="/usr/bin:/bin", LANG="C.UTF-8", OMP_NUM_THREADS="1", HOME="/tmp",
-                      TMPDIR="/tmp", TRITON_CACHE_DIR="/tmp/triton", TRITON_HOME="/tmp")
+    os.environ.update(PATH="/usr/bin:/bin", LANG="C.UTF-8", OMP_NUM_THREADS="1", HOME=folder,
+                      TMPDIR=folder, TRITON_CACHE_DIR=f"{folder}/triton", TRITON_HOME=folder)
 
 
 def library_settings():

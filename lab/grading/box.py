@@ -23,6 +23,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -63,7 +64,11 @@ class Box:
     def __init__(self, level, binds, user=NOBODY):
         self.level, self.user, self.holder = level, user, None
         self.closed, self.full = threading.Event(), False
+        self.scratch = "/tmp"               # of the box, and empty
         if level == "limits":
+            self.scratch = tempfile.mkdtemp(prefix="lab-box-")
+            if os.getuid() == 0:
+                os.chown(self.scratch, user, user)
             return
         command = {"bubblewrap": bubblewrap, "namespaces": namespaces}[level](binds)
         out, told = os.pipe()
@@ -93,12 +98,13 @@ class Box:
     def request(self):
         """What a child of the warm process needs, to move in."""
         return {"holder": self.holder, "user": self.user if os.getuid() == 0 else None,
-                "filtered": seccomp.problem() is None}
+                "scratch": self.scratch, "filtered": seccomp.problem() is None}
 
     def close(self):
         """End everything in it."""
         self.closed.set()
         if self.holder is None:
+            shutil.rmtree(self.scratch, ignore_errors=True)
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.holder, signal.SIGKILL)        # the first process of the box: all go
@@ -208,13 +214,13 @@ def move_in(request, connection):
     os.setsid()
     os.closerange(3, connection.fileno())
     os.closerange(connection.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
-    bare(request["user"], libc)
+    bare(request["user"], request["scratch"], libc)
     if request["filtered"]:
         seccomp.install()
 
 
-def bare(user, libc):
-    """Limits, no rights, nothing in the environment."""
+def bare(user, scratch, libc):
+    """Limits, no rights, nothing in the environment but where to write."""
     Path("/proc/self/oom_score_adj").write_text("1000")     # out of memory: this goes first
     for name, most in LIMITS.items():
         kind = getattr(resource, name)
@@ -228,8 +234,8 @@ def bare(user, libc):
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
     checked(libc.capset(header, (ctypes.c_uint32 * 6)()))
     checked(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-    device.bare_environment()
-    os.chdir("/tmp")
+    device.bare_environment(scratch)
+    os.chdir(scratch)
 
 
 def checked(result):

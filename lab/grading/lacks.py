@@ -9,11 +9,13 @@ import json
 import re
 import textwrap
 
-from lab import course
+from lab import course, notebooks
 from lab.course import ROOT, CourseError
 
 CELL = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)      # a learner's cell has an include
 STUB = re.compile(r"([\w.]+): about \d+ line")                 # what a stub says when it is called
+CHECKED = "nbval-check-output"
+COMMENT = "# These lines are comments since they need"
 ROUNDS = 4              # a cell that becomes a comment may have made what another one uses
 
 RUN = """
@@ -27,45 +29,50 @@ live = nbformat.reads(notebooks.dump(notebook), as_version=4)
 nbclient.NotebookClient(live, timeout=300, kernel_name="python3", allow_errors=True,
                         extra_arguments=["--IPKernelApp.log_level=ERROR"],
                         resources={"metadata": {"path": str(lesson.notebook.parent)}}).execute()
-print(json.dumps([[cell.source, output.evalue] for cell in live.cells
-                  for output in cell.get("outputs", ()) if output.output_type == "error"]))
+print(json.dumps(live.cells))
 """
 
 
 def mend(plan, folder, inside):
     """Make comments of such cells; yields a sentence for each lesson that has some.
 
-    inside(folder, *words, given) runs Python on the edition. CourseError: a cell fails for another
-    reason.
+    inside(folder, *words, given) runs Python on the edition.
     """
     for lesson in plan.stubs:
         markdown = folder / lesson.markdown.relative_to(ROOT)
-        needs = {}
+        needs, sources = {}, {}
         for _ in range(ROUNDS):
             said = inside(folder, "-c", RUN, lesson.id, given=json.dumps(lesson.sources))
-            failures = json.loads(said.splitlines()[-1])
+            failures = wrong(lesson, json.loads(said.splitlines()[-1]))
             if not failures:
                 break
-            needs |= dict.fromkeys(needed(lesson, failures, bool(needs)))
-            text = as_comments(markdown.read_text("utf-8"), dict(failures), list(needs))
+            needs |= dict.fromkeys(STUB.findall(" ".join(failures.values())))
+            sources |= failures
+            text = as_comments(markdown.read_text("utf-8"), failures, needs)
             markdown.write_text(text, "utf-8")
         else:
             raise CourseError(f"{lesson.id}: cells of its notebook fail after {ROUNDS} rounds")
-        if needs:
+        if sources:
             inside(folder, "-m", "lab.cli", "build", lesson.id)
-            yield (f"cells of the notebook of {lesson.id} are comments: they need {listed(needs)}, "
-                   f"whose answers are not in this edition")
+            yield (f"{len(sources)} cells of the notebook of {lesson.id} are comments: they need "
+                   f"{listed(needs)} that this edition does not have")
 
 
-def needed(lesson, failures, later):
-    """The exercises whose stubs were called. later: cells are comments by now, so others may miss
-    what those made."""
-    called = [name for _, error in failures for name in STUB.findall(error)]
-    if not called and not later:
-        source, error = failures[0]
-        raise CourseError(f"{lesson.id}: a cell of its notebook fails in this edition: {error}\n"
-                          f"{textwrap.indent(source, '    ')}")
-    return called
+def wrong(lesson, cells):
+    """{source: error} of the cells that raise, or print other than in the course's own notebook."""
+    course_own = notebooks.load(lesson.solution.read_text("utf-8"), str(lesson.solution))["cells"]
+    printed = {cell["id"]: text_of(cell) for cell in course_own
+               if CHECKED in cell["metadata"].get("tags", ())}
+    failures = {cell["source"]: " ".join(output["evalue"] for output in cell["outputs"]
+                                         if output["output_type"] == "error")
+                for cell in cells if cell["cell_type"] == "code"
+                if cell["id"] in printed and printed[cell["id"]] != text_of(cell)
+                or any(output["output_type"] == "error" for output in cell["outputs"])}
+    return {source: error for source, error in failures.items() if not source.startswith(COMMENT)}
+
+
+def text_of(cell):
+    return "".join("".join(output.get("text", "")) for output in cell["outputs"])
 
 
 def as_comments(text, failures, needs):
@@ -76,19 +83,21 @@ def as_comments(text, failures, needs):
             rows = rows[1:]
         if "\n".join(rows).strip() not in {source.strip() for source in failures}:
             return match[0]
-        reason = (f"These lines are comments since they need {listed(needs)}, whose answers this "
-                  f"edition does not have.")
-        rows = [f"# {row}".rstrip() for row in [*textwrap.wrap(reason, 96), "", *rows]]
+        reason = f"{COMMENT} {listed(needs)} that this edition does not have."
+        rows = [f"# {row}".rstrip() for row in ["", *rows]]
+        rows = [*textwrap.wrap(reason, 98, subsequent_indent="# "), *rows]
         return "\n".join(["```python", *rows, "```"])
 
     return CELL.sub(write, text)
 
 
 def listed(needs):
-    """Exercises by name as words: "a and b of one, c of another"."""
+    """Exercises by name as words: "the answers to a and b of one, c of another"."""
+    if not needs:
+        return "answers"
     homes = {}
     for name in needs:
         home = next((i.id for i in course.lessons() if name in {e.name for e in i.exercises}), None)
         homes.setdefault(home, []).append(name)
-    return ", ".join(" and ".join(names) + (f" of {home}" if home else "")
-                     for home, names in homes.items())
+    return "the answers to " + ", ".join(" and ".join(names) + (f" of {home}" if home else "")
+                                         for home, names in homes.items())

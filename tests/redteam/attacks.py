@@ -76,12 +76,12 @@ def send(attacks, folder, canary, port):
         (own / one.file).write_text(text.replace("'CANARY", f"'{canary}"), "utf-8")
 
 
-def grade(submissions, out, environment, jobs=2, seconds=900, options=()):
+def grade(submissions, out, environment, jobs=2, seconds=900, options=(), before=()):
     """`lab grade` in a process of its own: ({(student, lesson/exercise): its row}, what it
-    printed)."""
+    printed). before: the words of a program that starts it"""
     lessons = {path.stem for path in submissions.glob("*/*.*")}
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "lab.cli", "grade", str(submissions), "--out", str(out),
+        [*before, sys.executable, "-P", "-m", "lab.cli", "grade", str(submissions), "--out", str(out),
          "--lessons", ",".join(sorted(lessons)), "--jobs", str(jobs), *options],
         env=environment | {"PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL,
         capture_output=True, text=True, timeout=seconds)

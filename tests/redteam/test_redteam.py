@@ -80,6 +80,25 @@ def test_the_walls_stand_at_either_level(level, tmp_path, canary, port):
     assert canary.read_text() == "a secret of the instructor's"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("table", [table for table in attacks.TABLES
+                                   if table.stem not in ("hangs", "walls")], ids=lambda t: t.stem)
+def test_without_walls_points_are_as_they_were(table, tmp_path, canary, port):
+    """In a container, say, that may make no namespaces. Files outside are open to an attack."""
+    if os.getuid() != 0 or not shutil.which("setpriv"):
+        raise NotProvenHere("needs root and setpriv, to give up the right to make namespaces")
+    if problem := box.trial("limits"):
+        raise NotProvenHere(problem)
+    sent = [one for one in attacks.read(attacks.CONTROLS) + attacks.read(table)
+            if one.name != "a file of more than the box has room for"]
+    attacks.send(sent, tmp_path / "sent", canary, port)
+    rows, said = attacks.grade(tmp_path / "sent", tmp_path / "out", {
+        **os.environ, "LAB_CANARY": "a secret of the instructor's"},
+        before=("setpriv", "--bounding-set=-sys_admin"))
+    assert "sandbox: limits" in said
+    assert otherwise(sent, rows) == []
+
+
 def test_the_catalogue_is_whole():
     """Each number has its line, and a line names a table where and only where it has attacks."""
     lines = re.findall(r"^\| (\d+) \| .*? \| (.*) \|$",

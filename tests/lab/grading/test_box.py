@@ -30,6 +30,20 @@ def test_a_box_ends_with_all_that_is_in_it(level):
     assert not Path(f"/proc/{one.holder}").exists()
 
 
+def test_without_walls_each_job_writes_to_a_folder_of_its_own():
+    """Compiled kernels lie there: in one for all, the next user could not write, or would find a
+    kernel that somebody laid out for it."""
+    one, two = (box.Box("limits", {}, user) for user in (61_184, 61_185))
+    folders = [Path(each.request()["scratch"]) for each in (one, two)]
+    assert folders[0] != folders[1] and all(not any(folder.iterdir()) for folder in folders)
+    if os.getuid() == 0:
+        assert [folder.stat().st_uid for folder in folders] == [61_184, 61_185]
+        assert {folder.stat().st_mode & 0o777 for folder in folders} == {0o700}
+    (folders[0] / "left").touch()
+    one.close(), two.close()
+    assert not any(folder.exists() for folder in folders)
+
+
 def test_a_box_that_cannot_be_made_says_why(level, tmp_path):
     with pytest.raises(OSError, match=level):
         box.Box(level, {"/here": tmp_path / "not there"})
