@@ -81,8 +81,8 @@ def grade(submissions, out, environment, jobs=2, seconds=900, options=(), before
     printed). before: the words of a program that starts it"""
     lessons = {path.stem for path in submissions.glob("*/*.*")}
     done = subprocess.run(
-        [*before, sys.executable, "-P", "-m", "lab.cli", "grade", str(submissions), "--out", str(out),
-         "--lessons", ",".join(sorted(lessons)), "--jobs", str(jobs), *options],
+        [*before, sys.executable, "-P", "-m", "lab.cli", "grade", str(submissions),
+         "--out", str(out), "--lessons", ",".join(sorted(lessons)), "--jobs", str(jobs), *options],
         env=environment | {"PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL,
         capture_output=True, text=True, timeout=seconds)
     assert done.returncode == 0, done.stdout + done.stderr
