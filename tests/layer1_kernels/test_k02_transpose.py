@@ -1,19 +1,29 @@
 """Graders of k02. Outputs start as 7, which no input holds, so that what nobody wrote shows."""
 
+import re
 from collections import Counter
 
 import numpy as np
 import pytest
 
+from lab.adversarial import VALUES
 from lab.pace import numbers
 from lab.subject import Raised
+from lab.work import same_work
 
 CUDA = ("transpose_naive_cuda", "transpose_tile_cuda", "transpose_padded_cuda",
         "transpose_swizzled_cuda", "transpose_vector_cuda")
 TILE = 32
-SIZES = [(64, 96), (33, 65), (127, 40), (1, 129), (129, 1), (1, 1)]             # M, N
-BY_FOUR = [(64, 96), (36, 68), (4, 132), (100, 4), (4, 4)]
-PITCHES = [40, 32, 33, 31, 34, 36, 48, 96, 100, 1]
+SIZES = [(64, 96), (33, 65), (127, 40), (31, 63), (1, 129), (129, 1), (1, 1), (0, 5), (5, 0)]
+                                                                                # M, N
+BY_FOUR = [(64, 96), (36, 68), (28, 60), (4, 132), (100, 4), (4, 4), (0, 8), (8, 0)]
+PITCHES = [40, 32, 33, 31, 34, 36, 48, 96, 100, 1, *range(2, 140), 2**15 - 1, 2**15 + 16, 2**31,
+           2**31 + 8, 2**40 + 3]
+DESCRIBED = {
+    "signed_zeros": "0 and -0 among the numbers", "shifted": "numbers around 200",
+    "negative": "numbers below 0 alone", "equal": "equal numbers throughout a row of x",
+    "uneven": "rows from 0.001 to 1000", "infinite": "-inf among the numbers",
+    "not_a_number": "a NaN among the numbers", "denormal": "numbers of 1e-40"}
 
 
 # ---- matrices, launches, and what goes wrong
@@ -28,7 +38,8 @@ def run(subject, name, x):
     M, N = x.shape
     y = np.full((N, M), 7, np.float32)
     threads = (TILE // 4, TILE) if name == "transpose_vector_cuda" else (TILE, 8)
-    return y, subject.launch(name, (-(-N // TILE), -(-M // TILE)), threads, (x, y, M, N))
+    blocks = [max(-(-size // TILE), 1) for size in (N, M)]
+    return y, subject.launch(name, blocks, threads, (x, y, M, N))
 
 
 def place(index):
@@ -46,6 +57,8 @@ def mistakes(name, x):
     def number(row, column):
         """x there, 7 where x has no such number."""
         inside = (row < M) & (column < N)
+        if not x.size:
+            return np.zeros((N, M))
         return np.where(inside, x[np.minimum(row, M - 1), np.minimum(column, N - 1)], 7)
 
     found = {
@@ -55,10 +68,16 @@ def mistakes(name, x):
             number(m - r + c, n - c + r).T.reshape(N, M) if M % TILE == N % TILE == 0 else 7,
         f"{name} copies x as it is": x.reshape(N, M),
         f"{name} takes the rows of x for M numbers long; they have N":
-            x.ravel()[np.minimum(m * M + n, M * N - 1)],
+            x.ravel()[np.minimum(m * M + n, M * N - 1)] if x.size else x.T,
         f"in {name} each warp writes out one column of the tile, and leaves the rest":
             np.where(c < 8, x.T, 7),
         f"{name} writes nothing": np.full((N, M), 7)}
+    each = 4 if "vector" in name else 1
+    found |= {f"{name} leaves out the last rows of x by its bound": np.where(m < M - each, x.T, 7),
+              f"{name} leaves out the last columns of x by its bound":
+                  np.where(n < N - each, x.T, 7),
+              f"{name} replaces NaN or infinities by numbers": np.nan_to_num(x.T),
+              f"{name} turns what is below 0 into 0": np.maximum(x.T, 0)}
     if name == "transpose_swizzled_cuda":
         found[f"{name} looks for column c at place c ^ r, or puts it there, but not both"] = \
             number(m, n - c + (c ^ r))
@@ -72,11 +91,48 @@ def mistakes(name, x):
     return found
 
 
-def right(subject, agree, name, x):
+def right(subject, agree, name, x, what=""):
     y, launch = run(subject, name, x)
-    agree(y, x.T, "exact", f"{name} of {x.shape[0]} × {x.shape[1]}", place, mistakes(name, x),
-          unwritten=7)
+    what = f"{name} of {x.shape[0]} × {x.shape[1]}{what and ', '}{what}"
+    wrong = {mistake: gives for mistake, gives in mistakes(name, x).items()
+             if not np.array_equal(gives, x.T, equal_nan=True)}
+    agree(y, x.T, "exact", what, place, wrong, unwritten=7)
+    kept = y.view(np.int32) == x.T.copy().view(np.int32)
+    assert kept.all(), (
+        f"{what}: {place(np.argwhere(~kept)[0])}: got {y[~kept][0]}, expected {x.T[~kept][0]} with "
+        f"every bit as it is, the sign of 0 too: numbers are moved, nothing is computed")
     return launch
+
+
+def every_case(subject, agree, rng, name, sizes, M, N):
+    """Every size, then every kind of numbers in an M × N matrix."""
+    for size in sizes:
+        right(subject, agree, name, matrix(rng, *size))
+    for kind, what in DESCRIBED.items():
+        right(subject, agree, name, VALUES[kind](rng, (M, N)), what)
+
+
+def far_sizes(subject, agree, rng, name):
+    """The first three tiles of a matrix with many rows or columns: the sizes fit no 16 bits."""
+    for M, N, grid in ((2, 40_000, (3, 1)), (40_000, 2, (1, 3))):
+        x, y = matrix(rng, M, N), np.full((N, M), 7, np.float32)
+        subject.launch(name, grid, (TILE, 8), (x, y, M, N))
+        agree(y[:3 * TILE, :3 * TILE], x.T[:3 * TILE, :3 * TILE], "exact",
+              f"{name}, the first three tiles of {M} × {N}", place, unwritten=7)
+
+
+def far_rows(subject, name):
+    """Row 8 of a matrix of 2^28 columns begins at element 2^31: where one warp alone walks over
+    the rows of a tile, that is the first one beyond x, which has only row 0 of them here."""
+    columns, x, y = 2**28, np.zeros((1, TILE), np.float32), np.zeros((TILE, TILE), np.float32)
+    with pytest.raises(Raised) as refusal:
+        subject.launch(name, (1, 1), (TILE, 1), (x, y, TILE, columns))
+    text = refusal.value.text
+    element = re.search(r"out-of-bounds read .*element (-?\d+) of `x`", text)
+    row, column = divmod(int(element[1]), columns) if element else (8, 0)
+    assert 0 <= row < TILE and column < TILE and "no array" not in text, (
+        f"{name}: the number of an element is a product that does not fit 32 bits, row 8 times "
+        f"2^28 columns: take (size_t) for one of the factors. {text.splitlines()[0]}")
 
 
 def economical(name, launch, x, lane_bytes):
@@ -91,9 +147,11 @@ def economical(name, launch, x, lane_bytes):
             f"{counts['ideal'] / counts['requests']:g} hold its bytes: the lanes of a warp should "
             f"take neighbours in a {where}")
         enough = x.nbytes // (32 * lane_bytes)
+        meaning = ("take four neighbours at once, as one float4" if lane_bytes == 16 else
+                   "every lane of a warp should take part")
         assert launch.requests(op) == enough, (
             f"{name} makes {launch.requests(op)} {op} requests, {enough} of {lane_bytes} bytes a "
-            f"lane are enough: take four neighbours at once, as one float4")
+            f"lane are enough: {meaning}")
 
 
 def free_of_conflicts(name, launch):
@@ -149,38 +207,44 @@ def banks(pitch):
 # ---- CUDA
 
 
-@pytest.mark.parametrize("M, N", SIZES)
-def test_transpose_tile_cuda(subject, agree, rng, M, N):
-    right(subject, agree, "transpose_tile_cuda", matrix(rng, M, N))
+def test_transpose_tile_cuda(subject, agree, rng):
+    every_case(subject, agree, rng, "transpose_tile_cuda", SIZES, 33, 65)
 
 
-def test_transpose_tile_cuda__work(subject, rng):
-    x = matrix(rng, 64, 96)
-    economical("transpose_tile_cuda", run(subject, "transpose_tile_cuda", x)[1], x, 4)
+def test_transpose_tile_cuda__work(subject, reference, agree, rng):
+    work(subject, reference, rng, "transpose_tile_cuda", 4)
+    far_sizes(subject, agree, rng, "transpose_tile_cuda")
+    far_rows(subject, "transpose_tile_cuda")
 
 
-@pytest.mark.parametrize("M, N", SIZES)
-def test_transpose_swizzled_cuda(subject, agree, rng, M, N):
-    right(subject, agree, "transpose_swizzled_cuda", matrix(rng, M, N))
+def work(subject, reference, rng, name, lane_bytes):
+    """What a kernel does on 20 tiles."""
+    x = matrix(rng, 128, 160)
+    launch = run(subject, name, x)[1]
+    economical(name, launch, x, lane_bytes)
+    if name != "transpose_tile_cuda":
+        free_of_conflicts(name, launch)
+    same_work(name, launch, run(reference, name, x)[1])
 
 
-def test_transpose_swizzled_cuda__work(subject, rng):
-    x = matrix(rng, 64, 96)
-    launch = run(subject, "transpose_swizzled_cuda", x)[1]
-    economical("transpose_swizzled_cuda", launch, x, 4)
-    free_of_conflicts("transpose_swizzled_cuda", launch)
+def test_transpose_swizzled_cuda(subject, agree, rng):
+    every_case(subject, agree, rng, "transpose_swizzled_cuda", SIZES, 33, 65)
 
 
-@pytest.mark.parametrize("M, N", BY_FOUR)
-def test_transpose_vector_cuda(subject, agree, rng, M, N):
-    right(subject, agree, "transpose_vector_cuda", matrix(rng, M, N))
+def test_transpose_swizzled_cuda__work(subject, reference, agree, rng):
+    work(subject, reference, rng, "transpose_swizzled_cuda", 4)
+    far_sizes(subject, agree, rng, "transpose_swizzled_cuda")
+    far_rows(subject, "transpose_swizzled_cuda")
 
 
-def test_transpose_vector_cuda__work(subject, rng):
-    x = matrix(rng, 64, 96)
-    launch = run(subject, "transpose_vector_cuda", x)[1]
-    economical("transpose_vector_cuda", launch, x, 16)
-    free_of_conflicts("transpose_vector_cuda", launch)
+def test_transpose_vector_cuda(subject, agree, rng):
+    every_case(subject, agree, rng, "transpose_vector_cuda", BY_FOUR, 36, 68)
+
+
+def test_transpose_vector_cuda__work(subject, reference, agree, rng):
+    work(subject, reference, rng, "transpose_vector_cuda", 16)
+    right(subject, agree, "transpose_vector_cuda", matrix(rng, 4, 33_000))
+    right(subject, agree, "transpose_vector_cuda", matrix(rng, 33_000, 4))
 
 
 # ---- the course's own launchers
