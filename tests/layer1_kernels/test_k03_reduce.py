@@ -1,6 +1,6 @@
-"""Graders of k03. Inputs are small whole numbers, whose fp32 sums are exact in any order.
+"""Graders of k03. Most inputs are multiples of 1/16, whose fp32 sums are exact in any order.
 
-Outputs start as -7, which no sum of these is, so that what nobody wrote shows.
+Outputs start as 7e7, which no sum of these is, so that what nobody wrote shows.
 """
 
 import re
@@ -8,14 +8,26 @@ import re
 import numpy as np
 import pytest
 
+from lab.adversarial import VALUES
 from lab.pace import whole
 from lab.subject import Raised
+from lab.work import same_work
 
 CUDA = ("sum_tree_cuda", "sum_sequential_cuda", "sum_shuffle_cuda", "sum_vector_cuda",
         "sum_atomic_cuda")
-SIZES = [(1000, 256), (129, 64), (127, 32), (1, 128), (2048, 1024)]             # n, threads
-SHARES = [(5003, 2, 128), (1000, 3, 64), (4096, 1, 256), (129, 1, 32), (3, 2, 32),
-          (1, 1, 64)]                                                   # n, blocks, threads
+SIZES = [(1000, 256), (2048, 1024), (129, 64), (127, 32), (513, 512), (1, 128), (0, 64)]
+                                                                                # n, threads
+SHARES = [(5003, 2, 128), (1000, 3, 64), (4096, 1, 256), (1023, 5, 32), (1026, 4, 96),
+          (129, 1, 32), (4, 2, 32), (3, 2, 32), (2, 1, 32), (1, 1, 64), (0, 2, 32)]
+                                                                                # n, blocks, threads
+UNWRITTEN = 7e7
+DESCRIBED = {
+    "shifted": "numbers around 200", "negative": "numbers below 0 alone",
+    "equal": "equal numbers throughout a row", "uneven": "rows of very different sizes",
+    "infinite": "-inf in the first row, inf in the second",
+    "not_a_number": "a NaN in the third row", "signed_zeros": "0 and -0 among the numbers",
+    "denormal": "numbers of 1e-42",
+    "unrounded": "numbers with all their bits in use"}
 
 
 # ---- numbers, launches, and what goes wrong
@@ -25,36 +37,93 @@ def numbers(rng, n):                                # -> (n,) float32
     return rng.integers(1, 10, n).astype(np.float32)
 
 
+def exact(rng, shape):                              # -> float32
+    """Sixteenths up to ±500: no 16-bit type holds them, and a thousand add up exactly in fp32."""
+    return (rng.integers(-8000, 8001, shape) / 16).astype(np.float32)
+
+
+def hard(rng, kind, shape):                         # -> float32
+    """Numbers of a kind, in rows; but for `unrounded` their sums are exact."""
+    if kind == "unrounded":
+        return VALUES[kind](rng, shape)
+    x = exact(rng, shape)
+    if kind == "shifted":
+        x = 200 + np.round(x / 30) / 16
+    if kind == "denormal":
+        x = 1e-42 * np.round(1 + np.abs(x) / 60)
+    if kind == "negative":
+        x = -1 - np.abs(x)
+    if kind == "equal":
+        x[:] = x[:, :1]
+    if kind == "uneven":
+        x *= 2.0 ** np.linspace(-10, 10, len(x), dtype=np.int32)[:, None]
+    if kind == "infinite":
+        x[0, 3], x[1, 5] = -np.inf, np.inf
+    if kind == "not_a_number":
+        x[2, 7] = np.nan
+    if kind == "signed_zeros":
+        x.flat[::3], x.flat[1::3] = 0.0, -0.0
+    return x.astype(np.float32)
+
+
 def run(subject, name, x, threads):
     """(partial, launch) of a kernel that takes one number a thread."""
-    partial = np.full(-(-x.size // threads), -7, np.float32)
+    partial = np.full(max(-(-x.size // threads), 1), UNWRITTEN, np.float32)
     shared = 0 if "shuffle" in name else 4 * threads
     return partial, subject.launch(name, partial.size, threads, (x, partial, x.size),
                                    shared_mem=shared)
 
 
 def by_blocks(x, threads):                          # -> (blocks, threads)
-    return np.pad(x, (0, -x.size % threads)).reshape(-1, threads)
+    x = x.reshape(-1).astype(np.float64)
+    return np.pad(x, (0, -x.size % threads if x.size else threads)).reshape(-1, threads)
 
 
-def right(subject, agree, exercise, kernel, x, threads, mistakes):
+def of_values(exercise, a):                         # (blocks, threads) -> {mistake: (blocks,)}
+    return {f"{exercise} adds whole numbers: what follows the point is lost":
+                np.trunc(np.nan_to_num(a, posinf=0, neginf=0)).sum(-1),
+            f"{exercise} leaves out what is below 0": np.maximum(a, 0).sum(-1),
+            f"{exercise} adds magnitudes": np.abs(a).sum(-1),
+            f"{exercise} gives the largest, not the sum": a.max(-1),
+            f"{exercise} leaves NaN or infinities out": np.where(np.isfinite(a), a, 0).sum(-1)}
+
+
+def right(subject, agree, exercise, kernel, x, threads, mistakes, what="", precision="exact"):
     """The partial sums are right; mistakes: {mistake: what it gives, from (blocks, threads)}."""
     a = by_blocks(x, threads)
     partial, launch = run(subject, kernel, x, threads)
-    agree(partial, a.sum(1), "exact", f"{exercise}, {x.size} number(s) in blocks of {threads}",
-          lambda index: f"the sum of block {index[0]}",
-          {f"{exercise} {mistake}": give(a) for mistake, give in mistakes.items()}
-          | {f"{exercise} gives nothing on": np.full(len(a), -7),
-             f"{exercise} gives zero": np.zeros(len(a)),
-             f"{exercise} gives the number of thread 0 alone": a[:, 0]})
+    with np.errstate(invalid="ignore"):
+        wrong = {f"{exercise} {mistake}": give(a) for mistake, give in mistakes.items()}
+        wrong |= {f"{exercise} gives nothing on": np.full(len(a), UNWRITTEN),
+                  f"{exercise} gives zero": np.zeros(len(a)),
+                  f"{exercise} gives the number of thread 0 alone": a[:, 0]}
+        agree(partial, a.sum(1), precision,
+              f"{exercise}, {what or f'{x.size} number(s)'} in blocks of {threads}",
+              lambda index: f"the sum of block {index[0]}",
+              telling(wrong | of_values(exercise, a), a.sum(1)), unwritten=UNWRITTEN)
     return launch
+
+
+def telling(mistakes, want):
+    """Those that give something else."""
+    return {mistake: gives for mistake, gives in mistakes.items()
+            if not np.array_equal(gives, want, equal_nan=True)}
+
+
+def every_case(subject, agree, rng, exercise, kernel, mistakes):
+    """Every size, then every kind of numbers."""
+    for n, threads in SIZES:
+        right(subject, agree, exercise, kernel, exact(rng, n), threads, mistakes)
+    for kind, what in DESCRIBED.items():
+        right(subject, agree, exercise, kernel, hard(rng, kind, (5, 128)), 128, mistakes, what,
+              "float32" if kind == "unrounded" else "exact")
 
 
 # ---- counting
 
 
 def test_predict_tree_warps(subject, reference, rng):
-    _, launch = run(reference, "sum_tree_cuda", numbers(rng, 256), 256)
+    _, launch = run(reference, "sum_tree_cuda", exact(rng, 256), 256)
     want = launch.requests("store", "shared") - 8       # the warps also store what they loaded
     got = subject.predict_tree_warps()
     assert isinstance(got, int), f"a count of warps is a whole number, got {got!r}"
@@ -86,83 +155,119 @@ def test_predict_resident_blocks(subject):
 # ---- CUDA
 
 
-@pytest.mark.parametrize("n, threads", SIZES)
-def test_sum_sequential_cuda(subject, agree, rng, n, threads):
-    right(subject, agree, "sum_sequential_cuda", "sum_sequential_cuda", numbers(rng, n), threads, {
-        "leaves out the last round, s = 1": lambda a: a[:, ::2].sum(1),
-        "begins with a quarter of the block, and leaves out its upper half":
-            lambda a: a[:, :a.shape[1] // 2].sum(1)})
+ROUNDS = {"leaves out the last round, s = 1": lambda a: a[:, ::2].sum(1),
+          "begins with a quarter of the block, and leaves out its upper half":
+              lambda a: a[:, :a.shape[1] // 2].sum(1)}
 
 
-def test_sum_sequential_cuda__work(subject, rng):
-    _, launch = run(subject, "sum_sequential_cuda", numbers(rng, 512), 256)
+def test_sum_sequential_cuda(subject, agree, rng):
+    every_case(subject, agree, rng, "sum_sequential_cuda", "sum_sequential_cuda", ROUNDS)
+
+
+def test_sum_sequential_cuda__work(subject, reference, agree, rng):
+    x, blocks = exact(rng, 2048), 8
+    _, launch = run(subject, "sum_sequential_cuda", x, 256)
     conflicts = launch.bank_conflicts()
     assert conflicts == 1, (
         f"sum_sequential_cuda: shared memory takes {conflicts:.3g} times the wavefronts it needs: "
         f"in each round the lanes that add should want neighbouring words")
-    warps = launch.requests("store", "shared") // 2 - 8         # two blocks; 8 store what they load
+    warps = launch.requests("store", "shared") // blocks - 8        # 8 store what they load
     assert warps <= 12, (
         f"sum_sequential_cuda: over all rounds {warps} warps of a block add, 12 are enough: those "
         f"who add should be the threads t < s")
-    waits = launch.barriers // 16
+    waits = launch.barriers // (8 * blocks)
     assert waits <= 9, \
         f"sum_sequential_cuda: a warp comes to {waits} barriers, 9 are enough: one a round"
+    loads = launch.requests("load", "shared") // blocks             # two a round, and a[0]
+    assert loads <= 26, (
+        f"sum_sequential_cuda: a block makes {loads} loads of shared memory, 25 are enough: in "
+        f"each round the upper half is added to the lower half, by as many threads")
+    same_work("sum_sequential_cuda", launch, run(reference, "sum_sequential_cuda", x, 256)[1])
+    right(subject, agree, "sum_sequential_cuda", "sum_sequential_cuda", exact(rng, 40_000), 1024,
+          ROUNDS)
 
 
-@pytest.mark.parametrize("n, threads", SIZES)
-def test_block_sum_cuda(subject, agree, rng, n, threads):
-    def warps(a):
-        return a.reshape(len(a), -1, 32)
-
-    right(subject, agree, "block_sum_cuda", "sum_shuffle_cuda", numbers(rng, n), threads, {
-        "gives the sum of the first warp alone": lambda a: a[:, :32].sum(1),
-        "adds up the first lanes alone, one of each warp": lambda a: a[:, ::32].sum(1),
-        "leaves out the shuffle by 16 lanes": lambda a: warps(a)[..., :16].sum((1, 2)),
-        "leaves out the shuffle by 1 lane": lambda a: warps(a)[..., ::2].sum((1, 2))})
+def warps(a):                                       # (blocks, threads) -> (blocks, warps, 32)
+    return a.reshape(len(a), -1, 32)
 
 
-def test_block_sum_cuda__work(subject, rng):
-    _, launch = run(subject, "sum_shuffle_cuda", numbers(rng, 256), 256)
-    asked = sum(launch.requests(op, "shared") for op in ("load", "store"))
+SHUFFLES = {"gives the sum of the first warp alone": lambda a: a[:, :32].sum(1),
+            "adds up the first lanes alone, one of each warp": lambda a: a[:, ::32].sum(1),
+            "leaves out the last warp": lambda a: warps(a)[:, :-1].sum((1, 2)),
+            "leaves out the shuffle by 16 lanes": lambda a: warps(a)[..., :16].sum((1, 2)),
+            "leaves out the shuffle by 1 lane": lambda a: warps(a)[..., ::2].sum((1, 2)),
+            "adds up 8 warps at most": lambda a: a[:, :256].sum(1),
+            "adds up 16 warps at most": lambda a: a[:, :512].sum(1)}
+
+
+def test_block_sum_cuda(subject, agree, rng):
+    every_case(subject, agree, rng, "block_sum_cuda", "sum_shuffle_cuda", SHUFFLES)
+
+
+def test_block_sum_cuda__work(subject, reference, agree, rng):
+    x, blocks = exact(rng, 2048), 8
+    _, launch = run(subject, "sum_shuffle_cuda", x, 256)
+    asked = sum(launch.requests(op, "shared") for op in ("load", "store")) // blocks
     assert asked <= 16, (
         f"block_sum_cuda: the 8 warps make {asked} requests of shared memory, 9 are enough: within "
         f"a warp shuffles hand values over, and each warp stores one number")
-    waits = launch.barriers // 8
+    waits = launch.barriers // (8 * blocks)
     assert waits <= 2, f"block_sum_cuda: a warp comes to {waits} barriers, one is enough"
+    same_work("block_sum_cuda", launch, run(reference, "sum_shuffle_cuda", x, 256)[1],
+              limits={"warp instructions": 2})
+    right(subject, agree, "block_sum_cuda", "sum_shuffle_cuda", exact(rng, 40_000), 1024, SHUFFLES)
 
 
-@pytest.mark.parametrize("n, blocks, threads", SHARES)
-def test_thread_sum_cuda(subject, agree, rng, n, blocks, threads):
-    x, all_threads = numbers(rng, n), blocks * threads
-    shares = np.full(all_threads, -7, np.float32)
-    launch = subject.launch("shares_cuda", blocks, threads, (x, shares, n))
-    whole, first = n // 4 * 4, np.arange(n) < 4 * all_threads
-    tail = x[whole:].sum()
-    agree(shares.sum(), x.sum(), "exact",
-          f"thread_sum_cuda, {n} number(s) by {blocks} block(s) of {threads}",
-          lambda index: "the sum of all shares", {
-              "thread_sum_cuda leaves out what follows the last whole four": x[:whole].sum(),
-              "in thread_sum_cuda each thread stops after its first four":
-                  x[:whole][first[:whole]].sum() + tail,
-              "thread_sum_cuda takes only the first of each four": x[:whole:4].sum() + tail,
-              "in thread_sum_cuda every block adds what follows the last whole four":
-                  x[:whole].sum() + blocks * tail,
-              "in thread_sum_cuda every thread adds what follows the last whole four":
-                  x[:whole].sum() + all_threads * tail})
-    assert launch.bytes("load") == x.nbytes, \
-        f"thread_sum_cuda reads {launch.bytes('load')} bytes, expected {x.nbytes}: each number once"
+def shares(subject, agree, x, blocks, threads, what="", precision="exact"):
+    """All shares of thread_sum_cuda together are the sum, and each number is read once."""
+    n, all_threads = x.size, blocks * threads
+    sums = np.full(all_threads, UNWRITTEN, np.float32)
+    launch = subject.launch("shares_cuda", blocks, threads, (x, sums, n))
+    x = x.reshape(-1).astype(np.float64)
+    fours, first = n // 4 * 4, np.arange(n) < 4 * all_threads
+    tail, name = x[fours:].sum(), "thread_sum_cuda"
+    with np.errstate(invalid="ignore"):
+        agree(sums.astype(np.float64).sum(), x.sum(), precision,
+              f"{name}, {what or f'{n} number(s)'} by {blocks} block(s) of {threads}",
+              lambda index: "the sum of all shares", telling({
+                  f"{name} leaves out what follows the last whole four": x[:fours].sum(),
+                  f"in {name} each thread stops after its first four":
+                      x[:fours][first[:fours]].sum() + tail,
+                  f"{name} takes only the first of each four": x[:fours:4].sum() + tail,
+                  f"in {name} every block adds what follows the last whole four":
+                      x[:fours].sum() + blocks * tail,
+                  f"in {name} every thread adds what follows the last whole four":
+                      x[:fours].sum() + all_threads * tail,
+                  f"{name} adds one number too many after the last whole four":
+                      x.sum() + x[max(fours - 1, 0):fours].sum(),
+                  f"in {name} n is kept in 16 bits": x[:n % 2**16].sum(),
+                  f"{name} gives nothing on": 0.0} | of_values(name, x[None] if n else np.zeros(
+                      (1, 1))), x.sum()))
+    assert launch.bytes("load") == 4 * n, \
+        f"{name} reads {launch.bytes('load')} bytes, expected {4 * n}: each number once"
 
 
-def test_thread_sum_cuda__work(subject, rng):
-    x, shares = numbers(rng, 4096), np.zeros(256, np.float32)
-    launch = subject.launch("shares_cuda", 2, 128, (x, shares, x.size))
+def test_thread_sum_cuda(subject, agree, rng):
+    for n, blocks, threads in SHARES:
+        shares(subject, agree, exact(rng, n), blocks, threads)
+    for kind, what in DESCRIBED.items():
+        shares(subject, agree, hard(rng, kind, (5, 131)), 2, 32, what,
+               "float32" if kind == "unrounded" else "exact")
+
+
+def test_thread_sum_cuda__work(subject, reference, agree, rng):
+    x, sums = exact(rng, 16_384), np.zeros(1024, np.float32)
+    args = 8, 128, (x, sums, x.size)
+    launch = subject.launch("shares_cuda", *args)
     counts, enough = launch.memory("global", "load"), x.size // 128
     assert counts["requests"] == enough, (
-        f"thread_sum_cuda makes {counts['requests']} load requests for 4096 numbers, {enough} are "
-        f"enough: take four at once, as one float4")
+        f"thread_sum_cuda makes {counts['requests']} load requests for 16,384 numbers, {enough} "
+        f"are enough: take four at once, as one float4")
     assert counts["transactions"] == counts["ideal"], (
         f"thread_sum_cuda: a load of a warp touches {launch.sectors_per_request('load'):g} "
         f"sectors, 16 hold its bytes: neighbouring threads should take neighbouring groups of four")
+    same_work("thread_sum_cuda", launch, reference.launch("shares_cuda", *args))
+    shares(subject, agree, exact(rng, 140_001), 4, 256)
 
 
 # ---- the course's own launchers
