@@ -79,7 +79,7 @@ def by_blocks(x, threads):                          # -> (blocks, threads)
     return np.pad(x, (0, -x.size % threads if x.size else threads)).reshape(-1, threads)
 
 
-def of_values(exercise, a):                         # (blocks, threads) -> {mistake: (blocks,)}
+def of_values(exercise, a):                         # (..., n) -> {mistake: (...)}
     return {f"{exercise} adds whole numbers: what follows the point is lost":
                 np.trunc(np.nan_to_num(a, posinf=0, neginf=0)).sum(-1),
             f"{exercise} leaves out what is below 0": np.maximum(a, 0).sum(-1),
@@ -179,7 +179,7 @@ def test_sum_sequential_cuda__work(subject, reference, agree, rng):
     assert waits <= 9, \
         f"sum_sequential_cuda: a warp comes to {waits} barriers, 9 are enough: one a round"
     loads = launch.requests("load", "shared") // blocks             # two a round, and a[0]
-    assert loads <= 26, (
+    assert loads <= 40, (
         f"sum_sequential_cuda: a block makes {loads} loads of shared memory, 25 are enough: in "
         f"each round the upper half is added to the lower half, by as many threads")
     same_work("sum_sequential_cuda", launch, run(reference, "sum_sequential_cuda", x, 256)[1])
@@ -208,9 +208,10 @@ def test_block_sum_cuda__work(subject, reference, agree, rng):
     x, blocks = exact(rng, 2048), 8
     _, launch = run(subject, "sum_shuffle_cuda", x, 256)
     asked = sum(launch.requests(op, "shared") for op in ("load", "store")) // blocks
-    assert asked <= 16, (
-        f"block_sum_cuda: the 8 warps make {asked} requests of shared memory, 9 are enough: within "
-        f"a warp shuffles hand values over, and each warp stores one number")
+    meaning = ("one thread reads what all the others stored" if asked > 64 else
+               "within a warp shuffles hand values over, and each warp stores one number")
+    assert asked <= 16, (f"block_sum_cuda: the 8 warps make {asked} requests of shared memory, 9 "
+                         f"are enough: {meaning}")
     waits = launch.barriers // (8 * blocks)
     assert waits <= 2, f"block_sum_cuda: a warp comes to {waits} barriers, one is enough"
     same_work("block_sum_cuda", launch, run(reference, "sum_shuffle_cuda", x, 256)[1],
@@ -226,6 +227,8 @@ def shares(subject, agree, x, blocks, threads, what="", precision="exact"):
     x = x.reshape(-1).astype(np.float64)
     fours, first = n // 4 * 4, np.arange(n) < 4 * all_threads
     tail, name = x[fours:].sum(), "thread_sum_cuda"
+    before = n - 1 - np.arange(threads, all_threads)    # the same counted from the end, by the grid
+    before = before[(np.arange(threads, all_threads) % threads < n % 4) & (before >= 0)]
     with np.errstate(invalid="ignore"):
         agree(sums.astype(np.float64).sum(), x.sum(), precision,
               f"{name}, {what or f'{n} number(s)'} by {blocks} block(s) of {threads}",
@@ -236,13 +239,15 @@ def shares(subject, agree, x, blocks, threads, what="", precision="exact"):
                   f"{name} takes only the first of each four": x[:fours:4].sum() + tail,
                   f"in {name} every block adds what follows the last whole four":
                       x[:fours].sum() + blocks * tail,
+                  f"in {name} every block adds what follows the last whole four, or numbers "
+                  f"before that": x.sum() + x[before].sum(),
                   f"in {name} every thread adds what follows the last whole four":
                       x[:fours].sum() + all_threads * tail,
                   f"{name} adds one number too many after the last whole four":
                       x.sum() + x[max(fours - 1, 0):fours].sum(),
                   f"in {name} n is kept in 16 bits": x[:n % 2**16].sum(),
-                  f"{name} gives nothing on": 0.0} | of_values(name, x[None] if n else np.zeros(
-                      (1, 1))), x.sum()))
+                  f"{name} gives nothing on": 0.0} | of_values(
+                      name, x if n else np.zeros(1)), x.sum()))
     assert launch.bytes("load") == 4 * n, \
         f"{name} reads {launch.bytes('load')} bytes, expected {4 * n}: each number once"
 
@@ -252,7 +257,7 @@ def test_thread_sum_cuda(subject, agree, rng):
         shares(subject, agree, exact(rng, n), blocks, threads)
     for kind, what in DESCRIBED.items():
         shares(subject, agree, hard(rng, kind, (5, 131)), 2, 32, what,
-               "float32" if kind == "unrounded" else "exact")
+               "float32" if kind in ("unrounded", "uneven") else "exact")
 
 
 def test_thread_sum_cuda__work(subject, reference, agree, rng):
