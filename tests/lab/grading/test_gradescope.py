@@ -2,23 +2,19 @@
 with Docker's rights, which make no namespaces. This Python stands in for setup.sh's."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 
 import pytest
 
-from lab.check import NotProvenHere
 from lab.course import ROOT, CourseError
 from lab.grading import gradescope
 from tests.lab.grading.classroom import K01, R01, body, changed, everything, mutant, put, right
+from tests.lab.grading.container import start
 
-DOCKER = ("CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "MKNOD", "NET_RAW", "SETGID", "SETUID",
-          "SETFCAP", "SETPCAP", "NET_BIND_SERVICE", "SYS_CHROOT", "KILL", "AUDIT_WRITE")
 # https://gradescope-autograders.readthedocs.io/en/latest/specs/: field -> what it may be
 VISIBILITY = ("hidden", "after_due_date", "after_published", "visible")
 FORMAT = ("text", "simple_format", "html", "md", "ansi")
@@ -47,22 +43,7 @@ REACHES_OUT = """
 
 @pytest.fixture(scope="module")
 def container():
-    """The start of a command that runs at /autograder. Skipped where there is no root to give."""
-    if shutil.which("bwrap") is None or os.getuid() != 0:
-        raise NotProvenHere("needs bubblewrap and root, to run as in a container")
-    folders = {"/usr", "/etc", *filter(os.path.exists, ("/bin", "/sbin", "/lib", "/lib64")),
-               os.path.realpath(sys.base_prefix)}
-    words = ["bwrap", "--cap-drop", "ALL", "--unshare-pid", "--unshare-net", "--unshare-ipc",
-             "--die-with-parent", "--clearenv", "--setenv", "PATH", "/usr/bin:/bin", "--setenv",
-             "HOME", "/root", "--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs",
-             "/tmp", *(word for name in DOCKER for word in ("--cap-add", f"CAP_{name}")),
-             # bwrap's own would be closed to other users: a Python may be in /root
-             *(word for path in reversed(Path(sys.base_prefix).resolve().parents[:-1])
-               for word in ("--dir", str(path))),
-             *(word for path in sorted(folders) for word in ("--ro-bind", path, path))]
-    if subprocess.run([*words, "true"], capture_output=True).returncode:
-        raise NotProvenHere("this machine makes no containers with bubblewrap")
-    return words
+    return start()
 
 
 @pytest.fixture
