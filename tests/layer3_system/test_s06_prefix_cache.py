@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from lab.compare import brief
+from lab.subject import Raised
 from layer3_system import (
     BlockPool,
     ByteTokenizer,
@@ -96,6 +98,7 @@ def test_page_hash(subject):
         (parent, (5 + 256, 12, 3, 5), "whose token is 256 larger. Is a token one byte only?"),
         (parent, (5 + 2**16, 12, 3, 5), "whose token is 65,536 larger. It wants eight bytes"),
         (parent, (5 + 2**32, 12, 3, 5), "whose token is 2³² larger. A token has eight bytes"),
+        (parent, (5 + 2**62, 12, 3, 5), "whose token is 2⁶² larger. A token is below 2⁶³"),
         (parent, (51, 2, 3, 5), "whose digits are the same, with the border elsewhere"),
     ]
     for before, other, what in others:
@@ -119,6 +122,40 @@ def test_page_hash__unseen(subject, rng):
         assert name not in seen, f"page_hash: {what} has the same name as {seen[name]}"
         seen[name] = what
     assert subject.page_hash(parent, tuple(page)) in seen, "page_hash: the same page got two names"
+
+
+def test_page_hash__pages_in_turn(subject):
+    """All texts of up to three pages out of four: the name tells which page comes when."""
+    pages = [(1, 2), (2, 1), (1, 1), (0, 2**63 - 1)]
+    begin, names = bytes(32), {bytes(32): ()}
+    for text in (t for n in (1, 2, 3) for t in product(pages, repeat=n)):
+        name = begin
+        for page in text:
+            name = subject.page_hash(name, page)
+        other = names.setdefault(name, text)
+        turned = sorted(other) == sorted(text)
+        assert other == text, (
+            f"page_hash: the pages {text}, one after the other, have the name of {other or 'none'}"
+            f"{': it does not tell which of them comes first' if turned else ''}")
+    name = subject.page_hash(begin, (7,))
+    assert name != subject.page_hash(begin, (8,)), "page_hash: pages of one token have one name"
+    ends = [subject.page_hash(begin, (2**63 - 1 - n,)) for n in (0, 1)] + [
+        subject.page_hash(begin, (0,))]
+    assert len(set(ends)) == 3, "page_hash: of the tokens 2⁶³ - 1, 2⁶³ - 2 and 0 two have one " \
+        "name: the largest token is one of its own"
+
+
+def test_page_hash__strong(subject, rng):
+    """Every byte of a name says something, and no byte repeats another."""
+    names = [subject.page_hash(rng.bytes(32), tuple(rng.integers(2**62, size=3).tolist()))
+             for _ in range(100)]
+    columns = list(zip(*names, strict=True))
+    dull = [i for i, column in enumerate(columns) if len(set(column)) < 40]
+    assert not dull, (
+        f"page_hash: of 100 names, byte {dull[0]} is one of {len(set(columns[dull[0]]))} values: a "
+        f"hash that was filled up is no stronger than what it was filled up from")
+    assert len(set(columns)) == 32, \
+        "page_hash: a byte of each name repeats another one: written twice, a hash is no stronger"
 
 
 # ---- longest_hit
@@ -152,12 +189,32 @@ def longest_hit_is(subject, text, want):
     assert got == want, f"longest_hit of {text.split('|')}: got {got}, expected {want}. {why}"
 
 
-def test_longest_hit__unseen(unseen, rng):
-    for _ in range(6):
-        names = [rng.bytes(4) for _ in range(9)]
-        known = [name for name in names if rng.random() < 0.8] + [rng.bytes(4)]
+def test_longest_hit__unseen(subject, rng):
+    """Few names, so that gaps are frequent; each text with a table of its own. Then a long one."""
+    for _ in range(200):
+        names = [b"%d" % n for n in rng.permutation(12)[:rng.integers(9)].tolist()]
+        known = [name for name in names if rng.random() < 0.8] + [b"another"]
         page_of = dict(zip(known, rng.permutation(len(known)).tolist(), strict=True))
-        unseen("longest_hit", names, page_of, precision="exact")
+        hit_is(subject, names, page_of)
+    hit_is(subject, [b"a", b"b"], {})
+    hit_is(subject, [], {})
+    hit_is(subject, [b"a", b"b", b"c"], {b"a": 2**31, b"b": 2**15, b"d": 3})
+    names = [b"%d" % n for n in range(2**15 + 2)]
+    page_of = {name: page for page, name in enumerate(names)}
+    del page_of[names[-1]]
+    hit_is(subject, names, page_of, "a text of 32,770 pages, all known but the last")
+
+
+def hit_is(subject, names, page_of, what=None):
+    got = subject.longest_hit(names, page_of)
+    what = f"longest_hit, {what or f'names {names}, pages {page_of}'}"
+    assert isinstance(got, (list, tuple)), f"{what}: got {type(got).__name__}, expected pages"
+    count = next((i for i, name in enumerate(names) if name not in page_of), len(names))
+    want, got = [page_of[name] for name in names[:count]], list(got)
+    why = ("It goes on behind a gap" if len(got) > count else
+           "Pages are known further than that, without a gap" if got == want[:len(got)] else
+           "Each name has its page, in the order of the names")
+    assert got == want, f"{what}: got {brief(got)}, expected {brief(want)}. {why}"
 
 
 # ---- note_full_pages
@@ -168,8 +225,8 @@ S = 4
 class Given:
     """A pool under test whose index tells what it was asked; requests whose pages are filled."""
 
-    def __init__(self, subject, P=12):
-        self.subject, self.tree = subject, subject.RadixTree()
+    def __init__(self, subject, P=12, S=S):
+        self.subject, self.tree, self.S = subject, subject.RadixTree(), S
         self.note = subject.make("lab.mocks:Watched", self.tree.note)
         index = subject.make("types:SimpleNamespace", note=self.note, find=self.tree.find,
                              drop=self.tree.drop)
@@ -177,7 +234,10 @@ class Given:
         self.params = subject.make("layer3_system:SamplingParams")
 
     def request(self, tokens, computed):
-        table = [self.pool.take() for _ in range(-(-len(tokens) // S))]
+        return self.of(tokens, [self.pool.take() for _ in range(-(-len(tokens) // self.S))],
+                       computed)
+
+    def of(self, tokens, table, computed):
         return self.subject.make("layer3_system:Request", "r", list(tokens), self.params,
                                  table=table, num_computed=computed)
 
@@ -267,6 +327,105 @@ def test_note_full_pages__unseen(subject, rng):
             f"{told}: table, remembered, refs are {got}, expected {(tables[r], done // S, refs)}")
 
 
+def test_note_full_pages__sizes(subject):
+    """The slots of a page are the pool's."""
+    for slots in (1, 2, 3, 5, 16, 17):
+        given = Given(subject, 40, slots)
+        for computed in (slots - 1, slots, slots + 1, 2 * slots - 1, 2 * slots, 2 * slots + 1):
+            request = given.request(range(computed * 99, computed * 99 + 3 * slots), computed)
+            subject.note_full_pages(given.pool, request)
+            got = request.remembered, given.tree.find(request, 3, slots)
+            want = computed // slots, request.table[:computed // slots]
+            assert got == want, (
+                f"note_full_pages: pages of {slots} slots, {computed} tokens computed: remembered "
+                f"and the pages that are known are {got}, expected {want}: are the slots pool.S?")
+            given.pool.release(request.table)
+
+
+def test_note_full_pages__the_table_first(subject):
+    """Case 14: where the copy is given back, the table names the other page already."""
+    given = Given(subject)
+    first, second = (given.request(range(20, 30), 10) for _ in range(2))
+    want = first.table[:1] + second.table[1:2]
+    subject.note_full_pages(given.pool, first)
+    fails = subject.make("operator:itemgetter", "one")
+    subject.make("builtins:setattr", given.pool, "release", fails)
+    with pytest.raises(Raised):             # whatever is given back, it has no item of that name
+        subject.note_full_pages(given.pool, second)
+    got = second.table[:1]
+    assert got == want[:1], (
+        f"note_full_pages: page {second.table[0]} is given back while the table still names it: "
+        f"expected {want[0]} there by then")
+
+
+def test_note_full_pages__drawn(subject, rng):
+    """Texts that begin alike, of one to three answers each; some end, and leave pages that are
+    free and known; every table, count and free page after each call."""
+    for slots in (2, 1, 3, 2, 4, 2):
+        Notes(subject, rng, slots).run(12)
+
+
+class Notes:
+    """A pool under test, and what its tables, counts and free pages should be."""
+
+    def __init__(self, subject, rng, slots):
+        self.given, self.rng, self.slots = Given(subject, 40, slots), rng, slots
+        self.subject, self.page_of, self.told = subject, {}, []
+        self.texts, self.requests, self.tables = [], [], []
+        for _ in range(5):
+            text = rng.integers(2, size=int(rng.integers(1, 5))).tolist()
+            request = self.given.request([kind for kind in text for _ in range(slots)], 0)
+            self.add(text, request)
+            for _ in range(rng.integers(3)):        # another answer to it, on the same pages
+                self.given.pool.share(request.table)
+                self.add(text, self.given.of(request.prompt, request.table, 0))
+
+    def add(self, text, request):
+        self.texts.append(text)
+        self.requests.append(request)
+        self.tables.append(request.table)
+
+    def run(self, calls):
+        for _ in range(calls):
+            r = int(self.rng.integers(len(self.texts)))
+            request, text, table = self.requests[r], self.texts[r], self.tables[r]
+            if not table:
+                continue
+            if self.rng.random() < 0.25:
+                self.told.append(f"text {r} ends")
+                self.given.pool.release(request.table)
+                table.clear()
+                continue
+            done = int(self.rng.integers(request.num_computed, len(text) * self.slots + 1))
+            self.told.append(f"text {r} has {done} tokens computed")
+            self.subject.make("builtins:setattr", request, "num_computed", done)
+            self.subject.note_full_pages(self.given.pool, request)
+            for i in range(done // self.slots):
+                table[i] = self.page_of.setdefault(tuple(text[:i + 1]), table[i])
+            self.hold(request, table, done // self.slots)
+
+    def hold(self, request, table, full):
+        pool, what = self.given.pool, (
+            f"note_full_pages, pages of {self.slots} slots, texts of pages {self.texts}, in turn: "
+            f"{', '.join(self.told)}")
+        assert request.table == table, f"{what}: its table is {request.table}, expected {table}"
+        assert request.remembered == full, \
+            f"{what}: remembered is {request.remembered}, expected {full}"
+        held = [page for one in self.tables for page in one]
+        refs, free = list(pool.refs), set(pool.free)
+        both = sorted(set(held) & free)
+        assert not both, (
+            f"{what}: page {both[0]} is in a table and among the free ones: a page that was free "
+            f"and known leaves the free list where it is shared, and a copy that another answer "
+            f"holds, too, is not free yet")
+        want = np.bincount(held, minlength=40).tolist()
+        assert refs == want, (
+            f"{what}: pages count {refs} holders, in the tables they have {want}")
+        assert free == set(range(40)) - set(held), (
+            f"{what}: free are {sorted(free)}, expected {sorted(set(range(40)) - set(held))}: who "
+            f"is the last to let go of a copy gives it back to the pool")
+
+
 # ---- split
 
 
@@ -285,6 +444,10 @@ def run_is_cut(subject, keys, pages, behind, place):
     above = subject.Node([], [])
     on = {key: subject.Node([key], [page]) for key, page in behind}
     node = subject.Node(keys, pages, above, on)
+    subject.make("builtins:setattr", above, "children", {keys[0]: node})
+    further = [subject.Node([("", 9)], [99], child) for child in on.values()]
+    for child, leaf in zip(on.values(), further, strict=True):
+        subject.make("builtins:setattr", child, "children", {("", 9): leaf})
     for child in on.values():
         subject.make("builtins:setattr", child, "parent", node)
     rest = subject.split(node, place)
@@ -310,6 +473,18 @@ def run_is_cut(subject, keys, pages, behind, place):
     assert is_same(subject, child, rest), f"{about}: the child is not the node that is returned"
     assert is_same(subject, rest.parent, node), f"{about}: the rest's parent is another node"
     assert is_same(subject, node.parent, above), f"{about}: the node's own parent has changed"
+    ((first, child),) = above.children.items()
+    assert first == keys[0] and is_same(subject, child, node), \
+        f"{about}: what is above leads to the node as before, not to {first}"
+    for child, leaf in zip(on.values(), further, strict=True):
+        assert is_same(subject, leaf.parent, child), \
+            f"{about}: the parent of a run further down has changed; it hangs on the same run"
+        ((first, same),) = child.children.items()
+        assert first == ("", 9) and is_same(subject, same, leaf), \
+            f"{about}: what goes on from page {child.pages[0]} has changed"
+    for key, child in on.items():
+        assert is_same(subject, rest.children[key], child), \
+            f"{about}: another run goes on by {key} than before"
     for child in on.values():
         assert is_same(subject, child.parent, rest), (
             f"{about}: page {child.pages[0]} goes on from the rest now, and its parent is still "
@@ -332,13 +507,19 @@ def test_split__in_the_tree(subject):
 
 
 def test_split__unseen(subject, rng):
-    for _ in range(4):
-        count, children = rng.integers((2, 0), (12, 4)).tolist()
-        tokens = rng.permutation(99)[:2 * (count + children)].reshape(-1, 2).tolist()
+    """Runs of two pages and more, cut at every place; keys that occur several times, in the run and
+    in what goes on from it."""
+    for kinds in (99, 99, 2, 3, 1):
+        count, children = rng.integers((2, 0), (7, 4)).tolist()
+        if kinds == 99:
+            tokens = rng.permutation(99)[:2 * (count + children)].reshape(-1, 2).tolist()
+        else:
+            tokens = [[7, int(n)] for n in rng.integers(kinds, size=count)] + [
+                [7, n] for n in range(min(children, kinds))]
         keys, pages = list(map(tuple, tokens)), rng.permutation(40)[:len(tokens)].tolist()
-        run_is_cut(subject, keys[:count], pages[:count],
-                   list(zip(keys[count:], pages[count:], strict=True)),
-                   int(rng.integers(1, count)))
+        behind = list(zip(keys[count:], pages[count:], strict=True))
+        for place in range(1, count):
+            run_is_cut(subject, keys[:count], pages[:count], behind, place)
 
 
 # ---- the indexes, by themselves
