@@ -2,6 +2,7 @@
 what a dictionary of whole texts would find."""
 
 import random
+from contextlib import suppress
 from hashlib import sha256
 from itertools import product
 
@@ -135,7 +136,8 @@ def test_page_hash__pages_in_turn(subject):
         other = names.setdefault(name, text)
         turned = sorted(other) == sorted(text)
         assert other == text, (
-            f"page_hash: the pages {text}, one after the other, have the name of {other or 'none'}"
+            f"page_hash: the pages {text}, one after the other, have the name of "
+            f"{other or 'no page'}"
             f"{': it does not tell which of them comes first' if turned else ''}")
     name = subject.page_hash(begin, (7,))
     assert name != subject.page_hash(begin, (8,)), "page_hash: pages of one token have one name"
@@ -350,7 +352,7 @@ def test_note_full_pages__the_table_first(subject):
     subject.note_full_pages(given.pool, first)
     fails = subject.make("operator:itemgetter", "one")
     subject.make("builtins:setattr", given.pool, "release", fails)
-    with pytest.raises(Raised):             # whatever is given back, it has no item of that name
+    with suppress(Raised):                  # whatever is given back, it has no item of that name
         subject.note_full_pages(given.pool, second)
     got = second.table[:1]
     assert got == want[:1], (
@@ -358,11 +360,27 @@ def test_note_full_pages__the_table_first(subject):
         f"expected {want[0]} there by then")
 
 
+def test_note_full_pages__a_free_page(subject):
+    """Case 10: a page that is free and known has a holder again, and is no longer free."""
+    given = Given(subject)
+    first, second = (given.request(range(20, 30), 10) for _ in range(2))
+    pages = first.table[:2]
+    subject.note_full_pages(given.pool, first)
+    given.pool.release(first.table)
+    subject.note_full_pages(given.pool, second)
+    got, refs, free = second.table[:2], list(given.pool.refs), list(given.pool.free)
+    about = f"note_full_pages: pages {pages} are free, and known to hold what the next request has"
+    assert got == pages, f"{about}: its table begins with {got}, expected {pages}"
+    assert [refs[page] for page in pages] == [1, 1] and not set(pages) & set(free), (
+        f"{about}: they are in its table now, count {[refs[page] for page in pages]} holders, and "
+        f"free are {free}: where a page is shared it leaves the free list")
+
+
 def test_note_full_pages__drawn(subject, rng):
     """Texts that begin alike, of one to three answers each; some end, and leave pages that are
     free and known; every table, count and free page after each call."""
     for slots in (2, 1, 3, 2, 4, 2):
-        Notes(subject, rng, slots).run(12)
+        Notes(subject, rng, slots).run(30)
 
 
 class Notes:
@@ -372,11 +390,11 @@ class Notes:
         self.given, self.rng, self.slots = Given(subject, 40, slots), rng, slots
         self.subject, self.page_of, self.told = subject, {}, []
         self.texts, self.requests, self.tables = [], [], []
-        for _ in range(5):
-            text = rng.integers(2, size=int(rng.integers(1, 5))).tolist()
+        for _ in range(4):
+            text = rng.integers(2, size=int(rng.integers(1, 4))).tolist()
             request = self.given.request([kind for kind in text for _ in range(slots)], 0)
             self.add(text, request)
-            for _ in range(rng.integers(3)):        # another answer to it, on the same pages
+            for _ in range(rng.integers(2)):        # another answer to it, on the same pages
                 self.given.pool.share(request.table)
                 self.add(text, self.given.of(request.prompt, request.table, 0))
 
@@ -414,10 +432,10 @@ class Notes:
         held = [page for one in self.tables for page in one]
         refs, free = list(pool.refs), set(pool.free)
         both = sorted(set(held) & free)
-        assert not both, (
-            f"{what}: page {both[0]} is in a table and among the free ones: a page that was free "
-            f"and known leaves the free list where it is shared, and a copy that another answer "
-            f"holds, too, is not free yet")
+        why = ("a page that was free and known leaves the free list where it is shared"
+               if both and both[0] in table else
+               "a copy that another answer holds, too, is not free yet")
+        assert not both, f"{what}: page {both[0]} is in a table and among the free ones: {why}"
         want = np.bincount(held, minlength=40).tolist()
         assert refs == want, (
             f"{what}: pages count {refs} holders, in the tables they have {want}")
