@@ -241,6 +241,10 @@ def test_add_vector_cuda__sixteen_bytes(subject, reference, agree, rng):
                                 f"elements, {enough} are enough: {meaning}")
     economical("add_vector_cuda", launch, 4096, 16)
     same_work("add_vector_cuda", launch, reference.launch("add_vector_cuda", *args))
+    x, y, z = vectors(rng, 4099)
+    args = 9, 128, (x, y, z, 4099)
+    same_work("add_vector_cuda, 4099 elements in blocks of 128",
+              *(side.launch("add_vector_cuda", *args) for side in (subject, reference)))
     add_vector(subject, agree, rng, 70_003, 1024)
 
 

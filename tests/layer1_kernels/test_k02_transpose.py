@@ -218,13 +218,16 @@ def test_transpose_tile_cuda__work(subject, reference, agree, rng):
 
 
 def work(subject, reference, rng, name, lane_bytes):
-    """What a kernel does on 20 tiles."""
+    """What a kernel does on 20 tiles; then on six, five of which stand over the edge."""
     x = matrix(rng, 128, 160)
     launch = run(subject, name, x)[1]
     economical(name, launch, x, lane_bytes)
     if name != "transpose_tile_cuda":
         free_of_conflicts(name, launch)
     same_work(name, launch, run(reference, name, x)[1])
+    M, N = (44, 76) if lane_bytes == 16 else (47, 79)
+    x = matrix(rng, M, N)
+    same_work(f"{name}, {M} × {N}", *(run(side, name, x)[1] for side in (subject, reference)))
 
 
 def test_transpose_swizzled_cuda(subject, agree, rng):

@@ -183,6 +183,8 @@ def test_sum_sequential_cuda__work(subject, reference, agree, rng):
         f"sum_sequential_cuda: a block makes {loads} loads of shared memory, 25 are enough: in "
         f"each round the upper half is added to the lower half, by as many threads")
     same_work("sum_sequential_cuda", launch, run(reference, "sum_sequential_cuda", x, 256)[1])
+    same_work("sum_sequential_cuda in blocks of 512", *(
+        run(side, "sum_sequential_cuda", x, 512)[1] for side in (subject, reference)))
     right(subject, agree, "sum_sequential_cuda", "sum_sequential_cuda", exact(rng, 40_000), 1024,
           ROUNDS)
 
@@ -216,6 +218,8 @@ def test_block_sum_cuda__work(subject, reference, agree, rng):
     assert waits <= 2, f"block_sum_cuda: a warp comes to {waits} barriers, one is enough"
     same_work("block_sum_cuda", launch, run(reference, "sum_shuffle_cuda", x, 256)[1],
               limits={"warp instructions": 2})
+    same_work("block_sum_cuda in blocks of 512", *(
+        run(side, "sum_shuffle_cuda", x, 512)[1] for side in (subject, reference)))
     right(subject, agree, "block_sum_cuda", "sum_shuffle_cuda", exact(rng, 40_000), 1024, SHUFFLES)
 
 
@@ -272,6 +276,9 @@ def test_thread_sum_cuda__work(subject, reference, agree, rng):
         f"thread_sum_cuda: a load of a warp touches {launch.sectors_per_request('load'):g} "
         f"sectors, 16 hold its bytes: neighbouring threads should take neighbouring groups of four")
     same_work("thread_sum_cuda", launch, reference.launch("shares_cuda", *args))
+    args = 8, 128, (exact(rng, 16_387), sums, 16_387)
+    same_work("thread_sum_cuda, 16,387 numbers",
+              *(side.launch("shares_cuda", *args) for side in (subject, reference)))
     shares(subject, agree, exact(rng, 140_001), 4, 256)
 
 
