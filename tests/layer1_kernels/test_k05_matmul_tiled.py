@@ -1,16 +1,28 @@
 """Graders of k05. Outputs start as 7, so that what nobody wrote shows."""
 
+import itertools
+
 import numpy as np
 import pytest
 
+from lab.addresses import FAR, ROWS, in_64_bits
+from lab.adversarial import VALUES, shifted, views
 from lab.pace import numbers
 from lab.subject import Raised
+from lab.work import same_work
 
 TILE = 32
 SIZES = [(9, 21, 65), (33, 17, 31), (3, 40, 29), (1, 1, 1), (32, 32, 64)]           # M, N, K
 TILES = [(33, 17, 40, 16, 16, 16, "float32"), (17, 50, 129, 16, 32, 64, "float16"),
          (40, 33, 100, 32, 16, 32, "bfloat16"), (1, 1, 1, 16, 16, 32, "float32"),
          (5, 127, 65, 16, 32, 32, "bfloat16")]          # M, N, K, BM, BN, BK, dtype
+HARD = VALUES | {"around -3000": lambda rng, shape: shifted(rng, shape, -3000)}
+DESCRIBED = {"unrounded": "numbers of 24 bits", "exact_sums": "numbers whose sums are exact",
+             "shifted": "numbers around 200", "around -3000": "numbers around -3000",
+             "negative": "numbers below 0 alone", "equal": "equal numbers throughout a row",
+             "uneven": "rows of very different sizes", "infinite": "-inf among the numbers",
+             "not_a_number": "a NaN in one row", "signed_zeros": "0 and -0 among the numbers",
+             "denormal": "numbers of 1e-40", "tied": "whole numbers from 0 to 2"}
 
 
 def operands(rng, M, N, K):
@@ -44,7 +56,26 @@ def likely(name, a, w, step):
         f"{name} drops the k beyond the last whole step":
             product(a, w, np.arange(K) < K // step * step),
         f"{name} reads w as (K, N), down its columns": product(a, w.reshape(K, N).T),
+        f"{name} adds to what c held before; sums start at 0": product(a, w) + 7,
+        f"in {name} a number fetched beyond K is multiplied by 0, and infinity times 0 is NaN; "
+        f"both tiles are 0 there": product(a, w) + 0 * (a[:, -1:] + w[:, -1]),
+        f"{name} leaves out products with infinity or NaN":
+            product(*(np.where(np.isfinite(x), x, 0) for x in (a, w))),
         f"{name} writes nothing": np.full((M, N), 7)}
+
+
+def hard_numbers(check, rng, K):
+    """Each kind of numbers in a, then in w: check(a, w, precision, what, rows) for each. rows: of
+    c, or columns, that are looked at one by one, since their sizes are very different."""
+    for kind, draw in HARD.items():
+        for hard in "aw":
+            a, w, _ = operands(rng, 5, 6, K)
+            x, other = (a, w) if hard == "a" else (w, a)
+            x[...] = draw(rng, x.shape)
+            other[...] = VALUES["tied" if kind == "exact_sums" else "unrounded"](rng, other.shape)
+            each = [np.s_[i:i + 1] if hard == "a" else np.s_[:, i:i + 1] for i in range(len(x))]
+            check(a, w, "exact" if kind == "exact_sums" else "float32",
+                  f"{DESCRIBED[kind]} in {hard}", each if kind == "uneven" else [np.s_[:]])
 
 
 # ---- intensity
@@ -72,17 +103,17 @@ def test_tile_intensity(subject, reference, rng):
 
 
 def test_tile_intensity__unseen(unseen, rng):
-    for BM, BN, itemsize in rng.integers(1, 300, (4, 3)).tolist():
+    for BM, BN, itemsize in [*rng.integers(1, 300, (4, 3)).tolist(), (2**31, 2**15, 2), (1, 1, 1)]:
         unseen("tile_intensity", BM, BN, itemsize)
 
 
 # ---- CUDA
 
 
-def run_cuda(subject, a, w, c):
+def run_cuda(subject, a, w, c, grid=None):
     (M, K), N = a.shape, len(w)
-    return subject.launch("matmul_tiled_cuda", (ceil(N, TILE), ceil(M, TILE)), (TILE, TILE),
-                          (a, w, c, M, N, K))
+    return subject.launch("matmul_tiled_cuda", grid or (ceil(N, TILE), ceil(M, TILE)),
+                          (TILE, TILE), (a, w, c, M, N, K))
 
 
 def untransposed(a, w):
@@ -107,24 +138,33 @@ def of_own_row(a, w):
     return product(a, np.where(row < N, w[np.minimum(row, N - 1), k], 0))
 
 
+def right_cuda(agree, a, w, c, what="", precision="float32", rows=(np.s_[:],)):
+    """c is a · wᵀ, or the message names the element, its thread and the likely mistake."""
+    name = "matmul_tiled_cuda"
+    with np.errstate(all="ignore"):
+        mistakes = likely(name, a, w, TILE) | {
+            "a thread reads column x of w_tile; its row of w stands in row x": untransposed(a, w),
+            "a thread fetches row n of w, the one it multiplies with; it should fetch `row`":
+                of_own_row(a, w),
+            "nothing is fetched beyond K, and the numbers of the step before stay there":
+                left_over(a, w),
+            "the sum has no value before the first step: float sum = 0": np.nan} if a.size else {}
+        for part in rows:
+            agree(c[part], product(a, w)[part], precision,
+                  f"{name}, a {a.shape} and w {w.shape}{what}",
+                  lambda index: f"row {index[0]}, column {index[1]} of c (thread "
+                                f"({index[1] % TILE}, {index[0] % TILE}) of its tile)",
+                  mistakes if part == np.s_[:] else {}, unwritten=7)
+
+
 @pytest.mark.parametrize("M, N, K", SIZES)
 def test_matmul_tiled_cuda(subject, agree, rng, M, N, K):
     a, w, c = operands(rng, M, N, K)
     run_cuda(subject, a, w, c)
-    agree(c, product(a, w), "float32", f"matmul_tiled_cuda, a {a.shape} and w {w.shape}",
-          lambda index: f"row {index[0]}, column {index[1]} of c (thread ({index[1] % TILE}, "
-                        f"{index[0] % TILE}) of its tile)",
-          likely("matmul_tiled_cuda", a, w, TILE) | {
-              "a thread reads column x of w_tile; its row of w stands in row x":
-                  untransposed(a, w),
-              "a thread fetches row n of w, the one it multiplies with; it should fetch `row`":
-                  of_own_row(a, w),
-              "nothing is fetched beyond K, and the numbers of the step before stay there":
-                  left_over(a, w),
-              "the sum has no value before the first step: float sum = 0": np.nan}, unwritten=7)
+    right_cuda(agree, a, w, c)
 
 
-def test_matmul_tiled_cuda__work(subject, rng):
+def test_matmul_tiled_cuda__work(subject, reference, rng):
     a, w, c = operands(rng, TILE, TILE, 64)
     launch, enough = run_cuda(subject, a, w, c), a.nbytes + w.nbytes
     assert launch.bytes("load") <= enough, (
@@ -142,6 +182,32 @@ def test_matmul_tiled_cuda__work(subject, rng):
     assert launch.bytes("store") == c.nbytes, (
         f"matmul_tiled_cuda stores {launch.bytes('store'):,} bytes, c has {c.nbytes:,}: keep the "
         f"sum in a register and store it once")
+    a, w, c = operands(rng, 36, 40, 64)
+    same_work("matmul_tiled_cuda", run_cuda(subject, a, w, c),
+              run_cuda(reference, a, w, c.copy()))
+
+
+def test_matmul_tiled_cuda__hard(subject, agree, rng):
+    def check(a, w, precision, what, rows):
+        c = np.full((len(a), len(w)), 7, np.float32)
+        run_cuda(subject, a, w, c)
+        right_cuda(agree, a, w, c, f", {what}", precision, rows)
+
+    hard_numbers(check, rng, 39)
+    a, w, c = operands(rng, 3, 5, 0)
+    run_cuda(subject, a, w, c)
+    right_cuda(agree, a, w, c, ": a sum of nothing is 0")
+    a, w, c = operands(rng, 2, 33_000, 3)
+    run_cuda(subject, a, w, c, grid=(1, 1))
+    right_cuda(agree, a, w[:TILE], c[:, :TILE], ", the first of 1,032 tiles")
+
+
+def test_matmul_tiled_cuda__addresses(subject):
+    x = np.zeros(TILE, np.float32)
+    for of, sizes in {"a, m · K": (ROWS, 1, FAR), "w, row · K": (1, ROWS, FAR),
+                      "c, m · N": (ROWS, FAR, 0)}.items():
+        in_64_bits(subject, "matmul_tiled_cuda", (1, 1), (TILE, TILE), (x, x, x.copy(), *sizes),
+                   TILE, of)
 
 
 # ---- the order of tiles
@@ -153,13 +219,24 @@ def tile_order(rows, columns, group):
             for r in range(first, min(first + group, rows))]
 
 
-@pytest.mark.parametrize("rows, columns, group", [(5, 3, 2), (4, 4, 4), (3, 7, 8), (7, 2, 1),
-                                                  (1, 1, 3)])
-def test_grouped_triton(subject, agree, rows, columns, group):
+def order(subject, rows, columns, group, programs=None):
+    """(tiles, launch) of order_triton; (-7, -7) where no tile was written. programs: the first"""
     import torch
 
-    tiles = torch.full((rows * columns, 2), -7, dtype=torch.int32)
-    subject.launch("order_triton", rows * columns, args=(tiles, rows, columns), GROUP=group)
+    programs = programs or rows * columns
+    tiles = torch.full((programs, 2), -7, dtype=torch.int32)
+    return tiles, subject.launch("order_triton", programs, args=(tiles, rows, columns),
+                                 GROUP=group)
+
+
+def right_order(agree, tiles, rows, columns, group):
+    """The tiles are those by the book, or the message names the program and the mistake."""
+    if len(tiles) < rows * columns:         # the first group alone
+        p = np.arange(len(tiles))
+        agree(tiles, np.stack([p % group, p // group], 1), "exact",
+              f"the first {len(p)} of {rows} x {columns} tiles in groups of {group} rows",
+              lambda index: f"the {('row', 'column')[index[1]]} of program {index[0]}")
+        return
     p = np.arange(rows * columns)
     first, within = p // (group * columns) * group, p % (group * columns)
     height = np.minimum(rows - first, group)
@@ -173,20 +250,33 @@ def test_grouped_triton(subject, agree, rows, columns, group):
               "p is not counted from the beginning of its group":
                   np.stack([first + p % height, p // height], 1),
               "each group begins with row 0": np.stack([within % height, within // height], 1),
+              "the programs go through a group row by row, not column by column":
+                  np.stack([first + within // columns, within % columns], 1),
+              "a group is GROUP columns, not GROUP rows":
+                  np.array(tile_order(columns, rows, group))[:, ::-1],
               "row and column are exchanged":
-                  np.array(tile_order(rows, columns, group))[:, ::-1]})
+                  np.array(tile_order(rows, columns, group))[:, ::-1]}, unwritten=-7)
+
+
+@pytest.mark.parametrize("rows, columns, group", [(5, 3, 2), (4, 4, 4), (3, 7, 8), (7, 2, 1),
+                                                  (1, 1, 3)])
+def test_grouped_triton(subject, agree, rows, columns, group):
+    tiles, _ = order(subject, rows, columns, group)
+    right_order(agree, tiles, rows, columns, group)
 
 
 def test_grouped_triton__unseen(subject, agree, rng):
-    import torch
-
     group = int(rng.integers(2, 6))
-    for rows, columns in rng.integers(2, 12, (3, 2)).tolist():
-        tiles = torch.zeros(rows * columns, 2, dtype=torch.int32)
-        subject.launch("order_triton", rows * columns, args=(tiles, rows, columns), GROUP=group)
-        agree(tiles, np.array(tile_order(rows, columns, group)), "exact",
-              f"tiles of {rows} x {columns} in groups of {group} rows",
-              lambda index: f"the {('row', 'column')[index[1]]} of program {index[0]}")
+    drawn = rng.integers(1, 12, (12, 2)).tolist()
+    for rows, columns in [*drawn, (group, 3), (2 * group, 5), (group + 1, 1), (group - 1, 2)]:
+        tiles, _ = order(subject, rows, columns, group)
+        right_order(agree, tiles, rows, columns, group)
+    tiles, _ = order(subject, 33_000, 40_001, group, programs=99)
+    right_order(agree, tiles, 33_000, 40_001, group)
+
+
+def test_grouped_triton__work(subject, reference):
+    same_work("grouped_triton", order(subject, 30, 20, 4)[1], order(reference, 30, 20, 4)[1])
 
 
 # ---- Triton
@@ -226,16 +316,53 @@ def tf32(x):
 def test_matmul_tiled_triton(subject, agree, rng, M, N, K, BM, BN, BK, dtype):
     a, w = tensors(rng, M, N, K, dtype)
     c, _ = run_triton(subject, a, w, BM, BN, BK)
+    right_triton(agree, a, w, c, (BM, BN, BK), dtype)
+
+
+def right_triton(agree, a, w, c, tile, precision, what="", rows=(np.s_[:],)):
+    """c is a · wᵀ, or the message names the element, its tile and the likely mistake."""
+    name, (BM, BN, BK) = "matmul_tiled_triton", tile
+    dtype = str(a.dtype).removeprefix("torch.")
     a, w = a.double().numpy(), w.double().numpy()
-    mistakes = likely("matmul_tiled_triton", a, w, BK)
-    mistakes["matmul_tiled_triton takes the first tiles again and again"] = again(a, w, BK)
-    if dtype == "float32":
-        mistakes["tl.dot rounds fp32 inputs to TF32; input_precision=\"ieee\" forbids it"] = \
-            product(tf32(a), tf32(w))
-    agree(c, product(a, w), dtype, f"matmul_tiled_triton, a {a.shape} and w {w.shape} {dtype} in "
-          f"tiles of {BM} x {BN} and steps of {BK}",
-          lambda index: f"row {index[0]}, column {index[1]} of c (row {index[0] % BM}, column "
-                        f"{index[1] % BN} of its tile)", mistakes, unwritten=7)
+    with np.errstate(all="ignore"):
+        mistakes = likely(name, a, w, BK)
+        mistakes[f"{name} takes the first tiles again and again"] = again(a, w, BK)
+        if dtype == "float32":
+            mistakes["tl.dot rounds fp32 inputs to TF32; input_precision=\"ieee\" forbids it"] = \
+                product(tf32(a), tf32(w))
+        for part in rows:
+            agree(c[part], product(a, w)[part], precision,
+                  f"{name}, a {a.shape} and w {w.shape} {dtype} in tiles of {BM} x {BN} and steps "
+                  f"of {BK}{what}",
+                  lambda index: f"row {index[0]}, column {index[1]} of c (row {index[0] % BM}, "
+                                f"column {index[1] % BN} of its tile)",
+                  mistakes if part == np.s_[:] else {}, unwritten=7)
+
+
+def test_matmul_tiled_triton__hard(subject, agree, rng):
+    import torch
+
+    tile = 16, 16, 32
+
+    def check(a, w, precision, what, rows):
+        a, w = torch.from_numpy(a), torch.from_numpy(w)
+        c, _ = run_triton(subject, a, w, *tile)
+        right_triton(agree, a, w, c, tile, precision, f", {what}", rows)
+
+    hard_numbers(check, rng, 39)
+    a, w = tensors(rng, 2, 3, 33_000, "float16")
+    c, _ = run_triton(subject, a, w, 16, 16, 256)
+    right_triton(agree, a, w, c, (16, 16, 256), "float16")
+
+
+def test_matmul_tiled_triton__views(subject, agree, rng):
+    """Each layout of the one operand beside each of the other: their strides differ."""
+    a, w = tensors(rng, 18, 21, 37, "float32")
+    for (of_a, left), (of_w, right) in itertools.product(views(a).items(), views(w).items()):
+        c, _ = run_triton(subject, left, right, 16, 16, 16)
+        agree(c, product(a.numpy(), w.numpy()), "float32",
+              f"matmul_tiled_triton, a with {of_a}, w with {of_w}",
+              lambda index: f"row {index[0]}, column {index[1]} of c", unwritten=7)
 
 
 def test_matmul_tiled_triton__strides(subject, agree, rng):
@@ -263,9 +390,10 @@ def test_matmul_tiled_triton__large_sums(subject, agree, rng):
         f"A float16 of that size is known to the nearest 16: the sums are not fp32 throughout")
 
 
-def test_matmul_tiled_triton__work(subject, rng):
-    M, N, K, BM, BN, BK = 64, 32, 128, 32, 32, 64
-    _, launch = run_triton(subject, *tensors(rng, M, N, K, "bfloat16"), BM, BN, BK)
+def test_matmul_tiled_triton__work(subject, reference, rng):
+    M, N, K, BM, BN, BK = 64, 64, 128, 32, 32, 64
+    a, w = tensors(rng, M, N, K, "bfloat16")
+    _, launch = run_triton(subject, a, w, BM, BN, BK)
     tiles, got = M // BM * (N // BN), launch.bytes("load")
     enough = tiles * (BM + BN) * K * 2
     assert got <= enough, (
@@ -275,6 +403,7 @@ def test_matmul_tiled_triton__work(subject, rng):
     assert any("tensor" in kind for kind in kinds), (
         f"matmul_tiled_triton multiplies bfloat16 tiles as {', '.join(kinds) or 'nothing'}, not on "
         f"tensor cores: give tl.dot the tiles as they were loaded")
+    same_work("matmul_tiled_triton", launch, run_triton(reference, a, w, BM, BN, BK)[1])
 
 
 # ---- the course's own launchers
