@@ -9,12 +9,13 @@ ROWS = 17               # 0 to 16
 BEYOND = re.compile(r"of `(\w+)`.*?(?: and (\d+) other threads|$)", re.DOTALL)
 
 
-def in_64_bits(subject, name, grid, block, args, threads, what, **meta):
+def in_64_bits(subject, name, grid, block, args, threads, what, row=ROWS - 1, **meta):
     """AssertionError where row 16 of an array, of rows of FAR numbers, is taken for row 0.
 
     args: with FAR as the length of a row and ROWS as the number of rows; each array holds what
     row 0 needs, so that all threads but those of row 0 reach beyond it
     threads: of each row;  what: the array and its address, in words
+    row: another than 16, the last, where args have rows of 2^32 / row numbers
     """
     try:
         subject.launch(name, grid, block, args, **meta)
@@ -25,8 +26,8 @@ def in_64_bits(subject, name, grid, block, args, threads, what, **meta):
         beyond = int(place[2] or 0) + 1
     else:
         beyond = 0
-    expected = (ROWS - 1) * threads
+    expected = row * threads
     assert beyond >= expected, (
-        f"{name}, {ROWS} rows of 2^28 numbers: {beyond} threads reach beyond row 0 of {what}, "
-        f"expected {expected}. Row 16 begins at 2^32, and a product of two ints has 32 bits: "
-        f"make one factor a size_t before they are multiplied")
+        f"{name}, {row + 1} rows of 2^{33 - row.bit_length()} numbers: {beyond} threads reach "
+        f"beyond row 0 of {what}, expected {expected}. Row {row} begins at 2^32, and a product of "
+        f"two ints has 32 bits: make one factor a size_t before they are multiplied")

@@ -82,6 +82,29 @@ VALUES = {f.__name__: f for f in (unrounded, exact_sums, shifted, negative, equa
                                   not_a_number, signed_zeros, denormal, tied)}
 
 
+def factors(rng, K):
+    """(a, w, parts), twice: matrices of K columns for a · wᵀ, rows of every kind in a, then in w.
+
+    parts: [(rows, columns, words, precision)] of the product that are to be compared alone
+    """
+    kinds = VALUES | {"around -3000": lambda rng, shape: shifted(rng, shape, -3000)}
+    hard = np.concatenate([draw(rng, (4, K)) for draw in kinds.values()])       # (4 · kinds, K)
+    other = np.concatenate([unrounded(rng, (2, K)), tied(rng, (2, K)),
+                            np.abs(unrounded(rng, (2, K)))])                    # (6, K)
+    columns = {"exact_sums": np.s_[2:4], "infinite": np.s_[4:6]}    # the latter: no NaN is right
+    for a, w, name in ((hard, other, "a"), (other, hard, "w")):
+        parts = []
+        for first, kind in enumerate(kinds):
+            if kind == "infinite":
+                hard[4 * first + 3, -1] = -np.inf               # where the last step ends
+            for row in range(4 * first, 4 * first + 4):
+                both = np.s_[row:row + 1], columns.get(kind, np.s_[:2])
+                parts.append((*(both if name == "a" else both[::-1]),
+                              f", {kind.replace('_', ' ')} in row {row} of {name}, looked at alone",
+                              "exact" if kind == "exact_sums" else "float32"))
+        yield a, w, parts
+
+
 # ---- sizes and layouts: generators
 
 

@@ -18,7 +18,7 @@ DESCRIBED = {"unrounded": "numbers of 24 bits", "exact_sums": "numbers whose sum
              "shifted": "numbers around 200", "around -3000": "numbers around -3000",
              "negative": "numbers below 0 alone", "equal": "equal numbers throughout a row",
              "uneven": "rows of very different sizes", "infinite": "-inf among the numbers",
-             "not_a_number": "a NaN in one row", "signed_zeros": "0 and -0 among the numbers",
+             "not_a_number": "a NaN", "signed_zeros": "0 and -0 among the numbers",
              "denormal": "numbers of 1e-40", "tied": "whole numbers from 0 to 2"}
 
 
@@ -101,6 +101,8 @@ def hard_numbers(subject, agree, rng, name):
             x, other = (a, w) if hard == "a" else (w, a)
             x[...] = draw(rng, x.shape)
             other[...] = VALUES["tied" if kind == "exact_sums" else "unrounded"](rng, other.shape)
+            if kind == "infinite":          # at the edge too, and with no NaN in a right answer
+                x[-1, -1], other[...] = -np.inf, np.abs(other)
             run(subject, name, a, w, c)
             what = f", {DESCRIBED[kind]} in {hard}"
             if kind != "uneven":

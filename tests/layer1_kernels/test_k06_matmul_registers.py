@@ -1,11 +1,13 @@
-"""Graders of k06. Outputs start as 7, so that what nobody wrote shows; with more than one step of k
-the course's launcher makes them, since those launches are too long for the limit on steps."""
+"""Graders of k06. Outputs start as 7, so that what nobody wrote shows."""
 
 import numpy as np
 import pytest
 
+from lab.addresses import in_64_bits
+from lab.adversarial import factors
 from lab.pace import numbers
 from lab.subject import Raised
+from lab.work import same_work
 
 BLOCKS = {          # side of a block's tile, threads, thread tile
     "matmul_strip_cuda": (64, 512, (8, 1)), "matmul_square_cuda": (128, 256, (8, 8)),
@@ -23,10 +25,11 @@ def product(a, w):
     return a.astype(np.float64) @ w.T
 
 
-def run(subject, name, a, w, c):
+def run(subject, name, a, w, c, grid=None):
     (M, K), N = a.shape, len(w)
     side, threads, _ = BLOCKS[name]
-    return subject.launch(name, (-(-N // side), -(-M // side)), threads, (a, w, c, M, N, K))
+    return subject.launch(name, grid or (-(-N // side), -(-M // side)), threads,
+                          (a, w, c, M, N, K))
 
 
 def padded(x, side):
@@ -42,27 +45,67 @@ def moved(want, side, rows, columns):
     return whole[r][:, c][:want.shape[0], :want.shape[1]]
 
 
-def right(agree, name, a, w, got, mistakes=()):
+def of_steps(name, a, w):
+    """{mistake: what it gives} of any kernel that walks along k in steps of BK."""
+    (M, K), N, k = a.shape, len(w), np.arange(a.shape[1])
+    steps, last = k // BK, K % BK == 0      # the last k of a step is K - 1 only where it is whole
+    mistakes = {
+        f"{name} starts its sums again with each step": (steps == steps[-1]) * 1,
+        f"{name} multiplies in the last step alone, or the first": (steps == 0) * 1,
+        f"{name} replaces its sums instead of adding to them": (k == K - 1) * last,
+        f"{name} leaves out the last k of each step": k % BK < BK - 1,
+        f"{name} leaves out the first k of each step": k % BK > 0}
+    if name == "matmul_vector_cuda":
+        mistakes[f"{name} leaves out every other k"] = k % 2 == 0
+    return {words: product(a * of, w) for words, of in mistakes.items() if not np.all(of == 1)} | {
+        f"{name} adds to what c held before; sums start at 0": product(a, w) + 7,
+        f"{name} leaves out products with infinity or NaN":
+            product(*(np.where(np.isfinite(x), x, 0) for x in (a, w))),
+        f"{name} writes nothing": np.full((M, N), 7)}
+
+
+def right(agree, name, a, w, got, what="", precision="float32"):
+    """c is a · wᵀ, or the message names the element and the likely mistake."""
     side, _, _ = BLOCKS[name]
-    steps = np.arange(a.shape[1]) // BK
-    want = product(a, w)
-    agree(got, want, "float32", f"{name}, a {a.shape} and w {w.shape}",
-          lambda index: f"row {index[0]}, column {index[1]} of c (row {index[0] % side}, column "
-                        f"{index[1] % side} of its block's tile)", dict(mistakes) | {
-              f"{name} starts its sums again with each step":
-                  product(a[:, steps == steps[-1]], w[:, steps == steps[-1]]),
-              f"{name} replaces its sums instead of adding to them":
-                  product(*(np.pad(x, [(0, 0), (0, -x.shape[1] % BK)])[:, -1:] for x in (a, w))),
-              f"{name} writes nothing": np.full_like(want, 7)})
+    with np.errstate(all="ignore"):
+        mistakes = MISTAKES[name](a, w) | of_steps(name, a, w) if a.size else {}
+        agree(got, product(a, w), precision, f"{name}, a {a.shape} and w {w.shape}{what}",
+              lambda index: f"row {index[0]}, column {index[1]} of c (row {index[0] % side}, "
+                            f"column {index[1] % side} of its block's tile)",
+              mistakes, unwritten=7)
 
 
-def many_steps(subject, agree, rng, name):
-    """More blocks than one and more steps than one, through the launcher."""
-    import torch
+def many_steps(subject, reference, agree, rng, name):
+    """More blocks than one and more steps than one; and what was done, beside the course's own."""
+    side, _, _ = BLOCKS[name]
+    a, w, c = operands(rng, side + 1, side + 3, 12)
+    launch = run(subject, name, a, w, c)
+    right(agree, name, a, w, c)
+    same_work(name, launch, run(reference, name, a, w, c.copy()))
 
-    a, w, _ = operands(rng, 130, 140, 20)
-    got = subject.matmul_registers_cuda(torch.from_numpy(a), torch.from_numpy(w), name)
-    right(agree, name, a, w, got)
+
+def hard(subject, agree, rng, name):
+    """Each kind of numbers; a size past 15 bits, of which the first tile is made; no k at all."""
+    for a, w, parts in factors(rng, 8):
+        c = np.full((len(a), len(w)), 7, np.float32)
+        run(subject, name, a, w, c)
+        for rows, columns, what, precision in parts:
+            right(agree, name, a[rows], w[columns], c[rows, columns], what, precision)
+    side, _, _ = BLOCKS[name]
+    a, w, c = operands(rng, 2, 33_000, 4)
+    run(subject, name, a, w, c, grid=(1, 1))
+    right(agree, name, a, w[:side], c[:, :side], f", the first {side} columns of 33,000")
+    a, w, c = operands(rng, 3, 5, 0)
+    run(subject, name, a, w, c)
+    right(agree, name, a, w, c, ": a sum of nothing is 0")
+
+
+def addresses(subject, name, row, threads):
+    """Rows of c begin at products of more than 32 bits; the given fetch has those of a and w."""
+    side, block, _ = BLOCKS[name]
+    x, c = np.zeros(4, np.float32), np.zeros(side, np.float32)
+    in_64_bits(subject, name, (1, 1), block, (x, x, c, row + 1, 2**32 // row, 0), threads,
+               "c, m · N", row)
 
 
 def economical(name, launch, vector=1):
@@ -112,14 +155,14 @@ def test_shared_reads(subject, reference, rng):
 
 
 def test_shared_reads__unseen(unseen, rng):
-    for TM, TN in rng.integers(1, 100, (4, 2)).tolist():
+    for TM, TN in [*rng.integers(1, 100, (4, 2)).tolist(), (1, 1), (2**15, 2**31)]:
         unseen("shared_reads", TM, TN)
 
 
 # ---- a strip
 
 
-def strip_mistakes(a, w):
+def of_strip(a, w):
     want, order = product(a, w), np.arange(64)
     return {
         "matmul_strip_cuda reads rows 8y + i of a_tile and stores rows y + 8i":
@@ -132,21 +175,29 @@ def strip_mistakes(a, w):
 def test_matmul_strip_cuda(subject, agree, rng, M, N, K):
     a, w, c = operands(rng, M, N, K)
     run(subject, "matmul_strip_cuda", a, w, c)
-    right(agree, "matmul_strip_cuda", a, w, c, strip_mistakes(a, w))
+    right(agree, "matmul_strip_cuda", a, w, c)
 
 
-def test_matmul_strip_cuda__many_blocks(subject, agree, rng):
-    many_steps(subject, agree, rng, "matmul_strip_cuda")
+def test_matmul_strip_cuda__many_blocks(subject, reference, agree, rng):
+    many_steps(subject, reference, agree, rng, "matmul_strip_cuda")
 
 
 def test_matmul_strip_cuda__work(subject, rng):
     economical("matmul_strip_cuda", run(subject, "matmul_strip_cuda", *operands(rng, 64, 64, BK)))
 
 
+def test_matmul_strip_cuda__hard(subject, agree, rng):
+    hard(subject, agree, rng, "matmul_strip_cuda")
+
+
+def test_matmul_strip_cuda__addresses(subject):
+    addresses(subject, "matmul_strip_cuda", row=4, threads=64)
+
+
 # ---- a square
 
 
-def square_mistakes(a, w):
+def of_square(a, w):
     want, order = product(a, w), np.arange(128)
     whole = padded(want, 128)[:128, :128].reshape(8, 16, 8, 16)         # (i, y, j, x)
     return {
@@ -164,11 +215,11 @@ def square_mistakes(a, w):
 def test_matmul_square_cuda(subject, agree, rng, M, N, K):
     a, w, c = operands(rng, M, N, K)
     run(subject, "matmul_square_cuda", a, w, c)
-    right(agree, "matmul_square_cuda", a, w, c, square_mistakes(a, w))
+    right(agree, "matmul_square_cuda", a, w, c)
 
 
-def test_matmul_square_cuda__many_blocks(subject, agree, rng):
-    many_steps(subject, agree, rng, "matmul_square_cuda")
+def test_matmul_square_cuda__many_blocks(subject, reference, agree, rng):
+    many_steps(subject, reference, agree, rng, "matmul_square_cuda")
 
 
 def test_matmul_square_cuda__work(subject, rng):
@@ -176,10 +227,18 @@ def test_matmul_square_cuda__work(subject, rng):
                run(subject, "matmul_square_cuda", *operands(rng, 128, 128, BK)))
 
 
+def test_matmul_square_cuda__hard(subject, agree, rng):
+    hard(subject, agree, rng, "matmul_square_cuda")
+
+
+def test_matmul_square_cuda__addresses(subject):
+    addresses(subject, "matmul_square_cuda", row=4, threads=16)
+
+
 # ---- vectors
 
 
-def vector_mistakes(a, w):
+def of_vector(a, w):
     want, order = product(a, w), np.arange(128)
     beside = (order % 64 + order // 64 * 4) % 128       # the second float4 is the next one
     return {
@@ -189,20 +248,33 @@ def vector_mistakes(a, w):
             moved(want, 128, order % 64, order % 64)}
 
 
-@pytest.mark.parametrize("M, N, K", [(60, 100, 8), (1, 1, 4), (128, 35, 8)])
+@pytest.mark.parametrize("M, N, K", [(60, 100, 8), (65, 47, 4), (1, 1, 4), (128, 35, 8)])
 def test_matmul_vector_cuda(subject, agree, rng, M, N, K):
     a, w, c = operands(rng, M, N, K)
     run(subject, "matmul_vector_cuda", a, w, c)
-    right(agree, "matmul_vector_cuda", a, w, c, vector_mistakes(a, w))
+    right(agree, "matmul_vector_cuda", a, w, c)
 
 
-def test_matmul_vector_cuda__many_blocks(subject, agree, rng):
-    many_steps(subject, agree, rng, "matmul_vector_cuda")
+def test_matmul_vector_cuda__many_blocks(subject, reference, agree, rng):
+    many_steps(subject, reference, agree, rng, "matmul_vector_cuda")
 
 
 def test_matmul_vector_cuda__work(subject, rng):
     economical("matmul_vector_cuda",
                run(subject, "matmul_vector_cuda", *operands(rng, 128, 128, BK)), vector=4)
+
+
+def test_matmul_vector_cuda__hard(subject, agree, rng):
+    hard(subject, agree, rng, "matmul_vector_cuda")
+
+
+def test_matmul_vector_cuda__addresses(subject):
+    """Of one store, rows 4 and 8 with 16 threads each lie beyond."""
+    addresses(subject, "matmul_vector_cuda", row=8, threads=4)
+
+
+MISTAKES = {"matmul_strip_cuda": of_strip, "matmul_square_cuda": of_square,
+            "matmul_vector_cuda": of_vector}
 
 
 # ---- the course's own launcher
