@@ -44,14 +44,14 @@ def likely(name, a, w, step):
     (M, K), N = a.shape, len(w)
     number = np.arange(K) // step
     return {
+        f"in {name} a number fetched beyond K is multiplied by 0, and infinity times 0 is NaN; "
+        f"both tiles are 0 there": product(a, w) + 0 * (a[:, -1:] + w[:, -1]),
         f"{name} starts its sums again with each step": product(a, w, number == number[-1]),
         f"{name} ends after the first step": product(a, w, number == 0),
         f"{name} drops the k beyond the last whole step":
             product(a, w, np.arange(K) < K // step * step),
         f"{name} reads w as (K, N), down its columns": product(a, w.reshape(K, N).T),
         f"{name} adds to what c held before; sums start at 0": product(a, w) + 7,
-        f"in {name} a number fetched beyond K is multiplied by 0, and infinity times 0 is NaN; "
-        f"both tiles are 0 there": product(a, w) + 0 * (a[:, -1:] + w[:, -1]),
         f"{name} leaves out products with infinity or NaN":
             product(*(np.where(np.isfinite(x), x, 0) for x in (a, w))),
         f"{name} writes nothing": np.full((M, N), 7)}
