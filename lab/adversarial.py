@@ -83,26 +83,32 @@ VALUES = {f.__name__: f for f in (unrounded, exact_sums, shifted, negative, equa
 
 
 def factors(rng, K):
-    """(a, w, parts), twice: matrices of K columns for a · wᵀ, rows of every kind in a, then in w.
+    """(a, w, parts): matrices of K columns for a · wᵀ, rows of hard numbers in a, and again in w.
+    Those below 0, and those of very different sizes, are matrices of their own.
 
     parts: [(rows, columns, words, precision)] of the product that are to be compared alone
     """
     kinds = VALUES | {"around -3000": lambda rng, shape: shifted(rng, shape, -3000)}
-    hard = np.concatenate([draw(rng, (4, K)) for draw in kinds.values()])       # (4 · kinds, K)
-    other = np.concatenate([unrounded(rng, (2, K)), tied(rng, (2, K)),
-                            np.abs(unrounded(rng, (2, K)))])                    # (6, K)
+    alone = ["negative"], ["uneven"]
+    for names in ([kind for kind in kinds if [kind] not in alone], *alone):
+        hard = np.concatenate([kinds[kind](rng, (4, K)) for kind in names])     # (4 · kinds, K)
+        other = np.concatenate([unrounded(rng, (2, K)), tied(rng, (2, K)),
+                                np.abs(unrounded(rng, (2, K)))])                # (6, K)
+        if "infinite" in names:
+            hard[4 * names.index("infinite") + 3, -1] = -np.inf     # where the last step ends
+        yield hard, other, [*parts_of(names, "a")]
+        yield other, hard, [(columns, rows, *words) for rows, columns, *words in
+                            parts_of(names, "w")]
+
+
+def parts_of(names, matrix):
+    """(rows, columns, words, precision) of hard · otherᵀ in factors."""
     columns = {"exact_sums": np.s_[2:4], "infinite": np.s_[4:6]}    # the latter: no NaN is right
-    for a, w, name in ((hard, other, "a"), (other, hard, "w")):
-        parts = []
-        for first, kind in enumerate(kinds):
-            if kind == "infinite":
-                hard[4 * first + 3, -1] = -np.inf               # where the last step ends
-            for row in range(4 * first, 4 * first + 4):
-                both = np.s_[row:row + 1], columns.get(kind, np.s_[:2])
-                parts.append((*(both if name == "a" else both[::-1]),
-                              f", {kind.replace('_', ' ')} in row {row} of {name}, looked at alone",
-                              "exact" if kind == "exact_sums" else "float32"))
-        yield a, w, parts
+    for row in range(4 * len(names)):
+        kind = names[row // 4]
+        yield (np.s_[row:row + 1], columns.get(kind, np.s_[:2]),
+               f", {kind.replace('_', ' ')} in row {row} of {matrix}, looked at alone",
+               "exact" if kind == "exact_sums" else "float32")
 
 
 # ---- sizes and layouts: generators

@@ -178,12 +178,12 @@ def test_matmul_strip_cuda(subject, agree, rng, M, N, K):
     right(agree, "matmul_strip_cuda", a, w, c)
 
 
-def test_matmul_strip_cuda__many_blocks(subject, reference, agree, rng):
-    many_steps(subject, reference, agree, rng, "matmul_strip_cuda")
-
-
 def test_matmul_strip_cuda__work(subject, rng):
     economical("matmul_strip_cuda", run(subject, "matmul_strip_cuda", *operands(rng, 64, 64, BK)))
+
+
+def test_matmul_strip_cuda__many_blocks(subject, reference, agree, rng):
+    many_steps(subject, reference, agree, rng, "matmul_strip_cuda")
 
 
 def test_matmul_strip_cuda__hard(subject, agree, rng):
@@ -218,13 +218,13 @@ def test_matmul_square_cuda(subject, agree, rng, M, N, K):
     right(agree, "matmul_square_cuda", a, w, c)
 
 
-def test_matmul_square_cuda__many_blocks(subject, reference, agree, rng):
-    many_steps(subject, reference, agree, rng, "matmul_square_cuda")
-
-
 def test_matmul_square_cuda__work(subject, rng):
     economical("matmul_square_cuda",
                run(subject, "matmul_square_cuda", *operands(rng, 128, 128, BK)))
+
+
+def test_matmul_square_cuda__many_blocks(subject, reference, agree, rng):
+    many_steps(subject, reference, agree, rng, "matmul_square_cuda")
 
 
 def test_matmul_square_cuda__hard(subject, agree, rng):
@@ -255,13 +255,13 @@ def test_matmul_vector_cuda(subject, agree, rng, M, N, K):
     right(agree, "matmul_vector_cuda", a, w, c)
 
 
-def test_matmul_vector_cuda__many_blocks(subject, reference, agree, rng):
-    many_steps(subject, reference, agree, rng, "matmul_vector_cuda")
-
-
 def test_matmul_vector_cuda__work(subject, rng):
     economical("matmul_vector_cuda",
                run(subject, "matmul_vector_cuda", *operands(rng, 128, 128, BK)), vector=4)
+
+
+def test_matmul_vector_cuda__many_blocks(subject, reference, agree, rng):
+    many_steps(subject, reference, agree, rng, "matmul_vector_cuda")
 
 
 def test_matmul_vector_cuda__hard(subject, agree, rng):
