@@ -8,6 +8,7 @@ note comes back after each step. Case numbers are those of the course's list for
 import numpy as np
 import pytest
 
+from lab.compare import brief
 from lab.subject import Raised
 from layer3_system import (
     BlockPool,
@@ -183,6 +184,16 @@ class Counted:
         self.counts = {r: row[-1] for r, row in zip(self.requests, rows, strict=True)}
         self.owner = [(b, i) for b, row in enumerate(rows) for i in range(row[4] - row[5], row[4])]
 
+    def as_before(self, what):
+        """A step is laid out from the requests, and they stay as they are."""
+        for b, (request, row) in enumerate(zip(self.requests, self.rows, strict=True)):
+            of = "prompt", "output", "draft", "table", "num_computed"
+            for field, want in zip(of, row, strict=False):
+                want = want if isinstance(want, int) else list(want)
+                got = getattr(request, field)
+                assert got == want, f"{what}: it changes {field} of request {b} from " \
+                    f"{brief(want)} to {brief(got)}; a step only reads its requests"
+
     def at(self, i):
         return f"token {self.owner[i[0]][1]} of request {self.owner[i[0]][0]}"
 
@@ -214,6 +225,7 @@ def is_the_step(subject, agree, name, S, rows):
     given = Counted(subject, S, rows)
     step = subject.build_step(given.counts, S)
     assert step is not None, "build_step: got nothing (None), expected a Step"
+    given.as_before(f"build_step, {name}")
 
     def token(row, i):
         return [*row[0], *row[1], *row[2], 0][i]
@@ -239,7 +251,13 @@ def is_the_step(subject, agree, name, S, rows):
     width = max(len(row[3]) for row in rows)
     tables = np.array([[*row[3], *[0] * (width - len(row[3]))] for row in rows])
     b_of = lambda i: f"request {i[0]}" + (f", page {i[1]}" if len(i) > 1 else "")   # noqa: E731
-    agree(step.block_tables, tables, "exact", what + "block_tables", at=b_of)
+    agree(step.block_tables, tables, "exact", what + "block_tables", at=b_of, mistakes={
+        "a table that is shorter is filled with something else than 0":
+            np.array([[*row[3], *[-1] * (width - len(row[3]))] for row in rows]),
+        "a table that is shorter is filled with its last page":
+            np.array([[*row[3], *[row[3][-1]] * (width - len(row[3]))] for row in rows]),
+        "a table that is shorter is filled in front":
+            np.array([[*[0] * (width - len(row[3])), *row[3]] for row in rows])})
     starts = np.array([0, *np.cumsum([row[5] for row in rows])])
     agree(step.cu_q, starts, "exact", what + "cu_q", at=lambda i: f"entry {i[0]}", mistakes={
         "numbers of tokens stand there, not their running sum":
@@ -254,16 +272,18 @@ def is_the_step(subject, agree, name, S, rows):
     kinds = {"tokens": "int64", "positions": "int64", "slots": "int64", "block_tables": "int32",
              "cu_q": "int32", "lens": "int32"}
     for field, kind in kinds.items():
+        assert getattr(step, field).is_contiguous(), f"{what}{field} is a view with gaps"
         found = str(getattr(step, field).dtype).removeprefix("torch.")
         assert found == kind, f"{what}{field} are {found}, the kernels expect {kind}"
 
 
 def test_build_step__unseen(subject, agree, rng):
-    for _ in range(3):
-        S, rows, pages = int(rng.integers(1, 6)), [], iter(rng.permutation(99).tolist())
+    """Small numbers: whole prompts, single tokens and full pages are frequent."""
+    for most in (12, 5, 3, 12, *[3] * 30):
+        S, rows, pages = int(rng.integers(1, 6)), [], iter(rng.permutation(199).tolist())
         for _ in range(int(rng.integers(1, 5))):
             prompt, output, draft = [rng.integers(200, size=int(n)).tolist()
-                                     for n in rng.integers((1, 0, 0), (12, 5, 3))]
+                                     for n in rng.integers((1, 0, 0), (most, 5, 3))]
             computed = int(rng.integers(1, len(prompt + output + draft) + 2))
             table = [next(pages) for _ in range(-(-computed // S) + int(rng.integers(2)))]
             rows.append((prompt, output, draft, table, computed,
@@ -272,12 +292,22 @@ def test_build_step__unseen(subject, agree, rng):
                     f"{rows}", S, rows)
 
 
+def test_build_step__far(subject, agree):
+    """One token late in a text, among others; slots beyond 31 bits."""
+    late = (range(2**15 + 3), (5,), (), tuple(range(2**11 + 1)), 2**15 + 4, 1)
+    is_the_step(subject, agree, "one token at position 32,771 among short ones", 16, [
+        ((1,), (), (), (2**12,), 1, 1), late, ((3,), (4,), (), (2**12 + 1,), 2, 1)])
+    is_the_step(subject, agree, "pages whose slots pass 2^31", 16, [
+        ((1, 2), (), (), (2**28,), 2, 2), ((3,), (4,), (), (2**31 - 1,), 2, 1)])
+
+
 # ---- to_draw
 
 
 def draws(subject, rows, every=False):
-    """([(name, row)] of to_draw, names). rows: [(id, tokens of the prompt, of the answer, pending,
-    computed, n, [ids of those that wait for its prompt])]"""
+    """[(name, row)] of to_draw. rows: [(id, tokens of the prompt, of the answer, pending, computed,
+    n, [ids of those that wait for its prompt])]. What is computed beyond all of these are
+    guesses."""
     params = subject.make("layer3_system.s01_request:SamplingParams")
 
     def request(id, prompt, answer=0, **more):
@@ -285,12 +315,19 @@ def draws(subject, rows, every=False):
                             output=[2] * answer, **more)
 
     counts = {request(id, prompt, answer, pending=pending, num_computed=computed,
+                      draft=[3] * (computed - prompt - answer - pending),
                       forks=[request(other, prompt) for other in forks]): n
               for id, prompt, answer, pending, computed, n, forks in rows}
     got = subject.to_draw(counts, every)
     assert isinstance(got, (list, tuple)) and all(
-        isinstance(pair, tuple) and len(pair) == 2 for pair in got), \
+        isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in got), \
         f"to_draw: expected a list of pairs (request, row), got {got!r}"
+    state = subject.make("operator:attrgetter", "pending", "num_computed")
+    for request, (id, _, _, pending, computed, _, forks) in zip(counts, rows, strict=True):
+        left = *state(request), len(request.forks)
+        want = pending, computed, len(forks)
+        assert left == want, f"to_draw: it leaves {id} with pending, num_computed and the number " \
+            f"of its forks {left}, they were {want}: it only tells who draws"
     return [(who.id, row) for who, row in got]
 
 
@@ -357,19 +394,32 @@ def test_to_draw__several_answers(subject, every):
             [("a", 0), ("b.0", b), ("b.1", b + 1), ("b.2", b + 2), ("d", d)]})
 
 
+def test_to_draw__guesses(subject):
+    """With guesses more is computed than is known: its row is the last guess's."""
+    rows = [("a", 5, 3, 0, 10, 3, []), ("b", 9, 0, 0, 4, 4, []), ("c", 1, 0, 0, 2, 2, [])]
+    for every in (True, False):
+        want = [("a", 2), ("c", 8)] if every else [("a", 0), ("c", 2)]
+        compare_draws(draws(subject, rows, every), want, rows, {
+            "who has guesses has more computed than it knows, and is left out": []})
+    assert draws(subject, [], False) == [], "to_draw: a step of nobody gives tokens to somebody"
+
+
 def test_to_draw__unseen(subject, rng):
-    for every in (False, True, False, True):
-        rows, want, end = [], [], 0
-        for b in range(int(rng.integers(2, 7))):
-            prompt, answer, pending = rng.integers((1, 0, 0), (9, 4, 2)).tolist()
+    """Small numbers: a token more or less than needed is frequent, and so is the end of a prompt
+    with others that wait for it. Every other step has rows for all tokens."""
+    for step in range(150):
+        every, rows, want, end = step % 2 == 1, [], [], 0
+        for b in range(int(rng.integers(0 if step > 20 else 2, 7))):
+            prompt, answer, pending = rng.integers((1, 0, 0), (rng.choice([3, 9]), 4, 2)).tolist()
             known = prompt + answer + pending
-            computed = known if rng.random() < 0.6 else int(rng.integers(1, known + 1))
+            guesses = 0 if pending else int(rng.choice([0, 0, 0, 1, 2]))
+            computed = known + guesses if rng.random() < 0.6 else int(rng.integers(1, known + 1))
             n = int(rng.integers(1, computed + 1))
-            forks = [f"{b}.{i}" for i in range(rng.integers(3))] if answer == 0 else []
+            forks = [f"{b}.{i}" for i in range(rng.integers(3))] if answer + guesses == 0 else []
             rows.append((f"{b}", prompt, answer, pending, computed, n, forks))
             end += n
-            if computed == known:
-                draw = [f"{b}", *(forks if known == prompt else [])]
+            if computed >= known:
+                draw = [f"{b}", *(forks if computed == prompt else [])]
                 want += [(name, end - 1 if every else b) for name in draw]
         compare_draws(draws(subject, rows, every), want, rows)
 
@@ -436,6 +486,42 @@ def test_run_step__overlap(subject):
     subject.run_step(engine)
     assert parts["commit"].calls == [["before"]], "run_step: with overlap, the last flight is " \
         "never committed: where nobody can run, the one before still has results"
+
+
+def test_run_step__order(subject):
+    """Case 32: who guesses comes before the pick, the pick before the launch; with overlap the host
+    launches first, and reads while the device computes."""
+    for overlap in (False, True):
+        for behind in (["before"], ["one", "two"], []):
+            order = called(subject, overlap, behind)
+            names = [name for name, *_ in order]
+            want = ["guess", "pick", "launch", *["commit"] * (len(behind) if overlap else 2)]
+            what = f"run_step, overlap {overlap}, {len(behind)} flights of the step before: "
+            if "launch" in names and overlap:
+                assert "commit" not in names[:names.index("launch")], (
+                    f"{what}called were {names}: it reads the results of the step before and only "
+                    f"then launches the next one; until then the device has nothing to do")
+            assert names == want, f"{what}called were {names}, expected {want}"
+            read = [flight for name, *flight in order if name == "commit"]
+            assert read == [[each] for each in (behind if overlap else ["new", "newer"])], \
+                f"{what}flights are committed in the order {read}, not in that of their launch"
+
+
+def called(subject, overlap, behind):
+    """[[name, arguments …]] of one step, in the order of the calls."""
+    engine, parts = mock_engine(subject, {"a": 1}, ["new", "newer"], overlap)
+    order = subject.make("collections:deque")
+
+    def put(*what):
+        subject.make("builtins:setattr", *what)
+
+    for name, part in parts.items():
+        put(part, "calls", order)
+        put(engine.scheduler if name == "pick" else engine, name,
+            subject.make("functools:partial", part, name))
+    put(engine, "flights", behind)
+    subject.run_step(engine)
+    return [list(call) for call in order]
 
 
 def test_run_step__guesses(subject):
@@ -607,6 +693,100 @@ def test_end_request__answers_that_wait(subject):
     run.engine.abort(answers[:2])
     run.drain()
     run.as_alone("whose pages were shared", "a/2", "b", count=8)
+
+
+def test_end_request__its_time(subject):
+    """The time is that of the engine's clock, for each that ends, and for nobody else."""
+    clock = subject.make("lab.mocks:Watched", None, 12.5)
+    run = Run(subject, P=20, clock=clock)
+    first, *others = run.submit("a", PROMPTS["b"], n=3)
+    (b,) = run.submit("b", PROMPTS["a"])
+    run.step()
+    subject.make("builtins:setattr", clock, "answer", 99.0)
+    run.engine.end(first, "error", "out of ink")
+    for request in (first, *others):
+        got = request.finished_at, request.error
+        assert got == (99.0, "out of ink"), f"end_request: the prompt of three answers ends by " \
+            f"'out of ink' when engine.clock() says 99; answer {request.index} has finished_at " \
+            f"and error {got}"
+    assert b.finished_at is None, f"end_request: b goes on, and is over since {b.finished_at}"
+
+
+class Desk:
+    """A scheduler with requests in every state and no model, behind an engine that has only what an
+    end needs; and what should become of each."""
+
+    def __init__(self, subject, rng):
+        self.make, self.rng, self.told = subject.make, rng, []
+        pool = self.make("layer3_system.s02_block_pool:BlockPool", 24, 4)
+        self.pool, self.scheduler = pool, self.make(
+            "layer3_system.s04_continuous_batching:Scheduler", pool, int(rng.integers(1, 7)),
+            int(rng.integers(6, 20)))
+        self.params = self.make("layer3_system.s01_request:SamplingParams")
+        self.state = self.make("operator:attrgetter", "status", "reason", "error", "finished_at")
+        self.clock = self.make("lab.mocks:Watched", None, 0.0)
+        self.engine = self.make("types:SimpleNamespace", scheduler=self.scheduler, finished=0,
+                                clock=self.clock)
+        self.requests, self.over, self.held = {}, {}, {}        # by name
+        for leader in "abcd"[:rng.integers(1, 5)]:
+            self.come(leader, int(rng.integers(3)))
+        self.leader = {name: name[0] for name in self.requests if len(name) > 1}
+        self.scheduler.pick()
+        self.before = {name: self.state(r)[0] for name, r in self.requests.items()}
+        self.held = {name: len(r.table) for name, r in self.requests.items()}
+
+    def come(self, name, others):
+        tokens = self.rng.integers(9, size=int(self.rng.integers(1, 12))).tolist()
+        first, *forks = (self.make("layer3_system.s01_request:Request", each, tokens, self.params)
+                         for each in [name, *(f"{name}{i}" for i in range(others))])
+        for i, other in enumerate(forks):
+            self.make("builtins:setattr", other, "leader", first)
+            self.requests[f"{name}{i}"] = other
+        self.make("builtins:setattr", first, "forks", forks)
+        self.requests[name] = first
+        self.scheduler.add(first)
+
+    def end(self, subject, number):
+        """End one of them, for some reason; what is over already stays as it is."""
+        name = str(self.rng.choice(list(self.requests)))
+        reason = str(self.rng.choice(["abort", "stop", "length", "error"]))
+        error = f"error {number}" if reason == "error" else None
+        self.told.append(f"{name} by {error or reason}")
+        self.make("builtins:setattr", self.clock, "answer", float(number))
+        subject.end_request(self.engine, self.requests[name], reason, error)
+        for each in [name, *(n for n, leader in self.leader.items() if leader == name)]:
+            self.over.setdefault(each, ("finished", reason, error, float(number)))
+
+    def hold(self):
+        what = f"end_request, {self.before}, ended in turn: {', '.join(self.told)}: "
+        for name, request in self.requests.items():
+            got = self.state(request)
+            want = self.over.get(name, (self.before[name], None, None, None))
+            assert tuple(got) == want, f"{what}{name} has status, reason, error, finished_at " \
+                f"{tuple(got)}, expected {want}"
+        assert self.engine.finished == len(self.over), \
+            f"{what}{self.engine.finished} are counted as over, expected {len(self.over)}"
+        left = {name for name in self.requests if name not in self.over}
+        for queue in ("running", "waiting"):
+            names = [r.id for r in getattr(self.scheduler, queue)]
+            want = [n for n in self.requests if n in left and n not in self.leader
+                    and self.before[n] == queue]
+            assert names == want, f"{what}{queue} are {names}, expected {want}"
+        for name in left - set(self.leader):
+            got = [r.id for r in self.requests[name].forks]
+            want = [n for n, leader in self.leader.items() if leader == name and n in left]
+            assert got == want, f"{what}for the prompt of {name} {got} wait, expected {want}"
+        used = sum(pages for name, pages in self.held.items() if name in left)
+        assert self.pool.used == used, f"{what}{self.pool.used} pages are held, expected {used}"
+
+
+def test_end_request__drawn(subject, rng):
+    """Running, waiting, and waiting for another's prompt; some are ended again and again."""
+    for _ in range(16):
+        desk = Desk(subject, rng)
+        for number in range(1, 6):
+            desk.end(subject, number)
+            desk.hold()
 
 
 # The life of requests, up to the end of each.
