@@ -401,6 +401,8 @@ def test_to_draw__guesses(subject):
         want = [("a", 2), ("c", 8)] if every else [("a", 0), ("c", 2)]
         compare_draws(draws(subject, rows, every), want, rows, {
             "who has guesses has more computed than it knows, and is left out": []})
+    rows = [("a", 2**15 + 9, 0, 0, 2**15 + 9, 2**15 + 9, []), ("b", 2, 1, 0, 3, 1, [])]
+    compare_draws(draws(subject, rows, True), [("a", 2**15 + 8), ("b", 2**15 + 9)], rows)
     assert draws(subject, [], False) == [], "to_draw: a step of nobody gives tokens to somebody"
 
 
@@ -501,6 +503,8 @@ def test_run_step__order(subject):
                 assert "commit" not in names[:names.index("launch")], (
                     f"{what}called were {names}: it reads the results of the step before and only "
                     f"then launches the next one; until then the device has nothing to do")
+            assert "guess" not in names[names.index("pick"):], \
+                f"{what}called were {names}: guesses are to be made before the scheduler picks"
             assert names == want, f"{what}called were {names}, expected {want}"
             read = [flight for name, *flight in order if name == "commit"]
             assert read == [[each] for each in (behind if overlap else ["new", "newer"])], \
@@ -705,10 +709,10 @@ def test_end_request__its_time(subject):
     subject.make("builtins:setattr", clock, "answer", 99.0)
     run.engine.end(first, "error", "out of ink")
     for request in (first, *others):
-        got = request.finished_at, request.error
-        assert got == (99.0, "out of ink"), f"end_request: the prompt of three answers ends by " \
-            f"'out of ink' when engine.clock() says 99; answer {request.index} has finished_at " \
-            f"and error {got}"
+        assert request.finished_at == 99.0, f"end_request: the prompt of three answers ends when " \
+            f"engine.clock() says 99; answer {request.index} has finished_at {request.finished_at}"
+        assert request.error == "out of ink", f"end_request: the prompt of three answers ends by " \
+            f"'out of ink'; answer {request.index}, which waits for it, has error {request.error}"
     assert b.finished_at is None, f"end_request: b goes on, and is over since {b.finished_at}"
 
 
@@ -729,7 +733,7 @@ class Desk:
                                 clock=self.clock)
         self.requests, self.over, self.held = {}, {}, {}        # by name
         for leader in "abcd"[:rng.integers(1, 5)]:
-            self.come(leader, int(rng.integers(3)))
+            self.come(leader, int(rng.integers(4)))
         self.leader = {name: name[0] for name in self.requests if len(name) > 1}
         self.scheduler.pick()
         self.before = {name: self.state(r)[0] for name, r in self.requests.items()}
