@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from lab.adversarial import VALUES, views
 from layer1_kernels import kernels
 from layer2_graph import Launches, PagedCache, greedy, load
 
@@ -31,46 +32,72 @@ def test_last_rows__unseen(unseen, rng):
            precision="exact", shown=f"new tokens {counts.tolist()}")
 
 
+ENDS = {"one sequence of one token": [1], "sixteen of one token": [1] * 16,
+        "one long among short ones": [1, 17, 1], "the long one last": [2, 40_000],
+        "past what float32 counts": [2**24 + 1, 2, 2**30],
+        "up to the end of int32": [2**30, 2**30 - 1]}
+
+
+def test_last_rows__hard(subject, agree):
+    """Rows are whole numbers that can index a tensor."""
+    for what, counts in ENDS.items():
+        cu_q = torch.tensor([0, *np.cumsum(counts)]).int()
+        got = subject.last_rows(cu_q)
+        assert not torch.is_tensor(got) or got.dtype in (torch.int32, torch.int64), \
+            f"last_rows: got {got.dtype}, which indexes no rows; expected int64 or int32"
+        agree(got, cu_q[1:].numpy() - 1, "exact", f"the last rows, {what}",
+              at=lambda i: f"sequence {i[0]}")
+
+
 # ---- llama_block
 
 
 class Given:
-    """A layer of ragged widths with random weights; around it functions that are watched."""
+    """Three layers of ragged widths with random weights, of which one is called; around it
+    functions that are watched."""
 
-    def __init__(self, subject, rng, T=5, C=6, H=4, G=2, D=4, F=7):
-        self.T, self.G, self.D, self.eps = T, G, D, 0.1
+    def __init__(self, subject, rng, T=5, C=6, H=4, G=2, D=4, F=7, i=1, head_norms=False):
+        self.T, self.G, self.D, self.eps, self.i = T, G, D, 0.1, i
         sizes = {"q": (H * D, C), "k": (G * D, C), "v": (G * D, C), "o": (C, H * D),
                  "gate": (F, C), "up": (F, C), "down": (C, F)}
-        self.w = {name: rng.standard_normal(size) for name, size in sizes.items()}
-        self.bias = {name: rng.standard_normal(size[0]) for name, size in sizes.items()}
-        self.w |= {name: rng.standard_normal(C) for name in ("attention_norm", "mlp_norm")}
-        config = subject.make("layer2_graph.config:Config", L=1, C=C, H=H, G=G, D=D, F=F, V=1,
+        norms = {"attention_norm": C, "mlp_norm": C} | (
+            {"q_norm": D, "k_norm": D} if head_norms else {})
+        self.layers = [
+            ({name: rng.standard_normal(size) for name, size in (sizes | norms).items()},
+             {name: rng.standard_normal(size[0]) for name, size in sizes.items()})
+            for _ in range(3)]
+        self.w, self.bias = self.layers[i]
+        config = subject.make("layer2_graph.config:Config", L=3, C=C, H=H, G=G, D=D, F=F, V=1,
                               eps=self.eps, theta=100.0, room=32)
         table = subject.kernels("torch")
-        self.rope = subject.make("lab.mocks:Watched", table.rope)
-        ops = subject.make("types:SimpleNamespace", rmsnorm=table.rmsnorm, matmul=table.matmul,
-                           swiglu=table.swiglu, rope=self.rope)
+        self.ops = {name: subject.make("lab.mocks:Watched", getattr(table, name))
+                    for name in ("rmsnorm", "matmul", "swiglu", "rope")}
+        self.rope = self.ops["rope"]
+        ops = subject.make("types:SimpleNamespace", **self.ops)
         blank = {name: torch.zeros(1, C).double() for name in
                  ("model.embed_tokens.weight", "lm_head.weight")}
         self.model = subject.Llama(config, blank | {"model.norm.weight": torch.ones(C)} | {
-            f"model.layers.0.{name}": torch.from_numpy(array) for name, array in self.named()}, ops)
+            f"model.layers.{layer}.{name}": torch.from_numpy(array) for layer in range(3)
+            for name, array in self.named(*self.layers[layer])}, ops)
         self.x = rng.standard_normal((T, C))
-        self.positions = np.array([4, 9, 0, 1, 2])          # of three sequences
+        self.positions = np.resize([4, 9, 0, 1, 2, 31], T)      # of three sequences
         none = torch.zeros(0)
         self.step = subject.Step(none, torch.from_numpy(self.positions), none, none, none, none)
         self.answer = rng.standard_normal((T, H, D))
         self.attend = subject.make("lab.mocks:Watched", None, torch.from_numpy(self.answer))
         self.cache = subject.make("types:SimpleNamespace", attend=self.attend)
 
-    def named(self):
-        """The tensors as Hugging Face names them."""
+    def named(self, weights, biases):
+        """The tensors of a layer as Hugging Face names them."""
         norms = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
-        for name, array in self.w.items():
-            place = "self_attn" if name in "qkvo" else "mlp"
+        for name, array in weights.items():
+            place = "self_attn" if name[0] in "qkvo" else "mlp"
+            if name in ("q_norm", "k_norm"):
+                norms[name] = f"self_attn.{name}"
             full = norms.get(name) or f"{place}.{name}_proj"
             yield f"{full}.weight", array
-            if name in self.bias:
-                yield f"{full}.bias", self.bias[name]
+            if name in biases:
+                yield f"{full}.bias", biases[name]
 
     def linear(self, x, name):
         return x @ self.w[name].T + self.bias[name]
@@ -81,6 +108,8 @@ class Given:
     def heads(self, name, positions=None):
         """q, k or v of the tokens, turned where positions are given."""
         x = self.linear(self.normed(self.x, "attention_norm"), name).reshape(self.T, -1, self.D)
+        if f"{name}_norm" in self.w:
+            x = self.normed(x, f"{name}_norm")
         if positions is None:
             return x
         half = self.D // 2
@@ -89,16 +118,26 @@ class Given:
         a, b = x[..., :half], x[..., half:]
         return np.concatenate([a * c - b * s, b * c + a * s], -1)
 
-    def out(self, residual=True, second=True, norm="mlp_norm", swapped=False, bias=True):
+    def out(self, residual=True, second=True, norm="mlp_norm", swapped=False, bias=True,
+            parallel=False, last=None):
         mixed = self.answer.reshape(self.T, -1)
         x = (self.linear(mixed, "o") if bias else mixed @ self.w["o"].T) + self.x * residual
-        y = self.normed(x, norm)
+        y = self.normed(self.x if parallel else x, norm)
+        x = x if last is None else last
         gate, up = self.linear(y, "gate"), self.linear(y, "up")
         gate, up = (up, gate) if swapped else (gate, up)
         return self.linear(gate / (1 + np.exp(-gate)) * up, "down") + x * second
 
-    def run(self, subject):
-        return subject.llama_block(self.model, 0, torch.from_numpy(self.x), self.step, self.cache)
+    def of_layer(self, i):
+        """What comes out with the weights of another layer."""
+        own, (self.w, self.bias) = (self.w, self.bias), self.layers[i]
+        out = self.out()
+        self.w, self.bias = own
+        return out
+
+    def run(self, subject, x=None):
+        x = torch.from_numpy(self.x) if x is None else x
+        return subject.llama_block(self.model, self.i, x, self.step, self.cache)
 
 
 def test_llama_block(subject, agree, rng):
@@ -111,7 +150,65 @@ def test_llama_block(subject, agree, rng):
                     "the second norm has the weights of the first":
                         given.out(norm="attention_norm"),
                     "gate and up are swapped": given.out(swapped=True),
+                    "layer 0's weights are used, whatever i is": given.of_layer(0),
+                    "the MLP starts at x, beside the attention, and not after it":
+                        given.out(parallel=True),
+                    "the MLP's result is added to the x that came in":
+                        given.out(last=given.x),
                     "a matrix is multiplied without its bias": given.out(bias=False)})
+
+
+BLOCKS = {
+    "one token": {"T": 1}, "the first layer": {"i": 0}, "the last layer": {"i": 2},
+    "one head": {"H": 1, "G": 1}, "as many key heads as query heads": {"G": 4, "D": 2},
+    "17 tokens": {"T": 17}, "norms of each head": {"head_norms": True, "H": 6, "G": 3}}
+
+
+def test_llama_block__hard(subject, agree, rng):
+    """Other sizes and layers, then hard numbers and layouts of x, in one process."""
+    for what, sizes in BLOCKS.items():
+        judge_block(subject, agree, Given(subject, rng, **sizes), what)
+    given = Given(subject, rng, T=9)
+    for kind in sorted(set(VALUES) - {"infinite", "not_a_number"}):
+        given.x = VALUES[kind](rng, given.x.shape).astype(np.float64)
+        judge_block(subject, agree, given, f"x of the kind {kind}")
+    for layout, x in views(torch.from_numpy(given.x)).items():
+        judge_block(subject, agree, given, f"x with {layout}", x)
+    given.x[4, 1] = np.nan                                  # nothing else in other rows
+    agree(given.run(subject), given.out(), "float32", "llama_block, token 4 holds NaN",
+          at=lambda i: f"token {i[0]}, channel {i[1]}")
+
+
+def judge_block(subject, agree, given, what, x=None):
+    before = len(given.attend.calls)
+    got = given.run(subject, x)
+    agree(got, given.out(), "float32", f"llama_block, {what}",
+          at=lambda i: f"token {i[0]}, channel {i[1]}")
+    calls = given.attend.calls[before:]
+    assert len(calls) == 1, \
+        f"llama_block, {what}: cache.attend is called {len(calls)} times, expected once"
+    layer, q, k, v, *_ = calls[0]
+    assert layer == given.i, \
+        f"llama_block, {what}: attend is told of layer {layer}, expected the {given.i} handed in"
+    for name, array, want in (("q", q, given.heads("q", given.positions)),
+                              ("k", k, given.heads("k", given.positions)),
+                              ("v", v, given.heads("v"))):
+        agree(array, want, "float32", f"{name} as attend gets it, {what}",
+              at=lambda i: f"token {i[0]}, head {i[1]}, number {i[2]}")
+
+
+@pytest.mark.parametrize("head_norms", [False, True])
+def test_llama_block__computes_by_the_table(subject, rng, head_norms):
+    """The kernels are handed in, and a layer's work is theirs."""
+    given = Given(subject, rng, head_norms=head_norms)
+    given.run(subject)
+    for name, want in {"matmul": 7, "rmsnorm": 4 if head_norms else 2, "swiglu": 1,
+                       "rope": 1}.items():
+        calls = len(given.ops[name].calls)
+        assert calls == want, (
+            f"llama_block calls ops.{name} {calls} times, expected {want}: what the table has is "
+            f"computed by the table"
+            + (", and norms of each head are model.heads' part" if head_norms else ""))
 
 
 def test_llama_block__what_attend_is_given(subject, agree, rng):
@@ -120,7 +217,8 @@ def test_llama_block__what_attend_is_given(subject, agree, rng):
     assert given.attend.calls, "llama_block: it does not call cache.attend"
     assert given.rope.calls, "llama_block: it does not call ops.rope: no token knows its place"
     layer, q, k, v, _, _, scale = given.attend.calls[0]
-    assert layer == 0, f"llama_block: attend is told of layer {layer}, and it is layer 0"
+    assert layer == given.i, \
+        f"llama_block: attend is told of layer {layer}, and it is layer {given.i}"
     at = given.positions
     for name, array in (("q", q), ("k", k)):
         agree(array, given.heads(name, at), "float32", f"{name} as attend gets it",
@@ -168,12 +266,15 @@ def test_llama3_frequencies(subject, agree, theta, D, factor, low, high, origina
     old = theta ** (-np.arange(0, D, 2) / D)
 
     def scaled(fits=lambda f: original * f / (2 * math.pi), low=low, high=high, mix=True,
-               slower=factor):
+               slower=factor, held=True, waves=False):
         out = []
         for f in old:
             n = fits(f)
             share = 1 if n >= high else 0 if n <= low else (n - low) / (high - low)
             share = share if mix else float(n >= high)
+            share = share if held else (n - low) / (high - low)
+            if waves and low < n < high:
+                share = (1 / low - 1 / n) / (1 / low - 1 / high)
             out.append(share * f + (1 - share) * f / slower)
         return np.array(out)
 
@@ -190,6 +291,9 @@ def test_llama3_frequencies(subject, agree, theta, D, factor, low, high, origina
               "2π is forgotten: a frequency is radians a token, a turn has 2π": scaled(
                   fits=lambda f: original * f),
               "it is the quick pairs that are slowed down": old / factor + old - scaled(),
+              "shares below 0 and above 1 are left": scaled(held=False),
+              "the mix is linear in the length of a wave, not in how often it fits":
+                  scaled(waves=True),
               "waves become shorter: the frequency is multiplied": scaled(slower=1 / factor),
           }.items()})
 
@@ -199,6 +303,28 @@ def test_llama3_frequencies__unseen(unseen, rng):
     low = float(rng.uniform(0.5, 2))
     unseen("llama3_frequencies", old, float(rng.uniform(2, 30)), low,
            low + float(rng.uniform(0.5, 4)), int(rng.integers(50, 9000)))
+
+
+WAVES = {
+    "all fit often": (np.linspace(0.5, 1, 17), 8.0, 1.0, 4.0, 8192),
+    "none fits": (np.linspace(1e-6, 2e-6, 15), 8.0, 1.0, 4.0, 8192),
+    "all are alike": (np.full(6, 2 * math.pi * 2 / 100), 8.0, 1.0, 4.0, 100),
+    "exactly at low and at high": (2 * math.pi * np.array([1, 4, 2.5]) / 128, 8.0, 1.0, 4.0, 128),
+    "nearly alike": (0.1 + 1e-4 * np.arange(5), 4.0, 1.0, 4.0, 131),
+    "a single pair": (np.array([0.05]), 32.0, 1, 4, 300),
+    "a factor of 1": (np.geomspace(1e-5, 1, 32), 1.0, 1.0, 4.0, 4096),
+    "low is 0": (np.geomspace(1e-5, 1, 32), 8.0, 0.0, 4.0, 4096),
+    "a wave without end, of frequency 0": (np.array([0.0, 1e-40, 0.5]), 8.0, 1.0, 4.0, 8192),
+    "an old context of 2^17": (np.geomspace(1e-7, 1, 33), 16.0, 1.0, 4.0, 2**17),
+    "an old context of 2^33": (np.geomspace(1e-12, 1, 33), 16.0, 1.0, 4.0, 2**33)}
+
+
+def test_llama3_frequencies__hard(unseen):
+    """Float64 and float32, one after the other in one process."""
+    for what, (old, *numbers) in WAVES.items():
+        for dtype, precision in ((torch.float64, "float64"), (torch.float32, "float32")):
+            unseen("llama3_frequencies", torch.from_numpy(old).to(dtype), *numbers,
+                   precision=precision, shown=f"{what}; {numbers}, {dtype}")
 
 
 # ---- the model, by family
