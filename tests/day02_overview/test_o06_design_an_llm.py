@@ -208,7 +208,7 @@ def judge_shape(subject, N, V, queries):
 
 
 EXTREMES = [(1e8, 32_000, 4), (5e8, 128_256, 8), (10 ** 6, 1000, 4), (1.0, 1, 8),
-            (900 * 10 ** 9, 50_000, 8), (10 ** 13, 128_256, 4), (350e9, 50_257, 4), (9e8, 1, 8)]
+            (10 ** 13, 128_256, 4), (900 * 10 ** 9, 50_000, 8), (350e9, 50_257, 4), (9e8, 1, 8)]
 
 
 def test_shape_for__extremes(subject):
@@ -387,8 +387,8 @@ def test_step_seconds(subject, agree, recipe, experts):
     got = subject.step_seconds(budget, shape, experts, how)
     assert isinstance(got, dict) and set(got) == set(want), \
         f"step_seconds: got {got!r}, expected a dict with the keys arithmetic, tp and dp"
-    agree([got[part] for part in want], list(want.values()), "float64", at=lambda i: list(want)[i[0]],
-          what=f"seconds of a step, {named(recipe, experts)}", mistakes={
+    agree([got[part] for part in want], list(want.values()), "float64",
+          at=lambda i: list(want)[i[0]], what=f"seconds of a step, {named(recipe, experts)}", mistakes={
         "the arithmetic is taken to run at the whole peak":
             but(arithmetic=want["arithmetic"] * SMALL.mfu),
         "recomputing is taken to cost no FLOPs": but(
@@ -559,7 +559,7 @@ def test_design__at_most_so_many_experts(subject):
         handle = subject.design(subject.Budget(*astuple(replace(budget, experts=experts))))
         assert handle is not None, "design: got None, expected a Design"
         assert handle.experts <= experts, \
-            f"design: {handle.experts} experts, while the budget has {experts} at most"
+            f"design: {handle.experts} experts, expected 1 to {experts}: the budget's most"
 
 
 def judge_design(subject, budget):

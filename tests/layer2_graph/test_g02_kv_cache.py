@@ -8,6 +8,7 @@ import torch
 
 from day01_roofline import LLAMAS, count_bytes, count_flops, count_parameters, kv_bytes_per_token
 from lab import simulator
+from lab.adversarial import VALUES
 from layer1_kernels import kernels
 from layer2_graph import (
     Config,
@@ -72,6 +73,34 @@ def test_places(subject, agree, starts, counts, room):
         "the new tokens lie one after the other, whoever's they are": np.arange(len(tokens))})
 
 
+PLACES = {
+    "no sequence gets a token": ([3, 4], [0, 0], 9), "no sequence at all": ([], [], 9),
+    "the first sits out": ([2, 0], [0, 3], 5), "two in the middle sit out": (
+        [2, 0, 4, 1], [1, 0, 0, 2], 6), "room of one slot": ([0, 0, 0], [1, 0, 1], 1),
+    "one new token late": ([40_000], [1], 40_001), "a sequence of 17 beside one of 15": (
+        [0, 1], [17, 15], 33), "slots past 2^31": ([2**30, 5, 7], [2, 1, 3], 2**31 + 1)}
+
+
+def test_places__hard(subject, unseen, rng):
+    """int64, as the text says; then small drawn batches, in which nothing new is frequent."""
+    judge_types(subject)
+    for what, (starts, counts, room) in PLACES.items():
+        unseen("places", *(torch.tensor(a, dtype=torch.int64) for a in (starts, counts)), room,
+               precision="exact", shown=f"{what}: starts {starts}, counts {counts}, room {room}")
+    for _ in range(100):
+        starts, counts = torch.from_numpy(rng.integers(0, 4, (2, rng.integers(1, 5))))
+        unseen("places", starts, counts, 6 + int(rng.integers(3)), precision="exact",
+               shown=f"starts {starts.tolist()}, counts {counts.tolist()}")
+
+
+def judge_types(subject):
+    answers = subject.places(torch.tensor([1, 0]), torch.tensor([2, 1]), 4)
+    for name, got in zip(("positions", "slots"), answers, strict=True):
+        assert torch.is_tensor(got) and got.dtype == torch.int64, (
+            f"places: {name} are {got.dtype if torch.is_tensor(got) else type(got).__name__}, "
+            f"expected a tensor of int64")
+
+
 def test_places__unseen(unseen, rng):
     starts, counts = torch.from_numpy(rng.integers(0, 100, (2, 7)))
     unseen("places", starts, counts, 200, precision="exact",
@@ -84,10 +113,10 @@ def test_places__unseen(unseen, rng):
 class Given:
     """A batch of sequences in a cache whose empty slots hold rubbish."""
 
-    H, G, D, room, scale = 4, 2, 16, 12, 0.3
+    D, scale = 16, 0.3
 
-    def __init__(self, subject, rng, batch):
-        self.batch = batch
+    def __init__(self, subject, rng, batch, H=4, G=2, room=12):
+        self.batch, self.H, self.G, self.room = batch, H, G, room
         self.each = [(b, T, N) for first, end, T, N in batch for b in range(first, end)]
         self.q = rng.standard_normal((sum(T for _, T, _ in self.each), self.H, self.D))
         self.k, self.v = rng.standard_normal((2, len(self.each), self.room, self.G, self.D))
@@ -97,11 +126,14 @@ class Given:
         self.flash = subject.make("lab.mocks:Watched", table.flash_attention)
         self.ops = subject.make("types:SimpleNamespace", flash_attention=self.flash)
 
-    def run(self, subject):
-        return subject.attend_contiguous(*map(torch.from_numpy, (self.q, self.k, self.v)),
-                                         self.batch, self.ops, self.scale)
+    def run(self, subject, apart=""):
+        """apart: which of q, keys and values lie otherwise, heads before tokens."""
+        arrays = (torch.from_numpy(getattr(self, name)) for name in "qkv")
+        arrays = [a.transpose(-3, -2).contiguous().transpose(-3, -2) if name in apart else a
+                  for name, a in zip("qkv", arrays, strict=True)]
+        return subject.attend_contiguous(*arrays, self.batch, self.ops, self.scale)
 
-    def out(self, owner=lambda b: b, seen=lambda t, T, N: N - T + t + 1, past=True):
+    def out(self, owner=lambda b: b, seen=lambda t, T, N: N - T + t + 1, past=True, scale=None):
         """By the book: the t-th of T new tokens sees so many keys of its sequence."""
         out, rows = np.empty_like(self.q), iter(range(len(self.q)))
         for b, T, N in self.each:
@@ -109,7 +141,7 @@ class Given:
                 row, keys = next(rows), slice(0 if past else N - T, seen(t, T, N))
                 for h in range(self.H):
                     g = h // (self.H // self.G)
-                    scores = self.k[owner(b), keys, g] @ self.q[row, h] * self.scale
+                    scores = self.k[owner(b), keys, g] @ self.q[row, h] * (scale or self.scale)
                     weights = np.exp(scores - scores.max())
                     out[row, h] = weights / weights.sum() @ self.v[owner(b), keys, g]
         return out
@@ -133,6 +165,10 @@ def test_attend_contiguous(subject, agree, rng, name):
           at=lambda i: f"row {i[0]} of q, head {i[1]}, number {i[2]}", mistakes={
               "slots are read that no token has filled yet":
                   given.out(seen=lambda t, T, N: room - T + t + 1),
+              "one slot more is read than tokens have filled":
+                  given.out(seen=lambda t, T, N: min(room, N + 1) - T + t + 1),
+              "the scale handed in is not used, but one over the root of D":
+                  given.out(scale=given.D ** -0.5),
               "a new token sees those after it": given.out(seen=lambda t, T, N: N),
               "each run reads the first sequences of the cache, not its own":
                   given.out(owner=lambda b: b - heads[b]),
@@ -144,6 +180,47 @@ def test_attend_contiguous(subject, agree, rng, name):
     assert calls <= len(given.batch), (
         f"attend_contiguous, {name}: {calls} launches of attention for {len(given.batch)} runs. "
         f"The sequences of a run are of one length, so one launch takes them all")
+
+
+HARD = {
+    "the first token of one sequence": {"batch": [(0, 1, 1, 1)]},
+    "one head": {"batch": [(0, 2, 3, 5)], "H": 1, "G": 1},
+    "a key head for each query head": {"batch": [(0, 1, 2, 5), (1, 3, 1, 5)], "G": 4},
+    "contexts of 15, 17 and 1": {"batch": [(0, 1, 15, 15), (1, 2, 2, 17), (2, 4, 1, 1)],
+                                 "room": 18},
+    "two runs that differ in their past alone": {"batch": [(0, 2, 2, 4), (2, 3, 2, 9)]},
+    "two runs that differ in their new tokens alone": {"batch": [(0, 2, 1, 6), (2, 3, 3, 6)]},
+    "a sequence that sits one out": {"batch": [(0, 1, 2, 7), (1, 2, 0, 5), (2, 3, 1, 4)]},
+    "a sequence that has nothing yet": {"batch": [(0, 1, 0, 0), (1, 2, 2, 3)]},
+}
+
+
+def test_attend_contiguous__hard(subject, agree, rng):
+    """Batches and heads, layouts of q, keys and values each in turn, and hard numbers."""
+    for what, case in HARD.items():
+        judge_attention(agree, Given(subject, rng, **case), subject, what)
+    given = Given(subject, rng, [(0, 1, 1, 9), (1, 3, 3, 8)])
+    for apart in ("q", "k", "v", "kv"):
+        judge_attention(agree, given, subject, f"heads before tokens in {apart}", apart)
+    for kind in sorted(set(VALUES) - {"infinite", "not_a_number"}):
+        for name in "qkv":
+            array = getattr(given, name)
+            array[...] = VALUES[kind](rng, array.shape)
+        given.k /= max(1.0, np.abs(given.k).max())          # not one weight of a softmax alone
+        judge_attention(agree, given, subject, f"numbers of the kind {kind}")
+    for b, _, N in given.each:
+        given.k[b, N:], given.v[b, N:] = np.nan, np.inf
+    judge_attention(agree, given, subject, "NaN and infinities in slots that hold no token")
+
+
+def judge_attention(agree, given, subject, what, apart=""):
+    before = len(given.flash.calls)
+    agree(given.run(subject, apart), given.out(), "float64", f"attend_contiguous, {what}",
+          at=lambda i: f"row {i[0]} of q, head {i[1]}, number {i[2]}")
+    calls = len(given.flash.calls) - before
+    assert 1 <= calls <= len(given.batch), (
+        f"attend_contiguous, {what}: {calls} launches of attention, expected 1 to "
+        f"{len(given.batch)}, one for each run")
 
 
 # ---- cache_outweighs
@@ -165,6 +242,8 @@ def test_cache_outweighs(subject, truth, name, N):
     want, got = smallest(read * itemsize), subject.cache_outweighs(shape, N, itemsize)
     assert isinstance(got, int), f"cache_outweighs: a batch is a whole number, got {got!r}"
     mistakes = {
+        smallest(read * itemsize, each * m.H // m.G):
+            "Do all query heads have keys of their own? Only m.G heads are cached.",
         want - 1: "With one sequence fewer, the weights are still more: it was rounded down.",
         smallest(read * itemsize, each // 2): "Were only the keys counted? Values are read too.",
         smallest((read + m.V * m.C) * itemsize):
@@ -175,6 +254,43 @@ def test_cache_outweighs(subject, truth, name, N):
     assert got == want, (
         f"cache_outweighs: {name}, contexts of {N} tokens: got {got}, expected {want}. Weights "
         f"{read * itemsize:,} bytes, each cache {each:,}.\n{mistakes.get(got, '')}")
+
+
+BATCHED = {
+    "the cache of one sequence is as large as the weights": ((1, 4, 2, 1, 2, 3, 10, False), 31),
+    "three caches are as large as the weights": ((1, 4, 2, 1, 2, 5, 9, False), 12),
+    "one number more of weights than a cache has": ((1, 1, 2, 1, 1, 1, 2, False), 5),
+    "one token in each context": ((2, 7, 2, 1, 3, 5, 11, False), 1),
+    "a head tied to the embedding": ((2, 7, 2, 1, 3, 5, 11, True), 3),
+    "a context that outweighs any weights": ((2, 7, 2, 1, 3, 5, 11, False), 10**10),
+    "weights past 2^31": ((100, 2**13, 64, 8, 128, 2**15, 2**32, False), 2**17)}
+
+
+def weights_read(L, C, H, G, D, F, V, tied):
+    """The numbers of the matrices that a step reads, the head among them."""
+    return L * (2 * C * H * D + 2 * C * G * D + 3 * C * F) + V * C
+
+
+def test_cache_outweighs__hard(subject, rng):
+    """Every size of a number; then small drawn shapes, in which equality is frequent."""
+    drawn = []
+    for _ in range(150):
+        L, C, G, D, F, V, N = rng.integers(1, 5, 7).tolist()
+        drawn.append((f"a small shape {(L, C, 2 * G, G, D, F, V)}",
+                      ((L, C, 2 * G, G, D, F, V, False), N)))
+    for what, (sizes, N) in [*BATCHED.items(), *drawn]:
+        shape = subject.make("day01_roofline:Llama", "", *sizes)
+        L, _, _, G, D, *_ = sizes
+        weights, each = weights_read(*sizes), N * L * 2 * G * D
+        for itemsize in (2, 1, 4, 8) if what in BATCHED else (2,):
+            got, want = subject.cache_outweighs(shape, N, itemsize), -(-weights // each)
+            even = not weights % each
+            assert got == want, (
+                f"cache_outweighs, {what}, contexts of {N}, numbers of {itemsize} bytes: got "
+                f"{got}, expected {want}. Weights {weights * itemsize:,} bytes, each cache "
+                f"{each * itemsize:,}."
+                + (" With as many bytes it is enough: `or more` says so."
+                   if even and got == want + 1 else ""))
 
 
 def test_cache_outweighs__unseen(unseen, rng):
@@ -203,6 +319,22 @@ def test_wasted_share(subject, agree, lens, size):
               "the sequences' shares are averaged, whatever their sizes":
                   np.mean([1 - n / h for n, h in zip(lens, each, strict=True)]),
               "slots are counted, not their share": held - used})
+
+
+WASTES = {
+    "one token in a piece of one slot": ([1], 1), "one token in a large piece": ([1], 1000),
+    "every piece full": ([16, 32, 16], 16), "one slot short of full": ([15, 31], 16),
+    "one slot more than full": ([17, 33], 16), "a context past 2^15": ([40_000, 7], 4096),
+    "a piece past 2^32": ([2**32, 2**33, 5], 2**33)}
+
+
+def test_wasted_share__hard(unseen, rng):
+    """Small drawn lengths at last, in which full pieces and single slots are frequent."""
+    for what, (lens, size) in WASTES.items():
+        unseen("wasted_share", lens, size, precision="float32", shown=f"{what}: {lens}, {size}")
+    for _ in range(150):
+        lens = rng.integers(1, 9, rng.integers(1, 4)).tolist()
+        unseen("wasted_share", lens, int(rng.integers(1, 5)), precision="float32")
 
 
 def test_wasted_share__unseen(unseen, rng):
