@@ -158,6 +158,27 @@ def test_llama_block(subject, agree, rng):
                     "a matrix is multiplied without its bias": given.out(bias=False)})
 
 
+def test_llama_block__what_attend_is_given(subject, agree, rng):
+    given = Given(subject, rng)
+    given.run(subject)
+    assert given.attend.calls, "llama_block: it does not call cache.attend"
+    assert given.rope.calls, "llama_block: it does not call ops.rope: no token knows its place"
+    layer, q, k, v, _, _, scale = given.attend.calls[0]
+    assert layer == given.i, \
+        f"llama_block: attend is told of layer {layer}, and it is layer {given.i}"
+    at = given.positions
+    for name, array in (("q", q), ("k", k)):
+        agree(array, given.heads(name, at), "float32", f"{name} as attend gets it",
+              at=lambda i: f"token {i[0]}, head {i[1]}, number {i[2]}",
+              mistakes={f"{name} is not turned by rope": given.heads(name),
+                        "rope takes the rows of the step for positions in a sequence":
+                            given.heads(name, np.arange(given.T))})
+    agree(v, given.heads("v"), "float32", "v as attend gets it",
+          mistakes={"v is turned too; only q and k are": given.heads("v", at)})
+    agree(scale, given.D ** -0.5, "float64", "the scale as attend gets it",
+          mistakes={"it is the root of D, not one over it": given.D ** 0.5})
+
+
 BLOCKS = {
     "one token": {"T": 1}, "the first layer": {"i": 0}, "the last layer": {"i": 2},
     "one head": {"H": 1, "G": 1}, "as many key heads as query heads": {"G": 4, "D": 2},
@@ -209,27 +230,6 @@ def test_llama_block__computes_by_the_table(subject, rng, head_norms):
             f"llama_block calls ops.{name} {calls} times, expected {want}: what the table has is "
             f"computed by the table"
             + (", and norms of each head are model.heads' part" if head_norms else ""))
-
-
-def test_llama_block__what_attend_is_given(subject, agree, rng):
-    given = Given(subject, rng)
-    given.run(subject)
-    assert given.attend.calls, "llama_block: it does not call cache.attend"
-    assert given.rope.calls, "llama_block: it does not call ops.rope: no token knows its place"
-    layer, q, k, v, _, _, scale = given.attend.calls[0]
-    assert layer == given.i, \
-        f"llama_block: attend is told of layer {layer}, and it is layer {given.i}"
-    at = given.positions
-    for name, array in (("q", q), ("k", k)):
-        agree(array, given.heads(name, at), "float32", f"{name} as attend gets it",
-              at=lambda i: f"token {i[0]}, head {i[1]}, number {i[2]}",
-              mistakes={f"{name} is not turned by rope": given.heads(name),
-                        "rope takes the rows of the step for positions in a sequence":
-                            given.heads(name, np.arange(given.T))})
-    agree(v, given.heads("v"), "float32", "v as attend gets it",
-          mistakes={"v is turned too; only q and k are": given.heads("v", at)})
-    agree(scale, given.D ** -0.5, "float64", "the scale as attend gets it",
-          mistakes={"it is the root of D, not one over it": given.D ** 0.5})
 
 
 # ---- predict_launches
