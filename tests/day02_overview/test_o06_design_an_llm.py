@@ -388,7 +388,8 @@ def test_step_seconds(subject, agree, recipe, experts):
     assert isinstance(got, dict) and set(got) == set(want), \
         f"step_seconds: got {got!r}, expected a dict with the keys arithmetic, tp and dp"
     agree([got[part] for part in want], list(want.values()), "float64",
-          at=lambda i: list(want)[i[0]], what=f"seconds of a step, {named(recipe, experts)}", mistakes={
+          at=lambda i: list(want)[i[0]],
+          what=f"seconds of a step, {named(recipe, experts)}", mistakes={
         "the arithmetic is taken to run at the whole peak":
             but(arithmetic=want["arithmetic"] * SMALL.mfu),
         "recomputing is taken to cost no FLOPs": but(
