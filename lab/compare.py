@@ -24,7 +24,8 @@ def agree(got, want, tolerance, what, at=position, mistakes=None, unwritten=None
     got: what the code under test returned; want: the oracle (float64 for real numbers)
     tolerance: relative to the largest |want|, and again to each element
     what: what is being compared, in words;  at(index): words for the place of an element
-    mistakes: {"what went wrong": the array that one would get}, tried when the answer is wrong
+    mistakes: {"what went wrong": the array that one would get}, tried when the answer is wrong.
+        `want` itself, the same array, stands for a loss of digits
     unwritten: what the array held before the launch, if no right answer holds it
     """
     want = np.asarray(want)
@@ -43,8 +44,10 @@ def agree(got, want, tolerance, what, at=position, mistakes=None, unwritten=None
         found += " (it held that before: nobody wrote it)"
     text = f"{what}: {count}{at(index)}: got {found}, expected {shown(want[index])}"
     for mistake, answer in (mistakes or {}).items():
+        loss_of_digits = answer is want
         answer = np.broadcast_to(np.asarray(answer), want.shape)
-        if not differs(value, answer, max(tolerance, 1e-3)).any() and nearer(value, answer, want):
+        if not differs(value, answer, max(tolerance, 1e-3)).any() and (
+                loss_of_digits or nearer(value, answer, want)):
             text += f"\nThis is what comes out when {mistake}."
             break
     else:
@@ -54,13 +57,12 @@ def agree(got, want, tolerance, what, at=position, mistakes=None, unwritten=None
 
 def nearer(value, answer, want):
     """Whether a value is far nearer to a mistake's answer than to the right one. On some inputs a
-    mistake hardly shows: there it explains nothing. The right answer itself, given as a mistake's,
-    stands for a loss of digits."""
+    mistake hardly shows, or not at all: there it explains nothing."""
     with np.errstate(invalid="ignore", over="ignore"):
         to_answer, to_want = (np.nan_to_num(np.abs(np.subtract(value, x, dtype=np.complex128)),
                                             nan=0, posinf=0).sum() for x in (answer, want))
     undefined = (np.isfinite(value) != np.isfinite(want)).any()
-    return bool(undefined or to_answer <= to_want / 5 or np.array_equal(answer, want))
+    return not np.array_equal(answer, want) and bool(undefined or to_answer <= to_want / 5)
 
 
 def digits(value, want, tolerance, what):

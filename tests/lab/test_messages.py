@@ -28,6 +28,16 @@ def test_what_nobody_wrote_is_not_told_as_a_number_that_was_computed():
         compare.agree(np.array([1.0, 3.0]), np.array([1.0, 2.0]), 0, "y", unwritten=7)
 
 
+def test_a_mistake_that_gives_the_right_answer_explains_nothing():
+    """With a single row, say, "only the first row" is right. What stands for a loss of digits is the
+    very array of right answers."""
+    want, got = np.array([1.0, 2.0]), np.array([1.0, 2.0005])
+    for mistake, told in ((want.copy(), False), (want, True)):
+        with pytest.raises(AssertionError) as wrong:
+            compare.agree(got, want, 1e-6, "y", mistakes={"one cancels": mistake})
+        assert ("when one cancels" in str(wrong.value)) == told
+
+
 def test_none_makes_one_think_of_return():
     assert "Is a `return` missing?" in message("column_wavefronts", "    print(pitch)\n")
 
