@@ -29,8 +29,8 @@ def test_what_nobody_wrote_is_not_told_as_a_number_that_was_computed():
 
 
 def test_a_mistake_that_gives_the_right_answer_explains_nothing():
-    """With a single row, say, "only the first row" is right. What stands for a loss of digits is the
-    very array of right answers."""
+    """With a single row, say, "only the first row" is right. The very array of right answers stands
+    for a loss of digits."""
     want, got = np.array([1.0, 2.0]), np.array([1.0, 2.0005])
     for mistake, told in ((want.copy(), False), (want, True)):
         with pytest.raises(AssertionError) as wrong:
