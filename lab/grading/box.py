@@ -52,6 +52,14 @@ USERS, EACH = (61_184, 65_472), 64      # there: numbers that systemd gives out 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives",
           "/etc/ld.so.cache", "/etc/localtime")
 
+# The first process of a box whose user is also its own: no other process there may read it.
+CLOSED = """
+import ctypes, sys
+ctypes.CDLL(None).prctl(4, 0)       # PR_SET_DUMPABLE
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
 # <linux/sched.h>
 NEWNS, NEWUTS, NEWIPC = 0x00020000, 0x04000000, 0x08000000
 NEWUSER, NEWPID, NEWNET = 0x10000000, 0x20000000, 0x40000000
@@ -165,7 +173,8 @@ def bubblewrap(binds):
         "--info-fd", str(told), "--hostname", "box", "--proc", "/proc", "--dev", "/dev",
         "--perms", "1777", "--size", str(SCRATCH), "--tmpfs", "/tmp", *mounts,
         "--remount-ro", "/dev", "--remount-ro", "/",    # where we are not root, both would be ours
-        "sh", "-c", "echo ready && exec cat"]
+        *(["sh", "-c", "echo ready && exec cat"] if not own else
+          [sys.executable, "-I", "-S", "-c", CLOSED])]
 
 
 def namespaces(binds):

@@ -5,17 +5,15 @@ leaves would stay on this machine.
 """
 
 import json
-import os
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from lab.check import NotProvenHere
 from lab.course import ROOT
 from lab.grading import box, channels, seccomp
+from tests.lab.grading.container import USER, for_everybody
 from tests.redteam.channels import READERS
 
 RINGS = ("session keyring", "user keyring", "user session keyring", "persistent keyring")
@@ -31,26 +29,11 @@ NAMED = {
                          "anonymous memory of a process"},
     channels.LOAD: set(),           # no yes or no: a matter of measuring
 }
-USER = ("setpriv", "--reuid", "4242", "--regid", "4242", "--clear-groups")
-OPENED = 'chmod 1777 /tmp /var/tmp /dev/shm && exec "$@"'
 
 
 @pytest.fixture(scope="module")
 def container():
-    """The start of a command with Python where every user may read it, and empty folders."""
-    if shutil.which("bwrap") is None or os.getuid() != 0:
-        raise NotProvenHere("needs bubblewrap and root, to be both root and another user")
-    base = Path(sys.base_prefix).resolve()
-    words = ["bwrap", "--cap-add", "ALL", "--dev-bind", "/", "/", "--unshare-ipc", "--unshare-net",
-             *(word for path in ("/tmp", "/var/tmp", "/dev/shm", f"/{base.parts[1]}")
-               for word in ("--tmpfs", path) if path != "/usr"),
-             *(word for path in reversed(base.parents[:-1]) if path != Path("/usr")
-               for word in ("--dir", str(path))),
-             *(word for path in (base, sys.prefix, ROOT) for word in ("--ro-bind", path, path)),
-             "--die-with-parent", "sh", "-c", OPENED, "sh"]
-    if subprocess.run([*words, *USER, sys.executable, "-c", ""], capture_output=True).returncode:
-        raise NotProvenHere("this machine makes no such container with bubblewrap")
-    return words
+    return for_everybody()
 
 
 def worked(container, who, level, filtered=True):

@@ -12,7 +12,7 @@ import pytest
 from lab.check import NotProvenHere
 from lab.course import ROOT
 from lab.grading import box, seccomp
-from tests.lab.grading.container import start
+from tests.lab.grading.container import USER, for_everybody, start
 from tests.redteam import attacks
 
 
@@ -78,6 +78,20 @@ def test_the_walls_stand_at_either_level(level, tmp_path, canary, port):
         **os.environ, "LAB_CANARY": "a secret of the instructor's", "PATH": paths})
     assert f"sandbox: {level}" in said
     assert "system calls: filtered" in said or seccomp.problem()
+    assert otherwise(sent, rows) == []
+    assert canary.read_text() == "a secret of the instructor's"
+
+
+@pytest.mark.slow
+def test_the_walls_stand_around_an_ordinary_users_boxes(tmp_path, canary, port):
+    """What is in a box has the user of the box itself there."""
+    sent = attacks.read(attacks.CONTROLS) + attacks.read(attacks.FOLDER / "walls.toml")
+    attacks.send(sent, tmp_path / "sent", canary, port)
+    tmp_path.chmod(0o777)
+    rows, said = attacks.grade(tmp_path / "sent", tmp_path / "out", dict(os.environ), before=(
+        *for_everybody(tmp_path), *USER, "env", "HOME=/tmp",
+        "LAB_CANARY=a secret of the instructor's"))
+    assert "sandbox: bubblewrap" in said
     assert otherwise(sent, rows) == []
     assert canary.read_text() == "a secret of the instructor's"
 

@@ -1,4 +1,4 @@
-"""A container as Docker makes one: its own files, root with few rights, none to make namespaces."""
+"""Containers to be graded in: one as Docker makes it, and one where a user is as good as root."""
 
 import os
 import shutil
@@ -7,13 +7,17 @@ import sys
 from pathlib import Path
 
 from lab.check import NotProvenHere
+from lab.course import ROOT
 
 DOCKER = ("CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "MKNOD", "NET_RAW", "SETGID", "SETUID",
           "SETFCAP", "SETPCAP", "NET_BIND_SERVICE", "SYS_CHROOT", "KILL", "AUDIT_WRITE")
+USER = ("setpriv", "--reuid", "4242", "--regid", "4242", "--clear-groups")
+OPENED = 'chmod 1777 /tmp /var/tmp /dev/shm && exec "$@"'
 
 
 def start():
-    """The start of a command that runs in one. NotProvenHere where there is no root to give."""
+    """The start of a command that runs as Docker has it: its own files, root with few rights, none
+    to make namespaces. NotProvenHere where there is no root to give."""
     if shutil.which("bwrap") is None or os.getuid() != 0:
         raise NotProvenHere("needs bubblewrap and root, to run as in a container")
     folders = {"/usr", "/etc", *filter(os.path.exists, ("/bin", "/sbin", "/lib", "/lib64")),
@@ -28,4 +32,23 @@ def start():
              *(word for path in sorted(folders) for word in ("--ro-bind", path, path))]
     if subprocess.run([*words, "true"], capture_output=True).returncode:
         raise NotProvenHere("this machine makes no containers with bubblewrap")
+    return words
+
+
+def for_everybody(*folders):
+    """The start of a command with this machine's files, empty folders for what is temporary, and
+    Python and the course where every user may read them. folders: these everybody may write to."""
+    if shutil.which("bwrap") is None or os.getuid() != 0:
+        raise NotProvenHere("needs bubblewrap and root, to be both root and another user")
+    base = Path(sys.base_prefix).resolve()
+    words = ["bwrap", "--cap-add", "ALL", "--dev-bind", "/", "/", "--unshare-ipc", "--unshare-net",
+             *(word for path in ("/tmp", "/var/tmp", "/dev/shm", f"/{base.parts[1]}")
+               for word in ("--tmpfs", path) if path != "/usr"),
+             *(word for own in (base, *folders) for path in reversed(own.parents[:-1])
+               if path not in (Path("/usr"), Path("/tmp")) for word in ("--dir", str(path))),
+             *(word for path in (base, sys.prefix, ROOT) for word in ("--ro-bind", path, path)),
+             *(word for path in folders for word in ("--bind", path, path)),
+             "--die-with-parent", "sh", "-c", OPENED, "sh"]
+    if subprocess.run([*words, *USER, sys.executable, "-c", ""], capture_output=True).returncode:
+        raise NotProvenHere("this machine makes no such container with bubblewrap")
     return words
