@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from lab.adversarial import VALUES, around
 from layer1_kernels import Sampling, kernels
 from layer2_graph import Tokenizer, read_config
 from layer2_graph.generate import SMALL
@@ -120,6 +121,50 @@ def test_keep_top_p__after_top_k(subject):
         f"subtract the largest first")
 
 
+def hard_rows(rng):
+    """{what: logits} on which a plausible answer differs, and none on whose rounding it rests."""
+    kinds = {"logits below 0 alone": "negative", "0 and -0 among the logits": "signed_zeros",
+             "-inf among the logits": "infinite", "logits with all 24 bits": "unrounded"}
+    rows = {what: VALUES[kind](rng, (1, 33))[0] for what, kind in kinds.items()}
+    rows |= {f"{n} equal logits": np.full(n, 2.5, np.float32) for n in (1, 2, 33)}
+    rows |= {f"logits around {by}": VALUES["shifted"](rng, (1, 17), by)[0]
+             for by in (3000, -3000)}
+    tiny = VALUES["denormal"](rng, (9,))
+    rows["two logits beside many of 1e-40"] = np.r_[tiny, np.float32([9, 8])]
+    return rows | {f"{n} logits": VALUES["unrounded"](rng, (n,)) for n in around(16)}
+
+
+def tail():
+    """Token 0 has nearly all; 40,000 others, no two alike, have about 1e-8 each."""
+    return np.r_[0, np.log(1e-8 * (1 + np.arange(40_000) / 80_000))].astype(np.float32)
+
+
+LOST = ("in float32 a share of 1e-8 added to nearly 1 is lost, so that 40,000 of them are nothing: "
+        "add up in float64")
+
+
+def test_keep_top_p__hard(subject, rng):
+    """All in one process, so that nothing of one row is in the next."""
+    for what, z in hard_rows(rng).items():
+        for p in (0.35, 0.8, 0.95):
+            want, margin = kept_by_the_book(z, p)
+            at = f"keep_top_p of {what}, p = {p:g}"
+            kept = kept_of(subject.keep_top_p(z, p), z, at)
+            assert margin < 1e-9 or (kept == want).all(), (
+                f"{at}: kept tokens {np.flatnonzero(kept).tolist()}, expected "
+                f"{np.flatnonzero(want).tolist()}")
+    z = np.array([0, -800, 3, -1e4, 0], np.float32)
+    kept = kept_of(subject.keep_top_p(z, 1), z, "keep_top_p, p = 1")
+    assert kept.all(), (
+        f"keep_top_p of {z.tolist()}: p = 1 keeps every token, also one whose share is too small "
+        f"for a float; kept {np.flatnonzero(kept).tolist()}")
+    z = tail()
+    (want, _), kept = kept_by_the_book(z, 0.9998), kept_of(subject.keep_top_p(z, 0.9998), z, "tail")
+    assert abs(int(kept.sum()) - int(want.sum())) < 50, (
+        f"keep_top_p of a likely token and 40,000 unlikely ones, p = 0.9998: kept {kept.sum()}, "
+        f"expected {want.sum()}: {LOST}")
+
+
 # ---- draw
 
 
@@ -168,6 +213,23 @@ def test_draw__edges(subject):
     for z, u, want, why in EDGES:
         got = subject.draw(np.array(z, np.float32), u)
         assert got == want, f"draw from logits {z}, u = {u:g}: got {got}, expected {want}: {why}"
+
+
+def test_draw__hard(subject, rng):
+    """All in one process. A number on a boundary, where rounding decides, is left out."""
+    rows = hard_rows(rng) | {"a likely token and 40,000 unlikely ones": tail()}
+    for what, z in rows.items():
+        sums = np.cumsum(np.exp(z.astype(np.float64) - z.max()))
+        sums /= sums[-1]
+        for u in (*rng.random(4).tolist(), 1e-7, 0.9998, 1 - 2**-24):
+            want = int(np.searchsorted(sums, u, side="right"))
+            far = len(z) > 9999
+            if np.abs(sums - u).min() < (0 if far else 1e-9):
+                continue
+            got = subject.draw(z, u)
+            assert isinstance(got, int | np.integer) and abs(got - want) <= 50 * far, (
+                f"draw from {what}, u = {u:.8g}: got {got!r}, expected {want}, at which the "
+                f"running sum passes u" + (f": {LOST}" if far else ""))
 
 
 # ---- rows, beside the kernels' own `sample`
@@ -333,6 +395,51 @@ def test_Detokenizer__bytes_that_are_no_character(subject):
             f"{want!r} in all")
 
 
+def test_Detokenizer__by_turns(subject, rng, reference):
+    """Two answers by turns, of bytes that are characters, halves of them, and tokens without a
+    text; each may be over at any point. `add` says which piece is shown when."""
+    signs = [b"a", b"z", "é".encode(), "🙂".encode(), b"\xf0\x9f", b"\x80", b"\xff", b"\xe6\x97"]
+    tokens = list(b"".join(signs[i] for i in rng.integers(0, len(signs), 60)))
+    tokens[10:10] = [END, 40_000, END]
+    two = [tokens, tokens[::-1], *[[*b"ab", *data] for data in (b"\x80" * 7 + b"c", b"\xff" * 4)]]
+    for prompt in ([], [65], [65, 0xF0, 0x9F]):
+        for first, second in (two[:2], two[2:]):
+            sides = []
+            for side in (subject, reference):
+                decode = side.make("layer3_system.mock:ByteTokenizer").decode
+                sides.append((side.Detokenizer(decode, prompt), side.Detokenizer(decode, [])))
+            for i, pair in enumerate(zip(first, second, strict=False)):
+                for which, token in enumerate(pair):
+                    got, want = (side[which].add(token) for side in sides)
+                    assert got == want, (
+                        f"Detokenizer, two answers by turns, token {i} of answer {which + 1}, "
+                        f"{token:#x} after {[first, second][which][max(i - 5, 0):i]}: {got!r} was "
+                        f"shown, expected {want!r}: {unlike(got, want)}")
+                    got, want = (side[which].rest() for side in sides)
+                    assert got == want, (
+                        f"Detokenizer: were the answer over after token {i}, rest() would be "
+                        f"{got!r}, expected {want!r}")
+
+
+def unlike(got, want):
+    """What a wrong piece may mean."""
+    if want and not got:
+        return "what four tokens did not make whole is shown with the fourth"
+    return "an answer rests on its own tokens alone" if got not in want else "something is left out"
+
+
+def test_Detokenizer__asks_decode(subject):
+    """What was handed in writes the tokens, and nothing else does."""
+    decoder = subject.make("tokenizers.decoders:Metaspace")
+    watched = subject.make("lab.mocks:Watched", decoder.decode)
+    letters = subject.Detokenizer(watched, ["▁Say"])
+    before = len(watched.calls)
+    letters.add("▁a")
+    assert len(watched.calls) > before, (
+        "Detokenizer.add never calls the decode that was handed in: only that one knows how these "
+        "tokens are written")
+
+
 def test_Detokenizer__a_prompt_that_ends_inside_a_character(subject):
     """case 28: its character is the prompt's; the answer begins behind it."""
     tokenizer = subject.make("layer3_system.mock:ByteTokenizer")
@@ -487,6 +594,40 @@ def test_StopStrings__of_two_that_begin_alike(subject):
         f"{watch.found!r}. The end of 'xbab' may begin either; the longest such end is held back")
 
 
+def test_StopStrings__where_two_meet(subject):
+    """A stop that is whole ends the text at once, though a longer one may begin alike. Of two whole
+    ones that begin at one place either may be named."""
+    for parts in (["xab"], ["x", "a", "b"], ["xa", "b"]):
+        got, watch = pieces_of(subject, ["abc", "ab"], parts)
+        assert ("".join(got), watch.found) == ("x", "ab"), (
+            f"stops ['abc', 'ab'], text in pieces {parts}: {''.join(got)!r} was shown and "
+            f"{watch.found!r} found. 'ab' is whole, so the text ends: no longer stop is waited for")
+    for stops in (["abc", "ab"], ["ab", "abc"]):
+        got, watch = pieces_of(subject, stops, ["xabcd"])
+        assert "".join(got) == "x" and watch.found in stops, (
+            f"stops {stops}, both whole at one place of 'xabcd': {''.join(got)!r} was shown and "
+            f"{watch.found!r} found")
+    for stops, parts in ((["b"], ["abc"]), (["bc"], ["ab", "cd"])):
+        got, watch = pieces_of(subject, stops, parts)
+        assert watch.rest() == "", (
+            f"stops {stops}, text in pieces {parts}: after the stop rest() is {watch.rest()!r}, "
+            f"expected nothing: the stop and what is behind it are dropped")
+    text = "a" * 40_000
+    got, watch = pieces_of(subject, ["ab"], [text, "c"])
+    assert "".join(got) == text + "c", "stops ['ab'], a piece of 40,000 letters: not all was shown"
+
+
+def test_StopStrings__the_longest_begin(subject):
+    """All of a stop but its last letter is held back, for stops of one letter and more."""
+    for stop in ("a", "ab", "abc", "aaaa", "é🙂é"):
+        watch = subject.StopStrings([stop])
+        shown = [watch.add(letter) for letter in "x" + stop[:-1]]
+        assert "".join(shown) == "x" and watch.found is None, (
+            f"stop {stop!r}: of {'x' + stop[:-1]!r} {''.join(shown)!r} was shown. All of the stop "
+            f"but its last letter is there: hold back each letter of it")
+        assert watch.rest() == stop[:-1]
+
+
 def read_by_the_book(stops, text):
     """(what can be shown of a text, the stop that is whole in it or None)."""
     places = [(text.find(stop), stop) for stop in stops if stop in text]
@@ -503,8 +644,8 @@ def test_StopStrings__unseen(subject, rng):
     def word(least, most):
         return "".join(rng.choice(list("abc"), int(rng.integers(least, most))))
 
-    for _ in range(8):
-        drawn = [word(3, 7) for _ in range(3)]
+    for _ in range(40):
+        drawn = [word(1, 7) for _ in range(3)]
         stops = [a for a in drawn if not any(a.startswith(b) for b in drawn if b != a)]
         parts = [word(1, 4) for _ in range(12)]
         watch, shown, read = subject.StopStrings(stops), "", ""
@@ -514,6 +655,8 @@ def test_StopStrings__unseen(subject, rng):
             assert got == want, (
                 f"stops {stops}, text in pieces {parts}: of {read!r} {got[0]!r} was shown and "
                 f"{got[1]!r} found, expected {want[0]!r} and {want[1]!r}")
+            assert watch.rest() == ("" if want[1] else read[len(want[0]):]), (
+                f"stops {stops}, text in pieces {parts}: of {read!r} rest() is {watch.rest()!r}")
             if want[1] is not None:
                 break
 
