@@ -102,6 +102,25 @@ def test_slots_of(subject, agree):
                       [table[i // S] * S + i % S for i in range(end - begin)]})
 
 
+def test_slots_of__hard(subject, unseen, rng):
+    """Slots past 31 bits, each bound, and small tables by the dozen in one process."""
+    for table, begin, end, S in (([7, 2, 9], 4, 9, 4), ([7, 2, 9], 0, 1, 4), ([7, 2], 3, 3, 4)):
+        got = len(subject.slots_of(table, begin, end, S))
+        assert got == end - begin, (
+            f"slots_of table {table}, begin {begin}, end {end}, pages of {S}: {got} slots, "
+            f"expected {end - begin}: from begin on, and end is the first token that is not asked for")
+    for table, S in (([2**28, 5, 2**27 + 1], 16), ([3, 40_000], 2**16), ([2**31], 1)):
+        want = [table[i // S] * S + i % S for i in range(S - 1, len(table) * S)][:40]
+        begin, got = S - 1, subject.slots_of(table, S - 1, S - 1 + len(want), S)
+        assert list(got) == want, (
+            f"slots_of table {table}, tokens {begin} to {begin + len(want) - 1}, pages of {S}: got "
+            f"{list(got)[:4]} …, expected {want[:4]} …: a slot may be past 31 bits")
+    for _ in range(60):
+        S, n = rng.integers(1, 5, 2).tolist()
+        begin, end = sorted(rng.integers(0, n * S + 1, 2).tolist())
+        unseen("slots_of", rng.permutation(9)[:n].tolist(), begin, end, S, precision="exact")
+
+
 def test_slots_of__unseen(unseen, rng):
     S, table = int(rng.integers(2, 40)), rng.permutation(50)[:9].tolist()
     begin, end = sorted(rng.choice(9 * S, 2, replace=False).tolist())
@@ -238,7 +257,7 @@ def soak(subject, rng, methods, steps, P=24, S=4):
             beside.pool.share(begin), beside.book.share(begin)
             beside.add(begin)
         elif what == "grow":
-            got, want = beside.call("grow", t, int(rng.integers(1, 2 + S * (len(right) + 4))))
+            got, want = beside.call("grow", t, int(rng.integers(0, 2 + S * (len(right) + 4))))
             assert got == want, f"{at}: got {got}, expected {want}"
         elif what == "release":
             beside.call("release", t)
@@ -331,6 +350,26 @@ def test_BlockPool_grow__nothing_missing(subject):
         beside.compare(f"BlockPool.grow of [0, 1] to {N} tokens")
 
 
+def test_BlockPool_grow__hard(subject):
+    """No token at all, pages by the thousand, and lengths past 31 bits; one pool after another."""
+    for P, S, N in ((2, 4, 0), (0, 4, 0), (0, 4, 1), (1, 1, 2), (1, 1, 1), (1700, 24, 40_000),
+                    (9, 2**28, 2**31 + 1), (8, 2**28, 2**31 + 1), (8, 2**28, 2**31)):
+        beside = Beside(subject, P, S)
+        beside.add([])
+        got, want = beside.call("grow", 0, N)
+        what = f"BlockPool.grow of an empty table to {N:,} tokens, {P} pages of {S:,}"
+        assert got is want, f"{what}: got {got!r}, expected {want}"
+        pages = len(beside.tables[0])
+        assert pages == len(beside.right[0]), (
+            f"{what}: it has {pages} pages now, expected {len(beside.right[0])}")
+        beside.compare(what)
+    beside = Beside(subject, 6, 4, [[1, 0]])
+    beside.call("grow", 0, 14)
+    assert beside.tables == [[1, 0, 2, 3]], (
+        f"BlockPool.grow of [1, 0] to 14 tokens: the table is {beside.tables[0]}, expected "
+        f"[1, 0, 2, 3]: pages that come new are for the tokens that come last")
+
+
 def test_BlockPool_grow__soak(subject, rng):
     soak(subject, rng, ["grow"], 1000)
 
@@ -364,7 +403,8 @@ def test_BlockPool_release__case_11(subject):
         free = beside.free
         stolen = [page for page in free if beside.book.refs[page]]
         why = "a table was let go, not all of them: one less, not 0" if stolen and \
-            beside.pool.refs[stolen[0]] == 0 else "whoever takes it writes over that one's tokens"
+            beside.pool.refs[stolen[0]] == 0 else "a count of 1 is a holder still; at 0 it is " \
+            "nobody's" if stolen == [1] else "whoever takes it writes over that one's tokens"
         assert not stolen, (f"BlockPool.release of {table}, {others}: page {stolen[0]} is free "
                             f"now, and another table names it: {why}.")
         beside.compare(f"BlockPool.release of {table}, {others}")
@@ -389,6 +429,26 @@ def test_BlockPool_release__who_is_next(subject):
         f"expected [4, 3, 2, 1, 0]: what was given back first, and of that the tail first")
 
 
+def test_BlockPool_release__hard(subject):
+    """Nothing to give back, one page, and pages by the thousand."""
+    beside = Beside(subject, 3, 4, [[0], []])
+    for t, what in ((1, "an empty table"), (0, "a table of one page"), (0, "the same again")):
+        try:
+            beside.call("release", t)
+        except Raised as error:
+            raise AssertionError(f"BlockPool.release of {what}: it raised {error}. Who has no page "
+                                 f"gives none back: that is no mistake") from None
+        beside.compare(f"BlockPool.release of {what}")
+    beside = Beside(subject, 33_000, 1)
+    beside.add([])
+    beside.call("grow", 0, 32_800)
+    beside.call("release", 0)
+    free = beside.free
+    assert free == beside.book.free, (
+        f"BlockPool.release of 32,800 pages: {len(free)} are free then, of 33,000; the first are "
+        f"{free[:3]}, expected {beside.book.free[:3]}")
+
+
 def test_BlockPool_release__soak(subject, rng):
     soak(subject, rng, ["release"], 1500)
 
@@ -398,14 +458,19 @@ def test_BlockPool_release__soak(subject, rng):
 
 def test_BlockPool_own(subject):
     """Shared: another page instead, one holder less of the old one, and the others see nothing."""
-    for tables, place in (([[0, 1, 2], [0, 1, 2]], 2), ([[0, 1], [0, 2], [0]], 0),
+    for tables, place in (([[0, 1, 2]] * 3, 0), ([[0, 1, 2], [0, 1, 2]], 2),
+                          ([[0, 1], [0, 2], [0]], 0), ([[0, 1, 2], [0, 1, 2]], 1),
                           ([[0, 1, 2], [0, 1]], 1)):
         beside = Beside(subject, 6, 4, tables)
         of = f"BlockPool.own of page {place} of table 0, tables {tables}"
         got, (old, new) = beside.call("own", 0, place)
+        others = "the text of the only other" if beside.book.refs[old] == 1 else "the others' texts"
         assert got is not None, (
             f"{of}: got None, expected {old, new}. Page {old} is in {beside.book.refs[old] + 1} "
-            f"tables: a token written into it appears in the others' texts.")
+            f"tables: a token written into it appears in {others}.")
+        assert got != (tables[0][-1], new) or old == tables[0][-1], (
+            f"{of}: got {got}, expected {old, new}: the write goes to the place that was handed "
+            f"in, which need not be the last")
         assert got != (new, old), \
             f"{of}: got {got}, expected {old, new}: from the old page to the new one"
         assert got == (old, new), f"{of}: got {got!r}, expected {old, new}"
@@ -445,6 +510,21 @@ def test_BlockPool_own__no_free_page(subject):
         raise AssertionError(f"BlockPool.own without a free page: got {got}, expected a "
                              f"RuntimeError: there is nowhere to copy to")
     beside.compare("BlockPool.own without a free page raised; before that nothing may change")
+
+
+def test_BlockPool_own__far(subject):
+    """A page far behind in a long table, and the last free page."""
+    beside = Beside(subject, 33_000, 1)
+    beside.add([])
+    beside.call("grow", 0, 32_999)
+    shared = beside.right[0][:]
+    beside.pool.share(shared), beside.book.share(shared)
+    beside.add(shared)
+    for what, want in (("the last free page", (32_900, 32_999)), ("its own by now", None)):
+        got = beside.pool.own(beside.mine[0], 32_900)
+        assert got == want, (f"BlockPool.own of place 32,900 of a table that another shares, "
+                             f"{what}: got {got}, expected {want}")
+    assert not beside.free, "BlockPool.own took the last free page, and it is free all the same"
 
 
 def test_BlockPool_own__soak(subject, rng):
