@@ -108,7 +108,8 @@ def test_slots_of__hard(subject, unseen, rng):
         got = len(subject.slots_of(table, begin, end, S))
         assert got == end - begin, (
             f"slots_of table {table}, begin {begin}, end {end}, pages of {S}: {got} slots, "
-            f"expected {end - begin}: from begin on, and end is the first token that is not asked for")
+            f"expected {end - begin}: from begin on, and end is the first token that is not asked "
+            f"for")
     for table, S in (([2**28, 5, 2**27 + 1], 16), ([3, 40_000], 2**16), ([2**31], 1)):
         want = [table[i // S] * S + i % S for i in range(S - 1, len(table) * S)][:40]
         begin, got = S - 1, subject.slots_of(table, S - 1, S - 1 + len(want), S)

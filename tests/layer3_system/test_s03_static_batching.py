@@ -47,8 +47,8 @@ def test_predict_useful_share(subject):
 # ---- padded_tokens
 
 
-TRACES = [([3, 5, 2, 7, 1], 2), ([4], 3), ([6, 6, 6], 3), ([1, 9, 9, 2, 2, 2, 30], 3),
-          ([8, 3, 5], 1), ([2, 11], 8)]
+TRACES = [([3, 5, 4, 9], 2), ([3, 5, 2, 7, 1], 2), ([4], 3), ([6, 6, 6], 3),
+          ([1, 9, 9, 2, 2, 2, 30], 3), ([8, 3, 5], 1), ([2, 11], 8)]
 
 
 def split(lens, B, last=True):
@@ -67,8 +67,23 @@ def test_padded_tokens(subject, agree, prompts, B):
               "all that is computed is counted, the prompts' own tokens too": sum(map(len, rows)),
               "places of the last batch that nobody holds are padded, too":
                   sum(B * max(batch) - sum(batch) for batch in split(prompts, B)),
+              "the last batch, which is full, is forgotten":
+                  sum(len(b) * max(b) for b in split(prompts, B)[:-1]) - sum(prompts),
               "prompts behind the last full batch are not padded":
                   sum(len(b) * max(b) - sum(b) for b in split(prompts, B, last=False))})
+
+
+def drawn(rng, unseen, name):
+    """Small lists, many with ties, ones and full last batches; then lengths past 31 bits."""
+    for _ in range(80):
+        count, most, B = rng.integers((1, 2, 1), (10, 7, 6)).tolist()
+        unseen(name, rng.integers(1, most, count).tolist(), B)
+    for lens, B in (([2**31, 1, 2**31 + 5], 2), ([2**33] * 3, 2), ([40_000] * 9, 4), ([1], 2**31)):
+        unseen(name, lens, B)
+
+
+def test_padded_tokens__drawn(unseen, rng):
+    drawn(rng, unseen, "padded_tokens")
 
 
 def test_padded_tokens__unseen(unseen, rng):
@@ -94,8 +109,13 @@ def test_static_steps(subject, agree, outputs, B):
                   want + len(batches),
               "the longest of the trace is counted for all batches": max(outputs),
               "answers follow each other instead of sharing steps": sum(outputs),
+              "the last batch is forgotten because it is full": sum(map(max, batches[:-1])),
               "answers behind the last full batch take no steps":
                   sum(map(max, split(outputs, B, last=False)))})
+
+
+def test_static_steps__drawn(unseen, rng):
+    drawn(rng, unseen, "static_steps")
 
 
 def test_static_steps__unseen(unseen, rng):
@@ -126,6 +146,10 @@ def test_expected_longest(subject, agree, lens, B):
     agree(subject.expected_longest(list(lens), B), np.mean(tried), "float64",
           f"expected_longest of {B} draws from {lens}", at=lambda i: "the expected length",
           mistakes=mistakes)
+
+
+def test_expected_longest__drawn(unseen, rng):
+    drawn(rng, unseen, "expected_longest")
 
 
 def test_expected_longest__unseen(unseen, rng):
@@ -172,7 +196,8 @@ def test_best_batches(subject, lens, B):
     for i in range(len(lens)):
         assert i in places, f"{what}: the request at place {i}, with {lens[i]} tokens, is in none"
     for batch in got:
-        assert len(batch) <= B, f"{what}: the batch {list(batch)} has {len(batch)} requests"
+        assert len(batch) <= B, \
+            f"{what}: the batch {list(batch)} has {len(batch)} requests for {B} places"
     steps, best = sum(max(lens[i] for i in batch) for batch in got if batch), fewest(lens, B)
     short = sorted(lens)
     why = ("They are as they came." if [sorted(b) for b in got] == split(list(range(len(lens))), B)
@@ -183,8 +208,11 @@ def test_best_batches(subject, lens, B):
 
 
 def test_best_batches__unseen(subject, rng):
-    for B in rng.integers(2, 12, 3).tolist():
-        lens = rng.integers(1, 500, int(rng.integers(5, 60))).tolist()
+    """Small lists, many with ties and ones; some larger; then lengths past 31 bits."""
+    sizes = [*rng.integers((1, 2, 1), (10, 5, 6), (60, 3)).tolist(),
+             *rng.integers((5, 99, 2), (60, 500, 12), (3, 3)).tolist()]
+    traces = [(rng.integers(1, most, count).tolist(), B) for count, most, B in sizes]
+    for lens, B in [*traces, ([2**31, 1, 2**31 + 5, 40_000], 2), ([7, 7], 2**31)]:
         got = subject.best_batches(list(lens), B)
         assert sorted(i for batch in got for i in batch) == list(range(len(lens))), \
             f"best_batches of {lens}, B = {B}: not each request once: {got}"

@@ -112,6 +112,7 @@ A, B, C, D = ((name, 3, 5, 1) for name in "abcd")
 ADMISSIONS = {
     "three seats, four wait": (
         {"max_seqs": 3}, [], [A, B, C, D], 20, {"a": 3, "b": 3, "c": 3}, [
+            ({}, "It is written into the counts that were handed in, and nowhere else."),
             ({"a": 3, "b": 3}, "One seat stays empty: max_seqs may run."),
             ({"a": 3, "b": 3, "c": 3, "d": 3}, "More run than there are seats."),
             ({"d": 3, "c": 3, "b": 3}, "It is last come, first served.")]),
@@ -137,6 +138,15 @@ ADMISSIONS = {
             ({"a": 3, "b": 3, "c": 3}, "Each answer needs a seat: five would sit on four.")]),
     "five seats, three answers to the first prompt, two to the second": (
         {"max_seqs": 5}, [], [("a", 3, 5, 3), ("b", 3, 5, 2), C], 20, {"a": 3, "b": 3}, []),
+    "20 tokens are left, as many as two prompts have, and one more waits": (
+        {}, [], [("a", 10, 2, 1), ("b", 10, 2, 1), ("c", 1, 2, 1)], 20, {"a": 10, "b": 10}, []),
+    "the last token goes to the first of two": ({}, [], [A, B], 1, {"a": 1}, []),
+    "one seat, and one sits there": ({"max_seqs": 1}, [("x", 3, 5, 4)], [A], 20, {}, []),
+    "three equal requests, pages for one": (
+        {"P": 2}, [], [("a", 5, 2, 1), ("b", 5, 2, 1), ("c", 5, 2, 1)], 20, {"a": 5}, []),
+    "the first of three does not fit": (
+        {"P": 6}, [("x", 3, 5, 4)], [("a", 18, 2, 1), ("b", 3, 2, 1), C], 20, {}, []),
+    "a budget past 31 bits": ({"budget": 2**32}, [], [A, B], 2**32, {"a": 3, "b": 3}, []),
     "nobody waits": ({}, [("x", 3, 5, 4)], [], 20, {}, []),
     "nothing is left": ({}, [], [A], 0, {}, []),
 }
@@ -151,8 +161,13 @@ def test_Scheduler_admit_waiting(subject):
 def admit(subject, what, sizes, seated, queue, left, want, mistakes):
     drive = situation(played(subject, **sizes), seated, queue)
     counts = subject.make("collections:OrderedDict")
+    for name, *_ in seated[:1]:         # who runs may be in the counts already
+        counts[drive.requests[name]] = 1
     drive.scheduler.admit_waiting(counts, left)
-    same(what, counted(counts), want, mistakes)
+    got = counted(counts)
+    for name, *_ in seated[:1]:
+        assert got.pop(name, None) == 1, f"{what}: what {name} computes was changed"
+    same(what, got, want, mistakes)
     runs, waits = drive.running, drive.waiting
     assert runs == [e[0] for e in seated] + list(want), (
         f"{what}: {', '.join(runs)} run now; expected those that ran, then "
@@ -168,13 +183,13 @@ def test_Scheduler_admit_waiting__unseen(subject, rng, truth):
         drive.scheduler.admit_waiting(counts, left)
         return counted(counts)
 
-    for _ in range(6):
+    for _ in range(25):
         seated, pages = drawn_seats(rng)
         queue = [(f"q{i}", *row) for i, row in enumerate(
             rng.integers(1, (20, 9, 4), (5, 3)).tolist())]
         sizes = {"P": sum(pages.values()) + int(rng.integers(6, 20)),
                  "max_seqs": int(rng.integers(4, 10)), "chunk": drawn_chunk(rng)}
-        left = int(rng.integers(1, 50))
+        left = int(rng.choice([1, 2, sum(row[1] for row in queue[:2]), rng.integers(1, 50)]))
         admit(subject, f"admit_waiting, {sizes}, {left} tokens left, {seated} run, {queue} wait",
               sizes, seated, queue, left, truth(admitted), [])
 
@@ -209,8 +224,24 @@ def test_Scheduler_preempt(subject):
     assert victim.preemptions == 1, f"preempt: counted {victim.preemptions} times, expected 1"
 
 
+def test_Scheduler_preempt__not_the_newest(subject):
+    """The oldest, the one between, the only one, and one in the middle of its prompt."""
+    for names, victim in (("abc", "a"), ("abc", "b"), ("a", "a"), ("abc", "c")):
+        drive = played(subject, budget=2**32)
+        for name in names:
+            drive.seat(name, 6, 9, 4)
+        drive.scheduler.preempt(drive.requests[victim])
+        got, want = (drive.running, drive.waiting), (sorted({*names} - {victim}), [victim])
+        assert got == want, (
+            f"preempt of {victim}, {', '.join(names)} run: run and wait {got}, expected {want}: "
+            f"who is handed in is sent back, the newest or not")
+        assert drive.pool.used == len(names) - 1, (
+            f"preempt of {victim}, {', '.join(names)} run with a page each: {drive.pool.used} are "
+            f"held")
+
+
 def test_Scheduler_preempt__unseen(subject, rng):
-    for _ in range(3):
+    for _ in range(12):
         seated, pages = drawn_seats(rng)
         runs, waits, gone = list(pages), ["w"], []
         drive = situation(played(subject), seated, [("w", 4, 2)])
@@ -239,7 +270,7 @@ def test_Scheduler_finish(subject):
 
 
 def finish(subject, where):
-    drive = played(subject)
+    drive = played(subject, budget=2**32)
     drive.seat("a", 6, 9, 7)
     drive.seat("mid-prompt", 20, 9, 8)
     drive.seat("decoding", 5, 9, 7)
@@ -285,7 +316,7 @@ def test_Scheduler_finish__twice(subject):
 
 
 def test_Scheduler_finish__unseen(subject, rng):
-    for _ in range(2):
+    for _ in range(10):
         seated, pages = drawn_seats(rng)
         runs, waits, reasons, asked = list(pages), ["w0", "w1", "w2"], {}, []
         drive = situation(played(subject), seated, [(name, 4, 2) for name in waits])
@@ -313,6 +344,8 @@ TURNS = {
         {"a": 1, "b": 1, "c": 6}, [
             ({"a": 1, "b": 1, "c": 1}, "A prompt gets one token as if it were decoding. It lacks "
                                        "all of its tokens, and the step has room."),
+            ({"a": 1, "b": 1, "c": 5}, "One token is left over: one is set aside for each "
+                                       "request behind, and nobody is behind itself."),
             ({"a": 1, "b": 1, "c": 20}, "The last one gets all it lacks, more than is left."),
             ({"a": 1, "b": 1, "c": 8}, "In all that is more than the budget: what one gets is "
                                        "gone for the next.")]),
@@ -326,6 +359,17 @@ TURNS = {
     "one token for each": (
         {"budget": 3, "max_seqs": 3}, [("a", 24, 9, 4), ("b", 24, 9, 4), ("c", 24, 9, 4)],
         {"a": 1, "b": 1, "c": 1}, []),
+    "one lacks exactly what is left, the budget is 9": (
+        {"budget": 9}, [("a", 24, 9, 16), ("b", 5, 9, 6)], {"a": 8, "b": 1}, []),
+    "one lacks one more than is left, the budget is 9": (
+        {"budget": 9}, [("a", 25, 9, 16), ("b", 5, 9, 6)], {"a": 8, "b": 1}, [
+            ({"a": 7, "b": 1}, "One token is left over: one is set aside for each request "
+                               "behind, and nobody is behind itself.")]),
+    "three equal ones, the budget is 7": (
+        {"budget": 7}, [("a", 24, 9, 4), ("b", 24, 9, 4), ("c", 24, 9, 4)],
+        {"a": 5, "b": 1, "c": 1}, []),
+    "a budget past 31 bits": (
+        {"budget": 2**32}, [("a", 24, 9, 4), ("b", 5, 9, 6)], {"a": 20, "b": 1}, []),
     "nobody runs": ({}, [], {}, []),
 }
 
@@ -427,7 +471,7 @@ def test_Scheduler_pick_running__unseen(subject, rng, truth):
     def by_the_course():
         return picked(situation(own(**sizes), seated))
 
-    for _ in range(8):
+    for _ in range(30):
         seated, pages = drawn_seats(rng)
         sizes = {"P": sum(pages.values()) + int(rng.integers(3)), "max_seqs": 5,
                  "budget": int(rng.integers(5, 30)), "chunk": drawn_chunk(rng)}
