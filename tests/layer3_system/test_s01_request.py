@@ -3,6 +3,8 @@
 "case N" in a docstring counts the cases that any engine must handle.
 """
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -402,30 +404,29 @@ def test_Detokenizer__by_turns(subject, rng, reference):
     tokens = list(b"".join(signs[i] for i in rng.integers(0, len(signs), 60)))
     tokens[10:10] = [END, 40_000, END]
     two = [tokens, tokens[::-1], *[[*b"ab", *data] for data in (b"\x80" * 7 + b"c", b"\xff" * 4)]]
-    for prompt in ([], [65], [65, 0xF0, 0x9F]):
-        for first, second in (two[:2], two[2:]):
-            sides = []
-            for side in (subject, reference):
-                decode = side.make("layer3_system.mock:ByteTokenizer").decode
-                sides.append((side.Detokenizer(decode, prompt), side.Detokenizer(decode, [])))
-            for i, pair in enumerate(zip(first, second, strict=False)):
-                for which, token in enumerate(pair):
-                    got, want = (side[which].add(token) for side in sides)
-                    assert got == want, (
-                        f"Detokenizer, two answers by turns, token {i} of answer {which + 1}, "
-                        f"{token:#x} after {[first, second][which][max(i - 5, 0):i]}: {got!r} was "
-                        f"shown, expected {want!r}: {unlike(got, want)}")
-                    got, want = (side[which].rest() for side in sides)
-                    assert got == want, (
-                        f"Detokenizer: were the answer over after token {i}, rest() would be "
-                        f"{got!r}, expected {want!r}")
+    for prompt, (first, second) in product(([], [65], [65, 0xF0, 0x9F]), (two[:2], two[2:])):
+        alone = [(first, i) for i in range(len(first))]
+        turns = [each for i in range(min(len(first), len(second)))
+                 for each in ((first, i), (second, i))]
+        beside(subject, reference, prompt, "one answer", alone, "a piece comes too late, or too "
+               "soon: what four tokens did not make whole is shown with the fourth")
+        beside(subject, reference, prompt, "two answers by turns", turns, "an answer rests on its "
+               "own tokens alone, not on what came last to another")
 
 
-def unlike(got, want):
-    """What a wrong piece may mean."""
-    if want and not got:
-        return "what four tokens did not make whole is shown with the fourth"
-    return "an answer rests on its own tokens alone" if got not in want else "something is left out"
+def beside(subject, reference, prompt, what, steps, why):
+    """Each step gives an answer one of its tokens, there and in the course's own."""
+    sides = []
+    for side in (subject, reference):
+        decode = side.make("layer3_system.mock:ByteTokenizer").decode
+        sides.append({id(tokens): side.Detokenizer(decode, prompt) for tokens, _ in steps})
+    for tokens, i in steps:
+        at = f"Detokenizer, {what}, token {i}, {tokens[i]:#x} after {tokens[max(i - 5, 0):i]}"
+        got, want = (side[id(tokens)].add(tokens[i]) for side in sides)
+        assert got == want, f"{at}: {got!r} was shown, expected {want!r}: {why}"
+        got, want = (side[id(tokens)].rest() for side in sides)
+        assert got == want, (
+            f"{at}: were the answer over now, rest() would be {got!r}, expected {want!r}")
 
 
 def test_Detokenizer__asks_decode(subject):
@@ -640,13 +641,13 @@ def read_by_the_book(stops, text):
 
 
 def test_StopStrings__unseen(subject, rng):
-    """Of three letters, so that much looks like the begin of a stop; none begins with another."""
+    """Of three letters, so that much looks like the begin of a stop; none is within another."""
     def word(least, most):
         return "".join(rng.choice(list("abc"), int(rng.integers(least, most))))
 
     for _ in range(40):
         drawn = [word(1, 7) for _ in range(3)]
-        stops = [a for a in drawn if not any(a.startswith(b) for b in drawn if b != a)]
+        stops = [a for a in drawn if not any(b in a for b in drawn if b != a)]
         parts = [word(1, 4) for _ in range(12)]
         watch, shown, read = subject.StopStrings(stops), "", ""
         for part in parts:

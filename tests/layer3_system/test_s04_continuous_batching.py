@@ -162,7 +162,7 @@ def admit(subject, what, sizes, seated, queue, left, want, mistakes):
     drive = situation(played(subject, **sizes), seated, queue)
     counts = subject.make("collections:OrderedDict")
     for name, *_ in seated[:1]:         # who runs may be in the counts already
-        counts[drive.requests[name]] = 1
+        counts.setdefault(drive.requests[name], 1)
     drive.scheduler.admit_waiting(counts, left)
     got = counted(counts)
     for name, *_ in seated[:1]:
