@@ -83,6 +83,12 @@ TABLES = [([5, 1, 6], 0, 40, 16), ([5, 1, 6], 36, 40, 16), ([3, 0, 2, 7], 3, 4, 
 
 def test_slots_of(subject, agree):
     """case 6: the last token of a page, and the first of the next, have slots of their own."""
+    for table, begin, end, S in (([7, 2, 9], 4, 9, 4), ([7, 2, 9], 0, 1, 4), ([7, 2], 3, 3, 4)):
+        got = len(subject.slots_of(table, begin, end, S))
+        assert got == end - begin, (
+            f"slots_of table {table}, begin {begin}, end {end}, pages of {S}: {got} slots, "
+            f"expected {end - begin}: from begin on, and end is the first token that is not asked "
+            f"for")
     for table, begin, end, S in TABLES:
         tokens = list(range(begin, end))
         agree(subject.slots_of(table, begin, end, S),
@@ -103,13 +109,7 @@ def test_slots_of(subject, agree):
 
 
 def test_slots_of__hard(subject, unseen, rng):
-    """Slots past 31 bits, each bound, and small tables by the dozen in one process."""
-    for table, begin, end, S in (([7, 2, 9], 4, 9, 4), ([7, 2, 9], 0, 1, 4), ([7, 2], 3, 3, 4)):
-        got = len(subject.slots_of(table, begin, end, S))
-        assert got == end - begin, (
-            f"slots_of table {table}, begin {begin}, end {end}, pages of {S}: {got} slots, "
-            f"expected {end - begin}: from begin on, and end is the first token that is not asked "
-            f"for")
+    """Slots past 31 bits, and small tables by the dozen in one process."""
     for table, S in (([2**28, 5, 2**27 + 1], 16), ([3, 40_000], 2**16), ([2**31], 1)):
         want = [table[i // S] * S + i % S for i in range(S - 1, len(table) * S)][:40]
         begin, got = S - 1, subject.slots_of(table, S - 1, S - 1 + len(want), S)
@@ -411,25 +411,6 @@ def test_BlockPool_release__case_11(subject):
         beside.compare(f"BlockPool.release of {table}, {others}")
 
 
-def test_BlockPool_release__twice(subject):
-    """A table that was given back is empty: giving it back again changes nothing."""
-    beside = Beside(subject, 4, 4, [[0, 1], [0]])
-    for time in ("once", "twice"):
-        beside.call("release", 0)
-        beside.compare(f"BlockPool.release of [0, 1], {time}; [0] belongs to another")
-
-
-def test_BlockPool_release__who_is_next(subject):
-    """case 12: of two tables, the older one's pages go first, each from its tail."""
-    beside = Beside(subject, 5, 4, [[0, 1], [2, 3, 4]])
-    for t in (1, 0):
-        beside.call("release", t)
-    got = [beside.pool.take() for _ in range(5)]
-    assert got == [4, 3, 2, 1, 0], (
-        f"BlockPool.release of [2, 3, 4], then of [0, 1]: pages are taken in the order {got}, "
-        f"expected [4, 3, 2, 1, 0]: what was given back first, and of that the tail first")
-
-
 def test_BlockPool_release__hard(subject):
     """Nothing to give back, one page, and pages by the thousand."""
     beside = Beside(subject, 3, 4, [[0], []])
@@ -448,6 +429,25 @@ def test_BlockPool_release__hard(subject):
     assert free == beside.book.free, (
         f"BlockPool.release of 32,800 pages: {len(free)} are free then, of 33,000; the first are "
         f"{free[:3]}, expected {beside.book.free[:3]}")
+
+
+def test_BlockPool_release__twice(subject):
+    """A table that was given back is empty: giving it back again changes nothing."""
+    beside = Beside(subject, 4, 4, [[0, 1], [0]])
+    for time in ("once", "twice"):
+        beside.call("release", 0)
+        beside.compare(f"BlockPool.release of [0, 1], {time}; [0] belongs to another")
+
+
+def test_BlockPool_release__who_is_next(subject):
+    """case 12: of two tables, the older one's pages go first, each from its tail."""
+    beside = Beside(subject, 5, 4, [[0, 1], [2, 3, 4]])
+    for t in (1, 0):
+        beside.call("release", t)
+    got = [beside.pool.take() for _ in range(5)]
+    assert got == [4, 3, 2, 1, 0], (
+        f"BlockPool.release of [2, 3, 4], then of [0, 1]: pages are taken in the order {got}, "
+        f"expected [4, 3, 2, 1, 0]: what was given back first, and of that the tail first")
 
 
 def test_BlockPool_release__soak(subject, rng):
