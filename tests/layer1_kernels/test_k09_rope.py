@@ -5,12 +5,22 @@ import itertools
 import numpy as np
 import pytest
 
+from lab.adversarial import VALUES, shifted
 from lab.pace import numbers, whole
 from lab.subject import Raised
+from lab.work import same_work
 
 ROOM, THETA = 50, 100.0
 SIZES = [(5, 3, 2, 10, "float32"), (1, 1, 1, 2, "float32"), (3, 5, 1, 64, "float16"),
          (4, 2, 2, 34, "bfloat16")]                                 # T, H, G, D, dtype
+HARD = {                                        # words: a generator of heads
+    "numbers around -3000": lambda rng, shape: shifted(rng, shape, -3000.0),
+    "numbers below 0 alone": VALUES["negative"],
+    "tokens of very different sizes": VALUES["uneven"],
+    "0 and -0 among the numbers": VALUES["signed_zeros"],
+    "numbers of 1e-40": VALUES["denormal"],
+    "-inf among the numbers": VALUES["infinite"],
+    "a NaN": VALUES["not_a_number"]}
 
 
 # ---- inputs, oracles, and what goes wrong
@@ -35,11 +45,12 @@ def tensor(array, dtype):
     return found
 
 
-def inputs(rng, T, H, G, D, dtype):
+def inputs(rng, T, H, G, D, dtype, generator=None):
     """An array of H + 2·G heads a token, the same as a tensor, and the tables and positions."""
     import torch
 
-    both = rng.standard_normal((T, H + 2 * G, D))
+    shape = T, H + 2 * G, D
+    both = generator(rng, shape).astype(float) if generator else rng.standard_normal(shape)
     x = tensor(both, dtype)
     positions = np.concatenate(([ROOM - 1], rng.permutation(ROOM - 1)[:T - 1])).astype(np.int64)
     cos, sin = angles(ROOM, D)
@@ -71,10 +82,16 @@ def mistakes_of(name, both, until, cos, sin, positions, way=1):
             turned(x, *own),
         f"{name} takes cos for sin and sin for cos": turned(x, s, c),
         f"{name} writes the first half alone": np.concatenate((new, b), axis=-1),
+        f"{name} turns the first token alone":
+            np.concatenate((turned(x, c, s)[:1], x[1:])),
+        f"{name} turns the first head of each token alone":
+            np.concatenate((turned(x, c, s)[:, :1], x[:, 1:]), axis=1),
+        f"{name} turns every token by the angles of the first":
+            turned(x, c[:1], s[:1]),
         f"{name} changes nothing": x}
     want = whole(turned(x, c, s))
     return want, {text: whole(got) for text, got in wrong.items()
-                  if not np.allclose(whole(got), want, rtol=2e-3, atol=0)}
+                  if not np.allclose(whole(got), want, rtol=2e-3, atol=0, equal_nan=True)}
 
 
 def at(index):
@@ -89,7 +106,8 @@ def block(number):
 # ---- the angles
 
 
-@pytest.mark.parametrize("room, D, theta", [(5, 8, 100.0), (1, 2, 10_000.0), (40, 128, 500_000.0)])
+@pytest.mark.parametrize("room, D, theta", [
+    (5, 8, 100.0), (1, 2, 10_000.0), (40, 128, 500_000.0), (0, 4, 100.0), (40_000, 6, 10_000.0)])
 def test_rope_angles(subject, agree, room, D, theta):
     p, d = np.arange(room)[:, None], np.arange(D // 2)
     cos, sin = subject.rope_angles(room, D, theta)
@@ -103,6 +121,8 @@ def test_rope_angles(subject, agree, room, D, theta):
         cases = {mistake: function(angle) for mistake, angle in wrong.items()}
         cases["the angle itself is returned"] = right
         cases["cos and sin are swapped"] = (np.sin if name == "cos" else np.cos)(right)
+        cases["angles are float32, which has no digits left behind the point of a large one"] = \
+            function(p.astype(np.float32) * (theta ** (-2.0 * d / D)).astype(np.float32))
         agree(got, function(right), "float32", f"{name}, {room} positions, D = {D}",
               lambda i: f"position {i[0]}, pair {i[1]}", cases)
 
@@ -132,9 +152,21 @@ def test_rope_heads_triton(subject, agree, rng, T, H, G, D, dtype):
           f"{D} {dtype}", at, mistakes)
 
 
-def test_rope_heads_triton__work(subject, rng):
+def test_rope_heads_triton__hard_numbers(subject, agree, rng):
+    name = "rope_heads_triton"
+    for what, generator in HARD.items():
+        both, x, cos, sin, positions, tables = inputs(rng, 3, 3, 1, 16, "float32", generator)
+        with np.errstate(invalid="ignore"):
+            want, mistakes = mistakes_of(name, both, 3, cos, sin, positions)
+        run_heads(subject, x, 3, tables)
+        agree(x, want, "float32", f"{name}, {what}", at, mistakes)
+
+
+def test_rope_heads_triton__work(subject, reference, rng):
     _, x, *_, tables = inputs(rng, 4, 3, 1, 64, "float32")
-    economical("rope_heads_triton", run_heads(subject, x, 3, tables, num_warps=1), 12, 12, 64)
+    launch = run_heads(subject, x, 3, tables, num_warps=1)
+    economical("rope_heads_triton", launch, 12, 12, 64)
+    same_work("rope_heads_triton", launch, run_heads(reference, x, 3, tables, num_warps=1))
 
 
 def economical(name, launch, heads, turns, D):
@@ -191,7 +223,7 @@ def test_predict_bytes_ratio__unseen(unseen, rng):
         unseen("predict_bytes_ratio", H, G)
 
 
-@pytest.mark.parametrize("T, H, G, D, dtype", SIZES)
+@pytest.mark.parametrize("T, H, G, D, dtype", [*SIZES, (2, 3, 0, 16, "float32")])
 def test_rope_triton(subject, agree, rng, T, H, G, D, dtype):
     name = "rope_triton"
     both, x, cos, sin, positions, tables = inputs(rng, T, H, G, D, dtype)
@@ -237,9 +269,21 @@ def test_rope_triton__two_arrays(subject, agree, rng):
     agree(kt, turned(k, c, s), "float32", "rope_triton, k with strides of its own", at)
 
 
-def test_rope_triton__work(subject, rng):
+def test_rope_triton__hard_numbers(subject, agree, rng):
+    name = "rope_triton"
+    for what, generator in HARD.items():
+        both, x, cos, sin, positions, tables = inputs(rng, 3, 3, 2, 16, "float32", generator)
+        with np.errstate(invalid="ignore"):
+            want, mistakes = mistakes_of(name, both, 5, cos, sin, positions)
+        run_rope(subject, x, 3, 2, tables)
+        agree(x, want, "float32", f"{name}, {what}", at, mistakes)
+
+
+def test_rope_triton__work(subject, reference, rng):
     _, x, *_, tables = inputs(rng, 4, 6, 2, 64, "float32")
-    economical("rope_triton", run_rope(subject, x, 6, 2, tables, num_warps=1), 32, 4, 64)
+    launch = run_rope(subject, x, 6, 2, tables, num_warps=1)
+    economical("rope_triton", launch, 32, 4, 64)
+    same_work("rope_triton", launch, run_rope(reference, x, 6, 2, tables, num_warps=1))
 
 
 # ---- the course's own launchers
