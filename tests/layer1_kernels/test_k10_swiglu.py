@@ -1,14 +1,25 @@
 """Graders of k10. Outputs start as 7, which no answer is, so that what nobody wrote shows."""
 
+import itertools
+
 import numpy as np
 import pytest
 
+from lab.adversarial import VALUES, shifted
 from lab.pace import numbers
 from lab.subject import Raised
+from lab.work import same_work
 
 SIZES = [(3, 1000, "float32"), (1, 1, "float32"), (2, 127, "float16"), (3, 129, "bfloat16")]
 TILES = [(17, 72, 20, "float32"), (1, 16, 1, "float32"), (17, 50, 33, "float16"),
-         (16, 64, 48, "bfloat16")]                                  # T, C, F, dtype
+         (16, 64, 48, "bfloat16"), (3, 0, 5, "float32")]            # T, C, F, dtype
+HARD = {                                        # words: a generator of rows
+    "numbers around 200": shifted, "numbers below 0 alone": VALUES["negative"],
+    "equal numbers throughout a row": VALUES["equal"],
+    "rows of very different sizes": VALUES["uneven"],
+    "0 and -0 among the numbers": VALUES["signed_zeros"],
+    "numbers of 1e-40": VALUES["denormal"], "-inf among the numbers": VALUES["infinite"],
+    "a NaN": VALUES["not_a_number"]}
 BLOCK = 128                                     # columns of a program of swiglu_triton
 BC = 32                                         # unlike BF: no tile fits the wrong way round
 SHAPE = {"BT": 16, "BF": 16, "BC": BC, "GROUP": 2}
@@ -44,7 +55,7 @@ def sevens(dtype, *shape):
 def telling(want, mistakes):
     """The mistakes that can be seen here: in one round, say, the first is the whole sum."""
     return {mistake: answer for mistake, answer in mistakes.items()
-            if not np.allclose(answer, want, rtol=2e-3, atol=0)}
+            if not np.allclose(answer, want, rtol=2e-3, atol=0, equal_nan=True)}
 
 
 def of_gates(name, gate, up):
@@ -85,7 +96,9 @@ def test_swiglu_triton(subject, agree, rng, T, F, dtype):
               f"{name} takes rows of gate and up to be F numbers apart; they are gate_stride and "
               f"up_stride apart": flat(both, T, F, 0) * flat(both, T, F, F, same=True),
               f"in {name} only the first block of columns is right":
-                  np.where(np.arange(F) < BLOCK, want, 7)}))
+                  np.where(np.arange(F) < BLOCK, want, 7),
+              f"{name} writes in its first program alone":
+                  np.where((np.arange(T)[:, None] == 0) & (np.arange(F) < BLOCK), want, 7)}))
 
 
 def flat(both, T, F, first, same=False):
@@ -113,8 +126,23 @@ def test_swiglu_triton__hard_rows(subject, agree):
           {"exp of a large number is inf, and inf / inf is NaN; take 1 / (1 + exp(-g))": wrong})
 
 
-def test_swiglu_triton__work(subject, rng):
-    both, = tensors("float32", rng.standard_normal((2, 2048)))
+def test_swiglu_triton__hard_numbers(subject, agree, rng):
+    """Each kind in the gate, then in up."""
+    for (what, generator), way in itertools.product(HARD.items(), (1, -1)):
+        arrays = generator(rng, (3, 150)).astype(float), rng.standard_normal((3, 150))
+        gate, up = arrays[::way]
+        got, _ = run_swiglu(subject, *tensors("float32", gate, up))
+        with np.errstate(all="ignore"):
+            want = silu(gate) * up
+            mistakes = telling(want, of_gates("swiglu_triton", gate, up))
+        for t in range(3):
+            agree(got[t:t + 1], want[t:t + 1], "float32",
+                  f"swiglu_triton, {what} in {('gate', 'up')[way < 0]}, row {t} looked at alone",
+                  lambda i: f"column {i[1]}", {m: each[t:t + 1] for m, each in mistakes.items()})
+
+
+def test_swiglu_triton__work(subject, reference, rng):
+    both, = tensors("float32", rng.standard_normal((4, 4096)))
     _, launch = run_swiglu(subject, *both.chunk(2, dim=-1), block=1024)
     for op, least, verb in (("load", both.nbytes, "reads"), ("store", both.nbytes // 2, "writes")):
         assert launch.bytes(op) <= least, (
@@ -123,6 +151,8 @@ def test_swiglu_triton__work(subject, rng):
         assert counts["transactions"] == counts["ideal"] and launch.sectors_per_request(op) == 16, (
             f"swiglu_triton: a {op} of a warp touches {launch.sectors_per_request(op):g} sectors; "
             f"16 whole ones are 16 bytes a thread: f should be neighbours, as given")
+    same_work("swiglu_triton", launch,
+              run_swiglu(reference, *both.chunk(2, dim=-1), block=1024)[1])
 
 
 # ---- at the end of a matmul
@@ -162,20 +192,24 @@ def test_predict_numbers_saved(subject, reference, rng):
 @pytest.mark.parametrize("T, C, F, dtype", TILES)
 def test_matmul_swiglu_triton(subject, agree, rng, T, C, F, dtype):
     name = "matmul_swiglu_triton"
-    x, w = rng.standard_normal((T, C)), 2 * rng.standard_normal((2 * F, C)) / C**0.5
+    x, w = rng.standard_normal((T, C)), 2 * rng.standard_normal((2 * F, C)) / max(C, 1)**0.5
     xt, wt = tensors(dtype, x, w)
     got, _ = run_matmul(subject, xt, wt)
     want, mistakes = from_sums(x, w), of_gates(name, *sums(x, w))
-    last = (C - 1) // BC * BC
+    last = max(C - 1, 0) // BC * BC
     mistakes |= {
         f"{name} multiplies x with the gate's rows of w twice, and never with up's":
             silu(sums(x, w)[0]) * sums(x, w)[0],
         f"{name} uses only the first BC columns of x and w": from_sums(x[:, :BC], w[:, :BC]),
         f"in {name} each round of the loop replaces the sums": from_sums(x[:, last:], w[:, last:]),
         f"{name} applies SwiGLU in each round; SiLU of a sum is not a sum of SiLUs":
-            sum(from_sums(x[:, c:c + BC], w[:, c:c + BC]) for c in range(0, C, BC)),
+            sum((from_sums(x[:, c:c + BC], w[:, c:c + BC]) for c in range(0, C, BC)),
+                np.zeros((T, F))),
         f"in {name} each round takes the first BC columns again":
-            swiglu(*sum(np.stack(sums(x[:, :n], w[:, :n])) for n in widths(C)))}
+            swiglu(*sum((np.stack(sums(x[:, :n], w[:, :n])) for n in widths(C)),
+                        np.zeros((2, T, F)))),
+        f"{name} makes its first tile alone":
+            np.where((np.arange(T)[:, None] < 16) & (np.arange(F) < 16), want, 7)}
     mistakes = telling(want, mistakes)
     if dtype == "float32":
         mistakes[f'{name} multiplies in TF32, with 10 bits of fraction; input_precision="ieee" '
@@ -207,7 +241,24 @@ def tf32(x):
     return (x.astype(np.float32).view(np.uint32) & 0xFFFFE000).view(np.float32).astype(np.float64)
 
 
-def test_matmul_swiglu_triton__work(subject, rng):
+def test_matmul_swiglu_triton__hard_numbers(subject, agree, rng):
+    """Each kind in x, then in w; but numbers of 1e-40, since gate · up is too small for fp32."""
+    name, (T, C, F) = "matmul_swiglu_triton", (4, 40, 6)
+    kinds = [(what, f) for what, f in HARD.items() if f is not VALUES["denormal"]]
+    for (what, generator), in_w in itertools.product(kinds, (False, True)):
+        x, w = rng.standard_normal((T, C)), rng.standard_normal((2 * F, C)) / C**0.5
+        if in_w:
+            w = generator(rng, (2 * F, C)).astype(float)
+        else:
+            x = generator(rng, (T, C)).astype(float)
+        got, _ = run_matmul(subject, *tensors("float32", x, w))
+        with np.errstate(all="ignore"):
+            want = from_sums(x, w)
+            mistakes = telling(want, of_gates(name, *sums(x, w)))
+        agree(got, want, "float32", f"{name}, {what} in {'w' if in_w else 'x'}", at, mistakes)
+
+
+def test_matmul_swiglu_triton__work(subject, reference, rng):
     T, C, F = 32, 64, 32
     x, w = tensors("float32", rng.standard_normal((T, C)), rng.standard_normal((2 * F, C)))
     _, launch = run_matmul(subject, x, w)
@@ -220,10 +271,12 @@ def test_matmul_swiglu_triton__work(subject, rng):
     assert launch.bytes("store") <= least, (
         f"matmul_swiglu_triton stores {launch.bytes('store')} bytes, y has {least}: store once, "
         f"after the loop")
+    same_work("matmul_swiglu_triton", launch, run_matmul(reference, x, w)[1])
 
 
 @pytest.mark.parametrize("C, peak, bandwidth", [(4096, 989e12, 4.8e12), (1024, 65e12, 0.32e12),
-                                                (1, 1.0, 1.0)])
+                                                (1, 1.0, 1.0), (40_000, 1e15, 1e13),
+                                                (2**31, 1e3, 1e-3)])
 def test_saved_share(subject, agree, C, peak, bandwidth):
     T, F, itemsize = 7, 11, 2
     seconds = itemsize * 4 * T * F / bandwidth
