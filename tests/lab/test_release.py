@@ -1,5 +1,6 @@
 """Student editions: what is in them, what is not, and that they work where they are cloned."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -153,9 +154,9 @@ def test_an_answer_that_is_told_is_noticed(copy):
 def test_what_the_reference_answered_tells_nothing_of_its_text(edition):
     path = edition[0] / tape.file_of(K01).relative_to(ROOT)
     data = json.loads(leaks.readable(path))
-    [(test, answers)] = data["answers"].items()
-    assert test == "test_predict_sectors_per_request" and data["steps"] > 0
-    for _, answer in answers:
+    assert {"test_predict_sectors_per_request", "test_add_cuda__work"} <= data["answers"].keys()
+    assert data["steps"] > 0
+    for _, answer in itertools.chain(*data["answers"].values()):
         assert b"lines" not in tape.base64.b64decode(answer)
         assert b"blockIdx" not in tape.base64.b64decode(answer)
 
