@@ -779,7 +779,8 @@ class Desk:
         for name in left - set(self.leader):
             got = [r.id for r in self.requests[name].forks]
             want = [n for n, leader in self.leader.items() if leader == name and n in left]
-            assert got == want, f"{what}for the prompt of {name} {got} wait, expected {want}"
+            order = ", in the order in which they came" if sorted(got) == sorted(want) else ""
+            assert got == want, f"{what}for the prompt of {name} {got} wait, expected {want}{order}"
         used = sum(pages for name, pages in self.held.items() if name in left)
         assert self.pool.used == used, f"{what}{self.pool.used} pages are held, expected {used}"
 
