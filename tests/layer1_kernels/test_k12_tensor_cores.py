@@ -50,10 +50,10 @@ def likely(name, a, w, step):
             f"{name} writes nothing": np.full((M, N), 7)}
 
 
-def too_few_digits(name, a, w):
-    """The right answer as a mistake: for it is compared to 1e-3 only. The first to be tried."""
-    return {f"{name} has too few digits in its sums: the accumulator is a fragment of float":
-            product(a, w)}
+def too_few_digits(name, want):
+    """The right answer itself as a mistake: for it is compared to 1e-3 only. The first to be tried.
+    """
+    return {f"{name} has too few digits in its sums: the accumulator is a fragment of float": want}
 
 
 # ---- the prediction
@@ -105,7 +105,7 @@ def test_wmma_warp_cuda(subject, agree, rng, M, N, K):
     agree(c, want, "float32", f"wmma_warp_cuda, a {a.shape} and w {w.shape}",
           lambda index: f"row {index[0]}, column {index[1]} of c (block ({index[1] // 16}, "
                         f"{index[0] // 16}))",
-          too_few_digits("wmma_warp_cuda", a, w) | likely("wmma_warp_cuda", a, w, 16) | {
+          too_few_digits("wmma_warp_cuda", want) | likely("wmma_warp_cuda", a, w, 16) | {
               "a row of w's fragment is taken for a row of the second matrix; for mma it is a "
               "column: col_major": untransposed(a, w),
               "the rows of w are taken to be 16 numbers apart; they are K apart":
@@ -159,10 +159,11 @@ def test_wmma_tiled_cuda(subject, agree, rng, M, N, K):
     a, w = operands(rng, M, N, K)
     c, _ = run_tiled(subject, a, w)
     within = np.arange(K) % BK
-    agree(c, product(a, w), "float32", f"wmma_tiled_cuda, a {a.shape} and w {w.shape}",
+    want = product(a, w)
+    agree(c, want, "float32", f"wmma_tiled_cuda, a {a.shape} and w {w.shape}",
           lambda index: f"row {index[0]}, column {index[1]} of c (row {index[0] % TILE}, column "
                         f"{index[1] % TILE} of its tile)",
-          too_few_digits("wmma_tiled_cuda", a, w) | likely("wmma_tiled_cuda", a, w, BK) | {
+          too_few_digits("wmma_tiled_cuda", want) | likely("wmma_tiled_cuda", a, w, BK) | {
               "w_part holds rows of w_tile as rows; they are columns of the second matrix":
                   untransposed(a, w),
               f"of each {BK} k that were fetched only the first 16 are multiplied":
