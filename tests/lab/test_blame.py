@@ -109,7 +109,7 @@ def graded(tmp_path):
 
 def test_the_message_has_what_came_and_what_the_courses_own_returned_to_the_same_call(graded):
     verdict = graded("flops, bytes = subject.count_add(1000, 2)\n")
-    assert (verdict.verdict, verdict.points) == ("fail", 0)
+    assert (verdict.verdict, verdict.points) == ("fail", 0), verdict.message
     assert verdict.message == "count_add(1000, 2) returned None, expected (1000, 6000)"
 
 
