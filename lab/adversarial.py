@@ -183,9 +183,9 @@ def _equal(x):
 
 
 def _uneven(x):
-    with np.errstate(invalid="ignore"):
-        sizes = np.abs(rows(x)).max(-1)
-    return len(sizes) > 1 and sizes.max() > 1000 * sizes.min() > 0
+    sizes = np.abs(rows(x)).max(-1, initial=0)
+    sizes = sizes[np.isfinite(sizes) & (sizes > 0)]
+    return len(sizes) > 1 and sizes.max() > 1000 * sizes.min()
 
 
 def edges(handed):

@@ -3,13 +3,21 @@
 import numpy as np
 import pytest
 
+from lab.adversarial import VALUES, shifted
 from lab.pace import numbers, whole
 from lab.subject import Raised
+from lab.work import same_work
 
 IGNORE = -100
 BLOCK = 128
 SIZES = [(4, 1000, "float32"), (2, 1, "float32"), (3, 127, "float16"), (4, 129, "bfloat16"),
          (3, 256, "float32")]                                               # T, V, dtype
+
+HARD = VALUES | {                               # words: a generator of rows
+    "around -3000": lambda rng, shape: shifted(rng, shape, -3000),
+    "around 100,000": lambda rng, shape: shifted(rng, shape, 1e5),
+    "-inf alone": lambda rng, shape: np.full(shape, -np.inf, np.float32)}
+COLUMN = 2                                      # stands for `ignore` where that is a column
 
 
 # ---- logits, oracles, and what goes wrong
@@ -54,6 +62,21 @@ def inputs(rng, T, V, dtype, offset=0.0):
     return x, tensor[:, :V], targets, torch.from_numpy(targets)
 
 
+def hard_rows(rng, V, ignore):
+    """Two rows of each kind in HARD, as inputs gives them; the second of a kind is ignored."""
+    import torch
+
+    x = np.concatenate([make(rng, (2, V)) for make in HARD.values()])
+    targets = np.arange(len(x)) % V
+    targets[targets == ignore] = 0
+    targets[1::2] = ignore
+    return x.astype(float), torch.from_numpy(x), targets, torch.from_numpy(targets)
+
+
+def kind_of(t):
+    return f"{list(HARD)[t // 2].replace('_', ' ')} in row {t}"
+
+
 def in_blocks(x, block):
     """Sums whose terms are never rescaled: each block takes exp(x - its maximum so far)."""
     m, s = np.full(len(x), -np.inf), np.zeros(len(x))
@@ -86,9 +109,10 @@ def of_loss(name, x, targets):
             f"{name} has the sign turned: a loss is 0 or more": own - m - np.log(s),
             f"{name} writes nothing": np.full_like(own, 7)}
     found = {text: np.where(kept, got, 0) for text, got in wrong.items()}
-    found[f"{name} does not give 0 where the target is `ignore`"] = np.where(
+    found[f"{name} does not give 0 where the target is `ignore` (NaN times 0 is NaN)"] = np.where(
         kept, want, np.log(s) + m - np.nan)
     found[f"{name} writes nothing"] = np.full_like(own, 7)
+    found[f"{name} writes only its first row"] = np.where(np.arange(len(x)) == 0, want, 7)
     return telling(want, found)
 
 
@@ -180,7 +204,51 @@ def test_cross_entropy_triton__some_minus_infinity(subject, agree, rng):
                 np.array([np.nan, 0])})
 
 
-def test_cross_entropy_triton__work(subject, rng):
+def test_cross_entropy_triton__no_column(subject, agree, rng):
+    x, xt, targets, tt = inputs(rng, 5, 130, "float32")
+    targets[:], tt[:] = (0, -1, 130, -99, IGNORE), torch_of((0, -1, 130, -99, IGNORE))
+    losses, *_ = run_loss(subject, xt, tt)
+    want = losses_of(x, np.where((targets < 0) | (targets >= 130), IGNORE, targets))
+    want[1:4] = np.nan
+    agree(losses, want, "float32", "cross_entropy_triton, targets 0, -1, 130, -99, -100 of 130 "
+          "columns; NaN where it is no column", row, {
+              "every target below 0 is ignored; only `ignore` is": np.where(targets < 0, 0, want),
+              "every target that is no column is ignored; only `ignore` is":
+                  np.nan_to_num(want)})
+
+
+def torch_of(numbers):
+    import torch
+
+    return torch.tensor(numbers)
+
+
+def test_cross_entropy_triton__hard_rows(subject, agree, rng):
+    name = "cross_entropy_triton"
+    for V, ignore in ((3, IGNORE), (300, IGNORE), (300, COLUMN), (129, -1)):
+        x, xt, targets, tt = hard_rows(rng, V, ignore)
+        losses, m, s, _ = run_loss(subject, xt, tt, ignore)
+        with np.errstate(all="ignore"):
+            want, (right_m, right_s, own, kept) = (f(x, targets, ignore)
+                                                   for f in (losses_of, parts))
+            mistakes = {
+                f"{name} compares targets with -100; the number that is ignored is `ignore`":
+                    np.where(targets == -100, 0, np.log(right_s) + right_m - np.where(
+                        (targets >= 0) & (targets < V), x[np.arange(len(x)), targets % V],
+                        np.nan)),
+                f"{name} takes exp of the logits as they are, without the maximum":
+                    np.where(kept, np.log(np.exp(x.astype(np.float32)).sum(-1)) - own, 0)}
+        for t in range(len(x)):
+            what, at_row = f"{name}, {V} columns, ignore = {ignore}, {kind_of(t)} alone", np.s_[t:t + 1]
+            agree(losses[at_row], want[at_row], "float32", f"{what}: the loss", row,
+                  {text: answer[at_row] for text, answer in mistakes.items()})
+            if np.isfinite(right_m[t]):
+                agree(m[at_row], right_m[at_row], "float32", f"{what}: its maximum", row,
+                      {f"{name} begins its maximum at 0": np.maximum(right_m[at_row], 0)})
+                agree(s[at_row], right_s[at_row], "float32", f"{what}: its sum", row)
+
+
+def test_cross_entropy_triton__work(subject, reference, rng):
     _, x, _, targets = inputs(rng, 2, 4096, "float32")
     *_, launch = run_loss(subject, x.contiguous(), targets, block=1024, num_warps=1)
     least = x.numel() * 4 // 32
@@ -190,6 +258,9 @@ def test_cross_entropy_triton__work(subject, rng):
             f"cross_entropy_triton {verb} {got} sectors, {most} are enough: " +
             ("the row once, its target, and the target's logit" if op == "load" else
              "three numbers a row"))
+    _, x, _, targets = inputs(rng, 5, 4096, "float32")
+    *_, launch = run_loss(subject, x, targets, block=1024)
+    same_work("cross_entropy_triton", launch, run_loss(reference, x, targets, block=1024)[-1])
 
 
 # ---- the gradient
@@ -249,20 +320,50 @@ def test_gradient_triton(subject, agree, rng, T, V, dtype):
     wrong = {text: np.where(kept, got, 0) for text, got in wrong.items()}
     wrong[f"{name} is not 0 in a row whose target is `ignore`"] = np.where(kept, want, p * g)
     wrong[f"{name} writes nothing"] = np.full_like(want, 7)
+    wrong[f"{name} writes only the first BLOCK columns of the first row"] = np.where(
+        (np.arange(T)[:, None] == 0) & (np.arange(V) < BLOCK), want, 7)
     what = f"{name}, {T} row(s) of {V} {dtype}, BLOCK = {BLOCK}"
     agree(gradient, want, dtype, what, at, telling(want, wrong))
     agree(xt, x, "exact", f"{what}: the logits after the launch, an input", at)
 
 
 def test_gradient_triton__over_the_logits(subject, agree, rng):
-    x, xt, targets, tt = inputs(rng, 3, 300, "float32")
+    x, xt, targets, tt = inputs(rng, 3, 300, "float32", offset=-100)
     (_, _, up), tensors = softmax_parts(rng, x, targets)
     run_gradient(subject, xt, tt, *tensors, xt)
     agree(xt, gradient_of(x, targets, up.astype(float)), "float32",
           "gradient_triton, over the logits", at)
 
 
-def test_gradient_triton__work(subject, rng):
+def test_gradient_triton__hard_rows(subject, agree, rng):
+    name = "gradient_triton"
+    for V, ignore in ((3, IGNORE), (300, IGNORE), (300, COLUMN), (129, -1)):
+        x, xt, targets, tt = hard_rows(rng, V, ignore)
+        with np.errstate(all="ignore"):
+            (m, s, up), tensors = softmax_parts(rng, x, targets)
+            m[~np.isfinite(m)] = np.nan                 # of no right softmax
+            up[::4], up[1::4] = -0.5, np.inf            # the latter: of ignored rows
+            for array, tensor in zip((m, s, up), tensors, strict=True):
+                tensor[:] = torch_of(array)
+            gradient = sevens(len(x), V)
+            run_gradient(subject, xt, tt, *tensors, gradient, ignore)
+            p = np.exp(x - m[:, None].astype(float)) / s[:, None]
+            hot, g = one_hot(x, targets), up[:, None].astype(float)
+            kept = (targets != ignore)[:, None]
+            want = np.where(kept, (p - hot) * g, 0)
+            joined = (m + np.log(s)).astype(np.float32)[:, None].astype(float)
+            mistakes = {
+                "an ignored row is multiplied by 0, and NaN or infinity times 0 is NaN; choose, "
+                "with tl.where": np.where(kept, want, (p - hot) * g * 0),
+                f"{name} compares targets with -100; the number that is ignored is `ignore`":
+                    np.where(targets[:, None] == -100, 0, (p - hot) * g),
+                "m and log s are added first, and log s loses its digits; exp(v - m) / s":
+                    np.where(kept, (np.exp(x - joined) - hot) * g, 0)}
+        agree(gradient, want, "float32", f"{name}, {V} columns, ignore = {ignore}",
+              lambda index: f"{kind_of(index[0])}, column {index[1]}", telling(want, mistakes))
+
+
+def test_gradient_triton__work(subject, reference, rng):
     x, xt, targets, tt = inputs(rng, 2, 1024, "float32")
     xt, (_, tensors) = xt.contiguous(), softmax_parts(rng, x, targets)
     launch = run_gradient(subject, xt, tt, *tensors, sevens(2, 1024), block=512, num_warps=1)
@@ -271,6 +372,11 @@ def test_gradient_triton__work(subject, rng):
         assert counts["transactions"] <= least, (
             f"gradient_triton {verb} {counts['transactions']} sectors, {least} are enough: each "
             f"number once" + (", and four numbers a program" if more else ""))
+    x, xt, targets, tt = inputs(rng, 5, 1024, "float32")
+    _, tensors = softmax_parts(rng, x, targets)
+    launch, own = (run_gradient(side, xt, tt, *tensors, sevens(5, 1024), block=512)
+                   for side in (subject, reference))
+    same_work("gradient_triton", launch, own)
 
 
 # ---- the course's own launchers
