@@ -239,7 +239,8 @@ def test_cross_entropy_triton__hard_rows(subject, agree, rng):
                 f"{name} takes exp of the logits as they are, without the maximum":
                     np.where(kept, np.log(np.exp(x.astype(np.float32)).sum(-1)) - own, 0)}
         for t in range(len(x)):
-            what, at_row = f"{name}, {V} columns, ignore = {ignore}, {kind_of(t)} alone", np.s_[t:t + 1]
+            what = f"{name}, {V} columns, ignore = {ignore}, {kind_of(t)} alone"
+            at_row = np.s_[t:t + 1]
             agree(losses[at_row], want[at_row], "float32", f"{what}: the loss", row,
                   {text: answer[at_row] for text, answer in mistakes.items()})
             if np.isfinite(right_m[t]):

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
+from lab.adversarial import factors
 from lab.pace import numbers
 from lab.subject import Raised
+from lab.work import same_work
 
 TILE, BK, THREADS = 64, 64, 128
 WHOLE = [(32, 16, 48), (16, 48, 16), (16, 16, 160)]         # M, N, K of wmma_warp_cuda
@@ -47,7 +49,22 @@ def likely(name, a, w, step):
             f"{name} ends after the first {step} k": product(a, w, number == 0),
             f"{name} drops the k beyond the last whole step":
                 product(a, w, np.arange(K) < K // step * step),
+            f"{name} leaves out the last k": product(a, w, np.arange(K) < K - 1),
             f"{name} writes nothing": np.full((M, N), 7)}
+
+
+def first_alone(name, want, rows, columns):
+    """{mistake: what it gives} where one block writes its tile, and no other does."""
+    M, N = want.shape
+    first = (np.arange(M)[:, None] < rows) & (np.arange(N) < columns)
+    return {f"only the first block of {name} writes its tile": np.where(first, want, 7)}
+
+
+def halves(rng, K, whole=1):
+    """factors in fp16, with rows of -1 so that there is a whole number of them."""
+    for a, w, parts in factors(rng, K):
+        yield (*(np.pad(x, [(0, -len(x) % whole), (0, 0)], constant_values=-1).astype(np.float16)
+                 for x in (a, w)), parts)
 
 
 def too_few_digits(name, want):
@@ -59,11 +76,11 @@ def too_few_digits(name, want):
 # ---- the prediction
 
 
-def run_warp(subject, a, w, kernel="wmma_warp_cuda", dtype=np.float32):
-    """(c, launch)"""
+def run_warp(subject, a, w, kernel="wmma_warp_cuda", dtype=np.float32, grid=None):
+    """(c, launch). grid: of some blocks alone"""
     (M, K), N = a.shape, len(w)
     c = np.full((M, N), 7, dtype)
-    return c, subject.launch(kernel, (N // 16, M // 16), 32, (a, w, c, N, K))
+    return c, subject.launch(kernel, grid or (N // 16, M // 16), 32, (a, w, c, N, K))
 
 
 def tensor_instructions(launch):
@@ -99,8 +116,13 @@ def read_sixteen_apart(a, w):
 @pytest.mark.parametrize("M, N, K", WHOLE)
 def test_wmma_warp_cuda(subject, agree, rng, M, N, K):
     a, w = operands(rng, M, N, K)
-    c, _ = run_warp(subject, a, w)
+    right_warp(agree, a, w, run_warp(subject, a, w)[0])
+
+
+def right_warp(agree, a, w, c):
+    """c is a · wᵀ, or the message names the element, its block and the likely mistake."""
     want = product(a, w)
+    M, N = want.shape
     tiles = want.reshape(M // 16, 16, N // 16, 16)
     agree(c, want, "float32", f"wmma_warp_cuda, a {a.shape} and w {w.shape}",
           lambda index: f"row {index[0]}, column {index[1]} of c (block ({index[1] // 16}, "
@@ -115,29 +137,53 @@ def test_wmma_warp_cuda(subject, agree, rng, M, N, K):
               "all blocks multiply the first rows of w":
                   np.tile(product(a, w[:16]), (1, N // 16)),
               "all blocks multiply the first rows of a":
-                  np.tile(product(a[:16], w), (M // 16, 1))})
+                  np.tile(product(a[:16], w), (M // 16, 1))} | first_alone(
+                      "wmma_warp_cuda", want, 16, 16))
 
 
-def test_wmma_warp_cuda__work(subject, rng):
+
+def test_wmma_warp_cuda__hard(subject, agree, rng):
+    for a, w, parts in halves(rng, 48, whole=16):
+        c, _ = run_warp(subject, a, w)
+        right_parts(agree, "wmma_warp_cuda", a, w, c, parts)
+    a, w = operands(rng, 16, 32_768 + 16, 16)
+    c, _ = run_warp(subject, a, w, grid=(1, 1))
+    agree(c[:, :16], product(a, w[:16]), "float32", "wmma_warp_cuda, the first of 2,049 tiles")
+    assert (c[:, 16:] == 7).all(), "wmma_warp_cuda: a block writes beyond its own tile"
+
+
+def right_parts(agree, name, a, w, c, parts):
+    """Each part of c that holds one kind of numbers, looked at alone."""
+    for rows, columns, what, precision in parts:
+        with np.errstate(all="ignore"):
+            want = product(a[rows], w[columns])
+            mistakes = likely(name, a[rows], w[columns], 16)
+        agree(c[rows, columns], want, precision, f"{name}, a {a.shape} and w {w.shape}{what}",
+              mistakes=mistakes)
+
+
+def test_wmma_warp_cuda__work(subject, reference, rng):
     M, N, K = 32, 32, 64
-    launch = run_warp(subject, *operands(rng, M, N, K))[1]
+    a, w = operands(rng, M, N, K)
+    launch = run_warp(subject, a, w)[1]
     got, want = tensor_instructions(launch), M * N * K // 16**3
     assert got == want, (f"wmma_warp_cuda, {M} x {N} x {K}: {got} mma of a warp, {want} do it: one "
                          f"for each 16 k of each block")
     got, want = launch.bytes("load"), 2 * 2 * M * N * K // 16
     assert got <= want, (f"wmma_warp_cuda: {got:,} bytes are loaded, {want:,} are two fragments of "
                          f"512 bytes for each mma")
+    same_work("wmma_warp_cuda", launch, run_warp(reference, a, w)[1])
 
 
 # ---- tiles in shared memory
 
 
-def run_tiled(subject, a, w, dtype=np.float32):
-    """(c, launch)"""
+def run_tiled(subject, a, w, dtype=np.float32, grid=None):
+    """(c, launch). grid: of some blocks alone"""
     (M, K), N = a.shape, len(w)
     c = np.full((M, N), 7, dtype)
-    return c, subject.launch("wmma_tiled_cuda", (ceil(N, TILE), ceil(M, TILE)), THREADS,
-                             (a, w, c, c.itemsize, M, N, K))
+    grid = grid or (ceil(N, TILE), ceil(M, TILE))
+    return c, subject.launch("wmma_tiled_cuda", grid, THREADS, (a, w, c, c.itemsize, M, N, K))
 
 
 def quarters(a, w, rows, columns):
@@ -157,7 +203,12 @@ def quarters(a, w, rows, columns):
 @pytest.mark.parametrize("M, N, K", SIZES)
 def test_wmma_tiled_cuda(subject, agree, rng, M, N, K):
     a, w = operands(rng, M, N, K)
-    c, _ = run_tiled(subject, a, w)
+    right_tiled(agree, a, w, run_tiled(subject, a, w)[0])
+
+
+def right_tiled(agree, a, w, c):
+    """c is a · wᵀ, or the message names the element, its place in a tile and the likely mistake."""
+    K = a.shape[1]
     within = np.arange(K) % BK
     want = product(a, w)
     agree(c, want, "float32", f"wmma_tiled_cuda, a {a.shape} and w {w.shape}",
@@ -171,7 +222,20 @@ def test_wmma_tiled_cuda(subject, agree, rng, M, N, K):
               "a warp takes its fragments of w from the rows that it has of a":
                   quarters(a, w, (0, 0, 32, 32), (0, 0, 32, 32)),
               "all warps multiply the first quarter":
-                  quarters(a, w, (0, 0, 0, 0), (0, 0, 0, 0))})
+                  quarters(a, w, (0, 0, 0, 0), (0, 0, 0, 0))} | first_alone(
+                      "wmma_tiled_cuda", want, TILE, TILE))
+
+
+def test_wmma_tiled_cuda__hard(subject, agree, rng):
+    for a, w, parts in halves(rng, 39):
+        c, _ = run_tiled(subject, a, w)
+        right_parts(agree, "wmma_tiled_cuda", a, w, c, parts)
+    a, w = operands(rng, 3, 5, 0)
+    agree(run_tiled(subject, a, w)[0], product(a, w), "float32",
+          "wmma_tiled_cuda, K = 0: a sum of nothing is 0")
+    a, w = operands(rng, 2, 33_000, 3)
+    c, _ = run_tiled(subject, a, w, grid=(1, 1))
+    agree(c[:, :TILE], product(a, w[:TILE]), "float32", "wmma_tiled_cuda, the first of 516 tiles")
 
 
 def test_wmma_tiled_cuda__fp16(subject, agree, rng):
@@ -180,7 +244,7 @@ def test_wmma_tiled_cuda__fp16(subject, agree, rng):
     agree(c, product(a, w), "float16", "wmma_tiled_cuda, c in fp16")
 
 
-def test_wmma_tiled_cuda__work(subject, rng):
+def test_wmma_tiled_cuda__work(subject, reference, rng):
     K, steps = 128, 128 // 16
     launch = run_tiled(subject, *operands(rng, TILE, TILE, K))[1]
     got, want = tensor_instructions(launch), 16 * steps
@@ -195,18 +259,20 @@ def test_wmma_tiled_cuda__work(subject, rng):
     conflicts = launch.bank_conflicts()
     assert conflicts <= 1.01, (f"wmma_tiled_cuda: shared memory is asked {conflicts:.3g} times as "
                                f"often as need be; the rows of c_tile are TILE + PAD apart too")
+    a, w = operands(rng, TILE + 2, TILE + 2, K)
+    same_work("wmma_tiled_cuda", run_tiled(subject, a, w)[1], run_tiled(reference, a, w)[1])
 
 
 # ---- Triton
 
 
-def run_triton(subject, a, w, BM, BN, BK, precision):
-    """(c, launch)"""
+def run_triton(subject, a, w, BM, BN, BK, precision, grid=None):
+    """(c, launch). grid: of some programs alone"""
     import torch
 
     (M, K), N = a.shape, len(w)
     c = torch.full((M, N), 7, dtype=torch.float32)
-    launch = subject.launch("matmul_dot_triton", (ceil(M, BM), ceil(N, BN)),
+    launch = subject.launch("matmul_dot_triton", grid or (ceil(M, BM), ceil(N, BN)),
                             args=(a, w, c, M, N, K), BM=BM, BN=BN, BK=BK, PRECISION=precision)
     return c, launch
 
@@ -229,22 +295,38 @@ def test_matmul_dot_triton(subject, agree, rng, M, N, K, BM, BN, BK, dtype, prec
     a, w = tensors(rng, M, N, K, dtype)
     c, _ = run_triton(subject, a, w, BM, BN, BK, precision)
     a, w = a.double().numpy(), w.double().numpy()
-    mistakes = likely("matmul_dot_triton", a, w, BK)
+    name, want = "matmul_dot_triton", product(a, w)
+    mistakes = likely(name, a, w, BK) | first_alone(name, want, BM, BN)
     if dtype == "float32":
         mistakes["fp32 is rounded to TF32, though PRECISION says otherwise"] = \
             product(tf32(a), tf32(w))
     # products are exact and sums are fp32 from whatever inputs; TF32 has as many digits as fp16
-    agree(c, product(a, w), "float16" if precision == "tf32" else "float32",
-          f"matmul_dot_triton, a {a.shape} and w {w.shape} {dtype}, {precision}, in tiles of {BM} "
+    agree(c, want, "float16" if precision == "tf32" else "float32",
+          f"{name}, a {a.shape} and w {w.shape} {dtype}, {precision}, in tiles of {BM} "
           f"x {BN} and steps of {BK}",
           lambda index: f"row {index[0]}, column {index[1]} of c (row {index[0] % BM}, column "
                         f"{index[1] % BN} of its tile)", mistakes)
 
 
+def test_matmul_dot_triton__hard(subject, agree, rng):
+    import torch
+
+    name = "matmul_dot_triton"
+    for (a, w, parts), dtype in ((each, dtype) for dtype in (np.float32, np.float16)
+                                 for each in factors(rng, 39)):
+        a, w = a.astype(dtype), w.astype(dtype)
+        c, _ = run_triton(subject, *map(torch.from_numpy, (a, w)), 16, 16, 32, "ieee")
+        right_parts(agree, f"{name}, {np.dtype(dtype)}", a, w, c.numpy(), parts)
+    a, w = (-abs(x) for x in tensors(rng, 2, 33_000, 3, "float32"))
+    c, _ = run_triton(subject, a, w, 16, 16, 16, "ieee", grid=(1, 1))
+    agree(c[:, :16], product(a.numpy(), w[:16].numpy()), "float32",
+          f"{name}, the first of 2,063 tiles")
+
+
 @pytest.mark.parametrize("dtype, precision, want", [
     ("float32", "tf32", "tensor tf32"), ("float32", "ieee", "fp32"),
     ("float16", "ieee", "tensor fp16"), ("bfloat16", "ieee", "tensor bf16")])
-def test_matmul_dot_triton__work(subject, rng, dtype, precision, want):
+def test_matmul_dot_triton__work(subject, reference, rng, dtype, precision, want):
     M, N, K, BM, BN, BK = 32, 32, 64, 16, 32, 32
     a, w = tensors(rng, M, N, K, dtype)
     _, launch = run_triton(subject, a, w, BM, BN, BK, precision)
@@ -257,6 +339,8 @@ def test_matmul_dot_triton__work(subject, rng, dtype, precision, want):
     assert got <= enough, (
         f"matmul_dot_triton, tiles of {BM} x {BN}: {got:,} bytes are loaded, {enough:,} are BM + "
         f"BN rows of {K} for each: load a tile of a and one of w a step, once")
+    _, own = run_triton(reference, a, w, BM, BN, BK, precision)
+    same_work("matmul_dot_triton", launch, own)
 
 
 # ---- the course's own launcher and experiments
