@@ -128,8 +128,8 @@ class Run:
         with open(os.devnull, "w") as null, contextlib.redirect_stdout(null), \
                 contextlib.redirect_stderr(null):
             pytest.main([str(self.lesson.test), "-c", os.devnull, "--rootdir", str(ROOT),
-                         "--confcutdir", str(ROOT / "tests"), "--disable-plugin-autoload",
-                         "--import-mode=importlib", "--assert=plain",
+                         "--confcutdir", str(self.lesson.test.parents[1]),      # none above it
+                         "--disable-plugin-autoload", "--import-mode=importlib", "--assert=plain",
                          *(word for name in UNUSED for word in ("-p", f"no:{name}"))],
                         plugins=[self])
 

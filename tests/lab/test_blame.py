@@ -93,7 +93,9 @@ class Graded(Lesson):
 def graded(tmp_path):
     """graded(body of a test of count_add, value that it returns) -> its verdict."""
     def verdict(body, value="None", place=None, answered=True):
-        file = tmp_path / "test_of_count_add.py"
+        (tmp_path / "conftest.py").write_text("anybody may have written this\n")    # as in /tmp
+        file = tmp_path / "tests" / "floor" / "test_of_count_add.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(
             "from lab.check import NotProvenHere\n"
             "from lab.fixtures import reference_fixture, rng, subject\n\n\n"
