@@ -36,6 +36,9 @@ def test_poisson_arrivals(subject, rate, n):
     found = subject.poisson_arrivals(rate, n, subject.make("numpy.random:default_rng", 3))
     assert isinstance(found, np.ndarray) and found.shape == (n,), (
         f"poisson_arrivals: expected an array of {n} times, got {found!r:.60}")
+    assert found.dtype == np.float64, (
+        f"poisson_arrivals: the times are {found.dtype}, expected float64: after a day float32 "
+        f"knows a time to 8 ms only")
     gaps = np.diff(found, prepend=0.0)
     assert gaps.min() >= 0, "a request arrives before the one in front of it: these are gaps"
     mean = gaps.mean()
@@ -61,7 +64,7 @@ def test_poisson_arrivals__the_first(subject):
 
 def test_poisson_arrivals__unseen(subject, rng):
     """All gaps against the exponential distribution; and they come from the rng that was given."""
-    rate, n, seeds = float(rng.uniform(0.1, 100)), 20_000, rng.integers(2**31, size=2).tolist()
+    rate, n, seeds = float(rng.uniform(0.1, 100)), 40_000, rng.integers(2**31, size=2).tolist()
     one, again, other = (subject.poisson_arrivals(rate, n, subject.make(
         "numpy.random:default_rng", seed)) for seed in (*seeds[:1] * 2, seeds[1]))
     for found in (one, again, other):
@@ -75,6 +78,15 @@ def test_poisson_arrivals__unseen(subject, rng):
     assert np.array_equal(one, again) and not np.array_equal(one, other), (
         f"poisson_arrivals({rate:.3g}, {n}, rng): expected the same times from an rng of the same "
         f"seed, {seeds[0]}, and others from one of seed {seeds[1]}")
+
+
+def test_poisson_arrivals__alone(subject):
+    alone = np.sort([float(subject.poisson_arrivals(2.0, 1, subject.make(
+        "numpy.random:default_rng", seed))[0]) for seed in range(300)])
+    off = np.abs(1 - np.exp(-2 * alone) - (np.arange(300) + 0.5) / 300).max()
+    assert off < 0.1, (
+        f"300 tests of one request alone: the share of arrivals before some time is up to "
+        f"{off:.2f} off that of exponential gaps; it may be late, and none behind it says how late")
 
 
 # ---- percentile
@@ -104,6 +116,12 @@ def test_percentile__unseen(unseen, rng):
     for q in (0.5, 0.9, float(rng.uniform(0.01, 1))):
         unseen("percentile", rng.standard_normal(int(rng.integers(1, 200))).tolist(), q,
                precision="exact")
+    for _ in range(200):                                # few numbers, many of them equal
+        n, parts = int(rng.integers(1, 9)), int(rng.choice([1, 2, 4, 8]))
+        unseen("percentile", (rng.integers(-2, 3, n) / 2).tolist(),
+               float(rng.integers(0, parts + 1)) / parts, precision="exact")
+    unseen("percentile", rng.integers(0, 50, 33_000).tolist(), 0.99, precision="exact",
+           shown="33,000 values, 0.99")
 
 
 def test_percentile__of_nothing(subject):
@@ -117,12 +135,15 @@ LIMITS = Objective(0.5, 0.125)
 # (sample, is it good?, what it shows)
 SAMPLES = [
     (Sample(10.0, 10.25, 10.75, 9), True, "a first token after 0.25 s, then 0.0625 s each"),
+    (Sample(10.0, 10.5, 11.0, 9), True, "a first token after 0.5 s, which is the limit itself"),
     (Sample(10.0, 10.5, 10.5, 1), True, "one token, just in time: it has no TPOT to exceed"),
     (Sample(0.0, 0.75, 1.0, 5), False, "a first token after 0.75 s, with a TPOT that is fine"),
     (Sample(3.0, 3.25, 4.75, 11), False, "a TPOT of 0.15 s, with a first token in time"),
     (Sample(20.0, 20.25, 20.5, 4, "the wire broke"), False, "an answer that failed"),
     (Sample(20.0, None, None, 0, "429"), False, "a request that was refused"),
     (Sample(5.0, 5.25, 6.25, 9), True, "nine tokens, eight gaps of 0.125 s"),
+    (Sample(5.0, 5.25, 5.875, 5), False, "five tokens, four gaps of 0.156 s"),
+    (Sample(5.0, 5.0, 5.0, 7), True, "seven tokens that came at once, at no time"),
     (Sample(0.25, 0.5, 1.0, 9), True, "a first token at 0.5 s, 0.25 s after its arrival"),
 ]
 
@@ -141,19 +162,40 @@ def test_goodput(subject, sample, good, what):
         f"{LIMITS.ttft} s and TPOT at most {LIMITS.tpot} s")
 
 
+def test_goodput__another_objective(subject):
+    sample = remote(subject, Sample(0.0, 0.5, 1.5, 11))         # TPOT 0.1 s
+    for limits, want in (((0.25, 1.0), 0), ((1.0, 0.0625), 0), ((0.75, 0.25), 1)):
+        objective = subject.make("layer3_system.s09_load_test:Objective", *limits)
+        got = subject.goodput([sample], objective, 1.0)
+        assert got == want, (
+            f"a TTFT of 0.5 s and a TPOT of 0.1 s, limits {limits} s: expected {want} a second, "
+            f"got {got}; the limits are those of the objective that is handed in")
+
+
 def test_goodput__unseen(unseen, rng):
-    firsts, lasts = rng.uniform(0, 2 * LIMITS.ttft, 30), rng.uniform(0, 20 * LIMITS.tpot, 30)
-    rows = [(0.0, f, f + d, int(n)) for f, d, n in zip(firsts.tolist(), lasts.tolist(),
-                                                       rng.integers(1, 20, 30), strict=True)]
+    """Times in sixteenths of a second, so that many are a limit itself."""
     path = "layer3_system.s09_load_test:"
-    unseen("goodput", lambda side: [side.make(path + "Sample", *row) for row in rows],
-           lambda side: side.make(path + "Objective", *LIMITS), 7.0, shown="30 requests")
+    for draw in range(60):
+        n, limits = draw // 6, (rng.integers(0, 9, 2) / 16).tolist()
+        rows = []
+        for arrival, wait, each, tokens, error in zip(
+                *(rng.integers(0, high, n).tolist() for high in (99, 12, 12, 6, 5)), strict=True):
+            first = arrival / 16 + wait / 16
+            last = first + (tokens or 1) * each / 16
+            rows.append((arrival / 16, first, last, tokens + 1, None if error else "429"))
+        if draw % 10 == 0:
+            rows.append((0.0, None, None, 0, "the wire broke"))
+        unseen("goodput", lambda side, rows=rows: [side.make(path + "Sample", *row)
+                                                   for row in rows],
+               lambda side, limits=limits: side.make(path + "Objective", *limits),
+               float(rng.integers(1, 9)),
+               shown=f"samples {rows}, Objective(ttft={limits[0]}, tpot={limits[1]}), seconds")
 
 
 def test_goodput__of_a_test(subject):
     limits = subject.make("layer3_system.s09_load_test:Objective", *LIMITS)
     got = subject.goodput([remote(subject, s) for s, _, _ in SAMPLES], limits, 4.0)
-    assert got == 1.0, f"4 good requests in 4 s are 1 a second, got {got}"
+    assert got == 1.5, f"6 good requests in 4 s are 1.5 a second, got {got}"
     assert subject.goodput([], limits, 4.0) == 0, "without requests none is good"
 
 
@@ -165,13 +207,15 @@ def test_goodput__of_a_test(subject):
     ([100, 200, 400], [99, 197, 380], None),
     ([100, 200, 400], [97, 170, 380], 200),
     ([100, 200], [80, 160], 100),
-    ([300], [299], None)])
+    ([300], [299], None), ([100, 200], [90, 180], None), ([0, 10], [0, 2], 10), ([], [], None),
+    ([2**40, 2**41], [2**40, 2**40], 2**41), ([40_000], [40_001], None)])
 def test_saturation(subject, asked, came, want):
     got = subject.saturation(asked, [float(x) for x in came])
-    shown = ", ".join(f"{c / a:.0%}" for a, c in zip(asked, came, strict=True))
+    shown = ", ".join(f"{c / a:.0%}" if a else "none asked for"
+                      for a, c in zip(asked, came, strict=True))
     assert got == want, (
         f"asked for {asked}, {came} tokens a second came: {shown}. The first below 90 % is at "
-        f"{want}, got {got}")
+        f"{want}, got {got}" + (". 90 % itself is not below" if 90 in came else ""))
 
 
 def test_saturation__another_share(subject):
@@ -180,10 +224,15 @@ def test_saturation__another_share(subject):
 
 
 def test_saturation__unseen(unseen, rng):
-    asked = np.cumsum(rng.uniform(1, 50, 12))
+    asked = np.cumsum(rng.uniform(1, 50, 17))
     for share in (0.9, 0.7):
-        unseen("saturation", asked.tolist(), (asked * rng.uniform(0.6, 1.1, 12)).tolist(), share,
+        unseen("saturation", asked.tolist(), (asked * rng.uniform(0.6, 1.1, 17)).tolist(), share,
                precision="exact")
+    for _ in range(100):                # whole numbers, so that many are the share itself
+        asked = np.cumsum(4 * rng.integers(1, 4, int(rng.integers(0, 7))))
+        share = float(rng.choice([0.25, 0.5, 0.75, 1]))
+        unseen("saturation", asked.tolist(), (share * asked + rng.choice([-1, 0, 0, 1], len(asked))
+                                              ).tolist(), share, precision="exact")
 
 
 # ---- what is given
@@ -192,10 +241,10 @@ def test_saturation__unseen(unseen, rng):
 def test_summary():
     """Failures count as requests, and in no time."""
     s = summarise([sample for sample, _, _ in SAMPLES], LIMITS)
-    assert (s.requests, s.failed, s.seconds) == (8, 2, 10.75)
-    assert s.throughput == pytest.approx((9 + 1 + 5 + 11 + 9 + 9) / 10.75)
-    assert s.goodput == pytest.approx(4 / 10.75)
-    assert (s.ttft[0.5], s.ttft[0.99], s.tpot[0.99], s.e2e[0.99]) == (0.25, 0.75, 0.15, 1.75)
+    assert (s.requests, s.failed, s.seconds) == (11, 2, 11.0)
+    assert s.throughput == pytest.approx((9 + 9 + 1 + 5 + 11 + 9 + 5 + 7 + 9) / 11)
+    assert s.goodput == pytest.approx(6 / 11)
+    assert (s.ttft[0.5], s.ttft[0.99], s.tpot[0.99], s.e2e[0.99]) == (0.25, 0.75, 0.15625, 1.75)
     none = summarise([SAMPLES[5][0]], LIMITS)
     assert (none.failed, none.throughput, none.ttft[0.5]) == (1, 0, None)
 
