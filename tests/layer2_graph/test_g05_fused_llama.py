@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from lab import simulator
+from lab.adversarial import VALUES, views
 from layer1_kernels import kernels
 from layer2_graph import (
     Config,
@@ -97,64 +98,85 @@ def test_predict_launches(subject, truth):
 # ---- fused_block
 
 
+def channel(i):
+    return f"token {i[0]}, channel {i[1]}"
+
+
 class Given:
-    """A layer with random weights, computed with kernels that are watched."""
+    """Three layers of ragged widths with random weights, of which one is called; around it kernels
+    that are watched, and an attention whose answer is given."""
 
-    H, G, D, F, C, eps = 4, 2, 4, 7, 6, 0.1
+    NAMES = ("matmul", "matmul_swiglu", "rmsnorm", "add_rmsnorm", "rope", "rope_and_cache",
+             "swiglu")
 
-    def __init__(self, subject, rng):
-        sizes = {"qkv": ((self.H + 2 * self.G) * self.D, self.C), "o": (self.C, self.H * self.D),
-                 "gate_up": (2 * self.F, self.C), "down": (self.C, self.F)}
-        self.w = {name: rng.standard_normal(size) for name, size in sizes.items()}
-        self.w |= {name: rng.standard_normal(self.C) for name in ("attention_norm", "mlp_norm")}
-        self.x, self.residual = rng.standard_normal((2, 5, self.C))
-        self.positions = np.array([4, 9, 0, 1, 2])          # of three sequences
-        self.slots = np.array([20, 9, 30, 31, 16])
-        self.answer = rng.standard_normal((5, self.H, self.D))
-        angles = rng.standard_normal((32, self.D // 2))
-        self.cos, self.sin = np.cos(angles), np.sin(angles)
-        self.build(subject)
+    def __init__(self, subject, rng, T=5, C=6, H=4, G=2, D=4, F=7, i=1, biases=False,
+                 head_norms=False, last=31):
+        self.T, self.C, self.H, self.G, self.D, self.F, self.i = T, C, H, G, D, F, i
+        self.eps, self.biases = 0.1, biases
+        sizes = {"q": (H * D, C), "k": (G * D, C), "v": (G * D, C), "o": (C, H * D),
+                 "gate": (F, C), "up": (F, C), "down": (C, F)}
+        norms = {"attention_norm": C, "mlp_norm": C} | (
+            {"q_norm": D, "k_norm": D} if head_norms else {})
+        self.layers = [
+            ({name: rng.standard_normal(size) for name, size in (sizes | norms).items()},
+             {name: rng.standard_normal(size[0]) * biases for name, size in sizes.items()})
+            for _ in range(3)]
+        self.w, self.bias = self.layers[i]
+        self.x, self.residual = rng.standard_normal((2, T, C))
+        self.positions = np.resize([last, 9, 0, 1, 2, 4], T)        # of three sequences
+        self.slots = rng.permutation(32)[:T]
+        self.answer = rng.standard_normal((T, H, D))
+        self.build(subject, last + 1)
 
-    def build(self, subject):
+    def build(self, subject, room):
         """Model, step and cache, in the code under test."""
         tensor, watched = torch.from_numpy, lambda *a: subject.make("lab.mocks:Watched", *a)
-        config = subject.make("layer2_graph.config:Config", L=0, C=self.C, H=self.H, G=self.G,
-                              D=self.D, F=self.F, V=1, eps=self.eps, theta=100.0, room=32)
+        config = subject.make("layer2_graph.config:Config", L=3, C=self.C, H=self.H, G=self.G,
+                              D=self.D, F=self.F, V=1, eps=self.eps, theta=100.0, room=room)
         table = subject.make("layer1_kernels:kernels", "torch")
-        names = ("matmul", "matmul_swiglu", "rmsnorm", "add_rmsnorm", "rope", "rope_and_cache",
-                 "swiglu")
-        self.kernels = {name: watched(getattr(table, name)) for name in names}
+        self.kernels = {name: watched(getattr(table, name)) for name in self.NAMES}
         self.kernels["write_kv"] = watched()                # which would refuse float64
         self.kernels["paged_attention"] = watched(None, tensor(self.answer))
         ops = subject.make("types:SimpleNamespace", **self.kernels)
         blank = torch.zeros(1, self.C).double()
-        whole = subject.FusedLlama(config, {     # of no layers: its methods are what is needed
+        self.model = subject.FusedLlama(config, {
             "model.embed_tokens.weight": blank, "lm_head.weight": blank,
-            "model.norm.weight": blank[0]}, ops)
-        w = {name: tensor(array) for name, array in self.w.items()}
-        layer = subject.make(
-            "layer2_graph.g03_merging:MergedLayer", w["attention_norm"], (w["qkv"], None),
-            (w["o"], None), None, None, w["mlp_norm"], (w["gate_up"], None), (w["down"], None))
-        self.model = subject.make(
-            "types:SimpleNamespace", config=config, ops=ops, layers=[None, layer],
-            cos=tensor(self.cos), sin=tensor(self.sin), linear=whole.linear, heads=whole.heads,
-            gated=whole.gated, add_norm=whole.add_norm)
-        self.tables = torch.arange(6, dtype=torch.int32).view(3, 2)
-        self.cu_q, self.lens = torch.tensor([[0, 1, 2, 5], [5, 10, 3, 0]], dtype=torch.int32)
-        self.lens = self.lens[:3]
-        none = torch.zeros(0)
-        self.step = subject.make("layer2_graph.g01_llama:Step", none, tensor(self.positions),
-                                 tensor(self.slots), self.tables, self.cu_q, self.lens)
-        pages = torch.zeros(2, 4, 8, self.G, self.D).double()
+            "model.norm.weight": blank[0]} | {
+            f"model.layers.{layer}.{name}": tensor(array) for layer in range(3)
+            for name, array in self.named(*self.layers[layer])}, ops)
+        self.cos, self.sin = self.model.cos.numpy(), self.model.sin.numpy()
+        B = min(self.T, 3)
+        self.tables = torch.arange(2 * B, dtype=torch.int32).view(B, 2)
+        self.cu_q = torch.tensor([*range(B), self.T], dtype=torch.int32)
+        self.lens = torch.tensor([5, 10, 3][:B], dtype=torch.int32)
+        self.step = subject.make("layer2_graph.g01_llama:Step", torch.zeros(0),
+                                 tensor(self.positions), tensor(self.slots), self.tables,
+                                 self.cu_q, self.lens)
+        pages = torch.zeros(3, 4, 8, self.G, self.D).double()
         self.cache = subject.make("types:SimpleNamespace", k=pages, v=pages.clone())
 
-    def run(self, subject, first=False):
-        return subject.fused_block(self.model, 1, torch.from_numpy(self.x),
-                                   None if first else torch.from_numpy(self.residual), self.step,
+    def named(self, weights, biases):
+        """The tensors of a layer as Hugging Face names them."""
+        norms = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm",
+                 "q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
+        for name, array in weights.items():
+            place = "self_attn" if name[0] in "qkvo" else "mlp"
+            full = norms.get(name) or f"{place}.{name}_proj"
+            yield f"{full}.weight", array
+            if self.biases and name in biases:
+                yield f"{full}.bias", biases[name]
+
+    def run(self, subject, x=None, residual=None, first=False):
+        x = torch.from_numpy(self.x) if x is None else x
+        residual = torch.from_numpy(self.residual) if residual is None else residual
+        return subject.fused_block(self.model, self.i, x, None if first else residual, self.step,
                                    self.cache)
 
     def calls(self, name):
         return self.kernels[name].calls
+
+    def linear(self, x, name, without=""):
+        return x @ self.w[name].T + self.bias[name] * (name not in without.split())
 
     def normed(self, x, name):
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + self.eps) * self.w[name]
@@ -165,51 +187,99 @@ class Given:
         return np.concatenate([a * c - b * s, b * c + a * s], -1)
 
     def heads(self, x):
-        every = (self.normed(x, "attention_norm") @ self.w["qkv"].T).reshape(5, -1, self.D)
-        return np.split(every, (self.H, self.H + self.G), 1)
+        """(q, k, v), not turned. x: the sum that came in"""
+        y = self.normed(x, "attention_norm")
+        for name in "qkv":
+            a = self.linear(y, name).reshape(self.T, -1, self.D)
+            yield self.normed(a, f"{name}_norm") if f"{name}_norm" in self.w else a
 
-    def out(self, x, norm="mlp_norm", added=True):
+    def out(self, x, norm="mlp_norm", added=True, without=""):
         """(x, residual) by the book. x: the sum that came in"""
-        projected = self.answer.reshape(5, -1) @ self.w["o"].T
+        projected = self.linear(self.answer.reshape(self.T, -1), "o", without)
         residual = projected + x if added else projected
-        gate, up = np.split(self.normed(residual, norm) @ self.w["gate_up"].T, 2, -1)
-        return gate / (1 + np.exp(-gate)) * up @ self.w["down"].T, residual
+        y = self.normed(residual, norm)
+        gate, up = self.linear(y, "gate", without), self.linear(y, "up", without)
+        return self.linear(gate / (1 + np.exp(-gate)) * up, "down", without), residual
+
+    def of_layer(self, i, x):
+        """What comes out with the weights of another layer."""
+        own, (self.w, self.bias) = (self.w, self.bias), self.layers[i]
+        out = self.out(x)
+        self.w, self.bias = own
+        return out
 
 
 def pair(got):
-    assert isinstance(got, tuple) and len(got) == 2, \
+    assert isinstance(got, (tuple, list)) and len(got) == 2, \
         f"fused_block: got {type(got).__name__}, expected two: x, and the residual"
     return got
 
 
-@pytest.mark.parametrize("first", [False, True])
-def test_fused_block(subject, agree, rng, first):
-    given = Given(subject, rng)
-    x, residual = pair(given.run(subject, first))
-    sum_in = given.x if first else given.x + given.residual
-    want_x, want = given.out(sum_in)
-    what = "fused_block, the first layer" if first else "fused_block"
-    at = lambda i: f"token {i[0]}, channel {i[1]}"                              # noqa: E731
-    agree(residual, want, "float64", f"{what}: the residual that it returns", at=at, mistakes={
+def judge_sums(agree, given, got, sum_in, what="fused_block"):
+    """The two that a layer returns, beside those by the book."""
+    (x, residual), (want_x, want), bias = pair(got), given.out(sum_in), given.biases
+    agree(residual, want, "float64", f"{what}: the residual that it returns", at=channel, mistakes={
+        "the two are swapped: x comes first, the residual second": want_x,
         "the residual is as it came, the attention's result was never added": sum_in,
         "what attention made replaces the residual": given.out(sum_in, added=False)[1],
         "the add before the first norm was left out": given.out(given.x)[1],
-        "the MLP's result is in the residual already: the next norm adds it again": want + want_x})
-    agree(x, want_x, "float64", f"{what}: the x that it returns", at=at, mistakes={
+        "layer 1's weights are used, whatever i is": given.of_layer(1, sum_in)[1],
+        "the MLP's result is in the residual already: the next norm adds it again": want + want_x}
+        | ({"o is multiplied without its bias": given.out(sum_in, without="o")[1]} if bias else {}))
+    agree(x, want_x, "float64", f"{what}: the x that it returns", at=channel, mistakes={
         "the MLP's result is added already, by a launch that the next norm saves": want + want_x,
         "the second norm has the weights of the first":
-            given.out(sum_in, norm="attention_norm")[0]})
+            given.out(sum_in, norm="attention_norm")[0]} | ({
+        "gate and up are multiplied without their biases": given.out(sum_in, without="gate up")[0],
+        "down is multiplied without its bias": given.out(sum_in, without="down")[0]}
+        if bias else {}))
+
+
+def judge_cache(agree, given, sum_in, what=""):
+    """What a layer wrote into the pages, and what it asked of attention."""
+    page, place = np.divmod(given.slots, 8)
+    q, k, v = given.heads(sum_in)
+    turned, none = given.turned(k, given.positions), np.zeros_like(k)
+    for i in range(3):
+        own = i == given.i
+        agree(given.cache.k[i].numpy()[page, place], turned if own else none, "float64",
+              f"the keys that layer {i} holds after layer {given.i} ran{what}",
+              mistakes={"they are another layer's keys": none if own else turned,
+                        "keys and values went into each other's pages": v if own else none})
+    agree(given.cache.v[given.i].numpy()[page, place], v, "float64",
+          f"the values of layer {given.i}{what}")
+    assert given.calls("paged_attention"), "fused_block: it does not call ops.paged_attention"
+    query, keys, values, tables, cu_q, lens, scale = given.calls("paged_attention")[-1]
+    agree(query, given.turned(q, given.positions), "float64", f"q as attention gets it{what}",
+          mistakes={"q is not turned: attention came before the rotation": q})
+    for name, array, want in (("keys", keys, turned), ("values", values, v)):
+        agree(array[page, place], want, "float64", f"the {name} that attention may read{what}",
+              mistakes={"they were not written yet, or are another layer's": none})
+    for name, got, want in (("block_tables", tables, given.tables), ("cu_q", cu_q, given.cu_q),
+                            ("lens", lens, given.lens)):
+        agree(got, want.numpy(), "exact", f"{name} as attention gets them{what}")
+    agree(scale, given.D ** -0.5, "float64", f"the scale as attention gets it{what}")
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_fused_block(subject, agree, rng, first):
+    given = Given(subject, rng, i=0 if first else 1)
+    judge_sums(agree, given, given.run(subject, first=first),
+               given.x if first else given.x + given.residual,
+               "fused_block, the first layer" if first else "fused_block")
+
+
+ALONE = {"rmsnorm": "an add and a norm are two launches; add_rmsnorm is one",
+         "rope": "the rotation is a launch without the write; rope_and_cache does both",
+         "write_kv": "the write is a launch by itself; rope_and_cache does it, too",
+         "swiglu": "SwiGLU is a launch by itself; model.gated has it at the end of a matrix"}
 
 
 def test_fused_block__what_it_launches(subject, rng):
     given = Given(subject, rng)
     given.run(subject)
     names = {name: len(given.calls(name)) for name in given.kernels}
-    alone = {"rmsnorm": "an add and a norm are two launches; add_rmsnorm is one",
-             "rope": "the rotation is a launch without the write; rope_and_cache does both",
-             "write_kv": "the write is a launch by itself; rope_and_cache does it, too",
-             "swiglu": "SwiGLU is a launch by itself; model.gated has it at the end of a matrix"}
-    for name, why in alone.items():
+    for name, why in ALONE.items():
         assert not names[name], f"fused_block: {why}"
     want = {"add_rmsnorm": 2, "matmul": 3, "rope_and_cache": 1, "paged_attention": 1,
             "matmul_swiglu": 1}
@@ -229,64 +299,182 @@ def test_fused_block__what_the_cache_is_given(subject, agree, rng):
           mistakes={"slots are taken for positions": given.slots})
     agree(slots, given.slots, "exact", "the slots that rope_and_cache gets",
           mistakes={"positions are taken for slots": given.positions})
-    heads = dict(zip("qkv", given.heads(given.x + given.residual), strict=True))
+    sum_in = given.x + given.residual
+    heads = dict(zip("qkv", given.heads(sum_in), strict=True))
     for name, array in (("q", q), ("k", k), ("v", v)):
         agree(array, heads[name], "float64", f"{name} as rope_and_cache gets it",
               at=lambda i: f"token {i[0]}, head {i[1]}, number {i[2]}")
-    page, place = np.divmod(given.slots, 8)
-    turned = given.turned(heads["k"], given.positions)
-    for i, used in ((1, True), (0, False)):
-        held = given.cache.k[i].numpy()[page, place]
-        agree(held, turned * used, "float64", f"the keys that layer {i} holds after layer 1 ran",
-              mistakes={"they are another layer's keys": turned * (not used)})
-    agree(given.cache.v[1].numpy()[page, place], heads["v"], "float64", "the values of layer 1")
-    assert given.calls("paged_attention"), "fused_block: it does not call ops.paged_attention"
-    query, _, values, tables, cu_q, lens, scale = given.calls("paged_attention")[0]
-    agree(query, given.turned(heads["q"], given.positions), "float64", "q as attention gets it",
-          mistakes={"q is not turned: attention came before the rotation": heads["q"]})
-    agree(values[page, place], heads["v"], "float64", "the values that attention may read",
-          mistakes={"they were not written yet, or are another layer's": np.zeros_like(heads["v"])})
-    for name, got, want in (("block_tables", tables, given.tables), ("cu_q", cu_q, given.cu_q),
-                            ("lens", lens, given.lens)):
-        agree(got, want.numpy(), "exact", f"{name} as attention gets them")
-    agree(scale, given.D ** -0.5, "float64", "the scale as attention gets it")
+    judge_cache(agree, given, sum_in)
+
+
+BLOCKS = {
+    "the last layer": {"i": 2}, "one token": {"T": 1}, "15 tokens": {"T": 15},
+    "biases at every matrix": {"biases": True}, "one head": {"H": 1, "G": 1},
+    "as many key heads as query heads": {"G": 4, "D": 2},
+    "norms of each head": {"head_norms": True, "H": 6, "G": 3},
+    "a token at position 40,000": {"T": 1, "last": 40_000}}
+
+
+def test_fused_block__hard(subject, agree, rng):
+    """Other sizes, layers and families, then hard numbers and layouts, in one process."""
+    def judge(given, what, x=None, residual=None):
+        got, sum_in = given.run(subject, x, residual), given.x + given.residual
+        judge_sums(agree, given, got, sum_in, f"fused_block, {what}")
+        judge_cache(agree, given, sum_in, f", {what}")
+
+    for what, sizes in BLOCKS.items():
+        judge(Given(subject, rng, **sizes), what)
+    given = Given(subject, rng, T=9)
+    for name in ("x", "residual"):
+        before = getattr(given, name)
+        for kind in sorted(set(VALUES) - {"infinite", "not_a_number"}):
+            setattr(given, name, VALUES[kind](rng, given.x.shape).astype(np.float64))
+            judge(given, f"{name} of the kind {kind}")
+        setattr(given, name, before)
+        for layout, view in views(torch.from_numpy(before)).items():
+            judge(given, f"{name} with {layout}", **{name: view})
+    for name, value in (("x", np.nan), ("residual", np.nan), ("x", -np.inf), ("residual", -np.inf)):
+        before = getattr(given, name)
+        setattr(given, name, before.copy())
+        getattr(given, name)[4, 1] = value              # other rows know nothing of it
+        with np.errstate(invalid="ignore"):
+            judge(given, f"token 4 of {name} holds {value}")
+        setattr(given, name, before)
+
+
+def run_steps(side, m, weights, inputs):
+    """[(x, residual, names of the launches)] of each layer and step, and the pages at the end."""
+    config = side.make("layer2_graph.config:Config", **vars(m))
+    seen = side.make("layer2_graph.launches:Launches")
+    model = side.FusedLlama(config, weights,
+                            seen.counting(side.make("layer1_kernels:kernels", "torch")))
+    cache, rows = side.make("layer2_graph.g01_llama:PagedCache", config, 2, 32), []
+    for new, sums in inputs:
+        step = cache.step(new)
+        for i, (x, residual) in enumerate(sums):
+            before = len(seen.names)
+            with seen:
+                got = side.fused_block(model, i, x, residual if i else None, step, cache)
+            rows.append((*pair(got), seen.names[before:]))
+    return rows, (cache.k, cache.v)
+
+
+def test_fused_block__as_many_launches_as_the_course(subject, reference, agree, rng):
+    """With the table's own attention, on each family: prompts, then both mixed, then decode."""
+    for family, entries in FAMILIES.items():
+        model = random_llama(**entries)
+        m, inputs = model.config, []
+        for new in ([[1, 2, 3], [4]], [[5], [6, 7]], [[8], [9]]):
+            T = sum(map(len, new))
+            inputs.append((new, torch.from_numpy(rng.standard_normal((m.L, 2, T, m.C))).float()))
+        (rows, pages), (own_rows, own_pages) = (
+            run_steps(side, m, model.weights, inputs) for side in (subject, reference))
+        for number, (row, own) in enumerate(zip(rows, own_rows, strict=True)):
+            what = f"{family}, layer {number % m.L} of step {number // m.L}"
+            for name, got, want in zip(("residual", "x"), row[1::-1], own[1::-1], strict=True):
+                agree(got, want.numpy(), "float32", f"fused_block, {what}: {name}", at=channel)
+            more = [name for name in row[2] if name in ("clone", "cat", "copy_", "contiguous")]
+            assert len(row[2]) <= len(own[2]), (
+                f"fused_block, {what}: {len(row[2])} launches, expected {len(own[2])}; PyTorch's "
+                f"own operations are launches, too: {', '.join(row[2])}"
+                + ("\nThe kernels take views as they are; a copy is a launch." * bool(more)))
+        for name, got, want in zip("kv", pages, own_pages, strict=True):
+            agree(got, want.numpy(), "float32", f"the pages of {name}, {family}")
 
 
 # ---- last_scores
 
 
+class Scored:
+    """The end of a model with random weights, of ragged widths, and kernels that are watched."""
+
+    def __init__(self, subject, rng, T=10, C=6, V=8, tied=False):
+        self.T, self.C, self.eps = T, C, 0.1
+        self.x, self.residual = rng.standard_normal((2, T, C))
+        embedding, head = rng.standard_normal((2, V, C))
+        self.norm, self.head, self.embedding = rng.standard_normal(C), head, embedding
+        config = subject.make("layer2_graph.config:Config", L=0, C=C, H=1, G=1, D=2, F=1, V=V,
+                              eps=self.eps, theta=100.0, room=32, tied=tied)
+        table = subject.make("layer1_kernels:kernels", "torch")
+        self.kernels = {name: subject.make("lab.mocks:Watched", getattr(table, name))
+                        for name in ("add_rmsnorm", "rmsnorm", "matmul")}
+        weights = {"model.embed_tokens.weight": embedding, "model.norm.weight": self.norm}
+        weights |= {} if tied else {"lm_head.weight": head}
+        self.head = embedding if tied else head
+        self.model = subject.FusedLlama(
+            config, {name: torch.from_numpy(array) for name, array in weights.items()},
+            subject.make("types:SimpleNamespace", **self.kernels))
+
+    def scores(self, a, rows, head=None):
+        a = a[rows]
+        y = a / np.sqrt((a * a).mean(-1, keepdims=True) + self.eps) * self.norm
+        return y @ (self.head if head is None else head).T
+
+    def judge(self, subject, agree, rows, what="", x=None, residual=None):
+        before = {name: len(kernel.calls) for name, kernel in self.kernels.items()}
+        x = torch.from_numpy(self.x) if x is None else x
+        residual = torch.from_numpy(self.residual) if residual is None else residual
+        places = np.arange(self.T) if rows is None else np.array(rows)
+        asked = subject.make("builtins:slice", None) if rows is None else torch.tensor(rows)
+        got = subject.last_scores(self.model, x, residual, asked)
+        total, first = self.x + self.residual, np.arange(len(places))
+        agree(got, self.scores(total, places), "float64",
+              f"the scores of {'all' if rows is None else f'rows {rows} of'} {self.T}{what}",
+              at=lambda i: f"row {i[0]}, token {i[1]} of the vocabulary", mistakes={
+                  "the last MLP's result is all: the residual was never added":
+                      self.scores(self.x, places),
+                  "the last MLP's result is lost: only the residual is normed":
+                      self.scores(self.residual, places),
+                  "the sum is not normed": total[places] @ self.head.T,
+                  "the embedding is taken for the head; in this model they are two":
+                      self.scores(total, places, self.embedding),
+                  "they are the scores of the first rows": self.scores(total, first),
+                  "rows are taken in ascending order": self.scores(total, np.sort(places))})
+        calls = {name: kernel.calls[before[name]:] for name, kernel in self.kernels.items()}
+        assert not calls["rmsnorm"], \
+            "last_scores: the last add is a launch of its own; add_rmsnorm adds and norms in one"
+        for name in ("add_rmsnorm", "matmul"):
+            assert len(calls[name]) == 1, (f"last_scores{what}: {len(calls[name])} calls of "
+                                           f"ops.{name}, expected one: the table computes it")
+            rows_in = len(calls[name][0][0])
+            assert rows_in == len(places), (f"last_scores: {name} gets all {rows_in} rows, and "
+                                            f"{len(places)} ask. Take the rows first")
+
+
 @pytest.mark.parametrize("rows", [[4, 6, 9], [0]])
 def test_last_scores(subject, agree, rng, rows):
-    T, C, V, eps = 10, 6, 8, 0.1
-    x, residual = rng.standard_normal((2, T, C))
-    norm, head = rng.standard_normal(C), rng.standard_normal((V, C))
-    table = subject.make("layer1_kernels:kernels", "torch")
-    watched = {name: subject.make("lab.mocks:Watched", getattr(table, name))
-               for name in ("add_rmsnorm", "rmsnorm", "matmul")}
-    config = subject.make("types:SimpleNamespace", eps=eps)
-    model = subject.make("types:SimpleNamespace", norm=torch.from_numpy(norm),
-                         head=torch.from_numpy(head), config=config,
-                         ops=subject.make("types:SimpleNamespace", **watched))
-    got = subject.last_scores(model, torch.from_numpy(x), torch.from_numpy(residual),
-                              torch.tensor(rows))
+    Scored(subject, rng).judge(subject, agree, rows)
 
-    def scores(a, rows=rows):
-        a = a[rows]
-        return a / np.sqrt((a * a).mean(-1, keepdims=True) + eps) * norm @ head.T
 
-    agree(got, scores(x + residual), "float64", f"the scores of rows {rows} of {T}",
-          at=lambda i: f"row {i[0]}, token {i[1]} of the vocabulary", mistakes={
-              "the last MLP's result is all: the residual was never added": scores(x),
-              "the last MLP's result is lost: only the residual is normed": scores(residual),
-              "the sum is not normed": (x + residual)[rows] @ head.T,
-              "they are the scores of the first rows": scores(x + residual, range(len(rows)))})
-    calls = {name: kernel.calls for name, kernel in watched.items()}
-    assert not calls["rmsnorm"], \
-        "last_scores: the last add is a launch of its own; add_rmsnorm adds and norms in one"
-    for name, some in calls.items():
-        for first, *_ in some:
-            assert len(first) == len(rows), (f"last_scores: {name} gets all {len(first)} rows, and "
-                                             f"{len(rows)} ask. Take the rows first")
+ENDS = {"every token asks": ({}, None), "the last row alone": ({}, [9]),
+        "a row that asks twice, and rows in another order": ({}, [7, 2, 7, 0]),
+        "a step of one token": ({"T": 1}, [0]), "all of 17 tokens": ({"T": 17}, [*range(17)]),
+        "15 channels": ({"C": 15}, [3, 5]), "a vocabulary of one token": ({"V": 1}, [3, 5]),
+        "a vocabulary of 40,000": ({"V": 40_000, "C": 3}, [1]),
+        "the embedding is the head": ({"tied": True}, [3, 5])}
+
+
+def test_last_scores__hard(subject, agree, rng):
+    """Other sizes and rows, then hard numbers and layouts, in one process."""
+    for what, (sizes, rows) in ENDS.items():
+        Scored(subject, rng, **sizes).judge(subject, agree, rows, f", {what}")
+    given, rows = Scored(subject, rng), [4, 6, 9]
+    for name in ("x", "residual"):
+        before = getattr(given, name)
+        for kind in sorted(set(VALUES) - {"infinite", "not_a_number"}):
+            setattr(given, name, VALUES[kind](rng, given.x.shape).astype(np.float64))
+            given.judge(subject, agree, rows, f", {name} of the kind {kind}")
+        setattr(given, name, before)
+        for layout, view in views(torch.from_numpy(before)).items():
+            given.judge(subject, agree, rows, f", {name} with {layout}", **{name: view})
+    for row, value in ((5, np.nan), (6, np.nan), (6, -np.inf)):    # row 5 is not asked for
+        for name in ("x", "residual"):
+            before = getattr(given, name)
+            setattr(given, name, before.copy())
+            getattr(given, name)[row, 1] = value
+            with np.errstate(invalid="ignore"):
+                given.judge(subject, agree, rows, f", row {row} of {name} holds {value}")
+            setattr(given, name, before)
 
 
 # ---- predict_numbers_saved
