@@ -1,10 +1,14 @@
 """Graders of k15. Outputs start as 7, so that what nobody wrote shows."""
 
+import itertools
+
 import numpy as np
 import pytest
 
+from lab.adversarial import VALUES, shifted
 from lab.pace import made_by, numbers
 from lab.subject import Raised
+from lab.work import same_work
 
 GEMV = [(9, 320, 4, 32, "float32", 2), (5, 96, 8, 16, "float32", 1), (3, 160, 4, 16, "float16", 1),
         (17, 256, 8, 128, "bfloat16", 2), (4, 512, 4, 512, "float32", 3)]
@@ -14,6 +18,10 @@ ALL = [(1, 1, 16, 8, 16, "float32"), (1, 41, 144, 4, 16, "float16"), (3, 40, 96,
        (1, 9, 2176, 8, 128, "bfloat16"), (16, 33, 256, 4, 128, "bfloat16"),
        (17, 20, 64, 8, 64, "float16"), (70, 33, 80, 4, 16, "bfloat16")]
 #      T, N, K, bits, group, dtype
+
+FINITE = {name: make for name, make in VALUES.items()
+          if name not in ("infinite", "not_a_number")} | {
+              "around -3000": lambda rng, shape: shifted(rng, shape, -3000)}
 
 
 # ---- by the book
@@ -102,6 +110,8 @@ def test_predict_bytes_ratio__unseen(unseen, rng):
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_quantize_groups(subject, agree, rng, bits):
+    import torch
+
     w = rng.standard_normal((6, 32), dtype=np.float32)
     w[1] *= 1e-4
     w[2, 5] = -9                # the largest is negative
@@ -126,7 +136,9 @@ def test_quantize_groups(subject, agree, rng, bits):
         f"{name} cuts off what is behind the point; it should round": np.trunc(ratio).astype(int),
         f"{name} rounds down; it should round to the nearest": np.floor(ratio).astype(int),
         f"{name} rounds halves up; round() takes the even one":
-            np.floor(ratio + 0.5).astype(int)})
+            np.floor(ratio + 0.5).astype(int),
+        f"{name} divides by scales of 16 bits":
+            np.rint(w / torch.from_numpy(scales).bfloat16().float().numpy()[:, None]).astype(int)})
     assert str(got_q.dtype) == "torch.int8", f"{name}: q is {got_q.dtype}, expected torch.int8"
 
 
@@ -138,6 +150,34 @@ def test_quantize_groups__zeros(subject, agree):
           lambda i: f"the scale of row {i[0]}", {})
     agree(q, np.rint(w * 63.5).astype(int), "exact", "quantize_groups, a row of zeros, q: 0 / 0 is "
           "NaN, and as an integer anything", at, {})
+
+
+def test_quantize_groups__hard(subject, agree, rng):
+    """Rows of every kind, in arrays of several layouts; next to a half either integer is near."""
+    import torch
+
+    name = "quantize_groups"
+    wide = torch.from_numpy(np.concatenate([make(rng, (17, 32)) for make in FINITE.values()]))
+    for w, bits, what in ((wide, 8, "rows of all kinds"), (wide, 4, "rows of all kinds"),
+                          (wide.T.contiguous().T, 4, "columns first"),
+                          (wide[::3, :16], 8, "rows and columns left out"),
+                          (wide[:17], 4, "17 rows"), (-wide.abs() - 1, 8, "negative numbers"),
+                          (wide[:1], 8, "one row"), (wide.reshape(1, -1)[:, :16], 4, "one row"),
+                          (torch.randn(1, 33_000), 8, "33,000 numbers")):
+        q, scales = subject.quantize_groups(w, bits)
+        x, top = w.numpy(), np.float32(2 ** (bits - 1) - 1)
+        want = np.abs(x).max(-1) / top
+        for g in range(len(x)):
+            agree(scales[g:g + 1], want[g:g + 1], "float32",
+                  f"{name}, {bits} bits, {what}: the scale of row {g}")
+        ratio = np.clip(x / np.where(want > 0, want, 1)[:, None].astype(np.float64), -top, top)
+        nearest, half = np.rint(ratio), np.abs(ratio % 1 - 0.5) < 1e-4
+        with np.errstate(over="ignore"):
+            inverse = np.rint(x * (1 / np.where(want > 0, want, 1)[:, None]))
+        agree(np.where(half & (np.abs(q.numpy() - ratio) < 0.51), nearest, q.numpy()).astype(int),
+              nearest.astype(int), "exact", f"{name}, {bits} bits, {what}: q", at,
+              {f"{name} divides by a scale that has lost its digits, or multiplies by 1 / scale, "
+               "which is infinite for the smallest": np.clip(inverse, -top, top).astype(int)})
 
 
 # ---- unpacking
@@ -162,9 +202,19 @@ def test_unpack_triton(subject, agree):
                   f"unpack_triton takes off 7, not 8 ({which})": own - 7})
 
 
+def test_unpack_triton__work(subject, reference):
+    launches = []
+    for side in (subject, reference):
+        given, low, high = tensors(np.arange(256, dtype=np.uint8).repeat(8),
+                                   *np.full((2, 2048), 7, np.float32))
+        launches.append(side.launch("unpack_all_triton", 4, args=(given, low, high, 2048),
+                                    BLOCK=512))
+    same_work("unpack_triton", *launches)
+
+
 def test_unpack_triton__unseen(subject, agree, rng):
     """Bytes in any order: what one gives does not depend on where it stands."""
-    packed = rng.integers(0, 256, int(rng.integers(130, 400)), dtype=np.uint8)
+    packed = rng.integers(0, 256, 16 * int(rng.integers(9, 25)) + 1, dtype=np.uint8)
     given, low, high = tensors(packed, *np.full((2, len(packed)), 7, np.float32))
     subject.launch("unpack_all_triton", ceil(len(packed), 64), BLOCK=64,
                    args=(given, low, high, len(packed)))
@@ -190,21 +240,26 @@ def run_gemv(subject, x, packed, scales, bits, group, splits=1, bn=BN, bb=BB):
 
 @pytest.mark.parametrize("N, K, bits, group, dtype, splits", GEMV)
 def test_quantized_gemv_triton(subject, agree, rng, N, K, bits, group, dtype, splits):
-    name = "quantized_gemv_triton"
     x, xt, q, scales, packed = case(rng, 1, N, K, bits, group, dtype)
     got, _ = run_gemv(subject, xt, packed, scales, bits, group, splits)
+    right_gemv(agree, got, x, q, scales, packed, (bits, group, dtype, splits))
+
+
+def right_gemv(agree, got, x, q, scales, packed, how, what="", bb=BB):
+    """got is what each split adds up, or the message names the split, the row and the mistake."""
+    name, (N, K), (bits, group, dtype, splits) = "quantized_gemv_triton", q.shape, how
     terms = x * dequantized(q, scales, group)                   # (N, K)
     raw = x * q
     k = np.arange(K)
     byte = k // group * (group * bits // 8) + k % group % (group * bits // 8)   # of number k
-    span = ceil(ceil(packed.shape[1], BB), splits) * BB
+    span = ceil(ceil(packed.shape[1], bb), splits) * bb
 
     def parts(terms, of=None):
         """(splits, N): sums over the bytes of each split, of those that `of` says."""
         of = np.ones(K) if of is None else of
         return np.stack([(terms * of * (byte // span == s)).sum(1) for s in range(splits)])
 
-    step = byte // BB
+    step = byte // bb
     last = np.array([step[byte // span == s].max(initial=0) for s in range(splits)])[byte // span]
     want = parts(terms)
     half = k % group < group // 2
@@ -213,7 +268,8 @@ def test_quantized_gemv_triton(subject, agree, rng, N, K, bits, group, dtype, sp
         f"{name} multiplies by the scale twice": parts(terms * np.repeat(scales, group, axis=1)),
         f"{name} starts its sums again with each step":
             parts(terms, step == last),
-        f"{name} ends after the first step": parts(terms, byte % span < BB),
+        f"{name} ends after the first step": parts(terms, byte % span < bb),
+        f"only the first program of {name} adds up": np.where(np.arange(N) < BN, want, 0),
         f"{name} writes nothing": np.full_like(want, 7)}
     if bits == 4:
         partner = np.where(half, k, k - group // 2)
@@ -225,8 +281,33 @@ def test_quantized_gemv_triton(subject, agree, rng, N, K, bits, group, dtype, sp
             f"{name} takes numbers 2i and 2i + 1 to be in byte i; the layout has i and "
             f"i + group / 2": parts(interleaved(x, group) * dequantized(q, scales, group))}
     agree(got, want, "float32", f"{name}, N = {N}, K = {K}, {bits} bits, groups of {group}, {dtype}"
-          f", {splits} split(s), BN = {BN}, BB = {BB}",
+          f", {splits} split(s), BN = {BN}, BB = {bb}{what}",
           lambda i: f"split {i[0]}, row {i[1]} of w", telling(want, mistakes))
+
+
+def test_quantized_gemv_triton__hard(subject, agree, rng):
+    """Hard numbers in x, and in w, whose rows are looked at alone."""
+    import torch
+
+    N, K, group = 6, 160, 32
+    for (what, make), bits, in_w in itertools.product(VALUES.items(), (4, 8), (False, True)):
+        if what == "denormal" or in_w and what not in FINITE:
+            continue
+        x, w = rng.standard_normal((1, K), dtype=np.float32), rng.standard_normal((N, K))
+        x, w = (x, make(rng, (N, K))) if in_w else (make(rng, (1, K)), w.astype(np.float32))
+        q, scales = quantized(w, bits, group)
+        q = np.clip(q, 1 - 2 ** (bits - 1), 2 ** (bits - 1) - 1)
+        packed = pack(q, bits, group)
+        got, _ = run_gemv(subject, torch.from_numpy(x), packed, scales, bits, group)
+        for n in range(N) if in_w else (np.s_[:],):
+            rows = np.s_[n:n + 1] if in_w else n
+            with np.errstate(invalid="ignore"):
+                right_gemv(agree, got[:, rows], x.astype(float), q[rows], scales[rows],
+                           packed[rows], (bits, group, "float32", 1),
+                           f", {what.replace('_', ' ')} in {f'row {n} of w' if in_w else 'x'}")
+    x, xt, q, scales, packed = case(rng, 1, 1, 33_024, 8, 128, "float32")
+    got, _ = run_gemv(subject, xt, packed, scales, 8, 128, bb=1024)
+    right_gemv(agree, got, x, q, scales, packed, (8, 128, "float32", 1), bb=1024)
 
 
 def interleaved(x, group):
@@ -254,6 +335,7 @@ def test_quantized_gemv_triton__work(subject, reference, rng, bits):
         f"quantized_gemv_triton, {bits} bits: {launch.steps} instructions of a warp, the course's "
         f"has {best.steps}: sum a part first, in the lane that has it, and scale the sum, not each "
         f"weight")
+    same_work("quantized_gemv_triton", launch, best)
 
 
 # ---- the group
@@ -283,6 +365,39 @@ def test_largest_group(subject, rng):
             said += " There is one that will do."
         assert got == want, (f"largest_group, 4 bits, limit {limit:.4f}: got {got}, expected "
                              f"{want}.{said}")
+
+
+def test_largest_group__hard(subject, rng):
+    """Weights of every kind and layout; errors that do not grow with the group."""
+    import torch
+
+    exact = np.tile(np.float32([7, -3, 2, 0, 5, -1, 4, 1]), (1, 128))
+    uneven = exact.copy()
+    uneven[:, 512:] = np.clip(exact[:, 512:], -3, 5)            # where 5 becomes 7, 4 is no integer
+    rows = {f"{what.replace('_', ' ')} numbers": make(rng, (17, 1024))
+            for what, make in FINITE.items() if what != "denormal"} | {
+                "a row of 33,792": rng.standard_normal((1, 33_792), dtype=np.float32),
+                "columns first": np.asfortranarray(rng.standard_normal((2, 1024), np.float32)),
+                "w that groups of any size hold exactly": exact,
+                "w that groups of 1024 hold exactly, and groups of 512 do not": uneven}
+    for what, w in rows.items():
+        errors = {group: relative(w, group) for group in (1024, 512, 256, 128, 64, 32, 16)}
+        limits = [0.0] if "exactly" in what else [1.01 * errors[1024], 1.01 * errors[32], 0.3, 1e-5]
+        for limit in limits:
+            if any(abs(error - limit) < 1e-3 * limit for error in errors.values()):
+                continue
+            want = next((group for group, error in errors.items() if error <= limit), None)
+            got = subject.largest_group(torch.from_numpy(w), 4, limit)
+            why = ("; an error of 0 is `limit` or less" if w is exact else
+                   "; errors do not always grow with the group" if w is uneven else "")
+            assert got == want, (f"largest_group, {what}, 4 bits, limit {limit:.4g}: got {got}, "
+                                 f"expected {want}{why}")
+
+
+def relative(w, group):
+    q, scales = quantized(np.ascontiguousarray(w), 4, group)
+    w = w.astype(np.float64)
+    return float(np.sqrt(((dequantized(q, scales, group) - w) ** 2).sum() / (w**2).sum()))
 
 
 def test_largest_group__bits(subject, rng):
