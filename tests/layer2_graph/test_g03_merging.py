@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from day01_roofline import attended, count_bytes, count_flops
 from day02_overview import NANO
 from lab import simulator
+from lab.adversarial import VALUES, views
 from lab.compare import brief
 from layer1_kernels import kernels
 from layer2_graph import (
@@ -75,36 +76,65 @@ def test_predict_merged_launches(subject, truth):
 @pytest.mark.parametrize("biases", [(True, True, True), (False, True, False), (False,) * 3])
 @pytest.mark.parametrize("rows, C", [((5, 3, 2), 7), ((4, 4, 4), 4), ((1, 127, 2), 9)])
 def test_merge_rows(subject, agree, rng, rows, C, biases):
-    x = rng.standard_normal((3, C))
-    parts = [(rng.standard_normal((n, C)), rng.standard_normal(n) if has else None)
-             for n, has in zip(rows, biases, strict=True)]
+    judge_rows(subject, agree, [(rng.standard_normal((n, C)), rng.standard_normal(n) if has else
+                                 None) for n, has in zip(rows, biases, strict=True)])
+
+
+def judge_rows(subject, agree, parts, words="", tensor=torch.from_numpy):
+    """parts: [(weight, bias or None)] as numpy arrays; tensor: how a weight is handed over"""
+    rows, biases = [len(w) for w, _ in parts], [b is not None for _, b in parts]
     what = f"merge_rows of {', '.join(map(str, rows))} rows, biases: " + \
-        ", ".join("yes" if has else "no" for has in biases)
-    got = subject.merge_rows([tuple(None if a is None else torch.from_numpy(a) for a in part)
-                              for part in parts])
+        ", ".join("yes" if has else "no" for has in biases) + words
+    got = subject.merge_rows([(tensor(w), None if b is None else torch.from_numpy(b))
+                              for w, b in parts])
     assert isinstance(got, (tuple, list)) and len(got) == 2, \
         f"{what}: got a {type(got).__name__}, expected two: (weight, bias)"
-
     assert torch.is_tensor(got[0]), f"{what}: the weight is a {type(got[0]).__name__}, not a tensor"
 
-    def out(parts):
-        return np.concatenate([x @ w.T + (0 if b is None else b) for w, b in parts], 1)
-
     def at(i):
-        which = int(np.searchsorted(np.cumsum(rows), i[-1], side="right"))
-        return f"number {i[-1] - sum(rows[:which])} of matrix {which}"
+        which = int(np.searchsorted(np.cumsum(rows), i[0], side="right"))
+        return f"number {i[0] - sum(rows[:which])} of matrix {which}"
 
-    agree(got[0], np.concatenate([w for w, _ in parts]), "exact", f"{what}: the weight",
-          at=lambda i: at(i[:1]), mistakes={"the matrices are stacked in the reverse order":
-                                            np.concatenate([w for w, _ in parts[::-1]])})
+    agree(got[0], np.concatenate([w for w, _ in parts]), "exact", f"{what}: the weight", at=at,
+          mistakes={"the matrices are stacked in the reverse order":
+                    np.concatenate([w for w, _ in parts[::-1]])})
     if not any(biases):
         assert got[1] is None, f"{what}: no matrix has a bias, so the merged one has None"
         return
     assert got[1] is not None, \
         f"{what}: the bias is None, and those of the matrices that have one are lost"
     assert torch.is_tensor(got[1]) and got[1].shape == (sum(rows),), \
-        f"{what}: the bias is {got[1]!r}, expected a number for each of the {sum(rows)} rows"
-    agree(x @ got[0].numpy().T + got[1].numpy(), out(parts), "float64", f"{what}: results", at=at)
+        f"{what}: the bias is {brief(got[1])}, expected a number for each of the {sum(rows)} rows"
+    each = [np.zeros(n) if b is None else b for n, (_, b) in zip(rows, parts, strict=True)]
+    agree(got[1], np.concatenate(each), "exact", f"{what}: the bias", at=at, mistakes={
+        "the biases are in the reverse order, the matrices are not": np.concatenate(each[::-1]),
+        "they are those that there are, and the zeros come last": np.concatenate(
+            sorted(each, key=lambda b: not b.any()))})
+
+
+def has_bias(rng, shape):
+    """Rows of numbers, and for about half of them a bias."""
+    return rng.standard_normal(shape), rng.standard_normal(shape[0]) if rng.random() < 0.5 else None
+
+
+def test_merge_rows__hard(subject, agree, rng):
+    """Other counts and sizes, as drawn, then hard numbers and layouts, in one process."""
+    for _ in range(60):
+        C = int(rng.integers(1, 5))
+        judge_rows(subject, agree, [has_bias(rng, (int(rng.integers(1, 4)), C))
+                                    for _ in range(rng.integers(1, 6))], ", as drawn")
+    for words, rows, C in (("", (40_000, 3), 1), ("", (15, 17), 33), ("", (2, 0, 1), 3)):
+        judge_rows(subject, agree, [(rng.standard_normal((n, C)), rng.standard_normal(n) * (n > 3))
+                                    for n in rows], ", a bias of zeros among them")
+    for kind, values in VALUES.items():
+        parts = [(values(rng, (3, 4)), values(rng, (3, 1))[:, 0]) for _ in range(2)]
+        judge_rows(subject, agree, [*parts, (values(rng, (1, 4)), None)],
+                   f", numbers of the kind {kind}")
+        judge_rows(subject, agree, [tuple(a.astype(np.float64) / 3 for a in part)
+                                    for part in parts], f", of the kind {kind}, in float64")
+    for layout in views(np.ones((2, 2))):
+        judge_rows(subject, agree, [has_bias(rng, (n, 3)) for n in (4, 2)], f", with {layout}",
+                   lambda w, layout=layout: views(torch.from_numpy(w))[layout])
 
 
 def test_merge_rows__keeps_the_dtype(subject):
@@ -180,6 +210,82 @@ def test_fold_batch_norm(subject, agree, rng, name):
     agree(conv(*got), normed(conv()), "float64", f"fold_batch_norm, {name}: what comes out of it",
           at=lambda i: f"image {i[0]}, channel {i[1]}, row {i[2]}, column {i[3]}",
           mistakes=mistakes)
+
+
+def parts_of_a_norm(rng, shape):
+    """(weight, bias, mean, variance, gamma, beta) in float64; the weight of this shape."""
+    O = shape[0]                                                                # noqa: E741
+    return [rng.standard_normal(shape), *rng.standard_normal((2, O)), rng.uniform(0.05, 2, O),
+            *rng.standard_normal((2, O))]
+
+
+def judge_fold(subject, agree, parts, what, eps=0.1, dtype=torch.float64, tensor=torch.from_numpy):
+    """Weight and bias by the book. `tensor`: how the weight is handed over"""
+    w, b, mean, variance, gamma, beta = parts
+    got = subject.fold_batch_norm(tensor(w).to(dtype), *(
+        None if a is None else torch.from_numpy(a).to(dtype) for a in parts[1:]), eps)
+    assert isinstance(got, (tuple, list)) and len(got) == 2 and all(map(torch.is_tensor, got)), \
+        f"fold_batch_norm, {what}: expected two tensors, got {brief(got)}"
+    for one, name in zip(got, ("weight", "bias"), strict=True):
+        assert one.dtype == dtype, (f"fold_batch_norm, {what}: the {name} is {one.dtype}, expected "
+                                    f"the weight's own {dtype}")
+    with np.errstate(invalid="ignore"):
+        scale = gamma / np.sqrt(variance + eps)
+        rows = scale.reshape(-1, *[1] * (w.ndim - 1))
+        want = w * rows, ((0 if b is None else b) - mean) * scale + beta
+        other = w * np.abs(rows), ((0 if b is None else b) - mean) * np.abs(scale) + beta
+    for one, right, wrong, name in zip(got, want, other, ("weight", "bias"), strict=True):
+        agree(one, right, "float64", f"fold_batch_norm, {what}: the {name}",
+              at=lambda i: f"output channel {i[0]}",
+              mistakes={"gamma loses its sign: gamma² under the root": wrong})
+
+
+SHAPES = {"a matrix, with no sides": (4, 3), "one side": (4, 3, 2), "three sides": (4, 2, 3, 1, 2),
+          "as many outputs as inputs and sides": (3, 3, 3, 3), "one output": (1, 3, 2, 2),
+          "a single number": (1, 1, 1, 1), "17 outputs of 15 inputs": (17, 15, 1, 1),
+          "40,000 outputs": (40_000, 1)}
+
+
+def test_fold_batch_norm__hard(subject, agree, rng):
+    """Other layers, then hard numbers in each part and layouts, in one process."""
+    names = "the weight", "the bias", "the mean", "the variance", "gamma", "beta"
+    for what, shape in SHAPES.items():
+        judge_fold(subject, agree, parts_of_a_norm(rng, shape), what)
+    parts = parts_of_a_norm(rng, (6, 3, 2, 2))
+    for where, name in enumerate(names):
+        for kind, values in VALUES.items():
+            hard = values(rng, parts[where].shape).astype(np.float64)
+            hard = np.abs(hard) if name == "the variance" else hard
+            judge_fold(subject, agree, [*parts[:where], hard, *parts[where + 1:]],
+                       f"{name} of the kind {kind}")
+    judge_fold(subject, agree, [*parts[:3], 0 * parts[3], *parts[4:]], "every variance 0", 1e-5)
+    judge_fold(subject, agree, [parts[0], None, *parts[2:]], "no bias", 1e-5)
+    for layout in views(np.ones((2, 2))):
+        judge_fold(subject, agree, [parts[0][:, :, 0, 0], *parts[1:]], f"a matrix with {layout}",
+                   tensor=lambda w, layout=layout: views(torch.from_numpy(w))[layout])
+    judge_fold(subject, agree, parts, "a picture's weight, channels last",
+               tensor=lambda w: torch.from_numpy(w).to(memory_format=torch.channels_last))
+
+
+def test_fold_batch_norm__rounds_once(subject, rng):
+    """In the weight's dtype, and nearer to the exact than a second rounding would be."""
+    for dtype, bits in ((torch.bfloat16, 8), (torch.float16, 11), (torch.float32, 23)):
+        weight, *others = (torch.from_numpy(a) for a in parts_of_a_norm(rng, (40, 3, 3, 3)))
+        rest = [a.to(torch.float32) for a in others]
+        weight = weight.to(dtype)
+        got = subject.fold_batch_norm(weight, *rest, 1e-5)
+        w, (b, mean, variance, gamma, beta) = weight.double(), (a.double() for a in rest)
+        scale = gamma / (variance + 1e-5).sqrt()
+        terms = (b.abs() + mean.abs()) * scale.abs() + beta.abs()       # which may cancel
+        want = w * scale.view(-1, 1, 1, 1), (b - mean) * scale + beta
+        for name, one, right, slack in zip(("weight", "bias"), got, want, (
+                want[0].abs(), terms), strict=True):
+            assert one.dtype == dtype, (f"fold_batch_norm: matrices of {dtype}, and the {name} is "
+                                        f"{one.dtype}: the result has the weight's dtype")
+            wrong = (one.double() - right).abs() > right.abs() / 2**bits + slack / 2**20
+            assert not wrong.any(), (
+                f"fold_batch_norm, {dtype}: {int(wrong.sum())} of {wrong.numel()} numbers of the "
+                f"{name} are rounded more than once; all is computed in float32 first")
 
 
 def test_folding_a_batch_norm_rounds_once(rng):
@@ -282,6 +388,7 @@ class Given:
     """Queries, latents and matrices of a head width, a latent width and a rotary width."""
 
     scale = 0.37
+    NAMES = "q", "turned", "c", "k_turned", "w_k", "w_v"
 
     def __init__(self, rng, T, N, H=3, D=5, R=7, E=4):
         self.sizes = T, N, H, D, R, E
@@ -291,8 +398,7 @@ class Given:
             setattr(self, name, rng.standard_normal(shape))
 
     def run(self, function):
-        return function(*(torch.from_numpy(getattr(self, name)) for name in
-                          ("q", "turned", "c", "k_turned", "w_k", "w_v")), self.scale)
+        return function(*(torch.from_numpy(getattr(self, name)) for name in self.NAMES), self.scale)
 
     def out(self, rotary=True, outside=False, masked=True, scale=None, w_v=None):
         """By the book: for each head and query the keys and values that it may see."""
@@ -324,31 +430,76 @@ def test_attend_absorbed(subject, agree, rng, T, N):
           } if N > 1 else {})
 
 
-def test_attend_absorbed__never_makes_a_key(subject, rng):
-    given = Given(rng, 1, 100, D=8, R=12)
+WIDTHS = {"one head": {"H": 1}, "latents narrower than heads": {"D": 6, "R": 2},
+          "widths of 1": {"D": 1, "R": 1, "E": 1}, "15 wide, 17 wide": {"D": 15, "R": 17},
+          "all sizes alike": {"T": 4, "N": 4, "H": 4, "D": 4, "R": 4, "E": 4},
+          "as many heads as tokens": {"T": 2, "N": 3, "H": 3, "D": 3, "R": 2, "E": 2},
+          "a context of 40,000": {"T": 1, "N": 40_000, "H": 1, "D": 2, "R": 2, "E": 2}}
+
+
+def test_attend_absorbed__hard(subject, agree, rng):
+    """Other widths, then hard numbers in each argument and layouts, in one process."""
+    def judge(given, what):
+        agree(given.run(subject.attend_absorbed), given.out(), "float32",
+              f"attend_absorbed, {what}",
+              at=lambda i: f"head {i[0]}, new token {i[1]}, number {i[2]}",
+              mistakes={"a new token sees those after it": given.out(masked=False)})
+
+    for what, sizes in WIDTHS.items():
+        judge(Given(rng, **{"T": 3, "N": 11} | sizes), what)
+    given = Given(rng, 3, 11)
+    for name in Given.NAMES:
+        before = getattr(given, name)
+        for kind in sorted(set(VALUES) - {"infinite", "not_a_number"}):
+            setattr(given, name, VALUES[kind](rng, before.shape).astype(np.float64))
+            judge(given, f"{name} of the kind {kind}")
+        setattr(given, name, before)
+        turned = np.moveaxis(np.moveaxis(before, 0, 1).copy(), 1, 0)        # the same numbers
+        layouts = {"the first two axes turned": turned, "gaps between rows": np.concatenate(
+            [before, before], -1)[..., :before.shape[-1]]}
+        for layout, view in layouts.items():
+            setattr(given, name, view)
+            judge(given, f"{name} with {layout}")
+        setattr(given, name, before)
+    for name in ("q", "turned"):                # of one head and token: nothing else knows of it
+        before = getattr(given, name)
+        setattr(given, name, before.copy())
+        getattr(given, name)[1, 1, 0] = np.nan
+        judge(given, f"a NaN in {name} of head 1, new token 1")
+        setattr(given, name, before)
+
+
+@pytest.mark.parametrize("T", [1, 4])
+def test_attend_absorbed__never_makes_a_key(subject, rng, T):
+    given = Given(rng, T, 100, D=8, R=12)
     counter = subject.make("torch.utils.flop_counter:FlopCounterMode", display=False)
     with counter:
         given.run(subject.attend_absorbed)
-    most, got = mla_flops(*given.sizes, absorbed=True), counter.get_total_flops()
-    expanded = mla_flops(*given.sizes, absorbed=False)
+    got, hidden = counter.get_total_flops(), hidden_flops(given, absorbed=True)
+    most = mla_flops(*given.sizes, absorbed=True) + hidden
+    expanded = mla_flops(*given.sizes, absorbed=False) + hidden_flops(given, absorbed=False)
+    new = "one new token" if T == 1 else f"{T} new tokens"
     assert got <= most, (
-        f"attend_absorbed: right, in {got:,} FLOPs for one new token of 100; {most:,} do. " + (
+        f"attend_absorbed: right, in {got:,} FLOPs for {new} of 100; {most:,} do. " + (
             "Keys and values of all 100 are made. Only queries and results should meet w_k and w_v"
             if got - most > 0.75 * (expanded - most) else
             "One of w_k and w_v still meets all 100 latents"))
 
 
+def hidden_flops(given, absorbed):
+    """FLOPs of the pairs that are computed and then masked; the formula leaves them out."""
+    T, N, H, D, R, E = given.sizes
+    return 2 * H * (T * N - attended(T, N)) * (2 * (R if absorbed else D) + E)
+
+
 @pytest.mark.parametrize("T, N", [(1, 9), (4, 9), (6, 6)])
 def test_flops_of_latent_attention_are_those_counted(rng, T, N):
-    """Here a hidden pair is computed, too, and then masked; the formula leaves it out."""
     given = Given(rng, T, N)
-    _, _, H, D, R, E = given.sizes
-    for function, width in ((attend_expanded, D), (attend_absorbed, R)):
+    for function, absorbed in ((attend_expanded, False), (attend_absorbed, True)):
         with FlopCounterMode(display=False) as counter:
             given.run(function)
-        hidden = 2 * H * (T * N - attended(T, N)) * (2 * width + E)
-        assert counter.get_total_flops() - hidden == mla_flops(
-            *given.sizes, absorbed=function is attend_absorbed)
+        assert counter.get_total_flops() - hidden_flops(given, absorbed) == mla_flops(
+            *given.sizes, absorbed)
 
 
 def test_expanded_attention_is_that_of_the_book(agree, rng):
