@@ -1,18 +1,22 @@
 """Graders of k13. Outputs start as 7, which no mix of normal numbers is likely to give."""
 
+import itertools
 import math
 
 import numpy as np
 import pytest
 
+from lab.adversarial import VALUES, shifted
 from lab.pace import numbers
 from lab.subject import Raised
+from lab.work import same_work
 
 SIZES = [   # B, T, N, H, G, D, causal, dtype, BM, BN
     (1, 20, 77, 4, 2, 32, True, "float16", 16, 32),     # ragged, grouped heads, N > T
     (2, 33, 33, 1, 1, 48, True, "float16", 32, 16),     # heads padded from 48 to 64
     (1, 20, 45, 2, 1, 32, False, "bfloat16", 16, 32),
     (1, 1, 129, 2, 2, 16, True, "float32", 16, 16)]
+HARD = VALUES | {"around -3000": lambda rng, shape: shifted(rng, shape, -3000)}
 LAUNCHERS = ("flash_attention", "flash_attention_torch", "flash_attention_cuda")
 
 
@@ -26,6 +30,17 @@ def inputs(rng, B, T, N, H, G, D, dtype="float32", spread=1.0):
     return [torch.from_numpy(spread * rng.standard_normal(shape, np.float32)).to(
         getattr(torch, dtype)) for shape, spread in
         (((B, T, H, D), spread), ((B, N, G, D), 1), ((B, N, G, D), 1))]
+
+
+def apart(*tensors):
+    """The same numbers in wider arrays, so that the strides of no two are alike."""
+    import torch
+
+    views = [torch.full((*x.shape[:3], x.shape[3] + 8 * n), 77, dtype=x.dtype)[..., :x.shape[3]]
+             for n, x in enumerate(tensors, 1)]
+    for view, x in zip(views, tensors, strict=True):
+        view[...] = x
+    return views
 
 
 def oracle(q, k, v, causal, scale):
@@ -57,7 +72,9 @@ def by_tiles(q, k, v, causal, scale, BN, wrong):
     scores = np.pad(scores, [(0, 0)] * 3 + [(0, beyond)])
     seen = np.pad(seen, [(0, 0)] * 2 + [(0, beyond)])
     v = np.pad(v, [(0, 0), (0, beyond), (0, 0), (0, 0)])
-    m, s, mixed = np.full(scores.shape[:3], -np.inf), 0.0, 0.0
+    if wrong == "16 bits":
+        scores = rounded(scores / scale) * scale
+    m, s, mixed = np.full(scores.shape[:3], 0.0 if wrong == "from 0" else -np.inf), 0.0, 0.0
     if wrong == "exp":
         scores = scores / math.log(2)       # log2(e) is in the scale, and exp takes it for 1
     for n in range(0, scores.shape[3], BN):
@@ -67,6 +84,7 @@ def by_tiles(q, k, v, causal, scale, BN, wrong):
         own = tile.max(-1)
         larger = own if wrong == "own maximum" else np.maximum(m, own)
         weights = np.exp(tile - larger[..., None])
+        weights[weights < 1e-45] = 0            # as in fp32
         fade = np.exp(m - larger)
         s = s * (1 if wrong == "s" else fade) + weights.sum(-1)
         kept = np.ones_like(fade) if wrong == "mixed" else fade
@@ -76,12 +94,21 @@ def by_tiles(q, k, v, causal, scale, BN, wrong):
     return mixed / np.asarray(s)[..., None], lse
 
 
+def rounded(x):
+    """To bfloat16 and back."""
+    import torch
+
+    return torch.from_numpy(x).bfloat16().double().numpy()
+
+
 WRONG = {
     "the sum s is not rescaled when the maximum grows": "s",
     "mixed keeps its old scale when the maximum grows": "mixed",
     "the weights are exp, not exp2, of scores that hold log2(e) already": "exp",
     "the scores are not multiplied by scale": "not scaled",
     "scale is left out": "scale left out",
+    "the maximum begins at 0, so that all weights are 0 where every score is far below": "from 0",
+    "the scores are kept in bfloat16": "16 bits",
     "masked scores count, as if later tokens were seen": "future",
     "masked scores are 0, not -inf, and exp2(0) is a weight": "zeros",
     "the maximum is that of the tile alone, -inf where a query sees nothing of it": "own maximum"}
@@ -118,7 +145,7 @@ def run(subject, kernel, q, k, v, causal, BM, BN):
 def right(subject, agree, kernel, rng, size, spread=1.0, extra=lambda *_: {}):
     """Both results of a launch are the oracle's."""
     B, T, N, H, G, D, causal, dtype, BM, BN = size
-    q, k, v = inputs(rng, B, T, N, H, G, D, dtype, spread)
+    q, k, v = apart(*inputs(rng, B, T, N, H, G, D, dtype, spread))
     out, lse, _ = run(subject, kernel, q, k, v, causal, BM, BN)
     want = oracle(q, k, v, causal, D ** -0.5)
     what = (f"{T} queries, {N} keys, {H} heads on {G}, D = {D}, {'' if causal else 'not '}causal, "
@@ -127,6 +154,35 @@ def right(subject, agree, kernel, rng, size, spread=1.0, extra=lambda *_: {}):
         agree(got, want[part], dtype if name == "out" else "float32", f"{name}, {what}", at_query,
               extra(part, q, k, v, causal, BM, BN)
               | mistakes(part, q, k, v, causal, D ** -0.5, BN), unwritten=7)
+
+
+def hard(subject, agree, kernel, rng):
+    """Hard numbers in q, k and v, each in turn; all keys are seen, for 0 times NaN is NaN."""
+    import torch
+
+    D, BM, BN = 16, 16, 16
+    for (kind, make), which in itertools.product(HARD.items(), range(3)):
+        if which == 1 and kind in ("infinite", "not_a_number"):
+            continue                            # the scores of a whole head
+        given = [rng.standard_normal(shape, np.float32)
+                 for shape in ((1, 5, 1, D), (1, 35, 1, D), (1, 35, 1, D))]
+        given[which] = make(rng, given[which][0, :, 0].shape)[None, :, None]
+        if which < 2 and kind in ("shifted", "negative", "around -3000"):
+            given[1 - which] = abs(given[1 - which])        # scores of one sign
+        q, k, v = apart(*map(torch.from_numpy, given))
+        out, lse, _ = run(subject, kernel, q, k, v, False, BM, BN)
+        with np.errstate(all="ignore"):
+            want, want_lse = oracle(q, k, v, False, D ** -0.5)
+        what = f"{kind.replace('_', ' ')} in {'qkv'[which]}, 5 queries, 35 keys, D = {D}, float32"
+        # scores of hundreds have an error of 1e-5 in fp32, and weights the same
+        close = "float16" if which < 2 and kind in ("shifted", "around -3000", "uneven",
+                                                    "exact_sums") else "float32"
+        why = ("the maximum begins at 0, so that every weight is 0 where all scores are far below"
+               if np.isfinite(want_lse).all() else "")
+        for t in range(5):
+            agree(lse[:, t:t + 1], want_lse[:, t:t + 1], "float32", f"lse of query {t}, {what}",
+                  mistakes={why: np.full((1, 1, 1), -np.inf)} if why else {})
+            agree(out[:, t:t + 1], want[:, t:t + 1], close, f"out of query {t}, {what}")
 
 
 # ---- counting before building
@@ -161,6 +217,10 @@ def test_attend_triton__large_scores(subject, agree, rng):
           (1, 40, 40, 1, 1, 32, True, "float16", 16, 32), spread=1000.0)
 
 
+def test_attend_triton__hard(subject, agree, rng):
+    hard(subject, agree, "flash_every_tile_triton", rng)
+
+
 def test_attend_triton__tensor_cores(subject, rng):
     q, k, v = inputs(rng, 1, 32, 64, 1, 1, 32, "float16")
     totals = run(subject, "flash_every_tile_triton", q, k, v, True, 32, 32)[2].launches[0]["totals"]
@@ -169,6 +229,12 @@ def test_attend_triton__tensor_cores(subject, rng):
     assert done >= want, (
         f"attend_triton does {done:,} FLOPs on tensor cores, expected {want:,}, those of both "
         f"products: tl.dot of fp16 tiles, the weights rounded to the dtype of the values")
+
+
+def test_attend_triton__work(subject, reference, rng):
+    q, k, v = inputs(rng, 2, 64, 64, 2, 1, 32, "float16")
+    same_work("attend_triton", *(run(side, "flash_every_tile_triton", q, k, v, True, 32, 32)[2]
+                                 for side in (subject, reference)))
 
 
 # ---- how many tiles
@@ -199,6 +265,10 @@ def test_count_tiles(subject, agree, T, N, BM, BN):
 def test_count_tiles__unseen(unseen, rng):
     for T, more, BM, BN in rng.integers(1, 300, (6, 4)).tolist():
         unseen("count_tiles", T, T + more, BM, BN, precision="exact")
+    for T, more, BM, BN in rng.integers((0, 0, 1, 1), 6, (200, 4)).tolist():
+        unseen("count_tiles", T, T + more, BM, BN, precision="exact")
+    unseen("count_tiles", 40, 2**33, 16, 16, precision="exact")
+    unseen("count_tiles", 33_000, 40_000, 128, 64, precision="exact")
 
 
 # ---- the kernel
@@ -223,8 +293,14 @@ def loops(part, q, k, v, causal, BM, BN):
             out = np.einsum("bthn,bnhd->bthd", weights / s, values)
             return (out, (m + np.log(s))[..., 0])[part]
 
+    def with_strides_of_keys():
+        with np.errstate(all="ignore"):
+            strides = v.stride(0), k.stride(1), *v.stride()[2:]
+            return oracle(q, k, v.as_strided(v.shape, strides), causal, scale)[part]
+
     seen = np.broadcast_to(seen, (T, 1, N)).astype(float)
-    return {"the loop without a mask takes tiles that only the last queries see whole":
+    return {"values are read with the strides of the keys": with_strides_of_keys(),
+            "the loop without a mask takes tiles that only the last queries see whole":
                 of(np.where(key < reach // BN * BN, 1, seen)),
             "the second loop begins at key 0 again, so that whole tiles count twice":
                 of(seen + seen * whole),
@@ -236,6 +312,10 @@ def loops(part, q, k, v, causal, BM, BN):
 @pytest.mark.parametrize("size", SIZES)
 def test_flash_triton(subject, agree, rng, size):
     right(subject, agree, "flash_triton", rng, size, extra=loops)
+
+
+def test_flash_triton__hard(subject, agree, rng):
+    hard(subject, agree, "flash_triton", rng)
 
 
 def test_flash_triton__work(subject, reference, rng):
@@ -254,6 +334,7 @@ def test_flash_triton__work(subject, reference, rng):
     assert got < (masked + best) / 2, (
         f"flash_triton compares or selects {got} times, {best} are enough, and a mask on every "
         f"tile takes {masked}: the {whole} whole tiles need no seen and no bound")
+    same_work("flash_triton", launch, run(reference, "flash_triton", q, k, v, True, BM, BN)[2])
 
 
 def compares(launch):
