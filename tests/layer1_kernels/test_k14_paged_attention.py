@@ -1,19 +1,26 @@
 """Graders of k14. Outputs start as 7; slots that no token uses hold NaN, and entries of a block
 table behind the last page name no page at all."""
 
+import itertools
 import math
 
 import numpy as np
 import pytest
 
+from lab.addresses import in_64_bits
+from lab.adversarial import VALUES, shifted
 from lab.pace import made_by
 from lab.subject import Raised
+from lab.work import same_work
 
 SIZES = [   # new tokens and lengths of each sequence, H, G, D, S, dtype, BM, BN, splits
     ([1, 3], [37, 20], 4, 2, 32, 16, "float16", 16, 16, 1),
     ([1, 0, 9], [21, 30, 9], 6, 2, 48, 7, "float16", 16, 32, 1),    # idle rows, a chunk, padded D
     ([2], [50], 4, 1, 32, 16, "bfloat16", 16, 16, 3),               # splits of 32 keys, one short
-    ([1, 1], [40, 5], 2, 1, 16, 16, "float32", 16, 16, 2)]
+    ([1, 1], [40, 5], 2, 1, 16, 16, "float32", 16, 16, 2),
+    ([17], [17], 1, 1, 16, 16, "float32", 16, 16, 1),               # a prompt of its own, two tiles
+    ([1], [1], 1, 1, 16, 1, "float32", 16, 16, 1)]                  # one token at position 0
+HARD = VALUES | {"around -3000": lambda rng, shape: shifted(rng, shape, -3000)}
 LAUNCHERS = ("paged_attention", "paged_attention_torch", "paged_attention_cuda")
 NOWHERE = 2**20
 
@@ -40,6 +47,33 @@ def batch(rng, counts, lens, H, G, D, S, dtype="float32", spare=2):
     return (q, k_pages, v_pages, torch.from_numpy(tables),
             torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32),
             torch.tensor(lens, dtype=torch.int32))
+
+
+def apart(*arrays, pages=False):
+    """The same numbers in wider arrays, so that no two have strides alike. pages: and each page
+    has room behind its slots."""
+    import torch
+
+    views = []
+    for n, x in enumerate(arrays, 1):
+        shape = [*x.shape[:-1], x.shape[-1] + 8 * n]
+        shape[1] += n * pages
+        view = torch.full(shape, 77, dtype=x.dtype)[tuple(slice(size) for size in x.shape)]
+        view[...] = x
+        views.append(view)
+    return views
+
+
+def far(run, what):
+    """Page 16 of pages that are 2^28 numbers apart begins at 2^32, which 32 bits take for 0."""
+    try:
+        run()
+    except Raised as error:
+        assert "out-of-bounds" in error.text, error
+    else:
+        raise AssertionError(
+            f"{what}: page 16, of pages 2^28 numbers apart, is taken for page 0: the product has "
+            f"32 bits; make the number of the page 64 bits wide before you multiply")
 
 
 def keys_of(pages, table, N):
@@ -76,7 +110,14 @@ def mistakes(args, scale, BN, splits):
     def of(seen):
         return oracle(*args, scale, seen)
 
+    def values_by_keys():
+        k_pages, v_pages = args[1:3]
+        strides = *k_pages.stride()[:2], *v_pages.stride()[2:]
+        return oracle(args[0], k_pages, v_pages.as_strided(v_pages.shape, strides), *args[3:],
+                      scale)
+
     return {
+        "values are read with the strides of the keys": values_by_keys(),
         "a new token sees the tokens after it too": of(lambda t, n, count, N: n < N),
         "a token does not see itself": of(lambda t, n, count, N: n < N - count + t),
         "new token t is taken for token t, but it is token N - count + t":
@@ -140,17 +181,17 @@ def test_predict_reads_ratio(subject, reference, rng):
 
 @pytest.mark.parametrize("T, G, D, S, dtype, slot", [
     (6, 2, 32, 4, "float16", "int64"), (5, 3, 48, 7, "float32", "int32"),
-    (1, 1, 16, 16, "bfloat16", "int64")])
+    (1, 1, 16, 16, "bfloat16", "int64"), (4, 1, 16, 1, "float32", "int64")])
 def test_write_kv_triton(subject, agree, rng, T, G, D, S, dtype, slot):
     import torch
 
     k, v = (torch.from_numpy(rng.standard_normal((T, G, D), np.float32)).to(getattr(torch, dtype))
             for _ in range(2))
-    P = 5
+    (k, v), P = apart(k, v), 5
     slots = rng.permutation(np.arange(1, P * S))[:T]        # 0 stays free: -1 must not lead there
     if T > 1:
         slots[1] = -1
-    pages = [torch.full((P, S, G, D), 7, dtype=k.dtype) for _ in range(2)]
+    pages = apart(*(torch.full((P, S, G, D), 7, dtype=k.dtype) for _ in range(2)), pages=True)
     write(subject, k, v, *pages, torch.from_numpy(slots.astype(slot)))
     for letter, x, got in (("k", k, pages[0]), ("v", v, pages[1])):
         want, nowhere, transposed, swapped = (np.full((P, S, G, D), 7.0) for _ in range(4))
@@ -159,16 +200,70 @@ def test_write_kv_triton(subject, agree, rng, T, G, D, S, dtype, slot):
                 want[place // S, place % S] = x[t].float()
                 swapped[place // S, place % S] = (v if letter == "k" else k)[t].float()
             nowhere[place // S, place % S] = x[t].float()
-            flat = place % S * S + place // S
-            if place >= 0 and flat < P * S:
-                transposed[flat // S, flat % S] = x[t].float()
-        agree(got, want, "exact", f"{letter}_pages after {T} tokens into slots {slots.tolist()}",
+            if place >= 0 and place % S < P and place // S < S:     # else behind the page's slots
+                transposed[place % S, place // S] = x[t].float()
+        alike = pages_by_strides(pages, v, slots) if letter == "v" else want
+        agree(got, want, "exact", f"{letter}_pages, {T} tokens into slots {slots.tolist()}",
               lambda i: "page {}, place {}, head {}, column {}".format(*i), {
                   "slot -1 is written: -1 is the last place of the page before the first":
                       nowhere,
                   "page and place are exchanged": transposed,
                   "keys and values are exchanged": swapped,
+                  "only the first token is written": only_first(want, slots, S),
+                  "v_pages are written with the strides of k_pages": alike,
                   "nothing is written": np.full((P, S, G, D), 7.0)})
+
+
+def pages_by_strides(pages, v, slots):
+    """v_pages where they were written with the strides of k_pages."""
+    import torch
+
+    (k_pages, v_pages), S = pages, pages[0].shape[1]
+    _, got = apart(*(torch.full(v_pages.shape, 7, dtype=v.dtype) for _ in range(2)), pages=True)
+    view = got.as_strided(got.shape, k_pages.stride())
+    for t, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            view[slot // S, slot % S] = v[t]
+    return got.double().numpy()
+
+
+def only_first(want, slots, S):
+    first, (page, place) = np.full_like(want, 7), divmod(int(slots[0]), S)
+    first[page, place] = want[page, place]
+    return first
+
+
+def test_write_kv_triton__hard(subject, agree, rng):
+    """Every number as it is, NaN and the smallest too; slot 0, and the last one."""
+    import torch
+
+    for kind, make in HARD.items():
+        k, v = (torch.from_numpy(make(rng, (3, 17))[:, None]) for _ in range(2))
+        pages = [torch.full((3, 5, 1, 17), 7.0) for _ in range(2)]
+        write(subject, k, v, *pages, torch.tensor([0, -1, 14]))
+        for letter, x, got in (("k", k, pages[0]), ("v", v, pages[1])):
+            want = np.full((3, 5, 1, 17), 7, np.float32)
+            want[0, 0], want[2, 4] = x[0], x[2]
+            skipped = want.copy()
+            skipped[0, 0] = 7
+            agree(got, want, "exact", f"{letter}_pages, {kind.replace('_', ' ')} into slots 0, -1 "
+                  f"and 14", lambda i: "page {}, place {}, head {}, column {}".format(*i),
+                  {"slot 0 is taken for none; that is -1": skipped,
+                   "numbers go through 16 bits": np.where(
+                       want == 7, 7, torch.from_numpy(want).bfloat16().float())})
+
+
+def test_write_kv_triton__addresses(subject):
+    import torch
+
+    x, pages = torch.zeros(1, 1, 16), torch.zeros(1, 4, 1, 16)
+    for which in range(2):
+        strides = [[64, 16, 16], [64, 16, 16]]
+        strides[which][0], strides[1 - which][0] = 2**28, 0
+        far(lambda strides=strides: subject.launch("write_kv_triton", 1, args=(
+            x, x, pages, pages.clone(), torch.tensor([64], dtype=torch.int32), 16, 16, 16, 16,
+            *strides[0], *strides[1], 4, 1), D=16, BLOCK=16, num_warps=1),
+            f"write_kv_triton, {'kv'[which]}_pages")
 
 
 def write(subject, k, v, k_pages, v_pages, slots):
@@ -178,7 +273,7 @@ def write(subject, k, v, k_pages, v_pages, slots):
         *v_pages.stride()[:3], S, G), D=D, BLOCK=1 << (G * D - 1).bit_length(), num_warps=1)
 
 
-def test_write_kv_triton__work(subject, rng):
+def test_write_kv_triton__work(subject, reference, rng):
     import torch
 
     T, G, D = 4, 2, 64
@@ -190,23 +285,32 @@ def test_write_kv_triton__work(subject, rng):
     assert moved <= least, (
         f"write_kv_triton loads {moved} bytes of keys and values for 2 tokens with a slot and 2 "
         f"without, {least} are enough: test the slot before you load")
+    same_work("write_kv_triton", launched, write(reference, k, v, *pages,
+                                                 torch.tensor([3, -1, 9, -1])))
 
 
 # ---- out of the pages
 
 
-@pytest.mark.parametrize("lens, G, D, S, dtype, BN", [
-    ([20, 37], 2, 32, 16, "float16", 32), ([9, 30], 1, 48, 7, "float32", 32),
-    ([5], 1, 16, 64, "bfloat16", 16)])
-def test_load_pages_triton(subject, agree, rng, lens, G, D, S, dtype, BN):
+def gather(subject, pages, tables, lengths, BN):
+    """(out (B, N, G, D), launch) of gather_triton."""
     import torch
 
-    _, pages, _, tables, _, lengths = batch(rng, [0] * len(lens), lens, G, G, D, S, dtype, spare=0)
-    B, N = len(lens), max(lens)
+    (_, S, G, D), B, N = pages.shape, len(lengths), int(lengths.max())
     out = torch.full((B, N, G, D), 7, dtype=pages.dtype)
-    subject.launch("gather_triton", (-(-N // BN), G, B), args=(
+    return out, subject.launch("gather_triton", (-(-N // BN), G, B), args=(
         pages, tables, lengths, out, *pages.stride()[:3], tables.stride(0), N, G), S=S, D=D, BN=BN,
         BD=1 << (D - 1).bit_length(), num_warps=1)
+
+
+@pytest.mark.parametrize("lens, G, D, S, dtype, BN", [
+    ([20, 37], 2, 32, 16, "float16", 32), ([9, 30], 1, 48, 7, "float32", 32),
+    ([5], 1, 16, 64, "bfloat16", 16), ([17, 1], 1, 16, 1, "float32", 16)])
+def test_load_pages_triton(subject, agree, rng, lens, G, D, S, dtype, BN):
+
+    _, pages, _, tables, _, lengths = batch(rng, [0] * len(lens), lens, G, G, D, S, dtype, spare=0)
+    (pages,), B, N = apart(pages, pages=True), len(lens), max(lens)
+    out, _ = gather(subject, pages, tables, lengths, BN)
     numbers = pages.float().numpy()
     want, in_order, one_page, unplaced = (np.full((B, N, G, D), 7.0) for _ in range(4))
     for b, length in enumerate(lens):
@@ -216,11 +320,46 @@ def test_load_pages_triton(subject, agree, rng, lens, G, D, S, dtype, BN):
             in_order[b, n] = numbers[min(n // S, len(numbers) - 1), n % S]
             one_page[b, n] = numbers[int(tables[b, n // BN * BN // S]), n % S]
             unplaced[b, n] = numbers[page, 0]
-    agree(out, want, "exact", f"{lens} keys of {B} sequence(s) out of pages of {S}, {BN} at a time",
+    close = pages.as_strided(pages.shape, (S * pages.stride(1), *pages.stride()[1:]))
+    dense = np.full((B, N, G, D), 7.0)
+    for b, length in enumerate(lens):
+        dense[b, :length] = keys_of(close, tables[b], length)
+    agree(out, want, "exact", f"load_pages_triton, {lens} keys out of pages of {S}, {BN} at a time",
           lambda i: "sequence {}, key {}, head {}, column {}".format(*i), {
               "page n // S of the memory is read, not the page that the table names": in_order,
               "all keys of a tile come from the page of its first key": one_page,
+              "pages are taken to follow one another; they begin stride_page apart": dense,
               "every key is read at place 0 of its page": unplaced})
+
+
+def test_load_pages_triton__addresses(subject):
+    import torch
+
+    pages, table = torch.zeros(1, 1, 1, 16), torch.tensor([[16]], dtype=torch.int32)
+    out = torch.full((1, 1, 1, 16), 7.0)
+    far(lambda: subject.launch("gather_triton", (1, 1, 1), args=(
+        pages, table, torch.tensor([1], dtype=torch.int32), out, 2**28, 16, 16, 1, 1, 1), S=1,
+        D=16, BN=16, BD=16, num_warps=1), "load_pages_triton")
+
+
+def test_load_pages_triton__work(subject, reference, rng):
+    _, pages, _, tables, _, lengths = batch(rng, [0, 0], [64, 50], 2, 2, 32, 16, "float16")
+    same_work("load_pages_triton", *(gather(side, pages, tables, lengths, 16)[1]
+                                     for side in (subject, reference)),
+              limits={"bytes loaded": 2.5, "requests": 4})      # each lane may ask for its page
+
+
+def test_load_pages_triton__hard(subject, agree, rng):
+    import torch
+
+    tables = torch.tensor([[1, 0]], dtype=torch.int32)
+    for kind, make in HARD.items():
+        pages = torch.from_numpy(make(rng, (18, 16))).reshape(2, 9, 1, 16)
+        got, _ = gather(subject, pages, tables, torch.tensor([13], dtype=torch.int32), 16)
+        want = torch.cat([pages[1], pages[0]])[None, :13]
+        agree(got, want.numpy(), "exact", f"load_pages_triton, 13 keys, {kind.replace('_', ' ')}, out of pages of 9",
+              lambda i: "sequence {}, key {}, head {}, column {}".format(*i),
+              {"numbers go through 16 bits": want.bfloat16().float().numpy()})
 
 
 # ---- the kernel
@@ -229,13 +368,14 @@ def test_load_pages_triton(subject, agree, rng, lens, G, D, S, dtype, BN):
 @pytest.mark.parametrize("size", SIZES)
 def test_paged_triton(subject, agree, rng, size):
     counts, lens, H, G, D, S, dtype, BM, BN, splits = size
-    args = batch(rng, counts, lens, H, G, D, S, dtype)
+    q, *pages, tables, cu_q, lengths = batch(rng, counts, lens, H, G, D, S, dtype)
+    args = *apart(q), *apart(*pages, pages=True), tables, cu_q, lengths
     parts, lse, _ = run(subject, *args, BM, BN, splits)
     what = (f"{counts} new tokens of sequences of {lens}, {H} heads on {G}, D = {D}, pages of {S}, "
             f"{dtype}, {splits} split(s)")
     for split in range(splits):
-        assert (lse[split] != 7).any(), (
-            f"paged_triton, {what}: nobody wrote the part of split {split}; row "
+        assert (lse[split] != 7).all(), (
+            f"paged_triton, {what}: nobody wrote all of the part of split {split}; row "
             f"(split · T + token) · H + h of out and of lse is its place")
     with np.errstate(all="ignore"):
         agree(merged(parts, lse), oracle(*args, D ** -0.5), dtype, f"paged_triton, {what}",
@@ -260,7 +400,33 @@ def test_paged_triton__splits(subject, agree, rng):
     assert not parts[4].any(), "paged_triton: a split without a key should leave zeros"
 
 
-def test_paged_triton__work(subject, rng):
+def test_paged_triton__hard(subject, agree, rng):
+    """Hard numbers in q, k and v, each in turn, of one token after 34 others."""
+    import torch
+
+    for (kind, make), which in itertools.product(HARD.items(), range(3)):
+        if which == 1 and kind in ("infinite", "not_a_number"):
+            continue                            # the scores of a whole head
+        q, k_pages, v_pages, *others = batch(rng, [1], [35], 1, 1, 16, 9)
+        hard = torch.from_numpy(make(rng, (36 if which else 2, 16)))
+        if which == 0:
+            q = hard[1:, None]
+        pages = [torch.where(x.isnan(), 0, x) for x in (k_pages, v_pages)]
+        if which:
+            table = others[0][0, :4].long()
+            pages[which - 1][table] = hard.reshape(4, 9, 1, 16)
+        if which < 2 and kind in ("shifted", "negative", "around -3000"):   # scores of one sign
+            q, pages[0] = (q, pages[0].abs()) if which == 0 else (q.abs(), pages[0])
+        args = q, *pages, *others
+        parts, lse, _ = run(subject, *args, 16, 16, 2)
+        close = "float16" if which < 2 and kind in ("shifted", "around -3000", "uneven",
+                                                    "exact_sums") else "float32"
+        with np.errstate(all="ignore"):
+            agree(merged(parts, lse), oracle(*args, 16 ** -0.5), close, f"paged_triton, "
+                  f"{kind.replace('_', ' ')} in {'qkv'[which]}, 35 keys, 2 splits", at_token)
+
+
+def test_paged_triton__work(subject, reference, rng):
     counts, lens, H, G, D, S, BN = [1, 4], [96, 64], 4, 1, 32, 16, 16
     args = batch(rng, counts, lens, H, G, D, S, "float16")
     launched = run(subject, *args, 16, BN, 2)[2]
@@ -270,6 +436,7 @@ def test_paged_triton__work(subject, rng):
     assert got <= least + others + 32 * 256, (
         f"paged_triton loads {got:,} bytes for {least:,} of keys and values: each split should "
         f"read its own share of the keys, once")
+    same_work("paged_triton", launched, run(reference, *args, 16, BN, 2)[2])
 
 
 # ---- merge
@@ -282,7 +449,35 @@ def test_merge_triton(subject, agree, rng, splits, rows, D, dtype):
 
     parts = torch.from_numpy(rng.standard_normal((splits, rows, D), np.float32))
     lse = torch.from_numpy(30 * rng.standard_normal((splits, rows), np.float32) + 200)
-    lse[:, 0] = torch.linspace(199, 200, splits)            # row 0: weights near each other
+    right_merge(subject, agree, parts, lse, dtype)
+
+
+def test_merge_triton__hard(subject, agree, rng):
+    import torch
+
+    for kind, make in HARD.items():
+        parts = torch.from_numpy(make(rng, (9 * 4, 17)).reshape(9, 4, 17))
+        for by in (-200, -3000, 0):
+            lse = torch.from_numpy(shifted(rng, (9, 4), by))
+            right_merge(subject, agree, parts, lse, "float32",
+                        f", {kind.replace('_', ' ')} in parts, lse around {by}")
+
+
+def test_merge_triton__addresses(subject):
+    """lse of splits that are 2^28 rows apart; of parts the same, a column each."""
+    import torch
+
+    parts, lse, out = (torch.zeros(1) for _ in range(3))
+    in_64_bits(subject, "merge_triton", 1, None, (parts, lse, out, 2**28, 17), 1, "lse, i · rows",
+               D=1, BS=32, BD=1, num_warps=1)
+
+
+def right_merge(subject, agree, parts, lse, dtype, kind=""):
+    """Each row of out is its parts' mean by their sums, or the likely mistake is named."""
+    import torch
+
+    splits, rows, D = parts.shape
+    lse[:, 0] = lse[0, 0] + torch.linspace(0, 1, splits)    # row 0: weights near each other
     if splits > 1:
         lse[-1, 1], parts[-1, 1] = -math.inf, 0             # row 1: a split without a key
     out = torch.full((rows, D), 7, dtype=getattr(torch, dtype))
@@ -293,19 +488,26 @@ def test_merge_triton(subject, agree, rng, splits, rows, D, dtype):
         natural = np.exp(sums - sums.max(0))[..., None]
         plain = np.exp2(sums - sums.max(0))[..., None]
         best = np.take_along_axis(x, sums.argmax(0)[None, :, None], 0)[0]
-        agree(out, merged(parts, lse), dtype, f"{rows} rows of {splits} parts", lambda i:
-              f"row {i[0]}, column {i[1]}", {
+        want = merged(parts, lse)
+        low = ("exp2 of lse itself overflows: subtract the largest" if sums.max() > 128 else
+               "the largest begins at 0, so that below -150 every weight is 0")
+        for r in range(rows):
+            one = np.s_[r:r + 1]
+            agree(out[one], want[one], dtype, f"row {r} of {rows}, of {splits} parts{kind}",
+                  lambda i: f"column {i[1]}", {what: answer[one] for what, answer in {
+                  "only the first row is written": np.where(np.arange(rows)[:, None] == 0, want, 7),
+                  low: np.full_like(best, np.nan),
+                  "the parts are rounded to 16 bits": merged(parts.bfloat16(), lse),
                   "the parts are averaged, whatever their sums": x.mean(0),
                   "the weights do not add up to 1: divide by their sum": (x * plain).sum(0),
                   "lse is in base 2, and exp takes it for natural":
                       (x * natural).sum(0) / natural.sum(0),
-                  "exp2 of lse itself overflows: subtract the largest": np.full_like(best, np.nan),
                   "the parts are weighed with lse, not with exp2 of it":
                       (x * sums[..., None]).sum(0) / sums[..., None].sum(0),
-                  "only the part of the largest sum is taken": best})
+                  "only the part of the largest sum is taken": best}.items()})
 
 
-def test_merge_triton__work(subject, rng):
+def test_merge_triton__work(subject, reference, rng):
     """Every part and its lse are read once, the result is written once."""
     import torch
 
@@ -321,6 +523,9 @@ def test_merge_triton__work(subject, rng):
                          f"every part once, and keep it for both sums")
     assert written <= out.nbytes, (f"merge_triton stores {written:,} bytes for a result of "
                                    f"{out.nbytes:,}: add up in registers, and store the sum")
+    own = reference.launch("merge_triton", rows, args=(parts, lse, out, rows, splits), D=D,
+                           BS=splits, BD=D, num_warps=1)
+    same_work("merge_triton", launched, own)
 
 
 # ---- the course's own launchers
