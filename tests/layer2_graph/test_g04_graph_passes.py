@@ -12,6 +12,8 @@ import torch
 from torch.nn.functional import linear, silu
 
 from lab import simulator
+from lab.adversarial import VALUES, views
+from lab.compare import brief
 from layer1_kernels import kernels
 from layer2_graph import (
     Config,
@@ -49,17 +51,23 @@ T, C, F = 5, 12, 7
 
 
 class Graph:
-    """A graph in the child. Each node has its value on this side, computed as it is added."""
+    """A graph in the child. Each node has its value on this side, computed as it is added.
 
-    def __init__(self, subject, rng):
-        self.make, self.rng = subject.make, rng
+    values: makes the numbers of inputs and weights    layout: of views, for those with two axes
+    """
+
+    def __init__(self, subject, rng, values=None, layout=None):
+        self.make, self.rng, self.made, self.layout = subject.make, rng, values, layout
         self.aten = subject.make("importlib:import_module", "torch").ops.aten
         self.ops = subject.make("layer1_kernels:kernels", "torch")
         self.root, self.graph = subject.make("torch.nn:Module"), subject.make("torch.fx:Graph")
         self.inputs, self.values = [], []
 
     def random(self, *shape, dtype=torch.float32):
-        return torch.from_numpy(self.rng.standard_normal(shape)).to(dtype)
+        if self.made:
+            return torch.from_numpy(self.made(self.rng, shape)).to(dtype)
+        value = torch.from_numpy(self.rng.standard_normal(shape)).to(dtype)
+        return views(value)[self.layout] if self.layout and len(shape) == 2 else value
 
     def add(self, node, value):
         self.make("builtins:setattr", node, "meta", {"val": value.clone()})
@@ -68,12 +76,12 @@ class Graph:
 
     def given(self, *shape, dtype=torch.float32):
         value = self.random(*shape, dtype=dtype)
-        self.inputs.append(value.clone())
+        self.inputs.append(value if self.layout else value.clone())
         return self.add(self.graph.placeholder(f"x{len(self.inputs)}"), value)
 
     def weight(self, name, *shape, dtype=torch.float32):
         value = self.random(*shape, dtype=dtype)
-        self.root.register_buffer(name, value.clone())
+        self.root.register_buffer(name, value if self.layout else value.clone())
         return self.add(self.graph.get_attr(name), value)
 
     def call(self, name, *args):
@@ -96,7 +104,7 @@ class Graph:
         """What the rewritten graph gives, and what it should give, flat."""
         self.built.graph.lint()
         self.built.recompile()
-        got = self.built(*[x.clone() for x in self.inputs])
+        got = self.built(*[x if self.layout else x.clone() for x in self.inputs])
         return [np.concatenate([np.asarray(a, dtype=np.float64).ravel() for a in some])
                 for some in (got, [self.values[i][1] for i in self.results])]
 
@@ -188,6 +196,72 @@ def silu_is_returned(g):
     return [g.call("mul.Tensor", middle, up), middle]
 
 
+def three_users(g):
+    gate, up, other = g.given(T, F), g.given(T, F), g.given(T, F)
+    middle = g.call("silu.default", gate)
+    return [g.call("mul.Tensor", middle, up), g.call("mul.Tensor", middle, other), middle]
+
+
+def silu_is_written(g):
+    gate, up = g.given(T, F), g.given(T, F)
+    middle = g.call("silu.default", gate)
+    g.call("mul_.Tensor", middle, Constant(2.0))
+    return [g.call("mul.Tensor", middle, up)]
+
+
+def two_silus(g):
+    return [g.call("mul.Tensor", *(g.call("silu.default", g.given(T, F)) for _ in range(2)))]
+
+
+def a_product_of_products(g):
+    a, b, c = (g.given(T, F) for _ in range(3))
+    inner = g.call("mul.Tensor", g.call("silu.default", a), b)
+    return [g.call("mul.Tensor", inner, g.call("silu.default", c)), inner]
+
+
+def times_itself(g):
+    x = g.given(T, F)
+    return [g.call("mul.Tensor", x, g.call("silu.default", x))]
+
+
+def up_comes_after_silu(g):
+    x = g.given(T, F)
+    middle = g.call("silu.default", x)
+    return [g.call("mul.Tensor", middle, g.call("add.Tensor", x, Constant(1.0)))]
+
+
+def up_is_written(g):
+    gate, up = g.given(T, F), g.given(T, F)
+    middle = g.call("silu.default", gate)
+    g.call("add_.Tensor", up, Constant(1.0))
+    return [g.call("mul.Tensor", middle, up)]
+
+
+def in_double(g):
+    gate, up = (g.given(T, F, dtype=torch.float64) for _ in range(2))
+    return [g.call("mul.Tensor", g.call("silu.default", gate), up)]
+
+
+def one_axis(g):
+    gate, up = g.given(F), g.given(F)
+    return [g.call("mul.Tensor", g.call("silu.default", gate), up)]
+
+
+def one_number(g):
+    gate, up = g.given(1, 1), g.given(1, 1)
+    return [g.call("mul.Tensor", g.call("silu.default", gate), up)]
+
+
+def ragged(g):
+    gate, up = g.given(15, 33), g.given(15, 33)
+    return [g.call("mul.Tensor", g.call("silu.default", gate), up)]
+
+
+def wide(g):
+    gate, up = g.given(1, 40_000), g.given(1, 40_000)
+    return [g.call("mul.Tensor", g.call("silu.default", gate), up)]
+
+
 def one_column(g):
     gate, up = g.given(T, F), g.given(T, 1)
     return [g.call("mul.Tensor", g.call("silu.default", gate), up)]
@@ -232,7 +306,19 @@ SWIGLU = {
     turned_round: (1, "silu may be the second factor"),
     two_of_them: (2, "there are two"),
     written_before_and_after: (1, "the gate is written into before and after, not in between"),
-    silu_is_returned: (0, "the result of silu has another user, so it must be computed anyway"),
+    three_users: (0, "the result of silu has other users, so it must be computed anyway"),
+    silu_is_returned: (0, "the result of silu is returned as well, so it has two users"),
+    silu_is_written: (0, "what silu made is written into, and the product reads that"),
+    two_silus: (1, "both factors are SiLUs; one of them is the gate, the other is up"),
+    a_product_of_products: (2, "the first product is the second one's factor"),
+    times_itself: (1, "gate and up may be the same"),
+    up_comes_after_silu: (1, "up is made after silu, and before the product"),
+    up_is_written: (1, "up is written into before the product, which reads it then as now"),
+    in_double: (1, "both are float64, and of one dtype"),
+    one_number: (1, "(1, 1) is a shape like others"),
+    ragged: (1, "shapes are what they are"),
+    wide: (1, "shapes are what they are"),
+    one_axis: (0, "gate and up have one axis"),
     one_column: (0, "up has one column, which the product repeats; ops.swiglu takes equal shapes"),
     times_a_number: (0, "silu is multiplied by a number"),
     another_dtype: (0, "gate and up have other dtypes"),
@@ -246,19 +332,77 @@ SWIGLU = {
 
 def test_fuse_swiglu(subject, agree, rng):
     for case in SWIGLU:
-        check_swiglu(subject, agree, rng, case)
+        check_swiglu(subject, agree, Graph(subject, rng), case)
 
 
-def check_swiglu(subject, agree, rng, case):
+def test_fuse_swiglu__hard(subject, agree, rng):
+    """Hard numbers and layouts in the pattern as it is first written."""
+    for kind, values in VALUES.items():
+        check_swiglu(subject, agree, Graph(subject, rng, values), plain, f", numbers {kind}")
+    for layout in views(torch.ones(2, 2)):
+        check_swiglu(subject, agree, Graph(subject, rng, layout=layout), plain, f", {layout}")
+
+
+def test_fuse_swiglu__takes_the_table(subject, agree, rng):
+    """A stand-in in the table: the difference of gate and up."""
     g = Graph(subject, rng)
+    minus = subject.make("importlib:import_module", "operator").sub
+    results, ops = plain(g), subject.make("types:SimpleNamespace", swiglu=minus)
+    subject.fuse_swiglu(g.module(*results), ops)
+    got, value = g.run()
+    gate, up = (x.numpy().ravel() for x in g.inputs)
+    agree(got, gate - up, "float32", "the result with a table whose swiglu is gate - up",
+          mistakes={"another kernel is called than that of the table handed in": value})
+
+
+def random_graph(g):
+    """A few calls, most of them SiLUs and products, some of them writes; the last are returned."""
+    values, pick = [g.given(T, F) for _ in range(3)], g.rng.integers
+    for _ in range(int(pick(3, 9))):
+        what = pick(0, 10)
+        a, b = (values[-i] for i in sorted(g.rng.choice(np.arange(1, 4), 2, replace=False)))
+        if what < 4:
+            values.append(g.call("silu.default", a))
+        elif what < 8:
+            values.append(g.call("mul.Tensor", *((a, b) if pick(2) else (b, a))))
+        elif what == 8:
+            g.call("add_.Tensor", a, Constant(0.5))
+        else:
+            g.call("mul_.Tensor", g.call("view.default", b, Constant([T * F])), Constant(0.5))
+    return values[-2:]
+
+
+def test_fuse_swiglu__drawn(subject, reference, agree, rng):
+    """Graphs of a few calls, beside the course's own pass on each."""
+    for number, seed in enumerate(rng.integers(0, 2**31, 40)):
+        counts, texts = [], []
+        for side in (subject, reference):
+            g = Graph(side, np.random.default_rng(seed))
+            module = g.module(*random_graph(g))
+            texts.append(str(module.graph))
+            counts.append(side.fuse_swiglu(module, g.ops))
+            what = f"fuse_swiglu, graph {number}, as drawn: {calls_in(texts[0])}"
+            got, value = g.run()
+            agree(got, value, "float32", f"the result after {what}")
+        assert counts[0] == counts[1], f"{what}: {counts[0]} found, expected {counts[1]}"
+
+
+def calls_in(text):
+    """The lines of a graph as it is printed, shorter."""
+    rows = (row.strip().partition(" : [")[0].lstrip("%") + " = " + row.partition("](args = ")[2]
+            .partition(", kwargs")[0] for row in text.splitlines() if "call_function" in row)
+    return "; ".join(rows)
+
+
+def check_swiglu(subject, agree, g, case, words=""):
     results, (want, why) = case(g), SWIGLU[case]
     found = subject.fuse_swiglu(g.module(*results), g.ops)
-    title = case.__name__.replace("_", " ")
+    title = case.__name__.replace("_", " ") + words
     made = g.calls().get("swiglu_torch", 0)
     assert made <= want, f"fuse_swiglu, {title}: it was rewritten, and must not be: {why}."
     got, value = g.run()
     mistakes = {}
-    if case is plain:
+    if case is plain and not words:
         gate, up = g.inputs
         mistakes["gate and up are given to ops.swiglu the other way round"] = \
             (silu(up) * gate).ravel()
@@ -267,6 +411,7 @@ def check_swiglu(subject, agree, rng, case):
     assert made == want, (f"fuse_swiglu, {title}: {made} calls of ops.swiglu in the graph, "
                           f"expected {want}. {why.capitalize()}.")
     left = g.calls()
+    assert type(found) is int, f"fuse_swiglu, {title}: it returns {found!r}, expected a number"
     assert not want or not left.get("mul.Tensor"), \
         f"fuse_swiglu, {title}: the product is still computed beside ops.swiglu"
     assert found == want, \
@@ -285,6 +430,55 @@ def q_k_and_v(g):
     x = g.given(T, C)
     return [g.call("linear.default", x, g.weight(name, n, C))
             for name, n in (("q", 8), ("k", 4), ("v", 2))]
+
+
+def one_row_and_one_column(g):
+    x = g.given(1, 1)
+    return [g.call("linear.default", x, g.weight(name, 1, 1)) for name in "ab"]
+
+
+def ragged_ones(g):
+    x = g.given(15, 17)
+    return [g.call("linear.default", x, g.weight(name, n, 17)) for name, n in (("a", 1), ("b", 33))]
+
+
+def many_rows(g):
+    x = g.given(1, 2)
+    return [g.call("linear.default", x, g.weight(name, n, 2))
+            for name, n in (("a", 40_000), ("b", 3))]
+
+
+def the_same_weight_twice(g):
+    x, w = g.given(T, C), g.weight("w", F, C)
+    return [g.call("linear.default", x, w) for _ in range(2)]
+
+
+def used_in_between(g):
+    x = g.given(T, C)
+    first = g.call("silu.default", g.call("linear.default", x, g.weight("a", F, C)))
+    second = g.call("linear.default", x, g.weight("b", F, C))
+    return [g.call("mul.Tensor", first, second), second]
+
+
+def written_after_both(g):
+    x = g.given(T, C)
+    g.call("add_.Tensor", x, Constant(1.0))
+    both = [g.call("linear.default", x, g.weight(name, F, C)) for name in "ab"]
+    g.call("add_.Tensor", both[0], Constant(1.0))
+    g.call("add_.Tensor", x, Constant(1.0))
+    return both
+
+
+def a_weight_is_written(g):
+    x, w = g.given(T, C), g.weight("a", F, C)
+    g.call("mul_.Tensor", w, Constant(2.0))
+    return [g.call("linear.default", x, w), g.call("linear.default", x, g.weight("b", F, C))]
+
+
+def in_double_precision(g):
+    x = g.given(T, C, dtype=torch.float64)
+    return [g.call("linear.default", x, g.weight(name, F, C, dtype=torch.float64))
+            for name in "ab"]
 
 
 def two_inputs(g):
@@ -327,6 +521,14 @@ MATMULS = {
     q_k_and_v: (1, 2, "all three multiply x"),
     gate_and_up: (1, 1, "both multiply x"),
     two_inputs: (2, 2, "two matrices multiply each of the inputs"),
+    used_in_between: (1, 1, "the second is made after the first was used, of the same x"),
+    written_after_both: (1, 1, "x is written into before both and after both"),
+    the_same_weight_twice: (1, 1, "both multiply x, by the same"),
+    in_double_precision: (1, 1, "both multiply x"),
+    one_row_and_one_column: (1, 1, "both multiply x"),
+    ragged_ones: (1, 1, "both multiply x"),
+    many_rows: (1, 1, "both multiply x"),
+    a_weight_is_written: (2, 0, "one weight is written into in each run"),
     one_after_the_other: (2, 0, "the second one needs the result of the first"),
     given_weights: (2, 0, "the weights come with each run, so they cannot be joined before"),
     with_biases: (2, 0, "they have biases"),
@@ -337,15 +539,50 @@ MATMULS = {
 
 def test_merge_matmuls(subject, agree, rng):
     for case in MATMULS:
-        check_matmuls(subject, agree, rng, case)
+        check_matmuls(subject, agree, Graph(subject, rng), case)
 
 
-def check_matmuls(subject, agree, rng, case):
+def test_merge_matmuls__hard(subject, agree, rng):
+    """Hard numbers and layouts of x and of the weights."""
+    for kind, values in VALUES.items():
+        check_matmuls(subject, agree, Graph(subject, rng, values), gate_and_up, f", numbers {kind}")
+    for layout in views(torch.ones(2, 2)):
+        check_matmuls(subject, agree, Graph(subject, rng, layout=layout), gate_and_up,
+                      f", {layout}")
+
+
+def test_merge_matmuls__takes_the_table(subject, agree, rng):
+    """A stand-in in the table, which counts as another name."""
     g = Graph(subject, rng)
+    other = subject.make("importlib:import_module", "torch.nn.functional").linear
+    results = gate_and_up(g)
+    subject.merge_matmuls(g.module(*results), subject.make("types:SimpleNamespace", matmul=other))
+    calls = g.calls()
+    assert calls.get("linear") == 1, (
+        f"merge_matmuls: ops.matmul is here torch's linear, and is called {calls.get('linear', 0)} "
+        f"times, expected once: the kernel is that of the table handed in; calls {calls}")
+
+
+def check_pieces(g, results, title):
+    """One matmul, whose val says what it gives, and views of its columns; nothing else runs."""
+    x = g.values[0][1]
+    extra = set(g.calls()) - {"matmul_torch", "slice.Tensor"}
+    assert not extra, (
+        f"merge_matmuls, {title}: {', '.join(sorted(extra))} in each run. Weights are joined "
+        f"before it, and the results are pieces by slice.Tensor, which are views")
+    for node in g.built.graph.nodes:
+        if node.op == "call_function" and g.name(node) == "matmul_torch":
+            val, N = node.meta["val"], sum(g.values[i][1].shape[1] for i in results)
+            assert torch.is_tensor(val) and (val.shape, val.dtype) == ((len(x), N), x.dtype), (
+                f"merge_matmuls, {title}: val of the new matmul is "
+                f"{brief(val)}, expected ({len(x)}, {N}), as its result")
+
+
+def check_matmuls(subject, agree, g, case, words=""):
     results, (want, saved, why) = case(g), MATMULS[case]
     module, names = g.module(*results), ("matmul_torch", "linear.default")
     found = subject.merge_matmuls(module, g.ops)
-    title = case.__name__.replace("_", " ")
+    title = case.__name__.replace("_", " ") + words
     left = sum(g.calls().get(name, 0) for name in names)
     assert left >= want, \
         f"merge_matmuls, {title}: {left} matmuls are left, and there must be {want}: {why}."
@@ -366,6 +603,8 @@ def check_matmuls(subject, agree, rng, case):
           at=lambda i: f"number {i[0]}", mistakes=mistakes)
     assert left == want, (f"merge_matmuls, {title}: {left} matmuls are launched, expected {want}: "
                           f"{why}.")
+    if case in (gate_and_up, q_k_and_v):
+        check_pieces(g, results, title)
     assert found == saved, (f"merge_matmuls, {title}: it said {found}, expected {saved}: the "
                             f"launches that are saved, not the matmuls")
 
@@ -382,6 +621,9 @@ CASES = {
     "one that is written in place": ([((0,), (1,)), ((0,), (2,)), ((1,), ()), ((1, 2), (3,))],
                                      (3,)),
     "an input that is returned": ([((0,), (1,)), ((1,), (2,))], (0, 2)),
+    "used and made at once": ([((0, 1), (1,)), ((1, 1, 2), (2, 3)), ((3,), ())], (1,)),
+    "returned twice, and never used": ([((0,), (40_000,)), ((0,), (5,))], (40_000, 40_000)),
+    "one launch": ([((), (3, 2))], (2,)),
     "nothing": ([], ()),
 }
 
@@ -397,14 +639,14 @@ def needed(launches, kept):
 def test_lifetimes(subject, rng):
     for name, (launches, kept) in CASES.items():
         check_lives(subject, launches, kept, name)
-    for _ in range(10):
+    for _ in range(300):
         made, launches = 1, []
-        for _ in range(int(rng.integers(1, 12))):
+        for _ in range(int(rng.integers(1, 8))):
             new = range(made, made + int(rng.integers(0, 3)))
-            uses = rng.choice(made, min(made, 3), replace=False)
+            made += len(new)            # what it only set aside before, a launch uses and makes
+            uses = rng.choice(made, min(made, int(rng.integers(0, 4))), replace=False)
             launches.append((tuple(map(int, uses)), tuple(new)))
-            made += len(new)
-        kept = tuple(map(int, rng.choice(made, min(made, 2), replace=False)))
+        kept = tuple(map(int, rng.choice(made, min(made, int(rng.integers(0, 3))), replace=False)))
         check_lives(subject, launches, kept, "a random graph")
 
 
@@ -418,8 +660,9 @@ def check_lives(subject, launches, kept, name):
                          f"room for it, even if nobody reads it")
     for s, (born, dies) in want.items():
         value = got[s]
-        assert isinstance(value, tuple) and len(value) == 2, \
+        assert isinstance(value, (tuple, list)) and len(value) == 2, \
             f"{about}Storage {s}: got {value!r}, expected (born, dies)"
+        value = tuple(value)
         reason = ("It is returned, so it lives to the last launch" if s in kept else
                   "It is needed up to its last use, and not one launch longer"
                   if value == (born, dies + 1) else
@@ -466,6 +709,13 @@ ARENAS = {      # in the first, each way to go wrong comes to a peak of its own
                      {0: (2, 3), 1: (3, 3), 2: (0, 2), 3: (1, 1), 4: (0, 0)}),
     "a gap that is too small": ({0: 512, 1: 768, 2: 1024, 3: 640},
                                 {0: (0, 1), 1: (0, 3), 2: (0, 3), 3: (2, 3)}),
+    "a gap that fits exactly": ({0: 1280, 1: 512, 2: 512, 3: 768},
+                                {0: (0, 1), 1: (1, 4), 2: (2, 5), 3: (3, 3)}),
+    "one that ends below another's end": ({0: 1024, 1: 512, 2: 256, 3: 128},
+                                          {0: (0, 1), 1: (3, 4), 2: (4, 5), 3: (1, 4)}),
+    "all of one size": ({0: 256, 1: 256, 2: 256, 3: 256},
+                        {0: (2, 3), 1: (1, 2), 2: (0, 1), 3: (3, 4)}),
+    "past 31 bits": ({0: 2**31, 1: 2**32, 2: 2**31 + 256}, {0: (0, 2), 1: (1, 2), 2: (2, 2)}),
     "one": ({7: 256}, {7: (0, 0)}),
     "nothing": ({}, {}),
 }
@@ -482,9 +732,19 @@ def test_place(subject, rng):
         check_place(subject, sizes, lives, name)
     for count in (3, 5, 8, 13, 21, 21, 34):
         check_place(subject, *random_arena(rng, count), "a random graph")
+    for _ in range(300):
+        check_place(subject, *small_arena(rng), "a small graph, as drawn", exact=True)
 
 
-def check_place(subject, sizes, lives, name):
+def small_arena(rng):
+    """Few sizes and births, no two storages alike in both: so the text leaves no choice."""
+    pairs = rng.permutation(list(itertools.product((256, 512, 768), range(5))))
+    rows = pairs[:rng.integers(2, 9)].tolist()
+    return ({s: size for s, (size, _) in enumerate(rows)},
+            {s: (born, born + int(rng.integers(0, 4))) for s, (_, born) in enumerate(rows)})
+
+
+def check_place(subject, sizes, lives, name, exact=False):
     got = subject.place(sizes, lives)
     about = f"place, {name}: "
     assert isinstance(got, dict) and set(got) == set(sizes), (
@@ -515,6 +775,17 @@ def check_place(subject, sizes, lives, name):
     assert found <= want, (f"{about}the arena has {found:,} bytes, and {want:,} are enough. "
                            f"{reasons.get(found, 'Take the largest first')}.\n"
                            f"Sizes {sizes}, lives {lives}")
+    if exact or name in ARENAS:
+        want = greedy(sizes, lives, order["large"])
+        later = sorted(sizes, key=lambda s: (-sizes[s], -lives[s][0]))
+        wrong = next((s for s in order["large"] if got[s] != want[s]), None)
+        assert wrong is None, (
+            f"{about}storage {wrong} is at byte {got[wrong]:,}, expected {want[wrong]:,}. " + (
+                "Of equal sizes the later born came first" if got == greedy(sizes, lives, later)
+                else "Of equal sizes the one that was named first came first" if got == greedy(
+                    sizes, lives, sorted(sizes, key=lambda s: -sizes[s]))
+                else "Each lies at the lowest place where it fits")
+            + f".\nSizes {sizes}, lives {lives}")
 
 
 # ---- the course's own pipeline
