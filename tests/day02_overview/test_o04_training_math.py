@@ -102,11 +102,22 @@ def test_state_bytes__unseen(unseen, rng):
     for stage in range(4):
         unseen("state_bytes", int(rng.integers(1, 10**11)), int(rng.integers(2, 1000)), stage,
                precision="exact")
+    for parameters, W, stage in rng.integers((0, 1, 0), (9, 6, 4), (100, 3)).tolist():
+        unseen("state_bytes", parameters, W, stage, precision="exact")      # more ranks than those
+    unseen("state_bytes", 1001, precision="exact")
+    unseen("state_bytes", 1001, 4, precision="exact")
 
 
-def shape(rng):
+def drawn(rng):
+    """(Llama, B, T) that nobody has seen: of the usual sizes, of the smallest, and past 2^31."""
+    for low, high, most in ((2, 50, 3000), (2, 50, 3000), *[(1, 3, 3)] * 40):
+        yield shape(rng, low, high), *rng.integers(1, most + 1, 2).tolist()
+    yield RAGGED[0], 2**33 + int(rng.integers(9)), 2
+
+
+def shape(rng, low=2, high=50):
     """A Llama that nobody has seen."""
-    L, H, G, D, F = rng.integers(2, 50, 5).tolist()
+    L, H, G, D, F = rng.integers(low, high, 5).tolist()
     return Shape(L, int(rng.integers(10, 5000)), H * G, G, D, F, int(rng.integers(9, 10**5)),
                  bool(rng.integers(2)))
 
@@ -139,8 +150,7 @@ def test_kept_numbers(subject, agree, m, B, T):
 
 
 def test_kept_numbers__unseen(unseen, rng):
-    for sizes in rng.integers(1, 3000, (3, 2)).tolist():
-        m = shape(rng)
+    for m, *sizes in drawn(rng):
         unseen("kept_numbers", lambda side, m=m: given(side, m), *sizes, precision="exact",
                shown=named(m, *sizes))
 
@@ -164,8 +174,7 @@ def test_peak_activations(subject, agree, m, B, T, recompute):
 
 
 def test_peak_activations__unseen(unseen, rng):
-    for sizes in rng.integers(1, 3000, (3, 2)).tolist():
-        m = shape(rng)
+    for m, *sizes in drawn(rng):
         unseen("peak_activations", lambda side, m=m: given(side, m), *sizes, bool(rng.integers(2)),
                precision="exact", shown=named(m, *sizes))
 
@@ -205,10 +214,11 @@ def test_training_flops(subject, agree, m, B, T, recompute):
 
 
 def test_training_flops__unseen(unseen, rng):
-    for sizes in rng.integers(1, 3000, (3, 2)).tolist():
-        m = shape(rng)
-        unseen("training_flops", lambda side, m=m: given(side, m), *sizes, bool(rng.integers(2)),
-               precision="exact", shown=named(m, *sizes))
+    for m, *sizes in drawn(rng):
+        more = [[], [False], [True]][int(rng.integers(3))]
+        unseen("training_flops", lambda side, m=m: given(side, m), *sizes, *more,
+               precision="exact", shown=f"{named(m, *sizes)}{', recompute=' * bool(more)}"
+                                        f"{more[0] if more else ''}")
 
 
 # ---- communication
@@ -226,10 +236,10 @@ def ring(collective, size, W):
     return sent[0]
 
 
-@pytest.mark.parametrize("W", [1, 2, 3, 8])
+@pytest.mark.parametrize("size, W", [(24_000, 1), (24_000, 2), (24_000, 3), (24_000, 8), (10, 4)])
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter"])
-def test_sent_by(subject, agree, collective, W):
-    size, want = 24_000, ring(collective, 24_000, W)
+def test_sent_by(subject, agree, collective, size, W):
+    want = ring(collective, size, W)
     agree(subject.sent_by(collective, size, W), want, "float64",
           what=f"bytes that a rank sends, {collective} of {size:,} bytes on {W} ranks", mistakes={
         "one tour of the ring is counted, but summing and spreading are two": want / 2,
@@ -237,12 +247,16 @@ def test_sent_by(subject, agree, collective, W):
         "each rank sends the whole array to every other": size * (W - 1),
         "a rank passes its own piece on once, not W - 1 pieces": size / W,
         "there are W rounds: the last one would bring a piece home": want + size / W,
+        "a piece is rounded down; the last bytes are sent, too":
+            want // (size / W) * (size // W),
         "the whole array is sent, also the piece that stays": 2 * size})
 
 
 def test_sent_by__unseen(unseen, rng):
     for collective in ("all_reduce", "all_gather", "reduce_scatter"):
         unseen("sent_by", collective, int(rng.integers(1, 10**12)), int(rng.integers(2, 5000)))
+        for size, W in rng.integers(1, 20, (40, 2)).tolist():
+            unseen("sent_by", collective, size, W)
 
 
 @pytest.fixture(scope="module")
@@ -274,7 +288,7 @@ def test_step_bytes(subject, recorded, way):
 
 
 @pytest.mark.parametrize("way", ["dp", "zero3", "tp", "sp", "pp"])
-def test_step_bytes_for_any_shape(subject, agree, way):
+def test_step_bytes__any_shape(subject, agree, way):
     m, B, T, W, itemsize = LLAMA_8B, 3, 1000, 8, 2
     weights = 8_030_261_248 * itemsize
     hidden = itemsize * B * T * m.C
@@ -284,16 +298,18 @@ def test_step_bytes_for_any_shape(subject, agree, way):
     agree(subject.step_bytes(way, given(subject, m), B, T, W, itemsize), want, "float64",
           what=f"bytes a rank sends a step of the 8B model under {way}, {W} ranks, B={B} T={T}",
           mistakes={"numbers are counted, not the bytes that they take": want / itemsize,
-                    "the step's bytes are those of one layer": want / m.L,
-                    "the number of ranks is left out": {"pp": None}.get(way, want / (W - 1) * W)})
+                    "the step's bytes are those of one layer": want / m.L} | (
+                        {} if way == "pp" else {
+                            "two ranks are counted, whatever W is": want / (W - 1) * W / 2,
+                            "the number of ranks is left out": want / (W - 1) * W}))
 
 
 def test_step_bytes__unseen(unseen, rng):
     for way in ("dp", "zero3", "tp", "sp", "pp"):
-        m, (B, T) = shape(rng), rng.integers(1, 3000, 2).tolist()
-        unseen("step_bytes", way, lambda side, m=m: given(side, m), B, T,
-               int(rng.integers(2, 100)), int(rng.choice([1, 2, 4])),
-               shown=f"{way}, {named(m, B, T)}")
+        for m, B, T in drawn(rng):
+            W, itemsize = int(rng.integers(1, 9)), int(rng.choice([1, 2, 4, 8]))
+            unseen("step_bytes", way, lambda side, m=m: given(side, m), B, T, W, itemsize,
+                   shown=f"{way}, {named(m, B, T)} W={W} itemsize={itemsize}")
 
 
 def test_predict_cheapest_way(subject):

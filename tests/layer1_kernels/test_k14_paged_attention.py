@@ -357,7 +357,8 @@ def test_load_pages_triton__hard(subject, agree, rng):
         pages = torch.from_numpy(make(rng, (18, 16))).reshape(2, 9, 1, 16)
         got, _ = gather(subject, pages, tables, torch.tensor([13], dtype=torch.int32), 16)
         want = torch.cat([pages[1], pages[0]])[None, :13]
-        agree(got, want.numpy(), "exact", f"load_pages_triton, 13 keys, {kind.replace('_', ' ')}, out of pages of 9",
+        agree(got, want.numpy(), "exact",
+              f"load_pages_triton, 13 keys, {kind.replace('_', ' ')}, out of pages of 9",
               lambda i: "sequence {}, key {}, head {}, column {}".format(*i),
               {"numbers go through 16 bits": want.bfloat16().float().numpy()})
 
