@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from day02_overview import CAUSES, Profile, load_profiles, model
+from day02_overview import CAUSES, Profile, load_profiles, model, where_time_goes
 from day02_overview import recorder as rec
 from day02_overview.o04_training_math import sent_by
 
@@ -38,6 +38,28 @@ def scattered(seed):
             spans.append((rank, "collective", f"sum {n}", start, 20 * n + 15 + draw.randrange(3)))
     draw.shuffle(spans)
     return profile(42, *spans, ranks=ranks, name=f"profile {seed}")
+
+
+def drawn(rng, count):
+    """Small profiles on eighths of a second: ranks without a kernel, kernels that begin together,
+    touch or lie inside one another, batches of no use, collectives that all come to at once."""
+    for n in range(count):
+        ranks, wall = int(rng.integers(1, 4)), int(rng.integers(8, 41))
+        spans = []
+        for rank in range(ranks):
+            for kind in ("kernel", "kernel", "input", "host")[:int(rng.integers(0, 5))]:
+                for start, length in rng.integers((0, 1), (wall, 9), (2, 2)).tolist():
+                    spans.append((rank, kind, kind, start / 8, min(start + length, wall) / 8,
+                                  *(rng.integers(0, 5, 4) * (kind == "kernel")).tolist()))
+        half = wall // 2
+        for k in range(int(rng.integers(0, 3))):
+            ends = half * k + half
+            spans += [(rank, "collective", f"sum {k}", int(rng.integers(half * k, ends - 1)) / 8,
+                       ends / 8) for rank in range(ranks)]
+        spans = [s if len(s) == 5 else (*s[:7], *sorted(s[7:])[:1], 0) if rng.random() < 0.5 else
+                 (*s[:6], s[6] + s[7] + s[8], *s[7:]) for s in spans]
+        order = rng.permutation(len(spans))
+        yield profile(wall / 8, *(spans[i] for i in order), ranks=ranks, name=f"drawing {n}")
 
 
 STREAMS = profile(10, (0, "kernel", "long", 1, 8), (0, "kernel", "inside", 2, 3),
@@ -91,8 +113,7 @@ def test_busy_share(subject, agree, p):
 
 
 def test_busy_share__unseen(unseen, rng):
-    for seed in rng.integers(6, 2**31, 3).tolist():
-        p = scattered(seed)
+    for p in drawn(rng, 60):
         unseen("busy_share", lambda side, p=p: given(side, p), shown=str(p.spans))
 
 
@@ -133,16 +154,36 @@ def test_timeline(subject, p):
         assert at == p.wall, f"timeline of {p.name}, rank {rank}: it ends at {at} s, not {p.wall} s"
 
 
-def test_timeline__unseen(unseen, rng):
-    for seed in rng.integers(6, 2**31, 3).tolist():
-        p = scattered(seed)
-        unseen("timeline", lambda side, p=p: given(side, p), shown=str(p.spans))
+def painted(lane):
+    """A rank's pieces without those of no length, neighbours of one `what` as one piece."""
+    pieces = []
+    for start, end, what in lane:
+        if pieces and pieces[-1][2] == what and abs(pieces[-1][1] - start) < 1e-9:
+            pieces[-1][1] = end
+        elif end > start:
+            pieces.append([start, end, what])
+    return pieces
+
+
+def test_timeline__unseen(subject, reference, rng):
+    for p in drawn(rng, 60):
+        got, want = ([painted(lane) for lane in side.timeline(given(side, p))]
+                     for side in (subject, reference))
+        for rank, (lane, right) in enumerate(zip(got, want, strict=True)):
+            for piece, other in zip(lane, right, strict=False):
+                assert piece == pytest.approx(other) if piece[2] == other[2] else False, (
+                    f"timeline of a drawn profile, rank {rank}: got {tuple(piece)}, expected "
+                    f"{tuple(other)}: {SAID.get((other[2], piece[2]), 'it ends elsewhere')}; its "
+                    f"spans are {[tuple(s) for s in p.spans]}")
+            assert len(lane) == len(right), (
+                f"timeline of a drawn profile, rank {rank}: got {lane}, expected {right}")
 
 
 # ---- the roof
 
 
-@pytest.mark.parametrize("flops, moved", [(1000, 20), (50, 200), (200, 20), (0, 30), (30, 0)])
+@pytest.mark.parametrize("flops, moved", [(1000, 20), (50, 200), (200, 20), (0, 30), (30, 0),
+                                          (1, 1), (2**40, 2**33), (0, 0)])
 def test_least_seconds(subject, agree, flops, moved):
     span = subject.make("day02_overview.profiles:Span", 0, "kernel", "k", 0.0, 99.0, flops, moved)
     arithmetic, memory = flops / PEAK, moved / BANDWIDTH
@@ -150,8 +191,9 @@ def test_least_seconds(subject, agree, flops, moved):
           what=f"least seconds of {flops} FLOPs and {moved} bytes at {PEAK} FLOP/s and {BANDWIDTH} "
                f"byte/s", mistakes={
         "both times are added, but arithmetic and loads go on together": arithmetic + memory,
+        "only the arithmetic is looked at": arithmetic,
         "the shorter of both times is taken; the longer one decides": min(arithmetic, memory),
-        "only the arithmetic is looked at": arithmetic, "only the bytes are looked at": memory,
+        "only the bytes are looked at": memory,
         "the time that the kernel took is returned": 99})
 
 
@@ -184,6 +226,10 @@ EDGES = {       # what holds, on the edge of the next answer: (the profile, its 
                                          "at its roof"),
     "on the ridge": (kernels((6, 600, 60, 60, 0)), "at its roof"),
     "half of the bytes are weights": (kernels((6, 0, 60, 30, 0)), "unbatched"),
+    "half of the bytes are weights, half between kernels": (kernels((6, 0, 60, 30, 30)),
+                                                            "unbatched"),
+    "kernels that do nothing": (kernels((6, 0, 0, 0, 0)), "far from its roof"),
+    "no kernel at all": (profile(9, (0, "input", "b", 0, 4)), "launch-bound"),
     "half of the bytes are between kernels": (kernels((6, 0, 60, 0, 30)), "unfused"),
     "the cache of keys is read, not weights": (kernels((6, 0, 60, 25, 25)), "at its roof"),
     "the batch is loaded beside the kernels":
@@ -229,9 +275,16 @@ def test_diagnose(subject, case):
 
 
 def test_diagnose__unseen(unseen, rng):
-    for seed in rng.integers(6, 2**31, 3).tolist():
-        p = scattered(seed)
-        unseen("diagnose", lambda side, p=p: given(side, p), shown=str(p.spans))
+    for p in drawn(rng, 100):
+        lost = sorted(lost_to(p).values())
+        if lost[-1] > lost[-2]:                 # else the text leaves open which of both it is
+            unseen("diagnose", lambda side, p=p: given(side, p), shown=str(p.spans))
+
+
+def lost_to(p):
+    """Seconds that are lost to each of WHATS[1:]."""
+    seconds = where_time_goes(p)
+    return {what: seconds[what] for what in WHATS[1:]}
 
 
 @pytest.mark.parametrize("what", WHATS[1:])
@@ -250,10 +303,10 @@ def test_most_gain(subject, agree, p, what):
 
 
 def test_most_gain__unseen(unseen, rng):
-    for seed in rng.integers(6, 2**31, 3).tolist():
-        p = scattered(seed)
-        unseen("most_gain", lambda side, p=p: given(side, p), WHATS[1:][rng.integers(4)],
-               shown=str(p.spans))
+    for p in drawn(rng, 60):
+        for what, seconds in lost_to(p).items():
+            if seconds < p.ranks * p.wall:      # else nothing is left to do
+                unseen("most_gain", lambda side, p=p: given(side, p), what, shown=str(p.spans))
 
 
 # ---- a prediction and choices
