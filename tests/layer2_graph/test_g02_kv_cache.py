@@ -131,7 +131,8 @@ class Given:
         arrays = (torch.from_numpy(getattr(self, name)) for name in "qkv")
         arrays = [a.transpose(-3, -2).contiguous().transpose(-3, -2) if name in apart else a
                   for name, a in zip("qkv", arrays, strict=True)]
-        return subject.attend_contiguous(*arrays, self.batch, self.ops, self.scale)
+        batch = [subject.make("layer2_graph.g02_kv_cache:Run", *run) for run in self.batch]
+        return subject.attend_contiguous(*arrays, batch, self.ops, self.scale)
 
     def out(self, owner=lambda b: b, seen=lambda t, T, N: N - T + t + 1, past=True, scale=None):
         """By the book: the t-th of T new tokens sees so many keys of its sequence."""
