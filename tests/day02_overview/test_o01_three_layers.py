@@ -19,8 +19,8 @@ STEPS = [i for i, s in enumerate(SPANS) if s[0] in ("prefill", "decode")]
 
 def painted(spans):
     """{floor: ns}: every nanosecond has the colour of the span that painted it last."""
-    start = min(s[2] for s in spans)
-    line = np.full(max(s[3] for s in spans) - start, len(FLOORS), np.uint8)
+    start = min((s[2] for s in spans), default=0)
+    line = np.full(max((s[3] for s in spans), default=0) - start, len(FLOORS), np.uint8)
     for _, floor, begin, end, *_ in spans:
         line[begin - start:end - start] = FLOORS.index(floor)
     return {floor: int((line == i).sum()) for i, floor in enumerate(FLOORS)}
@@ -68,6 +68,13 @@ CASES = {
                                    ("idle", 70, 90)),
     "the same floor inside": spans_of(("system", 0, 50), ("system", 5, 25), ("system", 6, 16)),
     "nobody around": spans_of(("system", 0, 10), ("idle", 20, 30), ("kernel", 22, 23)),
+    "a child that fills its parent": spans_of(("graph", 3, 9), ("kernel", 3, 9)),
+    "children that begin and end with their parent": spans_of(
+        ("system", 0, 20), ("graph", 0, 8), ("kernel", 0, 3), ("graph", 12, 20), ("idle", 17, 20)),
+    "spans of no length": spans_of(("system", 4, 9), ("graph", 4, 4), ("kernel", 6, 6)),
+    "after a day, in ns": spans_of(("system", 86_400 * 10**9, 86_400 * 10**9 + 50),
+                                   ("kernel", 86_400 * 10**9 + 7, 86_400 * 10**9 + 9)),
+    "no span at all": [],
 }
 
 
@@ -107,6 +114,8 @@ def nest(rng, begin, end, depth=0):
     """Spans of random floors inside each other, in the order in which they begin."""
     rows = [("s", FLOORS[rng.integers(3)], begin, end, int(rng.integers(1000)),
              int(rng.integers(1, 1000)))]
+    if rows[0][1] == "kernel":                  # what it calls is part of it
+        return rows
     cuts = sorted(rng.choice(np.arange(begin, end), 4, replace=False).tolist())
     for first, last in (cuts[:2], cuts[2:]) if depth < 2 and end - begin > 20 else ():
         rows += nest(rng, first, last, depth + 1)
@@ -118,6 +127,24 @@ def test_time_by_floor__unseen(unseen, rng):
         rows = nest(rng, 0, int(rng.integers(100, 10**6)))
         unseen("time_by_floor", lambda side, rows=rows: [side.Span(*row) for row in rows],
                precision="exact", shown=str(rows))
+
+
+def small(rng, begin, end, depth=0):
+    """Spans within a few ns, as nest gives them: touching, filling each other, of no length."""
+    rows = [("s", FLOORS[rng.integers(4)], begin, end, 0, 0)]
+    cuts = [begin, *sorted(rng.integers(begin, end + 1, int(rng.integers(0, 4))).tolist()), end]
+    for first, last in zip(cuts, cuts[1:], strict=False):
+        if depth < 3 and first < last and rng.random() < 0.5:
+            rows += small(rng, first, last, depth + 1)
+    return rows
+
+
+def test_time_by_floor__small(unseen, rng):
+    for _ in range(150):
+        rows = [row for first in range(0, 10 * int(rng.integers(0, 4)), 10)
+                for row in small(rng, first, first + int(rng.integers(1, 11)))]
+        unseen("time_by_floor", lambda side, rows=rows: [side.Span(*row) for row in rows],
+               precision="exact", shown=", ".join(f"{row[1]} {row[2]}-{row[3]}" for row in rows))
 
 
 def test_time_by_floor__of_the_recorded_trace(subject):
@@ -146,16 +173,22 @@ def test_roof_shares(subject, agree):
         "the bytes are divided by the whole step's time": [want[0] / 2, want[1]],
         "the FLOPs are divided by the time of the kernels alone": [want[0], 2 * want[1]],
         "nanoseconds are taken for seconds": [w / 1e9 for w in want],
+        "rates are given, not their shares of the roof": [want[0] * bandwidth, want[1] * peak],
         "the two answers are swapped": want[::-1],
         "the forward's time stands for the step's": [want[0], want[1] * 8 / 6],
         "kernels without FLOPs are left out": [want[0] * 3 / 2, want[1]]})
 
 
 def test_roof_shares__unseen(unseen, rng):
-    rows = [("decode", "system", 0, 10**6, 0, 0), ("k", "kernel", 5, 500, 7, 9),
-            *nest(rng, 1000, 10**6)]
-    unseen("roof_shares", lambda side: [side.Span(*row) for row in rows],
-           float(rng.uniform(1e9, 1e12)), float(rng.uniform(1e9, 1e12)), shown=str(rows))
+    for late in (0, 1, 86_400 * 10**9):
+        rows = [("decode", "system", late, late + 10**6, 0, 0),
+                ("k", "kernel", late + 5, late + 500, 2**40, 2**33),
+                *nest(rng, late + 1000, late + 10**6)]
+        unseen("roof_shares", lambda side, rows=rows: [side.Span(*row) for row in rows],
+               float(rng.uniform(1e9, 1e12)), float(rng.uniform(1e9, 1e12)), shown=str(rows))
+    rows = [("decode", "kernel", 3, 9, 0, 5)]
+    unseen("roof_shares", lambda side: [side.Span(*row) for row in rows], 2.0, 3.0,
+           shown=f"{rows}, a step that is one kernel without FLOPs")
 
 
 @pytest.mark.parametrize("i", [0, -1])
@@ -186,7 +219,21 @@ def test_latencies(subject, agree):
         "the answer is in milliseconds": want * 1e3, "the answer is in nanoseconds": want * 1e9})
 
 
+@pytest.mark.parametrize("arrival, sent, want, what", [
+    (0, [4, 6], (4e-9, 2e-9), "two tokens, one gap; the clock starts with the request"),
+    (5, [5, 5, 5], (0.0, 0.0), "three tokens that came at once, as it arrived: no time is 0, and "
+                               "None is said of one token alone")])
+def test_latencies__short(subject, arrival, sent, want, what):
+    got = subject.latencies(subject.Request("A", arrival, sent, "", 3, ""))
+    assert tuple(got) == pytest.approx(want) if None not in got else False, (
+        f"latencies, arrival {arrival} ns, sent {sent}: got {tuple(got)}, expected {want}; {what}")
+
+
 def test_latencies__unseen(unseen, rng):
+    for n in rng.integers(2, 5, 60):            # a few ns, so that many are equal
+        arrival, *sent = np.cumsum(rng.integers(0, 3, n + 1)).tolist()
+        unseen("latencies", lambda side, given=("A", arrival, sent, "", 3, ""):
+               side.Request(*given), shown=f"arrival {arrival}, sent {sent}")
     for n in rng.integers(2, 20, 3):
         arrival, *sent = np.cumsum(rng.integers(1, 10**9, n + 1)).tolist()
         unseen("latencies", lambda side, given=("A", arrival, sent, "", 3, ""):
