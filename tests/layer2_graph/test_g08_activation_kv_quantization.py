@@ -1,5 +1,6 @@
 """Graders of g08. Codes are compared with oracles in float64 that compare with every level."""
 
+import itertools
 import json
 import math
 
@@ -9,8 +10,10 @@ import torch
 
 from day02_overview import NANO
 from lab import simulator
+from lab.adversarial import VALUES, shifted, views
 from lab.compare import brief
 from lab.course import ROOT
+from lab.subject import Raised
 from layer1_kernels import kernels
 from layer2_graph import (
     LEVELS,
@@ -45,6 +48,10 @@ from layer2_graph.checkpoint import shapes
 from layer2_graph.small.corpus import BEGIN, stories
 
 SMALL = ROOT / "layer2_graph" / "small"
+FINITE = {name: make for name, make in VALUES.items()
+          if name not in ("infinite", "not_a_number")} | {
+              "around -3000": lambda rng, shape: shifted(rng, shape, -3000)}
+UNEVEN = (0.0, 0.5, 3.0, 3.5)           # levels as no format has them
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +82,21 @@ def coded(x, levels):
     scales = np.abs(x).max(-1, keepdims=True) / levels[-1]
     codes = book(x / np.where(scales > 0, scales, 1), levels)
     return np.array(levels)[np.abs(codes)] * np.sign(codes), scales
+
+
+def settled(codes, x, scales, levels):
+    """The codes, those of the book where two levels are as good as equally near to x / scale."""
+    ratio, codes = np.abs(x / np.where(scales > 0, scales, 1)), np.asarray(codes)
+    own, values = book(x / np.where(scales > 0, scales, 1), levels), np.array(levels)
+    some = np.abs(codes.astype(int)).clip(max=len(levels) - 1)
+    as_good = np.abs(ratio - values[some]) <= np.abs(ratio - values[np.abs(own)]) + 1e-4
+    return np.where(as_good & (codes * own >= 0) & (np.abs(codes.astype(int)) == some), own, codes)
+
+
+def untied(rng, x, kind):
+    """x, in which nothing is halfway between two codes: simple fractions would be."""
+    noise = rng.uniform(0.99, 1, x.shape).astype(x.dtype)
+    return x * noise if kind in ("tied", "exact_sums") else x
 
 
 def product(x, w, levels):
@@ -128,6 +150,65 @@ def test_quantize_tokens(subject, agree, rng, name):
     agree(codes, own, what=f"{what}, codes", at=lambda i: f"token {i[0]}, channel {i[1]}",
           mistakes={"x is not divided by its scale": book(x, levels)})
     assert codes.dtype == torch.int8, f"{what}: codes are {codes.dtype}, expected torch.int8"
+
+
+def test_quantize_tokens__hard(subject, agree, rng):
+    """Tokens of every kind in arrays of every layout, each looked at alone."""
+    K, name = 33, "quantize_tokens"
+    kinds = [(kind.replace("_", " "), make(rng, (2, K))) for kind, make in FINITE.items()]
+    x = torch.from_numpy(np.concatenate([array for _, array in kinds]))
+    words = [f"{kind}, token {i} of two" for kind, _ in kinds for i in range(2)]
+    wide = torch.from_numpy(rng.standard_normal((1, 33_000))).float()
+    cases = [(x, words, levels, "") for levels in (*map(LEVELS.get, LEVELS), UNEVEN)]
+    cases += [(view, words, LEVELS["int4"], f", {layout}") for layout, view in views(x).items()]
+    cases += [(-x.abs() - 0.25, words, LEVELS["int4"], ", all negative"),
+              (x.double(), words, LEVELS["int8"], ", float64"),
+              (wide, ["33,000 numbers"], LEVELS["fp8"], ""),
+              (x[:1], words, LEVELS["int8"], ", one token"),
+              (x[:, :1], words, LEVELS["int8"], ", of one number each"),
+              (x[:0], [], LEVELS["int8"], ", no token")]
+    for x, words, levels, how in cases:
+        codes, scales = subject.quantize_tokens(x, levels)
+        what = f"{name}, {len(levels)} levels{how}"
+        assert scales.dtype == x.dtype, \
+            f"{what}: scales are {scales.dtype}, expected x's own, {x.dtype}"
+        assert codes.shape == x.shape and scales.shape == (len(x), 1), (
+            f"{what}: codes {tuple(codes.shape)} and scales {tuple(scales.shape)}, expected "
+            f"{tuple(x.shape)} and {(len(x), 1)}")
+        values = x.double().numpy()
+        want = (x.abs().amax(-1, keepdim=True) / levels[-1]).double().numpy()
+        for t, word in enumerate(words[:len(x)]):
+            row = np.s_[t:t + 1]
+            agree(scales[row], want[row], "float64" if how == ", float64" else "float32",
+                  f"{what}, {word}: its scale")
+            agree(settled(codes[row], values[row], want[row], levels),
+                  book(values[row] / np.where(want[row] > 0, want[row], 1), levels), "exact",
+                  f"{what}, {word}: its codes", lambda i: f"channel {i[1]}")
+
+
+def test_quantize_tokens__halfway(subject, agree):
+    """Scale 1, and numbers halfway between two codes: the even one."""
+    x = np.float32([[127, *np.arange(-5.5, 6)], [-127, *np.arange(-120.5, -109)]])
+    got, _ = subject.quantize_tokens(torch.from_numpy(x), LEVELS["int8"])
+    agree(got, np.rint(x).astype(int), "exact", "quantize_tokens, numbers halfway between codes",
+          lambda i: f"token {i[0]}, x = {x[i]:g}", {
+              "halves are rounded up, not to the even code": np.floor(x + 0.5).astype(int),
+              "halves are rounded away from 0, not to the even code":
+                  (np.sign(x) * np.floor(np.abs(x) + 0.5)).astype(int),
+              "what is behind the point is cut off": np.trunc(x).astype(int)})
+
+
+def test_quantize_tokens__not_finite(subject, rng):
+    for kind in ("infinite", "not_a_number"):
+        x = torch.from_numpy(VALUES[kind](rng, (3, 8)))
+        for some in (x, -x):
+            try:
+                subject.quantize_tokens(some, LEVELS["int8"])
+            except Raised as refusal:
+                assert "not finite" in refusal.text, refusal.text
+            else:
+                raise AssertionError(f"quantize_tokens: x with {kind.replace('_', ' ')} values "
+                                     "has codes, expected a ValueError that says: not finite")
 
 
 def test_quantizing_tokens_refuses_what_is_not_finite():
@@ -195,6 +276,82 @@ def zeroed(x, columns):
     return x
 
 
+def judge_split(agree, got, x, w, columns, levels, what, precision="float32"):
+    """Each token looked at alone. x, w: tensors"""
+    x, w, columns = x.double().numpy(), w.double().numpy(), columns.numpy()
+    assert tuple(got.shape) == (len(x), len(w)), (
+        f"split_matmul, {what}: shape {tuple(got.shape)}, expected {(len(x), len(w))}")
+    rest = np.setdiff1d(np.arange(x.shape[1]), columns)
+    want = x[:, columns] @ w[:, columns].T + (
+        product(x[:, rest], w[:, rest], levels) if len(rest) else 0)
+    for t in range(len(x)):
+        agree(got[t], want[t], precision, f"split_matmul, {what}: token {t}",
+              lambda i: f"output {i[0]}", {"nothing is rounded": (x @ w.T)[t]})
+
+
+def test_split_matmul__hard(subject, agree, rng):
+    """Rows of every kind in x and in w, float64, so that codes are as the book has them."""
+    def numbers(*shape):
+        return torch.from_numpy(rng.standard_normal(shape))
+
+    columns = torch.tensor([20, 3])                                 # in no order
+    for (kind, make), in_w in itertools.product(FINITE.items(), (False, True)):
+        hard, other = torch.from_numpy(untied(rng, make(rng, (3, 24)), kind)), numbers(4, 24)
+        x, w = (other, hard.double()) if in_w else (hard.double(), other)
+        judge_split(agree, subject.split_matmul(x, w, columns, LEVELS["int8"]), x, w, columns,
+                    LEVELS["int8"], f"{kind.replace('_', ' ')} in {'w' if in_w else 'x'}",
+                    "float64")
+    x, w = numbers(5, 24), numbers(7, 24)
+    for levels in (*map(LEVELS.get, LEVELS), UNEVEN):
+        judge_split(agree, subject.split_matmul(x, w, columns, levels), x, w, columns, levels,
+                    f"{len(levels)} levels", "float64")
+    for i, layout in itertools.product((0, 1), views(x)):
+        some = [x, w]
+        some[i] = views(some[i])[layout]
+        judge_split(agree, subject.split_matmul(*some, columns, LEVELS["int4"]), x, w, columns,
+                    LEVELS["int4"], f"{'xw'[i]} with {layout}", "float64")
+    for T, N, K, which in ((1, 4, 9, [2]), (3, 1, 9, [8]), (3, 4, 1, []), (3, 4, 1, [0]),
+                           (2, 3, 33_000, [32_999]), (0, 4, 9, [2]),
+                           (3, 0, 9, [2])):
+        x, w, columns = numbers(T, K), numbers(N, K), torch.tensor(which, dtype=torch.int64)
+        judge_split(agree, subject.split_matmul(x, w, columns, LEVELS["int8"]), x, w, columns,
+                    LEVELS["int8"], f"T = {T}, N = {N}, K = {K}, columns {which}", "float64")
+
+
+def test_split_matmul__halfway(subject, agree):
+    """Scales of 1, and factors halfway between two codes: the even one."""
+    x = torch.tensor([[127.0, 99.25, 0.5, 1.5, 2.5, -0.5, -3.5, 4.5]]).double()
+    w = torch.tensor([[127.0, 11.5, 1, 2, 3, 4, 5, 6], [127.0, -8, 0.5, -2.5, 4.5, 6.5, 1.5, 9]])
+    w, columns = w.double(), torch.tensor([1])
+
+    def out(rounded):
+        a, b = rounded(x.numpy()), rounded(w.numpy())
+        a[:, 1], b[:, 1] = x[:, 1], w[:, 1]
+        return a @ b.T
+
+    agree(subject.split_matmul(x, w, columns, LEVELS["int8"]), out(np.rint), "float64",
+          "split_matmul, factors halfway between two codes", mistakes={
+              "halves are rounded up, as no code of g07 is": out(lambda a: np.floor(a + 0.5))})
+
+
+def test_split_matmul__not_finite(subject, rng):
+    """A refusal is right, and so are numbers that tell of it: finite ones would not."""
+    w, columns = torch.from_numpy(rng.standard_normal((4, 24))), torch.tensor([3])
+    for kind, k in itertools.product(("infinite", "not_a_number"), (3, 5)):
+        x = torch.from_numpy(rng.standard_normal((3, 24)))
+        x[1, k] = VALUES[kind](rng, (1, 1)).item()
+        for some in ((x, w), (w, x)):
+            try:
+                got = subject.split_matmul(*some, columns, LEVELS["int8"])
+            except Raised as refusal:
+                assert "finite" in refusal.text, refusal.text
+            else:
+                lost = got[1] if some[0] is x else got[:, 1]
+                assert not lost.isfinite().any(), (
+                    f"split_matmul: {kind.replace('_', ' ')} in column {k}, and what it makes is "
+                    "finite; expected inf or NaN there, or a ValueError")
+
+
 def test_a_split_product_is_within_its_bound(rng):
     """Each factor is off by half a scale at most."""
     x, w = (torch.from_numpy(rng.standard_normal((n, 64))) for n in (5, 6))
@@ -241,6 +398,8 @@ def test_smooth(subject, agree, rng, alpha):
         "only the first matrix is asked for its largest |w|":
             norm / s(alpha, np.abs(matrices[0]).max(0).astype(np.float64)),
         "alpha and 1 - alpha have changed places": norm / s(1 - alpha, every),
+        "the largest w is taken, not the largest |w|":
+            norm / s(alpha, np.concatenate(matrices).max(0).astype(np.float64)),
         "w's factor is multiplied, not divided by": norm / np.where(
             (largest > 0) & (every > 0), largest ** alpha * every ** (1 - alpha), 1)})
     for i, (w, found) in enumerate(zip(matrices, got[1], strict=True)):
@@ -248,6 +407,72 @@ def test_smooth(subject, agree, rng, alpha):
               lambda i: f"row {i[0]}, channel {i[1]}", {
                   "the matrices are divided by s, as the norm is": w / own,
                   "the matrices stay as they were": w})
+
+
+def judge_smooth(subject, agree, norm, matrices, largest, alpha, what):
+    """Each channel looked at alone: they may differ by powers of ten."""
+    got = subject.smooth(norm, matrices, largest, *alpha)
+    assert isinstance(got, (tuple, list)) and len(got) == 2 and len(got[1]) == len(matrices), (
+        f"smooth, {what}: expected a norm and {len(matrices)} matrices, got {brief(got)}")
+    power, own = alpha[0] if alpha else 0.5, largest.double().numpy()
+    columns = np.abs(np.concatenate([w.double().numpy() for w in matrices])).max(0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        bare = own ** power / columns ** (1 - power)
+        s = np.where((own > 0) & (columns > 0), bare, 1)
+        floors = own.clip(1e-5) ** power / columns.clip(1e-5) ** (1 - power)
+    precision = "float64" if norm.dtype == torch.float64 else "float32"
+    rows = [("the norm", got[0], norm, 1 / s, 1 / floors, 1 / np.where(s == 1, bare, s))] + [
+        (f"matrix {i} of {len(matrices)}", out, w, s, floors, np.where(s == 1, bare, s))
+        for i, (out, w) in enumerate(zip(got[1], matrices, strict=True))]
+    for name, out, array, factor, floor, zero in rows:
+        array, out = array.double().numpy(), out
+        assert tuple(out.shape) == array.shape, (
+            f"smooth, {what}, {name}: shape {tuple(out.shape)}, expected {array.shape}")
+        for c in range(len(s)):
+            agree(out[..., c], array[..., c] * factor[c], precision,
+                  f"smooth, {what}, {name}, channel {c}", mistakes={
+                      "s is not 1 where the largest |x| or |w| is 0": array[..., c] * zero[c],
+                      "the largest |x| and |w| have a least value; only for 0 the text has a rule":
+                          array[..., c] * floor[c]})
+
+
+@np.errstate(all="ignore")
+def test_smooth__hard(subject, agree, rng):
+    C = 12
+
+    def numbers(*shape):
+        return torch.from_numpy(rng.standard_normal(shape)).float()
+
+    norm, largest, w = numbers(C), numbers(C).abs(), [numbers(n, C) for n in (5, 3)]
+    judge_smooth(subject, agree, norm, w, largest, (), "alpha left out")
+    for kind, make in FINITE.items():
+        hard, what = torch.from_numpy(make(rng, (5, C))), kind.replace("_", " ")
+        judge_smooth(subject, agree, norm, [w[1], hard], largest, (), f"{what} in a matrix")
+        judge_smooth(subject, agree, hard[0], w, largest, (), f"{what} in the norm")
+        judge_smooth(subject, agree, norm, w, hard[1].abs(), (), f"{what} in largest")
+    for rows in (1, 7):
+        judge_smooth(subject, agree, numbers(rows, C), w, largest, (0.3,),
+                     f"a norm of {rows} row(s)")
+    for kind in ("infinite", "not_a_number"):
+        hard = torch.from_numpy(VALUES[kind](rng, (3, C)))
+        judge_smooth(subject, agree, hard, w, largest, (), f"{kind.replace('_', ' ')} in the norm")
+    for which, layout in itertools.product(("the norm", "matrix 0", "matrix 1"), views(w[0])):
+        some = {"the norm": numbers(4, C), "matrix 0": w[0], "matrix 1": w[1]}
+        some[which] = views(some[which])[layout]
+        judge_smooth(subject, agree, some["the norm"], [some["matrix 0"], some["matrix 1"]],
+                     largest, (0.6,), f"{which} with {layout}")
+    judge_smooth(subject, agree, norm.double(), [m.double() for m in w], largest.double(), (0.7,),
+                 "float64")
+    for count, C in ((1, 17), (4, 31), (2, 1), (1, 33_000)):
+        judge = numbers(C), [numbers(2 + i, C) for i in range(count)], numbers(C).abs()
+        judge_smooth(subject, agree, *judge, (), f"{count} matrices of {C} columns") \
+            if C < 100 else agree(subject.smooth(*judge)[0], smooth(*judge)[0].numpy(), "float32",
+                                  "smooth, 33,000 channels, the norm")
+    norm, largest, some = numbers(6), numbers(6).abs(), numbers(3, 6)
+    largest[:2], some[:, 1:3] = 0, 0            # of x, of both, of w
+    for alpha in (0.5, 0.0, 1.0):
+        judge_smooth(subject, agree, norm, [some], largest, (alpha,),
+                     f"alpha {alpha:g}, nothing in some channels")
 
 
 def test_smoothing_keeps_the_product(rng):
@@ -294,6 +519,8 @@ def test_write_quantized(subject, agree, rng, name):
     agree(got, own, what=f"{what}, codes",
           at=lambda i: f"page {i[0]}, place {i[1]}, head {i[2]}, byte {i[3]}", mistakes={
               "nothing is written": pages,
+              "what has slot 0 is skipped, too":
+                  filled(pages, packed(codes, levels), np.where(slots == 0, -1, slots)),
               "a slot of -1 is taken for the last one": filled(pages, packed(codes, levels), last),
               "page and place have changed places":
                   filled(pages, packed(codes, levels), swap=True),
@@ -306,6 +533,133 @@ def test_write_quantized(subject, agree, rng, name):
               "no scale is written": kept,
               "what is kept is 1 / scale": filled(kept, 1 / scales.astype(np.float32)),
               "what is kept is the largest |x|": filled(kept, np.abs(x).max(-1))})
+
+
+class Pages:
+    """Pages of codes and scales, before and after a call, and what the book has there."""
+
+    def __init__(self, rng, x, slots, levels, P, S, layout=""):
+        self.x, self.slots, self.levels, self.P, self.S = x, slots, levels, P, S
+        (self.T, G, D), n = x.shape, {1: 5, 7: 2}.get(len(levels) - 1, 1)
+        self.codes = self.laid((P, S, G, -(-D // n)), 77, torch.uint8, "codes" in layout)
+        self.scales = self.laid((P, S, G), 0.5, torch.float16, "scales" in layout)
+
+    @staticmethod
+    def laid(shape, value, dtype, apart):
+        """An array of one value; apart: neighbouring pages, places and heads are not adjacent."""
+        room = torch.full((shape[0], shape[1] + 1, shape[2] + 2, *shape[3:]), value, dtype=dtype)
+        return room[:, 1:, 1:-1] if apart else torch.full(shape, value, dtype=dtype)
+
+    def write(self, side):
+        side.write_quantized(self.x, self.codes, self.scales, torch.tensor(
+            self.slots, dtype=torch.int64), self.levels)
+
+    def place(self, slot):
+        return f"page {slot // self.S}, place {slot % self.S}"
+
+    def check(self, agree, what):
+        x, last = self.x.double().numpy(), self.levels[-1]
+        exact = (np.abs(self.x.float().numpy()).max(-1) / np.float32(last)).astype(np.float32)
+        scales = exact.astype(np.float16)
+        places = {slot: t for t, slot in enumerate(self.slots) if slot >= 0}
+        own, early = (book(x / np.where(some > 0, some, 1).astype(float)[..., None], self.levels)
+                      for some in (scales, exact))
+        flat = [a.reshape(self.P * self.S, *a.shape[2:]) for a in (
+            self.codes.numpy(), self.scales.numpy())]
+        for slot in sorted({*range(min(len(flat[0]), 40))} - {*places}):
+            at = f"{self.place(slot)}, a slot of no token here"
+            agree(flat[0][slot], np.full_like(flat[0][slot], 77), "exact", f"{what}: codes on {at}",
+                  mistakes={f"token {t} is written here, not on {self.place(own_slot)}":
+                            packed(own[t], self.levels) for own_slot, t in places.items()})
+            agree(flat[1][slot], np.full_like(flat[1][slot], 0.5), "exact", f"{what}: scales {at}")
+        for slot, t in places.items():
+            where = self.place(slot)
+            rows = packed(own[t], self.levels)
+            agree(flat[1][slot], scales[t], "exact", f"{what}: scales of token {t}, {where}",
+                  lambda i: f"head {i[0]}", {"nothing is written": np.full_like(scales[t], 0.5)})
+            agree(flat[0][slot], rows, "exact", f"{what}: codes of token {t}, {where}",
+                  lambda i: f"head {i[0]}, byte {i[1]}", {
+                      "nothing is written": np.full_like(rows, 77),
+                      "the codes are of scales that are not rounded to fp16 yet":
+                          packed(early[t], self.levels)})
+
+
+def test_write_quantized__hard(subject, agree, rng):
+    """Pages, places, heads and widths are all different; tokens of every kind."""
+    int4, int8 = LEVELS["int4"], LEVELS["int8"]
+
+    def numbers(*shape):
+        return torch.from_numpy(rng.standard_normal(shape)).float()
+
+    def judge(what, x, slots, levels=int4, P=7, S=3, layout=""):
+        pages = Pages(rng, x, slots, levels, P, S, layout)
+        pages.write(subject)
+        pages.check(agree, f"write_quantized, {what}")
+
+    judge("three places a page", numbers(1, 2, 6), [7])
+    for levels in map(LEVELS.get, LEVELS):
+        judge(f"{len(levels)} levels", numbers(6, 2, 129), [5, 0, -1, 20, 7, 3], levels)
+    for kind, make in FINITE.items():
+        x = torch.from_numpy(untied(rng, make(rng, (6, 11)), kind)).view(3, 2, 11)
+        judge(f"{kind.replace('_', ' ')} in x", x, [4, 19, 0])
+    judge("numbers of 1e-6: scales near fp16's least", numbers(4, 2, 40) * 1e-6, [1, 2, 3, 4], int8)
+    judge("a head of zeros", numbers(2, 3, 6) * torch.tensor([1, 0, 1])[:, None], [8, 2], int8)
+    for dtype in (torch.float16, torch.float64):
+        judge(f"x in {dtype}", numbers(3, 2, 9).to(dtype), [1, 3, 2], int8)
+    for layout, x in views(numbers(4, 14)).items():
+        judge(f"x with {layout}", x.unflatten(1, (2, 7)), [6, 1, 0, 12])
+    for layout in ("codes", "scales"):
+        judge(f"{layout} that are part of a larger array", numbers(4, 2, 7), [6, 1, 0, 12],
+              layout=layout)
+    judge("one page", numbers(3, 2, 6), [4, 0, 2], P=1, S=5)
+    judge("one place a page", numbers(3, 2, 6), [4, 0, 2], P=5, S=1)
+    judge("one token, in the last slot", numbers(1, 2, 6), [20])
+    judge("one token, in slot 0", numbers(1, 1, 1), [0])
+    judge("more than 32,768 pages", numbers(3, 1, 2), [65_536, 65_999, 32_767], P=33_000, S=2)
+    for T in (1, 4):
+        judge(f"{T} tokens, all skipped", numbers(T, 2, 6), [-1] * T)
+    judge("no token", numbers(0, 2, 6), [])
+
+
+def test_write_quantized__drawn(subject, agree, rng):
+    """Small sizes, any of which may be 1, tokens in any order, some of them skipped."""
+    for _ in range(60):
+        T, P, S, G, D = (int(n) for n in rng.integers(1, 6, 5))
+        slots = rng.permutation(max(P * S, T))[:T]
+        slots = np.where((slots >= P * S) | (rng.random(T) < 0.3), -1, slots).tolist()
+        levels = LEVELS[("int8", "int4", "ternary")[int(rng.integers(3))]]
+        pages = Pages(rng, torch.from_numpy(rng.standard_normal((T, G, D))).float(), slots, levels,
+                      P, S)
+        pages.write(subject)
+        pages.check(agree, f"write_quantized, {P} pages of {S} places, {G} heads of {D}, "
+                           f"{len(levels)} levels, slots {slots}")
+
+
+def test_write_quantized__halfway(subject, agree):
+    """Scale 1, and numbers halfway between two codes: the even one."""
+    x = torch.tensor([127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 126.5]).view(1, 1, 8)
+    codes, scales = torch.zeros(1, 2, 1, 8, dtype=torch.uint8), torch.zeros(1, 2, 1).half()
+    subject.write_quantized(x, codes, scales, torch.tensor([1]), LEVELS["int8"])
+    bent = torch.sign(x) * torch.floor(x.abs() + 0.5)
+    agree(codes[0, 1, 0], (x.round().int() + 127).flatten().numpy(), "exact",
+          "write_quantized, numbers halfway between two codes", lambda i: f"number {i[0]}", {
+              "halves are rounded away from 0; the even code is theirs":
+                  (bent.int() + 127).flatten().numpy()})
+
+
+def test_write_quantized__refused(subject, rng):
+    """What absmax_scales refuses."""
+    for kind in ("infinite", "not_a_number", "too large"):
+        x = torch.full((3, 2, 6), 1e7) if kind == "too large" else \
+            torch.from_numpy(VALUES[kind](rng, (3, 12))).view(3, 2, 6)
+        pages, what = Pages(rng, x, [1, 5, 2], LEVELS["int8"], 7, 3), kind.replace("_", " ")
+        try:
+            pages.write(subject)
+        except Raised as refusal:
+            assert "scales" in refusal.text, refusal.text
+        else:
+            raise AssertionError(f"write_quantized: {what} in x is written, expected the "
+                                 "ValueError of absmax_scales")
 
 
 @pytest.mark.parametrize("name", ["int8", "fp8", "int4", "ternary"])
