@@ -485,6 +485,11 @@ def in_double_precision(g):
             for name in "ab"]
 
 
+def five_of_them(g):
+    x = g.given(T, C)
+    return [g.call("linear.default", x, g.weight(f"w{n}", n, C)) for n in (3, 1, 4, 2, 5)]
+
+
 def two_inputs(g):
     one, other = g.given(T, C), g.given(T, C)
     return [g.call("linear.default", x, g.weight(name, F, C))
@@ -525,6 +530,7 @@ MATMULS = {
     q_k_and_v: (1, 2, "all three multiply x"),
     gate_and_up: (1, 1, "both multiply x"),
     two_inputs: (2, 2, "two matrices multiply each of the inputs"),
+    five_of_them: (1, 4, "all five multiply x"),
     used_in_between: (1, 1, "the second is made after the first was used, of the same x"),
     written_after_both: (1, 1, "x is written into before both and after both"),
     the_same_weight_twice: (1, 1, "both multiply x, by the same"),
@@ -580,6 +586,13 @@ def check_pieces(g, results, title):
             assert torch.is_tensor(val) and (val.shape, val.dtype) == ((len(x), N), x.dtype), (
                 f"merge_matmuls, {title}: val of the new matmul is "
                 f"{brief(val)}, expected ({len(x)}, {N}), as its result")
+    ends = np.cumsum([0, *(g.values[i][1].shape[1] for i in results)]).tolist()
+    pieces = [tuple(node.args[1:]) for node in g.built.graph.nodes
+              if node.op == "call_function" and g.name(node) == "slice.Tensor"]
+    want = [(1, begin, end) for begin, end in itertools.pairwise(ends)]
+    assert pieces == want, (
+        f"merge_matmuls, {title}: the pieces are (axis, begin, end) {pieces}, expected {want}: in "
+        f"the order of the group, as fuse_matmul_swiglu looks for them")
 
 
 def check_matmuls(subject, agree, g, case, words=""):
@@ -608,7 +621,7 @@ def check_matmuls(subject, agree, g, case, words=""):
           at=lambda i: f"number {i[0]}", mistakes=mistakes)
     assert left == want, (f"merge_matmuls, {title}: {left} matmuls are launched, expected {want}: "
                           f"{why}.")
-    if case in (gate_and_up, q_k_and_v):
+    if case in (gate_and_up, q_k_and_v, five_of_them):
         check_pieces(g, results, title)
     assert found == saved, (f"merge_matmuls, {title}: it said {found}, expected {saved}: the "
                             f"launches that are saved, not the matmuls")

@@ -480,6 +480,33 @@ def test_last_scores__hard(subject, agree, rng):
             setattr(given, name, before)
 
 
+def launches_of_scores(side, m, weights, x, residual, rows):
+    """(scores, names of the launches)"""
+    seen = side.make("layer2_graph.launches:Launches")
+    model = side.FusedLlama(side.make("layer2_graph.config:Config", **vars(m)), weights,
+                            seen.counting(side.make("layer1_kernels:kernels", "torch")))
+    asked = side.make("builtins:slice", None) if rows is None else torch.tensor(rows)
+    with seen:
+        got = side.last_scores(model, x, residual, asked)
+    return got, seen.names
+
+
+def test_last_scores__as_many_launches_as_the_course(subject, reference, agree, rng):
+    model = random_llama()
+    x, residual = torch.from_numpy(rng.standard_normal((2, 7, model.config.C))).float()
+    for rows in ([2, 6], [5], None):
+        (got, names), (want, own) = (launches_of_scores(side, model.config, model.weights, x,
+                                                        residual, rows)
+                                     for side in (subject, reference))
+        what = f"last_scores, rows {'all' if rows is None else rows} of 7"
+        agree(got, want.numpy(), "float32", what)
+        more = [*(Counter(names) - Counter(own))]
+        assert len(names) <= len(own), (
+            f"{what}: {len(names)} launches, expected {len(own)}: {', '.join(names)}. Beside "
+            f"taking the rows of both there are add_rmsnorm and matmul; {' and '.join(more)} "
+            f"can be spared")
+
+
 # ---- predict_numbers_saved
 
 
