@@ -623,8 +623,9 @@ def check_matmuls(subject, agree, g, case, words=""):
                           f"{why}.")
     if case in (gate_and_up, q_k_and_v, five_of_them):
         check_pieces(g, results, title)
+    what = "saved, not the matmuls" if found > saved else "saved, one less than each group has"
     assert found == saved, (f"merge_matmuls, {title}: it said {found}, expected {saved}: the "
-                            f"launches that are saved, not the matmuls")
+                            f"launches that are {what}")
 
 
 # ---- lifetimes
