@@ -1,5 +1,6 @@
 """Graders of g07. Codes are compared with oracles that know no borders, roots or loops over w."""
 
+import itertools
 import json
 import math
 
@@ -10,7 +11,10 @@ import torch
 from day01_roofline import decode_costs
 from day02_overview import NANO
 from lab import simulator
+from lab.adversarial import VALUES, shifted, views
+from lab.compare import brief
 from lab.course import ROOT
+from lab.subject import Raised
 from layer1_kernels import dequantize_weight, kernels, quantize_weight
 from layer2_graph import (
     LEVELS,
@@ -45,13 +49,22 @@ from layer2_graph import (
     with_zero_point,
 )
 from layer2_graph.checkpoint import shapes
-from layer2_graph.g07_weight_quantization import SHRINK
+from layer2_graph.g07_weight_quantization import SHRINK, in_a_byte
 from layer2_graph.small import evaluate
 from layer2_graph.small.corpus import BEGIN, stories
 from layer2_graph.small.train import encode
 
 SMALL = ROOT / "layer2_graph" / "small"
 FORMATS = ("fp4", "int4", "ternary", "fp8", "int8")
+FINITE = {name: make for name, make in VALUES.items()
+          if name not in ("infinite", "not_a_number")} | {
+              "around -3000": lambda rng, shape: shifted(rng, shape, -3000)}
+
+
+def untied(rng, x, kind):
+    """x, in which nothing is halfway between two codes: simple fractions would be."""
+    noise = rng.uniform(0.99, 1, x.shape).astype(x.dtype)
+    return x * noise if kind in ("tied", "exact_sums") else x
 
 
 @pytest.fixture(scope="module")
@@ -93,17 +106,16 @@ def test_predict_model_bits(subject, truth, small):
 
 def book(x, levels, tie="even", nearer=True):
     """Codes by comparing each number with every level."""
-    found = []
-    for value in x:
-        away = [abs(abs(float(value)) - level) for level in levels]
-        best = [q for q, distance in enumerate(away) if distance == min(away)]
-        q = best[0] if len(best) == 1 else {
-            "even": min(best, key=lambda q: q % 2), "odd": max(best, key=lambda q: q % 2),
-            "low": best[0]}[tie]
-        if not nearer:
-            q = max(i for i, level in enumerate(levels) if level <= abs(float(value)))
-        found.append(-q if value < 0 else q)
-    return np.array(found)
+    x, levels = np.asarray(x, np.float64), np.array(levels)
+    with np.errstate(invalid="ignore"):
+        away = np.abs(np.abs(x)[:, None] - levels)
+    best = away == away.min(-1, keepdims=True)
+    low, high = best.argmax(-1), len(levels) - 1 - best[:, ::-1].argmax(-1)
+    code = {"even": np.where(low % 2, high, low), "odd": np.where(low % 2, low, high),
+            "low": low, "high": high}[tie]
+    if not nearer:
+        code = np.searchsorted(levels, np.abs(x), "right") - 1
+    return np.where(x < 0, -code, code)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -132,6 +144,55 @@ def test_nearest__keeps_the_shape(subject, agree):
     x = torch.tensor([[[0.2, -0.9]], [[0.5, 0.51]], [[-0.5, 7.0]]])
     agree(subject.nearest(x, LEVELS["ternary"]), [[[0, -1]], [[0, 1]], [[0, 1]]],
           what="nearest, ternary, of an array of three dimensions")
+
+
+def test_nearest__hard(subject, agree, rng):
+    """Levels that no format has, numbers of every kind, type, shape and layout."""
+    def judge(x, levels, what, where=None):
+        got, values = subject.nearest(x, levels), x.double().numpy()
+        assert tuple(got.shape) == values.shape, (
+            f"nearest, {what}: shape {tuple(got.shape)}, expected {values.shape}")
+        want = book(np.clip(values.ravel(), -2 * levels[-1], 2 * levels[-1]), levels)
+        here = np.ones(values.size, bool) if where is None else where.ravel()
+        agree(np.where(here, got.flatten(), want), want, "exact",
+              f"nearest, {what}, levels {brief(tuple(levels)[:8])}",
+              lambda i: f"x = {values.ravel()[i[0]]:.17g}", {
+                  "every level is as far from inf; it is beyond the last all the same":
+                      np.where(np.isinf(values.ravel()), 0, want),
+                  "a tie goes to the number that is farther from 0":
+                      book(values.ravel(), levels, tie="high"),
+                  "a tie goes to the number that is nearer to 0":
+                      book(values.ravel(), levels, tie="low")} if here.all() else {})
+
+    wide = (0.0, 0.5, 3.0, 3.5), (0.0, 7.0), (0.0, 0.25, 100.0), tuple(
+        np.cumsum([0, *rng.integers(1, 9, 127) / 8]).tolist())
+    for levels in wide:
+        values = np.array(levels)
+        middle = (values[1:] + values[:-1]) / 2
+        x = np.concatenate([values, middle, np.nextafter(middle, 0), np.nextafter(middle, 1e9)])
+        judge(torch.from_numpy(np.concatenate([x, -x])), levels,
+              "float64, halfway, and next to it")
+        judge(torch.from_numpy(rng.uniform(-1.2, 1.2, (4, 9)) * levels[-1]).float(), levels,
+              "any numbers")
+    fp4 = LEVELS["fp4"]
+    for kind, make in FINITE.items():
+        judge(torch.from_numpy(make(rng, (3, 7))), fp4, f"{kind.replace('_', ' ')} in x")
+    x = torch.from_numpy(4 * rng.standard_normal((6, 10))).float()
+    for dtype in (torch.float16, torch.bfloat16):
+        judge(x.to(dtype), fp4, f"{dtype}")
+    for layout, view in views(x).items():
+        judge(view, fp4, layout)
+    for shape in ((), (1,), (2, 3, 1, 5), (0,), (0, 4)):
+        judge(torch.from_numpy(np.asarray(3 * rng.standard_normal(shape))), fp4, f"shape {shape}")
+    far = torch.from_numpy(np.tile(rng.uniform(-7, 7, 41), 810)).float()
+    agree(subject.nearest(far, fp4), np.tile(book(far[:41].numpy(), fp4), 810), "exact",
+          "nearest, 33,210 numbers")
+    judge(torch.tensor([math.inf, 1.0, -math.inf]), fp4, "infinite: beyond the last level")
+    x[2, 3] = math.nan
+    try:
+        judge(x, fp4, "the numbers beside one that is NaN", x.isfinite().numpy())
+    except Raised as refusal:
+        assert "ValueError" in refusal.text, refusal.text
 
 
 def test_fp8_codes_are_torchs_bits(rng):
@@ -181,6 +242,41 @@ def test_pack(subject, agree, rng, name, shape):
         "the zeros that fill up come before the first code":
             bytes_of(codes, levels, pad_front=True)})
     assert got.dtype == torch.uint8, f"pack: bytes are {got.dtype}, expected torch.uint8"
+
+
+def test_pack__hard(subject, agree, rng):
+    """Any number of levels, with and without a rest, every layout."""
+    def judge(codes, count, what):
+        levels = tuple(map(float, range(count)))
+        n, radix = in_a_byte(levels)
+        flat, got = codes.flatten().tolist(), subject.pack(codes, levels)
+        want = written(flat, count, n, radix)
+        assert got.shape == (len(want),), (
+            f"pack, {what}: {len(flat)} codes, {n} a byte, make {brief(got)}, expected an array "
+            f"({len(want)},)" + ". No byte is added where nothing is left over" * (
+                len(flat) % n == 0))
+        agree(got, np.array(want), "exact", f"pack, {what}: {count} levels, {n} codes a byte",
+              lambda i: f"byte {i[0]}", {
+                  "codes are taken as they lie in memory, not row after row":
+                      np.array(written(codes.T.flatten().tolist(), count, n, radix))})
+        assert got.dtype == torch.uint8, f"pack, {what}: {got.dtype}, expected torch.uint8"
+
+    def written(flat, count, n, radix):
+        digits = [q + count - 1 for q in flat] + [0] * (-len(flat) % n)
+        return [sum(d * radix ** i for i, d in enumerate(digits[b:b + n]))
+                for b in range(0, len(digits), n)]
+
+    def codes(count, *shape):
+        return torch.from_numpy(rng.integers(1 - count, count, shape)).to(torch.int8)
+
+    for count in (8, 2, 3, 4, 5, 7, 9, 64, 127, 128):
+        judge(codes(count, 5, 6), count, "5 rows of 6")
+        judge(codes(count, 3, 7), count, "3 rows of 7")
+        judge(torch.full((2, 5), count - 1, dtype=torch.int8), count, "the last code throughout")
+    for layout, view in views(codes(2, 4, 9)).items():
+        judge(view, 2, layout)
+    for shape in ((1, 1), (1, 10), (10, 1), (1, 33_001), (0, 5), (5, 0)):
+        judge(codes(2, *shape), 2, f"{shape[0]} x {shape[1]}")
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -239,6 +335,72 @@ def test_least_error_scales(subject, rng, name, group):
     assert got[5, 2] == 0, f"{what}: a group of zeros has scale {got[5, 2]:.4g}, expected 0"
 
 
+def test_least_error_scales__of_equals_the_first(subject, agree, rng):
+    """Whole numbers up to 20 scales: all errors are exact, and many are equal."""
+    for name, last in (("ternary", 1), ("int4", 7), ("fp4", 6)):
+        levels, (N, groups, group) = LEVELS[name], (30, 4, 5)
+        w = rng.integers(-20 * last, 20 * last + 1, (N, groups, group)).astype(np.float32)
+        w[:, :, 2] = 20 * last * rng.choice([-1, 1], (N, groups))
+        tried = np.stack([np.full((N, groups), float(20 - i)) for i in range(20)])
+        lost = np.stack([errors(w, levels, scales) for scales in tried])
+        assert ((lost == lost.min(0)).sum(0) > 1).any() or name != "ternary"
+        late = tried[::-1][lost[::-1].argmin(0), *np.indices((N, groups))]
+        got = subject.least_error_scales(torch.from_numpy(w.reshape(N, -1)), levels, group)
+        agree(got, tried[lost.argmin(0), *np.indices((N, groups))], "exact",
+              f"least_error_scales, {name}, whole numbers: two scales may be equally good",
+              lambda i, w=w: f"w = {w[i].tolist()}: the scale", {
+                  "of equals the last is kept": late})
+
+
+def test_least_error_scales__hard(subject, agree, rng):
+    """Groups of every kind, each looked at alone, in arrays of every shape and layout."""
+    def judge(w, levels, group, what):
+        got = subject.least_error_scales(w, levels, group)
+        groups = w.double().unflatten(-1, (w.shape[-1] // group, group)).numpy()
+        what = f"least_error_scales, {what}, groups of {group}"
+        assert tuple(got.shape) == groups.shape[:-1], (
+            f"{what}: shape {tuple(got.shape)}, expected {groups.shape[:-1]}")
+        assert torch.equal(got, got.half().float()), f"{what}: scales are not rounded to fp16"
+        largest = (w.abs().unflatten(-1, (-1, group)).amax(-1) / levels[-1]).numpy()
+        tried = np.stack([(largest * share).astype(np.float16).astype(float) for share in SHRINK])
+        lost = np.stack([errors(groups, levels, scales) for scales in tried])
+        own, least = errors(groups, levels, got.double().numpy()), lost.min(0)
+        wrong = np.argwhere(own > least * 1.0001)
+        if len(wrong):
+            at = tuple(wrong[0])
+            best = tried[lost[:, *at].argmin(), *at]
+            raise AssertionError(
+                f"{what}: {brief(groups[at][:4].tolist())} … has error {own[at]:.4g} with scale "
+                f"{got[at]:.4g}, {least[at]:.4g} with {best:.4g}")
+
+    kinds = {kind: make(rng, (2, 32)) for kind, make in FINITE.items()}
+    for (kind, array), name in itertools.product(kinds.items(), ("ternary", "fp4")):
+        judge(torch.from_numpy(array), LEVELS[name], 16, f"{name}, {kind.replace('_', ' ')} in w")
+    w, levels = torch.from_numpy(rng.standard_normal((4, 60))).float(), LEVELS["int4"]
+    judge(torch.from_numpy(rng.standard_normal((4, 32))).float() * 1e-6, levels, 16,
+          "numbers of 1e-6: scales near fp16's least")
+    for layout, view in views(w).items():
+        judge(view, levels, 15, layout)
+    for shape, group in (((1, 17), 17), ((3, 5), 1), ((30,), 15), ((2, 2, 34), 17), ((0, 4), 2)):
+        judge(torch.from_numpy(rng.standard_normal(shape)).float(), levels, group, f"w {shape}")
+    judge(torch.from_numpy(rng.standard_normal((1, 33_000))).float(), LEVELS["ternary"], 33_000,
+          "a group of 33,000 numbers")
+    judge(w, (0.0, 0.5, 3.0, 3.5), 20, "levels that no format has")
+
+
+def test_least_error_scales__refused(subject, rng):
+    for kind in ("infinite", "not_a_number", "too large", "ragged"):
+        w = VALUES[kind](rng, (3, 8)) if kind in VALUES else np.full((3, 8), 1e7, np.float32)
+        try:
+            subject.least_error_scales(torch.from_numpy(w), LEVELS["int4"],
+                                       5 if kind == "ragged" else 4)
+        except Raised as refusal:
+            assert "scales: " in refusal.text, refusal.text
+        else:
+            raise AssertionError(f"least_error_scales: w that is {kind.replace('_', ' ')} has "
+                                 "scales, expected the ValueError that absmax_scales makes")
+
+
 # ---- gptq
 
 
@@ -286,6 +448,59 @@ def test_gptq(subject, agree, rng, name, group):
               "what was lost is added to the later columns": given.codes(good=-1.0),
               "the factor is not divided by U[k, k]": given.codes(divided=False),
               "every column has the scale of the first group": given.codes(first=True)})
+
+
+def test_gptq__hard(subject, agree, rng):
+    """Rows of every kind, groups of every size, each argument in every layout. float64: codes are
+    then the course's own, whatever the order of sums."""
+    def numbers(*shape):
+        return torch.from_numpy(rng.standard_normal(shape))
+
+    def hessian_of(K):
+        x = numbers(200, K) @ (torch.eye(K) + numbers(K, K) / 4) / 7
+        return x.T @ x
+
+    def scales_of(w, levels, group):
+        return w.unflatten(1, (-1, group)).abs().amax(-1) / levels[-1] * 0.8
+
+    def judge(given, levels, what):
+        agree(subject.gptq(given[0], given[1], levels, given[2]),
+              gptq(given[0], given[1], levels, given[2]).numpy(), "exact", f"gptq, {what}",
+              lambda i: f"row {i[0]}, column {i[1]}", {
+                  "the codes are of the matrix as it came":
+                      quantize(given[0], levels, given[2]).numpy()})
+
+    hessian, int4 = hessian_of(16), LEVELS["int4"]
+    for kind, make in FINITE.items():
+        w = torch.from_numpy(untied(rng, make(rng, (4, 16)), kind)).double()
+        judge((w, hessian, scales_of(w, int4, 4)), int4, f"{kind.replace('_', ' ')} in w")
+    w = numbers(4, 16)
+    for levels in (LEVELS["int8"], LEVELS["fp8"], (0.0, 0.5, 3.0, 3.5)):
+        judge((w, hessian, scales_of(w, levels, 8)), levels, f"{len(levels)} levels")
+    for i, layout in itertools.product(range(3), views(w)):
+        some = [w, hessian, scales_of(w, int4, 4)]
+        some[i] = views(some[i])[layout]
+        judge(some, int4, f"{('w', 'the Hessian', 'scales')[i]} with {layout}")
+    w = numbers(200, 31)
+    judge((w, hessian_of(31), scales_of(w, int4, 31)), int4, "200 rows of 31, one group")
+    for N, K, group in ((1, 17, 1), (3, 1, 1), (1, 1, 1), (5, 12, 3), (5, 12, 4), (0, 4, 2),
+                        (33_000, 4, 2)):
+        w = numbers(N, K)
+        judge((w, hessian_of(K), scales_of(w, int4, group)), int4,
+              f"{N} rows of {K}, groups of {group}")
+    scales = scales_of(w := numbers(4, 16), int4, 4)
+    scales[1, 2] = 0
+    judge((w, hessian, scales), int4, "a scale of 0: nothing comes back, all is made good")
+
+
+def test_gptq__halfway(subject, agree, rng):
+    """Inputs that have nothing to do with one another: no column changes, and halves are even."""
+    w = torch.from_numpy(rng.integers(-12, 13, (6, 8)) / 2)
+    got = subject.gptq(w, torch.eye(8).double() * 3, LEVELS["int4"], torch.ones(6, 2).double())
+    agree(got, np.rint(w.numpy()).astype(int), "exact", "gptq, numbers halfway between two codes",
+          lambda i: f"w = {w[i].item():g}", {
+              "a half goes up; the even code is nearest's":
+                  np.floor(w.numpy() + 0.5).astype(int)})
 
 
 def test_results_of_gptq_are_nearer_and_weights_are_not(rng):
