@@ -169,9 +169,9 @@ def test_nearest__hard(subject, agree, rng):
     for levels in wide:
         values = np.array(levels)
         middle = (values[1:] + values[:-1]) / 2
-        x = np.concatenate([values, middle, np.nextafter(middle, 0), np.nextafter(middle, 1e9)])
-        judge(torch.from_numpy(np.concatenate([x, -x])), levels,
-              "float64, halfway, and next to it")
+        for x, what in ((np.concatenate([values, middle]), "halfway"), (np.concatenate(
+                [np.nextafter(middle, 0), np.nextafter(middle, 1e9)]), "next to halfway")):
+            judge(torch.from_numpy(np.concatenate([x, -x])), levels, f"float64, {what}")
         judge(torch.from_numpy(rng.uniform(-1.2, 1.2, (4, 9)) * levels[-1]).float(), levels,
               "any numbers")
     fp4 = LEVELS["fp4"]
@@ -233,6 +233,10 @@ def test_pack(subject, agree, rng, name, shape):
     levels = LEVELS[name]
     codes = rng.integers(1 - len(levels), len(levels), shape)
     got = subject.pack(torch.from_numpy(codes).to(torch.int8), levels)
+    n, _ = in_a_byte(levels)
+    assert codes.size % n or tuple(got.shape) == (codes.size // n,), (
+        f"pack, {name}: {codes.size} codes, {n} a byte, make {brief(got)}, expected "
+        f"{codes.size // n} bytes. No byte is added where nothing is left over")
     agree(got, bytes_of(codes, levels), what=f"pack, {name}, {codes.size} codes",
           at=lambda i: f"byte {i[0]}", mistakes={
         "the first code of a byte counts most": bytes_of(codes, levels, most_first=True),
@@ -307,6 +311,7 @@ def test_least_error_scales(subject, rng, name, group):
     got = subject.least_error_scales(torch.from_numpy(w.reshape(N, -1)), levels, group)
     assert torch.is_tensor(got) and got.shape == (N, groups), \
         f"{what}: expected a tensor of {N} x {groups} scales, got {getattr(got, 'shape', got)}"
+    assert torch.equal(got, got.half().float()), f"{what}: scales are not rounded to fp16"
     got, largest = got.double().numpy(), np.abs(w).max(-1) / levels[-1]
     tried = np.stack([(largest * share).astype(np.float16) for share in SHRINK]).astype(float)
     lost = np.stack([errors(w, levels, scales) for scales in tried])    # (tries, N, groups)
@@ -377,7 +382,7 @@ def test_least_error_scales__hard(subject, agree, rng):
     for (kind, array), name in itertools.product(kinds.items(), ("ternary", "fp4")):
         judge(torch.from_numpy(array), LEVELS[name], 16, f"{name}, {kind.replace('_', ' ')} in w")
     w, levels = torch.from_numpy(rng.standard_normal((4, 60))).float(), LEVELS["int4"]
-    judge(torch.from_numpy(rng.standard_normal((4, 32))).float() * 1e-6, levels, 16,
+    judge(torch.from_numpy(rng.standard_normal((40, 32))).float() * 1e-6, levels, 16,
           "numbers of 1e-6: scales near fp16's least")
     for layout, view in views(w).items():
         judge(view, levels, 15, layout)
@@ -467,7 +472,7 @@ def test_gptq__hard(subject, agree, rng):
         agree(subject.gptq(given[0], given[1], levels, given[2]),
               gptq(given[0], given[1], levels, given[2]).numpy(), "exact", f"gptq, {what}",
               lambda i: f"row {i[0]}, column {i[1]}", {
-                  "the codes are of the matrix as it came":
+                  "no column makes good what was lost before it":
                       quantize(given[0], levels, given[2]).numpy()})
 
     hessian, int4 = hessian_of(16), LEVELS["int4"]
