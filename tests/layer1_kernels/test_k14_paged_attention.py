@@ -305,18 +305,20 @@ def gather(subject, pages, tables, lengths, BN):
 
 @pytest.mark.parametrize("lens, G, D, S, dtype, BN", [
     ([20, 37], 2, 32, 16, "float16", 32), ([9, 30], 1, 48, 7, "float32", 32),
-    ([5], 1, 16, 64, "bfloat16", 16), ([17, 1], 1, 16, 1, "float32", 16)])
+    ([5], 1, 16, 64, "bfloat16", 16), ([17, 1], 1, 16, 1, "float32", 16),
+    ([40, 33], 1, 16, 7, "float32", 16)])               # tiles that begin within a page
 def test_load_pages_triton(subject, agree, rng, lens, G, D, S, dtype, BN):
-
     _, pages, _, tables, _, lengths = batch(rng, [0] * len(lens), lens, G, G, D, S, dtype, spare=0)
     (pages,), B, N = apart(pages, pages=True), len(lens), max(lens)
     out, _ = gather(subject, pages, tables, lengths, BN)
     numbers = pages.float().numpy()
-    want, in_order, one_page, unplaced = (np.full((B, N, G, D), 7.0) for _ in range(4))
+    want, in_order, one_page, unplaced, by_tile = (
+        np.full((B, N, G, D), 7.0) for _ in range(5))
     for b, length in enumerate(lens):
         for n in range(length):
             page = int(tables[b, n // S])
             want[b, n] = numbers[page, n % S]
+            by_tile[b, n] = numbers[int(tables[b, n // BN * BN // S + n % BN // S]), n % S]
             in_order[b, n] = numbers[min(n // S, len(numbers) - 1), n % S]
             one_page[b, n] = numbers[int(tables[b, n // BN * BN // S]), n % S]
             unplaced[b, n] = numbers[page, 0]
@@ -328,6 +330,7 @@ def test_load_pages_triton(subject, agree, rng, lens, G, D, S, dtype, BN):
           lambda i: "sequence {}, key {}, head {}, column {}".format(*i), {
               "page n // S of the memory is read, not the page that the table names": in_order,
               "all keys of a tile come from the page of its first key": one_page,
+              "pages are counted from the first key of a tile, as if it began a page": by_tile,
               "pages are taken to follow one another; they begin stride_page apart": dense,
               "every key is read at place 0 of its page": unplaced})
 
@@ -340,6 +343,23 @@ def test_load_pages_triton__addresses(subject):
     far(lambda: subject.launch("gather_triton", (1, 1, 1), args=(
         pages, table, torch.tensor([1], dtype=torch.int32), out, 2**28, 16, 16, 1, 1, 1), S=1,
         D=16, BN=16, BD=16, num_warps=1), "load_pages_triton")
+
+
+@pytest.mark.parametrize("length", [17, 16])
+def test_load_pages_triton__bound(subject, length):
+    """A page of 64 slots of which memory holds those of the keys alone."""
+    import torch
+
+    pages, table = torch.ones(length, 1, 16), torch.zeros(1, 1, dtype=torch.int32)
+    try:
+        subject.launch("gather_triton", (1, 1, 1), args=(
+            pages, table, torch.tensor([length], dtype=torch.int32), torch.full_like(pages, 7),
+            1024, 16, 16, 1, length, 1), S=64, D=16, BN=32, BD=16, num_warps=1)
+    except Raised as error:
+        raise AssertionError(
+            f"load_pages_triton, bound = {length}: a row is read from key {length} on, and what "
+            f"stands there is anything; zeros are expected, so mask the rows with key < bound\n"
+            f"{error.text}") from None
 
 
 def test_load_pages_triton__work(subject, reference, rng):
@@ -438,6 +458,13 @@ def test_paged_triton__work(subject, reference, rng):
         f"paged_triton loads {got:,} bytes for {least:,} of keys and values: each split should "
         f"read its own share of the keys, once")
     same_work("paged_triton", launched, run(reference, *args, 16, BN, 2)[2])
+    args = batch(rng, [96], [96], 1, 1, 16, S, "float32")       # 6 tiles, each with its own reach
+    launched, own = (run(side, *args, 16, BN, 1)[2] for side in (subject, reference))
+    got, least = launched.bytes("load"), own.bytes("load")
+    assert got <= 1.3 * least, (
+        f"paged_triton loads {got:,} bytes for 96 new tokens in tiles of 16, {least:,} are enough: "
+        f"keys behind the last one that a tile's tokens see are read; end at reach")
+    same_work("paged_triton", launched, own)
 
 
 # ---- merge
@@ -462,10 +489,14 @@ def test_merge_triton__hard(subject, agree, rng):
             lse = torch.from_numpy(shifted(rng, (9, 4), by))
             right_merge(subject, agree, parts, lse, "float32",
                         f", {kind.replace('_', ' ')} in parts, lse around {by}")
+    for by in (300, -300):
+        lse = (by * torch.arange(9.0))[:, None].repeat(1, 4)
+        right_merge(subject, agree, torch.from_numpy(VALUES["unrounded"](rng, (9, 4, 17))), lse,
+                    "float32", f", each lse {by} above the one before")
 
 
 def test_merge_triton__addresses(subject):
-    """lse of splits that are 2^28 rows apart; of parts the same, a column each."""
+    """lse of splits that are 2^28 rows apart; it is read before the parts are."""
     import torch
 
     parts, lse, out = (torch.zeros(1) for _ in range(3))
