@@ -521,7 +521,8 @@ def right_merge(subject, agree, parts, lse, dtype, kind=""):
         plain = np.exp2(sums - sums.max(0))[..., None]
         best = np.take_along_axis(x, sums.argmax(0)[None, :, None], 0)[0]
         want = merged(parts, lse)
-        low = ("exp2 of lse itself overflows: subtract the largest" if sums.max() > 128 else
+        low = ("the lse of some part is subtracted, not the largest" if "above" in kind else
+               "exp2 of lse itself overflows: subtract the largest" if sums.max() > 128 else
                "the largest begins at 0, so that below -150 every weight is 0")
         for r in range(rows):
             one = np.s_[r:r + 1]

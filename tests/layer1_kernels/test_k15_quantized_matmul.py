@@ -180,6 +180,19 @@ def test_quantize_groups__hard(subject, agree, rng):
                "which is infinite for the smallest": np.clip(inverse, -top, top).astype(int)})
 
 
+@pytest.mark.parametrize("bits, largest", [(8, 190), (4, 10)])
+def test_quantize_groups__smallest_numbers(subject, agree, bits, largest):
+    """Of so few of float32's smallest steps that the scale is rounded from 1.4 or 1.5 to 1."""
+    import torch
+
+    steps, top = np.array([[largest, -largest, 1, 0]]), 2 ** (bits - 1) - 1
+    q, _ = subject.quantize_groups(torch.from_numpy(steps * 2.0 ** -149).float(), bits)
+    agree(q, np.clip(steps, -top, top), "exact", f"quantize_groups, {bits} bits, q of a row whose "
+          f"largest is {largest} times float32's smallest number", mistakes={
+              "q is not held between -top and top, and the scale was rounded down":
+                  steps.astype(np.int8)})
+
+
 # ---- unpacking
 
 
