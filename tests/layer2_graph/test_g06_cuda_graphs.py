@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 
 import layer2_graph
 from lab import simulator
+from lab.adversarial import VALUES, views
 from lab.course import ROOT
 from layer1_kernels import kernels
 from layer2_graph import (
@@ -118,6 +120,116 @@ def test_replay__arguments_by_name_and_several_results(subject, agree, rng):
           mistakes={"only the first of several results is put into place": np.zeros((2, 4))})
 
 
+class Program:
+    """A drawn program of PyTorch calls on (4, 4) arrays, with views, several results and steps in
+    place: a torch.fx module, built by the `make` of either side. Its arrays are x and y."""
+
+    NAMES = ("add", "sub", "maximum", "t", "flip", "sort", "add_", "neg_", "chunk", "mul", "clone")
+
+    def __init__(self, make, draws, arrays):
+        self.graph, root = make("torch.fx:Graph"), make("torch.nn:Module")
+        self.item = make("builtins:getattr", make("importlib:import_module", "operator"), "getitem")
+        self.graph.placeholder("ops")
+        for name, array in arrays.items():
+            root.register_buffer(name, array.clone())
+        self.nodes = [self.graph.get_attr(name) for name in arrays]
+        for name, *places in draws:
+            self.add(name, *(self.nodes[place % len(self.nodes)] for place in places))
+        self.graph.output([self.nodes[-1], (self.nodes[-2], {"third": self.nodes[-3]})])
+        self.module = make("torch.fx:GraphModule", root, self.graph)
+
+    def add(self, name, one, other):
+        call, item = self.graph.call_method, self.item
+        rest = {"flip": ([0],), "add_": (1.5,), "chunk": (2,)}
+        if name in ("add", "sub", "maximum", "mul"):
+            rest[name] = (other,)
+        node = call(name, (one, *rest.get(name, ())))
+        if name == "sort":                              # values, and places as numbers
+            parts = [self.graph.call_function(item, (node, i)) for i in (0, 1)]
+            node = call("add", (parts[0], parts[1]))
+        elif name == "chunk":                           # two views, laid side by side again
+            halves = [self.graph.call_function(item, (node, i)) for i in (1, 0)]
+            for half in halves:
+                call("mul_", (half, 0.5))
+            node = call("t", (one,))
+        self.nodes.append(node)
+
+    @staticmethod
+    def here(path, *args):
+        module, _, name = path.partition(":")
+        return getattr(import_module(module), name)(*args)
+
+
+def flat(output):
+    last, (second, rest) = output
+    return np.stack([np.asarray(a, dtype=np.float64) for a in (last, second, rest["third"])])
+
+
+def test_replay__drawn_programs(subject, agree, rng):
+    """The course's own side runs each anew, eagerly; hard numbers come between."""
+    ops = subject.make("layer1_kernels:kernels", "torch")
+    for round in range(40):
+        draws = [(str(rng.choice(Program.NAMES)), *rng.integers(0, 99, 2).tolist())
+                 for _ in range(rng.integers(1, 9))]
+        kinds = sorted(VALUES)[round % len(VALUES)], sorted(VALUES)[-round % len(VALUES)]
+        contents = [{name: torch.from_numpy(VALUES[kind](rng, (4, 4)))
+                     for name, kind in zip("xy", kinds, strict=True)} for _ in range(3)]
+        theirs, own = (Program(make, draws, contents[0]) for make in (subject.make, Program.here))
+        tape, before = subject.Tape(theirs.module, ops), flat(own.module(None))
+        for arrays in contents[1:]:
+            for program in (theirs, own):
+                program.module.load_state_dict(arrays)
+            want = flat(own.module(None))
+            tape.replay()
+            agree(flat(tape.output), want, "exact",
+                  f"the output after a replay of x, y and then {', '.join(d[0] for d in draws)}, "
+                  f"numbers of the kinds {' and '.join(kinds)}",
+                  at=lambda i: f"result {i[0]}, row {i[1]}, column {i[2]}",
+                  mistakes={"the output stays as it was": before})
+            before = want
+
+
+RESULTS = {
+    "an int64 past 2^31": (torch.tensor([2**40 + 1, -5]), torch.zeros(2, dtype=torch.int64)),
+    "truth values": (torch.tensor([True, False]), torch.tensor([False, True])),
+    "numbers over a NaN and an infinity": (torch.tensor([1.5, -2.0]),
+                                           torch.tensor([torch.nan, torch.inf])),
+    "float64 numbers": (torch.tensor([1 / 3], dtype=torch.float64), torch.zeros(1).double()),
+    "17 numbers": (torch.arange(17.0), torch.zeros(17)),
+    "40,000 numbers": (torch.arange(40_000.0), torch.zeros(40_000)),
+    "a single number": (torch.tensor(7.0), torch.tensor(1.0)),
+    "nothing, of three columns": (torch.zeros(0, 3), torch.zeros(0, 3)),
+}
+
+
+def test_replay__hard(subject, agree):
+    """Results of each form, calls that return nothing, one call asked twice, and no call at all."""
+    for what, (new, old) in RESULTS.items():
+        for form, nest in NESTS.items():
+            call = subject.Call("made up", subject.make("lab.mocks:Watched", None, nest(new)), (),
+                                {}, nest(old))
+            subject.replay([call])
+            agree(torch.utils._pytree.tree_leaves(call.result)[-1], new.numpy(), "exact",
+                  f"replay, {what}, {form}")
+    new = torch.arange(12.0).view(3, 4)
+    for layout, old in views(torch.zeros(3, 4)).items():
+        call = subject.Call("made up", subject.make("lab.mocks:Watched", None, new), (), {}, old)
+        subject.replay([call])
+        agree(call.result, new.numpy(), "exact", f"replay, a recorded result with {layout}")
+    silent = subject.make("lab.mocks:Watched")
+    call = subject.Call("write_kv", silent, (torch.ones(2),), {}, None)
+    for asked_for, times in (([call], 1), ([call, call], 3), ([], 3), ([call] * 5, 8)):
+        subject.replay(asked_for)
+        assert len(silent.calls) == times, (
+            f"replay: a call that returns nothing was made {len(silent.calls)} times in all, "
+            f"expected {times}: such as write_kv, it is asked again like any other, and as often "
+            f"as it was recorded")
+
+
+NESTS = {"by itself": lambda x: x, "the last of a tuple": lambda x: (3, None, x),
+         "in a dict within a list": lambda x: [{"kept": x}]}
+
+
 # ---- pad_step
 
 
@@ -168,7 +280,9 @@ def test_pad_step(subject, agree, B, size, cu_q):
     agree(got["lens"][:size], padded("lens", 1), "exact", f"lens, {of}", at, mistakes={
         "a padded row has its old context, and attention reads all of it": left("lens"),
         "a padded row has one token and a context of none: its softmax is over nothing":
-            padded("lens", 0)})
+            padded("lens", 0),
+        "a sequence's context is taken from its position":
+            np.append(want["positions"] + 1, np.ones(size - B, int))})
     ends = np.concatenate([want["cu_q"], np.arange(B + 1, size + 1)])
     agree(got["cu_q"][:size + 1], ends, "exact", f"cu_q, {of}", lambda i: f"entry {i[0]}",
           mistakes={
@@ -194,21 +308,73 @@ def test_pad_step(subject, agree, B, size, cu_q):
         f"pad_step: {asked_for} launches for {of}: there is no padding, and copies take 6")
 
 
+PADS = {
+    "one padded row": {"B": 4, "size": 5}, "one row in all": {"B": 1, "size": 1, "rows": 1},
+    "a batch of 15 in 17": {"B": 15, "size": 17, "rows": 33}, "slots past 2^31": {"first": 2**33},
+    "a table of one page": {"width": 1}, "a table as wide as the buffers'": {"width": 3},
+    "block tables that are columns of a wider one": {"layout": "rows far apart"},
+    "block tables whose columns come first": {"layout": "columns first"},
+    "more rows than 15 bits count": {"B": 32_768, "size": 32_770, "rows": 33_000, "pages": 2},
+    "a batch of none": {"B": 0, "size": 2},
+}
+
+
+def test_pad_step__hard(subject, agree, rng):
+    """What the graph reads: views of the buffers from before. Then drawn batches, small ones in
+    the same buffers one after the other."""
+    for what, case in PADS.items():
+        judge_padding(subject, agree, what, **case)
+    for _ in range(60):
+        B, size, rows = np.sort(rng.integers(1, 7, 3)).tolist()
+        width, pages = np.sort(rng.integers(1, 4, 2)).tolist()
+        cu_q = [0, *np.sort(rng.integers(0, B + 1, B - 1)).tolist(), B]
+        judge_padding(subject, agree, f"cu_q of the step {cu_q}", B, size, rows, width, pages,
+                      cu_q, int(rng.integers(200, 2**20)))
+
+
+def judge_padding(subject, agree, what, B=3, size=5, rows=6, width=2, pages=3, cu_q=None, first=0,
+                  layout=None):
+    stale = [x.clone() for x in step_of(rows, pages, [0] * rows + [rows], 100)]
+    numbers = list(step_of(B, width, cu_q))
+    numbers[2] = numbers[2] + first
+    if layout:
+        numbers[3] = views(numbers[3])[layout]
+    buffers, given = subject.Step(*stale), subject.Step(*numbers)
+    read = subject.first_rows(buffers, size)
+    tape = subject.Tape(subject.make("lab.mocks:Watched"),
+                        subject.make("layer1_kernels:kernels", "torch"))
+    with subject.HostReads(tape), tape:         # as in a capture: nobody may ask for contents
+        subject.pad_step(buffers, given, size)
+    of = f"a batch of {B} in a graph of {size}, {what}"
+    want = [x.numpy() for x in numbers]
+    for place, rest in ((2, np.full(size, -1)), (4, np.arange(size + 1)), (5, [1] * size)):
+        want[place] = np.append(want[place], rest[len(want[place]):])
+    moved = {name: x.numpy() for name, x in zip(NAMES, stale, strict=True)}
+    for name, right, before in zip(NAMES, want, numbers, strict=True):
+        shape = tuple(map(slice, right.shape))
+        got = getattr(read, name).numpy()
+        mistakes = {
+            "what the graph reads is as it was: the buffers have another address now":
+                moved[name][shape],
+            "what the graph reads of the padded rows is as it was": np.append(
+                right[:B + 1], moved[name][B + 1:len(right)]) if name == "cu_q" else np.concatenate(
+                [right[:B], moved[name][B:len(right), ...][(slice(None), *shape[1:])]])}
+        agree(got[shape], right, "exact", f"{name}, {of}", mistakes=mistakes)
+        agree(getattr(given, name), before.numpy(), "exact", f"{name} of the step itself, {of}")
+        if name in ("tokens", "positions", "block_tables"):
+            most = max(moved[name].max(), right.max(initial=0))
+            assert ((got[B:] >= 0) & (got[B:] <= most)).all(), (
+                f"pad_step, {of}: {name} of the padded rows are {got[B:].tolist()}: no such one "
+                f"exists, and they are read; 0 or what was there is harmless")
+
+
 def test_pad_step__unseen(subject, agree, rng):
     for _ in range(4):
         B, size, rows = np.sort(rng.integers(1, 20, 3)).tolist()
         width, pages = np.sort(rng.integers(1, 9, 2)).tolist()
-        numbers = step_of(B, width, [0, *np.sort(rng.integers(0, B + 1, B - 1)), B],
-                          int(rng.integers(200, 2**20)))
-        buffers = subject.Step(*step_of(rows, pages, [0] * (rows + 1)))
-        subject.pad_step(buffers, subject.Step(*numbers), size)
-        want = [x.numpy() for x in numbers]
-        for place, rest in ((2, np.full(size, -1)), (4, np.arange(size + 1)), (5, [1] * size)):
-            want[place] = np.append(want[place], rest[len(want[place]):])
-        for name, right in zip(NAMES, want, strict=True):
-            got = getattr(buffers, name).numpy()[tuple(map(slice, right.shape))]
-            agree(got, right, "exact", f"{name}, a batch of {B} in a graph of {size}, cu_q of the "
-                  f"step {numbers[4].tolist()}")
+        cu_q = [0, *np.sort(rng.integers(0, B + 1, B - 1)).tolist(), B]
+        judge_padding(subject, agree, f"cu_q of the step {cu_q}", B, size, rows, width, pages,
+                      cu_q, int(rng.integers(200, 2**20)))
 
 
 # ---- choose_sizes
@@ -228,6 +394,18 @@ def fewest(max_batch, waste):
 @pytest.mark.parametrize("max_batch, waste", [
     (20, 0.5), (64, 0.25), (20, 0.34), (7, 0), (1, 0.5), (100, 0.1), (33, 0.99)])
 def test_choose_sizes(subject, max_batch, waste):
+    judge_sizes(subject, max_batch, waste)
+
+
+def test_choose_sizes__every_small_one(subject):
+    """Shares that a float holds exactly, so that a padding of just `waste` is one, 1 itself among
+    them."""
+    for eighths in (4, 2, 6, 1, 7, 3, 5, 0, 8):
+        for max_batch in (*range(24, 0, -1), 65):
+            judge_sizes(subject, max_batch, eighths / 8)
+
+
+def judge_sizes(subject, max_batch, waste, least=None):
     got = subject.choose_sizes(max_batch, waste)
     of = f"choose_sizes({max_batch}, {waste})"
     assert isinstance(got, (list, tuple)) and got and all(type(n) is int for n in got), \
@@ -245,8 +423,11 @@ def test_choose_sizes(subject, max_batch, waste):
             f"{(size - batch) / size:.0%} of {size}, and {waste:.0%} is allowed" + (
                 f"\nIt is {waste:.0%} or less of what? Rows of the size, not of the largest batch."
                 if size - batch <= waste * max_batch else ""))
-    least = fewest(max_batch, waste)
+    least = least or fewest(max_batch, waste)
     assert len(got) == least, f"{of}: {len(got)} captures, and {least} do: {got}" + (
+        "\nIs a batch refused whose padding is just the share allowed?"
+        if len(got) < max_batch and any(
+            size - one == waste * size for one, size in zip(got, got[1:], strict=False)) else
         "\nIs the padding divided by the batch? It is a share of the rows that run."
         if all(next(n for n in got if n >= b) - b <= waste * b
                for b in range(1, max_batch + 1)) and len(got) < max_batch else
@@ -254,9 +435,11 @@ def test_choose_sizes(subject, max_batch, waste):
         else "")
 
 
-def test_choose_sizes__unseen(unseen, rng):
+def test_choose_sizes__unseen(subject, reference, rng):
+    """Any list of sizes that will do, if no shorter one does."""
     for most in rng.integers(2, 400, 4).tolist():
-        unseen("choose_sizes", most, float(rng.integers(1, 9)) / 10, precision="exact")
+        waste = float(rng.integers(1, 16)) / 16
+        judge_sizes(subject, most, waste, len(reference.choose_sizes(most, waste)))
 
 
 # ---- end_times
@@ -274,7 +457,7 @@ def test_end_times(subject, agree, waits, costs):
             found.append(cost + pick([found[j] for j in i] or [0]))
         return np.array([e - c for e, c in zip(found, costs, strict=True)] if begin else found)
 
-    got = subject.end_times([list(w) for w in waits], costs)
+    got = subject.end_times(sets(subject, waits), costs)
     agree(np.array(got, dtype=float), ends().astype(float), "exact",
           f"end_times of calls that cost {costs}, and wait for {[sorted(w) for w in waits]}",
           at=lambda i: f"call {i[0]}", mistakes={
@@ -288,9 +471,61 @@ def test_end_times(subject, agree, waits, costs):
               "each call counts as one, whatever it costs": ends(costs=[1] * len(costs))})
 
 
-def test_end_times__unseen(unseen, rng):
-    needs = [sorted(set(rng.integers(0, i, 3).tolist())) if i else [] for i in range(30)]
-    unseen("end_times", needs, rng.integers(0, 100, 30).tolist(), precision="exact")
+def sets(subject, waits):
+    """The same as sets, which do not cross by themselves."""
+    kind = subject.make("importlib:import_module", "builtins").set
+    return subject.make("builtins:list", subject.make("builtins:map", kind, [*map(list, waits)]))
+
+
+def soonest(waits, costs):
+    """By a walk through time: whatever can begin does, and the next end is waited for."""
+    ends, now = {}, 0
+    while len(ends) < len(costs):
+        for i, cost in enumerate(costs):
+            if i not in ends and all(j in ends and ends[j] <= now for j in waits[i]):
+                ends[i] = now + cost
+        later = [end for end in ends.values() if end > now]
+        ready = any(i not in ends and all(j in ends and ends[j] <= now for j in waits[i])
+                    for i in range(len(costs)))
+        now = now if ready or not later else min(later)
+    return [ends[i] for i in range(len(costs))]
+
+
+COSTS = {
+    "one call": ([[]], [4]), "all cost nothing": ([[], [0], [0, 1]], [0, 0, 0]),
+    "bytes past 2^31": ([[], [0], [0, 1], []], [2**40 + 1, 2**31, 3, 2**33 + 1]),
+    "halves and thirds": ([[], [0], [0], [1, 2]], [0.5, 1 / 3, 0.25, 1.5]),
+}
+
+
+def test_end_times__hard(subject, agree, rng):
+    """Then drawn calls of small costs, 0 among them, in which equal ends are frequent."""
+    for what, (waits, costs) in COSTS.items():
+        judge_ends(subject, agree, what, waits, costs)
+    for _ in range(250):
+        count = int(rng.integers(2, 8))
+        waits = [sorted({int(j) for j in rng.integers(0, i, rng.integers(0, 3))}) if i else []
+                 for i in range(count)]
+        costs = rng.integers(0, 3, count).tolist()
+        judge_ends(subject, agree, f"calls that cost {costs} and wait for {waits}", waits, costs)
+
+
+def judge_ends(subject, agree, what, waits, costs):
+    handed = sets(subject, waits)
+    got = subject.end_times(handed, costs)
+    agree(got, np.array(soonest(waits, costs), dtype=np.float64),
+          "float64" if "thirds" in what else "exact",
+          f"end_times, {what}", at=lambda i: f"call {i[0]}")
+    for i in range(min(len(waits), 5)):
+        left = subject.make("builtins:sorted", handed[i])
+        assert left == waits[i], (
+            f"end_times, {what}: it changes what call {i} waits for: {left}, and it was {waits[i]}")
+
+
+def test_end_times__unseen(subject, agree, rng):
+    waits = [sorted(set(rng.integers(0, i, 3).tolist())) if i else [] for i in range(30)]
+    costs = rng.integers(0, 100, 30).tolist()
+    judge_ends(subject, agree, f"calls that cost {costs} and wait for {waits}", waits, costs)
 
 
 # ---- the recording
