@@ -1,5 +1,6 @@
 """Graders of g07. Codes are compared with oracles that know no borders, roots or loops over w."""
 
+import itertools
 import json
 import math
 
@@ -10,8 +11,10 @@ import torch
 from day01_roofline import decode_costs
 from day02_overview import NANO
 from lab import simulator
-from lab.adversarial import VALUES, views
+from lab.adversarial import VALUES, shifted, views
+from lab.compare import brief
 from lab.course import ROOT
+from lab.subject import Raised
 from layer1_kernels import dequantize_weight, kernels, quantize_weight
 from layer2_graph import (
     LEVELS,
@@ -46,15 +49,22 @@ from layer2_graph import (
     with_zero_point,
 )
 from layer2_graph.checkpoint import shapes
-from layer2_graph.g07_weight_quantization import SHRINK
+from layer2_graph.g07_weight_quantization import SHRINK, in_a_byte
 from layer2_graph.small import evaluate
 from layer2_graph.small.corpus import BEGIN, stories
 from layer2_graph.small.train import encode
 
 SMALL = ROOT / "layer2_graph" / "small"
-FINITE = {kind: values for kind, values in VALUES.items()
-          if kind not in ("infinite", "not_a_number")}
 FORMATS = ("fp4", "int4", "ternary", "fp8", "int8")
+FINITE = {name: make for name, make in VALUES.items()
+          if name not in ("infinite", "not_a_number")} | {
+              "around -3000": lambda rng, shape: shifted(rng, shape, -3000)}
+
+
+def untied(rng, x, kind):
+    """x, in which nothing is halfway between two codes: simple fractions would be."""
+    noise = rng.uniform(0.99, 1, x.shape).astype(x.dtype)
+    return x * noise if kind in ("tied", "exact_sums") else x
 
 
 @pytest.fixture(scope="module")
@@ -96,17 +106,16 @@ def test_predict_model_bits(subject, truth, small):
 
 def book(x, levels, tie="even", nearer=True):
     """Codes by comparing each number with every level."""
-    found = []
-    for value in x:
-        away = [abs(abs(float(value)) - level) for level in levels]
-        best = [q for q, distance in enumerate(away) if distance == min(away)]
-        q = best[0] if len(best) == 1 else {
-            "even": min(best, key=lambda q: q % 2), "odd": max(best, key=lambda q: q % 2),
-            "low": best[0]}[tie]
-        if not nearer:
-            q = max(i for i, level in enumerate(levels) if level <= abs(float(value)))
-        found.append(-q if value < 0 else q)
-    return np.array(found)
+    x, levels = np.asarray(x, np.float64), np.array(levels)
+    with np.errstate(invalid="ignore"):
+        away = np.abs(np.abs(x)[:, None] - levels)
+    best = away == away.min(-1, keepdims=True)
+    low, high = best.argmax(-1), len(levels) - 1 - best[:, ::-1].argmax(-1)
+    code = {"even": np.where(low % 2, high, low), "odd": np.where(low % 2, low, high),
+            "low": low, "high": high}[tie]
+    if not nearer:
+        code = np.searchsorted(levels, np.abs(x), "right") - 1
+    return np.where(x < 0, -code, code)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -121,7 +130,6 @@ def test_nearest(subject, agree, rng, name):
         len(levels) > 8)
     want = book(x, levels)
     agree(got, want, what=what, at=lambda i: f"x = {x[i[0]]:.6g}", mistakes={
-        "x is rounded to 16 bits first": book(x.astype(np.float16).astype(np.float32), levels),
         "the level below is taken, not the nearest": book(x, levels, nearer=False),
         "a tie goes to the smaller code": book(x, levels, tie="low"),
         "a tie goes to the odd code": book(x, levels, tie="odd"),
@@ -138,53 +146,53 @@ def test_nearest__keeps_the_shape(subject, agree):
           what="nearest, ternary, of an array of three dimensions")
 
 
-def drawn_levels(rng, count):
-    """Eighths that ascend from 0, so that borders and ties are exact; whole runs among them."""
-    return tuple(np.append(0, np.cumsum(rng.integers(1, 4, count - 1))) / 8.0)
-
-
 def test_nearest__hard(subject, agree, rng):
-    """Formats and drawn levels, in each type of float: the borders, their next neighbours, numbers
-    far beyond the last level. Then layouts and shapes."""
-    formats = {name: LEVELS[name] for name in FORMATS} | {
-        f"{count} levels": drawn_levels(rng, count) for count in (2, 3, 4, 7, 17)}
-    for name, levels in formats.items():
-        for kind in (np.float32, np.float64, np.float16):
-            if kind == np.float16 and len(levels) > 64:     # not every border is a number of it
-                continue
-            borders = (np.array(levels[1:]) + np.array(levels[:-1])).astype(kind) / kind(2)
-            most, none = kind(np.finfo(kind).max), kind(0)
-            x = np.concatenate([borders, np.nextafter(borders, none), np.nextafter(borders, most),
-                                [none, kind(1e-7), kind(6e4), most, kind(np.inf)],
-                                FINITE["unrounded"](rng, 9).astype(kind)])
-            judge_codes(subject, agree, np.concatenate([x, -x]).astype(kind), levels,
-                        f"{name}, {np.dtype(kind).name}")
-    for kind, values in FINITE.items():
-        x = values(rng, (4, 6))
-        judge_codes(subject, agree, x, LEVELS["fp4"], f"fp4, numbers of the kind {kind}")
-        for layout, view in views(x).items() if kind == "unrounded" else ():
-            judge_codes(subject, agree, view, LEVELS["int4"], f"int4, an array with {layout}")
-    for shape in ((0,), (), (3, 0, 2), (2, 1, 3, 2)):
-        judge_codes(subject, agree, np.full(shape, -0.75, np.float32), LEVELS["int4"],
-                    f"int4, an array of shape {shape}")
+    """Levels that no format has, numbers of every kind, type, shape and layout."""
+    def judge(x, levels, what, where=None):
+        got, values = subject.nearest(x, levels), x.double().numpy()
+        assert tuple(got.shape) == values.shape, (
+            f"nearest, {what}: shape {tuple(got.shape)}, expected {values.shape}")
+        want = book(np.clip(values.ravel(), -2 * levels[-1], 2 * levels[-1]), levels)
+        here = np.ones(values.size, bool) if where is None else where.ravel()
+        agree(np.where(here, got.flatten(), want), want, "exact",
+              f"nearest, {what}, levels {brief(tuple(levels)[:8])}",
+              lambda i: f"x = {values.ravel()[i[0]]:.17g}", {
+                  "every level is as far from inf; it is beyond the last all the same":
+                      np.where(np.isinf(values.ravel()), 0, want),
+                  "a tie goes to the number that is farther from 0":
+                      book(values.ravel(), levels, tie="high"),
+                  "a tie goes to the number that is nearer to 0":
+                      book(values.ravel(), levels, tie="low")} if here.all() else {})
 
-
-def judge_codes(subject, agree, x, levels, what):
-    got = subject.nearest(torch.from_numpy(x), levels)
-    with np.errstate(over="ignore"):
-        want, short = (book(np.clip(y.astype(np.float64).ravel(), -2 * levels[-1], 2 * levels[-1]),
-                            levels) for y in (x, x.astype(np.float16)))
-    agree(got, want.reshape(x.shape), what=f"nearest, {what}",
-          at=lambda i: f"x = {float(x[i]):.9g}",
-          mistakes={"x is rounded to 16 bits first": short.reshape(x.shape)})
-    assert got.dtype == torch.int8, f"nearest, {what}: got {got.dtype}, expected torch.int8"
-
-
-def test_nearest__unseen(subject, agree, rng):
-    for count in rng.integers(2, 128, 4).tolist():
-        levels = drawn_levels(rng, count)
-        x = (rng.integers(-24 * count, 24 * count, 50) / 16).astype(np.float32)
-        judge_codes(subject, agree, x, levels, f"levels {levels[:8]} …")
+    wide = (0.0, 0.5, 3.0, 3.5), (0.0, 7.0), (0.0, 0.25, 100.0), tuple(
+        np.cumsum([0, *rng.integers(1, 9, 127) / 8]).tolist())
+    for levels in wide:
+        values = np.array(levels)
+        middle = (values[1:] + values[:-1]) / 2
+        for x, what in ((np.concatenate([values, middle]), "halfway"), (np.concatenate(
+                [np.nextafter(middle, 0), np.nextafter(middle, 1e9)]), "next to halfway")):
+            judge(torch.from_numpy(np.concatenate([x, -x])), levels, f"float64, {what}")
+        judge(torch.from_numpy(rng.uniform(-1.2, 1.2, (4, 9)) * levels[-1]).float(), levels,
+              "any numbers")
+    fp4 = LEVELS["fp4"]
+    for kind, make in FINITE.items():
+        judge(torch.from_numpy(make(rng, (3, 7))), fp4, f"{kind.replace('_', ' ')} in x")
+    x = torch.from_numpy(4 * rng.standard_normal((6, 10))).float()
+    for dtype in (torch.float16, torch.bfloat16):
+        judge(x.to(dtype), fp4, f"{dtype}")
+    for layout, view in views(x).items():
+        judge(view, fp4, layout)
+    for shape in ((), (1,), (2, 3, 1, 5), (0,), (0, 4)):
+        judge(torch.from_numpy(np.asarray(3 * rng.standard_normal(shape))), fp4, f"shape {shape}")
+    far = torch.from_numpy(np.tile(rng.uniform(-7, 7, 41), 810)).float()
+    agree(subject.nearest(far, fp4), np.tile(book(far[:41].numpy(), fp4), 810), "exact",
+          "nearest, 33,210 numbers")
+    judge(torch.tensor([math.inf, 1.0, -math.inf]), fp4, "infinite: beyond the last level")
+    x[2, 3] = math.nan
+    try:
+        judge(x, fp4, "the numbers beside one that is NaN", x.isfinite().numpy())
+    except Raised as refusal:
+        assert "ValueError" in refusal.text, refusal.text
 
 
 def test_fp8_codes_are_torchs_bits(rng):
@@ -210,7 +218,7 @@ def test_int_codes_are_k15s(rng, bits):
 
 
 def bytes_of(codes, levels, most_first=False, offset=True, radix=None, pad_front=False):
-    n, own = {2: (5, 3), 3: (3, 6), 4: (2, 16), 5: (2, 16), 8: (2, 16)}.get(len(levels), (1, 256))
+    n, own = {1: (5, 3), 7: (2, 16), 127: (1, 256), 126: (1, 256)}[len(levels) - 1]
     digits = [int(q) + (len(levels) - 1) * offset for q in codes.ravel()]
     zeros = [0] * (-len(digits) % n)
     digits = zeros + digits if pad_front else digits + zeros
@@ -225,7 +233,10 @@ def test_pack(subject, agree, rng, name, shape):
     levels = LEVELS[name]
     codes = rng.integers(1 - len(levels), len(levels), shape)
     got = subject.pack(torch.from_numpy(codes).to(torch.int8), levels)
-    judge_length(got, bytes_of(codes, levels), codes, f"pack, {name}")
+    n, _ = in_a_byte(levels)
+    assert codes.size % n or tuple(got.shape) == (codes.size // n,), (
+        f"pack, {name}: {codes.size} codes, {n} a byte, make {brief(got)}, expected "
+        f"{codes.size // n} bytes. No byte is added where nothing is left over")
     agree(got, bytes_of(codes, levels), what=f"pack, {name}, {codes.size} codes",
           at=lambda i: f"byte {i[0]}", mistakes={
         "the first code of a byte counts most": bytes_of(codes, levels, most_first=True),
@@ -237,48 +248,39 @@ def test_pack(subject, agree, rng, name, shape):
     assert got.dtype == torch.uint8, f"pack: bytes are {got.dtype}, expected torch.uint8"
 
 
-PACKS = {
-    "one code": (1, 1), "no row": (0, 4), "rows of none": (3, 0), "one short of two bytes": (1, 9),
-    "one code more than two bytes": (1, 11), "rows of 4, in which bytes run on": (5, 4),
-    "40,000 codes": (1, 40_000)}
-
-
 def test_pack__hard(subject, agree, rng):
-    """Every number of codes in a byte, and radixes that are more than there are codes; extremes,
-    layouts and sizes."""
-    for count in (2, 3, 4, 5, 8, 9, 127, 128):
-        levels, top = tuple(map(float, range(count))), count - 1
-        for what, shape in PACKS.items() if count < 9 else [("9 codes", (3, 3))]:
-            judge_bytes(subject, agree, rng.integers(-top, top + 1, shape), levels, what)
-        for code in (top, -top, 0):
-            judge_bytes(subject, agree, np.full((3, 5), code), levels, f"every code is {code}")
-        for layout, view in views(rng.integers(-top, top + 1, (4, 7)).astype(np.int8)).items():
-            judge_bytes(subject, agree, view, levels, f"an array with {layout}")
+    """Any number of levels, with and without a rest, every layout."""
+    def judge(codes, count, what):
+        levels = tuple(map(float, range(count)))
+        n, radix = in_a_byte(levels)
+        flat, got = codes.flatten().tolist(), subject.pack(codes, levels)
+        want = written(flat, count, n, radix)
+        assert got.shape == (len(want),), (
+            f"pack, {what}: {len(flat)} codes, {n} a byte, make {brief(got)}, expected an array "
+            f"({len(want)},)" + ". No byte is added where nothing is left over" * (
+                len(flat) % n == 0))
+        agree(got, np.array(want), "exact", f"pack, {what}: {count} levels, {n} codes a byte",
+              lambda i: f"byte {i[0]}", {
+                  "codes are taken as they lie in memory, not row after row":
+                      np.array(written(codes.T.flatten().tolist(), count, n, radix))})
+        assert got.dtype == torch.uint8, f"pack, {what}: {got.dtype}, expected torch.uint8"
 
+    def written(flat, count, n, radix):
+        digits = [q + count - 1 for q in flat] + [0] * (-len(flat) % n)
+        return [sum(d * radix ** i for i, d in enumerate(digits[b:b + n]))
+                for b in range(0, len(digits), n)]
 
-def judge_bytes(subject, agree, codes, levels, what):
-    what = f"pack, {len(levels)} levels, {what}"
-    got = subject.pack(torch.from_numpy(codes.astype(np.int8, copy=False)), levels)
-    want = bytes_of(codes, levels)
-    judge_length(got, want, codes, what)
-    agree(got, want, what=what, at=lambda i: f"byte {i[0]}")
-    assert got.dtype == torch.uint8, f"{what}: bytes are {got.dtype}, expected torch.uint8"
+    def codes(count, *shape):
+        return torch.from_numpy(rng.integers(1 - count, count, shape)).to(torch.int8)
 
-
-def judge_length(got, want, codes, what):
-    shape = tuple(np.shape(got))
-    assert shape == want.shape, (
-        f"{what}: {codes.shape[0]} rows of {codes.shape[1]} codes make bytes of shape {shape}, "
-        f"expected {want.shape}." + (
-            "\nIs each row filled up by itself? Codes run on, row after row, and only the last "
-            "byte is filled up." if np.prod(shape) > len(want) else ""))
-
-
-def test_pack__unseen(subject, agree, rng):
-    for count in rng.integers(2, 10, 6).tolist():
-        codes = rng.integers(1 - count, count, rng.integers(1, 12, 2))
-        if count not in (6, 7):
-            judge_bytes(subject, agree, codes, tuple(map(float, range(count))), f"{codes.shape}")
+    for count in (8, 2, 3, 4, 5, 7, 9, 64, 127, 128):
+        judge(codes(count, 5, 6), count, "5 rows of 6")
+        judge(codes(count, 3, 7), count, "3 rows of 7")
+        judge(torch.full((2, 5), count - 1, dtype=torch.int8), count, "the last code throughout")
+    for layout, view in views(codes(2, 4, 9)).items():
+        judge(view, 2, layout)
+    for shape in ((1, 1), (1, 10), (10, 1), (1, 33_001), (0, 5), (5, 0)):
+        judge(codes(2, *shape), 2, f"{shape[0]} x {shape[1]}")
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -309,7 +311,7 @@ def test_least_error_scales(subject, rng, name, group):
     got = subject.least_error_scales(torch.from_numpy(w.reshape(N, -1)), levels, group)
     assert torch.is_tensor(got) and got.shape == (N, groups), \
         f"{what}: expected a tensor of {N} x {groups} scales, got {getattr(got, 'shape', got)}"
-    judge_fp16(got, what)
+    assert torch.equal(got, got.half().float()), f"{what}: scales are not rounded to fp16"
     got, largest = got.double().numpy(), np.abs(w).max(-1) / levels[-1]
     tried = np.stack([(largest * share).astype(np.float16) for share in SHRINK]).astype(float)
     lost = np.stack([errors(w, levels, scales) for scales in tried])    # (tries, N, groups)
@@ -338,74 +340,70 @@ def test_least_error_scales(subject, rng, name, group):
     assert got[5, 2] == 0, f"{what}: a group of zeros has scale {got[5, 2]:.4g}, expected 0"
 
 
-def judge_fp16(scales, what):
-    assert torch.equal(scales, scales.half().to(scales.dtype)), (
-        f"{what}: a scale has digits that fp16 does not keep; the error is that of another scale")
-
-
-def first_least(w, levels):
-    """Of the scales that are tried the first with the least error: (N, groups)."""
-    largest = np.abs(w).max(-1) / np.float32(levels[-1])
-    tried = np.stack([(largest * np.float32(share)).astype(np.float16) for share in SHRINK])
-    lost = np.stack([errors(w.astype(np.float64), levels, scales.astype(float))
-                     for scales in tried])
-    return np.take_along_axis(tried, lost.argmin(0)[None], 0)[0], tried, lost
+def test_least_error_scales__of_equals_the_first(subject, agree, rng):
+    """Whole numbers up to 20 scales: all errors are exact, and many are equal."""
+    for name, last in (("ternary", 1), ("int4", 7), ("fp4", 6)):
+        levels, (N, groups, group) = LEVELS[name], (30, 4, 5)
+        w = rng.integers(-20 * last, 20 * last + 1, (N, groups, group)).astype(np.float32)
+        w[:, :, 2] = 20 * last * rng.choice([-1, 1], (N, groups))
+        tried = np.stack([np.full((N, groups), float(20 - i)) for i in range(20)])
+        lost = np.stack([errors(w, levels, scales) for scales in tried])
+        assert ((lost == lost.min(0)).sum(0) > 1).any() or name != "ternary"
+        late = tried[::-1][lost[::-1].argmin(0), *np.indices((N, groups))]
+        got = subject.least_error_scales(torch.from_numpy(w.reshape(N, -1)), levels, group)
+        agree(got, tried[lost.argmin(0), *np.indices((N, groups))], "exact",
+              f"least_error_scales, {name}, whole numbers: two scales may be equally good",
+              lambda i, w=w: f"w = {w[i].tolist()}: the scale", {
+                  "of equals the last is kept": late})
 
 
 def test_least_error_scales__hard(subject, agree, rng):
-    """Whole numbers whose scales are whole too: errors are exact, and ties frequent. Then hard
-    numbers, shapes and layouts."""
-    for name, group in [("ternary", 2), ("ternary", 4), ("int4", 2), ("fp4", 3)] * 5:
-        levels = LEVELS[name]
-        top = int(20 * levels[-1])
-        w = (rng.integers(-20, 21, (12, 3, group)) * (top // 20)).astype(np.float32)
-        w[..., 0] = top
-        judge_scales(subject, agree, w, levels, f"{name}, whole numbers in groups of {group}", True)
-    for kind, values in FINITE.items():
-        for name in ("ternary", "int4", "fp8"):
-            judge_scales(subject, agree, values(rng, (8, 2, 16)), LEVELS[name],
-                         f"{name}, numbers of the kind {kind}")
-    wide = FINITE["unrounded"](rng, (6, 4, 8))
-    for layout, view in views(wide.reshape(6, 32)).items():
-        judge_scales(subject, agree, wide, LEVELS["fp4"], f"fp4, a matrix with {layout}",
-                     handed=view)
-    for shape in ((32,), (2, 3, 32), (0, 32), (1, 32)):
-        judge_scales(subject, agree, wide[:int(np.prod(shape)) // 32 or 0], LEVELS["int4"],
-                     f"int4, an array of shape {shape}", shape=shape)
-    for group in (1, 17, 15):
-        w = FINITE["unrounded"](rng, (3, 2, group))
-        judge_scales(subject, agree, w, LEVELS["ternary"], f"ternary, groups of {group}")
+    """Groups of every kind, each looked at alone, in arrays of every shape and layout."""
+    def judge(w, levels, group, what):
+        got = subject.least_error_scales(w, levels, group)
+        groups = w.double().unflatten(-1, (w.shape[-1] // group, group)).numpy()
+        what = f"least_error_scales, {what}, groups of {group}"
+        assert tuple(got.shape) == groups.shape[:-1], (
+            f"{what}: shape {tuple(got.shape)}, expected {groups.shape[:-1]}")
+        assert torch.equal(got, got.half().float()), f"{what}: scales are not rounded to fp16"
+        largest = (w.abs().unflatten(-1, (-1, group)).amax(-1) / levels[-1]).numpy()
+        tried = np.stack([(largest * share).astype(np.float16).astype(float) for share in SHRINK])
+        lost = np.stack([errors(groups, levels, scales) for scales in tried])
+        own, least = errors(groups, levels, got.double().numpy()), lost.min(0)
+        wrong = np.argwhere(own > least * 1.0001)
+        if len(wrong):
+            at = tuple(wrong[0])
+            best = tried[lost[:, *at].argmin(), *at]
+            raise AssertionError(
+                f"{what}: {brief(groups[at][:4].tolist())} … has error {own[at]:.4g} with scale "
+                f"{got[at]:.4g}, {least[at]:.4g} with {best:.4g}")
+
+    kinds = {kind: make(rng, (2, 32)) for kind, make in FINITE.items()}
+    for (kind, array), name in itertools.product(kinds.items(), ("ternary", "fp4")):
+        judge(torch.from_numpy(array), LEVELS[name], 16, f"{name}, {kind.replace('_', ' ')} in w")
+    w, levels = torch.from_numpy(rng.standard_normal((4, 60))).float(), LEVELS["int4"]
+    judge(torch.from_numpy(rng.standard_normal((40, 32))).float() * 1e-6, levels, 16,
+          "numbers of 1e-6: scales near fp16's least")
+    for layout, view in views(w).items():
+        judge(view, levels, 15, layout)
+    for shape, group in (((1, 17), 17), ((3, 5), 1), ((30,), 15), ((2, 2, 34), 17), ((0, 4), 2)):
+        judge(torch.from_numpy(rng.standard_normal(shape)).float(), levels, group, f"w {shape}")
+    judge(torch.from_numpy(rng.standard_normal((1, 33_000))).float(), LEVELS["ternary"], 33_000,
+          "a group of 33,000 numbers")
+    judge(w, (0.0, 0.5, 3.0, 3.5), 20, "levels that no format has")
 
 
-def judge_scales(subject, agree, w, levels, what, whole=False, handed=None, shape=None):
-    """whole: errors are exact, and so is the choice"""
-    N, groups, group = w.shape
-    shape = shape or (N, groups * group)
-    handed = w.reshape(shape) if handed is None else handed
-    got = subject.least_error_scales(torch.from_numpy(handed), levels, group)
-    what, form = f"least_error_scales, {what}", (*shape[:-1], groups)
-    assert torch.is_tensor(got) and got.shape == form, (
-        f"{what}: expected a tensor of shape {form}, got {getattr(got, 'shape', got)}")
-    judge_fp16(got, what)
-    if not w.size:
-        return
-    want, tried, lost = first_least(w, levels)
-    if whole:
-        last = np.take_along_axis(tried, len(SHRINK) - 1 - lost[::-1].argmin(0)[None], 0)[0]
-        agree(got, want.reshape(form), what=what, at=lambda i: f"row {i[0]}, group {i[1]}",
-              mistakes={"of equal errors the last share counts, not the first": last})
-    own, least = errors(w.astype(np.float64), levels, got.double().numpy().reshape(N, groups)), \
-        lost.min(0)
-    wrong = np.argwhere(own > least * 1.001 + 1e-6 * np.square(w.astype(np.float64)).sum(-1))
-    assert not len(wrong), (
-        f"{what}: row {wrong[0][0]}, group {wrong[0][1]}: error {own[tuple(wrong[0])]:.4g}, and "
-        f"{least[tuple(wrong[0])]:.4g} with scale {want[tuple(wrong[0])]:.4g}")
-
-
-def test_least_error_scales__unseen(subject, agree, rng):
-    for name in ("fp4", "int8", "ternary"):
-        judge_scales(subject, agree, FINITE["unrounded"](rng, (5, 3, int(rng.integers(2, 20)))),
-                     LEVELS[name], name)
+def test_least_error_scales__refused(subject, rng):
+    for kind in ("infinite", "not_a_number", "too large", "ragged"):
+        w = VALUES[kind](rng, (3, 8)) if kind in VALUES else np.full((3, 8), 1e7, np.float32)
+        try:
+            subject.least_error_scales(torch.from_numpy(w), LEVELS["int4"],
+                                       5 if kind == "ragged" else 4)
+        except Raised as refusal:
+            assert "scales: " in refusal.text, refusal.text
+        else:
+            raise AssertionError(f"least_error_scales: w that is {kind.replace('_', ' ')} has "
+                                 "scales, expected the ValueError that absmax_scales makes")
 
 
 # ---- gptq
@@ -414,33 +412,28 @@ def test_least_error_scales__unseen(subject, agree, rng):
 class Given:
     """A matrix, its scales, and rows x that go together, as activations do."""
 
-    def __init__(self, rng, name, group, N=5, K=32, values=None):
+    def __init__(self, rng, name, group, N=5, K=32):
         self.levels, self.w = LEVELS[name], rng.standard_normal((N, K))
-        if values:
-            self.w = values(rng, (N, K)).astype(np.float64)
         self.x = rng.standard_normal((200, K)) @ (np.eye(K) + rng.standard_normal((K, K)) / 4)
         self.x /= 7                 # U's diagonal is then neither 1 nor so small that it is 0
         self.hessian = self.x.T @ self.x
-        largest = np.abs(self.w.reshape(N, K // group, group)).max(-1)
+        largest = np.abs(self.w.reshape(N, -1, group)).max(-1)
         self.scales = largest / self.levels[-1] * (0.5 if name == "ternary" else 1)
 
-    def run(self, function, w=None, hessian=None, scales=None):
-        """w, hessian, scales: the same numbers in another layout"""
-        given = ((self.w, w), (self.hessian, hessian), (self.scales, scales))
-        w, hessian, scales = (torch.from_numpy(a if b is None else b) for a, b in given)
-        return function(w, hessian, self.levels, scales)
+    def run(self, function):
+        return function(*(torch.from_numpy(a) for a in (self.w, self.hessian)), self.levels,
+                        torch.from_numpy(self.scales))
 
-    def codes(self, good=1.0, divided=True, first=False, short=False):
+    def codes(self, good=1.0, divided=True, first=False):
         """By the book: after each column the best later ones, from the inverse of what is left."""
         (N, K), w = self.w.shape, self.w.copy()
         H = self.hessian + 0.01 * np.diag(self.hessian).mean() * np.eye(K)
         codes, levels = np.empty((N, K), int), np.array(self.levels)
         for k in range(K):
             scale = self.scales[:, 0 if first else k // (K // self.scales.shape[1])]
-            code = np.abs(book(w[:, k] / np.where(scale > 0, scale, 1), levels))
+            code = np.abs(np.abs(w[:, k] / scale)[:, None] - levels).argmin(-1)
             codes[:, k] = code * np.sign(w[:, k])
-            column = w[:, k].astype(np.float16).astype(np.float64) if short else w[:, k]
-            lost = column - np.sign(w[:, k]) * levels[code] * scale
+            lost = w[:, k] - np.sign(w[:, k]) * levels[code] * scale
             inverse = np.linalg.inv(H[k:, k:])
             factor = inverse[0, 1:] / (inverse[0, 0] if divided else np.sqrt(inverse[0, 0]))
             w[:, k + 1:] -= good * lost[:, None] * factor
@@ -457,53 +450,62 @@ def test_gptq(subject, agree, rng, name, group):
     agree(given.run(subject.gptq), given.codes(), what=f"gptq, {name}, groups of {group}",
           at=lambda i: f"row {i[0]}, column {i[1]}", mistakes={
               "no column makes good what an earlier one lost": given.codes(good=0.0),
-              "a column is rounded to 16 bits before what is lost is taken":
-                  given.codes(short=True),
               "what was lost is added to the later columns": given.codes(good=-1.0),
               "the factor is not divided by U[k, k]": given.codes(divided=False),
               "every column has the scale of the first group": given.codes(first=True)})
 
 
-GPTQ = {
-    "one column": {"K": 1, "group": 1}, "one row of two columns": {"N": 1, "K": 2, "group": 2},
-    "a scale for each number": {"K": 9, "group": 1}, "a scale for each row": {"K": 17, "group": 17},
-    "15 columns in groups of 5": {"K": 15, "group": 5}, "no row": {"N": 0, "K": 4, "group": 2},
-    "40 rows": {"N": 40, "K": 24, "group": 8},
-}
-
-
 def test_gptq__hard(subject, agree, rng):
-    """Sizes, hard weights, a group of zeros, inputs of which some are 0 or go together wholly, and
-    layouts of each argument."""
-    for what, case in GPTQ.items():
-        for name in ("int4", "fp8"):
-            judge_gptq(subject, agree, Given(rng, name, **case), f"{name}, {what}")
-    for kind, values in FINITE.items():
-        judge_gptq(subject, agree, Given(rng, "fp4", 8, values=values),
-                   f"fp4, weights of the kind {kind}")
-    given = Given(rng, "int4", 8)
-    given.w[2, 8:16] = given.scales[2, 1] = 0
-    judge_gptq(subject, agree, given, "a group of zeros")
-    given.x[:, 3:6] = 0
-    given.x[:, 9] = 3 * given.x[:, 8]
-    given.hessian = given.x.T @ given.x
-    judge_gptq(subject, agree, given, "three inputs are always 0, and one is thrice another")
-    given = Given(rng, "int8", 16)
-    for name in ("w", "hessian", "scales"):
-        for layout, view in views(getattr(given, name)).items():
-            judge_gptq(subject, agree, given, f"{name} with {layout}", **{name: view})
+    """Rows of every kind, groups of every size, each argument in every layout. float64: codes are
+    then the course's own, whatever the order of sums."""
+    def numbers(*shape):
+        return torch.from_numpy(rng.standard_normal(shape))
+
+    def hessian_of(K):
+        x = numbers(200, K) @ (torch.eye(K) + numbers(K, K) / 4) / 7
+        return x.T @ x
+
+    def scales_of(w, levels, group):
+        return w.unflatten(1, (-1, group)).abs().amax(-1) / levels[-1] * 0.8
+
+    def judge(given, levels, what):
+        agree(subject.gptq(given[0], given[1], levels, given[2]),
+              gptq(given[0], given[1], levels, given[2]).numpy(), "exact", f"gptq, {what}",
+              lambda i: f"row {i[0]}, column {i[1]}", {
+                  "no column makes good what was lost before it":
+                      quantize(given[0], levels, given[2]).numpy()})
+
+    hessian, int4 = hessian_of(16), LEVELS["int4"]
+    for kind, make in FINITE.items():
+        w = torch.from_numpy(untied(rng, make(rng, (4, 16)), kind)).double()
+        judge((w, hessian, scales_of(w, int4, 4)), int4, f"{kind.replace('_', ' ')} in w")
+    w = numbers(4, 16)
+    for levels in (LEVELS["int8"], LEVELS["fp8"], (0.0, 0.5, 3.0, 3.5)):
+        judge((w, hessian, scales_of(w, levels, 8)), levels, f"{len(levels)} levels")
+    for i, layout in itertools.product(range(3), views(w)):
+        some = [w, hessian, scales_of(w, int4, 4)]
+        some[i] = views(some[i])[layout]
+        judge(some, int4, f"{('w', 'the Hessian', 'scales')[i]} with {layout}")
+    w = numbers(200, 31)
+    judge((w, hessian_of(31), scales_of(w, int4, 31)), int4, "200 rows of 31, one group")
+    for N, K, group in ((1, 17, 1), (3, 1, 1), (1, 1, 1), (5, 12, 3), (5, 12, 4), (0, 4, 2),
+                        (33_000, 4, 2)):
+        w = numbers(N, K)
+        judge((w, hessian_of(K), scales_of(w, int4, group)), int4,
+              f"{N} rows of {K}, groups of {group}")
+    scales = scales_of(w := numbers(4, 16), int4, 4)
+    scales[1, 2] = 0
+    judge((w, hessian, scales), int4, "a scale of 0: nothing comes back, all is made good")
 
 
-def judge_gptq(subject, agree, given, what, **layouts):
-    got = given.run(subject.gptq, **layouts)
-    agree(got, given.codes() if given.w.size else np.zeros(given.w.shape, int),
-          what=f"gptq, {what}", at=lambda i: f"row {i[0]}, column {i[1]}")
-    assert got.dtype == torch.int8, f"gptq, {what}: codes are {got.dtype}, expected torch.int8"
-
-
-def test_gptq__unseen(subject, agree, rng):
-    for name in ("int4", "fp4", "int8"):
-        judge_gptq(subject, agree, Given(rng, name, 4, K=int(4 * rng.integers(2, 7))), name)
+def test_gptq__halfway(subject, agree, rng):
+    """Inputs that have nothing to do with one another: no column changes, and halves are even."""
+    w = torch.from_numpy(rng.integers(-12, 13, (6, 8)) / 2)
+    got = subject.gptq(w, torch.eye(8).double() * 3, LEVELS["int4"], torch.ones(6, 2).double())
+    agree(got, np.rint(w.numpy()).astype(int), "exact", "gptq, numbers halfway between two codes",
+          lambda i: f"w = {w[i].item():g}", {
+              "a half goes up; the even code is nearest's":
+                  np.floor(w.numpy() + 0.5).astype(int)})
 
 
 def test_results_of_gptq_are_nearer_and_weights_are_not(rng):
