@@ -90,13 +90,9 @@ def has_objects(value):
 # ---- what is left open
 
 
-def file_of(lesson):
-    return lesson.test.with_name(f"{lesson.id}.gaps.toml")
-
-
 def excuses(lesson):
     """{exercise: {kind: why it does not apply}} from the lesson's file."""
-    path, reasons = file_of(lesson), {e.name: {} for e in lesson.exercises}
+    path, reasons = lesson.gaps, {e.name: {} for e in lesson.exercises}
     rows = tomllib.loads(path.read_text("utf-8")).get("gap", []) if path.exists() else []
     for row in rows:
         for name in reasons if row["exercises"] == ["*"] else row["exercises"]:
@@ -108,13 +104,17 @@ def excuses(lesson):
     return reasons
 
 
-def examine(lesson):
-    """A row for each exercise: {"exercise", "uses": kinds, "why": {kind: reason}, "open": kinds
+def examine(lesson, observed=None):
+    """observed: of a run of the reference, see check.grade; one is made where it is None.
+
+    A row for each exercise: {"exercise", "uses": kinds, "why": {kind: reason}, "open": kinds
     that are neither used nor excused, "stale": kinds that are excused and used all the same}."""
-    observed, reasons, rows = {}, excuses(lesson), []
-    check.grade(lesson, reference(lesson), observed=observed)
+    reasons, rows = excuses(lesson), []
+    if observed is None:
+        observed = {}
+        check.grade(lesson, reference(lesson), observed=observed)
     for exercise in lesson.exercises:
-        eye, why = observed[exercise.name], reasons[exercise.name]
+        eye, why = observed.get(exercise.name, Observer()), reasons[exercise.name]
         uses = eye.uses | {m["kind"] for m in mutants(lesson)
                            if m["exercise"] == exercise.name and "kind" in m}
         rows.append({"exercise": exercise.name, "uses": sorted(uses), "why": why,

@@ -22,7 +22,7 @@ def mutants(lesson):
 
 def twins(lesson):
     """[{exercise, style, find and replace, or text}] of a lesson."""
-    return read(lesson.test.with_name(f"{lesson.id}.twins.toml")).get("twin", [])
+    return read(lesson.twins).get("twin", [])
 
 
 def read(path):

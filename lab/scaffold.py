@@ -60,7 +60,7 @@ GRADER = '''"""Graders of {short}."""
 import pytest
 
 
-@pytest.mark.parametrize("x", [-3, 0, 1])
+@pytest.mark.parametrize("x", [-3, 0, 1, 2**40])
 def test_double(subject, agree, x):
     agree(subject.double(x), 2 * x, what=f"double of {{x}}", mistakes={{
         "x is returned as it came in": x,
@@ -87,6 +87,23 @@ replace = "0"
 says = "a zero is returned"
 """
 
+GAPS = """# What the graders of {short} leave out of the kinds in lab/adversarial.py, and why.
+
+[[gap]]
+exercises = ["double"]
+kinds = ["bound"]
+why = "one product, in which nothing is compared"
+"""
+
+TWINS = """# Right answers in another style, which the graders of {short} must let pass.
+
+[[twin]]
+exercise = "double"
+style = "a sum"
+find = "2 * x"
+replace = "x + x"
+"""
+
 
 def write(name):
     """Write the scaffold of lesson `name` and return its paths; nothing is overwritten."""
@@ -102,7 +119,7 @@ def write(name):
                           f"there are {', '.join(sorted(letters))}")
     lesson = Lesson(name, floor.name)
     files = {lesson.path(".py"): REFERENCE, lesson.markdown: MARKDOWN, lesson.test: GRADER,
-             lesson.mutants: MUTANTS}
+             lesson.mutants: MUTANTS, lesson.twins: TWINS, lesson.gaps: GAPS}
     there = [str(p.relative_to(ROOT)) for p in files if p.exists()]
     if there:
         raise CourseError(f"{', '.join(there)} exist already; nothing was written")

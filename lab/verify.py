@@ -5,7 +5,7 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from lab import check, course, mutants
+from lab import check, course, gaps, mutants
 from lab.candidate import Candidate, reference
 from lab.course import CourseError
 from lab.gaps import GUESSES
@@ -51,10 +51,14 @@ def prove(lesson, jobs, most=None):
 
     rows = []
     if lesson.answered:
+        observed = {}
         rows += [row(v.name, "the reference passes", v.verdict == "pass" or (
                      None if v.verdict == "not_proven_here" else False),
                      f"{v.verdict}: {v.message}")
-                 for v in check.grade_warm(lesson, reference(lesson))]
+                 for v in check.grade(lesson, reference(lesson), observed=observed)]
+        rows += [row(gap["exercise"], "no kind of hard input or mistake is left open",
+                     not gap["open"] and not gap["stale"], "; ".join(gaps.text([gap])[1:]))
+                 for gap in gaps.examine(lesson, observed)]
     untouched = check.grade(lesson, Candidate(lesson.stubs, dict.fromkeys(lesson.stubs, "stub")))
     rows += [row(v.name, "the stub is not attempted", v.verdict == "not_attempted",
                  f"{v.verdict}: {v.message}") for v in untouched]
@@ -76,7 +80,7 @@ def prove(lesson, jobs, most=None):
              for e in lesson.exercises
              for n in [sum(m["exercise"] == e.name for m, _ in wrong)]]
     rows += [row(e.name, f"at least {least} twins", n >= least, f"{n} twins")
-             for e in lesson.exercises if right and (least := fewest_twins(e))
+             for e in lesson.exercises if (least := fewest_twins(e))
              for n in [sum(t["exercise"] == e.name for t, _ in right)]]
 
     if most is not None:

@@ -160,9 +160,9 @@ def shipped(plan, path):
 
 
 def grader(plan, path):
-    """True for the tests of a lesson that ships, and for the mutants of an answered one."""
+    """True for the tests of a lesson that ships, and for what proves them of an answered one."""
     return any(ROOT / path == i.test for i in plan.lessons) or any(
-        ROOT / path == i.mutants for i in plan.answered)
+        ROOT / path in (i.mutants, i.twins, i.gaps) for i in plan.answered)
 
 
 def prose(lesson, plan):

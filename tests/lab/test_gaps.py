@@ -68,7 +68,7 @@ def test_sizes_around_a_tile():
 def lesson(tmp_path, monkeypatch):
     one = course.find("r01_roofline")
     file = tmp_path / "r01_roofline.gaps.toml"
-    monkeypatch.setattr(gaps, "file_of", lambda _: file)
+    monkeypatch.setattr(course.Lesson, "gaps", file)
     file.write_text("")
     return one, file
 
