@@ -619,6 +619,15 @@ def test_write_quantized__hard(subject, agree, rng):
     for T in (1, 4):
         judge(f"{T} tokens, all skipped", numbers(T, 2, 6), [-1] * T)
     judge("no token", numbers(0, 2, 6), [])
+    for rubbish in (np.nan, np.inf):
+        x = numbers(3, 2, 6)
+        x[1] = rubbish
+        try:
+            judge(f"{rubbish} in a token that is skipped", x, [3, -1, 8])
+        except Raised as error:
+            raise AssertionError(
+                f"write_quantized, {rubbish} in a token whose slot is -1, as a padded row may have "
+                f"it: {error.text}. What is skipped has no scale either") from None
 
 
 def test_write_quantized__drawn(subject, agree, rng):

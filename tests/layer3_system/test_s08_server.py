@@ -96,10 +96,14 @@ def test_Bridge_read_mail(subject):
     for name in "abc":
         hand.letter(name)
     goes_on = read_mail(hand, "three letters")
+    assert hand.done or hand.mail.qsize(), "read_mail, three letters: it took them out of the " \
+        "mailbox and did not call them. A letter is a function of nothing"
     assert hand.done != [], "read_mail, three letters for a busy engine: it left them all lying " \
         "there. A newcomer is to be in the very next step"
     assert hand.done != ["a"], "read_mail, three letters: it read one letter a step. All that " \
         "lies there is read before the step, or a rush of clients waits in the mail"
+    assert hand.done != ["c", "b", "a"], "read_mail, letters a, b, c: the last that came was " \
+        "read first. An abort would then come before its own request"
     assert hand.done == ["a", "b", "c"], \
         f"read_mail, letters a, b, c: it read {told(hand.done)}; expected all, in their order"
     assert goes_on is True, f"read_mail gave {goes_on!r} after letters; True: go on with a step"
@@ -193,7 +197,7 @@ def test_Bridge_read_mail__unseen(subject, truth, rng):
     def by_the_course():
         return mail_read(ByHand(Bridge(StillEngine(busy=busy))), letters, ends)
 
-    for busy, ends in product((False, True), repeat=2):
+    for busy, ends in list(product((False, True), repeat=2)) * 12:
         letters = drawn_letters(rng)
         got, want = mail_read(by_hand(subject, busy), letters, ends), truth(by_the_course)
         assert got == want, (
@@ -288,8 +292,17 @@ def test_to_params__a_wrong_field_is_named(subject):
                           ({"temperature": -1}, "temperature"), ({"seed": 1.5}, "seed"),
                           ({"stop": ""}, "stop"), ({"stop": 5}, "stop"),
                           ({"stop": ["a", None]}, "stop"), ({"logprobs": 99}, "logprobs"),
-                          ({"min_tokens": 9, "max_tokens": 3}, "min_tokens")):
+                          ({"min_tokens": 9, "max_tokens": 3}, "min_tokens"),
+                          ({"stop_token_ids": [-1]}, "stop_token_ids"),
+                          ({"stop_token_ids": 5}, "stop_token_ids"),
+                          ({"logprobs": True}, "logprobs"), ({"ignore_eos": 1}, "ignore_eos"),
+                          ({"top_k": 2**31}, "top_k"), ({"top_p": 0}, "top_p")):
         refused(subject, fields, field)
+    for fields, field in (({"top_logprobs": 3}, "top_logprobs"), ({"logprobs": 1}, "logprobs"),
+                          ({"logprobs": False, "top_logprobs": 0}, "top_logprobs"),
+                          ({"logprobs": True, "top_logprobs": 21}, "logprobs"),
+                          ({"max_tokens": 0}, "max_tokens")):
+        refused(subject, fields, field, True)
 
 
 def test_to_params__by_the_clients_names(subject):
@@ -303,7 +316,12 @@ def test_to_params__by_the_clients_names(subject):
 
 
 def test_to_params__a_servers_limit(subject):
-    refused(subject, {"max_tokens": 101}, "max_tokens", tokens=100)
+    for limit in (100, 1, 2**15, 2**40):
+        refused(subject, {"max_tokens": limit + 1}, "max_tokens", tokens=limit)
+        what, found = params_of(subject, {"max_tokens": limit}, False, None,
+                                subject.Limits(tokens=limit))
+        assert "value" in found, (f"{what}, at most {limit} tokens: {found['text']}. As many as "
+                                  f"the limit are not above it")
     for fields in ({"max_tokens": 100}, {"max_tokens": None}):
         what, found = params_of(subject, fields, True, None, subject.Limits(tokens=100))
         assert "value" in found, f"{what}, at most 100 tokens: {found['text']}"
@@ -365,6 +383,8 @@ def test_Call_add(subject):
     written = Written(subject, 2)
     written.add(1, "ab", 2)
     got = written.unread()
+    assert list(got) == [1], f"Call.add(1, …): news is of the answers {list(got)}, expected of " \
+        "answer 1 alone; index says whose it is"
     assert got == {1: ("ab", 2, None)}, (
         f"Call.add(1, 2 tokens that read 'ab'): news is {got}; expected {{1: ('ab', 2, None)}}: "
         f"the text, how many tokens, and no reason yet, of answer 1")
@@ -431,6 +451,20 @@ def test_Call_add__a_failure(subject):
                                "happened. The client is told by fail(500, …)")
     assert error[0] == 500 and "an illegal memory access" in error[1], (
         f"Call.add, reason error: fail({error}); expected 500 and the request's own error")
+    assert written.call.open == 1, (
+        f"Call.add, one of two answers ended by an error: {written.call.open} are open, expected "
+        f"1. A failure is an end, too")
+    assert written.call.woken.is_set(), "Call.add, reason error: the reader was not woken"
+
+
+def test_Call_add__many_answers(subject):
+    """The last of 40,000 answers, and an output of 40,000 tokens."""
+    written = Written(subject, 40_000)
+    written.add(39_999, "a", 1)
+    written.add(39_999, "b", 40_000, "stop")
+    got = written.unread(), written.call.open
+    assert got == ({39_999: ("ab", 40_001, "stop")}, 39_999), (
+        f"Call.add, the last of 40,000 answers, 1 and 40,000 tokens: news and open are {got}")
 
 
 def test_Call_add__nothing_is_read_twice(subject):
@@ -447,7 +481,7 @@ def test_Call_add__nothing_is_read_twice(subject):
 def test_Call_add__unseen(subject, rng):
     """Somebody reads now and then."""
     written, news, told, reasons = Written(subject, 3), {}, [], [None] * 3
-    for _ in range(40):
+    for _ in range(120):
         i, text = int(rng.integers(3)), f"{rng.integers(99)} "
         reason = str(rng.choice(["stop", "length"])) if rng.random() < 0.1 else None
         if reasons[i] is None:
@@ -486,7 +520,12 @@ def test_Bridge_make_room(subject):
             (2, 9, 6, "Who has finished has left, and its place is free"),
             (1, 1000, 998, "Who has finished has left, and its place is free")):
         what, found = ask(subject, count, taken, finished)
+        if found.get("status") == 400:
+            why = "As many answers as there is room for do fit, later"
         assert "value" in found, f"{what}: {found['status']}, {found['text']}. {why}"
+    what, found = ask(subject, 4, 5)
+    assert "status" in found, f"{what}: it was taken, and nine are four too many. How many may " \
+        "run and wait is told by this engine's max_seqs and this server's limits"
     for count, taken, finished in ((1, 5, 0), (3, 3, 0), (5, 1001, 1000), (1, 105, 100)):
         what, found = ask(subject, count, taken, finished)
         assert "status" in found, f"{what}: it was taken. That makes more than the five there " \
@@ -503,34 +542,40 @@ def test_Bridge_make_room__never(subject):
 
 def test_Bridge_make_room__when_to_try_again(subject):
     for count, taken, ends, want in (
-            (1, 5, (90, 92, 94, 96, 98), 2),        # five ended in 10 s
-            (3, 5, (90, 92, 94, 96, 98), 6),        # three must end
+            (4, 5, (90, 91, 92, 93, 94), 8),        # five ended in 10 s, four must end
+            (3, 5, (90, 92, 94, 96, 98), 6),
+            (1, 5, (90, 92, 94, 96, 98), 2),
             (1, 5, (97, 98), 2),                    # 1.5 s
             (1, 5, (99.9, 99.95), 1),               # soon, not at once
             (2, 5, (), 2),                          # nothing has ended yet: a second each
+            (3, 5, (60, 80), 60), (3, 5, (61, 80), 59), (1, 5, (99,), 1), (1, 5, (100,), 1),
             (4, 5, (20, 60), 60)):                  # nobody is sent away for hours
         what, found = ask(subject, count, taken, 0, ends)
         assert found.get("status") == 429, f"{what}: {found}; expected 429"
         got = found["headers"].get("Retry-After")
         assert got is not None, f"{what}: no header Retry-After. A client's library waits by it, " \
             "and without it everybody comes again at once"
-        why = {(90, "2"): "One place is not enough for three",
-               (97, "1"): "After 1.5 s rounded down there is no place yet",
-               (99.9, "0"): "With 0 it comes again at once",
-               (20, "160"): "More than a minute is no guess any more"}.get(
-                   (next(iter(ends), None), got), "")
+        why = {(8, "2"): "One place is not enough for four",
+               (2, "1"): "After 1.5 s rounded down there is no place yet",
+               (1, "0"): "With 0 it comes again at once",
+               (8, "10"): "Five ends since the oldest of them are five, not four",
+               (8, "4"): "The time goes from the oldest end until now, not to the last end",
+               (8, "5"): "The time goes from the oldest end, ends[0], not from the newest",
+               (60, "160"): "More than a minute is no guess any more"}.get((want, got), "")
         assert got == str(want), (
             f"{what}, at 100 s; answers ended at {list(ends)}: Retry-After is {got!r}, expected "
             f"{str(want)!r}. {why}")
 
 
 def test_Bridge_make_room__unseen(subject, rng):
-    for _ in range(40):
-        seats, queue, count, finished = rng.integers(1, (9, 9, 14, 50)).tolist()
+    for case in range(120):
+        seats, queue, count, finished = rng.integers((1, 0, 1, 0), (4, 4, 8, 5)).tolist()
+        finished += (0, 2**15, 2**40)[case % 3]
         taken = finished + int(rng.integers(seats + queue + 1))
         # 1, 2, 4 or 8 ends in eighths of a second: no quotient is rounded
-        ends = sorted((100 - rng.integers(1, 400, 2 ** rng.integers(4)) / 8).tolist())
-        each = (100 - ends[0]) / len(ends)
+        ends = sorted((100 - rng.integers(1, 400, 2 ** rng.integers(4)) / 8).tolist()
+                      if rng.random() < 0.9 else [])
+        each = (100 - ends[0]) / len(ends) if ends else 1
         over = taken - finished + count - seats - queue
         want = (400, None) if count > seats + queue else (None, None) if over <= 0 else (
             429, str(min(math.ceil(over * each), 60)))
