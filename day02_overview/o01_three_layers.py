@@ -106,7 +106,8 @@ def time_by_floor(spans):
 def roof_shares(spans, peak, bandwidth):
     """(bandwidth share of the kernels, MFU of the step), two numbers from 0 on; 1 is the roof.
 
-    spans: [Span], a whole step first, then all in it    peak: FLOP/s    bandwidth: byte/s
+    spans: [Span], a whole step first, then all in it; no kernel lies within another
+    peak: FLOP/s    bandwidth: byte/s
     The kernels are judged by the time in which a kernel ran, the graph by the whole step's.
     Source of MFU: "PaLM", Chowdhery et al., 2022, section 4.1, with what was counted as FLOPs.
     """

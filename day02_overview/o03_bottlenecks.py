@@ -85,7 +85,8 @@ def least_seconds(span, peak, bandwidth):
 def diagnose(profile):
     """(floor, cause), as in CAUSES. The first that holds:
 
-    - Busy for less than BUSY of all ranks' time: the cause to which most of that time is lost.
+    - Busy for less than BUSY of all ranks' time: the cause to which most of that time is lost; of
+      equals, the first in WHATS.
     - The kernels' least seconds, added up, are less than FAR of the busy ones: far from its roof.
     - The bytes of all kernels take longer than their FLOPs, at the roofs, and at least half of the
       bytes are weights: unbatched; or between kernels: unfused.
