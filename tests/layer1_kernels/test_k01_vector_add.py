@@ -184,7 +184,10 @@ def add_grid_stride(subject, agree, rng, n, blocks, threads):
           place(threads), {
               "each thread stops after its first element": i < blocks * threads,
               "the first block's threads are left out": i >= threads,
-              "a block is taken for 128 threads, whatever blockDim.x is": i % 128 < threads})
+              "a block is taken for 128 threads, whatever blockDim.x is": i % 128 < threads,
+              "a block is taken for 256 threads, whatever blockDim.x is": i % 256 < threads,
+              **{f"each thread stops after {n} elements": i < n * blocks * threads
+                 for n in (2, 4, 8)}})
 
 
 def test_add_grid_stride_cuda__each_element_once(subject, reference, agree, rng):

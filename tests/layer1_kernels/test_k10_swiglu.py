@@ -281,9 +281,13 @@ def test_saved_share(subject, agree, C, peak, bandwidth):
     T, F, itemsize = 7, 11, 2
     seconds = itemsize * 4 * T * F / bandwidth
     matmul = 2 * T * (2 * F) * C / peak         # (T, C) by (C, 2F)
-    want = seconds / matmul
+    want, ridge = seconds / matmul, peak / bandwidth
     agree(subject.saved_share(C, peak, bandwidth), want, "float64",
           f"saved_share, C = {C}, {peak:g} FLOP/s, {bandwidth:g} byte/s", mistakes={
+              "a share above 1 is cut off; a short matmul takes less than the moving":
+                  min(want, 1.0),
+              "the ridge, peak / bandwidth, is rounded to a whole number":
+                  want * np.floor(ridge) / ridge,
               "half of the bytes are counted: 4 numbers are saved, of 2 bytes each": want / 2,
               "half of the FLOPs are counted: two dot products, of 2 · C each": 2 * want,
               "the share is upside down": 1 / want,

@@ -504,6 +504,16 @@ def test_merge_triton__addresses(subject):
                D=1, BS=32, BD=1, num_warps=1)
 
 
+def with_more(x, sums):
+    """What comes out when there are as many splits as a power of two, with an lse of 0 and zeros
+    for a part."""
+    more = (1 << (len(x) - 1).bit_length()) - len(x)
+    m = np.maximum(sums.max(0), 0 if more else -np.inf)
+    weights = np.exp2(sums - m)
+    weights[weights < 1e-45] = 0                # as in fp32
+    return (x * weights[..., None]).sum(0) / (weights.sum(0) + more * np.exp2(-m))[..., None]
+
+
 def right_merge(subject, agree, parts, lse, dtype, kind=""):
     """Each row of out is its parts' mean by their sums, or the likely mistake is named."""
     import torch
@@ -530,6 +540,11 @@ def right_merge(subject, agree, parts, lse, dtype, kind=""):
                   lambda i: f"column {i[1]}", {what: answer[one] for what, answer in {
                   "only the first row is written": np.where(np.arange(rows)[:, None] == 0, want, 7),
                   low: np.full_like(best, np.nan),
+                  "splits that do not exist have a weight, their lse is taken for 0": with_more(
+                      x, sums),
+                  "parts and lse are taken for (rows, splits, ...)": merged(
+                      parts.reshape(rows, splits, D).transpose(0, 1),
+                      lse.reshape(rows, splits).T),
                   "the parts are rounded to 16 bits": merged(parts.bfloat16(), lse),
                   "the parts are averaged, whatever their sums": x.mean(0),
                   "the weights do not add up to 1: divide by their sum": (x * plain).sum(0),

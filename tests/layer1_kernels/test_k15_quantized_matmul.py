@@ -212,6 +212,8 @@ def test_unpack_triton(subject, agree):
                   "unpack_triton subtracts in 8 bits without a sign, where 0 - 8 is 248":
                       (own - 8) % 256,
                   "unpack_triton does not cut off the upper 4 bits": packed.astype(int) - 8,
+                  "the byte is shifted with its sign": (packed.astype(np.int8) >> 4) - 8,
+                  "the smallest, -8, is cut to -7": np.maximum(own - 8, -7),
                   f"unpack_triton takes off 7, not 8 ({which})": own - 7})
 
 

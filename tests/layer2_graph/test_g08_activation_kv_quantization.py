@@ -148,7 +148,9 @@ def test_quantize_tokens(subject, agree, rng, name):
         "the largest |x| is divided by the number of levels": largest / len(levels)})
     own = book(x / np.where(want > 0, want, 1), levels)
     agree(codes, own, what=f"{what}, codes", at=lambda i: f"token {i[0]}, channel {i[1]}",
-          mistakes={"x is not divided by its scale": book(x, levels)})
+          mistakes={"x is not divided by its scale": book(x, levels),
+                    "x / scale is rounded to a whole number; codes number the nearest levels":
+                        np.rint(x / np.where(want > 0, want, 1)).clip(-127, 127).astype(int)})
     assert codes.dtype == torch.int8, f"{what}: codes are {codes.dtype}, expected torch.int8"
 
 
@@ -180,7 +182,10 @@ def test_quantize_tokens__hard(subject, agree, rng):
         for t, word in enumerate(words[:len(x)]):
             row = np.s_[t:t + 1]
             agree(scales[row], want[row], "float64" if how == ", float64" else "float32",
-                  f"{what}, {word}: its scale")
+                  f"{what}, {word}: its scale", mistakes={
+                      f"the largest |x| of a token is taken for {least} at least, so that smaller "
+                      "numbers lose their digits": np.maximum(want[row], least / levels[-1])
+                      for least in (1e-12, 1e-10, 1e-8, 1e-6, 1e-5, 1e-4)})
             agree(settled(codes[row], values[row], want[row], levels),
                   book(values[row] / np.where(want[row] > 0, want[row], 1), levels), "exact",
                   f"{what}, {word}: its codes", lambda i: f"channel {i[1]}")
