@@ -27,7 +27,7 @@ learn: set-up
 	@.venv/bin/lab open
 
 test: set-up-tests
-	@.venv/bin/python -m lab.prove sample
+	@.venv/bin/python -m lab.author.prove sample
 
 # Absent in a student edition.
 -include lab/authors.mk

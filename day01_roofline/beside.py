@@ -2,7 +2,7 @@
 
 from day01_roofline.r01_roofline import count_matmul
 from day01_roofline.r02_clock import Gpu, Job, copy_job, measure, read_job
-from lab.bench import left_out, row
+from lab.measure.bench import left_out, row
 
 __all__ = ["beside"]
 
@@ -23,8 +23,9 @@ def beside(families, limit=60, device=None):
     limit: seconds, as for `measure`    device: the GPU if None
 
     -> {"copy": row, "read": row, "matmul of float16": row, "family: way": row, …}, rows of
-    lab.bench. Each has its shares of the roofs, and its speed over that of the BASELINES in its
-    family. The row of one of THEIRS that raises says so; a way of the course that raises ends it.
+    lab.measure.bench. Each has its shares of the roofs, and its speed over that of the BASELINES in
+    its family. The row of one of THEIRS that raises says so; a way of the course that raises
+    ends it.
     """
     device, jobs, reasons = device or Gpu(), {}, {}
     for family, (flops, moved, ways, *_) in families.items():

@@ -216,9 +216,9 @@ class Roofs:
     @classmethod
     def of(cls, jobs, timings):
         """From a measurement that had the roof_jobs among its jobs."""
-        found = {job.name: (job, timings[job.name].seconds) for job in jobs}
+        by_name = {job.name: (job, timings[job.name].seconds) for job in jobs}
         (copy, t_copy), (read, t_read), (matmul, t_matmul) = (
-            found[name] for name in ("copy", "read", "matmul"))
+            by_name[name] for name in ("copy", "read", "matmul"))
         return cls(copy.moved / t_copy, read.moved / t_read, matmul.flops / t_matmul)
 
 
@@ -226,18 +226,6 @@ def roof_jobs(device):
     """The jobs whose rates are the roofs of the device: copy, read, matmul."""
     side = device.side
     return [copy_job(device), read_job(device), matmul_job(device, side, side, side)]
-
-
-def bench():
-    """On a GPU: its roofs, an add and a matmul of one row, by turns; rows of lab.bench."""
-    from lab.bench import row
-
-    device = Gpu()
-    side = large_side(device)
-    jobs = [*roof_jobs(device), add_job(device), matmul_job(device, 1, side, side, "one_row")]
-    timings = measure(jobs, device, limit=30)
-    roofs = {job.name: job.moved / timings[job.name].seconds for job in jobs[:2]}   # copy, read
-    return {job.name: row(job, timings[job.name], roofs) for job in jobs}
 
 
 # ---- devices
@@ -277,9 +265,9 @@ class Cpu:
 
     def array(self, *shape):
         """Random numbers: some hardware is faster on zeros."""
-        made = np.empty(shape, np.float32)
-        self.split(lambda part: np.random.default_rng().random(out=part, dtype=np.float32), made)
-        return made
+        zeros = np.empty(shape, np.float32)
+        self.split(lambda part: np.random.default_rng().random(out=part, dtype=np.float32), zeros)
+        return zeros
 
     def copy(self, target, source):
         self.split(np.copyto, target, source)
@@ -377,8 +365,8 @@ def last_level_cache(cores, root="/sys/devices/system/cpu"):
 
 
 def cpu_name():
-    found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.M)
-    return found[1] if found else platform.machine()
+    model = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.M)
+    return model[1] if model else platform.machine()
 
 
 # ---- predictions

@@ -123,8 +123,8 @@ def nearest_code(f, x):
     least = np.maximum(exponent, 1 - f.bias)            # all subnormals share the lowest
     drop = np.minimum(52 - f.M + least - exponent, 54)  # 54: so small that nothing is left
     odd = significand >> drop & 1
-    kept = (significand + (1 << (drop - 1)) - 1 + odd) >> drop
-    return ((least + f.bias - 1) << f.M) + kept         # the leading 1, or a carry, adds to e
+    rounded = (significand + (1 << (drop - 1)) - 1 + odd) >> drop
+    return ((least + f.bias - 1) << f.M) + rounded         # the leading 1, or a carry, adds to e
 
 
 def encode(f, x, saturate=False):
@@ -306,8 +306,8 @@ def dot(a, b, inputs, sums):
     is rounded to after each addition, one product at a time. A tensor core adds several at a time.
     """
     products = round_to(inputs, a) * round_to(inputs, b)
-    total, seen = np.zeros(len(a)), np.empty_like(products)
+    total, running = np.zeros(len(a)), np.empty_like(products)
     for k in range(products.shape[1]):
         total = round_to(sums, total + products[:, k])
-        seen[:, k] = total
-    return seen
+        running[:, k] = total
+    return running

@@ -107,18 +107,18 @@ def place(a):
 
 def counted_kept(layer, x):
     """{array: numbers} that autograd keeps of a forward of the layer, weights left out."""
-    kept, own = {}, {place(weight) for weight in layer.parameters()}
+    saved, own = {}, {place(weight) for weight in layer.parameters()}
 
     def pack(a):
         if place(a) not in own:
-            kept[place(a)] = a
+            saved[place(a)] = a
         return a
 
     with saved_tensors_hooks(pack, lambda a: a):
         layer(x)
     names = {place(a): name for name, a in layer.arrays.items()}
     numbers = Counter()
-    for at, a in kept.items():                              # fused attention keeps one of its own
+    for at, a in saved.items():                              # fused attention keeps one of its own
         name = names.get(at, "copies" if layer.book else "lse")
         numbers[name] += a.untyped_storage().nbytes() // a.itemsize
     return dict(numbers)
@@ -174,7 +174,7 @@ class Held:
 def counted_peak(layers, x, recompute):
     """The most numbers that autograd keeps at a time in forward and backward of the layers."""
     live = Live([weight for layer in layers for weight in layer.parameters()])
-    with saved_tensors_hooks(live.hold, lambda held: held.a):
+    with saved_tensors_hooks(live.hold, lambda box: box.a):
         x = x.clone().requires_grad_()
         y = x
         for layer in layers:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 __all__ = ["FLOORS", "TRACE", "Request", "Span", "Step", "Trace", "journey", "latencies",
            "perfetto", "read_trace", "roof_shares", "throughput", "time_by_floor"]
 
-TRACE = Path(__file__).parent / "trace.json"        # written by python -m layer2_graph.trace
+TRACE = Path(__file__).parent / "trace.json"        # written by python -m layer2_graph.bench.trace
 FLOORS = ("kernel", "graph", "system", "idle")
 
 
@@ -53,7 +53,7 @@ class Trace(NamedTuple):
 
 
 def read_trace(path=TRACE):
-    """The Trace in a file of layer2_graph.trace. ValueError where it is none."""
+    """The Trace in a file of layer2_graph.bench.trace. ValueError where it is none."""
     try:
         about = json.loads(Path(path).read_text("utf-8"))
         spans = [Span(*row) for row in about.pop("spans")]
@@ -62,8 +62,8 @@ def read_trace(path=TRACE):
         steps = [Step(s.name, dict(batch), [s, *inside(spans, s)])
                  for s, batch in zip(whole, about.pop("batches"), strict=True)]
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise ValueError(f"{path}: expected a trace as python -m layer2_graph.trace writes it; "
-                         f"found {type(error).__name__}: {error}") from None
+        raise ValueError(f"{path}: expected a trace, as python -m layer2_graph.bench.trace writes "
+                         f"it; found {type(error).__name__}: {error}") from None
     return Trace(about, requests, steps, spans)
 
 

@@ -172,11 +172,11 @@ def descend(residuals, theta, delta=1e-3, rounds=300):
 def recorded(name):
     """The recorded runs of a set, a dict each: grid, lstm, depth, rate, seed or far."""
     runs = json.loads(RUNS.read_text("utf-8"))["runs"]
-    found = [run for run in runs if run["set"] == name]
-    if not found:
+    rows = [run for run in runs if run["set"] == name]
+    if not rows:
         known = ", ".join(dict.fromkeys(run["set"] for run in runs))
         raise ValueError(f"recorded: expected one of {known}; got {name!r}")
-    return found
+    return rows
 
 
 # ---- what a budget buys

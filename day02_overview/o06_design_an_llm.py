@@ -116,7 +116,7 @@ def total_parameters(m):
 
 def shape_faults(m):
     """What an untied Llama has that the published large ones do not: a sentence for each fault."""
-    return [fault for fault, found in (
+    return [fault for fault, present in (
         (f"D is {m.D}, not 128", m.D != 128),
         (f"H = {m.H} is not a multiple of 8", m.H % 8),
         (f"H · D is {m.H * m.D}, not C = {m.C}", m.H * m.D != m.C),
@@ -125,7 +125,7 @@ def shape_faults(m):
         (f"H / G = {m.H / m.G:g} is not one of {QUERIES}",
          m.H % m.G or m.H // m.G not in QUERIES),
         (f"C / L = {m.C / m.L:.0f} is not from 48 to 160", not 48 * m.L <= m.C <= 160 * m.L),
-    ) if found]
+    ) if present]
 
 
 def shape_for(N, V, queries):
@@ -194,8 +194,8 @@ def rank_bytes(budget, m, experts, recipe):
     # exercise: o04 counts the parts; what does it have to be given where a rank holds a slice?
     part = rank_shape(m, recipe.tp)
     state = state_bytes(stored_parameters(part, experts), budget.W // recipe.tp, recipe.stage)
-    kept = peak_activations(part, recipe.B, budget.T, recipe.recompute)
-    return state + 2 * (kept + recipe.B * budget.T * part.V)
+    activations = peak_activations(part, recipe.B, budget.T, recipe.recompute)
+    return state + 2 * (activations + recipe.B * budget.T * part.V)
 
 
 def step_seconds(budget, m, experts, recipe):
@@ -203,8 +203,9 @@ def step_seconds(budget, m, experts, recipe):
 
     arithmetic: o04's FLOPs of the whole batch, shared by W ranks at mfu · peak
     tp: its bytes for each micro-batch, inside a machine; recomputing sends forward's half again
-    dp: gradients of 16 bits, summed once a step; stage 3 instead gathers all weights twice and
-    scatters the gradients, once a micro-batch. At the rate across machines, even within one
+    dp: gradients of 16 bits of what a rank has (`rank_shape`, all experts), summed once a step;
+    stage 3 instead gathers those weights twice and scatters the gradients, once a micro-batch. At
+    the rate across machines, even within one
     """
     dp, times = budget.W // recipe.tp, micro_batches(budget, recipe)
     # exercise: FLOPs of batch / T sequences; and what is sent how often?

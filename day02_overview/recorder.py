@@ -158,7 +158,7 @@ def together(r, W, folder):
     """One of two processes: both profiles of two ranks, TRIES times; written to `folder`."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=r, world_size=W)
-    a, found = torch.randn(SIDE, SIDE), {"imbalanced": [], "communication-bound": []}
+    a, profiles = torch.randn(SIDE, SIDE), {"imbalanced": [], "communication-bound": []}
     for cause, numbers, count in (("imbalanced", SMALL, UNEVEN[r]),
                                   ("communication-bound", MESSAGE, 1)):
         message = torch.ones(numbers)
@@ -172,8 +172,8 @@ def together(r, W, folder):
                 with tape.span("collective", f"sum {step}", 0,
                                int(sent_by("all_reduce", 4 * numbers, W))):
                     dist.all_reduce(message)
-            found[cause].append(tape.spans)
-    torch.save(found, f"{folder}/{r}")
+            profiles[cause].append(tape.spans)
+    torch.save(profiles, f"{folder}/{r}")
     dist.destroy_process_group()
 
 
@@ -182,7 +182,7 @@ def of_two():
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(together, (2, folder), 2)
         ranks = [torch.load(f"{folder}/{r}") for r in range(2)]
-    return {cause: [a + b for a, b in zip(*(found[cause] for found in ranks), strict=True)]
+    return {cause: [a + b for a, b in zip(*(profiles[cause] for profiles in ranks), strict=True)]
             for cause in ranks[0]}
 
 
@@ -246,8 +246,8 @@ def main():
     runs |= of_two()
     peak, bandwidth = map(max, *rates, best_rates())
     lines = []
-    for cause, found in runs.items():
-        spans, wall = shortest(found)
+    for cause, profile in runs.items():
+        spans, wall = shortest(profile)
         lines.append(json.dumps({
             "name": cause, "made": "measured",
             "how": f"two shared CPU cores, torch {torch.__version__}, the shortest of {TRIES} runs",

@@ -38,8 +38,8 @@ def sent():
         with socket.socket(fileno=os.dup(int(link.name))) as connection:
             if connection.type == socket.SOCK_STREAM and connection.family != socket.AF_UNIX:
                 info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                given, again = struct.unpack_from("QQ", info, COUNTERS)
-                total += given - again
+                numbers, again = struct.unpack_from("QQ", info, COUNTERS)
+                total += numbers - again
     return total
 
 
@@ -219,18 +219,18 @@ def rank(r, W, folder):
     """One process: every collective and every way, counted; written to `folder`."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=r, world_size=W)
-    numbers, found = torch.ones(SIZE // 4), {}
+    numbers, bytes_of = torch.ones(SIZE // 4), {}
     do = {"all_reduce": partial(all_reduce, numbers), "reduce_scatter": partial(
           reduce_scatter, numbers), "all_gather": partial(all_gather, numbers.chunk(W)[r])}
     for name in COLLECTIVES:
         count(do[name])                                     # the first one connects
-        found[name] = count(do[name])[0]
+        bytes_of[name] = count(do[name])[0]
     for way in WAYS:
         model, tokens, targets = whole()
-        found[way], loss = count(partial(SHARED[way], model, tokens, targets, W, r))
-        found[f"{way} loss"] = all_reduce(loss.detach().clone()).item()
-        found[f"{way} gradient"] = gradient(way, model).tolist()
-    torch.save(found, f"{folder}/{r}")
+        bytes_of[way], loss = count(partial(SHARED[way], model, tokens, targets, W, r))
+        bytes_of[f"{way} loss"] = all_reduce(loss.detach().clone()).item()
+        bytes_of[f"{way} gradient"] = gradient(way, model).tolist()
+    torch.save(bytes_of, f"{folder}/{r}")
     dist.destroy_process_group()
 
 
@@ -267,7 +267,7 @@ def table(counts):
 
 
 def main():
-    ranks = [{name: found[name] for name in (*COLLECTIVES, *WAYS)} for found in run()]
+    ranks = [{name: counts[name] for name in (*COLLECTIVES, *WAYS)} for counts in run()]
     print(table(ranks[0]))
     RECORD.write_text(json.dumps({
         "what": "bytes that each of two processes sent: gloo over TCP, counted by Linux' TCP_INFO, "

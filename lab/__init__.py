@@ -1,6 +1,23 @@
-"""The machinery of the course. It imports no lesson."""
+"""The machinery of the course. It imports no lesson. Each line may import those above it.
+
+course      the manifest: floors, lessons, exercises
+device      what this machine has; the environment is read here alone
+setup       installs the course in .venv
+stub/       stubs cut from a reference, answers spliced into it
+simulator/  NVIDIA GPUs on a CPU
+remote/     the process that runs a learner's code
+judge/      a text graded against a lesson
+desk/       the learner's files and notebook
+terminal    what all commands share
+plots       pictures
+measure/    what was measured on GPUs
+author/     the tools of those who write lessons
+grading/    the instructor's side
+doctor      `lab doctor`
+cli         the command `lab`
+"""
 
 from lab.course import VERSION, CourseError
-from lab.notebook import mine, open_lesson, own
+from lab.desk.notebook import mine, open_lesson, own
 
 __all__ = ["VERSION", "CourseError", "mine", "open_lesson", "own"]

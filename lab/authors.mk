@@ -9,20 +9,20 @@
 .PHONY: test-all test-versions compiled speed gpu
 
 test-all: set-up-tests
-	@.venv/bin/python -m lab.prove all
+	@.venv/bin/python -m lab.author.prove all
 
 # Without .venv: it makes environments of its own.
 test-versions:
-	@$(if $(python),$(python) -m lab.versions --wheels $(torch_wheels)/cpu,$(no_python))
+	@$(if $(python),$(python) -m lab.author.versions --wheels $(torch_wheels)/cpu,$(no_python))
 
 compiled: set-up
-	@.venv/bin/python -m lab.compiled
+	@.venv/bin/python -m lab.author.hopper_report
 
 speed: set-up
-	@.venv/bin/python -m lab.speed --wheels $(torch_wheels)/cpu
+	@.venv/bin/python -m lab.author.simulator_speed --wheels $(torch_wheels)/cpu
 
 # A machine lent for its GPU may hold torch already and reach no package index.
 gpu_here := import pytest, sys, torch; sys.exit(not torch.cuda.is_available())
 gpu:
-	@if python3 -c '$(gpu_here)' 2>/dev/null; then exec python3 -m lab.prove gpu; fi; \
-	$(call set_up,--need-gpu) && .venv/bin/python -m lab.prove gpu
+	@if python3 -c '$(gpu_here)' 2>/dev/null; then exec python3 -m lab.author.prove gpu; fi; \
+	$(call set_up,--need-gpu) && .venv/bin/python -m lab.author.prove gpu

@@ -3,6 +3,7 @@
 Each is a few lines over the module that does the work, imported then: `lab --help` is quick.
 """
 
+import ast
 import json
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Annotated
 
 import typer
 
-from lab import authors, course, terminal
+from lab import course, terminal
+from lab.author import commands
 from lab.course import SUFFIX, CourseError
 from lab.grading import commands as grading
 from lab.terminal import MARKS, Json, LessonWord, console, options, own_desk, print_verdicts
@@ -81,7 +83,7 @@ def status(as_json: Json = False):
                              ("not_attempted", "not attempted"))
             mark, colour = MARKS[verdict]
             console.print(f"    [{colour}]{mark}[/] {e.name:34} {word}")
-    from lab.notebook import is_kernel
+    from lab.desk.notebook import is_kernel
     yours = [e.name for _, _, marks in rows for e, p, _ in marks if p and is_kernel(e)]
     names = f" ({', '.join(yours)})" if yours else ""
     console.print(f"kernels and parts that are yours: {len(yours)}{names}")
@@ -90,7 +92,7 @@ def status(as_json: Json = False):
 @app.command()
 def start(lesson: LessonWord = None):
     """Put lessons on the desk, all of them if none is named; bring older copies up to date."""
-    from lab.desk import Desk
+    from lab.desk.desk import Desk
 
     desk = Desk.find(options["desk"])
     chosen = [course.find(lesson)] if lesson is not None else course.lessons()
@@ -98,8 +100,8 @@ def start(lesson: LessonWord = None):
     for one in chosen:
         for suffix, what in desk.start(one).items():
             if what != "same":
-                kept = "; the old file is in .kept/" if what == "rebuilt" else ""
-                print(f"{what:9} {desk.label(desk.path(one, suffix))}{kept}")
+                aside = "; the old file is in .kept/" if what == "rebuilt" else ""
+                print(f"{what:9} {desk.label(desk.path(one, suffix))}{aside}")
     print(f"{len(chosen)} lesson(s) on the desk {desk.folder}")
 
 
@@ -107,7 +109,7 @@ def start(lesson: LessonWord = None):
 def open_desk(lesson: LessonWord = None,
               browser: Annotated[bool, typer.Option(help="open a browser window")] = True):
     """JupyterLab on the desk, at a lesson; a server that runs already is used again."""
-    from lab import jupyter
+    from lab.desk import jupyter
 
     desk = own_desk()
     there = desk.lessons()
@@ -124,7 +126,8 @@ def check(
     as_json: Json = False,
 ):
     """Grade the desk. Exit 0: all passed; 1: a fail; 2: cannot run; 3: no fail, not all passed."""
-    from lab import check as checking
+    from lab.judge import check as checking
+    from lab.judge import report
 
     lessons, exercise = chosen(what, file)
     reports, codes = [], []
@@ -137,12 +140,12 @@ def check(
         verdicts = checking.grade(lesson, candidate, names)
         if file is None:
             own_desk().record(lesson, candidate, verdicts)
-        codes.append(checking.exit_code(verdicts))
-        reports.append(checking.report(lesson, candidate, verdicts))
+        codes.append(report.exit_code(verdicts))
+        reports.append(report.report(lesson, candidate, verdicts))
         if not as_json:
             print_verdicts(lesson, candidate, verdicts)
     if as_json:
-        print(checking.dumps(reports[0] if len(reports) == 1 else reports))
+        print(report.dumps(reports[0] if len(reports) == 1 else reports))
     raise typer.Exit(1 if 1 in codes else max(codes))
 
 
@@ -161,13 +164,14 @@ def chosen(what, file):
 
 def from_file(lesson, file):
     """The candidate made of the stubs and what a file holds."""
-    from lab import desk, notebooks, stub
-    from lab.candidate import Candidate
+    from lab import stub
+    from lab.desk import desk, ipynb
+    from lab.judge.candidate import Candidate
 
     if file.suffix not in (".py", ".cu", ".ipynb"):
         raise CourseError(f"{file}: expected a .py, .cu or .ipynb file")
     text = desk.read_given(file)
-    parts = (notebooks.code(text, str(file)) if file.suffix == ".ipynb" else
+    parts = (ipynb.code(text, str(file)) if file.suffix == ".ipynb" else
              [(lesson.language(file), text)])
     sources, labels, origins = dict(lesson.stubs), {k: str(file) for k in lesson.stubs}, {}
     for language, part in parts:
@@ -200,7 +204,7 @@ def defines_any(lesson, text, language):
 @app.command()
 def watch(lesson: LessonWord = None):
     """Check again at every save, and move on when an exercise passes. Ctrl-C ends it."""
-    from lab import watch as watching
+    from lab.desk import watch as watching
 
     desk = own_desk()
     lessons, _ = chosen(lesson, None)
@@ -210,7 +214,7 @@ def watch(lesson: LessonWord = None):
 @app.command()
 def hint(exercise: Annotated[str, typer.Argument(metavar="EXERCISE")]):
     """The next of three hints."""
-    from lab import hints
+    from lab.desk import hints
 
     _, one = course.find_exercise(exercise)
     if one is None:
@@ -224,7 +228,7 @@ def show(
     now: Annotated[bool, typer.Option("--now", help="before a pass or the third hint")] = False,
 ):
     """The course's own solution of an exercise."""
-    from lab import hints
+    from lab.desk import hints
 
     _, one = course.find_exercise(exercise)
     if one is None:
@@ -237,8 +241,8 @@ def reset(what: Annotated[str, typer.Argument(metavar="LESSON[/EXERCISE]")]):
     """Back to the stub; the old text is kept."""
     lesson, exercise = course.find_exercise(what)
     desk = own_desk()
-    for kept in desk.reset(lesson, exercise):
-        print(f"kept {desk.label(kept)}")
+    for path in desk.reset(lesson, exercise):
+        print(f"kept {desk.label(path)}")
     print(f"{exercise.id if exercise else lesson.id} is the stub again")
 
 
@@ -265,21 +269,30 @@ def doctor(as_json: Json = False):
 # ---- authors, and instructors: a student edition has none of theirs
 
 
-for written in (authors.bench, authors.new, authors.build, authors.verify):
-    app.command()(written)
+for function in (commands.bench, commands.new, commands.build, commands.verify):
+    app.command()(function)
 if not course.edition():
-    for written in (grading.grade, grading.release, grading.export):
-        app.command()(written)
+    for function in (grading.grade, grading.release, grading.export):
+        app.command()(function)
 
 
 # ---- the floors' own commands, registered by entry point: this file names none of them
 
 
+def first_line(entry):
+    """What the command says of itself: the docstring of the function of its name, read from the
+    file. Where that is not the course's, the module is named."""
+    file = course.ROOT / f"{entry.module.replace('.', '/')}.py"
+    for node in ast.parse(file.read_text("utf-8")).body if file.exists() else ():
+        if isinstance(node, ast.FunctionDef) and node.name == entry.name:
+            return ast.get_docstring(node).partition("\n\n")[0]
+    return f"From {entry.module}."
+
+
 def register(entry):
     """Offer an entry point's typer app as a command. It is imported when it is called: a floor
     takes seconds."""
-    @app.command(entry.name, help=f"From {entry.module}; `lab {entry.name} --help` says more.",
-                 add_help_option=False,
+    @app.command(entry.name, help=first_line(entry), add_help_option=False,
                  context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
     def call(context: typer.Context):
         try:
@@ -291,8 +304,8 @@ def register(entry):
                                  standalone_mode=False))
 
 
-for found in entry_points(group="lab.commands"):
-    register(found)
+for command in entry_points(group="lab.commands"):
+    register(command)
 
 if __name__ == "__main__":
     main()

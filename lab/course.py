@@ -72,6 +72,11 @@ class Lesson:
         return ROOT / "tests" / self.floor / f"test_{self.id}.py"
 
     @property
+    def bench(self):
+        """What is measured of it: its ladder, its targets. Most floors have none."""
+        return ROOT / self.floor / "bench" / f"{self.id}.py"
+
+    @property
     def mutants(self):
         return ROOT / "tests" / self.floor / f"{self.id}.mutants.toml"
 
@@ -137,6 +142,13 @@ class Lesson:
         if unknown:
             raise CourseError(f"{self.id}: the front matter gives points for {', '.join(unknown)}, "
                               f"which the reference does not define")
+        worthless = [name for language, text in self.sources.items()
+                     for name in stub.marked(text, language)
+                     if not {name, name.rpartition(".")[0]} & set(self.front["points"])]
+        if worthless:
+            raise CourseError(f"{self.id}: {', '.join(worthless)} has a comment `exercise:`, and "
+                              f"the front matter gives no points for it: its stub would be the "
+                              f"answer")
         speed = self.front.get("speed", {})
         if unknown := set(speed) - set(self.front["points"]):
             raise CourseError(f"{self.id}: the front matter gives points for the speed of "
@@ -166,17 +178,17 @@ class Lesson:
     @cached_property
     def mentions(self):
         """{name: the words in what it names} of what stands at the top of the reference."""
-        found = {}
+        names_of = {}
         for node in ast.parse(self.sources["python"]).body:
             names = [node.name] if hasattr(node, "name") else [
                 getattr(target, "id", None) for target in getattr(node, "targets", ())]
             words = {getattr(part, "id", getattr(part, "value", None))      # Name, Constant
                      for part in ast.walk(node)}
-            found |= dict.fromkeys(names, {word for word in words if isinstance(word, str)})
+            names_of |= dict.fromkeys(names, {word for word in words if isinstance(word, str)})
         for name in stub.definitions(self.sources.get("cuda", ""), "cuda"):
             text = stub.extract(self.sources["cuda"], name, "cuda")
-            found[name] = set(re.findall(r"\w+", text)) - {name}
-        return found
+            names_of[name] = set(re.findall(r"\w+", text)) - {name}
+        return names_of
 
     def language(self, text_path):
         return "cuda" if Path(text_path).suffix == ".cu" else "python"
@@ -203,6 +215,12 @@ class Floor:
 def floors():
     with open(ROOT / "lab" / "course.toml", "rb") as file:
         manifest = tomllib.load(file)
+    ids = [i for entry in manifest.values()
+           for i in (*entry["lessons"], *(row[0] for row in entry.get("planned", ())))]
+    twice = sorted({i for i in ids if ids.count(i) > 1})
+    if twice:
+        raise CourseError(f"lab/course.toml lists {', '.join(twice)} twice: a lesson that is there "
+                          f"is no longer `planned`")
     return tuple(Floor(name, entry["title"],
                        tuple(Lesson(i, name, i not in entry.get("stubs", ()))
                              for i in entry["lessons"]),
@@ -249,7 +267,10 @@ def find(lesson_id):
     near = exact or [lesson for lesson in known if lesson_id and lesson.id.startswith(lesson_id)]
     if len(near) == 1:
         return near[0]
-    planned = [row[0] for floor in floors() for row in floor.planned if row[0] == lesson_id]
+    planned = [floor for floor in floors() for row in floor.planned if row[0] == lesson_id]
+    if planned and Lesson(lesson_id, planned[0].name).path(".py").exists():
+        raise CourseError(f"{lesson_id} has files, and is `planned` in lab/course.toml: move its "
+                          f"id to `lessons` there")
     if planned:
         raise CourseError(f"{lesson_id} is planned, not there yet; `lab list` shows the map")
     raise CourseError(f"no lesson {lesson_id!r}; there are {', '.join(i.id for i in known)}")

@@ -18,10 +18,10 @@ def child_environment(root=ROOT):
 def forget_environment():
     """Keep of this process's environment what finds programs and folders, and nothing secret: all
     that it starts from now on gets no more."""
-    kept = ("PATH", "HOME", "LANG", "TMPDIR", "XDG_CACHE_HOME", "OMP_NUM_THREADS")
-    found = {name: os.environ[name] for name in kept if name in os.environ}
+    names = ("PATH", "HOME", "LANG", "TMPDIR", "XDG_CACHE_HOME", "OMP_NUM_THREADS")
+    values = {name: os.environ[name] for name in names if name in os.environ}
     os.environ.clear()
-    os.environ.update(found)
+    os.environ.update(values)
 
 
 def bare_environment(folder):

@@ -19,8 +19,8 @@ def examine():
     return rows
 
 
-def row(name, found, ok, do="", needed=True):
-    return {"name": name, "found": found, "ok": ok, "needed": needed, "do": "" if ok else do}
+def row(name, value, ok, do="", needed=True):
+    return {"name": name, "found": value, "ok": ok, "needed": needed, "do": "" if ok else do}
 
 
 def python():
@@ -67,11 +67,11 @@ def simulator():
 
 def gpu():
     """A GPU is never needed: kernels are judged in the simulator, and a GPU adds speed."""
-    found = device.gpu()
-    if found:
-        major, minor = found.capability
-        memory = f"{found.memory / 2**30:.0f} GiB"
-        return row("GPU", f"{found.name}, capability {major}.{minor}, {memory}", True)
+    gpu_here = device.gpu()
+    if gpu_here:
+        major, minor = gpu_here.capability
+        memory = f"{gpu_here.memory / 2**30:.0f} GiB"
+        return row("GPU", f"{gpu_here.name}, capability {major}.{minor}, {memory}", True)
     do = "nothing to do: kernels run in the simulator, speed is not proven here"
     if device.maybe_driver():
         do = ("a driver is there, yet torch sees no GPU: is it the CPU build? "

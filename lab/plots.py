@@ -325,26 +325,26 @@ def rounds(kernels, warp=32):
     return figure
 
 
-def tile_map(title, seen, BM, BN):
+def tile_map(title, order, BM, BN):
     """Which query sees which key, in tiles: seen whole in blue, in part in red, never in grey.
 
-    seen: (T, N) of bool    BM, BN: queries and keys of a tile
+    order: (T, N) of bool    BM, BN: queries and keys of a tile
     """
     import matplotlib.pyplot as plt
     from matplotlib.patches import Rectangle
 
-    (T, N), counts = seen.shape, {}
+    (T, N), counts = order.shape, {}
     figure, axes = plt.subplots(figsize=(5.5, 5.5 * T / N + 1), layout="constrained")
     for t in range(0, T, BM):
         for n in range(0, N, BN):
-            tile = seen[t:t + BM, n:n + BN]
+            tile = order[t:t + BM, n:n + BN]
             what, colour = ("whole, no mask", "#9cd2ff") if tile.all() else \
                 ("in part, masked", RED) if tile.any() else ("skipped", "#d0d7de")
             counts[what, colour] = counts.get((what, colour), 0) + 1
             axes.add_patch(Rectangle((n, t), BN, BM, fc=colour, ec="white", lw=1.5))
     for (what, colour), count in counts.items():
         axes.add_patch(Rectangle((0, 0), 0, 0, color=colour, label=f"{count} {what}"))
-    ends = [int(row.nonzero()[0].max()) + 1 for row in seen]
+    ends = [int(row.nonzero()[0].max()) + 1 for row in order]
     axes.step(ends, range(T), where="post", color=INK, lw=1.2, label="the last key seen")
     axes.set(xlim=(0, N), ylim=(T, 0), xlabel="key", ylabel="query", title=title, aspect="equal")
     axes.spines[:].set_visible(False)
@@ -466,9 +466,9 @@ def padding(title, ladders, most):
     batches = np.arange(1, most + 1)
     for axes, (label, sizes) in zip(every[:, 0], ladders.items(), strict=True):
         rows = np.array([min((s for s in sizes if s >= batch), default=0) for batch in batches])
-        held = rows > 0
-        spare = np.where(held, rows - batches, 0)
-        axes.bar(batches, batches, 1, color=np.where(held, "#9cd2ff", "#d0d7de"))
+        busy = rows > 0
+        spare = np.where(busy, rows - batches, 0)
+        axes.bar(batches, batches, 1, color=np.where(busy, "#9cd2ff", "#d0d7de"))
         axes.bar(batches, spare, 1, bottom=batches, color=RED)
         axes.set_title(f"{label}   →   {len(sizes)} graphs, {spare.sum() / rows.sum():.0%} of all "
                        f"their rows are padding", loc="left", fontsize=10, color=INK)

@@ -98,8 +98,8 @@ def driver_version():
     if answers:
         return answers[0]
     if KERNEL_MODULE.exists() and CONTROL_DEVICE.exists():
-        found = re.search(r"Module.*?\s(\d+\.\d+(\.\d+)?)\s", KERNEL_MODULE.read_text())
-        return found and found[1]
+        match = re.search(r"Module.*?\s(\d+\.\d+(\.\d+)?)\s", KERNEL_MODULE.read_text())
+        return match and match[1]
     return None
 
 
@@ -166,9 +166,9 @@ class Environment:
         done = subprocess.run([sys.executable, "-m", "venv", "--clear", self.folder],
                               capture_output=True, text=True)
         if done.returncode:
-            said = (done.stdout + done.stderr).strip().splitlines() or ["no reason given"]
+            lines = (done.stdout + done.stderr).strip().splitlines() or ["no reason given"]
             raise Missing(f"{name} could not make the virtual environment {self.folder}: "
-                          f"{said[-1]}")
+                          f"{lines[-1]}")
 
     def pip(self, *arguments):
         subprocess.run([self.python, "-I", "-m", "pip", "--disable-pip-version-check",
@@ -196,19 +196,19 @@ def inputs(version):
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()
 
 
-def choose_build(asked, record):
-    """asked: BUILD, kept from then on. A CUDA build is kept too where the GPU is away."""
-    if asked:
-        if asked not in BUILDS:
-            raise Missing(f"BUILD={asked}: expected {', '.join(BUILDS)}")
-        return BUILDS[asked]
+def choose_build(build_option, record):
+    """build_option: BUILD, kept from then on. A CUDA build is kept too where the GPU is away."""
+    if build_option:
+        if build_option not in BUILDS:
+            raise Missing(f"BUILD={build_option}: expected {', '.join(BUILDS)}")
+        return BUILDS[build_option]
     if record.get("forced"):
         return BUILDS[record["build"]]
     build = fitting_build(driver_version())
     return BUILDS[record.get("build", "cpu")] if build.name == "cpu" else build
 
 
-def set_up(asked, wheels, tests=False):
+def set_up(build_option, wheels, tests=False):
     """Bring .venv to the tested set; at once, and with no network, where it is there already.
 
     tests: with what only the course's own tests need, kept from then on.
@@ -217,9 +217,9 @@ def set_up(asked, wheels, tests=False):
     check_writable()
     venv = Environment(ROOT / ".venv")
     record = venv.record()
-    build = choose_build(asked, record)
+    build = choose_build(build_option, record)
     wanted = {"root": str(ROOT), "build": build.name,
-              "forced": bool(asked or record.get("forced")),
+              "forced": bool(build_option or record.get("forced")),
               "tests": bool(tests or record.get("tests"))}
 
     version = venv.version()

@@ -45,7 +45,7 @@ def refuse(text, name):
 
 def own_desk(folder=None):
     """The learner's desk. folder: of a command that has --desk itself."""
-    from lab.desk import Desk
+    from lab.desk.desk import Desk
 
     desk = Desk.find(folder or options["desk"])
     if not desk.exists():

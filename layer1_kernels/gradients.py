@@ -31,17 +31,17 @@ def differentiable(kernel, oracle):
             with torch.enable_grad():
                 results = oracle(*args)
             wanted = [a for a, need in zip(args, ctx.needs_input_grad, strict=True) if need]
-            found = iter(torch.autograd.grad(results, wanted, upstream if len(upstream) > 1
+            gradients = iter(torch.autograd.grad(results, wanted, upstream if len(upstream) > 1
                                              else upstream[0], allow_unused=True))
-            return tuple(next(found) if need else None for need in ctx.needs_input_grad)
+            return tuple(next(gradients) if need else None for need in ctx.needs_input_grad)
 
     order = inspect.signature(kernel)
 
     @functools.wraps(kernel)
     def function(*args, **kwargs):
-        given = order.bind(*args, **kwargs)
-        given.apply_defaults()
-        return Kernel.apply(*given.args)
+        arguments = order.bind(*args, **kwargs)
+        arguments.apply_defaults()
+        return Kernel.apply(*arguments.args)
 
     return function
 

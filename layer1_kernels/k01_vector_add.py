@@ -4,9 +4,7 @@ n: elements
 Reads 2n numbers and writes n, one addition each: 1/12 FLOP per byte in fp32. Memory decides.
 """
 
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -72,65 +70,6 @@ def vector_add_cuda(x, y, kernel=None):             # (n,), (n,) -> (n,)
     if n:
         KERNELS.get(kernel)(triton.cdiv(n, THREADS * each), THREADS, (x, y, z, n))
     return z
-
-
-class Step(NamedTuple):
-    """One rung of the ladder, as counted in the simulator."""
-
-    name: str
-    bytes: int              # that lanes ask for, loads and stores
-    requests: int           # loads of a warp
-    sectors: float          # 32-byte sectors that a load touches
-    ideal: float            # sectors that would hold the bytes it wants
-    instructions: int       # of a warp, all of them
-    changed: str
-
-
-def ladder(n):
-    """Every kernel of this lesson on n elements: [Step]."""
-    x, y = torch.ones(n), torch.ones(n)             # (n,)
-    changes = {"add_cuda": "one element a thread",
-               "add_chunk_cuda": "loses: four neighbours a thread, one by one",
-               "add_grid_stride_cuda": "four again, but a whole grid apart",
-               "add_vector_cuda": "four neighbours in one load",
-               "add_triton": "the same, laid out by the compiler"}
-    with simulator.trace() as trace:
-        for kernel in list(changes)[:-1]:
-            vector_add_cuda(x, y, kernel)
-        vector_add(x, y)
-    return [step(launch, changes[launch.name]) for launch in trace.launches]
-
-
-def step(launch, changed):
-    """The Step of one launch."""
-    load = launch.totals.access("global", "load")
-    return Step(launch.name, launch.totals.bytes_asked, load.requests,
-                load.transactions / load.requests, load.ideal / load.requests, launch.steps,
-                changed)
-
-
-def shipped():
-    """What Triton makes of the public kernel for Hopper: {name: simulator.Hopper}."""
-    return {"add_triton": simulator.hopper(add_triton, ["*fp32"] * 3 + ["i32:16"],
-                                           {"BLOCK": BLOCK})}
-
-
-H200_TARGETS = {"add: add_triton": {"share_of_copy": 0.97},
-                "add: add_vector_cuda": {"share_of_copy": 0.97}}
-
-
-def bench(n=2**27):
-    """On a GPU: this lesson's kernels, torch's add, eager and compiled, and the roofs, by turns;
-    rows of lab.bench."""
-    from day01_roofline import beside
-
-    x, y = (torch.randn(n, device="cuda") for _ in range(2))        # (n,)
-    compiled = torch.compile(torch.add)
-    ways = {"torch": lambda: torch.add(x, y), "torch.compile": lambda: compiled(x, y),
-            "add_triton": lambda: vector_add(x, y)}
-    for kernel in ("add_cuda", "add_chunk_cuda", "add_grid_stride_cuda", "add_vector_cuda"):
-        ways[kernel] = partial(vector_add_cuda, x, y, kernel)
-    return beside({"add": (n, 3 * x.nbytes, ways)})
 
 
 def check(x, y):

@@ -6,9 +6,7 @@ that a transpose can be is as fast as a copy.
 """
 
 import math
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 import triton
@@ -20,8 +18,6 @@ from layer1_kernels.gradients import without_gradients
 __all__ = ["transpose", "transpose_cuda", "transpose_torch"]
 
 KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
-LADDER = ("transpose_naive_cuda", "transpose_tile_cuda", "transpose_padded_cuda",
-          "transpose_swizzled_cuda", "transpose_vector_cuda")
 TILE = 32               # as in the .cu
 MOST_ROWS = 65_535 * TILE       # a grid has at most 65,535 blocks in y
 BLOCK = 64              # rows and columns of a Triton program's tile: 32 numbers a thread
@@ -105,64 +101,6 @@ def transpose_cuda(x, kernel=None):                 # (M, N) -> (N, M)
 def transpose_torch(x):                             # (M, N) -> (N, M)
     """x with rows and columns exchanged, in new memory, by PyTorch."""
     return x.T.clone(memory_format=torch.contiguous_format)
-
-
-class Step(NamedTuple):
-    """One rung of the ladder, as counted in the simulator."""
-
-    name: str
-    bytes: int              # that lanes ask for, loads and stores
-    load: float             # 32-byte sectors that a load touches, over the fewest possible
-    store: float            # and a store
-    banks: float            # wavefronts of shared memory over the fewest possible; None without
-    shared: int             # bytes of shared memory of a block
-    requests: int           # loads and stores of global memory
-    instructions: int       # of a warp, all of them
-    changed: str
-
-
-def ladder(M, N):
-    """Every kernel of this lesson on (M, N) float32 numbers, M and N multiples of 4: [Step]."""
-    x = torch.arange(M * N, dtype=torch.float32).reshape(M, N)  # (M, N)
-    changes = ("by the book", "through a tile; loses in its banks", "one word more a row",
-               "places exchanged, no word more", "16 bytes a lane", "the compiler's own tile")
-    with simulator.trace() as trace:
-        for kernel in LADDER:
-            transpose_cuda(x, kernel)
-        transpose(x)
-    return [step(*each) for each in zip(trace.launches, changes, strict=True)]
-
-
-def step(launch, changed):
-    """The Step of one launch."""
-    load, store = (launch.totals.access("global", op) for op in ("load", "store"))
-    return Step(launch.name, launch.totals.bytes_asked, load.transactions / load.ideal,
-                store.transactions / store.ideal, launch.bank_conflict_degree(),
-                launch.shared_bytes, load.requests + store.requests, launch.steps, changed)
-
-
-def shipped():
-    """What `transpose` launches for a large bf16 matrix, compiled for Hopper: {name: Hopper}."""
-    args = ("*bf16", "*bf16", "i32:16", "i32:16", "i32:16", 1)
-    return {"transpose_triton": simulator.hopper(transpose_triton, args, {"BLOCK": BLOCK},
-                                                 num_warps=4)}
-
-
-H200_TARGETS = {"transpose: transpose_vector_cuda": {"share_of_copy": 0.92},
-                "transpose: transpose_triton": {"share_of_copy": 0.88}}
-
-
-def bench(M=16_384, N=8_192):
-    """On a GPU: every kernel of this lesson, torch's transpose and the roofs, by turns; rows of
-    lab.bench. The matrix is half a gigabyte, far beyond the L2 cache."""
-    from day01_roofline import beside
-
-    x = torch.randn(M, N, device="cuda")            # (M, N)
-    compiled = torch.compile(transpose_torch)
-    ways = {kernel: partial(transpose_cuda, x, kernel) for kernel in LADDER}
-    ways |= {"transpose_triton": lambda: transpose(x), "torch": lambda: transpose_torch(x),
-             "torch.compile": lambda: compiled(x)}
-    return beside({"transpose": (0, 2 * x.nbytes, ways)})
 
 
 def check(x, *dtypes):

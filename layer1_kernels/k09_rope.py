@@ -7,7 +7,6 @@ Embedding", 2021. Pairs as Hugging Face has them: number d with number d + D/2.
 """
 
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from lab import simulator
-from layer1_kernels.k08_rmsnorm import FLOATS, Eager, at_least_fp32
+from layer1_kernels.k08_rmsnorm import FLOATS, at_least_fp32
 
 __all__ = ["rope", "rope_and_cache", "rope_and_cache_torch", "rope_cuda", "rope_torch"]
 
@@ -24,7 +23,6 @@ KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
 PAIRS = 4096            # of a program of rope_triton: 16 a thread of 8 warps
 WIDEST = 16_384         # D
 MOST = 2**31 - 1        # programs of a launch
-SECTOR = 32             # bytes
 
 
 # ---- by the book
@@ -60,9 +58,9 @@ def rope_and_cache_torch(q, k, v, cos, sin, positions, k_pages, v_pages, slots):
     """As rope_and_cache, operation by operation in PyTorch."""
     k = k.clone()                                   # (T, G, D)
     rope_torch(q, k, cos, sin, positions)
-    kept = slots >= 0                               # (T,)
+    stored = slots >= 0                               # (T,)
     for pages, new in ((k_pages, k), (v_pages, v)):
-        pages.view(-1, *new.shape[1:])[slots[kept]] = new[kept]
+        pages.view(-1, *new.shape[1:])[slots[stored]] = new[stored]
 
 
 # ---- the kernels
@@ -316,125 +314,3 @@ def refuse_gradients(op, *arrays):
     if torch.is_grad_enabled() and any(x.requires_grad for x in arrays):
         raise RuntimeError(f"{op}: an array requires a gradient, which {op} does not give; "
                            f"rope does, or use torch.no_grad()")
-
-
-# ---- what is counted and measured
-
-
-class Step(NamedTuple):
-    """One rung of the ladder: q and k turned in place."""
-
-    name: str
-    launches: int
-    asked: float            # bytes that lanes ask for, in sizes of q and k together
-    reads: float            # in sectors, likewise
-    writes: float
-    sectors: float | None   # both; None where PyTorch runs
-    changed: str
-
-
-def ladder(T, H, G, D):
-    """Every way of this lesson to turn float32 q (T, H, D) and k (T, G, D), as counted: [Step].
-
-    In sectors of 32 bytes lanes which want the same number count once. D % 64 is 0.
-    """
-    cos, sin = (torch.from_numpy(table).float() for table in rope_angles(T, D, 10_000.0))
-    positions = torch.arange(T)
-    q, k = torch.ones(T, H, D), torch.ones(T, G, D)
-    size, half = q.nbytes + k.nbytes, D // 2
-    with Eager() as eager:
-        rope_torch(q, k, cos, sin, positions)
-    reads, writes = eager.loaded / size, eager.stored / size
-    steps = [Step("PyTorch, op by op", eager.launches, reads + writes, reads, writes, None,
-                  "each operation stores")]
-
-    def heads():
-        for x in (q, k):
-            rope_heads_triton[(T * x.shape[1],)](x, cos, sin, positions, *x.stride()[:2],
-                                                 x.shape[1], half, num_warps=1,
-                                                 BLOCK=triton.next_power_of_2(half))
-
-    ways = {
-        "CUDA: a head a block": lambda: rope_cuda(q, k, cos, sin, positions, "rope_heads_cuda"),
-        "CUDA: a token a block": lambda: rope_cuda(q, k, cos, sin, positions),
-        "Triton: a head a program": heads,
-        "Triton: a token a program": lambda: rope(q, k, cos, sin, positions)}
-    changes = ("in place", "one launch; angles once a token", "in Triton, a head each again",
-               "angles twice a token, by two warps: loses")
-    for (name, run), changed in zip(ways.items(), changes, strict=True):
-        with simulator.trace() as trace:
-            run()
-        asked = sum(launch.totals.bytes_asked for launch in trace.launches) / size
-        reads, writes = (SECTOR * sum(launch.totals.access("global", op).transactions
-                                      for launch in trace.launches) / size
-                         for op in ("load", "store"))
-        steps.append(Step(name, len(trace.launches), asked, reads, writes, reads + writes, changed))
-    return steps
-
-
-def shipped(H=32, G=8, D=128):
-    """{name: what the launchers compile for bf16 heads, on Hopper}. D is a multiple of 32."""
-    found, half = {}, "i32:16"
-    for kernel, heads, args, fixed in (
-            (rope_triton, H + G, ["*bf16"] * 2 + ["*fp32"] * 2 + ["*i64"] + ["i32:16"] * 4,
-             {"WAY": 1}),
-            (rope_and_cache_triton, H + 2 * G, ["*bf16"] * 3 + ["*fp32"] * 2 + ["*i64"] +
-             ["*bf16"] * 2 + ["*i64"] + ["i32:16"] * 6, {})):
-        meta = plan(heads, D // 2)
-        warps = meta.pop("num_warps")
-        found[kernel.__name__] = simulator.hopper(kernel, [*args, "i32", "i32", half],
-                                                  fixed | meta, num_warps=warps)
-    return found
-
-
-H200_TARGETS = {"rope: triton": {"share_of_copy": 0.85}}
-
-
-def bench(T=32_768, H=32, G=8, D=128):
-    """On a GPU: the kernels of this lesson, torch's and the roofs, by turns; rows of lab.bench.
-
-    Heads of an 8-billion Llama. q and k are a third of a gigabyte in bf16, beyond the L2 cache.
-    Turning in place again and again keeps the length of each pair, but for rounding.
-    """
-    from day01_roofline import beside
-
-    half = D // 2
-    cos, sin = (torch.from_numpy(table).float().cuda() for table in rope_angles(T, D, 500_000.0))
-    positions = torch.arange(T, device="cuda")                          # (T,)
-    qkv = torch.randn(T, H + 2 * G, D, device="cuda", dtype=torch.bfloat16)     # (T, H+2*G, D)
-    q, k, v = qkv[:, :H], qkv[:, H:H + G], qkv[:, H + G:]
-    q32, k32 = q.float(), k.float()                 # (T, H, D), (T, G, D)
-    pages = torch.empty(2, T // 16, 16, G, D, device="cuda", dtype=torch.bfloat16)
-    compiled, compiled_cache = (torch.compile(formula, dynamic=False)
-                                for formula in (rope_torch, rope_and_cache_torch))
-    table = cos, sin, positions
-
-    def heads():
-        for x in (q32, k32):
-            rope_heads_triton[(T * x.shape[1],)](x, *table, *x.stride()[:2], x.shape[1], half,
-                                                 BLOCK=half, num_warps=1)
-
-    def pair():
-        rope(q, k, *table)
-        pages[0].view(T, G, D).copy_(k)
-        pages[1].view(T, G, D).copy_(v)
-
-    flops = 6 * T * (H + G) * half                  # 6 for each pair of numbers
-    angles = T * (2 * half * 4 + 8)                 # bytes
-    return beside({
-        "rope": (flops, angles + 2 * T * (H + G) * D * 2, {
-            "torch": lambda: rope_torch(q, k, *table),
-            "torch.compile": lambda: compiled(q, k, *table),
-            "triton": lambda: rope(q, k, *table)}),
-        "rope fp32": (flops, angles + 2 * T * (H + G) * D * 4, {
-            "torch": lambda: rope_torch(q32, k32, *table),
-            "torch.compile": lambda: compiled(q32, k32, *table),
-            "heads_triton": heads,
-            "triton": lambda: rope(q32, k32, *table),
-            "heads_cuda": lambda: rope_cuda(q32, k32, *table, "rope_heads_cuda"),
-            "fused_cuda": lambda: rope_cuda(q32, k32, *table)}),
-        "rope_and_cache": (flops, angles + 8 * T + 2 * T * (H + 2 * G) * D * 2, {
-            "torch": lambda: rope_and_cache_torch(q, k, v, *table, *pages, positions),
-            "torch.compile": lambda: compiled_cache(q, k, v, *table, *pages, positions),
-            "pair": pair,
-            "triton": lambda: rope_and_cache(q, k, v, *table, *pages, positions)})})

@@ -9,7 +9,6 @@ Source of the one-pass sum: Milakov and Gimelshein, "Online normalizer calculati
 
 import math
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from lab import simulator
 from layer1_kernels.k07_softmax import LOWEST
-from layer1_kernels.k08_rmsnorm import FLOATS, Eager, at_least_fp32
+from layer1_kernels.k08_rmsnorm import FLOATS, at_least_fp32
 
 __all__ = ["cross_entropy", "cross_entropy_cuda", "cross_entropy_overwriting_logits",
            "cross_entropy_torch"]
@@ -29,7 +28,6 @@ THREADS = 256           # a block of the CUDA kernels, one a row
 BLOCK = 8192            # columns that cross_entropy_triton takes at a time, 32 a thread
 PART = 2048             # columns of a program of gradient_triton, 16 a thread
 MOST = 2**31 - 1 - BLOCK    # columns, and programs of a launch
-SECTOR = 32             # bytes
 
 
 # ---- by the book
@@ -45,9 +43,9 @@ def cross_entropy_oracle(logits, targets, ignore=-100):     # (T, V), (T,) -> (T
     """float64."""
     x = logits.astype(np.float64)                   # (T, V)
     m = x.max(-1, keepdims=True)                    # (T, 1)
-    kept = targets != ignore                        # (T,)
-    own = x[np.arange(len(x)), np.where(kept, targets, 0)]              # (T,)
-    return np.where(kept, np.log(np.exp(x - m).sum(-1)) + m[:, 0] - own, 0)
+    counted = targets != ignore                        # (T,)
+    own = x[np.arange(len(x)), np.where(counted, targets, 0)]              # (T,)
+    return np.where(counted, np.log(np.exp(x - m).sum(-1)) + m[:, 0] - own, 0)
 
 
 def cross_entropy_torch(logits, targets, ignore=-100):      # (T, V), (T,) -> (T,)
@@ -206,125 +204,3 @@ def check(op, dtypes, logits, targets):
     if V > MOST or T * triton.cdiv(V, PART) > MOST:
         raise ValueError(f"{op}: logits has shape {(T, V)}, expected at most {MOST} columns, and "
                          f"{MOST} parts of {PART} columns in all")
-
-
-# ---- what is counted and measured
-
-
-class Step(NamedTuple):
-    """One rung of the ladder: losses of (T, V) logits, or losses and gradient."""
-
-    name: str
-    launches: int
-    asked: float            # bytes that lanes ask for, in sizes of logits
-    reads: float            # in sectors, likewise
-    writes: float
-    sectors: float | None   # both; None where PyTorch runs
-    arrays: int             # new ones of that size
-    changed: str
-
-
-def ladder(T, V):
-    """Every way of this lesson to the losses of float32 logits, and on to the gradient: [Step].
-
-    In sectors of 32 bytes; for PyTorch, the arrays that its operations take and give.
-    """
-    torch.manual_seed(0)
-    x, targets = torch.randn(T, V), torch.arange(T) % V                 # (T, V), (T,)
-    size, up = x.nbytes, torch.ones(T)
-    steps = []
-
-    def on_cpu(name, backward, changed):
-        leaf = x.clone().requires_grad_()
-        with Eager() as eager:
-            losses = cross_entropy_torch(leaf, targets)
-            if backward:
-                torch.autograd.grad(losses, leaf, up)
-        reads, writes = eager.loaded / size, eager.stored / size
-        steps.append(Step(name, eager.launches, reads + writes, reads, writes, None, round(writes),
-                          changed))
-
-    def counted(name, run, changed):
-        with simulator.trace() as trace:
-            arrays = run()
-        asked = sum(launch.totals.bytes_asked for launch in trace.launches) / size
-        reads, writes = (SECTOR * sum(launch.totals.access("global", op).transactions
-                                      for launch in trace.launches) / size
-                         for op in ("load", "store"))
-        steps.append(Step(name, len(trace.launches), asked, reads, writes, reads + writes, arrays,
-                          changed))
-
-    def loss(function, *more):
-        function(x, targets, -100, *more)
-        return 0
-
-    def both(function):
-        logits = x.clone().requires_grad_() * 1
-        gradient, = torch.autograd.grad(function(logits, targets), logits, up)
-        return int(gradient.data_ptr() != logits.data_ptr())
-
-    on_cpu("PyTorch, loss", False, "stores a log-softmax")
-    counted("CUDA: loss, two reads", lambda: loss(cross_entropy_cuda,
-                                                  "cross_entropy_two_read_cuda"), "stores a loss")
-    counted("CUDA: loss, online", lambda: loss(cross_entropy_cuda), "m and s in one read")
-    counted("Triton: loss, online", lambda: loss(cross_entropy), "laid out by the compiler")
-    on_cpu("PyTorch, loss and gradient", True, "stores on both ways")
-    counted("Triton: loss and gradient", lambda: both(cross_entropy), "softmax made again")
-    counted("Triton: over the logits", lambda: both(cross_entropy_overwriting_logits),
-            "no array; loses the logits")
-    return steps
-
-
-def shipped():
-    """{name: what the launchers compile for bf16 logits of a large vocabulary, on Hopper}."""
-    half, floats = ["*bf16", "*i64"], ["*fp32"]
-    return {
-        "cross_entropy_triton": simulator.hopper(
-            cross_entropy_triton, [*half, *floats * 3, "i32:16", "i32:16", "i32"],
-            {"BLOCK": BLOCK}, num_warps=8),
-        "gradient_triton": simulator.hopper(
-            gradient_triton, [*half, *floats * 3, "*bf16", *["i32:16"] * 3, "i32"],
-            {"BLOCK": PART})}
-
-
-H200_TARGETS = {"loss: triton": {"share_of_copy": 0.95, "times_torch": 1.5}}
-
-
-def bench(T=8192, V=128_256):
-    """On a GPU: the kernels of this lesson, torch's and the roofs, by turns; rows of lab.bench.
-
-    The logits are 2.1 GB in bf16, 4.2 GB in fp32.
-    """
-    from day01_roofline import beside
-
-    cross = torch.nn.functional.cross_entropy
-    x = torch.randn(T, V, device="cuda", dtype=torch.bfloat16)          # (T, V)
-    x32 = x.float()                                                     # (T, V)
-    targets = torch.randint(V, (T,), device="cuda")                     # (T,)
-    compiled = torch.compile(lambda x: cross(x, targets, reduction="none"), dynamic=False)
-    leaf, lost = (x.clone().requires_grad_() for _ in range(2))         # (T, V)
-
-    def backward(function, leaf=leaf):
-        return lambda: torch.autograd.grad(function(leaf).sum(), leaf)
-
-    def overwriting(x):                 # from the second run on, the logits are the last gradient
-        return cross_entropy_overwriting_logits(x.view_as(x), targets)
-
-    flops = 5 * T * V
-    return beside({
-        "loss": (flops, x.nbytes, {
-            "torch": lambda: cross(x, targets, reduction="none"),
-            "torch.compile": lambda: compiled(x),
-            "triton": lambda: cross_entropy(x, targets)}),
-        "loss fp32": (flops, x32.nbytes, {
-            "torch": lambda: cross(x32, targets, reduction="none"),
-            "torch.compile": lambda: compiled(x32),
-            "two_read_cuda": lambda: cross_entropy_cuda(x32, targets,
-                                                        kernel="cross_entropy_two_read_cuda"),
-            "online_cuda": lambda: cross_entropy_cuda(x32, targets),
-            "triton": lambda: cross_entropy(x32, targets)}),
-        "loss and gradient": (flops, 3 * x.nbytes, {
-            "torch": backward(lambda x: cross(x, targets, reduction="none")),
-            "torch.compile": backward(compiled),
-            "triton": backward(lambda x: cross_entropy(x, targets)),
-            "overwriting_logits": backward(overwriting, lost)})})

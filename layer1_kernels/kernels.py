@@ -56,9 +56,9 @@ class Kernels:
 
     def sources(self):
         """{operation: what computes it}: "mine", or the name of the course's function."""
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        functions = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: "mine" if function.__module__.startswith("desk.") else function.__name__
-                for name, function in found.items()}
+                for name, function in functions.items()}
 
 
 def kernels(back_end, desk=None):
@@ -85,5 +85,5 @@ def pick(name, module, suffixes):
     if module in LESSONS.values() and not answered(module):
         suffixes = SUFFIX["torch"]
     module = importlib.import_module(f"layer1_kernels.{module}")
-    return next(found for suffix in suffixes
-                if (found := getattr(module, name + suffix, None)) is not None)
+    return next(kernel for suffix in suffixes
+                if (kernel := getattr(module, name + suffix, None)) is not None)

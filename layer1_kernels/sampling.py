@@ -101,17 +101,17 @@ def sample_triton(logits, b_stride, v_stride, temperatures, top_k, top_p, unifor
                 lowest = tl.where(weight >= share, middle, lowest)
                 high = tl.where(weight >= share, high, middle - 1)
             _, weight = held(logits, V, v_stride, from_order(lowest), largest, temperature, BLOCK)
-        target, passed, last, found = tl.load(uniform + b) * weight, 0.0, token, V
+        target, passed, last, winner = tl.load(uniform + b) * weight, 0.0, token, V
         for start in range(0, V, BLOCK):
             v = start + tl.arange(0, BLOCK)
             z = tl.load(logits + v * v_stride, v < V, float("-inf")).to(tl.float32)
             keep = (z >= from_order(lowest)) & (v < V)
             weights = tl.where(keep, tl.exp((z - largest) / temperature), 0)
             beyond = (passed + tl.cumsum(weights) > target) & (weights > 0)
-            found = tl.minimum(found, tl.min(tl.where(beyond, v, V)))
+            winner = tl.minimum(winner, tl.min(tl.where(beyond, v, V)))
             last = tl.maximum(last, tl.max(tl.where(weights > 0, v, 0)))
             passed += tl.sum(weights)
-        token = tl.where(found < V, found, last)                # V: the sums were rounded apart
+        token = tl.where(winner < V, winner, last)                # V: the sums were rounded apart
     tl.store(tokens + b, tl.where(broken != 0, -1, token).to(tl.int64))
 
 
@@ -150,9 +150,9 @@ def draw(z, largest, params):                       # (R, V), (R, 1), Sampling o
         ordered, places = z.sort(-1, descending=True)
         at = torch.where(k > 0, k, z.shape[1]).clamp(max=z.shape[1]) - 1
         least = ordered.gather(1, at)
-        kept = weights.gather(1, places) * (ordered >= least)
-        before = kept.cumsum(-1) - kept
-        needed = (before < p * kept.sum(-1, keepdim=True)).sum(-1, keepdim=True)
+        candidates = weights.gather(1, places) * (ordered >= least)
+        before = candidates.cumsum(-1) - candidates
+        needed = (before < p * candidates.sum(-1, keepdim=True)).sum(-1, keepdim=True)
         fewest = ordered.gather(1, needed.clamp(min=1) - 1)
         least = torch.where(p < 1, torch.maximum(least, fewest), least)
     sums = (weights * (z >= least)).cumsum(-1)

@@ -20,6 +20,14 @@ from layer2_graph.config import (
     ModelError,
     read_config,
 )
+from layer2_graph.cpu.kernels import (
+    cpu_kernels,
+    settle,
+)
+from layer2_graph.cpu.llama import (
+    CpuLlama,
+    tile,
+)
 from layer2_graph.drawing import (
     Box,
     draw,
@@ -124,18 +132,10 @@ from layer2_graph.g08_activation_kv_quantization import (
     with_outliers,
     write_quantized,
 )
-from layer2_graph.host import (
-    host_kernels,
-    settle,
-)
-from layer2_graph.host_llama import (
-    HostLlama,
-    tile,
-)
 from layer2_graph.launches import (
     Launches,
 )
-from layer2_graph.passes import (
+from layer2_graph.passes.fusions import (
     drop_dead,
     fold_scale,
     fuse_add_rmsnorm,
@@ -146,13 +146,13 @@ from layer2_graph.passes import (
     share_equal,
     use_matmul,
 )
-from layer2_graph.recording import (
+from layer2_graph.passes.recording import (
     Recording,
     boxes,
     record,
     run_in_arena,
 )
-from layer2_graph.rewriting import (
+from layer2_graph.passes.rewriting import (
     capture_graph,
 )
 
@@ -163,10 +163,10 @@ __all__ = [
     "CaptureError",
     "Config",
     "ContiguousCache",
+    "CpuLlama",
     "Forked",
     "FusedLlama",
     "GraphRunner",
-    "HostLlama",
     "Launch",
     "Launches",
     "Layer",
@@ -200,6 +200,7 @@ __all__ = [
     "capture_graph",
     "channel_maxima",
     "choose_sizes",
+    "cpu_kernels",
     "dequantize",
     "draw",
     "drop_dead",
@@ -219,7 +220,6 @@ __all__ = [
     "gptq",
     "greedy",
     "hessians",
-    "host_kernels",
     "int_levels",
     "is_matrix",
     "least_error_scales",

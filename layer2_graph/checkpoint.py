@@ -55,7 +55,7 @@ def read_weights(folder, config, dtype=None, device="cpu"):
     tensor that the model does not use.
     """
     files = files_of(Path(folder))
-    found = {}
+    weights = {}
     for name, shape in shapes(config):
         if name not in files:
             raise ModelError(f"{source_of(Path(folder))}: no tensor {name}; expected one of shape "
@@ -68,9 +68,9 @@ def read_weights(folder, config, dtype=None, device="cpu"):
         if tensor.dtype not in FLOATS:
             raise ModelError(f"{path}: {name} is {tensor.dtype}, expected "
                              f"{', '.join(map(str, FLOATS))}")
-        found[name] = tensor.to(device=device, dtype=dtype or tensor.dtype)
-    check_extra(files, found, config)
-    return found
+        weights[name] = tensor.to(device=device, dtype=dtype or tensor.dtype)
+    check_extra(files, weights, config)
+    return weights
 
 
 def check_extra(files, weights, config):
@@ -164,12 +164,12 @@ def arrays(path):
     """files_of one NumPy archive."""
     try:
         with np.load(path) as file:
-            found = dict(file)
+            tensors = dict(file)
     except Exception as error:                      # of zipfile, zlib or NumPy, each its own
         raise ModelError(f"{path} is no whole NumPy archive ({path.stat().st_size} bytes): "
                          f"{error}") from None
     return {name: (path, lambda value=value: torch.from_numpy(value))
-            for name, value in found.items()}
+            for name, value in tensors.items()}
 
 
 # ---- text
@@ -226,25 +226,25 @@ class Tokenizer:
         """The template of a conversation; of several with names, a list of them in
         tokenizer_config.json, the one that transformers takes where there are no tools: "default".
         """
-        found = self.entries.get("chat_template")
-        if isinstance(found, list):
+        text = self.entries.get("chat_template")
+        if isinstance(text, list):
             try:
-                found = {entry["name"]: entry["template"] for entry in found}
+                text = {entry["name"]: entry["template"] for entry in text}
             except (KeyError, TypeError):
                 raise ModelError(f"{self.path}: chat_template is a list, expected in it objects "
                                  f"with name and template") from None
-        if isinstance(found, dict):
-            if "default" not in found:
+        if isinstance(text, dict):
+            if "default" not in text:
                 raise ModelError(f"{self.path}: no chat_template of the name default; found "
-                                 f"{', '.join(map(str, found)) or 'none'}")
-            found = found["default"]
-        if found is None:
+                                 f"{', '.join(map(str, text)) or 'none'}")
+            text = text["default"]
+        if text is None:
             raise ModelError(f"{self.path}: no chat_template, so this model takes no conversation; "
                              f"give it a text")
-        if not isinstance(found, str):
-            raise ModelError(f"{self.path}: chat_template is a {type(found).__name__}, expected a "
+        if not isinstance(text, str):
+            raise ModelError(f"{self.path}: chat_template is a {type(text).__name__}, expected a "
                              f"text, or a list of them with names")
-        return found
+        return text
 
 
 def chat_environment():

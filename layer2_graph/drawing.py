@@ -43,8 +43,8 @@ def draw(boxes, title):
                              f"expected earlier ones, 0 to {i - 1}")
     rows = levels(boxes)
     places = arrange(boxes, rows)
-    seen = [look for look in LOOKS if look in {kind(b) for b in boxes if b.launch}]
-    legend = sum(letters(LOOKS[look][2]) * LETTER + 46 for look in seen)
+    looks = [look for look in LOOKS if look in {kind(b) for b in boxes if b.launch}]
+    legend = sum(letters(LOOKS[look][2]) * LETTER + 46 for look in looks)
     title = plain(title)
     left = min((x - width(boxes, key) / 2 for key, x in places.items()), default=0)
     right = max((x + width(boxes, key) / 2 for key, x in places.items()), default=0)
@@ -58,7 +58,7 @@ def draw(boxes, title):
     body += [part for i, box in enumerate(boxes)
              for part in frame(box, places[i, rows[i]], top + rows[i] * (HIGH + STEP))]
     x = (across - legend) / 2 + 23
-    for look in seen:
+    for look in looks:
         fill, line, words = LOOKS[look]
         wide = letters(words) * LETTER
         body += [f'<rect x="{x - 14:.1f}" y="{down - 20}" width="12" height="12" rx="2" '

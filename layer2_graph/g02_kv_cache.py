@@ -48,8 +48,8 @@ def wasted_share(lens, size):
     whole pieces, as few as it needs. Contiguous room is one piece; a page is one of many.
     """
     # exercise: how many pieces does a sequence hold?
-    held = sum(-(-n // size) * size for n in lens)
-    return 1 - sum(lens) / held
+    slots = sum(-(-n // size) * size for n in lens)
+    return 1 - sum(lens) / slots
 
 
 # ---- the cache
@@ -66,12 +66,12 @@ class Run(NamedTuple):
 
 def runs(counts, lens):
     """[Run] of a batch. counts, lens: [new tokens of each sequence], [its context with them]"""
-    found, first = [], 0
+    result, first = [], 0
     for (T, N), alike in groupby(zip(counts, lens, strict=True)):
         end = first + len(list(alike))
-        found.append(Run(first, end, T, N))
+        result.append(Run(first, end, T, N))
         first = end
-    return found
+    return result
 
 
 def places(starts, counts, room):                   # 2 × (B,) -> 2 × (T,)

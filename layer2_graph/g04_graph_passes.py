@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import torch
 
-from layer2_graph.passes import draws, drop_dead
-from layer2_graph.recording import record, tensors
-from layer2_graph.rewriting import (
+from layer2_graph.passes.fusions import draws, drop_dead
+from layer2_graph.passes.recording import record, tensors
+from layer2_graph.passes.rewriting import (
     LINEAR,
     MUL,
     SILU,
@@ -124,7 +124,7 @@ def fuse_swiglu(module, ops):
     So is what ops.swiglu does not take (rows_alike), and a gate that is written into meanwhile.
     """
     # exercise: look at the factors of each mul, in both orders; rewrite(mul, …, "silu + mul")
-    found = 0
+    places = 0
     for mul in calls(module, MUL):
         for silu, up in (mul.args, mul.args[::-1]):
             if not is_call(silu, SILU) or len(silu.users) > 1:
@@ -132,9 +132,9 @@ def fuse_swiglu(module, ops):
             gate = silu.args[0]
             if rows_alike(gate, up) and not written_between([gate], silu, mul):
                 rewrite(mul, ops.swiglu, (gate, up), "silu + mul")
-                found += 1
+                places += 1
                 break
-    return found
+    return places
 
 
 def merge_matmuls(module, ops):
@@ -177,10 +177,10 @@ def groups_of_matmuls(module):
     return [group for group in groups if len(group) > 1]
 
 
-def lifetimes(launches, kept):
+def lifetimes(launches, returned):
     """{storage: (born, dies)}: the launch that makes it, and the last one that needs it.
 
-    launches: [(uses, makes)], each a tuple of storages    kept: those that the graph returns
+    launches: [(uses, makes)], each a tuple of storages    returned: those that the graph returns
     A storage that is used but made by none was there before: it is left out. One that nobody
     uses is needed while it is written. What is returned lives to the last launch.
     """
@@ -190,7 +190,7 @@ def lifetimes(launches, kept):
         lives |= dict.fromkeys(makes, (i, i))
         lives |= {storage: (lives[storage][0], i) for storage in uses if storage in lives}
     last = len(launches) - 1
-    return lives | {storage: (lives[storage][0], last) for storage in kept if storage in lives}
+    return lives | {storage: (lives[storage][0], last) for storage in returned if storage in lives}
 
 
 def place(sizes, lives):
@@ -287,7 +287,7 @@ def run_passes(module, passes, inputs, ops):
     now, rows = module, [row("captured", 0, module, inputs)]
     for change in passes:
         now = copied(now)
-        name, found = change.__name__, change(now, ops)
+        name, changes = change.__name__, change(now, ops)
         drop_dead(now)
         try:
             now.graph.lint()
@@ -298,7 +298,7 @@ def run_passes(module, passes, inputs, ops):
             raise
         except Exception as error:
             raise Refused(f"{name}: after it the graph does not run: {error}") from error
-        rows.append(row(name, found, now, inputs))
+        rows.append(row(name, changes, now, inputs))
     return now, rows
 
 
@@ -319,9 +319,9 @@ def random_like(inputs, seed):
 
 def run_copy(module, inputs):
     """All tensors that a run returns, and its inputs as it leaves them."""
-    given = [a.clone() for a in inputs]
+    copies = [a.clone() for a in inputs]
     with torch.no_grad():
-        return [*tensors(module(*given)), *given]
+        return [*tensors(module(*copies)), *copies]
 
 
 def compare(name, got, want):
@@ -341,8 +341,8 @@ def like(results):
     return ", ".join(f"{tuple(a.shape)} {str(a.dtype).removeprefix('torch.')}" for a in results)
 
 
-def row(name, found, module, inputs):
+def row(name, changes, module, inputs):
     run = record(module, [a.clone() for a in inputs])
     plan = plan_memory(run)
-    return Row(name, found, sum(launch.count for launch in run.launches), plan.kept, plan.live,
+    return Row(name, changes, sum(launch.count for launch in run.launches), plan.kept, plan.live,
                plan.peak)

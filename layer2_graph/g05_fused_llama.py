@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch.utils._pytree import tree_leaves
 
-from layer2_graph.g01_llama import Llama, last_rows
+from layer2_graph.g01_llama import last_rows
 from layer2_graph.g03_merging import MergedLlama
 from layer2_graph.launches import Launches
 
@@ -205,54 +205,3 @@ def size(*trees):
 def place(array):
     """The address of its memory, which its views share."""
     return array.untyped_storage().data_ptr()
-
-
-# ---- measured
-
-
-def bench_host():
-    """Without a GPU: a prompt and decode steps on this CPU, by this lesson's model on the table of
-    host.py and by Hugging Face, fp32, in turns; rows of lab.bench. It takes minutes, and needs
-    transformers."""
-    from layer2_graph.decode_speed import measure_all, rows
-
-    return rows(measure_all())
-
-
-# What a user waits for, so with the making of the Step and the reading of the token.
-H200_TARGETS = {"fused, CUDA graph": {"share_of_copy": 0.65, "times_hf": 8,
-                                      "times_hf_compiled": 1.0}}
-
-
-def bench(m=None, N=256, count=33, rounds=12, device="cuda"):
-    """On a GPU: a decode step by each rung and by Hugging Face, in turns; rows of lab.bench.
-
-    m: a Config, of Llama-3.2-1B if None; random weights in bfloat16, one sequence. N, count: tokens
-    before and in the timed part, whose first is not timed. A time is the host's, and as long as a
-    user waits: making the Step and reading the chosen token back are in it. They are not in the row
-    of the replay alone, which is timed by the GPU's clock. Bytes are the floor's: weights, and the
-    cache once. So the shares of copy and read are shares of the floor. A rung whose tokens are
-    wrong has no row.
-    """
-    from day01_roofline import LLAMAS, Job, Timing
-    from lab.bench import row
-    from layer1_kernels import kernels
-    from layer2_graph import rungs
-    from layer2_graph.checkpoint import shapes
-    from layer2_graph.config import Config
-
-    shape = LLAMAS["Llama-3.2-1B"]
-    m = m or Config(**{letter: getattr(shape, letter) for letter in "LCHGDFV"}, eps=1e-5, theta=5e5,
-                    room=2048, tied=shape.tied)
-    weights = {name: (0.02 * torch.randn(size, device=device)).bfloat16()
-               for name, size in shapes(m)}
-    facts, rows, _ = rungs.measure(Llama(m, weights, kernels("triton")), rungs.their_config(m), 1,
-                                   N, count, rounds)
-    timings = {r.name: Timing(r.seconds, r.spread, r.uncertainty, r.runs) for r in rows
-               if r.seconds}
-    against = {key: timings[name] for key, name in (
-        ("eager", "g01, op by op"), ("hf", "Hugging Face"),
-        ("hf_compiled", "Hugging Face, static, compiled")) if name in timings}
-    job = Job("a step", None, 2 * sum(w.numel() for w in weights.values()), facts["floor"])
-    roofs = {name: facts[name] for name in ("copy", "read")}
-    return {name: row(job, timing, roofs, against) for name, timing in timings.items()}

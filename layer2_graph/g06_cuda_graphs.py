@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from layer2_graph.g01_llama import Llama, PagedCache, Step
+from layer2_graph.g01_llama import Llama, Step
 from layer2_graph.launches import FREE, Launches
 
 __all__ = ["CaptureError", "Forked", "GraphRunner", "Tape", "capture", "choose_sizes", "end_times",
@@ -60,8 +60,8 @@ def replay(calls):
     # exercise: call each function again, and copy what it returns over its recorded result
     for call in calls:
         result = call.function(*call.args, **call.kwargs)
-        for kept, new in zip(tensors(call.result), tensors(result), strict=True):
-            kept.copy_(new)         # onto itself where the call worked in place
+        for old, new in zip(tensors(call.result), tensors(result), strict=True):
+            old.copy_(new)         # onto itself where the call worked in place
 
 
 class Tape(TorchDispatchMode):
@@ -229,10 +229,10 @@ def memory(tape):
 
     born, last, size = {}, {}, {}
     for i, call in enumerate(tape.calls):
-        given, result = storages((call.args, call.kwargs)), storages(call.result)
-        for array in result.keys() - given.keys():
+        inputs, result = storages((call.args, call.kwargs)), storages(call.result)
+        for array in result.keys() - inputs.keys():
             born.setdefault(array, i)
-        last |= dict.fromkeys(given | result, i)
+        last |= dict.fromkeys(inputs | result, i)
         size |= result
     last |= dict.fromkeys(storages(tape.output), len(tape.calls))
     return max(sum(size[array] for array in born if born[array] <= i <= last[array])
@@ -332,14 +332,14 @@ class GraphRunner:
 
 def asked(runner, step):
     """What the host asks the device for in a step: [name]. A replay is one."""
-    seen, twin = Launches(), copy(runner)
-    twin.model = with_ops(runner.model, seen.counting(runner.model.ops))
+    recorder, twin = Launches(), copy(runner)
+    twin.model = with_ops(runner.model, recorder.counting(runner.model.ops))
     twin.graphs = {size: SimpleNamespace(output=graph.output,
-                                         replay=seen.watch("replay", graph.replay))
+                                         replay=recorder.watch("replay", graph.replay))
                    for size, graph in runner.graphs.items()}
-    with seen:
+    with recorder:
         twin.forward(step, runner.cache)
-    return seen.names
+    return recorder.names
 
 
 class Request(NamedTuple):
@@ -394,8 +394,8 @@ def spans(call):
             for x in tensors(tree) if x.numel()]
 
     if isinstance(call.function, torch._ops.OpOverload):        # PyTorch's own say what they write
-        given = dict(enumerate(call.args)) | call.kwargs
-        inplace = [given.get(i, given.get(a.name)) for i, a in
+        arguments = dict(enumerate(call.args)) | call.kwargs
+        inplace = [arguments.get(i, arguments.get(a.name)) for i, a in
                    enumerate(call.function._schema.arguments)
                    if a.alias_info and a.alias_info.is_write]
     else:
@@ -411,11 +411,11 @@ def needs(calls):
     def meet(some, others):
         return any(a < end and first < b for a, b in some for first, end in others)
 
-    known, found = [spans(call) for call in calls], []
+    known, edges = [spans(call) for call in calls], []
     for j, (read, written) in enumerate(known):
-        found.append({i for i, (before, wrote) in enumerate(known[:j])
+        edges.append({i for i, (before, wrote) in enumerate(known[:j])
                       if meet(wrote, read + written) or meet(before, written)})
-    return found
+    return edges
 
 
 def end_times(needs, costs):
@@ -465,35 +465,3 @@ class Forked(Llama):
 
         return side_by_side(y.device, *(partial(branch, matrix, norm) for matrix, norm in (
             (layer.q, layer.q_norm), (layer.k, layer.k_norm), (layer.v, None))))
-
-
-# ---- measured
-
-
-def bench(shape="Llama-3.2-1B", batches=(1, 16), N=256, device="cuda"):
-    """On a GPU: a bf16 decode step of a Llama of this shape, eager, from a graph, and from one with
-    q, k and v side by side; rows of lab.bench. Random weights; the N-th token of each sequence.
-
-    shape: of day01_roofline's LLAMAS
-    """
-    from day01_roofline import LLAMAS, beside, decode_costs
-    from layer1_kernels import kernels
-    from layer2_graph.checkpoint import shapes
-    from layer2_graph.config import Config
-
-    m = LLAMAS[shape]
-    config = Config(L=m.L, C=m.C, H=m.H, G=m.G, D=m.D, F=m.F, V=m.V, eps=1e-5, theta=5e5, room=N,
-                    tied=m.tied)
-    weights = {name: torch.randn(size, device=device, dtype=torch.bfloat16) / size[-1] ** 0.5
-               for name, size in shapes(config)}
-    models = [kind(config, weights, kernels("triton")) for kind in (Llama, Forked)]
-    (flops, once, each), families = decode_costs(m, N, 2), {}
-    for B in batches:
-        cache = PagedCache(config, B, N, torch.bfloat16, device)
-        models[0].forward(cache.step([[1] * (N - 1)] * B), cache)
-        step = cache.step([[1]] * B)
-        ways = [models[0], *(GraphRunner(model, cache, [B], B, cache.pages) for model in models)]
-        families[f"decode, B = {B}"] = (B * flops, once + B * each, {
-            name: partial(way.forward, step, cache)
-            for name, way in zip(("eager", "graph", "forked graph"), ways, strict=True)})
-    return beside(families)

@@ -292,15 +292,15 @@ def hessians(model, documents):
 
     Half the second derivative of the squared error of the matrix's results, by any of its rows.
     """
-    names, found = {id(w): name for name, w in model.weights.items() if is_matrix(name)}, {}
+    names, sums = {id(w): name for name, w in model.weights.items() if is_matrix(name)}, {}
 
     def matmul(x, w):
         if id(w) in names:
-            found[names[id(w)]] = found.get(names[id(w)], 0) + x.T @ x
+            sums[names[id(w)]] = sums.get(names[id(w)], 0) + x.T @ x
         return model.ops.matmul(x, w)
 
     perplexity(Llama(model.config, model.weights, replace(model.ops, matmul=matmul)), documents)
-    return found
+    return sums
 
 
 def inverse_root(hessian):                          # (K, K) -> (K, K)
@@ -332,11 +332,11 @@ def gptq(w, hessian, levels, scales):               # (N, K), (K, K), …, (N, K
     return codes
 
 
-def with_gptq(model, scheme, found):
-    """The Llama whose matrices are rounded by GPTQ. found: hessians of the model"""
+def with_gptq(model, scheme, hessian_of):
+    """The Llama whose matrices are rounded by GPTQ. hessian_of: hessians of the model"""
     def solved(name, w):
         scales = scheme.scaled(w)
-        codes = gptq(w, found[name], scheme.levels, scales)
+        codes = gptq(w, hessian_of[name], scheme.levels, scales)
         return dequantize(codes, scheme.levels, scales)
 
     return with_matrices(model, solved)

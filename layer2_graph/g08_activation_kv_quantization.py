@@ -78,10 +78,10 @@ def split_matmul(x, w, columns, levels):            # (T, K), (N, K) -> (T, N)
     Source: "LLM.int8()", Dettmers, Lewis, Belkada and Zettlemoyer, 2022.
     """
     # exercise: two products over two sets of columns, and their sum
-    kept = torch.zeros(x.shape[1], dtype=torch.bool, device=x.device)
-    kept[columns] = True
-    rest = (a for m in (x, w) for a in quantize_tokens(m.masked_fill(kept, 0), levels))
-    return x[:, kept] @ w[:, kept].T + scaled_matmul(*rest, levels)
+    outliers = torch.zeros(x.shape[1], dtype=torch.bool, device=x.device)
+    outliers[columns] = True
+    rest = (a for m in (x, w) for a in quantize_tokens(m.masked_fill(outliers, 0), levels))
+    return x[:, outliers] @ w[:, outliers].T + scaled_matmul(*rest, levels)
 
 
 def smooth(norm, matrices, largest, alpha=0.5):     # (…, C), [(N, C)], (C,) -> (…, C), [(N, C)]
@@ -113,15 +113,15 @@ def with_matmul(model, matmul):
 
 def channel_maxima(model, documents):
     """{name of a matrix: (K,)}: the largest |x| that each channel met in the documents, [[int]]."""
-    found = {}
+    maxima = {}
 
     def matmul(name, x, w):
         largest = x.abs().amax(0)                                   # (K,)
-        found[name] = torch.maximum(found.get(name, largest), largest)
+        maxima[name] = torch.maximum(maxima.get(name, largest), largest)
         return model.ops.matmul(x, w)
 
     perplexity(with_matmul(model, matmul), documents)
-    return found
+    return maxima
 
 
 def dynamic(model, levels):
@@ -242,9 +242,9 @@ def write_quantized(x, codes, scales, slots, levels):   # (T, G, D), (P, S, G, b
     # exercise: whom to keep and where, their scales, their packed codes
     known, S = slots >= 0, codes.shape[1]
     x, where = x[known], slots[known]
-    found = absmax_scales(x, levels, x.shape[-1])                   # (T, G, 1)
-    codes[where // S, where % S] = pack_rows(quantize(x, levels, found), levels)
-    scales[where // S, where % S] = found[..., 0].to(scales.dtype)
+    fresh = absmax_scales(x, levels, x.shape[-1])                   # (T, G, 1)
+    codes[where // S, where % S] = pack_rows(quantize(x, levels, fresh), levels)
+    scales[where // S, where % S] = fresh[..., 0].to(scales.dtype)
 
 
 def read_quantized(codes, scales, levels, D):       # (P, S, G, bytes), (P, S, G) -> (P, S, G, D)

@@ -24,8 +24,8 @@ from layer2_graph.checkpoint import Tokenizer, read_weights
 from layer2_graph.config import ModelError, read_config
 from layer2_graph.g01_llama import SLOTS, Llama, PagedCache
 from layer2_graph.launches import Launches
+from layer2_graph.models import SMALL
 
-SMALL = Path(__file__).parent / "small"
 IGNORE = Annotated[list[str] | None, typer.Option(
     "--ignore-config", metavar="KEY",
     help="an entry of config.json to take as absent; may be given several times")]
@@ -77,12 +77,12 @@ def differ(own, oracle):
 
 def used(model):
     """The operations of the table that the model calls, in order."""
-    seen = Launches()
-    counted = type(model)(model.config, model.weights, seen.counting(kernels("torch")))
+    recorder = Launches()
+    counted = type(model)(model.config, model.weights, recorder.counting(kernels("torch")))
     cache = PagedCache(model.config, 1, 1, model.embedding.dtype, model.embedding.device)
-    with seen:
+    with recorder:
         counted.forward(cache.step([[0]]), cache)
-    return [name for name in dict.fromkeys(seen.names) if name in Kernels.__dataclass_fields__]
+    return [name for name in dict.fromkeys(recorder.names) if name in Kernels.__dataclass_fields__]
 
 
 # ---- text
@@ -103,10 +103,10 @@ def pieces(tokenizer, prompt, tokens):              # yields str
 def whose(sources, names):
     """A line for each operation: mine, the course's own kernel, or PyTorch."""
     for name in names:
-        found = sources[name]
-        kind = ("mine" if found == "mine" else
-                f"torch      {found}" if found.endswith("_torch") else
-                f"host       {found}" if found.endswith("_host") else f"reference  {found}")
+        source = sources[name]
+        kind = ("mine" if source == "mine" else
+                f"torch      {source}" if source.endswith("_torch") else
+                f"host       {source}" if source.endswith("_host") else f"reference  {source}")
         yield f"  {name:16} {kind}"
     yield f"  {'all else':16} torch      additions, the embedding's rows"
 
@@ -170,13 +170,13 @@ def prepare(folder, prompts, count, ignore=()):
     """(config, weights, tokenizer, prompts in tokens). ModelError or ValueError in one line."""
     config = read_config(folder, ignore)
     tokenizer = Letters() if is_nano(folder) else Tokenizer(folder, config)
-    found = [tokenizer.encode(text) for text in prompts]
-    for text, tokens in zip(prompts, found, strict=True):
+    encoded = [tokenizer.encode(text) for text in prompts]
+    for text, tokens in zip(prompts, encoded, strict=True):
         if not text or not tokens:
             raise ValueError("--prompt is empty, expected a text")
         config.check_room(len(tokens) + count)
     weights = read_weights(folder, config, torch.float32, device.torch_device())
-    return config, weights, tokenizer, found
+    return config, weights, tokenizer, encoded
 
 
 @app.command()

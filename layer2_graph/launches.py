@@ -27,10 +27,10 @@ class Launches(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         result = operation(*args, **(kwargs or {}))
-        made = any(hasattr(leaf, "data_ptr") for leaf in tree_leaves(result))
+        launched = any(hasattr(leaf, "data_ptr") for leaf in tree_leaves(result))
         name = operation.overloadpacket.__name__
         free = operation.is_view or name in FREE
-        if made and not free and not self.inside:
+        if launched and not free and not self.inside:
             self.names.append(name)
         return result
 

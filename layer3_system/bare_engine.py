@@ -216,23 +216,23 @@ class BareEngine:
 
     def commit(self, flight):
         """Read what a step computed, and tell everybody: [Output]."""
-        found, outputs = {}, []
+        tokens_of, outputs = {}, []
         for draw, token in zip(flight.draws, flight.tokens.tolist(), strict=True):
-            found.setdefault(draw.request, []).append((token, draw.row))
+            tokens_of.setdefault(draw.request, []).append((token, draw.row))
         for request, begin in zip(flight.counts, flight.step.cu_q.tolist(), strict=False):
             if request.status == "finished":
                 continue
             self.note_prompt(request, flight, begin)
-            if request not in found:
+            if request not in tokens_of:
                 self.pool.remember(request)
             elif not request.forks:
                 continue
             elif request.status == "running":
                 self.scheduler.fork(request)
             else:                           # preempted meanwhile: they need its prompt once more
-                del found[request]
+                del tokens_of[request]
                 request.pending -= 1
-        for request, drawn in found.items():
+        for request, drawn in tokens_of.items():
             if request.status != "finished" and not request.leader:
                 outputs.append(self.take(request, drawn, flight.logits))
         return outputs

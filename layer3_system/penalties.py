@@ -38,10 +38,10 @@ def adjusted_row(z, draw, newest):                  # (V,) -> (V,)
         z = z.index_add(0, torch.tensor(tokens, device=z.device),
                         torch.tensor(values, dtype=z.dtype, device=z.device))
     if params.repetition_penalty != 1:
-        seen = counts > 0
-        seen[torch.tensor(request.prompt, device=z.device)] = True
+        present = counts > 0
+        present[torch.tensor(request.prompt, device=z.device)] = True
         penalty = params.repetition_penalty
-        z = torch.where(seen, torch.where(z > 0, z / penalty, z * penalty), z)
+        z = torch.where(present, torch.where(z > 0, z / penalty, z * penalty), z)
     z = z - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
     if params.min_p and params.temperature:         # p >= min_p · p of the likeliest, as logits
         z = z.masked_fill(z < z.max() + params.temperature * math.log(params.min_p), -torch.inf)

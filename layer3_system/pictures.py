@@ -137,13 +137,13 @@ def block_map(title, snapshots, names=None):
             for i, page in enumerate(request["table"]):
                 filled = min(max(request["computed"] - i * S, 0), S) / S
                 holders[page].append((name, filled))
-        for page, held in holders.items():
+        for page, requests in holders.items():
             x, y = page % COLUMNS, page // COLUMNS
             remembered = page in snapshot["remembered"]
             axes.add_patch(Rectangle((x, y), 0.92, 0.92, fc=EMPTY, ec=GREY, lw=0.5,
                                      hatch="////" if remembered else None))
-            for k, (name, filled) in enumerate(held):
-                width, (dark, light) = 0.92 / len(held), colours[name]
+            for k, (name, filled) in enumerate(requests):
+                width, (dark, light) = 0.92 / len(requests), colours[name]
                 left = x + k * width
                 axes.add_patch(Rectangle((left, y), width, 0.92, fc=light))
                 axes.add_patch(Rectangle((left, y + 0.92 * (1 - filled)), width, 0.92 * filled,

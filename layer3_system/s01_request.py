@@ -68,8 +68,8 @@ class Request:
 
     def __post_init__(self):
         if self.seed is None:
-            given = self.params.seed
-            self.seed = secrets.randbits(64) if given is None else given % 2**64
+            seed = self.params.seed
+            self.seed = secrets.randbits(64) if seed is None else seed % 2**64
 
     @property
     def tokens(self):
@@ -131,8 +131,8 @@ def keep_top_p(z, p):                               # (V,) -> (V,)
     weights = np.exp(z.astype(np.float64) - z.max())        # (V,)
     order = np.argsort(-weights, kind="stable")
     before = np.cumsum(weights[order]) - weights[order]
-    kept = order[before < p * weights.sum()]
-    return np.where(weights < weights[kept[-1]], -np.inf, z)
+    candidates = order[before < p * weights.sum()]
+    return np.where(weights < weights[candidates[-1]], -np.inf, z)
 
 
 def draw(z, u):                                     # (V,) -> int
@@ -161,9 +161,9 @@ def sample_row(z, temperature, top_k, top_p, u):    # (V,) -> int
 def sample_rows(logits, params):                    # (B, V), Sampling -> (B,) int64
     """As `sample` of the kernels, row by row: -1 for a row that cannot be sampled."""
     columns = (column.tolist() for column in params)
-    found = [sample_row(z, *row) for z, *row in zip(logits.float().cpu().numpy(), *columns,
+    tokens = [sample_row(z, *row) for z, *row in zip(logits.float().cpu().numpy(), *columns,
                                                     strict=True)]
-    return torch.tensor([-1 if token is None else token for token in found])
+    return torch.tensor([-1 if token is None else token for token in tokens])
 
 
 def logprobs_of(z, token, count):                   # (V,) -> {token: logprob}
@@ -275,21 +275,21 @@ def finish_reason(request, ends):
 # ---- a picture
 
 
-def draw_kept(title, words, kept, k):
+def draw_kept(title, words, chosen, k):
     """How many tokens are kept after each word, on a log scale, against the k of top-k.
 
-    words: [text]    kept: [count], one for each word
+    words: [text]    chosen: [count], one for each word
     """
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7.5, 3.6), layout="constrained")
-    colours = [RED if n > k else BLUE for n in kept]
-    axes.bar(range(len(kept)), kept, color=colours, width=0.75)
+    colours = [RED if n > k else BLUE for n in chosen]
+    axes.bar(range(len(chosen)), chosen, color=colours, width=0.75)
     axes.axhline(k, color=INK, lw=1, ls="--")
-    axes.annotate(f"top-k {k}", (len(kept) - 0.5, k), xytext=(0, 4), ha="right",
+    axes.annotate(f"top-k {k}", (len(chosen) - 0.5, k), xytext=(0, 4), ha="right",
                   textcoords="offset points", color=INK)
-    axes.set(title=title, ylabel="tokens", yscale="log", ylim=(0.8, 2 * max(kept)),
-             xlim=(-0.7, len(kept) - 0.3))
+    axes.set(title=title, ylabel="tokens", yscale="log", ylim=(0.8, 2 * max(chosen)),
+             xlim=(-0.7, len(chosen) - 0.3))
     axes.set_xticks(range(len(words)), words, rotation=90, fontsize=7)
     axes.yaxis.set_major_formatter("{x:g}")
     axes.tick_params(length=0)

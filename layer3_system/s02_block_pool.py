@@ -142,13 +142,13 @@ def check_pool(pool, tables):
     for table in tables:
         for page in table:
             holders[page] += 1
-    for page, (held, counted) in enumerate(zip(holders, pool.refs, strict=True)):
-        if held != counted:
-            raise Broken(f"page {page} is in {held} tables and counts {counted}")
-        if (held == 0) != (page in pool.free):
-            raise Broken(f"page {page} is in {held} tables and "
+    for page, (count, counted) in enumerate(zip(holders, pool.refs, strict=True)):
+        if count != counted:
+            raise Broken(f"page {page} is in {count} tables and counts {counted}")
+        if (count == 0) != (page in pool.free):
+            raise Broken(f"page {page} is in {count} tables and "
                          f"{'is' if page in pool.free else 'is not'} free")
-    used = sum(held > 0 for held in holders)
+    used = sum(count > 0 for count in holders)
     if used + len(pool.free) != pool.P:
         raise Broken(f"{used} pages used and {len(pool.free)} free of {pool.P}")
 

@@ -196,30 +196,30 @@ def serve_jobs(engine, jobs):
 
     [[place in jobs]]: who took part in each step
     """
-    places, seen, V = {}, [], engine.model.config.V
+    places, steps, V = {}, [], engine.model.config.V
     for i, job in enumerate(jobs):
         prompt = [2 + (31 * i + t) % (V - 2) for t in range(job.prompt)]
         params = SamplingParams(max_tokens=job.output, temperature=0, ignore_eos=True)
         places[engine.submit(prompt, params)[0]] = i
     while engine.busy:
         engine.step()
-        seen.append([places[request] for request in engine.counts])
-    return seen
+        steps.append([places[request] for request in engine.counts])
+    return steps
 
 
-def lanes(seen):
+def lanes(steps):
     """{request: (place, first step, steps)} of who took part in each step; a newcomer takes the
     first place that is empty. Expects nobody to pause."""
-    found, held = {}, {}
-    for step, who in enumerate(seen):
-        held = {request: place for request, place in held.items() if request in who}
+    spans, seats = {}, {}
+    for step, who in enumerate(steps):
+        seats = {request: place for request, place in seats.items() if request in who}
         for request in who:
-            if request not in held:
-                held[request] = min(set(range(len(held) + 1)) - set(held.values()))
-            place = held[request]
-            first = found[request][1] if request in found else step
-            found[request] = place, first, step + 1 - first
-    return found
+            if request not in seats:
+                seats[request] = min(set(range(len(seats) + 1)) - set(seats.values()))
+            place = seats[request]
+            first = spans[request][1] if request in spans else step
+            spans[request] = place, first, step + 1 - first
+    return spans
 
 
 def draw_places(title, B, runs):
@@ -231,12 +231,12 @@ def draw_places(title, B, runs):
 
     figure, every = plt.subplots(len(runs), 1, sharex=True, squeeze=False, layout="constrained",
                                  figsize=(7.5, 0.6 + len(runs) * (0.5 + 0.2 * B)))
-    for axes, (label, seen) in zip(every[:, 0], runs.items(), strict=True):
-        axes.barh(range(B), len(seen), 1.0, color=plots.RED, alpha=0.3)
-        for place, first, steps in lanes(seen).values():
+    for axes, (label, run) in zip(every[:, 0], runs.items(), strict=True):
+        axes.barh(range(B), len(run), 1.0, color=plots.RED, alpha=0.3)
+        for place, first, steps in lanes(run).values():
             axes.barh(place, steps, 0.86, left=first, color="#54aeff", ec="white", lw=0.8)
-        useful = sum(map(len, seen)) / (B * len(seen))
-        axes.set_title(f"{label}: {len(seen)} steps, {useful:.0%} of slot-steps give a token",
+        useful = sum(map(len, run)) / (B * len(run))
+        axes.set_title(f"{label}: {len(run)} steps, {useful:.0%} of slot-steps give a token",
                        loc="left", fontsize=10, color=plots.INK)
         axes.set(ylabel="place", ylim=(B - 0.5, -0.5))
         axes.tick_params(length=0)

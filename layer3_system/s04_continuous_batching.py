@@ -119,15 +119,15 @@ class Scheduler:
         stays free, so that the newcomer is not the next to go.
         """
         table = [] if request.received else self.pool.find(request)
-        found = len(table)
+        cached = len(table)
         self.pool.share(table)
-        missing = pages_for(request.num_tokens, self.pool.S) - found
+        missing = pages_for(request.num_tokens, self.pool.S) - cached
         if missing + len(self.running) > len(self.pool.free):
             self.pool.release(table)
             return False
         self.pool.grow(table, request.num_tokens)
-        request.table, request.remembered = table, found
-        request.num_computed = found * self.pool.S
+        request.table, request.remembered = table, cached
+        request.num_computed = cached * self.pool.S
         if request.received:                    # all of its prompt, and its last token once more
             request.num_computed = len(request.prompt) - 1
         if request.scheduled_at is None:

@@ -153,11 +153,11 @@ def sweep_picture(title, sweep, free=None):
     """
     import matplotlib.pyplot as plt
 
-    chunks, found = list(sweep), list(sweep.values())
+    chunks, rows = list(sweep), list(sweep.values())
     figure, (above, below) = plt.subplots(2, 1, sharex=True, figsize=(7.5, 5), layout="constrained")
-    above.plot(chunks, [point.rate for point in found], "o-", color=BLUE, lw=2, ms=5)
+    above.plot(chunks, [point.rate for point in rows], "o-", color=BLUE, lw=2, ms=5)
     for name, colour, mark in (("p95", INK, "s-"), ("longest", RED, "o--")):
-        gaps = [getattr(point, name) * 1e3 for point in found]
+        gaps = [getattr(point, name) * 1e3 for point in rows]
         below.plot(chunks, gaps, mark, color=colour, lw=1.8, ms=5, label=name)
     for axes in (above, below):
         axes.set_ylim(0)

@@ -28,8 +28,8 @@ def predict_hit_rate(users, N, U, S):
     S: slots of a page. A page is found when it is full, and the last token of a prompt never is.
     """
     # exercise: what a later user finds, in whole pages; what the first one finds
-    found = min(N, N + U - 1) // S * S
-    return (users - 1) * found / (users * (N + U))
+    hit = min(N, N + U - 1) // S * S
+    return (users - 1) * hit / (users * (N + U))
 
 
 def page_tokens(request, i, S):

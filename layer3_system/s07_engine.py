@@ -142,9 +142,9 @@ class Engine(BareEngine):
         step = build_step(counts, self.pool.S)
         draws = draws_of(to_draw(counts, every))
         self.carry_over(step, counts)
-        given = Step(*(a.to(self.device) for a in step))
-        logits = (self.model.forward(given, self.pages, every=True) if every else
-                  self.runner.forward(given, self.pages))           # (T or B, V)
+        there = Step(*(a.to(self.device) for a in step))
+        logits = (self.model.forward(there, self.pages, every=True) if every else
+                  self.runner.forward(there, self.pages))           # (T or B, V)
         rows = torch.tensor([draw.row for draw in draws], dtype=torch.long, device=self.device)
         drawn = self.adjust(logits[rows], draws)    # a copy: a sampler may write to it
         tokens = self.sample(drawn, sampling(draws, self.device)) if draws else rows
@@ -186,10 +186,10 @@ def check_engine(engine):
             raise Broken(f"{request.id}: {request.num_computed} tokens in {capacity} slots")
         for i, page in enumerate(request.table):
             holders.setdefault(page, []).append((request, i))
-    for page, held in holders.items():
-        end = min([(held[0][1] + 1) * pool.S, *(r.num_computed for r, _ in held)])
-        for request, i in held:
-            if i != held[0][1] or request.tokens[:end] != held[0][0].tokens[:end]:
+    for page, tables in holders.items():
+        end = min([(tables[0][1] + 1) * pool.S, *(r.num_computed for r, _ in tables)])
+        for request, i in tables:
+            if i != tables[0][1] or request.tokens[:end] != tables[0][0].tokens[:end]:
                 raise Broken(f"page {page} is shared by texts that begin apart")
     if engine.submitted != engine.finished + sum(1 + len(r.forks) for r in [*running, *waiting]):
         raise Broken("a request is neither waiting nor running nor finished")

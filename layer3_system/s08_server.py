@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
-from layer3_system.answers import ApiError
+from layer3_system.api_error import ApiError
 from layer3_system.s01_request import RequestError, SamplingParams
 
 __all__ = ["ApiError", "Bridge", "Call", "Limits", "News", "server_sent_event", "to_params"]
@@ -71,14 +71,14 @@ def to_params(fields, chat, names=None, limits=LIMITS):
     SamplingParams does; refused(error, names) is the ApiError of it.
     """
     # exercise: what is there under the same name; stops; what differs in a chat; refuse
-    given = {name: fields[name] for name in SAME if fields.get(name) is not None}
-    given |= {name: as_tuple(fields[name]) for name in ("stop", "stop_token_ids")
+    values = {name: fields[name] for name in SAME if fields.get(name) is not None}
+    values |= {name: as_tuple(fields[name]) for name in ("stop", "stop_token_ids")
               if fields.get(name) is not None}
-    given["logprobs"] = chat_logprobs(fields) if chat else fields.get("logprobs")
+    values["logprobs"] = chat_logprobs(fields) if chat else fields.get("logprobs")
     if chat:
-        given["max_tokens"] = fields.get((names or {}).get("max_tokens", "max_tokens"))
+        values["max_tokens"] = fields.get((names or {}).get("max_tokens", "max_tokens"))
     try:
-        return within(SamplingParams(**given), limits)
+        return within(SamplingParams(**values), limits)
     except RequestError as error:
         raise refused(error, names) from None
 

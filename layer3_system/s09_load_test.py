@@ -119,5 +119,5 @@ def saturation(offered, throughputs, share=0.9):
     A test ends with its last answer, after the last arrival. So a little less comes in any case.
     """
     # exercise: compare each throughput with what was asked for
-    return next((asked for asked, came in zip(offered, throughputs, strict=True)
-                 if came < share * asked), None)
+    return next((rate for rate, came in zip(offered, throughputs, strict=True)
+                 if came < share * rate), None)

@@ -103,9 +103,9 @@ class SamplingParams:
     def __post_init__(self):
         for f in fields(self):
             right, expected = EXPECTED[f.name]
-            found = getattr(self, f.name)
-            if not right(found):
-                raise RequestError(f"{f.name}: expected {expected}, found {found!r}")
+            value = getattr(self, f.name)
+            if not right(value):
+                raise RequestError(f"{f.name}: expected {expected}, found {value!r}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens: expected at most max_tokens, {self.max_tokens}, "
                                f"found {self.min_tokens}")

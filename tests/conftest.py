@@ -4,8 +4,9 @@ import sys
 
 import pytest
 
-from lab import compare, device
-from lab.fixtures import pace, reference_fixture, rng, subject, truth  # noqa: F401  (fixtures)
+from lab import device
+from lab.judge import compare
+from lab.judge.fixtures import pace, reference_fixture, rng, subject, truth  # noqa: F401  (fixtures)
 from lab.terminal import main
 
 

@@ -121,10 +121,10 @@ class Model(nn.Module):
 
 def losses(model):
     """Nats of each held-out character, (windows, T)."""
-    held = windows("held out")[:HELD_OUT]
+    texts = windows("held out")[:HELD_OUT]
     with torch.no_grad():
         return torch.cat([functional.cross_entropy(model(part[:, :-1]).transpose(1, 2), part[:, 1:],
-                                                   reduction="none") for part in held.split(128)])
+                                                   reduction="none") for part in texts.split(128)])
 
 
 def train(kind, L, C, D, seed=0, pace=1):
@@ -198,9 +198,9 @@ def main():
             if any((run["set"], *run["made"]) == (name, *arguments) for run in kept()["runs"]):
                 continue
             row, _ = train(*arguments)
-            made = kept()
-            made["runs"].append({"set": name, "made": arguments} | row)
-            RUNS.write_text(json.dumps(made).replace('{"set"', '\n{"set"') + "\n", "utf-8")
+            stored = kept()
+            stored["runs"].append({"set": name, "made": arguments} | row)
+            RUNS.write_text(json.dumps(stored).replace('{"set"', '\n{"set"') + "\n", "utf-8")
             print(name, row, flush=True)
 
 

@@ -86,11 +86,11 @@ class Box:
         finally:
             os.close(told)
         with open(out, "rb") as stream:
-            said = stream.read()
+            reply = stream.read()
         if self.process.stdout.readline() != b"ready\n":   # bwrap gives the number, then mounts
             reason = self.process.communicate()[1].decode(errors="replace").strip()
             raise OSError(f"{level}: {reason[-300:] or 'the box did not start'}")
-        self.holder = json.loads(said)["child-pid"]
+        self.holder = json.loads(reply)["child-pid"]
         threading.Thread(target=self.watch, daemon=True).start()
 
     def watch(self):
@@ -105,8 +105,9 @@ class Box:
 
     def request(self):
         """What a child of the warm process needs, to move in."""
-        return {"holder": self.holder, "user": self.user if os.getuid() == 0 else None,
-                "scratch": self.scratch, "filtered": seccomp.problem() is None}
+        return {"module": __name__, "holder": self.holder,
+                "user": self.user if os.getuid() == 0 else None, "scratch": self.scratch,
+                "filtered": seccomp.problem() is None}
 
     def close(self):
         """End everything in it."""
@@ -179,8 +180,8 @@ def bubblewrap(binds):
 
 def namespaces(binds):
     mounts = {inside: str(outside) for inside, outside in everything(binds).items()}
-    given = {"mounts": mounts, "scratch": SCRATCH, "user": NOBODY}
-    return lambda told: [sys.executable, "-I", "-S", str(HOLDER), str(told), json.dumps(given)]
+    request = {"mounts": mounts, "scratch": SCRATCH, "user": NOBODY}
+    return lambda told: [sys.executable, "-I", "-S", str(HOLDER), str(told), json.dumps(request)]
 
 
 def gpu_nodes():
@@ -287,7 +288,7 @@ def unreadable():
     """Where we are root, the code runs as another user: why right answers could not run; or None.
     """
     try:
-        probe = subprocess.run([sys.executable, "-P", "-c", "import lab.child"], cwd="/",
+        probe = subprocess.run([sys.executable, "-P", "-c", "import lab.remote.child"], cwd="/",
                                env=device.child_environment(), capture_output=True, user=NOBODY,
                                group=NOBODY, extra_groups=[])
     except OSError:

@@ -16,10 +16,11 @@ from collections import Counter
 from datetime import date
 from pathlib import Path
 
-from lab import course, mutants, stub
+from lab import course, stub
 from lab.course import ROOT, SUFFIX
 from lab.grading import submit
 from lab.grading.journal import Journal
+from lab.judge import mutants
 
 RECORD = ROOT / "benchmarks" / "grading.json"
 LESSONS = ("r01_roofline", "k01_vector_add", "k07_softmax", "k09_rope")
@@ -84,12 +85,12 @@ def measure(students, jobs):
         if run.returncode:
             raise SystemExit(f"lab grade ended with {run.returncode}")
         units = Journal.resume(out / "journal.jsonl").units.values()
-    asked = {(e.lesson.id, e.name) for e in exercises()}
+    names = {(e.lesson.id, e.name) for e in exercises()}
     verdicts = Counter(r["verdict"] for unit in units for r in unit["results"]
-                       if (r["lesson"], r["exercise"]) in asked)
+                       if (r["lesson"], r["exercise"]) in names)
     third = max(1, len(samples) // 3)
     return {"date": str(date.today()), "cores": len(os.sched_getaffinity(0)), "jobs": jobs,
-            "students": students, "exercises": len(asked), "minutes": round(seconds / 60, 2),
+            "students": students, "exercises": len(names), "minutes": round(seconds / 60, 2),
             "submissions_a_minute": round(students / seconds * 60, 1), "target_minutes": TARGET,
             "sandbox": next(iter(units))["sandbox"], "verdicts": dict(sorted(verdicts.items())),
             "megabytes_by_third": [round(max(samples[i:i + third]))
@@ -101,13 +102,13 @@ def main():
     parser.add_argument("--students", type=int, default=200)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=RECORD)
-    given = parser.parse_args()
-    found = measure(given.students, given.jobs)
-    given.out.write_text(json.dumps(found, indent=1) + "\n")
-    print(f"{found['submissions_a_minute']} submissions a minute: {found['students']} of "
-          f"{found['exercises']} exercises in {found['minutes']} minutes on {found['cores']} cores "
-          f"(target {TARGET}), sandbox {found['sandbox']}; memory by third "
-          f"{found['megabytes_by_third']} MB")
+    options = parser.parse_args()
+    record = measure(options.students, options.jobs)
+    options.out.write_text(json.dumps(record, indent=1) + "\n")
+    print(f"{record['submissions_a_minute']} submissions a minute: {record['students']} of "
+          f"{record['exercises']} exercises in {record['minutes']} minutes on {record['cores']} "
+          f"cores (target {TARGET}), sandbox {record['sandbox']}; memory by third "
+          f"{record['megabytes_by_third']} MB")
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ from functools import lru_cache
 from itertools import accumulate
 
 from lab import stub
-from lab.candidate import Candidate
 from lab.grading import parts, pieces
 from lab.grading.pristine import Given, keep, parsed
+from lab.judge.candidate import Candidate
 
 NOWHERE = "the submission"          # the label of a language of which nothing was sent
 MOST_NAMED = 5                      # names or lines in one note
@@ -29,9 +29,9 @@ def candidate(lesson, submission, mend=True, only=None):
     """
     notes, attempts, broken = list(parts.unclear(lesson, submission)), {}, []
     for file in parts.files_of(lesson, submission):
-        found, unread = look(lesson, file, notes, mend)
+        attempts_found, unread = look(lesson, file, notes, mend)
         broken += unread
-        merge(attempts, found, lesson, submission, notes)
+        merge(attempts, attempts_found, lesson, submission, notes)
     if only is not None:
         attempts = {only: attempts[only]}
     lost = {}                               # of exercises that nothing else gives
@@ -44,8 +44,8 @@ def candidate(lesson, submission, mend=True, only=None):
     for language in lesson.stubs:
         mine = {name: part for name, part in attempts.items() if part.language == language}
         if mine:
-            made = placed(lesson, submission, language, mine, notes, only is not None)
-            sources[language], labels[language], origins[language] = made
+            placement = placed(lesson, submission, language, mine, notes, only is not None)
+            sources[language], labels[language], origins[language] = placement
         elif whole := next((one.part for one in broken if one.part is not None
                             and one.part.language == language), None):
             sources[language], labels[language] = whole.text, whole.label
@@ -68,7 +68,7 @@ class Unread:
 
 def look(lesson, file, notes, mend):
     """({exercise: the part of a file that counts}, [Unread])."""
-    found, broken = {}, []
+    attempts, broken = {}, []
     names = [e.name.split(".")[-1] for e in lesson.exercises]
     for part in parts.parts_of(file):
         if part.language not in lesson.stubs or not any(name in part.text for name in names):
@@ -81,12 +81,12 @@ def look(lesson, file, notes, mend):
         if here and magics:
             notes.append(f"{part.label}: left out {some(magics)}")
         for name in here:
-            found.setdefault(name, []).append(part)
-    for name, all_parts in found.items():
+            attempts.setdefault(name, []).append(part)
+    for name, all_parts in attempts.items():
         if len(all_parts) > 1:
             cells = ", ".join(str(part.cell) for part in all_parts)
             notes.append(f"{name}: defined in code cells {cells} of {file.name}; the last counts")
-    return {name: all_parts[-1] for name, all_parts in found.items()}, broken[::-1]
+    return {name: all_parts[-1] for name, all_parts in attempts.items()}, broken[::-1]
 
 
 def readable(lesson, part, mend):
@@ -99,8 +99,8 @@ def readable(lesson, part, mend):
         line, what = error
         names = parts.mentions(part.text, part.language, lesson)
         text = part.text.split("\n")[line - 1].strip()[:200] if line else ""
-        said = f"{part.label}{f', line {line}' if line else ''}: {what}\n    {text}".rstrip()
-        return replace(part, text=""), [Unread(names, said, part)] * bool(names)
+        problem = f"{part.label}{f', line {line}' if line else ''}: {what}\n    {text}".rstrip()
+        return replace(part, text=""), [Unread(names, problem, part)] * bool(names)
     exercises = [e.name for e in lesson.exercises if e.language == part.language]
     return fresh, [Unread([name for name in exercises if piece.holds(name)], piece.said)
                    for piece in broken]
@@ -111,11 +111,11 @@ def attempted(lesson, part):
     language = part.language
     if part.text == lesson.stubs[language]:
         return []
-    found = stub.named(part.units())
+    definitions = stub.named(part.units())
     handed = handed_out(lesson, language)
-    return [e.name for e in lesson.exercises if e.language == language and e.name in found
-            and not all(wraps(unit) for unit in found[e.name])
-            and "\n".join(unit.normal for unit in found[e.name]) != handed[e.name]]
+    return [e.name for e in lesson.exercises if e.language == language and e.name in definitions
+            and not all(wraps(unit) for unit in definitions[e.name])
+            and "\n".join(unit.normal for unit in definitions[e.name]) != handed[e.name]]
 
 
 def wraps(unit):
@@ -142,9 +142,9 @@ def given(lesson, language):
     return Given(lesson, language)
 
 
-def merge(attempts, found, lesson, submission, notes):
+def merge(attempts, more, lesson, submission, notes):
     """Add what a file gives to what those before it gave."""
-    for name, part in found.items():
+    for name, part in more.items():
         first = attempts.setdefault(name, part)
         if first is not part:
             same = stub.normalised(first.text, name, first.language) == stub.normalised(
@@ -171,11 +171,11 @@ def placed(lesson, submission, language, attempts, notes, alone):
     gifts, used, texts = given(lesson, language), [], []
     for part, new in chosen(submission, attempts, gifts, alone):
         wanted = {name for name, home in attempts.items() if home == part}
-        kept = keep(part, gifts, wanted, new)
+        own = keep(part, gifts, wanted, new)
         used.append((part, bool(wanted)))
-        texts.append(stub.one_newline(kept.text))
+        texts.append(stub.one_newline(own.text))
         if wanted:
-            notes += told_kept(part, kept)
+            notes += told_kept(part, own)
     spliced = stub.splice(lesson.stubs[language], "".join(texts), language)
     homes = [part for part, has in used if has]
     files = list(dict.fromkeys(part.file for part in homes))
@@ -194,16 +194,16 @@ def chosen(submission, attempts, gifts, alone):
 
     alone: a file gives only what is needed, as a notebook does
     """
-    found = []
+    units = []
     for file in dict.fromkeys(part.file for part in attempts.values()):
         homes = {name: part for name, part in attempts.items() if part.file == file}
         first = next(iter(homes.values()))
         if first.cell is None and not alone:
-            found.append((first, None))
+            units.append((first, None))
             continue
         sent = next(f for f in submission.files if f.name == file)
-        found += with_needed(sent, homes, gifts)
-    return found
+        units += with_needed(sent, homes, gifts)
+    return units
 
 
 def with_needed(file, homes, gifts):
@@ -279,16 +279,16 @@ def uses(text, language):
 # ---- tell
 
 
-def told_kept(part, kept):
-    if kept.changed:
-        yield f"{part.label}: the course's own {some(kept.changed)} stands, not the one sent"
-    if kept.stray and part.cell is None:
-        lines = some([f"line {line}: {text}" for line, text in kept.stray])
+def told_kept(part, own):
+    if own.changed:
+        yield f"{part.label}: the course's own {some(own.changed)} stands, not the one sent"
+    if own.stray and part.cell is None:
+        lines = some([f"line {line}: {text}" for line, text in own.stray])
         yield f"{part.label}: left out what defines nothing ({lines})"
 
 
-def left_out(said):
-    where, _, what = said.partition("\n")[0].rpartition(": ")
+def left_out(names):
+    where, _, what = names.partition("\n")[0].rpartition(": ")
     return f"{where}: left out, it cannot be read: {what}"
 
 

@@ -31,12 +31,12 @@ def gradescope(student):
 
 def test(row):
     output = "\n".join(filter(None, [note(row), row.result.feedback.strip("\n")]))
-    said = {"name": row.name, "output": clean(output), "output_format": "text",
+    row_of = {"name": row.name, "output": clean(output), "output_format": "text",
             "visibility": "visible"}
     if row.points is not None:
-        said |= {"score": hundredths(row.points), "max_score": hundredths(row.worth),
+        row_of |= {"score": hundredths(row.points), "max_score": hundredths(row.worth),
                  "status": "passed" if passed(row) else "failed"}
-    return said
+    return row_of
 
 
 def passed(row):

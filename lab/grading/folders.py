@@ -82,10 +82,10 @@ def read(folder, basket):
         if basket.kind(name):
             times.append(take(path, name, basket, lambda f, name=name: basket.add(name, f.read)))
         elif name.lower().endswith(ARCHIVES) and not own:
-            found = []
-            times.append(take(path, name, basket, lambda f, name=name, found=found: found.append(
+            files = []
+            times.append(take(path, name, basket, lambda f, name=name, files=files: files.append(
                 archives.read(f.read(archives.MOST_ARCHIVE + 1), name, basket, name + "/"))))
-            version = version or next(iter(found), None)
+            version = version or next(iter(files), None)
     newest = max(filter(None, times), default=None)
     return last_commit(folder, basket) or newest, version
 
@@ -116,17 +116,17 @@ def head(git):
     text = small(git / "HEAD").strip()
     branch = text.removeprefix("ref: ")
     if text == branch:
-        found = text
+        commit = text
     elif not BRANCH.fullmatch(branch):
         raise ValueError("HEAD names no branch")
     elif os.path.lexists(git / branch):
-        found = small(git / branch).strip()
+        commit = small(git / branch).strip()
     else:
         rows = small(git / "packed-refs") if os.path.lexists(git / "packed-refs") else ""
-        found = next((r.split()[0] for r in rows.splitlines() if r.endswith(" " + branch)), None)
-    if found is not None and not COMMIT.fullmatch(found):
+        commit = next((r.split()[0] for r in rows.splitlines() if r.endswith(" " + branch)), None)
+    if commit is not None and not COMMIT.fullmatch(commit):
         raise ValueError("HEAD names no commit")
-    return found
+    return commit
 
 
 def small(path):
@@ -150,11 +150,11 @@ def committed(objects, commit):
             env={"GIT_DIR": empty, "GIT_OBJECT_DIRECTORY": str(Path(objects).absolute()),
                  "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull,
                  "GIT_NO_LAZY_FETCH": "1"})
-    found = re.search(rb"^committer [^\n]*> (\d{1,12}) [+-]\d{4}$",
+    author_line = re.search(rb"^committer [^\n]*> (\d{1,12}) [+-]\d{4}$",
                       done.stdout.split(b"\n\n")[0], re.MULTILINE)
-    if done.returncode or not found:
+    if done.returncode or not author_line:
         raise ValueError(f"commit {commit[:8]} cannot be read")
-    return float(found[1])
+    return float(author_line[1])
 
 
 def limited():

@@ -26,17 +26,17 @@ def grade(submissions, out, console, *, lessons=None, jobs=1, resume=False, shar
         raise CourseError(f"no submissions in {submissions}: expected archives, notebooks, files "
                           f"or folders, one or more a student")
     part = run.shard_of(shard) if shard else (1, 1)
-    held = run.held_back(edition)
+    held_back = run.held_back(edition)
     file = out / ("journal.jsonl" if shard is None else f"journal-{part[0]}-of-{part[1]}.jsonl")
     journal = merged(out) if merge else resumed(file, lessons) if resume else None
-    asked = run.chosen(lessons) if journal is None else [
+    lessons_asked = run.chosen(lessons) if journal is None else [
         lesson for lesson in course.lessons() if lesson.id in journal.header["lessons"]]
     beside = Path(submissions).resolve().parent / "grading.toml"
     points = points or (beside if beside.exists() else None)
-    rules = reports.read(asked, {one.student for one in sent}, points, roster, overrides)
+    rules = reports.read(lessons_asked, {one.student for one in sent}, points, roster, overrides)
     level = None if merge else told_level(required, console)
-    journal = journal or Journal.begin(file, asked, shared_seed(out) if shard else None)
-    grading = run.Grading(sent, asked, journal, level, jobs, part, held)
+    journal = journal or Journal.begin(file, lessons_asked, shared_seed(out) if shard else None)
+    grading = run.Grading(sent, lessons_asked, journal, level, jobs, part, held_back)
     if not merge:
         watched(grading, console)
     if shard:
@@ -45,7 +45,7 @@ def grade(submissions, out, console, *, lessons=None, jobs=1, resume=False, shar
     if left := grading.units():
         raise CourseError(f"{len(left)} units are not graded yet, the first is "
                           f"{left[0][0].path}, {left[0][1].id}: run its shard again with --resume")
-    return [*reports.write(out, grading.graded(), rules, lessons=asked, best=best),
+    return [*reports.write(out, grading.graded(), rules, lessons=lessons_asked, best=best),
             f"written: {out}"]
 
 

@@ -54,14 +54,14 @@ def export(words, out):
 def contents(lessons, own, most):
     """{path: bytes} of the zip."""
     ids = [lesson.id for lesson in lessons]
-    made = {path.name: path.read_bytes() for path in OURS.iterdir()}
-    made["README.md"] = made["README.md"].decode().format(
+    files = {path.name: path.read_bytes() for path in OURS.iterdir()}
+    files["README.md"] = files["README.md"].decode().format(
         points=most, lessons=", ".join(f"`{name}`" for name in ids),
         download=BUILDS["cpu"].download, disk=BUILDS["cpu"].disk).encode()
-    made["lessons.txt"] = "".join(f"{name}\n" for name in ids).encode()
+    files["lessons.txt"] = "".join(f"{name}\n" for name in ids).encode()
     if own is not None:
-        made[f"course/{POINTS}"] = own.read_bytes()
-    return made | {f"course/{path.relative_to(ROOT)}": path.read_bytes() for path in parts()}
+        files[f"course/{POINTS}"] = own.read_bytes()
+    return files | {f"course/{path.relative_to(ROOT)}": path.read_bytes() for path in parts()}
 
 
 def parts():

@@ -98,9 +98,9 @@ def bind(outside, place, read_only=True):
         write(place, "")
     call("mount", outside, place, None, MS_BIND | MS_REC, None)
     if read_only:                           # what the mount has already must stay: statvfs tells
-        held = os.statvfs(place).f_flag & (MS_RDONLY | MS_NOSUID | MS_NODEV | 8 | 1024)
+        flags = os.statvfs(place).f_flag & (MS_RDONLY | MS_NOSUID | MS_NODEV | 8 | 1024)
         call("mount", "none", place, None,
-             MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV | held, None)
+             MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV | flags, None)
 
 
 def write(path, text):

@@ -41,39 +41,39 @@ def read_all(folder):
         raise CourseError(f"cannot read the submissions in {folder}: {error.strerror}") from None
     entries = [e for e in entries if not e.name.startswith(".") and e.name != "__MACOSX"]
     pieces = [piece(entry) for entry in entries]
-    found = [made for group in groups(pieces) for made in submissions(*group)]
-    return sorted(found, key=lambda s: (s.student, s.when or 0, s.path))
+    everything = [submission for group in groups(pieces) for submission in submissions(*group)]
+    return sorted(everything, key=lambda s: (s.student, s.when or 0, s.path))
 
 
 def piece(entry):
     """One entry of the folder, read."""
     folder = entry.is_dir(follow_symlinks=False)
-    made = Piece(entry, names.read(entry.name, folder))
+    result = Piece(entry, names.read(entry.name, folder))
     try:
         if entry.is_symlink():
-            made.kind = "other"
-            made.basket.problem(entry.name, "not followed: it is a link")
+            result.kind = "other"
+            result.basket.problem(entry.name, "not followed: it is a link")
         elif folder:
-            made.kind = "alone" if made.name.number is None else "loose"
-            made.when, made.version = folders.read(entry.path, made.basket)
+            result.kind = "alone" if result.name.number is None else "loose"
+            result.when, result.version = folders.read(entry.path, result.basket)
         elif entry.name.lower().endswith(names.ARCHIVES):
-            made.kind = "alone"
-            made.when = folders.take(entry.path, entry.name, made.basket,
-                                     lambda file: archive(file, made))
-        elif made.basket.kind(entry.name):
-            made.when = loose(entry, made.basket)
+            result.kind = "alone"
+            result.when = folders.take(entry.path, entry.name, result.basket,
+                                     lambda file: archive(file, result))
+        elif result.basket.kind(entry.name):
+            result.when = loose(entry, result.basket)
         else:
-            made.kind = "other"
-            made.when, what = described(entry)
-            made.basket.problem(entry.name, what)
+            result.kind = "other"
+            result.when, what = described(entry)
+            result.basket.problem(entry.name, what)
     except Full:                            # the basket says so itself
-        made.when = made.when or entry.stat(follow_symlinks=False).st_mtime
-    return made
+        result.when = result.when or entry.stat(follow_symlinks=False).st_mtime
+    return result
 
 
-def archive(file, made):
+def archive(file, piece_of):
     data = file.read(archives.MOST_ARCHIVE + 1)
-    made.version = archives.read(data, made.entry.name, made.basket)
+    piece_of.version = archives.read(data, piece_of.entry.name, piece_of.basket)
 
 
 def loose(entry, basket):
@@ -98,7 +98,7 @@ def groups(pieces):
     numbers, there = {}, {p.name.student for p in pieces}
     for p in pieces:
         numbers.setdefault(p.name.student, set()).add(p.name.number)
-    found = {}
+    by_student = {}
     for p in pieces:
         student, number, _ = p.name
         if len(numbers[student] - {None}) > 1 and number:
@@ -106,8 +106,8 @@ def groups(pieces):
         again = names.AGAIN.fullmatch(student)
         if number is None and again and again["first"] in there:    # ada-1.zip beside ada.zip
             student = again["first"]
-        found.setdefault(student, []).append(p)
-    return found.items()
+        by_student.setdefault(student, []).append(p)
+    return by_student.items()
 
 
 def submissions(student, pieces):

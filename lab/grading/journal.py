@@ -25,16 +25,16 @@ class Journal:
         header = {"schema": SCHEMA, "course_version": VERSION,
                   "lessons": {lesson.id: lesson.fingerprint for lesson in lessons},
                   "seed": secrets.randbits(128) if seed is None else seed}
-        made = cls(file, header)
-        made.file.parent.mkdir(parents=True, exist_ok=True)
+        journal = cls(file, header)
+        journal.file.parent.mkdir(parents=True, exist_ok=True)
         try:
-            handle = os.open(made.file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            handle = os.open(journal.file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
             raise CourseError(f"{file} is there already: go on with --resume, or grade into "
                               f"another folder") from None
         os.close(handle)
-        made.append(header)
-        return made
+        journal.append(header)
+        return journal
 
     @classmethod
     def resume(cls, file):
@@ -45,9 +45,9 @@ class Journal:
             raise CourseError(f"nothing to resume: {file} is not there") from None
         try:
             header, *rows = [json.loads(line) for line in whole.splitlines()]
-            made = cls(file, header)
+            journal = cls(file, header)
             for row in rows:
-                made.units[tuple(row["unit"])] = row
+                journal.units[tuple(row["unit"])] = row
             header["seed"], header["lessons"]
         except (ValueError, KeyError, TypeError):
             raise CourseError(f"{file} is damaged: expected a line of JSON for the run and one for "
@@ -55,8 +55,8 @@ class Journal:
         if header.get("schema") != SCHEMA or header.get("course_version") != VERSION:
             raise CourseError(f"{file} was begun with course {header.get('course_version')}, this "
                               f"is {VERSION}: finish it there, or grade into another folder")
-        made.cut = len(whole) + 1 if cut else None  # a merge only reads, and changes nothing
-        return made
+        journal.cut = len(whole) + 1 if cut else None  # a merge only reads, and changes nothing
+        return journal
 
     def append(self, row):
         """One line, on the disk when this returns."""

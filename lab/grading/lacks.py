@@ -9,8 +9,9 @@ import json
 import re
 import textwrap
 
-from lab import course, notebooks
+from lab import course
 from lab.course import ROOT, CourseError
+from lab.desk import ipynb
 
 CELL = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)      # a learner's cell has an include
 STUB = re.compile(r"([\w.]+): about \d+ line")                 # what a stub says when it is called
@@ -21,11 +22,13 @@ ROUNDS = 4              # a cell that becomes a comment may have made what anoth
 RUN = """
 import json, sys
 import nbclient, nbformat
-from lab import build, course, notebooks
+from lab import course
+from lab.author import build
+from lab.desk import ipynb
 lesson = course.find(sys.argv[1])
 notebook = build.make(lesson)[0]
 notebook["cells"][1:] = build.body(lesson, json.load(sys.stdin))
-live = nbformat.reads(notebooks.dump(notebook), as_version=4)
+live = nbformat.reads(ipynb.dump(notebook), as_version=4)
 nbclient.NotebookClient(live, timeout=300, kernel_name="python3", allow_errors=True,
                         extra_arguments=["--IPKernelApp.log_level=ERROR"],
                         resources={"metadata": {"path": str(lesson.notebook.parent)}}).execute()
@@ -36,14 +39,14 @@ print(json.dumps(live.cells))
 def mend(plan, folder, inside):
     """Make comments of such cells; yields a sentence for each lesson that has some.
 
-    inside(folder, *words, given) runs Python on the edition.
+    inside(folder, *words, text) runs Python on the edition.
     """
     for lesson in plan.stubs:
         markdown = folder / lesson.markdown.relative_to(ROOT)
         needs, sources = {}, {}
         for _ in range(ROUNDS):
-            said = inside(folder, "-c", RUN, lesson.id, given=json.dumps(lesson.sources))
-            failures = wrong(lesson, json.loads(said.splitlines()[-1]))
+            output = inside(folder, "-c", RUN, lesson.id, text=json.dumps(lesson.sources))
+            failures = wrong(lesson, json.loads(output.splitlines()[-1]))
             if not failures:
                 break
             needs |= dict.fromkeys(STUB.findall(" ".join(failures.values())))
@@ -60,7 +63,7 @@ def mend(plan, folder, inside):
 
 def wrong(lesson, cells):
     """{source: error} of the cells that raise, or print other than in the course's own notebook."""
-    course_own = notebooks.load(lesson.solution.read_text("utf-8"), str(lesson.solution))["cells"]
+    course_own = ipynb.load(lesson.solution.read_text("utf-8"), str(lesson.solution))["cells"]
     printed = {cell["id"]: text_of(cell) for cell in course_own
                if CHECKED in cell["metadata"].get("tags", ())}
     failures = {cell["source"]: " ".join(output["evalue"] for output in cell["outputs"]

@@ -3,7 +3,8 @@
 import gzip
 import re
 
-from lab import course, notebooks, stub
+from lab import course, stub
+from lab.desk import ipynb
 
 SHORTEST = 20           # characters of a line that says something, blanks left out
 BINARY = (".npz", ".png", ".safetensors")
@@ -11,9 +12,9 @@ BINARY = (".npz", ".png", ".safetensors")
 
 def notes(folder, plan):
     """A sentence for each answer of which a file of the edition has half the lines or more."""
-    for exercise, file, found, most in leaks(folder, plan.answered):
-        if 2 * found >= most:
-            yield f"{exercise.id}: {found} of {most} lines of its answer stand in {file}"
+    for exercise, file, count, most in leaks(folder, plan.answered):
+        if 2 * count >= most:
+            yield f"{exercise.id}: {count} of {most} lines of its answer stand in {file}"
 
 
 def leaks(folder, answered):
@@ -25,18 +26,18 @@ def leaks(folder, answered):
         for exercise in lesson.exercises if lesson not in answered else ():
             lines = telling(exercise)
             for path, text in texts.items():
-                if found := sum(line in text for line in lines):
-                    yield exercise, path, found, len(lines)
+                if count := sum(line in text for line in lines):
+                    yield exercise, path, count, len(lines)
 
 
 def telling(exercise):
     """The lines of the reference that its published stub lacks, blanks and comments left out."""
     lesson, language = exercise.lesson, exercise.language
-    given = squeezed("\n".join(lesson.stubs.values()))
+    stub_text = squeezed("\n".join(lesson.stubs.values()))
     whole = stub.extract(lesson.sources[language], exercise.name, language)
     comment = "#" if language == "python" else "//"
     lines = {squeezed(line.split(comment)[0]) for line in whole.splitlines()}
-    return [line for line in sorted(lines) if len(line) > SHORTEST and line not in given]
+    return [line for line in sorted(lines) if len(line) > SHORTEST and line not in stub_text]
 
 
 def squeezed(text):
@@ -49,6 +50,6 @@ def readable(path):
         return gzip.decompress(path.read_bytes()).decode()
     text = path.read_text("utf-8", errors="replace")
     if path.suffix == ".ipynb":
-        cells = notebooks.load(text, str(path))["cells"]
-        return "\n".join(notebooks.source(cell) + str(cell.get("outputs", "")) for cell in cells)
+        cells = ipynb.load(text, str(path))["cells"]
+        return "\n".join(ipynb.source(cell) + str(cell.get("outputs", "")) for cell in cells)
     return text

@@ -54,9 +54,9 @@ def pairs(students, lessons):
                 alike[who].append((exercise.id, index, shared))
                 if shared >= LONG:
                     long.add(who)
-    found = [Pair(who, tuple(rows)) for who, rows in alike.items()
+    similar = [Pair(who, tuple(rows)) for who, rows in alike.items()
              if who in long or len(rows) >= TOGETHER]
-    return sorted(found, key=lambda pair: (-pair.shared, pair.students))
+    return sorted(similar, key=lambda pair: (-pair.shared, pair.students))
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,14 @@ def identical(students, lessons):
     groups = defaultdict(list)
     for student in students:
         groups[tuple(answer(student, each) for each in exercises)].append(student.name)
-    found = []
+    alike = []
     for texts, names in groups.items():
         pairs = [(text, each) for text, each in zip(texts, exercises, strict=True) if text]
         long = sum(len(TOKEN.findall(text)) for text, _ in pairs) >= LONG
         if len(names) > 1 and (long or len(pairs) >= TOGETHER):
             own = all(text == own_answer(each) for text, each in pairs)
-            found.append(Same(tuple(sorted(names)), len(pairs), own))
-    return sorted(found, key=lambda same: (same.as_reference, same.students))
+            alike.append(Same(tuple(sorted(names)), len(pairs), own))
+    return sorted(alike, key=lambda same: (same.as_reference, same.students))
 
 
 def own_answer(exercise):
@@ -97,12 +97,12 @@ def answer(student, exercise):
 
 def near(answers, reference):
     """[((student, student), Jaccard index, shared)] of one exercise's answers {student: text}."""
-    given = shingles(reference)
-    own = {name: shingles(text) - given for name, text in sorted(answers.items())}
-    own = {name: found for name, found in own.items() if len(found) >= SHORT}
+    stub_shingles = shingles(reference)
+    own = {name: shingles(text) - stub_shingles for name, text in sorted(answers.items())}
+    own = {name: shingle_set for name, shingle_set in own.items() if len(shingle_set) >= SHORT}
     names = list(own)
     shared = overlaps(list(own.values()))
-    sizes = np.array([len(found) for found in own.values()])
+    sizes = np.array([len(shingle_set) for shingle_set in own.values()])
     index = shared / np.maximum(sizes[:, None] + sizes - shared, 1)
     close = index >= max(ALIKE, (1 + usual_index(index)) / 2)
     usual = close.sum(1) - 1 > max(RING, COMMON * len(answers))

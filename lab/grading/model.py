@@ -39,7 +39,7 @@ class Result:
 
     lesson: str
     exercise: str               # softmax_online_cuda, or softmax_online_cuda.speed
-    verdict: str                # lab.check.VERDICTS
+    verdict: str                # lab.judge.check.VERDICTS
     points: int | None          # None where nothing was decided: not_proven_here, error
     max_points: int
     message: str = ""           # for the instructor; it may tell hidden inputs

@@ -10,8 +10,10 @@ cells: https://nbgrader.readthedocs.io/en/stable/contributor_guide/metadata.html
 
 from pathlib import Path
 
-from lab import build, course, notebooks
+from lab import course
+from lab.author import build
 from lab.course import CourseError
+from lab.desk import ipynb
 
 CONFIG = '''"""Made by `lab export --nbgrader`. Install nbgrader where the course is:
 .venv/bin/pip install nbgrader
@@ -34,10 +36,10 @@ def export(words, out):
     out = Path(out).resolve()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CourseError(f"{out} exists and is not empty: nothing was written")
-    made = {f"source/{lesson.id}/{lesson.id}.ipynb": notebooks.dump(marked(lesson))
+    files = {f"source/{lesson.id}/{lesson.id}.ipynb": ipynb.dump(marked(lesson))
             for lesson in chosen}
     try:
-        for name, text in {**made, "nbgrader_config.py": CONFIG}.items():
+        for name, text in {**files, "nbgrader_config.py": CONFIG}.items():
             build.put(out / name, text)
     except OSError as error:
         raise CourseError(f"cannot write {error.filename}: {error.strerror}") from None
@@ -50,17 +52,17 @@ def marked(lesson):
     for cell in notebook["cells"]:
         cells += [mark(cell, lesson)] if cell["cell_type"] == "code" else [cell]
     ends = {name: number for number, cell in enumerate(cells) for e in lesson.exercises
-            if f'lesson.check("{(name := e.name)}")' in notebooks.source(cell)}
+            if f'lesson.check("{(name := e.name)}")' in ipynb.source(cell)}
     for exercise in sorted(lesson.exercises, key=lambda e: -ends[e.name]):
         at = ends[exercise.name]
-        alone = notebooks.source(cells[at]).strip() == f'lesson.check("{exercise.name}")'
+        alone = ipynb.source(cells[at]).strip() == f'lesson.check("{exercise.name}")'
         cells[at:at + 1] = [*([] if alone else [cells[at]]), graded(exercise)]
     return notebook | {"cells": cells}
 
 
 def mark(cell, lesson):
     """A code cell as nbgrader should know it: open to the learner, locked, or none of its own."""
-    name = notebooks.exercise_of(cell)
+    name = ipynb.exercise_of(cell)
     if name is not None:
         return with_metadata(cell, f"answer-{name}", solution=True)
     if cell["id"] == "open":

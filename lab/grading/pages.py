@@ -5,10 +5,10 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from lab.check import VERDICTS
 from lab.course import SPEED
 from lab.grading import feedback
 from lab.grading.plain import clean, of, utc
+from lab.judge.check import VERDICTS
 
 MARKS = {"pass": ("✓", "passed"), "fail": ("✗", "failed"),
          "not_attempted": ("·", "not attempted"), "not_proven_here": ("?", "not decided here"),
@@ -18,27 +18,27 @@ MOST_MISTAKES = 12      # kinds a lesson; the others are in summary.json
 
 @cache
 def environment():
-    made = Environment(
+    jinja = Environment(
         loader=FileSystemLoader(Path(__file__).with_name("templates")), autoescape=True,
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
         finalize=lambda value: clean(value) if type(value) is str else value)
-    made.filters["utc"] = lambda when: utc(when).replace("T", " ").replace("Z", " UTC")
-    made.filters |= {"of": of, "clean": clean}      # `join` escapes, and passes finalize by
-    made.globals |= {"marks": MARKS, "verdicts": VERDICTS}
-    return made
+    jinja.filters["utc"] = lambda when: utc(when).replace("T", " ").replace("Z", " UTC")
+    jinja.filters |= {"of": of, "clean": clean}      # `join` escapes, and passes finalize by
+    jinja.globals |= {"marks": MARKS, "verdicts": VERDICTS}
+    return jinja
 
 
 def of_student(student, titles):
     return environment().get_template("feedback.html").render(feedback.page(student, titles))
 
 
-def of_class(said, lessons):
-    """said: of `summary.summary`"""
-    parts = [{"id": lesson.id, "title": lesson.title, "mistakes": said["mistakes"][lesson.id],
+def of_class(facts, lessons):
+    """facts: of `summary.summary`"""
+    parts = [{"id": lesson.id, "title": lesson.title, "mistakes": facts["mistakes"][lesson.id],
               "rows": [{"name": shown_name(name), "segments": segments(counts)}
-                       for name, counts in said["exercises"].items()
+                       for name, counts in facts["exercises"].items()
                        if name.startswith(f"{lesson.id}/")]} for lesson in lessons]
-    return environment().get_template("summary.html").render(said=said, lessons=parts,
+    return environment().get_template("summary.html").render(said=facts, lessons=parts,
                                                              most=MOST_MISTAKES)
 
 
@@ -49,9 +49,9 @@ def shown_name(name):
 
 def segments(counts):
     """The parts of a stacked bar: [{verdict, count, start, share}], in shares of the class."""
-    found, start, whole = [], 0, sum(counts.values())
+    parts, start, whole = [], 0, sum(counts.values())
     for verdict, count in counts.items():
-        found.append({"verdict": verdict, "count": count, "start": start / whole,
+        parts.append({"verdict": verdict, "count": count, "start": start / whole,
                       "share": count / whole})
         start += count
-    return found
+    return parts

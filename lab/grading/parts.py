@@ -10,7 +10,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
-from lab import course, notebooks, stub
+from lab import course, stub
+from lab.desk import ipynb
 from lab.grading.names import lesson_stem
 
 MAGIC = re.compile(r"[%!?]|[\w, \t]+=[ \t]*[%!]|[\w.]+\?+$")       # of a line without its margins
@@ -112,19 +113,19 @@ def parts_of(file):
 
 @lru_cache(maxsize=4)           # one notebook may be asked for every lesson of the course
 def cells(name, text):
-    found = []
+    parts = []
     for number, source in enumerate(sources(text), 1):
         part = cell(name, number, source)
         if part is not None:
-            found.append(part)
-    return tuple(found)
+            parts.append(part)
+    return tuple(parts)
 
 
 def sources(text):
     """The texts of a notebook's code cells; none where it is not one: reading it said so."""
     try:
-        held = json.loads(text)["cells"]
-        return [notebooks.source(c) for c in held if c["cell_type"] == "code"]
+        cells = json.loads(text)["cells"]
+        return [ipynb.source(c) for c in cells if c["cell_type"] == "code"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return []
 
@@ -147,8 +148,8 @@ def without_magics(part):
         return part, []
     rows = part.text.split("\n")
     gone = [row.strip() for row in rows if MAGIC.match(row.strip())]
-    kept = "\n".join("" if MAGIC.match(row.strip()) else row for row in rows)
-    return replace(part, text=kept), gone
+    code = "\n".join("" if MAGIC.match(row.strip()) else row for row in rows)
+    return replace(part, text=code), gone
 
 
 def mentions(text, language, lesson):

@@ -46,8 +46,8 @@ def mended(part):
     for start, end, error in survey(rows, bounds, "", language):
         if error is not None:
             broken += language.replaced(part, rows, fresh, start, end, error)
-    made = replace(part, text="\n".join(fresh))
-    return (part, []) if made.error() else (made, broken)
+    result = replace(part, text="\n".join(fresh))
+    return (part, []) if result.error() else (result, broken)
 
 
 def survey(rows, bounds, pad, language):

@@ -16,8 +16,10 @@ DIGEST = re.compile(r"-[0-9a-f]{12}$")
 def clean(text, most=4000):
     """Newlines and tabs stay, other control characters become �; cut behind `most` characters."""
     text = text.replace("\r\n", "\n")
-    kept = "".join("\ufffd" if odd(c) else c for c in text[:most])
-    return kept if len(text) <= most else f"{kept}\n… ({len(text) - most} more characters)"
+    printable = "".join("\ufffd" if odd(c) else c for c in text[:most])
+    if len(text) <= most:
+        return printable
+    return f"{printable}\n… ({len(text) - most} more characters)"
 
 
 def odd(character):

@@ -21,28 +21,30 @@ def worths(lessons, path=None):
     course shares its points, after those with a worth of their own. The points for speed, which few
     machines can measure, come on top: by default they grow with their exercise's.
     """
-    given = own_points(Path(path), lessons) if path is not None else {}
-    found = {}
+    own = own_points(Path(path), lessons) if path is not None else {}
+    worth_of = {}
     for lesson in lessons:
-        shared = share(lesson, given, path)
+        shared = share(lesson, own, path)
         for exercise in lesson.exercises:
             worth = shared[exercise.name]
-            found[lesson.id, exercise.name] = worth
+            worth_of[lesson.id, exercise.name] = worth
             if exercise.speed_points:
                 usual = worth * exercise.speed_points / exercise.points
-                found[lesson.id, exercise.speed] = given.get(f"{lesson.id}/{exercise.speed}", usual)
-    return found
+                speed = f"{lesson.id}/{exercise.speed}"
+                worth_of[lesson.id, exercise.speed] = own.get(speed, usual)
+    return worth_of
 
 
-def share(lesson, given, path):
+def share(lesson, own_points, path):
     """{exercise: worth} of a lesson."""
-    own = {e.name: given[e.id] for e in lesson.exercises if e.id in given}
+    own = {e.name: own_points[e.id] for e in lesson.exercises if e.id in own_points}
     usual = {e.name: Fraction(e.points) for e in lesson.exercises if e.name not in own}
-    if lesson.id in given:
-        left = given[lesson.id] - sum(own.values())
+    if lesson.id in own_points:
+        left = own_points[lesson.id] - sum(own.values())
         if left < 0 or (left and not usual):
-            raise CourseError(f"{path}: [points] {lesson.id!r} is {shown(given[lesson.id])}, but "
-                              f"its exercises alone have {shown(sum(own.values()))}; expected "
+            whole = shown(own_points[lesson.id])
+            raise CourseError(f"{path}: [points] {lesson.id!r} is {whole}, but its exercises "
+                              f"alone have {shown(sum(own.values()))}; expected "
                               f"{'at least as much' if usual else 'the same'}")
         whole = sum(usual.values())
         usual = {name: left * points / whole for name, points in usual.items()}

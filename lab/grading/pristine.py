@@ -25,9 +25,9 @@ class Given:
 
     @cached_property
     def normals(self):
-        found = [*self.units, *(m for unit in self.units for m in unit.members)]
-        return {unit.normal for unit in found} | {
-            one for unit in found for one in imports(unit).values()}
+        units = [*self.units, *(m for unit in self.units for m in unit.members)]
+        return {unit.normal for unit in units} | {
+            one for unit in units for one in imports(unit).values()}
 
 
 @dataclass
@@ -39,67 +39,67 @@ class Kept:
     stray: list = field(default_factory=list)       # (line, text) of what defines nothing
 
 
-def keep(part, given, wanted, new=None):
+def keep(part, stub_units, wanted, new=None):
     """Kept of a part: the exercises `wanted`, and units under new names.
 
     new: the places of the units under new names to keep; None keeps all.
     """
-    kept, edits = Kept(part.text), []
+    result, edits = Kept(part.text), []
     for unit in part.units():
-        edits += edited(unit, "", given, wanted, new, kept)
+        edits += edited(unit, "", stub_units, wanted, new, result)
     for start, end, text in sorted(edits, reverse=True):
         blank = "\n" * part.text.count("\n", start, end)
-        kept.text = kept.text[:start] + text + blank[text.count("\n"):] + kept.text[end:]
-    return kept
+        result.text = result.text[:start] + text + blank[text.count("\n"):] + result.text[end:]
+    return result
 
 
-def edited(unit, prefix, given, wanted, new, kept):
+def edited(unit, prefix, stub_units, wanted, new, result):
     """The edits that a unit needs: (start, end, what stands there instead)."""
     names = {prefix + name for name in unit.names}
     inner = {name for name in wanted if name.rpartition(".")[0] in names}
     if inner and unit.members:
-        return amended(unit, given, wanted, new, kept)
+        return amended(unit, stub_units, wanted, new, result)
     if names & wanted and names <= wanted:
         return []
     out = [(unit.lead, unit.end, "")]
-    if unit.text in given.texts or names & given.exercises:
+    if unit.text in stub_units.texts or names & stub_units.exercises:
         return out
-    if names & given.names:
-        return given_again(unit, names, given, kept, out, new)
-    if not unit.names and given.language == "cuda":     # an #include, a using, a declaration
-        return out if unit.normal in given.normals else []
-    if not plain(unit, given.language):
-        kept.stray.append((unit.line, unit.text.strip().split("\n")[0][:60]))
+    if names & stub_units.names:
+        return given_again(unit, names, stub_units, result, out, new)
+    if not unit.names and stub_units.language == "cuda":     # an #include, a using, a declaration
+        return out if unit.normal in stub_units.normals else []
+    if not plain(unit, stub_units.language):
+        result.stray.append((unit.line, unit.text.strip().split("\n")[0][:60]))
         return out
     return [] if new is None or unit.start in new or prefix else out
 
 
-def amended(unit, given, wanted, new, kept):
+def amended(unit, stub_units, wanted, new, result):
     """A class with exercises in it: under the lesson's own header, with its new methods alone."""
     name = unit.names[0]
     begin = unit.text.index(unit.header)
     start = unit.start + begin
     edits = [(unit.lead, start, ""), (start, start + len(unit.header), f"class {name}:")]
-    theirs = next((u for u in given.units if name in u.names), None)
+    theirs = next((u for u in stub_units.units if name in u.names), None)
     if theirs is not None and unit.head not in (((), ()), theirs.head):
-        kept.changed.append(f"the header of {name}")
+        result.changed.append(f"the header of {name}")
     for member in unit.members:
-        edits += edited(member, f"{name}.", given, wanted, new, kept)
+        edits += edited(member, f"{name}.", stub_units, wanted, new, result)
     return edits
 
 
-def given_again(unit, names, given, kept, out, new):
+def given_again(unit, names, stub_units, result, out, new):
     """What the lesson gives stays the lesson's; new names of the same import come along."""
     ones = imports(unit)
     if ones:
-        kept.changed += [n for n, one in ones.items()
-                         if n in given.names and one not in given.normals]
-        added = [one for n, one in ones.items() if n not in given.names]
+        result.changed += [n for n, one in ones.items()
+                         if n in stub_units.names and one not in stub_units.normals]
+        added = [one for n, one in ones.items() if n not in stub_units.names]
         fresh = "; ".join(added) if new is None or unit.start in new else ""
         return [(unit.lead, unit.end, fresh)]
     if "__doc__" not in {name.rpartition(".")[2] for name in names} \
-            and unit.normal not in given.normals:
-        kept.changed += sorted(names & given.names)
+            and unit.normal not in stub_units.normals:
+        result.changed += sorted(names & stub_units.names)
     return out
 
 
@@ -110,14 +110,14 @@ def imports(unit):
     nodes = parsed(unit)
     if not nodes or not all(isinstance(node, IMPORTS) for node in nodes):
         return {}
-    found = {}
+    lines = {}
     for node in nodes:
         for alias in node.names:
             one = (ast.Import([alias]) if isinstance(node, ast.Import) else
                    ast.ImportFrom(node.module, [alias], node.level))
             star = f"{node.module}.*" if alias.name == "*" else None
-            found[star or alias.asname or alias.name] = ast.unparse(one)
-    return found
+            lines[star or alias.asname or alias.name] = ast.unparse(one)
+    return lines
 
 
 def plain(unit, language):

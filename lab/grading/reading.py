@@ -7,8 +7,8 @@ student sent, follows no link and holds no more than its limits.
 import json
 import re
 
-from lab import notebooks
 from lab.course import CourseError
+from lab.desk import ipynb
 from lab.grading.model import Sent
 from lab.grading.names import UNSHOWN, shown
 
@@ -131,7 +131,7 @@ def code_alone(text):
             raw["cells"] = [{"metadata": {}, "source": cell.get("input", ""), **cell}
                             for sheet in raw["worksheets"] for cell in sheet["cells"]]
             text = json.dumps(raw)
-        cells = [notebooks.source(cell) for cell in notebooks.load(text, "it")["cells"]
+        cells = [ipynb.source(cell) for cell in ipynb.load(text, "it")["cells"]
                  if cell["cell_type"] == "code"]
     except RecursionError:
         raise ValueError("it is nested too deeply for a notebook") from None
@@ -140,7 +140,7 @@ def code_alone(text):
                          "of file") from None
     if long := next((n for n, cell in enumerate(cells, 1) if len(cell) > MOST_CODE), None):
         raise ValueError(f"its code cell {long} is larger than {MOST_CODE:,} characters")
-    return notebooks.dump({"cells": [
+    return ipynb.dump({"cells": [
         {"cell_type": "code", "metadata": {}, "source": sound(cell)} for cell in cells]})
 
 

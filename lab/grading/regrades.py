@@ -28,14 +28,14 @@ def read(path, students, worths):
     if header != COLUMNS:
         raise CourseError(f"{path}, line 1: expected the columns {','.join(COLUMNS)}, found "
                           f"{','.join(header)}")
-    found = {}
+    overrides = {}
     for line, row in body:
         key, regrade = judged(f"{path}, line {line}", line, row, students, worths)
-        if key in found:
-            raise CourseError(f"{path}, line {line}: {' '.join(key)} is in line {found[key].line} "
-                              f"already; expected one line each")
-        found[key] = regrade
-    return found
+        if key in overrides:
+            raise CourseError(f"{path}, line {line}: {' '.join(key)} is in line "
+                              f"{overrides[key].line} already; expected one line each")
+        overrides[key] = regrade
+    return overrides
 
 
 def judged(where, line, row, students, worths):

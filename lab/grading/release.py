@@ -15,11 +15,14 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab import build, course, device, notebooks, tape
-from lab.candidate import reference
-from lab.check import Run
+from lab import course, device
+from lab.author import build
 from lab.course import ROOT, SUFFIX, CourseError
+from lab.desk import ipynb
 from lab.grading import lacks, leaks
+from lab.judge import tape
+from lab.judge.candidate import reference
+from lab.judge.check import Run
 
 HERE = Path(__file__).parent / "edition"
 MADE = {"README.md": "README.md", "check.yml": ".github/workflows/check.yml",
@@ -31,8 +34,9 @@ KEPT_BACK = ("lab/grading/README.md", "lab/grading/edition/", "lab/authors.mk",
 # Grades every reference in the edition, which does not hold it.
 GRADE = """
 import json, sys
-from lab import check, course
-from lab.candidate import Candidate
+from lab import course
+from lab.judge import check
+from lab.judge.candidate import Candidate
 earlier = {}
 for name, sources in json.load(sys.stdin).items():
     lesson, labels = course.find(name), dict.fromkeys(sources, "the reference")
@@ -85,13 +89,13 @@ def release(plan, out, say=print):
     except OSError as error:
         raise CourseError(f"cannot write beside {out}: {error.strerror}") from None
     with folder as name:
-        made = Path(name) / "edition"
-        write(plan, made, say)
-        prove(plan, made)
-        notes = list(lacks.mend(plan, made, inside))
-        commit(made)
-        notes = [*leaks.notes(made, plan), *notes]
-        os.replace(made, out)
+        edition_folder = Path(name) / "edition"
+        write(plan, edition_folder, say)
+        prove(plan, edition_folder)
+        notes = list(lacks.mend(plan, edition_folder, inside))
+        commit(edition_folder)
+        notes = [*leaks.notes(edition_folder, plan), *notes]
+        os.replace(edition_folder, out)
     return notes
 
 
@@ -205,10 +209,10 @@ def project(plan):
 
 def solution(lesson, folder):
     """The executed notebook; its hash is of the prose that the edition has."""
-    notebook = notebooks.load(lesson.solution.read_text("utf-8"), str(lesson.solution))
+    notebook = ipynb.load(lesson.solution.read_text("utf-8"), str(lesson.solution))
     markdown = folder / lesson.markdown.relative_to(ROOT)
     notebook["metadata"]["lab"]["hash"] = build.source_hash(markdown.read_bytes(), lesson.sources)
-    return notebooks.dump(notebook).encode()
+    return ipynb.dump(notebook).encode()
 
 
 # ---- what stands in for the reference
@@ -216,11 +220,12 @@ def solution(lesson, folder):
 
 def recorded(lesson):
     """The Tape of the reference in its tests, all of which it passes."""
-    made = tape.Tape()
-    run = Run(lesson, reference(lesson), {e.name: e for e in lesson.exercises}, tape.Taped(made))
+    recording = tape.Tape()
+    exercises = {e.name: e for e in lesson.exercises}
+    run = Run(lesson, reference(lesson), exercises, tape.Taped(recording))
     refuse_unless_right([(lesson.id, v.name, v.verdict, v.message)
                          for v in run.verdicts().values()], "here")
-    return made
+    return recording
 
 
 def refuse_unless_right(rows, where):
@@ -238,9 +243,9 @@ def refuse_unless_right(rows, where):
 # ---- in the edition
 
 
-def inside(folder, *words, given=""):
+def inside(folder, *words, text=""):
     """Run Python on the edition, not on this course: what it printed."""
-    done = subprocess.run([sys.executable, "-P", *words], cwd=folder, input=given, text=True,
+    done = subprocess.run([sys.executable, "-P", *words], cwd=folder, input=text, text=True,
                           capture_output=True, env=device.child_environment(folder))
     if done.returncode:
         raise CourseError(f"the edition cannot be made: {(done.stderr or done.stdout)[-600:]}")
@@ -249,8 +254,8 @@ def inside(folder, *words, given=""):
 
 def prove(plan, folder):
     """Each right answer passes in the edition: what it needs of other lessons is there."""
-    said = inside(folder, "-c", GRADE, given=json.dumps({i.id: i.sources for i in plan.stubs}))
-    refuse_unless_right(map(json.loads, said.splitlines()),
+    output = inside(folder, "-c", GRADE, text=json.dumps({i.id: i.sources for i in plan.stubs}))
+    refuse_unless_right(map(json.loads, output.splitlines()),
                         "in this edition. It or its grader needs an answer that is not there: "
                         "--answers-until gives those of earlier lessons")
 

@@ -37,12 +37,12 @@ def write(out, graded, rules, *, lessons, best=False):
     worths, roster = rules.worths, rules.roster
     students = scores.students(graded, worths, rules.regrades, best)
     matched = rosters.match(roster, [student.name for student in students])
-    said = summary.summary(students, lessons, worths, matched, likeness.pairs(students, lessons),
+    facts = summary.summary(students, lessons, worths, matched, likeness.pairs(students, lessons),
                            likeness.identical(students, lessons))
     files = {"grades.csv": tables.grades(students, worths, matched.missing),
              "verdicts.csv": tables.verdicts(students),
-             "summary.json": dumped(said), "summary.html": pages.of_class(said, lessons)}
-    lines = summary.lines(said)
+             "summary.json": dumped(facts), "summary.html": pages.of_class(facts, lessons)}
+    lines = summary.lines(facts)
     if roster is not None and roster.canvas:
         files["canvas.csv"] = tables.canvas(roster, matched, students, worths)
         lines += tables.other_maxima(roster, worths)

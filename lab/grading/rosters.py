@@ -50,17 +50,17 @@ def rows(path, expected):
         text = path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise CourseError(f"{path}: expected {expected}, in UTF-8, found: {error}") from None
-    reader, found = csv.reader(io.StringIO(text, newline=""), strict=True), []
+    reader, table = csv.reader(io.StringIO(text, newline=""), strict=True), []
     try:
         for cells in reader:
             if any(cell.strip() for cell in cells):
-                found.append((reader.line_num, cells))
+                table.append((reader.line_num, cells))
     except csv.Error as error:
         raise CourseError(f"{path}, line {reader.line_num}: expected {expected}, found: "
                           f"{error}") from None
-    if not found:
+    if not table:
         raise CourseError(f"{path}, line 1: expected {expected}, found nothing")
-    (_, header), *body = found
+    (_, header), *body = table
     for line, cells in body:
         if len(cells) != len(header):
             raise CourseError(f"{path}, line {line}: expected {len(header)} cells as in the first "
@@ -116,7 +116,7 @@ def match(roster, students):
     """The Matched of a roster and the names of those who sent something."""
     if roster is None:
         return Matched()
-    found, doubted, strangers, unclear = {}, set(), [], []
+    matches, doubted, strangers, unclear = {}, set(), [], []
     for student in students:
         fits = [e.label for e in roster.entries if student.strip().casefold() in e.ids] or [
             e.label for e in roster.entries if plain(student) in e.names]
@@ -124,11 +124,11 @@ def match(roster, students):
             doubted |= set(fits)
             unclear.append(f"{student} could be {' or '.join(fits)} of the roster")
         elif fits:
-            found.setdefault(fits[0], []).append(student)
+            matches.setdefault(fits[0], []).append(student)
         else:
             strangers.append(student)
     unclear += [f"{' and '.join(own)} could each be {label} of the roster"
-                for label, own in found.items() if len(own) > 1]
-    missing = tuple(e for e in roster.entries if e.label not in doubted | set(found))
-    return Matched({label: own[0] for label, own in found.items() if len(own) == 1}, missing,
+                for label, own in matches.items() if len(own) > 1]
+    missing = tuple(e for e in roster.entries if e.label not in doubted | set(matches))
+    return Matched({label: own[0] for label, own in matches.items() if len(own) == 1}, missing,
                    tuple(strangers), tuple(unclear))

@@ -11,14 +11,16 @@ from dataclasses import asdict
 from pathlib import Path
 from queue import SimpleQueue
 
-from lab import check, course, wire
-from lab.candidate import Candidate
+from lab import course
 from lab.course import CourseError
 from lab.grading import box, extract, parts
 from lab.grading.model import Graded, Result
 from lab.grading.unit import COURSE_FAILED
-from lab.isolate import preload
-from lab.warm import Child, server
+from lab.judge import check
+from lab.judge.candidate import Candidate
+from lab.judge.isolate import preload
+from lab.remote import wire
+from lab.remote.warm import Child, server
 
 LONGEST = 1800          # seconds of a unit; the slowest lesson's own tests take a tenth on one core
 
@@ -26,21 +28,21 @@ LONGEST = 1800          # seconds of a unit; the slowest lesson's own tests take
 class Grading:
     """Submissions, lessons, and how far it has come."""
 
-    def __init__(self, submissions, lessons, journal, level, jobs=1, shard=(1, 1), held=()):
-        """held: ids of lessons whose answers the students have not got."""
+    def __init__(self, submissions, lessons, journal, level, jobs=1, shard=(1, 1), held_back=()):
+        """held_back: ids of lessons whose answers the students have not got."""
         self.submissions = [s for i, s in enumerate(submissions) if i % shard[1] == shard[0] - 1]
         self.lessons, self.journal, self.level = lessons, journal, level
         self.slots = SimpleQueue()              # each job at a time has a user of its own
         for slot in range(jobs):
             self.slots.put(box.user_of(os.getpid(), slot))
-        self.held = held
+        self.held = held_back
         self.jobs, self.writing = jobs, threading.Lock()
 
     def units(self):
         """[(submission, lesson)] that are still to be done; equal submissions are one."""
-        found = {(s.digest, lesson.id): (s, lesson)
+        by_key = {(s.digest, lesson.id): (s, lesson)
                  for s in self.submissions for lesson in self.lessons}
-        return [unit for key, unit in found.items() if key not in self.journal.units]
+        return [unit for key, unit in by_key.items() if key not in self.journal.units]
 
     def run(self, advance):
         """Grade what is to be done. advance(): called after each unit."""
@@ -72,13 +74,12 @@ class Grading:
         """(results, notes) of a unit from a process of its own, which reads what was sent, too; an
         error of the course's where that gives none, so that the others go on."""
         earlier = course.lessons()[:course.lessons().index(lesson)]
-        child = Child("unit", {"lesson": lesson.id, "submission": asdict(submission),
-                               "held": [i.id for i in earlier if i.id in self.held],
-                               "level": self.level, "folder": folder, "user": user,
-                               "seed": self.journal.header["seed"],
-                               # of another warm process: the unit's has read the answers
-                               "subjects": server(preload(lesson)).address},
-                      ("lab.grading.warmup", *preload(lesson)))
+        request = {"lesson": lesson.id, "submission": asdict(submission),
+                   "held": [i.id for i in earlier if i.id in self.held], "level": self.level,
+                   "folder": folder, "user": user, "seed": self.journal.header["seed"],
+                   # of another warm process: the unit's has read the answers
+                   "subjects": server(preload(lesson)).address}
+        child = Child("lab.grading.unit", request, ("lab.grading.warmup", *preload(lesson)))
         deadline = time.monotonic() + LONGEST
         try:
             message, _ = wire.read_frame(lambda n: child.read(n, deadline))
@@ -94,17 +95,17 @@ class Grading:
 
     def graded(self):
         """[Graded] of every submission whose units are all done."""
-        found = []
+        results = []
         for one in self.submissions:
             rows = [self.journal.units.get((one.digest, lesson.id)) for lesson in self.lessons]
             if all(rows):
                 notes = [note for row in rows for note in row["notes"]]
                 levels = [row["sandbox"] for row in rows]
-                found.append(Graded(
+                results.append(Graded(
                     one.student, one.path, one.when, one.digest, max(levels, key=box.LEVELS.index),
                     (*one.problems, *parts.foreign(one), *notes),
                     tuple(Result(**result) for row in rows for result in row["results"])))
-        return found
+        return results
 
 
 def rows(lesson, verdict, points, why):
@@ -166,7 +167,7 @@ def held_back(folder):
 def level(required):
     """The best sandbox of this machine. CourseError where only limits are to be had and more is
     required."""
-    found, reasons = box.best()
-    if required and found == "limits":
+    best, reasons = box.best()
+    if required and best == "limits":
         raise CourseError(f"--require-sandbox: this machine has none ({'; '.join(reasons)})")
-    return found, reasons
+    return best, reasons

@@ -12,12 +12,12 @@ import tempfile
 from pathlib import Path
 
 from lab import stub
-from lab.check import EXERCISE
 from lab.course import ROOT, SUFFIX
 from lab.grading.box import BOX_MEMORY, NOBODY, Box, gpu_nodes
-from lab.isolate import Place, preload, prepared, running
-from lab.subject import SECONDS, Raised, Stopped, Subject
-from lab.warm import Child
+from lab.judge.check import EXERCISE
+from lab.judge.isolate import Place, preload, prepared, running
+from lab.judge.subject import SECONDS, Raised, Stopped, Subject
+from lab.remote.warm import Child
 
 # Seconds of a compile: ten times layer 1's longest, flash_triton's 2.5 s, cold, on two busy cores.
 COMPILING = 25
@@ -50,16 +50,16 @@ def tried(exercise, candidate):
         mine = stub.normalised(candidate.sources["python"], exercise.name, "python")
     except (SyntaxError, ValueError):
         return False
-    given = stub.normalised(exercise.lesson.stubs["python"], exercise.name, "python")
-    return mine is not None and mine != given
+    stub_text = stub.normalised(exercise.lesson.stubs["python"], exercise.name, "python")
+    return mine is not None and mine != stub_text
 
 
-def lay_out(lesson, folder, held=()):
+def lay_out(lesson, folder, held_back=()):
     """The tree of DESIGN's "what the child sees" as files of its own, made once for all
     submissions: the lesson itself, later ones and those in `held` are stubs. Its path."""
-    tree = Path(folder, f"{lesson.id}-held" if held else lesson.id)
+    tree = Path(folder, f"{lesson.id}-held" if held_back else lesson.id)
     if not tree.exists():
-        stubs = {place(one, language): text for one in held
+        stubs = {place(one, language): text for one in held_back
                  for language, text in one.stubs.items()}
         with prepared(lesson, lesson.stubs, stubs) as links:
             fresh = tempfile.mkdtemp(dir=folder)
@@ -82,11 +82,11 @@ def place(lesson, language):
 class Sandbox(Place):
     """For one submission's text of one lesson; closed at the end of its run."""
 
-    def __init__(self, level, lesson, candidate, folder, warm=None, user=NOBODY, held=()):
-        """folder: of the grading run, for trees that submissions share. held: earlier lessons
+    def __init__(self, level, lesson, candidate, folder, warm=None, user=NOBODY, held_back=()):
+        """folder: of the grading run, for trees that submissions share. held_back: earlier lessons
         whose answers the student has not got: the learner's process has the candidate's own."""
         super().__init__(warm)
-        self.held_tree = lay_out(lesson, folder, held) if held else None
+        self.held_tree = lay_out(lesson, folder, held_back) if held_back else None
         self.level, self.lesson, self.candidate, self.user = level, lesson, candidate, user
         self.own = tempfile.TemporaryDirectory(dir=folder)
         Path(self.own.name).chmod(0o755)
@@ -131,14 +131,14 @@ class Sandbox(Place):
         on_device = kind == "device"
         modules = preload(self.lesson, on_device)
         request = {"floor": self.lesson.floor, "lesson": self.lesson.id, "shapes": False,
-                   "simulator": "lab.warmup" in modules}
+                   "simulator": "lab.remote.warmup" in modules}
         if kind != "own":
             request["shown"] = {f"{INSIDE}/{self.lesson.floor}/{python}": sources["python"]}
             sources["python"] = pristine(self.lesson, self.candidate)
         folder, box = self.box(kind, sources)
         request |= {"folder": folder, "box": box.request()}
         try:
-            child = Child("subject", request, modules, None if on_device else self.warm)
+            child = Child("lab.remote.child", request, modules, None if on_device else self.warm)
         except (OSError, RuntimeError):
             if box.full:                # by what an earlier test left in it
                 raise Stopped("full", FULL) from None
@@ -186,16 +186,16 @@ class Sandbox(Place):
 
     def compile(self, tree, buffers):
         """What the learner's box makes of a kernel: asked once, and the same for every test."""
-        from lab import wire
+        from lab.remote import wire
 
         key = json.dumps(tree, sort_keys=True)
         if key not in self.compiled:
-            what, *given = wire.unpack(tree, buffers)
+            what, *arguments = wire.unpack(tree, buffers)
             if what not in self.compilers:
                 self.compilers[what] = Compiler(lambda: self.child("own"),
                                                 patience=COMPILING / SECONDS)
             try:
-                self.compiled[key] = self.compilers[what].compile(what, *given)
+                self.compiled[key] = self.compilers[what].compile(what, *arguments)
             except Raised as error:
                 self.compiled[key] = distrusted(error)
             except Stopped as error:

@@ -66,14 +66,14 @@ def students(graded, worths, regrades, best=False):
     """
     paced = any(r.exercise.endswith(SPEED) and r.verdict in ("pass", "fail")
                 for one in graded for r in one.results)
-    found = []
+    totals = []
     ordered = sorted(graded, key=lambda one: one.student)
     for name, own in groupby(ordered, lambda one: one.student):
         sent = sorted((scored(one, worths, paced) for one in own), key=lateness, reverse=True)
         counted = max(sent, key=lambda one: one.total) if best else sent[0]
         others = tuple(one for one in sent if one is not counted)
-        found.append(Student(name, regraded(counted, regrades), others))
-    return found
+        totals.append(Student(name, regraded(counted, regrades), others))
+    return totals
 
 
 def scored(graded, worths, paced):

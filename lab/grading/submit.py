@@ -10,8 +10,9 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab import course, desk, stub
+from lab import course, stub
 from lab.course import SUFFIX, CourseError
+from lab.desk import desk
 from lab.grading import extract
 from lab.grading.archives import MANIFEST
 from lab.grading.model import Sent, Submission
@@ -40,8 +41,8 @@ def pack(own, lessons):
     """What there is to hand in of lessons on a desk. CourseError: nothing was attempted."""
     files, rows, notes, manifest = {}, [], [], {}
     for lesson in lessons:
-        candidate, said = extract.candidate(lesson, on_desk(own, lesson, notes), mend=False)
-        notes += [f"{lesson.id}: {note}" for note in said]
+        candidate, notes_of = extract.candidate(lesson, on_desk(own, lesson, notes), mend=False)
+        notes += [f"{lesson.id}: {note}" for note in notes_of]
         done = [row(own, candidate, exercise, notes) for exercise in lesson.exercises]
         rows += done
         written = [one.exercise for one in done if one.what != "stub"]
@@ -79,13 +80,13 @@ def on_desk(own, lesson, notes):
 def row(own, candidate, exercise, notes):
     """What became of an exercise. A text that does not parse is packed whole, with a note."""
     language = exercise.language
-    text, given = candidate.sources[language], exercise.lesson.stubs[language]
+    text, stub_text = candidate.sources[language], exercise.lesson.stubs[language]
     try:
         mine = stub.normalised(text, exercise.name, language)
     except (SyntaxError, ValueError) as error:
         notes.append(f"{candidate.labels[language]} does not parse, it is packed as it is: {error}")
         return Row(exercise, "touched")
-    if mine in (None, stub.normalised(given, exercise.name, language)):
+    if mine in (None, stub.normalised(stub_text, exercise.name, language)):
         return Row(exercise, "stub")
     return Row(exercise, "passed" if own.passed(exercise) else "touched")
 
@@ -101,15 +102,15 @@ def answer(lesson, candidate, language):
 
 def zipped(files, executable=()):
     """The bytes of a zip of {path: bytes}; equal for equal files. executable: paths."""
-    held = io.BytesIO()
-    with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as archive:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(files):
             info = zipfile.ZipInfo(path, EPOCH)
             mode = 0o755 if path in executable else 0o644
             info.create_system, info.external_attr = 3, mode << 16      # the same on every system
             info.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(info, files[path])
-    return held.getvalue()
+    return buffer.getvalue()
 
 
 def write(packed, own, out=None):

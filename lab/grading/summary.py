@@ -2,11 +2,11 @@
 
 from collections import Counter, defaultdict
 
-from lab.check import VERDICTS
 from lab.course import SPEED
 from lab.grading.plain import clean, of, one_line
 from lab.grading.points import shown
-from lab.mutants import mutants
+from lab.judge.check import VERDICTS
+from lab.judge.mutants import mutants
 
 WEAKEST = "limits"      # the sandbox that keeps nothing from reading files or using the network
 
@@ -45,35 +45,35 @@ def mean(totals):
 
 def errors(students):
     """What the course itself got wrong: [{exercise, message, students}]."""
-    found = defaultdict(list)
+    by_lesson = defaultdict(list)
     for student in students:
         for row in student.counted.rows:
             if row.result.verdict == "error" and not row.regrade:
-                found[row.name, clean(row.result.message)].append(student.name)
+                by_lesson[row.name, clean(row.result.message)].append(student.name)
     return [{"exercise": name, "message": message, "students": who}
-            for (name, message), who in sorted(found.items(), key=lambda item: -len(item[1]))]
+            for (name, message), who in sorted(by_lesson.items(), key=lambda item: -len(item[1]))]
 
 
 def distribution(students, worths):
     """{lesson/exercise: {verdict: students}}, the verdicts that occur."""
-    found = {f"{lesson}/{name}": Counter() for lesson, name in worths}
+    counters = {f"{lesson}/{name}": Counter() for lesson, name in worths}
     for student in students:
         for row in student.counted.rows:
-            found[row.name][row.result.verdict] += 1
+            counters[row.name][row.result.verdict] += 1
     return {name: {verdict: counts[verdict] for verdict in VERDICTS if counts[verdict]}
-            for name, counts in found.items()}
+            for name, counts in counters.items()}
 
 
 def mistakes(students, lesson):
     """The failures of a lesson, the commonest first: [{exercise, kind, mistake, students}]."""
-    known, found = mutants(lesson), defaultdict(list)
+    known, by_mistake = mutants(lesson), defaultdict(list)
     for student in students:
         for row in student.counted.rows:
             result = row.result
             if (result.lesson == lesson.id and result.verdict == "fail"
                     and not result.exercise.endswith(SPEED)):
-                found[result.exercise, *kind(known, result)].append(student.name)
-    ordered = sorted(found.items(), key=lambda item: -len(item[1]))     # then as first met
+                by_mistake[result.exercise, *kind(known, result)].append(student.name)
+    ordered = sorted(by_mistake.items(), key=lambda item: -len(item[1]))     # then as first met
     return [{"exercise": exercise, "kind": told_by, "mistake": mistake, "students": who}
             for (exercise, told_by, mistake), who in ordered]
 
@@ -90,28 +90,28 @@ def kind(known, result):
     return "message", one_line(result.message.strip().partition("\n")[0])
 
 
-def lines(said):
+def lines(facts):
     """What the terminal prints at the end: the least that an instructor must know."""
-    average = f", mean {said['mean']} of {said['out_of']}" if said["students"] else ""
-    found = [of(said["students"], "student") + average]
-    if said["course_errors"]:
-        count = sum(len(error["students"]) for error in said["course_errors"])
-        found.append(f"COURSE ERRORS: {of(count, 'answer')} could not be judged, in "
-                     f"{', '.join(sorted({e['exercise'] for e in said['course_errors']}))}")
-    if said["weak_sandbox"]:
-        found.append(f"WEAK SANDBOX: {of(len(said['weak_sandbox']), 'student')} graded with limits "
+    average = f", mean {facts['mean']} of {facts['out_of']}" if facts["students"] else ""
+    text = [of(facts["students"], "student") + average]
+    if facts["course_errors"]:
+        count = sum(len(error["students"]) for error in facts["course_errors"])
+        text.append(f"COURSE ERRORS: {of(count, 'answer')} could not be judged, in "
+                     f"{', '.join(sorted({e['exercise'] for e in facts['course_errors']}))}")
+    if facts["weak_sandbox"]:
+        text.append(f"WEAK SANDBOX: {of(len(facts['weak_sandbox']), 'student')} graded with limits "
                      f"alone; such code could read files and use the network")
     for words, key in (("without a submission", "missing"),
                        ("not on the roster", "not_on_the_roster")):
-        if said[key]:
-            found.append(f"{words}: {', '.join(map(one_line, said[key]))}")
-    found += [f"{one_line(line)}: matched with nobody" for line in said["unclear"]]
-    if said["problems"]:
-        found.append(f"{of(len(said['problems']), 'submission')} with problems: see summary.html")
-    if said["pairs"]:
-        found.append(f"{of(len(said['pairs']), 'near-identical pair')} to look at: see "
+        if facts[key]:
+            text.append(f"{words}: {', '.join(map(one_line, facts[key]))}")
+    text += [f"{one_line(line)}: matched with nobody" for line in facts["unclear"]]
+    if facts["problems"]:
+        text.append(f"{of(len(facts['problems']), 'submission')} with problems: see summary.html")
+    if facts["pairs"]:
+        text.append(f"{of(len(facts['pairs']), 'near-identical pair')} to look at: see "
                      f"summary.html")
-    if said["identical"]:
-        students = sum(len(same["students"]) for same in said["identical"])
-        found.append(f"{of(students, 'student')} with the same text as another: see summary.html")
-    return found
+    if facts["identical"]:
+        students = sum(len(same["students"]) for same in facts["identical"])
+        text.append(f"{of(students, 'student')} with the same text as another: see summary.html")
+    return text

@@ -84,12 +84,12 @@ def begins_with(name, lesson):
 
 def other_maxima(roster, worths):
     """One line for each lesson that Canvas gives other points than are graded here."""
-    found = []
+    differing = []
     for above in roster.above if "Student" in roster.header else ():
         for lesson in dict.fromkeys(lesson for lesson, _ in worths):
-            for name, said in zip(roster.header, above, strict=True):
+            for name, maximum in zip(roster.header, above, strict=True):
                 most = possible(worths, lesson)
-                if begins_with(name, lesson) and number(said) not in (None, most):
-                    found.append(f"{name} is out of {said.strip()} in Canvas, of {shown(most)} "
-                                 f"here: set grading.toml, or Canvas")
-    return found
+                if begins_with(name, lesson) and number(maximum) not in (None, most):
+                    differing.append(f"{name} is out of {maximum.strip()} in Canvas, of "
+                                     f"{shown(most)} here: set grading.toml, or Canvas")
+    return differing

@@ -29,27 +29,27 @@ def look_around(box, secret):
     if child == 0:
         try:
             move_in(box.request(), there)
-            found = []
+            problems = []
             if os.path.exists(secret):
-                found.append("files outside are seen")
+                problems.append("files outside are seen")
             if os.access("/usr", os.W_OK):
-                found.append("/usr can be written")
+                problems.append("/usr can be written")
             if any(name != "lo" for name in interfaces()):
-                found.append("there is a network")
+                problems.append("there is a network")
             if len([p for p in os.listdir("/proc") if p.isdigit()]) > 3:
-                found.append("other processes are seen")
+                problems.append("other processes are seen")
             Path("/tmp/own").write_text("x")
-            answer = ", ".join(found)
+            answer = ", ".join(problems)
         except BaseException as error:
             answer = f"{type(error).__name__}: {error}"
         there.sendall(f"found: {answer}\n".encode())
         os._exit(0)
     there.close()
-    said = b""
+    output = b""
     while part := here.recv(4096):
-        said += part
+        output += part
     os.waitpid(child, 0)
-    answers = [line for line in said.decode().splitlines() if line.startswith("found:")]
+    answers = [line for line in output.decode().splitlines() if line.startswith("found:")]
     return answers[0].removeprefix("found:").strip() if answers else "it said nothing"
 
 

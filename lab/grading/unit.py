@@ -6,11 +6,13 @@ the lessons, answers and all: what a learner's code runs in is forked from anoth
 
 from dataclasses import asdict, replace
 
-from lab import blame, check, course, stub, wire
+from lab import course, stub
 from lab.course import SPEED
 from lab.grading import extract, parts
 from lab.grading.model import Result, Sent, Submission
 from lab.grading.sandbox import Sandbox, place
+from lab.judge import blame, check
+from lab.remote import wire
 
 OTHER_INPUTS = ("It is right on the inputs of `lab check` and wrong on others: what does it take "
                 "for granted?")
@@ -25,30 +27,34 @@ def main(connection, request):
     files = tuple(Sent(**file) for file in sent.pop("files"))
     submission = Submission(**sent, files=files)
     candidate, notes = extract.candidate(lesson, submission)
-    held = [course.find(name) for name in request["held"]]
-    earlier = own(held, submission)
-    found = grade(lesson, replace(candidate, earlier=earlier), request["level"],
-                  request["folder"], request["seed"], request["subjects"], request["user"], held,
-                  lambda name: replace(extract.candidate(lesson, submission, only=name)[0],
-                                       earlier=earlier))
-    connection.sendall(wire.frame({"results": [asdict(result) for result in found],
+    held_back = [course.find(name) for name in request["held"]]
+    earlier = own(held_back, submission)
+
+    def alone(name):
+        one, *_ = extract.candidate(lesson, submission, only=name)
+        return replace(one, earlier=earlier)
+
+    results = grade(lesson, replace(candidate, earlier=earlier), request["level"],
+                    request["folder"], request["seed"], request["subjects"], request["user"],
+                    held_back, alone)
+    connection.sendall(wire.frame({"results": [asdict(result) for result in results],
                                    "notes": notes}, []))
 
 
-def own(held, submission):
+def own(held_back, submission):
     """{"floor/name": text} of what the student wrote of lessons whose answers were held back."""
-    return {place(lesson, language): text for lesson in held
+    return {place(lesson, language): text for lesson in held_back
             if parts.files_of(lesson, submission)
             for language, text in extract.candidate(lesson, submission)[0].sources.items()}
 
 
-def grade(lesson, candidate, level, folder, seed, warm=None, user=None, held=(), alone=None):
+def grade(lesson, candidate, level, folder, seed, warm=None, user=None, held_back=(), alone=None):
     """Results for every exercise of a lesson, in its order.
 
-    held: as for a Sandbox. alone(name): the Candidate with one exercise only, for a kernel whose
-    file does not compile: the mistake may be another's.
+    held_back: as for a Sandbox. alone(name): the Candidate with one exercise only, for a kernel
+    whose file does not compile: the mistake may be another's.
     """
-    where = level, folder, seed, warm, user, held
+    where = level, folder, seed, warm, user, held_back
     rows = judged(lesson, candidate, None, *where)
     for name, (_, cause) in list(rows.items()) if alone else ():
         if cause == blame.UNCOMPILED and (single := alone(name)).sources != candidate.sources:
@@ -56,33 +62,33 @@ def grade(lesson, candidate, level, folder, seed, warm=None, user=None, held=(),
     return [row for row, _ in rows.values()]
 
 
-def judged(lesson, candidate, names, level, folder, seed, warm, user, held):
+def judged(lesson, candidate, names, level, folder, seed, warm, user, held_back):
     """{name: (Result, cause)} of the exercises in `names`, all when None, and of their speed."""
-    sandbox = Sandbox(level, lesson, candidate, folder, warm, user, held)
+    sandbox = Sandbox(level, lesson, candidate, folder, warm, user, held_back)
     try:
         verdicts = check.grade(lesson, candidate, names, sandbox, seed)
         told = {v.name for v in verdicts if v.verdict == "fail" and v.cause in TELLING}
-        seen = {v.name: v for v in check.grade(lesson, candidate, told, sandbox)} if told else {}
+        by_name = {v.name: v for v in check.grade(lesson, candidate, told, sandbox)} if told else {}
     finally:
         sandbox.close()
-    return {v.name: (result(lesson, candidate, v, seen.get(v.name)), v.cause) for v in verdicts}
+    return {v.name: (result(lesson, candidate, v, by_name.get(v.name)), v.cause) for v in verdicts}
 
 
-def result(lesson, candidate, verdict, seen):
-    """seen: the verdict on the inputs that learners have, where the message may tell hidden ones.
-    """
+def result(lesson, candidate, verdict, verdicts):
+    """verdicts: by name, those on the inputs that learners have; a message may tell hidden ones."""
     return Result(lesson.id, verdict.name, verdict.verdict, verdict.points, verdict.max_points,
-                  verdict.message, feedback(verdict, seen), own_text(lesson, candidate, verdict))
+                  verdict.message, feedback(verdict, verdicts),
+                  own_text(lesson, candidate, verdict))
 
 
-def feedback(verdict, seen):
+def feedback(verdict, verdicts):
     """What the student is told: never what only the hidden inputs show."""
     if verdict.verdict == "error":
         return COURSE_FAILED
-    if seen is None:
+    if verdicts is None:
         return verdict.message
-    if seen.verdict == "fail":
-        return seen.message
+    if verdicts.verdict == "fail":
+        return verdicts.message
     causes = [line for line in verdict.message.splitlines() if line.startswith("You can get this")]
     return "\n".join([OTHER_INPUTS, *causes])
 

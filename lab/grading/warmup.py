@@ -7,9 +7,9 @@ import os
 import pytest
 
 from lab import course
-from lab.check import UNUSED
+from lab.judge.check import UNUSED
 
-for name in ("lab.cli", "lab.fixtures", "lab.grading.unit"):
+for name in ("lab.cli", "lab.judge.fixtures", "lab.grading.unit"):
     importlib.import_module(name)
 READ = [(lesson.stubs, lesson.exercises) for lesson in course.lessons()]    # kept by the lesson
 with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):

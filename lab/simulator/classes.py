@@ -51,8 +51,8 @@ def work(inst):
     """-> (floating-point operations of a lane, their type or "", integer operations of a lane)."""
     kind = class_of(inst)
     if kind == "tensor core":
-        found = types(inst)                             # of D, A, B, C; wmma on fp16 names D and C
-        a = found[1] if len(found) == 4 else "f16"
+        kinds = types(inst)                             # of D, A, B, C; wmma on fp16 names D and C
+        a = kinds[1] if len(kinds) == 4 else "f16"
         if a in FLOAT_NAMES:
             return inst.flops, f"tensor {FLOAT_NAMES[a]}", 0
         return 0, "", inst.flops

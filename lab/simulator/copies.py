@@ -144,7 +144,7 @@ def effects(read):
             users.setdefault(name, []).append(inst)
     alone, together = set(), set()
     left = [(name, False) for name in uses_of(read).writes]
-    seen = set(left)
+    locations = set(left)
     while left:
         name, spread = left.pop()
         for inst in users.get(name, ()):
@@ -152,7 +152,7 @@ def effects(read):
             if inst.opcode in JUMPS or inst.opcode in MEETINGS:
                 return frozenset(), frozenset(code)
             (together if across else alone).add(inst)
-            new = {(n, across) for n in uses_of(inst).writes} - seen
-            seen |= new
+            new = {(n, across) for n in uses_of(inst).writes} - locations
+            locations |= new
             left += new
     return frozenset(alone), frozenset(together)

@@ -80,8 +80,8 @@ class Modifiers:
 
     def type(self, *allowed):
         """Take the first type, such as f32; it must be one of those allowed, if any are given."""
-        found = next((word for word in self.left if word in SIZES), None)
-        return self.need(*[found] if found in allowed or not allowed else [])
+        type_word = next((word for word in self.left if word in SIZES), None)
+        return self.need(*[type_word] if type_word in allowed or not allowed else [])
 
     def finish(self):
         if self.left:

@@ -41,11 +41,11 @@ HINTS = (                       # pattern in the log -> advice; {0} is its first
 
 def hint(log):
     """-> advice on the first of these errors in a log, "" if there is none."""
-    found = [(match.start(), order, match, text) for order, (pattern, text) in enumerate(HINTS)
+    matches = [(match.start(), order, match, text) for order, (pattern, text) in enumerate(HINTS)
              if (match := re.search(pattern, log))]
-    if not found:
+    if not matches:
         return ""
-    _, _, match, text = min(found, key=lambda entry: entry[:2])
+    _, _, match, text = min(matches, key=lambda entry: entry[:2])
     return f"{match[1]}: " + text.format(match[1])
 
 

@@ -155,15 +155,15 @@ def specialise(kernel, args, constexprs):
                               f"constexprs ({', '.join(free)}), {len(args)} were given", "argument")
         args = dict(zip(free, args, strict=False))
     defaults = {p.name: p.default for p in kernel.params if p.has_default}
-    given = defaults | args | constexprs
-    if given.keys() != set(names):
-        lacking = [n for n in names if n not in given]
+    values = defaults | args | constexprs
+    if values.keys() != set(names):
+        lacking = [n for n in names if n not in values]
         raise KernelError(f"kernel `{kernel.__name__}`: " + (
             f"no value for {', '.join(lacking)}" if lacking else
-            f"no parameter is called {', '.join(given.keys() - set(names))}"), "argument")
+            f"no parameter is called {', '.join(values.keys() - set(names))}"), "argument")
     signature, constants, attributes = {}, {}, {}
     for i, parameter in enumerate(kernel.params):
-        value = given[parameter.name]
+        value = values[parameter.name]
         constant = parameter.is_constexpr or parameter.name in constexprs
         kind, divisible = ("constexpr", False) if constant else type_of(parameter, value)
         signature[parameter.name] = kind

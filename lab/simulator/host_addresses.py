@@ -22,11 +22,11 @@ def translate(launch, address):
         return None
     if not hasattr(launch, "host"):
         launch.host = HostAddresses(launch)
-    found = launch.host.look_up(address)
-    if found is None:
+    memory = launch.host.look_up(address)
+    if memory is None:
         launch.host.search()
-        found = launch.host.look_up(address)
-    return found
+        memory = launch.host.look_up(address)
+    return memory
 
 
 class HostAddresses:

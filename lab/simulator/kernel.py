@@ -155,9 +155,9 @@ class RawModule:
 
     def resources(self, name, arch=nvrtc.ARCH):
         self.compile()
-        given = self.source, self.path, self.options, tuple(self.expressions()), arch
-        table = session.compiler("resources", *given) if session.compiler else \
-            nvrtc.resources(*given)
+        key = self.source, self.path, self.options, tuple(self.expressions()), arch
+        table = session.compiler("resources", *key) if session.compiler else \
+            nvrtc.resources(*key)
         return table[self.lowered(name)]
 
     def launch(self, name, grid, block, args, shared_mem):

@@ -46,8 +46,8 @@ def library_folder():
     spec = importlib.util.find_spec("nvidia")
     for root in spec.submodule_search_locations if spec else ():
         for pattern in ("*/lib/libnvrtc.so.*", "*/bin/*/nvrtc64*.dll", "*/bin/nvrtc64*.dll"):
-            if found := sorted(Path(root).glob(pattern)):
-                return found[-1].parent
+            if paths := sorted(Path(root).glob(pattern)):
+                return paths[-1].parent
     return None
 
 
@@ -85,8 +85,8 @@ def include_folders():
         return ()
     homes = (folder.parent.parent, *map(Path, spec.submodule_search_locations))
     roots = {folder.parent, *(root for home in homes for root in home.iterdir())}
-    found = [root / "include" for root in sorted(roots)]
-    return tuple(str(f) for include in found for f in (include, include / "cccl") if f.is_dir())
+    folders = [root / "include" for root in sorted(roots)]
+    return tuple(str(f) for include in folders for f in (include, include / "cccl") if f.is_dir())
 
 
 def check(code):
@@ -122,16 +122,16 @@ def assemble(source, path, options=(), name_expressions=(), arch=ARCH):
 
 def read_resources(log):
     """The log of ptxas -v -> {kernel: Resources}."""
-    found = {}
+    resources = {}
     for name, text in re.findall(r"entry function '([^']+)'(.*?)(?=Compiling entry|\Z)", log, re.S):
         def number(pattern, text=text):
             match = re.search(pattern, text)
             return int(match[1]) if match else 0
-        found[name] = Resources(
+        resources[name] = Resources(
             number(r"Used (\d+) registers"), number(r"(\d+) bytes smem"),
             number(r"(\d+) bytes spill stores"), number(r"(\d+) bytes spill loads"),
             number(r"(\d+) bytes stack frame"), number(r"used (\d+) barriers"))
-    return found
+    return resources
 
 
 def includes(path):

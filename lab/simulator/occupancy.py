@@ -80,11 +80,11 @@ class Occupancy:
 
 def capability(gpu):
     """A name in GPUS, or "8.6" -> compute capability. Raises KernelError."""
-    found = gpu if gpu in MULTIPROCESSORS else GPUS.get(gpu)
-    if found is None:
+    number = gpu if gpu in MULTIPROCESSORS else GPUS.get(gpu)
+    if number is None:
         raise KernelError(f"GPU {gpu!r}: expected one of {', '.join(GPUS)}, or a compute "
                           f"capability: {', '.join(MULTIPROCESSORS)}", "argument")
-    return found
+    return number
 
 
 def occupancy(kernel, block=None, shared_mem=0, gpu="A100"):

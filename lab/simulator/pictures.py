@@ -177,12 +177,12 @@ def roofline(launches, name, peak, bandwidth):
     axes.annotate(f"ridge {ridge:.3g} FLOP/byte", (ridge, 0.02), xycoords=("data", "axes fraction"),
                   xytext=(4, 0), textcoords="offset points", color=GREY)
     order = sorted(points.items(), key=lambda item: item[1][0])
-    for i, (label, (moved, asked)) in enumerate(order):
+    for i, (label, (moved, flops)) in enumerate(order):
         roof = min(peak, moved * bandwidth)
-        if abs(asked / moved - 1) > 0.05:
-            axes.plot(asked, min(peak, asked * bandwidth), "o", mfc="none", mec=BLUE, ms=11)
+        if abs(flops / moved - 1) > 0.05:
+            axes.plot(flops, min(peak, flops * bandwidth), "o", mfc="none", mec=BLUE, ms=11)
         axes.plot(moved, roof, "o", color=RED, ms=7)
-        axes.annotate(f"{label}: at most {rate(roof)}\n{moved:.3g} FLOP/byte moved, {asked:.3g} "
+        axes.annotate(f"{label}: at most {rate(roof)}\n{moved:.3g} FLOP/byte moved, {flops:.3g} "
                       f"asked for", (moved, roof),
                       xytext=(8, -4 if moved < ridge else -14 - 26 * (i % 2)), va="top",
                       textcoords="offset points", color=RED, fontsize=9,
@@ -210,9 +210,9 @@ def plain_figure(size):
 
 def choose(launch, space, line, op):
     """-> line, operation and first request of what was asked for, or of the worst there is."""
-    found = [(at, o) for at, s, o in launch.requests
+    requests = [(at, o) for at, s, o in launch.requests
              if s == space and line in (None, at) and op in (None, o)]
-    if not found:
+    if not requests:
         lines = sorted({str(at) for at, s, _ in launch.requests if s == space})
         what = f"{op or 'access'} of {space} memory"
         place = f" in line {line}" if line else ""
@@ -222,7 +222,7 @@ def choose(launch, space, line, op):
     def waste(key):
         counts = launch.lines[key[0]].memory[space, key[1]]
         return counts.transactions - counts.ideal
-    line, op = max(found, key=waste)
+    line, op = max(requests, key=waste)
     return line, op, launch.requests[line, space, op]
 
 

@@ -65,10 +65,10 @@ class LineCounts:
 
     def bytes_by_space(self):
         """Bytes that lanes asked for: {space: {operation: bytes}}."""
-        found = {}
+        totals = {}
         for (space, op), c in self.memory.items():
-            found.setdefault(space, {})[op] = c.bytes
-        return found
+            totals.setdefault(space, {})[op] = c.bytes
+        return totals
 
     @property
     def bytes_moved(self):

@@ -26,13 +26,13 @@ def returned_early(before, waiting, launch):
 def after(inst):
     """The places in the code that can be reached from an instruction."""
     function = inst.function
-    code, found, todo = function.code, set(), successors(inst)
+    code, reached, todo = function.code, set(), successors(inst)
     while todo:
         pc = todo.pop()
-        if pc not in found and pc < len(code):
-            found.add(pc)
+        if pc not in reached and pc < len(code):
+            reached.add(pc)
             todo += successors(code[pc])
-    return found
+    return reached
 
 
 def successors(inst):
@@ -102,14 +102,14 @@ def unmatched(line):
 
 def before_brace(text):
     """Up to the end of the braces around, without what lies in braces of its own."""
-    depth, kept = 0, []
+    depth, tokens = 0, []
     for char in text:
         depth += (char == "{") - (char == "}")
         if depth < 0:
             break
         if depth == 0:
-            kept.append(char)
-    return "".join(kept)
+            tokens.append(char)
+    return "".join(tokens)
 
 
 def has_return(text, source):

@@ -112,7 +112,7 @@ def tool(name):
         path = Path(root) / "backends" / "nvidia" / "bin" / name
         if path.exists():
             return str(path)
-    if found := shutil.which(name):
-        return found
+    if place := shutil.which(name):
+        return place
     raise Unsupported(f"{name} is not installed: it comes with Triton (pip install triton) and "
                       f"with the CUDA toolkit")

@@ -251,10 +251,10 @@ class Scheduler:
 
     def stuck(self):
         """Which lanes wait for others, at a barrier or a warp-wide instruction (B·T,) bool"""
-        found = self.barriers.waiting.copy()
+        waiting = self.barriers.waiting.copy()
         for lanes in self.warps.waiting.values():
-            found[lanes.index] = True
-        return found
+            waiting[lanes.index] = True
+        return waiting
 
     def exit(self, lanes, origins):
         wave = self.wave

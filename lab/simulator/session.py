@@ -9,7 +9,7 @@ class Session:
         self.step_budget = None         # warp instructions, or None for the default patience
         self.checks = True
         self.cache_dir = None
-        self.compiler = None            # another process that compiles, see lab/compiling.py
+        self.compiler = None            # another process that compiles, see lab/remote/compiler.py
         self.traces = []
         self.last = None
         self.has_gpu = None

@@ -123,8 +123,8 @@ class Taint:
             new = results.get(name, old.dtype.type(0))
             bits = np.where(active, new, old.astype(np.asarray(new).dtype))
             if bits.any():
-                kept = known[name][1] if name in known and name not in results else origin
-                known[name] = np.broadcast_to(bits, self.wave.shape), kept
+                earlier = known[name][1] if name in known and name not in results else origin
+                known[name] = np.broadcast_to(bits, self.wave.shape), earlier
             elif name in known:
                 del known[name]
 
@@ -162,18 +162,19 @@ class Taint:
     def in_halves(self, inst, uses):
         """-> {register: undefined bits} of an instruction on pairs."""
         known = self.frames[self.wave.frame]
-        found = np.zeros((*self.wave.shape, 2), bool)       # the low half, the high one
+        undefined = np.zeros((*self.wave.shape, 2), bool)       # the low half, the high one
         for i, operand in enumerate(inst.operands[1:]):
             for name in known.keys() & names(operand):
                 bits = known[name][0]
                 if inst.opcode == "cvt" and len(inst.operands) == 3:    # from two: high, low
-                    found[..., 1 - i] |= bits != 0
+                    undefined[..., 1 - i] |= bits != 0
                 else:
                     half = UNSIGNED[bits.dtype.itemsize // 2]
-                    found |= (np.ascontiguousarray(bits).view(half) != 0).reshape(found.shape)
+                    halves = np.ascontiguousarray(bits).view(half) != 0
+                    undefined |= halves.reshape(undefined.shape)
         whole = bits_type(self.wave.registers.types[uses.writes[0]])
         half = UNSIGNED[whole.itemsize // 2]
-        bits = np.where(found, ~half.type(0), half.type(0)).view(whole).reshape(self.wave.shape)
+        bits = np.where(undefined, ~half.type(0), half.type(0)).view(whole).reshape(self.wave.shape)
         return {uses.writes[0]: bits}
 
     def vary(self, inst, uses, settings, undefined):
@@ -208,13 +209,13 @@ class Taint:
     def aside(self, registers):
         """Instructions run without a trace: on other registers, uncounted and unchecked."""
         wave = self.wave
-        kept = wave.registers, wave.shadow, wave.launch.counts, wave.taint
+        state = wave.registers, wave.shadow, wave.launch.counts, wave.taint
         wave.registers, wave.shadow, wave.launch.counts = registers, None, Counts()
         wave.taint = self if self.captured is not None else None
         try:
             yield
         finally:
-            wave.registers, wave.shadow, wave.launch.counts, wave.taint = kept
+            wave.registers, wave.shadow, wave.launch.counts, wave.taint = state
 
     # ---- memory
 
@@ -226,7 +227,7 @@ class Taint:
         for name in uses.writes:
             if name not in uses.reads:
                 registers[name] = np.full((1, 1), zero(registers.types[name]))
-        kept = wave.shared, wave.shared_views, wave.local, wave.local_views
+        state = wave.shared, wave.shared_views, wave.local, wave.local_views
         wave.shared, wave.shared_views = self.undefined_shared(), {}
         if self.local is not None:
             wave.local, wave.local_views = self.local, {}
@@ -234,7 +235,7 @@ class Taint:
             with self.aside(registers):
                 inst.run(wave)
         finally:
-            wave.shared, wave.shared_views, wave.local, wave.local_views = kept
+            wave.shared, wave.shared_views, wave.local, wave.local_views = state
         return {n: registers[n].view(bits_type(registers.types[n])) for n in uses.writes}
 
     def undefined_shared(self):
@@ -290,13 +291,13 @@ class Taint:
             finally:
                 runs.append(self.captured)
                 self.captured = None
-        found = []
+        results = []
         for (space, segment, index, size, low), (*_, up) in zip(*runs, strict=True):
             bits = differing_bits(low, up)
             if space == "global" and bits.any():
                 self.check_global(inst, undefined, segment, bits)
-            found.append((space, index, size, bits))
-        return found
+            results.append((space, index, size, bits))
+        return results
 
     def capture_store(self, space, segment, index, size, value):
         """access.py would store now."""

@@ -8,6 +8,10 @@ imports Triton.
 import sys
 from importlib.machinery import PathFinder
 
+from .errors import KernelError
+from .triton_driver import DEVICES, make_driver
+from .triton_tuning import tuning
+
 BACKENDS = "triton.backends"
 NAME = "simulator"
 
@@ -23,7 +27,6 @@ class Fallback:
         return cls.wanted and not any(driver.is_active() for driver in others)
 
     def __new__(cls):
-        from .triton_driver import make_driver
         return make_driver(80)
 
 
@@ -62,3 +65,28 @@ def join():
         sys.modules[BACKENDS].backends[NAME] = Backend
     elif not any(isinstance(finder, Watch) for finder in sys.meta_path):
         sys.meta_path.insert(0, Watch())
+
+
+def activate_triton(capability=80):
+    """Make the simulator Triton's active driver. capability: 80, or 89 for kernels with fp8. Where
+    Triton finds no GPU, it takes the simulator by itself, with 80."""
+    import triton
+    if capability not in DEVICES:
+        raise KernelError(f"compute capability {capability}: the simulator has "
+                          f"{' and '.join(map(str, DEVICES))}", "argument")
+    Fallback.wanted = True
+    triton.runtime.driver.set_active(make_driver(capability))
+
+
+def deactivate_triton():
+    """Give Triton its default driver back; where there is no GPU it looks for one again later, and
+    does not take the simulator."""
+    import triton
+    tuning.forget()
+    Fallback.wanted = False
+    if triton.runtime.driver._default in (make_driver(80), make_driver(89)):
+        triton.runtime.driver._default = None
+    try:
+        triton.runtime.driver.reset_active()
+    except RuntimeError:
+        triton.runtime.driver.set_active(None)

@@ -9,8 +9,6 @@ import sys
 from functools import cache
 
 from . import cubin
-from .errors import KernelError
-from .triton_default import Fallback
 from .triton_launch import Launcher
 from .triton_tuning import DeviceInterface, naming_disk_cache, tuning
 
@@ -22,31 +20,6 @@ DEVICES = {                 # compute capability -> key, and the properties that
                              "sm_clock_rate": 2520000, "mem_clock_rate": 10501000,
                              "mem_bus_width": 384}),
 }
-
-
-def activate_triton(capability=80):
-    """Make the simulator Triton's active driver. capability: 80, or 89 for kernels with fp8. Where
-    Triton finds no GPU, it takes the simulator by itself, with 80."""
-    import triton
-    if capability not in DEVICES:
-        raise KernelError(f"compute capability {capability}: the simulator has "
-                          f"{' and '.join(map(str, DEVICES))}", "argument")
-    Fallback.wanted = True
-    triton.runtime.driver.set_active(make_driver(capability))
-
-
-def deactivate_triton():
-    """Give Triton its default driver back; where there is no GPU it looks for one again later, and
-    does not take the simulator."""
-    import triton
-    tuning.forget()
-    Fallback.wanted = False
-    if triton.runtime.driver._default in (make_driver(80), make_driver(89)):
-        triton.runtime.driver._default = None
-    try:
-        triton.runtime.driver.reset_active()
-    except RuntimeError:
-        triton.runtime.driver.set_active(None)
 
 
 @cache

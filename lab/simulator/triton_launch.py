@@ -171,10 +171,10 @@ def ptx_file(metadata, name):
     another, by @triton.jit(repr=...)."""
     from triton.runtime.cache import get_cache_manager
     group = get_cache_manager(metadata.hash).get_group(f"{name[:150]}.json") or {}
-    found = [path for name, path in group.items() if name.endswith(".ptx")]
-    if not found:
+    paths = [path for name, path in group.items() if name.endswith(".ptx")]
+    if not paths:
         raise Unsupported(f"Triton's cache has no PTX of `{metadata.name}`; is its cache off?")
-    return found[0]
+    return paths[0]
 
 
 def python_file(function):

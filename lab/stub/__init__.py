@@ -2,6 +2,11 @@
 
 A text, Python or CUDA C, is read as a list of units: one for each definition, import, constant or
 stray statement at its top level. Everything here works on whole units and keeps the rest as it is.
+
+units     a text as a list of units, one for each thing at its top level
+python    the units of a Python module, and a function's stub
+cuda      the units of a CUDA C file
+splicing  an answer's units put into a module's
 """
 
 import re
@@ -9,10 +14,10 @@ from functools import lru_cache
 
 from lab.stub import cuda, python, splicing
 from lab.stub.splicing import Spliced
-from lab.stub.units import named, one_newline
+from lab.stub.units import MARK, named, one_newline
 
 __all__ = ["Spliced", "changed", "cut", "definitions", "extract", "find_line", "free_names",
-           "named", "normalised", "one_newline", "read", "splice"]
+           "marked", "named", "normalised", "one_newline", "read", "splice"]
 LANGUAGES = {"python": python, "cuda": cuda}
 PYTHONS_OWN = re.compile(r"\s*(async def|def|class)\b")     # what a decorator stands above
 
@@ -39,8 +44,14 @@ def cut(source, names, language):
 
 def definitions(source, language):
     """Names of functions and classes, methods as "Class.method"; CUDA: structs and macros too."""
-    found = named(read(source, language))
-    return [name for name, units in found.items() if any(unit.defines for unit in units)]
+    by_name = named(read(source, language))
+    return [name for name, units in by_name.items() if any(unit.defines for unit in units)]
+
+
+def marked(source, language):
+    """Names of the definitions that hold an `exercise:` comment, a method and not its class."""
+    return [name for name, units in named(read(source, language)).items()
+            if any(unit.defines and not unit.members and MARK.search(unit.text) for unit in units)]
 
 
 def extract(source, name, language):
@@ -112,8 +123,8 @@ def read(text, language):
 
 
 def _find(text, name, language):
-    found = named(read(text, language))
-    if name not in found:
-        there = [other for other, units in found.items() if units[0].defines]
+    by_name = named(read(text, language))
+    if name not in by_name:
+        there = [other for other, units in by_name.items() if units[0].defines]
         raise KeyError(f"no {name} here, only {', '.join(there) or 'text without definitions'}")
-    return found[name]
+    return by_name[name]

@@ -233,9 +233,9 @@ def stub(unit, name):
     if mark is None:
         raise ValueError(f"line {unit.line}: {name} has no comment // exercise:")
     line = unit.line + mark.line - 1
-    kept = [t for t in tokens if t.start < mark.start and t.kind != "comment"]
-    conditions = sum((word in IF) - (word == "endif") for word in map(_directive, kept))
-    before = [t.text for t in kept if t.kind != "directive"][-1]
+    tokens_kept = [t for t in tokens if t.start < mark.start and t.kind != "comment"]
+    conditions = sum((word in IF) - (word == "endif") for word in map(_directive, tokens_kept))
+    before = [t.text for t in tokens_kept if t.kind != "directive"][-1]
     if conditions or before not in {*"{};:"}:
         raise ValueError(f"line {line}: {name} cannot be cut here, "
                          + ("under an #if" if conditions else "in the middle of a statement"))

@@ -43,26 +43,26 @@ def read(text):
             if row.strip():                 # a comment indented like the body belongs to it
                 last = n
         start, end = starts[first - 1], starts[last] - 1
-        made = Unit(start, first, text[starts[lead - 1]:start], text[start:end],
+        result = Unit(start, first, text[starts[lead - 1]:start], text[start:end],
                     tuple(sorted({name for each in nodes for name in _bound(each)})),
                     isinstance(node, DEFINITION) or _is_lambda(node),
                     lambda: _spelt(nodes, text[start:end]),
                     (starts[lead - 1], end), owner=owner, strings=strings)
         if isinstance(node, ast.ClassDef):
-            made.head = (tuple(map(ast.unparse, node.decorator_list)), tuple(
+            result.head = (tuple(map(ast.unparse, node.decorator_list)), tuple(
                 base for base in map(ast.unparse, [*node.bases, *node.keywords])
                 if base != node.name))      # `class A(A):` is how notebooks add to a class
             body = node.body[0]
             if not rows[body.lineno - 1][:body.col_offset].strip():     # not `class A: pass`
-                made.members = units(node.body, made)
-                made.header = text[starts[node.lineno - 1]:made.members[0].lead].rstrip()
-        return made
+                result.members = units(node.body, result)
+                result.header = text[starts[node.lineno - 1]:result.members[0].lead].rstrip()
+        return result
 
-    made = units(tree.body)
+    result = units(tree.body)
     for node in ast.walk(tree):             # docstrings are no part of `normal`
         if isinstance(node, DEFINITION) and ast.get_docstring(node, clean=False) is not None:
             node.body = node.body[1:] or [ast.Pass()]
-    return made
+    return result
 
 
 def _spelt(nodes, text):

@@ -53,12 +53,12 @@ def one_newline(text):
 
 def named(units, prefix=""):
     """name -> the units that bind it: several for overloads, or for a property and its setter."""
-    found = {}
+    names = {}
     for unit in units:
         for name in unit.names:
-            found.setdefault(prefix + name, []).append(unit)
-            found |= named(unit.members, f"{prefix}{name}.")
-    return found
+            names.setdefault(prefix + name, []).append(unit)
+            names |= named(unit.members, f"{prefix}{name}.")
+    return names
 
 
 def about(count, name, line):

@@ -16,8 +16,8 @@ def text():
     """A table of perplexities and all samples, as Markdown."""
     report = json.loads((SMALL / "report.json").read_text("utf-8"))
     rows = ["| | weights | file | stories | docstrings | both |", "| --- " * 6 + "|"]
-    for name, found in report["perplexity"].items():
-        figures = " | ".join(f"{found[part]:.2f}" for part in ("stories", "docstrings", "all"))
+    for name, value in report["perplexity"].items():
+        figures = " | ".join(f"{value[part]:.2f}" for part in ("stories", "docstrings", "all"))
         rows.append(f"| {name} | {size(FOLDERS[name]) if name in FOLDERS else ' | '} | {figures} |")
     shown = ["```text"]
     for sample in report["samples"]:

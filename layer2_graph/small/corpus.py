@@ -38,8 +38,8 @@ class Corpus(NamedTuple):
 
 def document(text, question=None):
     """A text between its marks, as the tokenizer's chat template writes a conversation."""
-    asked = "" if question is None else f"{USER}{question}{END}{ASSISTANT}"
-    return f"{BEGIN}{asked}{text}{END}"
+    prefix = "" if question is None else f"{USER}{question}{END}{ASSISTANT}"
+    return f"{BEGIN}{prefix}{text}{END}"
 
 
 def stories(part):
@@ -53,7 +53,7 @@ def stories(part):
 @cache
 def docstrings():
     """{part: [docstring]} of the standard library, each text once."""
-    root, found = Path(sysconfig.get_paths()["stdlib"]), {part: {} for part in FILES}
+    root, by_part = Path(sysconfig.get_paths()["stdlib"]), {part: {} for part in FILES}
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root)
         if ELSEWHERE & set(name.parts):
@@ -62,11 +62,11 @@ def docstrings():
         part = next(part for part, bytes_ in FILES.items() if first in bytes_)
         for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                found[part][(ast.get_docstring(node) or "").strip()] = None
-    learnt = found["train"].keys()
+                by_part[part][(ast.get_docstring(node) or "").strip()] = None
+    learnt = by_part["train"].keys()
     return {part: [document(text) for text in texts
                    if len(text) > 20 and (part == "train" or text not in learnt)]
-            for part, texts in found.items()}
+            for part, texts in by_part.items()}
 
 
 def corpus(part):
@@ -76,10 +76,10 @@ def corpus(part):
 
 def main():
     for part in STORIES:
-        made = corpus(part)
-        for kind, texts in made._asdict().items():
+        documents = corpus(part)
+        for kind, texts in documents._asdict().items():
             print(f"{part:9} {kind:10} {len(texts):6,} texts {sum(map(len, texts)):10,} characters"
-                  f"  sha256 {made.sha256()[kind][:12]}…")
+                  f"  sha256 {documents.sha256()[kind][:12]}…")
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def int4(w):
 def losses(m, w, documents, rows=16):
     """-log of the chance of each token but the first, of each document: [tensor]."""
     room = m["max_position_embeddings"]
-    found = [None] * len(documents)
+    results = [None] * len(documents)
     order = sorted(range(len(documents)), key=lambda i: len(documents[i]))
     for begin in range(0, len(order), rows):
         some = order[begin:begin + rows]
@@ -69,13 +69,13 @@ def losses(m, w, documents, rows=16):
         tokens = torch.nn.utils.rnn.pad_sequence(cut, batch_first=True)    # what follows changes
         logits = forward(m, w, tokens[:, :-1])                              # nothing before it
         for i, row, text in zip(some, logits, cut, strict=True):
-            found[i] = functional.cross_entropy(row[:len(text) - 1], text[1:], reduction="none")
-    return found
+            results[i] = functional.cross_entropy(row[:len(text) - 1], text[1:], reduction="none")
+    return results
 
 
-def perplexity(found):
+def perplexity(losses):
     """exp of the mean loss a token, of a list of documents' losses."""
-    return math.exp(sum(sum(map(float, some)) for some in found) / sum(map(len, found)))
+    return math.exp(sum(sum(map(float, some)) for some in losses) / sum(map(len, losses)))
 
 
 @torch.no_grad()
@@ -98,12 +98,12 @@ def samples(m, w, tokenizer):
     rng = torch.Generator().manual_seed(SEED)
     starts = [(text, BEGIN + text) for text in PROMPTS]
     starts += [(text, document("", text).removesuffix(END)) for text in QUESTIONS]
-    found = []
-    for asked, start in starts:
+    texts = []
+    for question, start in starts:
         tokens = tokenizer.encode(start, add_special_tokens=False).ids
         written = write(m, w, tokens, tokenizer.token_to_id(END), HEAT, rng)
-        found.append({"asked": asked, "heat": HEAT, "text": tokenizer.decode(written)})
-    return found
+        texts.append({"asked": question, "heat": HEAT, "text": tokenizer.decode(written)})
+    return texts
 
 
 def judge(held_out, learnt):
@@ -121,8 +121,8 @@ def judge(held_out, learnt):
         for name, (m, w) in {"small": small[:2], "draft": draft[:2],
                              "small int4": (small[0], int4(small[1]))}.items():
             scores[name][part] = perplexity(losses(m, w, documents))
-    return {name: {part: round(value, 3) for part, value in found.items()}
-            for name, found in scores.items()}
+    return {name: {part: round(value, 3) for part, value in score.items()}
+            for name, score in scores.items()}
 
 
 def hashes():
@@ -135,21 +135,21 @@ def main():
     begin = time.monotonic()
     old = read_json(REPORT) if REPORT.exists() else {}
     texts = {part: corpus(part) for part in ("train", "held out")}
-    made = {part: found.sha256() for part, found in texts.items()}
-    if old and made != old["corpus"]:
+    digests = {part: score.sha256() for part, score in texts.items()}
+    if old and digests != old["corpus"]:
         print(f"The text made here by Python {platform.python_version()} is not what "
               f"{old['python']} made, whose hashes report.json holds. These figures are for this "
               f"text; report.json stays.")
     scores = judge(texts["held out"], texts["train"])
     ratios = {f"small / {other}": round(scores["small"]["all"] / scores[other]["all"], 3)
               for other in ("draft", "trigram", "small int4")}
-    for name, found in scores.items():
-        print(f"{name:10}", *(f"{part} {value:8.3f}" for part, value in found.items()), sep="  ")
+    for name, score in scores.items():
+        print(f"{name:10}", *(f"{part} {value:8.3f}" for part, value in score.items()), sep="  ")
     print(*(f"{pair} {value}" for pair, value in ratios.items()), sep="   ")
-    if not old or made == old["corpus"]:
+    if not old or digests == old["corpus"]:
         m, w, tokenizer = load("small")
         write_json(REPORT, {
-            "perplexity": scores, "ratios": ratios, "sources": SOURCES, "corpus": made,
+            "perplexity": scores, "ratios": ratios, "sources": SOURCES, "corpus": digests,
             "python": platform.python_version(), "machine": platform.machine(),
             "training": {name: read_json(folder / "training.json")
                          for name, folder in FOLDERS.items()},

@@ -38,7 +38,7 @@ def numbered(sentence, noun):
     many = noun.endswith("*")
     it, they, was = ("them", "they", "were") if many else ("it", "it", "was")
     words = {"n": noun.rstrip("*"), "it": it, "they": they, "was": was}
-    return re.sub(r"\{(n|it|they|was)\}", lambda found: words[found[1]], sentence)
+    return re.sub(r"\{(n|it|they|was)\}", lambda match: words[match[1]], sentence)
 
 
 def grammar():
@@ -59,7 +59,8 @@ def grammar():
                 for part, sentences in zip(PARTS, TROUBLES[kind], strict=True):
                     rules[f"{part}:{kind}:{noun}"] = [numbered(sentence, noun)
                                                       for sentence in alternatives(sentences)]
-    return {symbol: Random(symbol).sample(found, len(found)) for symbol, found in rules.items()}
+    return {symbol: Random(symbol).sample(choices, len(choices))
+            for symbol, choices in rules.items()}
 
 
 class Teller:
@@ -70,8 +71,8 @@ class Teller:
 
     def pick(self, symbol):
         """One production of a symbol."""
-        found = self.rules[symbol]
-        return self.rng.choices(found, [1 / rank for rank in range(1, len(found) + 1)])[0]
+        choices = self.rules[symbol]
+        return self.rng.choices(choices, [1 / rank for rank in range(1, len(choices) + 1)])[0]
 
     def write(self, symbol, story):
         """A symbol, expanded to the last, with the people and things of the story."""

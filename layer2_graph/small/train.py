@@ -74,7 +74,7 @@ def read_json(path):
 
 def encode(tokenizer, texts):
     """[tokens of a text, as int64]. The marks are in the texts already."""
-    return [torch.tensor(found.ids) for found in
+    return [torch.tensor(encoding.ids) for encoding in
             tokenizer.encode_batch(texts, add_special_tokens=False)]
 
 
@@ -190,12 +190,12 @@ def main():
     parser.add_argument("what", choices=("tokenizer", *FOLDERS))
     parser.add_argument("--steps", type=int, default=2000,
                         help="in all, with those that were made before it was stopped")
-    asked = parser.parse_args()
-    if asked.what == "tokenizer":
+    options = parser.parse_args()
+    if options.what == "tokenizer":
         size = read_json(FOLDERS["small"] / "config.json")["vocab_size"]
         write_folders(make_tokenizer(sum(corpus("train"), []), size))
     else:
-        train(asked.what, asked.steps)
+        train(options.what, options.steps)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import pytest
 
 from day01_roofline import beside
 from day01_roofline.r02_clock import time_call
-from lab.mocks import FakeArray, FakeGpu
+from lab.judge.mocks import FakeArray, FakeGpu
 
 COPY, READ = 3e12, 4e12         # byte/s
 HALF, WIDE = 1e15, 5e13         # FLOP/s of a matmul of numbers of 2 bytes, and of 4

@@ -1,5 +1,5 @@
-"""Graders of r02. No test looks at real time: the clocks are those of lab.mocks, where every wrong
-way to measure has a price that can be worked out beforehand.
+"""Graders of r02. No test looks at real time: the clocks are those of lab.judge.mocks, where every
+wrong way to measure has a price that can be worked out beforehand.
 """
 
 from numbers import Real
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from day01_roofline import r02_clock
-from lab.mocks import FakeGpu, Weather
-from lab.subject import Remote
+from lab.judge.mocks import FakeGpu, Weather
+from lab.judge.subject import Remote
 
 NBYTES = 12_000_000         # two such arrays fit into the FakeGpu's cache together
 
@@ -60,7 +60,7 @@ TIMED_WRONG = {
     (5, 2, False), (4, 1, True), (1, 3, True), (3, 0, False), (2, 0, True)])
 def test_time_call(subject, agree, rng, repeats, warmup, cold):
     facts = {"noise": rng.uniform(0.8, 1.25, 8).tolist()}
-    gpu = subject.make("lab.mocks:FakeGpu", **facts)
+    gpu = subject.make("lab.judge.mocks:FakeGpu", **facts)
     got = subject.time_call(gpu.copier(NBYTES), gpu, repeats, warmup, cold)
     case = (f"{repeats} runs from a {'cold' if cold else 'warm'} cache after "
             f"{warmup or 'no'} run{'s' * (warmup != 1)} to warm up")
@@ -121,11 +121,14 @@ def test_summarise(subject, agree, rng, n, kind):
 # ---- take_turns
 
 
-def turns(lengths, factors, rounds, order):
-    """{name: seconds} on a machine with this weather. order(round, names): the names in turn."""
+def turns(lengths, factors, rounds, order, warmup=0):
+    """{name: seconds} on a machine with this weather. order(round, names): the names in turn.
+    warmup: calls of each before the first round, whose seconds are left out."""
     machine = Weather(factors)
     timers = {name: machine.timer(seconds) for name, seconds in lengths.items()}
     taken = {name: [] for name in lengths}
+    for timer in list(timers.values()) * warmup:
+        timer()
     for number in range(rounds):
         for name in order(number, list(lengths)):
             taken[name].append(timers[name]())
@@ -136,13 +139,17 @@ def there_and_back(number, names):
     return names[::-1] if number % 2 else names
 
 
+def rotated(number, names):
+    return names[number % len(names):] + names[:number % len(names)]
+
+
 @pytest.mark.parametrize("names, rounds", [
     (("first", "second"), 5), (("copy", "read", "add"), 4), (("one",), 3), (("first", "second"), 1),
     (("z", "a", "m", "b"), 3), (("first", "second"), 0)])
 def test_take_turns(subject, agree, rng, names, rounds):
     lengths = dict(zip(names, rng.uniform(1, 5, len(names)).tolist(), strict=True))
     factors = np.cumsum(rng.uniform(0.1, 1, len(names) * rounds)).tolist()      # it gets slower
-    machine = subject.make("lab.mocks:Weather", factors)
+    machine = subject.make("lab.judge.mocks:Weather", factors)
     got = subject.take_turns({name: machine.timer(s) for name, s in lengths.items()}, rounds)
     assert isinstance(got, dict) and list(map(str, got)) == list(names), \
         f"take_turns: got {shown(got)}, expected a list of seconds for each of {', '.join(names)}"
@@ -152,11 +159,14 @@ def test_take_turns(subject, agree, rng, names, rounds):
         assert len(got[name]) == rounds, \
             f'{rounds} rounds: got {len(got[name])} times of "{name}", one a round is expected'
 
-    def table(order):
-        return list(turns(lengths, factors, rounds, order).values())
+    def table(order, warmup=0):
+        return list(turns(lengths, factors, rounds, order, warmup).values())
 
     blocks = Weather(factors)
     timers = [blocks.timer(s) for s in lengths.values()]
+    right = turns(lengths, factors, rounds, there_and_back)
+    swapped = [[right[names[-1 - i] if number % 2 else name][number] for number in range(rounds)]
+               for i, name in enumerate(names)]
     agree([got[name] for name in names], table(there_and_back), "float64",
           f"seconds of {', '.join(names)} in {rounds} rounds on a machine that gets slower",
           at=lambda i: f'"{names[i[0]]}" in round {i[1]}', mistakes={
@@ -164,6 +174,12 @@ def test_take_turns(subject, agree, rng, names, rounds):
                   [[timer() for _ in range(rounds)] for timer in timers],
               "every round has the same order, so that the last is always the latest":
                   table(lambda number, names: names),
+              "the order is rotated by one from round to round, not turned round":
+                  table(rotated),
+              "seconds of a round that goes backwards are put under the names in their own order":
+                  swapped,
+              "each is called once more, before the first round":
+                  table(there_and_back, 1) if rounds else None,
               "the first round goes backwards":
                   table(lambda number, names: there_and_back(number + 1, names)),
               "the names are sorted; the order is that of the dict":
@@ -204,8 +220,8 @@ def test_speedup(subject, agree, rng, n, faster):
 def test_copy_job(subject, agree, rng):
     cache = 1000 * int(rng.integers(20_000, 60_000))
     bandwidth, allocate = 0.3e12, 1e-3
-    gpu = subject.make("lab.mocks:FakeGpu", bandwidth=bandwidth, cached=4 * bandwidth, cache=cache,
-                       allocate=allocate, launch=0.0)
+    gpu = subject.make("lab.judge.mocks:FakeGpu", bandwidth=bandwidth, cached=4 * bandwidth,
+                       cache=cache, allocate=allocate, launch=0.0)
     large, size = 4 * cache, gpu.itemsize
     job = subject.copy_job(gpu)
     assert getattr(job, "_type", "") == "Job", f"copy_job: got {shown(job)}, expected a Job"
@@ -247,7 +263,7 @@ def test_copy_job__twice(subject):
     """Jobs of two devices, made one after the other, each of its own size and device."""
     jobs = []
     for cache in (1_000_000, 3_000_000):
-        gpu = subject.make("lab.mocks:FakeGpu", cache=cache)
+        gpu = subject.make("lab.judge.mocks:FakeGpu", cache=cache)
         jobs.append((gpu, 4 * cache, subject.copy_job(gpu)))
     for gpu, large, job in jobs:
         job.run()

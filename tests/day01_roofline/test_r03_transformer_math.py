@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 import pytest
 
-from lab.subject import Raised
+from lab.judge.subject import Raised
 
 Shape = namedtuple("Shape", "L C H G D F V tied")
 LLAMA_8B = Shape(32, 4096, 32, 8, 128, 14336, 128256, False)
@@ -175,6 +175,8 @@ def test_count_flops(subject, agree, rng, B, T, N):
             "a tied lm_head does nothing, because it has no parameters of its own":
                 but(want, lm_head=0),
             "attention is counted in one layer only": but(want, attention=want["attention"] // m.L),
+            "the B sequences are taken for one long one: their tokens see each other":
+                but(want, attention=one // B * visible(B * T, B * N)),
             "one sequence is counted instead of all B": [n // B for n in want.values()]})
 
 

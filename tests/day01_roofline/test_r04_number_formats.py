@@ -6,9 +6,9 @@ from functools import cache
 import numpy as np
 import pytest
 
-from lab.adversarial import views
-from lab.compare import brief
-from lab.subject import Raised
+from lab.judge.adversarial import views
+from lab.judge.compare import brief
+from lab.judge.subject import Raised
 
 # name: E, M, specials, as the lesson's Float takes them
 FORMATS = {"e4m3": (4, 3, "nan"), "e5m2": (5, 2, "ieee"), "e2m1": (2, 1, "none"),

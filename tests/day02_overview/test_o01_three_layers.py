@@ -9,7 +9,7 @@ import pytest
 
 from day01_roofline import Llama, count_bytes, count_flops
 from day02_overview import TRACE
-from lab.subject import Raised
+from lab.judge.subject import Raised
 
 FLOORS = ("kernel", "graph", "system", "idle")
 RECORD = json.loads(TRACE.read_text("utf-8"))
@@ -414,7 +414,7 @@ def test_the_counts_of_the_record_are_those_of_day_1():
 
 def test_the_record_says_how_it_was_made():
     machine = RECORD["machine"]
-    assert RECORD["made_by"] == "python -m layer2_graph.trace"
+    assert RECORD["made_by"] == "python -m layer2_graph.bench.trace"
     assert machine["threads"] == machine["cores_used"] == 1 and RECORD["others_ns"] >= 0
     assert machine["peak"] > machine["bandwidth"] > 1e9
     assert TRACE.stat().st_size < 200_000

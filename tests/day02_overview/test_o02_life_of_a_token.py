@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lab.adversarial import VALUES, shifted
 from lab.course import ROOT
-from lab.subject import Raised
+from lab.judge.adversarial import VALUES, shifted
+from lab.judge.subject import Raised
 
 NANO = ROOT / "day02_overview" / "nano"
 SENTENCES = (NANO / "sentences.txt").read_text("utf-8").splitlines()
@@ -185,7 +185,7 @@ def test_attention(subject, agree, rng, T, N, H, G, D):
 
 def test_attention__softmax_is_an_argument(subject, agree, rng):
     q, k, v = (rng.standard_normal((4, 2, 4)) for _ in range(3))
-    sharp = subject.make("lab.mocks:SharpSoftmax")
+    sharp = subject.make("lab.judge.mocks:SharpSoftmax")
     agree(subject.attention(q, k, v, 0.5, sharp), mixed(q, k, v, 1.0), "float64",
           "attention with a softmax of twice the scores handed in", mistakes={
               "the softmax that is handed in is not the one that is used": mixed(q, k, v, 0.5)})
@@ -238,8 +238,8 @@ class Given:
         self.x = rng.standard_normal((T, C))
         self.keys, self.values = rng.standard_normal((2, old + T + 2, G, D))
         self.answer = rng.standard_normal((T, H, D))        # of the attention that stands in
-        self.attention = subject.make("lab.mocks:Watched", None, self.answer)
-        self.rope = subject.make("lab.mocks:Watched", subject.rope)
+        self.attention = subject.make("lab.judge.mocks:Watched", None, self.answer)
+        self.rope = subject.make("lab.judge.mocks:Watched", subject.rope)
         self.ops = subject.Operations(subject.matmul, subject.add, subject.rmsnorm, self.rope,
                                       self.attention, subject.swiglu)
 
@@ -310,7 +310,7 @@ def test_block__uses_its_operations(subject, agree, rng):
     earlier = -1
     for T, old in ((1, 0), (1, 7), (4, 0)):
         given = Given(subject, rng, T=T, old=old)
-        watched = {name: subject.make("lab.mocks:Watched", getattr(subject, name))
+        watched = {name: subject.make("lab.judge.mocks:Watched", getattr(subject, name))
                    for name in ("matmul", "add", "rmsnorm", "swiglu")}
         given.ops = given.ops._replace(**watched)
         want = given.out()
@@ -368,7 +368,7 @@ def rows_of(proxy, run, tokens, count):
 
 def steps_of(proxy, run, tokens, count):
     """(new tokens, rows of each step), counted at the norms: two a layer, and the last one."""
-    model, watched = proxy.load_nano(), proxy.make("lab.mocks:Watched", proxy.rmsnorm)
+    model, watched = proxy.load_nano(), proxy.make("lab.judge.mocks:Watched", proxy.rmsnorm)
     new = getattr(proxy, run)(model, tokens, count, proxy.NUMPY._replace(rmsnorm=watched))
     return new, [len(call[0]) for call in watched.calls][::5]
 

@@ -17,7 +17,7 @@ from day02_overview import (
     recorded,
     rosenfeld,
 )
-from lab.subject import Raised
+from lab.judge.subject import Raised
 
 SETS = ("grid", "lstm", "depth", "rate", "seed", "far")
 

@@ -31,7 +31,7 @@ from day02_overview import (
     training_flops,
     violations,
 )
-from lab.subject import Raised
+from lab.judge.subject import Raised
 
 LAWS = {"Hoffmann": HOFFMANN, "the refit": REFIT}
 # No two sizes alike, H · D not C, and what tp divides is divisible by 4.

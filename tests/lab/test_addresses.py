@@ -2,9 +2,9 @@
 
 import pytest
 
-from lab.addresses import FAR, ROWS, in_64_bits
+from lab.judge.addresses import FAR, ROWS, in_64_bits
+from lab.judge.subject import Raised
 from lab.simulator import KernelError, RawKernel
-from lab.subject import Raised
 
 SOURCE = """extern "C" __global__ void rows(float* c, int N)
 {

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from lab import blame, check, course, stub
-from lab.candidate import Candidate
-from lab.conversation import Call
+from lab import course, stub
 from lab.course import SUFFIX, Lesson
-from lab.isolate import Place
-from lab.subject import Subject
+from lab.judge import blame, check
+from lab.judge.candidate import Candidate
+from lab.judge.conversation import Call
+from lab.judge.isolate import Place
+from lab.judge.subject import Subject
 
 K01, R01 = course.find("k01_vector_add"), course.find("r01_roofline")
 
@@ -97,8 +98,8 @@ def graded(tmp_path):
         file = tmp_path / "tests" / "floor" / "test_of_count_add.py"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(
-            "from lab.check import NotProvenHere\n"
-            "from lab.fixtures import reference_fixture, rng, subject\n\n\n"
+            "from lab.judge.check import NotProvenHere\n"
+            "from lab.judge.fixtures import reference_fixture, rng, subject\n\n\n"
             "def test_count_add(subject, reference, rng):\n" + textwrap.indent(body, "    "))
         lesson = Graded(R01.id, R01.floor, answered, file)
         signature = stub.extract(lesson.stubs["python"], "count_add", "python").split(":\n")[0]

@@ -59,6 +59,15 @@ def test_it_is_listed_without_being_imported(lab):
     assert done.returncode == 0
     for name in ("greet", "lost", "check"):
         assert f"  {name} " in done.stdout
+    assert "From no_such_module." in done.stdout
+
+
+def test_the_floors_own_say_what_they_do(lab):
+    done = lab("--help")
+    for words in ("serve    Serve a model with OpenAI's API",
+                  "load     Measure a server under load",
+                  "get      Fetch a model from the Hugging Face hub"):
+        assert words in done.stdout
 
 
 @pytest.mark.parametrize("words, says", [

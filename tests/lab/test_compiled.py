@@ -5,7 +5,7 @@ from importlib.metadata import version
 
 import pytest
 
-from lab import compiled
+from lab.author import hopper_report
 
 CLEAN = {"warps": 8, "registers": 120, "spilled_bytes": 0, "shared_bytes": 1024, "wgmma": 4,
          "mma_sync": 0, "cp_async": 0, "tma_loads": 0, "widest_copy": 0, "widest_load": 16,
@@ -23,37 +23,38 @@ CLEAN = {"warps": 8, "registers": 120, "spilled_bytes": 0, "shared_bytes": 1024,
     ({"widest_load": 4, "widest_copy": 8}, "loads at most 8 bytes a lane"),
 ])
 def test_faults(change, says):
-    found = compiled.faults("matmul_kernel", CLEAN | change)
+    found = hopper_report.faults("matmul_kernel", CLEAN | change)
     assert (not found) if says is None else (len(found) == 1 and says in found[0]), found
 
 
 def test_faults_of_a_persistent_kernel():
     """The TMA has no width a lane."""
     by_tma = CLEAN | {"widest_load": 0, "widest_store": 0, "tma_loads": 6}
-    assert compiled.faults("matmul_persistent", by_tma) == []
-    assert compiled.faults("matmul_persistent", CLEAN) == ["matmul_persistent has no TMA loads"]
+    assert hopper_report.faults("matmul_persistent", by_tma) == []
+    assert hopper_report.faults("matmul_persistent", CLEAN) == [
+        "matmul_persistent has no TMA loads"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", compiled.modules())
+@pytest.mark.parametrize("module", hopper_report.modules())
 def test_shipped_kernels(module):
     same_compiler = record()["triton"] == version("triton")
-    for name, row in compiled.rows(compiled.modules()[module]).items():
-        assert compiled.faults(name, row) == []
+    for name, row in hopper_report.rows(hopper_report.modules()[module]).items():
+        assert hopper_report.faults(name, row) == []
         known = recorded()[module].get(name, {})
         assert known.get("warps") == row["warps"], f"{name}: run `make compiled`"
         assert not same_compiler or known == row, f"{name}: run `make compiled`"
 
 
 def test_the_record_is_without_faults():
-    assert set(recorded()) == set(compiled.modules()), "run `make compiled`"
+    assert set(recorded()) == set(hopper_report.modules()), "run `make compiled`"
     for kernels in recorded().values():
         for name, row in kernels.items():
-            assert compiled.faults(name, row) == []
+            assert hopper_report.faults(name, row) == []
 
 
 def record():
-    return json.loads(compiled.FILE.read_text("utf-8"))
+    return json.loads(hopper_report.FILE.read_text("utf-8"))
 
 
 def recorded():

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from lab import check, course, stub
-from lab.candidate import Candidate
+from lab import course, stub
 from lab.course import SUFFIX
-from lab.isolate import running
+from lab.judge import check
+from lab.judge.candidate import Candidate
+from lab.judge.isolate import running
 
 K01, K07 = course.find("k01_vector_add"), course.find("k07_softmax")
 ASYNC = '''__shared__ float s[32];

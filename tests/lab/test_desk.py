@@ -5,9 +5,11 @@ import json
 
 import pytest
 
-from lab import check, course, notebooks, stub
+from lab import course, stub
 from lab.course import CourseError
-from lab.desk import Desk
+from lab.desk import ipynb
+from lab.desk.desk import Desk
+from lab.judge import check
 
 LESSON = course.find("r01_roofline")
 ADD = LESSON.exercise("count_add")
@@ -71,7 +73,7 @@ def test_a_touched_copy_is_rebuilt_around_the_learners_work(desk):
 def test_a_touched_notebook_keeps_answers_and_added_cells(desk):
     path = desk.path(LESSON, ".ipynb")
     notebook = json.loads(path.read_text())
-    place = [notebooks.exercise_of(c) for c in notebook["cells"]].index("count_add")
+    place = [ipynb.exercise_of(c) for c in notebook["cells"]].index("count_add")
     notebook["cells"][place]["source"] = RIGHT
     note = {"cell_type": "markdown", "id": "own", "metadata": {}, "source": "My note"}
     notebook["cells"].insert(place + 1, note)
@@ -79,12 +81,12 @@ def test_a_touched_notebook_keeps_answers_and_added_cells(desk):
     given = LESSON.notebook.read_text()
     newer = json.loads(given)
     newer["cells"][1]["source"] = "A new introduction."
-    fresh = notebooks.carry_over(path.read_text(), given, json.dumps(newer), "x.ipynb")
-    texts = [notebooks.source(c) for c in json.loads(fresh)["cells"]]
+    fresh = ipynb.carry_over(path.read_text(), given, json.dumps(newer), "x.ipynb")
+    texts = [ipynb.source(c) for c in json.loads(fresh)["cells"]]
     assert "A new introduction." in texts and RIGHT in texts
     assert texts.index("My note") == texts.index(RIGHT) + 1
-    again = notebooks.carry_over(fresh, json.dumps(newer), json.dumps(newer), "x.ipynb")
-    assert notebooks.same_cells(again, fresh)
+    again = ipynb.carry_over(fresh, json.dumps(newer), json.dumps(newer), "x.ipynb")
+    assert ipynb.same_cells(again, fresh)
 
 
 def test_a_cell_is_written_to_the_file_and_the_old_text_kept(desk):
@@ -198,7 +200,7 @@ def test_a_damaged_state_is_one_line_and_loses_nothing(desk, text):
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"cells": [{}]}', '{"cells": 3}', "\x00\x01"])
 def test_a_damaged_notebook_is_one_line(text):
     with pytest.raises(CourseError, match="not a notebook"):
-        notebooks.load(text, "x.ipynb")
+        ipynb.load(text, "x.ipynb")
 
 
 def test_a_file_that_does_not_parse_stops_the_upgrade_and_stays(desk):

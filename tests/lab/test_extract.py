@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from lab import check, course, stub
+from lab import course, stub
 from lab.grading import extract
 from lab.grading.model import Sent, Submission
+from lab.judge import check
 
 K07, S02 = course.find("k07_softmax"), course.find("s02_block_pool")
 MERGE = stub.extract(K07.sources["python"], "merge", "python")

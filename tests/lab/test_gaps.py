@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from lab import adversarial, course, gaps
-from lab.adversarial import INPUTS, VALUES, around, views
+from lab import course
 from lab.course import CourseError
+from lab.judge import adversarial, gaps
+from lab.judge.adversarial import INPUTS, VALUES, around, views
 
 RNG = np.random.default_rng(3)
 

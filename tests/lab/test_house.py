@@ -5,11 +5,13 @@ import re
 import subprocess
 import sys
 import tomllib
+from graphlib import TopologicalSorter
 from itertools import pairwise
 
 import pytest
 
-from lab import build, course
+from lab import course
+from lab.author import build
 from lab.course import ROOT
 
 FLOORS = ["lab", *(floor.name for floor in course.floors())]
@@ -24,14 +26,87 @@ def imports(path):
             yield node.module
 
 
+# The rooms of a floor, lowest first. A file that stands in no room is in the floor's own, "".
+ROOMS = {
+    "lab": ["setup", "stub", "simulator", "course", "device", "remote", "judge", "desk", "terminal",
+            "plots", "measure", "author", "grading", "doctor", "cli"],
+    "day01_roofline": ["", "bench"],
+    "layer1_kernels": ["", "bench"],
+    "layer2_graph": ["config_entries", "config", "checkpoint", "models", "drawing", "launches",
+                     "passes", "", "cpu", "decode_ladder", "bench"],
+    "layer3_system": ["", "testing", "server", "bench"],
+}
+
+
+def module(path):
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported(path):
+    """The course's modules that a file imports, wherever in it."""
+    modules = {module(p) for p in FILES}
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from {alias.name for alias in node.names} & modules
+        elif isinstance(node, ast.ImportFrom):
+            package = ".".join(module(path).split(".")[:-node.level]) if node.level else ""
+            source = ".".join(filter(None, (package, node.module)))
+            for alias in node.names:
+                inner = f"{source}.{alias.name}"
+                if inner in modules or source in modules:
+                    yield inner if inner in modules else source
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_imports_point_down(path):
-    floor = FLOORS.index(path.relative_to(ROOT).parts[0])
-    for name in imports(path):
-        top = name.split(".")[0]
-        if top in FLOORS:
-            assert FLOORS.index(top) <= floor, \
-                f"{path.relative_to(ROOT)} imports {name}, which is above it"
+    """From a floor to those below it, and within one from a room to those below it."""
+    floor, *inner = module(path).split(".")
+    for name in imported(path):
+        other, *there = name.split(".")
+        assert FLOORS.index(other) <= FLOORS.index(floor), \
+            f"{path.relative_to(ROOT)} imports {name}, which is above it"
+        if inner and there and other == floor and floor in ROOMS:
+            rooms = ROOMS[floor]
+            own, its = (room(rooms, names) for names in (inner, there))
+            assert rooms.index(its) <= rooms.index(own), \
+                f"{path.relative_to(ROOT)} imports {name}, from a room above its own"
+
+
+def room(rooms, names):
+    return names[0] if names[0] in rooms else ""
+
+
+def test_no_import_circle():
+    """A package itself is left out: it imports its modules, and they ask for it while they run."""
+    graph = {module(p): {name for name in imported(p) if "." in name} - {module(p)}
+             for p in FILES if p.name != "__init__.py"}
+    list(TopologicalSorter(graph).static_order())       # CycleError names the circle
+
+
+# Product files of more than 400 lines, each with its reason.
+LONG = {
+    "lab/plots.py": "a picture a function, none of which calls another",
+    "lab/simulator/ptx.py": "one grammar",
+    "layer2_graph/g06_cuda_graphs.py": "a lesson: its exercises, and the runner that uses them all",
+}
+
+
+def test_no_file_is_long_without_a_reason():
+    long = {str(p.relative_to(ROOT)) for p in FILES
+            if len(p.read_text("utf-8").splitlines()) > 400}
+    assert long == LONG.keys()
+
+
+@pytest.mark.parametrize("folder", [ROOT / "lab", *(
+    p.parent for p in FILES if p.name == "__init__.py" and p.parents[1] != ROOT)],
+                         ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_room_has_a_table_of_contents(folder):
+    """Its __init__.py names each of its files, and nothing that is not there, a line each."""
+    text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text("utf-8")))
+    listed = re.findall(r"^(\w+)/?  +\S", text, re.M)
+    there = {p.stem for p in folder.glob("[!_]*.py")} | {
+        p.parent.name for p in folder.glob("*/__init__.py")}
+    assert sorted(listed) == sorted(there)
 
 
 def test_the_simulator_stands_alone():
@@ -51,8 +126,9 @@ def test_the_environment_is_read_in_one_place():
 
 def test_heavy_imports_are_lazy():
     """A machine lent for its GPU may lack what notebooks need, and `lab --help` should be quick."""
-    light = ("sys", "lab", *(f"lab.{m}" for m in ("cli", "check", "subject", "desk", "build",
-                                                  "plots", "verify")))
+    light = ("sys", "lab", *(f"lab.{m}" for m in (
+        "cli", "judge.check", "judge.subject", "desk.desk", "author.build", "plots",
+        "author.verify")))
     heavy = ("torch", "triton", "yaml", "jupytext", "nbclient", "jupyter_server", "matplotlib",
              "watchfiles", "IPython")
     code = f"import {', '.join(light)}; print([m for m in {heavy} if m in sys.modules])"

@@ -9,7 +9,7 @@ import pytest
 
 from lab import course, stub
 from lab.course import ROOT
-from lab.desk import Desk
+from lab.desk.desk import Desk
 
 # kind: exercise, a wrong answer, what its message names, the right answer is the reference's
 KINDS = {

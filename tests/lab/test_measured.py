@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from lab import bench, build, measured
+from lab.author import build
+from lab.measure import bench, tables
 
 ROW = {"seconds": 2e-3, "spread": 0.02, "uncertainty": 0.01, "runs": 9, "bytes": 1,
        "flops": 500_000_000, "flop_per_second": 0.25e12}
@@ -19,22 +20,22 @@ def test_records_are_those_of_whole_runs(tmp_path):
     for name, content in (("b.json", record("B", {})), ("a.json", record("A", {})),
                           ("c.partial.json", record("C", {})), ("speed.json", {"rounds": 3})):
         (tmp_path / name).write_text(json.dumps(content))
-    assert [r["device"] for r in measured.records(tmp_path)] == ["A", "B"]
+    assert [r["device"] for r in tables.records(tmp_path)] == ["A", "B"]
 
 
 def test_what_was_not_measured_says_so():
-    assert "not measured" in measured.of_lesson(LESSON, [])
-    assert "not measured" in measured.of_lesson(LESSON, [{"device": "X", "units": {}}])
-    assert measured.summary([]).count("not measured") == len(bench.units())
+    assert "not measured" in tables.of_lesson(LESSON, [])
+    assert "not measured" in tables.of_lesson(LESSON, [{"device": "X", "units": {}}])
+    assert tables.summary([]).count("not measured") == len(bench.units())
     failed = {"device": "X", "units": {f"bench {LESSON.id}": {"exit_code": 1}}}
-    assert "not measured" in measured.of_lesson(LESSON, [failed])
+    assert "not measured" in tables.of_lesson(LESSON, [failed])
 
 
 def test_a_lesson_shows_all_rows():
     rows = {"copy": ROW, "add: torch": ROW | {"share_of_copy": 0.9, "share_of_read": 0.8},
             "add: add_triton": ROW | {"share_of_copy": 0.975, "share_of_read": 0.866,
                                       "times_torch": 1.08}}
-    text = measured.of_lesson(LESSON, [record("H200", rows)])
+    text = tables.of_lesson(LESSON, [record("H200", rows)])
     assert "Measured on an H200" in text and "not measured" not in text
     assert "|  | µs | TFLOP/s | share of copy | share of read | × torch |" in text
     assert "| add: add_triton | 2000.0 ± 1% | 0.25 | 98% | 87% | 1.08 |" in text
@@ -53,7 +54,7 @@ def aimed(monkeypatch):
 
 
 def test_targets_stand_in_the_tables_before_they_are_measured(aimed):
-    text = measured.of_lesson(LESSON, [])
+    text = tables.of_lesson(LESSON, [])
     assert text.splitlines()[2:] == [
         "| target on an H200 | | |", "| --- | --- | --- |",
         "| norm: triton | ≥ 93% of copy | not measured |",
@@ -62,16 +63,16 @@ def test_targets_stand_in_the_tables_before_they_are_measured(aimed):
         "| norm: lost | ≥ 0.70 × cudnn | not measured |"]
     wanted = ("norm: triton ≥ 93% of copy, ≥ 1.30 × torch, ≥ 1 TFLOP/s; "
               "norm: lost ≥ 0.70 × cudnn")
-    assert f"| {LESSON.id} | {wanted} | not measured |" in measured.summary([])
+    assert f"| {LESSON.id} | {wanted} | not measured |" in tables.summary([])
 
 
 def test_targets_are_judged(aimed):
-    text = measured.of_lesson(LESSON, [aimed])
+    text = tables.of_lesson(LESSON, [aimed])
     assert "| × torch | target on an H200 |" in text
     assert "| 1.20 | ≥ 93% of copy: met; ≥ 1.30 × torch: missed; ≥ 1 TFLOP/s: missed |" in text
     assert "| 1.10 | ≥ 0.70 × cudnn: not measured |" in text
     assert "| norm: cudnn | no such library |  |" in text
-    row = next(line for line in measured.summary([aimed]).splitlines() if LESSON.id in line)
+    row = next(line for line in tables.summary([aimed]).splitlines() if LESSON.id in line)
     assert row.endswith("| norm: triton: 95% of copy, 95% of read, 1.20 × torch. "
                         "Targets: 1 of 4 met |")
 
@@ -88,12 +89,14 @@ def test_judged_rows_carry_their_targets():
     assert rows["b"] == {"share_of_copy": 0.95}
 
 
-def test_targets_are_read_without_running_the_lesson():
+def test_targets_are_read_without_running_the_lesson(tmp_path):
     class Lesson:
-        sources = {"python": "import nothing\nH200_TARGETS = {'a: b': {'times_torch': 1.5}}\n"}
+        bench = tmp_path / "k01.py"
 
+    assert bench.targets(Lesson) == {}
+    Lesson.bench.write_text("import nothing\nH200_TARGETS = {'a: b': {'times_torch': 1.5}}\n")
     assert bench.targets(Lesson) == {"a: b": {"times_torch": 1.5}}
-    Lesson.sources = {"python": "def bench():\n    H200_TARGETS = 1\n"}
+    Lesson.bench.write_text("def bench():\n    H200_TARGETS = 1\n")
     assert bench.targets(Lesson) == {}
 
 
@@ -126,7 +129,7 @@ def ways(**ratios):
 ])
 def test_the_summary_names_the_best_of_ones_own_kernels(rows, said):
     rows = {"copy": ways(copy=1.0), "read": ways(copy=1.1)} | rows
-    text = measured.summary([record("H200", rows), record("Other", {})])
+    text = tables.summary([record("H200", rows), record("Other", {})])
     assert f"| {LESSON.id} |  | {said} | not measured |" in text
 
 

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from lab import check, compare, course, stub
-from lab.candidate import Candidate
+from lab import course, stub
+from lab.judge import check, compare
+from lab.judge.candidate import Candidate
 
 
 def message(name, body):

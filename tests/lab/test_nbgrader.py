@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from lab import course, notebooks, stub
-from lab.check import NotProvenHere
+from lab import course, stub
 from lab.cli import app
 from lab.course import CourseError
+from lab.desk import ipynb
 from lab.grading import nbgrader
+from lab.judge.check import NotProvenHere
 
 FIELDS = {"schema_version": int, "grade": bool, "locked": bool, "solution": bool, "task": bool,
           "grade_id": str}         # of schema 3; `points` where grade
@@ -21,7 +22,7 @@ FIELDS = {"schema_version": int, "grade": bool, "locked": bool, "solution": bool
 
 def marks(lesson):
     """[(nbgrader's metadata, text)] of the cells that have some."""
-    return [(cell["metadata"]["nbgrader"], notebooks.source(cell))
+    return [(cell["metadata"]["nbgrader"], ipynb.source(cell))
             for cell in nbgrader.marked(lesson)["cells"] if "nbgrader" in cell["metadata"]]
 
 
@@ -60,8 +61,8 @@ def test_no_answer_is_exported(tmp_path):
     made = tmp_path / "made" / "source" / "k01_vector_add" / "k01_vector_add.ipynb"
     notebook = json.loads(made.read_text())
     stubs = json.loads(course.find("k01").notebook.read_text("utf-8"))
-    answers = {notebooks.source(c) for c in notebook["cells"] if notebooks.exercise_of(c)}
-    assert answers == {notebooks.source(c) for c in stubs["cells"] if notebooks.exercise_of(c)}
+    answers = {ipynb.source(c) for c in notebook["cells"] if ipynb.exercise_of(c)}
+    assert answers == {ipynb.source(c) for c in stubs["cells"] if ipynb.exercise_of(c)}
 
 
 def test_a_grading_cell_raises_unless_the_exercise_passed():
@@ -120,7 +121,7 @@ def test_nbgrader_grades_a_right_a_wrong_and_an_untouched_submission(tmp_path):
     for student, cells in (("ada", answers(lesson)), ("ben", wrong), ("cyd", {})):
         notebook = json.loads((folder / "release" / lesson.id / f"{lesson.id}.ipynb").read_text())
         for cell in notebook["cells"]:
-            cell["source"] = cells.get(notebooks.exercise_of(cell), cell["source"])
+            cell["source"] = cells.get(ipynb.exercise_of(cell), cell["source"])
         file = folder / "submitted" / student / lesson.id / f"{lesson.id}.ipynb"
         file.parent.mkdir(parents=True)
         file.write_text(json.dumps(notebook))

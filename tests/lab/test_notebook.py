@@ -4,9 +4,11 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from lab import check, course, notebook, stub
-from lab.candidate import Candidate
-from lab.desk import Desk
+from lab import course, stub
+from lab.desk import notebook
+from lab.desk.desk import Desk
+from lab.judge import check
+from lab.judge.candidate import Candidate
 
 ADD = "def count_add(n, itemsize):\n    return n, {} * n * itemsize\n"
 KERNEL = """%%cuda

@@ -8,10 +8,11 @@ import re
 
 import pytest
 
-from lab import check, course, stub
-from lab.candidate import Candidate
+from lab import course, stub
 from lab.course import SPEED, SUFFIX
 from lab.grading.sandbox import is_kernel
+from lab.judge import check
+from lab.judge.candidate import Candidate
 
 VALUES = {
     "None": "None", "True": "True", "401 digits": "10**400", "5,001 digits": "10**5000",

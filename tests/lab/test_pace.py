@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from lab import check, course, device, isolate, pace
-from lab.calls import Calls
-from lab.candidate import Candidate, reference
+from lab import course, device
 from lab.grading.sandbox import is_kernel
-from lab.isolate import running
+from lab.judge import check, isolate, pace
+from lab.judge.candidate import Candidate, reference
+from lab.judge.isolate import running
+from lab.judge.report import exit_code
+from lab.remote.pace_calls import Calls
 
 TIMED = [(lesson, exercise) for lesson in course.lessons() for exercise in lesson.exercises
          if exercise.speed_points]
@@ -299,7 +301,7 @@ def test_without_a_gpu_the_speed_of_a_pass_is_not_proven(monkeypatch):
     assert own.verdict == "pass" and own.points == own.max_points
     assert speed == check.Verdict("softmax_online_triton.speed", "not_proven_here", None, 2,
                                   "needs an NVIDIA GPU")
-    assert check.exit_code([own, speed]) == 0       # all that was asked has passed
+    assert exit_code([own, speed]) == 0       # all that was asked has passed
 
 
 def test_what_does_not_pass_is_not_measured():
@@ -327,7 +329,7 @@ def test_with_a_gpu_the_ratio_decides_about_points_alone(monkeypatch, ratio, ver
     assert own.verdict == "pass", own.message
     assert (speed.verdict, speed.points, speed.max_points) == (verdict, points, 2)
     assert says in speed.message
-    assert check.exit_code([own, speed]) == 0
+    assert exit_code([own, speed]) == 0
 
 
 # ---- the lessons

@@ -4,9 +4,10 @@ import time
 
 import pytest
 
-from lab import check, stub
+from lab import stub
 from lab.grading import extract, pieces
 from lab.grading.parts import Part
+from lab.judge import check
 from tests.lab.test_extract import (
     FUSED,
     K07,

@@ -7,9 +7,9 @@ import time
 import pytest
 
 from lab import course as course_of_lessons
-from lab import prove, verify
-from lab import record as records
+from lab.author import prove, verify
 from lab.device import Gpu
+from lab.measure import records as records
 
 GPU = Gpu("NVIDIA Test 1", (9, 0), 80 * 2**30)
 MARK = "@pytest.mark." + "gpu"          # in one word, this file would count as a GPU test

@@ -5,7 +5,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from lab import bench, build, cli, course, device, measured, record
+from lab import cli, course, device
+from lab.author import build
+from lab.measure import bench, records, tables
 
 GPU = device.Gpu("NVIDIA Made Up 1", (9, 0), 80 * 2**30)
 LESSONS = [course.find(name) for name in ("k02_transpose", "k08_rmsnorm")]
@@ -27,9 +29,9 @@ ROWS = {
 def machine(tmp_path, monkeypatch):
     """A folder in place of the course's, on a machine whose GPU gives ROWS."""
     (tmp_path / "benchmarks").mkdir()
-    monkeypatch.setattr(record, "ROOT", tmp_path)
+    monkeypatch.setattr(records, "ROOT", tmp_path)
     monkeypatch.setattr(device, "gpu", lambda: GPU)
-    monkeypatch.setattr(record, "clocks", lambda: {"clocks.sm": 1980})
+    monkeypatch.setattr(records, "clocks", lambda: {"clocks.sm": 1980})
     monkeypatch.setattr(bench, "measure", lambda lesson: bench.judge(
         ROWS[lesson.id], bench.targets(lesson)))
     return tmp_path
@@ -62,13 +64,13 @@ def test_bench_writes_a_record_and_keeps_what_is_in_it(machine):
     assert second["units"]["bench k02_transpose"] == first["units"]["bench k02_transpose"]
     unit = second["units"]["bench k08_rmsnorm"]
     assert unit["results"] == rows and unit["clocks"] == {"clocks.sm": 1980}
-    assert unit["about"] == record.about(GPU)
+    assert unit["about"] == records.about(GPU)
 
 
 def test_what_was_proven_before_stays(machine):
     before = {"device": GPU.name, "driver": "old",
               "units": {"tests/test_a.py": {"exit_code": 0}, "bench k02_transpose": {"results": 1}}}
-    record.write(record.path_of(GPU), before)
+    records.write(records.path_of(GPU), before)
     assert lab("k08").exit_code == 0
     after = read(machine)
     new = after["units"].pop("bench k08_rmsnorm")
@@ -79,18 +81,18 @@ def test_what_was_proven_before_stays(machine):
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}"])
 def test_a_damaged_record_is_not_overwritten(machine, content):
-    path = record.path_of(GPU)
+    path = records.path_of(GPU)
     path.write_text(content)
     with pytest.raises(course.CourseError, match="is damaged: expected a record with units"):
-        record.keep(GPU, "bench k02_transpose", {})
+        records.keep(GPU, "bench k02_transpose", {})
     assert path.read_text() == content
 
 
 def test_tables_are_made_from_the_record(machine, monkeypatch):
     for lesson in LESSONS:
         lab(lesson.id)
-    found = measured.records(machine / "benchmarks")
-    monkeypatch.setattr(measured, "records", lambda: found)
+    found = tables.records(machine / "benchmarks")
+    monkeypatch.setattr(tables, "records", lambda: found)
     readme = build.shared()[course.ROOT / "README.md"]
     assert "| lesson | targets on an H200 | NVIDIA Made Up 1 |" in readme
     lines = {line.split(" | ")[0].strip("| "): line for line in readme.splitlines()}
@@ -101,17 +103,17 @@ def test_tables_are_made_from_the_record(machine, monkeypatch):
     stubbed, _ = build.make(LESSONS[0])
     assert any("Measured on an NVIDIA Made Up 1" in "".join(cell["source"])
                and "≥ 92% of copy: missed" in "".join(cell["source"]) for cell in stubbed["cells"])
-    assert "not measured" in measured.of_lesson(course.find("k03_reduce"), found)
+    assert "not measured" in tables.of_lesson(course.find("k03_reduce"), found)
 
 
 def test_clocks_are_what_nvidia_smi_says_of_one_gpu(tmp_path, monkeypatch):
     smi = tmp_path / "smi"
-    monkeypatch.setattr(record.shutil, "which", lambda name: str(smi))
-    for said, found in (("1980, 1980, 3201", dict(zip(record.CLOCKS, (1980, 1980, 3201),
+    monkeypatch.setattr(records.shutil, "which", lambda name: str(smi))
+    for said, found in (("1980, 1980, 3201", dict(zip(records.CLOCKS, (1980, 1980, 3201),
                                                       strict=True))),
                         ("[N/A], 1980, 3201", {}), ("1980, 1980, 3201\n345, 1980, 3201", {})):
         smi.write_text(f"#!/bin/sh\nprintf '%s\\n' '{said}'\n")
         smi.chmod(0o755)
-        assert record.clocks() == found
-    monkeypatch.setattr(record.shutil, "which", lambda name: None)
-    assert record.clocks() == {}
+        assert records.clocks() == found
+    monkeypatch.setattr(records.shutil, "which", lambda name: None)
+    assert records.clocks() == {}

@@ -11,11 +11,12 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from lab import course, device, stub, tape
+from lab import course, device, stub
 from lab.cli import app
 from lab.course import ROOT, CourseError
 from lab.grading import lacks, leaks, release
-from lab.subject import SLACK
+from lab.judge import tape
+from lab.judge.subject import SLACK
 
 K01 = course.find("k01_vector_add")
 
@@ -185,7 +186,7 @@ def test_a_notebook_runs_although_answers_are_absent(edition):
                         "k01_vector_add, generate", "# of o02_life_of_a_token that this edition "
                         "does not have.", "#", "# import numpy as np"]
     assert all(row.startswith("#") for row in last)
-    said = release.inside(edition[0], "-c", lacks.RUN, "k01", given=json.dumps(K01.sources))
+    said = release.inside(edition[0], "-c", lacks.RUN, "k01", text=json.dumps(K01.sources))
     assert lacks.wrong(K01, json.loads(said.splitlines()[-1])) == {}
 
 
@@ -321,7 +322,7 @@ def test_make_test_proves_a_fresh_clone(tmp_path):
     release.release(plan, tmp_path / "made", silent)
     subprocess.run(["git", "clone", "-q", str(tmp_path / "made"), str(tmp_path / "clone")],
                    check=True)
-    done = inside(tmp_path / "clone", "-m", "lab.prove", "sample")
+    done = inside(tmp_path / "clone", "-m", "lab.author.prove", "sample")
     assert done.returncode == 0, done.stdout[-3000:]
     assert "k01_vector_add: 8 of 8 proofs, 0 mutants" in done.stdout
     assert "6 lesson(s) checked, 0 stale" in done.stdout

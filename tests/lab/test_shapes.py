@@ -5,7 +5,7 @@ import importlib.util
 
 import pytest
 
-from lab.shapes import ShapeError, checked
+from lab.remote.shapes import ShapeError, checked
 
 PRELUDE = '''
 class A:

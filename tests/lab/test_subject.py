@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from lab import course
-from lab import subject as subjects
-from lab.isolate import running
-from lab.subject import Raised, Stopped, Subject
-from lab.warm import Child
+from lab.judge import subject as subjects
+from lab.judge.isolate import running
+from lab.judge.subject import Raised, Stopped, Subject
+from lab.remote.warm import Child
 
 PROBE = '''
     import os, sys, time
@@ -43,8 +43,8 @@ PROBE = '''
     def hidden(): return [k for k in sys.modules if k.startswith(("tests", "solutions", "pytest"))]
     def paths(): return [p for p in sys.path]
     def writes():
-        import lab.wire
-        lab.wire.frame = lambda *a: b"\\0" * 15 + b"\\2" + b"[]" * 8
+        import lab.remote.wire
+        lab.remote.wire.frame = lambda *a: b"\\0" * 15 + b"\\2" + b"[]" * 8
     def cube(x): return x * x * x
     def predict_one(): return np.int64(1)
     def predict_list(): return [1]
@@ -59,7 +59,7 @@ def probe(tmp_path):
     def start():
         request = {"folder": str(tmp_path), "floor": "floor", "lesson": "x99_probe",
                    "simulator": False, "shapes": False}
-        return Child("subject", request, ("numpy", "torch", "lab.child"))
+        return Child("lab.remote.child", request, ("numpy", "torch", "lab.remote.child"))
 
     proxy = Subject(start, reference=lambda: Fast())
     yield proxy
@@ -212,7 +212,7 @@ def test_answers_to_predictions_are_kept_as_plain_values(probe):
 
 
 def test_callbacks_do_not_cross(probe):
-    from lab.wire import Unsendable
+    from lab.remote.wire import Unsendable
     with pytest.raises(Unsendable, match="subject.make"):
         probe.double(lambda: 1)
 

@@ -9,10 +9,11 @@ import zipfile
 
 import pytest
 
-from lab import check, course, stub
+from lab import course, stub
 from lab.course import ROOT, CourseError
-from lab.desk import Desk
+from lab.desk.desk import Desk
 from lab.grading import extract, intake, submit
+from lab.judge import check
 
 K07, R01 = course.find("k07_softmax"), course.find("r01_roofline")
 MERGE = stub.extract(K07.sources["python"], "merge", "python")

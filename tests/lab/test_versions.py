@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lab import versions
+from lab.author import versions
 from lab.course import ROOT
 from lab.setup import Missing
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lab import wire
+from lab.remote import wire
 
 
 def cross(value):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from lab import simulator
-from lab.subject import Launched
-from lab.work import same_work
+from lab.judge.subject import Launched
+from lab.judge.work import same_work
 
 HEAD = 'extern "C" __global__ void k(const float* x, float* y, int C) {\n'
 OWN = """x += blockIdx.x * C; y += blockIdx.x * C;

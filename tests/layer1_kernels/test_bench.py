@@ -13,7 +13,9 @@ from torch.overrides import TorchFunctionMode
 
 import day01_roofline
 from day01_roofline.beside import BASELINES, THEIRS
-from lab import bench, shapes, simulator
+from lab import simulator
+from lab.measure import bench
+from lab.remote import shapes
 
 # lesson -> the sizes it is measured at here. No two sizes of an array are alike.
 SIZES = {
@@ -66,7 +68,7 @@ class CudaIsTheCpu(TorchFunctionMode):
 def families(monkeypatch):
     """families(lesson): what its bench() hands to `beside`, the same numbers each time."""
     def built(lesson):
-        module = importlib.import_module(f"{lesson.floor}.{lesson.id}")
+        module = importlib.import_module(f"{lesson.floor}.bench.{lesson.id}")
         torch.manual_seed(0)
         with CudaIsTheCpu():
             return module.bench(**SIZES[lesson.id])
@@ -100,10 +102,12 @@ def same(a, b, near):
 
 def kernels(lesson):
     """The kernels of a lesson: of its .cu, but for those that a macro makes; and in Triton."""
-    module = importlib.import_module(f"{lesson.floor}.{lesson.id}")
+    modules = [importlib.import_module(f"{lesson.floor}.{name}")
+               for name in (lesson.id, f"bench.{lesson.id}")]
     found = set(re.findall(r"__global__\b[^(;]*?(?:\([^)]*\)\s*)?(\w+_cuda)\(",
                            lesson.sources.get("cuda", "")))
-    return found | {name for name, value in vars(module).items() if name.endswith("_triton")
+    return found | {name for module in modules for name, value in vars(module).items()
+                    if name.endswith("_triton")
                     and isinstance(value, triton.JITFunction) and "tl.program_id(" in value.src
                     and value.fn.__module__ == module.__name__}
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from lab import device
-from lab.adversarial import VALUES
-from lab.pace import numbers
-from lab.work import same_work
+from lab.judge.adversarial import VALUES
+from lab.judge.pace import numbers
+from lab.judge.work import same_work
 
 SIZES = [1, 127, 129, 1000]
 THREADS = 128

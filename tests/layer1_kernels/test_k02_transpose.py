@@ -6,10 +6,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from lab.adversarial import VALUES
-from lab.pace import numbers
-from lab.subject import Raised
-from lab.work import same_work
+from lab.judge.adversarial import VALUES
+from lab.judge.pace import numbers
+from lab.judge.subject import Raised
+from lab.judge.work import same_work
 
 CUDA = ("transpose_naive_cuda", "transpose_tile_cuda", "transpose_padded_cuda",
         "transpose_swizzled_cuda", "transpose_vector_cuda")
@@ -323,7 +323,8 @@ def test_what_the_launchers_refuse(subject):
 
 @pytest.mark.slow
 def test_shipped_for_hopper():
-    from layer1_kernels.k02_transpose import KERNELS, shipped
+    from layer1_kernels.bench.k02_transpose import shipped
+    from layer1_kernels.k02_transpose import KERNELS
 
     for name, found in shipped().items():
         assert found.spills == 0 and not found.serialised, found

@@ -8,10 +8,10 @@ import re
 import numpy as np
 import pytest
 
-from lab.adversarial import VALUES
-from lab.pace import whole
-from lab.subject import Raised
-from lab.work import same_work
+from lab.judge.adversarial import VALUES
+from lab.judge.pace import whole
+from lab.judge.subject import Raised
+from lab.judge.work import same_work
 
 CUDA = ("sum_tree_cuda", "sum_sequential_cuda", "sum_shuffle_cuda", "sum_vector_cuda",
         "sum_atomic_cuda")
@@ -363,7 +363,8 @@ def test_reduce_sum_cuda_wants_sixteen_bytes():
 
 def test_the_public_sums_have_no_atomics():
     """Their order is fixed by n, whatever ends first."""
-    from layer1_kernels.k03_reduce import KERNELS, shipped
+    from layer1_kernels.bench.k03_reduce import shipped
+    from layer1_kernels.k03_reduce import KERNELS
 
     atomic = re.compile(r"\b(atom|red)\.")
     texts = {name: found.ptx for name, found in shipped().items()}
@@ -374,7 +375,8 @@ def test_the_public_sums_have_no_atomics():
 
 @pytest.mark.slow
 def test_shipped_for_hopper():
-    from layer1_kernels.k03_reduce import KERNELS, shipped
+    from layer1_kernels.bench.k03_reduce import shipped
+    from layer1_kernels.k03_reduce import KERNELS
 
     for name, found in shipped().items():
         assert found.spills == 0 and not found.serialised, found

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from lab.addresses import FAR, ROWS, in_64_bits
-from lab.adversarial import VALUES, shifted
-from lab.pace import numbers
-from lab.subject import Raised
-from lab.work import same_work
+from lab.judge.addresses import FAR, ROWS, in_64_bits
+from lab.judge.adversarial import VALUES, shifted
+from lab.judge.pace import numbers
+from lab.judge.subject import Raised
+from lab.judge.work import same_work
 
 CUDA = ("matmul_naive_cuda", "matmul_swapped_cuda", "matmul_coalesced_cuda")
 SIZES = [(33, 17, 40), (40, 9, 31), (3, 21, 129), (5, 2, 1000), (1, 1, 1)]          # M, N, K
@@ -334,7 +334,8 @@ def test_oracle_is_torchs(subject, rng):
 
 @pytest.mark.slow
 def test_what_the_assemblers_say():
-    from layer1_kernels.k04_matmul_naive import KERNELS, shipped
+    from layer1_kernels.bench.k04_matmul_naive import shipped
+    from layer1_kernels.k04_matmul_naive import KERNELS
 
     for kernel in CUDA:
         found = KERNELS.get(kernel).resources

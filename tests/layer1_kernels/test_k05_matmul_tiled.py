@@ -5,11 +5,11 @@ import itertools
 import numpy as np
 import pytest
 
-from lab.addresses import FAR, ROWS, in_64_bits
-from lab.adversarial import factors, views
-from lab.pace import numbers
-from lab.subject import Raised
-from lab.work import same_work
+from lab.judge.addresses import FAR, ROWS, in_64_bits
+from lab.judge.adversarial import factors, views
+from lab.judge.pace import numbers
+from lab.judge.subject import Raised
+from lab.judge.work import same_work
 
 TILE = 32
 SIZES = [(9, 21, 65), (33, 17, 31), (3, 40, 29), (1, 1, 1), (32, 32, 64)]           # M, N, K
@@ -472,7 +472,8 @@ def test_the_tile_fits_the_matrix(subject):
 
 @pytest.mark.slow
 def test_what_hopper_gets():
-    from layer1_kernels.k05_matmul_tiled import KERNELS, shipped
+    from layer1_kernels.bench.k05_matmul_tiled import shipped
+    from layer1_kernels.k05_matmul_tiled import KERNELS
 
     for name, found in shipped().items():
         assert found.spills == 0, f"{name}: {found.spills} bytes spilled"

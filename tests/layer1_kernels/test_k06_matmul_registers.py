@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from lab.addresses import in_64_bits
-from lab.adversarial import factors
-from lab.pace import numbers
-from lab.subject import Raised
-from lab.work import same_work
+from lab.judge.addresses import in_64_bits
+from lab.judge.adversarial import factors
+from lab.judge.pace import numbers
+from lab.judge.subject import Raised
+from lab.judge.work import same_work
 
 BLOCKS = {          # side of a block's tile, threads, thread tile
     "matmul_strip_cuda": (64, 512, (8, 1)), "matmul_square_cuda": (128, 256, (8, 8)),

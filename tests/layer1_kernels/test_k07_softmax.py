@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lab.adversarial import VALUES, shifted
-from lab.pace import numbers
-from lab.subject import Raised
-from lab.work import same_work
+from lab.judge.adversarial import VALUES, shifted
+from lab.judge.pace import numbers
+from lab.judge.subject import Raised
+from lab.judge.work import same_work
 
 CUDA = ("softmax_three_pass_cuda", "softmax_fused_cuda", "softmax_online_cuda")
 SIZES = [(3, 127, 128), (3, 1000, 128), (2, 1500, 256), (1, 129, 32), (1, 1, 128),

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from lab.adversarial import VALUES, shifted
-from lab.pace import numbers
-from lab.subject import Raised
-from lab.work import same_work
+from lab.judge.adversarial import VALUES, shifted
+from lab.judge.pace import numbers
+from lab.judge.subject import Raised
+from lab.judge.work import same_work
 
 EPS = 0.01              # large enough to be missed
 SIZES = [(3, 1000, "float32"), (1, 1, "float32"), (2, 127, "float16"), (3, 129, "bfloat16"),
@@ -434,7 +434,7 @@ def test_oracles_are_torchs(subject, rng):
 @pytest.mark.slow
 @pytest.mark.parametrize("C", [4096, 8192, 32_768, 65_536])
 def test_shipped_kernels_on_hopper(C):
-    from layer1_kernels.k08_rmsnorm import shipped
+    from layer1_kernels.bench.k08_rmsnorm import shipped
 
     for name, kernel in shipped(C).items():
         assert kernel.spills == 0, f"{name}: {kernel}"

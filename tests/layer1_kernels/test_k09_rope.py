@@ -5,10 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from lab.adversarial import VALUES, shifted
-from lab.pace import numbers, whole
-from lab.subject import Raised
-from lab.work import same_work
+from lab.judge.adversarial import VALUES, shifted
+from lab.judge.pace import numbers, whole
+from lab.judge.subject import Raised
+from lab.judge.work import same_work
 
 ROOM, THETA = 50, 100.0
 SIZES = [(5, 3, 2, 10, "float32"), (1, 1, 1, 2, "float32"), (3, 5, 1, 64, "float16"),
@@ -465,7 +465,7 @@ def test_turns_keep_scores_of_equal_distance(subject, rng):
 @pytest.mark.slow
 @pytest.mark.parametrize("H, G, D", [(32, 8, 128), (32, 8, 64), (64, 8, 128), (8, 1, 256)])
 def test_shipped_kernels_on_hopper(H, G, D):
-    from layer1_kernels.k09_rope import shipped
+    from layer1_kernels.bench.k09_rope import shipped
 
     for name, kernel in shipped(H, G, D).items():
         assert kernel.spills == 0, f"{name}: {kernel}"

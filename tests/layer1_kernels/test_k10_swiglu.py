@@ -5,10 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from lab.adversarial import VALUES, shifted
-from lab.pace import numbers
-from lab.subject import Raised
-from lab.work import same_work
+from lab.judge.adversarial import VALUES, shifted
+from lab.judge.pace import numbers
+from lab.judge.subject import Raised
+from lab.judge.work import same_work
 
 SIZES = [(3, 1000, "float32"), (1, 1, "float32"), (2, 127, "float16"), (3, 129, "bfloat16")]
 TILES = [(17, 72, 20, "float32"), (1, 16, 1, "float32"), (17, 50, 33, "float16"),
@@ -413,7 +413,7 @@ def test_oracles_are_torchs(subject, rng):
 @pytest.mark.slow
 @pytest.mark.parametrize("T", [1, 64, 8192])
 def test_shipped_kernels_on_hopper(T):
-    from layer1_kernels.k10_swiglu import shipped
+    from layer1_kernels.bench.k10_swiglu import shipped
 
     kernels = shipped(T)
     for name, kernel in kernels.items():

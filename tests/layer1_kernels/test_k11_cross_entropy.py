@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from lab.adversarial import VALUES, shifted
-from lab.pace import numbers, whole
-from lab.subject import Raised
-from lab.work import same_work
+from lab.judge.adversarial import VALUES, shifted
+from lab.judge.pace import numbers, whole
+from lab.judge.subject import Raised
+from lab.judge.work import same_work
 
 IGNORE = -100
 BLOCK = 128
@@ -532,7 +532,7 @@ def test_oracles_are_torchs(subject, rng):
 @pytest.mark.slow
 def test_shipped_kernels_on_hopper():
     """Narrow loads are those of one number a row: target, its logit, m, s, upstream."""
-    from layer1_kernels.k11_cross_entropy import shipped
+    from layer1_kernels.bench.k11_cross_entropy import shipped
 
     for name, kernel in shipped().items():
         assert kernel.spills == 0 and kernel.shared <= 227 * 1024, f"{name}: {kernel}"

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from lab.adversarial import factors
-from lab.pace import numbers
-from lab.subject import Raised
-from lab.work import same_work
+from lab.judge.adversarial import factors
+from lab.judge.pace import numbers
+from lab.judge.subject import Raised
+from lab.judge.work import same_work
 
 TILE, BK, THREADS = 64, 64, 128
 WHOLE = [(32, 16, 48), (16, 48, 16), (16, 16, 160)]         # M, N, K of wmma_warp_cuda
@@ -520,13 +520,13 @@ def test_what_the_lesson_says_of_hopper():
 @pytest.mark.parametrize("sizes", ["i32:16", "i32"])
 def test_what_the_assembler_makes_of_persistent(sizes):
     """Tiles copied by the TMA both ways, no thread loads or stores; ragged sizes change nothing."""
-    from lab import compiled
-    from layer1_kernels.k12_tensor_cores import shipped
+    from lab.author import hopper_report
+    from layer1_kernels.bench.k12_tensor_cores import shipped
 
     for name, found in shipped(sizes).items():
         assert found.wgmma and not found.mma_sync and not found.spills, name
         assert found.tma_loads and found.tma_stores and not found.serialised, name
-        assert not found.loads and not found.stores and found.shared <= compiled.SHARED, name
+        assert not found.loads and not found.stores and found.shared <= hopper_report.SHARED, name
 
 
 @pytest.mark.slow

@@ -6,10 +6,10 @@ import math
 import numpy as np
 import pytest
 
-from lab.adversarial import VALUES, shifted
-from lab.pace import numbers
-from lab.subject import Raised
-from lab.work import same_work
+from lab.judge.adversarial import VALUES, shifted
+from lab.judge.pace import numbers
+from lab.judge.subject import Raised
+from lab.judge.work import same_work
 
 SIZES = [   # B, T, N, H, G, D, causal, dtype, BM, BN
     (1, 20, 77, 4, 2, 32, True, "float16", 16, 32),     # ragged, grouped heads, N > T
@@ -476,7 +476,8 @@ def test_fp32_does_not_spill(T):
     ({"T": "i32", "N": "i32"}, {}), ({"G": "i32:16"}, {}), ({"G": 1}, {}), ({}, {"CAUSAL": False})])
 def test_other_launches_compile_as_well(change, meta):
     """Ragged lengths, no grouping, one kv head, not causal: Triton compiles anew for each."""
-    from lab import compiled, simulator
+    from lab import simulator
+    from lab.author import hopper_report
     from layer1_kernels.k13_flash_attention import flash_triton
 
     kinds = dict.fromkeys(flash_triton.arg_names[:19], "i32:16")
@@ -485,7 +486,7 @@ def test_other_launches_compile_as_well(change, meta):
         flash_triton, kinds | {"lse": "*fp32", "scale": "fp32", "G": "i32"} | change,
         {"CAUSAL": True, "D": 128, "BM": 128, "BN": 64, "BD": 128} | meta, 8, 3)
     assert not found.spills and not found.serialised and found.wgmma
-    assert found.shared <= compiled.SHARED
+    assert found.shared <= hopper_report.SHARED
 
 
 @pytest.mark.gpu

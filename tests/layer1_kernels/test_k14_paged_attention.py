@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from lab.addresses import in_64_bits
-from lab.adversarial import VALUES, shifted
-from lab.pace import made_by
-from lab.subject import Raised
-from lab.work import same_work
+from lab.judge.addresses import in_64_bits
+from lab.judge.adversarial import VALUES, shifted
+from lab.judge.pace import made_by
+from lab.judge.subject import Raised
+from lab.judge.work import same_work
 
 SIZES = [   # new tokens and lengths of each sequence, H, G, D, S, dtype, BM, BN, splits
     ([1, 3], [37, 20], 4, 2, 32, 16, "float16", 16, 16, 1),
@@ -692,7 +692,8 @@ def test_cuda_does_not_spill():
     (512, 4, 128, 16, 4), (1, 8, 64, 16, 4)])
 def test_other_launches_compile_as_well(T, R, D, S, itemsize):
     """Groups, widths and pages of other sizes: Triton compiles anew for each."""
-    from lab import compiled, simulator
+    from lab import simulator
+    from lab.author import hopper_report
     from layer1_kernels.k14_paged_attention import paged_triton, sizes_for
 
     names, kind = paged_triton.arg_names, {2: "*bf16", 4: "*fp32"}[itemsize]
@@ -703,7 +704,7 @@ def test_other_launches_compile_as_well(T, R, D, S, itemsize):
     sizes = sizes_for(T, 1, R, D, itemsize)
     warps, stages = sizes.pop("num_warps"), sizes.pop("num_stages")
     found = simulator.hopper(paged_triton, kinds, {"R": R, "S": S, "D": D} | sizes, warps, stages)
-    assert not found.spills and not found.serialised and found.shared <= compiled.SHARED
+    assert not found.spills and not found.serialised and found.shared <= hopper_report.SHARED
 
 
 @pytest.mark.gpu

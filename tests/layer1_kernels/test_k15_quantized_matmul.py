@@ -5,10 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from lab.adversarial import VALUES, shifted
-from lab.pace import made_by, numbers
-from lab.subject import Raised
-from lab.work import same_work
+from lab.judge.adversarial import VALUES, shifted
+from lab.judge.pace import made_by, numbers
+from lab.judge.subject import Raised
+from lab.judge.work import same_work
 
 GEMV = [(9, 320, 4, 32, "float32", 2), (5, 96, 8, 16, "float32", 1), (3, 160, 4, 16, "float16", 1),
         (17, 256, 8, 128, "bfloat16", 2), (4, 512, 4, 512, "float32", 3)]
@@ -519,7 +519,7 @@ def test_what_is_refused(subject):
 @pytest.mark.slow
 @pytest.mark.parametrize("group", [128, 16, 4096])
 def test_shipped_kernels_on_hopper(group):
-    from layer1_kernels.k15_quantized_matmul import shipped
+    from layer1_kernels.bench.k15_quantized_matmul import shipped
 
     for name, kernel in shipped(group=group).items():
         assert kernel.spills == 0 and not kernel.serialised, f"{name}: {kernel}"

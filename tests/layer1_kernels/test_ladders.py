@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pytest
 
 from lab import simulator
-from lab.ladder import table
+from lab.measure.ladder import table
 
 # lesson -> the sizes it is counted at here, and the columns of its bytes and of its sectors
 LADDERS = {
@@ -38,7 +38,7 @@ def triton_on_the_cpu():
 @pytest.mark.parametrize("lesson", LADDERS)
 def test_ladder(lesson):
     sizes, *columns = LADDERS[lesson]
-    steps = importlib.import_module(f"layer1_kernels.{lesson}").ladder(*sizes)
+    steps = importlib.import_module(f"layer1_kernels.bench.{lesson}").ladder(*sizes)
     assert len({step.changed for step in steps}) == len(steps)
     for step in steps:
         for column in " ".join(columns).split():

@@ -9,19 +9,19 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lab import device, simulator
-from lab.desk import Desk
+from lab.desk.desk import Desk
 from layer1_kernels import kernels
 from layer2_graph import (
-    HostLlama,
+    CpuLlama,
     ModelError,
     PagedCache,
+    cpu_kernels,
     generate,
-    host_kernels,
     load,
     read_config,
-    rungs,
 )
 from layer2_graph.checkpoint import shapes
+from layer2_graph.decode_ladder import comparison
 
 transformers = pytest.importorskip("transformers")
 FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
@@ -477,7 +477,7 @@ def test_pytorchs_table_takes_heads_of_any_width(tmp_path, D):
     right = theirs(folder)
     assert (logits(folder) - right).abs().max() < 1e-5
     own = load(folder)
-    host = HostLlama(own.config, own.weights, host_kernels())
+    host = CpuLlama(own.config, own.weights, cpu_kernels())
     cache = PagedCache(own.config, 1, len(TOKENS))
     host.forward(cache.step([TOKENS[:-1]]), cache)
     last = host.forward(cache.step([TOKENS[-1:]]), cache)           # by NumPy, after a prefill
@@ -545,10 +545,10 @@ def test_the_rungs_ignore_what_they_are_told_to(folder_with, monkeypatch, capsys
         raise ModelError(f"measured; transformers: {theirs}")
 
     folder = folder_with({"logits_scaling": 8.0, "max_position_embeddings": 128})
-    monkeypatch.setattr(rungs, "measure", measured)
-    assert rungs.main(["--model", str(folder)]) == 2
+    monkeypatch.setattr(comparison, "measure", measured)
+    assert comparison.main(["--model", str(folder)]) == 2
     assert "--ignore-config logits_scaling" in capsys.readouterr().err
-    assert rungs.main(["--model", str(folder), "--ignore-config", "logits_scaling"]) == 2
+    assert comparison.main(["--model", str(folder), "--ignore-config", "logits_scaling"]) == 2
     assert capsys.readouterr().err == "measured; transformers: it heeds logits_scaling\n"
 
 

@@ -1,4 +1,4 @@
-"""The benchmark behind layer2_graph.decode_speed: its parts, and the record. No time is judged."""
+"""layer2_graph.bench.decode_speed: its parts, and the record. No time is judged."""
 
 import json
 from functools import partial
@@ -6,9 +6,9 @@ from functools import partial
 import pytest
 
 from lab.course import CourseError
-from layer2_graph import decode_speed as speed
-from layer2_graph.decode_card import table
-from layer2_graph.decode_speed import Target, agreement, floor_bytes, in_process, judge
+from layer2_graph.bench import decode_speed as speed
+from layer2_graph.bench.decode_card import table
+from layer2_graph.bench.decode_speed import Target, agreement, floor_bytes, in_process, judge
 
 
 def answers(*seconds):

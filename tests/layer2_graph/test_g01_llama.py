@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lab.adversarial import VALUES, views
+from lab.judge.adversarial import VALUES, views
 from layer1_kernels import kernels
 from layer2_graph import Launches, PagedCache, greedy, load
 
@@ -70,7 +70,7 @@ class Given:
         config = subject.make("layer2_graph.config:Config", L=3, C=C, H=H, G=G, D=D, F=F, V=1,
                               eps=self.eps, theta=100.0, room=32)
         table = subject.kernels("torch")
-        self.ops = {name: subject.make("lab.mocks:Watched", getattr(table, name))
+        self.ops = {name: subject.make("lab.judge.mocks:Watched", getattr(table, name))
                     for name in ("rmsnorm", "matmul", "swiglu", "rope")}
         self.rope = self.ops["rope"]
         ops = subject.make("types:SimpleNamespace", **self.ops)
@@ -84,7 +84,7 @@ class Given:
         none = torch.zeros(0)
         self.step = subject.Step(none, torch.from_numpy(self.positions), none, none, none, none)
         self.answer = rng.standard_normal((T, H, D))
-        self.attend = subject.make("lab.mocks:Watched", None, torch.from_numpy(self.answer))
+        self.attend = subject.make("lab.judge.mocks:Watched", None, torch.from_numpy(self.answer))
         self.cache = subject.make("types:SimpleNamespace", attend=self.attend)
 
     def named(self, weights, biases):

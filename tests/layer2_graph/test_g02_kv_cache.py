@@ -8,7 +8,7 @@ import torch
 
 from day01_roofline import LLAMAS, count_bytes, count_flops, count_parameters, kv_bytes_per_token
 from lab import simulator
-from lab.adversarial import VALUES
+from lab.judge.adversarial import VALUES
 from layer1_kernels import kernels
 from layer2_graph import (
     Config,
@@ -123,7 +123,7 @@ class Given:
         for b, _, N in self.each:
             self.k[b, N:], self.v[b, N:] = 3.0, 100.0
         table = subject.make("layer1_kernels:kernels", "torch")
-        self.flash = subject.make("lab.mocks:Watched", table.flash_attention)
+        self.flash = subject.make("lab.judge.mocks:Watched", table.flash_attention)
         self.ops = subject.make("types:SimpleNamespace", flash_attention=self.flash)
 
     def run(self, subject, apart=""):

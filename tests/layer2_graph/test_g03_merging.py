@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from day01_roofline import attended, count_bytes, count_flops
 from day02_overview import NANO
 from lab import simulator
-from lab.adversarial import VALUES, views
-from lab.compare import brief
+from lab.judge.adversarial import VALUES, views
+from lab.judge.compare import brief
 from layer1_kernels import kernels
 from layer2_graph import (
     Config,

@@ -12,8 +12,8 @@ import torch
 from torch.nn.functional import linear, silu
 
 from lab import simulator
-from lab.adversarial import VALUES, views
-from lab.compare import brief
+from lab.judge.adversarial import VALUES, views
+from lab.judge.compare import brief
 from layer1_kernels import kernels
 from layer2_graph import (
     Config,
@@ -44,7 +44,7 @@ from layer2_graph import (
 from layer2_graph.checkpoint import shapes
 from layer2_graph.g01_llama import llama_block
 from layer2_graph.g04_graph_passes import gated_mlp, norm
-from layer2_graph.rewriting import insert, rewrite
+from layer2_graph.passes.rewriting import insert, rewrite
 
 aten = torch.ops.aten
 T, C, F = 5, 12, 7

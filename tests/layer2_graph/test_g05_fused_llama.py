@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lab import simulator
-from lab.adversarial import VALUES, views
+from lab.judge.adversarial import VALUES, views
 from layer1_kernels import kernels
 from layer2_graph import (
     Config,
@@ -26,15 +26,14 @@ from layer2_graph import (
     generate_on,
     greedy,
     load,
-    rung_ladder,
-    rungs,
 )
+from layer2_graph.bench.g05_fused_llama import bench
 from layer2_graph.checkpoint import shapes
-from layer2_graph.g05_fused_llama import bench
-from layer2_graph.inductor import launches_in
-from layer2_graph.rung_decoders import Replayed
-from layer2_graph.rung_hugging_face import HuggingFace, their_model
-from layer2_graph.rung_report import verdict
+from layer2_graph.decode_ladder import comparison, ladder
+from layer2_graph.decode_ladder.decoders import Replayed
+from layer2_graph.decode_ladder.hugging_face import HuggingFace, their_model
+from layer2_graph.decode_ladder.inductor import launches_in
+from layer2_graph.decode_ladder.report import verdict
 
 FAMILIES = {"Llama": {}, "SmolLM": {"H": 9, "G": 3, "tied": True},
             "Mistral": {"H": 8, "D": 32, "theta": 1e6}, "Qwen 2": {"bias_qkv": True},
@@ -131,7 +130,7 @@ class Given:
 
     def build(self, subject, room):
         """Model, step and cache, in the code under test."""
-        tensor, watched = torch.from_numpy, lambda *a: subject.make("lab.mocks:Watched", *a)
+        tensor, watched = torch.from_numpy, lambda *a: subject.make("lab.judge.mocks:Watched", *a)
         config = subject.make("layer2_graph.config:Config", L=3, C=self.C, H=self.H, G=self.G,
                               D=self.D, F=self.F, V=1, eps=self.eps, theta=100.0, room=room)
         table = subject.make("layer1_kernels:kernels", "torch")
@@ -399,7 +398,7 @@ class Scored:
         config = subject.make("layer2_graph.config:Config", L=0, C=C, H=1, G=1, D=2, F=1, V=V,
                               eps=self.eps, theta=100.0, room=32, tied=tied)
         table = subject.make("layer1_kernels:kernels", "torch")
-        self.kernels = {name: subject.make("lab.mocks:Watched", getattr(table, name))
+        self.kernels = {name: subject.make("lab.judge.mocks:Watched", getattr(table, name))
                         for name in ("add_rmsnorm", "rmsnorm", "matmul")}
         weights = {"model.embed_tokens.weight": embedding, "model.norm.weight": self.norm}
         weights |= {} if tied else {"lm_head.weight": head}
@@ -573,14 +572,14 @@ def test_tokens_of_the_nano_and_of_the_small_model():
     nano, texts = load(NANO, dtype=torch.float32), ["a warp has", "the ridge"]
     tokens = greedy(fused(nano), [encode(some).tolist() for some in texts], 12)
     assert tokens == [generate(load_nano(), encode(some), 12) for some in texts]
-    small = load(rungs.SMALL, dtype=torch.float32)
+    small = load(comparison.SMALL, dtype=torch.float32)
     prompts = torch.randint(2048, (3, 20), generator=torch.Generator().manual_seed(1)).tolist()
     prompts[1] = prompts[1][:7]
     assert greedy(fused(small), prompts, 12) == greedy(small, prompts, 12)
 
 
 def test_bfloat16_too():
-    small = load(rungs.SMALL, dtype=torch.bfloat16)
+    small = load(comparison.SMALL, dtype=torch.bfloat16)
     cache, other = (PagedCache(small.config, 1, 32, torch.bfloat16) for _ in range(2))
     got = fused(small).forward(cache.step([[5, 17, 3]]), cache)
     want = small.forward(other.step([[5, 17, 3]]), other)
@@ -683,24 +682,25 @@ def test_the_floor_is_weights_and_cache():
         m = model.config
         layer = 2 * m.C + (2 * m.H + 2 * m.G) * m.D * m.C + 3 * m.F * m.C
         want = 4 * (m.L * layer + m.C + m.V * m.C + 3 * (10 * 2 * m.L * m.G * m.D + m.C))
-        assert rungs.floor_bytes(model, 3, 10) == want
+        assert comparison.floor_bytes(model, 3, 10) == want
 
 
 def test_rungs_without_a_compiler_and_transformers(monkeypatch):
-    monkeypatch.setattr(rung_ladder.shutil, "which", lambda name: None)
-    monkeypatch.setattr(rungs, "measure_jobs", quick)
-    facts, rows, graphs = rungs.measure(random_llama(), "transformers is not installed", 2, 5, 4, 2)
+    monkeypatch.setattr(ladder.shutil, "which", lambda name: None)
+    monkeypatch.setattr(comparison, "measure_jobs", quick)
+    facts, rows, graphs = comparison.measure(
+        random_llama(), "transformers is not installed", 2, 5, 4, 2)
     found = {row.name: row for row in rows}
     assert [found[name].launches for name in ("g01, op by op", "merged", "fused")] == [15, 12, 8]
     for row in rows[:3]:
         assert row.same is None and row.seconds > 0 and row.share > 0 and not row.missing
     graph = found["fused, CUDA graph"]
     assert (graph.same, graph.launches, graph.seconds) == (None, 8, None)
-    assert [found[name].asked for name in ("g01, op by op", "fused", rungs.GRAPH)] == [
+    assert [found[name].asked for name in ("g01, op by op", "fused", comparison.GRAPH)] == [
         2 * 15 + 6, 2 * 8 + 7, 6 + 1]
-    assert rungs.REPLAY not in found
+    assert comparison.REPLAY not in found
     assert rows[0].moved > rows[1].moved > rows[2].moved > facts["floor"]
-    table = rungs.text(facts, rows)
+    table = comparison.text(facts, rows)
     assert "fused, torch.compile            not proven here: torch.compile found no g++" in table
     assert "not proven here  identical; a CPU replays a tape" in table
     assert table.count("not proven here: transformers is not installed") == 3
@@ -709,30 +709,30 @@ def test_rungs_without_a_compiler_and_transformers(monkeypatch):
     assert [box.label for box in graphs["fused"] if box.launch] == [
         "add + norm", "q & k & v", "rope + write", "attention", "output", "add + norm",
         "gate & up + SwiGLU", "down"]
-    assert [box.label for box in graphs[rungs.GRAPH]] == [box.label for box in graphs["fused"]]
+    assert [box.label for box in graphs[comparison.GRAPH]] == [box.label for box in graphs["fused"]]
     assert [box.label for box in graphs["merged"] if "&" in box.label] == ["q & k & v", "gate & up"]
     assert not any("&" in box.label or "+" in box.label for box in graphs["g01, op by op"])
 
 
 def test_one_token_by_numpy_and_the_replay_alone(monkeypatch):
     """As on a GPU, where the graph's time counts."""
-    whole = rungs.ladder
-    monkeypatch.setattr(rungs, "ladder", lambda *args: [rung._replace(untimed="") for rung in
+    whole = comparison.ladder
+    monkeypatch.setattr(comparison, "ladder", lambda *args: [rung._replace(untimed="") for rung in
                                                         whole(*args)])
-    monkeypatch.setattr(rung_ladder.shutil, "which", lambda name: None)
-    monkeypatch.setattr(rungs, "measure_jobs", quick)
+    monkeypatch.setattr(ladder.shutil, "which", lambda name: None)
+    monkeypatch.setattr(comparison, "measure_jobs", quick)
     model = random_llama()
     places = {name: w.data_ptr() for name, w in model.weights.items()}
-    facts, rows, _ = rungs.measure(model, "transformers is not installed", 1, 5, 4, 2)
+    facts, rows, _ = comparison.measure(model, "transformers is not installed", 1, 5, 4, 2)
     found = {row.name: row for row in rows}
-    numpy, replay = found["fused, one token by NumPy"], found[rungs.REPLAY]
+    numpy, replay = found["fused, one token by NumPy"], found[comparison.REPLAY]
     assert (numpy.same, numpy.launches, numpy.asked) == (None, 8, 2 * 8 + 7) and numpy.seconds > 0
     assert numpy.moved == found["fused"].moved
     assert {name: w.data_ptr() for name, w in model.weights.items()} == places
     assert (replay.launches, replay.asked, replay.seconds) == (8, 1, 1.0)
-    assert found[rungs.GRAPH].asked == 6 + 1 and 0 < found[rungs.GRAPH].seconds < 1.0
-    assert facts["copy"] == rungs.copy_job(rungs.this_device()).moved
-    assert rungs.REPLAY in rungs.text(facts, rows)
+    assert found[comparison.GRAPH].asked == 6 + 1 and 0 < found[comparison.GRAPH].seconds < 1.0
+    assert facts["copy"] == comparison.copy_job(comparison.this_device()).moved
+    assert comparison.REPLAY in comparison.text(facts, rows)
 
 
 def test_what_is_wrong_is_told_and_not_timed(monkeypatch, capsys):
@@ -740,13 +740,13 @@ def test_what_is_wrong_is_told_and_not_timed(monkeypatch, capsys):
         def forward(self, *args):
             return -super().forward(*args)
 
-    monkeypatch.setattr(rung_ladder, "FusedLlama", Wrong)
-    monkeypatch.setattr(rung_ladder.shutil, "which", lambda name: None)
-    monkeypatch.setattr(rungs, "measure_jobs", quick)
-    monkeypatch.setattr(rungs, "load", lambda *args: random_llama(room=128))
-    monkeypatch.setattr(rungs, "transformers_config", lambda folder: "transformers is missing")
-    monkeypatch.setattr(rungs, "measure", partial(rungs.measure, count=3, rounds=1))
-    assert rungs.main([]) == 1
+    monkeypatch.setattr(ladder, "FusedLlama", Wrong)
+    monkeypatch.setattr(ladder.shutil, "which", lambda name: None)
+    monkeypatch.setattr(comparison, "measure_jobs", quick)
+    monkeypatch.setattr(comparison, "load", lambda *args: random_llama(room=128))
+    monkeypatch.setattr(comparison, "transformers_config", lambda folder: "transformers is missing")
+    monkeypatch.setattr(comparison, "measure", partial(comparison.measure, count=3, rounds=1))
+    assert comparison.main([]) == 1
     lines = {line[:32].strip(): line for line in capsys.readouterr().out.splitlines()}
     assert "wrong after 0: gap" in lines["fused"] and "not timed" in lines["fused"]
     assert "identical" in lines["merged"] and "not proven here" not in lines["merged"]
@@ -760,9 +760,9 @@ def test_what_is_wrong_is_told_and_not_timed(monkeypatch, capsys):
     (0, 1.5, "bfloat16", "wrong after 0: gap 1.5"),
     (0, float("nan"), "float32", "wrong after 0: gap nan")])
 def test_the_verdict(same, gap, dtype, said):
-    row = rungs.Row("some", same=same, gap=gap)
+    row = comparison.Row("some", same=same, gap=gap)
     assert verdict(row, dtype) == said
-    assert rungs.wrong(row, dtype) == said.startswith("wrong")
+    assert comparison.wrong(row, dtype) == said.startswith("wrong")
 
 
 def quick(jobs, device, limit):
@@ -779,7 +779,7 @@ def test_the_replayed_rung_is_one_recording():
         assert decoder(prompts, 6)[0] == greedy(model, prompts, 6)
     found = decoder.launches(PROMPTS[:2])
     assert len(found) == 2 * 8 + 7 and decoder.asked(found) == 6 + 1
-    eager = rungs.Decoder(fused(model), 2, 16).launches(PROMPTS[:2])
+    eager = comparison.Decoder(fused(model), 2, 16).launches(PROMPTS[:2])
     assert [launch[:3] for launch in found] == [launch[:3] for launch in eager]
 
 
@@ -787,14 +787,14 @@ def test_where_tokens_differ_is_told_with_the_gap():
     model = random_llama()
     want = greedy(model, PROMPTS[:2], 6)
     got = [want[0], [*want[1][:4], want[1][4] + 1, want[1][5]]]
-    same, gap = rungs.first_difference(model, PROMPTS[:2], want, got)
+    same, gap = comparison.first_difference(model, PROMPTS[:2], want, got)
     cache = PagedCache(model.config, 1, 16)
     scores = model.forward(cache.step([PROMPTS[1] + want[1][:4]]), cache)[0]
     right = want[1][4]
     assert same == 4 and gap == pytest.approx(float(scores[right] - scores[right + 1]), abs=1e-4)
-    assert rungs.first_difference(model, PROMPTS[:2], want, want) == (None, None)
+    assert comparison.first_difference(model, PROMPTS[:2], want, want) == (None, None)
     other = [(want[0][0] + 1) % 31, *want[0][1:]]       # of two that differ, the one that says more
-    found = [rungs.first_difference(model, PROMPTS[:2], want, tokens)
+    found = [comparison.first_difference(model, PROMPTS[:2], want, tokens)
              for tokens in ([other, want[1]], got, [other, got[1]])]
     assert found[2] == max(found[:2], key=lambda pair: pair[1])
 
@@ -838,7 +838,7 @@ def test_hugging_face_on_the_same_weights():
     """A shape alone is enough, as in bench()."""
     pytest.importorskip("transformers", reason="not proven here: transformers is not installed")
     model = random_llama(tied=True)
-    theirs = HuggingFace(their_model(rungs.their_config(model.config), model))
+    theirs = HuggingFace(their_model(comparison.their_config(model.config), model))
     tokens, seconds = theirs([[5, 17, 3], [1, 2, 3]], 8)
     assert tokens == greedy(model, [[5, 17, 3], [1, 2, 3]], 8) and seconds > 0
 
@@ -849,13 +849,13 @@ def test_launches_of_hugging_face_are_counted_as_ours(settings, layer):
     """A step of theirs reads all that ours reads: the weights once, and of a static cache all."""
     pytest.importorskip("transformers", reason="not proven here: transformers is not installed")
     model = random_llama(tied=True)
-    theirs = HuggingFace(their_model(rungs.their_config(model.config), model), **settings)
+    theirs = HuggingFace(their_model(comparison.their_config(model.config), model), **settings)
     launches = theirs.launches([[5, 17, 3, 4]])
     names = [launch.name for launch in launches]
-    assert rungs.a_layer(launches) == layer and theirs.asked(launches) == len(launches)
+    assert comparison.a_layer(launches) == layer and theirs.asked(launches) == len(launches)
     assert names.count("mm") == 2 * 7 + 1 and names.count("silu") == 2
     moved = sum(launch.moved for launch in launches)
-    assert rungs.floor_bytes(model, 1, 4) < moved < 2 * rungs.floor_bytes(model, 1, 4)
+    assert comparison.floor_bytes(model, 1, 4) < moved < 2 * comparison.floor_bytes(model, 1, 4)
     assert theirs.launches([[5, 17, 3, 4]])[-1].moved == launches[-1].moved     # no hook is left
 
 
@@ -866,26 +866,26 @@ def test_a_compiled_model_of_theirs_is_not_looked_into():
 
 def test_the_shape_of_decode_speed(monkeypatch, tmp_path, capsys):
     model = random_llama(room=128, tied=True)
-    monkeypatch.setattr(rungs, "shape_135m", lambda: (model.config, model.weights))
-    monkeypatch.setattr(rungs, "their_config", lambda m: "transformers is missing")
-    monkeypatch.setattr(rung_ladder.shutil, "which", lambda name: None)
-    monkeypatch.setattr(rungs, "measure_jobs", quick)
-    monkeypatch.setattr(rungs, "cores", lambda: 1)
-    monkeypatch.setattr(rungs, "measure", partial(rungs.measure, count=3, rounds=1))
-    assert rungs.main(["--135m", "--json", str(tmp_path / "rungs.json")]) == 0
+    monkeypatch.setattr(comparison, "shape_135m", lambda: (model.config, model.weights))
+    monkeypatch.setattr(comparison, "their_config", lambda m: "transformers is missing")
+    monkeypatch.setattr(ladder.shutil, "which", lambda name: None)
+    monkeypatch.setattr(comparison, "measure_jobs", quick)
+    monkeypatch.setattr(comparison, "cores", lambda: 1)
+    monkeypatch.setattr(comparison, "measure", partial(comparison.measure, count=3, rounds=1))
+    assert comparison.main(["--135m", "--json", str(tmp_path / "rungs.json")]) == 0
     found = json.loads((tmp_path / "rungs.json").read_text("utf-8"))
     assert found["model"] == "135M" and f"; {found['date']}\n" in capsys.readouterr().out
     assert datetime.date.fromisoformat(found["date"])
     assert [row["launches"] for row in found["rungs"][:3]] == [15, 12, 8]
     with pytest.raises(SystemExit):
-        rungs.main(["--135m", "--model", str(tmp_path)])
+        comparison.main(["--135m", "--model", str(tmp_path)])
 
 
 @pytest.mark.slow
 def test_the_bench_at_a_small_size(monkeypatch):
     """As on a GPU, but for the sizes, the simulator and what this machine lacks."""
-    monkeypatch.setattr(rung_ladder.shutil, "which", lambda name: None)
-    monkeypatch.setattr(rungs, "measure_jobs", quick)
+    monkeypatch.setattr(ladder.shutil, "which", lambda name: None)
+    monkeypatch.setattr(comparison, "measure_jobs", quick)
     simulator.activate_triton()
     try:
         m = random_llama(L=1, C=32, F=32).config
@@ -901,21 +901,21 @@ def test_the_bench_at_a_small_size(monkeypatch):
 
 
 def test_where_torch_compile_cannot_work_it_says_why(monkeypatch):
-    monkeypatch.setattr(rung_ladder.shutil, "which", lambda name: "/usr/bin/g++")
+    monkeypatch.setattr(ladder.shutil, "which", lambda name: "/usr/bin/g++")
     monkeypatch.setattr(torch, "__file__", "/home/a b/torch/__init__.py")
-    assert "torch's path has a blank" in rung_ladder.no_compiler()
+    assert "torch's path has a blank" in ladder.no_compiler()
     monkeypatch.setattr(torch, "__file__", "/home/ab/torch/__init__.py")
-    assert rung_ladder.no_compiler() == ""
+    assert ladder.no_compiler() == ""
 
 
 @pytest.mark.slow
 def test_the_compiled_rung_and_hugging_face(monkeypatch, tmp_path, capsys):
     """The whole command, compilers and all."""
-    if why := rung_ladder.no_compiler():
+    if why := ladder.no_compiler():
         pytest.skip(f"not proven here: {why}")
-    monkeypatch.setattr(rungs, "measure_jobs", quick)
-    monkeypatch.setattr(rungs, "cores", lambda: 1)
-    assert rungs.main(["--json", str(tmp_path / "rungs.json"), "--svg", str(tmp_path)]) == 0
+    monkeypatch.setattr(comparison, "measure_jobs", quick)
+    monkeypatch.setattr(comparison, "cores", lambda: 1)
+    assert comparison.main(["--json", str(tmp_path / "rungs.json"), "--svg", str(tmp_path)]) == 0
     found = json.loads((tmp_path / "rungs.json").read_text("utf-8"))
     assert found["model"] == "small" and len(found["rungs"]) == 9
     rows = {row["name"]: row for row in found["rungs"]}
@@ -927,22 +927,23 @@ def test_the_compiled_rung_and_hugging_face(monkeypatch, tmp_path, capsys):
 
 
 def test_no_record_with_fewer_threads_than_cores(monkeypatch, tmp_path, capsys):
-    assert 1 <= rungs.cores() <= len(os.sched_getaffinity(0))
+    assert 1 <= comparison.cores() <= len(os.sched_getaffinity(0))
     threads = torch.get_num_threads()
-    monkeypatch.setattr(rungs, "cores", lambda: threads + 1)
-    assert rungs.main(["--json", str(tmp_path / "rungs.json")]) == 2
+    monkeypatch.setattr(comparison, "cores", lambda: threads + 1)
+    assert comparison.main(["--json", str(tmp_path / "rungs.json")]) == 2
     error = capsys.readouterr().err
     assert f"torch has {threads} threads, expected {threads + 1} or more" in error
     assert error.count("\n") == 1 and not any(tmp_path.iterdir())
 
 
 def test_a_bad_folder_is_one_line(tmp_path, capsys):
-    assert rungs.main(["--model", str(tmp_path)]) == 2
+    assert comparison.main(["--model", str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"{tmp_path / 'config.json'} is missing\n"
-    entries = json.loads((rungs.SMALL / "config.json").read_text("utf-8"))
+    entries = json.loads((comparison.SMALL / "config.json").read_text("utf-8"))
     (tmp_path / "config.json").write_text(json.dumps(entries | {"max_position_embeddings": 8}))
-    (tmp_path / "model.safetensors").write_bytes((rungs.SMALL / "model.safetensors").read_bytes())
-    assert rungs.main(["--model", str(tmp_path)]) == 2
+    weights = (comparison.SMALL / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(weights)
+    assert comparison.main(["--model", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert "a context of 97 tokens; the model has room for 8" in error and error.count("\n") == 1
 
@@ -968,5 +969,5 @@ def test_eager_fused_and_graph_on_a_gpu():
     graph = Replayed(whole, len(PROMPTS), 20)
     assert graph(PROMPTS, 12)[0] == want
     launches = graph.launches(PROMPTS)
-    assert rungs.a_layer(launches) == 8 and graph.asked(launches) == 6 + 1
+    assert comparison.a_layer(launches) == 8 and graph.asked(launches) == 6 + 1
     assert graph(PROMPTS, 12)[0] == want        # counting has left no trace

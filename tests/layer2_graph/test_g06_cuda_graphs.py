@@ -14,8 +14,8 @@ import torch
 
 import layer2_graph
 from lab import simulator
-from lab.adversarial import VALUES, views
 from lab.course import ROOT
+from lab.judge.adversarial import VALUES, views
 from layer1_kernels import kernels
 from layer2_graph import (
     CaptureError,
@@ -33,11 +33,11 @@ from layer2_graph import (
     greedy,
     load,
 )
+from layer2_graph.bench.g06_cuda_graphs import bench
 from layer2_graph.checkpoint import shapes
 from layer2_graph.g06_cuda_graphs import (
     Request,
     asked,
-    bench,
     blank_step,
     memory,
     needs,
@@ -206,17 +206,18 @@ def test_replay__hard(subject, agree):
     """Results of each form, calls that return nothing, one call asked twice, and no call at all."""
     for what, (new, old) in RESULTS.items():
         for form, nest in NESTS.items():
-            call = subject.Call("made up", subject.make("lab.mocks:Watched", None, nest(new)), (),
-                                {}, nest(old))
+            kernel = subject.make("lab.judge.mocks:Watched", None, nest(new))
+            call = subject.Call("made up", kernel, (), {}, nest(old))
             subject.replay([call])
             agree(torch.utils._pytree.tree_leaves(call.result)[-1], new.numpy(), "exact",
                   f"replay, {what}, {form}")
     new = torch.arange(12.0).view(3, 4)
     for layout, old in views(torch.zeros(3, 4)).items():
-        call = subject.Call("made up", subject.make("lab.mocks:Watched", None, new), (), {}, old)
+        kernel = subject.make("lab.judge.mocks:Watched", None, new)
+        call = subject.Call("made up", kernel, (), {}, old)
         subject.replay([call])
         agree(call.result, new.numpy(), "exact", f"replay, a recorded result with {layout}")
-    silent = subject.make("lab.mocks:Watched")
+    silent = subject.make("lab.judge.mocks:Watched")
     call = subject.Call("write_kv", silent, (torch.ones(2),), {}, None)
     for asked_for, times in (([call], 1), ([call, call], 3), ([], 3), ([call] * 5, 8)):
         subject.replay(asked_for)
@@ -341,7 +342,7 @@ def judge_padding(subject, agree, what, B=3, size=5, rows=6, width=2, pages=3, c
         numbers[3] = views(numbers[3])[layout]
     buffers, given = subject.Step(*stale), subject.Step(*numbers)
     read = subject.first_rows(buffers, size)
-    tape = subject.Tape(subject.make("lab.mocks:Watched"),
+    tape = subject.Tape(subject.make("lab.judge.mocks:Watched"),
                         subject.make("layer1_kernels:kernels", "torch"))
     with subject.HostReads(tape), tape:         # as in a capture: nobody may ask for contents
         subject.pad_step(buffers, given, size)

@@ -11,10 +11,10 @@ import torch
 from day01_roofline import decode_costs
 from day02_overview import NANO
 from lab import simulator
-from lab.adversarial import VALUES, shifted, views
-from lab.compare import brief
 from lab.course import ROOT
-from lab.subject import Raised
+from lab.judge.adversarial import VALUES, shifted, views
+from lab.judge.compare import brief
+from lab.judge.subject import Raised
 from layer1_kernels import dequantize_weight, kernels, quantize_weight
 from layer2_graph import (
     LEVELS,
@@ -716,7 +716,7 @@ def test_gptq_of_a_model_keeps_the_results_nearer(small):
 
 
 def test_a_part_is_kept_beside_the_others(tmp_path, monkeypatch, capsys):
-    from layer2_graph.weight_bits import keep
+    from layer2_graph.bench.weight_bits import keep
 
     file, parts = tmp_path / "record.json", {"quality": lambda: {"b": 2}, "speed": dict}
     file.write_text('{"speed": {"a": 1}}')

@@ -10,10 +10,10 @@ import torch
 
 from day02_overview import NANO
 from lab import simulator
-from lab.adversarial import VALUES, shifted, views
-from lab.compare import brief
 from lab.course import ROOT
-from lab.subject import Raised
+from lab.judge.adversarial import VALUES, shifted, views
+from lab.judge.compare import brief
+from lab.judge.subject import Raised
 from layer1_kernels import kernels
 from layer2_graph import (
     LEVELS,

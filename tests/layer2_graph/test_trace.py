@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from day02_overview import FLOORS, TRACE, read_trace, time_by_floor
-from layer2_graph import Tokenizer, greedy, load, trace
-from layer2_graph.generate import SMALL
+from layer2_graph import Tokenizer, greedy, load
+from layer2_graph.bench import trace
+from layer2_graph.models import SMALL
 
 
 @pytest.fixture(scope="module")

@@ -23,8 +23,8 @@ from layer3_system import (
     Scheduler,
     check_engine,
 )
-from layer3_system.app import ACCESS, Listener, make_app
 from layer3_system.s08_server import LIMITS
+from layer3_system.server.app import ACCESS, Listener, make_app
 
 NAME = "mock"
 JSON = {"Content-Type": "application/json"}

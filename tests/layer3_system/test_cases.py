@@ -32,7 +32,7 @@ from layer3_system import (
     mock_scores,
     prefill,
 )
-from layer3_system.soak import KINDS, RECORD, alone, line, soak
+from layer3_system.bench.soak import KINDS, RECORD, alone, line, soak
 
 S = 4                                   # slots of a page
 END = 256
@@ -805,6 +805,6 @@ def test_a_soak_sees_what_breaks(monkeypatch):
         patched.setattr(PrefixPool, "release", lambda self, table: table.clear())
         with pytest.raises(Broken):
             soak("plain", 100)
-    monkeypatch.setattr("layer3_system.soak.alone", lambda request, scores: [0])
+    monkeypatch.setattr("layer3_system.bench.soak.alone", lambda request, scores: [0])
     with pytest.raises(Broken, match="request-"):
         soak("plain", 100)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from layer3_system.conversation import RECORD, joined, serving, stable, talk, write
+from layer3_system.bench.conversation import RECORD, joined, serving, stable, talk, write
 
 NUMBER = re.compile(r"-?\d+\.\d+")
 

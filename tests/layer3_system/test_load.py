@@ -6,17 +6,9 @@ import threading
 
 import pytest
 
-from layer3_system import (
-    ByteTokenizer,
-    Engine,
-    Job,
-    Limits,
-    MockLlama,
-    PrefixPool,
-    Scheduler,
-    load,
-)
-from layer3_system.app import Listener, make_app
+from layer3_system import ByteTokenizer, Engine, Job, Limits, MockLlama, PrefixPool, Scheduler
+from layer3_system.bench import load
+from layer3_system.server.app import Listener, make_app
 
 
 @pytest.fixture(scope="module")

@@ -6,17 +6,10 @@ import time
 
 import pytest
 
-from lab.check import NotProvenHere
-from layer3_system import (
-    ByteTokenizer,
-    Engine,
-    MockLlama,
-    PrefixPool,
-    SamplingParams,
-    Scheduler,
-    portrait,
-)
-from layer3_system.app import Listener, make_app
+from lab.judge.check import NotProvenHere
+from layer3_system import ByteTokenizer, Engine, MockLlama, PrefixPool, SamplingParams, Scheduler
+from layer3_system.bench import screenshot
+from layer3_system.server.app import Listener, make_app
 
 
 class Slow(MockLlama):
@@ -31,7 +24,7 @@ class Slow(MockLlama):
 
 @pytest.fixture(scope="module")
 def browser():
-    driver = portrait.browser()
+    driver = screenshot.browser()
     if driver is None:
         raise NotProvenHere("not proven here: needs chromium and chromedriver")
     yield driver

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from lab.adversarial import VALUES, around
+from lab.judge.adversarial import VALUES, around
 from layer1_kernels import Sampling, kernels
 from layer2_graph import Tokenizer, read_config
-from layer2_graph.generate import SMALL
+from layer2_graph.models import SMALL
 from layer3_system import (
     ByteTokenizer,
     Detokenizer,
@@ -349,7 +349,7 @@ TEXTS = ["plain words", "naïve café, 12 €", "🙂🙃 日本語 🇨🇭.", 
 
 def test_Detokenizer(subject):
     """case 28: bytes as tokens. A character is shown with its last byte, not before, not later."""
-    tokenizer = subject.make("layer3_system.mock:ByteTokenizer")
+    tokenizer = subject.make("layer3_system.testing.mock_llama:ByteTokenizer")
     for text in TEXTS:
         each_byte(subject, tokenizer, text)
 
@@ -380,7 +380,7 @@ JUNK = [b"a\xff\xfe\xfdb", b"\xf0\x9f\x99 no", b"\x80" * 9 + b"z", b"ok \xf0\x9f
 def test_Detokenizer__bytes_that_are_no_character(subject):
     """case 28: what never becomes whole is shown in the end, and it holds up the rest for no more
     than four tokens."""
-    tokenizer = subject.make("layer3_system.mock:ByteTokenizer")
+    tokenizer = subject.make("layer3_system.testing.mock_llama:ByteTokenizer")
     for data in JUNK:
         got, letters = shown(subject, tokenizer, [], list(data))
         want = data.decode(errors="replace")
@@ -418,7 +418,7 @@ def beside(subject, reference, prompt, what, steps, why):
     """Each step gives an answer one of its tokens, there and in the course's own."""
     sides = []
     for side in (subject, reference):
-        decode = side.make("layer3_system.mock:ByteTokenizer").decode
+        decode = side.make("layer3_system.testing.mock_llama:ByteTokenizer").decode
         sides.append({id(tokens): side.Detokenizer(decode, prompt) for tokens, _ in steps})
     for tokens, i in steps:
         at = f"Detokenizer, {what}, token {i}, {tokens[i]:#x} after {tokens[max(i - 5, 0):i]}"
@@ -432,7 +432,7 @@ def beside(subject, reference, prompt, what, steps, why):
 def test_Detokenizer__asks_decode(subject):
     """What was handed in writes the tokens, and nothing else does."""
     decoder = subject.make("tokenizers.decoders:Metaspace")
-    watched = subject.make("lab.mocks:Watched", decoder.decode)
+    watched = subject.make("lab.judge.mocks:Watched", decoder.decode)
     letters = subject.Detokenizer(watched, ["▁Say"])
     before = len(watched.calls)
     letters.add("▁a")
@@ -443,7 +443,7 @@ def test_Detokenizer__asks_decode(subject):
 
 def test_Detokenizer__a_prompt_that_ends_inside_a_character(subject):
     """case 28: its character is the prompt's; the answer begins behind it."""
-    tokenizer = subject.make("layer3_system.mock:ByteTokenizer")
+    tokenizer = subject.make("layer3_system.testing.mock_llama:ByteTokenizer")
     face = list("🙂".encode())
     got, _ = shown(subject, tokenizer, [65, *face[:2]], [*face[2:], 66])
     assert "".join(got) == "B", (
@@ -463,8 +463,8 @@ def test_Detokenizer__words_need_what_is_before_them(subject):
 
 def test_Detokenizer__decodes_only_the_newest(subject):
     """300 tokens: each decode is of a few."""
-    tokenizer = subject.make("layer3_system.mock:ByteTokenizer")
-    watched = subject.make("lab.mocks:Watched", tokenizer.decode)
+    tokenizer = subject.make("layer3_system.testing.mock_llama:ByteTokenizer")
+    watched = subject.make("lab.judge.mocks:Watched", tokenizer.decode)
     letters = subject.Detokenizer(watched, [65] * 50)
     text = "".join(letters.add(97 + i % 26) for i in range(300))
     assert text == "".join(chr(97 + i % 26) for i in range(300))
@@ -476,7 +476,7 @@ def test_Detokenizer__decodes_only_the_newest(subject):
 
 def test_Detokenizer__unseen(subject, rng):
     """Characters of one byte to four."""
-    tokenizer = subject.make("layer3_system.mock:ByteTokenizer")
+    tokenizer = subject.make("layer3_system.testing.mock_llama:ByteTokenizer")
     for _ in range(3):
         signs = [rng.integers(*ends, 4) for ends in (
             (0x20, 0x7f), (0xa1, 0x600), (0x4e00, 0x9000), (0x1f600, 0x1f640))]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lab.subject import Raised
+from lab.judge.subject import Raised
 from layer1_kernels import kernels
 from layer2_graph import Config, Llama, greedy
 from layer3_system import BlockPool, Broken, Pages, check_pool

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from lab.subject import Raised
+from lab.judge.subject import Raised
 from layer3_system import BlockPool, Drive, RequestError, Scheduler
 
 # ---- a scheduler and all around it
@@ -16,7 +16,8 @@ from layer3_system import BlockPool, Drive, RequestError, Scheduler
 def played(subject, P=64, S=4, **sizes):
     """Drive around the scheduler under test, on P pages of S slots."""
     pool = subject.make("layer3_system:BlockPool", P, S)
-    return subject.make("layer3_system.mock:Drive", subject.Scheduler(pool, **sizes))
+    scheduler = subject.Scheduler(pool, **sizes)
+    return subject.make("layer3_system.testing.scheduler_driver:Drive", scheduler)
 
 
 def own(P=64, S=4, **sizes):

@@ -21,10 +21,10 @@ from day01_roofline import (
     count_parameters,
     ridge,
 )
-from lab.mocks import Watched
+from lab.judge.mocks import Watched
 from layer1_kernels import kernels
 from layer2_graph import load
-from layer2_graph.generate import SMALL
+from layer2_graph.models import SMALL
 from layer3_system import (
     BlockPool,
     ByteTokenizer,
@@ -35,12 +35,12 @@ from layer3_system import (
     Scheduler,
     StepLog,
     check_engine,
-    chunks,
     chunks_of,
     on_paper,
     step_seconds,
     tokens_reread,
 )
+from layer3_system.bench import chunk_sizes
 
 LLAMA = LLAMAS["Llama-3.1-8B"]
 H100 = next(machine for machine in ACCELERATORS if machine.name == "NVIDIA H100 SXM")
@@ -398,10 +398,10 @@ def test_choose_chunk__unseen(subject, rng):
     """Few gaps of few sizes, chunks in any order; limits at, just below and just above one of the
     percentiles, so that many are exactly at the limit."""
     for count in (6, *rng.integers(0, 6, 120).tolist()):
-        chunks = rng.permutation([8, 16, 64, 100, 128, 256, 448])[:count].tolist()
+        chunk_sizes = rng.permutation([8, 16, 64, 100, 128, 256, 448])[:count].tolist()
         rates = rng.permutation(np.arange(10.0, 17))
         sweep = {chunk: (float(rate), rng.integers(1, 9, int(rng.integers(1, 50))) / 64)
-                 for chunk, rate in zip(chunks, rates, strict=False)}
+                 for chunk, rate in zip(chunk_sizes, rates, strict=False)}
         sweep = {chunk: (rate, gaps.tolist()) for chunk, (rate, gaps) in sweep.items()}
         at = [float(np.quantile(gaps, 0.95)) for _, gaps in sweep.values()] or [0.1]
         limit = at[rng.integers(len(at))] + float(rng.choice([0, 0, -1e-6, 1e-6, 0.5, -1]))
@@ -445,7 +445,7 @@ def test_any_chunk_gives_the_same_tokens(chunk, budget):
 @pytest.fixture(scope="module")
 def small():
     model = load(SMALL, dtype=torch.float32)
-    return model, chunks.texts(chunks.small_model()[1], 90, 3)
+    return model, chunk_sizes.texts(chunk_sizes.small_model()[1], 90, 3)
 
 
 @pytest.mark.parametrize("chunk", [5, 16, 33, 64])
@@ -539,10 +539,10 @@ def test_parts_of_a_step_share_the_weights_alone():
 
 
 def test_the_record_counts_what_its_schedule_does():
-    record = json.loads(chunks.RECORD.read_text("utf-8"))
-    assert record["long"] == chunks.LONG and record["rounds"] >= 5
+    record = json.loads(chunk_sizes.RECORD.read_text("utf-8"))
+    assert record["long"] == chunk_sizes.LONG and record["rounds"] >= 5
     for part, decoders in (("beside", record["decoders"]), ("alone", 0)):
-        assert [int(chunk) for chunk in record[part]] == list(chunks.CHUNKS)
+        assert [int(chunk) for chunk in record[part]] == list(chunk_sizes.CHUNKS)
         for chunk, row in record[part].items():
             N, prompts, answer = (record[name] for name in ("long", "prompts", "answer"))
             steps = prompts * (len(cut(N, int(chunk))) + answer - 1)
@@ -556,7 +556,7 @@ def test_the_record_counts_what_its_schedule_does():
 
 def test_a_sweep_gives_every_chunk_the_same_tokens():
     """Case 16 once more, in the runs that are measured."""
-    found = chunks.sweep(rounds=1, chunks=(64, 448))
+    found = chunk_sizes.sweep(rounds=1, chunks=(64, 448))
     assert found[64][0].output == found[448][0].output
-    rows = {chunk: chunks.summary(runs) for chunk, runs in found.items()}
-    assert all(point.p95 <= point.longest for point in chunks.points(rows).values())
+    rows = {chunk: chunk_sizes.summary(runs) for chunk, runs in found.items()}
+    assert all(point.p95 <= point.longest for point in chunk_sizes.points(rows).values())

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from lab.compare import brief
-from lab.subject import Raised
+from lab.judge.compare import brief
+from lab.judge.subject import Raised
 from layer3_system import (
     BlockPool,
     ByteTokenizer,
@@ -229,7 +229,7 @@ class Given:
 
     def __init__(self, subject, P=12, S=S):
         self.subject, self.tree, self.S = subject, subject.RadixTree(), S
-        self.note = subject.make("lab.mocks:Watched", self.tree.note)
+        self.note = subject.make("lab.judge.mocks:Watched", self.tree.note)
         index = subject.make("types:SimpleNamespace", note=self.note, find=self.tree.find,
                              drop=self.tree.drop)
         self.pool = subject.PrefixPool(P, S, index)

@@ -8,8 +8,8 @@ note comes back after each step. Case numbers are those of the course's list for
 import numpy as np
 import pytest
 
-from lab.compare import brief
-from lab.subject import Raised
+from lab.judge.compare import brief
+from lab.judge.subject import Raised
 from layer3_system import (
     BlockPool,
     ByteTokenizer,
@@ -41,10 +41,9 @@ class Run:
         self.pool = self.make(f"layer3_system.{pool}", P, S)
         self.scheduler = self.make("layer3_system.s04_continuous_batching:Scheduler", self.pool,
                                    max_seqs, budget, chunk)
-        self.model = self.make("layer3_system.mock:MockLlama", room)
-        self.engine = subject.Engine(
-            self.model, self.make("layer3_system.mock:ByteTokenizer"), self.pool, self.scheduler,
-            **parts)
+        self.model = self.make("layer3_system.testing.mock_llama:MockLlama", room)
+        tokenizer = self.make("layer3_system.testing.mock_llama:ByteTokenizer")
+        self.engine = subject.Engine(self.model, tokenizer, self.pool, self.scheduler, **parts)
         self.recorder = self.make("layer3_system.pictures:Recorder", self.engine, True)
         self.budget, self.max_seqs = budget, max_seqs
         self.got, self.ended, self.prompts = {}, {}, {}         # by name
@@ -435,7 +434,7 @@ def mock_engine(subject, counts, flights, overlap=False):
         return subject.make("types:SimpleNamespace", **names)
 
     def watched(answer=None):
-        return subject.make("lab.mocks:Watched", None, answer)
+        return subject.make("lab.judge.mocks:Watched", None, answer)
 
     parts = {"guess": watched(), "pick": watched(counts), "launch": watched(flights),
              "commit": watched(["an output", "and another"])}
@@ -529,7 +528,7 @@ def called(subject, overlap, behind):
 
 
 def test_run_step__guesses(subject):
-    propose = subject.make("lab.mocks:Watched", None, [1, 1])
+    propose = subject.make("lab.judge.mocks:Watched", None, [1, 1])
     run = Run(subject, drafter=subject.make("types:SimpleNamespace", propose=propose))
     run.submit("a", [5, 6, 7])
     run.step()
@@ -701,7 +700,7 @@ def test_end_request__answers_that_wait(subject):
 
 def test_end_request__its_time(subject):
     """The time is that of the engine's clock, for each that ends, and for nobody else."""
-    clock = subject.make("lab.mocks:Watched", None, 12.5)
+    clock = subject.make("lab.judge.mocks:Watched", None, 12.5)
     run = Run(subject, P=20, clock=clock)
     first, *others = run.submit("a", PROMPTS["b"], n=3)
     (b,) = run.submit("b", PROMPTS["a"])
@@ -728,7 +727,7 @@ class Desk:
             int(rng.integers(6, 20)))
         self.params = self.make("layer3_system.s01_request:SamplingParams")
         self.state = self.make("operator:attrgetter", "status", "reason", "error", "finished_at")
-        self.clock = self.make("lab.mocks:Watched", None, 0.0)
+        self.clock = self.make("lab.judge.mocks:Watched", None, 0.0)
         self.engine = self.make("types:SimpleNamespace", scheduler=self.scheduler, finished=0,
                                 clock=self.clock)
         self.requests, self.over, self.held = {}, {}, {}        # by name

@@ -10,7 +10,7 @@ from itertools import product
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from lab.subject import Raised
+from lab.judge.subject import Raised
 from layer3_system import (
     ApiError,
     Bridge,
@@ -23,11 +23,11 @@ from layer3_system import (
     SamplingParams,
     check_engine,
 )
-from layer3_system.app import make_app
-from layer3_system.metrics import Metrics
-from layer3_system.mock_bridge import ByHand, StillEngine
+from layer3_system.server.app import make_app
+from layer3_system.server.metrics import Metrics
+from layer3_system.testing.mock_bridge import ByHand, StillEngine
 
-MOCK = "layer3_system.mock_bridge:"
+MOCK = "layer3_system.testing.mock_bridge:"
 
 
 def attempt(subject, function, *args):

@@ -25,9 +25,9 @@ import pytest
 import torch
 
 from lab import course
-from lab.check import Verdict
 from lab.course import ROOT
-from lab.desk import Desk
+from lab.desk.desk import Desk
+from lab.judge.check import Verdict
 from layer2_graph import Tokenizer, load
 from layer3_system import (
     BlockPool,
@@ -42,12 +42,12 @@ from layer3_system import (
     PrefixPool,
     SamplingParams,
     Scheduler,
-    asking,
     check_engine,
     mock_scores,
 )
-from layer3_system import app as addresses
-from layer3_system import serve as serving
+from layer3_system.server import app as addresses
+from layer3_system.server import cli as serving
+from layer3_system.server import protocol
 from tests.layer3_system.http_server import (
     NAME,
     Fails,
@@ -307,7 +307,7 @@ def test_a_wrong_field_of_a_chat_is_named(mock, case):
 
 
 def test_what_asks_for_nothing_is_taken(mock):
-    nothing = {name: values[0] for name, values in asking.NOTHING.items()}
+    nothing = {name: values[0] for name, values in protocol.NOTHING.items()}
     null = dict.fromkeys([*nothing, "temperature", "max_tokens", "n", "stop", "seed", "logprobs",
                           "stream", "stream_options"])
     for fields in (nothing, null):
@@ -806,8 +806,8 @@ def test_told_to_end_it_ends_what_takes_too_long():
 def test_sigterm_under_load():
     """`lab serve` on the shipped model, 40 clients, SIGTERM: each stream ends, then the process."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "layer3_system.serve", "--port", "0", "--grace", "30"], cwd=ROOT,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-m", "layer3_system.server.cli", "--port", "0", "--grace", "30"],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"})
     try:
         said = ""
@@ -815,7 +815,7 @@ def test_sigterm_under_load():
             assert process.poll() is None
             said += process.stdout.readline()
         port = int(re.search(r"Listening on http://127\.0\.0\.1:(\d+)", said)[1])
-        assert "add_rmsnorm_host" in said and "host_llama.decode" in said
+        assert "add_rmsnorm_cpu" in said and "host_llama.decode" in said
         assert "Scheduler        reference" in said
         fields = {"model": "small", "prompt": "Once upon a time", "max_tokens": 60,
                   "ignore_eos": True, "stream": True}
@@ -936,11 +936,11 @@ def test_what_the_engine_is_doing():
 
         async def between():                            # asked while a step is at the gate
             async with httpx.AsyncClient(base_url=server.url, trust_env=False) as http:
-                asking = asyncio.ensure_future(http.get("/engine"))
+                protocol = asyncio.ensure_future(http.get("/engine"))
                 while server.bridge.mail.empty():
                     await asyncio.sleep(0.002)
                 model.gate.release()
-                return (await asking).json()
+                return (await protocol).json()
         found = asyncio.run(between())
         assert set(found) == {"pages", "slots", "requests", "refs", "remembered", "running",
                               "waiting", "steps", "seconds", "ttft", "tpot", "throughput"}
@@ -1087,7 +1087,7 @@ def test_what_is_small_is_sent_at_once():
 def test_it_says_whose_parts_run(run, monkeypatch):
     monkeypatch.setattr(serving, "run", lambda *given: print(given[1:4]))
     code, said, _ = run("--port", 0, "--name", "mine", "--tokens", 50, "--api-key", "k")
-    assert not code and "paged_attention_host" in said and "BlockPool        reference" in said
+    assert not code and "paged_attention_cpu" in said and "BlockPool        reference" in said
     assert "('mine', Limits(body=1048576, tokens=50, queue=1024" in said and "'k')" in said
 
 

@@ -7,8 +7,8 @@ from contextlib import closing
 
 import pytest
 
-from layer3_system import serve as serving
-from layer3_system.hosts import Access, host_of, is_trusted
+from layer3_system.server import cli as serving
+from layer3_system.server.hosts import Access, host_of, is_trusted
 from tests.layer3_system.http_server import NAME, Gated, request, served, told, until
 
 PATHS = (("GET", "/"), ("GET", "/health"), ("GET", "/ping"), ("GET", "/metrics"),

@@ -2,10 +2,11 @@
 
 import pytest
 
-from layer3_system import MockLlama, SamplingParams, serve
-from layer3_system.mock import ByteTokenizer
+from layer3_system import MockLlama, SamplingParams
 from layer3_system.ngram import NGrams
 from layer3_system.s01_request import sample_rows
+from layer3_system.server import cli
+from layer3_system.testing.mock_llama import ByteTokenizer
 
 PROMPTS = (b"the cat and the hat and the cat and the", b"abcabcabcabc", b"x")
 
@@ -28,7 +29,7 @@ def answers(**flags):
     """([[token]] of some requests, how many steps they took)"""
     model = Repeats()
     own = {"sample_rows": sample_rows}
-    engine = serve.build(model, ByteTokenizer(), None, own, 64, **flags)
+    engine = cli.build(model, ByteTokenizer(), None, own, 64, **flags)
     requests = [r for i, prompt in enumerate(PROMPTS) for temperature in (0, 0.9)
                 for r in engine.submit(list(prompt), SamplingParams(
                     max_tokens=40, seed=i, temperature=temperature, ignore_eos=True, n=2))]
@@ -57,22 +58,22 @@ def test_what_followed_before_is_guessed():
     ([], None, False), (["--ngram", 3], 3, False), (["--async-scheduling"], None, True)])
 def test_the_flags_reach_the_engine(command, monkeypatch, words, ngram, overlap):
     engines = []
-    monkeypatch.setattr(serve, "run", lambda engine, *_: engines.append(engine))
-    code, _, wrong = command(serve.app, "serve", "--port", 0, *words)
+    monkeypatch.setattr(cli, "run", lambda engine, *_: engines.append(engine))
+    code, _, wrong = command(cli.app, "serve", "--port", 0, *words)
     assert not code, wrong
     drafter = engines[0].drafter
     assert (drafter.count if drafter else None) == ngram and engines[0].overlap == overlap
 
 
 def test_both_at_once_are_refused(command):
-    code, _, wrong = command(serve.app, "serve", "--ngram", 3, "--async-scheduling")
+    code, _, wrong = command(cli.app, "serve", "--ngram", 3, "--async-scheduling")
     assert code == 2 and "exclude each other" in wrong
 
 
 @pytest.mark.parametrize("dtype, is_slow", [("float32", False), ("bfloat16", True)])
 def test_a_dtype_that_is_slow_here_is_said(command, monkeypatch, dtype, is_slow):
-    monkeypatch.setattr(serve, "run", lambda *_: None)
-    monkeypatch.setattr(serve.device, "torch_device", lambda: "cpu")
-    code, said, wrong = command(serve.app, "serve", "--port", 0, "--dtype", dtype)
+    monkeypatch.setattr(cli, "run", lambda *_: None)
+    monkeypatch.setattr(cli.device, "torch_device", lambda: "cpu")
+    code, said, wrong = command(cli.app, "serve", "--port", 0, "--dtype", dtype)
     assert not code, wrong
     assert ("without --dtype it answers several times as fast" in said) == is_slow

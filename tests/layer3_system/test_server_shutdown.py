@@ -48,7 +48,7 @@ class Process:
 @contextmanager
 def running(*words):
     process = subprocess.Popen(
-        [sys.executable, "-m", "layer3_system.serve", "--port", "0", *words], cwd=ROOT,
+        [sys.executable, "-m", "layer3_system.server.cli", "--port", "0", *words], cwd=ROOT,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"})
     try:

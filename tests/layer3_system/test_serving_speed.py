@@ -8,8 +8,8 @@ import torch
 
 from layer2_graph import Config
 from layer2_graph.checkpoint import shapes
-from layer3_system import serving_card, serving_speed
-from layer3_system.serving_speed import ARMS, TARGETS, jobs, judge, measure_all
+from layer3_system.bench import serving_card, serving_speed
+from layer3_system.bench.serving_speed import ARMS, TARGETS, jobs, judge, measure_all
 
 
 def tiny():

@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
-from lab.check import NotProvenHere
 from lab.course import ROOT
 from lab.grading import box, channels, seccomp
+from lab.judge.check import NotProvenHere
 from tests.lab.grading.container import USER, for_everybody
 from tests.redteam.channels import READERS
 

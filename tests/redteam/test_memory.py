@@ -6,9 +6,9 @@ Not in a table: the true limit is more than a test may take, so that of these is
 import pytest
 
 from lab import course
-from lab.candidate import Candidate
-from lab.check import NotProvenHere
 from lab.grading import box, unit
+from lab.judge.candidate import Candidate
+from lab.judge.check import NotProvenHere
 
 LESSON = course.find("r01_roofline")
 RIGHT = "return min(peak, intensity * bandwidth)"

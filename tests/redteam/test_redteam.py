@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from lab.check import NotProvenHere
 from lab.course import ROOT
 from lab.grading import box, seccomp
+from lab.judge.check import NotProvenHere
 from tests.lab.grading.container import USER, for_everybody, start
 from tests.redteam import attacks
 

@@ -46,13 +46,13 @@ def start(inst, mods):
     if size not in ((16,) if cache == "cg" else (4, 8, 16)):
         mods.refuse()
     where, frm = address(operands[0]), address(operands[1])
-    given = given_size(operands[3], size) if len(operands) > 3 else None
+    source_size = given_size(operands[3], size) if len(operands) > 3 else None
 
     def run(wave):
         place = where(wave)
         offset = shared_offset(wave, inst, place, size, "write")
         copy = Copy(wave, inst, place, size)
-        copy.data = fetch(wave, inst, frm, size, given)
+        copy.data = fetch(wave, inst, frm, size, source_size)
         if wave.shadow:
             wave.shadow.in_flight = wave.shadow.in_flight or InFlight(wave.shadow)
             wave.shadow.in_flight.start(wave, inst, offset, size)
@@ -70,11 +70,11 @@ def given_size(operand, size):
     return source(operand, "u32")
 
 
-def fetch(wave, inst, frm, size, given):
+def fetch(wave, inst, frm, size, source_size):
     """The bytes to copy, read now (n, size). Beyond the source size they are zero, and where that
     is zero nothing is read."""
-    amount = None if given is None else wave.per_lane(given(wave)).astype(np.int64)
-    if given is None or (amount == size).all():
+    amount = None if source_size is None else wave.per_lane(source_size(wave)).astype(np.int64)
+    if source_size is None or (amount == size).all():
         data = wave.per_lane(load(wave, inst, frm(wave), size, "global"))
         return np.ascontiguousarray(data).view(np.uint8).reshape(-1, size)
     if (amount > size).any():

@@ -42,12 +42,12 @@ def atom(inst, mods):
     size = SIZES[ptx_type]
 
     def run(wave):
-        memory, index, found = place(wave, inst, where(wave), size, space)
+        memory, index, space_of = place(wave, inst, where(wave), size, space)
         memory = memory.view(DTYPES[ptx_type])
         value = wave.per_lane(read(wave))
         if name == "cas":
             old = compare_and_swap(memory, index, value, wave.per_lane(read_second(wave)))
-        elif ptx_type == "f32" and found == "global" and near_zero(memory[index], value):
+        elif ptx_type == "f32" and space_of == "global" and near_zero(memory[index], value):
             old = in_turns(memory, index, value, add_flushed)
         elif name in UFUNCS and not wanted and ptx_type not in HALVES:
             UFUNCS[name].at(memory, index, value)

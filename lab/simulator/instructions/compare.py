@@ -66,10 +66,10 @@ def setp(inst, mods):
     def truths(wave):
         """[of the value], or [of the low half, of the high half]"""
         x, y = (parts(read(wave), ptx_type, ftz) for read in (a, b))
-        found = [function(*pair) for pair in zip(x, y, strict=True)]
+        bits = [function(*pair) for pair in zip(x, y, strict=True)]
         if wanted == "pred" and pair and not packed:
-            found.append(~found[0])
-        return [COMBINE[combine](truth, c(wave)) for truth in found] if combine else found
+            bits.append(~bits[0])
+        return [COMBINE[combine](truth, c(wave)) for truth in bits] if combine else bits
 
     def run(wave):
         results = truths(wave)

@@ -137,11 +137,11 @@ def call(inst, mods):
 
     def enter(wave, callee, lanes):
         place, variables = wave.frame.local, callee.parameters + callee.results
-        given = arguments + results
-        if len(variables) != len(given):
+        operands = arguments + results
+        if len(variables) != len(operands):
             raise wave.launch.error(inst, "argument", "this calls a function of other parameters: "
                                     f"`{callee.name}`", wave, int(lanes.index[0]))
-        return callee, {v.name: place[n] for v, n in zip(variables, given, strict=True)}, lanes
+        return callee, {v.name: place[n] for v, n in zip(variables, operands, strict=True)}, lanes
 
     def run(wave):
         callee = wave.launch.module.functions.get(name)

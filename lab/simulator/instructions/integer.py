@@ -161,11 +161,11 @@ def mul24(inst, mods):
     part, ptx_type = mods.need("lo", "hi"), mods.type("u32", "s32")
     a, b, *c = sources(inst, ptx_type)
     write, wide = destination(inst.operands[0], ptx_type), S64 if ptx_type == "s32" else U64
-    drop, kept = wide.type(16 if part == "hi" else 0), DTYPES[ptx_type]
+    drop, wanted = wide.type(16 if part == "hi" else 0), DTYPES[ptx_type]
 
     def run(wave):
         x, y = (low_24(read(wave)).astype(wide) for read in (a, b))
-        result = (x * y >> drop).astype(kept)
+        result = (x * y >> drop).astype(wanted)
         write(wave, result + c[0](wave) if c else result)
     return run
 

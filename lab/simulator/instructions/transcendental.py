@@ -78,5 +78,5 @@ def upper_half(function, value):
     """rcp and rsqrt .approx.ftz.f64 read the upper 32 bits of a double, and write those only."""
     mask = U64.type(0xFFFFFFFF << 32)
     result = function(flush_below((value.view(U64) & mask).view(F64), 2.0**-1022))
-    kept = (flush_below(result, 2.0**-1022).view(U64) & mask).view(F64)
-    return np.where(np.isnan(result), U64.type(0x7FFFFFFF << 32).view(F64), kept)
+    masked = (flush_below(result, 2.0**-1022).view(U64) & mask).view(F64)
+    return np.where(np.isnan(result), U64.type(0x7FFFFFFF << 32).view(F64), masked)

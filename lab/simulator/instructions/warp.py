@@ -48,7 +48,7 @@ def shfl(inst, mods):
     take_mask(inst)
     target = inst.operands[0]
     first, second = target if isinstance(target, Pair) else (target, None)
-    write, found = destination(first, "b32"), destination(second, "pred") if second else None
+    write, in_range = destination(first, "b32"), destination(second, "pred") if second else None
     a, b, c = (source(operand, "u32") for operand in inst.operands[1:4])
 
     def run(wave):
@@ -61,8 +61,8 @@ def shfl(inst, mods):
                 np.arange(wave.shape[1]).reshape(1, -1) % WARP
             other, inside = partners(mode, lane, by.astype(np.int64), clamp.astype(np.int64))
         write(wave, fetch(wave, inst, value, lane, other))
-        if found:
-            found(wave, inside)
+        if in_range:
+            in_range(wave, inside)
     return run
 
 
@@ -198,7 +198,7 @@ def match(inst, mods):
     take_mask(inst)
     target = inst.operands[0]
     first, second = target if isinstance(target, Pair) else (target, None)
-    write, found = destination(first, "b32"), destination(second, "pred") if second else None
+    write, all_equal = destination(first, "b32"), destination(second, "pred") if second else None
     a = source(inst.operands[1], ptx_type)
 
     def run(wave):
@@ -209,7 +209,7 @@ def match(inst, mods):
         if mode == "all":
             agree = (same == member).all(axis=1)
             bits = np.where(agree, bits, U32.type(0))
-            if found:
-                found(wave, from_lanes(wave, agree))
+            if all_equal:
+                all_equal(wave, from_lanes(wave, agree))
         write(wave, from_lanes(wave, bits))
     return run

@@ -6,8 +6,9 @@ import os
 import subprocess
 import zipfile
 
-from lab import course, mutants, stub
+from lab import course, stub
 from lab.course import ROOT
+from lab.judge import mutants
 
 R01, K01 = course.find("r01_roofline"), course.find("k01_vector_add")
 WHEN = 1_750_000_000            # of every submission, seconds since the epoch

@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lab.check import NotProvenHere
 from lab.course import ROOT
+from lab.judge.check import NotProvenHere
 
 DOCKER = ("CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "MKNOD", "NET_RAW", "SETGID", "SETUID",
           "SETFCAP", "SETPCAP", "NET_BIND_SERVICE", "SYS_CHROOT", "KILL", "AUDIT_WRITE")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from lab.check import NotProvenHere
 from lab.course import CourseError
 from lab.grading import box
+from lab.judge.check import NotProvenHere
 
 WALLS = ("bubblewrap", "namespaces")
 

@@ -10,10 +10,12 @@ import pytest
 import triton
 import triton.language as tl
 
-from lab import compiling, course, pace
-from lab.candidate import Candidate
-from lab.check import NotProvenHere
+from lab import course
 from lab.grading import box, sandbox
+from lab.judge import pace
+from lab.judge.candidate import Candidate
+from lab.judge.check import NotProvenHere
+from lab.remote import compiler
 from lab.simulator import RawModule, cuda
 from lab.simulator.session import session
 
@@ -43,7 +45,8 @@ def compared(candidate, folder):
     place = sandbox.Sandbox(box.best()[0], LESSON, candidate, folder)
     try:
         with place.pace(LESSON, candidate) as sides:
-            calls = [side.make("lab.calls:Calls", side.softmax, SMALL, "cpu") for side in sides]
+            calls = [side.make("lab.remote.pace_calls:Calls", side.softmax, SMALL, "cpu")
+                     for side in sides]
             for each in calls:
                 each.prepare(1, [0])
                 each.run(1)
@@ -87,7 +90,8 @@ def test_on_a_gpu_the_process_has_met_no_simulator_and_sees_the_device(started):
     requests = [request for _, request, _, _ in asked.children]
     assert [r["simulator"] for r in requests] == [False, True, True]
     assert ["shown" in r for r in requests] == [True, True, False]      # another one compiles
-    assert ["lab.warmup" in modules for _, _, modules, _ in asked.children] == [False, True, True]
+    assert ["lab.remote.warmup" in modules for _, _, modules, _ in asked.children] == [
+        False, True, True]
     assert [warm for *_, warm in asked.children] == [None, "warm", "warm"]
     assert ["/dev/nvidia0" in binds for binds in asked.binds] == [True, False, False]
 
@@ -123,7 +127,7 @@ def compiles_elsewhere(monkeypatch):
         from lab.simulator import nvrtc
 
         asked.append((what, *given[4:]))
-        found = compiling.cuda(None, what, *given)
+        found = compiler.cuda(None, what, *given)
         return nvrtc.Compiled(*found) if what == "ptx" else found
 
     monkeypatch.setattr(session, "compiler", compiler)
@@ -158,7 +162,7 @@ def fill(x, BLOCK: tl.constexpr):
 @pytest.mark.parametrize("arch, target", [(80, ".target sm_80"), (90, ".target sm_90a")])
 def test_triton_is_compiled_for_the_device_that_asks(arch, target):
     module = SimpleNamespace(fill=fill)
-    found = compiling.triton(module, "fill", ["x", "BLOCK"], {"x": "*fp32", "BLOCK": "constexpr"},
+    found = compiler.triton(module, "fill", ["x", "BLOCK"], {"x": "*fp32", "BLOCK": "constexpr"},
                              {(1,): 32}, {}, {"num_warps": 1}, arch)
     assert target in found["ptx"] and found["cubin"].startswith(b"\x7fELF")
     assert found["name"] == "fill" and found["num_warps"] == 1

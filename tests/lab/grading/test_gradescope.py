@@ -32,7 +32,7 @@ REACHES_OUT = """
                                "source/course/tests/day01_roofline/test_r01_roofline.py",
                                "source/course/layer1_kernels/k01_vector_add.cu")),
                         ("w", ("results/results.json", "results/x", "source/failed.json",
-                               "source/course/lab/check.py", "run_autograder"))):
+                               "source/course/lab/judge/check.py", "run_autograder"))):
         for path in paths:
             try:
                 open("/autograder/" + path, mode)

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from lab.check import NotProvenHere
 from lab.course import ROOT
 from lab.grading import channels, seccomp
+from lab.judge.check import NotProvenHere
 
 HONEST = """
 import asyncio, subprocess, tempfile, threading

@@ -8,7 +8,7 @@ import pytest
 
 from lab import course
 from lab.grading.plain import clean, file_name
-from lab.mutants import mutants
+from lab.judge.mutants import mutants
 
 EVIL = '<script>alert(1)</script><img src=x onerror="alert(2)">\'";&\x1b[31m\u202e'
 NOON = 1_767_268_800.0

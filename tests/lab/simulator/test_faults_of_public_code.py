@@ -3,7 +3,7 @@ line, and its mended twin is silent and right."""
 
 import pytest
 
-from lab.public_faults import FAULTS, PAGE, run, text
+from lab.author.public_faults import FAULTS, PAGE, run, text
 
 SAYS = {
     "softmax_forward_kernel4": ("`parts` at byte 0", "is written here and read in line 11",
@@ -35,4 +35,4 @@ def test_the_mended_twin_is_silent(fault):
 
 
 def test_the_page_says_what_the_simulator_says():
-    assert PAGE.read_text("utf-8") == text(), "python -m lab.public_faults"
+    assert PAGE.read_text("utf-8") == text(), "python -m lab.author.public_faults"

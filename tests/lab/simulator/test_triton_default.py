@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.check import NotProvenHere
+from lab.judge.check import NotProvenHere
 
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")

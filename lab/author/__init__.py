@@ -1,0 +1,12 @@
+"""The tools of those who write lessons.
+
+commands         `lab new`, `build`, `verify` and `bench`
+scaffold         `lab new`: the files of a lesson
+build            `lab build`: notebooks, solutions, tables of contents, the map
+verify           `lab verify`: proves the graders by references, stubs, mutants and twins
+prove            `make test`, `make test-all`, `make gpu`
+hopper_report    `make compiled`: what the compilers make of the kernels for Hopper
+simulator_speed  `make speed`: the simulator beside other simulators
+versions         `make test-versions`: the oldest and the newest supported compilers
+public_faults    faults of public kernels, found in small kernels of our own
+"""

@@ -1,0 +1,97 @@
+"""The authors' commands. `lab` imports this to list them: each imports what does the work."""
+
+import json
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from lab import course
+from lab.terminal import Json, LessonWord, LessonWords, console
+
+OnlyCheck = Annotated[bool, typer.Option("--check", help="say what is stale; write nothing")]
+
+
+def bench(lesson: LessonWord = None, as_json: Json = False):
+    """Measure the lessons' kernels on this machine's GPU, into benchmarks/<device>.json; without
+    one, what is for its CPU, and nothing is recorded."""
+    from lab import device
+    from lab.measure import bench as benching
+    from lab.measure import records
+
+    rows = {}
+    for one in [course.find(lesson)] if lesson is not None else benching.units(benching.here()):
+        results = benching.unit(one)
+        rows[one.id] = results["results"]
+        if not as_json:
+            print(benching.text(one, rows[one.id]), flush=True)
+        if device.gpu():
+            file = records.keep(device.gpu(), f"bench {one.id}", results)
+    if as_json:
+        print(json.dumps(rows, indent=1))
+    if device.gpu():
+        print(f"written: {file.relative_to(records.ROOT)}; `lab build` makes the tables from it",
+              file=sys.stderr)
+
+
+def new(name: Annotated[str, typer.Argument(metavar="ID")]):
+    """The scaffold of a lesson: reference, Markdown, grader, mutants."""
+    from lab.author import scaffold
+
+    for path in scaffold.write(name):
+        print(f"new {path.relative_to(course.ROOT)}")
+    print(f'now add "{name}" to lab/course.toml, write, then `lab build {name}` and '
+          f"`lab verify {name}`")
+
+
+def build(lesson: LessonWord = None, only_check: OnlyCheck = False):
+    """Generate notebooks, solutions (executed if sources changed), tables of contents and maps."""
+    from lab.author import build as building
+
+    lessons = [course.find(lesson)] if lesson is not None else course.lessons()
+    if only_check:
+        stale = building.check(lessons)
+        for line in stale:
+            print(line)
+        advice = ": run `lab build`" if stale else ""
+        print(f"{len(lessons)} lesson(s) checked, {len(stale)} stale{advice}")
+        raise typer.Exit(1 if stale else 0)
+    for path in building.build(lessons):
+        print(f"made {path.relative_to(course.ROOT)}")
+
+
+def verify(
+    lessons: LessonWords = None,
+    as_json: Json = False,
+    jobs: Annotated[int, typer.Option(help="lessons' exercises at a time")] = os.cpu_count() or 1,
+    mutants: Annotated[int | None, typer.Option(help="of an exercise at most; all if not given")]
+        = None,
+    gaps: Annotated[bool, typer.Option("--gaps", help="which kinds of hard inputs and mistakes "
+                                       "each exercise's graders use, and why not the others")]
+        = False,
+):
+    """Prove the graders: references pass, stubs are not attempted, mutants fail as they say."""
+    from lab.author import verify as verifying
+
+    chosen = [course.find(word) for word in lessons or ()] or course.lessons()
+    if gaps:
+        show_gaps(chosen, as_json)
+    rows = verifying.verify(chosen, jobs, None if as_json else console, mutants)
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    raise typer.Exit(1 if any(row["ok"] is False for row in rows) else 0)
+
+
+def show_gaps(lessons, as_json):
+    """Print the gaps of the lessons' graders. Exit 1: some are open, or an excuse is stale."""
+    from lab.judge import gaps
+
+    rows = {}
+    for lesson in lessons:
+        rows[lesson.id] = gaps.examine(lesson)
+        if not as_json:
+            print(lesson.id, *gaps.text(rows[lesson.id]), sep="\n", flush=True)
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    raise typer.Exit(1 if any(r["open"] or r["stale"] for own in rows.values() for r in own) else 0)

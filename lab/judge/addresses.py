@@ -1,0 +1,33 @@
+"""Whether a kernel counts numbers of large arrays in 64 bits, shown on arrays that hold a few."""
+
+import re
+
+from lab.judge.subject import Raised
+
+FAR = 2**28             # numbers of a row: row 16 begins at 2^32, which 32 bits take for 0
+ROWS = 17               # 0 to 16
+BEYOND = re.compile(r"of `(\w+)`.*?(?: and (\d+) other threads|$)", re.DOTALL)
+
+
+def in_64_bits(subject, name, grid, block, args, threads, what, row=ROWS - 1, **meta):
+    """AssertionError where row 16 of an array, of rows of FAR numbers, is taken for row 0.
+
+    args: with FAR as the length of a row and ROWS as the number of rows; each array holds what
+    row 0 needs, so that all threads but those of row 0 reach beyond it
+    threads: of each row;  what: the array and its address, in words
+    row: another than 16, the last, where args have rows of 2^32 / row numbers
+    """
+    try:
+        subject.launch(name, grid, block, args, **meta)
+    except Raised as error:
+        place = BEYOND.search(error.text)
+        if "out-of-bounds" not in error.text or place is None:
+            raise
+        beyond = int(place[2] or 0) + 1
+    else:
+        beyond = 0
+    expected = row * threads
+    assert beyond >= expected, (
+        f"{name}, {row + 1} rows of 2^{33 - row.bit_length()} numbers: {beyond} threads reach "
+        f"beyond row 0 of {what}, expected {expected}. Row {row} begins at 2^32, and a product of "
+        f"two ints has 32 bits: make one factor a size_t before they are multiplied")

@@ -1,0 +1,374 @@
+"""Grade a text against a lesson: pytest in this process, the text behind `subject` in another."""
+
+import contextlib
+import inspect
+import os
+import re
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from lab import course, device, stub
+from lab.course import ROOT, SUFFIX
+from lab.judge import blame, pace
+from lab.judge.candidate import Candidate, reference, told
+from lab.judge.compare import sound
+from lab.judge.isolate import Place, preload
+from lab.judge.mutants import with_likely_causes
+from lab.judge.subject import Raised, Stopped
+from lab.remote import wire
+from lab.remote.warm import Child
+
+VERDICTS = ("pass", "fail", "not_attempted", "not_proven_here", "error")
+
+
+class NotProvenHere(pytest.skip.Exception):
+    """Raised by a test: this machine cannot show it, and why. Plain pytest counts it as skipped."""
+
+
+@dataclass
+class Verdict:
+    name: str
+    verdict: str
+    points: int | None
+    max_points: int
+    message: str = ""
+    value: object = None            # what a prediction or a choice answered
+    seconds: float = 0.0
+    cause: str = ""                 # why a test did not pass, see blame.cause
+
+
+# ---- grading
+
+
+def grade(lesson, candidate, names=None, place=None, seed=0, observed=None):
+    """Verdicts for the exercises in `names` (all when None), in the lesson's order.
+
+    place: where the code under test runs; beside this process where it is None.
+    seed: of the random inputs; an instructor's is secret.
+    observed: filled with {exercise: what looked at all that its tests handed over}
+    """
+    wanted = [e for e in lesson.exercises if names is None or e.name in names]
+    verdicts = {e.name: untouched(lesson, candidate, e) for e in wanted}
+    attempted = [e for e in wanted if verdicts[e.name] is None]
+    if attempted:
+        run = Run(lesson, candidate, {e.name: e for e in attempted}, place or Place(), seed,
+                  observed)
+        verdicts |= run.verdicts()
+    rows = [[verdicts[e.name], verdicts.get(e.speed) or unmeasured(e)] for e in wanted]
+    return with_likely_causes(lesson, [v for row in rows for v in row if v is not None])
+
+
+def unmeasured(exercise):
+    """The verdict on the speed of what was not run; None where there are no points for it."""
+    if not exercise.speed_points:
+        return None
+    return Verdict(exercise.speed, "not_attempted", 0, exercise.speed_points,
+                   f"measured when {exercise.name} passes")
+
+
+def untouched(lesson, candidate, exercise):
+    """The verdict of an exercise that needs no test: not attempted, or not parsable."""
+    if exercise.name in candidate.broken:
+        return Verdict(exercise.name, "fail", 0, exercise.points, candidate.broken[exercise.name])
+    text = candidate.sources[exercise.language]
+    label = candidate.labels[exercise.language]
+    try:
+        mine = stub.normalised(text, exercise.name, exercise.language)
+    except SyntaxError as error:
+        line = told(candidate, exercise.language, error.lineno)
+        shown = (error.text or "").strip()
+        return Verdict(exercise.name, "fail", 0, exercise.points,
+                       f"{label}, line {line}: {error.msg}\n    {shown}")
+    except ValueError as error:
+        return Verdict(exercise.name, "fail", 0, exercise.points, f"{label}: {error}")
+    if mine is None:
+        return Verdict(exercise.name, "not_attempted", 0, exercise.points,
+                       f"{exercise.name} is not defined in {label}")
+    if mine == stub.normalised(lesson.stubs[exercise.language], exercise.name, exercise.language):
+        return Verdict(exercise.name, "not_attempted", 0, exercise.points,
+                       f"still the stub in {label}")
+    return None
+
+
+CANDIDATE, SEED, OBSERVED = (pytest.StashKey() for _ in range(3))       # in the config
+# In a test's item: what `pace` measured, and which exercise it is of.
+RATIO, EXERCISE = pytest.StashKey(), pytest.StashKey()
+
+
+# Plugins of pytest's that a grader has no use for; the last two collect garbage, again and again.
+UNUSED = ("cacheprovider", "terminal", "logging", "threadexception", "unraisableexception")
+
+
+class Run:
+    """One pytest run over a lesson's tests, all or those of the names `tests`, and what it found,
+    by exercise. A pytest plugin."""
+
+    def __init__(self, lesson, candidate, exercises, place, seed=0, observed=None, tests=None):
+        self.lesson, self.candidate, self.exercises = lesson, candidate, exercises
+        self.place, self.seed, self.observed, self.tests = place, seed, observed, tests
+        self.paced = {e.speed: e for e in exercises.values() if e.speed_points}
+        # (verdict, message) of each test
+        self.outcomes = {name: [] for name in (*exercises, *self.paced)}
+        self.values, self.seconds, self.broken = {}, dict.fromkeys(exercises, 0.0), ""
+        self.ratios = {}                # to the course's speed, by name of the speed's row
+        # of single tests: the names of those that passed, and what subject.calls had then
+        self.causes, self.doubts, self.passes, self.calls = {}, [], set(), {}
+
+    def verdicts(self):
+        self.run()
+        self.settle()
+        rows = {name: self.verdict(name) for name in self.exercises}
+        return rows | {name: self.speed(name) for name, e in self.paced.items()
+                        if rows[e.name].verdict == "pass"}
+
+    def run(self):
+        with open(os.devnull, "w") as null, contextlib.redirect_stdout(null), \
+                contextlib.redirect_stderr(null):
+            pytest.main([str(self.lesson.test), "-c", os.devnull, "--rootdir", str(ROOT),
+                         "--confcutdir", str(self.lesson.test.parents[1]),      # none above it
+                         "--disable-plugin-autoload", "--import-mode=importlib", "--assert=plain",
+                         *(word for name in UNUSED for word in ("-p", f"no:{name}"))],
+                        plugins=[self])
+
+    def settle(self):
+        """Put the course's own answer to each test that ended in doubt: where that passes, the
+        submission is at fault. Answers that an edition lacks passed when it was made."""
+        if not self.doubts or self.candidate.sources == self.lesson.sources:
+            return
+        own = None
+        if self.lesson.answered:
+            own = Run(self.lesson, replace(reference(self.lesson), shapes=False), self.exercises,
+                      Place(self.place.warm), self.seed,
+                      tests={doubt.test for doubt in self.doubts})
+            own.run()
+        for doubt in self.doubts:
+            if own is None or doubt.test in own.passes:
+                before = self.outcomes[doubt.name][doubt.place][1]
+                message = blame.told(doubt, before, own and own.calls[doubt.test])
+                self.outcomes[doubt.name][doubt.place] = "fail", message
+                self.causes[doubt.name] = blame.BLAMED
+
+    def speed(self, name):
+        """The verdict on the speed of an exercise that passed."""
+        most = self.paced[name].speed_points
+        if device.gpu() is None:
+            return Verdict(name, "not_proven_here", None, most, "needs an NVIDIA GPU")
+        kind, message = (self.outcomes[name] or [("error", self.no_test(self.paced[name]))])[0]
+        ratio = self.ratios.get(name)
+        if kind == "pass":
+            return Verdict(name, kind, pace.points(ratio, most), most,
+                           f"{ratio:.2f} × the speed of the course's own")
+        return Verdict(name, kind, 0 if kind == "fail" else None, most, message)
+
+    def no_test(self, exercise):
+        return self.broken or f"{self.lesson.test.name} has no {exercise.test}"
+
+    def verdict(self, name):
+        points = self.exercises[name].points
+        outcomes = self.outcomes[name]
+        for kind, earned in (("error", None), ("fail", 0), ("not_proven_here", None)):
+            for verdict, message in outcomes:
+                if verdict == kind:
+                    return Verdict(name, kind, earned, points, sound(message),
+                                   self.values.get(name), self.seconds[name],
+                                   self.causes.get(name, ""))
+        if not outcomes:
+            return Verdict(name, "error", None, points, self.no_test(self.exercises[name]))
+        return Verdict(name, "pass", points, points, "", self.values.get(name), self.seconds[name])
+
+    # ---- pytest's hooks
+
+    def pytest_configure(self, config):
+        config.stash[CANDIDATE] = (self.lesson, self.candidate, self.place)
+        config.stash[SEED] = self.seed
+        config.stash[OBSERVED] = self.observed
+        config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU")
+        config.addinivalue_line("markers", "slow: left out of `make test`")
+
+    def pytest_collectreport(self, report):
+        if report.failed:
+            self.broken = f"the course's own tests cannot be read: {report.longreprtext[-1000:]}"
+
+    def pytest_internalerror(self, excrepr):
+        self.broken = f"the course's own grader broke: {str(excrepr)[-1000:]}"
+
+    def owner(self, item):
+        test = item.originalname
+        for name, exercise in self.paced.items():
+            if test == exercise.test + "_speed":
+                return name
+        for name, exercise in self.exercises.items():
+            if test == exercise.test or test.startswith(exercise.test + "__"):
+                return name
+        return None
+
+    def pytest_collection_modifyitems(self, items):
+        measured = self.paced if device.gpu() else ()
+        items[:] = [i for i in items if (owner := self.owner(i)) and (
+            owner in measured or not i.get_closest_marker("gpu"))
+            and (self.tests is None or i.name in self.tests)]
+        items.sort(key=lambda i: self.owner(i) in self.paced)       # after all that is right
+        for item in items:
+            name = self.owner(item)
+            item.stash[EXERCISE] = self.paced.get(name) or self.exercises[name]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item):
+        """Leave out the rest of an exercise that failed: its first failure is what is told."""
+        name = self.owner(item)
+        exercise = self.paced[name].name if name in self.paced else name
+        outcomes = self.outcomes[name] + self.outcomes[exercise]
+        return True if any(kind != "pass" for kind, _ in outcomes) else None
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item, call):
+        name = self.owner(item)
+        if name in self.paced:
+            self.ratios[name] = item.stash.get(RATIO, None)
+        else:
+            self.seconds[name] += call.duration
+        proxy = getattr(item, "funcargs", {}).get("subject")
+        if call.excinfo is not None:
+            self.passes.discard(item.name)
+            self.note(item, call.excinfo.value, proxy)
+        elif call.when == "call":
+            self.passes.add(item.name)
+            self.outcomes[name].append(("pass", ""))
+        if proxy is not None:
+            self.calls[item.name] = tuple(proxy.calls)
+            if name in proxy.values:
+                self.values[name] = proxy.values[name]
+        return (yield)
+
+    def note(self, item, error, proxy):
+        """Keep the outcome of a test that raised."""
+        name = self.owner(item)
+        verdict, message = self.judge(error, name, item.funcargs.get("reference"))
+        if not isinstance(error, NotProvenHere) and blame.doubtful(verdict, error, proxy):
+            self.doubts.append(blame.Doubt(name, item.name, len(self.outcomes[name]), error,
+                                           tuple(proxy.calls) if proxy else ()))
+        self.causes[name] = blame.cause(error)
+        own = isinstance(error, Raised | Stopped)
+        self.outcomes[name].append((verdict, f"{name}: {message}" if own else message))
+
+    def judge(self, error, name, course_own=None):
+        """(verdict, message) of a test of exercise `name` that raised. course_own: what the test
+        has as `reference`."""
+        if isinstance(error, AssertionError):
+            message = str(error) or "a test without a message failed: please report it"
+            if re.search(r"\bgot (nothing \()?None\b", message):
+                message += "\nIs a `return` missing?"
+            message = re.sub(r"\b(a )?Remote( object)?\b", "an object", message)
+            unprintable = r"\nassert .*raised in repr\(\).*"
+            message = re.sub(unprintable, "", message, flags=re.S)
+            return "fail", self.in_own_lines(message) + self.definition(name)
+        if isinstance(error, NotProvenHere):
+            return "not_proven_here", str(error)
+        theirs = isinstance(error, Raised | Stopped) and error.subject is course_own is not None
+        if isinstance(error, Raised) and error.inside and not theirs:
+            return "error", f"the course failed, not you: {error} (in the simulator)"
+        if isinstance(error, Raised) and not theirs:
+            return "not_proven_here" if error.kind == "unsupported" else "fail", self.explain(error)
+        if isinstance(error, Stopped) and not theirs:
+            return "fail", f"{error}{self.last_place(error)}"
+        if isinstance(error, wire.Unsendable):
+            return "error", f"the course failed, not you: {error}"
+        place = inspect.getinnerframes(error.__traceback__)[-1] if error.__traceback__ else None
+        where = f" ({Path(place.filename).name}, line {place.lineno})" if place else ""
+        return "error", f"the course failed, not you: {type(error).__name__}: {error}{where}"
+
+    def explain(self, error):
+        """What the learner's code raised, with the learner's own line."""
+        language = "cuda" if str(error.path).endswith(".cu") else "python"
+        own = error.path == self.lesson.id + SUFFIX[language]
+        if error.type == "NotImplementedError" and ": about " in error.text:
+            return f"it needs {error.text.split(':')[0]}, which is still a stub"
+        if error.kind == "compile":
+            return self.compiler_says(error.text)
+        if error.kind is not None:
+            return self.in_own_lines(error.text, language) if own else error.text
+        if own and error.line:
+            return f"{error.type}: {error.text}{self.line_of(language, error.line)}"
+        # another's file without its text: an edition may have held that back
+        place = f"\n    {error.path}, line {error.line}" if error.line else ""
+        return f"{error.type}: {error.text}{place}"
+
+    def line_of(self, language, line):
+        """A line of the candidate as its author knows it, with its text."""
+        lines = self.candidate.sources[language].splitlines()
+        if type(line) is not int or not 0 < line <= len(lines):
+            return ""                   # the child's own word: it may be wrong
+        text = lines[line - 1].strip()
+        return (f"\n    {self.candidate.labels[language]}, "
+                f"line {told(self.candidate, language, line)}: {text}")
+
+    def definition(self, name):
+        """Where the candidate defines an exercise."""
+        name = name.removesuffix(course.SPEED)
+        language = self.exercises[name].language
+        text = self.candidate.sources[language]
+        return self.line_of(language, stub.find_line(text, name, language))
+
+    def in_own_lines(self, text, language=None):
+        """A message with files and lines as the candidate's author knows them.
+
+        `FILE, line N` is a place in any text; where all is about one language, each `line N` is.
+        """
+        for each, label in self.candidate.labels.items():
+            def own(match, each=each):
+                return f"{match[1]}line {told(self.candidate, each, int(match[2]))}"
+
+            file = self.lesson.id + SUFFIX[each]
+            if language in (None, each):
+                before = "" if language else re.escape(file) + ", "
+                text = re.sub(rf"\b({before})line (\d+)\b", own, text)
+            text = re.sub(rf"\b{re.escape(file)}(?=, line)", lambda _, label=label: label, text)
+        return text
+
+    def compiler_says(self, text):
+        """NVRTC's log from its first error on, in the learner's file and lines."""
+        file = rf"\S*{self.lesson.id}\.cu\((\d+)\)"
+        text = text[first.start():] if (first := re.search(rf"{file}: error", text)) else text
+
+        def own(match):
+            line = told(self.candidate, "cuda", int(match[1]))
+            return f"{self.candidate.labels['cuda']}, line {line}"
+
+        return re.sub(file, own, text)
+
+    def last_place(self, stopped):
+        """Where a child was when it was stopped, or the line that ends a process, if seen."""
+        for file, line in stopped.stack:
+            if Path(file).name == f"{self.lesson.id}.py":
+                return self.line_of("python", line)
+        for number, text in enumerate(self.candidate.sources["python"].splitlines(), 1):
+            if stopped.why == "died" and re.search(r"\b(_exit|abort|kill|killpg)\s*\(", text):
+                return self.line_of("python", number)
+        return ""
+
+
+def main(connection, request):
+    """The grader role of the warm process: grade in a fork, answer with the verdicts as JSON."""
+    lesson = course.find(request["lesson"])
+    began = time.monotonic()
+    verdicts = grade(lesson, Candidate(**request["candidate"]), request["names"],
+                     Place(request["warm"]))
+    connection.sendall(wire.frame({"verdicts": [asdict(v) for v in verdicts],
+                                   "seconds": time.monotonic() - began}, []))
+
+
+def grade_warm(lesson, candidate, names=None):
+    """`grade` in a process of its own, forked from the warm one: for notebooks and `lab watch`."""
+    request = {"lesson": lesson.id, "candidate": asdict(candidate), "names": names}
+    child = Child(__name__, request, ("pytest", *preload(lesson)))
+    try:
+        message, _ = wire.read_frame(lambda n: child.read(n, time.monotonic() + 600))
+    except (EOFError, TimeoutError):
+        raise course.CourseError("the grader stopped without an answer: "
+                                 f"{child.output()[-500:]}") from None
+    finally:
+        child.kill()
+    return [Verdict(**v) for v in message["verdicts"]]

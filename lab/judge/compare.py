@@ -1,0 +1,176 @@
+"""Compare an answer with its oracle, and say in the problem's own terms what is wrong."""
+
+import math
+import reprlib
+import sys
+from itertools import islice
+
+import numpy as np
+
+SIXTEEN_BITS = 1.6e-2       # relative: a few roundings of bfloat16, which keeps 8 bits
+NUMBERS = (int, float, complex, np.generic)
+LONGEST = 200           # letters of a value in a message
+MOST_DIGITS = 40        # of an integer that a message spells
+
+
+def position(index):
+    """How an element is named where the test says nothing better."""
+    return "element " + ", ".join(map(str, index)) if index else "the value"
+
+
+def agree(got, want, tolerance, what, at=position, mistakes=None, unwritten=None):
+    """AssertionError unless `got` equals `want` within `tolerance`.
+
+    got: what the code under test returned; want: the oracle (float64 for real numbers)
+    tolerance: relative to the largest |want|, and again to each element
+    what: what is being compared, in words;  at(index): words for the place of an element
+    mistakes: {"what went wrong": the array that one would get}, tried when the answer is wrong.
+        `want` itself, the same array, stands for a loss of digits
+    unwritten: what the array held before the launch, if no right answer holds it
+    """
+    want = np.asarray(want)
+    value = numbers(got, what)
+    single = ("" if value.shape else f": it is {brief(got)}, a single value") if want.shape else \
+        ", a single number"
+    assert value.shape == want.shape, \
+        f"{what}: shape {value.shape}, expected {want.shape}{single}"
+    wrong = differs(value, want, tolerance)
+    if not wrong.any():
+        return
+    index = tuple(int(i) for i in np.argwhere(wrong)[0])
+    count = f"{int(wrong.sum())} of {wrong.size} wrong; the first is " if wrong.size > 1 else ""
+    message = shown(value[index])
+    if unwritten is not None and value[index] == unwritten:
+        message += " (it held that before: nobody wrote it)"
+    text = f"{what}: {count}{at(index)}: got {message}, expected {shown(want[index])}"
+    for mistake, answer in (mistakes or {}).items():
+        loss_of_digits = answer is want
+        answer = np.broadcast_to(np.asarray(answer), want.shape)
+        if not differs(value, answer, max(tolerance, 1e-3)).any() and (
+                loss_of_digits or nearer(value, answer, want)):
+            text += f"\nThis is what comes out when {mistake}."
+            break
+    else:
+        if wrong.size > 8 or 2 * wrong.sum() >= wrong.size:     # rounding does not choose one
+            text += digits(value, want, tolerance, what)
+    raise AssertionError(text)
+
+
+def nearer(value, answer, want):
+    """Whether a value is far nearer to a mistake's answer than to the right one. On some inputs a
+    mistake hardly shows, or not at all: there it explains nothing."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        to_answer, to_want = (np.nan_to_num(np.abs(np.subtract(value, x, dtype=np.complex128)),
+                                            nan=0, posinf=0).sum() for x in (answer, want))
+    undefined = (np.isfinite(value) != np.isfinite(want)).any()
+    return not np.array_equal(answer, want) and bool(undefined or to_answer <= to_want / 5)
+
+
+def digits(value, want, tolerance, what):
+    """What is to be said of an answer that is wrong in its last digits alone."""
+    if want.dtype.kind != "f" or tolerance * 5 > SIXTEEN_BITS or not want.any() or \
+            differs(value, want, SIXTEEN_BITS).any():
+        return ""
+    finite = np.isfinite(want)
+    error = np.abs(value[finite] - want[finite]).max() / np.abs(want[finite]).max()
+    right, bits = (int(-math.log10(error)), 32) if error < 1e-5 else ("two or three", 16)
+    return (f"\n{what.split(',')[0]} is right to {right} digits: somewhere numbers are kept, "
+            f"multiplied or added in {bits} bits, or not all are added.")
+
+
+def numbers(got, what):
+    """An array of the numbers in `got`; bfloat16 as float32."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(got, torch.Tensor):
+        got = got.detach()
+        got = (got.float() if got.dtype == torch.bfloat16 else got).numpy()
+    kind = type(got).__name__
+    assert isinstance(got, (bool, int, float, list, tuple, np.ndarray, np.generic)), \
+        f"{what}: got {'nothing (None)' if got is None else f'a {kind}'}, expected numbers"
+    try:
+        value = np.asarray(got)
+    except ValueError:
+        raise AssertionError(f"{what}: got a ragged {kind}, expected numbers") from None
+    assert value.dtype.kind in "biufc", f"{what}: got {got!r}, expected numbers"
+    return value
+
+
+def differs(value, want, tolerance):
+    """Where `value` is not `want`. NaN equals only NaN, an infinity only itself."""
+    if want.dtype.kind in "bi" and value.dtype.kind in "biu":
+        return value != want
+    value, want = value.astype(np.float64), want.astype(np.float64)
+    finite = np.isfinite(want)
+    scale = np.abs(want[finite]).max(initial=0.0)
+    with np.errstate(invalid="ignore"):
+        near = np.abs(value - want) <= tolerance * (scale + np.abs(want)) / 2
+    same = (value == want) | (np.isnan(value) & np.isnan(want))
+    return ~np.where(finite, near, same)
+
+
+def shown(number):
+    """A number as a reader wants it: six digits, and the sign of a wrong scale still visible."""
+    return f"{number:.6g}" if isinstance(number, float | np.floating) else str(number)
+
+
+def alike(got, want, tolerance, what):
+    """AssertionError unless two answers are of the same form, their numbers equal within
+    `tolerance`: nested lists, tuples and dicts of numbers, texts and arrays."""
+    if isinstance(want, dict):
+        assert isinstance(got, dict) and set(got) == set(want), \
+            f"{what}: got {brief(got)}, expected the keys {', '.join(map(str, want))}"
+        for key in want:
+            alike(got[key], want[key], tolerance, f"{what}, {key}")
+    elif isinstance(want, (list, tuple)) and not all(isinstance(w, NUMBERS) for w in want):
+        assert isinstance(got, (list, tuple)) and len(got) == len(want), \
+            f"{what}: got {brief(got)}, expected {brief(want)}"
+        for position, pair in enumerate(zip(got, want, strict=True)):
+            alike(*pair, tolerance, f"{what}, element {position}")
+    elif want is None or isinstance(want, (str, bytes, bool)):
+        assert type(got) is type(want) and got == want, \
+            f"{what}: got {brief(got)}, expected {brief(want)}"
+    else:
+        agree(got, want, tolerance, what)
+
+
+def brief(value, items=0):
+    """A value in a message: arrays by their shape and first `items`, long ones cut."""
+    torch = sys.modules.get("torch")
+    if isinstance(value, (np.ndarray, torch.Tensor) if torch else np.ndarray):
+        if value.ndim:
+            first = ", ".join(map(shown, value.reshape(-1)[:items].tolist()))
+            return f"an array {tuple(value.shape)}" + (f" that begins {first}" if first else "")
+        value = value.item()
+    text = Words().repr(value.item() if isinstance(value, np.generic) else value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} …"
+
+
+def sound(text):
+    """A text that any file can hold: an answer may have halves of characters."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+class Words(reprlib.Repr):
+    """repr of what a message can hold: of large containers the beginning, and of an integer that
+    is longer than Python prints (see sys.set_int_max_str_digits) its length."""
+
+    def __init__(self):
+        super().__init__()
+        self.maxlevel = 8
+        self.maxlist = self.maxtuple = self.maxset = LONGEST
+        self.maxstring = self.maxother = 4 * LONGEST    # it cuts in the middle; see brief
+
+    def repr_int(self, value, level):
+        digits = int(math.log10(abs(value))) + 1 if value else 1
+        return repr(value) if digits <= MOST_DIGITS else f"an integer of {digits:,} digits"
+
+    def repr_dict(self, value, level):
+        """In its own order."""
+        rows = [f"{self.repr1(k, level - 1)}: {self.repr1(v, level - 1)}"
+                for k, v in islice(value.items(), LONGEST)]
+        return "{" + ", ".join(rows) + "}"
+
+    def repr_ndarray(self, value, level):
+        return brief(value)
+
+    repr_Tensor = repr_ndarray

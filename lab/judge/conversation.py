@@ -1,0 +1,35 @@
+"""What a test asked of the code under test and what that returned, in the words of a message."""
+
+from typing import NamedTuple
+
+from lab.judge.compare import LONGEST, brief
+
+
+class Call(NamedTuple):
+    """What was asked of the code under test and what it returned, in the words of a message."""
+
+    name: str
+    arguments: str | None           # None of an attribute
+    result: str
+    kind: str                       # of what it returned
+
+    def __str__(self):
+        return f"{self.name}({self.arguments})" if self.arguments is not None else self.name
+
+
+def call(name, args, kwargs, result, changed=()):
+    """A Call. args: None of an attribute; changed: [(which, the array that it became)]."""
+    text = None
+    if args is not None:
+        text = ", ".join([*map(brief, args), *(f"{k}={brief(v)}" for k, v in kwargs.items())])
+        text = text if len(text) <= LONGEST else f"{text[:LONGEST]} …"
+    left = ", ".join(brief(value, items=4) for _, value in changed)
+    return Call(name, text, brief(result) + (f" and left {left}" if left else ""), kind_of(result))
+
+
+def kind_of(value):
+    """What a value is, without telling it."""
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)}"
+    kinds = {bool: "True or False", int: "a whole number", float: "a number", str: "a text"}
+    return kinds.get(type(value)) or f"an object of type {type(value).__name__}"

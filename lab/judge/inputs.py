@@ -1,0 +1,32 @@
+"""Inputs that a call changed, as the other process tells them: what they are, and in words."""
+
+from lab.judge import compare
+from lab.remote import wire
+
+
+def written(own, changed, edited=()):
+    """{("array", its number among the arrays), ("list", position or name)} of what a call changed.
+
+    own: the arrays as they were. Of those, one that held a single value throughout is left out: it
+    is an output, or scratch. ValueError where the other process tells nonsense.
+    """
+    arrays = {number for number, _ in changed}
+    plain = {number for number in arrays if number < len(own) and uniform(own[number])}
+    return {("array", n) for n in arrays - plain} | {("list", key) for key in edited}
+
+
+def uniform(array):
+    """Whether an array holds one value throughout."""
+    flat = array.reshape(-1)
+    return not len(flat) or bool((flat == flat[0]).all())
+
+
+def described(which, args, kwargs):
+    """Words for an input of a call."""
+    kind, key = which
+    places = dict([*enumerate(args), *kwargs.items()])
+    if kind == "array":
+        owners = [place for place, value in places.items() for _ in wire.arrays(value)]
+        key = owners[key]
+    place = f"its argument {key!r}" if isinstance(key, str) else f"its argument number {key + 1}"
+    return f"{place}, {compare.brief(places[key])}"

@@ -1,0 +1,162 @@
+"""How fast the code under test is on a GPU, beside the course's own in the same run.
+
+A lesson gives points for it under `speed` in its front matter, and its test file has
+
+    @pytest.mark.gpu
+    def test_softmax_online_triton_speed(pace):
+        pace("softmax", numbers("bfloat16", 16_384, 8_192))
+
+Each side runs in a process of its own, on the device. They take turns; the clock is the grader's,
+from release to receipt. Nothing can be remembered: every timed call has inputs of its own, made
+before the clock from a seed that the grader has just drawn, and after the clock what every call
+gave is compared with the course's own. Nor left out: no kernel is faster than memory.
+
+A simulator's time means nothing, so without a GPU the row is not proven here.
+"""
+
+import random
+import time
+from dataclasses import dataclass
+from statistics import median
+
+BANDS = ((0.9, 1.0), (0.6, 0.5))        # (ratio to the course's speed, share of the points)
+ROUNDS = 7
+SHORTEST = 0.05         # seconds of a run: a thousand times what asking the process takes
+MOST = 1 << 12          # calls in a run
+NEAR = 0.02             # how far results may be apart; being right is graded apart
+COPIED = 1 << 26        # float32 of the copy that shows what the memory can do: past every cache
+FASTEST = 1.5           # × the copy's bytes a second: some inputs are read from a cache
+
+
+def numbers(dtype, *shape):
+    """An argument of `pace`: random normal numbers, the same on both sides."""
+    return {"dtype": dtype, "shape": shape, "below": None}
+
+
+def whole(dtype, below, *shape):
+    """An argument of `pace`: random whole numbers from 0, less than `below`; see `scaled`."""
+    return {"dtype": dtype, "shape": shape, "below": below}
+
+
+def made_by(name, *arguments):
+    """Arguments of `pace`: what a function of the lesson returns; each of a tuple is one."""
+    return {"maker": name, "arguments": arguments}
+
+
+def on_side(side, argument):
+    """The same argument with the side's own function as its maker."""
+    if not isinstance(argument, dict) or "maker" not in argument:
+        return argument
+    return {"maker": getattr(side, argument["maker"]),
+            "arguments": [on_side(side, each) for each in argument["arguments"]]}
+
+
+@dataclass
+class Race:
+    """Two or one `Calls`, the number of calls that is timed, and what the grader alone has."""
+
+    name: str
+    sides: tuple            # of Calls; the course's own is the last
+    draw: random.Random     # what it gives is known to the other processes when it is needed
+    clock: callable
+    count: int = 1
+
+    def turn(self, backwards=False):
+        """Seconds of `count` calls of each side, after all that was called has been compared.
+
+        What asking takes is measured on the course's side alone: the other could only answer late.
+        """
+        seed, check = self.draw.getrandbits(48), self.draw.getrandbits(48)
+        order = self.draw.sample(range(self.count), self.count)
+        took, prints = {}, {}
+        for side in self.sides[::-1] if backwards else self.sides:
+            side.prepare(seed, order)
+            took[side] = self.seconds(side, self.count)
+            prints[side] = side.prints(check)
+        pair = [prints[side] for side in self.sides]
+        same(self.name, pair[0], pair[-1])
+        asking = self.seconds(self.sides[-1], 0)
+        return [took[side] - asking for side in self.sides]
+
+    def seconds(self, side, count):
+        began = self.clock()
+        side.run(count)
+        return self.clock() - began
+
+    def warm_up(self):
+        """Settle the number of calls, by the course's own alone: a slow start changes nothing."""
+        own = self.sides[-1]
+        own.prepare(self.draw.getrandbits(48), [0])
+        self.seconds(own, 1)
+        most = min(MOST, own.room() // own.bytes())
+        took = 0
+        while took < SHORTEST and 2 * self.count <= most:
+            self.count *= 2
+            own.prepare(self.draw.getrandbits(48), list(range(self.count)))
+            took = self.seconds(own, self.count)
+        self.turn()
+
+    def medians(self):
+        """Seconds of one call of each side."""
+        self.warm_up()
+        turns = [self.turn(backwards=number % 2) for number in range(ROUNDS)]
+        return [median(of_side) / self.count for of_side in zip(*turns, strict=True)]
+
+
+def measure(name, mine, own, copying, draw, clock=time.perf_counter):
+    """Seconds of one call of the course's over those of one call of mine, from `Calls`.
+
+    copying: Calls of a copy, in a process of the course. AssertionError as `compare` says.
+    """
+    race = Race(name, (mine, own), draw, clock)
+    my_seconds, own_seconds = race.medians()
+    call = draw.randrange(race.count)
+    same_in_full(name, mine.result(call), own.result(call))
+    copied, = Race(name, (copying,), draw, clock).medians()
+    least = copied * own.bytes() / copying.bytes() / FASTEST
+    assert my_seconds >= least > 0, (
+        f"{name} on the device: a call took {my_seconds * 1e6:.3g} µs, faster than memory allows: "
+        f"to read its inputs and write its results takes {least * 1e6:.3g} µs at the least")
+    return own_seconds / my_seconds
+
+
+def same(name, got, want):
+    """Compare the fingerprints of all calls. A NaN is near to nothing."""
+    for call, (mine, own) in enumerate(zip(got, want, strict=True), 1):
+        for (shape, _, *here), (expected, size, *there) in zip(mine, own, strict=True):
+            assert shape == expected, (
+                f"{name} on the device: its result has the shape {tuple(shape)}, expected "
+                f"{tuple(expected)}")
+            assert all(abs(a - b) <= NEAR * size for a, b in zip(here, there, strict=True)), (
+                f"{name} on the device: the result of call {call} of {len(want)} is not the one "
+                "for that call's inputs")
+
+
+def same_in_full(name, got, want):
+    """Compare every number of one call."""
+    for mine, own in zip(got, want, strict=True):
+        apart = (mine.double() - own.double()).abs().max()
+        assert apart <= NEAR * own.double().abs().max(), (
+            f"{name} on the device: its result is not the one of the simulator's sizes: a number "
+            f"is {apart:.3g} off")
+
+
+def compare(mine, own, name, arguments, device="cuda", seed=0):
+    """mine, own: Subjects on the device -> how many times the course's speed mine has.
+
+    AssertionError where mine computes something else, takes less time than its bytes need, or is
+    too slow to earn a point.
+    """
+    sides = [side.make("lab.remote.pace_calls:Calls", getattr(side, name),
+                       [on_side(side, argument) for argument in arguments], device)
+             for side in (mine, own)]
+    copying = own.make("lab.remote.pace_calls:Calls", None, [numbers("float32", COPIED)], device)
+    ratio = measure(name, *sides, copying, random.Random(seed))
+    assert ratio >= BANDS[-1][0], (
+        f"{ratio:.2f} × the speed of the course's own; {BANDS[-1][0]} × earns the first points")
+    return ratio
+
+
+def points(ratio, most):
+    """Of `most` points, what a ratio to the course's speed earns."""
+    return next((round(share * most) for least, share in BANDS if ratio >= least), 0)

@@ -1,0 +1,394 @@
+"""The code under test, as a test sees it: a proxy to a process of its own.
+
+    subject.softmax(x)                      calls the learner's function
+    pool = subject.BlockPool(8)             a handle; its methods and attributes work the same way
+    subject.launch("softmax_cuda", grid, block, args)       one kernel, in the simulator
+    subject.grad("rmsnorm", args, upstream)                 gradients
+
+A child that dies, hangs or floods raises Stopped here; an exception of the learner's, Raised.
+"""
+
+import time
+
+import numpy as np
+
+from lab.judge import inputs
+from lab.judge.conversation import call
+from lab.remote import wire
+
+# What a call may take at the least; the reference's own time or steps, times SLACK, may be more.
+SECONDS = 10
+STEPS = 20_000          # warp instructions of a launch
+SLACK = 20
+LARGEST = 256 * 2**20   # bytes of a reply
+LONGEST_TEXT = 4000     # letters of an exception's
+LONGEST_GUESS = 200     # letters of a prediction that is kept, to be drawn beside the result
+
+
+class Raised(Exception):
+    """The learner's code raised. Text and place are the child's own words: data, not truth.
+
+    .subject: the Subject that was asked, if known
+    """
+
+    subject = None
+
+    def __init__(self, error):
+        self.type = str(error.get("type"))[:LONGEST_TEXT]
+        self.text = str(error.get("text"))[:LONGEST_TEXT]
+        self.kind, self.path = error.get("kind"), error.get("path")
+        self.inside = error.get("inside") is True       # raised in the simulator's own code
+        self.line, self.source = error.get("line"), str(error.get("source") or "")[:200]
+        super().__init__(f"{self.type}: {self.text}")
+
+
+class Stopped(Exception):
+    """The child is gone or has been stopped: .why is died, hung, flooded, garbled or full.
+
+    .stack: [(file, line)] of where a hung one was, innermost first.  .subject: as in Raised
+    """
+
+    subject = None
+
+    def __init__(self, why, text, stack=()):
+        self.why, self.stack = why, stack
+        super().__init__(text)
+
+
+class NotStarted(RuntimeError):
+    """The machine has no process for the code under test: no answer's fault."""
+
+
+class Launched:
+    """What a launch left: the simulator's reports as data, the first of them at hand."""
+
+    def __init__(self, launches):
+        self.launches = launches
+
+    def memory(self, space, op):
+        """Counts of one kind of access: requests of a warp, transactions (sectors of global memory,
+        wavefronts of shared memory), the fewest possible, bytes asked for by the lanes.
+
+        An atomic is a load and a store: `atomicOr(x, 0)` reads, `atomicExch(x, v)` writes."""
+        memory = self.launches[0]["totals"]["memory"]
+        rows = [memory.get(f"{space} {each}", {}) for each in {op, "atomic"}]
+        return {what: sum(row.get(what, 0) for row in rows)
+                for what in ("requests", "transactions", "ideal", "bytes")}
+
+    def requests(self, op, space="global"):
+        return self.memory(space, op)["requests"]
+
+    def bytes(self, op, space="global"):
+        return self.memory(space, op)["bytes"]
+
+    def sectors_per_request(self, op):
+        """Mean sectors of 32 bytes that a warp's request touches; 0 without requests."""
+        counts = self.memory("global", op)
+        return counts["transactions"] / max(counts["requests"], 1)
+
+    def bank_conflicts(self):
+        """Wavefronts of shared memory over the fewest possible: 1 is free of conflicts."""
+        both = [self.memory("shared", op) for op in ("load", "store")]
+        return sum(c["transactions"] for c in both) / max(sum(c["ideal"] for c in both), 1)
+
+    @property
+    def steps(self):
+        """Warp instructions."""
+        return self.launches[0]["steps"]
+
+    @property
+    def barriers(self):
+        return self.launches[0]["totals"]["barriers"]
+
+
+class Subject:
+    """A child with a lesson loaded. `reference` is asked for its time or steps at a limit.
+
+    compiler(tree, buffers): where the child has another process compile, what that answers.
+    patience: how many times SECONDS an answer may take where there is no reference.
+    """
+
+    def __init__(self, start, reference=None, compiler=None, patience=SLACK):
+        self._start, self._reference, self._compiler = start, reference, compiler
+        # The reference itself has none to compare with: it ends, and may take its time.
+        self._patience = 1 if reference is not None else patience
+        self._child, self.values, self.stopped = None, {}, False
+        self._changeable = {}               # by name: the inputs that the reference changes
+        self.observer = None                # told of every call, if there is one (gaps.py)
+        self.calls = []                 # Calls so far; a fixture clears them before each test
+
+    # ---- what a test writes
+
+    def __getattr__(self, name):
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self._get(None, name)
+
+    def launch(self, name, grid, block=None, args=(), **meta):
+        """Launch kernel `name` over `grid`; arrays in `args` are written as on a device.
+
+        CUDA: give `block` and perhaps `shared_mem`. Triton: give the constexprs and num_warps.
+        """
+        self._observe(name, [list(args), meta], launch=True)
+        request = (name, aslist(grid), aslist(block), list(args), meta)
+        own = wire.arrays(list(args))
+        copies = [a.copy() if isinstance(a, np.ndarray) else a.clone() for a in own]
+        try:
+            launches, changed = parts(self._ask("launch", *request, STEPS * self._patience), 2)
+        except Raised as error:
+            if error.kind != "endless" or self._reference is None:
+                raise
+            restore(own, copies)
+            allowed = SLACK * self._reference()._steps(request, meta)
+            restore(own, copies)
+            if allowed <= STEPS:
+                raise
+            launches, changed = parts(self._ask("launch", *request, allowed), 2)
+        self._check_inputs(name, list(args), {}, (changed,),
+                           lambda: ("launch", *request, STEPS * SLACK))
+        copy_back(list(args), changed)
+        self.calls.append(call(f"the kernel {name}", args, meta, None, changed))
+        return Launched(launches)
+
+    def grad(self, function, args, upstream):
+        """Gradients by each argument that requires one, as a tuple."""
+        self._observe(function, [list(args), upstream])
+        return self._ask("grad", getattr(self, function), list(args), upstream)
+
+    def make(self, path, *args, **kwargs):
+        """A mock of the course, `module:Class`, built beside the code under test."""
+        result = self._ask("make", path, list(args), kwargs)
+        self.calls.append(call(path.rpartition(":")[2], args, kwargs, result))
+        return result
+
+    def compile(self, what, *arguments):
+        """What lab.remote.compiler makes of it there; CUDA C needs no Python of the learner's."""
+        if self._child is None and what == "cuda":
+            self._child = self._started()
+        return self._ask("compile", what, *arguments)
+
+    # ---- what another Subject asks of the reference at a limit
+
+    def _steps(self, request, meta):
+        """Of the longest launch."""
+        return max(n["steps"] for n in self.launch(*request[:4], **meta).launches)
+
+    def _seconds(self, name, args, kwargs):
+        began = time.monotonic()
+        getattr(self, name)(*args, **kwargs)
+        return time.monotonic() - began
+
+    def _written(self, question):
+        """The inputs that the same call or launch changes here; the caller's stay as they are."""
+        _, *changes = self._ask(*question)
+        return inputs.written([], *changes)
+
+    # ---- plumbing
+
+    def _observe(self, name, values, launch=False):
+        if self.observer is not None:
+            self.observer(name, values, launch)
+
+    def _check_inputs(self, name, args, kwargs, changes, question):
+        """AssertionError where an input is not what it was, though the course's own leaves it.
+
+        changes: (arrays, lists and dicts) as the child says
+        question(): the same, to be asked of the reference while the caller's arrays are as before
+        """
+        try:
+            suspects = inputs.written(wire.arrays([args, kwargs]), *changes)
+        except (TypeError, ValueError):
+            raise Stopped("garbled", "its answer cannot be read: what changed is no list") from None
+        if not suspects - self._changeable.get(name, set()) or self._reference is None:
+            return
+        allowed = self._reference()._written(question())
+        self._changeable[name] = suspects if allowed is None else allowed
+        if wrong := suspects - self._changeable[name]:
+            which = inputs.described(min(wrong, key=str), args, kwargs)
+            raise AssertionError(f"{name} changes {which}: expected as it was before the call")
+
+    def _get(self, owner, name):
+        value = self._ask("get", owner, name)
+        label = name if owner is None else f"{owner._type}.{name}"
+        if isinstance(value, Remote):
+            value._name, value._label = name if owner is None else None, label
+        else:
+            self.calls.append(call(label, None, {}, value))
+        return value
+
+    def _call(self, function, name, args, kwargs):
+        def again():                # the reference's own time, with the same arguments
+            return self._reference()._seconds(name, args, kwargs)
+
+        self._observe(name or f"a {function._type}", [list(args), kwargs])
+        shared = contains_handle([list(args), kwargs])  # the reference's process has no such object
+        slow = again if self._reference is not None and name and not shared else None
+        result, changed, edited = parts(
+            self._ask("call", function, list(args), kwargs, slow=slow), 3)
+        if name and not shared:
+            self._check_inputs(name, list(args), kwargs, (changed, edited), lambda: (
+                "call", getattr(self._reference(), name), list(args), kwargs))
+        copy_back([list(args), kwargs], changed)
+        self.calls.append(call(function._label, args, kwargs, result, changed))
+        if name and name.startswith(("predict_", "choose_")):
+            result = result.item() if isinstance(result, np.generic) else result
+            if may_be_kept(result):
+                self.values[name] = result
+        return result
+
+    def _ask(self, what, *values, slow=None):
+        try:
+            if self._child is None:
+                self._child = self._started()
+                self._exchange("load")
+            return self._exchange(what, *values, slow=slow)
+        except (Raised, Stopped) as error:
+            error.subject = error.subject or self
+            raise
+
+    def _started(self):
+        try:
+            return self._start()
+        except (OSError, RuntimeError) as error:
+            raise NotStarted(str(error)) from error
+
+    def _exchange(self, what, *values, slow=None):
+        child = self._child
+        tree, buffers = wire.pack(list(values), lambda thing: self._number(thing))
+        try:
+            child.connection.settimeout(SECONDS)
+            child.connection.sendall(wire.frame({"do": what, "with": tree}, buffers))
+            message, out = self._reply(slow)
+        except (EOFError, OSError, wire.WireError) as error:
+            stopped = self._stopped(error)
+            child.kill()
+            raise stopped from None
+        except (Raised, Stopped):       # of the process that compiles: this one still waits for it
+            child.kill()
+            self._child = None
+            raise
+        if "error" in message:
+            raise Raised(message["error"] if isinstance(message["error"], dict) else {})
+        try:
+            return wire.unpack(message["value"], out, lambda i, kind: Remote(self, i, kind))
+        except (wire.WireError, KeyError) as error:
+            child.kill()
+            raise self._stopped(error) from None
+
+    def _reply(self, slow):
+        """The child's answer. `slow()` tells how long the reference takes; asked at the limit."""
+        message, out = self._frame(slow)
+        while self._compiler is not None and "ask" in message:
+            tree, buffers = wire.pack(self._compiler(message["ask"], out), None)
+            self._child.connection.settimeout(SECONDS)
+            self._child.connection.sendall(wire.frame({"value": tree}, buffers))
+            message, out = self._frame(slow)
+        return message, out
+
+    def _frame(self, slow):
+        began, limit = time.monotonic(), SECONDS * self._patience
+        if not self._child.answers(began + limit) and slow is not None:
+            limit = max(limit, SLACK * slow())
+        if not self._child.answers(began + limit):
+            raise TimeoutError(f"{limit:.0f}")
+        end = time.monotonic() + SECONDS            # for the bytes of an answer that has begun
+        return wire.read_frame(lambda n: self._child.read(n, end), LARGEST)
+
+    def _stopped(self, error):
+        self.stopped = True
+        if self._child.flooded:
+            return Stopped("flooded", "it printed more than 16 MB; it was stopped")
+        if isinstance(error, TimeoutError):
+            return Stopped("hung", f"no answer within {error} s: an endless loop?",
+                           self._child.stack())
+        if isinstance(error, wire.WireError):
+            return Stopped("garbled", f"its answer cannot be read: {error}")
+        return Stopped("died", "the process ended without an answer: os._exit, a crash, or out of "
+                               "memory")
+
+    def _number(self, thing):
+        if isinstance(thing, Remote):
+            return thing._id
+        raise wire.Unsendable(f"a value of type {type(thing).__name__} does not cross to the code "
+                              f"under test: mocks are built there, with subject.make")
+
+    def close(self):
+        if self._child is not None:
+            self._child.kill()
+
+    def printed(self):
+        return self._child.output() if self._child is not None else ""
+
+
+class Remote:
+    """An object in the child: call it, read its attributes, iterate, enter it."""
+
+    def __init__(self, subject, number, kind):
+        self._subject, self._id, self._type = subject, number, kind
+        self._name, self._label = None, f"an object of type {kind}"
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._subject._get(self, name)
+
+    def __call__(self, *args, **kwargs):
+        return self._subject._call(self, self._name, args, kwargs)
+
+    def __enter__(self):
+        return self._subject._ask("enter", self)
+
+    def __exit__(self, *error):
+        self._subject._ask("exit", self)
+
+    def __iter__(self):
+        iterator = self._subject._ask("iter", self)
+        while more := self._subject._ask("next", iterator):
+            yield more[0]
+
+    def __repr__(self):
+        return self._label
+
+
+def contains_handle(value):
+    if type(value) is dict:
+        value = list(value.values())
+    several = type(value) in (list, tuple)
+    return isinstance(value, Remote) or (several and any(map(contains_handle, value)))
+
+
+def may_be_kept(answer):
+    """Whether a prediction fits in a file, to be drawn beside the result."""
+    if isinstance(answer, str):
+        return len(answer) <= LONGEST_GUESS and answer.isprintable()
+    return isinstance(answer, float) or isinstance(answer, int) and answer.bit_length() <= 64
+
+
+def aslist(size):
+    return size if size is None else [size] if isinstance(size, int) else list(size)
+
+
+def parts(reply, n):
+    """The n parts of a reply, whose form a hostile child chooses."""
+    if type(reply) is not tuple or len(reply) != n:
+        raise Stopped("garbled", "its answer cannot be read: expected a result and what changed")
+    return reply
+
+
+def copy_back(values, changed):
+    """Write what a call changed into the caller's own arrays."""
+    own = wire.arrays(values)
+    try:
+        pairs = [(own[i], new) for i, new in changed]
+        restore([a for a, _ in pairs], [b for _, b in pairs])
+    except (TypeError, ValueError, IndexError, RuntimeError):
+        raise Stopped("garbled",
+                      "its answer cannot be read: the changed arrays do not fit") from None
+
+
+def restore(arrays, values):
+    for array, value in zip(arrays, values, strict=True):
+        if isinstance(array, np.ndarray):
+            array[...] = value
+        else:
+            array.detach().copy_(value)

@@ -1,0 +1,267 @@
+"""The process that runs a learner's code. It is handed files, answers calls, and judges nothing."""
+
+import asyncio
+import contextlib
+import faulthandler
+import importlib
+import inspect
+import linecache
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+import numpy as np
+
+from lab.course import ROOT
+from lab.remote import compiler, wire
+
+
+def main(connection, request):
+    """Answer messages until the other side hangs up.
+
+    request: {"folder": the prepared tree, "floor", "lesson", "simulator": kernels run there,
+              "shapes": hold the lesson to its shape comments,
+              "shown": {path: text} that messages quote, where another process compiles}
+    """
+    faulthandler.register(signal.SIGUSR1)       # who stops a hung child asks first where it was
+    serve = Subject(connection, request)
+    with contextlib.suppress(EOFError):
+        while True:
+            serve.answer(*wire.read_frame(serve.read))
+
+
+class Subject:
+    def __init__(self, connection, request):
+        self.connection, self.request = connection, request
+        self.objects, self.module, self.held = {}, None, contextlib.ExitStack()
+
+    def read(self, n):
+        data = bytearray()
+        while len(data) < n:
+            part = self.connection.recv(min(n - len(data), 1 << 20))
+            if not part:
+                raise EOFError
+            data += part
+        return bytes(data)
+
+    def handle(self, thing):
+        self.objects[id(thing)] = thing         # kept, so that the id stays its own
+        return id(thing)
+
+    def answer(self, message, buffers):
+        try:
+            value = getattr(self, "do_" + message["do"])(
+                *wire.unpack(message["with"], buffers, lambda i, _: self.objects[i]))
+            reply = self.packed(value)
+        except SystemExit as error:
+            reply = wire.frame({"error": self.describe(error, "it ended the program (sys.exit)")},
+                               [])
+        except BaseException as error:
+            reply = wire.frame({"error": self.describe(error)}, [])
+        self.connection.sendall(reply)
+
+    def packed(self, value):
+        try:
+            tree, out = wire.pack(value, self.handle)
+            return wire.frame({"value": tree}, out)
+        except RecursionError:
+            raise wire.Unsendable("a value nested too deeply does not cross") from None
+
+    # ---- what can be asked
+
+    def do_load(self):
+        """Import the lesson from the prepared tree, which stands before the course itself."""
+        folder = self.request["folder"]
+        sys.path[:] = [folder] + [p for p in sys.path if p and Path(p).resolve() != ROOT]
+        os.chdir(folder)
+        sys.dont_write_bytecode = True
+        if self.request["simulator"]:
+            from lab import device
+            device.use_simulator()
+        name = f"{self.request['floor']}.{self.request['lesson']}"
+        if "shown" in self.request:
+            compiler.elsewhere(self.ask, name)
+        self.module = importlib.import_module(name)
+        for path, text in self.request.get("shown", {}).items():
+            linecache.cache[path] = len(text), None, text.splitlines(keepends=True), path
+        if self.request["shapes"]:
+            from lab.remote import shapes
+            self.held.enter_context(shapes.checked(self.module.__file__))
+
+    def do_get(self, owner, name):
+        """An attribute: data as data, the rest as a handle."""
+        return getattr(self.module if owner is None else owner, name)
+
+    def do_call(self, function, args, kwargs):
+        """(result, arrays among the arguments that the call changed, lists and dicts likewise)."""
+        with seen(args, kwargs) as watch:
+            result = function(*args, **kwargs)
+            if inspect.iscoroutine(result):
+                result = asyncio.run(result)
+        return result, watch.changed(), watch.edited()
+
+    def do_launch(self, name, grid, block, args, meta, steps):
+        """Launch one kernel in the simulator: (launches as data, changed arrays)."""
+        from lab import simulator
+
+        kernel = getattr(self.module, name, None)
+        with seen(args, {}) as watch, simulator.trace() as trace, simulator.budget(steps):
+            if kernel is None:
+                # relative to the working folder: compiled kernels are cached by this name too
+                path = Path(self.request["floor"], self.request["lesson"] + ".cu")
+                shared = meta.pop("shared_mem", 0)
+                simulator.RawModule(path).get(name)(grid, block, args, shared_mem=shared, **meta)
+            else:
+                kernel[tuple(grid)](*args, **meta)
+        return [launch.as_data() for launch in trace.launches], watch.changed()
+
+    def do_grad(self, function, args, upstream):
+        """Gradients of sum(function(*args) * upstream) by every argument that requires one."""
+        import torch
+
+        result = function(*args)
+        wanted = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]
+        return torch.autograd.grad(result, wanted, upstream)
+
+    def do_make(self, path, args, kwargs):
+        """Build a mock of the course, named `module:Class`, in this process."""
+        module, _, name = path.partition(":")
+        return getattr(importlib.import_module(module), name)(*args, **kwargs)
+
+    def do_enter(self, thing):
+        return thing.__enter__()
+
+    def do_exit(self, thing):
+        return thing.__exit__(None, None, None)
+
+    def do_iter(self, thing):
+        return iter(thing)
+
+    def do_next(self, iterator):
+        """[value], or [] at the end."""
+        for value in iterator:
+            return [value]
+        return []
+
+    # ---- compiling in another process: both sides
+
+    def ask(self, *values):
+        """What the process that compiles gives; it is asked by way of the grader."""
+        tree, buffers = wire.pack(list(values), self.handle)
+        self.connection.sendall(wire.frame({"ask": tree}, buffers))
+        message, out = wire.read_frame(self.read)
+        return wire.unpack(message["value"], out)
+
+    def do_compile(self, what, *arguments):
+        os.chdir(self.request["folder"])
+        return getattr(compiler, what)(self.module, *arguments)
+
+    # ---- errors
+
+    def describe(self, error, text=None):
+        """Class, text and where: as data, for a message that teaches."""
+        own = str(Path(self.request["folder"], self.request["floor"], self.request["lesson"]))
+        frames = [f for f in traceback.extract_tb(error.__traceback__)
+                  if f.filename.startswith(own)]
+        path, line = (frames[-1].filename, frames[-1].lineno) if frames else (None, None)
+        if isinstance(error, SyntaxError):
+            path, line, text = error.filename, error.lineno, error.msg
+        if is_triton_error(error):
+            error = innermost(error)
+            path, line = triton_line(error, own + ".py")
+            text = triton_reason(error)
+        if text is None:
+            text = f"{type(error).__name__} that cannot be printed"
+            with contextlib.suppress(Exception):
+                text = str(error)
+        kind = getattr(error, "kind", None) if is_kernel_error(error) else None
+        if kind is not None and error.line is not None:
+            path, line = str(error.path), error.line
+        source = linecache.getline(path, line).strip() if path and line else ""
+        last = traceback.extract_tb(error.__traceback__)[-1].filename if error.__traceback__ else ""
+        return {"type": type(error).__name__, "text": text[:4000], "kind": kind,
+                "inside": kind is None and last.startswith(str(ROOT / "lab" / "simulator")),
+                "path": Path(path).name if path else None, "line": line, "source": source[:200]}
+
+
+TRITON_MEANS = {                                # part of Triton's reason: what it means
+    "has no attribute 'values'": "several values are wanted from a call that returns one, or None",
+    "'MatMult'": "Triton has no @, tl.dot multiplies tiles",
+    "unexpected type fp32": "was `/` written for `//`, which gives a whole number?",
+}
+
+
+def innermost(error):
+    """Of a Triton compile error: the function that is called, not the line that calls it."""
+    while is_triton_error(error.__cause__) and error.__cause__.src:
+        error = error.__cause__
+    return error
+
+
+def is_triton_error(error):
+    return any(c.__name__ == "CompilationError" for c in type(error).__mro__) \
+        and hasattr(error, "node")
+
+
+def triton_reason(error):
+    """Why Triton cannot compile a line, without the listing that it puts before."""
+    reason = error.error_message or (repr(error.__cause__) if error.__cause__ else str(error))
+    for part, advice in TRITON_MEANS.items():
+        if part in reason:
+            return f"{reason}: {advice}"
+    return reason
+
+
+def triton_line(error, path):
+    """(path, line) of a Triton compile error: it counts from the `def` of its function."""
+    head = error.src.splitlines()[0].strip()
+    for number, text in enumerate(linecache.getlines(path), 1):
+        if text.strip() == head:
+            return path, number + error.node.lineno - 1
+    return None, None
+
+
+def is_kernel_error(error):
+    simulator = sys.modules.get("lab.simulator")
+    return simulator is not None and isinstance(error, simulator.KernelError)
+
+
+class seen(contextlib.AbstractContextManager):
+    """Remembers arguments, to tell which a call changed."""
+
+    def __init__(self, args, kwargs):
+        self.arrays = [(value, raw(value)) for value in wire.arrays([args, kwargs])]
+        self.plain = {key: (value, frozen(value)) for key, value in
+                      [*enumerate(args), *kwargs.items()] if type(value) in (list, dict)}
+
+    def __exit__(self, *error):
+        return False
+
+    def changed(self):
+        """[(position among the arrays, new value)]; the other side counts in the same order."""
+        return [(i, value) for i, (value, before) in enumerate(self.arrays) if raw(value) != before]
+
+    def edited(self):
+        """Positions and names of the lists and dicts that are others now."""
+        return [key for key, (value, before) in self.plain.items() if frozen(value) != before]
+
+
+def frozen(value):
+    """What a list or dict holds, down to objects and arrays, which stand for themselves."""
+    if type(value) in (list, tuple):
+        return tuple(map(frozen, value))
+    if type(value) is dict:
+        return tuple((key, frozen(item)) for key, item in value.items())
+    return value if type(value) in wire.PLAIN else id(value)
+
+
+def raw(value):
+    """The bytes of an array's elements, in order: NaN equals itself, -0 differs from 0."""
+    if type(value) is np.ndarray:
+        return value.tobytes()
+    import torch
+
+    flat = torch.Tensor.detach(value).reshape(-1).clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8).numpy().tobytes()

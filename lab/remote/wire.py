@@ -1,0 +1,224 @@
+"""What crosses between the trusted process and the code under test: data, as JSON and raw bytes.
+
+A message is a frame: two lengths, a JSON text, then the bytes of its arrays one after the other.
+Nothing here is ever unpickled, so a reply can be wrong but cannot run anything.
+"""
+
+import ctypes
+import json
+import math
+import struct
+import sys
+
+import numpy as np
+
+HEAD = struct.Struct(">QQ")              # bytes of JSON, bytes of arrays
+MOST_JSON = 16 * 2**20      # bytes of JSON in a limited reply: a list of 3 takes 64 when read
+MOST_ELEMENTS = 2**28       # of an array: strides of 0 make any number out of a few bytes
+PLAIN = (type(None), bool, int, float, str)
+DTYPES = {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+          "float16", "float32", "float64", "complex64", "complex128"}
+TENSOR_DTYPES = (DTYPES - {"uint16", "uint32", "uint64"}
+                 | {"bfloat16", "float8_e4m3fn", "float8_e5m2"})
+
+
+class WireError(Exception):
+    """The bytes that came are not a message of this protocol."""
+
+
+class Unsendable(TypeError):
+    """The value is of a type that does not cross."""
+
+
+# ---- values to messages
+
+
+def pack(value, handle=None):
+    """(JSON-able tree, list of bytes). handle: None, or it numbers an object that is not data."""
+    buffers, numbers = [], {}
+
+    def tree(v):
+        if type(v) is int and v.bit_length() > 64:      # JSON's readers limit its digits
+            return {"$": "int", "hex": hex(v)}
+        if type(v) in PLAIN:
+            return v
+        if type(v) is list:
+            return [tree(x) for x in v]
+        if type(v) is tuple:
+            return {"$": "tuple", "items": [tree(x) for x in v]}
+        if type(v) is dict:
+            return {"$": "dict", "items": [[tree(k), tree(x)] for k, x in v.items()]}
+        if type(v) is bytes:
+            return {"$": "bytes", "at": add(v)}
+        if isinstance(v, np.generic):
+            v = np.asarray(v)
+            return {"$": "scalar", "dtype": dtype_name(v), "at": add(v.tobytes())}
+        if type(v) is np.ndarray or is_tensor(v):
+            if id(v) not in numbers:               # one object sent twice arrives as one object
+                numbers[id(v)] = {"$": "same", "as": len(numbers)}
+                return array(v) if type(v) is np.ndarray else tensor(v)
+            return numbers[id(v)]
+        if handle is not None:
+            return {"$": "handle", "id": handle(v), "type": type(v).__name__}
+        raise Unsendable(f"a value of type {type(v).__name__} does not cross to the code under "
+                         f"test")
+
+    def add(data):
+        buffers.append(data)
+        return len(buffers) - 1
+
+    def array(v):
+        low, span = extent(v.shape, v.strides, v.itemsize)
+        data = ctypes.string_at(v.ctypes.data + low, span) if span else b""
+        return {"$": "array", "dtype": dtype_name(v), "shape": list(v.shape),
+                "strides": list(v.strides), "start": -low, "at": add(data)}
+
+    def tensor(v):
+        import torch
+
+        t = torch.Tensor.detach(v)
+        if t.device.type != "cpu":
+            raise Unsendable(f"a tensor on {t.device} does not cross: move it to the CPU first")
+        if t.layout != torch.strided:
+            raise Unsendable(f"a tensor of layout {t.layout} does not cross: make it dense first")
+        size = t.element_size()
+        strides = [s * size for s in t.stride()]
+        _, span = extent(t.shape, strides, size)
+        data = ctypes.string_at(t.data_ptr(), span) if span else b""
+        return {"$": "tensor", "dtype": str(t.dtype).removeprefix("torch."), "shape": list(t.shape),
+                "strides": strides, "start": 0, "at": add(data), "grad": bool(v.requires_grad)}
+
+    return tree(value), buffers
+
+
+def is_tensor(v):
+    torch = sys.modules.get("torch")
+    return torch is not None and type(v) in (torch.Tensor, torch.nn.Parameter)
+
+
+def arrays(value):
+    """The arrays and tensors in a value, in the order in which it is read."""
+    if type(value) is np.ndarray or is_tensor(value):
+        return [value]
+    if type(value) is dict:
+        value = list(value.values())
+    return [a for v in value for a in arrays(v)] if type(value) in (list, tuple) else []
+
+
+def dtype_name(v):
+    if v.dtype.name not in DTYPES or not v.dtype.isnative:
+        raise Unsendable(f"an array of dtype {v.dtype} does not cross")
+    return v.dtype.name
+
+
+def extent(shape, strides, itemsize):
+    """(offset of the lowest byte from the first element, bytes from the lowest to the highest)."""
+    if 0 in shape:
+        return 0, 0
+    steps = [(n - 1) * s for n, s in zip(shape, strides, strict=True)]
+    low, high = sum(min(s, 0) for s in steps), sum(max(s, 0) for s in steps)
+    return low, high - low + itemsize
+
+
+# ---- messages to values
+
+
+def unpack(tree, buffers, handle=None):
+    """The value of a message. Every field is checked: the sender may be hostile."""
+    objects = []
+
+    def value(t):
+        if type(t) in PLAIN:
+            return t
+        if type(t) is list:
+            return [value(x) for x in t]
+        kind = t.get("$")
+        if kind == "tuple":
+            return tuple(value(x) for x in t["items"])
+        if kind == "dict":
+            return {value(k): value(x) for k, x in t["items"]}
+        if kind == "int":
+            return int(t["hex"], 16)
+        if kind == "bytes":
+            return bytes(buffers[t["at"]])
+        if kind == "scalar":
+            return np.frombuffer(buffers[t["at"]], checked(t["dtype"], DTYPES), 1)[0]
+        if kind == "same":
+            return objects[t["as"]]
+        if kind in ("array", "tensor"):
+            objects.append(array(t) if kind == "array" else tensor(t))
+            return objects[-1]
+        if kind == "handle" and handle is not None:
+            return handle(t["id"], str(t.get("type")))
+        raise WireError(f"unknown kind {kind!r}")
+
+    def layout(t, itemsize):
+        shape, strides = tuple(t["shape"]), tuple(t["strides"])
+        if len(shape) != len(strides) or len(shape) > 32:
+            raise WireError("shape and strides disagree")
+        if any(type(n) is not int for n in shape + strides) or any(n < 0 for n in shape):
+            raise WireError("sizes are not whole numbers")
+        if math.prod(max(n, 1) for n in shape) > MOST_ELEMENTS:
+            raise WireError(f"an array of shape {shape}")
+        low, span = extent(shape, strides, itemsize)
+        if t["start"] != -low or span != len(buffers[t["at"]]):
+            raise WireError("the bytes do not fit the shape")
+        return shape, strides
+
+    def array(t):
+        dtype = np.dtype(checked(t["dtype"], DTYPES))
+        shape, strides = layout(t, dtype.itemsize)
+        if 0 in shape:
+            return np.zeros(shape, dtype)
+        return np.ndarray(shape, dtype, bytearray(buffers[t["at"]]), t["start"], strides)
+
+    def tensor(t):
+        import torch
+
+        dtype = getattr(torch, checked(t["dtype"], TENSOR_DTYPES))
+        size = torch.empty(0, dtype=dtype).element_size()
+        shape, strides = layout(t, size)
+        if any(s < 0 or s % size for s in strides):
+            raise WireError("a tensor's strides are whole elements, none negative")
+        if 0 in shape:
+            return torch.zeros(shape, dtype=dtype).requires_grad_(bool(t.get("grad")))
+        flat = torch.frombuffer(bytearray(buffers[t["at"]]), dtype=dtype)
+        view = flat.as_strided(shape, [s // size for s in strides])
+        return view.requires_grad_() if t.get("grad") else view
+
+    try:
+        return value(tree)
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError,
+            RuntimeError) as error:         # torch's own errors and too deep a nesting are the last
+        raise WireError(f"malformed message: {error!r}") from None
+
+
+def checked(name, allowed):
+    if name not in allowed:
+        raise WireError(f"unknown dtype {name!r}")
+    return name
+
+
+# ---- frames
+
+
+def frame(message, buffers):
+    """The bytes of one message. `message` is JSON-able and holds the tree."""
+    text = json.dumps({"message": message, "sizes": [len(b) for b in buffers]}).encode()
+    return b"".join((HEAD.pack(len(text), sum(map(len, buffers))), text, *buffers))
+
+
+def read_frame(read, largest=math.inf):
+    """(message, buffers) from `read(n)`, which returns exactly n bytes or raises EOFError."""
+    text_size, data_size = HEAD.unpack(read(HEAD.size))
+    if text_size + data_size > largest or largest < math.inf and text_size > MOST_JSON:
+        raise WireError(f"a reply of {text_size + data_size:,} bytes; at most {largest:,} are "
+                        f"allowed")
+    try:
+        head = json.loads(read(text_size))
+        message, sizes = head["message"], head["sizes"]
+        if any(type(n) is not int or n < 0 for n in sizes) or sum(sizes) != data_size:
+            raise WireError("the lengths of a message do not add up")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise WireError(f"malformed message: {error!r}") from None
+    return message, [read(n) for n in sizes]

@@ -1,0 +1,10 @@
+"""What is measured of this floor; a lesson's file has the lesson's name.
+
+g05_fused_llama  a decode step by each rung
+g06_cuda_graphs  a decode step from a CUDA graph
+decode_speed     one text on a CPU, beside Hugging Face
+decode_card      its record as a table
+weight_bits      what fewer bits of weights cost
+activation_bits  what fewer bits of activations and cache cost
+trace            a trace of a request, for o01
+"""

@@ -1,0 +1,10 @@
+"""What is measured and recorded of this floor.
+
+load           `lab load`: requests at a rate
+serving_speed  the engine beside Hugging Face's
+serving_card   its record as a table
+chunk_sizes    chunk sizes against throughput and gaps
+soak           random steps on an engine
+conversation   OpenAI's client talks to `lab serve`
+screenshot     a picture of the live page
+"""

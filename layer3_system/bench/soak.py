@@ -1,0 +1,129 @@
+"""Random requests, aborts and steps on an engine that is looked at after each:
+python -m layer3_system.bench.soak
+
+The model is MockLlama, so each answer can be worked out with no engine at all. A run is the same
+each time, by its name as the seed. benchmarks/soak.txt has what went on.
+"""
+
+import random
+from collections import Counter
+from itertools import count
+from pathlib import Path
+
+import torch
+
+from lab.course import ROOT
+from layer3_system.s01_request import SamplingParams, sample_row, uniform
+from layer3_system.s02_block_pool import BlockPool, Broken
+from layer3_system.s04_continuous_batching import Scheduler
+from layer3_system.s06_prefix_cache import PrefixPool
+from layer3_system.s07_engine import Engine, check_engine
+from layer3_system.testing.mock_llama import ByteTokenizer, MockLlama, mock_scores
+
+RECORD = Path(ROOT) / "benchmarks" / "soak.txt"
+KINDS = ("plain", "no prefix cache", "overlap", "guesses")
+STEPS = 2_500           # of each kind: 10,000 in all
+END = 256
+ABOUT = """\
+Random steps on an engine; made by `python -m layer3_system.bench.soak`. A run is named by its seed.
+After each step check_engine has looked: pages are free or in use, and counted once for each table
+that has them; those that share a page have the same tokens in it; nobody has computed more tokens
+than it has, or than fit its pages; who waits has none; seats and budget are kept; no request is
+lost. At the end each answer is what no engine at all makes of its prompt, up to where it was
+aborted."""
+
+
+def alone(request, scores=mock_scores):
+    """The tokens that a request must get: from the scores of its context, token by token."""
+    p, out = request.params, []
+    while len(out) < request.limit - len(request.prompt):
+        z = scores(request.prompt + out, END + 1).numpy()
+        u = uniform(request.seed, request.index, len(out))
+        out.append(sample_row(z, p.temperature, p.top_k, p.top_p, u))
+        if out[-1] == END and not p.ignore_eos and len(out) >= max(p.min_tokens, 1):
+            break
+    return out
+
+
+def narrow(context, V):
+    """Scores of four tokens and the end, so that texts meet again and again."""
+    z = torch.full((V,), -20.0)
+    z[:4] = mock_scores(context, 4) / 2
+    z[END] = -1
+    return z
+
+
+class Lottery:
+    """Guesses that now and then are right."""
+
+    def __init__(self, seed):
+        self.chance = random.Random(seed)
+
+    def propose(self, tokens):
+        return [self.chance.randrange(4) for _ in range(self.chance.randrange(4))]
+
+
+def engine_for(kind, chance):
+    """An engine with few pages and seats."""
+    pool = (BlockPool if kind == "no prefix cache" else PrefixPool)(24, 4)
+    budget, chunk = chance.choice([6, 9, 32]), chance.choice([None, 3])
+    return Engine(MockLlama(80, scores=narrow), ByteTokenizer(), pool,
+                  Scheduler(pool, 6, budget, chunk), overlap=kind == "overlap",
+                  drafter=Lottery(kind) if kind == "guesses" else None, clock=count().__next__)
+
+
+def ask(engine, chance):
+    """A random request: its answers."""
+    begin = chance.choice([[1] * 9, [2, 3] * 8, [0]])
+    prompt = begin + [chance.randrange(4) for _ in range(chance.randrange(1, 20))]
+    params = SamplingParams(
+        chance.randrange(1, 30), temperature=chance.choice([0, 1]), seed=chance.randrange(9),
+        n=chance.choice([1, 1, 3]), min_tokens=chance.choice([0, 0, 1]))
+    return engine.submit(prompt, params, salt=chance.choice(["", "", "salt"]))
+
+
+def soak(kind, steps=STEPS):
+    """What went on in so many random steps, and those that ended what was open: {what: how many}.
+
+    Broken where an invariant does not hold, or an answer is not what it must be.
+    """
+    chance = random.Random(kind)
+    engine, every, taken = engine_for(kind, chance), [], 0
+    while taken < steps or engine.busy:
+        if taken < steps and chance.random() < 0.25 and len(engine.scheduler.waiting) < 12:
+            every += ask(engine, chance)
+        if taken < steps and every and chance.random() < 0.04:
+            engine.abort([chance.choice(every[-12:])])
+        engine.step()
+        check_engine(engine)
+        taken += 1
+        if taken > steps + 1000:
+            raise Broken(f"still busy after {taken} steps")
+    reasons = Counter(request.reason for request in every)
+    for request in every:
+        want = alone(request, narrow)
+        end = len(request.output) if request.reason == "abort" else None
+        if request.reason == "error" or request.output != want[:end]:
+            raise Broken(f"{request.id} ended by {request.reason} ({request.error}), and wrote "
+                         f"{request.output}, expected {want[:end]}")
+    return {"steps": taken, "answers": len(every),
+            **{name: reasons[name] for name in ("stop", "length", "abort")},
+            "tokens written": sum(len(r.output) for r in every),
+            "preempted": sum(r.preemptions for r in every),
+            "from the cache": sum(r.num_cached for r in every),
+            "pages in use at the end": sum(map(bool, engine.pool.refs))}
+
+
+def line(kind, counts):
+    """A run in a line of the log."""
+    return f"{kind}: " + ", ".join(f"{name} {number:,}" for name, number in counts.items())
+
+
+def main():
+    lines = [line(kind, soak(kind)) for kind in KINDS]
+    RECORD.write_text("\n".join([ABOUT, "", *lines]) + "\n", "utf-8")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,15 @@
+"""What is around s08's Bridge: an HTTP server with OpenAI's API, `lab serve`.
+
+cli           `lab serve`
+app           the routes
+protocol      what a client asks, read and checked
+messages      the messages of a chat
+responses     what a client gets
+tokenization  /tokenize and /detokenize
+listener      the listening, and its end
+connection    limits of one connection
+middleware    what holds for every request
+hosts         which hosts and pages may ask
+metrics       /metrics, with vLLM's names
+live          the live page's data
+"""

@@ -1,0 +1,255 @@
+"""The server's addresses: OpenAI's, a few of vLLM's, /metrics, /engine and a page
+
+An API key guards what is below /v1, /engine, /tokenize and /detokenize. All that goes wrong is told
+in OpenAI's shape.
+"""
+
+import asyncio
+import importlib.metadata
+import secrets
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from fastapi import Depends, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from layer3_system.api_error import ApiError
+from layer3_system.s08_server import DONE, LIMITS, Bridge, server_sent_event
+from layer3_system.server.hosts import Access
+from layer3_system.server.listener import Listener as Listener  # callers have both from here
+from layer3_system.server.live import Live
+from layer3_system.server.metrics import Metrics
+from layer3_system.server.middleware import GuardedApp, as_json
+from layer3_system.server.protocol import asked, read_fields, tokens_of
+from layer3_system.server.responses import ChatAnswers, TextAnswers
+from layer3_system.server.tokenization import detokenize, tokenize
+
+PAGE = Path(__file__).with_name("page.html")
+ONLY_OURS = {"Content-Security-Policy":     # the page loads nothing from anywhere else
+             "default-src 'self'; img-src data:; style-src 'unsafe-inline'; "
+             "script-src 'unsafe-inline'"}
+ACCESS = Access()
+LATER = 10              # seconds after its time limit that a slow reader keeps its stream
+
+
+# ---- clients that are slow, or leave
+
+
+async def read_body(request, limits, patience):
+    """The bytes of a request's JSON. ApiError 415 where they are none, 413 where they are too many,
+    408 where they are late, or where for so many seconds none came."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip()
+    if kind.lower() != "application/json":
+        raise ApiError(415, f"Content-Type: expected application/json, found {kind!r}")
+    body = bytearray()
+    too_large = ApiError(413, f"the body is larger than {limits.body} bytes")
+    if int(request.headers.get("content-length", 0)) > limits.body:
+        raise too_large
+    now = asyncio.get_running_loop().time
+    try:
+        async with asyncio.timeout(limits.seconds), asyncio.timeout(patience) as silence:
+            async for part in request.stream():
+                silence.reschedule(now() + patience)
+                body += part
+                if len(body) > limits.body:             # its length need not be announced
+                    raise too_large
+    except TimeoutError:
+        late = (f"for {patience:g} s nothing came of the body" if silence.expired() else
+                f"the body took more than {limits.seconds:g} s")
+        raise ApiError(408, late, headers={"Connection": "close"}) from None
+    return bytes(body)
+
+
+async def while_there(receive, work):
+    """What a coroutine gives; where the client leaves before, it is cancelled, and None."""
+    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(gone(receive))]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return tasks[0].result() if tasks[0].done() else None
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def gone(receive):
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Events(Response):
+    """A stream of server-sent events. It ends with the call, or with the client."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, bridge, call, chunks):
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no",
+                                  "X-Answer-Id": call.id})      # before its first piece is there
+        del self.headers["content-length"]
+        self.bridge, self.call, self.chunks = bridge, call, chunks
+
+    async def __call__(self, scope, receive, send):
+        try:
+            await while_there(receive, self.write(send))
+        finally:
+            self.bridge.close(self.call)
+
+    async def write(self, send):
+        """An error ends a stream as an event of its own. A reader that is too slow for its time
+        limit has its stream closed."""
+        try:
+            async with asyncio.timeout(self.bridge.limits.seconds + LATER):
+                await send({"type": "http.response.start", "status": 200,
+                            "headers": self.raw_headers})
+                async for line in self.lines():
+                    await send({"type": "http.response.body", "body": line, "more_body": True})
+                await send({"type": "http.response.body", "body": DONE})
+        except TimeoutError:
+            return
+
+    async def lines(self):
+        try:
+            async for chunk in self.chunks:
+                yield server_sent_event(chunk)
+        except ApiError as error:
+            yield server_sent_event(error.content())
+
+
+# ---- the addresses
+
+
+def make_app(engine, name, limits=LIMITS, key=None, kind=Bridge, access=ACCESS):
+    """A FastAPI app that serves an engine. name: of the model    key: what clients must know
+    kind: the Bridge between the two"""
+    metrics, live = Metrics(engine, name), Live()
+    bridge = kind(engine, limits, (metrics, live))
+
+    @asynccontextmanager
+    async def lifespan(app):
+        bridge.start()
+        yield
+        await bridge.stop()
+
+    async def check_key(request: Request):
+        header = request.headers.get("authorization", "").encode()
+        if key is not None and not secrets.compare_digest(header, f"Bearer {key}".encode()):
+            raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key",
+                           headers={"WWW-Authenticate": "Bearer"})
+
+    def check_model(model_name):
+        if model_name != name:
+            raise ApiError(404, f"model: expected {name!r}, found {model_name!r}", "model",
+                           "model_not_found")
+
+    async def read(request):
+        return read_fields(await read_body(request, limits, access.patience))
+
+    async def answer(request, shape):
+        chat = shape is ChatAnswers
+        fields = await read(request)
+        if not isinstance(fields.get("model"), str):
+            raise ApiError(400, f"model: expected a text, found {fields.get('model')!r}", "model")
+        check_model(fields["model"])
+        wanted = asked(fields, chat, limits)
+        tokens = await asyncio.to_thread(tokens_of, wanted.prompts, chat, engine.tokenizer)
+        call = bridge.submit(shape.new_id(), tokens, wanted.params, wanted.names)
+        answers = shape(call, name, wanted, engine.tokenizer)
+        if wanted.stream:
+            return Events(bridge, call, answers.chunks())
+        try:
+            return as_json(await while_there(request.receive, answers.whole()))
+        finally:
+            bridge.close(call)
+
+    app = GuardedApp(access, lifespan=lifespan, openapi_url=None)
+    app.state.bridge = bridge
+    guarded = {"dependencies": [Depends(check_key)]}
+
+    @app.post("/v1/completions", **guarded)
+    async def completions(request: Request):
+        return await answer(request, TextAnswers)
+
+    @app.post("/v1/chat/completions", **guarded)
+    async def chat_completions(request: Request):
+        return await answer(request, ChatAnswers)
+
+    @app.post("/tokenize", **guarded)
+    async def tokens_of_text(request: Request):
+        fields = await read(request)
+        check_model(fields.get("model") or name)
+        return as_json(await asyncio.to_thread(tokenize, fields, engine.tokenizer, engine.room))
+
+    @app.post("/detokenize", **guarded)
+    async def text_of_tokens(request: Request):
+        fields = await read(request)
+        check_model(fields.get("model") or name)
+        return as_json(await asyncio.to_thread(detokenize, fields, engine.tokenizer,
+                                               engine.model.config.V))
+
+    card = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "gpu-course",
+            "max_model_len": engine.room}
+
+    @app.get("/v1/models", **guarded)
+    async def models():
+        return as_json({"object": "list", "data": [card]})
+
+    @app.get("/v1/models/{model:path}", **guarded)
+    async def one_model(model: str):
+        check_model(model)
+        return as_json(card)
+
+    @app.get("/engine", **guarded)
+    async def engine_now():
+        return as_json(await bridge.ask(live.state))
+
+    @app.get("/")
+    async def page():
+        return Response(PAGE.read_bytes(), 200, ONLY_OURS, "text/html; charset=utf-8")
+
+    @app.get("/health")
+    @app.api_route("/ping", methods=["GET", "POST"])
+    async def health():
+        bridge.check_open()
+        return Response()
+
+    @app.get("/version")
+    async def version():
+        return as_json({"version": own_version()})
+
+    @app.get("/metrics")
+    async def metrics_now():
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    answer_errors(app)
+    return app
+
+
+def own_version():
+    """Of this package; "unknown" where it runs without being installed."""
+    try:
+        return importlib.metadata.version("gpu-course")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def answer_errors(app):
+    """Errors in OpenAI's shape, whoever raised them."""
+    @app.exception_handler(ApiError)
+    async def told(request, error):
+        return as_json(error.content(), error.status, error.headers)
+
+    @app.exception_handler(HTTPException)
+    async def no_such_address(request, error):
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        return as_json(ApiError(error.status_code, message).content(), error.status_code,
+                       error.headers)
+
+    @app.exception_handler(Exception)
+    async def a_fault_of_ours(request, error):              # uvicorn logs it
+        return as_json(ApiError(500, f"{type(error).__name__}: {error}").content(), 500)
+
+    @app.exception_handler(ClientDisconnect)
+    async def left(request, error):
+        return Response(status_code=499)                    # nobody reads it

@@ -1,0 +1,244 @@
+"""A model behind OpenAI's API:  lab serve [MODEL] [--kernels torch|triton|cuda|mine]
+
+It says whose kernel computes each operation and whose part of the engine runs, then listens: on
+this machine alone, unless --host says otherwise.
+"""
+
+import inspect
+import json
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from day02_overview import NANO
+from lab import course, device
+from lab.course import CourseError
+from lab.terminal import main, own_desk
+from layer1_kernels import kernels
+from layer2_graph import (
+    CpuLlama,
+    Llama,
+    Tokenizer,
+    cpu_kernels,
+    read_config,
+    read_weights,
+    tile,
+)
+from layer2_graph.generate import IGNORE, Letters, check_table, is_nano, used, whose
+from layer2_graph.models import SMALL
+from layer3_system.ngram import NGrams
+from layer3_system.s01_request import sample_rows
+from layer3_system.s02_block_pool import BlockPool
+from layer3_system.s04_continuous_batching import Scheduler
+from layer3_system.s06_prefix_cache import HashChain, PrefixPool
+from layer3_system.s07_engine import Engine
+from layer3_system.s08_server import Bridge, Limits
+from layer3_system.server.hosts import Access, is_own
+
+PARTS = {part.__name__: part for part in (BlockPool, HashChain, PrefixPool, Scheduler, Engine,
+                                           Bridge, sample_rows)}
+DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")}
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+# ---- the engine's parts
+
+
+def needed(lesson, name):
+    """The exercises that a part is made of: methods of the class, and what they use."""
+    methods = [e for e in lesson.exercises if e.name.startswith(f"{name}.")]
+    return methods + [e for e in lesson.reached(name) if e not in methods]
+
+
+def own_part(desk, name):
+    """A part of the engine as the learner's desk has it, where all its exercises passed; else
+    None."""
+    lessons = {lesson.id: lesson for lesson in course.lessons()}
+    lesson = lessons.get(PARTS[name].__module__.rpartition(".")[2])
+    exercises = needed(lesson, name) if lesson else []
+    if not exercises or not all(map(desk.passed, exercises)):
+        return None
+    return getattr(desk.module(lesson), name)
+
+
+def methods_of(kind):
+    return {name: f for name, f in vars(kind).items()
+            if inspect.isfunction(f) and not name.startswith("__") or isinstance(f, property)}
+
+
+def pool_of(own, P, S):
+    """A pool with the learner's parts in it. own: {name: part or None}
+
+    PrefixPool builds on BlockPool. So the learner's methods go between the two.
+    """
+    below = type("BlockPool", (BlockPool,), methods_of(own.get("BlockPool") or BlockPool))
+    kind = type("PrefixPool", (own.get("PrefixPool") or PrefixPool, below), {})
+    return kind(P, S, (own.get("HashChain") or HashChain)())
+
+
+def build(model, tokenizer, ops, own, pages, S=16, ngram=0, overlap=False, **options):
+    """An Engine. own: {name: the learner's part, or None for the course's}    pages: None for 16
+    contexts of the model, at most 2¹⁶ tokens    ngram: guesses at a time    overlap: launch a step
+    before the one before is read    options: of the Scheduler"""
+    pool = pool_of(own, pages or max(min(16 * model.config.room, 2**16) // S, 1), S)
+    scheduler = (own.get("Scheduler") or Scheduler)(pool, **options)
+    kind = own.get("Engine") or Engine
+    return kind(model, tokenizer, pool, scheduler, own.get("sample_rows") or ops.sample,
+                NGrams(ngram) if ngram else None, overlap)
+
+
+# ---- the model
+
+
+def find_model(word, simulated):
+    """(its folder, its name): a folder, a name that `lab get` fetched, or what is shipped."""
+    if word is None:
+        return (NANO, "nano") if simulated else (SMALL, "small")
+    fetched = device.cache_folder() / "models" / word
+    if Path(word).is_dir():
+        return Path(word).resolve(), Path(word).resolve().name
+    if not fetched.is_dir():
+        raise CourseError(f"no folder {word}, and no model of that name was fetched: "
+                          f"`lab get OWNER/NAME`")
+    return fetched, word
+
+
+def model_with(table, desk, config, weights):
+    """A Llama on the kernels of a table; on a CPU torch's are host.py's, and its model is faster.
+
+    desk: the folder of the learner's, for the table "mine"
+    """
+    on_cpu = weights["model.embed_tokens.weight"].is_cpu
+    if table == "torch" and on_cpu:
+        return CpuLlama(config, weights, cpu_kernels())
+    return Llama(config, weights, kernels(table, desk))
+
+
+def listen(host, port):
+    """A socket that listens. CourseError where the address is not to be had.
+
+    Its connections send at once what they have, as they inherit from it: else a small piece of a
+    stream waits until the client has acknowledged the one before, and clients take 40 ms for that.
+    asyncio asks for this only where a socket names its protocol, which create_server's does not.
+    """
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.create_server((host, port), family=family, backlog=2048)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listening
+    except (OSError, OverflowError) as error:
+        raise CourseError(f"cannot listen on {host}, port {port}: {error}") from None
+
+
+# ---- the command
+
+
+@app.command()
+def serve(
+    model: Annotated[str | None, typer.Argument(
+        metavar="MODEL", help="a folder as Hugging Face has it, or OWNER/NAME as fetched by "
+                              "`lab get`; else the small model, or the nano model where kernels "
+                              "run in the simulator")] = None,
+    table: Annotated[str, typer.Option("--kernels", help="torch, triton, cuda or mine")] = "torch",
+    host: Annotated[str, typer.Option(help="0.0.0.0 for the whole network")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one")] = 8000,
+    api_key: Annotated[str | None, typer.Option(help="that clients must know")] = None,
+    allow_host: Annotated[list[str], typer.Option(
+        metavar="NAME", help="also answer to this name or address; may be repeated")] = (),
+    allow_origin: Annotated[list[str], typer.Option(
+        metavar="ORIGIN", help="let pages of this origin call, * any; may be repeated")] = (),
+    name: Annotated[str | None, typer.Option(help="of the model, for clients")] = None,
+    dtype: Annotated[str, typer.Option(help=", ".join(DTYPES))] = "float32",
+    ignore: IGNORE = None,
+    pages: Annotated[int | None, typer.Option(min=1, help="of 16 tokens")] = None,
+    max_seqs: Annotated[int, typer.Option(min=1, help="answers that run at a time")] = 32,
+    budget: Annotated[int, typer.Option(min=1, help="tokens a step")] = 256,
+    chunk: Annotated[int | None, typer.Option(min=1, help="of a prompt, tokens a step")] = None,
+    ngram: Annotated[int, typer.Option(
+        min=0, help="guess so many tokens from the text itself, and verify them in one step; "
+                    "vLLM's num_speculative_tokens")] = 0,
+    async_scheduling: Annotated[bool, typer.Option(
+        "--async-scheduling", help="launch a step before the one before is read")] = False,
+    queue: Annotated[int, typer.Option(min=0, help="answers that wait")] = Limits.queue,
+    body: Annotated[int, typer.Option(min=1, help="bytes of a request")] = Limits.body,
+    tokens: Annotated[int | None, typer.Option(min=1, help="of an answer")] = None,
+    seconds: Annotated[float, typer.Option(min=0.001, help="for an answer")] = Limits.seconds,
+    grace: Annotated[float, typer.Option(min=0, help="seconds for open answers at the end")]
+        = Limits.grace,
+    desk: Annotated[Path | None, typer.Option(help="another desk than work/")] = None,
+):
+    """Serve a model with OpenAI's API. Ctrl-C or SIGTERM ends it, after the open answers."""
+    simulated = table != "torch" and device.gpu() is None
+    if simulated:
+        device.use_simulator()
+    folder, called = find_model(model, simulated)
+    mine = own_desk(desk) if table == "mine" else None
+    try:
+        if dtype not in DTYPES:
+            raise CourseError(f"--dtype {dtype!r}: expected {', '.join(DTYPES)}")
+        config = read_config(folder, ignore or ())
+        tokenizer = Letters() if is_nano(folder) else Tokenizer(folder, config)
+        weights = read_weights(folder, config, DTYPES[dtype], device.torch_device())
+        own = {part: own_part(mine, part) if mine else None for part in PARTS}
+        llama = model_with(table, mine.folder if mine else None, config, weights)
+        check_table(folder, config, llama.ops, DTYPES[dtype])
+        engine = build(llama, tokenizer, llama.ops, own, pages, max_seqs=max_seqs, budget=budget,
+                       chunk=chunk, ngram=ngram, overlap=async_scheduling)
+    except ValueError as error:
+        raise CourseError(str(error)) from None
+    print(f"{called}: {sum(w.numel() for w in weights.values()):,} weights, on "
+          f"{'this CPU, kernels in the simulator' if simulated else device.torch_device()}")
+    say_whose(llama.ops.sources(), used(llama), own)
+    if DTYPES[dtype] != torch.float32 and weights["model.embed_tokens.weight"].is_cpu:
+        print(f"  {dtype} is slow on a CPU: the kernels made for one take float32; without --dtype "
+              f"it answers several times as fast")
+    if isinstance(llama, CpuLlama) and None not in tile(llama).arrays(1):
+        print(f"  {'decoding':16} host       host_llama.decode, in NumPy around the table")
+    run(engine, name or called, Limits(body, tokens, queue, seconds, grace), api_key,
+        listen(host, port), own["Bridge"] or Bridge,
+        Access((host, *allow_host), tuple(allow_origin)))
+
+
+def say_whose(sources, names, own):
+    """Whose kernels and parts of the engine run, one a line."""
+    parts = dict(own)
+    sample = "mine" if parts.pop("sample_rows") else sources["sample"]
+    lines = [*whose(sources | {"sample": sample}, [*names, "sample"]),
+             *(f"  {part:16} {'mine' if own_part else 'reference'}"
+               for part, own_part in parts.items())]
+    print("\n".join(lines))
+    yours = sum(line.split()[1] == "mine" for line in lines)
+    if yours:
+        print(f"  yours: {yours}")
+
+
+def run(engine, name, limits, api_key, listening, kind, access):
+    """Serve until told to end. kind, access: as make_app takes them"""
+    from layer3_system.server.app import Listener, make_app  # FastAPI takes half a second
+
+    def say():
+        print(where(engine.pool, listening.getsockname(), name, api_key), flush=True)
+
+    app = make_app(engine, name, limits, api_key, kind, access)
+    Listener(app, listening=say).run(sockets=[listening])
+
+
+def where(pool, address, name, api_key):
+    """What is said once it listens: where, and what to try."""
+    host, port = address[:2]
+    key = f" -H 'Authorization: Bearer {api_key}'" if api_key else ""
+    prompt = json.dumps({"model": name, "prompt": "Once upon a time", "max_tokens": 40})
+    place = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    text = (f"{pool.P} pages of {pool.S} tokens. Listening on {place}, try\n"
+            f"  curl {place}/v1/completions{key} -H 'Content-Type: application/json' -d '{prompt}'")
+    if not is_own(host) and not api_key:
+        text += "\n  anybody who reaches this address can use it: --api-key guards it"
+    return text
+
+
+if __name__ == "__main__":
+    main(app, "serve")

@@ -1,0 +1,80 @@
+"""What an engine is doing now, for a page that shows it: `GET /engine`
+
+pages, slots        P pages of S slots
+requests            {id: {"status": "running" or "waiting", "table": [page], "computed": tokens in
+                    its pages, "known": tokens of prompt and answer, "prompt": tokens of the prompt,
+                    "cached": of those, found in pages, "preemptions", "age": seconds}}, running
+                    ones first, in the order of the next step, then waiting ones, at most 100
+refs                [holders of page 0, 1, …]: above 1 it is shared
+remembered          [free pages whose contents are known, the next to be taken first]
+running, waiting    how many
+steps               the last 200: {"step": its number, "at": seconds before now, "counts": {id:
+                    tokens}, "prompts": {id: of those, tokens of its prompt}}
+seconds             that the rest looks back
+ttft, tpot          medians in seconds, of what ended or began to answer; null without any
+throughput          tokens of answers a second
+"""
+
+from collections import deque
+from itertools import islice
+from statistics import median
+
+from layer3_system.pictures import name_of
+
+BACK = 10.0             # seconds
+SHOWN = 100             # waiting requests
+
+
+class Live:
+    """The last steps of an engine; an observer of its Bridge, asked in the engine's thread."""
+
+    def __init__(self, steps=200):
+        self.steps, self.number = deque(maxlen=steps), 0
+        self.written, self.ttft, self.tpot = deque(), deque(), deque()      # (seconds, value)
+
+    def stepped(self, engine, outputs):
+        now = engine.clock()
+        self.number += 1
+        counts = {name_of(r): n for r, n in engine.counts.items()}
+        prompts = {name_of(r): part for r, n in engine.counts.items()
+                   if (part := min(len(r.prompt) - r.num_computed + n, n)) > 0}
+        self.steps.append((self.number, now, counts, prompts))
+        self.written.append((now, sum(len(output.tokens) for output in outputs)))
+        for request, tokens, _, reason in outputs:
+            times = request.token_times
+            if tokens and len(times) == len(tokens):
+                self.ttft.append((now, times[0] - request.arrival))
+            if reason and len(times) > 1:
+                self.tpot.append((now, (times[-1] - times[0]) / (len(times) - 1)))
+        self.forget(now)
+
+    def aborted(self, requests):
+        """Nothing to keep."""
+
+    def forget(self, now):
+        for table in (self.written, self.ttft, self.tpot):
+            while table and table[0][0] < now - BACK:
+                table.popleft()
+
+    def state(self, engine):
+        """What this module's head lists."""
+        now, pool, scheduler = engine.clock(), engine.pool, engine.scheduler
+        self.forget(now)
+        shown = [*scheduler.running, *islice(scheduler.waiting, SHOWN)]
+        return {
+            "pages": pool.P, "slots": pool.S, "refs": list(pool.refs),
+            "remembered": [page for page in pool.free if pool.knows(page)],
+            "requests": {name_of(r): self.request(r, now) for r in shown},
+            "running": len(scheduler.running), "waiting": len(scheduler.waiting),
+            "steps": [{"step": number, "at": now - at, "counts": counts, "prompts": prompts}
+                      for number, at, counts, prompts in self.steps],
+            "seconds": BACK,
+            "ttft": median(value for _, value in self.ttft) if self.ttft else None,
+            "tpot": median(value for _, value in self.tpot) if self.tpot else None,
+            "throughput": sum(n for _, n in self.written) / BACK}
+
+    def request(self, request, now):
+        return {"status": request.status, "table": list(request.table),
+                "computed": request.num_computed, "known": request.num_tokens,
+                "prompt": len(request.prompt), "cached": request.num_cached,
+                "preemptions": request.preemptions, "age": now - request.arrival}

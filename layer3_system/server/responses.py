@@ -1,0 +1,124 @@
+"""What OpenAI's clients expect back: completions and chats, whole and in pieces, and errors."""
+
+import secrets
+import time
+from itertools import accumulate
+
+LEAST = -9999.0         # JSON has no minus infinity; OpenAI writes this
+
+
+class Answers:
+    """The answers of one Call as JSON. What completions and chats differ in is below."""
+
+    def __init__(self, call, model, request, tokenizer):
+        self.call, self.asked, self.decode = call, request, tokenizer.decode
+        self.head = {"id": call.id, "created": int(time.time()), "model": model}
+        self.read, self.offsets = {}, {}        # index -> tokens read, characters of their texts
+
+    @classmethod
+    def new_id(cls):
+        """Of the server's own making, so that no two requests share one."""
+        return f"{cls.prefix}-{secrets.token_hex(12)}"
+
+    async def whole(self):
+        """The answers in one object, once all have ended."""
+        parts = {}                              # index -> [text, reason]
+        async for news in self.call.pieces():
+            for i, piece in news.items():
+                text, _ = parts.get(i, ("", None))
+                parts[i] = text + piece.text, piece.reason
+        choices = [self.choice(i, self.prompt_text(i) + text, self.logprobs(i, None), reason)
+                   for i, (text, reason) in sorted(parts.items())]
+        return self.head | {"object": self.whole_name, "choices": choices, "usage": self.usage()}
+
+    async def chunks(self):
+        """The answers in pieces, each with what is new of one of them."""
+        head = self.head | {"object": self.chunk_name}
+        usage = {"usage": None} if self.asked.usage else {}
+        async for news in self.call.pieces():
+            for i, piece in news.items():
+                first = i not in self.read
+                text = (self.prompt_text(i) if first else "") + piece.text
+                logprobs = self.logprobs(i, piece.tokens)
+                if self.asked.running:
+                    usage = {"usage": self.usage_so_far(i)}
+                if text or first or piece.reason or logprobs:
+                    yield head | usage | {"choices": [
+                        self.delta(i, text, logprobs, piece.reason, first)]}
+        if usage:
+            yield head | {"choices": [], "usage": self.usage()}
+
+    def logprobs(self, i, count):
+        """Of the next tokens of answer i, so many or all; None where none are wanted."""
+        request, begin = self.call.answers[i], self.read.get(i, 0)
+        end = len(request.output) if count is None else begin + count
+        self.read[i] = end
+        if self.asked.params.logprobs is None or begin == end:
+            return None
+        return self.shape(i, request.output[begin:end], request.logprobs[begin:end])
+
+    def prompt_text(self, i):
+        if not self.asked.echo:
+            return ""
+        prompt = self.asked.prompts[i // self.asked.params.n]
+        return prompt if isinstance(prompt, str) else self.decode(prompt)
+
+    def usage_so_far(self, i):
+        """Of answer i alone, up to what was read of it."""
+        return usage_of(len(self.call.answers[i].prompt), self.read[i])
+
+    def usage(self):
+        first = [r for r in self.call.answers if r.index == 0]
+        tokens = sum(len(r.prompt) for r in first)
+        written = sum(len(r.output) for r in self.call.answers)
+        return usage_of(tokens, written) | {
+                "prompt_tokens_details": {"cached_tokens": sum(r.num_cached for r in first)}}
+
+
+def usage_of(prompt, answer):
+    return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
+
+
+class TextAnswers(Answers):
+    prefix, whole_name, chunk_name = "cmpl", "text_completion", "text_completion"
+
+    def choice(self, i, text, logprobs, reason, first=False):
+        return {"index": i, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+    delta = choice
+
+    def shape(self, i, tokens, logprobs):
+        texts = [self.decode([token]) for token in tokens]
+        *offsets, self.offsets[i] = accumulate(map(len, texts), initial=self.offsets.get(i, 0))
+        tops = [{} for _ in tokens]
+        for top, logprob in zip(tops, logprobs, strict=True):
+            for token, value in logprob.items():  # tokens of one text: the likelier one
+                top.setdefault(self.decode([token]), max(value, LEAST))
+        return {"tokens": texts, "text_offset": offsets, "top_logprobs": tops, "token_logprobs": [
+            max(logprob[token], LEAST) for token, logprob in zip(tokens, logprobs, strict=True)]}
+
+
+class ChatAnswers(Answers):
+    prefix, whole_name, chunk_name = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def choice(self, i, text, logprobs, reason):
+        return {"index": i, "message": {"role": "assistant", "content": text},
+                "logprobs": logprobs, "finish_reason": reason}
+
+    def delta(self, i, text, logprobs, reason, first):
+        content = ({"role": "assistant"} if first else {}) | ({"content": text} if text or first
+                                                          else {})
+        return {"index": i, "delta": content, "logprobs": logprobs, "finish_reason": reason}
+
+    def shape(self, i, tokens, logprobs):
+        most = self.asked.params.logprobs
+        return {"content": [self.one(token, logprob[token]) | {"top_logprobs": [
+            self.one(*pair) for pair in list(logprob.items())[:most]]}
+            for token, logprob in zip(tokens, logprobs, strict=True)], "refusal": None}
+
+    def one(self, token, value):
+        """bytes: None where a token is but a part of a character, and its text says nothing."""
+        text = self.decode([token])
+        broken = "\N{REPLACEMENT CHARACTER}" in text
+        return {"token": text, "logprob": max(value, LEAST),
+                "bytes": None if broken else list(text.encode())}

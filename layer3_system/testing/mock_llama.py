@@ -1,0 +1,65 @@
+"""A model whose every score can be worked out, for tests of what is around it, in microseconds
+
+P S: pages and slots    B: sequences of a step    T: its new tokens    N: a context    V: vocabulary
+Its key of a token is the token, its value the position. It reads its whole context back from the
+pages, as attention does, and refuses one that is not the sequence's own. Its scores rest on every
+token of that context.
+"""
+
+from zlib import crc32
+
+import torch
+
+from layer2_graph import Config
+
+__all__ = ["ByteTokenizer", "MockLlama", "mock_scores"]
+
+END = 256               # the token that ends a text
+
+
+class ByteTokenizer:
+    """UTF-8: a token is a byte, and 256 ends a text."""
+
+    def encode(self, text):
+        return list(text.encode())
+
+    def decode(self, tokens):
+        return bytes(t for t in tokens if t < END).decode(errors="replace")
+
+    def chat(self, messages):
+        text = "".join(f"<{m['role']}>{m['content']}" for m in messages)
+        return self.encode(text + "<assistant>")
+
+
+def mock_scores(context, V=END + 1):                # [int] -> (V,)
+    """Scores of the next token after a context: random numbers that any change of it changes."""
+    seed = crc32(torch.tensor(context, dtype=torch.int32).numpy().tobytes())
+    scores = torch.rand(V, generator=torch.Generator().manual_seed(seed)) * 8
+    return scores.double().float()
+
+
+class MockLlama:
+    """It steps as a Llama does. AssertionError where its context in the pages is not whole."""
+
+    def __init__(self, room=512, V=END + 1, scores=mock_scores):
+        self.config = Config(L=1, C=1, H=1, G=1, D=1, F=1, V=V, eps=1e-5, theta=1e4, room=room,
+                             ends=(END,))
+        self.scores, self.steps = scores, 0
+        self.embedding = torch.zeros(V, 1)
+
+    def forward(self, step, cache, every=False):        # -> (B, V), or (T, V) for every token
+        self.steps += 1
+        k, v = cache.k[0].flatten(), cache.v[0].flatten()           # (P · S,)
+        here = step.slots >= 0
+        k[step.slots[here]] = step.tokens[here].float()
+        v[step.slots[here]] = step.positions[here].float()
+        S, rows = cache.k.shape[2], []
+        for table, N, begin, end in zip(step.block_tables.tolist(), step.lens.tolist(),
+                                        step.cu_q.tolist(), step.cu_q.tolist()[1:], strict=False):
+            slots = [table[i // S] * S + i % S for i in range(N)]
+            assert v[slots].tolist() == list(range(N)), f"positions in the pages: {v[slots]}"
+            context = k[slots].int().tolist()                       # (N,)
+            assert context[N - (end - begin):] == step.tokens[begin:end].tolist()
+            first = N - (end - begin) if every else N - 1
+            rows += [self.scores(context[:n + 1], self.config.V) for n in range(first, N)]
+        return torch.stack(rows)
