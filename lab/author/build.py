@@ -179,10 +179,20 @@ def execute(notebook, lesson):
     except nbclient.exceptions.CellExecutionError as error:
         raise CourseError(f"{lesson.id}: a cell of the solution fails: "
                           f"{error.ename}: {error.evalue}") from None
+    refuse_failed(lesson, live.cells)
     for cell in live.cells:
         cell.metadata.pop("execution", None)  # times of day: they would change every build
     live.metadata = nbformat.from_dict(notebook["metadata"])
     return nbformat.writes(live) + "\n"
+
+
+def refuse_failed(lesson, cells):
+    """CourseError where a check in the executed solution did not pass, with its message."""
+    for cell in cells:
+        for output in cell.get("outputs", ()):
+            text = output.get("data", {}).get("text/html", "")
+            if match := re.search(r">(fail|error of the course)</b> <code>([^<]*)</code>", text):
+                raise CourseError(f"{lesson.id}: in its own solution {match[2]} gets `{match[1]}`")
 
 
 # ---- what the whole course shares
