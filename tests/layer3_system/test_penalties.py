@@ -25,7 +25,7 @@ from layer3_system import (
 )
 from layer3_system.bare_engine import Draw
 from layer3_system.penalties import adjusted
-from tests.layer3_system.http_server import NAME, served
+from tests.layer3_system.server.http_server import NAME, served
 
 V = 257
 EVERY = {"presence_penalty": 1.5, "frequency_penalty": 0.7, "repetition_penalty": 1.4,

@@ -9,7 +9,7 @@ import pytest
 
 from layer3_system.server import cli as serving
 from layer3_system.server.hosts import Access, host_of, is_trusted
-from tests.layer3_system.http_server import NAME, Gated, request, served, told, until
+from tests.layer3_system.server.http_server import NAME, Gated, request, served, told, until
 
 PATHS = (("GET", "/"), ("GET", "/health"), ("GET", "/ping"), ("GET", "/metrics"),
          ("GET", "/engine"), ("GET", "/version"), ("GET", "/v1/models"), ("GET", "/nowhere"),

@@ -7,7 +7,7 @@ import pytest
 from lab.course import ROOT
 from layer2_graph import Tokenizer, read_config
 from layer3_system.server.tokenization import detokenize, tokenize
-from tests.layer3_system.http_server import NAME, events, served, told
+from tests.layer3_system.server.http_server import NAME, events, served, told
 
 SMALL = ROOT / "layer2_graph" / "small"
 HALF = "a\ud800b"

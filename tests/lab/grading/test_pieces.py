@@ -8,7 +8,7 @@ from lab import stub
 from lab.grading import extract, pieces
 from lab.grading.parts import Part
 from lab.judge import check
-from tests.lab.test_extract import (
+from tests.lab.grading.test_extract import (
     FUSED,
     K07,
     MERGE,

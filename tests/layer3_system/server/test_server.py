@@ -48,7 +48,7 @@ from layer3_system import (
 from layer3_system.server import app as addresses
 from layer3_system.server import cli as serving
 from layer3_system.server import protocol
-from tests.layer3_system.http_server import (
+from tests.layer3_system.server.http_server import (
     NAME,
     Fails,
     Gated,

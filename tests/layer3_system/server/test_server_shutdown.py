@@ -15,7 +15,7 @@ import pytest
 
 from lab.course import ROOT
 from layer3_system import Limits
-from tests.layer3_system.http_server import Gated, served, until
+from tests.layer3_system.server.http_server import Gated, served, until
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
 FIELDS = {"model": "small", "prompt": "Once upon a time", "max_tokens": 300, "ignore_eos": True,
