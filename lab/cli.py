@@ -269,7 +269,8 @@ def doctor(as_json: Json = False):
 # ---- authors, and instructors: a student edition has none of theirs
 
 
-for function in (commands.bench, commands.new, commands.build, commands.verify):
+for function in (commands.bench, commands.new, commands.rename, commands.build,
+                 commands.verify):
     app.command()(function)
 if not course.edition():
     for function in (grading.grade, grading.release, grading.export):

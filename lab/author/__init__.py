@@ -2,6 +2,7 @@
 
 commands         `lab new`, `build`, `verify` and `bench`
 scaffold         `lab new`: the files of a lesson
+rename           `lab rename`: another name for an exercise
 build            `lab build`: notebooks, solutions, tables of contents, the map
 verify           `lab verify`: proves the graders by references, stubs, mutants and twins
 prove            `make test`, `make test-all`, `make gpu`

@@ -45,6 +45,21 @@ def new(name: Annotated[str, typer.Argument(metavar="ID")]):
           f"`lab verify {name}`")
 
 
+def rename(exercise: Annotated[str, typer.Argument(metavar="LESSON/OLD")],
+           new: Annotated[str, typer.Argument(metavar="NEW")]):
+    """Give an exercise another name, in all files of its lesson."""
+    from lab.author import rename as renaming
+
+    lesson, one = course.find_exercise(exercise)
+    if one is None:
+        raise course.CourseError(f"{exercise!r} names no exercise; expected LESSON/EXERCISE")
+    written, others = renaming.rename(lesson, one.name, new)
+    print(*(f"written {name}" for name in written), sep="\n")
+    if others:
+        print(f"{one.name} is a word in these, too; look at them:", *others, sep="\n  ")
+    print(f"then `lab build {lesson.id}` and `lab verify {lesson.id}`")
+
+
 def build(lesson: LessonWord = None, only_check: OnlyCheck = False):
     """Generate notebooks, solutions (executed if sources changed), tables of contents and maps."""
     from lab.author import build as building

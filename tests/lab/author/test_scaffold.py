@@ -35,5 +35,17 @@ def test_a_new_lesson_is_whole_from_the_start(tmp_path):
                         (("start", "k16"), "1 lesson(s) on the desk")):
         code, said = lab(*words)
         assert code == 0 and says in said, said
+    code, said = lab("rename", "k16/double", "twice")
+    assert code == 0 and "written layer1_kernels/k16_warp_tiles.md" in said, said
+    code, said = lab("build", "k16")
+    assert code == 0, said
+    code, said = lab("verify", "k16")
+    assert code == 0 and "0 failed" in said, said
+    assert "double" not in (copy / "layer1_kernels" / "k16_warp_tiles.py").read_text()
+    for words, says in ((("rename", "k16/double", "x"), "has no exercise 'double'"),
+                        (("rename", "k16/twice", "a b"), "is no name for a function"),
+                        (("rename", "k16/twice", "twice"), "defines twice already")):
+        code, said = lab(*words)
+        assert code == 2 and says in said, said
     code, said = lab("check", "k16")
     assert code == 3 and "not attempted" in said, said
