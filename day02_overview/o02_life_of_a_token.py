@@ -76,6 +76,7 @@ def attention(q, k, v, scale, softmax=softmax):     # (T, H, D), (N, G, D), (N, 
     """Each query's mix of the values up to its own token: the T queries are the last of N tokens.
 
     Query head h reads the keys and values of head h // (H // G). softmax: of the last axis.
+    The result has the precision of q, k and v.
     """
     (T, H, D), (N, G, _) = q.shape, k.shape
     # exercise: scores of every pair, -inf for tokens that come later, softmax, mix the values

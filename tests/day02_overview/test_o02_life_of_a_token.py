@@ -216,7 +216,11 @@ def test_attention__hard(subject, agree, rng):
                         ("values in another layout than keys", (q, k, np.asfortranarray(v)))):
         agree(subject.attention(*views, 0.5), mixed(q, k, v, 0.5), "float64", f"attention, {what}")
     low = [x.astype(np.float32) for x in (q, k, v)]
-    agree(subject.attention(*low, 0.5), mixed(q, k, v, 0.5), "float32", "attention of float32")
+    got = subject.attention(*low, 0.5)
+    agree(got, mixed(q, k, v, 0.5), "float32", "attention of float32")
+    assert got.dtype == np.float32, \
+        f"attention of float32: got numbers of {got.dtype}, expected float32: is a mask or an " \
+        f"array of constants of another precision?"
 
 
 # ---- block
