@@ -50,10 +50,11 @@ def refused(error, names):
 
 # ---- how an answer is to be sampled
 
-SAME = ("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "seed", "n", "ignore_eos")
+PASSED_THROUGH = ("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "seed", "n",
+                  "ignore_eos")
 
 
-def truth(fields, name):
+def boolean(fields, name):
     """A field that is true, false or not there."""
     value = fields.get(name)
     if value is not None and not isinstance(value, bool):
@@ -66,12 +67,12 @@ def to_params(fields, chat, names=None, limits=LIMITS):
 
     An answer of a chat is as long as the context allows, of a completion 16 tokens. names: what the
     client calls some of them, {"max_tokens": "max_completion_tokens"}, or None
-    SAME lists what has the same name; stop and stop_token_ids are tuples, as_tuple(value) makes
-    them; chat_logprobs(fields) is a chat's count. within(params, limits) raises a RequestError, as
-    SamplingParams does; refused(error, names) is the ApiError of it.
+    PASSED_THROUGH lists what has the same name; stop and stop_token_ids are tuples, as_tuple(value)
+    makes them; chat_logprobs(fields) is a chat's count. within(params, limits) raises a
+    RequestError, as SamplingParams does; refused(error, names) is the ApiError of it.
     """
     # exercise: what is there under the same name; stops; what differs in a chat; refuse
-    values = {name: fields[name] for name in SAME if fields.get(name) is not None}
+    values = {name: fields[name] for name in PASSED_THROUGH if fields.get(name) is not None}
     values |= {name: as_tuple(fields[name]) for name in ("stop", "stop_token_ids")
               if fields.get(name) is not None}
     values["logprobs"] = chat_logprobs(fields) if chat else fields.get("logprobs")
@@ -100,7 +101,7 @@ def as_tuple(value):
 def chat_logprobs(fields):
     """How many log probabilities a chat wants: none without logprobs, with it top_logprobs."""
     top = fields.get("top_logprobs")
-    if truth(fields, "logprobs"):
+    if boolean(fields, "logprobs"):
         return 0 if top is None else top
     if top is not None:
         raise ApiError(400, "top_logprobs: expected logprobs to be true with it", "top_logprobs")

@@ -179,7 +179,7 @@ def measure(job, side):
 
 
 def versions():
-    installed = {found.name: found.version for found in metadata.distributions()}
+    installed = {package.name: package.version for package in metadata.distributions()}
     return {"python": platform.python_version(),
             **{name: installed[name] for name in PACKAGES if name in installed}}
 

@@ -33,9 +33,9 @@ def main(words):
         sent.mkdir()
         subprocess.run(["cp", "-a", AUTOGRADER / "submission", sent / STUDENT], check=True)
         graded(sent, out, lessons)
-        found = json.loads((out / "results" / f"{STUDENT}.json").read_text("utf-8"))
-        found["extra_data"] = {"sandbox": sandbox(out)}
-        reports.write_file(results / "results.json", reports.dumped(found))
+        outcome = json.loads((out / "results" / f"{STUDENT}.json").read_text("utf-8"))
+        outcome["extra_data"] = {"sandbox": sandbox(out)}
+        reports.write_file(results / "results.json", reports.dumped(outcome))
 
 
 def close(lessons):

@@ -289,11 +289,11 @@ class _Parser:
         if not match:
             raise Unsupported(f"the PTX parser does not know the declaration: {text[:80]}")
         words, ptx_type, name, length, values = match.groups()
-        found = re.search(r"\.(global|const|shared|local|param)\b", words)
+        space_word = re.search(r"\.(global|const|shared|local|param)\b", words)
         align = re.search(r"\.align\s+(\d+)", words)
         size = SIZES[ptx_type] * (1 if length is None else int(length or 0))
         initial = values.strip().strip("{}").split(",") if values else []
-        return Variable(name, found[1] if found else space,
+        return Variable(name, space_word[1] if space_word else space,
                         int(align[1]) if align else SIZES[ptx_type], size, ptx_type,
                         [self.initial(v) for v in initial], extern=length == "")
 

@@ -22,8 +22,8 @@ from layer3_system.server.listener import Listener as Listener  # callers have b
 from layer3_system.server.live import Live
 from layer3_system.server.metrics import Metrics
 from layer3_system.server.middleware import GuardedApp, as_json
-from layer3_system.server.protocol import asked, read_fields, tokens_of
-from layer3_system.server.responses import ChatAnswers, TextAnswers
+from layer3_system.server.protocol import parse, read_fields, tokens_of
+from layer3_system.server.responses import ChatResponses, TextResponses
 from layer3_system.server.tokenization import detokenize, tokenize
 
 PAGE = Path(__file__).with_name("page.html")
@@ -31,7 +31,7 @@ ONLY_OURS = {"Content-Security-Policy":     # the page loads nothing from anywhe
              "default-src 'self'; img-src data:; style-src 'unsafe-inline'; "
              "script-src 'unsafe-inline'"}
 ACCESS = Access()
-LATER = 10              # seconds after its time limit that a slow reader keeps its stream
+STREAM_GRACE = 10              # seconds after its time limit that a slow reader keeps its stream
 
 
 # ---- clients that are slow, or leave
@@ -62,9 +62,9 @@ async def read_body(request, limits, patience):
     return bytes(body)
 
 
-async def while_there(receive, work):
+async def while_connected(receive, work):
     """What a coroutine gives; where the client leaves before, it is cancelled, and None."""
-    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(gone(receive))]
+    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(wait_for_disconnect(receive))]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return tasks[0].result() if tasks[0].done() else None
@@ -74,7 +74,7 @@ async def while_there(receive, work):
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def gone(receive):
+async def wait_for_disconnect(receive):
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -92,7 +92,7 @@ class Events(Response):
 
     async def __call__(self, scope, receive, send):
         try:
-            await while_there(receive, self.write(send))
+            await while_connected(receive, self.write(send))
         finally:
             self.bridge.close(self.call)
 
@@ -100,7 +100,7 @@ class Events(Response):
         """An error ends a stream as an event of its own. A reader that is too slow for its time
         limit has its stream closed."""
         try:
-            async with asyncio.timeout(self.bridge.limits.seconds + LATER):
+            async with asyncio.timeout(self.bridge.limits.seconds + STREAM_GRACE):
                 await send({"type": "http.response.start", "status": 200,
                             "headers": self.raw_headers})
                 async for line in self.lines():
@@ -147,19 +147,19 @@ def make_app(engine, name, limits=LIMITS, key=None, kind=Bridge, access=ACCESS):
         return read_fields(await read_body(request, limits, access.patience))
 
     async def answer(request, shape):
-        chat = shape is ChatAnswers
+        chat = shape is ChatResponses
         fields = await read(request)
         if not isinstance(fields.get("model"), str):
             raise ApiError(400, f"model: expected a text, found {fields.get('model')!r}", "model")
         check_model(fields["model"])
-        wanted = asked(fields, chat, limits)
+        wanted = parse(fields, chat, limits)
         tokens = await asyncio.to_thread(tokens_of, wanted.prompts, chat, engine.tokenizer)
         call = bridge.submit(shape.new_id(), tokens, wanted.params, wanted.names)
         answers = shape(call, name, wanted, engine.tokenizer)
         if wanted.stream:
             return Events(bridge, call, answers.chunks())
         try:
-            return as_json(await while_there(request.receive, answers.whole()))
+            return as_json(await while_connected(request.receive, answers.whole()))
         finally:
             bridge.close(call)
 
@@ -169,11 +169,11 @@ def make_app(engine, name, limits=LIMITS, key=None, kind=Bridge, access=ACCESS):
 
     @app.post("/v1/completions", **guarded)
     async def completions(request: Request):
-        return await answer(request, TextAnswers)
+        return await answer(request, TextResponses)
 
     @app.post("/v1/chat/completions", **guarded)
     async def chat_completions(request: Request):
-        return await answer(request, ChatAnswers)
+        return await answer(request, ChatResponses)
 
     @app.post("/tokenize", **guarded)
     async def tokens_of_text(request: Request):
@@ -237,19 +237,19 @@ def own_version():
 def answer_errors(app):
     """Errors in OpenAI's shape, whoever raised them."""
     @app.exception_handler(ApiError)
-    async def told(request, error):
+    async def on_api_error(request, error):
         return as_json(error.content(), error.status, error.headers)
 
     @app.exception_handler(HTTPException)
-    async def no_such_address(request, error):
+    async def on_http_exception(request, error):
         message = f"{request.method} {request.url.path}: {error.detail}"
         return as_json(ApiError(error.status_code, message).content(), error.status_code,
                        error.headers)
 
     @app.exception_handler(Exception)
-    async def a_fault_of_ours(request, error):              # uvicorn logs it
+    async def on_crash(request, error):              # uvicorn logs it
         return as_json(ApiError(500, f"{type(error).__name__}: {error}").content(), 500)
 
     @app.exception_handler(ClientDisconnect)
-    async def left(request, error):
+    async def on_disconnect(request, error):
         return Response(status_code=499)                    # nobody reads it

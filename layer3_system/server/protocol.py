@@ -6,23 +6,24 @@ from typing import NamedTuple
 
 from layer3_system.api_error import ApiError
 from layer3_system.s01_request import RequestError, SamplingParams
-from layer3_system.s08_server import SAME, refused, to_params, truth
+from layer3_system.s08_server import PASSED_THROUGH, boolean, refused, to_params
 from layer3_system.server.messages import messages_of
 
-# Beside SAME: what changes the scores before a token is drawn.
-MORE = ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias")
-KNOWN = {*SAME, *MORE, "model", "stop", "stop_token_ids", "logprobs", "stream", "stream_options",
-         "user"}
+# Beside PASSED_THROUGH: what changes the scores before a token is drawn.
+SCORE_FIELDS = ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+                "logit_bias")
+KNOWN = {*PASSED_THROUGH, *SCORE_FIELDS, "model", "stop", "stop_token_ids", "logprobs", "stream",
+         "stream_options", "user"}
 ONLY_TEXT = {"prompt", "echo"}
 ONLY_CHAT = {"messages", "max_completion_tokens", "top_logprobs"}
 # What this server does not do: the values that ask for nothing. null does so everywhere.
-NOTHING = {"best_of": (1,), "suffix": ("",), "tools": ([],), "functions": ([],),
+NEUTRAL = {"best_of": (1,), "suffix": ("",), "tools": ([],), "functions": ([],),
            "tool_choice": ("none",), "function_call": ("none",), "store": (False,),
            "response_format": ({"type": "text"},), "modalities": (["text"],),
            "parallel_tool_calls": (True, False), "service_tier": ("auto", "default")}
 
 
-class Asked(NamedTuple):
+class CompletionRequest(NamedTuple):
     """A request that was read: its words, how to sample, and how the answer is wanted."""
 
     prompts: list               # texts or lists of tokens; of a chat one list of messages
@@ -66,14 +67,14 @@ def not_json(word):
     raise ValueError(f"{word} is no number in JSON")
 
 
-def asked(fields, chat, limits):
-    """The Asked of a request's fields. ApiError 400 names the one that is wrong, unknown or asks
-    for what is not done here."""
-    refuse_unknown(fields, KNOWN | (ONLY_CHAT if chat else ONLY_TEXT), NOTHING)
+def parse(fields, chat, limits):
+    """The CompletionRequest of a request's fields. ApiError 400 names the one that is wrong,
+    unknown or asks for what is not done here."""
+    refuse_unknown(fields, KNOWN | (ONLY_CHAT if chat else ONLY_TEXT), NEUTRAL)
     if not isinstance(fields.get("user") or "", str):
         raise ApiError(400, f"user: expected a text, found {fields['user']!r}", "user")
     prompts = [messages_of(fields)] if chat else prompts_of(fields)
-    stream, echo = truth(fields, "stream"), truth(fields, "echo")
+    stream, echo = boolean(fields, "stream"), boolean(fields, "echo")
     usage, running = usage_of(fields, stream)
     names = {"prompt": "messages", "logprobs": "top_logprobs"} if chat else {}
     if fields.get("max_completion_tokens") is not None:
@@ -84,12 +85,12 @@ def asked(fields, chat, limits):
     params = with_more(to_params(fields, chat, names, limits), fields)
     if echo and params.logprobs is not None:
         raise ApiError(400, "echo: not supported with logprobs", "echo")
-    return Asked(prompts, params, stream, usage, running, echo, names)
+    return CompletionRequest(prompts, params, stream, usage, running, echo, names)
 
 
 def with_more(params, fields):
-    """SamplingParams with the fields of MORE. ApiError 400 names a wrong one."""
-    more = {name: fields[name] for name in MORE if fields.get(name) is not None}
+    """SamplingParams with the fields of SCORE_FIELDS. ApiError 400 names a wrong one."""
+    more = {name: fields[name] for name in SCORE_FIELDS if fields.get(name) is not None}
     bias = more.get("logit_bias")
     if isinstance(bias, dict):                          # JSON's keys are texts
         more["logit_bias"] = tuple(
@@ -123,8 +124,8 @@ def usage_of(fields, stream):
     if not isinstance(options, dict) or set(options) - expected or options and not stream:
         raise ApiError(400, f"stream_options: expected include_usage and continuous_usage_stats, "
                        f"and those with stream; found {options!r}", "stream_options")
-    running = truth(options, "continuous_usage_stats")
-    usage = running if options.get("include_usage") is None else truth(options, "include_usage")
+    running = boolean(options, "continuous_usage_stats")
+    usage = running if options.get("include_usage") is None else boolean(options, "include_usage")
     return usage, running and usage
 
 
@@ -145,7 +146,7 @@ def tokens(value):
 
 
 def tokens_of(prompts, chat, tokenizer):
-    """[[token]] of prompts as in Asked. ApiError 400 where the tokenizer refuses."""
+    """[[token]] of prompts as in CompletionRequest. ApiError 400 where the tokenizer refuses."""
     try:
         if chat and not hasattr(tokenizer, "chat"):
             raise ValueError("this model takes no conversation; give it a text")

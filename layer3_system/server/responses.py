@@ -4,14 +4,14 @@ import secrets
 import time
 from itertools import accumulate
 
-LEAST = -9999.0         # JSON has no minus infinity; OpenAI writes this
+LOWEST_LOGPROB = -9999.0         # JSON has no minus infinity; OpenAI writes this
 
 
-class Answers:
+class Responses:
     """The answers of one Call as JSON. What completions and chats differ in is below."""
 
     def __init__(self, call, model, request, tokenizer):
-        self.call, self.asked, self.decode = call, request, tokenizer.decode
+        self.call, self.request, self.decode = call, request, tokenizer.decode
         self.head = {"id": call.id, "created": int(time.time()), "model": model}
         self.read, self.offsets = {}, {}        # index -> tokens read, characters of their texts
 
@@ -34,13 +34,13 @@ class Answers:
     async def chunks(self):
         """The answers in pieces, each with what is new of one of them."""
         head = self.head | {"object": self.chunk_name}
-        usage = {"usage": None} if self.asked.usage else {}
+        usage = {"usage": None} if self.request.usage else {}
         async for news in self.call.pieces():
             for i, piece in news.items():
                 first = i not in self.read
                 text = (self.prompt_text(i) if first else "") + piece.text
                 logprobs = self.logprobs(i, piece.tokens)
-                if self.asked.running:
+                if self.request.running:
                     usage = {"usage": self.usage_so_far(i)}
                 if text or first or piece.reason or logprobs:
                     yield head | usage | {"choices": [
@@ -53,14 +53,14 @@ class Answers:
         request, begin = self.call.answers[i], self.read.get(i, 0)
         end = len(request.output) if count is None else begin + count
         self.read[i] = end
-        if self.asked.params.logprobs is None or begin == end:
+        if self.request.params.logprobs is None or begin == end:
             return None
         return self.shape(i, request.output[begin:end], request.logprobs[begin:end])
 
     def prompt_text(self, i):
-        if not self.asked.echo:
+        if not self.request.echo:
             return ""
-        prompt = self.asked.prompts[i // self.asked.params.n]
+        prompt = self.request.prompts[i // self.request.params.n]
         return prompt if isinstance(prompt, str) else self.decode(prompt)
 
     def usage_so_far(self, i):
@@ -79,7 +79,7 @@ def usage_of(prompt, answer):
     return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
 
 
-class TextAnswers(Answers):
+class TextResponses(Responses):
     prefix, whole_name, chunk_name = "cmpl", "text_completion", "text_completion"
 
     def choice(self, i, text, logprobs, reason, first=False):
@@ -93,12 +93,13 @@ class TextAnswers(Answers):
         tops = [{} for _ in tokens]
         for top, logprob in zip(tops, logprobs, strict=True):
             for token, value in logprob.items():  # tokens of one text: the likelier one
-                top.setdefault(self.decode([token]), max(value, LEAST))
+                top.setdefault(self.decode([token]), max(value, LOWEST_LOGPROB))
         return {"tokens": texts, "text_offset": offsets, "top_logprobs": tops, "token_logprobs": [
-            max(logprob[token], LEAST) for token, logprob in zip(tokens, logprobs, strict=True)]}
+            max(logprob[token], LOWEST_LOGPROB)
+            for token, logprob in zip(tokens, logprobs, strict=True)]}
 
 
-class ChatAnswers(Answers):
+class ChatResponses(Responses):
     prefix, whole_name, chunk_name = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def choice(self, i, text, logprobs, reason):
@@ -111,7 +112,7 @@ class ChatAnswers(Answers):
         return {"index": i, "delta": content, "logprobs": logprobs, "finish_reason": reason}
 
     def shape(self, i, tokens, logprobs):
-        most = self.asked.params.logprobs
+        most = self.request.params.logprobs
         return {"content": [self.one(token, logprob[token]) | {"top_logprobs": [
             self.one(*pair) for pair in list(logprob.items())[:most]]}
             for token, logprob in zip(tokens, logprobs, strict=True)], "refusal": None}
@@ -120,5 +121,5 @@ class ChatAnswers(Answers):
         """bytes: None where a token is but a part of a character, and its text says nothing."""
         text = self.decode([token])
         broken = "\N{REPLACEMENT CHARACTER}" in text
-        return {"token": text, "logprob": max(value, LEAST),
+        return {"token": text, "logprob": max(value, LOWEST_LOGPROB),
                 "bytes": None if broken else list(text.encode())}

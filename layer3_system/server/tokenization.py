@@ -2,7 +2,7 @@
 
 from layer3_system.api_error import ApiError
 from layer3_system.server.messages import messages_of
-from layer3_system.server.protocol import refuse_unknown, tokens, tokens_of, truth
+from layer3_system.server.protocol import boolean, refuse_unknown, tokens, tokens_of
 
 KNOWN = {"model", "return_token_strs"}
 # What this server does not do with a chat: the values that ask for nothing.
@@ -22,7 +22,7 @@ def tokenize(fields, tokenizer, room):
     else:
         refuse_unknown(fields, KNOWN | {"prompt", "add_special_tokens"}, {})
         numbers = numbers_of(fields, tokenizer)
-    strings = strings_of(numbers, tokenizer) if truth(fields, "return_token_strs") else None
+    strings = strings_of(numbers, tokenizer) if boolean(fields, "return_token_strs") else None
     return {"count": len(numbers), "max_model_len": room, "tokens": numbers, "token_strs": strings}
 
 
@@ -31,7 +31,7 @@ def numbers_of(fields, tokenizer):
     prompt = fields.get("prompt")
     if not isinstance(prompt, str):
         raise ApiError(400, f"prompt: expected a text, found {prompt!r}", "prompt")
-    special = fields.get("add_special_tokens") is None or truth(fields, "add_special_tokens")
+    special = fields.get("add_special_tokens") is None or boolean(fields, "add_special_tokens")
     if special:
         return tokens_of([prompt], False, tokenizer)[0]
     if not hasattr(tokenizer, "own"):                   # it is Hugging Face's that has a choice

@@ -83,10 +83,35 @@ def test_no_import_circle():
     list(TopologicalSorter(graph).static_order())       # CycleError names the circle
 
 
+PARTICIPLES = {"asked", "found", "given", "held", "kept", "made", "said", "seen"}
+
+
+def variables(tree):
+    """(line, name) of each variable and argument of a file; the fields of classes are none."""
+    fields = {id(node) for scope in ast.walk(tree) if isinstance(scope, ast.ClassDef)
+              for statement in scope.body if isinstance(statement, ast.Assign | ast.AnnAssign)
+              for node in ast.walk(statement)}
+    for node in ast.walk(tree):
+        stored = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        if stored and id(node) not in fields:
+            yield node.lineno, node.id
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_variables_are_nouns(path):
+    """A participle says that something was got, and not what it is."""
+    names = [(line, name) for line, name in variables(ast.parse(path.read_text("utf-8")))
+             if name in PARTICIPLES]
+    assert not names, f"{path.relative_to(ROOT)}: {names}"
+
+
 # Product files of more than 400 lines, each with its reason.
 LONG = {
     "lab/plots.py": "a picture a function, none of which calls another",
     "lab/simulator/ptx.py": "one grammar",
+    "layer1_kernels/k14_paged_attention.py": "a lesson: into pages, out of them, attention on them",
     "layer2_graph/g06_cuda_graphs.py": "a lesson: its exercises, and the runner that uses them all",
 }
 

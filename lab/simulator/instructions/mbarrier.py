@@ -216,12 +216,12 @@ def test_wait(inst, mods, shared):
         mods.need("cta")
     write = destination(inst.operands[0], "pred")
     where = barrier_address(inst, inst.operands[1], shared)
-    asked = source(inst.operands[2], "b32" if parity else "b64")
+    queried = source(inst.operands[2], "b32" if parity else "b64")
 
     def run(wave):
         finish_copies(wave)
         memory, index = find(wave, inst, where)
-        phase, wanted = memory[index] >> U64.type(PHASE), wave.per_lane(asked(wave))
+        phase, wanted = memory[index] >> U64.type(PHASE), wave.per_lane(queried(wave))
         over = (phase & U64.type(1)) != wanted if parity else phase != wanted >> U64.type(PHASE)
         acquire(wave, index, over)
         if not over.all():

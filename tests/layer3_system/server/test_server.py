@@ -307,7 +307,7 @@ def test_a_wrong_field_of_a_chat_is_named(mock, case):
 
 
 def test_what_asks_for_nothing_is_taken(mock):
-    nothing = {name: values[0] for name, values in protocol.NOTHING.items()}
+    nothing = {name: values[0] for name, values in protocol.NEUTRAL.items()}
     null = dict.fromkeys([*nothing, "temperature", "max_tokens", "n", "stop", "seed", "logprobs",
                           "stream", "stream_options"])
     for fields in (nothing, null):
@@ -602,7 +602,7 @@ def dechunked(content):
 
 
 def test_a_reader_that_is_too_slow_is_let_go(monkeypatch):
-    monkeypatch.setattr(addresses, "LATER", 0.2)
+    monkeypatch.setattr(addresses, "STREAM_GRACE", 0.2)
     with served(buffer=4096, limits=Limits(seconds=1)) as server:
         slow = socket.socket()
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
@@ -731,8 +731,8 @@ def test_a_fault_of_the_server_itself_is_told(mock, monkeypatch):
     """It ends one answer: with an error, or with its stream."""
     def broken(*given):
         raise KeyError("a shape that is wrong")
-    monkeypatch.setattr(addresses.TextAnswers, "choice", broken)
-    monkeypatch.setattr(addresses.TextAnswers, "delta", broken)
+    monkeypatch.setattr(addresses.TextResponses, "choice", broken)
+    monkeypatch.setattr(addresses.TextResponses, "delta", broken)
     told(mock.post(prompt="a"), 500, None, "KeyError")
     with pytest.raises(httpx.TransportError):
         mock.post(prompt="a", stream=True)
