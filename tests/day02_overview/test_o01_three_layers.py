@@ -310,7 +310,7 @@ def test_throughput(subject):
 def test_what_is_no_trace_is_refused_in_one_line(subject, tmp_path, text):
     path = tmp_path / "trace.json"
     path.write_text(text)
-    with pytest.raises(Raised, match="trace.json: expected a trace as python -m layer2"):
+    with pytest.raises(Raised, match="trace.json: expected a trace, as python -m layer2"):
         subject.read_trace(str(path))
 
 

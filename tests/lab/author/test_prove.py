@@ -32,8 +32,10 @@ def course(tmp_path, monkeypatch):
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: x\n    slow: x\n")
     (tmp_path / "tests" / "test_a.py").write_text(
         f"import pytest\n{MARK}\ndef test_a():\n    pass\ndef test_b():\n    assert False\n")
+    (tmp_path / "lab" / "measure").mkdir()
     (tmp_path / "lab" / "__init__.py").touch()
-    (tmp_path / "lab" / "bench.py").write_text(BENCH)
+    (tmp_path / "lab" / "measure" / "__init__.py").touch()
+    (tmp_path / "lab" / "measure" / "bench.py").write_text(BENCH)
     (tmp_path / "work" / "mine.py").write_text("mine")
     monkeypatch.setattr(prove, "ROOT", tmp_path)
     monkeypatch.setattr(records, "ROOT", tmp_path)
@@ -163,7 +165,7 @@ def test_changed_sources_begin_again(course, monkeypatch):
     record = records.about(GPU)
     journal.write_text(json.dumps({**record, "units": rows}))
     assert prove.earlier_units(journal, record) == rows
-    (course / "lab" / "bench.py").write_text(BENCH + "# changed\n")
+    (course / "lab" / "measure" / "bench.py").write_text(BENCH + "# changed\n")
     assert prove.earlier_units(journal, records.about(GPU)) == {}
 
 
@@ -190,7 +192,7 @@ def test_a_skipped_gpu_test_is_not_a_proof(course):
 
 def test_what_cannot_be_run_is_one_line(course, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["prove", "gpu"])
-    (course / "lab" / "bench.py").unlink()
+    (course / "lab" / "measure" / "bench.py").unlink()
     assert prove.main() == 2
     assert capsys.readouterr().err.startswith("the bench cannot list its units: ")
     (course / "benchmarks" / "nvidia-test-1.partial.json").write_text("{")
