@@ -359,6 +359,22 @@ def test_best_scale(subject, agree, rng):
         "best scale of nothing but zeros: it is 0"
 
 
+VALLEYS = {     # numbers and shares of 2 bits, whose levels are -1, 0 and 1; the share that is right
+    "two scales have the same error, 3; of equals the first wins": ([3, 1, 1, 1], [1.0, 0.5], 0),
+    "two scales have the same error, 3; the first wins, here the smaller":
+        ([3, 1, 1, 1], [0.5, 1.0], 0),
+    "the error rises from the first scale to the second and is least at the third: all are tried":
+        ([3, 1.2, 1.2, 1.2], [1.0, 0.9, 0.5], 2)}
+
+
+def test_best_scale__of_all(subject):
+    for why, (x, shares, right) in VALLEYS.items():
+        got = subject.best_scale(np.array(x, float), 2, shares)
+        assert got == 3 * shares[right], (
+            f"best scale of {x}, 2 bits, shares {shares}: got {got}, expected "
+            f"{3 * shares[right]}: {why}")
+
+
 BEST = {"one number": (np.array([-3.0]), 4), "equal numbers": (np.full(9, 0.7), 4),
         "two bits": (np.array([1.0, -0.2, 0.4, 0.1]), 2), "all below 0": (-np.arange(1.0, 9), 3),
         "zeros among them": (np.array([0.0, -0.0, 0.0, 5.0]), 4),

@@ -113,6 +113,27 @@ def test_keep_top_p__equals_stay_together(subject):
         f"0.44; kept {np.flatnonzero(kept).tolist()}, expected both or the order would decide")
 
 
+def test_keep_top_p__reached_exactly(subject):
+    """Shares that are powers of 2. A right formula may round one of them, not all."""
+    passed = []
+    for n in (2, 4, 8):
+        z = np.array([np.log(n), *[0] * n])
+        passed.append(kept_of(subject.keep_top_p(z, 0.5), z, "keep_top_p").all())
+    assert not all(passed), (
+        "keep_top_p of [log 2, 0, 0], p = 0.5, and of two rows like it: token 0 holds exactly p, "
+        "and all were kept. With the token that reaches p there is enough; it need not pass it")
+
+
+def test_keep_top_p__in_their_precision(subject):
+    """Logits of float64 keep theirs: what is kept has its value, and these two are no equals."""
+    z = np.array([1 + 1e-9, 1])
+    kept = kept_of(subject.keep_top_p(z, 0.5), z, "keep_top_p of two float64 logits, p = 0.5")
+    assert kept.tolist() == [True, False], (
+        f"keep_top_p of [1 + 1e-9, 1] in float64, p = 0.5: kept tokens "
+        f"{np.flatnonzero(kept).tolist()}, expected 0, whose share is a little above 0.5. In "
+        f"float32 the two would be equals")
+
+
 def test_keep_top_p__after_top_k(subject):
     """A -inf has no share and stays what it is; nor may a large logit overflow."""
     z = np.array([900, -np.inf, 899, 895, -np.inf], np.float32)

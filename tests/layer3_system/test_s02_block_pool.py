@@ -500,6 +500,19 @@ def test_BlockPool_own__last_one_keeps_it(subject):
     beside.compare("BlockPool.own by each of three tables [0]")
 
 
+def test_BlockPool_own__page_0_is_free(subject):
+    """Page 0 is a page as others are."""
+    beside = Beside(subject, 3, 4, [[0], [1, 2], [1, 2]])
+    beside.call("release", 0)
+    try:
+        got, want = beside.call("own", 1, 1)
+    except Raised as error:
+        raise AssertionError(f"BlockPool.own raised {error.type} where page 0 is the free one: "
+                             f"is 0 taken for no page?") from None
+    assert got == want, f"BlockPool.own where page 0 is the free one: got {got}, expected {want}"
+    beside.compare("BlockPool.own where page 0 is the free one")
+
+
 def test_BlockPool_own__no_free_page(subject):
     beside = Beside(subject, 1, 4, [[0], [0]])
     try:
