@@ -15,7 +15,7 @@ import numpy as np
 from lab import simulator
 from lab.simulator.session import session
 
-PAGE = Path(__file__).parents[1] / "benchmarks" / "found_in_public_code.md"
+PAGE = Path(__file__).parents[2] / "benchmarks" / "found_in_public_code.md"
 LLM_C = "[llm.c](https://github.com/karpathy/llm.c)"
 LEET = "[LeetCUDA](https://github.com/xlite-dev/LeetCUDA)"
 SAMPLES = "[CUDA samples](https://github.com/NVIDIA/cuda-samples)"

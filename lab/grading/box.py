@@ -122,12 +122,18 @@ class Box:
         self.process.wait()
 
 
-def user_of(pid, slot):
+def process_number():
+    """A number that this process has alone, also among processes of other containers: those of two
+    containers may have the same process ID, and their users are the same to the kernel."""
+    return os.stat("/proc/self/ns/pid").st_ino + os.getpid()
+
+
+def user_of(process, slot):
     """The user of a job of a grading process: its own among thousands, and where processes have up
     to EACH jobs, not another process's either. The kernel counts processes by user, so a fork bomb
     in one run must not leave none to another run beside it."""
     first, end = USERS
-    return first + (pid * EACH + slot) % (end - first)
+    return first + (process * EACH + slot) % (end - first)
 
 
 def resident(processes):

@@ -34,7 +34,7 @@ class Grading:
         self.lessons, self.journal, self.level = lessons, journal, level
         self.slots = SimpleQueue()              # each job at a time has a user of its own
         for slot in range(jobs):
-            self.slots.put(box.user_of(os.getpid(), slot))
+            self.slots.put(box.user_of(box.process_number(), slot))
         self.held = held_back
         self.jobs, self.writing = jobs, threading.Lock()
 

@@ -116,9 +116,9 @@ def pretty(content):
 
 def write(exchanges):
     """The Markdown of a conversation."""
-    about = ("What `lab serve` answers to the `openai` package, as it went over the wire. Made by "
-             "`python -m\nlayer3_system.conversation`: without names of answers and times of day, "
-             "and a stream's events joined.")
+    about = ("What `lab serve` answers to the `openai` package, as it went over the wire. Made by\n"
+             "`python -m layer3_system.bench.conversation`: without names of answers and times of "
+             "day, and a\nstream's events joined.")
     parts = [f"## {title}\n\n{request}\n\n{answer}"
              for (title, *_), (request, answer) in zip(CALLS, exchanges, strict=True)]
     return "\n\n".join(["# A conversation with OpenAI's client", about, *parts]) + "\n"

@@ -123,14 +123,14 @@ def compiles_elsewhere(monkeypatch):
     """The other process of `compiling.elsewhere`, in this one: the questions it gets."""
     asked = []
 
-    def compiler(what, *given):
+    def ask(what, *given):
         from lab.simulator import nvrtc
 
         asked.append((what, *given[4:]))
         found = compiler.cuda(None, what, *given)
         return nvrtc.Compiled(*found) if what == "ptx" else found
 
-    monkeypatch.setattr(session, "compiler", compiler)
+    monkeypatch.setattr(session, "compiler", ask)
     return asked
 
 
