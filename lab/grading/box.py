@@ -19,6 +19,7 @@ import json
 import os
 import re
 import resource
+import secrets
 import shutil
 import signal
 import subprocess
@@ -47,7 +48,7 @@ LIMITS = {                      # of one process, beside what it had when it mov
 BOX_MEMORY = LIMITS["RLIMIT_DATA"] + 2**30
 LOOK = 0.25                     # seconds from one look at its memory to the next
 NOBODY = 65_000                 # user in a box; where we are root, each job has one of its own
-USERS, EACH = (61_184, 65_472), 64      # there: numbers that systemd gives out in passing, too
+USERS = (61_184, 65_472)        # there: numbers that systemd gives out in passing, too
 # Folders of the system that a Python process may need, where they are there.
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives",
           "/etc/ld.so.cache", "/etc/localtime")
@@ -122,18 +123,14 @@ class Box:
         self.process.wait()
 
 
-def process_number():
-    """A number that this process has alone, also among processes of other containers: those of two
-    containers may have the same process ID, and their users are the same to the kernel."""
-    return os.stat("/proc/self/ns/pid").st_ino + os.getpid()
-
-
-def user_of(process, slot):
-    """The user of a job of a grading process: its own among thousands, and where processes have up
-    to EACH jobs, not another process's either. The kernel counts processes by user, so a fork bomb
-    in one run must not leave none to another run beside it."""
+def draw_users(jobs):
+    """Users for the jobs of a grading process, each its own, drawn among thousands: the kernel
+    counts processes by user, so a fork bomb in one run must not leave none to a run beside it.
+    Drawn, since a process in another container may have the same process ID. Two runs of four jobs
+    share a user once in 600."""
     first, end = USERS
-    return first + (process * EACH + slot) % (end - first)
+    start = secrets.randbelow(end - first)
+    return [first + (start + slot) % (end - first) for slot in range(jobs)]
 
 
 def resident(processes):

@@ -1,7 +1,6 @@
 """Grade a folder of submissions: every unit (a submission, a lesson) once, several at a time."""
 
 import contextlib
-import os
 import tempfile
 import threading
 import time
@@ -33,8 +32,8 @@ class Grading:
         self.submissions = [s for i, s in enumerate(submissions) if i % shard[1] == shard[0] - 1]
         self.lessons, self.journal, self.level = lessons, journal, level
         self.slots = SimpleQueue()              # each job at a time has a user of its own
-        for slot in range(jobs):
-            self.slots.put(box.user_of(box.process_number(), slot))
+        for user in box.draw_users(jobs):
+            self.slots.put(user)
         self.held = held_back
         self.jobs, self.writing = jobs, threading.Lock()
 

@@ -1,17 +1,14 @@
 """Boxes: what is in one, how it ends, and which level a machine gets."""
 
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from lab.course import ROOT, CourseError
+from lab.course import CourseError
 from lab.grading import box
 from lab.judge.check import NotProvenHere
-from tests.lab.grading import container
 
 WALLS = ("bubblewrap", "namespaces")
 
@@ -74,27 +71,12 @@ def test_limits_are_refused_to_root_where_others_cannot_read(monkeypatch, tmp_pa
     assert "cannot read Python" in box.trial("limits")
 
 
-def test_runs_beside_each_other_have_users_of_their_own():
-    """As many as there are groups of users, of processes that began one after the other."""
-    first, end = box.USERS
-    users = [box.user_of(pid, slot) for pid in range(4_194_000, 4_194_067)
-             for slot in range(box.EACH)]
-    assert sorted(users) == list(range(first, end)) and end <= 2**16 - 2
-
-
-def test_runs_in_two_containers_have_users_of_their_own():
-    """Both are the same process there, by its number."""
-    code = ("import os\nfrom lab.grading import box\n"
-            "print(os.getpid(), box.user_of(box.process_number(), 0), flush=True)\ninput()")
-    runs = [subprocess.Popen([*container.start(), "--ro-bind", str(ROOT), str(ROOT), "--ro-bind",
-                              sys.prefix, sys.prefix, "--chdir", str(ROOT), sys.executable, "-c",
-                              code], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            for _ in range(2)]
-    (one_id, one), (two_id, two) = [run.stdout.readline().split() for run in runs]
-    for run in runs:
-        run.communicate("\n")
-    assert one_id == two_id and one != two
-
-
 def test_jobs_of_one_run_have_users_of_their_own():
-    assert len({box.user_of(7, slot) for slot in range(1000)}) == 1000
+    first, end = box.USERS
+    users = box.draw_users(1000)
+    assert len(set(users)) == 1000 and set(users) <= set(range(first, end)) and end <= 2**16 - 2
+
+
+def test_runs_beside_each_other_have_users_of_their_own():
+    """Nearly always: of 100 runs of four jobs, no two begin at fewer than 90 users."""
+    assert len({box.draw_users(4)[0] for _ in range(100)}) >= 90
