@@ -224,7 +224,7 @@ class BareEngine:
                 continue
             self.note_prompt(request, flight, begin)
             if request not in tokens_of:
-                self.pool.remember(request)
+                self.pool.cache_pages(request)
             elif not request.forks:
                 continue
             elif request.status == "running":
@@ -265,7 +265,7 @@ class BareEngine:
         if request.draft:
             request.num_computed -= max(len(request.draft) - max(len(new) - 1, 0), 0)
             request.draft = []
-        self.pool.remember(request)
+        self.pool.cache_pages(request)
         if reason:
             text += "" if request.writer.stops.found else request.writer.rest()
             self.end(request, reason, request.error)

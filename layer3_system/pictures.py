@@ -35,7 +35,7 @@ def pages_of(engine):
     """
     pool = engine.pool
     return {"pages": pool.P, "slots": pool.S, "refs": list(pool.refs),
-            "remembered": [page for page in pool.free if pool.knows(page)],
+            "remembered": [page for page in pool.free if pool.is_cached(page)],
             "requests": {name_of(r): {"table": list(r.table), "computed": r.num_computed}
                          for r in engine.scheduler.running}}
 

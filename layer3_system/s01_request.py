@@ -50,7 +50,7 @@ class Request:
     pending: int = 0                    # of its next tokens, how many are being computed
     table: list[int] = field(default_factory=list)  # its pages, in order
     hashes: list[bytes] = field(default_factory=list)   # of its full pages that are known
-    remembered: int = 0                 # of its pages, how many the pool knows the contents of
+    num_cached_pages: int = 0           # of its pages, how many the pool knows the contents of
     num_computed: int = 0               # tokens whose keys and values are in its pages
     num_cached: int = 0                 # of those, how many it found there when first admitted
     status: str = "waiting"             # running, finished

@@ -71,7 +71,7 @@ class BlockPool:
             return None
         page, _ = self.free.popitem(last=False)
         self.refs[page] = 1
-        self.forget(page)
+        self.evict(page)
         return page
 
     def share(self, pages):
@@ -102,7 +102,7 @@ class BlockPool:
         table += [self.take() for _ in range(missing)]
         return True
 
-    def own(self, table, place):
+    def copy_on_write(self, table, place):
         """Before a write into the page table[place]: see that nobody else holds it.
 
         (old page, new page) where its contents must be copied, None where it was its own already.
@@ -114,24 +114,24 @@ class BlockPool:
             return None
         new = self.take()
         if new is None:
-            raise RuntimeError("BlockPool.own: no free page to copy to")
+            raise RuntimeError("BlockPool.copy_on_write: no free page to copy to")
         table[place] = new
         self.refs[old] -= 1
         return old, new
 
     # s06 remembers what is in a page. Here nothing is known.
 
-    def find(self, request):
+    def match_prefix(self, request):
         """Pages that hold the begin of a request's tokens already: none."""
         return []
 
-    def remember(self, request):
+    def cache_pages(self, request):
         """Note what is in the pages of a request that are full."""
 
-    def forget(self, page):
+    def evict(self, page):
         """A page is about to hold something else."""
 
-    def knows(self, page):
+    def is_cached(self, page):
         """Whether somebody may find what is in a page: no."""
         return False
 
@@ -193,7 +193,7 @@ class PooledCache(Pages):
         if place < len(table):
             if self.pool.refs[table[place]] > 1 and not self.pool.free:
                 return False
-            moved = self.pool.own(table, place)
+            moved = self.pool.copy_on_write(table, place)
             if moved:
                 self.copy({moved[1]: moved[0]})
         return self.pool.grow(table, N + n)

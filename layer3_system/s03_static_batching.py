@@ -128,7 +128,7 @@ class StaticScheduler:
     def add(self, request):
         self.waiting.append(request)
 
-    def pick(self):
+    def schedule(self):
         """{request: tokens that the next step computes of it}. They count as computed from here."""
         self.copies, self.next_copies = self.next_copies, {}
         if not self.running:
@@ -150,7 +150,7 @@ class StaticScheduler:
             places = sum(1 + len(r.forks) for r in [*self.running, request])
             if places > self.max_seqs or not self.pool.grow(request.table, request.limit):
                 return
-            request.status, request.remembered = "running", 0
+            request.status, request.num_cached_pages = "running", 0
             self.running.append(self.waiting.popleft())
 
     def fork(self, request):

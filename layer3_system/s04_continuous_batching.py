@@ -59,10 +59,10 @@ class Scheduler:
 
     # ---- the next step
 
-    def pick(self):
+    def schedule(self):
         """{request: tokens that the next step computes of it}. They count as computed from here."""
         self.copies = {}
-        counts = self.pick_running()
+        counts = self.schedule_running()
         # who had to go for pages finds too few, and nobody overtakes: none is admitted then
         self.admit_waiting(counts, self.budget - sum(counts.values()))
         for request, n in counts.items():
@@ -70,19 +70,19 @@ class Scheduler:
             request.draft = request.draft[:max(0, request.num_computed - request.num_tokens)]
         return counts
 
-    def pick_running(self):
+    def schedule_running(self):
         """{request: tokens} of those that run already, oldest first.
 
         Each gets what it lacks, while one token is left for everybody behind it. Where pages are
         short, `make_room` may send away the newest: those get nothing.
         """
-        # exercise: for each `lacks` and `make_room`; who was sent away has no part in the step
+        # exercise: for each `tokens_left`, `make_room`; who was sent away has no part in the step
         counts, left = {}, self.budget
         for request in list(self.running):
             if request not in self.running:     # gone, for an older one
                 break
             behind = len(self.running) - 1 - len(counts)
-            n = self.make_room(request, min(self.lacks(request), left - behind))
+            n = self.make_room(request, min(self.tokens_left(request), left - behind))
             if n > 0:
                 counts[request] = n
                 left -= n
@@ -101,10 +101,10 @@ class Scheduler:
             if seats > self.max_seqs or not self.admit(request):
                 return
             self.running.append(self.waiting.popleft())
-            counts[request] = min(self.lacks(request), left)
+            counts[request] = min(self.tokens_left(request), left)
             left -= counts[request]
 
-    def lacks(self, request):
+    def tokens_left(self, request):
         """Tokens that one step may compute of a request. Nobody needs its last one computed."""
         known = request.num_tokens + request.pending + len(request.draft)
         missing = min(known, request.limit - 1) - request.num_computed
@@ -118,7 +118,7 @@ class Scheduler:
         Those that the pool knows already need not be computed. For each running request one page
         stays free, so that the newcomer is not the next to go.
         """
-        table = [] if request.received else self.pool.find(request)
+        table = [] if request.received else self.pool.match_prefix(request)
         cached = len(table)
         self.pool.share(table)
         missing = pages_for(request.num_tokens, self.pool.S) - cached
@@ -126,7 +126,7 @@ class Scheduler:
             self.pool.release(table)
             return False
         self.pool.grow(table, request.num_tokens)
-        request.table, request.remembered = table, cached
+        request.table, request.num_cached_pages = table, cached
         request.num_computed = cached * self.pool.S
         if request.received:                    # all of its prompt, and its last token once more
             request.num_computed = len(request.prompt) - 1
@@ -143,7 +143,7 @@ class Scheduler:
         if missing + shared > len(self.pool.free):
             return False
         if shared:
-            old, new = self.pool.own(table, first)
+            old, new = self.pool.copy_on_write(table, first)
             self.copies[new] = old
         return self.pool.grow(table, request.num_computed + n)
 
@@ -176,7 +176,8 @@ class Scheduler:
         for other in request.forks:
             self.pool.share(table)
             other.table, other.num_computed = list(table), len(request.prompt)
-            other.remembered, other.status, other.leader = request.remembered, "running", None
+            other.num_cached_pages = request.num_cached_pages
+            other.status, other.leader = "running", None
         at = self.running.index(request) + 1
         self.running[at:at] = request.forks
         request.forks = []

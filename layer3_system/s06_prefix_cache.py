@@ -207,16 +207,16 @@ def note_full_pages(pool, request):
 
     One whose contents another page has already is given back: first the table names the other one,
     then it becomes free. pool.index.note(request, i, pool.S) says which page that is, or page i
-    itself; request.remembered counts the pages that were noted before.
+    itself; request.num_cached_pages counts the pages that were noted before.
     """
     # exercise: of each new full page ask the index; a copy makes way
-    for i in range(request.remembered, request.num_computed // pool.S):
+    for i in range(request.num_cached_pages, request.num_computed // pool.S):
         own, page = request.table[i], pool.index.note(request, i, pool.S)
         if page != own:
             pool.share([page])
             request.table[i] = page
             pool.release([own])
-        request.remembered = i + 1
+        request.num_cached_pages = i + 1
 
 
 class PrefixPool(BlockPool):
@@ -229,21 +229,21 @@ class PrefixPool(BlockPool):
         super().__init__(P, S)
         self.index = index or HashChain()
 
-    def find(self, request):
+    def match_prefix(self, request):
         """Pages that hold the begin of a request already; never all of it, since the scores of its
         last token must be computed. None where the prompt's own scores are wanted."""
         if request.params.prompt_logprobs is not None:
             return []
         return self.index.find(request, (request.num_tokens - 1) // self.S, self.S)
 
-    def remember(self, request):
+    def cache_pages(self, request):
         """Note the pages of a request that are full."""
         note_full_pages(self, request)
 
-    def forget(self, page):
+    def evict(self, page):
         self.index.drop(page)
 
-    def knows(self, page):
+    def is_cached(self, page):
         return page in self.index
 
 

@@ -96,9 +96,9 @@ def run_step(engine):
     [Output]. engine.counts holds the counts of this step, {} where nobody can run.
     With engine.overlap, what is launched waits in engine.flights for the next step to commit it.
     """
-    # exercise: guess, pick, launch; what was launched is committed now, or one step later
+    # exercise: guess, schedule, launch; what was launched is committed now, or one step later
     engine.guess()
-    engine.counts = engine.scheduler.pick()
+    engine.counts = engine.scheduler.schedule()
     flights = engine.launch(engine.counts) if engine.counts else []
     if engine.overlap:
         flights, engine.flights = engine.flights, flights

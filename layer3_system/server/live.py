@@ -63,7 +63,7 @@ class Live:
         shown = [*scheduler.running, *islice(scheduler.waiting, SHOWN)]
         return {
             "pages": pool.P, "slots": pool.S, "refs": list(pool.refs),
-            "remembered": [page for page in pool.free if pool.knows(page)],
+            "remembered": [page for page in pool.free if pool.is_cached(page)],
             "requests": {name_of(r): self.request(r, now) for r in shown},
             "running": len(scheduler.running), "waiting": len(scheduler.waiting),
             "steps": [{"step": number, "at": now - at, "counts": counts, "prompts": prompts}

@@ -12,8 +12,8 @@ class Drive:
     """All that is around a scheduler, played with numbers: requests come, steps are computed.
 
     A request is a name, how many tokens its prompt has and how many its answer gets. A step lets
-    the scheduler pick, writes tokens into slots, reads each context back, and gives those that have
-    caught up their next token, which rests on all that was read.
+    the scheduler choose, writes tokens into slots, reads each context back, and gives those that
+    have caught up their next token, which rests on all that was read.
     history: of each step {name: (what, tokens)}, what: prefill, decode or waiting
     faults: what was not as it must be, in words
     """
@@ -54,7 +54,7 @@ class Drive:
 
     def step(self):
         """Compute one step: {name: tokens}."""
-        counts = self.scheduler.pick()
+        counts = self.scheduler.schedule()
         S = self.pool.S
         self.slots |= {new * S + i: self.slots.get(old * S + i)
                        for new, old in self.scheduler.copies.items() for i in range(S)}

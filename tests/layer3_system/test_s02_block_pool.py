@@ -27,7 +27,7 @@ def counted(n, prompt, answer, S):
     for N in range(prompt, prompt + answer):
         for table in tables:
             pool.grow(table, N + 1)
-            pool.own(table, N // S)
+            pool.copy_on_write(table, N // S)
     check_pool(pool, tables)
     return pool.used
 
@@ -164,7 +164,7 @@ class Book:
         table += [self.take() for _ in range(missing * fits)]
         return fits
 
-    def own(self, table, place):
+    def copy_on_write(self, table, place):
         old = table[place]
         if self.refs[old] == 1:
             return None
@@ -264,9 +264,10 @@ def soak(subject, rng, methods, steps, P=24, S=4):
             beside.call("release", t)
             beside.compare(at, only=t)
             del beside.mine[t], beside.right[t]
-        elif what == "own" and right and (beside.book.free or beside.book.refs[right[-1]] == 1):
+        elif what == "copy_on_write" and right and (
+                beside.book.free or beside.book.refs[right[-1]] == 1):
             place = len(right) - 1 if not beside.book.free else int(rng.integers(len(right)))
-            got, want = beside.call("own", t, place)
+            got, want = beside.call("copy_on_write", t, place)
             assert got == want, f"{at}: got {got}, expected {want}"
         else:
             continue
@@ -297,6 +298,20 @@ def test_BlockPool_grow(subject):
             f"{of}: it has {len(table)} pages, expected {need}. {mistakes.get(len(table), '')}")
         assert got is want, f"{of}: got {got!r}, expected {want}"
         beside.compare(of)
+
+
+def test_BlockPool_grow__takes_its_pages(subject):
+    """A pool that caches what is in its pages drops it in `evict`, which `take` calls."""
+    pool = subject.BlockPool(6, 4)
+    evict = subject.make("lab.judge.mocks:Watched", None, None)
+    subject.make("builtins:setattr", pool, "evict", evict)
+    table = subject.make("collections:UserList", [])
+    pool.grow(table, 9)
+    pages = [page for (page,) in evict.calls]
+    assert pages == list(table.data), (
+        f"BlockPool.grow of an empty table to 9 tokens, pages of 4: the pages {list(table.data)} "
+        f"are in the table, and evict was called of {pages}. Pages come from `take`, so that a "
+        f"pool that knows their old contents drops them")
 
 
 def test_BlockPool_grow__token_by_token(subject):
@@ -454,17 +469,17 @@ def test_BlockPool_release__soak(subject, rng):
     soak(subject, rng, ["release"], 1500)
 
 
-# ---- BlockPool.own
+# ---- BlockPool.copy_on_write
 
 
-def test_BlockPool_own(subject):
+def test_BlockPool_copy_on_write(subject):
     """Shared: another page instead, one holder less of the old one, and the others see nothing."""
     for tables, place in (([[0, 1, 2]] * 3, 0), ([[0, 1, 2], [0, 1, 2]], 2),
                           ([[0, 1], [0, 2], [0]], 0), ([[0, 1, 2], [0, 1, 2]], 1),
                           ([[0, 1, 2], [0, 1]], 1)):
         beside = Beside(subject, 6, 4, tables)
-        of = f"BlockPool.own of page {place} of table 0, tables {tables}"
-        got, (old, new) = beside.call("own", 0, place)
+        of = f"copy_on_write of page {place} of table 0, tables {tables}"
+        got, (old, new) = beside.call("copy_on_write", 0, place)
         others = "the text of the only other" if beside.book.refs[old] == 1 else "the others' texts"
         assert got is not None, (
             f"{of}: got None, expected {old, new}. Page {old} is in {beside.book.refs[old] + 1} "
@@ -479,54 +494,54 @@ def test_BlockPool_own(subject):
                                               f"go there, and the copy to {new} was for nothing."})
 
 
-def test_BlockPool_own__alone(subject):
+def test_BlockPool_copy_on_write__alone(subject):
     """Its own already: nothing is copied, and no free page is needed."""
     for P in (5, 2):
         beside = Beside(subject, P, 4, [[0, 1]])
-        got, _ = beside.call("own", 0, 1)
+        got, _ = beside.call("copy_on_write", 0, 1)
         assert got is None, (
-            f"BlockPool.own of page 1 of [0, 1], which no other table has: got {got}, expected "
+            f"copy_on_write of page 1 of [0, 1], which no other table has: got {got}, expected "
             f"None. A copy would cost a page and its bytes, for nobody.")
-        beside.compare("BlockPool.own of a page that no other table has")
+        beside.compare("copy_on_write of a page that no other table has")
 
 
-def test_BlockPool_own__last_one_keeps_it(subject):
+def test_BlockPool_copy_on_write__last_one_keeps_it(subject):
     """Of n that share a page, n - 1 copy it; the last one writes into the old page."""
     beside = Beside(subject, 6, 4, [[0]] * 3)
-    got = [beside.call("own", t, 0)[0] for t in range(3)]
+    got = [beside.call("copy_on_write", t, 0)[0] for t in range(3)]
     assert got == [(0, 1), (0, 2), None], (
-        f"BlockPool.own by each of three tables [0]: got {got}, expected [(0, 1), (0, 2), None]: "
+        f"copy_on_write by each of three tables [0]: got {got}, expected [(0, 1), (0, 2), None]: "
         f"when two have left, the third is alone")
-    beside.compare("BlockPool.own by each of three tables [0]")
+    beside.compare("copy_on_write by each of three tables [0]")
 
 
-def test_BlockPool_own__page_0_is_free(subject):
+def test_BlockPool_copy_on_write__page_0_is_free(subject):
     """Page 0 is a page as others are."""
     beside = Beside(subject, 3, 4, [[0], [1, 2], [1, 2]])
     beside.call("release", 0)
     try:
-        got, want = beside.call("own", 1, 1)
+        got, want = beside.call("copy_on_write", 1, 1)
     except Raised as error:
-        raise AssertionError(f"BlockPool.own raised {error.type} where page 0 is the free one: "
+        raise AssertionError(f"copy_on_write raised {error.type} where page 0 is the free one: "
                              f"is 0 taken for no page?") from None
-    assert got == want, f"BlockPool.own where page 0 is the free one: got {got}, expected {want}"
-    beside.compare("BlockPool.own where page 0 is the free one")
+    assert got == want, f"copy_on_write where page 0 is the free one: got {got}, expected {want}"
+    beside.compare("copy_on_write where page 0 is the free one")
 
 
-def test_BlockPool_own__no_free_page(subject):
+def test_BlockPool_copy_on_write__no_free_page(subject):
     beside = Beside(subject, 1, 4, [[0], [0]])
     try:
-        got = beside.pool.own(beside.mine[0], 0)
+        got = beside.pool.copy_on_write(beside.mine[0], 0)
     except Raised as error:
         assert error.type == "RuntimeError", (
-            f"BlockPool.own without a free page: it raised {error.type}, expected RuntimeError")
+            f"copy_on_write without a free page: it raised {error.type}, expected RuntimeError")
     else:
-        raise AssertionError(f"BlockPool.own without a free page: got {got}, expected a "
+        raise AssertionError(f"copy_on_write without a free page: got {got}, expected a "
                              f"RuntimeError: there is nowhere to copy to")
-    beside.compare("BlockPool.own without a free page raised; before that nothing may change")
+    beside.compare("copy_on_write without a free page raised; before that nothing may change")
 
 
-def test_BlockPool_own__far(subject):
+def test_BlockPool_copy_on_write__far(subject):
     """A page far behind in a long table, and the last free page."""
     beside = Beside(subject, 33_000, 1)
     beside.add([])
@@ -535,14 +550,14 @@ def test_BlockPool_own__far(subject):
     beside.pool.share(shared), beside.book.share(shared)
     beside.add(shared)
     for what, want in (("the last free page", (32_900, 32_999)), ("its own by now", None)):
-        got = beside.pool.own(beside.mine[0], 32_900)
-        assert got == want, (f"BlockPool.own of place 32,900 of a table that another shares, "
+        got = beside.pool.copy_on_write(beside.mine[0], 32_900)
+        assert got == want, (f"copy_on_write of place 32,900 of a table that another shares, "
                              f"{what}: got {got}, expected {want}")
-    assert not beside.free, "BlockPool.own took the last free page, and it is free all the same"
+    assert not beside.free, "copy_on_write took the last free page, and it is free all the same"
 
 
-def test_BlockPool_own__soak(subject, rng):
-    soak(subject, rng, ["own"], 1000)
+def test_BlockPool_copy_on_write__soak(subject, rng):
+    soak(subject, rng, ["copy_on_write"], 1000)
 
 
 # ---- all of it together
@@ -550,7 +565,7 @@ def test_BlockPool_own__soak(subject, rng):
 
 def test_invariants_hold_after_thousands_of_random_operations(subject, rng):
     """free + used = total, Σ refs = Σ occurrences in tables, no page both free and in a table."""
-    done = soak(subject, rng, ["grow", "release", "own"], 4000)
+    done = soak(subject, rng, ["grow", "release", "copy_on_write"], 4000)
     assert min(done.values()) > 200, f"some operations hardly occurred: {done}"
 
 

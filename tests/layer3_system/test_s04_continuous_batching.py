@@ -316,6 +316,34 @@ def test_Scheduler_finish__twice(subject):
     assert drive.pool.used == held, "finish: a second time it changed the pages"
 
 
+def test_Scheduler_finish__shared_pages(subject):
+    """One of several answers that share their prompt's pages ends; the others still read them."""
+    drive = played(subject, P=20)
+    drive.add("a", 6, 9, 3)
+    drive.step()
+    first, second = drive.requests["a"], drive.requests["a.1"]
+    prompt, refs = second.table[0], list(drive.pool.refs)
+    drive.scheduler.finish(first, "abort")
+    got, want = drive.pool.refs[prompt], refs[prompt] - 1
+    assert got == want, (
+        f"finish: of one of three answers that share the prompt's page {prompt}, that page now has "
+        f"{got} holders, expected {want}: the others still read it")
+    drive.run(40)
+    calm(drive, "finish: of one of three answers to a prompt")
+
+
+def test_Scheduler_finish__pages_not_full_yet(subject):
+    """A request has pages for tokens that no step has computed so far: those go back, too."""
+    drive = played(subject, budget=4, max_seqs=1)
+    drive.add("a", 30, 2)
+    drive.step()
+    request, held = drive.requests["a"], drive.pool.used
+    drive.scheduler.finish(request, "abort")
+    assert drive.pool.used == 0, (
+        f"finish: of a request with 4 of 30 tokens computed, {drive.pool.used} of its {held} pages "
+        f"stay held: all in its table go back, also those that no token is in yet")
+
+
 def test_Scheduler_finish__unseen(subject, rng):
     for _ in range(10):
         seated, pages = drawn_seats(rng)
@@ -334,7 +362,7 @@ def test_Scheduler_finish__unseen(subject, rng):
                 f"status, reason, table of the last one: {got}, expected {want}")
 
 
-# ---- Scheduler.pick_running
+# ---- Scheduler.schedule_running
 
 # name: (sizes, those who run, expected, mistakes); a request: (name, prompt, answer, computed)
 TURNS = {
@@ -375,40 +403,41 @@ TURNS = {
 }
 
 
-def test_Scheduler_pick_running(subject):
+def test_Scheduler_schedule_running(subject):
     """Case 16 among others."""
     for name, (sizes, seated, want, mistakes) in TURNS.items():
         drive = situation(played(subject, **{"max_seqs": 4, **sizes}), seated)
-        same(f"pick_running, {name}", counted(drive.scheduler.pick_running()), want, mistakes)
+        got = counted(drive.scheduler.schedule_running())
+        same(f"schedule_running, {name}", got, want, mistakes)
 
 
-def test_Scheduler_pick_running__no_page_is_left(subject):
+def test_Scheduler_schedule_running__no_page_is_left(subject):
     """Case 1: the newest goes, and whoever is older gets its turn."""
     drive = played(subject, P=5)
     drive.seat("a", 5, 9, 8)                        # two full pages: it needs a third
     drive.seat("b", 3, 9, 6)
     drive.seat("c", 3, 9, 3)
-    got, waits = counted(drive.scheduler.pick_running()), drive.waiting
-    what = f"pick_running, no page is left: it computes {told(got)}"
+    got, waits = counted(drive.scheduler.schedule_running()), drive.waiting
+    what = f"schedule_running, no page is left: it computes {told(got)}"
     assert waits, f"{what}, and nobody made room: a has two full pages and needs a third"
     assert waits == ["c"], (
         f"{what}, and {' and '.join(waits)} wait, expected c alone. c was sent back: who then "
         f"asks for pages for it takes them from the others")
-    same("pick_running, no page is left", got, {"a": 1, "b": 1}, [
+    same("schedule_running, no page is left", got, {"a": 1, "b": 1}, [
         ({"a": 1, "b": 1, "c": 1}, "c was sent back to wait: it has no part in the step.")])
 
 
-def test_Scheduler_pick_running__the_newest_needs_the_page_itself(subject):
+def test_Scheduler_schedule_running__the_newest_needs_the_page_itself(subject):
     """Case 1: who needs a page and is the newest goes itself."""
     drive = played(subject, P=4)
     drive.seat("a", 5, 9, 6)
     drive.seat("b", 3, 9, 8)
-    got = counted(drive.scheduler.pick_running())
-    same("pick_running, the newest needs a page and there is none", got, {"a": 1}, [
+    got = counted(drive.scheduler.schedule_running())
+    same("schedule_running, the newest needs a page and there is none", got, {"a": 1}, [
         ({"a": 1, "b": 0}, "Who gets 0 tokens has no part in a step.")])
 
 
-def test_Scheduler_pick_running__at_the_edge_of_a_page(subject):
+def test_Scheduler_schedule_running__at_the_edge_of_a_page(subject):
     """Case 6: prompts of 2·S - 1, 2·S and 2·S + 1 tokens. A page comes when it is needed, before
     the write."""
     S = 4
@@ -436,7 +465,7 @@ def answers(drive, trace):
     return {name: request.output for name, request in drive.requests.items()}
 
 
-def test_Scheduler_pick_running__preempted_or_not(subject, truth):
+def test_Scheduler_schedule_running__preempted_or_not(subject, truth):
     """Case 1: the same tokens as without a rush. Case 16: in parts of any size."""
     want = truth(lambda: answers(own(), RUSH))
     for sizes in ({"P": 8}, {"P": 12, "budget": 5, "max_seqs": 5}, {"P": 9, "chunk": 2}):
@@ -449,7 +478,7 @@ def test_Scheduler_pick_running__preempted_or_not(subject, truth):
         assert drive.pool.used == 0, f"with {sizes}, {drive.pool.used} pages are held at the end"
 
 
-def test_Scheduler_pick_running__steady_arrivals(subject):
+def test_Scheduler_schedule_running__steady_arrivals(subject):
     """Case 17: every step a prompt of 20 tokens comes, and 8 are computed a step. Who decodes gets
     a token in each step nevertheless."""
     drive = played(subject, P=400, budget=8, max_seqs=8)
@@ -464,10 +493,10 @@ def test_Scheduler_pick_running__steady_arrivals(subject):
         f"decodes advances in each")
 
 
-def test_Scheduler_pick_running__unseen(subject, rng, truth):
+def test_Scheduler_schedule_running__unseen(subject, rng, truth):
     """Pages are short."""
     def picked(drive):
-        return (counted(drive.scheduler.pick_running()), *left_in(drive))
+        return (counted(drive.scheduler.schedule_running()), *left_in(drive))
 
     def by_the_course():
         return picked(situation(own(**sizes), seated))
@@ -476,7 +505,7 @@ def test_Scheduler_pick_running__unseen(subject, rng, truth):
         seated, pages = drawn_seats(rng)
         sizes = {"P": sum(pages.values()) + int(rng.integers(3)), "max_seqs": 5,
                  "budget": int(rng.integers(5, 30)), "chunk": drawn_chunk(rng)}
-        want, what = truth(by_the_course), f"pick_running, {sizes}, {seated} run"
+        want, what = truth(by_the_course), f"schedule_running, {sizes}, {seated} run"
         counts, *left = picked(situation(played(subject, **sizes), seated))
         same(what, counts, want[0], [])
         assert left == list(want[1:]), \
@@ -527,7 +556,7 @@ class Known(BlockPool):
 
     known = ()
 
-    def find(self, request):
+    def match_prefix(self, request):
         return list(self.known)
 
 
@@ -541,7 +570,7 @@ def test_a_free_page_that_is_found_counts_once():
     assert list(pool.free) == [2, 3, 1, 0] and not more.table and not any(pool.refs)
     assert drive.scheduler.admit(exact)
     assert exact.table[:2] == [0, 1] and len(set(exact.table)) == 4 and not pool.free
-    assert (exact.num_computed, exact.num_cached, exact.remembered) == (8, 8, 2)
+    assert (exact.num_computed, exact.num_cached, exact.num_cached_pages) == (8, 8, 2)
 
 
 def test_a_newcomer_leaves_a_page_for_each_that_runs():
@@ -558,7 +587,7 @@ def test_guesses_go_before_anybody_does():
     drive.seat("b", 3, 9, 3)
     a = drive.requests["a"]
     a.draft = [1, 2, 3]                             # slots for two more, a page for the others
-    assert counted(drive.scheduler.pick_running()) == {"a": 1, "b": 1}
+    assert counted(drive.scheduler.schedule_running()) == {"a": 1, "b": 1}
     assert a.draft == [] and drive.waiting == []
 
 

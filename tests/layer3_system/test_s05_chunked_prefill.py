@@ -77,13 +77,13 @@ def picked(N, decodes, budget, chunk):
     for other in others:
         scheduler.add(other)
     while any(other.num_computed < 1 for other in others):
-        scheduler.pick()
+        scheduler.schedule()
     prompt = Request("prompt", [1] * N, params)
     scheduler.add(prompt)
     while prompt.num_computed < N:
         for other in others:
             other.output.append(1)
-        counts = scheduler.pick()
+        counts = scheduler.schedule()
         assert all(counts[other] == 1 for other in others)
         found.append(counts[prompt])
     return found

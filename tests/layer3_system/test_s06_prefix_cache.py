@@ -158,6 +158,10 @@ def test_page_hash__strong(subject, rng):
         f"hash that was filled up is no stronger than what it was filled up from")
     assert len(set(columns)) == 32, \
         "page_hash: a byte of each name repeats another one: written twice, a hash is no stronger"
+    parent = rng.bytes(32)
+    assert subject.page_hash(parent, (7, 1)) != subject.page_hash(parent, (2**61 + 6, 1)), (
+        "page_hash: the tokens 7 and 2⁶¹ + 6 have one name. Python's own hash() of both numbers is "
+        "the same: whoever wants to can make two texts of one name")
 
 
 # ---- longest_hit
@@ -266,9 +270,9 @@ def full_pages_are_noted(subject, computed):
            and computed % S else
            "Are there pages of tokens that were not computed yet?" if len(got) > len(want) else "")
     assert got == want, f"{what}: pages {got} are known, expected {want}. {why}"
-    assert request.remembered == len(want), (
-        f"{what}: request.remembered is {request.remembered}, expected {len(want)}, the pages that "
-        f"need not be noted again")
+    assert request.num_cached_pages == len(want), (
+        f"{what}: request.num_cached_pages is {request.num_cached_pages}, expected {len(want)}, "
+        f"the pages that need not be noted again")
 
 
 def test_note_full_pages__goes_on(subject):
@@ -323,10 +327,11 @@ def test_note_full_pages__unseen(subject, rng):
         for i in range(done // S):
             tables[r][i] = page_of.setdefault(tuple(texts[r][:i + 1]), tables[r][i])
         refs = np.bincount([page for table in tables for page in table], minlength=40).tolist()
-        got = request.table, request.remembered, list(given.pool.refs)
+        got = request.table, request.num_cached_pages, list(given.pool.refs)
         assert got == (tables[r], done // S, refs), (
             f"note_full_pages, texts of pages {texts}, told in turn (text, tokens computed) "
-            f"{told}: table, remembered, refs are {got}, expected {(tables[r], done // S, refs)}")
+            f"{told}: table, num_cached_pages, refs are {got}, "
+            f"expected {(tables[r], done // S, refs)}")
 
 
 def test_note_full_pages__sizes(subject):
@@ -336,11 +341,12 @@ def test_note_full_pages__sizes(subject):
         for computed in (slots - 1, slots, slots + 1, 2 * slots - 1, 2 * slots, 2 * slots + 1):
             request = given.request(range(computed * 99, computed * 99 + 3 * slots), computed)
             subject.note_full_pages(given.pool, request)
-            got = request.remembered, given.tree.find(request, 3, slots)
+            got = request.num_cached_pages, given.tree.find(request, 3, slots)
             want = computed // slots, request.table[:computed // slots]
             assert got == want, (
-                f"note_full_pages: pages of {slots} slots, {computed} tokens computed: remembered "
-                f"and the pages that are known are {got}, expected {want}: are the slots pool.S?")
+                f"note_full_pages: pages of {slots} slots, {computed} tokens computed: "
+                f"num_cached_pages and the pages that are known are {got}, expected {want}: are "
+                f"the slots pool.S?")
             given.pool.release(request.table)
 
 
@@ -427,8 +433,8 @@ class Notes:
             f"note_full_pages, pages of {self.slots} slots, texts of pages {self.texts}, in turn: "
             f"{', '.join(self.told)}")
         assert request.table == table, f"{what}: its table is {request.table}, expected {table}"
-        assert request.remembered == full, \
-            f"{what}: remembered is {request.remembered}, expected {full}"
+        assert request.num_cached_pages == full, \
+            f"{what}: num_cached_pages is {request.num_cached_pages}, expected {full}"
         held = [page for one in self.tables for page in one]
         refs, free = list(pool.refs), set(pool.free)
         both = sorted(set(held) & free)
@@ -792,7 +798,7 @@ def test_hit_on_a_free_page(index):
     """Case 10: a page that is found leaves the free list, and is not counted as free, too."""
     e = engine(index, P=5)
     (first,) = served(e, list(range(12)))
-    pages = e.pool.find(first)
+    pages = e.pool.match_prefix(first)
     assert e.pool.used == 0 and len(pages) == 3
     assert all(page in e.pool.free for page in pages)
     (other,) = e.submit([50, 51], SamplingParams(max_tokens=14, ignore_eos=True))
@@ -815,11 +821,11 @@ def test_eviction_order(index):
     (old,) = served(e, [1] * 13)                        # four pages, three of them known
     (new,) = served(e, [2] * 13)
     served(e, [3] * 5)                                  # two pages, of the oldest
-    assert len(e.pool.find(old)) == 2 and len(e.pool.find(new)) == 3
+    assert len(e.pool.match_prefix(old)) == 2 and len(e.pool.match_prefix(new)) == 3
     served(e, [4] * 5)
-    assert len(e.pool.find(old)) == 0 and len(e.pool.find(new)) == 3
+    assert len(e.pool.match_prefix(old)) == 0 and len(e.pool.match_prefix(new)) == 3
     served(e, [2] * 13, [5] * 9)                        # in use again, so not the oldest any more
-    assert len(e.pool.find(new)) == 3
+    assert len(e.pool.match_prefix(new)) == 3
 
 
 @BOTH
@@ -827,10 +833,10 @@ def test_evicting_a_copy_keeps_the_twin(index):
     """Case 12: two computed the same; the one that made way is taken, the other is still found."""
     e, prompt = engine(index, P=8), [1] * 9
     one, other = served(e, prompt, prompt)
-    pages = e.pool.find(one)
+    pages = e.pool.match_prefix(one)
     others = [page for page in e.pool.free if page not in pages]
     assert None not in [e.pool.take() for _ in others]
-    assert e.pool.find(other) == pages and len(pages) == 2
+    assert e.pool.match_prefix(other) == pages and len(pages) == 2
 
 
 class TableFirst(PrefixPool):
@@ -838,9 +844,9 @@ class TableFirst(PrefixPool):
 
     tables = ()
 
-    def remember(self, request):
+    def cache_pages(self, request):
         self.tables = [request.table]
-        super().remember(request)
+        super().cache_pages(request)
         self.tables = ()
 
     def release(self, table):
@@ -865,12 +871,12 @@ def test_scores_of_the_prompt_pass_the_cache_by(index):
     """Case 29: who wants prompt_logprobs computes the whole prompt; its pages are shared after."""
     e, prompt = engine(index), list(range(13))
     served(e, prompt)
-    known = e.pool.find(Request("r", prompt, SamplingParams()))
+    known = e.pool.match_prefix(Request("r", prompt, SamplingParams()))
     (asks,) = served(e, prompt, prompt_logprobs=2)
     assert asks.num_cached == 0 and len(asks.prompt_logprobs) == 12
     (fresh,) = served(engine(index), prompt, prompt_logprobs=2)
     assert asks.prompt_logprobs == fresh.prompt_logprobs
-    assert e.pool.find(Request("r", prompt, SamplingParams())) == known
+    assert e.pool.match_prefix(Request("r", prompt, SamplingParams())) == known
     (after,) = served(e, prompt)
     assert after.num_cached == 12
 

@@ -436,10 +436,10 @@ def mock_engine(subject, counts, flights, overlap=False):
     def watched(answer=None):
         return subject.make("lab.judge.mocks:Watched", None, answer)
 
-    parts = {"guess": watched(), "pick": watched(counts), "launch": watched(flights),
+    parts = {"guess": watched(), "schedule": watched(counts), "launch": watched(flights),
              "commit": watched(["an output", "and another"])}
     engine = make(guess=parts["guess"], launch=parts["launch"], commit=parts["commit"],
-                  scheduler=make(pick=parts["pick"]), overlap=overlap, flights=["before"],
+                  scheduler=make(schedule=parts["schedule"]), overlap=overlap, flights=["before"],
                   counts="stale")
     return engine, parts
 
@@ -448,9 +448,9 @@ def test_run_step(subject):
     engine, parts = mock_engine(subject, {"a": 3}, ["first", "second"])
     outputs = subject.run_step(engine)
     calls = {name: part.calls for name, part in parts.items()}
-    assert calls["pick"], "run_step: nobody asks the scheduler: engine.scheduler.pick()"
-    assert len(calls["pick"]) == 1, "run_step: the scheduler is asked more than once. Each time " \
-        "it moves on: what it picked counts as computed"
+    assert calls["schedule"], "run_step: nobody asks the scheduler: engine.scheduler.schedule()"
+    assert len(calls["schedule"]) == 1, "run_step: the scheduler is asked more than once. Each " \
+        "time it moves on: what it picked counts as computed"
     assert calls["launch"] == [[{"a": 3}]], f"run_step: launch is called with {calls['launch']}, " \
         f"expected once, with the scheduler's counts {{'a': 3}}"
     assert engine.counts == {"a": 3}, f"run_step: engine.counts is {engine.counts!r}, expected " \
@@ -490,19 +490,19 @@ def test_run_step__overlap(subject):
 
 
 def test_run_step__order(subject):
-    """Case 32: who guesses comes before the pick, the pick before the launch; with overlap the host
-    launches first, and reads while the device computes."""
+    """Case 32: who guesses comes before the schedule, the schedule before the launch; with overlap
+    the host launches first, and reads while the device computes."""
     for overlap in (False, True):
         for behind in (["before"], ["one", "two"], []):
             order = called(subject, overlap, behind)
             names = [name for name, *_ in order]
-            want = ["guess", "pick", "launch", *["commit"] * (len(behind) if overlap else 2)]
+            want = ["guess", "schedule", "launch", *["commit"] * (len(behind) if overlap else 2)]
             what = f"run_step, overlap {overlap}, {len(behind)} flights of the step before: "
             if "launch" in names and overlap:
                 assert "commit" not in names[:names.index("launch")], (
                     f"{what}called were {names}: it reads the results of the step before and only "
                     f"then launches the next one; until then the device has nothing to do")
-            assert "guess" not in names[names.index("pick"):], \
+            assert "guess" not in names[names.index("schedule"):], \
                 f"{what}called were {names}: guesses are to be made before the scheduler picks"
             assert names == want, f"{what}called were {names}, expected {want}"
             read = [flight for name, *flight in order if name == "commit"]
@@ -520,7 +520,7 @@ def called(subject, overlap, behind):
 
     for name, part in parts.items():
         put(part, "calls", order)
-        put(engine.scheduler if name == "pick" else engine, name,
+        put(engine.scheduler if name == "schedule" else engine, name,
             subject.make("functools:partial", part, name))
     put(engine, "flights", behind)
     subject.run_step(engine)
@@ -571,7 +571,7 @@ def test_run_step__unseen(subject, rng):
             counts = {f"r{i}": int(rng.integers(1, 9)) for i in range(rng.integers(3))}
             flights = [[int(rng.integers(999)), rng.integers(999, size=2).tolist()]
                        for _ in range(rng.integers(3))] if counts else []
-            subject.make("builtins:setattr", parts["pick"], "answer", counts)
+            subject.make("builtins:setattr", parts["schedule"], "answer", counts)
             subject.make("builtins:setattr", parts["launch"], "answer", flights)
             now, behind = (behind, flights) if overlap else (flights, [])
             launched, committed = launched + [[counts]] * bool(counts), committed + now
@@ -734,7 +734,7 @@ class Desk:
         for leader in "abcd"[:rng.integers(1, 5)]:
             self.come(leader, int(rng.integers(4)))
         self.leader = {name: name[0] for name in self.requests if len(name) > 1}
-        self.scheduler.pick()
+        self.scheduler.schedule()
         self.before = {name: self.state(r)[0] for name, r in self.requests.items()}
         self.held = {name: len(r.table) for name, r in self.requests.items()}
 

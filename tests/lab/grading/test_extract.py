@@ -196,12 +196,12 @@ def test_lines_stay_where_what_was_left_out_stood():
 # ---- classes
 
 
-METHOD = stub.extract(S02.sources["python"], "BlockPool.own", "python")
+METHOD = stub.extract(S02.sources["python"], "BlockPool.copy_on_write", "python")
 
 
 def test_a_method_comes_out_of_its_class():
     made, notes = of(("hw.py", METHOD), lesson=S02)
-    assert got(made, "BlockPool.own", S02) == code(S02.sources["python"], "BlockPool.own")
+    assert got(made, "BlockPool.copy_on_write", S02) == code(S02.sources["python"], "BlockPool.copy_on_write")
     assert got(made, "BlockPool.grow", S02) is None and not notes
 
 
@@ -221,7 +221,7 @@ def test_a_given_method_stays_the_lessons_and_a_new_one_comes_along():
 def test_a_class_under_another_header_gives_its_methods_alone():
     text = "@frozen\nclass BlockPool(\n        dict):\n" + METHOD.split("\n", 1)[1]
     made, notes = of(("hw.py", text), lesson=S02)
-    assert got(made, "BlockPool.own", S02) and "dict)" not in made.sources["python"]
+    assert got(made, "BlockPool.copy_on_write", S02) and "dict)" not in made.sources["python"]
     noted(notes, "header of BlockPool")
 
 

@@ -753,7 +753,7 @@ def test_an_engine_that_dies_is_told_to_everybody(monkeypatch):
 
         def broken():
             raise IndexError("a page that is not there")
-        monkeypatch.setattr(server.engine.scheduler, "pick", broken)
+        monkeypatch.setattr(server.engine.scheduler, "schedule", broken)
         model.gate.release(10)
         *_, last = events(dechunked(read_all(stream).partition(b"\r\n\r\n")[2]))
         assert "IndexError: a page that is not there" in last["error"]["message"]
@@ -1112,7 +1112,7 @@ def lessons(monkeypatch):
             e for e in exercises if e.name in reached])
     monkeypatch.setattr(serving.course, "lessons", lambda: [
         lesson("s01_request", "sample_row", "predict_seed", reached=("sample_row",)),
-        lesson("s02_block_pool", "BlockPool.take", "BlockPool.own", "pages_for",
+        lesson("s02_block_pool", "BlockPool.take", "BlockPool.copy_on_write", "pages_for",
                reached=("pages_for",))])
 
 
@@ -1125,8 +1125,8 @@ def test_a_part_is_the_learners_where_all_of_it_passed(lessons):
         desk = Desks(passed, **modules)
         return {name for name in serving.PARTS if serving.own_part(desk, name)}
     assert own() == set()
-    assert own("BlockPool.take", "BlockPool.own") == set()
-    assert own("BlockPool.take", "BlockPool.own", "pages_for") == {"BlockPool"}
+    assert own("BlockPool.take", "BlockPool.copy_on_write") == set()
+    assert own("BlockPool.take", "BlockPool.copy_on_write", "pages_for") == {"BlockPool"}
     assert own("sample_row") == {"sample_rows"}
 
 
@@ -1147,9 +1147,9 @@ def test_the_learners_parts_run_in_the_engine():
     def sample_rows(logits, params):
         seen.add("sample_rows")
         return parts["sample_rows"](logits, params)
-    own = {"BlockPool": counted(BlockPool, "take", "release", "find"),
+    own = {"BlockPool": counted(BlockPool, "take", "release", "match_prefix"),
            "HashChain": counted(parts["HashChain"], "find"),
-           "PrefixPool": counted(PrefixPool, "find"),
+           "PrefixPool": counted(PrefixPool, "match_prefix"),
            "Scheduler": counted(Scheduler, "admit"), "sample_rows": sample_rows}
     engine = serving.build(MockLlama(), ByteTokenizer(), None, own, 32)
     for _ in range(2):
@@ -1158,8 +1158,8 @@ def test_the_learners_parts_run_in_the_engine():
             engine.step()
         check_engine(engine)
     assert request.num_cached == 16
-    assert seen == {"BlockPool.take", "BlockPool.release", "HashChain.find", "PrefixPool.find",
-                    "Scheduler.admit", "sample_rows"}
+    assert seen == {"BlockPool.take", "BlockPool.release", "HashChain.find",
+                    "PrefixPool.match_prefix", "Scheduler.admit", "sample_rows"}
     (want,) = alone("a text of more than a page", seed=1)
     assert request.output == want[2].output
 
