@@ -2,9 +2,9 @@
 # make test        prove the course on this machine, with a sample of what takes long
 # lab/authors.mk   has what authors make besides: test-all, gpu, test-versions, compiled, speed
 #
-# BUILD=cpu        with any of them: no CUDA, although there is an NVIDIA driver
+# BUILD=cpu        with any of them: no CUDA, even with an NVIDIA driver
 
-# PyTorch's own wheels: without CUDA, and for CUDA 12. Asked only where they are what fits.
+# PyTorch's own wheels: without CUDA, and for CUDA 12. Used only where they fit.
 torch_wheels := https://download.pytorch.org/whl
 
 # The first Python that runs and is supported. A name on the path may be a shim that does not run.
@@ -17,7 +17,7 @@ no_python = echo "no Python 3.11, 3.12 or 3.13 here, python3 is" \
 set_up = $(if $(python),$(python) -I lab/setup.py --wheels $(torch_wheels) \
 	$(if $(BUILD),--build "$(BUILD)") $(1),$(no_python))
 
-# A mirror, a proxy or find-links of the user's stays in force; an install for the user cannot.
+# A mirror, a proxy or find-links of the user's stays in force; a --user install cannot.
 export PIP_USER := 0
 
 .PHONY: learn test set-up set-up-tests

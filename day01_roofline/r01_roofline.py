@@ -61,7 +61,7 @@ def count_softmax(R, C, itemsize):
 
 
 def attainable(intensity, peak, bandwidth):
-    """FLOP/s that a kernel of `intensity` FLOP/byte can reach at most."""
+    """The most FLOP/s that a kernel of `intensity` FLOP/byte can reach."""
     # exercise: two roofs; the lower one decides
     return min(peak, intensity * bandwidth)
 

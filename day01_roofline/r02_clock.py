@@ -6,8 +6,6 @@ device: a Cpu or a Gpu, below    n: numbers in an array    M N K: matmul sizes
 
 import math
 import os
-import platform
-import re
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,8 +21,8 @@ __all__ = ["Cpu", "Gpu", "Job", "Roofs", "Timing", "add_job", "copy_job", "large
            "matmul_job", "measure", "median_interval", "read_job", "roof_jobs", "speedup",
            "summarise", "take_turns", "this_device", "time_call"]
 
-KNOWN = 0.02        # how well a median is to be known before `measure` stops: to 2 %
-ROUNDS = 6          # at a time: the fewest runs that enclose the median in 95 of 100 cases
+KNOWN = 0.02        # `measure` stops once every median is known to within 2 %
+ROUNDS = 6          # run at a time: the fewest runs that enclose the median in 95 of 100 cases
 
 
 # ---- from runs to numbers
@@ -42,7 +40,7 @@ def time_call(run, device, repeats, warmup=1, cold=False):
     for _ in range(repeats):
         if cold:
             device.flush()
-        device.synchronise()            # what still runs from before is not ours
+        device.synchronise()            # earlier work may still run: it is not ours
         began = device.clock()
         run()
         device.synchronise()            # a launch returns long before its work is done
@@ -88,11 +86,12 @@ def speedup(before, after):
 def median_interval(seconds):
     """(low, high) that enclose the true median in 95 of 100 such lists, whatever the distribution.
 
-    How many runs fall below the median is a matter of n coins, of standard deviation √n/2; so the
-    ends are the runs 1.96 of these away from the middle rank. Source: order statistics, as in
+    The runs below the median are as many as heads among n coins, with standard deviation √n/2; so
+    the ends are the runs 1.96 of these away from the middle rank. Source: order statistics, as in
     Conover, Practical Nonparametric Statistics. It holds for runs that do not influence each other.
     """
-    ranked, n = sorted(seconds), len(seconds)
+    ranked = sorted(seconds)
+    n = len(seconds)
     away = 0.98 * math.sqrt(n)
     low, high = math.floor(n / 2 - away), math.ceil(n / 2 + 1 + away)      # ranks, counted from 1
     return ranked[max(low, 1) - 1], ranked[min(high, n) - 1]
@@ -100,11 +99,11 @@ def median_interval(seconds):
 
 @dataclass(frozen=True)
 class Timing:
-    """What a list of runs says."""
+    """The summary of a list of runs."""
 
     seconds: float          # the median
     spread: float           # how much single runs differ, see summarise: more runs do not shrink it
-    uncertainty: float      # the median may be off by this share of it: more runs do
+    uncertainty: float      # share by which the median may be off: more runs do shrink it
     runs: int
 
     @classmethod
@@ -137,16 +136,17 @@ def copy_job(device):
 
     Bytes are counted as STREAM counts them (McCalpin 1995): one read and one write of what the
     program names. A CPU may also read a line before it overwrites it (write-allocate). That is
-    traffic of the machine, not need of the work, so it is not credited.
+    the machine's traffic, not the work's need, so it is not credited.
     """
     # exercise: make both arrays, device.array(n); then the Job that does device.copy(to, from)
     n = device.large // device.itemsize
-    source, target = device.array(n), device.array(n)
+    source = device.array(n)
+    target = device.array(n)
     return Job("copy", lambda: device.copy(target, source), 0, source.nbytes + target.nbytes)
 
 
 def read_job(device):
-    """The Job "read": every number of a matrix of about `device.large` bytes; next to no result."""
+    """The Job "read": every number of a matrix of about `device.large` bytes; a tiny result."""
     source = device.array(large_side(device), large_side(device))
     return Job("read", lambda: device.read(source), 0, source.nbytes)
 
@@ -154,13 +154,17 @@ def read_job(device):
 def add_job(device):
     """The Job "add": x + y into z, each of `device.large` bytes."""
     n = device.large // device.itemsize
-    x, y, z = device.array(n), device.array(n), device.array(n)
+    x = device.array(n)
+    y = device.array(n)
+    z = device.array(n)
     return Job("add", lambda: device.add(z, x, y), *count_add(n, device.itemsize))
 
 
 def matmul_job(device, M, N, K, name="matmul"):
     """The Job `name`: a (M, K) @ b (K, N) into c (M, N)."""
-    a, b, c = device.array(M, K), device.array(K, N), device.array(M, N)
+    a = device.array(M, K)
+    b = device.array(K, N)
+    c = device.array(M, N)
     return Job(name, lambda: device.matmul(c, a, b), *count_matmul(M, N, K, device.itemsize))
 
 
@@ -193,7 +197,7 @@ def measure(jobs, device, limit=8.0):
 
 
 def warm_up(run, device):
-    """Run until what happens only once has happened and the clocks have risen."""
+    """Run until all one-time work is done and the clocks have risen."""
     end = device.clock() + device.ramp
     time_call(run, device, 1)
     while device.clock() < end:
@@ -202,7 +206,7 @@ def warm_up(run, device):
 
 @dataclass(frozen=True)
 class Roofs:
-    """What a machine reached, which its true roofs can only exceed."""
+    """The rates that a machine reached; its true roofs can only be higher."""
 
     copy: float             # byte/s, read and written
     read: float             # byte/s
@@ -238,12 +242,15 @@ class Cpu:
     side: rows of a matrix large enough for the full matmul rate    ramp: see warm_up
     """
 
-    itemsize, side, ramp = 4, 2048, 0.1
+    itemsize = 4
+    side = 2048
+    ramp = 0.1
 
     def __init__(self):
         cores = os.sched_getaffinity(0)
-        self.pool, self.parts = ThreadPoolExecutor(len(cores)), len(cores)
-        self.name = f"{cpu_name()}, {len(cores)} cores"
+        self.pool = ThreadPoolExecutor(len(cores))
+        self.parts = len(cores)
+        self.name = f"{lab.device.cpu_model()}, {len(cores)} cores"
         self.cache = last_level_cache(cores)
         self.large = 4 * self.cache             # STREAM's rule for each array
         self.spill = self.array(self.large // self.itemsize)
@@ -256,7 +263,7 @@ class Cpu:
 
     def flush(self):
         # By reading: a plain fill may bypass the caches, and what it leaves in them must be written
-        # back later, in somebody's timed run. On every core, since each has caches of its own.
+        # back later, in some timed run. On every core, since each has caches of its own.
         self.split(np.max, self.spill)
 
     def sample(self, run, repeats, cold=True):
@@ -265,11 +272,12 @@ class Cpu:
 
     def array(self, *shape):
         """Random numbers: some hardware is faster on zeros."""
-        zeros = np.empty(shape, np.float32)
-        self.split(lambda part: np.random.default_rng().random(out=part, dtype=np.float32), zeros)
-        return zeros
+        numbers = np.empty(shape, np.float32)
+        self.split(lambda part: np.random.default_rng().random(out=part, dtype=np.float32), numbers)
+        return numbers
 
     def copy(self, target, source):
+        """Write the numbers of source into target."""
         self.split(np.copyto, target, source)
 
     def read(self, source):
@@ -292,14 +300,18 @@ class Cpu:
 class Gpu:
     """The first CUDA device, through torch and float16. The attributes are those of Cpu."""
 
-    itemsize, side, ramp = 2, 8192, 0.5
+    itemsize = 2
+    side = 8192
+    ramp = 0.5
 
     def __init__(self):
         import torch  # here: on a machine without a GPU this lesson needs only NumPy
 
         facts = torch.cuda.get_device_properties(0)
-        self.torch, self.name, self.cache = torch, facts.name, facts.L2_cache_size
-        self.large = 16 * self.cache            # four caches take 0.1 ms: start and end would count
+        self.torch = torch
+        self.name = facts.name
+        self.cache = facts.L2_cache_size
+        self.large = 16 * self.cache            # four caches take 0.1 ms: the ends would count
         self.spill = self.array(4 * self.cache // self.itemsize)
 
     def clock(self):
@@ -337,7 +349,7 @@ class Gpu:
         target.copy_(source)
 
     def read(self, source):
-        source.view(self.torch.float32).sum()   # the bits as they come: NaN is read as fast
+        source.view(self.torch.float32).sum()   # any bits will do: NaN is read as fast
 
     def add(self, out, x, y):
         self.torch.add(x, y, out=out)
@@ -352,7 +364,7 @@ def this_device():
 
 
 def last_level_cache(cores, root="/sys/devices/system/cpu"):
-    """Bytes of the last-level caches of these cores together; 64 MiB where Linux does not tell."""
+    """Bytes of the last-level caches of these cores together; 64 MiB where Linux does not say."""
     sizes = {}
     for core in cores:
         for cache in Path(root, f"cpu{core}", "cache").glob("index*"):
@@ -362,11 +374,6 @@ def last_level_cache(cores, root="/sys/devices/system/cpu"):
                 sizes[key] = int(size.read_text().strip().removesuffix("K")) * 1024
     last = max((level for level, _ in sizes), default=None)
     return sum(size for (level, _), size in sizes.items() if level == last) or 64 * 2**20
-
-
-def cpu_name():
-    model = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.M)
-    return model[1] if model else platform.machine()
 
 
 # ---- predictions

@@ -64,7 +64,7 @@ def count_parameters(m):
 
     Parts: embedding qkv out gate_up down norms lm_head. A norm has one number for each channel.
     """
-    # exercise: a matrix that makes k numbers of n has n · k of them, and each layer has its own
+    # exercise: a matrix that turns n numbers into k has n · k of them, and each layer has its own
     count = {name: m.L * n * k for name, (n, k) in layer_matrices(m).items()}
     count["embedding"] = m.V * m.C
     count["norms"] = (2 * m.L + 1) * m.C
@@ -122,7 +122,7 @@ def decode_batch(flops, weights, each, peak, bandwidth):
     """The smallest batch whose decode step is compute-bound, None where no batch is.
 
     flops: of one sequence   weights: bytes, once a step, more than 0   each: bytes of one sequence
-    peak: FLOP/s   bandwidth: byte/s. All FLOPs of the step stand against all its bytes.
+    peak: FLOP/s   bandwidth: byte/s. All FLOPs of the step are set against all its bytes.
     """
     # exercise: what does one more sequence add to the arithmetic, and what to the bytes?
     gain = flops / peak - each / bandwidth      # seconds a sequence adds to hide the weights in
@@ -139,7 +139,8 @@ def count_conv(B, height, width, inputs, outputs, side, groups, itemsize):
     if inputs % groups or outputs % groups:
         raise ValueError(f"count_conv: {inputs} input and {outputs} output channels do not divide "
                          f"into {groups} groups")
-    pixels, taps = B * height * width, side * side * (inputs // groups)
+    pixels = B * height * width
+    taps = side * side * (inputs // groups)
     flops = 2 * pixels * outputs * taps
     moved = (pixels * inputs + outputs * taps + pixels * outputs) * itemsize
     return flops, moved

@@ -13,13 +13,13 @@ import numpy as np
 
 __all__ = ["FORMATS", "Float", "best_scale", "decode", "dot", "encode", "from_mxfp4",
            "from_nvfp4", "largest", "nearest_code", "pack_int4", "pack_trits", "quantize_int",
-           "round_scaled", "round_to", "snr", "spacing", "to_mxfp4", "to_nvfp4", "unpack_int4",
-           "unpack_trits"]
+           "round_log", "round_scaled", "round_to", "snr", "spacing", "to_mxfp4", "to_nvfp4",
+           "unpack_int4", "unpack_trits"]
 
 
 @dataclass(frozen=True)
 class Float:
-    """A float format with a sign. `specials`, the largest magnitude codes, are no finite numbers:
+    """A float format with a sign. `specials`: which of the largest magnitude codes are not finite.
 
     ieee: an exponent field of ones is inf where the mantissa is 0, else NaN   nan: the last code
     is NaN   none: all are finite
@@ -78,7 +78,7 @@ def finite(op, x):
 
 
 def blocks(op, x, size):                            # (K,) -> (K/size, size)
-    """x in rows of `size` neighbours. ValueError: K is no multiple of it, or 0."""
+    """x in rows of `size` neighbours. ValueError: it does not divide K, or is 0."""
     x = finite(op, x)
     if x.ndim != 1 or not x.size or x.size % size:
         raise ValueError(f"{op}: x has shape {x.shape}, expected (K,), K a multiple of {size}")
@@ -93,7 +93,8 @@ def decode(f, code):
     code = integers("decode", code, 0, 2 ** (1 + f.E + f.M) - 1)
     # exercise: take the fields apart; two cases by e; then what lies above f.top; then the sign
     magnitude = code & (2 ** (f.E + f.M) - 1)
-    e, m = magnitude >> f.M, magnitude & (2**f.M - 1)
+    e = magnitude >> f.M
+    m = magnitude & (2**f.M - 1)
     value = np.ldexp(m + np.where(e > 0, 2.0**f.M, 0.0), np.maximum(e, 1) - f.bias - f.M)
     value = np.where(magnitude > f.top, np.nan, value)
     value = np.where(magnitude == f.inf, np.inf, value)
@@ -101,9 +102,9 @@ def decode(f, code):
 
 
 def spacing(f, x):
-    """How far it is from |x|, rounded down to a number of f, to the next larger one.
+    """The distance from |x|, rounded down to a number of f, to the next larger one.
 
-    x: floats of any shape, finite, for which f's exponents are taken to go on without end
+    x: finite floats of any shape; f's exponents are taken to go on without end
     """
     x = np.abs(finite("spacing", x))
     # exercise: x lies between 2^k and 2^(k+1); below the least normal number k does not fall
@@ -112,14 +113,14 @@ def spacing(f, x):
 
 
 def nearest_code(f, x):
-    """Codes of the numbers nearest to x >= 0; of two as near, the one whose last bit is 0.
+    """Codes of the numbers nearest to x >= 0; on a tie, the one whose last bit is 0.
 
-    x: float64 of any shape. Codes beyond f.top: what would come if the exponents went on.
+    x: float64 of any shape. Codes beyond f.top: those that would follow if the exponents went on.
     """
     bits = np.asarray(x, np.float64).view(np.int64)
     exponent = (bits >> 52) - 1023                      # float64 has E = 11, M = 52
     significand = (bits & (2**52 - 1)) | 2**52          # 1 + m / 2^52, times 2^52
-    # exercise: the exponent that the code can have; bits too many; round them off; the fields
+    # exercise: the exponent that the code can have; the excess bits; round them off; the fields
     least = np.maximum(exponent, 1 - f.bias)            # all subnormals share the lowest
     drop = np.minimum(52 - f.M + least - exponent, 54)  # 54: so small that nothing is left
     odd = significand >> drop & 1
@@ -128,7 +129,7 @@ def nearest_code(f, x):
 
 
 def encode(f, x, saturate=False):
-    """Codes, int64, of the numbers of f nearest to x, ties to even; float64 of any shape.
+    """Codes, int64, of f's numbers nearest to x, ties to even. x: float64 of any shape.
 
     What rounds beyond the largest number becomes inf; NaN where f has no inf; the largest number
     where it has neither, or if `saturate` (as do the .satfinite conversions of PTX).
@@ -151,13 +152,13 @@ def round_to(f, x, saturate=False):
 
 def predict_largest_e4m3():
     """The largest finite number of e4m3: E = 4, M = 3, and only the last code is NaN."""
-    # exercise: which exponent and mantissa field has the last code but one?
+    # exercise: which exponent and mantissa fields does the last code but one have?
     return 448              # e = 15, m = 6: (1 + 6/8) · 2^(15 - 7)
 
 
 def predict_error_bound(M):
-    """|rounded x - x| / |x| at most, for M bits of mantissa, among normal numbers."""
-    # exercise: a formula of M; where is half a spacing largest, compared with x?
+    """The largest |rounded x - x| / |x|, for M bits of mantissa, among normal numbers."""
+    # exercise: a formula in M; where is half a spacing largest, compared with x?
     return 2.0 ** -(M + 1)  # half of 2^-M, just above a power of two
 
 
@@ -175,7 +176,7 @@ def predict_lost():
 
 
 def largest(kind):
-    """The largest number of a Float, or of a number of bits, as an int: then of an integer."""
+    """The largest number of a kind: a Float, or an int, which is the bits of an integer format."""
     if isinstance(kind, Float):
         return float(decode(kind, kind.top))
     if kind < 2:
@@ -188,7 +189,9 @@ def quantize_int(x, bits, scale):
 
     scale: 0 or more, a number or an array that broadcasts; where it is 0, q is 0.
     """
-    x, scale, top = finite("quantize_int", x), finite("quantize_int", scale), largest(bits)
+    x = finite("quantize_int", x)
+    scale = finite("quantize_int", scale)
+    top = largest(bits)
     q = np.clip(np.rint(x / np.where(scale > 0, scale, 1)), -top, top)
     return np.where(scale > 0, q, 0).astype(np.int64)
 
@@ -196,7 +199,7 @@ def quantize_int(x, bits, scale):
 def best_scale(x, bits, shares):
     """Of the scales share · max|x| / largest(bits), the one with the least sum of squared errors.
 
-    x: float64   shares: list of 0 < share <= 1; of equals, the first wins
+    x: float64   shares: list of 0 < share <= 1; on a tie, the first wins
     """
     x = finite("best_scale", x)
     # exercise: quantise and dequantise x with each
@@ -226,7 +229,7 @@ def unpack_int4(packed):
 
 
 def pack_trits(q):
-    """n numbers of -1, 0, 1 -> n/5 bytes, uint8: 3^5 = 243 fit into 256. n: a multiple of 5."""
+    """n numbers, each -1, 0 or 1 -> n/5 bytes, uint8: 3^5 = 243 fit in 256. n: a multiple of 5."""
     q = integers("pack_trits", q, -1, 1)
     if q.ndim != 1 or q.size % 5:
         raise ValueError(f"pack_trits: q has shape {q.shape}, expected (n,), n a multiple of 5")
@@ -234,13 +237,13 @@ def pack_trits(q):
 
 
 def unpack_trits(packed):
-    """Bytes of pack_trits -> numbers of -1, 0, 1."""
+    """Bytes of pack_trits -> numbers, each -1, 0 or 1."""
     packed = integers("unpack_trits", packed, 0, 3**5 - 1)
     return (packed[:, None] // 3 ** np.arange(5) % 3 - 1).ravel()
 
 
 def round_scaled(kind, x, block=None):
-    """x as `kind` holds it, each max|x| scaled to its largest number. The scales are not rounded.
+    """x as `kind` holds it, each block's max|x| scaled to its largest. The scales are not rounded.
 
     kind: as in `largest`   x: (K,)   block: neighbours that share a scale, all of x by default
     """
@@ -249,6 +252,21 @@ def round_scaled(kind, x, block=None):
     if isinstance(kind, int):
         return (quantize_int(rows, kind, scale) * scale).ravel()
     return (round_to(kind, rows / np.where(scale > 0, scale, 1), saturate=True) * scale).ravel()
+
+
+def round_log(x, bits, steps):                      # (K,) -> (K,)
+    """x in a logarithmic format: a sign and k, which stand for ±max|x| · 2^(-k / steps).
+
+    bits: of a code, its sign included; k goes from 0 to 2^(bits - 1) - 2, and the last code is 0
+    steps: numbers in each doubling. k is rounded, so what is rounded is the logarithm of |x|.
+    Source: Miyashita, Lee and Murmann, "Convolutional Neural Networks using Logarithmic Data
+    Representation", 2016.
+    """
+    x = finite("round_log", x)
+    top = np.abs(x).max() or 1.0
+    with np.errstate(divide="ignore"):
+        k = np.rint(-steps * np.log2(np.abs(x) / top))
+    return np.where(k <= 2 ** (bits - 1) - 2, np.sign(x) * top * 2.0 ** (-k / steps), 0)
 
 
 # ---- fp4 in blocks
@@ -268,16 +286,18 @@ def to_mxfp4(x):
 
 
 def from_mxfp4(elements, scales):
-    """What to_mxfp4 gave -> (K,) float64."""
+    """The result of to_mxfp4 -> (K,) float64."""
     return np.ldexp(decode(FORMATS["e2m1"], elements), (scales - 127)[:, None]).ravel()
 
 
 def to_nvfp4(x):
-    """(K,) -> e2m1 codes (K/16, 16), e4m3 codes of scales (K/16,), one fp32 scale of them all.
+    """(K,) -> e2m1 codes (K/16, 16), e4m3 codes of scales (K/16,), one fp32 scale for them all.
 
     The last makes the largest block's scale 448, e4m3's largest number. x: in the range of fp32.
     """
-    e2m1, e4m3, rows = FORMATS["e2m1"], FORMATS["e4m3"], blocks("to_nvfp4", x, 16)
+    e2m1 = FORMATS["e2m1"]
+    e4m3 = FORMATS["e4m3"]
+    rows = blocks("to_nvfp4", x, 16)
     top = np.abs(rows).max(-1)
     whole = float(np.float32(top.max() / (largest(e2m1) * largest(e4m3)))) or 1.0
     scales = encode(e4m3, top / largest(e2m1) / whole, saturate=True)
@@ -286,8 +306,9 @@ def to_nvfp4(x):
 
 
 def from_nvfp4(elements, scales, whole):
-    """What to_nvfp4 gave -> (K,) float64."""
-    e2m1, e4m3 = FORMATS["e2m1"], FORMATS["e4m3"]
+    """The result of to_nvfp4 -> (K,) float64."""
+    e2m1 = FORMATS["e2m1"]
+    e4m3 = FORMATS["e4m3"]
     return (decode(e2m1, elements) * decode(e4m3, scales)[:, None] * whole).ravel()
 
 
@@ -300,13 +321,14 @@ def snr(x, rounded):
 
 
 def dot(a, b, inputs, sums):
-    """Sums over K of a · b, (R, K) -> (R, K): all sums on the way, as a matmul makes them.
+    """Sums over K of a · b, (R, K) -> (R, K): every running sum, as a matmul makes them.
 
     inputs: Float that a and b are rounded to; their products are exact   sums: Float that the sum
     is rounded to after each addition, one product at a time. A tensor core adds several at a time.
     """
     products = round_to(inputs, a) * round_to(inputs, b)
-    total, running = np.zeros(len(a)), np.empty_like(products)
+    total = np.zeros(len(a))
+    running = np.empty_like(products)
     for k in range(products.shape[1]):
         total = round_to(sums, total + products[:, k])
         running[:, k] = total

@@ -2,7 +2,7 @@
 
 A span is a stretch of time with a name: [begin, end), in ns. Spans nest: a call and what it calls.
 kernel: inside one operation   graph: the forward around its operations
-system: the serving around the forward   idle: no work is there
+system: the serving around the forward   idle: there is no work
 TTFT: time to first token   TPOT: time per output token   TPS: tokens per second
 MFU: model FLOPs utilisation, the share of the peak FLOP/s that a model's own FLOPs take
 """
@@ -25,7 +25,7 @@ class Span(NamedTuple):
     end: int                # ns
     flops: int = 0          # that a kernel must do
     moved: int = 0          # bytes that it must read and write
-    operations: int = 0     # of PyTorch that a kernel, or a forward outside its kernels, is made of
+    operations: int = 0     # of PyTorch, in a kernel or in a forward outside its kernels
 
 
 class Step(NamedTuple):
@@ -53,7 +53,7 @@ class Trace(NamedTuple):
 
 
 def read_trace(path=TRACE):
-    """The Trace in a file of layer2_graph.bench.trace. ValueError where it is none."""
+    """The Trace in a file of layer2_graph.bench.trace. ValueError if the file is not one."""
     try:
         about = json.loads(Path(path).read_text("utf-8"))
         spans = [Span(*row) for row in about.pop("spans")]
@@ -68,7 +68,7 @@ def read_trace(path=TRACE):
 
 
 def inside(spans, outer):
-    """Those that run within a span, itself left out."""
+    """The spans that run within `outer`, itself left out."""
     return [s for s in spans if s is not outer and outer.begin <= s.begin and s.end <= outer.end]
 
 
@@ -87,7 +87,7 @@ def time_by_floor(spans):
     spans: [Span] in the order in which they began, a span before those inside it. Two either nest
     or do not overlap; one may begin in the nanosecond in which another has ended.
     """
-    time, running = dict.fromkeys(FLOORS, 0), []    # running: spans that hold each other
+    time, running = dict.fromkeys(FLOORS, 0), []    # running: spans, each inside the last
     # exercise: a span's length goes to its floor, and is taken from the floor of the one around it
     for span in spans:
         while running and running[-1].end <= span.begin:
@@ -104,29 +104,32 @@ def time_by_floor(spans):
 
 
 def roof_shares(spans, peak, bandwidth):
-    """(bandwidth share of the kernels, MFU of the step), two numbers from 0 on; 1 is the roof.
+    """(bandwidth share of the kernels, MFU of the step), two numbers >= 0; 1 is the roof.
 
     spans: [Span], a whole step first, then all in it; no kernel lies within another
     peak: FLOP/s    bandwidth: byte/s
-    The kernels are judged by the time in which a kernel ran, the graph by the whole step's.
-    Source of MFU: "PaLM", Chowdhery et al., 2022, section 4.1, with what was counted as FLOPs.
+    The kernels are judged by the time in which a kernel ran, the graph by the time of the step.
+    Source of MFU: "PaLM", Chowdhery et al., 2022, section 4.1; here with the FLOPs in `spans`.
     """
     kernels = [s for s in spans if s.floor == "kernel"]
     # exercise: a rate is bytes or FLOPs over seconds; a span is in ns
     ran = sum(s.end - s.begin for s in kernels) / 1e9
     whole = (spans[0].end - spans[0].begin) / 1e9
-    moved, flops = sum(s.moved for s in kernels), sum(s.flops for s in kernels)
+    moved = sum(s.moved for s in kernels)
+    flops = sum(s.flops for s in kernels)
     return moved / ran / bandwidth, flops / whole / peak
 
 
 def latencies(request):
     """(TTFT, TPOT) in seconds; TPOT is None where there is one token.
 
-    TTFT counts from the arrival, so waiting is in it. TPOT is the mean time from one token to the
-    next, so the first token's is not.
+    TTFT counts from the arrival, so it includes waiting. TPOT is the mean time from one token to
+    the next, so it leaves out the wait for the first.
     """
     # exercise: how many gaps are there between n tokens?
-    first, last, gaps = request.sent[0], request.sent[-1], len(request.sent) - 1
+    first = request.sent[0]
+    last = request.sent[-1]
+    gaps = len(request.sent) - 1
     ttft = (first - request.arrival) / 1e9
     return ttft, (last - first) / gaps / 1e9 if gaps else None
 
@@ -148,11 +151,11 @@ def choose_floors():
     3   ring all-reduce: to add up their results, GPUs send parts to a neighbour, not all to all
     4   kernel fusion: the norm's kernel does the addition before it, so the sum is not read again
     5   CUDA graphs: the launches of a step are recorded once, and replayed by one call
-    6   quantised weights: a decode step reads matrices of 4 bits, no longer of 16
+    6   quantised weights: a decode step reads matrices of 4 bits instead of 16
     7   pinned prefetch: the next layer's weights come from the host while this layer computes
     8   continuous batching: a request joins at the next step, not when the batch has ended
     9   paged KV cache: a context gets small pages as it grows, not one piece for the longest
-    10  prefix cache: the prompt that many share is prefilled once
+    10  prefix cache: a prompt that many requests share is prefilled once
     11  speculative decoding: a draft guesses, so that one step reads the weights for several tokens
     12  tensor parallelism: the weights, too large for one GPU, are split over several
     """
@@ -168,7 +171,8 @@ def choose_floors():
 
 def journey(trace, request):
     """[Span] of one request from its arrival to its last token: waiting, prefill, decode."""
-    spans, at = [], request.arrival
+    spans = []
+    at = request.arrival
     for step in trace.steps:
         if request.name in step.batch:
             whole = step.spans[0]

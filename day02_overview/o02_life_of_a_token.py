@@ -1,12 +1,12 @@
 """o02 · A Llama in NumPy: from a prompt to the next token, and the one after
 
-T: tokens in this step   N: context, all tokens so far with these   V: vocabulary   L: layers
+T: tokens in this step   N: context, all tokens so far, these included   V: vocabulary   L: layers
 C: model width   H: query heads   G: key and value heads   D: head width   F: mlp width
 A step reads every weight once and does 2 FLOPs with it for each of its T tokens. So one token at a
 time is 2 FLOPs for 4 bytes in fp32, or 1 FLOP per byte in fp16. Memory decides.
 
-The operations stand in a table. Here they are NumPy, by the book, and the oracle of all later
-floors. Those put their kernels into the table; the model stays as it is.
+The operations are in a table. Here they are NumPy, by the book: the oracle of all later floors,
+which put their kernels into the table. The model stays as it is.
 """
 
 import json
@@ -43,7 +43,7 @@ def decode(tokens):
 
 
 def matmul(a, w):                               # (M, K), (N, K) -> (M, N)
-    """a · wᵀ: a weight stands as (numbers out, numbers in)."""
+    """a · wᵀ: a weight is stored as (numbers out, numbers in)."""
     return a @ w.T
 
 
@@ -139,7 +139,8 @@ class Cache:
 
     def __init__(self, model, room):
         G = len(model.layers[0].k) // model.D
-        shape, dtype = (len(model.layers), room, G, model.D), model.embedding.dtype
+        shape = (len(model.layers), room, G, model.D)
+        dtype = model.embedding.dtype
         self.keys = np.empty(shape, dtype)          # (L, room, G, D)
         self.values = np.empty(shape, dtype)        # (L, room, G, D)
         self.N = 0                                  # tokens that are in it
@@ -156,10 +157,11 @@ class Cache:
 def block(model, layer, x, keys, values, positions, ops):       # (T, C) -> (T, C)
     """One layer: x plus its attention, and that plus its MLP.
 
-    keys, values (room, G, D): this layer's cache, filled below the first of the positions; the new
-    tokens' own are written into it here.
+    keys, values (room, G, D): this layer's cache, filled up to the first of the positions; those of
+    the new tokens are written into it here.
     """
-    T, D = len(x), model.D
+    T = len(x)
+    D = model.D
     # exercise: norm, q k v, rope, cache, attention, o, add; norm, gate and up, swiglu, down, add
     y = ops.rmsnorm(x, layer.attention_norm, model.eps)                             # (T, C)
     q, k, v = (ops.matmul(y, w).reshape(T, -1, D) for w in (layer.q, layer.k, layer.v))
@@ -182,7 +184,7 @@ def forward(model, tokens, cache, ops=NUMPY):   # (T,) -> (T, V)
     return ops.matmul(ops.rmsnorm(x, model.norm, model.eps), model.head)
 
 
-# ---- one token after the other
+# ---- one token after another
 
 
 def next_token(logits, temperature, u):         # (V,) -> int
@@ -213,7 +215,7 @@ def predict_rows(prompt, count):
 
     Without a cache as generate_from_scratch does it; with one, each token enters once.
     """
-    # exercise: the first step is the same; the steps after it differ, and the last token enters not
+    # exercise: the first step is the same; later steps differ, and the last token never enters
     return sum(prompt + i for i in range(count)), prompt + count - 1
 
 
@@ -224,7 +226,8 @@ def generate(model, prompt, count, ops=NUMPY, temperature=0, rng=None):
     """
     # exercise: the prompt enters an empty cache; then each new token, alone
     cache = Cache(model, len(prompt) + count)
-    step, tokens = prompt, []
+    step = prompt
+    tokens = []
     for _ in range(count):
         logits = forward(model, step, cache, ops)                                   # (..., V)
         tokens.append(next_token(logits[-1], temperature, rng.random() if temperature else 0))
@@ -248,7 +251,8 @@ def load_nano(dtype=np.float32):
              "mlp.down_proj")
     layers = [Layer(*(w[f"model.layers.{i}.{name}.weight"] for name in names))
               for i in range(m["num_hidden_layers"])]
-    D, room = m["head_dim"], np.arange(m["max_position_embeddings"])
+    D = m["head_dim"]
+    room = np.arange(m["max_position_embeddings"])
     angle = room[:, None] * m["rope_theta"] ** (-np.arange(0, D, 2) / D)            # (room, D//2)
     embedding = w["model.embed_tokens.weight"]                                      # (V, C)
     return Llama(D, m["rms_norm_eps"], np.cos(angle).astype(dtype), np.sin(angle).astype(dtype),

@@ -1,7 +1,7 @@
 """o03 · Where does the bottleneck live? From a timeline to a floor, a cause and a remedy
 
-A profile tells what each of its ranks, a device with its host, did in `wall` seconds: spans
-(`profiles.Span`). Two questions decide. Are the devices at work? If not, what is waited for? If
+A profile records what each of its ranks, a device with its host, did in `wall` seconds: spans
+(`profiles.Span`). Two questions decide. Are the devices at work? If not, what do they wait for? If
 they are, how far from their roof, and which bytes keep them busy?
 """
 
@@ -18,7 +18,7 @@ REMEDIES = {
     "launch-bound": "fewer launches (g05), or all as one: a CUDA graph (g06)",
     "unfused": "merge kernels, so that what is between them stays on the chip (g05)",
     "unbatched": "more rows a step for the same weights (s04), or smaller weights (g07)",
-    "imbalanced": "share the work out anew, by what it costs (s24)",
+    "imbalanced": "share the work out again, by what it costs (s24)",
     "communication-bound": "send less, over faster wires, or while computing (s21, s22)",
     "far from its roof": "a better kernel: coalescing, tiles, tensor cores (k02, k05, k12)",
     "at its roof": "another algorithm, smaller numbers (k15), or a larger machine",
@@ -44,12 +44,13 @@ def busy_share(profile):
 def timeline(profile):
     """[[(start, end, what), …] of each rank], from 0 to wall; what is one of WHATS:
 
-    busy: a kernel runs, whatever else there is     input: none, and the batch is waited for
-    rank: in a collective, before the last rank has come to it      wire: in it, from then on
+    busy: a kernel runs, whatever else there is     input: no kernel runs; the rank awaits its batch
+    rank: in a collective that the last rank has not reached yet    wire: in it, from then on
     host: none of these
     """
-    # exercise: a `what` for each of pieces(profile, rank); last_arrivals(profile) tells the rest
-    last, lanes = last_arrivals(profile), []
+    # exercise: a `what` for each of pieces(profile, rank); last_arrivals(profile) gives the rest
+    last = last_arrivals(profile)
+    lanes = []
     for rank in range(profile.ranks):
         lanes.append([])
         for start, end, running in pieces(profile, rank):
@@ -78,7 +79,7 @@ def least_seconds(span, peak, bandwidth):
 
     peak: FLOP/s    bandwidth: byte/s
     """
-    # exercise: its arithmetic needs some time, its bytes need some; which of both decides?
+    # exercise: its arithmetic needs some time, its bytes need some; which of the two decides?
     return max(span.flops / peak, span.moved / bandwidth)
 
 
@@ -87,7 +88,7 @@ def diagnose(profile):
 
     - Busy for less than BUSY of all ranks' time: the cause to which most of that time is lost; of
       equals, the first in WHATS.
-    - The kernels' least seconds, added up, are less than FAR of the busy ones: far from its roof.
+    - The kernels' least seconds, added up, are less than FAR of the busy time: far from its roof.
     - The bytes of all kernels take longer than their FLOPs, at the roofs, and at least half of the
       bytes are weights: unbatched; or between kernels: unfused.
     - Else: at its roof.
@@ -109,9 +110,9 @@ def diagnose(profile):
 
 
 def most_gain(profile, what):
-    """How many times as fast, at the most, if no time were lost to `what`, one of WHATS[1:].
+    """The largest speedup if no time were lost to `what`, one of WHATS[1:].
 
-    The time goes from the sum over all ranks; what is left is shared out evenly. (Amdahl 1967)
+    That time leaves the sum over all ranks; the rest is shared out evenly. (Amdahl 1967)
     """
     # exercise: all ranks' time, over what is left of it
     whole = profile.ranks * profile.wall
@@ -129,14 +130,14 @@ def predict_gain_of_a_loader():
 
 
 def choose_remedies():
-    """A letter for each of the six, as one text. What comes first?
+    """A letter for each of the six, as one text: the remedy to try first.
 
     1  A model of 135M decodes for one user, who wants tokens sooner. nvidia-smi: 100 %. Bandwidth:
        8 % of the roof. A kernel takes 3 µs, and every 12 µs one begins.
        a  more users a step     b  a CUDA graph     c  weights in 4 bits
     2  Training. nvidia-smi: 100 %, MFU: 30 %. No gaps. Matmuls reach 85 % of the peak in 35 % of
        the time; norms, activations and masks take the rest, at 80 % of the bandwidth.
-       a  more loader processes     b  twice the batch     c  merge what is no matmul
+       a  more loader processes     b  twice the batch     c  merge all but the matmuls
     3  A mixture of experts on 8 ranks. Seven spend 4 ms of a step in all_to_all, one 0.3 ms. That
        one computes 5 ms, the others 1.3 ms.
        a  a copy of its busiest expert elsewhere     b  a faster network     c  a faster matmul
@@ -150,7 +151,7 @@ def choose_remedies():
     6  Decode with every matrix cut over 8 GPUs (TP = 8) in two machines. all_reduce takes 60 % of
        a step, and all ranks come to it at the same time.
        a  16 GPUs     b  TP = 4 inside each machine, which serves its own requests
-       c  experts placed anew
+       c  experts on other GPUs
     """
-    # exercise: who waits for what? Then: which answer takes just that away?
+    # exercise: who waits for what? Then: which answer removes just that?
     return "bcaacb"

@@ -1,7 +1,7 @@
 """o05 · Scaling laws: loss = E + A / N^a + B / D^b
 
-N: parameters   D: tokens learnt, none twice   loss: nats a token, on text held out
-E: what no model gets rid of   A, a, B, b: the other constants of a law   log: to base e
+N: parameters   D: tokens learnt, each once   loss: nats a token, on held-out text
+E: the loss that no model avoids   A, a, B, b: the other constants of a law   log: to base e
 theta: (log E, log A, log B, a, b)
 A training run does about 6·N·D FLOPs: 2 for each weight and token forward, 4 backward. So a law
 says what a budget buys before it is spent.
@@ -36,9 +36,10 @@ def predict_windows():
 def power_law(n, y):
     """(A, a) of y = A / n^a: the line of least squares through log y over log n.
 
-    n, y: as many positive numbers each, two or more different n
+    n, y: positive numbers, as many y as n, with at least two different n
     """
-    n, y = np.asarray(n, np.float64), np.asarray(y, np.float64)
+    n = np.asarray(n, np.float64)
+    y = np.asarray(y, np.float64)
     if n.shape != y.shape or len(np.unique(n)) < 2 or min(n.min(), y.min()) <= 0:
         raise ValueError(f"power_law: expected as many y as n, all above 0, and two different n; "
                          f"got n = {n.tolist()} and y = {y.tolist()}")
@@ -56,7 +57,7 @@ def chinchilla(theta, N, D):
     """log(E + A / N^a + B / D^b), Hoffmann et al. 2022.
 
     theta: (log E, log A, log B, a, b)    N, D: numbers or arrays of one shape
-    The constants of a fit may be far off on the way: A may be larger than a float can be.
+    During a fit the constants may be far off: A may be larger than a float can hold.
     """
     log_E, log_A, log_B, a, b = theta
     # exercise: the logs of the three terms; add the terms without leaving the logs
@@ -67,8 +68,8 @@ def chinchilla(theta, N, D):
 def rosenfeld(theta, N, D):
     """The log of the same sum s under a ceiling c: s · c / sqrt(s² + c²), Rosenfeld et al. 2020.
 
-    c is what guessing costs. Where s is far above it the loss is c, where it is far below, s. The
-    paper has a constant for where it bends; constants can be scaled so that it is c.
+    c is what guessing costs. Where s is far above c, the loss is c; where s is far below, it is s.
+    The paper has another constant for the bend; the others can be scaled so that it is c.
     """
     s = chinchilla(theta, N, D)
     return s - np.logaddexp(0, 2 * (s - LOG_CEILING)) / 2
@@ -110,22 +111,22 @@ REFIT = Law(1.8172, 482.01, 2085.43, 0.3478, 0.3658)            # Besiroglu et a
 
 
 def huber(r, delta):
-    """(cost, weight) of residuals: r² / 2 near 0, and from |r| = delta on a straight line.
+    """(cost, weight) of residuals: r² / 2 up to |r| = delta, and a straight line beyond.
 
-    r: (runs,)    delta: > 0    The line goes on from the curve without a step or a bend.
+    r: (runs,)    delta: > 0    The line continues the curve without a step or a kink.
     weight · r is the slope of the cost: a run far off pulls as hard as one that is delta off.
     """
-    # exercise: what is |r| cut off at delta good for?
+    # exercise: both cases at once, with |r| cut off at delta
     size = np.abs(r)
     bent = np.minimum(size, delta)
     return bent * (size - bent / 2), delta / np.maximum(size, delta)
 
 
 def fit(form, N, D, loss, begin=None):
-    """The theta with which a form describes runs best: the least sum of Huber costs of log losses.
+    """The theta with which a form fits the runs best: the least sum of Huber costs of log losses.
 
     form: chinchilla, rosenfeld or kaplan    N, D, loss: (runs,)
-    begin: thetas to begin at, by default those of `starts`; the best end counts
+    begin: thetas to begin at, by default those of `starts`; the best result counts
     """
     N, D, target = (np.asarray(x, np.float64) for x in (N, D, np.log(loss)))
     begin = starts(form, N, D) if begin is None else begin
@@ -138,8 +139,9 @@ def fit(form, N, D, loss, begin=None):
 
 
 def starts(form, N, D):
-    """Where to begin: each term of about 1 in the middle of the runs, and several exponents."""
-    n, d = np.log(N).mean(), np.log(D).mean()
+    """Starting points: each term about 1 in the middle of the runs, with several exponents."""
+    n = np.log(N).mean()
+    d = np.log(D).mean()
     if form is kaplan:
         return [(n + 0.7 / p, d + 0.7 / q, p, q) for p, q in product((0.05, 0.2, 0.8), repeat=2)]
     return [(e, p * n, q * d, p, q) for e, p, q in product((-1, 0.3), *[(0.2, 0.5, 1)] * 2)]
@@ -150,7 +152,8 @@ def descend(residuals, theta, delta=1e-3, rounds=300):
 
     residuals: theta -> (runs,)    delta: of log losses; 0.001 as in Hoffmann et al. 2022
     """
-    damping, r = 1e-3, residuals(theta)
+    damping = 1e-3
+    r = residuals(theta)
     cost, weight = huber(r, delta)
     for _ in range(rounds):
         slopes = np.stack([(residuals(theta + step) - residuals(theta - step)) / 2e-5
@@ -162,7 +165,10 @@ def descend(residuals, theta, delta=1e-3, rounds=300):
         cost_there, weight_there = huber(r_there, delta)
         better = cost_there.sum() < cost.sum()          # NaN is not
         if better:
-            theta, r, cost, weight = there, r_there, cost_there, weight_there
+            theta = there
+            r = r_there
+            cost = cost_there
+            weight = weight_there
         damping = max(damping / 3, 1e-9) if better else damping * 4
         if damping > 1e9:                               # no step, however small, is downhill
             break
@@ -204,9 +210,9 @@ def kaplan_split(flops):
 
 
 def effective_parameters(N, experts):
-    """Parameters of the dense model that is as good as one of N with so many experts.
+    """Parameters of the dense model that is as good as one of N with this many experts.
 
-    N: of the dense model that the experts replaced every second MLP of, which is about what one
+    N: of the dense model in which experts replaced every second MLP, which is about what one
     token meets. Clark et al. 2022, equations 1, 2 and 11, with Table 3's constants for S-BASE:
     log L = a log N + b log Ê + c log N log Ê + d, to base 10.
     """

@@ -1,11 +1,11 @@
-"""o06 · Spend a compute budget: the model, its tokens and the plan that a law promises most for
+"""o06 · Spend a compute budget: the model, its tokens and the plan that a law rates best
 
 W: GPUs   T: tokens of a sequence   tp: ranks that share each layer's matrices   dp: W / tp
 L C H G D F V: r03's letters, and its `Llama`: here the model that one token meets
-experts: times that every second MLP is stored; a token meets one of them, so 1 is a dense model
+experts: MLPs that every second layer stores; a token meets one of them, so 1 is a dense model
 law: o05's, of the form loss = E + A / N^a + B / tokens^b, in nats a token
-Rates are those of data sheets, all work runs at one share of the peak, and no byte is sent while
-something is computed. So a plan of this lesson is an estimate, and no measurement.
+Rates are those of data sheets, all work runs at one share of the peak, and no bytes are sent
+during computation. So a plan of this lesson is an estimate, not a measurement.
 """
 
 import math
@@ -31,7 +31,7 @@ QUERIES = (4, 8)                # query heads for each key and value head, as la
 
 @dataclass(frozen=True)
 class Budget:
-    """What there is: GPUs and days to train, and one GPU to serve. Rates: an H100's data sheet."""
+    """GPUs and days to train, and one GPU to serve. Rates: an H100's data sheet."""
 
     W: int
     days: float
@@ -52,7 +52,7 @@ class Budget:
             if value <= 0:
                 raise ValueError(f"Budget: expected {name} above 0, got {value}")
         if self.batch % self.T:
-            raise ValueError(f"Budget: {self.batch:,} tokens of a step are no whole number of "
+            raise ValueError(f"Budget: {self.batch:,} tokens of a step are not a whole number of "
                              f"sequences of {self.T:,}")
 
 
@@ -80,7 +80,7 @@ class Design:
 
 
 def predict_growth():
-    """How many times more parameters the best model has for 100 times the FLOPs, by HOFFMANN
+    """How many times as many parameters the best model has for 100 times the FLOPs, by HOFFMANN
     (a = 0.34, b = 0.29)."""
     # exercise: within 5 % is right; the best split keeps A·a / N^a = B·b / tokens^b
     return 8.33             # N^a grows as tokens^b, so N as FLOPs^(b / (a + b)) = FLOPs^0.46
@@ -89,13 +89,14 @@ def predict_growth():
 def lifetime_split(law, flops, served):
     """(N, tokens) of the least loss, where training and serving share the FLOPs.
 
-    flops: of all = 6 · N · tokens + 2 · N · served    served: tokens, of all users, for its life
-    served = 0 is o05's best_split. To count both: Sardana et al. 2023.
+    flops: in all, 6 · N · tokens + 2 · N · served    served: tokens, for all users, over its life
+    served = 0 is o05's best_split. Counting both: Sardana et al. 2023.
     """
     if flops <= 0 or served < 0:
         raise ValueError(f"lifetime_split: expected flops > 0 and served >= 0, got {flops:g} and "
                          f"{served:g}")
-    few, many = 1.0, flops / 6
+    few = 1.0
+    many = flops / 6
     # exercise: halve the range of tokens, on a log scale, until more of them do not lower the loss
     for _ in range(100):
         tokens = math.sqrt(few * many)
@@ -110,12 +111,12 @@ def lifetime_split(law, flops, served):
 
 
 def total_parameters(m):
-    """Of m itself, without experts beyond one."""
+    """Parameters of m itself, with one expert."""
     return sum(count_parameters(m).values())
 
 
 def shape_faults(m):
-    """What an untied Llama has that the published large ones do not: a sentence for each fault."""
+    """How an untied Llama differs from the published large ones: a sentence for each fault."""
     return [fault for fault, present in (
         (f"D is {m.D}, not 128", m.D != 128),
         (f"H = {m.H} is not a multiple of 8", m.H % 8),
@@ -137,7 +138,8 @@ def shape_for(N, V, queries):
     if queries not in QUERIES or min(N, V) < 1:
         raise ValueError(f"shape_for: expected N and V above 0 and H / G among {QUERIES}, got "
                          f"N = {N:g}, V = {V} and H / G = {queries}")
-    best, least = None, (math.inf, math.inf)
+    best = None
+    least = (math.inf, math.inf)
     # exercise: for each width and each F, which depth comes nearest to N, and is it allowed?
     for H in range(8, 129, 8):
         C = 128 * H
@@ -148,15 +150,16 @@ def shape_for(N, V, queries):
             m = replace(one, L=min(max(L, -(-C // 160)), C // 48))
             off = max(abs(total_parameters(m) / N - 1), 0.01), abs(C / m.L - 128)
             if off < least:
-                best, least = m, off
+                best = m
+                least = off
     return best
 
 
 def stored_parameters(m, experts):
-    """Parameters of a model whose tokens meet m, with so many experts in every second layer.
+    """Parameters of a model whose tokens meet m, with `experts` experts in every second layer.
 
-    There, for more than one: an MLP's three matrices once an expert, and a router, C numbers an
-    expert. L // 2 layers have them.
+    If there is more than one, each of these L // 2 layers stores an MLP's three matrices for every
+    expert, and a router of C numbers an expert.
     """
     if experts < 1:
         raise ValueError(f"stored_parameters: expected at least 1 expert, got {experts}")
@@ -169,7 +172,7 @@ def stored_parameters(m, experts):
 
 
 def rank_shape(m, tp):
-    """What one of tp ranks has of m: whole norms, and 1/tp of heads, MLP and vocabulary."""
+    """The part of m on one of tp ranks: whole norms, and 1/tp of heads, MLP and vocabulary."""
     if any(n % tp for n in (m.H, m.G, m.F, m.V)):
         raise ValueError(f"rank_shape: H = {m.H}, G = {m.G}, F = {m.F} and V = {m.V} do not all "
                          f"divide by tp = {tp}")
@@ -177,7 +180,7 @@ def rank_shape(m, tp):
 
 
 def micro_batches(budget, recipe):
-    """How many a rank runs in a step, their gradients added up."""
+    """How many micro-batches a rank runs in a step, their gradients added up."""
     at_once = budget.W // recipe.tp * recipe.B * budget.T
     if budget.W % recipe.tp or budget.batch % at_once:
         raise ValueError(f"micro_batches: {budget.batch:,} tokens on {budget.W} ranks do not "
@@ -188,10 +191,10 @@ def micro_batches(budget, recipe):
 def rank_bytes(budget, m, experts, recipe):
     """Bytes on a rank at the peak of a step: state, 16-bit activations, 16-bit logits.
 
-    All numbers of the state and the experts, too, are shared out: tp ways, and then by ZeRO among
-    the ranks of dp. The logits are those of one micro-batch.
+    All of the state, experts included, is shared out: tp ways, and then by ZeRO among the ranks of
+    dp. The logits are those of one micro-batch.
     """
-    # exercise: o04 counts the parts; what does it have to be given where a rank holds a slice?
+    # exercise: o04 counts the parts; what must it be given where a rank holds a slice?
     part = rank_shape(m, recipe.tp)
     state = state_bytes(stored_parameters(part, experts), budget.W // recipe.tp, recipe.stage)
     activations = peak_activations(part, recipe.B, budget.T, recipe.recompute)
@@ -203,12 +206,13 @@ def step_seconds(budget, m, experts, recipe):
 
     arithmetic: o04's FLOPs of the whole batch, shared by W ranks at mfu · peak
     tp: its bytes for each micro-batch, inside a machine; recomputing sends forward's half again
-    dp: gradients of 16 bits of what a rank has (`rank_shape`, all experts), summed once a step;
-    stage 3 instead gathers those weights twice and scatters the gradients, once a micro-batch. At
-    the rate across machines, even within one
+    dp: 16-bit gradients of a rank's part (`rank_shape`, all experts), summed once a step; stage 3
+    instead gathers those weights twice and scatters the gradients, once a micro-batch. At the rate
+    across machines, even within one
     """
-    dp, times = budget.W // recipe.tp, micro_batches(budget, recipe)
-    # exercise: FLOPs of batch / T sequences; and what is sent how often?
+    dp = budget.W // recipe.tp
+    times = micro_batches(budget, recipe)
+    # exercise: FLOPs of batch / T sequences; and what is sent, and how often?
     flops = sum(training_flops(m, budget.batch // budget.T, budget.T, recipe.recompute).values())
     tp = step_bytes("tp", m, recipe.B, budget.T, recipe.tp, 2) * (1.5 if recipe.recompute else 1)
     weights = 2 * stored_parameters(rank_shape(m, recipe.tp), experts)
@@ -219,26 +223,28 @@ def step_seconds(budget, m, experts, recipe):
 
 
 def seconds(budget, plan):
-    """Of a Design's whole training."""
+    """Seconds of a Design's whole training."""
     step = step_seconds(budget, plan.shape, plan.experts, plan.recipe)
     return plan.tokens / budget.batch * sum(step.values())
 
 
 def serving_bytes(budget, m, experts):
-    """16-bit weights and cache on the one GPU that serves."""
+    """Bytes of 16-bit weights and cache on the one GPU that serves."""
     return 2 * stored_parameters(m, experts) + budget.served * kv_bytes_per_token(m, 2)
 
 
 def violations(budget, plan):
     """What is wrong with a Design, a sentence for each fault: which limit, and by how much."""
-    m, experts, recipe = plan.shape, plan.experts, plan.recipe
+    m = plan.shape
+    experts = plan.experts
+    recipe = plan.recipe
     faults = shape_faults(m)
     if m.V != budget.V or m.tied:
         faults.append(f"the vocabulary is {m.V:,}, expected {budget.V:,}, untied")
     if experts not in range(1, budget.experts + 1):
         faults.append(f"{experts} experts, expected 1 to {budget.experts}")
     if recipe not in recipes(budget, m):
-        return [*faults, f"{recipe} is none of recipes(budget, shape)"]
+        return [*faults, f"{recipe} is not one of recipes(budget, shape)"]
     for what, needs, limit, unit in (
             ("memory of a rank", rank_bytes(budget, m, experts, recipe), budget.memory, "GB"),
             ("memory to serve", serving_bytes(budget, m, experts), budget.serving, "GB"),
@@ -253,7 +259,7 @@ def violations(budget, plan):
 def recipes(budget, m):
     """Every way to train m that divides evenly, tp within a machine of eight.
 
-    Stage 0 sends what stage 1 sends, and keeps more; stage 2 is left out for short.
+    Stage 0 sends what stage 1 sends, and keeps more; stage 2 is left out for brevity.
     """
     return [Recipe(stage, B, again, tp)
             for tp, B, stage, again in product((1, 2, 4, 8), (1, 2, 4, 8), (1, 3), (False, True))
@@ -267,12 +273,13 @@ def recipes(budget, m):
 def design(budget):
     """The Design to which HOFFMANN promises the least loss, among those without `violations`.
 
-    Experts count by `effective_parameters` of what a token meets. ValueError where nothing fits.
+    Experts count by `effective_parameters` of the model a token meets. ValueError: nothing fits.
     """
-    best, least = None, math.inf
+    best = None
+    least = math.inf
     flops = budget.W * budget.days * 86400 * budget.mfu * budget.peak
     around, _ = best_split(HOFFMANN, flops)
-    # exercise: try sizes around the law's, some experts and all recipes; the time gives the tokens
+    # exercise: try sizes around the law's, some experts, all recipes; the time gives the tokens
     sizes = [around * 1.07 ** i for i in range(-24, 7)]
     shapes = [shape_for(size, budget.V, queries) for size, queries in product(sizes, QUERIES)]
     for m, experts in product(shapes, [e for e in (1, 2, 4, 8, 16) if e <= budget.experts]):

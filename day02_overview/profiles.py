@@ -1,11 +1,12 @@
-"""Profiles: who did what, and when. Recorded ones, and ones that a stated model makes.
+"""Profiles: which rank did what, and when. Some are recorded, others made by a stated model.
 
 A span is a stretch of time of one rank, of one of four kinds:
   kernel      the device computes
   input       the rank waits for its next batch
   collective  the rank is inside a collective; it may only be waiting for the other ranks there
   host        the host prepares and launches
-profiles.json holds six that were measured; `python -m day02_overview.recorder` measures again.
+profiles.json holds six that were measured; `python -m day02_overview.record_profiles` measures
+them again.
 `model(cause, draw)` makes others.
 """
 
@@ -30,7 +31,7 @@ CAUSES = {"starved": "system", "communication-bound": "system", "imbalanced": "s
 class Span(NamedTuple):
     rank: int
     kind: str               # one of KINDS
-    name: str               # a collective has the same one on all ranks, and no other has it
+    name: str               # the same on all ranks for one collective, and only for it
     start: float            # seconds
     end: float
     flops: int = 0
@@ -57,8 +58,8 @@ class Profile:
         for s in self.spans:
             if s.kind not in KINDS or not 0 <= s.rank < self.ranks or \
                     not 0 <= s.start <= s.end <= self.wall:
-                raise ValueError(f"{self.name}: {s} is no span of a profile of {self.ranks} ranks "
-                                 f"and {self.wall} s; kinds are {', '.join(KINDS)}")
+                raise ValueError(f"{self.name}: {s} is not a span of a profile of {self.ranks} "
+                                 f"ranks and {self.wall} s; kinds are {', '.join(KINDS)}")
 
 
 def load_profiles(path=RECORD):
@@ -67,7 +68,7 @@ def load_profiles(path=RECORD):
 
 
 def last_arrivals(profile):
-    """{name of a collective: when the last rank came to it}."""
+    """{name of a collective: when the last rank entered it}."""
     came = {}
     for s in profile.spans:
         if s.kind == "collective":
@@ -76,15 +77,16 @@ def last_arrivals(profile):
 
 
 def pieces(profile, rank):
-    """[(start, end, {kind: Span})]: the rank's time, cut so that nothing begins or ends in a piece.
+    """[(start, end, {kind: Span})]: the rank's time, cut so that nothing starts or ends in a piece.
 
-    The cuts are at the ends of its spans and where the last rank comes to a collective. The pieces
+    The cuts are at the ends of its spans and where the last rank enters a collective. The pieces
     follow each other from 0 to wall; {} is a piece in which nothing runs.
     """
     mine = sorted((s for s in profile.spans if s.rank == rank), key=lambda s: s.start)
     edges = sorted({0.0, profile.wall, *(t for s in mine for t in (s.start, s.end)),
                     *last_arrivals(profile).values()})
-    cut, running = [], []
+    cut = []
+    running = []
     for start, end in pairwise(edges):
         while mine and mine[0].start <= start:
             running.append(mine.pop(0))
@@ -99,7 +101,7 @@ def pieces(profile, rank):
 def model(cause, draw, steps=3):
     """A Profile in which `cause` holds, made by this model and not measured. draw: random.Random.
 
-    Four H100 (r01's table; one, if no rank waits for others) do `steps` steps. A step waits for
+    Four H100s (r01's table; one, if no rank waits for others) do `steps` steps. A step waits for
     input, then launches kernels of 1 ms together, then enters a collective. Each waits for the one
     before, and little time is lost to each: at most 4 % of the kernels' time. The cause's own
     loss is 2 to 6 times the kernels' time; imbalanced: the last rank has 4 to 8 times as much work.
@@ -113,7 +115,9 @@ def model(cause, draw, steps=3):
     if cause == "imbalanced":
         work[-1] = draw.uniform(4, 8)
     h100 = next(m for m in ACCELERATORS if m.name == "NVIDIA H100 SXM")
-    count, spans, clock = draw.randint(3, 12), [], [0.0] * ranks
+    count = draw.randint(3, 12)
+    spans = []
+    clock = [0.0] * ranks
     kernel = kernel_of(cause, draw, h100)
     for step in range(steps):
         for r in range(ranks):
@@ -135,11 +139,13 @@ def kernel_of(cause, draw, machine):
     """(FLOPs, bytes, bytes of weights, bytes between kernels) a second of the model's kernels."""
     share = draw.uniform(0.05, 0.15) if cause == "far from its roof" else draw.uniform(0.5, 0.9)
     if cause not in ("unfused", "unbatched") and draw.random() < 0.5:       # arithmetic decides
-        flops, moved = share * machine.peak, share * machine.bandwidth * draw.uniform(0.1, 0.9)
+        flops = share * machine.peak
+        moved = share * machine.bandwidth * draw.uniform(0.1, 0.9)
     else:
         moved = share * machine.bandwidth
         flops = moved * draw.uniform(0.2, 20)                           # the ridge is at 295
-    most, rest = draw.uniform(0.6, 0.85), draw.uniform(0, 0.1)
+    most = draw.uniform(0.6, 0.85)
+    rest = draw.uniform(0, 0.1)
     weights, between = {"unbatched": (most, rest), "unfused": (rest, most)}.get(cause, (0.4, 0.2))
     if flops / machine.peak > moved / machine.bandwidth:
         weights, between = most, rest   # many rows share them
@@ -147,6 +153,6 @@ def kernel_of(cause, draw, machine):
 
 
 def add(spans, rank, kind, name, start, seconds, *work):
-    """Append a span, and give its end."""
+    """Append a span, and return its end."""
     spans.append(Span(rank, kind, name, start, start + seconds, *work))
     return start + seconds

@@ -1,4 +1,4 @@
-# What authors and instructors make. A student edition has no such file.
+# What authors and instructors make. A student edition lacks this file.
 #
 # make test-all    everything that can be proven here
 # make gpu         the GPU tests and the bench, a slice of at most 9 minutes a call

@@ -28,7 +28,7 @@ def main():
 
 
 @app.callback()
-def common(desk: Annotated[Path | None, typer.Option(help="another desk than work/")] = None):
+def common(desk: Annotated[Path | None, typer.Option(help="a desk other than work/")] = None):
     options["desk"] = desk
 
 
@@ -37,7 +37,7 @@ def common(desk: Annotated[Path | None, typer.Option(help="another desk than wor
 
 @app.command("list")
 def list_lessons(as_json: Json = False):
-    """The map: every lesson with its path, needs and points; what is planned is marked."""
+    """List all lessons with their path, needs and points. Planned ones are marked."""
     if as_json:
         rows = [{"id": i.id, "floor": i.floor, "title": i.title, "path": i.front["path"],
                  "needs": i.needs, "points": sum(e.points for e in i.exercises),
@@ -57,7 +57,7 @@ def list_lessons(as_json: Json = False):
 
 @app.command()
 def status(as_json: Json = False):
-    """Progress by floor; kernels and parts that are yours."""
+    """Show progress by floor, and the kernels and parts that are yours."""
     desk = own_desk()
     on = {i.id for i in desk.lessons()}
     rows = [(floor, lesson, [(e, desk.passed(e), desk.touched(e)) for e in lesson.exercises])
@@ -91,7 +91,8 @@ def status(as_json: Json = False):
 
 @app.command()
 def start(lesson: LessonWord = None):
-    """Put lessons on the desk, all of them if none is named; bring older copies up to date."""
+    """Put lessons on the desk, all of them if no lesson is named. Older copies are brought up to
+    date."""
     from lab.desk.desk import Desk
 
     desk = Desk.find(options["desk"])
@@ -108,7 +109,7 @@ def start(lesson: LessonWord = None):
 @app.command("open")
 def open_desk(lesson: LessonWord = None,
               browser: Annotated[bool, typer.Option(help="open a browser window")] = True):
-    """JupyterLab on the desk, at a lesson; a server that runs already is used again."""
+    """Open a lesson in JupyterLab. A server that is already running is used again."""
     from lab.desk import jupyter
 
     desk = own_desk()
@@ -130,27 +131,27 @@ def check(
     from lab.judge import report
 
     lessons, exercise = chosen(what, file)
-    reports, codes = [], []
+    reports = []
+    codes = []
     for lesson in lessons:
         names = [exercise.name] if exercise else None
         candidate = from_file(lesson, file) if file else own_desk().candidate(lesson)
         if file and exercise is None and file.suffix != ".ipynb":
             language = lesson.language(file)
             names = [e.name for e in lesson.exercises if e.language == language]
-        verdicts = checking.grade(lesson, candidate, names)
+        verdicts = checking.verdicts(lesson, candidate, names)
+        verdicts = list(verdicts) if as_json else print_verdicts(lesson, candidate, verdicts)
         if file is None:
             own_desk().record(lesson, candidate, verdicts)
         codes.append(report.exit_code(verdicts))
         reports.append(report.report(lesson, candidate, verdicts))
-        if not as_json:
-            print_verdicts(lesson, candidate, verdicts)
     if as_json:
         print(report.dumps(reports[0] if len(reports) == 1 else reports))
     raise typer.Exit(1 if 1 in codes else max(codes))
 
 
 def chosen(what, file):
-    """(lessons, exercise or None) that a command's argument means; without one, the whole desk."""
+    """(lessons, exercise or None) for a command's argument; the whole desk without one."""
     if what is not None:
         lesson, exercise = course.find_exercise(what)
         return [lesson], exercise
@@ -163,7 +164,7 @@ def chosen(what, file):
 
 
 def from_file(lesson, file):
-    """The candidate made of the stubs and what a file holds."""
+    """The candidate made from the stubs and a file."""
     from lab import stub
     from lab.desk import desk, ipynb
     from lab.judge.candidate import Candidate
@@ -173,10 +174,13 @@ def from_file(lesson, file):
     text = desk.read_given(file)
     parts = (ipynb.code(text, str(file)) if file.suffix == ".ipynb" else
              [(lesson.language(file), text)])
-    sources, labels, origins = dict(lesson.stubs), {k: str(file) for k in lesson.stubs}, {}
+    sources = dict(lesson.stubs)
+    labels = {k: str(file) for k in lesson.stubs}
+    origins = {}
     for language, part in parts:
         if language not in sources:
-            raise CourseError(f"{lesson.id} has no {SUFFIX[language]} exercises, {file} holds some")
+            raise CourseError(f"{lesson.id} has no {SUFFIX[language]} exercises, but {file} holds "
+                              "some")
         if file.suffix == ".ipynb" and not defines_any(lesson, part, language):
             continue
         try:
@@ -213,7 +217,7 @@ def watch(lesson: LessonWord = None):
 
 @app.command()
 def hint(exercise: Annotated[str, typer.Argument(metavar="EXERCISE")]):
-    """The next of three hints."""
+    """Show the next of three hints."""
     from lab.desk import hints
 
     _, one = course.find_exercise(exercise)
@@ -225,9 +229,9 @@ def hint(exercise: Annotated[str, typer.Argument(metavar="EXERCISE")]):
 @app.command()
 def show(
     exercise: Annotated[str, typer.Argument(metavar="EXERCISE")],
-    now: Annotated[bool, typer.Option("--now", help="before a pass or the third hint")] = False,
+    now: Annotated[bool, typer.Option("--now", help="even before a pass or third hint")] = False,
 ):
-    """The course's own solution of an exercise."""
+    """Show the course's own solution to an exercise."""
     from lab.desk import hints
 
     _, one = course.find_exercise(exercise)
@@ -238,7 +242,7 @@ def show(
 
 @app.command()
 def reset(what: Annotated[str, typer.Argument(metavar="LESSON[/EXERCISE]")]):
-    """Back to the stub; the old text is kept."""
+    """Put the stub back. The old text is kept."""
     lesson, exercise = course.find_exercise(what)
     desk = own_desk()
     for path in desk.reset(lesson, exercise):
@@ -251,7 +255,7 @@ app.command()(grading.submit)       # here, since the help keeps this order
 
 @app.command()
 def doctor(as_json: Json = False):
-    """What this machine can run, and what to do about the rest."""
+    """Show what this machine can run, and what to do about the rest."""
     from lab import doctor as examine
 
     rows = examine.examine()
@@ -266,7 +270,7 @@ def doctor(as_json: Json = False):
     raise typer.Exit(0 if all(row["ok"] for row in rows if row["needed"]) else 2)
 
 
-# ---- authors, and instructors: a student edition has none of theirs
+# ---- authors, and instructors, whose commands a student edition lacks
 
 
 for function in (commands.bench, commands.new, commands.rename, commands.build,
@@ -281,8 +285,8 @@ if not course.edition():
 
 
 def first_line(entry):
-    """What the command says of itself: the docstring of the function of its name, read from the
-    file. Where that is not the course's, the module is named."""
+    """A command's help: the first paragraph of the docstring of the function with its name, read
+    from the file. A module outside the course is only named."""
     file = course.ROOT / f"{entry.module.replace('.', '/')}.py"
     for node in ast.parse(file.read_text("utf-8")).body if file.exists() else ():
         if isinstance(node, ast.FunctionDef) and node.name == entry.name:
@@ -291,8 +295,8 @@ def first_line(entry):
 
 
 def register(entry):
-    """Offer an entry point's typer app as a command. It is imported when it is called: a floor
-    takes seconds."""
+    """Offer an entry point's typer app as a command. It is imported only when called: a
+    floor takes seconds."""
     @app.command(entry.name, help=first_line(entry), add_help_option=False,
                  context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
     def call(context: typer.Context):

@@ -1,6 +1,7 @@
 """The manifest: floors, lessons, exercises; where their files are, what their front matter says."""
 
 import ast
+import difflib
 import hashlib
 import re
 import tomllib
@@ -13,7 +14,7 @@ from lab import stub
 ROOT = Path(__file__).resolve().parents[1]
 VERSION = "0.1.0"        # held equal to pyproject.toml's by a test
 SUFFIX = {"python": ".py", "cuda": ".cu"}
-SPEED = ".speed"        # what the row of an exercise's speed is named, behind its name
+SPEED = ".speed"        # ends the name of the row for an exercise's speed
 
 
 class CourseError(Exception):
@@ -33,7 +34,7 @@ class Exercise:
 
     @property
     def speed(self):
-        """The name of the row of its speed."""
+        """The name of the row for its speed."""
         return self.name + SPEED
 
     @property
@@ -50,7 +51,7 @@ class Exercise:
 class Lesson:
     id: str
     floor: str
-    answered: bool = True       # False in a student edition: its files are stubs, all that is there
+    answered: bool = True       # False in a student edition that has only its stubs
 
     def path(self, suffix):
         return ROOT / self.floor / f"{self.id}{suffix}"
@@ -73,7 +74,7 @@ class Lesson:
 
     @property
     def bench(self):
-        """What is measured of it: its ladder, its targets. Most floors have none."""
+        """The file of its measurements: ladder and targets. Most floors have none."""
         return ROOT / self.floor / "bench" / f"{self.id}.py"
 
     @property
@@ -152,7 +153,7 @@ class Lesson:
         speed = self.front.get("speed", {})
         if unknown := set(speed) - set(self.front["points"]):
             raise CourseError(f"{self.id}: the front matter gives points for the speed of "
-                              f"{', '.join(sorted(unknown))}, which is no exercise")
+                              f"{', '.join(sorted(unknown))}, which is not an exercise")
         return [Exercise(self, name, where[name], points, tuple(self.front["hints"].get(name, ())),
                          speed.get(name, 0))
                 for name, points in self.front["points"].items()]
@@ -165,10 +166,11 @@ class Lesson:
                           f"{', '.join(e.name for e in self.exercises)}")
 
     def reached(self, name):
-        """The exercises that a name of the reference needs: it uses them, or what it uses does. Who
-        uses a class uses its methods; a CUDA kernel is used where its name is written as a string.
+        """The exercises that a name of the reference needs, directly or through what it uses. A
+        user of a class uses its methods; a CUDA kernel is used where its name is a string.
         """
-        used, more = set(), [name]
+        used = set()
+        more = [name]
         while more:
             new = self.mentions.get(more.pop(), set()) - used
             used |= new
@@ -177,7 +179,7 @@ class Lesson:
 
     @cached_property
     def mentions(self):
-        """{name: the words in what it names} of what stands at the top of the reference."""
+        """{name: the words in its definition} of each name at the top of the reference."""
         names_of = {}
         for node in ast.parse(self.sources["python"]).body:
             names = [node.name] if hasattr(node, "name") else [
@@ -186,7 +188,7 @@ class Lesson:
                      for part in ast.walk(node)}
             names_of |= dict.fromkeys(names, {word for word in words if isinstance(word, str)})
         for name in stub.definitions(self.sources.get("cuda", ""), "cuda"):
-            text = stub.extract(self.sources["cuda"], name, "cuda")
+            text = stub.normalised(self.sources["cuda"], name, "cuda")
             names_of[name] = set(re.findall(r"\w+", text)) - {name}
         return names_of
 
@@ -195,7 +197,7 @@ class Lesson:
 
     @cached_property
     def fingerprint(self):
-        """Changes when what is asked or how it is graded does: stubs and tests, not the prose."""
+        """A digest of stubs and tests, not of the prose: it changes when task or grading does."""
         digest = hashlib.sha256(VERSION.encode())
         for text in (*self.stubs.values(), self.test.read_text("utf-8")):
             digest.update(text.encode())
@@ -208,7 +210,7 @@ class Floor:
     title: str
     lessons: tuple[Lesson, ...]
     planned: tuple[tuple[str, str, str], ...]       # (id, core | deep, title)
-    edition: bool = False       # of a student edition
+    edition: bool = False       # in a student edition
 
 
 @cache
@@ -245,11 +247,13 @@ def answered(lesson_id):
 
 def choose(words):
     """The lessons that words name, in the course's order: an id, its start, a floor, k01..k08."""
-    known, chosen = lessons(), set()
+    known = lessons()
+    chosen = set()
     for word in words:
         first, dots, last = word.partition("..")
         if dots:
-            start, end = known.index(find(first)), known.index(find(last))
+            start = known.index(find(first))
+            end = known.index(find(last))
             if start > end:
                 raise CourseError(f"{word}: {known[start].id} comes after {known[end].id}")
             chosen |= set(known[start:end + 1])
@@ -261,7 +265,7 @@ def choose(words):
 
 
 def find(lesson_id):
-    """The lesson with this id, or with the only id that starts so: `k07` finds k07_softmax."""
+    """The lesson with this id, or with the only id that starts with it: `k07` finds k07_softmax."""
     known = lessons()
     exact = [lesson for lesson in known if lesson.id == lesson_id]
     near = exact or [lesson for lesson in known if lesson_id and lesson.id.startswith(lesson_id)]
@@ -278,16 +282,25 @@ def find(lesson_id):
 
 
 def find_exercise(word):
-    """(lesson, exercise or None) for `k07_softmax`, `k07_softmax/softmax_cuda`, `softmax_cuda`."""
+    """(lesson, exercise or None) for `k07_softmax`, `k07_softmax/softmax_cuda`, `softmax_cuda`;
+    for a method, its own name will do."""
     head, slash, name = word.partition("/")
     if slash:
         lesson = find(head)
         return lesson, lesson.exercise(name)
     if any(i.id.startswith(word) for i in lessons()) or not word:
         return find(word), None
-    owners = [(lesson, e) for lesson in lessons() for e in lesson.exercises if e.name == word]
+    known = [(lesson, e) for lesson in lessons() for e in lesson.exercises]
+    owners = [pair for pair in known if word in (pair[1].name, pair[1].name.split(".")[-1])]
     if len(owners) == 1:
         return owners[0]
     if owners:
-        raise CourseError(f"{word} is in {', '.join(i.id for i, _ in owners)}: write LESSON/{word}")
+        choice = ", ".join(f"{lesson.id}/{e.name}" for lesson, e in owners)
+        raise CourseError(f"{word} is the name of several exercises: write one of {choice}")
+    names = {name: f"{lesson.id}/{e.name}" for lesson, e in known
+             for name in (e.name, e.name.split(".")[-1])}
+    near = difflib.get_close_matches(word, names, n=3, cutoff=0.7)
+    if near:
+        raise CourseError(f"no lesson or exercise {word!r}; did you mean "
+                          f"{' or '.join(dict.fromkeys(names[name] for name in near))}?")
     return find(word), None

@@ -3,6 +3,8 @@
 import functools
 import importlib.util
 import os
+import platform
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +13,13 @@ from lab.course import ROOT
 
 
 def child_environment(root=ROOT):
-    """The environment of a process of ours: this one's, with the course importable."""
+    """The environment of a child process: this one's, with the course importable."""
     return {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def forget_environment():
-    """Keep of this process's environment what finds programs and folders, and nothing secret: all
-    that it starts from now on gets no more."""
+    """Reduce this process's environment to what finds programs and folders: processes that it
+    starts from now on inherit no secrets."""
     names = ("PATH", "HOME", "LANG", "TMPDIR", "XDG_CACHE_HOME", "OMP_NUM_THREADS")
     values = {name: os.environ[name] for name in names if name in os.environ}
     os.environ.clear()
@@ -25,15 +27,24 @@ def forget_environment():
 
 
 def bare_environment(folder):
-    """Of a process in a box: nothing but the folder where it may write."""
+    """The environment of a process in a box: only the folder that it may write to."""
     os.environ.clear()
     os.environ.update(PATH="/usr/bin:/bin", LANG="C.UTF-8", OMP_NUM_THREADS="1", HOME=folder,
                       TMPDIR=folder, TRITON_CACHE_DIR=f"{folder}/triton", TRITON_HOME=folder)
 
 
+def cpu_model():
+    """The processor's name where Linux gives it, else its architecture."""
+    try:
+        model = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
+    except FileNotFoundError:
+        model = None
+    return model[1] if model else platform.machine()
+
+
 def library_settings():
-    """{variable: value} of those that are set and tell NumPy's or PyTorch's libraries for which
-    processor to compute, or on how many threads."""
+    """{variable: value} of the variables set here that choose the processor or the number of
+    threads for NumPy's and PyTorch's libraries."""
     return {name: value for name, value in sorted(os.environ.items())
             if name.startswith(("OPENBLAS_", "OMP_", "MKL_"))}
 
@@ -67,7 +78,7 @@ def gpu():
 
 
 def maybe_driver():
-    """Cheap sign of an NVIDIA driver, so that torch is imported only where it can matter."""
+    """A cheap sign of an NVIDIA driver, so that torch is imported only where it can matter."""
     return any(Path(p).exists() for p in
                ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg"))
 
@@ -105,6 +116,6 @@ def terminal_environment():
 
 
 def has_screen():
-    """True where a browser window could show."""
+    """True where a browser window can open."""
     screens = [os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")]
     return any(screens) or sys.platform == "darwin"

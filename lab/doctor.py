@@ -9,7 +9,7 @@ from lab import course, device
 
 
 def examine():
-    """[{name, found, ok, needed, do}]: `do` is empty where nothing is to be done."""
+    """[{name, found, ok, needed, do}]: `do` is empty where there is nothing to do."""
     rows = [row("course", course.VERSION, True), python(), system()]
     rows += [package(name, needed) for name, needed in
              (("numpy", True), ("torch", True), ("triton", True), ("jupyterlab", True))]
@@ -29,11 +29,12 @@ def python():
 
 
 def system():
-    system, processor = platform.system(), platform.machine()
+    system = platform.system()
+    processor = platform.machine()
     fits = system == "Linux" and processor in ("x86_64", "aarch64")
     return row("system", f"{system} {processor}", fits,
                "use Linux on x86_64 or aarch64 (WSL 2 on Windows, a Linux container on macOS): "
-               "NVRTC and Triton have no other wheels")
+               "NVRTC and Triton have no wheels for others")
 
 
 def package(name, needed):

@@ -24,7 +24,7 @@ NO_GPU = "no NVIDIA GPU here: nothing proven, nothing written"
 # Where an NVIDIA driver shows itself.
 WSL_SMI = Path("/usr/lib/wsl/lib/nvidia-smi")           # WSL 2 does not put it on the path
 KERNEL_MODULE = Path("/proc/driver/nvidia/version")     # in a container without nvidia-smi
-CONTROL_DEVICE = Path("/dev/nvidiactl")                 # missing in one without the GPU
+CONTROL_DEVICE = Path("/dev/nvidiactl")                 # missing in a container without the GPU
 
 CUDA_12_DRIVER, CUDA_13_DRIVER = 525, 580   # the oldest that run them, by NVIDIA's release notes
 CUDA_13_CAPABILITY = (7, 5)                 # CUDA 13 dropped what is older than Turing
@@ -42,7 +42,7 @@ class Build:
     wheels: str | None      # folder of PyTorch's own index; None: its default, the CUDA 13 build
     extra: str | None       # of pyproject.toml
     says: str
-    download: str           # measured on x86-64 with Python 3.11, but for cuda12: an estimate
+    download: str           # measured on x86-64 with Python 3.11; cuda12: an estimate
     disk: str
 
 
@@ -57,7 +57,8 @@ BUILDS = {build.name: build for build in (
 
 def check_machine():
     """Wheels of NVRTC, Triton and torch exist for Linux on two processors, with glibc 2.28."""
-    system, processor = platform.system(), platform.machine()
+    system = platform.system()
+    processor = platform.machine()
     if system != "Linux":
         fix = "WSL 2" if system == "Windows" else "a Linux container"
         raise Missing(f"the course runs on Linux and this is {system or 'unknown'}: use {fix}, "
@@ -123,10 +124,10 @@ RECORD = {"root", "build", "forced", "tests", "inputs"}
 
 
 class Environment:
-    """A virtual environment and, in course.json within it, what was put there.
+    """A virtual environment, and the record of what it holds in course.json inside it.
 
     root: the course's folder. build: a name of BUILDS; forced: the learner asked for it. tests:
-    with what only the tests need. inputs: the fingerprint of what was installed, None until that
+    it has what only the tests need. inputs: the fingerprint of what was installed, None until that
     is complete.
     """
 
@@ -140,13 +141,13 @@ class Environment:
             record = json.loads(self.file.read_text())
             return record if record.keys() == RECORD and record["build"] in BUILDS else {}
         except (OSError, ValueError, AttributeError, TypeError):
-            return {}           # not begun, broken off while it was written, or not ours
+            return {}           # not begun, interrupted while it was written, or not ours
 
     def write(self, record):
         self.file.write_text(json.dumps(record))
 
     def version(self):
-        """Its Python's version where that runs, is supported and has pip; else None."""
+        """Its Python's version if that runs, is supported and has pip, else None."""
         try:
             done = subprocess.run(
                 [self.python, "-I", "-c",
@@ -158,7 +159,7 @@ class Environment:
         return version if re.fullmatch(r"3\.1[123]\..*", version) else None
 
     def make(self):
-        """Make it, from nothing if something is there."""
+        """Make it, in place of anything that is there."""
         name = f"python3.{sys.version_info.minor}"
         if not (importlib.util.find_spec("venv") and importlib.util.find_spec("ensurepip")):
             raise Missing(f"{name} cannot make virtual environments: "
@@ -183,7 +184,7 @@ class Environment:
         return bool(re.search(r"\.(index-url|extra-index-url|find-links|no-index)=", done.stdout))
 
     def drop_unfinished(self):
-        """pip writes a package's INSTALLER after its files: without it a part may be missing."""
+        """Remove packages without INSTALLER, which pip writes last: a part may be missing."""
         for info in self.folder.glob("lib/python3.*/site-packages/*.dist-info"):
             if not (info / "INSTALLER").exists():
                 shutil.rmtree(info)
@@ -197,7 +198,8 @@ def inputs(version):
 
 
 def choose_build(build_option, record):
-    """build_option: BUILD, kept from then on. A CUDA build is kept too where the GPU is away."""
+    """The Build to install. build_option: BUILD, kept from then on. A CUDA build is kept even while
+    the GPU is absent."""
     if build_option:
         if build_option not in BUILDS:
             raise Missing(f"BUILD={build_option}: expected {', '.join(BUILDS)}")
@@ -209,7 +211,7 @@ def choose_build(build_option, record):
 
 
 def set_up(build_option, wheels, tests=False):
-    """Bring .venv to the tested set; at once, and with no network, where it is there already.
+    """Bring .venv to the tested set. If it is there already, nothing is done.
 
     tests: with what only the course's own tests need, kept from then on.
     """
@@ -233,10 +235,10 @@ def set_up(build_option, wheels, tests=False):
         version = venv.version()
     venv.write({**wanted, "inputs": None})
     own_index = venv.has_own_index()
-    unless = (f" ({BUILDS['cuda13'].download} if the index that pip is set to has torch with CUDA "
-              "alone)" if own_index and build.name == "cpu" else "")
+    unless = (f" ({BUILDS['cuda13'].download} if the index that pip is set to has only "
+              "CUDA builds of torch)" if own_index and build.name == "cpu" else "")
     print(f"Setting up .venv: Python {version}, torch {build.says}. Up to {build.download} to "
-          f"download{unless}, {build.disk} on disk. It may be broken off: the same command "
+          f"download{unless}, {build.disk} on disk. It may be interrupted: the same command "
           "continues.", flush=True)
 
     begun = time.monotonic()
@@ -256,7 +258,7 @@ def set_up(build_option, wheels, tests=False):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--wheels", required=True, help="PyTorch's own index")
-    parser.add_argument("--build", help="instead of the one that fits")
+    parser.add_argument("--build", help="a build instead of the one that fits")
     parser.add_argument("--tests", action="store_true", help="with what only the tests need")
     parser.add_argument("--need-gpu", action="store_true", help="stop where there is no GPU")
     options = parser.parse_args()
@@ -269,11 +271,11 @@ def main():
         print(problem, file=sys.stderr)
         return 2
     except subprocess.CalledProcessError:
-        print("pip could not finish, its last lines say why: the same command continues",
+        print("pip could not finish; its last lines say why. The same command continues",
               file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("broken off: the same command continues", file=sys.stderr)
+        print("interrupted: the same command continues", file=sys.stderr)
         return 130
     return 0
 

@@ -32,7 +32,7 @@ def main(command, name="lab"):
         code = refuse(error.format_message(), name)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
-    except BrokenPipeError:             # the reader, `head` say, has gone
+    except BrokenPipeError:             # the reader, such as `head`, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     raise SystemExit(code)
@@ -44,7 +44,7 @@ def refuse(text, name):
 
 
 def own_desk(folder=None):
-    """The learner's desk. folder: of a command that has --desk itself."""
+    """The learner's desk. folder: from a command that has its own --desk."""
     from lab.desk.desk import Desk
 
     desk = Desk.find(folder or options["desk"])
@@ -54,15 +54,21 @@ def own_desk(folder=None):
 
 
 def print_verdicts(lesson, candidate, verdicts):
+    """Print each verdict as it comes; the list of them. On a terminal a line says how far it is."""
     console.print(f"[bold]{lesson.id}[/]   {candidate.source()}", markup=True)
-    for v in verdicts:
-        mark, colour = MARKS[v.verdict]
-        console.print(f"  [{colour}]{mark} {v.verdict.replace('_', ' '):15}[/] {v.name}")
-        untouched = v.verdict == "not_attempted" and v.message.startswith("still the stub")
-        for line in () if untouched else v.message.splitlines():
-            console.print(f"      {line}", markup=False)
-    counts = {k: sum(v.verdict == k for v in verdicts) for k in MARKS}
-    earned = sum(v.points or 0 for v in verdicts)
-    most = sum(v.max_points for v in verdicts if v.points is not None)
+    rows = []
+    with console.status("the first exercise is running") as status:
+        for v in verdicts:
+            rows.append(v)
+            mark, colour = MARKS[v.verdict]
+            console.print(f"  [{colour}]{mark} {v.verdict.replace('_', ' '):15}[/] {v.name}")
+            untouched = v.verdict == "not_attempted" and v.message.startswith("still the stub")
+            for line in () if untouched else v.message.splitlines():
+                console.print(f"      {line}", markup=False)
+            status.update(f"{len(rows)} judged, the next is running")
+    counts = {k: sum(v.verdict == k for v in rows) for k in MARKS}
+    earned = sum(v.points or 0 for v in rows)
+    most = sum(v.max_points for v in rows if v.points is not None)
     console.print("  " + ", ".join(f"{n} {k.replace('_', ' ')}" for k, n in counts.items() if n)
                   + f"   {earned} of {most} points")
+    return rows

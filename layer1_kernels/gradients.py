@@ -47,7 +47,7 @@ def differentiable(kernel, oracle):
 
 
 def without_gradients(function):
-    """`function`, where no array requires a gradient: what a kernel writes, autograd cannot see.
+    """`function`, for arrays that need no gradient: autograd cannot see what a kernel writes.
 
     RuntimeError where one does and gradients are on.
     """

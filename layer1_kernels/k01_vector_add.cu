@@ -8,7 +8,7 @@ extern "C" __global__ void add_cuda(const float* x, const float* y, float* z, in
 {
     // exercise: which element is this thread's, and does it exist?
     int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n)                                  // the last block may stand over the end
+    if (i < n)                                  // the last block may reach past the end
         z[i] = x[i] + y[i];
 }
 
@@ -23,7 +23,7 @@ extern "C" __global__ void add_chunk_cuda(const float* x, const float* y, float*
 // A grid of any size: each thread goes on by as many elements as the whole grid has threads.
 extern "C" __global__ void add_grid_stride_cuda(const float* x, const float* y, float* z, int n)
 {
-    // exercise: start at this thread's own element, step by the size of the grid
+    // exercise: start at this thread's own element, step by the number of threads in the grid
     int step = gridDim.x * blockDim.x;
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step)
         z[i] = x[i] + y[i];
@@ -33,7 +33,7 @@ extern "C" __global__ void add_grid_stride_cuda(const float* x, const float* y, 
 extern "C" __global__ void add_vector_cuda(const float* x, const float* y, float* z, int n)
 {
     int first = 4 * (blockIdx.x * blockDim.x + threadIdx.x);
-    // exercise: a whole group of four as float4; what is left over at the end, one by one
+    // exercise: four elements at once as float4; fewer than four at the end one by one
     if (first + 4 <= n) {
         float4 a = *(const float4*)(x + first), b = *(const float4*)(y + first);
         *(float4*)(z + first) = make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);

@@ -19,6 +19,7 @@ __all__ = ["vector_add", "vector_add_cuda"]
 KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
 THREADS = 256           # a block: 8 warps, enough to hide some latency, few enough to spread
 BLOCK = 1024            # elements of a Triton program
+LARGEST = 2**31 // 5 * 4 - 4 * THREADS  # elements: a grid-stride loop steps a quarter past the end
 
 
 def vector_add_oracle(x, y):                        # (n,), (n,) -> (n,)
@@ -28,8 +29,8 @@ def vector_add_oracle(x, y):                        # (n,), (n,) -> (n,)
 
 @triton.jit
 def add_triton(x, y, z, n, BLOCK: tl.constexpr):
-    """One program per BLOCK elements."""
-    # exercise: load a block of x and of y, store the sum; nothing beyond n is touched
+    """z[i] = x[i] + y[i] for i below n; one program per BLOCK elements."""
+    # exercise: load this program's block of x and of y, store their sum; touch nothing from n on
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < n                                  # n need not be a multiple of BLOCK
     tl.store(z + i, tl.load(x + i, inside) + tl.load(y + i, inside), inside)
@@ -65,7 +66,8 @@ def vector_add_cuda(x, y, kernel=None):             # (n,), (n,) -> (n,)
     if kernel == "add_vector_cuda" and not wide:
         raise ValueError("vector_add_cuda: add_vector_cuda takes 16 bytes at a time; expected x "
                          "and y to begin at a multiple of 16")
-    z, n = torch.empty_like(x), x.numel()           # (n,)
+    z = torch.empty_like(x)
+    n = x.numel()                                   # (n,)
     each = 1 if kernel == "add_cuda" else 4         # elements a thread
     if n:
         KERNELS.get(kernel)(triton.cdiv(n, THREADS * each), THREADS, (x, y, z, n))
@@ -80,7 +82,6 @@ def check(x, y):
     for name, tensor in (("x", x), ("y", y)):
         if not tensor.is_contiguous():
             raise ValueError(f"vector_add: {name} has strides {tensor.stride()}, "
-                             f"expected it contiguous")
-    if x.numel() >= 2**31 - 4 * THREADS:
-        raise ValueError(f"vector_add: {x.numel()} elements, "
-                         f"expected fewer than 2^31 - {4 * THREADS}")
+                             f"expected it to be contiguous")
+    if x.numel() > LARGEST:
+        raise ValueError(f"vector_add: {x.numel()} elements, expected at most {LARGEST}")

@@ -3,7 +3,7 @@
 // M, N: rows and columns of x   m, n: a row and a column of it
 // Reads M·N numbers and writes M·N, computes nothing. Memory decides, so each kernel below is
 // judged by how it asks for its bytes. A block moves one tile of 32 × 32 numbers. It has 32 × 8
-// threads: threadIdx.x is the lane, threadIdx.y the warp. Only the last kernel's has 8 × 32.
+// threads: threadIdx.x is the lane, threadIdx.y the warp. Only the last kernel's block has 8 × 32.
 
 const int TILE = 32, WARPS = 8;                 // WARPS: of a block
 
@@ -23,7 +23,7 @@ extern "C" __global__ void transpose_tile_cuda(const float* x, float* y, int M, 
     __shared__ float tile[TILE][TILE];
     int m0 = TILE * blockIdx.y, n0 = TILE * blockIdx.x;
     int lane = threadIdx.x, warp = threadIdx.y;
-    // exercise: each warp brings in rows r of the tile; all meet; each warp writes out columns c
+    // exercise: each warp fills rows r of the tile; all warps meet; each writes columns c to y
     for (int r = warp; r < TILE; r += WARPS)
         if (m0 + r < M && n0 + lane < N)
             tile[r][lane] = x[(size_t)(m0 + r) * N + n0 + lane];
@@ -48,7 +48,7 @@ extern "C" __global__ void transpose_padded_cuda(const float* x, float* y, int M
             y[(size_t)(n0 + c) * M + m0 + lane] = tile[lane][c];
 }
 
-// No word more: row r keeps its numbers in another order, column c at place c ^ r.
+// No extra word: row r keeps its numbers in another order, column c at place c ^ r.
 extern "C" __global__ void transpose_swizzled_cuda(const float* x, float* y, int M, int N)
 {
     __shared__ float tile[TILE][TILE];
@@ -70,7 +70,7 @@ extern "C" __global__ void transpose_vector_cuda(const float* x, float* y, int M
     __shared__ __align__(16) float tile[TILE][TILE];        // turned: row c is a column of x
     int m0 = TILE * blockIdx.y, n0 = TILE * blockIdx.x;
     int four = 4 * threadIdx.x, row = threadIdx.y;          // four: 0, 4, ... 28
-    // exercise: a float4 of x goes to four rows of the tile; all meet; a float4 of it goes to y
+    // exercise: a float4 of x fills four rows of the tile; all warps meet; a float4 of it goes to y
     if (m0 + row < M && n0 + four < N) {
         float4 v = *(const float4*)(x + (size_t)(m0 + row) * N + n0 + four);
         tile[four][row ^ four] = v.x;           // row c keeps its number r at place r ^ (c & 28)

@@ -1,8 +1,8 @@
 """k02 · Transpose: y[n, m] = x[m, n]
 
 M, N: rows and columns of x   m, n: a row and a column of it
-Reads M·N numbers and writes M·N, computes nothing: 0 FLOP per byte. Memory decides, and the best
-that a transpose can be is as fast as a copy.
+Reads M·N numbers and writes M·N, computes nothing: 0 FLOP per byte. Memory decides, and at best a
+transpose is as fast as a copy.
 """
 
 import math
@@ -36,12 +36,12 @@ def predict_sectors_per_store():
 
 
 def column_wavefronts(pitch):
-    """Wavefronts of a warp that reads a column of a tile in shared memory: lane l wants word
-    l · pitch, for any pitch from 1 on.
+    """How many wavefronts a warp needs to read a column of a tile in shared memory: lane l wants
+    word l · pitch.
 
-    pitch: words from one row of the tile to the next
+    pitch: words from one row of the tile to the next, 1 or more
     """
-    # exercise: word w lies in bank w % 32; the bank that most lanes want decides
+    # exercise: word w lies in bank w % 32; the bank that the most lanes want decides
     return math.gcd(pitch, BANKS)
 
 
@@ -64,7 +64,8 @@ def transpose(x):                                   # (M, N) -> (N, M)
     float32, float16 or bfloat16 on the CPU or on CUDA; any strides; M or N may be 0.
     """
     check(x, torch.float32, torch.float16, torch.bfloat16)
-    (M, N), y = x.shape, x.new_empty(x.shape[::-1])             # (N, M)
+    M, N = x.shape
+    y = x.new_empty(x.shape[::-1])                              # (N, M)
     if x.numel():
         tiles = triton.cdiv(M, BLOCK) * triton.cdiv(N, BLOCK)
         transpose_triton[(tiles,)](x, y, M, N, *x.stride(), BLOCK=BLOCK, num_warps=4)
@@ -85,7 +86,8 @@ def transpose_cuda(x, kernel=None):                 # (M, N) -> (N, M)
     if x.shape[0] > MOST_ROWS:
         raise ValueError(f"transpose_cuda: x has {x.shape[0]} rows, expected at most {MOST_ROWS}; "
                          f"transpose takes more")
-    (M, N), y = x.shape, x.new_empty(x.shape[::-1])             # (N, M)
+    M, N = x.shape
+    y = x.new_empty(x.shape[::-1])                              # (N, M)
     by_four = M % 4 == N % 4 == x.data_ptr() % 16 == 0
     kernel = kernel or ("transpose_vector_cuda" if by_four else "transpose_swizzled_cuda")
     if kernel == "transpose_vector_cuda" and not by_four:

@@ -19,14 +19,14 @@ extern "C" __global__ void sum_tree_cuda(const float* x, float* partial, int n)
         partial[blockIdx.x] = a[0];
 }
 
-// As many additions in as many rounds, by the fewest warps: those who add are neighbours.
+// As many additions in as many rounds, by the fewest warps: the threads that add are neighbours.
 extern "C" __global__ void sum_sequential_cuda(const float* x, float* partial, int n)
 {
     extern __shared__ float a[];
     int t = threadIdx.x, i = blockIdx.x * blockDim.x + t;
     a[t] = i < n ? x[i] : 0;
     __syncthreads();
-    // exercise: each round adds the upper half of what is left to the lower half
+    // exercise: in each round, threads add the upper half of the numbers left to the lower half
     for (int s = blockDim.x / 2; s > 0; s /= 2) {
         if (t < s)
             a[t] += a[t + s];
@@ -41,7 +41,7 @@ __device__ float block_sum_cuda(float v)
 {
     __shared__ float warps[32];                 // one number a warp; a block has at most 32
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    // exercise: shuffles add up each warp, its lane 0 hands that over, the first warp adds these up
+    // exercise: shuffles add up each warp; lane 0 stores its sum; the first warp adds those up
     for (int away = 16; away > 0; away /= 2)
         v += __shfl_down_sync(0xffffffff, v, away);     // lane l adds what lane l + away has
     if (lane == 0)
@@ -68,7 +68,7 @@ extern "C" __global__ void sum_shuffle_cuda(const float* x, float* partial, int 
 __device__ float thread_sum_cuda(const float* x, int n)
 {
     int i = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
-    // exercise: whole groups of four, by grid stride; the last n % 4 numbers, a thread each
+    // exercise: whole groups of four, by grid stride; then the last n % 4 numbers, one a thread
     float v = 0;
     for (int g = i; g < n / 4; g += step) {
         float4 four = ((const float4*)x)[g];

@@ -32,13 +32,13 @@ def reduce_sum_oracle(x):                           # (...) -> ()
 
 
 def predict_tree_warps():
-    """Warps that add in sum_tree_cuda, each round counted anew, in a block of 256 threads."""
+    """Warps that add in sum_tree_cuda, summed over all rounds, in a block of 256 threads."""
     # exercise: in round s thread t adds if t % (2 * s) == 0, for s = 1, 2, 4, ... 128
     return 5 * 8 + 4 + 2 + 1
 
 
 def predict_resident_blocks():
-    """Blocks of 256 threads that an SM of an H200 has at one time, of a kernel that takes 40
+    """Blocks of 256 threads that an SM of an H200 holds at a time, for a kernel that takes 40
     registers a thread and no shared memory."""
     # exercise: at most 64 warps, 32 blocks and 65,536 registers; what runs out first?
     return 65_536 // (40 * 256)
@@ -60,7 +60,7 @@ def reduce_sum(x):                                  # (...) -> ()
     """The sum of all numbers of x as float32, by the Triton kernel in at most two passes.
 
     float32, float16 or bfloat16 on the CPU or on CUDA, contiguous, of any shape; 0 if x is empty.
-    Sums are fp32, and the order in which they are added depends on the number of numbers alone:
+    Sums are fp32, and the order in which they are added depends only on how many numbers there are:
     equal inputs give equal bits.
     """
     check(x, torch.float32, torch.float16, torch.bfloat16)
@@ -81,8 +81,8 @@ def program_sums(x):                                # (...) -> (P,)
 def reduce_sum_cuda(x, kernel="sum_vector_cuda"):   # (...) -> ()
     """The sum of all numbers of x as float32, by one of the CUDA kernels of LADDER.
 
-    float32, contiguous, fewer than 2^31 - 2^18 numbers, from sum_vector_cuda on at a multiple of
-    16 bytes; 0 if x is empty. All but sum_atomic_cuda add up in the same order every time.
+    float32, contiguous, fewer than 2^31 - 2^18 numbers; for a kernel in BY_FOUR, x begins at a
+    multiple of 16 bytes; 0 if x is empty. All but sum_atomic_cuda add in the same order every time.
     """
     check(x, torch.float32)
     if x.numel() >= 2**31 - MOST * THREADS:         # index plus stride must fit 32 bits
@@ -116,9 +116,9 @@ def reduce_sum_torch(x):                            # (...) -> ()
 
 
 def check(x, *dtypes):
-    """What the kernels assume: they know no strides."""
+    """What the kernels assume: they ignore strides."""
     if x.dtype not in dtypes:
         raise TypeError(f"reduce_sum: expected {' or '.join(map(str, dtypes))}, got {x.dtype}")
     if not x.is_contiguous():
         raise ValueError(f"reduce_sum: x of shape {tuple(x.shape)} has strides {x.stride()}, "
-                         f"expected it contiguous; x.contiguous() makes it so")
+                         f"expected it to be contiguous; x.contiguous() makes it so")

@@ -10,7 +10,7 @@ extern "C" __global__ void matmul_naive_cuda(const float* a, const float* w, flo
 {
     int m = blockIdx.x * blockDim.x + threadIdx.x;
     int n = blockIdx.y * blockDim.y + threadIdx.y;
-    // exercise: the dot product of row m of a and row n of w, if there is such an element
+    // exercise: c[m, n] is the dot product of row m of a and row n of w, if c has that element
     if (m < M && n < N) {
         float sum = 0;
         for (int k = 0; k < K; k++)
@@ -41,7 +41,7 @@ extern "C" __global__ void matmul_coalesced_cuda(const float* a, const float* w,
     int n = blockIdx.x * blockDim.y + threadIdx.y;
     if (n >= N)                                 // all threads of the warp, or none
         return;
-    // exercise: neighbouring threads take neighbouring k; then one sum out of 32, and one store
+    // exercise: neighbouring threads take neighbouring k; 32 sums become one; one thread stores it
     float sum = 0;
     for (int k = threadIdx.x; k < K; k += 32)
         sum += a[(size_t)m * K + k] * w[(size_t)n * K + k];

@@ -20,7 +20,7 @@ __all__ = ["matmul_few_rows", "matmul_untiled_cuda"]
 KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
 WARPS = 8               # of a block; neighbours in it ask for the same row of a
 LARGEST = 65_535        # y of a grid
-BN, BK = 8, 256         # of dots_triton: 8 KB of fp32 on their way for each program
+BN, BK = 8, 256         # of dots_triton: 8 KB of fp32 in flight for each program
 
 
 def matmul_oracle(a, w):                            # (M, K), (N, K) -> (M, N)
@@ -69,7 +69,8 @@ def matmul_few_rows(a, w):                          # (M, K), (N, K) -> (M, N)
     float32, float16 or bfloat16, fp32 sums; any strides, any size may be 0, at most 65,535 rows.
     """
     check(a, w, torch.float32, torch.float16, torch.bfloat16)
-    (M, K), N = a.shape, len(w)
+    M, K = a.shape
+    N = len(w)
     c = a.new_empty(M, N)                           # (M, N)
     if c.numel():
         dots_triton[(triton.cdiv(N, BN), M)](a, w, c, N, K, *a.stride(), *w.stride(), BN=BN, BK=BK)
@@ -84,7 +85,8 @@ def matmul_untiled_cuda(a, w, kernel="matmul_coalesced_cuda"):      # (M, K), (N
         if not x.is_contiguous():
             raise ValueError(f"matmul: {name} has strides {x.stride()}, expected rows one after "
                              f"the other, {(x.shape[1], 1)}; {name}.contiguous() makes them so")
-    (M, K), N = a.shape, len(w)
+    M, K = a.shape
+    N = len(w)
     c = a.new_empty(M, N)                           # (M, N)
     grids = {"matmul_naive_cuda": (triton.cdiv(M, 32), triton.cdiv(N, WARPS)),
              "matmul_swapped_cuda": (triton.cdiv(N, 32), triton.cdiv(M, WARPS)),
@@ -104,7 +106,7 @@ def check(a, w, *dtypes):
 
 
 def check_arrays(a, w, *dtypes):
-    """What every matmul of the course assumes: shapes, dtypes and device that fit each other."""
+    """What every matmul of the course assumes: shapes, dtypes and device that match."""
     if a.ndim != 2 or w.ndim != 2 or a.shape[1] != w.shape[1]:
         raise ValueError(f"matmul: a has shape {tuple(a.shape)} and w {tuple(w.shape)}, "
                          f"expected (M, K) and (N, K)")

@@ -1,8 +1,8 @@
 // k05 · Matmul: c[m, n] = sum over k of a[m, k] · w[n, k]
 //
 // a: (M, K)   w: (N, K), as a model keeps a weight: numbers out, numbers in   c: (M, N)
-// 2·M·N·K FLOPs on M·K + N·K + M·N numbers. A block of threads makes a tile of c, and what it
-// fetches for that, all of them use.
+// 2·M·N·K FLOPs on M·K + N·K + M·N numbers. A block of threads makes a tile of c, and all of
+// them use what it fetches for that.
 
 constexpr int TILE = 32;            // rows and columns of a tile; a warp is one row of it
 
@@ -14,7 +14,7 @@ extern "C" __global__ void matmul_tiled_cuda(const float* a, const float* w, flo
     int m = blockIdx.y * TILE + y;
     int n = blockIdx.x * TILE + x;
     int row = blockIdx.x * TILE + y;            // of w, which this thread fetches for the others
-    // exercise: tile after tile along k: all fetch, all wait, all multiply, all wait
+    // exercise: step by step along k: fetch a tile of a and of w, wait, multiply, wait
     __shared__ float a_tile[TILE][TILE], w_tile[TILE][TILE + 1];    // + 1: read down its columns
     float sum = 0;
     for (int start = 0; start < K; start += TILE) {
@@ -24,7 +24,7 @@ extern "C" __global__ void matmul_tiled_cuda(const float* a, const float* w, flo
         __syncthreads();                        // the tiles are there
         for (int i = 0; i < TILE; i++)
             sum += a_tile[y][i] * w_tile[x][i];
-        __syncthreads();                        // nobody needs them any more
+        __syncthreads();                        // no thread needs them any more
     }
     if (m < M && n < N)
         c[(size_t)m * N + n] = sum;

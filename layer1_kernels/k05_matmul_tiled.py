@@ -3,7 +3,7 @@
 a: (M, K)   w: (N, K), as a model keeps a weight: numbers out, numbers in   c: (M, N)
 BM BN BK: rows and columns of a tile of c, and how many k are fetched for it at a time
 2·M·N·K FLOPs. A tile of c fetches BM + BN numbers for 2·BM·BN FLOPs: with 128 x 256 in 16 bits,
-85 FLOP per byte. What leaves the L2 cache is less, if tiles that share rows run together.
+85 FLOP per byte. Less of it comes from beyond the L2 cache if tiles that share rows run together.
 """
 
 from pathlib import Path
@@ -49,10 +49,10 @@ def tile_intensity(BM, BN, itemsize):
 def grouped_triton(p, rows, columns, GROUP: tl.constexpr):
     """(row, column) of the tile of program p, among rows · columns tiles.
 
-    GROUP rows of tiles make a group, the last may have fewer. Programs go through one group after
-    the other, and through a group column by column.
+    GROUP rows of tiles make a group; the last may have fewer. Programs go through one group after
+    another, and through each group column by column.
     """
-    # exercise: the group, its first row and its height; then p counts from the group's beginning
+    # exercise: find the group, its first row and its height; then count p from the group's start
     first = p // (GROUP * columns) * GROUP
     height = min(rows - first, GROUP)
     p %= GROUP * columns
@@ -82,7 +82,7 @@ def matmul_tiled_triton(a, w, c, M, N, K, a_row, a_k, w_row, w_k,
     a += m.to(tl.int64)[:, None] * a_row + k * a_k          # (BM, BK), the first tile
     w += n.to(tl.int64)[:, None] * w_row + k * w_k          # (BN, BK)
     c += m.to(tl.int64)[:, None] * N + n                    # (BM, BN)
-    # exercise: per step, a tile of a and one of w; tl.dot adds their product to fp32 sums; store
+    # exercise: per step load a tile of a and one of w, add their tl.dot to fp32 sums; then store
     sums = tl.zeros((BM, BN), tl.float32)
     for start in range(0, K, BK):
         inside = start + k < K
@@ -95,8 +95,8 @@ def matmul_tiled_triton(a, w, c, M, N, K, a_row, a_k, w_row, w_k,
 
 
 def configuration(M, N, itemsize):
-    """The arguments of matmul_tiled_triton that say how: the largest tile that M fills by more than
-    half and of which there are ENOUGH, else the smallest."""
+    """The arguments of matmul_tiled_triton that say how: those of the largest tile that M fills by
+    more than half and of which there are ENOUGH, else those of the smallest."""
     *larger, smallest = TILES[itemsize]
     BM, BN, BK, warps, stages = next(
         (tile for tile in larger
@@ -115,7 +115,8 @@ def matmul(a, w):                                   # (M, K), (N, K) -> (M, N)
     would not pay; they are multiplied by k04's kernel.
     """
     check(a, w, torch.float32, torch.float16, torch.bfloat16)
-    (M, K), N = a.shape, len(w)
+    M, K = a.shape
+    N = len(w)
     if a.dtype == torch.float32 and M <= FEW:
         return matmul_few_rows(a, w)
     c = a.new_empty(M, N)                           # (M, N)
@@ -123,7 +124,8 @@ def matmul(a, w):                                   # (M, K), (N, K) -> (M, N)
         return c.zero_()
     if c.numel():
         if a.dtype == torch.float32:
-            a, w = transpose(a).T, transpose(w).T
+            a = transpose(a).T
+            w = transpose(w).T
         how = configuration(M, N, a.element_size())
         programs = triton.cdiv(M, how["BM"]) * triton.cdiv(N, how["BN"])
         matmul_tiled_triton[(programs,)](a, w, c, M, N, K, *a.stride(), *w.stride(), **how)
@@ -138,7 +140,8 @@ def matmul_cuda(a, w, kernel="matmul_tiled_cuda"):  # (M, K), (N, K) -> (M, N)
         if not x.is_contiguous():
             raise ValueError(f"matmul: {name} has strides {x.stride()}, expected rows one after "
                              f"the other, {(x.shape[1], 1)}; {name}.contiguous() makes them so")
-    (M, K), N = a.shape, len(w)
+    M, K = a.shape
+    N = len(w)
     if M > TILE * 65_535:
         raise ValueError(f"matmul_cuda: a has {M} rows, expected at most {TILE * 65_535}: the y of "
                          f"a grid counts their tiles")

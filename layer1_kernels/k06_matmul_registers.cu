@@ -7,7 +7,7 @@
 constexpr int BK = 8;               // k that are fetched at a time: 32 bytes of a row, one sector
 constexpr int PAD = 4;              // numbers, so that fetch stores without bank conflicts
 
-// Numbers start to start + BK of some rows of x (rows, K), as columns of the tile; 0 beyond x.
+// Fill tile[k][row] with numbers start to start + BK of ROWS rows of x (rows, K); 0 beyond x.
 template <int ROWS>
 __device__ void fetch(float (*tile)[ROWS + PAD], const float* x, int first, int start,
                       int rows, int K)
@@ -19,7 +19,7 @@ __device__ void fetch(float (*tile)[ROWS + PAD], const float* x, int first, int 
     }
 }
 
-// The same by 16 bytes a thread. K is a multiple of 4, and x begins at a multiple of 16 bytes.
+// As fetch, 16 bytes a thread. K is a multiple of 4, and x begins at a multiple of 16 bytes.
 template <int ROWS>
 __device__ void fetch4(float (*tile)[ROWS + PAD], const float* x, int first, int start,
                        int rows, int K)
@@ -67,7 +67,7 @@ extern "C" __global__ void matmul_strip_cuda(const float* a, const float* w, flo
         fetch<BM>(a_tile, a, m, start, M, K);
         fetch<BN>(w_tile, w, n, start, N, K);
         __syncthreads();
-        // exercise: for each k, one number of w for all TM sums; wait; at the end store them
+        // exercise: for each k, use one number of w for all TM sums; wait; at the end store them
         for (int k = 0; k < BK; k++) {
             float w_part = w_tile[k][x];
             for (int i = 0; i < TM; i++)
@@ -92,7 +92,7 @@ matmul_square_cuda(const float* a, const float* w, float* c, int M, int N, int K
         fetch<BM>(a_tile, a, m, start, M, K);
         fetch<BN>(w_tile, w, n, start, N, K);
         __syncthreads();
-        // exercise: for each k, TM numbers of a and TN of w into registers, then all products
+        // exercise: for each k, read TM numbers of a, TN of w into registers, then add all products
         for (int k = 0; k < BK; k++) {
             float a_part[TM], w_part[TN];
             for (int i = 0; i < TM; i++) a_part[i] = a_tile[k][y + SIDE * i];
@@ -120,7 +120,7 @@ matmul_vector_cuda(const float* a, const float* w, float* c, int M, int N, int K
         fetch4<BM>((float(*)[BM + PAD])a_tile, a, m, start, M, K);
         fetch4<BN>((float(*)[BN + PAD])w_tile, w, n, start, N, K);
         __syncthreads();
-        // exercise: for each k, two float4 of a and two of w, SIDE apart; then all products
+        // exercise: for each k, read two float4 of a, two of w, SIDE apart; then add all products
         for (int k = 0; k < BK; k++) {
             float4 a_part[2] = {a_tile[k][y], a_tile[k][y + SIDE]};
             float4 w_part[2] = {w_tile[k][x], w_tile[k][x + SIDE]};

@@ -28,8 +28,8 @@ def matmul_oracle(a, w):                            # (M, K), (N, K) -> (M, N)
 
 
 def shared_reads(TM, TN):
-    """Numbers that a thread with a tile (TM, TN) of c reads from shared memory, for each of its
-    multiplications. What it has read once stays in a register."""
+    """Numbers that a thread with a tile (TM, TN) of c reads from shared memory, divided by its
+    multiplications. A number that it has read stays in a register until the next k."""
     # exercise: for one k, how many numbers, and how many multiplications?
     return (TM + TN) / (TM * TN)
 
@@ -50,7 +50,8 @@ def matmul_registers_cuda(a, w, kernel="matmul_vector_cuda"):       # (M, K), (N
             raise ValueError(f"matmul_vector_cuda: {name} has rows of {x.shape[1]} numbers from "
                              f"address {x.data_ptr():#x}, expected multiples of 4 and of 16; "
                              f"matmul_square_cuda takes any")
-    (M, K), N = a.shape, len(w)
+    M, K = a.shape
+    N = len(w)
     c = a.new_empty(M, N)                           # (M, N)
     if c.numel():
         side, threads = BLOCKS[kernel]

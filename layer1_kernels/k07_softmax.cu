@@ -53,7 +53,7 @@ extern "C" __global__ void softmax_fused_cuda(const float* x, float* y, int C)
     extern __shared__ float row[];              // C numbers, their size is given at launch
     x += (size_t)blockIdx.x * C;
     y += (size_t)blockIdx.x * C;
-    // exercise: each number is read once; row[c] keeps what is needed again
+    // exercise: read each number of x once; row[c] keeps what is needed again
     float m = -INFINITY, s = 0;
     for (int c = threadIdx.x; c < C; c += blockDim.x) {
         row[c] = x[c];
@@ -74,7 +74,7 @@ extern "C" __global__ void softmax_online_cuda(const float* x, float* y, int C)
 {
     x += (size_t)blockIdx.x * C;
     y += (size_t)blockIdx.x * C;
-    // exercise: one pass for (m, s) of this thread, merged over the block; one pass to write
+    // exercise: one pass for this thread's (m, s); merge over the block; one pass to write y
     float m = -FLT_MAX, s = 0;                  // finite: -inf minus -inf would be NaN
     for (int c = threadIdx.x; c < C; c += blockDim.x) {
         float v = x[c], larger = fmaxf(m, v);

@@ -27,7 +27,7 @@ LOWEST = tl.constexpr(torch.finfo(torch.float32).min)       # as -FLT_MAX in the
 
 
 def softmax_oracle(x):                              # (R, C) -> (R, C)
-    """float64, by the book. A row of -inf alone is NaN, as in torch."""
+    """float64, by the book. A row of only -inf is NaN, as in torch."""
     x = x.astype(np.float64)                        # (R, C)
     with np.errstate(invalid="ignore"):             # -inf minus -inf
         e = np.exp(x - x.max(-1, keepdims=True))    # (R, C)
@@ -35,8 +35,9 @@ def softmax_oracle(x):                              # (R, C) -> (R, C)
 
 
 def predict_bytes_ratio():
-    """Bytes that softmax_three_pass_cuda moves over those of a kernel that reads numbers once."""
-    # exercise: how often is a number read, and how often is one written, in the one and the other?
+    """Bytes that softmax_three_pass_cuda moves, divided by those of a kernel that reads each number
+    of x once. Both write y."""
+    # exercise: how often does each of the two read a number, and how often does it write one?
     return (3 + 1) / (1 + 1)
 
 
@@ -44,9 +45,9 @@ def merge(a, b):
     """(m, s) of two parts of a row together, from (m, s) of each.
 
     m: the part's maximum   s: its sum of exp(x - m)   Entries are finite or -inf.
-    A part without entries, or with -inf alone, is (-inf, 0).
+    A part without entries, or with only -inf, is (-inf, 0).
     """
-    # exercise: the larger maximum; both sums rescaled to it. And two empty parts are an empty part
+    # exercise: rescale both sums to the larger maximum; two empty parts make an empty part
     m = max(a[0], b[0])
     if m == -math.inf:
         return m, 0.0
@@ -70,7 +71,7 @@ def softmax_online_triton(x, y, C, BLOCK: tl.constexpr):
     x += tl.program_id(0).to(tl.int64) * C
     y += tl.program_id(0).to(tl.int64) * C
     m, s = LOWEST, 0.0                              # fp32, whatever x is; finite, as in the .cu
-    # exercise: one loop over blocks of columns for (m, s), one to write
+    # exercise: one loop over blocks of columns for (m, s), a second one to write y
     for start in range(0, C, BLOCK):
         c = start + tl.arange(0, BLOCK)
         v = tl.load(x + c, c < C, -float("inf")).to(tl.float32)
@@ -90,7 +91,8 @@ def softmax(x):                                     # (R, C) -> (R, C)
     float32, float16 or bfloat16 on the CPU or on CUDA, contiguous; sums are fp32. R or C may be 0.
     """
     check(x, torch.float32, torch.float16, torch.bfloat16)
-    (R, C), y = x.shape, torch.empty_like(x)        # (R, C)
+    R, C = x.shape
+    y = torch.empty_like(x)                         # (R, C)
     if x.numel() and C <= LONGEST:
         width = triton.next_power_of_2(C)
         warps = min(max(width // 1024, 4), 16)
@@ -112,7 +114,8 @@ def softmax_cuda(x, kernel="softmax_online_cuda"):  # (R, C) -> (R, C)
     ValueError where softmax_fused_cuda is asked for a row that does not fit in shared memory.
     """
     check(x, torch.float32)
-    (R, C), y = x.shape, torch.empty_like(x)        # (R, C)
+    R, C = x.shape
+    y = torch.empty_like(x)                         # (R, C)
     fused = kernel == "softmax_fused_cuda"
     if fused and C > FITS:
         raise ValueError(f"softmax_fused_cuda: rows of {C} numbers, expected at most {FITS}, "
@@ -123,7 +126,7 @@ def softmax_cuda(x, kernel="softmax_online_cuda"):  # (R, C) -> (R, C)
 
 
 def check(x, *dtypes):
-    """What the kernels assume; they count columns with 32 bits and know no strides."""
+    """What the kernels assume; they count columns with 32 bits and ignore strides."""
     if x.ndim != 2:
         raise ValueError(f"softmax: x has shape {tuple(x.shape)}, expected (rows, columns)")
     if x.dtype not in dtypes:

@@ -6,8 +6,8 @@
 
 __shared__ float warps[32];                     // of block_sum: one number a warp
 
-// The sum over all threads of the block, known to each of them afterwards. A kernel may call it once:
-// nothing here keeps a second call from writing `warps` while some still read.
+// The sum over all threads of the block, known to each of them afterwards. A kernel may call it
+// once: nothing keeps a second call from writing `warps` while some threads still read it.
 __device__ float block_sum(float v)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

@@ -74,11 +74,12 @@ def at_least_fp32(x):
 
 
 def predict_bytes_ratio():
-    """Bytes of an add, then a norm, over those of one kernel that does both and also gives both.
+    """Bytes that an add and then a norm move, divided by those of one kernel that does both and
+    also stores both results.
 
     w is left out: it is the same for every row, and stays in a cache.
     """
-    # exercise: how many arrays of T·C numbers are read and written, by the two and by the one?
+    # exercise: how many arrays of T·C numbers do the two read and write, and how many does the one?
     return ((2 + 1) + (1 + 1)) / (2 + 2)
 
 
@@ -89,7 +90,7 @@ def rmsnorm_triton(x, w, y, C, eps, BLOCK: tl.constexpr):
     y += tl.program_id(0).to(tl.int64) * C
     c = tl.arange(0, BLOCK)
     inside = c < C
-    # exercise: load the row once, as fp32; the scale from its squares; store row · scale · w
+    # exercise: load the row once, as fp32; compute its scale; store row · scale · w
     v = tl.load(x + c, inside, 0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(v * v) / C + eps)
     tl.store(y + c, v * scale * tl.load(w + c, inside), inside)
@@ -97,25 +98,25 @@ def rmsnorm_triton(x, w, y, C, eps, BLOCK: tl.constexpr):
 
 @triton.jit
 def add_rmsnorm_triton(x, residual, w, y, total, C, eps, BLOCK: tl.constexpr):
-    """One program per row: total = x + residual, y = its RMSNorm."""
+    """One program per row: total = x + residual, and y is the RMSNorm of total."""
     row = tl.program_id(0).to(tl.int64) * C         # where this program's row begins
     c = tl.arange(0, BLOCK)
     inside = c < C
-    # exercise: add, store the sum, and normalise what is still in registers
+    # exercise: add, store the sum, and normalise the sum that is still in registers
     s = tl.load(x + row + c, inside, 0) + tl.load(residual + row + c, inside, 0)
     tl.store(total + row + c, s, inside)
-    v = s.to(tl.float32)                            # of the rounded sum, as a norm alone would read
+    v = s.to(tl.float32)                            # of the rounded sum, as a norm alone reads it
     scale = tl.rsqrt(tl.sum(v * v) / C + eps)
     tl.store(y + row + c, v * scale * tl.load(w + c, inside), inside)
 
 
 @triton.jit
 def layernorm_triton(x, w, b, y, C, eps, BLOCK: tl.constexpr):
-    """One program per row: mean 0, mean square 1, then times w plus b."""
+    """One program per row: y is the row, shifted to mean 0, scaled to mean square 1, · w + b."""
     row = tl.program_id(0).to(tl.int64) * C
     c = tl.arange(0, BLOCK)
     inside = c < C
-    # exercise: subtract the mean, then as RMSNorm does; columns beyond the row must stay zero
+    # exercise: subtract the mean, then go on as in RMSNorm; columns beyond the row must stay 0
     v = tl.load(x + row + c, inside, 0).to(tl.float32)
     v = tl.where(inside, v - tl.sum(v) / C, 0)
     scale = tl.rsqrt(tl.sum(v * v) / C + eps)
@@ -190,13 +191,14 @@ def plan(C, whole, loop):
 
 @partial(differentiable, oracle=rmsnorm_torch)
 def rmsnorm(x, w, eps):                             # (T, C), (C,) -> (T, C)
-    """RMSNorm of each row by a Triton kernel. Gradients by x and w are those of rmsnorm_torch.
+    """RMSNorm of each row by a Triton kernel. Gradients of x and w are those of rmsnorm_torch.
 
     float32, float16 or bfloat16, one dtype, on the CPU or on CUDA, contiguous; sums are fp32.
     T or C may be 0. Where squares overflow fp32, |x| above 1.8e19, y is 0, as in PyTorch.
     """
     check("rmsnorm", FLOATS, x, w=w)
-    (T, C), y = x.shape, torch.empty_like(x)        # (T, C)
+    T, C = x.shape
+    y = torch.empty_like(x)                         # (T, C)
     if x.numel():
         kernel, meta = plan(C, rmsnorm_triton, rmsnorm_loop_triton)
         kernel[(T,)](x, w, y, C, eps, **meta)
@@ -210,7 +212,9 @@ def add_rmsnorm(x, residual, w, eps):               # 2 × (T, C), (C,) -> 2 × 
     As rmsnorm otherwise; y is made from the sum as rounded to x's dtype, as if in two steps.
     """
     check("add_rmsnorm", FLOATS, x, residual=residual, w=w)
-    (T, C), y, total = x.shape, torch.empty_like(x), torch.empty_like(x)
+    T, C = x.shape
+    y = torch.empty_like(x)
+    total = torch.empty_like(x)
     if x.numel():
         kernel, meta = plan(C, add_rmsnorm_triton, add_rmsnorm_loop_triton)
         kernel[(T,)](x, residual, w, y, total, C, eps, **meta)
@@ -221,7 +225,8 @@ def add_rmsnorm(x, residual, w, eps):               # 2 × (T, C), (C,) -> 2 × 
 def layernorm(x, w, b, eps):                        # (T, C), (C,), (C,) -> (T, C)
     """LayerNorm of each row by a Triton kernel. As rmsnorm otherwise."""
     check("layernorm", FLOATS, x, w=w, b=b)
-    (T, C), y = x.shape, torch.empty_like(x)        # (T, C)
+    T, C = x.shape
+    y = torch.empty_like(x)                         # (T, C)
     if x.numel():
         kernel, meta = plan(C, layernorm_triton, layernorm_loop_triton)
         kernel[(T,)](x, w, b, y, C, eps, **meta)
@@ -235,7 +240,8 @@ def rmsnorm_cuda(x, w, eps, kernel=None):           # (T, C), (C,) -> (T, C)
     ValueError where rmsnorm_one_read_cuda is asked for a row that does not fit in shared memory.
     """
     check("rmsnorm_cuda", FLOATS[:1], x, w=w)
-    (T, C), y = x.shape, torch.empty_like(x)        # (T, C)
+    T, C = x.shape
+    y = torch.empty_like(x)                         # (T, C)
     kernel = kernel or ("rmsnorm_one_read_cuda" if C <= FITS else "rmsnorm_two_read_cuda")
     keeps = kernel == "rmsnorm_one_read_cuda"
     if keeps and C > FITS:
@@ -254,7 +260,9 @@ def add_rmsnorm_cuda(x, residual, w, eps):          # 2 × (T, C), (C,) -> 2 × 
     Rows that do not fit in shared memory, above 12,000 numbers, take two launches.
     """
     check("add_rmsnorm_cuda", FLOATS[:1], x, residual=residual, w=w)
-    (T, C), y, total = x.shape, torch.empty_like(x), torch.empty_like(x)
+    T, C = x.shape
+    y = torch.empty_like(x)
+    total = torch.empty_like(x)
     if C > FITS:
         total = vector_add_cuda(x, residual)        # (T, C)
         y = rmsnorm_cuda(total, w, eps)             # (T, C)
@@ -266,7 +274,7 @@ def add_rmsnorm_cuda(x, residual, w, eps):          # 2 × (T, C), (C,) -> 2 × 
 
 
 def check(op, dtypes, x, **others):
-    """What the kernels assume; they count columns with 32 bits and know no strides."""
+    """What the kernels assume; they count columns with 32 bits and ignore strides."""
     if x.ndim != 2:
         raise ValueError(f"{op}: x has shape {tuple(x.shape)}, expected (rows, columns)")
     if x.dtype not in dtypes:
@@ -280,8 +288,8 @@ def check(op, dtypes, x, **others):
             raise TypeError(f"{op}: {name} is {tensor.dtype} on {tensor.device}, "
                             f"expected {x.dtype} on {x.device}, as x is")
         if not tensor.is_contiguous():
-            raise ValueError(f"{op}: {name} has strides {tensor.stride()}, expected it contiguous; "
-                             f"{name}.contiguous() makes it so")
+            raise ValueError(f"{op}: {name} has strides {tensor.stride()}, expected it to be "
+                             f"contiguous; {name}.contiguous() makes it so")
     if max(x.shape) >= 2**31 - BLOCK:
         raise ValueError(f"{op}: x has shape {tuple(x.shape)}, expected fewer than "
                          f"2^31 - {BLOCK} rows and columns")
@@ -301,7 +309,7 @@ class Eager(TorchDispatchMode):
         result = operation(*args, **(kwargs or {}))
         inputs, outputs = ({id(a): a.nbytes for a in tree_leaves(tree) if torch.is_tensor(a)}
                            for tree in (args, result))
-        if outputs and not operation.is_view:       # torch asks about dtypes by operations too
+        if outputs and not operation.is_view:       # torch queries dtypes by operations too
             self.launches += 1
             self.loaded += sum(inputs.values())     # an array that is given twice is read once
             self.stored += sum(outputs.values())

@@ -1,7 +1,7 @@
 // k09 · Rotary positions: each pair (a, b) of a head is turned by its angle, in place
 //
 // T: tokens   H: heads of q   G: heads of k   half: pairs of a head, number d with number d + half
-// Tokens begin `row` numbers after one another, their heads `head`. cos and sin have a row of `half`
+// Tokens begin `row` numbers apart, the heads of a token `head`. cos and sin have a row of `half`
 // numbers for each position. 4 numbers are moved for 6 FLOPs: memory decides.
 
 __device__ void turn(float* first, int half, float c, float s)

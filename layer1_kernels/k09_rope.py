@@ -1,6 +1,6 @@
 """k09 · Rotary positions: each pair of numbers of q and k is turned by its token's angle, in place
 
-T: tokens   H: query heads   G: key heads   D: head width   room: positions that the tables know
+T: tokens   H: query heads   G: key heads   D: head width   room: positions in the tables
 Reads and writes T·(H+G)·D numbers, 3 FLOPs for each: 3/8 FLOP per byte in fp32. Memory decides.
 Source: Su, Lu, Pan, Murtadha, Wen and Liu, "RoFormer: Enhanced Transformer with Rotary Position
 Embedding", 2021. Pairs as Hugging Face has them: number d with number d + D/2.
@@ -31,7 +31,7 @@ MOST = 2**31 - 1        # programs of a launch
 def rope_angles(room, D, theta):                    # -> 2 × (room, D/2)
     """(cos, sin) of the angle of each pair at each position, in float64.
 
-    Pair d turns by theta^(-2d/D) radians a position: the first by 1, the later the slower.
+    Pair d turns by theta^(-2d/D) radians a position: the first by 1, later ones more slowly.
     """
     # exercise: a speed for each pair, an angle for each position and pair
     speed = theta ** (-np.arange(0, D, 2) / D)                          # (D//2,)
@@ -42,13 +42,15 @@ def rope_angles(room, D, theta):                    # -> 2 × (room, D/2)
 def rope_oracle(x, cos, sin, positions):            # (T, H, D) -> (T, H, D)
     """float64; not in place."""
     a, b = np.split(x.astype(np.float64), 2, axis=-1)                   # (T, H, D//2)
-    c, s = cos[positions, None], sin[positions, None]                   # (T, 1, D//2)
+    c = cos[positions, None]
+    s = sin[positions, None]                                            # (T, 1, D//2)
     return np.concatenate((a * c - b * s, b * c + a * s), axis=-1)
 
 
 def rope_torch(q, k, cos, sin, positions):          # (T, H, D), (T, G, D), 2 × (room, D/2), (T,)
     """As rope, operation by operation in PyTorch; float64 too."""
-    c, s = cos[positions, None], sin[positions, None]                   # (T, 1, D//2)
+    c = cos[positions, None]
+    s = sin[positions, None]                                            # (T, 1, D//2)
     for x in (q, k):
         a, b = at_least_fp32(x).chunk(2, dim=-1)                        # (T, -1, D//2)
         x.copy_(torch.cat((a * c - b * s, b * c + a * s), dim=-1))
@@ -70,14 +72,14 @@ def rope_and_cache_torch(q, k, v, cos, sin, positions, k_pages, v_pages, slots):
 def rope_heads_triton(x, cos, sin, positions, row, head, H, half, BLOCK: tl.constexpr):
     """One program per head of a token, one array. half: D/2, at most BLOCK.
 
-    Tokens of x begin `row` numbers after one another, heads of a token `head`.
+    Tokens of x begin `row` numbers apart, heads of a token `head`.
     """
     t, h = (tl.program_id(0) // H).to(tl.int64), (tl.program_id(0) % H).to(tl.int64)
     d = tl.arange(0, BLOCK)
     inside = d < half
     first = x + t * row + h * head + d              # where the first half of this head is
     angle = tl.load(positions + t) * half + d       # where its angles are, in cos and in sin
-    # exercise: load c and s, then a and b, the two halves; turn them; store them where they were
+    # exercise: load c and s, then the two halves a and b; turn them; store them where they were
     c, s = tl.load(cos + angle, inside), tl.load(sin + angle, inside)
     a, b = tl.load(first, inside), tl.load(first + half, inside)
     tl.store(first, a * c - b * s, inside)
@@ -85,12 +87,13 @@ def rope_heads_triton(x, cos, sin, positions, row, head, H, half, BLOCK: tl.cons
 
 
 def predict_bytes_ratio(H, G):
-    """Bytes that rope_heads_triton asks for, for q and for k, over those of one kernel that loads
-    the angles of a token once for all its heads. All numbers are fp32; positions are left out.
+    """Bytes that rope_heads_triton asks for, for q and for k, divided by those of one kernel that
+    loads the angles of a token once for all its heads. All numbers are fp32. Positions are left
+    out.
 
     H, G: heads of q and of k
     """
-    # exercise: in halves of a head: what is read, what is written, what is read of cos and of sin
+    # exercise: count halves of a head that are read and written, and those of cos and of sin
     n = H + G
     return n * (2 + 2 + 2) / (n * (2 + 2) + 2)
 
@@ -98,17 +101,17 @@ def predict_bytes_ratio(H, G):
 @triton.jit
 def rope_triton(q, k, cos, sin, positions, q_row, q_head, k_row, k_head, H, G, half,
                 WAY: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr):
-    """One program per HEADS heads of a token, of its H of q and then its G of k.
+    """One program per HEADS of a token's heads, its H of q and then its G of k.
 
-    WAY: 1, or -1 to turn back. Tokens of q begin q_row numbers after one another, heads q_head;
-    those of k likewise.
+    WAY: 1, or -1 to turn back. Tokens of q begin q_row numbers apart, heads q_head; those of k
+    likewise.
     """
     blocks = tl.cdiv(H + G, HEADS)                  # of a token
     t = (tl.program_id(0) // blocks).to(tl.int64)
     h = (tl.program_id(0) % blocks * HEADS + tl.arange(0, HEADS)).to(tl.int64)[:, None]
     d = tl.arange(0, BLOCK)
     inside = (h < H + G) & (d < half)               # (HEADS, BLOCK)
-    # exercise: c and s once, WAY times s; where the heads of both arrays begin; turn them all
+    # exercise: load c and WAY · s once; find where all heads begin; turn their halves a and b
     angle = tl.load(positions + t) * half + d       # (BLOCK,)
     c, s = tl.load(cos + angle, d < half), WAY * tl.load(sin + angle, d < half)
     # + d on both sides: Triton 3.9 forgets how a column of chosen heads is aligned
@@ -136,7 +139,7 @@ def rope_and_cache_triton(q, k, v, cos, sin, positions, k_pages, v_pages, slots,
     source = tl.where(of_q, q + t * q_row + h * q_head + d,
                       tl.where(of_k, k + t * k_row + g * k_head + d,
                                v + t * v_row + g * v_head + d))         # (HEADS, BLOCK)
-    place = (slot * G + g) * 2 * half + d           # where this head has room in the pages
+    place = (slot * G + g) * 2 * half + d           # where this head goes in the pages
     a, b = tl.load(source, inside), tl.load(source + half, inside)
     turns, copies = inside & of_k & (of_q | (slot >= 0)), inside & (h >= H + G) & (slot >= 0)
     target = tl.where(of_q, source, k_pages + place)
@@ -154,10 +157,10 @@ def rope(q, k, cos, sin, positions):                # (T, H, D), (T, G, D), 2 ×
 
     q, k: float32, float16 or bfloat16, on the CPU or on CUDA; computed in fp32. They may be slices
     of one array: tokens and heads may begin any distance apart, a head is contiguous. cos, sin:
-    float32. positions: int64, from 0 to room - 1, which is not checked: it would wait for the
-    device. Any size may be 0. One launch, or one for each array where autograd records: its rule is
-    one changed view at a time. q and k get gradients, cos and sin do not; a leaf that requires one
-    is refused, as torch does with all that works in place.
+    float32. positions: int64, from 0 to room - 1, not checked: a check would wait for the device.
+    Any size may be 0. One launch, or one for each array where autograd records, since it allows one
+    changed view at a time. q and k get gradients, cos and sin do not; a leaf that requires one is
+    refused, as in every in-place operation of torch.
     """
     check("rope", FLOATS, cos, sin, positions, q=q, k=k)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
@@ -191,8 +194,9 @@ class Turn(torch.autograd.Function):
 
 
 def launch(q, k, cos, sin, positions, way=1):
-    """rope_triton on what has been checked. Autograd is told that q and k have changed."""
-    (T, H, D), G = q.shape, k.shape[1]
+    """rope_triton on checked arrays. Autograd is told that q and k have changed."""
+    T, H, D = q.shape
+    G = k.shape[1]
     if T * (H + G) * D:
         meta = plan(H + G, D // 2)
         rope_triton[(T * triton.cdiv(H + G, meta["HEADS"]),)](
@@ -210,7 +214,8 @@ def rope_and_cache(q, k, v, cos, sin, positions, k_pages, v_pages, slots):
     """
     check("rope_and_cache", FLOATS, cos, sin, positions, q=q, k=k, v=v)
     check_cache(q, k, v, positions, k_pages, v_pages, slots)
-    (T, H, D), G = q.shape, k.shape[1]
+    T, H, D = q.shape
+    G = k.shape[1]
     if T * (H + G) * D:
         meta = plan(H + 2 * G, D // 2)
         rope_and_cache_triton[(T * triton.cdiv(H + 2 * G, meta["HEADS"]),)](
@@ -221,7 +226,7 @@ def rope_and_cache(q, k, v, cos, sin, positions, k_pages, v_pages, slots):
 
 
 def plan(heads, half):
-    """How rope_triton is compiled for so many heads a token: all of them in a program, if they fit.
+    """How rope_triton is compiled for `heads` heads a token: all in one program, if they fit.
 
     Each thread has 8 pairs or more: 16 bytes of 16-bit numbers. Not timed.
     """
@@ -234,7 +239,8 @@ def rope_cuda(q, k, cos, sin, positions, kernel="rope_fused_cuda"):
     """As rope, float32, by a CUDA kernel, without gradients."""
     check("rope_cuda", FLOATS[:1], cos, sin, positions, q=q, k=k)
     refuse_gradients("rope_cuda", q, k)
-    (T, H, D), G = q.shape, k.shape[1]
+    T, H, D = q.shape
+    G = k.shape[1]
     threads = min(-(-D // 64) * 32, 256)            # whole warps
     if T * (H + G) * D == 0:
         return
@@ -250,7 +256,7 @@ def rope_cuda(q, k, cos, sin, positions, kernel="rope_fused_cuda"):
 
 
 def check(op, dtypes, cos, sin, positions, **arrays):
-    """What the kernels assume of q, k and perhaps v: their names and themselves."""
+    """What the kernels assume. arrays: q, k and perhaps v, by name."""
     q = arrays["q"]
     for name, x in arrays.items():
         if x.ndim != 3 or x.shape[0] != q.shape[0] or x.shape[2] != q.shape[2]:
@@ -262,7 +268,8 @@ def check(op, dtypes, cos, sin, positions, **arrays):
             raise TypeError(f"{op}: q is {q.dtype} on {q.device} and {name} {x.dtype} on "
                             f"{x.device}, expected the same")
         check_strides(op, name, x)
-    (T, _, D), heads = q.shape, sum(x.shape[1] for x in arrays.values())
+    T, _, D = q.shape
+    heads = sum(x.shape[1] for x in arrays.values())
     if D % 2 or D > WIDEST or T * max(heads, 1) > MOST:
         raise ValueError(f"{op}: {T} tokens with {heads} heads of {D} numbers, expected an even "
                          f"number up to {WIDEST}, and at most {MOST} heads in all")
@@ -272,7 +279,7 @@ def check(op, dtypes, cos, sin, positions, **arrays):
 
 
 def check_strides(op, name, x):
-    """A head is contiguous, and no number belongs to two: a turn in place would meet it twice."""
+    """A head is contiguous, and no number is in two heads: a turn in place would turn it twice."""
     if x.numel() == 0:
         return
     if x.stride(2) != 1 and x.shape[2] > 1:
@@ -287,7 +294,7 @@ def check_strides(op, name, x):
 
 
 def check_cache(q, k, v, positions, k_pages, v_pages, slots):
-    """What rope_and_cache_triton assumes besides."""
+    """What rope_and_cache_triton assumes in addition."""
     if v.shape != k.shape:
         raise ValueError(f"rope_and_cache: k has shape {tuple(k.shape)} and v {tuple(v.shape)}, "
                          f"expected the same")
@@ -307,7 +314,7 @@ def expect(op, name, x, shape, dtype, device):
     if x.dtype != dtype or x.device != device:
         raise TypeError(f"{op}: {name} is {x.dtype} on {x.device}, expected {dtype} on {device}")
     if not x.is_contiguous():
-        raise ValueError(f"{op}: {name} has strides {x.stride()}, expected it contiguous")
+        raise ValueError(f"{op}: {name} has strides {x.stride()}, expected it to be contiguous")
 
 
 def refuse_gradients(op, *arrays):

@@ -1,7 +1,7 @@
 // k10 · SwiGLU: y = SiLU(gate) · up, with SiLU(g) = g / (1 + exp(-g))
 //
-// T: rows   F: columns. The rows of gate and up begin gate_stride and up_stride numbers after one
-// another, so that both may be halves of one array. Those of y follow each other.
+// T: rows   F: columns. The rows of gate and up begin gate_stride and up_stride numbers apart, so
+// that both may be halves of one array. Those of y follow each other.
 // Reads 2·T·F numbers and writes T·F, 5 FLOPs for each: 5/12 FLOP per byte in fp32. Memory decides.
 
 __device__ float silu(float g) { return g / (1 + expf(-g)); }

@@ -63,7 +63,10 @@ def matmul_swiglu_torch(x, w_gate_up):              # (T, C), (2F, C) -> (T, F)
 
 @triton.jit
 def swiglu_triton(gate, up, y, F, gate_stride, up_stride, BLOCK: tl.constexpr):
-    """One program per BLOCK columns of a row. Rows of gate and up begin so many numbers apart."""
+    """One program for each BLOCK columns of a row; gate, up, y: (T, F).
+
+    gate_stride, up_stride: numbers from the beginning of a row to that of the next; y has F.
+    """
     blocks = tl.cdiv(F, BLOCK)                      # of a row
     t = (tl.program_id(0) // blocks).to(tl.int64)   # T·F may not fit 32 bits
     f = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
@@ -78,7 +81,7 @@ def swiglu_triton(gate, up, y, F, gate_stride, up_stride, BLOCK: tl.constexpr):
 
 
 def predict_numbers_saved():
-    """Numbers that matmul_swiglu_triton moves less for each of its results than the two kernels do,
+    """How many fewer numbers matmul_swiglu_triton moves for each result than two kernels do:
     matmul_tiled_triton for gate and up together, then swiglu_triton."""
     # exercise: what does the first write and the second read, for one result?
     return 2 + 2
@@ -99,7 +102,10 @@ def saved_share(C, peak, bandwidth):
 @triton.jit
 def matmul_swiglu_triton(x, w, y, T, C, F, BT: tl.constexpr, BF: tl.constexpr, BC: tl.constexpr,
                          GROUP: tl.constexpr):
-    """y = SiLU(x · w[:F]ᵀ) · (x · w[F:]ᵀ): one program per tile (BT, BF) of y, in k05's order."""
+    """y = SiLU(x · w[:F]ᵀ) · (x · w[F:]ᵀ): one program for each tile (BT, BF) of y, in k05's order.
+
+    x (T, C), w (2F, C), y (T, F), all contiguous; BC: columns of x and w in a round
+    """
     row, column = grouped_triton(tl.program_id(0), tl.cdiv(T, BT), tl.cdiv(F, BF), GROUP)
     t, f, c = row * BT + tl.arange(0, BT), column * BF + tl.arange(0, BF), tl.arange(0, BC)
     t_inside, f_inside = (t < T)[:, None], (f < F)[:, None]
@@ -124,14 +130,15 @@ def matmul_swiglu_triton(x, w, y, T, C, F, BT: tl.constexpr, BF: tl.constexpr, B
 
 @partial(differentiable, oracle=swiglu_torch)
 def swiglu(gate, up):                               # (T, F), (T, F) -> (T, F)
-    """SiLU(gate) · up by a Triton kernel. Gradients by both are those of swiglu_torch.
+    """SiLU(gate) · up by a Triton kernel. Gradients of both are those of swiglu_torch.
 
     float32, float16 or bfloat16, one dtype, on the CPU or on CUDA; computed in fp32. Rows may begin
     any distance apart, so that gate and up may be halves of one array; each row is contiguous.
     T or F may be 0.
     """
     check("swiglu", FLOATS, gate, up)
-    (T, F), y = gate.shape, gate.new_empty(gate.shape)                  # (T, F)
+    T, F = gate.shape
+    y = gate.new_empty(gate.shape)                                      # (T, F)
     if y.numel():
         swiglu_triton[(T * triton.cdiv(F, BLOCK),)](gate, up, y, F, gate.stride(0), up.stride(0),
                                                     BLOCK=BLOCK)
@@ -145,7 +152,8 @@ def swiglu_cuda(gate, up, kernel=None):             # (T, F), (T, F) -> (T, F)
     ValueError where that one is asked for and they do not.
     """
     check("swiglu_cuda", FLOATS[:1], gate, up)
-    (T, F), y = gate.shape, gate.new_empty(gate.shape)                  # (T, F)
+    T, F = gate.shape
+    y = gate.new_empty(gate.shape)                                      # (T, F)
     four = [F, gate.stride(0), up.stride(0), gate.data_ptr() // 4, up.data_ptr() // 4]
     fits = all(number % 4 == 0 for number in four)
     kernel = kernel or ("swiglu_vector_cuda" if fits else "swiglu_scalar_cuda")
@@ -175,13 +183,14 @@ def tiles(T, dtype):
 @partial(differentiable, oracle=matmul_swiglu_torch)
 def matmul_swiglu(x, w_gate_up):                    # (T, C), (2F, C) -> (T, F)
     """SiLU(gate) · up by one Triton kernel, where gate and up are x times the first and the last F
-    rows of w_gate_up. Gradients by both arguments are those of matmul_swiglu_torch.
+    rows of w_gate_up. Gradients of both arguments are those of matmul_swiglu_torch.
 
     float32 (IEEE, not TF32), float16 or bfloat16, one dtype, on the CPU or on CUDA, contiguous.
-    Sums are fp32, and gate and up are not rounded before they meet. Any size may be 0.
+    Sums are fp32, and gate and up are not rounded before their product. Any size may be 0.
     """
     check_matmul(x, w_gate_up)
-    (T, C), F = x.shape, len(w_gate_up) // 2
+    T, C = x.shape
+    F = len(w_gate_up) // 2
     y = x.new_empty((T, F)) if C else x.new_zeros((T, F))               # (T, F)
     if x.numel() and y.numel():
         meta = tiles(T, x.dtype)
@@ -219,8 +228,8 @@ def check_matmul(x, w):
     same("matmul_swiglu", x=x, w_gate_up=w)
     for name, tensor in (("x", x), ("w_gate_up", w)):
         if not tensor.is_contiguous():
-            raise ValueError(f"matmul_swiglu: {name} has strides {tensor.stride()}, expected it "
-                             f"contiguous; {name}.contiguous() makes it so")
+            raise ValueError(f"matmul_swiglu: {name} has strides {tensor.stride()}, expected it to "
+                             f"be contiguous; {name}.contiguous() makes it so")
         if max(tensor.shape) > MOST - BLOCK:
             raise ValueError(f"matmul_swiglu: {name} has shape {tuple(tensor.shape)}, expected "
                              f"sizes up to {MOST - BLOCK}")

@@ -1,6 +1,6 @@
 // k11 · Cross-entropy of each row: log of the sum of exp(logits), minus the target's logit
 //
-// T: rows, one block each   V: columns   Rows of logits begin `row` numbers after one another.
+// T: rows, one block each   V: columns   Rows of logits begin `row` numbers apart.
 // Reads T·V numbers and writes T; a few FLOPs for each. Memory decides. Blocks are whole warps.
 
 #include <cfloat>

@@ -60,10 +60,10 @@ def cross_entropy_torch(logits, targets, ignore=-100):      # (T, V), (T,) -> (T
 @triton.jit
 def cross_entropy_triton(logits, targets, losses, maxima, sums, V, row, ignore,
                          BLOCK: tl.constexpr):
-    """One program per row, BLOCK columns at a time: its loss, and the m and s of its softmax.
+    """One program for each row, BLOCK columns at a time: its loss, and the m and s of its softmax.
 
-    Rows of logits begin `row` numbers after one another. The loss is 0 where the target is
-    `ignore`, NaN where it is no column.
+    logits: (T, V), rows beginning `row` numbers apart   targets, losses, maxima, sums: (T,)
+    The loss is 0 where the target is `ignore`, NaN where it is not a column.
     """
     t = tl.program_id(0).to(tl.int64)
     logits += t * row
@@ -93,9 +93,10 @@ def predict_sizes_moved():
 @triton.jit
 def gradient_triton(logits, targets, maxima, sums, upstream, gradient, V, row, gradient_row, ignore,
                     BLOCK: tl.constexpr):
-    """One program per BLOCK columns of a row. gradient may be logits itself.
+    """One program for each BLOCK columns of a row. gradient may be logits itself.
 
-    Rows of gradient begin gradient_row numbers after one another. upstream: a number a row.
+    logits, gradient: (T, V), rows beginning `row` and gradient_row numbers apart
+    targets, maxima, sums, upstream: (T,)
     """
     blocks = tl.cdiv(V, BLOCK)                      # of a row
     t = (tl.program_id(0) // blocks).to(tl.int64)
@@ -112,7 +113,7 @@ def gradient_triton(logits, targets, maxima, sums, upstream, gradient, V, row, g
 
 
 def cross_entropy(logits, targets, ignore=-100):    # (T, V), (T,) -> (T,)
-    """The loss of each row in fp32, 0 where its target is `ignore`; differentiable by logits.
+    """The loss of each row in fp32, 0 where its target is `ignore`. logits get gradients.
 
     logits: float32, float16 or bfloat16, on the CPU or on CUDA; a row is contiguous, rows may begin
     any distance apart. Computed in fp32. targets: int64. One that is neither a column nor `ignore`
@@ -150,21 +151,23 @@ class CrossEntropy(torch.autograd.Function):
             cross_entropy_triton[(T,)](logits, targets, losses, m, s, V, logits.stride(0), ignore,
                                        BLOCK=min(BLOCK, triton.next_power_of_2(V)), num_warps=8)
         ctx.save_for_backward(logits, targets, m, s)
-        ctx.ignore, ctx.overwrite = ignore, overwrite
+        ctx.ignore = ignore
+        ctx.overwrite = overwrite
         return losses
 
     @staticmethod
     @once_differentiable
     def backward(ctx, upstream):
         logits, targets, m, s = ctx.saved_tensors
-        (T, V), logits = logits.shape, logits.detach()
+        T, V = logits.shape
+        logits = logits.detach()
         gradient = logits if ctx.overwrite else logits.new_empty(T, V)  # (T, V)
         if T:
             gradient_triton[(T * triton.cdiv(V, PART),)](
                 logits, targets, m, s, upstream.contiguous(), gradient, V, logits.stride(0),
                 gradient.stride(0), ctx.ignore, BLOCK=PART)
         if ctx.overwrite:
-            torch.autograd.graph.increment_version(logits)      # whoever saved them is told
+            torch.autograd.graph.increment_version(logits)      # autograd tells users of them
         return gradient, None, None, None
 
 
@@ -174,7 +177,8 @@ def cross_entropy_cuda(logits, targets, ignore=-100, kernel="cross_entropy_onlin
     if torch.is_grad_enabled() and logits.requires_grad:
         raise RuntimeError("cross_entropy_cuda: logits requires a gradient, which this one does "
                            "not give; cross_entropy does, or use torch.no_grad()")
-    (T, V), losses = logits.shape, logits.new_empty(len(logits))        # (T,)
+    T, V = logits.shape
+    losses = logits.new_empty(len(logits))                              # (T,)
     if T:
         KERNELS.get(kernel)(T, THREADS, (logits, targets, losses, V, np.int64(logits.stride(0)),
                                          np.int64(ignore)))
@@ -199,8 +203,8 @@ def check(op, dtypes, logits, targets):
                          f"row one after the other, the last stride 1; logits.contiguous() makes "
                          f"them so")
     if not targets.is_contiguous():
-        raise ValueError(f"{op}: targets has strides {targets.stride()}, expected it contiguous; "
-                         f"targets.contiguous() makes it so")
+        raise ValueError(f"{op}: targets has strides {targets.stride()}, expected it to be "
+                         f"contiguous; targets.contiguous() makes it so")
     if V > MOST or T * triton.cdiv(V, PART) > MOST:
         raise ValueError(f"{op}: logits has shape {(T, V)}, expected at most {MOST} columns, and "
                          f"{MOST} parts of {PART} columns in all")

@@ -29,7 +29,7 @@ extern "C" __global__ void wmma_warp_cuda(const half* a, const half* w, float* c
     wmma::store_matrix_sync(c + (size_t)m * N + n, sums, N, wmma::mem_row_major);
 }
 
-// The same with sums in fp16. Only to look at what becomes of them.
+// The same with sums in fp16. Only to see what becomes of them.
 extern "C" __global__ void wmma_half_sums_cuda(const half* a, const half* w, half* c, int N, int K)
 {
     int m = blockIdx.y * 16, n = blockIdx.x * 16;
@@ -43,6 +43,14 @@ extern "C" __global__ void wmma_half_sums_cuda(const half* a, const half* w, hal
         wmma::mma_sync(sums, a_part, w_part, sums);
     }
     wmma::store_matrix_sync(c + (size_t)m * N + n, sums, N, wmma::mem_row_major);
+}
+
+// Every thread writes its own number into all of a fragment that it holds. Only to see who holds what.
+extern "C" __global__ void holders_cuda(float* c)
+{
+    wmma::fragment<wmma::accumulator, 16, 16, 16, float> sums;
+    for (int i = 0; i < sums.num_elements; i++) sums.x[i] = threadIdx.x;
+    wmma::store_matrix_sync(c, sums, 16, wmma::mem_row_major);
 }
 
 // Numbers start to start + BK of TILE rows of x (rows, K) into a tile; 0 beyond x. By 16 bytes a

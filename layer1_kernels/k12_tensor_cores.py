@@ -4,7 +4,7 @@ a: (M, K)   w: (N, K), as a model keeps a weight: numbers out, numbers in   c: (
 BM BN BK: tile of c of a program, and how many k are fetched for it at a time
 2·M·N·K FLOPs. One instruction of a warp does 2·16³ = 8,192 of them, where a multiply-add does 64.
 A warp that makes WM rows and WN columns of c reads (WM + WN) · 2 bytes of shared memory for each k
-and 2·WM·WN FLOPs: with 32 x 32 in fp16, a byte for 16 FLOPs.
+and does 2·WM·WN FLOPs: with 32 x 32 in fp16, a byte for 16 FLOPs.
 """
 
 from pathlib import Path
@@ -25,7 +25,8 @@ from layer1_kernels.k05_matmul_tiled import (
 __all__ = ["matmul_persistent", "matmul_wmma_cuda"]
 
 KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
-TILE, THREADS = 64, 128                             # as in the .cu
+TILE = 64
+THREADS = 128                                       # as in the .cu
 
 # How matmul_persistent launches. Chosen from what Triton makes of it for Hopper (see shipped), not
 # from times; what else was tried is in benchmarks/LOG.md.
@@ -57,7 +58,7 @@ def matmul_dot_triton(a, w, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: 
     a += m.to(tl.int64)[:, None] * K                        # (BM, 1), the tile's rows
     w += n.to(tl.int64)[:, None] * K                        # (BN, 1)
     c += m.to(tl.int64)[:, None] * N + n                    # (BM, BN)
-    # exercise: the loop of k05, fp32 sums, but tl.dot is told PRECISION; then store
+    # exercise: the loop of k05, fp32 sums, but tl.dot gets PRECISION; then store
     sums = tl.zeros((BM, BN), tl.float32)
     for start in range(0, K, BK):
         inside = start + k < K
@@ -82,7 +83,8 @@ def matmul_wmma_cuda(a, w, dtype=torch.float16):    # (M, K), (N, K) -> (M, N)
         if not x.is_contiguous():
             raise ValueError(f"matmul: {name} has strides {x.stride()}, expected rows one after "
                              f"the other, {(x.shape[1], 1)}; {name}.contiguous() makes them so")
-    (M, K), N = a.shape, len(w)
+    M, K = a.shape
+    N = len(w)
     if M > TILE * 65_535:
         raise ValueError(f"matmul_wmma_cuda: a has {M} rows, expected at most {TILE * 65_535}: the "
                          f"y of a grid counts their tiles")
@@ -96,10 +98,10 @@ def matmul_wmma_cuda(a, w, dtype=torch.float16):    # (M, K), (N, K) -> (M, N)
 @triton.jit
 def matmul_persistent_triton(a, w, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
                              GROUP: tl.constexpr):
-    """No more programs than run at once: of P programs, i makes the tiles i, i + P, i + 2·P ...
+    """No more programs than run at once: of P programs, program i makes tiles i, i + P, i + 2·P ...
 
-    a, w, c: descriptors with tiles (BM, BK), (BN, BK) and (BM, BN). They know the sizes: what a
-    tile has beyond them is loaded as 0 and not stored.
+    a, w, c: descriptors with tiles (BM, BK), (BN, BK) and (BM, BN). They know the sizes: the part
+    of a tile beyond them is loaded as 0 and not stored.
     """
     rows, columns = tl.cdiv(M, BM), tl.cdiv(N, BN)
     # flatten makes one loop of the two: the next tile is being loaded while this one is stored
@@ -127,13 +129,16 @@ def matmul_persistent(a, w):                        # (M, K), (N, K) -> (M, N)
 
 
 def launch_persistent(a, w, programs, how):         # (M, K), (N, K) -> (M, N)
-    """matmul_persistent by at most so many programs; how: as PERSISTENT."""
-    (M, K), N = a.shape, len(w)
+    """matmul_persistent by at most `programs` programs; how: as PERSISTENT."""
+    M, K = a.shape
+    N = len(w)
     c = a.new_empty(M, N + -N % (ALIGNED // a.itemsize))[:, :N]     # (M, N)
     if K == 0:
         return c.zero_()
     if c.numel():
-        BM, BN, BK = how["BM"], how["BN"], how["BK"]
+        BM = how["BM"]
+        BN = how["BN"]
+        BK = how["BK"]
         tiles = triton.cdiv(M, BM) * triton.cdiv(N, BN)
         descriptors = (TensorDescriptor.from_tensor(x, tile) for x, tile in
                        ((a, [BM, BK]), (w, [BN, BK]), (c, [BM, BN])))
@@ -156,6 +161,13 @@ def error(c, a, w):                                 # (M, N), (M, K), (N, K)
     """The largest error of c, as a share of the largest number in a · wᵀ by float64."""
     want = matmul_oracle(a, w)                      # (M, N)
     return float(np.abs(c.astype(np.float64) - want).max() / np.abs(want).max())
+
+
+def holders():                                      # -> (16, 16)
+    """The thread that holds each number of a fragment of sums, as the simulator deals them out."""
+    threads = np.empty((16, 16), np.float32)
+    KERNELS.get("holders_cuda")(1, 32, (threads,))
+    return threads.astype(int)
 
 
 def errors_of_sums(K):

@@ -31,7 +31,8 @@ LN2 = tl.constexpr(math.log(2))
 
 def flash_attention_oracle(q, k, v, causal, scale):
     """float64, by the book: (B, T, H, D), 2 × (B, N, G, D) -> (B, T, H, D), (B, T, H)."""
-    (_, T, H, _), (_, N, G, _) = q.shape, k.shape
+    _, T, H, _ = q.shape
+    _, N, G, _ = k.shape
     k, v = (np.repeat(x, H // G, axis=2).astype(np.float64) for x in (k, v))    # (B, N, H, D)
     scores = np.einsum("bthd,bnhd->bthn", q.astype(np.float64), k) * scale      # (B, T, H, N)
     if causal:
@@ -47,7 +48,8 @@ def flash_attention_torch(q, k, v, causal, scale):
     """The plain formula in PyTorch, fp32 inside (float64 for float64). As flash_attention, and for
     heads of any width."""
     check("flash_attention_torch", q, k, v, causal, scale, torch.float64)
-    (B, T, H, D), (_, N, G, _) = q.shape, k.shape
+    B, T, H, D = q.shape
+    _, N, G, _ = k.shape
     wide = torch.promote_types(q.dtype, torch.float32)
     queries = q.to(wide).reshape(B, T, G, H // G, D)
     scores = torch.einsum("btgrd,bngd->btgrn", queries, k.to(wide)) * scale
@@ -63,21 +65,23 @@ def flash_attention_torch(q, k, v, causal, scale):
 
 
 def predict_traffic_ratio():
-    """Bytes that three kernels move which store the matrix, over those of one that does not.
+    """Bytes that three kernels which store the matrix move, over those of one that does not.
 
     One head, not causal, T = N = 4096, D = 128, every number 2 bytes. Within a kernel each array
     moves once.
     """
-    # exercise: q, k, v and out have N · D numbers each, the matrix N · N. Who moves which of them?
-    N, D = 4096, 128
+    # exercise: q, k, v and out have N · D numbers each, the matrix N · N. Which kernel moves which?
+    N = 4096
+    D = 128
     return (4 * N * D + 4 * N * N) / (4 * N * D)
 
 
 def count_tiles(T, N, BM, BN):
     """(visited, whole): tiles of BM queries by BN keys that a causal kernel needs, T <= N.
 
-    visited: those in which some query sees some key   whole: those in which each sees each. Tiles
-    start at query 0 and key 0. The last tile of queries may lack some, a whole one lacks no key.
+    visited: those in which some query sees some key   whole: those in which every query sees every
+    key. Tiles start at query 0 and key 0. The last tile of queries may have fewer than BM; a whole
+    one has BN keys.
     """
     # exercise: of a tile of queries, how many keys does the last one see, and how many the first?
     visited = whole = 0
@@ -93,9 +97,9 @@ def count_tiles(T, N, BM, BN):
 
 @triton.jit
 def attend_triton(queries, keys, values, mask, m, s, mixed, scale):
-    """Take one tile of keys and values into what a tile of queries holds: new (m, s, mixed).
+    """Add one tile of keys and values to the sums of a tile of queries: new (m, s, mixed).
 
-    queries (BM, BD)   keys, values (BN, BD)   seen (BM, BN), or None: every query sees every key
+    queries (BM, BD)   keys, values (BN, BD)   mask (BM, BN), or None: every query sees every key
     m, s (BM,) as above; m starts at -inf   mixed (BM, BD): the sum of exp2(score - m) · value
     scale holds log2(e) already, and is positive.
     """
@@ -113,7 +117,7 @@ def attend_triton(queries, keys, values, mask, m, s, mixed, scale):
 
 @triton.jit
 def place(T, N, H, CAUSAL: tl.constexpr, BM: tl.constexpr):
-    """What is this program's: batch b, head h, its first query, `last` (BM,): the last key that
+    """This program's part: batch b, head h, its first query, `last` (BM,): the last key that
     each query sees; and the numbers of keys that all of them see, and that any of them sees."""
     tiles = tl.cdiv(T, BM)
     pair = tl.program_id(0) // tiles
@@ -196,7 +200,7 @@ def flash_skip_triton(q, k, v, out, lse, scale, T, N, H, G, q_b, q_t, q_h, k_b, 
 def flash_triton(q, k, v, out, lse, scale, T, N, H, G, q_b, q_t, q_h, k_b, k_n, k_g,
                  v_b, v_n, v_g, CAUSAL: tl.constexpr, D: tl.constexpr,
                  BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr):
-    """The same, and tiles that all of its queries see whole come first, without bounds or mask."""
+    """The same, but tiles that all of its queries see whole come first, without bounds or mask."""
     b, h, first, last, common, reach = place(T, N, H, CAUSAL, BM)
     k += b * k_b + h // (H // G) * k_g
     v += b * v_b + h // (H // G) * v_g
@@ -239,7 +243,8 @@ def tiles(T, D, itemsize):
 
 def launch(kernel, q, k, v, causal, scale, sizes):
     """(out, lse) by one of the flash kernels; sizes as tiles() gives them."""
-    (B, T, H, D), (_, N, G, _) = q.shape, k.shape
+    B, T, H, D = q.shape
+    _, N, G, _ = k.shape
     out = torch.empty((B, T, H, D), dtype=q.dtype, device=q.device)
     lse = torch.empty((B, T, H), dtype=torch.float32, device=q.device)
     if out.numel():
@@ -268,15 +273,17 @@ def flash_attention(q, k, v, causal, scale):
 
 @without_gradients
 def flash_attention_cuda(q, k, v, causal, scale):
-    """As flash_attention by the CUDA kernel: float32, without gradients. What is not contiguous is
-    copied first."""
+    """As flash_attention by the CUDA kernel: float32, without gradients. Arrays that are not
+    contiguous are copied first."""
     check("flash_attention_cuda", q, k, v, causal, scale)
     check_width("flash_attention_cuda", q.shape[3])
     if q.dtype != torch.float32:
         raise ValueError(f"flash_attention_cuda: q, k and v are {q.dtype}, expected torch.float32")
     q, k, v = (x.contiguous() for x in (q, k, v))
-    (B, T, H, D), (_, N, G, _) = q.shape, k.shape
-    out, lse = torch.empty_like(q), q.new_empty(B, T, H)
+    B, T, H, D = q.shape
+    _, N, G, _ = k.shape
+    out = torch.empty_like(q)
+    lse = q.new_empty(B, T, H)
     if out.numel():
         KERNELS.get("flash_cuda")(
             triton.cdiv(T, CUDA_TILE) * B * H, CUDA_THREADS,
@@ -285,21 +292,22 @@ def flash_attention_cuda(q, k, v, causal, scale):
 
 
 def check(name, q, k, v, causal, scale, *more_dtypes):
-    """What the kernels assume, in a clear word each."""
+    """What the kernels assume, each with a clear message."""
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if not q.ndim == k.ndim == v.ndim == 4 or k.shape != v.shape or \
             (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
         raise ValueError(f"{name}: {shapes}; expected q (B, T, H, D) and k, v (B, N, G, D)")
-    (_, T, H, _), (_, N, G, _) = q.shape, k.shape
+    _, T, H, _ = q.shape
+    _, N, G, _ = k.shape
     if not G or H % G:
         raise ValueError(f"{name}: {H} query heads, expected a multiple of the {G} kv heads")
     if causal and T > N:
         raise ValueError(f"{name}: {T} queries and {N} keys; causal queries are the last of the "
                          f"tokens, expected at most {N}")
     if T and not N:
-        raise ValueError(f"{name}: {T} queries and no key, expected one at least")
+        raise ValueError(f"{name}: {T} queries and no key, expected at least one")
     if not scale > 0:
-        raise ValueError(f"{name}: scale is {scale}, expected it positive")
+        raise ValueError(f"{name}: scale is {scale}, expected a positive one")
     known = (torch.float32, torch.float16, torch.bfloat16, *more_dtypes)
     if not q.dtype == k.dtype == v.dtype or q.dtype not in known:
         raise TypeError(f"{name}: q is {q.dtype}, k {k.dtype}, v {v.dtype}; expected one of "

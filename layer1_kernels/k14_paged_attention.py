@@ -2,7 +2,7 @@
 
 B: sequences   T: tokens of this step, of all sequences, one sequence after the other
 P: pages   S: slots of a page   slot: page · S + place in it
-N: context of a sequence, its new tokens among it
+N: context of a sequence, its new tokens included
 H: query heads   G: kv heads   R = H // G: query heads that read the same kv head   D: head width
 Decoding reads 2·N·G·D numbers a sequence and does 4·N·H·D FLOPs: R FLOPs per byte in fp16. Memory
 decides. Pages are those of Kwon and others, "Efficient memory management for large language model
@@ -37,7 +37,8 @@ LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 
 def paged_attention_oracle(q, k_pages, v_pages, block_tables, cu_q, lens, scale):
     """float64, token by token: (T, H, D), 2 × (P, S, G, D), (B, pages), (B + 1,), (B,)."""
-    (T, H, D), (_, S, G, _) = q.shape, k_pages.shape
+    T, H, D = q.shape
+    _, S, G, _ = k_pages.shape
     out = np.empty((T, H, D))
     for b, N in enumerate(lens):
         slots = [block_tables[b, n // S] * S + n % S for n in range(N)]
@@ -64,10 +65,14 @@ def predict_reads_ratio():
 @triton.jit
 def write_kv_triton(k, v, k_pages, v_pages, slots, k_t, k_g, v_t, v_g, k_p, k_s, k_h, v_p, v_s, v_h,
                     S, G, D: tl.constexpr, BLOCK: tl.constexpr):
-    """One program a token: its G·D keys and values go to its slot; nowhere where that is -1."""
+    """One program for each token: its keys and values go to its slot, or nowhere if that is -1.
+
+    k, v: (T, G, D)   k_pages, v_pages: (P, S, G, D)   slots: (T,), page · S + place, or -1
+    Strides: _t of tokens, _g of their heads; _p of pages, _s of slots, _h of the heads in them
+    """
     t, i = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     g, d, inside = i // D, i % D, i < G * D
-    # exercise: load the slot; where it is one, find page and place, and copy keys and values there
+    # exercise: load the slot; if it is not -1, find page and place, copy keys and values there
     slot = tl.load(slots + t).to(tl.int64)
     if slot >= 0:
         page, place = slot // S, slot % S
@@ -89,7 +94,7 @@ def load_pages_triton(pages, table, n, bound, stride_page, stride_slot, S: tl.co
     column D on; no entry of the table is read for a key from `bound` on.
     """
     key, d = n + tl.arange(0, BN), tl.arange(0, BD)
-    # exercise: the page of each key out of the table, its place in the page, then the rows
+    # exercise: the page of each key from the table, its place in the page, then the rows
     page = tl.load(table + key // S, key < bound, 0).to(tl.int64)
     rows = pages + page * stride_page + key % S * stride_slot
     return tl.load(rows[:, None] + d[None, :], (key < bound)[:, None] & (d < D)[None, :], 0)
@@ -111,7 +116,7 @@ def find_sequence(cu_q, B, tile, BQ: tl.constexpr):
 
 @triton.jit
 def store_part(out, lse, row, m, s, mixed, inside, D: tl.constexpr):
-    """What a tile holds: to row (BM,) of out (·, D), and lse in base 2, where inside."""
+    """Store a tile's results, where inside: row (BM,) of out (·, D), and lse in base 2."""
     d = tl.arange(0, mixed.shape[1])
     mixed /= tl.where(s > 0, s, 1)[:, None]         # a split without keys leaves zeros, lse is -inf
     tl.store(out + row[:, None] * D + d[None, :], mixed, inside[:, None] & (d < D)[None, :])
@@ -136,8 +141,10 @@ def paged_triton(q, k_pages, v_pages, out, lse, block_tables, cu_q, lens, scale,
                  q_t, q_h, k_p, k_s, k_g, v_p, v_s, v_g, t_b, splits, R: tl.constexpr,
                  S: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
                  BD: tl.constexpr):
-    """One program a tile of queries, kv head and split of the keys.
+    """One program for each tile of queries, kv head and split of the keys.
 
+    q: (T, H, D)   k_pages, v_pages: (P, S, G, D)   block_tables: (B, pages)   lens: (B,), tokens
+    cu_q: (B + 1,), where the queries of each sequence begin   R: query heads of a kv head
     out (splits, T, H, D)   lse (splits, T, H): of each split, in base 2; -inf where it has no key
     """
     BQ: tl.constexpr = BM // R                      # queries of a tile, R heads each
@@ -172,8 +179,8 @@ def paged_triton(q, k_pages, v_pages, out, lse, block_tables, cu_q, lens, scale,
 @triton.jit
 def merge_triton(parts, lse, out, rows, splits, D: tl.constexpr, BS: tl.constexpr,
                  BD: tl.constexpr):
-    """One program a row of out (rows, D), from parts (splits, rows, D) and lse (splits, rows), in
-    base 2. BS and BD are powers of two, splits and D or more."""
+    """One program for each row of out (rows, D), from parts (splits, rows, D) and lse (splits,
+    rows), in base 2. BS and BD are powers of two, splits and D or more."""
     row, i, d = tl.program_id(0).to(tl.int64), tl.arange(0, BS), tl.arange(0, BD)
     # exercise: a part weighs exp2(lse - the largest lse), and the weights add up to 1
     sums = tl.load(lse + i.to(tl.int64) * rows + row, i < splits, -float("inf"))
@@ -189,7 +196,8 @@ def merge_triton(parts, lse, out, rows, splits, D: tl.constexpr, BS: tl.constexp
 
 def write(kernel, k, v, k_pages, v_pages, slots):
     """write_kv by a kernel such as write_kv_triton."""
-    (T, G, D), S = k.shape, k_pages.shape[1]
+    T, G, D = k.shape
+    S = k_pages.shape[1]
     kernel[(T,)](k, v, k_pages, v_pages, slots, *k.stride()[:2], *v.stride()[:2],
                  *k_pages.stride()[:3], *v_pages.stride()[:3], S, G, D=D,
                  BLOCK=triton.next_power_of_2(G * D))
@@ -201,8 +209,8 @@ def write_kv(k, v, k_pages, v_pages, slots):
 
     k, v (T, G, D)   k_pages, v_pages (P, S, G, D)   slots (T,) int64 or int32: page · S + place,
     each at most once. float32, float16 or bfloat16 on the CPU or on CUDA, any strides whose last
-    is 1; T may be 0. ValueError or TypeError otherwise. Slots beyond the pages are found on the
-    CPU alone: a GPU would have to be waited for.
+    is 1; T may be 0. ValueError or TypeError otherwise. Slots beyond the pages are noticed
+    only on the CPU: on a GPU the check would have to wait.
     """
     check_write("write_kv", k, v, k_pages, v_pages, slots)
     if k.numel():
@@ -212,13 +220,14 @@ def write_kv(k, v, k_pages, v_pages, slots):
 def write_kv_torch(k, v, k_pages, v_pages, slots):
     """As write_kv, in PyTorch."""
     check_write("write_kv_torch", k, v, k_pages, v_pages, slots)
-    S, known = k_pages.shape[1], slots >= 0
+    S = k_pages.shape[1]
+    known = slots >= 0
     where = slots[known].long()
     k_pages[where // S, where % S], v_pages[where // S, where % S] = k[known], v[known]
 
 
 def count_splits(programs, keys, processors):
-    """Into how many parts the keys are cut: two programs for each processor if there are that many
+    """How many parts the keys are cut into: two programs for each processor if there are that many
     keys, and 1 where the programs are enough as they are.
 
     programs: of an uncut launch   keys: of the longest sequence that the block tables have room for
@@ -244,10 +253,12 @@ def launch(paged, merge, q, k_pages, v_pages, block_tables, cu_q, lens, scale, s
     """out of paged_attention by the kernels paged and merge, the keys cut into `splits` parts;
     sizes as sizes_for() has them.
 
-    Nothing is asked of the device: a tile of queries finds its sequence itself, and one too many
+    Nothing is asked of the device: a tile of queries finds its sequence itself, and a surplus tile
     ends at once.
     """
-    (T, H, D), (_, S, G, _), B = q.shape, k_pages.shape, len(lens)
+    T, H, D = q.shape
+    _, S, G, _ = k_pages.shape
+    B = len(lens)
     tiles = T // (sizes["BM"] // (H // G)) + B
     out = torch.empty((T, H, D), dtype=q.dtype, device=q.device)
     parts = out if splits == 1 else torch.empty((splits, T, H, D), device=q.device)
@@ -268,20 +279,22 @@ def paged_attention(q, k_pages, v_pages, block_tables, cu_q, lens, scale):
 
     q (T, H, D): the new tokens of all sequences, one sequence after the other
     k_pages, v_pages (P, S, G, D): pages, in which the new tokens' own keys are already
-    block_tables (B, pages) int32: row b lists the pages of sequence b in order; what stands behind
-        its last page is not read
-    cu_q (B + 1,) int32: sequence b has the tokens cu_q[b] to cu_q[b + 1] - 1, none, one or more;
-        rows of q from cu_q[B] on belong to none, and out has nothing there
-    lens (B,) int32: tokens of each sequence, the new ones among them
+    block_tables (B, pages) int32: row b lists the pages of sequence b in order; entries after its
+        last page are not read
+    cu_q (B + 1,) int32: sequence b has the tokens cu_q[b] to cu_q[b + 1] - 1, zero or more; rows of
+        q from cu_q[B] on belong to no sequence, and out is undefined there
+    lens (B,) int32: tokens of each sequence, the new ones included
     scale: positive, as a rule 1 / sqrt(D)
     Returns (T, H, D). float32 (IEEE), float16 or bfloat16 on the CPU or on CUDA; D a multiple of 16
     up to 128; H a multiple of G, at most 64 times. Any strides whose last is 1; T or B may be 0.
-    ValueError or TypeError otherwise. What stands *in* block_tables, cu_q and lens is looked at on
-    the CPU alone: a GPU would have to be waited for.
+    ValueError or TypeError otherwise. The contents of block_tables, cu_q and lens are checked only
+    on the CPU: on a GPU the check would have to wait.
     """
     check("paged_attention", q, k_pages, v_pages, block_tables, cu_q, lens, scale)
     check_heads("paged_attention", q, k_pages)
-    (T, H, D), (_, S, G, _), B = q.shape, k_pages.shape, len(lens)
+    T, H, D = q.shape
+    _, S, G, _ = k_pages.shape
+    B = len(lens)
     if not T or not B:
         return torch.empty((T, H, D), dtype=q.dtype, device=q.device)
     sizes = sizes_for(T, B, H // G, D, q.element_size())
@@ -295,17 +308,19 @@ def paged_attention(q, k_pages, v_pages, block_tables, cu_q, lens, scale):
 
 @without_gradients
 def paged_attention_cuda(q, k_pages, v_pages, block_tables, cu_q, lens, scale):
-    """As paged_attention by the CUDA kernel: float32, all of it contiguous but q, which is copied
-    first where it is not."""
+    """As paged_attention by the CUDA kernel: float32, all arrays contiguous except q, which is
+    copied first if it is not."""
     check("paged_attention_cuda", q, k_pages, v_pages, block_tables, cu_q, lens, scale)
     check_heads("paged_attention_cuda", q, k_pages)
-    q = q.contiguous()              # of a matrix that makes q, k and v at once it is a view
+    q = q.contiguous()              # a view, where one matrix makes q, k and v
     for name, x in (("q", q), ("k_pages", k_pages), ("v_pages", v_pages),
                     ("block_tables", block_tables)):
         if not x.is_contiguous() or x.dtype not in (torch.float32, torch.int32):
             raise ValueError(f"paged_attention_cuda: {name} is {x.dtype} with strides "
                              f"{x.stride()}, expected float32 and contiguous")
-    (T, H, D), (_, S, G, _), B = q.shape, k_pages.shape, len(lens)
+    T, H, D = q.shape
+    _, S, G, _ = k_pages.shape
+    B = len(lens)
     out = torch.empty_like(q)
     if T and B:
         KERNELS.get("paged_cuda")(
@@ -321,7 +336,8 @@ def paged_attention_torch(q, k_pages, v_pages, block_tables, cu_q, lens, scale):
     Zeros in rows of no sequence. Waits for the device.
     """
     check("paged_attention_torch", q, k_pages, v_pages, block_tables, cu_q, lens, scale)
-    S, out = k_pages.shape[1], torch.zeros_like(q)
+    S = k_pages.shape[1]
+    out = torch.zeros_like(q)
     for b, (N, begin, end) in enumerate(zip(*(x.tolist() for x in (lens, cu_q[:-1], cu_q[1:])),
                                             strict=True)):
         pages = block_tables[b, :-(-N // S)].long()     # the last one may be part empty
@@ -360,10 +376,11 @@ def check_write(name, k, v, k_pages, v_pages, slots):
 
 
 def check(name, q, k_pages, v_pages, block_tables, cu_q, lens, scale):
-    """What the attention kernels assume, in a clear word each."""
+    """What the attention kernels assume, each with a clear message."""
     if q.ndim != 3:
         raise ValueError(f"{name}: q has shape {tuple(q.shape)}, expected (T, H, D)")
-    (_, H, D), B = q.shape, len(lens)
+    _, H, D = q.shape
+    B = len(lens)
     check_pages(name, D, k_pages, v_pages, q=q)
     G = k_pages.shape[2]
     if not G or H % G:
@@ -377,7 +394,7 @@ def check(name, q, k_pages, v_pages, block_tables, cu_q, lens, scale):
             raise TypeError(f"{name}: {n} is {x.dtype} with strides {x.stride()}, expected "
                             f"torch.int32, the last stride 1")
     if not scale > 0:
-        raise ValueError(f"{name}: scale is {scale}, expected it positive")
+        raise ValueError(f"{name}: scale is {scale}, expected a positive one")
     if not q.is_cuda:
         check_contents(name, q, k_pages, block_tables, cu_q, lens)
 
@@ -385,7 +402,8 @@ def check(name, q, k_pages, v_pages, block_tables, cu_q, lens, scale):
 def check_heads(name, q, k_pages):
     """What the kernels assume of heads; the plain formula takes any."""
     check_width(name, q.shape[2])
-    H, G = q.shape[1], k_pages.shape[2]
+    H = q.shape[1]
+    G = k_pages.shape[2]
     if H // G > ROWS:
         raise ValueError(f"{name}: {H} query heads, expected at most {ROWS} times as many as the "
                          f"{G} kv heads")
@@ -393,7 +411,8 @@ def check_heads(name, q, k_pages):
 
 def check_contents(name, q, k_pages, block_tables, cu_q, lens):
     """That cu_q, lens and the used part of the block tables fit together."""
-    T, (P, S, _, _) = len(q), k_pages.shape
+    T = len(q)
+    P, S, _, _ = k_pages.shape
     counts = cu_q.diff()
     if cu_q[0] != 0 or (counts < 0).any() or cu_q[-1] > T:
         raise ValueError(f"{name}: cu_q is {cu_q.tolist()}, expected it to rise from 0 to at most "

@@ -2,8 +2,8 @@
 
 T: tokens, one row of x each   N: numbers out   K: numbers in   G: groups of w, N·K / group
 A weight is q · scale: q an integer of 8 or 4 bits, scale one fp32 number for `group` weights.
-One token: 2 FLOPs for a weight of bits/8 + 4/group bytes. Memory decides, so fewer bits are less
-time. From a few hundred tokens on arithmetic decides, and they are not.
+One token: 2 FLOPs for a weight of bits/8 + 4/group bytes. Memory decides, so fewer bits take less
+time. From a few hundred tokens on, arithmetic decides, and they do not.
 
 Packed int8: q as it is, (N, K). Packed int4: two in a byte, (N, K/2). A group has its own bytes;
 byte i of a group holds number i in its low 4 bits and number i + group/2 in its high 4, as q + 8.
@@ -28,12 +28,12 @@ __all__ = ["dequantize_weight", "quantize_weight", "quantized_matmul", "quantize
 KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
 WARPS = 4               # of a block of the CUDA kernels, one a row of w
 ENOUGH = 264            # programs: two for each of the 132 SMs of an H200
-LARGEST = 2**31 - 2**19     # sizes; the kernels count with 32 bits, the last split beyond row
+LARGEST = 2**31 - 2**19     # sizes; the kernels count with 32 bits, a last split beyond the row
 
 # Rows of w and packed bytes of each that a program of the GEMV takes at a time; warps, stages.
 GEMV = {"BN": 8, "BB": 1024, "num_warps": 4, "num_stages": 1}
 # BT, BN, BB (packed bytes of a row at a time), warps, stages, by bytes of a number of x, for up to
-# so many rows. Chosen from what Triton makes of them for Hopper (no spills), not from times.
+# this many rows. Chosen from what Triton makes of them for Hopper (no spills), not from times.
 TILES = {2: {16: (16, 32, 128, 4, 4), 64: (64, 64, 64, 4, 4), LARGEST: (128, 128, 64, 8, 3)},
          4: {16: (16, 32, 32, 4, 2), LARGEST: (64, 64, 16, 8, 3)}}
 
@@ -48,10 +48,10 @@ def predict_bytes_ratio(bits, group):
 
 
 def quantize_groups(w, bits):                       # (G, group) -> (G, group), (G,)
-    """Integers q and fp32 scales, a scale a row: w ≈ q · scale, as near as such q can be.
+    """Integers q and fp32 scales, a scale a row: w ≈ q · scale, as close as such q can get.
 
     q: int8, from -top to top, where top = 2^(bits - 1) - 1. The largest |w| of a row becomes ±top;
-    halves round to the even integer. A row of zeros has scale 0 and q = 0.
+    halves round to even. A row of zeros has scale 0 and q = 0.
     """
     top = 2 ** (bits - 1) - 1
     # exercise: the scales, then w over its scale, rounded; mind the row of zeros
@@ -65,7 +65,7 @@ def quantize_weight(w, bits, group):                # (N, K) -> packed, (N, K / 
     """The weights as packed integers and fp32 scales; the layout is at the top of this file.
 
     w: floats, any strides, on any device   bits: 4 or 8   group: neighbours along K that share a
-    scale, a power of two, 16 or more. ValueError where K is no multiple of it, or w not finite.
+    scale, a power of two, 16 or more. ValueError: it does not divide K, or w is not finite.
     """
     check_kind("quantize_weight", bits, group)
     if w.ndim != 2 or w.shape[1] % group:
@@ -73,10 +73,11 @@ def quantize_weight(w, bits, group):                # (N, K) -> packed, (N, K / 
                          f"a multiple of the group, {group}")
     if not w.is_floating_point():
         raise TypeError(f"quantize_weight: w is {w.dtype}, expected floats")
-    (N, K), w = w.shape, w.float()                  # (N, K)
+    N, K = w.shape
+    w = w.float()                                   # (N, K)
     if not w.isfinite().all():
         raise ValueError("quantize_weight: w has values that are not finite in float32, "
-                         "expected none")
+                         "expected finite ones")
     q, scales = quantize_groups(w.reshape(N * K // group, group), bits)
     if bits == 4:
         low, high = (q + 8).to(torch.uint8).chunk(2, dim=-1)        # 2 × (G, group/2)
@@ -87,7 +88,8 @@ def quantize_weight(w, bits, group):                # (N, K) -> packed, (N, K / 
 def dequantize_weight(packed, scales, bits, group):     # -> (N, K)
     """q · scale in fp32, from what quantize_weight gives."""
     check_kind("dequantize_weight", bits, group)
-    (N, groups), K = scales.shape, scales.shape[1] * group
+    N, groups = scales.shape
+    K = scales.shape[1] * group
     check_packed("dequantize_weight", packed, scales, N, K, bits, group)
     q = packed.reshape(N, groups, group * bits // 8)
     if bits == 4:
@@ -104,7 +106,8 @@ def quantized_matmul_torch(x, packed, scales, bits, group):     # (T, K), … ->
 
 def quantized_matmul_oracle(x, packed, scales, bits, group):    # (T, K), … -> (T, N)
     """float64."""
-    (N, groups), x = scales.shape, x.astype(np.float64)
+    N, groups = scales.shape
+    x = x.astype(np.float64)
     q = packed.reshape(N, groups, -1)
     if bits == 4:
         q = np.concatenate((q & 15, q >> 4), axis=-1).astype(int) - 8   # (N, groups, group)
@@ -112,11 +115,11 @@ def quantized_matmul_oracle(x, packed, scales, bits, group):    # (T, K), … ->
 
 
 def largest_group(w, bits, limit):                  # (N, K) -> int or None
-    """The largest group, of 1024, 512, … 16, with an error of `limit` or less; None if none has.
+    """The largest group, of 1024, 512, … 16, with an error of `limit` or less, or None.
 
     error: sqrt(sum of (dequantised - w)² / sum of w²). K: a multiple of 1024
     """
-    # exercise: quantise and dequantise by one group after the other, the largest first
+    # exercise: quantise and dequantise by one group after another, the largest first
     for group in (1024, 512, 256, 128, 64, 32, 16):
         if relative_error(w, bits, group) <= limit:
             return group
@@ -226,7 +229,8 @@ def configuration(T, N, row, itemsize):
     depends on nothing but the sizes, so that results never change.
     """
     if T == 1:
-        meta, programs = dict(GEMV), triton.cdiv(N, GEMV["BN"])
+        meta = dict(GEMV)
+        programs = triton.cdiv(N, GEMV["BN"])
     else:
         BT, BN, BB, warps, stages = next(tile for rows, tile in TILES[itemsize].items()
                                          if rows >= T)
@@ -247,7 +251,9 @@ def quantized_matmul(x, packed, scales, bits, group):   # (T, K), … -> (T, N)
     cores can take them (in float16 a weight beyond 65,504 is inf). float32: IEEE, not TF32.
     """
     check("quantized_matmul", FLOATS, x, packed, scales, bits, group)
-    (T, K), N, row = x.shape, len(packed), packed.shape[1]
+    T, K = x.shape
+    N = len(packed)
+    row = packed.shape[1]
     if T == 0 or N == 0 or K == 0:
         return x.new_zeros((T, N))
     meta, programs, splits, span = configuration(T, N, row, x.element_size())
@@ -265,7 +271,7 @@ def quantized_matmul(x, packed, scales, bits, group):   # (T, K), … -> (T, N)
 
 @without_gradients
 def quantized_matmul_cuda(x, packed, scales, bits, group, kernel=None):     # (T, K), … -> (T, N)
-    """As quantized_matmul, by a CUDA kernel for one row: more of them read w again. float32.
+    """As quantized_matmul, by a CUDA kernel for one row: each further row reads w again. float32.
 
     kernel: "gemv_bytes" or "gemv_wide", by default the second where a group has 16 bytes.
     ValueError where that one is asked for and it has fewer.
@@ -276,7 +282,8 @@ def quantized_matmul_cuda(x, packed, scales, bits, group, kernel=None):     # (T
     if kernel == "gemv_wide" and not fits:
         raise ValueError(f"gemv_wide: groups of {group} x {bits} bits, expected 16 bytes or more, "
                          f"and arrays that begin at a multiple of 16 bytes")
-    (T, K), N = x.shape, len(packed)
+    T, K = x.shape
+    N = len(packed)
     if T > 65_535:
         raise ValueError(f"quantized_matmul_cuda: x has {T} rows, expected at most 65535")
     y = x.new_empty((T, N))                         # (T, N)
@@ -309,7 +316,7 @@ def check_packed(op, packed, scales, N, K, bits, group):
 
 
 def check(op, dtypes, x, packed, scales, bits, group):
-    """What the kernels assume; they know no strides."""
+    """What the kernels assume; they ignore strides."""
     check_kind(op, bits, group)
     if x.ndim != 2 or packed.ndim != 2 or x.shape[1] % group:
         raise ValueError(f"{op}: x has shape {tuple(x.shape)} and packed {tuple(packed.shape)}, "
@@ -323,8 +330,8 @@ def check(op, dtypes, x, packed, scales, bits, group):
                          f"device")
     for name, tensor in (("x", x), ("packed", packed), ("scales", scales)):
         if not tensor.is_contiguous():
-            raise ValueError(f"{op}: {name} has strides {tensor.stride()}, expected it contiguous; "
-                             f"{name}.contiguous() makes it so")
+            raise ValueError(f"{op}: {name} has strides {tensor.stride()}, expected it to be "
+                             f"contiguous; {name}.contiguous() makes it so")
         if max(tensor.shape) > LARGEST:
             raise ValueError(f"{op}: {name} has shape {tuple(tensor.shape)}, expected sizes up to "
                              f"{LARGEST}")

@@ -65,7 +65,7 @@ def kernels(back_end, desk=None):
     """The table of a back end.
 
     torch: PyTorch's own operations, the oracle, on any device    triton: the course's kernels
-    cuda: the course's CUDA kernels, and Triton's where there is none. They take float32 alone
+    cuda: the course's CUDA kernels, and Triton's where there is none. They take only float32
     mine: the learner's kernels where they passed on this version of the course, else Triton's.
           desk: the folder of their desk; None finds it as `lab` does
     PyTorch's fill in for kernels that a student edition does not have.
@@ -81,7 +81,7 @@ def kernels(back_end, desk=None):
 
 
 def pick(name, module, suffixes):
-    """The first of an operation's functions that its module has, and that is no stub here."""
+    """The first of an operation's functions that its module has, and that is not a stub here."""
     if module in LESSONS.values() and not answered(module):
         suffixes = SUFFIX["torch"]
     module = importlib.import_module(f"layer1_kernels.{module}")

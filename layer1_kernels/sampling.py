@@ -2,7 +2,7 @@
 
 B: rows, one a sequence   V: vocabulary
 The row's numbers stay in their order: a token is drawn where the running sum of the weights passes
-the row's uniform number. So a row's token rests on that row alone, whatever the batch beside it.
+the row's uniform number. So a row's token depends on that row alone, whatever else is in the batch.
 Reads B·V numbers three times; each search of a threshold reads them up to 33 times more, from L2
 where they fit.
 """
@@ -24,7 +24,7 @@ BLOCK = 1024        # on Triton's four warps 8 numbers a lane, 16 bytes of bf16;
 class Sampling(NamedTuple):
     """How each row is sampled. Arrays of (B,), on the device of the logits.
 
-    temperature: float32, 0 takes the largest logit    top_k: int32, at most so many tokens, 0 all
+    temperature: float32, 0 takes the largest logit    top_k: int32, at most this many tokens, 0 all
     top_p: float32, the fewest tokens that hold this share of what top_k left, 1 all
     uniform: float32 in [0, 1), the row's random number
     Tokens as likely as the last one that is kept are kept, too.
@@ -111,7 +111,7 @@ def sample_triton(logits, b_stride, v_stride, temperatures, top_k, top_p, unifor
             winner = tl.minimum(winner, tl.min(tl.where(beyond, v, V)))
             last = tl.maximum(last, tl.max(tl.where(weights > 0, v, 0)))
             passed += tl.sum(weights)
-        token = tl.where(winner < V, winner, last)                # V: the sums were rounded apart
+        token = tl.where(winner < V, winner, last)                # V: the two sums rounded apart
     tl.store(tokens + b, tl.where(broken != 0, -1, token).to(tl.int64))
 
 
@@ -142,10 +142,11 @@ def sample_torch(logits, params):                   # (B, V), Sampling -> (B,) i
 
 
 def draw(z, largest, params):                       # (R, V), (R, 1), Sampling of R -> (R,)
-    """Tokens of rows that are fit to be drawn from."""
+    """Tokens of rows that can be drawn from."""
     weights = ((z - largest) / params.temperature[:, None]).exp().double()
     least = torch.full_like(largest, float("-inf"))
-    k, p = params.top_k.long()[:, None], params.top_p.double()[:, None]
+    k = params.top_k.long()[:, None]
+    p = params.top_p.double()[:, None]
     if ((k > 0) | (p < 1)).any():
         ordered, places = z.sort(-1, descending=True)
         at = torch.where(k > 0, k, z.shape[1]).clamp(max=z.shape[1]) - 1
@@ -168,10 +169,10 @@ def shipped():
 
 
 def check(logits, params):
-    """One sentence for what `sample` cannot take."""
+    """What `sample` assumes, each with a clear message."""
     if logits.ndim != 2 or not logits.is_floating_point() or logits.shape[1] == 0:
         raise ValueError(f"sample: logits {tuple(logits.shape)} of {logits.dtype}, expected (B, V) "
-                         f"of a float type with V from 1")
+                         f"of a float type, V from 1 on")
     kinds = Sampling(torch.float32, torch.int32, torch.float32, torch.float32)
     for name, a, kind in zip(Sampling._fields, params, kinds, strict=True):
         if a.shape != logits.shape[:1] or a.dtype != kind or a.device != logits.device \

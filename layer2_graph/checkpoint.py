@@ -1,18 +1,21 @@
 """A model's folder as Hugging Face has it: weights in safetensors, the tokenizer, its template."""
 
 import json
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from layer2_graph.config import Config
 from layer2_graph.config_entries import ModelError, read_json, shown
 
 __all__ = ["Tokenizer", "read_weights"]
 
-MOST = 100_000_000      # bytes of a safetensors header, by the format
+MAX_HEADER_BYTES = 100_000_000      # of a safetensors file, by the format
 HEAD = "lm_head.weight"
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -20,8 +23,8 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 # ---- weights
 
 
-def shapes(m):
-    """{name: shape} of every tensor of a model. A matrix is (numbers out, numbers in)."""
+def shapes(m: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """(name, shape) of every tensor of a model. A matrix is (numbers out, numbers in)."""
     yield "model.embed_tokens.weight", (m.V, m.C)
     for i in range(m.L):
         layer = f"model.layers.{i}"
@@ -46,13 +49,14 @@ def shapes(m):
         yield HEAD, (m.V, m.C)
 
 
-def read_weights(folder, config, dtype=None, device="cpu"):
+def read_weights(folder: Path | str, config: Config, dtype: torch.dtype | None = None,
+                 device: torch.device | str = "cpu") -> dict[str, Tensor]:
     """{name: tensor} of a model's folder, as `shapes` lists them.
 
     The folder holds model.safetensors, or model.safetensors.index.json and its shards, or
     weights.npz as o02's nano Llama does. dtype: of the result; None leaves the file's. ModelError
-    names the file and the tensor, what was expected and what was found; also where there is a
-    tensor that the model does not use.
+    names the file and the tensor, what was expected and what was found. A tensor that the model
+    does not use is an error as well.
     """
     files = files_of(Path(folder))
     weights = {}
@@ -74,10 +78,10 @@ def read_weights(folder, config, dtype=None, device="cpu"):
 
 
 def check_extra(files, weights, config):
-    """ModelError where a folder has tensors that the model would compute with otherwise.
+    """ModelError if a folder has tensors that this model would leave unused.
 
-    Rotary frequencies, which older files have, follow from config.json. The head of a model whose
-    embedding serves as one may be there once more.
+    Two are allowed: rotary frequencies, which older files have and which follow from config.json,
+    and a head equal to the embedding, if the embedding serves as the head.
     """
     extra = sorted(name for name in files.keys() - weights.keys()
                    if not name.endswith("rotary_emb.inv_freq"))
@@ -90,12 +94,12 @@ def check_extra(files, weights, config):
         extra.remove(HEAD)
     if extra:
         more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
-        raise ModelError(f"{files[extra[0]][0]}: a tensor {shown(extra[0])[1:-1]}{more}, which a "
-                         f"model as config.json has it does not use; expected none but its own")
+        raise ModelError(f"{files[extra[0]][0]}: a tensor {shown(extra[0])[1:-1]}{more}, which the "
+                         f"model of this config.json does not use; expected only its own")
 
 
 def source_of(folder):
-    """The file that says which tensors a folder has. ModelError where there is none."""
+    """The file that says which tensors a folder has. ModelError if there is none."""
     for name in ("weights.npz", "model.safetensors", "model.safetensors.index.json"):
         if (folder / name).exists():
             return folder / name
@@ -103,8 +107,8 @@ def source_of(folder):
 
 
 def files_of(folder):
-    """{tensor's name: (its file, a function that reads it)}. ModelError where a file is missing or
-    not whole."""
+    """{tensor's name: (its file, a function that reads it)}. ModelError if a file is missing or
+    incomplete."""
     index = source_of(folder)
     if index.suffix != ".json":
         return (arrays if index.suffix == ".npz" else tensors)(index)
@@ -130,26 +134,27 @@ def tensors(path):
     try:
         file = safe_open(path, framework="pt")
     except (OSError, SafetensorError) as error:
-        raise ModelError(f"{path} is no whole safetensors file: found {path.stat().st_size} bytes, "
-                         f"expected {length(path)} ({error})") from None
+        raise ModelError(f"{path} is not a complete safetensors file: found "
+                         f"{path.stat().st_size} bytes, expected {length(path)} "
+                         f"({error})") from None
     return {name: (path, lambda name=name: file.get_tensor(name))
             for name in file.keys()}  # noqa: SIM118
 
 
 def length(path):
-    """How many bytes a safetensors file that was refused should have, by its own header, in words.
+    """The bytes that a rejected safetensors file should have by its own header, in words.
 
-    Source: the format. 8 bytes give the header's length; the header is a JSON object that gives for
-    each tensor where behind the header it begins and ends.
+    Source: the format. 8 bytes give the header's length; the header is a JSON object that gives,
+    for each tensor, where it begins and ends after the header.
     """
     try:
         with path.open("rb") as file:
             start = file.read(8)
             header = int.from_bytes(start, "little")
-            text = file.read(min(header, MOST))
+            text = file.read(min(header, MAX_HEADER_BYTES))
         if len(start) < 8:
             return "more than 8"
-        if len(text) < header <= MOST:
+        if len(text) < header <= MAX_HEADER_BYTES:
             return f"{8 + header} or more"
         ends = [tensor["data_offsets"][1] for name, tensor in json.loads(text).items()
                 if name != "__metadata__"]
@@ -166,7 +171,7 @@ def arrays(path):
         with np.load(path) as file:
             tensors = dict(file)
     except Exception as error:                      # of zipfile, zlib or NumPy, each its own
-        raise ModelError(f"{path} is no whole NumPy archive ({path.stat().st_size} bytes): "
+        raise ModelError(f"{path} is not a complete NumPy archive ({path.stat().st_size} bytes): "
                          f"{error}") from None
     return {name: (path, lambda value=value: torch.from_numpy(value))
             for name, value in tensors.items()}
@@ -178,8 +183,8 @@ def arrays(path):
 class Tokenizer:
     """The tokenizer of a folder: tokenizer.json, and tokenizer_config.json for chats."""
 
-    def __init__(self, folder, config):
-        """ModelError where tokenizer.json is missing, broken, or has tokens the model lacks."""
+    def __init__(self, folder: Path | str, config: Config):
+        """ModelError if tokenizer.json is missing, broken, or has tokens that the model lacks."""
         from tokenizers import Tokenizer
 
         path = Path(folder) / "tokenizer.json"
@@ -188,7 +193,7 @@ class Tokenizer:
         try:
             self.own = Tokenizer.from_file(str(path))
         except Exception as error:                  # the library raises nothing narrower
-            raise ModelError(f"{path} is no tokenizer: {error}") from None
+            raise ModelError(f"{path} is not a tokenizer: {error}") from None
         last = max(self.own.get_vocab().values(), default=0)
         if last >= config.V:
             raise ModelError(f"{path} has a token number {last}, expected numbers below the "
@@ -199,18 +204,18 @@ class Tokenizer:
         if apart.exists():
             self.path, self.entries["chat_template"] = apart, apart.read_text("utf-8")
 
-    def encode(self, text):
+    def encode(self, text: str) -> list[int]:
         """The tokens of a text, with those before and after it that the folder asks for."""
         return self.own.encode(text).ids
 
-    def decode(self, tokens):
-        """The text of tokens; those that only mark its begin or end are left out."""
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The text of tokens, without those that only mark its beginning or end."""
         return self.own.decode(list(tokens))
 
-    def chat(self, messages):
-        """The tokens of a conversation, [{"role": …, "content": …}], up to the answer's begin.
+    def chat(self, messages: Sequence[dict]) -> list[int]:
+        """The tokens of a conversation, [{"role": …, "content": …}], up to where the answer begins.
 
-        ModelError where the template fails or refuses the conversation.
+        ModelError if the template fails or refuses the conversation.
         """
         template = self.template()
         marks = {name: token["content"] if isinstance(token, dict) else token
@@ -222,25 +227,24 @@ class Tokenizer:
             raise ModelError(f"{self.path}: the chat_template fails: {error}") from None
         return self.own.encode(text, add_special_tokens=False).ids
 
-    def template(self):
-        """The template of a conversation; of several with names, a list of them in
-        tokenizer_config.json, the one that transformers takes where there are no tools: "default".
+    def template(self) -> str:
+        """The template of a conversation. If tokenizer_config.json has a list of named templates,
+        it is "default", which transformers takes for a conversation without tools.
         """
         text = self.entries.get("chat_template")
         if isinstance(text, list):
             try:
                 text = {entry["name"]: entry["template"] for entry in text}
             except (KeyError, TypeError):
-                raise ModelError(f"{self.path}: chat_template is a list, expected in it objects "
-                                 f"with name and template") from None
+                raise ModelError(f"{self.path}: chat_template is a list, expected objects with "
+                                 f"name and template in it") from None
         if isinstance(text, dict):
             if "default" not in text:
-                raise ModelError(f"{self.path}: no chat_template of the name default; found "
+                raise ModelError(f"{self.path}: no chat_template named default; found "
                                  f"{', '.join(map(str, text)) or 'none'}")
             text = text["default"]
         if text is None:
-            raise ModelError(f"{self.path}: no chat_template, so this model takes no conversation; "
-                             f"give it a text")
+            raise ModelError(f"{self.path}: this model has no chat_template; send a plain prompt")
         if not isinstance(text, str):
             raise ModelError(f"{self.path}: chat_template is a {type(text).__name__}, expected a "
                              f"text, or a list of them with names")
@@ -248,15 +252,15 @@ class Tokenizer:
 
 
 def chat_environment():
-    """What templates of chats may use: jinja2's sandbox, and what transformers adds to it."""
+    """What chat templates may use: jinja2's sandbox, and what transformers adds to it."""
     from jinja2.exceptions import TemplateError
     from jinja2.ext import Extension, loopcontrols
     from jinja2.nodes import Scope
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """{% generation %} … {% endgeneration %}: what the model itself said, for training. It is
-        written as it stands, and names that are set in it end with it."""
+        """{% generation %} … {% endgeneration %} marks the model's own words, for training. Its
+        contents are rendered as usual, and names set in them are unset after it."""
 
         tags = {"generation"}
 

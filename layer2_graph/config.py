@@ -1,5 +1,6 @@
 """What Hugging Face's config.json says of a Llama and its relatives, in the course's letters."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +26,7 @@ __all__ = ["Config", "ModelError", "read_config"]
 class Config:
     """A decoder: L layers of RMSNorm, attention, RMSNorm and gated MLP, each with its residual.
 
-    What the families differ in stands at the end.
+    The differences between families stand at the end.
     """
 
     L: int                          # layers
@@ -37,7 +38,7 @@ class Config:
     V: int                          # vocabulary
     eps: float                      # of the norms
     theta: float                    # base of the rotary angles
-    room: int                       # longest context; with a window no longer than that
+    room: int                       # longest context; no longer than a window
     ends: tuple[int, ...] = ()      # tokens that end a text
     scaling: tuple = ()             # of the rotary angles: (("rope_type", "llama3"), …) or nothing
     tied: bool = False              # the embedding serves as the head
@@ -48,15 +49,15 @@ class Config:
     window: int | None = None       # tokens that attention would slide over; here it never slides
 
     @property
-    def scale(self):
-        """Of the scores of attention."""
+    def scale(self) -> float:
+        """The factor of attention's scores."""
         return self.D ** -0.5
 
-    def check_room(self, N):
-        """ModelError where a context of N tokens is longer than the model's longest."""
+    def check_room(self, N: int) -> None:
+        """ModelError if a context of N tokens is longer than the model's longest."""
         if self.room < N:
             why = "" if self.window != self.room else (
-                ", the window that its attention slides over; here none slides")
+                ", the window that its attention slides over; here windows do not slide")
             raise ModelError(f"a context of {N} tokens; the model has room for {self.room}{why}")
 
 
@@ -86,11 +87,11 @@ LARGEST_WHOLE = 2**31 - 1
 LARGEST_ROOM = 2**22        # tokens: the rotary tables of wide heads take 2 GB then
 
 
-def read_config(folder, ignore=()):
+def read_config(folder: Path | str, ignore: Collection[str] = ()) -> Config:
     """The Config of a model's folder. ModelError names the file, what was expected and found.
 
-    ignore: names of entries that are taken as absent, also in the rotary scaling. An entry that
-    is neither read here nor known to leave the scores alone is refused otherwise.
+    ignore: names of entries that are taken as absent, also in the rotary scaling. Any other entry
+    that is neither read here nor known to leave the scores alone is refused.
     """
     path = Path(folder) / "config.json"
     entries = {name: value for name, value in read_json(path).items() if name not in ignore}
@@ -115,7 +116,7 @@ def read_config(folder, ignore=()):
 
 
 def family_of(path, entries):
-    """The one architecture, which is of FAMILIES and agrees with model_type."""
+    """The one architecture, which must be in FAMILIES and agree with model_type."""
     names = entries.get("architectures") or ["none"]
     if not isinstance(names, list) or len(names) != 1 or str(names[0]) not in FAMILIES:
         words = ", ".join(map(str, names)) if isinstance(names, list) else repr(names)
@@ -130,7 +131,7 @@ def family_of(path, entries):
 
 
 def check_kinds(path, entries):
-    """That what is read has the type it should have."""
+    """ModelError if an entry that is read has a wrong type."""
     for name in WHOLE:
         value = entries.get(name)
         if value is None and name not in NEEDED or name == "max_window_layers" and value == 0:
@@ -162,7 +163,7 @@ def ends(path, entries):
 
 
 def biases(path, family, entries):
-    """What FAMILIES has of a family, as flags. ModelError where an entry says otherwise."""
+    """A family's row of FAMILIES, as flags. ModelError if an entry says otherwise."""
     flags = FAMILIES[family]
     for name, flag in (("attention_bias", flags[0]), ("mlp_bias", flags[2])):
         if isinstance(flag, bool) and entries.get(name) not in (None, flag):
@@ -173,7 +174,8 @@ def biases(path, family, entries):
 
 def heads(path, entries):
     """(H, G, D): query heads, key heads, head width."""
-    H, C = entries["num_attention_heads"], entries["hidden_size"]
+    H = entries["num_attention_heads"]
+    C = entries["hidden_size"]
     G = entries.get("num_key_value_heads") or H
     if H % G:
         raise ModelError(f"{path}: {H} query heads cannot share {G} key heads evenly")
@@ -191,7 +193,8 @@ def heads(path, entries):
 
 
 def rotation(path, entries, ignore):
-    """(theta, scaling): transformers 5 has both in rope_parameters, transformers 4 apart."""
+    """(theta, scaling): transformers 5 has both in rope_parameters, transformers 4 has them apart.
+    """
     objects = [entries[name] for name in ("rope_scaling", "rope_parameters") if entries.get(name)]
     for value in objects:
         if not isinstance(value, dict):
@@ -228,12 +231,13 @@ def scaling_type(path, scaling):
 
 
 def check_scaling(path, kind, scaling, theta):
-    """That the numbers of a rotary scaling are there, are numbers, and fit together."""
+    """ModelError if a rotary scaling's numbers are missing, not numbers, or do not fit together."""
     needs, may = SCALINGS[kind]
     for name in (*needs, *may):
         value = scaling.get(name)
         if name == "truncate":
-            fits, expected = value is None or isinstance(value, bool), "true or false"
+            fits = value is None or isinstance(value, bool)
+            expected = "true or false"
         else:
             fits = value is None and name in may or is_number(value, int, float)
             expected = "a number above 0"
@@ -252,13 +256,14 @@ def check_scaling(path, kind, scaling, theta):
 
 
 def sliding(path, family, entries):
-    """The window of the layers whose attention slides; None where none does.
+    """The window of the layers whose attention slides; None if no layer's does.
 
-    As transformers has it: of a Qwen the layers that layer_types names, else those from
-    max_window_layers on, and none where use_sliding_window does not say so. A Mistral slides in
-    all layers or in none. A window that is not named has 4096 tokens. A Llama has none.
+    As in transformers: in a Qwen the layers that layer_types names, else those from
+    max_window_layers on, and only if use_sliding_window says so. A Mistral slides in all layers or
+    in none. A missing sliding_window is 4096 tokens. A Llama has no window.
     """
-    layers, L = entries.get("layer_types"), entries["num_hidden_layers"]
+    layers = entries.get("layer_types")
+    L = entries["num_hidden_layers"]
     kinds = {"full_attention", "sliding_attention"}
     if layers is not None and (not isinstance(layers, list) or len(layers) != L
                                or set(map(str, layers)) - kinds):

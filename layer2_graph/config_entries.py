@@ -47,7 +47,7 @@ GENERATION = (
     "begin_suppress_tokens")
 NEUTRAL = frozenset((*BOOKKEEPING, *TOKENS, *TRAINING, *RUNNING, *CLASSES, *GENERATION))
 
-# Entries that change what a model computes, and the one value at which they do not; beside null,
+# Entries that change what a model computes, and the one value at which they do not, besides null,
 # which is as good as no entry.
 NEUTRAL_VALUES = {
     "partial_rotary_factor": 1, "pretraining_tp": 1, "rope_interleaved": False, "use_mrope": False,
@@ -57,7 +57,7 @@ NEUTRAL_VALUES = {
     "tie_encoder_decoder": False,
 }
 
-# The same of rotary scaling: type -> the entries that it needs, and those that it may have.
+# Types of rotary scaling: type -> the entries that it needs, and those that it may have.
 SCALINGS = {
     "default": ((), ()),
     "linear": (("factor",), ()),
@@ -82,20 +82,20 @@ class ModelError(ValueError):
     """A folder that is not a model this course can run: file, what was expected, what was found."""
 
 
-def shown(value):
-    """A value as a message has it: its beginning where it is long."""
+def shown(value: object) -> str:
+    """A value as a message shows it: only its beginning if it is long."""
     text = repr(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 
 def way_around(name):
-    """How to run a model in spite of an entry."""
+    """How to run a model despite an entry."""
     return (f"to run the model as if it were absent: --ignore-config {shown(name)[1:-1]}, in "
             f"Python ignore=({shown(name)},)")
 
 
 def check_known(path, where, entries, known, neutral):
-    """ModelError where an entry may change what the model computes, and is not implemented.
+    """ModelError if an entry may change what the model computes, and is not implemented.
 
     where: what the entries belong to, in words    known: entries that are read or need not be
     neutral: {entry: the value at which it changes nothing}
@@ -115,12 +115,12 @@ def check_known(path, where, entries, known, neutral):
 
 
 def is_number(value, *kinds):
-    """Whether it is above 0 and not beyond float32. True and False are no numbers here."""
+    """Whether it is above 0 and within float32. True and False are not numbers here."""
     return type(value) in kinds and 0 < value <= LARGEST_NUMBER
 
 
 def read_json(path):
-    """A JSON object from a file. ModelError where it is missing, unreadable or no object."""
+    """A JSON object from a file. ModelError if it is missing, unreadable or not an object."""
     try:
         content = json.loads(Path(path).read_text("utf-8"))
     except FileNotFoundError:

@@ -1,6 +1,7 @@
 """Draw a graph of launches as SVG: each box a launch, & for merged, + for fused."""
 
 import unicodedata
+from collections.abc import Iterable
 from html import escape
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ LOOKS = {       # (is " & " in a label, is " + ") -> fill, line, words of the le
 class Box(NamedTuple):
     """A launch, or a value from outside, which is drawn without a frame.
 
-    label: what it does; " & " and " + " in it tell what was merged, and what was fused
+    label: what it does; " & " in it marks what was merged, " + " what was fused
     inputs: indices of the boxes whose results it takes, all earlier in the list
     note: a second line, such as its bytes
     """
@@ -30,7 +31,7 @@ class Box(NamedTuple):
     launch: bool = True
 
 
-def draw(boxes, title):
+def draw(boxes: Iterable[Box], title: str) -> str:
     """The boxes from top to bottom, as the text of an SVG file.
 
     boxes: [Box], each after those that it takes from; ValueError names one that is not.
@@ -88,8 +89,10 @@ def kind(box):
 
 
 def levels(boxes):
-    """The row of each box: under all that it takes from; what takes nothing, near its first use."""
-    rows, users = [], [[] for _ in boxes]
+    """The row of each box: under all that it takes from; one that takes nothing, above its first
+    use."""
+    rows = []
+    users = [[] for _ in boxes]
     for i, box in enumerate(boxes):
         rows.append(max((rows[j] + 1 for j in box.inputs), default=0))
         for j in box.inputs:
@@ -99,8 +102,9 @@ def levels(boxes):
 
 
 def width(boxes, key):
-    """Of a box, or of a line that passes through a row between boxes."""
-    i, passes = key[0], len(key) == 3
+    """The width of a box, or of a line that passes through a row between boxes."""
+    i = key[0]
+    passes = len(key) == 3
     box = boxes[i]
     return 2 if passes else max(letters(box.label), letters(box.note) * 0.85) * LETTER + 20
 
@@ -122,7 +126,8 @@ def arrange(boxes, rows):
                 [up(key[0], row, rows)] if len(key) == 3 else
                 [up(j, row, rows) for j in box.inputs])]
             wish[key] = sum(above) / len(above) if above else 0.0
-        right, here = None, sorted(here, key=lambda key: (wish[key], key[0]))
+        right = None
+        here = sorted(here, key=lambda key: (wish[key], key[0]))
         for key in here:
             half = width(boxes, key) / 2
             places[key] = wish[key] if right is None else max(wish[key], right + GAP + half)
@@ -133,12 +138,12 @@ def arrange(boxes, rows):
 
 
 def up(i, row, rows):
-    """Where a line from box i comes from when it enters this row."""
+    """The place from which a line from box i enters this row."""
     return (i, rows[i]) if rows[i] == row - 1 else (i, row - 1, "passes")
 
 
 def lines(boxes, rows, places, top):
-    """From each box to its users; those that go further down share one line through the rows."""
+    """Lines from each box to its users; users further down share one line through the rows."""
     drawn = {}
     for i, box in enumerate(boxes):
         for j in box.inputs:
@@ -147,8 +152,10 @@ def lines(boxes, rows, places, top):
                 drawn[up(j, row, rows), end] = row
     parts = []
     for (start, end), row in drawn.items():
-        x, y = places[start], top + (row - 1) * (HIGH + STEP) + HIGH
-        to, under = places[end], top + row * (HIGH + STEP)
+        x = places[start]
+        y = top + (row - 1) * (HIGH + STEP) + HIGH
+        to = places[end]
+        under = top + row * (HIGH + STEP)
         parts.append(f'<path d="M{x:.1f} {y}C{x:.1f} {y + STEP / 2} {to:.1f} {under - STEP / 2} '
                      f'{to:.1f} {under}" fill="none" stroke="#57606a" stroke-width="1.4"/>')
         if len(end) == 3:
@@ -162,7 +169,8 @@ def lines(boxes, rows, places, top):
 
 def frame(box, x, y):
     fill, line, _ = LOOKS.get(kind(box), PLAIN)
-    wide, middle = width([box], (0, 0)), y + HIGH / 2 + 4
+    wide = width([box], (0, 0))
+    middle = y + HIGH / 2 + 4
     parts = [f'<rect x="{x - wide / 2:.1f}" y="{y}" width="{wide:.1f}" height="{HIGH}" rx="5" '
              f'fill="{fill}" stroke="{line}"/>'] if box.launch else []
     if box.note:

@@ -10,15 +10,18 @@ It is o02's Llama for many sequences at a time. Its operations come as a table, 
 """
 
 import math
+from collections.abc import Collection, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 
-from layer1_kernels import kernels
+from layer1_kernels import Kernels, kernels
 from layer2_graph.checkpoint import read_weights
-from layer2_graph.config import read_config
+from layer2_graph.config import Config, read_config
 
 __all__ = ["Layer", "Llama", "PagedCache", "Step", "greedy", "load", "rope_tables"]
 
@@ -29,21 +32,32 @@ SLOTS = 16              # of a page: vLLM's, and the fewest that fill a tile of 
 
 
 class Step(NamedTuple):
-    """Who is in a step. The new tokens of a sequence are the last of its context."""
+    """The sequences of a step. The new tokens of a sequence are the last of its context."""
 
-    tokens: torch.Tensor        # (T,) int64
-    positions: torch.Tensor     # (T,) int64: of each in its own sequence, from 0
-    slots: torch.Tensor         # (T,) int64: page · S + place, where its key and value go
-    block_tables: torch.Tensor  # (B, pages) int32: the pages of each sequence, in order
-    cu_q: torch.Tensor          # (B + 1,) int32: sequence b's tokens are cu_q[b] to cu_q[b + 1]
-    lens: torch.Tensor          # (B,) int32: contexts, the new tokens included
+    tokens: Tensor          # (T,) int64
+    positions: Tensor       # (T,) int64: of each in its own sequence, from 0
+    slots: Tensor           # (T,) int64: page · S + place, where its key and value go
+    block_tables: Tensor    # (B, pages) int32: the pages of each sequence, in order
+    cu_q: Tensor            # (B + 1,) int32: sequence b's tokens are cu_q[b] to cu_q[b + 1]
+    lens: Tensor            # (B,) int32: contexts, the new tokens included
+
+
+class Cache(Protocol):
+    """What a model needs of a cache. PagedCache is one; g02, g08 and s02 have others."""
+
+    k: Tensor
+    v: Tensor
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Step, ops: Kernels,
+               scale: float) -> Tensor: ...
 
 
 class PagedCache:
     """Keys and values in pages. Each sequence owns its own from the start; s02 deals them out."""
 
-    def __init__(self, config, sequences, room, dtype=torch.float32, device="cpu"):
-        """room: tokens that each sequence may reach. ModelError where the model cannot."""
+    def __init__(self, config: Config, sequences: int, room: int,
+                 dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"):
+        """room: tokens that each sequence may reach. ModelError if the model cannot."""
         config.check_room(room)
         self.room = room
         self.pages = -(-room // SLOTS)                          # the last may be part empty
@@ -52,8 +66,8 @@ class PagedCache:
         self.v = torch.zeros(shape, dtype=dtype, device=device)     # (L, P, S, G, D)
         self.lens = [0] * sequences
 
-    def step(self, new):
-        """The Step that puts new[b], a list of tokens, behind what sequence b has."""
+    def step(self, new: Sequence[Sequence[int]]) -> Step:
+        """The Step that appends new[b], a list of tokens, to sequence b."""
         counts = [len(tokens) for tokens in new]
         ends = [n + more for n, more in zip(self.lens, counts, strict=True)]
         if max(ends) > self.room:
@@ -69,8 +83,9 @@ class PagedCache:
                     tables.view(len(new), -1), array([0, *accumulate(counts)], dtype=torch.int32),
                     array(ends, dtype=torch.int32))
 
-    def attend(self, layer, q, k, v, step, ops, scale):     # (T, H, D), 2 × (T, G, D) -> (T, H, D)
-        """Keep the new keys and values of a layer, and mix for each query what it may see."""
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Step, ops: Kernels,
+               scale: float) -> Tensor:             # (T, H, D), 2 × (T, G, D) -> (T, H, D)
+        """Store the new keys and values of a layer, and mix for each query what it may see."""
         ops.write_kv(k, v, self.k[layer], self.v[layer], step.slots)
         return ops.paged_attention(q, self.k[layer], self.v[layer], step.block_tables, step.cu_q,
                                    step.lens, scale)
@@ -83,11 +98,11 @@ def llama3_frequencies(frequencies, factor, low, high, original):
     """Frequencies of a longer context, as Llama 3.1 has them: (D/2,) -> (D/2,).
 
     frequencies: radians a token    original: the context that the model was trained on first
-    A wave of 2π / frequency tokens that fits `high` times into it stays. One that does not fit
-    `low` times is made `factor` times as long. Between them the two are mixed, linearly in the
-    number of times that it fits.
+    A wave of 2π / frequency tokens that fits into that context `high` times or more stays. One that
+    fits fewer than `low` times becomes `factor` times as long. In between, the old and the new
+    frequency are mixed, linearly in the number of times that the wave fits.
     """
-    # exercise: how often does each wave fit, what is its share of the old one, mix
+    # exercise: how often does each wave fit, what share is the old frequency's, mix
     fits = original * frequencies / (2 * math.pi)
     share = ((fits - low) / (high - low)).clamp(0, 1)
     return share * frequencies + (1 - share) * frequencies / factor
@@ -96,29 +111,35 @@ def llama3_frequencies(frequencies, factor, low, high, original):
 def yarn_frequencies(frequencies, m, factor, original_max_position_embeddings, beta_fast=32,
                      beta_slow=1, truncate=True, **others):
     """(frequencies, factor of cos and sin) by YaRN: Peng, Quesnelle, Fan and Shippole, 2023."""
-    def place(turns):               # the pair of numbers that turns so often in the old context
+    def place(turns):               # the pair of numbers that turns this often in the old context
         return m.D * math.log(original_max_position_embeddings / (turns * 2 * math.pi)) / (
             2 * math.log(m.theta))
 
-    low, high = place(beta_fast), place(beta_slow)
+    low = place(beta_fast)
+    high = place(beta_slow)
     if truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, m.D - 1)
+        low = math.floor(low)
+        high = math.ceil(high)
+    low = max(low, 0)
+    high = min(high, m.D - 1)
     ramp = ((torch.arange(m.D // 2) - low) / (high - low or 0.001)).clamp(0, 1)
 
     def temperature(scale=1.0):
         return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
-    all_dim, own = others.get("mscale_all_dim"), others.get("mscale")
-    grown = others.get("attention_factor") or (
+    all_dim = others.get("mscale_all_dim")
+    own = others.get("mscale")
+    amplitude = others.get("attention_factor") or (
         temperature(own) / temperature(all_dim) if own and all_dim else temperature())
-    return frequencies * (1 - ramp) + frequencies / factor * ramp, grown
+    return frequencies * (1 - ramp) + frequencies / factor * ramp, amplitude
 
 
-def rope_tables(m, room, device="cpu"):             # -> 2 × (room, D//2)
+def rope_tables(m: Config, room: int,
+                device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:   # 2 × (room, D//2)
     """cos and sin of the angle by which each pair of a head's numbers is turned, fp32."""
     frequencies = m.theta ** (-torch.arange(0, m.D, 2, dtype=torch.int64).float() / m.D)
-    scaling, grown = dict(m.scaling), 1.0
+    scaling = dict(m.scaling)
+    amplitude = 1.0
     kind = scaling.pop("rope_type", "default")
     if kind == "linear":
         frequencies = frequencies / scaling["factor"]
@@ -127,40 +148,44 @@ def rope_tables(m, room, device="cpu"):             # -> 2 × (room, D//2)
             frequencies, scaling["factor"], scaling["low_freq_factor"],
             scaling["high_freq_factor"], scaling["original_max_position_embeddings"])
     elif kind == "yarn":
-        frequencies, grown = yarn_frequencies(frequencies, m, **scaling)
+        frequencies, amplitude = yarn_frequencies(frequencies, m, **scaling)
     angles = torch.arange(room)[:, None] * frequencies              # (room, D//2)
-    return (angles.cos() * grown).to(device), (angles.sin() * grown).to(device)
+    return (angles.cos() * amplitude).to(device), (angles.sin() * amplitude).to(device)
 
 
 # ---- the model
 
 
 class Layer(NamedTuple):
-    """A layer's weights. A matrix comes with its bias, or None."""
+    """A layer's weights. A matrix is a pair: its weight, and its bias or None."""
 
-    attention_norm: torch.Tensor
-    q: tuple
-    k: tuple
-    v: tuple
-    o: tuple
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
-    mlp_norm: torch.Tensor
-    gate: tuple
-    up: tuple
-    down: tuple
+    attention_norm: Tensor      # (C,)
+    q: tuple                    # (H·D, C)
+    k: tuple                    # (G·D, C)
+    v: tuple                    # (G·D, C)
+    o: tuple                    # (C, H·D)
+    q_norm: Tensor | None       # (D,), in the Qwen 3 family
+    k_norm: Tensor | None       # (D,)
+    mlp_norm: Tensor            # (C,)
+    gate: tuple                 # (F, C)
+    up: tuple                   # (F, C)
+    down: tuple                 # (C, F)
 
 
 def last_rows(cu_q):                                # (B + 1,) -> (B,)
-    """The row of each sequence's last new token. Only these ask what comes next."""
+    """The row of each sequence's last new token. Only these rows need a next token."""
     # exercise: where does the next sequence begin?
     return cu_q[1:].long() - 1
 
 
 def llama_block(model, i, x, step, cache):          # (T, C) -> (T, C)
-    """Layer number i: x plus its attention, and that plus its MLP."""
+    """Layer number i: x plus its attention, and that plus its MLP.
+
+    model.cos and model.sin: tables of rope, for step.positions    m.scale: of attention's scores
+    cache.attend takes the layer's number and returns (T, H, D); layer.o takes (T, H·D)
+    """
     m, ops, layer = model.config, model.ops, model.layers[i]
-    # exercise: as o02's block; model.heads makes q, k and v, cache.attend keeps and mixes
+    # exercise: as o02's block; model.heads makes q, k and v, cache.attend stores and mixes
     y = ops.rmsnorm(x, layer.attention_norm, m.eps)                 # (T, C)
     q, k, v = model.heads(layer, y)
     ops.rope(q, k, model.cos, model.sin, step.positions)
@@ -174,16 +199,18 @@ def llama_block(model, i, x, step, cache):          # (T, C) -> (T, C)
 class Llama:
     """A model: its Config, its weights, and the table of kernels that it computes with."""
 
-    def __init__(self, config, weights, ops):
+    def __init__(self, config: Config, weights: dict[str, Tensor], ops: Kernels):
         """weights: {name as Hugging Face has it: tensor}, of one dtype on one device."""
-        self.config, self.weights, self.ops = config, weights, ops
+        self.config = config
+        self.weights = weights
+        self.ops = ops
         self.embedding = weights["model.embed_tokens.weight"]       # (V, C)
         self.norm = weights["model.norm.weight"]                    # (C,)
         self.head = self.embedding if config.tied else weights["lm_head.weight"]    # (V, C)
         self.cos, self.sin = rope_tables(config, config.room, self.embedding.device)
-        self.layers = [self.pick(weights, f"model.layers.{i}.") for i in range(config.L)]
+        self.layers: list = [self.pick(weights, f"model.layers.{i}.") for i in range(config.L)]
 
-    def pick(self, weights, prefix):
+    def pick(self, weights: dict[str, Tensor], prefix: str) -> Layer:
         """The weights of one layer."""
         def matrix(name):
             return weights[f"{prefix}{name}.weight"], weights.get(f"{prefix}{name}.bias")
@@ -196,7 +223,8 @@ class Llama:
             weights[prefix + "post_attention_layernorm.weight"], matrix("mlp.gate_proj"),
             matrix("mlp.up_proj"), matrix("mlp.down_proj"))
 
-    def forward(self, step, cache, every=False):        # -> (B, V), or (T, V) for every token
+    def forward(self, step: Step, cache: Cache,
+                every: bool = False) -> Tensor:         # (B, V), or (T, V) for every token
         """Scores of the next token after the last new token of each sequence."""
         x = self.embedding[step.tokens]                             # (T, C)
         for i in range(self.config.L):
@@ -206,12 +234,15 @@ class Llama:
         x = self.ops.rmsnorm(x, self.norm, self.config.eps)
         return self.ops.matmul(x, self.head)
 
-    def block(self, i, x, step, cache):                 # (T, C) -> (T, C)
+    def block(self, i: int, x: Tensor, step: Step, cache: Cache) -> Tensor:     # -> (T, C)
         """Layer number i. Other ways to compute a layer replace this method."""
         return llama_block(self, i, x, step, cache)
 
-    def heads(self, layer, y):      # (T, C) -> (T, H, D), (T, G, D), (T, G, D)
-        """Queries, keys and values; the Qwen 3 family norms those of each head."""
+    def heads(self, layer: Layer, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(T, H, D), 2 × (T, G, D): queries, keys and values.
+
+        The Qwen 3 family normalises the queries and keys of each head.
+        """
         q, k, v = (self.linear(y, w).view(len(y), -1, self.config.D)
                    for w in (layer.q, layer.k, layer.v))
         if layer.q_norm is not None:
@@ -219,7 +250,7 @@ class Llama:
                     for a, w in ((q, layer.q_norm), (k, layer.k_norm)))
         return q, k, v
 
-    def linear(self, x, matrix):                        # (T, C) -> (T, N)
+    def linear(self, x: Tensor, matrix: tuple) -> Tensor:       # (T, C) -> (T, N)
         weight, bias = matrix
         y = self.ops.matmul(x, weight)                              # (T, N)
         return y if bias is None else y + bias
@@ -231,8 +262,9 @@ def predict_launches():
     return 2 + 7 + 1 + 1 + 1 + 1 + 2
 
 
-def load(folder, ops=None, dtype=None, device="cpu", ignore=()):
-    """The Llama in a Hugging Face folder. ModelError says what is wrong with one.
+def load(folder: Path | str, ops: Kernels | None = None, dtype: torch.dtype | None = None,
+         device: torch.device | str = "cpu", ignore: Collection[str] = ()) -> Llama:
+    """The Llama in a Hugging Face folder. ModelError says what is wrong with the folder.
 
     ignore: entries of config.json to take as absent
     """
@@ -240,12 +272,12 @@ def load(folder, ops=None, dtype=None, device="cpu", ignore=()):
     return Llama(config, read_weights(folder, config, dtype, device), ops or kernels("torch"))
 
 
-def greedy(model, prompts, count):
+def greedy(model: Llama, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
     """The next `count` tokens after each prompt, greedily: [[int]]. A prompt is a list of int."""
     longest = max(map(len, prompts)) + count
     cache = PagedCache(model.config, len(prompts), longest, model.embedding.dtype,
                        model.embedding.device)
-    new = [[] for _ in prompts]
+    new: list[list[int]] = [[] for _ in prompts]
     step = [list(prompt) for prompt in prompts]
     for _ in range(count):
         logits = model.forward(cache.step(step), cache)             # (B, V)

@@ -1,29 +1,33 @@
 """g02 · The KV cache: keys and values of the past are remembered, not computed again
 
-B: sequences   T: new tokens   N: a context, its new tokens among it   room: slots of a sequence
+B: sequences   T: new tokens   N: a context, new tokens included   room: slots of a sequence
 L: layers   H: query heads   G: key and value heads   D: head width
 A slot holds one token's keys and values of a layer: 2·G·D numbers. A cache has L·B·room slots.
 Without it a step computes all N tokens again: N times the FLOPs of each layer's matrices. With it a
-step computes one token, and reads the weights, and N slots a layer and sequence.
+step computes one token, and reads the weights and N slots a layer and sequence.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from day01_roofline import attended, decode_costs, kv_bytes_per_token
-from layer2_graph.g01_llama import Step
+from layer1_kernels import Kernels
+from layer2_graph.config import Config
+from layer2_graph.g01_llama import Llama, PagedCache, Step
 
 __all__ = ["ContiguousCache", "Run", "Work", "generate_anew", "generate_on"]
 
 
-# ---- what is to be predicted and counted
+# ---- predictions and counts
 
 
 def predict_gain():
-    """How many times as long as with a cache a step without one takes, at least, by the roofline.
+    """How many times as long a step takes without a cache as with one, at least, by the roofline.
 
     Llama-3.1-8B, one sequence, its 2048th token, 16-bit numbers; 989 TFLOP/s, 3.35 TB/s.
     """
@@ -32,7 +36,7 @@ def predict_gain():
 
 
 def cache_outweighs(m, N, itemsize):
-    """The smallest batch whose decode step reads as many bytes of cache as of weights, or more.
+    """The smallest batch whose decode step reads at least as many bytes of cache as of weights.
 
     m: a shape as day01_roofline's Llama   N: context of each sequence   itemsize: bytes of a number
     """
@@ -42,7 +46,7 @@ def cache_outweighs(m, N, itemsize):
 
 
 def wasted_share(lens, size):
-    """The share of the slots held that have no token in them, from 0 to 1.
+    """The share of the reserved slots that have no token in them, from 0 to 1.
 
     lens: [tokens of each sequence], each at least 1    size: slots of a piece. A sequence holds
     whole pieces, as few as it needs. Contiguous room is one piece; a page is one of many.
@@ -56,17 +60,18 @@ def wasted_share(lens, size):
 
 
 class Run(NamedTuple):
-    """Neighbours in a batch that are alike: sequences first to end - 1."""
+    """Neighbouring sequences of a batch with the same T and N: first to end - 1."""
 
     first: int
     end: int
     T: int          # new tokens of each
-    N: int          # context of each, the new tokens among it
+    N: int          # context of each, new tokens included
 
 
 def runs(counts, lens):
     """[Run] of a batch. counts, lens: [new tokens of each sequence], [its context with them]"""
-    result, first = [], 0
+    result = []
+    first = 0
     for (T, N), alike in groupby(zip(counts, lens, strict=True)):
         end = first + len(list(alike))
         result.append(Run(first, end, T, N))
@@ -80,7 +85,7 @@ def places(starts, counts, room):                   # 2 × (B,) -> 2 × (T,)
     starts, counts: int64, tokens that a sequence has, and those it gets. A position counts within
     a sequence, from 0. Sequence b has the slots from b · room on, in the order of its tokens.
     """
-    # exercise: whose is each new token, and the how many-th of its sequence's new ones is it?
+    # exercise: which sequence owns each new token, and how many new ones of it come before?
     owner = torch.repeat_interleave(torch.arange(len(counts)), counts)      # (T,)
     before = (counts.cumsum(0) - counts)[owner]                             # (T,)
     positions = starts[owner] + torch.arange(len(owner)) - before           # (T,)
@@ -93,8 +98,9 @@ def attend_contiguous(q, keys, values, batch, ops, scale):
     q: the new tokens' queries, one sequence after the other    batch: [Run], all the sequences.
     ops.flash_attention takes sequences of one length, (B, T, H, D), 2 × (B, N, G, D).
     """
-    # exercise: for each run its rows of q, and its keys and values as far as they are filled
-    mixed, row = [], 0
+    # exercise: for each run take its rows of q, and its keys and values as far as they are filled
+    mixed = []
+    row = 0
     for first, end, T, N in batch:
         B = end - first
         queries = q[row:row + B * T].unflatten(0, (B, T))
@@ -106,23 +112,25 @@ def attend_contiguous(q, keys, values, batch, ops, scale):
 
 
 class ContiguousCache:
-    """Keys and values of each sequence in one piece, as long as it may ever get.
+    """Keys and values of each sequence in one piece, as long as the sequence may ever get.
 
-    A PagedCache whose pages have `room` slots, one for each sequence: what writes into pages can
-    write into it. It is read without block tables.
+    Its layout is a PagedCache's with one page of `room` slots for each sequence: a kernel that
+    writes into pages can write into it. It is read without block tables.
     """
 
-    def __init__(self, config, sequences, room, dtype=torch.float32, device="cpu"):
-        """room: tokens that each sequence may reach. ModelError where the model cannot."""
+    def __init__(self, config: Config, sequences: int, room: int,
+                 dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"):
+        """room: tokens that each sequence may reach. ModelError if the model cannot."""
         config.check_room(room)
         self.room = room
         shape = (config.L, sequences, room, config.G, config.D)
         self.k = torch.zeros(shape, dtype=dtype, device=device)     # (L, B, room, G, D)
         self.v = torch.zeros(shape, dtype=dtype, device=device)     # (L, B, room, G, D)
-        self.lens, self.batch = [0] * sequences, []
+        self.lens = [0] * sequences
+        self.batch: list[Run] = []
 
-    def step(self, new):
-        """The Step that puts new[b], a list of tokens, behind what sequence b has."""
+    def step(self, new: Sequence[Sequence[int]]) -> Step:
+        """The Step that appends new[b], a list of tokens, to sequence b."""
         if len(new) != len(self.lens):
             raise ValueError(f"ContiguousCache: new tokens for {len(new)} sequences, expected "
                              f"{len(self.lens)}")
@@ -141,8 +149,9 @@ class ContiguousCache:
                     torch.arange(len(new), dtype=torch.int32, device=device)[:, None],
                     cu_q.int().to(device), torch.tensor(lens, dtype=torch.int32, device=device))
 
-    def attend(self, layer, q, k, v, step, ops, scale):     # (T, H, D), 2 × (T, G, D) -> (T, H, D)
-        """Keep the new keys and values of a layer, and mix for each query what it may see.
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Step, ops: Kernels,
+               scale: float) -> Tensor:             # (T, H, D), 2 × (T, G, D) -> (T, H, D)
+        """Store the new keys and values of a layer, and mix for each query what it may see.
 
         step: the one that self.step() made last
         """
@@ -153,9 +162,11 @@ class ContiguousCache:
 # ---- with and without
 
 
-def generate_on(cache, model, prompts, count):
-    """As g01's greedy, on a cache that is given: prefill once, then a token at a time."""
-    new, step = [[] for _ in prompts], [list(prompt) for prompt in prompts]
+def generate_on(cache: PagedCache | ContiguousCache, model: Llama,
+                prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+    """As g01's greedy, on a given cache: prefill once, then a token at a time."""
+    new: list[list[int]] = [[] for _ in prompts]
+    step = [list(prompt) for prompt in prompts]
     for _ in range(count):
         step = next_tokens(model, cache, step)
         for tokens, token in zip(new, step, strict=True):
@@ -163,13 +174,13 @@ def generate_on(cache, model, prompts, count):
     return new
 
 
-def generate_anew(model, prompts, count):
-    """The same tokens without a cache between steps: each computes the whole text again."""
+def generate_anew(model: Llama, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+    """The same tokens without a cache between steps: each step computes the whole text again."""
     texts = [list(prompt) for prompt in prompts]
     for _ in range(count):
-        forgotten = ContiguousCache(model.config, len(texts), max(map(len, texts)),
-                                    model.embedding.dtype, model.embedding.device)
-        for text, token in zip(texts, next_tokens(model, forgotten, texts), strict=True):
+        cache = ContiguousCache(model.config, len(texts), max(map(len, texts)),
+                                model.embedding.dtype, model.embedding.device)
+        for text, token in zip(texts, next_tokens(model, cache, texts), strict=True):
             text += token
     return [text[len(prompt):] for text, prompt in zip(texts, prompts, strict=True)]
 
@@ -181,23 +192,23 @@ def next_tokens(model, cache, step):
 
 
 class Work:
-    """What matrices and attention were asked to do: work.counting(table) is the table that counts.
+    """The work of matrices and attention: work.counting(table) is the same table, and counts.
 
     Counted from the arrays of each call, each array once: 2 FLOPs a weight and row, 4·D a query
     head and pair of tokens; bytes of weights, of activations, of keys and values that attention
-    reads. rows: that met a matrix, summed over the matrices. Norms, SwiGLU and the rotation are not
-    counted, as in day01_roofline.
+    reads. rows: those that matrices multiplied, summed over the matrices. Norms, SwiGLU and the
+    rotation are not counted, as in day01_roofline.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.rows = self.flops = self.weights = self.activations = self.cache = 0
 
     @property
-    def intensity(self):
+    def intensity(self) -> float:
         """FLOP/byte."""
         return self.flops / (self.weights + self.activations + self.cache)
 
-    def counting(self, ops):
+    def counting(self, ops: Kernels) -> Kernels:
         def matmul(a, w):                               # (M, K), (N, K) -> (M, N)
             out = ops.matmul(a, w)
             self.rows += len(a)

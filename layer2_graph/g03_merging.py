@@ -1,21 +1,26 @@
 """g03 · Merging: two operations that become one equation, with other weights and fewer launches
 
-T: new tokens   N: a context, the new tokens among it   C: model width   D: head width
+T: new tokens   N: a context, new tokens included   C: model width   D: head width
 H: query heads   G: key and value heads   F: mlp width   V: vocabulary
 &: merged, the weights of two operations are combined before the run    +: fused, two operations
 still run, in one launch
 
-Merged are: matrices on the same x (their rows are stacked), a factor for each number that comes in
-(it scales columns), a factor and a shift for each that goes out (they scale rows, shift biases).
-Latent attention moves brackets: (q W) · c in place of q · (W c). What was a key is never made.
+Three things can be merged: matrices on the same x (their rows are stacked), a factor for each
+number that comes in (it scales columns), a factor and a shift for each number that goes out (they
+scale rows and shift biases). Latent attention moves brackets: (q W) · c in place of q · (W c), so
+that no key is ever made.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from day01_roofline import attended
-from layer2_graph.g01_llama import Llama
+from layer1_kernels import Kernels
+from layer2_graph.config import Config
+from layer2_graph.g01_llama import Cache, Llama, Step
 
 __all__ = ["MergedLayer", "MergedLlama", "attend_absorbed", "attend_expanded", "fold_batch_norm",
            "fold_norm", "merge_rows", "mla_flops"]
@@ -30,17 +35,17 @@ def predict_merged_launches():
     return 15 - 2 - 1
 
 
-def merge_rows(matrices):
+def merge_rows(matrices: Sequence[tuple]) -> tuple[Tensor, Tensor | None]:
     """One matrix that does what several on the same input do: ([(weight, bias)]) -> (weight, bias).
 
     weight: (numbers out, numbers in)    bias: (numbers out,) or None. The results lie one after the
-    other in a row, in the order of `matrices`. The bias is None where none of them has one; one
-    that has none beside others that do gets zeros, of its weight's dtype.
+    other in a row, in the order of `matrices`. The merged bias is None if no matrix has one;
+    otherwise a matrix without a bias gets zeros, of its weight's dtype.
     """
     widths = {weight.shape[1] for weight, _ in matrices}
     if len(widths) != 1:
         raise ValueError(f"merge_rows: matrices that take {', '.join(map(str, sorted(widths)))} "
-                         f"numbers; on the same input they take equally many")
+                         f"numbers; on the same input all take the same number")
     # exercise: one below the other; and the biases?
     weight = torch.cat([weight for weight, _ in matrices])
     if all(bias is None for _, bias in matrices):
@@ -49,9 +54,10 @@ def merge_rows(matrices):
 
 
 def merge_named(weights, names):
-    """merge_rows of matrices in `weights`, where each becomes a view of its rows."""
+    """merge_rows of matrices in `weights`; there each becomes a view of its rows."""
     parts = [(weights[f"{name}.weight"], weights.get(f"{name}.bias")) for name in names]
-    merged, rows = merge_rows(parts), [len(weight) for weight, _ in parts]
+    merged = merge_rows(parts)
+    rows = [len(weight) for weight, _ in parts]
     for kind, tensor in zip(("weight", "bias"), merged, strict=True):
         if tensor is not None:
             for name, view in zip(names, tensor.split(rows), strict=True):
@@ -60,21 +66,23 @@ def merge_named(weights, names):
 
 
 class MergedLayer(NamedTuple):
-    """A layer's weights. A matrix comes with its bias, or None."""
+    """A layer's weights. A matrix is a pair: its weight, and its bias or None."""
 
-    attention_norm: torch.Tensor
-    qkv: tuple                          # ((H + 2·G)·D, C): q, k and v, one below the other
-    o: tuple
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
-    mlp_norm: torch.Tensor
-    gate_up: tuple                      # (2·F, C): gate, and up below it
-    down: tuple
+    attention_norm: Tensor      # (C,)
+    qkv: tuple                  # ((H + 2·G)·D, C): q, k and v, one below the other
+    o: tuple                    # (C, H·D)
+    q_norm: Tensor | None       # (D,), in the Qwen 3 family
+    k_norm: Tensor | None       # (D,)
+    mlp_norm: Tensor            # (C,)
+    gate_up: tuple              # (2·F, C): gate, and up below it
+    down: tuple                 # (C, F)
 
 
 def merged_block(model, i, x, step, cache):         # (T, C) -> (T, C)
     """As g01's llama_block, with five matrices in two."""
-    m, ops, layer = model.config, model.ops, model.layers[i]
+    m = model.config
+    ops = model.ops
+    layer = model.layers[i]
     y = ops.rmsnorm(x, layer.attention_norm, m.eps)                 # (T, C)
     q, k, v = model.heads(layer, y)
     ops.rope(q, k, model.cos, model.sin, step.positions)
@@ -88,27 +96,32 @@ def merged_block(model, i, x, step, cache):         # (T, C) -> (T, C)
 class MergedLlama(Llama):
     """g01's Llama with q, k and v in one matrix, and gate and up in one.
 
-    It is made of the same weights, and copies the five matrices of each layer. In its own `weights`
-    the five are views of the two, so that nothing is held twice once the caller lets go of them.
+    It takes the same weights, and copies the five matrices of each layer. In its own `weights` the
+    five are views of the two, so that nothing is held twice once the caller drops the originals.
     q, k, v, gate and up are views of wider rows. Tables torch and triton take them as they are;
-    cuda's attention copies them first where T > 1.
+    cuda's attention copies them first if T > 1.
     """
 
-    def __init__(self, config, weights, ops):
+    def __init__(self, config: Config, weights: dict[str, Tensor], ops: Kernels):
         super().__init__(config, dict(weights), ops)
 
-    def pick(self, weights, prefix):
+    # Its layers are MergedLayers where a Llama has Layers: hence the two ignores.
+
+    def pick(self, weights: dict, prefix: str) -> MergedLayer:      # type: ignore[override]
         layer = super().pick(weights, prefix)
         qkv = merge_named(weights, [f"{prefix}self_attn.{name}_proj" for name in "qkv"])
         gate_up = merge_named(weights, [f"{prefix}mlp.{name}_proj" for name in ("gate", "up")])
         return MergedLayer(layer.attention_norm, qkv, layer.o, layer.q_norm, layer.k_norm,
                            layer.mlp_norm, gate_up, layer.down)
 
-    def block(self, i, x, step, cache):                 # (T, C) -> (T, C)
+    def block(self, i: int, x: Tensor, step: Step, cache: Cache) -> Tensor:     # -> (T, C)
         return merged_block(self, i, x, step, cache)
 
-    def heads(self, layer, y):      # (T, C) -> (T, H, D), (T, G, D), (T, G, D)
-        """Queries, keys and values: views of one array, unless a norm of each head made others."""
+    def heads(self, layer: MergedLayer, y: Tensor) -> tuple:        # type: ignore[override]
+        """(T, H, D), 2 × (T, G, D): queries, keys and values.
+
+        They are views of one array, unless a norm of each head made new arrays.
+        """
         m = self.config
         together = self.linear(y, layer.qkv).view(len(y), -1, m.D)      # (T, H + 2 * G, D)
         q, k, v = together.split([m.H, m.G, m.G], dim=1)
@@ -121,7 +134,7 @@ class MergedLlama(Llama):
 # ---- a factor before a matrix
 
 
-def fold_norm(norm, weight):                        # (C,), (N, C) -> (N, C)
+def fold_norm(norm: Tensor, weight: Tensor) -> Tensor:      # (C,), (N, C) -> (N, C)
     """The matrix that does to x / rms(x) what `weight` does to x / rms(x) · norm.
 
     It is weight · diag(norm), rounded once to weight's dtype. The matrix's bias stays.
@@ -133,8 +146,8 @@ def fold_norm(norm, weight):                        # (C,), (N, C) -> (N, C)
 def fold_norms(m, weights):
     """The same model with norms of ones: each norm's weight goes into all matrices that it feeds.
 
-    m: its Config    weights: {name as Hugging Face has it: tensor}. The last norm stays where the
-    embedding serves as the head: the tokens that come in must not be scaled.
+    m: its Config    weights: {name as Hugging Face has it: tensor}. The last norm stays if the
+    embedding serves as the head: the rows of incoming tokens must not be scaled.
     """
     folded = dict(weights)
     feeds = {f"model.layers.{i}.{norm}": [f"model.layers.{i}.{name}_proj" for name in names]
@@ -154,12 +167,13 @@ def fold_norms(m, weights):
 # ---- a factor and a shift after a convolution
 
 
-def fold_batch_norm(weight, bias, mean, variance, gamma, beta, eps):
+def fold_batch_norm(weight: Tensor, bias: Tensor | None, mean: Tensor, variance: Tensor,
+                    gamma: Tensor, beta: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(weight, bias) of one convolution that does a convolution, then batch norm in evaluation.
 
     weight: (O, inputs of a group, side, side), or with more or fewer sides    bias: (O,) or None
-    The norm makes (z - mean) / sqrt(variance + eps) · gamma + beta of an output z, each of them
-    (O,). Groups, stride and padding stay. Rounded once, to weight's dtype.
+    The norm turns an output z into (z - mean) / sqrt(variance + eps) · gamma + beta; all of these
+    are (O,). Groups, stride and padding stay. Rounded once, to weight's dtype.
     """
     exact = torch.promote_types(weight.dtype, torch.float32)
     w, mean, variance, gamma, beta = (a.to(exact) for a in (weight, mean, variance, gamma, beta))
@@ -196,12 +210,14 @@ def causal(scores):                                 # (H, T, N) -> (H, T, N)
     return scores.masked_fill(hidden, -torch.inf).softmax(-1)
 
 
-def attend_expanded(q, turned, c, k_turned, w_k, w_v, scale):   # -> (H, T, D)
+def attend_expanded(q: Tensor, turned: Tensor, c: Tensor, k_turned: Tensor, w_k: Tensor,
+                    w_v: Tensor, scale: float) -> Tensor:       # (H, T, D)
     """Multi-head latent attention of one sequence, with a key and a value for each head.
 
-    q: (H, T, D), the part of each query that knows no place    turned: (H, T, E), its rotated part
+    q: (H, T, D), the part of each query without position    turned: (H, T, E), its rotated part
     c: (N, R), the latents    k_turned: (N, E), the rotated part of keys, one for all heads. A cache
-    holds these two    w_k, w_v: (H, D, R), make keys and values of latents    scale: of the scores
+    holds c and k_turned    w_k, w_v: (H, D, R), make keys and values from latents
+    scale: of the scores
     Source: "DeepSeek-V2", DeepSeek-AI, 2024, section 2.1.
     """
     k = c @ w_k.mT                                              # (H, N, D)
@@ -210,7 +226,8 @@ def attend_expanded(q, turned, c, k_turned, w_k, w_v, scale):   # -> (H, T, D)
     return causal(scores * scale) @ v
 
 
-def attend_absorbed(q, turned, c, k_turned, w_k, w_v, scale):   # -> (H, T, D)
+def attend_absorbed(q: Tensor, turned: Tensor, c: Tensor, k_turned: Tensor, w_k: Tensor,
+                    w_v: Tensor, scale: float) -> Tensor:       # (H, T, D)
     """As attend_expanded, but keys and values are never made: the matrices go to the queries and
     to the results, which are fewer."""
     # exercise: scores without keys, a mixture without values
@@ -220,11 +237,11 @@ def attend_absorbed(q, turned, c, k_turned, w_k, w_v, scale):   # -> (H, T, D)
     return mixed @ w_v.mT
 
 
-def mla_flops(T, N, H, D, R, E, absorbed):
-    """FLOPs of latent attention in a layer, T new tokens of a sequence of N.
+def mla_flops(T: int, N: int, H: int, D: int, R: int, E: int, absorbed: bool) -> int:
+    """FLOPs of latent attention in a layer, for T new tokens of a sequence of N.
 
     From queries and latents to the heads' results; letters as in attend_expanded. Pairs that the
     causal mask hides are not counted.
     """
-    moved, width = (T, R) if absorbed else (N, D)       # tokens that meet w_k and w_v; of a score
-    return 2 * H * (2 * moved * D * R + attended(T, N) * (2 * width + E))
+    rows, width = (T, R) if absorbed else (N, D)    # tokens that meet w_k and w_v; width of a score
+    return 2 * H * (2 * rows * D * R + attended(T, N) * (2 * width + E))

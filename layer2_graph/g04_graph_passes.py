@@ -1,20 +1,25 @@
 """g04 · A graph you can rewrite: capture, find a pattern, rewrite, prove it equal, plan its memory
 
 T: tokens   C: model width   H: query heads   G: key and value heads   D: head width   F: mlp width
-A node is a call in a graph. A launch is what launches.py counts; a node that makes a view is none.
-A storage is memory that a launch made; a tensor and its views show the same one.
+A node is a call in a graph. A launch is what launches.py counts; a node that makes a view is not
+one. A storage is memory that a launch made; a tensor and its views share one.
 &  merged: two operations become one equation, their weights combined before the run
 +  fused: two operations in one launch
 L layers of PyTorch's own operations have 47·L launches for T > 1, and 8·L + 1 after all passes.
 """
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
+from torch.fx import GraphModule
 
+from layer1_kernels import Kernels
+from layer2_graph.g01_llama import Llama
 from layer2_graph.passes.fusions import draws, drop_dead
-from layer2_graph.passes.recording import record, tensors
+from layer2_graph.passes.recording import Recording, record, tensors
 from layer2_graph.passes.rewriting import (
     LINEAR,
     MUL,
@@ -41,7 +46,7 @@ __all__ = ["Plan", "PlainLayers", "Refused", "Row", "fuse_swiglu", "merge_matmul
 
 
 def gated_mlp(x, layer, eps):                       # (T, C) -> (T, C)
-    """x plus its MLP. A matrix that is transposed is a view."""
+    """x plus its MLP. Transposing a matrix makes a view."""
     y = norm(x, layer.mlp_norm, eps)
     hidden = torch.nn.functional.silu(linear(y, layer.gate)) * linear(y, layer.up)      # (T, F)
     return x + linear(hidden, layer.down)
@@ -61,7 +66,7 @@ def turn(x, cos, sin):                              # (T, H, D), 2 × (T, 1, D//
 
 
 def attend(q, k, v):                                # (T, H, D), 2 × (T, G, D) -> (T, H·D)
-    """Causal attention; q is scaled already."""
+    """Causal attention; q is already scaled."""
     T = len(q)
     k, v = (a.repeat_interleave(q.shape[1] // a.shape[1], 1) for a in (k, v))   # (T, H, D)
     scores = q.transpose(0, 1) @ k.permute(1, 2, 0)                     # (H, T, T)
@@ -81,8 +86,11 @@ class PlainLayer(torch.nn.Module):
             self.register_buffer(name, weight[0] if isinstance(weight, tuple) else weight)
 
     def forward(self, x, cos, sin):                 # (T, C), 2 × (T, D//2) -> (T, C)
-        m, y = self.m, norm(x, self.attention_norm, self.m.eps)
-        q, k, v = linear(y, self.q) * m.scale, linear(y, self.k), linear(y, self.v)
+        m = self.m
+        y = norm(x, self.attention_norm, self.m.eps)
+        q = linear(y, self.q) * m.scale
+        k = linear(y, self.k)
+        v = linear(y, self.v)
         q, k, v = (a.view(len(x), -1, m.D) for a in (q, k, v))
         cos, sin = cos[:, None], sin[:, None]                           # (T, 1, D//2)
         mixed = attend(turn(q, cos, sin), turn(k, cos, sin), v)         # (T, H·D)
@@ -95,14 +103,15 @@ class PlainLayers(torch.nn.Module):
     count: how many of them, all by default. ValueError for a model with biases or QK-norm.
     """
 
-    def __init__(self, model, count=None):
+    def __init__(self, model: Llama, count: int | None = None):
         super().__init__()
         m = model.config
         if m.bias_qkv or m.bias_o or m.bias_mlp or m.qk_norm:
             raise ValueError("PlainLayers: the model has biases or QK-norm, expected neither")
         self.layers = torch.nn.ModuleList(PlainLayer(layer, m) for layer in model.layers[:count])
 
-    def forward(self, x, cos, sin):                 # (T, C), 2 × (T, D//2) -> (T, C)
+    def forward(self, x: Tensor, cos: Tensor,
+                sin: Tensor) -> Tensor:             # (T, C), 2 × (T, D//2) -> (T, C)
         for layer in self.layers:
             x = layer(x, cos, sin)
         return x
@@ -117,11 +126,11 @@ def predict_mlp_launches():
     return 6 + 2 + 2 + 1 + 1        # norm, gate and up, silu and mul, down, add
 
 
-def fuse_swiglu(module, ops):
-    """silu(gate) * up becomes one call of ops.swiglu(gate, up) (+). How many were found.
+def fuse_swiglu(module: GraphModule, ops: Kernels) -> int:
+    """silu(gate) * up becomes one call of ops.swiglu(gate, up) (+). Returns how many places.
 
-    Where the result of silu has another user, it would have to be computed anyway: left alone.
-    So is what ops.swiglu does not take (rows_alike), and a gate that is written into meanwhile.
+    A silu with another user is left alone: it would have to be computed anyway. So are arguments
+    that ops.swiglu does not take (rows_alike), and a gate that is written into in between.
     """
     # exercise: look at the factors of each mul, in both orders; rewrite(mul, …, "silu + mul")
     places = 0
@@ -137,14 +146,14 @@ def fuse_swiglu(module, ops):
     return places
 
 
-def merge_matmuls(module, ops):
-    """Matrices that multiply the same rows become one (&). How many launches that saved.
+def merge_matmuls(module: GraphModule, ops: Kernels) -> int:
+    """Matrices that multiply the same rows become one (&). Returns how many launches that saved.
 
-    LINEAR(x, w) without bias, x (T, C), w a constant: the weights of a group are put below each
-    other, (N1 + N2 + …, C). One ops.matmul stands where the first was; each old result is a piece
-    of its columns.
+    LINEAR(x, w) without bias, x (T, C), w a constant: the weights of a group are stacked,
+    (N1 + N2 + …, C). One ops.matmul stands where the first was; each old result is a slice of its
+    columns.
     """
-    # exercise: join each group's weights, hold them, insert the matmul, then rewrite to pieces
+    # exercise: join each group's weights, hold them, insert the matmul, then rewrite to slices
     saved = 0
     for group in groups_of_matmuls(module):
         first = group[0]
@@ -163,10 +172,11 @@ def merge_matmuls(module, ops):
 
 
 def groups_of_matmuls(module):
-    """Lists of two nodes or more that merge_matmuls may make one: see there."""
+    """Lists of two or more nodes that merge_matmuls may make one: see there."""
     groups = []
     for node in calls(module, LINEAR):
-        x, weight = node.args[0], constant(module, node.args[1])
+        x = node.args[0]
+        weight = constant(module, node.args[1])
         if weight is None or len(node.args) > 2 or x.meta["val"].dim() != 2:
             continue
         group = next((g for g in groups if g[0].args[0] is x
@@ -181,8 +191,8 @@ def lifetimes(launches, returned):
     """{storage: (born, dies)}: the launch that makes it, and the last one that needs it.
 
     launches: [(uses, makes)], each a tuple of storages    returned: those that the graph returns
-    A storage that is used but made by none was there before: it is left out. One that nobody
-    uses is needed while it is written. What is returned lives to the last launch.
+    A storage that is used but that no launch makes was there before: it is left out. One that is
+    never used lives while it is written. A returned one lives to the last launch.
     """
     # exercise: go through the launches in order
     lives = {}
@@ -196,8 +206,9 @@ def lifetimes(launches, returned):
 def place(sizes, lives):
     """{storage: offset} in one arena; two that live at the same launch do not overlap.
 
-    Largest first, of equals the earlier born; each at the lowest offset where it fits. sizes:
-    bytes. A launch reads while it writes: what dies at a launch and what it makes are both there.
+    Largest first, and of equal ones the first born; each at the lowest offset where it fits. sizes:
+    bytes. A launch reads while it writes: its results and the storages that die at it do not
+    overlap.
     """
     # exercise: for each storage, which places are taken while it lives? Take the lowest gap
     offsets = {}
@@ -220,17 +231,17 @@ ALIGNED = 256               # bytes: what cudaMalloc gives, and more than any ve
 
 
 class Plan(NamedTuple):
-    """Where everything that launches make lies in one arena."""
+    """The place of everything that launches make, in one arena."""
 
     offsets: dict           # {storage: byte of the arena}
     lives: dict             # {storage: (born, dies)}: launches
     sizes: dict             # bytes, rounded up
     kept: int               # bytes if nothing were freed
-    live: int               # bytes that are needed at once, at the worst launch: no plan has less
+    live: int               # bytes that are needed at once, at the worst launch: no plan needs less
     peak: int               # bytes of the arena
 
 
-def plan_memory(run):
+def plan_memory(run: Recording) -> Plan:
     """The Plan of a run. Inputs and weights lie elsewhere."""
     sizes = {s: -(-size // ALIGNED) * ALIGNED for s, size in run.sizes.items()}
     lives = lifetimes([(launch.uses, launch.makes) for launch in run.launches], run.kept)
@@ -252,8 +263,8 @@ def plan_memory(run):
 # ---- the pipeline
 
 
-# Of a result's largest number: roundings of sums in another order, twice as much as one back end
-# may differ from the oracle by.
+# Shares of a result's largest number, since sums in another order round differently: twice what a
+# back end may differ from the oracle by.
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 4e-5, torch.float16: 4e-3,
               torch.bfloat16: 3.2e-2}
 
@@ -266,28 +277,31 @@ class Row(NamedTuple):
     """The graph after a pass."""
 
     name: str
-    found: int              # what it returned: places changed, of merge_matmuls launches saved
+    found: int              # what the pass returned: places changed; merge_matmuls: launches saved
     launches: int
     kept: int               # bytes if nothing were freed
     live: int               # bytes that are needed at once
     peak: int               # bytes of the planned arena
 
 
-def run_passes(module, passes, inputs, ops):
+def run_passes(module: GraphModule, passes: Iterable[Callable], inputs: Sequence[Tensor],
+               ops: Kernels) -> tuple[GraphModule, list[Row]]:
     """(rewritten graph, [Row] of the captured graph and after every pass). `module` stays as is.
 
-    passes: functions (module, ops) -> found; dead calls go after each. inputs: tensors, the
-    arguments of a run. After each pass the graph runs on them and on two random draws of the same
-    shapes beside the graph as it was captured. Refused names a pass after which a result, or an
-    input that is written into, differs by more than its dtype's tolerance.
+    passes: functions (module, ops) -> found; dead calls are dropped after each. inputs: tensors,
+    the arguments of a run. After each pass the graph runs on them, and on two random draws of the
+    same shapes, and is compared with the captured graph. Refused names a pass after which a result,
+    or an input that is written into, differs by more than its dtype's tolerance.
     """
     check(module)
     trials = [inputs, *(random_like(inputs, seed) for seed in (1, 2))]
     wanted = [run_copy(module, trial) for trial in trials]
-    now, rows = module, [row("captured", 0, module, inputs)]
+    now = module
+    rows = [row("captured", 0, module, inputs)]
     for change in passes:
         now = copied(now)
-        name, changes = change.__name__, change(now, ops)
+        name = change.__name__
+        changes = change(now, ops)
         drop_dead(now)
         try:
             now.graph.lint()
@@ -297,13 +311,13 @@ def run_passes(module, passes, inputs, ops):
         except Refused:
             raise
         except Exception as error:
-            raise Refused(f"{name}: after it the graph does not run: {error}") from error
+            raise Refused(f"{name}: the graph does not run after it: {error}") from error
         rows.append(row(name, changes, now, inputs))
     return now, rows
 
 
 def check(module):
-    """A graph that changes its weights, or draws, gives another result each time."""
+    """ValueError for a graph that changes its weights or draws: two runs of it differ."""
     for node in module.graph.nodes:
         weights = [w.target for w in writes(node) if w.op == "get_attr"]
         if weights or draws(node):
@@ -326,7 +340,7 @@ def run_copy(module, inputs):
 
 def compare(name, got, want):
     if [(a.shape, a.dtype) for a in got] != [(a.shape, a.dtype) for a in want]:
-        raise Refused(f"{name}: after it the graph gives {like(got)}, expected {like(want)}")
+        raise Refused(f"{name}: the graph after it gives {like(got)}, expected {like(want)}")
     for a, b in zip(got, want, strict=True):
         a, b, tolerance = a.double(), b.double(), TOLERANCES.get(b.dtype, 0)
         same = (a == b) | (a.isnan() & b.isnan())

@@ -1,39 +1,41 @@
-"""g05 · The fused execution graph: a layer of a Llama in eight launches
+"""g05 · The fused execution graph: a layer of a Llama in as few launches as fusing allows
 
 T: new tokens of a step   L: layers   C: model width   H: query heads   G: key and value heads
 D: head width   F: mlp width
-g01's layer makes 15 launches, g03's merged one 12. Here each add moves into the norm behind it, the
-write into the rotation, SwiGLU into the matrix before it: 8. FLOPs stay as they are. Fusing saves
-2·C + 2·G·D + 4·F numbers a token and layer; the weights are read once as before.
+g01's layer makes 15 launches, g03's merged one 12. Here each add moves into the norm after it, the
+write into the rotation, SwiGLU into the matrix before it. FLOPs stay as they are. What a kernel
+hands to the next on the chip need not cross memory; the weights are read once as before.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from layer2_graph.g01_llama import last_rows
-from layer2_graph.g03_merging import MergedLlama
+from layer2_graph.g01_llama import Cache, Step, last_rows
+from layer2_graph.g03_merging import MergedLayer, MergedLlama
 from layer2_graph.launches import Launches
 
 __all__ = ["FusedLlama", "Launch", "Traffic"]
 
 
-# ---- what is to be predicted
+# ---- predictions
 
 
 def predict_launches():
-    """Launches of a layer when all that can be fused in a merged one is fused.
+    """Launches of a merged layer in which everything that can be fused is fused.
 
-    The kernels there are for it: an add with the norm behind it, the rotation of q and k with the
-    write into the pages, SwiGLU with the matrix before it.
+    The kernels for it: an add with the norm after it, the rotation of q and k with the write into
+    the pages, SwiGLU with the matrix before it.
     """
     # exercise: the merged layer makes 12. Which of them are left?
     return 2 + 4 + 1 + 1
 
 
 def predict_numbers_saved(m):
-    """Numbers of activations that fused_block moves less than g03's layer, a token and layer.
+    """Numbers of activations that fused_block saves against g03's layer, a token and layer.
 
     m: a Config. Each launch reads and writes each of its arrays once. Weights, and what attention
     reads of the cache, are the same in both.
@@ -49,12 +51,14 @@ def predict_numbers_saved(m):
 
 
 def fused_block(model, i, x, residual, step, cache):        # 2 × (T, C) -> 2 × (T, C)
-    """Layer number i: (x, residual). What the layer has made is their sum, which nobody has added.
+    """Layer number i: (x, residual). The layer's result is their sum, which is not added yet.
 
-    x, residual: from the layer before; residual is None in the first layer, where x is all.
+    x, residual: from the layer before; residual is None in the first layer, where x is the sum.
+    model.cos and model.sin: tables of rope    cache.k[i], cache.v[i]: the layer's pages
+    ops.paged_attention returns (T, H, D), and layer.o takes (T, H·D)
     """
     m, ops, layer = model.config, model.ops, model.layers[i]
-    # exercise: eight launches. model.add_norm makes the first, model.heads the second
+    # exercise: as many launches as you predicted: model.add_norm, then model.heads, …
     y, residual = model.add_norm(x, residual, layer.attention_norm)         # (T, C)
     q, k, v = model.heads(layer, y)
     ops.rope_and_cache(q, k, v, model.cos, model.sin, step.positions, cache.k[i], cache.v[i],
@@ -67,55 +71,61 @@ def fused_block(model, i, x, residual, step, cache):        # 2 × (T, C) -> 2 �
 
 
 def last_scores(model, x, residual, rows):          # 2 × (T, C) -> (rows, V)
-    """Scores of the next token, after the last layer. rows: those of x that ask for it."""
+    """Scores of the next token, after the last layer. rows: those of x that need them.
+
+    model.norm: (C,)    model.head: (V, C), for ops.matmul
+    """
     # exercise: two launches, besides taking the rows. The last add is still to be made
     y, _ = model.ops.add_rmsnorm(x[rows], residual[rows], model.norm, model.config.eps)
     return model.ops.matmul(y, model.head)
 
 
 class FusedLlama(MergedLlama):
-    """g03's Llama with a layer of eight launches, for the same weights, steps and caches.
+    """g03's Llama, fused, for the same weights, steps and caches.
 
-    Biases and norms of q and k are no part of the eight kernels. Each bias of q, k and v, of o or
-    of down adds a launch; one of gate and up adds two, and SwiGLU is by itself then. Qwen 3's norms
-    add two, and two copies, where there are several tokens: a norm wants its rows one after the
+    Its kernels take no biases and no norms of q and k. Each bias of q, k and v, of o or of
+    down adds a launch; one of gate and up adds two, since SwiGLU then runs by itself. Qwen 3's
+    norms add two launches, and for several tokens two copies: a norm needs its rows one after the
     other, and in the merged result they are not.
     """
 
-    def forward(self, step, cache, every=False):        # -> (B, V), or (T, V) for every token
+    def forward(self, step: Step, cache: Cache,
+                every: bool = False) -> Tensor:         # (B, V), or (T, V) for every token
         """Scores of the next token after the last new token of each sequence."""
-        x, residual = self.embedding[step.tokens], None             # (T, C)
+        x = self.embedding[step.tokens]                             # (T, C)
+        residual = None
         for i in range(self.config.L):
             x, residual = fused_block(self, i, x, residual, step, cache)
         return last_scores(self, x, residual, slice(None) if every else last_rows(step.cu_q))
 
-    def add_norm(self, x, residual, w):                 # 2 × (T, C) -> 2 × (T, C)
+    def add_norm(self, x: Tensor, residual: Tensor | None,
+                 w: Tensor) -> tuple[Tensor, Tensor]:   # 2 × (T, C) -> 2 × (T, C)
         """(norm of x + residual, that sum); before the first layer there is nothing to add."""
         if residual is None:
             return self.ops.rmsnorm(x, w, self.config.eps), x
         return self.ops.add_rmsnorm(x, residual, w, self.config.eps)
 
-    def gated(self, layer, y):                          # (T, C) -> (T, F)
-        """SiLU(gate) · up. The fused kernel knows no biases."""
+    def gated(self, layer: MergedLayer, y: Tensor) -> Tensor:   # (T, C) -> (T, F)
+        """SiLU(gate) · up. The fused kernel takes no bias."""
         weight, bias = layer.gate_up
         if bias is None:
             return self.ops.matmul_swiglu(y, weight)
         return self.ops.swiglu(*self.linear(y, layer.gate_up).chunk(2, dim=-1))
 
 
-# ---- counted
+# ---- launches and bytes, counted
 
 
 class Launch(NamedTuple):
-    """One launch as it was seen."""
+    """One launch that Traffic counted."""
 
     name: str
     inputs: tuple               # numbers of the earlier launches whose results it reads
     moved: int                  # bytes that it asks to read and to write
-    arrays: frozenset           # addresses of the memory that it was given
+    arrays: frozenset           # addresses of its arguments' memory
 
 
-# arguments that a kernel changes, and those of them that it does not read: they are all pages
+# Arguments that a kernel changes, and those among them that it does not read: all of them pages.
 CHANGED = {"rope": (0, 1), "rope_and_cache": (0, 6, 7), "write_kv": (2, 3)}
 TARGETS = {"rope_and_cache": (6, 7), "write_kv": (2, 3)}
 
@@ -123,16 +133,18 @@ TARGETS = {"rope_and_cache": (6, 7), "write_kv": (2, 3)}
 class Traffic(Launches):
     """Launches, with the bytes of each and what it reads: with Traffic() as seen: …; seen.launches
 
-    Use it as Launches. All arrays that it saw stay alive as long as it does, since memory that is
-    freed and given out again would be taken for the same array.
+    Use it as Launches. All arrays that it saw stay alive as long as it does: freed memory that is
+    given out again would be taken for the same array.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
-        self.launches, self.writer, self.kept = [], {}, []
+        self.launches: list[Launch] = []
+        self.writer: dict[int, int] = {}
+        self.kept: list[Tensor] = []
 
     @property
-    def moved(self):
+    def moved(self) -> int:
         """Bytes of all launches."""
         return sum(launch.moved for launch in self.launches)
 
@@ -142,7 +154,7 @@ class Traffic(Launches):
             self.note(args, result)
         return result
 
-    def watch(self, name, function):
+    def watch(self, name: str, function: Callable) -> Callable:
         counted = super().watch(name, function)
 
         def one(*args):
@@ -153,10 +165,11 @@ class Traffic(Launches):
 
         return one
 
-    def note(self, args, result):
-        """Write down the launch whose name was listed last."""
-        name, number = self.names[-1], len(self.launches)
-        self.inside = True                  # what is done here is no launch
+    def note(self, args: tuple, result: object) -> None:
+        """Record the launch whose name was listed last."""
+        name = self.names[-1]
+        number = len(self.launches)
+        self.inside = True                  # nothing done here is a launch
         targets = TARGETS.get(name, ())
         read = tensors([a for i, a in enumerate(args) if i not in targets])
         changed = tensors([args[i] for i in CHANGED.get(name, ())]) + tensors(result)
@@ -171,12 +184,12 @@ class Traffic(Launches):
 def moved(name, args, result):
     """Bytes that a launch asks to read and to write, each array once; of tables, the rows it needs.
 
-    Slots are taken for places of pages: -1 does not occur. Attention reads the keys and values of
+    Slots are taken to be places in pages: -1 does not occur. Attention reads the keys and values of
     each context once.
     """
     if name in ("index", "embedding"):      # the embedding's rows, and rows of x
         return size(args[1], result) + size(result)
-    if name == "index_copy_":               # rows of the last into the first, as a static cache has
+    if name == "index_copy_":               # rows of the last into the first, as in a static cache
         return size(args[2]) + 2 * size(args[3])
     if name == "rope":
         q, k, cos, _, positions = args
@@ -198,7 +211,7 @@ def tensors(tree):
 
 
 def size(*trees):
-    """Bytes of the arrays in it; one that is given twice is read once."""
+    """Bytes of the arrays in these trees; one that comes twice counts once."""
     return sum({id(a): a.nbytes for a in tensors(trees)}.values())
 
 

@@ -1,26 +1,28 @@
-"""g06 · CUDA graphs: a step's launches are recorded once and asked for all at once after that
+"""g06 · CUDA graphs: a step's launches are recorded once, then asked for all at once
 
 B: sequences of a step   T: its new tokens   size: rows that a graph was recorded for, B at most
 pages: width of the block tables   a launch: as g01 counts them
-Eager, the host asks for every launch: 15 a layer of g01's, 8 of g05's. From a graph it copies the
-Step into the buffers that the graph reads, six copies, and asks once. A recording freezes all that
-the host decided: shapes, addresses, Python numbers. So rows are padded up to a size that was
-recorded.
+In eager mode the host asks for every launch: 15 for a layer of g01, 8 for one of g05. With a graph
+it copies the Step into the buffers that the graph reads, six copies, and asks once. A recording
+freezes all that the host decided: shapes, addresses, Python numbers. So rows are padded up to a
+recorded size.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import fields, replace
 from functools import partial
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from layer2_graph.g01_llama import Llama, Step
+from layer1_kernels import Kernels
+from layer2_graph.g01_llama import Cache, Layer, Llama, Step
 from layer2_graph.launches import FREE, Launches
 
 __all__ = ["CaptureError", "Forked", "GraphRunner", "Tape", "capture", "choose_sizes", "end_times",
@@ -28,14 +30,14 @@ __all__ = ["CaptureError", "Forked", "GraphRunner", "Tape", "capture", "choose_s
 
 
 class CaptureError(RuntimeError):
-    """What cannot be recorded: the host would need an array's contents to go on."""
+    """This cannot be recorded: the host would need an array's contents to go on."""
 
 
 # ---- the recording
 
 
 class Call(NamedTuple):
-    """A launch, as it was asked for while recording."""
+    """A launch, as the host asked for it while recording."""
 
     name: str
     function: Callable
@@ -54,8 +56,8 @@ def replay(calls):
     """Ask for every call again, in order: the same functions, on the same arrays.
 
     calls: [Call]. An array's contents may have changed since; its address has not. What a call
-    returns goes where its first result is, since the calls after it, and whoever reads the output,
-    look there.
+    returns goes where its recorded result is, since the calls after it, and the readers of the
+    output, look there.
     """
     # exercise: call each function again, and copy what it returns over its recorded result
     for call in calls:
@@ -67,24 +69,26 @@ def replay(calls):
 class Tape(TorchDispatchMode):
     """A CUDA graph's stand-in on a CPU: .calls of function(ops), .output, .replay().
 
-    As on a GPU, a replay runs none of the function's Python: what it decided is frozen. It reads
-    the arrays' contents of now, and overwrites the output of the replay before. item(), tolist(),
-    masks and the like, which would stop a capture on a GPU, are a CaptureError here, too.
+    As on a GPU, a replay runs none of the function's Python: its decisions are frozen. It reads the
+    arrays' current contents, and overwrites the output of the replay before. item(), tolist(),
+    masks and the like, which would stop a capture on a GPU, are a CaptureError here as well.
     A call into the table `ops` is one launch, and its launcher stands for the kernel: it may look
     at contents, and runs again at a replay. Recording runs every call; a GPU only takes notes.
     """
 
-    def __init__(self, function, ops):
+    def __init__(self, function: Callable, ops: Kernels):
         super().__init__()
-        self.calls, self.inside = [], False
+        self.calls: list[Call] = []
+        self.inside = False
         with torch.no_grad(), HostReads(self), self:
             self.output = function(self.watching(ops))
 
-    def replay(self):
+    def replay(self) -> None:
         replay(self.calls)
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        kwargs, name = kwargs or {}, operation.overloadpacket.__name__
+        kwargs = kwargs or {}
+        name = operation.overloadpacket.__name__
         if not self.inside and depends_on_contents(operation, name, args):
             raise refused(name)
         result = operation(*args, **kwargs)
@@ -93,12 +97,13 @@ class Tape(TorchDispatchMode):
             self.calls.append(Call(name, operation, args, kwargs, result))
         return result
 
-    def watching(self, ops):
+    def watching(self, ops: Kernels) -> Kernels:
         """The same table of kernels, each call of which is one launch."""
         return replace(ops, **{f.name: partial(self.kernel, f.name, getattr(ops, f.name))
                                for f in fields(ops)})
 
-    def kernel(self, name, function, *args, **kwargs):
+    def kernel(self, name: str, function: Callable, *args: Any, **kwargs: Any) -> Any:
+        """function(*args, **kwargs), listed as one call."""
         if self.inside:                     # a kernel that calls another one
             return function(*args, **kwargs)
         self.inside = True
@@ -119,7 +124,7 @@ def depends_on_contents(operation, name, args):
 
 
 class HostReads(TorchFunctionMode):
-    """Refuses what reads an array past the dispatcher, outside of kernels."""
+    """Refuses functions that read an array without the dispatcher, outside kernels."""
 
     def __init__(self, tape):
         super().__init__()
@@ -135,8 +140,9 @@ class HostReads(TorchFunctionMode):
 def refused(name):
     what = {"_local_scalar_dense": "item(), or `if` on an array,",
             "index": "a mask", "index_put_": "a mask", "index_put": "a mask"}.get(name, f"{name}()")
-    return CaptureError(f"capture: {what} asks for an array's contents on the host, and a replay "
-                        f"asks nobody. Decide before the capture, or on the device (torch.where)")
+    return CaptureError(f"capture: {what} needs an array's contents on the host, which takes no "
+                        f"part in a replay. Decide before the capture, or on the device "
+                        f"(torch.where)")
 
 
 class DeviceGraph:
@@ -152,18 +158,19 @@ class DeviceGraph:
         with torch.no_grad(), torch.cuda.graph(self.graph, pool=pool):
             self.output = function(ops)
 
-    def replay(self):
+    def replay(self) -> None:
         self.graph.replay()
 
 
-def capture(function, ops, device, pool=None):
+def capture(function: Callable, ops: Kernels, device: torch.device | str,
+            pool: tuple | None = None) -> Tape | DeviceGraph:
     """function(ops), recorded: an object with .output and .replay().
 
     function: computes with arrays that stay where they are, and with the table of kernels it is
         given. On a GPU it runs once before the recording, on a CPU while recording.
     pool: of torch.cuda.graph_pool_handle(): graphs that never run at once may share its memory. A
         Tape has arrays of its own.
-    CaptureError on a CPU, torch's RuntimeError on a GPU, where the host would read an array.
+    CaptureError on a CPU, torch's RuntimeError on a GPU, if the host would read an array.
     """
     if torch.device(device).type == "cuda":
         return DeviceGraph(function, ops, pool)
@@ -195,17 +202,17 @@ def predict_host_launches():
 
     The step's arrays are on the device already.
     """
-    # exercise: the replay is one. What does it read, and who puts that there?
+    # exercise: the replay is one. What does it read, and what puts that there?
     return 6 + 1
 
 
-def choose_sizes(max_batch, waste):
-    """The fewest sizes, ascending, so that no batch from 1 to max_batch pads more than `waste`.
+def choose_sizes(max_batch: int, waste: float) -> list[int]:
+    """The fewest sizes, ascending, with which no batch from 1 to max_batch pads more than `waste`.
 
     A batch runs in the smallest size that holds it. waste: padded rows over all rows of that size,
     0 to 1. Buffers have max_batch rows, so no size is larger.
     """
-    # exercise: who needs the largest size? Which is the largest batch that it serves too badly?
+    # exercise: which batch needs the largest size? What is the largest batch that it serves badly?
     sizes, batch = [], max_batch
     while batch > 0:
         sizes.append(batch)
@@ -215,21 +222,24 @@ def choose_sizes(max_batch, waste):
 
 
 def padded_share(sizes, batch):
-    """The share of rows that are padding when a batch runs in the smallest size that holds it; 0
-    where none does, since then it runs eagerly."""
+    """The share of rows that are padding when a batch runs in the smallest size that holds it; 0 if
+    no size does, since the batch then runs eagerly."""
     size = next((size for size in sizes if size >= batch), batch)
     return (size - batch) / size
 
 
 def memory(tape):
-    """Bytes of the arrays that a recording makes and must hold at once, at the most: each is given
-    back after its last use, the output never. An allocator needs this much or more."""
+    """The most bytes of its own arrays that a recording holds at once: each array is given back
+    after its last use, the output never. An allocator needs this much or more."""
     def storages(tree):
         return {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors(tree)}
 
-    born, last, size = {}, {}, {}
+    born = {}
+    last = {}
+    size = {}
     for i, call in enumerate(tape.calls):
-        inputs, result = storages((call.args, call.kwargs)), storages(call.result)
+        inputs = storages((call.args, call.kwargs))
+        result = storages(call.result)
         for array in result.keys() - inputs.keys():
             born.setdefault(array, i)
         last |= dict.fromkeys(inputs | result, i)
@@ -243,12 +253,12 @@ def memory(tape):
 
 
 def pad_step(buffers, step, size):
-    """Put a step into the first rows of the buffers, and make the others up to `size` harmless.
+    """Put a step into the first rows of the buffers, and make the rest up to `size` harmless.
 
     buffers: a Step with more rows    step: a Step of B = T, B at most size
     Afterwards the first B rows are the step's. A padded row writes nothing: its slot is -1. It is a
-    sequence of one token, so that attention reads one key for it. Else it may keep what it has: a
-    token, a position and pages of earlier steps are all valid, if no longer true.
+    sequence of one token, so that attention reads one key for it. All else may stay: a token, a
+    position and pages of earlier steps are valid, though no longer true.
     """
     # exercise: copy each array of the step; for the rows after it set slots, lens and cu_q
     B = len(step.lens)
@@ -268,7 +278,7 @@ def blank_step(rows, pages, device):
 
 
 def first_rows(buffers, size):
-    """The buffers as a step of so many sequences: views."""
+    """The first rows of the buffers as a step of `size` sequences: views."""
     return Step(*(x[:size + (x is buffers.cu_q)] for x in buffers))
 
 
@@ -280,15 +290,16 @@ def with_ops(model, ops):
 
 
 class GraphRunner:
-    """Stands in for a model whose steps use one cache. Where a graph fits it is replayed; where
-    none does the model computes eagerly.
+    """Stands in for a model whose steps use one cache. If a graph fits a step, it is replayed; if
+    not, the model computes eagerly.
 
     A graph fits a step by its shapes alone: a new token for each sequence (T = B), B at most the
-    largest size, block tables at most as wide as the buffers'. Contents are never looked at: a GPU
-    would have to be waited for.
+    largest size, block tables at most as wide as the buffers'. Contents are never read: the host
+    would have to wait for the GPU.
     """
 
-    def __init__(self, model, cache, sizes, max_batch, pages):
+    def __init__(self, model: Llama, cache: Cache, sizes: Iterable[int], max_batch: int,
+                 pages: int):
         """model: has .ops, a table of kernels, and .forward(step, cache)    pages: widest table
 
         sizes: to capture; those above max_batch become max_batch. Capturing writes nothing into
@@ -299,7 +310,9 @@ class GraphRunner:
         if not sizes or min(*sizes, max_batch, pages) < 1:
             raise ValueError(f"GraphRunner: sizes {sizes}, max_batch {max_batch}, pages "
                              f"{pages}; expected one size or more, all numbers 1 or more")
-        self.model, self.cache, device = model, cache, cache.k.device
+        self.model = model
+        self.cache = cache
+        device = cache.k.device
         self.sizes = sorted({min(size, max_batch) for size in sizes})
         self.buffers = blank_step(self.sizes[-1], pages, device)
         pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
@@ -307,21 +320,21 @@ class GraphRunner:
                                      model.ops, device, pool)
                        for size in reversed(self.sizes)}        # the largest makes room for all
 
-    def compute(self, step, ops):
+    def compute(self, step: Step, ops: Kernels) -> Tensor:
         return with_ops(self.model, ops).forward(step, self.cache)
 
-    def pick(self, step):
-        """The smallest size that holds a step, or None: no graph fits."""
-        T, B, width = len(step.tokens), *step.block_tables.shape
-        if T != B or width > self.buffers.block_tables.shape[1]:
+    def pick(self, step: Step) -> int | None:
+        """The smallest size that holds a step, or None if no graph fits."""
+        B, width = step.block_tables.shape
+        if len(step.tokens) != B or width > self.buffers.block_tables.shape[1]:
             return None
         return next((size for size in self.sizes if size >= B), None)
 
-    def forward(self, step, cache):         # -> (B, V)
+    def forward(self, step: Step, cache: Cache) -> Tensor:      # (B, V)
         """As the model's. The next step overwrites the scores: use them first, or copy them."""
         if cache is not self.cache:
-            raise ValueError("GraphRunner: another cache than the one whose addresses its graphs "
-                             "have recorded")
+            raise ValueError("GraphRunner: got another cache than the one whose addresses its "
+                             "graphs recorded")
         size = self.pick(step)
         if size is None:
             return self.model.forward(step, cache)
@@ -332,7 +345,8 @@ class GraphRunner:
 
 def asked(runner, step):
     """What the host asks the device for in a step: [name]. A replay is one."""
-    recorder, twin = Launches(), copy(runner)
+    recorder = Launches()
+    twin = copy(runner)
     twin.model = with_ops(runner.model, recorder.counting(runner.model.ops))
     twin.graphs = {size: SimpleNamespace(output=graph.output,
                                          replay=recorder.watch("replay", graph.replay))
@@ -343,20 +357,22 @@ def asked(runner, step):
 
 
 class Request(NamedTuple):
-    """Somebody who comes at step `start` and wants `count` tokens."""
+    """A request for `count` tokens that comes at step `start`."""
 
     prompt: list
-    count: int
+    count: int          # type: ignore[assignment]      # it hides tuple.count
     start: int
 
 
 def serve(model, cache, requests):
     """([[token]] of each request, [(sequences, new tokens) of each step]), greedily.
 
-    model: a Llama, or a GraphRunner on this cache. Request b is the cache's sequence b. Who has
-    come and wants more is in a step: batches grow and shrink, prompts and decoding are mixed.
+    model: a Llama, or a GraphRunner on this cache. Request b is the cache's sequence b. Every
+    request that has come and is not finished is in a step: batches grow and shrink, and prompts and
+    decoding are mixed.
     """
-    new, shapes = [[] for _ in requests], []
+    new = [[] for _ in requests]
+    shapes = []
     for now in range(max(r.start + r.count for r in requests)):
         here = [r.start <= now < r.start + r.count for r in requests]
         tokens = [(r.prompt if r.start == now else out[-1:]) if there else []
@@ -406,34 +422,36 @@ def spans(call):
 def needs(calls):
     """[{numbers of the earlier calls that it waits for}] of each call.
 
-    A call waits for who wrote what it reads or writes, and for who read what it writes.
+    A call waits for those that wrote what it reads or writes, and those that read what it writes.
     """
     def meet(some, others):
         return any(a < end and first < b for a, b in some for first, end in others)
 
-    known, edges = [spans(call) for call in calls], []
+    known = [spans(call) for call in calls]
+    edges = []
     for j, (read, written) in enumerate(known):
         edges.append({i for i, (before, wrote) in enumerate(known[:j])
                       if meet(wrote, read + written) or meet(before, written)})
     return edges
 
 
-def end_times(needs, costs):
-    """When each call ends, if the first begins at 0 and each as soon as all that it waits for have
-    ended: [cost]. The latest is the critical path: no number of streams makes a step shorter.
+def end_times(needs: Sequence[set[int]], costs: Sequence[float]) -> list[float]:
+    """When each call ends, if the first begins at 0, and each other as soon as all that it waits
+    for have ended: [cost]. The latest is the critical path: no number of streams makes a step
+    shorter.
 
     needs: [{numbers of earlier calls}] of each call    costs: [cost] of each, 0 or more
     """
     # exercise: a call begins when the last of those that it waits for ends
-    ends = []
+    ends: list[float] = []
     for waits, cost in zip(needs, costs, strict=True):
         ends.append(cost + max((ends[i] for i in waits), default=0))
     return ends
 
 
-def side_by_side(device, *functions):
+def side_by_side(device: torch.device | str, *functions: Callable) -> list:
     """[the result of each function]. On a GPU each has a stream of its own, between a fork and a
-    join; in a capture they become branches of the graph. On a CPU one comes after the other.
+    join; in a capture they become branches of the graph. On a CPU one runs after the other.
 
     The streams are not proven here: no GPU.
     """
@@ -449,19 +467,20 @@ def side_by_side(device, *functions):
             results.append(function())
     for stream in others:
         here.wait_stream(stream)            # the join
-    # What a branch made may go back to its stream's memory at any time: the next fork waits for us.
+    # A branch's arrays may go back to its stream's memory at any time: the next fork waits for us.
     return results
 
 
 class Forked(Llama):
     """A Llama whose queries, keys and values are made side by side, their norms with them."""
 
-    def heads(self, layer, y):      # (T, C) -> (T, H, D), (T, G, D), (T, G, D)
+    def heads(self, layer: Layer, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         def branch(matrix, norm):
             x = self.linear(y, matrix).view(len(y), -1, self.config.D)      # (T, G, D)
             if norm is not None:
                 x = self.ops.rmsnorm(x.flatten(0, 1), norm, self.config.eps).view_as(x)
             return x
 
-        return side_by_side(y.device, *(partial(branch, matrix, norm) for matrix, norm in (
+        q, k, v = side_by_side(y.device, *(partial(branch, matrix, norm) for matrix, norm in (
             (layer.q, layer.q_norm), (layer.k, layer.k_norm), (layer.v, None))))
+        return q, k, v

@@ -4,18 +4,20 @@ N, K: numbers out and in of a matrix w    group: neighbours in a row of w that s
 levels: what the codes 0, 1, 2 … stand for, from 0 up; code -q stands for -levels[q]
 w ≈ levels[code] · scale. A weight takes the bits of its code, and those of a scale over `group`.
 
-A decode step reads each weight once, and memory decides: fewer bits are less time, where a kernel
-makes numbers of codes on the way. What the model loses by it no formula says: it is measured.
+A decode step reads each weight once, and memory decides: fewer bits take less time, if a kernel
+turns codes into numbers on the way. No formula says what the model loses by it: that is measured.
 """
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 
-from layer1_kernels import quantize_weight
+from layer1_kernels import Kernels, quantize_weight
 from layer2_graph.g01_llama import Llama
 from layer2_graph.g02_kv_cache import ContiguousCache
 
@@ -25,19 +27,20 @@ __all__ = ["LEVELS", "PackedWeight", "SHRINK", "Scheme", "absmax_scales", "absme
            "quantize_llama", "relative_error", "round_trip", "schemes", "unpack", "with_gptq",
            "with_matrices", "with_zero_point"]
 
-SHRINK = tuple(1 - i / 20 for i in range(20))       # shares of the largest scale that are tried
+SHRINK = tuple(1 - i / 20 for i in range(20))       # shares of the largest scale to try
 
 
 # ---- codes
 
 
 def float_levels(exponent, mantissa, largest):
-    """What a small float with so many bits of each stands for, from 0 to `largest`: a tuple.
+    """The numbers of a small float with these bits of each, from 0 to `largest`: a tuple.
 
-    In the order of its bit patterns. The bias is 2^(exponent - 1) - 1; exponent 0 is for numbers
+    In the order of their bit patterns. The bias is 2^(exponent - 1) - 1; exponent 0 is for numbers
     below the smallest power. Source: Open Compute Project, "OCP Microscaling Formats", 2023, 5.3.
     """
-    bias, steps = 2 ** (exponent - 1) - 1, 2 ** mantissa
+    bias = 2 ** (exponent - 1) - 1
+    steps = 2 ** mantissa
     values = ((m + steps * (e > 0)) / steps * 2.0 ** (max(e, 1) - bias)
               for e in range(2 ** exponent) for m in range(steps))
     return tuple(value for value in values if value <= largest)
@@ -61,8 +64,8 @@ def predict_model_bits():
     return (1_572_864 * (4 + 16 / 32) + 394_944 * 16) / (1_572_864 + 394_944)
 
 
-def nearest(x, levels):
-    """The code of each number: of the nearest level, and beyond the last that of the last; int8.
+def nearest(x: Tensor, levels: Sequence[float]) -> Tensor:
+    """The code of the level nearest to each number, int8; beyond the last level, the last code.
 
     x: floats, any shape    levels: ascending from 0, 128 at most. Halfway between two levels the
     even code is taken: for floats the one that ends in 0, as IEEE 754 rounds.
@@ -76,37 +79,40 @@ def nearest(x, levels):
     return (code * x.sign()).to(torch.int8)
 
 
-def quantize(w, levels, scales):                    # (…, K), (…, K / group) -> (…, K)
+def quantize(w: Tensor, levels: Sequence[float],
+             scales: Tensor) -> Tensor:             # (…, K), (…, K / group) -> (…, K)
     """Codes of w over its scales, int8. One scale for all: scales of shape (1, 1)."""
     groups = w.unflatten(-1, (scales.shape[-1], -1))                # (…, K / group, group)
     divisor = torch.where(scales > 0, scales, 1)[..., None]         # of a group of zeros: any
     return nearest(groups / divisor, levels).flatten(-2)
 
 
-def dequantize(codes, levels, scales):              # (…, K), (…, K / group) -> (…, K)
+def dequantize(codes: Tensor, levels: Sequence[float],
+               scales: Tensor) -> Tensor:           # (…, K), (…, K / group) -> (…, K)
     """What the codes stand for, in the scales' dtype."""
     values = torch.tensor(levels, dtype=scales.dtype, device=codes.device)
     values = values[codes.abs().long()] * codes.sign()
     return (values.unflatten(-1, (scales.shape[-1], -1)) * scales[..., None]).flatten(-2)
 
 
-def round_trip(w, levels, scales):                  # (…, K) -> (…, K)
-    """w as it comes back."""
+def round_trip(w: Tensor, levels: Sequence[float], scales: Tensor) -> Tensor:   # -> (…, K)
+    """w as its codes give it back."""
     return dequantize(quantize(w, levels, scales), levels, scales)
 
 
 def in_a_byte(levels):
-    """How many codes a byte can tell apart, and from how many values each: (n, radix)."""
-    n, values = 1, 2 * len(levels) - 1
+    """(n, radix): a byte holds n codes, each of them one of `radix` values."""
+    n = 1
+    values = 2 * len(levels) - 1
     while values ** (n + 1) <= 256:
         n += 1
     return n, int(256 ** (1 / n))
 
 
-def pack(codes, levels):                            # (N, K) -> (bytes,)
+def pack(codes: Tensor, levels: Sequence[float]) -> Tensor:     # (N, K) -> (bytes,)
     """Codes in as few whole bytes as in_a_byte allows, uint8, row after row.
 
-    A code plus the largest is a digit, 0 or more. n digits make a byte, the first counts ones,
+    A code plus the largest code is a digit, 0 or more. n digits make a byte: the first counts ones,
     the next `radix`es, and so on. Zeros fill the last byte.
     """
     n, radix = in_a_byte(levels)
@@ -117,7 +123,8 @@ def pack(codes, levels):                            # (N, K) -> (bytes,)
     return (digits * powers).sum(-1).to(torch.uint8)
 
 
-def unpack(packed, levels, shape):                  # (bytes,) -> shape
+def unpack(packed: Tensor, levels: Sequence[float],
+           shape: Sequence[int]) -> Tensor:         # (bytes,) -> shape
     """The codes again, int8."""
     n, radix = in_a_byte(levels)
     powers = radix ** torch.arange(n, device=packed.device)
@@ -138,30 +145,32 @@ def grouped(w, group):                              # (…, K) -> (…, K / grou
 
 
 def half(scales):
-    """As fp16 keeps them."""
+    """The scales, rounded to fp16."""
     if scales.numel() and scales.max() > 65504:
         raise ValueError(f"scales: the largest is {scales.max():.6g}, expected up to 65504, fp16's "
                          f"largest")
     return scales.half().float()
 
 
-def absmax_scales(w, levels, group):                # (…, K) -> (…, K / group)
+def absmax_scales(w: Tensor, levels: Sequence[float], group: int) -> Tensor:  # (…, K / group)
     """The largest |w| of a group becomes the last level; the scale is rounded to fp16."""
     return half(grouped(w, group).abs().amax(-1) / levels[-1])
 
 
-def absmean_scales(w, levels, group):               # (…, K) -> (…, K / group)
+def absmean_scales(w: Tensor, levels: Sequence[float], group: int) -> Tensor:  # (…, K / group)
     """The mean |w| becomes level 1. Source: "The Era of 1-bit LLMs", Ma and others, 2024."""
     return half(grouped(w, group).abs().mean(-1))
 
 
-def least_error_scales(w, levels, group):           # (…, K) -> (…, K / group)
-    """Of absmax's scale times each of SHRINK, rounded to fp16, the one with the least error.
+def least_error_scales(w: Tensor, levels: Sequence[float],
+                       group: int) -> Tensor:       # (…, K) -> (…, K / group)
+    """The scale with the least error: absmax's times one of SHRINK, rounded to fp16.
 
-    error: the sum of (what comes back - w)² over the group; of equals the first
+    error: the sum of (what comes back - w)² over the group; of equal ones the first
     """
     largest = grouped(w, group).abs().amax(-1) / levels[-1]
-    best, least = half(largest), torch.full_like(largest, torch.inf)
+    best = half(largest)
+    least = torch.full_like(largest, torch.inf)
     # exercise: try each, and let every group keep its own best
     for share in SHRINK:
         scales = half(largest * share)
@@ -171,29 +180,32 @@ def least_error_scales(w, levels, group):           # (…, K) -> (…, K / grou
     return best
 
 
-def mx_scales(w, levels, group):                    # (…, K) -> (…, K / group)
+def mx_scales(w: Tensor, levels: Sequence[float], group: int) -> Tensor:  # (…, K / group)
     """Powers of two, 8 bits each, so that the largest |w| and the last level have one exponent.
 
-    What lies beyond the last level is cut off. Source: OCP, as above, section 6.3; group is 32.
+    Numbers beyond the last level are clipped. Source: OCP, as above, section 6.3; group is 32.
     """
     largest = grouped(w, group).abs().amax(-1)
     return torch.exp2(largest.frexp()[1] - math.frexp(levels[-1])[1]) * (largest > 0)
 
 
-def nv_scales(w, levels, group):                    # (…, K) -> (…, K / group)
-    """absmax's scales in fp8, which have one scale for all, fp32; NVIDIA's NVFP4, group 16."""
-    scales, fp8 = grouped(w, group).abs().amax(-1) / levels[-1], LEVELS["fp8"]
+def nv_scales(w: Tensor, levels: Sequence[float], group: int) -> Tensor:  # (…, K / group)
+    """absmax's scales in fp8, over one fp32 scale for all of them; NVIDIA's NVFP4, group 16."""
+    scales = grouped(w, group).abs().amax(-1) / levels[-1]
+    fp8 = LEVELS["fp8"]
     return round_trip(scales, fp8, (scales.amax() / fp8[-1]).reshape(1, 1))
 
 
-def with_zero_point(w, bits, group):                # (…, K) -> (…, K)
+def with_zero_point(w: Tensor, bits: int, group: int) -> Tensor:    # (…, K) -> (…, K)
     """w as it comes back from codes 0 to 2^bits - 1, where `zero`, one of them, stands for 0.
 
     Levels lie between the least and the largest w of a group, so that no code is unused. Scales
     are fp16; a zero takes `bits` more.
     """
-    groups, top = grouped(w, group), 2 ** bits - 1
-    low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
+    groups = grouped(w, group)
+    top = 2 ** bits - 1
+    low = groups.amin(-1).clamp(max=0)
+    high = groups.amax(-1).clamp(min=0)
     scales = half((high - low) / top)[..., None]
     divisor = torch.where(scales > 0, scales, 1)
     zero = (-low[..., None] / divisor).round()
@@ -205,31 +217,31 @@ def with_zero_point(w, bits, group):                # (…, K) -> (…, K)
 
 
 class Scheme(NamedTuple):
-    """How matrices are kept."""
+    """How matrices are stored."""
 
-    levels: tuple
+    levels: tuple[float, ...]
     group: int | None           # None: a whole row
-    scales: object              # (w, levels, group) -> scales
+    scales: Callable            # (w, levels, group) -> scales
     scale_bits: int
 
-    def scaled(self, w):
+    def scaled(self, w: Tensor) -> Tensor:
         return self.scales(w, self.levels, self.group or w.shape[-1])
 
-    def rounded(self, w):
+    def rounded(self, w: Tensor) -> Tensor:
         return round_trip(w, self.levels, self.scaled(w))
 
-    def llama(self, model):
-        """The Llama whose matrices are rounded so."""
+    def llama(self, model: Llama) -> Llama:
+        """The Llama whose matrices are rounded by this scheme."""
         return with_matrices(model, lambda name, w: self.rounded(w))
 
-    def nbytes(self, w):
-        """Of the packed codes and the scales."""
+    def nbytes(self, w: Tensor) -> float:
+        """Bytes of the packed codes and the scales."""
         scales = self.scaled(w)
         codes = pack(quantize(w, self.levels, scales), self.levels)
         return codes.nbytes + scales.numel() * self.scale_bits / 8
 
 
-def schemes():
+def schemes() -> dict[str, Scheme]:
     """{name: Scheme}, fewest bits last."""
     def scheme(name, group, scales=absmax_scales, scale_bits=16):
         return Scheme(LEVELS[name], group, scales, scale_bits)
@@ -249,19 +261,19 @@ def schemes():
     }
 
 
-def is_matrix(name):
+def is_matrix(name: str) -> bool:
     """Whether a weight is a matrix of a layer, by its name as Hugging Face has it."""
     return name.endswith("_proj.weight")
 
 
-def with_matrices(model, change):
+def with_matrices(model: Llama, change: Callable) -> Llama:
     """The Llama whose matrices are change(name, w)."""
     weights = {name: change(name, w) if is_matrix(name) else w
                for name, w in model.weights.items()}
     return Llama(model.config, weights, model.ops)
 
 
-def relative_error(model, other):
+def relative_error(model: Llama, other: Llama) -> float:
     """sqrt(sum of (w of other - w)² / sum of w²), over the matrices."""
     pairs = [(w, other.weights[name]) for name, w in model.weights.items() if is_matrix(name)]
     return math.sqrt(sum(float((b - a).square().sum()) for a, b in pairs)
@@ -269,9 +281,9 @@ def relative_error(model, other):
 
 
 @torch.no_grad()
-def perplexity(model, documents, rows=16):
-    """exp of the mean loss a token, the first of a document left out; documents: [[int]]."""
-    loss = count = 0
+def perplexity(model: Llama, documents: Sequence[Sequence[int]], rows: int = 16) -> float:
+    """exp of the mean loss of a token, the first of a document left out; documents: [[int]]."""
+    loss = count = 0.0
     for begin in range(0, len(documents), rows):
         some = [tokens[:model.config.room] for tokens in documents[begin:begin + rows]]
         cache = ContiguousCache(model.config, len(some), model.config.room,
@@ -283,16 +295,18 @@ def perplexity(model, documents, rows=16):
     return math.exp(loss / count)
 
 
-# ---- codes that know what comes in
+# ---- codes that know the inputs
 
 
 @torch.no_grad()
-def hessians(model, documents):
-    """{name of a matrix: (K, K)}: the sum of x xᵀ over all rows x that it met in the documents.
+def hessians(model: Llama, documents: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+    """{name of a matrix: (K, K)}: the sum of x xᵀ over all rows x that it multiplies in the text.
 
-    Half the second derivative of the squared error of the matrix's results, by any of its rows.
+    It is half the second derivative of the squared error of the matrix's results, with respect to
+    any of its rows. documents: [[int]]
     """
-    names, sums = {id(w): name for name, w in model.weights.items() if is_matrix(name)}, {}
+    names = {id(w): name for name, w in model.weights.items() if is_matrix(name)}
+    sums: dict[str, Tensor] = {}
 
     def matmul(x, w):
         if id(w) in names:
@@ -306,18 +320,19 @@ def hessians(model, documents):
 def inverse_root(hessian):                          # (K, K) -> (K, K)
     """Upper triangular U with Uᵀ U = (hessian + 0.01 · mean of its diagonal · I)⁻¹.
 
-    The addition, GPTQ's authors' choice, is for inputs that hardly vary, or not at all.
+    The addition, GPTQ's authors' choice, is for inputs that vary little or not at all.
     """
     identity = torch.eye(len(hessian), dtype=hessian.dtype, device=hessian.device)
     damped = hessian + 0.01 * hessian.diagonal().mean() * identity
     return torch.linalg.cholesky(torch.linalg.inv(damped), upper=True)
 
 
-def gptq(w, hessian, levels, scales):               # (N, K), (K, K), …, (N, K / group) -> (N, K)
-    """Codes, int8, column by column: what one column gets wrong the later ones make good.
+def gptq(w: Tensor, hessian: Tensor, levels: Sequence[float],
+         scales: Tensor) -> Tensor:             # (N, K), (K, K), …, (N, K / group) -> (N, K)
+    """Codes, int8, column by column: the later columns make good what one column gets wrong.
 
-    U = inverse_root(hessian). Where column k comes back too small by e, this is made good best, for
-    the x of the Hessian, if e · U[k, j] / U[k, k] is taken from each later column j.
+    U = inverse_root(hessian). If column k comes back too small by e, the best correction for the x
+    of the Hessian is to subtract e · U[k, j] / U[k, k] from each later column j.
     Source: "GPTQ", Frantar, Ashkboos, Hoefler and Alistarh, 2023.
     """
     upper, w, codes = inverse_root(hessian), w.clone(), torch.empty_like(w, dtype=torch.int8)
@@ -332,7 +347,7 @@ def gptq(w, hessian, levels, scales):               # (N, K), (K, K), …, (N, K
     return codes
 
 
-def with_gptq(model, scheme, hessian_of):
+def with_gptq(model: Llama, scheme: Scheme, hessian_of: dict[str, Tensor]) -> Llama:
     """The Llama whose matrices are rounded by GPTQ. hessian_of: hessians of the model"""
     def solved(name, w):
         scales = scheme.scaled(w)
@@ -348,35 +363,36 @@ def with_gptq(model, scheme, hessian_of):
 class PackedWeight(NamedTuple):
     """A matrix as k15 takes it."""
 
-    packed: torch.Tensor        # (N, K · bits / 8)
-    scales: torch.Tensor        # (N, K / group), fp32
+    packed: Tensor              # (N, K · bits / 8)
+    scales: Tensor              # (N, K / group), fp32
     bits: int
     group: int
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         return self.packed.nbytes + self.scales.nbytes
 
-    def numel(self):
+    def numel(self) -> int:
         return self.scales.numel() * self.group
 
 
-def packed_matmul(ops):
-    """The table `ops`, whose matmul takes a PackedWeight, too: then quantized_matmul runs."""
+def packed_matmul(ops: Kernels) -> Kernels:
+    """The table `ops` with a matmul that also takes a PackedWeight: then quantized_matmul runs."""
     def matmul(x, w):                               # (T, K), (N, K) -> (T, N)
         return ops.quantized_matmul(x, *w) if isinstance(w, PackedWeight) else ops.matmul(x, w)
 
     return replace(ops, matmul=matmul)
 
 
-def quantize_llama(model, bits, group):
-    """The Llama with every matrix packed for k15, the head, too.
+def quantize_llama(model: Llama, bits: int, group: int) -> Llama:
+    """The Llama with every matrix packed for k15, the head included.
 
-    bits: 4 or 8    group: a power of two, 16 or more, that divides the rows. Where the head is the
-    embedding, that stays beside it, to look tokens up. ValueError where a group does not fit.
+    bits: 4 or 8    group: a power of two, 16 or more, that divides the rows. If the head is the
+    embedding, that stays beside it, to look tokens up. ValueError if a group does not fit.
     """
     def packed(w):
-        return PackedWeight(*quantize_weight(w, bits, group), bits, group)
+        codes, scales = quantize_weight(w, bits, group)
+        return PackedWeight(codes, scales, bits, group)
 
     own = with_matrices(model, lambda name, w: packed(w))
     own.ops, own.head = packed_matmul(model.ops), packed(model.head)

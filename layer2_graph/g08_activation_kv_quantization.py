@@ -1,19 +1,24 @@
-"""g08 · Low-precision activations and cache: codes for what flows, too
+"""g08 · Low-precision activations and cache: codes for what flows as well
 
 T: tokens   K: numbers in of a matrix, its channels   N: numbers out   C, F: model and mlp width
 L: layers   G: kv heads   D: head width   P: pages   S: slots of a page
 levels, codes, scales: as in g07. A row is one token, or one of a matrix's N.
 
-Codes times codes are sums of small integers, which tensor cores add at twice 16 bits' rate. Scales
-of rows leave such a sum, scales of channels do not. A cache of codes is a cache of fewer bytes.
+Codes times codes are sums of small integers, which tensor cores add at twice the rate of 16 bits.
+Scales of rows can be taken out of such a sum, scales of channels cannot. A cache of codes is a
+cache of fewer bytes.
 """
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
-from layer2_graph.g01_llama import SLOTS, Llama, PagedCache
+from layer1_kernels import Kernels
+from layer2_graph.config import Config
+from layer2_graph.g01_llama import SLOTS, Llama, PagedCache, Step
 from layer2_graph.g07_weight_quantization import (
     absmax_scales,
     dequantize,
@@ -32,13 +37,13 @@ __all__ = ["QuantizedCache", "by_channel", "by_token", "channel_maxima", "dynami
            "with_outliers", "write_quantized"]
 
 
-def int_levels(bits):
-    """0 to 2^(bits - 1) - 1: those of a signed integer, and as many below 0. 2 bits are ternary."""
+def int_levels(bits: int) -> tuple[float, ...]:
+    """0 to 2^(bits - 1) - 1, as in a signed integer with as many below 0. 2 bits are ternary."""
     return tuple(map(float, range(2 ** (bits - 1))))
 
 
 def predict_kv_bytes():
-    """Bytes of cache that a token of the small model takes, where keys and values are int8.
+    """Bytes of cache that a token of the small model takes, if keys and values are int8.
 
     4 layers, 2 kv heads of width 32. A scale, fp16, for each token's key and value of each head.
     """
@@ -49,7 +54,8 @@ def predict_kv_bytes():
 # ---- codes times codes
 
 
-def quantize_tokens(x, levels):                     # (T, K) -> (T, K), (T, 1)
+def quantize_tokens(x: Tensor,
+                    levels: Sequence[float]) -> tuple[Tensor, Tensor]:  # (T, K) -> (T, K), (T, 1)
     """Codes, int8, and a scale for each token: its largest |x| becomes the last level.
 
     Scales stay in x's dtype: they live for one matmul. ValueError where x is not finite.
@@ -61,8 +67,9 @@ def quantize_tokens(x, levels):                     # (T, K) -> (T, K), (T, 1)
     return quantize(x, levels, scales), scales
 
 
-def scaled_matmul(x, x_scales, w, w_scales, levels):    # (T, K), (T, 1), (N, K), (N, 1) -> (T, N)
-    """Codes times codes; the scales of both rows leave the sum.
+def scaled_matmul(x: Tensor, x_scales: Tensor, w: Tensor, w_scales: Tensor,
+                  levels: Sequence[float]) -> Tensor:   # (T, K), (T, 1), (N, K), (N, 1) -> (T, N)
+    """Codes times codes; the scales of both rows are taken out of the sum.
 
     fp32 adds integers below 2^24 exactly: int8 codes up to K = 1040, as a kernel's int32 would.
     """
@@ -71,21 +78,23 @@ def scaled_matmul(x, x_scales, w, w_scales, levels):    # (T, K), (T, 1), (N, K)
     return x @ w.T * x_scales * w_scales.T
 
 
-def split_matmul(x, w, columns, levels):            # (T, K), (N, K) -> (T, N)
+def split_matmul(x: Tensor, w: Tensor, columns: Tensor,
+                 levels: Sequence[float]) -> Tensor:    # (T, K), (N, K) -> (T, N)
     """x wᵀ: some columns as they are, all others as codes times codes.
 
-    columns: (any number,) int64, those of x with outliers. Scales are of the others alone.
+    columns: (any number,) int64, those of x with outliers. Scales come from the others alone.
     Source: "LLM.int8()", Dettmers, Lewis, Belkada and Zettlemoyer, 2022.
     """
     # exercise: two products over two sets of columns, and their sum
     outliers = torch.zeros(x.shape[1], dtype=torch.bool, device=x.device)
     outliers[columns] = True
-    rest = (a for m in (x, w) for a in quantize_tokens(m.masked_fill(outliers, 0), levels))
-    return x[:, outliers] @ w[:, outliers].T + scaled_matmul(*rest, levels)
+    rest_x, rest_w = (quantize_tokens(m.masked_fill(outliers, 0), levels) for m in (x, w))
+    return x[:, outliers] @ w[:, outliers].T + scaled_matmul(*rest_x, *rest_w, levels)
 
 
-def smooth(norm, matrices, largest, alpha=0.5):     # (…, C), [(N, C)], (C,) -> (…, C), [(N, C)]
-    """What computes the same, with smoother inputs: (norm / s, [w · s]).
+def smooth(norm: Tensor, matrices: list[Tensor], largest: Tensor,
+           alpha: float = 0.5) -> tuple[Tensor, list]:  # (…, C), [(N, C)], (C,) -> (…, C), [(N, C)]
+    """The same function with smoother inputs: (norm / s, [w · s]).
 
     norm: weights that make the inputs' channels    matrices: all that read these inputs
     largest: |x| of each channel. s = largest^alpha / (largest |w| of the column, over all
@@ -101,7 +110,7 @@ def smooth(norm, matrices, largest, alpha=0.5):     # (…, C), [(N, C)], (C,) -
 # ---- a whole model
 
 
-def with_matmul(model, matmul):
+def with_matmul(model: Llama, matmul: Callable) -> Llama:
     """The Llama whose matrices compute matmul(name, x, w); the head stays."""
     names = {id(w): name for name, w in model.weights.items() if is_matrix(name)}
 
@@ -111,9 +120,9 @@ def with_matmul(model, matmul):
     return Llama(model.config, model.weights, replace(model.ops, matmul=chosen))
 
 
-def channel_maxima(model, documents):
-    """{name of a matrix: (K,)}: the largest |x| that each channel met in the documents, [[int]]."""
-    maxima = {}
+def channel_maxima(model: Llama, documents: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+    """{name of a matrix: (K,)}: the largest |x| of each input channel in the documents, [[int]]."""
+    maxima: dict[str, Tensor] = {}
 
     def matmul(name, x, w):
         largest = x.abs().amax(0)                                   # (K,)
@@ -124,7 +133,7 @@ def channel_maxima(model, documents):
     return maxima
 
 
-def dynamic(model, levels):
+def dynamic(model: Llama, levels: Sequence[float]) -> Llama:
     """The Llama whose activations are rounded, each token by its own scale."""
     def matmul(name, x, w):
         codes, scales = quantize_tokens(x, levels)
@@ -133,10 +142,10 @@ def dynamic(model, levels):
     return with_matmul(model, matmul)
 
 
-def static(model, levels, maxima):
+def static(model: Llama, levels: Sequence[float], maxima: Mapping[str, Tensor]) -> Llama:
     """The Llama whose activations are rounded by one scale for each matrix, set beforehand.
 
-    maxima: channel_maxima of a sample. What is larger than all of it is cut off.
+    maxima: channel_maxima of a sample. Numbers larger than any in the sample are clipped.
     """
     def matmul(name, x, w):
         scale = maxima[name].max().reshape(1, 1) / levels[-1]       # (1, 1)
@@ -145,16 +154,16 @@ def static(model, levels, maxima):
     return with_matmul(model, matmul)
 
 
-def split(model, levels, columns):
-    """The Llama whose matrices are split_matmuls: weights have codes, too.
+def split(model: Llama, levels: Sequence[float], columns: Mapping[str, Tensor]) -> Llama:
+    """The Llama whose matrices compute split_matmul: weights are codes as well.
 
     columns: {name of a matrix: (any number,) int64}
     """
     return with_matmul(model, lambda name, x, w: split_matmul(x, w, columns[name], levels))
 
 
-def outlier_columns(maxima, times):
-    """{name: (any number,) int64}: channels whose largest |x| is over `times` their median's."""
+def outlier_columns(maxima: Mapping[str, Tensor], times: float) -> dict[str, Tensor]:
+    """{name: (any number,) int64}: channels whose largest |x| is over `times` the median one."""
     return {name: (largest > times * largest.median()).nonzero().flatten()
             for name, largest in maxima.items()}
 
@@ -168,10 +177,10 @@ def readers(model):
             f"{layer}mlp.{n}_proj.weight" for n in ("gate", "up")]
 
 
-def smoothed(model, maxima, alpha=0.5):
+def smoothed(model: Llama, maxima: Mapping[str, Tensor], alpha: float = 0.5) -> Llama:
     """The Llama with all norms smoothed, and each `down`, whose inputs the rows of `up` scale.
 
-    maxima: channel_maxima of a sample. `o` stays. ValueError where `up` has a bias.
+    maxima: channel_maxima of a sample. `o` stays. ValueError if `up` has a bias.
     """
     w = dict(model.weights)
     for norm, names in readers(model):
@@ -187,38 +196,39 @@ def smoothed(model, maxima, alpha=0.5):
     return Llama(model.config, w, model.ops)
 
 
-def with_outliers(model, channels, times):
-    """The same function, made hard: in all norms `channels` become `times` as large, and so many
-    times smaller the columns of the matrices that read them. No training made this one.
+def with_outliers(model: Llama, channels: Sequence[int], times: float) -> Llama:
+    """The same function, made hard: in all norms `channels` are multiplied by `times`, and in the
+    matrices that read them these columns are divided by it. No training made this one.
 
     channels: [int]
     """
-    w, grown = dict(model.weights), torch.ones(model.config.C)
-    grown[channels] = times
+    w = dict(model.weights)
+    factors = torch.ones(model.config.C)
+    factors[channels] = times
     for norm, names in readers(model):
-        w[norm] = w[norm] * grown
-        w.update({name: w[name] / grown for name in names})
+        w[norm] = w[norm] * factors
+        w.update({name: w[name] / factors for name in names})
     return Llama(model.config, w, model.ops)
 
 
 # ---- the cache
 
 
-def with_kv(model, keys, values):
-    """The Llama that keeps keys(k) and values(v) in its cache. k, v: (T, G, D)"""
+def with_kv(model: Llama, keys: Callable, values: Callable) -> Llama:
+    """The Llama that stores keys(k) and values(v) in its cache. k, v: (T, G, D)"""
     def write_kv(k, v, *pages):
         return model.ops.write_kv(keys(k), values(v), *pages)
 
     return Llama(model.config, model.weights, replace(model.ops, write_kv=write_kv))
 
 
-def by_token(levels):
-    """Rounds (T, G, D): a scale for each token and head."""
+def by_token(levels: Sequence[float]) -> Callable:
+    """A function that rounds (T, G, D), with a scale for each token and head."""
     return lambda x: round_trip(x, levels, absmax_scales(x, levels, x.shape[-1]))
 
 
-def by_channel(levels, group=32):
-    """Rounds (T, G, D): a scale for each channel, over `group` tokens in a row."""
+def by_channel(levels: Sequence[float], group: int = 32) -> Callable:
+    """A function that rounds (T, G, D), with a scale for each channel over `group` tokens."""
     def change(x):
         some = (part.permute(1, 2, 0).contiguous() for part in x.split(group))      # (G, D, group)
         return torch.cat([by_token(levels)(part).permute(2, 0, 1) for part in some])
@@ -233,34 +243,40 @@ def pack_rows(codes, levels):                       # (…, D) -> (…, bytes)
     return pack(whole, levels).view(*whole.shape[:-1], whole.shape[-1] // n)
 
 
-def write_quantized(x, codes, scales, slots, levels):   # (T, G, D), (P, S, G, bytes), (P, S, G)
+def write_quantized(x: Tensor, codes: Tensor, scales: Tensor, slots: Tensor,
+                    levels: Sequence[float]) -> None:   # (T, G, D), (P, S, G, bytes), (P, S, G)
     """Codes and scales of new keys, or values, into their slots, in place.
 
     slots: (T,) int64, page · S + place; a slot of -1 is skipped. The largest |x| of a token's head
     becomes the last level; its scale, fp16, is absmax_scales(x, levels, D).
     """
-    # exercise: whom to keep and where, their scales, their packed codes
-    known, S = slots >= 0, codes.shape[1]
+    # exercise: which tokens to store and where, their scales, their packed codes
+    known = slots >= 0
+    S = codes.shape[1]
     x, where = x[known], slots[known]
     fresh = absmax_scales(x, levels, x.shape[-1])                   # (T, G, 1)
     codes[where // S, where % S] = pack_rows(quantize(x, levels, fresh), levels)
     scales[where // S, where % S] = fresh[..., 0].to(scales.dtype)
 
 
-def read_quantized(codes, scales, levels, D):       # (P, S, G, bytes), (P, S, G) -> (P, S, G, D)
-    """Pages of numbers, fp32."""
+def read_quantized(codes: Tensor, scales: Tensor, levels: Sequence[float],
+                   D: int) -> Tensor:   # (P, S, G, bytes), (P, S, G) -> (P, S, G, D)
+    """The pages as numbers, fp32."""
     n, _ = in_a_byte(levels)
     whole = unpack(codes.flatten(), levels, (*codes.shape[:-1], codes.shape[-1] * n))
     return dequantize(whole[..., :D], levels, scales[..., None].float())
 
 
 class QuantizedCache(PagedCache):
-    """A PagedCache of codes and scales. attend makes numbers of whole pages, then attends."""
+    """A PagedCache of codes and scales. attend turns whole pages into numbers, then attends."""
 
-    def __init__(self, config, sequences, room, k_levels, v_levels, device="cpu"):
-        """room: tokens that each sequence may reach. ModelError where the model cannot."""
+    def __init__(self, config: Config, sequences: int, room: int, k_levels: Sequence[float],
+                 v_levels: Sequence[float], device: torch.device | str = "cpu"):
+        """room: tokens that each sequence may reach. ModelError if the model cannot."""
         config.check_room(room)
-        self.room, self.pages, self.lens = room, -(-room // SLOTS), [0] * sequences
+        self.room = room
+        self.pages = -(-room // SLOTS)
+        self.lens = [0] * sequences
         self.levels = k_levels, v_levels
         shape = (config.L, sequences * self.pages, SLOTS, config.G)
         self.k, self.v = (
@@ -270,11 +286,12 @@ class QuantizedCache(PagedCache):
             torch.zeros(shape, dtype=torch.float16, device=device) for _ in self.levels)
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         return sum(a.nbytes for a in (self.k, self.v, self.k_scales, self.v_scales))
 
-    def attend(self, layer, q, k, v, step, ops, scale):     # (T, H, D), 2 × (T, G, D) -> (T, H, D)
-        """Keep the codes of new keys and values of a layer, and mix what the codes stand for."""
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Step, ops: Kernels,
+               scale: float) -> Tensor:             # (T, H, D), 2 × (T, G, D) -> (T, H, D)
+        """Store the codes of new keys and values of a layer, and mix what the codes stand for."""
         pages = []
         for x, codes, scales, levels in ((k, self.k, self.k_scales, self.levels[0]),
                                          (v, self.v, self.v_scales, self.levels[1])):

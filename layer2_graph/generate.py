@@ -56,7 +56,7 @@ def continuation(model, prompt, count):             # yields (int, (V,))
     cache = PagedCache(model.config, 1, len(prompt) + count, weight.dtype, weight.device)
     step = prompt
     for _ in range(count):
-        with torch.inference_mode():                # no notes for gradients, of views either
+        with torch.inference_mode():                # records nothing for gradients, of views either
             logits = model.forward(cache.step([step]), cache)[0]    # (V,)
         step = [int(logits.argmax())]
         yield step[0], logits
@@ -65,9 +65,9 @@ def continuation(model, prompt, count):             # yields (int, (V,))
 
 
 def differ(own, oracle):
-    """Where two continuations of one prompt part, and by what gap; None where they do not.
+    """Where two continuations of one prompt first differ, and by what gap; None if they do not.
 
-    (number of equal tokens, how much more the oracle gives its own token there than the other)
+    (number of equal tokens, by how much the oracle prefers its own token there to the other)
     """
     for i, ((token, _), (right, logits)) in enumerate(zip(own, oracle, strict=False)):
         if token != right:
@@ -89,8 +89,9 @@ def used(model):
 
 
 def pieces(tokenizer, prompt, tokens):              # yields str
-    """The text of tokens as they come. It waits where a letter of several tokens is not whole."""
-    every, shown = list(prompt), tokenizer.decode(prompt)
+    """The text of tokens as they come. A letter of several tokens waits until it is complete."""
+    every = list(prompt)
+    shown = tokenizer.decode(prompt)
     for token in tokens:
         every.append(token)
         text = tokenizer.decode(every)
@@ -101,12 +102,12 @@ def pieces(tokenizer, prompt, tokens):              # yields str
 
 
 def whose(sources, names):
-    """A line for each operation: mine, the course's own kernel, or PyTorch."""
+    """A line for each operation: mine, PyTorch's, made for a CPU, or the course's own kernel."""
     for name in names:
         source = sources[name]
         kind = ("mine" if source == "mine" else
                 f"torch      {source}" if source.endswith("_torch") else
-                f"host       {source}" if source.endswith("_host") else f"reference  {source}")
+                f"cpu        {source}" if source.endswith("_cpu") else f"reference  {source}")
         yield f"  {name:16} {kind}"
     yield f"  {'all else':16} torch      additions, the embedding's rows"
 
@@ -114,7 +115,8 @@ def whose(sources, names):
 def write(model, oracle, tokenizer, text, prompt, count):
     """Write one continuation. False where it differs from the oracle's by more than rounding."""
     print(f"\n{text}", end="", flush=True)
-    own, clock = [], [time.monotonic()]
+    own = []
+    clock = [time.monotonic()]
 
     def tokens():
         for token, logits in continuation(model, prompt, count):
@@ -130,11 +132,11 @@ def write(model, oracle, tokenizer, text, prompt, count):
           f"{each}")
     if oracle is None:
         return True
-    parted = differ(own, continuation(oracle, prompt, count))
-    if parted is None:
+    difference = differ(own, continuation(oracle, prompt, count))
+    if difference is None:
         print("the same tokens as PyTorch")
         return True
-    same, gap = parted
+    same, gap = difference
     why = ("which rounding explains" if gap <= ROUNDING else
            "more than rounding explains: a kernel is wrong")
     print(f"the first {same} tokens are PyTorch's; at the next one PyTorch prefers its own by "
@@ -150,9 +152,9 @@ def is_nano(folder):
 
 
 def check_table(folder, config, ops, dtype):
-    """ModelError where a table's attention does not take a model's heads, or its dtype.
+    """ModelError if a table's attention does not take a model's heads, or its dtype.
 
-    It is asked with no tokens, so that it checks what it is given and computes nothing.
+    It is called with no tokens, so that it checks its arguments and computes nothing.
     """
     array = partial(torch.zeros, dtype=dtype)
     pages = array(1, SLOTS, config.G, config.D)
@@ -184,7 +186,7 @@ def generate(
     table: Annotated[str, typer.Option("--kernels", help="torch, triton, cuda or mine")] = "torch",
     model: Annotated[Path | None, typer.Option(
         metavar="FOLDER", help="as Hugging Face has it; else the small model, or the nano model "
-                               "where kernels run in the simulator")] = None,
+                               "if kernels run in the simulator")] = None,
     tokens: Annotated[int, typer.Option(min=1, help="at most, for each prompt")] = 40,
     prompt: Annotated[list[str] | None, typer.Option(help="may be given several times")] = None,
     ignore: IGNORE = None,
@@ -192,7 +194,7 @@ def generate(
 ):
     """Continue texts, and compare the tokens with PyTorch's.
 
-    Exit 0: the same, or parted by rounding; 1: a kernel is wrong; 2: cannot run.
+    Exit 0: identical, or different only by rounding; 1: a kernel is wrong; 2: cannot run.
     """
     simulated = table != "torch" and device.gpu() is None
     if simulated:

@@ -1,7 +1,7 @@
 """A model from the Hugging Face hub, put where the course finds it:  lab get OWNER/NAME
 
 Only what this floor reads is fetched: config, tokenizer and safetensors. The config comes first, so
-that a model which the course cannot run costs no gigabytes.
+that a model that the course cannot run costs no gigabytes.
 """
 
 import re
@@ -25,9 +25,9 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 
 def fetch(name, folder, ignore=()):
-    """Put a model's files into a folder; -> the revision. ModelError where it cannot be run.
+    """Put a model's files into a folder; -> the revision. ModelError if it cannot be run.
 
-    A download that was broken off is continued. CourseError where the hub cannot be reached.
+    An interrupted download is resumed. CourseError if the hub cannot be reached.
     """
     from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.errors import HTTPError, RepositoryNotFoundError
@@ -39,8 +39,8 @@ def fetch(name, folder, ignore=()):
         read_config(folder, ignore)
         snapshot_download(name, revision=revision, local_dir=folder, allow_patterns=list(FILES))
     except RepositoryNotFoundError:
-        raise CourseError(f"{hub} shows no model {name}: it is not there, or wants an account "
-                          f"(`hf auth login`) or a consent given on its page") from None
+        raise CourseError(f"{hub} has no model {name}: it does not exist, or needs an account "
+                          f"(`hf auth login`) or your consent on its page") from None
     except (OSError, HTTPError) as error:
         why = next(iter(str(error).splitlines()), "no reason given")
         raise CourseError(f"cannot fetch {name} from {hub} ({type(error).__name__}: {why}). Its "
@@ -51,7 +51,7 @@ def fetch(name, folder, ignore=()):
 
 @app.command()
 def get(model: Annotated[str, typer.Argument(metavar="OWNER/NAME")], ignore: IGNORE = None):
-    """Fetch a model from the Hugging Face hub, and check that the course can run it."""
+    """Fetch a model from the Hugging Face hub. The course checks that it can run it."""
     if not NAME.fullmatch(model):
         raise CourseError(f"expected OWNER/NAME, such as HuggingFaceTB/SmolLM2-135M; "
                           f"found {model!r}")
@@ -62,7 +62,7 @@ def get(model: Annotated[str, typer.Argument(metavar="OWNER/NAME")], ignore: IGN
         files_of(folder)
     except ModelError as error:
         raise CourseError(str(error)) from None
-    print(f"{folder}\nrevision {revision}, config, tokenizer and files of weights are whole. Next: "
+    print(f"{folder}\nrevision {revision}: config, tokenizer and weight files are complete. Next: "
           f"python -m layer2_graph.generate --model {folder}"
           + "".join(f" --ignore-config {key}" for key in ignore or ()))
 

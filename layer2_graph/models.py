@@ -10,7 +10,7 @@ from layer2_graph.config import Config
 SMALL = Path(__file__).parent / "small"         # a trained Llama, as Hugging Face keeps one
 
 
-def shape_135m():
+def shape_135m() -> tuple[Config, dict[str, torch.Tensor]]:
     """(Config, weights) of a Llama of 135 million parameters, random."""
     m = Config(L=30, C=576, H=9, G=3, D=64, F=1536, V=49152, eps=1e-5, theta=1e4, room=2048,
                tied=True)

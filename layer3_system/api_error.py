@@ -1,4 +1,6 @@
-"""What a client is told in place of an answer."""
+"""What a client gets in place of an answer."""
+
+from typing import Any
 
 MAX_MESSAGE = 500       # characters of a message: a wrong value may be as long as the body
 
@@ -6,11 +8,15 @@ MAX_MESSAGE = 500       # characters of a message: a wrong value may be as long 
 class ApiError(Exception):
     """An error in OpenAI's shape."""
 
-    def __init__(self, status, message, field=None, code=None, headers=None):
+    def __init__(self, status: int, message: str, field: str | None = None,
+                 code: str | None = None, headers: dict[str, str] | None = None):
         super().__init__(message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + " …")
-        self.status, self.field, self.code, self.headers = status, field, code, headers or {}
+        self.status = status
+        self.field = field
+        self.code = code
+        self.headers = headers or {}
 
-    def content(self):
+    def content(self) -> dict[str, Any]:
         kind = ("server_error" if self.status >= 500 else
                 "rate_limit_error" if self.status == 429 else "invalid_request_error")
         return {"error": {"message": str(self), "type": kind, "param": self.field,

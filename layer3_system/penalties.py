@@ -1,9 +1,9 @@
-"""What changes the scores of a token before it is drawn: a bias, penalties, and min_p
+"""Changes to the scores of a token before it is drawn: a bias, penalties, and min_p
 
 V: vocabulary
 In vLLM's order: the bias, the repetition penalty, the frequency and presence penalties, min_p;
-`sample` has temperature, top_k and top_p after them. A row rests on its own request alone, so that
-an answer stays the same in any batch. Log probabilities are of the scores before all of this.
+`sample` applies temperature, top_k and top_p after them. A row depends on its own request alone, so
+that an answer stays the same in any batch. Log probabilities are of the scores before all of this.
 Costs some passes over the V scores of a request that asks for it, and nothing else.
 """
 
@@ -13,7 +13,7 @@ import torch
 
 
 def adjusted(logits, draws, newest):                # (draws, V) -> (draws, V)
-    """The scores that tokens are drawn from. The others stay as they are.
+    """The scores that tokens are drawn from. Rows without such parameters stay as they are.
 
     newest: {request: its token that is still being computed, a tensor}
     """
@@ -26,8 +26,9 @@ def adjusted(logits, draws, newest):                # (draws, V) -> (draws, V)
 
 
 def adjusted_row(z, draw, newest):                  # (V,) -> (V,)
-    """Penalties of what the request has written, the guesses before this one included."""
-    request, params = draw.request, draw.request.params
+    """Penalties for what the request has written, the guesses before this one included."""
+    request = draw.request
+    params = draw.request.params
     written = torch.tensor(request.output + request.draft[:draw.place], dtype=torch.long,
                            device=z.device)
     if newest is not None:                          # -1 ends the request before this draw counts

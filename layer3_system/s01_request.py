@@ -1,26 +1,29 @@
 """s01 · A request and its sampler: from scores to a token, from tokens to the text of an answer
 
 B: sequences of a step   V: vocabulary
-A token rests on the logits of its own sequence, on its seed and on its position, and on nothing
-else: not on who shares the step. So an answer can be computed again, alone or in any batch.
+A token depends on the logits of its own sequence, on its seed and on its position, and on nothing
+else: not on the rest of the batch. So an answer can be computed again, alone or in any batch.
 Sampling reads V numbers a token; a model reads all of its weights.
 """
 
 import secrets
 import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 
 from lab.plots import BLUE, INK, RED
+from layer1_kernels import Sampling
 from layer3_system.sampling_params import RequestError, SamplingParams
 
 __all__ = ["Detokenizer", "Request", "RequestError", "SamplingParams", "StopStrings",
            "finish_reason", "logprobs_of", "sample_rows", "uniform"]
 
-WHOLE = 4               # bytes of the longest character in UTF-8: so many tokens at most
-BEFORE = 6              # tokens of the prompt that tell how the first word is written
+WHOLE = 4               # bytes of the longest character in UTF-8, and the most tokens it takes
+BEFORE = 6              # tokens of the prompt that decide how the first word is written
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -31,26 +34,26 @@ BROKEN = "\N{REPLACEMENT CHARACTER}"
 class Request:
     """One answer in the making. It equals only itself.
 
-    A step computes the next tokens of it: num_computed chases num_tokens, and where it gets there,
-    a token is sampled. There is no prefill and no decode beyond that.
+    Each step computes some of its tokens: num_computed chases num_tokens, and when it catches up, a
+    token is sampled. Prefill and decode are nothing more than that.
     """
 
     id: str
     prompt: list[int]
     params: SamplingParams
     index: int = 0                      # which of the n answers to its prompt
-    salt: str = ""                      # requests with other salts share no pages
+    salt: str = ""                      # requests with different salts share no pages
     arrival: float = field(default_factory=time.monotonic)      # seconds
-    seed: int = None
+    seed: int = None  # type: ignore[assignment]    # __post_init__ sets it
     output: list[int] = field(default_factory=list)
-    logprobs: list[dict] = field(default_factory=list)          # of each token of output
-    prompt_logprobs: list[dict] = field(default_factory=list)   # of each token but the first
+    logprobs: list[dict[int, float]] = field(default_factory=list)  # of each token of output
+    prompt_logprobs: list[dict[int, float]] = field(default_factory=list)   # from its 2nd token on
     draft: list[int] = field(default_factory=list)  # guesses at the next tokens, to be verified
-    limit: int = 2**31                  # tokens that it may have, those of the prompt included
+    limit: int = 2**31                  # the most tokens, those of the prompt included
     pending: int = 0                    # of its next tokens, how many are being computed
     table: list[int] = field(default_factory=list)  # its pages, in order
-    hashes: list[bytes] = field(default_factory=list)   # of its full pages that are known
-    num_cached_pages: int = 0           # of its pages, how many the pool knows the contents of
+    hashes: list[bytes] = field(default_factory=list)   # names of its first full pages
+    num_cached_pages: int = 0           # of its pages, how many have contents the pool knows
     num_computed: int = 0               # tokens whose keys and values are in its pages
     num_cached: int = 0                 # of those, how many it found there when first admitted
     status: str = "waiting"             # running, finished
@@ -60,26 +63,26 @@ class Request:
     scheduled_at: float | None = None   # first time in a step, seconds
     token_times: list[float] = field(default_factory=list)      # of each token of output
     finished_at: float | None = None
-    forks: list = field(default_factory=list)       # answers that wait for this one's prompt
-    hold: bool = False                              # keep its pages at its end
-    received: tuple | None = None                   # keys and values that were computed elsewhere
-    leader: object = None                           # whose prompt this one waits for
-    writer: object = None                           # of its text
+    forks: list["Request"] = field(default_factory=list)    # answers that wait for its prompt
+    hold: bool = False                              # keep its pages after its end
+    received: tuple[torch.Tensor, torch.Tensor] | None = None   # keys, values computed elsewhere
+    leader: "Request | None" = None                 # whose prompt this one waits for
+    writer: Any = None                              # the Writer of its text
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.seed is None:
             seed = self.params.seed
             self.seed = secrets.randbits(64) if seed is None else seed % 2**64
 
     @property
-    def tokens(self):
+    def tokens(self) -> list[int]:
         return self.prompt + self.output
 
     @property
-    def num_tokens(self):
+    def num_tokens(self) -> int:
         return len(self.prompt) + len(self.output)
 
-    def uniform(self):
+    def uniform(self) -> float:
         """The random number of its next token."""
         return uniform(self.seed, self.index, len(self.output))
 
@@ -88,20 +91,20 @@ class Request:
 
 
 def predict_changed():
-    """Of the random numbers of 40 tokens, how many change when the request has company?
+    """How many of a request's 40 random numbers change when the request has company?
 
     One generator serves the engine: in each step it deals one number to each row, from row 0 on.
-    The request is row 0. The first time it is alone. The second time the generator begins anew, and
-    from the 11th token on somebody else is row 1.
+    The request is row 0. In the first run it is alone. In the second run the generator starts over,
+    and from the 11th token on another request is row 1.
     """
-    # exercise: write down which of the dealt numbers row 0 gets, 0, 1, 2, … in either run
+    # exercise: write down which of the numbers dealt, 0, 1, 2, …, row 0 gets in each run
     return 40 - 11                  # its 11th number is dealt before the first of row 1
 
 
-def uniform(seed, index, position):
-    """The random number in [0, 1) of one token: the same wherever and whenever it is asked for.
+def uniform(seed: int, index: int, position: int) -> float:
+    """The random number in [0, 1) of one token: the same wherever and whenever it is computed.
 
-    seed: of the request, below 2⁶⁴    index: which of its n answers    position: which token of it
+    seed: of the request, below 2⁶⁴    index: which of its n answers    position: which token there
     By the counter-based generator Philox: Salmon, Moraes, Dror and Shaw, 2011. The seed is the key;
     there is no state that the order of requests could change.
     """
@@ -113,7 +116,7 @@ def uniform(seed, index, position):
 
 
 def keep_top_k(z, k):                               # (V,) -> (V,)
-    """Logits with -inf for all but the k largest; equals of the k-th stay. 0: all stay."""
+    """Logits with -inf for all but the k largest; ties with the k-th stay. 0: all stay."""
     if not 0 < k < len(z):
         return z
     least = np.partition(z, -k)[-k]
@@ -121,13 +124,13 @@ def keep_top_k(z, k):                               # (V,) -> (V,)
 
 
 def keep_top_p(z, p):                               # (V,) -> (V,)
-    """Logits with -inf for all but the fewest that hold the share p; equals of the last stay.
+    """Logits with -inf for all but the fewest that hold the share p; ties with the last stay.
 
-    A logit's share is exp(logit) of the sum over all. The token with which p is reached is kept.
+    A logit's share is exp(logit) divided by the sum over all. The token that reaches p is kept.
     """
     if p == 1:
         return z
-    # exercise: sort, add up from the likeliest, and see how much there was before each token
+    # exercise: sort, add up from the likeliest on, and see how much comes before each token
     weights = np.exp(z.astype(np.float64) - z.max())        # (V,)
     order = np.argsort(-weights, kind="stable")
     before = np.cumsum(weights[order]) - weights[order]
@@ -140,15 +143,16 @@ def draw(z, u):                                     # (V,) -> int
 
     The sum runs from token 0 to token V - 1, in this order.
     """
-    # exercise: weights from logits, their running sum, the first place beyond u of the whole
+    # exercise: weights from logits, their running sum, the first place where it passes u · total
     sums = np.cumsum(np.exp(z.astype(np.float64) - z.max()))
     return int(np.searchsorted(sums, u * sums[-1], side="right"))
 
 
 def sample_row(z, temperature, top_k, top_p, u):    # (V,) -> int
-    """One token from one sequence's logits; None where they have a NaN or their largest is inf.
+    """One token from one sequence's logits; None if they contain a NaN or their largest is inf.
 
-    Temperature first, so that top_p sees what is drawn from. 0 is greedy: the first of the largest.
+    Temperature comes first, so that top_p sees the shares that are drawn from. 0 is greedy: the
+    first of the largest.
     """
     if not np.isfinite(z.max()):
         return None
@@ -158,18 +162,18 @@ def sample_row(z, temperature, top_k, top_p, u):    # (V,) -> int
     return draw(keep_top_p(keep_top_k(z, top_k), top_p), u)
 
 
-def sample_rows(logits, params):                    # (B, V), Sampling -> (B,) int64
-    """As `sample` of the kernels, row by row: -1 for a row that cannot be sampled."""
+def sample_rows(logits: torch.Tensor, params: Sampling) -> torch.Tensor:    # (B, V) -> (B,) int64
+    """Like the kernels' `sample`, row by row: -1 for a row that cannot be sampled."""
     columns = (column.tolist() for column in params)
     tokens = [sample_row(z, *row) for z, *row in zip(logits.float().cpu().numpy(), *columns,
                                                     strict=True)]
     return torch.tensor([-1 if token is None else token for token in tokens])
 
 
-def logprobs_of(z, token, count):                   # (V,) -> {token: logprob}
-    """Logarithms of the shares of the `count` likeliest tokens and of `token`, by raw logits.
+def logprobs_of(z: torch.Tensor, token: int, count: int) -> dict[int, float]:   # (V,)
+    """Logarithms of the shares of the `count` likeliest tokens and of `token`, from raw logits.
 
-    Neither temperature nor top_k nor top_p is in them, so they are the model's own.
+    Temperature, top_k and top_p do not change them, so they are the model's own.
     """
     shares = torch.log_softmax(z.float(), -1)
     likeliest = shares.topk(min(count, len(z))).indices.tolist() if count else []
@@ -180,31 +184,31 @@ def logprobs_of(z, token, count):                   # (V,) -> {token: logprob}
 
 
 class Detokenizer:
-    """Text of tokens as they come. A character waits until its last byte is there.
+    """Text of tokens as they come. A character waits for its last byte.
 
-    Only the newest tokens are decoded again: those since the last time all was whole, and the ones
-    shown then, since how a word is written may rest on what is before it.
+    Only the newest tokens are decoded again: those since the text was last whole, and the ones
+    shown then, since the spelling of a word may depend on what precedes it.
     """
 
-    def __init__(self, decode, prompt):
-        """decode: [token] -> text    prompt: [token]; a character that it began stays its own."""
+    def __init__(self, decode: Callable[[list[int]], str], prompt: list[int]):
+        """decode: [token] -> text    prompt: [token]; a character begun there belongs to it."""
         begin = max(len(prompt) - BEFORE, 0)
         inside = [at for at in range(begin, max(begin - WHOLE, -1), -1)
                   if not decode(prompt[at:]).startswith(BROKEN)]    # begins with a whole character
         self.decode = decode
         self.tokens = list(prompt[inside[0] if inside else begin:])
-        self.whole = len(self.tokens)               # tokens shown so far, of those
+        self.whole = len(self.tokens)               # of those tokens, how many are shown
         self.shown = len(decode(self.tokens))       # characters shown so far
 
-    def rest(self):
-        """What is still held back when no token comes any more."""
+    def rest(self) -> str:
+        """The text still held back after the last token."""
         return self.decode(self.tokens)[self.shown:]
 
-    def add(self, token):
+    def add(self, token: int) -> str:
         """The text to show after one more token; "" while a character is not whole.
 
-        A text that ends in BROKEN may lack a byte, so nothing of it is shown. But where WHOLE
-        tokens or more came behind the first `whole`, all but its last character is.
+        A text that ends in BROKEN may lack a byte, so none of it is shown. But once WHOLE or more
+        tokens have come after the first `whole`, all but its last character is shown.
         """
         # exercise: decode, show what is new; once all is whole, forget the tokens shown before
         self.tokens.append(token)
@@ -221,22 +225,24 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Text up to the first of some texts, which may begin in one token and end in another.
+    """Text up to the first stop, which may begin in one token and end in another.
 
-    stops: the texts    held: what cannot be shown yet    found: the stop that came, or None
+    stops: texts    held: text that cannot be shown yet    found: the stop that came, or None
     """
 
-    def __init__(self, stops):
-        self.stops, self.held, self.found = tuple(stops), "", None
+    def __init__(self, stops: Iterable[str]):
+        self.stops = tuple(stops)
+        self.held = ""
+        self.found: str | None = None
 
-    def rest(self):
-        """What is still held back when no text comes any more."""
+    def rest(self) -> str:
+        """The text still held back after the last piece."""
         return self.held
 
-    def add(self, text):
-        """What can be shown now. What may be the begin of a stop is held back, and no more.
+    def add(self, text: str) -> str:
+        """The text that can be shown now. Only what may be the beginning of a stop is held back.
 
-        Where a stop is whole, `found` says which, the earliest in the text; it and all behind it
+        When a stop is whole, `found` says which, the earliest in the text; it and all text after it
         are dropped.
         """
         # exercise: the earliest stop in what is held, else the longest end that may become one
@@ -256,13 +262,14 @@ class StopStrings:
 # ---- the end
 
 
-def finish_reason(request, ends):
-    """Why an answer ends with its newest token: "stop", "length", or None where it goes on.
+def finish_reason(request: Request, ends: Sequence[int]) -> str | None:
+    """Why an answer ends with its newest token: "stop", "length", or None if it goes on.
 
     ends: tokens with which the model ends a text
     An end or a stop token counts from min_tokens on. At its limit an answer ends in any case.
     """
-    params, written = request.params, len(request.output)
+    params = request.params
+    written = len(request.output)
     full = written == params.max_tokens or request.num_tokens >= request.limit
     if written < params.min_tokens:
         return "length" if full else None
@@ -294,5 +301,5 @@ def draw_kept(title, words, chosen, k):
     axes.yaxis.set_major_formatter("{x:g}")
     axes.tick_params(length=0)
     axes.spines[["top", "right"]].set_visible(False)
-    plt.close(figure)           # a notebook shows what is returned, and open figures once more
+    plt.close(figure)           # a notebook shows what is returned, and again what is open
     return figure

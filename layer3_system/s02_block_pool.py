@@ -2,18 +2,20 @@
 
 P: pages of the pool   S: slots of a page, one token each   N: tokens of a sequence   B: sequences
 A sequence holds ceil(N / S) pages, in any order and any place. At most S - 1 of its slots are
-empty, whatever the longest sequence allowed. A page that two sequences begin with is held once,
-with a count; who writes into it first copies it.
+empty, however long a sequence may become. A page that two sequences share is held once, with a
+count; the first to write into it copies it.
 Costs O(1) a page taken or given back, on the host.
 """
 
 from collections import Counter, OrderedDict
+from collections.abc import Iterable
 from itertools import accumulate
 
 import torch
 
 from lab import plots
-from layer2_graph import PagedCache, Step
+from layer2_graph import Config, PagedCache, Step
+from layer3_system.s01_request import Request
 
 __all__ = ["BlockPool", "Broken", "Pages", "check_pool", "slots_of"]
 
@@ -23,13 +25,14 @@ class Broken(AssertionError):
 
 
 def predict_pages(n, prompt, answer, S):
-    """Pages that n answers to one prompt hold: (where they share, where each has all of its own).
+    """Pages that n answers to one prompt hold: (with sharing, without: each has all of its own).
 
     prompt, answer: tokens of the prompt and of each answer, 1 or more   S: slots of a page
     A page is held once for all n as long as the same tokens are in it.
     """
-    # exercise: how many pages has one answer, and how many of them have nothing but prompt in them?
-    full, each = prompt // S, -(-(prompt + answer) // S)
+    # exercise: how many pages does one answer hold, and how many of them are full of prompt?
+    full = prompt // S
+    each = -(-(prompt + answer) // S)
     return full + n * (each - full), n * each
 
 
@@ -38,7 +41,7 @@ def pages_for(N, S):
     return -(-N // S)
 
 
-def slots_of(table, begin, end, S):
+def slots_of(table: list[int], begin: int, end: int, S: int) -> list[int]:
     """Slots of the tokens begin to end - 1 of a sequence: [page · S + place].
 
     table: [page], its block table
@@ -48,25 +51,26 @@ def slots_of(table, begin, end, S):
 
 
 class BlockPool:
-    """Who holds which page. It knows numbers alone; the keys and values are in `Pages`.
+    """Which pages are held, and how often. The keys and values themselves are in `Pages`.
 
-    A table is the list of a sequence's pages, in order. It is the sequence's own; the pool changes
-    it where it is asked to.
+    A table is the list of a sequence's pages, in order. It belongs to the sequence; the pool
+    changes it when asked to.
     """
 
-    def __init__(self, P, S=16):
-        self.P, self.S = P, S
+    def __init__(self, P: int, S: int = 16):
+        self.P = P
+        self.S = S
         self.refs = [0] * P                         # tables that hold each page
-        # Its first is taken next. A dict would look for it behind all that were taken before.
+        # The first is taken next. A dict would search for it past all that were taken before.
         self.free = OrderedDict.fromkeys(range(P))
 
     @property
-    def used(self):
-        """Pages that somebody holds."""
+    def used(self) -> int:
+        """Pages in at least one table."""
         return self.P - len(self.free)
 
-    def take(self):
-        """A page for one holder; None where all are held."""
+    def take(self) -> int | None:
+        """A page for one holder; None if all are held."""
         if not self.free:
             return None
         page, _ = self.free.popitem(last=False)
@@ -74,41 +78,41 @@ class BlockPool:
         self.evict(page)
         return page
 
-    def share(self, pages):
+    def share(self, pages: Iterable[int]) -> None:
         """One more table holds these pages; free ones among them leave the free list."""
         for page in pages:
             self.free.pop(page, None)
             self.refs[page] += 1
 
-    def release(self, table):
-        """A table gives its pages back, and is empty then.
+    def release(self, table: list[int]) -> None:
+        """A table gives its pages back, and is then empty.
 
-        The last page becomes free first, so it is taken first: the begin of a text is what others
-        may want again. A page that others hold stays theirs.
+        The last page becomes free first, so it is taken first: the beginning of a text is what
+        others may want again. A page that others hold stays theirs.
         """
-        # exercise: from the last to the first; free only where nobody is left
+        # exercise: from the last to the first; free only when no holder is left
         for page in reversed(table):
             self.refs[page] -= 1
             if self.refs[page] == 0:
                 self.free[page] = None
         table.clear()
 
-    def grow(self, table, N):
-        """Make room for N tokens. False, and nothing changed, where there are too few pages."""
-        # exercise: how many are missing, are there so many, take them
+    def grow(self, table: list[int], N: int) -> bool:
+        """Make room for N tokens. False, and nothing changed, if there are too few pages."""
+        # exercise: how many are missing, are that many free, take them
         missing = pages_for(N, self.S) - len(table)
         if missing > len(self.free):
             return False
         table += [self.take() for _ in range(missing)]
         return True
 
-    def copy_on_write(self, table, place):
-        """Before a write into the page table[place]: see that nobody else holds it.
+    def copy_on_write(self, table: list[int], place: int) -> tuple[int, int] | None:
+        """Before a write into the page table[place]: make sure that no other table holds it.
 
-        (old page, new page) where its contents must be copied, None where it was its own already.
-        Expects a free page; RuntimeError, and nothing changed, where there is none.
+        (old page, new page) if its contents must be copied, None if no other table held it.
+        Expects a free page; RuntimeError, and nothing changed, if there is none.
         """
-        # exercise: shared? then another page, and one holder less of the old one
+        # exercise: shared? then a new page, and one holder fewer for the old one
         old = table[place]
         if self.refs[old] == 1:
             return None
@@ -119,25 +123,25 @@ class BlockPool:
         self.refs[old] -= 1
         return old, new
 
-    # s06 remembers what is in a page. Here nothing is known.
+    # s06 remembers the contents of pages. This pool knows none.
 
-    def match_prefix(self, request):
-        """Pages that hold the begin of a request's tokens already: none."""
+    def match_prefix(self, request: Request) -> list[int]:
+        """Pages that already hold the beginning of a request: none."""
         return []
 
-    def cache_pages(self, request):
-        """Note what is in the pages of a request that are full."""
+    def cache_pages(self, request: Request) -> None:
+        """Remember the contents of a request's full pages."""
 
-    def evict(self, page):
-        """A page is about to hold something else."""
+    def evict(self, page: int) -> None:
+        """Forget the contents of a page that is about to hold something else."""
 
-    def is_cached(self, page):
-        """Whether somebody may find what is in a page: no."""
+    def is_cached(self, page: int) -> bool:
+        """Whether the contents of a page are remembered: never."""
         return False
 
 
-def check_pool(pool, tables):
-    """Broken where the pool and the tables made from it do not fit together."""
+def check_pool(pool: BlockPool, tables: Iterable[list[int]]) -> None:
+    """Broken if the pool and the tables made from it disagree."""
     holders = [0] * pool.P
     for table in tables:
         for page in table:
@@ -156,39 +160,44 @@ def check_pool(pool, tables):
 class Pages:
     """The keys and values themselves, of every layer: what the pool deals out."""
 
-    def __init__(self, config, P, S=16, dtype=torch.float32, device="cpu"):
+    def __init__(self, config: Config, P: int, S: int = 16, dtype: torch.dtype = torch.float32,
+                 device: torch.device | str = "cpu"):
         shape = (config.L, P, S, config.G, config.D)
         self.k = torch.zeros(shape, dtype=dtype, device=device)     # (L, P, S, G, D)
         self.v = torch.zeros(shape, dtype=dtype, device=device)     # (L, P, S, G, D)
 
     attend = PagedCache.attend
 
-    def copy(self, pairs):
-        """Copy whole pages: {to: from}. All are read before one is written."""
+    def copy(self, pairs: dict[int, int]) -> None:
+        """Copy whole pages: {to: from}. All are read before any is written."""
         if pairs:
-            new, old = list(pairs), list(pairs.values())
+            new = list(pairs)
+            old = list(pairs.values())
             self.k[:, new], self.v[:, new] = self.k[:, old], self.v[:, old]
 
-    def read(self, table):                              # -> 2 × (L, pages, S, G, D)
+    def read(self, table: list[int]) -> tuple[torch.Tensor, torch.Tensor]:  # 2×(L, pages, S, G, D)
         """A copy of a sequence's pages, in its order."""
         return self.k[:, table], self.v[:, table]
 
-    def write(self, table, k, v):
+    def write(self, table: list[int], k: torch.Tensor, v: torch.Tensor) -> None:
         """Put such a copy into the first pages of a table."""
         table = table[:k.shape[1]]
         self.k[:, table], self.v[:, table] = k.to(self.k), v.to(self.v)
 
 
 class PooledCache(Pages):
-    """A cache as g01's, for sequences that come, grow, branch and leave. Each has a name."""
+    """A cache like g01's, for sequences that come, grow, branch and leave. Each has a name."""
 
     def __init__(self, config, pool):
         super().__init__(config, pool.P, pool.S)
-        self.pool, self.tables, self.lens = pool, {}, {}
+        self.pool = pool
+        self.tables = {}
+        self.lens = {}
 
     def reserve(self, name, n):
-        """Pages of its own for the next n tokens of a sequence. False where they lack."""
-        table, N = self.tables.setdefault(name, []), self.lens.setdefault(name, 0)
+        """Pages of its own for the next n tokens of a sequence. False if there are too few."""
+        table = self.tables.setdefault(name, [])
+        N = self.lens.setdefault(name, 0)
         place = N // self.pool.S            # of the first page that will be written into
         if place < len(table):
             if self.pool.refs[table[place]] > 1 and not self.pool.free:
@@ -199,10 +208,11 @@ class PooledCache(Pages):
         return self.pool.grow(table, N + n)
 
     def step(self, new):
-        """The Step that puts new[name], [token], behind what that sequence has. Reserve first."""
+        """The Step that appends new[name], [token], to that sequence. Reserve first."""
         starts = [self.lens[name] for name in new]
         self.lens |= {name: self.lens[name] + len(tokens) for name, tokens in new.items()}
-        lens, tables = [self.lens[name] for name in new], [self.tables[name] for name in new]
+        lens = [self.lens[name] for name in new]
+        tables = [self.tables[name] for name in new]
         slots = [slot for table, n, N in zip(tables, starts, lens, strict=True)
                  for slot in slots_of(table, n, N, self.pool.S)]
         positions = [i for n, N in zip(starts, lens, strict=True) for i in range(n, N)]
@@ -214,7 +224,7 @@ class PooledCache(Pages):
             torch.tensor(a, dtype=torch.int32) for a in (padded, cu_q, lens)))
 
     def branch(self, name, other):
-        """A sequence that begins as another one has been so far, on the same pages."""
+        """Start the sequence `other` with all that `name` has so far, on the same pages."""
         self.pool.share(self.tables[name])
         self.tables[other], self.lens[other] = list(self.tables[name]), self.lens[name]
 
@@ -224,7 +234,7 @@ class PooledCache(Pages):
 
 
 def table_map(S, moments):
-    """Block tables, a row a sequence, a box a page with its number, filled as far as its tokens.
+    """Block tables: a row a sequence, a numbered box a page, filled as far as it has tokens.
 
     moments: {title: ({sequence: [page]}, {sequence: tokens})}, one below the other
     """
@@ -251,5 +261,5 @@ def table_map(S, moments):
         axes.tick_params(length=0)
     figure.legend([plt.Rectangle((0, 0), 1, 1, color=colour) for colour in colours.values()],
                   colours, loc="outside lower center", ncols=3, frameon=False, handlelength=1)
-    plt.close(figure)           # a notebook shows what is returned, and open figures once more
+    plt.close(figure)           # a notebook shows what is returned, and again what is open
     return figure

@@ -1,18 +1,25 @@
-"""s03 · The batch that waits: requests start together, and the longest says when they end
+"""s03 · The batch that waits: requests start together, and the longest decides when they end
 
 B: places of a batch, one request each   n: requests of a trace
-The first step of a batch computes its prompts and one token for each place, any later one a token
+The first step of a batch computes its prompts and one token for each place, each later one a token
 for each place that is not done. So a batch takes as many steps as its longest answer has tokens.
-A slot-step is one place in one step. It gives a token or is idle; the weights are read for all.
+A slot-step is one place in one step. It gives a token or is idle; the weights are read either way.
 """
 
 from collections import deque
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from lab import plots
-from layer3_system.s01_request import SamplingParams
+from layer3_system.s01_request import Request, SamplingParams
+from layer3_system.s02_block_pool import BlockPool
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from layer3_system.s07_engine import Engine
 
 __all__ = ["Job", "StaticScheduler", "best_batches", "draw_places", "equal_trace",
            "expected_longest", "idle_slot_steps", "mixed_trace", "padded_tokens", "serve_jobs",
@@ -30,11 +37,13 @@ class Job(NamedTuple):
     output: int         # tokens
 
 
-def mixed_trace(count, rng, rate=None, prompt=(48, 256), output=(48, 256), spread=1.0):
+def mixed_trace(count: int, rng: np.random.Generator, rate: float | None = None,
+                prompt: tuple[int, int] = (48, 256), output: tuple[int, int] = (48, 256),
+                spread: float = 1.0) -> list[Job]:
     """[Job] with lognormal lengths: many short ones, a few long ones.
 
     prompt, output: (median, most), tokens    spread: standard deviation of a length's logarithm
-    rate: requests a second, at random (Poisson); None: all are there at 0 s
+    rate: requests a second, at random (Poisson); None: all arrive at 0 s
     """
     prompts, outputs = (np.clip(rng.lognormal(np.log(median), spread, count).astype(int), 1, most)
                         for median, most in (prompt, output))
@@ -43,8 +52,8 @@ def mixed_trace(count, rng, rate=None, prompt=(48, 256), output=(48, 256), sprea
                                      strict=True)]
 
 
-def equal_trace(count, prompt, output):
-    """[Job] of one size, all there at 0 s."""
+def equal_trace(count: int, prompt: int, output: int) -> list[Job]:
+    """[Job] of one size, all arriving at 0 s."""
     return [Job(0.0, prompt, output)] * count
 
 
@@ -54,25 +63,25 @@ def equal_trace(count, prompt, output):
 def predict_useful_share():
     """The share of slot-steps that give a token, from 0 to 1, in batches of 8.
 
-    Any length from 1 to 200 tokens is as likely as any other.
+    All lengths from 1 to 200 tokens are equally likely.
     """
     # exercise: within 0.03 is right; how long is one on average, and the longest of eight?
-    return 100 / (200 * 8 / 9)      # eight cut the line into nine parts, of one mean length
+    return 100 / (200 * 8 / 9)      # eight points cut the line into nine parts, equal on average
 
 
-def padded_tokens(prompts, B):
+def padded_tokens(prompts: Sequence[int], B: int) -> int:
     """Prompt tokens that are padding, where each batch is as wide as its longest prompt.
 
     prompts: [tokens of each prompt]; the first B are a batch, then the next. The last may have
     fewer than B.
     """
-    # exercise: for each batch, what it computes less what was asked for
+    # exercise: for each batch, the tokens it computes less those it was asked for
     batches = [prompts[i:i + B] for i in range(0, len(prompts), B)]
     return sum(len(batch) * max(batch) for batch in batches) - sum(prompts)
 
 
-def static_steps(outputs, B):
-    """Steps that batches of B take, one batch after the other.
+def static_steps(outputs: Sequence[int], B: int) -> int:
+    """Steps that batches of B take, one batch after another.
 
     outputs: [tokens of each answer], at least 1. The step that computes the prompts gives each
     answer its first token.
@@ -81,27 +90,27 @@ def static_steps(outputs, B):
     return sum(max(outputs[i:i + B]) for i in range(0, len(outputs), B))
 
 
-def idle_slot_steps(outputs, B):
-    """Slot-steps without a token: B places a step, also where the last batch has fewer."""
+def idle_slot_steps(outputs: Sequence[int], B: int) -> int:
+    """Slot-steps without a token: B places a step, even if the last batch has fewer requests."""
     return B * static_steps(outputs, B) - sum(outputs)
 
 
-def useful_share(outputs, B):
+def useful_share(outputs: Sequence[int], B: int) -> float:
     """The share of slot-steps that give a token, from 0 to 1."""
     return sum(outputs) / (B * static_steps(outputs, B))
 
 
-def expected_longest(lens, B):
+def expected_longest(lens: Sequence[int], B: int) -> float:
     """The expected largest of B lengths, each drawn from lens, where all are equally likely."""
-    # exercise: B draws are all among the i shortest of n with a chance of (i / n) ** B
+    # exercise: B draws are all among the i shortest of n with probability (i / n) ** B
     n = len(lens)
     return sum(length * ((i / n) ** B - ((i - 1) / n) ** B)
                for i, length in enumerate(sorted(lens), 1))
 
 
-def best_batches(outputs, B):
-    """Batches that take the fewest steps in all: [[place in outputs]], at most B in each."""
-    # exercise: put alike together; where n is no multiple of B, which batch is to be small?
+def best_batches(outputs: Sequence[int], B: int) -> list[list[int]]:
+    """Batches that take the fewest steps in all: [[index into outputs]], at most B in each."""
+    # exercise: group similar lengths; if B does not divide n, which batch should be small?
     order = sorted(range(len(outputs)), key=lambda i: -outputs[i])
     return [order[i:i + B] for i in range(0, len(order), B)]
 
@@ -110,93 +119,107 @@ def best_batches(outputs, B):
 
 
 class StaticScheduler:
-    """Who computes how many tokens in the next step: everybody of a batch, until all are done.
+    """How many tokens each request computes in the next step: a batch runs until all are done.
 
-    waiting: requests without pages, in the order of arrival    running: the batch, without those
-    that are done    copies: {new page: old page}, to be copied before the step
+    waiting: requests without pages, in order of arrival    running: those of the batch that are not
+    done    copies: {new page: old page}, to be copied before the step
     budget: tokens a step, as many as the pool has slots
     """
 
-    def __init__(self, pool, max_seqs=8):
+    def __init__(self, pool: BlockPool, max_seqs: int = 8):
         """max_seqs: places of a batch"""
         if max_seqs < 1:
             raise ValueError(f"StaticScheduler: expected 1 place or more, found {max_seqs}")
-        self.pool, self.max_seqs, self.budget = pool, max_seqs, pool.P * pool.S
-        self.waiting, self.running = deque(), []
-        self.copies, self.next_copies = {}, {}
+        self.pool = pool
+        self.max_seqs = max_seqs
+        self.budget = pool.P * pool.S
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.copies: dict[int, int] = {}
+        self.next_copies: dict[int, int] = {}
 
-    def add(self, request):
+    def add(self, request: Request) -> None:
         self.waiting.append(request)
 
-    def schedule(self):
-        """{request: tokens that the next step computes of it}. They count as computed from here."""
-        self.copies, self.next_copies = self.next_copies, {}
+    def schedule(self) -> dict[Request, int]:
+        """{request: how many of its tokens the next step computes}. They count as computed now."""
+        self.copies = self.next_copies
+        self.next_copies = {}
         if not self.running:
             self.admit_batch()
         counts = {}
         for request in self.running:
             known = request.num_tokens + request.pending + len(request.draft)
             missing = min(known, request.limit - 1) - request.num_computed
-            if missing:             # 0: its last token is on its way
+            if missing:             # 0: its last token is being computed
                 counts[request] = missing
                 request.num_computed += missing
         return counts
 
-    def admit_batch(self):
-        """The first of the waiting, as many as there are places and pages for, whatever they may
-        write."""
+    def admit_batch(self) -> None:
+        """Admit from the head of the queue while there are places, and pages for the longest answer
+        that each may write."""
         while self.waiting:
             request = self.waiting[0]
             places = sum(1 + len(r.forks) for r in [*self.running, request])
             if places > self.max_seqs or not self.pool.grow(request.table, request.limit):
                 return
-            request.status, request.num_cached_pages = "running", 0
+            request.status = "running"
+            request.num_cached_pages = 0
             self.running.append(self.waiting.popleft())
 
-    def fork(self, request):
-        """The other answers to its prompt run from here on, behind its full pages and a copy of the
-        last. Those for whom there are no pages wait for the next batch."""
-        full, late = len(request.prompt) // self.pool.S, []
+    def fork(self, request: Request) -> None:
+        """Start the other answers to its prompt, on its full pages and a copy of the last one.
+        Those for which there are no pages wait for the next batch."""
+        full = len(request.prompt) // self.pool.S
+        late = []
         for other in request.forks:
-            other.leader, table = None, request.table[:full]
+            other.leader = None
+            table = request.table[:full]
             self.pool.share(table)
             if not self.pool.grow(table, other.limit):
                 self.pool.release(table)
                 late.append(other)
                 continue
             self.next_copies[table[full]] = request.table[full]
-            other.table, other.num_computed = table, len(request.prompt)
+            other.table = table
+            other.num_computed = len(request.prompt)
             other.status = "running"
             self.running.append(other)
         self.waiting.extendleft(reversed(late))
         request.forks = []
 
-    def preempt(self, request):
-        """Take its pages; it is the first of the next batch, and will be computed anew."""
+    def preempt(self, request: Request) -> None:
+        """Take a request's pages; it comes first in the next batch, and is recomputed."""
         self.running.remove(request)
         self.pool.release(request.table)
-        request.num_computed, request.status, request.draft = 0, "waiting", []
+        request.num_computed = 0
+        request.status = "waiting"
+        request.draft = []
         request.preemptions += 1
         self.waiting.appendleft(request)
 
-    def finish(self, request, reason):
-        """It is over, wherever it was. Its place stays empty until the batch is done."""
+    def finish(self, request: Request, reason: str) -> None:
+        """Finish a request in any state. Its place stays empty until the batch is done."""
         if request.status == "finished":
             return
         (self.running if request.status == "running" else self.waiting).remove(request)
         self.pool.release(request.table)
-        request.status, request.reason = "finished", reason
+        request.status = "finished"
+        request.reason = reason
 
 
 # ---- served and drawn
 
 
-def serve_jobs(engine, jobs):
-    """Serve jobs that are all there, greedily and to their full lengths. Prompts are made up.
+def serve_jobs(engine: "Engine", jobs: Iterable[Job]) -> list[list[int]]:
+    """Serve jobs that arrive together, greedily and to their full lengths. Prompts are made up.
 
-    [[place in jobs]]: who took part in each step
+    [[index into jobs]]: the jobs of each step
     """
-    places, steps, V = {}, [], engine.model.config.V
+    places = {}
+    steps = []
+    V = engine.model.config.V
     for i, job in enumerate(jobs):
         prompt = [2 + (31 * i + t) % (V - 2) for t in range(job.prompt)]
         params = SamplingParams(max_tokens=job.output, temperature=0, ignore_eos=True)
@@ -208,12 +231,13 @@ def serve_jobs(engine, jobs):
 
 
 def lanes(steps):
-    """{request: (place, first step, steps)} of who took part in each step; a newcomer takes the
-    first place that is empty. Expects nobody to pause."""
-    spans, seats = {}, {}
-    for step, who in enumerate(steps):
-        seats = {request: place for request, place in seats.items() if request in who}
-        for request in who:
+    """{request: (place, first step, steps)} from the requests of each step; a newcomer takes the
+    first empty place. Expects that no request pauses."""
+    spans = {}
+    seats = {}
+    for step, running in enumerate(steps):
+        seats = {request: place for request, place in seats.items() if request in running}
+        for request in running:
             if request not in seats:
                 seats[request] = min(set(range(len(seats) + 1)) - set(seats.values()))
             place = seats[request]
@@ -222,8 +246,8 @@ def lanes(steps):
     return spans
 
 
-def draw_places(title, B, runs):
-    """Who held which of B places in which step, a bar a request; red where a place was idle.
+def draw_places(title: str, B: int, runs: dict[str, list[list[int]]]) -> "Figure":
+    """Which request held which of B places in which step: a bar a request, red where idle.
 
     runs: {label: [[request] of each step]}
     """
@@ -243,5 +267,5 @@ def draw_places(title, B, runs):
         axes.spines[:].set_visible(False)
     every[-1, 0].set(xlabel="step")
     figure.suptitle(title)
-    plt.close(figure)           # a notebook shows what is returned, and open figures once more
+    plt.close(figure)           # a notebook shows what is returned, and again what is open
     return figure

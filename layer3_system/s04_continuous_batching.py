@@ -1,53 +1,59 @@
 """s04 · Admit at every step: one budget of tokens, no phases
 
 B: requests of a step   T: its tokens, at most the budget   P, S: pages of the pool, slots of each
-Each running request has num_tokens and num_computed; a step computes some of what is missing. A
-prompt misses all of its tokens, an answer in the making one. So both can share a step, and who is
-done leaves after any step and makes room for the next.
-Costs O(B) of the host a step.
+Each running request has num_tokens and num_computed; a step computes some of the difference. A new
+prompt lacks all of its tokens, an answer in the making one. So both can share a step, and a request
+that is done leaves after any step and makes room for the next.
+Costs O(B) on the host a step.
 """
 
 from collections import deque
 
-from layer3_system.s01_request import RequestError
-from layer3_system.s02_block_pool import pages_for
+from layer3_system.s01_request import Request, RequestError
+from layer3_system.s02_block_pool import BlockPool, pages_for
 
 __all__ = ["Scheduler"]
 
 
 def predict_two_seats():
-    """Steps until all of six answers are there, two requests at a time, admitted at every step.
+    """Steps until all six answers are complete, two requests at a time, admitted at every step.
 
-    They come at once and have 8, 2, 2, 2, 8 and 2 tokens to write, in this order. A prompt is
+    They arrive together and have 8, 2, 2, 2, 8 and 2 tokens to write, in this order. A prompt is
     short: its step gives the first token.
     """
-    # exercise: a whole number of steps; who sits where, and until when?
+    # exercise: a whole number of steps; which request sits where, and until when?
     return 2 + 2 + 2 + 8            # the second seat: three short ones, then the other long one
 
 
 class Scheduler:
-    """Who computes how many tokens in the next step. First come, first served.
+    """How many tokens each request computes in the next step. First come, first served.
 
-    waiting: requests without pages, in the order of arrival    running: those with pages, likewise
+    waiting: requests without pages, in order of arrival    running: those with pages, likewise
     copies: {new page: old page}, to be copied before the step
     """
 
-    def __init__(self, pool, max_seqs=32, budget=256, chunk=None):
+    def __init__(self, pool: BlockPool, max_seqs: int = 32, budget: int = 256,
+                 chunk: int | None = None):
         """max_seqs: requests that run at a time    budget: tokens a step
-        chunk: tokens of one request a step, None as many as the budget allows
+        chunk: tokens of one request a step; None: as many as the budget allows
         """
         if not 1 <= max_seqs <= budget:
             raise ValueError(f"Scheduler: expected 1 <= max_seqs <= budget, so that each running "
                              f"request gets a token a step; found {max_seqs} and {budget}")
         if chunk is not None and chunk < 1:
             raise ValueError(f"Scheduler: expected a chunk of 1 token or more, found {chunk}")
-        self.pool, self.max_seqs, self.budget, self.chunk = pool, max_seqs, budget, chunk
-        self.waiting, self.running, self.copies = deque(), [], {}
+        self.pool = pool
+        self.max_seqs = max_seqs
+        self.budget = budget
+        self.chunk = chunk
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.copies: dict[int, int] = {}
 
-    def add(self, request):
-        """Queue a request. RequestError where all pages would not do for its prompt and a token.
+    def add(self, request: Request) -> None:
+        """Queue a request. RequestError if all pages together cannot hold its prompt and a token.
 
-        Its answer ends where all pages are full.
+        Its answer ends when all pages are full.
         """
         most = self.pool.P * self.pool.S
         if request.num_tokens >= most:
@@ -59,42 +65,43 @@ class Scheduler:
 
     # ---- the next step
 
-    def schedule(self):
-        """{request: tokens that the next step computes of it}. They count as computed from here."""
+    def schedule(self) -> dict[Request, int]:
+        """{request: how many of its tokens the next step computes}. They count as computed now."""
         self.copies = {}
         counts = self.schedule_running()
-        # who had to go for pages finds too few, and nobody overtakes: none is admitted then
+        # after a preemption the head of the queue finds too few pages: nothing is admitted
         self.admit_waiting(counts, self.budget - sum(counts.values()))
         for request, n in counts.items():
             request.num_computed += n
             request.draft = request.draft[:max(0, request.num_computed - request.num_tokens)]
         return counts
 
-    def schedule_running(self):
+    def schedule_running(self) -> dict[Request, int]:
         """{request: tokens} of those that run already, oldest first.
 
-        Each gets what it lacks, while one token is left for everybody behind it. Where pages are
-        short, `make_room` may send away the newest: those get nothing.
+        Each gets what it lacks, but leaves one token for each request after it. When pages run out,
+        `make_room` may preempt the newest requests: those get nothing.
         """
-        # exercise: for each `tokens_left`, `make_room`; who was sent away has no part in the step
-        counts, left = {}, self.budget
+        # exercise: for each `tokens_left`, `make_room`; a preempted request has no part in the step
+        counts = {}
+        left = self.budget
         for request in list(self.running):
-            if request not in self.running:     # gone, for an older one
+            if request not in self.running:     # preempted for an older one
                 break
-            behind = len(self.running) - 1 - len(counts)
-            n = self.make_room(request, min(self.tokens_left(request), left - behind))
+            later = len(self.running) - 1 - len(counts)
+            n = self.make_room(request, min(self.tokens_left(request), left - later))
             if n > 0:
                 counts[request] = n
                 left -= n
         return counts
 
-    def admit_waiting(self, counts, left):
-        """Add to counts from the waiting, first come first served, while seats, budget and pages
-        last. Nobody overtakes. left: tokens of the budget
+    def admit_waiting(self, counts: dict[Request, int], left: int) -> None:
+        """Add waiting requests to counts, first come, first served, while seats, budget and pages
+        last. No request overtakes another. left: tokens left of the budget
 
         Each answer has a seat: a request needs one, and one more for each of its forks.
         """
-        # exercise: only ever look at the first; stop where it does not fit. `admit` finds pages
+        # exercise: only ever look at the first; stop when it does not fit. `admit` finds pages
         while self.waiting and left > 0:
             request = self.waiting[0]
             seats = sum(1 + len(r.forks) for r in [*self.running, request])
@@ -104,19 +111,19 @@ class Scheduler:
             counts[request] = min(self.tokens_left(request), left)
             left -= counts[request]
 
-    def tokens_left(self, request):
-        """Tokens that one step may compute of a request. Nobody needs its last one computed."""
+    def tokens_left(self, request: Request) -> int:
+        """Tokens of a request that one step may compute. Its last one need not be computed."""
         known = request.num_tokens + request.pending + len(request.draft)
         missing = min(known, request.limit - 1) - request.num_computed
         return min(missing, self.chunk or missing)
 
     # ---- pages
 
-    def admit(self, request):
-        """Pages for all tokens of a request that waited. False where there are too few.
+    def admit(self, request: Request) -> bool:
+        """Pages for all tokens of a waiting request. False if there are too few.
 
-        Those that the pool knows already need not be computed. For each running request one page
-        stays free, so that the newcomer is not the next to go.
+        Those that the pool remembers need not be computed. One page stays free for each running
+        request, so that the newcomer is not preempted at once.
         """
         table = [] if request.received else self.pool.match_prefix(request)
         cached = len(table)
@@ -126,18 +133,20 @@ class Scheduler:
             self.pool.release(table)
             return False
         self.pool.grow(table, request.num_tokens)
-        request.table, request.num_cached_pages = table, cached
+        request.table = table
+        request.num_cached_pages = cached
         request.num_computed = cached * self.pool.S
-        if request.received:                    # all of its prompt, and its last token once more
+        if request.received:                    # all of its prompt; the last token is recomputed
             request.num_computed = len(request.prompt) - 1
         if request.scheduled_at is None:
             request.num_cached = request.num_computed
         request.status = "running"
         return True
 
-    def reserve(self, request, n):
-        """Pages of its own for the next n tokens of a running request. False where they lack."""
-        table, first = request.table, request.num_computed // self.pool.S
+    def reserve(self, request: Request, n: int) -> bool:
+        """Pages of its own for a running request's next n tokens. False if there are too few."""
+        table = request.table
+        first = request.num_computed // self.pool.S
         shared = first < len(table) and self.pool.refs[table[first]] > 1
         missing = pages_for(request.num_computed + n, self.pool.S) - len(table)
         if missing + shared > len(self.pool.free):
@@ -147,22 +156,22 @@ class Scheduler:
             self.copies[new] = old
         return self.pool.grow(table, request.num_computed + n)
 
-    def make_room(self, request, n):
-        """How many of the next n tokens of a running request have pages now: all, or none where it
-        is itself sent away. Who goes is the newest, until there are pages."""
+    def make_room(self, request: Request, n: int) -> int:
+        """How many of a running request's next n tokens now have pages: n, or 0 if the request was
+        itself preempted. The newest is preempted until there are enough pages."""
         if n > 0 and request.draft and not self.reserve(request, n):
-            request.draft, n = [], 1    # guesses are not worth anybody's pages
+            request.draft, n = [], 1    # guesses are not worth a preemption
         while n > 0 and not self.reserve(request, n):
             self.preempt(self.running[-1])
             n = n if request in self.running else 0
         return n
 
-    def preempt(self, request):
+    def preempt(self, request: Request) -> None:
         """Send a running request back: it gives up its pages, waits at the head of the queue, and
-        will be computed anew. Its answer so far stays."""
+        is recomputed later. Its answer so far stays."""
         request.preemptions += 1
         request.draft = []
-        # exercise: the pages go back, nothing is computed any more; it comes next
+        # exercise: its pages go back, none of its tokens count as computed; it comes next
         self.running.remove(request)
         self.pool.release(request.table)
         request.num_computed, request.status = 0, "waiting"
@@ -170,24 +179,26 @@ class Scheduler:
 
     # ---- coming and going
 
-    def fork(self, request):
-        """The other answers to its prompt run from here on, on the same pages."""
+    def fork(self, request: Request) -> None:
+        """Start the other answers to a request's prompt, on the same pages."""
         table = request.table[:pages_for(len(request.prompt), self.pool.S)]
         for other in request.forks:
             self.pool.share(table)
-            other.table, other.num_computed = list(table), len(request.prompt)
+            other.table = list(table)
+            other.num_computed = len(request.prompt)
             other.num_cached_pages = request.num_cached_pages
-            other.status, other.leader = "running", None
+            other.status = "running"
+            other.leader = None
         at = self.running.index(request) + 1
         self.running[at:at] = request.forks
         request.forks = []
 
-    def finish(self, request, reason):
-        """It is over, wherever it was: waiting, running. Nothing changes where it is over already.
+    def finish(self, request: Request, reason: str) -> None:
+        """Finish a request in any state; a second call does nothing.
 
         reason: stop, length, abort or error
         """
-        # exercise: leave the queue that it is in, give back its pages, note status and reason
+        # exercise: leave its queue, give back its pages, note status and reason
         if request.status == "finished":
             return
         (self.running if request.status == "running" else self.waiting).remove(request)

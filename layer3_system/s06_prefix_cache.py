@@ -1,9 +1,9 @@
 """s06 · Never compute twice: pages that remember what is in them
 
 P: pages of the pool   S: slots of a page, one token each   N: tokens
-The keys and values of a page rest on its tokens and on all before them, and on nothing else. So a
-page that is full can serve every request that begins alike. An index finds it, by a chain of hashes
-or in a tree of texts. Whoever begins with it shares it, as long as it was not taken.
+The keys and values of a page depend on its tokens and all before them, and on nothing else. So a
+full page can serve every request with the same beginning. An index finds it, by a chain of hashes
+or in a tree of texts. Requests share it until it is taken for something else.
 Costs on the host, a page: the chain one SHA-256 of 8·S + 32 bytes, the tree one comparison of S
 tokens. A page found saves the model's whole work for S tokens.
 """
@@ -14,6 +14,7 @@ from hashlib import sha256
 import numpy as np
 
 from lab.plots import BLUE, RED
+from layer3_system.s01_request import Request
 from layer3_system.s02_block_pool import BlockPool
 
 __all__ = ["HashChain", "PrefixPool", "RadixTree"]
@@ -22,10 +23,10 @@ __all__ = ["HashChain", "PrefixPool", "RadixTree"]
 def predict_hit_rate(users, N, U, S):
     """The share of all tokens of all prompts that is found in pages, from 0 to 1.
 
-    users: they ask one after the other, each when the one before is answered; pages are plenty
-    N: tokens of a system prompt that all begin with    U: tokens of each one's own behind it,
+    users: how many ask, each after the answer to the one before; pages never run out
+    N: tokens of a system prompt that starts each prompt    U: tokens that each user adds to it,
     different from the first on; with U = 0 all prompts are the same
-    S: slots of a page. A page is found when it is full, and the last token of a prompt never is.
+    S: slots of a page. Only full pages are found, and never the last token of a prompt.
     """
     # exercise: what a later user finds, in whole pages; what the first one finds
     hit = min(N, N + U - 1) // S * S
@@ -33,8 +34,10 @@ def predict_hit_rate(users, N, U, S):
 
 
 def page_tokens(request, i, S):
-    """The tokens of page i of a request: a tuple, shorter than S where there are no more."""
-    begin, end, N = i * S, (i + 1) * S, len(request.prompt)
+    """The tokens of page i of a request: a tuple, shorter than S if there are no more."""
+    begin = i * S
+    end = (i + 1) * S
+    N = len(request.prompt)
     return (*request.prompt[begin:end], *request.output[max(begin - N, 0):max(end - N, 0)])
 
 
@@ -42,7 +45,7 @@ def page_tokens(request, i, S):
 
 
 def page_hash(parent, tokens):                      # bytes, (int) -> bytes
-    """The name of a full page: 32 bytes, by its tokens and by the name of the page before it.
+    """The name of a full page: 32 bytes, from its tokens and the name of the page before it.
 
     A token is below 2⁶³. SHA-256: pages of one name hold the same text, whoever chose the tokens.
     """
@@ -55,7 +58,7 @@ def longest_hit(names, page_of):
 
     names: of a text's pages, in order    page_of: {name: page}
     """
-    # exercise: a page behind a gap is of no use
+    # exercise: a page after a gap is of no use
     pages = []
     for name in names:
         if name not in page_of:
@@ -65,35 +68,36 @@ def longest_hit(names, page_of):
 
 
 class HashChain:
-    """An index of pages by name: what is in which, and the other way."""
+    """An index of pages by name, in both directions."""
 
-    def __init__(self):
-        self.page_of, self.name_of = {}, {}
+    def __init__(self) -> None:
+        self.page_of: dict[bytes, int] = {}
+        self.name_of: dict[int, bytes] = {}
 
-    def __contains__(self, page):
+    def __contains__(self, page: int) -> bool:
         return page in self.name_of
 
-    def names(self, request, count, S):
-        """The names of the first `count` pages of a request. They are kept with it."""
+    def names(self, request: Request, count: int, S: int) -> list[bytes]:
+        """The names of the first `count` pages of a request. The request keeps them."""
         names = request.hashes
         while len(names) < count:
             parent = names[-1] if names else sha256(request.salt.encode()).digest()
             names.append(page_hash(parent, page_tokens(request, len(names), S)))
         return names[:count]
 
-    def find(self, request, count, S):
+    def find(self, request: Request, count: int, S: int) -> list[int]:
         """Pages that hold the first tokens of a request, at most `count`, without a gap."""
         return longest_hit(self.names(request, count, S), self.page_of)
 
-    def note(self, request, i, S):
-        """The page that has what page i of a request has: an older one, or its own from now on."""
+    def note(self, request: Request, i: int, S: int) -> int:
+        """The page with the text of a request's page i: an older one, or its own from now on."""
         name = self.names(request, i + 1, S)[i]
         page = self.page_of.setdefault(name, request.table[i])
         self.name_of[page] = name
         return page
 
-    def drop(self, page):
-        """A page is about to hold something else."""
+    def drop(self, page: int) -> None:
+        """Forget a page that is about to hold something else."""
         name = self.name_of.pop(page, None)
         if name is not None:
             del self.page_of[name]
@@ -104,19 +108,19 @@ class HashChain:
 
 @dataclass(eq=False)
 class Node:
-    """A run of pages that some texts have in common, and the runs that go on from there."""
+    """A run of pages that some texts have in common, and the runs that continue it."""
 
-    keys: list          # of each page: its tokens; the first of a text has its salt, too
-    pages: list
-    parent: object = None
-    children: dict = field(default_factory=dict)        # first key of a run -> Node
+    keys: list[tuple]   # each page's tokens; the first page of a text has its salt, too
+    pages: list[int]
+    parent: "Node | None" = None
+    children: dict[tuple, "Node"] = field(default_factory=dict)     # by the first key of its run
 
 
 def split(node, place):
     """Cut a run: the node keeps the pages before `place`, 0 < place < len(node.pages).
 
-    The rest is a new node, which is returned. It becomes the only child; all that went on from the
-    run goes on from the rest.
+    The rest is a new node, which is returned. It becomes the only child; all that continued the run
+    continues the rest.
     """
     # exercise: the rest takes keys, pages and children; then the node lets go of them
     rest = Node(node.keys[place:], node.pages[place:], node, node.children)
@@ -128,42 +132,44 @@ def split(node, place):
 
 
 class RadixTree:
-    """An index of pages by their texts: a HashChain's methods, nothing hashed to a name.
+    """An index of pages by their texts: a HashChain's methods, without hashes.
 
-    A dropped page takes along what lies behind it, which could not be found without it. A chain
-    finds that again once the page is back; the tree does not. So it finds a chain's pages up to the
-    first that was noted before the page in front of it was dropped. A PrefixPool takes the pages of
-    a text from its end on, and there both find the same.
+    With a page it drops all pages after it, which could not be found without it. A chain finds
+    those again once the page is back; the tree does not. A PrefixPool takes the pages of a text
+    from its end, and so both find the same.
     """
 
-    def __init__(self):
-        self.root, self.place_of = Node([], []), {}     # page -> (its node, its place in the run)
+    def __init__(self) -> None:
+        self.root = Node([], [])
+        self.place_of: dict[int, tuple[Node, int]] = {}     # page -> (its node, place in the run)
 
-    def __contains__(self, page):
+    def __contains__(self, page: int) -> bool:
         return page in self.place_of
 
-    def key(self, request, i, S):
+    def key(self, request: Request, i: int, S: int) -> tuple:
         tokens = page_tokens(request, i, S)
         return tokens if i else (request.salt, *tokens)
 
-    def find(self, request, count, S):
+    def find(self, request: Request, count: int, S: int) -> list[int]:
         """Pages that hold the first tokens of a request, at most `count`, without a gap."""
         node, place, pages = self.root, 0, []
         for i in range(count):
             key = self.key(request, i, S)
-            if place == len(node.pages):                # the run ends: does one go on so?
-                node, place = node.children.get(key), 0
+            if place == len(node.pages):                # the run ends: does a child continue it?
+                node = node.children.get(key)
+                place = 0
             if node is None or node.keys[place] != key:
                 break
             pages.append(node.pages[place])
             place += 1
         return pages
 
-    def note(self, request, i, S):
-        """The page that has what page i of a request has: an older one, or its own from now on."""
-        own, key = request.table[i], self.key(request, i, S)
+    def note(self, request: Request, i: int, S: int) -> int:
+        """The page with the text of a request's page i: an older one, or its own from now on."""
+        own = request.table[i]
+        key = self.key(request, i, S)
         node, place = self.place_of.get(request.table[i - 1], (None, 0)) if i else (self.root, -1)
-        if node is None:                # nobody finds what is behind an unknown page
+        if node is None:                # after an unknown page nothing can be found
             return own
         place += 1
         if place < len(node.pages) and node.keys[place] != key:
@@ -173,7 +179,7 @@ class RadixTree:
             return node.pages[place]
         if key in node.children:
             return node.children[key].pages[0]
-        if node.children or node is self.root:          # a run of its own
+        if node.children or node is self.root:          # start a new run
             run = Node([], [], node)
             node.children[key], node = run, run
         self.place_of[own] = node, len(node.pages)
@@ -181,17 +187,18 @@ class RadixTree:
         node.pages.append(own)
         return own
 
-    def drop(self, page):
-        """A page is about to hold something else."""
+    def drop(self, page: int) -> None:
+        """Forget a page that is about to hold something else, and all pages after it."""
         if page not in self.place_of:
             return
         node, place = self.place_of[page]
-        gone, behind = node.pages[place:], list(node.children.values())
-        while behind:
-            child = behind.pop()
-            gone += child.pages
-            behind += child.children.values()
-        for each in gone:
+        pages = node.pages[place:]
+        descendants = list(node.children.values())
+        while descendants:
+            child = descendants.pop()
+            pages += child.pages
+            descendants += child.children.values()
+        for each in pages:
             del self.place_of[each]
         if place == 0:
             del node.parent.children[node.keys[0]]
@@ -205,11 +212,11 @@ class RadixTree:
 def note_full_pages(pool, request):
     """Note the pages of a request that are full of computed tokens, each once.
 
-    One whose contents another page has already is given back: first the table names the other one,
+    A page whose text another page already holds is given back: first the table names the other one,
     then it becomes free. pool.index.note(request, i, pool.S) says which page that is, or page i
     itself; request.num_cached_pages counts the pages that were noted before.
     """
-    # exercise: of each new full page ask the index; a copy makes way
+    # exercise: ask the index about each new full page; a duplicate is given back
     for i in range(request.num_cached_pages, request.num_computed // pool.S):
         own, page = request.table[i], pool.index.note(request, i, pool.S)
         if page != own:
@@ -220,30 +227,30 @@ def note_full_pages(pool, request):
 
 
 class PrefixPool(BlockPool):
-    """A BlockPool that remembers what is in its pages, in free ones, too, until they are taken.
+    """A BlockPool that remembers the contents of its pages, even of free ones until they are taken.
 
-    Free pages are taken from the one that was given back longest ago: least recently used.
+    The free page that was given back longest ago is taken first: least recently used.
     """
 
-    def __init__(self, P, S=16, index=None):
+    def __init__(self, P: int, S: int = 16, index: "HashChain | RadixTree | None" = None):
         super().__init__(P, S)
         self.index = index or HashChain()
 
-    def match_prefix(self, request):
-        """Pages that hold the begin of a request already; never all of it, since the scores of its
-        last token must be computed. None where the prompt's own scores are wanted."""
+    def match_prefix(self, request: Request) -> list[int]:
+        """Pages that already hold the beginning of a request; never all of it, since the scores of
+        its last token must be computed. [] if the prompt's own scores are wanted."""
         if request.params.prompt_logprobs is not None:
             return []
         return self.index.find(request, (request.num_tokens - 1) // self.S, self.S)
 
-    def cache_pages(self, request):
-        """Note the pages of a request that are full."""
+    def cache_pages(self, request: Request) -> None:
+        """Remember the contents of a request's full pages."""
         note_full_pages(self, request)
 
-    def evict(self, page):
+    def evict(self, page: int) -> None:
         self.index.drop(page)
 
-    def is_cached(self, page):
+    def is_cached(self, page: int) -> bool:
         return page in self.index
 
 
@@ -251,7 +258,7 @@ class PrefixPool(BlockPool):
 
 
 def draw_sweep(title, rates, curves):
-    """What is left of some costs as the hit rate grows, in % of each one's first value.
+    """How some costs fall as the hit rate grows, in % of each one's first value.
 
     rates: [share from 0 to 1]    curves: {name: [cost at each rate]}, two at most
     """
@@ -267,5 +274,5 @@ def draw_sweep(title, rates, curves):
     axes.grid(color="#eaeef2")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    plt.close(figure)           # a notebook shows what is returned, and open figures once more
+    plt.close(figure)           # a notebook shows what is returned, and again what is open
     return figure

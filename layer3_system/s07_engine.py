@@ -1,19 +1,41 @@
-"""s07 · The engine: scheduler, pages, model and sampler, one step after the other
+"""s07 · The engine: scheduler, pages, model and sampler, one step after another
 
 B: requests of a step   T: its new tokens, of all of them   S: slots of a page   V: vocabulary
-A step asks the scheduler who computes how much, lays it out for the model, samples where a request
-has caught up with its tokens, and tells everybody what is new. It keeps no phases: a prompt, a part
-of one, and one token more are the same to it.
-Costs O(T + B · pages of the longest table) of the host a step, and a look at every token's text.
+A step asks the scheduler how much each request computes, lays that out for the model, samples for
+each request that has caught up with its tokens, and reports the new ones. There are no phases: a
+prompt, a part of one, and one more token are the same to it.
+Costs O(T + B · pages of the longest table) on the host a step, and a look at every token's text.
 """
 
-from itertools import accumulate
+import logging
+import time
+from collections.abc import Callable, Iterable
+from itertools import accumulate, count
 
 import torch
 
+from layer1_kernels import Sampling, kernels
 from layer2_graph import Step
-from layer3_system.bare_engine import BareEngine, Flight, Output, draws_of, sampling
-from layer3_system.s02_block_pool import Broken, check_pool, slots_of
+from layer3_system.flight import (
+    Flight,
+    Model,
+    Runner,
+    carry_over,
+    draws_of,
+    sampling,
+    tokens_in_flight,
+)
+from layer3_system.intake import Codec, check_prompt, default_pages, requests_of
+from layer3_system.ngram import Drafter
+from layer3_system.outputs import Output, extend, note_prompt
+from layer3_system.penalties import adjusted
+from layer3_system.s01_request import Request, SamplingParams
+from layer3_system.s02_block_pool import BlockPool, Broken, Pages, check_pool, slots_of
+from layer3_system.s03_static_batching import StaticScheduler
+from layer3_system.s04_continuous_batching import Scheduler
+from layer3_system.s06_prefix_cache import PrefixPool
+
+log = logging.getLogger(__name__)
 
 __all__ = ["Engine", "Flight", "Output", "build_step", "check_engine"]
 
@@ -22,16 +44,16 @@ __all__ = ["Engine", "Flight", "Output", "build_step", "check_engine"]
 
 
 def predict_steps():
-    """Tokens that each step computes: [(of a, of b, of c)], a row a step, until all are over.
+    """Tokens that each step computes: [(of a, of b, of c)], a row a step, until all are done.
 
-    Three requests come at once, in this order, and nothing ends their answers but length:
+    Three requests arrive together, in this order, and only length ends their answers:
     a: a prompt of 10 tokens, 2 to be written   b: 3, and 4   c: 5, and 1
     A step computes at most 8 tokens. There are pages and seats for all.
     """
-    # exercise: who gets how much of the budget? A prompt may be cut; whose last token is needed?
+    # exercise: how much of the budget does each get? A prompt may be cut; is a last token needed?
     return [(8, 0, 0),          # the budget ends within a's prompt
-            (2, 3, 3),          # a's rest, b, a part of c; a and b have their first token after it
-            (1, 1, 2),          # a's second token is its last: nobody computes that one
+            (2, 3, 3),          # the rest of a, b, part of c; then a and b have their first token
+            (1, 1, 2),          # a's second token is its last: it is never computed
             (0, 1, 0),
             (0, 1, 0)]          # b's third token, and from it the fourth
 
@@ -41,14 +63,16 @@ def known_tokens(request):
     return [*request.tokens, *request.draft, 0]
 
 
-def build_step(counts, S):
-    """The Step that computes the newest counts[request] of the computed tokens of each request.
+def build_step(counts: dict[Request, int], S: int) -> Step:
+    """The Step of these requests: the newest counts[request] of the num_computed tokens of each.
 
     S: slots of a page. Expects num_computed to count them already, and pages for them.
-    The rows of block_tables are as long as the longest table; a 0 stands where one is shorter.
+    The rows of block_tables are as long as the longest table; shorter tables end in zeros.
     """
     # exercise: for each request its tokens, positions and slots; then tables, cu_q and lens
-    tokens, positions, slots = [], [], []
+    tokens = []
+    positions = []
+    slots = []
     for request, n in counts.items():
         end = request.num_computed
         tokens += known_tokens(request)[end - n:end]
@@ -66,15 +90,16 @@ def build_step(counts, S):
 
 
 def to_draw(counts, every):
-    """[(request, row)]: who gets a token after a step, and from which row of its scores.
+    """[(request, row)]: the requests that get a token after a step, and from which row of scores.
 
     Those that have caught up: num_computed has reached num_tokens + pending, where pending counts
-    tokens that a step before is still computing. Where a request has just computed its prompt, the
+    tokens that an earlier step is still computing. When a request has just computed its prompt, the
     answers that wait for it, request.forks, get their first token from the same row.
     every: whether the scores have a row for each token of the step, or one for each request
     """
-    # exercise: go along the rows; skip who has not caught up; forks come right behind
-    pairs, end = [], 0
+    # exercise: go along the rows; skip requests that have not caught up; forks come right after
+    pairs = []
+    end = 0
     for b, (request, n) in enumerate(counts.items()):
         end += n
         if request.num_computed < request.num_tokens + request.pending:
@@ -90,13 +115,13 @@ def to_draw(counts, every):
 
 
 def run_step(engine):
-    """Compute one step, or launch it: [Output] of what is known by now.
+    """Compute one step, or launch it: [Output] of the results known by now.
 
-    engine.guess() sees to guesses; engine.launch(counts) -> [Flight]; engine.commit(flight) ->
-    [Output]. engine.counts holds the counts of this step, {} where nobody can run.
-    With engine.overlap, what is launched waits in engine.flights for the next step to commit it.
+    engine.guess() makes guesses; engine.launch(counts) -> [Flight]; engine.commit(flight) ->
+    [Output]. engine.counts holds the counts of this step, {} if no request can run.
+    With engine.overlap, new flights wait in engine.flights for the next step to commit them.
     """
-    # exercise: guess, schedule, launch; what was launched is committed now, or one step later
+    # exercise: guess, schedule, launch; the flights are committed now, or one step later
     engine.guess()
     engine.counts = engine.scheduler.schedule()
     flights = engine.launch(engine.counts) if engine.counts else []
@@ -106,14 +131,14 @@ def run_step(engine):
 
 
 def end_request(engine, request, reason, error=None):
-    """A request is over, whatever it is doing. Nothing happens where it was over before.
+    """End a request in any state; a second call does nothing.
 
-    scheduler.finish(request, reason) takes it out of its queue and gives back its pages. One that
-    waits for another's prompt is in no queue and has none; it is in request.leader.forks. Those
+    scheduler.finish(request, reason) takes it out of its queue and gives back its pages. A request
+    that waits for another's prompt has no queue and no pages; it is in request.leader.forks. Those
     that wait for this one's prompt end with it, for the same reason. Each that ends gets its
     status, reason, error and finished_at, by engine.clock(), and counts in engine.finished.
     """
-    # exercise: over already? Leave the queue or the leader; then note it, for all that end
+    # exercise: finished already? Leave the queue or the leader; then note it, for all that end
     if request.status == "finished":
         return
     if request.leader:
@@ -127,46 +152,196 @@ def end_request(engine, request, reason, error=None):
     request.forks = []
 
 
-class Engine(BareEngine):
-    """It serves requests with a model. Its parts are arguments."""
+class Engine:
+    """Serves requests with a model. Its parts are arguments."""
 
-    def step(self):
-        """Compute one step, or launch it; [Output] of what is known by now."""
+    def __init__(self, model: Model, tokenizer: Codec, pool: BlockPool | None = None,
+                 scheduler: Scheduler | StaticScheduler | None = None,
+                 sample: Callable[[torch.Tensor, Sampling], torch.Tensor] | None = None,
+                 drafter: Drafter | None = None, overlap: bool = False,
+                 clock: Callable[[], float] = time.monotonic):
+        """model: with config and forward, like g01's Llama    tokenizer: with encode and decode
+        pool: by default pages for 16 contexts, at most 2¹⁶ tokens
+        scheduler: on that pool    sample: like the kernels' `sample`
+        drafter: with propose(tokens) -> [guesses at the next tokens]
+        overlap: launch a step before the results of the previous one are read
+        """
+        if overlap and drafter:
+            raise ValueError("Engine: overlap and a drafter exclude each other: guesses depend on "
+                             "the newest token")
+        self.model = model
+        self.runner: Runner = model
+        self.tokenizer = tokenizer
+        self.clock = clock
+        self.pool = pool or PrefixPool(default_pages(model.config, 16))
+        self.scheduler = scheduler or Scheduler(self.pool)
+        self.sample = sample or kernels("torch").sample
+        self.drafter = drafter
+        self.overlap = overlap
+        self.counts: dict[Request, int] = {}    # of the newest step: {request: tokens it computes}
+        self.flights: list[Flight] = []         # launched and not committed
+        self.failed: list[Request] = []         # ended by the newest launch
+        self.submitted = self.finished = 0
+        self.held: dict[Request, list[int]] = {}    # {finished request: its pages, still held}
+        weight = model.embedding
+        self.device = weight.device
+        self.pages = Pages(model.config, self.pool.P, self.pool.S, weight.dtype, weight.device)
+        self.room = min(model.config.room, self.pool.P * self.pool.S)
+        self.numbers = count()
+
+    def use(self, runner: Runner) -> None:
+        """Compute with another forward, such as g06's GraphRunner on this engine's pages, in steps
+        for which one row of scores a request is enough."""
+        self.runner = runner
+
+    # ---- requests
+
+    def submit(self, prompt: list[int], params: SamplingParams | None = None,
+               id: str | None = None, salt: str = "", hold: bool = False,
+               received: tuple[torch.Tensor, torch.Tensor] | None = None) -> list[Request]:
+        """Queue a prompt: its [Request], one for each of its n answers. RequestError if it cannot
+        be served.
+
+        hold: keep the pages of an answer after its end, until `release`
+        received: keys and values of the prompt, computed elsewhere, as `Pages.read` gives them
+        """
+        params = params or SamplingParams()
+        self.check(prompt, params)
+        id = id or f"request-{next(self.numbers)}"
+        answers = requests_of(prompt, params, id, salt, self.clock(), self.room,
+                              self.tokenizer.decode)
+        first = answers[0]
+        first.hold = hold
+        first.received = received if params.prompt_logprobs is None else None
+        self.submitted += params.n
+        self.scheduler.add(first)
+        return answers
+
+    def check(self, prompt: list[int], params: SamplingParams) -> None:
+        """RequestError if a prompt cannot be served."""
+        check_prompt(prompt, params, self.model.config.V, self.room, self.scheduler.max_seqs)
+
+    def abort(self, requests: Iterable[Request]) -> None:
+        """End requests in any state; finished ones stay as they are."""
+        for request in requests:
+            self.end(request, "abort")
+
+    def end(self, request: Request, reason: str, error: str | None = None) -> None:
+        """End a request in any state. reason: stop, length, abort or error"""
+        if request.hold and request.status == "running" and reason in ("stop", "length"):
+            self.held[request] = list(request.table)
+            self.pool.share(request.table)
+        end_request(self, request, reason, error)
+
+    def release(self, request: Request) -> None:
+        """Give back the pages held for a finished request; once."""
+        self.pool.release(self.held.pop(request))
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self.scheduler.running or self.scheduler.waiting or self.flights)
+
+    # ---- a step
+
+    def step(self) -> list[Output]:
+        """Compute one step, or launch it: [Output] of the results known by now."""
         outputs = run_step(self)
-        failed, self.failed = self.failed, []
+        failed = self.failed
+        self.failed = []
         return outputs + [Output(request, [], "", request.reason) for request in failed]
 
-    def forward(self, counts):
+    def guess(self) -> None:
+        """Make guesses for requests that lack one token, no more than they may still write."""
+        for request in self.scheduler.running if self.drafter else ():
+            if request.num_tokens - request.num_computed == 1 and not request.forks:
+                most = request.limit - request.num_tokens - 1
+                request.draft = self.drafter.propose(request.tokens)[:max(most, 0)]
+
+    def launch(self, counts: dict[Request, int]) -> list[Flight]:
+        """One Flight of all requests; if a kernel raises, one Flight each, so that only the request
+        at fault ends."""
+        now = self.clock()
+        for request in counts:
+            request.scheduled_at = request.scheduled_at or now
+            if request.received:
+                self.pages.write(request.table, *request.received)
+                request.received = None
+        self.pages.copy(self.scheduler.copies)
+        try:
+            return [self.forward(counts)]
+        except Exception as error:              # a kernel may raise anything
+            if len(counts) > 1:
+                self.scheduler.copies = {}
+                return [flight for request, n in counts.items()
+                        for flight in self.launch({request: n})]
+            (request,) = counts
+            log.warning("request %s failed: %s: %s", request.id, type(error).__name__, error)
+            self.failed += [request, *request.forks]
+            self.end(request, "error", f"{type(error).__name__}: {error}")
+            return []
+
+    def forward(self, counts: dict[Request, int]) -> Flight:
         """Run the model and sample: a Flight."""
         every = any(r.draft or r.params.prompt_logprobs is not None for r in counts)
         step = build_step(counts, self.pool.S)
         draws = draws_of(to_draw(counts, every))
-        self.carry_over(step, counts)
+        newest = tokens_in_flight(self.flights)
+        carry_over(step, counts, newest)
         there = Step(*(a.to(self.device) for a in step))
         logits = (self.model.forward(there, self.pages, every=True) if every else
                   self.runner.forward(there, self.pages))           # (T or B, V)
         rows = torch.tensor([draw.row for draw in draws], dtype=torch.long, device=self.device)
-        drawn = self.adjust(logits[rows], draws)    # a copy: a sampler may write to it
-        tokens = self.sample(drawn, sampling(draws, self.device)) if draws else rows
+        tokens = rows
+        if draws:
+            drawn = adjusted(logits[rows], draws, newest)   # a copy: a sampler may write to it
+            tokens = self.sample(drawn, sampling(draws, self.device))
         for request in {draw.request for draw in draws if draw.request in counts}:
             request.pending += 1
         if self.overlap and self.runner is not self.model:
-            logits = logits.clone()             # the next step writes over a graph's
+            logits = logits.clone()             # the next step overwrites a graph's logits
         return Flight(counts, step, draws, logits, tokens)
 
-    def end(self, request, reason, error=None):
-        """It is over, whatever it is doing. reason: stop, length, abort or error"""
-        self.keep(request, reason)
-        end_request(self, request, reason, error)
+    def commit(self, flight: Flight) -> list[Output]:
+        """Read what a step computed: [Output] of each request with news."""
+        drawn = {}                              # {request: [(token, its row of the scores)]}
+        for draw, token in zip(flight.draws, flight.tokens.tolist(), strict=True):
+            drawn.setdefault(draw.request, []).append((token, draw.row))
+        for request, begin in zip(flight.counts, flight.step.cu_q.tolist(), strict=False):
+            if request.status == "finished":
+                continue
+            note_prompt(request, flight, begin)
+            if request not in drawn:
+                self.pool.cache_pages(request)
+            elif not request.forks:
+                continue
+            elif request.status == "running":
+                self.scheduler.fork(request)
+            else:                           # preempted meanwhile: its forks need the prompt again
+                del drawn[request]
+                request.pending -= 1
+        return [self.take(request, tokens, flight.logits) for request, tokens in drawn.items()
+                if request.status != "finished" and not request.leader]
+
+    def take(self, request: Request, drawn: list[tuple[int, int]],
+             logits: torch.Tensor) -> Output:
+        """Add the tokens drawn for a request, and end it if they do. An Output."""
+        output = extend(request, drawn, logits, self.model.config.ends, self.clock)
+        self.pool.cache_pages(request)
+        if output.reason:
+            self.end(request, output.reason, request.error)
+        return output
 
 
 # ---- what must hold
 
 
-def check_engine(engine):
-    """Broken where one of the invariants does not hold. Call it after any step."""
-    pool, scheduler = engine.pool, engine.scheduler
-    running, waiting = scheduler.running, scheduler.waiting
+def check_engine(engine: Engine) -> None:
+    """Broken if one of the invariants does not hold. Call it after any step."""
+    pool = engine.pool
+    scheduler = engine.scheduler
+    running = scheduler.running
+    waiting = scheduler.waiting
     check_pool(pool, [*(r.table for r in [*running, *waiting]), *engine.held.values()])
     if len(running) > scheduler.max_seqs:
         raise Broken(f"{len(running)} requests run, at most {scheduler.max_seqs} may")
@@ -175,10 +350,12 @@ def check_engine(engine):
                      f"{scheduler.budget}")
     for request in waiting:
         if request.table or request.num_computed or request.status != "waiting":
-            raise Broken(f"{request.id} waits, with pages or as {request.status}")
+            raise Broken(f"{request.id} waits, with pages, computed tokens or the status "
+                         f"{request.status}")
     holders = {}
     for request in running:
-        known, capacity = request.num_tokens + request.pending, len(request.table) * pool.S
+        known = request.num_tokens + request.pending
+        capacity = len(request.table) * pool.S
         if request.status != "running" or not request.num_computed <= known <= request.limit:
             raise Broken(f"{request.id}: {request.num_computed} tokens computed of {known}, at "
                          f"most {request.limit}; {request.status}")
@@ -190,8 +367,8 @@ def check_engine(engine):
         end = min([(tables[0][1] + 1) * pool.S, *(r.num_computed for r, _ in tables)])
         for request, i in tables:
             if i != tables[0][1] or request.tokens[:end] != tables[0][0].tokens[:end]:
-                raise Broken(f"page {page} is shared by texts that begin apart")
+                raise Broken(f"page {page} is shared by requests with different texts")
     if engine.submitted != engine.finished + sum(1 + len(r.forks) for r in [*running, *waiting]):
         raise Broken("a request is neither waiting nor running nor finished")
     if not running and not waiting and not engine.held and pool.used:
-        raise Broken(f"nobody is there, and {pool.used} pages are held")
+        raise Broken(f"no request is left, and {pool.used} pages are held")

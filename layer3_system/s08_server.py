@@ -1,8 +1,8 @@
 """s08 · The server: a client's JSON becomes a request, and its tokens go back as they come
 
-The engine computes one step after the other and waits for nobody. Clients come when they like, read
-as slowly as they like and leave without a word. So the engine has a thread of its own. Between the
-two lie a mailbox, emptied before each step, and for each call what is new and was not read yet.
+The engine computes one step after another and waits for no client. Clients connect when they like,
+read as slowly as they like and may disconnect at any time. So the engine has a thread of its own.
+Between the two are a mailbox, emptied before each step, and for each call the news not read yet.
 Costs the engine one wake-up of the other side a step, however many clients there are.
 """
 
@@ -13,12 +13,16 @@ import math
 import queue
 import threading
 from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from layer3_system.api_error import ApiError
-from layer3_system.s01_request import RequestError, SamplingParams
+from layer3_system.outputs import Output
+from layer3_system.s01_request import Request, RequestError, SamplingParams
+from layer3_system.s07_engine import Engine
+from layer3_system.sampling_params import PASSED_THROUGH
 
 __all__ = ["ApiError", "Bridge", "Call", "Limits", "News", "server_sent_event", "to_params"]
 
@@ -28,20 +32,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server takes on."""
+    """What a server accepts."""
 
     body: int = 2**20           # bytes of one request
     tokens: int | None = None   # of one answer; None: what the context has room for
     queue: int = 1024           # answers that wait, beyond those that can run
     seconds: float = 600.0      # to read a request, and then to answer it
-    grace: float = 20.0         # seconds that open answers get when the server is to end
+    grace: float = 20.0         # seconds that open answers get when the server shuts down
 
 
 LIMITS = Limits()
 
 
 def refused(error, names):
-    """A RequestError as a client is told it: it begins with the field. names: what the client
+    """The ApiError of a RequestError, which begins with the field's name. names: what the client
     calls some fields."""
     field, _, why = str(error).partition(":")
     field = (names or {}).get(field, field)
@@ -50,28 +54,27 @@ def refused(error, names):
 
 # ---- how an answer is to be sampled
 
-PASSED_THROUGH = ("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "seed", "n",
-                  "ignore_eos")
-
 
 def boolean(fields, name):
-    """A field that is true, false or not there."""
+    """A field that is true, false or absent."""
     value = fields.get(name)
     if value is not None and not isinstance(value, bool):
         raise ApiError(400, f"{name}: expected true or false, found {value!r}", name)
     return bool(value)
 
 
-def to_params(fields, chat, names=None, limits=LIMITS):
+def to_params(fields: dict[str, Any], chat: bool, names: dict[str, str] | None = None,
+              limits: Limits = LIMITS) -> SamplingParams:
     """SamplingParams of a request's fields; ApiError 400 names a wrong one. null is the default.
 
-    An answer of a chat is as long as the context allows, of a completion 16 tokens. names: what the
-    client calls some of them, {"max_tokens": "max_completion_tokens"}, or None
-    PASSED_THROUGH lists what has the same name; stop and stop_token_ids are tuples, as_tuple(value)
-    makes them; chat_logprobs(fields) is a chat's count. within(params, limits) raises a
-    RequestError, as SamplingParams does; refused(error, names) is the ApiError of it.
+    A chat's answer is as long as the context allows, max_tokens = None; a completion's has the
+    default, 16 tokens. names: {ours: the client's} for fields that came under another name, such as
+    {"max_tokens": "max_completion_tokens"}: read them there. None: no such field
+    PASSED_THROUGH lists fields with the same name; stop and stop_token_ids become tuples by
+    as_tuple(value); chat_logprobs(fields) is a chat's count. within(params, limits) raises a
+    RequestError, as SamplingParams does; refused(error, names) makes an ApiError of it.
     """
-    # exercise: what is there under the same name; stops; what differs in a chat; refuse
+    # exercise: the fields with the same name; stops; what differs in a chat; refuse
     values = {name: fields[name] for name in PASSED_THROUGH if fields.get(name) is not None}
     values |= {name: as_tuple(fields[name]) for name in ("stop", "stop_token_ids")
               if fields.get(name) is not None}
@@ -85,7 +88,7 @@ def to_params(fields, chat, names=None, limits=LIMITS):
 
 
 def within(params, limits):
-    """The params. RequestError where an answer may be longer than a server's limit."""
+    """The params. RequestError if an answer may be longer than the server's limit."""
     if limits.tokens and (params.max_tokens or 0) > limits.tokens:
         raise RequestError(f"max_tokens: expected at most {limits.tokens}, found "
                            f"{params.max_tokens}")
@@ -93,13 +96,13 @@ def within(params, limits):
 
 
 def as_tuple(value):
-    """One text or a list as a tuple; anything else as it is, to be refused as what it is."""
+    """A text or a list as a tuple; anything else unchanged, to be refused later."""
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(
         value, list) else value
 
 
 def chat_logprobs(fields):
-    """How many log probabilities a chat wants: none without logprobs, with it top_logprobs."""
+    """How many log probabilities a chat wants: top_logprobs, or None without logprobs."""
     top = fields.get("top_logprobs")
     if boolean(fields, "logprobs"):
         return 0 if top is None else top
@@ -111,9 +114,9 @@ def chat_logprobs(fields):
 # ---- what goes back
 
 
-def server_sent_event(data):
-    """One server-sent event: a line of JSON behind "data: ", and an empty line."""
-    # JSON writes a line end within a text as \n, so one line holds it all
+def server_sent_event(data: dict[str, Any]) -> bytes:
+    """One server-sent event: a line of JSON after "data: ", and an empty line."""
+    # JSON writes a line break within a text as \n, so one line holds it all
     return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
 
 
@@ -123,8 +126,8 @@ def predict_pieces():
     It asked for 4 answers to its prompt. They end after 5, 120, 500 and 500 tokens, and a step
     writes one token of each that goes on. Then the client begins to read.
     """
-    # exercise: what is joined with what, and what with nothing?
-    return 4        # one an answer, of an end as well, however many tokens are in it
+    # exercise: what is joined with what, and what stays apart?
+    return 4        # one an answer, its end included, however many tokens are in it
 
 
 class News(NamedTuple):
@@ -138,23 +141,24 @@ class News(NamedTuple):
 class Call:
     """The answers to one HTTP request, on their way.
 
-    What comes while nobody reads is joined: a reader as slow as may be has one News an answer to
-    wait for it, never more text than the answer has.
+    News that is not read yet is joined, so that a slow reader's news does not pile up.
     """
 
-    def __init__(self, id, count):
-        self.id, self.open = id, count  # open: answers that go on
-        self.answers = []               # their Requests: n for the first prompt, n for the next
-        self.news, self.error = {}, None
-        self.woken, self.timer = asyncio.Event(), None
+    def __init__(self, id: str, count: int):
+        self.id, self.open = id, count      # open: answers that are not finished
+        self.answers: list[Request] = []    # n for the first prompt, n for the next
+        self.news: dict[int, News] = {}
+        self.error: tuple[int, str] | None = None
+        self.woken = asyncio.Event()
+        self.timer: Any = None
 
-    def add(self, index, output):
-        """What a step wrote of answer `index`: an Output, with tokens, text and reason.
+    def add(self, index: int, output: Output) -> None:
+        """Add what a step wrote of answer `index`: an Output, with tokens, text and reason.
 
-        reason: None, or why the answer ended. Where it is "error" the whole call fails, with status
+        reason: None, or why the answer ended. If it is "error", the whole call fails, with status
         500 and output.request.error.
         """
-        # exercise: join it to what was not read yet; at its end one less is open; an error; wake
+        # exercise: join it to what was not read yet; at its end one fewer is open; an error; wake
         text, tokens, _ = self.news.get(index, News())
         self.news[index] = News(text + output.text, tokens + len(output.tokens), output.reason)
         self.open -= output.reason is not None
@@ -162,19 +166,20 @@ class Call:
             self.fail(500, f"this request failed: {output.request.error}")
         self.woken.set()
 
-    def fail(self, status, message):
-        """No answer will come: say so."""
+    def fail(self, status: int, message: str) -> None:
+        """Tell the reader that no answer will come."""
         self.error = self.error or (status, message)
         self.woken.set()
 
-    async def pieces(self):             # yields {index: News}
-        """What is new, as soon as there is something. ApiError where it failed."""
+    async def pieces(self) -> AsyncIterator[dict[int, News]]:
+        """{index: News} not read yet, as soon as there is any. ApiError if the call failed."""
         while self.open or self.news:
             await self.woken.wait()
             self.woken.clear()
             if self.error:
                 raise ApiError(*self.error)
-            news, self.news = self.news, {}
+            news = self.news
+            self.news = {}
             yield news
 
 
@@ -182,27 +187,34 @@ class Bridge:
     """The engine in a thread of its own, and the ways there and back.
 
     Only that thread touches the engine. The clients' side leaves letters, functions to be called
-    between two steps. After a step all that is new goes back at once.
+    between two steps. After a step all its news goes back at once.
     """
 
-    def __init__(self, engine, limits=LIMITS, observers=()):
-        """observers: told of each step, stepped(engine, outputs), and of what was aborted,
-        aborted(requests), in the engine's thread"""
-        self.engine, self.limits, self.observers = engine, limits, observers
-        self.mail, self.places = queue.SimpleQueue(), {}    # Request -> (Call, index)
-        self.calls, self.questions, self.taken = set(), set(), 0
-        self.ends = deque(maxlen=64)                        # when answers ended, seconds
-        self.dead, self.closing = None, False
+    def __init__(self, engine: Engine, limits: Limits = LIMITS, observers: Sequence[Any] = ()):
+        """observers: called in the engine's thread, stepped(engine, outputs) after each step and
+        aborted(requests) after an abort"""
+        self.engine = engine
+        self.limits = limits
+        self.observers = observers
+        self.mail: Any = queue.SimpleQueue()                # letters, and None at the end
+        self.places: dict[Request, tuple[Call, int]] = {}
+        self.calls: set[Call] = set()
+        self.questions: set[asyncio.Future] = set()
+        self.taken = 0
+        self.ends: deque[float] = deque(maxlen=64)          # when answers ended, seconds
+        self.dead: str | None = None
+        self.closing = False
         self.thread = threading.Thread(target=self.run, name="engine", daemon=True)
 
     # ---- the clients' side: one event loop, one thread
 
-    def start(self):
+    def start(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.thread.start()
 
-    def submit(self, id, prompts, params, names=None):
-        """Queue prompts, [[token]]; their Call. ApiError where they are not taken."""
+    def submit(self, id: str, prompts: list[list[int]], params: SamplingParams,
+               names: dict[str, str] | None = None) -> Call:
+        """Queue prompts, [[token]]: their Call. ApiError if they are refused."""
         self.check_open()
         try:
             for prompt in prompts:
@@ -221,18 +233,20 @@ class Bridge:
         self.calls.add(call)
         return call
 
-    def check_open(self):
+    def check_open(self) -> None:
+        """ApiError if the engine has stopped or the server is shutting down."""
         if self.dead:
             raise ApiError(500, self.dead)
         if self.closing:
             raise ApiError(503, "the server is shutting down", headers={"Connection": "close"})
 
-    def make_room(self, count):
-        """ApiError where there is no place for count more answers.
+    def make_room(self, count: int) -> None:
+        """ApiError if there is no room for count more answers.
 
-        max_seqs may run and limits.queue wait. 400, naming prompt: so many never fit. 429 else,
-        with the header Retry-After, a text: the seconds in which enough have ended, rounded up, 1
-        to 60. ends: when answers ended, the oldest first, by loop.time(); without any, say 1 s each
+        max_seqs may run and limits.queue wait. 400, naming prompt, if count can never fit. Else
+        429, with the header Retry-After, a text: the seconds in which enough will end, rounded up,
+        1 to 60. ends: when answers ended, oldest first, by loop.time(). The seconds an answer takes
+        are the time since the first of them, divided by their number; 1 s if there are none.
         """
         # exercise: those taken and not finished, against those that may run and wait
         most = self.engine.scheduler.max_seqs + self.limits.queue
@@ -246,14 +260,14 @@ class Bridge:
             raise ApiError(429, f"{most} answers run and wait already; try again in {wait} s",
                            code="queue_full", headers={"Retry-After": str(wait)})
 
-    def close(self, call):
-        """Nobody waits for a call any more: what goes on of it is aborted."""
+    def close(self, call: Call) -> None:
+        """The client is done with a call: abort its answers that are not finished."""
         call.timer.cancel()
         if call.open:
             self.mail.put(partial(self.abort, call))
         self.calls.discard(call)
 
-    async def ask(self, question):
+    async def ask(self, question: Callable[[Engine], Any]) -> Any:
         """question(engine), answered between two steps."""
         self.check_open()
         answer = self.loop.create_future()
@@ -263,23 +277,23 @@ class Bridge:
             async with asyncio.timeout(self.limits.seconds):
                 return await answer
         except TimeoutError:
-            raise ApiError(504, "the engine is at one step all the time") from None
+            raise ApiError(504, f"no step ended in {self.limits.seconds:g} s") from None
         finally:
             self.questions.discard(answer)
 
-    def settle(self, answer, value):
+    def settle(self, answer: asyncio.Future, value: Any) -> None:
         if not answer.done():
             answer.set_result(value)
 
-    def deliver(self, news):
-        """What one step wrote: [(Call, index, Output)]."""
+    def deliver(self, news: list[tuple[Call, int, Output]]) -> None:
+        """Hand what one step wrote to its calls."""
         for call, index, output in news:
             call.add(index, output)
             if output.reason:
                 self.ends.append(self.loop.time())
 
-    def die(self, error):
-        """The engine's thread has ended: everybody is told."""
+    def die(self, error: Exception) -> None:
+        """The engine's thread has ended: fail all that wait for it."""
         self.dead = f"the engine has stopped: {type(error).__name__}: {error}"
         for call in self.calls:
             call.fail(500, self.dead)
@@ -287,37 +301,38 @@ class Bridge:
             if not answer.done():
                 answer.set_exception(ApiError(500, self.dead))
 
-    def drain(self):
-        """Take nothing new; what is open has limits.grace seconds to end by itself."""
+    def drain(self) -> None:
+        """Take nothing new; open calls have limits.grace seconds to end by themselves."""
         self.closing = True
         self.loop.call_later(self.limits.grace, self.end_all)
 
-    def end_all(self):
+    def end_all(self) -> None:
         for call in self.calls:
             call.fail(503, "the server is shutting down")
 
-    async def stop(self):
+    async def stop(self) -> None:
         self.mail.put(None)
         await asyncio.to_thread(self.thread.join, 5)    # a step that hangs ends with the process
 
     # ---- the engine's side: its thread
 
-    def run(self):
-        """Mail, a step, its news; until the mail says so."""
+    def run(self) -> None:
+        """Mail, a step, its news; until the mail ends it."""
         try:
             while self.read_mail():
                 self.report(self.engine.step())
-        except Exception as error:              # untold, everybody would wait for ever
+        except Exception as error:              # else every client would wait for ever
             log.exception("the engine has stopped")
             self.tell(self.die, error)
 
-    def read_mail(self):
-        """Do what the letters say; where there is nothing else to do, wait for one.
+    def read_mail(self) -> bool:
+        """Do what the letters say; if there is nothing else to do, wait for one.
 
-        A letter is a function of nothing; then True, and a step follows. None is the end: False.
-        self.mail: get() takes the next letter and waits where there is none; empty()
+        A letter is a function without arguments, or None, which ends the thread. True: a step
+        follows. False: None has come.
+        self.mail: get() takes the next letter and waits if there is none; empty()
         """
-        # exercise: as long as there are some, or the engine is not busy
+        # exercise: while there are letters, or the engine is not busy
         while not self.mail.empty() or not self.engine.busy:
             letter = self.mail.get()
             if letter is None:
@@ -325,21 +340,22 @@ class Bridge:
             letter()
         return True
 
-    def enqueue(self, call, prompts, params):
+    def enqueue(self, call: Call, prompts: list[list[int]], params: SamplingParams) -> None:
+        """Submit a call's prompts to the engine."""
         for i, prompt in enumerate(prompts):
             for request in self.engine.submit(prompt, params, f"{call.id}-{i}"):
                 self.places[request] = call, len(call.answers)
                 call.answers.append(request)
 
-    def abort(self, call):
-        goes_on = [request for request in call.answers if request.status != "finished"]
-        self.engine.abort(goes_on)
-        for request in goes_on:
+    def abort(self, call: Call) -> None:
+        unfinished = [request for request in call.answers if request.status != "finished"]
+        self.engine.abort(unfinished)
+        for request in unfinished:
             del self.places[request]
         for observer in self.observers:
-            observer.aborted(goes_on)
+            observer.aborted(unfinished)
 
-    def report(self, outputs):
+    def report(self, outputs: Iterable[Output]) -> None:
         """Send what a step wrote, in one go."""
         news = [(*self.places[output.request], output) for output in outputs]
         for output in outputs:
@@ -350,5 +366,6 @@ class Bridge:
         if news:
             self.tell(self.deliver, news)
 
-    def tell(self, function, *values):
+    def tell(self, function: Callable[..., Any], *values: Any) -> None:
+        """Have the clients' side call a function."""
         self.loop.call_soon_threadsafe(function, *values)

@@ -1,9 +1,9 @@
-"""What a client may ask for, and the sentence that refuses what cannot be served
+"""What a client may ask for, and the sentence that refuses a value that cannot be served
 
 The names are vLLM's. s01 makes them public.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from math import inf
 
 
@@ -12,7 +12,7 @@ class RequestError(ValueError):
 
 
 def whole(value, least, most=inf):
-    """Whether a value is an integer from least to most; True and False are none."""
+    """Whether a value is an integer from least to most. True and False are not."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
@@ -40,78 +40,84 @@ def biases(value):
         and -100 <= pair[1] <= 100 for pair in value) and len(dict(value)) == len(value)
 
 
-# field -> (is it right?, what was expected)
-EXPECTED = {
-    "max_tokens": (lambda v: v is None or whole(v, 1), "an integer from 1"),
-    "min_tokens": (lambda v: whole(v, 0), "an integer from 0"),
-    "temperature": (lambda v: number(v) and 0 <= v <= 100, "a number from 0 to 100"),
-    "top_k": (lambda v: whole(v, -1, 2**31 - 1), "an integer from 1, or 0 or -1 for all"),
-    "top_p": (lambda v: number(v) and 0 < v <= 1, "a number above 0, at most 1"),
-    "min_p": (lambda v: number(v) and 0 <= v <= 1, "a number from 0 to 1"),
-    "presence_penalty": (lambda v: number(v) and -2 <= v <= 2, "a number from -2 to 2"),
-    "frequency_penalty": (lambda v: number(v) and -2 <= v <= 2, "a number from -2 to 2"),
-    "repetition_penalty": (lambda v: number(v) and 0.01 <= v <= 100, "a number from 0.01 to 100"),
-    "logit_bias": (biases, "tokens, each with a number from -100 to 100"),
-    "seed": (lambda v: v is None or whole(v, -2**63, 2**63 - 1), "an integer of 64 bits"),
-    "stop": (lambda v: texts(v) and len(v) <= 16, "at most 16 texts, none of them empty"),
-    "stop_token_ids": (tokens, "a list of tokens"),
-    "ignore_eos": (lambda v: isinstance(v, bool), "true or false"),
-    "logprobs": (few, "an integer from 0 to 20"),
-    "prompt_logprobs": (few, "an integer from 0 to 20"),
-    "n": (lambda v: whole(v, 1, 128), "an integer from 1 to 128"),
-}
+def parameter(default, expected, right, passed_through=True):
+    """A field of SamplingParams, declared in one place.
+
+    expected: what a wrong value's error says    right: whether a value is right
+    passed_through: a client's field of the same name holds the value as it is; False where the
+    server reads it in another way
+    """
+    return field(default=default, metadata={"expected": expected, "right": right,
+                                            "passed_through": passed_through})
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How an answer is to be sampled, and when it ends. RequestError names a wrong field.
+    """How an answer is sampled, and when it ends. RequestError names a wrong field.
 
-    max_tokens: None takes what the model has room for
-    min_tokens: nothing but length ends an answer before it has so many
-    temperature: 0 takes the likeliest    top_k: of so many, 0 or -1 all
-    top_p: of the fewest that hold this share    seed: None takes one that nobody knows
+    max_tokens: None: as many as the model has room for
+    min_tokens: only length ends an answer before it has this many
+    temperature: 0 takes the likeliest token    top_k: of this many, 0 or -1 of all
+    top_p: of the fewest that hold this share    seed: None takes a random one
     stop: texts that end an answer and are not part of it    stop_token_ids: tokens that do
     ignore_eos: go on where the model would end
-    logprobs, prompt_logprobs: of so many of the likeliest tokens at each place, None none
+    logprobs, prompt_logprobs: of this many likeliest tokens at each place; None: not wanted
     n: answers to one prompt
-    min_p: of tokens at least so likely as this share of the likeliest, after temperature
-    presence_penalty, frequency_penalty: taken off a token's score if it is in the answer so far,
-    and for each time that it is
-    repetition_penalty: what divides the score of a token of prompt or answer, or multiplies it
-    where it is below 0
+    min_p: of tokens at least this share as likely as the likeliest, after temperature
+    presence_penalty: taken off a token's score if it is in the answer so far
+    frequency_penalty: taken off once for each time that it is there
+    repetition_penalty: divides the score of a token of prompt or answer, or multiplies it where
+    it is below 0
     logit_bias: pairs (token, what is added to its score)
     """
 
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    n: int = 1
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
+    max_tokens: int | None = parameter(
+        16, "an integer from 1", lambda v: v is None or whole(v, 1))
+    min_tokens: int = parameter(0, "an integer from 0", lambda v: whole(v, 0))
+    temperature: float = parameter(
+        1.0, "a number from 0 to 100", lambda v: number(v) and 0 <= v <= 100)
+    top_k: int = parameter(
+        0, "an integer from 1, or 0 or -1 for all", lambda v: whole(v, -1, 2**31 - 1))
+    top_p: float = parameter(
+        1.0, "a number above 0, at most 1", lambda v: number(v) and 0 < v <= 1)
+    seed: int | None = parameter(
+        None, "an integer of 64 bits", lambda v: v is None or whole(v, -2**63, 2**63 - 1))
+    stop: tuple[str, ...] = parameter(
+        (), "at most 16 texts, none of them empty", lambda v: texts(v) and len(v) <= 16,
+        passed_through=False)
+    stop_token_ids: tuple[int, ...] = parameter((), "a list of tokens", tokens,
+                                                passed_through=False)
+    ignore_eos: bool = parameter(False, "true or false", lambda v: isinstance(v, bool))
+    logprobs: int | None = parameter(None, "an integer from 0 to 20", few, passed_through=False)
+    prompt_logprobs: int | None = parameter(None, "an integer from 0 to 20", few,
+                                            passed_through=False)
+    n: int = parameter(1, "an integer from 1 to 128", lambda v: whole(v, 1, 128))
+    min_p: float = parameter(0.0, "a number from 0 to 1", lambda v: number(v) and 0 <= v <= 1)
+    presence_penalty: float = parameter(
+        0.0, "a number from -2 to 2", lambda v: number(v) and -2 <= v <= 2)
+    frequency_penalty: float = parameter(
+        0.0, "a number from -2 to 2", lambda v: number(v) and -2 <= v <= 2)
+    repetition_penalty: float = parameter(
+        1.0, "a number from 0.01 to 100", lambda v: number(v) and 0.01 <= v <= 100)
+    logit_bias: tuple[tuple[int, float], ...] = parameter(
+        (), "tokens, each with a number from -100 to 100", biases)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for f in fields(self):
-            right, expected = EXPECTED[f.name]
             value = getattr(self, f.name)
-            if not right(value):
-                raise RequestError(f"{f.name}: expected {expected}, found {value!r}")
+            if not f.metadata["right"](value):
+                raise RequestError(
+                    f"{f.name}: expected {f.metadata['expected']}, found {value!r}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens: expected at most max_tokens, {self.max_tokens}, "
                                f"found {self.min_tokens}")
 
     @property
-    def changes_scores(self):
+    def changes_scores(self) -> bool:
         """Whether penalties.py has anything to do."""
         return bool(self.min_p or self.presence_penalty or self.frequency_penalty
                     or self.repetition_penalty != 1 or self.logit_bias)
+
+
+# Fields that a client sends under the same name, with the same value.
+PASSED_THROUGH = tuple(f.name for f in fields(SamplingParams) if f.metadata["passed_through"])

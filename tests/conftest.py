@@ -4,14 +4,32 @@ import sys
 
 import pytest
 
-from lab import device
+from lab import course, device
 from lab.judge import compare
 from lab.judge.fixtures import pace, reference_fixture, rng, subject, truth  # noqa: F401  (fixtures)
 from lab.terminal import main
 
 
-def pytest_collection_modifyitems(items):
-    """What needs a GPU is counted where there is none, with the reason."""
+def pytest_addoption(parser):
+    parser.addoption("--no-graders", action="store_true", help="leave out what grades exercises, "
+                     "but for what needs a GPU: `lab verify` runs it on the course's own answers")
+
+
+def grades_an_exercise(item):
+    """Whether a test is one that `lab verify` runs on the reference."""
+    lesson = next((i for i in course.lessons() if i.test == item.path), None)
+    name = getattr(item, "originalname", item.name)
+    return lesson is not None and any(
+        name == e.test or name.startswith(f"{e.test}__") for e in lesson.exercises)
+
+
+def pytest_collection_modifyitems(config, items):
+    """Skip what needs a GPU where there is none, with the reason, so that it is counted."""
+    if config.getoption("--no-graders"):
+        elsewhere = {i for i in items
+                     if not i.get_closest_marker("gpu") and grades_an_exercise(i)}
+        config.hook.pytest_deselected(items=elsewhere)
+        items[:] = [i for i in items if i not in elsewhere]
     for item in items:
         if item.get_closest_marker("gpu") and device.gpu() is None:
             item.add_marker(pytest.mark.skip(reason="not proven here: needs an NVIDIA GPU"))
@@ -40,9 +58,9 @@ def agree():
 @pytest.fixture
 def unseen(subject, reference):  # noqa: F811  (the fixture of that name)
     """unseen(name, *arguments, precision=…): a function gives what the course's own gives. For
-    inputs drawn from `rng`: an instructor's nobody can know beforehand, so that answers to the
-    inputs of the other tests are no solution. An argument that is a function makes an object of
-    the lesson's on the side it is given; `shown` says what the arguments are then."""
+    inputs drawn from `rng`: nobody can know an instructor's beforehand, so answers stored for the
+    inputs of the other tests do not pass. An argument that is a function makes an object of the
+    lesson's on the side it is given; `shown` then says what the arguments are."""
     def check(name, *arguments, precision="float64", shown=None):
         got, want = (getattr(side, name)(*(a(side) if callable(a) else a for a in arguments))
                      for side in (subject, reference))

@@ -1,4 +1,4 @@
-"""Matmul, softmax and attention as Triton's tutorials block them, written anew.
+"""Matmul, softmax and attention as Triton's tutorials block them, rewritten.
 
 Our simulator and Triton's interpreter run this very file.
 """

@@ -2,13 +2,13 @@
 
     python -m day02_overview.laws.train [SET ...]
 
-N: parameters   D: tokens learnt, none twice   L: layers   C: width   T: tokens of a window
+N: parameters   D: tokens learnt, each once   L: layers   C: width   T: tokens of a window
 V: vocabulary   B: windows of a step
 A token is a character. The text is the source of Python's standard library, read where it is
 installed (licence: PSF License Agreement; no line of it is kept here) and cut into windows.
 Files whose path has a small hash are held out, so another Python holds out the same ones. A run
 learns the first D characters of the same shuffled windows, each once.
-Another Python has another library, and another machine other roundings: losses will differ.
+Another Python has another library, and another machine rounds differently: losses will differ.
 """
 
 import hashlib
@@ -26,14 +26,15 @@ from torch import nn
 from torch.nn import functional
 
 RUNS = Path(__file__).parent / "runs.json"
-T, B = 64, 8
-HELD_OUT = 2048                     # windows that judge
-BYTES_HELD_OUT = 24                 # files are held out where the last byte of their hash is less
+T = 64
+B = 8
+HELD_OUT = 2048                     # windows that losses are measured on
+BYTES_HELD_OUT = 24                 # a file is held out if the last byte of its hash is less
 READ = 2_500_000                    # bytes, at least, if the library has them
 D_HEAD = 8                          # width of a head
 ALPHABET = b"\n" + bytes(range(32, 127))
 V = len(ALPHABET)
-# Folders that are not read. Those of `encodings` are tables, many alike: held out would be learnt.
+# Folders that are not read. `encodings` has tables, many alike: some held out would be learnt.
 ELSEWHERE = {"site-packages", "test", "tests", "idle_test", "lib2to3", "encodings"}
 RATE = {"transformer": 0.012, "lstm": 0.032}        # at C = 32; twice as much is a little better
 
@@ -41,7 +42,9 @@ RATE = {"transformer": 0.012, "lstm": 0.032}        # at C = 32; twice as much i
 @cache
 def windows(part):
     """Windows of the part "train" or "held out" in a fixed random order, (windows, T + 1)."""
-    root, texts, size = Path(sysconfig.get_paths()["stdlib"]), [], 0
+    root = Path(sysconfig.get_paths()["stdlib"])
+    texts = []
+    size = 0
     folders = (p for p in root.iterdir() if p.is_dir() and p.name not in ELSEWHERE)
     paths = [*root.glob("*.py"), *(p for folder in folders for p in folder.rglob("*.py")
                                    if not ELSEWHERE & set(p.relative_to(root).parts))]
@@ -67,7 +70,7 @@ def turns():
 
 
 def rope(x):                                        # (B, H, T, D)
-    """Half-split, as in o02: what a product of q and k says depends on how far apart they are."""
+    """Half-split, as in o02: the product of q and k depends on how far apart they are."""
     (cos, sin), (a, b) = turns(), x.chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
@@ -80,7 +83,7 @@ class Block(nn.Module):
         self.norms = nn.ModuleList([nn.RMSNorm(C), nn.RMSNorm(C)])
         self.qkv, self.out = nn.Linear(C, 3 * C, bias=False), nn.Linear(C, C, bias=False)
         self.up, self.down = nn.Linear(C, 4 * C, bias=False), nn.Linear(4 * C, C, bias=False)
-        with torch.no_grad():                       # what 2L branches add up to stays near 1
+        with torch.no_grad():                       # the sum of 2L branches stays near 1
             self.out.weight /= (2 * L) ** 0.5
             self.down.weight /= (2 * L) ** 0.5
 
@@ -132,12 +135,15 @@ def train(kind, L, C, D, seed=0, pace=1):
 
     D: characters, no window twice    pace: factor on the learning rate
     """
-    learnt, steps, rate = windows("train")[:D // T], D // (T * B), pace * RATE[kind] * 32 / C
+    learnt = windows("train")[:D // T]
+    steps = D // (T * B)
+    rate = pace * RATE[kind] * 32 / C
     if len(learnt) < D // T or not steps:
         raise ValueError(f"train: expected D from {T * B} to {len(windows('train')) * T:,} "
-                         f"characters, which is what there is to read; got {D:,}")
+                         f"characters, all that there is to read; got {D:,}")
     torch.manual_seed(seed)
-    model, start = Model(kind, L, C), time.process_time()
+    model = Model(kind, L, C)
+    start = time.process_time()
     optimiser = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.01,
                                   fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: min(
@@ -163,10 +169,11 @@ def train(kind, L, C, D, seed=0, pace=1):
 def plan():
     """{set: arguments of its runs}.
 
-    "grid" has what costs at most 5.2e10 FLOPs, to be fitted; "far" has the same sizes at up to
-    7.3 times as many as the dearest of these, to be predicted.
+    "grid" has the runs of at most 5.2e10 FLOPs, to be fitted; "far" has the same sizes at up to
+    7.3 times the FLOPs of the dearest of these, to be predicted.
     """
-    sizes, lstms = [(1, 16), (2, 16), (2, 24), (2, 40), (3, 56)], (18, 25, 39, 66, 115)
+    sizes = [(1, 16), (2, 16), (2, 24), (2, 40), (3, 56)]
+    lstms = (18, 25, 39, 66, 115)
     cheap = {16: 5, 17: 4, 18: 3, 19: 3}            # log2 of D: how many of the sizes
     return {
         "grid": [("transformer", *size, 2 ** d) for d, n in cheap.items() for size in sizes[:n]],
@@ -182,7 +189,7 @@ def plan():
 
 
 def kept():
-    """What runs.json holds so far, and how it was made."""
+    """The contents of runs.json so far: its runs, and how they were made."""
     if RUNS.exists():
         return json.loads(RUNS.read_text("utf-8"))
     return {"command": "python -m day02_overview.laws.train", "python": platform.python_version(),
@@ -191,7 +198,7 @@ def kept():
 
 
 def main():
-    """Makes the sets that are named, else all. A run that runs.json has is not made again."""
+    """Make the named sets, or all. A run that is in runs.json is not repeated."""
     torch.set_num_threads(1)
     for name in sys.argv[1:] or plan():
         for arguments in plan()[name]:

@@ -1,8 +1,8 @@
 """Train the nano Llama of o02 on sentences.txt and write weights.npz:  python train.py
 
 B: sequences   T: tokens of each   the other letters as in o02
-Two layers of width 64 learn 32 sentences by heart, and nothing else. Another machine's roundings
-give other weights; the tests hold how sure those here are of each letter.
+Two layers of width 64 learn 32 sentences by heart, and nothing else. Another machine rounds
+differently and gets other weights; the tests state how sure these are of each letter.
 """
 
 import json
@@ -13,7 +13,10 @@ import torch
 from torch.nn import functional
 
 HERE = Path(__file__).parent
-B, T, STEPS, SEED = 16, 256, 1500, 0
+B = 16
+T = 256
+STEPS = 1500
+SEED = 0
 
 
 def shapes(m):
@@ -39,9 +42,11 @@ def forward(m, w, tokens):                          # (B, T) -> (B, T, V)
     """The scores of the next token after each token. PyTorch's own operations, to be trained."""
     eps, H, G, D = (m[k] for k in ("rms_norm_eps", "num_attention_heads", "num_key_value_heads",
                                    "head_dim"))
-    width, positions = (D,), torch.arange(tokens.shape[1])
+    width = (D,)
+    positions = torch.arange(tokens.shape[1])
     angle = positions[:, None] * m["rope_theta"] ** (-torch.arange(0, D, 2) / D)    # (T, D/2)
-    cos, sin = angle.cos(), angle.sin()
+    cos = angle.cos()
+    sin = angle.sin()
 
     def rope(x):                                    # (B, heads, T, D)
         a, b = x.chunk(2, -1)
@@ -72,7 +77,7 @@ def batch(sentences, rng):                          # -> (B, T + 1)
         text = "\n"
         while len(text) <= 2 * T:
             text += sentences[rng.integers(len(sentences))] + "\n"
-        start = rng.choice((0, rng.integers(T)))    # half of them begin at a sentence's beginning
+        start = rng.choice((0, rng.integers(T)))    # half of them start with a sentence
         return list(text[start:start + T + 1].encode("ascii"))
 
     return torch.tensor([line() for _ in range(B)])

@@ -4,10 +4,13 @@ commands         `lab new`, `build`, `verify` and `bench`
 scaffold         `lab new`: the files of a lesson
 rename           `lab rename`: another name for an exercise
 build            `lab build`: notebooks, solutions, tables of contents, the map
+interface        what an exercise may call, written from the code
 verify           `lab verify`: proves the graders by references, stubs, mutants and twins
 prove            `make test`, `make test-all`, `make gpu`
+durations        where the time of `make test-all` goes
 hopper_report    `make compiled`: what the compilers make of the kernels for Hopper
 simulator_speed  `make speed`: the simulator beside other simulators
 versions         `make test-versions`: the oldest and the newest supported compilers
+house            the house in numbers: files, circles, names
 public_faults    faults of public kernels, found in small kernels of our own
 """

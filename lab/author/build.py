@@ -8,7 +8,7 @@ import re
 import runpy
 
 from lab import course, stub
-from lab.author import simulator_speed
+from lab.author import interface, simulator_speed
 from lab.course import ROOT, CourseError
 from lab.desk import ipynb
 from lab.measure import tables
@@ -28,7 +28,7 @@ def build(lessons):
         if put(lesson.notebook, ipynb.dump(stubbed)):
             changed.append(lesson.notebook)
         if solved and outdated(lesson.solution, solved):
-            put(lesson.solution, execute(solved, lesson))
+            put(lesson.solution, with_outputs(lesson, solved) or execute(solved, lesson))
             changed.append(lesson.solution)
     if put_picture():
         changed.append(PICTURE[0])
@@ -50,7 +50,7 @@ def check(lessons):
                 stale.append(f"{name} is not what {lesson.id}.md and its code make now")
             elif (size := path.stat().st_size) > LARGEST:
                 stale.append(f"{name} has {size // 1024} KB; at most {LARGEST // 1024}")
-        words = sum(len(line.split()) for c in stubbed["cells"] if c["cell_type"] == "markdown"
+        words = sum(len(line.split()) for c in stubbed["cells"] if c["id"].startswith("text-")
                     for line in ipynb.source(c).splitlines() if not line.startswith("|"))
         if words > WORDS:
             name = lesson.markdown.relative_to(ROOT)
@@ -62,7 +62,7 @@ def check(lessons):
 
 
 def put(path, text):
-    """Write a file if its text is another one; True if it was."""
+    """Write a file if its text differs; True if it did."""
     if path.exists() and path.read_text("utf-8") == text:
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def put(path, text):
 
 
 def put_picture():
-    """Keep the README's picture the one in the executed lesson; True if it was another."""
+    """Keep the README's picture that of the executed lesson; True if it changed."""
     path, name = PICTURE
     if course.edition():
         return False
@@ -87,8 +87,8 @@ def put_picture():
 
 
 def make(lesson):
-    """(stub notebook, solution notebook), neither executed; None for a solution not given."""
-    digest = source_hash(lesson.markdown.read_bytes(), lesson.sources)
+    """(stub notebook, solution notebook), neither executed; None if an edition has no solution."""
+    digest = source_hash(lesson.sources)
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     first = code_cell("open", f'from lab import open_lesson\n\nlesson = open_lesson("{lesson.id}")')
     notebooks = []
@@ -106,11 +106,17 @@ def body(lesson, sources):
 
     prose = lesson.markdown.read_text("utf-8").split("---\n", 2)[2]       # after the front matter
     notebook = jupytext.reads(prose, fmt="md")
-    ids, known = set(), tables.records()
+    ids = set()
+    known = tables.records()
     for number, cell in enumerate(notebook.cells):
         if cell.cell_type != "code":
             yield {"cell_type": "markdown", "id": f"text-{number}", "metadata": {},
                    "source": cell.source.replace(MEASURED, tables.of_lesson(lesson, known))}
+            continue
+        if "interface" in cell.metadata:
+            yield {"cell_type": "markdown", "id": f"calls-{number}", "metadata": {},
+                   "source": "**What you may call:**\n\n"
+                             + interface.text(cell.metadata["interface"])}
             continue
         include = cell.metadata.get("include")
         if include is None:
@@ -147,21 +153,44 @@ def code_cell(name, text, metadata=None):
             "execution_count": None, "outputs": []}
 
 
-def source_hash(markdown, sources):
-    digest = hashlib.sha256(markdown)
+def source_hash(sources):
+    digest = hashlib.sha256()
     for text in sources.values():
         digest.update(text.encode())
     return digest.hexdigest()[:16]
 
 
 def outdated(path, fresh):
-    """True where a notebook's cells, or the sources it was made from, are not those of `made`."""
+    """True where a notebook's cells, or the sources it was made from, are not those of `fresh`."""
     if not path.exists():
         return True
     text = path.read_text("utf-8")
-    stored = (json.loads(text)["metadata"].get("lab") or {}).get("hash")
-    same = stored == fresh["metadata"]["lab"]["hash"]
-    return not same or not ipynb.same_cells(text, ipynb.dump(fresh))
+    return not (same_sources(text, fresh) and ipynb.same_cells(text, ipynb.dump(fresh)))
+
+
+def same_sources(text, fresh):
+    """True where a notebook's text was made from the code that `fresh` was made from."""
+    stored = json.loads(text)["metadata"].get("lab") or {}
+    return stored.get("hash") == fresh["metadata"]["lab"]["hash"]
+
+
+def with_outputs(lesson, fresh):
+    """`fresh` as text, with the outputs of the solution that is there, where only prose differs;
+    None where code differs."""
+    import nbformat
+
+    if not lesson.solution.exists():
+        return None
+    text = lesson.solution.read_text("utf-8")
+    executed = json.loads(text)["cells"]
+    code = [cell for cell in executed if cell["cell_type"] == "code"]
+    cells = [cell for cell in fresh["cells"] if cell["cell_type"] == "code"]
+    if not same_sources(text, fresh) or [ipynb.source(c) for c in code] != [
+            ipynb.source(c) for c in cells]:
+        return None
+    for cell, before in zip(cells, code, strict=True):
+        cell |= {"execution_count": before["execution_count"], "outputs": before["outputs"]}
+    return nbformat.writes(nbformat.from_dict(fresh)) + "\n"
 
 
 def execute(notebook, lesson):
@@ -268,7 +297,7 @@ def public(path):
 def map_table(base, lessons, planned=False):
     """The lessons as Markdown tables, ★ for the core path.
 
-    base: the folder of notebooks, as a link. planned: lessons that are still to come are listed too
+    base: the folder of notebooks, as a link. planned: list the planned lessons too
     """
     rows = []
     for floor in course.floors():
@@ -292,9 +321,9 @@ def between(text, name, content):
 
 
 def made(text):
-    """`text` with what files of the course say of themselves: between <!-- lab:made PATH --> and
-    <!-- /lab:made --> stands what the function text() of that file gives; after
-    <!-- lab:made PATH NAME --> what NAME() gives."""
+    """`text` with the parts that files of the course fill in: between <!-- lab:made PATH --> and
+    <!-- /lab:made --> what the function text() of that file returns; after
+    <!-- lab:made PATH NAME --> what NAME() returns."""
     def one(marker):
         if not (ROOT / marker[2]).is_file():
             raise CourseError(f"README.md: <!-- lab:made {marker[2]} --> names no file")

@@ -14,8 +14,9 @@ OnlyCheck = Annotated[bool, typer.Option("--check", help="say what is stale; wri
 
 
 def bench(lesson: LessonWord = None, as_json: Json = False):
-    """Measure the lessons' kernels on this machine's GPU, into benchmarks/<device>.json; without
-    one, what is for its CPU, and nothing is recorded."""
+    """Measure the lessons' kernels on this machine's GPU. The results go into
+    benchmarks/<device>.json. Without a GPU, what is meant for a CPU is measured and nothing is
+    recorded."""
     from lab import device
     from lab.measure import bench as benching
     from lab.measure import records
@@ -36,7 +37,7 @@ def bench(lesson: LessonWord = None, as_json: Json = False):
 
 
 def new(name: Annotated[str, typer.Argument(metavar="ID")]):
-    """The scaffold of a lesson: reference, Markdown, grader, mutants."""
+    """Write a new lesson's scaffold: code, Markdown, grader, mutants."""
     from lab.author import scaffold
 
     for path in scaffold.write(name):
@@ -47,7 +48,7 @@ def new(name: Annotated[str, typer.Argument(metavar="ID")]):
 
 def rename(exercise: Annotated[str, typer.Argument(metavar="LESSON/OLD")],
            new: Annotated[str, typer.Argument(metavar="NEW")]):
-    """Give an exercise another name, in all files of its lesson."""
+    """Rename an exercise in all files of its lesson."""
     from lab.author import rename as renaming
 
     lesson, one = course.find_exercise(exercise)
@@ -56,12 +57,13 @@ def rename(exercise: Annotated[str, typer.Argument(metavar="LESSON/OLD")],
     written, others = renaming.rename(lesson, one.name, new)
     print(*(f"written {name}" for name in written), sep="\n")
     if others:
-        print(f"{one.name} is a word in these, too; look at them:", *others, sep="\n  ")
+        print(f"{one.name} is a word in these files too; look at them:", *others, sep="\n  ")
     print(f"then `lab build {lesson.id}` and `lab verify {lesson.id}`")
 
 
 def build(lesson: LessonWord = None, only_check: OnlyCheck = False):
-    """Generate notebooks, solutions (executed if sources changed), tables of contents and maps."""
+    """Generate notebooks, solutions, tables of contents and maps. Solutions are executed if their
+    sources changed."""
     from lab.author import build as building
 
     lessons = [course.find(lesson)] if lesson is not None else course.lessons()
@@ -79,14 +81,15 @@ def build(lesson: LessonWord = None, only_check: OnlyCheck = False):
 def verify(
     lessons: LessonWords = None,
     as_json: Json = False,
-    jobs: Annotated[int, typer.Option(help="lessons' exercises at a time")] = os.cpu_count() or 1,
-    mutants: Annotated[int | None, typer.Option(help="of an exercise at most; all if not given")]
+    jobs: Annotated[int, typer.Option(help="exercises at a time")] = os.cpu_count() or 1,
+    mutants: Annotated[int | None, typer.Option(help="limit for each exercise; all if not given")]
         = None,
     gaps: Annotated[bool, typer.Option("--gaps", help="which kinds of hard inputs and mistakes "
                                        "each exercise's graders use, and why not the others")]
         = False,
 ):
-    """Prove the graders: references pass, stubs are not attempted, mutants fail as they say."""
+    """Prove the graders on references, stubs, mutants and twins. References and twins pass, stubs
+    are not attempted, mutants fail as they say."""
     from lab.author import verify as verifying
 
     chosen = [course.find(word) for word in lessons or ()] or course.lessons()

@@ -28,7 +28,7 @@ def modules():
 
 
 def rows(module):
-    """{kernel: what of it is recorded}, JSON-able. module: its import path"""
+    """{kernel: its row in the record}, JSON-able. module: its import path"""
     kernels = importlib.import_module(module).shipped()
     return {name: {
         "warps": k.num_warps, "registers": k.registers, "spilled_bytes": k.spills,
@@ -40,7 +40,7 @@ def rows(module):
 
 
 def faults(name, row):
-    """What a shipped kernel must not have, as wrong."""
+    """Sentences about what a shipped kernel must not have."""
     wrong = []
     if row["spilled_bytes"]:
         wrong.append(f"{name} spills {row['spilled_bytes']} bytes a thread")

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lab import course, device
+from lab.author import durations
 from lab.course import ROOT, CourseError
 from lab.measure import records as records
 from lab.measure.records import contents
@@ -42,6 +43,7 @@ class Outcome:
     said: str = "nothing"                           # its last line that is not empty
     undecided: list = field(default_factory=list)   # the tests that did not decide, with reasons
     failed: list = field(default_factory=list)      # the tests that failed, with reasons
+    proofs: list = field(default_factory=list)      # (lesson, seconds) of `lab verify`
 
     def counts(self):
         """(passed, failed, skipped): pytest's where it gave them, else the stage itself as one."""
@@ -59,7 +61,8 @@ def run(name, command, limit=None):
     if limit:
         command = ["timeout", "--kill-after=5", f"{limit:.0f}", *command]
     print(f"\n== {name}: {' '.join(command)}", flush=True)
-    outcome, begun = Outcome(name), time.monotonic()
+    outcome = Outcome(name)
+    begun = time.monotonic()
     # A session of its own, so that its workers can be ended with it.
     process = subprocess.Popen(command, cwd=ROOT, start_new_session=True, text=True,
                                errors="replace", stdin=subprocess.DEVNULL,
@@ -72,6 +75,8 @@ def run(name, command, limit=None):
                 outcome.undecided.append(line.strip())
             elif FAILED.match(line):
                 outcome.failed.append(line.strip())
+            elif proofs := durations.PROOFS.match(line):
+                outcome.proofs.append(proofs.groups())
         outcome.exit_code = process.wait()
     finally:
         if process.poll() is None:
@@ -100,14 +105,17 @@ def stages(sample):
     parallel = [*PYTEST, "-n", str(WORKERS)]
     core = [lesson for lesson in course.lessons() if lesson.core]
     deep = [lesson for lesson in course.lessons() if not lesson.core]
-    tests, verify, solutions = ["tests"], [], ["solutions"]
+    tests = ["tests"]
+    verify = []
+    solutions = ["solutions"]
     if sample:
         tests = ["-m", "not slow", "tests", *(f"--ignore=tests/{i.floor}/test_{i.id}.py"
                                               for i in deep)]
         verify = ["--mutants", "1", *(lesson.id for lesson in core)]
         solutions = [f"solutions/{lesson.floor}/{lesson.id}.ipynb" for lesson in core]
     return {
-        "tests": [*parallel, "--timeout=300", *tests],
+        # What grades exercises runs in the next stage, on the references.
+        "tests": [*parallel, "--timeout=300", "--no-graders", *tests],
         "verify": [lab, "verify", *verify],
         "build": [lab, "build", "--check"],
         "solutions": [*parallel, "--nbval-lax", "--nbval-current-env",
@@ -116,7 +124,7 @@ def stages(sample):
 
 
 def stages_of_edition():
-    """Without the tests of the course itself: stubs are stubs, what is answered passes."""
+    """Without the tests of the course itself: its graders are proven, its solutions run."""
     lab = str(Path(sys.executable).with_name("lab"))
     stages = {"verify": [lab, "verify", "--mutants", "1"], "build": [lab, "build", "--check"]}
     if any(lesson.answered for lesson in course.lessons()):
@@ -125,11 +133,19 @@ def stages_of_edition():
     return stages
 
 
-def prove(sample):
-    """Run every stage; the exit code."""
+def prove(sample, record=None):
+    """Run every stage; the exit code. record: a file for what took how long"""
     begun = time.monotonic()
     desk = contents(ROOT / "work")
-    outcomes = [run(name, command) for name, command in stages(sample).items()]
+    outcomes, reports = [], {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, command in stages(sample).items():
+            if record and "pytest" in command:
+                reports[name] = Path(folder) / f"{name}.xml"
+                command = [*command, f"--junit-xml={reports[name]}"]
+            outcomes.append(run(name, command))
+        if record:
+            durations.write(record, "sample" if sample else "all", outcomes, reports)
     changed = sorted(path for path, _ in desk.items() ^ contents(ROOT / "work").items())
     outcomes.append(Outcome("work/", exit_code=bool(changed), said=(
         f"changed during the run: {', '.join(changed[:5])}" if changed else
@@ -184,7 +200,7 @@ def run_unit(name, command, limit):
 
 
 def earlier_units(journal, record):
-    """The rows of a run that was begun on the same machine with the same sources; else none."""
+    """The rows of an unfinished run on the same machine with the same sources; {} without one."""
     try:
         earlier = json.loads(journal.read_text())
         return earlier["units"] if earlier == {**record, "units": earlier["units"]} else {}
@@ -208,7 +224,8 @@ def prove_gpu():
     journal = file.with_suffix(".partial.json")
     record = records.about(gpu)
     rows = record["units"] = earlier_units(journal, record)
-    units, ran = gpu_units(), 0
+    units = gpu_units()
+    ran = 0
     for name, command in units.items():
         left = SLICE - (time.monotonic() - begun)
         if name in rows or left < 1:
@@ -240,14 +257,16 @@ def prove_gpu():
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("sample", "all", "gpu"))
-    what = parser.parse_args().what
+    parser.add_argument("--durations", type=Path, metavar="FILE", help="write what took how long")
+    options = parser.parse_args()
     try:
-        return prove_gpu() if what == "gpu" else prove(sample=what == "sample")
+        return prove_gpu() if options.what == "gpu" else prove(options.what == "sample",
+                                                             options.durations)
     except CourseError as problem:
         print(problem, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("broken off", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         return 130
 
 

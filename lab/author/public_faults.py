@@ -1,7 +1,7 @@
 """Faults found in well-known public kernels, each in a small kernel of our own.
 
-The simulator ran the public kernels as they stand in the version that is named, and stopped at what
-is told here. Nothing of them is copied: a twin does another, smaller thing and makes the same
+The simulator ran the public kernels as they stand in the named version, and stopped at the faults
+described here. No code of theirs is copied: a twin does something else, smaller, and makes the same
 mistake in the line marked `fault`. `mended` is the twin without it.
 
     python -m lab.author.public_faults             writes benchmarks/found_in_public_code.md
@@ -119,8 +119,8 @@ FAULTS = (
 }""", ("sums[1]);\n", "sums[1]);\n        __syncthreads();\n"), ((4, 64), (4, 64)), 64),
     Fault("One row too many", LLM_C, "dev/cuda/fused_residual_forward.cu", "9964224",
           "fused_residual_forward2", "where a thread adds the two inputs of its row",
-          "The guard lets the thread pass whose row is the number of rows, which is no row. It "
-          "shows where the rows do not fill the last block.",
+          "The guard lets a thread pass whose row equals the number of rows: there is no such "
+          "row. It shows where the rows do not fill the last block.",
           "out_of_bounds", """const float* a, const float* b, float* sum, int rows, int width) {
     int row = blockIdx.x * blockDim.x + threadIdx.x;
     if (row > rows) return;
@@ -130,7 +130,7 @@ FAULTS = (
     Fault("A warp reads what few warps have stored", LEET, "kernels/softmax/softmax.cu", "a178097",
           "online_safe_softmax_f32x4_pack_per_token_kernel",
           "where the first warp reads the warps' results from shared memory",
-          "All 32 lanes read a place of an array that has one for each warp of the block: right "
+          "All 32 lanes read from an array that has one place for each warp of the block: right "
           "with 32 warps, beyond its end with 2 to 16. Version 7a10437 guards the read.",
           "out_of_bounds", """const float* x, float* y) {
     __shared__ float sums[2];
@@ -146,9 +146,9 @@ FAULTS = (
 }""", ("sum = sums[t];", "sum = t < 2 ? sums[t] : 0;"), ((64,), (1,)), 64),
     Fault("Threads read what others are deciding", LEET, "kernels/nms/nms.cu",
           "3ffeb35, of a fork", "nms_kernel", "where a thread stores that it keeps its box",
-          "Each thread reads of all earlier boxes whether they are kept, which other threads, also "
-          "of other blocks, are finding out at that time. No barrier orders blocks. The project's "
-          "version 951c09a decides in a single block.",
+          "Each thread reads whether the earlier boxes are kept while other threads, some in other "
+          "blocks, still decide that. No barrier orders blocks. The project's version 951c09a "
+          "decides in a single block.",
           "race", """const float* x, float* keep, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
@@ -162,8 +162,8 @@ FAULTS = (
           "reduce7",
           "the shuffle of warpReduceSum, where it adds up the warps' sums",
           "With float and 64 to 512 threads the mask names as many lanes as the block has warps, "
-          "and the first step reads 16 lanes further. What a lane gives that does not take part is "
-          "undefined. With int there is another instruction, with 1024 threads the mask is full.",
+          "and the first step reads 16 lanes further. The value of a lane that does not take part "
+          "is undefined. With int the instruction is another, with 1024 threads the mask is full.",
           "warning", """const float* x, float* y) {
     __shared__ float sums[4];
     int t = threadIdx.x;
@@ -187,7 +187,8 @@ def run(fault, source):
     rng = np.random.default_rng(0)
     arrays = [size if isinstance(size, int) else rng.random(size, np.float32)
               for size in fault.shapes]
-    kernel, before = simulator.RawKernel(source, "twin", path="twin.cu"), session.chosen
+    kernel = simulator.RawKernel(source, "twin", path="twin.cu")
+    before = session.chosen
     simulator.use("simulator")
     try:
         with simulator.trace() as launches:
@@ -207,10 +208,10 @@ def text():
     lines = [
         "# Found in public code", "",
         "The simulator ran kernels of well-known public code and stopped at these lines. The names "
-        "say which version of which file. Beside each is what the simulator says of a small kernel "
-        "of our own with the same fault, `lab/author/public_faults.py`; a test holds this page "
-        "to it.",
-        "", "| kernel | line | the simulator says of our twin | why it is a fault |",
+        "say which version of which file. Beside each is what the simulator says about a small "
+        "kernel of our own with the same fault, `lab/author/public_faults.py`; a test holds this "
+        "page to it.",
+        "", "| kernel | line | the simulator says about our twin | why it is a fault |",
         "| --- | --- | --- | --- |"]
     for fault in FAULTS:
         kind, line, message = run(fault, fault.source)

@@ -16,11 +16,11 @@ def rename(lesson, old, new):
     """
     lesson.exercise(old)
     if not new.isidentifier():
-        raise CourseError(f"{new!r} is no name for a function")
+        raise CourseError(f"{new!r} is not a name for a function")
     whole = ".".join([*old.split(".")[:-1], new])
     for language, text in lesson.sources.items():
         if whole in stub.definitions(text, language):
-            raise CourseError(f"{lesson.id} defines {whole} already")
+            raise CourseError(f"{lesson.id} already defines {whole}")
     texts = {path: renamed(path, old, whole) for path in files(lesson)}
     for path, text in texts.items():
         path.write_text(text, "utf-8")
@@ -35,7 +35,8 @@ def files(lesson):
 def renamed(path, old, new):
     """The text of a file with the new name. In prose, only code has names."""
     text = path.read_text("utf-8")
-    short_old, short_new = old.rpartition(".")[2], new.rpartition(".")[2]
+    short_old = old.rpartition(".")[2]
+    short_new = new.rpartition(".")[2]
     test_old, test_new = (name.replace(".", "__") for name in (old, new))
 
     def words(code):

@@ -27,7 +27,7 @@ jupyter:
     language: python
     name: python3
 lesson:
-  title: One line that makes curious
+  title: One line that makes the reader curious
   path: deep
   needs: []
   points:
@@ -65,7 +65,9 @@ def test_double(subject, agree, x):
     agree(subject.double(x), 2 * x, what=f"double of {{x}}", mistakes={{
         "x is returned as it came in": x,
         "x is squared, not doubled": x * x,
-        "a zero is returned": 0}})
+        "a zero is returned": 0,
+        "1 is added, not x": x + 1,
+        "the sign is lost": abs(2 * x)}})
 '''
 
 MUTANTS = """# Wrong answers that the graders of {short} must refuse, each by its own message.
@@ -85,6 +87,16 @@ exercise = "double"
 find = "2 * x"
 replace = "0"
 says = "a zero is returned"
+[[mutant]]
+exercise = "double"
+find = "2 * x"
+replace = "x + 1"
+says = "1 is added, not x"
+[[mutant]]
+exercise = "double"
+find = "2 * x"
+replace = "2 * abs(x)"
+says = "the sign is lost"
 """
 
 GAPS = """# What the graders of {short} leave out of the kinds in lab/judge/adversarial.py, and why.
@@ -111,8 +123,8 @@ def write(name):
     letters = {i.id[0]: floor for floor in course.floors() for i in floor.lessons} | {
         row[0][0]: floor for floor in course.floors() for row in floor.planned}
     if not re.fullmatch(r"[a-z]\d\d_[a-z0-9_]+", name):
-        raise CourseError(f"{name!r} is no lesson id; expected a floor's letter, two digits, a "
-                          f"name: k02_transpose")
+        raise CourseError(f"{name!r} is not a lesson id; expected a floor's letter, two digits "
+                          f"and a name, such as k02_transpose")
     floor = floors.get(name) or letters.get(name[0])
     if floor is None:
         raise CourseError(f"{name!r}: no floor has the letter {name[0]!r}; "
@@ -122,7 +134,7 @@ def write(name):
              lesson.mutants: MUTANTS, lesson.twins: TWINS, lesson.gaps: GAPS}
     there = [str(p.relative_to(ROOT)) for p in files if p.exists()]
     if there:
-        raise CourseError(f"{', '.join(there)} exist already; nothing was written")
+        raise CourseError(f"{', '.join(there)} already exist; nothing was written")
     for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text.format(id=name, short=name[:3]), "utf-8")

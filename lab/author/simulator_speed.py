@@ -10,16 +10,14 @@ import argparse
 import datetime
 import json
 import os
-import platform
-import re
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
 from lab.author.versions import equip, made
 from lab.course import ROOT, CourseError
+from lab.device import cpu_model
 from lab.setup import Missing
 
 FOLDER = ROOT / ".cache" / "speed"
@@ -85,7 +83,7 @@ def measure(python, job, side):
 
 
 def take_turns(job, sides, pythons):
-    """-> {side: [measure.py's answer for each round]}, every other round in the other order."""
+    """-> {side: [measure.py's answer for each round]}, every other round in reverse order."""
     answers = {side: [] for side in sides}
     for number in range(ROUNDS):
         for side in sides[::-1] if number % 2 else sides:
@@ -124,12 +122,6 @@ def judge(target, measured):
             "highest": max(ratios), "with_checks": with_checks, "met": met}
 
 
-def cpu_model():
-    """The processor's name where Linux gives it, else its architecture."""
-    model = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
-    return model[1] if model else platform.machine()
-
-
 def run(wheels):
     """Measure all and write the record; -> the record."""
     pythons = {}
@@ -138,7 +130,8 @@ def run(wheels):
         equip(environment, packages, VARYING, wheels)
         pythons[side] = environment.python
     load = os.getloadavg()[0]
-    versions, measured = {}, {}
+    versions = {}
+    measured = {}
     for job, sides in jobs().items():
         answers = take_turns(job, sides, pythons)
         measured[job] = {side: condense(answer) for side, answer in answers.items()}
@@ -164,14 +157,17 @@ def text(record):
     lines = ["| | target | measured | | with checks | ours, s | the other, s |",
              "| --- | --- | --- | --- | --- | --- | --- |"]
     for row in record["targets"]:
-        measured, over = record["measured"][row["job"]], row["over"]
-        unit, sign = "×" if over else "s", "≥" if row["at_least"] else "≤"
+        measured = record["measured"][row["job"]]
+        over = row["over"]
+        unit = "×" if over else "s"
+        sign = "≥" if row["at_least"] else "≤"
         checked = "" if row["with_checks"] is None else f"{row['with_checks']:.3g} {unit}"
         lines.append(f"| {row['title']} | {sign} {row['limit']:g} {unit} | {row['figure']:.3g} "
                      f"{unit} ({row['lowest']:.3g} to {row['highest']:.3g}) | "
                      f"{'met' if row['met'] else '**missed**'} | {checked} | "
                      f"{seconds(measured[OURS])} | {seconds(measured[over]) if over else ''} |")
-    machine, versions = record["machine"], record["versions"]
+    machine = record["machine"]
+    versions = record["versions"]
     lines += ["", f"Medians of {record['rounds']} rounds, the lowest and the highest in brackets, "
               "without checks, since the others have none. In a round ours and the other take "
               "turns, each in a new process. Seconds are CPU seconds of the first launch, which "
@@ -185,7 +181,7 @@ def text(record):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--wheels", required=True, help="PyTorch's own index of CPU builds, asked "
+    parser.add_argument("--wheels", required=True, help="PyTorch's own index of CPU builds, used "
                         "where pip is set to none")
     try:
         print(text(run(parser.parse_args().wheels)))

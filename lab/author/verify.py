@@ -3,27 +3,32 @@ they say."""
 
 import os
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 from lab import course
 from lab.course import CourseError
-from lab.judge import check, gaps, mutants
+from lab.judge import forked, gaps, mutants
 from lab.judge.candidate import Candidate, reference
 from lab.judge.gaps import GUESSES
 
-FEWEST = 3              # mutants of an exercise
+FEWEST = 5              # mutants of an exercise
+OF_A_GUESS = 3          # those of a prediction or a choice
 
 
 def verify(lessons, jobs=1, console=None, most=None):
     """A row for each proof: {"lesson", "exercise", "proof", "ok", "message"}; ok is None where this
-    machine cannot decide. most: mutants of an exercise that are tried, all if None."""
+    machine cannot decide. most: mutants of an exercise that are tried, all if None.
+
+    All gradings of all lessons wait in one queue, so that no process idles at a lesson's end.
+    """
     rows = []
-    for lesson in lessons:
-        began = time.monotonic()
-        own = prove(lesson, jobs, most)
-        rows += own
-        if console:
-            tell(lesson, own, time.monotonic() - began, console)
+    with ThreadPoolExecutor(max(1, min(jobs, os.cpu_count() or 1))) as pool:
+        for proof in [Proof(lesson, pool, most) for lesson in lessons]:
+            own = proof.rows()
+            rows += own
+            if console:
+                tell(proof.lesson, own, proof.seconds, console)
     if console:
         kinds = [row["ok"] for row in rows]
         console.print(f"{kinds.count(True)} passed, {kinds.count(False)} failed, "
@@ -45,79 +50,118 @@ def tell(lesson, rows, seconds, console):
                   f"{seconds:.0f} s")
 
 
-def prove(lesson, jobs, most=None):
-    def row(exercise, proof, ok, message=""):
-        return {"lesson": lesson.id, "exercise": exercise, "proof": proof, "ok": ok,
+class Proof:
+    """A lesson's gradings, queued when it is made, and what they prove. seconds: of them all"""
+
+    def __init__(self, lesson, pool, most=None):
+        self.lesson = lesson
+        self.pool = pool
+        self.seconds = 0.0
+        self.wrong, self.right = [], []         # [(mutant or twin, its candidate)]
+        self.broken = ""                        # why they cannot be made
+        self.observed = {}
+        stubs = Candidate(lesson.stubs, dict.fromkeys(lesson.stubs, "stub"))
+        self.untouched = self.grade(stubs)
+        self.complaint = pool.submit(
+            does_not_compile, lesson.stubs["cuda"]) if "cuda" in lesson.stubs else None
+        self.references, self.verdicts = [], []
+        if not lesson.answered:                 # mutants are made of the reference
+            return
+        self.references = [self.grade(reference(lesson), e.name, self.observed)
+                           for e in lesson.exercises]
+        try:
+            self.wrong = [(m, mutants.mutate(lesson, m)) for m in mutants.mutants(lesson)]
+            self.right = [(t, mutants.mutate(lesson, t)) for t in mutants.twins(lesson)]
+        except (CourseError, KeyError, ValueError, SyntaxError) as error:
+            self.broken = str(error)
+        self.counts = Counter(m["exercise"] for m, _ in self.wrong)
+        self.twins = Counter(t["exercise"] for t, _ in self.right)
+        if most is not None:
+            self.wrong, self.right = ([pair for e in lesson.exercises for pair in
+                                       [(m, c) for m, c in pairs if m["exercise"] == e.name][:most]]
+                                      for pairs in (self.wrong, self.right))
+        self.verdicts = [self.grade(candidate, one["exercise"])
+                         for one, candidate in [*self.wrong, *self.right]]
+
+    def grade(self, candidate, name=None, observed=None):
+        """A grading that waits for its turn: its result is [Verdict]."""
+        def run():
+            began = time.monotonic()
+            try:
+                return forked.grade(self.lesson, candidate, name and [name],
+                                        ["lab.judge.warmup"], observed)
+            finally:
+                self.seconds += time.monotonic() - began
+        return self.pool.submit(run)
+
+    def row(self, exercise, proof, ok, message=""):
+        return {"lesson": self.lesson.id, "exercise": exercise, "proof": proof, "ok": ok,
                 "message": message}
 
-    rows = []
-    if lesson.answered:
-        observed = {}
-        rows += [row(v.name, "the reference passes", v.verdict == "pass" or (
-                     None if v.verdict == "not_proven_here" else False),
-                     f"{v.verdict}: {v.message}")
-                 for v in check.grade(lesson, reference(lesson), observed=observed)]
-        rows += [row(gap["exercise"], "no kind of hard input or mistake is left open",
-                     not gap["open"] and not gap["stale"], "; ".join(gaps.text([gap])[1:]))
-                 for gap in gaps.examine(lesson, observed)]
-    untouched = check.grade(lesson, Candidate(lesson.stubs, dict.fromkeys(lesson.stubs, "stub")))
-    rows += [row(v.name, "the stub is not attempted", v.verdict == "not_attempted",
-                 f"{v.verdict}: {v.message}") for v in untouched]
-    if "cuda" in lesson.stubs:
-        problem = does_not_compile(lesson.stubs["cuda"])
-        rows.append(row("", "the CUDA stub compiles", not problem, problem))
-    if not course.edition():        # it may come without hints
-        rows += [row(e.name, "three hints", len(e.hints) == 3, f"{len(e.hints)} hints")
-                 for e in lesson.exercises]
-    if not lesson.answered:         # mutants are made of the reference
+    def rows(self):
+        """All that is proven, when the gradings are done."""
+        lesson, row = self.lesson, self.row
+        references = [v for future in self.references for v in future.result()]
+        rows = [row(v.name, "the reference passes", v.verdict == "pass" or (
+                    None if v.verdict == "not_proven_here" else False),
+                    f"{v.verdict}: {v.message}") for v in references]
+        if lesson.answered:
+            rows += [row(gap["exercise"], "no kind of hard input or mistake is left open",
+                         not gap["open"] and not gap["stale"], "; ".join(gaps.text([gap])[1:]))
+                     for gap in gaps.examine(lesson, self.observed)]
+        rows += [row(v.name, "the stub is not attempted", v.verdict == "not_attempted",
+                     f"{v.verdict}: {v.message}") for v in self.untouched.result()]
+        if self.complaint:
+            problem = self.complaint.result()
+            rows.append(row("", "the CUDA stub compiles", not problem, problem))
+        if not course.edition():        # it may come without hints
+            rows += [row(e.name, "three hints", len(e.hints) == 3, f"{len(e.hints)} hints")
+                     for e in lesson.exercises]
+        if self.broken:
+            return [*rows, row("", "the mutants and twins can be made", False, self.broken)]
+        if lesson.answered:
+            rows += [row(e.name, f"at least {least} mutants", self.counts[e.name] >= least,
+                         f"{self.counts[e.name]} mutants") for e in lesson.exercises
+                     if (least := OF_A_GUESS if e.name.startswith(GUESSES) else FEWEST)]
+            rows += [row(e.name, f"at least {least} twins", self.twins[e.name] >= least,
+                         f"{self.twins[e.name]} twins")
+                     for e in lesson.exercises if (least := fewest_twins(e))]
+            rows += self.answers()
         return rows
 
-    try:
-        wrong = [(m, mutants.mutate(lesson, m)) for m in mutants.mutants(lesson)]
-        right = [(t, mutants.mutate(lesson, t)) for t in mutants.twins(lesson)]
-    except (CourseError, KeyError, ValueError, SyntaxError) as error:
-        return [*rows, row("", "the mutants and twins can be made", False, str(error))]
-    rows += [row(e.name, f"at least {FEWEST} mutants", n >= FEWEST, f"{n} mutants")
-             for e in lesson.exercises
-             for n in [sum(m["exercise"] == e.name for m, _ in wrong)]]
-    rows += [row(e.name, f"at least {least} twins", n >= least, f"{n} twins")
-             for e in lesson.exercises if (least := fewest_twins(e))
-             for n in [sum(t["exercise"] == e.name for t, _ in right)]]
+    def answers(self):
+        """A row for each twin and each mutant."""
+        verdicts = [verdict for future in self.verdicts for verdict in future.result()[:1]]
+        wrong = verdicts[:len(self.wrong)]
+        rows = [self.row(twin["exercise"], f"twin: {twin['style']}", v.verdict == "pass",
+                         f"{v.verdict}, expected pass: {v.message}")
+                for (twin, _), v in zip(self.right, verdicts[len(wrong):], strict=True)]
+        for number, ((mutant, _), verdict) in enumerate(zip(self.wrong, wrong, strict=True)):
+            others = [v.message for i, v in enumerate(wrong) if i != number]
+            problem = unlike(mutant["says"], verdict, others)
+            change = (f"{mutant['find']!r} -> {mutant['replace']!r}" if "find" in mutant else
+                      f"with the message {mutant['says']!r}")
+            rows.append(self.row(mutant["exercise"], f"mutant {change}", not problem, problem))
+        return rows
 
-    if most is not None:
-        wrong, right = ([pair for e in lesson.exercises for pair in
-                         [(m, c) for m, c in pairs if m["exercise"] == e.name][:most]]
-                        for pairs in (wrong, right))
-    with ThreadPoolExecutor(max(1, min(jobs, os.cpu_count() or 1))) as pool:
-        verdicts = list(pool.map(
-            lambda pair: check.grade_warm(lesson, pair[1], [pair[0]["exercise"]])[0],
-            [*wrong, *right]))
-    rows += [row(twin["exercise"], f"twin: {twin['style']}", v.verdict == "pass",
-                 f"{v.verdict}, expected pass: {v.message}")
-             for (twin, _), v in zip(right, verdicts[len(wrong):], strict=True)]
-    verdicts = verdicts[:len(wrong)]
-    for number, ((mutant, _), verdict) in enumerate(zip(wrong, verdicts, strict=True)):
-        says = mutant["says"]
-        others = [v.message for i, v in enumerate(verdicts) if i != number]
-        if len(says.split()) < 3:
-            problem = f"says {says!r}: three words or more"
-        elif verdict.verdict != "fail":
-            problem = f"{verdict.verdict}, expected fail: {verdict.message}"
-        elif says not in verdict.message:
-            problem = f"the message does not say {says!r}: {verdict.message}"
-        elif any(says in message for message in others):
-            problem = f"{says!r} is in another mutant's message too"
-        else:
-            problem = ""
-        change = (f"{mutant['find']!r} -> {mutant['replace']!r}" if "find" in mutant else
-                  f"with the message {says!r}")
-        rows.append(row(mutant["exercise"], f"mutant {change}", not problem, problem))
-    return rows
+
+def unlike(says, verdict, others):
+    """How a mutant's verdict is not as it should be, "" where it is. others: the messages of the
+    lesson's other mutants."""
+    if len(says.split()) < 3:
+        return f"says {says!r}: three words or more"
+    if verdict.verdict != "fail":
+        return f"{verdict.verdict}, expected fail: {verdict.message}"
+    if says not in verdict.message:
+        return f"the message does not say {says!r}: {verdict.message}"
+    if any(says in message for message in others):
+        return f"{says!r} is in another mutant's message too"
+    return ""
 
 
 def fewest_twins(exercise):
-    """Right answers in another style that an exercise has: three where learners' styles differ
-    most, in the kernels and engine parts of the core path; none of a guess."""
+    """The least number of twins of an exercise: three where learners' styles differ most, in the
+    kernels and engine parts of the core path; none for a guess."""
     if exercise.name.startswith(GUESSES):
         return 0
     lesson = exercise.lesson

@@ -2,7 +2,7 @@
 
 Each end of the ranges in pyproject.toml gets an environment of its own under .cache/versions/:
 NVRTC with its headers, and Triton. All the rest is as constraints.txt pins it. NVRTC and Triton do
-not touch, so that one environment tests an end of both. benchmarks/versions.json has the result.
+not touch, so one environment tests an end of both. benchmarks/versions.json has the result.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def choose(end, python):
         versions = offered(done.stdout, low, below)
         if not versions:
             reason = (done.stderr.strip() or "no error").splitlines()[-1]
-            raise Missing(f"pip offers no {name} of the supported range: {reason}")
+            raise Missing(f"pip offers no {name} in the supported range: {reason}")
         chosen[name] = ENDS[end](versions, key=numbers)
     return chosen
 
@@ -107,7 +107,9 @@ def run_tests(environment):
 
 def counts(report):
     """pytest's report -> passed, failed, skipped, the failures' names and the skips' reasons."""
-    failures, reasons, passed = set(), Counter(), 0
+    failures = set()
+    reasons = Counter()
+    passed = 0
     for case in ElementTree.parse(report).iter("testcase"):
         if case.find("failure") is not None or case.find("error") is not None:
             failures.add(f"{case.get('classname')}::{case.get('name')}")
@@ -151,7 +153,7 @@ def prove(wheels):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--wheels", required=True, help="PyTorch's own index of CPU builds, asked "
+    parser.add_argument("--wheels", required=True, help="PyTorch's own index of CPU builds, used "
                         "where pip is set to none")
     sys.exit(prove(parser.parse_args().wheels))
 

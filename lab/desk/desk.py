@@ -1,6 +1,6 @@
 """The learner's desk: a folder of their own with the lessons' files, what passed, what was kept.
 
-work/<floor>/<lesson>.py|.cu    the one truth: the stub with the learner's text in it
+work/<floor>/<lesson>.py|.cu    the text that counts: the stub with the learner's text in it
 work/<floor>/<lesson>.ipynb     a way of writing to it
 work/.kept/                     every text that was ever replaced
 work/.lab/                      desk.json, and the stubs as they were handed out
@@ -88,7 +88,7 @@ class Desk:
 
     @contextlib.contextmanager
     def changing(self):
-        """The state, read and written back under a lock: a notebook may be at it too."""
+        """The state, read and written back under a lock: a notebook may be writing too."""
         with writing(self):
             self.state_file.parent.mkdir(parents=True, exist_ok=True)
             with open(self.state_file.with_suffix(".lock"), "w") as lock:
@@ -128,7 +128,8 @@ class Desk:
         """
         done = {}
         for suffix, text in self.handed_out(lesson).items():
-            path, base = self.path(lesson, suffix), self.base(lesson, suffix)
+            path = self.path(lesson, suffix)
+            base = self.base(lesson, suffix)
             old = base.read_text("utf-8") if base.exists() else None
             if not path.exists():
                 done[suffix] = "new"
@@ -165,7 +166,7 @@ class Desk:
             ".ipynb": lesson.notebook.read_text("utf-8")}
 
     def prepare(self):
-        """Make the folder a desk: git of its own where git is there, and the tutor's policy. In a
+        """Make the folder a desk: its own git if git is installed, and the tutor's policy. In a
         student edition its files belong to the edition's git, so that they are pushed with it."""
         fresh = not self.exists()
         with self.changing():
@@ -193,15 +194,16 @@ class Desk:
         """The desk's text of a lesson, for grading."""
         if not self.has(lesson):
             raise CourseError(f"{lesson.id} is not on the desk: run `lab start {lesson.id}`")
-        sources, labels = {}, {}
+        sources = {}
+        labels = {}
         for language in lesson.sources:
             path = self.path(lesson, SUFFIX[language])
             sources[language], labels[language] = read(path, self.label(path)), self.label(path)
         return Candidate(sources, labels, earlier=self.earlier(lesson))
 
     def earlier(self, lesson):
-        """"floor/name" of a file -> its text: of the lessons before whose answers the course does
-        not have, so that the desk's own stand in."""
+        """{"floor/name": text} of the files of earlier lessons whose answers the course does not
+        have: the desk's own stand in for them."""
         there = course.lessons()
         paths = [self.path(other, SUFFIX[language]) for other in there[:there.index(lesson)]
                  if not other.answered for language in other.sources]
@@ -211,10 +213,11 @@ class Desk:
     def write_cell(self, lesson, exercise, cell, take=None):
         """Splice a notebook cell into the desk's file: the file is what is graded.
 
-        CourseError where the file holds another text of this exercise than the notebook last wrote:
+        CourseError if the exercise in the file is no longer what the notebook last wrote there:
         then `take` says which of the two to go on with, "cell" or "file". The other is kept.
         """
-        language, state = exercise.language, self.state()
+        language = exercise.language
+        state = self.state()
         path = self.path(lesson, SUFFIX[language])
         text = read(path, self.label(path))
         self.parsed(path, text, language)
@@ -227,7 +230,8 @@ class Desk:
         def digest(source):
             return self.digest(exercise, source)
 
-        in_file, in_cell = digest(text), digest(spliced)
+        in_file = digest(text)
+        in_cell = digest(spliced)
         untouched = digest(lesson.stubs[exercise.language])
         known = state["synced"].get(exercise.id, untouched)
         if in_cell == untouched and in_file != untouched and take is None:
@@ -235,7 +239,7 @@ class Desk:
         if take is None and in_file not in (known, in_cell, untouched):
             line = stub.find_line(text, exercise.name, exercise.language)
             raise CourseError(
-                f"{exercise.name} differs in two places: this notebook's cell, and "
+                f"{exercise.name} has two versions: this notebook's cell, and "
                 f"{self.label(path)}, line {line}, which was edited since. Nothing was changed. "
                 f"Go on with the one you want: lesson.check({exercise.name!r}, take=\"cell\") or "
                 f"lesson.check({exercise.name!r}, take=\"file\").")
@@ -335,8 +339,8 @@ class Desk:
         return thing
 
     def own(self, lesson, name):
-        """A public function of a lesson as the desk has it, where all exercises that it needs
-        passed; None where one did not, and where it needs none."""
+        """A public function of a lesson as the desk has it, if all exercises that it needs have
+        passed; None if one has not, or if it needs no exercise."""
         needed = lesson.reached(name)
         if not needed or not all(map(self.passed, needed)):
             return None
@@ -367,7 +371,7 @@ def read_given(path):
 
 
 def read(path, label, missing=None):
-    """The text of a file; CourseError in one line where it cannot be had."""
+    """The text of a file; CourseError in one line where it cannot be read."""
     try:
         return path.read_text("utf-8")
     except FileNotFoundError:

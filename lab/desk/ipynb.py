@@ -50,7 +50,8 @@ def code(text, label):
 def same_cells(text, other):
     """True where two notebooks hold the same cells; outputs and counts do not matter."""
     try:
-        a, b = json.loads(text)["cells"], json.loads(other)["cells"]
+        a = json.loads(text)["cells"]
+        b = json.loads(other)["cells"]
         return [(c["cell_type"], source(c)) for c in a] == [(c["cell_type"], source(c)) for c in b]
     except (ValueError, KeyError, TypeError):
         return False
@@ -59,7 +60,8 @@ def same_cells(text, other):
 def carry_over(text, base, fresh, label):
     """`fresh` with the learner's cells: changed exercise cells in their places, added cells after
     the cell that they followed. `text` was made from `base`."""
-    mine, new = load(text, label), load(fresh, "the course's notebook")
+    mine = load(text, label)
+    new = load(fresh, "the course's notebook")
     handed = {c.get("id"): source(c) for c in load(base, "the notebook as handed out")["cells"]}
     by_exercise = {exercise_of(c): c for c in new["cells"] if exercise_of(c)}
     ids = [c.get("id") for c in new["cells"]]

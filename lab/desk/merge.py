@@ -9,7 +9,8 @@ from lab.desk import ipynb
 
 def own_text(exercise, text):
     """The module's text with its other exercises as stubs: what a pass of this one rests on."""
-    language, stubs = exercise.language, exercise.lesson.stubs[exercise.language]
+    language = exercise.language
+    stubs = exercise.lesson.stubs[exercise.language]
     for other in exercise.lesson.exercises:
         if other.language == language and other.name != exercise.name:
             text = stub.splice(text, stub.extract(stubs, other.name, language), language).text
@@ -47,7 +48,7 @@ def without(text, stub_text, exercise, suffix):
 
 
 def forget(text, cell, keep, language):
-    """`text` without what only `cell` brought: everything in it that no text in `keep` has too.
+    """`text` without what only `cell` brought: everything in it that no text in `keep` has.
 
     A cell is written to the file whole: the exercise, its helpers and imports, stray statements.
     What the learner then deletes from the cell must not stay behind in what is graded. A part of

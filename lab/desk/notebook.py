@@ -92,12 +92,12 @@ class NotebookLesson:
 
     def check(self, name, take=None):
         """Grade the cell that defines `name`, after writing it to the desk's file."""
-        from lab.judge import check
+        from lab.judge import forked
 
         try:
             exercise = self.lesson.exercise(name)
             candidate, note = self.candidate(exercise, take)
-            verdicts = check.grade_warm(self.lesson, candidate, [name])
+            verdicts = forked.grade(self.lesson, candidate, [name])
             if self.desk:
                 self.desk.record(self.lesson, candidate, verdicts)
         except CourseError as error:
@@ -126,7 +126,7 @@ class NotebookLesson:
         return self.desk.candidate(self.lesson), note
 
     def from_cells(self):
-        """The stubs with every exercise that a cell of this notebook, run before, defines."""
+        """The stubs, with every exercise that a cell run so far in this notebook defines."""
         from lab.judge.candidate import Candidate
 
         sources = dict(self.lesson.stubs)
@@ -225,7 +225,9 @@ class Note:
     passed = False
 
     def __init__(self, kind, text, code=False):
-        self.kind, self.text, self.code = kind, text, code
+        self.kind = kind
+        self.text = text
+        self.code = code
 
     def __repr__(self):
         return f"{self.kind}: {self.text}" if not self.code else self.text
@@ -250,7 +252,8 @@ def remember(info):
 
 def executed(exercise):
     """(text of the last cell run that defines the exercise or None, texts of the others)."""
-    own, others = None, []
+    own = None
+    others = []
     for raw in reversed(CELLS):
         text = raw.lstrip()
         cuda = text.startswith("%%cuda")

@@ -1,11 +1,11 @@
 """`lab watch`: check the first exercise that has not passed, again at every save."""
 
 from lab.course import CourseError
-from lab.judge import check
+from lab.judge import forked
 
 
 def watch(desk, lessons, console, show):
-    """Until everything passed or Ctrl-C. `show(lesson, candidate, verdicts)` prints."""
+    """Run until everything has passed, or Ctrl-C. `show(lesson, candidate, verdicts)` prints."""
     from watchfiles import watch as saves
 
     folders = {desk.path(lesson, ".py").parent for lesson in lessons}
@@ -21,7 +21,7 @@ def watch(desk, lessons, console, show):
 
 
 def texts(desk, lessons):
-    """All that can be graded here; None while an editor has a file put aside to save it anew."""
+    """All that can be graded here; None while an editor has a file moved aside to save it."""
     try:
         return [desk.candidate(lesson).sources for lesson in lessons]
     except CourseError:
@@ -35,7 +35,7 @@ def step(desk, lessons, console, show):
             if desk.passed(exercise):
                 continue
             candidate = desk.candidate(lesson)
-            verdicts = check.grade_warm(lesson, candidate, [exercise.name])
+            verdicts = forked.grade(lesson, candidate, [exercise.name])
             desk.record(lesson, candidate, verdicts)
             show(lesson, candidate, verdicts)
             if verdicts[0].verdict not in ("pass", "not_proven_here"):

@@ -1,4 +1,4 @@
-"""Archives, read in memory: a .zip or .tar.gz is looked through, and nothing of it is unpacked."""
+"""Archives, read in memory: a .zip or .tar.gz is searched, and nothing is unpacked to disk."""
 
 import io
 import json
@@ -10,21 +10,21 @@ import zipfile
 import zlib
 
 from lab.grading import names
-from lab.grading.reading import Full
+from lab.grading.submitted_files import Full
 
-MOST_ARCHIVE = 64 * 2**20           # bytes: a desk with pictures and its history has a tenth
-MOST_UNPACKED = 64 * 2**20          # bytes of a .tar.gz, which has to be unpacked to be looked at
+MOST_ARCHIVE = 64 * 2**20           # bytes: a desk with pictures and its history is a tenth
+MOST_UNPACKED = 64 * 2**20          # bytes of a .tar.gz, which must be unpacked to be searched
 MOST_ENTRIES = 10_000               # as in a folder; each costs memory before it can be refused
 BROKEN = (OSError, ValueError, EOFError, RuntimeError, KeyError, IndexError, OverflowError,
           struct.error, zlib.error, zipfile.BadZipFile, tarfile.TarError)
-ENTRY = b"PK\x01\x02"               # begins an entry of a zip's directory
+ENTRY = b"PK\x01\x02"               # starts an entry of a zip's directory
 MANIFEST = "manifest.json"
 
 
 def read(data, name, basket, inside=""):
-    """Fill a basket with what an archive holds; the course's version that it tells, or None.
+    """Fill a basket from an archive; return the course version that it states, or None.
 
-    data: the archive's bytes, at most MOST_ARCHIVE + 1. inside: stands before each file's path.
+    data: the archive's bytes, at most MOST_ARCHIVE + 1. inside: a prefix of each file's path.
     """
     if len(data) > MOST_ARCHIVE:
         basket.problem(name, f"not read: larger than {MOST_ARCHIVE:,} bytes; `lab submit` packs "
@@ -55,14 +55,14 @@ def from_zip(data, basket, inside):
             if not basket.wants(path) or not plain_entry(info, path, basket):
                 continue
             if info.filename == MANIFEST:
-                version = told_version(unzipped(archive, info, 10_000))
+                version = stated_version(unzipped(archive, info, 10_000))
             elif basket.kind(path):
                 taken(path, basket, lambda most, info=info: unzipped(archive, info, most))
     return version
 
 
 def plain_entry(info, path, basket):
-    """True for a file; a link or a device, or one that cannot be unpacked, is a problem."""
+    """True for a file; a link, a device or a file that cannot be unpacked is a problem."""
     mode = stat.S_IFMT(info.external_attr >> 16)
     if mode not in (0, stat.S_IFREG, stat.S_IFDIR):
         basket.problem(path, "not read: it is a link or a device")
@@ -73,7 +73,7 @@ def plain_entry(info, path, basket):
         basket.problem(path, "not read: it is encrypted")
         return False
     if basket.kind(path) and info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        basket.problem(path, "not read: packed by another method than deflate")
+        basket.problem(path, "not read: packed by a method other than deflate")
         return False            # bzip2 and LZMA unpack a chunk whole, whatever its size
     return True
 
@@ -100,7 +100,7 @@ def from_tar(data, basket, inside):
             if not member.isreg() or member.issparse():
                 basket.problem(path, "not read: it is a link or a device")
             elif name == MANIFEST:
-                version = told_version(archive.extractfile(member).read(10_000))
+                version = stated_version(archive.extractfile(member).read(10_000))
             elif basket.kind(path):
                 taken(path, basket, archive.extractfile(member).read)
     return version
@@ -130,8 +130,8 @@ def taken(path, basket, read):
         basket.problem(path, f"cannot be unpacked: {plain(error)}")
 
 
-def told_version(data):
-    """The course's version that a manifest tells, or None."""
+def stated_version(data):
+    """The course version that a manifest states, or None."""
     try:
         version = json.loads(data)["course_version"]
     except (ValueError, KeyError, TypeError, RecursionError):

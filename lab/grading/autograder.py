@@ -1,8 +1,8 @@
-"""Grade one submission where Gradescope runs us: `python -m lab.grading.autograder LESSON…`.
+"""Grade one submission in Gradescope's container: `python -m lab.grading.autograder LESSON…`.
 
-/autograder/submission is what one student sent; /autograder/results/results.json is the answer.
-Whatever goes wrong ends in an exit code other than 0 and no results.json: run_autograder then puts
-one there that has no score. What is printed is shown to instructors alone.
+/autograder/submission holds what one student sent; /autograder/results/results.json is the answer.
+Any failure ends in an exit code other than 0 and no results.json: run_autograder then writes one
+without a score. Only instructors see what is printed.
 """
 
 import json
@@ -27,9 +27,10 @@ def main(words):
     close(lessons)
     results = AUTOGRADER / "results"
     results.mkdir(exist_ok=True)
-    results.chmod(0o755)                # the code under test, another user's, writes none
+    results.chmod(0o755)                # the code under test, another user, cannot write
     with tempfile.TemporaryDirectory() as work:
-        sent, out = Path(work, "sent"), Path(work, "out")
+        sent = Path(work, "sent")
+        out = Path(work, "out")
         sent.mkdir()
         subprocess.run(["cp", "-a", AUTOGRADER / "submission", sent / STUDENT], check=True)
         graded(sent, out, lessons)
@@ -39,8 +40,8 @@ def main(words):
 
 
 def close(lessons):
-    """Make root's alone what tells answers: where only limits hold, the code under test sees these
-    files as another user. The floors and lessons before the last one it may need."""
+    """Let root alone read files that reveal answers: where only limits hold, the code under test
+    meets them as another user. It may need the floors and lessons before the last one."""
     last = course.lessons().index(lessons[-1])
     answers = [lesson.path(suffix) for lesson in course.lessons()[last:]
                for suffix in (".md", *map(course.SUFFIX.get, lesson.sources))]
@@ -58,8 +59,8 @@ def graded(sent, out, lessons):
 
 
 def sandbox(out):
-    """The level that held. CourseError where the course could not judge an exercise: Gradescope
-    would count what was not decided as lost."""
+    """The sandbox level. CourseError where the course could not judge an exercise: Gradescope
+    would count its points as lost."""
     units = journal.Journal.resume(out / "journal.jsonl").units.values()
     broken = [f"{r['lesson']}/{r['exercise']}: {r['message']}" for unit in units
               for r in unit["results"] if r["verdict"] == "error"]

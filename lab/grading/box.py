@@ -1,13 +1,13 @@
-"""A box: where code that nobody trusts runs. It sees a few folders, read only, and no network.
+"""A box: where untrusted code runs. It sees a few folders, read only, and no network.
 
 A box is held by a process with namespaces of its own (mounts, processes, network, and users where
-we are not root). A child that the warm process has forked moves in, drops every right, and forks
-again; so imports are paid once, and the sandbox is entered after the fork. When the holder ends,
-the kernel ends all that is in the box.
+we are not root). A child that the warm process has forked moves in, drops every privilege and forks
+again; so imports are paid for once, and the sandbox is entered after the fork. When the holder
+ends, the kernel ends every process in the box.
 
-bubblewrap    bwrap holds it (user-containers' well-kept sandbox; a Debian package)
-namespaces    lab/grading/holder.py does, with the same calls of the kernel
-limits        no box: limits on memory, processes, files and time alone
+bubblewrap    bwrap holds it (a well-maintained sandbox for ordinary users; a Debian package)
+namespaces    lab/grading/namespaces.py does, with the same system calls
+limits        no box: only limits on memory, processes, files and time
 
 At each level a filter refuses system calls that no exercise needs (lab/grading/seccomp.py).
 """
@@ -33,27 +33,27 @@ from lab.course import CourseError
 from lab.grading import seccomp
 
 LEVELS = ("bubblewrap", "namespaces", "limits")
-HOLDER = Path(__file__).with_name("holder.py")
+HOLDER = Path(__file__).with_name("namespaces.py")
 SCRATCH = 256 * 2**20           # bytes of /tmp in a box: compiled kernels and what a learner writes
-LIMITS = {                      # of one process, beside what it had when it moved in
-    "RLIMIT_DATA": 4 * 2**30,   # bytes: torch itself takes under one
-    "RLIMIT_FSIZE": 64 * 2**20, # bytes of a file: a compiled kernel has a few
+LIMITS = {                      # of one process; a lower hard limit that it moves in with stays
+    "RLIMIT_DATA": 4 * 2**30,   # bytes: torch itself takes under 1 GiB
+    "RLIMIT_FSIZE": 64 * 2**20, # bytes of a file: a compiled kernel has a few MiB
     "RLIMIT_NPROC": 128,        # threads of the box; Triton starts ptxas, a server's test threads
     "RLIMIT_NOFILE": 256,
     "RLIMIT_CPU": 900,          # seconds: nine times what the longest grader takes
     "RLIMIT_CORE": 0,
 }
-# Bytes of a box as a whole: one process at its limit, with torch. An honest box has such a one and
-# a compiler that it started; a box without a limit can bring the kernel to end another one.
+# Bytes of a box as a whole: one process at its limit, with torch. An honest box has one such
+# process and a compiler that it started; a box without a limit can make the kernel kill others.
 BOX_MEMORY = LIMITS["RLIMIT_DATA"] + 2**30
-LOOK = 0.25                     # seconds from one look at its memory to the next
+LOOK = 0.25                     # seconds between two looks at a box's memory
 NOBODY = 65_000                 # user in a box; where we are root, each job has one of its own
-USERS = (61_184, 65_472)        # there: numbers that systemd gives out in passing, too
-# Folders of the system that a Python process may need, where they are there.
+USERS = (61_184, 65_472)        # in that case: within the range of systemd's dynamic users
+# System folders that a Python process may need, where they exist.
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives",
           "/etc/ld.so.cache", "/etc/localtime")
 
-# The first process of a box whose user is also its own: no other process there may read it.
+# The first process of a box in which all processes have one user: no other may read it.
 CLOSED = """
 import ctypes, sys
 ctypes.CDLL(None).prctl(4, 0)       # PR_SET_DUMPABLE
@@ -62,17 +62,25 @@ sys.stdin.read()
 """
 
 # <linux/sched.h>
-NEWNS, NEWUTS, NEWIPC = 0x00020000, 0x04000000, 0x08000000
-NEWUSER, NEWPID, NEWNET = 0x10000000, 0x20000000, 0x40000000
-PR_SET_NO_NEW_PRIVS, CAPABILITY_VERSION = 38, 0x20080522
+NEWNS = 0x00020000
+NEWUTS = 0x04000000
+NEWIPC = 0x08000000
+NEWUSER = 0x10000000
+NEWPID = 0x20000000
+NEWNET = 0x40000000
+PR_SET_NO_NEW_PRIVS = 38
+CAPABILITY_VERSION = 0x20080522
 
 
 class Box:
     """A box that exists until `close`. binds: {path inside: file or folder outside}."""
 
     def __init__(self, level, binds, user=NOBODY):
-        self.level, self.user, self.holder = level, user, None
-        self.closed, self.full = threading.Event(), False
+        self.level = level
+        self.user = user
+        self.holder = None
+        self.closed = threading.Event()
+        self.full = False
         self.scratch = "/tmp"               # of the box, and empty
         if level == "limits":
             self.scratch = tempfile.mkdtemp(prefix="lab-box-")
@@ -80,12 +88,13 @@ class Box:
                 os.chown(self.scratch, user, user)
             return
         command = {"bubblewrap": bubblewrap, "namespaces": namespaces}[level](binds)
-        out, told = os.pipe()
+        out, info_fd = os.pipe()
         try:
-            self.process = subprocess.Popen(command(told), pass_fds=[told], stdin=subprocess.PIPE,
-                                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            self.process = subprocess.Popen(
+                command(info_fd), pass_fds=[info_fd], stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         finally:
-            os.close(told)
+            os.close(info_fd)
         with open(out, "rb") as stream:
             reply = stream.read()
         if self.process.stdout.readline() != b"ready\n":   # bwrap gives the number, then mounts
@@ -95,7 +104,7 @@ class Box:
         threading.Thread(target=self.watch, daemon=True).start()
 
     def watch(self):
-        """End a box that holds more than BOX_MEMORY: `full` then tells why it ended."""
+        """End a box that holds more than BOX_MEMORY: `full` then says why it ended."""
         processes = Path(f"/proc/{self.holder}/root/proc")      # only those in it
         while not self.closed.wait(LOOK):
             if resident(processes) > BOX_MEMORY:
@@ -105,7 +114,7 @@ class Box:
                 return
 
     def request(self):
-        """What a child of the warm process needs, to move in."""
+        """What a child of the warm process needs to move in."""
         return {"module": __name__, "holder": self.holder,
                 "user": self.user if os.getuid() == 0 else None, "scratch": self.scratch,
                 "filtered": seccomp.problem() is None}
@@ -117,27 +126,27 @@ class Box:
             shutil.rmtree(self.scratch, ignore_errors=True)
             return
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.holder, signal.SIGKILL)        # the first process of the box: all go
+            os.kill(self.holder, signal.SIGKILL)        # the first process of the box: all end
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
             stream.close()
         self.process.wait()
 
 
 def draw_users(jobs):
-    """Users for the jobs of a grading process, each its own, drawn among thousands: the kernel
-    counts processes by user, so a fork bomb in one run must not leave none to a run beside it.
-    Drawn, since a process in another container may have the same process ID. Two runs of four jobs
-    share a user once in 600."""
+    """A user for each job of a grading process, drawn from thousands: the kernel counts processes
+    by user, and a fork bomb in one run must not use up those of a run beside it. Drawn, since a
+    process in another container may have the same process ID. Two runs of four jobs share a user
+    once in 600."""
     first, end = USERS
     start = secrets.randbelow(end - first)
     return [first + (start + slot) % (end - first) for slot in range(jobs)]
 
 
 def resident(processes):
-    """Bytes of memory that the processes of a box hold, pages that several share counted once.
+    """Bytes of memory that the processes of a box hold, shared pages counted once.
 
-    The sum of RSS is never less and costs a read each: PSS, for which the kernel walks through all
-    pages, is only asked where that is too much.
+    The sum of RSS is never less, and costs one read per process. PSS, for which the kernel walks
+    all pages, is read only where that sum is too large.
     """
     sizes = {}
     with contextlib.suppress(OSError):                          # the box has ended
@@ -151,7 +160,7 @@ def resident(processes):
 
 
 def proportional(one, own):
-    """The PSS of a process; `own` where it may not be read, nothing where the process has ended."""
+    """The PSS of a process; `own` where it may not be read, 0 where the process has ended."""
     try:
         pss = re.search(r"^Pss: +(\d+) kB", (one / "smaps_rollup").read_text(), re.M)
         return int(pss[1]) * 1024 if pss else 0
@@ -164,17 +173,18 @@ def proportional(one, own):
 def bubblewrap(binds):
     own = [] if os.getuid() == 0 else ["--unshare-user", "--uid", str(NOBODY),
                                        "--gid", str(NOBODY)]
-    mounts, bound = [], []
+    mounts = []
+    bound = []
     for inside, outside in everything(binds).items():
-        for folder in reversed(Path(inside).parents[:-1]):      # bwrap's own would be closed to us
+        for folder in reversed(Path(inside).parents[:-1]):      # bwrap's would be closed to us
             if folder != Path("/tmp") and not any(map(folder.is_relative_to, bound)):
                 mounts += ["--dir", str(folder)]
         mounts += ["--dev-bind" if is_node(inside) else "--ro-bind", str(outside), inside]
         bound.append(inside)
-    return lambda told: [
+    return lambda info_fd: [
         "bwrap", *own, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts",
         "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv",
-        "--info-fd", str(told), "--hostname", "box", "--proc", "/proc", "--dev", "/dev",
+        "--info-fd", str(info_fd), "--hostname", "box", "--proc", "/proc", "--dev", "/dev",
         "--perms", "1777", "--size", str(SCRATCH), "--tmpfs", "/tmp", *mounts,
         "--remount-ro", "/dev", "--remount-ro", "/",    # where we are not root, both would be ours
         *(["sh", "-c", "echo ready && exec cat"] if not own else
@@ -184,21 +194,22 @@ def bubblewrap(binds):
 def namespaces(binds):
     mounts = {inside: str(outside) for inside, outside in everything(binds).items()}
     request = {"mounts": mounts, "scratch": SCRATCH, "user": NOBODY}
-    return lambda told: [sys.executable, "-I", "-S", str(HOLDER), str(told), json.dumps(request)]
+    return lambda info_fd: [sys.executable, "-I", "-S", str(HOLDER), str(info_fd),
+                            json.dumps(request)]
 
 
 def gpu_nodes():
-    """The files by which a process reaches NVIDIA's driver, where there are any."""
+    """The device files of NVIDIA's driver; empty where there are none."""
     return sorted(map(str, [*Path("/dev").glob("nvidia*"), *Path("/dev").glob("dxg")]))
 
 
 def is_node(inside):
-    """A device, which a mount for data would refuse to open."""
+    """True for a device, which cannot be opened on a mount for data."""
     return inside.startswith("/dev/")
 
 
 def everything(binds):
-    """The mounts of a box, outer folders before what is in them: the system, Python, `binds`."""
+    """The mounts of a box, outer folders before those in them: the system, Python, `binds`."""
     folders = [*SYSTEM, sys.prefix, sys.base_prefix, os.path.realpath(sys.base_prefix)]
     own = {path: path for path in map(str, folders) if os.path.exists(path)}
     return dict(sorted((own | binds).items()))
@@ -207,9 +218,9 @@ def everything(binds):
 # ---- in the child
 
 def move_in(request, connection):
-    """Called in the forked child: enter the box and go on in a process of its own there.
+    """Called in the forked child: enter the box and continue there in a new process.
 
-    The parent stays outside and waits: it tells the number by which others know the child.
+    The parent stays outside and waits; it sends the process ID that the child has outside.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if request["holder"] is not None:
@@ -218,7 +229,7 @@ def move_in(request, connection):
             if os.getuid() != 0:
                 spaces |= NEWUSER
             checked(libc.setns(holder.fileno(), spaces))
-    child = os.fork()                                   # only a new process is in the box's pids
+    child = os.fork()                                   # only a new process gets a PID of the box
     if child:
         connection.sendall(b"%d\n" % child)
         connection.close()
@@ -233,8 +244,8 @@ def move_in(request, connection):
 
 
 def bare(user, scratch, libc):
-    """Limits, no rights, nothing in the environment but where to write."""
-    Path("/proc/self/oom_score_adj").write_text("1000")     # out of memory: this goes first
+    """Set limits, drop privileges, and leave only a place to write in the environment."""
+    Path("/proc/self/oom_score_adj").write_text("1000")     # out of memory: this is killed first
     for name, most in LIMITS.items():
         kind = getattr(resource, name)
         hard = resource.getrlimit(kind)[1]
@@ -257,7 +268,7 @@ def checked(result):
         raise OSError(error, os.strerror(error))
 
 
-# ---- which level can be had
+# ---- which level works here
 
 @functools.cache
 def best():
@@ -279,17 +290,16 @@ def trial(level):
         return f"needs Linux, this is {sys.platform}"
     if level == "bubblewrap" and shutil.which("bwrap") is None:
         return "bwrap is not installed (Debian's package bubblewrap)"
-    probe = subprocess.run([sys.executable, "-P", "-m", "lab.grading.trial", level],
+    probe = subprocess.run([sys.executable, "-P", "-m", "lab.grading.box_selftest", level],
                            capture_output=True, text=True, cwd="/",
                            env=device.child_environment())
     if probe.returncode == 0:
         return None
-    return (probe.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+    return (probe.stderr.strip().splitlines() or ["it ended without a message"])[-1]
 
 
 def unreadable():
-    """Where we are root, the code runs as another user: why right answers could not run; or None.
-    """
+    """Where we are root, code runs as another user: why right answers could not run, or None."""
     try:
         probe = subprocess.run([sys.executable, "-P", "-c", "import lab.remote.child"], cwd="/",
                                env=device.child_environment(), capture_output=True, user=NOBODY,
@@ -298,5 +308,5 @@ def unreadable():
         probe = None
     if probe is not None and probe.returncode == 0:
         return None
-    return ("another user than root cannot read Python or the course: install both where everybody "
+    return ("users other than root cannot read Python or the course: install both where every user "
             "may read them")

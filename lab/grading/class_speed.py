@@ -1,7 +1,7 @@
 """How fast a class is graded: `python -m lab.grading.class_speed`, into benchmarks/grading.json.
 
 200 submissions of 20 exercises each, 12 in Python, 5 in CUDA C and 3 in Triton, about seven in ten
-right, no two with the same source. The rest of the machine should be quiet.
+right, no two with the same source. The machine should be otherwise idle.
 """
 
 import argparse
@@ -24,8 +24,8 @@ from lab.judge import mutants
 
 RECORD = ROOT / "benchmarks" / "grading.json"
 LESSONS = ("r01_roofline", "k01_vector_add", "k07_softmax", "k09_rope")
-LEFT = ("rope_triton",)         # stays a stub: 12 in Python, 5 in CUDA C, 3 in Triton are the rest
-RIGHT = 0.7                     # share of the answers
+LEFT = ("rope_triton",)         # a stub: the rest are 12 in Python, 5 in CUDA C, 3 in Triton
+RIGHT = 0.7                     # share of right answers
 TARGET = 10                     # minutes on 2 cores
 
 
@@ -36,7 +36,8 @@ def exercises():
 def write(folder, students):
     """An archive for each student, as `lab submit` packs one."""
     for number in range(students):
-        rng, texts = random.Random(number), {}
+        rng = random.Random(number)
+        texts = {}
         for exercise in exercises():
             place = f"{exercise.lesson.floor}/{exercise.lesson.id}{SUFFIX[exercise.language]}"
             texts[place] = texts.get(place, "") + answer(exercise, number, rng) + "\n\n\n"
@@ -45,8 +46,9 @@ def write(folder, students):
 
 
 def answer(exercise, number, rng):
-    """The course's own or one of its known mistakes, with a comment of the student's."""
-    lesson, language = exercise.lesson, exercise.language
+    """The course's own or one of its known mistakes, with a comment that names the student."""
+    lesson = exercise.lesson
+    language = exercise.language
     text = lesson.sources[language]
     if rng.random() > RIGHT:
         wrong = [m for m in mutants.mutants(lesson) if m["exercise"] == exercise.name]
@@ -64,17 +66,19 @@ def memory():
         try:
             total += process.memory_full_info().pss
         except psutil.Error:
-            continue                    # it has ended meanwhile
+            continue                    # it has just ended
     return total / 2**20
 
 
 def measure(students, jobs):
-    """Grade a class of so many and say how it went, as data."""
+    """Grade a class of this size: speed, memory and verdicts as data."""
     with tempfile.TemporaryDirectory() as folder:
-        sent, out = Path(folder, "sent"), Path(folder, "out")
+        sent = Path(folder, "sent")
+        out = Path(folder, "out")
         sent.mkdir()
         write(sent, students)
-        began, samples = time.monotonic(), []
+        began = time.monotonic()
+        samples = []
         run = subprocess.Popen([sys.executable, "-m", "lab.cli", "grade", str(sent), "--out",
                                 str(out), "--jobs", str(jobs), "--lessons", ",".join(LESSONS)],
                                cwd=ROOT)

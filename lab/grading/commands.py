@@ -1,5 +1,5 @@
-"""`lab submit`, and the instructors' commands. `lab` imports this to list them: each imports what
-does the work."""
+"""`lab submit` and the instructors' commands. `lab` imports this to list them: each command imports
+the code that does its work."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ from lab.terminal import MARKS, LessonWords, console, own_desk
 
 def submit(lessons: LessonWords = None,
            out: Annotated[Path | None, typer.Option(help="the file to write")] = None):
-    """Pack what you wrote into one small zip to hand in; all lessons if none is named."""
+    """Pack what you wrote into one small zip to hand in. All lessons if none is named."""
     from lab.grading import submit as submitting
 
     desk = own_desk()
@@ -41,9 +41,9 @@ def grade(
     lessons: Annotated[str | None, typer.Option(help="ids, separated by commas; all if not given")]
         = None,
     jobs: Annotated[int, typer.Option(min=1, help="units at a time")] = os.cpu_count() or 1,
-    resume: Annotated[bool, typer.Option("--resume", help="go on where a run stopped")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="continue where a run stopped")] = False,
     shard: Annotated[str | None, typer.Option(metavar="I/N", help="one part of N")] = None,
-    merge: Annotated[bool, typer.Option("--merge", help="make the reports of all shards")] = False,
+    merge: Annotated[bool, typer.Option("--merge", help="write the reports of all shards")] = False,
     require_sandbox: Annotated[bool, typer.Option(
         "--require-sandbox", help="refuse to grade where only limits hold")] = False,
     roster: Annotated[Path | None, typer.Option(help="a Canvas gradebook, or a CSV with a column "
@@ -53,11 +53,11 @@ def grade(
     overrides: Annotated[Path | None, typer.Option(help="a CSV of regrades")] = None,
     best: Annotated[bool, typer.Option("--best", help="a student's best submission counts, not "
                                                       "the latest")] = False,
-    edition: Annotated[Path | None, typer.Option(help="the folder of `lab release` that students "
-                                                      "have: what it held back, code under test "
-                                                      "does not see")] = None,
+    edition: Annotated[Path | None, typer.Option(help="the students' folder of `lab release`: "
+                                                      "code under test does not see the answers "
+                                                      "it held back")] = None,
 ):
-    """Grade a folder of submissions that nobody has to trust; tables and pages into --out."""
+    """Grade a folder of untrusted submissions. Tables and pages go into --out."""
     from lab.grading import grade as grading
 
     for line in grading.grade(submissions, out, console, lessons=lessons, jobs=jobs, resume=resume,
@@ -69,13 +69,13 @@ def grade(
 
 def release(
     lessons: Annotated[list[str], typer.Argument(
-        metavar="LESSONS…", help="ids, their starts, floors, or k01..k08")],
-    out: Annotated[Path, typer.Option(help="an empty folder, or none yet")],
+        metavar="LESSONS…", help="ids, starts of ids, floors, or k01..k08")],
+    out: Annotated[Path, typer.Option(help="an empty or new folder")],
     answers_until: Annotated[str | None, typer.Option(
         metavar="LESSON", help="all lessons up to this one come with their answers")] = None,
-    hints: Annotated[bool, typer.Option(help="with the hints; the third says much")] = True,
+    hints: Annotated[bool, typer.Option(help="with the hints; the third says a lot")] = True,
 ):
-    """Make a student edition: a git repository without the answers that are not given."""
+    """Make a student edition, as a git repository. It has only the answers that you give."""
     from lab.grading import release as releasing
 
     plan = releasing.edition(lessons, answers_until, hints)
@@ -91,7 +91,7 @@ def export(
     gradescope: Annotated[Path | None, typer.Option(
         metavar="FILE.zip", help="an autograder for Gradescope")] = None,
 ):
-    """Hand the lessons to another grader, all of them if none is named."""
+    """Export lessons to another grader. All of them if none is named."""
     if (nbgrader is None) == (gradescope is None):
         raise CourseError("export to what? `lab export --nbgrader DIR` or `lab export --gradescope "
                           "FILE.zip`")
@@ -105,4 +105,4 @@ def export(
 
     chosen = nbgraders.export(lessons, nbgrader)
     print(f"{len(chosen)} assignment(s) in {nbgrader}. nbgrader runs a learner's code in the "
-          f"process that decides about points: nothing isolates it, as `lab grade` would")
+          f"process that awards the points, without the isolation of `lab grade`")

@@ -1,7 +1,7 @@
-"""A lesson's exercises, found by name in whatever was sent, placed in the pristine lesson.
+"""A lesson's exercises, found by name in whatever was sent and placed in the pristine lesson.
 
-On a desk the .py and .cu are the truth: a notebook gives only what is still a stub there. In a
-notebook the last cell that defines an exercise counts, with what it needs of other cells.
+On a desk the .py and .cu files count: a notebook gives only what is still a stub there. In a
+notebook the last cell that defines an exercise counts, with what it needs from other cells.
 """
 
 import ast
@@ -12,35 +12,39 @@ from functools import lru_cache
 from itertools import accumulate
 
 from lab import stub
-from lab.grading import parts, pieces
-from lab.grading.pristine import Given, keep, parsed
+from lab.grading import pieces, submission_parts
+from lab.grading.fresh_lesson import Given, keep, parsed
 from lab.judge.candidate import Candidate
 
-NOWHERE = "the submission"          # the label of a language of which nothing was sent
+NOWHERE = "the submission"          # the label of a language in which nothing was sent
 MOST_NAMED = 5                      # names or lines in one note
 
 
 def candidate(lesson, submission, mend=True, only=None):
     """(Candidate, notes) of one lesson in a submission. A note is a line for the instructor about
-    what was unusual: left out, doubled, taken from elsewhere.
+    anything unusual: left out, defined twice, taken from elsewhere.
 
-    mend: a text that cannot be read is read piece by piece; else it is kept as it is.
+    mend: read a text with a mistake piece by piece; else keep it as it is.
     only: an exercise to take alone, with what it needs
     """
-    notes, attempts, broken = list(parts.unclear(lesson, submission)), {}, []
-    for file in parts.files_of(lesson, submission):
+    notes = list(submission_parts.unclear(lesson, submission))
+    attempts = {}
+    broken = []
+    for file in submission_parts.files_of(lesson, submission):
         attempts_found, unread = look(lesson, file, notes, mend)
         broken += unread
         merge(attempts, attempts_found, lesson, submission, notes)
     if only is not None:
         attempts = {only: attempts[only]}
-    lost = {}                               # of exercises that nothing else gives
+    lost = {}                               # of exercises that no other part gives
     for one in broken:
         if fresh := [name for name in one.names if name not in attempts and name not in lost]:
             lost |= dict.fromkeys(fresh, one.said)
         else:
             notes.append(left_out(one.said))
-    sources, labels, origins = dict(lesson.stubs), dict.fromkeys(lesson.stubs, NOWHERE), {}
+    sources = dict(lesson.stubs)
+    labels = dict.fromkeys(lesson.stubs, NOWHERE)
+    origins = {}
     for language in lesson.stubs:
         mine = {name: part for name, part in attempts.items() if part.language == language}
         if mine:
@@ -58,22 +62,23 @@ def candidate(lesson, submission, mend=True, only=None):
 
 @dataclass(frozen=True)
 class Unread:
-    """What cannot be read of a part, or the part as a whole."""
+    """A piece of a part that cannot be read, or the whole part."""
 
-    names: list                 # of the exercises that it would give
+    names: list                 # of the exercises that it may hold
     said: str                   # where and why
-    part: parts.Part = None     # a whole one
+    part: submission_parts.Part = None     # where it is the whole part
 
 
 
 def look(lesson, file, notes, mend):
     """({exercise: the part of a file that counts}, [Unread])."""
-    attempts, broken = {}, []
+    attempts = {}
+    broken = []
     names = [e.name.split(".")[-1] for e in lesson.exercises]
-    for part in parts.parts_of(file):
+    for part in submission_parts.parts_of(file):
         if part.language not in lesson.stubs or not any(name in part.text for name in names):
             continue
-        part, magics = parts.without_magics(part)
+        part, magics = submission_parts.without_magics(part)
         part, lost = readable(lesson, part, mend)
         broken += lost
         gone = {name for one in lost for name in one.names}
@@ -90,14 +95,14 @@ def look(lesson, file, notes, mend):
 
 
 def readable(lesson, part, mend):
-    """(a part without what cannot be read, [Unread])."""
+    """(the part without its unreadable pieces, [Unread])."""
     error = part.error()
     if error is None:
         return part, []
     fresh, broken = pieces.mended(part) if mend else (part, [])
     if not broken:
         line, what = error
-        names = parts.mentions(part.text, part.language, lesson)
+        names = submission_parts.mentions(part.text, part.language, lesson)
         text = part.text.split("\n")[line - 1].strip()[:200] if line else ""
         problem = f"{part.label}{f', line {line}' if line else ''}: {what}\n    {text}".rstrip()
         return replace(part, text=""), [Unread(names, problem, part)] * bool(names)
@@ -107,7 +112,7 @@ def readable(lesson, part, mend):
 
 
 def attempted(lesson, part):
-    """The exercises that a part has otherwise than as the stub."""
+    """The exercises in a part that differ from the stub."""
     language = part.language
     if part.text == lesson.stubs[language]:
         return []
@@ -119,8 +124,8 @@ def attempted(lesson, part):
 
 
 def wraps(unit):
-    """Whether a unit assigns to a name what it makes of that name, as a notebook does that counts
-    calls: `f = Watched(f)`. It answers nothing: what it wraps is defined elsewhere."""
+    """Whether a unit only wraps what a name holds already, as a notebook that counts calls does:
+    `f = Watched(f)`. It is no answer: the function that it wraps is defined elsewhere."""
     nodes = parsed(unit)
     inner = [one for node in nodes for one in ast.walk(node)]
     return bool(nodes) and all(isinstance(node, ast.Assign) for node in nodes) and not any(
@@ -143,14 +148,14 @@ def given(lesson, language):
 
 
 def merge(attempts, more, lesson, submission, notes):
-    """Add what a file gives to what those before it gave."""
+    """Add what a file gives to what earlier files gave."""
     for name, part in more.items():
         first = attempts.setdefault(name, part)
         if first is not part:
             same = stub.normalised(first.text, name, first.language) == stub.normalised(
                 part.text, name, part.language)
             if not same:
-                notes.append(f"{name}: {part.label} has it otherwise; {first.label} counts")
+                notes.append(f"{name}: {part.label} has another version; {first.label} counts")
         elif part.cell is not None:
             file = untouched_label(lesson, submission, part.language)
             if file != NOWHERE:
@@ -158,9 +163,9 @@ def merge(attempts, more, lesson, submission, notes):
 
 
 def untouched_label(lesson, submission, language):
-    """The lesson's own file of a language in what was sent."""
+    """The name of the lesson's own file in a language; NOWHERE if it was not sent."""
     return next((file.name for file in submission.files if file.kind == language
-                 and parts.lesson_stem(file.name)[0] == lesson.id), NOWHERE)
+                 and submission_parts.lesson_stem(file.name)[0] == lesson.id), NOWHERE)
 
 
 # ---- place
@@ -168,14 +173,16 @@ def untouched_label(lesson, submission, language):
 
 def placed(lesson, submission, language, attempts, notes, alone):
     """(text, label, origin of each line) of the pristine lesson with the exercises in it."""
-    gifts, used, texts = given(lesson, language), [], []
+    gifts = given(lesson, language)
+    used = []
+    texts = []
     for part, new in chosen(submission, attempts, gifts, alone):
         wanted = {name for name, home in attempts.items() if home == part}
         own = keep(part, gifts, wanted, new)
         used.append((part, bool(wanted)))
         texts.append(stub.one_newline(own.text))
         if wanted:
-            notes += told_kept(part, own)
+            notes += notes_on(part, own)
     spliced = stub.splice(lesson.stubs[language], "".join(texts), language)
     homes = [part for part, has in used if has]
     files = list(dict.fromkeys(part.file for part in homes))
@@ -185,12 +192,12 @@ def placed(lesson, submission, language, attempts, notes, alone):
 
 
 def local(line, starts):
-    """A line of all parts one below the other, as the line of its own part."""
+    """A line of the joined parts, as a line of its own part."""
     return None if line is None else line - starts[bisect_right(starts, line - 1) - 1]
 
 
 def chosen(submission, attempts, gifts, alone):
-    """[(part, places of the new units it gives, None for all)], files first, cells in order.
+    """[(part, places of the new units it gives; None for all)], files first, cells in order.
 
     alone: a file gives only what is needed, as a notebook does
     """
@@ -207,12 +214,13 @@ def chosen(submission, attempts, gifts, alone):
 
 
 def with_needed(file, homes, gifts):
-    """[(cell, places of its new units)] that the exercises of a notebook need, by the names in
-    use; of a file alike."""
+    """[(cell, places of its new units)] that the exercises of a notebook, or of a file, need: found
+    by the names they use."""
     language = gifts.language
-    pool = Pool([part for part in parts.parts_of(file) if part.language == language])
+    pool = Pool([part for part in submission_parts.parts_of(file) if part.language == language])
     needed = {part.cell: set() for part in homes.values()}
-    known, missing = gifts.names | gifts.exercises, False
+    known = gifts.names | gifts.exercises
+    missing = False
     waiting = [name for exercise, part in homes.items()
                for name in uses(stub.extract(part.text, exercise, language), language)]
     while waiting:
@@ -229,7 +237,7 @@ def with_needed(file, homes, gifts):
 
 
 class Pool:
-    """The cells of a notebook in one language, read one by one when a name is looked for."""
+    """The cells of a notebook in one language, read one by one as names are looked up."""
 
     def __init__(self, cells):
         self.raw = {part.cell: part for part in cells}
@@ -241,7 +249,7 @@ class Pool:
 
     def cell(self, number):
         if number not in self.read:
-            part, _ = pieces.mended(parts.without_magics(self.raw[number])[0])
+            part, _ = pieces.mended(submission_parts.without_magics(self.raw[number])[0])
             bound = {}
             for unit in part.units():
                 for name in unit.names:
@@ -267,7 +275,7 @@ class Pool:
 
 
 def uses(text, language):
-    """Names that a text leans on. In CUDA: all its words, the compiler needs no more."""
+    """Names that a text uses. In CUDA all its words: the compiler needs no others."""
     if language == "cuda":
         return set(re.findall(r"[A-Za-z_]\w*", text))
     try:
@@ -276,20 +284,20 @@ def uses(text, language):
         return set()
 
 
-# ---- tell
+# ---- notes
 
 
-def told_kept(part, own):
+def notes_on(part, own):
     if own.changed:
-        yield f"{part.label}: the course's own {some(own.changed)} stands, not the one sent"
+        yield f"{part.label}: the course's own version counts for {some(own.changed)}"
     if own.stray and part.cell is None:
         lines = some([f"line {line}: {text}" for line, text in own.stray])
-        yield f"{part.label}: left out what defines nothing ({lines})"
+        yield f"{part.label}: left out statements that define nothing ({lines})"
 
 
 def left_out(names):
     where, _, what = names.partition("\n")[0].rpartition(": ")
-    return f"{where}: left out, it cannot be read: {what}"
+    return f"{where}: left out because it cannot be read: {what}"
 
 
 def some(words):

@@ -1,10 +1,10 @@
-"""What a student gets: a page, and Gradescope's results.json. Feedback, never messages."""
+"""What a student gets: a page and Gradescope's results.json, with feedback and never messages."""
 
 from fractions import Fraction
 
 from lab.course import SPEED
-from lab.grading.plain import clean
 from lab.grading.points import shown
+from lab.grading.sanitize import clean
 
 UNDECIDED = "Not decided on this machine: it counts neither for nor against you."
 ERROR = ("The course failed here, not you: it counts neither for nor against you, and your "
@@ -49,7 +49,7 @@ def hundredths(points):
 
 
 def page(student, titles):
-    """What the page of a student shows. titles: {lesson id: title}"""
+    """What a student's page shows. titles: {lesson id: title}"""
     counted = student.counted
     return {"student": student, "total": shown(counted.total), "out_of": shown(counted.out_of),
             "lessons": [part(lesson, one, titles) for lesson, one in counted.lessons],

@@ -19,12 +19,12 @@ BRANCH = re.compile(r"refs/heads/(?!.*\.\.)[\w./-]{1,200}")
 
 
 def opened(path):
-    """(file, its stat) of a plain file. ValueError: it is none, or one that others may share."""
+    """(file, its stat) of a plain file. ValueError: it is not one, or others may share it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     about = os.fstat(descriptor)
     if not stat.S_ISREG(about.st_mode):
         os.close(descriptor)
-        raise ValueError("it is no plain file")
+        raise ValueError("it is not a plain file")
     if about.st_nlink > 1:
         os.close(descriptor)
         raise ValueError("it is a hard link, so it may be another student's file")
@@ -64,20 +64,21 @@ def walk(folder, basket):
             elif entry.is_dir(follow_symlinks=False):
                 below.append((Path(entry.path), name + "/"))
             elif not entry.is_file(follow_symlinks=False):
-                basket.problem(name, "not opened: it is no plain file")
+                basket.problem(name, "not opened: it is not a plain file")
             else:
                 yield Path(entry.path), name
         waiting += reversed(below)
 
 
 def read(folder, basket):
-    """Fill a basket with what a student's folder holds: (when, the course's version or None).
+    """Fill a basket from a student's folder; return (when, the course's version or None).
 
-    Archives in it are opened where it is no desk and no repository: those may hold older ones.
+    Archives in it are opened unless it is a desk or a repository, which may hold old ones.
     """
     folder = Path(folder)
     own = any(os.path.lexists(folder / mark) for mark in (".git", ".lab"))
-    times, version = [], None
+    times = []
+    version = None
     for path, name in walk(folder, basket):
         if basket.kind(name):
             times.append(take(path, name, basket, lambda f, name=name: basket.add(name, f.read)))
@@ -90,14 +91,14 @@ def read(folder, basket):
     return last_commit(folder, basket) or newest, version
 
 
-# ---- git, without a word of the repository's own configuration
+# ---- git, without the repository's own configuration
 
 
 def last_commit(folder, basket):
-    """The time of the last commit; None where there is none, or where it cannot be told.
+    """The time of the last commit; None where there is none, or it cannot be read.
 
-    A clone's configuration can name programs that git would start (a file monitor, a signature's
-    check), so git gets the objects alone, beside an empty repository of our own.
+    A clone's configuration can name programs that git would start (a file monitor, a signature
+    check), so git gets only its objects, with an empty repository of our own.
     """
     if not os.path.lexists(folder / ".git"):
         return None
@@ -105,27 +106,27 @@ def last_commit(folder, basket):
         commit = head(folder / ".git")
         return committed(folder / ".git" / "objects", commit) if commit else None
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        basket.problem(".git", f"the last commit's time cannot be told: {archives.plain(error)}")
+        basket.problem(".git", f"the last commit's time cannot be read: {archives.plain(error)}")
         return None
 
 
 def head(git):
     """The commit that is checked out, or None before the first one. ValueError: it is damaged."""
     if stat.S_ISLNK(os.lstat(git).st_mode) or not git.is_dir():
-        raise ValueError("it is no folder of its own")
+        raise ValueError("it is a link or a file, not a folder")
     text = small(git / "HEAD").strip()
     branch = text.removeprefix("ref: ")
     if text == branch:
         commit = text
     elif not BRANCH.fullmatch(branch):
-        raise ValueError("HEAD names no branch")
+        raise ValueError("HEAD does not name a branch")
     elif os.path.lexists(git / branch):
         commit = small(git / branch).strip()
     else:
         rows = small(git / "packed-refs") if os.path.lexists(git / "packed-refs") else ""
         commit = next((r.split()[0] for r in rows.splitlines() if r.endswith(" " + branch)), None)
     if commit is not None and not COMMIT.fullmatch(commit):
-        raise ValueError("HEAD names no commit")
+        raise ValueError("HEAD does not name a commit")
     return commit
 
 
@@ -158,5 +159,5 @@ def committed(objects, commit):
 
 
 def limited():
-    """In git's own process: a commit can be packed to unpack without end."""
+    """Runs in git's own process: a packed commit can be made to unpack without end."""
     resource.setrlimit(resource.RLIMIT_AS, (GIT_MEMORY, GIT_MEMORY))

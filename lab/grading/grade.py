@@ -16,15 +16,15 @@ from lab.grading.journal import Journal
 def grade(submissions, out, console, *, lessons=None, jobs=1, resume=False, shard=None, merge=False,
           required=False, roster=None, points=None, overrides=None, best=False,
           edition=None):
-    """Grade, and write every report once all units are done; the lines to print at the end.
+    """Grade, write every report once all units are done, and return the lines to print at the end.
 
-    What the instructor gives is read first: a mistake in it is told before anything is graded.
+    The instructor's files are read first: a mistake in one is reported before anything is graded.
     """
     device.forget_environment()
     sent = intake.read_all(submissions)
     if not sent:
         raise CourseError(f"no submissions in {submissions}: expected archives, notebooks, files "
-                          f"or folders, one or more a student")
+                          f"or folders, one or more per student")
     part = run.shard_of(shard) if shard else (1, 1)
     held_back = run.held_back(edition)
     file = out / ("journal.jsonl" if shard is None else f"journal-{part[0]}-of-{part[1]}.jsonl")
@@ -34,14 +34,14 @@ def grade(submissions, out, console, *, lessons=None, jobs=1, resume=False, shar
     beside = Path(submissions).resolve().parent / "grading.toml"
     points = points or (beside if beside.exists() else None)
     rules = reports.read(lessons_asked, {one.student for one in sent}, points, roster, overrides)
-    level = None if merge else told_level(required, console)
+    level = None if merge else announce_level(required, console)
     journal = journal or Journal.begin(file, lessons_asked, shared_seed(out) if shard else None)
     grading = run.Grading(sent, lessons_asked, journal, level, jobs, part, held_back)
     if not merge:
         watched(grading, console)
     if shard:
-        return [f"shard {shard}: {len(grading.submissions)} submissions graded; when all are, "
-                f"--merge makes the tables"]
+        return [f"shard {shard}: {len(grading.submissions)} submissions graded; when all shards "
+                f"are done, --merge writes the reports"]
     if left := grading.units():
         raise CourseError(f"{len(left)} units are not graded yet, the first is "
                           f"{left[0][0].path}, {left[0][1].id}: run its shard again with --resume")
@@ -49,8 +49,8 @@ def grade(submissions, out, console, *, lessons=None, jobs=1, resume=False, shar
             f"written: {out}"]
 
 
-def told_level(required, console):
-    """The sandbox of this run, printed."""
+def announce_level(required, console):
+    """Print the sandbox of this run and return its level."""
     level, reasons = run.level(required)
     console.print(f"sandbox: {level}" + f" ({'; '.join(reasons)})" * bool(reasons), markup=False)
     for line in channels.said(level, seccomp.problem()):
@@ -59,7 +59,7 @@ def told_level(required, console):
 
 
 def resumed(file, lessons):
-    """The journal of this run, which was begun."""
+    """The journal of a run that was begun."""
     journal = Journal.resume(file)
     now = {lesson.id: lesson.fingerprint for lesson in course.lessons()}
     if lessons and {i.id for i in run.chosen(lessons)} != set(journal.header["lessons"]):
@@ -73,33 +73,34 @@ def resumed(file, lessons):
 
 
 def merged(out):
-    """One journal in memory of those that the shards wrote."""
+    """The shards' journals as one, in memory."""
     journals = [Journal.resume(file) for file in sorted(out.glob("journal*.jsonl"))]
     if not journals:
         raise CourseError(f"nothing to merge: no journal*.jsonl in {out}")
     first = journals[0]
     for other in journals[1:]:
         if other.header != first.header:
-            raise CourseError(f"{other.file} and {first.file} are of different runs: their seeds "
+            raise CourseError(f"{other.file} and {first.file} are from different runs: their seeds "
                               f"or lessons differ")
         first.units |= other.units
     return first
 
 
 def shared_seed(out):
-    """The seed of all shards: whoever comes first makes it."""
+    """The seed that all shards share; the first one makes it."""
     out.mkdir(parents=True, exist_ok=True)
-    file, own = out / "seed", out / f"seed.{os.getpid()}.{secrets.token_hex(4)}"
+    file = out / "seed"
+    own = out / f"seed.{os.getpid()}.{secrets.token_hex(4)}"
     own.touch(0o600)
     own.write_text(f"{secrets.randbits(128)}\n")
     with contextlib.suppress(FileExistsError):
-        os.link(own, file)              # whole, or there already
+        os.link(own, file)              # complete, or already there
     own.unlink()
     return int(file.read_text())
 
 
 def watched(grading, console):
-    """Grade with a bar that moves."""
+    """Grade with a progress bar."""
     todo = len(grading.units())
     with Progress(TextColumn("grading"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
                   console=console) as bar:

@@ -2,7 +2,7 @@
 
     setup.sh  run_autograder        what Gradescope runs: once, and for each submission
     lessons.txt  failed.json        which lessons; the answer where the grader itself fails
-    README.md                       for the instructor: settings, needs, what holds a submission
+    README.md                       for the instructor: settings, needs, what confines a submission
     course/                         all that grading needs, and the instructor's grading.toml
 
 The format: https://gradescope-autograders.readthedocs.io/en/latest/specs/
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from lab import course
 from lab.course import ROOT, SPEED, CourseError
-from lab.grading.plain import of
 from lab.grading.points import shown, worths
+from lab.grading.sanitize import of
 from lab.grading.submit import zipped
 from lab.setup import BUILDS
 
@@ -21,12 +21,12 @@ OURS = Path(__file__).with_name("templates") / "gradescope"
 POINTS = "grading.toml"
 FILES = ("pyproject.toml", "constraints.txt", "Makefile", "README.md", "LICENSE",
          "tests/conftest.py")
-# From what was measured: see the template of README.md.
+# Measured: see the template of README.md.
 NEEDS = "1 CPU and 1.5 GB, time limit 40 minutes"
 
 
 def export(words, out):
-    """Write the zip; the lines to print. The file grading.toml beside it comes with it.
+    """Write the zip and return the lines to print. A file grading.toml beside it goes into it.
 
     CourseError: the zip is there already or cannot be written, or grading.toml has a mistake."""
     out = Path(out)
@@ -48,7 +48,7 @@ def export(words, out):
     return [f"{out}   {len(data):,} bytes, {of(len(lessons), 'lesson')}"
             + f", points of {own}" * (own is not None),
             f"set in Gradescope: {most} points; base image Ubuntu 22.04; {NEEDS}",
-            "README.md in it says why, and what holds a submission there"]
+            "README.md in it says why, and what confines a submission there"]
 
 
 def contents(lessons, own, most):
@@ -65,7 +65,7 @@ def contents(lessons, own, most):
 
 
 def parts():
-    """The course's files that grading needs: no notebooks, no solutions, nobody's desk."""
+    """The course's files that grading needs: no notebooks, solutions or desks."""
     floors = [floor.name for floor in course.floors()]
     for folder in ("lab", "benchmarks", *floors, *(f"tests/{floor}" for floor in floors)):
         for path in (ROOT / folder).rglob("*"):

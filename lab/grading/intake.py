@@ -1,7 +1,7 @@
-"""A folder of submissions, read: who sent what, and when.
+"""Read a folder of submissions: who sent what, and when.
 
-It may hold archives, loose files, desks, cloned repositories and what Canvas and Moodle download,
-all mixed. What is hostile or broken is a line in that submission's problems.
+It may hold archives, loose files, desks, cloned repositories and downloads from Canvas and Moodle,
+in any mixture. Anything hostile or broken is a line in that submission's problems.
 """
 
 import os
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from lab.course import CourseError
 from lab.grading import archives, folders, names
 from lab.grading.model import Submission
-from lab.grading.reading import Basket, Full
+from lab.grading.submitted_files import Basket, Full
 
 NOTHING = "nothing to grade in it: no .py, .cu or .ipynb file that can be read"
 MOST_NAMED = 5          # of the files that are there instead
@@ -26,8 +26,9 @@ class Piece:
     basket: Basket = field(default_factory=Basket)
     when: float | None = None
     version: str | None = None
-    kind: str = "loose"         # alone: a submission by itself; loose: one with others of its kind;
-                                # other: no code, a problem of whatever else the student sent
+    kind: str = "loose"         # alone: a submission by itself; loose: one together with the
+                                # student's other loose entries; other: not code, a problem
+                                # listed with whatever else the student sent
 
 
 def read_all(folder):
@@ -66,7 +67,7 @@ def piece(entry):
             result.kind = "other"
             result.when, what = described(entry)
             result.basket.problem(entry.name, what)
-    except Full:                            # the basket says so itself
+    except Full:                            # the basket has noted it
         result.when = result.when or entry.stat(follow_symlinks=False).st_mtime
     return result
 
@@ -83,10 +84,10 @@ def loose(entry, basket):
 
 
 def described(entry):
-    """(time, what is wrong) of what is neither folder nor archive nor code."""
+    """(time, what is wrong) of an entry that is neither folder nor archive nor code."""
     about = entry.stat(follow_symlinks=False)
     if not stat.S_ISREG(about.st_mode):
-        return about.st_mtime, "not opened: it is no plain file"
+        return about.st_mtime, "not opened: it is not a plain file"
     return about.st_mtime, "not read: expected .py, .cu, .ipynb, .zip, .tar.gz or a folder"
 
 
@@ -94,8 +95,9 @@ def described(entry):
 
 
 def groups(pieces):
-    """[(student, pieces)]: one group a student. Two students of one name are told by number."""
-    numbers, there = {}, {p.name.student for p in pieces}
+    """[(student, pieces)]: one group per student. Two of one name are told apart by number."""
+    numbers = {}
+    there = {p.name.student for p in pieces}
     for p in pieces:
         numbers.setdefault(p.name.student, set()).add(p.name.number)
     by_student = {}
@@ -113,10 +115,11 @@ def groups(pieces):
 def submissions(student, pieces):
     """The submissions of one student: each archive and folder, and all loose files as one."""
     batches = [[p] for p in pieces if p.kind == "alone"]
-    loose, rest = [p for p in pieces if p.kind == "loose"], [p for p in pieces if p.kind == "other"]
+    loose = [p for p in pieces if p.kind == "loose"]
+    rest = [p for p in pieces if p.kind == "other"]
     if any(p.basket.files for p in loose):
         batches.append(loose)
-    else:                               # nothing in them: no submission where there is another
+    else:                               # no code in them: no submission where there is another
         rest += loose
     if not batches:
         return [submission(student, rest, [])]
@@ -125,12 +128,13 @@ def submissions(student, pieces):
 
 
 def submission(student, pieces, stray):
-    """One submission out of the pieces that make it. stray: problems of the student's other
-    files, which are no submission."""
-    files, problems = {}, []
+    """One submission, made of its pieces. stray: problems of the student's other files, which are
+    not a submission."""
+    files = {}
+    problems = []
     for p in pieces:
         problems += p.basket.problems
-        problems += [f"{name}: there twice: the first one counts"
+        problems += [f"{name}: there twice; the first one counts"
                      for name in files.keys() & p.basket.files.keys()]
         files = p.basket.files | files
     return Submission(

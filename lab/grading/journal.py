@@ -1,5 +1,5 @@
-"""The journal of a grading: a line for each unit that is done, so that a run which was killed goes
-on where it stood. The first line holds what the run is: the secret seed and the lessons."""
+"""The journal of a grading: a line for each finished unit, so that a killed run continues where it
+stopped. The first line identifies the run: the secret seed and the lessons."""
 
 import json
 import os
@@ -15,13 +15,14 @@ class Journal:
     """Lines of JSON in a file that only grows."""
 
     def __init__(self, file, header):
-        self.file, self.header = Path(file), header
+        self.file = Path(file)
+        self.header = header
         self.units = {}
-        self.cut = None         # where a last line begins that was cut off
+        self.cut = None         # the offset of a last line that was cut off, or None
 
     @classmethod
     def begin(cls, file, lessons, seed=None):
-        """A new one. CourseError where there is one already: its grades are not thrown away."""
+        """A new journal. CourseError where one exists: its grades are not thrown away."""
         header = {"schema": SCHEMA, "course_version": VERSION,
                   "lessons": {lesson.id: lesson.fingerprint for lesson in lessons},
                   "seed": secrets.randbits(128) if seed is None else seed}
@@ -38,7 +39,7 @@ class Journal:
 
     @classmethod
     def resume(cls, file):
-        """One that was begun, without a last line that was cut off."""
+        """A journal that was begun, without a last line that was cut off."""
         try:
             whole, _, cut = Path(file).read_bytes().rpartition(b"\n")
         except FileNotFoundError:
@@ -59,7 +60,7 @@ class Journal:
         return journal
 
     def append(self, row):
-        """One line, on the disk when this returns."""
+        """Write one line; it is on the disk when this returns."""
         if self.cut is not None:
             os.truncate(self.file, self.cut)
             self.cut = None
@@ -69,7 +70,7 @@ class Journal:
             os.fsync(stream.fileno())
 
     def done(self, unit, sandbox, results, notes):
-        """A unit: (digest of the submission, lesson)."""
+        """Record a finished unit: (digest of the submission, lesson)."""
         row = {"unit": list(unit), "sandbox": sandbox, "notes": list(notes), "results": results}
         self.append(row)
         self.units[unit] = row

@@ -1,11 +1,10 @@
 """Near-identical answers of different students, for a person to look at; never a penalty.
 
 Renaming, comments and layout change nothing: an answer is read as the set of its shingles, each
-K tokens in a row with its names numbered in the order of their use. What the course's reference
-has is left out, since every right answer may have it. Two answers are as alike as the Jaccard
-index of what is left. Where the exercise leaves little choice, the class is alike: a pair counts
-only from half-way between what is usual there and identical, and an answer that many others are
-like not at all.
+K consecutive tokens with names numbered in order of use. Shingles of the course's reference are
+left out, since every right answer may have them. Two answers are as alike as the Jaccard index of
+the rest. Where the exercise leaves little choice, the whole class is alike: a pair counts only
+from half-way between the usual index and 1, and an answer like those of many others does not count.
 """
 
 import keyword
@@ -18,13 +17,13 @@ import numpy as np
 
 from lab import stub
 
-K = 8                   # tokens a shingle: a short statement, so that statements may change places
+K = 8                   # tokens per shingle: a short statement, so moved statements still match
 ALIKE = 0.6             # the Jaccard index from which two answers are near-identical: a copy with
 #                         all names changed and statements moved has 0.7, honest answers below 0.1
 SHORT, LONG = 12, 40    # own shingles: an answer below the first never counts, below the second
-TOGETHER = 3            # only if the pair has so many exercises that are near-identical
-COMMON = 0.1            # share of the class to which an answer may be like, and still be unusual
-RING = 3                # so many it may always be like: a small class, or a small group
+TOGETHER = 3            # only if the pair has this many near-identical exercises
+COMMON = 0.1            # share of the class that an answer may be like and still be unusual
+RING = 3                # answers that it may always be like: a small class, or a small group
 MOST_TOKENS = 2000      # of an answer that are read; the longest reference has 400
 
 TOKEN = re.compile(r"""\w+|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|[^\s\w]""")
@@ -46,7 +45,8 @@ class Pair:
 
 def pairs(students, lessons):
     """The Pairs among [scores.Student], those that share most first."""
-    alike, long = defaultdict(list), set()
+    alike = defaultdict(list)
+    long = set()
     for lesson in lessons:
         for exercise in lesson.exercises:
             answers = {s.name: text for s in students if (text := answer(s, exercise))}
@@ -61,15 +61,15 @@ def pairs(students, lessons):
 
 @dataclass(frozen=True)
 class Same:
-    """Students whose answers are one text, but for comments and layout, in all they attempted."""
+    """Students whose answers are the same but for comments and layout, in all they attempted."""
 
     students: tuple[str, ...]
     exercises: int
-    as_reference: bool          # where that text is the course's own
+    as_reference: bool          # whether that text is the course's own
 
 
 def identical(students, lessons):
-    """The Sames among [scores.Student], of answers that are long enough or several."""
+    """The Sames among [scores.Student] whose answers are long enough, or several."""
     exercises = [exercise for lesson in lessons for exercise in lesson.exercises]
     groups = defaultdict(list)
     for student in students:
@@ -85,7 +85,7 @@ def identical(students, lessons):
 
 
 def own_answer(exercise):
-    """The course's own."""
+    """The course's own answer, normalised."""
     text = exercise.lesson.sources[exercise.language]
     return stub.normalised(text, exercise.name, exercise.language)
 
@@ -132,14 +132,14 @@ def overlaps(sets):
 
 
 def shingles(text):
-    """The set of all K tokens in a row, with names numbered in the order of their use in it."""
+    """The set of all runs of K tokens, the names in each numbered in order of use."""
     tokens = TOKEN.findall(text)[:MOST_TOKENS]
     names = [is_name(token, before) for token, before in zip(tokens, ["", *tokens], strict=False)]
     return {renamed(tokens[i:i + K], names[i:i + K]) for i in range(len(tokens) - K + 1)}
 
 
 def is_name(token, before):
-    """A name of the author's choice: no number, no word of the language, no attribute (`tl.dot`)"""
+    """A name of the author's choice: not a number, a keyword or an attribute (`tl.dot`)"""
     return token.isidentifier() and token not in WORDS and before != "."
 
 

@@ -1,4 +1,4 @@
-"""What the instructor's side passes on: who sent what, and what came of it."""
+"""The data of the instructor's side: who sent what, and what came of it."""
 
 import hashlib
 import json
@@ -21,14 +21,14 @@ class Submission:
 
     student: str
     path: str                   # of the archive, file or folder, below the folder of submissions
-    when: float | None          # seconds since the epoch; None where nothing tells
+    when: float | None          # seconds since the epoch; None where unknown
     files: tuple[Sent, ...]
     problems: tuple[str, ...] = ()      # what could not be read and why, one line each
-    version: str | None = None          # the course's, where the archive says so
+    version: str | None = None          # the course's, where the archive states it
 
     @cached_property
     def digest(self):
-        """Changes with anything that is graded; 16 letters."""
+        """Changes with anything that is graded; 16 hex digits."""
         text = json.dumps([asdict(file) for file in self.files])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -42,7 +42,7 @@ class Result:
     verdict: str                # lab.judge.check.VERDICTS
     points: int | None          # None where nothing was decided: not_proven_here, error
     max_points: int
-    message: str = ""           # for the instructor; it may tell hidden inputs
+    message: str = ""           # for the instructor; it may reveal hidden inputs
     feedback: str = ""          # for the student
     text: str = ""              # of the exercise, normalised; empty where it was not attempted
 

@@ -1,4 +1,4 @@
-"""Who a file is from: the names that Canvas, Moodle and `lab submit` give what was sent."""
+"""Who a file is from: the names that Canvas, Moodle and `lab submit` give to submissions."""
 
 import re
 import unicodedata
@@ -12,7 +12,7 @@ MOODLE = re.compile(r"(?P<student>.+?)_(?P<number>\d+)_assignsubmission_(?:file|
                     r"(?:_(?P<rest>.*))?")
 AGAIN = re.compile(r"(?P<first>.+)-(?P<number>\d{1,3})")        # name-1: the same name, sent again
 ARCHIVES = (".zip", ".tar.gz", ".tgz")
-# What would change how a terminal or a page shows the rest of a line.
+# Characters that change how a terminal or a page shows the rest of a line.
 UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -24,7 +24,7 @@ class Name(NamedTuple):
 
 def read(name, folder=False):
     """Who a file or folder of this name is from: a Name."""
-    name = unicodedata.normalize("NFC", name)           # macOS takes accents off their letters
+    name = unicodedata.normalize("NFC", name)           # macOS separates accents from their letters
     match = CANVAS.fullmatch(name) or MOODLE.fullmatch(name)
     if match:
         return Name(match["student"].strip(), match["number"], match["rest"] or "")
@@ -32,7 +32,7 @@ def read(name, folder=False):
 
 
 def stem(name):
-    """A file's name without its suffix; `.tar.gz` is one."""
+    """A file's name without its suffix; `.tar.gz` counts as one."""
     ending = next((end for end in ARCHIVES if name.lower().endswith(end)), Path(name).suffix)
     return name.removesuffix(name[-len(ending):]) if ending else name
 
@@ -45,5 +45,5 @@ def lesson_stem(path):
 
 
 def shown(name):
-    """A name in printable characters: others as their escapes."""
+    """A name in printable characters; others become their escapes."""
     return UNSHOWN.sub(lambda match: match[0].encode("unicode_escape").decode(), name)

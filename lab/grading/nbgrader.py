@@ -4,7 +4,7 @@
     nbgrader_config.py
 
 nbgrader is not needed to make it. It runs a learner's notebook, and with it the learner's code, in
-the process that decides about the points; `lab grade` does not. Schema 3 of nbgrader's metadata of
+the process that awards the points; `lab grade` does not. Schema 3 of nbgrader's metadata of
 cells: https://nbgrader.readthedocs.io/en/stable/contributor_guide/metadata.html
 """
 
@@ -21,8 +21,8 @@ CONFIG = '''"""Made by `lab export --nbgrader`. Install nbgrader where the cours
 
 c = get_config()    # noqa: F821  (nbgrader's)
 c.CourseDirectory.course_id = "gpu-course"
-c.ClearSolutions.enabled = False        # the notebooks are stubs already: no answer is in here
-c.Execute.timeout = 600                 # seconds of a cell: a check may start two simulators
+c.ClearSolutions.enabled = False        # the notebooks are stubs already: no answers are in here
+c.Execute.timeout = 600                 # seconds per cell: a check may start two simulators
 '''
 GRADE = '''# Graded by the course. nbgrader runs your notebook in the process that grades it.
 result = lesson.check({name!r})
@@ -31,7 +31,7 @@ assert result.passed, result'''
 
 
 def export(words, out):
-    """Write the folder, which is empty or not there; the lessons in it."""
+    """Write the folder, which must be empty or new; return the lessons in it."""
     chosen = course.choose(words) if words else course.lessons()
     out = Path(out).resolve()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -48,7 +48,8 @@ def export(words, out):
 
 def marked(lesson):
     """The stub notebook with nbgrader's metadata: the cells to write, and those that grade."""
-    notebook, cells = build.make(lesson)[0], []
+    notebook = build.make(lesson)[0]
+    cells = []
     for cell in notebook["cells"]:
         cells += [mark(cell, lesson)] if cell["cell_type"] == "code" else [cell]
     ends = {name: number for number, cell in enumerate(cells) for e in lesson.exercises
@@ -61,7 +62,7 @@ def marked(lesson):
 
 
 def mark(cell, lesson):
-    """A code cell as nbgrader should know it: open to the learner, locked, or none of its own."""
+    """A code cell as nbgrader should treat it: for the learner to write, locked, or as it is."""
     name = ipynb.exercise_of(cell)
     if name is not None:
         return with_metadata(cell, f"answer-{name}", solution=True)
@@ -71,7 +72,7 @@ def mark(cell, lesson):
 
 
 def graded(exercise):
-    """The cell that decides about an exercise's points."""
+    """The cell that awards an exercise's points."""
     name = exercise.name
     cell = build.code_cell(f"grade-{identifier(name)}", GRADE.format(name=name))
     return with_metadata(cell, f"grade-{name}", grade=True, locked=True, points=exercise.points)
@@ -86,5 +87,5 @@ def with_metadata(cell, name, points=None, grade=False, locked=False, solution=F
 
 
 def identifier(name):
-    """Class.method with a letter that nbgrader allows."""
+    """A name with a letter that nbgrader allows for the dot of Class.method."""
     return name.replace(".", "-")

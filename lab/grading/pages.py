@@ -7,13 +7,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from lab.course import SPEED
 from lab.grading import feedback
-from lab.grading.plain import clean, of, utc
+from lab.grading.sanitize import clean, of, utc
 from lab.judge.check import VERDICTS
 
 MARKS = {"pass": ("✓", "passed"), "fail": ("✗", "failed"),
          "not_attempted": ("·", "not attempted"), "not_proven_here": ("?", "not decided here"),
          "error": ("!", "the course failed")}
-MOST_MISTAKES = 12      # kinds a lesson; the others are in summary.json
+MOST_MISTAKES = 12      # kinds per lesson; the others are in summary.json
 
 
 @cache
@@ -23,7 +23,7 @@ def environment():
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
         finalize=lambda value: clean(value) if type(value) is str else value)
     jinja.filters["utc"] = lambda when: utc(when).replace("T", " ").replace("Z", " UTC")
-    jinja.filters |= {"of": of, "clean": clean}      # `join` escapes, and passes finalize by
+    jinja.filters |= {"of": of, "clean": clean}      # `join` escapes, and bypasses finalize
     jinja.globals |= {"marks": MARKS, "verdicts": VERDICTS}
     return jinja
 
@@ -33,7 +33,7 @@ def of_student(student, titles):
 
 
 def of_class(facts, lessons):
-    """facts: of `summary.summary`"""
+    """facts: from `summary.summary`"""
     parts = [{"id": lesson.id, "title": lesson.title, "mistakes": facts["mistakes"][lesson.id],
               "rows": [{"name": shown_name(name), "segments": segments(counts)}
                        for name, counts in facts["exercises"].items()
@@ -49,7 +49,9 @@ def shown_name(name):
 
 def segments(counts):
     """The parts of a stacked bar: [{verdict, count, start, share}], in shares of the class."""
-    parts, start, whole = [], 0, sum(counts.values())
+    parts = []
+    start = 0
+    whole = sum(counts.values())
     for verdict, count in counts.items():
         parts.append({"verdict": verdict, "count": count, "start": start / whole,
                       "share": count / whole})

@@ -1,8 +1,8 @@
-"""A text that cannot be read, piece by piece: a mistake costs the definition it stands in.
+"""A text that cannot be read, piece by piece: a mistake costs the definition it is in.
 
-A piece begins on a line that begins with a name or a decorator, and ends where the next begins. One
-that cannot be read leaves its lines empty, so that the others keep theirs; a function leaves one of
-its name that says so to whoever calls it.
+A piece starts on a line that starts with a name or a decorator, and ends where the next starts. One
+that cannot be read becomes empty lines, so that the others keep their line numbers; in place of an
+unreadable function, one of the same name raises the error when it is called.
 """
 
 import re
@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 from lab import stub
 
-WHOLE = ("nested too deeply",)      # what is wrong with a text as a whole
+WHOLE = ("nested too deeply",)      # errors of a text as a whole
 MOST_PIECES = 2000      # of a text that is taken apart
-MOST_JOINED = 20        # pieces that may be one: a name can begin a line of a text or a table
+MOST_JOINED = 20        # pieces joined into one: a name can start a line of a string or a table
 OPEN = re.compile(r"never closed|unterminated|unexpected EOF|expected an indented block")
 DEFINED = re.compile(r"\s*(?:async\s+)?(?:def|class)\s+(\w+)")
 INNER = ("else", "elif", "except", "finally")
@@ -22,19 +22,19 @@ INNER = ("else", "elif", "except", "finally")
 class Broken:
     """A piece that cannot be read."""
 
-    name: str           # of the function, Class.method or class; empty where it is another's
-    text: str           # what of it may name an exercise
+    name: str           # of the function, Class.method or class; empty where it is something else
+    text: str           # the part that may name an exercise
     said: str           # where and why
 
     def holds(self, exercise):
-        """Whether it is an exercise, the class of one, or names one where it defines."""
+        """Whether it is this exercise, its class, or a definition that names it."""
         return exercise == self.name or bool(self.name) and exercise.startswith(f"{self.name}.") \
             or re.search(rf"\b{re.escape(exercise)}\s*\(", self.text) is not None
 
 
 def mended(part):
-    """(part without the pieces that cannot be read, [Broken]). The part as it is, and nothing,
-    where it can be read, or where that does not help."""
+    """(the part without the pieces that cannot be read, [Broken]). The part as it is, and [], where
+    it can be read, or where that does not help."""
     if (error := part.error()) is None or error[1] in WHOLE:
         return part, []
     rows = part.text.split("\n")
@@ -42,7 +42,8 @@ def mended(part):
     bounds = language.bounds(rows, 0, len(rows), "")
     if len(bounds) > MOST_PIECES:
         return part, []
-    fresh, broken = list(rows), []
+    fresh = list(rows)
+    broken = []
     for start, end, error in survey(rows, bounds, "", language):
         if error is not None:
             broken += language.replaced(part, rows, fresh, start, end, error)
@@ -51,17 +52,20 @@ def mended(part):
 
 
 def survey(rows, bounds, pad, language):
-    """(start, end, None or (line, what is wrong)) of each piece; some bounds were none."""
+    """(start, end, None or (line, what is wrong)) of each piece, joined where bounds were wrong."""
     k = 0
     while k < len(bounds) - 1:
-        start, last = bounds[k], k + 1
+        start = bounds[k]
+        last = k + 1
         error = language.error(rows[start:bounds[last]], pad)
-        wrong, joined = error, last
+        wrong = error
+        joined = last
         while wrong and OPEN.search(wrong[1]) and joined < min(k + MOST_JOINED, len(bounds) - 1):
             joined += 1
             wrong = language.error(rows[start:bounds[joined]], pad)
         if wrong is None:
-            last, error = joined, None
+            last = joined
+            error = None
         yield start, bounds[last], error and (start + error[0], error[1])
         k = last
 
@@ -75,7 +79,8 @@ class PYTHON:
     @staticmethod
     def bounds(rows, first, end, pad):
         """The rows on which a statement begins, and the end."""
-        begins, decorated = [], False
+        begins = []
+        decorated = False
         for k in range(first, end):
             row = rows[k].removeprefix(pad)
             name = re.match(r"[^\W\d]\w*|@", row)
@@ -97,7 +102,7 @@ class PYTHON:
 
     @classmethod
     def replaced(cls, part, rows, fresh, start, end, error, owner=""):
-        """[Broken] of a piece; in `fresh`, what stands there instead."""
+        """[Broken] of a piece; its replacement goes into `fresh`."""
         home = next((k for k in range(start, end) if DEFINED.match(rows[k])), None)
         name = DEFINED.match(rows[home])[1] if home is not None else ""
         in_class = home is not None and rows[home].startswith("class")
@@ -114,12 +119,13 @@ class PYTHON:
 
     @classmethod
     def members(cls, part, rows, fresh, home, end, name):
-        """[Broken] of a class whose methods alone cannot be read; nothing where it is the class."""
+        """[Broken] of a class whose methods cannot be read; [] where the class cannot be."""
         first = next((k for k in range(home + 1, end) if rows[k].strip()), end)
         pad = rows[first][:len(rows[first]) - len(rows[first].lstrip())] if first < end else ""
         if not pad or not rows[home].rstrip().endswith(":"):
             return []
-        before, broken = fresh[home:end], []
+        before = fresh[home:end]
+        broken = []
         for a, b, error in survey(rows, cls.bounds(rows, first, end, pad), pad, cls):
             if error is not None:
                 broken += cls.replaced(part, rows, fresh, a, b, error, f"{name}.")

@@ -1,7 +1,7 @@
 """What each exercise is worth: the course's points, or the instructor's own.
 
 Worths are fractions, so that sums are exact and two runs write the same digits; they are rounded
-to hundredths where they are written down.
+to hundredths when they are written.
 """
 
 import tomllib
@@ -19,7 +19,7 @@ def worths(lessons, path=None):
     path: a TOML file whose table `points` gives a lesson's worth ("k07_softmax" = 10) or an
     exercise's ("k07_softmax/merge" = 1.5). A lesson's worth is shared among its exercises as the
     course shares its points, after those with a worth of their own. The points for speed, which few
-    machines can measure, come on top: by default they grow with their exercise's.
+    machines can measure, come on top: by default they scale with their exercise's.
     """
     own = own_points(Path(path), lessons) if path is not None else {}
     worth_of = {}
@@ -52,7 +52,7 @@ def share(lesson, own_points, path):
 
 
 def own_points(path, lessons):
-    """{lesson id or lesson/exercise: Fraction} of the instructor's file."""
+    """{lesson id or lesson/exercise: Fraction} from the instructor's file."""
     try:
         table = tomllib.loads(path.read_text("utf-8"), parse_float=Decimal)
     except (OSError, ValueError) as error:
@@ -66,7 +66,7 @@ def own_points(path, lessons):
 
 
 def worth(path, key, value, known):
-    """The Fraction that `key = value` says. CourseError: no such lesson or exercise, no number."""
+    """The Fraction in `key = value`. CourseError: no such lesson or exercise, or not a number."""
     lesson, slash, name = key.partition("/")
     if lesson not in known:
         raise CourseError(f"{path}: [points] {key!r}: expected LESSON or LESSON/EXERCISE, found no "
@@ -83,7 +83,7 @@ def worth(path, key, value, known):
 
 
 def number(text):
-    """The Fraction that a cell of a table says; None where it says none from 0 up."""
+    """The Fraction in a cell of a table; None unless it is a number from 0 up."""
     try:
         value = Decimal(text.strip())
     except InvalidOperation:
@@ -92,7 +92,7 @@ def number(text):
 
 
 def shown(points):
-    """A Fraction as it is written down: rounded to hundredths, no zeros behind; "" for None."""
+    """A Fraction as text: rounded to hundredths, no trailing zeros; "" for None."""
     if points is None:
         return ""
     exact = Decimal(points.numerator) / Decimal(points.denominator)

@@ -1,4 +1,4 @@
-"""overrides.csv: where the instructor decided otherwise than the tests."""
+"""overrides.csv: where the instructor overrules the tests."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -21,7 +21,7 @@ class Regrade:
 
 
 def read(path, students, worths):
-    """{(student, lesson id, exercise): Regrade}. None for a path: there are none."""
+    """{(student, lesson id, exercise): Regrade}. Empty where path is None."""
     if path is None:
         return {}
     header, body = rows(Path(path), "a CSV file with the columns " + ",".join(COLUMNS))
@@ -48,7 +48,8 @@ def judged(where, line, row, students, worths):
         names = ", ".join(name for known, name in worths if known == lesson)
         raise CourseError(f"{where}: expected an exercise of {lesson} ({names}), found "
                           f"{exercise!r}")
-    most, value = worths[lesson, exercise], number(points)
+    most = worths[lesson, exercise]
+    value = number(points)
     if value is None or value > most:
         raise CourseError(f"{where}: expected points from 0 to {shown(most)}, found {points!r}")
     if not reason:

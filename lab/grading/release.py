@@ -1,8 +1,8 @@
 """A student edition of the course: `lab release LESSONS --out DIR [--answers-until LESSON]`.
 
-Released lessons come as stubs with their graders, answered ones whole. Of the other lessons on
-these floors the modules alone are there, as stubs, since others import them. What is not named
-below does not ship. The edition is a repository of one commit, so that its history tells nothing
+Released lessons ship as stubs with their graders, answered ones whole. Of the other lessons on
+these floors only the modules ship, as stubs, since others import them. A file that is not named
+below does not ship. The edition is a repository of one commit, so that its history reveals nothing
 either.
 """
 
@@ -16,10 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab import course, device
-from lab.author import build
 from lab.course import ROOT, SUFFIX, CourseError
-from lab.desk import ipynb
-from lab.grading import lacks, leaks
+from lab.grading import leaked_answers, missing_answers
 from lab.judge import tape
 from lab.judge.candidate import reference
 from lab.judge.check import Run
@@ -28,10 +26,10 @@ HERE = Path(__file__).parent / "edition"
 MADE = {"README.md": "README.md", "check.yml": ".github/workflows/check.yml",
         "gitignore": ".gitignore"}
 AS_THEY_ARE = ("LICENSE", "Makefile", "constraints.txt", "tests/conftest.py")
-# Of the machinery: what only the instructor or the author of the course needs.
+# Machinery that only the instructor or the author of the course needs.
 KEPT_BACK = ("lab/grading/README.md", "lab/grading/edition/", "lab/authors.mk",
              "lab/course.toml")
-# Grades every reference in the edition, which does not hold it.
+# Grades every reference in the edition, which does not contain it.
 GRADE = """
 import json, sys
 from lab import course
@@ -60,14 +58,15 @@ class Edition:
 
     @property
     def floors(self):
-        """Up to the highest that has a lesson: floors import from those below."""
+        """All floors up to the highest that has a lesson: floors import from those below."""
         names = [floor.name for floor in course.floors()]
         return names[:1 + max(names.index(lesson.floor) for lesson in self.lessons)]
 
 
 def edition(words, answers_until=None, hints=True):
-    """The Edition of a command's words."""
-    known, answered = course.lessons(), []
+    """The Edition that a command's words ask for."""
+    known = course.lessons()
+    answered = []
     if answers_until is not None:
         answered = known[:1 + known.index(course.find(answers_until))]
     chosen = {*course.choose(words), *answered}
@@ -77,7 +76,7 @@ def edition(words, answers_until=None, hints=True):
 
 
 def release(plan, out, say=print):
-    """Make the edition in `out`, which is empty or not there. Nothing is left where it fails."""
+    """Make the edition in `out`, an empty or new folder; return notes. A failure leaves nothing."""
     out = Path(out).resolve()
     if course.edition():
         raise CourseError("this is a student edition: release from the whole course")
@@ -92,9 +91,9 @@ def release(plan, out, say=print):
         edition_folder = Path(name) / "edition"
         write(plan, edition_folder, say)
         prove(plan, edition_folder)
-        notes = list(lacks.mend(plan, edition_folder, inside))
+        notes = list(missing_answers.mend(plan, edition_folder, inside))
         commit(edition_folder)
-        notes = [*leaks.notes(edition_folder, plan), *notes]
+        notes = [*leaked_answers.notes(edition_folder, plan), *notes]
         os.replace(edition_folder, out)
     return notes
 
@@ -103,7 +102,7 @@ def release(plan, out, say=print):
 
 
 def tracked():
-    """Every file of the course, as git has it: what is not committed is nobody else's."""
+    """Every file of the course, as git has it: an untracked file is private."""
     done = git("ls-files", "-z", folder=ROOT, why="what ships is what git tracks of the course")
     return [Path(name) for name in done.split("\0") if name and (ROOT / name).exists()]
 
@@ -132,7 +131,7 @@ def write(plan, folder, say):
         tape.write(folder / tape.file_of(lesson).relative_to(ROOT), recorded(lesson))
     for lesson in plan.lessons:
         if lesson in plan.answered:
-            put(folder / lesson.solution.relative_to(ROOT), solution(lesson, folder))
+            put(folder / lesson.solution.relative_to(ROOT), lesson.solution.read_bytes())
     inside(folder, "-m", "lab.cli", "build")        # notebooks, contents, map
 
 
@@ -143,7 +142,8 @@ def put(path, data):
 
 def shipped(plan, path):
     """The bytes of a file in the edition, None where it does not ship."""
-    name, top = str(path), path.parts[0]
+    name = str(path)
+    top = path.parts[0]
     if name in AS_THEY_ARE or (top == "lab" and not name.startswith(KEPT_BACK)) or (
             top == "benchmarks" and path.match("benchmarks/*.json")):
         return (ROOT / path).read_bytes()
@@ -164,7 +164,7 @@ def shipped(plan, path):
 
 
 def grader(plan, path):
-    """True for the tests of a lesson that ships, and for what proves them of an answered one."""
+    """True for the tests of a lesson that ships, and for the proofs of an answered one's tests."""
     return any(ROOT / path == i.test for i in plan.lessons) or any(
         ROOT / path in (i.mutants, i.twins, i.gaps) for i in plan.answered)
 
@@ -180,7 +180,7 @@ def prose(lesson, plan):
 
 
 def manifest(plan):
-    """course.toml: what does not ship is planned."""
+    """course.toml: lessons that do not ship are planned."""
     text = ["# A student edition, made by `lab release`. stubs: lessons without their answers."]
     for floor in course.floors():
         here = [i for i in plan.lessons if i.floor == floor.name]
@@ -207,14 +207,6 @@ def project(plan):
     return text
 
 
-def solution(lesson, folder):
-    """The executed notebook; its hash is of the prose that the edition has."""
-    notebook = ipynb.load(lesson.solution.read_text("utf-8"), str(lesson.solution))
-    markdown = folder / lesson.markdown.relative_to(ROOT)
-    notebook["metadata"]["lab"]["hash"] = build.source_hash(markdown.read_bytes(), lesson.sources)
-    return ipynb.dump(notebook).encode()
-
-
 # ---- what stands in for the reference
 
 
@@ -230,7 +222,7 @@ def recorded(lesson):
 
 def refuse_unless_right(rows, where):
     """CourseError where a row, (lesson, exercise, verdict, message), is of an answer that does not
-    pass; all lessons with such are named."""
+    pass; it names every lesson with such an answer."""
     wrong = [row for row in rows if row[2] not in ("pass", "not_proven_here")
              and not row[1].endswith(course.SPEED)]
     if wrong:
@@ -244,7 +236,7 @@ def refuse_unless_right(rows, where):
 
 
 def inside(folder, *words, text=""):
-    """Run Python on the edition, not on this course: what it printed."""
+    """Run Python on the edition, not on this course; return what it printed."""
     done = subprocess.run([sys.executable, "-P", *words], cwd=folder, input=text, text=True,
                           capture_output=True, env=device.child_environment(folder))
     if done.returncode:
@@ -253,7 +245,7 @@ def inside(folder, *words, text=""):
 
 
 def prove(plan, folder):
-    """Each right answer passes in the edition: what it needs of other lessons is there."""
+    """Refuse unless each right answer passes in the edition, with all it needs of other lessons."""
     output = inside(folder, "-c", GRADE, text=json.dumps({i.id: i.sources for i in plan.stubs}))
     refuse_unless_right(map(json.loads, output.splitlines()),
                         "in this edition. It or its grader needs an answer that is not there: "

@@ -1,4 +1,4 @@
-"""All that an instructor gets of a grading: tables, a page for each student, a summary."""
+"""All that an instructor gets from a grading: tables, a page for each student, a summary."""
 
 import json
 import os
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab.grading import feedback, likeness, pages, regrades, rosters, scores, summary, tables
-from lab.grading.plain import file_name
 from lab.grading.points import worths as worths_of
+from lab.grading.sanitize import file_name
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What the instructor gives beside the submissions."""
+    """What the instructor gives besides the submissions."""
 
     worths: dict                    # {(lesson id, row): Fraction}
     regrades: dict                  # {(student, lesson id, exercise): Regrade}
@@ -22,7 +22,7 @@ class Rules:
 def read(lessons, students, points=None, roster=None, overrides=None):
     """The Rules in these files: paths, or None. CourseError: a mistake in one.
 
-    lessons: those that are graded, in the course's order  students: names of those who sent
+    lessons: those that are graded, in the course's order  students: names of all who sent something
     """
     worths = worths_of(lessons, points)
     return Rules(worths, regrades.read(overrides, students, worths),
@@ -30,11 +30,12 @@ def read(lessons, students, points=None, roster=None, overrides=None):
 
 
 def write(out, graded, rules, *, lessons, best=False):
-    """Write every report of `graded` into the folder `out`; the lines to print at the end.
+    """Write every report of `graded` into the folder `out`; return the lines to print.
 
     lessons: those that were graded  best: a student's best submission counts, else the latest
     """
-    worths, roster = rules.worths, rules.roster
+    worths = rules.worths
+    roster = rules.roster
     students = scores.students(graded, worths, rules.regrades, best)
     matched = rosters.match(roster, [student.name for student in students])
     facts = summary.summary(students, lessons, worths, matched, likeness.pairs(students, lessons),
@@ -53,7 +54,7 @@ def write(out, graded, rules, *, lessons, best=False):
 
 
 def write_students(out, students, titles):
-    """One at a time: a page each, and one for Gradescope."""
+    """One student at a time: a page, and results for Gradescope."""
     for student in students:
         name = file_name(student.name)
         write_file(out / "feedback" / f"{name}.html", pages.of_student(student, titles))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lab.course import CourseError
 
-IDS = ("SIS Login ID", "SIS User ID", "ID")     # in the order in which one names a student best
+IDS = ("SIS Login ID", "SIS User ID", "ID")     # the best name of a student first
 IDENTIFYING = ("Student", *IDS, "Integration ID", "Root Account", "Section")
 EXPECTED = ("a gradebook exported from Canvas (columns Student, ID, SIS Login ID, Section, …) or a "
             "CSV file with a column student")
@@ -30,13 +30,13 @@ class Roster:
     path: Path
     header: tuple[str, ...]
     canvas: bool
-    above: tuple[tuple[str, ...], ...]          # Canvas's rows that are no students
+    above: tuple[tuple[str, ...], ...]          # Canvas's rows that are not students
     entries: tuple[Entry, ...]
 
 
 @dataclass(frozen=True)
 class Matched:
-    """Who of the roster sent what. Where a name could be of several, nothing is guessed."""
+    """Who on the roster sent what. Where a name fits several students, nothing is guessed."""
 
     by_label: dict = field(default_factory=dict)        # entry's label -> student
     missing: tuple[Entry, ...] = ()                     # on the roster, without a submission
@@ -45,12 +45,13 @@ class Matched:
 
 
 def rows(path, expected):
-    """(header, [(line, cells)]) of a CSV file, all as long as the header; empty lines left out."""
+    """(header, [(line, cells)]) of a CSV file, each as long as the header; empty lines left out."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise CourseError(f"{path}: expected {expected}, in UTF-8, found: {error}") from None
-    reader, table = csv.reader(io.StringIO(text, newline=""), strict=True), []
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    table = []
     try:
         for cells in reader:
             if any(cell.strip() for cell in cells):
@@ -76,7 +77,9 @@ def read(path):
     if column is None:
         raise CourseError(f"{path}, line 1: expected {EXPECTED}, found the columns "
                           f"{', '.join(header)}")
-    above, entries, lines = [], [], {}
+    above = []
+    entries = []
+    lines = {}
     for line, cells in body:
         ids = [cells[header.index(key)].strip() for key in IDS if key in header] if canvas else []
         if canvas and no_student(cells[column], ids):
@@ -116,18 +119,21 @@ def match(roster, students):
     """The Matched of a roster and the names of those who sent something."""
     if roster is None:
         return Matched()
-    matches, doubted, strangers, unclear = {}, set(), [], []
+    matches = {}
+    doubted = set()
+    strangers = []
+    unclear = []
     for student in students:
         fits = [e.label for e in roster.entries if student.strip().casefold() in e.ids] or [
             e.label for e in roster.entries if plain(student) in e.names]
         if len(fits) > 1:
             doubted |= set(fits)
-            unclear.append(f"{student} could be {' or '.join(fits)} of the roster")
+            unclear.append(f"{student} could be {' or '.join(fits)} on the roster")
         elif fits:
             matches.setdefault(fits[0], []).append(student)
         else:
             strangers.append(student)
-    unclear += [f"{' and '.join(own)} could each be {label} of the roster"
+    unclear += [f"{' and '.join(own)} could each be {label} on the roster"
                 for label, own in matches.items() if len(own) > 1]
     missing = tuple(e for e in roster.entries if e.label not in doubted | set(matches))
     return Matched({label: own[0] for label, own in matches.items() if len(own) == 1}, missing,

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 
 from lab import course
 from lab.course import CourseError
-from lab.grading import box, extract, parts
+from lab.grading import box, extract, submission_parts
 from lab.grading.model import Graded, Result
 from lab.grading.unit import COURSE_FAILED
 from lab.judge import check
@@ -25,26 +25,28 @@ LONGEST = 1800          # seconds of a unit; the slowest lesson's own tests take
 
 
 class Grading:
-    """Submissions, lessons, and how far it has come."""
+    """Submissions, lessons, and how far their grading has come."""
 
     def __init__(self, submissions, lessons, journal, level, jobs=1, shard=(1, 1), held_back=()):
-        """held_back: ids of lessons whose answers the students have not got."""
+        """held_back: ids of lessons whose answers the students do not have."""
         self.submissions = [s for i, s in enumerate(submissions) if i % shard[1] == shard[0] - 1]
-        self.lessons, self.journal, self.level = lessons, journal, level
-        self.slots = SimpleQueue()              # each job at a time has a user of its own
+        self.lessons = lessons
+        self.journal = journal
+        self.level = level
+        self.slots = SimpleQueue()              # each running job has a user of its own
         for user in box.draw_users(jobs):
             self.slots.put(user)
         self.held = held_back
         self.jobs, self.writing = jobs, threading.Lock()
 
     def units(self):
-        """[(submission, lesson)] that are still to be done; equal submissions are one."""
+        """[(submission, lesson)] that are still to be done; equal submissions count once."""
         by_key = {(s.digest, lesson.id): (s, lesson)
                  for s in self.submissions for lesson in self.lessons}
         return [unit for key, unit in by_key.items() if key not in self.journal.units]
 
     def run(self, advance):
-        """Grade what is to be done. advance(): called after each unit."""
+        """Grade the units still to be done. advance(): called after each one."""
         todo = self.units()
         with shared_folder() as folder, ThreadPoolExecutor(self.jobs) as pool:
             waiting = [pool.submit(self.grade, submission, lesson, folder)
@@ -58,32 +60,33 @@ class Grading:
                 raise
 
     def grade(self, submission, lesson, folder):
-        if parts.files_of(lesson, submission):
+        if submission_parts.files_of(lesson, submission):
             user = self.slots.get()
             try:
                 results, notes = self.forked(submission, lesson, folder, user)
             finally:
                 self.slots.put(user)
         else:
-            results, notes = untouched(lesson), []
+            results = untouched(lesson)
+            notes = []
         with self.writing:
             self.journal.done((submission.digest, lesson.id), self.level, results, notes)
 
     def forked(self, submission, lesson, folder, user):
-        """(results, notes) of a unit from a process of its own, which reads what was sent, too; an
-        error of the course's where that gives none, so that the others go on."""
+        """(results, notes) of a unit from a process of its own, which also reads the submission. If
+        it gives none, they are an error of the course, so that the other units go on."""
         earlier = course.lessons()[:course.lessons().index(lesson)]
         request = {"lesson": lesson.id, "submission": asdict(submission),
                    "held": [i.id for i in earlier if i.id in self.held], "level": self.level,
                    "folder": folder, "user": user, "seed": self.journal.header["seed"],
-                   # of another warm process: the unit's has read the answers
+                   # of another warm process: the unit's own has read the answers
                    "subjects": server(preload(lesson)).address}
         child = Child("lab.grading.unit", request, ("lab.grading.warmup", *preload(lesson)))
         deadline = time.monotonic() + LONGEST
         try:
             message, _ = wire.read_frame(lambda n: child.read(n, deadline))
             return message["results"], message["notes"]
-        except TimeoutError:        # every call had its limit: whoever adds up to this is slow
+        except TimeoutError:        # each call had its limit: a sum this large is slow code
             return rows(lesson, "fail", 0, f"stopped: grading it took more than {LONGEST // 60} "
                                            f"minutes"), []
         except (EOFError, OSError, wire.WireError) as error:
@@ -102,20 +105,20 @@ class Grading:
                 levels = [row["sandbox"] for row in rows]
                 results.append(Graded(
                     one.student, one.path, one.when, one.digest, max(levels, key=box.LEVELS.index),
-                    (*one.problems, *parts.foreign(one), *notes),
+                    (*one.problems, *submission_parts.foreign(one), *notes),
                     tuple(Result(**result) for row in rows for result in row["results"])))
         return results
 
 
 def rows(lesson, verdict, points, why):
     """The same row for every exercise, as data. An error's reason is not the student's to read."""
-    told = COURSE_FAILED if verdict == "error" else why
-    return [asdict(Result(lesson.id, e.name, verdict, points, e.points, why, told))
+    feedback = COURSE_FAILED if verdict == "error" else why
+    return [asdict(Result(lesson.id, e.name, verdict, points, e.points, why, feedback))
             for e in lesson.exercises]
 
 
 def untouched(lesson):
-    """The rows of a lesson of which nothing was sent, as data."""
+    """The rows, as data, of a lesson for which nothing was sent."""
     stubs = Candidate(lesson.stubs, dict.fromkeys(lesson.stubs, extract.NOWHERE))
     return [asdict(Result(lesson.id, v.name, v.verdict, v.points, v.max_points, v.message,
                           v.message)) for v in check.grade(lesson, stubs)]
@@ -123,16 +126,16 @@ def untouched(lesson):
 
 @contextlib.contextmanager
 def shared_folder():
-    """What the jobs share while they run; every user may look in."""
+    """A folder that the jobs share while they run; every user may read it."""
     with tempfile.TemporaryDirectory(prefix="lab-grade-") as folder:
         Path(folder).chmod(0o755)
         yield folder
 
 
-# ---- what the command is given
+# ---- the command's options
 
 def chosen(words):
-    """The lessons that --lessons means: ids or their starts, separated by commas; all if None."""
+    """The lessons that --lessons names: ids or their starts, separated by commas; all if None."""
     if words is None:
         return course.lessons()
     wanted = {course.find(word.strip()).id for word in words.split(",")}
@@ -164,8 +167,8 @@ def held_back(folder):
 
 
 def level(required):
-    """The best sandbox of this machine. CourseError where only limits are to be had and more is
-    required."""
+    """(the best sandbox of this machine, why none better). CourseError where only resource limits
+    are available and more is required."""
     best, reasons = box.best()
     if required and best == "limits":
         raise CourseError(f"--require-sandbox: this machine has none ({'; '.join(reasons)})")

@@ -1,8 +1,8 @@
-"""Where a submission's code runs while a lesson's tests judge it: in boxes.
+"""The boxes in which a submission's code runs while a lesson's tests judge it.
 
-What a learner wrote in Python runs in one box. A kernel is only compiled there: what comes out runs
-in another, beside the course's own launchers and under the course's own simulator, which have met
-none of the learner's code. So a kernel's results, counts and races are not the learner's word.
+A learner's Python runs in one box. A kernel is only compiled there: the result runs in another,
+beside the course's own launchers and under the course's own simulator, which have met none of the
+learner's code. So a kernel's results, counts and races do not rest on the learner's word.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from lab.judge.isolate import Place, preload, prepared, running
 from lab.judge.subject import SECONDS, Raised, Stopped, Subject
 from lab.remote.warm import Child
 
-# Seconds of a compile: ten times layer 1's longest, flash_triton's 2.5 s, cold, on two busy cores.
+# Seconds for a compile: ten times layer 1's longest, flash_triton's 2.5 s, cold, on two busy cores.
 COMPILING = 25
 INSIDE = "/course"              # where a box has the tree
 FULL = ("it and all that it started took more memory than a submission may have, "
@@ -27,7 +27,7 @@ FULL = ("it and all that it started took more memory than a submission may have,
 
 
 def is_kernel(exercise):
-    """Its text is compiled, never run: CUDA C, or a function under @triton.jit."""
+    """Whether its text is compiled, never run: CUDA C, or a function under @triton.jit."""
     if exercise.language == "cuda":
         return True
     text = stub.extract(exercise.lesson.stubs["python"], exercise.name, "python")
@@ -35,8 +35,8 @@ def is_kernel(exercise):
 
 
 def pristine(lesson, candidate):
-    """The lesson's Python for the process that runs the kernels: the course's own launchers; of the
-    exercises in Python, the course's solution where the learner tried, else the stub."""
+    """The lesson's Python for the process that runs the kernels: the course's own launchers; for an
+    exercise in Python the course's solution where the learner tried it, else the stub."""
     text = lesson.stubs["python"]
     for exercise in lesson.exercises:
         if exercise.language == "python" and not is_kernel(exercise) and tried(exercise, candidate):
@@ -55,15 +55,15 @@ def tried(exercise, candidate):
 
 
 def lay_out(lesson, folder, held_back=()):
-    """The tree of DESIGN's "what the child sees" as files of its own, made once for all
-    submissions: the lesson itself, later ones and those in `held` are stubs. Its path."""
+    """The path of a tree, DESIGN's "what the child sees" as separate files, made once for all
+    submissions: the lesson itself, later ones and those in `held_back` are stubs."""
     tree = Path(folder, f"{lesson.id}-held" if held_back else lesson.id)
     if not tree.exists():
         stubs = {place(one, language): text for one in held_back
                  for language, text in one.stubs.items()}
         with prepared(lesson, lesson.stubs, stubs) as links:
             fresh = tempfile.mkdtemp(dir=folder)
-            for floor in Path(links).iterdir():
+            for floor in Path(links).glob("[!.]*"):
                 if floor.is_symlink():
                     Path(fresh, floor.name).mkdir()         # a floor below: mounted
                 else:
@@ -75,25 +75,41 @@ def lay_out(lesson, folder, held_back=()):
 
 
 def place(lesson, language):
-    """Of a lesson's file in a tree: "floor/name"."""
+    """The place of a lesson's file in a tree: "floor/name"."""
     return f"{lesson.floor}/{lesson.id}{SUFFIX[language]}"
 
 
 class Sandbox(Place):
-    """For one submission's text of one lesson; closed at the end of its run."""
+    """The boxes for one submission's text of one lesson; closed at the end of its run."""
+
+    shows_answers = False
 
     def __init__(self, level, lesson, candidate, folder, warm=None, user=NOBODY, held_back=()):
         """folder: of the grading run, for trees that submissions share. held_back: earlier lessons
-        whose answers the student has not got: the learner's process has the candidate's own."""
+        whose answers the student does not have: the learner's process gets the candidate's own."""
         super().__init__(warm)
         self.held_tree = lay_out(lesson, folder, held_back) if held_back else None
-        self.level, self.lesson, self.candidate, self.user = level, lesson, candidate, user
+        self.level = level
+        self.folder = folder
+        self.lesson = lesson
+        self.candidate = candidate
+        self.user = user
         self.own = tempfile.TemporaryDirectory(dir=folder)
         Path(self.own.name).chmod(0o755)
         self.tree = lay_out(lesson, folder)
-        self.boxes, self.compilers, self.compiled = {}, {}, {}
+        self.boxes = {}
+        self.compilers = {}
+        self.compiled = {}
         self.kernels = self.own_reference = None
         self.held = contextlib.ExitStack()
+
+    def of(self, candidate):
+        if candidate.sources == self.candidate.sources:
+            return self
+        place = Sandbox(self.level, self.lesson, candidate, self.folder, self.warm, self.user)
+        place.held_tree = self.held_tree
+        self.held.callback(place.close)
+        return place
 
     @contextlib.contextmanager
     def subject(self, lesson, candidate, test, reference):
@@ -107,12 +123,12 @@ class Sandbox(Place):
         finally:
             if proxy is not self.kernels:
                 proxy.close()
-            if proxy.stopped:           # whatever it started goes with the box
+            if proxy.stopped:           # whatever it started ends with the box
                 self.renew()
 
     @contextlib.contextmanager
     def pace(self, lesson, candidate):
-        """The learner's side is the course's Python, too: only compiled kernels are the learner's.
+        """The learner's side, too, is the course's Python: only compiled kernels are the learner's.
         """
         mine = Subject(lambda: self.child("device"), compiler=self.compile)
         try:
@@ -124,8 +140,8 @@ class Sandbox(Place):
                 self.renew()
 
     def child(self, kind):
-        """A process with the learner's text ("own"), or with the course's and their CUDA C: in the
-        simulator ("pristine") or on the GPU ("device")."""
+        """A process with the learner's text ("own"), or with the course's Python and the learner's
+        CUDA C: in the simulator ("pristine") or on the GPU ("device")."""
         sources = dict(self.candidate.sources)
         python = self.lesson.id + ".py"
         on_device = kind == "device"
@@ -140,7 +156,7 @@ class Sandbox(Place):
         try:
             child = Child("lab.remote.child", request, modules, None if on_device else self.warm)
         except (OSError, RuntimeError):
-            if box.full:                # by what an earlier test left in it
+            if box.full:                # with what an earlier test left in it
                 raise Stopped("full", FULL) from None
             raise
         child.box = box
@@ -173,8 +189,8 @@ class Sandbox(Place):
         return [path.name for path in tree.iterdir() if not any(path.iterdir())]
 
     def unboxed(self, tree, texts):
-        """The folder of the tree where there is no box. Everybody may read it: where we are root,
-        the learner's code is another user's."""
+        """The folder of the tree where there is no box. Every user may read it: where we are root,
+        the learner's code runs as another."""
         folder = Path(self.held.enter_context(tempfile.TemporaryDirectory(dir=self.own.name)))
         shutil.copytree(tree, folder, dirs_exist_ok=True)           # with the tree's mode
         for name in self.whole(tree):
@@ -185,7 +201,7 @@ class Sandbox(Place):
         return str(folder)
 
     def compile(self, tree, buffers):
-        """What the learner's box makes of a kernel: asked once, and the same for every test."""
+        """A kernel as the learner's box compiles it: asked once, and the same for every test."""
         from lab.remote import wire
 
         key = json.dumps(tree, sort_keys=True)
@@ -200,14 +216,14 @@ class Sandbox(Place):
                 self.compiled[key] = distrusted(error)
             except Stopped as error:
                 self.compiled[key] = error      # the next test need not wait for it again
-                self.renew()                    # whatever it started goes with the box
+                self.renew()                    # whatever it started ends with the box
         if isinstance(self.compiled[key], Exception):
             raise self.compiled[key]
         return self.compiled[key]
 
     @contextlib.contextmanager
     def reference(self, lesson, test):
-        """The course's own, one for all tests."""
+        """The course's own process, one for all tests."""
         if self.own_reference is None:
             self.own_reference = self.held.enter_context(
                 running(lesson, lesson.sources, self.warm))
@@ -246,13 +262,13 @@ class Compiler(Boxed):
         stopped = super()._stopped(error)
         if stopped.why != "hung":
             return stopped
-        return Stopped("hung", f"the compiler did not end within {COMPILING} s: what of the kernel "
-                               f"runs, or is unrolled, while it compiles?", stopped.stack)
+        return Stopped("hung", f"the compiler did not end within {COMPILING} s: which part of the "
+                               f"kernel runs, or is unrolled, while it compiles?", stopped.stack)
 
 
 class Guarded(Boxed):
-    """The learner's process; an oracle is asked of the course's own, which the learner's code
-    cannot reach."""
+    """The learner's process; an oracle runs in the course's own, which the learner's code cannot
+    reach."""
 
     def __getattr__(self, name):
         if name.endswith("_oracle") and self._reference is not None:
@@ -267,8 +283,8 @@ class Guarded(Boxed):
 
 
 def distrusted(error):
-    """What the learner's process raised, without its word that the course or the machine is at
-    fault: that would take the exercise out of the maximum."""
+    """What the learner's process raised, without any claim that the course or the machine is at
+    fault: a claim would take the exercise out of the maximum."""
     error.inside = False
     if error.kind == "unsupported":
         error.kind = None

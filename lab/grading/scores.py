@@ -59,10 +59,10 @@ class Student:
 
 
 def students(graded, worths, regrades, best=False):
-    """One Student each, by name, of all that was graded.
+    """A Student for each name in what was graded, sorted by name.
 
-    best: the submission with the highest total counts, else the latest; regrades are of
-    that one.
+    best: the submission with the highest total counts, else the latest; regrades apply
+    to that one.
     """
     paced = any(r.exercise.endswith(SPEED) and r.verdict in ("pass", "fail")
                 for one in graded for r in one.results)
@@ -77,9 +77,9 @@ def students(graded, worths, regrades, best=False):
 
 
 def scored(graded, worths, paced):
-    """The rows of what is reported, in points.
+    """A submission's reported rows, in points.
 
-    paced: this machine measures speed. Where it cannot, no row for speed is in a maximum.
+    paced: whether this machine measures speed. If not, no row for speed is in a maximum.
     """
     def points(result):
         undecided = result.points is None or (result.exercise.endswith(SPEED) and not paced)
@@ -101,6 +101,6 @@ def regraded(one, regrades):
 
 
 def lateness(one):
-    """Sorts submissions by time; one without a time is before all others, paths decide ties."""
+    """A key that sorts submissions by time, those without one first; paths break ties."""
     when = one.graded.when
     return when is not None, when or 0.0, one.graded.path

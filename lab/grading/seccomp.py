@@ -1,9 +1,9 @@
-"""A filter of system calls for code that nobody trusts: it refuses what no exercise needs and a box
-does not wall off. seccomp(2) holds it over a process and all that it starts, for good.
+"""A filter of system calls for untrusted code: it refuses what no exercise needs and a box does not
+wall off. seccomp(2) applies it to a process and all that it starts, for good.
 
-Own code, since no kept package has it: libseccomp's Python comes with Debian alone, and PyPI's
-pyseccomp, of 2020, needs libseccomp installed. A filter is a program of <linux/filter.h>, which
-reads a struct seccomp_data.
+Own code, since no maintained package has it: libseccomp's Python comes with Debian alone, and
+PyPI's pyseccomp, of 2020, needs libseccomp installed. A filter is a program of <linux/filter.h>,
+which reads a struct seccomp_data.
 """
 
 import ctypes
@@ -11,19 +11,19 @@ import errno
 import os
 import struct
 
-# Numbers of system calls, <asm/unistd.h>: name -> of x86-64, of aarch64 (None: it has no such).
+# Numbers of system calls, <asm/unistd.h>: name -> (x86-64, aarch64; None: it has no such call).
 REFUSED = {
-    # the kernel's keyrings: of a user, whoever comes next
+    # the kernel's keyrings, which stay for the user's next process
     "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
-    # System V's and POSIX's shared memory, semaphores and queues, where the box divides no IPC
+    # System V and POSIX shared memory, semaphores and queues, where a box does not separate IPC
     "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195), "shmdt": (67, 197),
     "semget": (64, 190), "semop": (65, 193), "semtimedop": (220, 192), "semctl": (66, 191),
     "msgget": (68, 186), "msgsnd": (69, 189), "msgrcv": (70, 188), "msgctl": (71, 187),
     "mq_open": (240, 180), "mq_unlink": (241, 181), "mq_timedsend": (242, 182),
     "mq_timedreceive": (243, 183),
-    # sockets by name or number, vsock among them, which no namespace divides; pairs remain
+    # sockets by name or number, vsock among them, which no namespace separates; pairs remain
     "socket": (41, 198),
-    # locks and watches on files that two boxes see; of fcntl, see LOCKS
+    # locks and watches on files that two boxes see; for fcntl, see LOCKS
     "flock": (73, 32), "inotify_init": (253, None), "inotify_init1": (294, 26),
     "inotify_add_watch": (254, 27), "fanotify_init": (300, 262),
     # other processes
@@ -41,16 +41,20 @@ REFUSED = {
     "kexec_load": (246, 104), "kexec_file_load": (320, 294), "init_module": (175, 105),
     "finit_module": (313, 273), "delete_module": (176, 106), "personality": (135, 92),
 }
-CLONE, CLONE3, FCNTL, SECCOMP = (56, 220), (435, 435), (72, 25), (317, 277)
+CLONE = (56, 220)
+CLONE3 = (435, 435)
+FCNTL = (72, 25)
+SECCOMP = (317, 277)
 NAMESPACES = 0x7E020000         # <linux/sched.h>: CLONE_NEWNS … CLONE_NEWNET, as flags of clone
 LOCKS = (5, 6, 7, 36, 37, 38, 1024, 1025, 1026)     # of fcntl: locks, leases, watches
-X32 = 0x40000000                # from here on, x86-64's numbers are another table's
+X32 = 0x40000000                # from here on, x86-64's numbers belong to another table
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}      # <linux/audit.h>
 
 # <linux/filter.h>: load a word; jump if equal, not less, a bit in common; return
 LOAD, EQUAL, AT_LEAST, ANY_OF, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 NUMBER, MACHINE, FIRST, SECOND = 0, 4, 16, 24       # offsets in struct seccomp_data
-ALLOW, ERROR = 0x7FFF0000, 0x00050000
+ALLOW = 0x7FFF0000
+ERROR = 0x00050000
 SET_MODE_FILTER = 1
 
 
@@ -62,7 +66,7 @@ def program(machine):
     for numbers in REFUSED.values():
         if numbers[which] is not None:
             parts += on(EQUAL, numbers[which], refuse(errno.EPERM))
-    # its flags lie in memory, where no filter looks: the C library takes clone where it is missing
+    # its flags lie in memory, where no filter looks: without it, the C library falls back to clone
     parts += on(EQUAL, CLONE3[which], refuse(errno.ENOSYS))
     parts += on(EQUAL, CLONE[which], (LOAD, 0, 0, FIRST),
                 *on(ANY_OF, NAMESPACES, refuse(errno.EPERM)), (RETURN, 0, 0, ALLOW))
@@ -74,7 +78,7 @@ def program(machine):
 
 
 def on(test, value, *then):
-    """Instructions for where a test of the word holds; else they are jumped over."""
+    """Instructions to run where a test of the word holds; otherwise they are jumped over."""
     return [(test, 0, len(then), value), *then]
 
 
@@ -83,16 +87,16 @@ def refuse(error):
 
 
 def problem():
-    """Why no filter can be had here; None where it can."""
+    """Why no filter is available here; None where one is."""
     if os.uname().machine not in MACHINES:
-        return f"no filter for a {os.uname().machine} is known"
+        return f"there is no filter for {os.uname().machine}"
     call(None)                          # no program: a kernel that would take one says EFAULT
     error = ctypes.get_errno()
     return None if error == errno.EFAULT else f"seccomp: {os.strerror(error)}"
 
 
 def install():
-    """Filter the calls of this thread and of all that it starts. It can gain no rights any more."""
+    """Filter the calls of this thread and of all that it starts. None can gain privileges again."""
     code = program(os.uname().machine)
     steps = ctypes.create_string_buffer(code, len(code))
     if call(struct.pack("@HP", len(code) // 8, ctypes.addressof(steps))):

@@ -10,8 +10,8 @@
 #   array=$(sbatch --parsable lab/grading/slurm.sh SUBMISSIONS OUT --lessons k01,k02)
 #   sbatch --dependency=afterok:$array --wrap ".venv/bin/lab grade SUBMISSIONS --out OUT --merge"
 #
-# Each task grades one shard with the options behind OUT. After a failure submit the whole array
-# again: what is done is not repeated. 5G: of code under test one process may take 4, and is stopped.
+# Each task grades one shard with the options after OUT. After a failure submit the whole array
+# again: finished units are not repeated. 5G: a process of code under test is stopped at 4 GiB.
 set -euo pipefail
 
 if [ "$SLURM_ARRAY_TASK_COUNT" != "$SLURM_ARRAY_TASK_MAX" ]; then

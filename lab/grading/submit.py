@@ -1,4 +1,4 @@
-"""Pack a desk to be handed in: what the learner wrote, lesson by lesson, in one small zip.
+"""Pack a desk to hand in: what the learner wrote, lesson by lesson, in one small zip.
 
 What is packed is what a grader takes from the desk (lab/grading/extract.py), so both see the same.
 """
@@ -16,10 +16,10 @@ from lab.desk import desk
 from lab.grading import extract
 from lab.grading.archives import MANIFEST
 from lab.grading.model import Sent, Submission
-from lab.grading.reading import KINDS, code_alone
+from lab.grading.submitted_files import KINDS, code_alone
 
 SCHEMA = 1
-EPOCH = (1980, 1, 1, 0, 0, 0)       # the earliest that a zip can tell: equal desks, equal bytes
+EPOCH = (1980, 1, 1, 0, 0, 0)       # the earliest that a zip can state: equal desks, equal bytes
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,11 @@ class Packed:
 
 
 def pack(own, lessons):
-    """What there is to hand in of lessons on a desk. CourseError: nothing was attempted."""
-    files, rows, notes, manifest = {}, [], [], {}
+    """What there is to hand in from lessons on a desk. CourseError: nothing was attempted."""
+    files = {}
+    rows = []
+    notes = []
+    manifest = {}
     for lesson in lessons:
         candidate, notes_of = extract.candidate(lesson, on_desk(own, lesson, notes), mend=False)
         notes += [f"{lesson.id}: {note}" for note in notes_of]
@@ -80,11 +83,12 @@ def on_desk(own, lesson, notes):
 def row(own, candidate, exercise, notes):
     """What became of an exercise. A text that does not parse is packed whole, with a note."""
     language = exercise.language
-    text, stub_text = candidate.sources[language], exercise.lesson.stubs[language]
+    text = candidate.sources[language]
+    stub_text = exercise.lesson.stubs[language]
     try:
         mine = stub.normalised(text, exercise.name, language)
     except (SyntaxError, ValueError) as error:
-        notes.append(f"{candidate.labels[language]} does not parse, it is packed as it is: {error}")
+        notes.append(f"{candidate.labels[language]} does not parse; it is packed as it is: {error}")
         return Row(exercise, "touched")
     if mine in (None, stub.normalised(stub_text, exercise.name, language)):
         return Row(exercise, "stub")
@@ -114,7 +118,7 @@ def zipped(files, executable=()):
 
 
 def write(packed, own, out=None):
-    """Write the zip and return its path: `out`, or the desk's name and the day's in the current
+    """Write the zip and return its path: `out`, or the desk's name and the date, in the current
     folder. CourseError: `out` is there already, or it cannot be written."""
     name = f"{own.folder.name or 'desk'}-{time.strftime('%Y-%m-%d')}"
     paths = [Path(out)] if out else [Path(f"{name}{more}.zip") for more in (

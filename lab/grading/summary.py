@@ -1,18 +1,18 @@
-"""What a grading says of the whole class."""
+"""What a grading says about the whole class."""
 
 from collections import Counter, defaultdict
 
 from lab.course import SPEED
-from lab.grading.plain import clean, of, one_line
 from lab.grading.points import shown
+from lab.grading.sanitize import clean, of, one_line
 from lab.judge.check import VERDICTS
 from lab.judge.mutants import mutants
 
-WEAKEST = "limits"      # the sandbox that keeps nothing from reading files or using the network
+WEAKEST = "limits"      # the level at which code can read files and use the network
 
 
 def summary(students, lessons, worths, matched, pairs, identical):
-    """All of it as data, in the order in which an instructor needs it."""
+    """All of it as data, in the order an instructor needs it."""
     return {
         "students": len(students),
         "mean": shown(mean([s.counted.total for s in students])),
@@ -55,7 +55,7 @@ def errors(students):
 
 
 def distribution(students, worths):
-    """{lesson/exercise: {verdict: students}}, the verdicts that occur."""
+    """{lesson/exercise: {verdict: number of students}}, only verdicts that occur."""
     counters = {f"{lesson}/{name}": Counter() for lesson, name in worths}
     for student in students:
         for row in student.counted.rows:
@@ -66,7 +66,8 @@ def distribution(students, worths):
 
 def mistakes(students, lesson):
     """The failures of a lesson, the commonest first: [{exercise, kind, mistake, students}]."""
-    known, by_mistake = mutants(lesson), defaultdict(list)
+    known = mutants(lesson)
+    by_mistake = defaultdict(list)
     for student in students:
         for row in student.counted.rows:
             result = row.result
@@ -74,14 +75,13 @@ def mistakes(students, lesson):
                     and not result.exercise.endswith(SPEED)):
                 by_mistake[result.exercise, *kind(known, result)].append(student.name)
     ordered = sorted(by_mistake.items(), key=lambda item: -len(item[1]))     # then as first met
-    return [{"exercise": exercise, "kind": told_by, "mistake": mistake, "students": who}
-            for (exercise, told_by, mistake), who in ordered]
+    return [{"exercise": exercise, "kind": what, "mistake": mistake, "students": who}
+            for (exercise, what, mistake), who in ordered]
 
 
 def kind(known, result):
-    """(what the mistake is told by, the mistake): a wrong answer that the course knows by when one
-    gets it or by its change of the reference, (find, replace); any other by its message's first
-    line."""
+    """(kind, the mistake). Of a wrong answer that the course knows: "when" and the words for it, or
+    "change" and its change of the reference, (find, replace). Else "message" and its first line."""
     for mutant in known:
         if mutant["exercise"] == result.exercise and mutant["says"] in result.message:
             if "when" in mutant:

@@ -6,9 +6,9 @@ import re
 from fractions import Fraction
 
 from lab.course import SPEED, CourseError
-from lab.grading.plain import cell, one_line, utc
 from lab.grading.points import number, shown
 from lab.grading.rosters import IDENTIFYING
+from lab.grading.sanitize import cell, one_line, utc
 
 
 def text(rows):
@@ -19,7 +19,7 @@ def text(rows):
 
 
 def grades(students, worths, missing=()):
-    """A row for each student; those of the roster who sent nothing have empty cells."""
+    """A row for each student; those on the roster who sent nothing have empty cells."""
     header = ["student", "submission", "when", "sandbox", "total", "out_of",
               *(f"{lesson}/{name}" for lesson, name in worths)]
     rows = [[entry.label, *[""] * (len(header) - 1)] for entry in missing]
@@ -44,9 +44,9 @@ def verdicts(students):
 
 
 def canvas(roster, matched, students, worths):
-    """The gradebook to import: its identifying columns, and one column a lesson.
+    """The gradebook to import: its identifying columns, and one column per lesson.
 
-    A column of Canvas's own that begins with a lesson's id is filled, else one with the id is new.
+    A column of Canvas's own that begins with a lesson's id is filled; if none does, one is added.
     """
     places = [i for i, name in enumerate(roster.header) if name in IDENTIFYING]
     lessons = list(dict.fromkeys(lesson for lesson, _ in worths))
@@ -83,7 +83,7 @@ def begins_with(name, lesson):
 
 
 def other_maxima(roster, worths):
-    """One line for each lesson that Canvas gives other points than are graded here."""
+    """One line for each lesson whose points in Canvas differ from those graded here."""
     differing = []
     for above in roster.above if "Student" in roster.header else ():
         for lesson in dict.fromkeys(lesson for lesson, _ in worths):

@@ -1,14 +1,14 @@
 """One unit of grading, a submission's text of one lesson, in a process of its own.
 
-It is forked from a warm process, so that what it takes of memory goes with it. That one has read
-the lessons, answers and all: what a learner's code runs in is forked from another.
+It is forked from a warm process, so that the memory it takes is freed with it. That process has
+read the lessons, answers and all, so a learner's code runs in forks of another.
 """
 
 from dataclasses import asdict, replace
 
 from lab import course, stub
 from lab.course import SPEED
-from lab.grading import extract, parts
+from lab.grading import extract, submission_parts
 from lab.grading.model import Result, Sent, Submission
 from lab.grading.sandbox import Sandbox, place
 from lab.judge import blame, check
@@ -17,13 +17,14 @@ from lab.remote import wire
 OTHER_INPUTS = ("It is right on the inputs of `lab check` and wrong on others: what does it take "
                 "for granted?")
 COURSE_FAILED = "The course could not decide this; your instructor sees why."
-# What a message tells of hidden inputs comes from a test's words or from an exception's text.
+# Causes whose messages may reveal hidden inputs: a test's words, or an exception's text.
 TELLING = ("AssertionError", "Raised", blame.BLAMED)
 
 
 def main(connection, request):
     """The role of the warm process: answer with the results and notes as JSON."""
-    lesson, sent = course.find(request["lesson"]), request["submission"]
+    lesson = course.find(request["lesson"])
+    sent = request["submission"]
     files = tuple(Sent(**file) for file in sent.pop("files"))
     submission = Submission(**sent, files=files)
     candidate, notes = extract.candidate(lesson, submission)
@@ -42,9 +43,9 @@ def main(connection, request):
 
 
 def own(held_back, submission):
-    """{"floor/name": text} of what the student wrote of lessons whose answers were held back."""
+    """{"floor/name": text} of what the student wrote for lessons whose answers were held back."""
     return {place(lesson, language): text for lesson in held_back
-            if parts.files_of(lesson, submission)
+            if submission_parts.files_of(lesson, submission)
             for language, text in extract.candidate(lesson, submission)[0].sources.items()}
 
 
@@ -52,7 +53,7 @@ def grade(lesson, candidate, level, folder, seed, warm=None, user=None, held_bac
     """Results for every exercise of a lesson, in its order.
 
     held_back: as for a Sandbox. alone(name): the Candidate with one exercise only, for a kernel
-    whose file does not compile: the mistake may be another's.
+    whose file does not compile: the mistake may be in another.
     """
     where = level, folder, seed, warm, user, held_back
     rows = judged(lesson, candidate, None, *where)
@@ -67,28 +68,29 @@ def judged(lesson, candidate, names, level, folder, seed, warm, user, held_back)
     sandbox = Sandbox(level, lesson, candidate, folder, warm, user, held_back)
     try:
         verdicts = check.grade(lesson, candidate, names, sandbox, seed)
-        told = {v.name for v in verdicts if v.verdict == "fail" and v.cause in TELLING}
-        by_name = {v.name: v for v in check.grade(lesson, candidate, told, sandbox)} if told else {}
+        telling = {v.name for v in verdicts if v.verdict == "fail" and v.cause in TELLING}
+        again = check.grade(lesson, candidate, telling, sandbox) if telling else []
     finally:
         sandbox.close()
-    return {v.name: (result(lesson, candidate, v, by_name.get(v.name)), v.cause) for v in verdicts}
+    public = {v.name: v for v in again}
+    return {v.name: (result(lesson, candidate, v, public.get(v.name)), v.cause) for v in verdicts}
 
 
-def result(lesson, candidate, verdict, verdicts):
-    """verdicts: by name, those on the inputs that learners have; a message may tell hidden ones."""
+def result(lesson, candidate, verdict, public):
+    """public: the verdict on the inputs that learners have; None where it was not needed."""
     return Result(lesson.id, verdict.name, verdict.verdict, verdict.points, verdict.max_points,
-                  verdict.message, feedback(verdict, verdicts),
+                  verdict.message, feedback(verdict, public),
                   own_text(lesson, candidate, verdict))
 
 
-def feedback(verdict, verdicts):
+def feedback(verdict, public):
     """What the student is told: never what only the hidden inputs show."""
     if verdict.verdict == "error":
         return COURSE_FAILED
-    if verdicts is None:
+    if public is None:
         return verdict.message
-    if verdicts.verdict == "fail":
-        return verdicts.message
+    if public.verdict == "fail":
+        return public.message
     causes = [line for line in verdict.message.splitlines() if line.startswith("You can get this")]
     return "\n".join([OTHER_INPUTS, *causes])
 

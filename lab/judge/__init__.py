@@ -1,12 +1,15 @@
 """One verdict: everything that grades a text against a lesson.
 
 check         grades: pytest in this process, the text in another
+alone         grades again, with the course's own in place of what an exercise uses
 candidate     what is graded: a text and where it comes from
 report        what `lab check` prints at its end: JSON, and the exit code
+forked        grades in a process forked from a warm one
 fixtures      the fixtures of graders: subject, reference, truth, pace, rng
 subject       the code under test, as a test sees it: a proxy
 isolate       starts the process in which that code runs, with the files it may see
 compare       compares an answer with its oracle and says what is wrong
+patterns      what wrong numbers have in common
 conversation  what a test asked and what it got, in the words of a message
 inputs        inputs that a call changed
 blame         whose fault an unexpected exception is
@@ -15,6 +18,7 @@ adversarial   hard inputs, each kind with its reason
 gaps          which of these kinds each grader uses, and why not the others
 mutants       wrong answers that graders must refuse, and twins that they must accept
 tape          recorded answers of the reference, for an edition without it
+warmup        what a process imports that grades many texts
 work          the work of a kernel compared with the reference's
 addresses     whether a kernel counts in 64 bits
 pace          the speed of an answer on a GPU

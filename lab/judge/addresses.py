@@ -15,7 +15,7 @@ def in_64_bits(subject, name, grid, block, args, threads, what, row=ROWS - 1, **
     args: with FAR as the length of a row and ROWS as the number of rows; each array holds what
     row 0 needs, so that all threads but those of row 0 reach beyond it
     threads: of each row;  what: the array and its address, in words
-    row: another than 16, the last, where args have rows of 2^32 / row numbers
+    row: the last one where it is not 16 and a row in args has 2^32 / row numbers
     """
     try:
         subject.launch(name, grid, block, args, **meta)

@@ -1,8 +1,8 @@
 """Inputs on which plausible wrong answers differ from right ones: each kind once, with its reason.
 
 Graders draw from the generators; `lab verify --gaps` recognises the kinds in what a grader hands
-over (gaps.py beside this), whoever made it. A generator gives an array of `shape`, float32 unless
-said.
+over (gaps.py beside this), whatever made it. A generator gives an array of `shape`, float32 unless
+it says otherwise.
 """
 
 from collections.abc import Callable
@@ -84,7 +84,7 @@ VALUES = {f.__name__: f for f in (unrounded, exact_sums, shifted, negative, equa
 
 
 def factors(rng, K):
-    """(a, w, parts): matrices of K columns for a · wᵀ, rows of hard numbers in a, and again in w.
+    """(a, w, parts): matrices of K columns for a · wᵀ, rows of hard numbers in a, then in w.
     Those below 0, and those of very different sizes, are matrices of their own.
 
     parts: [(rows, columns, words, precision)] of the product that are to be compared alone
@@ -104,7 +104,7 @@ def factors(rng, K):
 
 def parts_of(names, matrix):
     """(rows, columns, words, precision) of hard · otherᵀ in factors."""
-    columns = {"exact_sums": np.s_[2:4], "infinite": np.s_[4:6]}    # the latter: no NaN is right
+    columns = {"exact_sums": np.s_[2:4], "infinite": np.s_[4:6]}    # the latter: NaN is wrong
     for row in range(4 * len(names)):
         kind = names[row // 4]
         yield (np.s_[row:row + 1], columns.get(kind, np.s_[:2]),
@@ -156,7 +156,7 @@ class Handed:
 
 
 def some(test):
-    """Whether an array with several numbers passes a test. Of a launch, one that holds the same
+    """Whether an array with several numbers passes a test. In a launch, one that holds one value
     throughout is left out: it is an output."""
     return lambda handed: any(
         x.size > 1 and not (handed.launch and uniform(x)) and bool(test(x)) for x in handed.floats)
@@ -196,7 +196,7 @@ def edges(handed):
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of input. needs: what an exercise takes if this is to say anything of it."""
+    """A kind of input. needs: what an exercise must take for the kind to apply."""
 
     reason: str
     needs: str

@@ -1,8 +1,8 @@
 """Whose fault an exception is that no test expected.
 
 The course's own answer is put to the same test with the same inputs. Where it passes, the
-submission alone made the difference: that is a fail, told by what it returned and what the
-course's own returned to the same call.
+submission alone made the difference: that is a fail, explained by what it returned and
+what the course's own returned from the same call.
 """
 
 import re
@@ -40,7 +40,7 @@ def doubtful(verdict, error, subject):
 
 
 def misused(error, subject):
-    """Whether a test asked something of a returned object that this cannot do: no line of the
+    """Whether a test used a returned object in a way that the object does not allow: no line of the
     learner's raised it."""
     return (isinstance(error, Raised) and error.subject is subject and error.line is None
             and error.type in ("AttributeError", "TypeError") and "argument" not in error.text
@@ -57,7 +57,7 @@ def told(doubt, message, own):
         return (f"it uses {what}, which the simulator does not have; the course's own answer needs "
                 f"no such instruction: write it without\n  {message}")
     if isinstance(error, Raised) and error.inside:
-        return (f"the simulator cannot run it, and it runs the course's own answer in the same "
+        return (f"the simulator cannot run it, though it runs the course's own answer in the same "
                 f"test\n  {error}")
     call, other = difference(doubt.calls, own or ())
     if call is not None:
@@ -70,7 +70,7 @@ def told(doubt, message, own):
 
 
 def wanted(call, other):
-    """What the course's own returned instead; of a prediction only what kind of answer it is."""
+    """What the course's own returned instead; for a prediction only the kind of answer."""
     if other is None:
         return ""
     if call.name.startswith(("predict_", "choose_")):
@@ -80,8 +80,8 @@ def wanted(call, other):
 
 
 def difference(mine, own):
-    """(the last Call that returned something else than the same call of the course's own, that
-    one). (None, None) where there is none."""
+    """(the last Call whose result differs from that of the same call of the course's own, the
+    course's Call). (None, None) if there is none."""
     theirs = dict(numbered(own))
     for key, call in reversed(numbered(mine)):
         if key in theirs and theirs[key].result != call.result:
@@ -94,8 +94,9 @@ def difference(mine, own):
 
 
 def numbered(calls):
-    """[((name, arguments, how often it was called so before), call)]."""
-    count, pairs = Counter(), []
+    """[((name, arguments, how many such calls came before), call)]."""
+    count = Counter()
+    pairs = []
     for call in calls:
         key = call.name, call.arguments
         pairs.append(((*key, count[key]), call))

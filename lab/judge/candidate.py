@@ -15,7 +15,7 @@ class Candidate:
     origins: dict = field(default_factory=dict)     # None for a line that the learner does not have
     shapes: bool = False                            # hold the module to its shape comments
     broken: dict = field(default_factory=dict)      # by exercise: where and why it cannot be read
-    # by "floor/name" of a file: the author's texts of lessons before, whose answers are not here
+    # by "floor/name" of a file: the author's texts of earlier lessons whose answers are not here
     earlier: dict = field(default_factory=dict)
 
     def source(self):

@@ -4,22 +4,20 @@ import contextlib
 import inspect
 import os
 import re
-import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from lab import course, device, stub
 from lab.course import ROOT, SUFFIX
-from lab.judge import blame, pace
-from lab.judge.candidate import Candidate, reference, told
+from lab.judge import alone, blame, pace
+from lab.judge.candidate import reference, told
 from lab.judge.compare import sound
-from lab.judge.isolate import Place, preload
+from lab.judge.isolate import Place
 from lab.judge.mutants import with_likely_causes
 from lab.judge.subject import Raised, Stopped
 from lab.remote import wire
-from lab.remote.warm import Child
 
 VERDICTS = ("pass", "fail", "not_attempted", "not_proven_here", "error")
 
@@ -46,19 +44,34 @@ class Verdict:
 def grade(lesson, candidate, names=None, place=None, seed=0, observed=None):
     """Verdicts for the exercises in `names` (all when None), in the lesson's order.
 
-    place: where the code under test runs; beside this process where it is None.
+    place: where the code under test runs; None: beside this process.
     seed: of the random inputs; an instructor's is secret.
-    observed: filled with {exercise: what looked at all that its tests handed over}
+    observed: filled with {exercise: the Observer of what its tests handed over}
     """
-    wanted = [e for e in lesson.exercises if names is None or e.name in names]
-    verdicts = {e.name: untouched(lesson, candidate, e) for e in wanted}
-    attempted = [e for e in wanted if verdicts[e.name] is None]
-    if attempted:
-        run = Run(lesson, candidate, {e.name: e for e in attempted}, place or Place(), seed,
-                  observed)
-        verdicts |= run.verdicts()
-    rows = [[verdicts[e.name], verdicts.get(e.speed) or unmeasured(e)] for e in wanted]
-    return with_likely_causes(lesson, [v for row in rows for v in row if v is not None])
+    return list(verdicts(lesson, candidate, names, place, seed, observed))
+
+
+def verdicts(lesson, candidate, names=None, place=None, seed=0, observed=None):
+    """What `grade` returns, one verdict after the other as they are known."""
+    place = place or Place()
+    passed = set()
+
+    def run(text, exercise, observed=None):
+        return Run(lesson, text, {exercise.name: exercise}, place.of(text), seed,
+                   observed).verdicts()
+
+    for exercise in lesson.exercises:
+        if names is not None and exercise.name not in names:
+            continue
+        rows = {exercise.name: untouched(lesson, candidate, exercise)}
+        if rows[exercise.name] is None:
+            rows = run(candidate, exercise, observed)
+            rows |= alone.again(lesson, candidate, exercise, rows[exercise.name], passed, run,
+                                place.shows_answers)
+        if rows[exercise.name].verdict == "pass":
+            passed.add(exercise.name)
+        both = rows[exercise.name], rows.get(exercise.speed) or unmeasured(exercise)
+        yield from with_likely_causes(lesson, [row for row in both if row is not None])
 
 
 def unmeasured(exercise):
@@ -95,7 +108,8 @@ def untouched(lesson, candidate, exercise):
 
 CANDIDATE, SEED, OBSERVED = (pytest.StashKey() for _ in range(3))       # in the config
 # In a test's item: what `pace` measured, and which exercise it is of.
-RATIO, EXERCISE = pytest.StashKey(), pytest.StashKey()
+RATIO = pytest.StashKey()
+EXERCISE = pytest.StashKey()
 
 
 # Plugins of pytest's that a grader has no use for; the last two collect garbage, again and again.
@@ -103,19 +117,27 @@ UNUSED = ("cacheprovider", "terminal", "logging", "threadexception", "unraisable
 
 
 class Run:
-    """One pytest run over a lesson's tests, all or those of the names `tests`, and what it found,
-    by exercise. A pytest plugin."""
+    """One pytest run over a lesson's tests, all or those named in `tests`, and the outcomes by
+    exercise. A pytest plugin."""
 
     def __init__(self, lesson, candidate, exercises, place, seed=0, observed=None, tests=None):
-        self.lesson, self.candidate, self.exercises = lesson, candidate, exercises
-        self.place, self.seed, self.observed, self.tests = place, seed, observed, tests
+        self.lesson = lesson
+        self.candidate = candidate
+        self.exercises = exercises
+        self.place = place
+        self.seed = seed
+        self.observed = observed
+        self.tests = tests
         self.paced = {e.speed: e for e in exercises.values() if e.speed_points}
         # (verdict, message) of each test
         self.outcomes = {name: [] for name in (*exercises, *self.paced)}
         self.values, self.seconds, self.broken = {}, dict.fromkeys(exercises, 0.0), ""
         self.ratios = {}                # to the course's speed, by name of the speed's row
         # of single tests: the names of those that passed, and what subject.calls had then
-        self.causes, self.doubts, self.passes, self.calls = {}, [], set(), {}
+        self.causes = {}
+        self.doubts = []
+        self.passes = set()
+        self.calls = {}
 
     def verdicts(self):
         self.run()
@@ -128,7 +150,7 @@ class Run:
         with open(os.devnull, "w") as null, contextlib.redirect_stdout(null), \
                 contextlib.redirect_stderr(null):
             pytest.main([str(self.lesson.test), "-c", os.devnull, "--rootdir", str(ROOT),
-                         "--confcutdir", str(self.lesson.test.parents[1]),      # none above it
+                         "--confcutdir", str(self.lesson.test.parents[1]),      # not above it
                          "--disable-plugin-autoload", "--import-mode=importlib", "--assert=plain",
                          *(word for name in UNUSED for word in ("-p", f"no:{name}"))],
                         plugins=[self])
@@ -210,7 +232,7 @@ class Run:
         items[:] = [i for i in items if (owner := self.owner(i)) and (
             owner in measured or not i.get_closest_marker("gpu"))
             and (self.tests is None or i.name in self.tests)]
-        # Speed after all that is right, and before it what names no mistakes: inputs drawn anew.
+        # Speed comes last, and just before it the tests on unseen inputs, which name no mistake.
         items.sort(key=lambda i: (self.owner(i) in self.paced, "unseen" in i.fixturenames))
         for item in items:
             name = self.owner(item)
@@ -218,7 +240,7 @@ class Run:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item):
-        """Leave out the rest of an exercise that failed: its first failure is what is told."""
+        """Leave out the rest of an exercise that failed: its first failure is reported."""
         name = self.owner(item)
         exercise = self.paced[name].name if name in self.paced else name
         outcomes = self.outcomes[name] + self.outcomes[exercise]
@@ -260,7 +282,7 @@ class Run:
         has as `reference`."""
         if isinstance(error, AssertionError):
             message = str(error) or "a test without a message failed: please report it"
-            if re.search(r"\bgot (nothing \()?None\b", message):
+            if re.search(r"\bgot (nothing \()?None\b", message) and not self.returns(name):
                 message += "\nIs a `return` missing?"
             message = re.sub(r"\b(a )?Remote( object)?\b", "an object", message)
             unprintable = r"\nassert .*raised in repr\(\).*"
@@ -292,8 +314,9 @@ class Run:
         if error.kind is not None:
             return self.in_own_lines(error.text, language) if own else error.text
         if own and error.line:
-            return f"{error.type}: {error.text}{self.line_of(language, error.line)}"
-        # another's file without its text: an edition may have held that back
+            call = f"\n  in {error.call}" if error.call and error.call.arguments else ""
+            return f"{error.type}: {error.text}{call}{self.line_of(language, error.line)}"
+        # another file, without the line's text: an edition may hold that back
         place = f"\n    {error.path}, line {error.line}" if error.line else ""
         return f"{error.type}: {error.text}{place}"
 
@@ -306,17 +329,21 @@ class Run:
         return (f"\n    {self.candidate.labels[language]}, "
                 f"line {told(self.candidate, language, line)}: {text}")
 
+    def returns(self, name):
+        one = self.exercises[name.removesuffix(course.SPEED)]
+        text = stub.extract(self.candidate.sources[one.language], one.name, one.language)
+        return re.search(r"^\s*(return|yield) *[^\s#]", text, re.M)
+
     def definition(self, name):
         """Where the candidate defines an exercise."""
-        name = name.removesuffix(course.SPEED)
-        language = self.exercises[name].language
-        text = self.candidate.sources[language]
-        return self.line_of(language, stub.find_line(text, name, language))
+        one = self.exercises[name.removesuffix(course.SPEED)]
+        line = stub.find_line(self.candidate.sources[one.language], one.name, one.language)
+        return self.line_of(one.language, line)
 
     def in_own_lines(self, text, language=None):
         """A message with files and lines as the candidate's author knows them.
 
-        `FILE, line N` is a place in any text; where all is about one language, each `line N` is.
+        `FILE, line N` is a place in any text; `line N` alone is one in a text about one language.
         """
         for each, label in self.candidate.labels.items():
             def own(match, each=each):
@@ -341,7 +368,7 @@ class Run:
         return re.sub(file, own, text)
 
     def last_place(self, stopped):
-        """Where a child was when it was stopped, or the line that ends a process, if seen."""
+        """Where a child was when it was stopped, or the line that may have ended its process."""
         for file, line in stopped.stack:
             if Path(file).name == f"{self.lesson.id}.py":
                 return self.line_of("python", line)
@@ -349,27 +376,3 @@ class Run:
             if stopped.why == "died" and re.search(r"\b(_exit|abort|kill|killpg)\s*\(", text):
                 return self.line_of("python", number)
         return ""
-
-
-def main(connection, request):
-    """The grader role of the warm process: grade in a fork, answer with the verdicts as JSON."""
-    lesson = course.find(request["lesson"])
-    began = time.monotonic()
-    verdicts = grade(lesson, Candidate(**request["candidate"]), request["names"],
-                     Place(request["warm"]))
-    connection.sendall(wire.frame({"verdicts": [asdict(v) for v in verdicts],
-                                   "seconds": time.monotonic() - began}, []))
-
-
-def grade_warm(lesson, candidate, names=None):
-    """`grade` in a process of its own, forked from the warm one: for notebooks and `lab watch`."""
-    request = {"lesson": lesson.id, "candidate": asdict(candidate), "names": names}
-    child = Child(__name__, request, ("pytest", *preload(lesson)))
-    try:
-        message, _ = wire.read_frame(lambda n: child.read(n, time.monotonic() + 600))
-    except (EOFError, TimeoutError):
-        raise course.CourseError("the grader stopped without an answer: "
-                                 f"{child.output()[-500:]}") from None
-    finally:
-        child.kill()
-    return [Verdict(**v) for v in message["verdicts"]]

@@ -9,7 +9,7 @@ class Call(NamedTuple):
     """What was asked of the code under test and what it returned, in the words of a message."""
 
     name: str
-    arguments: str | None           # None of an attribute
+    arguments: str | None           # None for an attribute
     result: str
     kind: str                       # of what it returned
 
@@ -18,7 +18,7 @@ class Call(NamedTuple):
 
 
 def call(name, args, kwargs, result, changed=()):
-    """A Call. args: None of an attribute; changed: [(which, the array that it became)]."""
+    """A Call. args: None for an attribute; changed: [(which, the array that it became)]."""
     text = None
     if args is not None:
         text = ", ".join([*map(brief, args), *(f"{k}={brief(v)}" for k, v in kwargs.items())])
@@ -28,7 +28,7 @@ def call(name, args, kwargs, result, changed=()):
 
 
 def kind_of(value):
-    """What a value is, without telling it."""
+    """What kind of value it is, without giving it away."""
     if isinstance(value, tuple | list):
         return f"a {type(value).__name__} of {len(value)}"
     kinds = {bool: "True or False", int: "a whole number", float: "a number", str: "a text"}

@@ -32,13 +32,13 @@ def subject(request):
     lesson, candidate, place = under_test(request)
     with contextlib.ExitStack() as stack:
         @functools.cache
-        def own():                  # started only when it is asked
+        def own():                  # started only when asked
             if not lesson.answered:
                 return Recorded(lesson)
             return stack.enter_context(place.reference_for_limits(lesson, request.node))
 
         proxy = stack.enter_context(place.subject(lesson, candidate, request.node, own))
-        proxy.calls.clear()         # of a test before: in a sandbox several have one process
+        proxy.calls.clear()         # of an earlier test: in a sandbox several share a process
         observed = request.config.stash.get(OBSERVED, None)
         if observed is not None:
             proxy.observer = observed.setdefault(request.node.stash[EXERCISE].name, Observer())
@@ -47,8 +47,8 @@ def subject(request):
 
 @pytest.fixture(name="reference")
 def reference_fixture(request):
-    """The course's own solution behind the same proxy, for counts to compare with; where it is
-    not given, what it answered when the edition was made."""
+    """The course's own solution behind the same proxy, for counts to compare with; where an
+    edition lacks it, what it answered when the edition was made."""
     lesson, _, place = under_test(request)
     if not lesson.answered:
         yield Subject(lambda: Replayed(read(lesson)["answers"].get(request.node.name, ())))
@@ -60,8 +60,8 @@ def reference_fixture(request):
 @pytest.fixture
 def truth(request):
     """truth(function): data that a test makes in this process with the lesson's own answers, such
-    as launches counted in the course's model. Where they are not given, what it was when the
-    edition was made: a test asks for the same ones, in the same order, of right and wrong."""
+    as launches counted in the course's model. Where an edition lacks those, the data from when it
+    was made: a test asks for the same data in the same order, be the answer right or wrong."""
     lesson, _, place = under_test(request)
     if lesson.answered:
         return lambda function: place.truth(request.node, function())
@@ -87,7 +87,7 @@ def pace(request):
 
 @pytest.fixture
 def rng(request):
-    """Random inputs. The seed is fixed for learners; whoever grades submissions gives another."""
+    """Random inputs. The seed is fixed for learners; an instructor sets another."""
     import numpy as np
 
     return np.random.default_rng(request.config.stash.get(SEED, 0))

@@ -1,7 +1,7 @@
 """Which kinds of hard inputs and of mistakes an exercise's graders use, and why others do not
 apply: `lab verify --gaps`.
 
-What a grader hands over is looked at as it crosses to the reference, so the list is of what ran.
+What a grader hands over is looked at as it crosses to the reference, so the list shows what ran.
 tests/<floor>/<lesson>.gaps.toml holds the reasons: [[gap]] exercises, kinds, why.
 """
 
@@ -22,10 +22,16 @@ GUESSES = ("predict_", "choose_")       # exercises that take nothing
 
 class Observer:
     """Looks at every call of one test. uses: kinds of INPUTS that were seen; takes: what the
-    exercise takes, by which kinds say something of it."""
+    exercise takes, in the words of Kind.needs."""
 
     def __init__(self):
-        self.uses, self.takes, self.sizes = set(), {"answers"}, {}
+        self.uses = set()
+        self.takes = {"answers"}
+        self.sizes = {}
+
+    def kinds(self):
+        """What `examine` needs of it, as lists."""
+        return sorted(self.uses), sorted(self.takes)
 
     def __call__(self, name, values, launch=False):
         handed = self.handed(name, values, launch)
@@ -69,7 +75,7 @@ def whole(value):
 
 
 def real(value):
-    """The floats in a value that stand by themselves."""
+    """The floats in a value that are in no array."""
     if isinstance(value, float):
         yield value
     if isinstance(value, dict):
@@ -80,7 +86,7 @@ def real(value):
 
 
 def has_objects(value):
-    """Whether something that is no data is handed over: an object of the code under test."""
+    """Whether something other than data is handed over: an object of the code under test."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
@@ -93,7 +99,8 @@ def has_objects(value):
 
 def excuses(lesson):
     """{exercise: {kind: why it does not apply}} from the lesson's file."""
-    path, reasons = lesson.gaps, {e.name: {} for e in lesson.exercises}
+    path = lesson.gaps
+    reasons = {e.name: {} for e in lesson.exercises}
     rows = tomllib.loads(path.read_text("utf-8")).get("gap", []) if path.exists() else []
     for row in rows:
         for name in reasons if row["exercises"] == ["*"] else row["exercises"]:
@@ -106,27 +113,30 @@ def excuses(lesson):
 
 
 def examine(lesson, observed=None):
-    """observed: of a run of the reference, see check.grade; one is made where it is None.
+    """observed: {exercise: (uses, takes)} from a run of the reference; None: run it here.
 
     A row for each exercise: {"exercise", "uses": kinds, "why": {kind: reason}, "open": kinds
-    that are neither used nor excused, "stale": kinds that are excused and used all the same}."""
-    reasons, rows = excuses(lesson), []
+    that are neither used nor excused, "stale": kinds that are excused and yet used}."""
+    reasons = excuses(lesson)
+    rows = []
     if observed is None:
-        observed = {}
-        check.grade(lesson, reference(lesson), observed=observed)
+        observers = {}
+        check.grade(lesson, reference(lesson), observed=observers)
+        observed = {name: tuple(map(set, one.kinds())) for name, one in observers.items()}
     for exercise in lesson.exercises:
-        eye, why = observed.get(exercise.name, Observer()), reasons[exercise.name]
-        uses = eye.uses | {m["kind"] for m in mutants(lesson)
+        used, takes = observed.get(exercise.name, (set(), {"answers"}))
+        why = reasons[exercise.name]
+        uses = used | {m["kind"] for m in mutants(lesson)
                            if m["exercise"] == exercise.name and "kind" in m}
         rows.append({"exercise": exercise.name, "uses": sorted(uses), "why": why,
-                     "open": [kind for kind in required(exercise, eye.takes)
+                     "open": [kind for kind in required(exercise, takes)
                               if kind not in uses and kind not in why],
                      "stale": sorted(set(why) & uses)})
     return rows
 
 
 def required(exercise, takes):
-    """The kinds that say something of an exercise, by what it takes."""
+    """The kinds that apply to an exercise, by what it takes."""
     if exercise.name.startswith(GUESSES):
         return []
     if "." in exercise.name or exercise.name[0].isupper():

@@ -1,4 +1,6 @@
-"""Inputs that a call changed, as the other process tells them: what they are, and in words."""
+"""Inputs that a call changed, as the other process reports them, and words for them."""
+
+import numpy as np
 
 from lab.judge import compare
 from lab.remote import wire
@@ -7,8 +9,8 @@ from lab.remote import wire
 def written(own, changed, edited=()):
     """{("array", its number among the arrays), ("list", position or name)} of what a call changed.
 
-    own: the arrays as they were. Of those, one that held a single value throughout is left out: it
-    is an output, or scratch. ValueError where the other process tells nonsense.
+    own: the arrays as they were. One that held a single value throughout is left out: it is an
+    output, or scratch. ValueError where the other process reports nonsense.
     """
     arrays = {number for number, _ in changed}
     plain = {number for number in arrays if number < len(own) and uniform(own[number])}
@@ -30,3 +32,12 @@ def described(which, args, kwargs):
         key = owners[key]
     place = f"its argument {key!r}" if isinstance(key, str) else f"its argument number {key + 1}"
     return f"{place}, {compare.brief(places[key])}"
+
+
+def restore(arrays, values):
+    """Write these values into these arrays."""
+    for array, value in zip(arrays, values, strict=True):
+        if isinstance(array, np.ndarray):
+            array[...] = value
+        else:
+            array.detach().copy_(value)

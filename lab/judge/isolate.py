@@ -1,4 +1,4 @@
-"""The code under test in a process of its own, seeing of the course what it may see."""
+"""The code under test in a process of its own, which sees only its share of the course."""
 
 import ast
 import contextlib
@@ -13,32 +13,35 @@ from lab.course import ROOT, SUFFIX
 from lab.judge.subject import Subject
 from lab.remote.warm import Child
 
+BELOW = ".below"                # where the child's folder has the floors that are the course's own
+
 
 @contextlib.contextmanager
 def prepared(lesson, sources, earlier=()):
-    """A folder as the child sees the course: all lessons before as reference or as `earlier`
-    ("floor/name" of a file -> its text), this one as `sources`, those after it on its floor as
-    stubs; no floor above."""
+    """A folder as the child sees the course: earlier lessons as reference or as `earlier`
+    ("floor/name" of a file -> its text), this one as `sources`, later ones on its floor as stubs;
+    no floor above."""
     with tempfile.TemporaryDirectory(prefix="lab-") as folder:
         for floor in course.floors():
-            target, source = Path(folder, floor.name), ROOT / floor.name
-            if floor.name != lesson.floor and not any(
-                    name.startswith(f"{floor.name}/") for name in earlier):
-                if source.is_dir():
-                    target.symlink_to(source)
+            if not (ROOT / floor.name).is_dir():
                 continue
-            target.mkdir()
+            whole = floor.name != lesson.floor and not any(
+                name.startswith(f"{floor.name}/") for name in earlier)
+            target = Path(folder, BELOW if whole else "", floor.name)
+            target.mkdir(parents=True)
             texts = dict(earlier) | {f"{floor.name}/{lesson.id}{SUFFIX[language]}": text
                                      for language, text in sources.items()}
-            for path in source.iterdir():
+            for path in (ROOT / floor.name).iterdir():
                 put(floor, path, target / path.name, lesson, texts)
+            if whole:
+                Path(folder, floor.name).symlink_to(target)
             if floor.name == lesson.floor:
                 break
         yield folder
 
 
 def put(floor, path, target, lesson, texts):
-    """One file of a floor as the child of a lesson sees it. texts: of what is not the course's."""
+    """One file of a floor as the child of a lesson sees it. texts: those not the course's."""
     after = floor.lessons[floor.lessons.index(lesson) + 1:] if lesson in floor.lessons else ()
     later = {i.id: i for i in after}.get(path.stem)
     if path.name == "__init__.py":
@@ -53,10 +56,19 @@ def put(floor, path, target, lesson, texts):
 
 class Place:
     """Where the code under test runs: in a process beside this one. An instructor's place is a
-    sandbox (lab/grading/sandbox.py)."""
+    sandbox (lab/grading/sandbox.py).
+
+    shows_answers: whether the author of the code may see the course's answers
+    """
+
+    shows_answers = True
 
     def __init__(self, warm=None):
         self.warm = warm
+
+    def of(self, candidate):
+        """The place for another text of the same author and lesson."""
+        return self
 
     def subject(self, lesson, candidate, test, reference):
         """A context with the Subject that a test, pytest's item, is given. reference(): the
@@ -113,20 +125,29 @@ def stub_file(path, lesson):
 
 
 def preload(lesson, on_device=False):
-    """Modules to import before the fork: what the lesson's own floor imports, where it is heavy.
-    on_device: a process that has met the simulator is of no use."""
-    text = "".join((ROOT / lesson.floor / f"{i.id}.py").read_text("utf-8")
-                   for f in course.floors() if f.name == lesson.floor for i in f.lessons)
+    """Modules to import before the fork: what the lesson's own floor and those below it import,
+    where it is heavy. on_device: a process that has loaded the simulator is of no use."""
+    texts = {}
+    for floor in course.floors():
+        texts[floor.name] = "".join((ROOT / floor.name / f"{i.id}.py").read_text("utf-8")
+                                    for i in floor.lessons)
+        if floor.name == lesson.floor:
+            break
+    text = "".join(texts.values())
     heavy = [m for m in ("torch", "triton") if re.search(rf"^(import|from) {m}\b", text, re.M)]
-    kernels = "triton" in heavy or "simulator" in text
-    warmed = kernels and not on_device
-    return ("numpy", *heavy, *(("lab.remote.warmup",) if warmed else ()), "lab.remote.child")
+    if "simulator" in text and not on_device:
+        # Where the floor's own kernels run there, the first run is paid for as well.
+        own = re.search(r"^(import|from) triton\b|simulator", texts[lesson.floor], re.M)
+        heavy.append("lab.remote.warmup" if own else "lab.simulator")
+    if re.search(r"\bLaunches\b|\bTorch\w+Mode\b", lesson.path(".py").read_text("utf-8")):
+        heavy.append("torch._dynamo")               # PyTorch's modes import it when first entered
+    return ("numpy", "numpy.random", *heavy, "lab.remote.child")
 
 
 @contextlib.contextmanager
 def running(lesson, sources, warm=None, reference=None, shapes=False, on_device=False,
             child=Child, earlier=()):
-    """A Subject with these sources loaded, ended at the end. on_device: its kernels run on the GPU,
+    """A Subject with these sources loaded, closed at the end. on_device: kernels run on the GPU,
     not in the simulator. child: what starts its process. earlier: as in `prepared`."""
     modules = preload(lesson, on_device)
     with prepared(lesson, sources, earlier) as folder:

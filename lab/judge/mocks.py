@@ -19,8 +19,8 @@ class FakeArray:
 
 
 class SharpSoftmax:
-    """Stands in for a softmax that is handed in: that of twice the scores, over the last axis. What
-    is left out gets nothing, and neither does what is -inf."""
+    """Stands in for a softmax that is handed in: the softmax of twice the scores, over the last
+    axis. What is left out gets nothing, and neither does -inf."""
 
     def __call__(self, scores):
         e = np.exp(2 * (scores - scores.max(-1, keepdims=True)))
@@ -36,21 +36,27 @@ class FakeGpu:
 
     bandwidth, cached: byte/s of the memory and of the cache    cache: bytes of it
     launch, allocate: seconds of the host for a launch and for array()
-    first: seconds that the very first copy takes longer on the host, to load its code
-    noise: factors; copy number k takes noise[k] times its time, from the start again at the end
+    first: additional seconds of the very first copy on the host, to load its code
+    noise: factors; copy number k takes noise[k] times its time, and the list repeats
+    itemsize: bytes of a number
     """
 
-    itemsize = 4
-
     def __init__(self, bandwidth=0.3e12, cached=1.2e12, cache=32_000_000, launch=5e-6,
-                 allocate=1e-3, first=0.02, noise=(1.0,)):
-        self.bandwidth, self.cached, self.cache = bandwidth, cached, cache
-        self.launch, self.allocate, self.first, self.noise = launch, allocate, first, tuple(noise)
+                 allocate=1e-3, first=0.02, noise=(1.0,), itemsize=4):
+        self.bandwidth = bandwidth
+        self.cached = cached
+        self.cache = cache
+        self.launch = launch
+        self.allocate = allocate
+        self.first = first
+        self.noise = tuple(noise)
+        self.itemsize = itemsize
         self.large = 4 * cache
         self.now = 0.0                  # the host's time
         self.free = 0.0                 # when the queue will be empty
         self.executing = 0.0            # seconds in which a kernel ran
         self.readings = self.copies = 0
+        self.onto_itself = 0            # copies of an array onto itself
         self.held = None                # the arrays in the cache
 
     def clock(self):
@@ -73,16 +79,19 @@ class FakeGpu:
         self.enqueue(self.large / self.bandwidth)
 
     def copy(self, target, source):
-        arrays, moved = {target, source}, target.nbytes + source.nbytes
+        arrays = {target, source}
+        moved = target.nbytes + source.nbytes
         rate = self.cached if self.held == arrays else self.bandwidth
         self.held = arrays if moved <= self.cache else None
         self.now += self.first * (self.copies == 0)
         self.enqueue(moved / rate * self.noise[self.copies % len(self.noise)])
         self.copies += 1
+        self.onto_itself += target is source
 
     def copier(self, nbytes):
-        """A function without arguments that copies nbytes; its arrays are there already."""
-        source, target = FakeArray(nbytes), FakeArray(nbytes)
+        """A function without arguments that copies nbytes; its arrays exist already."""
+        source = FakeArray(nbytes)
+        target = FakeArray(nbytes)
         return lambda: self.copy(target, source)
 
     def enqueue(self, seconds):
@@ -100,7 +109,8 @@ class Weather:
     """A machine that gets slower or faster: its run number k takes factors[k] times as long."""
 
     def __init__(self, factors):
-        self.factors, self.runs = tuple(factors), 0
+        self.factors = tuple(factors)
+        self.runs = 0
 
     def timer(self, seconds):
         """A function that runs something of this length once and returns the seconds it took."""
@@ -117,7 +127,9 @@ class Watched:
     """
 
     def __init__(self, function=None, answer=None):
-        self.function, self.answer, self.calls = function, answer, []
+        self.function = function
+        self.answer = answer
+        self.calls = []
 
     def __call__(self, *args):
         self.calls.append([a.copy() if isinstance(a, np.ndarray) else

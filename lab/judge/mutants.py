@@ -30,8 +30,8 @@ def read(path):
 
 
 def mutate(lesson, mutant):
-    """The reference with an exercise written otherwise: `text` is the whole of it, with helpers
-    before it, or `find` and `replace` say what is another."""
+    """The reference with an exercise written differently: `text` is the whole of it, with helpers
+    before it, or `find` and `replace` say what changes."""
     exercise = lesson.exercise(mutant["exercise"])
     text = lesson.sources[exercise.language]
     other = mutant.get("text") or replaced(

@@ -8,8 +8,8 @@ A lesson gives points for it under `speed` in its front matter, and its test fil
 
 Each side runs in a process of its own, on the device. They take turns; the clock is the grader's,
 from release to receipt. Nothing can be remembered: every timed call has inputs of its own, made
-before the clock from a seed that the grader has just drawn, and after the clock what every call
-gave is compared with the course's own. Nor left out: no kernel is faster than memory.
+before the clock starts from a seed that the grader has just drawn, and after it stops every result
+is compared with the course's own. Nor can work be left out: no kernel is faster than memory.
 
 A simulator's time means nothing, so without a GPU the row is not proven here.
 """
@@ -23,8 +23,8 @@ BANDS = ((0.9, 1.0), (0.6, 0.5))        # (ratio to the course's speed, share of
 ROUNDS = 7
 SHORTEST = 0.05         # seconds of a run: a thousand times what asking the process takes
 MOST = 1 << 12          # calls in a run
-NEAR = 0.02             # how far results may be apart; being right is graded apart
-COPIED = 1 << 26        # float32 of the copy that shows what the memory can do: past every cache
+NEAR = 0.02             # how far results may differ; whether they are right is graded apart
+COPIED = 1 << 26        # float32 of the copy that shows what the memory can do: beyond every cache
 FASTEST = 1.5           # × the copy's bytes a second: some inputs are read from a cache
 
 
@@ -39,7 +39,7 @@ def whole(dtype, below, *shape):
 
 
 def made_by(name, *arguments):
-    """Arguments of `pace`: what a function of the lesson returns; each of a tuple is one."""
+    """Arguments of `pace`: what a function of the lesson returns; of a tuple, each element."""
     return {"maker": name, "arguments": arguments}
 
 
@@ -53,22 +53,24 @@ def on_side(side, argument):
 
 @dataclass
 class Race:
-    """Two or one `Calls`, the number of calls that is timed, and what the grader alone has."""
+    """One or two `Calls`, the number of timed calls, and what the grader alone has."""
 
     name: str
     sides: tuple            # of Calls; the course's own is the last
-    draw: random.Random     # what it gives is known to the other processes when it is needed
+    draw: random.Random     # the other processes see its numbers only when they need them
     clock: callable
     count: int = 1
 
     def turn(self, backwards=False):
-        """Seconds of `count` calls of each side, after all that was called has been compared.
+        """Seconds of `count` calls of each side, after all results have been compared.
 
-        What asking takes is measured on the course's side alone: the other could only answer late.
+        What asking takes is measured on the course's side alone: the other could answer late.
         """
-        seed, check = self.draw.getrandbits(48), self.draw.getrandbits(48)
+        seed = self.draw.getrandbits(48)
+        check = self.draw.getrandbits(48)
         order = self.draw.sample(range(self.count), self.count)
-        took, prints = {}, {}
+        took = {}
+        prints = {}
         for side in self.sides[::-1] if backwards else self.sides:
             side.prepare(seed, order)
             took[side] = self.seconds(side, self.count)
@@ -84,7 +86,7 @@ class Race:
         return self.clock() - began
 
     def warm_up(self):
-        """Settle the number of calls, by the course's own alone: a slow start changes nothing."""
+        """Settle the number of calls by the course's own: a slow start of the other is no gain."""
         own = self.sides[-1]
         own.prepare(self.draw.getrandbits(48), [0])
         self.seconds(own, 1)
@@ -106,7 +108,7 @@ class Race:
 def measure(name, mine, own, copying, draw, clock=time.perf_counter):
     """Seconds of one call of the course's over those of one call of mine, from `Calls`.
 
-    copying: Calls of a copy, in a process of the course. AssertionError as `compare` says.
+    copying: Calls of a copy, in a process of the course. AssertionError as in `compare`.
     """
     race = Race(name, (mine, own), draw, clock)
     my_seconds, own_seconds = race.medians()
@@ -116,12 +118,12 @@ def measure(name, mine, own, copying, draw, clock=time.perf_counter):
     least = copied * own.bytes() / copying.bytes() / FASTEST
     assert my_seconds >= least > 0, (
         f"{name} on the device: a call took {my_seconds * 1e6:.3g} µs, faster than memory allows: "
-        f"to read its inputs and write its results takes {least * 1e6:.3g} µs at the least")
+        f"reading its inputs and writing its results takes {least * 1e6:.3g} µs at least")
     return own_seconds / my_seconds
 
 
 def same(name, got, want):
-    """Compare the fingerprints of all calls. A NaN is near to nothing."""
+    """Compare the fingerprints of all calls. A NaN is near no number."""
     for call, (mine, own) in enumerate(zip(got, want, strict=True), 1):
         for (shape, _, *here), (expected, size, *there) in zip(mine, own, strict=True):
             assert shape == expected, (
@@ -137,12 +139,12 @@ def same_in_full(name, got, want):
     for mine, own in zip(got, want, strict=True):
         apart = (mine.double() - own.double()).abs().max()
         assert apart <= NEAR * own.double().abs().max(), (
-            f"{name} on the device: its result is not the one of the simulator's sizes: a number "
+            f"{name} on the device: its result is wrong, unlike at the simulator's sizes: a number "
             f"is {apart:.3g} off")
 
 
 def compare(mine, own, name, arguments, device="cuda", seed=0):
-    """mine, own: Subjects on the device -> how many times the course's speed mine has.
+    """mine, own: Subjects on the device -> the speed of mine over the course's.
 
     AssertionError where mine computes something else, takes less time than its bytes need, or is
     too slow to earn a point.

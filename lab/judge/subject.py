@@ -16,22 +16,23 @@ from lab.judge import inputs
 from lab.judge.conversation import call
 from lab.remote import wire
 
-# What a call may take at the least; the reference's own time or steps, times SLACK, may be more.
+# The least limit of a call; the reference's own time or steps, times SLACK, may be more.
 SECONDS = 10
 STEPS = 20_000          # warp instructions of a launch
 SLACK = 20
+STARVED = 6             # times the limit for a process that others keep from running
 LARGEST = 256 * 2**20   # bytes of a reply
-LONGEST_TEXT = 4000     # letters of an exception's
-LONGEST_GUESS = 200     # letters of a prediction that is kept, to be drawn beside the result
+LONGEST_TEXT = 4000     # characters of an exception's text
+LONGEST_GUESS = 200     # characters of a prediction that is kept, to be drawn beside the result
 
 
 class Raised(Exception):
     """The learner's code raised. Text and place are the child's own words: data, not truth.
 
-    .subject: the Subject that was asked, if known
+    .subject: the Subject that was asked, if known    .call: the Call that raised it, if one did
     """
 
-    subject = None
+    subject = call = None
 
     def __init__(self, error):
         self.type = str(error.get("type"))[:LONGEST_TEXT]
@@ -45,10 +46,10 @@ class Raised(Exception):
 class Stopped(Exception):
     """The child is gone or has been stopped: .why is died, hung, flooded, garbled or full.
 
-    .stack: [(file, line)] of where a hung one was, innermost first.  .subject: as in Raised
+    .stack: [(file, line)] where a hung one was, innermost first.  .subject, .call: as in Raised
     """
 
-    subject = None
+    subject = call = None
 
     def __init__(self, why, text, stack=()):
         self.why, self.stack = why, stack
@@ -56,11 +57,11 @@ class Stopped(Exception):
 
 
 class NotStarted(RuntimeError):
-    """The machine has no process for the code under test: no answer's fault."""
+    """The machine has no process for the code under test: the answer is not at fault."""
 
 
 class Launched:
-    """What a launch left: the simulator's reports as data, the first of them at hand."""
+    """The simulator's reports on a launch, as data; methods and properties read the first."""
 
     def __init__(self, launches):
         self.launches = launches
@@ -104,13 +105,13 @@ class Launched:
 class Subject:
     """A child with a lesson loaded. `reference` is asked for its time or steps at a limit.
 
-    compiler(tree, buffers): where the child has another process compile, what that answers.
+    compiler(tree, buffers): the answer of another process that compiles for the child.
     patience: how many times SECONDS an answer may take where there is no reference.
     """
 
     def __init__(self, start, reference=None, compiler=None, patience=SLACK):
         self._start, self._reference, self._compiler = start, reference, compiler
-        # The reference itself has none to compare with: it ends, and may take its time.
+        # The reference itself has no other to compare with: it ends, and may take its time.
         self._patience = 1 if reference is not None else patience
         self._child, self.values, self.stopped = None, {}, False
         self._changeable = {}               # by name: the inputs that the reference changes
@@ -138,9 +139,9 @@ class Subject:
         except Raised as error:
             if error.kind != "endless" or self._reference is None:
                 raise
-            restore(own, copies)
+            inputs.restore(own, copies)
             allowed = SLACK * self._reference()._steps(request, meta)
-            restore(own, copies)
+            inputs.restore(own, copies)
             if allowed <= STEPS:
                 raise
             launches, changed = parts(self._ask("launch", *request, allowed), 2)
@@ -162,7 +163,7 @@ class Subject:
         return result
 
     def compile(self, what, *arguments):
-        """What lab.remote.compiler makes of it there; CUDA C needs no Python of the learner's."""
+        """What lab.remote.compiler makes of it there. CUDA C needs none of the learner's Python."""
         if self._child is None and what == "cuda":
             self._child = self._started()
         return self._ask("compile", what, *arguments)
@@ -170,13 +171,15 @@ class Subject:
     # ---- what another Subject asks of the reference at a limit
 
     def _steps(self, request, meta):
-        """Of the longest launch."""
+        """Steps of the longest launch."""
         return max(n["steps"] for n in self.launch(*request[:4], **meta).launches)
 
     def _seconds(self, name, args, kwargs):
-        began = time.monotonic()
-        getattr(self, name)(*args, **kwargs)
-        return time.monotonic() - began
+        """Seconds of CPU that a call takes: other work beside it does not lengthen them."""
+        function = getattr(self, name)
+        before, _ = self._child.work()
+        function(*args, **kwargs)
+        return self._child.work()[0] - before
 
     def _written(self, question):
         """The inputs that the same call or launch changes here; the caller's stay as they are."""
@@ -193,19 +196,20 @@ class Subject:
         """AssertionError where an input is not what it was, though the course's own leaves it.
 
         changes: (arrays, lists and dicts) as the child says
-        question(): the same, to be asked of the reference while the caller's arrays are as before
+        question(): the same call for the reference, made while the caller's arrays are as before
         """
         try:
             suspects = inputs.written(wire.arrays([args, kwargs]), *changes)
         except (TypeError, ValueError):
-            raise Stopped("garbled", "its answer cannot be read: what changed is no list") from None
+            raise Stopped("garbled",
+                          "its answer cannot be read: what changed is not a list") from None
         if not suspects - self._changeable.get(name, set()) or self._reference is None:
             return
         allowed = self._reference()._written(question())
         self._changeable[name] = suspects if allowed is None else allowed
         if wrong := suspects - self._changeable[name]:
             which = inputs.described(min(wrong, key=str), args, kwargs)
-            raise AssertionError(f"{name} changes {which}: expected as it was before the call")
+            raise AssertionError(f"{name} changes {which}: expected it as before the call")
 
     def _get(self, owner, name):
         value = self._ask("get", owner, name)
@@ -244,6 +248,9 @@ class Subject:
             return self._exchange(what, *values, slow=slow)
         except (Raised, Stopped) as error:
             error.subject = error.subject or self
+            if what == "call":
+                function, args, kwargs = values
+                error.call = call(function._label, args, kwargs, None)
             raise
 
     def _started(self):
@@ -276,7 +283,7 @@ class Subject:
             raise self._stopped(error) from None
 
     def _reply(self, slow):
-        """The child's answer. `slow()` tells how long the reference takes; asked at the limit."""
+        """The child's answer. `slow()`: how long the reference takes; called at the limit."""
         message, out = self._frame(slow)
         while self._compiler is not None and "ask" in message:
             tree, buffers = wire.pack(self._compiler(message["ask"], out), None)
@@ -289,6 +296,8 @@ class Subject:
         began, limit = time.monotonic(), SECONDS * self._patience
         if not self._child.answers(began + limit) and slow is not None:
             limit = max(limit, SLACK * slow())
+        if not self._child.answers(began + limit) and self._child.starved():
+            limit *= STARVED
         if not self._child.answers(began + limit):
             raise TimeoutError(f"{limit:.0f}")
         end = time.monotonic() + SECONDS            # for the bytes of an answer that has begun
@@ -380,15 +389,7 @@ def copy_back(values, changed):
     own = wire.arrays(values)
     try:
         pairs = [(own[i], new) for i, new in changed]
-        restore([a for a, _ in pairs], [b for _, b in pairs])
+        inputs.restore([a for a, _ in pairs], [b for _, b in pairs])
     except (TypeError, ValueError, IndexError, RuntimeError):
         raise Stopped("garbled",
                       "its answer cannot be read: the changed arrays do not fit") from None
-
-
-def restore(arrays, values):
-    for array, value in zip(arrays, values, strict=True):
-        if isinstance(array, np.ndarray):
-            array[...] = value
-        else:
-            array.detach().copy_(value)

@@ -2,8 +2,8 @@
 
 A test that counts compares with the reference's counts, or with what it counts in the reference
 itself; an endless loop ends at a multiple of the reference's steps or time. `lab release` grades
-the reference once more and writes all of it down, in <lesson>.recorded.json.gz beside the tests.
-Its text is not in there.
+the reference again and records all of it in <lesson>.recorded.json.gz beside the tests. The
+reference's text is not in there.
 """
 
 import base64
@@ -34,19 +34,21 @@ class Exchange:
 
 
 class Tape:
-    """Exchanges with the reference, where it is the code under test and where a test asks it, and
-    the truths that tests made with it."""
+    """Exchanges with the reference, as the code under test and as what a test asks, and the truths
+    that tests made with it."""
 
     def __init__(self):
-        self.graded, self.asked, self.truths = [], {}, {}
+        self.graded = []
+        self.asked = {}
+        self.truths = {}
 
     def child(self, fixture, test):
-        """What a Subject starts, so that this tape runs along."""
+        """What a Subject starts, so that this tape records it."""
         log = self.graded if fixture == "subject" else self.asked.setdefault(test, [])
         return lambda *request: Overheard(log, *request)
 
     def data(self):
-        """What is written down, as data."""
+        """The recording, as data."""
         return {
             "steps": max(map(steps, self.graded), default=0),
             "seconds": max((e.seconds for e in self.graded if e.asked == "call"), default=0.0),
@@ -58,7 +60,7 @@ class Tape:
 
 
 class Taped(Place):
-    """A place where a tape runs along."""
+    """A place where a tape records."""
 
     def __init__(self, tape):
         super().__init__()
@@ -82,7 +84,7 @@ class Taped(Place):
 
 
 class Overheard(Child):
-    """A child whose exchanges are kept."""
+    """A child whose exchanges are recorded."""
 
     def __init__(self, log, *request):
         super().__init__(*request)
@@ -96,10 +98,12 @@ class Overheard(Child):
 
 
 class Tapped:
-    """A connection of which each message that is sent begins an exchange."""
+    """A connection on which each message sent begins an exchange."""
 
     def __init__(self, connection, log):
-        self.connection, self.log, self.began = connection, log, 0.0
+        self.connection = connection
+        self.log = log
+        self.began = 0.0
 
     def sendall(self, data):
         self.log.append(Exchange(data))
@@ -111,12 +115,14 @@ class Tapped:
 
 
 class Replayed:
-    """Stands where a child does, and gives the answers that a test was once given."""
+    """Stands in for a child and gives the answers that were recorded for a test."""
 
     flooded = False
 
     def __init__(self, recorded):
-        self.recorded, self.rest, self.connection = iter(recorded), b"", self
+        self.recorded = iter(recorded)
+        self.rest = b""
+        self.connection = self
 
     def settimeout(self, seconds):
         """An answer is there at once."""
@@ -124,7 +130,7 @@ class Replayed:
     def sendall(self, data):
         question, answer = next(self.recorded, (None, None))
         if question != digest(data):
-            raise RuntimeError("this test asks the reference something else than it did when the "
+            raise RuntimeError("this test no longer asks the reference what it asked when the "
                                "edition was made")
         self.rest = base64.b64decode(answer)
 
@@ -132,7 +138,8 @@ class Replayed:
         return True
 
     def read(self, n, deadline):
-        part, self.rest = self.rest[:n], self.rest[n:]
+        part = self.rest[:n]
+        self.rest = self.rest[n:]
         return part
 
     def kill(self):
@@ -140,7 +147,7 @@ class Replayed:
 
 
 class Recorded:
-    """The limits of a lesson whose reference is not here; a Subject asks as it asks another."""
+    """The limits of a lesson whose reference is not here; a Subject asks it like a reference."""
 
     def __init__(self, lesson):
         self.most = read(lesson)
@@ -176,7 +183,8 @@ def parsed(data):
 
     def read(n):
         nonlocal rest
-        part, rest = rest[:n], rest[n:]
+        part = rest[:n]
+        rest = rest[n:]
         return bytes(part)
 
     return wire.read_frame(read)
@@ -189,7 +197,7 @@ def value(data):
 
 
 def digest(question):
-    """Of what was asked, without the arrays' numbers: their last bits may be a machine's own."""
+    """A digest without the arrays' numbers, whose last bits may differ between machines."""
     return hashlib.sha256(json.dumps(parsed(question)[0]).encode()).hexdigest()[:16]
 
 
@@ -212,7 +220,7 @@ def without_text(tree):
 
 
 def steps(exchange):
-    """The most steps of a launch; 0 of what launched nothing."""
+    """The most steps of a launch; 0 if nothing was launched."""
     if exchange.asked != "launch":
         return 0
     message, buffers = parsed(exchange.answer)

@@ -1,13 +1,13 @@
-"""What a kernel did, beside what the course's own did on the same arguments: right numbers by other
-work are no answer where the work is the lesson's point. Counts of the simulator alone."""
+"""A kernel's work compared with the course's own on the same arguments: right numbers by other work
+are no answer where the work is the lesson's point. Only the simulator's counts are used."""
 
-LIMITS = {              # count: (times the course's own that is still another style, what it means)
+LIMITS = {              # count: (times the course's own that still pass as another style, meaning)
     "bytes loaded": (1.5, "numbers are read again that a register or shared memory could keep"),
     "bytes stored": (1.5, "numbers are written more than once"),
     "requests": (2, "requests of a warp are half empty: neighbouring threads should take "
                     "neighbouring numbers, and every lane should take part"),
     "sectors": (2, "threads of a warp reach for numbers far apart"),
-    "shared wavefronts": (3, "shared memory is asked more often, or lanes meet in one bank"),
+    "shared wavefronts": (3, "shared memory is accessed more often, or lanes meet in one bank"),
     "warp instructions": (4, "there is a loop or a branch too many"),
     "barriers": (4, "a barrier stands within a loop that needs none"),
     "lanes of a warp for one at work": (2, "most threads of a warp have nothing to do"),
@@ -19,7 +19,8 @@ def counts(launch):
     """{count: how much} of a Launched, summed over its launches."""
     row = dict.fromkeys(LIMITS, 0)
     for one in launch.launches:
-        memory, totals = one["totals"]["memory"], one["totals"]
+        memory = one["totals"]["memory"]
+        totals = one["totals"]
         for what, c in memory.items():
             space, op = what.split()
             if space == "global":
@@ -45,7 +46,8 @@ def same_work(name, launch, own, but=(), limits=None):
     launch, own: what `subject.launch` and `reference.launch` gave
     but: counts that do not matter here;  limits: {count: times} instead of those of LIMITS
     """
-    got, want = counts(launch), counts(own)
+    got = counts(launch)
+    want = counts(own)
     assert len(launch.launches) == len(own.launches), (
         f"{name}: {len(launch.launches)} launches, expected {len(own.launches)}")
     for count, (times, meaning) in LIMITS.items():

@@ -1,7 +1,7 @@
 """`lab bench`: what the lessons' kernels reach on this GPU, as shares and ratios of one run.
 
 A lesson takes part if <floor>/bench/<lesson>.py has a function bench() -> {name: row}; see `row`.
-Beside it may stand what the course's kernels are to reach on an H200, as a literal:
+The file may also say what the course's kernels are to reach on an H200, as a literal:
 H200_TARGETS = {name: {figure: least}}. A figure is a key of the row.
 A lesson about a CPU's speed has bench_cpu() too, which measures where there is no GPU.
 """
@@ -28,7 +28,7 @@ def units(function="bench"):
 
 
 def body(lesson):
-    """The statements of a lesson's bench file; none where it has no such file."""
+    """The statements of a lesson's bench file; empty where it has none."""
     return ast.parse(lesson.bench.read_text("utf-8")).body if lesson.bench.exists() else []
 
 
@@ -41,9 +41,9 @@ def targets(lesson):
 
 
 def judge(rows, wanted):
-    """The rows; those with targets say of each figure its least, and whether it was reached.
+    """The rows; those with targets say the least of each figure, and whether it was reached.
 
-    met is None where there is nothing to judge: no such row, or the way it is compared with failed.
+    met is None where there is nothing to judge: no such row, or the way to compare with failed.
     """
     judged = rows | {name: rows.get(name, {}) | {"targets": {}} for name in wanted}
     for name, figures in wanted.items():
@@ -55,14 +55,14 @@ def judge(rows, wanted):
 
 
 def here():
-    """The function that measures on this machine: a GPU, or a CPU without one. There it is another,
-    since the simulator's time says nothing."""
+    """The function that measures on this machine: its GPU or, without one, its CPU. That takes
+    another function, since the simulator's time says nothing."""
     return "bench_cpu" if device.gpu() is None else "bench"
 
 
 def measure(lesson):
-    """The rows of one lesson, on a GPU judged. CourseError where it has nothing to measure on this
-    machine."""
+    """The rows of one lesson, judged if a GPU gave them. CourseError if nothing can be measured on
+    this machine."""
     if lesson not in units(here()):
         where = "" if device.gpu() else "no NVIDIA GPU here, and without one "
         raise CourseError(f"{where}{lesson.id} has nothing to measure; "
@@ -73,7 +73,7 @@ def measure(lesson):
     import torch
 
     torch.set_float32_matmul_precision("highest")   # IEEE, which a container's setting may not be
-    torch.compiler.reset()              # a function that two lessons compile has one limit of forms
+    torch.compiler.reset()              # two lessons that compile one function share its limit
     return judge(module.bench(), targets(lesson))
 
 
@@ -125,7 +125,8 @@ def aims(row):
 
 def text(lesson, rows):
     """The rows as a table."""
-    lines, width = [lesson.id], max(map(len, rows))
+    lines = [lesson.id]
+    width = max(map(len, rows))
     for name, one in rows.items():
         parts = [f"  {name:{width}}"]
         if "seconds" in one:

@@ -2,7 +2,7 @@
 
 
 def targets(rows):
-    """A Markdown table, [line], of a record's targets. Those of a share are to stay below it."""
+    """A Markdown table, [line], of a record's targets. A share is to stay below its target."""
     return ["| | model | target | measured | |", "| --- " * 5 + "|"] + [
         f"| {row['title']} | {row['model']} | {'<' if 'own share' in row['title'] else '≥'} "
         f"{row['limit']:.3g} | {row['figure']:.3g} ({row['lowest']:.3g} to {row['highest']:.3g}) | "
@@ -11,7 +11,8 @@ def targets(rows):
 
 def measured_on(record):
     """One sentence: the machine, the day and the versions of a record."""
-    machine, versions = record["machine"], record["versions"]
+    machine = record["machine"]
+    versions = record["versions"]
     settings = "".join(f" {name}={value}." for name, value in machine["settings"].items())
     return (f"Medians of {record['rounds']} rounds, the lowest and the highest in brackets. "
             f"{machine['threads']} threads on {machine['cores']} cores of {machine['cpu']}, on "

@@ -1,4 +1,4 @@
-"""A ladder as text: a row for each step, what is counted of it, and what changed."""
+"""A ladder as text: a row for each step, with its counts and what changed."""
 
 
 def table(steps):

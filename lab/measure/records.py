@@ -1,4 +1,4 @@
-"""The record of a GPU, benchmarks/<device>.json: of what machine and sources, and what was found.
+"""The record of a GPU, benchmarks/<device>.json: the machine, the sources and the results.
 
 `make gpu` writes a whole one, `lab bench` its own units into it.
 """
@@ -26,7 +26,7 @@ def path_of(gpu):
 
 
 def about(gpu):
-    """What a record says of the machine and of the sources that were proven on it."""
+    """What a record says about the machine and the sources that were proven on it."""
     def version(package):
         try:
             return importlib.metadata.version(package)
@@ -61,8 +61,7 @@ def contents(*folders):
 
 
 def clocks():
-    """{name: MHz} at this moment; empty where nvidia-smi does not tell, or of more GPUs than one.
-    """
+    """{name: MHz} at this moment; empty where nvidia-smi does not tell, or with several GPUs."""
     smi = shutil.which("nvidia-smi")
     options = [f"--query-gpu={','.join(CLOCKS)}", "--format=csv,noheader,nounits"]
     output = subprocess.run([smi, *options], capture_output=True, text=True).stdout if smi else ""
@@ -78,11 +77,12 @@ def write(file, record):
 
 
 def keep(gpu, name, row):
-    """Put one unit into the record of a device; what it says of other units stays. The path.
+    """Put one unit into the record of a device; its other units stay. Returns the path.
 
     The record may be older than this unit, so the unit says with what it was measured.
     """
-    file, now = path_of(gpu), about(gpu)
+    file = path_of(gpu)
+    now = about(gpu)
     try:
         record = json.loads(file.read_text())
         record["units"][name] = {**row, "about": now}

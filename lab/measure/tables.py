@@ -1,8 +1,8 @@
 """What was measured on GPUs, as tables: from benchmarks/<device>.json, see lab/measure/records.py.
 
-A lesson takes part if its reference has a function bench(); its text shows the table where it says
-<!-- lab:measured -->. What no record has is "not measured". Targets are judged anew, so that a
-record need not know those of today.
+A lesson takes part if its bench file has a function bench(); its text shows the table where it says
+<!-- lab:measured -->. What no record has is "not measured". Targets are judged again, so a record
+need not know those of today.
 """
 
 import json
@@ -22,16 +22,17 @@ def records(folder=ROOT / "benchmarks"):
 
 
 def rows(record, lesson):
-    """{kernel: its row of lab.measure.bench} of a lesson; nothing where it did not end well."""
+    """{kernel: its row of lab.measure.bench} of a lesson; {} where it did not end well."""
     return record["units"].get(f"bench {lesson.id}", {}).get("results", {})
 
 
 def of_lesson(lesson, known):
     """A lesson's table in Markdown. known: the records."""
-    lines, wanted = [], bench.targets(lesson)
+    lines = []
+    wanted = bench.targets(lesson)
     for record in known:
         if measured := rows(record, lesson):
-            lines += ["", f"Measured on an {record['device']}, all by turns in one run:", "",
+            lines += ["", f"Measured on an {record['device']}, all in turns in one run:", "",
                       *table(bench.judge(measured, wanted))]
     if lines:
         return "\n".join(lines[1:])
@@ -69,8 +70,8 @@ def cells(texts):
 
 
 def summary(known):
-    """The README's table: of each lesson its targets, and the kernel that does best against the
-    strongest it is compared with, or against a copy's bandwidth."""
+    """The README's table: each lesson's targets, and the kernel that does best against its
+    strongest rival, or against a copy's bandwidth."""
     heads = ["lesson", f"targets on {DEVICE}", *([r["device"] for r in known] or ["a GPU"])]
     lines = [cells(heads), "| --- " * len(heads) + "|"]
     for lesson in bench.units():
@@ -85,7 +86,7 @@ def summary(known):
 def best(measured, wanted):
     """One cell: the kernel to name with its figures, and how many of the targets are met.
 
-    Of those that no other is compared with, the kernel that does best against the strongest in its
+    The kernel is itself no rival of another, and does best against the strongest rival of its
     family. Names are `way`, `family: way`.
     """
     def family(name):
@@ -116,5 +117,5 @@ def best(measured, wanted):
 
 
 def is_roof(name):
-    """True for the rows that `beside` adds to a lesson's own."""
+    """True for the rows that `measure_side_by_side` adds to a lesson's own."""
     return name in ("copy", "read") or name.startswith("matmul of ")

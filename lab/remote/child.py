@@ -25,7 +25,7 @@ def main(connection, request):
               "shapes": hold the lesson to its shape comments,
               "shown": {path: text} that messages quote, where another process compiles}
     """
-    faulthandler.register(signal.SIGUSR1)       # who stops a hung child asks first where it was
+    faulthandler.register(signal.SIGUSR1)       # asks a hung child where it is, before it is ended
     serve = Subject(connection, request)
     with contextlib.suppress(EOFError):
         while True:
@@ -34,7 +34,8 @@ def main(connection, request):
 
 class Subject:
     def __init__(self, connection, request):
-        self.connection, self.request = connection, request
+        self.connection = connection
+        self.request = request
         self.objects, self.module, self.held = {}, None, contextlib.ExitStack()
 
     def read(self, n):
@@ -72,7 +73,7 @@ class Subject:
     # ---- what can be asked
 
     def do_load(self):
-        """Import the lesson from the prepared tree, which stands before the course itself."""
+        """Import the lesson from the prepared tree, which comes before the course itself."""
         folder = self.request["folder"]
         sys.path[:] = [folder] + [p for p in sys.path if p and Path(p).resolve() != ROOT]
         os.chdir(folder)
@@ -148,7 +149,7 @@ class Subject:
     # ---- compiling in another process: both sides
 
     def ask(self, *values):
-        """What the process that compiles gives; it is asked by way of the grader."""
+        """The answer of the process that compiles, asked by way of the grader."""
         tree, buffers = wire.pack(list(values), self.handle)
         self.connection.sendall(wire.frame({"ask": tree}, buffers))
         message, out = wire.read_frame(self.read)
@@ -161,40 +162,64 @@ class Subject:
     # ---- errors
 
     def describe(self, error, text=None):
-        """Class, text and where: as data, for a message that teaches."""
+        """Class, text and place, as data for a message that teaches."""
         own = str(Path(self.request["folder"], self.request["floor"], self.request["lesson"]))
         frames = [f for f in traceback.extract_tb(error.__traceback__)
                   if f.filename.startswith(own)]
         path, line = (frames[-1].filename, frames[-1].lineno) if frames else (None, None)
         if isinstance(error, SyntaxError):
-            path, line, text = error.filename, error.lineno, error.msg
+            path = error.filename
+            line = error.lineno
+            text = error.msg
         if is_triton_error(error):
             error = innermost(error)
             path, line = triton_line(error, own + ".py")
             text = triton_reason(error)
+        if type(error) is AttributeError and (names := self.public(error.obj)):
+            text = f"{error}; it has {', '.join(names)}"
         if text is None:
             text = f"{type(error).__name__} that cannot be printed"
             with contextlib.suppress(Exception):
                 text = str(error)
         kind = getattr(error, "kind", None) if is_kernel_error(error) else None
         if kind is not None and error.line is not None:
-            path, line = str(error.path), error.line
+            path = str(error.path)
+            line = error.line
         source = linecache.getline(path, line).strip() if path and line else ""
         last = traceback.extract_tb(error.__traceback__)[-1].filename if error.__traceback__ else ""
         return {"type": type(error).__name__, "text": text[:4000], "kind": kind,
                 "inside": kind is None and last.startswith(str(ROOT / "lab" / "simulator")),
                 "path": Path(path).name if path else None, "line": line, "source": source[:200]}
 
+    def public(self, thing):
+        """The names of an object of the course; [] for any other, and where it does not tell."""
+        with contextlib.suppress(Exception):            # a learner's class may answer anything
+            floor = type(thing).__module__.split(".")[0]
+            if floor == self.request["floor"] or (ROOT / floor / "__init__.py").exists():
+                return [name for name in dir(thing) if not name.startswith("_")]
+        return []
 
+
+LOOP = ("a `for` counts over range(…) or tl.range(…); a block such as tl.arange(…) is one value, "
+        "used as a whole")
+TRITON_SAYS = {                                 # part of a reason that misleads: what to say
+    "Did you forget to add @triton.jit": "a pointer is no array: tl.load(x + i, mask) reads "
+                                         "elements, tl.store(z + i, values, mask) writes them",
+    "'Name' object has no attribute 'func'": LOOP,
+    "iterators are currently supported": LOOP,
+    "Boolean value of Tensor with more than one value": "an `if` or `while` needs a single value, "
+                                                        "and this is a block of them: use a mask",
+}
 TRITON_MEANS = {                                # part of Triton's reason: what it means
     "has no attribute 'values'": "several values are wanted from a call that returns one, or None",
-    "'MatMult'": "Triton has no @, tl.dot multiplies tiles",
+    "'MatMult'": "Triton has no @; tl.dot multiplies tiles",
+    "cannot cast pointer": "an address is no value: tl.load(x + i, mask) reads what is there",
     "unexpected type fp32": "was `/` written for `//`, which gives a whole number?",
 }
 
 
 def innermost(error):
-    """Of a Triton compile error: the function that is called, not the line that calls it."""
+    """A Triton compile error in the function that is called, not at the line that calls it."""
     while is_triton_error(error.__cause__) and error.__cause__.src:
         error = error.__cause__
     return error
@@ -206,8 +231,11 @@ def is_triton_error(error):
 
 
 def triton_reason(error):
-    """Why Triton cannot compile a line, without the listing that it puts before."""
+    """Why Triton cannot compile a line, without the listing that comes first."""
     reason = error.error_message or (repr(error.__cause__) if error.__cause__ else str(error))
+    for part, plain in TRITON_SAYS.items():
+        if part in reason:
+            return plain
     for part, advice in TRITON_MEANS.items():
         if part in reason:
             return f"{reason}: {advice}"
@@ -244,7 +272,7 @@ class seen(contextlib.AbstractContextManager):
         return [(i, value) for i, (value, before) in enumerate(self.arrays) if raw(value) != before]
 
     def edited(self):
-        """Positions and names of the lists and dicts that are others now."""
+        """Positions and names of the lists and dicts that changed."""
         return [key for key, (value, before) in self.plain.items() if frozen(value) != before]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 NUMBERS = ("num_warps", "num_ctas", "shared", "tmem_size", "global_scratch_size",
            "global_scratch_align", "profile_scratch_size", "profile_scratch_align")
-LOG_KEPT = 4000                 # letters of a compiler's log
+LOG_KEPT = 4000                 # characters of a compiler's log
 
 
 # ---- the process that compiles
@@ -83,7 +83,7 @@ def elsewhere(ask, module):
     here = compiler.compile
 
     def triton_there(src, target=None, options=None, **more):
-        if src.fn.__module__ != module:                 # of a lesson before: the course's own
+        if src.fn.__module__ != module:                 # from an earlier lesson: the course's own
             return here(src, target=target, options=options, **more)
         constants = {place: shown(value) for place, value in src.constants.items()}
         result = ask("triton", src.fn.__name__, list(src.fn.arg_names), dict(src.signature),
@@ -101,18 +101,18 @@ def shown(value):
 
 def schema(result, options):
     """The numbers of a compiled kernel. TypeError: the other process, which a learner's code may
-    have changed, gave something else than Triton does. Warps decide what is counted, so they are
+    have changed, gave what Triton does not. Warps decide what is counted, so they are
     those of the launch."""
     if type(result) is not dict or [type(result.get(key)) for key in ("name", "ptx", "cubin")] != [
             str, str, bytes]:
-        raise TypeError("what was compiled is no kernel")
+        raise TypeError("the compiler's answer is not a kernel")
     numbers = {key: result.get(key) for key in NUMBERS if result.get(key) is not None}
     if any(type(n) is not int or not 0 <= n < 1 << 31 for n in numbers.values()):
-        raise TypeError("what was compiled has sizes that are none")
+        raise TypeError("the compiled kernel reports invalid sizes")
     if any(numbers.get(key) != options[key] for key in ("num_warps", "num_ctas")):
-        raise TypeError("what was compiled is for another number of warps")
+        raise TypeError("the kernel was compiled for another number of warps")
     if f".entry {result['name']}(" not in result["ptx"]:
-        raise TypeError(f"what was compiled holds no kernel {result['name'][:80]}")
+        raise TypeError(f"the compiled PTX holds no kernel {result['name'][:80]}")
     return numbers
 
 
@@ -124,10 +124,13 @@ def rebuilt(src, target, options, result):
     from triton.runtime.cache import get_cache_manager
 
     numbers = schema(result, options)
-    name, ptx, cubin = result["name"], result["ptx"], result["cubin"]
+    name = result["name"]
+    ptx = result["ptx"]
+    cubin = result["cubin"]
     digest = hashlib.sha256(json.dumps([name, ptx, numbers, repr(options)]).encode()).hexdigest()
     metadata = {**options, **numbers, "name": name, "hash": digest, "target": vars(target)}
-    cache, stem = get_cache_manager(digest), src.name[:150]
+    cache = get_cache_manager(digest)
+    stem = src.name[:150]
     files = {f"{stem}.ptx": ptx, f"{stem}.cubin": cubin,
              f"{stem}.json": json.dumps(metadata, default=vars)}
     group = {name: cache.put(data, name, binary=isinstance(data, bytes))

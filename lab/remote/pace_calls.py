@@ -1,11 +1,11 @@
 """The calls that are timed for points, in the process under test. See lab/judge/pace.py.
 
 Where an instructor grades, this process has met none of the learner's Python: what it counts, makes
-and compares is the course's word, only the compiled kernels are the learner's.
+and compares is the course's word; only the compiled kernels are the learner's.
 """
 
 POOL = 16 * 2**30       # bytes of a side's inputs and results, where the device has four times that
-PROJECTIONS = 4         # another result comes near in one of 60 by chance: in all, in 10 million
+PROJECTIONS = 4         # by chance another result comes near in one of 60; in all 4, in 10 million
 
 
 class Calls:
@@ -15,8 +15,11 @@ class Calls:
     """
 
     def __init__(self, function, arguments, device="cuda"):
-        self.function, self.given, self.device = function or copy, arguments, device
-        self.sets, self.found = [], []
+        self.function = function or copy
+        self.given = arguments
+        self.device = device
+        self.sets = []
+        self.found = []
 
     def prepare(self, seed, order):
         """A set of arguments for each call, in this order: the same on both sides."""
@@ -43,7 +46,7 @@ class Calls:
         return (scaled(torch.randint(spec["below"], spec["shape"], **place)),)
 
     def run(self, count):
-        """The next calls, so many, each on its own set; then wait for the device."""
+        """Make the next `count` calls, each on its own set, then wait for the device."""
         for arguments in self.sets[len(self.found):len(self.found) + count]:
             self.found.append(self.function(*arguments))
         self.wait()
@@ -65,18 +68,18 @@ class Calls:
         return [a for a in every if torch.is_tensor(a)]
 
     def result(self, call):
-        """The same, whole: CPU tensors."""
+        """The tensors of a call, whole, on the CPU."""
         return [tensor.cpu() for tensor in self.results(call)]
 
     def prints(self, seed):
-        """What is compared of every call: [[shape, root mean square, projections] of a tensor]."""
+        """Fingerprints of every call: [[shape, root mean square, projections] of a tensor]."""
         import torch
 
         torch.manual_seed(seed)
         return [[fingerprint(t) for t in self.results(call)] for call in range(len(self.found))]
 
     def bytes(self):
-        """Of a call's arguments and results: what it must read and write at the least."""
+        """Bytes of a call's arguments and results: the least that it must read and write."""
         import torch
 
         both = [a for a in self.sets[0] if torch.is_tensor(a)]
@@ -95,7 +98,7 @@ def copy(tensor):
 
 
 def scaled(tensor):
-    """Floating numbers times 0.5 to 2, drawn anew: so that the sum of another set is far off."""
+    """Floats times a random factor of 0.5 to 2, so that the sum of another set is far off."""
     import torch
 
     scale = 0.5 + 1.5 * torch.rand((), device=tensor.device)

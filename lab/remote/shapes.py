@@ -1,10 +1,10 @@
 """Hold code to its shape comments:  y = f(x)  # (B, T, C)
 
-A claim is the comment behind an assignment: sizes in brackets, `(C,)` for one size, `()` for none,
+A claim is the comment after an assignment: sizes in brackets, `(C,)` for one size, `()` for none,
 `...` for any number of them. A second comment may follow. A size is a whole number, a name, or an
 expression of these with + - * //. In one call of a function a name stands for the size that it met
 first. An assignment to several targets takes one claim for all that have a shape, or one for each:
-`q, k = split(x)  # (T, H, D), (T, G, D)`. Any other comment is no claim, nor is one behind
+`q, k = split(x)  # (T, H, D), (T, G, D)`. Any other comment is no claim, nor is one after
 `out[i] = y`, which makes no array.
 """
 
@@ -24,7 +24,7 @@ OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mu
 
 
 class ShapeError(AssertionError):
-    """An array has another shape than the comment behind its assignment says."""
+    """An array has another shape than the comment after its assignment says."""
 
 
 class Claim(NamedTuple):
@@ -39,13 +39,14 @@ def checked(*paths):
 
     The files have been imported before; their functions run code with the assertions added.
     ShapeError names the line, the variable, its shape and the claim; it is raised at the end of the
-    block if the code under test swallowed it. At once: a comment has another number of shapes than
-    its statement has targets.
+    block if the code under test swallowed it. It is raised at once if a comment has another number
+    of shapes than its statement has targets.
     """
-    failures, before = [], {}
+    failures = []
+    before = {}
     asserting = {Path(path).resolve(): _asserting(path) for path in paths}
     names = tuple(Path(path).name for path in paths)
-    for function in gc.get_objects():       # whoever holds it: a class, a decorator, a closure
+    for function in gc.get_objects():       # whatever holds it: a class, a decorator, a closure
         if type(function) is not FunctionType:
             continue
         code = function.__code__
@@ -81,7 +82,7 @@ def _place(code):
 
 
 class _Assertions(ast.NodeTransformer):
-    """Puts an assertion behind each assignment that claims a shape."""
+    """Puts an assertion after each assignment that claims a shape."""
 
     def __init__(self, path, text):
         self.path, self.rows, self.claims = Path(path), text.split("\n"), []
@@ -109,11 +110,11 @@ class _Assertions(ast.NodeTransformer):
     visit_AnnAssign = visit_AugAssign = visit_Assign
 
     def claim(self, node):
-        """What the comment behind a statement claims, or None."""
+        """What the comment after a statement claims, or None."""
         comment = self.comments.get(node.end_lineno, "")
-        behind = self.rows[node.end_lineno - 1].encode()[node.end_col_offset:].decode()
+        rest = self.rows[node.end_lineno - 1].encode()[node.end_col_offset:].decode()
         shapes = _shapes(comment.partition("#")[0])
-        if shapes is None or node.value is None or behind.strip() != f"#{comment}".strip():
+        if shapes is None or node.value is None or rest.strip() != f"#{comment}".strip():
             return None                     # no shape, no array, or another statement between
         targets = [n for t in (node.targets if isinstance(node, ast.Assign) else [node.target])
                    for n in _flat(t)]
@@ -126,7 +127,7 @@ class _Assertions(ast.NodeTransformer):
 
 
 def _statement(text, place):
-    """A statement that tracebacks find where another is."""
+    """A statement that tracebacks show at the place of another."""
     statement = ast.parse(text).body[0]
     for node in ast.walk(statement):
         ast.copy_location(node, place)
@@ -172,9 +173,10 @@ def _tree(size):
 
 
 def _value(node, sizes):
-    """A size as a number; None while a name in it has met none, or where it divides by zero."""
+    """A size as a number; None while a name in it has met no size, or where it divides by zero."""
     if isinstance(node, ast.BinOp):
-        left, right = _value(node.left, sizes), _value(node.right, sizes)
+        left = _value(node.left, sizes)
+        right = _value(node.right, sizes)
         if left is None or right is None or (isinstance(node.op, ast.FloorDiv) and not right):
             return None
         return OPERATORS[type(node.op)](left, right)
@@ -185,12 +187,13 @@ class _Call:
     """One call of a function: the sizes it met."""
 
     def __init__(self, claims, failures):
-        self.claims, self.failures = claims, failures
+        self.claims = claims
+        self.failures = failures
         self.sizes = {}             # name -> size
         self.open = {}              # expression -> (size, message): a name in it met no size yet
 
     def hold(self, number, *values):
-        """The claim with this number holds for the values of its targets."""
+        """Check that the claim with this number holds for the values of its targets."""
         where, targets, shapes = self.claims[number]
         one_will_do = len(shapes) == 1 and any(hasattr(value, "shape") for value in values)
         if len(shapes) == 1:

@@ -1,7 +1,7 @@
 """A warm process that forks: imports are paid once, and every child starts clean.
 
 The server imports the heavy modules and then only accepts and forks. It never runs a learner's
-code, so what it forks has never met any. A child talks over the connection it was asked on.
+code, so what it forks has never met any. A child talks over the connection that asked for it.
 """
 
 import atexit
@@ -20,15 +20,17 @@ import sys
 import tempfile
 import threading
 import time
+from pathlib import Path
 
 from lab import device
 
 OUTPUT_KEPT = 64 * 1024          # bytes of a child's standard output that a message may quote
 OUTPUT_MOST = 16 * 1024 * 1024   # bytes after which a child is a flood and is killed
+LOOK = 0.5                       # seconds over which CPU time is counted
 
 
 class Server:
-    """The forking process, ended with this one."""
+    """The forking process, which ends with this one."""
 
     def __init__(self, preload=()):
         self.folder = tempfile.TemporaryDirectory(prefix="lab-")
@@ -83,7 +85,8 @@ class Child:
         reader, writer = os.pipe()
         socket.send_fds(self.connection, [json.dumps(request).encode() + b"\n"], [writer])
         os.close(writer)
-        self.printed, self.flooded = bytearray(), False
+        self.printed = bytearray()
+        self.flooded = False
         self.pid = int(self._line())
         self._listener = threading.Thread(target=self._listen, args=(reader,), daemon=True)
         self._listener.start()
@@ -113,7 +116,7 @@ class Child:
         return self.printed.decode("utf-8", "replace")
 
     def answers(self, deadline):
-        """Wait until there is something to read, or the end of it; False past the deadline."""
+        """Wait until there is something to read or the connection ends; False past the deadline."""
         left = max(0, deadline - time.monotonic())
         return bool(select.select([self.connection], [], [], left)[0])
 
@@ -145,6 +148,30 @@ class Child:
         text = self.printed[before:].decode("utf-8", "replace")
         return [(file, int(line)) for file, line in re.findall(r'File "(.+)", line (\d+) in', text)]
 
+    def work(self):
+        """(seconds of CPU that its session has used, whether some thread of it could run now).
+        Where the system does not say, the time is the clock's."""
+        if not Path("/proc/self/stat").exists():
+            return time.monotonic(), False
+        seconds, runs = 0.0, False
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):                  # it has ended
+                stat = fields(process / "stat")
+                if stat[3] == str(self.pid):                    # proc_pid_stat(5): session
+                    # user and system time, its own and that of the children it waited for
+                    ticks = sum(map(int, stat[11:15]))
+                    seconds += ticks / os.sysconf("SC_CLK_TCK")
+                    runs = runs or any(fields(task / "stat")[0] == "R"
+                                       for task in (process / "task").iterdir())
+        return seconds, runs
+
+    def starved(self):
+        """Whether it wants to run but gets less than half a core, because others use them all."""
+        before, _ = self.work()
+        time.sleep(LOOK)
+        after, runs = self.work()
+        return runs and after - before < LOOK / 2
+
     def end(self):
         """End the process and everything it started."""
         with contextlib.suppress(ProcessLookupError):           # it had ended by itself
@@ -154,6 +181,11 @@ class Child:
         """End it and hang up."""
         self.end()
         self.connection.close()
+
+
+def fields(stat):
+    """The fields of a process's or thread's stat after its name, which may hold anything."""
+    return stat.read_text("utf-8", "replace").rpartition(")")[2].split()
 
 
 def dial(address):
@@ -179,7 +211,7 @@ def main(address, preload):
         # The first byte alone: what this process reads stays in its memory and so in that of all it
         # forks, and a request may hold a submission's text and the secret seed.
         request, fds, _, _ = socket.recv_fds(connection, 1, 1)
-        if not fds:                                     # somebody looked in and left
+        if not fds:                                     # a client that connected and left
             connection.close()
             continue
         pid = os.fork()
@@ -213,7 +245,7 @@ def become(connection, request, output, address):
         importlib.import_module(request["role"]).main(connection, request)
         status = 0
     except BrokenPipeError:
-        status = 0              # whoever asked has gone
+        status = 0              # the other side has gone
     except BaseException:
         import traceback
         traceback.print_exc()

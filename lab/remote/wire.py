@@ -35,7 +35,8 @@ class Unsendable(TypeError):
 
 def pack(value, handle=None):
     """(JSON-able tree, list of bytes). handle: None, or it numbers an object that is not data."""
-    buffers, numbers = [], {}
+    buffers = []
+    numbers = {}
 
     def tree(v):
         if type(v) is int and v.bit_length() > 64:      # JSON's readers limit its digits
@@ -116,7 +117,8 @@ def extent(shape, strides, itemsize):
     if 0 in shape:
         return 0, 0
     steps = [(n - 1) * s for n, s in zip(shape, strides, strict=True)]
-    low, high = sum(min(s, 0) for s in steps), sum(max(s, 0) for s in steps)
+    low = sum(min(s, 0) for s in steps)
+    high = sum(max(s, 0) for s in steps)
     return low, high - low + itemsize
 
 
@@ -153,7 +155,8 @@ def unpack(tree, buffers, handle=None):
         raise WireError(f"unknown kind {kind!r}")
 
     def layout(t, itemsize):
-        shape, strides = tuple(t["shape"]), tuple(t["strides"])
+        shape = tuple(t["shape"])
+        strides = tuple(t["strides"])
         if len(shape) != len(strides) or len(shape) > 32:
             raise WireError("shape and strides disagree")
         if any(type(n) is not int for n in shape + strides) or any(n < 0 for n in shape):
@@ -216,7 +219,8 @@ def read_frame(read, largest=math.inf):
                         f"allowed")
     try:
         head = json.loads(read(text_size))
-        message, sizes = head["message"], head["sizes"]
+        message = head["message"]
+        sizes = head["sizes"]
         if any(type(n) is not int or n < 0 for n in sizes) or sum(sizes) != data_size:
             raise WireError("the lengths of a message do not add up")
     except (ValueError, TypeError, KeyError, RecursionError) as error:

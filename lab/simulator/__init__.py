@@ -34,7 +34,7 @@ run             one launch while it runs
 wave            the blocks that run together
 lanes           sets of lanes
 scheduler       which lanes run next
-series          like instructions in a row, run as one
+series          the same instruction many times in a row, run as one
 memory          where addresses lead
 access          one load or store of a wave
 heap            malloc() and free() in a kernel
@@ -45,8 +45,8 @@ tile_sync       sync() of tiles larger than a warp
 in_flight       shared memory that a cp.async is still filling
 copies          elements that several of Triton's threads load together
 races           who touched what, and when: the race detector
-ordering        the clock that it reads
-cells           what it knows of one memory
+ordering        the race detector's clock
+cells           what the race detector knows of one memory
 taint           uninitialised values: where they come from and go
 undefined       undefined bits
 unset           local variables that are read before they have a value

@@ -81,7 +81,8 @@ def store(wave, inst, address, size, space, value):
     if space == "global":
         segment, offset = find_segment(wave, inst, address, size, "write")
         wave.launch.counts.global_access(wave, inst, offset, size, segment)
-        memory, index = segment.view(raw(size)), offset >> shift(size)
+        memory = segment.view(raw(size))
+        index = offset >> shift(size)
     elif space == "shared":
         offset, index, pattern = shared_place(wave, inst, address, size, "write")
         memory = wave.shared_memory(raw(size))
@@ -100,8 +101,9 @@ def store(wave, inst, address, size, space, value):
 
 
 def checked_store(wave, inst, space, segment, offset, size, memory, index, value):
-    """A store under the eyes of the race detector and of the hunt for uninitialised values."""
-    taint, shadow = wave.taint, wave.shadow
+    """A store that the race detector and the tracker of uninitialised values watch."""
+    taint = wave.taint
+    shadow = wave.shadow
     if taint.captured is not None:
         taint.capture_store(space, segment, wave.per_lane(index), size, wave.per_lane(value))
         return
@@ -264,7 +266,7 @@ def out_of_bounds(wave, inst, offset, size, verb, segment):
 def invalid_address(wave, inst, address, size, verb):
     value = int(address.flat[0])
     what = "a null pointer" if value < 1 << 12 else \
-        f"the address 0x{value:x}, which is no argument's"
+        f"the address 0x{value:x}, which belongs to no argument"
     return wave.launch.error(inst, "out_of_bounds", f"{verb} of {size} bytes through {what}", wave,
                              first(wave))
 

@@ -72,7 +72,8 @@ def encode(variable, parameter, value, space):
 
 
 def encode_scalar(variable, parameter, value):
-    kind, size = variable.type[0], variable.size
+    kind = variable.type[0]
+    size = variable.size
     if isinstance(value, (np.void, bytes)):
         raw = bytes(value) if isinstance(value, bytes) else value.tobytes()
         if len(raw) != size:
@@ -110,7 +111,8 @@ def integer_bytes(value, variable, parameter):
     bits = 8 * variable.size
     if variable.size > 8:
         raise ArgumentProblem(f"takes a struct of {variable.size} bytes, not the integer {value}")
-    low, high = -(1 << (bits - 1)), (1 << bits) - 1
+    low = -(1 << (bits - 1))
+    high = (1 << bits) - 1
     if parameter.type in SIGNED:
         high = (1 << (bits - 1)) - 1
     elif parameter.type.startswith(("unsigned", "uint", "size_t")):
@@ -180,9 +182,9 @@ def check_element(value, parameter):
 
 
 def tensor_segment(tensor, name):
-    """From the tensor's first element to the end of its last row, the padding included as it is in
-    the rows before; with a stride of 0, by which a kernel is left to step on its own, to the end of
-    its storage."""
+    """The memory from the tensor's first element to the end of its last row, padding included as in
+    the rows before. With a stride of 0, where the kernel chooses its own steps, to the end of the
+    storage."""
     torch = torch_module()
     if tensor.device.type != "cpu":
         raise ArgumentProblem(f"is on {tensor.device}; the simulator runs on CPU tensors")

@@ -14,7 +14,7 @@ from .lanes import WARP, Lanes
 from .ordering import BARRIERS
 from .returns import returned_early
 
-FEW = 4                                     # blocks with early returns to look at, at each barrier
+FEW = 4                                     # blocks with early returns that each barrier examines
 
 
 class BarrierRoom:
@@ -47,7 +47,7 @@ class BarrierRoom:
         return np.zeros(self.wave.live.size, np.int64)      # index into places
 
     def complete(self, inst, lanes):
-        """The usual case: all threads of all blocks come together, and nobody has returned."""
+        """The usual case: all threads of all blocks arrive together, and none has returned."""
         return (lanes.count == self.wave.live.count and inst.guard is None and inst.simple_barrier
                 and not self.somebody_returned)
 
@@ -63,7 +63,8 @@ class BarrierRoom:
 
     def enter(self, frame, pc, inst, lanes):
         """The lanes arrive. A .arrive does not wait."""
-        wave, index = self.wave, lanes.index
+        wave = self.wave
+        index = lanes.index
         number, needed, predicate, waits = inst.run(wave)
         self.check_operands(inst, lanes, number, needed)
         if waits:
@@ -121,7 +122,7 @@ class BarrierRoom:
         if not go.any():
             return False
         self.check_same_count(index)
-        go &= turn_of(key) < needed - arrived[key]          # the others wait for a next time
+        go &= turn_of(key) < needed - arrived[key]          # the others wait for the next round
         leaving = index[go]
         self.check_same_barrier(leaving)
         self.check_returned(leaving)
@@ -141,8 +142,9 @@ class BarrierRoom:
         return True
 
     def tell(self, leaving, alive):
-        """The race detector hears who has met: whole blocks, or parts of them by name."""
-        shadow, T = self.wave.shadow, self.wave.shape[1]
+        """Tell the race detector which threads have met: whole blocks, or parts of them by name."""
+        shadow = self.wave.shadow
+        T = self.wave.shape[1]
         block = leaving // T
         met = np.bincount(block * BARRIERS + self.number[leaving],
                           minlength=self.wave.shape[0] * BARRIERS)
@@ -165,14 +167,14 @@ class BarrierRoom:
         inst.reduction(wave, votes[mine], total[mine])
 
     def retry(self):
-        """Nobody can run: complete or deadlocked."""
+        """No lane can run: some barrier is complete, or it is a deadlock."""
         if not self.release():
             self.deadlock()
 
     # ---- what a learner did wrong
 
     def check_same_barrier(self, leaving):
-        """All threads of a block must be at one __syncthreads(), at least all of a warp."""
+        """All threads of a block must be at one __syncthreads(), or at least all of a warp."""
         T = self.wave.shape[1]
         whole = leaving[self.needed[leaving] == 0]
         if (self.place[whole] == self.place[whole[:1]]).all():
@@ -180,7 +182,8 @@ class BarrierRoom:
         barrier = whole // T * BARRIERS + self.number[whole]
         for within in (whole // WARP * BARRIERS + self.number[whole], barrier):
             order = np.argsort(within, kind="stable")
-            ordered, lanes = within[order], whole[order]
+            ordered = within[order]
+            lanes = whole[order]
             differs = (ordered[1:] == ordered[:-1]) & (
                 self.place[lanes[1:]] != self.place[lanes[:-1]])
             if differs.any():
@@ -200,14 +203,16 @@ class BarrierRoom:
             f"one in line {line_of(self.inst(other))}{advice}", self.wave, lane)
 
     def check_same_count(self, waiting):
-        """Threads that wait at a barrier must agree on how many they are."""
+        """Threads that wait at a barrier must agree on how many it waits for."""
         key = waiting // self.wave.shape[1] * BARRIERS + self.number[waiting]
         order = np.argsort(key, kind="stable")
-        key, needed = key[order], self.needed[waiting][order]
+        key = key[order]
+        needed = self.needed[waiting][order]
         differs = (key[1:] == key[:-1]) & (needed[1:] != needed[:-1])
         if differs.any():
             i = int(np.flatnonzero(differs)[0])
-            lane, other = int(waiting[order[i + 1]]), int(waiting[order[i]])
+            lane = int(waiting[order[i + 1]])
+            other = int(waiting[order[i]])
             how_many = [f"{n} threads" if n else "the whole block" for n in needed[i:i + 2]]
             raise self.wave.launch.error(
                 self.inst(lane), "barrier",
@@ -219,7 +224,8 @@ class BarrierRoom:
         """Threads that never came: a warning if they returned early, else an error."""
         if not self.somebody_returned:
             return
-        wave, launch = self.wave, self.wave.launch
+        wave = self.wave
+        launch = self.wave.launch
         B, T = wave.shape
         whole = leaving[self.needed[leaving] == 0]
         exists = np.broadcast_to(np.arange(T) < launch.threads, wave.shape)
@@ -237,10 +243,10 @@ class BarrierRoom:
                         f"this __syncthreads() but went on to line {line_of(before)}; "
                         f"{len(absent)} threads of the block did not come", wave, int(lane))
             launch.warn(inst, f"{len(absent)} threads of block {wave.block_of(absent[0])} returned "
-                              f"before this barrier, for one thread {wave.thread_of(absent[0])}")
+                              f"before this barrier (first {wave.thread_of(absent[0])})")
 
     def deadlock(self):
-        """Nobody can go on: who waits where, in the first block that does."""
+        """No thread can go on: which wait where, in the first block that has any."""
         wave = self.wave
         lanes = np.flatnonzero(self.waiting)
         block = lanes[0] // wave.shape[1]
@@ -250,7 +256,8 @@ class BarrierRoom:
         if ended:
             text += f"; {ended} threads have ended"
         raise wave.launch.error(self.inst(mine[0]), "deadlock",
-                                f"deadlock: nobody can go on. Waiting: {text}", wave, int(mine[0]))
+                                f"deadlock: no thread can go on. Waiting: {text}", wave,
+                                int(mine[0]))
 
     def who_waits(self, lanes):
         where = {}
@@ -309,12 +316,13 @@ class WarpRoom:
         """Per lane the bits of its mask that name living lanes which are not here (n,)."""
         wave = self.wave
         warp = lanes.warp_of
-        alive, present = wave.live.bits.reshape(-1)[warp], lanes.bits.reshape(-1)[warp]
+        alive = wave.live.bits.reshape(-1)[warp]
+        present = lanes.bits.reshape(-1)[warp]
         mask = wave.per_lane(inst.mask(wave)) if inst.mask else np.uint32(0xFFFFFFFF)
         return mask & alive & ~present
 
     def retry(self):
-        """Nobody can run. Lanes that have left since are not waited for; else it is an error."""
+        """No lane can run. Lanes that have left since are not waited for; all else is an error."""
         progress = False
         for (frame, pc), lanes in list(self.waiting.items()):
             inst = frame.code[pc]
@@ -328,7 +336,8 @@ class WarpRoom:
                 progress = True
         if not progress:
             frame, pc = min(self.waiting, key=lambda key: (-key[0].depth, key[1]))
-            inst, lanes = frame.code[pc], self.waiting[frame, pc]
+            inst = frame.code[pc]
+            lanes = self.waiting[frame, pc]
             self.wave.enter(frame)
             self.wave.select(lanes, True)
             missing = self.missing(inst, lanes)
@@ -348,7 +357,8 @@ class WarpRoom:
 
     def check_passed_by(self, inst, lanes):
         """Lanes that a mask names must not have run on without the instruction."""
-        wave, left_by = self.wave, self.scheduler.left_by
+        wave = self.wave
+        left_by = self.scheduler.left_by
         mask = wave.per_lane(inst.mask(wave)) if inst.mask else np.uint32(0xFFFFFFFF)
         masks = np.broadcast_to(mask, (lanes.count,))[:, None]
         named = masks >> np.arange(WARP, dtype=np.uint32) & 1

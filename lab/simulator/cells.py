@@ -18,19 +18,20 @@ from .ordering import (
     WHO,
 )
 
-LISTED = 1 << 22            # reads that are listed at most, 32 MB of them
+LISTED = 1 << 22            # reads listed at most, 32 MB of them
 OVERHEAD = 256              # what listing a load costs, in reads
 
 
 class Cells:
-    """The shadow of one memory: a cell for every few bytes. 0: nobody has been there."""
+    """The shadow of one memory: a cell for every few bytes. 0: not touched yet."""
 
     def __init__(self, count, size):
         self.shift = size.bit_length() - 1
         self.writes = np.zeros(count, np.int64)
         self.reads = None                               # made when there is one to look up
-        self.listed, self.amount = [], 0
-        self.last_write = self.last_read = 0            # stamps; the read of those looked up
+        self.listed = []
+        self.amount = 0
+        self.last_write = self.last_read = 0            # stamps; last_read of reads looked up
         self.full_at = None                             # last write when complete() last looked
         self.full = False
 
@@ -48,14 +49,14 @@ class Cells:
     # ---- reads
 
     def list(self, access):
-        """Beyond a limit reads are not listed, and what comes to write there is not compared with
-        them: the checks are a sample of a large launch anyway."""
+        """Reads beyond a limit are not listed, and later writes to their places are not compared
+        with them: the checks are a sample of a large launch anyway."""
         if self.amount < LISTED:
             self.listed.append(access)
             self.amount += access.raw_offset.size + OVERHEAD
 
     def look_up(self, harmless):
-        """Enter the listed reads in their cells; not those older than the stamp `harmless`."""
+        """Enter the listed reads in their cells, except those older than the stamp `harmless`."""
         for access in self.listed:
             if access.stamp > harmless:
                 if self.reads is None:
@@ -65,10 +66,11 @@ class Cells:
                 self.last_read = access.stamp
                 if access.shadow.copies and access.between_blocks:
                     access.shadow.copies.keep_read(self, access)
-        self.listed, self.amount = [], 0
+        self.listed = []
+        self.amount = 0
 
     def remember(self, access, place):
-        """Merge the readers of one step with those that nothing has separated from it."""
+        """Merge the readers of one step with earlier ones that nothing separates from it."""
         who = access.who
         last = self.reads[place]
         if last.any():
@@ -82,7 +84,9 @@ class Cells:
         winner = self.reads[place]
         beaten = np.flatnonzero(winner != mine)
         if len(beaten):
-            place, who, winner = place[beaten], who[beaten], winner[beaten] & WHO
+            place = place[beaten]
+            who = who[beaten]
+            winner = winner[beaten] & WHO
             both = several(winner, who)
             for kind in (both & LANE == SEVERAL_LANES, both & IN_BLOCK == SEVERAL_WARPS,
                          both == SEVERAL_BLOCKS):
@@ -126,7 +130,10 @@ class Values:
     """What a store writes, and what is in its places now."""
 
     def __init__(self, wave, memory, index, value):
-        self.wave, self.memory, self.index, self.value = wave, memory, index, value
+        self.wave = wave
+        self.memory = memory
+        self.index = index
+        self.value = value
 
     def differ(self, cell, size):
         """Lane by lane, by the bits of one cell of `size` bytes (n,): a wide store may agree with a

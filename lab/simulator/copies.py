@@ -3,10 +3,10 @@
 Where a tensor has fewer elements than its program has threads, several threads hold a copy of each.
 All of them load it; those that are not to store it have their stores masked off. So in a kernel
 that works in place the others may read an element before or after it is stored. Nothing orders the
-two, and it does no harm as long as they do nothing with what they have read.
+two, and it does no harm as long as the others do nothing with what they have read.
 
-So a read that nothing orders against a write of the same program is put down here, by the thread
-that reads. When the blocks have ended it is known which threads have stored something that
+So a read that nothing orders against a write of the same program is recorded here, with the thread
+that reads. Once the blocks have ended it is known which threads have stored something that
 depends on such a read; those are reported. Lanes of one warp are left out where the read comes
 first: Triton keeps a warp together.
 """
@@ -27,7 +27,7 @@ MEETINGS = {"bar", "barrier", "mbarrier"}
 
 
 class Copies:
-    """The reads of one wave whose order is doubtful, and who has stored what."""
+    """The reads of one wave whose order is doubtful, and the lanes that have stored something."""
 
     def __init__(self, shadow):
         self.shadow = shadow
@@ -36,7 +36,7 @@ class Copies:
         self.doubtful = {}                          # (read, write) -> Doubt
 
     def keep_read(self, cells, access):
-        """A read that is entered in its cells, which forget who it was where there are several."""
+        """Keep a read that is entered in its cells: where several read, these forget which."""
         self.reads.append((cells, access.again()))
 
     def act(self, access):
@@ -51,7 +51,8 @@ class Copies:
         """These lanes (k,) write where others of their block have read."""
         place = access.first_place[lanes] + cell
         barrier = access.order.block_barrier[access.numbers[lanes]]
-        cells, oldest = access.segment.cells, barrier.min()
+        cells = access.segment.cells
+        oldest = barrier.min()
         cells.hot[place] = True
         for whose, read in self.reads:
             if whose is cells and read.stamp > oldest:
@@ -61,7 +62,7 @@ class Copies:
         cells.hot[place] = False
 
     def both(self, access, lanes, place, barrier, read, theirs):
-        """Put down who of a read has read where these lanes (k,) write."""
+        """Record which lanes of a read have read where these lanes (k,) write."""
         order = np.argsort(place)
         mine = order[np.minimum(np.searchsorted(place[order], theirs), len(order) - 1)]
         apart = (read.who ^ access.who[lanes[mine]]) & WHO
@@ -142,7 +143,8 @@ def effects(read):
         guard = {inst.guard.name} if inst.guard else set()
         for name in uses_of(inst).reads | guard:
             users.setdefault(name, []).append(inst)
-    alone, together = set(), set()
+    alone = set()
+    together = set()
     left = [(name, False) for name in uses_of(read).writes]
     locations = set(left)
     while left:

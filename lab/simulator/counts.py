@@ -3,7 +3,7 @@
 These are counts at PTX level. The assembler that makes machine code may still merge or widen
 accesses; caches are not modelled.
 
-request    one load or store of one warp, also where its lanes point into several arrays
+request    one load or store of one warp, even if its lanes point into several arrays
 sector     32 bytes of global memory, the unit that travels. A request touches at least as many as
            hold its distinct bytes: the ideal
 wavefront  one pass through the 32 banks of shared memory, 4 bytes wide each. Lanes that want
@@ -11,8 +11,8 @@ wavefront  one pass through the 32 banks of shared memory, 4 bytes wide each. La
            served by half or quarter warps, so that it takes 2 or 4 wavefronts at best: the ideal
 word       of constant memory, which serves one address at a time: all lanes at one is the ideal
 
-Lanes whose atomics hit one word take turns on a GPU. These turns are not counted: to which extent
-the hardware merges them is not documented.
+Lanes whose atomics hit one word take turns on a GPU. These turns are not counted: how far the
+hardware merges them is not documented.
 
 Local memory lies in global memory, dealt out so that word i of all lanes of a warp is one piece
 of 128 bytes (CUDA Programming Guide, "Local Memory"): lanes that agree on i touch 4 sectors.
@@ -32,7 +32,7 @@ BANK_BYTES = 4
 REMEMBERED = 64             # instructions whose offsets are kept, at half a megabyte each
 SMALL = 64                  # warps of a pattern that is remembered, at 16 kilobytes
 
-patterns = Remembered(1024)  # of all launches: small pattern -> how many transactions, the fewest
+patterns = Remembered(1024)  # of all launches: small pattern -> transactions, the fewest possible
 
 
 class Request(NamedTuple):
@@ -132,14 +132,15 @@ class Counts:
 
     @contextmanager
     def one_request(self, wave, inst):
-        """Whatever a warp reads or writes of global memory inside counts as one request."""
+        """All that a warp reads or writes in global memory inside counts as one request."""
         if self.parts is not None:                      # inside of another
             yield
             return
         self.parts = []
         try:
             yield
-            parts, self.parts = self.parts, None
+            parts = self.parts
+            self.parts = None
             if len(parts) == 1:
                 self.count_part(wave, inst, *parts[0])
             elif parts:
@@ -149,7 +150,8 @@ class Counts:
 
     def count_part(self, wave, inst, lanes, offset, size, segment):
         """It was a plain request of these lanes after all."""
-        others, wave.lanes = wave.lanes, lanes
+        others = wave.lanes
+        wave.lanes = lanes
         self.count_global(wave, inst, offset, size, segment)
         wave.lanes = others
 
@@ -162,12 +164,14 @@ class Counts:
         warp = index // WARP
         elements = distinct(warp, array, place)
         needed = np.bincount(warp[elements], weights=size[elements]).astype(np.int64)
-        warps, space = len(np.unique(warp)), space_of(inst)
+        warps = len(np.unique(warp))
+        space = space_of(inst)
         if space == "global":
             transactions = len(distinct(warp, array, place // SECTOR))
             ideal = int((-(-needed // SECTOR)).sum())
         else:
-            transactions, ideal = len(distinct(warp, array, place // BANK_BYTES)), warps
+            transactions = len(distinct(warp, array, place // BANK_BYTES))
+            ideal = warps
         spaces = self.memory.setdefault(inst, {})
         if space not in spaces:
             order = np.argsort(index, kind="stable")
@@ -205,16 +209,19 @@ def first_warp(index, place):
 
 
 def request(wave, space, size, index, place, names):
-    """-> what makes the Request of one warp, given its lanes' numbers within the wave. A launch
-    shows few of those that it could."""
-    first, lane, place = int(index[0]), index % WARP, place.copy()
+    """-> a function that makes the Request of one warp, given its lanes' numbers within the wave. A
+    launch shows few of those that it could."""
+    first = int(index[0])
+    lane = index % WARP
+    place = place.copy()
 
     def make():
         lanes = {}
         for i, p, name in zip(lane.tolist(), place.tolist(), names, strict=True):
             lanes.setdefault(i, (name, p))
         return Request(space, size, warp, block, lanes)
-    warp, block = first % wave.shape[1] // WARP, wave.block_of(first)
+    warp = first % wave.shape[1] // WARP
+    block = wave.block_of(first)
     return make
 
 
@@ -236,7 +243,7 @@ def warp_table(wave, offset):
 
 def of_pattern(table, size, count, unit):
     """count(table, size) of offsets (warps, 32), which depends on where they lie relative to each
-    other and within a unit of so many bytes. Small patterns come again and are remembered."""
+    other and within `unit` bytes. Small patterns recur and are remembered."""
     if len(table) > SMALL:
         return count(table, size)
     table = table - (max(int(table.min()), 0) & -unit)      # absent lanes stay -1

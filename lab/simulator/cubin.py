@@ -52,7 +52,7 @@ def symbol_number(elf, sections, name):
 
 
 def read_facts(data):
-    """-> (attribute, symbol, value) of those that are about a symbol"""
+    """-> (attribute, symbol, value) of the facts about a symbol"""
     place = 0
     while place + 4 <= len(data):
         form, attribute, size = struct.unpack_from("<BBH", data, place)

@@ -42,7 +42,7 @@ def gpu_kernel(cupy, module, name):
 
 
 def loaded(cupy, module):
-    """What another process has compiled, for the device at hand: this one compiles nothing."""
+    """A module that another process compiles for the device at hand: this one compiles nothing."""
     arch = f"sm_{cupy.cuda.Device().compute_capability}"
     cubin = session.compiler("cubin", module.source, module.path, module.options,
                              tuple(module.expressions()), arch)
@@ -98,7 +98,8 @@ def memory_of(module, variable):
     import cupy
     symbol = variable.name
     if session.compiler is None:
-        on_gpu, expression = gpu_module(cupy, module), f"&{source_name(symbol)}"
+        on_gpu = gpu_module(cupy, module)
+        expression = f"&{source_name(symbol)}"
         if expression in hidden_variables(module):
             symbol = on_gpu.module.mapping[expression]
     else:
@@ -118,7 +119,8 @@ def device_arguments(cupy, name, function, declared, args):
     """-> CuPy's arguments, and [(numpy array, its copy on the device)] to copy back."""
     pointers = [on_cpu_twin(a) for a in args]
     arguments.bind(name, function.parameters, declared, pointers, AddressSpace())
-    values, copies = [], []
+    values = []
+    copies = []
     for value, variable in zip(args, function.parameters, strict=True):
         if isinstance(value, np.ndarray):
             device = cupy.asarray(value)
@@ -145,7 +147,8 @@ def fetches(function):
 def texture_object(cupy, texture, linear):
     """-> CuPy's TextureObject, made once and kept with the texture."""
     if linear not in texture.on_gpu:
-        runtime, objects = cupy.cuda.runtime, cupy.cuda.texture
+        runtime = cupy.cuda.runtime
+        objects = cupy.cuda.texture
         array = texture.array
         bits = [8 * array.itemsize] * texture.channels + [0] * (4 - texture.channels)
         kind = {"f": runtime.cudaChannelFormatKindFloat, "i": runtime.cudaChannelFormatKindSigned,

@@ -130,7 +130,8 @@ def source(operand, ptx_type, wider=False):
 
 
 def check_width(register, ptx_type, wider):
-    size, wanted = SIZES[register.type], SIZES[ptx_type]
+    size = SIZES[register.type]
+    wanted = SIZES[ptx_type]
     if (register.type == "pred") != (ptx_type == "pred") or size < wanted or (
             size > wanted and not wider):
         raise Unsupported(f"a value of type .{ptx_type} does not fit the register {register.name}, "
@@ -145,7 +146,8 @@ def register_reader(name, size, dtype):
                 value = value.view(dtype)
             return wave.gather(value) if wave.flat else value
     else:
-        bits, unsigned = UNSIGNED[size], UNSIGNED[dtype.itemsize]
+        bits = UNSIGNED[size]
+        unsigned = UNSIGNED[dtype.itemsize]
 
         def read(wave):
             value = wave.registers[name].view(bits).astype(unsigned).view(dtype)
@@ -168,7 +170,8 @@ def immediate(operand, ptx_type):
 
 
 def constant(scalar):
-    dense, sparse = np.array([[scalar]]), np.array([scalar])
+    dense = np.array([[scalar]])
+    sparse = np.array([scalar])
     dense.setflags(write=False)
     sparse.setflags(write=False)
     return lambda wave: sparse if wave.flat else dense
@@ -207,7 +210,8 @@ def destination(operand, ptx_type, wider=False):
     if not isinstance(operand, Register):
         raise Unsupported(f"the simulator cannot write to {operand}")
     check_width(operand, ptx_type, wider)
-    name, size = operand.name, SIZES[operand.type]
+    name = operand.name
+    size = SIZES[operand.type]
     if SIZES[ptx_type] == size:
         return lambda wave, value: wave.write(name, value)
     narrow = DTYPES[ptx_type] if is_signed(ptx_type) else UNSIGNED[SIZES[ptx_type]]
@@ -229,7 +233,8 @@ def unpacked(vector, ptx_type):
 
 def address(operand):
     """[register + offset] -> read(wave), byte addresses as uint64."""
-    base, offset = operand.base, operand.offset
+    base = operand.base
+    offset = operand.offset
     if isinstance(base, Register) and SIZES[base.type] == 4:         # the 32-bit shared window
         read = source(base, "u32")
         if offset:

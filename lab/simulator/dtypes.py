@@ -14,7 +14,9 @@ SIGNED = {1: np.dtype(np.int8), 2: np.dtype(np.int16), 4: np.dtype(np.int32),
 BOOL = np.dtype(np.bool_)
 U8, U16, U32, U64 = UNSIGNED.values()
 S8, S16, S32, S64 = SIGNED.values()
-F16, F32, F64 = np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64)
+F16 = np.dtype(np.float16)
+F32 = np.dtype(np.float32)
+F64 = np.dtype(np.float64)
 FLOATS = {2: F16, 4: F32, 8: F64}
 
 DTYPES = {

@@ -38,13 +38,13 @@ def fma_f64(a, b, c):
 
 
 def correctly(name, mode, *arrays):
-    """One of FUNCTIONS on arrays of doubles, rounded once as told: rn, rz, rm or rp."""
+    """One of FUNCTIONS on arrays of doubles, rounded once in the mode rn, rz, rm or rp."""
     one = np.frompyfunc(lambda *numbers: one_number(name, mode, *numbers), len(arrays), 1)
     return np.asarray(one(*arrays), F64)
 
 
 def integer_to_f64(value, mode):
-    """Integers -> doubles, rounded as told."""
+    """Integers -> doubles, rounded in the mode rn, rz, rm or rp."""
     return np.asarray(np.frompyfunc(lambda n: rounded(Fraction(n), mode), 1, 1)(value), F64)
 
 
@@ -57,7 +57,8 @@ def one_number(name, mode, *numbers):
     if name == "sqrt":
         if not numbers[0] > 0:
             return plain                                    # zero keeps its sign, NaN below
-        square, exact = Fraction(float(plain))**2, Fraction(numbers[0])
+        square = Fraction(float(plain))**2
+        exact = Fraction(numbers[0])
         return stepped(float(plain), (square > exact) - (square < exact), mode)
     exact = FUNCTIONS[name](*map(Fraction, numbers))
     return rounded(exact, mode) if exact else exact_zero(name, mode, *numbers)

@@ -14,13 +14,14 @@ WORKSPACE_BYTES = 8             # its size, and the counter
 
 
 class GridWorkspace(Segment):
-    """The counter, and how many blocks have come since all came."""
+    """The counter, and how many blocks have arrived since all last met."""
 
     def __init__(self, blocks):
         super().__init__(np.zeros(WORKSPACE_BYTES, np.uint8), "the grid workspace")
-        self.blocks, self.arrived = blocks, 0
+        self.blocks = blocks
+        self.arrived = 0
 
     def arrive(self, count):
-        """So many blocks arrive. -> are all there now?"""
+        """`count` blocks arrive. -> are all there now?"""
         self.arrived = (self.arrived + count) % self.blocks
         return self.arrived == 0

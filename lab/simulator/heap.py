@@ -1,7 +1,7 @@
 """malloc() and free() within a kernel.
 
 All threads share one heap of the size that CUDA gives it unless told otherwise. It lasts for one
-launch here; on a GPU, until the memory is freed. An overshoot is found at the heap's end alone.
+launch here; on a GPU, until the memory is freed. An overshoot is found only at the heap's end.
 """
 
 import numpy as np
@@ -20,11 +20,12 @@ class Heap(Segment):
         self.end = 0
 
     def allocate(self, size):
-        """-> an address, 0 where there is no room. What was freed last may be had again."""
+        """-> an address, 0 where there is no room. Only what was freed at the end is reused."""
         size = -(-max(size, 1) // ALIGNMENT) * ALIGNMENT
         if self.end + size > HEAP_BYTES:
             return 0
-        start, self.end = self.end, self.end + size
+        start = self.end
+        self.end = self.end + size
         self.sizes[start] = size
         return self.base + start
 

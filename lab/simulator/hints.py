@@ -2,15 +2,15 @@
 
 import re
 
-HOST_CODE = ("NVRTC compiles device code alone, without the host's headers and functions. Take it "
-             "out, with what needs it, or put it between `#ifndef __CUDACC_RTC__` and `#endif`, so "
+HOST_CODE = ("NVRTC compiles device code alone, without the host's headers and functions. Remove "
+             "it and what needs it, or put it between `#ifndef __CUDACC_RTC__` and `#endif`, so "
              "that nvcc still sees it.")
 OLD_WARP_FUNCTION = ("Since Volta the lanes must be named: `{0}_sync(0xffffffff, ...)` where the "
                      "whole warp takes part.")
 CURAND = ("The header is in the wheel nvidia-curand: pip install nvidia-curand. Or draw the random "
           "numbers on the host and pass them.")
 MISSING_SEMICOLON = "It is missing before the place shown, often at the end of the line above."
-ONE_INDEX = ("Behind a pointer to numbers stands one index: x[row * columns + column], not "
+ONE_INDEX = ("A pointer to numbers takes one index: x[row * columns + column], not "
              "x[row][column].")
 DYNAMIC = ("The simulator does not launch a kernel from a kernel (dynamic parallelism): launch the "
            "inner one from the host, on what the outer one has written.")

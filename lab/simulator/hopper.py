@@ -25,7 +25,7 @@ TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "f
          "uint16": "u16", "uint32": "u32", "uint64": "u64", "bool": "i1",
          "float8_e4m3fn": "fp8e4nv", "float8_e5m2": "fp8e5"}        # torch's name -> Triton's
 COPY = re.compile(r"cp\.async\.c[ag]\.\S+\s*\[[^]]*\]\s*,\s*\[[^]]*\]\s*,\s*(\w+)")   # its bytes
-ALIGNED = 16                    # Triton compiles anew for what is a multiple of this
+ALIGNED = 16                    # Triton compiles a version of its own for multiples of this
 TIMEOUT = 300
 
 
@@ -109,7 +109,9 @@ def hopper(kernel, args, constexprs=None, num_warps=4, num_stages=3):
 
 def instructions(ptx):
     """Counts of what matters on Hopper."""
-    counts, loads, stores = Counter(), Counter(), Counter()
+    counts = Counter()
+    loads = Counter()
+    stores = Counter()
     for mnemonic in MNEMONIC.findall(ptx):
         words = mnemonic.split(".")
         if mnemonic.startswith("wgmma.mma_async"):
@@ -133,7 +135,8 @@ def assemble(ptx):
     from triton.backends.nvidia.compiler import get_ptxas
 
     with tempfile.TemporaryDirectory() as folder:
-        source, target = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
+        source = Path(folder) / "kernel.ptx"
+        target = Path(folder) / "kernel.cubin"
         source.write_text(ptx, encoding="utf-8")
         done = subprocess.run([get_ptxas(90).path, "-v", "-lineinfo", "--gpu-name=sm_90a",
                                str(source), "-o", str(target)], capture_output=True, text=True,
@@ -143,7 +146,7 @@ def assemble(ptx):
         return target.read_bytes(), nvrtc.read_resources(done.stderr), done.stderr
 
 
-# ---- what Triton wants to know of the arguments
+# ---- what Triton wants to know about the arguments
 
 def specialise(kernel, args, constexprs):
     """-> signature {name: type}, constexprs {(place,): value}, attributes {(place,): facts}"""
@@ -157,11 +160,13 @@ def specialise(kernel, args, constexprs):
     defaults = {p.name: p.default for p in kernel.params if p.has_default}
     values = defaults | args | constexprs
     if values.keys() != set(names):
-        lacking = [n for n in names if n not in values]
+        missing = [n for n in names if n not in values]
         raise KernelError(f"kernel `{kernel.__name__}`: " + (
-            f"no value for {', '.join(lacking)}" if lacking else
+            f"no value for {', '.join(missing)}" if missing else
             f"no parameter is called {', '.join(values.keys() - set(names))}"), "argument")
-    signature, constants, attributes = {}, {}, {}
+    signature = {}
+    constants = {}
+    attributes = {}
     for i, parameter in enumerate(kernel.params):
         value = values[parameter.name]
         constant = parameter.is_constexpr or parameter.name in constexprs

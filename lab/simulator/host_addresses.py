@@ -48,7 +48,8 @@ class HostAddresses:
     def search(self):
         """Take in every live tensor into which a number in the kernel's memory points. The others
         stay out of reach, so that an overshoot does not silently end in one of them."""
-        storages, before = live_storages(), -1
+        storages = live_storages()
+        before = -1
         while len(self.segments) != before:             # a table may point to tables
             before = len(self.segments)
             numbers = self.numbers()
@@ -70,7 +71,7 @@ class HostAddresses:
 
 
 def live_storages():
-    """Address of a storage -> a CPU tensor that has it, for all that Python knows."""
+    """Address of a storage -> a CPU tensor that has it, of all those that Python knows."""
     torch = sys.modules.get("torch")
     tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)] \
         if torch else []

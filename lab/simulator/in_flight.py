@@ -1,7 +1,7 @@
 """Shared memory that a cp.async is still filling.
 
-From its start to the wait for it, a copy may write at any time. Until then nobody may touch the
-place: a read finds old or new bytes, whichever comes first.
+From its start to the wait for it, a copy may write at any time. Until then no thread may touch the
+place: a read could find old or new bytes.
 """
 
 import numpy as np
@@ -18,8 +18,9 @@ class InFlight:
         self.inst = [None]                                          # number -> Instruction
 
     def start(self, wave, inst, offset, size):
-        """Copies begin. What others have done at the place before must be ordered."""
-        shadow, cells = self.shadow, self.shadow.shared
+        """Copies begin. Earlier accesses to the place must be ordered before them."""
+        shadow = self.shadow
+        cells = self.shadow.shared
         access = SharedAccess(shadow, wave, inst, offset, size)
         self.check(access, "copied to again")
         cells.look_up(shadow.oldest_barrier)
@@ -31,12 +32,12 @@ class InFlight:
             self.copy[place] = len(self.inst) - 1
 
     def land(self, wave, inst, offset, size):
-        """The copies have come to their end and write now."""
+        """The copies end and write now."""
         for place in SharedAccess(self.shadow, wave, inst, offset, size).places():
             self.copy[place] = 0
 
     def check(self, access, verb):
-        """Is somebody touching a place before its copy has arrived?"""
+        """Raise if an access touches a place before its copy has arrived."""
         for place in access.places():
             copies = self.copy[place]
             if copies.any():
@@ -49,5 +50,5 @@ class InFlight:
                  for inst in (access.inst, copy)]
         raise access.error(
             "race", i, f"race: {access.name(i)} is {verb}{lines[0]} before its cp.async{lines[1]} "
-            f"was waited for (cp.async.wait_group, __pipeline_wait_prior or a barrier that knows "
-            f"of it)")
+            f"was waited for (cp.async.wait_group, __pipeline_wait_prior or an mbarrier that it "
+            f"arrives at)")

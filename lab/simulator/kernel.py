@@ -19,8 +19,8 @@ class RawKernel:
     name     the kernel's name; a template's instance as in C++: "softmax<float, 256>"
     options  for NVRTC, such as "-DTILE=16"
     path     the file's name in messages
-    any_barrier  may the warps of a block meet at different __syncthreads()? CUDA C forbids it, PTX
-             counts the warps that come and does not ask where; without it, it is an error here
+    any_barrier  may the warps of a block meet at different __syncthreads()? CUDA C forbids it; PTX
+             counts the warps that arrive and does not ask where. False: it is an error
 
     kernel(grid, block, args, shared_mem=0): grid and block are an int or a tuple of up to three;
     args are numpy arrays, torch tensors, Python or numpy numbers, numpy.void for structs. Arrays
@@ -58,15 +58,18 @@ class RawModule:
 
     def __init__(self, source, options=(), path=None, names=(), is_text=False, any_barrier=False):
         if not is_text and "\n" not in str(source) and Path(source).suffix in (".cu", ".cuh", ".h"):
-            path, source = path or str(source), Path(source).read_text(encoding="utf-8")
-        self.source, self.options = str(source), tuple(options)
+            path = path or str(source)
+            source = Path(source).read_text(encoding="utf-8")
+        self.source = str(source)
+        self.options = tuple(options)
         self.path = path or "<kernel>"
-        self.names, self.any_barrier = list(names), any_barrier
+        self.names = list(names)
+        self.any_barrier = any_barrier
         self.globals = {}                                   # memory of __device__ variables
         self.forget()
 
     def forget(self):
-        """What was compiled; it is compiled anew at the next launch."""
+        """Drop the compiled code; the next launch compiles again."""
         self.compiled = self.ptx = self.on_gpu = None
         self.debug_ptx = False                              # not looked at yet
         self.rehearsed = set()                              # see unset.py
@@ -74,7 +77,8 @@ class RawModule:
     def get(self, name):
         """-> RawKernel"""
         kernel = RawKernel.__new__(RawKernel)
-        kernel.name, kernel.module = name, self
+        kernel.name = name
+        kernel.module = self
         if name not in self.names:
             self.names.append(name)
             if self.ptx and self.lowered(name) not in self.ptx.functions:   # a template's instance
@@ -109,8 +113,8 @@ class RawModule:
                               session.cache_dir)
 
     def debug(self):
-        """-> ptx.Module as compiled for a debugger, where a local variable may be without a value;
-        else None."""
+        """-> ptx.Module as compiled for a debugger if a local variable may be without a value, else
+        None."""
         if self.debug_ptx is False:
             self.debug_ptx = None
             if unset.may_declare_without_value(self.source):
@@ -122,7 +126,7 @@ class RawModule:
         return self.debug_ptx
 
     def lowered(self, name):
-        """A kernel's name in the PTX. The compiler has said it of those that it was asked for."""
+        """A kernel's name in the PTX. The compiler gives it for the names it was asked about."""
         if name in self.compiled.names or name in self.ptx.functions:
             return self.compiled.names.get(name, name)
         like = [n for n, f in self.ptx.functions.items() if f.is_kernel and plain_name(n) == name]
@@ -136,7 +140,7 @@ class RawModule:
         return [n for n in self.names if not is_extern_c(self.source, n) and n[:2] != "_Z"]
 
     def drop_unknown(self, log):
-        """A name that does not compile spoils no other kernel of the module."""
+        """Forget names that do not compile, so that they spoil no other kernel of the module."""
         unknown = [n for n in self.names if f"nv_mangled_name {n}\n" in log]
         self.names = [n for n in self.names if n not in unknown]
         for name in unknown:
@@ -186,7 +190,7 @@ def full(path):
 
 
 def is_extern_c(source, name):
-    """Has this kernel its plain name in the PTX?"""
+    """Does this kernel have its plain name in the PTX?"""
     if "<" in name:
         return False
     text = signature.strip_comments(source)
@@ -196,8 +200,8 @@ def is_extern_c(source, name):
 
 
 def extern_c_blocks(text):
-    """What stands within each `extern "C" { ... }`; to the end of the text if it is never closed,
-    as where a header's #ifdef hides the brace."""
+    """The text within each `extern "C" { ... }`, or to the end if it is never closed, as where a
+    header's #ifdef hides the brace."""
     for start in re.finditer(r'extern\s+"C"\s*\{', text):
         depth = 1
         for brace in re.finditer(r"[{}]", text[start.end():]):
@@ -219,6 +223,6 @@ def triple(what, size):
     if any(n > limit for n, limit in zip(size, limits, strict=True)):
         raise KernelError(f"{what} {size}: the largest possible is {limits}", "argument")
     if what == "block" and size[0] * size[1] * size[2] > 1024:
-        raise KernelError(f"block {size} has {size[0] * size[1] * size[2]} threads; 1024 is the "
-                          "most", "argument")
+        raise KernelError(f"block {size} has {size[0] * size[1] * size[2]} threads; the limit is "
+                          "1024", "argument")
     return size

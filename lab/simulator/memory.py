@@ -14,13 +14,13 @@ OFFSET_BITS = (1 << SEGMENT_SHIFT) - 1
 SHARED_WINDOW = 0x7001
 LOCAL_WINDOW = 0x7002
 CODE_WINDOW = 0x7003        # addresses of functions; nothing can be read there
-TEXTURE_WINDOW = 0x7004     # what names a texture; nor there
+TEXTURE_WINDOW = 0x7004     # handles of textures; nothing to read there either
 FIRST_SEGMENT = 1
 MIDDLE = 1 << 47
 
 
 class Segment:
-    """One global or constant array: `length` bytes of somebody's memory, not copied."""
+    """One global or constant array: a view of `length` bytes, not a copy."""
 
     def __init__(self, data, name, element="", skew=0, writable=True):
         self.bytes = data                           # uint8 (length,)
@@ -67,7 +67,7 @@ class AddressSpace:
         return segment
 
     def add_texture(self, texture):
-        """-> what names it, a cudaTextureObject_t"""
+        """-> its handle, a cudaTextureObject_t"""
         self.textures.append(texture)
         return (TEXTURE_WINDOW << SEGMENT_SHIFT) + len(self.textures) - 1
 

@@ -17,10 +17,10 @@ from .errors import CompileError, KernelError
 from .hints import hint
 
 OWN_HEADERS = str(Path(__file__).parent / "include")        # the few C headers that kernels include
-ARCH = "sm_80"                  # the newest whose PTX the simulator knows whole
+ARCH = "sm_80"                  # the newest whose PTX the simulator knows in full
 FEW = 3                         # errors of a log that are shown
 STANDARD_OPTIONS = ("-lineinfo", "--std=c++17", "-default-device",
-                    *(["--device-int128"] if sys.platform == "linux" else []),  # nvcc has it, too
+                    *(["--device-int128"] if sys.platform == "linux" else []),  # nvcc has it too
                     # <math.h> defines these; NVRTC has no <math.h>
                     "-DINFINITY=__int_as_float(0x7f800000)", "-DNAN=__int_as_float(0x7fffffff)")
 
@@ -72,7 +72,8 @@ def library():
 @cache
 def version():
     """(major, minor) of NVRTC."""
-    major, minor = ctypes.c_int(), ctypes.c_int()
+    major = ctypes.c_int()
+    minor = ctypes.c_int()
     check(library().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
     return major.value, minor.value
 
@@ -80,7 +81,8 @@ def version():
 @cache
 def include_folders():
     """Where the CUDA headers are, in all installed wheels."""
-    folder, spec = library_folder(), importlib.util.find_spec("nvidia")
+    folder = library_folder()
+    spec = importlib.util.find_spec("nvidia")
     if folder is None:
         return ()
     homes = (folder.parent.parent, *map(Path, spec.submodule_search_locations))
@@ -188,7 +190,8 @@ def compile_error(log, source, path):
     line = int(match[1]) if match else line_of_feature(log, source)
     lines = source.splitlines()
     text = lines[line - 1].strip() if line and line <= len(lines) else ""
-    shown, advice = first_errors(log), hint(log)
+    shown = first_errors(log)
+    advice = hint(log)
     return CompileError(f"{shown}\n{advice}" if advice else shown, line=line, path=path,
                         source_line=text)
 

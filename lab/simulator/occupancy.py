@@ -2,7 +2,7 @@
 
 A block stays on its SM until it ends, with its warps, registers and shared memory. So each of these
 limits how many blocks fit, and the scarcest decides. Rules and granularities are those of NVIDIA's
-cuda_occupancy.h; the sizes stand in the CUDA Programming Guide, "Compute Capabilities".
+cuda_occupancy.h; the sizes are in the CUDA Programming Guide, "Compute Capabilities".
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from .errors import KernelError
 from .lanes import WARP
 
 REGISTERS = 65536               # of an SM, and the most that a block can have
-REGISTER_UNIT = 256             # registers come to a warp in units
+REGISTER_UNIT = 256             # a warp gets registers in units of this
 PARTITIONS = 4                  # of an SM; each has a quarter of its registers
 MOST_REGISTERS = 255            # of a thread
 KB = 1024
@@ -26,7 +26,7 @@ class Multiprocessor(NamedTuple):
     blocks: int
     shared: int                 # bytes of shared memory
     shared_of_block: int        # the most that a kernel can ask for
-    shared_unit: int            # it comes in units of so many bytes
+    shared_unit: int            # bytes; it comes in multiples of this
     reserved: int               # bytes that the driver takes of every block
     barriers: int               # of an SM, named ones included; before 9.0 they limit nothing: 0
 
@@ -62,12 +62,12 @@ class Occupancy:
 
     @property
     def fraction(self):
-        """Resident warps, of the most that there can be."""
+        """Resident warps over the most that there can be."""
         return self.warps / self.most_warps
 
     @property
     def limiter(self):
-        """What allows no more blocks, one or several names."""
+        """The names of what allows no more blocks, joined by "and"."""
         return " and ".join(name for name, n in self.limits.items() if n == self.blocks)
 
     def __str__(self):
@@ -116,8 +116,9 @@ def occupancy(kernel, block=None, shared_mem=0, gpu="A100"):
 
 
 def resources_of_triton(compiled, version, gpu):
-    """-> Resources without the spills, which a cubin does not tell from local arrays"""
-    arch, wanted = compiled.metadata.target.arch, int(version.replace(".", ""))
+    """-> Resources without the spills, which a cubin does not distinguish from local arrays"""
+    arch = compiled.metadata.target.arch
+    wanted = int(version.replace(".", ""))
     if arch != wanted:
         raise KernelError(f"kernel `{compiled.metadata.name}` is compiled for sm_{arch}; {gpu} "
                           f"is sm_{wanted}", "argument")

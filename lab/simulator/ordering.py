@@ -17,8 +17,12 @@ import numpy as np
 
 from .lanes import WARP
 
-WHO_BITS, BLOCK_SHIFT, WARP_SHIFT = 32, 12, 6
-WHO, LANE, IN_BLOCK = (1 << WHO_BITS) - 1, (1 << WARP_SHIFT) - 1, (1 << BLOCK_SHIFT) - 1
+WHO_BITS = 32
+BLOCK_SHIFT = 12
+WARP_SHIFT = 6
+WHO = (1 << WHO_BITS) - 1
+LANE = (1 << WARP_SHIFT) - 1
+IN_BLOCK = (1 << BLOCK_SHIFT) - 1
 SEVERAL_LANES, ATOMIC = 32, 33          # in place of a lane
 SEVERAL_WARPS = IN_BLOCK                # in place of a warp and lane
 SEVERAL_BLOCKS = WHO                    # in place of all three
@@ -62,7 +66,8 @@ class Order:
     def handshake(self, stamp, lane):
         """May flags or locks order these accesses of others before those of my lanes? (k,) bool"""
         other = stamp & WHO
-        block, code = other >> BLOCK_SHIFT, other & LANE
+        block = other >> BLOCK_SHIFT
+        code = other & LANE
         anywhere = other == SEVERAL_BLOCKS
         block = np.where(anywhere, 0, block)
         one = code < WARP
@@ -84,9 +89,9 @@ class Order:
         return same_warp & (self.shuffles[lane] > stamp)
 
     def met_at_named(self, stamp, lane):
-        """-> (same, other): have the thread that left the stamp and mine both passed the same named
-        barrier since, or two different ones, in the order of which they may have met? Tiles that do
-        not share a thread never meet. (k,) bool each"""
+        """-> (same, other), (k,) bool each: since the stamp, have the thread that left it and mine
+        both passed the same named barrier, or two different ones through which they may have met?
+        Tiles that do not share a thread never meet."""
         nobody = np.zeros(len(stamp), bool)
         if self.named is None:
             return nobody, nobody
@@ -107,7 +112,8 @@ class Events:
     def __init__(self, order, wave):
         self.order = order
         self.shape = wave.shape
-        self.start, order.taken = order.taken, order.taken + wave.shape[0] * wave.shape[1]
+        self.start = order.taken
+        order.taken = order.taken + wave.shape[0] * wave.shape[1]
         self.oldest_barrier = 0                             # of all blocks of the wave
 
     def lanes(self, lanes):
@@ -118,7 +124,8 @@ class Events:
 
     def barrier(self, blocks=None):
         """All threads of these blocks have met; None: of all blocks."""
-        order, stamp = self.order, self.order.stamp()
+        order = self.order
+        stamp = self.order.stamp()
         mine = slice(self.start, self.start + self.shape[0] * self.shape[1])
         for stamps in (order.block_barrier, order.warp_barrier):
             stamps[mine].reshape(self.shape)[slice(None) if blocks is None else blocks] = stamp
@@ -139,14 +146,15 @@ class Events:
         self.order.shuffles[self.lanes(wave.lanes)] = self.order.stamp()
 
     def fence(self, wave):
-        order, stamp = self.order, self.order.stamp()
+        order = self.order
+        stamp = self.order.stamp()
         blocks = self.blocks(wave)
         order.fences[self.lanes(wave.lanes)] = stamp
         order.fenced[blocks] = order.released[blocks] = order.acquired[blocks] = stamp
 
     def release(self, wave):
-        """A store or an atomic with .release is a fence before it, which covers what others of its
-        warp did, too, before they last met (PTX ISA manual, "Release and Acquire Patterns")."""
+        """A store or an atomic with .release is a fence before it, which also covers what others of
+        its warp did before they last met (PTX ISA manual, "Release and Acquire Patterns")."""
         order = self.order
         warps = np.unique(wave.lanes.warp_of)
         lanes = self.start + (warps[:, None] * WARP + np.arange(WARP)).reshape(-1)
@@ -155,7 +163,9 @@ class Events:
 
     def handshake(self, wave, released, acquired):
         """An atomic or volatile access of the active lanes: perhaps a flag."""
-        order, stamp, blocks = self.order, self.order.stamp(), self.blocks(wave)
+        order = self.order
+        stamp = self.order.stamp()
+        blocks = self.blocks(wave)
         if released:
             order.released[blocks] = stamp
         if acquired:

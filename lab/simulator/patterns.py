@@ -1,8 +1,8 @@
 """Addresses in shared memory that depend on the thread alone, so that all blocks have the same.
 
-Loops over a tile come by with the same few of them again and again, and so does the next launch.
-What there is to know of them is found out once: whether they are in bounds and aligned, what they
-cost, how to fetch them.
+Loops over a tile use the same few of them again and again, and so does the next launch. What there
+is to know about them is worked out once: whether they are in bounds and aligned, what they cost,
+how to fetch them.
 """
 
 from typing import NamedTuple
@@ -12,9 +12,9 @@ import numpy as np
 from .memory import raw
 from .remembered import Remembered
 
-patterns = Remembered(1024)     # of all launches: what an access has to do with -> Pattern
+patterns = Remembered(1024)     # of all launches: what decides about an access -> Pattern
 PIECES = (32, 16, 8)            # bytes that numpy's take moves in one go
-REPEATS = 16                    # so many lanes at one address are fetched once (measured)
+REPEATS = 16                    # lanes at one address that are fetched once (measured)
 
 
 class Pattern(NamedTuple):
@@ -56,6 +56,7 @@ def plain_fetcher(row, size, run):
         n = piece // size
         table = row.reshape(-1, n) if n > 1 else None
         if n > 1 and follows(table) and not (table[:, 0] % n).any():
-            wide, dtype = table[:, 0] // n, np.dtype(f"V{piece}")
+            wide = table[:, 0] // n
+            dtype = np.dtype(f"V{piece}")
             return lambda memory: memory.view(dtype).take(wide, axis=1, mode="wrap").view(raw(size))
     return lambda memory: memory.take(row, axis=1, mode="wrap")

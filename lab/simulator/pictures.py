@@ -30,7 +30,8 @@ def sectors(launch, line=None, op=None):
     cells = sorted(wanted)
     needed = ideal_sectors(request)
     colour = BLUE if len(cells) <= needed else RED
-    places, x = {}, 0.0
+    places = {}
+    x = 0.0
     for before, cell in zip([None, *cells], cells, strict=False):
         x += 0.5 * (before is not None and (before[0] != cell[0] or before[1] + 1 != cell[1]))
         places[cell], x = x, x + 1
@@ -78,7 +79,8 @@ def banks(launch, line=None, op=None):
     from matplotlib.patches import Rectangle
 
     line, op, request = choose(launch, "shared", line, op)
-    lanes_of, served = {}, WARP * BANK_BYTES // max(request.size, BANK_BYTES)
+    lanes_of = {}
+    served = WARP * BANK_BYTES // max(request.size, BANK_BYTES)
     for lane, (_, offset) in request.lanes.items():
         for word in range(offset // BANK_BYTES, -(-(offset + request.size) // BANK_BYTES)):
             lanes_of.setdefault(word, []).append(lane)
@@ -168,7 +170,8 @@ def roofline(launches, name, peak, bandwidth):
                               f"has no place under a roofline", "argument")
     ridge = peak / bandwidth
     flat = [v for pair in points.values() for v in pair]
-    low, high = min([*flat, ridge / 10]) / 2, max([*flat, ridge]) * 8
+    low = min([*flat, ridge / 10]) / 2
+    high = max([*flat, ridge]) * 8
     x = np.geomspace(low, high, 200)
     figure, axes = plain_figure((7.5, 4.2))
     axes.axis("on")
@@ -209,7 +212,7 @@ def plain_figure(size):
 
 
 def choose(launch, space, line, op):
-    """-> line, operation and first request of what was asked for, or of the worst there is."""
+    """-> line, operation and first request of the access asked for, or of the worst there is."""
     requests = [(at, o) for at, s, o in launch.requests
              if s == space and line in (None, at) and op in (None, o)]
     if not requests:

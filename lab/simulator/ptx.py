@@ -77,7 +77,7 @@ class Instruction:
     run: object = None                  # what decoding makes of it: run(wave)
     kind: int = 0                       # how the scheduler treats it, see decode.py
     elementwise: object = None          # function, reads and write, see decode.py; and
-    series: object = None               # the like instructions around it, see series.py
+    series: object = None               # the series that it is part of, see series.py
     dying: tuple = ()                   # registers that nothing needs afterwards
     target: int = 0                     # pc of a branch
     mask: object = None                 # .sync: reads the lanes that must come; None: all
@@ -146,7 +146,9 @@ HEADER = re.compile(
 
 def split_commas(text):
     """Split at commas that are outside of brackets."""
-    parts, depth, start = [], 0, 0
+    parts = []
+    depth = 0
+    start = 0
     for i, char in enumerate(text):
         if char in "{[(":
             depth += 1
@@ -177,10 +179,13 @@ class _Parser:
         self.read(text)
 
     def read(self, text):
-        pending, start, skipping = "", 0, 0
+        pending = ""
+        start = 0
+        skipping = 0
         for match in BOUNDARY.finditer(text):
             pending += text[start:match.start()]
-            start, token = match.end(), match[0]
+            start = match.end()
+            token = match[0]
             if skipping:                                    # within a .section of debug data
                 skipping += {"{": 1, "}": -1}.get(token, 0)
                 skipping = 0 if skipping == 1 else skipping
@@ -222,7 +227,8 @@ class _Parser:
         if self.function is None:
             self.function = self.header(header)
             self.module.functions[self.function.name] = self.function
-            self.location, self.callers = None, {}
+            self.location = None
+            self.callers = {}
         self.scopes.append({})
         self.scope_count += 1
 
@@ -258,7 +264,7 @@ class _Parser:
         if word in ("version", "target", "address_size", "pragma", "noreturn"):
             self.module_directives(text)
         elif word == "callprototype":
-            pass                                            # the function that is called says it
+            pass                                            # the called function says it
         elif word == "reg":
             self.declare_registers(text)
         elif word == "branchtargets":
@@ -278,7 +284,7 @@ class _Parser:
 
     def module_directives(self, text):
         """`.version 9.0 .target sm_80 .address_size 64` end with a newline and not with `;`, so
-        that they come glued to the statement that follows."""
+        that they arrive together with the statement that follows."""
         rest = MODULE_DIRECTIVE.sub("", text).strip()
         if rest == text:
             raise Unsupported(f"the PTX parser does not know the directive: {text[:80]}")
@@ -307,7 +313,8 @@ class _Parser:
 
     def declare_registers(self, text):
         ptx_type, names = re.match(r"\.reg\s*(?:\.v[24]\s*)?\.(\w+)\s+(.*)$", text, re.S).groups()
-        scope, suffix = self.scopes[-1], "" if len(self.scopes) == 1 else f"@{self.scope_count}"
+        scope = self.scopes[-1]
+        suffix = "" if len(self.scopes) == 1 else f"@{self.scope_count}"
         for name in split_commas(names):
             many = re.match(r"(" + NAME + r")<(\d+)>$", name)
             for one in [f"{many[1]}{i}" for i in range(int(many[2]))] if many else [name]:
@@ -415,7 +422,7 @@ TRITON_LIBRARY = {"standard.py", "core.py", "random.py", "math.py", "semantic.py
 
 
 def is_library(path):
-    """Is this file a header, or part of Triton, so that nobody wrote it for this kernel?"""
+    """Is this file a header or part of Triton, rather than written for this kernel?"""
     return bool(LIBRARY.search(path)) or path in TRITON_LIBRARY
 
 

@@ -2,17 +2,17 @@
 
 Two threads race if both touch a place, at least one writes, and nothing orders them. Per cell of
 memory two stamps are kept (ordering.py), of the last write and of the last reads; for reads the
-lane may also be "several", and so may the warp and the block, which is enough: one of them is not
+lane may also be "several", and so may the warp and the block. That is enough: one of them is not
 me. Reads that a barrier has made harmless are forgotten when the next one comes.
 
 Most reads are never followed by a write that could harm them: inputs are not written at all, and a
 tile in shared memory not before the next barrier. So reads are only listed, and their cells looked
 up when a write comes.
 
-Atomics do not race with each other. In global memory nor do volatile accesses, which is what flags
-and locks are made of; and an atomic against a plain access is a warning there. In shared memory
-both are errors, but for volatile accesses of two warps: within a warp they are the old habit of
-leaving out __syncwarp(). Two threads that write the same value do no harm and are not reported:
+Atomics do not race with each other. In global memory neither do volatile accesses, which flags and
+locks are made of; and an atomic against a plain access is a warning there. In shared memory both
+are errors, except volatile accesses of two warps: within a warp they are the old habit of leaving
+out __syncwarp(). Two threads that write the same value do no harm and are not reported:
 many kernels raise a flag that way, and Triton has several threads store one element.
 """
 
@@ -83,7 +83,7 @@ class Shadow(Events):
         cells.list(access)
 
     def store(self, wave, inst, offset, size, memory, index, value, assign):
-        """`assign` writes the values, between the look at who was there and at who has won."""
+        """`assign` writes the values, between the checks of earlier accesses and of the winner."""
         if self.tiles.holds(offset):
             return assign()
         if not RELEASES.isdisjoint(inst.modifiers):
@@ -220,8 +220,8 @@ class Access:
 
     def check(self, last, mine, theirs, values=None, cell=0):
         """Raise if a recorded access is someone else's and nothing orders it before mine. Where
-        `values` are given, those who write what is there already, in this cell of the access, are
-        let off."""
+        `values` are given, lanes that write what this cell of the access holds already are let
+        off."""
         if not last.any():
             return
         hazard = self.unordered(last)
@@ -258,8 +258,8 @@ class Access:
                 text = self.describe(int(i[0]), int(last[i[0]]), mine, theirs)
                 if not maybe:
                     raise self.error("race", int(i[0]), f"race: {text}, "
-                                     f"{self.lacks(int(i[0]), int(last[i[0]]) & WHO)}")
-                why = "a shuffle makes the lanes meet and promises no order of memory, " \
+                                     f"{self.missing_order(int(i[0]), int(last[i[0]]) & WHO)}")
+                why = "a shuffle makes the lanes meet but promises no order of memory; " \
                     "__syncwarp() does" if shuffled[lanes == i[0]].any() else \
                     "only a fence with a flag or a lock can order the two"
                 self.wave.launch.warn(self.inst, f"ordering not proven: {text}; {why}")
@@ -281,12 +281,12 @@ class Access:
         return (f"{self.name(i)} is {mine} here and {theirs} {line} by "
                 f"{self.name_of(last & WHO)}")
 
-    def lacks(self, i, other):
+    def missing_order(self, i, other):
         if other >> BLOCK_SHIFT != int(self.who[i]) >> BLOCK_SHIFT:
             return "and nothing orders two blocks of a launch"
         if other >> WARP_SHIFT == int(self.who[i]) >> WARP_SHIFT:
-            return "with no __syncthreads() or __syncwarp() between that both come to"
-        return "with no __syncthreads() between that both come to"
+            return "with no __syncthreads() or __syncwarp() between them that both reach"
+        return "with no __syncthreads() between them that both reach"
 
     def lane(self, i):
         """Number of the lane within the wave."""

@@ -2,7 +2,7 @@
 
 
 class Remembered(dict):
-    """At most so many; all are forgotten when one more comes."""
+    """At most `most` results; all are forgotten when one more comes."""
 
     def __init__(self, most):
         super().__init__()

@@ -155,7 +155,8 @@ class Launch:
         return self.totals if line is None else self.lines.get(line, LineCounts())
 
     def _per_request(self, what, space, op, line):
-        counts, ops = self.counts(line), (op,) if op else OPS
+        counts = self.counts(line)
+        ops = (op,) if op else OPS
         requests = counts.sum("requests", space, ops)
         return counts.sum(what, space, ops) / requests if requests else None
 
@@ -178,7 +179,8 @@ class Launch:
                           *(f"warning: {w}" for w in self.warnings)])
 
     def summary(self):
-        total, blocks = self.totals, self.grid[0] * self.grid[1] * self.grid[2]
+        total = self.totals
+        blocks = self.grid[0] * self.grid[1] * self.grid[2]
         yield f"{self.name}  grid {self.grid} block {self.block}, counted at PTX level"
         yield f"  {self.steps} warp instructions: {listed(total.instructions)}"
         yield (f"  {self.flops} flops{': ' * bool(self.flops)}{listed(total.flops_by_type)}; "
@@ -205,7 +207,7 @@ class Launch:
                        f"{c.ideal / c.requests:6.2f}  {self.text.get(line, '')[:48]}")
 
     def work_table(self):
-        """Of the lines that compute, meet or part."""
+        """The lines that compute, reach a barrier or diverge."""
         rows = {line: c for line, c in self.lines.items() if c.flops or c.barriers or c.divergent}
         if rows:
             yield (f"{'line':>5} {'instructions':>12} {'lanes':>5} {'flops':>10} {'barriers':>8} "
@@ -246,7 +248,8 @@ def make_launch(run, name):
         line = place_of(inst, path)
         if line not in lines:
             lines[line], text[line] = LineCounts(), run.text(inst.location)
-        row, lanes = lines[line], counts.lanes.get(inst, 0)
+        row = lines[line]
+        lanes = counts.lanes.get(inst, 0)
         flops, kind, integer_ops = work(inst)
         row.steps += warps
         row.lane_steps += lanes

@@ -26,7 +26,9 @@ def returned_early(before, waiting, launch):
 def after(inst):
     """The places in the code that can be reached from an instruction."""
     function = inst.function
-    code, reached, todo = function.code, set(), successors(inst)
+    code = function.code
+    reached = set()
+    todo = successors(inst)
     while todo:
         pc = todo.pop()
         if pc not in reached and pc < len(code):
@@ -102,7 +104,8 @@ def unmatched(line):
 
 def before_brace(text):
     """Up to the end of the braces around, without what lies in braces of its own."""
-    depth, tokens = 0, []
+    depth = 0
+    tokens = []
     for char in text:
         depth += (char == "{") - (char == "}")
         if depth < 0:

@@ -58,7 +58,8 @@ def fp8_to_f16(kind):
     code = np.arange(256)
     if kind == "e5m2":                                      # the upper half of a float16
         return canonical((code << 8).astype(U16).view(F16))
-    exponent, steps = code >> 3 & 15, code & 7
+    exponent = code >> 3 & 15
+    steps = code & 7
     value = np.ldexp(np.where(exponent > 0, 8.0 + steps, steps), np.maximum(exponent, 1) - 10)
     value = np.where(code & 0x7F == 0x7F, np.nan, value)    # no infinities
     return canonical(np.copysign(value, np.where(code & 0x80, -1, 1)).astype(F16))
@@ -99,7 +100,8 @@ def two_product(a, b):
     """float64 a · b = product + error, exactly (Dekker 1971, Veltkamp's splitting)."""
     product = a * b
     a_high, b_high = (x * 134217729.0 - (x * 134217729.0 - x) for x in (a, b))
-    a_low, b_low = a - a_high, b - b_high
+    a_low = a - a_high
+    b_low = b - b_high
     return product, ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
 
 
@@ -147,9 +149,11 @@ def outward(negative, mode):
 def canonical(value):
     """float32 or float16 with every NaN as a GPU makes it."""
     if value.dtype == F32:
-        bad, nan = np.isnan(value), NAN_F32
+        bad = np.isnan(value)
+        nan = NAN_F32
     else:                                                   # by its bits, which is much faster
-        bad, nan = value.view(U16) & U16.type(0x7FFF) > 0x7C00, NAN_F16
+        bad = value.view(U16) & U16.type(0x7FFF) > 0x7C00
+        nan = NAN_F16
     return np.where(bad, nan, value) if bad.any() else value
 
 

@@ -20,7 +20,7 @@ from .wave import Wave, thread_index
 
 WAVE_LANES = 65536          # enough to hide Python, few enough for registers to stay in the cache
 CHECKED_WHOLE = 32768       # a grid of no more lanes is checked whole,
-CHECKED_LANES = 16384       # of a larger one a sample of so many
+CHECKED_LANES = 16384       # of a larger one a sample of this many
 PATIENCE = 4_000_000        # interpreted instructions, half a minute or so, if no budget is set
 MAX_SHARED = 163 * 1024     # bytes of shared memory that a block can have on sm_80
 
@@ -30,14 +30,15 @@ class Run:
 
     module   ptx.Module
     kernel   ptx.Function
-    names    C names of the parameters
     sources  path -> text, for messages
     """
 
     def __init__(self, module, kernel, grid, block, *, sources, dynamic_shared=0, budget=None,
                  checks=True):
-        self.module, self.kernel = module, kernel
-        self.grid, self.block = grid, block
+        self.module = module
+        self.kernel = kernel
+        self.grid = grid
+        self.block = block
         self.threads = block[0] * block[1] * block[2]
         self.sources = sources
         self.dynamic_shared = dynamic_shared
@@ -53,7 +54,8 @@ class Run:
         self.checked_blocks = 0                 # how many, and
         self.checked_numbers = []               # which: those of each checked wave
         self.parameters = np.zeros(0, np.uint8)
-        self.cooperative = False                # may blocks wait for each other? Then all are there
+        self.cooperative = False                # may blocks wait for each other? Then one
+                                                # wave has them all
         self.keeps_copies = False               # do threads store copies of one value, which may
                                                 # differ in the last bit? Triton's do
         self.any_barrier = False                # may warps meet at different __syncthreads()?
@@ -69,7 +71,8 @@ class Run:
         """Offsets for the shared variables: the static ones, and then all extern ones in one place,
         which is dynamic shared memory."""
         self.shared_variables = shared_variables(self.module, self.kernel)
-        end, extern = 0, [v for v in self.shared_variables if v.extern]
+        end = 0
+        extern = [v for v in self.shared_variables if v.extern]
         for variable in self.shared_variables:
             if not variable.extern:
                 end = -(-end // variable.align) * variable.align
@@ -135,7 +138,8 @@ class Run:
         """-> (first block, last block + 1, checked?) of each wave, in order. Of a large grid only
         some blocks are checked: the first, the last, and some in the middle."""
         lanes = -(-self.threads // WARP) * WARP
-        per_wave, few = max(1, WAVE_LANES // lanes), max(1, CHECKED_LANES // 3 // lanes)
+        per_wave = max(1, WAVE_LANES // lanes)
+        few = max(1, CHECKED_LANES // 3 // lanes)
         if self.cooperative:
             yield 0, blocks, self.checks
             return
@@ -197,7 +201,8 @@ class Run:
         thread = block = None
         lines = [message]
         if lane is not None:
-            thread, block = wave.thread_of(lane), wave.block_of(lane)
+            thread = wave.thread_of(lane)
+            block = wave.block_of(lane)
             others = f" and {also - 1} other threads" if also > 1 else ""
             lines.append(f"kernel `{plain_name(self.kernel.name)}`, thread {thread} of block "
                          f"{block}{others}")
@@ -222,7 +227,8 @@ def reached_functions(module, kernel):
     """The kernel, and the functions that it may call."""
     names = {symbol.name for variable in module.variables.values() if holds_addresses(variable)
              for symbol in variable.values if isinstance(symbol, Symbol)}   # tables of functions
-    reached, left = [], [kernel]
+    reached = []
+    left = [kernel]
     while left:
         function = left.pop()
         reached.append(function)
@@ -249,7 +255,8 @@ def plain_name(name):
             rest = name[end.end() + len(end[1]):]
             if re.fullmatch(r"(_\d+|__\d+_)?", rest[int(end[1]):]) and len(rest) >= int(end[1]):
                 return rest[:int(end[1])]
-    words, i = [], 3 if name.startswith("_ZN") else 2
+    words = []
+    i = 3 if name.startswith("_ZN") else 2
     while name.startswith("_Z") and (digits := re.compile(r"\d+").match(name, i)):
         i = digits.end() + int(digits[0])
         words.append(name[digits.end():i])

@@ -42,7 +42,7 @@ class Sass:
         return Counter(inst.opcode for inst in self.code)
 
     def count(self, opcode, line=None):
-        """Instructions that begin so: "LDG" counts LDG.E too, "LDG.E.128" only itself."""
+        """Instructions of an opcode: "LDG" counts LDG.E too, "LDG.E.128" only itself."""
         return sum((inst.opcode + ".").startswith(opcode + ".") for inst in self.code
                    if line in (None, inst.line))
 
@@ -99,7 +99,8 @@ def read(text):
             if match[1] == "BRA" and label and f"({label})" in match[2]:
                 last_jump = len(code)
             code.append(Instruction(match[1], match[1] + match[2].rstrip(), line))
-            places, label = [], ""
+            places = []
+            label = ""
     while code and (code[-1].opcode == "NOP" or len(code) - 1 == last_jump):
         code.pop()
     return code

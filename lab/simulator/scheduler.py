@@ -64,26 +64,34 @@ class Scheduler:
             self.timeline.turn(None, self.launch.interpreter_steps)
 
     def run_group(self):
-        """Run one group until it splits, leaves, or reaches the place of another: its lanes."""
+        """Run one group until it splits, leaves, or reaches the place of another -> its lanes."""
         frame, pc = min(self.groups, key=place)
         turn = 1 << 60
         if self.spins > PATIENCE:
             frame, pc = max(self.groups, key=place)
-            turn, self.spins = TURN, 0
+            turn = TURN
+            self.spins = 0
         lanes = self.groups.pop((frame, pc))
-        origins, inst = self.origins.pop((frame, pc), []), None
+        origins = self.origins.pop((frame, pc), [])
+        inst = None
         limit = min((p for f, p in self.groups if f is frame and p > pc), default=len(frame.code))
 
-        wave, launch, code = self.wave, self.launch, frame.code
+        wave = self.wave
+        launch = self.launch
+        code = frame.code
         wave.enter(frame)
         wave.select(lanes)
         if self.timeline:
             self.timeline.turn(lanes, launch.interpreter_steps)
-        warps, count = lanes.warps, lanes.count
-        warps_run, lanes_run, taint = launch.counts.warps, launch.counts.lanes, wave.taint
+        warps = lanes.warps
+        count = lanes.count
+        warps_run = launch.counts.warps
+        lanes_run = launch.counts.lanes
+        taint = wave.taint
         ahead = 0                               # instructions that a series has run already
         while True:
-            before, inst = inst, code[pc]
+            before = inst
+            inst = code[pc]
             if inst.run is None:
                 self.decode(inst)
             kind = inst.kind
@@ -158,7 +166,7 @@ class Scheduler:
             inst.target = inst.function.labels[inst.operands[0].name]
 
     def find_series(self, inst):
-        """The instructions after this one that are like it."""
+        """Decode the series that begins with this instruction."""
         series = series_of(inst)
         for member in series.members if series else ():
             member.series = series
@@ -182,7 +190,8 @@ class Scheduler:
     def run_some(self, inst, lanes):
         if not lanes.count:
             return
-        wave, lanes_run = self.wave, self.launch.counts.lanes
+        wave = self.wave
+        lanes_run = self.launch.counts.lanes
         lanes_run[inst] = lanes_run.get(inst, 0) + lanes.count
         wave.select(lanes, inst.kind != ALU)
         run = wave.taint.run if wave.taint else wave.run
@@ -200,7 +209,7 @@ class Scheduler:
             wave.select(lanes, inst.kind != ALU)
 
     def add(self, frame, pc, lanes, before=None):
-        """Lanes are ready to run at a place; they join those who are there."""
+        """Lanes are ready to run at a place; they join those already there."""
         if not lanes.count:
             return
         key = frame, pc

@@ -21,9 +21,11 @@ extern "C" __global__ void reverse(const float* x, float* y, int n) {
 def self_test():
     """Compile and run a kernel, and see that a missing barrier is found -> one line of text.
     Raises KernelError if anything is not as it should be."""
-    before, session.chosen = session.chosen, "simulator"
+    before = session.chosen
+    session.chosen = "simulator"
     try:
-        x, y = np.arange(256, dtype=np.float32), np.zeros(256, np.float32)
+        x = np.arange(256, dtype=np.float32)
+        y = np.zeros(256, np.float32)
         with trace() as t:
             RawKernel(SOURCE, "reverse", ("-DSYNC=__syncthreads();",))(4, 64, (x, y, 256))
         wanted = 2 * x.reshape(4, 64)[:, ::-1].reshape(-1)
@@ -38,6 +40,6 @@ def self_test():
             raise KernelError("the simulator's self-test did not find a race")
         major, minor = nvrtc.version()
         return (f"NVRTC {major}.{minor} compiled a kernel, {t.launches[0].steps} warp instructions "
-                f"ran right, a missing barrier was found")
+                f"ran correctly, a missing barrier was found")
     finally:
         session.chosen = before

@@ -1,9 +1,9 @@
-"""Like instructions in a row, run as one.
+"""The same instruction many times in a row, run as one.
 
-An unrolled loop leaves the same instruction many times in a row, on other registers each time. A
-wave of few lanes makes small arrays of them, on which numpy's call costs more than its work. So
-where no instruction reads what another of them writes, their operands are stacked into one array
-with an axis more, and one call does for all.
+An unrolled loop leaves the same instruction many times in a row, on other registers each time. The
+arrays of a wave of few lanes are small, and numpy's call costs more than its work on them. So where
+no instruction reads what another of them writes, their operands are stacked into one array with an
+extra axis, and one call does the work of all.
 """
 
 import numpy as np
@@ -50,7 +50,7 @@ def run_together(wave, members):
 
 
 def stacked(values):
-    """Arrays of one shape -> an array of all, or the one that all are; None for several shapes."""
+    """Arrays of one shape -> all in one array, or the one that all are; None for several shapes."""
     first = values[0]
     if all(value is first for value in values):
         return first
@@ -61,7 +61,9 @@ def stacked(values):
 
 def series_of(inst):
     """The Series that begins with an instruction, or None if the next one is not like it."""
-    labels, written, members = set(inst.function.labels.values()), set(), []
+    labels = set(inst.function.labels.values())
+    written = set()
+    members = []
     for other in inst.function.code[inst.pc:]:
         uses = uses_of(other)
         if (other.opcode, other.modifiers) != (inst.opcode, inst.modifiers) or other.guard or \

@@ -56,7 +56,8 @@ class Trace:
 @contextmanager
 def trace(checks=True):
     """Collect the launches inside: t.launches. checks=False: no race detection, faster."""
-    record, before = Trace(), session.checks
+    record = Trace()
+    before = session.checks
     session.traces.append(record)
     session.checks = checks
     try:
@@ -69,7 +70,8 @@ def trace(checks=True):
 @contextmanager
 def budget(steps):
     """A launch inside that runs more than `steps` warp instructions raises kind "endless"."""
-    before, session.step_budget = session.step_budget, steps
+    before = session.step_budget
+    session.step_budget = steps
     try:
         yield
     finally:

@@ -58,7 +58,9 @@ def closing(text, start):
 
 
 def split_top(text):
-    parts, depth, start = [], 0, 0
+    parts = []
+    depth = 0
+    start = 0
     for i, char in enumerate(text):
         depth += {"(": 1, "<": 1, "[": 1, ")": -1, ">": -1, "]": -1}.get(char, 0)
         if char == "," and depth == 0:

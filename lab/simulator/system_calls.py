@@ -68,7 +68,8 @@ def format_text(wave, fmt, memory, place):
 
 
 def assert_fail(wave, inst, results, arguments):
-    message, line = argument(wave, arguments[0]), argument(wave, arguments[2], np.uint32)
+    message = argument(wave, arguments[0])
+    line = argument(wave, arguments[2], np.uint32)
     raise wave.launch.error(inst, "assert",
                             f"assertion `{text_at(wave, message[0])}` failed in line {line[0]}",
                             wave, int(wave.lanes.index[0]), also=len(message))
@@ -90,7 +91,7 @@ def free(wave, inst, results, arguments):
     for lane, address in zip(wave.lanes.index, argument(wave, arguments[0]).tolist(), strict=True):
         if address and not heap.release(address):
             raise wave.launch.error(inst, "out_of_bounds", "free() of an address that malloc() did "
-                                    "not give, or that was freed before", wave, int(lane))
+                                    "not return, or that was freed before", wave, int(lane))
 
 
 SYSTEM_CALLS = {"vprintf": vprintf, "__assertfail": assert_fail, "__assert_fail": assert_fail,

@@ -1,12 +1,12 @@
 """Uninitialised values: where they come from, where they go, and where they must not arrive.
 
-A value that nobody has written does no harm while nobody uses it: cub loads whole tiles, vectorised
-tails load past the end of what was written, and both throw the rest away. So nothing is said when
-such a value is loaded. It is followed, bit by bit, until it decides a branch, is an address, or is
+A value that was never written does no harm until it is used: cub loads whole tiles, vectorised
+tails load past the end of what was written, and both throw the rest away. So loading such a value
+is not reported. It is followed, bit by bit, until it decides a branch, is an address, or is
 stored to global memory; the error names that line and the one that read the value.
 
 Every register has a twin that holds a 1 for each undefined bit, but only while there is one: most
-launches never make a twin, and pay a look at a dict per instruction. Twins start
+launches never make a twin, and pay for one look-up in a dict per instruction. Twins start
 
 - at a load from shared memory that no thread of the block has written,
 - at a load from a local variable or array that the thread has not written,
@@ -41,10 +41,10 @@ MOVED = {"mov": (1,), "shl": (1,), "shr": (1,), "prmt": (1, 2), "bfe": (1,), "bf
 COMBINED = {"and", "or", "xor", "not", "lop3", "selp"}      # each undefined input on its own
 ACROSS = {"vote", "match", "redux", "wmma"}                 # results depend on the whole warp
 PACKED = {"add", "sub", "mul", "fma", "min", "max", "neg", "abs", "tanh", "ex2", "cvt"}
-PAIRS = {"f16x2", "bf16x2", "s16x2", "u16x2", "e4m3x2", "e5m2x2"}   # two halves do not meet
+PAIRS = {"f16x2", "bf16x2", "s16x2", "u16x2", "e4m3x2", "e5m2x2"}   # two halves do not mix
 LOCAL = "a local variable"
 UNSET = f"{LOCAL} that was never set"
-ADVICE = "; give it a value where it is declared, or on every path that comes here"
+ADVICE = "; give it a value where it is declared, or on every path that leads here"
 
 
 class Taint:
@@ -57,7 +57,7 @@ class Taint:
         self.local = None               # (B·T, bytes), made by a function with local variables
         self.shared_origin = self.local_origin = None       # of what was stored there
         self.touched = None             # a load has just read undefined bytes from here
-        self.captured = None            # a list while stores are looked at and not done
+        self.captured = None            # a list while stores are recorded and not done
         self.enter(wave.frame, wave.live)
 
     def enter(self, frame, lanes):
@@ -84,7 +84,8 @@ class Taint:
 
     def run(self, inst):
         """Run it for the wave's lanes, and its effect on what is undefined."""
-        wave, uses = self.wave, uses_of(inst)
+        wave = self.wave
+        uses = uses_of(inst)
         known = self.frames.get(wave.frame)
         if not known or known.keys().isdisjoint(uses.everything):
             if not uses.loads:
@@ -100,7 +101,8 @@ class Taint:
         self.touched = None
         inst.run(wave)
         if self.touched:
-            results, origin = self.loaded(inst, uses, before), self.touched
+            results = self.loaded(inst, uses, before)
+            origin = self.touched
         if stored:
             self.put(stored, known[undefined[0]][1])
         if results or known:
@@ -108,12 +110,12 @@ class Taint:
 
     @staticmethod
     def origin(inst, text):
-        """Where a value comes from; of a variable that was never set, also who reads it first. The
-        compiler's own copies do not count."""
+        """Where a value comes from; for a variable that was never set, also the line that reads it
+        first. The compiler's own copies do not count."""
         return f"{UNSET}{read_in(inst)}," if text == UNSET and inst.opcode != "mov" else text
 
     def commit(self, uses, results, origin):
-        """The active lanes' results are undefined as found; the other lanes' stay as they are."""
+        """Record the undefined bits of the active lanes' results; those of other lanes stay."""
         known = self.frames.setdefault(self.wave.frame, {})
         active = self.wave.lanes.mask
         for name in uses.writes:
@@ -180,9 +182,11 @@ class Taint:
     def vary(self, inst, uses, settings, undefined):
         """Run the instruction with the undefined bits of each register all 0 or all 1; what then
         differs in a result is undefined."""
-        wave, known = self.wave, self.frames[self.wave.frame]
+        wave = self.wave
+        known = self.frames[self.wave.frame]
         floats = "mma" in (inst.opcode, *inst.modifiers)
-        first, differs = None, {}
+        first = None
+        differs = {}
         for setting in settings:
             registers = Registers(wave.registers.types)
             registers.update({n: wave.registers[n] for n in uses.reads})
@@ -228,9 +232,11 @@ class Taint:
             if name not in uses.reads:
                 registers[name] = np.full((1, 1), zero(registers.types[name]))
         state = wave.shared, wave.shared_views, wave.local, wave.local_views
-        wave.shared, wave.shared_views = self.undefined_shared(), {}
+        wave.shared = self.undefined_shared()
+        wave.shared_views = {}
         if self.local is not None:
-            wave.local, wave.local_views = self.local, {}
+            wave.local = self.local
+            wave.local_views = {}
         try:
             with self.aside(registers):
                 inst.run(wave)
@@ -239,7 +245,7 @@ class Taint:
         return {n: registers[n].view(bits_type(registers.types[n])) for n in uses.writes}
 
     def undefined_shared(self):
-        """(B, bytes), 0xFF where nobody has written."""
+        """(B, bytes), 0xFF where no thread has written."""
         shadow = self.wave.shadow
         bits = np.repeat(shadow.shared.writes == 0, shadow.cell).view(np.uint8) * np.uint8(0xFF)
         blocks, length = self.wave.shared.shape
@@ -263,7 +269,7 @@ class Taint:
                 f"{LOCAL}, which this thread has not set{read_in(inst)},"
 
     def never_stored(self, access, i):
-        """The race detector has seen lane i of a load read what nobody has written."""
+        """The race detector has seen lane i of a load read what was never written."""
         self.touched = f"{access.name(i)}, which nobody has written{read_in(access.inst)},"
 
     def local_store(self, index, size):
@@ -300,7 +306,7 @@ class Taint:
         return results
 
     def capture_store(self, space, segment, index, size, value):
-        """access.py would store now."""
+        """A store that access.py would make now."""
         self.captured.append((space, segment, index, size, value))
 
     def put(self, stored, origin):
@@ -357,7 +363,7 @@ class Taint:
         return bits.any(axis=1)
 
     def arrived(self, inst, registers, what):
-        """Complain if it is so for a lane that is active."""
+        """Complain if one of the registers is undefined in an active lane."""
         known = self.frames[self.wave.frame]
         for name in registers:
             bits, origin = known[name]

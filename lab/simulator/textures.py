@@ -12,7 +12,8 @@ import numpy as np
 from .errors import KernelError
 
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "float32")
-FILTERS, ADDRESSES = ("point", "linear"), ("clamp", "border", "wrap", "mirror")
+FILTERS = ("point", "linear")
+ADDRESSES = ("clamp", "border", "wrap", "mirror")
 READS = ("element", "normalized")
 WEIGHT = 256                    # steps of a filter's weight
 FURTHEST = 1 << 30              # texels, beyond which a coordinate is cut off
@@ -32,8 +33,11 @@ class Texture:
     def __init__(self, array, filter="point", address="clamp", normalized=False, channels=1,
                  read="element"):
         self.array = np.array(array, order="C")
-        self.filter, self.address, self.normalized = filter, address, normalized
-        self.channels, self.read = channels, read
+        self.filter = filter
+        self.address = address
+        self.normalized = normalized
+        self.channels = channels
+        self.read = read
         self.dimensions = self.array.ndim - (channels > 1)
         self.on_gpu = {}                                # see cuda.py
         self.check()
@@ -67,7 +71,7 @@ class Texture:
 
     @property
     def dtype(self):
-        """Of what a kernel reads."""
+        """The dtype of what a kernel reads."""
         return self.texels.dtype
 
     def fetch(self, x):
@@ -96,7 +100,8 @@ class Texture:
 
     def texel(self, index):
         """Texels by their places on the three axes (D, H, W)."""
-        index, sizes = np.broadcast_arrays(*index), self.texels.shape[:3]
+        index = np.broadcast_arrays(*index)
+        sizes = self.texels.shape[:3]
         values = self.texels[tuple(map(self.inside, index, sizes))]
         if self.address == "border":
             outside = [(i < 0) | (i >= size) for i, size in zip(index, sizes, strict=True)]

@@ -26,7 +26,8 @@ class TileSync:
     """The words of the blocks of a checked wave."""
 
     def __init__(self, wave, events):
-        self.wave, self.events = wave, events
+        self.wave = wave
+        self.events = events
         self.start = wave.launch.addresses.get(RESERVED)
 
     def holds(self, offset):
@@ -35,13 +36,15 @@ class TileSync:
             self.start <= int(offset.flat[0]) < self.start + RESERVED_BYTES
 
     def atomic(self, inst, offset):
-        """An atomic of the active lanes: of the last warp of a tile?"""
+        """An atomic of the active lanes: is it that of a tile's last warp?"""
         if inst.opcode != "red" or "and" not in inst.modifiers:
             return
-        wave, warps = self.wave, self.wave.shape[1] // WARP
+        wave = self.wave
+        warps = self.wave.shape[1] // WARP
         words = wave.shared[:, self.start:].view(np.uint32)
         for lane, place in zip(wave.lanes.index, wave.per_lane(offset) - self.start, strict=True):
-            block, size = lane // wave.shape[1], 2 << int(place) // 4
+            block = lane // wave.shape[1]
+            size = 2 << int(place) // 4
             first = lane % wave.shape[1] // WARP // size * size
             tile = (1 << size) - 1 << int(first)
             if place // 4 < SIZES and int(words[block, place // 4]) & tile == tile:

@@ -1,10 +1,10 @@
 """When the warps of a block run and when they wait for each other.
 
 The clock is a count of instructions, not of time. Every warp has a clock of its own, which each
-instruction of it moves by one, as if all warps issued one instruction a step. At a barrier the
-clocks of the warps that meet move on to the latest of them: what a warp's clock jumps is its wait.
-So the picture shows who has more instructions between two barriers. It knows nothing of latencies,
-which on a GPU decide how long they take.
+of its instructions moves by one, as if all warps issued one instruction a step. At a barrier the
+clocks of the warps that meet jump to the latest of them: the jump of a warp's clock is its wait.
+So the picture shows which warp has more instructions between two barriers. It knows nothing of
+latencies, which on a GPU decide how long they take.
 """
 
 import numpy as np
@@ -26,12 +26,13 @@ class Timeline:
         self.clock = np.zeros(self.threads // WARP, np.int64)
         self.meetings = []
         self.missed = 0                 # barriers beyond those recorded
-        self.lanes, self.since = None, 0
+        self.lanes = None
+        self.since = 0
 
     # ---- called by the scheduler; steps: the instructions that it has run
 
     def turn(self, lanes, steps):
-        """From now on these lanes run; until now it was those of the turn before."""
+        """From now on these lanes run; until now those of the turn before ran."""
         self.close(steps)
         self.lanes = lanes
 
@@ -63,12 +64,13 @@ class Timeline:
             return row.reshape(-1, WARP).any(axis=1)
         return np.unique(lanes.index[:np.searchsorted(lanes.index, self.threads)] // WARP)
 
-    # ---- for those who look at it
+    # ---- for its readers
 
     def spans(self, warp):
         """-> [(start, end, line)] of a warp in order; line is None where it ran, else the line of
         the barrier at which it waited."""
-        spans, now = [], 0
+        spans = []
+        now = 0
         for line, warps, arrived, left in self.meetings:
             if warp in warps:
                 came = arrived[warps.index(warp)]
@@ -87,5 +89,5 @@ class Timeline:
             longest = f"line {max(waits)[1]}: {max(waits)[0]}" if waits else "-"
             rows.append(f"{warp:5} {ran:8} {sum(w for w, _ in waits):8}  {longest}")
         if self.missed:
-            rows.append(f"(the last {self.missed} barriers are not in it)")
+            rows.append(f"(the last {self.missed} barriers are not included)")
         return "\n".join(rows)

@@ -31,7 +31,7 @@ class Fallback:
 
 
 class Compiler:
-    """Triton's own compiles for the simulator."""
+    """Triton's own compiler compiles for the simulator."""
 
     @staticmethod
     def supports_target(target):
@@ -39,11 +39,12 @@ class Compiler:
 
 
 class Backend:
-    driver, compiler = Fallback, Compiler
+    driver = Fallback
+    compiler = Compiler
 
 
 class Watch:
-    """Joins the back ends as soon as Triton's module of them is there."""
+    """Joins the back ends as soon as Triton's module of back ends is there."""
 
     def find_spec(self, name, path=None, target=None):
         if name != BACKENDS:

@@ -26,9 +26,9 @@ class Launcher:
 
     def __init__(self, source, metadata):
         if getattr(metadata, "num_ctas", 1) != 1:
-            raise Unsupported("the simulator runs no clusters: num_ctas must be 1")
+            raise Unsupported("the simulator does not run clusters: num_ctas must be 1")
         if getattr(metadata, "profile_scratch_size", 0):
-            raise Unsupported("the simulator runs no kernels that Triton's profiler has changed")
+            raise Unsupported("the simulator does not run kernels changed by Triton's profiler")
         self.name = metadata.name
         self.threads = 32 * metadata.num_warps
         self.shared = metadata.shared
@@ -55,7 +55,8 @@ class Launcher:
     def launch(self, grid, values):
         run = Run(self.module, self.kernel, grid, (self.threads, 1, 1), sources=self.sources,
                   dynamic_shared=self.shared, budget=session.step_budget, checks=session.checks)
-        run.keeps_copies, run.cooperative = True, self.cooperative
+        run.keeps_copies = True
+        run.cooperative = self.cooperative
         run.parameters = self.bind(values, self.allocate_scratch(grid), run.space)
         run.place_globals(self.globals)
         run.run()
@@ -83,7 +84,7 @@ class Launcher:
         variables = self.kernel.parameters
         if len(flat) != len(variables):
             raise Unsupported(f"kernel `{self.name}` has {len(variables)} parameters in PTX, the "
-                              f"simulator made {len(flat)} of its arguments: an unknown Triton?")
+                              f"simulator made {len(flat)} from its arguments: an unknown Triton?")
         data = np.zeros(max((v.offset + v.size for v in variables), default=0), np.uint8)
         for variable, (parameter, value) in zip(variables, flat, strict=True):
             try:
@@ -135,11 +136,12 @@ def encode(size, parameter, value, space):
     """A value -> the `size` bytes of its parameter."""
     if parameter.pointer:
         return encode_pointer(parameter, value, space).to_bytes(8, "little")
-    if parameter.type == "bf16":                            # Triton's launcher cuts, it rounds not
+    if parameter.type == "bf16":                            # Triton's launcher truncates
         return np.array(value, np.float32).tobytes()[2:]
     if parameter.type in FLOATS:
         return np.array(value, FLOATS[parameter.type]).tobytes()
-    value, bits = int(value), 8 * size
+    value = int(value)
+    bits = 8 * size
     signed = parameter.type.startswith("i") and parameter.type != "i1"
     low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
     if not low <= value <= high:
@@ -155,11 +157,11 @@ def encode_pointer(parameter, value, space):
         return value                                        # see host_addresses.py
     tensor = value if is_tensor(value) else getattr(value, "base", None)    # of a reinterpret()
     if not is_tensor(tensor):
-        if hasattr(value, "data_ptr"):                      # whatever else has one will do
+        if hasattr(value, "data_ptr"):                      # anything else that has one will do
             return value.data_ptr()
         raise ArgumentProblem(f"takes a torch tensor, not {type(value).__name__}")
     segment = tensor_segment(tensor, parameter.name)
-    if (tensor.data_ptr() - segment.skew) % 16:             # Triton compiles for what this is
+    if (tensor.data_ptr() - segment.skew) % 16:             # Triton has compiled for this alignment
         segment.skew = tensor.data_ptr() % 256
     return space.add(segment).base
 
@@ -193,7 +195,7 @@ def read_sources(kernel):
 @cache
 def parse_cached(path, file):
     """-> ptx.Module. Triton's cache goes by the text of a kernel alone, so that the PTX may name
-    another file with the same text; `file` is the one that it came from now."""
+    another file with the same text; `file` is the one that the kernel comes from."""
     text = Path(path).read_text(encoding="utf-8")
     if file:
         same_name = rf'(\.file\s+\d+\s+")[^"]*/{re.escape(Path(file).name)}"'

@@ -11,7 +11,7 @@ from .errors import Unsupported
 
 
 class Tuning:
-    """The count so far, and who has asked for it."""
+    """The count so far, and the autotuners that have asked for it."""
 
     def __init__(self):
         self.steps = 0                                      # of all launches
@@ -32,7 +32,7 @@ class Tuning:
     def forget(self):
         for autotuner in self.autotuners:
             autotuner.cache.clear()
-            autotuner.__dict__.pop("do_bench", None)        # a cached property: ask the driver anew
+            autotuner.__dict__.pop("do_bench", None)        # cached: the driver is asked again
         self.autotuners.clear()
 
 

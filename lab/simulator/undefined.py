@@ -24,7 +24,7 @@ def ones(ptx_type):
 
 
 def differing_bits(a, b):
-    """By the bits, of raw elements (n,)."""
+    """The bits in which raw elements (n,) differ."""
     if a.dtype != np.complex128:
         return a ^ b.view(a.dtype)
     a, b = (np.ascontiguousarray(x).view(np.uint64) for x in (a, b))

@@ -4,7 +4,7 @@ A compiler may do as it likes with such a value, and it does: `float s; for (...
 known number of turns becomes NaN, or the store goes away. Three looks find it.
 
 The registers of a function that may be read before they are written are followed by taint.py. That
-finds what the compiler has left to see. Of a use that no path avoids it warns by itself.
+finds what the compiler has left in the code. It warns by itself of a use that no path avoids.
 
 What it has folded away is there in the code that it makes for a debugger (-G). Where the source has
 a declaration without a value, and that code may read a variable too early, a rehearsal runs it,
@@ -90,7 +90,7 @@ def rehearse(module, name, grid, block, shared_mem, prepare):
 
 
 def check_warnings(module, debug, kernel):
-    """What the compiler itself has seen, if it is in the kernel or in a function that it calls."""
+    """Raise what the compiler itself has seen, in the kernel or in a function that it calls."""
     for path, line, name in WARNING.findall(module.compiled.log):
         line = int(line)
         for function in reached_functions(debug, kernel):
@@ -132,7 +132,7 @@ def suspicious(module, kernel):
 class LocalMemory:
     """Which bytes of a function's local memory are written when it reads them. A store at an index
     that is not known counts for the whole array, and so does handing the address on; a loop is
-    taken to run at least once, as where it depends on an argument nothing is folded away."""
+    taken to run at least once, since where it depends on an argument nothing is folded away."""
 
     def __init__(self, function):
         self.function = function

@@ -14,7 +14,7 @@ JUMPS = {"bra", "brx", "ret", "exit", "call"}
 
 @dataclass(frozen=True)
 class Uses:
-    """The registers of an instruction, by what they are to it."""
+    """The registers of an instruction, by their role."""
     reads: frozenset            # all but the guard
     writes: tuple
     address: tuple
@@ -83,7 +83,8 @@ class Flow:
 
     def always_false(self):
         """Predicates that are set to 0 and to nothing else: the guards of loops that always run."""
-        zero, others = set(), set()
+        zero = set()
+        others = set()
         for inst in self.code:
             if inst.opcode == "mov" and inst.operands[1] == Immediate(0, None):
                 zero.update(names(inst.operands[0]))
@@ -112,9 +113,11 @@ class Flow:
 
     def needed_at_entry(self):
         """Registers that an instruction may read and that no earlier one on its path writes."""
-        reads, writes = [], []
+        reads = []
+        writes = []
         for start, last in self.blocks:
-            first, done = set(), set()
+            first = set()
+            done = set()
             for inst in self.code[start:last]:
                 uses = uses_of(inst)
                 guard = [inst.guard.name] if inst.guard else []
@@ -123,7 +126,8 @@ class Flow:
                     done.update(uses.writes)
             reads.append(first)
             writes.append(done)
-        needed, left = [set(first) for first in reads], set(range(len(reads)))
+        needed = [set(first) for first in reads]
+        left = set(range(len(reads)))
         while left:
             i = left.pop()
             for j in self.before[i]:
@@ -136,7 +140,7 @@ class Flow:
     def forward(self, after):
         """Follow bits that hold on every path: after(inst, bits) -> bits. Where a loop ends at its
         head, it is taken to have run once."""
-        through = [[-1, -1] for _ in self.blocks]       # what leaves a block: in the loop, from it
+        through = [[-1, -1] for _ in self.blocks]       # after a block: in its loop, out of it
         loops = [self.loop(i) for i in range(len(self.blocks))]
         changed = True
         while changed:
@@ -156,7 +160,8 @@ class Flow:
 
     def loop(self, head):
         """Numbers of the blocks in the loop that begins there; empty if none does."""
-        inside, left = {head}, [j for j in self.before[head] if j >= head]
+        inside = {head}
+        left = [j for j in self.before[head] if j >= head]
         if not left:
             return set()
         while left:
@@ -169,11 +174,13 @@ class Flow:
 
 @lru_cache(1 << 12)
 def last_uses(function):
-    """-> {pc: registers that no later instruction needs}. Only those that serve within one basic
-    block, where a lane must pass their first write to come to the others; that is nearly all."""
+    """-> {pc: registers that no later instruction needs}. Only those used within one basic block,
+    where a lane must pass the first write to reach the other uses; that is nearly all."""
     starts = set(function.labels.values()) | {
         pc + 1 for pc, inst in enumerate(function.code) if inst.opcode in JUMPS}
-    block, homes, last = 0, {}, {}
+    block = 0
+    homes = {}
+    last = {}
     for pc, inst in enumerate(function.code):
         block = pc if pc in starts else block
         uses = uses_of(inst)

@@ -31,8 +31,10 @@ class DeviceVariable:
     """
 
     def __init__(self, name, memory, dtype, shape):
-        self.name, self.memory = name, memory
-        self.dtype, self.shape = np.dtype(dtype), shape
+        self.name = name
+        self.memory = memory
+        self.dtype = np.dtype(dtype)
+        self.shape = shape
 
     def view(self, dtype, shape=(-1,)):
         """The same memory as elements of another dtype."""
@@ -103,7 +105,8 @@ def source_name(name):
     a static variable, and to a namespace without a name, is left out."""
     if not name.startswith("_ZN"):
         return name
-    words, rest = [], name[3:]
+    words = []
+    rest = name[3:]
     while match := re.match(r"\d+", rest):
         end = match.end() + int(match[0])
         words.append(rest[match.end():end])
@@ -127,7 +130,7 @@ def declared(source, name, size):
 
 
 def type_name(text):
-    """What stands before a variable's name, such as "static const float " -> "float"."""
+    """The text before a variable's name, such as "static const float " -> "float"."""
     text = re.sub(r"\b(__device__|static|inline|extern)\b", " ", QUALIFIERS.sub(" ", text))
     first, *others = re.sub(r"\[[^\]]*\]|=[^,]*", " ", text).split(",")   # of `int a = 1, b[4];`
     kind = " ".join(first.split()[:-1 if others else None])

@@ -12,7 +12,7 @@ from .dtypes import BOOL, DTYPES
 from .lanes import WARP, Lanes
 from .tile_sync import clear
 
-POISON = 0xFF               # what nobody has written: NaN as a float, -1 as an integer
+POISON = 0xFF               # what was never written: NaN as a float, -1 as an integer
 
 
 class Registers(dict):
@@ -25,7 +25,8 @@ class Registers(dict):
     def __init__(self, types):
         super().__init__()
         self.types = types
-        self.late, self.layer = {}, None
+        self.late = {}
+        self.layer = None
 
     def __missing__(self, name):
         if name in self.late:
@@ -171,7 +172,8 @@ class Wave:
 
     def make_special(self, name):
         """-> uint32, as small as possible: (1, 1), (B, 1), (1, T)."""
-        launch, T = self.launch, self.shape[1]
+        launch = self.launch
+        T = self.shape[1]
         base, _, axis = name.partition(".")
         axis = "xyz".find(axis) if axis else 0
         if base == "tid":
@@ -187,7 +189,8 @@ class Wave:
         elif base == "warpid":
             value = np.arange(T).reshape(1, T) // WARP
         elif base.startswith("lanemask_"):
-            lane, other = np.arange(WARP).reshape(WARP, 1), np.arange(WARP)
+            lane = np.arange(WARP).reshape(WARP, 1)
+            other = np.arange(WARP)
             members = {"eq": other == lane, "le": other <= lane, "lt": other < lane,
                        "ge": other >= lane, "gt": other > lane}[base[-2:]]
             bits = np.packbits(members, axis=1, bitorder="little").view(np.uint32).reshape(1, WARP)
@@ -216,7 +219,8 @@ class Wave:
         if self.local.shape[1] < size:
             grown = np.full((len(self.local), size), POISON, np.uint8)
             grown[:, :self.local.shape[1]] = self.local
-            self.local, self.local_views = grown, {}
+            self.local = grown
+            self.local_views = {}
         if dtype not in self.local_views:
             self.local_views[dtype] = self.local.view(dtype)
         return self.local_views[dtype]

@@ -38,7 +38,7 @@ def cut(source, names, language):
             read(text, language)
         except (SyntaxError, ValueError) as error:
             raise ValueError(f"line {unit.line}: {name} cannot be cut at its mark, what is left is "
-                             f"no code ({error})") from error
+                             f"not code ({error})") from error
     return text
 
 
@@ -61,7 +61,8 @@ def extract(source, name, language):
     under the header of its class. KeyError: it is not there.
     """
     units = _find(source, name, language)
-    texts, owner = [unit.text for unit in units], units[0].owner
+    texts = [unit.text for unit in units]
+    owner = units[0].owner
     while owner:
         texts.insert(0, owner.header)
         owner = owner.owner
@@ -76,7 +77,7 @@ def find_line(source, name, language):
 
 
 def normalised(source, name, language):
-    """A text that is equal where the code is, whatever its comments, docstrings and layout.
+    """A text that is equal for equal code, whatever its comments, docstrings and layout.
 
     None where the name is not defined.
     """
@@ -85,7 +86,7 @@ def normalised(source, name, language):
 
 
 def changed(text, base, language):
-    """What `text` has otherwise than `base`, or in addition to it: an answer for `splice`."""
+    """What `text` changes in `base` or adds to it: an answer for `splice`."""
     parts = splicing.changed(read(text, language), read(base, language))
     return "".join(part + "\n\n" for part in parts)
 
@@ -93,14 +94,15 @@ def changed(text, base, language):
 def splice(source, answer, language):
     """Put an answer, a notebook's cell or a file, into a module.
 
-    What `source` defines too is replaced in place. All else goes above the first definition so
-    replaced that follows it in the answer, or below them all: the answer keeps its order, where the
+    What `source` defines too is replaced in place. All else goes above the next definition of the
+    answer that is replaced, or below them all if none follows: the answer keeps its order where the
     source has the same. If it replaces nothing it goes to the end; if it has all names of `source`
     it is the whole module and taken as it is. A class under the same header, or without bases and
     decorators, replaces only the methods that it has. Splicing twice changes nothing.
     SyntaxError, or ValueError in CUDA: the answer cannot be read.
     """
-    source, answer = one_newline(source), one_newline(answer)
+    source = one_newline(source)
+    answer = one_newline(answer)
     return splicing.merged(source, read(source, language), answer, read(answer, language),
                            LANGUAGES[language].GAP)
 

@@ -1,7 +1,7 @@
 """CUDA C by a tokenizer and the shape of its declarations: enough to tell one from the next.
 
-What a declaration is can be seen from its skeleton: its words, with nothing left in its brackets.
-That of `template <int N> __device__ float f(int n) { … }` is `template __device__ float f () {}`.
+A declaration's skeleton shows what it is: its words, with nothing left in its brackets. That of
+`template <int N> __device__ float f(int n) { … }` is `template __device__ float f () {}`.
 """
 
 import re
@@ -22,9 +22,10 @@ TOKEN = re.compile(r"""
     | (?P<word> \.?\d(?:[eEpP][+-]|'?[\w.])* | \w+ )
     | (?P<sign> ::|->|\+\+|--|<<|>>|&&|\|\||[-+*/%&|^=!<>]= | . )
     """, re.VERBOSE | re.MULTILINE | re.DOTALL)
-MOST_WORDS = 1000                           # of a declaration, outside of its brackets
+MOST_WORDS = 1000                           # of a declaration, outside its brackets
 CLOSER = {"(": ")", "[": "]", "{": "}"}
-IF, ELSE = {"if", "ifdef", "ifndef"}, {"elif", "else", "elifdef", "elifndef"}
+IF = {"if", "ifdef", "ifndef"}
+ELSE = {"elif", "else", "elifdef", "elifndef"}
 
 # Of skeletons:
 ASIDE = re.compile(r"(?:__launch_bounds__|__align__|__attribute__|alignas) \(\) ?|< [^<>]*> ?")
@@ -61,17 +62,23 @@ def read(text):
         if token.kind == "unended":
             what = {"'": "character", "/": "comment"}.get(token.text[0], "string")
             _fail(token, f"this {what} never ends")
-        begin, end = _row(text, token.start), text.index("\n", token.end) + 1
+        begin = _row(text, token.start)
+        end = text.index("\n", token.end) + 1
         if token.kind != "comment":
             tokens.append(token)
         elif text[begin:end].strip() == token.text:
             comments[end] = begin
 
-    units, conditions, blocks, inside = [], [], [], 0
+    units = []
+    conditions = []
+    blocks = []
+    inside = 0
     for first, last, skeleton in _declarations(tokens):
-        token, word = tokens[first], _directive(tokens[first])
+        token = tokens[first]
+        word = _directive(tokens[first])
         if not conditions and not blocks:
-            inside, outermost = len(units), token
+            inside = len(units)
+            outermost = token
         if word in IF:
             conditions.append(Block(token.text, "#endif", token))
         elif word in ELSE or word == "endif":
@@ -89,7 +96,7 @@ def read(text):
         else:
             units.append(_unit(text, tokens[first:last + 1], skeleton, comments,
                                (*conditions, *blocks)))
-        if not conditions and not blocks:   # what is added goes outside of the outermost block
+        if not conditions and not blocks:   # additions go outside the outermost block
             for unit in units[inside:]:
                 if unit.scope:
                     unit.span = _row(text, outermost.start), text.index("\n", tokens[last].end)
@@ -125,15 +132,17 @@ def _directive(token):
 
 
 def _declarations(tokens):
-    """(first token, last, skeleton) of all outside of functions; a block's { and } are apart."""
+    """(first token, last, skeleton) of all outside functions; a block's { and } are separate."""
     first = k = 0
     words = []
     while k < len(tokens):
-        token, last = tokens[k], k
+        token = tokens[k]
+        last = k
         alone = token.text == "}" or token.kind == "directive"
         if alone and words:                 # no semicolon: for the compiler to complain about
             yield first, k - 1, _skeleton(words)
-            first, words = k, []
+            first = k
+            words = []
         if token.text in CLOSER and not BLOCK.fullmatch(" ".join([*words, token.text])):
             last = _close(tokens, k)
             words.append(token.text + CLOSER[token.text])
@@ -147,14 +156,16 @@ def _declarations(tokens):
             if token.text != "{" or BLOCK.fullmatch(skeleton) or FUNCTION.fullmatch(skeleton):
                 if words:
                     yield first, last, skeleton
-                first, words = k, []
+                first = k
+                words = []
     if words:
         yield first, len(tokens) - 1, _skeleton(words)
 
 
 def _depths(tokens, opener):
-    """How many of a bracket are open after each token; every branch of an #if counts alone."""
-    depth, before = 0, []
+    """How many brackets are open after each token; every branch of an #if counts alone."""
+    depth = 0
+    before = []
     for token in tokens:
         word = _directive(token)
         if word in IF:
@@ -191,17 +202,19 @@ def _named(skeleton):
     if match := FUNCTION.fullmatch(skeleton):
         return match[1].replace(" ", ""), True
     if match := RECORD.fullmatch(skeleton):
-        typedef, name, behind = match.groups()
-        return (behind if typedef else name or behind) or None, True
+        typedef, name, after = match.groups()
+        return (after if typedef else name or after) or None, True
     match = VARIABLE.fullmatch(skeleton)
     return (match[1] if match and not STRAY.fullmatch(skeleton) else None), False
 
 
 def _unit(text, tokens, skeleton, comments, scope):
-    start, end, line = tokens[0].start, tokens[-1].end, tokens[0].line
+    start = tokens[0].start
+    end = tokens[-1].end
+    line = tokens[0].line
     if not _before(text, start).strip():
         start = _row(text, start)
-    end += len(re.match(r"(?:[^\S\n]*(?://.*)?(?=\n))?", text[end:])[0])    # a comment behind it
+    end += len(re.match(r"(?:[^\S\n]*(?://.*)?(?=\n))?", text[end:])[0])    # a comment after it
     lead = start
     while lead in comments:
         lead = comments[lead]
@@ -223,11 +236,12 @@ def _words(tokens):
 
 
 def stub(unit, name):
-    """The text of a function down to its mark, all that is open there closed.
+    """The text of a function down to its mark, with all that is open there closed.
 
     ValueError: there is no mark, or it is in the middle of a statement.
     """
-    text, tokens = unit.text, list(_tokens(unit.text))
+    text = unit.text
+    tokens = list(_tokens(unit.text))
     mark = next((t for t in tokens if t.kind == "comment" and MARK.match(t.text)
                  and not _before(text, t.start).strip()), None)
     if mark is None:

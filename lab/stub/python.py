@@ -12,10 +12,10 @@ DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def read(text):
-    """The units of a module. SyntaxError: it is none, or nested deeper than the parser goes."""
+    """The units of a module. SyntaxError: it is not one, or nested deeper than the parser goes."""
     try:
         tree = ast.parse(text)
-    except (RecursionError, MemoryError):       # the parser says so of its own stack
+    except (RecursionError, MemoryError):       # the parser's own stack
         raise SyntaxError("nested too deeply") from None
     rows = text.split("\n")
     starts = [0, *accumulate(len(row) + 1 for row in rows)]
@@ -32,7 +32,9 @@ def read(text):
         return [unit(nodes, owner) for nodes in groups]
 
     def unit(nodes, owner):
-        node, first, last = nodes[0], _first(nodes[0]), nodes[-1].end_lineno
+        node = nodes[0]
+        first = _first(nodes[0])
+        last = nodes[-1].end_lineno
         pad = rows[first - 1][:node.col_offset]
         lead = first                        # the comment directly above it
         while rows[lead - 2].startswith(pad + "#") and lead - 1 not in strings:
@@ -42,7 +44,8 @@ def read(text):
                 break
             if row.strip():                 # a comment indented like the body belongs to it
                 last = n
-        start, end = starts[first - 1], starts[last] - 1
+        start = starts[first - 1]
+        end = starts[last] - 1
         result = Unit(start, first, text[starts[lead - 1]:start], text[start:end],
                     tuple(sorted({name for each in nodes for name in _bound(each)})),
                     isinstance(node, DEFINITION) or _is_lambda(node),
@@ -120,7 +123,8 @@ def stub(unit, name):
 
 def free_names(cell):
     """Names that a cell uses and neither defines nor imports, builtins aside."""
-    used, bound = set(), set()
+    used = set()
+    bound = set()
 
     def walk(code, outermost):      # the compiler has resolved every scope: what is left is global
         steps = list(dis.get_instructions(code))

@@ -14,7 +14,8 @@ def merged(source, old, answer, new, gap):
     """The units `new` of an answer put among the units `old` of a source."""
     if _all(old) <= _all(new):
         return _numbered([(answer, 1)])
-    pieces, cursor = [], 0
+    pieces = []
+    cursor = 0
     for start, end, instead in sorted(_edits(old, new, gap), key=lambda edit: edit[:2]):
         pieces += [(source[cursor:start], None), *instead]
         cursor = end
@@ -22,7 +23,7 @@ def merged(source, old, answer, new, gap):
 
 
 def changed(new, old):
-    """The texts of those of `new` that `old` lacks or has otherwise."""
+    """The texts of the units in `new` that `old` lacks or has in another form."""
     for unit, home in zip(new, _match(old, new)[0], strict=True):
         theirs = None if home is None else old[home]
         if theirs and unit.normal == theirs.normal:
@@ -40,14 +41,16 @@ def _all(units):
 
 
 def _match(old, new):
-    """What each of `new` replaces, as an index in `old` or None; and what is obsolete with it."""
+    """What each of `new` replaces, as an index in `old` or None; and what that makes obsolete."""
     count = Counter(name for unit in old for name in unit.names)
 
     def key(unit):
         overloaded = any(count[name] > 1 for name in unit.names)
         return (unit.names, unit.role if overloaded else "") if unit.names else unit.normal
 
-    slots, taken, homes = defaultdict(list), {}, []
+    slots = defaultdict(list)
+    taken = {}
+    homes = []
     for k, unit in enumerate(old):
         slots[key(unit)].append(k)
     for unit in new:
@@ -61,13 +64,14 @@ def _match(old, new):
 
 
 def _plan(old, new):
-    """What goes where, as indices in `old`: {k: units instead of it}, {k: units above it}, those
-    that are obsolete, and the index above which things go that belong below all replaced."""
+    """What goes where, as indices in `old`: {k: units in its place}, {k: units above it}, the
+    obsolete ones, and the index above which units go that belong below all replaced ones."""
     homes, obsolete = _match(old, new)
     anchors = {k: h for k, h in enumerate(homes) if h is not None and old[h].defines}
     below = max(anchors.values(), default=len(old) - 1) + 1
     last = max([*anchors, *(k for k, unit in enumerate(new) if unit.defines)], default=-1)
-    instead, above = defaultdict(list), defaultdict(list)
+    instead = defaultdict(list)
+    above = defaultdict(list)
     for k, (unit, home) in enumerate(zip(new, homes, strict=True)):
         spot = min((h for a, h in anchors.items() if a >= k), default=below)
         if home is None and unit.normal.startswith("from __future__"):      # leads all code
@@ -120,7 +124,8 @@ def _column(units, gap, pad):
 
 def _pieces(unit, above, scope=(), pad=None):
     """A unit in its blocks, as (text, its first line in the answer); `scope`: already entered."""
-    text, first = above + unit.text, unit.line - above.count("\n")
+    text = above + unit.text
+    first = unit.line - above.count("\n")
     if pad is not None:
         own = _indentation(unit.text)
         text = "\n".join(row if n in unit.strings or not row.startswith(own)
@@ -136,7 +141,8 @@ def _indentation(text):
 
 
 def _numbered(pieces):
-    lines, origin = [""], [None]
+    lines = [""]
+    origin = [None]
     for text, first in pieces:
         for k, part in enumerate(text.split("\n")):
             if k:

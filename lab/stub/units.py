@@ -33,7 +33,7 @@ class Unit:
 
     @cached_property
     def normal(self):
-        """Equal where the code is, whatever its comments, docstrings and layout."""
+        """Equal for equal code, whatever its comments, docstrings and layout."""
         return self.spell()
 
     @property
@@ -64,5 +64,5 @@ def named(units, prefix=""):
 def about(count, name, line):
     """The note in a stub."""
     if not count:
-        raise ValueError(f"line {line}: nothing of {name} is left to be written below")
+        raise ValueError(f"line {line}: nothing of {name} is left to write below")
     return f"{name}: about {count} line{'s' * (count > 1)}"

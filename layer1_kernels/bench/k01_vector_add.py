@@ -23,7 +23,8 @@ class Rung(NamedTuple):
 
 def ladder(n):
     """Every kernel of this lesson on n elements: [Rung]."""
-    x, y = torch.ones(n), torch.ones(n)             # (n,)
+    x = torch.ones(n)
+    y = torch.ones(n)                               # (n,)
     changes = {"add_cuda": "one element a thread",
                "add_chunk_cuda": "loses: four neighbours a thread, one by one",
                "add_grid_stride_cuda": "four again, but a whole grid apart",
@@ -57,7 +58,7 @@ H200_TARGETS = {"add: add_triton": {"share_of_copy": 0.97},
 def bench(n=2**27):
     """On a GPU: this lesson's kernels, torch's add, eager and compiled, and the roofs, by turns;
     rows of lab.measure.bench."""
-    from day01_roofline import beside
+    from day01_roofline import measure_side_by_side
 
     x, y = (torch.randn(n, device="cuda") for _ in range(2))        # (n,)
     compiled = torch.compile(torch.add)
@@ -65,4 +66,4 @@ def bench(n=2**27):
             "add_triton": lambda: vector_add(x, y)}
     for kernel in ("add_cuda", "add_chunk_cuda", "add_grid_stride_cuda", "add_vector_cuda"):
         ways[kernel] = partial(vector_add_cuda, x, y, kernel)
-    return beside({"add": (n, 3 * x.nbytes, ways)})
+    return measure_side_by_side({"add": (n, 3 * x.nbytes, ways)})

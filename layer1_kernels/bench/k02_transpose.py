@@ -35,8 +35,8 @@ class Rung(NamedTuple):
 def ladder(M, N):
     """Every kernel of this lesson on (M, N) float32 numbers, M and N multiples of 4: [Rung]."""
     x = torch.arange(M * N, dtype=torch.float32).reshape(M, N)  # (M, N)
-    changes = ("by the book", "through a tile; loses in its banks", "one word more a row",
-               "places exchanged, no word more", "16 bytes a lane", "the compiler's own tile")
+    changes = ("by the book", "through a tile; loses in its banks", "one extra word a row",
+               "places exchanged, no extra word", "16 bytes a lane", "the compiler's own tile")
     with simulator.trace() as trace:
         for kernel in LADDER:
             transpose_cuda(x, kernel)
@@ -66,11 +66,11 @@ H200_TARGETS = {"transpose: transpose_vector_cuda": {"share_of_copy": 0.92},
 def bench(M=16_384, N=8_192):
     """On a GPU: every kernel of this lesson, torch's transpose and the roofs, by turns; rows of
     lab.measure.bench. The matrix is half a gigabyte, far beyond the L2 cache."""
-    from day01_roofline import beside
+    from day01_roofline import measure_side_by_side
 
     x = torch.randn(M, N, device="cuda")            # (M, N)
     compiled = torch.compile(transpose_torch)
     ways = {kernel: partial(transpose_cuda, x, kernel) for kernel in LADDER}
     ways |= {"transpose_triton": lambda: transpose(x), "torch": lambda: transpose_torch(x),
              "torch.compile": lambda: compiled(x)}
-    return beside({"transpose": (0, 2 * x.nbytes, ways)})
+    return measure_side_by_side({"transpose": (0, 2 * x.nbytes, ways)})

@@ -33,7 +33,7 @@ class Rung(NamedTuple):
 def ladder(n):
     """Every kernel of this lesson on n float32 numbers: [Rung]."""
     x = torch.ones(n)                               # (n,)
-    changes = ("neighbours add, in every warp", "those who add are neighbours",
+    changes = ("neighbours add, in every warp", "threads that add are neighbours",
                "registers, not shared memory", "16 bytes a lane, many numbers",
                "one launch; loses its order", "written by the compiler")
     runs = {kernel: lambda kernel=kernel: reduce_sum_cuda(x, kernel) for kernel in LADDER}
@@ -67,11 +67,11 @@ H200_TARGETS = {"sum: sum_vector_cuda": {"share_of_copy": 1.02},     # it writes
 def bench(n=2**28):
     """On a GPU: every kernel of this lesson, torch's sum and the roofs, by turns; rows of
     lab.measure.bench. The input is a gigabyte, far beyond the L2 cache."""
-    from day01_roofline import beside
+    from day01_roofline import measure_side_by_side
 
     x = torch.randn(n, device="cuda")               # (n,)
     compiled = torch.compile(reduce_sum_torch)
     ways = {kernel: partial(reduce_sum_cuda, x, kernel) for kernel in LADDER}
     ways |= {"sum_triton": lambda: reduce_sum(x), "torch": lambda: reduce_sum_torch(x),
              "torch.compile": lambda: compiled(x)}
-    return beside({"sum": (n, x.nbytes, ways)})
+    return measure_side_by_side({"sum": (n, x.nbytes, ways)})

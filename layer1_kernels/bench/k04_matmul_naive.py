@@ -62,7 +62,7 @@ def shipped():
 def bench(M=2048, N=2048, K=2048):
     """On a GPU: every kernel of this lesson, cuBLAS (through torch) and the roofs, by turns; rows
     of lab.measure.bench. Also for one row of a, where a tile would have nothing to share."""
-    from day01_roofline import beside, count_matmul
+    from day01_roofline import count_matmul, measure_side_by_side
 
     families = {}
     compiled = torch.compile(torch.matmul, dynamic=False)
@@ -74,4 +74,4 @@ def bench(M=2048, N=2048, K=2048):
         for kernel in ("matmul_naive_cuda", "matmul_swapped_cuda", "matmul_coalesced_cuda"):
             ways[kernel] = partial(matmul_untiled_cuda, a, w, kernel)
         families[family] = *count_matmul(rows, N, K, a.element_size()), ways, *peak
-    return beside(families)
+    return measure_side_by_side(families)

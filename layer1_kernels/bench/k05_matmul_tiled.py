@@ -32,13 +32,13 @@ class Rung(NamedTuple):
 
 
 def ladder(M, N, K):
-    """The kernels of k04 and of this lesson on random float32 numbers: [Rung]. The last stands for
-    a and w transposed in memory before."""
+    """The kernels of k04 and of this lesson on random float32 numbers: [Rung]. The last has
+    a and w transposed in memory first."""
     rng = torch.Generator().manual_seed(0)
     a, w = (torch.randn(rows, K, generator=rng) for rows in (M, N))
     c = torch.empty(M, N)                           # (M, N)
     changes = ("k04: no sharing", "k04: neighbours along k", "a tile in shared memory",
-               "the same tile; loses in its banks", "tiles of 64 x 64", "a, w transposed before")
+               "the same tile; loses in its banks", "tiles of 64 x 64", "a, w transposed first")
     with simulator.trace() as trace:
         matmul_untiled_cuda(a, w, "matmul_naive_cuda")
         matmul_untiled_cuda(a, w, "matmul_coalesced_cuda")
@@ -64,7 +64,7 @@ def shipped(N=4096):
 
     fp32 and a few rows cannot have wgmma, which multiplies 64 rows of 16 bits. Without the kernel's
     tl.assume(K > 0), ptxas serialises the wgmma of the largest tile that Triton 3.6.0 makes
-    (warning C7515); that of Triton 3.7.1 it does not.
+    (warning C7515); it does not do so for that of Triton 3.7.1.
     """
     kernels = {}
     for name, M, dtype in (("matmul_bf16_8192_rows", 8192, torch.bfloat16),
@@ -96,9 +96,11 @@ def bench(M=8192, N=8192, K=8192):
     M rows of a in bf16 and half as many in fp32, where arithmetic decides; one row in bf16, where
     memory does. torch.compile may call cuBLAS too.
     """
-    from day01_roofline import beside, count_matmul
+    from day01_roofline import count_matmul, measure_side_by_side
 
-    families, bf16, fp32 = {}, torch.bfloat16, torch.float32
+    families = {}
+    bf16 = torch.bfloat16
+    fp32 = torch.float32
     compiled = torch.compile(matmul_torch, dynamic=False)
     for family, rows, dtype, launchers, *peak in (
             ("bf16", M, bf16, [matmul], bf16), ("bf16, one row", 1, bf16, [matmul]),
@@ -107,4 +109,4 @@ def bench(M=8192, N=8192, K=8192):
         ways = {"cublas": partial(matmul_torch, a, w), "torch.compile": partial(compiled, a, w)}
         ways |= {launcher.__name__: partial(launcher, a, w) for launcher in launchers}
         families[family] = *count_matmul(rows, N, K, dtype.itemsize), ways, *peak
-    return beside(families)
+    return measure_side_by_side(families)

@@ -41,7 +41,8 @@ def ladder(M, N, K):
 
 def rung(launch, least, multiplications, changed):
     """The Rung of one launch. least: bytes of a and w"""
-    shared, multiply = launch.totals.sum("requests", "shared"), launch.flops // 64
+    shared = launch.totals.sum("requests", "shared")
+    multiply = launch.flops // 64
     loads = launch.totals.access("global", "load")
     return Rung(launch.name, loads.bytes / least, 32 * loads.transactions / least,
                 2 * multiplications / loads.bytes,
@@ -56,11 +57,12 @@ H200_TARGETS = {"matmul: matmul_vector_cuda": {"times_cublas": 0.65}}
 def bench(M=4096, N=4096, K=4096):
     """On a GPU: the kernels of k05 and of this lesson, cuBLAS (through torch) and the roofs, by
     turns; rows of lab.measure.bench. torch.compile may call cuBLAS too."""
-    from day01_roofline import beside, count_matmul
+    from day01_roofline import count_matmul, measure_side_by_side
 
     a, w = (torch.randn(rows, K, device="cuda") for rows in (M, N))         # (M, K), (N, K)
     compiled = torch.compile(matmul_torch, dynamic=False)
     ways = {"cublas": partial(matmul_torch, a, w), "torch.compile": partial(compiled, a, w),
             "matmul_tiled_cuda": partial(matmul_cuda, a, w)}
     ways |= {kernel: partial(matmul_registers_cuda, a, w, kernel) for kernel in BLOCKS}
-    return beside({"matmul": (*count_matmul(M, N, K, a.element_size()), ways, a.dtype)})
+    return measure_side_by_side({
+        "matmul": (*count_matmul(M, N, K, a.element_size()), ways, a.dtype)})

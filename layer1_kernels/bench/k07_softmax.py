@@ -76,17 +76,19 @@ def bench(R=16_384, C=8_192):
     the longest that a program holds. An input is a quarter of a gigabyte or more, far beyond the L2
     cache.
     """
-    from day01_roofline import beside, count_softmax
+    from day01_roofline import count_softmax, measure_side_by_side
 
     compiled = torch.compile(softmax_torch, dynamic=False)
 
     def online(x):
-        (R, C), y = x.shape, torch.empty_like(x)    # (R, C)
+        R, C = x.shape
+        y = torch.empty_like(x)                     # (R, C)
         softmax_online_triton[(R,)](x, y, C, BLOCK=BLOCK, num_warps=8)
         return y
 
-    families, ways = {}, {"torch": softmax_torch, "torch.compile": compiled,
-                          "softmax_fused_triton": softmax, "softmax_online_triton": online}
+    families = {}
+    ways = {"torch": softmax_torch, "torch.compile": compiled,
+            "softmax_fused_triton": softmax, "softmax_online_triton": online}
     cuda = {kernel: partial(softmax_cuda, kernel=kernel) for kernel in (
         "softmax_three_pass_cuda", "softmax_fused_cuda", "softmax_online_cuda")}
     wide = torch.randn(R, C, device="cuda")         # (R, C)
@@ -95,4 +97,4 @@ def bench(R=16_384, C=8_192):
                              ("bf16, long rows", narrow.view(R // 4, 4 * C), ways)):
         families[family] = *count_softmax(*x.shape, x.element_size()), {
             way: partial(run, x) for way, run in those.items()}
-    return beside(families)
+    return measure_side_by_side(families)

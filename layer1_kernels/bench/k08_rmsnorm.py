@@ -45,10 +45,13 @@ def ladder(T, C):
     C: at most 12,000.
     """
     x, residual = torch.linspace(-4, 4, 2 * T * C).reshape(2, T, C)             # (T, C)
-    w, y, total = torch.ones(C), torch.empty_like(x), torch.empty_like(x)
+    w = torch.ones(C)
+    y = torch.empty_like(x)
+    total = torch.empty_like(x)
     with Eager() as eager:
         add_rmsnorm_torch(x, residual, w, 1e-5)
-    reads, writes = (eager.loaded - w.nbytes) / x.nbytes, eager.stored / x.nbytes
+    reads = (eager.loaded - w.nbytes) / x.nbytes
+    writes = eager.stored / x.nbytes
     steps = [Rung("PyTorch, op by op", eager.launches, reads, writes, reads + writes, None,
                   "each operation stores")]
     changes = ("two kernels; the norm reads twice", "the row waits on the chip",
@@ -98,21 +101,23 @@ def bench(T=16_384, C=8_192):
 
     An array is a quarter of a gigabyte in bf16, half of one in fp32, far beyond the L2 cache.
     """
-    from day01_roofline import beside
+    from day01_roofline import measure_side_by_side
 
-    eps, nn = 1e-5, torch.nn.functional
+    eps = 1e-5
+    nn = torch.nn.functional
     x32, r32 = (torch.randn(T, C, device="cuda") for _ in range(2))             # (T, C)
     w32, b32 = (torch.randn(C, device="cuda") for _ in range(2))                # (C,)
     x, r, w, b = (array.bfloat16() for array in (x32, r32, w32, b32))
     compiled = [torch.compile(formula, dynamic=False) for formula in
                 (rmsnorm_torch, layernorm_torch, add_rmsnorm_torch)]
-    y, total = torch.empty_like(x), torch.empty_like(x)                         # (T, C)
+    y = torch.empty_like(x)
+    total = torch.empty_like(x)                                                 # (T, C)
 
     def loop(kernel, *arrays):          # what rows longer than LONGEST get
         kernel[(T,)](*arrays, C, eps, BLOCK=BLOCK, num_warps=8)
         return y
 
-    return beside({
+    return measure_side_by_side({
         "rmsnorm": (4 * T * C, 2 * x.nbytes, {
             "torch": lambda: rmsnorm_torch(x, w, eps),
             "torch.compile": lambda: compiled[0](x, w, eps),

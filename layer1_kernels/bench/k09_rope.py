@@ -38,15 +38,18 @@ class Rung(NamedTuple):
 def ladder(T, H, G, D):
     """Every way of this lesson to turn float32 q (T, H, D) and k (T, G, D), as counted: [Rung].
 
-    In sectors of 32 bytes lanes which want the same number count once. D % 64 is 0.
+    In sectors of 32 bytes, lanes that want the same number count once. D % 64 is 0.
     """
     cos, sin = (torch.from_numpy(table).float() for table in rope_angles(T, D, 10_000.0))
     positions = torch.arange(T)
-    q, k = torch.ones(T, H, D), torch.ones(T, G, D)
-    size, half = q.nbytes + k.nbytes, D // 2
+    q = torch.ones(T, H, D)
+    k = torch.ones(T, G, D)
+    size = q.nbytes + k.nbytes
+    half = D // 2
     with Eager() as eager:
         rope_torch(q, k, cos, sin, positions)
-    reads, writes = eager.loaded / size, eager.stored / size
+    reads = eager.loaded / size
+    writes = eager.stored / size
     steps = [Rung("PyTorch, op by op", eager.launches, reads + writes, reads, writes, None,
                   "each operation stores")]
 
@@ -77,7 +80,8 @@ def ladder(T, H, G, D):
 
 def shipped(H=32, G=8, D=128):
     """{name: what the launchers compile for bf16 heads, on Hopper}. D is a multiple of 32."""
-    kernels, half = {}, "i32:16"
+    kernels = {}
+    half = "i32:16"
     for kernel, heads, args, fixed in (
             (rope_triton, H + G, ["*bf16"] * 2 + ["*fp32"] * 2 + ["*i64"] + ["i32:16"] * 4,
              {"WAY": 1}),
@@ -97,15 +101,17 @@ def bench(T=32_768, H=32, G=8, D=128):
     """On a GPU: the kernels of this lesson, torch's and the roofs by turns; lab.measure.bench rows.
 
     Heads of an 8-billion Llama. q and k are a third of a gigabyte in bf16, beyond the L2 cache.
-    Turning in place again and again keeps the length of each pair, but for rounding.
+    Turning in place again and again keeps the length of each pair, except for rounding.
     """
-    from day01_roofline import beside
+    from day01_roofline import measure_side_by_side
 
     half = D // 2
     cos, sin = (torch.from_numpy(table).float().cuda() for table in rope_angles(T, D, 500_000.0))
     positions = torch.arange(T, device="cuda")                          # (T,)
     qkv = torch.randn(T, H + 2 * G, D, device="cuda", dtype=torch.bfloat16)     # (T, H+2*G, D)
-    q, k, v = qkv[:, :H], qkv[:, H:H + G], qkv[:, H + G:]
+    q = qkv[:, :H]
+    k = qkv[:, H:H + G]
+    v = qkv[:, H + G:]
     q32, k32 = q.float(), k.float()                 # (T, H, D), (T, G, D)
     pages = torch.empty(2, T // 16, 16, G, D, device="cuda", dtype=torch.bfloat16)
     compiled, compiled_cache = (torch.compile(formula, dynamic=False)
@@ -124,7 +130,7 @@ def bench(T=32_768, H=32, G=8, D=128):
 
     flops = 6 * T * (H + G) * half                  # 6 for each pair of numbers
     angles = T * (2 * half * 4 + 8)                 # bytes
-    return beside({
+    return measure_side_by_side({
         "rope": (flops, angles + 2 * T * (H + G) * D * 2, {
             "torch": lambda: rope_torch(q, k, *table),
             "torch.compile": lambda: compiled(q, k, *table),

@@ -35,22 +35,25 @@ class Rung(NamedTuple):
 def ladder(T, C, F):
     """Every way of this lesson to get (T, F) float32 results, from gate and up or from x: [Rung].
 
-    T and F are multiples of 32, so that no tile stands over an edge.
+    T and F are multiples of 32, so that no tile reaches past an edge.
     """
     x = torch.linspace(-1, 1, T * C).reshape(T, C)                      # (T, C)
     w = torch.linspace(-1, 1, 2 * F * C).reshape(2 * F, C)              # (2*F, C)
-    both, y = torch.empty(T, 2 * F), torch.empty(T, F)
+    both = torch.empty(T, 2 * F)
+    y = torch.empty(T, F)
     gate, up = torch.linspace(-4, 4, 2 * T * F).reshape(2, T, F)        # (T, F)
     with Eager() as eager:
         swiglu_torch(gate, up)
-    reads, writes = eager.loaded / y.nbytes, eager.stored / y.nbytes
+    reads = eager.loaded / y.nbytes
+    writes = eager.stored / y.nbytes
     steps = [Rung("PyTorch: SiLU, times up", eager.launches, reads, writes, reads + writes, None,
                   None, "each operation stores")]
     changes = ("SiLU stays in a register", "16 bytes a lane", "laid out by the compiler",
                "from x; gate, up through memory", "gate, up stay in registers")
-    side, grid = 32, (T * F // 32**2,)
+    side = 32
+    grid = (T * F // 32**2,)
 
-    def pair():             # with tiles as large: as many sums a program, as many numbers loaded
+    def pair():             # tiles of the same size: as many sums a program, as many loads
         matmul_tiled_triton[grid](x, w, both, T, 2 * F, C, C, 1, C, 1,
                                   BM=side, BN=2 * side, BK=side, GROUP=GROUP)
         swiglu(*both.chunk(2, dim=-1))
@@ -98,17 +101,18 @@ def bench(T=8192, C=4096, F=14_336):
 
     Sizes of the MLP of an 8-billion Llama. gate and up are 470 MB in bf16, far beyond the L2 cache.
     """
-    from day01_roofline import beside
+    from day01_roofline import measure_side_by_side
     from layer1_kernels.k05_matmul_tiled import matmul
 
     silu = torch.nn.functional.silu
     x = torch.randn(T, C, device="cuda", dtype=torch.bfloat16)          # (T, C)
     w = torch.randn(2 * F, C, device="cuda", dtype=torch.bfloat16) / C**0.5     # (2*F, C)
     gate, up = (x @ w.T).chunk(2, dim=-1)                               # (T, F)
-    gate32, up32 = gate.float().contiguous(), up.float().contiguous()   # (T, F)
+    gate32 = gate.float().contiguous()
+    up32 = up.float().contiguous()                                      # (T, F)
     compiled = torch.compile(lambda gate, up: silu(gate) * up, dynamic=False)
     compiled_matmul = torch.compile(lambda x, w: swiglu_torch(*(x @ w.T).chunk(2, dim=-1)))
-    return beside({
+    return measure_side_by_side({
         "swiglu": (5 * T * F, 3 * T * F * 2, {
             "torch": lambda: silu(gate) * up,
             "torch.compile": lambda: compiled(gate, up),

@@ -33,13 +33,14 @@ class Rung(NamedTuple):
 
 
 def ladder(T, V):
-    """Every way of this lesson to the losses of float32 logits, and on to the gradient: [Rung].
+    """Every way of this lesson to get losses of float32 logits, or the gradient too: [Rung].
 
     In sectors of 32 bytes; for PyTorch, the arrays that its operations take and give.
     """
     torch.manual_seed(0)
     x, targets = torch.randn(T, V), torch.arange(T) % V                 # (T, V), (T,)
-    size, up = x.nbytes, torch.ones(T)
+    size = x.nbytes
+    up = torch.ones(T)
     steps = []
 
     def on_cpu(name, backward, changed):
@@ -48,7 +49,8 @@ def ladder(T, V):
             losses = cross_entropy_torch(leaf, targets)
             if backward:
                 torch.autograd.grad(losses, leaf, up)
-        reads, writes = eager.loaded / size, eager.stored / size
+        reads = eager.loaded / size
+        writes = eager.stored / size
         steps.append(Rung(name, eager.launches, reads + writes, reads, writes, None, round(writes),
                           changed))
 
@@ -85,7 +87,8 @@ def ladder(T, V):
 
 def shipped():
     """{name: what the launchers compile for bf16 logits of a large vocabulary, on Hopper}."""
-    half, floats = ["*bf16", "*i64"], ["*fp32"]
+    half = ["*bf16", "*i64"]
+    floats = ["*fp32"]
     return {
         "cross_entropy_triton": simulator.hopper(
             cross_entropy_triton, [*half, *floats * 3, "i32:16", "i32:16", "i32"],
@@ -102,7 +105,7 @@ def bench(T=8192, V=128_256):
 
     The logits are 2.1 GB in bf16, 4.2 GB in fp32.
     """
-    from day01_roofline import beside
+    from day01_roofline import measure_side_by_side
 
     cross = torch.nn.functional.cross_entropy
     x = torch.randn(T, V, device="cuda", dtype=torch.bfloat16)          # (T, V)
@@ -118,7 +121,7 @@ def bench(T=8192, V=128_256):
         return cross_entropy_overwriting_logits(x.view_as(x), targets)
 
     flops = 5 * T * V
-    return beside({
+    return measure_side_by_side({
         "loss": (flops, x.nbytes, {
             "torch": lambda: cross(x, targets, reduction="none"),
             "torch.compile": lambda: compiled(x),

@@ -52,7 +52,8 @@ def ladder(M, N, K):
     of 16. The first two take them as float32."""
     rng = torch.Generator().manual_seed(0)
     a, w = (torch.randn(rows, K, generator=rng) for rows in (M, N))
-    half, tile = (a.half(), w.half()), {"BM": TILE, "BN": TILE, "BK": 32}
+    half = (a.half(), w.half())
+    tile = {"BM": TILE, "BN": TILE, "BK": 32}
     with simulator.trace() as trace:
         matmul_cuda(a, w)
         matmul_registers_cuda(a, w)
@@ -70,11 +71,13 @@ def ladder(M, N, K):
 def shipped(size="i32:16"):
     """What matmul_persistent launches, compiled for Hopper: {name: Hopper}.
 
-    size: type of M, N and K, "i32" where they are no multiples of 16
+    size: type of M, N and K, "i32" where they are not multiples of 16
     """
     compiling = {key: PERSISTENT[key] for key in ("num_warps", "num_stages")}
     sizes = {key: size for key, size in PERSISTENT.items() if key not in compiling}
-    BM, BN, BK = sizes["BM"], sizes["BN"], sizes["BK"]
+    BM = sizes["BM"]
+    BN = sizes["BN"]
+    BK = sizes["BK"]
     kernels = {}
     for dtype in ("bf16", "fp16"):
         tiles = {"a": [BM, BK], "w": [BN, BK], "c": [BM, BN]}
@@ -93,7 +96,7 @@ def bench(M=8192, N=8192, K=8192):
 
     fp16, for which the CUDA kernels are; bf16; and fp32, whose products can be made in three ways.
     """
-    from day01_roofline import beside, count_matmul
+    from day01_roofline import count_matmul, measure_side_by_side
 
     def warp(a, w):
         c = a.new_empty(M, N, dtype=torch.float32)  # (M, N)
@@ -122,4 +125,4 @@ def bench(M=8192, N=8192, K=8192):
         args = a.to(dtype), w.to(dtype)
         ways = {way: partial(run, *args) for way, run in (always | kernels[dtype]).items()}
         families[name] = *count_matmul(M, N, K, dtype.itemsize), ways, dtype
-    return beside(families)
+    return measure_side_by_side(families)

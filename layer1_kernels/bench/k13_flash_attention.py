@@ -60,7 +60,8 @@ def mix_triton(matrix, v, out, T, N, H, G, v_b, v_n, v_g, CAUSAL: tl.constexpr, 
 
 def attention_three_kernels(q, k, v, causal, scale, sizes):
     """out of flash_attention by three kernels, which store the matrix in q's dtype."""
-    (B, T, H, D), (_, N, G, _) = q.shape, k.shape
+    B, T, H, D = q.shape
+    _, N, G, _ = k.shape
     matrix = torch.empty((B * H * T, N), dtype=q.dtype, device=q.device)
     out = torch.empty((B, T, H, D), dtype=q.dtype, device=q.device)
     grid = (triton.cdiv(T, sizes["BM"]) * B * H,)
@@ -98,7 +99,7 @@ def ladder(N, D, tile):
     runs = {"three kernels": [scores, softmaxes, mix]} | {run.name: [run] for run in flash}
     keys = [scores.bytes_loaded - q.nbytes, *((run.bytes_loaded - q.nbytes) / 2 for run in flash)]
     changes = ("the matrix by way of memory", "tile by tile: no matrix", "no tile of the future",
-               "a mask on the diagonal alone")
+               "a mask only on the diagonal")
     return [Rung(name, sum(run.bytes_loaded for run in each) / (3 * q.nbytes),
                  sum(run.bytes_stored for run in each) / q.nbytes,
                  sum(run.totals.sum("transactions", "global") for run in each),
@@ -133,7 +134,7 @@ def bench(B=4, T=4096, H=16, G=16, D=128):
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
-    from day01_roofline import beside
+    from day01_roofline import measure_side_by_side
 
     def sdpa(*heads):
         return scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=H != G)
@@ -148,7 +149,8 @@ def bench(B=4, T=4096, H=16, G=16, D=128):
     q = torch.randn(B, T, H, D, device="cuda", dtype=torch.bfloat16)
     k, v = (torch.randn(B, T, G, D, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     heads = [x.transpose(1, 2) for x in (q, k, v)]
-    sizes, compiled = tiles(T, D, 2), torch.compile(flash_attention_torch, dynamic=False)
+    sizes = tiles(T, D, 2)
+    compiled = torch.compile(flash_attention_torch, dynamic=False)
     ways = {"flash": vendor(SDPBackend.FLASH_ATTENTION),
             "cudnn": vendor(SDPBackend.CUDNN_ATTENTION),
             "torch": lambda: flash_attention_torch(q, k, v, True, scale),
@@ -160,7 +162,7 @@ def bench(B=4, T=4096, H=16, G=16, D=128):
     moved = 2 * q.nbytes + 2 * k.nbytes + 4 * B * T * H
     wide = [x[:1].float() for x in (q, k, v)]       # (1, T, H, D), 2 × (1, T, G, D)
     wide_heads = [x.transpose(1, 2) for x in wide]
-    return beside({
+    return measure_side_by_side({
         "attention": (flops, moved, ways, q.dtype),
         "attention fp32": (flops // B, 2 * (wide[0].nbytes + wide[1].nbytes) + 4 * T * H, {
             "sdpa": lambda: sdpa(*wide_heads),

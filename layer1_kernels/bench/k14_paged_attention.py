@@ -41,7 +41,8 @@ class Rung(NamedTuple):
 def gather_then_flash(q, k_pages, v_pages, block_tables, cu_q, lens, scale, sizes):
     """paged_attention of sequences of one length, one query each: their pages are copied together
     for k13's kernel."""
-    (B, _, D), (_, S, G, _) = q.shape, k_pages.shape
+    B, _, D = q.shape
+    _, S, G, _ = k_pages.shape
     N = S * block_tables.shape[1]
     keys, values = (torch.empty((B, N, G, D), dtype=q.dtype, device=q.device) for _ in range(2))
     for pages, together in ((k_pages, keys), (v_pages, values)):
@@ -53,7 +54,8 @@ def gather_then_flash(q, k_pages, v_pages, block_tables, cu_q, lens, scale, size
 
 def heads_apart(q, k_pages, v_pages, *others):
     """paged_attention with a program for each query head: one launch for each head of a group."""
-    R, out = q.shape[1] // k_pages.shape[2], torch.empty_like(q)
+    R = q.shape[1] // k_pages.shape[2]
+    out = torch.empty_like(q)
     for r in range(R):
         out[:, r::R] = launch(paged_triton, merge_triton, q[:, r::R], k_pages, v_pages, *others)
     return out
@@ -69,7 +71,8 @@ def ladder(N, H, G, D, splits):
             "packed, split": lambda: launch(paged_triton, merge_triton, *args, splits, sizes)}
     changes = ("copied together, then k13", "straight from the pages", "a group shares its keys",
                "shorter; loses bytes")
-    steps, least = [], 2 * N * G * D * 2                    # bytes of keys and values
+    steps = []
+    least = 2 * N * G * D * 2                               # bytes of keys and values
     for (name, run), changed in zip(runs.items(), changes, strict=True):
         with simulator.trace() as trace:
             out = run()
@@ -96,7 +99,8 @@ def shipped():
     kernels = {}
     for what, T, kind in (("decode", 1, "*fp32"), ("chunk", 512, "*bf16")):
         sizes = sizes_for(T, 1, 8, 128, 2)
-        warps, stages = sizes.pop("num_warps"), sizes.pop("num_stages")
+        warps = sizes.pop("num_warps")
+        stages = sizes.pop("num_stages")
         kernels[f"paged_triton, {what}"] = simulator.hopper(
             paged_triton, kinds | {"out": kind}, {"R": 8, "S": 16, "D": 128} | sizes, warps, stages)
     kernels["merge_triton"] = simulator.hopper(
@@ -119,7 +123,7 @@ def bench(B=64, N=4096, H=64, G=8, D=128, S=16):
     """
     from torch.nn.functional import scaled_dot_product_attention
 
-    from day01_roofline import beside
+    from day01_roofline import measure_side_by_side
 
     def sdpa(q, keys, values):
         return scaled_dot_product_attention(q[:, :, None], keys, values, enable_gqa=True)
@@ -151,11 +155,12 @@ def bench(B=64, N=4096, H=64, G=8, D=128, S=16):
         return {"gather, then flash": partial(gather_then_flash, *args, k13.tiles(1, D, 2)),
                 "heads apart": partial(heads_apart, *args, 1, sizes)} | packed(args, sizes)
 
-    T, bf16 = B * N // 4, torch.bfloat16
+    T = B * N // 4
+    bf16 = torch.bfloat16
     k, v, k_pages, v_pages = torch.randn(4, T, G, D, device="cuda", dtype=bf16)     # (T, G, D)
     k_pages, v_pages = (x.view(T // S, S, G, D) for x in (k_pages, v_pages))
     slots = torch.randperm(T, device="cuda")                                        # (T,)
-    return beside({
+    return measure_side_by_side({
         "decoding": decoding(B, N, bf16, steps),
         "decoding fp32": decoding(B // 4, N, torch.float32, lambda args, sizes: {
             "paged_cuda": partial(paged_attention_cuda, *args)}),

@@ -30,7 +30,7 @@ class Rung(NamedTuple):
     weights: float          # bytes of w that are asked for, over those of w in fp16
     scales: float           # bytes of scales that are asked for, likewise
     sectors: float          # bytes of all sectors, those of x among them, likewise
-    at_once: int            # bytes of w that a lane asks for at once, the most
+    at_once: int            # the most bytes of w that a lane asks for at once
     instructions: float     # of a lane, for each weight
     changed: str
 
@@ -66,8 +66,9 @@ def ladder(N, K, group):
 
 
 def rung(name, launch, weights, changed):
-    """The Rung of one launch, of so many weights."""
-    bytes_asked, at_once = {"weights": 0, "scales": 0}, 0
+    """The Rung of one launch, on `weights` weights."""
+    bytes_asked = {"weights": 0, "scales": 0}
+    at_once = 0
     for (line, space, op), request in launch.requests.items():
         what = ARRAYS.get(next(iter(request.lanes.values()))[0])
         if op == "load" and what:
@@ -109,10 +110,11 @@ def bench(N=28_672, K=8192, group=128):
     512 rows of x. torch.compile: of the dequantising formula. gemv_triton is the kernel alone, and
     is credited with the packed integers only.
     """
-    from day01_roofline import beside
+    from day01_roofline import measure_side_by_side
 
     w = torch.randn(N, K, device="cuda", dtype=torch.bfloat16) / K**0.5         # (N, K)
-    compiled, families = torch.compile(quantized_matmul_torch, dynamic=False), {}
+    compiled = torch.compile(quantized_matmul_torch, dynamic=False)
+    families = {}
     y = torch.empty(1, N, device="cuda", dtype=w.dtype)                         # (1, N)
 
     def gemv(x, packed, scales, bits, group):
@@ -137,4 +139,4 @@ def bench(N=28_672, K=8192, group=128):
                                                              *weights, kernel)
             peak = [x.dtype] if T > 1 else []
             families[f"int{bits}, T = {T}"] = 2 * T * N * K, moved + ends, ways, *peak
-    return beside(families)
+    return measure_side_by_side(families)

@@ -4,9 +4,9 @@
 
 quality: perplexity of the small model on every eighth document held out. Scales that are set
 beforehand come from every sixth document of the text that chose the best step of training.
-speed: on this CPU, one thread, as often by turns as ROUNDS says. "activations": ROWS rows times a
-matrix, in fp32 and by PyTorch's product of int8 codes, tokens' codes made in the run. "cache": one
-token that attends to CONTEXT, from fp32 pages and from QuantizedCaches.
+speed: on this CPU, one thread, ROUNDS times by turns. "activations": ROWS rows times a matrix, in
+fp32 and by PyTorch's product of int8 codes, tokens' codes made in the run. "cache": one token that
+attends to CONTEXT, from fp32 pages and from QuantizedCaches.
 benchmarks/flow_bits.json has both.
 """
 
@@ -42,9 +42,12 @@ from layer2_graph.models import SMALL
 from layer2_graph.small.corpus import BEGIN, corpus
 
 RECORD = ROOT / "benchmarks" / "flow_bits.json"
-JUDGED, SEEN = 8, 6                     # every so many-th document
-TIMES, CHANNELS = 50, [7, 60, 111]      # of the outliers that are made
-SIDE, ROWS, CONTEXT, ROUNDS = 2048, 256, 8192, 7
+JUDGED, SEEN = 8, 6                     # one document of this many
+TIMES, CHANNELS = 50, [7, 60, 111]      # of the made outliers
+SIDE = 2048
+ROWS = 256
+CONTEXT = 8192
+ROUNDS = 7
 
 KINDS = {"int8": LEVELS["int8"], "fp8": LEVELS["fp8"], "int6": int_levels(6),
          "int4": LEVELS["int4"], "fp4": LEVELS["fp4"], "int3": int_levels(3),
@@ -59,7 +62,7 @@ def same(x):
 
 
 def activations(model, maxima):
-    """(name, the Llama). maxima: {text calibrated on: channel_maxima}"""
+    """(name, the Llama). maxima: {calibration text: channel_maxima}"""
     for kind in ("int8", "fp8", "int6", "int4", "fp4", "int3"):
         yield f"{kind}, dynamic", dynamic(model, KINDS[kind])
         yield f"{kind}, static", static(model, KINDS[kind], maxima["both"])
@@ -69,7 +72,8 @@ def activations(model, maxima):
 
 
 def outliers(model, texts):
-    """(name, the Llama): weights and activations in int8, or 4, of the model, and made hard."""
+    """(name, the Llama): weights and activations in int8 or int4, of the model and of a hard one.
+    """
     for label, own in {"small": model, "made": with_outliers(model, CHANNELS, TIMES)}.items():
         maxima = channel_maxima(own, texts)
         smooth = smoothed(own, maxima)
@@ -148,13 +152,15 @@ def matmuls():
 def attending():
     """{name: (bytes of a token, a call)}: one layer of 8 kv heads of 128, four queries to each."""
     m = Config(L=1, C=64, H=32, G=8, D=128, F=64, V=8, eps=1e-5, theta=1e4, room=CONTEXT)
-    ops, ways = kernels("torch"), {}
+    ops = kernels("torch")
+    ways = {}
     for name, cache in {"fp32": PagedCache(m, 1, CONTEXT), **{
             kind: QuantizedCache(m, 1, CONTEXT, KINDS[kind], KINDS[kind])
             for kind in ("int8", "int4")}}.items():
         cache.step([[0] * (CONTEXT - 1)])
         step = cache.step([[0]])
-        q, k = torch.randn(1, m.H, m.D), torch.randn(1, m.G, m.D)
+        q = torch.randn(1, m.H, m.D)
+        k = torch.randn(1, m.G, m.D)
         arrays = [a for a in vars(cache).values() if torch.is_tensor(a)]
         ways[name] = (sum(a.nbytes for a in arrays) / CONTEXT,
                        partial(cache.attend, 0, q, k, k, step, ops, m.D ** -0.5))

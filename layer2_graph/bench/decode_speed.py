@@ -2,9 +2,9 @@
 
 Each arm runs in a process of its own, and the arms take turns, so that a busy machine disturbs all.
 An arm reads PROMPT tokens and writes 1 + WARM + STEPS. The first comes from the prefill, the next
-WARM are not timed, and the median of the others is its decode step. The prefill is timed by texts
-of one token, WARM of which are not. The floor of a step is what it must read, weights and the keys
-and values of its context, at the rate at which this machine reads in the same rounds.
+WARM are not timed, and the median of the others is its decode step. The prefill is timed on answers
+of one token, the first WARM of which do not count. The floor of a step is what it must read (the
+weights, and the keys and values of its context) at this machine's read rate in the same rounds.
 benchmarks/decode.json has the result. The other side needs transformers.
 """
 
@@ -34,9 +34,8 @@ from day01_roofline import (
     this_device,
 )
 from day01_roofline import measure as measure_jobs
-from lab.author.simulator_speed import cpu_model
 from lab.course import ROOT, CourseError
-from lab.device import library_settings
+from lab.device import cpu_model, library_settings
 from lab.measure.bench import row
 from layer1_kernels import kernels
 from layer2_graph.bench.decode_card import RECORD, table
@@ -80,7 +79,7 @@ TARGETS = (
 
 def small():
     """(Config, weights) of the model that comes with the course."""
-    m = replace(read_config(SMALL), ends=())                # it shall not stop
+    m = replace(read_config(SMALL), ends=())                # so that it does not stop
     return m, read_weights(SMALL, m, torch.float32)
 
 
@@ -110,10 +109,11 @@ def theirs(options, m, weights):
     model.load_state_dict(weights, strict=not m.tied)
 
     class Stamps:
-        """What generate calls a streamer: it is given the prompt, and then each token."""
+        """A streamer, as generate calls it: it gets the prompt, and then each token."""
 
         def __init__(self):
-            self.tokens, self.seconds = [], []
+            self.tokens = []
+            self.seconds = []
 
         def put(self, tokens):
             self.tokens.append(tokens.flatten()[-1].item())
@@ -196,7 +196,7 @@ def judge(target, rounds, moved):
 
 
 def agreement(tokens, others):
-    """How many tokens of two texts are the same before the first that is not."""
+    """The number of equal tokens of two texts before the first difference."""
     return next((i for i, (a, b) in enumerate(zip(tokens, others, strict=True)) if a != b),
                 len(tokens))
 
@@ -214,7 +214,8 @@ def measure_all():
         "models": {}, "targets": []}
     for model in MODELS:
         rounds = take_turns({arm: partial(in_process, arm, model) for arm in (READ, *ARMS)}, ROUNDS)
-        moved, first = floor_bytes(model), rounds[OURS][0]["tokens"]
+        moved = floor_bytes(model)
+        first = rounds[OURS][0]["tokens"]
         record["models"][model] = {
             "floor_bytes": moved, "rates": [answer["rate"] for answer in rounds[READ]],
             "arms": {arm: {

@@ -14,7 +14,7 @@ def bench(shape="Llama-3.2-1B", batches=(1, 16), N=256, device="cuda"):
 
     shape: of day01_roofline's LLAMAS
     """
-    from day01_roofline import LLAMAS, beside, decode_costs
+    from day01_roofline import LLAMAS, decode_costs, measure_side_by_side
     from layer1_kernels import kernels
     from layer2_graph.checkpoint import shapes
     from layer2_graph.config import Config
@@ -34,4 +34,4 @@ def bench(shape="Llama-3.2-1B", batches=(1, 16), N=256, device="cuda"):
         families[f"decode, B = {B}"] = (B * flops, once + B * each, {
             name: partial(way.forward, step, cache)
             for name, way in zip(("eager", "graph", "forked graph"), ways, strict=True)})
-    return beside(families)
+    return measure_side_by_side(families)

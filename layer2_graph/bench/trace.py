@@ -2,10 +2,10 @@
 
 The small Llama serves two requests on one core of a CPU; B comes while A is being written. Every
 nanosecond belongs to one floor. kernel: a call of one kernel of the table. graph: the rest of the
-model's forward. system: all else, but for the waiting, which is idle. day02_overview/trace.json has
-the result, and o01 reads it.
+model's forward. system: all else except waiting, which is idle. day02_overview/trace.json has the
+result, and o01 reads it.
 
-The core may be shared, so the clock is this program's own: it stands while others have the core.
+The core may be shared, so the clock is this program's own: it stops while others have the core.
 B: sequences of a step   T: new tokens of a sequence   N: its context with them
 """
 
@@ -25,13 +25,13 @@ import torch
 
 from day01_roofline import Cpu, attended, roof_jobs
 from day02_overview import TRACE, Span, time_by_floor
-from lab.author.simulator_speed import cpu_model
+from lab.device import cpu_model
 from layer2_graph.checkpoint import Tokenizer
 from layer2_graph.g01_llama import Llama, PagedCache, load
 from layer2_graph.launches import Launches
 from layer2_graph.models import SMALL
 
-ROUNDS, PAUSE = 12, 0.5         # runs, of which the quietest is kept; seconds between them
+ROUNDS, PAUSE = 12, 0.5         # runs, the quietest of which is recorded; seconds between them
 REQUESTS = (                    # name, text, tokens to write, arrival in ns
     ("A", "Once upon a time there was a curious fox named Mira. One winter Mira was given a "
           "strange kite. She liked to sleep beside the kite. One Sunday Mira was by the river.",
@@ -47,7 +47,7 @@ REQUESTS = (                    # name, text, tokens to write, arrival in ns
 class Recorder:
     """Rows [name, floor, begin, end] in the order in which they began, in ns.
 
-    The clock: what the cores have done for this program, and the waiting that it asked for.
+    The clock: the time of the cores that this program used, plus the waiting that it asked for.
     """
 
     def __init__(self):
@@ -101,11 +101,13 @@ def counted(name, args, out):
 def count(model, steps):
     """[[name, FLOPs, bytes, operations]] of every forward of some steps and of every kernel in it.
 
-    They run again for it: counting takes time, so it is not done under the clock. steps: the new
-    tokens of each sequence. operations: of PyTorch, its views left out; a forward's are those
-    outside its kernels
+    The steps run again for it: counting takes time, so it is not done under the clock. steps: the
+    new tokens of each sequence. operations: PyTorch's, without views; a forward's are those outside
+    its kernels
     """
-    launches, calls, recorder = [], [], Launches()
+    launches = []
+    calls = []
+    recorder = Launches()
 
     def watch(name, function):
         def call(*args):
@@ -115,7 +117,8 @@ def count(model, steps):
             return out
         return call
 
-    again, cache = Llama(model.config, model.weights, with_each(model.ops, watch)), new_cache(model)
+    again = Llama(model.config, model.weights, with_each(model.ops, watch))
+    cache = new_cache(model)
     for new in steps:
         step = batch(cache, new)
         calls.clear()
@@ -135,12 +138,17 @@ class Request:
     """A text to continue. sent: when each new token reached its reader."""
 
     def __init__(self, tokenizer, name, text, count, arrival):
-        self.name, self.text, self.count, self.arrival = name, text, count, arrival
+        self.name = name
+        self.text = text
+        self.count = count
+        self.arrival = arrival
         self.prompt = tokenizer.encode(text)
-        self.tokens, self.sent, self.answer = [], [], ""
+        self.tokens = []
+        self.sent = []
+        self.answer = ""
 
     def entry(self):
-        """What the trace says of it."""
+        """The request's entry in the trace."""
         return {"name": self.name, "arrival": self.arrival, "sent": self.sent,
                 "prompt": self.text, "prompt_tokens": len(self.prompt), "answer": self.answer}
 
@@ -150,14 +158,15 @@ def new_cache(model):
 
 
 def batch(cache, new):
-    """The Step of those sequences that have new tokens. new: [[token]], a list for every one"""
-    every, who = cache.step(new), [b for b, tokens in enumerate(new) if tokens]
-    return every._replace(block_tables=every.block_tables[who], lens=every.lens[who],
-                          cu_q=every.cu_q[[0, *(b + 1 for b in who)]])
+    """The Step of the sequences that have new tokens. new: [[token]], a list for every sequence"""
+    every = cache.step(new)
+    running = [b for b, tokens in enumerate(new) if tokens]
+    return every._replace(block_tables=every.block_tables[running], lens=every.lens[running],
+                          cu_q=every.cu_q[[0, *(b + 1 for b in running)]])
 
 
 def schedule(requests, now):
-    """("prefill" or "decode", who): those that came and have no token yet go first, alone."""
+    """("prefill" or "decode", requests): those that came and have no token yet go first, alone."""
     here = [r for r in requests if r.arrival <= now and len(r.tokens) < r.count]
     fresh = [r for r in here if not r.tokens]
     return ("prefill", fresh) if fresh else ("decode", here)
@@ -169,24 +178,24 @@ def send(tokenizer, request, token, recorder):
     request.sent.append(recorder.now())
 
 
-def step(model, cache, tokenizer, who, requests, recorder):
-    """One step for the requests in `who`; -> the new tokens of every sequence."""
-    new = [[] if r not in who else r.tokens[-1:] or r.prompt for r in requests]
+def step(model, cache, tokenizer, running, requests, recorder):
+    """One step for the requests in `running`; -> the new tokens of every sequence."""
+    new = [[] if r not in running else r.tokens[-1:] or r.prompt for r in requests]
     inputs = recorder.timed("batch", "system", batch, cache, new)
     logits = recorder.timed("forward", "graph", model.forward, inputs, cache)        # (B, V)
     tokens = recorder.timed("sample", "system", lambda: logits.argmax(-1).tolist())
-    for request, token in zip(who, tokens, strict=True):
+    for request, token in zip(running, tokens, strict=True):
         recorder.timed("detokenise", "system", send, tokenizer, request, token, recorder)
     return new
 
 
 def loop(model, cache, tokenizer, requests, recorder):
-    """Step until all is written; -> [new tokens of every sequence], a list a step."""
+    """Step until all is written; -> [new tokens of every sequence], one entry a step."""
     steps = []
     while waiting := [r for r in requests if len(r.tokens) < r.count]:
-        phase, who = recorder.timed("schedule", "system", schedule, requests, recorder.now())
-        if who:
-            steps.append(recorder.timed(phase, "system", step, model, cache, tokenizer, who,
+        phase, running = recorder.timed("schedule", "system", schedule, requests, recorder.now())
+        if running:
+            steps.append(recorder.timed(phase, "system", step, model, cache, tokenizer, running,
                                         requests, recorder))
         else:
             left = min(r.arrival for r in waiting) - recorder.now()
@@ -195,9 +204,11 @@ def loop(model, cache, tokenizer, requests, recorder):
 
 
 def serve(model, tokenizer, ops):
-    """(rows, requests, steps, ns that the clock stood) of one run from an empty cache."""
+    """(rows, requests, steps, ns that the clock was stopped) of one run from an empty cache."""
     requests = [Request(tokenizer, *fields) for fields in REQUESTS]
-    cache, began, recorder = new_cache(model), time.perf_counter_ns(), Recorder()
+    cache = new_cache(model)
+    began = time.perf_counter_ns()
+    recorder = Recorder()
     model.ops = with_each(ops, recorder.watch)
     steps = recorder.timed("serve", "system", loop, model, cache, tokenizer, requests, recorder)
     return recorder.rows, requests, steps, time.perf_counter_ns() - began - recorder.now()
@@ -213,8 +224,9 @@ def busy(rows):
 
 
 def with_counts(rows, counts):
-    """[Span] of rows, forwards and kernels with their counts, which came in the same order."""
-    counts, spans = iter(counts), []
+    """[Span] of rows; forwards and kernels have counts, which come in the same order."""
+    counts = iter(counts)
+    spans = []
     for name, floor, begin, end in rows:
         of, *numbers = next(counts) if floor in ("graph", "kernel") else (name, 0, 0, 0)
         if of != name:
@@ -225,8 +237,9 @@ def with_counts(rows, counts):
 
 def costs(model):
     """Medians in ns of what blurs the floors: a row of the recorder, and an addition of one token's
-    numbers, which stands in the forward outside the table."""
-    recorder, x = Recorder(), torch.ones(1, model.config.C)
+    numbers, which the forward does outside the table."""
+    recorder = Recorder()
+    x = torch.ones(1, model.config.C)
     jobs = {"row": lambda: recorder.timed("nothing", "system", int), "addition": lambda: x + x}
     by_name = {}
     for name, job in jobs.items():
@@ -257,14 +270,18 @@ def machine(cpu, load_before, best):
 
 def record():
     """The trace of the quietest of ROUNDS runs, as o01's read_trace expects it in a file."""
-    load_before, cpu = os.getloadavg()[0], OwnTime()
+    load_before = os.getloadavg()[0]
+    cpu = OwnTime()
     model = load(SMALL, dtype=torch.float32)
-    ops, m, tokenizer = model.ops, model.config, Tokenizer(SMALL, model.config)
+    ops = model.ops
+    m = model.config
+    tokenizer = Tokenizer(SMALL, model.config)
     serve(model, tokenizer, ops)                        # warm
-    runs, best = [], dict.fromkeys(roof_jobs(cpu), math.inf)
+    runs = []
+    best = dict.fromkeys(roof_jobs(cpu), math.inf)
     for _ in range(ROUNDS):
         time.sleep(PAUSE)
-        gc.collect()                                    # not in the midst of a run
+        gc.collect()                                    # rather than in the middle of a run
         runs.append(serve(model, tokenizer, ops))
         best = {job: min(t, *cpu.sample(job.run, 1)) for job, t in best.items()}
     times = [busy(rows) for rows, *_ in runs]
@@ -292,7 +309,7 @@ def text(trace):
 
 def main():
     cores = os.sched_getaffinity(0)
-    if len(cores) > 1:          # begin anew on one: the clock would add up what several do
+    if len(cores) > 1:          # start again on one: the clock would add up several
         os.sched_setaffinity(0, {max(cores)})
         os.execv(sys.executable, [sys.executable, "-m", __spec__.name])
     TRACE.write_text(text(record()), "utf-8")

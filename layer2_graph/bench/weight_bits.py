@@ -1,10 +1,11 @@
 """What fewer bits cost and gain:  python -m layer2_graph.bench.weight_bits quality; … speed
 
 quality: perplexity of the small model on all held-out text, under every scheme of g07. GPTQ's
-Hessians are of the text that chose the best step of training: neither learnt nor judged by.
-speed: one row times a matrix on this CPU, as often by turns as ROUNDS says. "k15" is the course's
-own back end, torch, which makes all of w in memory first; "PyTorch" are its own kernels for packed
-weights, which make it in registers. Those are private to PyTorch, and may go.
+Hessians come from the text that chose the best step of training, and that neither trains nor
+judges.
+speed: one row times a matrix on this CPU, ROUNDS times by turns. "k15" is the course's own back
+end, torch, which makes all of w in memory first; "PyTorch" stands for PyTorch's kernels for packed
+weights, which make it in registers. They are private to PyTorch, and may disappear.
 benchmarks/weight_bits.json has both.
 """
 
@@ -19,8 +20,8 @@ from statistics import median
 import torch
 
 from day01_roofline import take_turns
-from lab.author.simulator_speed import cpu_model
 from lab.course import ROOT
+from lab.device import cpu_model
 from layer1_kernels import quantize_weight, quantized_matmul_torch
 from layer2_graph.checkpoint import Tokenizer
 from layer2_graph.g01_llama import load
@@ -38,7 +39,10 @@ from layer2_graph.models import SMALL
 from layer2_graph.small.corpus import BEGIN, corpus
 
 RECORD = ROOT / "benchmarks" / "weight_bits.json"
-SIDE, GROUP, ROUNDS, CALLS = 8192, 128, 7, 3
+SIDE = 8192
+GROUP = 128
+ROUNDS = 7
+CALLS = 3
 GPTQ = ("int4, 32", "ternary, 32, least error")
 
 
@@ -93,7 +97,8 @@ def ways():
     torch.manual_seed(0)
     w, x = torch.randn(SIDE, SIDE), torch.randn(1, SIDE)                # (N, K), (1, K)
     runs = {"fp32, PyTorch": (w.nbytes, partial(torch.matmul, x, w.T))}
-    short, y = w.bfloat16(), x.bfloat16()
+    short = w.bfloat16()
+    y = x.bfloat16()
     runs["bf16, PyTorch"] = short.nbytes, partial(torch.matmul, y, short.T)
     for bits in (8, 4):
         packed = quantize_weight(w, bits, GROUP)
@@ -112,7 +117,7 @@ def ways():
 
 
 def seconds(call):
-    """The median of CALLS."""
+    """The median time of CALLS calls."""
     taken = []
     for _ in range(CALLS):
         begin = time.perf_counter()
@@ -130,7 +135,7 @@ def speed():
 
 
 def keep(parts, file):
-    """Run the part that the command line names, and put what it found into a record; the exit code.
+    """Run the part that the command line names, and put its result into a record; -> the exit code.
 
     parts: {name: function -> dict}. The other parts of the record stay.
     """
@@ -138,7 +143,8 @@ def keep(parts, file):
         print(f"got {' '.join(sys.argv[1:]) or 'nothing'}, expected {' or '.join(parts)}",
               file=sys.stderr)
         return 2
-    part, load_before = sys.argv[1], os.getloadavg()[0]
+    part = sys.argv[1]
+    load_before = os.getloadavg()[0]
     result = parts[part]() | {"date": datetime.date.today().isoformat(), "torch": torch.__version__,
                              "cpu": cpu_model(), "load_before": load_before}
     record = json.loads(file.read_text("utf-8")) if file.exists() else {}

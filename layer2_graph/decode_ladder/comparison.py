@@ -2,8 +2,9 @@
 
 For each rung: whether its tokens are those of g01's model, launches a layer, what the host asks for
 in a step, bytes moved, time, and how near it comes to the floor that memory sets: weights and cache
-over the bandwidth measured in the same run. Beside them Hugging Face's generate. What this machine
-cannot show says so. Where tokens differ by more than rounding, nothing is timed, and the exit is 1.
+over the bandwidth measured in the same run. Beside them Hugging Face's generate. A rung that this
+machine cannot run says so. One whose tokens differ by more than rounding is not timed, and the exit
+is 1.
 The model is the small one, that of --model FOLDER, or with --135m one of random weights.
 """
 
@@ -41,15 +42,17 @@ REPLAY = "fused, the replay alone"
 def measure(model, hugging_face, sequences=SEQUENCES, prompt=PROMPT, count=COUNT, rounds=ROUNDS):
     """(facts, [Row], {name: [Box]}) of all rungs, timed by turns. Arguments as ladder's.
 
-    prompt, count: tokens of each prompt and behind it    Boxes: of a layer, where it was seen
+    prompt, count: tokens of each prompt and after it    Boxes: of a layer, if it was counted
     """
-    load, random = os.getloadavg()[0], torch.Generator().manual_seed(0)
+    load = os.getloadavg()[0]
+    random = torch.Generator().manual_seed(0)
     dtype = str(model.embedding.dtype).removeprefix("torch.")
     prompts = torch.randint(model.config.V, (sequences, prompt), generator=random).tolist()
     rungs = ladder(model, hugging_face, sequences, prompt + count)
     rows = {rung.name: Row(rung.name, rung.missing, rung.untimed) for rung in rungs}
     running = {rung.name: rung.make() for rung in rungs if not rung.missing}
-    want, graphs = None, {}
+    want = None
+    graphs = {}
     for name, decode in running.items():
         launches = decode.launches(prompts)
         rows[name].launches, rows[name].asked = a_layer(launches), decode.asked(launches)
@@ -64,7 +67,8 @@ def measure(model, hugging_face, sequences=SEQUENCES, prompt=PROMPT, count=COUNT
     timers = {name: lambda decode=decode: decode(prompts, count)[1]
               for name, decode in running.items() if not rows[name].untimed}
     seconds = take_turns(timers, rounds)
-    device, floor = this_device(), floor_bytes(model, sequences, prompt + count / 2)
+    device = this_device()
+    floor = floor_bytes(model, sequences, prompt + count / 2)
     jobs = [copy_job(device), read_job(device)]
     if GRAPH in timers:
         jobs.append(Job(REPLAY, running[GRAPH].replay, 0, floor))
@@ -75,8 +79,10 @@ def measure(model, hugging_face, sequences=SEQUENCES, prompt=PROMPT, count=COUNT
     timings = {name: Timing.of(runs) for name, runs in seconds.items()}
     for name, timing in (timings | {job.name: measured[job.name] for job in jobs[2:]}).items():
         row = rows[name]
-        row.seconds, row.spread = timing.seconds, timing.spread
-        row.uncertainty, row.runs = timing.uncertainty, timing.runs
+        row.seconds = timing.seconds
+        row.spread = timing.spread
+        row.uncertainty = timing.uncertainty
+        row.runs = timing.runs
         row.share = floor / bandwidth / timing.seconds
     weights = sum(w.nbytes for w in model.weights.values())
     facts = {"date": datetime.date.today().isoformat(), "device": device.name,
@@ -88,8 +94,8 @@ def measure(model, hugging_face, sequences=SEQUENCES, prompt=PROMPT, count=COUNT
 
 
 def first_difference(model, prompts, want, got):
-    """(tokens that are the same, by how much the model prefers its own next one to the other's), or
-    twice None. Of several sequences that differ, the one with the largest gap."""
+    """(number of equal tokens, by how much the model prefers its own next one to the other's), or
+    (None, None). Of several sequences that differ, the one with the largest gap."""
     gaps = []
     for prompt, right, tokens in zip(prompts, want, got, strict=True):
         i = next((i for i, pair in enumerate(zip(right, tokens, strict=True)) if len({*pair}) > 1),
@@ -106,7 +112,8 @@ def floor_bytes(model, sequences, N):
 
     Of an embedding that is not the head as well, a step reads only a row a token.
     """
-    m, itemsize = model.config, model.embedding.itemsize
+    m = model.config
+    itemsize = model.embedding.itemsize
     weights = sum(w.nbytes for w in model.weights.values())
     if not m.tied:
         weights -= model.embedding.nbytes
@@ -114,7 +121,7 @@ def floor_bytes(model, sequences, N):
 
 
 def cores():
-    """How many cores this process has. Two threads of one count once, as they do for PyTorch."""
+    """The number of cores that this process has. Two threads of one count once, as for PyTorch."""
     about = [Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
              for cpu in os.sched_getaffinity(0)]
     return len({path.read_text() if path.exists() else path for path in about})
@@ -171,7 +178,8 @@ def main(arguments=None):
 def of_folder(folder, ignore, ops, dtype, device):
     """(name, g01's model, transformers' config or why there is none) of a folder."""
     model = load(folder, ops, dtype, device, ignore)
-    theirs = f"it heeds {', '.join(ignore)}" if ignore else transformers_config(folder)
+    theirs = (f"transformers does not ignore {', '.join(ignore)}" if ignore else
+              transformers_config(folder))
     return folder.resolve().name, model, theirs
 
 

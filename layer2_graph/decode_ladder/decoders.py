@@ -17,7 +17,7 @@ from layer2_graph.g05_fused_llama import Traffic
 from layer2_graph.g06_cuda_graphs import GraphRunner, Tape, asked, first_rows, pad_step
 
 ATTENTION = "paged_attention"
-# Once a layer: so a layer is what lies between two of them. The other is what PyTorch has of it
+# One in each layer, so a layer is what lies between two. The second is PyTorch's own.
 ATTENTIONS = (ATTENTION, "_scaled_dot_product_")
 
 
@@ -40,10 +40,11 @@ class Decoder:
 
     @torch.no_grad()
     def __call__(self, prompts, count):
-        """(tokens, seconds a token): greedily, `count` of them; the first, of the prefill, is not
-        timed. The time is the caller's: making the step and choosing the token are in it."""
+        """(tokens, seconds a token): `count` tokens, greedily; the first, from the prefill, is not
+        timed. The time is the caller's: it includes making the step and choosing the token."""
         step = [[token] for token in self.prefill(prompts).argmax(-1).tolist()]
-        tokens, began = [list(first) for first in step], time.perf_counter()
+        tokens = [list(first) for first in step]
+        began = time.perf_counter()
         for _ in range(count - 1):
             logits = self.forward(self.cache.step(step), self.cache)        # (B, V)
             step = [[token] for token in logits.argmax(-1).tolist()]        # waits for the device
@@ -53,7 +54,7 @@ class Decoder:
 
     @torch.no_grad()
     def launches(self, prompts):
-        """[Launch] of one decode step behind the prompts."""
+        """[Launch] of one decode step after the prompts."""
         self.prefill(prompts)
         step = self.cache.step([[0]] * len(prompts))
         ops = self.model.ops
@@ -69,7 +70,7 @@ class Decoder:
 
 
 def a_layer(launches):
-    """How many there are from one attention to the next; None where there are no two."""
+    """The number of launches from one attention to the next; None if there are not two."""
     attentions = [i for i, launch in enumerate(launches) if launch.name.startswith(ATTENTIONS)]
     first, second = [*attentions, None, None][:2]
     return None if second is None else second - first
@@ -115,7 +116,7 @@ class Compiled(Decoder):
 
         self.prefill(prompts)
         step = self.cache.step([[0]] * len(prompts))
-        torch.compiler.reset()                          # else there is no code to be seen
+        torch.compiler.reset()                          # else there is no code to read
         _, code = run_and_get_code(self.forward, step, self.cache)
         return launches_in(code[-1])
 
@@ -134,7 +135,7 @@ class Replayed(Decoder):
 
     @torch.no_grad()
     def launches(self, prompts):
-        """As a tape records them. A CUDA graph does not tell, and is recorded by the same calls."""
+        """As a tape records them. A CUDA graph does not list them, but records the same calls."""
         self.prefill(prompts)
         pad_step(self.runner.buffers, self.cache.step([[0]] * len(prompts)), len(prompts))
         return recorded(Tape(partial(self.runner.compute, self.step), self.model.ops).calls)
@@ -145,7 +146,7 @@ class Replayed(Decoder):
         return len(asked(self.runner, self.step))
 
     def replay(self):
-        """The last step once more: none is made, and no token is chosen."""
+        """The last step again: no Step is made, and no token is chosen."""
         self.runner.graphs[len(self.cache.lens)].replay()
 
 

@@ -14,7 +14,8 @@ class HuggingFace:
 
     def __init__(self, model, **settings):
         """model: transformers' own    settings: of generate()"""
-        self.model, self.settings = model, settings
+        self.model = model
+        self.settings = settings
 
     @torch.no_grad()
     def __call__(self, prompts, count):
@@ -40,8 +41,8 @@ class HuggingFace:
 
     @torch.no_grad()
     def launches(self, prompts):
-        """[Launch] of the model's part of one decode step behind the prompts, as a Decoder's; none
-        of a compiled one, whose code is not looked into."""
+        """[Launch] of the model's part of one decode step after the prompts, as a Decoder's; empty
+        for a compiled one, whose code is not read."""
         if "compile_config" in self.settings:
             return []
         names = []
@@ -85,7 +86,7 @@ def their_model(config, model):
     theirs = theirs.to(model.embedding.device, model.embedding.dtype).eval()
     state = theirs.load_state_dict(model.weights, strict=False)
     if state.unexpected_keys or set(state.missing_keys) - {"lm_head.weight"}:
-        raise ModelError(f"transformers' model has no {state.unexpected_keys}, and is in want of "
+        raise ModelError(f"transformers' model has no {state.unexpected_keys}, and lacks "
                          f"{state.missing_keys}")
     return theirs
 

@@ -2,7 +2,7 @@
 
 That code is a Python function `call`, line by line: it makes a buffer, launches a kernel of its own
 (cpp_… on a CPU, triton_… on a GPU), a matrix of the library (extern_kernels), or an operation that
-it was given (torch.ops). Read with torch 2.13; a later one may write otherwise.
+it was given (torch.ops). Read with torch 2.13; a later version may write other code.
 """
 
 import re
@@ -20,12 +20,15 @@ MATRIX = re.compile(r"reinterpret_tensor\((?:arg|primals_)\d\w*, \((\d+), (\d+)\
 def launches_in(code):
     """[Launch] of the code, in its order. Bytes are not counted: moved is 0.
 
-    arrays: the shapes (N, K) of the weights that a matrix of the library is given
+    arrays: the shapes (N, K) of the weights that a matrix of the library takes
     """
-    launches, writer, names = [], {}, {}
+    launches = []
+    writer = {}
+    names = {}
     kinds = parameters(code)
     for line in code[code.index("def call("):].splitlines():
-        call, renamed = CALL.match(line.strip()), RENAMED.match(line.strip())
+        call = CALL.match(line.strip())
+        renamed = RENAMED.match(line.strip())
         if call:
             arguments = split(call["arguments"])
             arrays = [[names.get(a, a) for a in ARRAY.findall(text)] for text in arguments]
@@ -43,7 +46,7 @@ def launches_in(code):
 
 def access(call, arguments, kinds):
     """(places of the arguments that are read, places of those that are written)"""
-    if call["own"]:                         # sizes stand behind the arrays
+    if call["own"]:                         # sizes come after the arrays
         named = list(enumerate(kinds[call["own"]]))
         return ([i for i, name in named if not name.startswith("out")],
                 [i for i, name in named if "out" in name])
@@ -56,7 +59,7 @@ def access(call, arguments, kinds):
 
 
 def parameters(code):
-    """{kernel: [in_ptr0, in_out_ptr0, out_ptr0, …]}: its parameters say what it does with them."""
+    """{kernel: [in_ptr0, in_out_ptr0, out_ptr0, …]}: the names say what it does with each."""
     sizes = {}
     for name, body in re.findall(r"^(\w+) = async_compile\.\w+\((.*?)^'''", code, re.M | re.S):
         signature = re.search(r"(?:void +kernel|def triton_\w+)\((.*?)\)", body, re.S)[1]
@@ -65,8 +68,9 @@ def parameters(code):
 
 
 def split(text):
-    """The arguments of a call: cut at the commas that no bracket holds together."""
-    parts, depth = [""], 0
+    """The arguments of a call: cut at the commas outside brackets."""
+    parts = [""]
+    depth = 0
     for letter in text:
         depth += (letter in "([") - (letter in ")]")
         if letter == "," and not depth:

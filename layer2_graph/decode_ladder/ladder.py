@@ -1,4 +1,4 @@
-"""The ladder: every rung there is, and why this machine has not all of them."""
+"""The ladder: every rung, and the reasons why this machine cannot run some of them."""
 
 import shutil
 from collections.abc import Callable
@@ -18,12 +18,12 @@ GRAPH = "fused, CUDA graph"
 
 
 class Rung(NamedTuple):
-    """One way to decode, or why this machine has none."""
+    """One way to decode, or the reason why this machine cannot run it."""
 
     name: str
     make: Callable              # () -> what decodes and counts
     missing: str = ""           # why it cannot run here, or nothing
-    untimed: str = ""           # why its time here would say nothing, or nothing
+    untimed: str = ""           # why its time here would be meaningless, or nothing
 
 
 def no_compiler():
@@ -37,8 +37,10 @@ def no_compiler():
 
 def ladder(model, hugging_face, sequences, room):
     """[Rung], from the bottom. model: g01's    hugging_face: transformers' config, or why not"""
-    device, dtype = model.embedding.device.type, model.embedding.dtype
-    m, ops = model.config, model.ops
+    device = model.embedding.device.type
+    dtype = model.embedding.dtype
+    m = model.config
+    ops = model.ops
     compiler = "" if device == "cuda" else no_compiler()
     absent = hugging_face if isinstance(hugging_face, str) else ""
     numpy = ("" if (device, dtype, sequences) == ("cpu", torch.float32, 1) else
@@ -52,7 +54,7 @@ def ladder(model, hugging_face, sequences, room):
     def generate(**settings):
         return HuggingFace(theirs(), **settings)
 
-    def compile_config():                       # on a CPU generate() compiles only if it is forced
+    def compile_config():                       # on a CPU generate() compiles only if forced to
         import transformers
 
         config = transformers.CompileConfig()

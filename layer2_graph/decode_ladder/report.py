@@ -1,4 +1,4 @@
-"""What was found of rungs: a table, and a layer of each as a picture."""
+"""The results of the rungs: a table, and a picture of a layer of each."""
 
 import re
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ from layer2_graph.decode_ladder.decoders import a_layer
 from layer2_graph.drawing import Box, draw
 from layer2_graph.g05_fused_llama import place
 
-# Of a logit, see verdict: as in generate; and four times what bfloat16 moves the small model's by
+# Of a logit, see verdict: as in generate; four times what bfloat16 changes the small model's by.
 ROUNDING = {"float32": 1e-2, "bfloat16": 0.5}
-# what a launch is called in a picture: by its weights if it is a matrix, else by its name
+# The name of a launch in a picture: by its weights if it is a matrix, else by its own name.
 MATRICES = {"qkv": "q & k & v", "gate_up": "gate & up", "o": "output"}
 NAMES = {"add_rmsnorm": "add + norm", "rmsnorm": "norm", "rope_and_cache": "rope + write",
          "write_kv": "write", "paged_attention": "attention", "matmul_swiglu": "gate & up + SwiGLU",
@@ -21,7 +21,7 @@ NAMES = {"add_rmsnorm": "add + norm", "rmsnorm": "norm", "rope_and_cache": "rope
 
 @dataclass
 class Row:
-    """What was found of a rung. None where it was not counted, or does not apply."""
+    """The results of a rung. None: not counted, or does not apply."""
 
     name: str
     missing: str = ""               # why it was not run, or nothing
@@ -32,28 +32,29 @@ class Row:
     asked: int | None = None        # what the host asks for in a step
     moved: int | None = None        # bytes of a step
     seconds: float | None = None    # a token
-    spread: float | None = None     # how much single runs differ, and how far off their median
-    uncertainty: float | None = None    # may be: shares of it
+    spread: float | None = None         # how much single runs differ: a share of their median
+    uncertainty: float | None = None    # how far off the median may be: a share of it
     runs: int | None = None
     share: float | None = None      # the floor's time over this one's
 
 
 def wrong(row, dtype):
-    """Whether rounding does not explain where the tokens of a Row part: NaN is never explained."""
+    """Whether rounding fails to explain a row's first different token: it never explains NaN."""
     return row.same is not None and not row.gap <= ROUNDING[dtype]
 
 
 def verdict(row, dtype):
-    """What is to be said of the tokens of a Row. dtype: of the weights, "float32" or "bfloat16"
+    """A few words on a row's tokens. dtype: of the weights, "float32" or "bfloat16"
 
-    Two right ways to compute add in another order, so their scores differ by rounding, and of two
-    tokens with nearly equal scores each may take another. ROUNDING is what that may be.
+    Two correct ways to compute add in different orders, so their scores differ by rounding, and
+    they may choose differently between two tokens with nearly equal scores. ROUNDING is the largest
+    such gap.
     """
     if row.same is None:
         return "identical"
     if wrong(row, dtype):
         return f"wrong after {row.same}: gap {row.gap:.2g}"
-    return f"parted by rounding after {row.same} (gap {row.gap:.2g})"
+    return f"different after {row.same}, within rounding (gap {row.gap:.2g})"
 
 
 def text(facts, rows):
@@ -81,8 +82,8 @@ def text(facts, rows):
         lines.append(f"{row.name:32}{launches:>9}{times:>10}{moved:>9}{time}  "
                      + "; ".join(filter(None, (verdict(row, facts["dtype"]), row.untimed))))
     if any(not row.missing and None in (row.launches, row.moved) for row in rows):
-        lines += ["–: not counted. A compiler's code says which arrays it is given, not how much "
-                  "it needs of them;", "what it makes of Hugging Face's model is not looked into"]
+        lines += ["–: not counted. A compiler's code says which arrays it takes, not how much of "
+                  "them it needs;", "its code for Hugging Face's model is not read"]
     return "\n".join(lines)
 
 
@@ -90,7 +91,7 @@ def text(facts, rows):
 
 
 def boxes(launches, layer):
-    """[Box] of the second layer out of the launches of a step; what comes from outside first.
+    """[Box] of the second layer, from the launches of a step; its inputs from outside come first.
 
     layer: its weights, a Layer or a MergedLayer
     """

@@ -1,16 +1,19 @@
-"""Passes that g04 gives: (module, table of kernels) -> how many places they changed.
+"""The passes that come with g04: (module, table of kernels) -> how many places they changed.
 
-Each leaves alone what it cannot prove: an intermediate with another user, other shapes or dtypes, a
-write in between. See rewriting.py for what they ask.
+Each leaves alone what it cannot prove safe: an intermediate with another user, other shapes or
+dtypes, a write in between. See rewriting.py for the questions they ask.
 """
 
 import math
 import operator
+from typing import Any
 
 import torch
-from torch.fx import Node
+from torch import Tensor
+from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_map
 
+from layer1_kernels import Kernels
 from layer2_graph.passes.rewriting import (
     ADD,
     LINEAR,
@@ -40,8 +43,8 @@ __all__ = ["drop_dead", "fold_scale", "fuse_add_rmsnorm", "fuse_attention", "fus
 # ---- without kernels
 
 
-def drop_dead(module, ops=None):
-    """Calls whose result nobody uses go, unless they write or draw random numbers."""
+def drop_dead(module: GraphModule, ops: Kernels | None = None) -> int:
+    """Calls whose result is never used go, unless they write or draw random numbers."""
     places = 0
     for node in reversed(module.graph.nodes):
         dead = node.op in ("call_function", "get_attr") and not node.users
@@ -51,14 +54,16 @@ def drop_dead(module, ops=None):
     return places
 
 
-def draws(node):
+def draws(node: Node) -> bool:
+    """Whether a call draws random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
-def share_equal(module, ops=None):
-    """Two calls of one function with the same arguments become one. What is written into, before
-    the second or after, is not shared."""
-    first, places = {}, 0
+def share_equal(module: GraphModule, ops: Kernels | None = None) -> int:
+    """Two calls of one function with the same arguments become one, unless an argument or a result
+    is ever written into."""
+    first: dict[tuple, Node] = {}
+    places = 0
     written = set().union(*map(writes, module.graph.nodes))
     for node in list(module.graph.nodes):
         key = (node.target, repr((node.args, node.kwargs)))      # names of nodes are unique
@@ -73,7 +78,7 @@ def share_equal(module, ops=None):
     return places
 
 
-def fold_scale(module, ops=None):
+def fold_scale(module: GraphModule, ops: Kernels | None = None) -> int:
     """(x · wᵀ) · number becomes x · (number · w)ᵀ, which costs nothing when it runs (&)."""
     places = 0
     for mul in calls(module, MUL):
@@ -97,11 +102,13 @@ SQUARES = (aten.mean.dim, (aten.pow.Tensor_Scalar, "x", 2), [-1], True)
 RMSNORM = (MUL, (MUL, "x", (aten.rsqrt.default, (ADD, SQUARES, "eps"))), "w")
 
 
-def fuse_rmsnorm(module, ops):
+def fuse_rmsnorm(module: GraphModule, ops: Kernels) -> int:
     """The six operations of a norm become one launch (+)."""
     places = 0
     for node, got in matches(module, RMSNORM):
-        x, w, eps = got["x"], got["w"], got["eps"]
+        x = got["x"]
+        w = got["w"]
+        eps = got["eps"]
         if rows_alike(x, node) and isinstance(eps, float) and isinstance(w, Node) and (
                 w.meta["val"].shape == x.meta["val"].shape[1:]):
             rewrite(node, ops.rmsnorm, (x, w, eps), "mean + scale")
@@ -109,8 +116,8 @@ def fuse_rmsnorm(module, ops):
     return places
 
 
-def fuse_add_rmsnorm(module, ops):
-    """The norm of a sum is made with the sum, in one launch that gives both (+)."""
+def fuse_add_rmsnorm(module: GraphModule, ops: Kernels) -> int:
+    """A sum and its norm become one launch that gives both (+)."""
     places = 0
     for norm in calls(module, ops.rmsnorm):
         total, w, eps = norm.args
@@ -126,12 +133,13 @@ def fuse_add_rmsnorm(module, ops):
     return places
 
 
-def fuse_matmul_swiglu(module, ops):
+def fuse_matmul_swiglu(module: GraphModule, ops: Kernels) -> int:
     """SwiGLU of the two halves of a merged matmul becomes the end of that matmul (& and +)."""
     places = 0
     for node in calls(module, ops.swiglu):
         gate, up = node.args
-        both, F = base(gate), node.meta["val"].shape[1]
+        both = base(gate)
+        F = node.meta["val"].shape[1]
         if not is_call(both, ops.matmul) or both.meta["val"].shape[1] != 2 * F:
             continue
         halves = [is_call(a, aten.slice.Tensor) and a.args == (both, 1, f, f + F)
@@ -144,25 +152,31 @@ def fuse_matmul_swiglu(module, ops):
 
 
 CHUNKS = (aten.chunk.default, "x", 2, -1)
-A, B = (operator.getitem, CHUNKS, 0), (operator.getitem, CHUNKS, 1)
-COS, SIN = (aten.unsqueeze.default, "cos", 1), (aten.unsqueeze.default, "sin", 1)
+A = (operator.getitem, CHUNKS, 0)
+B = (operator.getitem, CHUNKS, 1)
+COS = (aten.unsqueeze.default, "cos", 1)
+SIN = (aten.unsqueeze.default, "sin", 1)
 
 
-def fuse_rope(module, ops):
+def fuse_rope(module: GraphModule, ops: Kernels) -> int:
     """The turns of q and of k by the same angles become one launch, in place (+).
 
-    In place: so nobody else may read what is turned, and it is not an input or a weight.
+    In place, so no other call may read what is turned, and it is neither an input nor a weight.
     """
-    places, waiting = 0, {}
+    places = 0
+    waiting: dict[tuple, tuple] = {}
     for node in calls(module, aten.cat.default):
-        got, order = turned(module, node), list(module.graph.nodes)
+        got = match_turn(module, node)
+        order = list(module.graph.nodes)
         if got is None:
             continue
         other = waiting.pop((got["cos"], got["sin"]), None)
         if other is None or min(map(order.index, other[0].users)) < order.index(node):
             waiting[got["cos"], got["sin"]] = node, got         # q, and k may follow
             continue
-        q, k, T = other[1]["x"], got["x"], len(got["x"].meta["val"])
+        q = other[1]["x"]
+        k = got["x"]
+        T = len(got["x"].meta["val"])
         positions = hold(module, node, torch.arange(T, device=got["x"].meta["val"].device), "rows")
         insert(node, ops.rope, (q, k, got["cos"], got["sin"], positions), None,
                "turn q + turn k", writes=(0, 1))
@@ -172,20 +186,24 @@ def fuse_rope(module, ops):
     return places
 
 
-def turned(module, node):
+def match_turn(module: GraphModule, node: Any) -> dict | None:
     """What match finds in the turn of a head that may be done in place, or None."""
     if len(node.args) != 2 or node.args[1] != -1 or len(node.args[0]) != 2:
         return None
-    (minus, plus), got = node.args[0], {"nodes": []}
+    minus, plus = node.args[0]
+    got: dict | None = {"nodes": []}
     for half, pattern in (
             (minus, (aten.sub.Tensor, (MUL, A, COS), (MUL, B, SIN))),
             (plus, (ADD, (MUL, B, COS), (MUL, A, SIN)))):
         got = got and match(half, pattern, got)
     if not got:
         return None
-    inner, x, angles = {node, *got["nodes"]}, got["x"], (got["cos"], got["sin"])
+    inner = {node, *got["nodes"]}
+    x = got["x"]
+    angles = (got["cos"], got["sin"])
     shared = {n for n in got["nodes"] if base(n) in angles}     # cos and sin serve many
-    memory, order = base(x), list(module.graph.nodes)
+    memory = base(x)
+    order = list(module.graph.nodes)
     first = min(inner, key=order.index)
     readers = {user for n in order if base(n) is memory for user in n.users
                if base(user) is not memory}
@@ -197,27 +215,27 @@ def turned(module, node):
     return got if alone and fits and not written_between(angles, first, node) else None
 
 
-def repeated(name):             # as often as a key head has query heads
+def repeat(name: str) -> tuple:       # as often as a key head has query heads
     return (aten.repeat_interleave.self_int, name, "copies", 1)
 
 
 SCORES = (aten.matmul.default, (aten.transpose.int, "q", 0, 1),
-          (aten.permute.default, repeated("k"), [1, 2, 0]))
+          (aten.permute.default, repeat("k"), [1, 2, 0]))
 WEIGHTS = (aten.softmax.int, (aten.masked_fill.Scalar, SCORES, "later", -math.inf), -1)
 MIXED = (aten.transpose.int,
-         (aten.matmul.default, WEIGHTS, (aten.transpose.int, repeated("v"), 0, 1)), 0, 1)
+         (aten.matmul.default, WEIGHTS, (aten.transpose.int, repeat("v"), 0, 1)), 0, 1)
 
 
-def fuse_attention(module, ops):
+def fuse_attention(module: GraphModule, ops: Kernels) -> int:
     """Scores, mask, softmax and mix become flash attention, if the mask is the causal one (+).
 
-    The mask is computed here, from nodes that take nothing from outside.
+    The mask is computed here, from nodes that do not depend on the graph's inputs.
     """
     places = 0
     for node, got in matches(module, MIXED):
         q, k, v, later = (got[name] for name in ("q", "k", "v", "later"))
         T, H, _ = q.meta["val"].shape
-        mask = known(module, later)
+        mask = fixed_value(module, later)
         if mask is None or not torch.equal(mask, torch.ones_like(mask).triu(1)) or (
                 mask.shape != (T, T)) or got["copies"] * k.meta["val"].shape[1] != H:
             continue
@@ -231,8 +249,9 @@ def fuse_attention(module, ops):
     return places
 
 
-def use_matmul(module, ops):
-    """Matrices that are left are the table's, too. It saves nothing; it makes the graph yours."""
+def use_matmul(module: GraphModule, ops: Kernels) -> int:
+    """The matrices that are left go to the table as well. It saves nothing; it makes the graph
+    yours."""
     places = 0
     for node in calls(module, LINEAR):
         if len(node.args) == 2 and node.args[0].meta["val"].dim() == 2:
@@ -241,15 +260,15 @@ def use_matmul(module, ops):
     return places
 
 
-def known(module, node):
-    """What a node is in every run, or None where it depends on the graph's inputs."""
+def fixed_value(module: GraphModule, node: Any) -> Tensor | None:
+    """What a node is in every run, or None if it depends on the graph's inputs."""
     if constant(module, node) is not None:
         return constant(module, node)
     takes = nodes_in([node.args, node.kwargs])
     written = set().union(*map(writes, module.graph.nodes))
     if node.op != "call_function" or draws(node) or writes(node) or base(node) in written:
         return None
-    values = {n: known(module, n) for n in takes}
+    values = {n: fixed_value(module, n) for n in takes}
     if any(v is None for v in values.values()):
         return None
     args, kwargs = tree_map(lambda a: values.get(a, a) if isinstance(a, Node) else a,

@@ -1,13 +1,15 @@
-"""Run a graph and see what happened: its launches, and who used which storage.
+"""Run a graph and record what happened: its launches, and the storages that each one used.
 
-A storage is memory that a launch made; a tensor and its views show the same one.
+A storage is memory that a launch made; a tensor and its views share one.
 """
 
 import operator
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import torch
-from torch.fx import Interpreter
+from torch import Tensor
+from torch.fx import GraphModule, Interpreter, Node
 from torch.utils._pytree import tree_leaves, tree_map
 
 from layer2_graph.drawing import Box
@@ -18,21 +20,24 @@ __all__ = ["Recording", "boxes", "record", "run_in_arena"]
 
 
 class Launch(NamedTuple):
-    """A node that launched, and the storages that it had to do with, by number."""
+    """A node that launched, and its storages, by number.
+
+    count: of launches: one, unless the node is made of several operations
+    """
 
     node: str
     label: str
-    count: int              # of launches: one, unless the node is made of several operations
-    uses: tuple             # reads, or writes into
+    count: int              # type: ignore[assignment]      # it hides tuple.count
+    uses: tuple             # what it reads, or writes into
     writes: tuple           # of these, what it may write into
-    makes: tuple            # or is the first to use, of what was only set aside
+    makes: tuple            # what it makes, or is the first to use after it was only set aside
 
 
 class Recording(NamedTuple):
     """What happened in a run of a graph."""
 
     result: object
-    launches: list
+    launches: list[Launch]
     sizes: dict             # {storage that a launch made: bytes}
     kept: tuple             # storages that are returned
     given: dict             # {storage of an input: its name}
@@ -42,13 +47,19 @@ class Recording(NamedTuple):
 class Recorder(Interpreter):
     """Runs a graph node by node. It frees nothing, so that no address is used twice."""
 
-    def __init__(self, module):
+    def __init__(self, module: GraphModule):
         super().__init__(module, garbage_collect_values=False)
-        self.seen, self.launches, self.numbers, self.sizes = Launches(), [], {}, {}
-        self.given, self.new, self.unused = {}, {}, {}
+        self.seen = Launches()
+        self.launches: list[Launch] = []
+        self.numbers: dict[int, int] = {}
+        self.sizes: dict[int, int] = {}
+        self.given: dict[int, str] = {}
+        self.new: dict[str, tuple] = {}
+        self.unused: dict[int, int] = {}
 
-    def run_node(self, node):
-        before, known = len(self.seen.names), set(self.numbers.values())
+    def run_node(self, node: Node):
+        before = len(self.seen.names)
+        known = set(self.numbers.values())
         result = super().run_node(node)
         touched = self.storages(result)
         if node.op == "placeholder":
@@ -67,11 +78,11 @@ class Recorder(Interpreter):
 
     def call_function(self, target, args, kwargs):
         ours = not isinstance(target, torch._ops.OpOverload) and target is not operator.getitem
-        if ours:                                    # a kernel out of the table is one launch
+        if ours:                                    # a kernel of the table is one launch
             target = self.seen.watch(target.__name__, target)
         return super().call_function(target, args, kwargs)
 
-    def storages(self, tree):
+    def storages(self, tree: object) -> dict[int, int]:
         """{number: bytes} of the storages of all tensors in a value."""
         unique = {}
         for storage in map(torch.Tensor.untyped_storage, tensors(tree)):
@@ -81,15 +92,15 @@ class Recorder(Interpreter):
         return unique
 
 
-def tensors(tree):
+def tensors(tree: object) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def record(module, inputs):
-    """The Recording of one run: its result, its launches, and who used which storage.
+def record(module: GraphModule, inputs: Iterable[Tensor]) -> Recording:
+    """The Recording of one run: its result, its launches, and the storages that each one used.
 
     A launch is counted as Launches counts: views are free, a kernel of a table is one. Arrays that
-    a node makes and forgets inside itself are not seen.
+    a node makes and drops within itself are not seen.
     """
     recorder = Recorder(module)
     with torch.no_grad(), recorder.seen:
@@ -98,8 +109,9 @@ def record(module, inputs):
                      recorder.given, recorder.new)
 
 
-def boxes(run):
-    """The drawing of a run: [Box], inputs first. A box takes from who last wrote what it uses."""
+def boxes(run: Recording) -> list[Box]:
+    """The drawing of a run: [Box], inputs first. A box takes from the last writer of each storage
+    that it uses."""
     used = {s for launch in run.launches for s in launch.uses}
     drawn = [(s, name) for s, name in run.given.items() if s in used]
     inputs = [Box(name, launch=False) for _, name in drawn]
@@ -114,43 +126,45 @@ def boxes(run):
 
 
 class Placed(Interpreter):
-    """Runs a graph with what its launches make moved to its place in the arena."""
+    """Runs a graph, and moves the results of its launches to their places in the arena."""
 
-    def __init__(self, module, run, plan):
+    def __init__(self, module: GraphModule, run: Recording, plan: Any):
         super().__init__(module, garbage_collect_values=False)
         self.launched = {launch.node for launch in run.launches}
-        self.new, self.offsets = run.new, plan.offsets
+        self.new = run.new
+        self.offsets = plan.offsets
         self.arena = torch.full((plan.peak,), 255, dtype=torch.uint8)   # as float32: not a number
-        self.elsewhere = set()
+        self.elsewhere: set[int] = set()
 
-    def run_node(self, node):
+    def run_node(self, node: Node):
         result = super().run_node(node)
         if node.op in ("placeholder", "get_attr"):
             self.elsewhere |= {address(t) for t in tensors(result)}
-        new = dict.fromkeys(address(t) for t in tensors(result) if t.untyped_storage().nbytes())
-        new = [a for a in new if a not in self.elsewhere and a != address(self.arena)]
+        full = dict.fromkeys(address(t) for t in tensors(result) if t.untyped_storage().nbytes())
+        new = [a for a in full if a not in self.elsewhere and a != address(self.arena)]
         at = {a: self.offsets[s] for a, s in zip(new, self.new.get(node.name, ()), strict=True)
               if s in self.offsets}
         return tree_map(lambda t: self.move(t, at[address(t)], node.name in self.launched)
                         if isinstance(t, torch.Tensor) and address(t) in at else t, result)
 
-    def move(self, tensor, offset, filled):
-        if filled:              # what is only set aside has no numbers yet, and its place may be
+    def move(self, tensor: Tensor, offset: int, filled: bool) -> Tensor:
+        if filled:              # memory that is only set aside has no numbers yet, and its place
             raw = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-            self.arena[offset:offset + len(raw)] = raw              # another's until it is used
+            self.arena[offset:offset + len(raw)] = raw      # may be another's until it is used
         return torch.empty(0, dtype=tensor.dtype).set_(
             self.arena.untyped_storage(), offset // tensor.itemsize + tensor.storage_offset(),
             tensor.shape, tensor.stride())
 
 
-def address(tensor):
+def address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def run_in_arena(module, run, plan, inputs):
-    """The result of the graph where every launch's result lies where the plan says. On the CPU.
+def run_in_arena(module: GraphModule, run: Recording, plan: Any,
+                 inputs: Iterable[Tensor]) -> object:
+    """The result of the graph if every launch's result lies where the plan says. On the CPU.
 
-    A plan with two owners of a place gives wrong numbers here.
+    plan: a Plan of g04. One that gives a place to two owners gives wrong numbers here.
     """
     with torch.no_grad():
         return tree_map(lambda t: t.clone() if isinstance(t, torch.Tensor) else t,

@@ -4,9 +4,9 @@ Stories of a grammar (stories.py), and the docstrings of Python's standard libra
 Python has them (licence: PSF License Agreement; its source is read where it is installed, and no
 line of it is kept here). A document is a story, a question and its story, or a docstring.
 
-Held out is every story of other seeds, and every docstring of the files whose path has a small
-hash, so that another Python holds out the same files. No held-out text occurs in what is learnt;
-docstrings that differ by a word may.
+Every story of other seeds is held out, and every docstring of the files whose path has a small
+hash, so that another Python holds out the same files. No held-out text occurs in the text that is
+learnt; docstrings that differ by a word may.
 """
 
 import ast
@@ -18,15 +18,18 @@ from typing import NamedTuple
 
 from layer2_graph.small.stories import Teller
 
-BEGIN, END, USER, ASSISTANT = "<|begin|>", "<|end|>", "<|user|>", "<|assistant|>"
+BEGIN = "<|begin|>"
+END = "<|end|>"
+USER = "<|user|>"
+ASSISTANT = "<|assistant|>"
 STORIES = {"train": (0, 7000), "dev": (1, 60), "held out": (2, 350)}    # seed, how many
 FILES = {"dev": range(2), "held out": range(2, 16), "train": range(16, 256)}    # first byte of hash
-CHATS = 3                               # one story of so many comes with its question
+CHATS = 3                               # one story of this many comes with its question
 ELSEWHERE = {"site-packages", "test", "tests", "idle_test"}     # of files that are not read
 
 
 class Corpus(NamedTuple):
-    """What is learnt, what chooses the best step, and what judges: texts with their marks."""
+    """Texts with their marks, to learn from, to choose the best step by, or to judge by."""
 
     stories: list[str]
     docstrings: list[str]
@@ -45,15 +48,16 @@ def document(text, question=None):
 def stories(part):
     seed, count = STORIES[part]
     teller = Teller(seed)
-    told = (teller.tell() for _ in range(count))
+    pairs = (teller.tell() for _ in range(count))
     return [document(text, None if i % CHATS else question)
-            for i, (question, text) in enumerate(told)]
+            for i, (question, text) in enumerate(pairs)]
 
 
 @cache
 def docstrings():
     """{part: [docstring]} of the standard library, each text once."""
-    root, by_part = Path(sysconfig.get_paths()["stdlib"]), {part: {} for part in FILES}
+    root = Path(sysconfig.get_paths()["stdlib"])
+    by_part = {part: {} for part in FILES}
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root)
         if ELSEWHERE & set(name.parts):

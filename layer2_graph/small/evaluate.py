@@ -27,7 +27,8 @@ GROUP = 32                                  # weights of a row that share a scal
 PROMPTS = ("", "Once upon a time there was a curious fox named Mira.", "Return the number of",
            "Raise ValueError if")
 QUESTIONS = ("Tell me a story about an owl and a red kite.", "Write a story about Otto and a cake.")
-HEAT, SEED = 0.7, 0
+HEAT = 0.7
+SEED = 0
 SOURCES = {
     "stories": "made by layer2_graph/small/stories.py",
     "docstrings": "the standard library of the Python named here; PSF License Agreement",
@@ -45,7 +46,7 @@ def load(name):
 
 
 def int4(w):
-    """The weights after a trip through int4: each 32 of a row share a scale, the largest is ±7.
+    """The weights after a trip through int4: 32 of a row share a scale, and their largest is ±7.
 
     Round to nearest, symmetric. The embedding, which is the head too, and the norms stay.
     """
@@ -94,7 +95,7 @@ def write(m, w, tokens, end, heat, rng, count=300):
 
 
 def samples(m, w, tokenizer):
-    """[{asked, heat, text}]: not picked, the first that the seed gives."""
+    """[{asked, heat, text}]: not chosen, but the first that the seed gives."""
     rng = torch.Generator().manual_seed(SEED)
     starts = [(text, BEGIN + text) for text in PROMPTS]
     starts += [(text, document("", text).removesuffix(END)) for text in QUESTIONS]
@@ -108,8 +109,10 @@ def samples(m, w, tokenizer):
 
 def judge(held_out, learnt):
     """{model: {part: perplexity}} over the same tokens of held-out text."""
-    small, draft = load("small"), load("draft")
-    tokenizer, room = small[2], small[0]["max_position_embeddings"]
+    small = load("small")
+    draft = load("draft")
+    tokenizer = small[2]
+    room = small[0]["max_position_embeddings"]
     trigram = Trigram([tokens.tolist() for tokens in encode(tokenizer, sum(learnt, []))],
                       small[0]["vocab_size"])
     scores = {name: {} for name in ("small", "small int4", "draft", "trigram")}

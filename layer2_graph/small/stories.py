@@ -1,11 +1,11 @@
 """A grammar that tells small stories:  python layer2_graph/small/stories.py
 
 A production is one way to write a symbol: a pair of the symbol and a text that it becomes, as
-textbooks count them. There are 12,257 of 2,846 symbols, none twice; different texts are 4,895, for
-some are written for several symbols. Those of a symbol are in a random order, the same in each run,
-and the one of rank r is taken with a weight of 1/r (Zipf). The grammar has a memory: who, where and
-what are chosen once a story, so a name or a thing in the first sentence decides words in the last,
-and what helps depends on what went wrong.
+textbooks count them. There are 12,257 productions of 2,846 symbols, all different, but only 4,895
+texts, since some are written for several symbols. The productions of a symbol are in a random
+order, the same in each run, and the one of rank r is taken with a weight of 1/r (Zipf). The grammar
+has a memory: who, where and what are chosen once a story, so a name or a thing in the first
+sentence decides words in the last, and what helps depends on what went wrong.
 """
 
 import re
@@ -29,7 +29,7 @@ PARTS = ("trouble", "cause", "help", "result")          # as in TROUBLES
 
 
 def alternatives(text):
-    """The sentences of a text that | separates; line breaks in it do not count."""
+    """The sentences of a text, separated by |; line breaks in it do not count."""
     return [" ".join(piece.split()) for piece in text.split("|")]
 
 
@@ -108,7 +108,7 @@ class Teller:
         return self.about(story, thing) | {"gift": gift}
 
     def about(self, story, thing):
-        """The story with this thing, what goes wrong with it, and a place."""
+        """The story with this thing, the trouble with it, and a place."""
         kind = self.pick("kind")
         return story | {"key": thing, "noun": thing.rstrip("*"), "kind": kind,
                         "trouble": self.pick(f"kind:{thing}"), "place": self.pick(f"place:{kind}")}
@@ -132,7 +132,8 @@ class Teller:
 
     def episode(self, story):
         """Two paragraphs: something goes wrong, and a friend helps."""
-        chance, key = self.rng.random, f"{story['trouble']}:{story['key']}"
+        chance = self.rng.random
+        key = f"{story['trouble']}:{story['key']}"
         wrong = ["went"] + [f"sight:{story['kind']}"] * (chance() < 0.6) + [f"then|trouble:{key}"] \
             + ["felt"] + ["why"] * (chance() < 0.5)
         right = ["came"] + ["asked", "answered"] * (chance() < 0.6) + [f"so|help:{key}", "glad"] \

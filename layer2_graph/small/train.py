@@ -5,8 +5,8 @@
     python layer2_graph/small/train.py draft --steps 1000
 
 B: sequences   T: tokens of each   the other letters as in o02
-What ships is the running mean of the weights, at the step that does best on text that is neither
-learnt nor judged by. A training that is stopped goes on where it was: its state is in .cache/.
+What ships is the running mean of the weights, at the step that does best on text that is used
+neither to learn nor to judge. A stopped training resumes where it was: its state is in .cache/.
 Products are in bf16, sums and weights in fp32. Other roundings give other weights.
 """
 
@@ -25,7 +25,9 @@ from layer2_graph.small.corpus import ASSISTANT, BEGIN, END, USER, corpus
 
 FOLDERS = {"small": Path(__file__).parent, "draft": Path(__file__).parents[1] / "draft"}
 STATES = Path(__file__).parents[2] / ".cache"           # of trainings; git ignores it
-B, T, SEED = 4, 512, 0
+B = 4
+T = 512
+SEED = 0
 RATE = {"small": 3e-3, "draft": 5e-3}       # the highest, after a twentieth of the steps
 MEAN = 0.98                                 # the running mean's: about the last fifty steps
 DECAY = 0.1                                 # of matrices
@@ -88,7 +90,8 @@ def windows(documents, rng):                        # yields (B, T + 1)
             for i in rng.permutation(len(documents)):
                 yield documents[i]
 
-    source, rest = endless(), torch.empty(0, dtype=torch.int64)
+    source = endless()
+    rest = torch.empty(0, dtype=torch.int64)
     while True:
         rows = []
         for _ in range(B):
@@ -152,17 +155,21 @@ def keep(state, name, steps, w, mean, optimiser, dev, m):
 def train(name, steps):
     torch.manual_seed(SEED)
     STATES.mkdir(exist_ok=True)
-    folder, saved = FOLDERS[name], STATES / f"{name}.pt"
+    folder = FOLDERS[name]
+    saved = STATES / f"{name}.pt"
     m = read_json(folder / "config.json")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     dev = windows(encode(tokenizer, sum(corpus("dev"), [])), np.random.default_rng(SEED))
     dev = [next(dev) for _ in range(6)]
-    w, state = new_weights(m), {"step": 0, "best": float("inf")}
-    mean, optimiser = {k: v.detach().clone() for k, v in w.items()}, optimiser_of(w)
+    w = new_weights(m)
+    state = {"step": 0, "best": float("inf")}
+    mean = {k: v.detach().clone() for k, v in w.items()}
+    optimiser = optimiser_of(w)
     if saved.exists():
         before = torch.load(saved)
         state = {k: before[k] for k in state}
-        w, mean = before["w"], before["mean"]
+        w = before["w"]
+        mean = before["mean"]
         optimiser = optimiser_of(w)
         optimiser.load_state_dict(before["optimiser"])
     rng = np.random.default_rng((SEED, state["step"]))
@@ -189,7 +196,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("tokenizer", *FOLDERS))
     parser.add_argument("--steps", type=int, default=2000,
-                        help="in all, with those that were made before it was stopped")
+                        help="in all, including those made before it was stopped")
     options = parser.parse_args()
     if options.what == "tokenizer":
         size = read_json(FOLDERS["small"] / "config.json")["vocab_size"]

@@ -1,7 +1,7 @@
 """What three tokens in a row tell: the trigram model that the small model must beat.
 
-Interpolated Kneser–Ney with one discount: the chance after two tokens is what was counted, less the
-discount, plus the chance after one token; and there a token counts once for each different token
+Interpolated Kneser–Ney with one discount: the chance after two tokens comes from their count, less
+the discount, plus the chance after one token; there a token counts once for each different token
 that it was seen after. Source: Chen and Goodman, An empirical study of smoothing techniques for
 language modeling (1998), section 2.7.
 """
@@ -18,7 +18,9 @@ class Level:
 
     def __init__(self, counts):
         """counts: {(token, …): how often}"""
-        self.counts, self.total, self.kinds = counts, Counter(), Counter()
+        self.counts = counts
+        self.total = Counter()
+        self.kinds = Counter()
         for gram, count in counts.items():
             self.total[gram[:-1]] += count
             self.kinds[gram[:-1]] += 1
@@ -36,9 +38,10 @@ class Trigram:
     def __init__(self, documents, V):
         """documents: [[token]], each from its mark of beginning. V: size of the vocabulary."""
         threes = Counter(gram for tokens in documents for gram in grams(tokens))
-        twos = Counter(gram[1:] for gram in threes)         # each counts once a different context
+        twos = Counter(gram[1:] for gram in threes)         # once for each different context
         ones = Counter(gram[1:] for gram in twos)
-        self.levels, self.V = [Level(ones), Level(twos), Level(threes)], V
+        self.levels = [Level(ones), Level(twos), Level(threes)]
+        self.V = V
 
     def loss(self, tokens):
         """-log of the chance of each token but the first."""

@@ -1,4 +1,4 @@
-"""What is measured and recorded of this floor.
+"""Measurements and records of this floor.
 
 load           `lab load`: requests at a rate
 serving_speed  the engine beside Hugging Face's

@@ -2,7 +2,7 @@
 
 The small model writes DECODERS texts. Meanwhile long prompts come, each when the one before has its
 ANSWER tokens, so that there is always one. A run begins when the first of them comes, and ends with
-the last. Runs of all chunk sizes take turns, ROUNDS times. The schedule of a run is the same in all
+the last. Runs of all chunk sizes take turns, ROUNDS times. A run's schedule is the same in all
 rounds, so the time of each of its steps is the median over the rounds.
 layer3_system/bench/chunk_sizes.json has the result.
 """
@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from day01_roofline import take_turns
-from lab.author.simulator_speed import cpu_model
+from lab.device import cpu_model
 from layer2_graph import CpuLlama, Tokenizer, cpu_kernels, read_config, read_weights, settle
 from layer2_graph.models import SMALL
 from layer2_graph.small.corpus import stories
@@ -48,7 +48,7 @@ def small_model():
 
 
 def texts(tokenizer, N, count):
-    """[[int]]: so many prompts of N tokens, of stories that the model was not trained on."""
+    """[[int]]: `count` prompts of N tokens, from stories that the model was not trained on."""
     every = [token for story in stories("dev") for token in tokenizer.encode(story)]
     apart = len(every) // count
     return [every[i * apart:i * apart + N] for i in range(count)]
@@ -59,7 +59,7 @@ class Run:
     """One run. Seconds, and counts of what happened within it."""
 
     seconds: float
-    gaps: list          # between two tokens of those who decode
+    gaps: list          # between two tokens of the requests that decode
     first: list         # from the arrival of each long prompt to its first token
     steps: int
     tokens: int         # computed
@@ -69,7 +69,7 @@ class Run:
 
 
 def serve(model, tokenizer, long, short, chunk):
-    """The Run of the long prompts, [[int]], one after the other, beside the short ones."""
+    """The Run of the long prompts, [[int]], one after another, beside the short ones."""
     model, room = StepLog(model), model.config.room
     pool = BlockPool((len(short) + 1) * -(-room // 16))
     engine = Engine(model, tokenizer, pool, Scheduler(pool, budget=room, chunk=chunk),
@@ -79,7 +79,8 @@ def serve(model, tokenizer, long, short, chunk):
     while any(len(request.output) < WARM for request in writing):
         engine.step()
     model.steps.clear()
-    began, done = time.perf_counter(), []
+    began = time.perf_counter()
+    done = []
     for prompt in long:
         done += engine.submit(prompt, params)
         while done[-1].status != "finished":
@@ -88,8 +89,8 @@ def serve(model, tokenizer, long, short, chunk):
 
 
 def run_of(seconds, steps, writing, done):
-    """The Run that took so many steps, [Noted]. writing, done: the requests with short and with
-    long prompts; the former come first in each step."""
+    """The Run that took `seconds` and these steps, [Noted]. writing, done: the requests with short
+    and with long prompts; the former come first in each step."""
     last = writing[0].token_times[-len(steps) - 1:] if writing else []
     chunks = [(n, context) for noted in steps for n, context in
               list(zip(noted.new, noted.contexts, strict=True))[len(writing):]
@@ -104,7 +105,8 @@ def run_of(seconds, steps, writing, done):
 
 def summary(runs):
     """What the record keeps of the runs of one chunk size."""
-    first, gaps = runs[0], np.median([run.gaps for run in runs], axis=0)
+    first = runs[0]
+    gaps = np.median([run.gaps for run in runs], axis=0)
     return {"steps": first.steps, "tokens": first.tokens, "written": first.written,
             "reread": first.reread, "seconds": median(run.seconds for run in runs),
             "first": median(s for run in runs for s in run.first),
@@ -112,11 +114,12 @@ def summary(runs):
 
 
 def sweep(rounds=ROUNDS, chunks=CHUNKS, decoders=DECODERS):
-    """{chunk: [Run of each round]}, by turns. RuntimeError where tokens depend on the chunk."""
+    """{chunk: [Run of each round]}, by turns. RuntimeError if tokens depend on the chunk."""
     model, tokenizer = small_model()
-    long, short = texts(tokenizer, LONG, PROMPTS), texts(tokenizer, SHORT, DECODERS)[:decoders]
+    long = texts(tokenizer, LONG, PROMPTS)
+    short = texts(tokenizer, SHORT, DECODERS)[:decoders]
     ways = {chunk: partial(serve, model, tokenizer, long, short, chunk) for chunk in chunks}
-    ways[chunks[0]]()                           # what happens only once has happened
+    ways[chunks[0]]()                           # warm up
     seconds = take_turns(ways, rounds)
     for chunk, runs in seconds.items():
         if any(run.output != seconds[chunks[0]][0].output for run in runs):

@@ -1,6 +1,6 @@
 """OpenAI's own client talks to `lab serve`:  python -m layer3_system.bench.conversation
 
-The small model serves on a port of this machine; conversation.md has what was asked and answered.
+The small model serves on a port of this machine; conversation.md has the questions and answers.
 Names of answers and times of day are left out, for they differ each time. A stream's events are
 joined: how many there are depends on how fast the client reads.
 """
@@ -18,7 +18,7 @@ STORY = "Once upon a time there was a curious fox named Mira. One winter Mira"
 CHAT = [{"role": "user", "content": "Tell me a story about a fox."}]
 TEXT = {"model": "small", "prompt": STORY, "max_tokens": 12, "temperature": 0}
 
-# what is shown, what is called, with what
+# title, the client's method, its fields
 CALLS = (
     ("Which models are there?", "models.list", {}),
     ("A completion, the likeliest token each time", "completions.create", TEXT),
@@ -50,7 +50,7 @@ def serving():
 
 
 def talk(address):
-    """[(what was shown of a call, its answer)]: texts for each of CALLS."""
+    """[(request, answer)]: two texts for each of CALLS."""
     import httpx
     import openai
 
@@ -64,7 +64,7 @@ def talk(address):
             for part in name.split("."):
                 call = getattr(call, part)
             try:
-                list(call(**fields))            # of a stream all events
+                list(call(**fields))            # of a stream: all events
             except openai.APIStatusError as error:
                 exchanges[-1] += f"\n\nThe client raises {type(error).__name__}."
     return list(zip(exchanges[::2], exchanges[1::2], strict=True))
@@ -80,15 +80,19 @@ def answered(response):
     if response.headers["content-type"].startswith("text/event-stream"):
         *events, done = [line.removeprefix("data: ") for line in response.text.split("\n\n")
                          if line]
-        content, note = joined(map(json.loads, events)), f" Events, joined; the last: `{done}`"
+        content = joined(map(json.loads, events))
+        note = f" Events, joined; the last: `{done}`"
     else:
-        content, note = response.json(), ""
+        content = response.json()
+        note = ""
     return f"{response.status_code}.{note}\n\n```json\n{pretty(stable(content))}\n```"
 
 
 def joined(events):
-    """The answer of a stream that gives one: its text, why it ended, and what it took."""
-    text, reason, usage = "", None, None
+    """The one answer of a stream: its text, why it ended, and its usage."""
+    text = ""
+    reason = None
+    usage = None
     for event in events:
         for choice in event["choices"]:
             text += choice.get("text") or choice.get("delta", {}).get("content") or ""
@@ -98,7 +102,7 @@ def joined(events):
 
 
 def stable(content):
-    """What stays the same of an answer."""
+    """The parts of an answer that are the same each time."""
     if isinstance(content, dict):
         return {key: stable(value) for key, value in content.items()
                 if key != "created" and not (key == "id" and "choices" in content)}
@@ -126,7 +130,7 @@ def write(exchanges):
 
 def main():
     if not find_spec("openai"):
-        sys.exit("the package openai is needed, and is not installed")
+        sys.exit("the package openai is needed and is not installed")
     with serving() as address:
         RECORD.write_text(write(talk(address)), "utf-8")
 

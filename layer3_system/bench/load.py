@@ -1,7 +1,7 @@
-"""Load on a server, and what its clients wait:  lab load [URL] [--rates 1,2,4] …
+"""Load on a server, and how long its clients wait:  lab load [URL] [--rates 1,2,4] …
 
 Requests arrive at random, or as a trace says; each is a streamed completion of a given length. The
-times are the clients' own. Without rates it finds the most that the server writes, with all
+times are the clients' own. Without rates it finds the most that the server can write, with all
 requests at once, and tries shares of that. The curve goes into a JSON file and a picture.
 """
 
@@ -18,8 +18,8 @@ import numpy as np
 import typer
 from rich.progress import Progress
 
-from lab.author.simulator_speed import cpu_model
 from lab.course import CourseError
+from lab.device import cpu_model
 from lab.terminal import main
 from layer3_system.s03_static_batching import Job, mixed_trace
 from layer3_system.s09_load_test import (
@@ -31,7 +31,7 @@ from layer3_system.s09_load_test import (
     summarise,
 )
 
-SHARES = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.5)      # of the most, where no rates are given
+SHARES = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.5)      # of the most, if no rates are given
 LETTERS = range(97, 123)        # tokens of prompts: every shipped model knows these numbers
 COLUMNS = ("req/s", "asked", "tok/s", "good/s", "TTFT", "p90", "p99", "TPOT", "p90", "p99", "E2E",
            "failed")
@@ -48,7 +48,8 @@ async def ask(client, model, prompt, job, began):
     body = {"model": model, "prompt": prompt, "max_tokens": job.output, "ignore_eos": True,
             "temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
     first = last = None
-    tokens, wrong = 0, None
+    tokens = 0
+    wrong = None
     try:
         async with client.stream("POST", "/v1/completions", json=body) as reply:
             if reply.status_code != 200:
@@ -84,7 +85,8 @@ async def test(url, model, headers, jobs, progress, title):
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, headers=headers, limits=limits, timeout=600,
                                  trust_env=False) as client:
-        bar, began = progress.add_task(title, total=len(jobs)), time.monotonic()
+        bar = progress.add_task(title, total=len(jobs))
+        began = time.monotonic()
         tasks = [asyncio.create_task(ask(client, model, rng.choice(LETTERS, job.prompt).tolist(),
                                          job, began)) for job in jobs]
         for task in tasks:
@@ -94,7 +96,7 @@ async def test(url, model, headers, jobs, progress, title):
 
 def read_trace(path):
     """[Job] of a file: a line of JSON each, with arrival in seconds, prompt and output in tokens.
-    CourseError names the line that is none."""
+    CourseError names a line that is wrong."""
     jobs = []
     try:
         lines = path.read_text("utf-8").splitlines()
@@ -125,7 +127,7 @@ def at_rate(jobs, rate):
 
 
 def line(title, s):
-    """A row of the table. Times are medians where no percentile is named, in milliseconds."""
+    """A row of the table. Times are in milliseconds, medians unless a percentile is named."""
     def ms(value):
         return "–" if value is None else f"{1000 * value:.0f}"
 
@@ -135,10 +137,10 @@ def line(title, s):
 
 
 def draw(curve, objective):
-    """What clients wait against what the machine writes: a figure."""
+    """How long clients wait against how much the machine writes: a figure."""
     import matplotlib.pyplot as plt
 
-    from lab.plots import GREY, INK
+    from lab.plots import GREY, INK, closed
 
     figure, panels = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
     x = [summary.throughput for summary in curve]
@@ -149,10 +151,9 @@ def draw(curve, objective):
         panel.axhline(1000 * limit, color=GREY, linewidth=1)
         panel.annotate("objective", (x[0], 1000 * limit), color=GREY, fontsize=8, va="bottom")
         panel.set(xlabel="tokens a second", yscale="log",
-                  title=f"{name.upper()}, ms, by the load")
+                  title=f"{name.upper()}, ms, by load")
         panel.legend(frameon=False)
-    plt.close(figure)           # a notebook shows what is returned, and open figures once more
-    return figure
+    return closed(figure)
 
 
 # ---- the command
@@ -170,7 +171,7 @@ def rates_of(text):
 
 
 def model_of(url, headers):
-    """The name of the model that a server has. CourseError where there is no server."""
+    """The name of the model that a server has. CourseError if there is no server."""
     try:
         reply = httpx.get(f"{url}/v1/models", headers=headers, timeout=10, trust_env=False)
         if reply.status_code != 200:
@@ -199,12 +200,15 @@ def load(
     api_key: Annotated[str | None, typer.Option(help="of the server")] = None,
     out: Annotated[Path, typer.Option(metavar="FILE", help="for the curve")] = Path("load.json"),
 ):
-    """Measure a server under load: TTFT, TPOT, throughput, goodput, up to saturation."""
-    url, objective = url.rstrip("/"), Objective(ttft, tpot)
+    """Measure a server under load, up to saturation. Shows TTFT, TPOT, throughput and goodput."""
+    url = url.rstrip("/")
+    objective = Objective(ttft, tpot)
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     wanted = None if rates is None else rates_of(rates)
     jobs = read_trace(trace) if trace else None
-    model, points, before = model_of(url, headers), [], os.getloadavg()[0]
+    model = model_of(url, headers)
+    points = []
+    before = os.getloadavg()[0]
 
     def mixed(count):
         return mixed_trace(max(count, 1), np.random.default_rng(1), prompt=(prompt, most),

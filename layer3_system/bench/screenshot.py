@@ -1,4 +1,4 @@
-"""A picture of the live page, of a server at work:  python -m layer3_system.bench.screenshot
+"""A picture of the live page of a server at work:  python -m layer3_system.bench.screenshot
 
 The small model serves a few stories on few pages; page.png has the picture. It needs Chromium, its
 driver, and selenium.
@@ -16,7 +16,9 @@ from pathlib import Path
 from PIL import Image
 
 PICTURE = Path(__file__).with_name("page.png")
-PORT, PAGES, SEATS = 8117, 128, 6
+PORT = 8117
+PAGES = 128
+SEATS = 6
 STORY = ("Once upon a time there was a curious fox named Mira. One winter Mira was given a strange "
          "kite.")
 OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -25,7 +27,7 @@ OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--n
 
 
 def browser():
-    """A headless Chromium, or None where there is none, or no driver of it."""
+    """A headless Chromium; None if it or its driver is missing."""
     programs = shutil.which("chromium"), shutil.which("chromedriver")
     if not all(programs):
         return None
@@ -52,7 +54,7 @@ def ask(place, i):
 def main():
     chromium = browser()
     if chromium is None:
-        sys.exit("chromium and chromedriver are needed, and were not found")
+        sys.exit("chromium and chromedriver are needed and were not found")
     command = [sys.executable, "-m", "layer3_system.server.cli", "--port", str(PORT), "--pages",
                str(PAGES), "--max-seqs", str(SEATS), "--budget", "64"]
     place = f"http://127.0.0.1:{PORT}"

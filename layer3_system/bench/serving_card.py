@@ -1,4 +1,4 @@
-"""What serving_speed recorded, as tables and in a sentence."""
+"""The record of serving_speed, as tables and in a sentence."""
 
 import json
 from pathlib import Path

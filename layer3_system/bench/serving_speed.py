@@ -4,9 +4,8 @@ python -m layer3_system.bench.serving_speed
 Each arm runs in a process of its own, and the arms take turns, so that a busy machine disturbs all.
 Equal: B requests at once, PROMPT tokens each, WRITTEN to write. Mixed: TRACE requests of mixed
 lengths, all there at the start, at most SEATS at a time; Hugging Face takes them in padded batches
-of SEATS, in the order in which they came. A rate counts tokens that somebody asked for, over the
-wall time of everything, prompts included. benchmarks/serving.json has the result, and the README
-its tables.
+of SEATS, in order of arrival. A rate counts the tokens that requests asked for, over the wall time
+of everything, prompts included. benchmarks/serving.json has the result, and the README its tables.
 """
 
 import argparse
@@ -24,9 +23,8 @@ from statistics import median
 import torch
 
 from day01_roofline import take_turns
-from lab.author.simulator_speed import cpu_model
 from lab.course import ROOT, CourseError
-from lab.device import library_settings
+from lab.device import cpu_model, library_settings
 from layer2_graph import CpuLlama, cpu_kernels, tile
 from layer2_graph.bench.decode_speed import MODELS
 from layer2_graph.decode_ladder.comparison import their_config
@@ -54,7 +52,7 @@ TARGETS = (
 OWN_SHARE = 0.10        # of a step with 32 sequences of the 135M shape: the engine's own Python
 
 
-# ---- what is asked
+# ---- the load
 
 
 def jobs(load, V):
@@ -93,7 +91,7 @@ def ours(pool, m, weights, batch):
         return call
 
     for array in (engine.pages.k, engine.pages.v):
-        array.zero_()            # what is touched first is slow: a server that runs has touched all
+        array.zero_()           # the first touch is slow; a server that runs has touched all pages
     model.forward, engine.sample = timed(model.forward), timed(engine.sample)
     began = time.perf_counter()
     requests = [engine.submit(prompt, SamplingParams(count, temperature=0, ignore_eos=True))[0]
@@ -106,21 +104,24 @@ def ours(pool, m, weights, batch):
 
 
 def hugging_face(m, weights):
-    """transformers' model, which may write any token: none ends a text."""
+    """transformers' model, which may write any token: no token ends a text."""
     from transformers import LlamaForCausalLM
 
     config = their_config(m)
-    config.bos_token_id, config.eos_token_id, config.pad_token_id = None, None, 0
+    config.bos_token_id = None
+    config.eos_token_id = None
+    config.pad_token_id = 0
     model = LlamaForCausalLM(config).eval()
     model.load_state_dict(weights, strict=not m.tied)
     return model
 
 
 def generate(m, weights, requests):
-    """Batches of at most SEATS, or all where all are equal; padded on the left, as long as the
+    """Batches of at most SEATS, or one batch if all are equal; padded on the left, as long as the
     longest answer of a batch."""
     model = hugging_face(m, weights)
-    size, texts = SEATS if mixed(requests) else len(requests), []
+    size = SEATS if mixed(requests) else len(requests)
+    texts = []
     began = time.perf_counter()
     for first in range(0, len(requests), size):
         batch = requests[first:first + size]
@@ -145,7 +146,8 @@ def generate_batch(m, weights, requests):
                               pad_token_id=0)
     hints = WorkloadHints(max_prompt_length=max(len(prompt) for prompt, _ in requests),
                           max_generated_length=most, num_requests=len(requests))
-    began, texts = time.perf_counter(), {}
+    began = time.perf_counter()
+    texts = {}
     with model.continuous_batching_context_manager(
             generation_config=config, workload_hints=hints, block=True, timeout=5) as manager:
         for i, (prompt, count) in enumerate(requests):
@@ -180,7 +182,8 @@ def measure(run, model):
 
 
 def in_process(run, model):
-    """What `measure` says in a process of its own. CourseError with its last line if it fails."""
+    """The answer of `measure` in a process of its own. CourseError with its last line if it
+    fails."""
     done = subprocess.run([sys.executable, "-m", __spec__.name, "--run", run, "--model", model],
                           cwd=ROOT, capture_output=True, text=True)
     if done.returncode:

@@ -1,8 +1,8 @@
-"""Random requests, aborts and steps on an engine that is looked at after each:
+"""Random requests, aborts and steps on an engine that is checked after each:
 python -m layer3_system.bench.soak
 
-The model is MockLlama, so each answer can be worked out with no engine at all. A run is the same
-each time, by its name as the seed. benchmarks/soak.txt has what went on.
+The model is MockLlama, so each answer can be worked out without an engine. A run is the same each
+time, since its name is its seed. benchmarks/soak.txt has the result.
 """
 
 import random
@@ -26,16 +26,17 @@ STEPS = 2_500           # of each kind: 10,000 in all
 END = 256
 ABOUT = """\
 Random steps on an engine; made by `python -m layer3_system.bench.soak`. A run is named by its seed.
-After each step check_engine has looked: pages are free or in use, and counted once for each table
-that has them; those that share a page have the same tokens in it; nobody has computed more tokens
-than it has, or than fit its pages; who waits has none; seats and budget are kept; no request is
-lost. At the end each answer is what no engine at all makes of its prompt, up to where it was
-aborted."""
+After each step check_engine checks: pages are free or in use, and counted once for each table that
+has them; requests that share a page have the same tokens in it; no request has more tokens computed
+than it has, or than fit its pages; a waiting request has none; seats and budget are kept; no
+request is lost. At the end each answer is the one that its prompt gets without an engine, up to
+where it was aborted."""
 
 
 def alone(request, scores=mock_scores):
     """The tokens that a request must get: from the scores of its context, token by token."""
-    p, out = request.params, []
+    p = request.params
+    out = []
     while len(out) < request.limit - len(request.prompt):
         z = scores(request.prompt + out, END + 1).numpy()
         u = uniform(request.seed, request.index, len(out))
@@ -46,7 +47,7 @@ def alone(request, scores=mock_scores):
 
 
 def narrow(context, V):
-    """Scores of four tokens and the end, so that texts meet again and again."""
+    """Scores of four tokens and the end, so that texts often coincide."""
     z = torch.full((V,), -20.0)
     z[:4] = mock_scores(context, 4) / 2
     z[END] = -1
@@ -54,7 +55,7 @@ def narrow(context, V):
 
 
 class Lottery:
-    """Guesses that now and then are right."""
+    """Guesses that are right now and then."""
 
     def __init__(self, seed):
         self.chance = random.Random(seed)
@@ -66,7 +67,8 @@ class Lottery:
 def engine_for(kind, chance):
     """An engine with few pages and seats."""
     pool = (BlockPool if kind == "no prefix cache" else PrefixPool)(24, 4)
-    budget, chunk = chance.choice([6, 9, 32]), chance.choice([None, 3])
+    budget = chance.choice([6, 9, 32])
+    chunk = chance.choice([None, 3])
     return Engine(MockLlama(80, scores=narrow), ByteTokenizer(), pool,
                   Scheduler(pool, 6, budget, chunk), overlap=kind == "overlap",
                   drafter=Lottery(kind) if kind == "guesses" else None, clock=count().__next__)
@@ -83,12 +85,14 @@ def ask(engine, chance):
 
 
 def soak(kind, steps=STEPS):
-    """What went on in so many random steps, and those that ended what was open: {what: how many}.
+    """What happened in `steps` random steps and those that finished open requests: {what: count}.
 
-    Broken where an invariant does not hold, or an answer is not what it must be.
+    Broken if an invariant does not hold, or an answer is not what it must be.
     """
     chance = random.Random(kind)
-    engine, every, taken = engine_for(kind, chance), [], 0
+    engine = engine_for(kind, chance)
+    every = []
+    taken = 0
     while taken < steps or engine.busy:
         if taken < steps and chance.random() < 0.25 and len(engine.scheduler.waiting) < 12:
             every += ask(engine, chance)
@@ -115,7 +119,7 @@ def soak(kind, steps=STEPS):
 
 
 def line(kind, counts):
-    """A run in a line of the log."""
+    """A run as a line of the log."""
     return f"{kind}: " + ", ".join(f"{name} {number:,}" for name, number in counts.items())
 
 

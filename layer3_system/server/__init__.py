@@ -1,4 +1,4 @@
-"""What is around s08's Bridge: an HTTP server with OpenAI's API, `lab serve`.
+"""The HTTP server around s08's Bridge, with OpenAI's API: `lab serve`.
 
 cli           `lab serve`
 app           the routes
@@ -6,7 +6,7 @@ protocol      what a client asks, read and checked
 messages      the messages of a chat
 responses     what a client gets
 tokenization  /tokenize and /detokenize
-listener      the listening, and its end
+listener      listening, and shutting down
 connection    limits of one connection
 middleware    what holds for every request
 hosts         which hosts and pages may ask

@@ -1,7 +1,6 @@
 """The server's addresses: OpenAI's, a few of vLLM's, /metrics, /engine and a page
 
-An API key guards what is below /v1, /engine, /tokenize and /detokenize. All that goes wrong is told
-in OpenAI's shape.
+An API key guards /v1, /engine, /tokenize and /detokenize. Errors have OpenAI's shape.
 """
 
 import asyncio
@@ -38,8 +37,8 @@ STREAM_GRACE = 10              # seconds after its time limit that a slow reader
 
 
 async def read_body(request, limits, patience):
-    """The bytes of a request's JSON. ApiError 415 where they are none, 413 where they are too many,
-    408 where they are late, or where for so many seconds none came."""
+    """The bytes of a request's JSON. ApiError 415 if it is not JSON, 413 if it is too large, 408 if
+    it takes too long, or if nothing comes for `patience` seconds."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip()
     if kind.lower() != "application/json":
         raise ApiError(415, f"Content-Type: expected application/json, found {kind!r}")
@@ -56,14 +55,14 @@ async def read_body(request, limits, patience):
                 if len(body) > limits.body:             # its length need not be announced
                     raise too_large
     except TimeoutError:
-        late = (f"for {patience:g} s nothing came of the body" if silence.expired() else
+        late = (f"nothing of the body came for {patience:g} s" if silence.expired() else
                 f"the body took more than {limits.seconds:g} s")
         raise ApiError(408, late, headers={"Connection": "close"}) from None
     return bytes(body)
 
 
 async def while_connected(receive, work):
-    """What a coroutine gives; where the client leaves before, it is cancelled, and None."""
+    """The result of a coroutine; None if the client disconnects first, which cancels it."""
     tasks = [asyncio.ensure_future(work), asyncio.ensure_future(wait_for_disconnect(receive))]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -86,9 +85,11 @@ class Events(Response):
 
     def __init__(self, bridge, call, chunks):
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no",
-                                  "X-Answer-Id": call.id})      # before its first piece is there
+                                  "X-Answer-Id": call.id})      # sent before the first piece
         del self.headers["content-length"]
-        self.bridge, self.call, self.chunks = bridge, call, chunks
+        self.bridge = bridge
+        self.call = call
+        self.chunks = chunks
 
     async def __call__(self, scope, receive, send):
         try:
@@ -121,9 +122,10 @@ class Events(Response):
 
 
 def make_app(engine, name, limits=LIMITS, key=None, kind=Bridge, access=ACCESS):
-    """A FastAPI app that serves an engine. name: of the model    key: what clients must know
-    kind: the Bridge between the two"""
-    metrics, live = Metrics(engine, name), Live()
+    """A FastAPI app that serves an engine. name: of the model    key: that clients must send
+    kind: the class of the Bridge between the two"""
+    metrics = Metrics(engine, name)
+    live = Live()
     bridge = kind(engine, limits, (metrics, live))
 
     @asynccontextmanager
@@ -227,7 +229,7 @@ def make_app(engine, name, limits=LIMITS, key=None, kind=Bridge, access=ACCESS):
 
 
 def own_version():
-    """Of this package; "unknown" where it runs without being installed."""
+    """The version of this package; "unknown" if it is not installed."""
     try:
         return importlib.metadata.version("gpu-course")
     except importlib.metadata.PackageNotFoundError:
@@ -235,7 +237,7 @@ def own_version():
 
 
 def answer_errors(app):
-    """Errors in OpenAI's shape, whoever raised them."""
+    """Give all errors OpenAI's shape, wherever they were raised."""
     @app.exception_handler(ApiError)
     async def on_api_error(request, error):
         return as_json(error.content(), error.status, error.headers)
@@ -252,4 +254,4 @@ def answer_errors(app):
 
     @app.exception_handler(ClientDisconnect)
     async def on_disconnect(request, error):
-        return Response(status_code=499)                    # nobody reads it
+        return Response(status_code=499)                    # no client reads it

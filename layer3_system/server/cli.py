@@ -1,6 +1,6 @@
 """A model behind OpenAI's API:  lab serve [MODEL] [--kernels torch|triton|cuda|mine]
 
-It says whose kernel computes each operation and whose part of the engine runs, then listens: on
+It prints whose kernel computes each operation and whose part of the engine runs, then listens: on
 this machine alone, unless --host says otherwise.
 """
 
@@ -29,6 +29,7 @@ from layer2_graph import (
 )
 from layer2_graph.generate import IGNORE, Letters, check_table, is_nano, used, whose
 from layer2_graph.models import SMALL
+from layer3_system.intake import default_pages
 from layer3_system.ngram import NGrams
 from layer3_system.s01_request import sample_rows
 from layer3_system.s02_block_pool import BlockPool
@@ -55,8 +56,7 @@ def needed(lesson, name):
 
 
 def own_part(desk, name):
-    """A part of the engine as the learner's desk has it, where all its exercises passed; else
-    None."""
+    """A part of the engine from the learner's desk, if all its exercises passed; else None."""
     lessons = {lesson.id: lesson for lesson in course.lessons()}
     lesson = lessons.get(PARTS[name].__module__.rpartition(".")[2])
     exercises = needed(lesson, name) if lesson else []
@@ -73,7 +73,7 @@ def methods_of(kind):
 def pool_of(own, P, S):
     """A pool with the learner's parts in it. own: {name: part or None}
 
-    PrefixPool builds on BlockPool. So the learner's methods go between the two.
+    PrefixPool builds on BlockPool, so the learner's methods go between the two.
     """
     below = type("BlockPool", (BlockPool,), methods_of(own.get("BlockPool") or BlockPool))
     kind = type("PrefixPool", (own.get("PrefixPool") or PrefixPool, below), {})
@@ -83,8 +83,8 @@ def pool_of(own, P, S):
 def build(model, tokenizer, ops, own, pages, S=16, ngram=0, overlap=False, **options):
     """An Engine. own: {name: the learner's part, or None for the course's}    pages: None for 16
     contexts of the model, at most 2¹⁶ tokens    ngram: guesses at a time    overlap: launch a step
-    before the one before is read    options: of the Scheduler"""
-    pool = pool_of(own, pages or max(min(16 * model.config.room, 2**16) // S, 1), S)
+    before the previous one is read    options: of the Scheduler"""
+    pool = pool_of(own, pages or default_pages(model.config, S), S)
     scheduler = (own.get("Scheduler") or Scheduler)(pool, **options)
     kind = own.get("Engine") or Engine
     return kind(model, tokenizer, pool, scheduler, own.get("sample_rows") or ops.sample,
@@ -95,7 +95,7 @@ def build(model, tokenizer, ops, own, pages, S=16, ngram=0, overlap=False, **opt
 
 
 def find_model(word, simulated):
-    """(its folder, its name): a folder, a name that `lab get` fetched, or what is shipped."""
+    """(its folder, its name): a folder, a name that `lab get` fetched, or a shipped model."""
     if word is None:
         return (NANO, "nano") if simulated else (SMALL, "small")
     fetched = device.cache_folder() / "models" / word
@@ -108,7 +108,7 @@ def find_model(word, simulated):
 
 
 def model_with(table, desk, config, weights):
-    """A Llama on the kernels of a table; on a CPU torch's are host.py's, and its model is faster.
+    """A Llama on the kernels of a table; for torch on a CPU the faster CpuLlama.
 
     desk: the folder of the learner's, for the table "mine"
     """
@@ -119,11 +119,11 @@ def model_with(table, desk, config, weights):
 
 
 def listen(host, port):
-    """A socket that listens. CourseError where the address is not to be had.
+    """A socket that listens. CourseError if the address is not available.
 
-    Its connections send at once what they have, as they inherit from it: else a small piece of a
-    stream waits until the client has acknowledged the one before, and clients take 40 ms for that.
-    asyncio asks for this only where a socket names its protocol, which create_server's does not.
+    Its connections inherit TCP_NODELAY, so they send at once what they have: else a small piece of
+    a stream waits until the client has acknowledged the one before, and clients take 40 ms to do
+    so. asyncio sets it only for a socket that names its protocol; create_server's does not.
     """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -141,16 +141,16 @@ def listen(host, port):
 def serve(
     model: Annotated[str | None, typer.Argument(
         metavar="MODEL", help="a folder as Hugging Face has it, or OWNER/NAME as fetched by "
-                              "`lab get`; else the small model, or the nano model where kernels "
+                              "`lab get`; else the small model, or the nano model if kernels "
                               "run in the simulator")] = None,
     table: Annotated[str, typer.Option("--kernels", help="torch, triton, cuda or mine")] = "torch",
     host: Annotated[str, typer.Option(help="0.0.0.0 for the whole network")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one")] = 8000,
-    api_key: Annotated[str | None, typer.Option(help="that clients must know")] = None,
-    allow_host: Annotated[list[str], typer.Option(
-        metavar="NAME", help="also answer to this name or address; may be repeated")] = (),
-    allow_origin: Annotated[list[str], typer.Option(
-        metavar="ORIGIN", help="let pages of this origin call, * any; may be repeated")] = (),
+    api_key: Annotated[str | None, typer.Option(help="that clients must send")] = None,
+    allow_host: Annotated[list[str] | None, typer.Option(
+        metavar="NAME", help="also answer to this name or address; may be repeated")] = None,
+    allow_origin: Annotated[list[str] | None, typer.Option(
+        metavar="ORIGIN", help="let pages of this origin call; * for any; repeatable")] = None,
     name: Annotated[str | None, typer.Option(help="of the model, for clients")] = None,
     dtype: Annotated[str, typer.Option(help=", ".join(DTYPES))] = "float32",
     ignore: IGNORE = None,
@@ -159,17 +159,17 @@ def serve(
     budget: Annotated[int, typer.Option(min=1, help="tokens a step")] = 256,
     chunk: Annotated[int | None, typer.Option(min=1, help="of a prompt, tokens a step")] = None,
     ngram: Annotated[int, typer.Option(
-        min=0, help="guess so many tokens from the text itself, and verify them in one step; "
+        min=0, help="guess this many tokens from the text itself, and verify them in one step; "
                     "vLLM's num_speculative_tokens")] = 0,
     async_scheduling: Annotated[bool, typer.Option(
-        "--async-scheduling", help="launch a step before the one before is read")] = False,
+        "--async-scheduling", help="launch a step before the previous one is read")] = False,
     queue: Annotated[int, typer.Option(min=0, help="answers that wait")] = Limits.queue,
     body: Annotated[int, typer.Option(min=1, help="bytes of a request")] = Limits.body,
     tokens: Annotated[int | None, typer.Option(min=1, help="of an answer")] = None,
     seconds: Annotated[float, typer.Option(min=0.001, help="for an answer")] = Limits.seconds,
     grace: Annotated[float, typer.Option(min=0, help="seconds for open answers at the end")]
         = Limits.grace,
-    desk: Annotated[Path | None, typer.Option(help="another desk than work/")] = None,
+    desk: Annotated[Path | None, typer.Option(help="a desk other than work/")] = None,
 ):
     """Serve a model with OpenAI's API. Ctrl-C or SIGTERM ends it, after the open answers."""
     simulated = table != "torch" and device.gpu() is None
@@ -197,10 +197,10 @@ def serve(
         print(f"  {dtype} is slow on a CPU: the kernels made for one take float32; without --dtype "
               f"it answers several times as fast")
     if isinstance(llama, CpuLlama) and None not in tile(llama).arrays(1):
-        print(f"  {'decoding':16} host       host_llama.decode, in NumPy around the table")
+        print(f"  {'decoding':16} cpu        CpuLlama.forward, in NumPy around the table")
     run(engine, name or called, Limits(body, tokens, queue, seconds, grace), api_key,
         listen(host, port), own["Bridge"] or Bridge,
-        Access((host, *allow_host), tuple(allow_origin)))
+        Access((host, *(allow_host or ())), tuple(allow_origin or ())))
 
 
 def say_whose(sources, names, own):
@@ -217,7 +217,7 @@ def say_whose(sources, names, own):
 
 
 def run(engine, name, limits, api_key, listening, kind, access):
-    """Serve until told to end. kind, access: as make_app takes them"""
+    """Serve until told to stop. kind, access: as make_app takes them"""
     from layer3_system.server.app import Listener, make_app  # FastAPI takes half a second
 
     def say():
@@ -228,7 +228,7 @@ def run(engine, name, limits, api_key, listening, kind, access):
 
 
 def where(pool, address, name, api_key):
-    """What is said once it listens: where, and what to try."""
+    """The message once it listens: where, and what to try."""
     host, port = address[:2]
     key = f" -H 'Authorization: Bearer {api_key}'" if api_key else ""
     prompt = json.dumps({"model": name, "prompt": "Once upon a time", "max_tokens": 40})
@@ -236,7 +236,7 @@ def where(pool, address, name, api_key):
     text = (f"{pool.P} pages of {pool.S} tokens. Listening on {place}, try\n"
             f"  curl {place}/v1/completions{key} -H 'Content-Type: application/json' -d '{prompt}'")
     if not is_own(host) and not api_key:
-        text += "\n  anybody who reaches this address can use it: --api-key guards it"
+        text += "\n  anyone who reaches this address can use it: --api-key guards it"
     return text
 
 

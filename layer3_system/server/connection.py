@@ -1,7 +1,7 @@
-"""One connection: what comes over it is HTTP, in time, and not too much at once
+"""Limits of one connection: it must speak HTTP, in time, and not too much at once
 
-uvicorn and h11 read the requests. Added here: a client that does not finish what it began is let
-go, and what h11 refuses is told as the addresses tell it.
+uvicorn and h11 read the requests. Added here: a client that does not finish what it began is
+disconnected, and h11's refusals have the same shape as all other errors.
 """
 
 import json
@@ -16,12 +16,13 @@ from layer3_system.server.middleware import ID, new_request_id, too_large
 
 
 class Connection(H11Protocol):
-    """uvicorn's, whose client has so many seconds for the headers of each request. A body that was
-    refused before its end has as many."""
+    """uvicorn's, with `patience` seconds for the headers of each request, and as many for the rest
+    of a body that was refused before its end."""
 
     def __init__(self, patience, **options):
         super().__init__(**options)
-        self.patience, self.deadline = patience, None
+        self.patience = patience
+        self.deadline = None
 
     def connection_made(self, transport):
         super().connection_made(transport)
@@ -39,8 +40,9 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def is_waiting(self):
-        """Whether headers are not whole yet, or a body goes on whose answer was sent."""
-        theirs, answered = self.conn.their_state, self.conn.our_state is h11.DONE
+        """Whether headers are incomplete, or a body goes on whose answer was sent."""
+        theirs = self.conn.their_state
+        answered = self.conn.our_state is h11.DONE
         return theirs is h11.IDLE or theirs is h11.SEND_BODY and answered
 
     def set_deadline(self):
@@ -53,7 +55,7 @@ class Connection(H11Protocol):
             self.deadline = None
 
     def send_400_response(self, msg):
-        """Called where h11 raised, with its error being handled."""
+        """Called while an error of h11's is being handled."""
         refused = getattr(sys.exception(), "error_status_hint", 400)
         error = too_large() if refused == 431 else ApiError(400, msg)
         body = json.dumps(error.content()).encode()

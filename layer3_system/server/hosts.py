@@ -1,8 +1,8 @@
-"""Who may speak to a server: names of hosts, origins of pages, and how long a client may be silent
+"""Access to a server: names of hosts, origins of pages, and how long a client may be silent
 
-A page that somebody visits can have their browser send requests to this machine. What it may send
-unasked is no JSON, so other bodies are refused. Where its own name is made to point here, DNS
-rebinding, the Host header still says that name. So the server answers to its own names alone.
+A page that somebody visits can make their browser send requests to this machine. Without permission
+it cannot send JSON, so other bodies are refused. If its own name is made to point here, by DNS
+rebinding, the Host header still has that name. So the server answers only to its own names.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 @dataclass(frozen=True)
 class Access:
-    """Whom a server answers, beyond this machine's own clients."""
+    """Which clients a server answers, beyond this machine's own."""
 
     hosts: tuple[str, ...] = ()     # names and addresses; 0.0.0.0 or :: for any address
     origins: tuple[str, ...] = ()   # of pages elsewhere that may call it, or "*"
@@ -28,7 +28,7 @@ def host_of(header):
 
 
 def address_of(host):
-    """An ip_address; None where a host is a name."""
+    """An ip_address; None if a host is a name."""
     try:
         return ip_address(host)
     except ValueError:
@@ -36,7 +36,7 @@ def address_of(host):
 
 
 def is_own(host):
-    """Whether a host is this machine's own, which nobody else reaches."""
+    """Whether a host is this machine's own, out of reach of any other."""
     address = address_of(host)
     return host == "localhost" if address is None else address.is_loopback
 

@@ -1,4 +1,4 @@
-"""uvicorn as this server runs it: it says when it listens, and ends when it is told to"""
+"""uvicorn as this server runs it: it reports when it listens, and ends when told to"""
 
 import signal
 import threading
@@ -12,15 +12,16 @@ from layer3_system.server.middleware import MAX_HEADER_BYTES
 
 
 class Listener(uvicorn.Server):
-    """SIGTERM or SIGINT lets the open calls come to their ends; a second SIGINT ends them at once.
+    """SIGTERM or SIGINT ends it after the open calls; a second SIGINT ends those at once.
 
-    uvicorn raises the signal once more at the end. Here the process goes on, to end with 0.
+    uvicorn raises the signal again at the end. Here the process goes on, to exit with 0.
     """
 
     def __init__(self, app, listening=None, **options):
         """listening: called once connections are answered"""
-        self.bridge, self.listening = app.state.bridge, listening
-        grace = int(self.bridge.limits.grace) + 5           # for those that do not even read
+        self.bridge = app.state.bridge
+        self.listening = listening
+        grace = int(self.bridge.limits.grace) + 5           # for clients that do not read
         super().__init__(uvicorn.Config(
             app, http=partial(Connection, app.access.patience), log_level="warning", ws="none",
             h11_max_incomplete_event_size=MAX_HEADER_BYTES, timeout_graceful_shutdown=grace,
@@ -37,9 +38,9 @@ class Listener(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self):
-        """Signals that come later still, while the process ends, change nothing any more."""
+        """Signals that come later, while the process ends, are ignored."""
         if threading.current_thread() is not threading.main_thread():
-            yield                                           # only the main thread is told of any
+            yield                                           # only the main thread gets signals
             return
         signals = signal.SIGINT, signal.SIGTERM
         for number in signals:

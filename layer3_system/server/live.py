@@ -10,8 +10,8 @@ remembered          [free pages whose contents are known, the next to be taken f
 running, waiting    how many
 steps               the last 200: {"step": its number, "at": seconds before now, "counts": {id:
                     tokens}, "prompts": {id: of those, tokens of its prompt}}
-seconds             that the rest looks back
-ttft, tpot          medians in seconds, of what ended or began to answer; null without any
+seconds             the span of the figures below
+ttft, tpot          medians in seconds, of answers that began or ended; null if there are none
 throughput          tokens of answers a second
 """
 
@@ -19,7 +19,7 @@ from collections import deque
 from itertools import islice
 from statistics import median
 
-from layer3_system.pictures import name_of
+from layer3_system.recorder import name_of
 
 BACK = 10.0             # seconds
 SHOWN = 100             # waiting requests
@@ -29,7 +29,8 @@ class Live:
     """The last steps of an engine; an observer of its Bridge, asked in the engine's thread."""
 
     def __init__(self, steps=200):
-        self.steps, self.number = deque(maxlen=steps), 0
+        self.steps = deque(maxlen=steps)
+        self.number = 0
         self.written, self.ttft, self.tpot = deque(), deque(), deque()      # (seconds, value)
 
     def stepped(self, engine, outputs):
@@ -57,8 +58,10 @@ class Live:
                 table.popleft()
 
     def state(self, engine):
-        """What this module's head lists."""
-        now, pool, scheduler = engine.clock(), engine.pool, engine.scheduler
+        """The fields that this module's docstring lists."""
+        now = engine.clock()
+        pool = engine.pool
+        scheduler = engine.scheduler
         self.forget(now)
         shown = [*scheduler.running, *islice(scheduler.waiting, SHOWN)]
         return {

@@ -1,16 +1,16 @@
-"""The messages of a chat, as clients send them: with what they were answered before, too"""
+"""The messages of a chat as clients send them, earlier answers included"""
 
 from layer3_system.api_error import ApiError
 
 ROLES = ("developer", "system", "user", "assistant")
-# What answers have that says nothing: clients send them back as they came. null says so everywhere.
+# Fields of answers that mean nothing: clients send answers back unchanged. null always means that.
 NEUTRAL = {"refusal": ("",), "tool_calls": ([],), "annotations": ([],), "reasoning": ("",),
            "reasoning_content": ("",)}
 
 
 def messages_of(fields):
-    """[{"role", "content"}], with "name" where there is one, of the field messages; a content in
-    parts becomes one text. ApiError 400 names the message, and what of it is wrong."""
+    """[{"role", "content"}], with "name" if there is one, of the field messages; a content in parts
+    becomes one text. ApiError 400 names the message, and what is wrong with it."""
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise ApiError(400, f"messages: expected a list of one or more, found {messages!r}",
@@ -20,12 +20,12 @@ def messages_of(fields):
 
 def message_of(message, place):
     if not isinstance(message, dict) or message.get("role") not in ROLES:
-        raise wrong(f"{place}: expected a role of {', '.join(ROLES)} and a content of text",
+        raise wrong(f"{place}: expected a role from {', '.join(ROLES)} and a content of text",
                     message)
     for key, value in message.items():
         if key not in ("role", "content", "name") and not is_neutral(key, value):
-            raise wrong(f"{place}.{key}: not supported here, expected nothing else than a role, a "
-                        f"content and a name", value)
+            raise wrong(f"{place}.{key}: not supported here, expected only a role, a content and a "
+                        f"name", value)
     name = message.get("name")
     if name is not None and not isinstance(name, str):
         raise wrong(f"{place}.name: expected a text", name)
@@ -34,7 +34,7 @@ def message_of(message, place):
 
 
 def is_neutral(key, value):
-    """Whether what is not supported says nothing here."""
+    """Whether the value of an unsupported field means nothing."""
     return value is None or any(type(value) is type(nothing) and value == nothing
                                 for nothing in NEUTRAL.get(key, ()))
 

@@ -1,4 +1,4 @@
-"""What a server tells Prometheus, by vLLM's names and with its meanings
+"""What a server tells Prometheus, with vLLM's names and meanings
 
 All times are of the engine's monotonic clock. TTFT runs from a request's arrival, its wait in the
 queue included, and a preemption does not start it again. TPOT = (E2E - TTFT) / (n - 1) of an answer
@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-# Seconds. vLLM's own begin with ten milliseconds a token; the shipped model needs one.
+# Bounds in seconds. vLLM's own begin at ten milliseconds a token; the shipped model needs one.
 FIRST = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 EACH = (.001, .0025, .005, .01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 10, 20)
 WHOLE = (.01, .05, .1, .3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480)
@@ -19,20 +19,22 @@ class Metrics:
     """Counters, gauges and histograms of one engine; an observer of its Bridge."""
 
     def __init__(self, engine, model):
-        self.registry, self.model = CollectorRegistry(), model
-        scheduler, pool = engine.scheduler, engine.pool
+        self.registry = CollectorRegistry()
+        self.model = model
+        scheduler = engine.scheduler
+        pool = engine.pool
         self.gauge("num_requests_running", "Requests with pages.", lambda: len(scheduler.running))
         self.gauge("num_requests_waiting", "Requests that wait for pages.",
                    lambda: len(scheduler.waiting))
-        self.gauge("kv_cache_usage_perc", "Share of the pages that somebody holds, 0 to 1.",
+        self.gauge("kv_cache_usage_perc", "Share of the pages that are in use, 0 to 1.",
                    lambda: pool.used / pool.P)
         self.prompt = self.counter("prompt_tokens", "Tokens of prompts, computed or found.")
         self.written = self.counter("generation_tokens", "Tokens of answers.")
         self.queries = self.counter("prefix_cache_queries", "Tokens looked up in the pages.")
         self.hits = self.counter("prefix_cache_hits", "Tokens found there.")
         self.preempted = self.counter("num_preemptions",
-                                      "Pages taken from a request, counted when it is over.")
-        self.over = self.counter("request_success", "Answers that are over, by why.",
+                                      "Preemptions of a request, counted when it is finished.")
+        self.over = self.counter("request_success", "Finished answers, by reason.",
                                  "finished_reason")
         self.ttft = self.times("time_to_first_token", "From arrival to the first token.", FIRST)
         self.itl = self.times("inter_token_latency", "From one token to the next.", EACH)
@@ -42,7 +44,7 @@ class Metrics:
         self.waited = self.times("request_queue_time", "From arrival to the first step.", FIRST)
 
     def text(self):
-        """All of them, as Prometheus reads them."""
+        """All metrics, as Prometheus reads them."""
         return generate_latest(self.registry)
 
     # ---- what happens

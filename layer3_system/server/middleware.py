@@ -1,5 +1,4 @@
-"""What every request passes before it reaches an address: its name, its size, its host, its origin
-"""
+"""Checks that every request passes before it reaches an address: name, size, host and origin"""
 
 import json
 import re
@@ -14,7 +13,7 @@ from layer3_system.server.hosts import host_of, is_trusted
 
 MAX_HEADER_BYTES = 2**16
 ID = "X-Request-Id"
-WORD = re.compile(r"[!-~]{1,200}")          # ASCII that can be seen
+WORD = re.compile(r"[!-~]{1,200}")          # visible ASCII
 
 
 def as_json(content, status=200, headers=None):
@@ -30,14 +29,14 @@ def too_large():
 
 
 class GuardedApp(FastAPI):
-    """A FastAPI app that answers those whom an Access lets in."""
+    """A FastAPI app that answers the clients that an Access lets in."""
 
     def __init__(self, access, **options):
         self.access = access
         super().__init__(**options)
 
     def build_middleware_stack(self):
-        """Around all, so that the answer to a fault passes it, too."""
+        """The gate is outermost, so that answers to faults pass it, too."""
         app = super().build_middleware_stack()
         if self.access.origins:
             app = CORSMiddleware(app, self.access.origins, ["GET", "POST"], ["*"],
@@ -49,7 +48,8 @@ class Gate:
     """Names each request, and refuses those that are too large or meant for another host."""
 
     def __init__(self, app, access):
-        self.app, self.access = app, access
+        self.app = app
+        self.access = access
 
     async def __call__(self, scope, receive, send):
         if scope["type"] != "http":                         # the start and the end of the server
@@ -69,7 +69,7 @@ class Gate:
         await answer(scope, receive, send_named)
 
     def refusal(self, scope, headers):
-        """The ApiError of a request that is not let in, or None."""
+        """The ApiError of a request that is refused, or None."""
         lines = [scope["raw_path"], scope["query_string"], *(
             part for pair in scope["headers"] for part in pair)]
         if sum(map(len, lines)) > MAX_HEADER_BYTES:
@@ -77,5 +77,5 @@ class Gate:
         header = headers.get("host", "")
         host = host_of(header)
         if not is_trusted(host, self.access):
-            return ApiError(421, f"the Host header {header!r} is none of this server's names; "
+            return ApiError(421, f"the Host header {header!r} is not one of this server's names; "
                                  f"`--allow-host {host or 'NAME'}` lets it in", code="unknown_host")

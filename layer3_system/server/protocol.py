@@ -1,22 +1,19 @@
-"""What a client asks for: a body of JSON, read to its last field. Nothing is ignored in silence."""
+"""What a client asks for: a body of JSON, read to its last field. Nothing is ignored silently."""
 
 import json
-from dataclasses import replace
 from typing import NamedTuple
 
 from layer3_system.api_error import ApiError
-from layer3_system.s01_request import RequestError, SamplingParams
-from layer3_system.s08_server import PASSED_THROUGH, boolean, refused, to_params
+from layer3_system.s01_request import SamplingParams
+from layer3_system.s08_server import boolean, to_params
+from layer3_system.sampling_params import PASSED_THROUGH
 from layer3_system.server.messages import messages_of
 
-# Beside PASSED_THROUGH: what changes the scores before a token is drawn.
-SCORE_FIELDS = ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
-                "logit_bias")
-KNOWN = {*PASSED_THROUGH, *SCORE_FIELDS, "model", "stop", "stop_token_ids", "logprobs", "stream",
+KNOWN = {*PASSED_THROUGH, "model", "stop", "stop_token_ids", "logprobs", "stream",
          "stream_options", "user"}
 ONLY_TEXT = {"prompt", "echo"}
 ONLY_CHAT = {"messages", "max_completion_tokens", "top_logprobs"}
-# What this server does not do: the values that ask for nothing. null does so everywhere.
+# Features that this server lacks: the values that ask for nothing. null always asks for nothing.
 NEUTRAL = {"best_of": (1,), "suffix": ("",), "tools": ([],), "functions": ([],),
            "tool_choice": ("none",), "function_call": ("none",), "store": (False,),
            "response_format": ({"type": "text"},), "modalities": (["text"],),
@@ -24,19 +21,19 @@ NEUTRAL = {"best_of": (1,), "suffix": ("",), "tools": ([],), "functions": ([],),
 
 
 class CompletionRequest(NamedTuple):
-    """A request that was read: its words, how to sample, and how the answer is wanted."""
+    """A request as read: its prompts, how to sample, and the form of the answer."""
 
-    prompts: list               # texts or lists of tokens; of a chat one list of messages
+    prompts: list               # texts or lists of tokens; for a chat one list of messages
     params: SamplingParams
     stream: bool
-    usage: bool                 # in a stream: tell the tokens at its end
+    usage: bool                 # in a stream: the counts of tokens at its end
     running: bool               # and with each piece those of its answer so far
     echo: bool                  # the prompt first
-    names: dict                 # of some fields: what the client calls them
+    names: dict                 # what the client calls some fields
 
 
 def read_fields(body):
-    """The fields of a request's JSON. ApiError 400 where it holds none."""
+    """The fields of a request's JSON. ApiError 400 if it is not an object."""
     try:
         fields = json.loads(body.decode(), parse_constant=not_json)
     except UnicodeDecodeError as error:
@@ -45,13 +42,13 @@ def read_fields(body):
         raise ApiError(400, f"the body is not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise ApiError(400, f"the body: expected a JSON object, found {fields!r}")
-    if b"\\ud" in body.lower():                         # else there can be none
+    if b"\\ud" in body.lower():                         # only then can there be halves
         refuse_halves(fields)
     return fields
 
 
 def refuse_halves(fields):
-    """ApiError 400 where a text has half a character, a surrogate without its other half. JSON can
+    """ApiError 400 if a text has half a character, a surrogate without its other half. JSON can
     write that and UTF-8 cannot, so no tokenizer takes it."""
     for name, value in fields.items():
         try:
@@ -64,47 +61,44 @@ def refuse_halves(fields):
 
 
 def not_json(word):
-    raise ValueError(f"{word} is no number in JSON")
+    raise ValueError(f"{word} is not a number in JSON")
 
 
 def parse(fields, chat, limits):
-    """The CompletionRequest of a request's fields. ApiError 400 names the one that is wrong,
-    unknown or asks for what is not done here."""
+    """The CompletionRequest of a request's fields. ApiError 400 names a field that is wrong,
+    unknown or not supported."""
     refuse_unknown(fields, KNOWN | (ONLY_CHAT if chat else ONLY_TEXT), NEUTRAL)
     if not isinstance(fields.get("user") or "", str):
         raise ApiError(400, f"user: expected a text, found {fields['user']!r}", "user")
     prompts = [messages_of(fields)] if chat else prompts_of(fields)
-    stream, echo = boolean(fields, "stream"), boolean(fields, "echo")
+    stream = boolean(fields, "stream")
+    echo = boolean(fields, "echo")
     usage, running = usage_of(fields, stream)
     names = {"prompt": "messages", "logprobs": "top_logprobs"} if chat else {}
     if fields.get("max_completion_tokens") is not None:
         names["max_tokens"] = "max_completion_tokens"
         if fields.get("max_tokens") is not None:
-            raise ApiError(400, "max_tokens: expected it or max_completion_tokens, found both",
+            raise ApiError(400, "max_tokens: expected this or max_completion_tokens, found both",
                            "max_tokens")
-    params = with_more(to_params(fields, chat, names, limits), fields)
+    params = to_params(with_pairs(fields), chat, names, limits)
     if echo and params.logprobs is not None:
         raise ApiError(400, "echo: not supported with logprobs", "echo")
     return CompletionRequest(prompts, params, stream, usage, running, echo, names)
 
 
-def with_more(params, fields):
-    """SamplingParams with the fields of SCORE_FIELDS. ApiError 400 names a wrong one."""
-    more = {name: fields[name] for name in SCORE_FIELDS if fields.get(name) is not None}
-    bias = more.get("logit_bias")
-    if isinstance(bias, dict):                          # JSON's keys are texts
-        more["logit_bias"] = tuple(
-            (int(token) if token.isdecimal() and len(token) < 20 else token, value)
-            for token, value in bias.items())
-    try:
-        return replace(params, **more)
-    except RequestError as error:
-        raise refused(error, None) from None
+def with_pairs(fields):
+    """The fields, with logit_bias as pairs of a token and a number. JSON's keys are texts."""
+    bias = fields.get("logit_bias")
+    if not isinstance(bias, dict):
+        return fields
+    return fields | {"logit_bias": tuple(
+        (int(token) if token.isdecimal() and len(token) < 20 else token, value)
+        for token, value in bias.items())}
 
 
 def refuse_unknown(fields, known, neutral):
-    """ApiError 400 where a field is neither known nor asks for nothing. neutral: {name: values that
-    ask for nothing}, of what is not done here; null does, and true is no 1"""
+    """ApiError 400 if a field is neither known nor neutral. neutral: {name of an unsupported field:
+    values that ask for nothing}; null always asks for nothing, and true is not 1"""
     for name, value in fields.items():
         if name in known or name in neutral and (value is None or any(
                 value == nothing and isinstance(value, bool) == isinstance(nothing, bool)
@@ -115,15 +109,15 @@ def refuse_unknown(fields, known, neutral):
 
 
 def usage_of(fields, stream):
-    """(whether a stream ends with its usage, whether each piece has it), of stream_options.
+    """(whether a stream ends with its usage, whether each piece has it), from stream_options.
 
-    As in vLLM the second asks for the first, where that is not said.
+    As in vLLM, the second asks for the first, too, unless the client says otherwise.
     """
     options = fields.get("stream_options") or {}
     expected = {"include_usage", "continuous_usage_stats"}
     if not isinstance(options, dict) or set(options) - expected or options and not stream:
         raise ApiError(400, f"stream_options: expected include_usage and continuous_usage_stats, "
-                       f"and those with stream; found {options!r}", "stream_options")
+                       f"and only with stream; found {options!r}", "stream_options")
     running = boolean(options, "continuous_usage_stats")
     usage = running if options.get("include_usage") is None else boolean(options, "include_usage")
     return usage, running and usage
@@ -142,14 +136,14 @@ def prompts_of(fields):
 
 
 def tokens(value):
-    return isinstance(value, list) and all(type(token) is int for token in value)   # true is none
+    return isinstance(value, list) and all(type(token) is int for token in value)   # true is not
 
 
 def tokens_of(prompts, chat, tokenizer):
-    """[[token]] of prompts as in CompletionRequest. ApiError 400 where the tokenizer refuses."""
+    """[[token]] of prompts as in CompletionRequest. ApiError 400 if the tokenizer refuses."""
     try:
         if chat and not hasattr(tokenizer, "chat"):
-            raise ValueError("this model takes no conversation; give it a text")
+            raise ValueError("this model has no chat template; send a plain prompt")
         return [tokenizer.chat(p) if chat else tokenizer.encode(p) if isinstance(p, str) else p
                 for p in prompts]
     except ValueError as error:

@@ -8,16 +8,19 @@ LOWEST_LOGPROB = -9999.0         # JSON has no minus infinity; OpenAI writes thi
 
 
 class Responses:
-    """The answers of one Call as JSON. What completions and chats differ in is below."""
+    """The answers of one Call as JSON. The subclasses hold what completions and chats do not share.
+    """
 
     def __init__(self, call, model, request, tokenizer):
-        self.call, self.request, self.decode = call, request, tokenizer.decode
+        self.call = call
+        self.request = request
+        self.decode = tokenizer.decode
         self.head = {"id": call.id, "created": int(time.time()), "model": model}
         self.read, self.offsets = {}, {}        # index -> tokens read, characters of their texts
 
     @classmethod
     def new_id(cls):
-        """Of the server's own making, so that no two requests share one."""
+        """A name made by the server, so that no two requests share one."""
         return f"{cls.prefix}-{secrets.token_hex(12)}"
 
     async def whole(self):
@@ -32,7 +35,7 @@ class Responses:
         return self.head | {"object": self.whole_name, "choices": choices, "usage": self.usage()}
 
     async def chunks(self):
-        """The answers in pieces, each with what is new of one of them."""
+        """The answers in pieces, each with the news of one of them."""
         head = self.head | {"object": self.chunk_name}
         usage = {"usage": None} if self.request.usage else {}
         async for news in self.call.pieces():
@@ -49,8 +52,10 @@ class Responses:
             yield head | {"choices": [], "usage": self.usage()}
 
     def logprobs(self, i, count):
-        """Of the next tokens of answer i, so many or all; None where none are wanted."""
-        request, begin = self.call.answers[i], self.read.get(i, 0)
+        """Log probabilities of the next `count` tokens of answer i, or of all; None if not wanted.
+        """
+        request = self.call.answers[i]
+        begin = self.read.get(i, 0)
         end = len(request.output) if count is None else begin + count
         self.read[i] = end
         if self.request.params.logprobs is None or begin == end:
@@ -64,7 +69,7 @@ class Responses:
         return prompt if isinstance(prompt, str) else self.decode(prompt)
 
     def usage_so_far(self, i):
-        """Of answer i alone, up to what was read of it."""
+        """The usage of answer i alone, as far as it was read."""
         return usage_of(len(self.call.answers[i].prompt), self.read[i])
 
     def usage(self):
@@ -80,7 +85,9 @@ def usage_of(prompt, answer):
 
 
 class TextResponses(Responses):
-    prefix, whole_name, chunk_name = "cmpl", "text_completion", "text_completion"
+    prefix = "cmpl"
+    whole_name = "text_completion"
+    chunk_name = "text_completion"
 
     def choice(self, i, text, logprobs, reason, first=False):
         return {"index": i, "text": text, "logprobs": logprobs, "finish_reason": reason}
@@ -100,7 +107,9 @@ class TextResponses(Responses):
 
 
 class ChatResponses(Responses):
-    prefix, whole_name, chunk_name = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    prefix = "chatcmpl"
+    whole_name = "chat.completion"
+    chunk_name = "chat.completion.chunk"
 
     def choice(self, i, text, logprobs, reason):
         return {"index": i, "message": {"role": "assistant", "content": text},
@@ -118,7 +127,7 @@ class ChatResponses(Responses):
             for token, logprob in zip(tokens, logprobs, strict=True)], "refusal": None}
 
     def one(self, token, value):
-        """bytes: None where a token is but a part of a character, and its text says nothing."""
+        """bytes: None if a token is only part of a character, so that its text says nothing."""
         text = self.decode([token])
         broken = "\N{REPLACEMENT CHARACTER}" in text
         return {"token": text, "logprob": max(value, LOWEST_LOGPROB),

@@ -5,7 +5,7 @@ from layer3_system.server.messages import messages_of
 from layer3_system.server.protocol import boolean, refuse_unknown, tokens, tokens_of
 
 KNOWN = {"model", "return_token_strs"}
-# What this server does not do with a chat: the values that ask for nothing.
+# Features for chats that this server lacks: the values that ask for nothing.
 NEUTRAL = {"add_generation_prompt": (True,), "continue_final_message": (False,),
            "add_special_tokens": (False,), "tools": ([],)}
 
@@ -34,7 +34,7 @@ def numbers_of(fields, tokenizer):
     special = fields.get("add_special_tokens") is None or boolean(fields, "add_special_tokens")
     if special:
         return tokens_of([prompt], False, tokenizer)[0]
-    if not hasattr(tokenizer, "own"):                   # it is Hugging Face's that has a choice
+    if not hasattr(tokenizer, "own"):                   # only Hugging Face's has the choice
         raise ApiError(400, "add_special_tokens: this model's tokenizer cannot leave them out",
                        "add_special_tokens")
     return tokenizer.own.encode(prompt, add_special_tokens=False).ids
@@ -47,7 +47,7 @@ def strings_of(numbers, tokenizer):
 
 
 def detokenize(fields, tokenizer, V):
-    """The answer to /detokenize: the text of tokens, with those that mark its begin or end.
+    """The answer to /detokenize: the text of tokens, with those that mark its start or end.
 
     V: tokens that the model knows
     """

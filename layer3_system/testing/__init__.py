@@ -1,6 +1,6 @@
-"""What stands in for a part of the engine, in tests and lessons.
+"""Stand-ins for parts of the engine, in tests and lessons.
 
 mock_llama        a model whose every score can be worked out
-scheduler_driver  what is around a scheduler
-mock_bridge       what is around a Bridge
+scheduler_driver  a scheduler driven with numbers, without a model
+mock_bridge       a Bridge driven by hand
 """

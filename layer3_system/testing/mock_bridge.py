@@ -1,4 +1,4 @@
-"""What is around a Bridge, for tests and to look on: no thread, no client, a clock that stands
+"""A Bridge driven by hand, for tests and for reading: no thread, no client, a clock that stands
 
 The steps are made by hand. Where the engine's thread would sleep for ever, Asleep is raised.
 """
@@ -15,14 +15,16 @@ from layer3_system.s08_server import Call
 
 
 class Asleep(Exception):
-    """The engine's thread waits for mail, and nobody will send any."""
+    """The engine's thread waits for mail that will never come."""
 
 
 class Mailbox:
     """A queue.SimpleQueue for one thread. later: letters that come while its reader sleeps."""
 
     def __init__(self):
-        self.letters, self.later, self.slept = deque(), deque(), 0
+        self.letters = deque()
+        self.later = deque()
+        self.slept = 0
 
     def put(self, letter):
         self.letters.append(letter)
@@ -38,7 +40,7 @@ class Mailbox:
             if not block:
                 raise queue.Empty
             if not self.later:
-                raise Asleep("it waits for mail, and nobody will send any")
+                raise Asleep("it waits for mail that will never come")
             self.slept += 1
             self.letters.append(self.later.popleft())
         return self.letters.popleft()
@@ -48,10 +50,11 @@ class Mailbox:
 
 
 class Loop:
-    """The clients' side: a clock that stands, and what it was told, not read yet."""
+    """The clients' side: a clock that stands, and the calls it has received, not made yet."""
 
     def __init__(self, now):
-        self.now, self.told = now, deque()
+        self.now = now
+        self.told = deque()
 
     def time(self):
         return self.now
@@ -67,16 +70,21 @@ class StillEngine:
     """What a Bridge sees of an engine; it computes nothing."""
 
     def __init__(self, max_seqs=2, busy=False):
-        self.scheduler, self.busy, self.finished = SimpleNamespace(max_seqs=max_seqs), busy, 0
+        self.scheduler = SimpleNamespace(max_seqs=max_seqs)
+        self.busy = busy
+        self.finished = 0
 
 
 class ByHand:
     """A Bridge without its thread. done: the names of the letters that were read"""
 
     def __init__(self, bridge, now=100.0):
-        self.bridge, self.engine, self.done = bridge, bridge.engine, []
+        self.bridge = bridge
+        self.engine = bridge.engine
+        self.done = []
         self.loop, self.mail = Loop(now), Mailbox()
-        bridge.loop, bridge.mail = self.loop, self.mail
+        bridge.loop = self.loop
+        bridge.mail = self.mail
 
     # ---- letters
 
@@ -102,22 +110,23 @@ class ByHand:
         return call
 
     def step(self):
-        """Mail and a step. False where the mail says that it ends."""
+        """Mail and a step. False if the mail ends the thread."""
         goes_on = self.bridge.read_mail()
         if goes_on:
             self.bridge.report(self.engine.step())
         return goes_on
 
-    # ---- how many are there
+    # ---- how many there are
 
     def fill(self, taken, finished, ends=()):
-        """So many answers were taken, and finished; ends: when some of late did, in seconds."""
-        self.bridge.taken, self.engine.finished = taken, finished
+        """Set how many answers were taken, and finished; ends: when the latest did, in seconds."""
+        self.bridge.taken = taken
+        self.engine.finished = finished
         self.bridge.ends.extend(ends)
 
 
 def attempt(function, *args):
-    """{"value": what it returns}, or what a client is told: {"status", "field", "text",
+    """{"value": what it returns}, or the error that a client gets: {"status", "field", "text",
     "headers"}."""
     try:
         value = function(*args)

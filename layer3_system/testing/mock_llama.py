@@ -1,16 +1,18 @@
-"""A model whose every score can be worked out, for tests of what is around it, in microseconds
+"""A model whose every score can be worked out in microseconds, to test the engine around it
 
 P S: pages and slots    B: sequences of a step    T: its new tokens    N: a context    V: vocabulary
 Its key of a token is the token, its value the position. It reads its whole context back from the
-pages, as attention does, and refuses one that is not the sequence's own. Its scores rest on every
+pages, as attention does, and refuses one that is not the sequence's own. Its scores depend on every
 token of that context.
 """
 
+from collections.abc import Callable, Iterable, Sequence
 from zlib import crc32
 
 import torch
 
-from layer2_graph import Config
+from layer2_graph import Config, Step
+from layer3_system.s02_block_pool import Pages
 
 __all__ = ["ByteTokenizer", "MockLlama", "mock_scores"]
 
@@ -20,18 +22,18 @@ END = 256               # the token that ends a text
 class ByteTokenizer:
     """UTF-8: a token is a byte, and 256 ends a text."""
 
-    def encode(self, text):
+    def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
-    def decode(self, tokens):
+    def decode(self, tokens: Iterable[int]) -> str:
         return bytes(t for t in tokens if t < END).decode(errors="replace")
 
-    def chat(self, messages):
+    def chat(self, messages: Iterable[dict[str, str]]) -> list[int]:
         text = "".join(f"<{m['role']}>{m['content']}" for m in messages)
         return self.encode(text + "<assistant>")
 
 
-def mock_scores(context, V=END + 1):                # [int] -> (V,)
+def mock_scores(context: Sequence[int], V: int = END + 1) -> torch.Tensor:     # (V,)
     """Scores of the next token after a context: random numbers that any change of it changes."""
     seed = crc32(torch.tensor(context, dtype=torch.int32).numpy().tobytes())
     scores = torch.rand(V, generator=torch.Generator().manual_seed(seed)) * 8
@@ -39,21 +41,25 @@ def mock_scores(context, V=END + 1):                # [int] -> (V,)
 
 
 class MockLlama:
-    """It steps as a Llama does. AssertionError where its context in the pages is not whole."""
+    """Takes steps as a Llama does. AssertionError if its context in the pages is not whole."""
 
-    def __init__(self, room=512, V=END + 1, scores=mock_scores):
+    def __init__(self, room: int = 512, V: int = END + 1,
+                 scores: Callable[[list[int], int], torch.Tensor] = mock_scores):
         self.config = Config(L=1, C=1, H=1, G=1, D=1, F=1, V=V, eps=1e-5, theta=1e4, room=room,
                              ends=(END,))
-        self.scores, self.steps = scores, 0
+        self.scores = scores
+        self.steps = 0
         self.embedding = torch.zeros(V, 1)
 
-    def forward(self, step, cache, every=False):        # -> (B, V), or (T, V) for every token
+    def forward(self, step: Step, cache: Pages,
+                every: bool = False) -> torch.Tensor:   # (B, V), or (T, V) for every token
         self.steps += 1
         k, v = cache.k[0].flatten(), cache.v[0].flatten()           # (P · S,)
         here = step.slots >= 0
         k[step.slots[here]] = step.tokens[here].float()
         v[step.slots[here]] = step.positions[here].float()
-        S, rows = cache.k.shape[2], []
+        S = cache.k.shape[2]
+        rows = []
         for table, N, begin, end in zip(step.block_tables.tolist(), step.lens.tolist(),
                                         step.cu_q.tolist(), step.cu_q.tolist()[1:], strict=False):
             slots = [table[i // S] * S + i % S for i in range(N)]

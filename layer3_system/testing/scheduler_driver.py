@@ -1,31 +1,39 @@
-"""What is around a scheduler, without a model: requests come, and steps are computed."""
+"""A scheduler driven without a model: requests come, and steps are computed."""
 
+from typing import Any
 from zlib import crc32
 
 from layer3_system.s01_request import Request, SamplingParams, finish_reason
 from layer3_system.s02_block_pool import Broken, check_pool, slots_of
+from layer3_system.s03_static_batching import StaticScheduler
+from layer3_system.s04_continuous_batching import Scheduler
 
 __all__ = ["Drive"]
 
 
 class Drive:
-    """All that is around a scheduler, played with numbers: requests come, steps are computed.
+    """A scheduler and all that surrounds it, played with numbers.
 
     A request is a name, how many tokens its prompt has and how many its answer gets. A step lets
-    the scheduler choose, writes tokens into slots, reads each context back, and gives those that
-    have caught up their next token, which rests on all that was read.
-    history: of each step {name: (what, tokens)}, what: prefill, decode or waiting
-    faults: what was not as it must be, in words
+    the scheduler choose, writes tokens into slots, reads each context back, and gives the requests
+    that have caught up their next token, which depends on all that was read.
+    history: for each step {name: (what, tokens)}, what: prefill, decode or waiting
+    faults: what is not as it must be, in words
     """
 
-    def __init__(self, scheduler):
-        self.scheduler, self.pool = scheduler, scheduler.pool
-        self.requests, self.history, self.sent, self.faults = {}, [], {}, []
-        self.slots = {}                             # slot -> the token in it
+    def __init__(self, scheduler: Scheduler | StaticScheduler):
+        self.scheduler = scheduler
+        self.pool = scheduler.pool
+        self.requests: dict[str, Request] = {}
+        self.history: list[dict[str, tuple[str, int]]] = []
+        self.sent: dict[str, list[int]] = {}
+        self.faults: list[str] = []
+        self.slots: dict[int, Any] = {}             # slot -> the token in it
 
-    # ---- who comes
+    # ---- requests that come
 
-    def make(self, name, prompt, count, answers=1):
+    def make(self, name: str, prompt: int, count: int, answers: int = 1) -> Request:
+        """A request, with `answers` answers to its prompt; it is not queued."""
         tokens = [crc32(f"{name} {i}".encode()) for i in range(prompt)]
         names = [name, *(f"{name}.{i}" for i in range(1, answers))]
         first, *others = [Request(each, list(tokens), SamplingParams(max_tokens=count), index,
@@ -36,23 +44,24 @@ class Drive:
         first.forks = others
         return first
 
-    def add(self, name, prompt, count, answers=1):
-        """Queue a request, with so many answers to one prompt."""
+    def add(self, name: str, prompt: int, count: int, answers: int = 1) -> None:
+        """Queue a request, with `answers` answers to its prompt."""
         self.scheduler.add(self.make(name, prompt, count, answers))
 
-    def seat(self, name, prompt, count, computed):
-        """A request that runs already, with so many tokens computed; behind those that run."""
+    def seat(self, name: str, prompt: int, count: int, computed: int) -> None:
+        """Add a request after those that run, as if it ran already, with `computed` tokens."""
         request = self.make(name, prompt, count)
         request.output = [crc32(f"{name} said {i}".encode()) for i in range(computed - prompt + 1)]
         self.pool.grow(request.table, computed)
-        request.num_computed, request.status = computed, "running"
+        request.num_computed = computed
+        request.status = "running"
         self.slots |= zip(slots_of(request.table, 0, computed, self.pool.S), request.tokens,
                           strict=False)
         self.scheduler.running.append(request)
 
     # ---- steps
 
-    def step(self):
+    def step(self) -> dict[str, int]:
         """Compute one step: {name: tokens}."""
         counts = self.scheduler.schedule()
         S = self.pool.S
@@ -68,17 +77,18 @@ class Drive:
                     self.answer(each, context)
         return {request.id: n for request, n in counts.items()}
 
-    def run(self, most=1000):
-        """Steps until nobody is left, at most so many; how many there were in all."""
+    def run(self, most: int = 1000) -> int:
+        """Step until no request is left or there were `most` steps: how many there were."""
         while (self.scheduler.running or self.scheduler.waiting) and len(self.history) < most:
             self.step()
         return len(self.history)
 
-    def compute(self, counts):
+    def compute(self, counts: dict[Request, int]) -> dict[Request, list]:
         """Write the new tokens, then read the contexts back: {request: [token]}."""
         places = {}                                 # request -> its slots
         for request, n in counts.items():
-            end, room = request.num_computed, len(request.table) * self.pool.S
+            end = request.num_computed
+            room = len(request.table) * self.pool.S
             if end > room:
                 self.fault(f"{request.id} writes token {end} into pages for {room}")
                 continue
@@ -90,18 +100,20 @@ class Drive:
                 self.fault(f"{request.id} reads slots that do not hold its own tokens")
         return contexts
 
-    def answer(self, request, context):
+    def answer(self, request: Request, context: list) -> None:
+        """Give a request its next token, and finish it if that is its last."""
         request.output.append(crc32(repr((context, request.index)).encode()))
         self.sent[request.id].append(len(self.history))
         reason = finish_reason(request, ())
         if reason:
             self.scheduler.finish(request, reason)
 
-    # ---- what went on
+    # ---- what happened
 
-    def note(self, counts):
-        """Keep who does what in this step, and what must hold and does not."""
-        running, waiting = self.scheduler.running, list(self.scheduler.waiting)
+    def note(self, counts: dict[Request, int]) -> None:
+        """Note what each request does in this step, and each invariant that does not hold."""
+        running = self.scheduler.running
+        waiting = list(self.scheduler.waiting)
         self.history.append(
             {r.id: ("waiting", 0) for r in waiting} | {r.id: (
                 "decode" if r.output and r.num_computed - n + 1 == r.num_tokens else "prefill", n)
@@ -118,23 +130,23 @@ class Drive:
         except Broken as error:
             self.fault(str(error))
 
-    def fault(self, text):
+    def fault(self, text: str) -> None:
         self.faults.append(f"step {len(self.history)}: {text}")
 
     @property
-    def computed(self):
+    def computed(self) -> int:
         """Tokens computed so far, in all steps."""
         return sum(n for step in self.history for _, n in step.values())
 
     @property
-    def waiting(self):
+    def waiting(self) -> list[str]:
         return [request.id for request in self.scheduler.waiting]
 
     @property
-    def running(self):
+    def running(self) -> list[str]:
         return [request.id for request in self.scheduler.running]
 
-    def timeline(self):
+    def timeline(self) -> dict[str, tuple[list[tuple[str, int, int]], list[int]]]:
         """What plots.timeline draws, in steps: {name: ([(what, begin, end)], [tokens sent])}."""
         return {name: ([(step[name][0], i, i + 1) for i, step in enumerate(self.history)
                         if name in step], sent) for name, sent in self.sent.items()}

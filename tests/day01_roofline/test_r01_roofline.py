@@ -1,5 +1,6 @@
-"""Graders of r01. Sizes are ragged, so that a formula for squares alone does not pass."""
+"""Graders of r01. Sizes are ragged, so that a formula for squares only does not pass."""
 
+import numpy as np
 import pytest
 
 PEAK, BANDWIDTH = 312e12, 1.5e12
@@ -10,14 +11,23 @@ def times(n, peak):
     return max(n / peak, 3 * n * 2 / BANDWIDTH)
 
 
-@pytest.mark.parametrize("n, itemsize", [(1000, 2), (4096**2, 2), (2**31 + 1, 8), (1, 1), (0, 4)])
+@pytest.mark.parametrize("n, itemsize", [
+    (1000, 16), (4096**2, 2), (2**31 + 1, 8), (1, 1), (0, 4)])
 def test_count_add(subject, agree, n, itemsize):
     what = f"(FLOPs, bytes) of an add of {n} elements of {itemsize} bytes"
-    agree(subject.count_add(n, itemsize), (n, 3 * n * itemsize), what=what, at=part, mistakes={
+    moved = 3 * n * itemsize
+    got = pair(subject.count_add(n, itemsize), f"count_add({n}, {itemsize})")
+    agree(got, (n, moved), what=what, at=part, mistakes={
         "only the two inputs are counted, not the output": (n, 2 * n * itemsize),
+        "one array is counted of the three": (n, n * itemsize),
+        "one of the three arrays is counted twice: the output is written, not read as well":
+            (n, 4 * n * itemsize),
         "the size of a number in bytes is left out of an add": (n, 3 * n),
-        "an add is counted as two operations, as a multiply-add is": (2 * n, 3 * n * itemsize),
-    })
+        "an add is counted as two operations, as a multiply-add is": (2 * n, moved),
+        "an operation is counted for each number that moves, not for each addition":
+            (3 * n, moved),
+        "the FLOPs are multiplied by the bytes of a number": (n * itemsize, moved),
+    } | of_every_count(n, 3 * n, itemsize))
 
 
 def test_count_add__unseen(unseen, rng):
@@ -26,18 +36,41 @@ def test_count_add__unseen(unseen, rng):
 
 
 @pytest.mark.parametrize(
-    "M, N, K, itemsize", [(4096, 4096, 4096, 2), (3, 5, 7, 4), (1, 1000, 127, 2),
+    "M, N, K, itemsize", [(3, 5, 7, 16), (4096, 4096, 4096, 2), (3, 5, 7, 4), (1, 1000, 127, 2),
                           (2**31, 3, 2**15, 1), (1, 1, 1, 8), (0, 3, 5, 4), (3, 5, 0, 4)]
 )
 def test_count_matmul(subject, agree, M, N, K, itemsize):
-    flops, moved = 2 * M * N * K, (M * K + K * N + M * N) * itemsize
-    inputs, naive = (M * K + K * N) * itemsize, (2 * M * N * K + M * N) * itemsize
+    """The first sizes tell the mistakes apart: all differ, and no usual number has 16 bytes."""
+    flops = 2 * M * N * K
+    a, b, c = M * K, K * N, M * N
+    moved = (a + b + c) * itemsize
     what = f"(FLOPs, bytes) of a ({M}, {K}) by ({K}, {N}) matmul of {itemsize}-byte numbers"
-    agree(subject.count_matmul(M, N, K, itemsize), (flops, moved), what=what, at=part, mistakes={
+    got = pair(subject.count_matmul(M, N, K, itemsize), f"count_matmul({M}, {N}, {K}, {itemsize})")
+    agree(got, (flops, moved), what=what, at=part, mistakes={
         "the additions of the dot products are left out": (M * N * K, moved),
-        "the output matrix is not counted among the bytes": (flops, inputs),
-        "every load of the naive loop is counted, not each matrix once": (flops, naive),
-    })
+        "a dot product has K - 1 additions: here the sum starts at 0, so it has K":
+            (M * N * (2 * K - 1), moved),
+        "the dot products have N terms, not K": (2 * M * N * N, moved),
+        "the dot products have M terms, not K": (2 * M * N * M, moved),
+        "the FLOPs are multiplied by the bytes of a number": (flops * itemsize, moved),
+        "the output matrix is not counted among the bytes": (flops, (a + b) * itemsize),
+        "every load of the naive loop is counted, not each matrix once":
+            (flops, (2 * M * N * K + c) * itemsize),
+        "the output is counted as read and as written: it is written alone":
+            (flops, (a + b + 2 * c) * itemsize),
+        "b is counted with the size of a: b has K · N numbers": (flops, (2 * a + c) * itemsize),
+        "a is counted with the size of b: a has M · K numbers": (flops, (2 * b + c) * itemsize),
+        "c is counted with the size of a: c has M · N numbers": (flops, (2 * a + b) * itemsize),
+        "c is counted with the size of b: c has M · N numbers": (flops, (a + 2 * b) * itemsize),
+        "the output's numbers have 4 bytes each, whatever `itemsize`":
+            (flops, (a + b) * itemsize + 4 * c),
+        "`itemsize` multiplies only the last matrix: brackets are missing":
+            (flops, a + b + c * itemsize),
+        "M · N · K numbers are counted, not those of three matrices":
+            (flops, M * N * K * itemsize),
+        "M + N + K numbers are counted, not those of three matrices":
+            (flops, (M + N + K) * itemsize),
+    } | of_every_count(flops, a + b + c, itemsize))
 
 
 def test_count_matmul__unseen(unseen, rng):
@@ -45,16 +78,35 @@ def test_count_matmul__unseen(unseen, rng):
         unseen("count_matmul", *rng.integers(2, 5000, 3).tolist(), itemsize, precision="exact")
 
 
-@pytest.mark.parametrize("R, C, itemsize", [(128, 1000, 4), (7, 129, 2), (2**31, 2**15, 1),
-                                            (1, 1, 8), (0, 5, 4), (5, 0, 4)])
+@pytest.mark.parametrize("R, C, itemsize", [
+    (128, 1000, 16), (128, 1000, 4), (7, 129, 2), (2**31, 2**15, 1), (1, 1, 8), (0, 5, 4),
+    (5, 0, 4)])
 def test_count_softmax(subject, agree, R, C, itemsize):
+    """16 bytes come first: of fewer, a wrong size looks like a wrong number of reads."""
     flops, moved = 5 * R * C, 2 * R * C * itemsize
     what = f"(FLOPs, bytes) of softmax over {R} rows of {C} numbers of {itemsize} bytes"
-    agree(subject.count_softmax(R, C, itemsize), (flops, moved), what=what, at=part, mistakes={
+    got = pair(subject.count_softmax(R, C, itemsize), f"count_softmax({R}, {C}, {itemsize})")
+    agree(got, (flops, moved), what=what, at=part, mistakes={
         "each number is read three times, as without fusion": (flops, 2 * moved),
-        "the write of the softmax is left out": (flops, R * C * itemsize),
+        "each number is read twice: a fused kernel keeps the row after one read":
+            (flops, 3 * R * C * itemsize),
+        "one pass is counted, a read or a write; both cross the bus": (flops, R * C * itemsize),
+        "one number is written a row: softmax writes as many as it reads":
+            (flops, (R * C + R) * itemsize),
         "one row is counted instead of all": (5 * C, 2 * C * itemsize),
-    })
+        "one of the five operations is left out": (4 * R * C, moved),
+        "one operation is counted for an element, not five": (R * C, moved),
+        "one of the five operations is counted once a row, not once an element":
+            (R * (4 * C + 1), moved),
+        "two of the five operations are counted once a row, not once an element":
+            (R * (3 * C + 2), moved),
+        "the maximum or the sum is counted as C - 1 operations a row, not C":
+            (R * (5 * C - 1), moved),
+        "the maximum and the sum are counted as C - 1 operations a row each, not C":
+            (R * (5 * C - 2), moved),
+        "the numbers are counted as R + C, not R · C": (5 * (R + C), 2 * (R + C) * itemsize),
+        "the FLOPs are multiplied by the bytes of a number": (flops * itemsize, moved),
+    } | of_every_count(flops, 2 * R * C, itemsize))
 
 
 def test_count_softmax__unseen(unseen, rng):
@@ -63,7 +115,7 @@ def test_count_softmax__unseen(unseen, rng):
 
 
 def test_attainable(subject, agree):
-    intensities = [1 / 6, 0.0, 1.0, 207.9, 208.0, 1365.3]
+    intensities = [1 / 6, 1.0, 207.9, 208.0, 1365.3]
     roof = [i * BANDWIDTH for i in intensities]
     got = [subject.attainable(i, PEAK, BANDWIDTH) for i in intensities]
     agree(got, [min(PEAK, r) for r in roof], "float64", "FLOP/s under 312 TFLOP/s and 1.5 TB/s",
@@ -71,7 +123,26 @@ def test_attainable(subject, agree):
               "the higher roof is taken instead of the lower": [max(PEAK, r) for r in roof],
               "the peak is given whatever the intensity": PEAK,
               "the memory roof is drawn beyond the ridge": roof,
+              "the bandwidth is compared with the peak as it is: without the intensity it is "
+              "bytes, not FLOPs, a second": min(PEAK, BANDWIDTH),
+              "the bandwidth is given as it is left of the ridge: times the intensity it is "
+              "FLOP/s": [PEAK if i >= PEAK / BANDWIDTH else BANDWIDTH for i in intensities],
+              "the times of the arithmetic and of the bytes are added: they overlap, so the "
+              "longer one alone counts": [PEAK * r / (PEAK + r) for r in roof],
+              "the intensity divides the bandwidth: FLOP/byte times byte/s is FLOP/s":
+                  [min(PEAK, BANDWIDTH / i) for i in intensities],
+              "the intensity multiplies the peak, not the bandwidth":
+                  [min(PEAK * i, BANDWIDTH) for i in intensities],
+              "the intensity is rounded down before it is multiplied, as int and // do":
+                  [min(PEAK, int(i) * BANDWIDTH) for i in intensities],
+              "the share of the peak is given, not FLOP/s": [min(1, r / PEAK) for r in roof],
+              "the roofs are added": [PEAK + r for r in roof],
+              "the mean of the roofs is taken": [(PEAK + r) / 2 for r in roof],
           })
+    agree(subject.attainable(0.0, PEAK, BANDWIDTH), 0.0, "float64",
+          "FLOP/s of work that moves bytes and computes nothing", mistakes={
+              "the peak is given where the intensity is 0": PEAK,
+              "the bandwidth is given where the intensity is 0": BANDWIDTH})
 
 
 def test_attainable__other_machines(subject, agree):
@@ -86,32 +157,91 @@ def test_attainable__other_machines(subject, agree):
                       "the rate is that of another machine's memory": intensity * BANDWIDTH})
 
 
+def test_attainable__beside_the_ridge(subject, agree, rng):
+    """Intensities between the ridge and the whole numbers beside it."""
+    for whole, part in zip(rng.integers(1, 9, 6).tolist(), rng.uniform(0.3, 0.7, 6), strict=True):
+        bandwidth = float(rng.uniform(1e11, 8e12))
+        peak = float(whole + part) * bandwidth
+        for intensity in (whole + 0.9 * part, whole + 1.1 * part):
+            roof = intensity * bandwidth
+            agree(subject.attainable(float(intensity), peak, bandwidth), min(peak, roof), "float64",
+                  f"FLOP/s at {intensity:.4g} FLOP/byte, beside a ridge at {whole + part:.4g}",
+                  mistakes={"the ridge is rounded down to a whole number": peak,
+                            "the ridge is rounded up to a whole number": roof})
+
+
 def test_attainable__unseen(unseen, rng):
     for exponent in rng.uniform(-1, 4, 6):
         unseen("attainable", float(10**exponent), float(rng.uniform(1e12, 1e15)),
                float(rng.uniform(1e11, 8e12)))
 
 
-@pytest.mark.parametrize("flops, moved, peak, bandwidth", [
-    (100, 600, PEAK, BANDWIDTH), (2 * 4096**3, 6 * 4096**2, PEAK, BANDWIDTH),
+BOUND_CASES = [
+    (2 * 4096**3, 6 * 4096**2, PEAK, BANDWIDTH), (4096**2, 6 * 4096**2, PEAK, BANDWIDTH),
+    (10**15, 6 * 10**15, PEAK, BANDWIDTH), (2, 1, PEAK, BANDWIDTH), (100, 600, PEAK, BANDWIDTH),
     (208, 1, PEAK, BANDWIDTH), (207, 1, PEAK, BANDWIDTH), (209, 1, PEAK, BANDWIDTH),
     (207, 1, 989e12, 4.8e12), (300, 1, 121e12, 0.3e12),     # machines with another ridge
-    (1, 0, PEAK, BANDWIDTH), (0, 1, PEAK, BANDWIDTH), (0, 0, PEAK, BANDWIDTH)])
-def test_bound(subject, flops, moved, peak, bandwidth):
-    got = subject.bound(flops, moved, peak, bandwidth)
-    arithmetic, memory = flops / peak, moved / bandwidth        # seconds
-    want = "compute" if arithmetic >= memory else "memory"
-    assert got in ("compute", "memory"), f'bound: got {got!r}, expected "compute" or "memory"'
-    reason = (f"the arithmetic needs {arithmetic:.3g} s, the bytes need {memory:.3g} s, and the "
-              f"longer time decides")
-    if moved and (peak, bandwidth) != (PEAK, BANDWIDTH):
-        reason += f"; this machine's ridge is at {peak / bandwidth:g} FLOP/byte, not at 208"
+    (206, 1, 989e12, 4.8e12), (2064, 10, 989e12, 4.8e12),   # beside it: 206, 206.042, 206.4
+    (1, 0, PEAK, BANDWIDTH), (0, 1, PEAK, BANDWIDTH), (0, 0, PEAK, BANDWIDTH)]
+# When a wrong answer says "compute".
+BOUND_WRONG = {
+    "the roofs are exchanged: the longer time names the roof that is hit":
+        lambda flops, moved, peak, bandwidth: flops / peak < moved / bandwidth,
+    "the roofs are exchanged, and the ridge with them: the longer time names the roof":
+        lambda flops, moved, peak, bandwidth: flops / peak <= moved / bandwidth,
+    "FLOPs and bytes are compared as they are, not the times that they need":
+        lambda flops, moved, peak, bandwidth: flops >= moved,
+    "the rates are exchanged: the peak is for the FLOPs, the bandwidth for the bytes":
+        lambda flops, moved, peak, bandwidth: flops / bandwidth >= moved / peak,
+    'the answer is "compute" whatever the numbers': lambda *case: True,
+    'the answer is "memory" whatever the numbers': lambda *case: False,
+    "a time is rounded down to whole seconds, with // or int: short times are all 0":
+        lambda flops, moved, peak, bandwidth: flops // peak >= moved // bandwidth,
+    "the times are rounded before they are compared, so that two short ones are equal":
+        lambda flops, moved, peak, bandwidth:
+            round(flops / peak, 6) >= round(moved / bandwidth, 6),
+    "the ridge is rounded down, as // does":
+        lambda flops, moved, peak, bandwidth: flops >= peak // bandwidth * moved,
+    "the intensity is rounded down, as // does":
+        lambda flops, moved, peak, bandwidth: not moved or flops // moved >= peak / bandwidth,
+    "the ridge itself counts as memory":
+        lambda flops, moved, peak, bandwidth: flops / peak > moved / bandwidth,
+    "work that moves no byte counts as memory":
+        lambda flops, moved, peak, bandwidth: moved and flops / moved >= peak / bandwidth,
+    "the ridge is 208 on every machine: it is the quotient of the two rates":
+        lambda flops, moved, peak, bandwidth: flops >= 208 * moved,
+}
+
+
+def test_bound(subject):
+    said = [subject.bound(*case) for case in BOUND_CASES]
+    want = [roof(flops / peak >= moved / bandwidth)
+            for flops, moved, peak, bandwidth in BOUND_CASES]
+    for got in said:
+        assert got in ("compute", "memory"), f'bound: got {got!r}, expected "compute" or "memory"'
+    named = [mistake for mistake, compute in BOUND_WRONG.items()
+             if said == [roof(compute(*case)) for case in BOUND_CASES]]
+    for case, got, right in zip(BOUND_CASES, said, want, strict=True):
+        cause = f"\nThis is what comes out when {named[0]}." if named else ""
+        flops, moved, *_ = case
+        assert got == right, (f'bound of {flops} FLOPs and {moved} bytes: got "{got}", expected '
+                              f'"{right}": {reason(*case)}{cause}')
+
+
+def roof(compute):
+    return "compute" if compute else "memory"
+
+
+def reason(flops, moved, peak, bandwidth):
     if flops == moved == 0:
-        reason = "nothing to do takes 0 s on both roofs: that is on the ridge, so compute"
-    if flops == 208 * moved > 0:
-        reason = "it stands exactly on the ridge, which counts as compute"
-    assert got == want, \
-        f'bound of {flops} FLOPs and {moved} bytes: got "{got}", expected "{want}": {reason}'
+        return "nothing to do takes 0 s on both roofs: that is on the ridge, so compute"
+    if flops == 208 * moved and (peak, bandwidth) == (PEAK, BANDWIDTH):
+        return "it is exactly on the ridge, which counts as compute"
+    said = (f"the arithmetic needs {flops / peak:.3g} s, the bytes need {moved / bandwidth:.3g} s, "
+            f"and the longer time decides")
+    if moved and (peak, bandwidth) != (PEAK, BANDWIDTH):
+        said += f"; this machine's ridge is at {peak / bandwidth:g} FLOP/byte, not at 208"
+    return said
 
 
 def test_bound__unseen(unseen, rng):
@@ -141,6 +271,24 @@ def test_predict_gain_of_doubled_peak(subject):
     said = ("that would hold for a kernel under the compute roof" if got == 2 else
             "a faster chip slows nothing down" if got < want else "the bytes still have to arrive")
     assert abs(got - want) < 0.05, f"gain of the add: {got:g} is not what the roofline says; {said}"
+
+
+def pair(got, call):
+    """The answer of a count, if there are two numbers in it."""
+    assert isinstance(got, (tuple, list, np.ndarray)) and len(got) == 2, \
+        f"{call}: got {got!r}, expected a pair, (FLOPs, bytes), for any sizes"
+    return got
+
+
+def of_every_count(flops, numbers, itemsize):
+    """What goes wrong in any count of FLOPs and of numbers that move."""
+    moved = numbers * itemsize
+    return {
+        "FLOPs and bytes are exchanged": (moved, flops),
+        "bits are counted, not bytes": (flops, 8 * moved),
+        "numbers are counted, not their bytes": (flops, numbers),
+    } | {f"a number has {size} bytes whatever `itemsize`": (flops, numbers * size)
+         for size in (2, 4, 8) if size != itemsize}
 
 
 def part(index):

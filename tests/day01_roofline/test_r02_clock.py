@@ -26,9 +26,11 @@ def stopwatch(facts, repeats, warmup, cold, wrong=()):
     seconds, start = [], gpu.clock()
     for i in range(repeats):
         flushed = cold and "no flush" not in wrong and not ("flush once" in wrong and i > 0)
-        if flushed and "flush timed" not in wrong:
+        if flushed and "wait, then flush" in wrong:
+            gpu.synchronise()
+        if flushed and not {"flush timed", "flush after"} & set(wrong):
             gpu.flush()
-        if "no wait before" not in wrong:
+        if not {"no wait before", "wait, then flush"} & set(wrong):
             gpu.synchronise()
         began = gpu.clock()
         if flushed and "flush timed" in wrong:
@@ -37,17 +39,22 @@ def stopwatch(facts, repeats, warmup, cold, wrong=()):
         if "no wait after" not in wrong:
             gpu.synchronise()
         seconds.append(gpu.clock() - (start if "one start" in wrong else began))
+        if flushed and "flush after" in wrong:
+            gpu.flush()
     return [sum(seconds) / repeats] * repeats if "mean" in wrong else seconds
 
 
 TIMED_WRONG = {
     "the clock is read before the device has finished: only the launch is timed":
         ["no wait after"],
-    "the clock is started while the device still works off what was there before":
+    "the clock is started while the device is still busy with earlier work":
         ["no wait before"],
-    "the first run that counts is the first run at all": ["no warm-up"],
+    "the first run that counts is the very first run": ["no warm-up"],
     "the data of the run before is still in the cache": ["no flush"],
     "emptying the cache is timed with the run": ["flush timed"],
+    "nothing waits between the emptying of the cache and the first reading: the device still "
+    "empties it while the clock runs": ["wait, then flush"],
+    "the cache is emptied after a run, so that the first finds it warm": ["flush after"],
     "the cache is emptied once and not before each run": ["flush once"],
     "the clock is started once for all the runs": ["one start"],
     "one time is taken for all runs and divided among them": ["mean"],
@@ -75,7 +82,11 @@ def test_time_call(subject, agree, rng, repeats, warmup, cold):
           mistakes={meaning: stopwatch(facts, repeats, *ask, wrong) for meaning, ask, wrong in (
               *([] if cold else
                 [("the cache is emptied though `cold` is False", (warmup, True), [])]),
-              ("a run warms up where none was asked for", (warmup + 1, cold), []),
+              ("a run warms up where none was asked for" if not warmup else
+               "one run more than `warmup` says comes before those that count",
+               (warmup + 1, cold), []),
+              *([("one run warms up, however many are asked for", (1, cold), [])]
+                if warmup > 1 else []),
               *((meaning, (warmup, cold), wrong) for meaning, wrong in TIMED_WRONG.items()))})
     assert gpu.copies == warmup + repeats, \
         f"{case}: run() was called {gpu.copies} times, expected {warmup + repeats}"
@@ -99,7 +110,9 @@ def test_summarise(subject, agree, rng, n, kind):
     low, median, high = np.quantile(seconds, (0.2, 0.5, 0.8))
     got = parts(subject.summarise(seconds.tolist()), "summarise", "(median, spread)")
     what = f"of {n} run{'s' * (n > 1)}" + f", {kind}" * (kind != "drawn")
+    ranked = np.sort(seconds)
     agree(got[0], median, "float64", f"median {what}", mistakes={
+        "median and spread are exchanged": (high - low) / median,
         "the mean is taken: one late run moves it as far as it likes": seconds.mean(),
         "the fastest run is taken: that is luck, not the rule": seconds.min(),
         "the list is not sorted before its middle is taken": seconds[n // 2],
@@ -113,8 +126,23 @@ def test_summarise(subject, agree, rng, n, kind):
         "quartiles are taken": np.subtract(*np.quantile(seconds, (0.75, 0.25))) / median,
         "the 10th and 90th percentiles are taken":
             np.subtract(*np.quantile(seconds, (0.9, 0.1))) / median,
-        "a run is taken for a percentile, with nothing between two runs": np.subtract(
+        "a single run is taken as the percentile, with nothing between two runs": np.subtract(
             *np.quantile(seconds, (0.8, 0.2), method="nearest")) / median,
+        "the runs number n / 5 and 4 n / 5, rounded down, are taken as the percentiles":
+            (ranked[4 * n // 5] - ranked[n // 5]) / median,
+        "the percentiles are ranks rounded down, with nothing between two runs": np.subtract(
+            *np.quantile(seconds, (0.8, 0.2), method="lower")) / median,
+        "the list is not sorted before its percentiles are taken":
+            (seconds[4 * n // 5] - seconds[n // 5]) / median,
+        "the spread is given in percent; it is a share": 100 * (high - low) / median,
+        "half the distance is taken, as for a plus-minus": (high - low) / median / 2,
+        "the spread is a share of the 20th percentile, not of the median": (high - low) / low,
+        "the spread is a share of the 80th percentile, not of the median": (high - low) / high,
+        "the quotient of the percentiles is taken, not their distance": high / low,
+        "the upper half alone is taken, from the median to the 80th percentile":
+            (high - median) / median,
+        "the lower half alone is taken, from the 20th percentile to the median":
+            (median - low) / median,
         "the spread is a share of the mean, not of the median": (high - low) / seconds.mean()})
 
 
@@ -151,11 +179,21 @@ def test_take_turns(subject, agree, rng, names, rounds):
     factors = np.cumsum(rng.uniform(0.1, 1, len(names) * rounds)).tolist()      # it gets slower
     machine = subject.make("lab.judge.mocks:Weather", factors)
     got = subject.take_turns({name: machine.timer(s) for name, s in lengths.items()}, rounds)
+    if not rounds:
+        assert got != {}, \
+            f"take_turns of 0 rounds: got {{}}, expected an empty list for each of " \
+            f"{', '.join(names)}: a list exists before its first run"
     assert isinstance(got, dict) and list(map(str, got)) == list(names), \
         f"take_turns: got {shown(got)}, expected a list of seconds for each of {', '.join(names)}"
     for name in names:
         assert isinstance(got[name], (list, tuple, np.ndarray)), \
             f'take_turns: got {shown(got[name])} for "{name}", expected a list of seconds'
+    if rounds and len(names) > 1:
+        first, second = (list(got[name]) for name in names[:2])
+        assert len(first) != rounds * len(names) or first != second, \
+            f"take_turns: all names have one and the same list of {len(first)} times; each needs " \
+            f"a list of its own"
+    for name in names:
         assert len(got[name]) == rounds, \
             f'{rounds} rounds: got {len(got[name])} times of "{name}", one a round is expected'
 
@@ -174,11 +212,18 @@ def test_take_turns(subject, agree, rng, names, rounds):
                   [[timer() for _ in range(rounds)] for timer in timers],
               "every round has the same order, so that the last is always the latest":
                   table(lambda number, names: names),
-              "the order is rotated by one from round to round, not turned round":
+              "the order is rotated by one from round to round, not reversed":
                   table(rotated),
               "seconds of a round that goes backwards are put under the names in their own order":
                   swapped,
-              "each is called once more, before the first round":
+              "the first two rounds go forwards and the next two backwards":
+                  table(lambda number, names: there_and_back(number // 2, names)),
+              "only round 1 is backwards, not every second round":
+                  table(lambda number, names: names[::-1] if number == 1 else names),
+              "only round 0 is forwards: from round 1 on all go backwards":
+                  table(lambda number, names: names[::-1] if number else names),
+              "every round goes backwards": table(lambda number, names: names[::-1]),
+              "each is called an extra time before the first round":
                   table(there_and_back, 1) if rounds else None,
               "the first round goes backwards":
                   table(lambda number, names: there_and_back(number + 1, names)),
@@ -203,14 +248,36 @@ def test_speedup(subject, agree, rng, n, faster):
         "old and new are exchanged": np.median(after / before),
         "each list is summarised before they are compared, so that the pairs are lost":
             np.median(before) / np.median(after),
+        "both lists are sorted before they are divided: run i of both is no pair any more":
+            np.median(np.sort(before) / np.sort(after)),
+        "the gain is given, (before - after) / after: a speed-up of 1 is no gain":
+            np.median(before / after - 1),
+        "the share of time saved is given, (before - after) / before":
+            np.median(1 - after / before),
+        "the differences of the pairs are taken, not their ratios": np.median(before - after),
+        "after / before is summarised and then turned over: of an even number of pairs the "
+        "middle of two quotients is another": 1 / np.median(after / before),
         "the mean of the ratios is taken, which one late run can move far": ratios.mean(),
+        "the geometric mean of the ratios is taken, which a late run moves":
+            np.exp(np.log(ratios).mean()),
         "the totals are compared, so that the slowest runs count most": before.sum() / after.sum()})
     agree((got[0], got[2]), (low, high), "float64", f"(low, high) of the {what}",
           at=lambda index: ("low", "high")[index[0]], mistakes={
               "the slowest and the fastest pair are taken": (ratios.min(), ratios.max()),
               "quartiles are taken": np.quantile(ratios, (0.25, 0.75)),
               "low and high are exchanged": (high, low),
-              "a pair is taken for a percentile, with nothing between two pairs":
+              "after / before is summarised and then turned over, which exchanges low and high":
+                  1 / np.quantile(after / before, (0.2, 0.8)),
+              "after / before is summarised and then turned over, not the ratio of each pair":
+                  1 / np.quantile(after / before, (0.8, 0.2)),
+              "each list is summarised before they are compared, so that the pairs are lost":
+                  np.quantile(before, (0.2, 0.8)) / np.quantile(after, (0.2, 0.8)),
+              "the extremes of the lists are compared: the best of one with the worst of the other":
+                  (before.min() / after.max(), before.max() / after.min()),
+              "the 10th and 90th percentiles are taken": np.quantile(ratios, (0.1, 0.9)),
+              "the standard deviation is put around the median, which one late run decides":
+                  (median - ratios.std(), median + ratios.std()),
+              "a single pair is taken as the percentile, with nothing between two pairs":
                   np.quantile(ratios, (0.2, 0.8), method="nearest")})
 
 
@@ -225,7 +292,10 @@ def test_copy_job(subject, agree, rng):
     large, size = 4 * cache, gpu.itemsize
     job = subject.copy_job(gpu)
     assert getattr(job, "_type", "") == "Job", f"copy_job: got {shown(job)}, expected a Job"
-    assert isinstance(job.run, Remote), f"copy_job: run is {shown(job.run)}, expected a function"
+    assert isinstance(job.run, Remote), \
+        f"copy_job: run is {shown(job.run)}, expected a function" + (
+            ": the copy was made when the Job was, and run holds what it returned"
+            if gpu.copies else "")
     job.run()
     seconds = []
     for _ in range(2):
@@ -238,8 +308,13 @@ def test_copy_job(subject, agree, rng):
             f"work each time it is called"
         gpu.synchronise()
         seconds.append(gpu.clock() - began)
+    assert not gpu.onto_itself, \
+        "copy_job: run() copies an array onto itself, and half of the memory is never touched; " \
+        "expected one array copied into another"
     moved, time = job.moved, max(seconds)
     assert isinstance(moved, Real), f"copy_job: moved is {moved!r}, expected bytes"
+    assert moved or not job.flops, \
+        f"copy_job: moved is 0 and flops is {job.flops:,}: FLOPs and bytes are exchanged"
     agree(moved / time, bandwidth, "float64",
           f"byte/s of a copy on a memory of {bandwidth / 1e12:g} TB/s (moved {moved:,} bytes in "
           f"{time * 1e6:.0f} µs)", mistakes={
@@ -250,8 +325,20 @@ def test_copy_job(subject, agree, rng):
                   2 * large / (2 * large / bandwidth + allocate),
               "run() makes both arrays each time, so that this is timed too":
                   2 * large / (2 * large / bandwidth + 2 * allocate),
+              "the bytes of the two arrays are multiplied, not added": large * bandwidth / 2,
+              "run() empties the cache as well, so that this is timed too":
+                  2 * large / (3 * large / bandwidth),
               "both arrays fit into the cache, so that the memory is never asked": 4 * bandwidth,
               "a write-allocate read is credited, which the work does not need": bandwidth * 1.5})
+    assert moved != 2 * large * size, \
+        f"copy_job: each array has {moved / 2:,.0f} bytes, expected device.large = {large:,}: " \
+        f"device.large counts bytes, device.array(n) takes numbers"
+    assert moved <= 2 * large, \
+        f"copy_job: each array has {moved / 2:,.0f} bytes, expected device.large = {large:,}: " \
+        f"both are larger than asked for"
+    assert moved != large, \
+        f"copy_job: each array has {moved / 2:,.0f} bytes, and both together device.large; " \
+        f"expected device.large = {large:,} bytes in each"
     assert moved == 2 * large, \
         f"copy_job: each array has {moved / 2:,.0f} bytes, expected device.large = {large:,}: " \
         f"in a cache of {cache:,} bytes a real machine would still find part of the data"
@@ -273,6 +360,16 @@ def test_copy_job__twice(subject):
         assert gpu.copies == 1, \
             f"copy_job on two devices: run() copied {gpu.copies} times on its own device, " \
             f"expected once: each Job works on the device that it was made for"
+
+
+@pytest.mark.parametrize("itemsize", [1, 2, 8])
+def test_copy_job__itemsize(subject, itemsize):
+    gpu = subject.make("lab.judge.mocks:FakeGpu", itemsize=itemsize)
+    moved, large = subject.copy_job(gpu).moved, gpu.large
+    assert moved == 2 * large, \
+        f"copy_job on a device whose numbers have {itemsize} byte{'s' * (itemsize > 1)}: each " \
+        f"array has {moved / 2:,.0f} bytes, expected device.large = {large:,}: device.itemsize " \
+        f"says how many bytes a number has"
 
 
 # ---- predictions
@@ -315,7 +412,7 @@ def test_predict_utilisation(subject):
     assert abs(got - want) < 0.5, f"utilisation: {got:g} is {said}"
 
 
-# ---- the parts that are given: these run with the course's own tests only
+# ---- given, not exercises: only the course's own tests check it
 
 
 class Machine(FakeGpu):

@@ -15,11 +15,13 @@ LLAMA_8B = Shape(32, 4096, 32, 8, 128, 14336, 128256, False)
 # As the models' own pages state them, exactly.
 PUBLISHED = {"SmolLM-135M": 134_515_008, "Llama-3.2-1B": 1_235_814_400,
              "Llama-3.1-8B": 8_030_261_248, "Llama-3.1-70B": 70_553_706_496}
-RAGGED = (Shape(3, 5, 6, 2, 7, 11, 13, False), Shape(2, 12, 3, 1, 4, 17, 29, True))
+# Of the first sizes no two are alike, nor are two of their quotients: a factor that is left out
+# shows which it was.
+RAGGED = (Shape(13, 357, 21, 3, 11, 37, 101, False), Shape(2, 12, 3, 1, 4, 17, 29, True))
 PARTS = ("embedding", "qkv", "out", "gate_up", "down", "norms", "lm_head")
 OPERATIONS = ("qkv", "attention", "out", "gate_up", "down", "lm_head")
 # (B, T, N): a part of a prompt, a whole prompt, one token each, the smallest step there is
-STEPS = ((3, 4, 11), (2, 5, 5), (4, 1, 17), (1, 1, 1))
+STEPS = ((5, 9, 23), (2, 5, 5), (4, 1, 17), (1, 1, 1))
 
 
 def tensors(m):
@@ -98,13 +100,20 @@ def sizes(m):
 
 
 def row(got, keys, what):
-    """The values of a dict in the order of `keys`, which must be just its keys."""
+    """The values of a dict in the order of `keys`, which must be exactly its keys."""
     names = " ".join(keys)
     assert isinstance(got, dict), f"{what}: got {got!r}, expected a dict with the keys {names}"
     missing, extra = [k for k in keys if k not in got], [k for k in got if k not in keys]
     assert not missing, f"{what}: no key {missing[0]!r} in the answer; expected {names}"
     assert not extra, f"{what}: the key {extra[0]!r} is not asked for; expected {names}"
     return [got[k] for k in keys]
+
+
+def sizes_assumed(want, itemsize):
+    """{mistake: bytes} of answers that take numbers of another size than they are told. 16 bytes
+    tell: of fewer, a wrong size looks like a number that is left out."""
+    return {f"a number has {size} bytes whatever `itemsize`": want // itemsize * size
+            for size in (2, 4) if itemsize == 16}
 
 
 def byte_kind(index):
@@ -116,6 +125,12 @@ def but(values, **changes):
     return list({**values, **changes}.values())
 
 
+def rescaled(want, over, under):
+    """The FLOPs of a step where those of the layers' matrices have another factor."""
+    return but(want, **{operation: n // under * over for operation, n in want.items()
+                        if operation not in ("attention", "lm_head")})
+
+
 # ---- parameters
 
 
@@ -123,7 +138,10 @@ def test_count_parameters(subject, agree, rng):
     for m in (*shapes(rng), LLAMA_8B):
         want, what = parameters(m), f"parameters of {sizes(m)}"
         layer = {p: want[p] // m.L for p in ("qkv", "out", "gate_up", "down")}
-        got = row(subject.count_parameters(subject.Llama("", *m)), PARTS, "count_parameters")
+        answer = subject.count_parameters(subject.Llama("", *m))
+        assert not (m.tied and isinstance(answer, dict)) or "lm_head" in answer, \
+            "count_parameters: no key 'lm_head' for a tied model; expected 0 there"
+        got = row(answer, PARTS, "count_parameters")
         agree(got, list(want.values()), what=what, at=lambda i: PARTS[i[0]], mistakes={
             "keys and values get H heads, like the queries":
                 but(want, qkv=m.L * m.C * 3 * m.H * m.D),
@@ -131,6 +149,33 @@ def test_count_parameters(subject, agree, rng):
                 but(want, out=m.L * m.C * m.C),
             "the head width is taken as C / H": but(
                 want, qkv=m.L * m.C * (m.H + 2 * m.G) * (m.C // m.H), out=m.L * m.C * m.C),
+            "the head width is taken as C / H in `qkv`": but(
+                want, qkv=m.L * m.C * (m.H + 2 * m.G) * (m.C // m.H)),
+            "the queries are C numbers, not H · D": but(
+                want, qkv=m.L * m.C * (m.C + 2 * m.G * m.D)),
+            "queries, keys and values are C numbers each": but(want, qkv=m.L * m.C * 3 * m.C),
+            "queries are counted, but neither keys nor values":
+                but(want, qkv=m.L * m.C * m.H * m.D),
+            "all heads share one key and one value head, as if G were 1":
+                but(want, qkv=m.L * m.C * (m.H + 2) * m.D),
+            "F is taken for 4 · C":
+                but(want, gate_up=2 * m.L * m.C * 4 * m.C, down=m.L * 4 * m.C * m.C),
+            "a norm has H · D numbers, not C": but(want, norms=(2 * m.L + 1) * m.H * m.D),
+            "a norm has D numbers, not C": but(want, norms=(2 * m.L + 1) * m.D),
+            "a norm has a scale and a shift for each channel; here it has a scale alone":
+                but(want, norms=2 * want["norms"]),
+            "a norm has one number, not one for each channel": but(want, norms=2 * m.L + 1),
+            "brackets are missing: 2 · L + C is not (2 · L + 1) · C":
+                but(want, norms=2 * m.L + m.C),
+            "the norms of one layer are counted, not those of all": but(want, norms=3 * m.C),
+            "the sides of a matrix are added, not multiplied": but(
+                want, qkv=m.L * (m.C + (m.H + 2 * m.G) * m.D), out=m.L * (m.H * m.D + m.C),
+                gate_up=m.L * (m.C + 2 * m.F), down=m.L * (m.F + m.C)),
+            "`tied` is read the wrong way round, or no model has a matrix for lm_head":
+                list(want.values()) if m.tied else but(want, lm_head=0),
+            "the tied matrix is counted as lm_head and not as embedding":
+                but(want, embedding=0, lm_head=m.C * m.V) if m.tied else list(want.values()),
+            "every layer has an embedding": but(want, embedding=m.L * m.C * m.V),
             "the gate is forgotten, and `up` stands alone": but(want, gate_up=m.L * m.C * m.F),
             "a tied lm_head is given a matrix of its own": but(want, lm_head=m.C * m.V),
             "the last norm, after the layers, is forgotten": but(want, norms=2 * m.L * m.C),
@@ -168,8 +213,41 @@ def test_count_flops(subject, agree, rng, B, T, N):
                 but(want, attention=one * visible(T, T)),
             "attention is counted for the G heads of the keys, not the H of the queries":
                 but(want, attention=want["attention"] // m.H * m.G),
-            "scores are counted, but not their product with the values":
+            "attention is half counted: scores, but not their product with the values, or "
+            "multiplications without their additions":
                 but(want, attention=want["attention"] // 2),
+            "attention's D multiplications for a score are all: their additions and the product "
+            "with the values are left out": but(want, attention=want["attention"] // 4),
+            "no additions are counted, only multiplications": [n // 2 for n in want.values()],
+            "attention works on C numbers a token, not on the H · D of its heads":
+                but(want, attention=want["attention"] // (m.H * m.D) * m.C),
+            "attention works on one head, not on H":
+                but(want, attention=want["attention"] // m.H),
+            "attention is counted for one sequence, not for B":
+                but(want, attention=want["attention"] // B),
+            "a token does not see itself: the pairs on the diagonal are left out":
+                but(want, attention=one * (pairs - T)),
+            "half of the T · N pairs are counted, as if no context stood before the new tokens":
+                but(want, attention=one * (T * N // 2)),
+            "all N tokens are counted as new in attention":
+                but(want, attention=one * visible(N, N)),
+            "the new tokens are added to the context in attention: N includes them":
+                but(want, attention=one * visible(T, N + T)),
+            "a new token sees one token, not all of its context": but(want, attention=one * T),
+            "one new token is counted in attention, not T": but(want, attention=one * N),
+            "the matrices run on one new token of each sequence, not on T": rescaled(want, 1, T),
+            "the matrices run on the T tokens of one sequence, not on B · T":
+                rescaled(want, 1, B),
+            "the matrices run on all N tokens of the context, not on the T new ones":
+                rescaled(want, N, T),
+            "the matrices of one layer are counted, not of L": rescaled(want, 1, m.L),
+            "the sides of a matrix are added, not multiplied": but(
+                want, qkv=2 * m.L * B * T * (m.C + (m.H + 2 * m.G) * m.D),
+                out=2 * m.L * B * T * (m.H * m.D + m.C), gate_up=2 * m.L * B * T * (m.C + 2 * m.F),
+                down=2 * m.L * B * T * (m.F + m.C)),
+            "lm_head runs for one sequence, not for B": but(want, lm_head=want["lm_head"] // B),
+            "every layer has an lm_head": but(want, lm_head=want["lm_head"] * m.L),
+            "lm_head's additions are not counted": but(want, lm_head=want["lm_head"] // 2),
             "lm_head runs on all new tokens, not on the last of each sequence":
                 but(want, lm_head=want["lm_head"] * T),
             "a tied lm_head does nothing, because it has no parameters of its own":
@@ -182,20 +260,27 @@ def test_count_flops(subject, agree, rng, B, T, N):
 
 def test_kv_bytes_per_token(subject, agree, rng):
     for m in (*shapes(rng), LLAMA_8B):
-        for itemsize in (4, 2, 1):
+        for itemsize in (16, 4, 2, 1):      # with 16 first: 2 for 4 looks like keys alone
             want = itemsize * prod((m.L, 2, m.G, m.D))
             agree(subject.kv_bytes_per_token(subject.Llama("", *m), itemsize), want,
                   what=f"KV bytes a token, {itemsize} bytes a number, of {sizes(m)}", mistakes={
                 "keys are kept and values are not": want // 2,
                 "a key is kept for each of the H query heads": want // m.G * m.H,
                 "the cache of one layer is counted": want // m.L,
-                "numbers are counted instead of bytes": want // itemsize})
+                "numbers are counted instead of bytes": want // itemsize,
+                "the head width is taken as C / H, not D": want // m.D * (m.C // m.H),
+                "a key has C numbers, not the G · D of its heads": want // (m.G * m.D) * m.C,
+                "one key head is counted, not G": want // m.G,
+                "the heads are counted, and not the D numbers of each": want // m.D,
+                "queries are kept too": want // (2 * m.G) * (m.H + 2 * m.G),
+                "bits are counted, not bytes": 8 * want} | sizes_assumed(want, itemsize))
 
 
 @pytest.mark.parametrize("B, T, N", STEPS)
 def test_count_bytes(subject, agree, rng, B, T, N):
-    for m, itemsize in zip((*shapes(rng), LLAMA_8B), (2, 4, 1, 2), strict=True):
+    for m, itemsize in zip((*shapes(rng), LLAMA_8B), (16, 4, 1, 2), strict=True):
         want, only = moved(m, B, T, N, itemsize), np.eye(3, dtype=int)
+        lines = moved_wrong(m, B, T, N, itemsize, want)
         head = np.array([[o == "lm_head"] for o in OPERATIONS])
         got = subject.count_bytes(subject.Llama("", *m), B, T, N, itemsize)
         rows = row(got, OPERATIONS, "count_bytes")
@@ -218,7 +303,71 @@ def test_count_bytes(subject, agree, rng, B, T, N):
             "activations of one layer are counted": want // (1 + only[1] * ~head * (m.L - 1)),
             "activations of one new token a sequence are counted":
                 want // (1 + only[1] * ~head * (T - 1)),
-            "numbers are counted, not the bytes that they take": want // itemsize})
+            "numbers are counted, not the bytes that they take": want // itemsize} | lines)
+
+
+def moved_wrong(m, B, T, N, itemsize, want):
+    """{mistake: bytes} of mistakes in one operation or in one of the three columns."""
+    tokens, context = m.L * B * T * itemsize, m.L * B * N * 2 * m.G * m.D * itemsize
+    mix = OPERATIONS.index("attention")
+    head = OPERATIONS.index("lm_head")
+    sides = [(n, k) for n, k in (  # numbers in and out of each operation, a token
+        (m.C, (m.H + 2 * m.G) * m.D), (m.H * m.D, m.H * m.D), (m.H * m.D, m.C), (m.C, 2 * m.F),
+        (m.F, m.C), (m.C, m.V))]
+    each = np.array([tokens] * head + [B * itemsize])
+
+    def one(operation, column, value):
+        other = want.copy()
+        other[operation, column] = value
+        return other
+
+    def column(number, values):
+        other = want.copy()
+        other[:, number] = values
+        return other
+
+    layers = np.array([m.L] * head + [1])
+    matrix = [o not in ("attention", "lm_head") for o in OPERATIONS]
+    return {
+        "attention takes and gives C numbers a token, not H · D": one(mix, 1, tokens * 2 * m.C),
+        "attention's output is not counted among its activations, or its queries are not":
+            one(mix, 1, tokens * m.H * m.D),
+        "attention's activations are those of G heads; queries have H":
+            one(mix, 1, tokens * 2 * m.G * m.D),
+        "the new keys and values are counted as activations of attention, and again in its cache":
+            one(mix, 1, tokens * 2 * (m.H + m.G) * m.D),
+        "attention has no activations": one(mix, 1, 0),
+        "each pair of a new token and one it sees reads the cache again: it is read once a step":
+            one(mix, 2, context // N * visible(T, N)),
+        "each new token reads the whole cache again: it is read once a step":
+            one(mix, 2, context * T),
+        "the new tokens are added to the context: N includes them":
+            one(mix, 2, context // N * (N + T)),
+        "the cache holds a key for each of the H query heads":
+            one(mix, 2, context // m.G * m.H),
+        "the cache holds keys and no values": one(mix, 2, context // 2),
+        "the cache of one layer is read, not that of L": one(mix, 2, context // m.L),
+        "the cache's bytes stand among the activations": column(
+            1, want[:, 1] + want[:, 2]) * [1, 1, 0],
+        "the numbers that an operation takes are counted, and not those that it gives":
+            column(1, [n for n, _ in sides] * each),
+        "the numbers that an operation gives are counted, and not those that it takes":
+            column(1, [k for _, k in sides] * each),
+        "the numbers that a layer's matrices take are counted, and not those that they give":
+            column(1, np.where(matrix, [n for n, _ in sides] * each, want[:, 1])),
+        "the numbers that a layer's matrices give are counted, and not those that they take":
+            column(1, np.where(matrix, [k for _, k in sides] * each, want[:, 1])),
+        "the activations of one sequence are counted, not those of B": column(1, want[:, 1] // B),
+        "the activations of all N tokens of the context are counted, not of the T new ones":
+            column(1, np.append(want[:head, 1] // T * N, want[head, 1])),
+        "the weights of one layer are counted, not those of L": column(0, want[:, 0] // layers),
+        "every layer has an lm_head": column(0, [*want[:head, 0], want[head, 0] * m.L]),
+        "lm_head's activations are counted once a layer": one(head, 1, want[head, 1] * m.L),
+        "lm_head's activations are those of one sequence, not of B":
+            one(head, 1, want[head, 1] // B),
+        "lm_head gives V numbers, and the C that it takes are left out":
+            one(head, 1, B * m.V * itemsize),
+    } | sizes_assumed(want, itemsize)
 
 
 def test_predict_decode_intensity(subject):
@@ -265,7 +414,7 @@ H100, A100, TOY = (989e12, 3.35e12), (312e12, 1.555e12), (8.0, 1.0)
 @pytest.mark.parametrize("cost, chip", [
     (costs(LLAMA_8B, 128, 2), H100), (costs(LLAMA_8B, 300, 1), H100), (costs(LLAMA_8B, 1, 2), A100),
     (costs(LLAMA_8B, 512, 2), A100), (costs(LLAMA_8B, 8192, 2), H100), ((24, 10, 1), TOY),
-    ((16, 8, 0), TOY), ((9, 1000, 1), TOY), ((8, 10, 1), TOY), ((80, 1, 1), TOY)])
+    ((9, 1000, 1), TOY), ((8, 10, 1), TOY), ((80, 1, 1), TOY), ((16, 8, 0), TOY)])
 def test_decode_batch(subject, cost, chip):
     (work, weights, each), (peak, bandwidth) = cost, chip
     want, got = smallest(*cost, *chip), subject.decode_batch(*cost, *chip)
@@ -276,15 +425,33 @@ def test_decode_batch(subject, cost, chip):
     if want is None:
         assert got is None, f"{case}: got {got!r}, but no batch is enough, so None: {more}"
         return
-    assert got is not None, f"{case}: got None, expected {want}: {more}, so arithmetic catches up"
+    far = (f", though late: a search that ends before {want:,} finds nothing" if want > 1000 else
+           "")
+    assert got is not None, \
+        f"{case}: got None, expected {want}: {more}, so arithmetic catches up{far}"
     assert isinstance(got, (int, float)), f"{case}: got {got!r}, expected a batch or None"
     said = "there the arithmetic first takes as long as the bytes"
     if got == want - 1:
         said = "with one sequence fewer the step is still bound by memory: round up"
     elif got == want + 1:
         said = "one sequence fewer stands on the ridge, which counts as compute"
+    elif got != int(got):
+        said = "a batch has a whole number of sequences: round up"
+    elif abs(got * (work / peak - each / bandwidth) - weights) <= work / peak:
+        said = "this comes out when the bytes of the weights are not divided by the bandwidth"
     elif abs(got * work / peak - weights / bandwidth) <= work / peak:
         said = "this comes out when the bytes that each sequence adds are left out"
+    elif abs(got * (work / peak + each / bandwidth) - weights / bandwidth) <= work / peak:
+        said = ("this comes out when the time of the bytes that a sequence adds is added to that "
+                "of its arithmetic, not taken off it")
+    elif abs(got * work / peak - (weights + each) / bandwidth) <= work / peak:
+        said = "this comes out when the bytes of one sequence are counted, not those of the batch"
+    elif abs(got * work / bandwidth - weights / peak) <= work / bandwidth:
+        said = "this comes out when peak and bandwidth are exchanged"
+    elif abs(got * work - weights) <= work:
+        said = "this comes out when FLOPs and bytes are compared as they are, not their times"
+    elif got == 1:
+        said = "the weights, which are read once a step, take more time than one sequence computes"
     elif abs(got - peak / bandwidth) <= 1:
         said = "that is the ridge, and it is FLOP/byte; how many FLOPs does a byte of weights get?"
     assert got == want, f"{case}: got {got}, expected {want}; {said}"
@@ -323,7 +490,7 @@ def test_predict_gain_of_depthwise(subject):
     assert abs(got / want - 1) < 0.1, f"gain of the depthwise: {got:g} is not it; {said}"
 
 
-# ---- what is given: no exercise, so only the course's own tests ask
+# ---- given, not exercises: only the course's own tests check it
 
 
 def test_published_totals(subject):

@@ -1,5 +1,5 @@
 """Graders of r04. The oracle reads a code as text, bit by bit, and rounds by looking for the
-nearest number in the list of all. What is given is held against torch, ml_dtypes and simulator."""
+nearest number in the list of all. Given parts are checked by torch, ml_dtypes and the simulator."""
 
 from functools import cache
 
@@ -14,6 +14,7 @@ from lab.judge.subject import Raised
 FORMATS = {"e4m3": (4, 3, "nan"), "e5m2": (5, 2, "ieee"), "e2m1": (2, 1, "none"),
            "fp16": (5, 10, "ieee"), "bf16": (8, 7, "ieee"), "tf32": (8, 10, "ieee"),
            "fp32": (8, 23, "ieee")}
+SPACED = ("e5m2", *(name for name in FORMATS if name != "e5m2"))  # in e4m3 E and M are neighbours
 SMALL = ("e4m3", "e5m2", "e2m1")
 LISTED = (*SMALL, "fp16", "bf16", "tf32")       # all of their numbers fit into a list
 
@@ -39,6 +40,15 @@ def numbers(name):
     return found[np.isfinite(found)]
 
 
+def beyond(name):
+    """(numbers, the first of their codes) from the largest finite number on, had the exponents no
+    end: those of five more exponents."""
+    E, M, specials = FORMATS[name]
+    top = 2 ** (E + M) - 1 - {"ieee": 2**M, "nan": 1, "none": 0}[specials]
+    e, m = np.divmod(np.arange(top, min(top + 5 * 2**M, top + 20_000) + 1), 2**M)
+    return np.ldexp(1 + m / 2**M, e + 1 - 2 ** (E - 1)), top
+
+
 def given(subject, name):
     return subject.Float(name, *FORMATS[name])
 
@@ -50,7 +60,7 @@ def as_codes(got, what):
 
 
 def layouts(x):
-    """{how numbers lie: the same numbers, or some of them}"""
+    """{layout: the same numbers, or some of them}"""
     grid = x[:12].reshape(3, 4)
     return {"a matrix": grid, "a matrix, columns first": views(grid)["columns first"],
             "every second number of a list": x[::2], "a list from the back": x[::-1],
@@ -59,7 +69,7 @@ def layouts(x):
 
 
 def any_shape(subject, reference, name, x, what):
-    """Numbers of any shape and layout, one after the other in one process, come out as they lie."""
+    """Numbers of any shape and layout, one after the other in one process, keep their places."""
     f = [given(side, "e4m3") for side in (subject, reference)]
     for how, part in layouts(x).items():
         got, want = (getattr(side, name)(form, part)
@@ -117,7 +127,11 @@ def test_decode(subject, agree, name):
         magnitude, sign = code & 2 ** (E + M) - 1, np.where(code >> E + M, -1.0, 1.0)
         e, m = magnitude >> M, magnitude & 2**M - 1
         plain = sign * np.ldexp(1 + m / 2**M, e - bias)
+        top = len(numbers(name)) - 1 if name != "fp32" else (2**E - 1 << M) - 1
+        ones = np.where(m == 0, sign * np.inf, np.nan)
         got = subject.decode(f, code)
+        kind = np.asarray(got).dtype
+        assert kind == np.float64, f"decode, {name}: got numbers of {kind}, expected float64"
         agree(got, want, what=f"the {part} numbers of {name}",
               at=lambda i, code=code: f"code {code[i[0]]:0{1 + E + M}b}", mistakes={
             "a subnormal is read as a normal number, with a leading 1":
@@ -130,12 +144,37 @@ def test_decode(subject, agree, name):
             "every code beyond the largest finite number is inf":
                 np.where(np.isfinite(want), want, sign * np.inf),
             "infinity loses its sign": np.where(np.isinf(want), np.inf, want),
+            "only the quiet NaN is NaN, and the codes beside it are taken for finite ones":
+                np.where((magnitude > top + 1) & (m != 2 ** (M - 1)), plain, want),
+            "inf and NaN are exchanged": np.where(
+                np.isinf(want), np.nan, np.where(np.isnan(want), sign * np.inf, want)),
+            "the largest finite number is taken for one beyond it":
+                np.where(magnitude == top, np.nan, want),
+            "an exponent field of ones is inf or NaN in each format, as in IEEE's":
+                np.where(e == 2**E - 1, ones, want),
+            "the leading 1 of a normal number is left out":
+                np.where(np.isfinite(want), sign * np.ldexp(m / 2**M, np.maximum(e, 1) - bias),
+                         want),
+            "the mantissa field is not divided by 2^M": np.where(np.isfinite(want), sign * np.ldexp(
+                np.where(e > 0, 1.0, 0.0) + m, np.maximum(e, 1) - bias), want),
+            "the sign bit is read as the highest bit of the exponent as well": np.where(
+                (sign < 0) & np.isfinite(want) & (e > 0), ldexp_wide(plain, 2**E), want),
+            "the bias is not taken off the exponent field":
+                np.where(np.isfinite(want), ldexp_wide(want, bias), want),
             "the bias is one too large": np.where(np.isfinite(want), want / 2, want),
-            "the sign bit is not looked at": np.abs(want)})
+            "the bias is one too small": np.where(np.isfinite(want), ldexp_wide(want, 1), want),
+            "the sign bit is ignored": np.abs(want)})
         zeros = want == 0
         minus = np.signbit(np.asarray(got, np.float64)[zeros])
         assert (minus == (sign[zeros] < 0)).all(), \
-            f"zeros of {name}: the code {1 << E + M:b} is a zero with a sign, -0.0"
+            f"zeros of {name}: the code {1 << E + M:b} is a zero with a sign, -0.0; 0 - value " \
+            f"and value + 0 lose it"
+
+
+def ldexp_wide(x, by):
+    """np.ldexp, inf where the exponent is too large for float64."""
+    with np.errstate(over="ignore"):
+        return np.ldexp(x, by)
 
 
 @pytest.mark.parametrize("dtype", ["int64", "uint8"])
@@ -145,7 +184,7 @@ def test_decode__any_shape(subject, reference, dtype):
 
 
 def test_decode__unseen(unseen, rng):
-    """A format that none of the table is."""
+    """A format that is not in the table."""
     E, M = (int(n) for n in rng.integers(2, 6, 2))
     code = rng.integers(0, 2 ** (1 + E + M), 50)
     specials = ("ieee", "nan", "none")[rng.integers(3)]
@@ -167,7 +206,7 @@ def places(name):
     return np.concatenate((v, (v[1:] + 3 * v[:-1]) / 4))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", SPACED)
 def test_spacing(subject, agree, name):
     E, M, _ = FORMATS[name]
     x, f = places(name), given(subject, name)
@@ -175,7 +214,7 @@ def test_spacing(subject, agree, name):
         low = x.astype(np.float32)
         low = np.where(low > x, np.nextafter(low, np.float32(0)), low)
         want = np.spacing(low).astype(np.float64)
-    else:                           # the largest has no next one; its step is that before it
+    else:                           # the largest has no next one; its step is the one before it
         v = np.append(numbers(name), 2 * numbers(name)[-1] - numbers(name)[-2])
         place = np.searchsorted(v, x, side="right") - 1
         want = v[place + 1] - v[place]
@@ -192,24 +231,60 @@ def test_spacing(subject, agree, name):
           mistakes={name: answer[positive] for name, answer in {
         "the spacing goes on shrinking below the least normal number":
             k - M,
+        "x is bounded by the least number of all, not by the least normal one":
+            np.maximum(k, least - M) - M,
         "the spacing of subnormals is that of the exponent 0 - bias":
             np.where(k < least, least - 1 - M, log),
         "the distance to the number below is taken at a power of two":
             log - ((x == np.ldexp(1.0, k)) & (k > least)),
         "half the spacing, the largest error, is given": log - 1,
+        "twice the spacing is given": log + 1,
+        "the sign of x is not taken off, and what is below 0 counts as small":
+            np.full(k.shape, least - M),
+        "the spacing at 1, 2^-M, is given for each x": np.full(k.shape, -M),
+        "x · 2^-M is given, which is no power of two": np.log2(np.maximum(x, 2.0**least)) - M,
+        "E bits of mantissa are counted, not M": np.maximum(k, least) - E,
+        "the spacing is that of the exponent 0, as if M alone decided": np.zeros(k.shape) - M,
         "the least normal number is that of another format, e4m3's 2^-6":
             np.maximum(k, -6) - M,
         "x is taken to lie between 2^(k-1) and 2^k, as frexp has it":
             np.maximum(k + 1, least) - M}.items()})
     zero = ~positive
     assert (got == want)[zero].all(), f"spacing of {name} at 0: got {got[zero][0]:.9g}, expected " \
-        f"{want[zero][0]:.9g}, the least subnormal number; frexp says 0 of 0"
+        f"{want[zero][0]:.9g}, the least subnormal number; np.frexp(0) gives the exponent 0, " \
+        f"which is larger than the least"
 
 
 def test_spacing__any_shape(subject, reference):
     x = np.array([-3.5, 0.0, -0.0, 0.001, 448.0, 1e-40, -17.0, 2.0, -1.0, 0.3, 5.0, 6.0, 7.0])
     any_shape(subject, reference, "spacing", x, "numbers of both signs, zeros, 1e-40")
     any_shape(subject, reference, "spacing", x.astype(np.float32), "the same in float32")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_spacing__below_a_power_of_two(subject, agree, name):
+    """The float64 just below 2^k, which log2 and any shorter type take for 2^k itself."""
+    E, M, _ = FORMATS[name]
+    k = np.arange(3 - 2 ** (E - 1), 2 ** (E - 1))
+    x = np.nextafter(np.ldexp(1.0, k), 0)
+    got = subject.spacing(given(subject, name), x)
+    assert np.shape(got) == k.shape and (np.asarray(got) > 0).all(), \
+        f"spacing of {name}: got {brief(got)}, expected a number above 0 for each x"
+    agree(np.log2(got), k - 1.0 - M, "float64", what=f"log2 of the spacing of {name}",
+          at=lambda i: f"x just below 2^{k[i[0]]}", mistakes={
+              "log2 of such an x is rounded up, to a whole number": np.floor(np.log2(x)) - M})
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_spacing__beyond_the_largest(subject, agree, rng, name):
+    """The exponents go on without end, though the format's numbers do not."""
+    v, _ = beyond(name)
+    place = np.append(0, rng.integers(0, len(v) - 1, 50))
+    steps = v[place + 1] - v[place]
+    x = v[place] + rng.integers(0, 4, 51) / 4 * steps
+    agree(subject.spacing(given(subject, name), x), steps, "float64",
+          what=f"spacing of {name} beyond its largest number", at=lambda i: f"x = {x[i[0]]:.9g}",
+          mistakes={"x is cut off at the largest number of the format": steps[0]})
 
 
 def test_spacing__unseen(unseen, rng):
@@ -244,12 +319,12 @@ def test_predict_error_bound__unseen(subject, rng):
 
 
 def rounded(name, x):
-    """The code nearest to each x >= 0, the even one of two as near, found in the list of all."""
+    """The code nearest to each x >= 0, the even one on a tie, found in the list of all."""
     if name == "fp32":
         with np.errstate(over="ignore"):
             return x.astype(np.float32).view(np.uint32).astype(np.int64)
     v = numbers(name)
-    v = np.append(v, 2 * v[-1] - v[-2])                 # where the next one would stand
+    v = np.append(v, 2 * v[-1] - v[-2])                 # where the next one would be
     low = np.minimum(np.searchsorted(v, x, side="right") - 1, len(v) - 2)
     below, above = x - v[low], v[low + 1] - x
     return low + np.where(below == above, low & 1, above < below)
@@ -287,14 +362,77 @@ def test_nearest_code(subject, agree, rng, name):
         low = np.minimum(np.searchsorted(v, x, side="right") - 1, len(v) - 2)
         below, above = x - v[low], v[low + 1] - x
         least = 2.0 ** (2 - 2 ** (E - 1))
+        lowest = np.maximum(low >> M, 1) - 1 << M       # the code of the exponent, less 1
         mistakes = {
             "bits are cut off and nothing is rounded": low,
             "ties go up, away from zero": low + (above <= below),
             "ties go down, towards zero": low + (above < below),
             "ties go to the odd code": low + np.where(below == above, 1 - (low & 1), above < below),
-            "numbers below the least normal one become 0": np.where(x < least, 0, want)}
+            "numbers below the least normal one become 0": np.where(x < least, 0, want),
+            "all that is below the least number becomes 0; more than half of it is nearer to it":
+                np.where(x < v[1], 0, want),
+            "less than half of the least number becomes the least number, where no bit of it is "
+            "left: more bits may drop than float64 has":
+                np.where((want == 0) & (x.view(np.int64) & 2**52 - 1 > 0), 1, want),
+            "everything above 0 becomes the least number or more": np.where(
+                x > 0, np.maximum(want, 1), want),
+            "numbers are always rounded up": low + (below > 0),
+            "numbers are always rounded up, and even 0 becomes the least": low + (
+                (below > 0) | (x == 0)),
+            "the exponent is not bounded from below: subnormals get the codes of normal numbers":
+                unbounded(x, E, M),
+            "subnormals are given the exponent 0 - bias, not 1 - bias":
+                bounded(x, E, M, 1 - 2 ** (E - 1)),
+            "the leading 1 of the rounded significand is cut off, and a carry with it":
+                lowest + (want - lowest & 2**M - 1),
+            "x is rounded to float32 first, which puts the neighbours of a tie onto the tie":
+                rounded(name, shorter(x, np.float32)),
+            "x is rounded to float16 first": rounded(name, shorter(x, np.float16)),
+            "each code is 2^M too large: the leading 1 counts in the exponent field twice":
+                want + 2**M,
+            "the leading 1 of a normal number is not added to the exponent field": np.where(
+                want >= 2**M, want - 2**M, want),
+            "a mantissa that rounds up to 2^M does not carry into the exponent": np.where(
+                (want > low) & (want % 2**M == 0), want - 2**M, want)}
     got = as_codes(subject.nearest_code(f, x), f"codes of {name}")
     agree(got, want, what=f"codes of {name}", at=lambda i: f"x = {x[i]:.17g}", mistakes=mistakes)
+
+
+def unbounded(x, E, M):
+    """Codes of x where no exponent is too small for the field."""
+    bits = x.view(np.int64)
+    exponent, fraction = (bits >> 52) - 1023, (bits & 2**52 - 1) / 2**52
+    return (exponent + 2 ** (E - 1) - 2 << M) + np.rint((1 + fraction) * 2**M).astype(np.int64)
+
+
+def bounded(x, E, M, least):
+    """Codes of x where the exponent does not fall below `least`."""
+    exponent = np.maximum((x.view(np.int64) >> 52) - 1023, least)
+    return (exponent + 2 ** (E - 1) - 2 << M) + np.rint(np.ldexp(x, M - exponent)).astype(np.int64)
+
+
+def shorter(x, dtype):
+    """x, where it fits, by way of a shorter type."""
+    with np.errstate(over="ignore"):
+        y = x.astype(dtype).astype(np.float64)
+    return np.where(np.isinf(y), x, y)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_nearest_code__beyond_the_largest(subject, agree, rng, name):
+    """Codes that would follow if the exponents went on; ties, and points on both sides of them."""
+    v, top = beyond(name)
+    place = rng.integers(0, len(v) - 1, 50)
+    parts = rng.integers(0, 5, 50)
+    x = v[place] + parts / 4 * (v[place + 1] - v[place])
+    code = top + place
+    want = code + np.where(parts == 2, code & 1, parts > 2)
+    got = as_codes(subject.nearest_code(given(subject, name), x), f"codes of {name}")
+    agree(got, want, what=f"codes of {name} beyond its largest number",
+          at=lambda i: f"x = {x[i[0]]:.9g}", mistakes={
+              "x is cut off at the largest number of the format, which only encode does": top,
+              "every x beyond the largest number gets the code after it":
+                  np.minimum(want, top + 1)})
 
 
 def test_nearest_code__any_shape(subject, reference):
@@ -333,8 +471,8 @@ def scaled_error(x, bits, scale):
 
 def test_best_scale(subject, agree, rng):
     shares = [k / 32 for k in range(32, 0, -1)]
-    gauss = rng.normal(size=2000)
-    for what, x, bits in (("2000 Gaussian numbers", gauss, 4),
+    gauss = rng.normal(size=2000)           # times 8, since q is compared with x by mistake
+    for what, x, bits in (("2000 Gaussian numbers times 8", 8 * gauss, 4),
                           ("2000 Gaussian numbers and a 20", np.append(gauss, 20), 4),
                           ("2000 numbers of 1e-3", -gauss * 1e-3, 3),
                           ("2000 Gaussian numbers and a 1000", np.append(gauss, 1000), 8)):
@@ -354,13 +492,53 @@ def test_best_scale(subject, agree, rng):
             "the largest error counts and not their sum":
                 scales[np.argmin([np.abs(w).max() for w in wrong])],
             "the scale with the largest error is taken": scales[np.argmax(squares)],
-            "the error of what is clipped is left out": scales[np.argmin(inside)]})
-    assert subject.best_scale(np.zeros(4), 4, [1.0, 0.5]) == 0, \
-        "best scale of nothing but zeros: it is 0"
+            "the error of what is clipped is left out": scales[np.argmin(inside)],
+            "the index of the scale is returned, not the scale": int(np.argmin(squares)),
+            "the share is returned, not the scale": shares[int(np.argmin(squares))],
+            "the error is returned, not the scale": min(squares)} | scale_mistakes(
+                x, np.array(shares), top))
+    got = subject.best_scale(np.zeros(4), 4, [1.0, 0.5])
+    assert got == 0, f"best scale of nothing but zeros: got {got}, expected 0"
 
 
-VALLEYS = {     # numbers and shares of 2 bits, whose levels are -1, 0 and 1; the share that is right
-    "two scales have the same error, 3; of equals the first wins": ([3, 1, 1, 1], [1.0, 0.5], 0),
+def scale_mistakes(x, shares, top):
+    """{mistake: scale} where another range is divided, or another error is compared."""
+    size = np.abs(x).max()
+
+    def best(largest, error):
+        scales = shares * largest
+        return float(scales[np.argmin([(error(s) ** 2).sum() for s in scales])])
+
+    def level(s, low=-top, high=top):
+        return np.clip(np.round(x / s), low, high)
+
+    return {
+        "the largest x is taken, not the largest |x|": best(
+            x.max() / top, lambda s: level(s) * s - x),
+        "the scales reach from the least x to the largest, not to ± max|x|": best(
+            np.ptp(x) / (2 * top), lambda s: level(s) * s - x),
+        "the levels go down to -2^(bits-1), one more than there are": best(
+            size / top, lambda s: level(s, -top - 1) * s - x),
+        "max|x| is divided by 2^(bits-1), one more than the largest integer": best(
+            size / (top + 1), lambda s: level(s) * s - x),
+        "max|x| is divided by 2^bits - 1, all levels, not by those of one sign": best(
+            size / (2 * top + 1), lambda s: level(s) * s - x),
+        "nothing is clipped at the largest integer": best(
+            size / top, lambda s: np.round(x / s) * s - x),
+        "x / scale is cut off, not rounded": best(
+            size / top, lambda s: np.clip(np.trunc(x / s), -top, top) * s - x),
+        "x / scale is rounded down": best(
+            size / top, lambda s: np.clip(np.floor(x / s), -top, top) * s - x),
+        "the error is measured in steps, before the scale is multiplied back": best(
+            size / top, lambda s: level(s) - x / s),
+        "the integers are compared with x, and not multiplied by the scale": best(
+            size / top, lambda s: level(s) - x),
+    }
+
+
+# Numbers and shares of 2 bits, whose levels are -1, 0 and 1; the share that is right.
+VALLEYS = {
+    "two scales have the same error, 3; on a tie the first wins": ([3, 1, 1, 1], [1.0, 0.5], 0),
     "two scales have the same error, 3; the first wins, here the smaller":
         ([3, 1, 1, 1], [0.5, 1.0], 0),
     "the error rises from the first scale to the second and is least at the third: all are tried":
@@ -391,7 +569,7 @@ def test_best_scale__hard(unseen):
 
 
 def integers(rng):
-    """Few that show everything, then many; two, as bytes, every second of a list; none."""
+    """A few that show everything, many, two, as bytes, every second of a list, and an empty one."""
     many = rng.integers(-7, 8, 1000)
     return (np.array([-7, -1, 0, 7, 3, -2]), many, np.array([-7, 7]), many[:34].astype(np.int8),
             many[:60:2], many[:0])
@@ -412,6 +590,12 @@ def test_pack_int4(subject, agree, rng):
             "the second half lies in the low 4 bits": (high + 8) + 16 * (low + 8),
             "the 8 is not added, and the sign is cut off": (low & 15) + 16 * (high & 15),
             "a negative low number runs over the high one": (low | high << 4) & 255,
+            "8 is added to the low half alone": ((low + 8) | (high << 4)) & 255,
+            "8 is added to the high half alone": (low | (high + 8) << 4) & 255,
+            "8 is added to the high half after its shift": ((low + 8) | ((high << 4) + 8)) & 255,
+            "neither half is shifted": (low + 8) | (high + 8),
+            "the high half is shifted by 3 bits": ((low + 8) | (high + 8) << 3) & 255,
+            "the high half is shifted by 8 bits, out of the byte": low + 8,
             "7 is added where 8 should be": (low + 7) + 16 * (high + 7)})
 
 
@@ -421,9 +605,25 @@ def test_unpack_int4(subject, agree, rng):
         packed = np.array([int(q[i]) + 8 + 16 * (int(q[i + half]) + 8) for i in range(half)],
                           dtype=np.uint8)
         low, high, q = packed.astype(int) & 15, packed.astype(int) >> 4, q.astype(int)
-        agree(subject.unpack_int4(packed), q, what=f"{len(q)} integers from {half} bytes",
+        got = subject.unpack_int4(packed)
+        kind = np.asarray(got).dtype
+        assert not half or kind == np.int64, \
+            f"{len(q)} integers from {half} bytes: got {kind}, expected int64: what is computed " \
+            f"with the integers of a shorter type wraps round"
+        agree(got, q, what=f"{len(q)} integers from {half} bytes",
               at=lambda i: f"number {i[0]}", mistakes={
             "the 8 is not taken off": q + 8,
+            "7 is taken off where 8 should be": q + 1,
+            "the low 4 bits are not cut out of the byte":
+                np.concatenate((packed.astype(int), high)) - 8,
+            "the high 4 bits are cut out, but not shifted down":
+                np.concatenate((low, high << 4)) - 8,
+            "the 8 is taken off the low half alone": np.concatenate((low - 8, high)),
+            "the 8 is taken off the high half alone": np.concatenate((low, high - 8)),
+            "the 8 is taken off the whole byte, before it is divided": np.concatenate(
+                (packed.astype(int) - 8 & 15, packed.astype(int) - 8 >> 4)),
+            "15 is the divisor, not 16: a half of 15 becomes 0": np.concatenate(
+                (low % 15, high % 15)) - 8,
             "the two halves of a byte are taken as neighbours":
                 np.stack((low, high), 1).ravel() - 8,
             "the high 4 bits come first": np.concatenate((high, low)) - 8,
@@ -432,7 +632,7 @@ def test_unpack_int4(subject, agree, rng):
                 np.where(q + 8 > 7, q - 8, q + 8)})
 
 
-# ---- what is given: no exercise, so only the course's own tests ask
+# ---- given, not exercises: only the course's own tests check it
 
 
 def specials(name):
@@ -448,7 +648,7 @@ def specials(name):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_encode_at_the_end_of_the_range(subject, name):
-    """To what an overflow becomes, and only from half a spacing beyond the largest number on."""
+    """What an overflow becomes, and that it begins half a spacing beyond the largest number."""
     E, M, kind = FORMATS[name]
     x, f = specials(name), given(subject, name)
     top = {"ieee": (2**E - 1 << M) - 1, "nan": 2 ** (E + M) - 2, "none": 2 ** (E + M) - 1}[kind]
@@ -507,7 +707,7 @@ TORCH = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2", "fp16": "float16", "bf1
 
 @pytest.mark.parametrize("name", TORCH)
 def test_torch_agrees(subject, rng, name):
-    """Likewise. What lies beyond 464 in e4m3 is 448 in torch 2.13; older ones made it NaN."""
+    """Likewise. A number beyond 464 becomes 448 in e4m3 of torch 2.13; older ones made it NaN."""
     import torch
 
     theirs, (E, M, _) = getattr(torch, TORCH[name]), FORMATS[name]
@@ -619,6 +819,21 @@ def test_round_scaled(subject, rng, kind):
     if kind == "e4m3":
         theirs = torch.from_numpy(ratio).float().to(torch.float8_e4m3fn).double().numpy()
         np.testing.assert_allclose(got, theirs * most / top, rtol=1e-12)
+
+
+@pytest.mark.parametrize("bits, steps", [(8, 8), (4, 1), (6, 3)])
+def test_round_log(subject, rng, bits, steps):
+    """The nearest by ratio, searched for; 0 from half a step below the least on."""
+    x = rng.normal(size=300) * 2.0 ** rng.integers(-12, 3, 300)
+    x[7] = 0
+    top = np.abs(x).max()
+    sizes = top * 2.0 ** (-np.arange(2 ** (bits - 1)) / steps)      # the last of them is not there
+    with np.errstate(divide="ignore"):
+        away = np.abs(np.log2(np.abs(x))[:, None] - np.log2(sizes))
+    sizes[-1] = 0
+    want = np.copysign(sizes[away.argmin(1)], x) * (x != 0)
+    np.testing.assert_allclose(subject.round_log(x, bits, steps), want, rtol=1e-12, atol=0)
+    assert (subject.round_log(np.zeros(3), bits, steps) == 0).all()
 
 
 @pytest.mark.parametrize("dtype, name", [(np.float16, "fp16"), (np.float32, "fp32")])

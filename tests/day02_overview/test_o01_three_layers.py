@@ -67,7 +67,7 @@ CASES = {
     "out of two at once": spans_of(("system", 0, 100), ("graph", 10, 60), ("kernel", 20, 60),
                                    ("idle", 70, 90)),
     "the same floor inside": spans_of(("system", 0, 50), ("system", 5, 25), ("system", 6, 16)),
-    "nobody around": spans_of(("system", 0, 10), ("idle", 20, 30), ("kernel", 22, 23)),
+    "nothing around": spans_of(("system", 0, 10), ("idle", 20, 30), ("kernel", 22, 23)),
     "a child that fills its parent": spans_of(("graph", 3, 9), ("kernel", 3, 9)),
     "children that begin and end with their parent": spans_of(
         ("system", 0, 20), ("graph", 0, 8), ("kernel", 0, 3), ("graph", 12, 20), ("idle", 17, 20)),
@@ -89,6 +89,40 @@ def lengths(spans, sign=0, leaves=False):
     return time
 
 
+def stacked(spans, over=int.__le__, pops=None, taken_from=-1, last=False):
+    """{floor: ns} with a stack of running spans, by mistakes. over(end, begin) says whether one has
+    ended; `pops` of those are dropped at the most; a span is taken from stack[taken_from]; a floor
+    holds only its last number."""
+    time, stack = dict.fromkeys(FLOORS, 0), []
+    for _, floor, begin, end, *_ in spans:
+        ended = 0
+        while stack and over(stack[-1][1], begin) and ended != pops:
+            stack.pop()
+            ended += 1
+        time[floor] = end - begin + (0 if last else time[floor])
+        if stack:
+            time[stack[taken_from][0]] -= end - begin
+        stack.append((floor, end))
+    return time
+
+
+def with_gaps(spans):
+    """{floor: ns}, and what is in no span counts as idle."""
+    time = painted(spans)
+    time["idle"] += max((s[3] for s in spans), default=0) - sum(time.values()) - min(
+        (s[2] for s in spans), default=0)
+    return time
+
+
+def up_to_children(spans):
+    """{floor: ns}, and a span's time ends where the first span inside it begins."""
+    time = dict.fromkeys(FLOORS, 0)
+    for i, (_, floor, begin, end, *_) in enumerate(spans):
+        first = next((s for s in spans[i + 1:] if s[3] <= end), None)
+        time[floor] += (end if first is None else first[2]) - begin
+    return time
+
+
 def values(got, what):
     assert isinstance(got, dict) and sorted(got) == sorted(FLOORS), \
         f"{what}: got {got!r}, expected a dict with the keys {', '.join(FLOORS)}"
@@ -104,10 +138,26 @@ def test_time_by_floor(subject, agree, case):
     agree(values(got, what), list(want.values()), what=what, at=lambda i: f"ns of {FLOORS[i[0]]}",
           mistakes={name: list(wrong.values()) for name, wrong in {
               "a span keeps the time of those inside it, which then counts twice": lengths(spans),
-              "a span inside is taken from all around it, not from the nearest alone":
+              "a span inside is taken from all spans around it, not only from the nearest":
                   lengths(spans, sign=1),
               "only the innermost spans are counted, and what is between them is lost":
-                  lengths(spans, leaves=True)}.items() if wrong != want})
+                  lengths(spans, leaves=True),
+              "a span that ends where the next begins is taken as still running":
+                  stacked(spans, over=int.__lt__),
+              "only one ended span is dropped before the next: where two or more have ended, the "
+              "next is taken from one that is over": stacked(spans, pops=1),
+              "ended spans are never dropped, so a span is taken from the one before it in the "
+              "list": stacked(spans, pops=0),
+              "a span is taken from the outermost one around it, not from the nearest":
+                  stacked(spans, taken_from=0),
+              "a floor gets the length of its last span: = stands for +=":
+                  stacked(spans, last=True),
+              "time in no span is counted as idle": with_gaps(spans),
+              "a span's time ends where the first span inside it begins; what follows is lost":
+                  up_to_children(spans),
+              "a span's length is taken from its own floor, or the spans that still run at the "
+              "end of the list are left out": dict.fromkeys(FLOORS, 0)}.items()
+              if wrong != want})
 
 
 def nest(rng, begin, end, depth=0):
@@ -158,25 +208,49 @@ def test_time_by_floor__of_the_recorded_trace(subject):
 
 
 def test_roof_shares(subject, agree):
-    rows = [("decode", "system", 1_000, 9_000, 0, 0), ("forward", "graph", 2_000, 8_000, 0, 0),
+    rows = [("decode", "system", 1_000, 9_000, 0, 0), ("forward", "graph", 1_500, 8_500, 0, 0),
             ("matmul", "kernel", 2_500, 4_500, 600, 3_000),
-            ("swiglu", "kernel", 5_000, 7_000, 0, 1_000)]
+            ("swiglu", "kernel", 5_000, 6_000, 0, 1_000)]
     peak, bandwidth = 1e9, 2e9
-    want = [4_000 / 4e-6 / bandwidth, 600 / 8e-6 / peak]
+    want = np.array([4_000 / 3e-6 / bandwidth, 600 / 8e-6 / peak])
     got = subject.roof_shares([subject.Span(*row) for row in rows], peak, bandwidth)
     assert isinstance(got, (tuple, list)) and len(got) == 2, \
         f"roof_shares: got {got!r}, expected (bandwidth share, MFU)"
-    case = ("a step of 8 µs, two kernels of 2 µs each, 600 FLOPs and 4000 bytes, on 1 GFLOP/s and "
+    case = ("a step of 8 µs, kernels of 2 µs and 1 µs, 600 FLOPs and 4000 bytes, on 1 GFLOP/s and "
             "2 GB/s")
     at = ("the bandwidth share", "the MFU")
     agree(got, want, "float64", f"roof_shares of {case}", at=lambda i: at[i[0]], mistakes={
-        "the bytes are divided by the whole step's time": [want[0] / 2, want[1]],
-        "the FLOPs are divided by the time of the kernels alone": [want[0], 2 * want[1]],
-        "nanoseconds are taken for seconds": [w / 1e9 for w in want],
+        "the bytes are divided by the whole step's time": [want[0] * 3 / 8, want[1]],
+        "the FLOPs are divided by the time of only the kernels": [want[0], want[1] * 8 / 3],
+        "nanoseconds are taken for seconds": want / 1e9,
+        "a nanosecond is taken for 1e-6 s, not for 1e-9 s": want / 1e3,
+        "a nanosecond is taken for 1e-3 s, not for 1e-9 s": want / 1e6,
         "rates are given, not their shares of the roof": [want[0] * bandwidth, want[1] * peak],
         "the two answers are swapped": want[::-1],
-        "the forward's time stands for the step's": [want[0], want[1] * 8 / 6],
-        "kernels without FLOPs are left out": [want[0] * 3 / 2, want[1]]})
+        "peak and bandwidth are swapped": [want[0] * 2, want[1] / 2],
+        "shares are given in per cent; 1 is the roof": want * 100,
+        "the forward's time stands for the step's": [want[0], want[1] * 8 / 7],
+        "the step is taken to end with the last span in the list": [want[0], want[1] * 8 / 5],
+        "the step's time is all spans' time added up": [want[0], want[1] * 8 / 18],
+        "the time of all spans is added up, not only that of the kernels":
+            [want[0] * 3 / 18, want[1]],
+        "the kernels' time runs from the first to the last one, gaps included":
+            [want[0] * 3 / 3.5, want[1]],
+        "the bandwidth share is the mean of the kernels' own shares, though they ran for unequal "
+        "times": [(3_000 / 2e-6 + 1_000 / 1e-6) / 2 / bandwidth, want[1]],
+        "the bandwidth share is the sum of the kernels' own shares":
+            [(3_000 / 2e-6 + 1_000 / 1e-6) / bandwidth, want[1]],
+        "kernels without FLOPs are left out, or all but the first": [want[0] * 9 / 8, want[1]]})
+
+
+def test_roof_shares__above_the_roof(subject, agree):
+    """What comes from a cache can be faster than the memory's roof, and a peak can be wrong."""
+    rows = [("decode", "system", 0, 4_000, 0, 0), ("matmul", "kernel", 0, 2_000, 9_000, 12_000)]
+    want = np.array([3.0, 2.25])
+    agree(subject.roof_shares([subject.Span(*row) for row in rows], 1e9, 2e9), want, "float64",
+          "roof_shares of a step above both roofs",
+          at=lambda i: ("the bandwidth share", "the MFU")[i[0]],
+          mistakes={"a share is cut off at 1; more than the roof is to be seen": [1, 1]})
 
 
 def test_roof_shares__unseen(unseen, rng):
@@ -205,24 +279,39 @@ def test_roof_shares__of_recorded_steps(subject, agree, i):
 
 
 def test_latencies(subject, agree):
-    sent, arrival = [7_000_000, 9_000_000, 10_000_000, 15_000_000], 4_000_000
+    sent, arrival = [n * 10**6 for n in (8, 11, 21, 25, 26, 33)], 4_000_000
     got = subject.latencies(subject.Request("A", arrival, sent, "", 3, ""))
     assert isinstance(got, (tuple, list)) and len(got) == 2, \
         f"latencies: got {got!r}, expected (TTFT, TPOT)"
-    case = "latencies of a request that arrives at 4 ms and gets tokens at 7, 9, 10 and 15 ms"
-    want = np.array([3e-3, 8e-3 / 3])
+    case = "latencies of a request that arrives at 4 ms, its tokens at 8, 11, 21, 25, 26 and 33 ms"
+    want = np.array([4e-3, 5e-3])
     agree(got, want, "float64", case, at=lambda i: ("TTFT", "TPOT")[i[0]], mistakes={
-        "TTFT counts from the start of the clock, not from the arrival": [7e-3, want[1]],
-        "there are four tokens, but three gaps between them": [want[0], 8e-3 / 4],
-        "the wait for the first token is counted into TPOT": [want[0], 11e-3 / 3],
-        "the wait for the first token is counted into TPOT, as a fourth gap": [want[0], 11e-3 / 4],
-        "the answer is in milliseconds": want * 1e3, "the answer is in nanoseconds": want * 1e9})
+        "TTFT counts from the start of the clock, not from the arrival": [8e-3, want[1]],
+        "TTFT runs to the last token, not to the first": [29e-3, want[1]],
+        "the arrival and the first token are swapped: their difference is negative":
+            [-4e-3, want[1]],
+        "there are six tokens, but five gaps between them": [want[0], 25e-3 / 6],
+        "the wait for the first token is counted in TPOT": [want[0], 29e-3 / 5],
+        "the wait for the first token is counted in TPOT, as a sixth gap": [want[0], 29e-3 / 6],
+        "TPOT counts from the start of the clock, not from the first token": [want[0], 33e-3 / 5],
+        "TPOT is the last token's time over the number of tokens": [want[0], 33e-3 / 6],
+        "TPOT is the sum of the gaps, not their mean": [want[0], 25e-3],
+        "TPOT is the median of the gaps, not their mean": [want[0], 4e-3],
+        "TPOT is the last gap, not the mean of all": [want[0], 7e-3],
+        "TPOT is the first gap, not the mean of all": [want[0], 3e-3],
+        "TPOT is the longest gap, not the mean of all": [want[0], 10e-3],
+        "tokens per second are given in place of seconds per token": [want[0], 1 / want[1]],
+        "the two answers are swapped": want[::-1],
+        "seconds are rounded down to whole ones: // stands for /": [0, 0],
+        "the answer is in milliseconds": want * 1e3, "the answer is in microseconds": want * 1e6,
+        "the answer is in nanoseconds": want * 1e9})
 
 
 @pytest.mark.parametrize("arrival, sent, want, what", [
     (0, [4, 6], (4e-9, 2e-9), "two tokens, one gap; the clock starts with the request"),
+    (0, [4, 6, 7], (4e-9, 1.5e-9), "3 ns over two gaps; // would lose the half of a nanosecond"),
     (5, [5, 5, 5], (0.0, 0.0), "three tokens that came at once, as it arrived: no time is 0, and "
-                               "None is said of one token alone")])
+                               "None is only for a single token")])
 def test_latencies__short(subject, arrival, sent, want, what):
     got = subject.latencies(subject.Request("A", arrival, sent, "", 3, ""))
     assert tuple(got) == pytest.approx(want) if None not in got else False, (
@@ -254,7 +343,7 @@ TECHNIQUES = (      # name, floor, constraint; why this floor; why this constrai
     ("tensor cores", "kernel", "compute", "other instructions inside one operation",
      "the same bytes arrive, more FLOPs a second are done with them"),
     ("ring all-reduce", "kernel", "communication", "one operation, the same sum",
-     "what it makes less is bytes between GPUs"),
+     "it reduces the bytes between GPUs"),
     ("kernel fusion", "graph", "memory", "two operations of the step become one",
      "the sum is written and no longer read back"),
     ("CUDA graphs", "graph", "overhead", "every operation stays; how a step launches them changes",
@@ -263,15 +352,15 @@ TECHNIQUES = (      # name, floor, constraint; why this floor; why this constrai
      "a decode step reads a quarter of the bytes"),
     ("pinned prefetch", "graph", "communication", "a copy is put beside a step's operations",
      "the bytes come over the wire from the host while kernels run"),
-    ("continuous batching", "system", "waiting", "who is in a step changes, the step does not",
+    ("continuous batching", "system", "waiting", "the requests in a step change, the step does not",
      "a free place is filled at once"),
     ("paged KV cache", "system", "capacity", "it deals out memory to requests",
-     "less is set aside in vain, so more contexts fit"),
-    ("prefix cache", "system", "compute", "what one request left is kept for another",
+     "less is set aside unused, so more contexts fit"),
+    ("prefix cache", "system", "compute", "what one request computed is kept for another",
      "the shared tokens' FLOPs are not done again"),
     ("speculative decoding", "system", "memory", "two models take turns, and tokens may be taken "
      "back", "the weights are read once for several tokens, with more FLOPs"),
-    ("tensor parallelism", "system", "capacity", "it says which machine has what",
+    ("tensor parallelism", "system", "capacity", "it decides which machine has what",
      "one GPU has no room for all weights"),
 )
 CONSTRAINTS = ("compute", "memory", "communication", "overhead", "capacity", "waiting")
@@ -293,7 +382,7 @@ def test_choose_floors(subject):
             f"{head}: the floor is right, {words[1]} is not what it relieves; {why_constraint}"
 
 
-# ---- what is given
+# ---- given, not exercises
 
 
 def test_throughput(subject):
@@ -315,7 +404,7 @@ def test_what_is_no_trace_is_refused_in_one_line(subject, tmp_path, text):
 
 
 def test_journey(subject):
-    """From the arrival to the last token nothing is left out, and nothing is twice."""
+    """From the arrival to the last token nothing is left out, and nothing is counted twice."""
     trace = subject.read_trace()
     for request in trace.requests:
         spans = list(subject.journey(trace, request))
@@ -419,3 +508,21 @@ def test_the_record_says_how_it_was_made():
     assert machine["peak"] > machine["bandwidth"] > 1e9
     assert TRACE.stat().st_size < 200_000
     assert set(RECORD["cost_ns"]) == {"row", "addition"}
+
+
+def test_the_tables_link_every_lesson_that_is_there():
+    """And name the others by their id alone."""
+    import re
+
+    from lab import course
+
+    notebooks = {lesson.id[:3]: lesson.notebook for lesson in course.lessons()}
+    here = course.find("o01_three_layers")
+    rows = [line for line in here.markdown.read_text("utf-8").splitlines()
+            if line.startswith("| ") and ("](" in line or re.search(r"`[kgs]\d\d`", line))]
+    assert len(rows) >= 30
+    for row in rows:
+        links = dict(re.findall(r"\[([rokgs]\d\d)\]\(([^)]*)\)", row))
+        for name, place in links.items():
+            assert (here.notebook.parent / place).resolve() == notebooks.get(name), row
+        assert not set(re.findall(r"`([rokgs]\d\d)`", row)) & set(notebooks), f"link it: {row}"

@@ -7,7 +7,8 @@ from collections import namedtuple
 import pytest
 import torch
 
-from day02_overview import counted, wires
+from day02_overview import autograd_memory as memory
+from day02_overview import wire_bytes
 
 Shape = namedtuple("Shape", "L C H G D F V tied")
 # No two sizes alike, H more than G, H · D not C.
@@ -33,7 +34,7 @@ def number(got, what):
 
 
 def row(got, keys, what):
-    """The values of a dict in the order of `keys`, which must be just its keys."""
+    """The values of a dict in the order of `keys`, which must be exactly its keys."""
     assert isinstance(got, dict), f"{what}: got {got!r}, expected a dict"
     missing, extra = [k for k in keys if k not in got], [k for k in got if k not in keys]
     assert not missing, f"{what}: no key {missing[0]!r} in the answer; expected {' '.join(keys)}"
@@ -94,6 +95,17 @@ def test_state_bytes(subject, agree, parameters, W, stage):
         "the shard is rounded down: the last parameters are lost":
             sum(sizes[p] * (parameters // W if i > 2 - stage else parameters)
                 for i, p in enumerate(order)),
+        "a shard is rounded up to whole bytes, not to whole parameters":
+            sum(-(-parameters * sizes[p] // W) if i > 2 - stage else parameters * sizes[p]
+                for i, p in enumerate(order)),
+        "a shard is not rounded up to whole parameters":
+            sum(sizes[p] * (parameters / W if i > 2 - stage else parameters)
+                for i, p in enumerate(order)),
+        "a shard is one parameter too many where W divides them: // W + 1":
+            sum(sizes[p] * (parameters // W + 1 if i > 2 - stage else parameters)
+                for i, p in enumerate(order)),
+        "a stage shards its own part alone, but it shards those of the stages before, too":
+            sum(sizes[p] * (shard if i == 3 - stage else parameters) for i, p in enumerate(order)),
         "weights are sharded first, but ZeRO begins with the optimiser":
             sum(sizes[p] * (shard if i < stage else parameters) for i, p in enumerate(order))})
 
@@ -129,7 +141,7 @@ def shape(rng, low=2, high=50):
 @pytest.mark.parametrize("m", RAGGED)
 def test_kept_numbers(subject, agree, m, B, T):
     x = torch.randn(B, T, m.C, requires_grad=True)
-    want = {name: counted.counted_kept(counted.TorchLayer(m), x)[name] for name in KEPT}
+    want = {name: memory.counted_kept(memory.TorchLayer(m), x)[name] for name in KEPT}
     got = row(subject.kept_numbers(given(subject, m), B, T), KEPT, "kept_numbers")
     mlp = dict.fromkeys(("gate", "up", "silu", "hidden"), B * T * m.C)
     agree(got, list(want.values()), what=f"numbers kept of a layer, {named(m, B, T)}",
@@ -142,6 +154,13 @@ def test_kept_numbers(subject, agree, m, B, T):
             but(want, q=B * T * m.C, mixed=B * T * m.C),
         "the T × T scores are kept; this attention keeps a number for each query and head":
             but(want, lse=B * m.H * T * T),
+        "lse is kept for the G heads of k and v, not for the H of q":
+            but(want, lse=B * T * m.G),
+        "a norm's scale is counted for one sequence: T numbers, not B · T":
+            but(want, scale=T, scale2=T),
+        "keys and values are taken as C wide": but(want, k=B * T * m.C, v=B * T * m.C),
+        "queries and the heads' output are counted for the G heads of the keys":
+            but(want, q=want["k"], mixed=want["k"]),
         "lse is kept once a token, but each head has its own": but(want, lse=B * T),
         "the scale of a norm is one number a token, not one a channel":
             but(want, scale=B * T * m.C, scale2=B * T * m.C),
@@ -159,10 +178,10 @@ def test_kept_numbers__unseen(unseen, rng):
 @pytest.mark.parametrize("B, T", STEPS)
 @pytest.mark.parametrize("m", RAGGED)
 def test_peak_activations(subject, agree, m, B, T, recompute):
-    layers = [counted.TorchLayer(m) for _ in range(m.L)]
+    layers = [memory.TorchLayer(m) for _ in range(m.L)]
     x = torch.randn(B, T, m.C)
-    want = counted.counted_peak(layers, x, recompute)
-    one, inputs = counted.counted_peak(layers[:1], x, False), B * T * m.C
+    want = memory.counted_peak(layers, x, recompute)
+    one, inputs = memory.counted_peak(layers[:1], x, False), B * T * m.C
     agree(subject.peak_activations(given(subject, m), B, T, recompute), want,
           what=f"numbers kept at the peak, {'with' if recompute else 'without'} recomputation, "
                f"{named(m, B, T)}", mistakes={
@@ -170,6 +189,10 @@ def test_peak_activations(subject, agree, m, B, T, recompute):
         "only the inputs are kept; the layer that runs again keeps its arrays for a while":
             m.L * inputs,
         "the input of the layer that runs again is counted twice": m.L * inputs + one,
+        "the layer that runs again is counted without its own input": (m.L - 2) * inputs + one,
+        "a layer's input is taken as H · D wide; it is C wide":
+            (m.L - 1) * B * T * m.H * m.D + one,
+        "the layers run again, though recompute is False": (m.L - 1) * inputs + one,
         "one layer is counted instead of all": one})
 
 
@@ -189,9 +212,9 @@ def test_training_flops(subject, agree, m, B, T, recompute):
     tokens = torch.randint(m.V, (2, B, T))
     keys = ("matrices", "attention", "lm_head")
     forward = {"matrices": m.L * sum(2 * B * T * w.numel() for w in
-                                     counted.TorchLayer(m).parameters() if w.ndim == 2),
+                                     memory.TorchLayer(m).parameters() if w.ndim == 2),
                "lm_head": 2 * B * T * m.C * m.V}
-    total = counted.counted_flops(counted.TorchLlama(m, book=True), *tokens)
+    total = memory.counted_flops(memory.TorchLlama(m, book=True), *tokens)
     attention = total // 3 - sum(forward.values())          # forward and twice that in backward
     again = 4 if recompute else 3
     want = {"matrices": again * forward["matrices"], "attention": again * attention,
@@ -206,7 +229,16 @@ def test_training_flops(subject, agree, m, B, T, recompute):
             but(want, lm_head=again * forward["lm_head"]),
         "the layers run again, too: recomputation is left out": [
             3 * forward["matrices"], 3 * attention, 3 * forward["lm_head"]],
-        "attention's scores are counted, but not their product with the values":
+        "attention is counted C wide; its heads have H · D numbers":
+            but(want, attention=want["attention"] * m.C // (m.H * m.D)),
+        "attention squares all B · T tokens, but a sequence does not see the others":
+            but(want, attention=want["attention"] * B),
+        "a tied lm_head is left out: it shares its weights, but has its own FLOPs":
+            but(want, lm_head=0),
+        "one layer is counted instead of all L":
+            [n // m.L if k != "lm_head" else n for k, n in want.items()],
+        "attention's scores are counted, but not their product with the values, or half of the "
+        "T × T square":
             but(want, attention=want["attention"] // 2),
         "attention is counted for the G heads of the keys, not the H of the queries":
             but(want, attention=want["attention"] // m.H * m.G),
@@ -236,7 +268,7 @@ def ring(collective, size, W):
     return sent[0]
 
 
-@pytest.mark.parametrize("size, W", [(24_000, 1), (24_000, 2), (24_000, 3), (24_000, 8), (10, 4)])
+@pytest.mark.parametrize("size, W", [(24_000, 8), (24_000, 1), (24_000, 2), (24_000, 3), (10, 4)])
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter"])
 def test_sent_by(subject, agree, collective, size, W):
     want = ring(collective, size, W)
@@ -244,12 +276,13 @@ def test_sent_by(subject, agree, collective, size, W):
           what=f"bytes that a rank sends, {collective} of {size:,} bytes on {W} ranks", mistakes={
         "one tour of the ring is counted, but summing and spreading are two": want / 2,
         "two tours of the ring are counted, where one is enough": 2 * want,
-        "each rank sends the whole array to every other": size * (W - 1),
+        "each rank sends the whole array to every other, or size stands for one piece":
+            size * (W - 1),
         "a rank passes its own piece on once, not W - 1 pieces": size / W,
         "there are W rounds: the last one would bring a piece home": want + size / W,
         "a piece is rounded down; the last bytes are sent, too":
             want // (size / W) * (size // W),
-        "the whole array is sent, also the piece that stays": 2 * size})
+        "the whole array is sent, even the piece that stays": 2 * size})
 
 
 def test_sent_by__unseen(unseen, rng):
@@ -261,27 +294,30 @@ def test_sent_by__unseen(unseen, rng):
 
 @pytest.fixture(scope="module")
 def recorded():
-    return json.loads(wires.RECORD.read_text("utf-8"))
+    return json.loads(wire_bytes.RECORD.read_text("utf-8"))
 
 
 @pytest.mark.parametrize("way", ["dp", "zero3", "tp", "sp", "pp"])
 def test_step_bytes(subject, recorded, way):
-    """Against what two processes really sent; a message's head is at most 2 % of it here."""
-    m, W, itemsize = wires.SHAPE, 2, 4
-    hidden = itemsize * wires.B * wires.T * m.C
+    """Against what two processes really sent; message headers are at most 2 % of it here."""
+    m, W, itemsize = wire_bytes.SHAPE, 2, 4
+    hidden = itemsize * wire_bytes.B * wire_bytes.T * m.C
     counted_bytes = recorded["ranks"][0][way] * (2 if way == "pp" else 1)   # of two neighbours, one
-    B = wires.B // W if way in ("dp", "zero3") else wires.B
-    got = number(subject.step_bytes(way, given(subject, list(vars(m).values())[1:]), B, wires.T, W,
-                                    itemsize), f"step_bytes of {way}")
+    B = wire_bytes.B // W if way in ("dp", "zero3") else wire_bytes.B
+    shape = given(subject, list(vars(m).values())[1:])
+    got = number(subject.step_bytes(way, shape, B, wire_bytes.T, W, itemsize),
+                 f"step_bytes of {way}")
     said = {"dp": "a step ends with one all_reduce of all gradients",
             "zero3": "weights come twice, for forward and for backward; gradients are scattered",
             "tp": "in each layer, forward and backward, attention and MLP each add up once",
-            "sp": "what tp's all_reduce did, an all_gather and a reduce_scatter do",
+            "sp": "an all_gather and a reduce_scatter do the work of tp's all_reduce",
             "pp": "a hidden state forward to the next, and one gradient of it back"}[way]
     for much, why in ((2, "twice as much"), (0.5, "half as much"), (1 / m.L, "one layer's"),
                       (2 / 3, "two thirds"), (hidden / counted_bytes, "one hidden state")):
         if abs(got / counted_bytes / much - 1) < 0.02:
             said += f"; this is {why}"
+            said += (": either two places a layer are counted, not four, or T/W of the tokens, but "
+                     "size is that of the whole array" if (way, much) == ("sp", 0.5) else "")
             break
     assert 0.98 < got / counted_bytes <= 1, \
         f"{way}: {got:,.0f} bytes by step_bytes, {counted_bytes:,} were sent; {said}"
@@ -299,7 +335,9 @@ def test_step_bytes__any_shape(subject, agree, way):
           what=f"bytes a rank sends a step of the 8B model under {way}, {W} ranks, B={B} T={T}",
           mistakes={"numbers are counted, not the bytes that they take": want / itemsize,
                     "the step's bytes are those of one layer": want / m.L} | (
-                        {} if way == "pp" else {
+                        {"a rank sends for each of its L/W layers, but only the last one's hidden "
+                         "state leaves it": want * m.L / W} if way == "pp" else {
+                            "1/W of the array stands for size, which is that of all": want / W,
                             "two ranks are counted, whatever W is": want / (W - 1) * W / 2,
                             "the number of ranks is left out": want / (W - 1) * W}))
 
@@ -323,37 +361,53 @@ def test_predict_cheapest_way(subject):
                          f"step under dp, whatever T is, and {cost['tp'] / 1e9:.0f} GB under tp")
 
 
-# ---- what is given: no exercise, so only the course's own tests ask
+# ---- given, not exercises: only the course's own tests check it
+
+
+def test_tokens_of_experts_and_shards_of_a_context_are_sent_as_often_as_more_bytes_says():
+    from day01_roofline import Llama
+    from day02_overview import more_bytes, rounds
+
+    m, B, T, W, itemsize = Llama("", *RAGGED[0]), 2, 12, 4, 2
+    experts = 0                         # a token's two experts are on ranks t, t + 1 of W
+    for t in range(B * T):
+        experts += itemsize * m.C * sum((t + j) % W != 0 for j in range(2))     # sent by rank 0
+    assert more_bytes("ep", m, B, T, W, itemsize) == m.L * 4 * experts
+    shard = itemsize * B * T // W * 2 * m.G * m.D       # keys and values of a rank
+    assert more_bytes("cp", m, B, T, W, itemsize) == m.L * 3 * sum(shard for _ in range(W - 1))
+    for way in ("dp", "zero3", "tp", "sp", "ep", "cp"):
+        assert rounds(way, m, 1) == 0
+    assert rounds("dp", m, W) == 6 and rounds("cp", m, W) == m.L * 9
 
 
 def test_the_torch_modules_have_the_parameters_that_r03_counts():
     from day01_roofline import Llama, count_parameters
 
     for m in RAGGED:
-        assert sum(w.numel() for w in counted.TorchLlama(m).parameters()) \
+        assert sum(w.numel() for w in memory.TorchLlama(m).parameters()) \
             == sum(count_parameters(Llama("", *m)).values())
 
 
 def test_both_attentions_give_the_same():
     m, x = RAGGED[0], torch.randn(2, 5, 10)
-    layer = counted.TorchLayer(m)
+    layer = memory.TorchLayer(m)
     fused = layer(x)
     layer.book = True
     assert torch.allclose(layer(x), fused, atol=1e-6)
-    assert counted.counted_kept(layer, x.requires_grad_())["scores"] == 2 * m.H * 5 * 5
+    assert memory.counted_kept(layer, x.requires_grad_())["scores"] == 2 * m.H * 5 * 5
 
 
 def test_two_processes_send_what_is_recorded(recorded):
     """And their loss and gradients are those of one process."""
-    model, tokens, targets = wires.whole()
+    model, tokens, targets = wire_bytes.whole()
     loss = model(tokens, targets)
     loss.backward()
-    ranks = wires.run()
+    ranks = wire_bytes.run()
     for found, before in zip(ranks, recorded["ranks"], strict=True):
-        for way in wires.WAYS:
+        for way in wire_bytes.WAYS:
             assert abs(found[f"{way} loss"] - loss.item()) < 1e-5
             got = torch.tensor(found[f"{way} gradient"])
             assert torch.allclose(got, model.embedding.weight.grad.flatten(), atol=1e-6)
         for name, count in before.items():
             assert abs(found[name] / count - 1) < 0.01, f"{name}: {found[name]}, recorded {count}"
-            assert 0 <= count / wires.expected(name) - 1 < 0.02
+            assert 0 <= count / wire_bytes.expected(name) - 1 < 0.02

@@ -239,7 +239,7 @@ def test_set_up_continues_then_rests(run, clone):
     (clone / ".venv" / "bin" / "broken").touch()
     code, _, [line], _ = run()
     assert code == 2
-    assert line == "pip could not finish, its last lines say why: the same command continues"
+    assert line == "pip could not finish; its last lines say why. The same command continues"
     (clone / ".venv" / "bin" / "broken").unlink()
     code, _, errors, calls = run()
     assert (code, errors, len(calls)) == (0, [], 2)
@@ -284,7 +284,7 @@ def test_moved_folder_is_set_up_anew(run, clone, monkeypatch):
 def test_gpu_that_comes_and_goes(run, clone, path):
     run()
     nvidia(path, "580.65.06")
-    assert "CUDA 13" in run()[1][0]             # CPU and CUDA builds do not mix: made anew
+    assert "CUDA 13" in run()[1][0]             # CPU and CUDA builds do not mix: it is made again
     (path / "nvidia-smi").unlink()
     assert run() == (0, [], [], [])             # the CUDA build runs without a GPU too
 

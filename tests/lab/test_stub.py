@@ -28,7 +28,7 @@ def jit(function):
 
 @jit
 @ft.lru_cache(
-    maxsize=None,       # exercise: no mark, this stands behind code
+    maxsize=None,       # exercise: no mark, this comes after code
 )
 def total(numbers, *, scale: float = 1.0) -> float:
     """The sum, scaled.
@@ -232,7 +232,7 @@ def dented(text):
 
 
 def spliced(source, answer, language="python"):
-    """The text, having seen that origins are right and that a second time changes nothing."""
+    """The spliced text, once its origins are right and splicing again changes nothing."""
     result = stub.splice(source, answer, language)
     lines, answers = result.text.split("\n"), answer.replace("\r\n", "\n").split("\n")
     assert len(result.origin) == len(lines) - 1 and lines[-1] == ""
@@ -250,7 +250,7 @@ def test_a_stub_keeps_all_down_to_its_mark():
     assert stub.extract(stub.cut(PYTHON, ["total"], "python"), "total", "python") == dented('''
         @jit
         @ft.lru_cache(
-            maxsize=None,       # exercise: no mark, this stands behind code
+            maxsize=None,       # exercise: no mark, this comes after code
         )
         def total(numbers, *, scale: float = 1.0) -> float:
             """The sum, scaled.
@@ -326,7 +326,7 @@ def test_marks_in_blocks(body, kept):
 
 
 @pytest.mark.parametrize(("source", "name", "says"), [
-    ("x = 1\n\n\ndef f():\n    return 1     # exercise: behind code\n", "f",
+    ("x = 1\n\n\ndef f():\n    return 1     # exercise: after code\n", "f",
      "line 4: f has no comment # exercise:"),
     ("def f():\n    x = [\n        # exercise: inside\n        1]\n    return x\n", "f",
      "line 1: f cannot be cut at its mark"),
@@ -397,7 +397,7 @@ def test_a_cuda_stub_closes_what_is_open():
     ("void f(int a) {\n#if A\n    // exercise: x\n    a++;\n#endif\n}\n",
      "line 3: f cannot be cut here, under an #if"),
     ("void f(int a) {\n    a++;\n    // exercise: x\n}\n", "line 3: nothing of f is left"),
-    ("void f() { }        // exercise: behind code\n", "line 1: f has no comment // exercise:"),
+    ("void f() { }        // exercise: after code\n", "line 1: f has no comment // exercise:"),
     ("int f(int a) {\n    // exercise: x\n    g();\n}\nint f(float a) { }\n",
      "line 5: f is defined here too"),
 ])

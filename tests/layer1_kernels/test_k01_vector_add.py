@@ -1,4 +1,4 @@
-"""Graders of k01. Outputs start as 7e7, which no sum here is, so that what nobody wrote shows."""
+"""Graders of k01. Outputs start as 7e7, which no sum here is, so that unwritten places show."""
 
 from functools import partial
 
@@ -14,20 +14,20 @@ SIZES = [1, 127, 129, 1000]
 THREADS = 128
 UNWRITTEN = 7e7
 CUDA = ("add_cuda", "add_chunk_cuda", "add_grid_stride_cuda", "add_vector_cuda")
-ADD = [(1000, 128), (129, 128), (127, 128), (1000, 96), (513, 32), (2000, 256), (1, 128),
+ADD = [(5000, 96), (1000, 128), (129, 128), (127, 128), (513, 32), (2000, 256), (1, 128),
        (0, 128)]                                                            # n, threads
 GRID_STRIDE = [(1000, 1, 128), (1000, 3, 128), (129, 1, 128), (129, 3, 128), (127, 1, 128),
                (127, 3, 128), (384, 3, 128), (385, 3, 128), (1000, 2, 256), (999, 5, 32),
                (500, 2, 96), (1, 1, 128), (1, 3, 128), (0, 2, 128)]         # n, blocks, threads
-VECTOR = [(1000, 128), (129, 128), (127, 128), (1002, 128), (1023, 64), (1025, 64), (511, 96),
+VECTOR = [(5003, 96), (1000, 128), (129, 128), (127, 128), (1002, 128), (1023, 64), (1025, 64),
           (2001, 256), (5, 128), (4, 128), (3, 128), (2, 128), (1, 128), (0, 128)]  # n, threads
-PROGRAMS = [(1000, 256, "float32"), (513, 256, "float32"), (129, 256, "float32"),
+PROGRAMS = [(5000, 256, "float32"), (513, 256, "float32"), (129, 256, "float32"),
             (127, 256, "float32"), (1000, 128, "float32"), (1025, 1024, "float32"),
             (1000, 64, "float16"), (999, 512, "bfloat16"), (1, 256, "float32"),
             (0, 256, "float32")]                                            # n, BLOCK, dtype
 DESCRIBED = {
     "unrounded": "numbers that no 16-bit type holds", "exact_sums": "eighths up to 250",
-    "shifted": "numbers around 200", "negative": "numbers below 0 alone",
+    "shifted": "numbers around 200", "negative": "only numbers below 0",
     "equal": "equal numbers throughout", "uneven": "numbers from 0.001 to 1000",
     "infinite": "-inf among the numbers", "not_a_number": "a NaN in x and one in y",
     "signed_zeros": "0 and -0 among the numbers", "denormal": "numbers of 1e-40",
@@ -65,27 +65,73 @@ def of_values(name, x, y):
     """{mistake: what it gives} for any way of adding."""
     want, tiny = x + y, 2.0**-126
     return {f"{name} stores x, y is left out": x, f"{name} stores y, x is left out": y,
-            f"{name} subtracts y": x - y,
+            f"{name} subtracts y": x - y, f"{name} subtracts x from y": y - x,
+            f"{name} adds x to itself, y is left out": x + x,
+            f"{name} adds y to itself, x is left out": y + y,
             f"{name} turns what is below 0 into 0": np.maximum(want, 0),
             f"{name} replaces NaN or infinities by numbers": np.nan_to_num(want),
             f"{name} flushes numbers below 1e-38 to 0": np.where(np.abs(want) < tiny, 0, want),
-            f"{name} writes nothing": np.full_like(x, UNWRITTEN)}
+            f"{name} multiplies x and y": x * y,    # after the flush, which gives 0 as well
+            f"{name} writes nothing, or adds to what z held before": np.full_like(x, UNWRITTEN)}
 
 
 def telling(mistakes, want):
-    """Those that give something else."""
+    """The mistakes that give something else."""
     return {mistake: gives for mistake, gives in mistakes.items()
             if not np.array_equal(gives, want, equal_nan=True)}
 
 
-def fixed_block(i, blocks, threads, each, taken=128):
-    """Which elements are written when a block is taken for 128 threads, whatever blockDim.x is."""
-    first = np.arange(blocks)[:, None] * taken + np.arange(threads)
-    return np.isin(i, each * first[..., None] + np.arange(each))
+def fixed_blocks(words, i, blocks, threads, each=1):
+    """{mistake: which elements are written} where blocks have another size than they are taken for.
+
+    words: with {} in place of that size
+    """
+    found = {}
+    for taken in (64, 128, 256, 512, 1024):
+        first = np.arange(blocks)[:, None] * taken + np.arange(threads)
+        found[words.format(taken)] = np.isin(i, each * first[..., None] + np.arange(each))
+    return found
 
 
-def right(agree, name, x, y, z, what, at, written=None, before=UNWRITTEN):
-    """z is x + y. written: {mistake: which elements it writes};  before: what z held"""
+def wrong_starts(i, blocks, threads):
+    """{mistake: which elements are written} of one element a thread, with a wrong number of it."""
+    b, t = np.arange(blocks)[:, None], np.arange(threads)
+    return {
+        "gridDim.x stands where blockDim.x should: blocks before this one have blockDim.x threads":
+            np.isin(i, b * blocks + t),
+        "blocks start one element apart: blockIdx.x is not multiplied by blockDim.x":
+            np.isin(i, b + t),
+        "block and thread are exchanged: blockIdx.x is what blockDim.x multiplies":
+            np.isin(i, t * threads + b),
+    }
+
+
+def strided(i, starts, step):
+    """Which elements are written by threads that go on from their starts by `step` each time."""
+    first = np.full(step, i.size)
+    np.minimum.at(first, starts.ravel() % step, starts.ravel())
+    return i >= first[i % step]
+
+
+def mixed(x, y, want, tail):
+    """{mistake: what it gives} where a number of x's four is added to another number of y's."""
+    found = {}
+    for k, to in enumerate("xyzw"):
+        for j, other in enumerate("xyzw"):
+            if j != k:
+                z = want.copy()
+                z[k:tail:4] = x[k:tail:4] + y[j:tail:4]
+                found[f"in a four, .{to} of x is added to .{other} of y"] = z
+    z = want.copy()
+    z[:tail] = np.repeat(want[0:tail:4], 4)
+    return found | {"in a four, the sum of .x is stored in all four places": z}
+
+
+def right(agree, name, x, y, z, what, at, written=None, before=UNWRITTEN,
+          gives=None):
+    """z is x + y. written: {mistake: which elements it writes};  before: what z held
+    gives: {mistake: what it gives}
+    """
     x, y, z, i = x.reshape(-1), y.reshape(-1), z.reshape(-1), np.arange(x.size)
     written = (written or {}) | {
         f"in {name} the last element is left out by the bound": i < x.size - 1,
@@ -95,7 +141,7 @@ def right(agree, name, x, y, z, what, at, written=None, before=UNWRITTEN):
         want = x + y                                # one rounding, as a float32 addition has it
         agree(z, want, "exact", f"{name}, {what}", at, telling({
             mistake: np.where(where, want, before) for mistake, where in written.items()
-        } | of_values(name, x, y), want), unwritten=before)
+        } | of_values(name, x, y) | (gives or {}), want), unwritten=before)
 
 
 def every_value(agree, rng, name, launch, at):
@@ -140,8 +186,9 @@ def add(subject, agree, rng, n, threads):
     subject.launch("add_cuda", blocks, threads, (x, y, z, n))
     right(agree, "add_cuda", x, y, z, f"{n} elements in blocks of {threads}", place(threads), {
         "a thread leaves blockIdx out, so that every block writes the first elements": i < threads,
-        "a block is taken for 128 threads, whatever blockDim.x is":
-            fixed_block(i, blocks, threads, 1)})
+        **wrong_starts(i, blocks, threads),
+        **fixed_blocks("a block is taken for {} threads, whatever blockDim.x is", i, blocks,
+                       threads)})
 
 
 def test_add_cuda__work(subject, reference, agree, rng):
@@ -182,8 +229,17 @@ def add_grid_stride(subject, agree, rng, n, blocks, threads):
     subject.launch("add_grid_stride_cuda", blocks, threads, (x, y, z, n))
     right(agree, "add_grid_stride_cuda", x, y, z, f"{n} elements by {blocks} block(s) of {threads}",
           place(threads), {
-              "each thread stops after its first element": i < blocks * threads,
+              "each thread stops after its first element, or steps too far": i < blocks * threads,
               "the first block's threads are left out": i >= threads,
+              "every block starts with the elements of the first: blockIdx is left out":
+                  i % (blocks * threads) < threads,
+              "the step is gridDim.x + blockDim.x, not their product":
+                  strided(i, np.arange(blocks * threads), blocks + threads),
+              "each thread steps by two grids": i // (blocks * threads) % 2 == 0,
+              "blocks start gridDim.x elements apart, not blockDim.x": strided(
+                  i, np.arange(blocks)[:, None] * blocks + np.arange(threads), blocks * threads),
+              "blocks start one element apart, not blockDim.x": strided(
+                  i, np.arange(blocks)[:, None] + np.arange(threads), blocks * threads),
               "a block is taken for 128 threads, whatever blockDim.x is": i % 128 < threads,
               "a block is taken for 256 threads, whatever blockDim.x is": i % 256 < threads,
               **{f"each thread stops after {n} elements": i < n * blocks * threads
@@ -191,7 +247,7 @@ def add_grid_stride(subject, agree, rng, n, blocks, threads):
 
 
 def test_add_grid_stride_cuda__each_element_once(subject, reference, agree, rng):
-    """Also in a grid whose size and whose blocks are no powers of two."""
+    """Also in a grid whose size and whose blocks are not powers of two."""
     for blocks, threads in ((4, 128), (6, 160)):
         n = 16 * blocks * threads
         x, y, z = vectors(rng, n)
@@ -226,11 +282,14 @@ def add_vector(subject, agree, rng, n, threads):
     subject.launch("add_vector_cuda", blocks, threads, (x, y, z, n))
     right(agree, "add_vector_cuda", x, y, z,
           f"{n} elements, four a thread, in blocks of {threads}", place(threads, 4), {
+              **wrong_starts(i // 4, blocks, threads),
               "the elements after the last whole four are left out": i < tail,
               "of the last n % 4 elements only the first is written": i <= tail,
-              "a block is taken for 128 threads, whatever blockDim.x is":
-                  fixed_block(i, blocks, threads, 4),
-              "only the first of each four is written": i % 4 == 0})
+              "of the last n % 4 elements the first is left out": i != tail,
+              **fixed_blocks("a block is taken for {} threads, whatever blockDim.x is", i, blocks,
+                             threads, 4),
+              "only the first of each four is written": i % 4 == 0},
+          gives=mixed(x, y, x + y, tail))
 
 
 def test_add_vector_cuda__sixteen_bytes(subject, reference, agree, rng):
@@ -249,6 +308,17 @@ def test_add_vector_cuda__sixteen_bytes(subject, reference, agree, rng):
     same_work("add_vector_cuda, 4099 elements in blocks of 128",
               *(side.launch("add_vector_cuda", *args) for side in (subject, reference)))
     add_vector(subject, agree, rng, 70_003, 1024)
+
+
+def test_add_vector_cuda__rest(subject, rng):
+    """Two threads or four have work; the others of the block have none."""
+    for n in (5, 6, 7, 15):
+        x, y, z = vectors(rng, n)
+        launch = subject.launch("add_vector_cuda", 1, 128, (x, y, z, n))
+        written = launch.bytes("store") // 4
+        assert written == n, (
+            f"add_vector_cuda, {n} elements in a block of 128: {written} are written. The last "
+            f"n % 4 are left to one thread, or one each; threads beyond them do nothing")
 
 
 # ---- Triton
@@ -277,10 +347,27 @@ def launched(subject, agree, x, y, z, block, dtype, what):
     if dtype != "float32":
         return agree(c.float().numpy(), want, "exact", f"add_triton, {what}", at, unwritten=before)
     right(agree, "add_triton", x, y, c.numpy(), what, at, {
-        "every program works on the first block": i < block,
+        "every program works on the first block, or the mask keeps the first block alone":
+            i < block,
+        "programs start num_programs elements apart, not BLOCK":
+            np.isin(i, np.arange(programs)[:, None] * programs + np.arange(block)),
         "programs start one element apart, not one block": i < block + programs - 1,
-        "a program is taken for 256 elements, whatever BLOCK is":
-            fixed_block(i, programs, block, 1, 256)})
+        **fixed_blocks("a program is taken for {} elements, whatever BLOCK is", i, programs,
+                       block)})
+
+
+def test_add_triton__wide_types(subject, agree, rng):
+    """float32 keeps 24 bits of a number; float64 has 53 of them and int32 has 31."""
+    for dtype, pair in (("float64", rng.standard_normal((2, 300))),
+                        ("int32", rng.integers(-2**29, 2**29, (2, 300)))):
+        x, y, z = tensors(*pair, np.full(300, 7), dtype=dtype)
+        subject.launch("add_triton", 5, args=(x, y, z, 300), BLOCK=64)
+        want = (x + y).numpy()
+        agree(z, want, "exact", f"add_triton, 300 {dtype} elements in programs of 64", mistakes={
+            f"add_triton takes x and y to float32; {dtype} keeps more digits":
+                x.float().numpy() + y.float().numpy(),
+            f"add_triton takes the sum to float32; {dtype} keeps more digits":
+                want.astype(np.float32)}, unwritten=7)
 
 
 def test_add_triton__work(subject, reference, agree, rng):
@@ -312,7 +399,7 @@ def tensors(*arrays, dtype="float32"):
 
 @pytest.mark.parametrize("n", [0, 1, 127, 129, 1000])
 def test_public_functions(rng, n):
-    """Whatever the address: one that is no multiple of 16 gets another kernel."""
+    """Whatever the address: one that is not a multiple of 16 gets another kernel."""
     import torch
 
     from layer1_kernels import vector_add, vector_add_cuda
@@ -327,7 +414,7 @@ def test_public_functions(rng, n):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_extreme_values(dtype):
-    """What overflows does so as in torch, and inf or NaN spoils its own element alone."""
+    """Overflow is as in torch, and inf or NaN spoils only its own element."""
     import torch
 
     from layer1_kernels import vector_add, vector_add_cuda
@@ -355,8 +442,12 @@ def test_bad_input():
     for add in (vector_add, vector_add_cuda):
         with pytest.raises(ValueError, match="expected the same"):
             add(x, x[1:])
-        with pytest.raises(ValueError, match="expected it contiguous"):
+        with pytest.raises(ValueError, match="expected it to be contiguous"):
             add(x[::2], x[::2])
+    long = torch.empty(2**31 // 5 * 4, device="meta")
+    for add in (vector_add, vector_add_cuda):       # i + step would pass 2^31 in a grid-stride loop
+        with pytest.raises(ValueError, match="expected at most 1717985"):
+            add(long, long)
     with pytest.raises(TypeError, match="expected float32"):
         vector_add_cuda(x.half(), x.half())
     with pytest.raises(ValueError, match="multiple of 16"):

@@ -1,4 +1,4 @@
-"""Graders of k02. Outputs start as 7, which no input holds, so that what nobody wrote shows."""
+"""Graders of k02. Outputs start as 7, which no input holds, so that unwritten places show."""
 
 import re
 from collections import Counter
@@ -19,9 +19,11 @@ SIZES = [(64, 96), (33, 65), (127, 40), (31, 63), (1, 129), (129, 1), (1, 1), (0
 BY_FOUR = [(64, 96), (36, 68), (28, 60), (4, 132), (100, 4), (4, 4), (0, 8), (8, 0)]
 PITCHES = [40, 32, 33, 31, 34, 36, 48, 96, 100, 1, *range(2, 140), 2**15 - 1, 2**15 + 16, 2**31,
            2**31 + 8, 2**40 + 3]
+BEYOND = re.compile(r"out-of-bounds .*?element (-?\d+) of `(\w+)`.*?(?: and (\d+) other|$)",
+                    re.DOTALL)
 DESCRIBED = {
     "signed_zeros": "0 and -0 among the numbers", "shifted": "numbers around 200",
-    "negative": "numbers below 0 alone", "equal": "equal numbers throughout a row of x",
+    "negative": "only numbers below 0", "equal": "equal numbers throughout a row of x",
     "uneven": "rows from 0.001 to 1000", "infinite": "-inf among the numbers",
     "not_a_number": "a NaN among the numbers", "denormal": "numbers of 1e-40"}
 
@@ -67,6 +69,12 @@ def mistakes(name, x):
         f"{name} turns each tile but leaves it at its old place in a matrix of {M} × {N}":
             number(m - r + c, n - c + r).T.reshape(N, M) if M % TILE == N % TILE == 0 else 7,
         f"{name} copies x as it is": x.reshape(N, M),
+        f"{name} exchanges blockIdx.x and blockIdx.y: x counts tiles along a row of x": np.where(
+            (m // TILE < -(-N // TILE)) & (n // TILE < -(-M // TILE)), x.T, 7),
+        f"in {name} tiles begin one row and one column apart: blockIdx is not multiplied by TILE":
+            np.where((m < TILE - 1 + -(-M // TILE)) & (n < TILE - 1 + -(-N // TILE)), x.T, 7),
+        f"{name} leaves blockIdx out: every block moves the first tile":
+            np.where((m < TILE) & (n < TILE), x.T, 7),
         f"{name} takes the rows of x for M numbers long; they have N":
             x.ravel()[np.minimum(m * M + n, M * N - 1)] if x.size else x.T,
         f"in {name} each warp writes out one column of the tile, and leaves the rest":
@@ -81,9 +89,17 @@ def mistakes(name, x):
     if name == "transpose_swizzled_cuda":
         found[f"{name} looks for column c at place c ^ r, or puts it there, but not both"] = \
             number(m, n - c + (c ^ r))
+        found[f"{name} looks for column c at place c ^ warp; the row of the tile is the lane"] = \
+            number(m, n - c + (c ^ (c & 7) ^ r))
         found[f"{name} looks for column c in row r ^ c of the tile; the row stays, its place is "
               f"c ^ r"] = number(m - r + (r ^ c), n - c + r)
     if name == "transpose_vector_cuda":
+        for i, j in ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)):
+            place = np.arange(4)
+            place[[i, j]] = j, i
+            found[f"{name} exchanges .{'xyzw'[i]} and .{'xyzw'[j]} of each four"] = \
+                number(m, n - n % 4 + place[n % 4])
+        found[f"{name} puts .x of each four into all its rows of the tile"] = number(m, n - n % 4)
         found[f"{name} exchanges the groups of four where it puts numbers into the tile, or where "
               f"it takes them out, but not both"] = number(m - r + (r ^ (c & 28)), n)
         found[f"{name} puts number r of row c at place r ^ c and looks for it at r ^ (c & 28)"] = \
@@ -113,7 +129,7 @@ def every_case(subject, agree, rng, name, sizes, M, N):
 
 
 def far_sizes(subject, agree, rng, name):
-    """The first three tiles of a matrix with many rows or columns: the sizes fit no 16 bits."""
+    """The first three tiles of a matrix with many rows or columns: the sizes do not fit 16 bits."""
     for M, N, grid in ((2, 40_000, (3, 1)), (40_000, 2, (1, 3))):
         x, y = matrix(rng, M, N), np.full((N, M), 7, np.float32)
         subject.launch(name, grid, (TILE, 8), (x, y, M, N))
@@ -122,25 +138,42 @@ def far_sizes(subject, agree, rng, name):
 
 
 def far_rows(subject, name):
-    """Row 8 of a matrix of 2^28 columns begins at element 2^31: where one warp alone walks over
-    the rows of a tile, that is the first one beyond x, which has only row 0 of them here."""
-    columns, x, y = 2**28, np.zeros((1, TILE), np.float32), np.zeros((TILE, TILE), np.float32)
-    with pytest.raises(Raised) as refusal:
-        subject.launch(name, (1, 1), (TILE, 1), (x, y, TILE, columns))
-    text = refusal.value.text
-    element = re.search(r"out-of-bounds read .*element (-?\d+) of `x`", text)
-    row, column = divmod(int(element[1]), columns) if element else (8, 0)
-    assert 0 <= row < TILE and column < TILE and "no array" not in text, (
-        f"{name}: the number of an element is a product that does not fit 32 bits, row 8 times "
-        f"2^28 columns: take (size_t) for one of the factors. {text.splitlines()[0]}")
+    """Rows of x, then of y, that begin at products of more than 32 bits. Only row 0 is there, so
+    that the simulator stops what goes to another: where rows are 2^30 numbers apart it has to stop
+    the same threads as where they are 2^20 apart, which fits 32 bits."""
+    for array, product in (("x", "m · N"), ("y", "n · M")):
+        near, far = (beyond_row_0(subject, name, array, apart) for apart in (2**20, 2**30))
+        assert near == far, (
+            f"{name}: the number of an element of {array} is a product that does not fit 32 bits, "
+            f"{product}: take (size_t) for one of its factors. With only row 0 of {array} in "
+            f"memory, {near} where rows are 2^20 numbers apart, and {far} where they are 2^30")
+
+
+def beyond_row_0(subject, name, array, apart):
+    """Which threads the simulator stops in words, on TILE rows of `array` that are `apart`."""
+    M, N = (TILE, apart) if array == "x" else (apart, TILE)
+    x, y = np.zeros(TILE if array == "x" else TILE * TILE, np.float32), np.zeros(TILE, np.float32)
+    threads = (TILE // 4, TILE) if name == "transpose_vector_cuda" else (TILE, 8)
+    try:
+        subject.launch(name, (1, 1), threads, (x, y, M, N))
+    except Raised as error:
+        beyond = BEYOND.search(error.text)
+        if beyond is None:
+            raise
+        row, column = divmod(int(beyond[1]), apart)
+        return f"{int(beyond[3] or 0) + 1} threads go beyond {beyond[2]}, the first to row {row}" \
+               f"{f', column {column}' if column else ''}"
+    return "no thread goes beyond it"
 
 
 def economical(name, launch, x, lane_bytes):
     """Each number read and written once, by requests that want what they move."""
     for op, where in (("load", "row of x"), ("store", "row of y")):
         got = launch.bytes(op)
+        times = f": {op}s of each number: {got // x.nbytes}" if got % x.nbytes == 0 else ""
         assert got == x.nbytes, \
-            f"{name}: the lanes {op} {got:,} bytes, {x.nbytes:,} are enough for {x.size:,} numbers"
+            f"{name}: the lanes {op} {got:,} bytes, {x.nbytes:,} are enough for {x.size:,} " \
+            f"numbers{times}"
         counts = launch.memory("global", op)
         assert counts["transactions"] == counts["ideal"], (
             f"{name}: a {op} of a warp touches {launch.sectors_per_request(op):g} sectors, "
@@ -175,7 +208,7 @@ def test_predict_sectors_per_store(subject, reference, rng):
     why = {4: "4 is what its load touches; the lanes of a store are M numbers apart",
            8: "8 numbers fit in a sector, but no two of these lanes write to the same one",
            1: "1 would hold if all lanes wrote within the same 32 bytes",
-           }.get(got, "ask for two neighbouring lanes whether they can share a sector")
+           }.get(got, "ask whether two neighbouring lanes can share a sector")
     assert got == want, \
         f"a store of transpose_naive_cuda: {got} sectors is not what the counter says; {why}"
 
@@ -189,10 +222,16 @@ def test_column_wavefronts(subject, reference, rng):
         want = max(lanes.values())
         assert isinstance(got, (int, np.integer)), \
             f"column_wavefronts({pitch}) is a whole number, got {got!r}"
-        why = {len(lanes): f"that is how many banks are wanted, and each by {want} lanes",
+        late = max(Counter(lane * pitch % 32 for lane in range(1, 32)).values())
+        why = {2 * (1 - pitch % 2): "an even pitch puts two lanes or more into a bank: all factors "
+                                    "of 2 count",
+               pitch: "that is the pitch itself, and there are 32 lanes and 32 banks",
+               late: "that is without lane 0, which wants a word too",
+               len(lanes): f"that is how many banks are wanted, and each by {want} lanes",
                pitch % 32: "the remainder is the distance of two lanes, in banks",
                1: "some lanes want different words of one bank, and these wait for each other",
-               32: "only a multiple of 32 puts all lanes into one bank"}.get(got, "count per bank")
+               32: "only a multiple of 32 puts all lanes into one bank",
+               }.get(got, "the answer is how many lanes want the bank that most of them want")
         first = ", ".join(str(lane * pitch % 32) for lane in range(5))
         assert got == want, (
             f"column_wavefronts({pitch}): got {got}, expected {want}. Lanes 0 to 4 want banks "
@@ -218,7 +257,7 @@ def test_transpose_tile_cuda__work(subject, reference, agree, rng):
 
 
 def work(subject, reference, rng, name, lane_bytes):
-    """What a kernel does on 20 tiles; then on six, five of which stand over the edge."""
+    """What a kernel does on 20 tiles; then on six, five of which reach past the edge."""
     x = matrix(rng, 128, 160)
     launch = run(subject, name, x)[1]
     economical(name, launch, x, lane_bytes)
@@ -246,6 +285,7 @@ def test_transpose_vector_cuda(subject, agree, rng):
 
 def test_transpose_vector_cuda__work(subject, reference, agree, rng):
     work(subject, reference, rng, "transpose_vector_cuda", 16)
+    far_rows(subject, "transpose_vector_cuda")
     right(subject, agree, "transpose_vector_cuda", matrix(rng, 4, 33_000))
     right(subject, agree, "transpose_vector_cuda", matrix(rng, 33_000, 4))
 

@@ -1,6 +1,6 @@
 """Graders of k03. Most inputs are multiples of 1/16, whose fp32 sums are exact in any order.
 
-Outputs start as 7e7, which no sum of these is, so that what nobody wrote shows.
+Outputs start as 7e7, which no sum of these is, so that unwritten places show.
 """
 
 import re
@@ -22,7 +22,7 @@ SHARES = [(5003, 2, 128), (1000, 3, 64), (4096, 1, 256), (1023, 5, 32), (1026, 4
                                                                                 # n, blocks, threads
 UNWRITTEN = 7e7
 DESCRIBED = {
-    "shifted": "numbers around 200", "negative": "numbers below 0 alone",
+    "shifted": "numbers around 200", "negative": "only numbers below 0",
     "equal": "equal numbers throughout a row", "uneven": "rows of very different sizes",
     "infinite": "-inf in the first row, inf in the second",
     "not_a_number": "a NaN in the third row", "signed_zeros": "0 and -0 among the numbers",
@@ -43,7 +43,7 @@ def exact(rng, shape):                              # -> float32
 
 
 def hard(rng, kind, shape):                         # -> float32
-    """Numbers of a kind, in rows; but for `unrounded` their sums are exact."""
+    """Numbers of a kind, in rows; except for `unrounded` their sums are exact."""
     if kind == "unrounded":
         return VALUES[kind](rng, shape)
     x = exact(rng, shape)
@@ -94,9 +94,9 @@ def right(subject, agree, exercise, kernel, x, threads, mistakes, what="", preci
     partial, launch = run(subject, kernel, x, threads)
     with np.errstate(invalid="ignore"):
         wrong = {f"{exercise} {mistake}": give(a) for mistake, give in mistakes.items()}
-        wrong |= {f"{exercise} gives nothing on": np.full(len(a), UNWRITTEN),
+        wrong |= {f"{exercise} passes nothing on": np.full(len(a), UNWRITTEN),
                   f"{exercise} gives zero": np.zeros(len(a)),
-                  f"{exercise} gives the number of thread 0 alone": a[:, 0]}
+                  f"{exercise} gives only the number of thread 0": a[:, 0]}
         agree(partial, a.sum(1), precision,
               f"{exercise}, {what or f'{x.size} number(s)'} in blocks of {threads}",
               lambda index: f"the sum of block {index[0]}",
@@ -105,7 +105,7 @@ def right(subject, agree, exercise, kernel, x, threads, mistakes, what="", preci
 
 
 def telling(mistakes, want):
-    """Those that give something else."""
+    """The mistakes that give something else."""
     return {mistake: gives for mistake, gives in mistakes.items()
             if not np.array_equal(gives, want, equal_nan=True)}
 
@@ -127,7 +127,7 @@ def test_predict_tree_warps(subject, reference, rng):
     want = launch.requests("store", "shared") - 8       # the warps also store what they loaded
     got = subject.predict_tree_warps()
     assert isinstance(got, int), f"a count of warps is a whole number, got {got!r}"
-    why = {12: "12 would do, if those who add were neighbours",
+    why = {12: "12 would do if the threads that add were neighbours",
            64: "64 is every warp in every round; from s = 32 on some have no thread that adds",
            255: "255 is the number of additions; a warp is counted once, however many lanes add",
            40: "40 is what the rounds up to s = 16 make; three more rounds follow",
@@ -148,7 +148,7 @@ def test_predict_resident_blocks(subject):
            7: "a seventh block would find too few registers; a block is resident as a whole",
            48: "48 is the resident warps; a block has 8 of them",
            1638: "1638 is the threads for which there are registers; a block has 256",
-           }.get(got, "count the blocks that each limit allows; the smallest count holds")
+           }.get(got, "count the blocks that each limit allows; the smallest count decides")
     assert got == want, f"resident blocks: {got} is not what the rules give; {why}"
 
 
@@ -173,8 +173,8 @@ def test_sum_sequential_cuda__work(subject, reference, agree, rng):
         f"in each round the lanes that add should want neighbouring words")
     warps = launch.requests("store", "shared") // blocks - 8        # 8 store what they load
     assert warps <= 12, (
-        f"sum_sequential_cuda: over all rounds {warps} warps of a block add, 12 are enough: those "
-        f"who add should be the threads t < s")
+        f"sum_sequential_cuda: over all rounds {warps} warps of a block add, 12 are enough: the "
+        f"threads that add should be those with t < s")
     waits = launch.barriers // (8 * blocks)
     assert waits <= 9, \
         f"sum_sequential_cuda: a warp comes to {waits} barriers, 9 are enough: one a round"
@@ -193,8 +193,8 @@ def warps(a):                                       # (blocks, threads) -> (bloc
     return a.reshape(len(a), -1, 32)
 
 
-SHUFFLES = {"gives the sum of the first warp alone": lambda a: a[:, :32].sum(1),
-            "adds up the first lanes alone, one of each warp": lambda a: a[:, ::32].sum(1),
+SHUFFLES = {"gives the sum of only the first warp": lambda a: a[:, :32].sum(1),
+            "adds up only the first lanes, one of each warp": lambda a: a[:, ::32].sum(1),
             "leaves out the last warp": lambda a: warps(a)[:, :-1].sum((1, 2)),
             "leaves out the shuffle by 16 lanes": lambda a: warps(a)[..., :16].sum((1, 2)),
             "leaves out the shuffle by 1 lane": lambda a: warps(a)[..., ::2].sum((1, 2)),
@@ -250,7 +250,7 @@ def shares(subject, agree, x, blocks, threads, what="", precision="exact"):
                   f"{name} adds one number too many after the last whole four":
                       x.sum() + x[max(fours - 1, 0):fours].sum(),
                   f"in {name} n is kept in 16 bits": x[:n % 2**16].sum(),
-                  f"{name} gives nothing on": 0.0} | of_values(
+                  f"{name} passes nothing on": 0.0} | of_values(
                       name, x if n else np.zeros(1)), x.sum()))
     assert launch.bytes("load") == 4 * n, \
         f"{name} reads {launch.bytes('load')} bytes, expected {4 * n}: each number once"
@@ -262,6 +262,21 @@ def test_thread_sum_cuda(subject, agree, rng):
     for kind, what in DESCRIBED.items():
         shares(subject, agree, hard(rng, kind, (5, 131)), 2, 32, what,
                "float32" if kind in ("unrounded", "uneven") else "exact")
+
+
+def test_thread_sum_cuda__what_follows(subject, rng):
+    """What follows the last whole four: a thread each."""
+    for n in (1, 2, 3, 257, 258, 259):
+        x = np.zeros(n, np.float32)
+        tail = rng.permutation(9)[:n % 4] + 1
+        x[n - n % 4:] = tail
+        sums = np.full(128, UNWRITTEN, np.float32)
+        subject.launch("shares_cuda", 2, 64, (x, sums, n))
+        got, want = sorted(sums[sums != 0].tolist()), sorted(tail.tolist())
+        assert got == want, (
+            f"thread_sum_cuda, {n} numbers by 2 blocks of 64, all 0 but the last {n % 4}, "
+            f"{tail.tolist()}: the shares that are not 0 are {got}, expected {want}: what follows "
+            f"the last whole four has a thread for each number")
 
 
 def test_thread_sum_cuda__work(subject, reference, agree, rng):

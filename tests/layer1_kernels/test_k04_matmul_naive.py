@@ -1,4 +1,4 @@
-"""Graders of k04. Outputs start as 7, so that what nobody wrote shows."""
+"""Graders of k04. Outputs start as 7, so that unwritten places show."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ WARPS = 8
 HARD = VALUES | {"around -3000": lambda rng, shape: shifted(rng, shape, -3000)}
 DESCRIBED = {"unrounded": "numbers of 24 bits", "exact_sums": "numbers whose sums are exact",
              "shifted": "numbers around 200", "around -3000": "numbers around -3000",
-             "negative": "numbers below 0 alone", "equal": "equal numbers throughout a row",
+             "negative": "only numbers below 0", "equal": "equal numbers throughout a row",
              "uneven": "rows of very different sizes", "infinite": "-inf among the numbers",
              "not_a_number": "a NaN", "signed_zeros": "0 and -0 among the numbers",
              "denormal": "numbers of 1e-40", "tied": "whole numbers from 0 to 2"}
@@ -132,7 +132,7 @@ def addresses(subject, name, grids, block, threads):
 
 def work(subject, reference, rng, name, K):
     """A launch of 4 blocks and more, of 8 warps each, beside the course's own. Two blocks of 32
-    have 34 rows: who does all with one thread takes 17 times the steps, fewer than the limit."""
+    have 34 rows: one thread that does all takes 17 times the steps, fewer than the limit."""
     a, w, c = operands(rng, 34 if name == "matmul_naive_cuda" else 4, 16, K)
     same_work(name, run(subject, name, a, w, c), run(reference, name, a, w, c.copy()))
 
@@ -273,7 +273,7 @@ def test_few_rows(subject, agree, rng, dtype):
 
 
 def test_extreme_values(subject):
-    """What overflows does so as in torch, and a row with inf or NaN spoils only itself."""
+    """Overflow is as in torch, and a row with inf or NaN spoils only itself."""
     import torch
 
     a, w = torch.ones(4, 40), torch.ones(5, 40)

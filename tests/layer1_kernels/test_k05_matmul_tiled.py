@@ -1,4 +1,4 @@
-"""Graders of k05. Outputs start as 7, so that what nobody wrote shows."""
+"""Graders of k05. Outputs start as 7, so that unwritten places show."""
 
 import itertools
 
@@ -51,6 +51,16 @@ def likely(name, a, w, step):
         f"{name} drops the k beyond the last whole step":
             product(a, w, np.arange(K) < K // step * step),
         f"{name} reads w as (K, N), down its columns": product(a, w.reshape(K, N).T),
+        f"{name} leaves out the last k of each step":
+            product(a, w, np.arange(K) % step < step - 1),
+        f"{name} fetches the first tiles in each step: `start` is not used":
+            (number.max(initial=0) + 1) * product(a, w, number == 0),
+        f"{name} goes on along a alone, and takes w's first tile in each step":
+            product(a, w[:, np.arange(K) % step]),
+        f"{name} goes on along w alone, and takes a's first tile in each step":
+            product(a[:, np.arange(K) % step], w),
+        f"{name} writes c column by column: m and n are exchanged in its address":
+            product(a, w).T.reshape(M, N),
         f"{name} adds to what c held before; sums start at 0": product(a, w) + 7,
         f"{name} leaves out products with infinity or NaN":
             product(*(np.where(np.isfinite(x), x, 0) for x in (a, w))),
@@ -60,20 +70,37 @@ def likely(name, a, w, step):
 # ---- intensity
 
 
+ONE_STRIP = "only one of the two sides is multiplied by itemsize: parentheses are missing"
+
+
 def test_tile_intensity(subject, reference, rng):
     a, w, c = operands(rng, TILE, TILE, 64)
     launch = reference.launch("matmul_tiled_cuda", (1, 1), (TILE, TILE),
                               (a, w, c, TILE, TILE, 64))
     counted = 2 * TILE * TILE * 64 / launch.bytes("load")
-    for BM, BN, itemsize, want in ((TILE, TILE, 4, counted), (128, 32, 2, 2 * 128 * 32 / 320),
-                                   (16, 64, 1, 2 * 16 * 64 / 80)):
+    for BM, BN, itemsize, want in ((TILE, TILE, 4, counted), (16, 64, 1, 2 * 16 * 64 / 80),
+                                   (128, 32, 2, 2 * 128 * 32 / 320)):
         got = subject.tile_intensity(BM, BN, itemsize)
         assert isinstance(got, (int, float)), f"an intensity is a number, got {got!r}"
         why = {want * itemsize: "these are FLOPs for each number; a number has itemsize bytes",
+               want * itemsize / 4: "that is for numbers of 4 bytes, whatever itemsize is",
                want / 2: "each pair of numbers is a multiplication and an addition, two FLOPs",
                2 * BM * BN / (BM * BN * itemsize): "the tile fetches its two sides, BM + BN, not "
                                                    "its area",
-               1 / want: "that is bytes for each FLOP"}
+               1 / want: "that is bytes for each FLOP",
+               want * itemsize ** 2: "itemsize multiplies; as bytes it belongs to the divisor: "
+                                     "parentheses are missing",
+               want / 8: "itemsize is in bytes already, not in bits",
+               2 * BM * BN / (BM + BN * itemsize): ONE_STRIP,
+               2 * BM * BN / (BM * itemsize + BN): ONE_STRIP,
+               2 * BM * BN / ((BM + BN + BM * BN) * itemsize): "the store of c is left out here",
+               2 * want: "the tile fetches both of its sides, BM + BN (or four FLOPs are counted "
+                         "for two)",
+               want // 1: "the fraction is lost: // rounds down, / does not",
+               BN / itemsize: "both sides are taken to be BM, the shorter one, or the tile to be "
+                              "BN x BN",
+               BM / itemsize: "both sides are taken to be BN, the longer one, or the tile to be "
+                              "BM x BM"}
         said = next((text for value, text in why.items() if abs(got - value) < 1e-6 * value),
                     "for one k: BM + BN numbers come, BM · BN multiplications are done")
         assert abs(got - want) < 1e-6 * want, (
@@ -95,12 +122,21 @@ def run_cuda(subject, a, w, c, grid=None):
                           (TILE, TILE), (a, w, c, M, N, K))
 
 
-def untransposed(a, w):
-    """What comes out when a thread multiplies with a column of w's tile instead of its row."""
-    left, right = padded(a, TILE, TILE), padded(w, TILE, TILE)
-    blocks = [sum(left[:, k:k + TILE] @ right[n:n + TILE, k:k + TILE]
-                  for k in range(0, left.shape[1], TILE)) for n in range(0, len(right), TILE)]
+def untransposed(a, w, tile=TILE):
+    """What comes out when a column of w's square tile is multiplied by instead of its row."""
+    left, right = padded(a, tile, tile), padded(w, tile, tile)
+    blocks = [sum(left[:, k:k + tile] @ right[n:n + tile, k:k + tile]
+                  for k in range(0, left.shape[1], tile)) for n in range(0, len(right), tile)]
     return np.hstack(blocks)[:len(a), :len(w)]
+
+
+def of_threads(a, w, of_a, of_w):
+    """What comes out when thread (x, y) multiplies row of_a of a's tile and of_w of w's."""
+    left, right = padded(a, TILE, TILE), padded(w, TILE, TILE)
+    whole = left @ right.T
+    m, n = np.indices((len(a), len(w)))
+    place = {"x": n % TILE, "y": m % TILE}
+    return whole[m - m % TILE + place[of_a], n - n % TILE + place[of_w]]
 
 
 def left_over(a, w):
@@ -125,6 +161,10 @@ def right_cuda(agree, a, w, c, what="", precision="float32"):
             "a thread reads column x of w_tile; its row of w stands in row x": untransposed(a, w),
             "a thread fetches row n of w, the one it multiplies with; it should fetch `row`":
                 of_own_row(a, w),
+            "x and y are exchanged: row x of a_tile is multiplied by row y of w_tile":
+                of_threads(a, w, "x", "y"),
+            "row y of w_tile is multiplied by; a thread's column is x": of_threads(a, w, "y", "y"),
+            "row x of a_tile is multiplied by; a thread's row is y": of_threads(a, w, "x", "x"),
             "nothing is fetched beyond K, and the numbers of the step before stay there":
                 left_over(a, w),
             "the sum has no value before the first step: float sum = 0": np.nan} if a.size else {}
@@ -204,6 +244,20 @@ def order(subject, rows, columns, group, programs=None):
                                  GROUP=group)
 
 
+def placed(first, within, rows, group):
+    """The tiles of programs, from the first row of their group and their place in it."""
+    height = np.maximum(np.minimum(rows - first, group), 1)
+    return np.stack([first + within % height, within // height], 1)
+
+
+def of_few_tiles(p, columns, rows, group):
+    """What comes out when the first row is p // GROUP * GROUP; a height below 0 divides as in C."""
+    first, within = p // group * group, p % (group * columns)
+    height = np.minimum(rows - first, group)
+    height = np.where(height == 0, 1, height)
+    return np.stack([first + np.fmod(within, height), np.fix(within / height)], 1)
+
+
 def right_order(agree, tiles, rows, columns, group):
     """The tiles are those by the book, or the message names the program and the mistake."""
     if len(tiles) < rows * columns:         # the first group alone
@@ -220,13 +274,25 @@ def right_order(agree, tiles, rows, columns, group):
           lambda index: f"the {('row', 'column')[index[1]]} of program {index[0]}", {
               "the programs go row by row through all tiles": np.stack([p // columns,
                                                                         p % columns], 1),
-              "the last group is taken for as high as the others":
+              "the last group is taken to be as high as the others":
                   np.stack([first + within % group, within // group], 1),
               "p is not counted from the beginning of its group":
                   np.stack([first + p % height, p // height], 1),
               "each group begins with row 0": np.stack([within % height, within // height], 1),
               "a group is GROUP columns, not GROUP rows":
                   np.array(tile_order(columns, rows, group))[:, ::-1],
+              "a group is counted as GROUP · rows tiles; GROUP rows have GROUP · columns":
+                  placed(p // (group * rows) * group, p % (group * rows), rows, group),
+              "a group begins with the row of its own number: that times GROUP is its first":
+                  placed(first // group, within, rows, group),
+              "the programs go column by column through all tiles, without groups":
+                  np.stack([p % rows, p // rows], 1),
+              "% and // are exchanged: the row within the group is p % height":
+                  np.stack([first + within // height, within % height], 1),
+              "a group is counted as GROUP tiles; GROUP rows have GROUP · columns":
+                  of_few_tiles(p, columns, rows, group),
+              "the height is what is left of the rows, and not at most GROUP":
+                  np.stack([first + within % (rows - first), within // (rows - first)], 1),
               "row and column are exchanged":
                   np.array(tile_order(rows, columns, group))[:, ::-1]}, unwritten=-7)
 
@@ -300,6 +366,9 @@ def right_triton(agree, a, w, c, tile, precision, what=""):
     with np.errstate(all="ignore"):
         mistakes = likely(name, a, w, BK)
         mistakes[f"{name} takes the first tiles again and again"] = again(a, w, BK)
+        if BN == BK:
+            mistakes["tl.dot is given w's tile as it is loaded, (BN, BK), not transposed"] = \
+                untransposed(a, w, BK)
         if dtype == "float32":
             mistakes["tl.dot rounds fp32 inputs to TF32; input_precision=\"ieee\" forbids it"] = \
                 product(tf32(a), tf32(w))
@@ -351,7 +420,7 @@ def test_matmul_tiled_triton__work(subject, reference, rng):
 
 
 def test_matmul_tiled_triton__views(subject, agree, rng):
-    """Each layout of the one operand beside each of the other: their strides differ."""
+    """Each layout of one operand with each of the other: their strides differ."""
     a, w = tensors(rng, 18, 21, 37, "float32")
     for (of_a, left), (of_w, right) in itertools.product(views(a).items(), views(w).items()):
         c, _ = run_triton(subject, left, right, 16, 16, 16)
@@ -402,7 +471,7 @@ def test_any_strides(subject, agree, rng, dtype):
 
 
 def test_extreme_values(subject):
-    """What overflows does so as in torch, and a row with inf or NaN spoils only itself."""
+    """Overflow is as in torch, and a row with inf or NaN spoils only itself."""
     import torch
 
     a, w = torch.ones(3, 40), torch.ones(5, 40)

@@ -1,4 +1,4 @@
-"""Graders of k06. Outputs start as 7, so that what nobody wrote shows."""
+"""Graders of k06. Outputs start as 7, so that unwritten places show."""
 
 import numpy as np
 import pytest
@@ -38,11 +38,19 @@ def padded(x, side):
 
 
 def moved(want, side, rows, columns):
-    """What stands in c if row r of a block's tile gets what belongs to row rows[r], and so on."""
+    """The c that results if row r of a block's tile gets what belongs to rows[r], and so on."""
     whole = padded(want, side)
     r, c = (np.concatenate([first + np.array(order) for first in range(0, n, side)])
             for n, order in zip(whole.shape, (rows, columns), strict=True))
     return whole[r][:, c][:want.shape[0], :want.shape[1]]
+
+
+def crossed(want, side, of):
+    """The c that results if element (m, n) of a block's tile gets what belongs to of(m, n)."""
+    whole = padded(want, side)
+    m, n = np.indices(want.shape)
+    row, column = of(m % side, n % side)
+    return whole[m - m % side + row, n - n % side + column]
 
 
 def of_steps(name, a, w):
@@ -51,10 +59,12 @@ def of_steps(name, a, w):
     steps, last = k // BK, K % BK == 0      # the last k of a step is K - 1 only where it is whole
     mistakes = {
         f"{name} starts its sums again with each step": (steps == steps[-1]) * 1,
-        f"{name} multiplies in the last step alone, or the first": (steps == 0) * 1,
+        f"{name} multiplies only in the last step, or the first": (steps == 0) * 1,
         f"{name} replaces its sums instead of adding to them": (k == K - 1) * last,
         f"{name} leaves out the last k of each step": k % BK < BK - 1,
-        f"{name} leaves out the first k of each step": k % BK > 0}
+        f"{name} leaves out the first k of each step": k % BK > 0,
+        f"{name} multiplies only the first half of each step": k % BK < BK // 2,
+        f"{name} multiplies only the first k of each step": k % BK == 0}
     if name == "matmul_vector_cuda":
         mistakes[f"{name} leaves out every other k"] = k % 2 == 0
     return {words: product(a * of, w) for words, of in mistakes.items() if not np.all(of == 1)} | {
@@ -119,7 +129,7 @@ def economical(name, launch, vector=1):
         f"enough for a thread tile of {TM} x {TN}: read each into a register, once for each k")
     local = launch.requests("load", "local") + launch.requests("store", "local")
     assert local == 0, (
-        f"{name} reads and writes local memory {local} times: its sums are no registers. Loops "
+        f"{name} reads and writes local memory {local} times: its sums are not in registers. Loops "
         f"over them need constant bounds, and to be unrolled")
     conflicts = launch.bank_conflicts()
     assert conflicts <= 1.01, (
@@ -146,7 +156,14 @@ def test_shared_reads(subject, reference, rng):
         why = {1 / want: "that is multiplications for each number read",
                want / 2: "count multiplications, not FLOPs",
                2: "2 would hold without registers, two numbers for each multiplication",
-               TM + TN: "these are the numbers for one k; divide by the multiplications"}
+               TM + TN: "these are the numbers for one k; divide by the multiplications",
+               TM * TN: "these are the multiplications for one k",
+               2 / (TM * TN) ** 0.5: "that is so for a square alone; a tile may be a strip",
+               (TM + 1) / TM: "that is so for a strip alone: TN is not used",
+               4 * want: "count numbers, not bytes",
+               1 / TM: "each thread reads numbers of a as well, TM for one k",
+               want // 1: "the fraction is lost (// rounds down), or w's numbers are not counted"}
+        why.pop(want, None)
         said = next((text for value, text in why.items() if abs(got - value) < 1e-6),
                     "for one k, TM numbers of a meet TN numbers of w")
         assert abs(got - want) < 1e-6, (
@@ -155,7 +172,7 @@ def test_shared_reads(subject, reference, rng):
 
 
 def test_shared_reads__unseen(unseen, rng):
-    for TM, TN in [*rng.integers(1, 100, (4, 2)).tolist(), (1, 1), (2**15, 2**31)]:
+    for TM, TN in [*rng.integers(1, 100, (4, 2)).tolist(), (1, 1), (2**10, 3)]:
         unseen("shared_reads", TM, TN)
 
 
@@ -165,8 +182,14 @@ def test_shared_reads__unseen(unseen, rng):
 def of_strip(a, w):
     want, order = product(a, w), np.arange(64)
     return {
-        "matmul_strip_cuda reads rows 8y + i of a_tile and stores rows y + 8i":
+        "matmul_strip_cuda reads rows 8y + i of a_tile and stores rows y + 8i, or conversely":
             moved(want, 64, order % 8 * 8 + order // 8, order),
+        "matmul_strip_cuda reads column y of w_tile; a thread's column is x":
+            crossed(want, 64, lambda m, n: (m, m % 8)),
+        "matmul_strip_cuda reads row x of a_tile; a thread's rows are y + 8i":
+            crossed(want, 64, lambda m, n: (n, n)),
+        "matmul_strip_cuda reads rows y + i of a_tile and stores rows y + 8i":
+            moved(want, 64, order % 8 + order // 8, order),
         "all sums of matmul_strip_cuda are taken with row y of a_tile":
             moved(want, 64, order % 8, order)}
 
@@ -205,6 +228,24 @@ def of_square(a, w):
             moved(want, 128, order % 16 * 8 + order // 16, order % 16 * 8 + order // 16),
         "matmul_square_cuda reads columns 8x + j and stores x + 16j":
             moved(want, 128, order, order % 16 * 8 + order // 16),
+        "matmul_square_cuda reads rows 8y + i and stores y + 16i":
+            moved(want, 128, order % 16 * 8 + order // 16, order),
+        "matmul_square_cuda reads rows y + 16i and columns x + 16j and stores 8y + i and 8x + j":
+            moved(want, 128, order % 8 * 16 + order // 8, order % 8 * 16 + order // 8),
+        "matmul_square_cuda reads rows y + 16i and stores 8y + i":
+            moved(want, 128, order % 8 * 16 + order // 8, order),
+        "matmul_square_cuda reads columns x + 16j and stores 8x + j":
+            moved(want, 128, order, order % 8 * 16 + order // 8),
+        "matmul_square_cuda exchanges x and y: a_tile's rows are those of y":
+            crossed(want, 128, lambda m, n: (m - m % 16 + n % 16, n - n % 16 + m % 16)),
+        "all rows of a thread are the first, y":
+            moved(want, 128, order % 16, order),
+        "all columns of a thread are the first, x":
+            moved(want, 128, order, order % 16),
+        "matmul_square_cuda multiplies by w_part[i], not by w_part[j]":
+            crossed(want, 128, lambda m, n: (m, n % 16 + m // 16 * 16)),
+        "matmul_square_cuda multiplies a_part[j], not a_part[i]":
+            crossed(want, 128, lambda m, n: (m % 16 + n // 16 * 16, n)),
         "matmul_square_cuda exchanges i and j between its products and its stores":
             whole.transpose(2, 1, 0, 3).reshape(128, 128)[:want.shape[0], :want.shape[1]],
         "matmul_square_cuda reads neighbours, y + i and x + j, and stores y + 16i and x + 16j":
@@ -241,11 +282,39 @@ def test_matmul_square_cuda__addresses(subject):
 def of_vector(a, w):
     want, order = product(a, w), np.arange(128)
     beside = (order % 64 + order // 64 * 4) % 128       # the second float4 is the next one
+    neighbours = order % 64 // 4 * 8 + order // 64 * 4 + order % 4      # 2y and 2y + 1
+    stored = order // 8 * 4 + order % 4 + order % 8 // 4 * 64           # at 8y + i
     return {
-        "the second float4 of matmul_vector_cuda is the one beside the first; it stands SIDE on":
+        "the second float4 of matmul_vector_cuda is the one beside the first; it is SIDE away":
             moved(want, 128, beside, beside),
         "both float4 of matmul_vector_cuda are the first":
-            moved(want, 128, order % 64, order % 64)}
+            moved(want, 128, order % 64, order % 64),
+        "both float4 of a are the first in matmul_vector_cuda": moved(want, 128, order % 64, order),
+        "both float4 of w are the first in matmul_vector_cuda": moved(want, 128, order, order % 64),
+        "the second float4 of a is the one beside the first in matmul_vector_cuda; it is SIDE away":
+            moved(want, 128, beside, order),
+        "the second float4 of w is the one beside the first in matmul_vector_cuda; it is SIDE away":
+            moved(want, 128, order, beside),
+        "matmul_vector_cuda reads float4 2y and 2y + 1, 2x and 2x + 1; y and y + SIDE, x and x + "
+        "SIDE are stored": moved(want, 128, neighbours, neighbours),
+        "matmul_vector_cuda stores rows 8y to 8y + 7 and columns 8x to 8x + 7; its float4 are SIDE "
+        "apart": moved(want, 128, stored, stored),
+        "matmul_vector_cuda stores rows 8y to 8y + 7; its float4 of a are SIDE apart":
+            moved(want, 128, stored, order),
+        "matmul_vector_cuda stores columns 8x to 8x + 7; its float4 of w are SIDE apart":
+            moved(want, 128, order, stored),
+        "the two float4 of a are the wrong way round in matmul_vector_cuda":
+            moved(want, 128, (order + 64) % 128, order),
+        "the two float4 of w are the wrong way round in matmul_vector_cuda":
+            moved(want, 128, order, (order + 64) % 128),
+        "matmul_vector_cuda exchanges x and y: a_tile's rows are those of y":
+            crossed(want, 128, lambda m, n: (m // 64 * 64 + n % 64 // 4 * 4 + m % 4,
+                                             n // 64 * 64 + m % 64 // 4 * 4 + n % 4)),
+        "matmul_vector_cuda multiplies by number i of w_part, not by number j":
+            crossed(want, 128, lambda m, n: (m, n % 64 // 4 * 4 + m % 4 + m // 64 * 64)),
+        "matmul_vector_cuda exchanges i and j between its products and its stores":
+            crossed(want, 128, lambda m, n: (m % 64 // 4 * 4 + n % 4 + n // 64 * 64,
+                                             n % 64 // 4 * 4 + m % 4 + m // 64 * 64))}
 
 
 @pytest.mark.parametrize("M, N, K", [(60, 100, 8), (65, 47, 4), (1, 1, 4), (128, 35, 8)])
@@ -292,7 +361,7 @@ def test_every_launcher(subject, agree, rng):
 
 
 def test_extreme_values(subject):
-    """What overflows does so as in torch, and a row with inf or NaN spoils only itself."""
+    """Overflow is as in torch, and a row with inf or NaN spoils only itself."""
     import torch
 
     a, w = torch.ones(4, 36), torch.ones(5, 36)

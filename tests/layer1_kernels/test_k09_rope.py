@@ -1,4 +1,4 @@
-"""Graders of k09. q and k stand in an array of more heads, in which the others must stay."""
+"""Graders of k09. q and k are in an array of more heads; the others must stay unchanged."""
 
 import itertools
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from lab.judge.adversarial import VALUES, shifted
+from lab.judge.compare import rounded_once
 from lab.judge.pace import numbers, whole
 from lab.judge.subject import Raised
 from lab.judge.work import same_work
@@ -15,7 +16,7 @@ SIZES = [(5, 3, 2, 10, "float32"), (1, 1, 1, 2, "float32"), (3, 5, 1, 64, "float
          (4, 2, 2, 34, "bfloat16")]                                 # T, H, G, D, dtype
 HARD = {                                        # words: a generator of heads
     "numbers around -3000": lambda rng, shape: shifted(rng, shape, -3000.0),
-    "numbers below 0 alone": VALUES["negative"],
+    "only numbers below 0": VALUES["negative"],
     "tokens of very different sizes": VALUES["uneven"],
     "0 and -0 among the numbers": VALUES["signed_zeros"],
     "numbers of 1e-40": VALUES["denormal"],
@@ -72,7 +73,24 @@ def mistakes_of(name, both, until, cos, sin, positions, way=1):
         return np.concatenate((part, both[:, until:]), axis=1)
 
     own = cos[:T, None], way * sin[:T, None]
+    flat = [table.reshape(-1)[positions[:, None] + np.arange(D // 2)][:, None] for table in
+            (cos, way * sin)]
+    old = b * c + a * s
     wrong = {
+        f"{name} adds b · s in the first half; it is subtracted":
+            np.concatenate((a * c + b * s, old), axis=-1),
+        f"{name} subtracts a · s in the second half; it is added":
+            np.concatenate((new, b * c - a * s), axis=-1),
+        f"{name} makes a · c + b · s of the second half; it is b · c + a · s":
+            np.concatenate((new, a * c + b * s), axis=-1),
+        f"{name} takes the first half for b and the second for a":
+            np.concatenate((b * c - a * s, a * c + b * s), axis=-1),
+        f"{name} stores each half where the other was": np.concatenate((old, new), axis=-1),
+        f"{name} multiplies by cos alone, and leaves sin out": turned(x, c, 0),
+        f"{name} takes cos for sin too": turned(x, c, c),
+        f"{name} takes sin for cos too": turned(x, s, s),
+        f"{name} takes the angles from number p + d of the tables on; those of position p begin at "
+        f"p * half": turned(x, *flat),
         f"{name} makes the second half from the first half as already turned; load both halves "
         f"before a store": np.concatenate((new, b * c + new * s), axis=-1),
         f"{name} turns the other way": turned(x, c, -s),
@@ -81,10 +99,10 @@ def mistakes_of(name, both, until, cos, sin, positions, way=1):
         f"{name} takes the angles of row t; the token's position is positions[t]":
             turned(x, *own),
         f"{name} takes cos for sin and sin for cos": turned(x, s, c),
-        f"{name} writes the first half alone": np.concatenate((new, b), axis=-1),
-        f"{name} turns the first token alone":
+        f"{name} writes only the first half": np.concatenate((new, b), axis=-1),
+        f"{name} turns only the first token":
             np.concatenate((turned(x, c, s)[:1], x[1:])),
-        f"{name} turns the first head of each token alone":
+        f"{name} turns only the first head of each token":
             np.concatenate((turned(x, c, s)[:, :1], x[:, 1:]), axis=1),
         f"{name} turns every token by the angles of the first":
             turned(x, c[:1], s[:1]),
@@ -107,22 +125,35 @@ def block(number):
 
 
 @pytest.mark.parametrize("room, D, theta", [
-    (5, 8, 100.0), (1, 2, 10_000.0), (40, 128, 500_000.0), (0, 4, 100.0), (40_000, 6, 10_000.0)])
+    (5, 8, 300.0), (1, 2, 10_000.0), (40, 128, 500_000.0), (0, 4, 100.0), (40_000, 6, 10_000.0)])
 def test_rope_angles(subject, agree, room, D, theta):
     p, d = np.arange(room)[:, None], np.arange(D // 2)
     cos, sin = subject.rope_angles(room, D, theta)
     right = p * theta ** (-2.0 * d / D)
     wrong = {"the exponent has lost its sign: later pairs turn slower": p * theta ** (2.0 * d / D),
              "the exponent is d/D; it is 2d/D": p * theta ** (-1.0 * d / D),
+             "the exponent is 4d/D; it is 2d/D": p * theta ** (-4.0 * d / D),
+             "the exponent is a whole number: it is divided by //": p * theta ** (-2.0 * d // D),
+             "the exponent is 2d/(D - 2), so that the last pair has -1; it is 2d/D":
+                 p * theta ** (-1.0 * d / max(D // 2 - 1, 1)),
+             "the exponent of the first pair is 2/D; it is 0": p * theta ** (-2.0 * (d + 1) / D),
+             "theta is ignored, and is always 10,000": p * 10_000 ** (-2.0 * d / D),
+             "the angle is multiplied by 2π; a speed is in radians": right * 2 * np.pi,
+             "the angle is taken for degrees; it is in radians": np.deg2rad(right),
              "all pairs turn equally fast": p + 0.0 * d,
              "the positions begin at 1; the first is 0, which turns nothing":
                  (p + 1) * theta ** (-2.0 * d / D)}
     for name, got, function in (("cos", cos, np.cos), ("sin", sin, np.sin)):
         cases = {mistake: function(angle) for mistake, angle in wrong.items()}
         cases["the angle itself is returned"] = right
-        cases["cos and sin are swapped"] = (np.sin if name == "cos" else np.cos)(right)
-        cases["angles are float32, which has no digits left behind the point of a large one"] = \
-            function(p.astype(np.float32) * (theta ** (-2.0 * d / D)).astype(np.float32))
+        if name == "cos":
+            cases["cos and sin are swapped, or sin is returned for both"] = np.sin(right)
+        else:                                       # cos is right
+            cases["cos is returned for sin too"] = np.cos(right)
+        short = "angles are float32, which has no digits left after the point of a large one"
+        cases[f"speeds and {short}"] = function(
+            (p.astype(np.float32) * (theta ** (-2.0 * d / D)).astype(np.float32)).astype(float))
+        cases[short] = function(right.astype(np.float32).astype(float))
         agree(got, function(right), "float32", f"{name}, {room} positions, D = {D}",
               lambda i: f"position {i[0]}, pair {i[1]}", cases)
 
@@ -143,6 +174,31 @@ def run_heads(subject, x, heads, tables, **meta):
         **meta)
 
 
+def test_rope_heads_triton__apart(subject, agree, rng):
+    """One head, before others that must stay: a wrong address is still within the array."""
+    name, T, D, half, BLOCK = "rope_heads_triton", 3, 10, 5, 8
+    both, x, cos, sin, positions, tables = inputs(rng, T, 2, 1, D, "float32")
+    subject.launch(name, T, args=(x, *tables, *x.stride()[:2], 1, half), BLOCK=BLOCK)
+    want, mistakes = mistakes_of(name, both, 1, cos, sin, positions)
+    c, s = cos[positions], sin[positions]
+
+    def second_half_at(begin):
+        found = both.copy().reshape(T, -1)
+        a, b = found[:, :half].copy(), found[:, begin:begin + half].copy()
+        found[:, :half] = a * c - b * s
+        found[:, begin:begin + half] = b * c + a * s
+        return found.reshape(both.shape)
+
+    agree(x, want, "float32", f"{name}, {T} tokens, the first of 4 heads of {D} float32, "
+          f"BLOCK = {BLOCK}", at,
+          {f"{name} takes the second half to begin BLOCK numbers after the first; it begins `half` "
+           f"after it": second_half_at(BLOCK),
+           f"{name} takes the second half to begin a whole head after the first; it begins `half` "
+           f"after it": second_half_at(D),
+           f"{name} takes the number after it for the second of a pair; that is `half` after it":
+               second_half_at(1), **mistakes})
+
+
 @pytest.mark.parametrize("T, H, G, D, dtype", SIZES)
 def test_rope_heads_triton(subject, agree, rng, T, H, G, D, dtype):
     both, x, cos, sin, positions, tables = inputs(rng, T, H, G, D, dtype)
@@ -160,6 +216,15 @@ def test_rope_heads_triton__hard_numbers(subject, agree, rng):
             want, mistakes = mistakes_of(name, both, 3, cos, sin, positions)
         run_heads(subject, x, 3, tables)
         agree(x, want, "float32", f"{name}, {what}", at, mistakes)
+
+
+def test_rope_heads_triton__rounded_once(subject, rng):
+    for dtype in ("float16", "bfloat16"):
+        both, x, cos, sin, positions, tables = inputs(rng, 4, 3, 1, 64, dtype)
+        want, _ = mistakes_of("rope_heads_triton", both, 3, cos, sin, positions)
+        run_heads(subject, x, 3, tables)
+        rounded_once(x[:, :3], want[:, :3], "rope_heads_triton",
+                     f"4 tokens of 3 heads of 64 {dtype}")
 
 
 def test_rope_heads_triton__work(subject, reference, rng):
@@ -223,6 +288,34 @@ def test_predict_bytes_ratio__unseen(unseen, rng):
         unseen("predict_bytes_ratio", H, G)
 
 
+def test_rope_triton__apart(subject, agree, rng):
+    """Two heads of q and two of k, each pair before a head that must stay, in one array."""
+    name = "rope_triton"
+    both, x, cos, sin, positions, tables = inputs(rng, 3, 2, 3, 10, "float32")
+    strides = x.stride()[:2]
+    subject.launch(name, 3, args=(x, x[:, 3:], *tables, *strides, *strides, 2, 2, 5), WAY=1,
+                   HEADS=4, BLOCK=8)
+    turned_all, mistakes = mistakes_of(name, both, 8, cos, sin, positions)
+
+    def of(heads, numbers):
+        return np.where(np.isin(range(8), heads)[:, None], numbers, both)
+
+    want = of((0, 1, 3, 4), turned_all)
+    beyond = want.copy()
+    beyond[:, [1, 2, 4, 5], :3] = 0                 # angles that are not there, in the simulator
+    agree(x, want, "float32", f"{name}, heads 0 and 1 are q's, 3 and 4 k's, the others of 8 must "
+          f"stay; D = 10, BLOCK = 8", at,
+          {f"{name} looks for the heads of k after those of q, with q's strides":
+               of((0, 1, 2, 3), turned_all),
+           f"{name} counts the heads of k from H on: head h of all is head h - H of k":
+               of((0, 1, 5, 6), turned_all),
+           f"{name} takes head H for one of q; it is the first of k":
+               of((0, 1, 2, 4), turned_all),
+           f"{name} turns only the heads of q": of((0, 1), turned_all),
+           f"{name} takes BLOCK numbers for half of a head; it has `half`": beyond,
+           **{mistake: of((0, 1, 3, 4), gives) for mistake, gives in mistakes.items()}})
+
+
 @pytest.mark.parametrize("T, H, G, D, dtype", [*SIZES, (2, 3, 0, 16, "float32")])
 def test_rope_triton(subject, agree, rng, T, H, G, D, dtype):
     name = "rope_triton"
@@ -233,7 +326,15 @@ def test_rope_triton(subject, agree, rng, T, H, G, D, dtype):
     run_rope(subject, x, H, G, tables)
     agree(x, want, dtype, f"{name}, {T} token(s), heads 0 to {H - 1} are q's, then {G} of k, then "
           f"{G} that must stay; D = {D}, {dtype}", at,
-          {f"{name} turns the heads of q alone": alone, **mistakes})
+          {f"{name} turns only the heads of q": alone, **mistakes})
+
+
+def test_rope_triton__rounded_once(subject, rng):
+    for dtype in ("float16", "bfloat16"):
+        both, x, cos, sin, positions, tables = inputs(rng, 4, 3, 1, 64, dtype)
+        want, _ = mistakes_of("rope_triton", both, 4, cos, sin, positions)
+        run_rope(subject, x, 3, 1, tables)
+        rounded_once(x[:, :4], want[:, :4], "rope_triton", f"4 tokens of 4 heads of 64 {dtype}")
 
 
 def test_rope_triton__few_heads_a_program(subject, agree, rng):
@@ -248,9 +349,15 @@ def test_rope_triton__back(subject, agree, rng):
     run_rope(subject, x, 2, 1, tables, way=-1)
     c, s = cos[positions, None], sin[positions, None]
     ahead = np.concatenate((turned(both[:, :3], c, s), both[:, 3:]), axis=1)
-    want, _ = mistakes_of("rope_triton", both, 3, cos, sin, positions, way=-1)
+    want, mistakes = mistakes_of("rope_triton", both, 3, cos, sin, positions, way=-1)
+
+    def of(c, s):
+        return np.concatenate((turned(both[:, :3], c, s), both[:, 3:]), axis=1)
+
     agree(x, want, "float32", "rope_triton, WAY = -1", at,
-          {"rope_triton leaves out WAY: the gradient would be turned the wrong way": ahead})
+          {"rope_triton leaves out WAY: the gradient would be turned the wrong way": ahead,
+           "rope_triton multiplies cos by WAY too; it belongs to sin alone": of(-c, -s),
+           "rope_triton multiplies cos by WAY; it belongs to sin": of(-c, s), **mistakes})
 
 
 def test_rope_triton__two_arrays(subject, agree, rng):
@@ -381,7 +488,7 @@ def test_gradients(agree, dtype):
 
 
 def test_autograd_hears_of_the_change():
-    """Whoever saved q for a backward pass is told that rope has overwritten it."""
+    """A backward pass that saved q is refused, since rope has overwritten it."""
     import torch
 
     from lab import device
@@ -451,7 +558,7 @@ def test_what_the_launchers_refuse(subject):
 
 
 def test_turns_keep_scores_of_equal_distance(subject, rng):
-    """What rotary positions are for: a query and a key see their distance alone."""
+    """What rotary positions are for: a query and a key see only their distance."""
     cos, sin = subject.rope_angles(100, 16, THETA)
     q, k = rng.standard_normal((2, 1, 1, 16))
 

@@ -1,4 +1,4 @@
-"""Graders of k10. Outputs start as 7, which no answer is, so that what nobody wrote shows."""
+"""Graders of k10. Outputs start as 7, which no answer is, so that unwritten places show."""
 
 import itertools
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from lab.judge.adversarial import VALUES, shifted
+from lab.judge.compare import rounded_once
 from lab.judge.pace import numbers
 from lab.judge.subject import Raised
 from lab.judge.work import same_work
@@ -14,7 +15,7 @@ SIZES = [(3, 1000, "float32"), (1, 1, "float32"), (2, 127, "float16"), (3, 129, 
 TILES = [(17, 72, 20, "float32"), (1, 16, 1, "float32"), (17, 50, 33, "float16"),
          (16, 64, 48, "bfloat16"), (3, 0, 5, "float32")]            # T, C, F, dtype
 HARD = {                                        # words: a generator of rows
-    "numbers around 200": shifted, "numbers below 0 alone": VALUES["negative"],
+    "numbers around 200": shifted, "only numbers below 0": VALUES["negative"],
     "equal numbers throughout a row": VALUES["equal"],
     "rows of very different sizes": VALUES["uneven"],
     "0 and -0 among the numbers": VALUES["signed_zeros"],
@@ -65,7 +66,14 @@ def of_gates(name, gate, up):
         f"{name} multiplies by the sigmoid alone; SiLU(g) is g · sigmoid(g)": sigmoid(gate) * up,
         f"{name} multiplies gate and up, without the sigmoid": gate * up,
         f"{name} writes SiLU(gate), without up": silu(gate),
-        f"{name} takes the sigmoid of -gate": gate * sigmoid(-gate) * up,
+        f"{name} takes the sigmoid of -gate, which is 1 - sigmoid(gate)":
+            gate * sigmoid(-gate) * up,
+        f"{name} takes SiLU of both; up stays as it is": silu(gate) * silu(up),
+        f"{name} multiplies SiLU(gate) by the gate again, not by up": silu(gate) * gate,
+        f"{name} adds up; it multiplies SiLU(gate)": silu(gate) + up,
+        f"{name} takes ReLU of the gate, not SiLU": np.maximum(gate, 0) * up,
+        f"{name} takes tanh, not the sigmoid": gate * np.tanh(gate) * up,
+        f"{name} multiplies by exp(g); sigmoid(g) is 1 / (1 + exp(-g))": gate * np.exp(gate) * up,
         f"{name} writes nothing": np.full_like(gate, 7)}
 
 
@@ -95,9 +103,13 @@ def test_swiglu_triton(subject, agree, rng, T, F, dtype):
           at, telling(want, of_gates(name, gate, up) | {
               f"{name} takes rows of gate and up to be F numbers apart; they are gate_stride and "
               f"up_stride apart": flat(both, T, F, 0) * flat(both, T, F, F, same=True),
+              f"{name} takes rows of up to be F numbers apart; they are up_stride apart":
+                  silu(gate) * flat(both, T, F, F, same=True),
+              f"{name} takes rows of gate to be F numbers apart; they are gate_stride apart":
+                  flat(both, T, F, 0) * up,
               f"in {name} only the first block of columns is right":
                   np.where(np.arange(F) < BLOCK, want, 7),
-              f"{name} writes in its first program alone":
+              f"{name} writes only in its first program":
                   np.where((np.arange(T)[:, None] == 0) & (np.arange(F) < BLOCK), want, 7)}))
 
 
@@ -105,6 +117,15 @@ def flat(both, T, F, first, same=False):
     """SiLU of gate, or up itself, as read with the wrong stride."""
     found = both.reshape(-1)[first + np.arange(T)[:, None] * F + np.arange(F)]
     return found if same else silu(found)
+
+
+def test_swiglu_triton__rounded_once(subject, rng):
+    for dtype in ("float16", "bfloat16"):
+        both = 3 * rng.standard_normal((3, 600))
+        given, = tensors(dtype, both)
+        got, _ = run_swiglu(subject, *given.chunk(2, dim=-1))
+        rounded_once(got, swiglu(*np.split(both, 2, axis=-1)), "swiglu_triton",
+                     f"3 rows of 300 {dtype}")
 
 
 def test_swiglu_triton__two_strides(subject, agree, rng):
@@ -196,10 +217,22 @@ def test_matmul_swiglu_triton(subject, agree, rng, T, C, F, dtype):
     xt, wt = tensors(dtype, x, w)
     got, _ = run_matmul(subject, xt, wt)
     want, mistakes = from_sums(x, w), of_gates(name, *sums(x, w))
+    del mistakes[f"{name} multiplies SiLU(gate) by the gate again, not by up"]  # see below
     last = max(C - 1, 0) // BC * BC
     mistakes |= {
-        f"{name} multiplies x with the gate's rows of w twice, and never with up's":
+        f"{name} multiplies x with the gate's rows of w twice, and never with up's, or SiLU(gate) "
+        f"by the gate":
             silu(sums(x, w)[0]) * sums(x, w)[0],
+        f"{name} multiplies x with up's rows of w twice, and never with the gate's":
+            silu(sums(x, w)[1]) * sums(x, w)[1],
+        f"in {name} each round of the loop replaces the sum of up; the gate's is right":
+            silu(sums(x, w)[0]) * sums(x[:, last:], w[:, last:])[1],
+        f"in {name} each round of the loop replaces the sum of the gate; up's is right":
+            silu(sums(x[:, last:], w[:, last:])[0]) * sums(x, w)[1],
+        f"{name} drops the columns beyond the last whole BC":
+            from_sums(x[:, :C // BC * BC], w[:, :C // BC * BC]),
+        f"{name} leaves out the last column of x and w":
+            from_sums(x[:, :max(C - 1, 0)], w[:, :max(C - 1, 0)]),
         f"{name} uses only the first BC columns of x and w": from_sums(x[:, :BC], w[:, :BC]),
         f"in {name} each round of the loop replaces the sums": from_sums(x[:, last:], w[:, last:]),
         f"{name} applies SwiGLU in each round; SiLU of a sum is not a sum of SiLUs":
@@ -208,14 +241,28 @@ def test_matmul_swiglu_triton(subject, agree, rng, T, C, F, dtype):
         f"in {name} each round takes the first BC columns again":
             swiglu(*sum((np.stack(sums(x[:, :n], w[:, :n])) for n in widths(C)),
                         np.zeros((2, T, F)))),
-        f"{name} makes its first tile alone":
+        f"{name} makes only its first tile":
             np.where((np.arange(T)[:, None] < 16) & (np.arange(F) < 16), want, 7)}
     mistakes = telling(want, mistakes)
     if dtype == "float32":
         mistakes[f'{name} multiplies in TF32, with 10 bits of fraction; input_precision="ieee" '
                  f'keeps fp32'] = from_sums(tf32(x), tf32(w))
+        exact, cut = sums(x, w), sums(tf32(x), tf32(w))
+        mistakes[f"{name} multiplies for up in TF32, with 10 bits of fraction; for the gate in "
+                 f"fp32"] = swiglu(exact[0], cut[1])
+        mistakes[f"{name} multiplies for the gate in TF32, with 10 bits of fraction; for up in "
+                 f"fp32"] = swiglu(cut[0], exact[1])
     agree(got, want, dtype, f"{name}, {T} rows, C = {C}, F = {F}, {dtype}, BT = BF = 16, BC = {BC}",
           at, mistakes)
+
+
+def test_matmul_swiglu_triton__rounded_once(subject, rng):
+    name = "matmul_swiglu_triton"
+    for dtype in ("float16", "bfloat16"):
+        x, w = rng.standard_normal((33, 40)), 2 * rng.standard_normal((66, 40)) / 40**0.5
+        xt, wt = tensors(dtype, x, w)
+        got, _ = run_matmul(subject, xt, wt)
+        rounded_once(got, from_sums(x, w), name, f"33 rows of 40 {dtype}, F = 33")
 
 
 def sums(x, w):
@@ -242,7 +289,7 @@ def tf32(x):
 
 
 def test_matmul_swiglu_triton__hard_numbers(subject, agree, rng):
-    """Each kind in x, then in w; but numbers of 1e-40, since gate · up is too small for fp32."""
+    """Each kind in x, then in w; except numbers of 1e-40: gate · up is too small for fp32."""
     name, (T, C, F) = "matmul_swiglu_triton", (4, 40, 6)
     kinds = [(what, f) for what, f in HARD.items() if f is not VALUES["denormal"]]
     for (what, generator), in_w in itertools.product(kinds, (False, True)):
@@ -254,7 +301,11 @@ def test_matmul_swiglu_triton__hard_numbers(subject, agree, rng):
         got, _ = run_matmul(subject, *tensors("float32", x, w))
         with np.errstate(all="ignore"):
             want = from_sums(x, w)
-            mistakes = telling(want, of_gates(name, *sums(x, w)))
+            gate, up = sums(x, w)
+            grown = np.exp(gate.astype(np.float32)).astype(float)
+            mistakes = {"exp of a large number is inf, and inf / inf is NaN; take "
+                        "1 / (1 + exp(-g))": gate * (grown / (1 + grown)) * up}
+            mistakes = telling(want, mistakes | of_gates(name, gate, up))
         agree(got, want, "float32", f"{name}, {what} in {'w' if in_w else 'x'}", at, mistakes)
 
 
@@ -288,8 +339,20 @@ def test_saved_share(subject, agree, C, peak, bandwidth):
                   min(want, 1.0),
               "the ridge, peak / bandwidth, is rounded to a whole number":
                   want * np.floor(ridge) / ridge,
+              "the 5 FLOPs of SwiGLU are counted too; the share is of the matmul's time":
+                  seconds / (matmul + 5 * T * F / peak),
+              "3 numbers are counted as saved; gate and up are each written and read": want * 3 / 4,
+              "the result is counted as saved too; it is written either way": want * 5 / 4,
+              "the bytes are divided by the peak, and the FLOPs by the bandwidth":
+                  want / ridge**2,
+              "the share is in percent": 100 * want,
+              "a quarter of the FLOPs are counted: two dot products, of 2 · C each": 4 * want,
+              "bytes are divided by 8, as if they were bits": want / 8,
+              "what is left of the time is returned, 1 - share": 1 - want,
+              "the division is a whole one, //": want // 1,
               "half of the bytes are counted: 4 numbers are saved, of 2 bytes each": want / 2,
-              "half of the FLOPs are counted: two dot products, of 2 · C each": 2 * want,
+              "half of the FLOPs are counted: two dot products, of 2 · C each (or a number has 4 "
+              "bytes; here it has 2)": 2 * want,
               "the share is upside down": 1 / want,
               "the share is of both times together": want / (1 + want)})
 
@@ -360,7 +423,7 @@ def test_gradients(subject, agree, rng, dtype):
             want = torch.autograd.grad(formula(*doubles), doubles, up.double())
             for i, (got, right) in enumerate(zip(subject.grad(name, args, up), want, strict=True)):
                 assert got.dtype == g.dtype
-                agree(got, right.numpy(), dtype, f"gradient of {name} by argument {i}, "
+                agree(got, right.numpy(), dtype, f"gradient of {name} for argument {i}, "
                       f"upstream {how}")
 
 

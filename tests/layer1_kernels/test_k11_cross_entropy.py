@@ -1,9 +1,10 @@
-"""Graders of k11. Outputs start as 7, which no answer is, so that what nobody wrote shows."""
+"""Graders of k11. Outputs start as 7, which no answer is, so that unwritten places show."""
 
 import numpy as np
 import pytest
 
 from lab.judge.adversarial import VALUES, shifted
+from lab.judge.compare import rounded_once
 from lab.judge.pace import numbers, whole
 from lab.judge.subject import Raised
 from lab.judge.work import same_work
@@ -48,7 +49,8 @@ def one_hot(x, targets):
 def inputs(rng, T, V, dtype, offset=0.0):
     """Logits in a wider array, in float64 as rounded to dtype and as a tensor, and targets.
 
-    The maximum of a row grows from block to block, and the last row is ignored.
+    The maximum of a row grows from block to block, and the last row is ignored. The first target is
+    the last column, and the second, of more than two, is in the first block.
     """
     import torch
 
@@ -57,6 +59,8 @@ def inputs(rng, T, V, dtype, offset=0.0):
     x = tensor.double().numpy()[:, :V]
     targets = rng.integers(0, V, T)
     targets[0] = V - 1
+    if T > 2:
+        targets[1] = min(5, V - 1)
     if T > 1:
         targets[-1] = IGNORE
     return x, tensor[:, :V], targets, torch.from_numpy(targets)
@@ -86,6 +90,16 @@ def in_blocks(x, block):
     return s
 
 
+def unshifted(x, block):
+    """Sums of exp(x), which are nevertheless rescaled from block to block as if m were in them."""
+    m, s = np.full(len(x), -np.inf), np.zeros(len(x))
+    for c in range(0, x.shape[1], block):
+        larger = np.maximum(m, x[:, c:c + block].max(-1))
+        s = s * np.exp(m - larger) + np.exp(x[:, c:c + block]).sum(-1)
+        m = larger
+    return s
+
+
 def of_loss(name, x, targets):
     """{mistake: the losses that it gives}."""
     m, s, own, kept = parts(x, targets)
@@ -106,8 +120,24 @@ def of_loss(name, x, targets):
             f"{name} leaves out the maximum, which has been taken from every logit":
                 np.log(s) - own,
             f"{name} leaves out the logarithm of s": s + m - own,
-            f"{name} has the sign turned: a loss is 0 or more": own - m - np.log(s),
+            f"{name} has the wrong sign: a loss is 0 or more": own - m - np.log(s),
+            f"{name} takes the logarithm to base 2; here it is the natural one":
+                np.log2(s) + m - own,
+            f"{name} takes powers of 2, not of e":
+                np.log(np.exp2(x - m[:, None]).sum(-1)) + m - own,
+            f"{name} adds the target's logit; it should subtract it": np.log(s) + m + own,
+            f"{name} takes exp of the logits as they are, without the maximum":
+                np.log(unshifted(x, BLOCK)) + m - own,
+            f"{name} leaves m at LOWEST: nothing sets it to the larger maximum":
+                np.full_like(own, np.finfo(np.float32).min),
+            f"{name} divides the sum by V; the loss takes the sum": np.log(s / V) + m - own,
+            f"{name} keeps only the sum of the last block":
+                np.log(np.exp(x[:, (V - 1) // BLOCK * BLOCK:] - m[:, None]).sum(-1)) + m - own,
             f"{name} writes nothing": np.full_like(own, 7)}
+        if V > BLOCK:
+            part = x[:, :V // BLOCK * BLOCK]
+            wrong[f"{name} drops the columns beyond the last whole BLOCK"] = losses_of(
+                part, np.zeros(len(x), int)) + part[:, 0] - own
     found = {text: np.where(kept, got, 0) for text, got in wrong.items()}
     found[f"{name} does not give 0 where the target is `ignore` (NaN times 0 is NaN)"] = np.where(
         kept, want, np.log(s) + m - np.nan)
@@ -146,7 +176,7 @@ def test_predict_uniform_loss(subject, agree, V):
           mistakes=telling(want, {
               "that is the probability, 1 / V; the loss is minus its logarithm": 1 / V,
               "the logarithm is to base 2; here it is the natural one": np.log2(V),
-              "the sign is turned: log(1 / V) is negative, and a loss is minus that": -np.log(V),
+              "the sign is wrong: log(1 / V) is negative, and a loss is minus that": -np.log(V),
               "that is V, before the logarithm": float(V)}))
 
 
@@ -171,11 +201,20 @@ def test_cross_entropy_triton(subject, agree, rng, T, V, dtype):
     what = f"{name}, {T} row(s) of {V} {dtype}, BLOCK = {BLOCK}"
     agree(losses, losses_of(x, targets), "float32", f"{what}: the losses", row,
           of_loss(name, x, targets))
-    right_m, right_s, _, _ = parts(x, targets)
+    right_m, right_s, _, kept = parts(x, targets)
+    last = x[:, (V - 1) // BLOCK * BLOCK:].max(-1)
     agree(m, right_m, "float32", f"{what}: maxima", row,
-          {f"{name} does not store m": np.full(T, 7.0)})
+          {f"{name} does not store m": np.full(T, 7.0),
+           f"{name} does not store m where the target is `ignore`; each row has one":
+               np.where(kept, right_m, 7),
+           f"{name} stores s in maxima": right_s,
+           f"{name} stores m + log s in maxima, which has m alone": right_m + np.log(right_s),
+           f"{name} stores the maximum of the last block, not of the row": last})
     agree(s, right_s, "float32", f"{what}: sums", row,
           {f"{name} does not store s": np.full(T, 7.0),
+           f"{name} does not store s where the target is `ignore`; each row has one":
+               np.where(kept, right_s, 7),
+           f"{name} stores m in sums": right_m,
            f"{name} stores the logarithm of s; the gradient divides by s": np.log(right_s)})
 
 
@@ -186,7 +225,7 @@ def test_cross_entropy_triton__large_logits(subject, agree, rng):
     lse = (m + np.log(s)).astype(np.float32)
     agree(losses, losses_of(x, targets), "float32", "cross_entropy_triton, logits around 100,000",
           row, {
-              "log s is added to m, of which it loses its digits, before the target's logit is "
+              "log s is added to m, and its digits are lost, before the target's logit is "
               "taken away; m - own first": np.where(kept, lse - own, 0),
               "exp has overflowed: take the maximum away first": np.where(kept, np.inf, 0)})
 
@@ -211,9 +250,9 @@ def test_cross_entropy_triton__no_column(subject, agree, rng):
     want = losses_of(x, np.where((targets < 0) | (targets >= 130), IGNORE, targets))
     want[1:4] = np.nan
     agree(losses, want, "float32", "cross_entropy_triton, targets 0, -1, 130, -99, -100 of 130 "
-          "columns; NaN where it is no column", row, {
+          "columns; NaN where it is not a column", row, {
               "every target below 0 is ignored; only `ignore` is": np.where(targets < 0, 0, want),
-              "every target that is no column is ignored; only `ignore` is":
+              "every target that is not a column is ignored; only `ignore` is":
                   np.nan_to_num(want)})
 
 
@@ -312,20 +351,62 @@ def test_gradient_triton(subject, agree, rng, T, V, dtype):
     p, hot = np.exp(x - m[:, None].astype(float)) / s[:, None], one_hot(x, targets)
     kept, g = (targets != IGNORE)[:, None], up[:, None].astype(float)
     want = gradient_of(x, targets, up.astype(float))
-    wrong = {f"{name} does not take 1 away at the target": p * g,
+    own = hot == 1
+    within = (np.arange(V) % BLOCK == targets[:, None]).astype(float)
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        wrong = {
+            f"{name} takes powers of 2, not of e":
+                (np.exp2(x - m[:, None].astype(float)) / s[:, None] - hot) * g,
+            f"{name} leaves out the maximum: s is the sum of exp(logit - m)":
+                (np.exp(x) / s[:, None] - hot) * g,
+            f"{name} adds the maximum to the logits; it should subtract it":
+                (np.exp(x + m[:, None]) / s[:, None] - hot) * g,
+            f"{name} subtracts s; it should divide by it": (p * s[:, None] - s[:, None] - hot) * g,
+            f"{name} divides by s twice": (p / s[:, None] - hot) * g,
+            f"{name} divides by log s; it should divide by s":
+                (p * s[:, None] / np.log(s[:, None]) - hot) * g,
+            f"{name} takes 1 away in every column": (p - 1) * g,
+            f"{name} writes 0 in every column but the target's": np.where(own, p - 1, 0) * g,
+            f"{name} writes 1 - p at the target; it is p - 1": np.where(own, 1 - p, p) * g,
+            f"{name} takes the derivative of the softmax, p · (1 - p)": p * (1 - p) * g,
+            f"{name} divides by the upstream gradient; it should multiply": (p - hot) / g,
+            f"{name} takes 1 away in every block: c counts within a block, the target in the row":
+                (p - within) * g,
+            f"{name} multiplies every row by the upstream gradient of row 0": (p - hot) * g[0],
+            f"{name} divides every row by the s of row 0":
+                (p * s[:, None] / s[0] - hot) * g,
+            f"{name} subtracts the maximum of row 0 from every row":
+                (np.exp(x - float(m[0])) / s[:, None] - hot) * g,
+            f"{name} divides by V; each row has a loss of its own": (p - hot) * g / V,
+            f"{name} takes rows of logits to be V (or gradient_row) numbers apart; they are `row` "
+            f"apart": (np.exp(xt.as_strided((T, V), (V, 1)).double().numpy()
+                              - m[:, None].astype(float)) / s[:, None] - hot) * g}
+    wrong |= {f"{name} does not take 1 away at the target": p * g,
              f"{name} adds 1 at the target": (p + hot) * g,
              f"{name} leaves out the upstream gradient": p - hot,
              f"{name} takes 1 away after it has multiplied by the upstream gradient": p * g - hot,
              f"{name} does not divide by s": (p * s[:, None] - hot) * g,
-             f"{name} has the sign turned: it is softmax minus one": (hot - p) * g}
+             f"{name} has the wrong sign: it is softmax minus one": (hot - p) * g}
     wrong = {text: np.where(kept, got, 0) for text, got in wrong.items()}
     wrong[f"{name} is not 0 in a row whose target is `ignore`"] = np.where(kept, want, p * g)
+    wrong[f"{name} leaves a row whose target is `ignore` unwritten; zeros belong there"] = \
+        np.where(kept, want, 7)
     wrong[f"{name} writes nothing"] = np.full_like(want, 7)
     wrong[f"{name} writes only the first BLOCK columns of the first row"] = np.where(
         (np.arange(T)[:, None] == 0) & (np.arange(V) < BLOCK), want, 7)
     what = f"{name}, {T} row(s) of {V} {dtype}, BLOCK = {BLOCK}"
     agree(gradient, want, dtype, what, at, telling(want, wrong))
     agree(xt, x, "exact", f"{what}: the logits after the launch, an input", at)
+
+
+def test_gradient_triton__rounded_once(subject, rng):
+    for dtype in ("float16", "bfloat16"):
+        x, xt, targets, tt = inputs(rng, 4, 300, dtype)
+        (_, _, up), tensors = softmax_parts(rng, x, targets)
+        gradient = sevens(4, 300, dtype=xt.dtype)
+        run_gradient(subject, xt, tt, *tensors, gradient)
+        rounded_once(gradient, gradient_of(x, targets, up.astype(float)), "gradient_triton",
+                     f"4 rows of 300 {dtype}")
 
 
 def test_gradient_triton__over_the_logits(subject, agree, rng):
@@ -356,7 +437,8 @@ def test_gradient_triton__hard_rows(subject, agree, rng):
             mistakes = {
                 "an ignored row is multiplied by 0, and NaN or infinity times 0 is NaN; choose, "
                 "with tl.where": np.where(kept, want, (p - hot) * g * 0),
-                f"{name} compares targets with -100; the number that is ignored is `ignore`":
+                f"{name} compares targets with -100, or ignores every target below 0; the number "
+                f"that is ignored is `ignore`":
                     np.where(targets[:, None] == -100, 0, (p - hot) * g),
                 "m and log s are added first, and log s loses its digits; exp(v - m) / s":
                     np.where(kept, (np.exp(x - joined) - hot) * g, 0)}

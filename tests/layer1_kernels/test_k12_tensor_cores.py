@@ -1,4 +1,4 @@
-"""Graders of k12. Outputs start as 7, so that what nobody wrote shows."""
+"""Graders of k12. Outputs start as 7, so that unwritten places show."""
 
 import numpy as np
 import pytest
@@ -68,8 +68,8 @@ def halves(rng, K, whole=1):
 
 
 def too_few_digits(name, want):
-    """The right answer itself as a mistake: for it is compared to 1e-3 only. The first to be tried.
-    """
+    """The right answer itself as a mistake, because right answers are compared only to 1e-3. It is
+    tried first."""
     return {f"{name} has too few digits in its sums: the accumulator is a fragment of float": want}
 
 
@@ -77,7 +77,7 @@ def too_few_digits(name, want):
 
 
 def run_warp(subject, a, w, kernel="wmma_warp_cuda", dtype=np.float32, grid=None):
-    """(c, launch). grid: of some blocks alone"""
+    """(c, launch). grid: of only some blocks"""
     (M, K), N = a.shape, len(w)
     c = np.full((M, N), 7, dtype)
     return c, subject.launch(kernel, grid or (N // 16, M // 16), 32, (a, w, c, N, K))
@@ -104,8 +104,21 @@ def test_predict_mma_flops(subject, reference, rng):
 # ---- one warp
 
 
+def steps_of_first(a, w, step, of_a=False, of_w=False):
+    """What comes out when every step takes the k of the first, of a or of w."""
+    first = np.arange(a.shape[1]) % step
+    return product(a[:, first] if of_a else a, w[:, first] if of_w else w)
+
+
+def turned_blocks(a):
+    """Each 16 x 16 of a transposed."""
+    M, K = a.shape
+    blocks = a.astype(np.float64).reshape(M // 16, 16, K // 16, 16)
+    return blocks.swapaxes(1, 3).reshape(M, K)
+
+
 def read_sixteen_apart(a, w):
-    """What comes out when rows of w are taken to be 16 numbers apart."""
+    """a · wᵀ where rows of w are taken to be 16 numbers apart."""
     N, K = w.shape
     flat = np.pad(w.reshape(-1), (0, 16 * 16))
     rows = [flat[n // 16 * 16 * K + n % 16 * 16 + np.arange(16) + k] for n in range(N)
@@ -123,6 +136,7 @@ def right_warp(agree, a, w, c):
     """c is a · wᵀ, or the message names the element, its block and the likely mistake."""
     want = product(a, w)
     M, N = want.shape
+    K = a.shape[1]
     tiles = want.reshape(M // 16, 16, N // 16, 16)
     agree(c, want, "float32", f"wmma_warp_cuda, a {a.shape} and w {w.shape}",
           lambda index: f"row {index[0]}, column {index[1]} of c (block ({index[1] // 16}, "
@@ -130,6 +144,16 @@ def right_warp(agree, a, w, c):
           too_few_digits("wmma_warp_cuda", want) | likely("wmma_warp_cuda", a, w, 16) | {
               "a row of w's fragment is taken for a row of the second matrix; for mma it is a "
               "column: col_major": untransposed(a, w),
+              "the last 16 k are left out, as where a round takes two steps and one is left over":
+                  product(a, w, np.arange(K) < K // 32 * 32),
+              "only every other step of 16 k is taken": product(a, w, np.arange(K) % 32 < 16),
+              "w's fragment is always that of the first 16 k": steps_of_first(a, w, 16, of_w=True),
+              "a's fragment is always that of the first 16 k": steps_of_first(a, w, 16, of_a=True),
+              "a row of a's fragment is taken for a column of the first matrix; for mma it is a "
+              "row: row_major": turned_blocks(a) @ w.astype(np.float64).T,
+              "the rows of a are taken to be 16 numbers apart (or N); they are K apart":
+                  read_sixteen_apart(w, a).T,
+              "the sums start at 1; fill_fragment(sums, 0) empties them": want + 1,
               "the rows of w are taken to be 16 numbers apart; they are K apart":
                   read_sixteen_apart(a, w),
               "each tile of c is stored by its columns; mem_row_major stores rows":
@@ -167,8 +191,8 @@ def test_wmma_warp_cuda__work(subject, reference, rng):
     a, w = operands(rng, M, N, K)
     launch = run_warp(subject, a, w)[1]
     got, want = tensor_instructions(launch), M * N * K // 16**3
-    assert got == want, (f"wmma_warp_cuda, {M} x {N} x {K}: {got} mma of a warp, {want} do it: one "
-                         f"for each 16 k of each block")
+    assert got == want, (f"wmma_warp_cuda, {M} x {N} x {K}: {got} mma of a warp, {want} are "
+                         f"enough: one for each 16 k of each block")
     got, want = launch.bytes("load"), 2 * 2 * M * N * K // 16
     assert got <= want, (f"wmma_warp_cuda: {got:,} bytes are loaded, {want:,} are two fragments of "
                          f"512 bytes for each mma")
@@ -179,7 +203,7 @@ def test_wmma_warp_cuda__work(subject, reference, rng):
 
 
 def run_tiled(subject, a, w, dtype=np.float32, grid=None):
-    """(c, launch). grid: of some blocks alone"""
+    """(c, launch). grid: of only some blocks"""
     (M, K), N = a.shape, len(w)
     c = np.full((M, N), 7, dtype)
     grid = grid or (ceil(N, TILE), ceil(M, TILE))
@@ -200,6 +224,34 @@ def quarters(a, w, rows, columns):
     return c[:M, :N]
 
 
+def halved(a, w, of_a=False, of_w=False):
+    """c where the second 16 rows of each quarter of a, or of w, are taken to be the first."""
+    row, column = (np.arange(len(x)) for x in (a, w))
+    return product(a[row // 32 * 32 + row % 16] if of_a else a,
+                   w[column // 32 * 32 + column % 16] if of_w else w)
+
+
+def exchanged(want):
+    """Each quarter of a tile with its upper right 16 x 16 and its lower left one exchanged."""
+    M, N = want.shape
+    c = np.pad(want, [(0, -n % 32) for n in want.shape])
+    parts = c.reshape(c.shape[0] // 32, 2, 16, c.shape[1] // 32, 2, 16)
+    return parts.swapaxes(1, 4).reshape(c.shape)[:M, :N]
+
+
+def left_early(want):
+    """What is stored if a warp whose quarter begins outside c is gone: it stores every other row of
+    half of the columns."""
+    c = want.copy()
+    for m in range(0, len(c), TILE):
+        for n in range(0, c.shape[1], TILE):
+            for warp in range(4):
+                y, x = m + warp // 2 * 32, n + warp % 2 * 32
+                if y >= len(c) or x >= c.shape[1]:
+                    c[m + warp // 2:m + TILE:2, x:x + 32] = 7
+    return c
+
+
 @pytest.mark.parametrize("M, N, K", SIZES)
 def test_wmma_tiled_cuda(subject, agree, rng, M, N, K):
     a, w = operands(rng, M, N, K)
@@ -211,6 +263,8 @@ def right_tiled(agree, a, w, c):
     K = a.shape[1]
     within = np.arange(K) % BK
     want = product(a, w)
+    M, N = want.shape
+    row, column = np.arange(M)[:, None], np.arange(N)
     agree(c, want, "float32", f"wmma_tiled_cuda, a {a.shape} and w {w.shape}",
           lambda index: f"row {index[0]}, column {index[1]} of c (row {index[0] % TILE}, column "
                         f"{index[1] % TILE} of its tile)",
@@ -221,6 +275,30 @@ def right_tiled(agree, a, w, c):
                   product(a, w, within < 16),
               "a warp takes its fragments of w from the rows that it has of a":
                   quarters(a, w, (0, 0, 32, 32), (0, 0, 32, 32)),
+              "a warp whose quarter is outside c returns before the store, though it stores for "
+              "the others too": left_early(want),
+              "only three of the four products of each 16 k are made":
+                  np.where((row % 32 >= 16) & (column % 32 >= 16), 0, want),
+              "products 1 and 2 are exchanged: i / 2 is for the rows of product i, i % 2 for its "
+              "columns": exchanged(want),
+              "each fragment of c is stored by its columns; mem_row_major stores rows":
+                  turned_blocks(np.pad(want, [(0, -n % 16) for n in want.shape]))[:M, :N],
+              f"of each {BK} k the first 16 are multiplied four times; a fragment begins at [k]":
+                  4 * product(a, w, within < 16),
+              f"of each {BK} k the last 16 are left out": product(a, w, within < BK - 16),
+              "only every other 16 k are multiplied": product(a, w, within % 32 < 16),
+              "only the first half of each quarter is multiplied, of a and of w":
+                  halved(a, w, of_a=True, of_w=True),
+              "only the first half of each quarter of a is multiplied, twice":
+                  halved(a, w, of_a=True),
+              "only the first half of each quarter of w is multiplied, twice":
+                  halved(a, w, of_w=True),
+              "a warp takes its fragments of a from the rows that it has of w":
+                  quarters(a, w, (0, 32, 0, 32), (0, 32, 0, 32)),
+              "all warps take their fragments of w from the first rows of w_tile":
+                  quarters(a, w, (0, 0, 32, 32), (0, 0, 0, 0)),
+              "all warps take their fragments of a from the first rows of a_tile":
+                  quarters(a, w, (0, 0, 0, 0), (0, 32, 0, 32)),
               "all warps multiply the first quarter":
                   quarters(a, w, (0, 0, 0, 0), (0, 0, 0, 0))} | first_alone(
                       "wmma_tiled_cuda", want, TILE, TILE))
@@ -232,7 +310,8 @@ def test_wmma_tiled_cuda__hard(subject, agree, rng):
         right_parts(agree, "wmma_tiled_cuda", a, w, c, parts)
     a, w = operands(rng, 3, 5, 0)
     agree(run_tiled(subject, a, w)[0], product(a, w), "float32",
-          "wmma_tiled_cuda, K = 0: a sum of nothing is 0")
+          "wmma_tiled_cuda, K = 0: a sum of nothing is 0", mistakes={
+              "c is stored within the loop over k, which has no round here": np.full((3, 5), 7)})
     a, w = operands(rng, 2, 33_000, 3)
     c, _ = run_tiled(subject, a, w, grid=(1, 1))
     agree(c[:, :TILE], product(a, w[:TILE]), "float32", "wmma_tiled_cuda, the first of 516 tiles")
@@ -249,13 +328,13 @@ def test_wmma_tiled_cuda__work(subject, reference, rng):
     launch = run_tiled(subject, *operands(rng, TILE, TILE, K))[1]
     got, want = tensor_instructions(launch), 16 * steps
     assert got == want, (f"wmma_tiled_cuda, a tile of {TILE} x {TILE} and {K} k: {got} mma, {want} "
-                         f"do it: four for each 16 k of each warp")
+                         f"are enough: four for each 16 k of each warp")
     got, want = launch.bytes("load"), 2 * TILE * K * 2
     assert got <= want, (f"wmma_tiled_cuda loads {got:,} bytes of global memory, {want:,} are all "
                          f"of a and w: take fragments from a_tile and w_tile")
     got, want = launch.bytes("load", "shared"), 4 * 4 * 512 * steps + 4 * TILE * TILE
-    assert got <= want, (f"wmma_tiled_cuda reads {got:,} bytes of shared memory, {want:,} do: of "
-                         f"each fragment use it for two products, load it once")
+    assert got <= want, (f"wmma_tiled_cuda reads {got:,} bytes of shared memory, {want:,} are "
+                         f"enough: load each fragment once, and use it for two products")
     conflicts = launch.bank_conflicts()
     assert conflicts <= 1.01, (f"wmma_tiled_cuda: shared memory is asked {conflicts:.3g} times as "
                                f"often as need be; the rows of c_tile are TILE + PAD apart too")
@@ -267,7 +346,7 @@ def test_wmma_tiled_cuda__work(subject, reference, rng):
 
 
 def run_triton(subject, a, w, BM, BN, BK, precision, grid=None):
-    """(c, launch). grid: of some programs alone"""
+    """(c, launch). grid: of only some programs"""
     import torch
 
     (M, K), N = a.shape, len(w)
@@ -290,13 +369,33 @@ def tf32(x):
     return (x.astype(np.float32).view(np.int32) & ~0x1FFF).view(np.float32)
 
 
+def short(x, dtype):
+    """Rounded to a 16-bit type and back."""
+    import torch
+
+    return torch.from_numpy(x).to(getattr(torch, dtype)).double().numpy()
+
+
 @pytest.mark.parametrize("M, N, K, BM, BN, BK, dtype, precision", TILES)
 def test_matmul_dot_triton(subject, agree, rng, M, N, K, BM, BN, BK, dtype, precision):
     a, w = tensors(rng, M, N, K, dtype)
     c, _ = run_triton(subject, a, w, BM, BN, BK, precision)
     a, w = a.double().numpy(), w.double().numpy()
     name, want = "matmul_dot_triton", product(a, w)
-    mistakes = likely(name, a, w, BK) | first_alone(name, want, BM, BN)
+    mistakes = likely(name, a, w, BK) | first_alone(name, want, BM, BN) | {
+        f"{name} takes the first {BK} k of a in each step; a + start is where a step begins":
+            steps_of_first(a, w, BK, of_a=True),
+        f"{name} takes the first {BK} k of w in each step; w + start is where a step begins":
+            steps_of_first(a, w, BK, of_w=True),
+        f"{name} takes the first {BK} k of both in each step; a + start and w + start are where a "
+        f"step begins": steps_of_first(a, w, BK, True, True),
+        f"{name} leaves out the first {BK} k": product(a, w, np.arange(K) >= BK)}
+    if BN == BK == 16:
+        mistakes["w_tile is (BN, BK), and is taken for (BK, BN): w_tile.T is the second matrix"] = \
+            untransposed(a, w)
+    if dtype != "float32":
+        mistakes[f"{name} rounds the sums to the dtype of a before it stores them; c is fp32"] = \
+            short(want, dtype)
     if dtype == "float32":
         mistakes["fp32 is rounded to TF32, though PRECISION says otherwise"] = \
             product(tf32(a), tf32(w))
@@ -380,7 +479,7 @@ def test_nothing_to_do(subject, M, N, K):
 
 
 def test_extreme_values(subject):
-    """A row with inf or NaN spoils only itself; what overflows fp16 does so in c, not in sums."""
+    """A row with inf or NaN spoils only itself; fp16 overflows in c, not in the sums."""
     import torch
 
     a, w = torch.ones(3, 40).half(), torch.ones(5, 40).half()
@@ -429,7 +528,7 @@ def padded(rng, rows, K, dtype, device="cpu"):
     (129, 127, 72, 3, "float16"), (70, 129, 127, 4, "bfloat16"), (1, 1, 1, 9, "float16"),
     (5, 100, 1000, 1, "bfloat16"), (33, 31, 129, 9, "float16")])
 def test_launch_persistent(subject, agree, rng, M, N, K, programs, dtype):
-    """Few programs, small tiles: each program makes several, or there are fewer than programs."""
+    """Few programs, small tiles: each makes several, or there are fewer tiles than programs."""
     a, w = (padded(rng, rows, K, dtype) for rows in (M, N))
     got = subject.launch_persistent(a, w, programs, {"BM": 32, "BN": 64, "BK": 32, "GROUP": 2})
     want = subject.matmul_oracle(a.double().numpy(), w.double().numpy())
@@ -468,7 +567,7 @@ def test_what_persistent_refuses(subject):
 
 
 def test_persistent_refuses_rows_that_start_anywhere():
-    """In this process: on its way to another an array is aligned anew."""
+    """In this process: an array that is sent to another one gets another alignment."""
     import torch
 
     from layer1_kernels.k12_tensor_cores import matmul_persistent
@@ -478,7 +577,7 @@ def test_persistent_refuses_rows_that_start_anywhere():
 
 
 def test_fp16_sums_lose_digits(subject):
-    """What the lesson says of sums: fp32 keep theirs, fp16 lose more the longer the sum."""
+    """What the lesson says of sums: fp32 keeps the digits, fp16 loses more the longer the sum."""
     short, long = subject.errors_of_sums(64), subject.errors_of_sums(1024)
     assert long["fp32"] < 1e-6 and short["fp16"] > 3e-4 and long["fp16"] > 3 * short["fp16"]
 

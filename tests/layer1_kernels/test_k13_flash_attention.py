@@ -64,6 +64,10 @@ def prepared(q, k, v, causal, scale):
 def by_tiles(q, k, v, causal, scale, BN, wrong):
     """out and lse as the recurrence gives them, with one thing wrong."""
     q, k, v, scores, seen = prepared(q, k, v, causal, scale)
+    if wrong in ("tf32 scores", "tf32"):
+        scores = np.einsum("bthd,bnhd->bthn", tf32(q), tf32(k)) * scale
+    if wrong == "scale twice":
+        scores = scores * scale * LOG2E
     if wrong == "not scaled":
         scores = scores / scale
     if wrong == "scale left out":           # and log2(e) with it
@@ -74,6 +78,8 @@ def by_tiles(q, k, v, causal, scale, BN, wrong):
     v = np.pad(v, [(0, 0), (0, beyond), (0, 0), (0, 0)])
     if wrong == "16 bits":
         scores = rounded(scores / scale) * scale
+    if wrong == "tf32":
+        v = tf32(v)
     m, s, mixed = np.full(scores.shape[:3], 0.0 if wrong == "from 0" else -np.inf), 0.0, 0.0
     if wrong == "exp":
         scores = scores / math.log(2)       # log2(e) is in the scale, and exp takes it for 1
@@ -86,12 +92,26 @@ def by_tiles(q, k, v, causal, scale, BN, wrong):
         weights = np.exp(tile - larger[..., None])
         weights[weights < 1e-45] = 0            # as in fp32
         fade = np.exp(m - larger)
-        s = s * (1 if wrong == "s" else fade) + weights.sum(-1)
-        kept = np.ones_like(fade) if wrong == "mixed" else fade
+        if wrong == "last tile":
+            s, mixed = 0 * fade, 0 * mixed
+        s = s * (1 if wrong in ("s", "both") else fade) + weights.sum(-1)
+        kept = np.ones_like(fade) if wrong in ("mixed", "both") else fade
+        if wrong == "last of mixed":
+            kept = 0 * fade
+        if wrong == "tf32":                 # s has all their digits
+            weights = tf32(weights)
         mixed = mixed * kept[..., None] + np.einsum("bthn,bnhd->bthd", weights, v[:, n:n + BN])
+        mixed = mixed / s[..., None] if wrong == "divided" else mixed
         m = larger
     lse = (m * math.log(2) if wrong == "exp" else m) + np.log(s)
+    if wrong == "raw maximum":
+        lse = m / scale * math.log(2) + np.log(s)
     return mixed / np.asarray(s)[..., None], lse
+
+
+def tf32(x):
+    """fp32 with the 13 last bits cut off, as tensor cores read it."""
+    return (x.astype(np.float32).view(np.int32) & ~0x1FFF).view(np.float32).astype(np.float64)
 
 
 def rounded(x):
@@ -101,15 +121,27 @@ def rounded(x):
     return torch.from_numpy(x).bfloat16().double().numpy()
 
 
+LOG2E = math.log2(math.e)
+FUTURE = "masked scores count, as if later tokens were seen"
+TF32 = {f'{which} in TF32, with 10 bits of fraction; input_precision="ieee" keeps fp32': wrong
+        for which, wrong in (("both products are", "tf32"), ("queries · keys is", "tf32 scores"))}
 WRONG = {
+    "neither s nor mixed is rescaled when the maximum grows": "both",
+    "s and mixed hold the last tile alone: each tile replaces what was there, or m is returned as "
+    "it came": "last tile",
+    "mixed is divided by s after each tile, and store_tile divides again": "divided",
+    "mixed holds the last tile alone: tl.dot does not add to it": "last of mixed",
+    "the m that is returned is a maximum of scores without scale": "raw maximum",
+    "scale is multiplied in twice": "scale twice",
     "the sum s is not rescaled when the maximum grows": "s",
     "mixed keeps its old scale when the maximum grows": "mixed",
-    "the weights are exp, not exp2, of scores that hold log2(e) already": "exp",
+    "the weights are exp, not exp2, of scores that hold log2(e) already, or log2(e) is multiplied "
+    "in twice": "exp",
     "the scores are not multiplied by scale": "not scaled",
     "scale is left out": "scale left out",
     "the maximum begins at 0, so that all weights are 0 where every score is far below": "from 0",
     "the scores are kept in bfloat16": "16 bits",
-    "masked scores count, as if later tokens were seen": "future",
+    FUTURE: "future",
     "masked scores are 0, not -inf, and exp2(0) is a weight": "zeros",
     "the maximum is that of the tile alone, -inf where a query sees nothing of it": "own maximum"}
 
@@ -118,8 +150,12 @@ def mistakes(part, q, k, v, causal, scale, BN):
     """{mistake: what it gives}; part: 0 for out, 1 for lse."""
     found = {}
     with np.errstate(all="ignore"):
-        for what, wrong in WRONG.items():
+        for what, wrong in (WRONG | (TF32 if "float32" in str(q.dtype) else {})).items():
             found[what] = by_tiles(q, k, v, causal, scale, BN, wrong)[part]
+    if not causal:                          # both give those keys a score of 0
+        del found["masked scores are 0, not -inf, and exp2(0) is a weight"]
+        found["the keys beyond N count, with a score of 0: the last tile needs its mask, though "
+              "no key is in the future"] = found.pop(FUTURE)
     return found
 
 
@@ -181,8 +217,15 @@ def hard(subject, agree, kernel, rng):
                if np.isfinite(want_lse).all() else "")
         for t in range(5):
             agree(lse[:, t:t + 1], want_lse[:, t:t + 1], "float32", f"lse of query {t}, {what}",
-                  mistakes={why: np.full((1, 1, 1), -np.inf)} if why else {})
+                  mistakes=({why: np.full((1, 1, 1), -np.inf)} if why else {}) | {
+                      "masked scores are -10,000, not -inf, and the scores here are lower":
+                          beyond(want_lse[:, t:t + 1], -1e4 * D ** -0.5, -35 % BN)})
             agree(out[:, t:t + 1], want[:, t:t + 1], close, f"out of query {t}, {what}")
+
+
+def beyond(lse, score, keys):
+    """lse with more keys, all of one score."""
+    return np.logaddexp(lse, score + math.log(keys))
 
 
 # ---- counting before building
@@ -194,7 +237,7 @@ def test_predict_traffic_ratio(subject):
     want, got = (arrays + 4 * matrix) / arrays, subject.predict_traffic_ratio()
     assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
     why = {(arrays + 2 * matrix) / arrays: "softmax reads the matrix and writes it too",
-           4 * matrix / arrays: "this leaves q, k, v and out away, which move in any case",
+           4 * matrix / arrays: "this leaves out q, k, v and out, which move in any case",
            (arrays + matrix) / arrays: "the matrix moves more than once: list each kernel's arrays",
            (arrays + 3 * matrix) / arrays: "one of four passes over the matrix is missing",
            arrays / (arrays + 4 * matrix): "this is the other way round"}
@@ -252,14 +295,40 @@ def test_count_tiles(subject, agree, T, N, BM, BN):
     floor = sum((N - T + last + 1) // BN for _, last in firsts)
     agree(subject.count_tiles(T, N, BM, BN), np.array([visited, whole]), "exact",
           f"count_tiles({T}, {N}, {BM}, {BN})", lambda i: ("visited", "whole")[i[0]], {
+              "the last query of a tile sees N - T + last + 1 keys, and one is not counted":
+                  (sum(-(-(N - T + last) // BN) for _, last in firsts), whole),
               "tiles that are seen in part are not visited": (floor, whole),
-              "tiles that only the last query sees whole count as whole": (visited, floor),
               "the first query of a tile sees N - T + first + 1 keys, and one is not counted":
                   (visited, sum((N - T + first) // BN for first, _ in firsts)),
+              "the last tile of queries counts as a whole one; its last query is T - 1": (
+                  sum(-(-(N - T + first + BM) // BN) for first, _ in firsts), whole),
+              "a last tile of fewer than BN keys counts as whole":
+                  (visited, sum(tile.all() for tile, _ in cut)),
+              "a last tile of fewer than BM queries has no whole tile of keys":
+                  (visited, sizes(T // BM * BM, N - T % BM, BM, BN)[1]),
+              "a last tile of fewer than BM queries is left out":
+                  sizes(T // BM * BM, N - T % BM, BM, BN),
+              "visited and whole are returned in the other order": (whole, visited),
+              "whole tiles are not counted as visited; they are visited too":
+                  (visited - whole, whole),
+              "the last query of a tile sees N - T + last + 1 keys, and one more is counted":
+                  (sum(-(-(N - T + last + 2) // BN) for _, last in firsts), whole),
+              "every tile of BN keys counts as whole, those in the future too":
+                  (visited, N // BN * len(firsts)),
+              "BM and BN are exchanged": sizes(T, N, BN, BM),
+              "tiles that only the last query sees whole count as whole, or those that the first "
+              "sees in part": (visited, floor),
               "every tile counts as visited, those in the future too": (len(cut), whole),
               "query t is taken for token t, but it is token N - T + t": (
                   sum(-(-(last + 1) // BN) for _, last in firsts),
                   sum((first + 1) // BN for first, _ in firsts))})
+
+
+def sizes(T, N, BM, BN):
+    """(visited, whole) of BM queries by BN keys."""
+    firsts = range(0, T, BM)
+    return (sum(-(-(N - T + min(first + BM, T)) // BN) for first in firsts),
+            sum((N - T + first + 1) // BN for first in firsts))
 
 
 def test_count_tiles__unseen(unseen, rng):
@@ -293,13 +362,32 @@ def loops(part, q, k, v, causal, BM, BN):
             out = np.einsum("bthn,bnhd->bthd", weights / s, values)
             return (out, (m + np.log(s))[..., 0])[part]
 
-    def with_strides_of_keys():
+    def read_as(x, other):
+        """x with the other's stride from key to key."""
+        return x.as_strided(x.shape, (x.stride(0), other.stride(1), *x.stride()[2:]))
+
+    def with_strides_of_keys(where=None):
+        """Of the values where that is true, (T, 1, N); of all by default."""
         with np.errstate(all="ignore"):
-            strides = v.stride(0), k.stride(1), *v.stride()[2:]
-            return oracle(q, k, v.as_strided(v.shape, strides), causal, scale)[part]
+            apart = prepared(q, k, read_as(v, k), causal, scale)[2]
+            chosen = np.where(seen, scores, -np.inf)
+            weights = np.exp(chosen - chosen.max(-1, keepdims=True))
+            weights /= weights.sum(-1, keepdims=True)
+            where = np.ones_like(weights) if where is None else where
+            out = (np.einsum("bthn,bnhd->bthd", weights * where, apart)
+                   + np.einsum("bthn,bnhd->bthd", weights * (1 - where), values))
+        return (out, oracle(q, k, v, causal, scale)[1])[part]
 
     seen = np.broadcast_to(seen, (T, 1, N)).astype(float)
     return {"values are read with the strides of the keys": with_strides_of_keys(),
+            "the values of whole tiles are read with k_n, which is for keys; theirs is v_n":
+                with_strides_of_keys(whole * 1.0),
+            "the values of the tiles along the edge are read with k_n, which is for keys; theirs "
+            "is v_n": with_strides_of_keys(1.0 - whole),
+            "the mask lets each query see one key more than `last`":
+                of(np.maximum(seen, key == np.arange(N - T + 1, N + 1)[:, None, None])),
+            "the last tile, which has fewer than BN keys or reaches beyond what all see, is left "
+            "out": of(seen * (key < reach // BN * BN)),
             "the loop without a mask takes tiles that only the last queries see whole":
                 of(np.where(key < reach // BN * BN, 1, seen)),
             "the second loop begins at key 0 again, so that whole tiles count twice":
@@ -333,7 +421,7 @@ def test_flash_triton__work(subject, reference, rng):
     got = compares(launch)
     assert got < (masked + best) / 2, (
         f"flash_triton compares or selects {got} times, {best} are enough, and a mask on every "
-        f"tile takes {masked}: the {whole} whole tiles need no seen and no bound")
+        f"tile takes {masked}: the {whole} whole tiles need no mask and no bound")
     same_work("flash_triton", launch, run(reference, "flash_triton", q, k, v, True, BM, BN)[2])
 
 
@@ -393,7 +481,7 @@ def test_what_the_launchers_refuse(subject, rng):
             ((q[:, :, :3], k, v, True, 1.0), "3 query heads, expected a multiple of the 2"),
             ((k, q[:, :, :2], q[:, :, :2], True, 1.0), "6 queries and 4 keys"),
             ((q, k[:, :0], v[:, :0], False, 1.0), "no key"),
-            ((q, k, v, True, 0.0), "scale is 0.0, expected it positive"),
+            ((q, k, v, True, 0.0), "scale is 0.0, expected a positive one"),
             ((q, k.half(), v, True, 1.0), "k torch.float16"),
             ((wide[0][..., ::2], k, v, True, 1.0), "q has strides (1024, 256, 64, 2)")):
         for name in LAUNCHERS:
@@ -475,7 +563,7 @@ def test_fp32_does_not_spill(T):
 @pytest.mark.parametrize("change, meta", [
     ({"T": "i32", "N": "i32"}, {}), ({"G": "i32:16"}, {}), ({"G": 1}, {}), ({}, {"CAUSAL": False})])
 def test_other_launches_compile_as_well(change, meta):
-    """Ragged lengths, no grouping, one kv head, not causal: Triton compiles anew for each."""
+    """Ragged lengths, no grouping, one kv head, not causal: Triton compiles again for each."""
     from lab import simulator
     from lab.author import hopper_report
     from layer1_kernels.k13_flash_attention import flash_triton

@@ -1,5 +1,5 @@
 """Graders of k14. Outputs start as 7; slots that no token uses hold NaN, and entries of a block
-table behind the last page name no page at all."""
+table after the last page name no page at all."""
 
 import itertools
 import math
@@ -29,7 +29,7 @@ NOWHERE = 2**20
 
 
 def batch(rng, counts, lens, H, G, D, S, dtype="float32", spare=2):
-    """Arguments of paged_attention but scale, as tensors; pages are dealt out at random."""
+    """Arguments of paged_attention except scale, as tensors; pages are dealt out at random."""
     import torch
 
     used = [-(-n // S) for n in lens]
@@ -49,13 +49,13 @@ def batch(rng, counts, lens, H, G, D, S, dtype="float32", spare=2):
             torch.tensor(lens, dtype=torch.int32))
 
 
-def apart(*arrays, pages=False):
+def apart(*arrays, pages=False, first=1):
     """The same numbers in wider arrays, so that no two have strides alike. pages: and each page
-    has room behind its slots."""
+    has room after its slots. first: of the widths; those of other arrays are less"""
     import torch
 
     views = []
-    for n, x in enumerate(arrays, 1):
+    for n, x in enumerate(arrays, first):
         shape = [*x.shape[:-1], x.shape[-1] + 8 * n]
         shape[1] += n * pages
         view = torch.full(shape, 77, dtype=x.dtype)[tuple(slice(size) for size in x.shape)]
@@ -77,7 +77,7 @@ def far(run, what):
 
 
 def keys_of(pages, table, N):
-    """(N, G, D) float64: a sequence's rows, out of its pages."""
+    """(N, G, D) float64: a sequence's rows, from its pages."""
     S = pages.shape[1]
     return np.stack([pages[int(table[n // S]), n % S].double().numpy() for n in range(N)])
 
@@ -106,6 +106,13 @@ def mistakes(args, scale, BN, splits):
     H, G = args[0].shape[1], args[1].shape[2]
     tiles = -(-int(args[5].max()) // BN)
     share = -(-tiles // splits) * BN
+    down, part = tiles // splits * BN, -(-int(args[5].max()) // splits)
+
+    def times(n, part):
+        """How often key n is taken, where a split has `part` keys and takes whole tiles."""
+        begins = np.arange(splits) * part
+        ends = begins + -(-part // BN) * BN
+        return ((begins[:, None] <= n) & (n < ends[:, None])).sum(0)
 
     def of(seen):
         return oracle(*args, scale, seen)
@@ -124,6 +131,18 @@ def mistakes(args, scale, BN, splits):
             of(lambda t, n, count, N: n <= t),
         "only the first split's keys are read, by every split":
             of(lambda t, n, count, N: (n <= N - count + t) & (n < share)),
+        "a split's share is rounded down, and the last keys belong to none": of(
+            lambda t, n, count, N: (n <= N - count + t) & (n < down * splits)),
+        "a split's share is not a multiple of BN, and its last tile takes in keys of the next":
+            of(lambda t, n, count, N: (n <= N - count + t) * times(n, part)),
+        "a new token sees the one after it": of(lambda t, n, count, N: n <= N - count + t + 1),
+        "keys and values are exchanged": oracle(
+            args[0], args[2], args[1], *args[3:], scale),
+        "values are read from the pages of keys": oracle(
+            args[0], args[1], args[1], *args[3:], scale),
+        "keys are read from the pages of values": oracle(
+            args[0], args[2], args[2], *args[3:], scale),
+        "all query heads read kv head 0": oracle(*args, scale, head=lambda h: 0),
         "query head h reads kv head h % G, not h // (H // G)": oracle(
             *args, scale, head=lambda h: h % G) if H > G else oracle(*args, scale),
         "no tile is taken in": np.zeros(args[0].shape)}
@@ -191,7 +210,8 @@ def test_write_kv_triton(subject, agree, rng, T, G, D, S, dtype, slot):
     slots = rng.permutation(np.arange(1, P * S))[:T]        # 0 stays free: -1 must not lead there
     if T > 1:
         slots[1] = -1
-    pages = apart(*(torch.full((P, S, G, D), 7, dtype=k.dtype) for _ in range(2)), pages=True)
+    pages = apart(*(torch.full((P, S, G, D), 7, dtype=k.dtype) for _ in range(2)), pages=True,
+                  first=3)
     write(subject, k, v, *pages, torch.from_numpy(slots.astype(slot)))
     for letter, x, got in (("k", k, pages[0]), ("v", v, pages[1])):
         want, nowhere, transposed, swapped = (np.full((P, S, G, D), 7.0) for _ in range(4))
@@ -200,9 +220,13 @@ def test_write_kv_triton(subject, agree, rng, T, G, D, S, dtype, slot):
                 want[place // S, place % S] = x[t].float()
                 swapped[place // S, place % S] = (v if letter == "k" else k)[t].float()
             nowhere[place // S, place % S] = x[t].float()
-            if place >= 0 and place % S < P and place // S < S:     # else behind the page's slots
+            if place >= 0 and place % S < P and place // S < S:     # else after the page's slots
                 transposed[place % S, place // S] = x[t].float()
         alike = pages_by_strides(pages, v, slots) if letter == "v" else want
+        heads = want.copy()
+        for t, place in enumerate(slots):
+            if place >= 0:
+                heads[place // S, place % S] = x[t, :1].float()
         agree(got, want, "exact", f"{letter}_pages, {T} tokens into slots {slots.tolist()}",
               lambda i: "page {}, place {}, head {}, column {}".format(*i), {
                   "slot -1 is written: -1 is the last place of the page before the first":
@@ -211,7 +235,51 @@ def test_write_kv_triton(subject, agree, rng, T, G, D, S, dtype, slot):
                   "keys and values are exchanged": swapped,
                   "only the first token is written": only_first(want, slots, S),
                   "v_pages are written with the strides of k_pages": alike,
+                  "the store has no mask, and what follows a slot is written, too":
+                      beyond(got, x, slots),
+                  "every head is given the numbers of head 0": heads,
+                  f"heads in {letter}_pages are put as far apart as those of {letter}":
+                      by_stride_of(got, x, slots),
+                  "token t goes to slot t, and not to the slot that `slots` names": in_turn(
+                      x, want, S),
                   "nothing is written": np.full((P, S, G, D), 7.0)})
+
+
+def in_turn(x, want, S):
+    out = np.full_like(want, 7)
+    for t in range(len(x)):
+        out[t // S, t % S] = x[t].float()
+    return out
+
+
+def by_stride_of(pages, x, slots):
+    """The pages where heads are stored with the stride of x's heads."""
+    import torch
+
+    fresh = torch.full((pages.untyped_storage().nbytes() // pages.element_size(),), 7.0)
+    page_stride, place_stride, head_stride, _ = pages.stride()
+    close = fresh.as_strided(pages.shape, (page_stride, place_stride, x.stride(1), 1))
+    for t, slot in enumerate(slots.tolist()):
+        if slot >= 0 and x.stride(1) <= head_stride:
+            close[slot // pages.shape[1], slot % pages.shape[1]] = x[t].float()
+    return fresh.as_strided(pages.shape, pages.stride()).double().numpy()
+
+
+def beyond(pages, x, slots):
+    """The pages after stores without a mask, which write zeros where no number was loaded."""
+    import torch
+
+    G, D = x.shape[1:]
+    block, strides = 1 << (G * D - 1).bit_length(), pages.stride()
+    fresh = torch.full((pages.untyped_storage().nbytes() // pages.element_size() + block * 4,), 7.0)
+    view = fresh.as_strided(pages.shape, strides)
+    for t, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            page, place = divmod(slot, pages.shape[1])
+            view[page, place] = x[t].float()
+            for i in range(G * D, block):
+                fresh[page * strides[0] + place * strides[1] + i // D * strides[2] + i % D] = 0
+    return view.double().numpy()
 
 
 def pages_by_strides(pages, v, slots):
@@ -219,7 +287,8 @@ def pages_by_strides(pages, v, slots):
     import torch
 
     (k_pages, v_pages), S = pages, pages[0].shape[1]
-    _, got = apart(*(torch.full(v_pages.shape, 7, dtype=v.dtype) for _ in range(2)), pages=True)
+    _, got = apart(*(torch.full(v_pages.shape, 7, dtype=v.dtype) for _ in range(2)), pages=True,
+                   first=3)
     view = got.as_strided(got.shape, k_pages.stride())
     for t, slot in enumerate(slots.tolist()):
         if slot >= 0:
@@ -248,7 +317,7 @@ def test_write_kv_triton__hard(subject, agree, rng):
             skipped[0, 0] = 7
             agree(got, want, "exact", f"{letter}_pages, {kind.replace('_', ' ')} into slots 0, -1 "
                   f"and 14", lambda i: "page {}, place {}, head {}, column {}".format(*i),
-                  {"slot 0 is taken for none; that is -1": skipped,
+                  {"slot 0 is taken for no slot; that is -1": skipped,
                    "numbers go through 16 bits": np.where(
                        want == 7, 7, torch.from_numpy(want).bfloat16().float())})
 
@@ -312,8 +381,8 @@ def test_load_pages_triton(subject, agree, rng, lens, G, D, S, dtype, BN):
     (pages,), B, N = apart(pages, pages=True), len(lens), max(lens)
     out, _ = gather(subject, pages, tables, lengths, BN)
     numbers = pages.float().numpy()
-    want, in_order, one_page, unplaced, by_tile = (
-        np.full((B, N, G, D), 7.0) for _ in range(5))
+    want, in_order, one_page, unplaced, by_tile, placed, first, table_0, late = (
+        np.full((B, N, G, D), 7.0) for _ in range(9))
     for b, length in enumerate(lens):
         for n in range(length):
             page = int(tables[b, n // S])
@@ -322,6 +391,10 @@ def test_load_pages_triton(subject, agree, rng, lens, G, D, S, dtype, BN):
             in_order[b, n] = numbers[min(n // S, len(numbers) - 1), n % S]
             one_page[b, n] = numbers[int(tables[b, n // BN * BN // S]), n % S]
             unplaced[b, n] = numbers[page, 0]
+            placed[b, n] = numbers[page, n % BN % S]
+            first[b, n] = numbers[int(tables[b, 0]), n % S]
+            table_0[b, n] = numbers[int(tables[b, n % BN // S]), n % BN % S]
+            late[b, n] = numbers[page, (n + 1) % S]
     close = pages.as_strided(pages.shape, (S * pages.stride(1), *pages.stride()[1:]))
     dense = np.full((B, N, G, D), 7.0)
     for b, length in enumerate(lens):
@@ -332,7 +405,29 @@ def test_load_pages_triton(subject, agree, rng, lens, G, D, S, dtype, BN):
               "all keys of a tile come from the page of its first key": one_page,
               "pages are counted from the first key of a tile, as if it began a page": by_tile,
               "pages are taken to follow one another; they begin stride_page apart": dense,
-              "every key is read at place 0 of its page": unplaced})
+              "every key is read at place 0 of its page": unplaced,
+              "the place in a page is counted from the tile's first key, as if it began a page":
+                  placed,
+              "n is forgotten: each tile is the sequence's first keys": table_0,
+              "all keys come from the sequence's first page": first,
+              "places in a page are counted from 1": late,
+              "page and place are exchanged in the strides": exchanged(
+                  pages, tables, lens, (B, N, G, D))})
+
+
+def exchanged(pages, tables, lens, shape):
+    """The keys, with the stride of a place for the page and that of a page for the place; 7 where
+    that leads out of the pages."""
+    S = pages.shape[1]
+    page_stride, place_stride, *rest = pages.stride()
+    out = np.full(shape, 7.0)
+    whole = pages.as_strided((pages.untyped_storage().nbytes() // pages.element_size(),), (1,), 0)
+    for b, length in enumerate(lens):
+        for n in range(length):
+            at = int(tables[b, n // S]) * place_stride + n % S * page_stride
+            if at + shape[2] * rest[0] <= len(whole):
+                out[b, n] = whole[at:].as_strided(shape[2:], rest).float().numpy()
+    return out
 
 
 def test_load_pages_triton__addresses(subject):
@@ -347,7 +442,7 @@ def test_load_pages_triton__addresses(subject):
 
 @pytest.mark.parametrize("length", [17, 16])
 def test_load_pages_triton__bound(subject, length):
-    """A page of 64 slots of which memory holds those of the keys alone."""
+    """A page of 64 slots, of which memory holds only those of the keys."""
     import torch
 
     pages, table = torch.ones(length, 1, 16), torch.zeros(1, 1, dtype=torch.int32)
@@ -357,8 +452,8 @@ def test_load_pages_triton__bound(subject, length):
             1024, 16, 16, 1, length, 1), S=64, D=16, BN=32, BD=16, num_warps=1)
     except Raised as error:
         raise AssertionError(
-            f"load_pages_triton, bound = {length}: a row is read from key {length} on, and what "
-            f"stands there is anything; zeros are expected, so mask the rows with key < bound\n"
+            f"load_pages_triton, bound = {length}: a row is read from key {length} on, where "
+            f"anything may be; zeros are expected, so mask the rows with key < bound\n"
             f"{error.text}") from None
 
 
@@ -396,8 +491,9 @@ def test_paged_triton(subject, agree, rng, size):
             f"{dtype}, {splits} split(s)")
     for split in range(splits):
         assert (lse[split] != 7).all(), (
-            f"paged_triton, {what}: nobody wrote all of the part of split {split}; row "
-            f"(split · T + token) · H + h of out and of lse is its place")
+            f"paged_triton, {what}: the part of split {split} is not all written; row "
+            f"(split · T + token) · H + h of out and of lse is its place" + (
+                "" if split == 0 else ". A split without a key has one, too: zeros, and lse -inf"))
     with np.errstate(all="ignore"):
         agree(merged(parts, lse), oracle(*args, D ** -0.5), dtype, f"paged_triton, {what}",
               at_token, mistakes(args, D ** -0.5, BN, splits))
@@ -413,6 +509,9 @@ def test_paged_triton__splits(subject, agree, rng):
     for split in range(4):
         part = scores[:, 16 * split:16 * split + 16]
         want[split, 0] = np.log2(np.exp(part).sum(-1))
+    assert (lse[4] != 7).all(), (
+        "paged_triton: nothing is written for a split without a key: store_part leaves zeros and "
+        "an lse of -inf, so no early return for it")
     agree(lse, want, "float32", "lse of 60 keys in 5 splits of 16 keys at most",
           lambda i: f"split {i[0]}, head {i[2]}", {
               "a split without a key has another lse than -inf":
@@ -463,7 +562,7 @@ def test_paged_triton__work(subject, reference, rng):
     got, least = launched.bytes("load"), own.bytes("load")
     assert got <= 1.3 * least, (
         f"paged_triton loads {got:,} bytes for 96 new tokens in tiles of 16, {least:,} are enough: "
-        f"keys behind the last one that a tile's tokens see are read; end at reach")
+        f"keys after the last one that a tile's tokens see are read; end at reach")
     same_work("paged_triton", launched, own)
 
 
@@ -505,8 +604,8 @@ def test_merge_triton__addresses(subject):
 
 
 def with_more(x, sums):
-    """What comes out when there are as many splits as a power of two, with an lse of 0 and zeros
-    for a part."""
+    """What comes out when splits are added up to a power of two, each with an lse of 0 and a part
+    of zeros."""
     more = (1 << (len(x) - 1).bit_length()) - len(x)
     m = np.maximum(sums.max(0), 0 if more else -np.inf)
     weights = np.exp2(sums - m)
@@ -532,7 +631,8 @@ def right_merge(subject, agree, parts, lse, dtype, kind=""):
         best = np.take_along_axis(x, sums.argmax(0)[None, :, None], 0)[0]
         want = merged(parts, lse)
         low = ("the lse of some part is subtracted, not the largest" if "above" in kind else
-               "exp2 of lse itself overflows: subtract the largest" if sums.max() > 128 else
+               "exp2 overflows, of lse itself or of the largest less lse: a part weighs exp2(lse - "
+               "the largest)" if sums.max() > 128 else
                "the largest begins at 0, so that below -150 every weight is 0")
         for r in range(rows):
             one = np.s_[r:r + 1]
@@ -547,6 +647,10 @@ def right_merge(subject, agree, parts, lse, dtype, kind=""):
                       lse.reshape(rows, splits).T),
                   "the parts are rounded to 16 bits": merged(parts.bfloat16(), lse),
                   "the parts are averaged, whatever their sums": x.mean(0),
+                  "the parts are added up, whatever their sums": x.sum(0),
+                  "the parts are weighed and divided by the number of splits":
+                      (x * plain).sum(0) / len(x),
+                  "only the first part is taken": x[0],
                   "the weights do not add up to 1: divide by their sum": (x * plain).sum(0),
                   "lse is in base 2, and exp takes it for natural":
                       (x * natural).sum(0) / natural.sum(0),
@@ -591,7 +695,7 @@ def test_every_launcher(subject, agree, rng, counts, lens, H, G, D, S, dtype):
 
 
 def test_any_strides(subject, agree, rng):
-    """Queries out of a larger tensor, heads before slots, one head after the other in a page."""
+    """Queries from a larger tensor, heads before slots, one head after the other in a page."""
     q, k_pages, v_pages, *others = batch(rng, [1, 2], [20, 9], 4, 2, 32, 16, "float16")
     k_pages = k_pages.transpose(1, 2).contiguous().transpose(1, 2)
     v_pages = v_pages.transpose(0, 1).contiguous().transpose(0, 1)
@@ -691,7 +795,7 @@ def test_cuda_does_not_spill():
     (1, 1, 128, 16, 2), (1, 4, 64, 32, 2), (8, 7, 128, 16, 2), (512, 4, 128, 7, 2),
     (512, 4, 128, 16, 4), (1, 8, 64, 16, 4)])
 def test_other_launches_compile_as_well(T, R, D, S, itemsize):
-    """Groups, widths and pages of other sizes: Triton compiles anew for each."""
+    """Groups, widths and pages of other sizes: Triton compiles again for each."""
     from lab import simulator
     from lab.author import hopper_report
     from layer1_kernels.k14_paged_attention import paged_triton, sizes_for

@@ -1,4 +1,4 @@
-"""Graders of k15. Outputs start as 7, so that what nobody wrote shows."""
+"""Graders of k15. Outputs start as 7, so that unwritten places show."""
 
 import itertools
 
@@ -130,11 +130,21 @@ def test_quantize_groups(subject, agree, rng, bits):
                   np.abs(w).max(-1) / (top + 1),
               f"{name} divides by the number of steps of both signs, 2^bits - 1":
                   np.abs(w).max(-1) / (2 * top + 1),
+              f"{name} spreads the steps over max - min; they go from -top to top":
+                  (w.max(-1) - w.min(-1)) / (2 * top),
+              f"{name} takes the mean of |w|, not the largest": np.abs(w).mean(-1) / top,
+              f"{name} does not divide the largest |w| by top": np.abs(w).max(-1),
               f"{name} takes one scale for all rows": np.full(6, np.abs(w).max() / top),
               f"{name} returns top over the maximum, the scale upside down": 1 / scales})
     agree(got_q, np.rint(ratio).astype(int), "exact", f"{name}, {bits} bits, q", at, {
-        f"{name} cuts off what is behind the point; it should round": np.trunc(ratio).astype(int),
+        f"{name} cuts off what is after the point; it should round": np.trunc(ratio).astype(int),
         f"{name} rounds down; it should round to the nearest": np.floor(ratio).astype(int),
+        f"{name} rounds up; it should round to the nearest": np.ceil(ratio).astype(int),
+        f"{name} rounds halves away from 0; round() takes the even one":
+            (np.sign(ratio) * np.floor(np.abs(ratio) + 0.5)).astype(int),
+        f"{name} multiplies by the scale; w is q · scale, so divide":
+            np.clip(np.rint(w * scales[:, None]), -top, top).astype(int),
+        f"{name} loses the sign": np.abs(np.rint(ratio)).astype(int),
         f"{name} rounds halves up; round() takes the even one":
             np.floor(ratio + 0.5).astype(int),
         f"{name} divides by scales of 16 bits":
@@ -176,13 +186,16 @@ def test_quantize_groups__hard(subject, agree, rng):
             inverse = np.rint(x * (1 / np.where(want > 0, want, 1)[:, None]))
         agree(np.where(half & (np.abs(q.numpy() - ratio) < 0.51), nearest, q.numpy()).astype(int),
               nearest.astype(int), "exact", f"{name}, {bits} bits, {what}: q", at,
-              {f"{name} divides by a scale that has lost its digits, or multiplies by 1 / scale, "
+              {f"{name} divides by a small number at least, and rows of tiny weights become 0; "
+               "only a row of zeros needs another divisor": np.clip(np.rint(
+                   x / np.maximum(want, 1e-8)[:, None].astype(np.float64)), -top, top).astype(int),
+               f"{name} divides by a scale that has lost its digits, or multiplies by 1 / scale, "
                "which is infinite for the smallest": np.clip(inverse, -top, top).astype(int)})
 
 
 @pytest.mark.parametrize("bits, largest", [(8, 190), (4, 10)])
 def test_quantize_groups__smallest_numbers(subject, agree, bits, largest):
-    """Of so few of float32's smallest steps that the scale is rounded from 1.4 or 1.5 to 1."""
+    """A row of so few of float32's smallest steps that its scale, 1.4 or 1.5, is rounded to 1."""
     import torch
 
     steps, top = np.array([[largest, -largest, 1, 0]]), 2 ** (bits - 1) - 1
@@ -214,7 +227,11 @@ def test_unpack_triton(subject, agree):
                   "unpack_triton does not cut off the upper 4 bits": packed.astype(int) - 8,
                   "the byte is shifted with its sign": (packed.astype(np.int8) >> 4) - 8,
                   "the smallest, -8, is cut to -7": np.maximum(own - 8, -7),
-                  f"unpack_triton takes off 7, not 8 ({which})": own - 7})
+                  f"unpack_triton takes off 7, not 8 ({which})": own - 7,
+                  f"unpack_triton keeps 3 bits, not 4 ({which})": own % 8 - 8,
+                  "the high 4 bits are cut out, and not shifted down": 16 * own - 8,
+                  "the byte is shifted by 3, and not by 4": packed.astype(int) // 8 - 8,
+                  f"unpack_triton adds 8; it takes it off ({which})": own + 8})
 
 
 def test_unpack_triton__work(subject, reference):
@@ -228,7 +245,7 @@ def test_unpack_triton__work(subject, reference):
 
 
 def test_unpack_triton__unseen(subject, agree, rng):
-    """Bytes in any order: what one gives does not depend on where it stands."""
+    """Bytes in any order: what one gives does not depend on its place."""
     packed = rng.integers(0, 256, 16 * int(rng.integers(9, 25)) + 1, dtype=np.uint8)
     given, low, high = tensors(packed, *np.full((2, len(packed)), 7, np.float32))
     subject.launch("unpack_all_triton", ceil(len(packed), 64), BLOCK=64,
@@ -270,7 +287,7 @@ def right_gemv(agree, got, x, q, scales, packed, how, what="", bb=BB):
     span = ceil(ceil(packed.shape[1], bb), splits) * bb
 
     def parts(terms, of=None):
-        """(splits, N): sums over the bytes of each split, of those that `of` says."""
+        """(splits, N): sums over the bytes of each split, of the terms that `of` selects."""
         of = np.ones(K) if of is None else of
         return np.stack([(terms * of * (byte // span == s)).sum(1) for s in range(splits)])
 
@@ -283,12 +300,27 @@ def right_gemv(agree, got, x, q, scales, packed, how, what="", bb=BB):
         f"{name} multiplies by the scale twice": parts(terms * np.repeat(scales, group, axis=1)),
         f"{name} starts its sums again with each step":
             parts(terms, step == last),
+        f"each split of {name} adds up the whole row": np.stack([terms.sum(1)] * splits),
+        f"{name} takes the scale of row 0 for every row":
+            parts(raw * np.repeat(scales, group, axis=1)[:1]),
+        f"{name} takes the first group's scale for the whole row":
+            parts(raw * scales[:, :1]),
         f"{name} ends after the first step": parts(terms, byte % span < bb),
         f"only the first program of {name} adds up": np.where(np.arange(N) < BN, want, 0),
         f"{name} writes nothing": np.full_like(want, 7)}
     if bits == 4:
         partner = np.where(half, k, k - group // 2)
         mistakes |= {
+            f"{name} multiplies the high numbers with the x of the low ones, and the low ones with "
+            f"that of the high": parts(x[:, k + np.where(half, 1, -1) * (group // 2)]
+                                       * dequantized(q, scales, group)),
+            f"{name} takes byte b for number b of x: a byte of group g has numbers of group g, "
+            f"in either half": parts(x[:, np.where(half, byte, k)] * dequantized(q, scales, group)),
+            f"{name} takes bytes b and b + group / 2 for numbers of x":
+                parts(x[:, byte + np.where(half, 0, group // 2)] * dequantized(q, scales, group)),
+            f"{name} leaves the high numbers without a scale": parts(np.where(half, terms, raw)),
+            f"{name} leaves the low numbers without a scale": parts(np.where(half, raw, terms)),
+            f"{name} subtracts the high numbers' products": parts(np.where(half, terms, -terms)),
             f"{name} leaves out the high 4 bits": parts(terms, half),
             f"{name} leaves out the low 4 bits": parts(terms, ~half),
             f"{name} multiplies the high numbers with the x of the low ones":
@@ -326,7 +358,7 @@ def test_quantized_gemv_triton__hard(subject, agree, rng):
 
 
 def interleaved(x, group):
-    """x as seen by who pairs neighbours in a byte."""
+    """x as an answer sees it that pairs neighbours in a byte."""
     K = x.shape[1]
     return x.reshape(1, K // group, group // 2, 2).swapaxes(2, 3).reshape(1, K)
 
@@ -376,9 +408,19 @@ def test_largest_group(subject, rng):
             said += " That is the smallest group that will do: it has the most scales."
         elif got in errors and got not in fits:
             said += " That is more than the limit allows."
+        elif got in errors:
+            said += f" Groups of {want} are as good as it asks, and larger."
+        elif got is None and fits == [16]:
+            said += " Groups of 16 will do: the loop must not end before them."
         elif got is None:
             said += " There is one that will do."
-        assert got == want, (f"largest_group, 4 bits, limit {limit:.4f}: got {got}, expected "
+        elif isinstance(got, float):
+            said += " That is an error; the group is asked for."
+        if want == 1024:
+            said += " The first to be tried is 1024." if got == 512 else ""
+        # where others were found, no `return` is missing, which "got None" would ask about
+        shown = "no group" if got is None and want == 16 else got
+        assert got == want, (f"largest_group, 4 bits, limit {limit:.4f}: got {shown}, expected "
                              f"{want}.{said}")
 
 
@@ -388,7 +430,7 @@ def test_largest_group__hard(subject, rng):
 
     exact = np.tile(np.float32([7, -3, 2, 0, 5, -1, 4, 1]), (1, 128))
     uneven = exact.copy()
-    uneven[:, 512:] = np.clip(exact[:, 512:], -3, 5)            # where 5 becomes 7, 4 is no integer
+    uneven[:, 512:] = np.clip(exact[:, 512:], -3, 5)            # 5 becomes 7, 4 no integer
     rows = {f"{what.replace('_', ' ')} numbers": make(rng, (17, 1024))
             for what, make in FINITE.items() if what != "denormal"} | {
                 "a row of 33,792": rng.standard_normal((1, 33_792), dtype=np.float32),
@@ -405,8 +447,8 @@ def test_largest_group__hard(subject, rng):
             got = subject.largest_group(torch.from_numpy(w), 4, limit)
             why = ("; an error of 0 is `limit` or less" if w is exact else
                    "; errors do not always grow with the group" if w is uneven else "")
-            assert got == want, (f"largest_group, {what}, 4 bits, limit {limit:.4g}: got {got}, "
-                                 f"expected {want}{why}")
+            assert got == want, (f"largest_group, {what}, 4 bits, limit {limit:.4g}: got "
+                                 f"{'no group' if got is None else got}, expected {want}{why}")
 
 
 def relative(w, group):

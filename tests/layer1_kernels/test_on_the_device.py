@@ -1,5 +1,5 @@
-"""That `pytest -m gpu` launches every kernel that a lesson of this floor has one write: read from
-the graders, so that it is known without a GPU."""
+"""`pytest -m gpu` launches every kernel that a lesson of this floor has one write: read from the
+graders, so that it is known without a GPU."""
 
 import ast
 import importlib
@@ -20,7 +20,7 @@ def words(node):
 
 
 def used_on_the_device(text):
-    """The words of the tests marked gpu, and of what stands at the top of the file and they use."""
+    """The words of the tests marked gpu, and of the code at the top of the file that they use."""
     named, more = {}, []
     for node in ast.parse(text).body:
         if isinstance(node, ast.FunctionDef):
@@ -40,7 +40,7 @@ def used_on_the_device(text):
 
 def launched(lesson, used):
     """What these words launch: themselves, and the exercises that functions and kernels of these
-    names reach. A launcher with an argument `kernel` launches its default alone by itself."""
+    names reach. A launcher with an argument `kernel` by itself launches only its default."""
     module = importlib.import_module(f"{lesson.floor}.{lesson.id}")
     found = set(used)
     for word in used:

@@ -82,10 +82,10 @@ def logits(folder, **options):
 
 
 def theirs(folder):
-    """Scores of TOKENS by transformers: (T, V); None where it refuses the folder."""
+    """Scores of TOKENS by transformers: (T, V); None if it refuses the folder."""
     try:
         own = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    except Exception:                               # each check of theirs has its own
+    except Exception:                               # each of its checks has its own
         return None
     with torch.no_grad():
         return own.eval()(torch.tensor([TOKENS])).logits[0]
@@ -298,7 +298,7 @@ SAME = (        # what loads, with the scores of transformers: (entries, family)
 def test_what_loads_computes_what_transformers_does(model, entries, family):
     folder = model(entries, family)
     own, right = logits(folder), theirs(folder)
-    if right is None:           # theirs wants 1.0 for 1, and no null for what is no number
+    if right is None:           # transformers wants 1.0 for 1, and no null for other types
         assert entries in ({"mlp_bias": None}, {"attention_bias": None}, {"auto_map": None},
                            {"rms_norm_eps": 1})
         right = theirs(model({"rms_norm_eps": 1.0} if "rms_norm_eps" in entries else {}, family))
@@ -306,7 +306,7 @@ def test_what_loads_computes_what_transformers_does(model, entries, family):
 
 
 JUNK = {"a": [{"b": [None, {"c": {}}]}] * 3}
-REFUSED = (     # (entries, the word that must be named, family)
+REFUSED = (     # (entries, the word that the message must name, family)
     [({name: value}, name) for name, values in {
         "partial_rotary_factor": (0.5, "1", True), "pretraining_tp": (2, True),
         "quantization_config": ({"quant_method": "awq", "bits": 4}, {}), "sliding_window": (16,),
@@ -378,7 +378,7 @@ def test_what_is_no_json_is_one_sentence(model, content):
     refused(folder, "config.json")
 
 
-# ---- what is asked to be ignored
+# ---- ignored entries
 
 
 def test_an_entry_is_ignored_where_that_is_asked(model):
@@ -401,7 +401,7 @@ def test_a_needed_entry_that_is_ignored_is_missing(model):
 
 LAYER = "model.layers.1."
 Q = LAYER + "self_attn.q_proj.weight"
-WEIGHTS = {     # name: (tensors by name, the words of the refusal; none where it must load)
+WEIGHTS = {     # name: (tensors by name, the words of the refusal; empty if it must load)
     "the same": ({}, ()),
     "rotary frequencies": ({LAYER + "self_attn.rotary_emb.inv_freq": torch.ones(8),
                             "model.rotary_emb.inv_freq": torch.ones(8)}, ()),
@@ -451,7 +451,7 @@ def test_extra_tensors_of_shards_are_named(model):
 
 
 def test_the_head_of_a_tied_model_may_be_there_once_more(model, entries_of):
-    """Where it is another, the folder contradicts itself."""
+    """If it differs, the folder contradicts itself."""
     folder = model({"tie_word_embeddings": True})
     refused(folder, "lm_head.weight is not model.embed_tokens.weight", "tie_word_embeddings")
     change(folder, **{"lm_head.weight": entries_of("Llama")[1]["model.embed_tokens.weight"]})
@@ -462,7 +462,7 @@ def test_the_head_of_a_tied_model_may_be_there_once_more(model, entries_of):
 
 
 def of_width(folder, D, H=4, G=2):
-    """A random model with heads so wide, by transformers."""
+    """A random model with heads of this width, by transformers."""
     torch.manual_seed(D)
     config = transformers.LlamaConfig(**TINY | {
         "head_dim": D, "num_attention_heads": H, "num_key_value_heads": G,
@@ -549,7 +549,8 @@ def test_the_rungs_ignore_what_they_are_told_to(folder_with, monkeypatch, capsys
     assert comparison.main(["--model", str(folder)]) == 2
     assert "--ignore-config logits_scaling" in capsys.readouterr().err
     assert comparison.main(["--model", str(folder), "--ignore-config", "logits_scaling"]) == 2
-    assert capsys.readouterr().err == "measured; transformers: it heeds logits_scaling\n"
+    assert capsys.readouterr().err == (
+        "measured; transformers: transformers does not ignore logits_scaling\n")
 
 
 @pytest.fixture(scope="module", autouse=True)

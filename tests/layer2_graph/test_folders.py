@@ -1,5 +1,5 @@
-"""Folders of models that are not what they should be: each is one sentence with file, tensor, what
-was expected and what was found."""
+"""Faulty folders of models: the error of each is one sentence with file, tensor, what was expected
+and what was found."""
 
 import json
 from datetime import datetime
@@ -143,7 +143,7 @@ def test_a_sliding_window_bounds_the_context(folder, family, entries, room):
                        "max_position_embeddings": 9000} | entries
     write(folder / "config.json", given)
     assert read_config(folder).room == room
-    if family != "Llama":                               # there transformers knows no window
+    if family != "Llama":                               # transformers has no window there
         theirs = getattr(pytest.importorskip("transformers"), f"{family}Config")(**given)
         slides = family == "Mistral" or "sliding_attention" in theirs.layer_types
         assert min(slides and theirs.sliding_window or 9000, 9000) == room
@@ -213,14 +213,15 @@ def test_another_vocabulary(folder):
 
 @pytest.mark.parametrize("left", [-100, -1, 100, 4, 0])
 def test_a_file_that_ends_early(folder, left):
-    """It says how long it should be as soon as its header is there."""
+    """Once the header is complete, the message has the length that the file should have."""
     path = folder / "model.safetensors"
     whole = path.read_bytes()
     path.write_bytes(whole[:left])
     header = 8 + int.from_bytes(whole[:8], "little")
     expected = {100: f"{header} or more", 4: "more than 8", 0: "more than 8"}.get(left, len(whole))
-    with pytest.raises(ModelError, match=rf"model.safetensors is no whole safetensors file: found "
-                                         rf"{len(whole[:left])} bytes, expected {expected} \("):
+    with pytest.raises(ModelError, match=(
+            rf"model.safetensors is not a complete safetensors file: found {len(whole[:left])} "
+            rf"bytes, expected {expected} \(")):
         load(folder)
 
 
@@ -245,12 +246,12 @@ def test_a_file_that_goes_on(folder):
 def test_an_archive_that_ends_early(folder):
     for content in (b"", b"PK\x03\x04 and no more", b"nothing of the kind"):
         (folder / "weights.npz").write_bytes(content)
-        with pytest.raises(ModelError, match=r"weights.npz is no whole NumPy archive \(\d+ bytes"):
+        with pytest.raises(ModelError, match=r"weights.npz is not a complete NumPy archive \(\d+ "):
             load(folder)
 
 
 def test_an_archive_with_a_wrong_byte(folder):
-    """Each library on the way raises its own: zipfile, zlib, NumPy."""
+    """Each library on the way raises its own errors: zipfile, zlib, NumPy."""
     path = folder / "weights.npz"
     np.savez_compressed(path, a=np.arange(1000.0))
     whole, seen = path.read_bytes(), 0
@@ -258,7 +259,7 @@ def test_an_archive_with_a_wrong_byte(folder):
         path.write_bytes(whole[:i] + bytes([whole[i] ^ 0xFF]) + whole[i + 1:])
         with pytest.raises(ModelError) as caught:
             load(folder)
-        seen += "weights.npz is no whole NumPy archive" in str(caught.value)
+        seen += "weights.npz is not a complete NumPy archive" in str(caught.value)
     assert seen > len(whole) / 7 / 2        # zip ignores some bytes; then the tensors are missing
 
 
@@ -278,7 +279,7 @@ def test_a_shard_that_is_missing(sharded):
 def test_a_shard_that_ends_early(sharded):
     path = sharded / "part-1.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ModelError, match="part-1.safetensors is no whole safetensors file"):
+    with pytest.raises(ModelError, match="part-1.safetensors is not a complete safetensors file"):
         load(sharded)
 
 
@@ -382,7 +383,7 @@ NAMED = [{"name": "tool_use", "template": "2"},
     "{% endgeneration %}{{ x }}{% endfor %}",
     "{%- generation -%} 1 {%- endgeneration -%} 2{% generation %}\n0\n{% endgeneration %}\n3"])
 def test_a_template_says_what_it_says_in_transformers(folder, template):
-    """One of several has a name; what a model said may stand between generation and its end."""
+    """Templates may have names; a model's own words may stand between generation and its end."""
     transformers = pytest.importorskip("transformers")
     tokenizer(folder, 256, chat_template=template, eos_token="1")
     write(folder / "config.json", ENTRIES | {"vocab_size": 256})
@@ -394,10 +395,10 @@ def test_a_template_says_what_it_says_in_transformers(folder, template):
 
 
 @pytest.mark.parametrize("template, says", [
-    (NAMED[:1], "_config.json: no chat_template of the name default; found tool_use"),
-    ([], "_config.json: no chat_template of the name default; found none"),
-    (["{{ eos_token }}"], "chat_template is a list, expected in it objects with name and template"),
-    ([{"name": "default"}], "chat_template is a list, expected in it objects with name and temp"),
+    (NAMED[:1], "_config.json: no chat_template named default; found tool_use"),
+    ([], "_config.json: no chat_template named default; found none"),
+    (["{{ eos_token }}"], "chat_template is a list, expected objects with name and template in it"),
+    ([{"name": "default"}], "chat_template is a list, expected objects with name and temp"),
     ([{"name": "default", "template": 1}], "chat_template is a int, expected a text"),
     (1, "_config.json: chat_template is a int, expected a text, or a list of them with names")])
 def test_templates_of_which_none_can_be_taken(folder, template, says):
@@ -408,7 +409,7 @@ def test_templates_of_which_none_can_be_taken(folder, template, says):
 
 @pytest.mark.parametrize("prepare, says", [
     (lambda folder: None, "tokenizer.json is missing"),
-    (lambda folder: (folder / "tokenizer.json").write_text("{}"), "is no tokenizer"),
+    (lambda folder: (folder / "tokenizer.json").write_text("{}"), "is not a tokenizer"),
     (lambda folder: tokenizer(folder, 41), "has a token number 40, expected numbers below")])
 def test_a_tokenizer_that_does_not_fit(folder, prepare, says):
     prepare(folder)
@@ -429,7 +430,7 @@ def test_a_tokenizer_with_gaps(folder):
 
 def test_no_chat_template(folder):
     tokenizer(folder)
-    with pytest.raises(ModelError, match="no chat_template, so this model takes no conversation"):
+    with pytest.raises(ModelError, match="this model has no chat_template; send a plain prompt"):
         Tokenizer(folder, read_config(folder)).chat([{"role": "user", "content": "0"}])
 
 

@@ -1,4 +1,4 @@
-"""Graders of g01. A layer is compared with NumPy in float64, around an attention that is given;
+"""Graders of g01. A layer is compared with NumPy in float64, around a given attention;
 whole models with Hugging Face transformers, family by family."""
 
 import json
@@ -23,7 +23,12 @@ def test_last_rows(subject, agree, counts):
           at=lambda i: f"sequence {i[0]}",
           mistakes={"the row is the first of the next sequence": cu_q[1:].numpy(),
                     "the row is the sequence's own first": cu_q[:-1].numpy(),
-                    "numbers of tokens are taken for rows": np.array(counts) - 1})
+                    "numbers of tokens are taken for rows": np.array(counts) - 1,
+                    "each row is the number of the sequence's tokens": np.array(counts),
+                    "each row is that of the sequence before, one row above the own first":
+                        cu_q[:-1].numpy() - 1,
+                    "sequence b is given row b, as if each had one token":
+                        np.arange(len(counts))})
 
 
 def test_last_rows__unseen(unseen, rng):
@@ -53,8 +58,8 @@ def test_last_rows__hard(subject, agree):
 
 
 class Given:
-    """Three layers of ragged widths with random weights, of which one is called; around it
-    functions that are watched."""
+    """Three layers of ragged widths with random weights, one of which is called; the functions
+    around it are watched."""
 
     def __init__(self, subject, rng, T=5, C=6, H=4, G=2, D=4, F=7, i=1, head_norms=False):
         self.T, self.G, self.D, self.eps, self.i = T, G, D, 0.1, i
@@ -99,45 +104,103 @@ class Given:
             if name in biases:
                 yield f"{full}.bias", biases[name]
 
-    def linear(self, x, name):
-        return x @ self.w[name].T + self.bias[name]
+    def linear(self, x, name, without=""):
+        return x @ self.w[name].T + self.bias[name] * (name != without)
 
-    def normed(self, x, name):
-        return x / np.sqrt((x * x).mean(-1, keepdims=True) + self.eps) * self.w[name]
+    def normed(self, x, name, eps=None):
+        """x itself if no norm is named."""
+        if not name:
+            return x
+        eps = self.eps if eps is None else eps
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * self.w[name]
 
-    def heads(self, name, positions=None):
-        """q, k or v of the tokens, turned where positions are given."""
-        x = self.linear(self.normed(self.x, "attention_norm"), name).reshape(self.T, -1, self.D)
-        if f"{name}_norm" in self.w:
+    def heads(self, name, positions=None, norm="attention_norm", own=True, swapped=False, eps=None):
+        """q, k or v of the tokens, turned if positions are given. own: with the norm of each head
+        swapped: sin in the place of cos"""
+        x = self.linear(self.normed(self.x, norm, eps), name).reshape(self.T, -1, self.D)
+        if own and f"{name}_norm" in self.w:
             x = self.normed(x, f"{name}_norm")
         if positions is None:
             return x
         half = self.D // 2
         angle = positions[:, None] * 100.0 ** (-np.arange(half) / half)             # (T, D/2)
         c, s = np.cos(angle)[:, None], np.sin(angle)[:, None]
+        c, s = (s, c) if swapped else (c, s)
         a, b = x[..., :half], x[..., half:]
         return np.concatenate([a * c - b * s, b * c + a * s], -1)
 
-    def out(self, residual=True, second=True, norm="mlp_norm", swapped=False, bias=True,
-            parallel=False, last=None):
-        mixed = self.answer.reshape(self.T, -1)
-        x = (self.linear(mixed, "o") if bias else mixed @ self.w["o"].T) + self.x * residual
-        y = self.normed(self.x if parallel else x, norm)
-        x = x if last is None else last
-        gate, up = self.linear(y, "gate"), self.linear(y, "up")
+    def wrong_heads(self, name):
+        """{mistake: the q or the k that comes of it}"""
+        at = self.positions
+        return {
+            f"{name} is not turned by rope": self.heads(name),
+            "rope takes the rows of the step for positions in a sequence":
+                self.heads(name, np.arange(self.T)),
+            "positions are counted from 1": self.heads(name, at + 1),
+            "rope is given sin in the place of cos, and cos in the place of sin":
+                self.heads(name, at, swapped=True),
+            f"{name} is made of x itself: the first norm is left out":
+                self.heads(name, at, norm=""),
+            "the first norm has the weights of the second": self.heads(name, at, norm="mlp_norm"),
+            "the first norm has an eps of its own, not the model's": self.heads(name, at, eps=0),
+            f"{name}_norm is left out: model.heads knows the norms of each head":
+                self.heads(name, at, own=False)}
+
+    def out(self, residual=True, second=True, norm="mlp_norm", swapped=False, without="",
+            parallel=False, first=None, last=None, answer=None, eps=None, act=True, of_x=""):
+        """first: what the attention's result is added to    last: what the MLP's is added to
+        of_x: gate or up, which takes what the second norm should take"""
+        mixed = (self.answer if answer is None else answer).reshape(self.T, -1)
+        first = self.x if first is None else first
+        x = self.linear(mixed, "o", without) + first * residual
+        y = self.normed(self.x if parallel else x, norm, eps)
+        gate, up = (self.linear(x if name == of_x else y, name, without) for name in ("gate", "up"))
+        x = x if last is None else y if isinstance(last, str) else last
         gate, up = (up, gate) if swapped else (gate, up)
-        return self.linear(gate / (1 + np.exp(-gate)) * up, "down") + x * second
+        hidden = gate / (1 + np.exp(-gate)) if act else gate
+        return self.linear(hidden * up, "down", without) + x * second
+
+    def wrong_outs(self):
+        """{mistake: the result that comes of it}"""
+        return {
+            "the attention's result is not added to x": self.out(residual=False),
+            "the MLP's result is not added to what came before": self.out(second=False),
+            "the attention's result is added to the normed x, and not to x":
+                self.out(first=self.normed(self.x, "attention_norm")),
+            "the MLP's result is added to what the second norm made": self.out(last="normed"),
+            "the second norm has the weights of the first": self.out(norm="attention_norm"),
+            "the second norm is left out": self.out(norm=""),
+            "the second norm has an eps of its own, not the model's": self.out(eps=0),
+            "gate and up are swapped": self.out(swapped=True),
+            "gate and up are multiplied, and nothing is put through SiLU": self.out(act=False),
+            "layer 0's weights are used, whatever i is": self.of_layer(0),
+            "the MLP starts at x, beside the attention, and not after it": self.out(parallel=True),
+            "the MLP's result is added to the x that came in": self.out(last=self.x),
+            "the heads of a token are not laid one after the other, but number by number":
+                self.out(answer=self.answer.transpose(0, 2, 1)),
+            "the tokens of a head are laid one after the other, not the heads of a token":
+                self.out(answer=self.answer.transpose(1, 0, 2)),
+            **{f"{name} is multiplied without its bias": self.out(without=name)
+               for name in ("o", "gate", "up", "down")},
+            **{f"{name} takes x, not what the second norm makes of it": self.out(of_x=name)
+               for name in ("gate", "up")},
+            **{f"the result is normed a second time, by the layer's {name}": self.normed(
+                self.out(), name) for name in ("attention_norm", "mlp_norm")}}
 
     def of_layer(self, i):
-        """What comes out with the weights of another layer."""
+        """The result with the weights of another layer."""
         own, (self.w, self.bias) = (self.w, self.bias), self.layers[i]
         out = self.out()
         self.w, self.bias = own
         return out
 
     def run(self, subject, x=None):
-        x = torch.from_numpy(self.x) if x is None else x
-        return subject.llama_block(self.model, self.i, x, self.step, self.cache)
+        x = torch.from_numpy(self.x.copy()) if x is None else x
+        out = subject.llama_block(self.model, self.i, x, self.step, self.cache)
+        assert np.array_equal(x.numpy(), self.x, equal_nan=True), (
+            "llama_block changes the x that it is given: x = x + … makes a new tensor, and x += … "
+            "does not")
+        return out
 
 
 def test_llama_block(subject, agree, rng):
@@ -145,21 +208,11 @@ def test_llama_block(subject, agree, rng):
     got = given.run(subject)
     assert given.attend.calls, "llama_block: it does not call cache.attend"
     agree(got, given.out(), "float32", "llama_block", at=lambda i: f"token {i[0]}, channel {i[1]}",
-          mistakes={"the attention's result is not added to x": given.out(residual=False),
-                    "the MLP's result is not added to what came before": given.out(second=False),
-                    "the second norm has the weights of the first":
-                        given.out(norm="attention_norm"),
-                    "gate and up are swapped": given.out(swapped=True),
-                    "layer 0's weights are used, whatever i is": given.of_layer(0),
-                    "the MLP starts at x, beside the attention, and not after it":
-                        given.out(parallel=True),
-                    "the MLP's result is added to the x that came in":
-                        given.out(last=given.x),
-                    "a matrix is multiplied without its bias": given.out(bias=False)})
+          mistakes=given.wrong_outs())
 
 
 def test_llama_block__what_attend_is_given(subject, agree, rng):
-    given = Given(subject, rng)
+    given = Given(subject, rng, C=11)           # so C // H, C / H and D tell each other apart
     given.run(subject)
     assert given.attend.calls, "llama_block: it does not call cache.attend"
     assert given.rope.calls, "llama_block: it does not call ops.rope: no token knows its place"
@@ -168,15 +221,20 @@ def test_llama_block__what_attend_is_given(subject, agree, rng):
         f"llama_block: attend is told of layer {layer}, and it is layer {given.i}"
     at = given.positions
     for name, array in (("q", q), ("k", k)):
+        exchanged = {"k and v are handed over in the other order": given.heads("v")}
         agree(array, given.heads(name, at), "float32", f"{name} as attend gets it",
               at=lambda i: f"token {i[0]}, head {i[1]}, number {i[2]}",
-              mistakes={f"{name} is not turned by rope": given.heads(name),
-                        "rope takes the rows of the step for positions in a sequence":
-                            given.heads(name, np.arange(given.T))})
+              mistakes=given.wrong_heads(name) | (exchanged if name == "k" else {}))
     agree(v, given.heads("v"), "float32", "v as attend gets it",
           mistakes={"v is turned too; only q and k are": given.heads("v", at)})
-    agree(scale, given.D ** -0.5, "float64", "the scale as attend gets it",
-          mistakes={"it is the root of D, not one over it": given.D ** 0.5})
+    D, C, H = given.D, 11, 4
+    agree(scale, D ** -0.5, "float64", "the scale as attend gets it", mistakes={
+        "it is the root of D, not one over it": D ** 0.5,
+        "it is one over D, not over its root": 1 / D,
+        "it is one over the root of C / H; here a head is not C / H wide": (C / H) ** -0.5,
+        "it is one over the root of C // H; here a head is not C // H wide": (C // H) ** -0.5,
+        "it is one over the root of C, the model's width; a head's is D": C ** -0.5,
+        "the scores are not scaled": 1.0})
 
 
 BLOCKS = {
@@ -204,7 +262,7 @@ def judge_block(subject, agree, given, what, x=None):
     before = len(given.attend.calls)
     got = given.run(subject, x)
     agree(got, given.out(), "float32", f"llama_block, {what}",
-          at=lambda i: f"token {i[0]}, channel {i[1]}")
+          at=lambda i: f"token {i[0]}, channel {i[1]}", mistakes=given.wrong_outs())
     calls = given.attend.calls[before:]
     assert len(calls) == 1, \
         f"llama_block, {what}: cache.attend is called {len(calls)} times, expected once"
@@ -215,12 +273,13 @@ def judge_block(subject, agree, given, what, x=None):
                               ("k", k, given.heads("k", given.positions)),
                               ("v", v, given.heads("v"))):
         agree(array, want, "float32", f"{name} as attend gets it, {what}",
-              at=lambda i: f"token {i[0]}, head {i[1]}, number {i[2]}")
+              at=lambda i: f"token {i[0]}, head {i[1]}, number {i[2]}",
+              mistakes={} if name == "v" else given.wrong_heads(name))
 
 
 @pytest.mark.parametrize("head_norms", [False, True])
 def test_llama_block__computes_by_the_table(subject, rng, head_norms):
-    """The kernels are handed in, and a layer's work is theirs."""
+    """A layer computes with the kernels that it is given."""
     given = Given(subject, rng, head_norms=head_norms)
     given.run(subject)
     for name, want in {"matmul": 7, "rmsnorm": 4 if head_norms else 2, "swiglu": 1,
@@ -236,7 +295,7 @@ def test_llama_block__computes_by_the_table(subject, rng, head_norms):
 
 
 def test_predict_launches(subject, truth):
-    """The truth is counted: a model of two layers against one of one."""
+    """The truth is counted: the launches of two layers less those of one."""
     def counted(layers):
         model = random_llama(L=layers)
         cache = PagedCache(model.config, 1, 16)
@@ -266,17 +325,19 @@ def test_llama3_frequencies(subject, agree, theta, D, factor, low, high, origina
     old = theta ** (-np.arange(0, D, 2) / D)
 
     def scaled(fits=lambda f: original * f / (2 * math.pi), low=low, high=high, mix=True,
-               slower=factor, held=True, waves=False):
+               slower=factor, mean=lambda f, share: share * f + (1 - share) * f / factor,
+               waves=False, least=0.0, most=1.0, ramp=lambda n: (n - low) / (high - low)):
         out = []
         for f in old:
             n = fits(f)
-            share = 1 if n >= high else 0 if n <= low else (n - low) / (high - low)
-            share = share if mix else float(n >= high)
-            share = share if held else (n - low) / (high - low)
+            share = min(max(ramp(n), least), most)
+            share = share if mix is True else float(n >= mix)
             if waves and low < n < high:
                 share = (1 / low - 1 / n) / (1 / low - 1 / high)
-            out.append(share * f + (1 - share) * f / slower)
+            out.append(mean(f, share) if slower == factor else share * f + (1 - share) * f / slower)
         return np.array(out)
+
+    any_share = {"least": -math.inf, "most": math.inf}
 
     got = subject.llama3_frequencies(torch.from_numpy(old), factor, low, high, original)
     assert torch.is_tensor(got) and got.shape == old.shape, \
@@ -287,13 +348,36 @@ def test_llama3_frequencies(subject, agree, theta, D, factor, low, high, origina
           mistakes={name: answer / old for name, answer in {
               "all are slowed down, also those that fit often": old / factor,
               "nothing is slowed down": old,
-              "between low and high there is no mix": scaled(mix=False),
+              "between low and high there is no mix: below high all are slowed down":
+                  scaled(mix=high),
+              "between low and high there is no mix: from low on none is slowed down":
+                  scaled(mix=low),
               "2π is forgotten: a frequency is radians a token, a turn has 2π": scaled(
                   fits=lambda f: original * f),
+              "a turn is taken for π radians; it has 2π": scaled(
+                  fits=lambda f: original * f / math.pi),
+              "it is multiplied by 2π: a wave is 2π / frequency long, so divide": scaled(
+                  fits=lambda f: original * f * 2 * math.pi),
+              "the old context is taken `factor` times as long: `original` is it as it is": scaled(
+                  fits=lambda f: original * factor * f / (2 * math.pi)),
               "it is the quick pairs that are slowed down": old / factor + old - scaled(),
-              "shares below 0 and above 1 are left": scaled(held=False),
+              "shares below 0 and above 1 are left": scaled(**any_share),
+              "shares below 0 are left: a wave that hardly fits is slowed down too much":
+                  scaled(least=-math.inf),
+              "shares above 1 are left: a wave that fits often is sped up": scaled(most=math.inf),
               "the mix is linear in the length of a wave, not in how often it fits":
                   scaled(waves=True),
+              "lengths of waves are mixed, not frequencies": scaled(
+                  mean=lambda f, share: f / (share + (1 - share) * factor)),
+              "old and new are multiplied with powers, not added with shares": scaled(
+                  mean=lambda f, share: f * factor ** (share - 1)),
+              "the share of a wave is divided by high, not by high - low": scaled(
+                  ramp=lambda n: (n - low) / high),
+              "the share of a wave does not begin at low, but at 0": scaled(
+                  ramp=lambda n: n / high),
+              "the share that is slowed down is left out": scaled(mean=lambda f, share: share * f),
+              "the new frequency is 1 / factor, and not frequency / factor": scaled(
+                  mean=lambda f, share: share * f + (1 - share) / factor),
               "waves become shorter: the frequency is multiplied": scaled(slower=1 / factor),
           }.items()})
 

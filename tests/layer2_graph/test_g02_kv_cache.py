@@ -52,22 +52,50 @@ def test_predict_gain(subject, truth):
 @pytest.mark.parametrize("starts, counts, room", [
     ([5, 0, 7], [1, 4, 2], 11), ([0, 0], [3, 3], 3), ([4, 4], [0, 1], 9), ([6], [3], 20)])
 def test_places(subject, agree, starts, counts, room):
-    tokens = [(b, i) for b, n in enumerate(counts) for i in range(n)]
     of = "sequences that have {} tokens and get {}".format(
         *(", ".join(map(str, some)) for some in (starts, counts)))
-    got = subject.places(torch.tensor(starts), torch.tensor(counts), room)
+    judge_places(subject, agree, starts, counts, room, of)
+
+
+def judge_places(subject, agree, starts, counts, room, of):
+    """Positions and slots of `of`, these sequences, or the likely mistake is named."""
+    tokens = [(b, i) for b, n in enumerate(counts) for i in range(n)]
+    got = subject.places(*(torch.tensor(a, dtype=torch.int64) for a in (starts, counts)), room)
     assert isinstance(got, (tuple, list)) and len(got) == 2, \
-        f"places: got {type(got).__name__}, expected two: positions and slots"
+        f"places, {of}: got {type(got).__name__}, expected two: positions and slots"
     at = lambda i: f"new token {tokens[i[0]][1]} of sequence {tokens[i[0]][0]}"     # noqa: E731
-    want = np.array([starts[b] + i for b, i in tokens])
+    owner, i = np.array(tokens, dtype=np.int64).reshape(-1, 2).T
+    start, count = (np.array(a, dtype=np.int64)[owner] for a in (starts, counts))
+    want, slots = start + i, owner * room + start + i
+    # sequences are numbered, and those without a new token get no number
+    dense = np.unique(owner, return_inverse=True)[1].reshape(-1)
+    other = np.array(starts, dtype=np.int64)[dense] + i
     agree(got[0], want, "exact", f"positions for {of}", at=at, mistakes={
-        "the tokens that a sequence has already are forgotten": np.array([i for _, i in tokens]),
+        "the tokens that a sequence has already are forgotten": i,
         "a position goes on counting over the other sequences' new tokens":
-            np.array([starts[b] for b, _ in tokens]) + np.arange(len(tokens)),
-        "counting starts at 1": want + 1})
-    agree(got[1], np.array([b * room for b, _ in tokens]) + want, "exact",
-          f"slots for {of}, room for {room}", at=at, mistakes={
+            start + np.arange(len(tokens)),
+        "counting starts at 1": want + 1,
+        "counting starts after the new tokens, and not after those that are there":
+            want + count,
+        "all new tokens of a sequence are given the place of its first": start,
+        "a sequence's own new tokens are taken off, too, not only those before it": want - count,
+        "positions and slots are returned in the other order": slots,
+        "a sequence that gets no token is left out of the count, so that the next one is taken "
+        "for it": other})
+    narrow = (owner * room).astype(np.int32).astype(np.int64)
+    agree(got[1], slots, "exact", f"slots for {of}, room for {room}", at=at, mistakes={
         "every sequence is put where sequence 0 is": want,
+        "a sequence's new tokens are put into its first slots, over the tokens that it has":
+            owner * room + i,
+        "all new tokens of a sequence get its first slot": owner * room,
+        "the first slot of sequence b is b; it is b · room": owner + want,
+        "sequence b is put into the slots of sequence b + 1; those of sequence 0 begin at 0":
+            slots + room,
+        "sequences are as many slots apart as there are sequences, not `room`":
+            owner * len(counts) + want,
+        "owner · room is computed in 32 bits": narrow + want,
+        "a sequence that gets no token is left out of the count, so that the next one gets its "
+        "slots": dense * room + want,
         "sequences lie as near as they are long now, not `room` apart":
             np.array([sum(starts[:b]) + sum(counts[:b]) for b, _ in tokens]) + want,
         "the new tokens lie one after the other, whoever's they are": np.arange(len(tokens))})
@@ -81,16 +109,16 @@ PLACES = {
         [0, 1], [17, 15], 33), "slots past 2^31": ([2**30, 5, 7], [2, 1, 3], 2**31 + 1)}
 
 
-def test_places__hard(subject, unseen, rng):
-    """int64, as the text says; then small drawn batches, in which nothing new is frequent."""
+def test_places__hard(subject, agree, rng):
+    """int64, as the text says; then small random batches, where many sequences get no token."""
     judge_types(subject)
     for what, (starts, counts, room) in PLACES.items():
-        unseen("places", *(torch.tensor(a, dtype=torch.int64) for a in (starts, counts)), room,
-               precision="exact", shown=f"{what}: starts {starts}, counts {counts}, room {room}")
+        judge_places(subject, agree, starts, counts, room,
+                     f"{what}: starts {starts}, counts {counts}")
     for _ in range(100):
-        starts, counts = torch.from_numpy(rng.integers(0, 4, (2, rng.integers(1, 5))))
-        unseen("places", starts, counts, 6 + int(rng.integers(3)), precision="exact",
-               shown=f"starts {starts.tolist()}, counts {counts.tolist()}")
+        starts, counts = rng.integers(0, 4, (2, rng.integers(1, 5))).tolist()
+        judge_places(subject, agree, starts, counts, 6 + int(rng.integers(3)),
+                     f"starts {starts}, counts {counts}")
 
 
 def judge_types(subject):
@@ -127,30 +155,98 @@ class Given:
         self.ops = subject.make("types:SimpleNamespace", flash_attention=self.flash)
 
     def run(self, subject, apart=""):
-        """apart: which of q, keys and values lie otherwise, heads before tokens."""
+        """apart: which of q, keys and values have another layout, heads before tokens."""
         arrays = (torch.from_numpy(getattr(self, name)) for name in "qkv")
         arrays = [a.transpose(-3, -2).contiguous().transpose(-3, -2) if name in apart else a
                   for name, a in zip("qkv", arrays, strict=True)]
         batch = [subject.make("layer2_graph.g02_kv_cache:Run", *run) for run in self.batch]
         return subject.attend_contiguous(*arrays, batch, self.ops, self.scale)
 
-    def out(self, owner=lambda b: b, seen=lambda t, T, N: N - T + t + 1, past=True, scale=None):
-        """By the book: the t-th of T new tokens sees so many keys of its sequence."""
+    def out(self, owner=lambda b: b, seen=lambda t, T, N: N - T + t + 1, past=True, scale=None,
+            q_rows=None, exchanged=False):
+        """By the book: the t-th of T new tokens sees the keys of its sequence up to its own.
+
+        q_rows: of q, for each row of the result    exchanged: keys in the place of values
+        """
         out, rows = np.empty_like(self.q), iter(range(len(self.q)))
+        k, v = (self.v, self.k) if exchanged else (self.k, self.v)
         for b, T, N in self.each:
             for t in range(T):
-                row, keys = next(rows), slice(0 if past else N - T, seen(t, T, N))
+                row, keys = next(rows), slice(0 if past else N - T, max(seen(t, T, N), 1))
+                q_row = row if q_rows is None else q_rows[row]
                 for h in range(self.H):
                     g = h // (self.H // self.G)
-                    scores = self.k[owner(b), keys, g] @ self.q[row, h] * (scale or self.scale)
+                    scores = k[owner(b), keys, g] @ self.q[q_row, h] * (scale or self.scale)
                     weights = np.exp(scores - scores.max())
-                    out[row, h] = weights / weights.sum() @ self.v[owner(b), keys, g]
+                    out[row, h] = weights / weights.sum() @ v[owner(b), keys, g]
         return out
+
+    def rows(self, begin=None, order=lambda i, B, T: i):
+        """The row of q that each row of the result is made of, where run r takes its rows from
+        begin(runs before r, r) on, and number i of them at order(i, B, T). None: there is none."""
+        rows = []
+        for n, (first, end, T, _) in enumerate(self.batch):
+            start = len(rows) if begin is None else begin(self.batch[:n], (first, end, T))
+            rows += [start + order(i, end - first, T) for i in range((end - first) * T)]
+        return rows if max(rows, default=0) < len(self.q) else None
+
+    def of_other_rows(self):
+        """{mistake: its result} of answers that take other rows of q than they should."""
+        rows = {
+            "a run's rows of q are taken to begin at first · T, as if all before had as many "
+            "tokens": self.rows(lambda before, run: run[0] * run[2]),
+            "each run takes rows of q from the first on": self.rows(lambda before, run: 0),
+            "the next run's rows begin T further on, whatever the number of sequences":
+                self.rows(lambda before, run: sum(T for _, _, T, _ in before)),
+            "a run's rows of q are taken to begin at `first`, as if each sequence had one":
+                self.rows(lambda before, run: run[0]),
+            "rows of q are taken token by token, (T, B); they lie sequence by sequence, (B, T)":
+                self.rows(order=lambda i, B, T: i % T * B + i // T)}
+        return {mistake: self.out(q_rows=some) for mistake, some in rows.items() if some}
+
+    def wrong_outs(self):
+        """{mistake: the result that comes of it}, of those that are to be seen here."""
+        heads = {b: first for first, end, _, _ in self.batch for b in range(first, end)}
+        room = self.room
+        want = self.out()
+        turned = want.copy()
+        row = 0
+        for first, end, T, _ in self.batch:
+            B = end - first
+            part = want[row:row + B * T]
+            turned[row:row + B * T] = part.reshape(B, T, *part.shape[1:]).swapaxes(0, 1).reshape(
+                part.shape)
+            row += B * T
+        mistakes = {
+            "slots are read that no token has filled yet":
+                self.out(seen=lambda t, T, N: room - T + t + 1),
+            "one slot more is read than tokens have filled":
+                self.out(seen=lambda t, T, N: min(room, N + 1) - T + t + 1),
+            "the last token's key and value are not read: N counts it":
+                self.out(seen=lambda t, T, N: N - T + t),
+            "the scale handed in is not used, but one over the root of D":
+                self.out(scale=self.D ** -0.5),
+            "the scores are not scaled": self.out(scale=1.0),
+            "a new token sees those after it, unless nothing was there before":
+                self.out(seen=lambda t, T, N: t + 1 if T == N else N),
+            "a new token sees those after it": self.out(seen=lambda t, T, N: N),
+            "the first T slots are read; N of them are filled":
+                self.out(seen=lambda t, T, N: t + 1),
+            "keys and values are exchanged": self.out(exchanged=True),
+            "each run reads the first sequences of the cache, not its own":
+                self.out(owner=lambda b: b - heads[b]),
+            "all sequences of a run read the cache of its first":
+                self.out(owner=lambda b: heads[b]),
+            "results are laid token by token, (T, B); rows of q are sequence by sequence": turned,
+            "the past is not seen, only the new tokens": self.out(past=False)}
+        return {words: out for words, out in (mistakes | self.of_other_rows()).items()
+                if not np.array_equal(out, want)}
 
 
 BATCHES = {
     "decoding together": [(0, 3, 1, 7)],
     "prompts of one length": [(0, 2, 4, 4)],
+    "three chunks, then a shorter one": [(0, 3, 4, 9), (3, 4, 2, 8)],
     "a decode, two chunks, a prompt": [(0, 1, 1, 9), (1, 3, 3, 8), (3, 4, 5, 5)],
     "full room": [(0, 1, 2, 12), (1, 2, 1, 12)],
 }
@@ -159,28 +255,8 @@ BATCHES = {
 @pytest.mark.parametrize("name", BATCHES)
 def test_attend_contiguous(subject, agree, rng, name):
     given = Given(subject, rng, BATCHES[name])
-    got, heads = given.run(subject), {b: first for first, end, _, _ in given.batch
-                                      for b in range(first, end)}
-    room = given.room
-    mistakes = {
-        "slots are read that no token has filled yet":
-            given.out(seen=lambda t, T, N: room - T + t + 1),
-        "one slot more is read than tokens have filled":
-            given.out(seen=lambda t, T, N: min(room, N + 1) - T + t + 1),
-        "the scale handed in is not used, but one over the root of D":
-            given.out(scale=given.D ** -0.5),
-        "a new token sees those after it": given.out(seen=lambda t, T, N: N),
-        "a new token sees those after it, unless nothing was there before":
-            given.out(seen=lambda t, T, N: t + 1 if T == N else N),
-        "each run reads the first sequences of the cache, not its own":
-            given.out(owner=lambda b: b - heads[b]),
-        "all sequences of a run read the cache of its first":
-            given.out(owner=lambda b: heads[b]),
-        "the past is not seen, only the new tokens": given.out(past=False)}
-    want = given.out()
-    agree(got, want, "float64", f"attend_contiguous, {name}",
-          at=lambda i: f"row {i[0]} of q, head {i[1]}, number {i[2]}", mistakes={
-              words: out for words, out in mistakes.items() if not np.array_equal(out, want)})
+    agree(given.run(subject), given.out(), "float64", f"attend_contiguous, {name}",
+          at=lambda i: f"row {i[0]} of q, head {i[1]}, number {i[2]}", mistakes=given.wrong_outs())
     calls = len(given.flash.calls)
     assert calls, "attend_contiguous: it does not call ops.flash_attention"
     assert calls <= len(given.batch), (
@@ -237,6 +313,9 @@ def judge_attention(agree, given, subject, what, apart=""):
 def test_cache_outweighs(subject, truth, name, N):
     m, itemsize = LLAMAS[name], 2
     parts = truth(lambda: count_parameters(m))
+    flops = truth(lambda: sum(count_flops(m, 1, 1, N).values()))
+    beside = truth(lambda: sum(new + cache for _, new, cache in
+                               count_bytes(m, 1, 1, N, itemsize).values()))
     read = sum(parts.values()) - parts["embedding"] - parts["norms"]
     read += m.V * m.C if m.tied else 0
     each = N * 2 * m.L * m.G * m.D * itemsize
@@ -256,6 +335,13 @@ def test_cache_outweighs(subject, truth, name, N):
         (smallest(read * itemsize, each // 2), "Were only the keys counted? Values are read too."),
         (smallest((read + m.V * m.C) * itemsize),
          "Of the embedding a step reads one row a token. It does not count."),
+        (smallest(flops), "Were FLOPs taken for bytes? decode_costs gives FLOPs first."),
+        (smallest(beside), "Was the cache taken for the weights? decode_costs gives the weights "
+                           "second."),
+        (smallest(read * itemsize, beside), "Are activations among the bytes of the cache? "
+                                            "decode_costs gives both together, third."),
+        (-(-each // (read * itemsize)), "Is it upside down? Weights over cache, not cache over "
+                                        "weights."),
         (smallest(read), "Was a weight counted as one byte? It has `itemsize` of them."),
         (smallest(read * itemsize, each // N), "Each sequence reads N tokens of cache, not one.")]
     assert got == want, (
@@ -264,12 +350,13 @@ def test_cache_outweighs(subject, truth, name, N):
 
 
 def any_of(got, mistakes):
-    """The words of those [(answer, words)] that give what came: each of them may be the reason."""
+    """The words of the [(answer, words)] with this result: each of them may be the reason."""
     words = [said for answer, said in mistakes if answer == got]
     return words[0] if len(words) == 1 else "Either: " + "\nor: ".join(words) if words else ""
 
 
-BATCHED = {
+BATCHED = {      # in the first, each mistake leads to a batch of its own
+    "three tokens in each context": ((2, 7, 2, 1, 3, 5, 11, False), 3),
     "the cache of one sequence is as large as the weights": ((1, 4, 2, 1, 2, 3, 10, False), 31),
     "three caches are as large as the weights": ((1, 4, 2, 1, 2, 5, 9, False), 12),
     "one number more of weights than a cache has": ((1, 1, 2, 1, 1, 1, 2, False), 5),
@@ -280,12 +367,12 @@ BATCHED = {
 
 
 def weights_read(L, C, H, G, D, F, V, tied):
-    """The numbers of the matrices that a step reads, the head among them."""
+    """The numbers of the matrices that a step reads, the head included."""
     return L * (2 * C * H * D + 2 * C * G * D + 3 * C * F) + V * C
 
 
 def test_cache_outweighs__hard(subject, rng):
-    """Every size of a number; then small drawn shapes, in which equality is frequent."""
+    """Every size of a number; then small random shapes, in which equality is frequent."""
     drawn = []
     for _ in range(150):
         L, C, G, D, F, V, N = rng.integers(1, 5, 7).tolist()
@@ -297,14 +384,17 @@ def test_cache_outweighs__hard(subject, rng):
         weights, each = weights_read(*sizes), N * L * 2 * G * D
         for itemsize in (2, 1, 4, 8) if what in BATCHED else (2,):
             got, want = subject.cache_outweighs(shape, N, itemsize), -(-weights // each)
+            even = weights % each == 0      # the case before has told the other mistakes apart
             mistakes = [
-                (weights // each + 1, "With as many bytes it is enough: `or more` says so."),
+                (weights // each + 1, "As many bytes are enough: \"at least as many\"."),
                 (-(-2 * weights // (itemsize * each)),
                  f"A weight has {itemsize} bytes here, as a number of the cache, not always 2."),
                 (-(-weights * itemsize // (2 * each)),
                  f"A number of the cache has {itemsize} bytes here, as a weight, not always 2."),
                 *[(-(-weights // (each // N * n)), f"A sequence reads {N} tokens, not {n}.")
-                  for n in (N - 1, N + 1) if n]]
+                  for n in (N - 1, N + 1) if n and not even],
+                (weights // each, "With so few sequences the weights are still more: it was "
+                                  "rounded down.")]
             assert got == want, (
                 f"cache_outweighs, {what}, contexts of {N}, numbers of {itemsize} bytes: got "
                 f"{got}, expected {want}. Weights {weights * itemsize:,} bytes, each cache "
@@ -323,11 +413,12 @@ def test_cache_outweighs__unseen(unseen, rng):
 
 
 @pytest.mark.parametrize("lens, size", [
-    ([5, 12, 1], 4), ([16, 32, 3], 16), ([100, 7, 31], 128), ([9, 2], 1), ([7], 7)])
+    ([5, 13, 2, 8, 3], 4), ([16, 32, 3], 16), ([100, 7, 31], 128), ([9, 2], 1), ([7], 7)])
 def test_wasted_share(subject, agree, lens, size):
     held = size * len({(b, n // size) for b, N in enumerate(lens) for n in range(N)})
     used, each = sum(lens), [-(-n // size) * size for n in lens]
     more = size * sum(n // size + 1 for n in lens)
+    full = size * sum(n // size for n in lens)
     agree(subject.wasted_share(lens, size), 1 - used / held, "float64",
           f"wasted_share of lengths {lens} in pieces of {size}", at=lambda i: "the share",
           mistakes={
@@ -336,7 +427,21 @@ def test_wasted_share(subject, agree, lens, size):
               "every sequence holds as much as the longest": 1 - used / (len(lens) * max(each)),
               "the sequences' shares are averaged, whatever their sizes":
                   np.mean([1 - n / h for n, h in zip(lens, each, strict=True)]),
-              "slots are counted, not their share": held - used})
+              "slots are counted, not their share": held - used,
+              "empty slots are divided by tokens, not by slots": (held - used) / used,
+              "pieces are counted for all tokens together, as if sequences shared them":
+                  1 - used / (-(-used // size) * size),
+              "every sequence holds one piece, however long it is": 1 - used / (len(lens) * size),
+              "every sequence has room for as many tokens as the longest, in no pieces":
+                  1 - used / (len(lens) * max(lens)),
+              "each piece is counted as one slot": 1 - used * size / held,
+              "sequences are taken off, not their tokens": 1 - len(lens) / held,
+              "empty slots are divided by one piece for each sequence, not by all slots":
+                  (held - used) / (len(lens) * size),
+              "it is in per cent": 100 * (1 - used / held),
+              "pieces are not whole, n / size of them, or // rounds the share itself down": 0.0,
+              **({"a sequence's last piece, which is not full, is not counted": 1 - used / full}
+                 if full else {})})
 
 
 WASTES = {
@@ -347,7 +452,7 @@ WASTES = {
 
 
 def test_wasted_share__hard(unseen, rng):
-    """Small drawn lengths at last, in which full pieces and single slots are frequent."""
+    """Ends with small random lengths, in which full pieces and single slots are frequent."""
     for what, (lens, size) in WASTES.items():
         unseen("wasted_share", lens, size, precision="float32", shown=f"{what}: {lens}, {size}")
     for _ in range(150):
@@ -398,7 +503,7 @@ def test_triton_kernels_take_slices_of_the_cache(triton_on_the_cpu):
 
 
 def test_logits_of_chunks_are_those_of_pages():
-    """Steps of all kinds: prompts, a chunk beside a decode, a sequence that sits one out."""
+    """Steps of all kinds: prompts, a chunk beside a decode, a sequence that skips one."""
     model = random_llama()
     one, other = ContiguousCache(model.config, 2, 16), PagedCache(model.config, 2, 16)
     for new in ([[1, 2, 3], [4]], [[5], [6, 7, 8, 9]], [[], [1]], [[1], [2]], [[3], []]):
@@ -424,7 +529,7 @@ def test_what_does_not_fit_is_one_sentence():
         cache.step([[1] * 5, [1]])
     with pytest.raises(ValueError, match="new tokens for 1 sequences, expected 2"):
         cache.step([[1]])
-    cache.step([[1] * 4, [1]])              # what was refused has left nothing behind
+    cache.step([[1] * 4, [1]])              # the refused step has left no trace
     assert cache.lens == [4, 1]
 
 

@@ -57,7 +57,7 @@ def launched(kind, T=2, **entries):
 
 
 def test_predict_merged_launches(subject, truth):
-    """The truth is counted: a model of two layers against one of one."""
+    """The truth is counted: the launches of two layers less those of one."""
     names, less = truth(lambda: [launched(MergedLlama, L=L) for L in (2, 1)])
     want, got = len(names) - len(less), subject.predict_merged_launches()
     assert got == want, (
@@ -73,7 +73,8 @@ def test_predict_merged_launches(subject, truth):
 # ---- merge_rows
 
 
-@pytest.mark.parametrize("biases", [(True, True, True), (False, True, False), (False,) * 3])
+@pytest.mark.parametrize("biases", [(True, True, True), (True, False, True), (False, True, False),
+                                    (False,) * 3])
 @pytest.mark.parametrize("rows, C", [((5, 3, 2), 7), ((4, 4, 4), 4), ((1, 127, 2), 9)])
 def test_merge_rows(subject, agree, rng, rows, C, biases):
     judge_rows(subject, agree, [(rng.standard_normal((n, C)), rng.standard_normal(n) if has else
@@ -81,7 +82,7 @@ def test_merge_rows(subject, agree, rng, rows, C, biases):
 
 
 def judge_rows(subject, agree, parts, words="", tensor=torch.from_numpy):
-    """parts: [(weight, bias or None)] as numpy arrays; tensor: how a weight is handed over"""
+    """parts: [(weight, bias or None)] as numpy arrays; tensor: makes the tensor of a weight"""
     rows, biases = [len(w) for w, _ in parts], [b is not None for _, b in parts]
     what = f"merge_rows of {', '.join(map(str, rows))} rows, biases: " + \
         ", ".join("yes" if has else "no" for has in biases) + words
@@ -97,16 +98,23 @@ def judge_rows(subject, agree, parts, words="", tensor=torch.from_numpy):
 
     agree(got[0], np.concatenate([w for w, _ in parts]), "exact", f"{what}: the weight", at=at,
           mistakes={"the matrices are stacked in the reverse order":
-                    np.concatenate([w for w, _ in parts[::-1]])})
+                    np.concatenate([w for w, _ in parts[::-1]]),
+                    "row 0 of each matrix comes first, then row 1 of each":
+                    np.concatenate([w for w, _ in parts])[sorted(
+                        range(sum(rows)), key=lambda i: i - int(np.cumsum([0, *rows])[
+                            np.searchsorted(np.cumsum(rows), i, side="right")]))]})
     if not any(biases):
         assert got[1] is None, f"{what}: no matrix has a bias, so the merged one has None"
         return
     assert got[1] is not None or any(b is not None and b.any() for _, b in parts), \
         f"{what}: every bias is 0 and yet a bias; got None, expected zeros"
     assert got[1] is not None, \
-        f"{what}: the bias is None, and those of the matrices that have one are lost"
+        f"{what}: the bias is None, and those of the matrices that have one are lost: " + (
+            "a matrix without a bias gets zeros" if biases[0] else
+            "a single matrix, the first or the last, does not tell whether there is one")
     assert torch.is_tensor(got[1]) and got[1].shape == (sum(rows),), \
-        f"{what}: the bias is {brief(got[1])}, expected a number for each of the {sum(rows)} rows"
+        (f"{what}: the bias is {brief(got[1])}, expected a number for each of the {sum(rows)} rows"
+         f"{wrong_length(got[1], parts)}")
     each = [np.zeros(n) if b is None else b for n, (_, b) in zip(rows, parts, strict=True)]
     agree(got[1], np.concatenate(each), "exact", f"{what}: the bias", at=at, mistakes={
         "the last bias comes first, and the matrices stay in their order":
@@ -115,13 +123,26 @@ def judge_rows(subject, agree, parts, words="", tensor=torch.from_numpy):
             sorted(each, key=lambda b: not b.any()))})
 
 
+def wrong_length(bias, parts):
+    """Why a merged bias may be as long as it is; "" if nothing comes to mind."""
+    shape = tuple(getattr(bias, "shape", ()))
+    lengths = {
+        (sum(len(w) for w, b in parts if b is not None),):
+            ". A matrix without a bias gets zeros, and here it gets nothing",
+        (sum(w.shape[1] if b is None else len(w) for w, b in parts),):
+            ". The zeros are as many as their matrix has columns, not rows",
+        (sum(1 if b is None else len(w) for w, b in parts),):
+            ". A matrix without a bias gets a single 0, not one for each row"}
+    return lengths.get(shape, "")
+
+
 def has_bias(rng, shape):
     """Rows of numbers, and for about half of them a bias."""
     return rng.standard_normal(shape), rng.standard_normal(shape[0]) if rng.random() < 0.5 else None
 
 
 def test_merge_rows__hard(subject, agree, rng):
-    """Other counts and sizes, as drawn, then hard numbers and layouts, in one process."""
+    """Other counts and sizes, drawn at random, then hard numbers and layouts, in one process."""
     for _ in range(60):
         C = int(rng.integers(1, 5))
         judge_rows(subject, agree, [has_bias(rng, (int(rng.integers(1, 4)), C))
@@ -151,6 +172,21 @@ def test_merge_rows__keeps_the_dtype(subject):
             assert found == dtype, (
                 f"merge_rows: matrices of {dtype}, and the {name} is {found}. Zeros of "
                 f"another dtype widen all the rest: they must have the matrix's dtype")
+
+
+def test_merge_rows__zeros_of_the_weights_dtype(subject):
+    """Biases narrower than the weights, and a matrix that has none."""
+    wide, double = torch.float32, torch.float64
+    for narrow, own in ((torch.float16, wide), (torch.bfloat16, wide), (wide, double)):
+        none = torch.ones(2, 3, dtype=own), None
+        some = torch.ones(1, 3, dtype=own), torch.ones(1, dtype=narrow)
+        for parts in ([none, some], [some, none], [some, none, some]):
+            dtype = getattr(subject.merge_rows(parts)[1], "dtype", None)
+            biases = ", ".join("none" if b is None else str(b.dtype) for _, b in parts)
+            assert dtype == own, (
+                f"merge_rows of matrices of {own} with the biases {biases}: the merged bias is "
+                f"{dtype}, expected {own}. Zeros have the dtype of their own weight, not that of "
+                f"the biases beside them")
 
 
 def test_merging_refuses_other_widths():
@@ -185,9 +221,12 @@ def test_fold_batch_norm(subject, agree, rng, name):
     def each(a):                    # (O,) -> (O, 1, 1)
         return a.numpy()[:, None, None]
 
-    def normed(z, mean=mean, eps=eps, root=True):
+    def normed(z, mean=mean, eps=eps, root=True, gamma=gamma, beta=beta):
         spread = each(variance) + eps
         return (z - each(mean)) / (np.sqrt(spread) if root else spread) * each(gamma) + each(beta)
+
+    def scaled(z, factor, shift):
+        return z * each(factor) + each(shift)
 
     got = subject.fold_batch_norm(weight, bias, mean, variance, gamma, beta, eps)
     assert isinstance(got, (tuple, list)) and len(got) == 2 and all(map(torch.is_tensor, got)), \
@@ -206,6 +245,28 @@ def test_fold_batch_norm(subject, agree, rng, name):
             normed(conv(), mean=torch.zeros(O)) - each(mean),
     }
     scale = gamma / (variance + eps).sqrt()
+    b = torch.zeros(O) if bias is None else bias
+    z = conv(b=None)
+    shift = (b - mean) * scale + beta
+    one = torch.ones(O)
+    mistakes |= {
+        "beta is not added": normed(conv(), beta=0 * beta),
+        "beta is scaled, too; the scale is for what comes before it": scaled(
+            z, scale, shift + beta * (scale - 1)),
+        "gamma is left out": normed(conv(), gamma=one),
+        "beta stands in the place of gamma": normed(conv(), gamma=beta),
+        "gamma and beta are exchanged": normed(conv(), gamma=beta, beta=gamma),
+        "the mean is added, not subtracted": normed(conv(), mean=-mean),
+        "beta is subtracted, not added": normed(conv(), beta=-beta),
+        "eps is added to the root, and not under it": scaled(
+            z, gamma / (variance.sqrt() + eps), (b - mean) * gamma / (variance.sqrt() + eps)
+            + beta),
+        "it is multiplied by the root, not divided": scaled(
+            z, gamma * (variance + eps).sqrt(), (b - mean) * gamma * (variance + eps).sqrt()
+            + beta),
+        "the weight is not scaled, the bias alone": scaled(z, one, shift),
+        "the weight alone is scaled, and the bias stays as it was": scaled(z, scale, b),
+        "bias and mean are not scaled, the weight alone": scaled(z, scale, b - mean + beta)}
     if has_bias:
         unscaled = each(bias * (1 - scale))
         mistakes["the convolution's own bias is not scaled"] = normed(conv()) + unscaled
@@ -227,7 +288,7 @@ def parts_of_a_norm(rng, shape):
 
 
 def judge_fold(subject, agree, parts, what, eps=0.1, dtype=torch.float64, tensor=torch.from_numpy):
-    """Weight and bias by the book. `tensor`: how the weight is handed over"""
+    """Weight and bias by the book. `tensor`: makes the tensor of the weight"""
     w, b, mean, variance, gamma, beta = parts
     got = subject.fold_batch_norm(tensor(w).to(dtype), *(
         None if a is None else torch.from_numpy(a).to(dtype) for a in parts[1:]), eps)
@@ -260,7 +321,7 @@ def test_fold_batch_norm__hard(subject, agree, rng):
     for where, name in enumerate(names):
         for kind, values in VALUES.items():
             if (name, kind) == ("gamma", "infinite"):
-                continue                    # then (b - mean) · scale is open, summed otherwise
+                continue                    # another order of sums would change (b - mean) · scale
             hard = values(rng, parts[where].shape).astype(np.float64)
             hard = np.abs(hard) if name == "the variance" else hard
             judge_fold(subject, agree, [*parts[:where], hard, *parts[where + 1:]],
@@ -275,7 +336,7 @@ def test_fold_batch_norm__hard(subject, agree, rng):
 
 
 def test_fold_batch_norm__rounds_once(subject, rng):
-    """In the weight's dtype, and nearer to the exact than a second rounding would be."""
+    """In the weight's dtype, and nearer to the exact result than two roundings would be."""
     for dtype, bits in ((torch.bfloat16, 8), (torch.float16, 11), (torch.float32, 23)):
         weight, *others = (torch.from_numpy(a) for a in parts_of_a_norm(rng, (40, 3, 3, 3)))
         rest = [a.to(torch.float32) for a in others]
@@ -326,7 +387,7 @@ def test_folding_a_batch_norm_into_other_layers(kind, shape):
 
 
 def test_batch_norm_before_a_padded_convolution_has_no_one_equation():
-    """Inside it could be folded; at the border zeros stand where shifted numbers would have to."""
+    """Inside it could be folded; at the border there are zeros in place of shifted numbers."""
     torch.manual_seed(0)
     x, weight, shift = torch.randn(1, 2, 6, 6), torch.randn(3, 2, 3, 3), torch.randn(2)
     want = conv2d(x + shift[:, None, None], weight, padding=1)
@@ -365,7 +426,7 @@ def lines(rng):
 
 
 def test_choose_marks(subject, rng):
-    """A matrix and a shift do it where f(x + y) + f(0) = f(x) + f(y), alike at every place."""
+    """A matrix and a shift do it if f(x + y) + f(0) = f(x) + f(y), the same at every place."""
     got, pairs = subject.choose_marks(), lines(rng)
     assert isinstance(got, str) and len(got) == len(pairs) and set(got) <= set("&+"), \
         f"choose_marks: got {got!r}, expected a text of {len(pairs)} marks, each & or +"
@@ -407,18 +468,28 @@ class Given:
     def run(self, function):
         return function(*(torch.from_numpy(getattr(self, name)) for name in self.NAMES), self.scale)
 
-    def out(self, rotary=True, outside=False, masked=True, scale=None, w_v=None, before=True):
-        """By the book: for each head and query the keys and values that it may see."""
+    def out(self, rotary=True, outside=False, masked=True, scale=None, w_v=None, before=True,
+            w_k=None, own=1.0, later=0, zeros=False, twice=False):
+        """By the book: for each head and query the keys and values that it may see.
+
+        own: a factor of the scores without position    later: tokens after its own that one sees
+        zeros: hidden scores are 0    twice: softmax of the weights
+        """
         T, N, H, D, _, _ = self.sizes
         out, w_v = np.empty((H, T, D)), self.w_v if w_v is None else w_v
-        scale = self.scale if scale is None else scale
+        scale, w_k = self.scale if scale is None else scale, self.w_k if w_k is None else w_k
         for h in range(H):
             for t in range(T):
-                keys = slice(0, (N - T) * before + t + 1 if masked else N)
+                keys = slice(0, max((N - T) * before + t + 1 + later, 1) if masked else N)
                 turned = self.k_turned[keys] @ self.turned[h, t] * rotary
-                scores = (self.c[keys] @ self.w_k[h].T) @ self.q[h, t]
+                scores = (self.c[keys] @ w_k[h].T) @ self.q[h, t] * own
                 scores = scores * scale + turned if outside else (scores + turned) * scale
+                if zeros or twice:
+                    scores = np.append(scores, [0.0 if zeros else -np.inf] * (N - len(scores)))
+                    keys = slice(0, N)
                 weights = np.exp(scores - scores.max())
+                if twice:
+                    weights = np.exp(weights / weights.sum())
                 out[h, t] = weights / weights.sum() @ (self.c[keys] @ w_v[h].T)
         return out
 
@@ -437,6 +508,20 @@ def test_attend_absorbed(subject, agree, rng, T, N):
               "the new tokens are taken for the first of the context, not for its last":
                   given.out(before=False),
               "w_k makes the values, too": given.out(w_v=given.w_k),
+              "scores that the mask hides are 0, not -inf, and still have a weight":
+                  given.out(zeros=True),
+              "softmax is taken twice: causal gives weights, no scores": given.out(twice=True),
+              "w_v makes the keys, too": given.out(w_k=given.w_v),
+              "w_k and w_v are exchanged": given.out(w_k=given.w_v, w_v=given.w_k),
+              "all heads take the w_k of head 0": given.out(w_k=given.w_k[[0, 0, 0]]),
+              "all heads take the w_v of head 0": given.out(w_v=given.w_v[[0, 0, 0]]),
+              "the scores are scaled twice": given.out(scale=given.scale ** 2),
+              "the scores are divided by the scale": given.out(scale=1 / given.scale),
+              "the queries are scaled, and so are the scores, but not their rotary part":
+                  given.out(own=given.scale),
+              "the part without position is left out of the scores": given.out(own=0.0),
+              "a new token does not see itself": given.out(later=-1),
+              "a new token sees the one after it": given.out(later=1),
           } if N > 1 else {})
 
 
@@ -471,7 +556,7 @@ def test_attend_absorbed__hard(subject, agree, rng):
             setattr(given, name, view)
             judge(given, f"{name} with {layout}")
         setattr(given, name, before)
-    for name in ("q", "turned"):                # of one head and token: nothing else knows of it
+    for name in ("q", "turned"):                # of one head and token: no other result may change
         before = getattr(given, name)
         setattr(given, name, before.copy())
         getattr(given, name)[1, 1, 0] = np.nan
@@ -519,7 +604,7 @@ def test_expanded_attention_is_that_of_the_book(agree, rng):
 
 
 def test_matrices_multiplied_out_give_the_same(rng):
-    """What "absorbed into W_q" says: one matrix from x to the query that meets the latents."""
+    """What "absorbed into W_q" means: one matrix from x to the query for the latents."""
     given, C = Given(rng, 2, 9), 10
     x, w_q = (torch.from_numpy(rng.standard_normal(shape)) for shape in ((2, C), (3, 5, C)))
     w_k = torch.from_numpy(given.w_k)
@@ -536,7 +621,7 @@ def test_fold_norm(agree, rng, T, C, N):
     folded = fold_norm(torch.from_numpy(norm), torch.from_numpy(weight)).numpy()
     want = (x / rms * norm) @ weight.T
     agree(x / rms @ folded.T, want, "float64")
-    agree(x @ folded.T / rms, want, "float64")          # what is left of the norm may come last
+    agree(x @ folded.T / rms, want, "float64")          # the rest of the norm may come last
 
 
 @pytest.mark.parametrize("entries", [{}, {"tied": True}, {"bias_qkv": True, "bias_mlp": True},

@@ -1,4 +1,4 @@
-"""Graders of g05. A layer is compared with NumPy in float64, around kernels that are watched; whole
+"""Graders of g05. A layer is compared with NumPy in float64, around watched kernels; whole
 models with g01's, by tokens; launches and bytes with formulas."""
 
 import datetime
@@ -43,7 +43,7 @@ PROMPTS = [[5, 17, 3], [1, 2, 3], [9, 8, 7, 6, 5, 4, 3], [30]]
 
 
 def random_llama(**entries):
-    """g01's, with random weights, of sizes none of which is another's."""
+    """g01's, with random weights; all its sizes are different."""
     torch.manual_seed(0)
     m = Config(**{"L": 2, "C": 40, "H": 4, "G": 2, "D": 16, "F": 56, "V": 31, "eps": 1e-5,
                   "theta": 1e4, "room": 64} | entries)
@@ -103,8 +103,8 @@ def channel(i):
 
 
 class Given:
-    """Three layers of ragged widths with random weights, of which one is called; around it kernels
-    that are watched, and an attention whose answer is given."""
+    """Three layers of ragged widths with random weights, one of which is called; around it watched
+    kernels, and an attention with a given result."""
 
     NAMES = ("matmul", "matmul_swiglu", "rmsnorm", "add_rmsnorm", "rope", "rope_and_cache",
              "swiglu")
@@ -178,31 +178,34 @@ class Given:
     def linear(self, x, name, without=""):
         return x @ self.w[name].T + self.bias[name] * (name not in without.split())
 
-    def normed(self, x, name):
-        return x / np.sqrt((x * x).mean(-1, keepdims=True) + self.eps) * self.w[name]
+    def normed(self, x, name, eps=None):
+        eps = self.eps if eps is None else eps
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * self.w[name]
 
-    def turned(self, x, positions):
+    def turned(self, x, positions, swapped=False):
         a, b = np.split(x, 2, -1)
-        c, s = self.cos[positions, None], self.sin[positions, None]
+        c, s = (table[positions, None] for table in (self.cos, self.sin)[::-1 if swapped else 1])
         return np.concatenate([a * c - b * s, b * c + a * s], -1)
 
-    def heads(self, x):
+    def heads(self, x, y=None):
         """(q, k, v), not turned. x: the sum that came in"""
-        y = self.normed(x, "attention_norm")
+        y = self.normed(x, "attention_norm") if y is None else y
         for name in "qkv":
             a = self.linear(y, name).reshape(self.T, -1, self.D)
             yield self.normed(a, f"{name}_norm") if f"{name}_norm" in self.w else a
 
-    def out(self, x, norm="mlp_norm", added=True, without=""):
+    def out(self, x, norm="mlp_norm", added=True, without="", eps=None, swapped=False, mixed=None):
         """(x, residual) by the book. x: the sum that came in"""
-        projected = self.linear(self.answer.reshape(self.T, -1), "o", without)
+        mixed = self.answer if mixed is None else mixed
+        projected = self.linear(mixed.reshape(self.T, -1), "o", without)
         residual = projected + x if added else projected
-        y = self.normed(residual, norm)
+        y = self.normed(residual, norm, eps) if norm else residual
         gate, up = self.linear(y, "gate", without), self.linear(y, "up", without)
+        gate, up = (up, gate) if swapped else (gate, up)
         return self.linear(gate / (1 + np.exp(-gate)) * up, "down", without), residual
 
     def of_layer(self, i, x):
-        """What comes out with the weights of another layer."""
+        """The result with the weights of another layer."""
         own, (self.w, self.bias) = (self.w, self.bias), self.layers[i]
         out = self.out(x)
         self.w, self.bias = own
@@ -216,7 +219,7 @@ def pair(got):
 
 
 def judge_sums(agree, given, got, sum_in, what="fused_block"):
-    """The two that a layer returns, beside those by the book."""
+    """The two results of a layer, compared with those by the book."""
     (x, residual), (want_x, want), bias = pair(got), given.out(sum_in), given.biases
     agree(residual, want, "float64", f"{what}: the residual that it returns", at=channel, mistakes={
         "the two are swapped: x comes first, the residual second": want_x,
@@ -224,41 +227,68 @@ def judge_sums(agree, given, got, sum_in, what="fused_block"):
         "what attention made replaces the residual": given.out(sum_in, added=False)[1],
         "the add before the first norm was left out": given.out(given.x)[1],
         "layer 1's weights are used, whatever i is": given.of_layer(1, sum_in)[1],
+        "the normed sum is returned; the next layer adds to the sum itself":
+            given.normed(want, "mlp_norm"),
+        "what the second norm made is added to the residual": want + given.normed(want, "mlp_norm"),
+        "the x that came in is added a second time, not what o made": sum_in + given.x,
+        "x is added to itself: in the first layer there is no residual": given.out(2 * given.x)[1],
+        "attention's result is transposed: each head's numbers belong side by side":
+            given.out(sum_in, mixed=given.answer.swapaxes(1, 2))[1],
         "the MLP's result is in the residual already: the next norm adds it again": want + want_x}
         | ({"o is multiplied without its bias": given.out(sum_in, without="o")[1]} if bias else {}))
     agree(x, want_x, "float64", f"{what}: the x that it returns", at=channel, mistakes={
         "the MLP's result is added already, by a launch that the next norm saves": want + want_x,
         "the second norm has the weights of the first":
-            given.out(sum_in, norm="attention_norm")[0]} | ({
+            given.out(sum_in, norm="attention_norm")[0],
+        "the second norm's eps is 1e-5 or less, whatever config.eps is":
+            given.out(sum_in, eps=1e-6)[0],
+        "gate and up are made of the sum: the second norm's result is not used":
+            given.out(sum_in, norm=None)[0],
+        "up goes through SiLU and gate does not: the two are swapped":
+            given.out(sum_in, swapped=True)[0]} | ({
         "gate and up are multiplied without their biases": given.out(sum_in, without="gate up")[0],
         "down is multiplied without its bias": given.out(sum_in, without="down")[0]}
         if bias else {}))
 
 
 def judge_cache(agree, given, sum_in, what=""):
-    """What a layer wrote into the pages, and what it asked of attention."""
+    """What a layer wrote into the pages, and the arguments of its attention."""
     page, place = np.divmod(given.slots, 8)
     q, k, v = given.heads(sum_in)
     turned, none = given.turned(k, given.positions), np.zeros_like(k)
+    other_way = "cos and sin have changed places"
     for i in range(3):
         own = i == given.i
         agree(given.cache.k[i].numpy()[page, place], turned if own else none, "float64",
               f"the keys that layer {i} holds after layer {given.i} ran{what}",
               mistakes={"they are another layer's keys": none if own else turned,
-                        "keys and values went into each other's pages": v if own else none})
+                        "keys and values went into each other's pages": v if own else none,
+                        other_way: given.turned(k, given.positions, True) if own else turned})
     agree(given.cache.v[given.i].numpy()[page, place], v, "float64",
           f"the values of layer {given.i}{what}")
     assert given.calls("paged_attention"), "fused_block: it does not call ops.paged_attention"
     query, keys, values, tables, cu_q, lens, scale = given.calls("paged_attention")[-1]
     agree(query, given.turned(q, given.positions), "float64", f"q as attention gets it{what}",
           mistakes={"q is not turned: attention came before the rotation": q})
-    for name, array, want in (("keys", keys, turned), ("values", values, v)):
+    for name, array, want, other in (("keys", keys, turned, v), ("values", values, v, turned)):
         agree(array[page, place], want, "float64", f"the {name} that attention may read{what}",
-              mistakes={"they were not written yet, or are another layer's": none})
-    for name, got, want in (("block_tables", tables, given.tables), ("cu_q", cu_q, given.cu_q),
-                            ("lens", lens, given.lens)):
+              mistakes={"they were not written yet, or are another layer's": none,
+                        "attention gets keys and values the wrong way round": other})
+    fields = {"block_tables": given.tables, "cu_q": given.cu_q, "lens": given.lens}
+    for (name, want), got in zip(fields.items(), (tables, cu_q, lens), strict=True):
+        for other in fields.keys() - {name}:
+            assert got.tolist() != fields[other].tolist(), (
+                f"fused_block{what}: attention gets step.{other} where it takes {name}: first come "
+                f"block_tables, then cu_q, then lens")
         agree(got, want.numpy(), "exact", f"{name} as attention gets them{what}")
-    agree(scale, given.D ** -0.5, "float64", f"the scale as attention gets it{what}")
+    unscaled = "nothing is scaled" + (
+        ", or the head width is taken to be C / H" if given.C == given.H else "")
+    agree(scale, given.D ** -0.5, "float64", f"the scale as attention gets it{what}", mistakes={
+        "it is the square root of D, not one over it": given.D ** 0.5,
+        "the square root of D is forgotten: it is 1 / D": 1 / given.D,
+        "D is the width of a head, and this is of the model's": given.C ** -0.5,
+        unscaled: 1.0,
+        "the head width is taken to be C / H": (given.C / given.H) ** -0.5})
 
 
 @pytest.mark.parametrize("first", [False, True])
@@ -300,10 +330,19 @@ def test_fused_block__what_the_cache_is_given(subject, agree, rng):
     agree(slots, given.slots, "exact", "the slots that rope_and_cache gets",
           mistakes={"positions are taken for slots": given.positions})
     sum_in = given.x + given.residual
+    inputs = {"the first norm's result is not used: heads are made of the sum": sum_in,
+              "heads are made of x as it came, without the add and the norm": given.x,
+              "the first norm has the weights of the second": given.normed(sum_in, "mlp_norm"),
+              "the first norm's eps is 1e-5 or less, whatever config.eps is":
+                  given.normed(sum_in, "attention_norm", 1e-6)}
+    wrong = {mistake: dict(zip("qkv", given.heads(sum_in, y), strict=True))
+             for mistake, y in inputs.items()}
     heads = dict(zip("qkv", given.heads(sum_in), strict=True))
     for name, array in (("q", q), ("k", k), ("v", v)):
         agree(array, heads[name], "float64", f"{name} as rope_and_cache gets it",
-              at=lambda i: f"token {i[0]}, head {i[1]}, number {i[2]}")
+              at=lambda i: f"token {i[0]}, head {i[1]}, number {i[2]}", mistakes={
+                  mistake: made[name] for mistake, made in wrong.items()} | (
+                  {} if name == "q" else {"k and v have changed places": heads["vk"[name == "v"]]}))
     judge_cache(agree, given, sum_in)
 
 
@@ -336,7 +375,7 @@ def test_fused_block__hard(subject, agree, rng):
     for name, value in (("x", np.nan), ("residual", np.nan), ("x", -np.inf), ("residual", -np.inf)):
         before = getattr(given, name)
         setattr(given, name, before.copy())
-        getattr(given, name)[4, 1] = value              # other rows know nothing of it
+        getattr(given, name)[4, 1] = value              # no other row may change
         with np.errstate(invalid="ignore"):
             judge(given, f"token 4 of {name} holds {value}")
         setattr(given, name, before)
@@ -388,7 +427,7 @@ def test_fused_block__as_many_launches_as_the_course(subject, reference, agree, 
 
 
 class Scored:
-    """The end of a model with random weights, of ragged widths, and kernels that are watched."""
+    """The end of a model with random weights, of ragged widths, and watched kernels."""
 
     def __init__(self, subject, rng, T=10, C=6, V=8, tied=False):
         self.T, self.C, self.eps = T, C, 0.1
@@ -407,10 +446,12 @@ class Scored:
             config, {name: torch.from_numpy(array) for name, array in weights.items()},
             subject.make("types:SimpleNamespace", **self.kernels))
 
-    def scores(self, a, rows, head=None):
-        a = a[rows]
-        y = a / np.sqrt((a * a).mean(-1, keepdims=True) + self.eps) * self.norm
-        return y @ (self.head if head is None else head).T
+    def scores(self, a, rows, head=None, eps=None):
+        return self.normed(a[rows], eps) @ (self.head if head is None else head).T
+
+    def normed(self, a, eps=None):
+        eps = self.eps if eps is None else eps
+        return a / np.sqrt((a * a).mean(-1, keepdims=True) + eps) * self.norm
 
     def judge(self, subject, agree, rows, what="", x=None, residual=None):
         before = {name: len(kernel.calls) for name, kernel in self.kernels.items()}
@@ -420,7 +461,18 @@ class Scored:
         asked = subject.make("builtins:slice", None) if rows is None else torch.tensor(rows)
         got = subject.last_scores(self.model, x, residual, asked)
         total, first = self.x + self.residual, np.arange(len(places))
-        agree(got, self.scores(total, places), "float64",
+        want = self.scores(total, places)
+        with np.errstate(invalid="ignore", over="ignore"):
+            shares = np.exp(want - want.max(-1, keepdims=True))
+            shares /= shares.sum(-1, keepdims=True)
+        shape = tuple(getattr(got, "shape", ()))
+        assert len(places) == 1 or shape != (1, want.shape[1]), (
+            f"last_scores{what}: one row of scores, and {len(places)} rows ask: index x and the "
+            f"residual with `rows`")
+        assert shape != (len(places),), (
+            f"last_scores{what}: one number a row, and each of the {want.shape[1]} tokens of the "
+            f"vocabulary has a score; which is largest is not asked here")
+        agree(got, want, "float64",
               f"the scores of {'all' if rows is None else f'rows {rows} of'} {self.T}{what}",
               at=lambda i: f"row {i[0]}, token {i[1]} of the vocabulary", mistakes={
                   "the last MLP's result is all: the residual was never added":
@@ -431,7 +483,24 @@ class Scored:
                   "the embedding is taken for the head; in this model they are two":
                       self.scores(total, places, self.embedding),
                   "they are the scores of the first rows": self.scores(total, first),
-                  "rows are taken in ascending order": self.scores(total, np.sort(places))})
+                  "rows are taken in ascending order": self.scores(total, np.sort(places)),
+                  "the last norm's eps is 1e-5 or less, whatever config.eps is":
+                      self.scores(total, places, eps=1e-6),
+                  "the residual is added twice: add_rmsnorm adds it already":
+                      self.scores(total + self.residual, places),
+                  "x is added to itself, and the residual not at all":
+                      self.scores(2 * self.x, places),
+                  "the residual is added to itself, and x not at all":
+                      self.scores(2 * self.residual, places),
+                  "the norm's weights are left out: model.norm":
+                      self.normed(total[places]) / self.norm @ self.head.T,
+                  "the rows are normed twice":
+                      self.normed(self.normed(total[places])) @ self.head.T,
+                  "they are shares, after a softmax, not scores": shares,
+                  "`rows` are taken of x, and of the residual the first ones":
+                      self.normed(self.x[places] + self.residual[first]) @ self.head.T,
+                  "`rows` are taken of the residual, and of x the first ones":
+                      self.normed(self.x[first] + self.residual[places]) @ self.head.T})
         calls = {name: kernel.calls[before[name]:] for name, kernel in self.kernels.items()}
         assert not calls["rmsnorm"], \
             "last_scores: the last add is a launch of its own; add_rmsnorm adds and norms in one"
@@ -469,7 +538,7 @@ def test_last_scores__hard(subject, agree, rng):
         setattr(given, name, before)
         for layout, view in views(torch.from_numpy(before)).items():
             given.judge(subject, agree, rows, f", {name} with {layout}", **{name: view})
-    for row, value in ((5, np.nan), (6, np.nan), (6, -np.inf)):    # row 5 is not asked for
+    for row, value in ((5, np.nan), (6, np.nan), (6, -np.inf)):    # row 5 is not among the rows
         for name in ("x", "residual"):
             before = getattr(given, name)
             setattr(given, name, before.copy())
@@ -643,8 +712,8 @@ def test_what_a_launch_reads():
 
 @pytest.mark.parametrize("room, want", [(16, 8), (600, 9)])
 def test_on_the_device_a_layer_is_eight_launches_too(room, want):
-    """Triton's kernels in the simulator. Where the cache has room for more keys than a program
-    should read, attention is split, and its merge is a launch of the device's own."""
+    """Triton's kernels in the simulator. If the cache has room for more keys than a program should
+    read, attention is split, and its merge is one more launch on the device."""
     simulator.activate_triton()
     try:
         counts = []
@@ -663,7 +732,7 @@ def test_on_the_device_a_layer_is_eight_launches_too(room, want):
 
 
 def test_the_cuda_table_takes_a_prompt():
-    """There q is a view of wider rows, and its attention wants it in one piece."""
+    """There q is a view of wider rows, and its attention needs it in one piece."""
     simulator.activate_triton()
     try:
         llama = random_llama(L=1)
@@ -754,9 +823,9 @@ def test_what_is_wrong_is_told_and_not_timed(monkeypatch, capsys):
 
 @pytest.mark.parametrize("same, gap, dtype, said", [
     (None, None, "float32", "identical"),
-    (3, 0.002, "float32", "parted by rounding after 3 (gap 0.002)"),
+    (3, 0.002, "float32", "different after 3, within rounding (gap 0.002)"),
     (3, 0.2, "float32", "wrong after 3: gap 0.2"),
-    (3, 0.2, "bfloat16", "parted by rounding after 3 (gap 0.2)"),
+    (3, 0.2, "bfloat16", "different after 3, within rounding (gap 0.2)"),
     (0, 1.5, "bfloat16", "wrong after 0: gap 1.5"),
     (0, float("nan"), "float32", "wrong after 0: gap nan")])
 def test_the_verdict(same, gap, dtype, said):
@@ -793,7 +862,7 @@ def test_where_tokens_differ_is_told_with_the_gap():
     right = want[1][4]
     assert same == 4 and gap == pytest.approx(float(scores[right] - scores[right + 1]), abs=1e-4)
     assert comparison.first_difference(model, PROMPTS[:2], want, want) == (None, None)
-    other = [(want[0][0] + 1) % 31, *want[0][1:]]       # of two that differ, the one that says more
+    other = [(want[0][0] + 1) % 31, *want[0][1:]]       # of two that differ, the larger gap
     found = [comparison.first_difference(model, PROMPTS[:2], want, tokens)
              for tokens in ([other, want[1]], got, [other, got[1]])]
     assert found[2] == max(found[:2], key=lambda pair: pair[1])
@@ -846,7 +915,7 @@ def test_hugging_face_on_the_same_weights():
 @pytest.mark.parametrize("settings, layer", [
     ({}, 36), ({"cache_implementation": "static", "disable_compile": True}, 42)])
 def test_launches_of_hugging_face_are_counted_as_ours(settings, layer):
-    """A step of theirs reads all that ours reads: the weights once, and of a static cache all."""
+    """Their step reads all that ours reads: the weights once, and the whole of a static cache."""
     pytest.importorskip("transformers", reason="not proven here: transformers is not installed")
     model = random_llama(tied=True)
     theirs = HuggingFace(their_model(comparison.their_config(model.config), model), **settings)
@@ -856,7 +925,7 @@ def test_launches_of_hugging_face_are_counted_as_ours(settings, layer):
     assert names.count("mm") == 2 * 7 + 1 and names.count("silu") == 2
     moved = sum(launch.moved for launch in launches)
     assert comparison.floor_bytes(model, 1, 4) < moved < 2 * comparison.floor_bytes(model, 1, 4)
-    assert theirs.launches([[5, 17, 3, 4]])[-1].moved == launches[-1].moved     # no hook is left
+    assert theirs.launches([[5, 17, 3, 4]])[-1].moved == launches[-1].moved     # no hook remains
 
 
 def test_a_compiled_model_of_theirs_is_not_looked_into():
@@ -883,7 +952,7 @@ def test_the_shape_of_decode_speed(monkeypatch, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_the_bench_at_a_small_size(monkeypatch):
-    """As on a GPU, but for the sizes, the simulator and what this machine lacks."""
+    """As on a GPU, except for the sizes, the simulator and what this machine lacks."""
     monkeypatch.setattr(ladder.shutil, "which", lambda name: None)
     monkeypatch.setattr(comparison, "measure_jobs", quick)
     simulator.activate_triton()
@@ -910,7 +979,7 @@ def test_where_torch_compile_cannot_work_it_says_why(monkeypatch):
 
 @pytest.mark.slow
 def test_the_compiled_rung_and_hugging_face(monkeypatch, tmp_path, capsys):
-    """The whole command, compilers and all."""
+    """The whole command, compilers included."""
     if why := ladder.no_compiler():
         pytest.skip(f"not proven here: {why}")
     monkeypatch.setattr(comparison, "measure_jobs", quick)

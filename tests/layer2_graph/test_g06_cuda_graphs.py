@@ -1,5 +1,5 @@
-"""Graders of g06. A recording is compared with the functions by the book, a runner with its model,
-its launches are counted."""
+"""Graders of g06. A recording is compared with the functions by the book, and a runner with its
+model; launches are counted."""
 
 import subprocess
 import sys
@@ -64,7 +64,7 @@ def noisy(model, sequences, room):
 
 
 def test_predict_host_launches(subject, truth):
-    """The truth is counted: a batch of 3 in a graph of 3."""
+    """The truth is counted: the launches of a batch of 3 in a graph of size 3."""
     def counted():
         model = random_llama()
         runner = GraphRunner(model, PagedCache(model.config, 3, 16), [3], 3, 1)
@@ -86,6 +86,52 @@ def test_predict_host_launches(subject, truth):
 
 def silu_mul(x):
     return x / (1 + np.exp(-x)) * (x + 1)
+
+
+def recorded(subject, arrays):
+    """(module, tape) of a program: `total` doubled and then 1 more, in place; y, which is x + 1;
+    2y; minus a view of y; 5x."""
+    graph, root = subject.make("torch.fx:Graph"), subject.make("torch.nn:Module")
+    graph.placeholder("ops")
+    for name, array in arrays.items():
+        root.register_buffer(name, array.clone())
+    total, x = map(graph.get_attr, arrays)
+    call = graph.call_method
+    call("mul_", (total, 2.0)), call("add_", (total, 1.0))
+    y = call("add", (x, 1.0))
+    twice, view = call("mul", (y, 2.0)), call("narrow", (y, 0, 1, 2))
+    graph.output([y, twice, call("neg", (view,)), call("mul", (x, 5.0))])
+    module = subject.make("torch.fx:GraphModule", root, graph)
+    return module, subject.Tape(module, subject.make("layer1_kernels:kernels", "torch"))
+
+
+def test_replay__in_order(subject, agree):
+    """Calls in place, on an earlier result and on a view of one: each mistake has its own mark."""
+    def arrays(total, x):
+        return {"total": torch.tensor(total), "x": torch.tensor(x)}
+
+    module, tape = recorded(subject, arrays([1.0, 7.0, 5.0], [6.0, 7.0, 8.0]))
+    module.load_state_dict(arrays([3.0, 4.0, 6.0], [1.0, 2.0, 5.0]))
+    tape.replay()
+    first, old, new = (np.array(a) for a in ([3.0, 4, 6], [7.0, 8, 9], [2.0, 3, 6]))
+    agree(module.total, 2 * first + 1, "exact",
+          "numbers that one call doubles and the next one adds 1 to, both in place", mistakes={
+              "no call is made again": first,
+              "every call is made twice": 4 * first + 3,
+              "the calls are made in reverse order": 2 * (first + 1),
+              "the first call of the recording is left out": first + 1,
+              "results are added to the recorded ones, not put over them": 8 * first + 2})
+    y, twice, minus, last = tape.output
+    agree(y, new, "exact", "x + 1, computed again", mistakes={
+        "later calls read what the recording left: results are not put where the first are": old,
+        "results are added to the recorded ones, not put over them": old + new})
+    agree(twice, 2 * new, "exact", "twice the result of an earlier call", mistakes={
+        "all calls are made before the first result is put into place": 2 * old})
+    agree(minus, -new[1:], "exact", "minus a view of an earlier call's result", mistakes={
+        "a recorded result has other memory now, and its views still show the old numbers: "
+        "overwrite its contents": -old[1:]})
+    agree(last, 5 * (new - 1), "exact", "5x, by the last call", mistakes={
+        "the last call of the recording is left out": 5 * (old - 1)})
 
 
 def test_replay(subject, agree, rng):
@@ -115,13 +161,15 @@ def test_replay__arguments_by_name_and_several_results(subject, agree, rng):
     agree(one.result, 4 * x.double().numpy(), "float32", "x + 3x, recorded with alpha=3 by name",
           mistakes={"arguments by name are forgotten": 2 * x.double().numpy()})
     values, places = two.result
-    agree(values, np.sort(x.numpy()), "exact", "the first result of a sort")
+    agree(values, np.sort(x.numpy()), "exact", "the first result of a sort", mistakes={
+        "results are put into place only where a call returns a single array": np.zeros((2, 4)),
+        "the results of a call change places": np.argsort(x.numpy())})
     agree(places, np.argsort(x.numpy()), "exact", "the second result of a sort",
           mistakes={"only the first of several results is put into place": np.zeros((2, 4))})
 
 
 class Program:
-    """A drawn program of PyTorch calls on (4, 4) arrays, with views, several results and steps in
+    """A random program of PyTorch calls on (4, 4) arrays, with views, several results and steps in
     place: a torch.fx module, built by the `make` of either side. Its arrays are x and y."""
 
     NAMES = ("add", "sub", "maximum", "t", "flip", "sort", "add_", "neg_", "chunk", "mul", "clone")
@@ -166,7 +214,7 @@ def flat(output):
 
 
 def test_replay__drawn_programs(subject, agree, rng):
-    """The course's own side runs each anew, eagerly; hard numbers come between."""
+    """The course's own side runs each again, eagerly; hard numbers come in between."""
     ops = subject.make("layer1_kernels:kernels", "torch")
     for round in range(40):
         draws = [(str(rng.choice(Program.NAMES)), *rng.integers(0, 99, 2).tolist())
@@ -203,7 +251,7 @@ RESULTS = {
 
 
 def test_replay__hard(subject, agree):
-    """Results of each form, calls that return nothing, one call asked twice, and no call at all."""
+    """Results of each form, calls that return nothing, one call twice, and no call at all."""
     for what, (new, old) in RESULTS.items():
         for form, nest in NESTS.items():
             kernel = subject.make("lab.judge.mocks:Watched", None, nest(new))
@@ -235,7 +283,7 @@ NESTS = {"by itself": lambda x: x, "the last of a tuple": lambda x: (3, None, x)
 
 
 def step_of(B, pages, cu_q=None, first=0):
-    """A Step of B = T with numbers that tell where they are from."""
+    """A Step of B = T with numbers that show where they are from."""
     rows = torch.arange(B)
     cu_q = torch.arange(B + 1) if cu_q is None else torch.tensor(cu_q)
     return (rows + 11 + first, rows + 21 + first, rows + 31 + first,
@@ -270,6 +318,10 @@ def test_pad_step(subject, agree, B, size, cu_q):
     def left(name):
         return np.concatenate([want[name], old[name][B:size]])
 
+    for name in NAMES:
+        assert len(got[name]) == len(old[name]), (
+            f"pad_step: the buffer of {name} has {len(got[name])} entries now, and had "
+            f"{len(old[name])}: copy into its first rows, since the graph reads this memory")
     none = {name: old[name][:size] for name in NAMES}
     agree(got["slots"][:size], padded("slots", -1), "exact", f"slots, {of}", at, mistakes={
         "the step is not copied": none["slots"],
@@ -283,7 +335,11 @@ def test_pad_step(subject, agree, B, size, cu_q):
         "a padded row has one token and a context of none: its softmax is over nothing":
             padded("lens", 0),
         "a sequence's context is taken from its position":
-            np.append(want["positions"] + 1, np.ones(size - B, int))})
+            np.append(want["positions"] + 1, np.ones(size - B, int)),
+        "a padded row has the context of the step's first sequence":
+            padded("lens", want["lens"][0]),
+        "the step's own contexts are made padding, too": np.ones(size, int),
+        "lens of the step are not copied": np.append(old["lens"][:B], np.ones(size - B, int))})
     ends = np.concatenate([want["cu_q"], np.arange(B + 1, size + 1)])
     agree(got["cu_q"][:size + 1], ends, "exact", f"cu_q, {of}", lambda i: f"entry {i[0]}",
           mistakes={
@@ -294,13 +350,25 @@ def test_pad_step(subject, agree, B, size, cu_q):
               "the step's own part is overwritten: a sequence may have none or two new tokens":
                   np.arange(size + 1),
               "padded sequences begin where counting starts, not where the step ends":
-                  np.concatenate([want["cu_q"], np.arange(1, size - B + 1)])})
+                  np.concatenate([want["cu_q"], np.arange(1, size - B + 1)]),
+              "the first padded sequence ends at B, where it begins; its token ends at B + 1":
+                  np.concatenate([want["cu_q"], np.arange(B, size)]),
+              "padding begins an entry early: entry B is the step's, cu_q has one more than rows":
+                  np.concatenate([want["cu_q"][:B], np.arange(B + 1, size + 1),
+                                  old["cu_q"][size:size + 1]]),
+              "the first padded sequence has all padded rows; each is a sequence of one token":
+                  np.concatenate([want["cu_q"], np.full(size - B, size)]),
+              "cu_q of the step is not copied":
+                  np.concatenate([old["cu_q"][:B + 1], np.arange(B + 1, size + 1)])})
     for name in ("tokens", "positions"):
         agree(got[name][:B], want[name], "exact", f"{name} of the step, {of}", at,
               mistakes={f"{name} are not copied": none[name][:B]})
     agree(got["block_tables"][:B, :width], want["block_tables"], "exact",
           f"block_tables of the step, {of}, {width} pages into buffers of {pages}",
-          mistakes={"block_tables are not copied": old["block_tables"][:B, :width]})
+          mistakes={"block_tables are not copied": old["block_tables"][:B, :width],
+                    "tables are put at the right end of the buffers' rows; they begin at the left":
+                        np.concatenate([old["block_tables"][:B, :pages - width],
+                                        want["block_tables"]], axis=1)[:, :width]})
     asked_for = len(launches.names)
     assert asked_for <= 14, (
         f"pad_step: {asked_for} launches for {of}. Whole arrays and slices take 9; row by row "
@@ -321,8 +389,8 @@ PADS = {
 
 
 def test_pad_step__hard(subject, agree, rng):
-    """What the graph reads: views of the buffers from before. Then drawn batches, small ones in
-    the same buffers one after the other."""
+    """The graph reads views made of the buffers before. Then random batches, small ones one after
+    the other in the same buffers."""
     for what, case in PADS.items():
         judge_padding(subject, agree, what, **case)
     for _ in range(60):
@@ -344,7 +412,7 @@ def judge_padding(subject, agree, what, B=3, size=5, rows=6, width=2, pages=3, c
     read = subject.first_rows(buffers, size)
     tape = subject.Tape(subject.make("lab.judge.mocks:Watched"),
                         subject.make("layer1_kernels:kernels", "torch"))
-    with subject.HostReads(tape), tape:         # as in a capture: nobody may ask for contents
+    with subject.HostReads(tape), tape:         # as in a capture: contents must not be read
         subject.pad_step(buffers, given, size)
     of = f"a batch of {B} in a graph of {size}, {what}"
     want = [x.numpy() for x in numbers]
@@ -382,7 +450,7 @@ def test_pad_step__unseen(subject, agree, rng):
 
 
 def fewest(max_batch, waste):
-    """How few sizes will do, trying every next one from each batch on."""
+    """The least number of sizes, trying every next one from each batch on."""
     @cache
     def best(batch):                        # sizes for batches from this one on
         if batch > max_batch:
@@ -399,8 +467,7 @@ def test_choose_sizes(subject, max_batch, waste):
 
 
 def test_choose_sizes__every_small_one(subject):
-    """Shares that a float holds exactly, so that a padding of just `waste` is one, 1 itself among
-    them."""
+    """Shares that a float holds exactly, 1 among them, so that a padding can be exactly `waste`."""
     for eighths in (4, 2, 6, 1, 7, 3, 5, 0, 8):
         for max_batch in (*range(24, 0, -1), 65):
             judge_sizes(subject, max_batch, eighths / 8)
@@ -437,7 +504,7 @@ def judge_sizes(subject, max_batch, waste, least=None):
 
 
 def test_choose_sizes__unseen(subject, reference, rng):
-    """Any list of sizes that will do, if no shorter one does."""
+    """Any list of sizes passes that is valid and has no shorter valid one."""
     for most in rng.integers(2, 400, 4).tolist():
         waste = float(rng.integers(1, 16)) / 16
         judge_sizes(subject, most, waste, len(reference.choose_sizes(most, waste)))
@@ -458,14 +525,41 @@ def test_end_times(subject, agree, waits, costs):
             found.append(cost + pick([found[j] for j in i] or [0]))
         return np.array([e - c for e, c in zip(found, costs, strict=True)] if begin else found)
 
+    def by_cost(pick):
+        return np.array([cost + pick([costs[j] for j in i] or [0])
+                         for i, cost in zip(waits, costs, strict=True)])
+
+    def chosen(own):
+        """own(ends of those that it waits for, cost, earlier beginnings): when a call begins"""
+        found, begun = [], []
+        for i, cost in zip(waits, costs, strict=True):
+            begun.append(own([found[j] for j in i] or [0], cost, begun))
+            found.append(begun[-1] + cost)
+        return np.array(found)
+
     got = subject.end_times(sets(subject, waits), costs)
+    assert np.ndim(got), (f"end_times: one number, {got}; the ends of all calls are asked for, and "
+                          f"the critical path is the latest of them")
     agree(np.array(got, dtype=float), ends().astype(float), "exact",
           f"end_times of calls that cost {costs}, and wait for {[sorted(w) for w in waits]}",
           at=lambda i: f"call {i[0]}", mistakes={
               "each call waits for the one before, as on one stream": np.cumsum(costs),
               "it begins when the first of those that it waits for ends": ends(min),
-              "a call waits for the last in the list alone":
-                  ends(of=lambda ws: [list(w)[-1:] for w in ws]),
+              "a call waits only for the one of the highest number, which need not end last":
+                  ends(of=lambda ws: [sorted(w)[-1:] for w in ws]),
+              "a call waits only for the one of the lowest number":
+                  ends(of=lambda ws: [sorted(w)[:1] for w in ws]),
+              "a call waits until the earlier ones have begun, as in a queue":
+                  chosen(lambda ends, cost, begun: max([*ends, *begun])),
+              "a call that costs nothing ends at 0, not when it may begin":
+                  chosen(lambda ends, cost, begun: max(ends) * (cost > 0)),
+              "costs of the calls that it waits for are taken for their ends": by_cost(max),
+              "costs of the calls that it waits for are added up, not their ends compared":
+                  by_cost(sum),
+              "a call's own cost is left out": np.zeros(len(costs)),
+              "the longer of wait and cost is taken; the one comes after the other":
+                  chosen(lambda ends, cost, begun: max(0, max(ends) - cost)),
+              "the ends are sorted; they belong to the calls, in their order": np.sort(ends()),
               "calls that run side by side are added up": ends(sum),
               "these are the times at which the calls begin": ends(begin=True),
               "nobody waits for anybody": np.array(costs),
@@ -473,13 +567,13 @@ def test_end_times(subject, agree, waits, costs):
 
 
 def sets(subject, waits):
-    """The same as sets, which do not cross by themselves."""
+    """The same as sets, which cannot be sent to the child as they are."""
     kind = subject.make("importlib:import_module", "builtins").set
     return subject.make("builtins:list", subject.make("builtins:map", kind, [*map(list, waits)]))
 
 
 def soonest(waits, costs):
-    """By a walk through time: whatever can begin does, and the next end is waited for."""
+    """By a walk through time: every call that can begin does, then the next end comes."""
     ends, now = {}, 0
     while len(ends) < len(costs):
         for i, cost in enumerate(costs):
@@ -500,7 +594,7 @@ COSTS = {
 
 
 def test_end_times__hard(subject, agree, rng):
-    """Then drawn calls of small costs, 0 among them, in which equal ends are frequent."""
+    """Then random calls of small costs, 0 among them, in which equal ends are frequent."""
     for what, (waits, costs) in COSTS.items():
         judge_ends(subject, agree, what, waits, costs)
     for _ in range(250):
@@ -550,9 +644,9 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_question_to_the_device_is_refused(name):
     x = torch.ones(3)
-    with pytest.raises(CaptureError, match="asks for an array's contents on the host"):
+    with pytest.raises(CaptureError, match="needs an array's contents on the host"):
         capture(partial(REFUSED[name], x), OPS, "cpu")
-    assert (x + 1 > 0).all().item()             # nothing is left active
+    assert (x + 1 > 0).all().item()             # no mode is left active
 
 
 def test_a_kernel_may_look_at_contents_and_is_one_launch():
@@ -680,7 +774,7 @@ def test_what_a_padded_row_reads_stays_in_it():
                 torch.tensor([0, 1], dtype=torch.int32), step.lens[:1])
     want = model.forward(step, cache)
     cache.k[:, 0], cache.v[:, 0] = torch.nan, torch.inf                 # page 0: the padded rows'
-    runner.buffers.block_tables[:, 1:] = 10**6                          # behind the last page
+    runner.buffers.block_tables[:, 1:] = 10**6                          # after the last page
     torch.testing.assert_close(runner.forward(step._replace(block_tables=step.block_tables[:, :1]),
                                               cache), want)
     assert runner.graphs[4].output[1:].isnan().any()
@@ -823,7 +917,7 @@ def test_what_is_measured_gives_the_same_scores(triton_on_the_cpu, monkeypatch):
 
     tiny = day1.Llama("tiny", L=1, C=32, H=2, G=1, D=16, F=32, V=48, tied=True)
     monkeypatch.setitem(day1.LLAMAS, "tiny", tiny)
-    monkeypatch.setattr(day1, "beside", lambda found: found)
+    monkeypatch.setattr(day1, "measure_side_by_side", lambda found: found)
     for flops, moved, ways in bench("tiny", (2,), 4, "cpu").values():
         assert type(flops) is int and type(moved) is int
         eager, *others = (way().float() for way in ways.values())
@@ -862,7 +956,7 @@ except RuntimeError:
 
 @pytest.mark.gpu
 def test_a_gpu_refuses_what_the_tape_refuses():
-    """In a process of its own: after a capture that fails, its GPU may be of no more use to it."""
+    """In a process of its own: after a failed capture, it may not be able to use its GPU again."""
     done = subprocess.run([sys.executable, "-c", ASKS_A_GPU], cwd=ROOT, text=True,
                           capture_output=True)
     assert done.stdout == "refused\n", done.stderr

@@ -1,4 +1,4 @@
-"""Graders of g07. Codes are compared with oracles that know no borders, roots or loops over w."""
+"""Graders of g07. Codes are compared with oracles without borders, roots or loops over w."""
 
 import itertools
 import json
@@ -62,7 +62,7 @@ FINITE = {name: make for name, make in VALUES.items()
 
 
 def untied(rng, x, kind):
-    """x, in which nothing is halfway between two codes: simple fractions would be."""
+    """x, changed so that no number is halfway between two codes: simple fractions would be."""
     noise = rng.uniform(0.99, 1, x.shape).astype(x.dtype)
     return x * noise if kind in ("tied", "exact_sums") else x
 
@@ -120,7 +120,7 @@ def book(x, levels, tie="even", nearer=True):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_nearest(subject, agree, rng, name):
-    """Levels, the ties between them, what is around them and beyond the last."""
+    """Levels, the ties between them, numbers around them and beyond the last."""
     levels = np.array(LEVELS[name])
     middle = (levels[1:] + levels[:-1]) / 2
     x = np.concatenate([levels, middle, rng.uniform(0, 1.2, 60) * levels[-1], [levels[-1] * 9]])
@@ -133,6 +133,8 @@ def test_nearest(subject, agree, rng, name):
         "the level below is taken, not the nearest": book(x, levels, nearer=False),
         "a tie goes to the smaller code": book(x, levels, tie="low"),
         "a tie goes to the odd code": book(x, levels, tie="odd"),
+        "a tie goes to the larger code": book(x, levels, tie="high"),
+        "the level is returned, not its code": np.sign(want) * levels[np.abs(want)],
         "the sign is lost": np.abs(want),
         "every negative number becomes 0": np.where(x < 0, 0, want),
         "numbers are rounded as if the levels were 0, 1, 2 …":
@@ -217,12 +219,12 @@ def test_int_codes_are_k15s(rng, bits):
 # ---- pack
 
 
-def bytes_of(codes, levels, most_first=False, offset=True, radix=None, pad_front=False):
+def bytes_of(codes, levels, most_first=False, offset=True, radix=None, pad_front=False, power=1):
     n, own = {1: (5, 3), 7: (2, 16), 127: (1, 256), 126: (1, 256)}[len(levels) - 1]
     digits = [int(q) + (len(levels) - 1) * offset for q in codes.ravel()]
     zeros = [0] * (-len(digits) % n)
     digits = zeros + digits if pad_front else digits + zeros
-    powers = [(radix or own) ** i for i in range(n)][::-1 if most_first else 1]
+    powers = [(radix or own) ** (i * power) for i in range(n)][::-1 if most_first else 1]
     return np.array([sum(d * p for d, p in zip(digits[i:i + n], powers, strict=True)) % 256
                      for i in range(0, len(digits), n)])
 
@@ -237,11 +239,21 @@ def test_pack(subject, agree, rng, name, shape):
     assert codes.size % n or tuple(got.shape) == (codes.size // n,), (
         f"pack, {name}: {codes.size} codes, {n} a byte, make {brief(got)}, expected "
         f"{codes.size // n} bytes. No byte is added where nothing is left over")
+    each = -(-shape[1] // n)
+    assert tuple(got.shape) != (shape[0] * each,) or shape[0] * each == -(-codes.size // n), (
+        f"pack, {name}: {shape[0]} rows of {shape[1]} codes, {n} a byte, make {shape[0] * each} "
+        f"bytes, expected {-(-codes.size // n)}: each row is filled up to whole bytes. Only the "
+        f"last byte of all is: the next row begins where the one before ends")
     agree(got, bytes_of(codes, levels), what=f"pack, {name}, {codes.size} codes",
           at=lambda i: f"byte {i[0]}", mistakes={
         "the first code of a byte counts most": bytes_of(codes, levels, most_first=True),
         "the largest code is not added, and digits may be negative":
             bytes_of(codes, levels, offset=False),
+        "the number of levels is added, not the largest code, which is one less":
+            bytes_of(codes + 1, levels),
+        "digits are added up as they are: the powers of the radix are left out":
+            bytes_of(codes, levels, power=0),
+        "codes are taken column after column": bytes_of(codes.T, levels),
         "the radix is the number of codes": bytes_of(codes, levels, radix=2 * len(levels) - 1),
         "the zeros that fill up come before the first code":
             bytes_of(codes, levels, pad_front=True)})
@@ -249,7 +261,7 @@ def test_pack(subject, agree, rng, name, shape):
 
 
 def test_pack__hard(subject, agree, rng):
-    """Any number of levels, with and without a rest, every layout."""
+    """Any number of levels, with and without a remainder, every layout."""
     def judge(codes, count, what):
         levels = tuple(map(float, range(count)))
         n, radix = in_a_byte(levels)
@@ -329,6 +341,11 @@ def test_least_error_scales(subject, rng, name, group):
         "one share serves all groups; each must keep its own":
             tried[lost.sum((1, 2)).argmin()],
         "the sum of |errors| is made least, not that of their squares": chosen(absolute.argmin(0)),
+        "one share serves all groups of a row; each must keep its own":
+            chosen(np.repeat(lost.sum(2).argmin(0)[:, None], groups, axis=1)),
+        "one share serves a group in every row; each must keep its own":
+            chosen(np.repeat(lost.sum(1).argmin(0)[None], N, axis=0)),
+        "the best share is returned, not the scale": np.array(SHRINK)[lost.argmin(0)],
         "the largest error is kept": chosen(lost.argmax(0))}
     text = next((f"\nThis is what comes out when {mistake}." for mistake, scales in mistakes.items()
                  if np.allclose(got, scales, rtol=2e-3, atol=0)), "")
@@ -358,7 +375,7 @@ def test_least_error_scales__of_equals_the_first(subject, agree, rng):
 
 
 def test_least_error_scales__hard(subject, agree, rng):
-    """Groups of every kind, each looked at alone, in arrays of every shape and layout."""
+    """Groups of every kind, each checked alone, in arrays of every shape and layout."""
     def judge(w, levels, group, what):
         got = subject.least_error_scales(w, levels, group)
         groups = w.double().unflatten(-1, (w.shape[-1] // group, group)).numpy()
@@ -393,6 +410,28 @@ def test_least_error_scales__hard(subject, agree, rng):
     judge(w, (0.0, 0.5, 3.0, 3.5), 20, "levels that no format has")
 
 
+def test_least_error_scales__several_minima(subject, rng):
+    """Groups by themselves, in which a share is no better than those before it, and a later one
+    is."""
+    for name, group in (("ternary", 5), ("ternary", 12), ("fp4", 6)):
+        levels = LEVELS[name]
+        w = rng.standard_normal((400, 1, group)).astype(np.float32)
+        largest = np.abs(w).max(-1) / levels[-1]
+        tried = [(largest * share).astype(np.float16).astype(float) for share in SHRINK]
+        lost = np.stack([errors(w, levels, scales)[:, 0] for scales in tried])      # (tries, 400)
+        stop = (lost[1:] >= np.minimum.accumulate(lost)[:-1]).argmax(0) + 1     # first no better
+        early = np.array([lost[:k, row].min() for row, k in enumerate(stop)])
+        for row in np.flatnonzero(early > 1.02 * lost.min(0))[:8]:
+            got = subject.least_error_scales(torch.from_numpy(w[row]), levels, group)
+            own = errors(w[row][None], levels, got.double().numpy()).item()
+            by = lost[:, row].argmin()
+            assert own <= lost[by, row] * 1.0001, (
+                f"least_error_scales, {name}, the one group {brief(w[row, 0].tolist())}: error "
+                f"{own:.4g} with scale {got.item():.4g}, {lost[by, row]:.4g} with the share "
+                f"{SHRINK[by]:.2f}. The share {SHRINK[stop[row]]:.2f} is no better than those "
+                f"before it, and yet the search goes on: the error has more than one minimum")
+
+
 def test_least_error_scales__refused(subject, rng):
     for kind in ("infinite", "not_a_number", "too large", "ragged"):
         w = VALUES[kind](rng, (3, 8)) if kind in VALUES else np.full((3, 8), 1e7, np.float32)
@@ -410,7 +449,7 @@ def test_least_error_scales__refused(subject, rng):
 
 
 class Given:
-    """A matrix, its scales, and rows x that go together, as activations do."""
+    """A matrix, its scales, and rows x that correlate, as activations do."""
 
     def __init__(self, rng, name, group, N=5, K=32):
         self.levels, self.w = LEVELS[name], rng.standard_normal((N, K))
@@ -424,19 +463,23 @@ class Given:
         return function(*(torch.from_numpy(a) for a in (self.w, self.hessian)), self.levels,
                         torch.from_numpy(self.scales))
 
-    def codes(self, good=1.0, divided=True, first=False):
-        """By the book: after each column the best later ones, from the inverse of what is left."""
+    def codes(self, good=1.0, divided=1, first=False, within=False, apart=False, in_codes=False):
+        """By the book: after each column the best later ones, from the inverse of the rest."""
         (N, K), w = self.w.shape, self.w.copy()
         H = self.hessian + 0.01 * np.diag(self.hessian).mean() * np.eye(K)
         codes, levels = np.empty((N, K), int), np.array(self.levels)
+        groups = self.scales.shape[1]
+        group = K // groups
         for k in range(K):
-            scale = self.scales[:, 0 if first else k // (K // self.scales.shape[1])]
+            scale = self.scales[:, 0 if first else k % groups if apart else k // group]
             code = np.abs(np.abs(w[:, k] / scale)[:, None] - levels).argmin(-1)
             codes[:, k] = code * np.sign(w[:, k])
             lost = w[:, k] - np.sign(w[:, k]) * levels[code] * scale
             inverse = np.linalg.inv(H[k:, k:])
-            factor = inverse[0, 1:] / (inverse[0, 0] if divided else np.sqrt(inverse[0, 0]))
-            w[:, k + 1:] -= good * lost[:, None] * factor
+            factor = inverse[0, 1:] / inverse[0, 0] ** ((1 + divided) / 2)     # its root is U[k, k]
+            if within:
+                factor[group - k % group - 1:] = 0
+            w[:, k + 1:] -= good * (lost / scale if in_codes else lost)[:, None] * factor
         return codes
 
     def lost(self, codes):
@@ -451,13 +494,19 @@ def test_gptq(subject, agree, rng, name, group):
           at=lambda i: f"row {i[0]}, column {i[1]}", mistakes={
               "no column makes good what an earlier one lost": given.codes(good=0.0),
               "what was lost is added to the later columns": given.codes(good=-1.0),
-              "the factor is not divided by U[k, k]": given.codes(divided=False),
+              "the factor is not divided by U[k, k]": given.codes(divided=0),
+              "the factor is divided by U[k, k] twice": given.codes(divided=2),
+              "only columns of the same group make good what is lost; all later ones must":
+                  given.codes(within=True),
+              "column k has the scale k % groups, as if groups were not neighbours":
+                  given.codes(apart=True),
+              "what is lost is counted in codes, before the scale": given.codes(in_codes=True),
               "every column has the scale of the first group": given.codes(first=True)})
 
 
 def test_gptq__hard(subject, agree, rng):
-    """Rows of every kind, groups of every size, each argument in every layout. float64: codes are
-    then the course's own, whatever the order of sums."""
+    """Rows of every kind, groups of every size, each argument in every layout. In float64 the codes
+    are the course's own, whatever the order of sums."""
     def numbers(*shape):
         return torch.from_numpy(rng.standard_normal(shape))
 
@@ -499,7 +548,7 @@ def test_gptq__hard(subject, agree, rng):
 
 
 def test_gptq__halfway(subject, agree, rng):
-    """Inputs that have nothing to do with one another: no column changes, and halves are even."""
+    """Uncorrelated inputs: no column changes, and halves go to the even code."""
     w = torch.from_numpy(rng.integers(-12, 13, (6, 8)) / 2)
     got = subject.gptq(w, torch.eye(8).double() * 3, LEVELS["int4"], torch.ones(6, 2).double())
     agree(got, np.rint(w.numpy()).astype(int), "exact", "gptq, numbers halfway between two codes",

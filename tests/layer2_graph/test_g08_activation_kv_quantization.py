@@ -51,7 +51,7 @@ SMALL = ROOT / "layer2_graph" / "small"
 FINITE = {name: make for name, make in VALUES.items()
           if name not in ("infinite", "not_a_number")} | {
               "around -3000": lambda rng, shape: shifted(rng, shape, -3000)}
-UNEVEN = (0.0, 0.5, 3.0, 3.5)           # levels as no format has them
+UNEVEN = (0.0, 0.5, 3.0, 3.5)           # levels of no format
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def logits(model, prompts, cache=None):
 
 
 def book(x, levels):
-    """Codes of numbers that no tie is among: of the level that is nearest."""
+    """Codes of numbers without ties: of the nearest level."""
     away = np.abs(np.abs(x)[..., None] - np.array(levels))
     return (away.argmin(-1) * np.sign(x)).astype(int)
 
@@ -85,7 +85,7 @@ def coded(x, levels):
 
 
 def settled(codes, x, scales, levels):
-    """The codes, those of the book where two levels are as good as equally near to x / scale."""
+    """The codes, replaced by the book's if two levels are almost equally near to x / scale."""
     ratio, codes = np.abs(x / np.where(scales > 0, scales, 1)), np.asarray(codes)
     own, values = book(x / np.where(scales > 0, scales, 1), levels), np.array(levels)
     some = np.abs(codes.astype(int)).clip(max=len(levels) - 1)
@@ -94,7 +94,7 @@ def settled(codes, x, scales, levels):
 
 
 def untied(rng, x, kind):
-    """x, in which nothing is halfway between two codes: simple fractions would be."""
+    """x, changed so that no number is halfway between two codes: simple fractions would be."""
     noise = rng.uniform(0.99, 1, x.shape).astype(x.dtype)
     return x * noise if kind in ("tied", "exact_sums") else x
 
@@ -138,6 +138,11 @@ def test_quantize_tokens(subject, agree, rng, name):
     assert isinstance(got, (tuple, list)) and len(got) == 2, \
         f"{what}: expected codes and scales, got {type(got).__name__}"
     codes, scales = got
+    assert tuple(getattr(codes, "shape", ())) != (T, 1), (
+        f"{what}: the first result has shape {(T, 1)}, as scales have: codes come first, then "
+        f"scales")
+    assert tuple(getattr(scales, "shape", ())) != (1, K), (
+        f"{what}: {K} scales, one for each channel; each of the {T} tokens has its own")
     x = x.astype(np.float64)
     largest = np.abs(x).max(-1, keepdims=True)
     want = largest / levels[-1]
@@ -145,7 +150,13 @@ def test_quantize_tokens(subject, agree, rng, name):
         "one scale serves all tokens": np.full((T, 1), largest.max() / levels[-1]),
         "the largest x is taken, not the largest |x|": x.max(-1, keepdims=True) / levels[-1],
         "the largest |x| is not divided by the last level": largest,
-        "the largest |x| is divided by the number of levels": largest / len(levels)})
+        "the largest |x| is divided by the number of levels": largest / len(levels),
+        "the largest |x| is divided by the last code, not by the level that it stands for":
+            largest / (len(levels) - 1),
+        "scales are rounded to fp16; they keep x's dtype": want.astype(np.float16),
+        "the mean |x| is taken, not the largest": np.abs(x).mean(-1, keepdims=True) / levels[-1],
+        "the last level is divided by the largest |x|: that is 1 / scale":
+            levels[-1] / np.where(largest > 0, largest, np.inf)})
     own = book(x / np.where(want > 0, want, 1), levels)
     agree(codes, own, what=f"{what}, codes", at=lambda i: f"token {i[0]}, channel {i[1]}",
           mistakes={"x is not divided by its scale": book(x, levels),
@@ -155,7 +166,7 @@ def test_quantize_tokens(subject, agree, rng, name):
 
 
 def test_quantize_tokens__hard(subject, agree, rng):
-    """Tokens of every kind in arrays of every layout, each looked at alone."""
+    """Tokens of every kind in arrays of every layout, each checked alone."""
     K, name = 33, "quantize_tokens"
     kinds = [(kind.replace("_", " "), make(rng, (2, K))) for kind, make in FINITE.items()]
     x = torch.from_numpy(np.concatenate([array for _, array in kinds]))
@@ -272,7 +283,28 @@ def check_split(agree, got, x, w, columns, levels, want, what):
         "w's scales are taken before the columns are out": some + (
             coded(zeroed(x, columns), levels)[0] @ zeroed(b, columns).T
             * coded(zeroed(x, columns), levels)[1] * q.T),
-        "nothing is rounded": x @ w.T})
+        "nothing is rounded": x @ w.T,
+        "the columns that are split are rounded to fp16": want - some + (
+            x[:, columns].astype(np.float16).astype(float)
+            @ w[:, columns].astype(np.float16).astype(float).T),
+        "the columns that are split are added twice": want + some,
+        "only w is rounded, x is not":
+            some + zeroed(x, columns) @ dequantized(w, columns, levels).T,
+        "only x is rounded, w is not":
+            some + dequantized(x, columns, levels) @ zeroed(w, columns).T,
+        "the two sets have changed places: the columns are rounded, all others are not":
+            dequantized(x, rest, levels) @ dequantized(w, rest, levels).T
+            + x[:, rest] @ w[:, rest].T,
+        "the columns that are split are rounded too, as a set of their own": want - some + (
+            dequantized(x, rest, levels) @ dequantized(w, rest, levels).T),
+        "the sums of codes are not multiplied by the scales": some + (
+            coded(zeroed(x, columns), levels)[0] @ coded(zeroed(w, columns), levels)[0].T)})
+
+
+def dequantized(x, columns, levels):
+    """What codes of x without some columns stand for: scales are of the others alone."""
+    values, scales = coded(zeroed(x, columns), levels)
+    return values * scales
 
 
 def zeroed(x, columns):
@@ -282,7 +314,7 @@ def zeroed(x, columns):
 
 
 def judge_split(agree, got, x, w, columns, levels, what, precision="float32"):
-    """Each token looked at alone. x, w: tensors"""
+    """Each token is checked alone. x, w: tensors"""
     x, w, columns = x.double().numpy(), w.double().numpy(), columns.numpy()
     assert tuple(got.shape) == (len(x), len(w)), (
         f"split_matmul, {what}: shape {tuple(got.shape)}, expected {(len(x), len(w))}")
@@ -295,7 +327,7 @@ def judge_split(agree, got, x, w, columns, levels, what, precision="float32"):
 
 
 def test_split_matmul__hard(subject, agree, rng):
-    """Rows of every kind in x and in w, float64, so that codes are as the book has them."""
+    """Rows of every kind in x and in w, float64, so that codes are those of the book."""
     def numbers(*shape):
         return torch.from_numpy(rng.standard_normal(shape))
 
@@ -340,7 +372,7 @@ def test_split_matmul__halfway(subject, agree):
 
 
 def test_split_matmul__not_finite(subject, rng):
-    """A refusal is right, and so are numbers that tell of it: finite ones would not."""
+    """A refusal is right, and so are numbers that are not finite: finite ones would hide it."""
     w, columns = torch.from_numpy(rng.standard_normal((4, 24))), torch.tensor([3])
     for kind, k in itertools.product(("infinite", "not_a_number"), (3, 5)):
         x = torch.from_numpy(rng.standard_normal((3, 24)))
@@ -390,10 +422,15 @@ def test_smooth(subject, agree, rng, alpha):
     assert isinstance(got, (tuple, list)) and len(got) == 2 and len(got[1]) == 3, \
         f"smooth: expected a norm and three matrices, got {brief(got)}"
 
-    def s(alpha, columns):
+    def s(alpha, columns, power=None, rule=None):
         with np.errstate(divide="ignore", invalid="ignore"):
-            found = largest.astype(np.float64) ** alpha / columns ** (1 - alpha)
-        return np.where((largest > 0) & (columns > 0), found, 1)
+            found = largest.astype(np.float64) ** alpha / columns ** (
+                1 - alpha if power is None else power)
+        return np.where((largest > 0) & (columns > 0) if rule is None else rule, found, 1)
+
+    def over(s):
+        with np.errstate(divide="ignore"):
+            return norm / s
 
     every = np.abs(np.concatenate(matrices)).max(0).astype(np.float64)
     own, what = s(alpha, every), f"smooth, alpha {alpha}"
@@ -406,7 +443,19 @@ def test_smooth(subject, agree, rng, alpha):
         "the largest w is taken, not the largest |w|":
             norm / s(alpha, np.concatenate(matrices).max(0).astype(np.float64)),
         "w's factor is multiplied, not divided by": norm / np.where(
-            (largest > 0) & (every > 0), largest ** alpha * every ** (1 - alpha), 1)})
+            (largest > 0) & (every > 0), largest ** alpha * every ** (1 - alpha), 1),
+        "there is no rule for 0: s is 0 where the largest |x| is, and infinite where |w| is":
+            over(s(alpha, every, rule=True)),
+        "s is 1 where |w| is 0; where the largest |x| is 0 it is not, and should be":
+            over(s(alpha, every, rule=every > 0)),
+        "s is 1 where the largest |x| is 0; where |w| is 0 it is not, and should be":
+            over(s(alpha, every, rule=largest > 0)),
+        "there are no exponents: s is the largest |x| over |w|": norm / s(1, every, power=1),
+        "|w| has the exponent alpha, too, not 1 - alpha": norm / s(alpha, every, power=alpha),
+        "only the last matrix is asked for its largest |w|":
+            norm / s(alpha, np.abs(matrices[-1]).max(0).astype(np.float64)),
+        "the mean |w| is taken, not the largest":
+            norm / s(alpha, np.abs(np.concatenate(matrices)).mean(0, dtype=np.float64))})
     for i, (w, found) in enumerate(zip(matrices, got[1], strict=True)):
         agree(found, w * own, "float32", f"{what}, matrix {i}",
               lambda i: f"row {i[0]}, channel {i[1]}", {
@@ -415,7 +464,7 @@ def test_smooth(subject, agree, rng, alpha):
 
 
 def judge_smooth(subject, agree, norm, matrices, largest, alpha, what):
-    """Each channel looked at alone: they may differ by powers of ten."""
+    """Each channel is checked alone: they may differ by powers of ten."""
     got = subject.smooth(norm, matrices, largest, *alpha)
     assert isinstance(got, (tuple, list)) and len(got) == 2 and len(got[1]) == len(matrices), (
         f"smooth, {what}: expected a norm and {len(matrices)} matrices, got {brief(got)}")
@@ -519,6 +568,10 @@ def test_write_quantized(subject, agree, rng, name):
     shared = np.broadcast_to(np.abs(x).max((1, 2), keepdims=True) / levels[-1], (5, G, 1))
     own, what = filled(pages, packed(codes, levels)), f"write_quantized, {name}"
     last = np.where(slots < 0, P * S - 1, slots)
+    short = x.astype(np.float16).astype(np.float64)
+    rough = (np.abs(short).max(-1).astype(np.float32) / np.float32(levels[-1])).astype(np.float16)
+    first = np.where(np.arange(5) < (slots >= 0).sum(), last, -1)       # of tokens, not of slots
+    early = slots[slots >= 0]                                           # and then in their order
     got, found = torch.from_numpy(pages.copy()), torch.from_numpy(kept.copy())
     subject.write_quantized(torch.from_numpy(x), got, found, torch.from_numpy(slots), levels)
     agree(got, own, what=f"{what}, codes",
@@ -532,16 +585,25 @@ def test_write_quantized(subject, agree, rng, name):
               "the heads of a token share one scale":
                   filled(pages, packed(book(x / shared, levels), levels)),
               "numbers are not divided by their scale":
-                  filled(pages, packed(book(x, levels), levels))})
+                  filled(pages, packed(book(x, levels), levels)),
+              "the first tokens are taken for those with a slot; a -1 may come before them":
+                  filled(pages, packed(codes, levels), first),
+              "known slots get the first tokens; skip the tokens of slots of -1, too":
+                  filled(pages, packed(codes, levels)[:len(early)], early),
+              "x is rounded to fp16 before it is divided by its scale": filled(pages, packed(
+                  book(short / rough.astype(np.float64)[..., None], levels), levels))})
     agree(found, filled(kept, scales), "float16", f"{what}, scales",
           lambda i: f"page {i[0]}, place {i[1]}, head {i[2]}", {
               "no scale is written": kept,
               "what is kept is 1 / scale": filled(kept, 1 / scales.astype(np.float32)),
-              "what is kept is the largest |x|": filled(kept, np.abs(x).max(-1))})
+              "what is kept is the largest |x|": filled(kept, np.abs(x).max(-1)),
+              "scales go to place and page, codes to page and place":
+                  filled(kept, scales, swap=True),
+              "the scale of a slot of -1 is kept in the last one": filled(kept, scales, last)})
 
 
 class Pages:
-    """Pages of codes and scales, before and after a call, and what the book has there."""
+    """Pages of codes and scales, before and after a call, and those of the book."""
 
     def __init__(self, rng, x, slots, levels, P, S, layout=""):
         self.x, self.slots, self.levels, self.P, self.S = x, slots, levels, P, S
@@ -803,7 +865,7 @@ def record():
 
 
 def test_the_recorded_perplexities_are_of_the_shipped_model(record, small):
-    """Stories are judged again: unrounded, and some ways to round; and all must be in order."""
+    """Stories are judged again, unrounded and rounded in some ways; all must come in order."""
     found = record["quality"]["perplexity"]
     words = Tokenizer(SMALL, small.config)
     judged = [words.encode(text.removeprefix(BEGIN)) for text in stories("held out")[::8]]

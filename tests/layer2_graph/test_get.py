@@ -1,4 +1,4 @@
-"""`lab get`: fetched by the hub's own library from a stand-in of the hub on this machine."""
+"""`lab get`: the hub's own library fetches from a stand-in for the hub on this machine."""
 
 import hashlib
 import http.server
@@ -27,8 +27,8 @@ WANTED = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_
 class Hub(http.server.BaseHTTPRequestHandler):
     """What the hub answers for the models in server.models: {name: {file: bytes}}.
 
-    Weights lie elsewhere, so that it redirects to /elsewhere/ and gives their ETag before.
-    server.closed: (status, headers) of its answer about files, where it gives none away
+    Weights lie elsewhere, so it first gives their ETag and redirects to /elsewhere/.
+    server.closed: (status, headers) of its answer about files, if it gives none away
     """
 
     def do_GET(self):
@@ -122,7 +122,7 @@ def one_line(done, says):
 def test_a_model_is_fetched_whole_and_nothing_else(get, hub):
     done, folder = get("somebody/a-model", files=files())
     assert done.returncode == 0, done.stderr
-    assert str(folder) in done.stdout and REVISION in done.stdout and "whole" in done.stdout
+    assert str(folder) in done.stdout and REVISION in done.stdout and "complete" in done.stdout
     assert {path.name for path in folder.iterdir() if path.is_file()} == WANTED
     assert hub.fetched[0] == "config.json" and set(hub.fetched) == WANTED
     assert set(hub.redirected) == {"model.safetensors"}
@@ -146,36 +146,36 @@ def test_an_entry_that_is_not_implemented_is_refused_unless_it_is_to_be_ignored(
     one_line(done, "logits_scaling is 8.0")
     assert set(hub.fetched) <= {"config.json"}
     done, _ = get("somebody/a-model", "--ignore-config", "logits_scaling", files=model)
-    assert done.returncode == 0 and "whole" in done.stdout, done.stderr
+    assert done.returncode == 0 and "complete" in done.stdout, done.stderr
     assert done.stdout.endswith(" --ignore-config logits_scaling\n")
 
 
 @pytest.mark.parametrize("others, says", [
     ({"tokenizer_json": None}, "tokenizer.json is missing"),
     ({"model_safetensors": None}, "no model.safetensors and no model.safetensors.index.json"),
-    ({"model_safetensors": b"\x00" * 50}, "is no whole safetensors file")])
+    ({"model_safetensors": b"\x00" * 50}, "is not a complete safetensors file")])
 def test_what_is_not_whole_is_not_called_done(get, others, says):
     one_line(get("somebody/a-model", files=files(**others))[0], says)
 
 
 def test_no_such_model(get):
-    """The hub says 401 without a code instead, which the library takes for this by https alone."""
-    one_line(get("somebody/other")[0], "shows no model somebody/other")
+    """The real hub says 401 without a code, which the library takes for this over https alone."""
+    one_line(get("somebody/other")[0], "has no model somebody/other")
 
 
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_model_that_wants_a_consent(get, hub, status):
-    """Everybody sees that it is there, and nobody is given its files."""
+    """Everyone can see that it exists, but it gives its files to no one."""
     done, folder = get("somebody/a-model", files=files(),
                        closed=(status, {"X-Error-Code": "GatedRepo"}))
-    one_line(done, "wants an account (`hf auth login`) or a consent given on its page")
+    one_line(done, "needs an account (`hf auth login`) or your consent on its page")
     assert set(hub.fetched) == {"config.json"} and not (folder / "config.json").exists()
 
 
 @pytest.mark.parametrize("word", ["model", "a/b/c", "../x", "a/..", "", "https://hub/a/b", "a/b "])
 def test_a_name_that_is_none(monkeypatch, capsys, word):
     monkeypatch.setattr(sys, "argv", ["get", word])
-    monkeypatch.delattr("layer2_graph.get.fetch")           # it is not asked
+    monkeypatch.delattr("layer2_graph.get.fetch")           # it must not be called
     with pytest.raises(SystemExit) as done:
         main(app, "get")
     assert done.value.code == 2
@@ -184,7 +184,7 @@ def test_a_name_that_is_none(monkeypatch, capsys, word):
 
 
 def test_no_network(get):
-    done, folder = get("somebody/a-model", endpoint="http://127.0.0.1:9")     # nobody listens
+    done, folder = get("somebody/a-model", endpoint="http://127.0.0.1:9")     # no server there
     one_line(done, "cannot fetch somebody/a-model from http://127.0.0.1:9 (ConnectError")
     assert "copied by hand" in done.stderr and "--model FOLDER" in done.stderr
     assert not folder.exists()
@@ -192,7 +192,7 @@ def test_no_network(get):
 
 @pytest.mark.slow           # the library waits and tries again
 def test_the_network_goes_meanwhile(get):
-    """A connection that ends early leaves no file that looks whole; the next call goes on."""
+    """A connection that ends early leaves no file that looks complete; the next call resumes."""
     done, folder = get("somebody/a-model", files=files(), most=100_000)
     one_line(done, "cannot fetch somebody/a-model")
     assert (folder / "config.json").exists() and not (folder / "model.safetensors").exists()
@@ -202,7 +202,7 @@ def test_the_network_goes_meanwhile(get):
 
 
 def test_the_network_goes_after_an_older_download(get):
-    """What is there already is not taken for what was asked."""
+    """The files already there are not taken for the requested ones."""
     assert get("somebody/a-model", files=files())[0].returncode == 0
     one_line(get("somebody/a-model", endpoint="http://127.0.0.1:9")[0], "cannot fetch")
 

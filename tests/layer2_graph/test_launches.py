@@ -13,7 +13,7 @@ X = torch.ones(2, 3)
 @pytest.mark.parametrize("run, names", [
     (lambda: X + 1, ["add"]),
     (lambda: X.T.reshape(3, 2), []),                                # views
-    (lambda: X.T.reshape(6), ["clone"]),                            # a copy, where no view will do
+    (lambda: X.T.reshape(6), ["clone"]),                            # a copy, since no view will do
     (lambda: (torch.empty(3), X.new_empty(3), torch.empty_like(X)), []),
     (lambda: X.clone().add_(1), ["clone", "add_"]),                 # in place
     (lambda: batch_norm(X, X[0], X[0]), ["native_batch_norm"]),

@@ -1,4 +1,4 @@
-"""The small model that ships: whole, as its report says, better than its draft, and readable."""
+"""The small model that ships: complete, as its report says, better than its draft, and readable."""
 
 import json
 import re
@@ -89,7 +89,7 @@ def test_transformers_computes_the_same(name, models, told):
     assert (got - want).abs().max() < 1e-3
 
 
-# ---- what it has learnt
+# ---- its quality
 
 
 def test_better_than_its_draft(models, told):
@@ -144,7 +144,7 @@ def test_far_better_than_a_trigram(report):
 
 @pytest.mark.slow
 def test_report_is_what_the_weights_give(report):
-    """The whole judgement again, where this Python's docstrings are those of the report."""
+    """The whole judgement again, if this Python's docstrings are those of the report."""
     texts = {part: corpus(part) for part in ("train", "held out")}
     assert texts["train"].sha256()["stories"] == report["corpus"]["train"]["stories"]
     if {part: found.sha256() for part, found in texts.items()} != report["corpus"]:
@@ -214,9 +214,9 @@ def test_transformers_renders_the_chat():
 
 
 def test_the_grammar_has_5000_pairs_of_a_symbol_and_a_text_that_it_becomes():
-    """Counted is each way to write a symbol, none twice: 12,257. Symbols are many: what goes wrong
-    with a kite and what with a boat are two. Other counts are smaller: different texts are 4,895,
-    and words.py has about a thousand pairs, before nouns are put in.
+    """Each way to write a symbol counts, and none occurs twice: 12,257. There are many symbols: the
+    troubles of a kite and those of a boat are two. Other counts are smaller: there are 4,895
+    different texts, and words.py has about a thousand pairs before nouns are put in.
     """
     rules = grammar()
     pairs = {(symbol, text) for symbol, found in rules.items() for text in found}

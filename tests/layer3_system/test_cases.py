@@ -1,7 +1,7 @@
 """The 34 cases that an engine must handle, by number, and a soak of random steps.
 
 The model is MockLlama: it reads its whole context back from the pages and refuses one that is not
-the sequence's own, and its scores rest on every token of it. `alone` works out what each answer
+the sequence's own, and its scores depend on every token of it. `alone` works out what each answer
 must be, with no engine at all.
 """
 
@@ -51,7 +51,7 @@ def params(max_tokens=8, temperature=0, **others):
 
 
 def run(e, most=2000):
-    """All outputs until nothing is left to do; every invariant after every step."""
+    """All outputs until nothing is left to do; invariants are checked after every step."""
     outputs = []
     for _ in range(most):
         if not e.busy:
@@ -85,7 +85,7 @@ def same_as_alone(*requests):
 
 
 def test_case_01_no_page_left_in_decode():
-    """The newest goes, comes first again, and writes what it would have written anyway."""
+    """The newest is preempted, is next again, and writes what it would have written anyway."""
     e = engine(P=10, pool=BlockPool)
     old, new = [e.submit([n] * 9, params(16, ignore_eos=True))[0] for n in (1, 2)]
     run(e)
@@ -94,7 +94,7 @@ def test_case_01_no_page_left_in_decode():
 
 
 def test_case_02_a_prompt_larger_than_the_pool():
-    """It is refused at once, and those behind it are served."""
+    """It is refused at once, and those after it are served."""
     e = engine(P=4)
     with pytest.raises(RequestError, match="at most 15 tokens.*found 17"):
         e.submit([1] * 17, params(1))
@@ -115,7 +115,7 @@ def test_case_03_a_prompt_at_the_bound():
 
 
 def test_case_04_a_lone_request_outgrows_the_pool():
-    """It ends by length with what it has; it is not preempted for itself again and again."""
+    """It ends by length with what it has; it does not preempt itself again and again."""
     e = engine(P=4)
     (lone,) = e.submit([1] * 5, params(None, ignore_eos=True))
     run(e, 40)
@@ -238,7 +238,7 @@ def test_case_11_one_of_two_owners_goes(how):
 
 
 def test_case_12_the_oldest_free_page_goes_first():
-    """Least recently used first; of one request its last page first."""
+    """Least recently used first; within one request, its last page first."""
     e = engine(P=8)
     a, b = [e.submit([n] * 13, params(1))[0] for n in (1, 2)]
     run(e)
@@ -330,7 +330,7 @@ def test_case_16_chunks(chunk):
 
 
 def test_case_17_steady_arrivals():
-    """Who writes gets a token in every step, however many come."""
+    """A request that writes gets a token in every step, however many come."""
     e = engine(P=200, max_seqs=8, budget=16)
     (early,) = e.submit([1] * 5, params(40, ignore_eos=True))
     e.step()
@@ -344,7 +344,7 @@ def test_case_17_steady_arrivals():
 
 
 def test_case_17_a_long_prompt_before_a_short_answer():
-    """A prompt in parts that came first does not stop those behind it either."""
+    """Nor does a prompt in parts that came first stop those after it."""
     e = engine(P=200, budget=16, chunk=12)
     e.submit([1] * 150, params(1))
     e.step()
@@ -369,7 +369,7 @@ def test_case_17_answers_behind_a_long_prompt():
 
 
 def test_case_18_after_a_preemption():
-    """Nobody is admitted in that step; the victim is next; each goes a few times at most."""
+    """Nothing is admitted in that step; the victim is next; preemptions are few."""
     e = engine(P=12, pool=BlockPool)
     requests = [e.submit([n] * 9, params(24, ignore_eos=True))[0] for n in range(1, 6)]
     before = 0
@@ -479,8 +479,7 @@ def test_case_24_greedy_in_any_batch():
 
 @pytest.mark.parametrize("table", ["triton", "cuda"])
 def test_case_24_on_each_back_end(table, request):
-    """The kernels of a back end, in the simulator without a GPU: PyTorch's tokens, or parted at a
-    tie."""
+    """The kernels of a back end, in the simulator without a GPU: PyTorch's tokens, up to a tie."""
     device.use_best()
     request.addfinalizer(simulator.deactivate_triton if device.gpu() is None else lambda: None)
     nano = load(NANO, kernels(table), torch.float32, device.torch_device())
@@ -538,7 +537,7 @@ def test_case_26_what_ends_an_answer(asked, tokens, reason, text):
     (("threes",), "one two three", 14), (("ab",), "one two three", 14),
 ])
 def test_case_27_a_stop_over_tokens(stops, text, count):
-    """Nothing of it is shown, nothing behind it is kept; what only began like one is shown."""
+    """None of it is shown, and nothing after it; text that only began like one is shown."""
     e = engine(scores=writing(*b"one two three"))
     (request,) = e.submit([97, 98], params(20, stop=stops))
     outputs = run(e)
@@ -599,7 +598,7 @@ def test_case_29_a_sampler_that_writes_to_its_scores():
 
 
 class Guesses:
-    """Guesses of which some are right: it knows the prompt's answer, and lies at every fifth."""
+    """Guesses, some of them right: it knows the prompt's answer, and lies at every fifth."""
 
     def __init__(self, k=3):
         self.k = k
@@ -630,7 +629,7 @@ def test_case_30_guesses_that_are_verified(asked):
 
 
 def test_case_30_guesses_take_no_page_from_anybody():
-    """Where there is no page for guesses they are dropped, and nobody is preempted for them."""
+    """Without pages for guesses they are dropped, and no request is preempted for them."""
     e = engine(P=5, drafter=Guesses(7))
     two = [e.submit([n] * 6, params(m, ignore_eos=True))[0] for n, m in ((1, 11), (2, 2))]
     run(e)
@@ -716,7 +715,7 @@ def torn(k, v):
 
 @pytest.mark.parametrize("wire", [lambda k, v: (k.clone(), v.clone()), torn])
 def test_case_34_pages_from_another_engine(wire):
-    """The same tokens, computed from what came or anew; held until the end, then given back."""
+    """The same tokens, received or recomputed; held until the end, then given back."""
     here, there = engine(), engine(P=30)
     asked = params(9, temperature=1, seed=2, ignore_eos=True)
     request = prefill(here, [5] * 14, asked)
@@ -739,7 +738,7 @@ def test_case_34_pages_from_another_engine(wire):
 
 
 def test_case_34_aborted_while_held():
-    """An abort of what is over leaves its pages to whoever holds them."""
+    """An abort of a finished request leaves its pages to their holders."""
     here = engine()
     request = prefill(here, [5] * 14, params())
     run(here)
@@ -765,7 +764,7 @@ class Cracked(MockLlama):
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_kernel_that_raises(overlap):
-    """That request fails with a word on it; the others go on, and no page is lost."""
+    """That request fails and says why; the others go on, and no page is lost."""
     pool = PrefixPool(64, S)
     e = Engine(Cracked(), ByteTokenizer(), pool, Scheduler(pool, 8, 64), overlap=overlap)
     asked = params(4, ignore_eos=True, min_tokens=4)
@@ -790,8 +789,8 @@ def test_scores_that_are_no_numbers():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_soak(kind):
-    """Random requests, aborts and steps; every invariant after each; then every answer. What went
-    on is what benchmarks/soak.txt says."""
+    """Random requests, aborts and steps; every invariant after each; then every answer. The
+    counts are those in benchmarks/soak.txt."""
     found = soak(kind)
     assert min(found[name] for name in ("abort", "stop", "length", "preempted")) > 10, found
     assert (found["from the cache"] > 100) == (kind != "no prefix cache")

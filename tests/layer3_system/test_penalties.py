@@ -23,7 +23,7 @@ from layer3_system import (
     logprobs_of,
     mock_scores,
 )
-from layer3_system.bare_engine import Draw
+from layer3_system.flight import Draw
 from layer3_system.penalties import adjusted
 from tests.layer3_system.server.http_server import NAME, served
 
@@ -62,7 +62,7 @@ def test_repetition_is_transformers(penalty, output):
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
 @pytest.mark.parametrize("share", [0.01, 0.3, 1.0])
 def test_min_p_is_transformers(temperature, share):
-    """Of what is left after temperature; the likeliest always stays."""
+    """From what temperature leaves; the likeliest always stays."""
     z = scores()
     heated = TemperatureLogitsWarper(temperature)(None, z.clone())
     want = MinPLogitsWarper(share)(None, heated)[0].isfinite()
@@ -136,7 +136,7 @@ class Naive:
 
     def answer(self, count):
         from layer3_system import sample_rows
-        from layer3_system.bare_engine import sampling
+        from layer3_system.flight import sampling
 
         one, p = self.request, self.params
         for _ in range(count):
@@ -175,7 +175,7 @@ def engine(pages=64, drafter=None, overlap=False, **options):
 
 
 class Guesses:
-    """Some right, since it knows the answer, and some wrong."""
+    """Guesses, some right, since it knows the answer, and some wrong."""
 
     def __init__(self, prompt, answer):
         self.tokens = [*prompt, *answer]
@@ -230,7 +230,7 @@ def test_the_likeliest_token_too():
 
 
 def test_log_probabilities_stay_the_models_own():
-    """Of the scores as the model gave them, whatever was done to them before the draw."""
+    """They are of the model's scores, whatever was done to those before the draw."""
     one = engine()
     (asked,) = one.submit(list(PROMPT), params(logprobs=2))
     while one.busy:

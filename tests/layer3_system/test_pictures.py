@@ -1,4 +1,4 @@
-"""The notes of a Recorder, and that the pictures show what is in them."""
+"""The notes of a Recorder, and pictures that show what is in them."""
 
 import json
 from itertools import pairwise
@@ -17,9 +17,10 @@ from layer3_system import (
     Scheduler,
     block_map,
     pages_of,
+    pictures,
     step_timeline,
 )
-from layer3_system.pictures import name_of
+from layer3_system.recorder import name_of
 
 GREEDY = {"temperature": 0, "ignore_eos": True}
 
@@ -158,3 +159,50 @@ def test_steps_are_counted_without_gaps():
     submit(notes, "a", [1], 5)
     history = notes.run()
     assert all(b["step"] == a["step"] + 1 for a, b in pairwise(history))
+
+
+# ---- what lessons open with
+
+
+def texts(figure):
+    return [t.get_text() for axes in figure.axes for t in axes.texts]
+
+
+def test_a_padded_batch_counts_what_is_lost():
+    left, right = pictures.padded_batch([3, 6, 2, 4], [4, 2, 7, 3]).axes
+    assert left.get_title("left") == "the first step: 9 of 24 tokens are padding"
+    assert right.get_title("left") == "all steps: 12 of 28 slot-steps are idle"
+    for axes, lost in ((left, 9), (right, 12)):
+        assert sum(p.get_linestyle() == "--" for p in axes.patches) == lost
+
+
+def test_chunks_make_the_longest_wait_shorter():
+    whole, chunked = pictures.chunk_steps(24, 3, [24, 6]).axes
+    assert "at most 27 tokens" in whole.get_title("left")
+    assert "at most 9 tokens" in chunked.get_title("left")
+    assert [t.get_text() for t in chunked.texts if t.get_text()] == ["6"] * 4
+
+
+def test_equal_pages_have_equal_names_only_after_equal_text():
+    names = [t for t in texts(pictures.hash_chain(
+        {"x": "one two red six te", "y": "one two sad six te"}, 4)) if t.endswith(("…", "name"))]
+    x, y = names[:5], names[5:]
+    assert x[:2] == y[:2] and x[4] == y[4] == "no name"
+    assert len({*x[:4], *y[:4]}) == 6
+
+
+def test_a_call_is_read_between_steps():
+    words = texts(pictures.call_life())
+    assert words.count("letter") == 2 and words.count("event") == words.count("text") == 3
+
+
+def test_a_token_is_drawn_for_each_that_was_asked_for():
+    axes, = pictures.waits(12, [6, 4, 8], 2).axes
+    dots = [len(line.get_xdata()) for line in axes.lines if line.get_marker() == "."]
+    assert dots[:3] == [6, 4, 8]
+
+
+def test_no_more_requests_are_served_than_there_are_seats():
+    served = pictures.clients.served_in_seats([0.0, 0.0, 0.1], [3, 5, 2], 2, 0.1, 0.0)
+    assert [begin for begin, _ in served] == pytest.approx([0.0, 0.0, 0.3])
+    assert [tokens[-1] for _, tokens in served] == pytest.approx([0.3, 0.5, 0.5])

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from lab.judge.adversarial import VALUES, around
+from lab.judge.compare import brief
 from layer1_kernels import Sampling, kernels
 from layer2_graph import Tokenizer, read_config
 from layer2_graph.models import SMALL
@@ -32,7 +33,7 @@ END = 256               # ByteTokenizer's token that ends a text
 
 
 def dealt(alone, both):
-    """The numbers of row 0: so many steps alone, then so many with a neighbour."""
+    """The numbers of row 0: some steps alone, then some with a neighbour."""
     numbers = iter(range(alone + 2 * both))
     first = [next(numbers) for _ in range(alone)]
     return first + [(next(numbers), next(numbers))[0] for _ in range(both)]
@@ -75,6 +76,9 @@ def kept_of(got, z, what):
         f"those that go")
     kept = ~np.isneginf(got)
     changed = np.flatnonzero(kept & (got != z))
+    assert not len(changed) or got[changed].any() or not kept.all() or len(changed) == len(z), (
+        f"{what}: {len(changed)} logits are 0 now, token {changed[0]}'s was {z[changed[0]]:.6g}. "
+        f"What goes is -inf; with a logit of 0 it would still be drawn")
     assert not len(changed), (
         f"{what}: the logit of token {changed[0]} was {z[changed[0]]:.6g}, now it is "
         f"{got[changed[0]]:.6g}. A logit that stays keeps its value, at its place")
@@ -94,12 +98,19 @@ def test_keep_top_p(subject, rng, V, spread):
         n, m = int(want.sum()), int(kept.sum())
         raw = np.sort(np.exp(z.astype(np.float64)))             # from the least likely on
         below = raw.cumsum() - raw
-        why = ("none: the token that reaches the share is kept, so there is always one" if m == 0
+        why = ("none: the token that reaches the share is kept, so there is always one. Is each "
+               "token's own share compared with p? It is their sum" if m == 0
                else "one too few: the token with which the share is reached is kept" if m == n - 1
                else "those that reach p in exp(logit). A share is that over the sum of all"
                if m == max(((raw[::-1].cumsum() - raw[::-1]) < p).sum(), 1) else
                "what is left when one adds up from the least likely on. Begin at the other end"
                if m in (V - (below < p * raw.sum()).sum() + 1, (below < p * raw.sum()).sum())
+               else "those whose own share is p or more. Their shares are to be added up"
+               if m == (raw >= p * raw.sum()).sum() else
+               "those with at least p times the largest share. That is min-p, another rule"
+               if m == (raw >= p * raw.max()).sum() else
+               "the share p of all tokens by number. It is the sum of their shares that is p"
+               if m in (int(p * V), round(p * V), -int(-p * V // 1)) and V > 20
                else "too many" if m > n else "too few")
         raise AssertionError(f"{what}: {n} tokens hold it, from the likeliest on; {m} were kept. "
                              f"These are {why}.")
@@ -145,7 +156,7 @@ def test_keep_top_p__after_top_k(subject):
 
 
 def hard_rows(rng):
-    """{what: logits} on which a plausible answer differs, and none on whose rounding it rests."""
+    """{what: logits} on which a plausible answer differs, and none where its rounding decides."""
     kinds = {"logits below 0 alone": "negative", "0 and -0 among the logits": "signed_zeros",
              "-inf among the logits": "infinite", "logits with all 24 bits": "unrounded"}
     rows = {what: VALUES[kind](rng, (1, 33))[0] for what, kind in kinds.items()}
@@ -201,11 +212,19 @@ def test_draw(subject, rng, V, spread, n):
     shares /= shares.sum()
     tokens = [subject.draw(z, (i + 0.5) / n) for i in range(n)]
     wrong = next((t for t in tokens if not (isinstance(t, int | np.integer) and 0 <= t < V)), None)
-    assert wrong is None, f"draw from {V} logits gave {wrong!r}, expected a token from 0 to {V - 1}"
+    assert wrong is None, (
+        f"draw from {V} logits gave {brief(wrong)}, expected a token from 0 to {V - 1}" + (
+            ": the place before the one at which the sum passes u, or none"
+            if isinstance(wrong, int | np.integer) and wrong == -1 else ""))
+    again = subject.draw(z, 0.5 / n), subject.draw(z, (n // 2 + 0.5) / n)
+    assert again == (tokens[0], tokens[n // 2]), (
+        f"draw from {V} logits: the same u gave token {tokens[0]} and {again[0]}, or "
+        f"{tokens[n // 2]} and {again[1]}. u is the random number: nothing else may be drawn")
     gone = [t for t in tokens if not shares[t]]
     assert not gone, f"draw from {V} logits: token {gone[0]} has the logit -inf, and it was drawn"
     counts = np.bincount(tokens, minlength=V)
     far = np.flatnonzero(np.abs(counts - shares * n) > 1 + 1e-6)
+    book = np.searchsorted(np.cumsum(shares), (np.arange(n) + 0.5) / n, side="right")
     if not len(far):
         assert tokens == sorted(tokens), (
             f"draw from {V} logits: each token has its share, but u = "
@@ -218,7 +237,11 @@ def test_draw(subject, rng, V, spread, n):
            "each token is as likely as any other that is there: a logit is no share, take exp"
            if np.ptp(counts[shares > 0]) <= 2 else
            "u runs to 1 and the sum of exp(z - z.max()) further: multiply u by it"
-           if counts[np.flatnonzero(shares)[-1]] == 0 else "")
+           if counts[np.flatnonzero(shares)[-1]] == 0 else
+           "it is the token after the one at which the sum passes u"
+           if V > 1 and np.mean(tokens == np.minimum(book + 1, V - 1)) > 0.98 else
+           "it is the token before the one at which the sum passes u"
+           if V > 1 and np.mean(tokens == np.maximum(book - 1, 0)) > 0.98 else "")
     raise AssertionError(f"draw from {V} logits: token {t} has a share of {shares[t]:.3g}; of {n} "
                          f"even numbers {counts[t]} drew it, expected {shares[t] * n:.1f}. {why}")
 
@@ -253,6 +276,17 @@ def test_draw__hard(subject, rng):
             assert isinstance(got, int | np.integer) and abs(got - want) <= 50 * far, (
                 f"draw from {what}, u = {u:.8g}: got {got!r}, expected {want}, at which the "
                 f"running sum passes u" + (f": {LOST}" if far else ""))
+
+
+def test_draw__the_largest_u(subject, rng):
+    """Shares that are rounded add up to a little less than 1 as often as not."""
+    u = float(np.nextafter(1, 0))
+    for V in (3, 7, 49, 1000) * 4:
+        z = rng.standard_normal(V).astype(np.float32)
+        got = subject.draw(z, u)
+        assert isinstance(got, int | np.integer) and 0 <= got < V, (
+            f"draw from {V} logits, u = 1 - 2^-53: got {got!r}, which is not a token. Shares that "
+            f"were divided by their sum add up to less than u: compare with u times the whole sum")
 
 
 # ---- rows, beside the kernels' own `sample`
@@ -327,7 +361,7 @@ def test_very_large_logits_and_very_small_temperatures():
 
 
 def test_a_number_rests_on_seed_answer_and_position_alone():
-    """case 23: in any order, as often as one likes; others for another seed, answer or position."""
+    """case 23: in any order, any number of times; others for another seed, answer or position."""
     places = [(seed, index, position) for seed in (0, 1, 2**63, 2**64 - 1) for index in range(3)
               for position in (0, 1, 2, 511)]
     first = {place: uniform(*place) for place in places}
@@ -395,11 +429,21 @@ def each_byte(subject, tokenizer, text):
     assert letters.rest() == ""
 
 
+def test_Detokenizer__a_letter_after_a_stray_byte(subject):
+    """case 28: only the end of a text can lack a byte."""
+    tokenizer = subject.make("layer3_system.testing.mock_llama:ByteTokenizer")
+    (first, piece), _ = shown(subject, tokenizer, [], list(b"\xffa"))
+    assert (first, piece) == ("", BROKEN + "a"), (
+        f"bytes b'\\xffa': {first!r} was shown with the first, then {piece!r}, expected '' and "
+        f"{BROKEN + 'a'!r}. After the letter nothing lacks a byte: a BROKEN within the text is "
+        f"whole, and only one at its end waits")
+
+
 JUNK = [b"a\xff\xfe\xfdb", b"\xf0\x9f\x99 no", b"\x80" * 9 + b"z", b"ok \xf0\x9f"]
 
 
 def test_Detokenizer__bytes_that_are_no_character(subject):
-    """case 28: what never becomes whole is shown in the end, and it holds up the rest for no more
+    """case 28: what never becomes whole is shown in the end, and delays the rest by no more
     than four tokens."""
     tokenizer = subject.make("layer3_system.testing.mock_llama:ByteTokenizer")
     for data in JUNK:
@@ -415,7 +459,9 @@ def test_Detokenizer__bytes_that_are_no_character(subject):
                 f"character has more than 4 bytes: what is not whole by then never will be")
         assert "".join(got) + letters.rest() == want, (
             f"bytes {data!r}: shown {''.join(got)!r} and at the end {letters.rest()!r}, expected "
-            f"{want!r} in all")
+            f"{want!r} in all" + (
+                ". All was shown before the end: what counts as shown must be the text of the "
+                "tokens that are kept, not the last piece" if "".join(got) == want else ""))
 
 
 def test_Detokenizer__by_turns(subject, rng, reference):
@@ -431,8 +477,8 @@ def test_Detokenizer__by_turns(subject, rng, reference):
                  for each in ((first, i), (second, i))]
         beside(subject, reference, prompt, "one answer", alone, "a piece comes too late, or too "
                "soon: what four tokens did not make whole is shown with the fourth")
-        beside(subject, reference, prompt, "two answers by turns", turns, "an answer rests on its "
-               "own tokens alone, not on what came last to another")
+        beside(subject, reference, prompt, "two answers by turns", turns, "an answer depends "
+               "on its own tokens alone, not on what came last to another")
 
 
 def beside(subject, reference, prompt, what, steps, why):
@@ -451,7 +497,7 @@ def beside(subject, reference, prompt, what, steps, why):
 
 
 def test_Detokenizer__asks_decode(subject):
-    """What was handed in writes the tokens, and nothing else does."""
+    """The decode that was handed in writes the tokens, and nothing else does."""
     decoder = subject.make("tokenizers.decoders:Metaspace")
     watched = subject.make("lab.judge.mocks:Watched", decoder.decode)
     letters = subject.Detokenizer(watched, ["▁Say"])
@@ -463,7 +509,7 @@ def test_Detokenizer__asks_decode(subject):
 
 
 def test_Detokenizer__a_prompt_that_ends_inside_a_character(subject):
-    """case 28: its character is the prompt's; the answer begins behind it."""
+    """case 28: its character is the prompt's; the answer begins after it."""
     tokenizer = subject.make("layer3_system.testing.mock_llama:ByteTokenizer")
     face = list("🙂".encode())
     got, _ = shown(subject, tokenizer, [65, *face[:2]], [*face[2:], 66])
@@ -479,7 +525,7 @@ def test_Detokenizer__words_need_what_is_before_them(subject):
     got, _ = shown(subject, decoder, ["▁Say"], words)
     assert got == [" Tom", " and", " Ida", " run"], (
         f"Tokens {words} after a prompt: shown {got}. This tokenizer writes the blank of a word "
-        f"only behind another token, so decode a token together with those before it")
+        f"only after another token, so decode a token together with those before it")
 
 
 def test_Detokenizer__decodes_only_the_newest(subject):
@@ -491,7 +537,7 @@ def test_Detokenizer__decodes_only_the_newest(subject):
     assert text == "".join(chr(97 + i % 26) for i in range(300))
     most = max(len(tokens) for (tokens,) in watched.calls)
     assert most <= 16, (
-        f"After 300 tokens {most} were decoded at once: an answer of n tokens costs n² so. What "
+        f"After 300 tokens {most} were decoded at once: then an answer of n tokens costs n². What "
         f"was shown while all was whole need not be decoded again, except the last of it")
 
 
@@ -530,7 +576,7 @@ def test_a_prompt_is_not_cut_inside_a_character():
     for faces in range(1, 5):
         letters = Detokenizer(decode, list(("🙂" * faces).encode()))
         got = [letters.add(token) for token in "🙃é".encode()]
-        assert got == ["", "", "", "🙃", "", "é"], f"behind {faces} faces"
+        assert got == ["", "", "", "🙃", "", "é"], f"after {faces} faces"
 
 
 # ---- StopStrings
@@ -567,6 +613,8 @@ def test_StopStrings(subject):
         shown, stop = "".join(got), watch.found
         if stop is None:
             shown += watch.rest()
+        assert stop is None or stop in stops, (
+            f"{what}: found is {stop!r}; it is one of the stops, as a text")
         assert found is not None or stop is None, f"{what}: stopped at {stop!r}, which is not there"
         assert stop is None or stop == found, \
             f"{what}: stopped at {stop!r}; {found!r} comes earlier in the text"
@@ -574,9 +622,11 @@ def test_StopStrings(subject):
             so_far, read = "".join(got[:i + 1]), "".join(parts[:i + 1])
             if want.startswith(so_far):
                 continue
-            why = ("Something is missing: what was held back is text where it became no stop"
+            why = ("The stop itself was shown: it is dropped, and all text after it"
+                   if found and so_far.startswith(want + found) else
+                   "Something is missing: text that was held back and became no stop must be shown"
                    if not text.startswith(so_far) else
-                   f"Its end may be the begin of the stop {found!r}: hold it back"
+                   f"Its end may be the beginning of the stop {found!r}: hold it back"
                    if len(read) < len(want + (found or "")) else
                    f"The stop {found!r} is whole with this piece; it began in an earlier one")
             raise AssertionError(f"{what}: by piece {i}, {parts[i]!r}, {so_far!r} was shown. {why}")
@@ -587,7 +637,7 @@ def test_StopStrings(subject):
 
 
 def test_StopStrings__holds_back_no_more_than_it_must(subject):
-    """case 27: at most the longest stop less one; and only what may be the begin of one."""
+    """case 27: at most the longest stop less one; and only what may be the beginning of one."""
     stops = ["</answer>", "\nUser:"]
     watch, shown, text = subject.StopStrings(stops), "", "a < b and\nUs two </ans> so </answe"
     for i, letter in enumerate(text):
@@ -607,7 +657,7 @@ def test_StopStrings__holds_back_no_more_than_it_must(subject):
 
 
 def test_StopStrings__of_two_that_begin_alike(subject):
-    """The longer begin is what must be held back."""
+    """The longer beginning must be held back."""
     got, watch = pieces_of(subject, ["ab!", "babab?"], list("babab."))
     assert "".join(got) + watch.rest() == "babab."
     got, watch = pieces_of(subject, ["b!", "babab?"], list("xbabab?y"))
@@ -617,7 +667,7 @@ def test_StopStrings__of_two_that_begin_alike(subject):
 
 
 def test_StopStrings__where_two_meet(subject):
-    """A stop that is whole ends the text at once, though a longer one may begin alike. Of two whole
+    """A stop that is whole ends the text at once, though a longer one may begin so. Of two whole
     ones that begin at one place either may be named."""
     for parts in (["xab"], ["x", "a", "b"], ["xa", "b"]):
         got, watch = pieces_of(subject, ["abc", "ab"], parts)
@@ -633,7 +683,7 @@ def test_StopStrings__where_two_meet(subject):
         got, watch = pieces_of(subject, stops, parts)
         assert watch.rest() == "", (
             f"stops {stops}, text in pieces {parts}: after the stop rest() is {watch.rest()!r}, "
-            f"expected nothing: the stop and what is behind it are dropped")
+            f"expected nothing: the stop and all text after it are dropped")
     text = "a" * 40_000
     got, watch = pieces_of(subject, ["ab"], [text, "c"])
     assert "".join(got) == text + "c", "stops ['ab'], a piece of 40,000 letters: not all was shown"
@@ -662,7 +712,7 @@ def read_by_the_book(stops, text):
 
 
 def test_StopStrings__unseen(subject, rng):
-    """Of three letters, so that much looks like the begin of a stop; none is within another."""
+    """Of three letters, so that much looks like the beginning of a stop; none is within another."""
     def word(least, most):
         return "".join(rng.choice(list("abc"), int(rng.integers(least, most))))
 

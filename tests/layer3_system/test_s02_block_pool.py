@@ -62,7 +62,7 @@ def judge_prediction(got, shared, n, prompt, answer, S):
             "A last page that the prompt fills in part is not shared any more once each answer "
             "writes its own tokens into it.",
         (full + n * up(answer), apart):
-            "An answer does not begin with a page of its own: its first tokens go behind the "
+            "An answer does not begin with a page of its own: its first tokens go after the "
             "prompt's last ones, where these leave room.",
         (full + n * each, apart): "The prompt's full pages are counted again for each answer.",
         (up(prompt) + n * up(answer), n * (up(prompt) + up(answer))):
@@ -87,7 +87,7 @@ def test_slots_of(subject, agree):
         got = len(subject.slots_of(table, begin, end, S))
         assert got == end - begin, (
             f"slots_of table {table}, begin {begin}, end {end}, pages of {S}: {got} slots, "
-            f"expected {end - begin}: from begin on, and end is the first token that is not asked "
+            f"expected {end - begin}: from begin on, and end is the first token that is not wanted "
             f"for")
     for table, begin, end, S in TABLES:
         tokens = list(range(begin, end))
@@ -97,7 +97,7 @@ def test_slots_of(subject, agree):
               at=lambda i, tokens=tokens, S=S: f"token {tokens[i[0]]}, entry {tokens[i[0]] // S} "
                                                f"of the table",
               mistakes={
-                  "the table is not asked: a slot is a place in the pool, not in the sequence":
+                  "the table is not used: a slot is a place in the pool, not in the sequence":
                       tokens,
                   "a page number is taken for a slot: page p begins at slot p · S":
                       [table[i // S] + i % S for i in tokens],
@@ -105,7 +105,17 @@ def test_slots_of(subject, agree):
                       [table[i % S % len(table)] * S + i // S for i in tokens],
                   "the place within the page is forgotten": [table[i // S] * S for i in tokens],
                   "tokens are counted from 0, not from begin":
-                      [table[i // S] * S + i % S for i in range(end - begin)]})
+                      [table[i // S] * S + i % S for i in range(end - begin)],
+                  "the place in the page is counted from begin, not from the first token":
+                      [table[i // S] * S + (i - begin) % S for i in tokens],
+                  "the entry of the table is counted from begin, not from the first token":
+                      [table[(i - begin) // S] * S + i % S for i in tokens],
+                  "slots go on behind the first one, as if the table's pages were neighbours":
+                      [table[begin // S] * S + i - begin // S * S for i in tokens],
+                  "page p begins at slot p · S, not at p times the length of the table":
+                      [table[i // S] * len(table) + i % S for i in tokens],
+                  "the table is sorted; its order is that of the sequence":
+                      [sorted(table)[i // S] * S + i % S for i in tokens]})
 
 
 def test_slots_of__hard(subject, unseen, rng):
@@ -229,9 +239,16 @@ class Beside:
         check_pool(SimpleNamespace(P=self.book.P, refs=refs, free=free), self.right)
 
 
+def watch_evict(subject, pool):
+    """Its evict does nothing from now on, and keeps the pages that it is called of."""
+    evict = subject.make("lab.judge.mocks:Watched", None, None)
+    subject.make("builtins:setattr", pool, "evict", evict)
+    return evict
+
+
 def after_counts(mine, right):
     return "Its count must fall with each table that lets it go." if mine > right else \
-        "Somebody who holds it still was forgotten."
+        "A table that still holds it was forgotten."
 
 
 def soak(subject, rng, methods, steps, P=24, S=4):
@@ -303,8 +320,7 @@ def test_BlockPool_grow(subject):
 def test_BlockPool_grow__takes_its_pages(subject):
     """A pool that caches what is in its pages drops it in `evict`, which `take` calls."""
     pool = subject.BlockPool(6, 4)
-    evict = subject.make("lab.judge.mocks:Watched", None, None)
-    subject.make("builtins:setattr", pool, "evict", evict)
+    evict = watch_evict(subject, pool)
     table = subject.make("collections:UserList", [])
     pool.grow(table, 9)
     pages = [page for (page,) in evict.calls]
@@ -327,17 +343,26 @@ def test_BlockPool_grow__token_by_token(subject):
             assert len(table) == len(right), (
                 f"{of}: it has {len(table)} pages now, expected {len(right)}. " +
                 ("The pages that it has already are not counted." if len(table) > len(right) else
-                 "No slot for the new token."))
+                 refusal(got, -(-N // S), len(before), beside.free)))
             assert got is want, f"{of}: got {got!r}, expected {want}"
             beside.compare(of)
         slots = [page * S + i for table in beside.tables for page in table for i in range(S)]
         assert len(slots) == len(set(slots)), "BlockPool.grow: two tokens have one slot"
 
 
+def refusal(got, need, held, free):
+    """Why a table got no page for a new token."""
+    if got is False and need - held <= len(free) < need:
+        return (f"It is refused: {need} pages are needed in all, and {len(free)} are free; but "
+                f"{held} of them the table holds already, and only the missing ones must be free.")
+    return "No slot for the new token."
+
+
 def test_BlockPool_grow__all_or_nothing(subject):
     """Too few pages: nothing is taken. As many as are needed: all of them are."""
     for N, free in ((17, 2), (9, 0)):
         beside = Beside(subject, 2 + free, 4, [[0, 1]])
+        evict = watch_evict(subject, beside.pool)
         got, _ = beside.call("grow", 0, N)
         of = f"BlockPool.grow of [0, 1] to {N} tokens, pages of 4, {free} free"
         (table,) = beside.tables
@@ -347,7 +372,13 @@ def test_BlockPool_grow__all_or_nothing(subject):
         assert table == [0, 1] and got is False, (
             f"{of}: got {got!r} and the table {table}, expected False and [0, 1]. A sequence that "
             f"cannot go on must not keep what others could use: all or nothing.")
-        beside.compare(of)
+        beside.compare(of, order={
+            (3, 2): "Pages were taken, and given back when they did not suffice: they have changed "
+                    "places, and evict was called of them. Count first, then take."})
+        pages = [page for (page,) in evict.calls]
+        assert not pages, (
+            f"{of}: pages {pages} were taken and given back: they are free again, but take() "
+            f"evicted them, so their contents are lost. Count before you take any.")
     beside = Beside(subject, 4, 4, [[0, 1]])
     got, _ = beside.call("grow", 0, 16)
     assert got is True and beside.tables == [[0, 1, 2, 3]], (
@@ -394,23 +425,27 @@ def test_BlockPool_grow__soak(subject, rng):
 
 
 def test_BlockPool_release(subject):
-    """case 12: a table becomes free from its tail, behind all that was free before."""
+    """case 12: a table becomes free from its tail, after all that was free before."""
     beside = Beside(subject, 6, 4, [[2, 0, 1]])
     beside.call("release", 0)
     of = "BlockPool.release of [2, 0, 1], and 3, 4, 5 were free"
     beside.compare(of, tables={
         (2, 0, 1): "The table still names pages that are not its own any more: empty it, the list "
                    "itself."}, order={
-        (3, 4, 5): "Nobody holds 0, 1 and 2 now, and nobody can take them: lost for good.",
-        (3, 4, 5, 2, 0, 1): "The begin of the text became free first, so it is lost first. But it "
-                            "is what others may want again.",
-        (2, 0, 1, 3, 4, 5): "They stand in front: what was given back last is taken first, and "
-                            "what is old stays. Put them behind.",
-        (0, 1, 2, 3, 4, 5): "Free pages are not sorted: their order is the one of giving back."})
+        (3, 4, 5): "0, 1 and 2 are in no table and not free: lost for good.",
+        (3, 4, 5, 2, 0, 1): "The beginning of the text became free first, so it is lost first. But "
+                            "it is what others may want again.",
+        **dict.fromkeys([(2, 0, 1, 3, 4, 5), (1, 0, 2, 3, 4, 5)],
+                        "They stand in front: what was given back last is taken first, and what is "
+                        "old stays. Put them last."),
+        (3, 4, 5, 0, 1, 2): "Pages come back by their numbers; they should by their places in the "
+                            "table, the last one first.",
+        (0, 1, 2, 3, 4, 5): "Free pages are not sorted: they stay in the order in which they "
+                            "came back."})
 
 
 def test_BlockPool_release__case_11(subject):
-    """case 11: shared pages, one owner leaves: a count less, and the other keeps all of its own."""
+    """case 11: shared pages, one owner leaves: one count fewer; the other keeps all of its own."""
     beside = Beside(subject, 6, 4, [[0, 1, 2], [0, 1, 3], [0, 4]])
     for t, others in ((0, "two others hold 0, one holds 1"), (1, "one other holds 0"),
                       (2, "nobody")):
@@ -420,7 +455,7 @@ def test_BlockPool_release__case_11(subject):
         stolen = [page for page in free if beside.book.refs[page]]
         why = "a table was let go, not all of them: one less, not 0" if stolen and \
             beside.pool.refs[stolen[0]] == 0 else "a count of 1 is a holder still; at 0 it is " \
-            "nobody's" if stolen == [1] else "whoever takes it writes over that one's tokens"
+            "nobody's" if stolen == [1] else "its next holder overwrites that one's tokens"
         assert not stolen, (f"BlockPool.release of {table}, {others}: page {stolen[0]} is free "
                             f"now, and another table names it: {why}.")
         beside.compare(f"BlockPool.release of {table}, {others}")
@@ -433,8 +468,8 @@ def test_BlockPool_release__hard(subject):
         try:
             beside.call("release", t)
         except Raised as error:
-            raise AssertionError(f"BlockPool.release of {what}: it raised {error}. Who has no page "
-                                 f"gives none back: that is no mistake") from None
+            raise AssertionError(f"BlockPool.release of {what}: it raised {error}. A table without "
+                                 f"pages gives none back: that is not a mistake") from None
         beside.compare(f"BlockPool.release of {what}")
     beside = Beside(subject, 33_000, 1)
     beside.add([])
@@ -465,6 +500,38 @@ def test_BlockPool_release__who_is_next(subject):
         f"expected [4, 3, 2, 1, 0]: what was given back first, and of that the tail first")
 
 
+def test_BlockPool_release__contents_stay(subject):
+    """A page is evicted when it is taken, not when it becomes free: until then others find it."""
+    beside = Beside(subject, 6, 4, [[2, 0, 1]])
+    evict = watch_evict(subject, beside.pool)
+    beside.call("release", 0)
+    pages = [page for (page,) in evict.calls]
+    assert not pages, (
+        f"BlockPool.release of [2, 0, 1]: evict was called of {pages}. A free page keeps its "
+        f"contents until it is taken; a pool that knows them could not find them again")
+
+
+def test_BlockPool_release__shared_anywhere(subject, rng):
+    """After copies on write, the shared page of a table may be its first, its last or between."""
+    cases = [[[0, 1], [2, 1]], [[0, 1, 2], [3, 1, 4]]]
+    for _ in range(12):
+        tables = [rng.permutation(7)[:n].tolist() for n in rng.integers(1, 6, 4)]
+        number = {page: i for i, page in enumerate(dict.fromkeys(sum(tables, [])))}
+        cases.append([[number[page] for page in table] for table in tables])
+    for tables in cases:
+        beside = Beside(subject, 9, 4, tables)
+        for t in [0, *(rng.permutation(len(tables) - 1) + 1).tolist()]:
+            table = list(beside.right[t])
+            others = [each for each in beside.right if each and each is not beside.right[t]]
+            beside.call("release", t)
+            what, free = f"BlockPool.release of {table}, others hold {others}", beside.free
+            lost = [page for page in table if not beside.book.refs[page] and page not in free]
+            assert not lost, (
+                f"{what}: nobody holds page {lost[0]} now, and it is not free. Each page counts by "
+                f"itself, whether the ones beside it in the table are shared or not")
+            beside.compare(what)
+
+
 def test_BlockPool_release__soak(subject, rng):
     soak(subject, rng, ["release"], 1500)
 
@@ -473,7 +540,7 @@ def test_BlockPool_release__soak(subject, rng):
 
 
 def test_BlockPool_copy_on_write(subject):
-    """Shared: another page instead, one holder less of the old one, and the others see nothing."""
+    """Shared: another page instead, one holder fewer for the old one; the others see nothing."""
     for tables, place in (([[0, 1, 2]] * 3, 0), ([[0, 1, 2], [0, 1, 2]], 2),
                           ([[0, 1], [0, 2], [0]], 0), ([[0, 1, 2], [0, 1, 2]], 1),
                           ([[0, 1, 2], [0, 1]], 1)):
@@ -490,6 +557,13 @@ def test_BlockPool_copy_on_write(subject):
         assert got != (new, old), \
             f"{of}: got {got}, expected {old, new}: from the old page to the new one"
         assert got == (old, new), f"{of}: got {got!r}, expected {old, new}"
+        count, right = beside.pool.refs[old], beside.book.refs[old]
+        assert count != 1 or right == 1, (
+            f"{of}: page {old} counts 1, expected {right}: the count falls by one, and is not set "
+            f"to 1: {right} tables still hold the page")
+        assert beside.pool.refs[new] == 1, (
+            f"{of}: the new page {new} counts {beside.pool.refs[new]}, expected 1: `take` counts "
+            f"its one holder already")
         beside.compare(of, {tuple(tables[0]): f"The table still names page {old}: the write would "
                                               f"go there, and the copy to {new} was for nothing."})
 
@@ -501,8 +575,25 @@ def test_BlockPool_copy_on_write__alone(subject):
         got, _ = beside.call("copy_on_write", 0, 1)
         assert got is None, (
             f"copy_on_write of page 1 of [0, 1], which no other table has: got {got}, expected "
-            f"None. A copy would cost a page and its bytes, for nobody.")
+            f"None." + " A copy would cost a page and its bytes, for nothing." * (
+                isinstance(got, (tuple, list))))
         beside.compare("copy_on_write of a page that no other table has")
+
+
+def test_BlockPool_copy_on_write__page_and_place(subject):
+    """Entry `place` of the table names a page of another number, held by more or fewer tables."""
+    for tables, place in (([[2, 0, 1], [0], [2]], 1), ([[1, 2], [0], [0], [2]], 0),
+                          ([[2, 0, 3], [1], [3]], 2)):
+        beside = Beside(subject, 6, 4, tables)
+        page, counts = tables[0][place], beside.pool.refs
+        got, want = beside.call("copy_on_write", 0, place)
+        of = f"copy_on_write of entry {place} of table 0, tables {tables}"
+        assert got == want, (
+            f"{of}: got {got}, expected {want}. The entry names page {page}, which counts "
+            f"{counts[page]}" + (
+                f"; page {place} counts {counts[place]}: `place` is taken for the page's number"
+                if (got is None) == (counts[place] == 1) != (want is None) else ""))
+        beside.compare(of)
 
 
 def test_BlockPool_copy_on_write__last_one_keeps_it(subject):
@@ -541,8 +632,20 @@ def test_BlockPool_copy_on_write__no_free_page(subject):
     beside.compare("copy_on_write without a free page raised; before that nothing may change")
 
 
+def test_BlockPool_copy_on_write__evicts_the_new_page(subject):
+    """What was in the page that is copied to is gone; the old page keeps its contents."""
+    beside = Beside(subject, 6, 4, [[0, 1], [0, 1]])
+    evict = watch_evict(subject, beside.pool)
+    beside.call("copy_on_write", 0, 1)
+    pages = [page for (page,) in evict.calls]
+    assert pages == [2], (
+        f"copy_on_write of page 1 of [0, 1], which another table has: evict was called of "
+        f"{pages}, expected [2]: the page that is copied to comes from `take`, which evicts it, "
+        f"and the old page still holds the other's text")
+
+
 def test_BlockPool_copy_on_write__far(subject):
-    """A page far behind in a long table, and the last free page."""
+    """A page far down a long table, and the last free page."""
     beside = Beside(subject, 33_000, 1)
     beside.add([])
     beside.call("grow", 0, 32_999)

@@ -1,6 +1,6 @@
 """Graders of s03. Counts are compared with every slot-step written down, or every draw tried."""
 
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 
 import numpy as np
 import pytest
@@ -47,38 +47,82 @@ def test_predict_useful_share(subject):
 # ---- padded_tokens
 
 
-TRACES = [([3, 5, 4, 9], 2), ([3, 5, 2, 7, 1], 2), ([4], 3), ([6, 6, 6], 3),
-          ([1, 9, 9, 2, 2, 2, 30], 3), ([8, 3, 5], 1), ([2, 11], 8)]
+# On the first three hardly two mistakes give the same number: full batches, then a last small one.
+TRACES = [([13, 4, 14, 6, 10, 5, 11, 4, 11], 3), ([6, 9, 5, 10, 1, 16, 4, 21, 4], 6),
+          ([9, 6, 7, 2, 20, 8, 23, 6, 24], 6), ([3, 5, 4, 9], 2),
+          ([3, 5, 2, 7, 1], 2), ([4], 3), ([6, 6, 6], 3), ([1, 9, 9, 2, 2, 2, 30], 3),
+          ([8, 3, 5], 1), ([2, 11], 8)]
 
 
 def split(lens, B, last=True):
     return [lens[i:i + B] for i in range(0, len(lens), B) if last or i + B <= len(lens)]
 
 
+def misread(lens, B, whose):
+    """{how the batches are made instead: [batch]}"""
+    batches = -(-len(lens) // B)
+    each = range(0, len(lens), B)
+    return {
+        f"{whose} are sorted first, the shortest in front": split(sorted(lens), B),
+        f"{whose} are sorted first, the longest in front": split(sorted(lens, reverse=True), B),
+        f"batches of {whose} are made equally large: each but the last has B":
+            split(lens, -(-len(lens) // batches)),
+        "every k-th shares a batch, not B that follow each other":
+            [lens[i::batches] for i in range(batches)],
+        "a batch begins at each place, not at every B-th":
+            [lens[i:i + B] for i in range(len(lens))],
+        "a batch takes one more than B": [lens[i:i + B + 1] for i in each],
+        "a batch takes one less than B": [lens[i:i + B - 1] for i in each if lens[i:i + B - 1]],
+        "B is ignored: all are one batch": [lens],
+    }
+
+
+def told_apart(mistakes):
+    """Two mistakes that give the same number here are both named."""
+    names = {}
+    for name, value in mistakes.items():
+        names.setdefault(round(float(value), 9), []).append(name)
+    return {", or when ".join(some): value for value, some in names.items()}
+
+
 @pytest.mark.parametrize("prompts, B", TRACES)
 def test_padded_tokens(subject, agree, prompts, B):
-    rows = [["token"] * n + ["padding"] * (max(batch) - n)
-            for batch in split(prompts, B) for n in batch]
+    batches = split(prompts, B)
+    rows = [["token"] * n + ["padding"] * (max(batch) - n) for batch in batches for n in batch]
     want = sum(row.count("padding") for row in rows)
+    others = {how: sum(len(b) * max(b) for b in some) - sum(prompts)
+              for how, some in misread(prompts, B, "prompts").items()}
     agree(subject.padded_tokens(list(prompts), B), want, "exact",
-          f"padded_tokens of prompts {prompts}, B = {B}", at=lambda i: "the count", mistakes={
+          f"padded_tokens of prompts {prompts}, B = {B}", at=lambda i: "the count",
+          mistakes=told_apart({
               "every prompt is as wide as the longest of the trace, not of its batch":
                   sum(max(prompts) - n for n in prompts),
               "all that is computed is counted, the prompts' own tokens too": sum(map(len, rows)),
-              "places of the last batch that nobody holds are padded, too":
-                  sum(B * max(batch) - sum(batch) for batch in split(prompts, B)),
-              "the last batch, which is full, is forgotten":
-                  sum(len(b) * max(b) for b in split(prompts, B)[:-1]) - sum(prompts),
-              "prompts behind the last full batch are not padded":
-                  sum(len(b) * max(b) - sum(b) for b in split(prompts, B, last=False))})
+              "places of the last batch without a prompt are padded, too":
+                  sum(B * max(batch) - sum(batch) for batch in batches),
+              "the last batch is left out, and its prompts are taken off all the same":
+                  sum(len(b) * max(b) for b in batches[:-1]) - sum(prompts),
+              "prompts after the last full batch are not padded":
+                  sum(len(b) * max(b) - sum(b) for b in split(prompts, B, last=False)),
+              "prompts that are padded are counted, not the tokens of their padding":
+                  sum(n < max(b) for b in batches for n in b),
+              "only the shortest of each batch is padded": sum(max(b) - min(b) for b in batches),
+              "a batch is as wide as its shortest prompt":
+                  sum(len(b) * min(b) for b in batches) - sum(prompts),
+              "the tokens computed are taken off those asked for, not the other way round": -want,
+              "it is the mean of the batches, not their sum": want / len(batches),
+              "it is a share of the tokens computed, not their number": want / sum(map(len, rows)),
+          } | others))
 
 
 def drawn(rng, unseen, name):
-    """Small lists, many with ties, ones and full last batches; then lengths past 31 bits."""
+    """Small lists, many with ties, ones and full last batches; then lengths past 31 bits, where no
+    right answer counts step by step."""
     for _ in range(80):
         count, most, B = rng.integers((1, 2, 1), (10, 7, 6)).tolist()
         unseen(name, rng.integers(1, most, count).tolist(), B)
-    for lens, B in (([2**31, 1, 2**31 + 5], 2), ([2**33] * 3, 2), ([40_000] * 9, 4), ([1], 2**31)):
+    long = [([2**31, 1, 2**31 + 5], 2), ([2**33] * 3, 2)] if name != "static_steps" else []
+    for lens, B in [*long, ([40_000] * 9, 4), ([1], 2**31)]:
         unseen(name, lens, B)
 
 
@@ -102,16 +146,36 @@ def test_static_steps(subject, agree, outputs, B):
         while any(n > 0 for n in left):         # a step, one token for each place that is not done
             left, want = [n - 1 for n in left], want + 1
     batches = split(outputs, B)
+    others = {how: sum(map(max, some)) for how, some in misread(outputs, B, "answers").items()}
+    last = {"the last batch is forgotten, though it is full": sum(map(max, batches[:-1]))} \
+        if len(batches[-1]) == B else {}
     agree(subject.static_steps(list(outputs), B), want, "exact",
-          f"static_steps of answers {outputs}, B = {B}", at=lambda i: "the count", mistakes={
+          f"static_steps of answers {outputs}, B = {B}", at=lambda i: "the count",
+          mistakes=told_apart({
               "a batch ends with its shortest answer": sum(map(min, batches)),
               "the step of the prompts is counted beside the answers': it gives a token already":
                   want + len(batches),
+              "the step of the prompts is not counted, though it gives the first token":
+                  want - len(batches),
               "the longest of the trace is counted for all batches": max(outputs),
+              "each batch lasts as long as the longest answer of the trace":
+                  max(outputs) * len(batches),
               "answers follow each other instead of sharing steps": sum(outputs),
-              "answers behind the last full batch take no steps":
+              "a place that becomes free gets the next answer: a batch waits until all are done":
+                  refilled(outputs, B),
+              "no place is ever idle: the tokens are divided by B": -(-sum(outputs) // B),
+              "slot-steps are counted, B of them a step": B * want,
+              "answers after the last full batch take no steps":
                   sum(map(max, split(outputs, B, last=False))),
-              "the last batch is forgotten, though it is full": sum(map(max, batches[:-1]))})
+          } | last | others))
+
+
+def refilled(lens, B):
+    """Steps where each place takes the next answer as soon as it is free."""
+    ends = [0] * B
+    for n in lens:
+        ends[ends.index(min(ends))] += n
+    return max(ends)
 
 
 def test_static_steps__drawn(unseen, rng):
@@ -126,26 +190,50 @@ def test_static_steps__unseen(unseen, rng):
 # ---- expected_longest
 
 
+# The first tells most mistakes apart: lengths in no order, two of them equal, and three draws.
 @pytest.mark.parametrize("lens, B", [
-    ([4, 1, 9], 2), ([7, 2, 2, 30], 3), ([5], 4), ([3, 8, 1, 1, 6], 1), ([12, 12, 1], 5)])
+    ([20, 4, 7, 12, 20], 3), ([4, 1, 9], 2), ([7, 2, 2, 30], 3), ([5], 4), ([3, 8, 1, 1, 6], 1),
+    ([12, 12, 1], 5)])
 def test_expected_longest(subject, agree, lens, B):
-    n, chance = len(lens), [(i / len(lens)) ** B for i in range(len(lens) + 1)]
-    tried = [max(draws) for draws in product(lens, repeat=B)]
+    n, ordered = len(lens), sorted(lens)
+    chance = [(i / n) ** B for i in range(n + 1)]
+    draws = list(product(lens, repeat=B))
+    want = np.mean([max(some) for some in draws])
     mistakes = {
         "one length is drawn, not B": np.mean(lens),
+        "B - 1 lengths are drawn": np.mean([max(some, default=0)
+                                            for some in product(lens, repeat=B - 1)]),
         "the longest of all is taken, which B draws may miss": max(lens),
+        "i / n is rounded down, with //": max(lens),
         "the lengths are not in order": sum(
             x * (chance[i + 1] - chance[i]) for i, x in enumerate(lens)),
+        "the lengths, or the chances, are in descending order: it is the shortest of the draws":
+            np.mean([min(some) for some in draws]),
         "the chance of i or fewer is taken for the chance of i": sum(
-            x * chance[i + 1] for i, x in enumerate(sorted(lens))),
+            x * chance[i + 1] for i, x in enumerate(ordered)),
         "a chance belongs to the next longer length": sum(
-            x * (chance[i] - chance[max(i - 1, 0)]) for i, x in enumerate(sorted(lens))),
+            x * (chance[i] - chance[max(i - 1, 0)]) for i, x in enumerate(ordered)),
+        "i counts the lengths from 0: the shortest has i = 1": sum(
+            x * ((i / n) ** B - ((i - 1) / n) ** B) for i, x in enumerate(ordered)),
+        "equal lengths are counted once": np.mean(
+            [max(some) for some in product(set(lens), repeat=B)]),
+        "chances are multiplied by B, not raised to the power B": B * np.mean(lens),
+        "1 / n is raised to the power B: the two chances are subtracted after the power":
+            sum(lens) / n ** B,
+        "the longest length is left out": sum(
+            x * (chance[i + 1] - chance[i]) for i, x in enumerate(ordered[:-1])),
+        "the lengths lie evenly between 0 and the longest": max(lens) * B / (B + 1),
+        "it is rounded to a whole number": round(want),
+        "it is rounded down to a whole number": int(want),
     }
+    if n > 1:
+        mistakes["n is one too small"] = sum(
+            x * ((i / (n - 1)) ** B - ((i - 1) / (n - 1)) ** B) for i, x in enumerate(ordered, 1))
     if n >= B:
         mistakes["no length is drawn twice"] = np.mean([max(c) for c in combinations(lens, B)])
-    agree(subject.expected_longest(list(lens), B), np.mean(tried), "float64",
+    agree(subject.expected_longest(list(lens), B), want, "float64",
           f"expected_longest of {B} draws from {lens}", at=lambda i: "the expected length",
-          mistakes=mistakes)
+          mistakes=told_apart(mistakes))
 
 
 def test_expected_longest__drawn(unseen, rng):
@@ -191,18 +279,33 @@ def test_best_batches(subject, lens, B):
     for i in places:
         assert i in range(len(lens)), (
             f"{what}: {i} is no place in the list of {len(lens)}"
-            f"{'. Is it a length?' if i in lens else ''}")
-        assert places.count(i) == 1, f"{what}: the request at place {i} is in two batches"
-    for i in range(len(lens)):
-        assert i in places, f"{what}: the request at place {i}, with {lens[i]} tokens, is in none"
+            f"{'. Is it a length?' if i in lens else ''}"
+            f"{'. Is a length beside the place?' if isinstance(i, tuple) else ''}"
+            f"{'. Places count from 0' if i == len(lens) and 0 not in places else ''}")
     for batch in got:
         assert len(batch) <= B, \
             f"{what}: the batch {list(batch)} has {len(batch)} requests for {B} places"
+    for i in places:
+        equal = " It has the length of another: is its place looked up by its length?" \
+            if lens.count(lens[i]) > 1 else ""
+        assert places.count(i) == 1, f"{what}: the request at place {i} is in two batches.{equal}"
+    absent = [lens[i] for i in range(len(lens)) if i not in places]
+    last = " It has the shortest answer: is the last batch left out where it is not full?" \
+        if absent == sorted(lens)[:1] else ""
+    for i in range(len(lens)):
+        assert i in places, \
+            f"{what}: the request at place {i}, with {lens[i]} tokens, is in none.{last}"
     steps, best = sum(max(lens[i] for i in batch) for batch in got if batch), fewest(lens, B)
     short = sorted(lens)
+    batches = sorted(([lens[i] for i in batch] for batch in got if batch), key=max, reverse=True)
+    ranks = np.argsort(np.argsort([-n for n in lens])).tolist()
+    together = all(min(a) >= max(b) for a, b in pairwise(batches))
     why = ("They are as they came." if [sorted(b) for b in got] == split(list(range(len(lens))), B)
+           else "These are ranks in the order of lengths. The places of the requests are asked for."
+           if places in (ranks, [len(lens) - 1 - rank for rank in ranks])
            else "The small batch has the longest answer: it could take others along."
            if steps == sum(map(max, split(short, B)))
+           else "A batch has a free place, and a shorter answer is in a batch after it." if together
            else "Long ones are beside short ones, not beside each other.")
     assert steps == best, f"{what}: {steps} steps, and {best} are enough. {why}"
 
@@ -332,7 +435,7 @@ def test_nobody_is_admitted_while_somebody_runs():
 
 
 def test_whoever_runs_gets_a_token_a_step():
-    """Case 17, for those that run. Those that wait do so for a whole batch."""
+    """Case 17, for running requests. Waiting ones wait for a whole batch."""
     own, params = engine(places=4), SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
     requests = [own.submit([i] * 5, params)[0] for i in range(1, 5)]
     for step in range(1, 7):
@@ -343,7 +446,7 @@ def test_whoever_runs_gets_a_token_a_step():
 
 @pytest.mark.parametrize("prompt", [7, 8, 9])
 def test_a_request_has_its_pages_from_the_start(prompt):
-    """Cases 1 and 6: at kB - 1, kB and kB + 1 no page is taken later, so nobody has to go."""
+    """Cases 1 and 6: at kB - 1, kB and kB + 1 no page is taken later: no preemption."""
     own = engine(P=8)
     params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
     requests = [own.submit([i] * prompt, params)[0] for i in range(3)]

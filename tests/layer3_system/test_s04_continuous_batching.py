@@ -73,7 +73,7 @@ def situation(drive, seated, queue=()):
 
 
 def left_in(drive):
-    """Who runs, who waits, how many pages are held."""
+    """Which requests run, which wait, how many pages are held."""
     return drive.running, drive.waiting, drive.pool.used
 
 
@@ -93,21 +93,21 @@ def test_predict_two_seats(subject, truth):
     assert type(got) is int, f"predict_two_seats: steps are a whole number, got {got!r}"
     near = {
         sum(max(pair) for pair in zip(lens[::2], lens[1::2], strict=True)):
-            "so many take batches that wait for their longest. Here a seat is taken as soon as it "
-            "is free",
-        sum(lens) // 2: "so many there would be if no seat were ever empty. Who still writes at "
-                        "the end, and who is beside it?",
-        max(lens): "so many the longest answer takes. When does the second long one get a seat?",
-        sum(lens): "so many there are one at a time. Two run at a time",
-        2 * max(lens): "so many there are if the second long one waits for the first. There are "
+            "that is the count of batches that wait for their longest. Here a seat is taken as "
+            "soon as it is free",
+        sum(lens) // 2: "that would be the count if no seat were ever empty. Which answer is still "
+                        "written at the end, and what is beside it?",
+        max(lens): "that is the longest answer alone. When does the second long one get a seat?",
+        sum(lens): "that is one answer at a time. Two run at a time",
+        2 * max(lens): "that would be right if the second long one waits for the first. There are "
                        "two seats",
-    }.get(got, "Write down for each seat who sits there, and until which step")
+    }.get(got, "Write down for each seat which request sits there, and until which step")
     assert got == want, f"predict_two_seats: {got} is not it: {near}."
 
 
 # ---- Scheduler.admit_waiting
 
-# name: (sizes, those who run already, those who wait, tokens left, expected, mistakes)
+# name: (sizes, running, waiting, tokens left, expected, mistakes)
 # a request: (name, tokens of the prompt, tokens of the answer, answers or tokens computed)
 A, B, C, D = ((name, 3, 5, 1) for name in "abcd")
 ADMISSIONS = {
@@ -118,25 +118,35 @@ ADMISSIONS = {
             ({"a": 3, "b": 3, "c": 3, "d": 3}, "More run than there are seats."),
             ({"d": 3, "c": 3, "b": 3}, "It is last come, first served.")]),
     "one of three seats is taken": (
-        {"max_seqs": 3}, [("x", 3, 5, 4)], [A, B, C], 20, {"a": 3, "b": 3}, []),
+        {"max_seqs": 3}, [("x", 3, 5, 4)], [A, B, C], 20, {"a": 3, "b": 3}, [
+            ({"a": 3, "b": 3, "c": 3}, "x sits on one of the three: who runs counts, too.")]),
     "20 tokens are left, prompts have 5, 30 and 4": (
         {}, [], [("a", 5, 2, 1), ("b", 30, 2, 1), ("c", 4, 2, 1)], 20, {"a": 5, "b": 15}, [
             ({"a": 5, "b": 30}, "The second prompt takes more than the budget leaves."),
             ({"a": 5, "b": 15, "c": 0},
              "The last one takes a seat and pages with no token left for it."),
+            ({"a": 5}, "The second prompt is not begun, since it does not fit whole: it may be "
+                       "computed in parts, and takes what the budget leaves."),
+            ({"a": 5, "b": 20, "c": 4}, "`left` does not fall by what each gets."),
             ({"a": 5, "c": 4}, "A prompt may be computed in parts: it needs no step for itself.")]),
     "case 16: two prompts in parts, at most 8 tokens each": (
-        {"chunk": 8}, [], [("a", 30, 2, 1), ("b", 30, 2, 1)], 14, {"a": 8, "b": 6}, []),
+        {"chunk": 8}, [], [("a", 30, 2, 1), ("b", 30, 2, 1)], 14, {"a": 8, "b": 6}, [
+            ({"a": 14}, "`tokens_left` knows the chunk, the rest of the prompt does not.")]),
     "six pages of four slots, the second prompt needs five, the third one": (
         {"P": 6}, [], [("a", 8, 4, 1), ("b", 20, 2, 1), ("c", 4, 2, 1)], 40, {"a": 8}, [
-            ({"a": 8, "c": 4}, "A short one overtakes one that came before it: nobody may, or a "
+            ({"a": 8, "c": 4}, "A short one overtakes one that came before it: none may, or a "
                                "long one never gets its turn."),
             ({"a": 8, "b": 20}, "The second one runs and has no pages: `admit` says False."),
             ({"a": 8, "b": 20, "c": 4}, "The second one runs and has no pages: `admit` says "
                                         "False.")]),
+    "two seats, three answers to the first prompt": (
+        {"max_seqs": 2}, [], [("a", 3, 5, 3), B], 20, {}, [
+            ({"a": 3, "b": 3}, "Requests are counted, not their answers: a needs three seats."),
+            ({"b": 3}, "b overtakes a, which needs three seats.")]),
     "four seats, three answers to the first prompt, two to the second": (
         {"max_seqs": 4}, [], [("a", 3, 5, 3), ("b", 3, 5, 2), C], 20, {"a": 3}, [
-            ({"a": 3, "b": 3, "c": 3}, "Each answer needs a seat: five would sit on four.")]),
+            ({"a": 3, "b": 3, "c": 3}, "Each answer needs a seat, those of the requests that run, "
+                                       "too: six would sit on four.")]),
     "five seats, three answers to the first prompt, two to the second": (
         {"max_seqs": 5}, [], [("a", 3, 5, 3), ("b", 3, 5, 2), C], 20, {"a": 3, "b": 3}, []),
     "20 tokens are left, as many as two prompts have, and one more waits": (
@@ -148,7 +158,7 @@ ADMISSIONS = {
     "the first of three does not fit": (
         {"P": 6}, [("x", 3, 5, 4)], [("a", 18, 2, 1), ("b", 3, 2, 1), C], 20, {}, []),
     "a budget past 31 bits": ({"budget": 2**32}, [], [A, B], 2**32, {"a": 3, "b": 3}, []),
-    "nobody waits": ({}, [("x", 3, 5, 4)], [], 20, {}, []),
+    "no request waits": ({}, [("x", 3, 5, 4)], [], 20, {}, []),
     "nothing is left": ({}, [], [A], 0, {}, []),
 }
 
@@ -162,7 +172,7 @@ def test_Scheduler_admit_waiting(subject):
 def admit(subject, what, sizes, seated, queue, left, want, mistakes):
     drive = situation(played(subject, **sizes), seated, queue)
     counts = subject.make("collections:OrderedDict")
-    for name, *_ in seated[:1]:         # who runs may be in the counts already
+    for name, *_ in seated[:1]:         # running requests may be in the counts already
         counts.setdefault(drive.requests[name], 1)
     drive.scheduler.admit_waiting(counts, left)
     got = counted(counts)
@@ -174,8 +184,27 @@ def admit(subject, what, sizes, seated, queue, left, want, mistakes):
         f"{what}: {', '.join(runs)} run now; expected those that ran, then "
         f"{', '.join(want) or 'nobody'}")
     assert waits == [e[0] for e in queue if e[0] not in want], (
-        f"{what}: {', '.join(waits) or 'nobody'} waits now. Who is admitted leaves "
+        f"{what}: {', '.join(waits) or 'nobody'} waits now. A request that is admitted leaves "
         f"the queue, the others stay in order")
+    held = {name: len(drive.requests[name].table) for name in waits if drive.requests[name].table}
+    assert not held, (
+        f"{what}: requests that still wait hold pages, {held}. `admit` takes pages: ask for it "
+        f"only when there is a seat")
+
+
+def test_Scheduler_admit_waiting__known_pages(subject):
+    """Tokens that the pool knows already are not missing once a request is admitted."""
+    for known, want in (([0, 1, 2], {"a": 8, "b": 6}), ([0], {"a": 14}), ([], {"a": 14})):
+        drive = situation(played(subject), [("x", 16, 5, 16)], [("a", 20, 2), ("b", 10, 2)])
+        subject.make("builtins:setattr", drive.requests["a"], "hashes", known)
+        subject.make("builtins:setattr", drive.pool, "match_prefix",
+                     subject.make("operator:attrgetter", "hashes"))
+        counts = subject.make("collections:OrderedDict")
+        drive.scheduler.admit_waiting(counts, 14)
+        same(f"admit_waiting, 14 tokens left, of the 20 of a the pool knows {4 * len(known)}",
+             counted(counts), want, [
+                 ({"a": 14}, "What the pool knows is not computed again. Ask for the tokens that "
+                             "are left after `admit`, which finds the pages.")])
 
 
 def test_Scheduler_admit_waiting__unseen(subject, rng, truth):
@@ -208,13 +237,18 @@ def test_Scheduler_preempt(subject):
     answer = victim.output
     drive.scheduler.preempt(victim)
     assert drive.running == ["a"], (
-        f"preempt: {', '.join(drive.running)} run. Who is sent back runs no more, all others do")
+        f"preempt: {', '.join(drive.running)} run. A request that is sent back "
+        f"runs no more, all others do")
     assert drive.waiting == ["b", "c"], (
         f"preempt: {', '.join(drive.waiting) or 'nobody'} waits, in this order. It came before all "
-        f"who wait, so it goes to the head of the queue")
-    assert not victim.table and drive.pool.used == 2, (
-        f"preempt: {drive.pool.used} pages are held, {len(victim.table)} of them by the one that "
-        f"waits. That is what it was sent away for: give them back to the pool")
+        f"that wait, so it goes to the head of the queue")
+    held = drive.pool.used
+    assert held == 2, (
+        f"preempt: {held} pages are held, {len(victim.table)} of them by the one that waits. That "
+        f"is what it was sent away for: give them back to the pool")
+    assert not victim.table, (
+        f"preempt: the pages are back in the pool, and the table of the one that waits still names "
+        f"{victim.table}. pool.release empties the list that it gets: hand in the table itself")
     assert victim.output == answer, (
         f"preempt: of its answer {len(victim.output)} tokens are left of {len(answer)}. They were "
         f"sent already: only keys and values are lost")
@@ -235,7 +269,7 @@ def test_Scheduler_preempt__not_the_newest(subject):
         got, want = (drive.running, drive.waiting), (sorted({*names} - {victim}), [victim])
         assert got == want, (
             f"preempt of {victim}, {', '.join(names)} run: run and wait {got}, expected {want}: "
-            f"who is handed in is sent back, the newest or not")
+            f"the request that is handed in is sent back, the newest or not")
         assert drive.pool.used == len(names) - 1, (
             f"preempt of {victim}, {', '.join(names)} run with a page each: {drive.pool.used} are "
             f"held")
@@ -254,7 +288,7 @@ def test_Scheduler_preempt__unseen(subject, rng):
             what = f"preempt of {gone} in turn, {seated} run"
             want = runs, waits, sum(pages[each] for each in runs)
             assert left_in(drive) == want, (
-                f"{what}: who runs, who waits, pages held: {left_in(drive)}, expected {want}")
+                f"{what}: running, waiting, pages held: {left_in(drive)}, expected {want}")
             got = victim.output, victim.table, victim.num_computed, victim.status
             assert got == (answer, [], 0, "waiting"), (
                 f"{what}: output, table, num_computed, status of the last one are {got}, expected "
@@ -266,7 +300,7 @@ def test_Scheduler_preempt__unseen(subject, rng):
 
 def test_Scheduler_finish(subject):
     """Case 19, the scheduler's part: decoding, in the middle of a prompt, waiting."""
-    for where in ("decoding", "mid-prompt", "waiting"):
+    for where in ("decoding", "mid-prompt", "waiting", "z"):
         finish(subject, where)
 
 
@@ -288,7 +322,7 @@ def finish(subject, where):
     assert left == [[n for n in ("a", "mid-prompt", "decoding") if n != where],
                     [n for n in ("waiting", "z") if n != where]], (
         f"finish: of {where}, now {', '.join(left[0])} run and {', '.join(left[1])} wait. It "
-        f"leaves its queue, and nobody else does")
+        f"leaves its queue, and no other does")
     assert not request.table and drive.pool.used == held - pages, (
         f"finish: of {where}, {drive.pool.used} pages are held after {held}. It had {pages}, and "
         f"its pages never come back")
@@ -325,9 +359,11 @@ def test_Scheduler_finish__shared_pages(subject):
     prompt, refs = second.table[0], list(drive.pool.refs)
     drive.scheduler.finish(first, "abort")
     got, want = drive.pool.refs[prompt], refs[prompt] - 1
+    why = "the others still read it" if got < want else \
+        "the one that is over holds it no more. A page that others read loses a holder, too"
     assert got == want, (
         f"finish: of one of three answers that share the prompt's page {prompt}, that page now has "
-        f"{got} holders, expected {want}: the others still read it")
+        f"{got} holders, expected {want}: {why}")
     drive.run(40)
     calm(drive, "finish: of one of three answers to a prompt")
 
@@ -358,13 +394,13 @@ def test_Scheduler_finish__unseen(subject, rng):
             want = (*want, sum(pages[n] for n in want[0]), "finished", reasons[name], [])
             got = (*left_in(drive), request.status, request.reason, request.table)
             assert got == want, (
-                f"finish of {asked} in turn, {seated} run: who runs, who waits, pages held, "
+                f"finish of {asked} in turn, {seated} run: running, waiting, pages held, "
                 f"status, reason, table of the last one: {got}, expected {want}")
 
 
 # ---- Scheduler.schedule_running
 
-# name: (sizes, those who run, expected, mistakes); a request: (name, prompt, answer, computed)
+# name: (sizes, running, expected, mistakes); a request: (name, prompt, answer, computed)
 TURNS = {
     "three decode": (
         {}, [("a", 5, 9, 6), ("b", 3, 9, 3), ("c", 8, 9, 12)], {"a": 1, "b": 1, "c": 1}, []),
@@ -374,17 +410,17 @@ TURNS = {
             ({"a": 1, "b": 1, "c": 1}, "A prompt gets one token as if it were decoding. It lacks "
                                        "all of its tokens, and the step has room."),
             ({"a": 1, "b": 1, "c": 5}, "One token is left over: one is set aside for each "
-                                       "request behind, and nobody is behind itself."),
+                                       "later request, and none is later than itself."),
             ({"a": 1, "b": 1, "c": 20}, "The last one gets all it lacks, more than is left."),
             ({"a": 1, "b": 1, "c": 8}, "In all that is more than the budget: what one gets is "
-                                       "gone for the next.")]),
+                                       "lost for the next.")]),
     "case 16: two prompts in parts of 4, the budget is 7": (
         {"budget": 7, "chunk": 4}, [("a", 24, 9, 8), ("b", 24, 9, 8)], {"a": 4, "b": 3}, [
             ({"a": 3, "b": 4}, "The newest is served first.")]),
     "a prompt lacks 20 and is older than two that decode, the budget is 6": (
         {"budget": 6}, [("a", 24, 9, 4), ("b", 5, 9, 6), ("c", 3, 9, 3)],
         {"a": 4, "b": 1, "c": 1}, [
-            ({"a": 6}, "Nothing is left for those behind the first: they stand still.")]),
+            ({"a": 6}, "Nothing is left for those after the first: they stand still.")]),
     "one token for each": (
         {"budget": 3, "max_seqs": 3}, [("a", 24, 9, 4), ("b", 24, 9, 4), ("c", 24, 9, 4)],
         {"a": 1, "b": 1, "c": 1}, []),
@@ -392,14 +428,14 @@ TURNS = {
         {"budget": 9}, [("a", 24, 9, 16), ("b", 5, 9, 6)], {"a": 8, "b": 1}, []),
     "one lacks one more than is left, the budget is 9": (
         {"budget": 9}, [("a", 25, 9, 16), ("b", 5, 9, 6)], {"a": 8, "b": 1}, [
-            ({"a": 7, "b": 1}, "One token is left over: one is set aside for each request "
-                               "behind, and nobody is behind itself.")]),
+            ({"a": 7, "b": 1}, "One token is left over: one is set aside for each "
+                               "later request, and none is later than itself.")]),
     "three equal ones, the budget is 7": (
         {"budget": 7}, [("a", 24, 9, 4), ("b", 24, 9, 4), ("c", 24, 9, 4)],
         {"a": 5, "b": 1, "c": 1}, []),
     "a budget past 31 bits": (
         {"budget": 2**32}, [("a", 24, 9, 4), ("b", 5, 9, 6)], {"a": 20, "b": 1}, []),
-    "nobody runs": ({}, [], {}, []),
+    "no request runs": ({}, [], {}, []),
 }
 
 
@@ -412,29 +448,41 @@ def test_Scheduler_schedule_running(subject):
 
 
 def test_Scheduler_schedule_running__no_page_is_left(subject):
-    """Case 1: the newest goes, and whoever is older gets its turn."""
+    """Case 1: the newest is preempted, and older ones get their turn."""
     drive = played(subject, P=5)
     drive.seat("a", 5, 9, 8)                        # two full pages: it needs a third
     drive.seat("b", 3, 9, 6)
     drive.seat("c", 3, 9, 3)
     got, waits = counted(drive.scheduler.schedule_running()), drive.waiting
     what = f"schedule_running, no page is left: it computes {told(got)}"
-    assert waits, f"{what}, and nobody made room: a has two full pages and needs a third"
+    assert waits, f"{what}, and no room was made: a has two full pages and needs a third"
     assert waits == ["c"], (
-        f"{what}, and {' and '.join(waits)} wait, expected c alone. c was sent back: who then "
-        f"asks for pages for it takes them from the others")
+        f"{what}, and {' and '.join(waits)} wait, expected c alone. c was sent back: asking "
+        f"for more pages for it takes them from the others")
     same("schedule_running, no page is left", got, {"a": 1, "b": 1}, [
         ({"a": 1, "b": 1, "c": 1}, "c was sent back to wait: it has no part in the step.")])
 
 
 def test_Scheduler_schedule_running__the_newest_needs_the_page_itself(subject):
-    """Case 1: who needs a page and is the newest goes itself."""
+    """Case 1: the newest request is preempted itself when it needs a page."""
     drive = played(subject, P=4)
     drive.seat("a", 5, 9, 6)
     drive.seat("b", 3, 9, 8)
     got = counted(drive.scheduler.schedule_running())
     same("schedule_running, the newest needs a page and there is none", got, {"a": 1}, [
-        ({"a": 1, "b": 0}, "Who gets 0 tokens has no part in a step.")])
+        ({"a": 1, "b": 0}, "A request with 0 tokens has no part in a step.")])
+
+
+def test_Scheduler_schedule_running__nothing_is_kept_for_one_that_was_sent_back(subject):
+    """a needs a page and gets c's: b may have all tokens that are left."""
+    drive = played(subject, P=8, budget=7, max_seqs=5)
+    drive.seat("a", 5, 9, 8)
+    drive.seat("b", 20, 9, 4)
+    drive.seat("c", 24, 9, 20)
+    same("schedule_running, budget 7, a lacks 1 token and a page, b lacks 16, c is sent back for a",
+         counted(drive.scheduler.schedule_running()), {"a": 1, "b": 6}, [
+             ({"a": 1, "b": 5}, "One token is set aside for c, which runs no more: count those "
+                                "that run after `make_room` of those before.")])
 
 
 def test_Scheduler_schedule_running__at_the_edge_of_a_page(subject):
@@ -457,7 +505,7 @@ RUSH = [("a", 5, 20), ("b", 9, 14), ("c", 3, 17), ("d", 12, 9), ("e", 6, 11)]
 
 
 def answers(drive, trace):
-    """{name: tokens} after all of a trace that is there at the start."""
+    """{name: tokens} after a trace that arrives whole at the start."""
     for entry in trace:
         drive.add(*entry)
     drive.run(500)
@@ -472,7 +520,7 @@ def test_Scheduler_schedule_running__preempted_or_not(subject, truth):
         drive = played(subject, **sizes)
         got = answers(drive, RUSH)
         assert sum(r.preemptions for r in drive.requests.values()), (
-            f"with {sizes} nobody was sent back, and there are not enough pages for all")
+            f"with {sizes} no request was sent back, and there are not enough pages for all")
         assert got == want, (f"with {sizes} not all answers are those of a pool with room for all: "
                              f"{[name for name in want if got[name] != want[name]]}")
         assert drive.pool.used == 0, f"with {sizes}, {drive.pool.used} pages are held at the end"
@@ -491,6 +539,28 @@ def test_Scheduler_schedule_running__steady_arrivals(subject):
     assert sent == list(range(1, 31)), (
         f"while prompts arrive all the time, an answer gets tokens in the steps {sent} of 30: who "
         f"decodes advances in each")
+
+
+def test_Scheduler_schedule_running__guesses_without_pages(subject, rng, truth):
+    """Guesses for which no pages are left are dropped: then others may have what they asked for."""
+    def picked(drive, put, guesses):
+        drive.seat("a", 5, 9, 6)
+        drive.add("b", 24, 9)
+        drive.step()                    # b has all of its pages, and one is left
+        put(drive.requests["a"], "draft", list(range(guesses)))
+        return counted(drive.scheduler.schedule_running())
+
+    for guesses, budget in ((5, 12), (2, 12), (6, 9), *rng.integers(5, (9, 20), (5, 2)).tolist()):
+        sizes = {"P": 9, "budget": budget, "max_seqs": 5}
+        want = truth(lambda sizes=sizes, guesses=guesses: picked(own(**sizes), setattr, guesses))
+        got = picked(played(subject, **sizes),
+                     lambda *entry: subject.make("builtins:setattr", *entry), guesses)
+        lacks = 24 - (budget - 1)
+        same(f"schedule_running, budget {budget}, a lacks 1 token and has {guesses} guesses, b "
+             f"lacks {lacks}, one page is free", got, want, [
+                 ({"a": 1, "b": min(lacks, budget - 1 - guesses)},
+                  "a has no pages for its guesses, and computes 1 token. The rest of what it asked "
+                  "for is still in the budget: `make_room` says how many it has pages for.")])
 
 
 def test_Scheduler_schedule_running__unseen(subject, rng, truth):

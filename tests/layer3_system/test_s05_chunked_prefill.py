@@ -70,7 +70,7 @@ def test_predict_longest_gap(subject, truth):
 
 
 def picked(N, decodes, budget, chunk):
-    """The tokens of a prompt that the Scheduler picks, step by step, beside those who decode."""
+    """The tokens of a prompt that the Scheduler picks, step by step, beside decoding requests."""
     scheduler = Scheduler(BlockPool(400), max_seqs=decodes + 1, budget=budget, chunk=chunk)
     params, found = SamplingParams(), []
     others = [Request(f"decode {i}", [1], params) for i in range(decodes)]
@@ -137,6 +137,10 @@ def chunks_are(subject, want, N, decodes, budget, chunk):
     said = got[step] if step < len(got) else "no such step"
     right = want[step] if step < len(want) else "no such step, since all is computed"
     why = next((why for why, answer in mistakes.items() if list(got) == answer), "")
+    if not why and sum(got) == N and len(got) == len(want) and max(got) - min(got) <= 1:
+        why = "The Scheduler does not make chunks of equal size: the first ones take all they can."
+    if not why and sum(got) != N:
+        why = f"The chunks have {sum(got)} tokens together, the prompt {N}."
     raise AssertionError(
         f"chunks_of({N}, {decodes} decodes, budget {budget}, chunk {chunk}): step {step}: got "
         f"{said}, the Scheduler picks {right}\n{why}")
@@ -174,8 +178,20 @@ def reread_is(subject, N, chunk):
     want, got = sum(contexts) - N, subject.tokens_reread(N, chunk)
     assert whole(got), f"tokens_reread: tokens are a whole number, got {got!r}"
     mistakes = {
+        N: "That is the prompt, which is read in one step, too. What is read beyond that?",
+        k: "That is the number of chunks, not of tokens.",
+        k - 1: "That is how many chunks have others before them, not the tokens of those.",
+        chunk * k * (k + 1) // 2 - N:
+            "The context of the last chunk ends with the prompt: it is not a full chunk.",
+        sum(contexts) - k * chunk: "The last chunk is shorter: take off its own tokens, not "
+                                   "those of a full chunk.",
+        (k - 1) * N // 2:
+            "That many are read again in k chunks of N / k tokens. Here the last one is shorter.",
+        sum(contexts[:-1]) // k: "That is the mean of a chunk. What do all of them read again?",
+        sum(n * c for n, c in zip(counts, contexts, strict=True)):
+            "Keys are read once a chunk, not once for each of its tokens.",
         sum(contexts): "This counts all that is read. One step would read N of them anyway.",
-        k * N - N: "A chunk does not read the whole prompt: what comes behind it is not there yet.",
+        k * N - N: "A chunk does not read the whole prompt: what comes after it is not there yet.",
         chunk * k * (k + 1) // 2: "A chunk's own tokens are read for the first time.",
         sum(cut(N, chunk)[:-1]): "Every chunk reads those of all earlier ones, not the last alone.",
         sum(contexts[:-2]): "The last chunk reads its context, too, be it a full chunk or not.",
@@ -284,7 +300,7 @@ def budget(m, machine, decodes, N, itemsize):
 
 
 def exact(rng, more):
-    """A step whose arithmetic takes exactly as long as its bytes with so many tokens beside the
+    """A step whose arithmetic takes exactly as long as its bytes with this many tokens beside the
     decodes: ([sizes of a Llama], peak, bandwidth, decodes, N), all of it exact in floats."""
     while True:
         m, decodes, N = drawn_llama(rng, 40), int(rng.integers(1, 5)), int(rng.integers(1, 9))
@@ -327,17 +343,29 @@ def explained(step, decodes, itemsize, want, got):
     hidden = (weights + decodes * own) * ridge
     sixteen = hidden * 2 / itemsize
     near = {
+        int(hidden // each):
+            "A decode counts as a token of the prompt: its attention and its head are FLOPs, too.",
+        int(hidden // flops): "All tokens count as decodes: one of the prompt is token_flops(m).",
+        decodes + int((hidden - flops) // each):
+            "The FLOPs of one decode are counted, and there are more.",
+        decodes + int((hidden - decodes * flops) // (each / 2)):
+            "A token of the prompt takes token_flops(m), all of it.",
+        decodes + int((weights * ridge) // each):
+            "Of the decodes neither the bytes nor the FLOPs are counted.",
+        int((hidden - decodes * flops) // each) - decodes:
+            "The decodes' tokens are tokens of the step, too, and are not taken off.",
+        want - 1: "One token more takes no longer than the bytes.",
         decodes + int((sixteen - decodes * flops) // each):
             f"16-bit numbers are counted, and here each has {itemsize} bytes.",
         want - decodes: "The decodes' tokens are tokens of the step, too.",
         want + 1: "It was rounded up: with this token, arithmetic takes longer.",
         int(ridge): "The ridge is FLOPs a byte. How many tokens are they?",
         decodes + int((weights * ridge - decodes * flops) // each):
-            "A step reads the caches of those who decode as well, and has time meanwhile.",
+            "A step reads the caches of the decodes as well, and has time meanwhile.",
         decodes + int(hidden // each):
             "The decodes do arithmetic themselves, which takes a part of that time.",
         decodes + int(((weights + own) * ridge - decodes * flops) // each):
-            "Each of those who decode reads a cache of its own; the weights are read once.",
+            "Each decode reads a cache of its own; the weights are read once.",
         decodes + int((hidden - decodes * flops) // flops):
             "A token of the prompt counts token_flops(m), not what a decode does."}
     return near.get(got, "")
@@ -480,7 +508,7 @@ def test_a_partial_chunk_samples_nothing(N, chunk):
         written = len(other.output)
         outputs = engine.step()
         assert engine.counts[prompt] == counts[number]
-        assert len(other.output) == written + 1, "who decodes gets its token in every step"
+        assert len(other.output) == written + 1, "each decode gets its token in every step"
         last = number == len(counts) - 1
         assert len(prompt.output) == last
         assert [o.request for o in outputs] == [other, prompt] if last else [other]
@@ -555,7 +583,7 @@ def test_the_record_counts_what_its_schedule_does():
 
 
 def test_a_sweep_gives_every_chunk_the_same_tokens():
-    """Case 16 once more, in the runs that are measured."""
+    """Case 16 again, in the runs that are measured."""
     found = chunk_sizes.sweep(rounds=1, chunks=(64, 448))
     assert found[64][0].output == found[448][0].output
     rows = {chunk: chunk_sizes.summary(runs) for chunk, runs in found.items()}

@@ -35,7 +35,7 @@ BOTH = pytest.mark.parametrize("index", INDEXES)
 
 
 def counted_hit_rate(users, N, U, S):
-    """Found over asked for, counted in a pool with room for all."""
+    """Tokens found, divided by tokens asked for, in a pool with room for all."""
     pool = PrefixPool(-(-users * (N + U + 1) // S) + users, S)
     engine = Engine(MockLlama(512), ByteTokenizer(), pool)
     found = asked = 0
@@ -62,7 +62,7 @@ def hit_rate_is_the_counted(subject, agree, counted, users, N, U, S):
     found = min(N, N + U - 1) // S * S
     mistakes = {
         "parts of pages are found, too": rate(min(N, N + U - 1)),
-        "the first user finds something, with nobody before": rate(found, users),
+        "the first user finds something, with no user before it": rate(found, users),
         "each one's own tokens are not counted among those asked for": rate(found, asked=users * N),
         "a user's own tokens are found, too": rate((N + U - 1) // S * S),
     }
@@ -147,8 +147,27 @@ def test_page_hash__pages_in_turn(subject):
         "name: the largest token is one of its own"
 
 
+def test_page_hash__borders(subject, rng):
+    """Two tokens whose digits, one after the other, are those of two other tokens."""
+    parent = rng.bytes(32)
+    for base, count in product((2, 8, 10, 16, 2**8, 2**16, 2**32), (2, 3, 4, 8, 18, 63)):
+        digits = rng.integers(1, max(base // 2, 2), count + 1).tolist()
+        for last_first in (False, True):
+            def token(*some, base=base, turn=-1 if last_first else 1):
+                return sum(digit * base**i for i, digit in enumerate(some[::-turn]))
+
+            one = token(*digits[:1]), token(*digits[1:])
+            other = token(*digits[:-1]), token(*digits[-1:])
+            if max(*one, *other) >= 2**63:
+                continue
+            assert subject.page_hash(parent, one) != subject.page_hash(parent, other), (
+                f"page_hash: pages {one} and {other} have one name. With as few digits as each "
+                f"token needs, in base {base}{', the last first' * last_first}, they read alike. A "
+                f"token takes eight bytes, and borders cannot move")
+
+
 def test_page_hash__strong(subject, rng):
-    """Every byte of a name says something, and no byte repeats another."""
+    """Every byte of a name carries information, and no byte repeats another."""
     names = [subject.page_hash(rng.bytes(32), tuple(rng.integers(2**62, size=3).tolist()))
              for _ in range(100)]
     columns = list(zip(*names, strict=True))
@@ -161,7 +180,7 @@ def test_page_hash__strong(subject, rng):
     parent = rng.bytes(32)
     assert subject.page_hash(parent, (7, 1)) != subject.page_hash(parent, (2**61 + 6, 1)), (
         "page_hash: the tokens 7 and 2⁶¹ + 6 have one name. Python's own hash() of both numbers is "
-        "the same: whoever wants to can make two texts of one name")
+        "the same: anyone can make two texts of one name")
 
 
 # ---- longest_hit
@@ -185,7 +204,7 @@ def longest_hit_is(subject, text, want):
         f"longest_hit: got {type(got).__name__}, expected a list of pages"
     got = list(got)
     known = [KNOWN[name] for name in names if name in KNOWN]
-    why = ("This is what one gets when a page behind a gap is taken, too: its keys and values rest "
+    why = ("This is what one gets when a page after a gap is taken, too: its keys and values rest "
            "on all before" if got == known else
            "These are names, where pages are wanted" if got and isinstance(got[0], bytes) else
            "Page 0 is a page, although 0 counts as false" if 0 in want
@@ -217,7 +236,7 @@ def hit_is(subject, names, page_of, what=None):
     assert isinstance(got, (list, tuple)), f"{what}: got {type(got).__name__}, expected pages"
     count = next((i for i, name in enumerate(names) if name not in page_of), len(names))
     want, got = [page_of[name] for name in names[:count]], list(got)
-    why = ("It goes on behind a gap" if len(got) > count else
+    why = ("It goes on after a gap" if len(got) > count else
            "Pages are known further than that, without a gap" if got == want[:len(got)] else
            "Each name has its page, in the order of the names")
     assert got == want, f"{what}: got {brief(got)}, expected {brief(want)}. {why}"
@@ -255,7 +274,7 @@ class Given:
 
 
 def test_note_full_pages(subject):
-    """Cases 8 and 9: a page that is full in part, or not computed yet, is nobody else's."""
+    """Cases 8 and 9: a page that is full in part, or not computed yet, is not shared."""
     for computed in (6, 8, 3, 12):
         full_pages_are_noted(subject, computed)
 
@@ -313,7 +332,7 @@ def test_note_full_pages__copy(subject):
 
 
 def test_note_full_pages__unseen(subject, rng):
-    """Texts that begin alike, computed by and by: of a text that is known there is one page."""
+    """Texts that begin alike, computed little by little: a known text has one page."""
     given, page_of, told = Given(subject, 40), {}, []
     texts = [rng.integers(2, size=int(n)).tolist() for n in rng.integers(2, 7, 5)]
     requests = [given.request([kind for kind in text for _ in range(S)], 0) for text in texts]
@@ -516,7 +535,7 @@ def run_is_cut(subject, keys, pages, behind, place):
 
 
 def test_split__in_the_tree(subject):
-    """Texts that part in a run, and part once more in front."""
+    """Texts that part in a run, and part again before that."""
     tree, params = subject.RadixTree(), subject.make("layer3_system:SamplingParams")
     texts = [[1, 1, 2, 2, 3, 3, 4, 4], [1, 1, 2, 2, 3, 3, 5, 5], [1, 1, 6, 6]]
     tables = [[0, 1, 2, 3], [0, 1, 2, 7], [0, 9]]
@@ -598,7 +617,7 @@ def test_parent_chain(index):
 
 @BOTH
 def test_salt(index):
-    """Case 13: requests with other salts share nothing."""
+    """Case 13: requests with different salts share nothing."""
     known, text = index(), [1] * 8
     noted(known, text, [0, 1], salt="red")
     assert found(known, text) == found(known, text, salt="blue") == []
@@ -620,7 +639,7 @@ def test_a_copy_is_never_named(index):
 
 @BOTH
 def test_drop(index):
-    """What is behind a page is not found without it; what is unknown may be dropped."""
+    """Pages after a dropped one are not found; an unknown page may be dropped."""
     known, text = index(), [1] * 4 + [2] * 4 + [3] * 4
     noted(known, text, [0, 1, 2])
     known.drop(1), known.drop(1), known.drop(99)
@@ -656,7 +675,7 @@ def check_tree(tree):
 
 
 class WholeTexts:
-    """What an index must find, from a dictionary of texts. behind: drop takes what is behind."""
+    """What an index must find, from a dictionary of texts. behind: drop takes later pages, too."""
 
     def __init__(self, behind):
         self.behind, self.page_of = behind, {}
@@ -680,7 +699,7 @@ class WholeTexts:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_texts_under_random_drops(seed):
-    """Chain and tree find what dictionaries of whole texts do; the tree a begin of the chain's."""
+    """Chain and tree find what dictionaries of texts do; the tree, a prefix of the chain's."""
     rnd, fresh = random.Random(seed), iter(range(10**6))
     both = [(HashChain(), WholeTexts(False)), (RadixTree(), WholeTexts(True))]
     live, apart = [], 0
@@ -754,7 +773,7 @@ def test_whole_prompt_is_known(index, n, want):
 
 @BOTH
 def test_an_answer_is_known_but_its_last_token(index):
-    """A turn finds what was computed of the turn before; the last token drawn never was."""
+    """A turn finds what the turn before computed, which is all but the last token drawn."""
     e, prompt = engine(index), list(range(7))
     (first,) = served(e, prompt, max_tokens=6)
     (second,) = served(e, first.tokens + [3, 3, 3])
@@ -840,7 +859,7 @@ def test_evicting_a_copy_keeps_the_twin(index):
 
 
 class TableFirst(PrefixPool):
-    """A pool that refuses to free a page which somebody's table still names."""
+    """A pool that refuses to free a page that a table still names."""
 
     tables = ()
 
@@ -868,7 +887,7 @@ def test_the_table_changes_before_the_copy_is_free(index):
 
 @BOTH
 def test_scores_of_the_prompt_pass_the_cache_by(index):
-    """Case 29: who wants prompt_logprobs computes the whole prompt; its pages are shared after."""
+    """Case 29: with prompt_logprobs the whole prompt is computed; its pages are shared after."""
     e, prompt = engine(index), list(range(13))
     served(e, prompt)
     known = e.pool.match_prefix(Request("r", prompt, SamplingParams()))
@@ -883,7 +902,7 @@ def test_scores_of_the_prompt_pass_the_cache_by(index):
 
 @BOTH
 def test_salts_in_the_engine(index):
-    """Case 13: nobody learns by the time of an answer what another salt has asked."""
+    """Case 13: the time of an answer does not tell what another salt has asked."""
     e, prompt = engine(index), list(range(9))
     for salt, want in (("red", 0), ("blue", 0), ("red", 8), ("blue", 8), ("", 0)):
         (request,) = e.submit(prompt, SamplingParams(max_tokens=1), salt=salt)
@@ -901,7 +920,7 @@ class EndsFirst(RadixTree):
         if page in self.place_of:
             node, place = self.place_of[page]
             assert place == len(node.pages) - 1 and not node.children, \
-                f"page {page} is taken before those behind it"
+                f"page {page} is taken before those after it"
         super().drop(page)
 
 

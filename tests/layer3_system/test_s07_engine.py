@@ -25,7 +25,7 @@ GREEDY = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
 
 
 def alone(prompt, count):
-    """The likeliest tokens after a prompt, of somebody who shares nothing with anybody."""
+    """The likeliest tokens after a prompt, for a request that shares nothing."""
     context = list(prompt)
     for _ in range(count):
         context.append(int(mock_scores(context).argmax()))
@@ -44,7 +44,7 @@ class Run:
         self.model = self.make("layer3_system.testing.mock_llama:MockLlama", room)
         tokenizer = self.make("layer3_system.testing.mock_llama:ByteTokenizer")
         self.engine = subject.Engine(self.model, tokenizer, self.pool, self.scheduler, **parts)
-        self.recorder = self.make("layer3_system.pictures:Recorder", self.engine, True)
+        self.recorder = self.make("layer3_system.recorder:Recorder", self.engine, True)
         self.budget, self.max_seqs = budget, max_seqs
         self.got, self.ended, self.prompts = {}, {}, {}         # by name
 
@@ -89,13 +89,13 @@ class Run:
             assert n <= known + ahead, f"{step}: {n} tokens of {name} computed, it has {known}"
 
     def drain(self, most=200):
-        """Steps until nobody is left: the notes. Then no page is held."""
+        """Steps until no request is left: the notes. Then no page is held."""
         notes = []
         while self.engine.busy:
-            assert len(notes) < most, f"after {most} steps somebody is still there: " \
+            assert len(notes) < most, f"after {most} steps a request is still there: " \
                 f"{notes[-1]['running']} running, {notes[-1]['waiting']} waiting"
             notes.append(self.step())
-        assert not self.pool.used, f"nobody is there, and {self.pool.used} pages are held"
+        assert not self.pool.used, f"no request is left, and {self.pool.used} pages are held"
         assert self.engine.submitted == self.engine.finished, \
             f"{self.engine.submitted} requests came, {self.engine.finished} are counted as over"
         return notes
@@ -115,7 +115,7 @@ ASKS, BUDGET = [(10, 2), (3, 4), (5, 1)], 8
 
 
 def computed_by_the_engine():
-    """Rows of tokens by who asked, from the course's engine."""
+    """Rows of tokens by request, from the course's engine."""
     pool = BlockPool(20, 4)
     engine = Engine(MockLlama(), ByteTokenizer(), pool, Scheduler(pool, 8, BUDGET))
     for name, (prompt, count) in zip("abc", ASKS, strict=True):
@@ -126,7 +126,7 @@ def computed_by_the_engine():
 
 def by_rules(budget=BUDGET, last=1, phases=False, one=False):
     """Rows by simple rules. last: tokens of an answer that need not be computed    phases: no
-    answer goes on while a prompt is not done    one: nobody begins before the one before is over"""
+    answer goes on while a prompt is not done    one: each begins when the one before is over"""
     done, rows = [0] * len(ASKS), []
     total = [prompt + count - last for prompt, count in ASKS]
     while done != total:
@@ -150,11 +150,11 @@ def test_predict_steps(subject, truth):
         f"predict_steps: expected a row of three numbers for each step, got {got!r}"
     got = [tuple(row) for row in got]
     mistakes = {
-        "The last token of an answer is never computed: nobody asks what follows it.":
+        "The last token of an answer is never computed: no token follows it.":
             by_rules(last=0),
-        "Here answers wait until the prompts are done. A step knows no phases: who has a prompt "
-        "behind it gets one token, and the rest of the budget goes on.": by_rules(phases=True),
-        "Here one request begins when the one before is over. Who comes joins the next step that "
+        "Here answers wait until the prompts are done. A step knows no phases: a request past its "
+        "prompt gets one token, and the rest of the budget goes on.": by_rules(phases=True),
+        "Here one request begins when the one before is over. A newcomer joins the next step that "
         "has budget left.": by_rules(one=True),
         "Here no step has a budget. A prompt of 10 tokens is cut at 8.": by_rules(budget=10**6)}
     why = next((text for text, rows in mistakes.items() if rows == got), "")
@@ -305,7 +305,7 @@ def test_build_step__far(subject, agree):
 
 def draws(subject, rows, every=False):
     """[(name, row)] of to_draw. rows: [(id, tokens of the prompt, of the answer, pending, computed,
-    n, [ids of those that wait for its prompt])]. What is computed beyond all of these are
+    n, [ids of those that wait for its prompt])]. Tokens computed beyond all of these are
     guesses."""
     params = subject.make("layer3_system.s01_request:SamplingParams")
 
@@ -326,7 +326,7 @@ def draws(subject, rows, every=False):
         left = *state(request), len(request.forks)
         want = pending, computed, len(forks)
         assert left == want, f"to_draw: it leaves {id} with pending, num_computed and the number " \
-            f"of its forks {left}, they were {want}: it only tells who draws"
+            f"of its forks {left}, they were {want}: it only says which requests draw"
     return [(who.id, row) for who, row in got]
 
 
@@ -338,14 +338,14 @@ def compare_draws(got, want, rows, mistakes=None):
     names, right = [name for name, _ in got], [name for name, _ in want]
     for name in names:
         assert name in right, f"to_draw: {name} gets a token, and should not. " \
-            f"{state.get(name, f'{name} waits for a prompt that is not whole')}.{why}"
+            f"{state.get(name, f'{name} gets one when its prompt has just become whole')}.{why}"
     for name in right:
         assert name in names, f"to_draw: {name} gets no token. " \
             f"{state.get(name, f'{name} waits for a prompt, and it is whole now')}.{why}"
     for (name, row), pair in zip(want, got, strict=False):
         assert (name, row) == pair, f"to_draw: expected row {row} for {name}, got row {pair[1]} " \
             f"for {pair[0]}.{why}"
-    assert len(got) == len(want), f"to_draw: somebody gets two tokens: {got}.{why}"
+    assert len(got) == len(want), f"to_draw: a request gets two tokens: {got}.{why}"
 
 
 MIXED = [("a", 5, 3, 0, 8, 1, []), ("b", 12, 0, 0, 7, 4, []), ("c", 6, 0, 0, 6, 2, []),
@@ -354,7 +354,7 @@ MIXED = [("a", 5, 3, 0, 8, 1, []), ("b", 12, 0, 0, 7, 4, []), ("c", 6, 0, 0, 6, 
 
 @pytest.mark.parametrize("every", [False, True])
 def test_to_draw(subject, every):
-    """Case 16: no token from a part of a prompt; nor from a part of an answer computed anew."""
+    """Case 16: no token from a part of a prompt, nor from a part of a recomputed answer."""
     ends = np.cumsum([n for *_, n, _ in MIXED]) - 1
     place = {id: int(ends[b]) if every else b for b, (id, *_) in enumerate(MIXED)}
     dense = [(id, i) for i, id in enumerate("ace")]
@@ -365,7 +365,7 @@ def test_to_draw(subject, every):
             [("a", 0), ("c", 6), ("e", 11)] if not every else None,
         "there is a row for each token, and the request's number is taken":
             [("a", 0), ("c", 2), ("e", 4)] if every else None,
-        "the row is the one behind the request's last token":
+        "the row is the one after the request's last token":
             [("a", 1), ("c", 7), ("e", 12)] if every else None})
 
 
@@ -399,10 +399,10 @@ def test_to_draw__guesses(subject):
     for every in (True, False):
         want = [("a", 2), ("c", 8)] if every else [("a", 0), ("c", 2)]
         compare_draws(draws(subject, rows, every), want, rows, {
-            "who has guesses has more computed than it knows, and is left out": []})
+            "a request with guesses has more computed than it knows, and is left out": []})
     rows = [("a", 2**15 + 9, 0, 0, 2**15 + 9, 2**15 + 9, []), ("b", 2, 1, 0, 3, 1, [])]
     compare_draws(draws(subject, rows, True), [("a", 2**15 + 8), ("b", 2**15 + 9)], rows)
-    assert draws(subject, [], False) == [], "to_draw: a step of nobody gives tokens to somebody"
+    assert draws(subject, [], False) == [], "to_draw: a step without requests gives tokens"
 
 
 def test_to_draw__unseen(subject, rng):
@@ -448,7 +448,7 @@ def test_run_step(subject):
     engine, parts = mock_engine(subject, {"a": 3}, ["first", "second"])
     outputs = subject.run_step(engine)
     calls = {name: part.calls for name, part in parts.items()}
-    assert calls["schedule"], "run_step: nobody asks the scheduler: engine.scheduler.schedule()"
+    assert calls["schedule"], "run_step: the scheduler is never asked: engine.scheduler.schedule()"
     assert len(calls["schedule"]) == 1, "run_step: the scheduler is asked more than once. Each " \
         "time it moves on: what it picked counts as computed"
     assert calls["launch"] == [[{"a": 3}]], f"run_step: launch is called with {calls['launch']}, " \
@@ -466,9 +466,9 @@ def test_run_step__nobody_can_run(subject):
     engine, parts = mock_engine(subject, {}, ["a flight"])
     outputs = subject.run_step(engine)
     assert not parts["launch"].calls, \
-        "run_step: there is nobody to compute, and a step was launched"
-    assert outputs == [], f"run_step: nobody to compute, and outputs {outputs!r}"
-    assert engine.counts == {}, f"run_step: engine.counts is {engine.counts!r} where nobody " \
+        "run_step: there is nothing to compute, and a step was launched"
+    assert outputs == [], f"run_step: nothing to compute, and outputs {outputs!r}"
+    assert engine.counts == {}, f"run_step: engine.counts is {engine.counts!r} where no request " \
         f"runs; it tells of an older step"
 
 
@@ -486,11 +486,11 @@ def test_run_step__overlap(subject):
     engine, parts = mock_engine(subject, {}, [], overlap=True)
     subject.run_step(engine)
     assert parts["commit"].calls == [["before"]], "run_step: with overlap, the last flight is " \
-        "never committed: where nobody can run, the one before still has results"
+        "never committed: where no request can run, the one before still has results"
 
 
 def test_run_step__order(subject):
-    """Case 32: who guesses comes before the schedule, the schedule before the launch; with overlap
+    """Case 32: the guesses come before the schedule, the schedule before the launch; with overlap
     the host launches first, and reads while the device computes."""
     for overlap in (False, True):
         for behind in (["before"], ["one", "two"], []):
@@ -555,7 +555,7 @@ def test_run_step__chunks(subject, overlap):
             for name in note["new"]:
                 first.setdefault(name, left[name])
         assert first == dict.fromkeys(PROMPTS, 0), f"chunks of {chunk}: first tokens came with " \
-            f"so many tokens of the prompt not computed: {first}"
+            f"this many tokens of the prompt not computed: {first}"
         run.as_alone(f"chunks of {chunk}", *PROMPTS)
 
 
@@ -589,7 +589,7 @@ def test_run_step__unseen(subject, rng):
 
 
 def test_end_request(subject):
-    """Case 19, decoding: it is gone at once, with its pages; the others go on as if alone."""
+    """Case 19, decoding: it ends at once, with its pages; the others go on as if alone."""
     run = Run(subject, P=20)
     (a,), _ = run.submit("a", PROMPTS["a"]), run.submit("b", PROMPTS["d"])
     for _ in range(4):
@@ -686,7 +686,7 @@ def test_end_request__answers_that_wait(subject):
     run.engine.abort([first])
     states = [r.status for r in others]
     assert states == ["finished"] * 2, f"end_request: the one whose prompt they wait for is " \
-        f"aborted, and nobody will compute it; the others are {states}"
+        f"aborted, and will never be computed; the others are {states}"
     assert [r.reason for r in others] == ["abort"] * 2, \
         f"end_request: those that wait end for the same reason, not {[r.reason for r in others]}"
     run.drain()
@@ -699,7 +699,7 @@ def test_end_request__answers_that_wait(subject):
 
 
 def test_end_request__its_time(subject):
-    """The time is that of the engine's clock, for each that ends, and for nobody else."""
+    """The time is that of the engine's clock, for each that ends, and for no other."""
     clock = subject.make("lab.judge.mocks:Watched", None, 12.5)
     run = Run(subject, P=20, clock=clock)
     first, *others = run.submit("a", PROMPTS["b"], n=3)
@@ -798,7 +798,7 @@ def test_end_request__drawn(subject, rng):
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_end_request__out_of_pages(subject, overlap):
-    """Case 1: where pages run out, the newest goes back, and ends with the tokens it gets alone."""
+    """Case 1: when pages run out, the newest goes back, and ends with the tokens it gets alone."""
     run = Run(subject, P=7, budget=16, overlap=overlap)
     for name in "abc":
         run.submit(name, PROMPTS["a"], max_tokens=9)
@@ -820,7 +820,7 @@ def test_end_request__the_bound(subject):
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_end_request__a_pool_is_full(subject, overlap):
-    """Case 4: who alone fills the pool ends there, with the tokens so far, and is not preempted."""
+    """Case 4: a request that fills the pool alone ends there, with its tokens, not preempted."""
     run = Run(subject, P=4, overlap=overlap)
     run.submit("a", PROMPTS["a"], max_tokens=None)
     notes = run.drain()
@@ -895,8 +895,8 @@ def test_end_request__unseen(subject, reference, rng, overlap):
     what = f"end_request, {sizes}, asked at steps (name, prompt, n) {asks}, ended before steps " \
         f"(which, why) {ends}, one more by {error!r}:"
     for step, pair in enumerate(zip(got[0], want[0], strict=True)):
-        assert pair[0] == pair[1], f"{what} after step {step} so many are over, so many pages " \
-            f"held: {pair[0]}, expected {pair[1]}"
+        assert pair[0] == pair[1], f"{what} after step {step} (requests over, pages held) " \
+            f"is {pair[0]}, expected {pair[1]}"
     for each, right in zip(got[1], want[1], strict=True):
         assert each == right, f"{what} one has (id, index, status, reason, error, type of " \
             f"finished_at, output) {each}, expected {right}"
@@ -917,7 +917,7 @@ class Faulty(MockLlama):
 
 
 class Blank(MockLlama):
-    """A model whose scores are no numbers."""
+    """A model whose scores are NaN."""
 
     def forward(self, *args):
         return super().forward(*args) * float("nan")

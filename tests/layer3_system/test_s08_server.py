@@ -54,11 +54,12 @@ def test_predict_pieces(subject, truth):
     want, got = truth(waiting), subject.predict_pieces()
     assert type(got) is int, f"predict_pieces: pieces are a whole number, got {got!r}"
     near = {
-        sum(ANSWERS): "so many there are with a piece for each token. A client that never reads "
-                      "would then fill the memory",
-        max(ANSWERS): "so many steps there were. What two steps wrote of one answer is joined",
+        sum(ANSWERS): "that is a piece for each token. A client that never reads would then fill "
+                      "the memory",
+        max(ANSWERS): "that is one a step. What two steps wrote of one answer is joined",
         sum(n == max(ANSWERS) for n in ANSWERS):
-            "so many answers go on to the last step. Has the client read the ends of the others",
+            "that counts answers that go on to the last step. Has the client read the ends of the "
+            "others",
         1: "that would be one for the whole call. The texts of two answers cannot be joined",
     }.get(got, "Which tokens can be one text, and which cannot")
     assert got == want, f"predict_pieces: {got} is not it: {near}?"
@@ -133,7 +134,7 @@ def test_Bridge_read_mail__an_idle_engine_sleeps(subject):
 
 
 def test_Bridge_read_mail__the_last_client_leaves(subject):
-    """A letter makes a busy engine idle: it is asked anew after each."""
+    """A letter makes a busy engine idle: it is asked again after each."""
     hand = by_hand(subject, busy=True)
     hand.letter("abort", busy=False)
     hand.letter("request", busy=True, later=True)
@@ -277,7 +278,8 @@ def refused(subject, fields, field, chat=False, names=None, **limits):
     what, found = params_of(subject, fields, chat, names, subject.Limits(**limits))
     assert "status" in found, f"{what}, {limits or 'no limits'}: it was taken, with " \
         f"{field} = {found['value'] and found['value'].get(field)!r}. " + (
-            "That is above the limit of the server" if limits else f"{field} is wrong there")
+            "That is above the limit of the server" if limits else
+            f"The client's {field} is wrong: refuse it")
     assert found["status"] == 400, f"{what}: status {found['status']}; 400 says: your request"
     assert found["field"] == field, (
         f"{what}: it names {found['field']}, the client's own name is {field}")
@@ -389,14 +391,14 @@ def test_Call_add(subject):
         f"Call.add(1, 2 tokens that read 'ab'): news is {got}; expected {{1: ('ab', 2, None)}}: "
         f"the text, how many tokens, and no reason yet, of answer 1")
     assert written.call.woken.is_set(), \
-        "Call.add: nobody was woken. The reader sleeps on with its text there: woken.set()"
+        "Call.add: the reader was not woken. It sleeps on with its text there: woken.set()"
     assert written.call.open == 2, (
         f"Call.add: {written.call.open} answers are open after a token. One less is open at an "
         f"answer's end, which a reason tells")
 
 
 def test_Call_add__joined(subject):
-    """Four steps while nobody reads. The second gives tokens of a character that is not whole."""
+    """Four steps that are not read. The second gives tokens of a character that is not whole."""
     written = Written(subject, 2)
     for step in ((0, "Once", 2), (1, "The", 1), (0, "", 1), (0, " upon", 1), (1, " fox", 1)):
         written.add(*step)
@@ -406,7 +408,7 @@ def test_Call_add__joined(subject):
         found, n = got[i][:2]
         why = {" upon": "Only what the last step wrote is there: the client loses the rest",
                " fox": "Only what the last step wrote is there: the client loses the rest",
-               " uponOnce": "New text goes behind what was not read yet"}.get(found, "")
+               " uponOnce": "New text goes after what was not read yet"}.get(found, "")
         assert found == text, f"Call.add: of answer {i} waits {found!r}, expected {text!r}. {why}"
         assert n == tokens, (f"Call.add: {n} tokens wait of answer {i}, {tokens} were written: "
                              f"without their count, logprobs go to the wrong text")
@@ -425,6 +427,11 @@ def test_Call_add__the_end(subject):
         f"Call.add: the call has failed, {written.call.error}; an answer came to its end, no more"
     written.add(1, "", 0, "length")
     assert written.call.open == 0 and written.unread()[1] == ("", 0, "length")
+    silent = Written(subject, 1)
+    silent.add(0, "", 1, "stop")                # the token that ends it is not shown
+    assert silent.call.woken.is_set(), (
+        "Call.add: an answer ended without a text, and its reader was not woken: the client waits "
+        "for ever. Every piece wakes it")
 
 
 def test_Call_add__a_slow_reader(subject):
@@ -470,7 +477,7 @@ def test_Call_add__many_answers(subject):
 def test_Call_add__nothing_is_read_twice(subject):
     written = Written(subject, 1)
     written.add(0, "a", 1)
-    assert written.call.woken.is_set(), "Call.add: nobody was woken; a reader sleeps for ever"
+    assert written.call.woken.is_set(), "Call.add: the reader was not woken and sleeps for ever"
     subject.make(MOCK + "read", written.call)
     written.add(0, "b", 1)
     got = written.unread()
@@ -479,7 +486,7 @@ def test_Call_add__nothing_is_read_twice(subject):
 
 
 def test_Call_add__unseen(subject, rng):
-    """Somebody reads now and then."""
+    """The client reads now and then."""
     written, news, told, reasons = Written(subject, 3), {}, [], [None] * 3
     for _ in range(120):
         i, text = int(rng.integers(3)), f"{rng.integers(99)} "
@@ -504,7 +511,7 @@ def test_Call_add__unseen(subject, rng):
 
 
 def ask(subject, count, taken, finished=0, ends=(), seats=2, queue=3):
-    """attempt() of make_room at 100 s: so many run and wait at most."""
+    """attempt() of make_room at 100 s, with limits on how many run and wait."""
     hand = subject.make(MOCK + "ByHand", subject.Bridge(
         subject.make(MOCK + "StillEngine", seats), subject.Limits(queue=queue)), 100.0)
     hand.fill(taken, finished, list(ends))
@@ -517,8 +524,8 @@ def test_Bridge_make_room(subject):
     for count, taken, finished, why in (
             (1, 0, 0, ""), (5, 0, 0, "Five places are five places"),
             (1, 4, 0, "The last place stays empty"),
-            (2, 9, 6, "Who has finished has left, and its place is free"),
-            (1, 1000, 998, "Who has finished has left, and its place is free")):
+            (2, 9, 6, "A request that has finished leaves its place free"),
+            (1, 1000, 998, "A request that has finished leaves its place free")):
         what, found = ask(subject, count, taken, finished)
         if found.get("status") == 400:
             why = "As many answers as there is room for do fit, later"
@@ -549,19 +556,19 @@ def test_Bridge_make_room__when_to_try_again(subject):
             (1, 5, (99.9, 99.95), 1),               # soon, not at once
             (2, 5, (), 2),                          # nothing has ended yet: a second each
             (3, 5, (60, 80), 60), (3, 5, (61, 80), 59), (1, 5, (99,), 1), (1, 5, (100,), 1),
-            (4, 5, (20, 60), 60)):                  # nobody is sent away for hours
+            (4, 5, (20, 60), 60)):                  # no client is sent away for hours
         what, found = ask(subject, count, taken, 0, ends)
         assert found.get("status") == 429, f"{what}: {found}; expected 429"
         got = found["headers"].get("Retry-After")
         assert got is not None, f"{what}: no header Retry-After. A client's library waits by it, " \
-            "and without it everybody comes again at once"
+            "and without it every client comes again at once"
         why = {(8, "2"): "One place is not enough for four",
                (2, "1"): "After 1.5 s rounded down there is no place yet",
                (1, "0"): "With 0 it comes again at once",
                (8, "10"): "Five ends since the oldest of them are five, not four",
                (8, "4"): "The time goes from the oldest end until now, not to the last end",
                (8, "5"): "The time goes from the oldest end, ends[0], not from the newest",
-               (60, "160"): "More than a minute is no guess any more"}.get((want, got), "")
+               (60, "160"): "More than a minute is not a useful guess"}.get((want, got), "")
         assert got == str(want), (
             f"{what}, at 100 s; answers ended at {list(ends)}: Retry-After is {got!r}, expected "
             f"{str(want)!r}. {why}")

@@ -75,41 +75,70 @@ def test_poisson_arrivals__unseen(subject, rng):
     assert off < 0.02, (            # by chance once in four million draws
         f"poisson_arrivals({rate:.3g}, {n}, rng): the share of gaps below some length is up to "
         f"{off:.3f} off; of exponential gaps, {1 / rate:.3g} s on average, expected below 0.02")
+    why = ". They come from another generator than rng" if not np.array_equal(one, again) else \
+        ". They are the same whatever rng is: its draws are not used"
     assert np.array_equal(one, again) and not np.array_equal(one, other), (
         f"poisson_arrivals({rate:.3g}, {n}, rng): expected the same times from an rng of the same "
-        f"seed, {seeds[0]}, and others from one of seed {seeds[1]}")
+        f"seed, {seeds[0]}, and others from one of seed {seeds[1]}{why}")
 
 
 def test_poisson_arrivals__alone(subject):
     alone = np.sort([float(subject.poisson_arrivals(2.0, 1, subject.make(
         "numpy.random:default_rng", seed))[0]) for seed in range(300)])
+    assert alone.max() > 0.5, (
+        "one request alone, 2 a second: in 300 tests it never comes after 0.5 s, n / rate. "
+        "Are n times spread over n / rate seconds? That many come in this time on average")
     off = np.abs(1 - np.exp(-2 * alone) - (np.arange(300) + 0.5) / 300).max()
     assert off < 0.1, (
         f"300 tests of one request alone: the share of arrivals before some time is up to "
-        f"{off:.2f} off that of exponential gaps; it may be late, and none behind it says how late")
+        f"{off:.2f} off that of exponential gaps; it may be late, and no "
+        f"later arrival says how late")
 
 
 # ---- percentile
 
 
-@pytest.mark.parametrize("values", [[5.0], [3.0, 1.0], [4.0, 2.0, 9.0, 7.0], [2.0] * 5,
+def place_mistaken(values, q, got):
+    """A sentence: which wrong places have this value."""
+    ordered, kinds, n = sorted(values), sorted(set(values)), len(values)
+    places = {
+        "the values are not sorted": values[max(int(np.ceil(q * n)) - 1, 0)],
+        "they are sorted from the largest down": ordered[::-1][max(int(np.ceil(q * n)) - 1, 0)],
+        "equal values are counted once": kinds[max(int(np.ceil(q * len(kinds))) - 1, 0)],
+        "the place is q · (n - 1), rounded": ordered[round(q * (n - 1))],
+        "the place is q · (n - 1), rounded down": ordered[int(q * (n - 1))],
+        "the place is q · n, rounded up, and places count from 0":
+            ordered[min(int(np.ceil(q * n)), n - 1)],
+        "the place is q · n, rounded down, and places count from 0":
+            ordered[min(int(q * n), n - 1)],
+        "q · n is rounded down, not up": ordered[max(int(q * n) - 1, 0)],
+        "the place is -1, which is the last": ordered[int(np.ceil(q * n)) - 1],
+    }
+    found = ", or when ".join(how for how, value in places.items() if value == got)
+    return f"\nThis is what comes out when {found}." if found else ""
+
+
+@pytest.mark.parametrize("values", [[7.0, 9.0, 5.0, 6.0, 9.0, 3.0, 8.0, 2.0, 4.0, 7.0, 6.0, 2.0],
+                                    [5.0], [3.0, 1.0], [4.0, 2.0, 9.0, 7.0], [2.0] * 5,
                                     [float(x) for x in np.random.default_rng(1).permutation(97)]])
 def test_percentile(subject, values):
     """At least the share q is at or below it, and less than that below any smaller one."""
     for q in (0.0, 0.25, 0.5, 0.9, 0.99, 1.0):
         got, ordered = subject.percentile(values, q), sorted(values)
-        where = f"percentile of {len(values)} values, q = {q}: {got}"
-        assert got in values, f"{where} is none of the values that were measured"
+        where, why = f"percentile of {len(values)} values, q = {q}: {got}", ""
+        if got in values:
+            why = place_mistaken(values, q, got)
+        assert got in values, f"{where} is not one of the values that were measured"
         share = bisect_right(ordered, got) / len(values)
-        assert share >= q, f"{where}: only {share:.0%} of the values are at or below it"
+        assert share >= q, f"{where}: only {share:.0%} of the values are at or below it{why}"
         smaller = [v for v in ordered if v < got]
         if smaller:
             below = bisect_right(ordered, smaller[-1]) / len(values)
             assert below < q or q == 0, (
                 f"{where}: {smaller[-1]} has a share of {below:.0%} at or below it already, so it "
-                f"is the smallest")
+                f"is the smallest{why}")
         if q == 0:
-            assert got == ordered[0], f"{where}, expected the smallest, {ordered[0]}"
+            assert got == ordered[0], f"{where}, expected the smallest, {ordered[0]}{why}"
 
 
 def test_percentile__unseen(unseen, rng):
@@ -125,7 +154,7 @@ def test_percentile__unseen(unseen, rng):
 
 
 def test_percentile__of_nothing(subject):
-    assert subject.percentile([], 0.5) is None, "of no values there is no percentile: None"
+    assert subject.percentile([], 0.5) is None, "without values there is no percentile: None"
 
 
 # ---- goodput
@@ -211,11 +240,28 @@ def test_goodput__of_a_test(subject):
     ([2**40, 2**41], [2**40, 2**40], 2**41), ([40_000], [40_001], None)])
 def test_saturation(subject, asked, came, want):
     got = subject.saturation(asked, [float(x) for x in came])
+    below = [a for a, c in zip(asked, came, strict=True) if c < 0.9 * a]
+    kept = [a for a in asked if a not in below]
+    after = [a for a in below if a > max(kept, default=-1)]
+    mistakes = {
+        "90 % itself is not below": next(
+            (a for a, c in zip(asked, came, strict=True) if c <= 0.9 * a), None),
+        "Only loads behind the last that is kept up with are looked at, and one came before":
+            next(iter(after), None),
+        "That is the largest of them, not the first": max(below, default=None),
+        "That is the last load that is kept up with": max(
+            (a for a in kept if want is None or a < want), default=None),
+        "That is a place, not a load": asked.index(want) if want in asked else None,
+        "That is what came, not what was asked for":
+            came[asked.index(want)] if want in asked else None,
+    }
+    why = next((f". {why}" for why, wrong in mistakes.items() if got == wrong), "")
+    said = "none" if why and got is None else got       # "got None" reads like a missing return
     shown = ", ".join(f"{c / a:.0%}" if a else "none asked for"
                       for a, c in zip(asked, came, strict=True))
     assert got == want, (
         f"asked for {asked}, {came} tokens a second came: {shown}. The first below 90 % is at "
-        f"{want}, got {got}" + (". 90 % itself is not below" if 90 in came else ""))
+        f"{want}, got {said}{why}")
 
 
 def test_saturation__another_share(subject):

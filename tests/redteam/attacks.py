@@ -2,12 +2,12 @@
 
     numbers    of the catalogue in README.md
     name       what the attacker does
-    exercise   lesson/exercise that it wants the points of; r01's `attainable` where it is left out
+    exercise   lesson/exercise whose points it wants; r01's `attainable` if left out
     works      the body of a function that is true where the attack worked: only then is the answer
                right. Or:
     source     the text sent, whose answer is wrong or empty
-    verdict    what it must get; "fail" where it is left out. "fail or error": which of them is a
-               matter of who is faster, and neither is a point
+    verdict    what it must get; "fail" if left out. "fail or error": which one depends on
+               timing, and neither earns a point
 
 CANARY in a text becomes the path of a file outside every box, PORT the number of a socket there.
 """
@@ -47,7 +47,7 @@ class Attack:
 
     @property
     def student(self):
-        """What its folder among the submissions is called."""
+        """The name of its folder among the submissions."""
         return "".join(c if c.isalnum() else "-" for c in self.name)
 
     @property

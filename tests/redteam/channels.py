@@ -1,9 +1,9 @@
-"""Ways for one submission to pass word to the next: `python -m tests.redteam.channels LEVEL`.
+"""Ways for one submission to pass a word to the next: `python -m tests.redteam.channels LEVEL`.
 
 Two boxes of one level, under one user, as those of two students in one job. The first leaves a
 word by every way and stays; the second looks for it. The ways that worked are printed as JSON.
 LEVEL is one of lab.grading.box, or `none`: two processes without a box, where all ways must work,
-or their tests say nothing. A second word, `unfiltered`, leaves the filter of system calls out.
+or their tests prove nothing. A second argument, `unfiltered`, leaves out the filter of calls.
 """
 
 import contextlib
@@ -23,16 +23,16 @@ from pathlib import Path
 
 from lab.grading import box
 
-WORD = b"word-%d" % os.getpid()         # what an earlier run left is another one
+WORD = b"word-%d" % os.getpid()         # differs from what an earlier run left
 TITLE = b"lab-channel-" + WORD
-KEY = 0x5517                    # of System V's; also ports
+KEY = 0x5517                    # for System V; also ports
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.shmat.restype = ctypes.c_void_p
 WRITERS, READERS = {}, {}
 
 
 def way(name):
-    """Registers two functions of a class, `write` and `read`, which get the shared file."""
+    """Register two functions of a class, `write` and `read`, which get the shared file."""
     def register(pair):
         WRITERS[name], READERS[name] = pair.write, pair.read
         return pair
@@ -49,7 +49,7 @@ def called(result):
 
 ADD_KEY, KEYCTL = ((248, 250) if os.uname().machine == "x86_64" else (217, 219))
 JOIN, PERMIT, LINK, SEARCH, READ, TIMEOUT, PERSISTENT = 1, 5, 8, 10, 11, 15, 22
-PROCESS = -2                    # a process's own ring: what is linked to it, it possesses
+PROCESS = -2                    # a process's own ring: the process possesses what is linked to it
 
 
 def keyctl(*args):
@@ -122,7 +122,7 @@ class Udp:
 
     @staticmethod
     def read(shared):
-        """The port is taken: a bit."""
+        """The port is taken: one bit."""
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
             try:
                 other.bind(("127.0.0.1", KEY))
@@ -254,7 +254,7 @@ class Lock:
     @classmethod
     def write(cls, shared):
         cls.kept = open(shared)         # noqa: SIM115 - held on purpose
-        cls.ask(cls.kept, 37, fcntl.F_RDLCK)        # F_OFD_SETLK: the process may close others
+        cls.ask(cls.kept, 37, fcntl.F_RDLCK)        # F_OFD_SETLK: closing other files keeps it
 
     @classmethod
     def read(cls, shared):
@@ -329,7 +329,7 @@ class Signal:
 
     @staticmethod
     def read(shared):
-        """The first process is there to be signalled, by the number that it has outside."""
+        """The first process can be signalled, by the process ID that it has outside."""
         os.kill(int(os.environ["FIRST"]), 0)
         return True
 
@@ -358,7 +358,7 @@ def main(level, filtered):
         shared.write_bytes(bytes(mmap.PAGESIZE))
         Path(folder).chmod(0o755)
         os.utime(shared, (1, 1))
-        with contextlib.suppress(OSError):      # as a login has: all that it starts get the ring
+        with contextlib.suppress(OSError):      # as at a login: all that it starts get the ring
             keyctl(JOIN, None)
         pid, wrote = one(level, shared, filtered, WRITERS)
         _, worked = one(level, shared, filtered, READERS, pid)
@@ -367,8 +367,8 @@ def main(level, filtered):
 
 
 def one(level, shared, filtered, functions, first=None):
-    """Run functions in a box of its own: (pid, names of those that gave true). The process stays
-    where there is no first one yet."""
+    """Run functions in a box of its own: (pid, names of those that worked). The process stays if
+    it is the first one."""
     inside = str(shared) if level in ("none", "limits") else "/shared"
     walls = None if level == "none" else box.Box(level, {"/shared": shared})
     here, there = socket.socketpair()

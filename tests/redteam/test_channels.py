@@ -1,7 +1,7 @@
-"""No submission leaves word for the next, by any way that its level does not name as open.
+"""No submission passes a word to the next by any way that its level does not name as open.
 
-As root and as an ordinary user, each in a container with folders of its own, since what the first
-leaves would stay on this machine.
+Tried as root and as an ordinary user, each in a container with folders of its own, since what the
+first leaves would otherwise stay on this machine.
 """
 
 import json
@@ -27,7 +27,7 @@ NAMED = {
     channels.TIMES: {"time of a shared file's last reading"},
     channels.PROCESSES: {"name of a process", "environment of a process", "signal",
                          "anonymous memory of a process"},
-    channels.LOAD: set(),           # no yes or no: a matter of measuring
+    channels.LOAD: set(),           # no yes or no: it would have to be measured
 }
 
 
@@ -53,7 +53,7 @@ def test_every_way_belongs_to_one_that_is_named():
 
 @pytest.mark.parametrize("who", [(), USER], ids=["root", "user"])
 def test_without_a_box_every_way_is_open(container, who):
-    """So none is closed for a reason of the test's own."""
+    """So no way is closed merely because of how it is tested."""
     assert worked(container, who, "none") == set(READERS)
 
 
@@ -65,6 +65,6 @@ def test_what_a_level_does_not_name_is_closed(container, level, filtered, who):
         raise NotProvenHere(problem)
     through = worked(container, who, level, filtered)
     named = [NAMED[way] for way in channels.open_ways(level, filtered)]
-    assert through <= set().union(*named), "open, and not named"
+    assert through <= set().union(*named), "open but not named"
     for group in named:
-        assert not group or through & group, "named, and not open"
+        assert not group or through & group, "named but not open"

@@ -1,4 +1,4 @@
-"""Answers that an edition held back are not told by a student's page, whatever the code does."""
+"""A student's page reveals no answer that an edition held back, whatever the code does."""
 
 import html
 import os
@@ -39,14 +39,14 @@ TELL = {
 
 
 def lines(text):
-    """What of the answer nobody else has."""
+    """Lines of the answer that its stub does not have."""
     given = HELD.stubs["python"]
     return {line.strip() for line in text.splitlines()
             if len(line.strip()) > 25 and line.strip() not in given}
 
 
 def sent(folder, exercise):
-    """A submission for each way to tell."""
+    """A submission for each way to reveal it."""
     own = stub.extract(LESSON.stubs["python"], exercise, "python")
     head, _, _ = own.partition("raise NotImplementedError")
     indent = head[head.rfind("\n") + 1:]
@@ -104,7 +104,7 @@ def test_right_answers_pass_where_their_author_wrote_the_lessons_before(tmp_path
     verdicts = {student: [row["verdict"] for (who, name), row in rows.items() if who == student
                           and name.startswith(k10.id) and not name.endswith(course.SPEED)]
                 for student in ("whole", "alone")}
-    assert set(verdicts["whole"]) == {"pass"}, said
+    assert set(verdicts["whole"]) == {"pass"}, (said, rows)
     assert "pass" in verdicts["alone"] and "error" not in verdicts["alone"], said
 
 

@@ -1,6 +1,6 @@
-"""Many processes that are each within the limit of one: the box as a whole has a limit, too.
+"""Many processes, each within the limit of one: the box as a whole has a limit, too.
 
-Not in a table: the true limit is more than a test may take, so that of these is lower.
+Not in a table: the true limit is more than a test may take, so these tests have a lower one.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""No attack earns a point that it did not earn, stops the grader, or leaves its box."""
+"""No attack gets a point that it did not earn, stops the grader, or leaves its box."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from tests.redteam import attacks
 
 @pytest.fixture
 def canary(tmp_path):
-    """A file outside that nobody in a box may read or change."""
+    """A file outside that no process in a box may read or change."""
     file = tmp_path / "outside" / "canary"
     file.parent.mkdir()
     file.write_text("a secret of the instructor's")
@@ -29,7 +29,7 @@ def canary(tmp_path):
 
 @pytest.fixture
 def port():
-    """A socket outside that nobody in a box may reach."""
+    """A socket outside that no process in a box may reach."""
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as named:
         port = server.getsockname()[1]
         named.bind(f"\0lab-canary-{port}")
@@ -41,14 +41,15 @@ def port():
 
 
 def otherwise(sent, rows):
-    """A line for each attack that got another verdict than it must."""
+    """A line for each attack whose verdict is not the one that it must get."""
     found = [(one, rows[one.student, one.exercise]) for one in sent]
     return [f"{one.name}: {row['verdict']} {row['points']}, {row['message']}"
             for one, row in found if row["verdict"] not in one.verdict.split(" or ")]
 
 
 @pytest.mark.parametrize("table", [
-    pytest.param(table, marks=[pytest.mark.slow] * (table.stem == "hangs"), id=table.stem)
+    pytest.param(table, marks=[pytest.mark.slow, pytest.mark.timeout(900)] * (
+        table.stem == "hangs"), id=table.stem)
     for table in attacks.TABLES])
 def test_every_attack_gets_its_verdict(table, tmp_path, canary, port):
     sent = attacks.read(attacks.CONTROLS) + attacks.read(table)
@@ -64,7 +65,7 @@ def test_every_attack_gets_its_verdict(table, tmp_path, canary, port):
 @pytest.mark.slow
 @pytest.mark.parametrize("level", ["bubblewrap", "namespaces"])
 def test_the_walls_stand_at_either_level(level, tmp_path, canary, port):
-    """What cannot see bubblewrap takes namespaces."""
+    """A grader that does not find bubblewrap takes namespaces."""
     if problem := box.trial(level):
         raise NotProvenHere(problem)
     programs = tmp_path / "programs"
@@ -84,7 +85,7 @@ def test_the_walls_stand_at_either_level(level, tmp_path, canary, port):
 
 @pytest.mark.slow
 def test_the_walls_stand_around_an_ordinary_users_boxes(tmp_path, canary, port):
-    """What is in a box has the user of the box itself there."""
+    """There the code in a box has the same user as the box itself."""
     sent = attacks.read(attacks.CONTROLS) + attacks.read(attacks.FOLDER / "walls.toml")
     attacks.send(sent, tmp_path / "sent", canary, port)
     tmp_path.chmod(0o777)
@@ -100,7 +101,7 @@ def test_the_walls_stand_around_an_ordinary_users_boxes(tmp_path, canary, port):
 @pytest.mark.parametrize("table", [table for table in attacks.TABLES
                                    if table.stem not in ("hangs", "walls")], ids=lambda t: t.stem)
 def test_without_walls_points_are_as_they_were(table, tmp_path, canary, port):
-    """In a container that may make no namespaces. What has no walls has no room of its own either.
+    """In a container that may not make namespaces. Without walls there is no limit on space either.
     """
     words = start()
     for path in (ROOT, Path(sys.prefix)):
@@ -117,7 +118,7 @@ def test_without_walls_points_are_as_they_were(table, tmp_path, canary, port):
 
 
 def test_the_catalogue_is_whole():
-    """Each number has its line, and a line names a table where and only where it has attacks."""
+    """Each number has its line, and a line names exactly the tables that have its attacks."""
     lines = re.findall(r"^\| (\d+) \| .*? \| (.*) \|$",
                        (attacks.FOLDER / "README.md").read_text("utf-8"), re.M)
     assert [int(number) for number, _ in lines] == list(range(1, 54))

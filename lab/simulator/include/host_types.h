@@ -10,7 +10,7 @@ typedef unsigned short ushort;
 typedef unsigned int uint;
 typedef unsigned long ulong;
 
-// Of an integer: NVRTC cannot choose between float and double, the C++ standard takes double.
+// For an integer NVRTC cannot choose between float and double; the C++ standard takes double.
 #define OF_INTEGERS(name)                                                  \
     __device__ inline double name(int x) { return name((double)x); }       \
     __device__ inline double name(unsigned x) { return name((double)x); }

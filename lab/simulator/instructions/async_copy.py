@@ -1,9 +1,9 @@
 """cp.async: copy from global to shared memory behind the lane's back.
 
 A lane's copies belong to the group that its next commit closes. The bytes appear in shared memory
-no sooner than wait_group says that the group is done, or a wait on the mbarrier that
-cp.async.mbarrier.arrive has told; so a kernel that forgets to wait reads old data, here as on a
-GPU. The race detector reports it (in_flight.py).
+only when wait_group says that the group is done, or a wait on the mbarrier that was given to
+cp.async.mbarrier.arrive; so a kernel that forgets to wait reads old data, here as on a GPU. The
+race detector reports it (in_flight.py).
 """
 
 import numpy as np
@@ -186,7 +186,7 @@ def land(wave, is_done):
 
 def arrive_after_copies(inst, mods):
     """cp.async.mbarrier.arrive{.noinc}: arrive when all copies that the lane has started are done.
-    Without .noinc the phase waits for one arrival more, so that the sum stays the same."""
+    Without .noinc the phase waits for one more arrival, so that the sum stays the same."""
     mods.need("arrive")
     no_increment, shared = mods.flag("noinc"), mbarrier.take_space(mods)
     mods.need("b64")

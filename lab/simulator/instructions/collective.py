@@ -1,9 +1,9 @@
 """Accesses to shared memory that a warp makes as one: ldmatrix, wmma.load and wmma.store.
 
-No lane can say which element it touches, so that the race detector takes each for everybody's. All
-lanes have come before the first access, so that these are ordered after what the lanes did before.
-A load is complete when the instruction is; what a store has written becomes visible to other lanes
-of the warp by __syncwarp().
+No lane can say which element it touches, so the race detector takes each access for the whole
+warp's. All lanes arrive before the first access, so the accesses come after what the lanes did
+before. A load is complete when the instruction is; what a store has written becomes visible to
+other lanes of the warp by __syncwarp().
 """
 
 from contextlib import contextmanager

@@ -139,8 +139,8 @@ def call(inst, mods):
         place, variables = wave.frame.local, callee.parameters + callee.results
         operands = arguments + results
         if len(variables) != len(operands):
-            raise wave.launch.error(inst, "argument", "this calls a function of other parameters: "
-                                    f"`{callee.name}`", wave, int(lanes.index[0]))
+            raise wave.launch.error(inst, "argument", "this calls a function with other "
+                                    f"parameters: `{callee.name}`", wave, int(lanes.index[0]))
         return callee, {v.name: place[n] for v, n in zip(variables, operands, strict=True)}, lanes
 
     def run(wave):
@@ -156,8 +156,9 @@ def call(inst, mods):
                  for a in np.unique(addresses)]
         for callee, lanes in parts:
             if callee is None:
-                raise wave.launch.error(inst, "out_of_bounds", "call by a pointer that leads to no "
-                                        "function", wave, int(lanes.index[0]), lanes.count)
+                raise wave.launch.error(inst, "out_of_bounds", "call by a pointer that is not "
+                                        "the address of a function", wave, int(lanes.index[0]),
+                                        lanes.count)
         return [enter(wave, callee, lanes) for callee, lanes in parts]
 
     if len(inst.operands) > 1:

@@ -1,7 +1,7 @@
 """cvt: from any numeric type to any other.
 
-Between integers it truncates or extends, from float to integer it rounds as told and saturates,
-from integer or wider float to float it rounds once.
+Between integers it truncates or extends, from float to integer it rounds as its modifier says and
+saturates, from integer or wider float to float it rounds once.
 """
 
 import numpy as np
@@ -70,8 +70,8 @@ def integer_to_integer(mods, to, frm):
 
 
 def float_to_integer(mods, to, frm):
-    """Out of range goes to the nearest integer there is, so that .sat changes nothing. NaN gives 0,
-    or, where a double or a 64-bit integer is involved, the integer with only the top bit set."""
+    """A value out of range goes to the nearest integer there is, so .sat changes nothing. NaN gives
+    0, or, where a double or a 64-bit integer is involved, the integer with only the top bit set."""
     whole, ftz = TO_INTEGER[mods.need(*TO_INTEGER)], take_ftz(mods, frm)
     take_sat(mods, frm)
     target, limits = DTYPES[to], np.iinfo(DTYPES[to])

@@ -165,7 +165,7 @@ def widen(value, base, ftz=False):
 
 
 def both_positive(name, a, b, c=None):
-    """Has neither addend a sign? A sum of zero is -0 when rounding down, unless both are +0."""
+    """Is neither addend negative? A sum of zero is -0 when rounding down, unless both are +0."""
     first = np.signbit(a) != np.signbit(b) if name == "fma" else np.signbit(a)
     second = {"add": lambda: np.signbit(b), "sub": lambda: ~np.signbit(b),
               "fma": lambda: np.signbit(c)}[name]()
@@ -224,7 +224,7 @@ def extreme(name, base, ftz, nan, a, b):
 
 
 def sign_bit(name, base, ftz, value):
-    """neg and abs touch the sign bit only, also that of a NaN."""
+    """neg and abs touch the sign bit only, even that of a NaN."""
     if ftz:
         value = flush(value.view(F32 if base == "f32" else F16))
     unsigned = {"f32": U32, "f64": U64}.get(base, U16)

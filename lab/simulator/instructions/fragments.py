@@ -90,7 +90,7 @@ DECODERS = {                    # registers -> float64: all these types are exac
                                 # products of two
     "f16": lambda w: w.view(F16).astype(F64),
     "bf16": lambda w: bf16_to_f32(w.view(U16)).astype(F64),
-    "tf32": lambda w: (w & U32.type(0xFFFFE000)).view(F32).astype(F64),  # 13 bits are not looked at
+    "tf32": lambda w: (w & U32.type(0xFFFFE000)).view(F32).astype(F64),  # 13 bits are ignored
     "f64": lambda w: w.view(F64),
     "e4m3": lambda w: E4M3[w.view(U8)],
     "e5m2": lambda w: E5M2[w.view(U8)],

@@ -67,9 +67,9 @@ def madc(inst, mods):
 
 
 def with_carry(inst, mods, ptx_type, carry_out, carry_in=False, part=None):
-    """add, sub, or mad where `part` of the product is told, with the carry from the words below and
-    to the words above. The manual says that sub leaves its borrow in the flag; NVIDIA's assembler
-    leaves the opposite, the carry of a + ~b + 1, which shows if addc follows sub.cc."""
+    """add, sub, or mad where `part` of the product is given, with the carry from the words below
+    and to the words above. The manual says that sub leaves its borrow in the flag; NVIDIA's
+    assembler leaves the opposite, the carry of a + ~b + 1, which shows if addc follows sub.cc."""
     if ptx_type not in WORDS:
         mods.refuse()
     unsigned, minus = UNSIGNED[SIZES[ptx_type]], inst.opcode in ("sub", "subc")
@@ -228,7 +228,7 @@ def dot_product(inst, mods):
 
 @opcode("vabsdiff4")
 def vabsdiff4(inst, mods):
-    """Of four bytes the absolute differences, as bytes or (.add) summed onto c."""
+    """The absolute differences of four bytes, as bytes or (.add) summed and added to c."""
     _, *types = [mods.type("u32", "s32") for _ in range(3)]
     add = mods.flag("add")
     a, b, c = sources(inst, "b32")

@@ -122,7 +122,7 @@ def param_address(place):
 
 @opcode("prefetch", "prefetchu", "discard", "applypriority")
 def prefetch(inst, mods):
-    """Hints to the caches. There are none here."""
+    """Hints to the caches, of which there are none here."""
     mods.flag("global", "local")
     mods.flag("L1", "L2", "L2::evict_last", "L2::evict_normal")
     return lambda wave: None

@@ -9,9 +9,9 @@ done. The object's contents are the hardware's secret; here they are
     bits 20-39  arrivals that the next phase will need (the expected count)
     bits 40-63  number of the phase
 
-For the race detector the end of a phase orders all that the block did before it before all that
-those do who have waited for it. That is a little more than the hardware promises: accesses of
-threads that did not arrive count as ordered too.
+For the race detector the end of a phase comes after all that the block did before it, and before
+all that threads do once they have waited for it. That is a little more than the hardware promises:
+accesses of threads that did not arrive count as ordered too.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ from ..dtypes import U32, U64
 COUNT_BITS = 20
 COUNT = (1 << COUNT_BITS) - 1
 PHASE = 2 * COUNT_BITS
-POLLS = 1024                # of all threads, without an arrival between: a deadlock
+POLLS = 1024                # by every thread without an arrival between: a deadlock
 
 
 @opcode("mbarrier", kind=MEMORY)
@@ -71,8 +71,8 @@ class Barriers:
         self.asked_by = np.zeros(wave.live.size, object)
 
     def ask_in_vain(self, wave, inst, lanes, words):
-        """Lanes go on to poll. If all that are not stuck elsewhere have done so for long, and
-        nobody arrived meanwhile, nobody will."""
+        """Lanes go on to poll. If all that are not stuck elsewhere have done so for long without an
+        arrival, none will come."""
         self.polls[lanes] += 1
         self.asked[lanes], self.asked_by[lanes] = words, inst
         if self.polls[lanes[0]] % POLLS == 0:
@@ -81,7 +81,7 @@ class Barriers:
                 self.deadlock(wave, inst, np.flatnonzero(stuck))
 
     def deadlock(self, wave, inst, elsewhere):
-        """Who waits where, in the first block that does."""
+        """Which threads wait where, in the first block that has any."""
         T, launch = wave.shape[1], wave.launch
         lanes = np.flatnonzero(self.polls >= POLLS)
         lanes = lanes[lanes // T == lanes[0] // T]
@@ -97,7 +97,7 @@ class Barriers:
                 f"{name}, to whose phase {state & COUNT} of {state >> COUNT_BITS & COUNT} arrivals "
                 f"are missing")
         others = wave.scheduler.barriers.who_waits(elsewhere[elsewhere // T == lanes[0] // T])
-        raise launch.error(inst, "deadlock", "deadlock: nobody can go on. Waiting: "
+        raise launch.error(inst, "deadlock", "deadlock: no thread can go on. Waiting: "
                            + "; ".join(words + [others] * bool(others)), wave, int(lanes[0]))
 
 
@@ -113,8 +113,8 @@ def find(wave, inst, where):
     missing = ~barriers(wave).valid[index]
     if missing.any():
         i = int(np.flatnonzero(missing)[0])
-        raise wave.launch.error(inst, "uninitialised", "there is no mbarrier here: nobody has "
-                                "initialised it, or it was invalidated", wave,
+        raise wave.launch.error(inst, "uninitialised", "there is no mbarrier here: it was never "
+                                "initialised, or it was invalidated", wave,
                                 int(wave.lanes.index[i]))
     return memory, index
 
@@ -178,8 +178,8 @@ def arrive(inst, mods, shared):
 
 
 def count_down(memory, index, many, drop=False):
-    """Arrivals, lane after lane -> tokens: the words before (n,), and the barriers (words) of which
-    a phase has ended."""
+    """Arrivals, lane after lane -> tokens: the words before (n,), and the barriers (words) with a
+    phase that has ended."""
     tokens, ended = np.empty(len(index), U64), []
     order = np.argsort(index, kind="stable")
     starts = np.flatnonzero(np.r_[True, np.diff(index[order]) != 0])
@@ -231,7 +231,7 @@ def test_wait(inst, mods, shared):
 
 
 def acquire(wave, index, over):
-    """Those for whom the phase is over are ordered after it."""
+    """Order the lanes for which the phase is over after it."""
     shadow, ended = wave.shadow, barriers(wave).ended
     if shadow is None or not over.any():
         return
@@ -244,7 +244,7 @@ def acquire(wave, index, over):
 # ---- copies that arrive
 
 def finish_copies(wave):
-    """A copy takes its time; here until somebody asks a barrier."""
+    """A copy takes its time: here, until a thread asks a barrier."""
     known = barriers(wave)
     copying, known.copying = known.copying, []
     for land, index in copying:

@@ -1,8 +1,8 @@
 """Products of fragments, many at a time: D = A · B + C.
 
 A warp's tile is larger than one mma. The kernel multiplies each of several fragments of A by each
-of several fragments of B, in instructions of which none needs another's result. Here such a layer
-of instructions waits until somebody wants a result: the next layer, whose accumulators are those of
+of several fragments of B, in instructions none of which needs another's result. Here such a layer
+of instructions waits until a result is wanted: the next layer, whose accumulators are those of
 this one, or an instruction that reads a register. Then the fragments of A become a tall matrix and
 those of B a wide one, each is decoded once, and one multiplication does it all. The accumulators
 stay a matrix from layer to layer and become registers when they are read.
@@ -115,7 +115,7 @@ class Layer:
     lefts, rights   distinct fragments of A and B; each is a tuple of arrays in registers
     starts          (i, j) -> accumulators: an Operation of an earlier layer, or a tuple of arrays
     total           the sums, once they are computed
-    size            then how many fragments of A and of B
+    size            how many fragments of A and of B it then has
     """
 
     def __init__(self, form, shape):
@@ -170,7 +170,7 @@ class Layer:
         return tuple(word.reshape(self.shape) for word in words)
 
     def deliver(self, registers):
-        """Somebody reads a result: put all that still count into registers."""
+        """A result is read: put all that still count into registers."""
         for operation in self.operations:
             words = self.results(operation)
             for name, word in zip(operation.names, words, strict=True):
@@ -189,8 +189,8 @@ class Layer:
         return np.concatenate(words, axis=1).reshape(len(words[0]), len(fragments), r, WARP)
 
     def start(self, tall, wide):
-        """The accumulators before: those of an earlier layer as they are, if all are from there and
-        lie in the same places."""
+        """The accumulators to start from: those of an earlier layer as they are, if all are from
+        there and lie in the same places."""
         first = next(iter(self.starts.values()))
         if isinstance(first, Operation):
             before = first.layer

@@ -7,7 +7,7 @@ from ..decode import MEMORY, destination, opcode, source
 from ..dtypes import DTYPES
 from ..memory import SEGMENT_SHIFT, TEXTURE_WINDOW
 
-PARTS = 4                       # every read gives so many; those that a texture lacks are 0
+PARTS = 4                       # numbers that every read gives; those that a texture lacks are 0
 
 
 @opcode("tex", kind=MEMORY)
@@ -41,7 +41,7 @@ def texture_of(wave, inst, handle, kind, dimensions):
         raise SeveralSegments(split(wave, handle))
     number = first - (TEXTURE_WINDOW << SEGMENT_SHIFT)
     if not 0 <= number < len(textures):
-        text = f"reads the texture 0x{first:x}, which is no argument's"
+        text = f"reads the texture 0x{first:x}, which belongs to no argument"
     elif textures[number].dimensions != dimensions:
         text = f"reads a texture of {dimensions} dimensions, this one has " \
                f"{textures[number].dimensions}"

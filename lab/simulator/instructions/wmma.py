@@ -147,8 +147,8 @@ class Transfer:
                 f"{int(step.max())} bytes from one row to the next must be multiples of {need}",
                 wave, lane)
         if (base % U64.type(best) != 0).any():
-            wave.launch.warn(self.inst, f"the address of a matrix is no multiple of {best}, as the "
-                                        f"PTX ISA manual demands: the behaviour is undefined")
+            wave.launch.warn(self.inst, f"the address of a matrix is not a multiple of {best}, as "
+                                        f"the PTX ISA manual demands: the behaviour is undefined")
 
     def permute(self, words, frm, to):
         """Registers of 16-bit elements (W, r, 32) from one layout to another."""

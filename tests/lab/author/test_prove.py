@@ -7,7 +7,7 @@ import time
 import pytest
 
 from lab import course as course_of_lessons
-from lab.author import prove, verify
+from lab.author import durations, prove, verify
 from lab.device import Gpu
 from lab.measure import records as records
 
@@ -77,6 +77,38 @@ def test_a_sample_says_so_last(course, monkeypatch, capsys):
         "mutants but one of each exercise, and the slow tests in tests/test_long.py")
     prove.prove(sample=False)
     assert capsys.readouterr().out.splitlines()[-1] == "4 passed, 0 failed, 0 skipped"
+
+
+def test_graders_run_once(capsys):
+    """Those of exercises are left to `lab verify`, which runs them on the references."""
+    lesson = course_of_lessons.find("r03_transformer_math")
+    collected = {}
+    for words in ((), ("--no-graders",)):
+        pytest.main([str(lesson.test), "--collect-only", "-q", "-p", "no:cacheprovider", *words])
+        collected[words] = set(capsys.readouterr().out.split("\n\n")[0].splitlines())
+    graders = collected[()] - collected[("--no-graders",)]
+    names = [e.test for e in lesson.exercises]
+    assert graders and all(any(name in test for name in names) for test in graders)
+    assert not any(f"::{name}" in test for test in collected[("--no-graders",)] for name in names)
+    assert "--no-graders" in prove.stages(True)["tests"] and "verify" in prove.stages(True)
+
+
+def test_a_record_says_what_took_how_long(course, monkeypatch):
+    (course / "tests" / "test_slow.py").write_text(
+        "import time\n\ndef test_c():\n    time.sleep(0.3)\nclass TestD:\n    def test_d(self):"
+        "\n        pass\n")
+    monkeypatch.setattr(durations, "ROOT", course)
+    monkeypatch.setattr(prove, "stages", lambda sample: {
+        "tests": [*prove.PYTEST, "--rootdir", str(course), str(course / "tests")],
+        "verify": python("print('k07_softmax: 70 of 73 proofs, 36 mutants, 149 s')")})
+    prove.prove(sample=False, record=course / "durations.json")
+    record = json.loads((course / "durations.json").read_text())
+    assert record["what"] == "all" and set(record["seconds"]) == {"tests", "verify"}
+    assert list(record["tests"]) == ["tests/test_slow.py", "tests/test_a.py"]
+    assert record["tests"]["tests/test_slow.py"] >= 0.3
+    assert list(record["longest tests"])[0] == "tests/test_slow.py::test_c"
+    assert set(record["longest tests"]) >= {"tests/test_slow.py::test_d", "tests/test_a.py::test_b"}
+    assert record["proofs"] == {"k07_softmax": 149.0} and record["notebooks"] == {}
 
 
 def test_a_sample_leaves_the_deep_lessons_out():

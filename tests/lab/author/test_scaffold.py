@@ -43,8 +43,8 @@ def test_a_new_lesson_is_whole_from_the_start(tmp_path):
     assert code == 0 and "0 failed" in said, said
     assert "double" not in (copy / "layer1_kernels" / "k16_warp_tiles.py").read_text()
     for words, says in ((("rename", "k16/double", "x"), "has no exercise 'double'"),
-                        (("rename", "k16/twice", "a b"), "is no name for a function"),
-                        (("rename", "k16/twice", "twice"), "defines twice already")):
+                        (("rename", "k16/twice", "a b"), "is not a name for a function"),
+                        (("rename", "k16/twice", "twice"), "already defines twice")):
         code, said = lab(*words)
         assert code == 2 and says in said, said
     code, said = lab("check", "k16")

@@ -128,7 +128,7 @@ def test_all_passed_is_success(course):
 
 @pytest.mark.parametrize("change, says", [
     ({"exit_code": 4}, "exit code 4"), ({"report": ""}, "tested nothing"),
-    ({"offers": {"triton": ""}}, "pip offers no triton of the supported range: no such thing"),
+    ({"offers": {"triton": ""}}, "pip offers no triton in the supported range: no such thing"),
     ({"report": "<s/>"}, "tested nothing")])
 def test_an_end_that_did_not_run_is_a_failure_and_says_why(course, capsys, change, says):
     course.update(change)
@@ -152,5 +152,5 @@ def test_a_failed_install_does_not_stop_the_other_end(course, monkeypatch):
 
 
 def test_missing_is_one_line():
-    with pytest.raises(Missing, match="offers no nvidia-cuda-nvrtc of the supported range: no err"):
+    with pytest.raises(Missing, match="offers no nvidia-cuda-nvrtc in the supported range: no err"):
         versions.choose("oldest", "false")

@@ -101,7 +101,7 @@ BAD = {
     "watch of nothing": (["watch", "nothing"], "no lesson"),
     "verify of nothing": (["verify", "nothing"], "no lesson"),
     "build of nothing": (["build", "nothing"], "no lesson"),
-    "new of no id": (["new", "Softmax"], "no lesson id"),
+    "new of no id": (["new", "Softmax"], "is not a lesson id"),
     "new of what is there": (["new", "r01_roofline"], "nothing was written"),
     "empty word": (["check", ""], "no lesson ''"),
 }
@@ -151,7 +151,7 @@ def test_a_damaged_file_given(tmp_path, name, content, says):
 
 
 def test_no_write_permission(tmp_path):
-    """A path that cannot be made is one line, for root too: it leads through a file."""
+    """A path that cannot be made gives one line, for root too: it leads through a file."""
     (tmp_path / "file").write_text("")
     done = lab("start", "r01", desk=tmp_path / "file" / "work")
     assert done.returncode == 2 and "cannot" in done.stderr and len(done.stderr.splitlines()) == 1

@@ -26,7 +26,7 @@ def changed(lesson, exercise, find, replacement, language="python"):
 
 
 def body(line, exercise="count_add", lesson=R01):
-    """The reference with a line before an exercise's own first one."""
+    """The reference with a line before the first `return` of an exercise."""
     own = stub.extract(lesson.sources["python"], exercise, "python")
     first = next(row for row in own.splitlines() if row.lstrip().startswith("return"))
     return changed(lesson, exercise, first, f"    {line}\n{first}")
@@ -60,7 +60,7 @@ def zipped(**files):
 
 
 def desk(**texts):
-    """{path: text} of a desk: r01 and k01 by name of their parts."""
+    """{path: text} of a desk. texts: by r01, k01 or cu, the files' short names."""
     places = {"r01": "day01_roofline/r01_roofline.py", "k01": "layer1_kernels/k01_vector_add.py",
               "cu": "layer1_kernels/k01_vector_add.cu"}
     return {places[part]: text for part, text in texts.items()}

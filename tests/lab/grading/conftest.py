@@ -1,4 +1,4 @@
-"""A small made-up class, and what is reported of it."""
+"""A small made-up class, and the reports on it."""
 
 import itertools
 
@@ -15,8 +15,8 @@ FATES = {"p": "pass", "f": "fail", "n": "not_attempted", "?": "not_proven_here",
 
 @pytest.fixture
 def graded():
-    """Makes a submission. fates: a letter an exercise of the two lessons, in order, n where it
-    ends; speed is not measured. details: {row: {field of its Result: value}}."""
+    """Makes a submission. fates: a letter per exercise of the two lessons, in order, then n for
+    the rest; speed is not measured. details: {row: {field of its Result: value}}."""
     def make(student, fates="", path=None, when=NOON, sandbox="bubblewrap", problems=(), **details):
         letters = itertools.chain(fates, itertools.repeat("n"))
         results = []

@@ -31,8 +31,8 @@ def test_a_box_ends_with_all_that_is_in_it(level):
 
 
 def test_without_walls_each_job_writes_to_a_folder_of_its_own():
-    """Compiled kernels lie there: in one for all, the next user could not write, or would find a
-    kernel that somebody laid out for it."""
+    """Compiled kernels lie there: in a shared folder the next user could not write, or would find
+    a kernel that was planted for it."""
     one, two = (box.Box("limits", {}, user) for user in (61_184, 61_185))
     folders = [Path(each.request()["scratch"]) for each in (one, two)]
     assert folders[0] != folders[1] and all(not any(folder.iterdir()) for folder in folders)
@@ -54,7 +54,7 @@ def test_the_best_level_comes_first(monkeypatch):
     assert box.best.__wrapped__() == ("namespaces", ["bubblewrap: no"])
 
 
-def test_where_not_even_limits_hold_nothing_is_graded(monkeypatch):
+def test_where_not_even_limits_hold_grading_is_refused(monkeypatch):
     monkeypatch.setattr(box, "trial", lambda level: "no")
     with pytest.raises(CourseError, match="nothing can be graded here: bubblewrap: no; .*limits"):
         box.best.__wrapped__()
@@ -78,5 +78,5 @@ def test_jobs_of_one_run_have_users_of_their_own():
 
 
 def test_runs_beside_each_other_have_users_of_their_own():
-    """Nearly always: of 100 runs of four jobs, no two begin at fewer than 90 users."""
+    """Nearly always: 100 runs of four jobs begin at 90 different users or more."""
     assert len({box.draw_users(4)[0] for _ in range(100)}) >= 90

@@ -1,6 +1,6 @@
-"""Speed points where an instructor grades: compiled code alone in a process of the course's.
+"""Speed points where an instructor grades: only compiled code enters a process of the course.
 
-No GPU is needed: the simulator stands in for it, and what a GPU's driver would load is looked at.
+No GPU is needed: the simulator stands in for it, and the tests inspect what a driver would load.
 """
 
 from pathlib import Path
@@ -25,7 +25,7 @@ CANARY = "from pathlib import Path\nPath('/tmp/met').write_text('the learner was
 
 
 def sent(change):
-    """The reference with another text of its Python."""
+    """The reference with its Python text changed."""
     return Candidate(LESSON.sources | {"python": change(LESSON.sources["python"])}, {})
 
 
@@ -40,7 +40,7 @@ def simulated(monkeypatch):
 
 
 def compared(candidate, folder):
-    """One call of softmax on both sides of an instructor's place, compared; the learner's side."""
+    """Compare one call of softmax on both sides; whether the learner's Python ran on its side."""
     Path(folder).chmod(0o755)
     place = sandbox.Sandbox(box.best()[0], LESSON, candidate, folder)
     try:

@@ -33,7 +33,7 @@ def book(cells):
 
 
 def got(candidate, name, lesson=K07):
-    """An exercise of a candidate, normalised; None where it still is the stub."""
+    """An exercise of a candidate, normalised; None where it is still the stub."""
     language = lesson.exercise(name).language
     mine = stub.normalised(candidate.sources[language], name, language)
     return mine if mine != stub.normalised(lesson.stubs[language], name, language) else None
@@ -110,7 +110,7 @@ def test_a_name_of_several_lessons_needs_the_lessons_name():
 def test_what_was_sent_again_counts():
     made, notes = of(("k07_softmax.py", WRONG), ("k07_softmax-1.py", MERGE))
     assert got(made, "merge") == code(MERGE, "merge")
-    noted(notes, "merge", "k07_softmax.py has it otherwise")
+    noted(notes, "merge", "k07_softmax.py has another version")
 
 
 def test_helpers_imports_and_constants_come_along():
@@ -154,7 +154,7 @@ def test_stray_statements_are_left_out():
     for piece in ("print(", "RawModule = None", "BOX['a']", "__main__", "for i in"):
         assert piece not in made.sources["python"]
     assert "BOX = {}" in made.sources["python"]
-    noted(notes, "defines nothing", "print(merge")
+    noted(notes, "define nothing", "print(merge")
 
 
 def test_statements_that_share_a_line_count_as_stray_together():
@@ -201,7 +201,8 @@ METHOD = stub.extract(S02.sources["python"], "BlockPool.copy_on_write", "python"
 
 def test_a_method_comes_out_of_its_class():
     made, notes = of(("hw.py", METHOD), lesson=S02)
-    assert got(made, "BlockPool.copy_on_write", S02) == code(S02.sources["python"], "BlockPool.copy_on_write")
+    assert got(made, "BlockPool.copy_on_write", S02) == code(S02.sources["python"],
+                                                             "BlockPool.copy_on_write")
     assert got(made, "BlockPool.grow", S02) is None and not notes
 
 
@@ -410,7 +411,7 @@ def test_a_desks_file_counts_and_its_notebook_gives_what_is_still_a_stub():
     made, notes = of((PY, filled(MERGE)), ("layer1_kernels/k07_softmax.ipynb", [WRONG, RATIO]))
     assert got(made, "merge") == code(MERGE, "merge") and got(made, "predict_bytes_ratio")
     noted(notes, "predict_bytes_ratio", "code cell 2", PY)
-    noted(notes, "merge", "has it otherwise")
+    noted(notes, "merge", "has another version")
     assert made.labels["python"] == f"{PY}, layer1_kernels/k07_softmax.ipynb"
     place = stub.find_line(made.sources["python"], "predict_bytes_ratio", "python")
     assert made.origins["python"][place - 1] == 1

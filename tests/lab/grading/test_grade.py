@@ -1,4 +1,4 @@
-"""`lab grade` on a classroom: exact grades, whatever is sent; a run that is killed goes on."""
+"""`lab grade` on a classroom: exact grades, whatever is sent; a killed run continues."""
 
 import csv
 import io
@@ -58,7 +58,7 @@ def without_sandbox(out):
 
 
 def rows(students):
-    """The expected lines of some students, below the head."""
+    """The expected lines of some students, below the header."""
     head, *lines = EXPECTED.splitlines()
     return "\n".join([head, *(line for line in lines if line.split(",")[0] in students)]) + "\n"
 
@@ -118,7 +118,7 @@ def test_a_kernel_that_does_not_compile_costs_no_other(tmp_path):
 
 
 def test_a_wrong_answer_of_any_kind_stays_in_the_maximum(tmp_path):
-    """What only the submission caused is a zero out of the points that everybody can earn."""
+    """A failure that only the submission caused counts 0, in the maximum that all can earn."""
     python = classroom.changed(classroom.K01, "predict_sectors_per_request", "return ",
                                "return 10**5000 or ")
     cuda = classroom.changed(classroom.K01, "add_cuda", "z[i] = x[i] + y[i];",
@@ -177,7 +177,7 @@ def test_a_run_that_is_killed_goes_on_and_repeats_nothing(few, tmp_path):
     assert run.wait() == -signal.SIGKILL, f"it ended by itself before line {moment}"
     before = journal.read_bytes()
     with open(journal, "ab") as stream:
-        stream.write(b'{"unit": ["cut o')              # as a crash in the middle of a line
+        stream.write(b'{"unit": ["cut o')              # as after a crash in the middle of a line
     done = subprocess.run([*words, "--resume"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert journal.read_bytes().startswith(before), f"killed at line {moment}"
@@ -274,8 +274,8 @@ def test_the_grader_that_breaks_is_an_error_of_the_course(few, tmp_path, monkeyp
     assert wrong == set(broken)
 
 
-def test_who_is_slower_than_a_unit_may_be_fails(few, tmp_path, monkeypatch):
-    """An error would take the lesson out of the maximum: a gain for who has wrong answers."""
+def test_a_unit_that_takes_too_long_fails(few, tmp_path, monkeypatch):
+    """An error would take the lesson out of the maximum: a gain for wrong answers."""
     from lab.grading import run
     monkeypatch.setattr(run, "LONGEST", -1)
     _, grades = graded(few[0], tmp_path / "out")

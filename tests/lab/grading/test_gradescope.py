@@ -1,5 +1,5 @@
-"""The zip for Gradescope, run as a container of Gradescope's would run it: at /autograder, as root
-with Docker's rights, which make no namespaces. This Python stands in for setup.sh's."""
+"""The zip for Gradescope, run as Gradescope's container would run it: at /autograder, as root with
+Docker's rights, which make no namespaces. This Python stands in for setup.sh's."""
 
 import json
 import re
@@ -25,7 +25,7 @@ RESULTS = {"score": (int, float), "execution_time": (int, float), "output": str,
            "output_format": FORMAT, "test_output_format": FORMAT, "test_name_format": FORMAT,
            "visibility": VISIBILITY, "stdout_visibility": VISIBILITY, "extra_data": dict,
            "tests": list, "leaderboard": list}
-# Right where no file can be opened: the answer, the tests, the desk of the grader.
+# Right only if no file can be opened: the answers, the tests, the grader's own.
 REACHES_OUT = """
     for mode, paths in (("r", ("source/course/day01_roofline/r01_roofline.py",
                                "source/course/day01_roofline/r01_roofline.md",
@@ -48,7 +48,7 @@ def container():
 
 @pytest.fixture
 def autograder(tmp_path):
-    """What Gradescope makes of a zip: autograder(*lessons) -> the folder that is /autograder."""
+    """What Gradescope makes of a zip: autograder(*lessons) -> the folder for /autograder."""
     def unpack(*lessons):
         gradescope.export(lessons, tmp_path / "autograder.zip")
         folder = tmp_path / "autograder"

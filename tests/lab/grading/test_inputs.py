@@ -26,7 +26,7 @@ def test_a_lessons_worth_is_shared_among_its_exercises(text_file):
                      "merge": Fraction(5, 2), "softmax_online_cuda": Fraction(5, 2),
                      "softmax_online_cuda.speed": Fraction(5, 2),
                      "softmax_online_triton": Fraction(5, 2), "softmax_online_triton.speed": 0}
-    assert worths([K01], path) == worths([K01]), "of lessons that are not graded nothing is taken"
+    assert worths([K01], path) == worths([K01]), "points of lessons that are not graded are ignored"
 
 
 @pytest.mark.parametrize("text, said", [
@@ -90,13 +90,13 @@ Student,ID,SIS User ID,SIS Login ID,Section,k01_vector_add: first kernels (77),k
             "grading.toml, or Canvas") in lines
 
 
-def test_who_could_be_two_is_reported_and_not_guessed(graded, write, text_file):
+def test_an_ambiguous_name_is_reported_and_not_guessed(graded, write, text_file):
     roster = text_file("roster.csv", 'Student,ID,SIS Login ID,Section\n"Doe, Jane",1,jd1,A\n'
                        '"Doe, Jane",2,jd2,A\n"Roe, Ben",3,ben,A\n')
     lines, files = write(graded("doejane", "p"), graded("ben", "p"), graded("Ben Roe", "pp"),
                          roster=roster)
-    assert "doejane could be jd1 or jd2 of the roster: matched with nobody" in lines
-    assert "Ben Roe and ben could each be ben of the roster: matched with nobody" \
+    assert "doejane could be jd1 or jd2 on the roster: matched with nobody" in lines
+    assert "Ben Roe and ben could each be ben on the roster: matched with nobody" \
         in lines
     assert [row[-2:] for row in files["canvas.csv"].splitlines()[1:]] == [",,"] * 3
     assert not any("without a submission" in line for line in lines)

@@ -1,4 +1,4 @@
-"""A folder of submissions is read whole: who, when, what; and hostile ones are a line each."""
+"""A folder of submissions is read whole: who, when, what; hostile entries are a line each."""
 
 import gzip
 import io
@@ -13,7 +13,7 @@ import zipfile
 import pytest
 
 from lab.course import CourseError
-from lab.grading import archives, intake, names, reading
+from lab.grading import archives, intake, names, submitted_files
 
 CODE = "def merge(a, b):\n    return a\n"
 BOOK = {"cells": [{"cell_type": "markdown", "metadata": {}, "source": "Text"},
@@ -196,7 +196,7 @@ def test_texts_with_their_mark_are_read(tmp_path, codec):
 
 @pytest.mark.parametrize("data, says", [
     ("# ü\n".encode("latin-1"), "not UTF-8"), (b"a = 1\0\n", "NUL"),
-    (b"#" * (reading.MOST_CODE + 1), "larger"), ("x".encode("utf-16-le") * 2, "NUL")])
+    (b"#" * (submitted_files.MOST_CODE + 1), "larger"), ("x".encode("utf-16-le") * 2, "NUL")])
 def test_other_texts_are_a_problem_that_names_the_file(tmp_path, data, says):
     (tmp_path / "ada.py").write_bytes(data)
     sent = one(tmp_path)
@@ -226,7 +226,7 @@ def test_what_is_no_notebook_is_a_problem(tmp_path, text):
 
 
 def test_a_cell_longer_than_any_code_is_a_problem(tmp_path):
-    cell = {"cell_type": "code", "metadata": {}, "source": "#" * (reading.MOST_CODE + 1)}
+    cell = {"cell_type": "code", "metadata": {}, "source": "#" * (submitted_files.MOST_CODE + 1)}
     (tmp_path / "ada.ipynb").write_text(json.dumps({"cells": [cell]}))
     told(one(tmp_path), "ada.ipynb", "code cell 1", "larger")
 
@@ -287,14 +287,15 @@ def test_links_and_devices_in_a_tar(tmp_path, kind):
 
 
 def test_a_bomb_of_one_file(tmp_path):
-    zipped(tmp_path / "ada.zip", {"a.ipynb": b" " * (reading.MOST_NOTEBOOK + 10), "b.py": CODE})
+    large = b" " * (submitted_files.MOST_NOTEBOOK + 10)
+    zipped(tmp_path / "ada.zip", {"a.ipynb": large, "b.py": CODE})
     sent = one(tmp_path)
     told(sent, "a.ipynb", "larger")
     assert [f.name for f in sent.files] == ["b.py"]
 
 
 def test_a_bomb_of_many_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "MOST_TEXT", 1000)
+    monkeypatch.setattr(submitted_files, "MOST_TEXT", 1000)
     zipped(tmp_path / "ada.zip", {f"{n:03}.py": "#" * 300 for n in range(100)})
     sent = one(tmp_path)
     told(sent, "1,000 bytes in all")
@@ -331,7 +332,7 @@ def test_a_tar_that_is_cut_or_damaged(tmp_path):
     told(one(tmp_path), "cannot be read as an archive")
 
 
-@pytest.mark.parametrize("low", [0x00, 0xff])           # -256; and -1, rounded up to nothing
+@pytest.mark.parametrize("low", [0x00, 0xff])           # -256; and -1, rounded up to 0
 @pytest.mark.parametrize("middle", [0xff, 0xfe])        # -512 leads back to the entry itself
 def test_a_tar_with_a_negative_size(tmp_path, low, middle):
     path = tarred(tmp_path / "ada.tgz", ("a.py", CODE, {}))
@@ -381,7 +382,7 @@ def test_a_huge_archive_is_not_read(tmp_path):
 
 def test_a_student_cannot_flood_the_report(tmp_path):
     zipped(tmp_path / "ada.zip", {f"../{n}.py": CODE for n in range(500)})
-    assert len(one(tmp_path).problems) <= reading.MOST_PROBLEMS + 2
+    assert len(one(tmp_path).problems) <= submitted_files.MOST_PROBLEMS + 2
 
 
 # ---- hostile folders
@@ -400,7 +401,7 @@ def test_links_in_folders_are_not_followed(tmp_path):
     for words in (("theirs", "link"), ("c.py", "link"), ("d.py", "hard link")):
         told(ada, *words)
     told(cleo, "link")
-    told(ben, "hard link")                      # which of the two is whose cannot be told
+    told(ben, "hard link")                      # whose file it is cannot be known
 
 
 def test_pipes_and_sockets_are_never_opened(tmp_path):
@@ -432,7 +433,7 @@ def test_a_folder_a_thousand_levels_deep(tmp_path):
 
 
 def test_a_folder_of_too_many_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "MOST_ENTRIES", 10)
+    monkeypatch.setattr(submitted_files, "MOST_ENTRIES", 10)
     (tmp_path / "ada").mkdir()
     for n in range(20):
         (tmp_path / "ada" / f"{n:02}.py").write_text(CODE)
@@ -523,7 +524,7 @@ def test_a_head_that_names_no_commit_is_a_problem(repository, head):
 def test_a_git_that_leads_elsewhere_is_not_followed(repository, tmp_path):
     (repository / ".git").rename(tmp_path / "git")
     (repository / ".git").symlink_to(tmp_path / "git")
-    told(one(repository.parent), ".git", "no folder of its own")
+    told(one(repository.parent), ".git", "not a folder")
     (repository / ".git").unlink()
     (repository / ".git").write_text(f"gitdir: {tmp_path}/git\n")
-    told(one(repository.parent), ".git", "no folder of its own")
+    told(one(repository.parent), ".git", "not a folder")

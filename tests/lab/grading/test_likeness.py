@@ -129,7 +129,7 @@ def test_what_much_of_the_class_writes_is_usual():
 
 
 def test_where_all_are_alike_a_pair_must_be_more_so():
-    """Four ways of one loop: no two are near-identical, measured by what is usual."""
+    """Five endings of one loop: no two are near-identical, measured by what is usual."""
     same = HONEST[0].replace("    result.reverse()\n    return result", "    {}\n    return result")
     endings = ["result.reverse()", "result.sort()", "result = result[::-1]",
                "result = sorted(set(result))", "return list(reversed(result))"]
@@ -163,7 +163,7 @@ def test_a_pair_needs_a_long_answer_or_several(exercises, found, graded, monkeyp
 
 
 def partners(graded, fates, details):
-    """Who is paired with ada, where ben sent the same."""
+    """The students paired with ada, where ben sent the same."""
     from lab.grading import points, scores
 
     lessons = [course.find("k01_vector_add"), course.find("k02_transpose")]

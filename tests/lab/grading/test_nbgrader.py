@@ -17,7 +17,7 @@ from lab.grading import nbgrader
 from lab.judge.check import NotProvenHere
 
 FIELDS = {"schema_version": int, "grade": bool, "locked": bool, "solution": bool, "task": bool,
-          "grade_id": str}         # of schema 3; `points` where grade
+          "grade_id": str}         # of schema 3; `points` where `grade` is true
 
 
 def marks(lesson):

@@ -1,4 +1,4 @@
-"""What students and instructors read: nothing submitted is markup, nothing hidden is told."""
+"""What students and instructors read: nothing submitted is markup, nothing hidden is revealed."""
 
 import json
 import re
@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 
 from lab import course
-from lab.grading.plain import clean, file_name
+from lab.grading.sanitize import clean, file_name
 from lab.judge.mutants import mutants
 
 EVIL = '<script>alert(1)</script><img src=x onerror="alert(2)">\'";&\x1b[31m\u202e'

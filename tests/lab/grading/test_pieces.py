@@ -1,4 +1,4 @@
-"""One mistake in a text costs the definition it stands in, not the lesson."""
+"""One mistake in a text costs the definition it is in, not the lesson."""
 
 import time
 
@@ -6,7 +6,7 @@ import pytest
 
 from lab import stub
 from lab.grading import extract, pieces
-from lab.grading.parts import Part
+from lab.grading.submission_parts import Part
 from lab.judge import check
 from tests.lab.grading.test_extract import (
     FUSED,
@@ -112,7 +112,7 @@ def test_a_helper_with_a_mistake_in_another_cell_fails_those_that_use_it():
 def test_an_answer_elsewhere_counts_where_one_cannot_be_read():
     made, notes = of((PY, COLON + "\n\n" + RATIO), ("hw.ipynb", [MERGE]))
     assert made.broken == {} and got(made, "merge") == code(MERGE, "merge")
-    noted(notes, f"{PY}, line 1", "left out, it cannot be read")
+    noted(notes, f"{PY}, line 1", "left out because it cannot be read")
 
 
 def test_a_kernel_without_its_last_brace_leaves_the_others():

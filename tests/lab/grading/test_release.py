@@ -14,7 +14,9 @@ import yaml
 from lab import course, device, stub
 from lab.cli import app
 from lab.course import ROOT, CourseError
-from lab.grading import lacks, leaks, release
+from lab.grading import leaked_answers as leaks
+from lab.grading import missing_answers as missing
+from lab.grading import release
 from lab.judge import tape
 from lab.judge.subject import SLACK
 
@@ -119,7 +121,7 @@ def test_the_modules_are_the_stubs_and_the_answers(edition):
 
 
 def given_code():
-    """All that the public stubs and the machinery show anyway, without its blanks."""
+    """All that the public stubs and the machinery show anyway, without blanks."""
     known = {path for i in course.lessons() for path in (i.path(".py"), i.path(".cu"))}
     texts = [text for i in course.lessons() for text in i.stubs.values()]
     texts += [path.read_text("utf-8") for top in ("lab", *(f.name for f in course.floors()))
@@ -149,7 +151,7 @@ def test_an_answer_that_is_told_is_noticed(copy):
             "metadata": {}, "outputs": []}
     (copy / "notes.ipynb").write_text(json.dumps({"cells": [cell]}))
     assert set(leaks.notes(copy, plan)) - before == {
-        "k01_vector_add/add_triton: 2 of 2 lines of its answer stand in notes.ipynb"}
+        "k01_vector_add/add_triton: 2 of 2 lines of its answer are in notes.ipynb"}
 
 
 def test_what_the_reference_answered_tells_nothing_of_its_text(edition):
@@ -171,14 +173,14 @@ def test_hints_ship_unless_they_are_left_out(edition, tmp_path):
 
 
 def test_what_a_notebook_lacks_is_said(edition):
-    assert [note for note in edition[1] if "notebook" in note] == [
+    assert [note for note in edition[1] if "of the notebook" in note] == [
         "2 cells of the notebook of k01_vector_add are comments: they need the answers to "
         "add_triton of k01_vector_add, generate of o02_life_of_a_token that this edition does not "
         "have"]
 
 
 def test_a_notebook_runs_although_answers_are_absent(edition):
-    """With right answers in its cells. Those that need others are comments, and say which."""
+    """With right answers in its cells. Cells that need others are comments that name them."""
     cells = [cell for cell in json.loads((edition[0] / K01.notebook.relative_to(ROOT)).read_text(
         "utf-8"))["cells"] if cell["cell_type"] == "code"]
     last = "".join(cells[-1]["source"]).splitlines()
@@ -186,24 +188,24 @@ def test_a_notebook_runs_although_answers_are_absent(edition):
                         "k01_vector_add, generate", "# of o02_life_of_a_token that this edition "
                         "does not have.", "#", "# import numpy as np"]
     assert all(row.startswith("#") for row in last)
-    said = release.inside(edition[0], "-c", lacks.RUN, "k01", text=json.dumps(K01.sources))
-    assert lacks.wrong(K01, json.loads(said.splitlines()[-1])) == {}
+    said = release.inside(edition[0], "-c", missing.RUN, "k01", text=json.dumps(K01.sources))
+    assert missing.wrong(K01, json.loads(said.splitlines()[-1])) == {}
 
 
 def test_a_cell_that_prints_something_else_is_wrong_too():
-    """A CUDA stub does nothing, so what is counted of it is nothing, and no exception."""
+    """A CUDA stub does nothing: its counts are zero, and there is no exception."""
     own = json.loads(K01.solution.read_text("utf-8"))["cells"]
-    assert lacks.wrong(K01, own) == {}
-    checked = next(cell for cell in own if lacks.CHECKED in cell["metadata"].get("tags", ()))
+    assert missing.wrong(K01, own) == {}
+    checked = next(cell for cell in own if missing.CHECKED in cell["metadata"].get("tags", ()))
     checked["source"] = "".join(checked["source"])
     checked["outputs"][0]["text"] = ["0 sectors\n"]
-    assert lacks.wrong(K01, own) == {checked["source"]: ""}
+    assert missing.wrong(K01, own) == {checked["source"]: ""}
 
 
 def test_cells_in_comments():
     text = "```python\n# NBVAL_IGNORE_OUTPUT\na = f(\n  1)\n```\n\n```python\nprint(a)\n```\n"
-    assert lacks.as_comments(text, ["a = f(\n  1)"], ["bound", "Nobody.here"]) == (
-        f"```python\n{lacks.COMMENT} the answers to bound of r01_roofline, Nobody.here that\n"
+    assert missing.as_comments(text, ["a = f(\n  1)"], ["bound", "Nobody.here"]) == (
+        f"```python\n{missing.COMMENT} the answers to bound of r01_roofline, Nobody.here that\n"
         "# this edition does not have.\n#\n# a = f(\n#   1)\n```\n\n"
         "```python\nprint(a)\n```\n")
 
@@ -237,7 +239,7 @@ def test_a_desk_belongs_to_the_editions_git(copy):
 
 
 def test_the_workflow_checks_what_was_pushed(copy):
-    """Its own commands; the environment is this one instead of `make set-up`'s."""
+    """The workflow's own commands, in this environment instead of `make set-up`'s."""
     workflow = yaml.safe_load((copy / ".github" / "workflows" / "check.yml").read_text())
     steps = [step["run"] for step in workflow["jobs"]["check"]["steps"] if "run" in step]
     assert steps[0] == "make set-up"
@@ -275,7 +277,7 @@ def test_a_desk_is_handed_in(copy):
 
 
 def test_answers_are_judged_as_in_the_whole_course(copy):
-    """What needs the reference's counts, too: a prediction; an endless loop."""
+    """Also where the reference's counts are needed: a prediction, an endless loop."""
     right = lab(copy, "check", "k01", "--json", "--file", K01.path(".py"))
     wrong = copy / "wrong.py"
     wrong.write_text("def predict_sectors_per_request():\n    return 4\n")
@@ -316,6 +318,7 @@ def test_torch_fills_in_for_kernels(edition):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)             # a whole `make test`: minutes where others work too
 def test_make_test_proves_a_fresh_clone(tmp_path):
     """Its stages, in an edition of day 1 with answers and k01..k02 without."""
     plan = release.edition(["day01", "k01..k02"], answers_until="r04")
@@ -395,11 +398,11 @@ def test_a_replayed_reference_answers_what_it_was_asked():
     answer = tape.wire.frame({"value": 7}, [])
     child = tape.Replayed([[tape.digest(question("get", None, "x")),
                             tape.base64.b64encode(answer).decode()]])
-    with pytest.raises(RuntimeError, match="something else"):
+    with pytest.raises(RuntimeError, match="no longer asks"):
         tape.Replayed([["0", ""]]).sendall(question("get", None, "y"))
     child.sendall(question("get", None, "x"))
     assert tape.wire.read_frame(lambda n: child.read(n, 0)) == ({"value": 7}, [])
-    with pytest.raises(RuntimeError, match="something else"):
+    with pytest.raises(RuntimeError, match="no longer asks"):
         child.sendall(question("get", None, "x"))
 
 
@@ -416,7 +419,7 @@ def test_what_a_test_counts_in_the_reference_is_written_down():
 
 @pytest.mark.slow
 def test_a_grader_that_counts_in_the_reference_ships_without_it(tmp_path):
-    """g01's counts the launches of a model of g01's."""
+    """g01's grader counts the launches of g01's own model."""
     plan = release.edition(["g01"], answers_until="k15")
     release.release(plan, tmp_path / "made", silent)
     g01 = course.find("g01")

@@ -60,7 +60,7 @@ def test_what_exercises_need_goes_on():
 
 
 def answer(machine, number, *args, audit=None):
-    """What the program says of a call, as the kernel would run it."""
+    """The program's answer to a call, run as the kernel would run it."""
     code = [struct.unpack("=HBBI", seccomp.program(machine)[i:i + 8])
             for i in range(0, len(seccomp.program(machine)), 8)]
     data = struct.pack("=IIQ6Q", number, audit or seccomp.MACHINES[machine][1], 0,

@@ -1,4 +1,4 @@
-"""The worked example for a cluster, run here: Slurm is stood in for by its variables."""
+"""The worked example for a cluster, run here: Slurm's variables stand in for Slurm."""
 
 import os
 import subprocess
@@ -48,7 +48,7 @@ def test_the_array_and_its_merge_give_the_grades_of_one_run(lab, tmp_path):
 
 
 def repeated(lab, folder):
-    """The array submitted again after a failure: what is done stays as it is."""
+    """The array submitted again after a failure: finished units stay as they are."""
     journal = folder / "out/journal-1-of-2.jsonl"
     whole = journal.read_bytes()
     done = task(lab, 1, 2)
@@ -66,7 +66,7 @@ def test_a_part_of_an_array_is_refused(lab):
 
 
 def test_the_script_is_one_that_slurm_takes():
-    """Slurm reads #SBATCH lines up to the first command alone."""
+    """Slurm reads #SBATCH lines only up to the first command."""
     lines = SCRIPT.read_text().splitlines()
     first = next(i for i, line in enumerate(lines) if line and not line.startswith("#"))
     options = [i for i, line in enumerate(lines) if line.startswith("#SBATCH")]

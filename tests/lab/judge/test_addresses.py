@@ -1,4 +1,4 @@
-"""in_64_bits tells a row of 2^32 numbers on from row 0 by the threads that the simulator stops."""
+"""in_64_bits tells a row that begins at 2^32 from row 0 by the threads that the simulator stops."""
 
 import pytest
 

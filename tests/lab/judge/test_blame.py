@@ -1,4 +1,4 @@
-"""Whose fault an exception in a test is: a zero counts unless the course's own answer ends so."""
+"""Whose fault an exception in a test is: a zero stands unless the course's own raises it too."""
 
 import contextlib
 import re
@@ -52,7 +52,7 @@ def test_an_instruction_that_the_simulator_lacks_fails_where_the_courses_own_nee
 def test_a_global_that_no_machine_holds_fails():
     verdict = kernel("if (n < 0) z[0] = big[n];", "__device__ char big[1ull << 46];\n")
     assert (verdict.verdict, verdict.points) == ("fail", 0), verdict
-    assert "the simulator cannot run it, and it runs the course's own answer" in verdict.message
+    assert "the simulator cannot run it, though it runs the course's own answer" in verdict.message
 
 
 @pytest.mark.parametrize("value, words", [
@@ -158,7 +158,7 @@ def test_what_the_reference_raises_is_not_told_as_the_learners_line(graded):
 
 @pytest.mark.parametrize("value", ["None", "10**400", "object()"])
 def test_a_prediction_is_not_given_away(value):
-    """It may be retried: an odd answer must not be a way to be told the right one."""
+    """It may be retried: an odd answer must not reveal the right one."""
     right = check.grade(K01, candidate(K01), ["predict_sectors_per_request"])[0].value
     calls = (Call("predict_it", "", "None", "nothing"),)
     own = (Call("predict_it", "", "77", "a whole number"),)

@@ -1,5 +1,5 @@
-"""`lab check k07_softmax --file F` on files that are wrong in the ways that happen: each gets a
-verdict that says what is wrong and on which line, and the command lives on."""
+"""`lab check k07_softmax --file F` on files that are wrong in the usual ways: each gets a
+verdict that says what is wrong and on which line, and the command survives."""
 
 import subprocess
 import sys

@@ -1,29 +1,31 @@
 """What a learner reads when an answer is wrong: short, true, and at the learner's own line."""
 
+import re
+
 import numpy as np
 import pytest
 
 from lab import course, stub
-from lab.judge import check, compare
+from lab.judge import compare, forked
 from lab.judge.candidate import Candidate
 
 
 def message(name, body):
-    """What is said of a stub whose `raise` is replaced by these lines, or its last comment."""
+    """The message about a stub whose `raise` or last comment is replaced by these lines."""
     lesson, exercise = course.find_exercise(name)
     language = exercise.language
     text = stub.extract(lesson.stubs[language], exercise.name, language)
     left = {"python": "    raise NotImplementedError", "cuda": f"    // {name}: about"}[language]
     text = text[:text.index(left)] + body
     sources = lesson.stubs | {language: stub.splice(lesson.stubs[language], text, language).text}
-    verdict, = check.grade_warm(lesson, Candidate(sources, dict.fromkeys(sources, "mine")),
-                                [exercise.name])
+    verdict, *_ = forked.grade(lesson, Candidate(sources, dict.fromkeys(sources, "mine")),
+                                 [exercise.name])
     assert verdict.verdict == "fail", verdict
     return verdict.message
 
 
 def test_what_nobody_wrote_is_not_told_as_a_number_that_was_computed():
-    with pytest.raises(AssertionError, match="got 7 \\(it held that before: nobody wrote it"):
+    with pytest.raises(AssertionError, match="got 7 \\(it held that before: nothing was written"):
         compare.agree(np.array([1.0, 7.0]), np.array([1.0, 2.0]), 0, "y", unwritten=7)
     with pytest.raises(AssertionError, match="got 3, expected 2"):
         compare.agree(np.array([1.0, 3.0]), np.array([1.0, 2.0]), 0, "y", unwritten=7)
@@ -41,6 +43,8 @@ def test_a_mistake_that_gives_the_right_answer_explains_nothing():
 
 def test_none_makes_one_think_of_return():
     assert "Is a `return` missing?" in message("column_wavefronts", "    print(pitch)\n")
+    assert "Is a `return`" not in message("column_wavefronts",
+                                          "    return None if pitch == 32 else pitch\n")
 
 
 @pytest.mark.parametrize("body, says, line", [
@@ -51,6 +55,52 @@ def test_triton_names_the_line_of_the_function_that_is_called(body, says, line):
     said = message("grouped_triton", body)
     assert says in said and said.splitlines()[-1].split(": ", 1)[1].startswith(line)
     assert len(said.splitlines()) == 2          # the reason and the place, no listing
+
+
+@pytest.mark.parametrize("body, says", [
+    ("    i = tl.arange(0, BLOCK)\n    z[i] = x[i] + y[i]\n", "a pointer is no array: tl.load("),
+    ("    i = tl.arange(0, BLOCK)\n    for j in i:\n        tl.store(z + j, 0.0)\n",
+     "a `for` counts over range(…)"),
+    ("    for j in tl.arange(0, BLOCK):\n        tl.store(z + j, 0.0)\n",
+     "a `for` counts over range(…)"),
+    ("    i = tl.arange(0, BLOCK)\n    if i < n:\n        tl.store(z + i, 0.0)\n", "use a mask"),
+    ("    i = tl.arange(0, BLOCK)\n    tl.store(z + i, x + i)\n", "an address is no value")])
+def test_what_triton_says_of_blocks_and_pointers_is_translated(body, says):
+    text = message("add_triton", body)
+    assert says in text
+    assert "_semantic" not in text and "'func'" not in text and "ambiguous" not in text
+
+
+def test_a_name_that_an_object_lacks_is_answered_by_those_it_has():
+    text = message("last_scores", "    return model.ops.matmul(x[rows], model.haed)\n")
+    assert "no attribute 'haed'" in text
+    assert "; it has " in text and " head," in text and "__" not in text
+
+
+def test_an_object_that_does_not_tell_its_names_is_no_fault_of_the_courses():
+    text = message("last_scores", "    class Shy:\n        def __dir__(self):\n"
+                                  "            raise ValueError\n    return Shy().haed\n")
+    assert "no attribute 'haed'" in text and "it has" not in text
+
+
+def test_an_exception_names_the_arguments_of_the_call():
+    text = message("merge", "    return a[7]\n")
+    assert "IndexError: tuple index out of range\n  in merge((" in text
+
+
+@pytest.mark.parametrize("word, name", [
+    ("make_room", "Bridge.make_room"), ("Bridge.make_room", "Bridge.make_room")])
+def test_a_method_is_found_by_its_own_name(word, name):
+    assert course.find_exercise(word)[1].name == name
+
+
+@pytest.mark.parametrize("word, says", [
+    ("make_rom", "did you mean s08_server/Bridge.make_room?"),
+    ("softmax_onlin_cuda", "k07_softmax/softmax_online_cuda"),
+    ("zzz", "no lesson 'zzz'; there are r01_roofline")])
+def test_a_name_that_is_not_there_is_answered_by_near_ones(word, says):
+    with pytest.raises(course.CourseError, match=re.escape(says)):
+        course.find_exercise(word)
 
 
 @pytest.mark.parametrize("statement, says, line", [

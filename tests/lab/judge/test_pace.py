@@ -139,7 +139,7 @@ def test_what_another_call_gave_is_not_taken(cheat, kind):
 
 
 def test_the_replays_are_right_where_nothing_is_compared(monkeypatch):
-    """So what refuses them above is the comparison of every call, and nothing else."""
+    """So what refuses them above is the comparison of every call and nothing else."""
     monkeypatch.setattr(pace, "same", lambda *found: None)
     monkeypatch.setattr(pace, "same_in_full", lambda *found: None)
     assert np.isclose(Machine().ratio(by_shape(), 1e-4), 10)
@@ -164,7 +164,7 @@ def test_a_sum_over_many_numbers_is_told_from_that_of_others():
 def test_one_wrong_number_is_found_in_the_call_that_is_compared_in_full(monkeypatch):
     """Of millions of numbers one moves no projection."""
     monkeypatch.setattr(pace, "same", lambda *found: None)
-    with pytest.raises(AssertionError, match="is not the one of the simulator's sizes: .* 2 off"):
+    with pytest.raises(AssertionError, match="is wrong, unlike at the simulator's sizes: .* 2 off"):
         Machine().ratio(lambda x: double(x).index_add(0, torch.tensor([7]), torch.tensor([2.0])))
 
 
@@ -186,13 +186,13 @@ def test_what_a_cache_may_save_is_allowed():
 
 @pytest.mark.parametrize("slow", [range(400), range(3, 400, 7), range(30, 400, 40)])
 def test_who_answers_late_gains_nothing(slow):
-    """No time is taken off another: a call that waits makes its side slower or leaves it alone."""
+    """Waiting lowers nobody's time: it makes the call's own side slower or changes nothing."""
     calls = itertools.count()
     assert Machine().ratio(double, lambda: 2e-3 if next(calls) in slow else 1e-3) < 1 + 1e-9
 
 
 def test_a_slow_start_changes_neither_the_count_nor_the_ratio(monkeypatch):
-    """Whoever is slow at first is not asked less often after it."""
+    """A side that is slow at first is not asked for fewer calls later."""
     asked = []
     turn = pace.Race.turn
     monkeypatch.setattr(pace.Race, "turn",

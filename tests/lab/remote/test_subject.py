@@ -35,6 +35,10 @@ PROBE = '''
     def leaves(): sys.exit(0)
     def dies(): os._exit(0)
     def sleeps(s): time.sleep(s); return s
+    def works(s):
+        while time.process_time() < s + START: pass
+        return s
+    START = time.process_time()
     def floods():
         while True: os.write(1, b"x" * 65536)
     def talks(): print("hello"); return 1
@@ -165,6 +169,46 @@ def test_a_slow_reference_gives_more_time(probe, monkeypatch):
     assert probe.sleeps(1.0) == 1.0
 
 
+def test_who_is_kept_from_running_has_more_time(probe, monkeypatch):
+    """A fork bomb beside it must not make a right answer late; an endless loop has no more."""
+    monkeypatch.setattr(subjects, "SECONDS", 0.5)
+    for starved in (False, True):
+        monkeypatch.setattr(Child, "starved", lambda self, starved=starved: starved)
+        if starved:
+            assert probe.sleeps(1.0) == 1.0
+        else:
+            with pytest.raises(Stopped, match="within 0 s"):
+                probe.sleeps(1.0)
+            probe._child = None
+
+
+@pytest.mark.parametrize("work, starved", [
+    ([(1.0, True), (1.05, True)], True),        # it could run, and got a tenth of a core
+    ([(1.0, True), (1.5, True)], False),        # an endless loop
+    ([(1.0, True), (2.0, True)], False),        # a fork bomb on two cores
+    ([(1.0, False), (1.0, False)], False)])     # it waits for something
+def test_who_is_starved(probe, monkeypatch, work, starved):
+    assert probe.double(1) == 2
+    left = iter(work)
+    monkeypatch.setattr(Child, "work", lambda self: next(left))
+    assert probe._child.starved() is starved
+
+
+def test_the_work_of_a_process_is_its_own(probe):
+    """With that of what it started."""
+    assert probe.double(1) == 2
+    before, _ = probe._child.work()
+    assert probe.works(0.3) == 0.3
+    after, _ = probe._child.work()
+    assert 0.2 <= after - before <= 2
+
+
+def test_the_references_seconds_are_its_own(probe):
+    """Not those of what runs beside it: SLACK times as long would be no limit."""
+    assert 0.2 <= probe._seconds("works", [0.3], {}) <= 1
+    assert probe._seconds("sleeps", [0.5], {}) < 0.25
+
+
 class Slow(Fast):
     def _seconds(self, name, args, kwargs):
         return 0.3
@@ -232,7 +276,7 @@ def test_a_launch_may_be_as_long_as_the_references_times_a_slack():
 
 
 def test_a_floor_gives_its_public_names_and_imports_only_what_is_asked_for():
-    """A child starts in a tenth of the time so; a name that is nowhere is told as Python does."""
+    """So a child starts in a tenth of the time. Python's own error tells of a missing name."""
     lesson = course.find("k02_transpose")
     text = lesson.sources["python"] + textwrap.dedent('''
         def imported():

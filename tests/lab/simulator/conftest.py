@@ -1,4 +1,4 @@
-"""Tests of the simulator run on the simulator, also where there is a GPU.
+"""Tests of the simulator run on the simulator, even where there is a GPU.
 
 CLOSE: results of approximate instructions and of sums in another order, float32.
 """

@@ -1,4 +1,4 @@
-"""Asynchronous copies and mbarriers: what must wait for what, and that a forgotten wait is told."""
+"""Asynchronous copies and mbarriers: what must wait for what; a forgotten wait is reported."""
 
 import numpy as np
 import pytest

@@ -52,7 +52,7 @@ def test_a_warp_must_stay_together_all_the_same():
 
 
 def test_the_switch_hides_no_race():
-    """The order that such a barrier makes is real, a missing one stays missing."""
+    """Such a barrier really orders; one that is missing is still reported."""
     source = SPECIALISED.replace("            __syncthreads();\n        } else", "        } else") \
         .replace("2;\n            __syncthreads();", "2;")
     with pytest.raises(simulator.KernelError) as caught:

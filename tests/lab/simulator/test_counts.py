@@ -173,7 +173,7 @@ def test_a_launch_as_data_and_as_text():
     totals = data["totals"]
     assert totals["flops_by_type"] == {"fp32": 32} and totals["bytes_moved"] == 256
     assert totals["bytes_by_space"] == {"global": {"load": 128, "store": 128}}
-    assert totals["instructions"]["memory"] == 2                # ld.param is none
+    assert totals["instructions"]["memory"] == 2                # without ld.param
     assert totals["intensity"] == totals["intensity_asked"] == 32 / 256
 
 

@@ -42,7 +42,7 @@ def test_a_full_heap_gives_null_and_a_freed_block_may_be_had_again():
 @pytest.mark.parametrize("body, kind, words", [
     ("int* a = (int*)malloc(8); a[n] = 1; y[t] = a[n];", "out_of_bounds", "the heap of malloc()"),
     ("int* a = (int*)malloc(8); free(a); free(a + n - n);", "out_of_bounds", "freed before"),
-    ("free(y + n);", "out_of_bounds", "did not give")])
+    ("free(y + n);", "out_of_bounds", "did not return")])
 def test_misuse_is_found(body, kind, words):
     error = error_of(KERNEL % body, 1, 1, np.zeros(1, np.int32), 3 << 20)
     assert error.kind == kind and error.line == 3 and words in str(error)

@@ -62,7 +62,7 @@ def test_plain_names(mangled, name):
 
 
 def test_a_second_kernel_is_not_compiled_again(monkeypatch):
-    """So that on a GPU its module, and what its variables hold, stay."""
+    """So that on a GPU its module stays, with the values of its variables."""
     module, x = simulator.RawModule(KERNELS), np.zeros(4, np.float32)
     module.get("one")(1, 4, (x,))
     compiled = module.compiled

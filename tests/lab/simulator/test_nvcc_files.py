@@ -97,7 +97,7 @@ extern "C" __global__ void k(const C* a, const C* b, C* y) {
     ("__device__ int f(int v) { return __shfl_down(v, 1); }\n", 1,
      "`__shfl_down_sync(0xffffffff, ...)`"),
     ("__device__ int f() { int n = 1\n return n; }\n", 2, "often at the end of the line above"),
-    ("__device__ float f(const float* x) { return x[0][1]; }\n", 1, "stands one index")])
+    ("__device__ float f(const float* x) { return x[0][1]; }\n", 1, "takes one index")])
 def test_advice_on_what_nvrtc_does_not_know(text, line, advice):
     error = error_of(text + ONE % 1, 1, 1, np.zeros(1))
     assert isinstance(error, simulator.CompileError) and error.line == line
@@ -118,7 +118,7 @@ def test_the_first_errors_are_shown_without_the_warnings():
 
 
 def test_cpp_kernel_in_a_file_with_a_c_block():
-    """Only what stands within the braces has its plain name."""
+    """Only the kernels within the braces keep their plain names."""
     source = """extern "C" {
     struct S { int v; };
     __global__ void plain(int* y) { *y = 1; }

@@ -1,7 +1,7 @@
 """Every atomic operation on every type, in global and in shared memory, against exact oracles.
 
 A GPU promises no order among lanes. The simulator's is that of their numbers, so that the values
-which lanes get back can be told too.
+which lanes get back can be predicted too.
 """
 
 import random
@@ -52,7 +52,7 @@ def step(name, kind, space):
 
 def program(instruction, kind, space, returns, operands):
     """Lane i applies the instruction to cell which[i]. In shared memory the cells are copied there
-    first and back in the end."""
+    first and back at the end."""
     size = width(kind) // 8
     move = f"b{8 * size}"
     copy = f"""
@@ -107,7 +107,7 @@ FORMS = [(opcode, name, kind) for opcode in ("atom", "red") for name in TYPES
 def test_atomic(opcode, space, name, kind):
     rng = random.Random(f"{name} {kind}")
     dtype, noftz = DTYPES[width(kind)], ".noftz" if kind in HALVES else ""
-    for cells_used in (CELLS, 1):                           # few collisions, and nothing but
+    for cells_used in (CELLS, 1):                           # few collisions, and only collisions
         which = [rng.randrange(cells_used) for _ in range(LANES)]
         cells = [operand(kind, rng) for _ in range(CELLS)]
         first, second = ([operand(kind, rng) for _ in range(LANES)] for _ in range(2))
@@ -129,7 +129,7 @@ def test_atomic(opcode, space, name, kind):
 
 
 def same(got, wanted, kind):
-    """The bits of a NaN are not held to."""
+    """The bits of a NaN are not compared."""
     if kind in ("f32", "f64") and decode(wanted, FORMATS[kind]) is None:
         return decode(got, FORMATS[kind]) is None
     return got == wanted

@@ -1,5 +1,5 @@
-"""Which forms of the arithmetic instructions the simulator accepts: such as NVIDIA's assembler
-accepts and an oracle holds to the truth. It refuses the others; those that are legal are listed."""
+"""Which forms of the arithmetic instructions the simulator accepts: those that NVIDIA's assembler
+accepts and an oracle checks. It refuses the others; the legal ones among them are listed."""
 
 import re
 import subprocess
@@ -145,7 +145,7 @@ REFUSED = (
     r"(mad|madc|mad24)\.hi\.sat\.s32",
     r"(min|max)\.relu\.s32",
     r"(min|max).*\.xorsign\.abs\..*",
-    r"fma.*\.oob\..*",                                      # not told: which NaN gives zero
+    r"fma.*\.oob\..*",                                      # not documented: which NaN gives zero
     r"set\..*\.bf16\.(?!bf16).*",
     r"cvt\.rna\.satfinite\.tf32\.f32",                       # the assembler folds a NaN to a number
     # Not in the manual, though the assembler takes them:

@@ -400,8 +400,7 @@ def test_warp_code_without_syncwarp(body, qualifier):
 @pytest.mark.parametrize("meet", ["v = __shfl_xor_sync(~0u, v, 1);",
                                   "v += __any_sync(~0u, v > 0);"])
 def test_a_shuffle_between_is_a_warning(meet):
-    """It makes the lanes meet; an order of memory it does not promise. Other warps it does not
-    concern."""
+    """It makes the lanes meet but promises no order of memory. It does not concern other warps."""
     source = """extern "C" __global__ void k(float* x) {
     __shared__ float s[64];
     int t = threadIdx.x;
@@ -523,7 +522,7 @@ def test_triton_sort_and_in_place_updates():
     ("int* y = out", ""),
     ("__shared__ int y[4]", "__syncthreads(); out[threadIdx.x % 4] = y[threadIdx.x % 4];")])
 def test_same_value_by_stores_of_two_widths(narrow, same, other, first, space, end):
-    """What counts is the bytes that both write, whoever comes first."""
+    """What counts is the bytes that both write, whichever comes first."""
     wide = "*(int4*)y = make_int4(4, 5, 6, 7)"
     one, two = (narrow, wide) if first else (wide, narrow)
     source = f"""extern "C" __global__ void k(int* out) {{

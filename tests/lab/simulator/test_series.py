@@ -1,4 +1,4 @@
-"""Like instructions that run as one give what each alone gives."""
+"""Instructions that run as one give what each alone gives."""
 
 import numpy as np
 import pytest
@@ -78,7 +78,7 @@ def test_copies_in_a_row_give_what_each_gives(opcode, monkeypatch):
             patch.setattr(series, "FEWEST", COPIES + 1)
             alone = results_of(module, operands, sources)
         for inst in module.functions["k"].code:
-            inst.run = None                                 # decode anew
+            inst.run = None                                 # decode again
         assert results_of(module, operands, sources) == alone, form
         tried += any(inst.series for inst in module.functions["k"].code
                      if inst.text.startswith(form + " "))

@@ -1,4 +1,4 @@
-"""Ways round work that has been done before give what the long way gives."""
+"""Shortcuts past work that was done before give what the long way gives."""
 
 import numpy as np
 import pytest
@@ -98,7 +98,7 @@ def test_what_is_remembered_is_made_once_until_there_is_no_room():
 
 
 def sectors(lanes, step, times):
-    """Of a loop in which lane i of a warp reads element lanes[i] + step · k."""
+    """The sectors of a loop in which lane i of a warp reads element lanes[i] + step · k."""
     return sum(len({int(4 * (lane + step * k)) // 32 for lane in lanes}) for k in range(times))
 
 

@@ -25,10 +25,10 @@ def floats(n):
 class Kernel:
     body: str                           # of `extern "C" __global__ void k(PARAMETERS)`
     args: tuple
-    memory: dict                        # None: not looked at
+    memory: dict                        # None: not checked
     block: object = 32
     grid: object = 1
-    flops: dict = None                  # by type; None: not looked at
+    flops: dict = None                  # by type; None: not checked
     barriers: int = 0                   # of a warp
     divergent: int = None
     others: dict = field(default_factory=dict)      # class -> warp instructions

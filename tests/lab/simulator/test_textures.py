@@ -140,7 +140,7 @@ def test_threads_may_read_different_textures(rng):
 
 
 @pytest.mark.parametrize("texture, words", [
-    (np.uint64(0), "the texture 0x0, which is no argument's"),
+    (np.uint64(0), "the texture 0x0, which belongs to no argument"),
     (simulator.Texture(np.zeros(4, np.float32)), "of 2 dimensions, this one has 1"),
     (simulator.Texture(np.zeros((4, 4), np.uint8)), "reads floats, the texture holds uint8"),
     (np.zeros((4, 4), np.float32), r"`image` \(cudaTextureObject_t\): takes a simulator.Texture")])
@@ -181,7 +181,7 @@ def test_texture_references_are_refused_with_advice():
 
 
 def test_cupy_makes_the_same_texture():
-    """What CuPy is asked for, by a stand-in that says its arguments."""
+    """What CuPy is asked for: a stand-in returns its arguments."""
     from lab.simulator.cuda import texture_object
 
     class Named:

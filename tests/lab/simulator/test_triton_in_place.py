@@ -1,5 +1,5 @@
 """Triton kernels that work in place: right ones are silent, those that hand values from thread to
-thread without a barrier are named."""
+thread without a barrier are reported."""
 
 from pathlib import Path
 
@@ -73,7 +73,7 @@ def picks_kernel(logits, target, loss, V, BLOCK: tl.constexpr):
 
 @triton.jit
 def sum_of_two_kernel(x, BLOCK: tl.constexpr):
-    """Each thread also reads its neighbour's element, which that one overwrites."""
+    """Each thread also reads its neighbour's element, which the neighbour overwrites."""
     i = tl.arange(0, BLOCK)
     a, b = tl.load(x + i), tl.load(x + i + 1)
     tl.store(x + i, a + b)

@@ -241,7 +241,7 @@ def test_fp8_of_sm_80(dtype):
 
 
 def assert_nearest(narrow, x):
-    """Ties may go either way, and so may what is nearly one, for Triton goes by float16."""
+    """Ties may go either way, and so may what is nearly a tie: Triton goes by way of float16."""
     error, least = ((v.float() - x.float()).abs() for v in (narrow, x.to(narrow.dtype)))
     assert (error <= 1.02 * least).all()
 

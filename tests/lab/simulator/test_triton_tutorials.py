@@ -1,4 +1,4 @@
-"""The kernels of Triton's tutorials, written anew from their algorithms, against torch."""
+"""The kernels of Triton's tutorials, rewritten from their algorithms, against torch."""
 
 import numpy as np
 import pytest

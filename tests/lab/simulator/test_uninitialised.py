@@ -226,7 +226,7 @@ extern "C" __global__ void k(const half* x, float* y) {
 
 
 def test_rows_of_a_matrix_product():
-    """A row of A that nobody has written spoils its row of the product, and no other."""
+    """A row of A that was never written spoils its row of the product, and no other."""
     x, y = np.ones(256, np.float16), np.zeros(128, np.float32)
     silent(MMA, 1, 32, x, y, options=("-DROWS=13", "-DSTORED=13"))
     assert np.array_equal(y[:13 * 8], np.full(13 * 8, 16))

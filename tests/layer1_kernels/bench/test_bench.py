@@ -1,5 +1,5 @@
 """What `lab bench` measures, at small sizes on the CPU: every way runs, those of a family give the
-same, and none is credited with bytes that it does not ask for. Nothing is timed."""
+same, and no way is credited with bytes that it does not ask for. Nothing is timed."""
 
 import importlib
 import inspect
@@ -12,7 +12,7 @@ import triton
 from torch.overrides import TorchFunctionMode
 
 import day01_roofline
-from day01_roofline.beside import BASELINES, THEIRS
+from day01_roofline.compare import BASELINES, THEIRS
 from lab import simulator
 from lab.measure import bench
 from lab.remote import shapes
@@ -37,7 +37,7 @@ SIZES = {
 }
 NEAR = 0.03             # of the largest: results of bfloat16 numbers, rounded at different places
 FOUR_BITS = 0.2         # likewise, where cuBLAS has the weights before they were cut to 4 bits
-LEFT = {"rope_and_cache: pair": {"k"}}      # way -> what it also changes, which no other has to
+LEFT = {"rope_and_cache: pair": {"k"}}      # way -> what it also changes, as no other need do
 # Kernels that no way launches here, and why.
 UNTIMED = {"shares_cuda": "shows what each thread of the sum adds",
            "order_triton": "shows the order of the tiles",
@@ -66,14 +66,14 @@ class CudaIsTheCpu(TorchFunctionMode):
 
 @pytest.fixture
 def families(monkeypatch):
-    """families(lesson): what its bench() hands to `beside`, the same numbers each time."""
+    """families(lesson): what its bench() hands to day 1, the same numbers each time."""
     def built(lesson):
         module = importlib.import_module(f"{lesson.floor}.bench.{lesson.id}")
         torch.manual_seed(0)
         with CudaIsTheCpu():
             return module.bench(**SIZES[lesson.id])
 
-    monkeypatch.setattr(day01_roofline, "beside", lambda found: found)
+    monkeypatch.setattr(day01_roofline, "measure_side_by_side", lambda found: found)
     # what torch.compile reads of a function is tried here, not what it makes of it
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     return built

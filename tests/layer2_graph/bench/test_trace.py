@@ -19,11 +19,12 @@ def model():
 
 @pytest.fixture(scope="module")
 def served(model):
-    """(spans, requests, steps) of one run. Both requests come at once: how many steps one is ahead
-    must not depend on this machine's speed."""
+    """(spans, requests, steps) of one run. Both requests come at once, long after it began: by how
+    many steps one is ahead, and whether both are awaited, must not depend on this machine's speed.
+    """
     ops, tokenizer = model.ops, Tokenizer(SMALL, model.config)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trace, "REQUESTS", [(*given[:3], 1_000_000) for given in trace.REQUESTS])
+        patch.setattr(trace, "REQUESTS", [(*given[:3], 200_000_000) for given in trace.REQUESTS])
         rows, requests, steps, _ = trace.serve(model, tokenizer, ops)
     model.ops = ops
     return trace.with_counts(rows, trace.count(model, steps)), requests, steps
@@ -74,7 +75,7 @@ def test_a_matmul_is_one_operation_and_the_forward_has_its_own(served):
 def test_the_clock_is_this_programs_own():
     recorder = trace.Recorder()
     before = recorder.now()
-    time.sleep(0.05)                                    # nobody asked the recorder for it
+    time.sleep(0.05)                                    # outside the recorder
     recorder.timed("wait", "idle", recorder.sleep, 7_000_000)
     (_, _, begin, end), = recorder.rows
     assert 7_000_000 <= end - begin <= end - before < 50_000_000

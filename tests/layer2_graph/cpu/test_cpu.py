@@ -1,5 +1,5 @@
 """The table for few tokens on a CPU: each operation as kernels("torch") computes it, on ragged
-shapes, in mixed batches, and where it must stand back; then whole models."""
+shapes, in mixed batches, and where it must leave the work to PyTorch; then whole models."""
 
 import os
 import signal
@@ -70,14 +70,14 @@ def test_matmul(agree, rows, N, K):
 @pytest.mark.parametrize("rows", [slice(1, 2), slice(None), slice(None, None, 2)])
 def test_matmul_of_views(agree, rows):
     wide, x = randn(40, 60), randn(2 * cpu.MANY, 60)
-    same(agree, "matmul", x[rows, :30], wide[::2, :30])     # rows further apart than they are long
+    same(agree, "matmul", x[rows, :30], wide[::2, :30])     # rows with gaps between them
     same(agree, "matmul", x[rows, ::2], wide[:, :30])
     same(agree, "matmul", x[rows, :40], wide.T)             # a row's numbers are not neighbours
     same(agree, "matmul", x[rows, :0], wide[:, :0])
 
 
 def test_many_rows_go_to_onednn_where_it_is(agree, monkeypatch):
-    """PyTorch's own table never asks it, so that what is compared is not one with itself."""
+    """PyTorch's own table never calls it, so nothing is compared with itself."""
     asked = []
     monkeypatch.setattr(cpu, "linear", lambda *args: asked.append(args) or
                         torch.nn.functional.linear(*args))
@@ -98,7 +98,7 @@ def test_matmul_on_several_threads(agree, monkeypatch, N):
 
 
 def test_after_a_wait_for_others_one_thread_does_it(monkeypatch):
-    """A product that took longer than one thread would is the last that is shared for a while."""
+    """After a product that took longer than one thread would, none is shared for a while."""
     clock = iter([0.0, 0.0001, 1.0, 1.5, 2.0, 2.0001])      # the second product waits
     monkeypatch.setattr(cpu.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
@@ -121,7 +121,7 @@ def test_a_forked_process_has_threads_of_its_own(monkeypatch):
     want = CPU.matmul(x, w)
     child = os.fork()
     if child == 0:
-        signal.alarm(20)                                    # it would wait for ever
+        signal.alarm(20)                                    # otherwise it would wait for ever
         os._exit(0 if torch.allclose(CPU.matmul(x, w), want, atol=1e-4) else 1)
     assert os.waitpid(child, 0)[1] == 0
 
@@ -154,7 +154,7 @@ def test_gradients_are_torchs():
 
 def test_shapes_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="mismatch"):
-        CPU.matmul(randn(1, 1), randn(4, 6))               # einsum would spread the one number
+        CPU.matmul(randn(1, 1), randn(4, 6))               # einsum would broadcast the one number
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         CPU.matmul(randn(cpu.MANY, 1), randn(4, 6))
     with pytest.raises(ValueError, match="shapes"):
@@ -198,7 +198,7 @@ def test_slots_beyond_the_pages_are_refused(slot):
 
 
 def test_pages_that_do_not_lie_in_one_piece_are_torchs(agree):
-    """NumPy's reshape would copy them, and what is written to a copy is lost without a word."""
+    """NumPy's reshape would copy them, and writes to a copy would be lost silently."""
     k, slots = randn(2, 5, 16), torch.tensor([3, 7])
     pages = [randn(2, 5, 4, 16).transpose(1, 2) for _ in range(2)]      # (P, S, G, D), not in order
     assert not pages[0].is_contiguous()
@@ -221,14 +221,14 @@ def test_paged_attention(agree, order, counts, lens):
     tables = torch.arange(many) if order == "as they lie" else torch.randperm(many)
     cu_q = torch.tensor([0, *counts]).cumsum(0).int()
     k_pages, v_pages = randn(2, many, S, G, D)
-    q = randn(sum(counts) + 2, H + 1, D)[:, :H]             # two rows of nobody, and gaps
+    q = randn(sum(counts) + 2, H + 1, D)[:, :H]             # two unused rows, and gaps
     same(agree, "paged_attention", q, k_pages, v_pages, tables.view(-1, pages).int(), cu_q,
          torch.tensor(lens, dtype=torch.int32), 0.25)
 
 
 @pytest.mark.parametrize("short", [0, attention.SHORT])
 def test_many_that_decode(agree, monkeypatch, short):
-    """In batches of similar length. Slots without a token hold NaN: nobody reads them."""
+    """In batches of similar length. Slots without a token hold NaN and must not be read."""
     monkeypatch.setattr(attention, "SHORT", short)
     seen, each = [], attention.attend_group
     monkeypatch.setattr(attention, "attend_group",
@@ -303,7 +303,7 @@ def test_a_model_in_steps_of_one_and_more(agree, kind, m):
 
 @pytest.mark.parametrize("m", [*FAMILIES, replace(TINY, L=1)])
 def test_rows_that_nobody_asks_for_are_left_out(agree, m):
-    """The scores are those of g01, and so are the keys and values, of every token."""
+    """The scores are those of g01, and so are the keys and values of every token."""
     rows = []
     counted = replace(CPU, add_rmsnorm=lambda x, *others: rows.append(len(x)) or
                       CPU.add_rmsnorm(x, *others))
@@ -325,7 +325,7 @@ def test_rows_that_nobody_asks_for_are_left_out(agree, m):
 @pytest.mark.parametrize("m", FAMILIES)
 def test_steps_of_decoding_go_around_the_table(agree, monkeypatch, m, lean, tiled):
     """One sequence, several, in any order of lengths: the scores of g01, and the keys and values.
-    A model with biases or norms of heads asks the table, and so does all that is no decoding."""
+    A model with biases or norms of heads uses the table, and so does every step but decoding."""
     monkeypatch.setattr(llama, "LEAN", lean)
     around, own = [], llama.decode
     monkeypatch.setattr(llama, "decode", lambda *args: (
@@ -336,7 +336,7 @@ def test_steps_of_decoding_go_around_the_table(agree, monkeypatch, m, lean, tile
         if tiled:
             tile(models[1])
         caches = [PagedCache(m, len(first), 40) for _ in models]
-        caches[1].k[:], caches[1].v[:] = torch.nan, torch.nan       # nobody reads an empty slot
+        caches[1].k[:], caches[1].v[:] = torch.nan, torch.nan       # no empty slot may be read
         around.clear()
         one = [[7] for _ in first]
         for new in (first, one, one, [[8, 9] for _ in first], one):
@@ -354,7 +354,7 @@ def test_steps_of_decoding_go_around_the_table(agree, monkeypatch, m, lean, tile
     (320, 192, 64), (192, 512, 64), (96, 513, 32), (64, 2048, 16), (33, 8, None), (64, 2049, None),
     (8, 8, None), (512, 512, None)])
 def test_small_matrices_in_strips(agree, N, K, n):
-    """A product of n rows and LEAN tokens is one thread's: more would begin others."""
+    """One thread makes a product of n rows and LEAN tokens: a larger one would start others."""
     w, x = randn(N, K), randn(llama.LEAN, K)
     strips = llama.in_strips(w.numpy())
     if n is None:
@@ -362,7 +362,7 @@ def test_small_matrices_in_strips(agree, N, K, n):
         return
     assert strips.shape == (N // n, K, n) and n * K * len(x) <= llama.ONE_THREAD
     for T in (1, 3, len(x)):
-        found = llama.times(strips, x[:T].numpy())
+        found = llama.matmul_np(strips, x[:T].numpy())
         agree(torch.from_numpy(found).double(), (x[:T] @ w.T).double().numpy(), "float32", "strips")
 
 
@@ -413,7 +413,7 @@ def test_the_small_model_says_the_same(kind):
 
 @pytest.mark.parametrize("m", FAMILIES)
 def test_a_model_in_tiles(agree, m):
-    """The scores of g01, for one token, few and many; all matrices are laid out anew."""
+    """The scores of g01, for one token, few and many; all matrices get a new layout."""
     models = random_model(m, TORCH), tile(random_model(m, CPU, CpuLlama))
     matrices = [getattr(layer, name)[0] for layer in models[1].layers
                 for name in ("qkv", "o", "gate_up", "down")] + [models[1].head]

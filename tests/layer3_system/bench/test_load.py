@@ -27,7 +27,7 @@ def url():
 
 @pytest.fixture
 def run(command):
-    """run(words) -> (exit code, what it says)"""
+    """run(words) -> (exit code, output)"""
     def one(*words):
         code, said, wrong = command(load.app, "load", *words)
         return code or 0, said + wrong          # typer exits with None where all is well

@@ -1,4 +1,4 @@
-"""The benchmark of serving on a model so small that only what it counts can be looked at."""
+"""The benchmark of serving, on a model so small that only its counts mean anything."""
 
 import json
 from statistics import median
@@ -22,7 +22,7 @@ def tiny():
 @pytest.mark.parametrize("load", ["3", "mixed"])
 @pytest.mark.parametrize("arm", ARMS)
 def test_every_arm_writes_what_was_asked_for(arm, load):
-    """The lengths that were asked for, and the same texts as ours, or parted by rounding."""
+    """The lengths that were asked for, and the same texts as ours, or different within rounding."""
     m, weights = tiny()
     asked = [(prompt[:40], min(count, 9)) for prompt, count in jobs(load, m.V)][:10]
     rate, own, texts = ARMS[arm](m, weights, asked)

@@ -34,7 +34,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 def scripted(text):
-    """A model that writes this text behind a prompt of one token, and then its end."""
+    """A model that writes this text after a prompt of one token, and then its end."""
     tokens = [*text.encode(), 256]
 
     def scores(context, V):

@@ -13,7 +13,7 @@ from layer3_system.server.app import Listener, make_app
 
 
 class Slow(MockLlama):
-    """A step takes a hundredth of a second, so that somebody can look. No text ends by itself."""
+    """A step takes a hundredth of a second, so there is time to look. No text ends by itself."""
 
     def forward(self, step, cache, every=False):
         time.sleep(0.01)
@@ -54,7 +54,7 @@ class Site:
         self.find(id).send_keys(str(text))
 
     def submit(self, *prompts):
-        """Ask for 300 tokens behind each prompt, as another client does."""
+        """Ask for 300 tokens after each prompt, as another client does."""
         bridge, asked = self.app.state.bridge, SamplingParams(300, ignore_eos=True)
         bridge.loop.call_soon_threadsafe(bridge.submit, "other", prompts, asked)
 
@@ -137,7 +137,7 @@ def test_a_key(browser):
     until(lambda: "mock" in site.find("model").text and site.find("trouble").text == "")
     assert site.browser.find_element("tag name", "body").get_attribute("class") == ""
     site.end()
-    until(lambda: "does not answer; what is below was so at" in site.find("trouble").text)
+    until(lambda: "does not answer; the state below is from" in site.find("trouble").text)
     assert site.browser.find_element("tag name", "body").get_attribute("class") == "gone"
     assert site.find("figures").value_of_css_property("opacity") == "0.35"
 
@@ -168,7 +168,7 @@ def test_stop_ends_all_that_was_sent(site):
 
 
 def test_no_two_requests_look_the_same(site):
-    """Ten colours, then the same with stripes. A colour comes again when its request is gone."""
+    """Ten colours, then the same with stripes. A colour is free when its request is gone."""
     site.submit(*([token] * 9 for token in range(34)))
     swatches = ("return [...document.querySelectorAll('#requests canvas')]"
                 ".map(c => c.toDataURL())")

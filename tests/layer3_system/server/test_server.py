@@ -104,7 +104,7 @@ def test_a_stream_has_the_same_text(mock):
             model=NAME, prompt="hello", seed=7, n=2, max_tokens=30, stream=True,
             stream_options={"include_usage": True}):
         for choice in chunk.choices:
-            assert reasons[choice.index] is None        # nothing comes behind the end
+            assert reasons[choice.index] is None        # nothing comes after the end
             texts[choice.index] += choice.text
             reasons[choice.index] = choice.finish_reason
         usages.append(chunk.usage)
@@ -278,7 +278,7 @@ BAD_CHATS = {
     "picture": ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages",
                 "a content of text"),
     "calls": ({"messages": [{"role": "user", "content": "hi", "tool_calls": [{}]}]},
-              "messages", "nothing else"),
+              "messages", "expected only"),
     "tools": ({"tools": [{"type": "function"}]}, "tools", "not supported"),
     "format": ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
     "prompt": ({"prompt": "a"}, "prompt", "unknown field"),
@@ -321,7 +321,7 @@ BODIES = {
     "nothing": (b"", "not JSON"),
     "half": (b'{"model": "mock", "prompt": "a', "not JSON"),
     "a list": (b"[1]", "expected a JSON object, found [1]"),
-    "no number": (b'{"model": "mock", "prompt": "a", "temperature": NaN}', "NaN is no number"),
+    "no number": (b'{"model": "mock", "prompt": "a", "temperature": NaN}', "NaN is not a number"),
     "deep": (b"[" * 200_000, "not JSON"),
     "many digits": (b'{"n": ' + b"9" * 10_000 + b"}", "not JSON"),
     "UTF-16": ('{"model": "mock"}'.encode("utf-16"), "not UTF-8"),
@@ -519,14 +519,14 @@ def test_case_19_aborts_in_every_state():
         answer = json.loads(read_all(stays).partition(b"\r\n\r\n")[2])
         assert answer["choices"][0]["text"] == want
         server.drained()
-        for _ in range(2):                              # over already, and once more
+        for _ in range(2):                              # finished already, and again
             server.bridge.mail.put(lambda: server.bridge.abort(call))
         server.drained()
         assert server.engine.submitted == server.engine.finished == 5
 
 
 def test_case_21_ids_are_the_servers_own():
-    """Case 21: clients that claim one id share nothing; who leaves late takes nobody along."""
+    """Case 21: clients that claim one id share nothing; one that leaves late ends no other."""
     model = Gated()
     with served(model) as server:
         fields = {"model": NAME, "prompt": "a", "max_tokens": 30, "ignore_eos": True, "seed": 1,
@@ -641,7 +641,7 @@ def test_a_thousand_connections_at_once():
 
 
 def test_a_thousand_connections_and_a_short_queue():
-    """Each gets its answer or a 429; nobody waits for ever."""
+    """Each gets its answer or a 429; no client waits for ever."""
     with served(limits=Limits(queue=50)) as server:
         found = many(server.port, {"model": NAME, "prompt": "hello", "max_tokens": 4}, 1000)
         codes = [int(f.split()[1]) for f in found]
@@ -653,8 +653,8 @@ def test_a_thousand_connections_and_a_short_queue():
 
 
 def test_case_27_a_stop_over_token_boundaries():
-    """Case 27: nothing of it is shown, streaming or not; the earliest wins; what only looked like
-    its begin is shown in the end."""
+    """Case 27: none of it is shown, streaming or not; the earliest wins; text that only looked like
+    its beginning is shown in the end."""
     with served(scripted("hello wide world")) as server:
         def text(**fields):
             whole = server.post(prompt="x", max_tokens=50, temperature=0, **fields).json()
@@ -667,9 +667,9 @@ def test_case_27_a_stop_over_token_boundaries():
         assert text(stop="lo wi") == "hel"
         assert text(stop=["world", "wid"]) == "hello "
         assert text(stop=["worlds", "worst"]) == "hello wide world"
-        assert text(stop="x") == "hello wide world"     # the prompt is no part of the answer
+        assert text(stop="x") == "hello wide world"     # the prompt is not part of the answer
         usage = server.post(prompt="x", max_tokens=50, temperature=0, stop="lo").json()["usage"]
-        assert usage["completion_tokens"] == 5          # those behind it were never computed
+        assert usage["completion_tokens"] == 5          # those after it were never computed
 
 
 def test_case_28_characters_of_several_tokens():
@@ -815,7 +815,7 @@ def test_sigterm_under_load():
             assert process.poll() is None
             said += process.stdout.readline()
         port = int(re.search(r"Listening on http://127\.0\.0\.1:(\d+)", said)[1])
-        assert "add_rmsnorm_cpu" in said and "host_llama.decode" in said
+        assert "cpu        add_rmsnorm_cpu" in said and "cpu        CpuLlama.forward" in said
         assert "Scheduler        reference" in said
         fields = {"model": "small", "prompt": "Once upon a time", "max_tokens": 60,
                   "ignore_eos": True, "stream": True}
@@ -926,7 +926,7 @@ def test_case_33_counters_never_fall():
 
 
 def test_what_the_engine_is_doing():
-    """/engine has what live.py says, of one moment between two steps."""
+    """/engine shows what live.py lists, at one moment between two steps."""
     model = Gated()
     with served(model, max_seqs=2) as server:
         clients = [server.open(prompt="the same begin of " * 2, max_tokens=9, ignore_eos=True,
@@ -1077,7 +1077,7 @@ def test_a_port_that_is_taken(run):
 
 
 def test_what_is_small_is_sent_at_once():
-    """Else a piece of a stream waits for the client's word on the one before, for up to 40 ms."""
+    """Else a piece of a stream waits until the one before is acknowledged, for up to 40 ms."""
     with (serving.listen("127.0.0.1", 0) as listening,
           socket.create_connection(listening.getsockname(), timeout=5),
           listening.accept()[0] as end):
@@ -1092,7 +1092,7 @@ def test_it_says_whose_parts_run(run, monkeypatch):
 
 
 class Desks(Desk):
-    """A desk on which some exercises passed, and whose modules are given."""
+    """A desk with given modules, on which some exercises passed."""
 
     def __init__(self, passed, **modules):
         self.names, self.modules = passed, modules
@@ -1184,7 +1184,7 @@ def desk_with(folder, *passed):
 
 
 def test_the_learners_bridge_serves(tmp_path):
-    """What it refuses, and what fails in it, is told as the course's own would tell it."""
+    """Its refusals and failures reach the client as the course's own do."""
     bridge = serving.own_part(desk_with(tmp_path, *OF_A_BRIDGE), "Bridge")
     model = Gated()
     with served(model, limits=Limits(queue=0), max_seqs=1, kind=bridge) as server:

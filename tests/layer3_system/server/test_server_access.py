@@ -1,4 +1,4 @@
-"""Who may speak to the server: hosts, origins, kinds of bodies, sizes of headers, and silence."""
+"""Access to the server: hosts, origins, kinds of bodies, sizes of headers, and silence."""
 
 import json
 import socket
@@ -35,7 +35,7 @@ def connect(server):
 
 @pytest.mark.parametrize("method, path", PATHS)
 def test_a_foreign_host_is_refused_everywhere(mock, method, path):
-    """As where a name of somebody else's was made to point here: DNS rebinding."""
+    """A foreign name that was made to point here: DNS rebinding."""
     answer = mock.http.request(method, path, headers={"Host": "evil.example:8000"})
     told(answer, 421, None, "--allow-host evil.example")
 
@@ -56,7 +56,7 @@ def test_what_only_looks_like_this_machine_is_refused(mock, host):
 
 
 def test_which_hosts_are_trusted():
-    """Listed names, the address it listens on, and any address where it listens on all."""
+    """Listed names, the address it listens on, and any address if it listens on all."""
     listed = Access(hosts=("10.0.0.5", "Box.Example", "fe80::1"))
     for header in ("10.0.0.5:8000", "box.example", "BOX.example:80", "[fe80::1]:8000"):
         assert is_trusted(host_of(header), listed), header
@@ -92,7 +92,7 @@ def test_the_command_hands_over_hosts_and_origins(command, monkeypatch):
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize",
                                   "/detokenize"])
 def test_what_is_no_json_is_not_read(mock, path, kind):
-    """A page elsewhere may post these kinds without asking anybody."""
+    """A page elsewhere may post these kinds without permission."""
     body = json.dumps({"model": NAME, "prompt": "a"}).encode()
     answer = mock.http.post(path, content=body, headers={"Content-Type": kind})
     told(answer, 415, None, "expected application/json, found")

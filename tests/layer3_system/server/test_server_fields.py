@@ -1,4 +1,4 @@
-"""What clients may write in a request: whole characters, what they were answered before, tokens."""
+"""What clients may write in a request: whole characters, earlier answers, tokens."""
 
 import json
 
@@ -252,7 +252,7 @@ def test_a_key_guards_them():
 def test_a_model_without_conversations_has_no_tokens_of_them():
     from layer2_graph.generate import Letters
 
-    with pytest.raises(Exception, match="takes no conversation"):
+    with pytest.raises(Exception, match="has no chat template"):
         tokenize({"messages": HI}, Letters(), 100)
     assert tokenize({"prompt": "a", "add_special_tokens": True}, Letters(), 100)["count"] == 2
     with pytest.raises(Exception, match="cannot leave them out"):

@@ -78,7 +78,7 @@ def test_it_listens_when_it_says_so():
 @pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGINT],
                                      [signal.SIGTERM, signal.SIGTERM]])
 def test_told_to_end_during_a_stream(numbers):
-    """The stream comes to its end, however often SIGTERM is said."""
+    """The stream comes to its end, however often SIGTERM is sent."""
     with running() as server:
         with server.stream() as reply:
             lines = reply.iter_lines()

@@ -50,7 +50,7 @@ def integer_to_float(to, frm):
 
 
 def float_to_float(to, frm):
-    """A subnormal result of cvt.ftz is one after rounding: the assembler folds
+    """For cvt.ftz a result is subnormal if it is so after rounding: the assembler folds
     cvt.rn.ftz.f32.f64 0d380FFFFFFFFFFFFF to the smallest normal number."""
     source, target, smaller = FORMATS[frm], FORMATS[to], width(to) < width(frm) or {to, frm} == {
         "f16", "bf16"}

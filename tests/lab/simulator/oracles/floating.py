@@ -33,7 +33,7 @@ def arithmetic(name, kind, mode="rn", ftz=False, limit=""):
 
 
 def finish(exact, kind, mode="rn", ftz=False, limit=""):
-    """Saturate and round. Subnormal is what is so before rounding: the assembler folds
+    """Saturate and round. What is subnormal before rounding counts as such: the assembler folds
     mul.ftz.f32 0f00FFFFFF, 0f3F000000 to zero."""
     form = FORMATS[kind]
     if limit == "sat":                                      # -0 becomes +0, as the assembler has it

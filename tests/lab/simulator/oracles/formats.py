@@ -12,7 +12,7 @@ from typing import NamedTuple
 class Format(NamedTuple):
     exponent: int               # bits
     mantissa: int               # bits
-    infinite: bool = True       # has it infinities? e4m3 has not
+    infinite: bool = True       # does it have infinities? e4m3 does not
 
     @property
     def width(self):

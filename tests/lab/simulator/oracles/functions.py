@@ -1,4 +1,4 @@
-"""What a GPU approximates: .approx and .full, held to a relative error that the manual grants."""
+"""What a GPU approximates: .approx and .full, held to a relative error that the manual allows."""
 
 import math
 

@@ -1,5 +1,5 @@
-"""What of a part goes into a pristine lesson: its exercises and what is new, nothing of what the
-lesson gives."""
+"""The pieces of a part that go into a pristine lesson: its exercises and new names, never a name
+that the lesson gives."""
 
 import ast
 import textwrap
@@ -32,19 +32,20 @@ class Given:
 
 @dataclass
 class Kept:
-    """A part's text with what does not count as empty lines, and what that was."""
+    """A part's text, with empty lines in place of what does not count, and a record of that."""
 
     text: str
-    changed: list = field(default_factory=list)     # names that the lesson gives, written otherwise
-    stray: list = field(default_factory=list)       # (line, text) of what defines nothing
+    changed: list = field(default_factory=list)     # names that the lesson gives, changed here
+    stray: list = field(default_factory=list)       # (line, text) of statements that define nothing
 
 
 def keep(part, stub_units, wanted, new=None):
-    """Kept of a part: the exercises `wanted`, and units under new names.
+    """The Kept of a part: the exercises `wanted`, and units under new names.
 
     new: the places of the units under new names to keep; None keeps all.
     """
-    result, edits = Kept(part.text), []
+    result = Kept(part.text)
+    edits = []
     for unit in part.units():
         edits += edited(unit, "", stub_units, wanted, new, result)
     for start, end, text in sorted(edits, reverse=True):
@@ -54,7 +55,7 @@ def keep(part, stub_units, wanted, new=None):
 
 
 def edited(unit, prefix, stub_units, wanted, new, result):
-    """The edits that a unit needs: (start, end, what stands there instead)."""
+    """The edits that a unit needs: (start, end, replacement)."""
     names = {prefix + name for name in unit.names}
     inner = {name for name in wanted if name.rpartition(".")[0] in names}
     if inner and unit.members:
@@ -75,7 +76,7 @@ def edited(unit, prefix, stub_units, wanted, new, result):
 
 
 def amended(unit, stub_units, wanted, new, result):
-    """A class with exercises in it: under the lesson's own header, with its new methods alone."""
+    """A class with exercises: it gets the lesson's own header, and only new methods beside them."""
     name = unit.names[0]
     begin = unit.text.index(unit.header)
     start = unit.start + begin
@@ -89,7 +90,7 @@ def amended(unit, stub_units, wanted, new, result):
 
 
 def given_again(unit, names, stub_units, result, out, new):
-    """What the lesson gives stays the lesson's; new names of the same import come along."""
+    """A name that the lesson gives stays the lesson's; new names in the same import come along."""
     ones = imports(unit)
     if ones:
         result.changed += [n for n, one in ones.items()
@@ -104,7 +105,7 @@ def given_again(unit, names, stub_units, result, out, new):
 
 
 def imports(unit):
-    """{name: its import alone} of a unit that imports and does nothing else."""
+    """{name: an import of it alone} of a unit that imports and does nothing else."""
     if not unit.names or unit.defines or "import" not in unit.text:
         return {}
     nodes = parsed(unit)
@@ -142,7 +143,7 @@ def binds(node):
 
 
 def parsed(unit):
-    """The statements of a Python unit; none where they cannot stand alone."""
+    """The statements of a Python unit; empty where they cannot stand alone."""
     try:
         return ast.parse(textwrap.dedent(unit.text)).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -1,4 +1,4 @@
-"""A Llama of torch modules that training can be counted in: what o04's formulas are held against.
+"""A Llama of torch modules in which training can be counted, to check o04's formulas.
 
 Positions are left out: they change no count. `book` attention keeps the scores, as a textbook
 writes it; the other kind is PyTorch's fused one, which keeps one number for each query and head.
@@ -17,11 +17,12 @@ __all__ = ["TorchLayer", "TorchLlama", "counted_flops", "counted_kept", "counted
 
 
 class Norm(nn.Module):
-    """RMSNorm, its arrays kept under names."""
+    """RMSNorm that keeps its arrays by name."""
 
     def __init__(self, C, suffix=""):
         super().__init__()
-        self.weight, self.suffix = nn.Parameter(torch.ones(C)), suffix
+        self.weight = nn.Parameter(torch.ones(C))
+        self.suffix = suffix
 
     def forward(self, x, arrays):
         scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
@@ -37,7 +38,9 @@ class TorchLayer(nn.Module):
 
     def __init__(self, m, book=False):
         super().__init__()
-        self.m, self.book, self.arrays = m, book, {}
+        self.m = m
+        self.book = book
+        self.arrays = {}
         self.norm, self.norm2 = Norm(m.C), Norm(m.C, "2")
         self.q, self.k, self.v, self.o = (nn.Linear(n, k, bias=False) for n, k in (
             (m.C, m.H * m.D), (m.C, m.G * m.D), (m.C, m.G * m.D), (m.H * m.D, m.C)))
@@ -72,7 +75,8 @@ class TorchLayer(nn.Module):
         return (weights @ v[:, :, None]).reshape(B, H, T, D)
 
     def mlp(self, y):                                       # (B, T, C) -> (B, T, C)
-        gate, up = self.gate(y), self.up(y)
+        gate = self.gate(y)
+        up = self.up(y)
         silu = F.silu(gate)
         self.arrays |= {"gate": gate, "up": up, "silu": silu, "hidden": silu * up}
         return self.down(self.arrays["hidden"])
@@ -106,8 +110,9 @@ def place(a):
 
 
 def counted_kept(layer, x):
-    """{array: numbers} that autograd keeps of a forward of the layer, weights left out."""
-    saved, own = {}, {place(weight) for weight in layer.parameters()}
+    """{array: numbers} that autograd keeps from a forward of the layer, weights left out."""
+    saved = {}
+    own = {place(weight) for weight in layer.parameters()}
 
     def pack(a):
         if place(a) not in own:
@@ -125,7 +130,7 @@ def counted_kept(layer, x):
 
 
 class Again(torch.autograd.Function):
-    """A layer that keeps its input alone, and runs again in backward."""
+    """A layer that keeps only its input, and runs again in backward."""
 
     @staticmethod
     def forward(ctx, layer, x):
@@ -146,7 +151,10 @@ class Live:
     """Arrays that autograd holds now, each counted once, and their peak in numbers."""
 
     def __init__(self, weights):
-        self.own, self.holders, self.now, self.peak = {place(w) for w in weights}, {}, 0, 0
+        self.own = {place(w) for w in weights}
+        self.holders = {}
+        self.now = 0
+        self.peak = 0
 
     def hold(self, a):
         return Held(self, a)
@@ -172,14 +180,14 @@ class Held:
 
 
 def counted_peak(layers, x, recompute):
-    """The most numbers that autograd keeps at a time in forward and backward of the layers."""
+    """The most numbers that autograd keeps at once in forward and backward of the layers."""
     live = Live([weight for layer in layers for weight in layer.parameters()])
     with saved_tensors_hooks(live.hold, lambda box: box.a):
         x = x.clone().requires_grad_()
         y = x
         for layer in layers:
             y = Again.apply(layer, y) if recompute else layer(y)
-            layer.arrays = {}                               # names hold no memory while it counts
+            layer.arrays = {}                               # so the names keep nothing alive
         y.sum().backward()
     return live.peak
 

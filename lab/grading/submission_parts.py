@@ -1,7 +1,7 @@
-"""What a submission holds that may be a lesson's, piece by piece: whole files, and cells.
+"""The parts of a submission that may belong to a lesson: whole files, and cells.
 
-A part keeps its lines where they are: what is left out of it becomes empty lines, so that a message
-names the line that the student has.
+A part keeps its line numbers: whatever is left out becomes empty lines, so that a message names the
+line that the student has.
 """
 
 import json
@@ -14,7 +14,7 @@ from lab import course, stub
 from lab.desk import ipynb
 from lab.grading.names import lesson_stem
 
-MAGIC = re.compile(r"[%!?]|[\w, \t]+=[ \t]*[%!]|[\w.]+\?+$")       # of a line without its margins
+MAGIC = re.compile(r"[%!?]|[\w, \t]+=[ \t]*[%!]|[\w.]+\?+$")       # matches a stripped line
 MOST_NAMED = 5              # files in one note
 RUNS_HERE = ("%%time", "%%capture", "%%prun")       # cell magics whose cell still defines its names
 
@@ -43,15 +43,15 @@ class Part:
         return None
 
     def units(self):
-        """What stands at its top level; nothing where it cannot be read."""
+        """The units at its top level; empty where it cannot be read."""
         return () if self.error() else stub.read(self.text, self.language)
 
 
 def files_of(lesson, submission):
-    """The files that may hold a lesson's exercises, those that count first at the front.
+    """The files that may hold a lesson's exercises, the one that counts first.
 
-    Named as the lesson before others, .py and .cu before notebooks, what was sent again before what
-    it replaces. A file that is named as another lesson is that one's.
+    .py and .cu come before notebooks, files named as the lesson before others, a file sent again
+    before the one it replaces. A file named as another lesson belongs to that one.
     """
     ranked = []
     for file in submission.files:
@@ -63,8 +63,8 @@ def files_of(lesson, submission):
 
 
 def is_named(lesson, file):
-    """True where a file's name or its `open_lesson` tells the lesson, False where its name tells
-    another, None where nothing does."""
+    """True where a file's name or its `open_lesson` names the lesson, False where its name is
+    that of another lesson, None otherwise."""
     stem, _ = lesson_stem(file.name)
     if stem == lesson.id or f'open_lesson(\\"{lesson.id}\\")' in file.text:
         return True
@@ -72,20 +72,20 @@ def is_named(lesson, file):
 
 
 def holds_any(lesson, text, named):
-    """True where a text has the name of an exercise; one that several lessons have tells the lesson
-    of a file only where its name does."""
+    """True where a text has the name of an exercise. A name that several lessons have counts only
+    where `named` says that the file is this lesson's."""
     owners = shared()
     return any(e.name.split(".")[-1] in text for e in lesson.exercises
                if named or owners[e.name] == 1)
 
 
 def unclear(lesson, submission):
-    """A note on each file that holds only such exercises: its lesson cannot be told."""
+    """A note on each file that has only such shared names: its lesson cannot be known."""
     for file in submission.files:
         names = [e.name for e in lesson.exercises if f"def {e.name}(" in file.text]
         if names and is_named(lesson, file) is None and not holds_any(lesson, file.text, False):
             yield (f"{file.name}: left out {', '.join(names)}, which several lessons have: a name "
-                   f"such as {lesson.id}.py would tell whose it is")
+                   f"such as {lesson.id}.py would say which is meant")
 
 
 def foreign(submission):
@@ -111,7 +111,7 @@ def parts_of(file):
     return list(cells(file.name, file.text))
 
 
-@lru_cache(maxsize=4)           # one notebook may be asked for every lesson of the course
+@lru_cache(maxsize=4)           # every lesson of the course may ask for the same notebook
 def cells(name, text):
     parts = []
     for number, source in enumerate(sources(text), 1):
@@ -122,7 +122,7 @@ def cells(name, text):
 
 
 def sources(text):
-    """The texts of a notebook's code cells; none where it is not one: reading it said so."""
+    """The texts of a notebook's code cells; empty where it is not one, which intake has noted."""
     try:
         cells = json.loads(text)["cells"]
         return [ipynb.source(c) for c in cells if c["cell_type"] == "code"]
@@ -143,7 +143,7 @@ def cell(name, number, source):
 
 
 def without_magics(part):
-    """(part without IPython's own lines, the lines that went), where it is no Python with them."""
+    """(part without IPython's own lines, those lines), where it is not Python with them."""
     if part.language != "python" or part.cell is None or part.error() is None:
         return part, []
     rows = part.text.split("\n")

@@ -1,6 +1,6 @@
 """Hold a box without bubblewrap: namespaces, a bare tree of read-only mounts, then wait.
 
-    python -I -S holder.py FD '{"mounts": {inside: outside}, "scratch": bytes, "user": number}'
+    python -I -S namespaces.py FD '{"mounts": {inside: outside}, "scratch": bytes, "user": number}'
 
 Writes {"child-pid": …} to FD, as bwrap does, and ends when its standard input does. mount(2),
 pivot_root(2), namespaces(7) and user_namespaces(7) say what each call is for.
@@ -13,11 +13,21 @@ import signal
 import sys
 import tempfile
 
-NEWNS, NEWUTS, NEWIPC = 0x00020000, 0x04000000, 0x08000000
-NEWUSER, NEWPID, NEWNET = 0x10000000, 0x20000000, 0x40000000
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT = 1, 2, 4, 32
-MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
-MNT_DETACH, PR_SET_PDEATHSIG = 2, 1
+NEWNS = 0x00020000
+NEWUTS = 0x04000000
+NEWIPC = 0x08000000
+NEWUSER = 0x10000000
+NEWPID = 0x20000000
+NEWNET = 0x40000000
+MS_RDONLY = 1
+MS_NOSUID = 2
+MS_NODEV = 4
+MS_REMOUNT = 32
+MS_BIND = 4096
+MS_REC = 16384
+MS_PRIVATE = 1 << 18
+MNT_DETACH = 2
+PR_SET_PDEATHSIG = 1
 DEVICES = ("null", "zero", "full", "random", "urandom")
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -29,8 +39,9 @@ def call(name, *args):
         raise OSError(error, f"{name}{tuple(args)}: {os.strerror(error)}")
 
 
-def main(told, mounts, scratch, user):
-    own, group = os.getuid(), os.getgid()
+def main(info_fd, mounts, scratch, user):
+    own = os.getuid()
+    group = os.getgid()
     call("unshare", NEWNS | NEWPID | NEWNET | NEWIPC | NEWUTS | (NEWUSER if own else 0))
     if own:
         write("/proc/self/setgroups", "deny")
@@ -39,14 +50,14 @@ def main(told, mounts, scratch, user):
     ready, done = os.pipe()
     child = os.fork()
     if child == 0:
-        os.close(told)
+        os.close(info_fd)
         call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         furnish(mounts, scratch)
         os.write(done, b"x")
         signal.pause()                      # the first process of the box: it ends with us
     os.close(done)
     if os.read(ready, 1) == b"x":
-        with open(told, "w") as stream:
+        with open(info_fd, "w") as stream:
             json.dump({"child-pid": child}, stream)
         print("ready", flush=True)
         sys.stdin.read()
@@ -54,21 +65,21 @@ def main(told, mounts, scratch, user):
 
 
 def furnish(mounts, scratch):
-    """The bare tree, and nothing else to be seen."""
+    """Make the bare tree the only thing to be seen."""
     call("mount", "none", "/", None, MS_REC | MS_PRIVATE, None)
     root = tempfile.mkdtemp(prefix="box-")
     outside = os.open(os.path.dirname(root), os.O_PATH | os.O_DIRECTORY)
     try:
         enter(root, mounts, scratch)
     finally:
-        libc.umount2(root.encode(), MNT_DETACH)     # only there where a mount failed on the way
+        libc.umount2(root.encode(), MNT_DETACH)     # still mounted only where a later mount failed
         os.rmdir(os.path.basename(root), dir_fd=outside)    # no path leads to it any more
         os.close(outside)
     call("sethostname", b"box", 3)
 
 
 def enter(root, mounts, scratch):
-    """Make the tree in the folder `root`, and that the only one."""
+    """Make the tree in the folder `root`, and change the root to it."""
     call("mount", "tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, b"mode=755")
     for name in DEVICES:
         bind(f"/dev/{name}", f"{root}/dev/{name}", read_only=False)
@@ -87,7 +98,7 @@ def enter(root, mounts, scratch):
 
 
 def bind(outside, place, read_only=True):
-    """A link of the system stays one: /bin to usr/bin."""
+    """Mount `outside` at `place`. A link of the system stays one: /bin to usr/bin."""
     os.makedirs(os.path.dirname(place), exist_ok=True)
     if os.path.islink(outside):
         os.symlink(os.readlink(outside), place)
@@ -97,7 +108,7 @@ def bind(outside, place, read_only=True):
     elif not os.path.exists(place):
         write(place, "")
     call("mount", outside, place, None, MS_BIND | MS_REC, None)
-    if read_only:                           # what the mount has already must stay: statvfs tells
+    if read_only:                           # flags that the mount already has must stay
         flags = os.statvfs(place).f_flag & (MS_RDONLY | MS_NOSUID | MS_NODEV | 8 | 1024)
         call("mount", "none", place, None,
              MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV | flags, None)

@@ -1,8 +1,8 @@
-"""The cells of an edition's notebooks that fail although all that the learner writes is right.
+"""Cells of an edition's notebooks that fail although everything the learner writes is right.
 
 They use answers of the course that the edition does not have: its own kernels side by side, say, or
-another lesson's function. They become comments that say so. Which these are is tried, not guessed:
-each notebook runs in the edition, with the course's answers in the learner's cells alone.
+another lesson's function. They become comments that say so. They are found by trial: each notebook
+runs in the edition, with the course's answers in the learner's cells alone.
 """
 
 import json
@@ -17,7 +17,7 @@ CELL = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)      # a learner's cel
 STUB = re.compile(r"([\w.]+): about \d+ line")                 # what a stub says when it is called
 CHECKED = "nbval-check-output"
 COMMENT = "# These lines are comments since they need"
-ROUNDS = 4              # a cell that becomes a comment may have made what another one uses
+ROUNDS = 4              # a cell that becomes a comment may have defined what another one uses
 
 RUN = """
 import json, sys
@@ -37,13 +37,14 @@ print(json.dumps(live.cells))
 
 
 def mend(plan, folder, inside):
-    """Make comments of such cells; yields a sentence for each lesson that has some.
+    """Turn such cells into comments; yields a sentence for each lesson that has some.
 
     inside(folder, *words, text) runs Python on the edition.
     """
     for lesson in plan.stubs:
         markdown = folder / lesson.markdown.relative_to(ROOT)
-        needs, sources = {}, {}
+        needs = {}
+        sources = {}
         for _ in range(ROUNDS):
             output = inside(folder, "-c", RUN, lesson.id, text=json.dumps(lesson.sources))
             failures = wrong(lesson, json.loads(output.splitlines()[-1]))
@@ -62,7 +63,7 @@ def mend(plan, folder, inside):
 
 
 def wrong(lesson, cells):
-    """{source: error} of the cells that raise, or print other than in the course's own notebook."""
+    """{source: error} of the cells that raise, or print something else than the course's do."""
     course_own = ipynb.load(lesson.solution.read_text("utf-8"), str(lesson.solution))["cells"]
     printed = {cell["id"]: text_of(cell) for cell in course_own
                if CHECKED in cell["metadata"].get("tags", ())}
@@ -79,7 +80,7 @@ def text_of(cell):
 
 
 def as_comments(text, failures, needs):
-    """A lesson's Markdown in which the cells with these sources are comments."""
+    """A lesson's Markdown, the cells with these sources turned into comments."""
     def write(match):
         rows = match[1].splitlines()
         if rows and rows[0].startswith("# NBVAL"):

@@ -1,10 +1,10 @@
-"""Ways to do the same work, beside each other and beside a copy, a read and matmuls, in one run."""
+"""Ways to do the same work, measured side by side with a copy, a read and matmuls in one run."""
 
 from day01_roofline.r01_roofline import count_matmul
 from day01_roofline.r02_clock import Gpu, Job, copy_job, measure, read_job
 from lab.measure.bench import left_out, row
 
-__all__ = ["beside"]
+__all__ = ["measure_side_by_side"]
 
 # The ways that the others are compared with: PyTorch, as it stands and compiled; the vendors'
 # libraries, each by its name; what runs op by op; and a pair of kernels, where one kernel can do
@@ -13,7 +13,7 @@ THEIRS = ("torch", "torch.compile", "library", "cublas", "flash", "cudnn", "sdpa
 BASELINES = ("eager", *THEIRS, "pair")
 
 
-def beside(families, limit=60, device=None):
+def measure_side_by_side(families, limit=60, device=None):
     """Measure all ways of all families, a copy and a read, from cold caches and by turns.
 
     families: {family: (FLOPs, bytes that must move, {way: function without arguments})}. A fourth
@@ -24,10 +24,12 @@ def beside(families, limit=60, device=None):
 
     -> {"copy": row, "read": row, "matmul of float16": row, "family: way": row, …}, rows of
     lab.measure.bench. Each has its shares of the roofs, and its speed over that of the BASELINES in
-    its family. The row of one of THEIRS that raises says so; a way of the course that raises
-    ends it.
+    its family. If one of THEIRS raises, its row says so; if one of the course's own ways raises, so
+    does this call.
     """
-    device, jobs, reasons = device or Gpu(), {}, {}
+    device = device or Gpu()
+    jobs = {}
+    reasons = {}
     for family, (flops, moved, ways, *_) in families.items():
         for way, run in ways.items():
             name = f"{family}: {way}"
@@ -58,7 +60,7 @@ def refusal(run, device):
     try:
         run()
         device.synchronise()
-    except Exception as error:          # whatever a library refuses with; its row tells it
+    except Exception as error:          # whatever a library refuses with; its row says it
         return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
     return None
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from day01_roofline import beside
+from day01_roofline import measure_side_by_side
 from day01_roofline.r02_clock import time_call
 from lab.judge.mocks import FakeArray, FakeGpu
 
@@ -11,7 +11,7 @@ HALF, WIDE = 1e15, 5e13         # FLOP/s of a matmul of numbers of 2 bytes, and 
 
 
 class Format:
-    """As much of a torch dtype as is asked for."""
+    """As much of a torch dtype as the measurement uses."""
 
     def __init__(self, name, itemsize):
         self.name, self.itemsize = name, itemsize
@@ -47,13 +47,13 @@ class Machine(FakeGpu):
         self.enqueue(source.nbytes / READ)
 
     def work(self, seconds):
-        """A function that keeps the device busy for so long."""
+        """A function that keeps the device busy for that many seconds."""
         return lambda: self.enqueue(seconds)
 
 
 def test_rows_have_their_shares_and_the_ratios_of_their_own_family():
     gpu = Machine()
-    rows = beside({
+    rows = measure_side_by_side({
         "norm": (40, 6e9, {"torch": gpu.work(8e-3), "library": gpu.work(3e-3),
                            "triton": gpu.work(2e-3), "slow_cuda": gpu.work(4e-3)}),
         "matmul": (10, 9e9, {"cublas": (12e9, gpu.work(4e-3)), "triton": gpu.work(6e-3)})},
@@ -85,13 +85,13 @@ def test_rows_have_their_shares_and_the_ratios_of_their_own_family():
 
 def test_it_ends_when_its_time_is_up():
     gpu = Machine(noise=[0.5, 1.0, 1.5, 4.0])   # copies that never settle
-    beside({"norm": (1, 1e9, {"triton": gpu.work(1e-3)})}, limit=0.5, device=gpu)
+    measure_side_by_side({"norm": (1, 1e9, {"triton": gpu.work(1e-3)})}, limit=0.5, device=gpu)
     assert 0.5 < gpu.clock() < 1
 
 
 def test_where_arithmetic_may_decide_the_matmul_of_the_same_format_is_a_roof():
     gpu, half, wide = Machine(), Format("float16", 2), Format("float32", 4)
-    rows = beside({
+    rows = measure_side_by_side({
         "fp16": (10e12, 1e9, {"cublas": gpu.work(20e-3), "triton": gpu.work(40e-3)}, half),
         "fp32": (1e12, 1e9, {"triton": gpu.work(40e-3)}, wide),
         "fp16, one row": (1e9, 1e9, {"triton": gpu.work(1e-3)}),
@@ -110,7 +110,7 @@ def test_a_baseline_that_cannot_do_the_work_says_why():
     def refuses():
         raise RuntimeError("no kernel for this format\nwith a long explanation")
 
-    rows = beside({"norm": (1, 6e9, {"torch": gpu.work(4e-3), "cudnn": refuses,
+    rows = measure_side_by_side({"norm": (1, 6e9, {"torch": gpu.work(4e-3), "cudnn": refuses,
                                      "flash": "it takes 16-bit numbers only",
                                      "triton": gpu.work(2e-3)})}, device=gpu)
     assert list(rows)[2:] == ["norm: torch", "norm: cudnn", "norm: flash", "norm: triton"]
@@ -126,4 +126,5 @@ def test_a_kernel_of_the_course_that_fails_ends_the_measurement():
         raise RuntimeError("an illegal address")
 
     with pytest.raises(RuntimeError, match="an illegal address"):
-        beside({"norm": (1, 6e9, {"torch": gpu.work(4e-3), "triton": breaks})}, device=gpu)
+        measure_side_by_side({"norm": (1, 6e9, {"torch": gpu.work(4e-3), "triton": breaks})},
+                             device=gpu)

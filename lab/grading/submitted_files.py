@@ -1,7 +1,7 @@
-"""The files of one submission, taken from a folder or an archive that nobody has to trust.
+"""The files of one submission, taken from an untrusted folder or archive.
 
-A Basket takes what can be graded and a line for each thing that cannot; it never raises for what a
-student sent, follows no link and holds no more than its limits.
+A Basket takes the files that can be graded and a line for each thing that cannot. Nothing that a
+student sent makes it raise an error, follow a link or exceed its limits.
 """
 
 import json
@@ -15,7 +15,7 @@ from lab.grading.names import UNSHOWN, shown
 KINDS = {".py": "python", ".cu": "cuda", ".ipynb": "notebook"}
 MOST_ENTRIES = 10_000               # files and folders: a desk with its git history has hundreds
 MOST_DEPTH = 16                     # folders in folders: a desk in a repository has four
-MOST_CODE = 200_000                 # bytes of a .py or .cu: the course's longest has a tenth
+MOST_CODE = 200_000                 # bytes of a .py or .cu: the course's longest is a tenth
 MOST_NOTEBOOK = 16 * 2**20          # bytes: pictures in outputs take megabytes
 MOST_TEXT = 64 * 2**20              # bytes of all that is read for one submission
 MOST_PROBLEMS = 20                  # lines: more tell an instructor nothing new
@@ -29,8 +29,11 @@ class Full(Exception):
 
 class Basket:
     def __init__(self):
-        self.files, self.lines, self.entries, self.bytes = {}, [], 0, 0
-        self.others = {}                # names of files that are no code, in order
+        self.files = {}
+        self.lines = []
+        self.entries = 0
+        self.bytes = 0
+        self.others = {}                # names of files that are not code, in order
 
     def problem(self, name, what):
         self.lines.append(f"{shown(name)[:200]}: {what}")
@@ -42,7 +45,7 @@ class Basket:
         return (*self.lines[:MOST_PROBLEMS], *last)
 
     def count(self):
-        """One more entry was seen. Full: too many."""
+        """Count one more entry. Full: too many."""
         self.entries += 1
         if self.entries > MOST_ENTRIES:
             self.problem("the rest", f"not read: more than {MOST_ENTRIES:,} files and folders")
@@ -62,7 +65,7 @@ class Basket:
         return True
 
     def kind(self, name):
-        """python, cuda or notebook; None for a file that is no code."""
+        """python, cuda or notebook; None for a file that is not code."""
         kind = next((k for end, k in KINDS.items() if name.lower().endswith(end)), None)
         if kind is None:
             self.others[name] = None
@@ -80,7 +83,7 @@ class Basket:
             self.problem(name, f"not read, nor what follows: more than {MOST_TEXT:,} bytes in all")
             raise Full
         elif name in self.files:
-            self.problem(name, "there twice: the first one counts")
+            self.problem(name, "there twice; the first one counts")
         else:
             self.keep(name, kind, data)
 
@@ -113,15 +116,14 @@ def decoded(data):
     try:
         text = data.decode(codec)
     except UnicodeDecodeError:
-        raise ValueError("it is not UTF-8 text, and UTF-16 only if it says so in its first two "
-                         "bytes") from None
+        raise ValueError("it is not UTF-8 text, nor UTF-16 with a byte order mark") from None
     if "\0" in text:
-        raise ValueError("it holds NUL bytes, so it is no text")
+        raise ValueError("it holds NUL bytes, so it is not text")
     return text
 
 
 def code_alone(text):
-    """A notebook with the sources of its code cells alone. ValueError: it is no notebook.
+    """A notebook with the sources of its code cells alone. ValueError: it is not a notebook.
 
     Outputs, which can be a hundred times as large, are never held. Format 3 becomes format 4.
     """

@@ -1,6 +1,7 @@
 """Two processes share a training step in five ways, and the kernel counts what each one sends.
 
-`python -m day02_overview.wires` prints the bytes beside o04's formulas, and writes wires.json.
+`python -m day02_overview.wire_bytes` prints the bytes beside o04's formulas, and writes
+wire_bytes.json.
 Messages go through gloo over TCP; the count is the operating system's own, of the bytes that a
 process gave its sockets.
 """
@@ -20,7 +21,7 @@ import torch.nn.functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from day01_roofline import Llama
-from day02_overview.counted import TorchLlama
+from day02_overview.autograd_memory import TorchLlama
 from day02_overview.o04_training_math import COLLECTIVES, WAYS, sent_by, step_bytes
 
 RECORD = Path(__file__).with_suffix(".json")
@@ -61,7 +62,8 @@ def all_gather(a, axis=0):
 
 def reduce_scatter(a, axis=0):
     """Around a ring by hand: gloo's own sends twice as much between two ranks."""
-    W, r = dist.get_world_size(), dist.get_rank()
+    W = dist.get_world_size()
+    r = dist.get_rank()
     pieces = [piece.contiguous() for piece in a.chunk(W, axis)]
     passed = pieces[(r - 1) % W]
     for turn in range(2, W + 1):
@@ -75,7 +77,7 @@ def reduce_scatter(a, axis=0):
 
 
 def across(forward, backward):
-    """A function for autograd from what goes over the wires in forward and in backward."""
+    """A function for autograd, made of what goes over the wires in forward and in backward."""
     class Across(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -105,11 +107,11 @@ def dp(model, tokens, targets, W, r):
 
 
 def zero3(model, tokens, targets, W, r):
-    """As dp, but each rank keeps 1/W of the weights, and asks for the others when it needs them."""
+    """As dp, but each rank keeps 1/W of the weights, and gathers the others when it needs them."""
     weights = parameters_to_vector(model.parameters()).detach()
     shard = F.pad(weights, (0, -len(weights) % W)).chunk(W)[r].clone()
     for w in model.parameters():
-        w.data.zero_()                                      # gone, until they are gathered
+        w.data.zero_()                                      # gone until they are gathered
 
     def gather():
         vector_to_parameters(all_gather(shard)[:len(weights)], model.parameters())
@@ -136,7 +138,8 @@ def split(layer, W, r):
 
 def tp(model, tokens, targets, W, r):
     """Each rank has its part of every layer's matrices, and their results are added up."""
-    enter, leave = across(same, all_reduce), across(all_reduce, same)
+    enter = across(same, all_reduce)
+    leave = across(all_reduce, same)
     halves(model, W, r, enter, leave)
     loss = model(tokens, targets)
     loss.backward()
@@ -158,10 +161,11 @@ def sp(model, tokens, targets, W, r):
 
 
 def halves(model, W, r, enter, leave):
-    """Every layer on 1/W of its matrices: `enter` before the first, `leave` behind the last."""
+    """Every layer on 1/W of its matrices: `enter` before the first, `leave` after the last."""
     for layer in model.layers:
         split(layer, W, r)
-        attention, mlp = layer.attention, layer.mlp
+        attention = layer.attention
+        mlp = layer.mlp
         layer.attention = lambda y, run=attention: leave(run(enter(y)))
         layer.mlp = lambda y, run=mlp: leave(run(enter(y)))
 
@@ -219,7 +223,8 @@ def rank(r, W, folder):
     """One process: every collective and every way, counted; written to `folder`."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=r, world_size=W)
-    numbers, bytes_of = torch.ones(SIZE // 4), {}
+    numbers = torch.ones(SIZE // 4)
+    bytes_of = {}
     do = {"all_reduce": partial(all_reduce, numbers), "reduce_scatter": partial(
           reduce_scatter, numbers), "all_gather": partial(all_gather, numbers.chunk(W)[r])}
     for name in COLLECTIVES:
@@ -261,7 +266,8 @@ def table(counts):
     """A rank's counts beside the formulas', as text."""
     lines = [f"{'':16}{'counted':>10}{'by formula':>12}{'more':>8}"]
     for name in (*COLLECTIVES, *WAYS):
-        counted, formula = counts[name], expected(name)
+        counted = counts[name]
+        formula = expected(name)
         lines.append(f"{name:16}{counted:10,}{formula:12,.0f}{counted / formula - 1:8.1%}")
     return "\n".join(lines)
 
@@ -271,7 +277,7 @@ def main():
     print(table(ranks[0]))
     RECORD.write_text(json.dumps({
         "what": "bytes that each of two processes sent: gloo over TCP, counted by Linux' TCP_INFO, "
-                "retransmissions left out", "command": "python -m day02_overview.wires",
+                "retransmissions left out", "command": "python -m day02_overview.wire_bytes",
         "torch": torch.__version__, "shape": vars(SHAPE), "B": B, "T": T, "array_bytes": SIZE,
         "ranks": ranks}, indent=1) + "\n", "utf-8")
 

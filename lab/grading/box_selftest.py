@@ -1,4 +1,4 @@
-"""Move into a box and see that it is one: `python -m lab.grading.trial LEVEL`."""
+"""Move into a box and check its walls: `python -m lab.grading.box_selftest LEVEL`."""
 
 import os
 import socket
@@ -23,7 +23,7 @@ def main(level):
 
 
 def look_around(box, secret):
-    """What a process in the box can do that it must not; empty if nothing."""
+    """What a process in the box can do but must not; empty if there is nothing."""
     here, there = socket.socketpair()
     child = os.fork()
     if child == 0:
@@ -31,13 +31,13 @@ def look_around(box, secret):
             move_in(box.request(), there)
             problems = []
             if os.path.exists(secret):
-                problems.append("files outside are seen")
+                problems.append("files outside are visible")
             if os.access("/usr", os.W_OK):
-                problems.append("/usr can be written")
+                problems.append("/usr is writable")
             if any(name != "lo" for name in interfaces()):
                 problems.append("there is a network")
             if len([p for p in os.listdir("/proc") if p.isdigit()]) > 3:
-                problems.append("other processes are seen")
+                problems.append("other processes are visible")
             Path("/tmp/own").write_text("x")
             answer = ", ".join(problems)
         except BaseException as error:
@@ -54,7 +54,7 @@ def look_around(box, secret):
 
 
 def interfaces():
-    """Names of the network's interfaces, without a socket to ask by."""
+    """Names of the network interfaces, read without a socket."""
     return [line.split(":")[0].strip() for line in open("/proc/net/dev").readlines()[2:]]
 
 

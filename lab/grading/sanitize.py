@@ -1,20 +1,20 @@
-"""Text of others made safe to show: without control characters, within a length, in any file."""
+"""Submitted text made safe to show: without control characters, of bounded length, in any file."""
 
 import hashlib
 import re
 import unicodedata
 from datetime import UTC, datetime
 
-# Marks that turn the direction of writing: they make a text look like another.
+# Marks that change the direction of writing: they make one text look like another.
 DIRECTIONS = set("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 FORMULA = re.compile(r"[=+\-@\t\r\n＝＋－＠]")      # what a spreadsheet computes instead of showing
 PLAIN_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}[a-z0-9_]|[a-z0-9]")
-DEVICE_NAME = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\.|$)")        # no file names on Windows
+DEVICE_NAME = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\.|$)")        # not file names on Windows
 DIGEST = re.compile(r"-[0-9a-f]{12}$")
 
 
 def clean(text, most=4000):
-    """Newlines and tabs stay, other control characters become �; cut behind `most` characters."""
+    """Newlines and tabs stay, other control characters become �; cut after `most` characters."""
     text = text.replace("\r\n", "\n")
     printable = "".join("\ufffd" if odd(c) else c for c in text[:most])
     if len(text) <= most:
@@ -44,7 +44,7 @@ def cell(value):
 
 
 def file_name(student):
-    """A name for a student's files, on every file system another for every student."""
+    """A name for a student's files, different for every student on every file system."""
     if PLAIN_NAME.fullmatch(student) and not DEVICE_NAME.match(student) and not DIGEST.search(
             student):
         return student

@@ -1,4 +1,4 @@
-"""`python -m day02_overview.recorder` measures six profiles on two CPU cores: profiles.json.
+"""`python -m day02_overview.record_profiles` measures six profiles on two CPU cores: profiles.json.
 
 A core plays the device, with one thread. An operation on a CPU is over when its call returns, so
 a kernel's span is the time of the call. Only launch-bound needs a device of its own: a second
@@ -35,7 +35,8 @@ class Tape:
     """Spans of one rank, while it runs."""
 
     def __init__(self, rank=0):
-        self.rank, self.spans = rank, []
+        self.rank = rank
+        self.spans = []
 
     @contextmanager
     def span(self, kind, name, *work):
@@ -72,7 +73,8 @@ def unfused():
 
 def unbatched():
     """One row through matrices."""
-    matrices, x = [torch.randn(C, C) for _ in range(LAYERS)], torch.randn(C)
+    matrices = [torch.randn(C, C) for _ in range(LAYERS)]
+    x = torch.randn(C)
 
     def run(tape):
         y = x
@@ -93,7 +95,8 @@ def decode(pipe):
 
 def starved(pipe):
     """Least squares; each batch is asked for when it is needed."""
-    w, target = torch.zeros(WIDE, OUT), torch.ones(B, OUT)
+    w = torch.zeros(WIDE, OUT)
+    target = torch.ones(B, OUT)
 
     def run(tape):
         for step in range(3):
@@ -115,10 +118,11 @@ def starved(pipe):
 
 
 def device(pipe):
-    """Take operations out of the pipe; at the end of a run, tell when they ran."""
+    """Take operations out of the pipe; at the end of a run, report when they ran."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})         # the host has the others
     a, out = np.ones((2, FEW), np.float32)
-    operations, spans = {"add": np.add, "multiply": np.multiply}, []
+    operations = {"add": np.add, "multiply": np.multiply}
+    spans = []
     while True:
         while not pipe.poll():
             pass                        # a device watches its queue; it does not have to be woken
@@ -158,7 +162,8 @@ def together(r, W, folder):
     """One of two processes: both profiles of two ranks, TRIES times; written to `folder`."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=r, world_size=W)
-    a, profiles = torch.randn(SIDE, SIDE), {"imbalanced": [], "communication-bound": []}
+    a = torch.randn(SIDE, SIDE)
+    profiles = {"imbalanced": [], "communication-bound": []}
     for cause, numbers, count in (("imbalanced", SMALL, UNEVEN[r]),
                                   ("communication-bound", MESSAGE, 1)):
         message = torch.ones(numbers)
@@ -211,7 +216,8 @@ def best_rates():
     """(FLOP/s, byte/s) of one core: the best matmul of two sizes, the best of copying and reading.
     """
     x, y = torch.randn(2, 16_000_000)
-    small, large = torch.randn(SIDE, SIDE), torch.randn(2 * SIDE, 2 * SIDE)
+    small = torch.randn(SIDE, SIDE)
+    large = torch.randn(2 * SIDE, 2 * SIDE)
 
     def best(run):
         times = []
@@ -253,7 +259,7 @@ def main():
             "how": f"two shared CPU cores, torch {torch.__version__}, the shortest of {TRIES} runs",
             "ranks": 1 + max(s[0] for s in spans), "wall": wall, "peak": peak,
             "bandwidth": bandwidth, "spans": spans}))
-    RECORD.write_text('{"command": "OMP_NUM_THREADS=1 python -m day02_overview.recorder",\n'
+    RECORD.write_text('{"command": "OMP_NUM_THREADS=1 python -m day02_overview.record_profiles",\n'
                       '"profiles": [\n' + ",\n".join(lines) + "\n]}\n", "utf-8")
 
 

@@ -1,4 +1,4 @@
-"""Where an edition tells an answer that it should not: the reference's lines, found elsewhere."""
+"""Answers that an edition reveals: lines of the reference, found in other files."""
 
 import gzip
 import re
@@ -6,20 +6,20 @@ import re
 from lab import course, stub
 from lab.desk import ipynb
 
-SHORTEST = 20           # characters of a line that says something, blanks left out
+SHORTEST = 20           # characters of a telling line, blanks left out
 BINARY = (".npz", ".png", ".safetensors")
 
 
 def notes(folder, plan):
-    """A sentence for each answer of which a file of the edition has half the lines or more."""
+    """A sentence for each answer that has half its lines or more in a file of the edition."""
     for exercise, file, count, most in leaks(folder, plan.answered):
         if 2 * count >= most:
-            yield f"{exercise.id}: {count} of {most} lines of its answer stand in {file}"
+            yield f"{exercise.id}: {count} of {most} lines of its answer are in {file}"
 
 
 def leaks(folder, answered):
-    """(exercise, file, lines found, lines in all) for each exercise of the lessons that are not
-    answered, and each file of the edition that has any of its lines."""
+    """(exercise, file, lines found, lines in all) for each exercise of the lessons without
+    answers, and each file of the edition that has any of its lines."""
     texts = {path.relative_to(folder): squeezed(readable(path)) for path in folder.rglob("*")
              if path.is_file() and ".git" not in path.parts and path.suffix not in BINARY}
     for lesson in course.lessons():
@@ -32,7 +32,8 @@ def leaks(folder, answered):
 
 def telling(exercise):
     """The lines of the reference that its published stub lacks, blanks and comments left out."""
-    lesson, language = exercise.lesson, exercise.language
+    lesson = exercise.lesson
+    language = exercise.language
     stub_text = squeezed("\n".join(lesson.stubs.values()))
     whole = stub.extract(lesson.sources[language], exercise.name, language)
     comment = "#" if language == "python" else "//"
@@ -45,7 +46,7 @@ def squeezed(text):
 
 
 def readable(path):
-    """What a reader of a file sees: a notebook's cells and outputs, what is compressed."""
+    """What a reader of a file sees: a notebook's cells and outputs, a compressed file's text."""
     if path.suffix == ".gz":
         return gzip.decompress(path.read_bytes()).decode()
     text = path.read_text("utf-8", errors="replace")

@@ -1,0 +1,28 @@
+"""Pictures of the kernels. Each function draws one figure and returns it.
+
+threads  Threads and what each takes: grids, programs, loads, rounds of a reduction.
+tiles    Matrices cut into tiles: which are read, which are written, in what order.
+rows     Rows: what a kernel reads, keeps and writes of one, and what sizes cost.
+pages    Pages of a cache: which belong to which sequence.
+angles   Rotary positions: pairs of numbers that turn with the position.
+chip     What crosses between memory and the chip, and what stays on the chip.
+registers    Who holds which numbers in registers, and which bits of a byte are whose.
+"""
+
+from layer1_kernels.pictures.angles import turns
+from layer1_kernels.pictures.chip import (
+    attention_tile,
+    crossings,
+    row_before_and_after,
+    row_in_blocks,
+)
+from layer1_kernels.pictures.pages import page_map
+from layer1_kernels.pictures.registers import fragment, packed_row
+from layer1_kernels.pictures.rows import falling, launches, passes, row_program, running
+from layer1_kernels.pictures.threads import grid, lanes, masked, rounds, tree
+from layer1_kernels.pictures.tiles import operands, thread_tiles, tile_map, tile_orders, turned
+
+__all__ = ["attention_tile", "crossings", "falling", "fragment", "grid", "lanes", "launches",
+           "masked", "operands", "packed_row", "page_map", "passes", "rounds",
+           "row_before_and_after", "row_in_blocks", "row_program", "running", "thread_tiles",
+           "tile_map", "tile_orders", "tree", "turned", "turns"]

@@ -1,0 +1,85 @@
+"""Who holds which numbers in registers, and which bits of a byte are whose."""
+
+import numpy as np
+
+from lab.plots import BLUE, GREY, INK, RED, closed
+
+
+def fragment(lanes, place):
+    """A · B on a tensor core: one result with the row and the column it needs, and the thread that
+    holds each result.
+
+    lanes: (16, 16), the thread of each    place: (row, column) of the result that is followed
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Rectangle
+
+    rows, columns = lanes.shape
+    row, column = place
+    figure, every = plt.subplots(1, 3, figsize=(7.5, 3.3), layout="constrained",
+                                 width_ratios=(1, 1, 2.2))
+    for axes, name in zip(every, "ABD", strict=True):
+        for r in range(rows):
+            for c in range(columns):
+                own = name == "D" and lanes[r, c] == lanes[place]
+                needed = r == row if name == "A" else c == column if name == "B" else False
+                colour = RED if name == "D" and (r, c) == place else BLUE if own else \
+                    GREY if needed else "#eaeef2"
+                axes.add_patch(Rectangle((c, r), 1, 1, fc=colour, ec="white", lw=0.6))
+                if name == "D":
+                    axes.text(c + 0.5, r + 0.52, lanes[r, c], ha="center", va="center", fontsize=7,
+                              color="white" if own else INK)
+        axes.set(xlim=(0, columns), ylim=(rows, 0), aspect="equal", xticks=[], yticks=[])
+        axes.spines[:].set_visible(False)
+    every[0].set_title(f"A: row {row}", fontsize=9, color=INK)
+    every[1].set_title(f"B: column {column}", fontsize=9, color=INK)
+    every[2].set_title(f"D: the thread that holds each result;\nthread {lanes[place]} has "
+                       f"{int((lanes == lanes[place]).sum())} of {lanes.size}", fontsize=9,
+                       color=INK)
+    return closed(figure)
+
+
+def packed_row(w, packed, scales):
+    """A row of weights as int4: the weights, the integers of each group, and the bytes.
+
+    w: (K,)    packed: (K/2,), bytes of k15's quantize_weight    scales: (groups,)
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Rectangle
+
+    groups, group = len(scales), len(w) // len(scales)
+    low, high = packed & 15, packed >> 4                        # 2 × (K/2,), as q + 8
+    shades = (BLUE, "white"), ("#9cd2ff", INK)                  # of a group's halves: fill, text
+    figure, (above, below) = plt.subplots(2, 1, figsize=(7.5, 3.4), layout="constrained",
+                                          sharex=True, height_ratios=(1.15, 1.45))
+    above.bar(np.arange(len(w)) + 0.5, w, 0.8, color=GREY)
+    above.axhline(0, color=INK, lw=0.6)
+    top = np.abs(w).max()
+
+    def cell(x, y, width, half, text):
+        below.add_patch(Rectangle((x, y), width, 0.8, fc=shades[half][0], ec="none"))
+        below.text(x + width / 2, y + 0.4, text, ha="center", va="center", fontsize=8,
+                   color=shades[half][1])
+
+    for g in range(groups):
+        above.text((g + 0.5) * group, 1.2 * top, f"group {g}: scale {scales[g]:.3f}", ha="center",
+                   va="bottom", fontsize=9, color=BLUE)
+        for i in range(group // 2):
+            byte = g * group // 2 + i
+            for half, codes in enumerate((low, high)):
+                cell(g * group + half * (group // 2) + i + 0.04, 2, 0.92, half,
+                     int(codes[byte]) - 8)
+            cell(2 * byte + 0.1, 0, 0.9, 1, f"{high[byte]:X}")
+            cell(2 * byte + 1, 0, 0.9, 0, f"{low[byte]:X}")
+    for number, end in ((0, 1.45), (group // 2, 0.55)):
+        below.annotate("", (end, 0.84), (number + 0.5, 1.96), arrowprops={
+            "arrowstyle": "->", "color": RED, "lw": 1.2, "shrinkA": 0, "shrinkB": 0})
+    for axes in (above, below):
+        for g in range(1, groups):
+            axes.axvline(g * group, color=INK, lw=1, ls=":")
+        axes.spines[:].set_visible(False)
+        axes.tick_params(length=0)
+    above.set(xlim=(0, len(w)), ylim=(-1.1 * top, 1.6 * top), yticks=[0], yticklabels=["w"])
+    below.set(ylim=(-0.1, 2.9), xticks=[], yticks=[0.4, 2.4],
+              yticklabels=["q + 8, two\nin a byte", "q"])
+    return closed(figure)

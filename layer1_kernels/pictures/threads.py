@@ -1,0 +1,173 @@
+"""Threads and what each takes: grids, programs, loads, rounds of a reduction."""
+
+import numpy as np
+
+from lab.plots import BLUE, GREY, INK, RED, closed
+
+
+def grid(blocks, threads, n, thread=(2, 5)):
+    """A launch over an array: each block's threads above the elements that they take, and one
+    block opened.
+
+    blocks, threads: of the launch    n: elements, at most blocks * threads; the last block may
+    reach past them    thread: (block, thread in it) that is followed to its element
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import ConnectionPatch, Rectangle
+
+    figure, (above, below) = plt.subplots(2, 1, figsize=(7.5, 3.0), layout="constrained")
+    block, place = thread
+    for b in range(blocks):
+        begin = b * threads
+        here = min(max(n - begin, 0), threads)          # its threads that have an element
+        chosen = b == block
+        above.add_patch(Rectangle((begin, 0), here, 1, fc=BLUE if chosen else "#d0d7de",
+                                  ec="white", lw=1.5))
+        above.add_patch(Rectangle((begin + here, 0), threads - here, 1, fc="white", ec=RED,
+                                  lw=1 if here < threads else 0, ls="--"))
+        above.text(begin + threads / 2, 0.5, f"block {b}", ha="center", va="center", fontsize=9,
+                   color="white" if chosen else INK)
+    above.set(xlim=(0, blocks * threads), ylim=(0, 1), yticks=[],
+              xticks=range(0, blocks * threads + 1, threads))
+    above.xaxis.tick_top()
+    above.tick_params(length=0)
+    ragged = f"; the threads past {n} have none" if n < blocks * threads else ""
+    above.set_title(f"{blocks} blocks of {threads} threads over {n} elements{ragged}", loc="left",
+                    fontsize=10, color=INK)
+    left, right = max(place - 4, 0), max(place - 4, 0) + 12
+    for t in range(left, right):
+        chosen = t == place
+        below.add_patch(Rectangle((t, 0), 1, 1, fc=BLUE if chosen else "#d0d7de", ec="white",
+                                  lw=1.5))
+        below.text(t + 0.5, 0.66, f"thread {t}", ha="center", va="center", fontsize=7,
+                   color="white" if chosen else INK)
+        below.text(t + 0.5, 0.3, f"i = {block * threads + t}", ha="center", va="center",
+                   fontsize=8, color="white" if chosen else INK)
+    below.set(xlim=(left, right), ylim=(0, 1), xticks=[], yticks=[])
+    below.set_xlabel(f"in block {block}:  i = {block} · {threads} + threadIdx.x", color=INK)
+    for edge, end in ((left, 0), (right, 1)):
+        figure.add_artist(ConnectionPatch(
+            (block * threads + edge, 0), (end, 1.0), "data", below.transAxes, axesA=above,
+            axesB=below, color=GREY, lw=0.8))
+    for axes in (above, below):
+        axes.spines[:].set_visible(False)
+    return closed(figure)
+
+
+def masked(n, block):
+    """Which positions of each Triton program exist: blue inside the array, an outline past it.
+
+    n: elements    block: positions of a program
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Rectangle
+
+    programs = -(-n // block)
+    figure, axes = plt.subplots(figsize=(7.5, 0.5 * programs + 0.4), layout="constrained")
+    for program in range(programs):
+        for place in range(block):
+            i = program * block + place
+            axes.add_patch(Rectangle((place, -program), 0.92, 0.8, fc=BLUE if i < n else "white",
+                                     ec=BLUE if i < n else RED, ls="-" if i < n else "--"))
+            axes.text(place + 0.46, 0.4 - program, i, ha="center", va="center", fontsize=9,
+                      color="white" if i < n else RED)
+    axes.set(xlim=(-0.1, block), ylim=(0.9 - programs, 0.9), xticks=[],
+             yticks=[0.4 - program for program in range(programs)],
+             yticklabels=[f"program {program}" for program in range(programs)])
+    axes.set_title(f"n = {n}, BLOCK = {block}:  i, and in red where the mask i < n is False",
+                   loc="left", fontsize=10, color=INK)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    return closed(figure)
+
+
+def lanes(requests):
+    """What one load request of a warp moves: the sectors it touches, wanted bytes in blue.
+
+    requests: {label: (byte offset of each of the 32 lanes, bytes that a lane wants)}
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Rectangle
+
+    sector = 32
+    figure, every = plt.subplots(len(requests), 1, sharex=True, squeeze=False,
+                                 figsize=(7.5, 0.95 * len(requests) + 0.5), layout="constrained")
+    span = max(max(offsets) + size for offsets, size in requests.values())
+    for axes, (label, (offsets, size)) in zip(every[:, 0], requests.items(), strict=True):
+        touched = sorted({b // sector for o in offsets for b in (o, o + size - 1)})
+        for number in touched:
+            axes.add_patch(Rectangle((number * sector, 0), sector, 1, fc="#d0d7de", ec="white",
+                                     lw=1.2))
+        for offset in offsets:
+            axes.add_patch(Rectangle((offset, 0.12), size, 0.76, fc=BLUE, ec="white", lw=0.3))
+        moved = len(touched) * sector
+        axes.set_title(f"{label}   →   {len(touched)} sectors, "
+                       f"{len(offsets) * size} of {moved} bytes wanted",
+                       loc="left", fontsize=10, color=INK)
+        axes.set(xlim=(0, span), ylim=(0, 1), yticks=[])
+        axes.spines[:].set_visible(False)
+    every[-1, 0].set(xticks=range(0, span + 1, 64), xlabel="byte offset")
+    return closed(figure)
+
+
+def tree(numbers):
+    """A sum in pairs: the numbers in shared memory at the start and after each round. Blue where a
+    thread has added, white where a number was taken and is not needed any more.
+
+    numbers: one a thread; as many as a power of two
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Rectangle
+
+    a = list(numbers)
+    steps = [2**i for i in range(len(a).bit_length() - 1)]
+    figure, axes = plt.subplots(figsize=(7.5, 0.58 * len(steps) + 0.75), layout="constrained")
+    for row, s in enumerate([0, *steps]):
+        for t in range(len(a)):
+            alive = s == 0 or t % (2 * s) == 0
+            if s and alive:
+                a[t] += a[t + s]
+                for source, end in ((t, 0.46), (t + s, 0.7)):
+                    axes.annotate("", (t + end, row), (source + 0.46, row - 0.4), arrowprops={
+                        "arrowstyle": "->", "color": GREY, "lw": 1, "shrinkA": 0, "shrinkB": 0})
+            colour = "#d0d7de" if s == 0 else BLUE if alive else "white"
+            axes.add_patch(Rectangle((t, row), 0.92, 0.6, fc=colour, zorder=3,
+                                     ec=BLUE if s and alive else "#d0d7de"))
+            axes.text(t + 0.46, row + 0.31, a[t], ha="center", va="center", fontsize=9, zorder=4,
+                      color=INK if s == 0 else "white" if alive else GREY)
+    axes.set(xlim=(-0.1, len(a)), ylim=(len(steps) + 0.7, -0.1),
+             xticks=[t + 0.46 for t in range(len(a))], xticklabels=range(len(a)),
+             yticks=[row + 0.3 for row in range(len(steps) + 1)],
+             yticklabels=["a at the start", *(f"after s = {s}" for s in steps)])
+    axes.xaxis.tick_top()
+    axes.xaxis.set_label_position("top")
+    axes.set_xlabel("thread t, and the place of a[t]", fontsize=9, color=INK)
+    axes.tick_params(length=0, labelsize=9)
+    axes.spines[:].set_visible(False)
+    return closed(figure)
+
+
+def rounds(kernels, warp=32):
+    """Which threads of a block work in each round: blue where they do, grey where their warp is
+    busy for others, white where the whole warp is free.
+
+    kernels: {label: (rounds, threads) of bool}
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.colors import ListedColormap
+
+    figure, every = plt.subplots(len(kernels), 1, sharex=True, squeeze=False, layout="constrained",
+                                 figsize=(7.5, 1.9 * len(kernels) + 0.3))
+    for axes, (label, works) in zip(every[:, 0], kernels.items(), strict=True):
+        number, threads = works.shape
+        busy = works.reshape(number, -1, warp).any(-1)              # (rounds, warps)
+        axes.imshow(np.repeat(busy, warp, axis=1) + works.astype(int), vmin=0, vmax=2,
+                    cmap=ListedColormap(["white", "#d0d7de", BLUE]), aspect="auto",
+                    interpolation="nearest", extent=(0, threads, number + 0.5, 0.5))
+        axes.set_title(f"{label}   →   {works.sum()} additions by {busy.sum()} warps",
+                       loc="left", fontsize=10, color=INK)
+        axes.set(ylabel="round", xticks=range(0, threads + 1, warp), yticks=range(1, number + 1))
+        axes.grid(axis="x", color=GREY, lw=0.5)
+        axes.hlines(np.arange(1, number) + 0.5, 0, threads, color="#eaeef2", lw=0.8)
+    every[-1, 0].set_xlabel("thread, and the borders of the warps")
+    return closed(figure)

@@ -1,0 +1,131 @@
+"""Rows: whose they are, which are computed again, which matrices make them."""
+
+from itertools import accumulate
+
+import numpy as np
+
+from lab.plots import BLUE, GREY, INK, RED, closed
+
+PALE = "#d0d7de"
+
+
+def ragged(before, new, S):
+    """The new tokens of several sequences, one after another, and below them each sequence's own
+    context in pages.
+
+    before, new: tokens that each sequence had, and that it gets in this step    S: slots of a page
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Rectangle
+
+    cu_q = [0, *accumulate(new)]
+    colours = (BLUE, INK, "#54aeff")
+    figure, axes = plt.subplots(figsize=(7.5, 3.0), layout="constrained")
+
+    def cell(x, y, label, colour):
+        axes.add_patch(Rectangle((x + 0.03, y), 0.94, 0.8, fc=colour))
+        axes.text(x + 0.5, y + 0.39, label, ha="center", va="center", fontsize=8,
+                  color=INK if colour == PALE else "white")
+
+    places = [-(-(n + m) // S) * S for n, m in zip(before, new, strict=True)]
+    starts = [0, *accumulate(width + 1.5 for width in places)]
+    left = (starts[-1] - 1.5 - cu_q[-1]) / 2
+    for b, (n, m) in enumerate(zip(before, new, strict=True)):
+        for i in range(places[b]):
+            known = i < n + m
+            cell(starts[b] + i, 0, i if known else "", PALE if i < n else colours[b] if known
+                 else "#f3f5f7")
+        for page in range(0, places[b], S):
+            axes.add_patch(Rectangle((starts[b] + page, -0.1), S, 1.0, fc="none", ec=GREY, lw=0.9))
+        axes.text(starts[b], -0.55, f"sequence {b}: lens {n + m}", fontsize=8, color=colours[b])
+        for i in range(m):
+            cell(left + cu_q[b] + i, 2.2, n + i, colours[b])
+            axes.annotate("", (starts[b] + n + i + 0.5, 0.95), (left + cu_q[b] + i + 0.5, 2.15),
+                          arrowprops={"arrowstyle": "-|>", "lw": 0.9, "color": colours[b]})
+    for number in cu_q:
+        axes.plot([left + number] * 2, [2.1, 3.2], color=RED, lw=1.2)
+        axes.text(left + number, 3.35, number, ha="center", fontsize=8, color=RED)
+    axes.text(left - 0.4, 2.6, "rows", ha="right", va="center", fontsize=9, color=INK)
+    axes.text(left - 0.4, 3.45, "cu_q", ha="right", va="center", fontsize=9, color=RED)
+    axes.set(xlim=(-0.3, starts[-1] - 1.2), ylim=(-0.9, 3.8))
+    axes.axis("off")
+    return closed(figure)
+
+
+def steps(prompt, count):
+    """Which tokens each step computes, in blue, and whose keys and values it reads, pale: left
+    without a cache, right with one.
+
+    prompt: tokens of the prompt    count: steps, one new token each
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Rectangle
+
+    N = prompt + count - 1
+    figure, every = plt.subplots(1, 2, sharey=True, figsize=(7.5, 0.28 * count + 1.0),
+                                 layout="constrained")
+    for axes, title, cached in zip(every, ("without a cache", "with a cache"), (False, True),
+                                   strict=True):
+        computed = 0
+        for step in range(count):
+            for i in range(prompt + step):
+                new = not cached or step == 0 or i == prompt + step - 1
+                computed += new
+                axes.add_patch(Rectangle((i + 0.05, step + 0.08), 0.9, 0.84,
+                                         fc=BLUE if new else PALE))
+        axes.set_title(f"{title}: {computed} tokens computed", loc="left", fontsize=9, color=INK)
+        axes.set(xlim=(0, N), ylim=(count, 0))
+        axes.set_xticks([i + 0.5 for i in range(N)], range(N), fontsize=8)
+        axes.set_yticks([i + 0.5 for i in range(count)], [f"step {i}" for i in range(count)],
+                        fontsize=8)
+        axes.set_xlabel("position", fontsize=9)
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+    return closed(figure)
+
+
+def stacked(matrices, x):
+    """Products of several matrices with one x: left one by one, right stacked into one matrix.
+
+    matrices: {name: (rows, K)}, small integers    x: (K,)
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Rectangle
+
+    x = np.asarray(x)
+    colours = dict(zip(matrices, (BLUE, INK), strict=True))
+    both = [(name, row) for name, a in matrices.items() for row in np.asarray(a)]
+    figure, axes = plt.subplots(figsize=(7.5, 2.6), layout="constrained")
+
+    def cell(left, top, number, colour):
+        axes.add_patch(Rectangle((left + 0.04, top + 0.04), 0.92, 0.92, fc=colour))
+        axes.text(left + 0.5, top + 0.52, number, ha="center", va="center", fontsize=9,
+                  color=INK if colour == PALE else "white")
+
+    def product(left, top, rows):
+        """The rows, x, and what the rows make of it. Returns where it ends."""
+        middle = top + len(rows) / 2 - len(x) / 2
+        for y, (name, row) in enumerate(rows):
+            for k, number in enumerate(row):
+                cell(left + k, top + y, number, colours[name])
+            cell(left + len(x) + 3, top + y, row @ x, colours[name])
+        for k, number in enumerate(x):
+            cell(left + len(x) + 0.8, middle + k, number, PALE)
+        axes.text(left + len(x) + 0.4, top + len(rows) / 2, "·", ha="center", va="center")
+        axes.text(left + len(x) + 2.4, top + len(rows) / 2, "=", ha="center", va="center")
+        return left + len(x) + 4
+
+    top = 0.0
+    gap = max(len(x) - len(both) / len(matrices), 0) + 0.8      # x is taller than a matrix
+    for name, a in matrices.items():
+        rows = [(name, row) for row in np.asarray(a)]
+        axes.text(-0.3, top + len(rows) / 2, name, ha="right", va="center", fontsize=9,
+                  color=colours[name])
+        right = product(0.0, top, rows)
+        top += len(rows) + gap
+    height = top - gap
+    axes.text(right + 1.3, height / 2, "→", ha="center", va="center", fontsize=16, color=INK)
+    product(right + 2.6, height / 2 - len(both) / 2, both)
+    axes.set(xlim=(-2.2, 2 * right + 2.8), ylim=(height + 0.9, -0.9), aspect="equal")
+    axes.axis("off")
+    return closed(figure)

@@ -1,0 +1,104 @@
+"""What an exercise needs stands in the notebook before it: names, and how they are called."""
+
+import ast
+import json
+import re
+import textwrap
+from collections import Counter, OrderedDict, deque
+
+import numpy as np
+import pytest
+import torch
+
+from lab import course, stub
+from lab.author import interface
+from lab.course import CourseError
+from lab.judge.gaps import GUESSES
+
+# Python's, NumPy's and PyTorch's own: a learner looks them up there.
+KNOWN = {name for kind in (list, dict, str, bytes, set, tuple, int, float, deque, Counter,
+                           OrderedDict, np.ndarray, np.random.Generator, torch.Tensor)
+         for name in dir(kind)} | {"set", "wait"}           # asyncio.Event's
+LIBRARIES = {"np", "torch", "math", "tl", "triton", "heapq", "bisect", "json", "time", "asyncio"}
+ELSEWHERE = {"digest"}          # of the standard library's hashes
+
+
+def exercises():
+    for lesson in course.lessons():
+        for exercise in lesson.exercises:
+            if exercise.language == "python" and not exercise.name.startswith(GUESSES):
+                yield pytest.param(lesson, exercise.name, id=f"{lesson.id}/{exercise.name}")
+
+
+def attributes(text):
+    """(names after a dot in an answer, those of them that are called), the libraries' left out."""
+    names, calls = set(), set()
+    for node in ast.walk(ast.parse(textwrap.dedent(text))):
+        called = isinstance(node, ast.Call)
+        each = node.func if called else node
+        if not isinstance(each, ast.Attribute) or each.attr in KNOWN | ELSEWHERE:
+            continue
+        root = each
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        if getattr(root, "id", None) not in LIBRARIES:
+            (calls if called else names).add(each.attr)
+    return names, calls
+
+
+def shown(lesson, name):
+    """The notebook's text up to the cell of an exercise."""
+    parts = []
+    for cell in json.loads(lesson.notebook.read_text("utf-8"))["cells"]:
+        parts.append("".join(cell["source"]))
+        if (cell["metadata"].get("lab") or {}).get("exercise") == name:
+            return "\n".join(parts)
+    raise AssertionError(f"{lesson.id} has no cell for {name}")
+
+
+@pytest.mark.parametrize("lesson, name", list(exercises()))
+def test_what_an_answer_needs_is_in_the_notebook_before_it(lesson, name):
+    text = shown(lesson, name)
+    names, calls = attributes(stub.extract(lesson.sources["python"], name, "python"))
+    words = set(re.findall(r"\w+", text))
+    assert names <= words
+    # with its arguments, or as a field that holds a function
+    unseen = {call for call in calls if not re.search(rf"\b{call}(\(|: )", text)}
+    assert not unseen, f"their arguments are not shown: {unseen}"
+
+
+def test_an_interface_is_written_from_the_code():
+    text = interface.text("layer2_graph.g02_kv_cache.Run, layer2_graph.config.Config[D eps], "
+                          "layer2_graph.config.Config.scale as m.scale, "
+                          "layer1_kernels.k09_rope.rope as ops.rope")
+    assert text.splitlines() == [
+        "```python",
+        "class Run:",
+        "    # Neighbouring sequences of a batch with the same T and N: first to end - 1.",
+        "    first: int",
+        "    end: int",
+        "    T: int          # new tokens of each",
+        "    N: int          # context of each, new tokens included",
+        "",
+        "class Config:",
+        "    # A decoder: L layers of RMSNorm, attention, RMSNorm and gated MLP, each with its "
+        "residual.",
+        "    D: int                          # head width",
+        "    eps: float                      # of the norms",
+        "",
+        "m.scale",
+        "    # The factor of attention's scores.",
+        "",
+        "ops.rope(q, k, cos, sin, positions)    # (T, H, D), (T, G, D), 2 × (room, D/2), (T,)",
+        "    # Turn the heads of q and k in place by the angles of their tokens' positions; "
+        "returns None.",
+        "```"]
+
+
+@pytest.mark.parametrize("name, problem", [
+    ("layer2_graph.g99.Run", "there is no layer2_graph/g99.py"),
+    ("layer2_graph.config.Nobody", "does not define Nobody"),
+    ("layer2_graph.config.Config[D Q]", "Config has no field Q")])
+def test_a_name_that_is_not_there_is_said(name, problem):
+    with pytest.raises(CourseError, match=re.escape(problem)):
+        interface.text(name)

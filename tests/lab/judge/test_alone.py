@@ -1,0 +1,97 @@
+"""An exercise that uses others is judged by itself."""
+
+import pytest
+
+from lab import course
+from lab.judge import alone, check
+from lab.judge.candidate import Candidate
+from lab.judge.check import Verdict
+
+
+def candidate(lesson, language, find, replace):
+    """The course's own answers with one change, as its author's file."""
+    text = lesson.sources[language]
+    assert text.count(find) == 1
+    sources = lesson.sources | {language: text.replace(find, replace)}
+    return Candidate(sources, dict.fromkeys(sources, "mine"))
+
+
+def graded(lesson, answer, names=None):
+    return {v.name: v for v in check.grade(lesson, answer, names)}
+
+
+def test_a_wrong_helper_fails_alone():
+    """s06's names of pages are used by its other exercises."""
+    lesson = course.find("s06_prefix_cache")
+    rows = graded(lesson, candidate(lesson, "python", "np.array(tokens, np.int64)",
+                                    "np.array(tokens[1:], np.int64)"))
+    assert rows["page_hash"].verdict == "fail" and rows["page_hash"].points == 0
+    assert rows["longest_hit"].verdict == rows["note_full_pages"].verdict == "pass"
+
+
+def test_what_passed_with_help_says_so():
+    lesson = course.find("s07_engine")
+    wrong = candidate(lesson, "python", "row = end - 1 if every else b", "row = len(pairs)")
+    rows = graded(lesson, wrong, ["to_draw", "run_step"])
+    assert rows["to_draw"].verdict == "fail"
+    assert (rows["run_step"].verdict, rows["run_step"].points) == ("pass", 2)
+    assert rows["run_step"].message == "Judged with the course's own to_draw."
+
+
+def test_what_is_wrong_itself_stays_wrong_and_keeps_its_own_lines():
+    """The helper is a stub, and the exercise is wrong, too: its own mistake is told."""
+    lesson = course.find("o04_training_math")
+    text = lesson.sources["python"]
+    stub = lesson.stubs["python"]
+    from lab.stub import extract, splice
+    # nothing of the course's but this exercise
+    wrong = splice(stub, extract(text, "step_bytes", "python"), "python").text
+    right = graded(lesson, Candidate({"python": wrong}, {"python": "mine"}), ["step_bytes"])
+    assert right["step_bytes"].verdict == "pass"
+    line = next(n for n, row in enumerate(wrong.splitlines(), 1) if "def step_bytes" in row)
+    wrong = wrong.replace(wrong.splitlines()[line - 1],
+                          wrong.splitlines()[line - 1] + "\n    return missing_name")
+    row = graded(lesson, Candidate({"python": wrong}, {"python": "mine"}), ["step_bytes"])
+    message = row["step_bytes"].message
+    assert f"mine, line {line + 1}: return missing_name" in message
+    assert "Judged" not in message          # the same with the course's own helper
+
+
+def test_a_syntax_error_in_cuda_stops_its_own_kernel_alone():
+    lesson = course.find("k03_reduce")
+    text = lesson.sources["cuda"]
+    place = text.index(";", text.index("sum_sequential_cuda("))
+    answer = Candidate(lesson.sources | {"cuda": text[:place] + " +" + text[place:]},
+                       dict.fromkeys(lesson.sources, "mine"))
+    rows = graded(lesson, answer, ["sum_sequential_cuda", "block_sum_cuda"])
+    assert rows["sum_sequential_cuda"].verdict == "fail"
+    assert 'expected a ";"' in rows["sum_sequential_cuda"].message
+    assert rows["block_sum_cuda"].verdict == "pass"
+
+
+@pytest.mark.parametrize("shows_answers, verdict, says", [
+    (True, "fail", "the second\nJudged with the course's own to_draw."),
+    (False, "fail", "the first")])
+def test_where_answers_are_held_back_a_second_message_is_not_told(shows_answers, verdict, says):
+    """It comes from a process that holds the course's answers: the code in it could tell them."""
+    lesson = course.find("s07_engine")
+    wrong = candidate(lesson, "python", "row = end - 1 if every else b", "row = len(pairs)")
+    run_step = lesson.exercise("run_step")
+    first = Verdict("run_step", "fail", 0, 2, "the first")
+    rows = {"run_step": first} | alone.again(lesson, wrong, run_step, first, set(), lambda *_: {
+        "run_step": Verdict("run_step", "fail", 0, 2, "the second")}, shows_answers)
+    assert (rows["run_step"].verdict, rows["run_step"].message) == (verdict, says)
+
+
+def test_nobody_is_helped_by_an_exercise_that_the_reference_does_not_use():
+    lesson = course.find("s07_engine")
+    assert [e.name for e in alone.needed(lesson, lesson.exercise("end_request"))] == []
+    assert [e.name for e in alone.needed(lesson, lesson.exercise("run_step"))] == [
+        "build_step", "to_draw", "end_request"]
+
+
+def test_lines_are_those_of_the_author():
+    before = "a\nb\nc\nd"
+    text = "a\nX\nY\nc\nd"
+    assert alone.lines_of(text, before, None) == [1, None, None, 3, 4]
+    assert alone.lines_of(text, before, [7, None, 9, None]) == [7, None, None, 9, None]

@@ -1,0 +1,69 @@
+"""The pictures say what is computed."""
+
+import pytest
+import torch
+
+from layer2_graph import LEVELS, Tokenizer, load, pictures
+from layer2_graph.models import SMALL
+
+
+def texts(figure):
+    return [t.get_text() for axes in figure.axes for t in axes.texts]
+
+
+def titles(figure):
+    return [axes.get_title("left") for axes in figure.axes]
+
+
+def test_rows_of_a_step_are_counted_in_cu_q_and_lens():
+    words = texts(pictures.ragged([0, 5, 3], [4, 1, 2], 4))
+    assert [w for w in words if "lens" in w] == [
+        "sequence 0: lens 4", "sequence 1: lens 6", "sequence 2: lens 5"]
+    where = words.index("cu_q")
+    assert words[where - 5:where - 1] == ["0", "4", "5", "7"]
+
+
+def test_a_cache_computes_each_token_once():
+    assert titles(pictures.steps(4, 5)) == [
+        "without a cache: 30 tokens computed", "with a cache: 8 tokens computed"]
+
+
+def test_a_stack_gives_the_results_of_its_matrices():
+    gate, up, x = [[1, 0, 2], [3, 1, 0]], [[0, 2, 1], [1, 1, 1]], [2, 1, 3]
+    words = texts(pictures.stacked({"gate": gate, "up": up}, x))
+    for row in (*gate, *up):
+        result = str(sum(a * b for a, b in zip(row, x, strict=True)))
+        assert words.count(result) >= 2                 # alone, and in the stack
+    assert words.count("=") == 3
+
+
+def test_a_strip_has_a_box_for_each_launch():
+    figure = pictures.strips({"apart": ["norm", "q", "k"], "merged": ["norm", "q & k"]}, ("q", "k"))
+    assert titles(figure) == ["apart: 3 launches", "merged: 2 launches"]
+    above, below = figure.axes
+    assert len(above.patches) == 3 and len(below.patches) == 2
+    assert above.patches[1].get_facecolor() == below.patches[1].get_facecolor()
+    assert above.patches[0].get_facecolor() != above.patches[1].get_facecolor()
+
+
+@pytest.mark.parametrize(("kernels", "ask", "eager", "graph"), [
+    ([3, 2, 4], 5, 19, 14), ([9, 9, 9], 5, 32, 32)])
+def test_a_replay_gains_where_kernels_are_short(kernels, ask, eager, graph):
+    above, below = titles(pictures.host_and_device(kernels, ask))
+    assert f"takes {eager} µs" in above and f"takes {graph} µs" in below
+
+
+def test_a_group_has_a_scale_of_its_own():
+    w = torch.linspace(-1, 1, 64) * torch.tensor([1.0, 0.5]).repeat_interleave(32)
+    figure = pictures.rounded(w, LEVELS["int4"], 32)
+    assert [t for t in texts(figure) if t.startswith("scale")] == ["scale 0.1428", "scale 0.0714"]
+
+
+def test_tokens_beyond_the_sample_are_red():
+    model = load(SMALL, dtype=torch.float32)
+    words = Tokenizer(SMALL, model.config)
+    document = words.encode("Once there was a small fox. It found a key in the garden.")
+    name = "model.layers.3.mlp.down_proj.weight"
+    figure = pictures.largest_of_tokens(model, name, document, [document])
+    assert "; 0 of" in titles(figure)[0]
+    assert len({p.get_facecolor() for p in figure.axes[0].patches}) == 1
