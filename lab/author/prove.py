@@ -153,12 +153,14 @@ class Proof:
 def read_report(unit, code, report, text):
     """A unit's row, from what it wrote."""
     try:
-        if unit.reports == "junit" and report.exists():
+        if unit.reports == "junit":
             return junit(code, report)
         if unit.reports == "rows":
             return verified(code, json.loads(text))
-    except (ElementTree.ParseError, ValueError):
-        return Row(exit_code=code or 1, failed=1)
+    except (ElementTree.ParseError, ValueError, FileNotFoundError) as error:
+        last = "\n".join(text.strip().splitlines()[-LINES:])
+        return Row(exit_code=code or 1, failed=1, failures=[
+            f"{unit.name}: exit code {code}, and no report that can be read ({error})\n{last}"])
     # It has no counts of its own: it is one thing that passed or failed.
     return Row(exit_code=code, passed=int(code == 0), failed=int(code != 0))
 

@@ -43,7 +43,7 @@ def read(path):
     except FileNotFoundError:
         return {}
     except ValueError:
-        raise course.CourseError(f"{path.relative_to(ROOT)} is damaged: expected a JSON object; "
+        raise course.CourseError(f"proofs/{path.name} is damaged: expected a JSON object; "
                                  f"take it from git again") from None
 
 
