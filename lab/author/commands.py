@@ -1,13 +1,12 @@
 """The authors' commands. `lab` imports this to list them: each imports what does the work."""
 
 import json
-import os
 import sys
 from typing import Annotated
 
 import typer
 
-from lab import course
+from lab import course, device
 from lab.terminal import Json, LessonWord, LessonWords, console
 
 OnlyCheck = Annotated[bool, typer.Option("--check", help="say what is stale; write nothing")]
@@ -81,7 +80,7 @@ def build(lesson: LessonWord = None, only_check: OnlyCheck = False):
 def verify(
     lessons: LessonWords = None,
     as_json: Json = False,
-    jobs: Annotated[int, typer.Option(help="exercises at a time")] = os.cpu_count() or 1,
+    jobs: Annotated[int, typer.Option(help="exercises at a time")] = device.workers(),
     mutants: Annotated[int | None, typer.Option(help="limit for each exercise; all if not given")]
         = None,
     gaps: Annotated[bool, typer.Option("--gaps", help="which kinds of hard inputs and mistakes "
