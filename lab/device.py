@@ -120,13 +120,6 @@ def cache_folder():
     return folder
 
 
-def workers():
-    """How many heavy processes this machine has room for: one a core that it may use, and no more
-    than one for each 3 GiB of free memory."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, cores or 1)
-
-
 @dataclass(frozen=True)
 class Gpu:
     name: str

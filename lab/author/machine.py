@@ -6,6 +6,8 @@ import resource
 import threading
 from pathlib import Path
 
+from lab import device
+
 EVERY = 1.0             # seconds between two looks
 GIB = 2**30
 
@@ -14,7 +16,7 @@ class Watch:
     """Looks at the machine until it is closed, as a context."""
 
     def __enter__(self):
-        self.least_free = free_memory()
+        self.least_free = device.free_memory()
         self.highest_load = os.getloadavg()[0]
         self.killed = oom_kills()
         self.cpu = cpu_seconds()
@@ -25,7 +27,7 @@ class Watch:
 
     def look(self):
         while not self.over.wait(EVERY):
-            self.least_free = min(self.least_free, free_memory())
+            self.least_free = min(self.least_free, device.free_memory())
             self.highest_load = max(self.highest_load, os.getloadavg()[0])
 
     def __exit__(self, *_):
@@ -46,19 +48,10 @@ def cpu_seconds():
     return usage.ru_utime + usage.ru_stime
 
 
-def free_memory():
-    """Bytes that new processes can take; infinite where the system does not say."""
-    return number("/proc/meminfo", r"MemAvailable: *(\d+)", float("inf")) * 1024
-
-
 def oom_kills():
-    return number("/proc/vmstat", r"oom_kill (\d+)", 0)
-
-
-def number(file, pattern, otherwise):
+    """Processes that Linux has killed for want of memory since it started."""
     try:
-        text = Path(file).read_text()
+        text = Path("/proc/vmstat").read_text()
     except FileNotFoundError:
-        return otherwise
-    match = re.search(pattern, text)
-    return int(match[1]) if match else otherwise
+        return 0
+    return int(re.search(r"^oom_kill (\d+)", text, re.M)[1])

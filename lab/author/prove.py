@@ -8,12 +8,14 @@ ends with what failed, what is not proven here and why, what took longest, and t
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -48,7 +50,7 @@ class Row:
     skipped: int = 0
     seconds: float = 0.0
     failures: list = field(default_factory=list)    # each failed test, with its first lines
-    unproven: list = field(default_factory=list)    # what did not decide, with the reason
+    unproven: list = field(default_factory=list)    # a file and a reason for each that is undecided
     files: dict = field(default_factory=dict)       # seconds of each file of tests
 
     @property
@@ -179,7 +181,7 @@ def junit(code, report):
             row.failures.append(beginning(f"{name}\n{problem.text or problem.get('message')}"))
         elif absent is not None:
             row.skipped += 1
-            row.unproven.append(f"{name}: {absent.get('message')}")
+            row.unproven.append(f"{file}: {reason(absent.get('message'))}")
         else:
             row.passed += 1
     return row
@@ -192,13 +194,18 @@ def verified(code, rows):
         name = f"{one['lesson']}/{one['exercise']}"
         if one["ok"] is None:
             row.skipped += 1
-            row.unproven.append(f"{name}: {one['message']}")
+            row.unproven.append(f"{one['lesson']}: {reason(one['message'])}")
         elif one["ok"]:
             row.passed += 1
         else:
             row.failed += 1
             row.failures.append(beginning(f"{name}: {one['proof']}\n{one['message']}"))
     return row
+
+
+def reason(message):
+    """Why something is not proven here, without what every reason begins with."""
+    return re.sub(r"^(\S*NotProvenHere: |not.proven.here: )+", "", " ".join(message.split()))
 
 
 def beginning(text):
@@ -305,9 +312,10 @@ def tell(rows, seconds, machine):
     print(f"\n== {seconds:.0f} s, {machine}")
     longest = sorted(rows.items(), key=lambda pair: -pair[1].seconds)[:LONGEST]
     print("longest:", *(f"  {row.seconds:5.0f} s  {name}" for name, row in longest), sep="\n")
-    unproven = [line for row in rows.values() for line in row.unproven]
+    unproven = Counter(reason for row in rows.values() for reason in row.unproven)
     if unproven:
-        print("not proven here:", *(f"  {' '.join(line.split())}" for line in unproven), sep="\n")
+        print("not proven here:", *(f"  {n:3} × {reason}" for reason, n in unproven.items()),
+              sep="\n")
     failures = [failure for row in rows.values() for failure in row.failures]
     if failures:
         print("failed:", *map(indented, failures), sep="\n")

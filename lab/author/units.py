@@ -23,7 +23,8 @@ NEW_NOTEBOOK = 30
 LESSONS = 180           # seconds that whole lessons may take in a landing proof
 MUTANTS = 1             # of each exercise, of a lesson that is only drawn
 
-LANDING = "not slow and not alone and not soak"
+FULL = "not alone and not soak"
+LANDING = f"{FULL} and not slow"
 
 PYTHON = sys.executable
 LAB = (PYTHON, "-m", "lab.cli")
@@ -67,13 +68,13 @@ class Unit:
 # ---- the units there are
 
 
-def house():
-    """Style, what is generated, and the tests of the house."""
+def house(marks):
+    """Style, what is generated, and the tests of the house. marks: pytest's -m"""
     ruff = Path(PYTHON).with_name("ruff")
     everything = (".",)
     return [Unit("ruff", (str(ruff), "check", "--no-cache", "."), everything, 2),
             Unit("lab build --check", (*LAB, "build", "--check"), everything, 10),
-            Unit("the house's tests", (*PYTEST, *HOUSE), everything, 40)]
+            Unit("the house's tests", (*PYTEST, "-m", marks, *HOUSE), everything, 40)]
 
 
 def test_files():
@@ -140,7 +141,7 @@ def inputs_of_tests(files):
 
 
 def verify(lesson, mutants=None, **more):
-    """The proof of a lesson's graders. mutants: at most so many of each exercise"""
+    """The proof of a lesson's graders. mutants: the most of each exercise"""
     most = () if mutants is None else ("--mutants", str(mutants))
     seconds = proven.seconds(lesson)
     own = tuple(str(path.relative_to(ROOT)) for path in proven.files(lesson))
@@ -169,7 +170,7 @@ def landing():
     fresh = [lesson for lesson in course.lessons() if not proven.proven(lesson)]
     refuse_too_many(fresh)
     quick = [file for file in test_files() if seconds_of(file) <= QUICK]
-    units = [*house(), *tests(quick, LANDING, "quick tests"),
+    units = [*house(LANDING), *tests(quick, LANDING, "quick tests"),
              Unit("the main path", (*PYTEST, *MAIN_PATH), (".",), 30),
              notebook(course.find(FIRST_KERNEL))]
     for lesson in fresh:
@@ -212,9 +213,9 @@ def edition():
 
 def full():
     """Everything that can be proven here but the soaks."""
-    units = house()
+    units = house(FULL)
     for files in rooms().values():
-        units += tests(files, "not alone and not soak")
+        units += tests(files, FULL)
     units += map(verify, course.lessons())
     units += map(notebook, course.lessons())
     for file in marked("alone"):

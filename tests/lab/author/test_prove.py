@@ -41,7 +41,7 @@ def test_a_failed_unit_stops_no_other_and_is_told_with_its_first_lines(place, ca
     said = capsys.readouterr().out
     assert code == 1
     assert "test_a.py::test_wrong" in said and "assert 7 == 8" in said
-    assert "test_a.py::test_absent: no such thing here" in said
+    assert "  1 × test_a.py: no such thing here" in said
     assert "broken: exit code 4" in said and "line one" in said
     # test_right, `fine` and the untouched desk; test_wrong and `broken`; test_absent
     assert prove.counts(proof.rows) == "3 passed, 2 failed, 1 skipped"
@@ -64,11 +64,12 @@ def test_a_long_failure_is_cut_to_its_first_lines(place):
 
 
 def test_rows_of_lab_verify_are_counted():
-    rows = [{"lesson": "k01", "exercise": "add", "proof": "mutant 1", "ok": ok, "message": "why"}
-            for ok in (True, True, False, None)]
+    rows = [{"lesson": "k01", "exercise": "add", "proof": "mutant 1", "ok": ok,
+             "message": "not_proven_here: why"} for ok in (True, True, False, None)]
     row = prove.verified(1, rows)
     assert (row.passed, row.failed, row.skipped) == (2, 1, 1) and not row.ok
-    assert row.failures == ["k01/add: mutant 1\nwhy"] and row.unproven == ["k01/add: why"]
+    assert row.failures == ["k01/add: mutant 1\nnot_proven_here: why"]
+    assert row.unproven == ["k01: why"]
 
 
 def test_a_unit_that_reports_nothing_is_a_failure(place):
