@@ -2,6 +2,7 @@
 they say."""
 
 import os
+import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -56,6 +57,27 @@ def tell(lesson, rows, seconds, console):
                   f"{seconds:.0f} s")
 
 
+class Graders(threading.local):
+    """A grader for each thread: of the lesson that it was last asked for."""
+
+    lesson = grader = None
+
+    def of(self, lesson):
+        if self.lesson is not lesson:
+            self.drop()
+            self.grader = forked.Grader(lesson, ("lab.judge.warmup",))
+            self.lesson = lesson
+        return self.grader
+
+    def drop(self):
+        if self.grader is not None:
+            self.grader.close()
+        self.lesson = self.grader = None
+
+
+graders = Graders()
+
+
 class Proof:
     """A lesson's gradings, queued when it is made, and what they prove. seconds: of them all"""
 
@@ -94,8 +116,10 @@ class Proof:
         def run():
             began = time.monotonic()
             try:
-                return forked.grade(self.lesson, candidate, name and [name],
-                                        ["lab.judge.warmup"], observed)
+                return graders.of(self.lesson).grade(candidate, name and [name], observed)
+            except BaseException:
+                graders.drop()          # it may have ended
+                raise
             finally:
                 self.seconds += time.monotonic() - began
         return self.pool.submit(run)
