@@ -61,7 +61,7 @@ class Grader:
 
 
 def main(connection, request):
-    """The grader role of the warm process: an answer for each request, until the other side goes."""
+    """The grader role of the warm process: answers each request until the other side hangs up."""
     lesson = course.find(request["lesson"])
     place = Place(request["warm"])
     while (asked := next_request(connection)) is not None:
