@@ -209,7 +209,7 @@ class Subject:
         self._changeable[name] = suspects if allowed is None else allowed
         if wrong := suspects - self._changeable[name]:
             which = inputs.described(min(wrong, key=str), args, kwargs)
-            raise AssertionError(f"{name} changes {which}: expected it as before the call")
+            raise inputs.Changed(f"{name} changes {which}: expected it as before the call")
 
     def _get(self, owner, name):
         value = self._ask("get", owner, name)
