@@ -86,15 +86,18 @@ def verify(
     gaps: Annotated[bool, typer.Option("--gaps", help="which kinds of hard inputs and mistakes "
                                        "each exercise's graders use, and why not the others")]
         = False,
+    no_record: Annotated[bool, typer.Option("--no-record", help="leave proofs/ as it is")] = False,
 ):
     """Prove the graders on references, stubs, mutants and twins. References and twins pass, stubs
-    are not attempted, mutants fail as they say."""
+    are not attempted, mutants fail as they say. A lesson proven whole is put on record in
+    proofs/."""
     from lab.author import verify as verifying
 
     chosen = [course.find(word) for word in lessons or ()] or course.lessons()
     if gaps:
         show_gaps(chosen, as_json)
-    rows = verifying.verify(chosen, jobs, None if as_json else console, mutants)
+    rows = verifying.verify(chosen, jobs, None if as_json else console, mutants,
+                            record=not no_record)
     if as_json:
         print(json.dumps(rows, indent=2))
     raise typer.Exit(1 if any(row["ok"] is False for row in rows) else 0)

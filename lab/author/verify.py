@@ -7,6 +7,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 from lab import course
+from lab.author import proven
 from lab.course import CourseError
 from lab.judge import forked, gaps, mutants
 from lab.judge.candidate import Candidate, reference
@@ -16,9 +17,12 @@ FEWEST = 5              # mutants of an exercise
 OF_A_GUESS = 3          # those of a prediction or a choice
 
 
-def verify(lessons, jobs=1, console=None, most=None):
+def verify(lessons, jobs=1, console=None, most=None, record=False):
     """A row for each proof: {"lesson", "exercise", "proof", "ok", "message"}; ok is None where this
-    machine cannot decide. most: mutants of an exercise that are tried, all if None.
+    machine cannot decide.
+
+    most: mutants of an exercise that are tried, all if None
+    record: whether a lesson that is proven whole gets its row in proofs/
 
     All gradings of all lessons wait in one queue, so that no process idles at a lesson's end.
     """
@@ -29,6 +33,8 @@ def verify(lessons, jobs=1, console=None, most=None):
             rows += own
             if console:
                 tell(proof.lesson, own, proof.seconds, console)
+            if record and most is None and all(row["ok"] is not False for row in own):
+                proven.keep(proof.lesson, own, proof.seconds)
     if console:
         kinds = [row["ok"] for row in rows]
         console.print(f"{kinds.count(True)} passed, {kinds.count(False)} failed, "
