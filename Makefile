@@ -1,5 +1,5 @@
 # make learn       set up, put the first lesson on the desk (work/) and open it
-# make test        prove the course on this machine, with a sample of what takes long
+# make test        prove the course on this machine in minutes: the house, the main path, a sample of the rest
 # lab/authors.mk   has what authors make besides: test-all, gpu, test-versions, compiled, speed
 #
 # BUILD=cpu        with any of them: no CUDA, even with an NVIDIA driver
@@ -27,7 +27,7 @@ learn: set-up
 	@.venv/bin/lab open
 
 test: set-up-tests
-	@.venv/bin/python -m lab.author.prove sample
+	@.venv/bin/python -m lab.author.prove landing
 
 # Absent in a student edition.
 -include lab/authors.mk

@@ -1,15 +1,20 @@
 # What authors and instructors make. A student edition lacks this file.
 #
-# make test-all    everything that can be proven here
+# make test-all    everything that can be proven here but the soaks; interrupted, it goes on
+#                  SLICE=9m: begin nothing after nine minutes, and go on at the next call
+# make soak        what takes hours: thousands of steps and requests, seeds by the hundred
 # make gpu         the GPU tests and the bench, a slice of at most 9 minutes a call
 # make test-versions   the simulator's tests on the oldest and the newest compilers supported
 # make compiled    what the compilers make of the shipped kernels for Hopper; needs no GPU
 # make speed       the simulator against other simulators and its targets, CPU seconds on this machine
 
-.PHONY: test-all test-versions compiled speed gpu
+.PHONY: test-all soak test-versions compiled speed gpu
 
 test-all: set-up-tests
-	@.venv/bin/python -m lab.author.prove all
+	@.venv/bin/python -m lab.author.prove all $(if $(SLICE),--slice $(SLICE))
+
+soak: set-up-tests
+	@.venv/bin/python -m lab.author.prove soak
 
 # Without .venv: it makes environments of its own.
 test-versions:

@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import math
 import os
 import platform
 import re
@@ -10,6 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab.course import ROOT
+
+WORKER_BYTES = 3 * 2**30        # a grader with torch and Triton, and the processes that it starts
+MEMORY_FACTS = Path("/proc/meminfo")            # these three are there on Linux
+OWN_GROUPS = Path("/proc/self/cgroup")
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
 
 def child_environment(root=ROOT):
@@ -46,6 +52,63 @@ def cpu_model():
     except FileNotFoundError:
         model = None
     return model[1] if model else platform.machine()
+
+
+def workers():
+    """How many processes that grade may run at once: one for each core that this process may use,
+    by its affinity and by the quota of its control group, and for each WORKER_BYTES of free
+    memory; at least one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, int(min(cores, quota(), free_memory() / WORKER_BYTES)))
+
+
+def quota():
+    """The cores that the control group's time is worth, rounded up; infinite without a limit."""
+    shares = [math.inf]
+    for folder in control_groups("cpu"):
+        if (folder / "cpu.max").exists():                               # of version 2
+            limit, period = (folder / "cpu.max").read_text().split()
+        elif (folder / "cpu.cfs_quota_us").exists():                    # of version 1
+            limit, period = (read_number(folder / f"cpu.cfs_{what}_us")
+                             for what in ("quota", "period"))
+        else:
+            continue
+        if limit not in ("max", -1):
+            shares.append(math.ceil(int(limit) / int(period)))
+    return min(shares)
+
+
+def free_memory():
+    """Bytes that this process and its children may yet take: of the machine's memory and of the
+    control group's; infinite where the system does not say. Cached files make room."""
+    rooms = [math.inf]
+    if MEMORY_FACTS.exists():
+        kib = re.search(r"^MemAvailable: *(\d+) kB$", MEMORY_FACTS.read_text(), re.M)
+        rooms.append(1024 * int(kib[1]))
+    for folder in control_groups("memory"):
+        for limit, usage in (("memory.max", "memory.current"),          # of version 2
+                             ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            if (folder / limit).exists() and (folder / limit).read_text().strip() != "max":
+                *_, cached = re.findall(r"^(?:total_)?inactive_file (\d+)$",
+                                        (folder / "memory.stat").read_text(), re.M)
+                rooms.append(read_number(folder / limit) - read_number(folder / usage)
+                             + int(cached))
+    return min(rooms)
+
+
+def read_number(file):
+    return int(file.read_text())
+
+
+def control_groups(controller):
+    """The folders of the control groups that this process is in, its own and those above it."""
+    for line in OWN_GROUPS.read_text().splitlines() if OWN_GROUPS.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = CONTROL_GROUPS / (controller if controllers else "")
+        folder = root / path.strip("/")
+        yield from (each for each in (folder, *folder.parents) if each.is_relative_to(root))
 
 
 def library_settings():

@@ -6,8 +6,11 @@ rename           `lab rename`: another name for an exercise
 build            `lab build`: notebooks, solutions, tables of contents, the map
 interface        what an exercise may call, written from the code
 verify           `lab verify`: proves the graders by references, stubs, mutants and twins
-prove            `make test`, `make test-all`, `make gpu`
-durations        where the time of `make test-all` goes
+prove            `make test`, `make test-all`, `make soak`: runs units and sums up
+units            what each of these proofs consists of
+proven           proofs/: the lessons proven whole, and what took how long
+machine          memory and load during a proof
+gpu_proof        `make gpu`
 hopper_report    `make compiled`: what the compilers make of the kernels for Hopper
 simulator_speed  `make speed`: the simulator beside other simulators
 versions         `make test-versions`: the oldest and the newest supported compilers

@@ -1,13 +1,12 @@
 """The authors' commands. `lab` imports this to list them: each imports what does the work."""
 
 import json
-import os
 import sys
 from typing import Annotated
 
 import typer
 
-from lab import course
+from lab import course, device
 from lab.terminal import Json, LessonWord, LessonWords, console
 
 OnlyCheck = Annotated[bool, typer.Option("--check", help="say what is stale; write nothing")]
@@ -81,21 +80,24 @@ def build(lesson: LessonWord = None, only_check: OnlyCheck = False):
 def verify(
     lessons: LessonWords = None,
     as_json: Json = False,
-    jobs: Annotated[int, typer.Option(help="exercises at a time")] = os.cpu_count() or 1,
+    jobs: Annotated[int, typer.Option(help="exercises at a time")] = device.workers(),
     mutants: Annotated[int | None, typer.Option(help="limit for each exercise; all if not given")]
         = None,
     gaps: Annotated[bool, typer.Option("--gaps", help="which kinds of hard inputs and mistakes "
                                        "each exercise's graders use, and why not the others")]
         = False,
+    no_record: Annotated[bool, typer.Option("--no-record", help="leave proofs/ as it is")] = False,
 ):
     """Prove the graders on references, stubs, mutants and twins. References and twins pass, stubs
-    are not attempted, mutants fail as they say."""
+    are not attempted, mutants fail as they say. A lesson proven whole is put on record in
+    proofs/."""
     from lab.author import verify as verifying
 
     chosen = [course.find(word) for word in lessons or ()] or course.lessons()
     if gaps:
         show_gaps(chosen, as_json)
-    rows = verifying.verify(chosen, jobs, None if as_json else console, mutants)
+    rows = verifying.verify(chosen, jobs, None if as_json else console, mutants,
+                            record=not no_record)
     if as_json:
         print(json.dumps(rows, indent=2))
     raise typer.Exit(1 if any(row["ok"] is False for row in rows) else 0)

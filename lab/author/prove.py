@@ -1,7 +1,8 @@
-"""Prove the course on this machine: `make test` (sample), `make test-all` (all), `make gpu` (gpu).
+"""Prove the course on this machine: `make test` (landing), `make test-all` (all), `make soak`,
+`make gpu`.
 
-Each stage is a command of its own, and one that fails does not stop the next. The run ends with
-what each stage said last, what is not proven here and why, what failed, and the counts.
+A proof is a list of units (units.py), each a process of its own; one that fails stops no other. It
+ends with what failed, what is not proven here and why, what took longest, and the counts.
 """
 
 import argparse
@@ -12,256 +13,344 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from dataclasses import dataclass, field
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from xml.etree import ElementTree
 
-from lab import course, device
-from lab.author import durations
+from lab import device
+from lab.author import gpu_proof, proven, units
+from lab.author.machine import Watch
 from lab.course import ROOT, CourseError
-from lab.measure import records as records
+from lab.measure import records
 from lab.measure.records import contents
-from lab.setup import NO_GPU
 
-PYTEST = [sys.executable, "-m", "pytest", "-q", "-rfEsx"]
-WORKERS = min(len(os.sched_getaffinity(0)), 8)      # one with torch takes about a gigabyte
-SLICE = 9 * 60 - 15                                 # seconds: 9 minutes less start and end
-TIMED_OUT = (124, 137)                              # how timeout(1) ends at its limit
-
-COUNT = re.compile(r"(\d+) (passed|failed|error|skipped|xfailed)")
-UNDECIDED = re.compile(r"(SKIPPED|XFAIL) ")         # pytest's short summary, asked for by -rsx
-FAILED = re.compile(r"(FAILED|ERROR) ")             # asked for by -rfE
+# Seconds after which a landing proof begins no more of what it has drawn. Its budget is 6 minutes
+# on two idle cores, set-up included.
+LANDING = 210
+SLOWEST = 10            # times what a unit is expected to take, and PATIENCE seconds: then it ends
+PATIENCE = 600
+MARGIN = 60             # seconds before the deadline in which a longer unit may begin
+LINES = 20              # of a failure that are told
+LONGEST = 10            # units that are listed
+JOURNAL = ROOT / ".cache" / "proof.json"
+NOTHING_CHOSEN = 5      # pytest's exit code where the marks leave no test
 
 
 @dataclass
-class Outcome:
-    """How a stage ended and what it said."""
+class Row:
+    """How a unit ended."""
 
-    name: str
     exit_code: int = 0
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
     seconds: float = 0.0
-    said: str = "nothing"                           # its last line that is not empty
-    undecided: list = field(default_factory=list)   # the tests that did not decide, with reasons
-    failed: list = field(default_factory=list)      # the tests that failed, with reasons
-    proofs: list = field(default_factory=list)      # (lesson, seconds) of `lab verify`
+    failures: list = field(default_factory=list)    # each failed test, with its first lines
+    unproven: list = field(default_factory=list)    # a file and a reason for each that is undecided
+    files: dict = field(default_factory=dict)       # seconds of each file of tests
 
-    def counts(self):
-        """(passed, failed, skipped): pytest's where it gave them, else the stage itself as one."""
-        numbers = {word: int(n) for n, word in COUNT.findall(self.said)}
-        passed = numbers.get("passed", 0)
-        failed = numbers.get("failed", 0) + numbers.get("error", 0)
-        skipped = numbers.get("skipped", 0) + numbers.get("xfailed", 0)
-        if self.exit_code == 0:
-            return passed if numbers else 1, failed, skipped
-        return passed, max(failed, 1), skipped
+    @property
+    def ok(self):
+        return self.exit_code == 0 and not self.failed
 
 
-def run(name, command, limit=None):
-    """Run a stage and pass its output on as it comes. limit: seconds until it is stopped."""
-    if limit:
-        command = ["timeout", "--kill-after=5", f"{limit:.0f}", *command]
-    print(f"\n== {name}: {' '.join(command)}", flush=True)
-    outcome = Outcome(name)
-    begun = time.monotonic()
-    # A session of its own, so that its workers can be ended with it.
-    process = subprocess.Popen(command, cwd=ROOT, start_new_session=True, text=True,
-                               errors="replace", stdin=subprocess.DEVNULL,
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    try:
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            outcome.said = line.strip(" =\n") or outcome.said
-            if UNDECIDED.match(line):
-                outcome.undecided.append(line.strip())
-            elif FAILED.match(line):
-                outcome.failed.append(line.strip())
-            elif proofs := durations.PROOFS.match(line):
-                outcome.proofs.append(proofs.groups())
-        outcome.exit_code = process.wait()
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    outcome.seconds = time.monotonic() - begun
-    return outcome
+class Proof:
+    """Runs units on all cores and keeps their rows.
 
-
-def total(counts):
-    passed, failed, skipped = (sum(column) for column in zip((0, 0, 0), *counts, strict=True))
-    return f"{passed} passed, {failed} failed, {skipped} skipped"
-
-
-def marked(mark):
-    """The test files in which a test carries this mark, relative to the course's folder."""
-    return [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").rglob("test_*.py"))
-            if f"mark.{mark}" in path.read_text()]
-
-
-# make test, make test-all
-
-def stages(sample):
-    if course.edition():
-        return stages_of_edition()
-    lab = str(Path(sys.executable).with_name("lab"))
-    parallel = [*PYTEST, "-n", str(WORKERS)]
-    core = [lesson for lesson in course.lessons() if lesson.core]
-    deep = [lesson for lesson in course.lessons() if not lesson.core]
-    tests = ["tests"]
-    verify = []
-    solutions = ["solutions"]
-    if sample:
-        tests = ["-m", "not slow", "tests", *(f"--ignore=tests/{i.floor}/test_{i.id}.py"
-                                              for i in deep)]
-        verify = ["--mutants", "1", *(lesson.id for lesson in core)]
-        solutions = [f"solutions/{lesson.floor}/{lesson.id}.ipynb" for lesson in core]
-    return {
-        # What grades exercises runs in the next stage, on the references.
-        "tests": [*parallel, "--timeout=300", "--no-graders", *tests],
-        "verify": [lab, "verify", *verify],
-        "build": [lab, "build", "--check"],
-        "solutions": [*parallel, "--nbval-lax", "--nbval-current-env",
-                      "--nbval-cell-timeout=120", "--dist", "loadscope", *solutions],
-    }
-
-
-def stages_of_edition():
-    """Without the tests of the course itself: its graders are proven, its solutions run."""
-    lab = str(Path(sys.executable).with_name("lab"))
-    stages = {"verify": [lab, "verify", "--mutants", "1"], "build": [lab, "build", "--check"]}
-    if any(lesson.answered for lesson in course.lessons()):
-        stages["solutions"] = [*PYTEST, "-n", str(WORKERS), "--nbval-lax", "--nbval-current-env",
-                               "--nbval-cell-timeout=120", "--dist", "loadscope", "solutions"]
-    return stages
-
-
-def prove(sample, record=None):
-    """Run every stage; the exit code. record: a file for what took how long"""
-    begun = time.monotonic()
-    desk = contents(ROOT / "work")
-    outcomes, reports = [], {}
-    with tempfile.TemporaryDirectory() as folder:
-        for name, command in stages(sample).items():
-            if record and "pytest" in command:
-                reports[name] = Path(folder) / f"{name}.xml"
-                command = [*command, f"--junit-xml={reports[name]}"]
-            outcomes.append(run(name, command))
-        if record:
-            durations.write(record, "sample" if sample else "all", outcomes, reports)
-    changed = sorted(path for path, _ in desk.items() ^ contents(ROOT / "work").items())
-    outcomes.append(Outcome("work/", exit_code=bool(changed), said=(
-        f"changed during the run: {', '.join(changed[:5])}" if changed else
-        f"byte for byte as before, {len(desk)} files and folders")))
-
-    print(f"\n== summary, {time.monotonic() - begun:.0f} s on {WORKERS} cores")
-    for outcome in outcomes:
-        verdict = "FAILED" if outcome.exit_code else "ok"
-        print(f"{outcome.name:<10} {verdict:<7} {outcome.seconds:5.0f} s   {outcome.said}")
-    unproven = [line for outcome in outcomes for line in outcome.undecided]
-    if unproven:
-        print("not proven here:", *unproven, sep="\n  ")
-    failed = [line for outcome in outcomes for line in outcome.failed]
-    if failed:
-        print("failed:", *failed, sep="\n  ")
-    left_out = ("; a sample: `make test-all` adds the deep lessons, all mutants but one of each "
-                f"exercise, and the slow tests in {', '.join(marked('slow'))}")
-    if course.edition():
-        left_out = "; a sample: one mutant of each exercise that is answered"
-    print(total(map(Outcome.counts, outcomes)) + (left_out if sample else ""))
-    return int(any(outcome.exit_code for outcome in outcomes))
-
-
-# make gpu
-
-def gpu_units():
-    """{unit: command} of all that a GPU adds: a test file each, then a bench each.
-
-    lab.measure.bench lists its units one a line; a unit writes its results to a file, a JSON
-    object.
+    rows: those that an earlier run left
+    deadline: by time.monotonic(), for the units that may be left out
+    journal(rows): called when a unit has ended
     """
-    bench = [sys.executable, "-m", "lab.measure.bench"]
-    listed = subprocess.run([*bench, "--list"], cwd=ROOT, capture_output=True, text=True)
-    if listed.returncode:
-        reason = (listed.stderr.strip() or "no reason given").splitlines()[-1]
-        raise CourseError(f"the bench cannot list its units: {reason}")
-    return {**{path: [*PYTEST, "-m", "gpu", path] for path in marked("gpu")},
-            **{f"bench {name}": [*bench, "--unit", name] for name in listed.stdout.split()}}
+
+    def __init__(self, rows=None, deadline=float("inf"), journal=None):
+        self.rows = dict(rows or {})
+        self.deadline = deadline
+        self.journal = journal
+        self.left_out = []
+        self.lock = threading.Lock()
+        self.processes = set()
+        self.total = 0
+
+    def run(self, planned):
+        """Run all units that have no row yet; those that need the machine alone come last."""
+        planned = [unit for unit in planned if unit.name not in self.rows]
+        self.total = len(planned) + len(self.rows)
+        together = [unit for unit in planned if not unit.alone]
+        # What must run comes first, the longest of it at the head: no core idles at the end.
+        together.sort(key=lambda unit: (unit.drawn, 0 if unit.drawn else -unit.seconds))
+        with ThreadPoolExecutor(device.workers()) as pool:
+            try:
+                list(pool.map(self.step, together))
+                for unit in planned:
+                    if unit.alone:
+                        self.step(unit)
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                self.end()
+                raise
+
+    def step(self, unit):
+        if unit.drawn and time.monotonic() + min(unit.seconds, MARGIN) > self.deadline:
+            with self.lock:
+                self.left_out.append(unit)
+            return
+        row = self.outcome(unit)
+        with self.lock:
+            self.rows[unit.name] = row
+            print(f"{len(self.rows):4}/{self.total} {'ok' if row.ok else 'FAILED':6} "
+                  f"{row.seconds:5.0f} s  {unit.name}", flush=True)
+            for failure in row.failures:
+                print(indented(failure), flush=True)
+            if self.journal:
+                self.journal(self.rows)
+
+    def outcome(self, unit):
+        """Run a unit to its end."""
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="proof-") as folder:
+            report = Path(folder, "report")
+            command = [*unit.command]
+            if unit.reports == "junit":
+                command += [f"--junit-xml={report}", "-o", "junit_family=xunit1"]
+            output = Path(folder, "output")
+            with open(output, "wb") as stream:
+                code = self.process(command, stream, PATIENCE + SLOWEST * unit.seconds)
+            text = output.read_text("utf-8", "replace")
+            row = read_report(unit, code, report, text)
+        row.seconds = round(time.monotonic() - began, 1)
+        if not row.ok and not row.failures:
+            last = text.strip().splitlines()[-LINES:]
+            row.failures.append("\n".join([f"{unit.name}: exit code {code}", *last]))
+        return row
+
+    def process(self, command, stream, limit):
+        """The exit code of a command, 124 where it was ended at the limit."""
+        # A session of its own, so that what it starts can be ended with it.
+        process = subprocess.Popen(command, cwd=ROOT, start_new_session=True,
+                                   stdin=subprocess.DEVNULL, stdout=stream,
+                                   stderr=subprocess.STDOUT)
+        self.processes.add(process)
+        try:
+            return process.wait(limit)
+        except subprocess.TimeoutExpired:
+            stream.write(f"\nended after {limit:.0f} s\n".encode())
+            return 124
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            self.processes.discard(process)
+
+    def end(self):
+        """End what is still running: the proof was interrupted."""
+        for process in list(self.processes):
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
 
 
-def run_unit(name, command, limit):
-    """One unit's row of the record."""
-    with tempfile.TemporaryDirectory() as folder:
-        results = Path(folder) / "results.json"
-        bench = name.startswith("bench ")
-        outcome = run(name, [*command, "--out", str(results)] if bench else command, limit)
-        row = {"exit_code": outcome.exit_code, "counts": outcome.counts(), "said": outcome.said,
-               "not_proven": outcome.undecided, "seconds": round(outcome.seconds, 1)}
-        if bench and outcome.exit_code == 0:
-            row |= json.loads(results.read_text())
+def read_report(unit, code, report, text):
+    """A unit's row, from what it wrote."""
+    try:
+        if unit.reports == "junit":
+            return junit(code, report)
+        if unit.reports == "rows":
+            return verified(code, json.loads(text))
+    except (ElementTree.ParseError, ValueError, FileNotFoundError) as error:
+        last = "\n".join(text.strip().splitlines()[-LINES:])
+        return Row(exit_code=code or 1, failed=1, failures=[
+            f"{unit.name}: exit code {code}, and no report that can be read ({error})\n{last}"])
+    # It has no counts of its own: it is one thing that passed or failed.
+    return Row(exit_code=code, passed=int(code == 0), failed=int(code != 0))
+
+
+def junit(code, report):
+    """The row that a report of pytest's makes."""
+    row = Row(exit_code=0 if code == NOTHING_CHOSEN else code)
+    for case in ElementTree.parse(report).iter("testcase"):
+        name = f"{case.get('file') or case.get('classname')}::{case.get('name')}"
+        file = name.partition("::")[0]
+        row.files[file] = row.files.get(file, 0.0) + float(case.get("time") or 0)
+        problem = next((part for part in case if part.tag in ("failure", "error")), None)
+        absent = case.find("skipped")
+        if problem is not None:
+            row.failed += 1
+            row.failures.append(beginning(f"{name}\n{problem.text or problem.get('message')}"))
+        elif absent is not None:
+            row.skipped += 1
+            row.unproven.append(f"{file}: {reason(absent.get('message'))}")
+        else:
+            row.passed += 1
     return row
 
 
-def earlier_units(journal, record):
-    """The rows of an unfinished run on the same machine with the same sources; {} without one."""
+def verified(code, rows):
+    """The row that the rows of `lab verify` make."""
+    row = Row(exit_code=code)
+    for one in rows:
+        name = f"{one['lesson']}/{one['exercise']}"
+        if one["ok"] is None:
+            row.skipped += 1
+            row.unproven.append(f"{one['lesson']}: {reason(one['message'])}")
+        elif one["ok"]:
+            row.passed += 1
+        else:
+            row.failed += 1
+            row.failures.append(beginning(f"{name}: {one['proof']}\n{one['message']}"))
+    return row
+
+
+def reason(message):
+    """Why something is not proven here, without what every reason begins with."""
+    return re.sub(r"^(\S*NotProvenHere: |not.proven.here: )+", "", " ".join(message.split()))
+
+
+def beginning(text):
+    """A failure's name, its first lines, and the last, which for pytest is the place."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    if len(lines) <= LINES:
+        return "\n".join(lines)
+    return "\n".join([*lines[:LINES], "…", lines[-1]])
+
+
+def indented(text):
+    return "\n".join(f"      {line}" for line in text.splitlines())
+
+
+# ---- the three sizes
+
+
+def landing():
+    """What every merge passes, and a newcomer's proof; the exit code."""
+    began = time.monotonic()
+    planned, fresh = units.landing()
+    proof = Proof(deadline=began + LANDING)
+    code = watched(proof, planned, began)
+    kinds = ", ".join(f"{len(names)} {kind}" for kind, names in sorts(proof.left_out).items())
+    print(f"{fresh} lessons proven whole, {len(proof.left_out)} drawn units left out for want of "
+          f"time{f': {kinds}' if kinds else ''}. `make test-all` leaves nothing out but soaks.")
+    return code, proof
+
+
+def sorts(left_out):
+    """{kind: names} of units."""
+    kinds = {}
+    for unit in left_out:
+        kind = {"junit": "files of tests", "rows": "lessons"}[unit.reports]
+        kind = "notebooks" if unit.name.endswith(".ipynb") else kind
+        kinds.setdefault(kind, []).append(unit.name)
+    return kinds
+
+
+def full(seconds=None):
+    """Everything but the soaks, in slices: goes on from where the last one stopped.
+
+    seconds: until no further unit is begun, None for no limit
+    """
+    began = time.monotonic()
+    planned = [replace(unit, drawn=seconds is not None) for unit in units.full()]
+    keys = {unit.name: units.key(unit) for unit in planned}
+    rows = {name: Row(**row) for name, (key, row) in journal().items() if keys.get(name) == key}
+    rows = {name: row for name, row in rows.items() if row.ok}
+    if rows:
+        print(f"{len(rows)} of {len(planned)} units were proven before, with the same files")
+
+    def keep(rows):
+        JOURNAL.parent.mkdir(exist_ok=True)
+        records.write(JOURNAL, {name: [keys[name], asdict(row)] for name, row in rows.items()})
+
+    deadline = began + seconds if seconds else float("inf")
+    proof = Proof(rows, deadline, keep)
+    code = watched(proof, planned, began)
+    if proof.left_out:
+        print(f"not finished: {len(proof.left_out)} units are left; the same command goes on")
+        return code or 3, proof
+    if code == 0:
+        proven.keep_seconds({name: s for row in proof.rows.values()
+                             for name, s in row.files.items()})
+    return code, proof
+
+
+def journal():
+    """{unit: (key, row)} of the full proof that is under way."""
     try:
-        earlier = json.loads(journal.read_text())
-        return earlier["units"] if earlier == {**record, "units": earlier["units"]} else {}
+        return json.loads(JOURNAL.read_text())
     except FileNotFoundError:
         return {}
-    except (ValueError, KeyError, TypeError):
-        raise CourseError(f"{journal} is damaged: delete it to begin again") from None
+    except ValueError:
+        raise CourseError(f"{JOURNAL} is damaged: delete it to begin again") from None
 
 
-def prove_gpu():
-    """One slice: the units that no earlier slice has done, until the time is up; the exit code.
+def soak():
+    """What takes hours; the exit code."""
+    began = time.monotonic()
+    proof = Proof()
+    return watched(proof, units.soak(), began), proof
 
-    0: everything ran and passed. 1: something failed. 3: not finished, or a test did not decide.
-    """
-    begun = time.monotonic()
-    gpu = device.gpu()
-    if gpu is None:
-        print(NO_GPU)
-        return 3
-    file = records.path_of(gpu)
-    journal = file.with_suffix(".partial.json")
-    record = records.about(gpu)
-    rows = record["units"] = earlier_units(journal, record)
-    units = gpu_units()
-    ran = 0
-    for name, command in units.items():
-        left = SLICE - (time.monotonic() - begun)
-        if name in rows or left < 1:
-            continue
-        row = run_unit(name, command, left)
-        if row["exit_code"] in TIMED_OUT and ran:
-            break                   # it gets a whole slice next time
-        rows[name] = row
-        ran += 1
-        records.write(journal, record)
 
-    print(f"\n== summary, {len(rows)} of {len(units)} units")
-    for name, row in rows.items():
-        print(f"{name}: {row['said']}", *row["not_proven"], sep="\n  ")
-    if len(rows) < len(units):
-        print(f"not finished: `make gpu` goes on from {journal.relative_to(ROOT)}")
-    else:
-        records.write(file, record)
-        journal.unlink(missing_ok=True)
-        print(f"written: {file.relative_to(ROOT)}")
-    counts = [row["counts"] for row in rows.values()]
-    print(total(counts))
-    if any(row["exit_code"] for row in rows.values()):
-        return 1
-    undecided = any(skipped for *_, skipped in counts)
-    return 3 if not rows or len(rows) < len(units) or undecided else 0
+def watched(proof, planned, began):
+    """Run the units of a proof, look at the machine and at the desk meanwhile, and tell; the exit
+    code."""
+    print(f"{len(planned)} units on {device.workers()} cores", flush=True)
+    desk = contents(ROOT / "work")
+    with Watch() as machine:
+        proof.run(planned)
+    changed = sorted(path for path, _ in desk.items() ^ contents(ROOT / "work").items())
+    row = Row(passed=int(not changed), failed=int(bool(changed)))
+    if changed:
+        row.failures.append(f"work/ changed during the proof: {', '.join(changed[:5])}")
+    proof.rows["work/ is byte for byte as before"] = row
+    tell(proof.rows, time.monotonic() - began, machine.told())
+    return int(not all(row.ok for row in proof.rows.values()))
+
+
+def tell(rows, seconds, machine):
+    """The summary."""
+    print(f"\n== {seconds:.0f} s, {machine}")
+    longest = sorted(rows.items(), key=lambda pair: -pair[1].seconds)[:LONGEST]
+    print("longest:", *(f"  {row.seconds:5.0f} s  {name}" for name, row in longest), sep="\n")
+    unproven = Counter(reason for row in rows.values() for reason in row.unproven)
+    if unproven:
+        print("not proven here:", *(f"  {n:3} × {reason}" for reason, n in unproven.items()),
+              sep="\n")
+    failures = [failure for row in rows.values() for failure in row.failures]
+    if failures:
+        print("failed:", *map(indented, failures), sep="\n")
+
+
+def counts(rows):
+    """pytest's closing line, of all rows."""
+    passed, failed, skipped = (sum(getattr(row, kind) for row in rows.values())
+                               for kind in ("passed", "failed", "skipped"))
+    return f"{passed} passed, {failed} failed, {skipped} skipped"
+
+
+def in_seconds(text):
+    """Seconds of a time such as 9m, 90s or 1h."""
+    number, unit = text[:-1], text[-1:]
+    if unit not in ("s", "m", "h") or not number.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a time such as 9m or 90s")
+    return int(number) * {"s": 1, "m": 60, "h": 3600}[unit]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("sample", "all", "gpu"))
-    parser.add_argument("--durations", type=Path, metavar="FILE", help="write what took how long")
+    parser.add_argument("what", choices=("landing", "all", "soak", "gpu"))
+    parser.add_argument("--slice", type=in_seconds, metavar="TIME",
+                        help="of `all`: begin nothing after so long, and go on next time")
     options = parser.parse_args()
+    if options.slice and options.what != "all":
+        parser.error("--slice is for `all`")
     try:
-        return prove_gpu() if options.what == "gpu" else prove(options.what == "sample",
-                                                             options.durations)
+        if options.what == "gpu":
+            return gpu_proof.prove()
+        code, proof = full(options.slice) if options.what == "all" else (
+            {"landing": landing, "soak": soak}[options.what]())
+        print(counts(proof.rows))
+        return code
     except CourseError as problem:
         print(problem, file=sys.stderr)
         return 2

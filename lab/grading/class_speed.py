@@ -16,7 +16,7 @@ from collections import Counter
 from datetime import date
 from pathlib import Path
 
-from lab import course, stub
+from lab import course, device, stub
 from lab.course import ROOT, SUFFIX
 from lab.grading import submit
 from lab.grading.journal import Journal
@@ -104,7 +104,7 @@ def measure(students, jobs):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--students", type=int, default=200)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--jobs", type=int, default=device.workers())
     parser.add_argument("--out", type=Path, default=RECORD)
     options = parser.parse_args()
     record = measure(options.students, options.jobs)

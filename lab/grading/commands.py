@@ -1,13 +1,12 @@
 """`lab submit` and the instructors' commands. `lab` imports this to list them: each command imports
 the code that does its work."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lab import course
+from lab import course, device
 from lab.course import CourseError
 from lab.terminal import MARKS, LessonWords, console, own_desk
 
@@ -40,7 +39,7 @@ def grade(
     out: Annotated[Path, typer.Option(metavar="DIR", help="for the journal and the reports")],
     lessons: Annotated[str | None, typer.Option(help="ids, separated by commas; all if not given")]
         = None,
-    jobs: Annotated[int, typer.Option(min=1, help="units at a time")] = os.cpu_count() or 1,
+    jobs: Annotated[int, typer.Option(min=1, help="units at a time")] = device.workers(),
     resume: Annotated[bool, typer.Option("--resume", help="continue where a run stopped")] = False,
     shard: Annotated[str | None, typer.Option(metavar="I/N", help="one part of N")] = None,
     merge: Annotated[bool, typer.Option("--merge", help="write the reports of all shards")] = False,

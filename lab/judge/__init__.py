@@ -10,6 +10,7 @@ fixtures      the fixtures of graders: subject, reference, truth, pace, rng
 subject       the code under test, as a test sees it: a proxy
 ranks         the code under test on n ranks: results, messages, bytes
 isolate       starts the process in which that code runs, with the files it may see
+mistakes      ids of mistakes, which travel with a failure
 compare       compares an answer with its oracle and says what is wrong
 patterns      what wrong numbers have in common
 conversation  what a test asked and what it got, in the words of a message

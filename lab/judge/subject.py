@@ -15,13 +15,13 @@ import numpy as np
 from lab.judge import inputs, ranks
 from lab.judge.conversation import call
 from lab.judge.failures import NotStarted, Raised, Stopped
+from lab.judge.time_limit import LAST_RESORT, TimeLimit
 from lab.remote import wire
 
 # The least limit of a call; the reference's own time or steps, times SLACK, may be more.
-SECONDS = 10
+SECONDS = 10            # as time_limit.py counts them
 STEPS = 20_000          # warp instructions of a launch
 SLACK = 20
-STARVED = 6             # times the limit for a process that others keep from running
 LARGEST = 256 * 2**20   # bytes of a reply
 LONGEST_GUESS = 200     # characters of a prediction that is kept, to be drawn beside the result
 
@@ -184,7 +184,7 @@ class Subject:
         self._changeable[name] = suspects if allowed is None else allowed
         if wrong := suspects - self._changeable[name]:
             which = inputs.described(min(wrong, key=str), args, kwargs)
-            raise AssertionError(f"{name} changes {which}: expected it as before the call")
+            raise inputs.Changed(f"{name} changes {which}: expected it as before the call")
 
     def _get(self, owner, name):
         value = self._ask("get", owner, name)
@@ -238,7 +238,7 @@ class Subject:
         child = self._child
         tree, buffers = wire.pack(list(values), lambda thing: self._number(thing))
         try:
-            child.connection.settimeout(SECONDS)
+            child.connection.settimeout(LAST_RESORT * SECONDS)
             child.connection.sendall(wire.frame({"do": what, "with": tree}, buffers))
             message, out = self._reply(slow)
         except (EOFError, OSError, wire.WireError) as error:
@@ -262,20 +262,20 @@ class Subject:
         message, out = self._frame(slow)
         while self._compiler is not None and "ask" in message:
             tree, buffers = wire.pack(self._compiler(message["ask"], out), None)
-            self._child.connection.settimeout(SECONDS)
+            self._child.connection.settimeout(LAST_RESORT * SECONDS)
             self._child.connection.sendall(wire.frame({"value": tree}, buffers))
             message, out = self._frame(slow)
         return message, out
 
     def _frame(self, slow):
-        began, limit = time.monotonic(), SECONDS * self._patience
-        if not self._child.answers(began + limit) and slow is not None:
+        time_limit = TimeLimit(self._child)
+        limit = SECONDS * self._patience
+        if not time_limit.answered(limit) and slow is not None:
             limit = max(limit, SLACK * slow())
-        if not self._child.answers(began + limit) and self._child.starved():
-            limit *= STARVED
-        if not self._child.answers(began + limit):
+        if not time_limit.answered(limit):
             raise TimeoutError(f"{limit:.0f}")
-        end = time.monotonic() + SECONDS            # for the bytes of an answer that has begun
+        # for the bytes of an answer that has begun
+        end = time.monotonic() + LAST_RESORT * SECONDS
         return wire.read_frame(lambda n: self._child.read(n, end), LARGEST)
 
     def _stopped(self, error):

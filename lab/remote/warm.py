@@ -26,7 +26,6 @@ from lab import device
 
 OUTPUT_KEPT = 64 * 1024          # bytes of a child's standard output that a message may quote
 OUTPUT_MOST = 16 * 1024 * 1024   # bytes after which a child is a flood and is killed
-LOOK = 0.5                       # seconds over which CPU time is counted
 
 
 class Server:
@@ -164,13 +163,6 @@ class Child:
                     runs = runs or any(fields(task / "stat")[0] == "R"
                                        for task in (process / "task").iterdir())
         return seconds, runs
-
-    def starved(self):
-        """Whether it wants to run but gets less than half a core, because others use them all."""
-        before, _ = self.work()
-        time.sleep(LOOK)
-        after, runs = self.work()
-        return runs and after - before < LOOK / 2
 
     def end(self):
         """End the process and everything it started."""

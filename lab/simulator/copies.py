@@ -141,7 +141,7 @@ def effects(read):
     users = {}
     for inst in code:
         guard = {inst.guard.name} if inst.guard else set()
-        for name in uses_of(inst).reads | guard:
+        for name in guard.union(uses_of(inst).reads):
             users.setdefault(name, []).append(inst)
     alone = set()
     together = set()

@@ -15,7 +15,7 @@ JUMPS = {"bra", "brx", "ret", "exit", "call"}
 @dataclass(frozen=True)
 class Uses:
     """The registers of an instruction, by their role."""
-    reads: frozenset            # all but the guard
+    reads: tuple                # all but the guard, in the order of the instruction
     writes: tuple
     address: tuple
     data: tuple
@@ -38,7 +38,7 @@ def uses_of(inst):
     data = [n for o in operands if not isinstance(o, Address) for n in names(o)]
     writes = [n for o in result for n in names(o)]
     guard = [inst.guard.name] if inst.guard else []
-    return Uses(frozenset(address + data), tuple(writes), tuple(address), tuple(data),
+    return Uses(tuple(dict.fromkeys(address + data)), tuple(writes), tuple(address), tuple(data),
                 frozenset(address + data + writes + guard), loads, stores)
 
 
@@ -121,7 +121,7 @@ class Flow:
             for inst in self.code[start:last]:
                 uses = uses_of(inst)
                 guard = [inst.guard.name] if inst.guard else []
-                first.update((uses.reads | set(guard)) - done)
+                first.update({*uses.reads, *guard} - done)
                 if inst.guard is None:
                     done.update(uses.writes)
             reads.append(first)

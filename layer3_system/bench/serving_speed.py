@@ -136,8 +136,9 @@ def generate(m, weights, requests):
 
 
 def generate_batch(m, weights, requests):
-    """Hugging Face's own continuous batching, where each request may have its own length."""
-    from transformers import GenerationConfig
+    """Hugging Face's own continuous batching, where each request may have its own length. Its cache
+    holds all requests at once; by itself it would take its share of all memory of the machine."""
+    from transformers import ContinuousBatchingConfig, GenerationConfig
     from transformers.generation.continuous_batching.utils import WorkloadHints
 
     model = hugging_face(m, weights)
@@ -146,10 +147,14 @@ def generate_batch(m, weights, requests):
                               pad_token_id=0)
     hints = WorkloadHints(max_prompt_length=max(len(prompt) for prompt, _ in requests),
                           max_generated_length=most, num_requests=len(requests))
+    sizes = ContinuousBatchingConfig(max_batch_tokens=BUDGET)
+    sizes.num_blocks = sum(-(-(len(prompt) + count) // sizes.page_size)
+                           for prompt, count in requests)
     began = time.perf_counter()
     texts = {}
     with model.continuous_batching_context_manager(
-            generation_config=config, workload_hints=hints, block=True, timeout=5) as manager:
+            generation_config=config, continuous_batching_config=sizes,
+            workload_hints=hints) as manager:
         for i, (prompt, count) in enumerate(requests):
             manager.add_request(prompt, str(i), max_new_tokens=count)
         while len(texts) < len(requests) and manager.is_running():

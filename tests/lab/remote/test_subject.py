@@ -1,5 +1,6 @@
 """The proxy to the code under test: what works through it, and what a bad child does to it."""
 
+import itertools
 import textwrap
 import time
 
@@ -9,8 +10,10 @@ import torch
 
 from lab import course
 from lab.judge import subject as subjects
+from lab.judge import time_limit
 from lab.judge.isolate import running
 from lab.judge.subject import Raised, Stopped, Subject
+from lab.judge.time_limit import LAST_RESORT, SLICE, TimeLimit
 from lab.remote.warm import Child
 
 PROBE = '''
@@ -154,44 +157,61 @@ def test_a_child_that_ends_itself(probe):
     assert caught.value.why == "died"
 
 
-def test_a_child_that_hangs_is_ended(probe, monkeypatch):
-    monkeypatch.setattr(subjects, "SECONDS", 0.5)
+@pytest.mark.parametrize("call", ["sleeps", "works"])
+def test_a_child_that_hangs_is_ended(probe, monkeypatch, call):
     probe.double(1)
-    began = time.monotonic()
+    monkeypatch.setattr(subjects, "SECONDS", 0.5)
     with pytest.raises(Stopped, match="endless") as caught:
-        probe.sleeps(60)
-    assert caught.value.why == "hung" and time.monotonic() - began < 5
+        getattr(probe, call)(3600)
+    assert caught.value.why == "hung"
 
 
 def test_a_slow_reference_gives_more_time(probe, monkeypatch):
+    probe.double(1)
     monkeypatch.setattr(subjects, "SECONDS", 0.5)
     monkeypatch.setattr(probe, "_reference", lambda: Slow())
     assert probe.sleeps(1.0) == 1.0
 
 
-def test_who_is_kept_from_running_has_more_time(probe, monkeypatch):
-    """A fork bomb beside it must not make a right answer late; an endless loop has no more."""
-    monkeypatch.setattr(subjects, "SECONDS", 0.5)
-    for starved in (False, True):
-        monkeypatch.setattr(Child, "starved", lambda self, starved=starved: starved)
-        if starved:
-            assert probe.sleeps(1.0) == 1.0
-        else:
-            with pytest.raises(Stopped, match="within 0 s"):
-                probe.sleeps(1.0)
-            probe._child = None
+class Silent:
+    """A child that gives no answer. looks: what `work` tells of each slice"""
+
+    def __init__(self, looks):
+        self.looks = looks
+        self.slices = 0
+
+    def answers(self, deadline):
+        self.slices += 1
+        return False
+
+    def work(self):
+        return next(self.looks)
 
 
-@pytest.mark.parametrize("work, starved", [
-    ([(1.0, True), (1.05, True)], True),        # it could run, and got a tenth of a core
-    ([(1.0, True), (1.5, True)], False),        # an endless loop
-    ([(1.0, True), (2.0, True)], False),        # a fork bomb on two cores
-    ([(1.0, False), (1.0, False)], False)])     # it waits for something
-def test_who_is_starved(probe, monkeypatch, work, starved):
-    assert probe.double(1) == 2
-    left = iter(work)
-    monkeypatch.setattr(Child, "work", lambda self: next(left))
-    assert probe._child.starved() is starved
+def busy(share):
+    """It could run in every slice, and gets this share of a core."""
+    return ((5 + share * SLICE * n, True) for n in itertools.count())
+
+
+@pytest.mark.parametrize("looks, slices", [
+    (busy(1), 8),                                       # an endless loop with a core to itself
+    (busy(4), 8),                                       # a fork bomb
+    (busy(0.25), 1 + 4 * 7),                            # others run, too; the first counts whole
+    (itertools.repeat((5, False)), 8),                  # it waits
+    (itertools.cycle([(5, True), (5, False)]), 14)])    # it waits, or gets nothing
+def test_what_counts_as_time_of_an_answer(monkeypatch, looks, slices):
+    monkeypatch.setattr(time_limit, "monotonic", lambda: 0)     # the clock never ends it
+    child = Silent(looks)
+    assert not TimeLimit(child).answered(8 * SLICE)
+    assert child.slices == slices
+
+
+def test_the_clock_is_the_last_resort(monkeypatch):
+    """For a child that always could run and gets nothing."""
+    monkeypatch.setattr(time_limit, "monotonic", itertools.count().__next__)
+    child = Silent(busy(0))
+    assert not TimeLimit(child).answered(10 * SLICE)
+    assert LAST_RESORT * 10 * SLICE / 3 < child.slices < LAST_RESORT * 10 * SLICE
 
 
 def test_the_work_of_a_process_is_its_own(probe):

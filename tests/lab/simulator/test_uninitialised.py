@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 
 from lab import simulator
+from lab.simulator.ptx import parse
+from lab.simulator.uses import uses_of
 
 from .conftest import error_of, run
 
@@ -286,3 +288,19 @@ def test_triton_tails():
         tail_kernel[(1,)](x, y, 100, BLOCK=128)
     assert t.launches[0].warnings == []
     assert torch.allclose(y, x.max(dim=1).values + x.sum(dim=0))
+
+
+def test_of_several_undefined_values_the_first_of_the_instruction_is_named():
+    """Not now one and now another."""
+    module = parse(""".version 8.0
+.target sm_80
+.address_size 64
+.visible .entry k() {
+    .reg .f32 %f<9>;
+    fma.rn.f32 %f1, %f7, %f3, %f5;
+    st.global.v4.f32 [%f8], {%f6, %f2, %f4, %f6};
+    ret;
+}""")
+    fma, store, _ = module.functions["k"].code
+    assert uses_of(fma).reads == ("%f7", "%f3", "%f5")
+    assert uses_of(store).reads == ("%f8", "%f6", "%f2", "%f4")

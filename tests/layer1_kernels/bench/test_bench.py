@@ -41,6 +41,7 @@ LEFT = {"rope_and_cache: pair": {"k"}}      # way -> what it also changes, as no
 # Kernels that no way launches here, and why.
 UNTIMED = {"shares_cuda": "shows what each thread of the sum adds",
            "order_triton": "shows the order of the tiles",
+           "holders_cuda": "shows which thread holds what of a fragment",
            "wmma_half_sums_cuda": "shows what becomes of sums in fp16",
            "unpack_all_triton": "shows what one function unpacks",
            "merge_triton": "256 keys and fewer are not split"}

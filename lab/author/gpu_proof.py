@@ -1,0 +1,157 @@
+"""`make gpu`: the tests and the bench that need a GPU, in slices of at most 9 minutes a call."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lab import device
+from lab.author import units
+from lab.course import ROOT, CourseError
+from lab.measure import records
+from lab.setup import NO_GPU
+
+PYTEST = [sys.executable, "-m", "pytest", "-q", "-rfEsx"]
+SLICE = 9 * 60 - 15                                 # seconds: 9 minutes less start and end
+TIMED_OUT = (124, 137)                              # how timeout(1) ends at its limit
+
+COUNT = re.compile(r"(\d+) (passed|failed|error|skipped|xfailed)")
+UNDECIDED = re.compile(r"(SKIPPED|XFAIL) ")         # pytest's short summary, asked for by -rsx
+
+
+@dataclass
+class Outcome:
+    """How a unit ended and what it said."""
+
+    exit_code: int = 0
+    seconds: float = 0.0
+    said: str = "nothing"                           # its last line that is not empty
+    undecided: list = field(default_factory=list)   # the tests that did not decide, with reasons
+
+    def counts(self):
+        """(passed, failed, skipped): pytest's where it gave them, else the unit itself as one."""
+        numbers = {word: int(n) for n, word in COUNT.findall(self.said)}
+        passed = numbers.get("passed", 0)
+        failed = numbers.get("failed", 0) + numbers.get("error", 0)
+        skipped = numbers.get("skipped", 0) + numbers.get("xfailed", 0)
+        if self.exit_code == 0:
+            return passed if numbers else 1, failed, skipped
+        return passed, max(failed, 1), skipped
+
+
+def run(name, command, limit):
+    """Run a unit and pass its output on as it comes. limit: seconds until it is stopped."""
+    command = ["timeout", "--kill-after=5", f"{limit:.0f}", *command]
+    print(f"\n== {name}: {' '.join(command)}", flush=True)
+    outcome = Outcome()
+    begun = time.monotonic()
+    # A session of its own, so that its workers can be ended with it.
+    process = subprocess.Popen(command, cwd=ROOT, start_new_session=True, text=True,
+                               errors="replace", stdin=subprocess.DEVNULL,
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            outcome.said = line.strip(" =\n") or outcome.said
+            if UNDECIDED.match(line):
+                outcome.undecided.append(line.strip())
+        outcome.exit_code = process.wait()
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    outcome.seconds = time.monotonic() - begun
+    return outcome
+
+
+def total(counts):
+    passed, failed, skipped = (sum(column) for column in zip((0, 0, 0), *counts, strict=True))
+    return f"{passed} passed, {failed} failed, {skipped} skipped"
+
+
+def gpu_units():
+    """{unit: command} of all that a GPU adds: a test file each, then a bench each.
+
+    lab.measure.bench lists its units one a line; a unit writes its results to a file, a JSON
+    object.
+    """
+    bench = [sys.executable, "-m", "lab.measure.bench"]
+    listed = subprocess.run([*bench, "--list"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        reason = (listed.stderr.strip() or "no reason given").splitlines()[-1]
+        raise CourseError(f"the bench cannot list its units: {reason}")
+    return {**{path: [*PYTEST, "-m", "gpu", path] for path in units.marked("gpu")},
+            **{f"bench {name}": [*bench, "--unit", name] for name in listed.stdout.split()}}
+
+
+def run_unit(name, command, limit):
+    """One unit's row of the record."""
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder) / "results.json"
+        bench = name.startswith("bench ")
+        outcome = run(name, [*command, "--out", str(results)] if bench else command, limit)
+        row = {"exit_code": outcome.exit_code, "counts": outcome.counts(), "said": outcome.said,
+               "not_proven": outcome.undecided, "seconds": round(outcome.seconds, 1)}
+        if bench and outcome.exit_code == 0:
+            row |= json.loads(results.read_text())
+    return row
+
+
+def earlier_units(journal, record):
+    """The rows of an unfinished run on the same machine with the same sources; {} without one."""
+    try:
+        earlier = json.loads(journal.read_text())
+        return earlier["units"] if earlier == {**record, "units": earlier["units"]} else {}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, KeyError, TypeError):
+        raise CourseError(f"{journal} is damaged: delete it to begin again") from None
+
+
+def prove():
+    """One slice: the units that no earlier slice has done, until the time is up; the exit code.
+
+    0: everything ran and passed. 1: something failed. 3: not finished, or a test did not decide.
+    """
+    begun = time.monotonic()
+    gpu = device.gpu()
+    if gpu is None:
+        print(NO_GPU)
+        return 3
+    file = records.path_of(gpu)
+    journal = file.with_suffix(".partial.json")
+    record = records.about(gpu)
+    rows = record["units"] = earlier_units(journal, record)
+    planned = gpu_units()
+    ran = 0
+    for name, command in planned.items():
+        left = SLICE - (time.monotonic() - begun)
+        if name in rows or left < 1:
+            continue
+        row = run_unit(name, command, left)
+        if row["exit_code"] in TIMED_OUT and ran:
+            break                   # it gets a whole slice next time
+        rows[name] = row
+        ran += 1
+        records.write(journal, record)
+
+    print(f"\n== summary, {len(rows)} of {len(planned)} units")
+    for name, row in rows.items():
+        print(f"{name}: {row['said']}", *row["not_proven"], sep="\n  ")
+    if len(rows) < len(planned):
+        print(f"not finished: `make gpu` goes on from {journal.relative_to(ROOT)}")
+    else:
+        records.write(file, record)
+        journal.unlink(missing_ok=True)
+        print(f"written: {file.relative_to(ROOT)}")
+    counts = [row["counts"] for row in rows.values()]
+    print(total(counts))
+    if any(row["exit_code"] for row in rows.values()):
+        return 1
+    undecided = any(skipped for *_, skipped in counts)
+    return 3 if not rows or len(rows) < len(planned) or undecided else 0
