@@ -45,6 +45,11 @@ def on_loopback():
     os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
 
 
+def ranks_here():
+    """How many ranks `torchrun` started on this machine; 1 without it."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+
+
 def cpu_model():
     """The processor's name where Linux gives it, else its architecture."""
     try:

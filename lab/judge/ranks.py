@@ -91,6 +91,29 @@ class RankRun:
                     index[o.group] += 1
         return rows
 
+    def rounds(self):
+        """The longest chain of messages: in a round each rank sends at most one, and what it
+        received in the rounds before may be in it."""
+        rows = [list(operations) for operations in self.operations]
+        round_of = [0] * self.n             # of each rank: the last one that it took part in
+        sent = {}                           # (sender, receiver, group, tag) -> [rounds], in order
+        moved = True
+        while moved:
+            moved = False
+            for rank, own in enumerate(rows):
+                while own and (own[0].name != "recv" or sent.get(
+                        (own[0].peer, rank, own[0].group, own[0].tag))):
+                    o = own.pop(0)
+                    moved = True
+                    if o.name == "send":
+                        round_of[rank] += 1
+                        key = rank, o.peer, o.group, o.tag
+                        sent.setdefault(key, []).append(round_of[rank])
+                    elif o.name == "recv":
+                        came = sent[o.peer, rank, o.group, o.tag].pop(0)
+                        round_of[rank] = max(round_of[rank], came)
+        return max(round_of)
+
     def during(self, label):
         """The same of one case alone, as the driver marked it; its results are not told apart."""
         return RankRun(self.results, [[o for o in operations if o.label == label]

@@ -39,6 +39,8 @@ class Operation(NamedTuple):
 class Fault(NamedTuple):
     """What went wrong: the id of the mistake, a sentence, and the rank that it begins with."""
 
+    # order, size, dtype, root; early_return, lost_send, missing_send, no_wait; send_first,
+    # receive_first, deadlock; died, endless
     mistake: str
     text: str
     rank: int
@@ -272,10 +274,13 @@ def deadlock(ledger, endings, stuck):
         if rank in stuck and operation.peer in over:
             return unreceived(ledger, rank, operation)
     text = "; ".join(f"rank {rank} {ledger.place(rank, endings[rank])}" for rank in stuck)
+    mistake = "deadlock"
     why = ""
     if {rank for rank, _ in missing} >= set(stuck) and not lost:
+        mistake = "receive_first"
         why = ". A receive ends when a message comes, and no rank sends: begin the send first"
     if {rank for rank, _ in lost} >= set(stuck) and not missing:
+        mistake = "send_first"
         why = (". A send ends when the other side receives, and no rank receives: begin the send "
                "with isend, receive, then wait for it")
-    return Fault("deadlock", f"the ranks wait for each other: {text}{why}", stuck[0])
+    return Fault(mistake, f"the ranks wait for each other: {text}{why}", stuck[0])

@@ -158,8 +158,8 @@ WRONG = [
     ("early_return", "early_return", "rank 1 returned after 1 collective; rank "),
     ("leaves", "died", "the process of rank 1 ended by itself, with exit code 3"),
     ("killed", "died", "the process of rank 1 was ended by signal 9"),
-    ("sends_first", "deadlock", "and no rank receives: begin the send with isend, receive, then"),
-    ("receives_first", "deadlock", "and no rank sends: begin the send first"),
+    ("sends_first", "send_first", "and no rank receives: begin the send with isend, receive, then"),
+    ("receives_first", "receive_first", "and no rank sends: begin the send first"),
     ("lost_send", "lost_send", "rank 1 sends 5 numbers to rank 0 (x99_probe.py, line {1}), and "
      "rank 0 never receives them: a send without a receive"),
     ("missing_send", "missing_send", "rank 1 receives 5 numbers from rank 0 (x99_probe.py, line "
