@@ -156,6 +156,10 @@ class Subject:
         function(*args, **kwargs)
         return self._child.work()[0] - before
 
+    def _on_ranks(self, question, limit, slack):
+        """What came of a ranks.Question."""
+        return ranks.ask(self, question, limit, slack)
+
     def _written(self, question):
         """The inputs that the same call or launch changes here; the caller's stay as they are."""
         _, *changes = self._ask(*question)

@@ -132,7 +132,8 @@ def draw_boxes(axes: "Axes", terms: list[list[int]], out: dict[int, int]) -> Non
     n = len(terms)
     for (r, p), count in np.ndenumerate(np.array(terms)):
         leaves = out.get(r) == p
-        axes.add_patch(Rectangle((p, r), 0.9, 0.8, fc=plt.get_cmap("Blues")(0.12 + 0.68 * count / n),
+        shade = plt.get_cmap("Blues")(0.12 + 0.68 * count / n)
+        axes.add_patch(Rectangle((p, r), 0.9, 0.8, fc=shade,
                                  ec=RED if leaves else "white", lw=2 if leaves else 0.5))
         axes.text(p + 0.45, r + 0.42, count, ha="center", va="center", fontsize=8,
                   color="white" if count > n / 2 else INK)
@@ -164,6 +165,8 @@ def ring_and_tree(n: int, sizes: list[int], seconds: dict[str, list[float]], alp
         axes.annotate(f"{S / 1e3:,.0f} kB", (S, 0.03), xycoords=("data", "axes fraction"),
                       xytext=(4, 0), textcoords="offset points", color=GREY)
     axes.set(xlabel="bytes of the array", ylabel="ms")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("")
     axes.grid(which="major", color="#eaeef2")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8)
