@@ -148,8 +148,8 @@ def run(subject, question, seconds, slack):
     """
     name, arguments, kwargs, _ = question
     subject._observe(name, [list(map(list, arguments)), kwargs])
-    words = call(f"{name.rpartition(':')[2]} on {len(arguments)} ranks",
-                 arguments[0] if arguments else (), kwargs, None)
+    title = name.rpartition(":")[2]
+    first = arguments[0] if arguments else ()
     try:
         outcome = within(subject, question, seconds, slack)
         if "fault" in outcome:
@@ -158,12 +158,12 @@ def run(subject, question, seconds, slack):
             raise raised(outcome["error"], outcome["rank"])
     except (Raised, Stopped) as error:
         error.subject = error.subject or subject
-        error.call = words
+        error.call = call(title, first, kwargs, None)
         raise
     check_inputs(subject, question, outcome, seconds * slack)
     for own, changed in zip(arguments, outcome["changed"], strict=True):
         inputs.copy_back([list(own), kwargs], changed)
-    subject.calls.append(call(words.name, arguments[0], kwargs, outcome["results"]))
+    subject.calls.append(call(title, first, kwargs, outcome["results"]))
     return RankRun(outcome["results"], operations(outcome), outcome["seconds"], spans(outcome))
 
 

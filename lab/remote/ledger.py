@@ -276,10 +276,11 @@ def deadlock(ledger, endings, stuck):
     text = "; ".join(f"rank {rank} {ledger.place(rank, endings[rank])}" for rank in stuck)
     mistake = "deadlock"
     why = ""
-    if {rank for rank, _ in missing} >= set(stuck) and not lost:
-        mistake = "receive_first"
-        why = ". A receive ends when a message comes, and no rank sends: begin the send first"
-    if {rank for rank, _ in lost} >= set(stuck) and not missing:
+    if {rank for rank, _ in missing} >= set(stuck):
+        mistake = "missing_send" if lost else "receive_first"
+        why = (". Each receives what no rank has begun to send" if lost else
+               ". A receive ends when a message comes, and no rank sends: begin the send first")
+    elif {rank for rank, _ in lost} >= set(stuck) and not missing:
         mistake = "send_first"
         why = (". A send ends when the other side receives, and no rank receives: begin the send "
                "with isend, receive, then wait for it")

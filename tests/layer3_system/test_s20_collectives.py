@@ -18,11 +18,16 @@ def arrays(rng, n, N):
     return [torch.from_numpy(rng.integers(1, 10, N).astype(np.float32)) for _ in range(n)]
 
 
+def because(name, text, why):
+    """The message of an assertion: what is wrong, then why."""
+    return mistake(name, f"{text}: {why}", why)
+
+
 def only_next(run, name):
     """Every message of a ring goes to the next rank."""
     for message in run.messages:
         right = (message.sender + 1) % run.n
-        assert message.receiver == right, mistake(
+        assert message.receiver == right, because(
             "not_a_ring", f"{name}: rank {message.sender} sends to rank {message.receiver}, "
             f"expected rank {right} alone", "a ring uses one wire a rank, to the next")
 
@@ -30,12 +35,12 @@ def only_next(run, name):
 def sent(run, name, rank, numbers, messages):
     """A rank sends so many fp32 numbers, in so many messages."""
     count = sum(m.sender == rank for m in run.messages)
-    assert count == messages, mistake(
+    assert count == messages, because(
         "messages", f"{name}: rank {rank} sends {count} messages, expected {messages}",
-        "the rounds are not those of the text")
-    assert run.sent(rank) == 4 * numbers, mistake(
+        "a ring has n - 1 rounds, and one message in each")
+    assert run.sent(rank) == 4 * numbers, because(
         "bytes", f"{name}: rank {rank} sends {run.sent(rank)} bytes, expected {4 * numbers}",
-        "the numbers are right, and more is sent than one piece a round")
+        "the numbers are right, and more is sent than a piece in each round")
 
 
 # ---- exchange
@@ -99,15 +104,9 @@ def test_reduce_scatter(subject, rng, agree):
     run = subject.ranks("reduce_scatter", [(x,) for x in xs])
     for r in range(3):
         agree(run.results[r], pieces(sum(xs), 3)[r], what=f"n = 3, N = 6: rank {r}",
-              mistakes=mistakes_with_shape(run.results[r], pieces(sum(xs), 3)[r],
-                                           of_scatter(xs, r)))
+              mistakes=of_scatter(xs, r))
         sent(run, "reduce_scatter, n = 3, N = 6", r, 4, messages=2)
     only_next(run, "reduce_scatter")
-
-
-def mistakes_with_shape(got, want, rows):
-    """Those whose answers have the shape of the right one."""
-    return {name: row for name, row in rows.items() if row[1].shape == want.shape}
 
 
 @pytest.mark.parametrize("n", [3, 2, 4])
@@ -120,8 +119,13 @@ def test_reduce_scatter__any_size(subject, rng, agree, n):
         one = run.during(case(i))
         for r in range(n):
             words = f"reduce_scatter, n = {n}, N = {N}"
+            count = len(run.results[r][i])
+            assert count == len(parts[r]), because(
+                "equal_pieces", f"{words}: rank {r} has {count} numbers, expected {len(parts[r])}",
+                "`pieces` cuts N numbers so that the first N mod n pieces have one more")
             agree(run.results[r][i], parts[r], what=f"{words}: rank {r}",
-                  mistakes=mistakes_with_shape(run.results[r][i], parts[r], of_scatter(xs, r)))
+                  mistakes={name: row for name, row in of_scatter(xs, r).items()
+                            if row[1].shape == parts[r].shape})
             sent(one, words, r, N - len(parts[r]), messages=n - 1)
 
 
@@ -200,7 +204,7 @@ def test_all_to_all(subject, rng, agree, n, sizes):
                 if row[1].shape == want.shape and (q == r) == (name == "own_piece_left_out")})
     pairs = sorted((m.sender, m.receiver) for m in run.messages)
     right = [(r, q) for r in range(n) for q in range(n) if r != q]
-    assert pairs == right, mistake(
+    assert pairs == right, because(
         "pairs", f"all_to_all, n = {n}: messages (from, to) {pairs}, expected {right}",
         "each rank sends one message to each other rank, and none to itself")
 
@@ -208,26 +212,35 @@ def test_all_to_all(subject, rng, agree, n, sizes):
 # ---- a tree
 
 
+def test_broadcast_tree(subject, rng, agree):
+    """Alone first: what one broadcast leaves over, the next one of a case would take."""
+    xs = arrays(rng, 3, 5)
+    copies = [x.clone() for x in xs]
+    subject.ranks("broadcast_tree", [(x, 0) for x in copies])
+    for r in range(3):
+        agree(copies[r], xs[0], what=f"broadcast_tree, n = 3, root = 0: x of rank {r}",
+              mistakes={"nothing_comes": ("a rank is never reached", xs[r])})
+
+
 @pytest.mark.parametrize("n", [3, 4, 5, 2])
-def test_broadcast_tree(subject, rng, agree, n):
+def test_broadcast_tree__every_root(subject, rng, agree, n):
     xs = arrays(rng, n, 3)
     run = subject.ranks(f"{DRIVER}:tree_cases", [(x,) for x in xs])
     for root in range(n):
         words = f"broadcast_tree, n = {n}, root = {root}"
         for r in range(n):
             agree(run.results[r][root], xs[root], what=f"{words}: x of rank {r}", mistakes={
-                "root_zero": ("root is ignored: rank 0's x is sent", xs[0]),
-                "nothing_comes": ("a rank is never reached", xs[r])} if root else {})
+                "root_zero": ("root is ignored: rank 0's x is sent", xs[0])} if root else {})
         one = run.during(case(root))
         count = len(one.messages)
         assert count == n - 1, mistake("messages", f"{words}: {count} messages, expected {n - 1}")
         rounds = one.rounds()
         own = sum(m.sender == root for m in one.messages)
-        assert own <= tree_rounds(n), mistake(
+        assert own <= tree_rounds(n), because(
             "star", f"{words}: the root sends {own} messages, one after the other; expected at "
             f"most {tree_rounds(n)}", "the root sends to each rank itself: those that have x "
             "could send it on")
-        assert rounds <= tree_rounds(n), mistake(
+        assert rounds <= tree_rounds(n), because(
             "chain", f"{words}: {rounds} rounds, expected {tree_rounds(n)}",
             "each rank sends to one other alone: in a round, all that have x send it")
 
@@ -239,7 +252,7 @@ def test_choose_faster(subject, agree):
     answer = subject.choose_faster()
     assert isinstance(answer, str) and answer in ("ring", "tree"), mistake(
         "no_choice", f'choose_faster: got {answer!r}, expected "ring" or "tree"')
-    assert answer == faster, mistake(
+    assert answer == faster, because(
         "fewest_bytes", f"choose_faster: {answer} takes "
         f"{1e6 * ring_seconds(n, S, alpha, beta):.0f} µs, the other "
         f"{1e6 * tree_seconds(n, S, alpha, beta):.0f} µs", "the fewest bytes are not the fewest "

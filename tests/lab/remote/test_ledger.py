@@ -85,6 +85,8 @@ SEND, RECV = operation("send", peer=1, line=7), operation("recv", peer=1, line=8
      "and no rank receives"),
     ([(0, RECV), (1, operation("recv", peer=0))], [WAITS, WAITS, RETURNED], "receive_first",
      "and no rank sends"),
+    ([(0, operation("send", peer=2)), (0, RECV), (1, operation("recv", peer=0)),
+      (2, operation("recv", peer=1))], [WAITS] * 3, "missing_send", "Each receives what no rank has begun to send"),
     ([(0, SEND), (1, operation("recv", peer=0, tag=5))], [WAITS, WAITS, RETURNED], "deadlock",
      "rank 1 in recv of 4 numbers from rank 0 with tag 5"),
     ([(1, operation("recv", peer=0)), (0, SEND)], [RETURNED, WAITS, RETURNED], "no_wait",
