@@ -6,7 +6,7 @@ from dataclasses import asdict
 from lab import course
 from lab.judge import check
 from lab.judge.candidate import Candidate
-from lab.judge.isolate import Place, preload
+from lab.judge.isolate import Place, floors_below, preload
 from lab.remote import wire
 from lab.remote.warm import Child
 
@@ -18,7 +18,7 @@ def grade(lesson, candidate, names=None, modules=("pytest",)):
 
     modules: what the warm process imports besides the lesson's own
     """
-    grader = Grader(lesson, modules)
+    grader = Grader(lesson, modules, candidate.earlier)
     try:
         return grader.grade(candidate, names)
     finally:
@@ -33,8 +33,10 @@ class Grader:
     seconds, and saves as much after a few gradings
     """
 
-    def __init__(self, lesson, modules=("pytest",)):
-        self.child = Child(__name__, {"lesson": lesson.id}, (*modules, *preload(lesson)))
+    def __init__(self, lesson, modules=("pytest",), earlier=()):
+        """earlier: as all candidates have it."""
+        self.child = Child(__name__, {"lesson": lesson.id}, (
+            *modules, *preload(lesson), *floors_below(lesson, earlier)))
 
     def grade(self, candidate, names=None, observed=None):
         """Verdicts, as check.grade has them. CourseError where the process has ended.
