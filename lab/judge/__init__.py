@@ -16,7 +16,7 @@ inputs        inputs that a call changed
 blame         whose fault an unexpected exception is
 mocks         machines whose every cost is known, and functions that are watched
 adversarial   hard inputs, each kind with its reason
-gaps          which of these kinds each grader uses, and why not the others
+observer      which of these kinds a grader hands over
 mutants       wrong answers that graders must refuse, and twins that they must accept
 tape          recorded answers of the reference, for an edition without it
 warmup        what a process imports that grades many texts

@@ -115,7 +115,7 @@ class Subject:
         self._patience = 1 if reference is not None else patience
         self._child, self.values, self.stopped = None, {}, False
         self._changeable = {}               # by name: the inputs that the reference changes
-        self.observer = None                # told of every call, if there is one (gaps.py)
+        self.observer = None                # told of every call, if there is one (observer.py)
         self.calls = []                 # Calls so far; a fixture clears them before each test
 
     # ---- what a test writes
