@@ -8,8 +8,6 @@
 A child that dies, hangs or floods raises Stopped here; an exception of the learner's, Raised.
 """
 
-import time
-
 import numpy as np
 
 from lab.judge import inputs
@@ -299,9 +297,17 @@ class Subject:
             limit = max(limit, SLACK * slow())
         if not time_limit.answered(limit):
             raise TimeoutError(f"{limit:.0f}")
-        # for the bytes of an answer that has begun
-        end = time.monotonic() + LAST_RESORT * SECONDS
-        return wire.read_frame(lambda n: self._child.read(n, end), LARGEST)
+        rest = TimeLimit(self._child)           # of an answer that has begun
+        return wire.read_frame(lambda n: self._read(n, rest), LARGEST)
+
+    def _read(self, n, time_limit):
+        """Exactly n bytes of an answer."""
+        data = bytearray()
+        while len(data) < n:
+            if not time_limit.answered(SECONDS):
+                raise TimeoutError(f"{SECONDS:.0f}")
+            data += self._child.part(n - len(data))
+        return bytes(data)
 
     def _stopped(self, error):
         self.stopped = True

@@ -127,14 +127,18 @@ class Child:
             if left <= 0:
                 raise TimeoutError
             self.connection.settimeout(left)
-            try:
-                part = self.connection.recv(min(n - len(data), 1 << 20))
-            except ConnectionResetError:
-                part = b""
-            if not part:
-                raise EOFError
-            data += part
+            data += self.part(n - len(data))
         return bytes(data)
+
+    def part(self, most):
+        """The bytes that are there, at least one. EOFError when the child is gone."""
+        try:
+            data = self.connection.recv(min(most, 1 << 20))
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            raise EOFError
+        return data
 
     def stack(self):
         """[(file, line)] of where it is now, innermost first; empty if it cannot say."""
