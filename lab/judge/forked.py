@@ -66,9 +66,9 @@ def main(connection, request):
     """The grader role of the warm process: answers each request until the other side hangs up."""
     lesson = course.find(request["lesson"])
     place = Place(request["warm"])
-    while (asked := next_request(connection)) is not None:
-        observed = {} if asked["observe"] else None
-        verdicts = check.grade(lesson, Candidate(**asked["candidate"]), asked["names"], place,
+    while (question := next_request(connection)) is not None:
+        observed = {} if question["observe"] else None
+        verdicts = check.grade(lesson, Candidate(**question["candidate"]), question["names"], place,
                                observed=observed)
         kinds = {name: observer.kinds() for name, observer in (observed or {}).items()}
         connection.sendall(wire.frame(
@@ -76,7 +76,7 @@ def main(connection, request):
 
 
 def next_request(connection):
-    """What is asked next; None where the other side has hung up."""
+    """What is question next; None where the other side has hung up."""
     try:
         return wire.read_frame(lambda n: exactly(connection, n))[0]
     except EOFError:
