@@ -76,7 +76,7 @@ def main(connection, request):
 
 
 def next_request(connection):
-    """What is question next; None where the other side has hung up."""
+    """The next question; None where the other side has hung up."""
     try:
         return wire.read_frame(lambda n: exactly(connection, n))[0]
     except EOFError:

@@ -59,7 +59,7 @@ class Gated(MockLlama):
 
 
 def let_through(model, refusals):
-    """The kind of a Bridge that opens the model's gate when it has refused so many answers."""
+    """The kind of a Bridge that opens the model's gate when it has refused a number of answers."""
     class Full(Bridge):
         refused = 0
 
