@@ -8,8 +8,9 @@ from lab.course import CourseError
 from lab.judge import check, compare, forked, mistakes, mutants
 from lab.judge.candidate import Candidate
 from lab.judge.isolate import running
+from lab.judge.launched import Launched
 from lab.judge.mistakes import raises, same_report
-from lab.judge.subject import Launched, Raised, Stopped
+from lab.judge.subject import Raised, Stopped
 from lab.judge.work import LIMITS, same_work
 
 R01, K01 = course.find("r01_roofline"), course.find("k01_vector_add")
