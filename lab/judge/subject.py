@@ -8,13 +8,12 @@
 A child that dies, hangs or floods raises Stopped here; an exception of the learner's, Raised.
 """
 
-import time
-
 import numpy as np
 
 from lab.judge import inputs, ranks
 from lab.judge.conversation import call
 from lab.judge.failures import NotStarted, Raised, Stopped
+from lab.judge.launched import Launched
 from lab.judge.time_limit import LAST_RESORT, TimeLimit
 from lab.remote import wire
 
@@ -24,48 +23,6 @@ STEPS = 20_000          # warp instructions of a launch
 SLACK = 20
 LARGEST = 256 * 2**20   # bytes of a reply
 LONGEST_GUESS = 200     # characters of a prediction that is kept, to be drawn beside the result
-
-
-class Launched:
-    """The simulator's reports on a launch, as data; methods and properties read the first."""
-
-    def __init__(self, launches):
-        self.launches = launches
-
-    def memory(self, space, op):
-        """Counts of one kind of access: requests of a warp, transactions (sectors of global memory,
-        wavefronts of shared memory), the fewest possible, bytes asked for by the lanes.
-
-        An atomic is a load and a store: `atomicOr(x, 0)` reads, `atomicExch(x, v)` writes."""
-        memory = self.launches[0]["totals"]["memory"]
-        rows = [memory.get(f"{space} {each}", {}) for each in {op, "atomic"}]
-        return {what: sum(row.get(what, 0) for row in rows)
-                for what in ("requests", "transactions", "ideal", "bytes")}
-
-    def requests(self, op, space="global"):
-        return self.memory(space, op)["requests"]
-
-    def bytes(self, op, space="global"):
-        return self.memory(space, op)["bytes"]
-
-    def sectors_per_request(self, op):
-        """Mean sectors of 32 bytes that a warp's request touches; 0 without requests."""
-        counts = self.memory("global", op)
-        return counts["transactions"] / max(counts["requests"], 1)
-
-    def bank_conflicts(self):
-        """Wavefronts of shared memory over the fewest possible: 1 is free of conflicts."""
-        both = [self.memory("shared", op) for op in ("load", "store")]
-        return sum(c["transactions"] for c in both) / max(sum(c["ideal"] for c in both), 1)
-
-    @property
-    def steps(self):
-        """Warp instructions."""
-        return self.launches[0]["steps"]
-
-    @property
-    def barriers(self):
-        return self.launches[0]["totals"]["barriers"]
 
 
 class Subject:
@@ -81,7 +38,7 @@ class Subject:
         self._patience = 1 if reference is not None else patience
         self._child, self.values, self.stopped = None, {}, False
         self._changeable = {}               # by name: the inputs that the reference changes
-        self.observer = None                # told of every call, if there is one (gaps.py)
+        self.observer = None                # told of every call, if there is one (observer.py)
         self.calls = []                 # Calls so far; a fixture clears them before each test
 
     # ---- what a test writes
@@ -278,9 +235,17 @@ class Subject:
             limit = max(limit, SLACK * slow())
         if not time_limit.answered(limit):
             raise TimeoutError(f"{limit:.0f}")
-        # for the bytes of an answer that has begun
-        end = time.monotonic() + LAST_RESORT * SECONDS
-        return wire.read_frame(lambda n: self._child.read(n, end), LARGEST)
+        rest = TimeLimit(self._child)           # of an answer that has begun
+        return wire.read_frame(lambda n: self._read(n, rest), LARGEST)
+
+    def _read(self, n, time_limit):
+        """Exactly n bytes of an answer."""
+        data = bytearray()
+        while len(data) < n:
+            if not time_limit.answered(SECONDS):
+                raise TimeoutError(f"{SECONDS:.0f}")
+            data += self._child.part(n - len(data))
+        return bytes(data)
 
     def _stopped(self, error):
         self.stopped = True

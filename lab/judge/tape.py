@@ -91,11 +91,11 @@ class Overheard(Child):
         super().__init__(*request)
         self.log, self.connection = log, Tapped(self.connection, log)
 
-    def read(self, n, deadline):
-        part = super().read(n, deadline)
-        self.log[-1].answer += part
+    def part(self, most):
+        data = super().part(most)
+        self.log[-1].answer += data
         self.log[-1].seconds = time.monotonic() - self.connection.began
-        return part
+        return data
 
 
 class Tapped:
@@ -138,10 +138,10 @@ class Replayed:
     def answers(self, deadline):
         return True
 
-    def read(self, n, deadline):
-        part = self.rest[:n]
-        self.rest = self.rest[n:]
-        return part
+    def part(self, most):
+        data = self.rest[:most]
+        self.rest = self.rest[most:]
+        return data
 
     def kill(self):
         """There is no process."""
