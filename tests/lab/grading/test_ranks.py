@@ -51,7 +51,7 @@ def test_ranks_meet_in_a_box(level):
     assert grade(level, own).verdict == "pass"
     mutant = next(m for m in mutants.mutants(LESSON) if m["exercise"] == "exchange")
     wrong = grade(level, mutants.mutate(LESSON, mutant))
-    assert wrong.verdict == "fail" and mutant["says"] in wrong.message
+    assert (wrong.verdict, wrong.mistake) == ("fail", mutant["shows"])
 
 
 def test_without_walls_ranks_are_not_proven():
