@@ -3,7 +3,6 @@
 import ast
 import contextlib
 import hashlib
-import os
 import re
 import tempfile
 from pathlib import Path
@@ -118,9 +117,11 @@ def stub_file(path, lesson):
     text = lesson.stubs[lesson.language(path)]
     file = device.cache_folder() / (hashlib.sha256(text.encode()).hexdigest()[:24] + path.suffix)
     if not file.exists():
-        fresh = file.with_suffix(f".{os.getpid()}")
-        fresh.write_text(text, "utf-8")
-        fresh.replace(file)
+        number, fresh = tempfile.mkstemp(dir=file.parent)       # containers may share the folder
+        with open(number, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        Path(fresh).chmod(0o644)                                # other users' processes read it
+        Path(fresh).replace(file)
     return file
 
 
