@@ -2,19 +2,20 @@
 they say."""
 
 import os
+import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 from lab import course
-from lab.author import proven
+from lab.author import gaps, proven, twins
+from lab.author.gaps import GUESSES
 from lab.course import CourseError
-from lab.judge import forked, gaps, mutants
+from lab.judge import forked, mutants
 from lab.judge.candidate import Candidate, reference
-from lab.judge.gaps import GUESSES
 
-FEWEST = 5              # mutants of an exercise
-OF_A_GUESS = 3          # those of a prediction or a choice
+FEWEST = 3              # mutants of an exercise
+WITHOUT_IDS = 5         # those of one whose lesson has no ids of mistakes
 
 
 def verify(lessons, jobs=1, console=None, most=None, record=False):
@@ -56,6 +57,27 @@ def tell(lesson, rows, seconds, console):
                   f"{seconds:.0f} s")
 
 
+class Graders(threading.local):
+    """A grader for each thread: of the lesson that it was last asked for."""
+
+    lesson = grader = None
+
+    def of(self, lesson):
+        if self.lesson is not lesson:
+            self.drop()
+            self.grader = forked.Grader(lesson, ("lab.judge.warmup",))
+            self.lesson = lesson
+        return self.grader
+
+    def drop(self):
+        if self.grader is not None:
+            self.grader.close()
+        self.lesson = self.grader = None
+
+
+graders = Graders()
+
+
 class Proof:
     """A lesson's gradings, queued when it is made, and what they prove. seconds: of them all"""
 
@@ -65,6 +87,7 @@ class Proof:
         self.seconds = 0.0
         self.wrong, self.right = [], []         # [(mutant or twin, its candidate)]
         self.broken = ""                        # why they cannot be made
+        self.by_id = False                      # whether all mutants show ids
         self.observed = {}
         stubs = Candidate(lesson.stubs, dict.fromkeys(lesson.stubs, "stub"))
         self.untouched = self.grade(stubs)
@@ -76,8 +99,10 @@ class Proof:
         self.references = [self.grade(reference(lesson), e.name, self.observed)
                            for e in lesson.exercises]
         try:
+            self.by_id = mutants.by_id(lesson)
             self.wrong = [(m, mutants.mutate(lesson, m)) for m in mutants.mutants(lesson)]
-            self.right = [(t, mutants.mutate(lesson, t)) for t in mutants.twins(lesson)]
+            free = twins.twins(lesson) if self.by_id else []
+            self.right = [(t, mutants.mutate(lesson, t)) for t in mutants.twins(lesson) + free]
         except (CourseError, KeyError, ValueError, SyntaxError) as error:
             self.broken = str(error)
         self.counts = Counter(m["exercise"] for m, _ in self.wrong)
@@ -94,8 +119,10 @@ class Proof:
         def run():
             began = time.monotonic()
             try:
-                return forked.grade(self.lesson, candidate, name and [name],
-                                        ["lab.judge.warmup"], observed)
+                return graders.of(self.lesson).grade(candidate, name and [name], observed)
+            except BaseException:
+                graders.drop()          # it may have ended
+                raise
             finally:
                 self.seconds += time.monotonic() - began
         return self.pool.submit(run)
@@ -111,7 +138,7 @@ class Proof:
         rows = [row(v.name, "the reference passes", v.verdict == "pass" or (
                     None if v.verdict == "not_proven_here" else False),
                     f"{v.verdict}: {v.message}") for v in references]
-        if lesson.answered:
+        if lesson.answered and not self.broken and not self.by_id:
             rows += [row(gap["exercise"], "no kind of hard input or mistake is left open",
                          not gap["open"] and not gap["stale"], "; ".join(gaps.text([gap])[1:]))
                      for gap in gaps.examine(lesson, self.observed)]
@@ -128,10 +155,10 @@ class Proof:
         if lesson.answered:
             rows += [row(e.name, f"at least {least} mutants", self.counts[e.name] >= least,
                          f"{self.counts[e.name]} mutants") for e in lesson.exercises
-                     if (least := OF_A_GUESS if e.name.startswith(GUESSES) else FEWEST)]
+                     if (least := fewest_mutants(e, self.by_id))]
             rows += [row(e.name, f"at least {least} twins", self.twins[e.name] >= least,
                          f"{self.twins[e.name]} twins")
-                     for e in lesson.exercises if (least := fewest_twins(e))]
+                     for e in lesson.exercises if (least := fewest_twins(e, self.by_id))]
             rows += self.answers()
         return rows
 
@@ -143,17 +170,32 @@ class Proof:
                          f"{v.verdict}, expected pass: {v.message}")
                 for (twin, _), v in zip(self.right, verdicts[len(wrong):], strict=True)]
         for number, ((mutant, _), verdict) in enumerate(zip(self.wrong, wrong, strict=True)):
-            others = [v.message for i, v in enumerate(wrong) if i != number]
-            problem = unlike(mutant["says"], verdict, others)
-            change = (f"{mutant['find']!r} -> {mutant['replace']!r}" if "find" in mutant else
-                      f"with the message {mutant['says']!r}")
+            others = [v for i, v in enumerate(wrong) if i != number]
+            problem = (shows_other(mutant["shows"], verdict, others) if "shows" in mutant else
+                       unlike(mutant["says"], verdict, [v.message for v in others]))
+            name = mutant.get("shows") or f"with the message {mutant['says']!r}"
+            change = f"{mutant['find']!r} -> {mutant['replace']!r}" if "find" in mutant else name
             rows.append(self.row(mutant["exercise"], f"mutant {change}", not problem, problem))
         return rows
 
 
+def shows_other(mistake, verdict, others):
+    """How a mutant's verdict does not show its mistake, "" where it does. others: the verdicts on
+    the lesson's other mutants."""
+    if verdict.verdict != "fail":
+        return f"{verdict.verdict}, expected fail: {verdict.message}"
+    if verdict.mistake != mistake:
+        return (f"it shows {verdict.mistake or 'a mistake without an id'}, expected {mistake}: "
+                f"{verdict.message}")
+    if same := [v.mistake for v in others if v.sentence == verdict.sentence != ""
+                and v.name == verdict.name and v.mistake != mistake]:
+        return f"{mistake} and {same[0]} have the same sentence: {verdict.sentence}"
+    return ""
+
+
 def unlike(says, verdict, others):
-    """How a mutant's verdict is not as it should be, "" where it is. others: the messages of the
-    lesson's other mutants."""
+    """How the verdict on a mutant that `says` something is not as it should be, "" where it is.
+    others: the messages of the lesson's other mutants."""
     if len(says.split()) < 3:
         return f"says {says!r}: three words or more"
     if verdict.verdict != "fail":
@@ -165,13 +207,19 @@ def unlike(says, verdict, others):
     return ""
 
 
-def fewest_twins(exercise):
-    """The least number of twins of an exercise: three where learners' styles differ most, in the
-    kernels and engine parts of the core path; none for a guess."""
+def fewest_mutants(exercise, by_id):
+    """The least number of mutants of an exercise."""
+    return FEWEST if by_id or exercise.name.startswith(GUESSES) else WITHOUT_IDS
+
+
+def fewest_twins(exercise, by_id):
+    """The least number of twins of an exercise, 0 for a guess. In a lesson without ids it is three
+    where learners' styles differ most: in the kernels and engine parts of the core path."""
     if exercise.name.startswith(GUESSES):
         return 0
     lesson = exercise.lesson
-    return 3 if lesson.core and lesson.floor in ("layer1_kernels", "layer3_system") else 1
+    many = lesson.core and lesson.floor in ("layer1_kernels", "layer3_system")
+    return 3 if many and not by_id else 1
 
 
 def does_not_compile(text):

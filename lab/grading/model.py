@@ -45,6 +45,8 @@ class Result:
     message: str = ""           # for the instructor; it may reveal hidden inputs
     feedback: str = ""          # for the student
     text: str = ""              # of the exercise, normalised; empty where it was not attempted
+    mistake: str = ""           # its id and its sentence, where the grader knows it
+    sentence: str = ""
 
 
 @dataclass(frozen=True)

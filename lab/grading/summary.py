@@ -6,7 +6,7 @@ from lab.course import SPEED
 from lab.grading.points import shown
 from lab.grading.sanitize import clean, of, one_line
 from lab.judge.check import VERDICTS
-from lab.judge.mutants import mutants
+from lab.judge.mutants import fits, mutants
 
 WEAKEST = "limits"      # the level at which code can read files and use the network
 
@@ -83,11 +83,12 @@ def kind(known, result):
     """(kind, the mistake). Of a wrong answer that the course knows: "when" and the words for it, or
     "change" and its change of the reference, (find, replace). Else "message" and its first line."""
     for mutant in known:
-        if mutant["exercise"] == result.exercise and mutant["says"] in result.message:
+        if fits(mutant, result.exercise, result):
             if "when" in mutant:
                 return "when", mutant["when"]
-            return "change", (mutant["find"].strip(), mutant["replace"].strip())
-    return "message", one_line(result.message.strip().partition("\n")[0])
+            if "says" in mutant and "find" in mutant:
+                return "change", (mutant["find"].strip(), mutant["replace"].strip())
+    return "message", one_line(result.sentence or result.message.strip().partition("\n")[0])
 
 
 def lines(facts):

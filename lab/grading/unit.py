@@ -80,7 +80,7 @@ def result(lesson, candidate, verdict, public):
     """public: the verdict on the inputs that learners have; None where it was not needed."""
     return Result(lesson.id, verdict.name, verdict.verdict, verdict.points, verdict.max_points,
                   verdict.message, feedback(verdict, public),
-                  own_text(lesson, candidate, verdict))
+                  own_text(lesson, candidate, verdict), verdict.mistake, verdict.sentence)
 
 
 def feedback(verdict, public):

@@ -8,6 +8,7 @@ forked        grades in a process forked from a warm one
 fixtures      the fixtures of graders: subject, reference, truth, pace, rng
 subject       the code under test, as a test sees it: a proxy
 isolate       starts the process in which that code runs, with the files it may see
+mistakes      ids of mistakes, which travel with a failure
 compare       compares an answer with its oracle and says what is wrong
 patterns      what wrong numbers have in common
 conversation  what a test asked and what it got, in the words of a message
@@ -15,7 +16,7 @@ inputs        inputs that a call changed
 blame         whose fault an unexpected exception is
 mocks         machines whose every cost is known, and functions that are watched
 adversarial   hard inputs, each kind with its reason
-gaps          which of these kinds each grader uses, and why not the others
+observer      which of these kinds a grader hands over
 mutants       wrong answers that graders must refuse, and twins that they must accept
 tape          recorded answers of the reference, for an edition without it
 warmup        what a process imports that grades many texts

@@ -2,6 +2,7 @@
 
 import re
 
+from lab.judge.mistakes import mistake
 from lab.judge.subject import Raised
 
 FAR = 2**28             # numbers of a row: row 16 begins at 2^32, which 32 bits take for 0
@@ -27,7 +28,7 @@ def in_64_bits(subject, name, grid, block, args, threads, what, row=ROWS - 1, **
     else:
         beyond = 0
     expected = row * threads
-    assert beyond >= expected, (
+    assert beyond >= expected, mistake("short_index", (
         f"{name}, {row + 1} rows of 2^{33 - row.bit_length()} numbers: {beyond} threads reach "
         f"beyond row 0 of {what}, expected {expected}. Row {row} begins at 2^32, and a product of "
-        f"two ints has 32 bits: make one factor a size_t before they are multiplied")
+        f"two ints has 32 bits: make one factor a size_t before they are multiplied"))

@@ -11,7 +11,7 @@ import pytest
 
 from lab import course, device, stub
 from lab.course import ROOT, SUFFIX
-from lab.judge import alone, blame, pace
+from lab.judge import alone, blame, mistakes, pace
 from lab.judge.candidate import reference, told
 from lab.judge.compare import sound
 from lab.judge.isolate import Place
@@ -36,6 +36,8 @@ class Verdict:
     value: object = None            # what a prediction or a choice answered
     seconds: float = 0.0
     cause: str = ""                 # why a test did not pass, see blame.cause
+    mistake: str = ""               # its id, see mistakes.py; no learner reads it
+    sentence: str = ""              # the part of the message that explains this mistake
 
 
 # ---- grading
@@ -135,6 +137,7 @@ class Run:
         self.ratios = {}                # to the course's speed, by name of the speed's row
         # of single tests: the names of those that passed, and what subject.calls had then
         self.causes = {}
+        self.mistakes = {}              # (id, sentence) of each exercise's last failure
         self.doubts = []
         self.passes = set()
         self.calls = {}
@@ -196,7 +199,7 @@ class Run:
                 if verdict == kind:
                     return Verdict(name, kind, earned, points, sound(message),
                                    self.values.get(name), self.seconds[name],
-                                   self.causes.get(name, ""))
+                                   self.causes.get(name, ""), *self.mistakes.get(name, ()))
         if not outcomes:
             return Verdict(name, "error", None, points, self.no_test(self.exercises[name]))
         return Verdict(name, "pass", points, points, "", self.values.get(name), self.seconds[name])
@@ -227,7 +230,8 @@ class Run:
                 return name
         return None
 
-    def pytest_collection_modifyitems(self, items):
+    def pytest_collection_modifyitems(self, config, items):
+        config.option.tbstyle = "value"         # a rendered traceback of a test is read by nobody
         measured = self.paced if device.gpu() else ()
         items[:] = [i for i in items if (owner := self.owner(i)) and (
             owner in measured or not i.get_closest_marker("gpu"))
@@ -274,8 +278,10 @@ class Run:
             self.doubts.append(blame.Doubt(name, item.name, len(self.outcomes[name]), error,
                                            tuple(proxy.calls) if proxy else ()))
         self.causes[name] = blame.cause(error)
-        own = isinstance(error, Raised | Stopped)
-        self.outcomes[name].append((verdict, f"{name}: {message}" if own else message))
+        self.mistakes[name] = mistakes.of(error)
+        if isinstance(error, Raised | Stopped):
+            message = "\n".join(filter(None, (f"{name}: {message}", self.mistakes[name][1])))
+        self.outcomes[name].append((verdict, message))
 
     def judge(self, error, name, course_own=None):
         """(verdict, message) of a test of exercise `name` that raised. course_own: what the test

@@ -7,6 +7,7 @@ from itertools import islice
 
 import numpy as np
 
+from lab.judge.mistakes import mistake
 from lab.judge.patterns import pattern
 
 SIXTEEN_BITS = 1.6e-2       # relative: a few roundings of bfloat16, which keeps 8 bits
@@ -26,42 +27,64 @@ def agree(got, want, tolerance, what, at=position, mistakes=None, unwritten=None
     got: what the code under test returned; want: the oracle (float64 for real numbers)
     tolerance: relative to the largest |want|, and again to each element
     what: what is being compared, in words;  at(index): words for the place of an element
-    mistakes: {"what went wrong": the array that one would get}, tried when the answer is wrong.
-        `want` itself, the same array, stands for a loss of digits
+    mistakes: {id: (what went wrong, the array that one would get)}, tried when the answer is wrong.
+        `want` itself, the same array, stands for a loss of digits. In lessons whose mistakes have
+        no ids: {"what went wrong": the array}
     unwritten: what the array held before the launch, if no right answer holds it
     """
+    known = rows(mistakes or {})
     want = np.asarray(want)
     value = numbers(got, what)
     single = ("" if value.shape else f": it is {brief(got)}, a single value") if want.shape else \
         ", a single number"
-    assert value.shape == want.shape, \
-        f"{what}: shape {value.shape}, expected {want.shape}{single}"
+    assert value.shape == want.shape, mistake(
+        "shape", f"{what}: shape {value.shape}, expected {want.shape}{single}")
     wrong = differs(value, want, tolerance)
     if not wrong.any():
         return
     index = tuple(int(i) for i in np.argwhere(wrong)[0])
     count = f"{int(wrong.sum())} of {wrong.size} wrong; the first is " if wrong.size > 1 else ""
-    message = shown(value[index])
-    if unwritten is not None and value[index] == unwritten:
-        message += " (it held that before: nothing was written here)"
-    text = f"{what}: {count}{at(index)}: got {message}, expected {shown(want[index])}"
-    for mistake, answer in (mistakes or {}).items():
-        loss_of_digits = answer is want
-        answer = np.broadcast_to(np.asarray(answer), want.shape)
-        if not differs(value, answer, max(tolerance, 1e-3)).any() and (
-                loss_of_digits or nearer(value, answer, want, tolerance)):
-            only = loss_of_digits or np.isfinite(answer).any()
-            text += f"\nThis is what comes out {'' if only else '(among others) '}when {mistake}."
-            break
-    else:
-        cause = ""
-        if wrong.size > 8 or 2 * wrong.sum() >= wrong.size:     # rounding does not choose one
-            cause = digits(value, want, tolerance, what)
-        if not cause and (common := pattern(
-                value, want, wrong, lambda a, b: not differs(a, b, max(tolerance, 1e-6)).any())):
-            cause = f"\n{common[0].upper()}{common[1:]}."
-        text += cause
-    raise AssertionError(text)
+    before = unwritten is not None and value[index] == unwritten
+    note = " (it held that before: nothing was written here)" if before else ""
+    text = f"{what}: {count}{at(index)}: got {shown(value[index])}{note}, expected " \
+           f"{shown(want[index])}"
+    for name, sentence, answer in known:
+        if says := explained(sentence, answer, value, want, tolerance):
+            raise AssertionError(mistake(name, text + says, sentence))
+    name, says = likely(value, want, wrong, tolerance, what)
+    raise AssertionError(mistake("unwritten" if before else name, text + says, ""))
+
+
+def likely(value, want, wrong, tolerance, what):
+    """(id, sentence) of a mistake that no list names, each "" where nothing stands out."""
+    many = wrong.size > 8 or 2 * wrong.sum() >= wrong.size      # rounding does not choose one
+    if many and (says := digits(value, want, tolerance, what)):
+        return "digits", says
+    common = pattern(value, want, wrong,
+                     lambda a, b: not differs(a, b, max(tolerance, 1e-6)).any())
+    return "", f"\n{common[0].upper()}{common[1:]}." if common else ""
+
+
+def rows(mistakes):
+    """[(id, what went wrong, the array that one would get)], "" for the id of a lesson without ids.
+    ValueError where two ids have one sentence."""
+    known = [(name, *row) if isinstance(row, tuple) and row and isinstance(row[0], str) else
+             ("", name, row) for name, row in mistakes.items()]
+    sentences = [sentence for _, sentence, _ in known]
+    if twice := {sentence for sentence in sentences if sentences.count(sentence) > 1}:
+        raise ValueError(f"two mistakes have one sentence: {twice.pop()}")
+    return known
+
+
+def explained(sentence, answer, value, want, tolerance):
+    """A sentence where an answer is what comes out of a mistake; "" where it is not."""
+    loss_of_digits = answer is want
+    answer = np.broadcast_to(np.asarray(answer), want.shape)
+    if differs(value, answer, max(tolerance, 1e-3)).any() or not (
+            loss_of_digits or nearer(value, answer, want, tolerance)):
+        return ""
+    only = loss_of_digits or np.isfinite(answer).any()
+    return f"\nThis is what comes out {'' if only else '(among others) '}when {sentence}."
 
 
 def nearer(value, answer, want, tolerance):
@@ -89,9 +112,9 @@ def rounded_once(got, want, name, what):
     torch = sys.modules["torch"]
     nearest = torch.from_numpy(np.asarray(want, np.float64)).to(got.dtype)
     off = int((got != nearest).sum())
-    assert off <= 0.03 * got.numel(), (
+    assert off <= 0.03 * got.numel(), mistake("rounded_twice", (
         f"{name} rounds to 16 bits more than once: on {what} {off:,} of {got.numel():,} numbers "
-        f"are the neighbour of the right one. Compute in float32; the store alone rounds")
+        f"are the neighbour of the right one. Compute in float32; the store alone rounds"))
 
 
 def digits(value, want, tolerance, what):
@@ -115,13 +138,16 @@ def numbers(got, what):
         got = got.detach()
         got = (got.float() if got.dtype == torch.bfloat16 else got).numpy()
     kind = type(got).__name__
-    assert isinstance(got, (bool, int, float, list, tuple, np.ndarray, np.generic)), \
-        f"{what}: got {'nothing (None)' if got is None else f'a {kind}'}, expected numbers"
+    assert isinstance(got, (bool, int, float, list, tuple, np.ndarray, np.generic)), mistake(
+        "not_numbers",
+        f"{what}: got {'nothing (None)' if got is None else f'a {kind}'}, expected numbers")
     try:
         value = np.asarray(got)
     except ValueError:
-        raise AssertionError(f"{what}: got a ragged {kind}, expected numbers") from None
-    assert value.dtype.kind in "biufc", f"{what}: got {got!r}, expected numbers"
+        raise AssertionError(mistake(
+            "not_numbers", f"{what}: got a ragged {kind}, expected numbers")) from None
+    assert value.dtype.kind in "biufc", mistake(
+        "not_numbers", f"{what}: got {got!r}, expected numbers")
     return value
 
 

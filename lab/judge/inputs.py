@@ -6,6 +6,12 @@ from lab.judge import compare
 from lab.remote import wire
 
 
+class Changed(AssertionError):
+    """A call changed an input that it only reads."""
+
+    mistake = "input_changed"
+
+
 def written(own, changed, edited=()):
     """{("array", its number among the arrays), ("list", position or name)} of what a call changed.
 

@@ -113,7 +113,7 @@ class Subject:
         self._patience = 1 if reference is not None else patience
         self._child, self.values, self.stopped = None, {}, False
         self._changeable = {}               # by name: the inputs that the reference changes
-        self.observer = None                # told of every call, if there is one (gaps.py)
+        self.observer = None                # told of every call, if there is one (observer.py)
         self.calls = []                 # Calls so far; a fixture clears them before each test
 
     # ---- what a test writes
@@ -207,7 +207,7 @@ class Subject:
         self._changeable[name] = suspects if allowed is None else allowed
         if wrong := suspects - self._changeable[name]:
             which = inputs.described(min(wrong, key=str), args, kwargs)
-            raise AssertionError(f"{name} changes {which}: expected it as before the call")
+            raise inputs.Changed(f"{name} changes {which}: expected it as before the call")
 
     def _get(self, owner, name):
         value = self._ask("get", owner, name)

@@ -1,17 +1,24 @@
 """A kernel's work compared with the course's own on the same arguments: right numbers by other work
 are no answer where the work is the lesson's point. Only the simulator's counts are used."""
 
-LIMITS = {              # count: (times the course's own that still pass as another style, meaning)
-    "bytes loaded": (1.5, "numbers are read again that a register or shared memory could keep"),
-    "bytes stored": (1.5, "numbers are written more than once"),
-    "requests": (2, "requests of a warp are half empty: neighbouring threads should take "
-                    "neighbouring numbers, and every lane should take part"),
-    "sectors": (2, "threads of a warp reach for numbers far apart"),
-    "shared wavefronts": (3, "shared memory is accessed more often, or lanes meet in one bank"),
-    "warp instructions": (4, "there is a loop or a branch too many"),
-    "barriers": (4, "a barrier stands within a loop that needs none"),
-    "lanes of a warp for one at work": (2, "most threads of a warp have nothing to do"),
-    "times a warp's share for the busiest": (3, "one warp or one block does the work of all"),
+from lab.judge.mistakes import mistake
+
+LIMITS = {      # count: (times the course's own that still pass as another style, id, meaning)
+    "bytes loaded": (1.5, "read_again",
+                     "numbers are read again that a register or shared memory could keep"),
+    "bytes stored": (1.5, "written_again", "numbers are written more than once"),
+    "requests": (2, "half_empty_requests",
+                 "requests of a warp are half empty: neighbouring threads should take "
+                 "neighbouring numbers, and every lane should take part"),
+    "sectors": (2, "far_apart", "threads of a warp reach for numbers far apart"),
+    "shared wavefronts": (3, "bank_conflicts",
+                          "shared memory is accessed more often, or lanes meet in one bank"),
+    "warp instructions": (4, "extra_loop", "there is a loop or a branch too many"),
+    "barriers": (4, "barrier_in_loop", "a barrier stands within a loop that needs none"),
+    "lanes of a warp for one at work": (2, "idle_lanes",
+                                        "most threads of a warp have nothing to do"),
+    "times a warp's share for the busiest": (3, "one_does_all",
+                                             "one warp or one block does the work of all"),
 }
 
 
@@ -48,11 +55,13 @@ def same_work(name, launch, own, but=(), limits=None):
     """
     got = counts(launch)
     want = counts(own)
-    assert len(launch.launches) == len(own.launches), (
-        f"{name}: {len(launch.launches)} launches, expected {len(own.launches)}")
-    for count, (times, meaning) in LIMITS.items():
+    assert len(launch.launches) == len(own.launches), mistake(
+        "launches", f"{name}: {len(launch.launches)} launches, expected {len(own.launches)}")
+    for count, (times, known, meaning) in LIMITS.items():
         times = (limits or {}).get(count, times)
-        assert count in but or not want[count] or got[count] <= times * want[count], (
-            f"{name}: {got[count]:,.6g} {count}, the course's own {want[count]:,.6g}: {meaning}")
+        assert count in but or not want[count] or got[count] <= times * want[count], mistake(
+            known, f"{name}: {got[count]:,.6g} {count}, the course's own {want[count]:,.6g}: "
+                   f"{meaning}", meaning)
     if want["shared wavefronts"] and "shared wavefronts" not in but:
-        assert got["shared wavefronts"], f"{name} does not use shared memory, which is its point"
+        assert got["shared wavefronts"], mistake(
+            "no_shared_memory", f"{name} does not use shared memory, which is its point")

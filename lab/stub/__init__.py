@@ -10,6 +10,7 @@ splicing  an answer's units put into a module's
 """
 
 import re
+import textwrap
 from functools import lru_cache
 
 from lab.stub import cuda, python, splicing
@@ -17,7 +18,7 @@ from lab.stub.splicing import Spliced
 from lab.stub.units import MARK, named, one_newline
 
 __all__ = ["Spliced", "changed", "cut", "definitions", "extract", "find_line", "free_names",
-           "marked", "named", "normalised", "one_newline", "read", "splice"]
+           "marked", "named", "normalised", "one_newline", "read", "rewritten", "splice"]
 LANGUAGES = {"python": python, "cuda": cuda}
 PYTHONS_OWN = re.compile(r"\s*(async def|def|class)\b")     # what a decorator stands above
 
@@ -61,12 +62,15 @@ def extract(source, name, language):
     under the header of its class. KeyError: it is not there.
     """
     units = _find(source, name, language)
-    texts = [unit.text for unit in units]
-    owner = units[0].owner
-    while owner:
-        texts.insert(0, owner.header)
-        owner = owner.owner
-    return "\n".join(texts)
+    return _under_headers([unit.text for unit in units], units[0])
+
+
+def rewritten(source, name, body, language):
+    """The whole text of a definition, as `extract` gives it, with `body` in place of all after its
+    `exercise:` comment. KeyError: it is not there. ValueError: it has no such comment."""
+    unit = _find(source, name, language)[0]
+    body = textwrap.dedent(one_newline(body)).strip("\n")
+    return _under_headers([LANGUAGES[language].rewritten(unit, name, body)], unit)
 
 
 def find_line(source, name, language):
@@ -122,6 +126,15 @@ def read(text, language):
     """The units of a text, in order, with offsets into it as `one_newline` leaves it. SyntaxError,
     or ValueError in CUDA: it cannot be read."""
     return LANGUAGES[language].read(one_newline(text))
+
+
+def _under_headers(texts, unit):
+    """Texts below the headers of the classes that own a unit."""
+    owner = unit.owner
+    while owner:
+        texts = [owner.header, *texts]
+        owner = owner.owner
+    return "\n".join(texts)
 
 
 def _find(text, name, language):

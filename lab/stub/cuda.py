@@ -5,6 +5,7 @@ A declaration's skeleton shows what it is: its words, with nothing left in its b
 """
 
 import re
+import textwrap
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import NamedTuple
@@ -240,6 +241,27 @@ def stub(unit, name):
 
     ValueError: there is no mark, or it is in the middle of a statement.
     """
+    mark, closers, lines = _parts(unit, name)
+    body = [f"// {about(len(lines), name, unit.line + mark.line - 1)}"]
+    if not re.match(rf"[^{{]*?\bvoid\b[^{{]*?\b{re.escape(name)}\s*\(", unit.text):
+        body.append("return {};")
+    elif len(closers) > 1:                  # in a block, which may be a loop
+        body.append("return;")
+    return rewritten(unit, name, "\n".join(body))
+
+
+def rewritten(unit, name, body):
+    """The text of a function down to its mark, then `body`, with all that is open there closed.
+    ValueError: as for `stub`."""
+    mark, closers, _ = _parts(unit, name)
+    text = unit.text
+    rows = [re.match(r"\s*", text[_row(text, t.start):])[0] + "}" for t in closers]
+    return "\n".join([text[:mark.end], textwrap.indent(body, _before(text, mark.start)), *rows]
+                     ) + text[closers[-1].end:]
+
+
+def _parts(unit, name):
+    """(the mark, the brackets that close what is open there, the lines of the learner's part)."""
     text = unit.text
     tokens = list(_tokens(unit.text))
     mark = next((t for t in tokens if t.kind == "comment" and MARK.match(t.text)
@@ -262,11 +284,4 @@ def stub(unit, name):
             closers.append(token)
         elif token.kind != "comment":
             lines.add(token.line)
-    pad = _before(text, mark.start)
-    rows = [f"{pad}// {about(len(lines), name, line)}"]
-    if not re.match(rf"[^{{]*?\bvoid\b[^{{]*?\b{re.escape(name)}\s*\(", text):
-        rows.append(f"{pad}return {{}};")
-    elif len(closers) > 1:                  # in a block, which may be a loop
-        rows.append(f"{pad}return;")
-    rows += [re.match(r"\s*", text[_row(text, t.start):])[0] + "}" for t in closers]
-    return "\n".join([text[:mark.end], *rows]) + text[closers[-1].end:]
+    return mark, closers, lines

@@ -3,6 +3,7 @@
 import ast
 import builtins
 import dis
+import textwrap
 from itertools import accumulate
 
 from lab.stub.units import MARK, Unit, about
@@ -110,15 +111,26 @@ def _is_lambda(node):
 
 def stub(unit, name):
     """The text of a function down to its mark, then an exception. ValueError: there is no mark."""
+    above, below, _ = _parts(unit, name)
+    count = sum(bool(row.strip()) and not row.lstrip().startswith("#") for row in below)
+    note = about(count, name, unit.line + len(above) - 1)
+    return rewritten(unit, name, f'raise NotImplementedError("{note}")')
+
+
+def rewritten(unit, name, body):
+    """The text of a function down to its mark, then `body`. ValueError: there is no mark."""
+    above, _, pad = _parts(unit, name)
+    return "\n".join([*above, textwrap.indent(body, pad)])
+
+
+def _parts(unit, name):
+    """(the lines of a function down to its mark, those below it, what indents them)."""
     rows = unit.text.split("\n")
     mark = next((k for k, row in enumerate(rows)
                  if MARK.match(row) and unit.line + k not in unit.strings), None)
     if mark is None:
         raise ValueError(f"line {unit.line}: {name} has no comment # exercise:")
-    count = sum(bool(row.strip()) and not row.lstrip().startswith("#") for row in rows[mark + 1:])
-    pad = rows[mark][:rows[mark].index("#")]
-    note = about(count, name, unit.line + mark)
-    return "\n".join([*rows[:mark + 1], f'{pad}raise NotImplementedError("{note}")'])
+    return rows[:mark + 1], rows[mark + 1:], rows[mark][:rows[mark].index("#")]
 
 
 def free_names(cell):

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from lab.judge.mistakes import mistake
+
 PEAK, BANDWIDTH = 312e12, 1.5e12
 
 
@@ -18,15 +20,20 @@ def test_count_add(subject, agree, n, itemsize):
     moved = 3 * n * itemsize
     got = pair(subject.count_add(n, itemsize), f"count_add({n}, {itemsize})")
     agree(got, (n, moved), what=what, at=part, mistakes={
-        "only the two inputs are counted, not the output": (n, 2 * n * itemsize),
-        "one array is counted of the three": (n, n * itemsize),
-        "one of the three arrays is counted twice: the output is written, not read as well":
-            (n, 4 * n * itemsize),
-        "the size of a number in bytes is left out of an add": (n, 3 * n),
-        "an add is counted as two operations, as a multiply-add is": (2 * n, moved),
-        "an operation is counted for each number that moves, not for each addition":
-            (3 * n, moved),
-        "the FLOPs are multiplied by the bytes of a number": (n * itemsize, moved),
+        "inputs_only": ("only the two inputs are counted, not the output", (n, 2 * n * itemsize)),
+        "one_array": ("one array is counted of the three", (n, n * itemsize)),
+        "output_read_too": (
+            "one of the three arrays is counted twice: the output is written, not read as well",
+            (n, 4 * n * itemsize)),
+        "no_itemsize": ("the size of a number in bytes is left out of an add", (n, 3 * n)),
+        "two_flops": ("an add is counted as two operations, as a multiply-add is", (2 * n, moved)),
+        "flop_a_number": (
+            "an operation is counted for each number that moves, not for each addition",
+            (3 * n, moved)),
+        "one_at_least": (
+            "an addition is counted where there is nothing to add", (max(n, 1), moved)),
+        "flops_times_itemsize": (
+            "the FLOPs are multiplied by the bytes of a number", (n * itemsize, moved)),
     } | of_every_count(n, 3 * n, itemsize))
 
 
@@ -47,29 +54,46 @@ def test_count_matmul(subject, agree, M, N, K, itemsize):
     what = f"(FLOPs, bytes) of a ({M}, {K}) by ({K}, {N}) matmul of {itemsize}-byte numbers"
     got = pair(subject.count_matmul(M, N, K, itemsize), f"count_matmul({M}, {N}, {K}, {itemsize})")
     agree(got, (flops, moved), what=what, at=part, mistakes={
-        "the additions of the dot products are left out": (M * N * K, moved),
-        "a dot product has K - 1 additions: here the sum starts at 0, so it has K":
-            (M * N * (2 * K - 1), moved),
-        "the dot products have N terms, not K": (2 * M * N * N, moved),
-        "the dot products have M terms, not K": (2 * M * N * M, moved),
-        "the FLOPs are multiplied by the bytes of a number": (flops * itemsize, moved),
-        "the output matrix is not counted among the bytes": (flops, (a + b) * itemsize),
-        "every load of the naive loop is counted, not each matrix once":
-            (flops, (2 * M * N * K + c) * itemsize),
-        "the output is counted as read and as written: it is written alone":
-            (flops, (a + b + 2 * c) * itemsize),
-        "b is counted with the size of a: b has K · N numbers": (flops, (2 * a + c) * itemsize),
-        "a is counted with the size of b: a has M · K numbers": (flops, (2 * b + c) * itemsize),
-        "c is counted with the size of a: c has M · N numbers": (flops, (2 * a + b) * itemsize),
-        "c is counted with the size of b: c has M · N numbers": (flops, (a + 2 * b) * itemsize),
-        "the output's numbers have 4 bytes each, whatever `itemsize`":
-            (flops, (a + b) * itemsize + 4 * c),
-        "`itemsize` multiplies only the last matrix: brackets are missing":
-            (flops, a + b + c * itemsize),
-        "M · N · K numbers are counted, not those of three matrices":
-            (flops, M * N * K * itemsize),
-        "M + N + K numbers are counted, not those of three matrices":
-            (flops, (M + N + K) * itemsize),
+        "no_additions": ("the additions of the dot products are left out", (M * N * K, moved)),
+        "one_addition_less": (
+            "a dot product has K - 1 additions: here the sum starts at 0, so it has K",
+            (M * N * (2 * K - 1), moved)),
+        "terms_n": ("the dot products have N terms, not K", (2 * M * N * N, moved)),
+        "terms_m": ("the dot products have M terms, not K", (2 * M * N * M, moved)),
+        "flops_times_itemsize": (
+            "the FLOPs are multiplied by the bytes of a number", (flops * itemsize, moved)),
+        "no_output": (
+            "the output matrix is not counted among the bytes", (flops, (a + b) * itemsize)),
+        "every_load": (
+            "every load of the naive loop is counted, not each matrix once",
+            (flops, (2 * M * N * K + c) * itemsize)),
+        "output_read_too": (
+            "the output is counted as read and as written: it is written alone",
+            (flops, (a + b + 2 * c) * itemsize)),
+        "b_as_a": (
+            "b is counted with the size of a: b has K · N numbers",
+            (flops, (2 * a + c) * itemsize)),
+        "a_as_b": (
+            "a is counted with the size of b: a has M · K numbers",
+            (flops, (2 * b + c) * itemsize)),
+        "c_as_a": (
+            "c is counted with the size of a: c has M · N numbers",
+            (flops, (2 * a + b) * itemsize)),
+        "c_as_b": (
+            "c is counted with the size of b: c has M · N numbers",
+            (flops, (a + 2 * b) * itemsize)),
+        "output_in_4_bytes": (
+            "the output's numbers have 4 bytes each, whatever `itemsize`",
+            (flops, (a + b) * itemsize + 4 * c)),
+        "no_brackets": (
+            "`itemsize` multiplies only the last matrix: brackets are missing",
+            (flops, a + b + c * itemsize)),
+        "product_of_sizes": (
+            "M · N · K numbers are counted, not those of three matrices",
+            (flops, M * N * K * itemsize)),
+        "sum_of_sizes": (
+            "M + N + K numbers are counted, not those of three matrices",
+            (flops, (M + N + K) * itemsize)),
     } | of_every_count(flops, a + b + c, itemsize))
 
 
@@ -87,25 +111,35 @@ def test_count_softmax(subject, agree, R, C, itemsize):
     what = f"(FLOPs, bytes) of softmax over {R} rows of {C} numbers of {itemsize} bytes"
     got = pair(subject.count_softmax(R, C, itemsize), f"count_softmax({R}, {C}, {itemsize})")
     agree(got, (flops, moved), what=what, at=part, mistakes={
-        "each number is read three times, as without fusion": (flops, 2 * moved),
-        "each number is read twice: a fused kernel keeps the row after one read":
-            (flops, 3 * R * C * itemsize),
-        "one pass is counted, a read or a write; both cross the bus": (flops, R * C * itemsize),
-        "one number is written a row: softmax writes as many as it reads":
-            (flops, (R * C + R) * itemsize),
-        "one row is counted instead of all": (5 * C, 2 * C * itemsize),
-        "one of the five operations is left out": (4 * R * C, moved),
-        "one operation is counted for an element, not five": (R * C, moved),
-        "one of the five operations is counted once a row, not once an element":
-            (R * (4 * C + 1), moved),
-        "two of the five operations are counted once a row, not once an element":
-            (R * (3 * C + 2), moved),
-        "the maximum or the sum is counted as C - 1 operations a row, not C":
-            (R * (5 * C - 1), moved),
-        "the maximum and the sum are counted as C - 1 operations a row each, not C":
-            (R * (5 * C - 2), moved),
-        "the numbers are counted as R + C, not R · C": (5 * (R + C), 2 * (R + C) * itemsize),
-        "the FLOPs are multiplied by the bytes of a number": (flops * itemsize, moved),
+        "three_reads": ("each number is read three times, as without fusion", (flops, 2 * moved)),
+        "two_reads": (
+            "each number is read twice: a fused kernel keeps the row after one read",
+            (flops, 3 * R * C * itemsize)),
+        "one_pass": (
+            "one pass is counted, a read or a write; both cross the bus",
+            (flops, R * C * itemsize)),
+        "one_output_a_row": (
+            "one number is written a row: softmax writes as many as it reads",
+            (flops, (R * C + R) * itemsize)),
+        "one_row": ("one row is counted instead of all", (5 * C, 2 * C * itemsize)),
+        "four_flops": ("one of the five operations is left out", (4 * R * C, moved)),
+        "one_flop": ("one operation is counted for an element, not five", (R * C, moved)),
+        "flop_a_row": (
+            "one of the five operations is counted once a row, not once an element",
+            (R * (4 * C + 1), moved)),
+        "two_flops_a_row": (
+            "two of the five operations are counted once a row, not once an element",
+            (R * (3 * C + 2), moved)),
+        "one_term_less": (
+            "the maximum or the sum is counted as C - 1 operations a row, not C",
+            (R * (5 * C - 1), moved)),
+        "two_terms_less": (
+            "the maximum and the sum are counted as C - 1 operations a row each, not C",
+            (R * (5 * C - 2), moved)),
+        "sum_of_sizes": (
+            "the numbers are counted as R + C, not R · C", (5 * (R + C), 2 * (R + C) * itemsize)),
+        "flops_times_itemsize": (
+            "the FLOPs are multiplied by the bytes of a number", (flops * itemsize, moved)),
     } | of_every_count(flops, 2 * R * C, itemsize))
 
 
@@ -120,29 +154,37 @@ def test_attainable(subject, agree):
     got = [subject.attainable(i, PEAK, BANDWIDTH) for i in intensities]
     agree(got, [min(PEAK, r) for r in roof], "float64", "FLOP/s under 312 TFLOP/s and 1.5 TB/s",
           at=lambda index: f"{intensities[index[0]]:.4g} FLOP/byte", mistakes={
-              "the higher roof is taken instead of the lower": [max(PEAK, r) for r in roof],
-              "the peak is given whatever the intensity": PEAK,
-              "the memory roof is drawn beyond the ridge": roof,
-              "the bandwidth is compared with the peak as it is: without the intensity it is "
-              "bytes, not FLOPs, a second": min(PEAK, BANDWIDTH),
-              "the bandwidth is given as it is left of the ridge: times the intensity it is "
-              "FLOP/s": [PEAK if i >= PEAK / BANDWIDTH else BANDWIDTH for i in intensities],
-              "the times of the arithmetic and of the bytes are added: they overlap, so the "
-              "longer one alone counts": [PEAK * r / (PEAK + r) for r in roof],
-              "the intensity divides the bandwidth: FLOP/byte times byte/s is FLOP/s":
-                  [min(PEAK, BANDWIDTH / i) for i in intensities],
-              "the intensity multiplies the peak, not the bandwidth":
-                  [min(PEAK * i, BANDWIDTH) for i in intensities],
-              "the intensity is rounded down before it is multiplied, as int and // do":
-                  [min(PEAK, int(i) * BANDWIDTH) for i in intensities],
-              "the share of the peak is given, not FLOP/s": [min(1, r / PEAK) for r in roof],
-              "the roofs are added": [PEAK + r for r in roof],
-              "the mean of the roofs is taken": [(PEAK + r) / 2 for r in roof],
+              "higher_roof": (
+                  "the higher roof is taken instead of the lower", [max(PEAK, r) for r in roof]),
+              "always_peak": ("the peak is given whatever the intensity", PEAK),
+              "memory_roof_alone": ("the memory roof is drawn beyond the ridge", roof),
+              "no_intensity": (
+                  "the bandwidth is compared with the peak as it is: without the intensity it is "
+                  "bytes, not FLOPs, a second", min(PEAK, BANDWIDTH)),
+              "bandwidth_as_rate": (
+                  "the bandwidth is given as it is left of the ridge: times the intensity it is "
+                  "FLOP/s", [PEAK if i >= PEAK / BANDWIDTH else BANDWIDTH for i in intensities]),
+              "sum_of_times": (
+                  "the times of the arithmetic and of the bytes are added: they overlap, so the "
+                  "longer one alone counts", [PEAK * r / (PEAK + r) for r in roof]),
+              "divides_by_intensity": (
+                  "the intensity divides the bandwidth: FLOP/byte times byte/s is FLOP/s",
+                  [min(PEAK, BANDWIDTH / i) for i in intensities]),
+              "intensity_times_peak": (
+                  "the intensity multiplies the peak, not the bandwidth",
+                  [min(PEAK * i, BANDWIDTH) for i in intensities]),
+              "whole_intensity": (
+                  "the intensity is rounded down before it is multiplied, as int and // do",
+                  [min(PEAK, int(i) * BANDWIDTH) for i in intensities]),
+              "share_of_peak": (
+                  "the share of the peak is given, not FLOP/s", [min(1, r / PEAK) for r in roof]),
+              "sum_of_roofs": ("the roofs are added", [PEAK + r for r in roof]),
+              "mean_of_roofs": ("the mean of the roofs is taken", [(PEAK + r) / 2 for r in roof]),
           })
     agree(subject.attainable(0.0, PEAK, BANDWIDTH), 0.0, "float64",
           "FLOP/s of work that moves bytes and computes nothing", mistakes={
-              "the peak is given where the intensity is 0": PEAK,
-              "the bandwidth is given where the intensity is 0": BANDWIDTH})
+              "peak_at_0": ("the peak is given where the intensity is 0", PEAK),
+              "bandwidth_at_0": ("the bandwidth is given where the intensity is 0", BANDWIDTH)})
 
 
 def test_attainable__other_machines(subject, agree):
@@ -152,9 +194,11 @@ def test_attainable__other_machines(subject, agree):
             agree(subject.attainable(intensity, peak, bandwidth),
                   min(peak, intensity * bandwidth), "float64",
                   f"attainable({intensity:g}, {peak:g}, {bandwidth:g})", mistakes={
-                      "it is the peak if the intensity is above 208, another machine's ridge":
-                          peak if intensity > 208 else intensity * bandwidth,
-                      "the rate is that of another machine's memory": intensity * BANDWIDTH})
+                      "ridge_208": (
+                          "it is the peak if the intensity is above 208, another machine's ridge",
+                          peak if intensity > 208 else intensity * bandwidth),
+                      "other_bandwidth": (
+                          "the rate is that of another machine's memory", intensity * BANDWIDTH)})
 
 
 def test_attainable__beside_the_ridge(subject, agree, rng):
@@ -166,8 +210,9 @@ def test_attainable__beside_the_ridge(subject, agree, rng):
             roof = intensity * bandwidth
             agree(subject.attainable(float(intensity), peak, bandwidth), min(peak, roof), "float64",
                   f"FLOP/s at {intensity:.4g} FLOP/byte, beside a ridge at {whole + part:.4g}",
-                  mistakes={"the ridge is rounded down to a whole number": peak,
-                            "the ridge is rounded up to a whole number": roof})
+                  mistakes={
+                      "ridge_rounded_down": ("the ridge is rounded down to a whole number", peak),
+                      "ridge_rounded_up": ("the ridge is rounded up to a whole number", roof)})
 
 
 def test_attainable__unseen(unseen, rng):
@@ -185,31 +230,42 @@ BOUND_CASES = [
     (1, 0, PEAK, BANDWIDTH), (0, 1, PEAK, BANDWIDTH), (0, 0, PEAK, BANDWIDTH)]
 # When a wrong answer says "compute".
 BOUND_WRONG = {
-    "the roofs are exchanged: the longer time names the roof that is hit":
-        lambda flops, moved, peak, bandwidth: flops / peak < moved / bandwidth,
-    "the roofs are exchanged, and the ridge with them: the longer time names the roof":
-        lambda flops, moved, peak, bandwidth: flops / peak <= moved / bandwidth,
-    "FLOPs and bytes are compared as they are, not the times that they need":
-        lambda flops, moved, peak, bandwidth: flops >= moved,
-    "the rates are exchanged: the peak is for the FLOPs, the bandwidth for the bytes":
-        lambda flops, moved, peak, bandwidth: flops / bandwidth >= moved / peak,
-    'the answer is "compute" whatever the numbers': lambda *case: True,
-    'the answer is "memory" whatever the numbers': lambda *case: False,
-    "a time is rounded down to whole seconds, with // or int: short times are all 0":
-        lambda flops, moved, peak, bandwidth: flops // peak >= moved // bandwidth,
-    "the times are rounded before they are compared, so that two short ones are equal":
+    "roofs_exchanged": (
+        "the roofs are exchanged: the longer time names the roof that is hit",
+        lambda flops, moved, peak, bandwidth: flops / peak < moved / bandwidth),
+    "all_exchanged": (
+        "the roofs are exchanged, and the ridge with them: the longer time names the roof",
+        lambda flops, moved, peak, bandwidth: flops / peak <= moved / bandwidth),
+    "no_rates": (
+        "FLOPs and bytes are compared as they are, not the times that they need",
+        lambda flops, moved, peak, bandwidth: flops >= moved),
+    "rates_exchanged": (
+        "the rates are exchanged: the peak is for the FLOPs, the bandwidth for the bytes",
+        lambda flops, moved, peak, bandwidth: flops / bandwidth >= moved / peak),
+    "always_compute": ('the answer is "compute" whatever the numbers', lambda *case: True),
+    "always_memory": ('the answer is "memory" whatever the numbers', lambda *case: False),
+    "whole_seconds": (
+        "a time is rounded down to whole seconds, with // or int: short times are all 0",
+        lambda flops, moved, peak, bandwidth: flops // peak >= moved // bandwidth),
+    "rounded_times": (
+        "the times are rounded before they are compared, so that two short ones are equal",
         lambda flops, moved, peak, bandwidth:
-            round(flops / peak, 6) >= round(moved / bandwidth, 6),
-    "the ridge is rounded down, as // does":
-        lambda flops, moved, peak, bandwidth: flops >= peak // bandwidth * moved,
-    "the intensity is rounded down, as // does":
-        lambda flops, moved, peak, bandwidth: not moved or flops // moved >= peak / bandwidth,
-    "the ridge itself counts as memory":
-        lambda flops, moved, peak, bandwidth: flops / peak > moved / bandwidth,
-    "work that moves no byte counts as memory":
-        lambda flops, moved, peak, bandwidth: moved and flops / moved >= peak / bandwidth,
-    "the ridge is 208 on every machine: it is the quotient of the two rates":
-        lambda flops, moved, peak, bandwidth: flops >= 208 * moved,
+            round(flops / peak, 6) >= round(moved / bandwidth, 6)),
+    "ridge_rounded_down": (
+        "the ridge is rounded down, as // does",
+        lambda flops, moved, peak, bandwidth: flops >= peak // bandwidth * moved),
+    "whole_intensity": (
+        "the intensity is rounded down, as // does",
+        lambda flops, moved, peak, bandwidth: not moved or flops // moved >= peak / bandwidth),
+    "ridge_is_memory": (
+        "the ridge itself counts as memory",
+        lambda flops, moved, peak, bandwidth: flops / peak > moved / bandwidth),
+    "no_bytes_is_memory": (
+        "work that moves no byte counts as memory",
+        lambda flops, moved, peak, bandwidth: moved and flops / moved >= peak / bandwidth),
+    "ridge_208": (
+        "the ridge is 208 on every machine: it is the quotient of the two rates",
+        lambda flops, moved, peak, bandwidth: flops >= 208 * moved),
 }
 
 
@@ -218,14 +274,17 @@ def test_bound(subject):
     want = [roof(flops / peak >= moved / bandwidth)
             for flops, moved, peak, bandwidth in BOUND_CASES]
     for got in said:
-        assert got in ("compute", "memory"), f'bound: got {got!r}, expected "compute" or "memory"'
-    named = [mistake for mistake, compute in BOUND_WRONG.items()
+        assert got in ("compute", "memory"), mistake(
+            "another_word", f'bound: got {got!r}, expected "compute" or "memory"')
+    known = [(name, sentence) for name, (sentence, compute) in BOUND_WRONG.items()
              if said == [roof(compute(*case)) for case in BOUND_CASES]]
+    name, sentence = known[0] if known else ("", "")
+    cause = f"\nThis is what comes out when {sentence}." if known else ""
     for case, got, right in zip(BOUND_CASES, said, want, strict=True):
-        cause = f"\nThis is what comes out when {named[0]}." if named else ""
         flops, moved, *_ = case
-        assert got == right, (f'bound of {flops} FLOPs and {moved} bytes: got "{got}", expected '
-                              f'"{right}": {reason(*case)}{cause}')
+        assert got == right, mistake(
+            name, f'bound of {flops} FLOPs and {moved} bytes: got "{got}", expected '
+                  f'"{right}": {reason(*case)}{cause}', sentence)
 
 
 def roof(compute):
@@ -254,29 +313,34 @@ def test_predict_intensity_of_matmul(subject):
     got, n = subject.predict_intensity_of_matmul(), 4096
     flops, moved = 2 * n**3, 3 * n**2 * 2
     assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
-    near = "too low" if got < flops / moved else "too high"
+    name, near = ("too_low", "too low") if got < flops / moved else ("too_high", "too high")
     if abs(got - flops / moved / 2) < 0.05 * flops / moved:
+        name = "one_flop"
         near = "half of it: a multiply-add is two operations"
     elif abs(got - flops / moved * 2) < 0.05 * flops / moved:
+        name = "one_byte"
         near = "twice as much: a 16-bit number has two bytes"
-    assert abs(got / (flops / moved) - 1) < 0.05, \
-        (f"intensity of the matmul: {got:g} FLOP/byte is {near}; write down FLOPs and bytes, then "
-         f"divide")
+    assert abs(got / (flops / moved) - 1) < 0.05, mistake(
+        name, f"intensity of the matmul: {got:g} FLOP/byte is {near}; write down FLOPs and bytes, "
+              f"then divide", near)
 
 
 def test_predict_gain_of_doubled_peak(subject):
     got = subject.predict_gain_of_doubled_peak()
     want = times(4096**2, PEAK) / times(4096**2, 2 * PEAK)
     assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
-    said = ("that would hold for a kernel under the compute roof" if got == 2 else
-            "a faster chip slows nothing down" if got < want else "the bytes still have to arrive")
-    assert abs(got - want) < 0.05, f"gain of the add: {got:g} is not what the roofline says; {said}"
+    name, why = (
+        ("compute_roof", "that would hold for a kernel under the compute roof") if got == 2 else
+        ("slower", "a faster chip slows nothing down") if got < want else
+        ("bytes_forgotten", "the bytes still have to arrive"))
+    assert abs(got - want) < 0.05, mistake(
+        name, f"gain of the add: {got:g} is not what the roofline says; {why}", why)
 
 
 def pair(got, call):
     """The answer of a count, if there are two numbers in it."""
-    assert isinstance(got, (tuple, list, np.ndarray)) and len(got) == 2, \
-        f"{call}: got {got!r}, expected a pair, (FLOPs, bytes), for any sizes"
+    assert isinstance(got, (tuple, list, np.ndarray)) and len(got) == 2, mistake(
+        "no_pair", f"{call}: got {got!r}, expected a pair, (FLOPs, bytes), for any sizes")
     return got
 
 
@@ -284,10 +348,11 @@ def of_every_count(flops, numbers, itemsize):
     """What goes wrong in any count of FLOPs and of numbers that move."""
     moved = numbers * itemsize
     return {
-        "FLOPs and bytes are exchanged": (moved, flops),
-        "bits are counted, not bytes": (flops, 8 * moved),
-        "numbers are counted, not their bytes": (flops, numbers),
-    } | {f"a number has {size} bytes whatever `itemsize`": (flops, numbers * size)
+        "exchanged": ("FLOPs and bytes are exchanged", (moved, flops)),
+        "bits": ("bits are counted, not bytes", (flops, 8 * moved)),
+        "numbers": ("numbers are counted, not their bytes", (flops, numbers)),
+    } | {f"always_{size}_bytes": (
+            f"a number has {size} bytes whatever `itemsize`", (flops, numbers * size))
          for size in (2, 4, 8) if size != itemsize}
 
 
