@@ -86,6 +86,7 @@ def test_a_small_class_gets_its_exact_grades(few):
 
 @pytest.mark.slow
 @pytest.mark.alone
+@pytest.mark.timeout(1800)
 def test_forty_submissions_of_every_kind_get_their_exact_grades(tmp_path):
     classroom.write(tmp_path / "sent")
     said, grades = graded(tmp_path / "sent", tmp_path / "out")
