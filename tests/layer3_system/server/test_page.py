@@ -220,6 +220,7 @@ def test_which_requests_are_yours(site):
 
 
 def test_curves_have_their_range(site):
+    until(lambda: site.find("running").text == "0")
     site.submit([1] * 40, [2] * 20, [3] * 9)
     until(lambda: site.find("running_range").text == "0 to 3")
     site.bridge.gate.release(MANY)
