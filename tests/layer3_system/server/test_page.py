@@ -20,6 +20,7 @@ from layer3_system.server import live
 from layer3_system.server.app import Listener, make_app
 from tests.layer3_system.server.http_server import until
 
+pytestmark = pytest.mark.slow           # a browser starts, and draws
 MANY = 10_000           # steps, more than all answers take
 
 
