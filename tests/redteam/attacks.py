@@ -83,7 +83,7 @@ def grade(submissions, out, environment, jobs=2, options=(), before=()):
     done = subprocess.run(
         [*before, sys.executable, "-P", "-m", "lab.cli", "grade", str(submissions),
          "--out", str(out), "--lessons", ",".join(sorted(lessons)), "--jobs", str(jobs), *options],
-        env=environment | {"PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL,
+        env=environment | {"PYTHONPATH": str(ROOT), "LAB_SEED": "1"}, stdin=subprocess.DEVNULL,
         capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     with open(out / "verdicts.csv", newline="", encoding="utf-8") as stream:

@@ -418,6 +418,7 @@ def test_what_a_test_counts_in_the_reference_is_written_down():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)            # an edition with tapes of layer 1
 def test_a_grader_that_counts_in_the_reference_ships_without_it(tmp_path):
     """g01's grader counts the launches of g01's own model."""
     plan = release.edition(["g01"], answers_until="k15")

@@ -20,6 +20,7 @@ from layer3_system.server import live
 from layer3_system.server.app import Listener, make_app
 from tests.layer3_system.server.http_server import until
 
+pytestmark = pytest.mark.slow           # a browser starts, and draws
 MANY = 10_000           # steps, more than all answers take
 
 
@@ -179,10 +180,12 @@ def test_stop_ends_all_that_was_sent(site):
     site.write("most", 400)
     send = site.browser.find_element("css selector", "#ask button")
     send.click()
-    until(lambda: len(site.engine.scheduler.running) == 1)
-    site.bridge.gate.release(60)
+    scheduler = site.engine.scheduler
+    until(lambda: len(scheduler.running) == 1)
     send.click()
-    until(lambda: len(site.engine.scheduler.running) == 2)
+    until(lambda: len([*scheduler.running, *scheduler.waiting]) == 2)
+    site.bridge.gate.release(10)                    # for the second one's prompt
+    until(lambda: len(scheduler.running) == 2)
     site.find("stop").click()
     until(lambda: not site.engine.busy)             # though it may do no step
     assert not site.find("stop").is_enabled()
@@ -218,6 +221,7 @@ def test_which_requests_are_yours(site):
 
 
 def test_curves_have_their_range(site):
+    until(lambda: site.find("running").text == "0")
     site.submit([1] * 40, [2] * 20, [3] * 9)
     until(lambda: site.find("running_range").text == "0 to 3")
     site.bridge.gate.release(MANY)

@@ -970,6 +970,7 @@ def test_what_the_engine_is_doing():
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 def test_memory_stays_flat():
     """20,000 requests, some of whose clients leave: no object and not 20 MB more than after the
     first 4,000. Below that is what malloc and the threads keep for later."""
