@@ -135,6 +135,11 @@ class Lesson:
     def needs(self):
         return self.front["needs"]
 
+    @property
+    def ranks(self):
+        """Whether its exercises run on several ranks, which exchange data over loopback."""
+        return self.front.get("ranks", False)
+
     @cached_property
     def exercises(self):
         where = {name: language for language, text in self.sources.items()

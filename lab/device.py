@@ -39,6 +39,12 @@ def bare_environment(folder):
                       TMPDIR=folder, TRITON_CACHE_DIR=f"{folder}/triton", TRITON_HOME=folder)
 
 
+def on_loopback():
+    """Ranks of this process meet on this machine alone. Without the interface's name gloo looks up
+    the machine's own, for half a minute where that has no address."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
+
+
 def cpu_model():
     """The processor's name where Linux gives it, else its architecture."""
     try:

@@ -73,10 +73,15 @@ CAPABILITY_VERSION = 0x20080522
 
 
 class Box:
-    """A box that exists until `close`. binds: {path inside: file or folder outside}."""
+    """A box that exists until `close`. binds: {path inside: file or folder outside}.
 
-    def __init__(self, level, binds, user=NOBODY):
+    loopback: its processes may open sockets, which lead to nothing but each other. Two candidates
+    never share such a box. Without walls there is none: the network would be the machine's.
+    """
+
+    def __init__(self, level, binds, user=NOBODY, loopback=False):
         self.level = level
+        self.loopback = loopback and level != "limits"
         self.user = user
         self.holder = None
         self.closed = threading.Event()
@@ -117,7 +122,7 @@ class Box:
         """What a child of the warm process needs to move in."""
         return {"module": __name__, "holder": self.holder,
                 "user": self.user if os.getuid() == 0 else None, "scratch": self.scratch,
-                "filtered": seccomp.problem() is None}
+                "filtered": seccomp.problem() is None, "loopback": self.loopback}
 
     def close(self):
         """End everything in it."""
@@ -240,7 +245,7 @@ def move_in(request, connection):
     os.closerange(connection.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
     bare(request["user"], request["scratch"], libc)
     if request["filtered"]:
-        seccomp.install()
+        seccomp.install(request["loopback"])
 
 
 def bare(user, scratch, libc):

@@ -7,9 +7,12 @@ pivot_root(2), namespaces(7) and user_namespaces(7) say what each call is for.
 """
 
 import ctypes
+import fcntl
 import json
 import os
 import signal
+import socket
+import struct
 import sys
 import tempfile
 
@@ -28,6 +31,8 @@ MS_REC = 16384
 MS_PRIVATE = 1 << 18
 MNT_DETACH = 2
 PR_SET_PDEATHSIG = 1
+SIOCSIFFLAGS = 0x8914           # netdevice(7)
+IFF_UP = 1
 DEVICES = ("null", "zero", "full", "random", "urandom")
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -52,6 +57,7 @@ def main(info_fd, mounts, scratch, user):
     if child == 0:
         os.close(info_fd)
         call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        raise_loopback()
         furnish(mounts, scratch)
         os.write(done, b"x")
         signal.pause()                      # the first process of the box: it ends with us
@@ -62,6 +68,12 @@ def main(info_fd, mounts, scratch, user):
         print("ready", flush=True)
         sys.stdin.read()
         os.kill(child, signal.SIGKILL)
+
+
+def raise_loopback():
+    """Bring lo up, as bwrap does: a new network namespace has it, and nothing else, down."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", IFF_UP))
 
 
 def furnish(mounts, scratch):

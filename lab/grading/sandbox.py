@@ -14,7 +14,7 @@ from pathlib import Path
 from lab import stub
 from lab.course import ROOT, SUFFIX
 from lab.grading.box import BOX_MEMORY, NOBODY, Box, gpu_nodes
-from lab.judge.check import EXERCISE
+from lab.judge.check import EXERCISE, NotProvenHere
 from lab.judge.isolate import Place, preload, prepared, running
 from lab.judge.subject import SECONDS, Raised, Stopped, Subject
 from lab.remote.warm import Child
@@ -118,6 +118,7 @@ class Sandbox(Place):
                 lambda: self.child("pristine"), reference, self.compile)
         else:
             proxy = Guarded(lambda: self.child("own"), reference)
+            proxy.walls = self.level != "limits"
         try:
             yield proxy
         finally:
@@ -180,7 +181,8 @@ class Sandbox(Place):
                 binds[f"{INSIDE}/{name}"] = file
             if kind == "device":
                 binds |= {node: node for node in gpu_nodes()}
-            self.boxes[kind] = INSIDE, Box(self.level, binds, self.user)
+            box = Box(self.level, binds, self.user, self.lesson.ranks and kind == "own")
+            self.boxes[kind] = INSIDE, box
         return self.boxes[kind]
 
     @staticmethod
@@ -270,10 +272,18 @@ class Guarded(Boxed):
     """The learner's process; an oracle runs in the course's own, which the learner's code cannot
     reach."""
 
+    walls = True            # its box has a network of its own
+
     def __getattr__(self, name):
         if name.endswith("_oracle") and self._reference is not None:
             return getattr(self._reference(), name)
         return super().__getattr__(name)
+
+    def ranks(self, name, arguments, **kwargs):
+        if not self.walls:
+            raise NotProvenHere("ranks need a network of their own, which a box of level bubblewrap "
+                                "or namespaces has: see lab/grading/README.md")
+        return super().ranks(name, arguments, **kwargs)
 
     def _exchange(self, what, *values, slow=None):
         try:

@@ -11,6 +11,7 @@ import errno
 import os
 import struct
 
+SOCKET = (41, 198)
 # Numbers of system calls, <asm/unistd.h>: name -> (x86-64, aarch64; None: it has no such call).
 REFUSED = {
     # the kernel's keyrings, which stay for the user's next process
@@ -22,7 +23,7 @@ REFUSED = {
     "mq_open": (240, 180), "mq_unlink": (241, 181), "mq_timedsend": (242, 182),
     "mq_timedreceive": (243, 183),
     # sockets by name or number, vsock among them, which no namespace separates; pairs remain
-    "socket": (41, 198),
+    "socket": SOCKET,
     # locks and watches on files that two boxes see; for fcntl, see LOCKS
     "flock": (73, 32), "inotify_init": (253, None), "inotify_init1": (294, 26),
     "inotify_add_watch": (254, 27), "fanotify_init": (300, 262),
@@ -52,17 +53,29 @@ MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}      # <linux
 
 # <linux/filter.h>: load a word; jump if equal, not less, a bit in common; return
 LOAD, EQUAL, AT_LEAST, ANY_OF, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-NUMBER, MACHINE, FIRST, SECOND = 0, 4, 16, 24       # offsets in struct seccomp_data
+NUMBER, MACHINE, FIRST, SECOND, THIRD = 0, 4, 16, 24, 32        # offsets in struct seccomp_data
 ALLOW = 0x7FFF0000
 ERROR = 0x00050000
 SET_MODE_FILTER = 1
+INET, NETLINK = 2, 16           # <linux/socket.h>: address families
+ROUTE = 0                       # <linux/netlink.h>: the protocol that tells of interfaces
 
 
-def program(machine):
-    """The filter for a machine, as the kernel reads it: bytes, 8 an instruction."""
+def program(machine, loopback=False):
+    """The filter for a machine, as the kernel reads it: bytes, 8 an instruction.
+
+    loopback: ranks meet over sockets. For a process whose network namespace has nothing but lo.
+    """
     which, audit = MACHINES[machine]
     parts = [(LOAD, 0, 0, MACHINE), (EQUAL, 1, 0, audit), refuse(errno.EPERM),
              (LOAD, 0, 0, NUMBER), *on(AT_LEAST, X32, refuse(errno.EPERM))]
+    if loopback:
+        # gloo asks netlink for the interfaces; what else netlink serves has a protocol of its own
+        parts += on(EQUAL, SOCKET[which], (LOAD, 0, 0, FIRST),
+                    *on(EQUAL, INET, (RETURN, 0, 0, ALLOW)),
+                    *on(EQUAL, NETLINK, (LOAD, 0, 0, THIRD),
+                        *on(EQUAL, ROUTE, (RETURN, 0, 0, ALLOW))),
+                    refuse(errno.EPERM))
     for numbers in REFUSED.values():
         if numbers[which] is not None:
             parts += on(EQUAL, numbers[which], refuse(errno.EPERM))
@@ -95,9 +108,9 @@ def problem():
     return None if error == errno.EFAULT else f"seccomp: {os.strerror(error)}"
 
 
-def install():
+def install(loopback=False):
     """Filter the calls of this thread and of all that it starts. None can gain privileges again."""
-    code = program(os.uname().machine)
+    code = program(os.uname().machine, loopback)
     steps = ctypes.create_string_buffer(code, len(code))
     if call(struct.pack("@HP", len(code) // 8, ctypes.addressof(steps))):
         raise OSError(ctypes.get_errno(), "seccomp")

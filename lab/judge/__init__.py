@@ -7,6 +7,7 @@ report        what `lab check` prints at its end: JSON, and the exit code
 forked        grades in a process forked from a warm one
 fixtures      the fixtures of graders: subject, reference, truth, pace, rng
 subject       the code under test, as a test sees it: a proxy
+ranks         the code under test on n ranks: results, messages, bytes
 isolate       starts the process in which that code runs, with the files it may see
 mistakes      ids of mistakes, which travel with a failure
 compare       compares an answer with its oracle and says what is wrong

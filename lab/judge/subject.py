@@ -156,6 +156,14 @@ class Subject:
         self._observe(function, [list(args), upstream])
         return self._ask("grad", getattr(self, function), list(args), upstream)
 
+    def ranks(self, name, arguments, **kwargs):
+        """A function on a rank for each tuple of `arguments`: a RankRun, see lab/judge/ranks.py.
+
+        name: of the lesson, or `module:function` of the course."""
+        from lab.judge import ranks         # here: it builds on this module
+
+        return ranks.run(self, name, arguments, kwargs)
+
     def make(self, path, *args, **kwargs):
         """A mock of the course, `module:Class`, built beside the code under test."""
         result = self._ask("make", path, list(args), kwargs)

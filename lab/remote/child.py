@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.course import ROOT
+from lab.course import ROOT, VERSION
 from lab.remote import compiler, wire
 
 
@@ -117,6 +117,18 @@ class Subject:
             else:
                 kernel[tuple(grid)](*args, **meta)
         return [launch.as_data() for launch in trace.launches], watch.changed()
+
+    def do_ranks(self, name, arguments, kwargs, limit):
+        """Call a function on a rank for each tuple of `arguments`, see ranks.run. name: of the
+        lesson, or `module:function` of the course. limit: seconds of a rank's CPU"""
+        from lab.remote import ranks
+
+        module, _, inner = name.rpartition(":")
+        function = getattr(importlib.import_module(module) if module else self.module, inner)
+        facts = {"version of the course": VERSION, "lesson": self.request["lesson"],
+                 "program": Path(self.module.__file__).read_text("utf-8")}
+        return ranks.run(function, arguments, kwargs, self.module.__file__, self.describe, facts,
+                         self.connection, limit)
 
     def do_grad(self, function, args, upstream):
         """Gradients of sum(function(*args) * upstream) by every argument that requires one."""

@@ -1,6 +1,7 @@
 """Stand-ins for parts of the engine, in tests and lessons.
 
-mock_llama        a model whose every score can be worked out
-scheduler_driver  a scheduler driven with numbers, without a model
-mock_bridge       a Bridge driven by hand
+mock_llama         a model whose every score can be worked out
+scheduler_driver   a scheduler driven with numbers, without a model
+mock_bridge        a Bridge driven by hand
+collective_driver  given code round the exercises of s20
 """
