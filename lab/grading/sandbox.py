@@ -279,11 +279,11 @@ class Guarded(Boxed):
             return getattr(self._reference(), name)
         return super().__getattr__(name)
 
-    def ranks(self, name, arguments, **kwargs):
+    def ranks(self, name, arguments, **settings):
         if not self.walls:
-            raise NotProvenHere("ranks need a network of their own, which a box of level bubblewrap "
-                                "or namespaces has: see lab/grading/README.md")
-        return super().ranks(name, arguments, **kwargs)
+            raise NotProvenHere("ranks need a network of their own, which only a box of level "
+                                "bubblewrap or namespaces has: see lab/grading/README.md")
+        return super().ranks(name, arguments, **settings)
 
     def _exchange(self, what, *values, slow=None):
         try:

@@ -5,6 +5,7 @@ alone         grades again, with the course's own in place of what an exercise u
 candidate     what is graded: a text and where it comes from
 report        what `lab check` prints at its end: JSON, and the exit code
 forked        grades in a process forked from a warm one
+failures      what stops a test: the code under test raised, or is gone
 fixtures      the fixtures of graders: subject, reference, truth, pace, rng
 subject       the code under test, as a test sees it: a proxy
 ranks         the code under test on n ranks: results, messages, bytes

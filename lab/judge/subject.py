@@ -12,8 +12,9 @@ import time
 
 import numpy as np
 
-from lab.judge import inputs
+from lab.judge import inputs, ranks
 from lab.judge.conversation import call
+from lab.judge.failures import NotStarted, Raised, Stopped
 from lab.judge.time_limit import LAST_RESORT, TimeLimit
 from lab.remote import wire
 
@@ -22,42 +23,7 @@ SECONDS = 10            # as time_limit.py counts them
 STEPS = 20_000          # warp instructions of a launch
 SLACK = 20
 LARGEST = 256 * 2**20   # bytes of a reply
-LONGEST_TEXT = 4000     # characters of an exception's text
 LONGEST_GUESS = 200     # characters of a prediction that is kept, to be drawn beside the result
-
-
-class Raised(Exception):
-    """The learner's code raised. Text and place are the child's own words: data, not truth.
-
-    .subject: the Subject that was asked, if known    .call: the Call that raised it, if one did
-    """
-
-    subject = call = None
-
-    def __init__(self, error):
-        self.type = str(error.get("type"))[:LONGEST_TEXT]
-        self.text = str(error.get("text"))[:LONGEST_TEXT]
-        self.kind, self.path = error.get("kind"), error.get("path")
-        self.inside = error.get("inside") is True       # raised in the simulator's own code
-        self.line, self.source = error.get("line"), str(error.get("source") or "")[:200]
-        super().__init__(f"{self.type}: {self.text}")
-
-
-class Stopped(Exception):
-    """The child is gone or has been stopped: .why is died, hung, flooded, garbled or full.
-
-    .stack: [(file, line)] where a hung one was, innermost first.  .subject, .call: as in Raised
-    """
-
-    subject = call = None
-
-    def __init__(self, why, text, stack=()):
-        self.why, self.stack = why, stack
-        super().__init__(text)
-
-
-class NotStarted(RuntimeError):
-    """The machine has no process for the code under test: the answer is not at fault."""
 
 
 class Launched:
@@ -147,7 +113,7 @@ class Subject:
             launches, changed = parts(self._ask("launch", *request, allowed), 2)
         self._check_inputs(name, list(args), {}, (changed,),
                            lambda: ("launch", *request, STEPS * SLACK))
-        copy_back(list(args), changed)
+        inputs.copy_back(list(args), changed)
         self.calls.append(call(f"the kernel {name}", args, meta, None, changed))
         return Launched(launches)
 
@@ -156,13 +122,14 @@ class Subject:
         self._observe(function, [list(args), upstream])
         return self._ask("grad", getattr(self, function), list(args), upstream)
 
-    def ranks(self, name, arguments, **kwargs):
+    def ranks(self, name, arguments, *, spans=False, **kwargs):
         """A function on a rank for each tuple of `arguments`: a RankRun, see lab/judge/ranks.py.
 
-        name: of the lesson, or `module:function` of the course."""
-        from lab.judge import ranks         # here: it builds on this module
-
-        return ranks.run(self, name, arguments, kwargs)
+        name: of the lesson, or `module:function` of the course.  spans: also when each rank did
+        what, by PyTorch's profiler
+        """
+        question = ranks.Question(name, [tuple(own) for own in arguments], kwargs, spans)
+        return ranks.run(self, question, SECONDS, SLACK)
 
     def make(self, path, *args, **kwargs):
         """A mock of the course, `module:Class`, built beside the code under test."""
@@ -240,7 +207,7 @@ class Subject:
         if name and not shared:
             self._check_inputs(name, list(args), kwargs, (changed, edited), lambda: (
                 "call", getattr(self._reference(), name), list(args), kwargs))
-        copy_back([list(args), kwargs], changed)
+        inputs.copy_back([list(args), kwargs], changed)
         self.calls.append(call(function._label, args, kwargs, result, changed))
         if name and name.startswith(("predict_", "choose_")):
             result = result.item() if isinstance(result, np.generic) else result
@@ -390,14 +357,3 @@ def parts(reply, n):
     if type(reply) is not tuple or len(reply) != n:
         raise Stopped("garbled", "its answer cannot be read: expected a result and what changed")
     return reply
-
-
-def copy_back(values, changed):
-    """Write what a call changed into the caller's own arrays."""
-    own = wire.arrays(values)
-    try:
-        pairs = [(own[i], new) for i, new in changed]
-        inputs.restore([a for a, _ in pairs], [b for _, b in pairs])
-    except (TypeError, ValueError, IndexError, RuntimeError):
-        raise Stopped("garbled",
-                      "its answer cannot be read: the changed arrays do not fit") from None

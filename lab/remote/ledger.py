@@ -60,7 +60,7 @@ class Ledger:
         self.file = file
         self.operations = [[] for _ in range(n)]            # by rank, in its order
         self.calls = Counter()                              # collectives of (rank, group)
-        self.first = {}             # (group, k) -> (rank, Operation) of the first rank there
+        self.collectives = defaultdict(list)    # (group, k) -> [(rank, Operation)], as they came
         # (sender, receiver, group, tag) -> Operations, in order
         self.sends = defaultdict(list)
         self.receives = defaultdict(list)
@@ -73,8 +73,14 @@ class Ledger:
             return self.message(rank, operation)
         key = operation.group, self.calls[rank, operation.group]
         self.calls[rank, operation.group] += 1
-        other, standard = self.first.setdefault(key, (rank, operation))
-        return unlike(key[1] + 1, *sorted([(other, standard), (rank, operation)]), self.at)
+        calls = self.collectives[key]
+        calls.append((rank, operation))
+        # each pair has sizes of its own in all_to_all; else all must be like the first
+        for other in calls if operation.name == "all_to_all" else calls[:1]:
+            fault = unlike(key[1] + 1, *sorted([other, calls[-1]]), self.at)
+            if fault is not None:
+                return fault
+        return None
 
     def message(self, rank, operation):
         sends = operation.name == "send"
@@ -109,9 +115,9 @@ class Ledger:
         order of their beginning. Those of ranks that receive from whoever sends are left out."""
         both = []
         for own, others, side in ((self.sends, self.receives, 0), (self.receives, self.sends, 1)):
-            rows = [(key[side], operation) for key, made in own.items()
+            rows = [(key[side], operation) for key, begun in own.items()
                     if key[1] not in self.takers
-                    for operation in made[len(others.get(key, ())):]]
+                    for operation in begun[len(others.get(key, ())):]]
             both.append(sorted(rows, key=lambda row: row[1].at))
         return both
 
