@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 from day01_roofline import Llama
-from day02_overview.autograd_memory import TorchLlama
+from day02_overview.autograd_memory import TorchLayer, TorchLlama
 from lab.remote.recorder import mark
 from lab.remote.spans import spans
 from layer3_system.s21_data_parallel import (
@@ -71,11 +71,20 @@ class Net(nn.Module):
         return (x - y).square().sum()
 
 
+class TrainLayer(TorchLayer):
+    def forward(self, x: Tensor) -> Tensor:                 # (B, T, C) -> (B, T, C)
+        try:
+            return super().forward(x)
+        finally:                                # `checkpoint` leaves by an exception
+            self.arrays = {}                    # they would keep gathered weights
+
+
 class TrainLlama(TorchLlama):
     """A batch is (tokens, targets), padded with IGNORED in the targets."""
 
     def __init__(self, m: Llama = MODEL) -> None:
         super().__init__(m)
+        self.layers = nn.ModuleList(TrainLayer(m) for _ in range(m.L))
         for p in self.parameters():
             if p.ndim == 2:                     # nn.Embedding's N(0, 1), tied, makes a loss of 60
                 nn.init.normal_(p, std=0.02)
@@ -116,7 +125,7 @@ class Stage:
         self.model = model
         self.n = dist.get_world_size()
         self.r = dist.get_rank()
-        self.gathered: list[StorageWeakRef] = []
+        self.gathered: list[tuple[StorageWeakRef, int]] = []     # whole weights, and their bytes
         self.parts: dict[str, int] = {}         # bytes kept of each part, when gradients are there
         self.peak = 0                           # bytes of whole weights that were there for a layer
         self.parameters = list(model.parameters())
@@ -252,14 +261,13 @@ class Stage3(Stage2):
             self.units[self.model] = outer
         self.shapes = {unit: {name: p.shape for name, p in named.items()}
                        for unit, named in self.units.items()}
-        self.shards = []
         self.of = {}
         for unit, named in self.units.items():
             flat = flatten([p.detach() for p in named.values()], self.n)    # (N,)
             self.of[unit] = flat.view(self.n, -1)[self.r].clone().requires_grad_()
-            self.shards.append(self.of[unit])
             for p in named.values():
                 p.data = torch.empty(0, dtype=p.dtype)      # the whole weight is nowhere
+        self.flats = self.shards = list(self.of.values())
         self.states = [Adam(shard) for shard in self.shards]
 
     def whole(self, unit: nn.Module) -> dict[str, Tensor]:
@@ -287,9 +295,6 @@ class Stage3(Stage2):
             shard.grad = None
         loss.backward()
         self.pieces = [shard.grad for shard in self.shards]
-
-    def tensors(self) -> dict[str, list[Tensor]]:
-        return super().tensors() | {"weights": self.shards}
 
     def share(self) -> None:
         pass                                    # a layer gathers its weights when it runs
