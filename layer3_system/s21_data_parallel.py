@@ -203,7 +203,7 @@ class GatherWeight(torch.autograd.Function):
         gradient: of the whole weight, by this rank's tokens alone
         """
         n = dist.get_world_size()
-        # exercise: the way back of forward: in a row, padded, then each rank gets the sum of a piece
+        # exercise: the way back of forward: in a row, padded, then a piece of the sum for each rank
         flat = flatten([gradient], n)                                       # (N,)
         own = flat.new_empty(len(flat) // n)                                # (k,)
         dist.reduce_scatter_tensor(own, flat)
