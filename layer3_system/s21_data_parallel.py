@@ -149,7 +149,7 @@ def adam_(weights: Tensor, gradient: Tensor, state: Adam, lr: float) -> None:   
     """A step of Adam on `state`, whose weights are then rounded into `weights`."""
     if not len(weights) == len(gradient) == len(state.master):
         raise ValueError(f"adam_: {len(weights)} weights, {len(gradient)} gradients and a state of "
-                         f"{len(state.master)}: expected three times as many as the state has")
+                         f"{len(state.master)}, expected as many of each")
     state.steps += 1
     gradient = gradient.float()
     state.mean.lerp_(gradient, 1 - DECAYS[0])

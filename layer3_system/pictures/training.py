@@ -59,9 +59,10 @@ def stage_bars(models: "list[tuple[Llama, int]]") -> "Figure":
             axes.annotate(f"{size:,.0f}", (stage, size), xytext=(0, 3), ha="center", fontsize=9,
                           textcoords="offset points", color=RED if size > GPU else INK)
         axes.axhline(GPU, color=GREY, lw=1, ls="--")
-        axes.annotate(f"{GPU} GB", (3.45, GPU), xytext=(0, 3), textcoords="offset points",
-                      ha="right", fontsize=8, color=GREY)
+        axes.annotate(f"{GPU} GB", (3.5, GPU), xytext=(3, 0), textcoords="offset points",
+                      va="center", fontsize=8, color=GREY, annotation_clip=False)
         axes.set_title(f"{m.name}, {n} ranks", fontsize=10, color=INK)
+        axes.set_xlim(-0.6, 3.5)
         axes.set_xticks(range(4), ["plain", *(f"stage {s}" for s in (1, 2, 3))], fontsize=9)
         axes.tick_params(length=0)
         axes.spines[["top", "right"]].set_visible(False)
@@ -78,8 +79,9 @@ def bucket_lanes(runs: dict[str, list]) -> "Figure":
     """
     import matplotlib.pyplot as plt
 
+    most = max(sum(name == "all_reduce" for name, *_ in spans) for spans in runs.values())
     figure, every = plt.subplots(len(runs), 1, squeeze=False, layout="constrained",
-                                 figsize=(7.5, 0.6 + 1.1 * len(runs)))
+                                 figsize=(7.5, 0.6 + len(runs) * (0.5 + 0.15 * most)))
     for axes, (title, spans) in zip(every[:, 0], runs.items(), strict=True):
         start = min(began for _, began, _ in spans)
         sums = sorted(row[1:] for row in spans if row[0] == "all_reduce")
@@ -93,7 +95,7 @@ def bucket_lanes(runs: dict[str, list]) -> "Figure":
                           textcoords="offset points", ha="right", fontsize=8, color=RED)
         axes.set_title(title, loc="left", fontsize=9, color=INK)
         axes.set_yticks([0], ["computes"], fontsize=8)
-        axes.set_ylim(0.75 + 0.5 * len(sums), -0.5)
+        axes.set_ylim(0.75 + 0.5 * most, -0.5)
         axes.tick_params(left=False, labelsize=8)
         axes.spines[["top", "right", "left"]].set_visible(False)
     every[-1, 0].set_xlabel("ms since backward began")
