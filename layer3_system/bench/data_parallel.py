@@ -11,7 +11,8 @@ from torch import Tensor
 
 from lab.remote.recorder import mark
 from layer3_system.testing import training_driver
-from layer3_system.testing.training_driver import IGNORED, LIMIT, LR, STAGES, TrainLlama
+from layer3_system.testing.training_models import IGNORED, TrainLlama
+from layer3_system.testing.training_stages import LIMIT, LR, STAGES
 
 __all__ = ["few_bits", "fsdp2", "rounded"]
 

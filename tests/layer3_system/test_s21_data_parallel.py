@@ -6,7 +6,8 @@ import torch
 
 from day02_overview import MIXED, sent_by, state_bytes
 from lab.judge.mistakes import mistake, raises
-from layer3_system.testing.training_driver import LIMIT, LR, Net
+from layer3_system.testing.training_models import Net
+from layer3_system.testing.training_stages import LIMIT, LR
 
 DRIVER = "layer3_system.testing.training_driver"
 SHAPES = ((7, 7), (7, 7), (5, 7), (5, 5))
