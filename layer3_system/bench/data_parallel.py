@@ -14,8 +14,6 @@ from layer3_system.testing import training_driver
 from layer3_system.testing.training_models import IGNORED, TrainLlama
 from layer3_system.testing.training_stages import LIMIT, LR, STAGES
 
-__all__ = ["few_bits", "fsdp2", "rounded"]
-
 LENS = [5, 9, 2, 7, 3, 6]       # tokens of each sequence
 WEIGHTS = 40
 ROWS = 64                       # of data, on each rank

@@ -17,9 +17,6 @@ from layer3_system.s21_data_parallel import (
 from layer3_system.testing.training_models import Net, TrainLlama, llama_batch
 from layer3_system.testing.training_stages import STAGES, Stage
 
-__all__ = ["backward", "compare_stages", "lanes", "own_batches", "sharded_gradient", "train_llama",
-           "train_net", "zero_steps"]
-
 
 def backward(gradients: list, orders: list, capacity: int, finish: bool = True) -> list:
     """[{"gradients": afterwards, "waited": whether a sum was waited for during backward}] of steps.

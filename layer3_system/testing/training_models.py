@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from day01_roofline import Llama
 from day02_overview.autograd_memory import TorchLayer, TorchLlama
 
-__all__ = ["IGNORED", "MODEL", "Net", "TrainLlama", "llama_batch"]
-
 MODEL = Llama("training", L=2, C=64, H=4, G=2, D=16, F=128, V=257, tied=True)
 IGNORED = -100          # the target of padding, which has no loss
 

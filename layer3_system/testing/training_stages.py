@@ -24,8 +24,6 @@ from layer3_system.s21_data_parallel import (
     zero_step,
 )
 
-__all__ = ["LIMIT", "LR", "STAGES", "Stage"]
-
 LR = 0.01
 LIMIT = 0.5             # for the norm of the gradient
 
