@@ -2,8 +2,8 @@
 
 n: ranks   r: this rank   P: parameters of the model   N: P, padded to a multiple of n
 k: numbers of a shard, N / n
-Each step sends 2 (n - 1) / n · P numbers from each rank, and stage 3 of ZeRO half of that again.
-Training in bf16 with Adam keeps 16 bytes a parameter (o04); ZeRO keeps them on one rank each.
+Each step sends 2 (n - 1) / n · P numbers from each rank; stage 3 of ZeRO sends half as many again.
+Training in bf16 with Adam keeps 16 bytes a parameter (o04). ZeRO divides more and more of them by n.
 """
 
 import math
@@ -164,9 +164,9 @@ def zero_step(flat: Tensor, gradient: Tensor, state: Adam, lr: float,      # (N,
               limit: float) -> float:
     """A step of which this rank does a share: the norm of the summed gradient, before clipping.
 
-    flat: weights of the whole model, padded, and so they are afterwards.  gradient: of this rank's
-    tokens alone.  state: of this rank's shard.  limit: for the norm of the gradient over all ranks;
-    above it the gradient is made as much smaller.
+    flat: weights of the whole model, padded; afterwards the new ones, on every rank.
+    gradient: of this rank's tokens alone.  state: of this rank's shard.
+    limit: for the norm of the summed gradient, which is scaled down to it where it is above
     """
     r = dist.get_rank()
     n = dist.get_world_size()
