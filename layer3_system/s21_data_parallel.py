@@ -3,7 +3,7 @@
 n: ranks   r: this rank   P: parameters of the model   N: P, padded to a multiple of n
 k: numbers of a shard, N / n
 Each step sends 2 (n - 1) / n · P numbers from each rank; stage 3 of ZeRO sends half as many again.
-Training in bf16 with Adam keeps 16 bytes a parameter (o04), of which ZeRO divides more and more by n.
+Training in bf16 with Adam keeps 16 bytes a parameter (o04); ZeRO divides more and more of it by n.
 """
 
 import math
