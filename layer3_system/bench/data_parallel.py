@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lab.remote.recorder import mark
-from layer3_system.testing import training_driver
+from layer3_system.testing.training_driver import own_batches, train_llama
 from layer3_system.testing.training_models import IGNORED, TrainLlama
 from layer3_system.testing.training_stages import LIMIT, LR, STAGES
 
@@ -35,7 +35,7 @@ def fsdp2(lens: list[int], steps: int = 3) -> list[float]:
     fully_shard(model)
     optimiser = torch.optim.Adam(model.parameters(), LR, betas=(0.9, 0.999))
     losses = []
-    for batch in training_driver.own_batches(lens, steps):
+    for batch in own_batches(lens, steps):
         mark("tokens")
         tokens = (batch[1] != IGNORED).sum()
         dist.all_reduce(tokens)
@@ -89,10 +89,10 @@ def regression(levels: int | None, feedback: bool) -> float:
 def main() -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
-    for name, run in {**{f"stage {s}": lambda s=s: training_driver.train_llama(s, LENS)["losses"]
-                         for s in STAGES}, "fully_shard": lambda: fsdp2(LENS)}.items():
+    for stage in (*STAGES, None):
+        name = "fully_shard" if stage is None else f"stage {stage}"
         began = time.perf_counter()
-        losses = run()
+        losses = fsdp2(LENS) if stage is None else train_llama(stage, LENS)["losses"]
         if dist.get_rank() == 0:
             print(f"{name:12} {time.perf_counter() - began:6.2f} s  losses "
                   + "  ".join(f"{loss:.6f}" for loss in losses))

@@ -26,7 +26,7 @@ def state_copies(n: int) -> "Figure":
         for part, size in MIXED.items():
             axes.barh(rank, size, 0.78, left=left, color=PALE if rank else SHADES[part],
                       edgecolor="white", label=None if rank else part)
-            axes.text(left + size / 2, rank, size, ha="center", va="center", fontsize=9,
+            axes.text(left + size / 2, rank, str(size), ha="center", va="center", fontsize=9,
                       color=INK if rank else "white")
             left += size
     axes.barh(0, 0, color=PALE, label="the same again")

@@ -24,7 +24,7 @@ def backward(gradients: list, orders: list, capacity: int, finish: bool = True) 
     gradients: this rank's, one a parameter, a list a step.  orders: in which they become complete,
     a list a step.  finish: by the lesson, or by the driver
     """
-    parameters = [nn.Parameter(torch.zeros_like(one)) for one in gradients[0]]
+    parameters: list[Tensor] = [nn.Parameter(torch.zeros_like(one)) for one in gradients[0]]
     buckets = Buckets(parameters, capacity)
     steps = []
     for s, (own, order) in enumerate(zip(gradients, orders, strict=True)):
@@ -80,7 +80,7 @@ def sharded_gradient(weight: Tensor, upstream: Tensor) -> Tensor:           # sh
     return shard.grad
 
 
-def train(stage: int, model: nn.Module, batches: list, capacity: int) -> tuple[Stage, list, list]:
+def train(stage: int, model: Net | TrainLlama, batches: list, capacity: int) -> tuple[Stage, list, list]:
     """(the ranks' stage, losses, norms) of a step a batch."""
     training = STAGES[stage](model, capacity)
     losses, norms = zip(*map(training.step, batches), strict=True)

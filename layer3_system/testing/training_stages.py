@@ -23,6 +23,7 @@ from layer3_system.s21_data_parallel import (
     unflatten_into,
     zero_step,
 )
+from layer3_system.testing.training_models import Net, TrainLlama
 
 LR = 0.01
 LIMIT = 0.5             # for the norm of the gradient
@@ -31,14 +32,14 @@ LIMIT = 0.5             # for the norm of the gradient
 class Stage:
     """Data parallel, all on every rank: stage 0, and what the others change of it."""
 
-    def __init__(self, model: nn.Module, capacity: int) -> None:
+    def __init__(self, model: Net | TrainLlama, capacity: int) -> None:
         self.model = model
         self.n = dist.get_world_size()
         self.r = dist.get_rank()
         self.gathered: list[tuple[StorageWeakRef, int]] = []     # whole weights, and their bytes
         self.parts: dict[str, int] = {}         # bytes kept of each part, when gradients are there
         self.peak = 0                           # bytes of whole weights that were there for a layer
-        self.parameters = list(model.parameters())
+        self.parameters: list[Tensor] = list(model.parameters())
         self.prepare(capacity)
 
     def prepare(self, capacity: int) -> None:
@@ -145,7 +146,7 @@ class Stage2(Stage):
         return super().tensors() | {"weights": self.flats, "gradients": self.pieces}
 
     def update(self) -> float:
-        squares = sum(piece.float().square().sum() for piece in self.pieces).reshape(1)
+        squares = torch.stack([piece.float().square().sum() for piece in self.pieces]).sum(0, True)
         dist.all_reduce(squares)
         norm = squares.sqrt().item()
         for shard, piece, state in zip(self.shards, self.pieces, self.states, strict=True):
@@ -163,10 +164,10 @@ class Stage3(Stage2):
     a layer run again in backward, so that nothing holds its weights until then."""
 
     def prepare(self, capacity: int) -> None:
-        inner = {f"layers.{i}.": layer for i, layer in enumerate(self.model.layers)}
         outer = {name: p for name, p in self.model.named_parameters()
                  if not name.startswith("layers.")}
-        self.units = {layer: dict(layer.named_parameters()) for layer in inner.values()}
+        self.units: dict[nn.Module, dict[str, nn.Parameter]] = {
+            layer: dict(layer.named_parameters()) for layer in self.model.layers}
         if outer:
             self.units[self.model] = outer
         self.shapes = {unit: {name: p.shape for name, p in named.items()}
