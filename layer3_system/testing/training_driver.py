@@ -80,7 +80,8 @@ def sharded_gradient(weight: Tensor, upstream: Tensor) -> Tensor:           # sh
     return shard.grad
 
 
-def train(stage: int, model: Net | TrainLlama, batches: list, capacity: int) -> tuple[Stage, list, list]:
+def train(stage: int, model: Net | TrainLlama, batches: list,
+          capacity: int) -> tuple[Stage, list, list]:
     """(the ranks' stage, losses, norms) of a step a batch."""
     training = STAGES[stage](model, capacity)
     losses, norms = zip(*map(training.step, batches), strict=True)
