@@ -164,8 +164,9 @@ def preload(lesson, on_device=False):
         # Where the floor's own kernels run there, the first run is paid for as well.
         own = re.search(r"^(import|from) triton\b|simulator", texts[-1], re.M)
         heavy.append("lab.remote.warmup" if own else "lab.simulator")
-    if re.search(r"\bLaunches\b|\bTorch\w+Mode\b", lesson.path(".py").read_text("utf-8")):
-        heavy.append("torch._dynamo")               # PyTorch's modes import it when first entered
+    if re.search(r"\bLaunches\b|\bTorch\w+Mode\b|\bautograd\.Function\b",
+                 lesson.path(".py").read_text("utf-8")):
+        heavy.append("torch._dynamo")               # PyTorch imports it when such a class is used
     return ("numpy", "numpy.random", *heavy, "lab.remote.child")
 
 
