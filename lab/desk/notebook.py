@@ -151,6 +151,15 @@ class NotebookLesson:
                                      is_text=True)
         return module.get(name)
 
+    def ranks(self, name, arguments, **settings):
+        """A function of this lesson as it stands, or `module:function` of the course, on a rank for
+        each tuple of `arguments`: a RankRun. settings: of `ranks` in lab/judge/subject.py"""
+        from lab.judge.isolate import running
+
+        candidate = self.desk.candidate(self.lesson) if self.desk else self.from_cells()
+        with running(self.lesson, candidate.sources) as subject:
+            return subject.ranks(name, arguments, **settings)
+
     def hint(self, name):
         """The next of three hints."""
         from lab.desk import hints

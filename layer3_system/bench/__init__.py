@@ -7,4 +7,5 @@ chunk_sizes    chunk sizes against throughput and gaps
 soak           random steps on an engine
 conversation   OpenAI's client talks to `lab serve`
 screenshot     a picture of the live page
+s23_pipeline_parallel  schedules on ranks that sleep
 """

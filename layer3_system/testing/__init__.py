@@ -4,4 +4,5 @@ mock_llama         a model whose every score can be worked out
 scheduler_driver   a scheduler driven with numbers, without a model
 mock_bridge        a Bridge driven by hand
 collective_driver  given code round the exercises of s20
+pipeline_ranks     given code round the exercises of s23
 """
