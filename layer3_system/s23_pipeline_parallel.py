@@ -81,9 +81,8 @@ def forward_step(stage: Stage, j: int) -> None:
 
 
 def backward_step(stage: Stage, j: int) -> None:
-    """The backward of micro-batch j: stage.kept gives up its (input, output), the weights' gradients
-    are added to, and the input's gradient goes to the stage before without waiting, as in
-    forward_step.
+    """The backward of micro-batch j: take (input, output) out of stage.kept, add to the weights'
+    gradients, and send the input's gradient to the stage before, as forward_step sends.
 
     The gradient of the output comes from the next stage. On the last stage the output is the loss.
     """

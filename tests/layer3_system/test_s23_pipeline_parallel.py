@@ -1,15 +1,19 @@
-"""Graders of s23. p: stages   m: micro-batches, of uneven sizes: a part has its share of the sum."""
+"""Graders of s23. p: stages   m: micro-batches, of uneven sizes on ranks"""
+
+import re
 
 import pytest
 import torch
 
 from lab.judge.mistakes import mistake
+from lab.judge.ranks import RankFault
 from layer3_system.pipeline import Deadlock, bubble, peak_kept, play
 
 DRIVER = "layer3_system.testing.pipeline_ranks"
 CASES = [(4, 8), (1, 1), (3, 1), (4, 2), (4, 3), (8, 32)]
 SIZES = [3, 5, 1, 4, 2]         # tokens of each micro-batch on ranks
 C = 8
+TICKS = {"F": 1, "B": 1}
 
 
 def needed(kind, i, j, p):
@@ -34,7 +38,7 @@ def forwards_first(i, p, m, ahead):
 def test_predict_steps(subject):
     p = 8
     m = 32
-    times = play([forwards_first(i, p, m, m) for i in range(p)], needed, {"F": 1, "B": 1})
+    times = play([forwards_first(i, p, m, m) for i in range(p)], needed, TICKS)
     want = max(end for _, end in times.values())
     got = subject.predict_steps()
     known = {
@@ -54,13 +58,12 @@ def test_predict_kept(subject):
     want = [peak_kept(forwards_first(i, p, m, p - 1 - i)) for i in range(p)]
     got = subject.predict_kept()
     assert isinstance(got, (list, tuple)) and len(got) == p, mistake(
-        "not_four", f"predict_kept: got {got!r}, expected a list of four numbers")
+        "not_four", f"predict_kept: got {got!r:.200}, expected a list of four numbers")
     known = {(m,) * p: ("as_gpipe", "that is GPipe, whose first backward comes after all forwards"),
              tuple(want[::-1]): ("wrong_end", "a forward waits longest for its backward on the "
                                  "first stage, not on the last"),
              (p,) * p: ("all_alike", "a stage near the end waits for fewer others before its first "
                         "backward"),
-             (p - 1, p - 2, 1, 0): ("before_the_pair", "the forward of the first pair is kept, too"),
              tuple(w - 1 for w in want): ("before_the_pair", "the forward of the first pair is "
                                           "kept, too")}
     name, why = known.get(tuple(got), ("other", "count the forwards before the first backward"))
@@ -108,21 +111,22 @@ def check_schedules(subject, name, p, m, want, peaks):
     title = f"{name} of {p} stages and {m} micro-batches"
     got = [actions(getattr(subject, name)(i, p, m), f"{name}({i}, {p}, {m})", m) for i in range(p)]
     try:
-        times = play(got, needed, {"F": 1, "B": 1})
+        times = play(got, needed, TICKS)
     except Deadlock as error:
         raise AssertionError(mistake("deadlock", f"{title}: the stages wait for each other: "
                                      f"{error}", "the stages wait for each other")) from None
+    kept = tuple(map(peak_kept, got))
+    right = tuple(map(peak_kept, want))
+    if kept != right and kept in peaks:
+        cause, why = peaks[kept]
+        raise AssertionError(mistake(
+            cause, f"{title}: the stages keep {', '.join(map(str, kept))} micro-batches at the "
+            f"peak, expected {', '.join(map(str, right))}: {why}", why))
     length = max(end for _, end in times.values())
     assert length == 2 * (m + p - 1), mistake(
         "idle", f"{title}: all is done after {length:g} ticks, expected {2 * (m + p - 1)}: stages "
         f"are idle for {bubble(times, p):.0%} of the time. Does a stage wait for a backward before "
         f"it goes on with the next forward?", "stages wait where they could go on")
-    kept = tuple(map(peak_kept, got))
-    right = tuple(map(peak_kept, want))
-    cause, why = peaks.get(kept, ("other_peak", ""))
-    assert kept == right, mistake(
-        cause, f"{title}: the stages keep {', '.join(map(str, kept))} micro-batches at the peak, "
-        f"expected {', '.join(map(str, right))}{why and ': '}{why}", why)
     for i in range(p):
         wrong = next((k for k in range(2 * m) if got[i][k] != want[i][k]), None)
         assert wrong is None, mistake(
@@ -173,18 +177,18 @@ def check_needs(subject, kind, i, j, p):
             ("other_part", "another micro-batch is the schedule's matter") if other[2] != j else
             ("wrong_way", "forwards come from the stage before, gradients from the next stage"))
         text = why if name != "beyond_ends" else "a stage at the end has one neighbour"
-        assert False, mistake(name, f"{call}: {action} waits for {other}: {why}", text)
+        raise AssertionError(mistake(name, f"{call}: {action} waits for {other}: {why}", text))
     for other in sorted(want - got):
         name, why = (("own_forgotten", "a backward needs what its own stage's forward has kept")
                      if other[:2] == ("F", i) else
                      ("no_neighbour", "what the neighbour computes must have come"))
-        assert False, mistake(name, f"{call}: {action} begins without {other}: {why}", why)
+        raise AssertionError(mistake(name, f"{call}: {action} begins without {other}: {why}", why))
 
 
 def test_needs(subject, rng):
     """The whole table of three stages; the ends of one and of eight; two drawn."""
     for kind in "FB":
-        for p, i, j in [*((3, i, j) for i in range(3) for j in (0, 2)), (1, 0, 1), (8, 7, 0),
+        for p, i, j in [*((3, i, j) for i in (1, 0, 2) for j in (0, 2)), (1, 0, 1), (8, 7, 0),
                         (8, 0, 5), *((9, *row) for row in rng.integers(1, 8, (2, 2)).tolist())]:
             check_needs(subject, kind, i, j, p)
 
@@ -237,6 +241,18 @@ class Problem:
                  self.targets.float() if i == p - 1 else None) for i in range(p)]
 
 
+def on_ranks(subject, function, arguments):
+    """A RankRun; a send of the learner's that waits is told in the words of the lesson."""
+    try:
+        return subject.ranks(f"{DRIVER}:{function}", arguments)
+    except RankFault as error:
+        if not re.search(r"in send of [^;]*\(s23", str(error)):
+            raise
+        why = ("a stage waits until its send is received, and the other stage waits in a send, "
+               "too: begin sends with isend, and do not wait for them")
+        raise AssertionError(mistake("blocking_send", f"{error}\nHere {why}.", why)) from None
+
+
 def check_flights(run, i, m, sends):
     """sends: whether stage i has somewhere to send to."""
     begun = run.results[i]["begun"]
@@ -250,7 +266,7 @@ def check_flights(run, i, m, sends):
 def test_forward_step(subject, rng, agree, p, sizes):
     problem = Problem(rng, p, sizes)
     m = len(sizes)
-    run = subject.ranks(f"{DRIVER}:forward_alone", problem.arguments(False))
+    run = on_ranks(subject, "forward_alone", problem.arguments(False))
     for i, result in enumerate(run.results):
         kept = dict(result["kept"])
         reused = torch.zeros(max(sizes), C, dtype=torch.float64)
@@ -261,9 +277,9 @@ def test_forward_step(subject, rng, agree, p, sizes):
                                       f"{j}", "stage.kept lacks a micro-batch")
             x, y, x_waits, y_waits = kept[j]
             what = f"stage {i}, micro-batch {j}"
-            agree(x, problem.inputs[i].split(sizes)[j], "float32", f"{what}: the input that is kept",
-                  mistakes={"buffer_reused": ("a later micro-batch is received into the same tensor",
-                                              reused[:sizes[j]])})
+            agree(x, problem.inputs[i].split(sizes)[j], "float32", f"{what}: the input kept",
+                  mistakes={"buffer_reused": (
+                      "a later micro-batch is received into the same tensor", reused[:sizes[j]])})
             assert x_waits or i == 0, mistake(
                 "no_gradient", f"{what}: its input asks for no gradient (requires_grad_): stage "
                 f"{i - 1} would get none", "an input asks for no gradient")
@@ -289,7 +305,7 @@ def test_forward_step(subject, rng, agree, p, sizes):
 def test_backward_step(subject, rng, agree, p, sizes):
     problem = Problem(rng, p, sizes)
     m = len(sizes)
-    run = subject.ranks(f"{DRIVER}:backward_alone", problem.arguments(True))
+    run = on_ranks(subject, "backward_alone", problem.arguments(True))
     want = problem.gradients()
     wrong = {
         "grad_overwritten": ("only the last micro-batch's gradient is there: they add up",
