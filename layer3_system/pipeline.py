@@ -37,10 +37,8 @@ class Stage:
     batch: torch.Tensor | None = None                   # (T, C), all inputs: on the first stage
     targets: torch.Tensor | None = None                 # (T, C): on the last stage
     total: float = 0.0                                  # the loss so far, on the last stage
-    # by micro-batch: (input, output), from its forward to its backward
-    kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
-    # sends that have begun: (the tensor, the handle of the send)
-    flights: list[tuple[torch.Tensor, dist.Work]] = field(default_factory=list)
+    kept: dict[int, tuple] = field(default_factory=dict)    # {j: (input, output)} from F j to B j
+    flights: list[tuple] = field(default_factory=list)      # (tensor, handle) of sends begun
 
     def __post_init__(self) -> None:
         if not self.sizes or min(self.sizes) < 1:
@@ -67,10 +65,9 @@ class Stage:
         return torch.empty(self.sizes[j], self.C)
 
     def loss(self, y: torch.Tensor, j: int) -> torch.Tensor:
-        """The share of the batch's loss that micro-batch j has: the squared errors of its tokens,
-        summed, over the number of tokens in the whole batch.
+        """Micro-batch j's share of the batch's loss, (); y is the last layer's output, (T_j, C).
 
-        y: (T_j, C), the last layer's output
+        The squared errors of its tokens, summed, over the number of tokens in the whole batch.
         """
         if self.targets is None:
             raise ValueError(f"stage {self.i} has no targets: only the last stage has them")

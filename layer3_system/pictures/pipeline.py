@@ -58,6 +58,8 @@ def kept_lines(runs: dict[str, Times], p: int) -> "Figure":
 
     figure, every = plt.subplots(1, len(runs), sharey=True, squeeze=False, figsize=(7.5, 2.6),
                                  layout="constrained")
+    most = max(sum(kind == "F" and s == stage for kind, s, _ in times)
+               for times in runs.values() for stage in range(p))
     strokes = ((INK, "-"), (BLUE, "-"), (RED, "-"), (GREY, "-"))
     for axes, (title, times) in zip(every[0], runs.items(), strict=True):
         for stage, (colour, style) in zip(range(p), strokes, strict=False):
@@ -75,6 +77,6 @@ def kept_lines(runs: dict[str, Times], p: int) -> "Figure":
         axes.tick_params(labelsize=8)
         axes.legend(frameon=False, fontsize=7, loc="upper right", handlelength=1.2)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.set_ylim(0, 1.45 * max(1, axes.get_ylim()[1]))
+        axes.set(ylim=(0, 1.6 * most), yticks=range(0, most + 1, -(-most // 8)))
     every[0, 0].set_ylabel("micro-batches kept", fontsize=9)
     return closed(figure)
