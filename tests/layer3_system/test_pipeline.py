@@ -142,9 +142,9 @@ def test_interleaved_is_the_librarys_order():
                 return i + p * (v - 1 - (k - ahead) // p % v)
 
             rows = schedules._get_1f1b_rank_ops(v, p, ahead, m * v - ahead, ahead, i, chunk, back)
-            theirs = [(str(a.computation_type)[0], a.microbatch_index, a.stage_index // p)
-                      for a in rows if a is not None]
-            assert own == [(kind, j, c) for kind, j, c in theirs]
+            kinds = {"FORWARD": "F", "FULL_BACKWARD": "B"}
+            assert own == [(kinds[a.computation_type.name], a.microbatch_index, a.stage_index // p)
+                           for a in rows if a is not None]
 
 
 def test_schedules_on_ranks_that_sleep():
@@ -159,6 +159,6 @@ def test_pictures():
     figure = pictures.pipeline_lanes(runs, 4)
     assert [len(axes.patches) for axes in figure.axes] == [24, 36]
     assert figure.axes[0].get_title("left") == "GPipe: 18 ticks, 50.0% idle"
-    assert [t.get_text() for t in figure.axes[0].texts[:3]] == ["0", "1", "2"]
+    assert [t.get_text() for t in figure.axes[0].texts] == [str(j) for _, _, j in runs["GPipe"]]
     lines = pictures.kept_lines({"GPipe": runs["GPipe"]}, 4).axes[0].lines
     assert [max(line.get_ydata()) for line in lines] == [3, 3, 3, 3]
