@@ -33,8 +33,7 @@ def pipeline_lanes(runs: dict[str, Times], p: int, unit: str = "ticks") -> "Figu
             chunk, rank = divmod(stage, p)
             _, fill, ink = KINDS[kind]
             axes.add_patch(Rectangle((begin - starts[title], rank + 0.06), end - begin, 0.88,
-                                     fc=fill, ec="white", lw=0.8,
-                                     hatch="///" if kind == "W" else None))
+                                     fc=fill, ec="white", lw=0.8))
             axes.text((begin + end) / 2 - starts[title], rank + 0.5, f"{j}{'′' * chunk}",
                       ha="center", va="center", color=ink, fontsize=7)
         axes.set_title(f"{title}: {lengths[title]:.3g} {unit}, {bubble(times, p):.1%} idle",
@@ -45,7 +44,7 @@ def pipeline_lanes(runs: dict[str, Times], p: int, unit: str = "ticks") -> "Figu
         axes.spines[:].set_color(GREY)
     every[-1, 0].set_xlabel(unit, fontsize=9)
     kinds = {kind for times in runs.values() for kind, _, _ in times}
-    figure.legend(handles=[Patch(fc=fill, label=name, hatch="///" if kind == "W" else None)
+    figure.legend(handles=[Patch(fc=fill, label=name)
                            for kind, (name, fill, _) in KINDS.items() if kind in kinds],
                   loc="outside lower center", ncols=3, frameon=False, handlelength=1.2, fontsize=8)
     return closed(figure)
@@ -66,12 +65,12 @@ def kept_lines(runs: dict[str, Times], p: int) -> "Figure":
             events = sorted((end, 1 if kind == "F" else -1)
                             for (kind, s, _), (_, end) in times.items() if s == stage)
             at = [0.0]
-            kept = [0]
+            counts = [0]
             for end, change in events:
                 at.append(end)
-                kept.append(kept[-1] + change)
-            axes.step(at, kept, where="post", color=colour, ls=style, lw=1.6,
-                      label=f"stage {stage}: {max(kept)} at the peak")
+                counts.append(counts[-1] + change)
+            axes.step(at, counts, where="post", color=colour, ls=style, lw=1.6,
+                      label=f"stage {stage}: {max(counts)} at the peak")
         axes.set_title(title, loc="left", fontsize=9, color=INK)
         axes.set_xlabel("ticks", fontsize=9)
         axes.tick_params(labelsize=8)
