@@ -159,13 +159,17 @@ def preload(lesson, on_device=False):
     where it is heavy. on_device: a process that has loaded the simulator is of no use."""
     texts = [text_of(floor) for floor in floors_to(lesson)]
     text = "".join(texts)
+    own_text = lesson.path(".py").read_text("utf-8")
     heavy = [m for m in ("torch", "triton") if re.search(rf"^(import|from) {m}\b", text, re.M)]
     if "simulator" in text and not on_device:
         # Where the floor's own kernels run there, the first run is paid for as well.
         own = re.search(r"^(import|from) triton\b|simulator", texts[-1], re.M)
         heavy.append("lab.remote.warmup" if own else "lab.simulator")
-    if re.search(r"\bLaunches\b|\bTorch\w+Mode\b", lesson.path(".py").read_text("utf-8")):
-        heavy.append("torch._dynamo")               # PyTorch's modes import it when first entered
+    if re.search(r"\bLaunches\b|\bTorch\w+Mode\b|\bautograd\.Function\b", own_text):
+        heavy.append("torch._dynamo")               # PyTorch imports it when such a class is used
+    if re.search(r"\.backward\(", own_text):
+        # backward with a gradient imports it: 480 modules, a second or more in each rank
+        heavy.append("torch.fx.experimental.symbolic_shapes")
     return ("numpy", "numpy.random", *heavy, "lab.remote.child")
 
 

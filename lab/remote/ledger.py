@@ -203,6 +203,9 @@ def explain(ledger, endings):
         if ending.kind == "died":
             return Fault("died", dead(ledger, rank, endings), rank)
     for rank, ending in enumerate(endings):
+        if ending.kind == "waits" and (fault := dropped(ledger, rank, endings)):
+            return fault
+    for rank, ending in enumerate(endings):
         if ending.kind == "computes":
             return Fault("endless", f"rank {rank} computes without an end"
                          f"{ledger.at(ending.line)}: an endless loop?{waiting(ledger, endings)}",
@@ -216,6 +219,19 @@ def explain(ledger, endings):
     for rank, operation in missing:
         return unsent(ledger, rank, operation)
     return None
+
+
+def dropped(ledger, rank, endings):
+    """The Fault of a send whose handle is gone, for which a rank waits in its receive; None where
+    that is not so. gloo then never sends, and its thread may compute without an end."""
+    other, send = ledger.sender(rank)
+    line = endings[rank].line
+    if other is None or line is None or line != ledger.operations[rank][-1].line \
+            or endings[other].kind not in ("waits", "computes"):
+        return None
+    return Fault("no_wait", f"rank {other} began its {described(send)}{ledger.at(send.line)}, and "
+                 f"rank {rank} waits for it in vain{ledger.at(line)}: keep the handle of a send, "
+                 f"and wait for it in the end", other)
 
 
 def unreceived(ledger, rank, operation):

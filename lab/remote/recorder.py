@@ -131,6 +131,8 @@ class Recorder(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(kind.__name__ == "DTensor" for kind in types):
+            return NotImplemented       # it goes first, and makes the calls that are noted here
         if func.namespace in SPACES:
             name = func._schema.name.partition("::")[2]
             arguments = dict(zip((a.name for a in func._schema.arguments), args, strict=False))

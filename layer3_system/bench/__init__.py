@@ -8,4 +8,6 @@ chunk_sizes    chunk sizes against throughput and gaps
 soak           random steps on an engine
 conversation   OpenAI's client talks to `lab serve`
 screenshot     a picture of the live page
+data_parallel  stages of ZeRO beside PyTorch's FSDP, and gradients of few bits
+s23_pipeline_parallel  schedules on ranks that sleep
 """

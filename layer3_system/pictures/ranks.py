@@ -103,8 +103,8 @@ def ring_rounds(n: int) -> "Figure":
             axes.set_yticks([r + 0.4 for r in range(n)], [f"rank {r}" for r in range(n)],
                             fontsize=8)
     sent = sum(bool(out) for _, out in rounds)
-    figure.supxlabel(f"sent by each rank: {sent} of {n} pieces, one a round", fontsize=8,
-                     color=GREY)
+    figure.supxlabel(f"each rank sends one piece a round: {sent} in all, each 1/{n} of the array",
+                     fontsize=8, color=GREY)
     return closed(figure)
 
 

@@ -33,7 +33,7 @@ def only_next(run, name):
 
 
 def sent(run, name, rank, numbers, messages):
-    """A rank sends so many fp32 numbers, in so many messages."""
+    """A rank sends a number of fp32 numbers, in a number of messages."""
     count = sum(m.sender == rank for m in run.messages)
     assert count == messages, because(
         "messages", f"{name}: rank {rank} sends {count} messages, expected {messages}",

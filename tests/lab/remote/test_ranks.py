@@ -76,6 +76,12 @@ PROBE = '''
     def no_wait(x):
         if where()[0] == 0: dist.isend(x, 1)
         else: time.sleep(0.3); dist.recv(x, 0)
+    def mesh(x):
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Shard, distribute_tensor
+        whole = distribute_tensor(x, init_device_mesh("cpu", (where()[1],)), [Shard(0)])
+        mark("norm")
+        return whole.norm().full_tensor()
     def endless(x):
         while where()[0] == 1: pass
         dist.barrier()
@@ -216,6 +222,12 @@ def test_collectives_are_listed_and_counted_as_rings(probe):
     rest = run.during("rest").matrix()
     # all_gather 14 numbers to the right, broadcast 7 from rank 1 around to rank 0, all_to_all one
     assert rest.tolist() == [[0, 60, 4], [4, 0, 88], [88, 4, 0]]
+
+
+def test_calls_within_a_distributed_tensor_are_seen(probe):
+    run = probe.ranks("mesh", [(torch.full((4,), 3.0),)] * 2)
+    assert run.results[0].item() == pytest.approx(6)
+    assert [(c.name, c.bytes) for c in run.during("norm").collectives] == [("all_reduce", 4)] * 2
 
 
 def test_spans_are_of_all_ranks_on_one_clock(probe):
