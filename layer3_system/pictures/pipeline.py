@@ -33,8 +33,7 @@ def pipeline_lanes(runs: dict[str, Times], p: int, unit: str = "ticks") -> "Figu
             chunk, rank = divmod(stage, p)
             _, fill, ink = KINDS[kind]
             axes.add_patch(Rectangle((begin - starts[title], rank + 0.06), end - begin, 0.88,
-                                     fc=fill, ec="white", lw=0.8,
-                                     hatch="///" if kind == "W" else None))
+                                     fc=fill, ec="white", lw=0.8))
             axes.text((begin + end) / 2 - starts[title], rank + 0.5, f"{j}{'′' * chunk}",
                       ha="center", va="center", color=ink, fontsize=7)
         axes.set_title(f"{title}: {lengths[title]:.3g} {unit}, {bubble(times, p):.1%} idle",
@@ -45,7 +44,7 @@ def pipeline_lanes(runs: dict[str, Times], p: int, unit: str = "ticks") -> "Figu
         axes.spines[:].set_color(GREY)
     every[-1, 0].set_xlabel(unit, fontsize=9)
     kinds = {kind for times in runs.values() for kind, _, _ in times}
-    figure.legend(handles=[Patch(fc=fill, label=name, hatch="///" if kind == "W" else None)
+    figure.legend(handles=[Patch(fc=fill, label=name)
                            for kind, (name, fill, _) in KINDS.items() if kind in kinds],
                   loc="outside lower center", ncols=3, frameon=False, handlelength=1.2, fontsize=8)
     return closed(figure)
