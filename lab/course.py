@@ -116,7 +116,8 @@ class Lesson:
         if len(parts) != 3 or parts[0]:
             raise CourseError(f"{self.markdown.relative_to(ROOT)}: no front matter between "
                               f"--- lines")
-        front = (yaml.safe_load(parts[1]) or {}).get("lesson")
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)      # libyaml's, where it was built
+        front = (yaml.load(parts[1], loader) or {}).get("lesson")
         missing = {"title", "path", "needs", "points", "hints"} - set(front or {})
         if missing:
             raise CourseError(f"{self.markdown.relative_to(ROOT)}: the front matter lacks "

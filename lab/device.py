@@ -6,6 +6,7 @@ import math
 import os
 import platform
 import re
+import secrets
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,12 @@ def forget_environment():
     os.environ.update(values)
 
 
+def grading_seed():
+    """The seed of the random inputs of an instructor's run: drawn, so that nobody knows it before,
+    or LAB_SEED, which repeats a run."""
+    return int(os.environ.get("LAB_SEED") or secrets.randbits(128))
+
+
 def bare_environment(folder):
     """The environment of a process in a box: only the folder that it may write to."""
     os.environ.clear()
@@ -43,6 +50,11 @@ def on_loopback():
     """Ranks of this process meet on this machine alone. Without the interface's name gloo looks up
     the machine's own, for half a minute where that has no address."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
+
+
+def ranks_here():
+    """How many ranks `torchrun` started on this machine; 1 without it."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
 def cpu_model():

@@ -100,6 +100,18 @@ def make(lesson):
     return notebooks if lesson.answered else [notebooks[0], None]
 
 
+def linked(text):
+    """A text in whose tables the numbers of lessons that are there, such as `k07`, are links."""
+    notebooks = {i.id[:3]: f"../{i.floor}/{i.id}.ipynb" for i in course.lessons()}
+
+    def link(match):
+        place = notebooks.get(match[1])
+        return f"[{match[1]}]({place})" if place else match[0]
+
+    return "\n".join(re.sub(r"`([rokgs]\d\d)`", link, line) if line.startswith("| ") else line
+                     for line in text.split("\n"))
+
+
 def body(lesson, sources):
     """The cells of the lesson's Markdown, with included code from `sources`."""
     import jupytext  # heavy, and only authors need it
@@ -111,7 +123,8 @@ def body(lesson, sources):
     for number, cell in enumerate(notebook.cells):
         if cell.cell_type != "code":
             yield {"cell_type": "markdown", "id": f"text-{number}", "metadata": {},
-                   "source": cell.source.replace(MEASURED, tables.of_lesson(lesson, known))}
+                   "source": linked(cell.source.replace(
+                       MEASURED, tables.of_lesson(lesson, known)))}
             continue
         if "interface" in cell.metadata:
             yield {"cell_type": "markdown", "id": f"calls-{number}", "metadata": {},

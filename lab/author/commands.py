@@ -36,7 +36,7 @@ def bench(lesson: LessonWord = None, as_json: Json = False):
 
 
 def new(name: Annotated[str, typer.Argument(metavar="ID")]):
-    """Write a new lesson's scaffold: code, Markdown, grader, mutants."""
+    """Write a new lesson's scaffold: code, Markdown, grader, mutants, twins, gaps."""
     from lab.author import scaffold
 
     for path in scaffold.write(name):
@@ -89,13 +89,14 @@ def verify(
     no_record: Annotated[bool, typer.Option("--no-record", help="leave proofs/ as it is")] = False,
 ):
     """Prove the graders on references, stubs, mutants and twins. References and twins pass, stubs
-    are not attempted, mutants fail as they say. A lesson proven whole is put on record in
-    proofs/."""
+    are not attempted, mutants fail and show their mistakes. A lesson proven whole is put on
+    record in proofs/."""
     from lab.author import verify as verifying
 
     chosen = [course.find(word) for word in lessons or ()] or course.lessons()
     if gaps:
         show_gaps(chosen, as_json)
+        return
     rows = verifying.verify(chosen, jobs, None if as_json else console, mutants,
                             record=not no_record)
     if as_json:
@@ -104,8 +105,8 @@ def verify(
 
 
 def show_gaps(lessons, as_json):
-    """Print the gaps of the lessons' graders. Exit 1: some are open, or an excuse is stale."""
-    from lab.judge import gaps
+    """Print what the lessons' graders leave out: a report, which nothing fails by."""
+    from lab.author import gaps
 
     rows = {}
     for lesson in lessons:
@@ -114,4 +115,3 @@ def show_gaps(lessons, as_json):
             print(lesson.id, *gaps.text(rows[lesson.id]), sep="\n", flush=True)
     if as_json:
         print(json.dumps(rows, indent=2))
-    raise typer.Exit(1 if any(r["open"] or r["stale"] for own in rows.values() for r in own) else 0)

@@ -60,51 +60,42 @@ GRADER = '''"""Graders of {short}."""
 import pytest
 
 
-@pytest.mark.parametrize("x", [-3, 0, 1, 2**40])
+def oracle(x):
+    """Twice x, by the book."""
+    return x + x
+
+
+@pytest.mark.parametrize("x", [3, -3, 0, 1])
 def test_double(subject, agree, x):
-    agree(subject.double(x), 2 * x, what=f"double of {{x}}", mistakes={{
-        "x is returned as it came in": x,
-        "x is squared, not doubled": x * x,
-        "a zero is returned": 0,
-        "1 is added, not x": x + 1,
-        "the sign is lost": abs(2 * x)}})
+    agree(subject.double(x), oracle(x), what=f"double of {{x}}", mistakes={{
+        "unchanged": ("x is returned as it came in", x),
+        "squared": ("x is squared, not doubled", x * x),
+        "no_sign": ("the sign is lost", abs(2 * x))}})
+
+
+def test_double__unseen(subject, agree, rng):
+    for x in rng.integers(2, 10**9, 5).tolist():
+        agree(subject.double(x), oracle(x), what=f"double of {{x}}")
 '''
 
-MUTANTS = """# Wrong answers that the graders of {short} must refuse, each by its own message.
+MUTANTS = """# Wrong answers that the graders of {short} must refuse, each for its own mistake.
 
 [[mutant]]
 exercise = "double"
-find = "2 * x"
-replace = "x"
-says = "as it came in"
+shows = "unchanged"
+body = "return x"
 [[mutant]]
 exercise = "double"
-find = "2 * x"
-replace = "x * x"
-says = "squared, not doubled"
+shows = "squared"
+body = "return x * x"
 [[mutant]]
 exercise = "double"
-find = "2 * x"
-replace = "0"
-says = "a zero is returned"
-[[mutant]]
-exercise = "double"
-find = "2 * x"
-replace = "x + 1"
-says = "1 is added, not x"
-[[mutant]]
-exercise = "double"
-find = "2 * x"
-replace = "2 * abs(x)"
-says = "the sign is lost"
+shows = "no_sign"
+body = "return 2 * abs(x)"
 """
 
 GAPS = """# What the graders of {short} leave out of the kinds in lab/judge/adversarial.py, and why.
-
-[[gap]]
-exercises = ["double"]
-kinds = ["bound"]
-why = "one product, in which nothing is compared"
+# `lab verify --gaps` shows it. A row: [[gap]], exercises = ["double"], kinds = ["far"], why = "…"
 """
 
 TWINS = """# Right answers in another style, which the graders of {short} must let pass.
@@ -112,8 +103,7 @@ TWINS = """# Right answers in another style, which the graders of {short} must l
 [[twin]]
 exercise = "double"
 style = "a sum"
-find = "2 * x"
-replace = "x + x"
+body = "return x + x"
 """
 
 

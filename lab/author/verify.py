@@ -8,11 +8,11 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 from lab import course
-from lab.author import proven
+from lab.author import gaps, proven, twins
+from lab.author.gaps import GUESSES
 from lab.course import CourseError
-from lab.judge import forked, gaps, mutants
+from lab.judge import forked, mutants
 from lab.judge.candidate import Candidate, reference
-from lab.judge.gaps import GUESSES
 
 FEWEST = 3              # mutants of an exercise
 WITHOUT_IDS = 5         # those of one whose lesson has no ids of mistakes
@@ -101,7 +101,8 @@ class Proof:
         try:
             self.by_id = mutants.by_id(lesson)
             self.wrong = [(m, mutants.mutate(lesson, m)) for m in mutants.mutants(lesson)]
-            self.right = [(t, mutants.mutate(lesson, t)) for t in mutants.twins(lesson)]
+            free = twins.twins(lesson) if self.by_id else []
+            self.right = [(t, mutants.mutate(lesson, t)) for t in mutants.twins(lesson) + free]
         except (CourseError, KeyError, ValueError, SyntaxError) as error:
             self.broken = str(error)
         self.counts = Counter(m["exercise"] for m, _ in self.wrong)

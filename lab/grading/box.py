@@ -20,12 +20,14 @@ import os
 import re
 import resource
 import secrets
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 from lab import device
@@ -47,6 +49,7 @@ LIMITS = {                      # of one process; a lower hard limit that it mov
 # process and a compiler that it started; a box without a limit can make the kernel kill others.
 BOX_MEMORY = LIMITS["RLIMIT_DATA"] + 2**30
 LOOK = 0.25                     # seconds between two looks at a box's memory
+LAST = 60                       # seconds for what was killed to be gone; a bomb takes up to 5
 NOBODY = 65_000                 # user in a box; where we are root, each job has one of its own
 USERS = (61_184, 65_472)        # in that case: within the range of systemd's dynamic users
 # System folders that a Python process may need, where they exist.
@@ -125,13 +128,15 @@ class Box:
                 "filtered": seccomp.problem() is None, "loopback": self.loopback}
 
     def close(self):
-        """End everything in it."""
+        """End everything in it, and wait until it is gone: the kernel counts a user's processes
+        up to their last moment."""
         self.closed.set()
         if self.holder is None:
             shutil.rmtree(self.scratch, ignore_errors=True)
             return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.holder, signal.SIGKILL)        # the first process of the box: all end
+        with contextlib.suppress(ProcessLookupError), open(os.pidfd_open(self.holder)) as holder:
+            signal.pidfd_send_signal(holder.fileno(), signal.SIGKILL)   # with it all of them end
+            select.select([holder], [], [], LAST)                       # and it is the last to go
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
             stream.close()
         self.process.wait()
@@ -141,10 +146,33 @@ def draw_users(jobs):
     """A user for each job of a grading process, drawn from thousands: the kernel counts processes
     by user, and a fork bomb in one run must not use up those of a run beside it. Drawn, since a
     process in another container may have the same process ID. Two runs of four jobs share a user
-    once in 600."""
+    once in 600. Nobody else's: a user who has a process is left out."""
     first, end = USERS
     start = secrets.randbelow(end - first)
-    return [first + (start + slot) % (end - first) for slot in range(jobs)]
+    users = [first + (start + slot) % (end - first) for slot in range(end - first)]
+    busy = processes()
+    return [user for user in users if user not in busy][:jobs]
+
+
+def vacate(user, level):
+    """Wait until a job's user has no process left, so that the next one has its limits. Where no
+    box ends what a submission left, this does."""
+    deadline = time.monotonic() + LAST
+    while (left := processes().get(user)) and time.monotonic() < deadline:
+        for process in left if level == "limits" else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def processes():
+    """{user: numbers of the processes}"""
+    numbers = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):                      # it has ended
+            user = re.search(r"^Uid:\s(\d+)", (process / "status").read_text(), re.M)
+            numbers.setdefault(int(user[1]), []).append(int(process.name))
+    return numbers
 
 
 def resident(processes):

@@ -20,6 +20,7 @@ def grade(submissions, out, console, *, lessons=None, jobs=1, resume=False, shar
 
     The instructor's files are read first: a mistake in one is reported before anything is graded.
     """
+    seed = device.grading_seed()
     device.forget_environment()
     sent = intake.read_all(submissions)
     if not sent:
@@ -35,7 +36,8 @@ def grade(submissions, out, console, *, lessons=None, jobs=1, resume=False, shar
     points = points or (beside if beside.exists() else None)
     rules = reports.read(lessons_asked, {one.student for one in sent}, points, roster, overrides)
     level = None if merge else announce_level(required, console)
-    journal = journal or Journal.begin(file, lessons_asked, shared_seed(out) if shard else None)
+    journal = journal or Journal.begin(
+        file, lessons_asked, shared_seed(out, seed) if shard else seed)
     grading = run.Grading(sent, lessons_asked, journal, level, jobs, part, held_back)
     if not merge:
         watched(grading, console)
@@ -86,13 +88,13 @@ def merged(out):
     return first
 
 
-def shared_seed(out):
-    """The seed that all shards share; the first one makes it."""
+def shared_seed(out, seed):
+    """The seed that all shards share: that of the first one."""
     out.mkdir(parents=True, exist_ok=True)
     file = out / "seed"
     own = out / f"seed.{os.getpid()}.{secrets.token_hex(4)}"
     own.touch(0o600)
-    own.write_text(f"{secrets.randbits(128)}\n")
+    own.write_text(f"{seed}\n")
     with contextlib.suppress(FileExistsError):
         os.link(own, file)              # complete, or already there
     own.unlink()

@@ -3,7 +3,6 @@ stopped. The first line identifies the run: the secret seed and the lessons."""
 
 import json
 import os
-import secrets
 from pathlib import Path
 
 from lab.course import VERSION, CourseError
@@ -21,11 +20,11 @@ class Journal:
         self.cut = None         # the offset of a last line that was cut off, or None
 
     @classmethod
-    def begin(cls, file, lessons, seed=None):
+    def begin(cls, file, lessons, seed):
         """A new journal. CourseError where one exists: its grades are not thrown away."""
         header = {"schema": SCHEMA, "course_version": VERSION,
                   "lessons": {lesson.id: lesson.fingerprint for lesson in lessons},
-                  "seed": secrets.randbits(128) if seed is None else seed}
+                  "seed": seed}
         journal = cls(file, header)
         journal.file.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -15,7 +15,16 @@ from lab import stub
 from lab.course import ROOT, SUFFIX
 from lab.grading.box import BOX_MEMORY, NOBODY, Box, gpu_nodes
 from lab.judge.check import EXERCISE, NotProvenHere
-from lab.judge.isolate import Place, preload, prepared, running
+from lab.judge.isolate import (
+    Place,
+    floors_to,
+    later,
+    on_demand,
+    preload,
+    replaced,
+    running,
+    write,
+)
 from lab.judge.subject import SECONDS, Raised, Stopped, Subject
 from lab.remote.warm import Child
 
@@ -59,15 +68,20 @@ def lay_out(lesson, folder, held_back=()):
     submissions: the lesson itself, later ones and those in `held_back` are stubs."""
     tree = Path(folder, f"{lesson.id}-held" if held_back else lesson.id)
     if not tree.exists():
-        stubs = {place(one, language): text for one in held_back
+        texts = {place(one, language): text for one in (lesson, *held_back)
                  for language, text in one.stubs.items()}
-        with prepared(lesson, lesson.stubs, stubs) as links:
-            fresh = tempfile.mkdtemp(dir=folder)
-            for floor in Path(links).glob("[!.]*"):
-                if floor.is_symlink():
-                    Path(fresh, floor.name).mkdir()         # a floor below: mounted
-                else:
-                    shutil.copytree(floor, Path(fresh, floor.name))
+        fresh = tempfile.mkdtemp(dir=folder)
+        for floor in floors_to(lesson):
+            target = Path(fresh, floor.name)
+            if not replaced(floor, texts):
+                target.mkdir()                              # mounted
+                continue
+            shutil.copytree(ROOT / floor.name, target,
+                            ignore=shutil.ignore_patterns("*.md", "__pycache__"))
+            contents = (target / "__init__.py").read_text("utf-8")
+            (target / "__init__.py").write_text(on_demand(contents), "utf-8")
+            write(fresh, floor, texts | {place(one, language): text for one in later(floor, lesson)
+                                         for language, text in one.stubs.items()})
         Path(fresh).chmod(0o755)
         with contextlib.suppress(OSError):                  # another job was faster
             Path(fresh).rename(tree)
@@ -279,11 +293,11 @@ class Guarded(Boxed):
             return getattr(self._reference(), name)
         return super().__getattr__(name)
 
-    def ranks(self, name, arguments, **kwargs):
+    def ranks(self, name, arguments, **settings):
         if not self.walls:
-            raise NotProvenHere("ranks need a network of their own, which a box of level bubblewrap "
-                                "or namespaces has: see lab/grading/README.md")
-        return super().ranks(name, arguments, **kwargs)
+            raise NotProvenHere("ranks need a network of their own, which only a box of level "
+                                "bubblewrap or namespaces has: see lab/grading/README.md")
+        return super().ranks(name, arguments, **settings)
 
     def _exchange(self, what, *values, slow=None):
         try:

@@ -5,9 +5,12 @@ alone         grades again, with the course's own in place of what an exercise u
 candidate     what is graded: a text and where it comes from
 report        what `lab check` prints at its end: JSON, and the exit code
 forked        grades in a process forked from a warm one
+failures      what stops a test: the code under test raised, or is gone
 fixtures      the fixtures of graders: subject, reference, truth, pace, rng
 subject       the code under test, as a test sees it: a proxy
 ranks         the code under test on n ranks: results, messages, bytes
+launched      the simulator's report on a launch
+time_limit    how long an answer may take, counted by what the code does
 isolate       starts the process in which that code runs, with the files it may see
 mistakes      ids of mistakes, which travel with a failure
 compare       compares an answer with its oracle and says what is wrong
@@ -17,7 +20,7 @@ inputs        inputs that a call changed
 blame         whose fault an unexpected exception is
 mocks         machines whose every cost is known, and functions that are watched
 adversarial   hard inputs, each kind with its reason
-gaps          which of these kinds each grader uses, and why not the others
+observer      which of these kinds a grader hands over
 mutants       wrong answers that graders must refuse, and twins that they must accept
 tape          recorded answers of the reference, for an edition without it
 warmup        what a process imports that grades many texts

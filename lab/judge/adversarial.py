@@ -1,8 +1,8 @@
 """Inputs on which plausible wrong answers differ from right ones: each kind once, with its reason.
 
 Graders draw from the generators; `lab verify --gaps` recognises the kinds in what a grader hands
-over (gaps.py beside this), whatever made it. A generator gives an array of `shape`, float32 unless
-it says otherwise.
+over (observer.py beside this), whatever made it. A generator gives an array of `shape`, float32
+unless it says otherwise.
 """
 
 from collections.abc import Callable
@@ -220,9 +220,9 @@ INPUTS = {
     "zero": Kind("nothing to do: size, count or length 0", "numbers", lambda h: 0 in h.numbers),
     "one": Kind("a single one: size, count or length 1", "numbers", lambda h: 1 in h.numbers),
     "edges": Kind("one less and one more than a tile", "sizes", edges),
-    "far": Kind("past 15 bits: a count in a short type", "numbers",
+    "far": Kind("past 15 bits: a count in a short type", "widths",
                 lambda h: any(n >= 2**15 for n in h.numbers)),
-    "farther": Kind("past 31 bits: a product in 32 bits", "numbers",
+    "farther": Kind("past 31 bits: a product in 32 bits", "widths",
                     lambda h: any(n >= 2**31 for n in h.numbers)),
     "strided": Kind("rows that do not follow one another", "views", lambda h: any(
         a.ndim > 1 and not a.flags.c_contiguous for a in h.arrays)),
@@ -235,7 +235,7 @@ MISTAKES = {
     "work": ("kernels", "right numbers by other work: an extra pass, a second launch, no sharing"),
     "few": ("kernels", "one thread or one block does all"),
     "precision": ("floats", "sums or results in a shorter type"),
-    "bound": ("answers", "an equality of a comparison that the text decides: less for at most"),
+    "bound": ("order", "an equality of a comparison that the text decides: less for at most"),
     "tie": ("states", "equal priorities, times or maxima resolved the other way"),
     "order": ("states", "the same steps in another order"),
     "abort": ("states", "an end, a refusal or a failure in between"),

@@ -11,8 +11,8 @@ from lab import course
 from lab.judge import pace as pacing
 from lab.judge.candidate import reference
 from lab.judge.check import CANDIDATE, EXERCISE, OBSERVED, RATIO, SEED, NotProvenHere
-from lab.judge.gaps import Observer
 from lab.judge.isolate import Place
+from lab.judge.observer import Observer
 from lab.judge.subject import Subject
 from lab.judge.tape import Recorded, Replayed, read, value
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from lab import course
 from lab.judge import check
 from lab.judge.candidate import Candidate
-from lab.judge.isolate import Place, preload
+from lab.judge.isolate import Place, floors_below, preload
 from lab.remote import wire
 from lab.remote.warm import Child
 
@@ -18,7 +18,7 @@ def grade(lesson, candidate, names=None, modules=("pytest",)):
 
     modules: what the warm process imports besides the lesson's own
     """
-    grader = Grader(lesson, modules)
+    grader = Grader(lesson, modules, candidate.earlier)
     try:
         return grader.grade(candidate, names)
     finally:
@@ -33,8 +33,10 @@ class Grader:
     seconds, and saves as much after a few gradings
     """
 
-    def __init__(self, lesson, modules=("pytest",)):
-        self.child = Child(__name__, {"lesson": lesson.id}, (*modules, *preload(lesson)))
+    def __init__(self, lesson, modules=("pytest",), earlier=()):
+        """earlier: as all candidates have it."""
+        self.child = Child(__name__, {"lesson": lesson.id}, (
+            *modules, *preload(lesson), *floors_below(lesson, earlier)))
 
     def grade(self, candidate, names=None, observed=None):
         """Verdicts, as check.grade has them. CourseError where the process has ended.
@@ -64,9 +66,9 @@ def main(connection, request):
     """The grader role of the warm process: answers each request until the other side hangs up."""
     lesson = course.find(request["lesson"])
     place = Place(request["warm"])
-    while (asked := next_request(connection)) is not None:
-        observed = {} if asked["observe"] else None
-        verdicts = check.grade(lesson, Candidate(**asked["candidate"]), asked["names"], place,
+    while (question := next_request(connection)) is not None:
+        observed = {} if question["observe"] else None
+        verdicts = check.grade(lesson, Candidate(**question["candidate"]), question["names"], place,
                                observed=observed)
         kinds = {name: observer.kinds() for name, observer in (observed or {}).items()}
         connection.sendall(wire.frame(
@@ -74,7 +76,7 @@ def main(connection, request):
 
 
 def next_request(connection):
-    """What is asked next; None where the other side has hung up."""
+    """The next question; None where the other side has hung up."""
     try:
         return wire.read_frame(lambda n: exactly(connection, n))[0]
     except EOFError:

@@ -2,9 +2,11 @@
 
 import ast
 import contextlib
+import functools
 import hashlib
-import os
+import itertools
 import re
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -13,45 +15,59 @@ from lab.course import ROOT, SUFFIX
 from lab.judge.subject import Subject
 from lab.remote.warm import Child
 
-BELOW = ".below"                # where the child's folder has the floors that are the course's own
+CODE = tuple(SUFFIX.values())
 
 
 @contextlib.contextmanager
 def prepared(lesson, sources, earlier=()):
     """A folder as the child sees the course: earlier lessons as reference or as `earlier`
     ("floor/name" of a file -> its text), this one as `sources`, later ones on its floor as stubs;
-    no floor above."""
+    no floor above.
+
+    A floor that is the course's own is a link. Any other has the texts that are not the course's,
+    and its package looks for the rest where it is: stubs first, then the course.
+    """
+    texts = dict(earlier) | {f"{lesson.floor}/{lesson.id}{SUFFIX[language]}": text
+                             for language, text in sources.items()}
     with tempfile.TemporaryDirectory(prefix="lab-") as folder:
-        for floor in course.floors():
-            if not (ROOT / floor.name).is_dir():
+        for floor in floors_to(lesson):
+            target = Path(folder, floor.name)
+            own = ROOT / floor.name
+            if not replaced(floor, texts):
+                target.symlink_to(own)
                 continue
-            whole = floor.name != lesson.floor and not any(
-                name.startswith(f"{floor.name}/") for name in earlier)
-            target = Path(folder, BELOW if whole else "", floor.name)
-            target.mkdir(parents=True)
-            texts = dict(earlier) | {f"{floor.name}/{lesson.id}{SUFFIX[language]}": text
-                                     for language, text in sources.items()}
-            for path in (ROOT / floor.name).iterdir():
-                put(floor, path, target / path.name, lesson, texts)
-            if whole:
-                Path(folder, floor.name).symlink_to(target)
-            if floor.name == lesson.floor:
-                break
+            target.mkdir()
+            for path in own.iterdir():
+                if path.suffix not in (*CODE, ".md") and path.name != "__pycache__":
+                    target.joinpath(path.name).symlink_to(path)         # data, rooms
+            more = [*stub_folders(floor, lesson), own]
+            contents = on_demand((own / "__init__.py").read_text("utf-8"))
+            (target / "__init__.py").write_text(
+                f"__path__ += {[str(place) for place in more]}\n{contents}", "utf-8")
+            write(folder, floor, texts)
         yield folder
 
 
-def put(floor, path, target, lesson, texts):
-    """One file of a floor as the child of a lesson sees it. texts: those not the course's."""
-    after = floor.lessons[floor.lessons.index(lesson) + 1:] if lesson in floor.lessons else ()
-    later = {i.id: i for i in after}.get(path.stem)
-    if path.name == "__init__.py":
-        target.write_text(on_demand(path.read_text("utf-8")), "utf-8")
-    elif f"{floor.name}/{path.name}" in texts:
-        target.write_text(texts[f"{floor.name}/{path.name}"], "utf-8")
-    elif later and path.suffix in SUFFIX.values():
-        target.symlink_to(stub_file(path, later))
-    elif path.name != "__pycache__" and path.suffix != ".md":
-        target.symlink_to(path)
+def floors_to(lesson):
+    """The floors that a lesson's child sees: its own and those below it."""
+    floors = [floor for floor in course.floors() if (ROOT / floor.name).is_dir()]
+    return floors[:[floor.name for floor in floors].index(lesson.floor) + 1]
+
+
+def replaced(floor, texts):
+    """Whether any of the texts, by "floor/name" of a file, is on this floor."""
+    return any(name.startswith(f"{floor.name}/") for name in texts)
+
+
+def write(folder, floor, texts):
+    for name, text in texts.items():
+        if name.startswith(f"{floor.name}/"):
+            Path(folder, name).write_text(text, "utf-8")
+
+
+def later(floor, lesson):
+    """The lessons that come after this one on its own floor; none of another floor."""
+    return floor.lessons[floor.lessons.index(lesson) + 1:] if lesson in floor.lessons else ()
 
 
 class Place:
@@ -97,6 +113,7 @@ class Place:
         return data
 
 
+@functools.cache
 def on_demand(contents):
     """A floor's table of contents that imports a module when a name of it is first asked for: a
     child needs few of them, and all take a tenth of a second."""
@@ -113,39 +130,62 @@ def on_demand(contents):
             "    return globals()[name]\n")
 
 
-def stub_file(path, lesson):
-    """The stub of a lesson's module as a file, made once for each text."""
-    text = lesson.stubs[lesson.language(path)]
-    file = device.cache_folder() / (hashlib.sha256(text.encode()).hexdigest()[:24] + path.suffix)
-    if not file.exists():
-        fresh = file.with_suffix(f".{os.getpid()}")
-        fresh.write_text(text, "utf-8")
-        fresh.replace(file)
-    return file
+@functools.cache
+def stub_folders(floor, lesson):
+    """[a folder with the stubs of the lessons after this one on its floor], [] if there are none.
+    They are cut once for each text that they are made of."""
+    after = later(floor, lesson)
+    if not after:
+        return []
+    made_of = [*(ROOT / "lab" / "stub").glob("*.py"),
+               *(one.path(suffix) for one in after for suffix in (*CODE, ".md"))]
+    digest = hashlib.sha256(repr([(str(file.relative_to(ROOT)), file.read_bytes())
+                                  for file in sorted(made_of) if file.exists()]).encode())
+    folder = device.cache_folder() / f"stubs-{digest.hexdigest()[:24]}"
+    if not folder.exists():
+        fresh = Path(tempfile.mkdtemp(dir=folder.parent))
+        for one in after:
+            for language, text in one.stubs.items():
+                (fresh / f"{one.id}{SUFFIX[language]}").write_text(text, "utf-8")
+        try:
+            fresh.rename(folder)
+        except OSError:                             # another process was faster
+            shutil.rmtree(fresh)
+    return [folder]
 
 
 def preload(lesson, on_device=False):
     """Modules to import before the fork: what the lesson's own floor and those below it import,
     where it is heavy. on_device: a process that has loaded the simulator is of no use."""
-    texts = {}
-    for floor in course.floors():
-        texts[floor.name] = "".join((ROOT / floor.name / f"{i.id}.py").read_text("utf-8")
-                                    for i in floor.lessons)
-        if floor.name == lesson.floor:
-            break
-    text = "".join(texts.values())
+    texts = [text_of(floor) for floor in floors_to(lesson)]
+    text = "".join(texts)
     own_text = lesson.path(".py").read_text("utf-8")
     heavy = [m for m in ("torch", "triton") if re.search(rf"^(import|from) {m}\b", text, re.M)]
     if "simulator" in text and not on_device:
         # Where the floor's own kernels run there, the first run is paid for as well.
-        own = re.search(r"^(import|from) triton\b|simulator", texts[lesson.floor], re.M)
+        own = re.search(r"^(import|from) triton\b|simulator", texts[-1], re.M)
         heavy.append("lab.remote.warmup" if own else "lab.simulator")
-    if re.search(r"\bLaunches\b|\bTorch\w+Mode\b", own_text):
-        heavy.append("torch._dynamo")               # PyTorch's modes import it when first entered
+    if re.search(r"\bLaunches\b|\bTorch\w+Mode\b|\bautograd\.Function\b", own_text):
+        heavy.append("torch._dynamo")               # PyTorch imports it when such a class is used
     if re.search(r"\.backward\(", own_text):
         # backward with a gradient imports it: 480 modules, a second or more in each rank
         heavy.append("torch.fx.experimental.symbolic_shapes")
     return ("numpy", "numpy.random", *heavy, "lab.remote.child")
+
+
+def floors_below(lesson, earlier=()):
+    """The floors that the lesson's own imports, for the process to import that forks: a child would
+    import the same. Not from the first on that `earlier` has texts for."""
+    *below, own = floors_to(lesson)
+    whole = itertools.takewhile(lambda floor: not replaced(floor, earlier), below)
+    text = text_of(own)
+    return tuple(floor.name for floor in whole
+                 if re.search(rf"^(import|from) {floor.name}\b", text, re.M))
+
+
+def text_of(floor):
+    """The Python of all lessons of a floor."""
+    return "".join(lesson.path(".py").read_text("utf-8") for lesson in floor.lessons)
 
 
 @contextlib.contextmanager
@@ -154,6 +194,8 @@ def running(lesson, sources, warm=None, reference=None, shapes=False, on_device=
     """A Subject with these sources loaded, closed at the end. on_device: kernels run on the GPU,
     not in the simulator. child: what starts its process. earlier: as in `prepared`."""
     modules = preload(lesson, on_device)
+    if not on_device:               # the floors load the simulator
+        modules += floors_below(lesson, earlier)
     with prepared(lesson, sources, earlier) as folder:
         request = {"folder": folder, "floor": lesson.floor, "lesson": lesson.id, "shapes": shapes,
                    "simulator": "lab.remote.warmup" in modules}

@@ -10,22 +10,10 @@ from typing import NamedTuple
 import numpy as np
 
 from lab.judge import inputs
-from lab.judge import subject as subjects
 from lab.judge.conversation import call
+from lab.judge.failures import Raised, RankFault, Stopped
 from lab.remote import traffic, wire
 from lab.remote.ledger import Operation
-
-KINDS = ("order", "size", "dtype", "root", "died", "endless", "early_return", "lost_send",
-         "missing_send", "no_wait", "deadlock")
-
-
-class RankFault(subjects.Stopped):
-    """Ranks that do not fit each other. .mistake: one of KINDS   .rank: the one it begins with"""
-
-    def __init__(self, mistake, text, rank):
-        super().__init__(mistake, text)
-        self.mistake = mistake
-        self.rank = rank
 
 
 class Message(NamedTuple):
@@ -52,12 +40,21 @@ class Collective(NamedTuple):
     began: float
 
 
+class Span(NamedTuple):
+    rank: int
+    name: str               # send, all_reduce, mm …
+    exchange: bool          # of data, on a thread of gloo's
+    began: float            # seconds since the first span of all ranks
+    ended: float
+
+
 class RankRun:
     """What n ranks returned and did. operations: [[Operation]] by rank, in its order"""
 
-    def __init__(self, results, operations, seconds=0.0):
+    def __init__(self, results, operations, seconds=0.0, spans=()):
         self.results = results
         self.operations = operations
+        self.spans = spans              # in their order; empty where none was asked for
         self.seconds = seconds          # of CPU, of the busiest rank
         self.n = len(operations)
 
@@ -94,6 +91,29 @@ class RankRun:
                     index[o.group] += 1
         return rows
 
+    def rounds(self):
+        """The longest chain of messages: in a round each rank sends at most one, and what it
+        received in the rounds before may be in it."""
+        rows = [list(operations) for operations in self.operations]
+        round_of = [0] * self.n             # of each rank: the last one that it took part in
+        sent = {}                           # (sender, receiver, group, tag) -> [rounds], in order
+        moved = True
+        while moved:
+            moved = False
+            for rank, own in enumerate(rows):
+                while own and (own[0].name != "recv" or sent.get(
+                        (own[0].peer, rank, own[0].group, own[0].tag))):
+                    o = own.pop(0)
+                    moved = True
+                    if o.name == "send":
+                        round_of[rank] += 1
+                        key = rank, o.peer, o.group, o.tag
+                        sent.setdefault(key, []).append(round_of[rank])
+                    elif o.name == "recv":
+                        came = sent[o.peer, rank, o.group, o.tag].pop(0)
+                        round_of[rank] = max(round_of[rank], came)
+        return max(round_of)
+
     def during(self, label):
         """The same of one case alone, as the driver marked it; its results are not told apart."""
         return RankRun(self.results, [[o for o in operations if o.label == label]
@@ -113,51 +133,64 @@ class RankRun:
         return matrix
 
 
-def run(subject, name, arguments, kwargs):
+class Question(NamedTuple):
+    name: str               # of the lesson's function, or `module:function` of the course
+    arguments: list         # a tuple a rank
+    kwargs: dict
+    spans: bool
+
+
+def run(subject, question, seconds, slack):
     """`subject.ranks`: a RankRun. Arrays that a rank changed are copied back into its arguments.
 
-    Raised where a rank raised, with .rank; RankFault where ranks do not fit each other.
+    seconds: of CPU that a rank may use, or as many times the reference's as `slack` says. Raised
+    where a rank raised, with .rank; RankFault where ranks do not fit each other.
     """
-    arguments = [tuple(own) for own in arguments]
+    name, arguments, kwargs, _ = question
     subject._observe(name, [list(map(list, arguments)), kwargs])
-    outcome = ask(subject, name, arguments, kwargs, subjects.SECONDS)
-    fault = outcome.get("fault")
-    if fault and fault[0] == "endless" and subject._reference is not None:
-        longer = subjects.SLACK * ask(subject._reference(), name, arguments, kwargs,
-                                      subjects.SECONDS * subjects.SLACK)["seconds"]
-        if longer > subjects.SECONDS:
-            outcome = ask(subject, name, arguments, kwargs, longer)
-            fault = outcome.get("fault")
-    title = f"{name.rpartition(':')[2]} on {len(arguments)} ranks"
-    words = call(title, arguments[0] if arguments else (), kwargs, outcome.get("results"))
+    title = name.rpartition(":")[2]
+    first = arguments[0] if arguments else ()
     try:
-        if fault:
-            raise RankFault(str(fault[0]), str(fault[1])[:subjects.LONGEST_TEXT], fault[2])
+        outcome = within(subject, question, seconds, slack)
+        if "fault" in outcome:
+            raise RankFault(*outcome["fault"])
         if "error" in outcome:
             raise raised(outcome["error"], outcome["rank"])
-    except (RankFault, subjects.Raised) as error:
-        error.subject = subject
-        error.call = words
+    except (Raised, Stopped) as error:
+        error.subject = error.subject or subject
+        error.call = call(title, first, kwargs, None)
         raise
-    check_inputs(subject, name, arguments, kwargs, outcome)
+    check_inputs(subject, question, outcome, seconds * slack)
     for own, changed in zip(arguments, outcome["changed"], strict=True):
-        subjects.copy_back([list(own), kwargs], changed)
-    subject.calls.append(words)
-    return RankRun(outcome["results"], operations(outcome), outcome["seconds"])
+        inputs.copy_back([list(own), kwargs], changed)
+    subject.calls.append(call(title, first, kwargs, outcome["results"]))
+    return RankRun(outcome["results"], operations(outcome), outcome["seconds"], spans(outcome))
 
 
-def ask(subject, name, arguments, kwargs, limit):
+def within(subject, question, seconds, slack):
+    """The outcome of a question; asked again where the reference is as slow."""
+    outcome = subject._on_ranks(question, seconds, slack)
+    if subject._reference is not None and outcome.get("fault", [""])[0] == "endless":
+        own = subject._reference()._on_ranks(question, seconds * slack, slack)
+        longer = slack * own["seconds"]
+        if longer > seconds:
+            return ask(subject, question, longer, slack)
+    return outcome
+
+
+def ask(subject, question, limit, slack):
     """The outcome of ranks.run in the child. It ends by itself at the limit, so the wait for it is
-    longer: ranks share cores, and each may take as many seconds of CPU."""
-    wait = len(arguments) * limit + subjects.SECONDS
-    outcome = subject._ask("ranks", name, arguments, kwargs, limit, slow=lambda: wait
-                           / subjects.SLACK)
-    n = len(arguments)
-    if type(outcome) is not dict or type(outcome.get("operations")) is not list or not any(
-            key in outcome for key in ("results", "error", "fault")) or any(
-            key in outcome and (type(outcome[key]) is not list or len(outcome[key]) != n)
-            for key in ("results", "changed", "edited", "operations")):
-        raise subjects.Stopped("garbled", "its answer cannot be read: expected what ranks did")
+    longer: each rank may use as many seconds of CPU."""
+    n = len(question.arguments)
+    wait = (n + 1) * limit
+    outcome = subject._ask("ranks", *question, limit, slow=lambda: wait / slack)
+    lists = [outcome[key] for key in ("results", "changed", "edited", "spans", "operations")
+             if key in outcome] if type(outcome) is dict else []
+    fault = outcome.get("fault", [0, 0, 0]) if lists else None
+    if not lists or any(type(rows) is not list or len(rows) != n for rows in lists) or not (
+            type(fault) is list and len(fault) == 3 and type(outcome.get("seconds")) is float
+            and any(key in outcome for key in ("results", "error", "fault"))):
+        raise Stopped("garbled", "its answer cannot be read: expected what ranks did")
     return outcome
 
 
@@ -165,9 +198,8 @@ def operations(outcome):
     """Operations by rank, whose form a hostile child chooses."""
     try:
         return [[checked(Operation(*fields)) for fields in rows] for rows in outcome["operations"]]
-    except (TypeError, KeyError, ValueError, IndexError):
-        raise subjects.Stopped("garbled",
-                               "its answer cannot be read: the calls of ranks") from None
+    except (TypeError, KeyError, ValueError, IndexError, AttributeError):
+        raise Stopped("garbled", "its answer cannot be read: the calls of ranks") from None
 
 
 def checked(operation):
@@ -176,37 +208,48 @@ def checked(operation):
     return operation
 
 
+def spans(outcome):
+    """Spans, in their order."""
+    try:
+        rows = [(began, ended, str(name), rank) for rank, own in enumerate(outcome["spans"])
+                for name, began, ended in own]
+        start = min((row[0] for row in rows), default=0.0)
+        # gloo's names and those of PyTorch's operations do not overlap
+        return [Span(rank, name, name in (*traffic.COLLECTIVES, *traffic.MESSAGES),
+                     began - start, ended - start) for began, ended, name, rank in sorted(rows)]
+    except (TypeError, ValueError):
+        raise Stopped("garbled", "its answer cannot be read: the spans of ranks") from None
+
+
 def raised(error, rank):
     """Raised, with the rank in its text."""
     error = error if isinstance(error, dict) else {}
-    exception = subjects.Raised(error | {"text": f"{error.get('text')} (on rank {rank})"})
+    exception = Raised(error | {"text": f"{error.get('text')} (on rank {rank})"})
     exception.rank = rank
-    exception.mistake = "exception"
     return exception
 
 
-def check_inputs(subject, name, arguments, kwargs, outcome):
-    """AssertionError where a rank changed an input that the course's own leaves as it is."""
-    suspects = changes(arguments, kwargs, outcome)
-    allowed = subject._changeable.get(name, set())
+def check_inputs(subject, question, outcome, limit):
+    """inputs.Changed where a rank changed an input that the course's own leaves as it is."""
+    suspects = changes(question, outcome)
+    allowed = subject._changeable.get(question.name, set())
     if subject._reference is None or not set().union(*suspects) - allowed:
         return
-    own = ask(subject._reference(), name, arguments, kwargs, subjects.SECONDS * subjects.SLACK)
-    allowed = allowed.union(*changes(arguments, kwargs, own))
-    subject._changeable[name] = allowed
+    own = subject._reference()._on_ranks(question, limit, 1)
+    allowed = allowed.union(*(changes(question, own) if "changed" in own else suspects))
+    subject._changeable[question.name] = allowed
     for rank, rows in enumerate(suspects):
         if wrong := rows - allowed:
-            which = inputs.described(min(wrong, key=str), arguments[rank], kwargs)
-            raise AssertionError(f"{name} changes {which}, on rank {rank}: expected it as before "
-                                 f"the call")
+            which = inputs.described(min(wrong, key=str), question.arguments[rank], question.kwargs)
+            raise inputs.Changed(f"{question.name} changes {which}, on rank {rank}: expected it as "
+                                 f"before the call")
 
 
-def changes(arguments, kwargs, outcome):
+def changes(question, outcome):
     """What each rank's call changed, as of inputs.written."""
     try:
-        return [inputs.written(wire.arrays([list(own), kwargs]), changed, edited)
-                for own, changed, edited in zip(arguments, outcome["changed"], outcome["edited"],
-                                                strict=True)]
+        return [inputs.written(wire.arrays([list(own), question.kwargs]), changed, edited)
+                for own, changed, edited in zip(question.arguments, outcome["changed"],
+                                                outcome["edited"], strict=True)]
     except (TypeError, ValueError, KeyError):
-        raise subjects.Stopped("garbled", "its answer cannot be read: what changed is not a list"
-                               ) from None
+        raise Stopped("garbled", "its answer cannot be read: what changed is not a list") from None

@@ -8,12 +8,12 @@
 A child that dies, hangs or floods raises Stopped here; an exception of the learner's, Raised.
 """
 
-import time
-
 import numpy as np
 
-from lab.judge import inputs
+from lab.judge import inputs, ranks
 from lab.judge.conversation import call
+from lab.judge.failures import NotStarted, Raised, Stopped
+from lab.judge.launched import Launched
 from lab.judge.time_limit import LAST_RESORT, TimeLimit
 from lab.remote import wire
 
@@ -22,84 +22,7 @@ SECONDS = 10            # as time_limit.py counts them
 STEPS = 20_000          # warp instructions of a launch
 SLACK = 20
 LARGEST = 256 * 2**20   # bytes of a reply
-LONGEST_TEXT = 4000     # characters of an exception's text
 LONGEST_GUESS = 200     # characters of a prediction that is kept, to be drawn beside the result
-
-
-class Raised(Exception):
-    """The learner's code raised. Text and place are the child's own words: data, not truth.
-
-    .subject: the Subject that was asked, if known    .call: the Call that raised it, if one did
-    """
-
-    subject = call = None
-
-    def __init__(self, error):
-        self.type = str(error.get("type"))[:LONGEST_TEXT]
-        self.text = str(error.get("text"))[:LONGEST_TEXT]
-        self.kind, self.path = error.get("kind"), error.get("path")
-        self.inside = error.get("inside") is True       # raised in the simulator's own code
-        self.line, self.source = error.get("line"), str(error.get("source") or "")[:200]
-        super().__init__(f"{self.type}: {self.text}")
-
-
-class Stopped(Exception):
-    """The child is gone or has been stopped: .why is died, hung, flooded, garbled or full.
-
-    .stack: [(file, line)] where a hung one was, innermost first.  .subject, .call: as in Raised
-    """
-
-    subject = call = None
-
-    def __init__(self, why, text, stack=()):
-        self.why, self.stack = why, stack
-        super().__init__(text)
-
-
-class NotStarted(RuntimeError):
-    """The machine has no process for the code under test: the answer is not at fault."""
-
-
-class Launched:
-    """The simulator's reports on a launch, as data; methods and properties read the first."""
-
-    def __init__(self, launches):
-        self.launches = launches
-
-    def memory(self, space, op):
-        """Counts of one kind of access: requests of a warp, transactions (sectors of global memory,
-        wavefronts of shared memory), the fewest possible, bytes asked for by the lanes.
-
-        An atomic is a load and a store: `atomicOr(x, 0)` reads, `atomicExch(x, v)` writes."""
-        memory = self.launches[0]["totals"]["memory"]
-        rows = [memory.get(f"{space} {each}", {}) for each in {op, "atomic"}]
-        return {what: sum(row.get(what, 0) for row in rows)
-                for what in ("requests", "transactions", "ideal", "bytes")}
-
-    def requests(self, op, space="global"):
-        return self.memory(space, op)["requests"]
-
-    def bytes(self, op, space="global"):
-        return self.memory(space, op)["bytes"]
-
-    def sectors_per_request(self, op):
-        """Mean sectors of 32 bytes that a warp's request touches; 0 without requests."""
-        counts = self.memory("global", op)
-        return counts["transactions"] / max(counts["requests"], 1)
-
-    def bank_conflicts(self):
-        """Wavefronts of shared memory over the fewest possible: 1 is free of conflicts."""
-        both = [self.memory("shared", op) for op in ("load", "store")]
-        return sum(c["transactions"] for c in both) / max(sum(c["ideal"] for c in both), 1)
-
-    @property
-    def steps(self):
-        """Warp instructions."""
-        return self.launches[0]["steps"]
-
-    @property
-    def barriers(self):
-        return self.launches[0]["totals"]["barriers"]
 
 
 class Subject:
@@ -115,7 +38,7 @@ class Subject:
         self._patience = 1 if reference is not None else patience
         self._child, self.values, self.stopped = None, {}, False
         self._changeable = {}               # by name: the inputs that the reference changes
-        self.observer = None                # told of every call, if there is one (gaps.py)
+        self.observer = None                # told of every call, if there is one (observer.py)
         self.calls = []                 # Calls so far; a fixture clears them before each test
 
     # ---- what a test writes
@@ -147,7 +70,7 @@ class Subject:
             launches, changed = parts(self._ask("launch", *request, allowed), 2)
         self._check_inputs(name, list(args), {}, (changed,),
                            lambda: ("launch", *request, STEPS * SLACK))
-        copy_back(list(args), changed)
+        inputs.copy_back(list(args), changed)
         self.calls.append(call(f"the kernel {name}", args, meta, None, changed))
         return Launched(launches)
 
@@ -156,13 +79,14 @@ class Subject:
         self._observe(function, [list(args), upstream])
         return self._ask("grad", getattr(self, function), list(args), upstream)
 
-    def ranks(self, name, arguments, **kwargs):
+    def ranks(self, name, arguments, *, spans=False, **kwargs):
         """A function on a rank for each tuple of `arguments`: a RankRun, see lab/judge/ranks.py.
 
-        name: of the lesson, or `module:function` of the course."""
-        from lab.judge import ranks         # here: it builds on this module
-
-        return ranks.run(self, name, arguments, kwargs)
+        name: of the lesson, or `module:function` of the course.  spans: also when each rank did
+        what, by PyTorch's profiler
+        """
+        question = ranks.Question(name, [tuple(own) for own in arguments], kwargs, spans)
+        return ranks.run(self, question, SECONDS, SLACK)
 
     def make(self, path, *args, **kwargs):
         """A mock of the course, `module:Class`, built beside the code under test."""
@@ -188,6 +112,10 @@ class Subject:
         before, _ = self._child.work()
         function(*args, **kwargs)
         return self._child.work()[0] - before
+
+    def _on_ranks(self, question, limit, slack):
+        """What came of a ranks.Question."""
+        return ranks.ask(self, question, limit, slack)
 
     def _written(self, question):
         """The inputs that the same call or launch changes here; the caller's stay as they are."""
@@ -240,7 +168,7 @@ class Subject:
         if name and not shared:
             self._check_inputs(name, list(args), kwargs, (changed, edited), lambda: (
                 "call", getattr(self._reference(), name), list(args), kwargs))
-        copy_back([list(args), kwargs], changed)
+        inputs.copy_back([list(args), kwargs], changed)
         self.calls.append(call(function._label, args, kwargs, result, changed))
         if name and name.startswith(("predict_", "choose_")):
             result = result.item() if isinstance(result, np.generic) else result
@@ -307,9 +235,17 @@ class Subject:
             limit = max(limit, SLACK * slow())
         if not time_limit.answered(limit):
             raise TimeoutError(f"{limit:.0f}")
-        # for the bytes of an answer that has begun
-        end = time.monotonic() + LAST_RESORT * SECONDS
-        return wire.read_frame(lambda n: self._child.read(n, end), LARGEST)
+        rest = TimeLimit(self._child)           # of an answer that has begun
+        return wire.read_frame(lambda n: self._read(n, rest), LARGEST)
+
+    def _read(self, n, time_limit):
+        """Exactly n bytes of an answer."""
+        data = bytearray()
+        while len(data) < n:
+            if not time_limit.answered(SECONDS):
+                raise TimeoutError(f"{SECONDS:.0f}")
+            data += self._child.part(n - len(data))
+        return bytes(data)
 
     def _stopped(self, error):
         self.stopped = True
@@ -390,14 +326,3 @@ def parts(reply, n):
     if type(reply) is not tuple or len(reply) != n:
         raise Stopped("garbled", "its answer cannot be read: expected a result and what changed")
     return reply
-
-
-def copy_back(values, changed):
-    """Write what a call changed into the caller's own arrays."""
-    own = wire.arrays(values)
-    try:
-        pairs = [(own[i], new) for i, new in changed]
-        inputs.restore([a for a, _ in pairs], [b for _, b in pairs])
-    except (TypeError, ValueError, IndexError, RuntimeError):
-        raise Stopped("garbled",
-                      "its answer cannot be read: the changed arrays do not fit") from None

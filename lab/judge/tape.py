@@ -51,7 +51,8 @@ class Tape:
         """The recording, as data."""
         return {
             "steps": max(map(steps, self.graded), default=0),
-            "seconds": max((e.seconds for e in self.graded if e.asked == "call"), default=0.0),
+            "seconds": max((e.seconds for e in self.graded if e.asked in ("call", "ranks")),
+                           default=0.0),
             "answers": {test: [[digest(e.question), base64.b64encode(cleaned(e)).decode()]
                                for e in log] for test, log in self.asked.items()},
             "truths": {test: [base64.b64encode(frame).decode() for frame in log]
@@ -90,11 +91,11 @@ class Overheard(Child):
         super().__init__(*request)
         self.log, self.connection = log, Tapped(self.connection, log)
 
-    def read(self, n, deadline):
-        part = super().read(n, deadline)
-        self.log[-1].answer += part
+    def part(self, most):
+        data = super().part(most)
+        self.log[-1].answer += data
         self.log[-1].seconds = time.monotonic() - self.connection.began
-        return part
+        return data
 
 
 class Tapped:
@@ -137,10 +138,10 @@ class Replayed:
     def answers(self, deadline):
         return True
 
-    def read(self, n, deadline):
-        part = self.rest[:n]
-        self.rest = self.rest[n:]
-        return part
+    def part(self, most):
+        data = self.rest[:most]
+        self.rest = self.rest[most:]
+        return data
 
     def kill(self):
         """There is no process."""
@@ -157,6 +158,9 @@ class Recorded:
 
     def _seconds(self, name, args, kwargs):
         return self.most["seconds"]
+
+    def _on_ranks(self, question, limit, slack):
+        return {"seconds": self.most["seconds"]}        # what it changes is not recorded
 
     def _written(self, question):
         return None                 # not recorded

@@ -2,19 +2,40 @@
 
 import hashlib
 
+from lab import course, device
+
 SHOWN = 48              # bytes of a fact that a message can quote
 
 
-def agree(facts):
+def meet(lesson, **facts):
+    """Join the ranks that `torchrun` started, which must have one version of a lesson. The device
+    of this rank: "cuda" and NCCL where each rank of its machine has a GPU, else "cpu" and gloo."""
+    import torch
+    import torch.distributed as dist
+
+    cuda = torch.cuda.is_available() and torch.cuda.device_count() >= device.ranks_here()
+    dist.init_process_group("nccl" if cuda else "gloo")
+    if cuda:
+        torch.cuda.set_device(dist.get_node_local_rank())
+    else:
+        torch.set_num_threads(1)
+    place = "cuda" if cuda else "cpu"
+    agree({"version of the course": course.VERSION, "lesson": lesson,
+           "program": course.find(lesson).sources["python"], **facts}, place)
+    return place
+
+
+def agree(facts, place="cpu"):
     """RuntimeError, the same on every rank, where a rank has another fact than rank 0.
 
     facts: {what, such as "version of the course": text}. All ranks of the default group call it.
+    place: the device from which they exchange data
     """
     import torch
     import torch.distributed as dist
 
     rows = b"".join(row(text) for text in facts.values())
-    own = torch.frombuffer(bytearray(rows), dtype=torch.uint8)
+    own = torch.frombuffer(bytearray(rows), dtype=torch.uint8).to(place)
     every = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(every, own)
     first, *others = [bytes(one.tolist()) for one in every]

@@ -12,10 +12,9 @@ import sys
 import traceback
 from pathlib import Path
 
-import numpy as np
-
 from lab.course import ROOT, VERSION
 from lab.remote import compiler, wire
+from lab.remote.changes import seen
 
 
 def main(connection, request):
@@ -118,17 +117,20 @@ class Subject:
                 kernel[tuple(grid)](*args, **meta)
         return [launch.as_data() for launch in trace.launches], watch.changed()
 
-    def do_ranks(self, name, arguments, kwargs, limit):
-        """Call a function on a rank for each tuple of `arguments`, see ranks.run. name: of the
-        lesson, or `module:function` of the course. limit: seconds of a rank's CPU"""
-        from lab.remote import ranks
+    def do_ranks(self, name, arguments, kwargs, spans, limit):
+        """Call a function on a rank for each tuple of `arguments`: what ranks.run gives.
+
+        name: of the lesson, or `module:function` of the course.  limit: seconds of a rank's CPU
+        """
+        from lab.remote import rank, ranks
 
         module, _, inner = name.rpartition(":")
         function = getattr(importlib.import_module(module) if module else self.module, inner)
+        file = self.module.__file__
         facts = {"version of the course": VERSION, "lesson": self.request["lesson"],
-                 "program": Path(self.module.__file__).read_text("utf-8")}
-        return ranks.run(function, arguments, kwargs, self.module.__file__, self.describe, facts,
-                         self.connection, limit)
+                 "program": Path(file).read_text("utf-8")}
+        return ranks.run(rank.Program(function, kwargs, file, facts, self.describe, spans,
+                                      self.connection), arguments, limit)
 
     def do_grad(self, function, args, upstream):
         """Gradients of sum(function(*args) * upstream) by every argument that requires one."""
@@ -266,42 +268,3 @@ def triton_line(error, path):
 def is_kernel_error(error):
     simulator = sys.modules.get("lab.simulator")
     return simulator is not None and isinstance(error, simulator.KernelError)
-
-
-class seen(contextlib.AbstractContextManager):
-    """Remembers arguments, to tell which a call changed."""
-
-    def __init__(self, args, kwargs):
-        self.arrays = [(value, raw(value)) for value in wire.arrays([args, kwargs])]
-        self.plain = {key: (value, frozen(value)) for key, value in
-                      [*enumerate(args), *kwargs.items()] if type(value) in (list, dict)}
-
-    def __exit__(self, *error):
-        return False
-
-    def changed(self):
-        """[(position among the arrays, new value)]; the other side counts in the same order."""
-        return [(i, value) for i, (value, before) in enumerate(self.arrays) if raw(value) != before]
-
-    def edited(self):
-        """Positions and names of the lists and dicts that changed."""
-        return [key for key, (value, before) in self.plain.items() if frozen(value) != before]
-
-
-def frozen(value):
-    """What a list or dict holds, down to objects and arrays, which stand for themselves."""
-    if type(value) in (list, tuple):
-        return tuple(map(frozen, value))
-    if type(value) is dict:
-        return tuple((key, frozen(item)) for key, item in value.items())
-    return value if type(value) in wire.PLAIN else id(value)
-
-
-def raw(value):
-    """The bytes of an array's elements, in order: NaN equals itself, -0 differs from 0."""
-    if type(value) is np.ndarray:
-        return value.tobytes()
-    import torch
-
-    flat = torch.Tensor.detach(value).reshape(-1).clone(memory_format=torch.contiguous_format)
-    return flat.view(torch.uint8).numpy().tobytes()

@@ -39,6 +39,8 @@ class Operation(NamedTuple):
 class Fault(NamedTuple):
     """What went wrong: the id of the mistake, a sentence, and the rank that it begins with."""
 
+    # order, size, dtype, root; early_return, lost_send, missing_send, no_wait; send_first,
+    # receive_first, deadlock; died, endless
     mistake: str
     text: str
     rank: int
@@ -60,7 +62,7 @@ class Ledger:
         self.file = file
         self.operations = [[] for _ in range(n)]            # by rank, in its order
         self.calls = Counter()                              # collectives of (rank, group)
-        self.first = {}             # (group, k) -> (rank, Operation) of the first rank there
+        self.collectives = defaultdict(list)    # (group, k) -> [(rank, Operation)], as they came
         # (sender, receiver, group, tag) -> Operations, in order
         self.sends = defaultdict(list)
         self.receives = defaultdict(list)
@@ -73,8 +75,14 @@ class Ledger:
             return self.message(rank, operation)
         key = operation.group, self.calls[rank, operation.group]
         self.calls[rank, operation.group] += 1
-        other, standard = self.first.setdefault(key, (rank, operation))
-        return unlike(key[1] + 1, *sorted([(other, standard), (rank, operation)]), self.at)
+        calls = self.collectives[key]
+        calls.append((rank, operation))
+        # each pair has sizes of its own in all_to_all; else all must be like the first
+        for other in calls if operation.name == "all_to_all" else calls[:1]:
+            fault = unlike(key[1] + 1, *sorted([other, calls[-1]]), self.at)
+            if fault is not None:
+                return fault
+        return None
 
     def message(self, rank, operation):
         sends = operation.name == "send"
@@ -109,9 +117,9 @@ class Ledger:
         order of their beginning. Those of ranks that receive from whoever sends are left out."""
         both = []
         for own, others, side in ((self.sends, self.receives, 0), (self.receives, self.sends, 1)):
-            rows = [(key[side], operation) for key, made in own.items()
+            rows = [(key[side], operation) for key, begun in own.items()
                     if key[1] not in self.takers
-                    for operation in made[len(others.get(key, ())):]]
+                    for operation in begun[len(others.get(key, ())):]]
             both.append(sorted(rows, key=lambda row: row[1].at))
         return both
 
@@ -282,10 +290,14 @@ def deadlock(ledger, endings, stuck):
         if rank in stuck and operation.peer in over:
             return unreceived(ledger, rank, operation)
     text = "; ".join(f"rank {rank} {ledger.place(rank, endings[rank])}" for rank in stuck)
+    mistake = "deadlock"
     why = ""
-    if {rank for rank, _ in missing} >= set(stuck) and not lost:
-        why = ". A receive ends when a message comes, and no rank sends: begin the send first"
-    if {rank for rank, _ in lost} >= set(stuck) and not missing:
+    if {rank for rank, _ in missing} >= set(stuck):
+        mistake = "missing_send" if lost else "receive_first"
+        why = (". Each receives what no rank has begun to send" if lost else
+               ". A receive ends when a message comes, and no rank sends: begin the send first")
+    elif {rank for rank, _ in lost} >= set(stuck) and not missing:
+        mistake = "send_first"
         why = (". A send ends when the other side receives, and no rank receives: begin the send "
                "with isend, receive, then wait for it")
-    return Fault("deadlock", f"the ranks wait for each other: {text}{why}", stuck[0])
+    return Fault(mistake, f"the ranks wait for each other: {text}{why}", stuck[0])

@@ -5,6 +5,7 @@ DTensor and functional collectives (`_c10d_functional`, which do not pass throug
 It cannot see `Work.wait()`, which is no operation.
 """
 
+import contextlib
 import json
 import sys
 import time
@@ -22,6 +23,19 @@ def mark(label):
     """Label the calls that this rank makes from now on: a driver's cases are counted one by one."""
     if current is not None:
         current.label = label
+
+
+@contextlib.contextmanager
+def paused():
+    """Nothing is recorded within: a call that is timed takes what it takes without this."""
+    if current is None:
+        yield
+        return
+    current.__exit__(None, None, None)
+    try:
+        yield
+    finally:
+        current.__enter__()
 
 
 def numel(tensors):
@@ -117,6 +131,8 @@ class Recorder(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(kind.__name__ == "DTensor" for kind in types):
+            return NotImplemented       # it goes first, and makes the calls that are noted here
         if func.namespace in SPACES:
             name = func._schema.name.partition("::")[2]
             arguments = dict(zip((a.name for a in func._schema.arguments), args, strict=False))

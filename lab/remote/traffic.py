@@ -68,4 +68,5 @@ def sent(operation, rank):
     n = len(operation.ranks)
     r = operation.ranks.index(rank)
     numbers = COLLECTIVES[operation.name](operation.pieces, r, n, operation.peer)
-    return {operation.ranks[q]: count * operation.itemsize for q, count in numbers.items() if q != r}
+    return {operation.ranks[q]: count * operation.itemsize
+            for q, count in numbers.items() if q != r}

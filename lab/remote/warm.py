@@ -24,6 +24,7 @@ from pathlib import Path
 
 from lab import device
 
+COLLECT = 50_000                 # new objects between two collections: a child lives a second
 OUTPUT_KEPT = 64 * 1024          # bytes of a child's standard output that a message may quote
 OUTPUT_MOST = 16 * 1024 * 1024   # bytes after which a child is a flood and is killed
 
@@ -127,14 +128,18 @@ class Child:
             if left <= 0:
                 raise TimeoutError
             self.connection.settimeout(left)
-            try:
-                part = self.connection.recv(min(n - len(data), 1 << 20))
-            except ConnectionResetError:
-                part = b""
-            if not part:
-                raise EOFError
-            data += part
+            data += self.part(n - len(data))
         return bytes(data)
+
+    def part(self, most):
+        """The bytes that are there, at least one. EOFError when the child is gone."""
+        try:
+            data = self.connection.recv(min(most, 1 << 20))
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            raise EOFError
+        return data
 
     def stack(self):
         """[(file, line)] of where it is now, innermost first; empty if it cannot say."""
@@ -191,6 +196,7 @@ def main(address, preload):
     for name in preload:
         importlib.import_module(name)
     gc.freeze()             # a collection in a child would copy every page that it looks at
+    gc.set_threshold(COLLECT)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)       # the kernel reaps
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(address)

@@ -1,5 +1,6 @@
 """Measurements and records of this floor.
 
+s20_collectives  ring, tree and single messages: time against bytes
 load           `lab load`: requests at a rate
 serving_speed  the engine beside Hugging Face's
 serving_card   its record as a table
@@ -7,5 +8,6 @@ chunk_sizes    chunk sizes against throughput and gaps
 soak           random steps on an engine
 conversation   OpenAI's client talks to `lab serve`
 screenshot     a picture of the live page
+data_parallel  stages of ZeRO beside PyTorch's FSDP, and gradients of few bits
 s23_pipeline_parallel  schedules on ranks that sleep
 """

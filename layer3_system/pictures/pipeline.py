@@ -65,12 +65,12 @@ def kept_lines(runs: dict[str, Times], p: int) -> "Figure":
             events = sorted((end, 1 if kind == "F" else -1)
                             for (kind, s, _), (_, end) in times.items() if s == stage)
             at = [0.0]
-            kept = [0]
+            counts = [0]
             for end, change in events:
                 at.append(end)
-                kept.append(kept[-1] + change)
-            axes.step(at, kept, where="post", color=colour, ls=style, lw=1.6,
-                      label=f"stage {stage}: {max(kept)} at the peak")
+                counts.append(counts[-1] + change)
+            axes.step(at, counts, where="post", color=colour, ls=style, lw=1.6,
+                      label=f"stage {stage}: {max(counts)} at the peak")
         axes.set_title(title, loc="left", fontsize=9, color=INK)
         axes.set_xlabel("ticks", fontsize=9)
         axes.tick_params(labelsize=8)

@@ -4,5 +4,8 @@ mock_llama         a model whose every score can be worked out
 scheduler_driver   a scheduler driven with numbers, without a model
 mock_bridge        a Bridge driven by hand
 collective_driver  given code round the exercises of s20
+training_driver    what the ranks of s21 are asked to run, round its exercises
+training_models    models that they train, and batches
+training_stages    a step of training at each stage of ZeRO
 pipeline_ranks     given code round the exercises of s23
 """

@@ -52,9 +52,9 @@ def forward_alone(schedule: Schedule, sizes: list[int], layers: Layers, batch: T
     """
     stage = build_stage(sizes, layers, batch, targets)
     _, begun = run_schedule(stage, schedule, {"F": forward_step, "B": pass_up})
-    kept = {j: (x.detach(), y.detach(), x.requires_grad, y.requires_grad)
-            for j, (x, y) in stage.kept.items()}
-    return {"kept": list(kept.items()), "total": stage.total, "begun": begun}
+    pairs = {j: (x.detach(), y.detach(), x.requires_grad, y.requires_grad)
+             for j, (x, y) in stage.kept.items()}
+    return {"kept": list(pairs.items()), "total": stage.total, "begun": begun}
 
 
 def pass_up(stage: Stage, j: int) -> None:

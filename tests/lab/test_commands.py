@@ -40,7 +40,7 @@ def lab(tmp_path_factory):
     def one(*words):
         paths = os.pathsep.join((str(ROOT), str(folder)))
         return subprocess.run([sys.executable, "-m", "lab.cli", *words], capture_output=True,
-                              text=True, timeout=120, env={**os.environ, "PYTHONPATH": paths})
+                              text=True, env={**os.environ, "PYTHONPATH": paths})
     return one
 
 

@@ -978,6 +978,7 @@ def test_where_torch_compile_cannot_work_it_says_why(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)                  # torch.compile with a C++ compiler
 def test_the_compiled_rung_and_hugging_face(monkeypatch, tmp_path, capsys):
     """The whole command, compilers included."""
     if why := ladder.no_compiler():

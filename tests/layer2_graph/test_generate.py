@@ -187,5 +187,5 @@ def test_bad_input_is_one_line_and_exit_2(run, monkeypatch, tmp_path, case):
 
 def test_as_a_command():
     done = subprocess.run([sys.executable, "-m", "layer2_graph.generate", "--tokens", "3"],
-                          cwd=ROOT, capture_output=True, text=True, timeout=120)
+                          cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and done.stderr == "" and "3 tokens: " in done.stdout

@@ -16,6 +16,7 @@ from lab.judge.check import NotProvenHere
 from tests.lab.grading.container import USER, for_everybody
 from tests.redteam.channels import READERS
 
+pytestmark = pytest.mark.alone          # a user has room for few keys, whoever asks
 RINGS = ("session keyring", "user keyring", "user session keyring", "persistent keyring")
 NAMED = {
     channels.KEYS: {*RINGS},

@@ -10,6 +10,7 @@ from lab.grading import box, unit
 from lab.judge.candidate import Candidate
 from lab.judge.check import NotProvenHere
 
+pytestmark = pytest.mark.alone
 LESSON = course.find("r01_roofline")
 RIGHT = "return min(peak, intensity * bandwidth)"
 START = """\

@@ -15,6 +15,8 @@ from lab.judge.check import NotProvenHere
 from tests.lab.grading.container import USER, for_everybody, start
 from tests.redteam import attacks
 
+pytestmark = pytest.mark.timeout(1800)      # tables of up to 25 submissions
+
 
 @pytest.fixture
 def canary(tmp_path):
@@ -48,14 +50,15 @@ def otherwise(sent, rows):
 
 
 @pytest.mark.parametrize("table", [
-    pytest.param(table, marks=[pytest.mark.slow, pytest.mark.timeout(900)] * (
-        table.stem == "hangs"), id=table.stem)
+    pytest.param(table, marks=[pytest.mark.slow, pytest.mark.alone] * (table.stem == "hangs"),
+                 id=table.stem)
     for table in attacks.TABLES])
 def test_every_attack_gets_its_verdict(table, tmp_path, canary, port):
     sent = attacks.read(attacks.CONTROLS) + attacks.read(table)
     attacks.send(sent, tmp_path / "sent", canary, port)
     rows, said = attacks.grade(tmp_path / "sent", tmp_path / "out",
-                               {**os.environ, "LAB_CANARY": "a secret of the instructor's"})
+                               {**os.environ, "LAB_CANARY": "a secret of the instructor's"},
+                               jobs=1 if table.stem == "hangs" else 2)  # no control beside a bomb
     wrong = otherwise(sent, rows)
     assert not wrong, "\n".join([*wrong, said])
     assert canary.read_text() == "a secret of the instructor's"

@@ -12,8 +12,8 @@ import torch
 
 from lab import course, stub
 from lab.author import interface
+from lab.author.gaps import GUESSES
 from lab.course import CourseError
-from lab.judge.gaps import GUESSES
 
 # Python's, NumPy's and PyTorch's own: a learner looks them up there.
 KNOWN = {name for kind in (list, dict, str, bytes, set, tuple, int, float, deque, Counter,

@@ -11,6 +11,7 @@ from lab.course import ROOT
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)              # a dozen commands, among them two builds
 def test_a_new_lesson_is_whole_from_the_start(tmp_path):
     copy = tmp_path / "course"
     shutil.copytree(ROOT, copy, symlinks=True, ignore=shutil.ignore_patterns(
@@ -19,7 +20,7 @@ def test_a_new_lesson_is_whole_from_the_start(tmp_path):
     shutil.copy(ROOT / "tests" / "conftest.py", copy / "tests")
 
     def lab(*words):
-        done = subprocess.run([sys.executable, "-m", "lab.cli", *words], cwd=copy, timeout=200,
+        done = subprocess.run([sys.executable, "-m", "lab.cli", *words], cwd=copy,
                               capture_output=True, text=True,
                               env={**os.environ, "PYTHONPATH": str(copy)})
         return done.returncode, done.stdout + done.stderr

@@ -25,7 +25,7 @@ KINDS = {
 def lab(*args, desk=None, cwd=None):
     chosen = ["--desk", str(desk)] if desk else []
     command = [sys.executable, "-m", "lab.cli", *chosen, *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd or ROOT, timeout=120,
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd or ROOT,
                           env={**os.environ, "PYTHONPATH": str(ROOT)})
 
 

@@ -26,7 +26,7 @@ class Kernel:
 
     def __init__(self, folder):
         self.client = NotebookClient(
-            nbformat.v4.new_notebook(), timeout=120, kernel_name="python3", allow_errors=True,
+            nbformat.v4.new_notebook(), timeout=600, kernel_name="python3", allow_errors=True,
             extra_arguments=["--IPKernelApp.log_level=ERROR"],
             resources={"metadata": {"path": str(folder)}})
         self.client.create_kernel_manager()

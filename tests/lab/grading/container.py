@@ -1,6 +1,7 @@
 """Containers to grade in: one like Docker's, and one that any user can use as well as root."""
 
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from lab.judge.check import NotProvenHere
 
 DOCKER = ("CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "MKNOD", "NET_RAW", "SETGID", "SETUID",
           "SETFCAP", "SETPCAP", "NET_BIND_SERVICE", "SYS_CHROOT", "KILL", "AUDIT_WRITE")
-USER = ("setpriv", "--reuid", "4242", "--regid", "4242", "--clear-groups")
+NUMBER = str(20_000 + secrets.randbelow(20_000))    # not that of a run in another container
+USER = ("setpriv", "--reuid", NUMBER, "--regid", NUMBER, "--clear-groups")
 OPENED = 'chmod 1777 /tmp /var/tmp /dev/shm && exec "$@"'
 
 

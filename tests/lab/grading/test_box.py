@@ -1,7 +1,9 @@
 """Boxes: what is in one, how it ends, and which level a machine gets."""
 
 import os
-import time
+import select
+import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -20,14 +22,29 @@ def level(request):
     return request.param
 
 
+@pytest.mark.alone
 def test_a_box_ends_with_all_that_is_in_it(level):
     one = box.Box(level, {})
-    assert Path(f"/proc/{one.holder}").exists()
-    one.close()
-    deadline = time.monotonic() + 5
-    while Path(f"/proc/{one.holder}").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not Path(f"/proc/{one.holder}").exists()
+    with open(os.pidfd_open(one.holder)) as holder:
+        assert select.select([holder], [], [], 0) == ([], [], [])
+        one.close()
+        assert select.select([holder], [], [], 0) == ([holder], [], [])     # it is gone at once
+
+
+def test_a_jobs_user_has_no_processes_after_it():
+    """Not even of sessions of their own, which end with no box where there is none."""
+    if os.getuid() != 0:
+        raise NotProvenHere("needs root, which alone runs the code as another user")
+    user = 61_190
+    bomb = "for i in 1 2 3 4 5 6 7 8; do setsid sleep 1000 & done; echo ready; sleep 1000"
+    with subprocess.Popen(["sh", "-c", bomb], user=user, stdout=subprocess.PIPE) as first:
+        assert first.stdout.readline() == b"ready\n" and len(box.processes()[user]) >= 2
+        reaper = threading.Thread(target=first.wait)
+        reaper.start()
+        assert user not in box.draw_users(10_000)
+        box.vacate(user, "limits")
+        reaper.join()
+        assert user not in box.processes()
 
 
 def test_without_walls_each_job_writes_to_a_folder_of_its_own():

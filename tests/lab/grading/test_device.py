@@ -75,7 +75,7 @@ def started(monkeypatch, tmp_path):
     asked = SimpleNamespace(children=[], binds=[])
     monkeypatch.setattr(sandbox, "Child", lambda *given: (
         asked.children.append(given), SimpleNamespace())[1])
-    monkeypatch.setattr(sandbox, "Box", lambda level, binds, user: (
+    monkeypatch.setattr(sandbox, "Box", lambda level, binds, user, loopback: (
         asked.binds.append(binds), SimpleNamespace(request=dict, close=lambda: None))[1])
     monkeypatch.setattr(sandbox, "gpu_nodes", lambda: ["/dev/nvidia0", "/dev/nvidiactl"])
     place = sandbox.Sandbox("bubblewrap", LESSON, sent(lambda text: text), tmp_path, "warm")

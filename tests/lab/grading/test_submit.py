@@ -148,7 +148,7 @@ def test_nothing_is_overwritten(desk, tmp_path, monkeypatch):
 
 def lab(desk, *words, cwd):
     command = [sys.executable, "-m", "lab.cli", "--desk", str(desk.folder), *words]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120,
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd,
                           env={**os.environ, "PYTHONPATH": str(ROOT)})
 
 

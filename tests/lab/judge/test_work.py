@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lab import simulator
-from lab.judge.subject import Launched
+from lab.judge.launched import Launched
 from lab.judge.work import same_work
 
 HEAD = 'extern "C" __global__ void k(const float* x, float* y, int C) {\n'

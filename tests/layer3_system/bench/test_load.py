@@ -9,6 +9,7 @@ import pytest
 from layer3_system import ByteTokenizer, Engine, Job, Limits, MockLlama, PrefixPool, Scheduler
 from layer3_system.bench import load
 from layer3_system.server.app import Listener, make_app
+from tests.layer3_system.server.http_server import Gated, let_through, served
 
 
 @pytest.fixture(scope="module")
@@ -71,15 +72,18 @@ def test_without_rates_it_tries_shares_of_the_most(run, url, tmp_path):
     assert [rate / rates[1] for rate in rates[1:]] == pytest.approx([1, 2.5, 5, 7.5, 9, 11, 15])
 
 
-def test_too_much_is_counted_as_failed(run, url, tmp_path):
-    """48 can run and wait; those beyond are refused, and told so."""
+def test_too_much_is_counted_as_failed(run, tmp_path):
+    """48 can run and wait; those beyond are refused, and told so. The engine begins after that."""
     trace = tmp_path / "trace.jsonl"
     trace.write_text("".join(json.dumps({"arrival": 0, "prompt": 3, "output": 200}) + "\n"
                              for _ in range(80)))
     out = tmp_path / "found.json"
-    code, said = run(url, "--api-key", "secret", "--trace", trace, "--out", out)
+    model = Gated()
+    with served(model, Limits(queue=40), pages=256, kind=let_through(model, 32), max_seqs=8,
+                budget=64) as server:
+        code, said = run(server.url, "--trace", trace, "--out", out)
     (only,) = json.loads(out.read_text())["tests"]
-    assert 0 < only["failed"] <= 32 and "run and wait already" in said
+    assert only["failed"] == 32 and "run and wait already" in said
 
 
 @pytest.mark.parametrize("text", ['{"arrival": 0, "prompt": 3}', "no JSON", "[1]",

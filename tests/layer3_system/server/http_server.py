@@ -1,7 +1,8 @@
 """A server on a port of its own, for the tests that talk to one over HTTP.
 
 `scripted` is a model that writes a given text. `Gated` is one whose steps a test lets through one
-by one. `Fails` is one with a kernel that raises.
+by one. `Fails` is one with a kernel that raises. `let_through` opens a gate when enough answers
+were refused.
 """
 
 import json
@@ -23,6 +24,7 @@ from layer3_system import (
     Scheduler,
     check_engine,
 )
+from layer3_system.api_error import ApiError
 from layer3_system.s08_server import LIMITS
 from layer3_system.server.app import ACCESS, Listener, make_app
 
@@ -56,6 +58,23 @@ class Gated(MockLlama):
         return super().forward(step, cache, every)
 
 
+def let_through(model, refusals):
+    """The kind of a Bridge that opens the model's gate when it has refused a number of answers."""
+    class Full(Bridge):
+        refused = 0
+
+        def make_room(self, count):
+            try:
+                super().make_room(count)
+            except ApiError:
+                self.refused += 1
+                if self.refused == refusals:
+                    model.gate.release(10_000)
+                raise
+
+    return Full
+
+
 class Fails(MockLlama):
     """Its kernel raises where a text begins with "!"."""
 
@@ -81,9 +100,9 @@ class Served:
         self.thread = threading.Thread(target=self.listener.run,
                                        kwargs={"sockets": [self.socket]}, daemon=True)
         self.thread.start()
-        self.http = httpx.Client(base_url=self.url, timeout=60, trust_env=False, headers=JSON)
+        self.http = httpx.Client(base_url=self.url, timeout=300, trust_env=False, headers=JSON)
         self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key=key or "none",
-                                    max_retries=0, timeout=60)
+                                    max_retries=0, timeout=300)
         until(lambda: self.listener.started)
 
     def post(self, path="completions", **fields):
@@ -91,13 +110,13 @@ class Served:
 
     def open(self, **fields):
         """A socket that asked for a completion, and has read nothing yet."""
-        client = socket.create_connection(("127.0.0.1", self.port), timeout=60)
+        client = socket.create_connection(("127.0.0.1", self.port), timeout=300)
         client.sendall(request({"model": NAME} | fields))
         return client
 
     def end(self):
         self.listener.should_exit = True
-        self.thread.join(30)
+        self.thread.join(300)
         assert not self.thread.is_alive()
 
     def drained(self):
@@ -115,8 +134,8 @@ def request(fields, path="completions", head=""):
             ).encode() + body
 
 
-def until(true, seconds=30):
-    end = time.monotonic() + seconds
+def until(true):
+    end = time.monotonic() + 300
     while not true():
         assert time.monotonic() < end, "it never came true"
         time.sleep(0.002)

@@ -2,24 +2,50 @@
 
 import socket
 import threading
-import time
 
 import pytest
 
 from lab.judge.check import NotProvenHere
-from layer3_system import ByteTokenizer, Engine, MockLlama, PrefixPool, SamplingParams, Scheduler
+from layer3_system import (
+    Bridge,
+    ByteTokenizer,
+    Engine,
+    MockLlama,
+    PrefixPool,
+    SamplingParams,
+    Scheduler,
+)
 from layer3_system.bench import screenshot
+from layer3_system.server import live
 from layer3_system.server.app import Listener, make_app
+from tests.layer3_system.server.http_server import until
+
+pytestmark = pytest.mark.slow           # a browser starts, and draws
+MANY = 10_000           # steps, more than all answers take
 
 
-class Slow(MockLlama):
-    """A step takes a hundredth of a second, so there is time to look. No text ends by itself."""
+class Ascii(MockLlama):
+    """No text ends by itself."""
 
     def forward(self, step, cache, every=False):
-        time.sleep(0.01)
         logits = super().forward(step, cache, every)
-        logits[:, 128:] = -20                               # ASCII alone
+        logits[:, 128:] = -20
         return logits
+
+
+class Held(Bridge):
+    """It reads its mail, and has its engine do no more steps than the test lets through, so that
+    there is time to look."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.gate = threading.Semaphore(60)
+
+    def read_mail(self):
+        while super().read_mail():
+            if self.gate.acquire(timeout=0.01):
+                return True
+        return False
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +62,9 @@ class Site:
 
     def __init__(self, browser, key=None):
         pool = PrefixPool(64, 16)
-        self.engine = Engine(Slow(), ByteTokenizer(), pool, Scheduler(pool, 4, 64))
-        self.app = make_app(self.engine, "mock", key=key)
+        self.engine = Engine(Ascii(), ByteTokenizer(), pool, Scheduler(pool, 4, 64))
+        self.app = make_app(self.engine, "mock", key=key, kind=Held)
+        self.bridge = self.app.state.bridge
         listening = socket.create_server(("127.0.0.1", 0))
         self.listener = Listener(self.app)
         self.thread = threading.Thread(target=self.listener.run,
@@ -55,8 +82,8 @@ class Site:
 
     def submit(self, *prompts):
         """Ask for 300 tokens after each prompt, as another client does."""
-        bridge, asked = self.app.state.bridge, SamplingParams(300, ignore_eos=True)
-        bridge.loop.call_soon_threadsafe(bridge.submit, "other", prompts, asked)
+        asked = SamplingParams(300, ignore_eos=True)
+        self.bridge.loop.call_soon_threadsafe(self.bridge.submit, "other", prompts, asked)
 
     def painted(self, id):
         """How many colours a picture has."""
@@ -68,29 +95,23 @@ class Site:
             "return seen.size", id)
 
     def end(self):
+        """With all that it still writes."""
+        self.bridge.loop.call_soon_threadsafe(self.bridge.end_all)
         self.listener.should_exit = True
-        self.thread.join(30)
+        self.thread.join(300)
+        assert not self.thread.is_alive()
 
 
 @pytest.fixture
 def site(browser):
     found = Site(browser)
     yield found
-    scheduler = found.engine.scheduler
-    found.app.state.bridge.mail.put(
-        lambda: found.engine.abort([*scheduler.running, *scheduler.waiting]))
     found.end()
 
 
-def until(what, seconds=20):
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.05)
-
-
-def test_what_the_engine_does(site):
+def test_what_the_engine_does(site, monkeypatch):
     """Figures, the map of pages, the steps and the list of requests."""
+    monkeypatch.setattr(live, "BACK", 60.0)         # seconds: the figures stay while it is held
     until(lambda: "mock" in site.find("model").text)
     empty = site.painted("map")
     site.submit([1] * 40, [1] * 40, [2] * 20, [3] * 9, [4] * 9, [5] * 9)
@@ -159,11 +180,14 @@ def test_stop_ends_all_that_was_sent(site):
     site.write("most", 400)
     send = site.browser.find_element("css selector", "#ask button")
     send.click()
-    until(lambda: len(site.engine.scheduler.running) == 1)
+    scheduler = site.engine.scheduler
+    until(lambda: len(scheduler.running) == 1)
     send.click()
-    until(lambda: len(site.engine.scheduler.running) == 2)
+    until(lambda: len([*scheduler.running, *scheduler.waiting]) == 2)
+    site.bridge.gate.release(10)                    # for the second one's prompt
+    until(lambda: len(scheduler.running) == 2)
     site.find("stop").click()
-    until(lambda: not site.engine.busy, 3)          # each would take four seconds and more
+    until(lambda: not site.engine.busy)             # though it may do no step
     assert not site.find("stop").is_enabled()
 
 
@@ -197,8 +221,10 @@ def test_which_requests_are_yours(site):
 
 
 def test_curves_have_their_range(site):
+    until(lambda: site.find("running").text == "0")
     site.submit([1] * 40, [2] * 20, [3] * 9)
     until(lambda: site.find("running_range").text == "0 to 3")
+    site.bridge.gate.release(MANY)
     until(lambda: site.find("tpot_range").text.endswith("s"))
 
 

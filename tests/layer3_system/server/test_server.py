@@ -4,6 +4,7 @@ Most run on a model that can be worked out, in milliseconds; its text is noise.
 """
 
 import asyncio
+import gc
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import sys
 import threading
 import time
 import tomllib
+from collections import Counter
 from functools import partial
 from importlib.metadata import EntryPoint
 from types import SimpleNamespace
@@ -54,6 +56,7 @@ from tests.layer3_system.server.http_server import (
     Gated,
     Served,
     events,
+    let_through,
     request,
     scripted,
     served,
@@ -424,8 +427,8 @@ def test_a_full_queue():
 def test_a_step_that_never_ends():
     """A kernel that hangs costs a client its time limit, no more."""
     model = Gated()
-    with served(model, limits=Limits(seconds=0.3)) as server:
-        told(server.post(prompt="a"), 504, None, "no answer in 0.3 s")
+    with served(model, limits=Limits(seconds=1)) as server:
+        told(server.post(prompt="a"), 504, None, "no answer in 1 s")
         streamed = events(server.post(prompt="a", stream=True).content)
         assert [e["error"]["type"] for e in streamed] == ["server_error"]
         told(server.http.get("/engine"), 504)
@@ -434,7 +437,7 @@ def test_a_step_that_never_ends():
 
 def test_a_body_that_never_ends():
     with served(limits=Limits(seconds=0.3)) as server:
-        client = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+        client = socket.create_connection(("127.0.0.1", server.port), timeout=300)
         client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
                        b"Content-Type: application/json\r\n"
                        b"Content-Length: 100\r\n\r\n{")
@@ -533,7 +536,7 @@ def test_case_21_ids_are_the_servers_own():
                   "user": "me"}
         clients = []
         for i in range(2):
-            client = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+            client = socket.create_connection(("127.0.0.1", server.port), timeout=300)
             client.sendall(request(fields, head="X-Request-Id: mine\r\n"))
             clients.append(client)
             until(lambda i=i: server.bridge.taken == i + 1)
@@ -551,7 +554,7 @@ def test_case_21_ids_are_the_servers_own():
                                   b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
                                   b"Content-Length: 50\r\n\r\n{", b"\x16\x03\x01" * 100])
 def test_a_client_that_does_not_finish_its_request(mock, sent):
-    client = socket.create_connection(("127.0.0.1", mock.port), timeout=60)
+    client = socket.create_connection(("127.0.0.1", mock.port), timeout=300)
     client.sendall(sent)
     client.close()
     assert mock.post(prompt="a").status_code == 200
@@ -610,7 +613,7 @@ def test_a_reader_that_is_too_slow_is_let_go(monkeypatch):
         slow.sendall(request({"model": NAME, "prompt": "slow", "max_tokens": 500, "logprobs": 20,
                               "ignore_eos": True, "stream": True}))
         slow.recv(1)
-        until(lambda: server.bridge.calls)
+        until(lambda: server.bridge.taken)
         until(lambda: not server.bridge.calls)
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**18)
         assert b"[DONE]" not in read_all(slow)
@@ -641,12 +644,14 @@ def test_a_thousand_connections_at_once():
 
 
 def test_a_thousand_connections_and_a_short_queue():
-    """Each gets its answer or a 429; no client waits for ever."""
-    with served(limits=Limits(queue=50)) as server:
+    """Each gets its answer or a 429; no client waits for ever. The engine begins when all have been
+    taken or refused."""
+    model = Gated()
+    with served(model, limits=Limits(queue=50), kind=let_through(model, 1000 - 82)) as server:
         found = many(server.port, {"model": NAME, "prompt": "hello", "max_tokens": 4}, 1000)
         codes = [int(f.split()[1]) for f in found]
-        assert set(codes) == {200, 429} and codes.count(200) >= 82
-        assert server.engine.finished == codes.count(200)
+        assert Counter(codes) == {200: 82, 429: 1000 - 82}
+        assert server.engine.finished == 82
 
 
 # ---- text over the wire
@@ -784,7 +789,7 @@ def test_told_to_end_it_lets_open_answers_end():
         assert choice["finish_reason"] == "length"
         *_, last = events(dechunked(stream.partition(b"\r\n\r\n")[2]))
         assert last["choices"][0]["finish_reason"] == "length"
-        server.thread.join(30)
+        server.thread.join(300)
         with pytest.raises(OSError):
             socket.create_connection(("127.0.0.1", server.port), timeout=5)
 
@@ -803,6 +808,7 @@ def test_told_to_end_it_ends_what_takes_too_long():
         model.gate.release(1000)
 
 
+@pytest.mark.alone
 def test_sigterm_under_load():
     """`lab serve` on the shipped model, SIGTERM when 40 clients have had their first event: each
     stream ends, then the process."""
@@ -963,12 +969,13 @@ def test_what_the_engine_is_doing():
         assert len(found["remembered"]) >= 2 and len(found["steps"]) <= 200
 
 
-@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
 def test_memory_stays_flat():
-    """20,000 requests, some of whose clients leave: not 5 MB more than after the first 4,000."""
+    """20,000 requests, some of whose clients leave: no object and not 20 MB more than after the
+    first 4,000. Below that is what malloc and the threads keep for later."""
     with served(limits=Limits(queue=10**6)) as server:
         fields = {"model": NAME, "prompt": "hello", "max_tokens": 2}
-        process = psutil.Process()
 
         async def client(count):
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -984,14 +991,17 @@ def test_memory_stays_flat():
 
         async def every(count):
             await asyncio.gather(*(client(count // 16) for _ in range(16)))
-        asyncio.run(every(4_000))
-        server.drained()
-        before = process.memory_info().rss
-        asyncio.run(every(16_000))
-        server.drained()
+        def held(count):
+            asyncio.run(every(count))
+            server.drained()
+            gc.collect()
+            return len(gc.get_objects()), psutil.Process().memory_info().rss
+
+        before, bytes_before = held(4_000)
+        after, bytes_after = held(16_000)
         assert server.engine.finished >= 20_000
-        grown = process.memory_info().rss - before
-        assert grown < 5e6, f"{grown:,} bytes more"
+        assert after - before < 1_000, f"{after - before:,} objects more"
+        assert bytes_after - bytes_before < 20e6, f"{bytes_after - bytes_before:,} bytes more"
 
 
 # ---- the command

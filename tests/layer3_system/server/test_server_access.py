@@ -27,7 +27,7 @@ def mock():
 
 
 def connect(server):
-    return closing(socket.create_connection(("127.0.0.1", server.port), timeout=30))
+    return closing(socket.create_connection(("127.0.0.1", server.port), timeout=300))
 
 
 # ---- hosts
@@ -215,7 +215,7 @@ def test_what_is_no_http_is_told_so(mock):
 
 @pytest.fixture(scope="module")
 def impatient():
-    with served(access=Access(patience=0.3)) as one:
+    with served(access=Access(patience=1)) as one:
         yield one
 
 
@@ -240,7 +240,7 @@ def test_headers_that_drip_are_let_go(impatient):
                 return False
             except OSError:
                 return True
-        until(is_closed, 20)
+        until(is_closed)
 
 
 def test_the_second_request_of_a_connection_has_the_same_time(impatient):
@@ -258,7 +258,7 @@ def test_a_body_that_stalls_is_let_go(impatient):
     with connect(impatient) as client:
         client.sendall(whole[:-5])
         line, message = error_of(read_all(client))
-        assert line == b"HTTP/1.1 408 Request Timeout" and "0.3 s" in message
+        assert line == b"HTTP/1.1 408 Request Timeout" and "for 1 s" in message
     assert impatient.post(prompt="a", max_tokens=1).status_code == 200
 
 
@@ -269,17 +269,16 @@ def test_a_refused_body_that_stalls_is_let_go(impatient):
         client.sendall(head + b"x" * 10)
         assert client.recv(2**16).startswith(b"HTTP/1.1 404")
         client.sendall(b"x")
-        client.settimeout(30)
         assert b"HTTP/1.1" not in read_all(client)
 
 
 def test_a_slow_answer_is_no_silence():
     """The client's time does not run while the server computes."""
     model = Gated()
-    with served(model, access=Access(patience=0.2)) as server:
+    with served(model, access=Access(patience=1)) as server:
         client = server.open(prompt="a", max_tokens=2)
         until(lambda: server.bridge.taken == 1)
-        time.sleep(0.5)
+        time.sleep(1.5)
         model.gate.release(100)
         assert read_all(client).startswith(b"HTTP/1.1 200")
         client.close()

@@ -36,12 +36,12 @@ class Process:
 
     def ended(self):
         """Its exit status, once it has ended, in order."""
-        status = self.process.wait(60)
+        status = self.process.wait()
         assert "Traceback" not in (wrong := self.process.stderr.read()), wrong
         return status
 
     def stream(self):
-        return httpx.stream("POST", f"{self.url}/v1/completions", json=FIELDS, timeout=60,
+        return httpx.stream("POST", f"{self.url}/v1/completions", json=FIELDS, timeout=300,
                             trust_env=False)
 
 
@@ -79,7 +79,7 @@ def test_it_listens_when_it_says_so():
                                      [signal.SIGTERM, signal.SIGTERM]])
 def test_told_to_end_during_a_stream(numbers):
     """The stream comes to its end, however often SIGTERM is sent."""
-    with running() as server:
+    with running("--grace", "300") as server:
         with server.stream() as reply:
             lines = reply.iter_lines()
             next(lines)
@@ -104,6 +104,7 @@ def test_a_second_ctrl_c_does_not_wait():
         model.gate.release(1000)
 
 
+@pytest.mark.alone
 def test_told_again_and_again_until_it_is_gone():
     """Up to the last moment of the process: no signal finds it unprepared."""
     with running() as server:

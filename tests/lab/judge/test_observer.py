@@ -1,19 +1,18 @@
-"""Kinds of hard inputs are made and recognised, and what a grader leaves out is told."""
+"""Kinds of hard inputs are made and recognised."""
 
 import numpy as np
 import pytest
 import torch
 
-from lab import course
-from lab.course import CourseError
-from lab.judge import adversarial, gaps
+from lab.judge import adversarial
 from lab.judge.adversarial import INPUTS, VALUES, around, views
+from lab.judge.observer import Observer
 
 RNG = np.random.default_rng(3)
 
 
 def seen(*values, launch=False, times=1):
-    eye = gaps.Observer()
+    eye = Observer()
     for _ in range(times):
         eye("f", list(values), launch)
     return eye
@@ -63,34 +62,3 @@ def test_views_hold_the_same_numbers(make):
 
 def test_sizes_around_a_tile():
     assert around(16) == [1, 15, 16, 17, 33, 43] and around(1) == [1, 2, 3]
-
-
-@pytest.fixture
-def lesson(tmp_path, monkeypatch):
-    one = course.find("r01_roofline")
-    file = tmp_path / "r01_roofline.gaps.toml"
-    monkeypatch.setattr(course.Lesson, "gaps", file)
-    file.write_text("")
-    return one, file
-
-
-def test_a_kind_is_used_or_excused_or_open(lesson):
-    one, file = lesson
-    before = {row["exercise"]: row for row in gaps.examine(one)}
-    left_open = before["attainable"]["open"]
-    assert left_open and not before["predict_intensity_of_matmul"]["open"]
-    file.write_text(f"[[gap]]\nexercises = ['*']\nkinds = {left_open}\nwhy = 'for a test'\n"
-                    "[[gap]]\nexercises = ['attainable']\nkinds = ['ignored']\nwhy = 'wrong'\n")
-    after = {row["exercise"]: row for row in gaps.examine(one)}
-    assert after["attainable"]["open"] == [] and after["attainable"]["stale"] == ["ignored"]
-    lines = "\n".join(gaps.text(after.values()))
-    assert "STALE, used after all: ignored" in lines and "for a test" in lines
-
-
-@pytest.mark.parametrize("row", ["exercises = ['nobody']\nkinds = ['one']",
-                                 "exercises = ['count_add']\nkinds = ['onne']"])
-def test_an_excuse_for_nothing_is_refused(lesson, row):
-    one, file = lesson
-    file.write_text(f"[[gap]]\n{row}\nwhy = 'w'\n")
-    with pytest.raises(CourseError, match="expected an exercise of r01_roofline and a kind"):
-        gaps.excuses(one)

@@ -1,0 +1,102 @@
+"""Twins that come for free: the reference of a Python exercise in another style, made by `ast`."""
+
+import ast
+import copy
+import symtable
+
+from lab import stub
+from lab.author.gaps import GUESSES
+
+DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+INSPECTS = {"locals", "vars", "eval", "exec", "dir"}    # functions that read the names of variables
+
+
+def twins(lesson):
+    """[{exercise, style, text}] of each Python exercise that is no guess: two, or what there is."""
+    rows = []
+    for exercise in lesson.exercises:
+        if exercise.language == "python" and not exercise.name.startswith(GUESSES):
+            text = stub.extract(lesson.sources["python"], exercise.name, "python")
+            rows += [{"exercise": exercise.name, "style": style, "text": other}
+                     for style, change in STYLES.items() if (other := change(text))]
+    return rows
+
+
+def renamed(text):
+    """A function with other names for its local variables; None where it has none, or where
+    something else than a variable may have one of the names."""
+    tree, function = parsed(text)
+    variables = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
+    words = {node.id for node in variables}
+    names = {node.id for node in variables if isinstance(node.ctx, ast.Store)}
+    names -= bound_otherwise(function) | global_names(symtable.symtable(text, "", "exec"))
+    inner = any(isinstance(node, ast.ClassDef) for node in ast.walk(function))
+    if inner or not names or words & (INSPECTS | {f"own_{name}" for name in names}):
+        return None
+    for node in variables:
+        if node.id in names:
+            node.id = f"own_{node.id}"
+    return ast.unparse(tree)
+
+
+def bound_otherwise(function):
+    """Names that arguments, exceptions, patterns, imports and inner functions bind."""
+    names = set()
+    for node in ast.walk(function):
+        if not isinstance(node, ast.Name | ast.Attribute | ast.keyword | ast.Constant):
+            for _, value in ast.iter_fields(node):
+                values = value if isinstance(value, list) else [value]
+                names |= {part for part in values if isinstance(part, str)}
+    return names
+
+
+def global_names(table):
+    """Names that a scope or one within it takes from the module."""
+    own = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global()}
+    return own.union(*map(global_names, table.get_children()))
+
+
+def extracted(text):
+    """A function that returns what a helper returns; None for a kernel, a generator, and where the
+    text rests on the class that it is in."""
+    tree, function = parsed(text)
+    words = {getattr(node, "id", getattr(node, "attr", "")) for node in ast.walk(function)}
+    tied = any(word in ("super", "__class__") or word.startswith("__") and not word.endswith("__")
+               for word in words)
+    pauses = any(isinstance(node, ast.Yield | ast.YieldFrom | ast.Await)
+                 for node in ast.walk(function))
+    if tied or pauses or function.decorator_list or isinstance(function, ast.AsyncFunctionDef):
+        return None
+    helper = copy.deepcopy(function)
+    helper.name = f"steps_of_{function.name}"
+    helper.returns = None
+    helper.args.defaults = []
+    helper.args.kw_defaults = [None] * len(helper.args.kwonlyargs)
+    for argument in ast.walk(helper.args):
+        argument.annotation = None
+    doc = function.body[:ast.get_docstring(function) is not None]
+    function.body = [*doc, ast.Return(call_of(helper))]
+    tree.body.insert(0, helper)
+    return ast.unparse(ast.fix_missing_locations(tree))
+
+
+def call_of(function):
+    """A call of a function with its own arguments."""
+    own = function.args
+    words = [a.arg for a in (*own.posonlyargs, *own.args)]
+    words += [f"*{own.vararg.arg}"] if own.vararg else []
+    words += [f"{a.arg}={a.arg}" for a in own.kwonlyargs]
+    words += [f"**{own.kwarg.arg}"] if own.kwarg else []
+    return ast.parse(f"{function.name}({', '.join(words)})", mode="eval").body
+
+
+def parsed(text):
+    """(the tree of an exercise's text, the function in it)."""
+    tree = ast.parse(text)
+    function = tree.body[0]
+    while isinstance(function, ast.ClassDef):
+        function = next(node for node in function.body if isinstance(node, DEFINITION))
+    return tree, function
+
+
+STYLES = {"locals renamed": renamed, "a helper extracted": extracted}

@@ -1,0 +1,47 @@
+"""What stops a test that asks the code under test: it raised, it is gone, or it never began."""
+
+LONGEST_TEXT = 4000     # characters of an exception's text
+
+
+class Raised(Exception):
+    """The learner's code raised. Text and place are the child's own words: data, not truth.
+
+    .subject: the Subject that was asked, if known    .call: the Call that raised it, if one did
+    """
+
+    subject = call = None
+
+    def __init__(self, error):
+        self.type = str(error.get("type"))[:LONGEST_TEXT]
+        self.text = str(error.get("text"))[:LONGEST_TEXT]
+        self.kind, self.path = error.get("kind"), error.get("path")
+        self.inside = error.get("inside") is True       # raised in the simulator's own code
+        self.line, self.source = error.get("line"), str(error.get("source") or "")[:200]
+        super().__init__(f"{self.type}: {self.text}")
+
+
+class Stopped(Exception):
+    """The child is gone or has been stopped: .why is died, hung, flooded, garbled or full.
+
+    .stack: [(file, line)] where a hung one was, innermost first.  .subject, .call: as in Raised
+    """
+
+    subject = call = None
+
+    def __init__(self, why, text, stack=()):
+        self.why, self.stack = why, stack
+        super().__init__(text)
+
+
+class NotStarted(RuntimeError):
+    """The machine has no process for the code under test: the answer is not at fault."""
+
+
+class RankFault(Stopped):
+    """Ranks that do not fit each other. .mistake: its id, as of lab/remote/ledger.py
+    .rank: the one that it begins with"""
+
+    def __init__(self, mistake, text, rank):
+        super().__init__(str(mistake), str(text)[:LONGEST_TEXT])
+        self.mistake = str(mistake)
+        self.rank = rank
