@@ -240,7 +240,12 @@ def on_ranks(subject, function, arguments):
             raise
         why = ("a stage waits until its send is received, and the other stage waits in a send, "
                "too: begin sends with isend, and do not wait for them")
-        raise AssertionError(mistake("blocking_send", f"{error}\nHere {why}.", why)) from None
+        waits = str(error).partition(". A send")[0]
+        raise AssertionError(mistake("blocking_send", f"{waits}. Here {why}", why)) from None
+
+
+def of_a_token(index):
+    return "token {}, number {}".format(*index)
 
 
 def check_flights(run, i, m, sends):
@@ -248,8 +253,8 @@ def check_flights(run, i, m, sends):
     begun = run.results[i]["begun"]
     assert begun == m * sends, mistake(
         "handle_dropped", f"stage {i} puts {begun} handles into stage.flights, expected "
-        f"{m * sends}, one for each send: else nobody waits for a send, and its tensor may be "
-        f"freed before it has left", "a send's handle is not in stage.flights")
+        f"{m * sends}, one for each send: else the end of the send is not waited for, and its "
+        f"tensor may be freed before it has left", "a send's handle is not in stage.flights")
 
 
 def test_forward_step(subject, rng, agree):
@@ -272,7 +277,7 @@ def check_forward(subject, rng, agree, p, sizes):
             x, y, x_waits, y_waits = kept[j]
             what = f"stage {i}, micro-batch {j}"
             agree(x, problem.inputs[i].split(sizes)[j], "float32", f"{what}: the input kept",
-                  mistakes={"buffer_reused": (
+                  of_a_token, {"buffer_reused": (
                       "a later micro-batch is received into the same tensor", reused[:sizes[j]])})
             assert x_waits or i == 0, mistake(
                 "no_gradient", f"{what}: its input asks for no gradient (requires_grad_): stage "
@@ -280,7 +285,8 @@ def check_forward(subject, rng, agree, p, sizes):
             assert y_waits, mistake("detached", f"{what}: the output that is kept has no graph: a "
                                     f"backward cannot begin from it", "an output has no graph")
             if i < p - 1:
-                agree(y, problem.inputs[i + 1].split(sizes)[j], "float32", f"{what}: the output")
+                agree(y, problem.inputs[i + 1].split(sizes)[j], "float32", f"{what}: the output",
+                      of_a_token)
                 continue
             assert y.shape == (), mistake(
                 "loss_not_kept", f"{what}: the output that is kept has shape {tuple(y.shape)}, "
