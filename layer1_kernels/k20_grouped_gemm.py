@@ -172,10 +172,12 @@ def grouped_gemm_triton(x, w, y, offsets, order, weights, N, K, EACH, E, BM: tl.
     EACH: slots that share a row of x
     """
     tl.assume(K > 0)                    # as in k05: keeps Hopper's matmul instructions apart
-    p, columns = tl.program_id(0), tl.cdiv(N, BN)
+    p = tl.program_id(0)
+    columns = tl.cdiv(N, BN)
     first = 0                           # tiles of the experts before e
     for e in range(E):
-        begin, end = tl.load(offsets + e), tl.load(offsets + e + 1)
+        begin = tl.load(offsets + e)
+        end = tl.load(offsets + e + 1)
         # exercise: while tile p is one of e's, make it and go on to p + P
         tiles = tl.cdiv(end - begin, BM) * columns
         while p < first + tiles:

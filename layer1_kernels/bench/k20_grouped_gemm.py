@@ -75,8 +75,8 @@ def ladder(T, k, E, N, K):
         with simulator.trace() as trace:
             grouped_gemm_triton[(8,)](x, w, y, offsets, order, None, N, K, k, E, BM=BM, BN=32,
                                       BK=32, num_warps=BM // 16)
-        rungs.append(rung(f"Triton: grouped, BM = {BM}", sorting.launches + trace.launches, 0, least,
-                          flops, changed))
+        launches = sorting.launches + trace.launches
+        rungs.append(rung(f"Triton: grouped, BM = {BM}", launches, 0, least, flops, changed))
     return rungs
 
 
