@@ -220,7 +220,7 @@ def sort_slots(experts, E):                         # (T, k) -> (R,), (E + 1,)
     offsets = flat.new_empty(width + 1)
     counts, starts = flat.new_empty(2, blocks, width)           # (blocks, width)
     count_triton[(blocks,)](flat, counts, R, E=width, BLOCK=BLOCK, **SORT)
-    scan_triton[(1,)](counts, offsets, starts, blocks, E=width, B=BLOCK, **SORT)
+    scan_triton[(1,)](counts, offsets, starts, blocks, E=width, B=BLOCK // 4, **SORT)
     place_triton[(blocks,)](flat, offsets, starts, order, R, E=width, BLOCK=BLOCK, **SORT)
     return order, offsets[:E + 1]
 

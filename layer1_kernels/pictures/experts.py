@@ -60,11 +60,9 @@ def tile_lists(ways):
                                          lw=0.6))
         last = max(map(len, programs))
         axes.axvline(last, color=INK, lw=1.2, ls="--")
-        axes.annotate(f"done after {last}", (last, 0), xytext=(-4, 4), textcoords="offset points",
-                      ha="right", va="bottom", color=INK, annotation_clip=False)
         axes.set(xlim=(0, longest * 1.01), ylim=(len(programs), 0), ylabel="program",
                  yticks=[p + 0.5 for p in range(len(programs))], yticklabels=range(len(programs)))
-        axes.set_title(label, loc="left", fontsize=10)
+        axes.set_title(f"{label}: all done after {last}", loc="left", fontsize=10)
         axes.tick_params(axis="y", length=0, labelsize=8)
         axes.spines[["top", "right", "left"]].set_visible(False)
     every[-1, 0].set(xlabel="tiles, one after another")

@@ -117,7 +117,7 @@ def test_an_unknown_back_end_is_one_sentence():
 
 
 @pytest.mark.parametrize("back_end", ["triton", "cuda"])
-@pytest.mark.parametrize("operation", CASES)
+@pytest.mark.parametrize("operation", [op for op in CASES if op != "sort_slots"])   # integers
 def test_no_gradient_is_lost_in_silence(triton_on_the_cpu, operation, back_end):
     """An operation passes gradients on, or refuses arrays that require one."""
     args = [a.requires_grad_() * 1 if torch.is_tensor(a) and a.is_floating_point() else a
