@@ -18,7 +18,7 @@ from layer1_kernels.k08_rmsnorm import FLOATS
 __all__ = ["grouped_gemm", "grouped_gemm_torch", "sort_slots", "sort_slots_torch"]
 
 LARGEST = 2**31 - 2**16     # sizes: the kernels count with 32 bits, a last tile beyond the end
-MOST_EXPERTS = 1024         # of sort_slots: a slot has a row of so many numbers in registers
+MOST_EXPERTS = 1024         # of sort_slots: a slot has a row of this many numbers in registers
 NUMBERS = 2**14             # of such rows that a program has at a time: 64 registers a thread
 SMALLEST = 16               # slots of a program
 SORT = {"num_warps": 8}

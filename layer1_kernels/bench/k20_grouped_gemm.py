@@ -25,7 +25,7 @@ from layer1_kernels.k20_grouped_gemm import (
 
 def skewed_experts(T, k, E, seed=0):                # -> (T, k) int32
     """The experts of T tokens, k different ones each. The chance of expert e falls as 1 / (e + 1),
-    by Zipf's law, as that of words does; then the experts are numbered anew, by chance."""
+    by Zipf's law, as that of words does; then the experts get new numbers, by chance."""
     rng = np.random.default_rng(seed)
     scores = rng.gumbel(size=(T, E)) - np.log(np.arange(1, E + 1))      # (T, E)
     experts = np.argsort(-scores, axis=1)[:, :k]    # (T, k)
@@ -70,7 +70,8 @@ def ladder(T, k, E, N, K):
                       counter.get_total_flops() / flops, None, None,
                       "one launch, mostly of zeros"))
     y = x.new_empty(len(order), N)                                      # (R, N)
-    changes = ("a list of tiles; the sort is 3 of 4", "w is read less, tiles are emptier", "more so")
+    changes = ("a list of tiles; the sort is 3 of 4", "w is read less, tiles are emptier",
+               "more so")
     for BM, changed in zip((16, 32, 64), changes, strict=True):
         with simulator.trace() as trace:
             grouped_gemm_triton[(8,)](x, w, y, offsets, order, None, N, K, k, E, BM=BM, BN=32,
@@ -121,7 +122,8 @@ def sorting(E=256, BLOCK=64):
                                         {"n": "i32"}, meta, **SORT)
                for kernel, function in (("count", count_triton), ("place", place_triton))}
     scan = dict.fromkeys(("counts", "offsets", "starts"), "*i32") | {"blocks": "i32"}
-    return kernels | {"scan": simulator.hopper(scan_triton, scan, {"E": E, "B": BLOCK // 4}, **SORT)}
+    meta = {"E": E, "B": BLOCK // 4}
+    return kernels | {"scan": simulator.hopper(scan_triton, scan, meta, **SORT)}
 
 
 H200_TARGETS = {"Mixtral: grouped_gemm": {"times_torch": 0.85},
