@@ -5,7 +5,8 @@ holds functions (`.entry` for kernels, `.func` for device functions) and variabl
 spaces .global, .const and .shared. Terms are those of the PTX ISA manual.
 
 Scopes: `{ .reg .b16 low; ... }` declares a register for the block only, and the next block may
-declare the same name with another type. Each declaration therefore gets a name of its own.
+declare the same name with another type. Each declaration therefore gets a name of its own, and so
+does each label: inline PTX with a loop is inlined many times.
 """
 
 import re
@@ -173,6 +174,7 @@ class _Parser:
         self.files = {int(n): path for n, path in re.findall(r'\.file\s+(\d+)\s+"([^"]*)"', text)}
         self.function = None
         self.scopes = []                # register name -> Register, innermost last
+        self.labels_of = []             # per scope: its first instruction, {label: its own name}
         self.scope_count = 0
         self.location = None
         self.callers = {}               # (file, line, column) -> where it was inlined
@@ -219,7 +221,10 @@ class _Parser:
 
     def labels(self, text):
         while self.function and (match := LABEL.match(text)):
-            self.function.labels[match[1]] = len(self.function.code)
+            here = len(self.function.code)
+            name = f"{match[1]}@{here}" if len(self.scopes) > 1 else match[1]
+            self.labels_of[-1][1][match[1]] = name
+            self.function.labels[name] = here
             text = text[match.end():]
         return text
 
@@ -230,12 +235,26 @@ class _Parser:
             self.location = None
             self.callers = {}
         self.scopes.append({})
+        self.labels_of.append((len(self.function.code), {}))
         self.scope_count += 1
 
     def close(self):
         self.scopes.pop()
+        first, names = self.labels_of.pop()
         if not self.scopes:
             self.function = None
+        elif names:
+            self.resolve(first, names)
+
+    def resolve(self, first, names):
+        """Branches of the scope that ends here, to its own labels."""
+        targets = self.function.branch_targets
+        for name in targets.keys() & names.values():
+            targets[name] = [names.get(label, label) for label in targets[name]]
+        for inst in self.function.code[first:]:
+            if inst.opcode in ("bra", "brx"):
+                inst.operands = [o._replace(name=names.get(o.name, o.name))
+                                 if isinstance(o, Symbol) else o for o in inst.operands]
 
     def header(self, text):
         match = HEADER.match(text)

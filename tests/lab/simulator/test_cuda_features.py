@@ -398,6 +398,40 @@ def test_inline_mma(rng):
     assert np.allclose(c, a.astype(np.float32) @ b.astype(np.float32), rtol=1e-3)
 
 
+LOOP = """__device__ __forceinline__ int doublings(int x, int limit) {
+    int n = 0;
+    asm volatile("{ .reg .pred more; again: setp.ge.s32 more, %1, %2; @more bra done;"
+                 " { again: add.s32 %1, %1, %1; add.s32 %0, %0, 1; } bra again; done: }"
+                 : "+r"(n), "+r"(x) : "r"(limit));
+    return n;
+}
+extern "C" __global__ void k(int* y) {
+    y[0] = doublings(y[0], 100);
+    y[1] = doublings(y[1], 1000);
+}"""
+
+
+def test_a_label_in_braces_belongs_to_its_own_copy():
+    y = np.array([3, 1], np.int32)
+    with simulator.budget(1000):
+        run(LOOP, 1, 1, y)
+    assert y.tolist() == [6, 10]
+
+
+def test_a_table_of_labels_in_braces():
+    source = """extern "C" __global__ void k(int* y) {
+        for (int i = 0; i < 2; i++)
+            asm volatile("{ t: .branchtargets a, b; brx.idx %1, t;"
+                         " a: mov.s32 %0, 10; bra c; b: mov.s32 %0, 20; c: }"
+                         : "+r"(y[i]) : "r"(1 - i));
+        asm volatile("{ t: .branchtargets b, a; brx.idx %1, t;"
+                     " a: mov.s32 %0, 30; bra c; b: mov.s32 %0, 40; c: }" : "+r"(y[2]) : "r"(1));
+    }"""
+    y = np.zeros(3, np.int32)
+    run(source, 1, 1, y)
+    assert y.tolist() == [20, 10, 30]
+
+
 @pytest.mark.parametrize("mode", ["clamp", "wrap"])
 def test_bmsk_by_the_manuals_text(mode):
     """PTX ISA, bmsk: start and length below, at and above 32."""
