@@ -9,13 +9,14 @@ class Launched:
 
     def memory(self, space, op):
         """Counts of one kind of access: requests of a warp, transactions (sectors of global memory,
-        wavefronts of shared memory), the fewest possible, bytes asked for by the lanes.
+        wavefronts of shared memory), the fewest possible, bytes asked for by the lanes, and these
+        bytes counted once a request however many lanes share them (distinct).
 
         An atomic is a load and a store: `atomicOr(x, 0)` reads, `atomicExch(x, v)` writes."""
         memory = self.launches[0]["totals"]["memory"]
         rows = [memory.get(f"{space} {each}", {}) for each in {op, "atomic"}]
         return {what: sum(row.get(what, 0) for row in rows)
-                for what in ("requests", "transactions", "ideal", "bytes")}
+                for what in ("requests", "transactions", "ideal", "distinct", "bytes")}
 
     def requests(self, op, space="global"):
         return self.memory(space, op)["requests"]

@@ -221,7 +221,7 @@ def shared_place(wave, inst, address, size, verb, fetcher=None):
         return pattern_of(offset, size, launch.counts.wavefronts(wave, offset, size), fetcher)
     key = fetcher, size, launch.shared_size, wave.shape[0], address.tobytes()
     pattern = patterns.get(key, make)
-    launch.counts.add(wave, inst, "shared", pattern.offset, size, *pattern.counts)
+    launch.counts.add(wave, inst, "shared", pattern.offset, size, pattern.counts)
     return pattern.offset, pattern.index, pattern
 
 

@@ -10,6 +10,7 @@ wavefront  one pass through the 32 banks of shared memory, 4 bytes wide each. La
            different words of one bank wait for each other. A request of 8 or 16 bytes a lane is
            served by half or quarter warps, so that it takes 2 or 4 wavefronts at best: the ideal
 word       of constant memory, which serves one address at a time: all lanes at one is the ideal
+distinct   bytes of a request, each counted once: lanes that read the same element share it
 
 Lanes whose atomics hit one word take turns on a GPU. These turns are not counted: how far the
 hardware merges them is not documented.
@@ -51,7 +52,7 @@ class Counts:
     def __init__(self):
         self.warps = {}             # Instruction -> warp instructions issued
         self.lanes = {}             # Instruction -> lanes that ran it
-        self.memory = {}            # Instruction -> space -> [requests, transactions, ideal, bytes]
+        self.memory = {}            # Instruction -> space -> the numbers of MemoryCounts
         self.first = {}             # Instruction, space -> what makes its first Request
         self.splits = {}            # branch Instruction -> times that its lanes disagreed
         self.divergent = {}         # branch Instruction -> warps whose own lanes disagreed
@@ -60,17 +61,17 @@ class Counts:
         self.timeline = None        # of the first block
         self.busiest = 0            # instructions of the warp that runs the most
 
-    def add(self, wave, inst, space, offset, size, requests, transactions, ideal, name=""):
+    def add(self, wave, inst, space, offset, size, numbers, name=""):
+        """numbers: requests, transactions, ideal, distinct bytes"""
         spaces = self.memory.setdefault(inst, {})
         if space not in spaces:
-            spaces[space] = [0, 0, 0, 0]
+            spaces[space] = [0] * 5
             index, place = first_warp(wave.lanes.index, wave.per_lane(offset))
             self.first[inst, space] = request(wave, space, size, index, place, [name] * len(index))
         row = spaces[space]
-        row[0] += requests
-        row[1] += transactions
-        row[2] += ideal
-        row[3] += wave.lanes.count * size
+        for i, number in enumerate(numbers):
+            row[i] += number
+        row[4] += wave.lanes.count * size
 
     def global_access(self, wave, inst, offset, size, segment):
         """offset: bytes within the segment, (B, T) or a broadcast, or (n,)."""
@@ -86,7 +87,8 @@ class Counts:
         space = space_of(inst)
         if offset.size == 1 or (offset.ndim == 2 and offset.shape[1] == 1):
             warps = wave.lanes.warps                    # all lanes of a warp want one element
-            self.add(wave, inst, space, offset, size, warps, warps, warps, segment.name)
+            self.add(wave, inst, space, offset, size, (warps, warps, warps, warps * size),
+                     segment.name)
             return
         whole = offset.shape == wave.shape
         before, numbers = self.earlier.get(inst, (None, None))
@@ -95,23 +97,23 @@ class Counts:
                 in_order(wave.lanes.warp_of, offset, size)
             if not numbers:
                 table, times = warp_table(wave, offset)
-                transactions, ideal = of_pattern(table, size, sectors_of, SECTOR) \
-                    if space == "global" else (words_of(table), len(table))
-                numbers = len(table) * times, transactions * times, ideal * times
+                count = sectors_of if space == "global" else words_of
+                numbers = [n * times for n in (
+                    len(table), *of_pattern(table, size, count, SECTOR))]
             if whole and (inst in self.earlier or len(self.earlier) < REMEMBERED):
                 self.earlier[inst] = offset, numbers
-        self.add(wave, inst, space, offset, size, *numbers, segment.name)
+        self.add(wave, inst, space, offset, size, numbers, segment.name)
 
     def shared_access(self, wave, inst, offset, size):
-        self.add(wave, inst, "shared", offset, size, *self.wavefronts(wave, offset, size))
+        self.add(wave, inst, "shared", offset, size, self.wavefronts(wave, offset, size))
 
     def wavefronts(self, wave, offset, size):
-        """-> requests, wavefronts, and the fewest possible"""
+        """-> requests, wavefronts, the fewest possible, distinct bytes"""
         if offset.size == 1 or (offset.ndim == 2 and offset.shape[1] == 1):
             return wave.lanes.warps, *one_address(wave, size)
         table, times = warp_table(wave, offset)
-        wavefronts, ideal = of_pattern(table, size, wavefronts_of, BANKS * BANK_BYTES)
-        return len(table) * times, wavefronts * times, ideal * times
+        numbers = of_pattern(table, size, wavefronts_of, BANKS * BANK_BYTES)
+        return [n * times for n in (len(table), *numbers)]
 
     def local_access(self, wave, inst, address, size):
         """address: bytes within the thread's local memory."""
@@ -124,9 +126,10 @@ class Counts:
         table, times = warp_table(wave, word)
         best, _ = warp_table(wave, lane * BANK_BYTES)   # if all lanes agreed
         words = max(1, size // BANK_BYTES)
-        self.add(wave, inst, "local", offset, size, len(table) * times,
-                 sectors_of(table, BANK_BYTES)[0] * words * times,
-                 sectors_of(best, BANK_BYTES)[0] * words * (len(table) * times // len(best)))
+        self.add(wave, inst, "local", offset, size, (
+            len(table) * times, sectors_of(table, BANK_BYTES)[0] * words * times,
+            sectors_of(best, BANK_BYTES)[0] * words * (len(table) * times // len(best)),
+            wave.lanes.count * size))
 
     # ---- a request whose lanes point into several arrays, or one that is read in pieces
 
@@ -178,8 +181,9 @@ class Counts:
             order = order[warp[order] == warp.min()]
             self.first[inst, space] = request(wave, space, int(size[order].max()), index[order],
                                               place[order], [names[a] for a in array[order]])
-        row = spaces.setdefault(space, [0, 0, 0, 0])
-        for i, number in enumerate((warps, transactions, ideal, int(size.sum()))):
+        row = spaces.setdefault(space, [0] * 5)
+        for i, number in enumerate(
+                (warps, transactions, ideal, int(needed.sum()), int(size.sum()))):
             row[i] += number
 
     # ---- branches
@@ -259,7 +263,8 @@ def same_sectors(offset, before):
 
 
 def sectors_of(table, size):
-    """Offsets (warps, 32) -> sectors touched, and the fewest that hold the distinct elements."""
+    """Offsets (warps, 32) -> sectors touched, the fewest that hold the distinct elements, and the
+    bytes of these."""
     active = table >= 0
     rising = (table[:, 1:] >= table[:, :-1]).all()
     ordered = table if rising else np.sort(table, axis=1)
@@ -272,12 +277,12 @@ def sectors_of(table, size):
     ideal = int(((distinct * size + SECTOR - 1) // SECTOR).sum())
     sector = ordered >> 5
     touched = np.count_nonzero((sector[:, 1:] != sector[:, :-1]) & active[:, 1:])
-    return int(touched) + int(np.count_nonzero(active[:, 0])), ideal
+    return int(touched) + int(np.count_nonzero(active[:, 0])), ideal, int(distinct.sum()) * size
 
 
 def in_order(warp, offset, size):
-    """Offsets of some lanes, and their warps (n,) -> requests, sectors touched, and the fewest
-    possible; None where an offset is below the one before it in the warp. Without a table."""
+    """Offsets of some lanes, and their warps (n,) -> requests and what sectors_of()
+    says; None where an offset is below the one before it in the warp. Without a table."""
     other = warp[1:] != warp[:-1]
     step = offset[1:] - offset[:-1]
     if not ((step >= 0) | other).all():
@@ -288,28 +293,37 @@ def in_order(warp, offset, size):
     new = np.ones(len(offset), np.int64)
     new[1:] = (step != 0) | other
     distinct = np.add.reduceat(new, starts)
-    return len(starts), int(touched), int(((distinct * size + SECTOR - 1) // SECTOR).sum())
+    ideal = int(((distinct * size + SECTOR - 1) // SECTOR).sum())
+    return len(starts), int(touched), ideal, int(distinct.sum()) * size
 
 
-def words_of(table):
-    """Offsets (warps, 32) -> words of constant memory that each warp wants, summed."""
-    word = np.sort(np.where(table < 0, -1, table // BANK_BYTES), axis=1)
-    return int(np.count_nonzero((word[:, 1:] != word[:, :-1]) & (word[:, 1:] >= 0))) + \
-        int(np.count_nonzero(word[:, 0] >= 0))
+def words_of(table, size):
+    """Offsets (warps, 32) -> words of constant memory that each warp wants, summed; the fewest
+    possible; distinct bytes."""
+    words = elements_of(np.where(table < 0, -1, table // BANK_BYTES))
+    return words, len(table), elements_of(table) * size
+
+
+def elements_of(table):
+    """Offsets (warps, 32) -> how many differ within their warp, summed."""
+    ordered = np.sort(table, axis=1)
+    new = ordered >= 0
+    new[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
+    return int(np.count_nonzero(new))
 
 
 def one_address(wave, size):
     """Wavefronts where all lanes of a warp want one element: one for each part of a warp that is
-    served at a time and has a lane -> wavefronts, ideal."""
+    served at a time and has a lane -> wavefronts, ideal, distinct bytes."""
     parts = max(1, size // BANK_BYTES)
     if wave.lanes.whole:
-        return wave.lanes.warps * parts, wave.lanes.warps * parts
+        return wave.lanes.warps * parts, wave.lanes.warps * parts, wave.lanes.warps * size
     served = len(np.unique(wave.lanes.index // (WARP // parts)))
-    return served, served
+    return served, served, wave.lanes.warps * size
 
 
 def wavefronts_of(table, size):
-    """Offsets (warps, 32) -> wavefronts, and the fewest possible."""
+    """Offsets (warps, 32) -> wavefronts, the fewest possible, distinct bytes."""
     width = max(size, BANK_BYTES)
     group = WARP * BANK_BYTES // width                  # lanes served at a time, and bank groups
     unit = (table // width).reshape(-1, group)
@@ -319,4 +333,6 @@ def wavefronts_of(table, size):
     new[:, 1:] &= unit[:, 1:] != unit[:, :-1]
     phase, lane = np.nonzero(new)
     hits = np.bincount(phase * group + unit[phase, lane] % group, minlength=len(unit) * group)
-    return int(hits.reshape(-1, group).max(axis=1).sum()), int(np.count_nonzero(unit[:, -1] >= 0))
+    elements = len(phase) if size == BANK_BYTES else elements_of(table)
+    return (int(hits.reshape(-1, group).max(axis=1).sum()),
+            int(np.count_nonzero(unit[:, -1] >= 0)), elements * size)

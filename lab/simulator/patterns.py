@@ -21,7 +21,7 @@ class Pattern(NamedTuple):
     """The addresses (1, T) of one instruction, checked."""
     offset: np.ndarray          # (1, T) bytes
     index: np.ndarray           # (1, T) elements
-    counts: tuple               # requests, wavefronts, ideal of the whole wave
+    counts: tuple               # of the whole wave, see Counts.wavefronts()
     fetch: object               # memory (B, elements) -> (B, T) elements, or what a fetcher gives
     run: slice | None           # the elements, where they follow each other in some order:
     order: np.ndarray | None    # the lanes in that order (T,), None if they are in it

@@ -106,7 +106,7 @@ def banks(launch, line=None, op=None):
     for bank in range(BANKS):
         axes.text(bank + 0.5, -0.15, bank, ha="center", va="bottom", fontsize=6.5, color=GREY)
     axes.text(-0.3, -0.15, "byte \\ bank", ha="right", va="bottom", fontsize=7, color=GREY)
-    wavefronts, needed = wavefronts_of(table(request), request.size)
+    wavefronts, needed, _ = wavefronts_of(table(request), request.size)
     several = any(len(lanes) > 1 for lanes in lanes_of.values())
     axes.set_title(f"{heading(launch, line, op, request)}\n{plural(wavefronts, 'wavefront')}, "
                    f"{needed} would do; in a cell the lane that wants it"

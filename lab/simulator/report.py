@@ -22,13 +22,15 @@ class MemoryCounts:
     transactions: int = 0       # sectors of global and local, wavefronts of shared memory, words of
                                 # constant memory
     ideal: int = 0              # the fewest transactions possible
+    distinct: int = 0           # bytes, each once a request, however many lanes share it
     bytes: int = 0              # asked for by the lanes
 
     def add(self, row):
         self.requests += row[0]
         self.transactions += row[1]
         self.ideal += row[2]
-        self.bytes += row[3]
+        self.distinct += row[3]
+        self.bytes += row[4]
 
 
 @dataclass
@@ -55,7 +57,7 @@ class LineCounts:
                      "divergent"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for (space, op), c in other.memory.items():
-            self.access(space, op).add((c.requests, c.transactions, c.ideal, c.bytes))
+            self.access(space, op).add((c.requests, c.transactions, c.ideal, c.distinct, c.bytes))
         self.flops_by_type.update(other.flops_by_type)
         self.instructions.update(other.instructions)
 

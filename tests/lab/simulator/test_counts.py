@@ -89,6 +89,62 @@ def test_a_column_of_a_shared_tile(padding, degree):
     assert launch.bank_conflict_degree(line=4) == 1
 
 
+@pytest.mark.parametrize("kind, which, distinct", [
+    ("float", "0", 4), ("float", "t", 128), ("float", "t / 8", 16), ("float", "31 - t", 128),
+    ("float4", "0", 16), ("float4", "t / 4", 128), ("float4", "t % 8", 128),    # 8 of 16 bytes
+    ("double", "t % 2", 16), ("short", "t % 4", 8), ("char", "t", 32), ("char", "t / 16", 2),
+])
+def test_lanes_that_read_the_same_element_share_its_bytes(kind, which, distinct):
+    """Two warps and three blocks; the second kernel's half warps are masked."""
+    launch = run("""struct alignas(ALIGN) Item { TYPE x; };
+extern "C" __global__ void k(const Item* a, Item* b, int n) {
+    __shared__ Item s[64];
+    int t = threadIdx.x % 32;
+    s[threadIdx.x] = a[WHICH];
+    __syncthreads();
+    if (t % 2 < n)
+        b[threadIdx.x] = s[WHICH];
+}""".replace("WHICH", which).replace("TYPE", kind).replace("ALIGN", {
+        "float4": "16", "double": "8", "short": "2", "char": "1"}.get(kind, "4")), 3, 64,
+        *np.zeros((2, 256), np.float32), 2)
+    memory = launch.totals.memory
+    assert memory["shared", "load"].distinct == memory["global", "load"].distinct == 6 * distinct
+    assert memory["shared", "store"].distinct == memory["shared", "store"].bytes
+    assert launch.as_data()["totals"]["memory"]["shared load"]["distinct"] == 6 * distinct
+
+
+def test_distinct_bytes_of_some_lanes_and_of_other_spaces():
+    launch = run("""__constant__ double table[8];
+extern "C" __global__ void k(const float* a, float* b) {
+    __shared__ float s[64];
+    int t = threadIdx.x;
+    s[t] = a[t];
+    __syncwarp();
+    if (t % 2) {
+        b[t] =
+            s[t / 4] +
+            table[t / 8];
+    }
+    __syncwarp();
+    if (t % 2) {
+        atomicAdd(&s[t % 8], 1.0f);
+    }
+}""", 1, 32, *np.zeros((2, 64), np.float32))
+    lines = launch.lines
+    assert lines[9].memory["shared", "load"].distinct == 8 * 4
+    assert lines[10].memory["const", "load"].distinct == 4 * 8
+    assert launch.totals.memory["shared", "atomic"].distinct == 4 * 4
+
+
+def test_a_request_to_several_arrays_has_distinct_bytes_of_each():
+    x, y = np.zeros((2, 32), np.float32)
+    launch = run("""extern "C" __global__ void k(const float* a, const float* c, float* b) {
+    int t = threadIdx.x;
+    b[t] = (t < 8 ? a : c)[t / 8];
+}""", 1, 32, x, x.copy(), y)
+    assert launch.totals.memory["global", "load"].distinct == 4 * 4
+
+
 def test_shared_float4_takes_four_wavefronts_at_best():
     launch = run("""extern "C" __global__ void k(float4* b) {
         __shared__ float4 t[32];
