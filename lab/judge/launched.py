@@ -40,5 +40,11 @@ class Launched:
         return self.launches[0]["steps"]
 
     @property
+    def in_flight(self):
+        """Bytes of a block's cp.async still on their way when a wait returns, mean over waits; None
+        without such waits."""
+        return self.launches[0]["in_flight"]
+
+    @property
     def barriers(self):
         return self.launches[0]["totals"]["barriers"]

@@ -60,6 +60,8 @@ class Counts:
         self.parts = None           # of a request that is being put together
         self.timeline = None        # of the first block
         self.busiest = 0            # instructions of the warp that runs the most
+        self.waits = [0, 0, 0]      # for cp.async groups, of one lane each; the lanes that waited;
+                                    # bytes of theirs still on their way afterwards, summed
 
     def add(self, wave, inst, space, offset, size, numbers, name=""):
         """numbers: requests, transactions, ideal, distinct bytes"""
@@ -185,6 +187,12 @@ class Counts:
         for i, number in enumerate(
                 (warps, transactions, ideal, int(needed.sum()), int(size.sum()))):
             row[i] += number
+
+    def wait(self, lanes, new, in_flight):
+        """Lanes have waited for cp.async groups, `new` of them for the first time. in_flight: bytes
+        of their copies that still have not landed"""
+        for i, number in enumerate((lanes, new, in_flight)):
+            self.waits[i] += number
 
     # ---- branches
 

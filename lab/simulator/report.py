@@ -116,6 +116,9 @@ class Launch:
     requests: dict = field(default_factory=dict)    # (line, space, operation) -> its first Request
     timeline: object = None     # of block (0, 0, 0), see timeline.py
     busiest: int = 0            # instructions of the warp that runs the most
+    in_flight: float | None = None      # bytes of a block's cp.async that are still on their way
+                                # when its threads' wait for a group returns, mean over waits;
+                                # None without such waits. An mbarrier's waits do not count
 
     @property
     def evenness(self):
@@ -171,6 +174,7 @@ class Launch:
             "flops": self.flops, "bytes_loaded": self.bytes_loaded,
             "bytes_stored": self.bytes_stored, "path": self.path,
             "checked_blocks": self.checked_blocks, "shared_bytes": self.shared_bytes,
+            "in_flight": self.in_flight,
             "lines": {str(n): counts_as_data(c) | {"text": self.text.get(n, "")}
                       for n, c in self.lines.items()},
             "totals": counts_as_data(self.totals),
@@ -195,6 +199,9 @@ class Launch:
         if self.bank_conflict_degree():
             yield (f"  shared memory: {total.sum('requests', 'shared')} requests, bank-conflict "
                    f"degree {self.bank_conflict_degree():.3g}")
+        if self.in_flight is not None:
+            yield (f"  cp.async: {self.in_flight:.6g} bytes of a block still on their way after a "
+                   f"wait, on average")
         yield (f"  barriers that warps reached: {total.barriers}; divergent branches: "
                f"{total.divergent}; {total.active_lanes or 0:.1f} of {WARP} lanes active")
         yield (f"  {self.checked_blocks} of {blocks} blocks checked for races and "
@@ -273,7 +280,17 @@ def make_launch(run, name):
         totals.add(row)
     return Launch(name, run.grid, run.block, totals.steps, totals.lane_steps,
                   list(run.warnings.values()), lines, totals, path, text, run.checked_blocks,
-                  run.shared_size, requests, counts.timeline, counts.busiest)
+                  run.shared_size, requests, counts.timeline, counts.busiest,
+                  in_flight(counts.waits, run.grid))
+
+
+def in_flight(waits, grid):
+    """Counts.waits -> Launch.in_flight"""
+    lane_waits, lanes, left = waits
+    if not lane_waits:
+        return None
+    lanes_of_block = lanes / (grid[0] * grid[1] * grid[2])
+    return left / lane_waits * lanes_of_block
 
 
 def place_of(inst, path):

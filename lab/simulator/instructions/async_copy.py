@@ -161,6 +161,13 @@ def pending(wave):
     return wave.pending
 
 
+def waited_lanes(wave):
+    """Which lanes have waited for a group before (B·T,)."""
+    if not hasattr(wave, "waited"):
+        wave.waited = np.zeros(wave.live.size, bool)
+    return wave.waited
+
+
 def commit(wave):
     commits(wave)[wave.lanes.index] += 1
 
@@ -170,6 +177,11 @@ def finish(wave, keep, uncommitted=False):
     done, index = np.zeros(wave.live.size, np.int64), wave.lanes.index      # groups of each lane
     done[index] = commits(wave)[index] + (1 if uncommitted else -keep)
     land(wave, lambda copy: copy.group < done.take(copy.index))
+    waiting, waited = np.zeros(wave.live.size, bool), waited_lanes(wave)
+    waiting[index] = True
+    left = sum(copy.size * int(np.count_nonzero(waiting[copy.index])) for copy in pending(wave))
+    wave.launch.counts.wait(len(index), int(np.count_nonzero(waiting & ~waited)), left)
+    waited |= waiting
 
 
 def land(wave, is_done):

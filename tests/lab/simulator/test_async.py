@@ -142,6 +142,48 @@ def test_without_checks_a_forgotten_wait_reads_what_was_there():
                               arguments[3].reshape(6, 32, 4)[:, ::-1])
 
 
+AHEAD = """#include <cuda_pipeline.h>
+extern "C" __global__ void k(const float* a, float* out, int n) {
+    __shared__ __align__(16) float s[4][256];
+    int t = threadIdx.x, sum = 0;
+    for (int i = 0; i < AHEAD + n; i++) {
+        if (i < n && t < COPYING)
+            __pipeline_memcpy_async(&s[i % 4][4 * t], &a[256 * i + 4 * t], 16);
+        __pipeline_commit();
+        if (i < AHEAD) continue;
+        if (t < WAITING) __pipeline_wait_prior(LEFT);
+        __syncthreads();
+        out[64 * i + t] = s[(i - AHEAD) % 4][t];
+        __syncthreads();
+    }
+}"""
+
+
+@pytest.mark.parametrize("ahead, left, threads, copying, bytes_in_flight", [
+    (2, 2, 64, 64, 1024 * (2 + 2 + 2 + 1 + 0) / 5),     # the last groups are empty
+    (2, 1, 64, 64, 1024 * (1 + 1 + 1 + 0 + 0) / 5),     # one of the two is waited for too early
+    (2, 0, 64, 64, 0), (0, 0, 64, 64, 0),
+    (1, 1, 64, 32, 512 * 4 / 5),                        # half of the threads wait for nothing
+    (1, 1, 32, 32, 512 * 4 / 5),                        # or do not wait at all
+])
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_bytes_that_are_in_flight_after_a_wait(ahead, left, threads, copying, bytes_in_flight,
+                                               blocks):
+    text = AHEAD
+    for word, value in {"COPYING": copying, "WAITING": threads, "AHEAD": ahead,
+                        "LEFT": left}.items():
+        text = text.replace(word, str(value))
+    launch = run(text, blocks, 64, np.zeros(1280, "f4"), np.zeros(448, "f4"), 5)
+    assert launch.in_flight == launch.as_data()["in_flight"] == pytest.approx(bytes_in_flight)
+    assert f"cp.async: {launch.in_flight:.6g} bytes" in str(launch)
+
+
+def test_without_a_wait_for_groups_nothing_is_said_of_bytes_in_flight():
+    launch = run('extern "C" __global__ void k(float* a) { a[threadIdx.x] = 1; }', 1, 32,
+                 np.zeros(32, "f4"))
+    assert launch.in_flight is None and "cp.async" not in str(launch)
+
+
 GEMM = """#include <cuda_fp16.h>
 const int BM = 64, BN = 64, BK = 32;
 __device__ unsigned shared(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
