@@ -52,6 +52,7 @@ class Subject:
         """Launch kernel `name` over `grid`; arrays in `args` are written as on a device.
 
         CUDA: give `block` and perhaps `shared_mem`. Triton: give the constexprs and num_warps.
+        capability=89: the simulator is a GPU with fp8.
         """
         self._observe(name, [list(args), meta], launch=True)
         request = (name, aslist(grid), aslist(block), list(args), meta)

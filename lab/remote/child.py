@@ -103,11 +103,13 @@ class Subject:
         return result, watch.changed(), watch.edited()
 
     def do_launch(self, name, grid, block, args, meta, steps):
-        """Launch one kernel in the simulator: (launches as data, changed arrays)."""
+        """Launch one kernel in the simulator: (launches as data, changed arrays). meta may hold
+        capability: 89 where the kernel needs fp8."""
         from lab import simulator
 
         kernel = getattr(self.module, name, None)
-        with seen(args, {}) as watch, simulator.trace() as trace, simulator.budget(steps):
+        chosen = simulator.capability(meta.pop("capability", 80))
+        with seen(args, {}) as watch, simulator.trace() as trace, simulator.budget(steps), chosen:
             if kernel is None:
                 # relative to the working folder: compiled kernels are cached by this name too
                 path = Path(self.request["floor"], self.request["lesson"] + ".cu")

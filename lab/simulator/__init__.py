@@ -72,12 +72,12 @@ from .sass import sass
 from .self_test import self_test
 from .session import budget, cache_dir, last_launch, trace, use
 from .textures import Texture
-from .triton_default import activate_triton, deactivate_triton, join
+from .triton_default import activate_triton, capability, deactivate_triton, join
 
 __all__ = [
     "CompileError", "KernelError", "Launch", "RawKernel", "RawModule", "Texture", "Unsupported",
-    "activate_triton", "budget", "cache_dir", "deactivate_triton", "hopper", "last_launch",
-    "occupancy", "pictures", "sass", "self_test", "trace", "use",
+    "activate_triton", "budget", "cache_dir", "capability", "deactivate_triton", "hopper",
+    "last_launch", "occupancy", "pictures", "sass", "self_test", "trace", "use",
 ]
 
 join()

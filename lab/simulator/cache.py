@@ -14,21 +14,21 @@ from .session import session
 
 def compile_cached(source, path, options=(), name_expressions=(), folder=None):
     """Like nvrtc.compile_ptx. The cached file's name is a hash of all that decides the result:
-    source, its file's name without the folder, options, names, NVRTC's version, the standard
-    options and the simulator's own headers. So the PTX may name the folder of an earlier
-    compilation; `own_path` mends that. A source that includes files of its own is compiled every
-    time, since these may change.
+    source, its file's name without the folder, options, names, NVRTC's version, the architecture,
+    the standard options and the simulator's own headers. So the PTX may name the folder of an
+    earlier compilation; `own_path` mends that. A source that includes files of its own is compiled
+    every time, since these may change.
     folder: None for no cache."""
     if session.compiler is not None:
-        return session.compiler("ptx", source, path, options, name_expressions)
+        return session.compiler("ptx", source, path, options, name_expressions, session.arch)
     if folder is None or '#include "' in source:
-        return nvrtc.compile_ptx(source, path, options, name_expressions)
+        return nvrtc.compile_ptx(source, path, options, name_expressions, session.arch)
     key = json.dumps([source, Path(path).name, options, name_expressions, nvrtc.version(),
-                      nvrtc.ARCH, nvrtc.STANDARD_OPTIONS, nvrtc.include_folders(), own_headers()])
+                      session.arch, nvrtc.STANDARD_OPTIONS, nvrtc.include_folders(), own_headers()])
     file = Path(folder) / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
     if file.exists():
         return nvrtc.Compiled(**json.loads(file.read_text(encoding="utf-8")))
-    compiled = nvrtc.compile_ptx(source, path, options, name_expressions)
+    compiled = nvrtc.compile_ptx(source, path, options, name_expressions, session.arch)
     write_whole(file, json.dumps(compiled._asdict()))
     return compiled
 

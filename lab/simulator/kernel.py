@@ -71,6 +71,7 @@ class RawModule:
     def forget(self):
         """Drop the compiled code; the next launch compiles again."""
         self.compiled = self.ptx = self.on_gpu = None
+        self.arch = session.arch                            # what it is compiled for
         self.debug_ptx = False                              # not looked at yet
         self.rehearsed = set()                              # see unset.py
 
@@ -99,6 +100,8 @@ class RawModule:
 
     def compile(self):
         """-> ptx.Module, compiled if need be."""
+        if self.arch != session.arch:
+            self.forget()
         if self.compiled is None:
             try:
                 self.compiled = self.compiled_with(self.options)

@@ -14,6 +14,7 @@ from .ordering import Order
 from .ptx import GRID_WORKSPACE, Symbol
 from .races import Shadow
 from .scheduler import Scheduler
+from .session import LARGEST_SHARED, session
 from .taint import Taint
 from .variables import fill, holds_addresses, memory_of, source_name
 from .wave import Wave, thread_index
@@ -22,7 +23,6 @@ WAVE_LANES = 65536          # enough to hide Python, few enough for registers to
 CHECKED_WHOLE = 32768       # a grid of no more lanes is checked whole,
 CHECKED_LANES = 16384       # of a larger one a sample of this many
 PATIENCE = 4_000_000        # interpreted instructions, half a minute or so, if no budget is set
-MAX_SHARED = 163 * 1024     # bytes of shared memory that a block can have on sm_80
 
 
 class Run:
@@ -84,10 +84,11 @@ class Run:
             if self.dynamic_shared:
                 self.shared_arrays.append((plain_name(variable.name), self.dynamic_shared))
         self.shared_size = -(-end // 16) * 16 + self.dynamic_shared if extern else end
-        if self.shared_size > MAX_SHARED:
+        largest = LARGEST_SHARED[session.capability]
+        if self.shared_size > largest:
             raise KernelError(
                 f"kernel `{plain_name(self.kernel.name)}` wants {self.shared_size} bytes of shared "
-                f"memory; a block can have {MAX_SHARED}", "argument")
+                f"memory; a block can have {largest}", "argument")
 
     def place_globals(self, segments):
         """Give the module's .global and .const variables addresses. `segments` keeps their memory

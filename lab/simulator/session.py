@@ -2,6 +2,8 @@
 
 from contextlib import contextmanager
 
+LARGEST_SHARED = {80: 163 * 1024, 89: 99 * 1024}    # compute capability -> bytes a block can have
+
 
 class Session:
     def __init__(self):
@@ -10,6 +12,7 @@ class Session:
         self.checks = True
         self.cache_dir = None
         self.compiler = None            # another process that compiles, see lab/remote/compiler.py
+        self.capability = 80            # of the simulator, see triton_default.capability()
         self.traces = []
         self.last = None
         self.has_gpu = None
@@ -21,6 +24,10 @@ class Session:
         if self.has_gpu is None:
             self.has_gpu = gpu_visible()
         return "cuda" if self.has_gpu else "simulator"
+
+    @property
+    def arch(self):
+        return f"sm_{self.capability}"
 
     def finish(self, launch):
         self.last = launch

@@ -6,9 +6,11 @@ imports Triton.
 """
 
 import sys
+from contextlib import contextmanager
 from importlib.machinery import PathFinder
 
 from .errors import KernelError
+from .session import LARGEST_SHARED, session
 from .triton_driver import DEVICES, make_driver
 from .triton_tuning import tuning
 
@@ -77,6 +79,35 @@ def activate_triton(capability=80):
                           f"{' and '.join(map(str, DEVICES))}", "argument")
     Fallback.wanted = True
     triton.runtime.driver.set_active(make_driver(capability))
+
+
+@contextmanager
+def capability(number):
+    """The simulator is a GPU of compute capability 80, or 89 for fp8, for the launches inside:
+    CUDA C's, and Triton's where the simulator is its driver. Nothing changes on a real GPU."""
+    if number not in LARGEST_SHARED:
+        raise KernelError(f"compute capability {number}: the simulator has "
+                          f"{' and '.join(map(str, LARGEST_SHARED))}", "argument")
+    before = session.capability
+    driver = triton_driver()
+    session.capability = number
+    if driver is not None:
+        sys.modules["triton"].runtime.driver.set_active(make_driver(number))
+    try:
+        yield
+    finally:
+        session.capability = before
+        if driver is not None:
+            sys.modules["triton"].runtime.driver.set_active(driver)
+
+
+def triton_driver():
+    """Triton's active driver if it is the simulator, else None. A process that has not imported
+    Triton launches none of its kernels."""
+    if "triton" not in sys.modules or session.device() == "cuda":
+        return None
+    active = sys.modules["triton"].runtime.driver.active
+    return active if active in map(make_driver, DEVICES) else None
 
 
 def deactivate_triton():

@@ -9,14 +9,16 @@ import sys
 from functools import cache
 
 from . import cubin
+from .session import LARGEST_SHARED
 from .triton_launch import Launcher
 from .triton_tuning import DeviceInterface, naming_disk_cache, tuning
 
 DEVICES = {                 # compute capability -> key, and the properties that Triton asks for
-    80: ("simulator", {"max_shared_mem": 163 * 1024, "multiprocessor_count": 108,   # A100
+    80: ("simulator", {"max_shared_mem": LARGEST_SHARED[80], "multiprocessor_count": 108,   # A100
                        "sm_clock_rate": 1410000, "mem_clock_rate": 1215000,
                        "mem_bus_width": 5120}),
-    89: ("simulator sm_89", {"max_shared_mem": 99 * 1024, "multiprocessor_count": 128,  # RTX 4090
+    89: ("simulator sm_89", {"max_shared_mem": LARGEST_SHARED[89],
+                             "multiprocessor_count": 128,                           # RTX 4090
                              "sm_clock_rate": 2520000, "mem_clock_rate": 10501000,
                              "mem_bus_width": 384}),
 }

@@ -295,6 +295,24 @@ def test_a_launch_may_be_as_long_as_the_references_times_a_slack():
         assert launch.steps > subjects.STEPS and (z == 2).all()
 
 
+def test_a_launch_says_which_capability_it_wants(tmp_path):
+    (tmp_path / "floor").mkdir()
+    (tmp_path / "floor" / "x99_probe.py").write_text("")
+    (tmp_path / "floor" / "x99_probe.cu").write_text(
+        'extern "C" __global__ void arch(int* y) { y[0] = __CUDA_ARCH__; }')
+    request = {"folder": str(tmp_path), "floor": "floor", "lesson": "x99_probe",
+               "simulator": True, "shapes": False}
+    probe = Subject(lambda: Child("lab.remote.child", request, ("numpy", "torch",
+                                                                 "lab.remote.child")))
+    seen = []
+    for chosen in ({}, {"capability": 89}, {}):
+        y = np.zeros(1, np.int32)
+        probe.launch("arch", 1, 1, (y,), **chosen)
+        seen.append(int(y[0]))
+    probe.close()
+    assert seen == [800, 890, 800]
+
+
 def test_a_floor_gives_its_public_names_and_imports_only_what_is_asked_for():
     """So a child starts in a tenth of the time. Python's own error tells of a missing name."""
     lesson = course.find("k02_transpose")

@@ -5,7 +5,7 @@ import pytest
 
 from lab import simulator
 
-from .conftest import CLOSE, run
+from .conftest import CLOSE, error_of, run
 
 
 def floats(rng, *shape):
@@ -396,6 +396,26 @@ def test_inline_mma(rng):
         o[(g + 8) * n + 2 * q + 1] = c[3];
     }""", (8, 4), 32, a, np.ascontiguousarray(b.T), c, 64)
     assert np.allclose(c, a.astype(np.float32) @ b.astype(np.float32), rtol=1e-3)
+
+
+ARCH = 'extern "C" __global__ void k(int* y) { y[0] = __CUDA_ARCH__; }'
+SHARED = 'extern "C" __global__ void k() { extern __shared__ char s[]; s[threadIdx.x] = 0; }'
+
+
+def test_a_capability_for_some_launches(tmp_path):
+    kernel = simulator.RawKernel(ARCH, "k")
+    seen = np.zeros(1, np.int32)
+    simulator.cache_dir(tmp_path)
+    for capability, arch in ((80, 800), (89, 890), (80, 800)):
+        with simulator.capability(capability):
+            kernel(1, 1, (seen,))
+        assert seen[0] == arch
+    simulator.cache_dir(None)
+    run(SHARED, 1, 32, shared_mem=163 * 1024)
+    with simulator.capability(89):
+        run(SHARED, 1, 32, shared_mem=99 * 1024)
+        says = error_of(SHARED, 1, 32, shared_mem=99 * 1024 + 16)
+    assert "a block can have 101376" in str(says)
 
 
 LOOP = """__device__ __forceinline__ int doublings(int x, int limit) {

@@ -206,6 +206,20 @@ def test_no_false_alarm_for_one_fp8_number():
         assert torch.equal(y.float(), x.to(dtype).float())
 
 
+def test_a_capability_for_some_launches():
+    """CUDA C follows it as well: test_cuda_features.py."""
+    simulator.activate_triton()
+    x, y = torch.randn(32), torch.zeros(32, dtype=torch.float8_e4m3fn)
+    with simulator.capability(89):
+        quantise_kernel[(1,)](x, y, N=32)
+        assert triton.runtime.driver.active.get_current_target().arch == 89
+    assert torch.equal(y.float(), x.to(y.dtype).float())
+    assert triton.runtime.driver.active.get_current_target().arch == 80
+    with pytest.raises(simulator.KernelError, match="capability 90: the simulator has 80 and 89"), \
+            simulator.capability(90):
+        pass
+
+
 @triton.jit
 def quantise_kernel(x, y, N: tl.constexpr):
     i = tl.arange(0, N)
