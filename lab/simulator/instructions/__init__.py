@@ -11,7 +11,8 @@ floating        f32, f64, f16, bf16, f16x2 and bf16x2
 fragments       how a matrix lies in the registers of a warp
 integer         integer arithmetic
 loads           ld and st
-matrix          mma and ldmatrix
+matrix          mma
+matrix_loads    ldmatrix and movmatrix
 mbarrier        mbarrier
 move            moves, and addresses from one window to another
 products        products of many fragments at once
@@ -32,6 +33,7 @@ from . import (  # noqa: F401
     integer,
     loads,
     matrix,
+    matrix_loads,
     mbarrier,
     move,
     texture,

@@ -1,4 +1,4 @@
-"""Tensor cores: mma multiplies small matrices spread over a warp; ldmatrix loads them.
+"""Tensor cores: mma multiplies small matrices spread over a warp, mma.sp with half of A left out.
 
 How exact? The PTX ISA manual promises sums of at least the accumulator's precision, in an order of
 the hardware's own. Here the K products and the accumulator are added up in double precision and
@@ -12,13 +12,11 @@ from functools import cache
 
 import numpy as np
 
-from ..access import load, only_shared
-from ..decode import WARP_SYNC, address, destination, opcode, source
-from ..dtypes import U16, U32
-from ..lanes import WARP, Lanes
-from ..ptx import Register, Vector
+from ..decode import WARP_SYNC, destination, opcode, source
+from ..dtypes import F64
+from ..lanes import WARP
+from ..ptx import Immediate, Register, Vector
 from . import fragments, products
-from .collective import by_the_warp
 from .fragments import INTEGERS, Places, in_layout, read_fragment, require_whole_warps
 
 SHAPES = {                      # of the types of A and B: what sm_80 has, for fp8 sm_89
@@ -37,6 +35,9 @@ FAMILY = {"s8": "8", "u8": "8", "s4": "4", "u4": "4", "e4m3": "fp8", "e5m2": "fp
 @opcode("mma", kind=WARP_SYNC)
 def mma(inst, mods):
     """D = A · B + C for one warp."""
+    kind = mods.one_of("sp", "sp::ordered_metadata")
+    if kind:
+        return sparse(inst, mods, kind)
     if not (mods.flag("sync") and mods.flag("aligned")):
         mods.refuse()
     shape, layouts = take_shape(mods), take_layouts(mods)
@@ -178,86 +179,88 @@ def quad_c(ptx_type):
                   [(i & 4) + (LANE & 2) + (i & 1) for i in range(8)], (32, 8))
 
 
-# ---- loads
+# ---- A with two of each four neighbours of a row (2:4)
 
-@opcode("ldmatrix", kind=WARP_SYNC)
-def ldmatrix(inst, mods):
-    """Load 8x8 matrices of 16-bit elements: lane 8 i + r gives the address of row r of matrix i,
-    and lane 4 r + q gets elements 2 q, 2 q + 1 of row r (of column r with .trans)."""
-    if not (mods.flag("sync") and mods.flag("aligned") and mods.flag("m8n8")):
+CHUNK, STAY = 4, 2
+SELECTED = {16: 1, 32: 2}           # K -> lanes of four whose metadata counts
+
+
+def sparse(inst, mods, kind):
+    """mma.sp{::ordered_metadata}.sync.aligned.m16n8k16|k32.row.col, f16 and bf16.
+
+    A holds K / 2 numbers of each row, in the layout of a full A as wide. Their places are in the
+    metadata, 2 bits each, the lowest first: of lanes 4 g + selector (K = 16), or 4 g + 2 · selector
+    and the next (K = 32), each for 16 columns: rows g and, in the upper half, g + 8."""
+    form = sparse_form(*take_sparse(mods))
+    operands = [o.items if isinstance(o, Vector) else (o,) for o in inst.operands]
+    M, N, K = form.shape
+    lanes = SELECTED[K]
+    if [len(o) for o in operands] != [form.registers[2], *form.registers[:2],
+                                      form.registers[3], 1, 1]:
         mods.refuse()
-    count = int(mods.need("x1", "x2", "x4")[1:])
-    trans = mods.flag("trans")
-    space = "shared" if mods.flag("shared", "shared::cta") else "generic"
-    if mods.type() != "b16":
+    selector = operands[5][0]
+    if not isinstance(selector, Immediate) or not 0 <= selector.bits < 4 // lanes:
         mods.refuse()
-    target, where = inst.operands[0], address(inst.operands[1])
-    items = target.items if isinstance(target, Vector) else (target,)
-    writes = [destination(item, "b32") for item in items]
-    if len(writes) != count:
-        mods.refuse()
-    fetcher = None if count < 4 else columns_of_four if trans else rows_of_four
+    reads = [[source(item, "b32") for item in group] for group in operands[1:5]]
+    writes = [destination(item, "b32") for item in operands[0]]
+    inst.flops = M * N * K // WARP              # 2 · M · N · K / 2: of the numbers that stay
+    chosen = slice(selector.bits * lanes, (selector.bits + 1) * lanes)
 
     def run(wave):
         require_whole_warps(wave, inst)
-        place = where(wave)
-        if space == "generic":
-            place = only_shared(wave, inst, place)
-        everyone = wave.lanes
-        if count < 4:                                       # only these lanes' addresses count
-            chosen = everyone.index % WARP < 8 * count
-            place = wave.per_lane(place)[chosen]
-            wave.select(Lanes(wave.shape, index=everyone.index[chosen]), True)
-        with by_the_warp(wave):
-            data = load(wave, inst, place, 16, "shared", fetcher)
-        if isinstance(data, list):                          # dealt out already
-            for write, register in zip(writes, data, strict=True):
-                write(wave, register)
-            return
-        data = wave.per_lane(data)
-        wave.select(everyone, True)
-        rows = np.ascontiguousarray(data).view(U16).reshape(-1, count, 8, 8)
-        if trans:
-            rows = rows.transpose(0, 1, 3, 2)
-        pairs = np.ascontiguousarray(rows).view(U32).reshape(-1, count, WARP)
-        fragments.write_fragment(wave, writes, pairs)
+        a, b, c, metadata = (read_fragment(wave, group) for group in reads)
+        metadata = metadata.reshape(-1, WARP // 4, 4)[:, :, chosen]
+        left = spread_out(form.values(0, a, 1, 1), places_of(wave, inst, metadata, kind))
+        total = form.sums(left, form.values(1, b, 1, 1), form.values(3, c, 1, 1))
+        (words,) = form.words(total, 1, 1)
+        for write, word in zip(writes, words, strict=True):
+            write(wave, in_layout(wave, word))
     return run
 
 
-def rows_of_four(row):
-    """Where each lane's address leads, as a number of 16 bytes (T,) -> fetch(memory), which gives
-    the registers of four matrices, each (B, T): a row of 16 bytes is one word of four lanes."""
-    matrices = row.reshape(-1, 4, 8).transpose(1, 0, 2).reshape(4, -1)
-    return lambda memory: [memory.take(rows, axis=1, mode="wrap").view(U32) for rows in matrices]
-
-
-def columns_of_four(row):
-    """The same with .trans: column r is elements r of the 8 rows, two of them one word."""
-    elements = 8 * row.reshape(-1, 4, 1, 8) + np.arange(8).reshape(8, 1)    # (warp, matrix, r, row)
-    matrices = elements.transpose(1, 0, 2, 3).reshape(4, -1)
-    return lambda memory: [memory.view(U16).take(halves, axis=1, mode="wrap").view(U32)
-                           for halves in matrices]
-
-
-@opcode("stmatrix", kind=WARP_SYNC)
-def stmatrix(inst, mods):
-    """It came with sm_90; the simulator is an sm_80, for fp8 an sm_89."""
-    mods.refuse()
-
-
-@opcode("movmatrix", kind=WARP_SYNC)
-def movmatrix(inst, mods):
-    """Transpose an 8x8 matrix of 16-bit elements that lies in one register of each lane."""
-    for word in ("sync", "aligned", "m8n8", "trans"):
-        if not mods.flag(word):
-            mods.refuse()
-    if mods.type() != "b16":
+def take_sparse(mods):
+    """-> (M, N, K), types of A, B, D, C"""
+    if not (mods.flag("sync") and mods.flag("aligned")):
         mods.refuse()
-    read, write = source(inst.operands[1], "b32"), destination(inst.operands[0], "b32")
+    shape, layouts = take_shape(mods), take_layouts(mods)
+    d, a, b, c = take_types(mods, 4)
+    if shape not in ((16, 8, 16), (16, 8, 32)) or layouts != ["row", "col"] or \
+            a not in ("f16", "bf16") or b != a or d != c or c not in accumulators(a):
+        mods.refuse()
+    return shape, (a, b, d, c)
 
-    def run(wave):
-        require_whole_warps(wave, inst)
-        tile = read_fragment(wave, [read]).view(U16).reshape(-1, 8, 8)
-        turned = np.ascontiguousarray(tile.transpose(0, 2, 1)).view(U32)
-        write(wave, in_layout(wave, turned.reshape(-1, WARP)))
-    return run
+
+@cache
+def sparse_form(shape, types):
+    (M, N, K), (a, b, *_) = shape, types
+    return products.Form(shape, types, (
+        fragments.a_places(M, K // STAY, a), fragments.b_places(K, N, b),
+        fragments.c_places(M, N), fragments.c_places(M, N)))
+
+
+def places_of(wave, inst, metadata, kind):
+    """Registers (W, 8, lanes) -> where the numbers of A stand among their four neighbours
+    (W, 16, chunks, 2)."""
+    halves = np.stack([metadata & 0xFFFF, metadata >> 16], axis=1)          # (W, 2, 8, lanes)
+    shifts = np.arange(16 // CHUNK).reshape(-1, 1) * CHUNK + np.array([0, 2])
+    places = halves[..., None, None] >> shifts & 3
+    places = places.reshape(len(metadata), 16, -1, STAY).astype(np.int64)
+    first, second = places[..., 0], places[..., 1]
+    wrong = first >= second if kind == "sp::ordered_metadata" else first == second
+    if wrong.any():
+        warp, row, chunk = np.argwhere(wrong)[0]
+        pair = int(first[warp, row, chunk]), int(second[warp, row, chunk])
+        order = "two different places" if kind == "sp" else "two places that rise"
+        raise wave.launch.error(
+            inst, "argument", f"the metadata of row {row}, columns {CHUNK * chunk} to "
+            f"{CHUNK * chunk + 3} names the places {pair[0]} and {pair[1]}: expected {order}",
+            wave, int(wave.lanes.index[warp * WARP + row % 8 * 4]))
+    return places
+
+
+def spread_out(stored, places):
+    """(W, 16, K / 2) and their places -> (W, 16, K)"""
+    W, rows, chunks, _ = places.shape
+    full = np.zeros((W, rows, chunks, CHUNK), F64)
+    np.put_along_axis(full, places, stored.reshape(places.shape), axis=3)
+    return full.reshape(W, rows, -1)

@@ -275,10 +275,10 @@ def test_compile_error_shows_the_learners_line():
 def test_unknown_instruction_is_an_error_and_not_a_wrong_number():
     with pytest.raises(simulator.Unsupported) as caught:
         run("""extern "C" __global__ void k(unsigned* a) {
-    unsigned x = a[0], y = 0, z = 0;
-    asm("mma.sp.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%0,%1},{%2,%2},{%2,%2},{%2,%2},%2,0;"
-        : "=r"(y), "=r"(z) : "r"(x));
-    a[0] = y + z;
+    unsigned x = a[0], y = 0, z = 0, u = 0, v = 0;
+    asm("mma.sp.sync.aligned.m16n8k32.row.col.s32.u8.u8.s32 {%0,%1,%2,%3},{%4,%4},{%4,%4},"
+        "{%4,%4,%4,%4},%4,0;" : "=r"(y), "=r"(z), "=r"(u), "=r"(v) : "r"(x));
+    a[0] = y + z + u + v;
 }""", 1, 1, np.zeros(1, np.uint32))
     assert caught.value.kind == "unsupported" and "mma.sp.sync" in str(caught.value)
     assert caught.value.line in (3, 4)      # NVRTC 13.0 blames an asm's last line, 13.5 its first

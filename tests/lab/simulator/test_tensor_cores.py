@@ -419,6 +419,97 @@ def test_mma_is_exact_on_small_integers(rng, name, d, a, b):
     assert launch.flops == (0 if d == "s32" else 2 * M * N * K)
 
 
+def mma_sp(name, d, kind, a, b, c, metadata, selector, ordered=True):
+    """One mma.sp of a warp. a, b, c: registers (r, 32); metadata: (32,) -> d (r, 32), launch"""
+    groups, n = [], 0
+    for count in (len(c), len(a), len(b), len(c), 1):
+        groups.append(f"{{{','.join(f'%{n + i}' for i in range(count))}}}")
+        n += count
+    inputs = [f'"r"({array}[{i} * 32 + threadIdx.x])'
+              for array, words in zip("abc", (a, b, c), strict=True) for i in range(len(words))]
+    out = ", ".join(f'"=r"(r[{i}])' for i in range(len(c)))
+    word = "mma.sp::ordered_metadata" if ordered else "mma.sp"
+    kernel = f"""extern "C" __global__ void k(const unsigned* a, const unsigned* b,
+    const unsigned* c, const unsigned* e, unsigned* d) {{
+    unsigned r[{len(c)}];
+    asm volatile("{word}.sync.aligned.{name}.row.col.{d}.{kind}.{kind}.{d} {', '.join(groups[:4])},"
+        " {groups[4][1:-1]}, {selector};" : {out} : {", ".join(inputs)}, "r"(e[threadIdx.x]));
+    for (int i = 0; i < {len(c)}; i++) d[i * 32 + threadIdx.x] = r[i];
+}}"""
+    result = np.zeros_like(c)
+    launch = run(kernel, 1, 32, a, b, c, metadata, result)
+    return result, launch
+
+
+def two_of_four(rng, M, K):
+    """A matrix where two of each four neighbours stay, these two, and their places."""
+    places = np.sort(rng.permuted(np.tile(np.arange(4), (M, K // 4, 1)), axis=2)[..., :2], axis=2)
+    values = rng.integers(-8, 9, (M, K // 4, 2)).astype(np.float64)
+    full = np.zeros((M, K))
+    for m in range(M):
+        for chunk in range(K // 4):
+            for i in range(2):
+                full[m, 4 * chunk + places[m, chunk, i]] = values[m, chunk, i]
+    return full, values.reshape(M, K // 2), places
+
+
+def manual_metadata(rng, places, selector):
+    """The metadata register of each lane, by the figures of the manual. Lanes that the selector
+    leaves out hold rubbish."""
+    words = rng.integers(0, 2**32, 32, np.uint32)
+    half = places.shape[1] // 4                             # 16 columns: 4 chunks of 4 bits
+    for group in range(8):
+        for part in range(half):
+            word = 0
+            for i, row in enumerate((group, group + 8)):
+                for chunk in range(4):
+                    first, second = map(int, places[row, 4 * part + chunk])
+                    word |= (first | second << 2) << 16 * i + 4 * chunk
+            words[4 * group + selector * half + part] = word
+    return words
+
+
+SPARSE = [(name, d, kind, selector) for name, selectors in (("m16n8k16", 4), ("m16n8k32", 2))
+          for d, kind in (("f32", "f16"), ("f16", "f16"), ("f32", "bf16"))
+          for selector in range(selectors)]
+
+
+@pytest.mark.parametrize("name, d, kind, selector", SPARSE)
+def test_mma_sp_multiplies_two_of_each_four(rng, name, d, kind, selector):
+    K = int(name[6:])
+    full, stored, places = two_of_four(rng, 16, K)
+    B, C = rng.integers(-8, 9, (K, 8)).astype(np.float64), rng.integers(-9, 10, (16, 8))
+    a, b, c = (pack(spread(m, p), t) for m, p, t in (
+        (stored, manual_a((16, 8, K // 2), kind), kind), (B, manual_b((16, 8, K), kind), kind),
+        (C, manual_c((16, 8)), d)))
+    result, launch = mma_sp(name, d, kind, a, b, c, manual_metadata(rng, places, selector),
+                            selector, ordered=selector == 0)
+    values = result.view(np.float32) if d == "f32" else np.stack(
+        [(result >> s).astype(np.uint16).view(np.float16) for s in (0, 16)], axis=1).reshape(-1, 32)
+    assert np.array_equal(gather(values, manual_c((16, 8)), (16, 8)), full @ B + C)
+    assert launch.flops == 16 * 8 * K                       # half of a full product's
+    assert launch.totals.flops_by_type == {f"tensor {'bf16' if kind == 'bf16' else 'fp16'}":
+                                           16 * 8 * K}
+
+
+@pytest.mark.parametrize("ordered, pair, says", [
+    (True, (2, 1), "names the places 2 and 1: expected two places that rise"),
+    (True, (3, 3), "expected two places that rise"), (False, (2, 1), None),
+    (False, (3, 3), "names the places 3 and 3: expected two different places")])
+def test_places_of_mma_sp(rng, ordered, pair, says):
+    _, stored, places = two_of_four(rng, 16, 32)
+    places[9, 5] = pair
+    words = [np.zeros((4, 32), np.uint32)] * 3
+    call = ("m16n8k32", "f32", "f16", *words, manual_metadata(rng, places, 1), 1, ordered)
+    if says is None:
+        mma_sp(*call)
+        return
+    with pytest.raises(simulator.KernelError, match=says) as caught:
+        mma_sp(*call)
+    assert caught.value.kind == "argument" and caught.value.thread == (4, 0, 0)
+    assert "the metadata of row 9, columns 20 to 23" in str(caught.value)
+
+
 RANDOM = [("m16n8k16", "f16", "f32"), ("m16n8k16", "bf16", "f32"), ("m16n8k8", "tf32", "f32"),
           ("m16n8k16", "f16", "f16")]
 
@@ -507,7 +598,15 @@ def test_sums_are_rounded_to_the_accumulator():
 
 
 @pytest.mark.parametrize("text", [
-    "mma.sp.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {r,r,r,r},{r,r},{r,r},{r,r,r,r},r,0;",
+    "mma.sp.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {r,r,r,r},{r,r},{r,r},{r,r,r,r},r,0;",
+    "mma.sp.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {r,r,r,r},{r,r},{r,r},{r,r,r,r},r,4;",
+    "mma.sp.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {r,r,r,r},{r,r},{r,r},{r,r,r,r},r,r;",
+    "mma.sp.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {r,r,r,r},{r,r},{r,r},{r,r,r,r},r;",
+    "mma.sp.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.bf16 {r,r},{r,r},{r,r},{r,r},r,0;",
+    "mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32 {r,r,r,r},{r,r,r,r},"
+    "{r,r,r,r},{r,r,r,r},r,2;",
+    "mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32 {r,r,r,r},{r,r},"
+    "{r,r,r,r},{r,r,r,r},r,0;",
     "mma.sync.aligned.m16n8k16.row.row.f32.f16.f16.f32 {r,r,r,r},{r,r,r,r},{r,r},{r,r,r,r};",
     "mma.sync.aligned.m16n8k16.row.col.f32.f16.bf16.f32 {r,r,r,r},{r,r,r,r},{r,r},{r,r,r,r};",
     "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f16 {r,r,r,r},{r,r,r,r},{r,r},{r,r};",
