@@ -4,59 +4,92 @@ import time
 from dataclasses import asdict
 
 from lab import course
-from lab.judge import check
+from lab.judge.attempt import untouched
 from lab.judge.candidate import Candidate
-from lab.judge.isolate import Place, floors_below, preload
-from lab.remote import wire
+from lab.judge.isolate import CUDA, Place, floors_below, preload
+from lab.judge.verdict import Verdict
+from lab.remote import servers, wire
 from lab.remote.warm import Child
 
 PATIENCE = 600          # seconds for a grading
+FEW = ("lab.judge.warmup_pytest",)      # what a process imports besides, for a few gradings
+MANY = ("lab.judge.warmup",)            # for many: takes seconds, and saves as much after a few
 
 
-def grade(lesson, candidate, names=None, modules=("pytest",)):
-    """`check.grade` in a process of its own: for notebooks and `lab watch`.
+def grade(lesson, candidate, names=None):
+    """What `verdicts` gives, as a list."""
+    return list(verdicts(lesson, candidate, names))
 
-    modules: what the warm process imports besides the lesson's own
-    """
-    grader = Grader(lesson, modules, candidate.earlier)
+
+def verdicts(lesson, candidate, names=None):
+    """What check.verdicts gives, one after the other as they are known, from the processes that a
+    user's commands and notebooks share."""
+    tried = [e.name for e in lesson.exercises if names is None or e.name in names
+             if untouched(lesson, candidate, e) is None]
+    if not tried:                           # nothing is going to run
+        from lab.judge import check         # here: pytest takes a while, and is seldom needed
+
+        yield from check.verdicts(lesson, candidate, names)
+        return
+    grader = Grader(lesson, FEW, candidate.earlier, tried, servers.shared())
     try:
-        return grader.grade(candidate, names)
+        yield from grader.verdicts(candidate, names)
     finally:
         grader.close()
 
 
+def modules(lesson, earlier=(), names=None):
+    """What a server has imported that forks graders of these exercises, without FEW or MANY."""
+    exercises = lesson.exercises if names is None else [lesson.exercise(name) for name in names]
+    if all(exercise.language == "cuda" for exercise in exercises):
+        return CUDA
+    return (*preload(lesson), *floors_below(lesson, earlier))
+
+
+def warm(lesson):
+    """Have the processes ready that `verdicts` asks, without waiting for them."""
+    place = servers.shared()
+    for names in {e.language: [e.name] for e in lesson.exercises}.values():
+        place.start((*FEW, *modules(lesson, (), names)))
+
+
 class Grader:
     """A process that grades one text of a lesson after another. The texts themselves run in
-    processes of their own, a fresh one for each test; the course's graders share this one.
+    processes of their own, a fresh one for each test; the course's graders share this one."""
 
-    modules: what the warm process imports besides the lesson's own; `lab.judge.warmup` takes
-    seconds, and saves as much after a few gradings
-    """
-
-    def __init__(self, lesson, modules=("pytest",), earlier=()):
-        """earlier: as all candidates have it."""
-        self.child = Child(__name__, {"lesson": lesson.id}, (
-            *modules, *preload(lesson), *floors_below(lesson, earlier)))
+    def __init__(self, lesson, more=FEW, earlier=(), names=None, place=None):
+        """earlier: as all candidates have it    names: of the exercises, all if None
+        place: the Servers that fork it, None for servers.common()"""
+        request = {"lesson": lesson.id, "fingerprint": lesson.fingerprint}
+        self.child = Child(__name__, request, (*more, *modules(lesson, earlier, names)), place)
 
     def grade(self, candidate, names=None, observed=None):
-        """Verdicts, as check.grade has them. CourseError where the process has ended.
+        return list(self.verdicts(candidate, names, observed))
+
+    def verdicts(self, candidate, names=None, observed=None):
+        """Verdicts, as check.verdicts has them. CourseError where the process has ended.
 
         observed: filled with {exercise: (uses, takes)} of an Observer
         """
         request = {"candidate": asdict(candidate), "names": names,
                    "observe": observed is not None}
+        deadline = time.monotonic() + PATIENCE
         try:
             self.child.connection.settimeout(PATIENCE)
             self.child.connection.sendall(wire.frame(request, []))
-            deadline = time.monotonic() + PATIENCE
-            answer, _ = wire.read_frame(lambda n: self.child.read(n, deadline))
+            while "verdict" in (answer := self.answer(deadline)):
+                yield Verdict(**answer["verdict"])
         except (EOFError, OSError):             # a TimeoutError, too, is an OSError
             raise course.CourseError("the grader stopped without an answer: "
                                      f"{self.child.output()[-500:]}") from None
+        if "refused" in answer:
+            raise course.CourseError(answer["refused"])
         if observed is not None:
             observed |= {name: tuple(map(set, kinds))
                          for name, kinds in answer["observed"].items()}
-        return [check.Verdict(**v) for v in answer["verdicts"]]
+
+    def answer(self, deadline):
+        return wire.read_frame(lambda n: self.child.read(n, deadline))[0]
 
     def close(self):
         self.child.kill()
@@ -64,19 +97,26 @@ class Grader:
 
 def main(connection, request):
     """The grader role of the warm process: answers each request until the other side hangs up."""
+    from lab.judge import check
+
+    def answer(**data):
+        connection.sendall(wire.frame(data, []))
+
     lesson = course.find(request["lesson"])
     place = Place(request["warm"])
-    while (question := next_request(connection)) is not None:
-        observed = {} if question["observe"] else None
-        verdicts = check.grade(lesson, Candidate(**question["candidate"]), question["names"], place,
-                               observed=observed)
-        kinds = {name: observer.kinds() for name, observer in (observed or {}).items()}
-        connection.sendall(wire.frame(
-            {"verdicts": [asdict(v) for v in verdicts], "observed": kinds}, []))
+    while (asked := next_request(connection)) is not None:
+        if lesson.fingerprint != request["fingerprint"]:
+            answer(refused=f"{lesson.id} has changed since this program read it: start it again")
+            continue
+        observed = {} if asked["observe"] else None
+        for verdict in check.verdicts(lesson, Candidate(**asked["candidate"]), asked["names"],
+                                      place, observed=observed):
+            answer(verdict=asdict(verdict))
+        answer(observed={name: observer.kinds() for name, observer in (observed or {}).items()})
 
 
 def next_request(connection):
-    """The next question; None where the other side has hung up."""
+    """What is asked next; None where the other side has hung up."""
     try:
         return wire.read_frame(lambda n: exactly(connection, n))[0]
     except EOFError:

@@ -13,6 +13,8 @@ shapes      holds code to its shape comments: y = f(x)  # (B, T, C)
 spans       when a rank computed and when it exchanged data
 traffic     what a call of torch.distributed sends, in bytes
 warm        a process that has imported everything and forks children
-warmup      what that process imports
+servers     where these processes are: found, shared, started
+warmup      what such a process imports: torch and Triton
+warmup_cuda the same for CUDA C alone
 wire        what crosses to the trusted process and back: data, as JSON and raw bytes
 """
