@@ -37,8 +37,8 @@ def main(connection, request):
         return replace(one, earlier=earlier)
 
     results = grade(lesson, replace(candidate, earlier=earlier), request["level"],
-                    request["folder"], request["seed"], Servers(**request["subjects"]), request["user"],
-                    held_back, alone)
+                    request["folder"], request["seed"], Servers(**request["subjects"]),
+                    request["user"], held_back, alone)
     connection.sendall(wire.frame({"results": [asdict(result) for result in results],
                                    "notes": notes}, []))
 

@@ -26,7 +26,7 @@ observer      which of these kinds a grader hands over
 mutants       wrong answers that graders must refuse, and twins that they must accept
 tape          recorded answers of the reference, for an edition without it
 warmup        what a process imports that grades many texts
-warmup_pytest what one imports that grades a few
+warm_pytest   what one imports that grades a few
 work          the work of a kernel compared with the reference's
 addresses     whether a kernel counts in 64 bits
 pace          the speed of an answer on a GPU

@@ -12,7 +12,7 @@ from lab.remote import servers, wire
 from lab.remote.warm import Child
 
 PATIENCE = 600          # seconds for a grading
-FEW = ("lab.judge.warmup_pytest",)      # what a process imports besides, for a few gradings
+FEW = ("lab.judge.warm_pytest",)      # what a process imports besides, for a few gradings
 MANY = ("lab.judge.warmup",)            # for many: takes seconds, and saves as much after a few
 
 
@@ -24,14 +24,14 @@ def grade(lesson, candidate, names=None):
 def verdicts(lesson, candidate, names=None):
     """What check.verdicts gives, one after the other as they are known, from the processes that a
     user's commands and notebooks share."""
-    tried = [e.name for e in lesson.exercises if names is None or e.name in names
-             if untouched(lesson, candidate, e) is None]
-    if not tried:                           # nothing is going to run
-        from lab.judge import check         # here: pytest takes a while, and is seldom needed
+    attempts = [e.name for e in lesson.exercises if names is None or e.name in names
+                if untouched(lesson, candidate, e) is None]
+    if not attempts:                           # nothing is going to run
+        from lab.judge import check  # here: pytest takes a while, and is seldom needed
 
         yield from check.verdicts(lesson, candidate, names)
         return
-    grader = Grader(lesson, FEW, candidate.earlier, tried, servers.shared())
+    grader = Grader(lesson, FEW, candidate.earlier, attempts, servers.shared())
     try:
         yield from grader.verdicts(candidate, names)
     finally:

@@ -164,7 +164,7 @@ def preload(lesson, on_device=False):
     if "simulator" in text and not on_device:
         # Where the floor's own kernels run there, the first run is paid for as well.
         own = re.search(r"^(import|from) triton\b|simulator", texts[-1], re.M)
-        heavy += ["lab.remote.warmup_cuda", "lab.remote.warmup"] if own else ["lab.simulator"]
+        heavy += ["lab.remote.warm_cuda", "lab.remote.warmup"] if own else ["lab.simulator"]
     if on_device:                                   # no child of the simulator is of use
         heavy.append("lab.remote.pace_calls")
     if re.search(r"\bLaunches\b|\bTorch\w+Mode\b|\bautograd\.Function\b", own_text):
@@ -175,7 +175,7 @@ def preload(lesson, on_device=False):
     return ("numpy", "numpy.random", *heavy, "lab.remote.child")
 
 
-CUDA = ("numpy", "numpy.random", "lab.remote.warmup_cuda", "lab.remote.child")
+CUDA = ("numpy", "numpy.random", "lab.remote.warm_cuda", "lab.remote.child")
 
 
 def cuda_kernels(text):

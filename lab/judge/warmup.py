@@ -38,4 +38,4 @@ for lesson in course.lessons():
         READ.append(warm_up(lesson))
 for name in [name for name in sys.modules if name.partition(".")[0] in FLOORS]:
     del sys.modules[name]
-importlib.import_module("lab.judge.warmup_pytest")
+importlib.import_module("lab.judge.warm_pytest")

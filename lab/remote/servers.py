@@ -34,6 +34,7 @@ from lab import course, device
 from lab.course import ROOT, VERSION, CourseError
 
 IDLE = 600              # seconds without work after which a shared server ends
+QUIET = 10              # seconds without an event after which a server looks whether it is needed
 WAITING = 128           # connections that wait while the server imports
 LOG_QUOTED = 500        # characters of what a server said last
 ABSENT = (FileNotFoundError, ConnectionRefusedError)        # what dial raises where none listens
@@ -87,7 +88,7 @@ class Servers:
     def launch(self, modules, address):
         address.unlink(missing_ok=True)             # of a server that was killed
         spec = asdict(self) | {"here": list(modules), "address": str(address),
-                               "idle": None if self.leashed else IDLE}
+                               "idle": None if self.leashed else IDLE, "quiet": QUIET}
         environment = None if self.leashed else device.settings()
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, \
                 open(log_of(address), "wb") as log:

@@ -33,7 +33,6 @@ OUTPUT_KEPT = 64 * 1024          # bytes of a child's standard output that a mes
 OUTPUT_MOST = 16 * 1024 * 1024   # bytes after which a child is a flood and is killed
 COLLECT = 50_000                 # new objects between two collections: a child lives a second
 STARTING = 300                   # seconds in which a server has imported everything, on busy cores
-QUIET = 10                       # seconds without an event after which a server looks at itself
 REQUEST_PART = 1 << 16           # bytes
 
 
@@ -62,7 +61,7 @@ class Child:
         # Its number is its own until it has ended: this says whether it has.
         self.process = None
         with contextlib.suppress(ProcessLookupError):
-            self.process = open(os.pidfd_open(self.pid))
+            self.process = os.fdopen(os.pidfd_open(self.pid))
         self.printed = bytearray()
         self.flooded = False
         self._listener = threading.Thread(target=self._listen, args=(reader,), daemon=True)
@@ -185,12 +184,14 @@ def fields(stat):
 class Server:
     """The process that forks."""
 
-    def __init__(self, listener, address, servers, idle):
-        """servers: the place it is in    idle: seconds without work after which it ends"""
+    def __init__(self, listener, address, servers, idle, quiet):
+        """servers: the place it is in    idle: seconds without work after which it ends, or None
+        quiet: seconds without an event after which it looks whether it is needed"""
         self.listener = listener
         self.address = Path(address)
         self.servers = servers
         self.idle = idle
+        self.quiet = quiet
         self.children = {}              # process ID -> its connection
         self.last = time.monotonic()    # when it had a child
         self.socket = self.address.stat().st_ino
@@ -205,16 +206,15 @@ class Server:
 
     def serve(self):
         while True:
-            events = self.poller.poll(1000 * QUIET)
+            events = self.poller.poll(1000 * self.quiet)
             for number, _ in events:
                 if number == self.listener.fileno():
                     self.fork()
-                elif number == self.bell:
-                    self.bury()
                 elif number == sys.stdin.fileno():
                     return self.end()
-                else:
+                elif number != self.bell:
                     self.hung_up(number)
+            self.bury()                 # last: it closes files, whose numbers are then others'
             if not events and self.unneeded():
                 return self.end()
 
@@ -241,16 +241,18 @@ class Server:
         os.close(self.rope)
 
     def hung_up(self, number):
-        """End the child whose other side has gone."""
-        self.poller.unregister(number)
+        """End the child whose other side has gone, if it is not buried yet."""
         for pid, connection in self.children.items():
             if connection.fileno() == number:
+                self.poller.unregister(number)
                 end_group(pid)
 
     def bury(self):
-        """Let go of the children that have ended, and of all that they started."""
+        """Let go of the children that have ended, and end all that they started."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.bell, REQUEST_PART)
+        if self.children:
+            self.last = time.monotonic()
         while self.children and (ended := os.waitid(
                 os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)):
             end_group(ended.si_pid)
@@ -259,7 +261,6 @@ class Server:
             with contextlib.suppress(KeyError):
                 self.poller.unregister(connection)
             connection.close()
-        self.last = time.monotonic()
 
     def unneeded(self):
         """Whether it may end; asked again and again in quiet times. One that is to end first takes
@@ -337,7 +338,7 @@ def main(spec):
     gc.freeze()             # a collection in a child would copy every page that it looks at
     gc.set_threshold(COLLECT)
     with socket.socket(fileno=spec["listener"]) as listener:
-        Server(listener, spec["address"], servers, spec["idle"]).serve()
+        Server(listener, spec["address"], servers, spec["idle"], spec["quiet"]).serve()
 
 
 if __name__ == "__main__":

@@ -17,6 +17,6 @@ def fill(x, BLOCK: tl.constexpr):
     tl.store(x + tl.arange(0, BLOCK), 1.0)
 
 
-importlib.import_module("lab.remote.warmup_cuda")
+importlib.import_module("lab.remote.warm_cuda")
 device.use_simulator()
 fill[(1,)](torch.empty(32), BLOCK=32)
