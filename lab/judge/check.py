@@ -41,10 +41,11 @@ def grade(lesson, candidate, names=None, place=None, seed=0, observed=None):
     return list(verdicts(lesson, candidate, names, place, seed, observed))
 
 
-def verdicts(lesson, candidate, names=None, place=None, seed=0, observed=None):
-    """What `grade` returns, one verdict after the other as they are known."""
+def verdicts(lesson, candidate, names=None, place=None, seed=0, observed=None, passed=()):
+    """What `grade` returns, one verdict after the other as they are known. passed: names of
+    exercises that have passed already."""
     place = place or Place()
-    passed = set()
+    passed = set(passed)
 
     def run(text, exercise, observed=None):
         return Run(lesson, text, {exercise.name: exercise}, place.of(text), seed,

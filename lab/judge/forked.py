@@ -1,9 +1,11 @@
 """Grading in a process of its own, forked from a warm one."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from queue import SimpleQueue
 
-from lab import course
+from lab import course, device
 from lab.judge.attempt import untouched
 from lab.judge.candidate import Candidate
 from lab.judge.isolate import CUDA, Place, floors_below, preload
@@ -12,6 +14,7 @@ from lab.remote import servers, wire
 from lab.remote.warm import Child
 
 PATIENCE = 600          # seconds for a grading
+SIDE_BY_SIDE = 4        # exercises of a lesson that are graded at a time, at the most
 FEW = ("lab.judge.warm_pytest",)      # what a process imports besides, for a few gradings
 MANY = ("lab.judge.warmup",)            # for many: takes seconds, and saves as much after a few
 
@@ -24,18 +27,55 @@ def grade(lesson, candidate, names=None):
 def verdicts(lesson, candidate, names=None):
     """What check.verdicts gives, one after the other as they are known, from the processes that a
     user's commands and notebooks share."""
-    attempts = [e.name for e in lesson.exercises if names is None or e.name in names
-                if untouched(lesson, candidate, e) is None]
-    if not attempts:                           # nothing is going to run
-        from lab.judge import check  # here: pytest takes a while, and is seldom needed
+    exercises = [e for e in lesson.exercises if names is None or e.name in names]
+    attempts = [e.name for e in exercises if untouched(lesson, candidate, e) is None]
+    if not attempts:                    # nothing is going to run
+        from lab.judge import check  # here: it imports pytest
 
         yield from check.verdicts(lesson, candidate, names)
         return
-    grader = Grader(lesson, FEW, candidate.earlier, attempts, servers.shared())
-    try:
-        yield from grader.verdicts(candidate, names)
-    finally:
-        grader.close()
+    place = servers.shared()
+    graders = [Grader(lesson, FEW, candidate.earlier, attempts, place)
+               for _ in range(jobs(attempts))]
+    yield from side_by_side(graders, candidate, [e.name for e in exercises])
+
+
+def jobs(attempts):
+    """How many exercises are graded at a time. On a GPU one: their speed is measured."""
+    return 1 if device.maybe_driver() else min(SIDE_BY_SIDE, len(attempts), device.workers())
+
+
+def side_by_side(graders, candidate, names):
+    """The verdicts that one grader would give for all the exercises, in their order; then the
+    graders are closed. What fails may be judged by itself, beside those before it that have passed
+    (alone.py): it is graded again where it did not know them yet."""
+    free = SimpleQueue()
+    passed = set()
+    for grader in graders:
+        free.put(grader)
+
+    def run(name):
+        grader = free.get()
+        known = set(passed)
+        try:
+            return known, grader.grade(candidate, [name], passed=known)
+        finally:
+            free.put(grader)
+
+    with ThreadPoolExecutor(len(graders)) as pool:
+        waiting = [pool.submit(run, name) for name in names]
+        try:
+            for name, future in zip(names, waiting, strict=True):
+                known, rows = future.result()
+                if rows[0].verdict == "fail" and known != passed:
+                    _, rows = run(name)
+                if rows[0].verdict == "pass":
+                    passed.add(name)
+                yield from rows
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for grader in graders:
+                grader.close()          # ends what is being graded, if this is not the end
 
 
 def modules(lesson, earlier=(), names=None):
@@ -63,22 +103,19 @@ class Grader:
         request = {"lesson": lesson.id, "fingerprint": lesson.fingerprint}
         self.child = Child(__name__, request, (*more, *modules(lesson, earlier, names)), place)
 
-    def grade(self, candidate, names=None, observed=None):
-        return list(self.verdicts(candidate, names, observed))
+    def grade(self, candidate, names=None, observed=None, passed=()):
+        """Verdicts, as check.grade has them. CourseError where the process has ended.
 
-    def verdicts(self, candidate, names=None, observed=None):
-        """Verdicts, as check.verdicts has them. CourseError where the process has ended.
-
+        passed: as for check.verdicts
         observed: filled with {exercise: (uses, takes)} of an Observer
         """
         request = {"candidate": asdict(candidate), "names": names,
-                   "observe": observed is not None}
+                   "observe": observed is not None, "passed": list(passed)}
         deadline = time.monotonic() + PATIENCE
         try:
             self.child.connection.settimeout(PATIENCE)
             self.child.connection.sendall(wire.frame(request, []))
-            while "verdict" in (answer := self.answer(deadline)):
-                yield Verdict(**answer["verdict"])
+            answer, _ = wire.read_frame(lambda n: self.child.read(n, deadline))
         except (EOFError, OSError):             # a TimeoutError, too, is an OSError
             raise course.CourseError("the grader stopped without an answer: "
                                      f"{self.child.output()[-500:]}") from None
@@ -87,9 +124,7 @@ class Grader:
         if observed is not None:
             observed |= {name: tuple(map(set, kinds))
                          for name, kinds in answer["observed"].items()}
-
-    def answer(self, deadline):
-        return wire.read_frame(lambda n: self.child.read(n, deadline))[0]
+        return [Verdict(**v) for v in answer["verdicts"]]
 
     def close(self):
         self.child.kill()
@@ -109,10 +144,10 @@ def main(connection, request):
             answer(refused=f"{lesson.id} has changed since this program read it: start it again")
             continue
         observed = {} if asked["observe"] else None
-        for verdict in check.verdicts(lesson, Candidate(**asked["candidate"]), asked["names"],
-                                      place, observed=observed):
-            answer(verdict=asdict(verdict))
-        answer(observed={name: observer.kinds() for name, observer in (observed or {}).items()})
+        verdicts = check.verdicts(lesson, Candidate(**asked["candidate"]), asked["names"], place,
+                                  observed=observed, passed=asked["passed"])
+        answer(verdicts=[asdict(v) for v in verdicts],
+               observed={name: observer.kinds() for name, observer in (observed or {}).items()})
 
 
 def next_request(connection):
