@@ -121,9 +121,10 @@ class Child:
     def stack(self):
         """[(file, line)] of where it is now, innermost first; empty if it cannot say."""
         before = len(self.printed)
-        if self.runs():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGUSR1)
+        if not self.runs():
+            return []
+        with contextlib.suppress(ProcessLookupError):       # it ends just now
+            os.kill(self.pid, signal.SIGUSR1)
         deadline = time.monotonic() + 1
         while time.monotonic() < deadline and b"in <module>" not in self.printed[before:]:
             time.sleep(0.02)

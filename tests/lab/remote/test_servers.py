@@ -1,5 +1,6 @@
 """Warm processes: found again, replaced, ended; and what they end."""
 
+import functools
 import os
 import re
 import signal
@@ -165,12 +166,18 @@ def test_no_other_user_may_enter_the_folder(tmp_path):
 
 def test_all_processes_of_a_run_share_one_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("LAB_WARM", str(tmp_path / "run"))
-    servers.common.cache_clear()
+    monkeypatch.setattr(servers, "common", functools.cache(servers.common.__wrapped__))
     assert servers.common().folder == servers.shared().folder == str(tmp_path / "run")
     assert not servers.common().leashed
+
+
+def test_without_a_run_a_command_has_its_own_and_learners_share(tmp_path, monkeypatch):
     monkeypatch.delenv("LAB_WARM")
-    servers.common.cache_clear()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(servers, "common", functools.cache(servers.common.__wrapped__))
     assert servers.common() == servers.private() and servers.private().leashed
+    assert servers.shared().folder == str(tmp_path / "gpu-course" / f"warm-{os.geteuid()}")
+    assert not servers.shared().leashed
 
 
 def test_a_class_is_graded_with_private_servers_whatever_the_run_shares(tmp_path, monkeypatch):
