@@ -115,14 +115,15 @@ def close():
     """End the servers that end with this process."""
     if not private.cache_info().currsize:
         return
-    for process, _ in STARTED:
-        if process.stdin is not None:
-            process.stdin.close()
-            try:
-                process.wait(5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+    leashed = [process for process, _ in STARTED if process.stdin is not None]
+    for process in leashed:
+        process.stdin.close()
+    for process in leashed:
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
     shutil.rmtree(private().folder)
     private.cache_clear()
 
