@@ -51,10 +51,11 @@ def reference_fixture(request):
     edition lacks it, what it answered when the edition was made."""
     lesson, _, place = under_test(request)
     if not lesson.answered:
-        recorded = Replayed(read(lesson)["answers"].get(request.node.name, ()))
-        # One for both kinds of process: the answers lie in the order in which they were asked.
-        yield Subject(lambda: recorded,
-                      cuda=(cuda_kernels(lesson.sources.get("cuda", "")), lambda: recorded))
+        @functools.cache            # one for both kinds of process: the answers lie in one order
+        def recorded():
+            return Replayed(read(lesson)["answers"].get(request.node.name, ()))
+
+        yield Subject(recorded, cuda=(cuda_kernels(lesson.sources.get("cuda", "")), recorded))
         return
     with place.reference(lesson, request.node) as proxy:
         yield proxy

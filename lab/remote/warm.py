@@ -256,9 +256,11 @@ class Server:
             self.last = time.monotonic()
         while self.children and (ended := os.waitid(
                 os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)):
-            end_group(ended.si_pid)
+            end_group(ended.si_pid)     # buried last, so the number is not another's yet
             os.waitpid(ended.si_pid, 0)
-            connection = self.children.pop(ended.si_pid)
+            connection = self.children.pop(ended.si_pid, None)
+            if connection is None:      # a program that a library had started
+                continue
             with contextlib.suppress(KeyError):
                 self.poller.unregister(connection)
             connection.close()
