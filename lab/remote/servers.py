@@ -27,6 +27,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -38,6 +39,8 @@ QUIET = 10              # seconds without an event after which a server looks wh
 WAITING = 128           # connections that wait while the server imports
 LOG_QUOTED = 500        # characters of what a server said last
 ABSENT = (FileNotFoundError, ConnectionRefusedError)        # what dial raises where none listens
+PRIVATE = []            # the one Servers of this process alone, if there is one
+ONE_THREAD = threading.Lock()
 STARTED = []            # (process, address) of each server that this process has started
 # What tells the containers of a machine from each other: a server is of use in its own alone.
 SYSTEM = ("/proc/self/ns/mnt", "/proc/self/ns/pid", "/proc/self/ns/net", "/proc/self/ns/user")
@@ -104,16 +107,18 @@ class Servers:
         STARTED.append((process, address))
 
 
-@functools.cache
 def private():
     """Servers of this process alone."""
-    atexit.register(close)
-    return Servers(tempfile.mkdtemp(prefix="lab-"), fingerprint(), leashed=True)
+    with ONE_THREAD:
+        if not PRIVATE:
+            PRIVATE.append(Servers(tempfile.mkdtemp(prefix="lab-"), fingerprint(), leashed=True))
+            atexit.register(close)
+        return PRIVATE[0]
 
 
 def close():
     """End the servers that end with this process."""
-    if not private.cache_info().currsize:
+    if not PRIVATE:
         return
     leashed = [process for process, _ in STARTED if process.stdin is not None]
     for process in leashed:
@@ -124,8 +129,7 @@ def close():
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-    shutil.rmtree(private().folder)
-    private.cache_clear()
+    shutil.rmtree(PRIVATE.pop().folder)
 
 
 def shared():
