@@ -139,13 +139,13 @@ def main(connection, request):
 
     lesson = course.find(request["lesson"])
     place = Place(request["warm"])
-    while (asked := next_request(connection)) is not None:
+    while (question := next_request(connection)) is not None:
         if lesson.fingerprint != request["fingerprint"]:
             answer(refused=f"{lesson.id} has changed since this program read it: start it again")
             continue
-        observed = {} if asked["observe"] else None
-        verdicts = check.verdicts(lesson, Candidate(**asked["candidate"]), asked["names"], place,
-                                  observed=observed, passed=asked["passed"])
+        observed = {} if question["observe"] else None
+        verdicts = check.verdicts(lesson, Candidate(**question["candidate"]), question["names"], place,
+                                  observed=observed, passed=question["passed"])
         answer(verdicts=[asdict(v) for v in verdicts],
                observed={name: observer.kinds() for name, observer in (observed or {}).items()})
 
