@@ -144,8 +144,9 @@ def main(connection, request):
             answer(refused=f"{lesson.id} has changed since this program read it: start it again")
             continue
         observed = {} if question["observe"] else None
-        verdicts = check.verdicts(lesson, Candidate(**question["candidate"]), question["names"], place,
-                                  observed=observed, passed=question["passed"])
+        candidate = Candidate(**question["candidate"])
+        verdicts = check.verdicts(lesson, candidate, question["names"], place, observed=observed,
+                                  passed=question["passed"])
         answer(verdicts=[asdict(v) for v in verdicts],
                observed={name: observer.kinds() for name, observer in (observed or {}).items()})
 
