@@ -127,8 +127,7 @@ def check(
     as_json: Json = False,
 ):
     """Grade the desk. Exit 0: all passed; 1: a fail; 2: cannot run; 3: no fail, not all passed."""
-    from lab.judge import check as checking
-    from lab.judge import report
+    from lab.judge import forked, report
 
     lessons, exercise = chosen(what, file)
     reports = []
@@ -139,7 +138,7 @@ def check(
         if file and exercise is None and file.suffix != ".ipynb":
             language = lesson.language(file)
             names = [e.name for e in lesson.exercises if e.language == language]
-        verdicts = checking.verdicts(lesson, candidate, names)
+        verdicts = forked.verdicts(lesson, candidate, names)
         verdicts = list(verdicts) if as_json else print_verdicts(lesson, candidate, verdicts)
         if file is None:
             own_desk().record(lesson, candidate, verdicts)

@@ -19,9 +19,31 @@ OWN_GROUPS = Path("/proc/self/cgroup")
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
 
-def child_environment(root=ROOT):
-    """The environment of a child process: this one's, with the course importable."""
-    return {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+# Variables that decide how libraries work and where programs and folders are.
+SETTINGS = re.compile(
+    r"HOME|PATH|LANG|TZ|TMPDIR|USER|XDG_CACHE_HOME|"
+    r"(LC|LD|LAB|PYTHON|CUDA|NVIDIA|OMP|GOMP|KMP|MKL|OPENBLAS|TORCH|PYTORCH|TRITON|MALLOC)_?\w*")
+FOR_CHILDREN = {"PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def child_environment(root=ROOT, environment=None):
+    """The environment of a child process: this one's or another, with the course importable."""
+    environment = os.environ if environment is None else environment
+    return {**environment, "PYTHONPATH": str(root), **FOR_CHILDREN}
+
+
+def settings():
+    """The part of the environment that decides what a process of the course does, but for what
+    `child_environment` adds. No secret is in it, nor what differs between two terminals."""
+    return {name: value for name, value in sorted(os.environ.items())
+            if SETTINGS.fullmatch(name) and name not in ("PYTHONPATH", *FOR_CHILDREN)}
+
+
+def run_folder():
+    """The folder in which all processes of a run share warm processes, by the variable LAB_WARM;
+    None where there is no such run."""
+    folder = os.environ.get("LAB_WARM")
+    return Path(folder) if folder else None
 
 
 def forget_environment():
@@ -174,13 +196,14 @@ def in_notebook():
     return shell is not None and getattr(shell.get_ipython(), "kernel", None) is not None
 
 
-def use_simulator():
-    """Judge with the simulator: unmodified Triton and our RawKernel run on CPU tensors."""
+def use_simulator(triton=True):
+    """Judge with the simulator: our RawKernel and, where `triton`, unmodified Triton run on CPU
+    tensors."""
     from lab import simulator
 
     simulator.use("simulator")
     simulator.cache_dir(cache_folder() / "kernels")
-    if importlib.util.find_spec("triton") is not None:
+    if triton and importlib.util.find_spec("triton") is not None:
         simulator.activate_triton()
 
 

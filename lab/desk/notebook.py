@@ -85,10 +85,9 @@ class NotebookLesson:
         return f"{self.lesson.id} · {self.lesson.title} ({where})"
 
     def warm(self):
-        from lab.judge.isolate import preload
-        from lab.remote.warm import server
+        from lab.judge import forked
 
-        server(("pytest", *preload(self.lesson)))
+        forked.warm(self.lesson)
 
     def check(self, name, take=None):
         """Grade the cell that defines `name`, after writing it to the desk's file."""

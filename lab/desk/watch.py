@@ -5,7 +5,8 @@ from lab.judge import forked
 
 
 def watch(desk, lessons, console, show):
-    """Run until everything has passed, or Ctrl-C. `show(lesson, candidate, verdicts)` prints."""
+    """Run until everything has passed, or Ctrl-C. `show(lesson, candidate, verdicts)` prints them
+    as they come, and gives them as a list."""
     from watchfiles import watch as saves
 
     folders = {desk.path(lesson, ".py").parent for lesson in lessons}
@@ -35,9 +36,9 @@ def step(desk, lessons, console, show):
             if desk.passed(exercise):
                 continue
             candidate = desk.candidate(lesson)
-            verdicts = forked.grade(lesson, candidate, [exercise.name])
+            verdicts = show(lesson, candidate,
+                            forked.verdicts(lesson, candidate, [exercise.name]))
             desk.record(lesson, candidate, verdicts)
-            show(lesson, candidate, verdicts)
             if verdicts[0].verdict not in ("pass", "not_proven_here"):
                 console.print(f"waiting for a save of {candidate.labels[exercise.language]} …")
                 return False

@@ -33,6 +33,7 @@ from pathlib import Path
 from lab import device
 from lab.course import CourseError
 from lab.grading import seccomp
+from lab.remote.warm import end_group
 
 LEVELS = ("bubblewrap", "namespaces", "limits")
 HOLDER = Path(__file__).with_name("namespaces.py")
@@ -266,6 +267,8 @@ def move_in(request, connection):
     if child:
         connection.sendall(b"%d\n" % child)
         connection.close()
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        end_group(child)                    # what it started, while its number is its own
         os.waitpid(child, 0)
         os._exit(0)
     os.setsid()

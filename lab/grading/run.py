@@ -7,7 +7,7 @@ import threading
 import time
 import tomllib
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -20,7 +20,8 @@ from lab.judge import check
 from lab.judge.candidate import Candidate
 from lab.judge.isolate import preload
 from lab.remote import wire
-from lab.remote.warm import Child, server
+from lab.remote.servers import private
+from lab.remote.warm import Child
 
 LONGEST = 1800          # seconds of a unit; the slowest lesson's own tests take a tenth on one core
 
@@ -79,12 +80,15 @@ class Grading:
         """(results, notes) of a unit from a process of its own, which also reads the submission. If
         it gives none, they are an error of the course, so that the other units go on."""
         earlier = course.lessons()[:course.lessons().index(lesson)]
+        servers = private()
+        modules = preload(lesson)
+        servers.start(modules)          # here: a unit's own would end with it
         request = {"lesson": lesson.id, "submission": asdict(submission),
                    "held": [i.id for i in earlier if i.id in self.held], "level": self.level,
                    "folder": folder, "user": user, "seed": self.journal.header["seed"],
-                   # of another warm process: the unit's own has read the answers
-                   "subjects": server(preload(lesson)).address}
-        child = Child("lab.grading.unit", request, ("lab.grading.warmup", *preload(lesson)))
+                   # of another server: the unit's own has read the answers
+                   "subjects": asdict(replace(servers, here=modules))}
+        child = Child("lab.grading.unit", request, ("lab.grading.warmup", *modules), servers)
         deadline = time.monotonic() + LONGEST
         try:
             message, _ = wire.read_frame(lambda n: child.read(n, deadline))

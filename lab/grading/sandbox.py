@@ -76,7 +76,8 @@ def lay_out(lesson, folder, held_back=()):
             if not replaced(floor, texts):
                 target.mkdir()                              # mounted
                 continue
-            shutil.copytree(ROOT / floor.name, target,
+            # A file's mode stays behind: an autograder closes answers (autograder.py).
+            shutil.copytree(ROOT / floor.name, target, copy_function=shutil.copyfile,
                             ignore=shutil.ignore_patterns("*.md", "__pycache__"))
             contents = (target / "__init__.py").read_text("utf-8")
             (target / "__init__.py").write_text(on_demand(contents), "utf-8")

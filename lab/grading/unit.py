@@ -13,6 +13,7 @@ from lab.grading.model import Result, Sent, Submission
 from lab.grading.sandbox import Sandbox, place
 from lab.judge import blame, check
 from lab.remote import wire
+from lab.remote.servers import Servers
 
 OTHER_INPUTS = ("It is right on the inputs of `lab check` and wrong on others: what does it take "
                 "for granted?")
@@ -36,8 +37,8 @@ def main(connection, request):
         return replace(one, earlier=earlier)
 
     results = grade(lesson, replace(candidate, earlier=earlier), request["level"],
-                    request["folder"], request["seed"], request["subjects"], request["user"],
-                    held_back, alone)
+                    request["folder"], request["seed"], Servers(**request["subjects"]),
+                    request["user"], held_back, alone)
     connection.sendall(wire.frame({"results": [asdict(result) for result in results],
                                    "notes": notes}, []))
 

@@ -2,7 +2,9 @@
 
 check         grades: pytest in this process, the text in another
 alone         grades again, with the course's own in place of what an exercise uses
+attempt       what can be said of a text before it runs: not attempted, not parsable
 candidate     what is graded: a text and where it comes from
+verdict       what was found about one exercise
 report        what `lab check` prints at its end: JSON, and the exit code
 forked        grades in a process forked from a warm one
 failures      what stops a test: the code under test raised, or is gone
@@ -24,6 +26,7 @@ observer      which of these kinds a grader hands over
 mutants       wrong answers that graders must refuse, and twins that they must accept
 tape          recorded answers of the reference, for an edition without it
 warmup        what a process imports that grades many texts
+warm_pytest   what one imports that grades a few
 work          the work of a kernel compared with the reference's
 addresses     whether a kernel counts in 64 bits
 pace          the speed of an answer on a GPU

@@ -4,7 +4,7 @@ import contextlib
 import inspect
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +12,13 @@ import pytest
 from lab import course, device, stub
 from lab.course import ROOT, SUFFIX
 from lab.judge import alone, blame, mistakes, pace
+from lab.judge.attempt import untouched
 from lab.judge.candidate import reference, told
 from lab.judge.compare import sound
 from lab.judge.isolate import Place
 from lab.judge.mutants import with_likely_causes
 from lab.judge.subject import Raised, Stopped
+from lab.judge.verdict import Verdict
 from lab.remote import wire
 
 VERDICTS = ("pass", "fail", "not_attempted", "not_proven_here", "error")
@@ -24,20 +26,6 @@ VERDICTS = ("pass", "fail", "not_attempted", "not_proven_here", "error")
 
 class NotProvenHere(pytest.skip.Exception):
     """Raised by a test: this machine cannot show it, and why. Plain pytest counts it as skipped."""
-
-
-@dataclass
-class Verdict:
-    name: str
-    verdict: str
-    points: int | None
-    max_points: int
-    message: str = ""
-    value: object = None            # what a prediction or a choice answered
-    seconds: float = 0.0
-    cause: str = ""                 # why a test did not pass, see blame.cause
-    mistake: str = ""               # its id, see mistakes.py; no learner reads it
-    sentence: str = ""              # the part of the message that explains this mistake
 
 
 # ---- grading
@@ -53,10 +41,11 @@ def grade(lesson, candidate, names=None, place=None, seed=0, observed=None):
     return list(verdicts(lesson, candidate, names, place, seed, observed))
 
 
-def verdicts(lesson, candidate, names=None, place=None, seed=0, observed=None):
-    """What `grade` returns, one verdict after the other as they are known."""
+def verdicts(lesson, candidate, names=None, place=None, seed=0, observed=None, passed=()):
+    """What `grade` returns, one verdict after the other as they are known. passed: names of
+    exercises that have passed already."""
     place = place or Place()
-    passed = set()
+    passed = set(passed)
 
     def run(text, exercise, observed=None):
         return Run(lesson, text, {exercise.name: exercise}, place.of(text), seed,
@@ -82,30 +71,6 @@ def unmeasured(exercise):
         return None
     return Verdict(exercise.speed, "not_attempted", 0, exercise.speed_points,
                    f"measured when {exercise.name} passes")
-
-
-def untouched(lesson, candidate, exercise):
-    """The verdict of an exercise that needs no test: not attempted, or not parsable."""
-    if exercise.name in candidate.broken:
-        return Verdict(exercise.name, "fail", 0, exercise.points, candidate.broken[exercise.name])
-    text = candidate.sources[exercise.language]
-    label = candidate.labels[exercise.language]
-    try:
-        mine = stub.normalised(text, exercise.name, exercise.language)
-    except SyntaxError as error:
-        line = told(candidate, exercise.language, error.lineno)
-        shown = (error.text or "").strip()
-        return Verdict(exercise.name, "fail", 0, exercise.points,
-                       f"{label}, line {line}: {error.msg}\n    {shown}")
-    except ValueError as error:
-        return Verdict(exercise.name, "fail", 0, exercise.points, f"{label}: {error}")
-    if mine is None:
-        return Verdict(exercise.name, "not_attempted", 0, exercise.points,
-                       f"{exercise.name} is not defined in {label}")
-    if mine == stub.normalised(lesson.stubs[exercise.language], exercise.name, exercise.language):
-        return Verdict(exercise.name, "not_attempted", 0, exercise.points,
-                       f"still the stub in {label}")
-    return None
 
 
 CANDIDATE, SEED, OBSERVED = (pytest.StashKey() for _ in range(3))       # in the config

@@ -1,62 +1,130 @@
 """Grading in a process of its own, forked from a warm one."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from queue import SimpleQueue
 
-from lab import course
-from lab.judge import check
+from lab import course, device
+from lab.judge.attempt import untouched
 from lab.judge.candidate import Candidate
-from lab.judge.isolate import Place, floors_below, preload
-from lab.remote import wire
+from lab.judge.isolate import CUDA, Place, floors_below, preload
+from lab.judge.verdict import Verdict
+from lab.remote import servers, wire
 from lab.remote.warm import Child
 
 PATIENCE = 600          # seconds for a grading
+SIDE_BY_SIDE = 4        # exercises of a lesson that are graded at a time, at the most
+FEW = ("lab.judge.warm_pytest",)      # what a process imports besides, for a few gradings
+MANY = ("lab.judge.warmup",)            # for many: takes seconds, and saves as much after a few
 
 
-def grade(lesson, candidate, names=None, modules=("pytest",)):
-    """`check.grade` in a process of its own: for notebooks and `lab watch`.
+def grade(lesson, candidate, names=None):
+    """What `verdicts` gives, as a list."""
+    return list(verdicts(lesson, candidate, names))
 
-    modules: what the warm process imports besides the lesson's own
-    """
-    grader = Grader(lesson, modules, candidate.earlier)
-    try:
-        return grader.grade(candidate, names)
-    finally:
-        grader.close()
+
+def verdicts(lesson, candidate, names=None):
+    """What check.verdicts gives, one after the other as they are known, from the processes that a
+    user's commands and notebooks share."""
+    exercises = [e for e in lesson.exercises if names is None or e.name in names]
+    attempts = [e.name for e in exercises if untouched(lesson, candidate, e) is None]
+    if not attempts:                    # nothing is going to run
+        from lab.judge import check  # here: it imports pytest
+
+        yield from check.verdicts(lesson, candidate, names)
+        return
+    place = servers.shared()
+    graders = [Grader(lesson, FEW, candidate.earlier, attempts, place)
+               for _ in range(jobs(attempts))]
+    yield from side_by_side(graders, candidate, [e.name for e in exercises])
+
+
+def jobs(attempts):
+    """How many exercises are graded at a time. On a GPU one: their speed is measured."""
+    return 1 if device.maybe_driver() else min(SIDE_BY_SIDE, len(attempts), device.workers())
+
+
+def side_by_side(graders, candidate, names):
+    """The verdicts that one grader would give for all the exercises, in their order; then the
+    graders are closed. What fails may be judged by itself, beside those before it that have passed
+    (alone.py): it is graded again where it did not know them yet."""
+    free = SimpleQueue()
+    passed = set()
+    for grader in graders:
+        free.put(grader)
+
+    def run(name):
+        grader = free.get()
+        known = set(passed)
+        try:
+            return known, grader.grade(candidate, [name], passed=known)
+        finally:
+            free.put(grader)
+
+    with ThreadPoolExecutor(len(graders)) as pool:
+        waiting = [pool.submit(run, name) for name in names]
+        try:
+            for name, future in zip(names, waiting, strict=True):
+                known, rows = future.result()
+                if rows[0].verdict == "fail" and known != passed:
+                    _, rows = run(name)
+                if rows[0].verdict == "pass":
+                    passed.add(name)
+                yield from rows
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for grader in graders:
+                grader.close()          # ends what is being graded, if this is not the end
+
+
+def modules(lesson, earlier=(), names=None):
+    """What a server has imported that forks graders of these exercises, without FEW or MANY."""
+    exercises = lesson.exercises if names is None else [lesson.exercise(name) for name in names]
+    if all(exercise.language == "cuda" for exercise in exercises):
+        return CUDA
+    return (*preload(lesson), *floors_below(lesson, earlier))
+
+
+def warm(lesson):
+    """Have the processes ready that `verdicts` asks, without waiting for them."""
+    place = servers.shared()
+    for names in {e.language: [e.name] for e in lesson.exercises}.values():
+        place.start((*FEW, *modules(lesson, (), names)))
 
 
 class Grader:
     """A process that grades one text of a lesson after another. The texts themselves run in
-    processes of their own, a fresh one for each test; the course's graders share this one.
+    processes of their own, a fresh one for each test; the course's graders share this one."""
 
-    modules: what the warm process imports besides the lesson's own; `lab.judge.warmup` takes
-    seconds, and saves as much after a few gradings
-    """
+    def __init__(self, lesson, more=FEW, earlier=(), names=None, place=None):
+        """earlier: as all candidates have it    names: of the exercises, all if None
+        place: the Servers that fork it, None for servers.common()"""
+        request = {"lesson": lesson.id, "fingerprint": lesson.fingerprint}
+        self.child = Child(__name__, request, (*more, *modules(lesson, earlier, names)), place)
 
-    def __init__(self, lesson, modules=("pytest",), earlier=()):
-        """earlier: as all candidates have it."""
-        self.child = Child(__name__, {"lesson": lesson.id}, (
-            *modules, *preload(lesson), *floors_below(lesson, earlier)))
-
-    def grade(self, candidate, names=None, observed=None):
+    def grade(self, candidate, names=None, observed=None, passed=()):
         """Verdicts, as check.grade has them. CourseError where the process has ended.
 
+        passed: as for check.verdicts
         observed: filled with {exercise: (uses, takes)} of an Observer
         """
         request = {"candidate": asdict(candidate), "names": names,
-                   "observe": observed is not None}
+                   "observe": observed is not None, "passed": list(passed)}
+        deadline = time.monotonic() + PATIENCE
         try:
             self.child.connection.settimeout(PATIENCE)
             self.child.connection.sendall(wire.frame(request, []))
-            deadline = time.monotonic() + PATIENCE
             answer, _ = wire.read_frame(lambda n: self.child.read(n, deadline))
         except (EOFError, OSError):             # a TimeoutError, too, is an OSError
             raise course.CourseError("the grader stopped without an answer: "
                                      f"{self.child.output()[-500:]}") from None
+        if "refused" in answer:
+            raise course.CourseError(answer["refused"])
         if observed is not None:
             observed |= {name: tuple(map(set, kinds))
                          for name, kinds in answer["observed"].items()}
-        return [check.Verdict(**v) for v in answer["verdicts"]]
+        return [Verdict(**v) for v in answer["verdicts"]]
 
     def close(self):
         self.child.kill()
@@ -64,19 +132,27 @@ class Grader:
 
 def main(connection, request):
     """The grader role of the warm process: answers each request until the other side hangs up."""
+    from lab.judge import check
+
+    def answer(**data):
+        connection.sendall(wire.frame(data, []))
+
     lesson = course.find(request["lesson"])
     place = Place(request["warm"])
     while (question := next_request(connection)) is not None:
+        if lesson.fingerprint != request["fingerprint"]:
+            answer(refused=f"{lesson.id} has changed since this program read it: start it again")
+            continue
         observed = {} if question["observe"] else None
-        verdicts = check.grade(lesson, Candidate(**question["candidate"]), question["names"], place,
-                               observed=observed)
-        kinds = {name: observer.kinds() for name, observer in (observed or {}).items()}
-        connection.sendall(wire.frame(
-            {"verdicts": [asdict(v) for v in verdicts], "observed": kinds}, []))
+        candidate = Candidate(**question["candidate"])
+        verdicts = check.verdicts(lesson, candidate, question["names"], place, observed=observed,
+                                  passed=question["passed"])
+        answer(verdicts=[asdict(v) for v in verdicts],
+               observed={name: observer.kinds() for name, observer in (observed or {}).items()})
 
 
 def next_request(connection):
-    """The next question; None where the other side has hung up."""
+    """What is asked next; None where the other side has hung up."""
     try:
         return wire.read_frame(lambda n: exactly(connection, n))[0]
     except EOFError:

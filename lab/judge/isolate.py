@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from lab import course, device
+from lab import course, device, stub
 from lab.course import ROOT, SUFFIX
 from lab.judge.subject import Subject
 from lab.remote.warm import Child
@@ -103,9 +103,9 @@ class Place:
     @contextlib.contextmanager
     def pace(self, lesson, candidate):
         """A context with two Subjects on the GPU: the code under test, and the course's own."""
-        with running(lesson, candidate.sources, on_device=True,
+        with running(lesson, candidate.sources, self.warm, on_device=True,
                      earlier=candidate.earlier) as mine, \
-                running(lesson, lesson.sources, on_device=True) as own:
+                running(lesson, lesson.sources, self.warm, on_device=True) as own:
             yield mine, own
 
     def truth(self, test, data):
@@ -164,13 +164,26 @@ def preload(lesson, on_device=False):
     if "simulator" in text and not on_device:
         # Where the floor's own kernels run there, the first run is paid for as well.
         own = re.search(r"^(import|from) triton\b|simulator", texts[-1], re.M)
-        heavy.append("lab.remote.warmup" if own else "lab.simulator")
+        heavy += ["lab.remote.warm_cuda", "lab.remote.warmup"] if own else ["lab.simulator"]
+    if on_device:                                   # no child of the simulator is of use
+        heavy.append("lab.remote.pace_calls")
     if re.search(r"\bLaunches\b|\bTorch\w+Mode\b|\bautograd\.Function\b", own_text):
         heavy.append("torch._dynamo")               # PyTorch imports it when such a class is used
     if re.search(r"\.backward\(", own_text):
         # backward with a gradient imports it: 480 modules, a second or more in each rank
         heavy.append("torch.fx.experimental.symbolic_shapes")
     return ("numpy", "numpy.random", *heavy, "lab.remote.child")
+
+
+CUDA = ("numpy", "numpy.random", "lab.remote.warm_cuda", "lab.remote.child")
+
+
+def cuda_kernels(text):
+    """The names of the kernels in CUDA C, () where it does not parse."""
+    try:
+        return tuple(stub.definitions(text, "cuda"))
+    except (SyntaxError, ValueError):
+        return ()
 
 
 def floors_below(lesson, earlier=()):
@@ -191,15 +204,17 @@ def text_of(floor):
 @contextlib.contextmanager
 def running(lesson, sources, warm=None, reference=None, shapes=False, on_device=False,
             child=Child, earlier=()):
-    """A Subject with these sources loaded, closed at the end. on_device: kernels run on the GPU,
-    not in the simulator. child: what starts its process. earlier: as in `prepared`."""
+    """A Subject with these sources loaded, closed at the end. warm: the Servers that fork it.
+    on_device: kernels run on the GPU, not in the simulator. child: what starts its process.
+    earlier: as in `prepared`."""
     modules = preload(lesson, on_device)
-    if not on_device:               # the floors load the simulator
-        modules += floors_below(lesson, earlier)
+    below = () if on_device else floors_below(lesson, earlier)      # they load the simulator
+    kernels = () if on_device else cuda_kernels(sources.get("cuda", ""))
     with prepared(lesson, sources, earlier) as folder:
         request = {"folder": folder, "floor": lesson.floor, "lesson": lesson.id, "shapes": shapes,
                    "simulator": "lab.remote.warmup" in modules}
-        proxy = Subject(lambda: child("lab.remote.child", request, modules, warm), reference)
+        proxy = Subject(lambda: child("lab.remote.child", request, modules, warm, below), reference,
+                        cuda=(kernels, lambda: child("lab.remote.child", request, CUDA, warm)))
         try:
             yield proxy
         finally:

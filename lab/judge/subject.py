@@ -30,13 +30,16 @@ class Subject:
 
     compiler(tree, buffers): the answer of another process that compiles for the child.
     patience: how many times SECONDS an answer may take where there is no reference.
+    cuda: (names of the lesson's kernels, what starts a child that launches them and no more).
     """
 
-    def __init__(self, start, reference=None, compiler=None, patience=SLACK):
+    def __init__(self, start, reference=None, compiler=None, patience=SLACK, cuda=((), None)):
         self._start, self._reference, self._compiler = start, reference, compiler
         # The reference itself has no other to compare with: it ends, and may take its time.
         self._patience = 1 if reference is not None else patience
-        self._child, self.values, self.stopped = None, {}, False
+        self._cuda_kernels, self._start_cuda = cuda
+        self._child, self._loaded, self._bare = None, False, False
+        self.values, self.stopped = {}, False
         self._changeable = {}               # by name: the inputs that the reference changes
         self.observer = None                # told of every call, if there is one (observer.py)
         self.calls = []                 # Calls so far; a fixture clears them before each test
@@ -96,9 +99,7 @@ class Subject:
         return result
 
     def compile(self, what, *arguments):
-        """What lab.remote.compiler makes of it there. CUDA C needs none of the learner's Python."""
-        if self._child is None and what == "cuda":
-            self._child = self._started()
+        """What lab.remote.compiler makes of it there."""
         return self._ask("compile", what, *arguments)
 
     # ---- what another Subject asks of the reference at a limit
@@ -179,9 +180,7 @@ class Subject:
 
     def _ask(self, what, *values, slow=None):
         try:
-            if self._child is None:
-                self._child = self._started()
-                self._exchange("load")
+            self._prepare(what, values)
             return self._exchange(what, *values, slow=slow)
         except (Raised, Stopped) as error:
             error.subject = error.subject or self
@@ -190,9 +189,21 @@ class Subject:
                 error.call = call(function._label, args, kwargs, None)
             raise
 
-    def _started(self):
+    def _prepare(self, what, values):
+        """Have a process that can answer. CUDA C is compiled and launched without the learner's
+        Python; one that only launches it may lack torch and Triton, and gives way to another."""
+        cuda = what == "launch" and values[0] in self._cuda_kernels
+        if self._child is None or (self._bare and not cuda):
+            self.close()
+            self._bare = cuda
+            self._child = self._started(self._start_cuda if cuda else self._start)
+        if not (self._loaded or cuda or (what, *values[:1]) == ("compile", "cuda")):
+            self._exchange("load")
+            self._loaded = True
+
+    def _started(self, start):
         try:
-            return self._start()
+            return start()
         except (OSError, RuntimeError) as error:
             raise NotStarted(str(error)) from error
 
@@ -210,6 +221,7 @@ class Subject:
         except (Raised, Stopped):       # of the process that compiles: this one still waits for it
             child.kill()
             self._child = None
+            self._loaded = False
             raise
         if "error" in message:
             raise Raised(message["error"] if isinstance(message["error"], dict) else {})

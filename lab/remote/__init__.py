@@ -9,10 +9,12 @@ pace_calls  the calls that are timed for points
 rank        one rank, in its own process
 ranks       n forks that meet on loopback, and are watched
 recorder    writes down every call of torch.distributed
+servers     where these processes are: found, shared, started
 shapes      holds code to its shape comments: y = f(x)  # (B, T, C)
 spans       when a rank computed and when it exchanged data
 traffic     what a call of torch.distributed sends, in bytes
 warm        a process that has imported everything and forks children
-warmup      what that process imports
+warm_cuda   what such a process imports for CUDA C
+warmup      the same for torch and Triton
 wire        what crosses to the trusted process and back: data, as JSON and raw bytes
 """

@@ -74,6 +74,10 @@ class Subject:
     def do_load(self):
         """Import the lesson from the prepared tree, which comes before the course itself."""
         folder = self.request["folder"]
+        for path in Path(folder).iterdir():
+            if path.name in sys.modules and not path.is_symlink():
+                raise RuntimeError(f"{path.name} was imported before the fork: expected only "
+                                   f"floors that are the course's own")
         sys.path[:] = [folder] + [p for p in sys.path if p and Path(p).resolve() != ROOT]
         os.chdir(folder)
         sys.dont_write_bytecode = True
@@ -103,10 +107,13 @@ class Subject:
         return result, watch.changed(), watch.edited()
 
     def do_launch(self, name, grid, block, args, meta, steps):
-        """Launch one kernel in the simulator: (launches as data, changed arrays). meta may hold
-        capability: 89 where the kernel needs fp8."""
-        from lab import simulator
+        """Launch one kernel in the simulator: (launches as data, changed arrays). CUDA C needs no
+        lesson that is loaded. meta may hold capability: 89 where the kernel needs fp8."""
+        from lab import device, simulator
 
+        if self.module is None:
+            os.chdir(self.request["folder"])
+            device.use_simulator(triton=False)
         kernel = getattr(self.module, name, None)
         chosen = simulator.capability(meta.pop("capability", 80))
         with seen(args, {}) as watch, simulator.trace() as trace, simulator.budget(steps), chosen:

@@ -1,12 +1,19 @@
 """A warm process that forks: imports are paid once, and every child starts clean.
 
 The server imports the heavy modules and then only accepts and forks. It never runs a learner's
-code, so what it forks has never met any. A child talks over the connection that asked for it.
+code, so what it forks has never met any. A child talks over the connection that asked for it; when
+either side hangs up, the server ends the child and all that it started, before its number is free.
+
+A server may serve many processes, one after another (servers.py). An answer cannot change what the
+others get: the server reads nothing that a client sends, the fork does, which then has the request
+alone. All that a client can do is to have forks made, of the same modules and the same user, and it
+could start those itself. Others than that user cannot reach the socket. A process of the same user
+can write to any other's memory by means of a debugger, and to the course's files as well: that is
+the learner, on the learner's own desk. So an instructor's grading shares nothing, and a box does
+not show its sockets.
 """
 
-import atexit
 import contextlib
-import functools
 import gc
 import importlib
 import json
@@ -15,61 +22,18 @@ import re
 import select
 import signal
 import socket
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
 
-from lab import device
+from lab.remote.servers import Servers, close, common, fingerprint, last_words, log_of
 
-COLLECT = 50_000                 # new objects between two collections: a child lives a second
 OUTPUT_KEPT = 64 * 1024          # bytes of a child's standard output that a message may quote
 OUTPUT_MOST = 16 * 1024 * 1024   # bytes after which a child is a flood and is killed
-
-
-class Server:
-    """The forking process, which ends with this one."""
-
-    def __init__(self, preload=()):
-        self.folder = tempfile.TemporaryDirectory(prefix="lab-")
-        self.address = os.path.join(self.folder.name, "warm")
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "lab.remote.warm", self.address, *preload],
-            stdin=subprocess.PIPE, start_new_session=True, cwd=self.folder.name,
-            env=device.child_environment())
-        atexit.register(self.close)
-
-    def connect(self, seconds=120):
-        """A connection to the server; waits while it is still importing."""
-        deadline = time.monotonic() + seconds
-        while True:
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                connection.connect(self.address)
-                return connection
-            except (FileNotFoundError, ConnectionRefusedError):
-                connection.close()
-                if self.process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError("the warm process did not start") from None
-                time.sleep(0.01)
-
-    def close(self):
-        if self.process.poll() is None:
-            self.process.stdin.close()
-            try:
-                self.process.wait(5)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-        self.folder.cleanup()
-
-
-@functools.cache
-def server(preload=()):
-    """The one server of this process for this list of modules."""
-    return Server(preload)
+COLLECT = 50_000                 # new objects between two collections: a child lives a second
+STARTING = 300                   # seconds in which a server has imported everything, on busy cores
+REQUEST_PART = 1 << 16           # bytes
 
 
 class Child:
@@ -79,24 +43,37 @@ class Child:
     module whose move_in(box, connection) comes first.
     """
 
-    def __init__(self, role, request, preload=(), address=None):
+    def __init__(self, role, request, modules=(), servers=None, more=()):
+        """modules, more: as for Servers.connect    servers: None for `common`"""
         request = {**request, "role": role}
-        self.connection = server(preload).connect() if address is None else dial(address)
+        self.connection = (servers or common()).connect(modules, more)
         reader, writer = os.pipe()
-        socket.send_fds(self.connection, [json.dumps(request).encode() + b"\n"], [writer])
-        os.close(writer)
+        try:
+            socket.send_fds(self.connection, [json.dumps(request).encode() + b"\n"], [writer])
+            self.pid = int(self._line())
+        except (OSError, RuntimeError) as error:
+            os.close(reader)
+            self.connection.close()
+            raise RuntimeError(f"the warm process could not fork: {error}{last_words()}") from None
+        finally:
+            os.close(writer)
+        self.connection.settimeout(None)
+        # Its number is its own until it has ended: this says whether it has.
+        self.process = None
+        with contextlib.suppress(ProcessLookupError):
+            self.process = os.fdopen(os.pidfd_open(self.pid))
         self.printed = bytearray()
         self.flooded = False
-        self.pid = int(self._line())
         self._listener = threading.Thread(target=self._listen, args=(reader,), daemon=True)
         self._listener.start()
 
     def _line(self):
         text = b""
+        self.connection.settimeout(STARTING)
         while not text.endswith(b"\n"):
             byte = self.connection.recv(1)
             if not byte:
-                raise RuntimeError("the warm process could not fork")
+                raise RuntimeError("it hung up")
             text += byte
         return text
 
@@ -144,7 +121,9 @@ class Child:
     def stack(self):
         """[(file, line)] of where it is now, innermost first; empty if it cannot say."""
         before = len(self.printed)
-        with contextlib.suppress(ProcessLookupError):
+        if not self.runs():
+            return []
+        with contextlib.suppress(ProcessLookupError):       # it ends just now
             os.kill(self.pid, signal.SIGUSR1)
         deadline = time.monotonic() + 1
         while time.monotonic() < deadline and b"in <module>" not in self.printed[before:]:
@@ -169,15 +148,33 @@ class Child:
                                        for task in (process / "task").iterdir())
         return seconds, runs
 
+    def runs(self):
+        """Whether it has not ended, so that its number is still its own."""
+        ended = select.poll()
+        with contextlib.suppress(ValueError, TypeError):        # closed, or None
+            ended.register(self.process, select.POLLIN)
+            return not ended.poll(0)
+        return False
+
     def end(self):
-        """End the process and everything it started."""
-        with contextlib.suppress(ProcessLookupError):           # it had ended by itself
-            os.killpg(self.pid, signal.SIGKILL)
+        """End the process and everything it started. If it has ended by itself, its server has
+        ended the rest."""
+        if self.runs():
+            end_group(self.pid)
 
     def kill(self):
         """End it and hang up."""
         self.end()
         self.connection.close()
+        if self.process is not None:
+            self.process.close()
+
+
+def end_group(pid):
+    """End a process, and its group where it leads one already. Its number must not be free yet."""
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError):
+            kill(pid, signal.SIGKILL)
 
 
 def fields(stat):
@@ -185,61 +182,125 @@ def fields(stat):
     return stat.read_text("utf-8", "replace").rpartition(")")[2].split()
 
 
-def dial(address):
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.connect(address)
-    return connection
+class Server:
+    """The process that forks."""
 
+    def __init__(self, listener, address, servers, idle, quiet):
+        """servers: the place it is in    idle: seconds without work after which it ends, or None
+        quiet: seconds without an event after which it looks whether it is needed"""
+        self.listener = listener
+        self.address = Path(address)
+        self.servers = servers
+        self.idle = idle
+        self.quiet = quiet
+        self.children = {}              # process ID -> its connection
+        self.last = time.monotonic()    # when it had a child
+        self.socket = self.address.stat().st_ino
+        self.bell, self.rope = os.pipe()
+        os.set_blocking(self.bell, False)
+        os.set_blocking(self.rope, False)
+        signal.set_wakeup_fd(self.rope)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self.poller = select.poll()
+        for what in (listener, self.bell, *([sys.stdin] if servers.leashed else [])):
+            self.poller.register(what, select.POLLIN)
 
-def main(address, preload):
-    """Serve until standard input closes, which it does when the owner ends."""
-    for name in preload:
-        importlib.import_module(name)
-    gc.freeze()             # a collection in a child would copy every page that it looks at
-    gc.set_threshold(COLLECT)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)       # the kernel reaps
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(address)
-    listener.listen(64)
-    while True:
-        ready, _, _ = select.select([listener, sys.stdin], [], [])
-        if sys.stdin in ready:
-            return
-        connection, _ = listener.accept()
-        # The first byte alone: what this process reads stays in its memory and so in that of all it
-        # forks, and a request may hold a submission's text and the secret seed.
-        request, fds, _, _ = socket.recv_fds(connection, 1, 1)
-        if not fds:                                     # a client that connected and left
+    def serve(self):
+        while True:
+            events = self.poller.poll(1000 * self.quiet)
+            for number, _ in events:
+                if number == self.listener.fileno():
+                    self.fork()
+                elif number == sys.stdin.fileno():
+                    return self.end()
+                elif number != self.bell:
+                    self.hung_up(number)
+            self.bury()                 # last: it closes files, whose numbers are then others'
+            if not events and self.unneeded():
+                return self.end()
+
+    def fork(self):
+        connection, _ = self.listener.accept()
+        try:
+            pid = os.fork()
+        except OSError:                 # no room: who asked is told, and may ask again
             connection.close()
-            continue
-        pid = os.fork()
+            return
         if pid == 0:
-            listener.close()
-            become(connection, request, fds[0], address)
-        connection.close()
-        os.close(fds[0])
+            self.forget()
+            become(connection, self.servers)
+        self.children[pid] = connection
+        self.poller.register(connection, 0)             # tells of a hang-up alone
+
+    def forget(self):
+        """In a fork: close what is the server's and its other children's."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for connection in (self.listener, *self.children.values()):
+            connection.close()
+        os.close(self.bell)
+        os.close(self.rope)
+
+    def hung_up(self, number):
+        """End the child whose other side has gone, if it is not buried yet."""
+        for pid, connection in self.children.items():
+            if connection.fileno() == number:
+                self.poller.unregister(number)
+                end_group(pid)
+
+    def bury(self):
+        """Let go of the children that have ended, and end all that they started."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.bell, REQUEST_PART)
+        if self.children:
+            self.last = time.monotonic()
+        while self.children and (ended := os.waitid(
+                os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)):
+            end_group(ended.si_pid)     # buried last, so the number is not another's yet
+            os.waitpid(ended.si_pid, 0)
+            connection = self.children.pop(ended.si_pid, None)
+            if connection is None:      # a program that a library had started
+                continue
+            with contextlib.suppress(KeyError):
+                self.poller.unregister(connection)
+            connection.close()
+
+    def unneeded(self):
+        """Whether it may end; asked again and again in quiet times. One that is to end first takes
+        its name away, so that whoever comes starts another."""
+        if not self.is_there():
+            return not self.children
+        if not self.children and self.idle is not None and (
+                time.monotonic() - self.last > self.idle or fingerprint() != self.servers.course):
+            log_of(self.address).unlink(missing_ok=True)
+            self.address.unlink()
+        return False
+
+    def is_there(self):
+        """Whether the socket of its name is still its own."""
+        with contextlib.suppress(FileNotFoundError):
+            return self.address.stat().st_ino == self.socket
+        return False
+
+    def end(self):
+        for pid in self.children:
+            end_group(pid)
 
 
-def become(connection, request, output, address):
+def become(connection, servers):
     """In the forked child: own session, own output, then the role; never returns."""
     status = 1
     try:
         os.setsid()
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        os.close(output)
-        while not request.endswith(b"\n"):
-            request += connection.recv(1 << 20)
-        request = json.loads(request)
+        request = received(connection)
+        if request is None:             # a client that connected and left
+            os._exit(0)
         if "box" in request:
             box = importlib.import_module(request["box"]["module"])
             box.move_in(request["box"], connection)
         else:
             connection.sendall(b"%d\n" % os.getpid())
-        request["warm"] = address
+            request["warm"] = servers
         importlib.import_module(request["role"]).main(connection, request)
         status = 0
     except BrokenPipeError:
@@ -248,10 +309,40 @@ def become(connection, request, output, address):
         import traceback
         traceback.print_exc()
     finally:
+        close()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
 
 
+def received(connection):
+    """The request, after its file has become the process's output; None where there is none."""
+    text, outputs, _, _ = socket.recv_fds(connection, REQUEST_PART, 1)
+    if not outputs:
+        return None
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    for number in (1, 2):
+        os.dup2(outputs[0], number)
+    os.close(outputs[0])
+    while not text.endswith(b"\n"):
+        part = connection.recv(REQUEST_PART)
+        if not part:
+            return None
+        text += part
+    return json.loads(text)
+
+
+def main(spec):
+    """The program: see Servers.launch. The socket listens already."""
+    servers = Servers(spec["folder"], spec["course"], spec["leashed"], tuple(spec["here"]))
+    for name in servers.here:
+        importlib.import_module(name)
+    gc.freeze()             # a collection in a child would copy every page that it looks at
+    gc.set_threshold(COLLECT)
+    with socket.socket(fileno=spec["listener"]) as listener:
+        Server(listener, spec["address"], servers, spec["idle"], spec["quiet"]).serve()
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(json.loads(sys.argv[1]))

@@ -22,11 +22,11 @@ KINDS = {
 }
 
 
-def lab(*args, desk=None, cwd=None):
+def lab(*args, desk=None, cwd=None, **variables):
     chosen = ["--desk", str(desk)] if desk else []
     command = [sys.executable, "-m", "lab.cli", *chosen, *map(str, args)]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd or ROOT,
-                          env={**os.environ, "PYTHONPATH": str(ROOT)})
+                          env={**os.environ, "PYTHONPATH": str(ROOT), **variables})
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_one_line_of_verdict_for_a_whole_desk(desk):
 
 BAD = {
     "unknown lesson": (["check", "k99_nothing"], "no lesson 'k99_nothing'"),
-    "planned lesson": (["start", "k20_grouped_gemm"], "planned"),
+    "planned lesson": (["start", "s32_rl_placement"], "planned"),
     "unknown exercise": (["check", "r01_roofline/nothing"], "has no exercise 'nothing'"),
     "missing file": (["check", "r01_roofline", "--file", "no such.py"], "no file"),
     "a folder as file": (["check", "r01_roofline", "--file", "day01_roofline"],
@@ -177,6 +177,31 @@ def test_lines_are_those_of_the_learners_own_file(tmp_path):
     (tmp_path / "a.py").write_text("# one\ndef count_add(n, itemsize)\n    return 1\n")
     done = lab("check", "r01_roofline/count_add", "--file", tmp_path / "a.py")
     assert done.returncode == 1 and "line 2" in done.stdout and "expected ':'" in done.stdout
+
+
+def test_a_second_check_finds_the_process_of_the_first(tmp_path, desk):
+    """In a terminal and in a notebook; another learner's, with a cache elsewhere, does not."""
+    put(desk, course.find_exercise("r01/count_add")[1],
+        "def count_add(n, itemsize):\n    return n, 3 * n * itemsize\n")
+    checks = []
+    for cache in ("one", "one", "another"):
+        done = lab("check", "r01/count_add", desk=desk, LAB_WARM="",
+                   XDG_CACHE_HOME=str(tmp_path / cache))
+        assert done.returncode == 0, done.stdout + done.stderr
+        [socket] = (path for path in tmp_path.glob(f"{cache}/*/warm-*/*") if path.is_socket())
+        checks.append((socket, socket.stat().st_ino))
+    assert checks[0] == checks[1] != checks[2]
+    code = ("from lab.desk.notebook import open_lesson\n"
+            "print(open_lesson('r01').check('count_add'))")
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=desk, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "LAB_WARM": "",
+             "XDG_CACHE_HOME": str(tmp_path / "one")})
+    assert "pass: count_add" in done.stdout, done.stderr
+    sockets = [path for path in checks[0][0].parent.iterdir() if path.is_socket()]
+    assert [(path, path.stat().st_ino) for path in sockets] == checks[:1]
+    for socket, _ in set(checks):
+        socket.unlink()                     # its process ends when it looks for its name
 
 
 def test_watch_checks_at_every_save_and_moves_on(tmp_path):

@@ -283,8 +283,8 @@ def test_the_grader_that_breaks_is_an_error_of_the_course(few, tmp_path, monkeyp
     from lab.grading import run
     start, broken = run.Child, []
 
-    def child(role, request, preload):
-        made = start(role, request, preload)
+    def child(role, request, *where):
+        made = start(role, request, *where)
         if not broken:
             broken.append(request["lesson"])
             os.kill(made.pid, signal.SIGKILL)
