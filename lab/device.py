@@ -46,6 +46,16 @@ def run_folder():
     return Path(folder) if folder else None
 
 
+def run_environment(warm):
+    """The environment of a proof's processes: what they compile is kept in the course's own folder,
+    so that no other run of the machine has a part in it, and warm processes in the folder `warm`.
+    """
+    cache = ROOT / ".cache"
+    return {**os.environ, "LAB_WARM": str(warm), "XDG_CACHE_HOME": str(cache),
+            "TRITON_CACHE_DIR": str(cache / "triton"),
+            "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")}
+
+
 def forget_environment():
     """Reduce this process's environment to what finds programs and folders: processes that it
     starts from now on inherit no secrets."""

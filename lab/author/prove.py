@@ -72,11 +72,17 @@ class Proof:
         self.journal = journal
         self.left_out = []
         self.lock = threading.Lock()
+        self.environment = None         # of the units' processes
         self.processes = set()
         self.total = 0
 
     def run(self, planned):
         """Run all units that have no row yet; those that need the machine alone come last."""
+        with tempfile.TemporaryDirectory(prefix="proof-") as warm:
+            self.environment = device.run_environment(warm)
+            self.run_all(planned)
+
+    def run_all(self, planned):
         planned = [unit for unit in planned if unit.name not in self.rows]
         self.total = len(planned) + len(self.rows)
         together = [unit for unit in planned if not unit.alone]
@@ -130,7 +136,7 @@ class Proof:
     def process(self, command, stream, limit):
         """The exit code of a command, 124 where it was ended at the limit."""
         # A session of its own, so that what it starts can be ended with it.
-        process = subprocess.Popen(command, cwd=ROOT, start_new_session=True,
+        process = subprocess.Popen(command, cwd=ROOT, env=self.environment, start_new_session=True,
                                    stdin=subprocess.DEVNULL, stdout=stream,
                                    stderr=subprocess.STDOUT)
         self.processes.add(process)

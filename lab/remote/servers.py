@@ -34,7 +34,8 @@ from pathlib import Path
 from lab import course, device
 from lab.course import ROOT, VERSION, CourseError
 
-IDLE = 600              # seconds without work after which a shared server ends
+IDLE = 600              # seconds without work after which a shared server ends,
+RUN_IDLE = 60           # and one of a run, which comes to a lesson once
 QUIET = 10              # seconds without an event after which a server looks whether it is needed
 WAITING = 128           # connections that wait while the server imports
 LOG_QUOTED = 500        # characters of what a server said last
@@ -91,7 +92,7 @@ class Servers:
     def launch(self, modules, address):
         address.unlink(missing_ok=True)             # of a server that was killed
         spec = asdict(self) | {"here": list(modules), "address": str(address),
-                               "idle": None if self.leashed else IDLE, "quiet": QUIET}
+                               "idle": None if self.leashed else idle(), "quiet": QUIET}
         environment = None if self.leashed else device.settings()
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, \
                 open(log_of(address), "wb") as log:
@@ -136,6 +137,11 @@ def shared():
     """The servers of this user, for the course as it is now."""
     folder = device.run_folder() or device.cache_folder() / f"warm-{os.geteuid()}"
     return Servers(str(own(folder)), fingerprint(), leashed=False)
+
+
+def idle():
+    """Seconds without work after which a shared server ends."""
+    return IDLE if device.run_folder() is None else RUN_IDLE
 
 
 @functools.cache

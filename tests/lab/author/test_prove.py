@@ -8,6 +8,7 @@ import pytest
 from lab import course
 from lab.author import prove, units
 from lab.author.units import Unit
+from lab.course import ROOT
 
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
 
@@ -46,6 +47,15 @@ def test_a_failed_unit_stops_no_other_and_is_told_with_its_first_lines(place, ca
     # test_right, `fine` and the untouched desk; test_wrong and `broken`; test_absent
     assert prove.counts(proof.rows) == "3 passed, 2 failed, 1 skipped"
     assert list(proof.rows["tests"].files) == ["test_a.py"]
+
+
+def test_units_compile_in_the_courses_own_folder_and_share_warm_processes(place):
+    code = ("import os; folders = [os.environ[name] for name in ('XDG_CACHE_HOME', "
+            "'TRITON_CACHE_DIR', 'TORCHINDUCTOR_CACHE_DIR')]; "
+            f"assert all(f.startswith({str(ROOT / '.cache')!r}) for f in folders); "
+            "assert os.path.isdir(os.environ['LAB_WARM'])")
+    status, _ = run([python("folders", code)])
+    assert status == 0
 
 
 def test_the_summary_says_what_the_machine_went_through(place, capsys):
