@@ -219,7 +219,8 @@ def split_layers(costs: Sequence[float], p: int) -> list[range]:
         raise ValueError(f"{n} layers cannot be cut into {p} stages")
     before = [0.0, *accumulate(costs)]
     # best[e]: (cost of the dearest stage, ends) of the first e layers, cut into k stages
-    best = {e: (before[e], (e,)) for e in range(1, n + 1)}
+    best: dict[int, tuple[float, tuple[int, ...]]] = {
+        e: (before[e], (e,)) for e in range(1, n + 1)}
     for k in range(2, p + 1):
         best = {e: min((max(best[b][0], before[e] - before[b]), (*best[b][1], e))
                        for b in range(k - 1, e)) for e in range(k, n + 1)}

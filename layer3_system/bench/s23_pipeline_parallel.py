@@ -22,17 +22,18 @@ RECORD = Path(__file__).with_name("pipeline_bubbles.json")
 P = 4
 M = 8
 TICKS = (0.1, 0.03)     # seconds of a forward; a backward takes two, or one and one for the weights
-# (name, schedule of a stage, seconds of each kind in ticks, chunks)
-WAYS: tuple[tuple[str, Callable[..., Schedule], dict[str, int], int], ...] = (
-    ("GPipe", gpipe, {"F": 1, "B": 2}, 1),
-    ("1F1B", one_forward_one_backward, {"F": 1, "B": 2}, 1),
-    ("interleaved, v = 2", partial(interleaved, v=2), {"F": 1, "B": 2}, 2),
-    ("ZB-H1", zero_bubble, {"F": 1, "B": 1, "W": 1}, 1))
+Way = tuple[Callable[..., Schedule], dict[str, int], int]
+# {name: (schedule of a stage, ticks of each kind, chunks)}
+WAYS: dict[str, Way] = {
+    "GPipe": (gpipe, {"F": 1, "B": 2}, 1),
+    "1F1B": (one_forward_one_backward, {"F": 1, "B": 2}, 1),
+    "interleaved, v = 2": (partial(interleaved, v=2), {"F": 1, "B": 2}, 2),
+    "ZB-H1": (zero_bubble, {"F": 1, "B": 1, "W": 1}, 1)}
 
 
-def arguments(schedule: Callable[..., Schedule], ticks: dict[str, int], chunks: int,
-              tick: float) -> list[tuple]:
+def arguments(way: Way, tick: float) -> list[tuple]:
     """Of `sleep`, for each rank. tick: seconds"""
+    schedule, ticks, chunks = way
     seconds = {kind: tick * count for kind, count in ticks.items()}
     return [(schedule(i, P, M), seconds, chunks) for i in range(P)]
 
@@ -42,9 +43,9 @@ def measured(tick: float) -> dict[str, float]:
     lesson = course.find("s23_pipeline_parallel")
     shares = {}
     with running(lesson, lesson.sources) as subject:
-        for name, *way in WAYS:
+        for name, way in WAYS.items():
             run = subject.ranks("layer3_system.testing.pipeline_ranks:sleep",
-                                arguments(*way, tick))
+                                arguments(way, tick))
             times: Times = dict(row for result in run.results for row in result)
             shares[name] = round(bubble(times, P), 3)
     return shares
@@ -54,8 +55,8 @@ def on_own_ranks() -> None:
     """The same where torchrun has started this program on each rank; rank 0 prints."""
     dist.init_process_group("gloo")
     for tick in TICKS:
-        for name, *way in WAYS:
-            own = sleep(*arguments(*way, tick)[dist.get_rank()])
+        for name, way in WAYS.items():
+            own = sleep(*arguments(way, tick)[dist.get_rank()])
             every: list = [None] * P
             dist.all_gather_object(every, own)
             if dist.get_rank() == 0:
