@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from statistics import mean
 
 import torch.distributed as dist
 
@@ -38,17 +39,31 @@ def arguments(way: Way, tick: float) -> list[tuple]:
     return [(schedule(i, P, M), seconds, chunks) for i in range(P)]
 
 
-def measured(tick: float) -> dict[str, float]:
-    """{name: idle share of four ranks} of each of WAYS."""
+def handover(times: Times, p: int) -> float:
+    """Mean seconds from the end of an action until a rank that waits for its message begins."""
+    ends: dict[int, float] = {}             # of the last action of each rank so far
+    delays = []
+    for (kind, stage, j), (begin, end) in sorted(times.items(), key=lambda row: row[1]):
+        source = {"F": stage - 1, "B": stage + 1, "W": stage}[kind]
+        sent = times.get((kind, source, j), (0.0, 0.0))[1]
+        if source % p != stage % p and sent > ends.get(stage % p, 0.0):
+            delays.append(begin - sent)
+        ends[stage % p] = end
+    return mean(delays)
+
+
+def measured(tick: float) -> dict[str, dict[str, float]]:
+    """{name: idle share of four ranks, and how long a message takes} of each of WAYS."""
     lesson = course.find("s23_pipeline_parallel")
-    shares = {}
+    rows = {}
     with running(lesson, lesson.sources) as subject:
         for name, way in WAYS.items():
             run = subject.ranks("layer3_system.testing.pipeline_ranks:sleep",
                                 arguments(way, tick))
             times: Times = dict(row for result in run.results for row in result)
-            shares[name] = round(bubble(times, P), 3)
-    return shares
+            rows[name] = {"idle": round(bubble(times, P), 3),
+                          "message_s": round(handover(times, P), 4)}
+    return rows
 
 
 def on_own_ranks() -> None:
@@ -60,8 +75,9 @@ def on_own_ranks() -> None:
             every: list = [None] * P
             dist.all_gather_object(every, own)
             if dist.get_rank() == 0:
-                share = bubble(dict(row for rows in every for row in rows), P)
-                print(f"{name}, forward {tick} s: {share:.3f} idle")
+                times = dict(row for rows in every for row in rows)
+                print(f"{name}, forward {tick} s: {bubble(times, P):.3f} idle, a message takes "
+                      f"{1e3 * handover(times, P):.1f} ms")
     dist.destroy_process_group()
 
 
@@ -69,7 +85,7 @@ def main() -> None:
     if dist.is_torchelastic_launched():
         on_own_ranks()
         return
-    rows = [{"forward_s": tick, "idle": measured(tick)} for tick in TICKS]
+    rows = [{"forward_s": tick, "schedules": measured(tick)} for tick in TICKS]
     record = {"stages": P, "micro_batches": M, "cores": os.cpu_count(), "rows": rows}
     RECORD.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
 

@@ -148,9 +148,14 @@ def test_interleaved_is_the_librarys_order():
 
 
 def test_schedules_on_ranks_that_sleep():
-    shares = bench.measured(0.002)
-    assert list(shares) == list(bench.WAYS)
-    assert all(0 < share < 1 for share in shares.values())
+    rows = bench.measured(0.002)
+    assert list(rows) == list(bench.WAYS)
+    assert all(0 < row["idle"] < 1 and row["message_s"] > 0 for row in rows.values())
+
+
+def test_how_long_a_message_takes_is_read_from_the_times():
+    for name, (schedule, cost, _) in bench.WAYS.items():
+        assert bench.handover(played(schedule, 4, 8, cost, 0.25), 4) == pytest.approx(0.25), name
 
 
 def test_pictures():
