@@ -25,6 +25,8 @@ LESSONS = {
     "layernorm": "k08_rmsnorm",
     "cross_entropy": "k11_cross_entropy",
     "quantized_matmul": "k15_quantized_matmul",
+    "sort_slots": "k20_grouped_gemm",
+    "grouped_gemm": "k20_grouped_gemm",
     "reduce_sum": "k03_reduce",
     "transpose": "k02_transpose",
 }
@@ -50,6 +52,8 @@ class Kernels:
     layernorm: Callable
     cross_entropy: Callable
     quantized_matmul: Callable
+    sort_slots: Callable
+    grouped_gemm: Callable
     reduce_sum: Callable
     transpose: Callable
     sample: Callable

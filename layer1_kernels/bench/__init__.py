@@ -15,4 +15,5 @@ k12_tensor_cores      matmul on tensor cores
 k13_flash_attention   flash attention
 k14_paged_attention   paged attention
 k15_quantized_matmul  quantised matmul
+k20_grouped_gemm      experts
 """

@@ -22,6 +22,10 @@ def rand(*shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
+def ints(*values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
 def rotation():
     angles = torch.arange(N)[:, None] * 10.0 ** -torch.arange(0, D, 2).div(D)
     return angles.cos(), angles.sin(), torch.arange(3, 3 + T)
@@ -33,9 +37,6 @@ def pages():
 
 def paged():
     """Three new tokens of a sequence of 20, and two of one of 2."""
-    def ints(*values):
-        return torch.tensor(values, dtype=torch.int32)
-
     return (rand(T, H, D), *pages(), torch.stack([ints(4, 1), ints(2, 0)]), ints(0, 3, 5),
             ints(20, 2), 0.25)
 
@@ -64,6 +65,9 @@ CASES = {
     "layernorm": lambda: (rand(T, C), rand(C), rand(C) + 1, 1e-5),
     "cross_entropy": lambda: (rand(T, C), torch.tensor([0, 47, -100, 5, 9])),
     "quantized_matmul": quantized,
+    "sort_slots": lambda: (torch.tensor([[3, 0], [0, 2], [3, 2], [0, 3]]), 5),
+    "grouped_gemm": lambda: (rand(4, C), rand(5, F, C), ints(1, 2, 6, 3, 5, 0, 4, 7),
+                             ints(0, 3, 3, 5, 8, 8), rand(8)),
     "reduce_sum": lambda: (rand(T, C),),
     "transpose": lambda: (rand(T, C),),
     "sample": lambda: (rand(T, C) * 3, Sampling(
@@ -113,7 +117,7 @@ def test_an_unknown_back_end_is_one_sentence():
 
 
 @pytest.mark.parametrize("back_end", ["triton", "cuda"])
-@pytest.mark.parametrize("operation", CASES)
+@pytest.mark.parametrize("operation", [op for op in CASES if op != "sort_slots"])   # integers
 def test_no_gradient_is_lost_in_silence(triton_on_the_cpu, operation, back_end):
     """An operation passes gradients on, or refuses arrays that require one."""
     args = [a.requires_grad_() * 1 if torch.is_tensor(a) and a.is_floating_point() else a
@@ -136,6 +140,7 @@ def large(operation, factor):
 @pytest.mark.parametrize("operation, factor, near", [
     ("flash_attention", 3e3, 1e-2), ("paged_attention", 3e3, 1e-2),     # scores of 1e4, ± 1e-3
     ("matmul", 1e37, 2e-5), ("matmul_swiglu", 1e4, 2e-5), ("quantized_matmul", 1e36, 2e-5),
+    ("grouped_gemm", 1e36, 2e-5),
     ("rmsnorm", 1e15, 2e-5), ("swiglu", 1e4, 2e-5), ("softmax", 1e4, 2e-5),
     ("cross_entropy", 1e4, 2e-5), ("reduce_sum", 1e36, 2e-5)])
 def test_large_numbers(triton_on_the_cpu, operation, factor, near, back_end):

@@ -28,8 +28,8 @@ def test_a_new_lesson_is_whole_from_the_start(tmp_path):
     assert lab("new", "k16_warp_tiles")[0] == 0
     manifest = copy / "lab" / "course.toml"
     lines = [line for line in manifest.read_text().splitlines() if '"k16_warp_tiles"' not in line]
-    manifest.write_text("\n".join(lines).replace('"k15_quantized_matmul"]',
-                                                 '"k15_quantized_matmul", "k16_warp_tiles"]'))
+    manifest.write_text("\n".join(lines).replace('"k15_quantized_matmul"',
+                                                 '"k15_quantized_matmul", "k16_warp_tiles"'))
     for words, says in ((("build", "k16"), "solutions/layer1_kernels/k16_warp_tiles.ipynb"),
                         (("build", "k16", "--check"), "0 stale"),
                         (("verify", "k16"), "0 failed"),

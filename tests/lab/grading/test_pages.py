@@ -7,7 +7,9 @@ from html.parser import HTMLParser
 import pytest
 
 from lab import course
+from lab.grading.model import Result
 from lab.grading.sanitize import clean, file_name
+from lab.grading.summary import kind
 from lab.judge.mutants import mutants
 
 EVIL = '<script>alert(1)</script><img src=x onerror="alert(2)">\'";&\x1b[31m\u202e'
@@ -140,6 +142,16 @@ def test_the_summary(graded, write):
     page = " ".join(Tags(files["summary.html"]).text.split())
     assert page.index("The course failed") < page.index("Exercise by exercise")
     assert "add_cuda ✓ 1 ✗ 3" in page and "never a penalty" in page
+
+
+@pytest.mark.parametrize("sentence, mistake", [
+    ("only the inputs are counted", "only the inputs are counted"), ("", "3 of 4 wrong")])
+def test_a_mistake_with_an_id_is_told_by_its_sentence(sentence, mistake):
+    result = Result("r01_roofline", "count_add", "fail", 0, 1, "3 of 4 wrong\nwhen …",
+                    mistake="inputs_only", sentence=sentence)
+    known = [{"exercise": "count_add", "shows": "inputs_only", "body": "return 0"}]
+    assert kind(known, result) == ("message", mistake)
+    assert kind([known[0] | {"when": "you forget z"}], result) == ("when", "you forget z")
 
 
 def test_only_the_lessons_asked_for_are_reported(graded, tmp_path):
