@@ -33,10 +33,10 @@ from layer2_graph.drawing import (
     draw,
 )
 from layer2_graph.g01_llama import (
+    Batch,
     Layer,
     Llama,
     PagedCache,
-    Step,
     greedy,
     load,
     rope_tables,
@@ -159,6 +159,7 @@ from layer2_graph.passes.rewriting import (
 __all__ = [
     "LEVELS",
     "SHRINK",
+    "Batch",
     "Box",
     "CaptureError",
     "Config",
@@ -184,7 +185,6 @@ __all__ = [
     "Row",
     "Run",
     "Scheme",
-    "Step",
     "Tape",
     "Tokenizer",
     "Traffic",

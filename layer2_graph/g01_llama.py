@@ -23,7 +23,7 @@ from layer1_kernels import Kernels, kernels
 from layer2_graph.checkpoint import read_weights
 from layer2_graph.config import Config, read_config
 
-__all__ = ["Layer", "Llama", "PagedCache", "Step", "greedy", "load", "rope_tables"]
+__all__ = ["Batch", "Layer", "Llama", "PagedCache", "greedy", "load", "rope_tables"]
 
 SLOTS = 16              # of a page: vLLM's, and the fewest that fill a tile of tensor cores
 
@@ -31,7 +31,7 @@ SLOTS = 16              # of a page: vLLM's, and the fewest that fill a tile of 
 # ---- what a step is given
 
 
-class Step(NamedTuple):
+class Batch(NamedTuple):
     """The sequences of a step. The new tokens of a sequence are the last of its context."""
 
     tokens: Tensor          # (T,) int64
@@ -48,7 +48,7 @@ class Cache(Protocol):
     k: Tensor
     v: Tensor
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Step, ops: Kernels,
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch, ops: Kernels,
                scale: float) -> Tensor: ...
 
 
@@ -66,8 +66,8 @@ class PagedCache:
         self.v = torch.zeros(shape, dtype=dtype, device=device)     # (L, P, S, G, D)
         self.lens = [0] * sequences
 
-    def step(self, new: Sequence[Sequence[int]]) -> Step:
-        """The Step that appends new[b], a list of tokens, to sequence b."""
+    def step(self, new: Sequence[Sequence[int]]) -> Batch:
+        """The Batch that appends new[b], a list of tokens, to sequence b."""
         counts = [len(tokens) for tokens in new]
         ends = [n + more for n, more in zip(self.lens, counts, strict=True)]
         if max(ends) > self.room:
@@ -77,18 +77,18 @@ class PagedCache:
         self.lens = ends
         array = partial(torch.tensor, device=self.k.device)
         tables = torch.arange(len(new) * self.pages, dtype=torch.int32, device=self.k.device)
-        return Step(array([t for tokens in new for t in tokens], dtype=torch.int64),
+        return Batch(array([t for tokens in new for t in tokens], dtype=torch.int64),
                     array([n for _, n in places], dtype=torch.int64),
                     array([b * self.pages * SLOTS + n for b, n in places], dtype=torch.int64),
                     tables.view(len(new), -1), array([0, *accumulate(counts)], dtype=torch.int32),
                     array(ends, dtype=torch.int32))
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Step, ops: Kernels,
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch, ops: Kernels,
                scale: float) -> Tensor:             # (T, H, D), 2 × (T, G, D) -> (T, H, D)
         """Store the new keys and values of a layer, and mix for each query what it may see."""
-        ops.write_kv(k, v, self.k[layer], self.v[layer], step.slots)
-        return ops.paged_attention(q, self.k[layer], self.v[layer], step.block_tables, step.cu_q,
-                                   step.lens, scale)
+        ops.write_kv(k, v, self.k[layer], self.v[layer], batch.slots)
+        return ops.paged_attention(q, self.k[layer], self.v[layer], batch.block_tables, batch.cu_q,
+                                   batch.lens, scale)
 
 
 # ---- rotary angles
@@ -178,18 +178,18 @@ def last_rows(cu_q):                                # (B + 1,) -> (B,)
     return cu_q[1:].long() - 1
 
 
-def llama_block(model, i, x, step, cache):          # (T, C) -> (T, C)
+def llama_block(model, i, x, batch, cache):         # (T, C) -> (T, C)
     """Layer number i: x plus its attention, and that plus its MLP.
 
-    model.cos and model.sin: tables of rope, for step.positions    m.scale: of attention's scores
+    model.cos and model.sin: tables of rope, for batch.positions    m.scale: of attention's scores
     cache.attend takes the layer's number and returns (T, H, D); layer.o takes (T, H·D)
     """
     m, ops, layer = model.config, model.ops, model.layers[i]
     # exercise: as o02's block; model.heads makes q, k and v, cache.attend stores and mixes
     y = ops.rmsnorm(x, layer.attention_norm, m.eps)                 # (T, C)
     q, k, v = model.heads(layer, y)
-    ops.rope(q, k, model.cos, model.sin, step.positions)
-    mixed = cache.attend(i, q, k, v, step, ops, m.scale)            # (T, H, D)
+    ops.rope(q, k, model.cos, model.sin, batch.positions)
+    mixed = cache.attend(i, q, k, v, batch, ops, m.scale)           # (T, H, D)
     x = x + model.linear(mixed.flatten(1), layer.o)                 # (T, C)
     y = ops.rmsnorm(x, layer.mlp_norm, m.eps)                       # (T, C)
     hidden = ops.swiglu(model.linear(y, layer.gate), model.linear(y, layer.up))     # (T, F)
@@ -223,20 +223,20 @@ class Llama:
             weights[prefix + "post_attention_layernorm.weight"], matrix("mlp.gate_proj"),
             matrix("mlp.up_proj"), matrix("mlp.down_proj"))
 
-    def forward(self, step: Step, cache: Cache,
+    def forward(self, batch: Batch, cache: Cache,
                 every: bool = False) -> Tensor:         # (B, V), or (T, V) for every token
         """Scores of the next token after the last new token of each sequence."""
-        x = self.embedding[step.tokens]                             # (T, C)
+        x = self.embedding[batch.tokens]                            # (T, C)
         for i in range(self.config.L):
-            x = self.block(i, x, step, cache)                       # (T, C)
+            x = self.block(i, x, batch, cache)                      # (T, C)
         if not every:
-            x = x[last_rows(step.cu_q)]                             # (B, C)
+            x = x[last_rows(batch.cu_q)]                            # (B, C)
         x = self.ops.rmsnorm(x, self.norm, self.config.eps)
         return self.ops.matmul(x, self.head)
 
-    def block(self, i: int, x: Tensor, step: Step, cache: Cache) -> Tensor:     # -> (T, C)
+    def block(self, i: int, x: Tensor, batch: Batch, cache: Cache) -> Tensor:   # -> (T, C)
         """Layer number i. Other ways to compute a layer replace this method."""
-        return llama_block(self, i, x, step, cache)
+        return llama_block(self, i, x, batch, cache)
 
     def heads(self, layer: Layer, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(T, H, D), 2 × (T, G, D): queries, keys and values.

@@ -18,7 +18,7 @@ from torch import Tensor
 from day01_roofline import attended, decode_costs, kv_bytes_per_token
 from layer1_kernels import Kernels
 from layer2_graph.config import Config
-from layer2_graph.g01_llama import Llama, PagedCache, Step
+from layer2_graph.g01_llama import Batch, Llama, PagedCache
 
 __all__ = ["ContiguousCache", "Run", "Work", "generate_anew", "generate_on"]
 
@@ -129,8 +129,8 @@ class ContiguousCache:
         self.lens = [0] * sequences
         self.batch: list[Run] = []
 
-    def step(self, new: Sequence[Sequence[int]]) -> Step:
-        """The Step that appends new[b], a list of tokens, to sequence b."""
+    def step(self, new: Sequence[Sequence[int]]) -> Batch:
+        """The Batch that appends new[b], a list of tokens, to sequence b."""
         if len(new) != len(self.lens):
             raise ValueError(f"ContiguousCache: new tokens for {len(new)} sequences, expected "
                              f"{len(self.lens)}")
@@ -143,19 +143,19 @@ class ContiguousCache:
         self.lens, self.batch = lens, runs(counts, lens)
         device = self.k.device
         cu_q = torch.tensor([0, *counts]).cumsum(0)
-        return Step(torch.tensor([t for tokens in new for t in tokens],
+        return Batch(torch.tensor([t for tokens in new for t in tokens],
                                  dtype=torch.long).to(device),
                     positions.to(device), slots.to(device),
                     torch.arange(len(new), dtype=torch.int32, device=device)[:, None],
                     cu_q.int().to(device), torch.tensor(lens, dtype=torch.int32, device=device))
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Step, ops: Kernels,
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch, ops: Kernels,
                scale: float) -> Tensor:             # (T, H, D), 2 × (T, G, D) -> (T, H, D)
         """Store the new keys and values of a layer, and mix for each query what it may see.
 
-        step: the one that self.step() made last
+        batch: the one that self.step() made last
         """
-        ops.write_kv(k, v, self.k[layer], self.v[layer], step.slots)
+        ops.write_kv(k, v, self.k[layer], self.v[layer], batch.slots)
         return attend_contiguous(q, self.k[layer], self.v[layer], self.batch, ops, scale)
 
 

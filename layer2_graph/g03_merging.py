@@ -20,7 +20,7 @@ from torch import Tensor
 from day01_roofline import attended
 from layer1_kernels import Kernels
 from layer2_graph.config import Config
-from layer2_graph.g01_llama import Cache, Llama, Step
+from layer2_graph.g01_llama import Batch, Cache, Llama
 
 __all__ = ["MergedLayer", "MergedLlama", "attend_absorbed", "attend_expanded", "fold_batch_norm",
            "fold_norm", "merge_rows", "mla_flops"]
@@ -78,15 +78,15 @@ class MergedLayer(NamedTuple):
     down: tuple                 # (C, F)
 
 
-def merged_block(model, i, x, step, cache):         # (T, C) -> (T, C)
+def merged_block(model, i, x, batch, cache):        # (T, C) -> (T, C)
     """As g01's llama_block, with five matrices in two."""
     m = model.config
     ops = model.ops
     layer = model.layers[i]
     y = ops.rmsnorm(x, layer.attention_norm, m.eps)                 # (T, C)
     q, k, v = model.heads(layer, y)
-    ops.rope(q, k, model.cos, model.sin, step.positions)
-    mixed = cache.attend(i, q, k, v, step, ops, m.scale)            # (T, H, D)
+    ops.rope(q, k, model.cos, model.sin, batch.positions)
+    mixed = cache.attend(i, q, k, v, batch, ops, m.scale)           # (T, H, D)
     x = x + model.linear(mixed.flatten(1), layer.o)                 # (T, C)
     y = ops.rmsnorm(x, layer.mlp_norm, m.eps)                       # (T, C)
     gate, up = model.linear(y, layer.gate_up).chunk(2, dim=-1)      # (T, F)
@@ -114,8 +114,8 @@ class MergedLlama(Llama):
         return MergedLayer(layer.attention_norm, qkv, layer.o, layer.q_norm, layer.k_norm,
                            layer.mlp_norm, gate_up, layer.down)
 
-    def block(self, i: int, x: Tensor, step: Step, cache: Cache) -> Tensor:     # -> (T, C)
-        return merged_block(self, i, x, step, cache)
+    def block(self, i: int, x: Tensor, batch: Batch, cache: Cache) -> Tensor:   # -> (T, C)
+        return merged_block(self, i, x, batch, cache)
 
     def heads(self, layer: MergedLayer, y: Tensor) -> tuple:        # type: ignore[override]
         """(T, H, D), 2 × (T, G, D): queries, keys and values.

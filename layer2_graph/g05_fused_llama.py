@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from layer2_graph.g01_llama import Cache, Step, last_rows
+from layer2_graph.g01_llama import Batch, Cache, last_rows
 from layer2_graph.g03_merging import MergedLayer, MergedLlama
 from layer2_graph.launches import Launches
 
@@ -50,7 +50,7 @@ def predict_numbers_saved(m):
 # ---- the layer and the model
 
 
-def fused_block(model, i, x, residual, step, cache):        # 2 × (T, C) -> 2 × (T, C)
+def fused_block(model, i, x, residual, batch, cache):       # 2 × (T, C) -> 2 × (T, C)
     """Layer number i: (x, residual). The layer's result is their sum, which is not added yet.
 
     x, residual: from the layer before; residual is None in the first layer, where x is the sum.
@@ -61,10 +61,10 @@ def fused_block(model, i, x, residual, step, cache):        # 2 × (T, C) -> 2 �
     # exercise: as many launches as you predicted: model.add_norm, then model.heads, …
     y, residual = model.add_norm(x, residual, layer.attention_norm)         # (T, C)
     q, k, v = model.heads(layer, y)
-    ops.rope_and_cache(q, k, v, model.cos, model.sin, step.positions, cache.k[i], cache.v[i],
-                       step.slots)
-    mixed = ops.paged_attention(q, cache.k[i], cache.v[i], step.block_tables, step.cu_q,
-                                step.lens, m.scale)                         # (T, H, D)
+    ops.rope_and_cache(q, k, v, model.cos, model.sin, batch.positions, cache.k[i], cache.v[i],
+                       batch.slots)
+    mixed = ops.paged_attention(q, cache.k[i], cache.v[i], batch.block_tables, batch.cu_q,
+                                batch.lens, m.scale)                        # (T, H, D)
     x = model.linear(mixed.flatten(1), layer.o)                             # (T, C)
     y, residual = ops.add_rmsnorm(x, residual, layer.mlp_norm, m.eps)       # (T, C)
     return model.linear(model.gated(layer, y), layer.down), residual
@@ -89,14 +89,14 @@ class FusedLlama(MergedLlama):
     other, and in the merged result they are not.
     """
 
-    def forward(self, step: Step, cache: Cache,
+    def forward(self, batch: Batch, cache: Cache,
                 every: bool = False) -> Tensor:         # (B, V), or (T, V) for every token
         """Scores of the next token after the last new token of each sequence."""
-        x = self.embedding[step.tokens]                             # (T, C)
+        x = self.embedding[batch.tokens]                            # (T, C)
         residual = None
         for i in range(self.config.L):
-            x, residual = fused_block(self, i, x, residual, step, cache)
-        return last_scores(self, x, residual, slice(None) if every else last_rows(step.cu_q))
+            x, residual = fused_block(self, i, x, residual, batch, cache)
+        return last_scores(self, x, residual, slice(None) if every else last_rows(batch.cu_q))
 
     def add_norm(self, x: Tensor, residual: Tensor | None,
                  w: Tensor) -> tuple[Tensor, Tensor]:   # 2 × (T, C) -> 2 × (T, C)

@@ -3,7 +3,7 @@
 B: sequences of a step   T: its new tokens   size: rows that a graph was recorded for, B at most
 pages: width of the block tables   a launch: as g01 counts them
 In eager mode the host asks for every launch: 15 for a layer of g01, 8 for one of g05. With a graph
-it copies the Step into the buffers that the graph reads, six copies, and asks once. A recording
+it copies the Batch into the buffers that the graph reads, six copies, and asks once. A recording
 freezes all that the host decided: shapes, addresses, Python numbers. So rows are padded up to a
 recorded size.
 """
@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from layer1_kernels import Kernels
-from layer2_graph.g01_llama import Cache, Layer, Llama, Step
+from layer2_graph.g01_llama import Batch, Cache, Layer, Llama
 from layer2_graph.launches import FREE, Launches
 
 __all__ = ["CaptureError", "Forked", "GraphRunner", "Tape", "capture", "choose_sizes", "end_times",
@@ -252,17 +252,17 @@ def memory(tape):
 # ---- the runner
 
 
-def pad_step(buffers, step, size):
+def pad_step(buffers, batch, size):
     """Put a step into the first rows of the buffers, and make the rest up to `size` harmless.
 
-    buffers: a Step with more rows    step: a Step of B = T, B at most size
+    buffers: a Batch with more rows    batch: a Batch of B = T, B at most size
     Afterwards the first B rows are the step's. A padded row writes nothing: its slot is -1. It is a
     sequence of one token, so that attention reads one key for it. All else may stay: a token, a
     position and pages of earlier steps are valid, though no longer true.
     """
     # exercise: copy each array of the step; for the rows after it set slots, lens and cu_q
-    B = len(step.lens)
-    for buffer, values in zip(buffers, step, strict=True):
+    B = len(batch.lens)
+    for buffer, values in zip(buffers, batch, strict=True):
         buffer[tuple(slice(n) for n in values.shape)] = values      # a table may be narrower
     if size > B:
         buffers.slots[B:size] = -1
@@ -273,13 +273,13 @@ def pad_step(buffers, step, size):
 def blank_step(rows, pages, device):
     """Buffers in which every row is padding."""
     zeros = partial(torch.zeros, dtype=torch.int64, device=device)
-    return Step(zeros(rows), zeros(rows), zeros(rows) - 1, zeros(rows, pages).int(),
+    return Batch(zeros(rows), zeros(rows), zeros(rows) - 1, zeros(rows, pages).int(),
                 torch.arange(rows + 1, device=device).int(), zeros(rows).int() + 1)
 
 
 def first_rows(buffers, size):
     """The first rows of the buffers as a step of `size` sequences: views."""
-    return Step(*(x[:size + (x is buffers.cu_q)] for x in buffers))
+    return Batch(*(x[:size + (x is buffers.cu_q)] for x in buffers))
 
 
 def with_ops(model, ops):
@@ -300,7 +300,7 @@ class GraphRunner:
 
     def __init__(self, model: Llama, cache: Cache, sizes: Iterable[int], max_batch: int,
                  pages: int):
-        """model: has .ops, a table of kernels, and .forward(step, cache)    pages: widest table
+        """model: has .ops, a table of kernels, and .forward(batch, cache)    pages: widest table
 
         sizes: to capture; those above max_batch become max_batch. Capturing writes nothing into
         the cache: all rows are padding. On a GPU the table must not be torch's, which waits for
@@ -320,30 +320,30 @@ class GraphRunner:
                                      model.ops, device, pool)
                        for size in reversed(self.sizes)}        # the largest makes room for all
 
-    def compute(self, step: Step, ops: Kernels) -> Tensor:
-        return with_ops(self.model, ops).forward(step, self.cache)
+    def compute(self, batch: Batch, ops: Kernels) -> Tensor:
+        return with_ops(self.model, ops).forward(batch, self.cache)
 
-    def pick(self, step: Step) -> int | None:
+    def pick(self, batch: Batch) -> int | None:
         """The smallest size that holds a step, or None if no graph fits."""
-        B, width = step.block_tables.shape
-        if len(step.tokens) != B or width > self.buffers.block_tables.shape[1]:
+        B, width = batch.block_tables.shape
+        if len(batch.tokens) != B or width > self.buffers.block_tables.shape[1]:
             return None
         return next((size for size in self.sizes if size >= B), None)
 
-    def forward(self, step: Step, cache: Cache) -> Tensor:      # (B, V)
+    def forward(self, batch: Batch, cache: Cache) -> Tensor:    # (B, V)
         """As the model's. The next step overwrites the scores: use them first, or copy them."""
         if cache is not self.cache:
             raise ValueError("GraphRunner: got another cache than the one whose addresses its "
                              "graphs recorded")
-        size = self.pick(step)
+        size = self.pick(batch)
         if size is None:
-            return self.model.forward(step, cache)
-        pad_step(self.buffers, step, size)
+            return self.model.forward(batch, cache)
+        pad_step(self.buffers, batch, size)
         self.graphs[size].replay()
-        return self.graphs[size].output[:len(step.lens)]
+        return self.graphs[size].output[:len(batch.lens)]
 
 
-def asked(runner, step):
+def asked(runner, batch):
     """What the host asks the device for in a step: [name]. A replay is one."""
     recorder = Launches()
     twin = copy(runner)
@@ -352,7 +352,7 @@ def asked(runner, step):
                                          replay=recorder.watch("replay", graph.replay))
                    for size, graph in runner.graphs.items()}
     with recorder:
-        twin.forward(step, runner.cache)
+        twin.forward(batch, runner.cache)
     return recorder.names
 
 
@@ -378,22 +378,22 @@ def serve(model, cache, requests):
         tokens = [(r.prompt if r.start == now else out[-1:]) if there else []
                   for r, out, there in zip(requests, new, here, strict=True)]
         if any(here):
-            step = awake(cache.step(tokens))
-            shapes.append((len(step.lens), len(step.tokens)))
-            scores = model.forward(step, cache)                     # (B, V)
+            batch = awake(cache.step(tokens))
+            shapes.append((len(batch.lens), len(batch.tokens)))
+            scores = model.forward(batch, cache)                    # (B, V)
             for out, token in zip((out for out, there in zip(new, here, strict=True) if there),
                                   scores.argmax(-1).tolist(), strict=True):
                 out.append(token)
     return new, shapes
 
 
-def awake(step):
-    """A step without the sequences that have no new token."""
-    counts = step.cu_q.diff()                               # (B,)
+def awake(batch):
+    """A batch without the sequences that have no new token."""
+    counts = batch.cu_q.diff()                              # (B,)
     there = counts > 0
     ends = counts[there].cumsum(0).int()
-    return step._replace(block_tables=step.block_tables[there], lens=step.lens[there],
-                         cu_q=torch.cat([ends.new_zeros(1), ends]))
+    return batch._replace(block_tables=batch.block_tables[there], lens=batch.lens[there],
+                          cu_q=torch.cat([ends.new_zeros(1), ends]))
 
 
 # ---- side by side

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from layer1_kernels import Kernels
 from layer2_graph.config import Config
-from layer2_graph.g01_llama import SLOTS, Llama, PagedCache, Step
+from layer2_graph.g01_llama import SLOTS, Batch, Llama, PagedCache
 from layer2_graph.g07_weight_quantization import (
     absmax_scales,
     dequantize,
@@ -289,13 +289,13 @@ class QuantizedCache(PagedCache):
     def nbytes(self) -> int:
         return sum(a.nbytes for a in (self.k, self.v, self.k_scales, self.v_scales))
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Step, ops: Kernels,
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch, ops: Kernels,
                scale: float) -> Tensor:             # (T, H, D), 2 × (T, G, D) -> (T, H, D)
         """Store the codes of new keys and values of a layer, and mix what the codes stand for."""
         pages = []
         for x, codes, scales, levels in ((k, self.k, self.k_scales, self.levels[0]),
                                          (v, self.v, self.v_scales, self.levels[1])):
-            write_quantized(x, codes[layer], scales[layer], step.slots, levels)
+            write_quantized(x, codes[layer], scales[layer], batch.slots, levels)
             numbers = read_quantized(codes[layer], scales[layer], levels, x.shape[-1])
             pages.append(numbers.to(q.dtype))
-        return ops.paged_attention(q, *pages, step.block_tables, step.cu_q, step.lens, scale)
+        return ops.paged_attention(q, *pages, batch.block_tables, batch.cu_q, batch.lens, scale)

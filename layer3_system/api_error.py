@@ -1,4 +1,7 @@
-"""What a client gets in place of an answer."""
+"""What a client gets in place of an answer
+
+It stands outside s08, so that a Bridge from a learner's desk raises the class that server/ answers.
+"""
 
 from typing import Any
 

@@ -8,7 +8,7 @@ the same notes.
 from collections import deque
 from typing import Any
 
-from layer3_system.outputs import Output
+from layer3_system.engine.outputs import Output
 from layer3_system.s01_request import Request
 from layer3_system.s07_engine import Engine
 

@@ -14,7 +14,7 @@ from itertools import accumulate
 import torch
 
 from lab import plots
-from layer2_graph import Config, PagedCache, Step
+from layer2_graph import Batch, Config, PagedCache
 from layer3_system.s01_request import Request
 
 __all__ = ["BlockPool", "Broken", "Pages", "check_pool", "slots_of"]
@@ -208,7 +208,7 @@ class PooledCache(Pages):
         return self.pool.grow(table, N + n)
 
     def step(self, new):
-        """The Step that appends new[name], [token], to that sequence. Reserve first."""
+        """The Batch that appends new[name], [token], to that sequence. Reserve first."""
         starts = [self.lens[name] for name in new]
         self.lens |= {name: self.lens[name] + len(tokens) for name, tokens in new.items()}
         lens = [self.lens[name] for name in new]
@@ -220,7 +220,7 @@ class PooledCache(Pages):
         padded = [table + [0] * (width - len(table)) for table in tables]
         cu_q = [0, *accumulate(map(len, new.values()))]
         tokens = [token for some in new.values() for token in some]
-        return Step(*map(torch.tensor, (tokens, positions, slots)), *(
+        return Batch(*map(torch.tensor, (tokens, positions, slots)), *(
             torch.tensor(a, dtype=torch.int32) for a in (padded, cu_q, lens)))
 
     def branch(self, name, other):

@@ -25,8 +25,8 @@ from day01_roofline import (
     ridge,
 )
 from lab.plots import BLUE, GREY, INK, RED
-from layer2_graph import Step
-from layer3_system.flight import Model
+from layer2_graph import Batch
+from layer3_system.model import Model
 from layer3_system.s02_block_pool import Pages
 
 if TYPE_CHECKING:
@@ -145,10 +145,10 @@ class StepLog:
         self.embedding = model.embedding
         self.steps: list[Noted] = []
 
-    def forward(self, step: Step, cache: Pages,
+    def forward(self, batch: Batch, cache: Pages,
                 every: bool = False) -> torch.Tensor:   # (B, V), or (T, V) for every token
-        self.steps.append(Noted(step.cu_q.diff().tolist(), step.lens.tolist()))
-        return self.model.forward(step, cache, every)
+        self.steps.append(Noted(batch.cu_q.diff().tolist(), batch.lens.tolist()))
+        return self.model.forward(batch, cache, every)
 
 
 # ---- shown

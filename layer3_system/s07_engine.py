@@ -10,27 +10,19 @@ Costs O(T + B · pages of the longest table) on the host a step, and a look at e
 import logging
 import time
 from collections.abc import Callable, Iterable
-from itertools import accumulate, count
+from itertools import accumulate
 
 import torch
 
 from layer1_kernels import Sampling, kernels
-from layer2_graph import Step
-from layer3_system.flight import (
-    Flight,
-    Model,
-    Runner,
-    carry_over,
-    draws_of,
-    sampling,
-    tokens_in_flight,
-)
-from layer3_system.intake import Codec, check_prompt, default_pages, requests_of
-from layer3_system.ngram import Drafter
-from layer3_system.outputs import Output, extend, note_prompt
-from layer3_system.penalties import adjusted
+from layer2_graph import Batch
+from layer3_system.engine.draws import Flight, draw_tokens
+from layer3_system.engine.intake import Codec, Intake, default_pages
+from layer3_system.engine.ngram import Drafter
+from layer3_system.engine.outputs import Output, Outputs
+from layer3_system.model import Model, Runner, make_cache
 from layer3_system.s01_request import Request, SamplingParams
-from layer3_system.s02_block_pool import BlockPool, Broken, Pages, check_pool, slots_of
+from layer3_system.s02_block_pool import BlockPool, Broken, check_pool, slots_of
 from layer3_system.s03_static_batching import StaticScheduler
 from layer3_system.s04_continuous_batching import Scheduler
 from layer3_system.s06_prefix_cache import PrefixPool
@@ -63,8 +55,8 @@ def known_tokens(request):
     return [*request.tokens, *request.draft, 0]
 
 
-def build_step(counts: dict[Request, int], S: int) -> Step:
-    """The Step of these requests: the newest counts[request] of the num_computed tokens of each.
+def build_step(counts: dict[Request, int], S: int) -> Batch:
+    """The Batch of these requests: the newest counts[request] of the num_computed tokens of each.
 
     S: slots of a page. Expects num_computed to count them already, and pages for them.
     The rows of block_tables are as long as the longest table; shorter tables end in zeros.
@@ -82,8 +74,19 @@ def build_step(counts: dict[Request, int], S: int) -> Step:
     tables = [r.table + [0] * (width - len(r.table)) for r in counts]
     cu_q = [0, *accumulate(counts.values())]
     lens = [r.num_computed for r in counts]
-    return Step(*map(torch.tensor, (tokens, positions, slots)), *(
+    return Batch(*map(torch.tensor, (tokens, positions, slots)), *(
         torch.tensor(a, dtype=torch.int32) for a in (tables, cu_q, lens)))
+
+
+def carry_over(batch: Batch, counts: dict[Request, int],
+               newest: dict[Request, torch.Tensor]) -> None:
+    """Put tokens that are still being computed into a batch that builds on them.
+
+    newest: {request: its token that is still being computed}
+    """
+    for request, end in zip(counts, batch.cu_q[1:].tolist(), strict=True):
+        if newest and request.num_computed > request.num_tokens + len(request.draft):
+            batch.tokens[end - 1] = newest[request]
 
 
 # ---- what is sampled
@@ -178,16 +181,15 @@ class Engine:
         self.sample = sample or kernels("torch").sample
         self.drafter = drafter
         self.overlap = overlap
+        self.pages = make_cache(model, self.pool.P, self.pool.S)
+        self.intake = Intake(model.config, tokenizer, self.pool, self.scheduler, clock)
+        self.outputs = Outputs(self.pool, self.scheduler, model.config.ends, clock)
+        self.room = self.intake.room
         self.counts: dict[Request, int] = {}    # of the newest step: {request: tokens it computes}
         self.flights: list[Flight] = []         # launched and not committed
         self.failed: list[Request] = []         # ended by the newest launch
-        self.submitted = self.finished = 0
-        self.held: dict[Request, list[int]] = {}    # {finished request: its pages, still held}
-        weight = model.embedding
-        self.device = weight.device
-        self.pages = Pages(model.config, self.pool.P, self.pool.S, weight.dtype, weight.device)
-        self.room = min(model.config.room, self.pool.P * self.pool.S)
-        self.numbers = count()
+        self.submitted = 0
+        self.finished = 0
 
     def use(self, runner: Runner) -> None:
         """Compute with another forward, such as g06's GraphRunner on this engine's pages, in steps
@@ -205,21 +207,13 @@ class Engine:
         hold: keep the pages of an answer after its end, until `release`
         received: keys and values of the prompt, computed elsewhere, as `Pages.read` gives them
         """
-        params = params or SamplingParams()
-        self.check(prompt, params)
-        id = id or f"request-{next(self.numbers)}"
-        answers = requests_of(prompt, params, id, salt, self.clock(), self.room,
-                              self.tokenizer.decode)
-        first = answers[0]
-        first.hold = hold
-        first.received = received if params.prompt_logprobs is None else None
-        self.submitted += params.n
-        self.scheduler.add(first)
+        answers = self.intake.submit(prompt, params or SamplingParams(), id, salt, hold, received)
+        self.submitted += len(answers)
         return answers
 
     def check(self, prompt: list[int], params: SamplingParams) -> None:
         """RequestError if a prompt cannot be served."""
-        check_prompt(prompt, params, self.model.config.V, self.room, self.scheduler.max_seqs)
+        self.intake.check(prompt, params)
 
     def abort(self, requests: Iterable[Request]) -> None:
         """End requests in any state; finished ones stay as they are."""
@@ -228,14 +222,13 @@ class Engine:
 
     def end(self, request: Request, reason: str, error: str | None = None) -> None:
         """End a request in any state. reason: stop, length, abort or error"""
-        if request.hold and request.status == "running" and reason in ("stop", "length"):
-            self.held[request] = list(request.table)
-            self.pool.share(request.table)
+        if reason in ("stop", "length"):
+            self.intake.keep(request)
         end_request(self, request, reason, error)
 
     def release(self, request: Request) -> None:
         """Give back the pages held for a finished request; once."""
-        self.pool.release(self.held.pop(request))
+        self.intake.release(request)
 
     @property
     def busy(self) -> bool:
@@ -284,53 +277,30 @@ class Engine:
     def forward(self, counts: dict[Request, int]) -> Flight:
         """Run the model and sample: a Flight."""
         every = any(r.draft or r.params.prompt_logprobs is not None for r in counts)
-        step = build_step(counts, self.pool.S)
-        draws = draws_of(to_draw(counts, every))
-        newest = tokens_in_flight(self.flights)
-        carry_over(step, counts, newest)
-        there = Step(*(a.to(self.device) for a in step))
-        logits = (self.model.forward(there, self.pages, every=True) if every else
-                  self.runner.forward(there, self.pages))           # (T or B, V)
-        rows = torch.tensor([draw.row for draw in draws], dtype=torch.long, device=self.device)
-        tokens = rows
-        if draws:
-            drawn = adjusted(logits[rows], draws, newest)   # a copy: a sampler may write to it
-            tokens = self.sample(drawn, sampling(draws, self.device))
-        for request in {draw.request for draw in draws if draw.request in counts}:
-            request.pending += 1
+        newest = {request: token for flight in self.flights
+                  for request, token in flight.newest.items()}
+        batch = build_step(counts, self.pool.S)
+        carry_over(batch, counts, newest)
+        on_device = Batch(*(array.to(self.model.embedding.device) for array in batch))
+        logits = (self.model.forward(on_device, self.pages, every=True) if every else
+                  self.runner.forward(on_device, self.pages))           # (T or B, V)
+        pairs = to_draw(counts, every)
+        draws, tokens = draw_tokens(logits, pairs, newest, self.sample)
+        for request, _ in pairs:
+            if request in counts:
+                request.pending += 1
         if self.overlap and self.runner is not self.model:
             logits = logits.clone()             # the next step overwrites a graph's logits
-        return Flight(counts, step, draws, logits, tokens)
+        return Flight(counts, batch, draws, logits, tokens)
 
     def commit(self, flight: Flight) -> list[Output]:
-        """Read what a step computed: [Output] of each request with news."""
-        drawn = {}                              # {request: [(token, its row of the scores)]}
-        for draw, token in zip(flight.draws, flight.tokens.tolist(), strict=True):
-            drawn.setdefault(draw.request, []).append((token, draw.row))
-        for request, begin in zip(flight.counts, flight.step.cu_q.tolist(), strict=False):
-            if request.status == "finished":
-                continue
-            note_prompt(request, flight, begin)
-            if request not in drawn:
-                self.pool.cache_pages(request)
-            elif not request.forks:
-                continue
-            elif request.status == "running":
-                self.scheduler.fork(request)
-            else:                           # preempted meanwhile: its forks need the prompt again
-                del drawn[request]
-                request.pending -= 1
-        return [self.take(request, tokens, flight.logits) for request, tokens in drawn.items()
-                if request.status != "finished" and not request.leader]
-
-    def take(self, request: Request, drawn: list[tuple[int, int]],
-             logits: torch.Tensor) -> Output:
-        """Add the tokens drawn for a request, and end it if they do. An Output."""
-        output = extend(request, drawn, logits, self.model.config.ends, self.clock)
-        self.pool.cache_pages(request)
-        if output.reason:
-            self.end(request, output.reason, request.error)
-        return output
+        """Read what a step computed: [Output] of each request with news. Some end with it."""
+        outputs = []
+        for output in self.outputs.commit(flight):
+            if output.reason:
+                self.end(output.request, output.reason, output.request.error)
+            outputs.append(output)
+        return outputs
 
 
 # ---- what must hold
@@ -342,7 +312,7 @@ def check_engine(engine: Engine) -> None:
     scheduler = engine.scheduler
     running = scheduler.running
     waiting = scheduler.waiting
-    check_pool(pool, [*(r.table for r in [*running, *waiting]), *engine.held.values()])
+    check_pool(pool, [*(r.table for r in [*running, *waiting]), *engine.intake.held.values()])
     if len(running) > scheduler.max_seqs:
         raise Broken(f"{len(running)} requests run, at most {scheduler.max_seqs} may")
     if sum(engine.counts.values()) > scheduler.budget:
@@ -370,5 +340,5 @@ def check_engine(engine: Engine) -> None:
                 raise Broken(f"page {page} is shared by requests with different texts")
     if engine.submitted != engine.finished + sum(1 + len(r.forks) for r in [*running, *waiting]):
         raise Broken("a request is neither waiting nor running nor finished")
-    if not running and not waiting and not engine.held and pool.used:
+    if not running and not waiting and not engine.intake.held and pool.used:
         raise Broken(f"no request is left, and {pool.used} pages are held")

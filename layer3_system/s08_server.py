@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from layer3_system.api_error import ApiError
-from layer3_system.outputs import Output
+from layer3_system.engine.outputs import Output
 from layer3_system.s01_request import Request, RequestError, SamplingParams
 from layer3_system.s07_engine import Engine
 from layer3_system.sampling_params import PASSED_THROUGH

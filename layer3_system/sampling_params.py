@@ -114,7 +114,7 @@ class SamplingParams:
 
     @property
     def changes_scores(self) -> bool:
-        """Whether penalties.py has anything to do."""
+        """Whether penalties have anything to do."""
         return bool(self.min_p or self.presence_penalty or self.frequency_penalty
                     or self.repetition_penalty != 1 or self.logit_bias)
 

@@ -2,7 +2,8 @@
 
 In a lesson's text a cell with interface="floor.module.NAME, floor.module.CLASS.METHOD as m.METHOD,
 floor.module.CLASS[FIELD FIELD]" becomes a block of Python to read, not to run. `as` gives what a
-learner writes; the fields are those that count, all if there are no brackets.
+learner writes; the fields are those that count, all if there are no brackets. A module may stand in
+a room of its floor: floor.room.module.NAME.
 """
 
 import ast
@@ -25,14 +26,19 @@ def text(names):
 def entry(path, written):
     """A definition without its body. path: floor.module.NAME or floor.module.CLASS.NAME"""
     path, _, fields = path.rstrip("]").partition("[")
-    floor, module, name = path.split(".", 2)
-    file = ROOT / floor / f"{module}.py"
+    floor, *names = path.split(".")
+    folder = ROOT / floor
+    while names[1:] and (folder / names[0]).is_dir():
+        folder /= names.pop(0)
+    module, *names = names
+    name = ".".join(names)
+    file = folder / f"{module}.py"
     if not file.exists():
-        raise CourseError(f"interface: {path}: there is no {floor}/{module}.py")
+        raise CourseError(f"interface: {path}: there is no {file.relative_to(ROOT)}")
     source = file.read_text("utf-8")
-    node = find(ast.parse(source), name.split("."))
+    node = find(ast.parse(source), names) if names else None
     if node is None:
-        raise CourseError(f"interface: {floor}/{module}.py does not define {name}")
+        raise CourseError(f"interface: {file.relative_to(ROOT)} does not define {name}")
     lines = source.splitlines()
     if isinstance(node, ast.ClassDef):
         return of_class(node, lines, written or name, fields.split())

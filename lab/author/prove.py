@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
-from lab import device
+from lab import course, device
 from lab.author import gpu_proof, proven, units
 from lab.author.machine import Watch
 from lab.course import ROOT, CourseError
@@ -229,6 +229,8 @@ def landing():
     planned, fresh = units.landing()
     proof = Proof(deadline=began + LANDING)
     code = watched(proof, planned, began)
+    if course.edition():                # it leaves nothing out, and has no full proof
+        return code, proof
     kinds = ", ".join(f"{len(names)} {kind}" for kind, names in sorts(proof.left_out).items())
     print(f"{fresh} lessons proven whole, {len(proof.left_out)} drawn units left out for want of "
           f"time{f': {kinds}' if kinds else ''}. `make test-all` leaves nothing out but soaks.")

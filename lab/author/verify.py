@@ -13,6 +13,7 @@ from lab.author.gaps import GUESSES
 from lab.course import CourseError
 from lab.judge import forked, mutants
 from lab.judge.candidate import Candidate, reference
+from lab.judge.check import Verdict
 
 FEWEST = 3              # mutants of an exercise
 WITHOUT_IDS = 5         # those of one whose lesson has no ids of mistakes
@@ -120,9 +121,9 @@ class Proof:
             began = time.monotonic()
             try:
                 return graders.of(self.lesson).grade(candidate, name and [name], observed)
-            except BaseException:
-                graders.drop()          # it may have ended
-                raise
+            except CourseError as error:
+                graders.drop()          # it has ended; the gradings after this one go on
+                return [Verdict(name or self.lesson.id, "error", None, 0, str(error))]
             finally:
                 self.seconds += time.monotonic() - began
         return self.pool.submit(run)

@@ -14,7 +14,7 @@ def bench_cpu():
     return rows(measure_all())
 
 
-# The time that a user waits: making the Step and reading the token are in it.
+# The time that a user waits: making the Batch and reading the token are in it.
 H200_TARGETS = {"fused, CUDA graph": {"share_of_copy": 0.65, "times_hf": 8,
                                       "times_hf_compiled": 1.0}}
 
@@ -24,7 +24,7 @@ def bench(m=None, N=256, count=33, rounds=12, device="cuda"):
 
     m: a Config, of Llama-3.2-1B if None; random weights in bfloat16, one sequence. N, count: tokens
     before and in the timed part, whose first is not timed. A time is what a user waits, by the
-    host's clock: it includes making the Step and reading the chosen token back. The row of the
+    host's clock: it includes making the Batch and reading the chosen token back. The row of the
     replay alone has neither, and is timed by the GPU's clock. Bytes are the floor's: weights, and
     the cache once. So the shares of copy and read are shares of the floor. A rung whose tokens are
     wrong has no row.

@@ -158,7 +158,7 @@ def new_cache(model):
 
 
 def batch(cache, new):
-    """The Step of the sequences that have new tokens. new: [[token]], a list for every sequence"""
+    """The Batch of the sequences that have new tokens. new: [[token]], a list for every sequence"""
     every = cache.step(new)
     running = [b for b, tokens in enumerate(new) if tokens]
     return every._replace(block_tables=every.block_tables[running], lens=every.lens[running],

@@ -32,7 +32,7 @@ from layer2_graph.cpu.kernels import (
     rotate,
     rotation,
 )
-from layer2_graph.g01_llama import Cache, Step, last_rows
+from layer2_graph.g01_llama import Batch, Cache, last_rows
 from layer2_graph.g03_merging import MergedLayer
 from layer2_graph.g05_fused_llama import FusedLlama, fused_block, last_scores
 
@@ -99,43 +99,43 @@ def matmul_np(w: np.ndarray | Tensor, x: np.ndarray) -> np.ndarray:     # (N, K)
     return matmul_cpu(torch.from_numpy(x), w).numpy()
 
 
-def attend(q: np.ndarray, k_pages: np.ndarray, v_pages: np.ndarray, batch: list[Group],
+def attend(q: np.ndarray, k_pages: np.ndarray, v_pages: np.ndarray, parts: list[Group],
            scale: float) -> np.ndarray:             # (T, H, D) -> (T, H * D)
-    """What all new tokens see. batch: `groups` of the step"""
-    if len(batch) == 1:
-        return attend_group(q, k_pages, v_pages, batch[0], scale).reshape(len(q), -1)
+    """What all new tokens see. parts: `groups` of the batch"""
+    if len(parts) == 1:
+        return attend_group(q, k_pages, v_pages, parts[0], scale).reshape(len(q), -1)
     out = np.empty((len(q), q.shape[1] * q.shape[2]), np.float32)
-    for group in batch:
+    for group in parts:
         mixed = attend_group(q[group.rows], k_pages, v_pages, group, scale)
         out[group.rows] = mixed.reshape(len(mixed), -1)
     return out
 
 
-def decode(model: "CpuLlama", step: Step, cache: Cache) -> Tensor | None:   # (T, V)
+def decode(model: "CpuLlama", batch: Batch, cache: Cache) -> Tensor | None:  # (T, V)
     """Scores of the next token of each sequence, in NumPy. None unless each sequence has one new
     token, all is float32 on a CPU, `arrays` takes the model, and the step fits the cache."""
-    m, T, (P, S, *each) = model.config, step.tokens.shape[0], cache.k.shape[1:]
+    m, T, (P, S, *each) = model.config, batch.tokens.shape[0], cache.k.shape[1:]
     layers = model.arrays(T)
-    if (not 0 < T <= FEW or step.lens.shape[0] != T or None in layers
+    if (not 0 < T <= FEW or batch.lens.shape[0] != T or None in layers
             or not is_cpu_fp32(cache.k, cache.v, model.embedding, model.norm, model.cos, model.sin)
             or not cache.k.is_contiguous() & cache.v.is_contiguous()):
         return None
-    contexts = sequences((T, m.H, m.D), cache.k[0], cache.v[0], step.block_tables, step.cu_q,
-                         step.lens)
-    slots = numpy_slots(step.slots, T, P * S)
-    if slots is None or contexts is None or len(contexts) != T or step.positions.shape[0] != T:
+    contexts = sequences((T, m.H, m.D), cache.k[0], cache.v[0], batch.block_tables, batch.cu_q,
+                         batch.lens)
+    slots = numpy_slots(batch.slots, T, P * S)
+    if slots is None or contexts is None or len(contexts) != T or batch.positions.shape[0] != T:
         return None
-    c, s = rotation(model.cos, model.sin, step.positions)
+    c, s = rotation(model.cos, model.sin, batch.positions)
     k_pages, v_pages = cache.k.numpy(), cache.v.numpy()             # (L, P, S, G, D)
-    batch = groups(contexts, k_pages[0])
-    x = model.embedding.numpy()[step.tokens.numpy()]                # (T, C)
+    parts = groups(contexts, k_pages[0])
+    x = model.embedding.numpy()[batch.tokens.numpy()]               # (T, C)
     for layer, keys, values in zip(layers, k_pages, v_pages, strict=True):
         y = rmsnorm_np(x, layer.attention_norm, m.eps)                      # (T, C)
         heads = matmul_np(layer.qkv, y).reshape(T, -1, m.D)                 # (T, H + 2 * G, D)
         qk = rotate(heads[:, :-m.G], c, s)                                  # (T, H + G, D)
         keys.reshape(P * S, *each)[slots] = qk[:, m.H:]
         values.reshape(P * S, *each)[slots] = heads[:, -m.G:]
-        x = x + matmul_np(layer.o, attend(qk[:, :m.H], keys, values, batch, m.scale))
+        x = x + matmul_np(layer.o, attend(qk[:, :m.H], keys, values, parts, m.scale))
         y = matmul_np(layer.gate_up, rmsnorm_np(x, layer.mlp_norm, m.eps))  # (T, 2 * F)
         hidden = silu(torch.from_numpy(y[:, :m.F])).numpy()                 # (T, F)
         hidden *= y[:, m.F:]
@@ -160,27 +160,27 @@ class CpuLlama(FusedLlama):
             self.layouts = self.layers, strips(rows, rows), rows
         return self.layouts[1 if T <= LEAN else 2]
 
-    def forward(self, step: Step, cache: Cache,
+    def forward(self, batch: Batch, cache: Cache,
                 every: bool = False) -> Tensor:         # (B, V), or (T, V) for every token
         """Scores of the next token after the last new token of each sequence."""
-        if self.ops == TABLE and (scores := decode(self, step, cache)) is not None:
+        if self.ops == TABLE and (scores := decode(self, batch, cache)) is not None:
             return scores
-        if every or len(step.tokens) == len(step.lens) == 1:        # all rows need scores
-            return super().forward(step, cache, every=True)
-        if len(step.tokens) == len(step.lens) or not step.cu_q.diff().all():    # or some have none
-            return super().forward(step, cache)
-        ops, last, rows = self.ops, self.config.L - 1, last_rows(step.cu_q)     # rows (B,)
-        x, residual = self.embedding[step.tokens], None         # (T, C)
+        if every or len(batch.tokens) == len(batch.lens) == 1:      # all rows need scores
+            return super().forward(batch, cache, every=True)
+        if len(batch.tokens) == len(batch.lens) or not batch.cu_q.diff().all():  # or some have none
+            return super().forward(batch, cache)
+        ops, last, rows = self.ops, self.config.L - 1, last_rows(batch.cu_q)    # rows (B,)
+        x, residual = self.embedding[batch.tokens], None        # (T, C)
         for i in range(last):
-            x, residual = fused_block(self, i, x, residual, step, cache)
+            x, residual = fused_block(self, i, x, residual, batch, cache)
         layer = self.layers[last]
         y, residual = self.add_norm(x, residual, layer.attention_norm)          # (T, C)
         q, k, v = self.heads(layer, y)
-        ops.rope_and_cache(q, k, v, self.cos, self.sin, step.positions, cache.k[last],
-                           cache.v[last], step.slots)
+        ops.rope_and_cache(q, k, v, self.cos, self.sin, batch.positions, cache.k[last],
+                           cache.v[last], batch.slots)
         each = torch.arange(len(rows) + 1, dtype=torch.int32, device=rows.device)   # (B + 1,)
-        mixed = ops.paged_attention(q[rows], cache.k[last], cache.v[last], step.block_tables, each,
-                                    step.lens, self.config.scale)               # (B, H, D)
+        mixed = ops.paged_attention(q[rows], cache.k[last], cache.v[last], batch.block_tables, each,
+                                    batch.lens, self.config.scale)              # (B, H, D)
         x = self.linear(mixed.flatten(1), layer.o)                              # (B, C)
         y, residual = ops.add_rmsnorm(x, residual[rows], layer.mlp_norm, self.config.eps)
         return last_scores(self, self.linear(self.gated(layer, y), layer.down), residual,

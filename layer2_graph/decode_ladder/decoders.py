@@ -146,7 +146,7 @@ class Replayed(Decoder):
         return len(asked(self.runner, self.step))
 
     def replay(self):
-        """The last step again: no Step is made, and no token is chosen."""
+        """The last step again: no Batch is made, and no token is chosen."""
         self.runner.graphs[len(self.cache.lens)].replay()
 
 

@@ -158,7 +158,7 @@ def draw_steps(axes: "Axes", counts: list[int], decodes: int) -> None:
 
 
 def step_arrays(requests: dict[str, tuple[list[int], int, int, list[int]]], S: int) -> "Figure":
-    """The six arrays of a Step, in strips: the entries of each of two requests in its colour.
+    """The six arrays of a Batch, in strips: the entries of each of two requests in its colour.
 
     requests: {name: (its tokens, how many were computed before, how many this step computes,
     its block table)}    S: slots of a page. Pale: what fills up a row of block_tables.

@@ -29,8 +29,8 @@ from layer2_graph import (
 )
 from layer2_graph.generate import IGNORE, Letters, check_table, is_nano, used, whose
 from layer2_graph.models import SMALL
-from layer3_system.intake import default_pages
-from layer3_system.ngram import NGrams
+from layer3_system.engine.intake import default_pages
+from layer3_system.engine.ngram import NGrams
 from layer3_system.s01_request import sample_rows
 from layer3_system.s02_block_pool import BlockPool
 from layer3_system.s04_continuous_batching import Scheduler

@@ -11,7 +11,7 @@ from zlib import crc32
 
 import torch
 
-from layer2_graph import Config, Step
+from layer2_graph import Batch, Config
 from layer3_system.s02_block_pool import Pages
 
 __all__ = ["ByteTokenizer", "MockLlama", "mock_scores"]
@@ -51,21 +51,21 @@ class MockLlama:
         self.steps = 0
         self.embedding = torch.zeros(V, 1)
 
-    def forward(self, step: Step, cache: Pages,
+    def forward(self, batch: Batch, cache: Pages,
                 every: bool = False) -> torch.Tensor:   # (B, V), or (T, V) for every token
         self.steps += 1
         k, v = cache.k[0].flatten(), cache.v[0].flatten()           # (P · S,)
-        here = step.slots >= 0
-        k[step.slots[here]] = step.tokens[here].float()
-        v[step.slots[here]] = step.positions[here].float()
+        here = batch.slots >= 0
+        k[batch.slots[here]] = batch.tokens[here].float()
+        v[batch.slots[here]] = batch.positions[here].float()
         S = cache.k.shape[2]
         rows = []
-        for table, N, begin, end in zip(step.block_tables.tolist(), step.lens.tolist(),
-                                        step.cu_q.tolist(), step.cu_q.tolist()[1:], strict=False):
+        for table, N, begin, end in zip(batch.block_tables.tolist(), batch.lens.tolist(),
+                                        batch.cu_q.tolist(), batch.cu_q.tolist()[1:], strict=False):
             slots = [table[i // S] * S + i % S for i in range(N)]
             assert v[slots].tolist() == list(range(N)), f"positions in the pages: {v[slots]}"
             context = k[slots].int().tolist()                       # (N,)
-            assert context[N - (end - begin):] == step.tokens[begin:end].tolist()
+            assert context[N - (end - begin):] == batch.tokens[begin:end].tolist()
             first = N - (end - begin) if every else N - 1
             rows += [self.scores(context[:n + 1], self.config.V) for n in range(first, N)]
         return torch.stack(rows)

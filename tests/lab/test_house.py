@@ -84,6 +84,15 @@ def test_no_import_circle():
     list(TopologicalSorter(graph).static_order())       # CycleError names the circle
 
 
+def test_parts_of_the_engine_know_no_later_lesson():
+    """They stand below s07, whose Engine uses them."""
+    for path in (ROOT / "layer3_system" / "engine").glob("*.py"):
+        for name in imported(path):
+            lesson = re.fullmatch(r"layer3_system\.(s\d\d)_\w+", name)
+            assert name != "layer3_system" and (lesson is None or lesson[1] <= "s06"), \
+                f"{path.relative_to(ROOT)} imports {name}"
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_variables_are_nouns(path):
     """A participle says that something was got, and not what it is."""

@@ -87,7 +87,7 @@ class Given:
         self.x = rng.standard_normal((T, C))
         self.positions = np.resize([4, 9, 0, 1, 2, 31], T)      # of three sequences
         none = torch.zeros(0)
-        self.step = subject.Step(none, torch.from_numpy(self.positions), none, none, none, none)
+        self.step = subject.Batch(none, torch.from_numpy(self.positions), none, none, none, none)
         self.answer = rng.standard_normal((T, H, D))
         self.attend = subject.make("lab.judge.mocks:Watched", None, torch.from_numpy(self.answer))
         self.cache = subject.make("types:SimpleNamespace", attend=self.attend)

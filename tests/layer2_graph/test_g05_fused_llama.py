@@ -149,7 +149,7 @@ class Given:
         self.tables = torch.arange(2 * B, dtype=torch.int32).view(B, 2)
         self.cu_q = torch.tensor([*range(B), self.T], dtype=torch.int32)
         self.lens = torch.tensor([5, 10, 3][:B], dtype=torch.int32)
-        self.step = subject.make("layer2_graph.g01_llama:Step", torch.zeros(0),
+        self.step = subject.make("layer2_graph.g01_llama:Batch", torch.zeros(0),
                                  tensor(self.positions), tensor(self.slots), self.tables,
                                  self.cu_q, self.lens)
         pages = torch.zeros(3, 4, 8, self.G, self.D).double()
@@ -278,8 +278,8 @@ def judge_cache(agree, given, sum_in, what=""):
     for (name, want), got in zip(fields.items(), (tables, cu_q, lens), strict=True):
         for other in fields.keys() - {name}:
             assert got.tolist() != fields[other].tolist(), (
-                f"fused_block{what}: attention gets step.{other} where it takes {name}: first come "
-                f"block_tables, then cu_q, then lens")
+                f"fused_block{what}: attention gets batch.{other} where it takes {name}: first "
+                f"come block_tables, then cu_q, then lens")
         agree(got, want.numpy(), "exact", f"{name} as attention gets them{what}")
     unscaled = "nothing is scaled" + (
         ", or the head width is taken to be C / H" if given.C == given.H else "")

@@ -18,13 +18,13 @@ from lab.course import ROOT
 from lab.judge.adversarial import VALUES, views
 from layer1_kernels import kernels
 from layer2_graph import (
+    Batch,
     CaptureError,
     Config,
     Forked,
     GraphRunner,
     Llama,
     PagedCache,
-    Step,
     Tape,
     capture,
     choose_sizes,
@@ -283,7 +283,7 @@ NESTS = {"by itself": lambda x: x, "the last of a tuple": lambda x: (3, None, x)
 
 
 def step_of(B, pages, cu_q=None, first=0):
-    """A Step of B = T with numbers that show where they are from."""
+    """A Batch of B = T with numbers that show where they are from."""
     rows = torch.arange(B)
     cu_q = torch.arange(B + 1) if cu_q is None else torch.tensor(cu_q)
     return (rows + 11 + first, rows + 21 + first, rows + 31 + first,
@@ -300,7 +300,7 @@ def test_pad_step(subject, agree, B, size, cu_q):
     rows, pages, width = 6, 3, 2
     stale = [x.clone() for x in step_of(rows, pages, [0, 0, 0, 0, 0, 5, 6], 100)]
     step = step_of(B, width, cu_q)
-    buffers, given = subject.Step(*stale), subject.Step(*step)
+    buffers, given = subject.Batch(*stale), subject.Batch(*step)
     launches = subject.make("layer2_graph:Launches")
     with launches:
         subject.pad_step(buffers, given, size)
@@ -408,7 +408,7 @@ def judge_padding(subject, agree, what, B=3, size=5, rows=6, width=2, pages=3, c
     numbers[2] = numbers[2] + first
     if layout:
         numbers[3] = views(numbers[3])[layout]
-    buffers, given = subject.Step(*stale), subject.Step(*numbers)
+    buffers, given = subject.Batch(*stale), subject.Batch(*numbers)
     read = subject.first_rows(buffers, size)
     tape = subject.Tape(subject.make("lab.judge.mocks:Watched"),
                         subject.make("layer1_kernels:kernels", "torch"))
@@ -729,7 +729,7 @@ def first_sequences(cache, batch):
     """A step of one new token for each of the first sequences, at the third place of each."""
     cache.lens = [2] * len(cache.lens)
     step = cache.step([[b % 31] for b in range(len(cache.lens))])
-    return Step(step.tokens[:batch], step.positions[:batch], step.slots[:batch],
+    return Batch(step.tokens[:batch], step.positions[:batch], step.slots[:batch],
                 step.block_tables[:batch], step.cu_q[:batch + 1], step.lens[:batch])
 
 
@@ -770,7 +770,7 @@ def test_what_a_padded_row_reads_stays_in_it():
     cache = noisy(model, 3, 20)
     runner = GraphRunner(model, cache, [4], 4, cache.pages)
     step = cache.step([[5], [], []])
-    step = Step(step.tokens, step.positions, step.slots + 2 * 32, step.block_tables[2:],
+    step = Batch(step.tokens, step.positions, step.slots + 2 * 32, step.block_tables[2:],
                 torch.tensor([0, 1], dtype=torch.int32), step.lens[:1])
     want = model.forward(step, cache)
     cache.k[:, 0], cache.v[:, 0] = torch.nan, torch.inf                 # page 0: the padded rows'
@@ -798,7 +798,7 @@ def test_what_does_not_fit_runs_eagerly():
     runner = GraphRunner(model, cache, [1, 2], 3, 2)
     wide = cache.step([[1], [2], [3]])
     assert wide.block_tables.shape[1] == 3
-    one = Step(*(x[:1] for x in wide[:4]), wide.cu_q[:2], wide.lens[:1])
+    one = Batch(*(x[:1] for x in wide[:4]), wide.cu_q[:2], wide.lens[:1])
     assert runner.pick(one) is None
     narrow = one._replace(block_tables=one.block_tables[:, :2])
     assert runner.pick(narrow) == 1
@@ -905,7 +905,7 @@ def test_side_by_side_gives_the_same_tokens(entries):
 def test_padding_leaves_blank_buffers_blank():
     buffers = blank_step(3, 2, "cpu")
     assert buffers.slots.tolist() == [-1] * 3 and buffers.lens.tolist() == [1] * 3
-    pad_step(buffers, Step(*(torch.tensor(x) for x in ([5], [0], [7], [[1, 0]], [0, 1], [1]))), 3)
+    pad_step(buffers, Batch(*(torch.tensor(x) for x in ([5], [0], [7], [[1, 0]], [0, 1], [1]))), 3)
     assert buffers.cu_q.tolist() == [0, 1, 2, 3] and buffers.slots.tolist() == [7, -1, -1]
     assert all(x.dtype == kind for x, kind in zip(
         buffers, [torch.int64] * 3 + [torch.int32] * 3, strict=True))

@@ -23,8 +23,7 @@ from layer3_system import (
     logprobs_of,
     mock_scores,
 )
-from layer3_system.flight import Draw
-from layer3_system.penalties import adjusted
+from layer3_system.engine.draws import Draw, adjusted
 from tests.layer3_system.server.http_server import NAME, served
 
 V = 257
@@ -136,7 +135,7 @@ class Naive:
 
     def answer(self, count):
         from layer3_system import sample_rows
-        from layer3_system.flight import sampling
+        from layer3_system.engine.draws import sampling
 
         one, p = self.request, self.params
         for _ in range(count):

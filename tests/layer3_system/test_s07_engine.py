@@ -15,9 +15,11 @@ from layer3_system import (
     ByteTokenizer,
     Engine,
     MockLlama,
+    Pages,
     Recorder,
     SamplingParams,
     Scheduler,
+    check_engine,
     mock_scores,
 )
 
@@ -223,7 +225,7 @@ def test_build_step(subject, agree, name):
 def is_the_step(subject, agree, name, S, rows):
     given = Counted(subject, S, rows)
     step = subject.build_step(given.counts, S)
-    assert step is not None, "build_step: got nothing (None), expected a Step"
+    assert step is not None, "build_step: got nothing (None), expected a Batch"
     given.as_before(f"build_step, {name}")
 
     def token(row, i):
@@ -943,3 +945,31 @@ def test_scores_that_are_no_numbers_end_an_answer_once():
     engine.submit([1, 2, 3])
     assert [(o.tokens, o.reason) for o in engine.step()] == [([], "error")]
     assert not engine.busy and not engine.pool.used
+
+
+class Latent(MockLlama):
+    """A model that makes its own cache."""
+
+    def make_cache(self, *sizes):
+        self.sizes = sizes
+        self.cache = Pages(self.config, *sizes)
+        return self.cache
+
+    def forward(self, batch, cache, every=False):
+        assert cache is self.cache
+        return super().forward(batch, cache, every)
+
+
+def test_a_model_may_make_its_own_cache():
+    """Of the pool's pages, the weights' dtype and device; forks and preemptions work on it."""
+    model, pool = Latent(), BlockPool(7, 4)
+    engine = Engine(model, ByteTokenizer(), pool, Scheduler(pool))
+    answers = [*engine.submit([1, 2, 3, 4, 5], SamplingParams(**GREEDY | {"n": 2})),
+               *engine.submit([6] * 9, SamplingParams(**GREEDY))]
+    while engine.busy:
+        engine.step()
+        check_engine(engine)
+    assert engine.pages is model.cache
+    assert model.sizes == (7, 4, model.embedding.dtype, model.embedding.device)
+    assert any(r.preemptions for r in answers)
+    assert [r.output for r in answers] == [alone(r.prompt, 8) for r in answers]

@@ -595,8 +595,8 @@ def test_Bridge_make_room__unseen(subject, rng):
 # ---- what is given
 
 
-def served(pages=64):
-    return Engine(MockLlama(), ByteTokenizer(), PrefixPool(pages))
+def served(pages=64, **parts):
+    return Engine(MockLlama(), ByteTokenizer(), PrefixPool(pages), **parts)
 
 
 def test_case_22_an_empty_prompt_costs_nothing():
@@ -625,8 +625,7 @@ def value(metrics, name):
 def test_case_33_times_count_from_the_arrival():
     """Case 33: TTFT has the wait in the queue; TPOT is (E2E - TTFT) / (n - 1), none for n = 1."""
     now = [10.0]
-    engine = served()
-    engine.clock = lambda: now[0]
+    engine = served(clock=lambda: now[0])
     metrics = Metrics(engine, "mock")
     engine.submit([1, 2, 3], SamplingParams(max_tokens=5, ignore_eos=True))
     engine.submit([4, 5, 6], SamplingParams(max_tokens=1))

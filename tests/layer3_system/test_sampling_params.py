@@ -21,7 +21,8 @@ sys.modules[module.__name__] = module
 exec(compile(text.replace(before, line + before), path, "exec"), module.__dict__)
 
 import torch
-from layer3_system import ApiError, ByteTokenizer, Engine, Limits, MockLlama, s07_engine
+from layer3_system import ApiError, ByteTokenizer, Engine, Limits, MockLlama
+from layer3_system.engine import draws
 from layer3_system.server.protocol import parse
 
 def refusal(fields):
@@ -39,9 +40,9 @@ engine = Engine(MockLlama(), ByteTokenizer())
 request, = engine.submit([1, 2], params)
 answer["engine"] = request.params.warmth
 seen = []
-whole = s07_engine.adjusted
-s07_engine.adjusted = lambda logits, draws, newest: (
-    seen.extend(draw.request.params.warmth for draw in draws), whole(logits, draws, newest))[1]
+whole = draws.adjusted
+draws.adjusted = lambda logits, each, newest: (
+    seen.extend(draw.request.params.warmth for draw in each), whole(logits, each, newest))[1]
 engine.step()
 answer["sampler"] = seen
 print(json.dumps(answer))

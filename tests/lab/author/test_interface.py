@@ -67,6 +67,12 @@ def test_what_an_answer_needs_is_in_the_notebook_before_it(lesson, name):
     assert not unseen, f"their arguments are not shown: {unseen}"
 
 
+def test_a_module_may_stand_in_a_room():
+    assert "class Output:" in interface.text("layer3_system.engine.outputs.Output")
+    assert interface.text("layer3_system.engine.outputs.Outputs.take as take").startswith(
+        "```python\ntake(request, drawn, logits)")
+
+
 def test_an_interface_is_written_from_the_code():
     text = interface.text("layer2_graph.g02_kv_cache.Run, layer2_graph.config.Config[D eps], "
                           "layer2_graph.config.Config.scale as m.scale, "
@@ -98,6 +104,8 @@ def test_an_interface_is_written_from_the_code():
 @pytest.mark.parametrize("name, problem", [
     ("layer2_graph.g99.Run", "there is no layer2_graph/g99.py"),
     ("layer2_graph.config.Nobody", "does not define Nobody"),
+    ("layer3_system.engine.g99.Run", "there is no layer3_system/engine/g99.py"),
+    ("layer3_system.engine.outputs", "layer3_system/engine/outputs.py does not define"),
     ("layer2_graph.config.Config[D Q]", "Config has no field Q")])
 def test_a_name_that_is_not_there_is_said(name, problem):
     with pytest.raises(CourseError, match=re.escape(problem)):

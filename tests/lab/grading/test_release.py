@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -320,16 +321,16 @@ def test_torch_fills_in_for_kernels(edition):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)            # a whole `make test`
 def test_make_test_proves_a_fresh_clone(tmp_path):
-    """Its stages, in an edition of day 1 with answers and k01..k02 without."""
+    """Its units, in an edition of day 1 with answers and k01..k02 without."""
     plan = release.edition(["day01", "k01..k02"], answers_until="r04")
     release.release(plan, tmp_path / "made", silent)
     subprocess.run(["git", "clone", "-q", str(tmp_path / "made"), str(tmp_path / "clone")],
                    check=True)
-    done = inside(tmp_path / "clone", "-m", "lab.author.prove", "sample")
+    done = inside(tmp_path / "clone", "-m", "lab.author.prove", "landing")
     assert done.returncode == 0, done.stdout[-3000:]
-    assert "k01_vector_add: 8 of 8 proofs, 0 mutants" in done.stdout
-    assert "6 lesson(s) checked, 0 stale" in done.stdout
-    assert ", 0 failed, 0 skipped; a sample: one mutant" in done.stdout.splitlines()[-1]
+    for unit in ("verify k01_vector_add", "verify r01_roofline", "lab build --check"):
+        assert re.search(rf" ok +\d+ s  {unit}$", done.stdout, re.M), unit
+    assert done.stdout.splitlines()[-1].endswith(", 0 failed, 0 skipped")
 
 
 # ---- what does not work

@@ -3,7 +3,7 @@
 import pytest
 
 from layer3_system import MockLlama, SamplingParams
-from layer3_system.ngram import NGrams
+from layer3_system.engine.ngram import NGrams
 from layer3_system.s01_request import sample_rows
 from layer3_system.server import cli
 from layer3_system.testing.mock_llama import ByteTokenizer

@@ -7,11 +7,14 @@ with the scores after it. If the transfer failed, it computes the whole prompt.
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from layer3_system.s01_request import Request, SamplingParams
-from layer3_system.s07_engine import Engine
+
+if TYPE_CHECKING:
+    from layer3_system.s07_engine import Engine
 
 __all__ = ["TransferError", "hand_over", "prefill"]
 
@@ -20,13 +23,13 @@ class TransferError(RuntimeError):
     """Pages that did not arrive."""
 
 
-def prefill(engine: Engine, prompt: list[int], params: SamplingParams) -> Request:
+def prefill(engine: "Engine", prompt: list[int], params: SamplingParams) -> Request:
     """Queue a prompt for its pages alone: a Request, to be handed over when it is finished."""
     (request,) = engine.submit(prompt, replace(params, max_tokens=1, min_tokens=0, n=1), hold=True)
     return request
 
 
-def hand_over(request: Request, source: Engine, target: Engine, params: SamplingParams,
+def hand_over(request: Request, source: "Engine", target: "Engine", params: SamplingParams,
               send: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
               policy: str = "recompute") -> list[Request]:
     """Continue in `target` a request that `source` has prefilled: its [Request] there.
@@ -37,7 +40,7 @@ def hand_over(request: Request, source: Engine, target: Engine, params: Sampling
     if policy not in ("recompute", "fail"):
         raise ValueError(f"hand_over: expected the policy recompute or fail, found {policy!r}")
     try:
-        received = send(*source.pages.read(source.held[request]))
+        received = send(*source.pages.read(source.intake.held[request]))
     except TransferError:
         if policy == "fail":
             raise

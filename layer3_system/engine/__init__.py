@@ -1,0 +1,9 @@
+"""What surrounds the loop of s07's Engine. It knows the lessons up to s06, and not the loop.
+
+intake    requests on their way in: refused or queued, and pages kept after an end
+draws     from scores to tokens: penalties, guesses, each request's own random numbers
+outputs   from tokens to what a client gets
+writer    the text of an answer in the making
+ngram     guesses at the next tokens, from the text itself
+transfer  pages that go from one engine to another
+"""
