@@ -25,6 +25,11 @@ class Deadlock(RuntimeError):
     """Schedules whose ranks wait for each other."""
 
 
+def squared_errors(y: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """2 × (T_j, C) -> (), a sum."""
+    return ((y - targets) ** 2).sum()
+
+
 @dataclass
 class Stage:
     """Stage i of p: consecutive layers of a model, on rank i, and its part of a training step."""
@@ -34,11 +39,12 @@ class Stage:
     layers: Callable[[torch.Tensor], torch.Tensor]      # (T_j, C) -> (T_j, C)
     sizes: list[int]                                    # T_j of each micro-batch
     C: int
-    batch: torch.Tensor | None = None                   # (T, C), all inputs: on the first stage
-    targets: torch.Tensor | None = None                 # (T, C): on the last stage
+    batch: torch.Tensor | None = None       # (T, C), or tokens (T,), all inputs: on the first stage
+    targets: torch.Tensor | None = None                 # (T, C), or tokens (T,): on the last stage
     total: float = 0.0                                  # the loss so far, on the last stage
     kept: dict[int, tuple] = field(default_factory=dict)    # {j: (input, output)} from F j to B j
     flights: list[tuple] = field(default_factory=list)      # (tensor, handle) of sends begun
+    errors: Callable[..., torch.Tensor] = squared_errors    # of outputs and targets, summed: ()
 
     def __post_init__(self) -> None:
         if not self.sizes or min(self.sizes) < 1:
@@ -54,7 +60,7 @@ class Stage:
         return self.i == self.p - 1
 
     def input(self, j: int) -> torch.Tensor:
-        """The first stage's input of micro-batch j, (T_j, C)."""
+        """The first stage's input of micro-batch j, (T_j, C) or (T_j,)."""
         if self.batch is None:
             raise ValueError(f"stage {self.i} has no batch: its inputs come from stage "
                              f"{self.i - 1}")
@@ -67,11 +73,11 @@ class Stage:
     def loss(self, y: torch.Tensor, j: int) -> torch.Tensor:
         """Micro-batch j's share of the batch's loss, (); y is the last layer's output, (T_j, C).
 
-        The squared errors of its tokens, summed, over the number of tokens in the whole batch.
+        The errors of its tokens, summed, over the number of tokens in the whole batch.
         """
         if self.targets is None:
             raise ValueError(f"stage {self.i} has no targets: only the last stage has them")
-        return ((y - self.targets.split(self.sizes)[j]) ** 2).sum() / sum(self.sizes)
+        return self.errors(y, self.targets.split(self.sizes)[j]) / sum(self.sizes)
 
 
 # ---- on ranks
