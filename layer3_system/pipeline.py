@@ -18,7 +18,7 @@ __all__ = ["Deadlock", "Stage", "bubble", "interleaved", "peak_kept", "play", "r
            "split_layers", "zero_bubble"]
 
 Schedule = Sequence[tuple]                              # of (kind, j) or (kind, j, chunk)
-Times = dict[tuple[str, int, int], tuple[float, float]]     # (kind, stage, j): (begin, end)
+Times = dict[tuple[str, int, int], tuple[float, float]]     # (kind, stage, j): (start, end)
 
 
 class Deadlock(RuntimeError):
@@ -92,18 +92,18 @@ def run_schedule(stage: Stage, schedule: Schedule,
     """
     check(stage.i, schedule)
     peak = 0
-    begun = 0
+    sends = 0
     under_way: list[tuple[torch.Tensor, dist.Work]] = []
     for kind, *which in schedule:
         steps[kind](stage, *which)
         peak = max(peak, len(stage.kept))
-        begun += len(stage.flights)
+        sends += len(stage.flights)
         # a tensor may go as soon as it is sent: else 1F1B would keep as much as GPipe
         under_way = [pair for pair in under_way + stage.flights if not pair[1].is_completed()]
         stage.flights = []
     for _, work in under_way:
         work.wait()
-    return peak, begun
+    return peak, sends
 
 
 def place(i: int, p: int, which: Sequence[int]) -> int:
@@ -152,10 +152,10 @@ def play(schedules: Sequence[Schedule], needs: Callable[[str, int, int, int], li
                                      for lane in lanes if lane))
         for action in ready:
             i = action[1] % p
-            begin = max([free[i], *(times[need][1] + message * (need[1] % p != i)
+            start = max([free[i], *(times[need][1] + message * (need[1] % p != i)
                                     for need in waits(action))])
-            free[i] = begin + cost[action[0]] / chunks
-            times[action] = begin, free[i]
+            free[i] = start + cost[action[0]] / chunks
+            times[action] = start, free[i]
             lanes[i].pop(0)
     return times
 
@@ -170,9 +170,9 @@ def words(action: tuple, waits: list, times: Times, lanes: list[list]) -> str:
 
 
 def bubble(times: Times, p: int) -> float:
-    """The share of p ranks' time in which they do nothing, from the first begin to the last end."""
-    length = max(end for _, end in times.values()) - min(begin for begin, _ in times.values())
-    return 1 - sum(end - begin for begin, end in times.values()) / (p * length)
+    """The share of p ranks' time in which they do nothing, from the first start to the last end."""
+    length = max(end for _, end in times.values()) - min(start for start, _ in times.values())
+    return 1 - sum(end - start for start, end in times.values()) / (p * length)
 
 
 def peak_kept(schedule: Schedule) -> int:

@@ -95,7 +95,7 @@ def train_library(name: str, sizes: list[int]) -> dict:
                     scale_grads=False)
     losses: list[Tensor] = []
     schedule.step(*[tokens] * (i == 0), target=targets if i == p - 1 else None, losses=losses)
-    return {"loss": float(sum(losses)), "gradients": [w.grad for w in layers.parameters()]}
+    return {"loss": sum(loss.item() for loss in losses), "gradients": [w.grad for w in layers.parameters()]}
 
 
 def beside_library(schedules: dict[str, Schedule], sizes: list[int]) -> dict[str, dict]:
