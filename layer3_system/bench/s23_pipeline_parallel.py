@@ -3,8 +3,8 @@
     python -m layer3_system.bench.s23_pipeline_parallel         four ranks of the judge's
     torchrun --nproc-per-node 4 -m layer3_system.bench.s23_pipeline_parallel [SECONDS …]
 
-The second prints, on ranks of its own, over gloo: first a training step by both schedules, PyTorch's
-and one process; then what is idle, where a forward takes so many seconds.
+The second prints, on ranks of its own, over gloo: first the loss of a training step by both
+schedules, by PyTorch's and in one process; then what is idle where a forward takes SECONDS.
 """
 
 import json

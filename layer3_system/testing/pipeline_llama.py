@@ -83,7 +83,7 @@ def train_llama(schedule: Schedule, sizes: list[int]) -> dict:
 def train_library(name: str, sizes: list[int]) -> dict:
     """As train_llama, by PyTorch's own schedule, "GPipe" or "1F1B", on sequences of one length: it
     cuts a batch into equal parts."""
-    from torch.distributed import pipelining        # seconds: it imports a compiler
+    from torch.distributed import pipelining  # seconds: it imports a compiler
 
     i = dist.get_rank()
     p = dist.get_world_size()
@@ -95,7 +95,8 @@ def train_library(name: str, sizes: list[int]) -> dict:
                     scale_grads=False)
     losses: list[Tensor] = []
     schedule.step(*[tokens] * (i == 0), target=targets if i == p - 1 else None, losses=losses)
-    return {"loss": sum(loss.item() for loss in losses), "gradients": [w.grad for w in layers.parameters()]}
+    return {"loss": sum(loss.item() for loss in losses),
+            "gradients": [w.grad for w in layers.parameters()]}
 
 
 def beside_library(schedules: dict[str, Schedule], sizes: list[int]) -> dict[str, dict]:

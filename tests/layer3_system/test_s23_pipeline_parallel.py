@@ -12,6 +12,7 @@ DRIVER = "layer3_system.testing.pipeline_ranks"
 CASES = [(4, 8), (1, 1), (3, 1), (4, 2), (4, 3), (8, 32)]
 ON_RANKS = [(3, [3, 5, 1, 4, 2]), (1, [2, 1])]      # stages, and tokens of each micro-batch
 C = 8
+AT_TOKEN = "token {0[0]}, number {0[1]}".format
 
 
 def needed(kind, i, j, p):
@@ -36,22 +37,19 @@ def check_guess(guess, right, known, hint):
 
 
 def test_predict_steps(subject):
-    p = 8
-    m = 32
-    check_guess(subject.predict_steps(), 2 * (m + p - 1), {
-        str(p - 1 + 2 * m): ("no_way_back", "the last stage is done then, and the last gradients "
-                             "have still to go back through 7 stages"),
-        str(2 * m): ("no_bubble", "that is the work of one stage: the last stage has nothing to do "
-                     "before 7 others have done a forward"),
-        str(2 * m * p): ("one_at_a_time", "that is all work of all stages, one action at a time"),
-        str(m + p - 1): ("no_backward", "that is until the last forward: 32 backwards a stage "
-                         "follow")}, "draw the lanes of the first and the last stage")
+    check_guess(subject.predict_steps(), 2 * (32 + 8 - 1), {
+        "71": ("no_way_back", "the last stage is done then, and the last gradients have still to "
+               "go back through 7 stages"),
+        "64": ("no_bubble", "that is the work of one stage: the last stage has nothing to do "
+               "before 7 others have done a forward"),
+        "512": ("one_at_a_time", "that is all work of all stages, one action at a time"),
+        "39": ("no_backward", "that is until the last forward: 32 backwards a stage follow")},
+        "draw the lanes of the first and the last stage")
 
 
 def test_predict_kept(subject):
     check_guess(subject.predict_kept(), list(map(peak_kept, schedules(4, 8))), {
-        "[8, 8, 8, 8]": ("as_gpipe", "that is GPipe, whose first backward comes after all "
-                         "forwards"),
+        "[8, 8, 8, 8]": ("as_gpipe", "that is GPipe: its first backward follows all forwards"),
         "[1, 2, 3, 4]": ("wrong_end", "a forward waits longest for its backward on the first "
                          "stage, not on the last"),
         "[4, 4, 4, 4]": ("all_alike", "a stage near the end waits for fewer others before its "
@@ -197,35 +195,28 @@ class Problem:
             raise AssertionError(mistake("blocking_send", f"{waits}. Here {why}", why)) from None
 
 
-def of_a_token(index):
-    return "token {}, number {}".format(*index)
-
-
 def check_flights(result, i, sends):
-    assert result["sends"] == sends, mistake(
-        "handle_dropped", f"stage {i} puts {result['sends']} handles into stage.flights, expected "
-        f"{sends}, one for each send: else nobody waits for its end, and its tensor may be freed "
-        f"before it has left", "a send's handle is not in stage.flights")
+    assert result["sends"] == sends, mistake("handle_dropped", (
+        f"stage {i} puts {result['sends']} handles into stage.flights, expected {sends}, one for "
+        f"each send: else nobody waits for its end, and its tensor may be freed before it left"))
 
 
 def check_kept(agree, problem, i, j, pair, reused):
-    """(input, output) that a stage has kept. reused: what one buffer for all inputs holds at last"""
+    """The pair that a stage has kept. reused: what one buffer for all inputs holds at the end"""
     x, y, x_waits, y_waits = pair
     what = f"stage {i}, micro-batch {j}"
-    agree(x, problem.inputs[i][j], "float32", f"{what}: the input kept", of_a_token, {
+    agree(x, problem.inputs[i][j], "float32", f"{what}: the input kept", AT_TOKEN, {
         "buffer_reused": ("a later micro-batch is received into the same tensor",
                           reused[:len(problem.inputs[i][j])])})
-    assert x_waits or i == 0, mistake(
-        "no_gradient", f"{what}: its input asks for no gradient (requires_grad_), so stage {i - 1} "
-        f"would get none", "an input asks for no gradient")
-    assert y_waits, mistake("detached", f"{what}: the output that is kept has no graph, so no "
-                            f"backward can begin from it", "an output has no graph")
+    assert x_waits or i == 0, mistake("no_gradient", (
+        f"{what}: its input asks for no gradient (requires_grad_): stage {i - 1} would get none"))
+    assert y_waits, mistake("detached", f"{what}: no backward can begin from the output that is "
+                            f"kept, it has no graph")
     last = i + 2 == len(problem.inputs)
-    assert y.shape == () or not last, mistake(
-        "loss_not_kept", f"{what}: the output that is kept has shape {tuple(y.shape)}, expected "
-        f"the loss, a single number", "the last stage does not keep the loss")
+    assert y.shape == () or not last, mistake("loss_not_kept", (
+        f"{what}: its output is the loss, a single number; kept is one of shape {tuple(y.shape)}"))
     agree(y, problem.losses[j] if last else problem.inputs[i + 1][j], "float32",
-          f"{what}: the output kept", str if last else of_a_token)
+          f"{what}: the output kept", *[AT_TOKEN] * (not last))
 
 
 def test_forward_step(subject, rng, agree):
@@ -235,8 +226,8 @@ def test_forward_step(subject, rng, agree):
         results = problem.on_ranks(subject, "forward_alone")
         for i, result in enumerate(results):
             kept = dict(result["kept"])
-            assert len(kept) == m, mistake("not_kept", f"stage {i} has {sorted(kept)} in stage.kept"
-                                           f" after {m} forwards", "stage.kept lacks micro-batches")
+            assert sorted(kept) == list(range(m)), mistake(
+                "not_kept", f"after {m} forwards, stage {i} has in stage.kept only {sorted(kept)}")
             reused = torch.zeros(max(sizes), C, dtype=torch.float64)
             for x in problem.inputs[i]:
                 reused[:len(x)] = x
@@ -266,8 +257,7 @@ def test_backward_step(subject, rng, agree):
                                          "up", parts[-1]),
                     "divided_by_m": ("the gradient is divided by the number of micro-batches: the "
                                      "loss is a sum of their shares", sum(parts) / m)})
-            assert result["left"] == 0, mistake(
-                "keeps_all", f"stage {i} still keeps {result['left']} micro-batches after their "
-                f"backwards, and {result['peak']} at the peak: take them out of stage.kept",
-                "activations stay after their backward")
+            assert result["left"] == 0, mistake("keeps_all", (
+                f"stage {i} still keeps {result['left']} micro-batches after their backwards, and "
+                f"{result['peak']} at the peak: take them out of stage.kept"))
             check_flights(result, i, m * (i > 0))
