@@ -62,7 +62,8 @@ def tuples(got, length, call):
     """A list of pairs (kind, micro-batch) or triples (kind, stage, micro-batch)."""
     assert isinstance(got, (list, tuple)) and all(
         isinstance(row, (list, tuple)) and len(row) == length and isinstance(row[0], str)
-        and row[0] in {"F", "B"} and all(isinstance(n, int) for n in row[1:]) for row in got), mistake(
+        and row[0] in {"F", "B"} and all(isinstance(n, int) for n in row[1:])
+        for row in got), mistake(
             "not_actions", f"{call}: got {got!r:.200}, expected a list of {length}-tuples that "
             f'start with "F" or "B"')
     return [tuple(row) for row in got]
