@@ -18,11 +18,16 @@ __all__ = ["Deadlock", "Stage", "bubble", "interleaved", "peak_kept", "play", "r
            "split_layers", "zero_bubble"]
 
 Schedule = Sequence[tuple]                              # of (kind, j) or (kind, j, chunk)
-Times = dict[tuple[str, int, int], tuple[float, float]]     # (kind, stage, j): (begin, end)
+Times = dict[tuple[str, int, int], tuple[float, float]]     # (kind, stage, j): (start, end)
 
 
 class Deadlock(RuntimeError):
     """Schedules whose ranks wait for each other."""
+
+
+def squared_errors(y: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """2 × (T_j, C) -> (), a sum."""
+    return ((y - targets) ** 2).sum()
 
 
 @dataclass
@@ -34,11 +39,12 @@ class Stage:
     layers: Callable[[torch.Tensor], torch.Tensor]      # (T_j, C) -> (T_j, C)
     sizes: list[int]                                    # T_j of each micro-batch
     C: int
-    batch: torch.Tensor | None = None                   # (T, C), all inputs: on the first stage
-    targets: torch.Tensor | None = None                 # (T, C): on the last stage
+    batch: torch.Tensor | None = None       # (T, C), or tokens (T,), all inputs: on the first stage
+    targets: torch.Tensor | None = None                 # (T, C), or tokens (T,): on the last stage
     total: float = 0.0                                  # the loss so far, on the last stage
     kept: dict[int, tuple] = field(default_factory=dict)    # {j: (input, output)} from F j to B j
     flights: list[tuple] = field(default_factory=list)      # (tensor, handle) of sends begun
+    errors: Callable[..., torch.Tensor] = squared_errors    # of outputs and targets, summed: ()
 
     def __post_init__(self) -> None:
         if not self.sizes or min(self.sizes) < 1:
@@ -54,7 +60,7 @@ class Stage:
         return self.i == self.p - 1
 
     def input(self, j: int) -> torch.Tensor:
-        """The first stage's input of micro-batch j, (T_j, C)."""
+        """The first stage's input of micro-batch j, (T_j, C) or (T_j,)."""
         if self.batch is None:
             raise ValueError(f"stage {self.i} has no batch: its inputs come from stage "
                              f"{self.i - 1}")
@@ -67,11 +73,11 @@ class Stage:
     def loss(self, y: torch.Tensor, j: int) -> torch.Tensor:
         """Micro-batch j's share of the batch's loss, (); y is the last layer's output, (T_j, C).
 
-        The squared errors of its tokens, summed, over the number of tokens in the whole batch.
+        The errors of its tokens, summed, over the number of tokens in the whole batch.
         """
         if self.targets is None:
             raise ValueError(f"stage {self.i} has no targets: only the last stage has them")
-        return ((y - self.targets.split(self.sizes)[j]) ** 2).sum() / sum(self.sizes)
+        return self.errors(y, self.targets.split(self.sizes)[j]) / sum(self.sizes)
 
 
 # ---- on ranks
@@ -86,18 +92,18 @@ def run_schedule(stage: Stage, schedule: Schedule,
     """
     check(stage.i, schedule)
     peak = 0
-    begun = 0
+    sends = 0
     under_way: list[tuple[torch.Tensor, dist.Work]] = []
     for kind, *which in schedule:
         steps[kind](stage, *which)
         peak = max(peak, len(stage.kept))
-        begun += len(stage.flights)
+        sends += len(stage.flights)
         # a tensor may go as soon as it is sent: else 1F1B would keep as much as GPipe
         under_way = [pair for pair in under_way + stage.flights if not pair[1].is_completed()]
         stage.flights = []
     for _, work in under_way:
         work.wait()
-    return peak, begun
+    return peak, sends
 
 
 def place(i: int, p: int, which: Sequence[int]) -> int:
@@ -146,10 +152,10 @@ def play(schedules: Sequence[Schedule], needs: Callable[[str, int, int, int], li
                                      for lane in lanes if lane))
         for action in ready:
             i = action[1] % p
-            begin = max([free[i], *(times[need][1] + message * (need[1] % p != i)
+            start = max([free[i], *(times[need][1] + message * (need[1] % p != i)
                                     for need in waits(action))])
-            free[i] = begin + cost[action[0]] / chunks
-            times[action] = begin, free[i]
+            free[i] = start + cost[action[0]] / chunks
+            times[action] = start, free[i]
             lanes[i].pop(0)
     return times
 
@@ -164,9 +170,9 @@ def words(action: tuple, waits: list, times: Times, lanes: list[list]) -> str:
 
 
 def bubble(times: Times, p: int) -> float:
-    """The share of p ranks' time in which they do nothing, from the first begin to the last end."""
-    length = max(end for _, end in times.values()) - min(begin for begin, _ in times.values())
-    return 1 - sum(end - begin for begin, end in times.values()) / (p * length)
+    """The share of p ranks' time in which they do nothing, from the first start to the last end."""
+    length = max(end for _, end in times.values()) - min(start for start, _ in times.values())
+    return 1 - sum(end - start for start, end in times.values()) / (p * length)
 
 
 def peak_kept(schedule: Schedule) -> int:

@@ -23,18 +23,18 @@ def pipeline_lanes(runs: dict[str, Times], p: int, unit: str = "ticks") -> "Figu
     import matplotlib.pyplot as plt
     from matplotlib.patches import Patch, Rectangle
 
-    starts = {title: min(begin for begin, _ in times.values()) for title, times in runs.items()}
-    lengths = {title: max(end for _, end in times.values()) - starts[title]
+    origins = {title: min(start for start, _ in times.values()) for title, times in runs.items()}
+    lengths = {title: max(end for _, end in times.values()) - origins[title]
                for title, times in runs.items()}
     figure, every = plt.subplots(len(runs), 1, sharex=True, squeeze=False, layout="constrained",
                                  figsize=(7.5, 0.7 + len(runs) * (0.45 + 0.27 * p)))
     for axes, (title, times) in zip(every[:, 0], runs.items(), strict=True):
-        for (kind, stage, j), (begin, end) in times.items():
+        for (kind, stage, j), (start, end) in times.items():
             chunk, rank = divmod(stage, p)
             _, fill, ink = KINDS[kind]
-            axes.add_patch(Rectangle((begin - starts[title], rank + 0.06), end - begin, 0.88,
+            axes.add_patch(Rectangle((start - origins[title], rank + 0.06), end - start, 0.88,
                                      fc=fill, ec="white", lw=0.8))
-            axes.text((begin + end) / 2 - starts[title], rank + 0.5, f"{j}{'′' * chunk}",
+            axes.text((start + end) / 2 - origins[title], rank + 0.5, f"{j}{'′' * chunk}",
                       ha="center", va="center", color=ink, fontsize=7)
         axes.set_title(f"{title}: {lengths[title]:.3g} {unit}, {bubble(times, p):.1%} idle",
                        loc="left", fontsize=9, color=INK)

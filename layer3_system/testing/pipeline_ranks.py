@@ -1,7 +1,7 @@
 """Given code round the exercises of s23, run on each rank. Layers: tanh(x @ w.T + b)
 
 A stage's arguments are its schedule, sizes (tokens T_j of each micro-batch), its layers [(w, b)],
-the batch (T, C) on the first stage and the targets (T, C) on the last, None elsewhere.
+what its inputs are (T, C), and the targets (T, C) on the last stage, None elsewhere.
 """
 
 import time
@@ -35,26 +35,17 @@ def gradients(stage: Stage) -> list[Tensor | None]:
     return [parameter.grad for parameter in stage.layers.parameters()]     # type: ignore
 
 
-def train(schedule: Schedule, sizes: list[int], layers: Layers, batch: Tensor | None,
-          targets: Tensor | None) -> dict:
-    """A training step without the optimiser: loss, gradients, the most micro-batches kept."""
-    stage = build_stage(sizes, layers, batch, targets)
-    peak, begun = run_schedule(stage, schedule, {"F": forward_step, "B": backward_step})
-    return {"loss": stage.total, "gradients": gradients(stage), "peak": peak, "begun": begun,
-            "left": len(stage.kept)}
-
-
-def forward_alone(schedule: Schedule, sizes: list[int], layers: Layers, batch: Tensor | None,
+def forward_alone(schedule: Schedule, sizes: list[int], layers: Layers, inputs: Tensor,
                   targets: Tensor | None) -> dict:
     """forward_step in a schedule whose backwards only pass a tensor up, in sends that wait.
 
     kept: {micro-batch: (input, output, whether each has a gradient to come)} at the end
     """
-    stage = build_stage(sizes, layers, batch, targets)
-    _, begun = run_schedule(stage, schedule, {"F": forward_step, "B": pass_up})
+    stage = build_stage(sizes, layers, inputs if dist.get_rank() == 0 else None, targets)
+    _, sends = run_schedule(stage, schedule, {"F": forward_step, "B": pass_up})
     pairs = {j: (x.detach(), y.detach(), x.requires_grad, y.requires_grad)
              for j, (x, y) in stage.kept.items()}
-    return {"kept": list(pairs.items()), "total": stage.total, "begun": begun}
+    return {"kept": list(pairs.items()), "total": stage.total, "sends": sends}
 
 
 def pass_up(stage: Stage, j: int) -> None:
@@ -69,7 +60,7 @@ def pass_up(stage: Stage, j: int) -> None:
 def backward_alone(schedule: Schedule, sizes: list[int], layers: Layers, inputs: Tensor,
                    targets: Tensor | None) -> dict:
     """backward_step in a schedule whose forwards compute from the stage's own inputs, and only
-    pass a tensor down, in sends that wait. inputs: (T, C), of this stage"""
+    pass a tensor down, in sends that wait."""
     stage = build_stage(sizes, layers, None, targets)
 
     def forward(stage: Stage, j: int) -> None:
@@ -82,8 +73,8 @@ def backward_alone(schedule: Schedule, sizes: list[int], layers: Layers, inputs:
         if not stage.last:
             dist.send(tensor, stage.i + 1)
 
-    peak, begun = run_schedule(stage, schedule, {"F": forward, "B": backward_step})
-    return {"gradients": gradients(stage), "peak": peak, "begun": begun, "left": len(stage.kept)}
+    peak, sends = run_schedule(stage, schedule, {"F": forward, "B": backward_step})
+    return {"gradients": gradients(stage), "peak": peak, "sends": sends, "left": len(stage.kept)}
 
 
 def sleep(schedule: Schedule, seconds: dict[str, float], chunks: int = 1
@@ -104,9 +95,9 @@ def sleep(schedule: Schedule, seconds: dict[str, float], chunks: int = 1
         tensor = torch.zeros(16)
         if way and s - way in stages:
             dist.recv(tensor, (s - way) % stage.p, tag=tag_of(kind, s, j))
-        begin = time.monotonic()
+        start = time.monotonic()
         time.sleep(seconds[kind] / chunks)
-        times[kind, s, j] = begin, time.monotonic()
+        times[kind, s, j] = start, time.monotonic()
         if way and s + way in stages:
             work = dist.isend(tensor, (s + way) % stage.p, tag=tag_of(kind, s + way, j))
             stage.flights.append((tensor, work))

@@ -1,12 +1,18 @@
-"""Pipelines: schedules in unit times, and a training step on ranks beside one process."""
+"""Pipelines: schedules in unit times, and a Llama's training step on ranks beside one process."""
 
+import json
+import re
+import subprocess
+import sys
 from itertools import combinations
 
 import pytest
 import torch
 
 from lab import course
+from lab.course import ROOT
 from lab.judge.isolate import running
+from lab.judge.subject import Raised
 from layer3_system import (
     Deadlock,
     Stage,
@@ -23,10 +29,18 @@ from layer3_system import (
     zero_bubble,
 )
 from layer3_system.bench import s23_pipeline_parallel as bench
+from layer3_system.testing.pipeline_llama import MODEL, train_alone
 
-LESSON = course.find("s23_pipeline_parallel")
+LLAMA = "layer3_system.testing.pipeline_llama"
 FB = {"F": 1, "B": 2}
 FBW = {"F": 1, "B": 1, "W": 1}
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    lesson = course.find("s23_pipeline_parallel")
+    with running(lesson, lesson.sources) as subject:
+        yield subject.ranks
 
 
 def played(schedule, p, m, cost, message=0.0):
@@ -97,33 +111,60 @@ def test_a_stage_is_told_what_it_lacks():
         interleaved(0, 4, 6, 2)
 
 
+SIZES = [3, 5, 4, 2, 6, 3, 1, 4]
+
+
+def same_step(steps, loss, gradients):
+    """Whether the stages' parts together are the training step of one process."""
+    rows = [gradient for step in steps for gradient in step["gradients"]]
+    return steps[-1]["loss"] == pytest.approx(loss, rel=1e-5) and all(
+        (got - want).abs().max() <= 1e-5 * want.abs().max()
+        for got, want in zip(rows, gradients, strict=True))
+
+
 @pytest.mark.parametrize("schedule, p, sizes", [
-    (gpipe, 4, [3, 5, 4, 2, 6, 3, 1, 4]), (one_forward_one_backward, 4, [3, 5, 4, 2, 6, 3, 1, 4]),
-    (one_forward_one_backward, 4, [1, 6]), (one_forward_one_backward, 3, [2, 5, 1, 3])])
-def test_ranks_compute_what_one_process_does(schedule, p, sizes):
-    torch.manual_seed(0)
-    layers = [(torch.randn(32, 32) / 32**0.5, torch.randn(32)) for _ in range(8)]
-    batch, targets = torch.randn(2, sum(sizes), 32)
-    leaves = [t.double().requires_grad_() for pair in layers for t in pair]
-    y = batch.double()
-    for w, b in zip(leaves[::2], leaves[1::2], strict=True):
-        y = torch.tanh(y @ w.T + b)
-    loss = ((y - targets) ** 2).sum() / len(batch)
-    loss.backward()
-    cuts = split_layers([1] * 8, p)
-    with running(LESSON, LESSON.sources) as subject:
-        run = subject.ranks("layer3_system.testing.pipeline_ranks:train", [
-            (schedule(i, p, len(sizes)), sizes, [layers[layer] for layer in cut],
-             batch if i == 0 else None, targets if i == p - 1 else None)
-            for i, cut in enumerate(cuts)])
-    assert run.results[-1]["loss"] == pytest.approx(loss.item(), rel=1e-5)
-    for got, leaf in zip([g for r in run.results for g in r["gradients"]], leaves, strict=True):
-        assert (got - leaf.grad).abs().max() <= 1e-5 * leaf.grad.abs().max()
-    for i, result in enumerate(run.results):
-        neighbours = (i > 0) + (i < p - 1)
-        assert result["peak"] == peak_kept(schedule(i, p, len(sizes)))
-        assert result["left"] == 0 and result["begun"] == len(sizes) * neighbours
-        assert run.sent(i) == 4 * sum(sizes) * 32 * neighbours
+    (gpipe, 4, SIZES), (one_forward_one_backward, 4, SIZES), (one_forward_one_backward, 4, [1, 6]),
+    (one_forward_one_backward, 3, [2, 5, 1, 3]), (gpipe, 1, [4, 2])])
+def test_a_llama_in_stages_trains_as_in_one_process(ranks, schedule, p, sizes):
+    m = len(sizes)
+    run = ranks(f"{LLAMA}:train_llama", [(schedule(i, p, m), sizes) for i in range(p)])
+    assert same_step(run.results, *train_alone(sizes))
+    assert [step["peak"] for step in run.results] == [peak_kept(schedule(i, p, m))
+                                                      for i in range(p)]
+    assert len(run.messages) == 2 * m * (p - 1)
+    assert [run.sent(i) for i in range(p)] == [
+        4 * sum(sizes) * MODEL.C * ((i > 0) + (i < p - 1)) for i in range(p)]
+
+
+@pytest.mark.slow                               # PyTorch's pipelining imports its compiler
+def test_pytorchs_schedules_make_the_same_step_and_send_shapes(ranks):
+    schedules = {"GPipe": gpipe, "1F1B": one_forward_one_backward}
+    run = ranks(f"{LLAMA}:beside_library", [
+        ({name: schedule(i, 4, 8) for name, schedule in schedules.items()}, [5] * 8)
+        for i in range(4)])
+    alone = train_alone([5] * 8)
+    for name in schedules:
+        for one in (name, f"{name} of PyTorch"):
+            assert same_step([steps[one] for steps in run.results], *alone), one
+        ours, library = run.during(name), run.during(f"{name} of PyTorch")
+        assert len(library.messages) - len(ours.messages) == 3 * 2 * 3     # 3 boundaries, 2 ways
+        extra = library.matrix() - ours.matrix()
+        assert ((extra > 0) == (ours.matrix() > 0)).all() and extra.max() < 300
+    with pytest.raises(Raised, match="must be greater than or equal to the number of stages"):
+        ranks(f"{LLAMA}:train_library", [("1F1B", [5, 5])] * 4)
+
+
+@pytest.mark.slow                               # each of four processes imports all of it
+def test_the_program_for_torchrun():
+    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", "-m",
+             bench.__name__, "0.002"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    losses = dict(re.findall(r"^(\S.*?) +loss (\S+)$", done.stdout, re.M))
+    assert list(losses) == ["one process", "GPipe", "GPipe of PyTorch", "1F1B", "1F1B of PyTorch"]
+    assert {float(loss) for loss in losses.values()} == {
+        pytest.approx(float(losses["one process"]), rel=1e-5)}
+    assert re.findall(r"^(.*), forward 0.002 s: 0", done.stdout, re.M) == list(bench.WAYS)
 
 
 @pytest.mark.slow                               # PyTorch's pipelining imports its compiler
@@ -148,9 +189,32 @@ def test_interleaved_is_the_librarys_order():
 
 
 def test_schedules_on_ranks_that_sleep():
-    shares = bench.measured(0.002)
-    assert list(shares) == list(bench.WAYS)
-    assert all(0 < share < 1 for share in shares.values())
+    rows = bench.measured(0.002)
+    assert list(rows) == list(bench.WAYS)
+    assert [row["messages"] for row in rows.values()] == [48, 48, 112, 48]
+    assert all(0 < row["idle"] < 1 and 0 < row["message_s"] <= row["longest_s"]
+               for row in rows.values())
+
+
+def test_how_long_a_message_takes_is_read_from_the_times():
+    for name, (schedule, cost, _) in bench.WAYS.items():
+        delays = bench.handovers(played(schedule, 4, 8, cost, 0.25), 4)
+        assert delays == [pytest.approx(0.25)] * len(delays) and delays, name
+
+
+def test_the_record_shows_what_the_lesson_says_of_it():
+    for row in json.loads(bench.RECORD.read_text())["rows"]:
+        lead = {}
+        for name, one in row["schedules"].items():
+            schedule, cost, _ = bench.WAYS[name]
+            paper, latency = (bubble(played(schedule, 4, 8, cost, message), 4)
+                              for message in (0, one["message_s"] / row["forward_s"]))
+            assert one["idle"] > latency > paper
+            assert one["longest_s"] > 3 * one["message_s"]
+            assert one["messages"] == (112 if name == "interleaved, v = 2" else 48)
+            lead[name] = paper, one["idle"]
+        ours, other = lead["1F1B"], lead["interleaved, v = 2"]
+        assert 0 < ours[1] - other[1] < ours[0] - other[0]
 
 
 def test_pictures():

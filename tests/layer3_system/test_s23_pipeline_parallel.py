@@ -1,4 +1,4 @@
-"""Graders of s23. p: stages   m: micro-batches, of uneven sizes on ranks"""
+"""Graders of s23. p: stages   m: micro-batches, of uneven sizes on ranks   C: width"""
 
 import re
 
@@ -6,326 +6,259 @@ import torch
 
 from lab.judge.mistakes import mistake
 from lab.judge.ranks import RankFault
-from layer3_system.pipeline import Deadlock, bubble, peak_kept, play
+from layer3_system.pipeline import Deadlock, peak_kept, play
 
 DRIVER = "layer3_system.testing.pipeline_ranks"
 CASES = [(4, 8), (1, 1), (3, 1), (4, 2), (4, 3), (8, 32)]
-# stages, and tokens of each micro-batch, on ranks
-ON_RANKS = [(3, [3, 5, 1, 4, 2]), (1, [2, 1])]
+ON_RANKS = [(3, [3, 5, 1, 4, 2]), (1, [2, 1])]      # stages, and tokens of each micro-batch
 C = 8
-TICKS = {"F": 1, "B": 1}
+AT_TOKEN = "token {0[0]}, number {0[1]}".format
 
 
 def needed(kind, i, j, p):
-    """What `needs` is to return, as a set."""
-    if kind == "F":
-        return {("F", i - 1, j)} if i else set()
-    return {("F", i, j)} | ({("B", i + 1, j)} if i < p - 1 else set())
+    """What `needs` is to return."""
+    rows = [("F", i - 1, j)] if kind == "F" else [("F", i, j), ("B", i + 1, j)]
+    return [row for row in rows if row[1] in range(p)]
 
 
-def forwards_first(i, p, m, ahead):
-    """`ahead` forwards, then pairs, then the remaining backwards."""
-    rows = [("F", j) for j in range(ahead)]
-    for j in range(m):
-        rows += [("F", ahead + j)] if ahead + j < m else []
-        rows += [("B", j)]
-    return rows
+def schedules(p, m, all_first=False):
+    """Of each stage: forwards, as many as stages after it or all, then pairs, then backwards."""
+    aheads = [m if all_first else min(p - 1 - i, m) for i in range(p)]
+    return [[("F", j) for j in range(ahead)] + [
+        action for j in range(m) for action in (("F", ahead + j), ("B", j)) if action[1] < m]
+        for ahead in aheads]
 
 
-# ---- predictions
+def check_guess(guess, right, known, hint):
+    """known: {a wrong guess, written out: (id, sentence)}"""
+    text = re.sub(r"\.0\b", "", str(list(guess) if isinstance(guess, tuple) else guess))
+    name, why = known.get(text, ("other", hint))
+    assert text == str(right), mistake(name, f"{text:.200} is not it: {why}", why)
 
 
 def test_predict_steps(subject):
-    p = 8
-    m = 32
-    times = play([forwards_first(i, p, m, m) for i in range(p)], needed, TICKS)
-    want = max(end for _, end in times.values())
-    got = subject.predict_steps()
-    known = {
-        p - 1 + 2 * m: ("no_way_back", "the last stage is done then, and the last gradients have "
-                        "still to go back through 7 stages"),
-        2 * m: ("no_bubble", "that is the work of one stage: the last stage has nothing to do "
-                "before 7 others have done a forward"),
-        2 * m * p: ("one_at_a_time", "that is all work of all stages, one action at a time"),
-        m + p - 1: ("no_backward", "that is until the last forward: 32 backwards a stage follow")}
-    name, why = known.get(got, ("other", "draw the lanes of the first and the last stage"))
-    assert got == want, mistake(name, f"{got!r:.20} ticks is not it: {why}", why)
+    check_guess(subject.predict_steps(), 2 * (32 + 8 - 1), {
+        "71": ("no_way_back", "the last stage is done then, and the last gradients have still to "
+               "go back through 7 stages"),
+        "64": ("no_bubble", "that is the work of one stage: the last stage has nothing to do "
+               "before 7 others have done a forward"),
+        "512": ("one_at_a_time", "that is all work of all stages, one action at a time"),
+        "39": ("no_backward", "that is until the last forward: 32 backwards a stage follow")},
+        "draw the lanes of the first and the last stage")
 
 
 def test_predict_kept(subject):
-    p = 4
-    m = 8
-    want = [peak_kept(forwards_first(i, p, m, p - 1 - i)) for i in range(p)]
-    got = subject.predict_kept()
-    assert isinstance(got, (list, tuple)) and len(got) == p, mistake(
-        "not_four", f"predict_kept: got {got!r:.200}, expected a list of four numbers")
-    known = {(m,) * p: ("as_gpipe", "that is GPipe, whose first backward comes after all forwards"),
-             tuple(want[::-1]): ("wrong_end", "a forward waits longest for its backward on the "
-                                 "first stage, not on the last"),
-             (p,) * p: ("all_alike", "a stage near the end waits for fewer others before its first "
-                        "backward"),
-             tuple(w - 1 for w in want): ("before_the_pair", "the forward of the first pair is "
-                                          "kept, too")}
-    name, why = known.get(tuple(got), ("other", "count the forwards before the first backward"))
-    assert list(got) == want, mistake(name, f"kept at the peak, {list(got)} is not it: {why}", why)
+    check_guess(subject.predict_kept(), list(map(peak_kept, schedules(4, 8))), {
+        "[8, 8, 8, 8]": ("as_gpipe", "that is GPipe: its first backward follows all forwards"),
+        "[1, 2, 3, 4]": ("wrong_end", "a forward waits longest for its backward on the first "
+                         "stage, not on the last"),
+        "[4, 4, 4, 4]": ("all_alike", "a stage near the end waits for fewer others before its "
+                         "first backward"),
+        "[3, 2, 1, 0]": ("before_the_pair", "the forward of the first pair is kept, too")},
+        "a list of four numbers: count the forwards before each stage's first backward")
 
 
-# ---- schedules
-
-
-def actions(got, call, m):
-    """The schedule as pairs: each forward and each backward once, a forward before its backward,
-    both in the order of the micro-batches."""
+def tuples(got, length, call):
+    """A list of pairs (kind, micro-batch) or triples (kind, stage, micro-batch)."""
     assert isinstance(got, (list, tuple)) and all(
-        isinstance(a, (list, tuple)) and len(a) == 2 and a[0] in ("F", "B") for a in got), mistake(
-            "not_actions", f'{call}: got {got!r:.200}, expected a list of pairs such as ("F", 0)',
-            "a schedule is a list of pairs")
-    rows = [tuple(a) for a in got]
-    for kind, way in (("F", "forward"), ("B", "back")):
-        own = [j for k, j in rows if k == kind]
-        for j in own:
-            assert j in range(m), mistake(
-                "beyond", f'{call} has ("{kind}", {j}): the micro-batches are 0 to {m - 1}',
-                "a schedule has a micro-batch that does not exist")
-            assert own.count(j) == 1, mistake(
-                "twice", f"{call}: micro-batch {j} goes {way} {own.count(j)} times",
-                "a micro-batch goes the same way twice")
-        for j in range(m):
-            assert j in own, mistake(f"never_{way}", f"{call}: micro-batch {j} never goes {way}",
-                                     f"a micro-batch never goes {way}")
-    for j in range(m):
-        assert rows.index(("F", j)) < rows.index(("B", j)), mistake(
-            "backward_first", f"{call}: micro-batch {j} goes back before it went forward",
-            "a micro-batch goes back before it went forward")
-    for kind, way in (("F", "forward"), ("B", "back")):
-        own = [j for k, j in rows if k == kind]
-        assert own == list(range(m)), mistake(
-            f"{way}_reversed", f"{call}: micro-batches go {way} in the order "
-            f"{', '.join(map(str, own[:4]))} …, expected 0, 1, 2 …: the next stage sends and "
-            f"receives them in this order", f"micro-batches go {way} out of order")
-    return rows
+        isinstance(row, (list, tuple)) and len(row) == length and isinstance(row[0], str)
+        and row[0] in {"F", "B"} and all(isinstance(n, int) for n in row[1:])
+        for row in got), mistake(
+            "not_actions", f"{call}: got {got!r:.200}, expected a list of {length}-tuples that "
+            f'start with "F" or "B"')
+    return [tuple(row) for row in got]
 
 
-def check_schedules(subject, name, p, m, want, peaks):
-    """want: the schedules, a stage each.  peaks: {(kept by each stage): (id, sentence)}"""
-    title = f"{name} of {p} stages and {m} micro-batches"
-    got = [actions(getattr(subject, name)(i, p, m), f"{name}({i}, {p}, {m})", m) for i in range(p)]
+def broken(rows, m):
+    """(id, what is wrong) with one stage's schedule, or None."""
+    for kind, way in (("F", "forward"), ("B", "back")):
+        own = [row[1] for row in rows if row[0] == kind]
+        if beyond := set(own) - set(range(m)):
+            return "beyond", f'it has ("{kind}", {beyond.pop()}) of {m} micro-batches'
+        if missing := set(range(m)) - set(own):
+            return f"never_{way}", f"micro-batch {min(missing)} never goes {way}"
+        if len(own) > m:
+            return "twice", f"{len(own)} micro-batches of {m} go {way}, so one does twice"
+        if own != sorted(own):
+            return f"{way}_reversed", (f"micro-batches go {way} in the order {own}: the next stage "
+                                       "sends and receives them in the order 0, 1, 2 …")
+    early = [j for j in range(m) if rows.index(("B", j)) < rows.index(("F", j))]
+    return ("backward_first", f"micro-batch {early[0]} goes back before it went forward"
+            ) if early else None
+
+
+def different(got, want, peaks):
+    """(id, what is wrong) with whole schedules; peaks: {kept by each stage: (id, sentence)}"""
+    p = len(want)
     try:
-        times = play(got, needed, TICKS)
+        times = play(got, needed, {"F": 1, "B": 1})
     except Deadlock as error:
-        raise AssertionError(mistake("deadlock", f"{title}: the stages wait for each other: "
-                                     f"{error}", "the stages wait for each other")) from None
-    kept = tuple(map(peak_kept, got))
-    right = tuple(map(peak_kept, want))
+        return "deadlock", f"the stages wait for each other: {error}"
+    kept, right = (tuple(map(peak_kept, rows)) for rows in (got, want))
     if kept != right and kept in peaks:
-        cause, why = peaks[kept]
-        raise AssertionError(mistake(
-            cause, f"{title}: the stages keep {', '.join(map(str, kept))} micro-batches at the "
-            f"peak, expected {', '.join(map(str, right))}: {why}", why))
+        name, why = peaks[kept]
+        return name, f"the stages keep {kept} micro-batches at the peak, expected {right}: {why}"
     length = max(end for _, end in times.values())
-    assert length == 2 * (m + p - 1), mistake(
-        "idle", f"{title}: all is done after {length:g} ticks, expected {2 * (m + p - 1)}: stages "
-        f"are idle for {bubble(times, p):.0%} of the time. Does a stage wait for a backward before "
-        f"it goes on with the next forward?", "stages wait where they could go on")
-    for i in range(p):
-        wrong = next((k for k in range(2 * m) if got[i][k] != want[i][k]), None)
-        assert wrong is None, mistake(
-            "other_order", f"{name}({i}, {p}, {m}): action {wrong} is {got[i][wrong]}, expected "
-            f"{want[i][wrong]}", "an action comes at another place")
+    if length > len(want[0]) + 2 * p - 2:
+        return "idle", (f"all is done after {length:g} ticks, expected {len(want[0]) + 2 * p - 2}. "
+                        "Does a stage wait for a backward before it goes on with a forward?")
+    i = next(i for i in range(p) if got[i] != want[i])
+    return "other_order", f"stage {i} does {got[i]}, expected {want[i]}"
 
 
-def cases(rng):
-    """[(p, m)], five of them drawn."""
-    return [*CASES, *rng.integers(2, 12, (5, 2)).tolist()]
+def check_schedules(subject, rng, name, peaks):
+    """In fixed cases and five that are drawn. peaks(p, m): as in different()"""
+    for p, m in [*CASES, *rng.integers(2, 12, (5, 2)).tolist()]:
+        got = []
+        for i in range(p):
+            call = f"{name}({i}, {p}, {m})"
+            got.append(tuples(getattr(subject, name)(i, p, m), 2, call))
+            fault = broken(got[i], m)
+            assert not fault, mistake(fault[0], f"{call}: {fault[1]}")
+        want = schedules(p, m, all_first=name == "gpipe")
+        fault, text = different(got, want, peaks(p, m)) if got != want else ("", "")
+        assert not fault, mistake(fault, f"{name} of {p} stages and {m} micro-batches: {text}")
 
 
 def test_gpipe(subject, rng):
-    for p, m in cases(rng):
-        check_schedules(subject, "gpipe", p, m, [forwards_first(i, p, m, m) for i in range(p)], {
-            tuple(min(p - i, m) for i in range(p)): (
-                "as_1f1b", "a backward comes before the last forward, as in 1F1B")})
+    check_schedules(subject, rng, "gpipe", lambda p, m: {
+        tuple(min(p - i, m) for i in range(p)): (
+            "as_1f1b", "a backward comes before the last forward, as in 1F1B")})
 
 
 def test_one_forward_one_backward(subject, rng):
-    for p, m in cases(rng):
-        want = [forwards_first(i, p, m, min(p - 1 - i, m)) for i in range(p)]
-        check_schedules(subject, "one_forward_one_backward", p, m, want, {
-            (m,) * p: ("as_gpipe", "all forwards come first, as in GPipe"),
-            tuple(min(p - i + 1, m) for i in range(p)): (
-                "one_more_ahead", "one forward more than there are stages after it comes first"),
-            (min(p, m),) * p: ("ahead_alike", "each stage does as many forwards first as stage 0")})
-
-
-def check_needs(subject, kind, i, j, p):
-    got = subject.needs(kind, i, j, p)
-    call = f'needs("{kind}", {i}, {j}, {p})'
-    assert isinstance(got, (list, tuple, set)) and all(
-        isinstance(a, (list, tuple)) and len(a) == 3 for a in got), mistake(
-            "not_triples", f"{call}: got {got!r:.200}, expected a list of (kind, stage, "
-                           f"micro-batch)", "expected a list of triples")
-    got = {tuple(a) for a in got}
-    want = needed(kind, i, j, p)
-    action = f"{'forward' if kind == 'F' else 'backward'} {j} of stage {i} of {p}"
-    for other in sorted(got - want, key=str):
-        name, why = (
-            ("beyond_ends", f"there is no stage {other[1]}") if other[1] not in range(p) else
-            ("other_part", "another micro-batch is the schedule's matter") if other[2] != j else
-            ("wrong_way", "forwards come from the stage before, gradients from the next stage"))
-        text = why if name != "beyond_ends" else "a stage at the end has one neighbour"
-        raise AssertionError(mistake(name, f"{call}: {action} waits for {other}: {why}", text))
-    for other in sorted(want - got):
-        name, why = (("own_forgotten", "a backward needs what its own stage's forward has kept")
-                     if other[:2] == ("F", i) else
-                     ("no_neighbour", "what the neighbour computes must have come"))
-        raise AssertionError(mistake(name, f"{call}: {action} begins without {other}: {why}", why))
+    check_schedules(subject, rng, "one_forward_one_backward", lambda p, m: {
+        (m,) * p: ("as_gpipe", "all forwards come first, as in GPipe"),
+        tuple(min(p - i + 1, m) for i in range(p)): (
+            "one_more_ahead", "one forward more than there are stages after it comes first"),
+        (min(p, m),) * p: ("ahead_alike", "each stage does as many forwards first as stage 0")})
 
 
 def test_needs(subject, rng):
-    """The whole table of three stages; the ends of one and of eight; two drawn."""
-    for kind in "FB":
-        for p, i, j in [*((3, i, j) for i in (1, 0, 2) for j in (0, 2)), (1, 0, 1), (8, 7, 0),
-                        (8, 0, 5), *((9, *row) for row in rng.integers(1, 8, (2, 2)).tolist())]:
-            check_needs(subject, kind, i, j, p)
-
-
-# ---- on ranks
+    """Three stages whole, the ends of one and of eight, and two that are drawn."""
+    rows = [*((3, i, j) for i in (1, 0, 2) for j in (0, 2)), (1, 0, 1), (8, 7, 0), (8, 0, 5),
+            *((9, *row) for row in rng.integers(1, 8, (2, 2)).tolist())]
+    for kind, (p, i, j) in ((kind, row) for kind in "FB" for row in rows):
+        call = f'needs("{kind}", {i}, {j}, {p})'
+        got = tuples(subject.needs(kind, i, j, p), 3, call)
+        want = needed(kind, i, j, p)
+        for row in got:
+            name, why = (
+                ("beyond_ends", "there is no such stage: one at an end has one neighbour")
+                if row[1] not in range(p) else
+                ("other_part", "another micro-batch is the schedule's matter") if row[2] != j else
+                ("wrong_way", "forwards come from the stage before, gradients from the next one"))
+            assert row in want, mistake(name, f"{call} waits for {row}: {why}", why)
+        for row in want:
+            name, why = (("own_forgotten", "a backward needs what its own stage's forward kept")
+                         if row[:2] == ("F", i) else
+                         ("no_neighbour", "what the neighbour computes must have come"))
+            assert row in got, mistake(name, f"{call} does not wait for {row}: {why}", why)
 
 
 class Problem:
-    """Two layers of tanh a stage, and what one process computes of them in float64."""
+    """Two layers of tanh a stage, and what one process computes of them in float64.
+
+    inputs[i][j]: of stage i and micro-batch j, the last stage's outputs after them; losses[j];
+    gradients[j]: of all weights and biases in order
+    """
 
     def __init__(self, rng, p, sizes):
-        def draw(*shape):
-            return torch.from_numpy(rng.standard_normal(shape))
-
-        self.p = p
+        leaves = [torch.from_numpy(rng.standard_normal(shape) / C**0.5).requires_grad_()
+                  for _ in range(2 * p) for shape in ((C, C), (C,))]
+        batch, self.targets = torch.from_numpy(rng.standard_normal((2, sum(sizes), C)))
+        graph = [batch.split(sizes)]
+        for w, b in zip(leaves[::2], leaves[1::2], strict=True):
+            graph.append([torch.tanh(x @ w.T + b) for x in graph[-1]])
+        losses = [((y - t) ** 2).sum() / sum(sizes)
+                  for y, t in zip(graph[-1], self.targets.split(sizes), strict=True)]
         self.sizes = sizes
-        self.weights = [[(draw(C, C) / C**0.5, draw(C)) for _ in range(2)] for _ in range(p)]
-        self.targets = draw(sum(sizes), C)
-        self.inputs = [draw(sum(sizes), C)]             # of each stage, and the last one's output
-        for i in range(p):
-            self.inputs.append(self.layers(i, self.inputs[i]))
-        errors = ((self.inputs[p] - self.targets) ** 2).sum(1)
-        self.losses = torch.stack([part.sum() for part in errors.split(sizes)]) / sum(sizes)
+        self.gradients = [torch.autograd.grad(loss, leaves) for loss in losses]
+        self.weights = [leaf.detach() for leaf in leaves]
+        self.inputs = [[x.detach() for x in parts] for parts in graph[::2]]
+        self.losses = torch.stack(losses).detach()
 
-    def layers(self, i, x):
-        for w, b in self.weights[i]:
-            x = torch.tanh(x @ w.T + b)
-        return x
-
-    def gradients(self, part=slice(None)):
-        """Of all weights by stage, from some tokens."""
-        leaves = [t.requires_grad_() for stage in self.weights for pair in stage for t in pair]
-        x = self.inputs[0]
-        for i in range(self.p):
-            x = self.layers(i, x)
-        loss = ((x - self.targets)[part] ** 2).sum() / sum(self.sizes)
-        return [g.numpy() for g in torch.autograd.grad(loss, leaves)]
-
-    def arguments(self, inputs_everywhere):
-        p = self.p
-        m = len(self.sizes)
-        return [(forwards_first(i, p, m, min(p - 1 - i, m)), self.sizes,
-                 [(w.detach().float(), b.detach().float()) for w, b in self.weights[i]],
-                 self.inputs[i].detach().float() if inputs_everywhere or i == 0 else None,
-                 self.targets.float() if i == p - 1 else None) for i in range(p)]
+    def on_ranks(self, subject, function):
+        """The results of each rank; a send that waits is told in the words of the lesson."""
+        p = len(self.weights) // 4
+        layers = [t.float() for t in self.weights]
+        try:
+            return subject.ranks(f"{DRIVER}:{function}", [
+                (schedule, self.sizes, [layers[4 * i:4 * i + 2], layers[4 * i + 2:4 * i + 4]],
+                 torch.cat(self.inputs[i]).float(), self.targets.float() if i == p - 1 else None)
+                for i, schedule in enumerate(schedules(p, len(self.sizes)))]).results
+        except RankFault as error:
+            if not re.search(r"in send of [^;]*\(s23", str(error)):
+                raise
+            why = ("a stage waits until its send is received, and the other stage waits in a send, "
+                   "too: begin sends with isend, and do not wait for them")
+            waits = str(error).partition(". A send")[0]
+            raise AssertionError(mistake("blocking_send", f"{waits}. Here {why}", why)) from None
 
 
-def on_ranks(subject, function, arguments):
-    """A RankRun; a send of the learner's that waits is told in the words of the lesson."""
-    try:
-        return subject.ranks(f"{DRIVER}:{function}", arguments)
-    except RankFault as error:
-        if not re.search(r"in send of [^;]*\(s23", str(error)):
-            raise
-        why = ("a stage waits until its send is received, and the other stage waits in a send, "
-               "too: begin sends with isend, and do not wait for them")
-        waits = str(error).partition(". A send")[0]
-        raise AssertionError(mistake("blocking_send", f"{waits}. Here {why}", why)) from None
+def check_flights(result, i, sends):
+    assert result["sends"] == sends, mistake("handle_dropped", (
+        f"stage {i} puts {result['sends']} handles into stage.flights, expected {sends}, one for "
+        f"each send: else nobody waits for its end, and its tensor may be freed before it left"))
 
 
-def of_a_token(index):
-    return "token {}, number {}".format(*index)
-
-
-def check_flights(run, i, m, sends):
-    """sends: whether stage i has somewhere to send to."""
-    begun = run.results[i]["begun"]
-    assert begun == m * sends, mistake(
-        "handle_dropped", f"stage {i} puts {begun} handles into stage.flights, expected "
-        f"{m * sends}, one for each send: else the end of the send is not waited for, and its "
-        f"tensor may be freed before it has left", "a send's handle is not in stage.flights")
+def check_kept(agree, problem, i, j, pair, reused):
+    """The pair that a stage has kept. reused: what one buffer for all inputs holds at the end"""
+    x, y, x_waits, y_waits = pair
+    what = f"stage {i}, micro-batch {j}"
+    agree(x, problem.inputs[i][j], "float32", f"{what}: the input kept", AT_TOKEN, {
+        "buffer_reused": ("a later micro-batch is received into the same tensor",
+                          reused[:len(problem.inputs[i][j])])})
+    assert x_waits or i == 0, mistake("no_gradient", (
+        f"{what}: its input asks for no gradient (requires_grad_): stage {i - 1} would get none"))
+    assert y_waits, mistake("detached", f"{what}: no backward can begin from the output that is "
+                            f"kept, it has no graph")
+    last = i + 2 == len(problem.inputs)
+    assert y.shape == () or not last, mistake("loss_not_kept", (
+        f"{what}: its output is the loss, a single number; kept is one of shape {tuple(y.shape)}"))
+    agree(y, problem.losses[j] if last else problem.inputs[i + 1][j], "float32",
+          f"{what}: the output kept", *[AT_TOKEN] * (not last))
 
 
 def test_forward_step(subject, rng, agree):
     for p, sizes in ON_RANKS:
-        check_forward(subject, rng, agree, p, sizes)
-
-
-def check_forward(subject, rng, agree, p, sizes):
-    problem = Problem(rng, p, sizes)
-    m = len(sizes)
-    run = on_ranks(subject, "forward_alone", problem.arguments(False))
-    for i, result in enumerate(run.results):
-        kept = dict(result["kept"])
-        reused = torch.zeros(max(sizes), C, dtype=torch.float64)
-        for part in problem.inputs[i].split(sizes):
-            reused[:len(part)] = part
-        for j in range(m):
-            assert j in kept, mistake("not_kept", f"stage {i}: stage.kept has no {j} after forward "
-                                      f"{j}", "stage.kept lacks a micro-batch")
-            x, y, x_waits, y_waits = kept[j]
-            what = f"stage {i}, micro-batch {j}"
-            agree(x, problem.inputs[i].split(sizes)[j], "float32", f"{what}: the input kept",
-                  of_a_token, {"buffer_reused": (
-                      "a later micro-batch is received into the same tensor", reused[:sizes[j]])})
-            assert x_waits or i == 0, mistake(
-                "no_gradient", f"{what}: its input asks for no gradient (requires_grad_): stage "
-                f"{i - 1} would get none", "an input asks for no gradient")
-            assert y_waits, mistake("detached", f"{what}: the output that is kept has no graph: a "
-                                    f"backward cannot begin from it", "an output has no graph")
-            if i < p - 1:
-                agree(y, problem.inputs[i + 1].split(sizes)[j], "float32", f"{what}: the output",
-                      of_a_token)
-                continue
-            assert y.shape == (), mistake(
-                "loss_not_kept", f"{what}: the output that is kept has shape {tuple(y.shape)}, "
-                f"expected the loss, a single number", "the last stage does not keep the loss")
-            agree(y, problem.losses[j], "float32", f"{what}: the loss")
-        check_flights(run, i, m, i < p - 1)
-    losses = problem.losses
-    tokens = torch.tensor(sizes)
-    agree(run.results[-1]["total"], losses.sum(), "float32", "stage.total of the last stage",
-          mistakes={"overwritten_loss": ("only the last micro-batch's loss is there", losses[-1]),
-                    "mean_loss": ("each micro-batch's own mean counts alike, whatever its tokens",
-                                  (losses * sum(sizes) / tokens).mean())})
+        problem = Problem(rng, p, sizes)
+        m = len(sizes)
+        results = problem.on_ranks(subject, "forward_alone")
+        for i, result in enumerate(results):
+            kept = dict(result["kept"])
+            assert sorted(kept) == list(range(m)), mistake(
+                "not_kept", f"after {m} forwards, stage {i} has in stage.kept only {sorted(kept)}")
+            reused = torch.zeros(max(sizes), C, dtype=torch.float64)
+            for x in problem.inputs[i]:
+                reused[:len(x)] = x
+            for j in range(m):
+                check_kept(agree, problem, i, j, kept[j], reused)
+            check_flights(result, i, m * (i < p - 1))
+        losses = problem.losses
+        means = losses * sum(sizes) / torch.tensor(sizes)
+        agree(results[-1]["total"], losses.sum(), "float32", "stage.total of the last stage",
+              mistakes={
+                  "overwritten_loss": ("only the last micro-batch's loss is there", losses[-1]),
+                  "mean_loss": ("each micro-batch's own mean counts alike, whatever its tokens",
+                                means.mean())})
 
 
 def test_backward_step(subject, rng, agree):
     for p, sizes in ON_RANKS:
-        check_backward(subject, rng, agree, p, sizes)
-
-
-def check_backward(subject, rng, agree, p, sizes):
-    problem = Problem(rng, p, sizes)
-    m = len(sizes)
-    run = on_ranks(subject, "backward_alone", problem.arguments(True))
-    want = problem.gradients()
-    wrong = {
-        "grad_overwritten": ("only the last micro-batch's gradient is there: they add up",
-                             problem.gradients(slice(sum(sizes[:-1]), None))),
-        "divided_by_m": (f"the gradient is divided by the {m} micro-batches: the loss is a sum of "
-                         f"their shares", [g / m for g in want])}
-    for i, result in enumerate(run.results):
-        for k, got in enumerate(result["gradients"]):
-            at = 4 * i + k
-            what = f"stage {i}, layer {k // 2}: the gradient of {('the weight', 'the bias')[k % 2]}"
-            assert got is not None, mistake("no_backward", f"{what}: there is none",
-                                            "the weights get no gradient")
-            agree(got, want[at], "float32", what, mistakes={
-                name: (sentence, grads[at]) for name, (sentence, grads) in wrong.items()})
-        assert result["left"] == 0, mistake(
-            "keeps_all", f"stage {i} still keeps {result['left']} micro-batches after their "
-            f"backwards, and {result['peak']} at the peak: take them out of stage.kept",
-            "activations stay after their backward")
-        check_flights(run, i, m, i > 0)
+        problem = Problem(rng, p, sizes)
+        m = len(sizes)
+        for i, result in enumerate(problem.on_ranks(subject, "backward_alone")):
+            for k, got in enumerate(result["gradients"]):
+                what = f"stage {i}, layer {k // 2}: the gradient of the {('weight', 'bias')[k % 2]}"
+                assert got is not None, mistake("no_backward", f"{what}: there is none")
+                parts = [gradients[4 * i + k] for gradients in problem.gradients]
+                agree(got, sum(parts), "float32", what, mistakes={
+                    "grad_overwritten": ("only the last micro-batch's gradient is there: they add "
+                                         "up", parts[-1]),
+                    "divided_by_m": ("the gradient is divided by the number of micro-batches: the "
+                                     "loss is a sum of their shares", sum(parts) / m)})
+            assert result["left"] == 0, mistake("keeps_all", (
+                f"stage {i} still keeps {result['left']} micro-batches after their backwards, and "
+                f"{result['peak']} at the peak: take them out of stage.kept"))
+            check_flights(result, i, m * (i > 0))
