@@ -1,0 +1,212 @@
+"""Graders of s22. Numbers of the exercises that only move and add are whole, so sums are exact."""
+
+import numpy as np
+import pytest
+import torch
+
+from lab.judge.mistakes import mistake
+
+DRIVER = "layer3_system.testing.tensor_driver"
+CONFIG = {"L": 1, "C": 10, "H": 8, "G": 2, "D": 4, "F": 12, "V": 20, "eps": 1e-5, "theta": 1e4,
+          "room": 8}
+SHAPES = {"self_attn.q_proj.weight": (32, 10), "self_attn.k_proj.weight": (8, 10),
+          "self_attn.v_proj.weight": (8, 10), "self_attn.o_proj.weight": (10, 32),
+          "mlp.gate_proj.weight": (12, 10), "mlp.up_proj.weight": (12, 10),
+          "mlp.down_proj.weight": (10, 12), "self_attn.q_proj.bias": (32,),
+          "self_attn.k_proj.bias": (8,), "self_attn.v_proj.bias": (8,),
+          "self_attn.o_proj.bias": (10,), "mlp.gate_proj.bias": (12,), "mlp.down_proj.bias": (10,),
+          "input_layernorm.weight": (10,), "self_attn.q_norm.weight": (4,)}
+NAMES = {f"model.layers.0.{name}": shape for name, shape in SHAPES.items()} | {
+    "model.embed_tokens.weight": (20, 10), "lm_head.weight": (20, 10), "model.norm.weight": (10,)}
+
+
+def whole_numbers(rng, *shape):
+    """From 1 to 9, in fp32."""
+    return torch.from_numpy(rng.integers(1, 10, shape).astype(np.float32))
+
+
+def one_collective(run, what, numbers, name, why):
+    """AssertionError unless each rank calls one all-reduce of so many numbers."""
+    for r in range(run.n):
+        got = [(c.name, sum(c.pieces)) for c in run.collectives if c.rank == r]
+        assert got == [("all_reduce", numbers)], mistake(
+            name, f"{what}: rank {r} calls {words(got)}, expected one all_reduce of {numbers} "
+            f"numbers: {why}", why)
+
+
+def words(calls):
+    return ", then ".join(f"{name} of {numbers} numbers" for name, numbers in calls) or "nothing"
+
+
+def test_predict_all_reduces(subject):
+    L = 4
+    sums = ["embedding", *(f"layer {i}: {part}" for i in range(L) for part in ("o", "down"))]
+    known = {L: ("one_a_layer", "attention and MLP are two pairs of matrices, and each ends in a "
+                                "sum"),
+             2 * L: ("no_embedding", "a token's row is on one rank: how do the others get it?"),
+             7 * L: ("each_matrix", "each matrix of a layer is counted; what is cut by columns "
+                                    "needs nothing"),
+             4 * L: ("with_backward", "backward is counted too")}
+    guess = subject.predict_all_reduces()
+    name, why = known.get(guess, ("", "it is a whole number"))
+    assert guess == len(sums), mistake(name, f"all-reduces of a forward of {L} layers: got "
+                                       f"{guess}: {why}", why)
+
+
+# ---- who has which weights
+
+
+def kind_of(name):
+    """What is cut of a weight: rows, heads, columns or nothing."""
+    part = name.split(".")[-2]
+    if part in ("k_proj", "v_proj"):
+        return "heads"
+    if part in ("o_proj", "down_proj"):
+        return "columns" if name.endswith("weight") else "bias"
+    return "rows" if part.endswith("_proj") or part in ("embed_tokens", "lm_head") else "norm"
+
+
+def heads_of(r, n):
+    """The kv heads that rank r's query heads read."""
+    H, G = CONFIG["H"], CONFIG["G"]
+    return sorted({h // (H // G) for h in range(r * H // n, (r + 1) * H // n)})
+
+
+def part_of(name, w, r, n, heads=None):
+    """Rank r's part of a weight, by the book."""
+    kind = kind_of(name)
+    if kind == "heads":
+        return np.concatenate([np.split(w, CONFIG["G"])[g] for g in heads or heads_of(r, n)])
+    if kind in ("rows", "columns"):
+        return np.split(w, n, axis=int(kind == "columns"))[r]
+    return w
+
+
+def wrong_shape(name, got, want, r, n):
+    """The message about a part of another shape."""
+    kind = kind_of(name)
+    sentences = {
+        "rows": ("rows_whole", "rank r takes 1/n of the rows, which are its outputs"),
+        "heads": ("kv_cut", f"{n} ranks, {CONFIG['G']} kv heads of {CONFIG['D']} rows: a head is "
+                            f"never cut; with more ranks than heads, several have the same"),
+        "columns": ("both_rows", "o and down come second: their inputs are cut, the columns"),
+        "bias": ("bias_cut", "the bias of o and down is added to the sum, which is whole on every "
+                             "rank"),
+        "norm": ("norm_cut", "a norm looks at a whole token, and every rank has it")}
+    id, why = sentences[kind]
+    return mistake(id, f"shard of {name}, rank {r} of {n}: shape {tuple(got)}, expected "
+                   f"{tuple(want)}: {why}", why)
+
+
+def check_part(subject, agree, name, w, m, r, n):
+    got = subject.shard(name, w, m, r, n)
+    array = w.numpy()
+    want = part_of(name, array, r, n)
+    what = f"shard of {name}, rank {r} of {n}"
+    shape = getattr(got, "shape", None)
+    assert shape is None or shape == want.shape, wrong_shape(name, shape, want.shape, r, n)
+    known = {"interleaved": (f"rank {r} takes rows {r}, {r + n}, {r + 2 * n} …: they are not of "
+                             f"one head", array[r::n])} if kind_of(name) == "rows" and n > 1 else {}
+    if kind_of(name) == "heads" and n > CONFIG["G"]:
+        head = r % CONFIG["G"]
+        known["wrong_head"] = (f"rank {r} gets kv head {head}: its query heads read head "
+                               f"{heads_of(r, n)[0]}", part_of(name, array, r, n, [head]))
+    agree(got, want, what=what, mistakes={
+        id: row for id, row in known.items() if row[1].shape == want.shape})
+
+
+@pytest.mark.parametrize("n", [2, 4, 1])
+def test_shard(subject, rng, agree, n):
+    m = subject.make("layer2_graph.config:Config", **CONFIG)
+    for name, shape in NAMES.items():
+        w = whole_numbers(rng, *shape)
+        for r in range(n):
+            check_part(subject, agree, name, w, m, r, n)
+
+
+def test_shard__memory(subject, rng):
+    m = subject.make("layer2_graph.config:Config", **CONFIG)
+    for name in ("mlp.gate_proj.weight", "mlp.down_proj.weight", "self_attn.k_proj.weight"):
+        w = whole_numbers(rng, *SHAPES[name])
+        got = subject.make(f"{DRIVER}:kept_bytes", f"model.layers.0.{name}", w, m, 1, 2)
+        want = 4 * w.numel() // 2
+        why = "a view keeps the whole weight in memory: make a copy"
+        assert got == want, mistake("view_kept", f"rank 1's half of {name}, {w.numel()} numbers, "
+                                    f"keeps {got} bytes, expected {want}: {why}", why)
+
+
+# ---- the meetings
+
+
+def check_row_linear(subject, rng, agree, n, T, C, K, bias):
+    x = whole_numbers(rng, T, n * K)
+    w = whole_numbers(rng, C, n * K)
+    b = whole_numbers(rng, C) if bias else None
+    run = subject.ranks(f"{DRIVER}:sum_rows", [
+        (one.clone(), own.clone(), b) for one, own in zip(x.chunk(n, 1), w.chunk(n, 1),
+                                                          strict=True)])
+    parts = [one.numpy() @ own.numpy().T for one, own in zip(x.chunk(n, 1), w.chunk(n, 1),
+                                                             strict=True)]
+    added = b.numpy() if bias else 0
+    want = sum(parts) + added
+    for r in range(n):
+        agree(run.results[r], want, what=f"row_linear, {n} ranks, rank {r}", mistakes={
+            "no_sum": ("a rank returns its own part of the sum", parts[r] + added),
+            "bias_forgotten": ("the bias is not added", sum(parts)),
+            "bias_each": ("every rank adds the bias before the sum, so it is in it "
+                          f"{n} times", sum(parts) + n * added),
+            "average": ("the sum is divided by the number of ranks", sum(parts) / n + added)}
+            if bias else {})
+    one_collective(run, f"row_linear, {n} ranks", T * C, "gathers",
+                   "all ranks need the sum, and none the parts of the others")
+
+
+@pytest.mark.parametrize("n, T, C, K, bias", [(2, 5, 7, 3, True), (3, 1, 4, 2, True),
+                                              (4, 2, 9, 1, False)])
+def test_row_linear(subject, rng, agree, n, T, C, K, bias):
+    check_row_linear(subject, rng, agree, n, T, C, K, bias)
+
+
+EDGES = [0, 3, 4, 7, 8, 11, 5, 0, 11]       # of shards of 4 rows, and of 6
+
+
+@pytest.mark.parametrize("n, V, C, tokens", [(3, 12, 5, EDGES), (2, 12, 3, EDGES),
+                                             (4, 1000, 1, [999, 0, 250, 249, 750])])
+def test_embed(subject, rng, agree, n, V, C, tokens):
+    table = whole_numbers(rng, V, C)
+    parts = table.chunk(n)
+    ids = torch.tensor(tokens)
+    run = subject.ranks(f"{DRIVER}:find_rows", [(own.clone(), ids) for own in parts])
+    rows = V // n
+    t = table.numpy()
+    first = [sum(t[p * rows + np.clip(token - p * rows, 0, rows - 1)] for p in range(n))
+             for token in tokens]
+    for r in range(n):
+        own = [t[token] if token // rows == r else np.zeros(C) for token in tokens]
+        agree(run.results[r], t[tokens], what=f"embed, {n} ranks, {V} tokens: x of rank {r}",
+              at=lambda index: f"token {tokens[index[0]]}, number {index[1]}", mistakes={
+            "no_sum": ("nothing is added: tokens of other ranks are zeros", own),
+            "clamp_only": ("each rank adds its nearest row to tokens of other ranks: it must add "
+                           "zeros", first),
+            "modulo": ("each rank adds a row to every token: row token % (V / n)", [
+                sum(t[p * rows + token % rows] for p in range(n)) for token in tokens]),
+            "first_row": ("the first row of a rank's part is taken for a stranger's", [
+                t[token] * (token % rows > 0) for token in tokens])})
+    one_collective(run, f"embed, {n} ranks", len(tokens) * C, "gathers_table",
+                   "the sum of one row and zeros is that row; the table stays where it is")
+
+
+# ---- the model
+
+
+PROMPTS = [[5, 7, 300], [9], [1000, 3, 4, 1500, 2, 8], [44, 2047]]
+
+
+@pytest.mark.parametrize("model, n", [("small", 2), ("random", 4)])
+def test_embed__model(subject, model, n):
+    """The same tokens as one rank's; heads that several ranks share; biases."""
+    run = subject.ranks(f"{DRIVER}:write_tokens", [(model, PROMPTS, 4)] * n)
+    alone = subject.ranks(f"{DRIVER}:write_tokens", [(model, PROMPTS, 4)]).results[0]
+    assert run.results == [alone] * n, (
+        f"{n} ranks write {run.results}, one alone {alone}: row_linear and embed pass, is shard "
+        f"right?")
