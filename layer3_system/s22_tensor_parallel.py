@@ -10,14 +10,15 @@ gathers the scores.
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from layer2_graph import Batch, Config, Llama, ModelError
 from layer2_graph.g01_llama import Cache, last_rows
 
-__all__ = ["TensorParallelLlama", "check_ranks", "embed", "local_config", "row_linear", "shard",
-           "share"]
+__all__ = ["GatherTokens", "TensorParallelLlama", "check_ranks", "embed", "local_config",
+           "row_linear", "shard", "share", "vocabulary_loss"]
 
 BY_ROWS = ("q_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head")     # of (out, in)
 BY_HEADS = ("k_proj", "v_proj")
@@ -146,7 +147,60 @@ class TensorParallelLlama(Llama):
 
 def gather_columns(part: Tensor) -> Tensor:                         # (B, V / n) -> (B, V)
     """All ranks' columns beside each other, on every rank."""
-    n = dist.get_world_size()
-    flat = part.new_empty(n * part.numel())
-    dist.all_gather_into_tensor(flat, part.reshape(-1))
-    return flat.view(n, *part.shape).transpose(0, 1).flatten(1)
+    parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, part)
+    return torch.cat(parts, 1)
+
+# ---- training
+
+
+def vocabulary_loss(logits: Tensor, targets: Tensor, start: int) -> tuple[Tensor, Tensor]:
+    """(losses (T,), their gradient (T, V / n)) of cross-entropy, where no rank sees all logits.
+
+    logits: this rank's columns (T, V / n), from column `start` on.  targets: (T,), of the whole
+    vocabulary.  Losses are the same on every rank; the gradient is that of their sum by the logits.
+    """
+    # exercise: the maximum over all ranks; the sum of exponentials and the target's logit, added
+    k = logits.shape[1]
+    local = targets - start                                         # (T,)
+    mine = (local >= 0) & (local < k)                               # (T,)
+    top = logits.max(-1).values                                     # (T,)
+    dist.all_reduce(top, dist.ReduceOp.MAX)
+    e = (logits - top[:, None]).exp()                               # (T, V / n)
+    at = logits.gather(1, local.clamp(0, k - 1)[:, None])[:, 0]     # (T,)
+    both = torch.stack([e.sum(-1), at.masked_fill(~mine, 0)])       # (2, T)
+    dist.all_reduce(both)
+    gradient = e / both[0][:, None]                                 # (T, V / n)
+    gradient[mine, local[mine]] -= 1
+    return both[0].log() + top - both[1], gradient
+
+
+def choose_summed_gradients() -> list:
+    """With sequence parallelism: of "attention_norm", "q", "mlp_norm", "gate" and "down", those
+    weights whose gradient must be summed over all ranks after backward."""
+    # exercise: which of them is whole on every rank, and sees only some of the tokens?
+    return ["attention_norm", "mlp_norm"]
+
+
+class GatherTokens(torch.autograd.Function):
+    """From a rank's own tokens to all of them: where a layer goes from norms to matrices."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:                  # (T / n, C) -> (T, C)
+        """All ranks' tokens, in their order, on every rank."""
+        # exercise: room for each rank's, and one collective
+        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, x)
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:          # (T, C) -> (T / n, C)
+        """The gradient of this rank's own tokens.
+
+        gradient: of all tokens, by this rank's bands of the matrices alone
+        """
+        # exercise: every rank's bands have read my tokens; what does each ask of them?
+        parts = list(gradient.chunk(dist.get_world_size()))
+        own = torch.empty_like(parts[0])                            # (T / n, C)
+        dist.reduce_scatter(own, parts)
+        return own

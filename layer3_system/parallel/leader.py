@@ -132,8 +132,9 @@ class Leader:
     """Rank 0's model. An engine takes it for one whole model."""
 
     def __init__(self, model: TensorParallelLlama, G: int,
-                 fault: Callable[[str], None] = lambda text: None):
-        """G: kv heads of the whole model.  fault: called where this rank has failed, in words"""
+                 fault: Callable[[str], str] = str):
+        """G: kv heads of the whole model.  fault: from words for what this rank has met to those
+        for what has happened; called once"""
         self.model = model
         self.config = model.config
         self.embedding = model.embedding
@@ -151,9 +152,8 @@ class Leader:
         try:
             yield
         except Exception as error:                  # a kernel may raise anything
-            self.broken = f"the ranks have stopped: {type(error).__name__}: {error}"
-            self.fault(f"rank 0: {type(error).__name__}: {error}")
-            raise
+            self.broken = self.fault(f"rank 0: {type(error).__name__}: {error}")
+            raise RuntimeError(self.broken) from error
 
     def make_cache(self, P: int, S: int, dtype: torch.dtype, device: torch.device) -> LeaderPages:
         """P pages of S slots on every rank, for its heads."""

@@ -108,10 +108,11 @@ class Team:
             self.kill()
             self.on_fault()
 
-    def rank_0_failed(self, text: str) -> None:
-        """Note a fault of rank 0, if it is not the echo of another rank's end."""
+    def rank_0_failed(self, text: str) -> str:
+        """Note a fault of rank 0, if it is not the echo of another rank's end: the first fault."""
         if not self.over.wait(ECHO):
             self.fail(text)
+        return self.fault or text
 
     def lead(self, config: Config, weights: dict[str, Tensor]) -> Leader:
         """Meet the others, when all have read their weights: a model for an engine. CourseError if

@@ -9,10 +9,23 @@ from torch import Tensor
 
 from lab.remote.recorder import mark
 from layer1_kernels import kernels
-from layer2_graph import Config, Llama, cpu_kernels, greedy, read_config, read_weights
+from layer2_graph import (
+    Config,
+    Llama,
+    Tokenizer,
+    cpu_kernels,
+    greedy,
+    read_config,
+    read_weights,
+)
 from layer2_graph.checkpoint import shapes
 from layer2_graph.models import SMALL
+from layer3_system.parallel.leader import Leader, follow
+from layer3_system.s01_request import SamplingParams
+from layer3_system.s06_prefix_cache import PrefixPool
+from layer3_system.s07_engine import Engine
 from layer3_system.s22_tensor_parallel import (
+    GatherTokens,
     TensorParallelLlama,
     embed,
     local_config,
@@ -37,6 +50,60 @@ def sum_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def find_rows(rows: Tensor, tokens: Tensor) -> Tensor:
     """embed, with this rank's rows of the embedding."""
     return embed(SimpleNamespace(embedding=rows), tokens)                           # type: ignore
+
+
+# ---- sequence parallelism
+
+
+class ScatterTokens(torch.autograd.Function):
+    """From every rank's term for all tokens to the sum for a rank's own: the reverse of
+    GatherTokens."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:              # (T, C) -> (T / n, C)
+        parts = list(x.chunk(dist.get_world_size()))
+        own = torch.empty_like(parts[0])
+        dist.reduce_scatter(own, parts)
+        return own
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:      # (T / n, C) -> (T, C)
+        parts = [torch.empty_like(gradient) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, gradient.contiguous())
+        return torch.cat(parts)
+
+
+def gather_tokens(x: Tensor) -> Tensor:
+    """GatherTokens forward."""
+    return GatherTokens.apply(x)
+
+
+def gather_and_return(x: Tensor, upstream: Tensor) -> Tensor:   # (T / n, C), (T, C) -> (T / n, C)
+    """The gradient of this rank's tokens, where `upstream` is that of all, by its own bands."""
+    own = x.clone().requires_grad_()
+    whole = GatherTokens.apply(own)
+    mark("backward")
+    (gradient,) = torch.autograd.grad(whole, own, upstream)
+    return gradient
+
+
+def sequence_layer(x: Tensor, w: Tensor, a: Tensor, b: Tensor, upstream: Tensor) -> dict:
+    """z = x + tanh(norm(x) · w @ a.T) @ b.T, and the gradients of (z · upstream).sum().
+
+    x, upstream: this rank's tokens (T / n, C).  w: (C,).  a: this rank's rows (F / n, C).
+    b: its columns (C, F / n)
+    """
+    inputs = [one.clone().requires_grad_() for one in (x, w, a, b)]
+    x, w, a, b = inputs
+    mark("layer")
+    y = GatherTokens.apply(x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * w)  # (T, C)
+    z = x + ScatterTokens.apply(torch.tanh(y @ a.T) @ b.T)                              # (T / n, C)
+    gradients = torch.autograd.grad((z * upstream).sum(), inputs)
+    mark("norm")
+    total = gradients[1].clone()
+    dist.all_reduce(total)
+    names = "x", "own w", "a", "b"
+    return {"z": z.detach(), "w": total} | dict(zip(names, gradients, strict=True))
 
 
 # ---- a model on all ranks
@@ -73,3 +140,37 @@ def write_tokens(model: str, prompts: list, count: int) -> list:
     mark("forward")
     with torch.inference_mode():
         return greedy(part, prompts, count)
+
+
+# ---- an engine on all ranks
+
+
+def serve(model: str, jobs: list, P: int = 64) -> dict | None:
+    """What an engine on all ranks answers, as rank 0 has it: None on the other ranks.
+
+    jobs: (prompt, answers, tokens of each), all queued at once.  P: pages of 16 tokens
+    """
+    m, weights = MODELS[model]()
+    part = model_of_rank(m, weights)
+    with torch.inference_mode():
+        if dist.get_rank():
+            return follow(part, m.G)
+        leader = Leader(part, m.G)
+        engine = Engine(leader, Tokenizer(SMALL, read_config(SMALL)), PrefixPool(P))
+        answers = [engine.submit(prompt, SamplingParams(n=n, max_tokens=count, temperature=0.0,
+                                                        ignore_eos=True))
+                   for prompt, n, count in jobs]
+        steps = 0
+        while engine.busy:
+            mark(f"step {steps}")
+            engine.step()
+            steps += 1
+        mark("end")
+        shape = list(engine.pages.k.shape)
+        k, v = engine.pages.read([0, 1])
+        engine.pages.write([2, 3], k, v)
+        same = [torch.equal(one, other) for one, other in
+                zip((k, v), engine.pages.read([2, 3]), strict=True)]
+        leader.close()
+    return {"tokens": [[request.output for request in own] for own in answers], "steps": steps,
+            "pages": shape, "read": list(k.shape), "same": same}

@@ -210,3 +210,162 @@ def test_embed__model(subject, model, n):
     assert run.results == [alone] * n, (
         f"{n} ranks write {run.results}, one alone {alone}: row_linear and embed pass, is shard "
         f"right?")
+
+
+# ---- training
+
+
+def cross_entropy(logits, targets):
+    """(losses, gradient of their sum), float64, by the book."""
+    e = np.exp(logits - logits.max(-1, keepdims=True))
+    softmax = e / e.sum(-1, keepdims=True)
+    picked = np.eye(logits.shape[1])[targets]
+    losses = -np.log(softmax[np.arange(len(targets)), targets])
+    return losses, softmax - picked
+
+
+def loss_mistakes(parts, targets, starts, r, want, high):
+    """{id: (sentence, losses)} of rank r. high: rows whose logits exceed fp32's exp"""
+    tops = [p.max(-1) for p in parts]
+    sums = [np.exp(p - top[:, None]).sum(-1) for p, top in zip(parts, tops, strict=True)]
+    places = [np.clip(targets - start, 0, p.shape[1] - 1)
+              for p, start in zip(parts, starts, strict=True)]
+    near = [p[np.arange(len(targets)), place] for p, place in zip(parts, places, strict=True)]
+    inside = [(targets >= start) & (targets < start + p.shape[1])
+              for p, start in zip(parts, starts, strict=True)]
+    at = sum(np.where(mine, one, 0) for mine, one in zip(inside, near, strict=True))
+    whole = want + at                       # the logarithm of the sum of all exponentials
+    return {
+        "local_max": ("each rank takes away the maximum of its own columns, and the sums are added "
+                      "as if it were the same", np.log(sum(sums)) + tops[r] - at),
+        "target_everywhere": ("each rank adds a logit for every target, also where another rank "
+                              "has it", whole - sum(near)),
+        "own_columns": ("a rank's loss is that of its own columns: nothing is added",
+                        np.log(sums[r]) + tops[r] - np.where(inside[r], near[r], 0)),
+        "no_max": ("no maximum is taken away, and exp(200) is more than fp32 can hold",
+                   np.where(high, np.inf, want))}
+
+
+@pytest.mark.parametrize("n, V, T", [(3, 1000, 7), (2, 9, 4)])
+def test_vocabulary_loss(subject, rng, agree, n, V, T):
+    logits = torch.from_numpy(5 * rng.standard_normal((T, V))).float()
+    logits[T // 2] += 200
+    targets = torch.from_numpy(rng.integers(0, V, T))
+    parts = logits.tensor_split(n, 1)
+    starts = np.cumsum([0, *(p.shape[1] for p in parts)])[:n].tolist()
+    targets[:2] = torch.tensor([starts[1] - 1, starts[1]])          # both sides of an edge
+    run = subject.ranks("vocabulary_loss", [
+        (p.clone(), targets, start) for p, start in zip(parts, starts, strict=True)])
+    losses, gradient = cross_entropy(logits.double().numpy(), targets.numpy())
+    columns = np.split(gradient, starts[1:], axis=1)
+    double = [p.double().numpy() for p in parts]
+    for r in range(n):
+        agree(run.results[r][0], losses, "float32", f"losses on rank {r} of {n}",
+              mistakes=loss_mistakes(double, targets.numpy(), starts, r, losses,
+                                     np.arange(T) == T // 2))
+        places = np.clip(targets.numpy() - starts[r], 0, parts[r].shape[1] - 1)
+        mine = (targets.numpy() >= starts[r]) & (
+            targets.numpy() < starts[r] + parts[r].shape[1])
+        softmax = columns[r] + np.eye(parts[r].shape[1])[places] * mine[:, None]
+        agree(run.results[r][1], columns[r], "float32", f"gradient of the logits, rank {r} of {n}",
+              mistakes={
+            "softmax_alone": ("1 is not taken from the target's column", softmax),
+            "one_everywhere": ("1 is taken from a column of each rank, also where another rank has "
+                               "the target", softmax - np.eye(parts[r].shape[1])[places])})
+    check_loss_counts(run, T)
+
+
+def check_loss_counts(run, T):
+    for r in range(run.n):
+        got = [(c.name, sum(c.pieces)) for c in run.collectives if c.rank == r]
+        why = "three numbers a token are enough: a maximum, a sum and the target's logit"
+        assert {name for name, _ in got} == {"all_reduce"} and sum(
+            count for _, count in got) <= 3 * T, mistake(
+                "gathers_logits", f"vocabulary_loss of {T} tokens: rank {r} calls {words(got)}, "
+                f"expected all_reduces of {3 * T} numbers in all: {why}", why)
+
+
+def test_choose_summed_gradients(subject):
+    norms = ["attention_norm", "mlp_norm"]
+    why = {"none_of_them": "a norm is whole on every rank, and each rank's gradient is by its own "
+                           "tokens alone",
+           "bands": "a band sees all tokens, and belongs to one rank: its gradient is complete",
+           "all_of_them": "two ranks' bands are not the same weight: their gradients have no sum"}
+    guess = subject.choose_summed_gradients()
+    assert isinstance(guess, (list, tuple)), mistake(
+        "", f"choose_summed_gradients: got {guess!r}, expected a list of names")
+    name = ("none_of_them" if not guess else "all_of_them" if {*norms, "q"} <= {*guess} else
+            "bands")
+    assert sorted(guess) == norms, mistake(name, f"got {list(guess)}: {why[name]}", why[name])
+
+
+@pytest.mark.parametrize("n, T, C", [(3, 6, 5), (2, 2, 1), (4, 8, 3)])
+def test_GatherTokens_forward(subject, rng, agree, n, T, C):
+    x = whole_numbers(rng, T, C)
+    parts = x.numpy().reshape(n, T // n, C)
+    run = subject.ranks(f"{DRIVER}:gather_tokens", [(own.clone(),) for own in x.chunk(n)])
+    for r in range(n):
+        shape = getattr(run.results[r], "shape", None)
+        why = "tokens are the first axis, and every rank has whole ones"
+        assert shape is None or shape == x.shape, mistake(
+            "gather_axis", f"GatherTokens.forward, {n} ranks with {T // n} tokens of {C} numbers: "
+            f"shape {tuple(shape)}, expected {tuple(x.shape)}: {why}", why)
+        agree(run.results[r], x, what=f"GatherTokens.forward, {n} ranks, rank {r}", mistakes={
+            "own_first": ("a rank puts its own tokens first", np.concatenate(
+                [parts[(r + p) % n] for p in range(n)])),
+            "own_copies": ("a rank repeats its own tokens", np.concatenate([parts[r]] * n))})
+        got = [c.name for c in run.collectives if c.rank == r]
+        why = "a sum sends twice as much as a gather, and there is nothing to add"
+        assert got == ["all_gather"], mistake(
+            "all_reduced", f"GatherTokens.forward: rank {r} calls {', '.join(got) or 'nothing'}, "
+            f"expected one all_gather: {why}", why)
+
+
+@pytest.mark.parametrize("n, T, C", [(3, 6, 5), (2, 2, 1), (4, 8, 3)])
+def test_GatherTokens_backward(subject, rng, agree, n, T, C):
+    x = whole_numbers(rng, T, C)
+    upstream = [whole_numbers(rng, T, C) for _ in range(n)]
+    run = subject.ranks(f"{DRIVER}:gather_and_return", list(zip(x.chunk(n), upstream, strict=True)))
+    rows = [one.numpy().reshape(n, T // n, C) for one in upstream]
+    for r in range(n):
+        total = sum(one[r] for one in rows)
+        agree(run.results[r], total, what=f"the gradient of rank {r}'s tokens, {n} ranks",
+              mistakes={
+            "own_slice": ("a rank takes its slice of its own gradient: what the other ranks' bands "
+                          "ask of its tokens is lost", rows[r][r]),
+            "average": ("the sum is divided by the number of ranks", total / n),
+            "first_tokens": ("every rank takes the sum of rank 0's tokens",
+                             sum(one[0] for one in rows))})
+        got = [c.name for c in run.during("backward").collectives if c.rank == r]
+        why = "no rank needs the sum of more than its own tokens"
+        assert got == ["reduce_scatter"], mistake(
+            "all_reduced", f"GatherTokens.backward: rank {r} calls {', '.join(got) or 'nothing'}, "
+            f"expected one reduce_scatter: {why}", why)
+
+
+def one_process(x, w, a, b, upstream):
+    """(z, gradients of x, w, a, b) of the layer, float64, on one rank."""
+    inputs = [one.double().requires_grad_() for one in (x, w, a, b)]
+    x, w, a, b = inputs
+    y = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * w
+    z = x + torch.tanh(y @ a.T) @ b.T
+    return z.detach(), *torch.autograd.grad((z * upstream.double()).sum(), inputs)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_GatherTokens_backward__layer(subject, rng, agree, n):
+    T, C, F = 6, 5, 12
+    x, w, a, b, upstream = (torch.from_numpy(rng.standard_normal(shape)).float() for shape in (
+        (T, C), (C,), (F, C), (C, F), (T, C)))
+    run = subject.ranks(f"{DRIVER}:sequence_layer", list(zip(
+        x.chunk(n), [w] * n, a.chunk(n), (one.contiguous() for one in b.chunk(n, 1)),
+        upstream.chunk(n), strict=True)))
+    z, *gradients = one_process(x, w, a, b, upstream)
+    join = {"z": 0, "x": 0, "a": 0, "b": 1}
+    for name, right in zip(("z", "x", "w", "a", "b"), (z, *gradients), strict=True):
+        got = (torch.cat([own[name] for own in run.results], join[name]) if name in join else
+               run.results[0][name])
+        agree(got, right, "float32", f"a layer on {n} ranks: " + (
+            "z" if name == "z" else f"the gradient of {name}"))
+    names = sorted(c.name for c in run.during("layer").collectives if c.rank == 0)
+    assert names == ["all_gather"] * 2 + ["reduce_scatter"] * 2

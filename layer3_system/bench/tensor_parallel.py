@@ -1,0 +1,97 @@
+"""Tensor parallel on several ranks: a sum that travels while its matrix is computed, and PyTorch's
+DTensor on the same MLP.
+
+    torchrun --nproc-per-node 2 -m layer3_system.bench.tensor_parallel
+"""
+
+import time
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from lab.remote.agreement import meet
+from lab.remote.recorder import mark
+from layer3_system.testing.tensor_driver import write_tokens
+
+C, F = 192, 512         # of the small model
+PROMPTS = [[5, 7, 300], [9], [1000, 3, 4, 1500, 2, 8], [44, 2047]]
+
+
+def numbers(seed: int, *shape: int) -> Tensor:
+    """The same on every rank."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) / shape[-1] ** 0.5
+
+
+def sum_in_pieces(T: int, width: int, pieces: int) -> Tensor:           # -> (T, width)
+    """row_linear of T tokens in pieces: the sum of one piece travels while the next is computed.
+
+    width: of x and of the sum, of the whole model
+    """
+    r = dist.get_rank()
+    n = dist.get_world_size()
+    x = numbers(0, T, width).chunk(n, 1)[r]
+    w = numbers(1, width, width).chunk(n, 1)[r]
+    parts = []
+    works = []
+    for rows in x.tensor_split(pieces):
+        parts.append(rows @ w.T)
+        works.append(dist.all_reduce(parts[-1], async_op=True))
+    for work in works:
+        work.wait()
+    return torch.cat(parts)
+
+
+class Mlp(nn.Module):
+    """y = tanh(x @ a.T) @ b.T"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(C, F, bias=False)
+        self.b = nn.Linear(F, C, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:             # (T, C) -> (T, C)
+        return self.b(torch.tanh(self.a(x)))
+
+
+def dtensor(T: int = 5) -> dict:
+    """PyTorch's own split of an Mlp: the largest difference from one process, and how many
+    collectives forward and backward call, {what: by PyTorch's own count}."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.debug import CommDebugMode
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    torch.manual_seed(0)
+    model = Mlp()
+    x = numbers(2, T, C).requires_grad_()
+    want = model(x).detach()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    parallelize_module(model, mesh, {"a": ColwiseParallel(), "b": RowwiseParallel()})
+    counts = {}
+    mark("forward")
+    with CommDebugMode() as calls:
+        y = model(x)
+    counts["forward"] = calls.get_total_counts()
+    mark("backward")
+    with CommDebugMode() as calls:
+        y.sum().backward()
+    counts["backward"] = calls.get_total_counts()
+    return {"difference": (y - want).abs().max().item(), "calls": counts}
+
+
+def main() -> None:
+    meet("s22_tensor_parallel")
+    began = time.perf_counter()
+    tokens = write_tokens("small", PROMPTS, 16)
+    if dist.get_rank() == 0:
+        print(f"{dist.get_world_size()} ranks, 16 steps of 4 prompts: "
+              f"{time.perf_counter() - began:.2f} s", *tokens, sep="\n")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
