@@ -94,8 +94,8 @@ class Team:
         """Wait until a rank ends."""
         code = self.processes[r].wait()
         known = self.store.check([failure(r)])
-        text = self.store.get(failure(r)).decode() if known else f"ended ({words(code)})"
-        self.fail(f"rank {r} {text}")
+        self.fail(f"rank {r}: {self.store.get(failure(r)).decode()}" if known else
+                  f"rank {r} ended ({words(code)})")
 
     def fail(self, text: str) -> None:
         """Note the first fault, and end all ranks."""
