@@ -21,6 +21,19 @@ from layer3_system.engine.transfer import (
     hand_over,
     prefill,
 )
+from layer3_system.parallel.leader import (
+    Leader,
+    follow,
+)
+from layer3_system.parallel.plan import (
+    Plan,
+    facts,
+    part_of,
+)
+from layer3_system.parallel.team import (
+    Team,
+    meet,
+)
 from layer3_system.pictures.ranks import (
     rank_lanes,
     rank_matrix,
@@ -151,6 +164,7 @@ from layer3_system.s21_data_parallel import (
     zero_step,
 )
 from layer3_system.s22_tensor_parallel import (
+    GatherTokens,
     TensorParallelLlama,
     check_ranks,
     embed,
@@ -158,6 +172,7 @@ from layer3_system.s22_tensor_parallel import (
     row_linear,
     shard,
     share,
+    vocabulary_loss,
 )
 from layer3_system.s23_pipeline_parallel import (
     backward_step,
@@ -199,15 +214,18 @@ __all__ = [
     "Drive",
     "Engine",
     "Flight",
+    "GatherTokens",
     "GatherWeight",
     "HashChain",
     "Job",
+    "Leader",
     "Limits",
     "MockLlama",
     "News",
     "Objective",
     "Output",
     "Pages",
+    "Plan",
     "PrefixPool",
     "RadixTree",
     "Recorder",
@@ -223,6 +241,7 @@ __all__ = [
     "StopStrings",
     "Summary",
     "SweepPoint",
+    "Team",
     "TensorParallelLlama",
     "TransferError",
     "adam_",
@@ -247,9 +266,11 @@ __all__ = [
     "equal_trace",
     "exchange",
     "expected_longest",
+    "facts",
     "fill_buckets",
     "finish_reason",
     "flatten",
+    "follow",
     "forward_step",
     "gather_cases",
     "goodput",
@@ -261,6 +282,7 @@ __all__ = [
     "late_exchange",
     "local_config",
     "logprobs_of",
+    "meet",
     "mixed_trace",
     "mock_scores",
     "needs",
@@ -268,6 +290,7 @@ __all__ = [
     "one_forward_one_backward",
     "padded_tokens",
     "pages_of",
+    "part_of",
     "peak_kept",
     "percentile",
     "pieces",
@@ -308,6 +331,7 @@ __all__ = [
     "unflatten_into",
     "uniform",
     "useful_share",
+    "vocabulary_loss",
     "zero_bubble",
     "zero_step",
 ]
