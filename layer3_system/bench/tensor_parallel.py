@@ -18,20 +18,11 @@ C, F = 192, 512         # of the small model
 PROMPTS = [[5, 7, 300], [9], [1000, 3, 4, 1500, 2, 8], [44, 2047]]
 
 
-def numbers(seed: int, *shape: int) -> Tensor:
-    """The same on every rank."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) / shape[-1] ** 0.5
-
-
-def sum_in_pieces(T: int, width: int, pieces: int) -> Tensor:           # -> (T, width)
+def sum_in_pieces(x: Tensor, w: Tensor, pieces: int) -> Tensor:     # (T, K), (C, K) -> (T, C)
     """row_linear of T tokens in pieces: the sum of one piece travels while the next is computed.
 
-    width: of x and of the sum, of the whole model
+    x, w: this rank's columns
     """
-    r = dist.get_rank()
-    n = dist.get_world_size()
-    x = numbers(0, T, width).chunk(n, 1)[r]
-    w = numbers(1, width, width).chunk(n, 1)[r]
     parts = []
     works = []
     for rows in x.tensor_split(pieces):
@@ -65,9 +56,9 @@ def dtensor(T: int = 5) -> dict:
         parallelize_module,
     )
 
-    torch.manual_seed(0)
+    torch.manual_seed(0)                            # the same on every rank
     model = Mlp()
-    x = numbers(2, T, C).requires_grad_()
+    x = torch.randn(T, C, requires_grad=True)
     want = model(x).detach()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     parallelize_module(model, mesh, {"a": ColwiseParallel(), "b": RowwiseParallel()})

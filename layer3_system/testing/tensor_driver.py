@@ -173,4 +173,5 @@ def serve(model: str, jobs: list, P: int = 64) -> dict | None:
                 zip((k, v), engine.pages.read([2, 3]), strict=True)]
         leader.close()
     return {"tokens": [[request.output for request in own] for own in answers], "steps": steps,
-            "pages": shape, "read": list(k.shape), "same": same}
+            "weights": sum(w.numel() for w in part.weights.values()), "pages": shape,
+            "read": list(k.shape), "same": same}

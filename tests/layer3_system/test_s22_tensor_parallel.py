@@ -26,7 +26,7 @@ def whole_numbers(rng, *shape):
 
 
 def one_collective(run, what, numbers, name, why):
-    """AssertionError unless each rank calls one all-reduce of so many numbers."""
+    """AssertionError unless each rank calls one all-reduce, of these numbers."""
     for r in range(run.n):
         got = [(c.name, sum(c.pieces)) for c in run.collectives if c.rank == r]
         assert got == [("all_reduce", numbers)], mistake(
