@@ -75,9 +75,9 @@ def dtensor(T: int = 5) -> dict:
 
 
 def main() -> None:
-    meet("s22_tensor_parallel")
+    place = meet("s22_tensor_parallel")
     began = time.perf_counter()
-    tokens = write_tokens("small", PROMPTS, 16)
+    tokens = write_tokens("small", PROMPTS, 16, place)
     if dist.get_rank() == 0:
         print(f"{dist.get_world_size()} ranks, 16 steps of 4 prompts: "
               f"{time.perf_counter() - began:.2f} s", *tokens, sep="\n")

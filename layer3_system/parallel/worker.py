@@ -20,7 +20,8 @@ from layer3_system.parallel.team import START, failure, meet, ready
 def main(r: int, plan: Plan) -> int:
     """The exit code."""
     end_with(plan.parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)        # Ctrl-C is rank 0's, which lets answers end
+    for number in (signal.SIGINT, signal.SIGTERM):      # rank 0's alone, which lets answers end
+        signal.signal(number, signal.SIG_IGN)
     device.on_loopback()
     store = dist.TCPStore("127.0.0.1", plan.port, plan.n, False, START, wait_for_workers=False)
     try:

@@ -109,11 +109,13 @@ def sequence_layer(x: Tensor, w: Tensor, a: Tensor, b: Tensor, upstream: Tensor)
 # ---- a model on all ranks
 
 
-def model_of_rank(m: Config, weights: dict[str, Tensor]) -> TensorParallelLlama:
-    """This rank's part of a model."""
+def model_of_rank(m: Config, weights: dict[str, Tensor], place: str = "cpu") -> TensorParallelLlama:
+    """This rank's part of a model. place: a device"""
     r = dist.get_rank()
     n = dist.get_world_size()
-    return TensorParallelLlama(local_config(m, n), share(weights, m, r, n, shard), cpu_kernels())
+    own = {name: w.to(place) for name, w in share(weights, m, r, n, shard).items()}
+    ops = cpu_kernels() if place == "cpu" else kernels("torch")
+    return TensorParallelLlama(local_config(m, n), own, ops)
 
 
 def small_model() -> tuple[Config, dict[str, Tensor]]:
@@ -134,9 +136,9 @@ def random_model(seed: int = 0) -> tuple[Config, dict[str, Tensor]]:
 MODELS = {"small": small_model, "random": random_model}
 
 
-def write_tokens(model: str, prompts: list, count: int) -> list:
+def write_tokens(model: str, prompts: list, count: int, place: str = "cpu") -> list:
     """The next tokens after each prompt, greedily, by a model of MODELS on all ranks."""
-    part = model_of_rank(*MODELS[model]())
+    part = model_of_rank(*MODELS[model](), place)
     mark("forward")
     with torch.inference_mode():
         return greedy(part, prompts, count)
