@@ -212,8 +212,8 @@ def serve(
     if isinstance(llama, CpuLlama) and None not in tile(llama).arrays(1):
         print(f"  {'decoding':16} cpu        CpuLlama.forward, in NumPy around the table")
     run(engine, name or called, Limits(body, tokens, queue, seconds, grace), api_key,
-        listen(host, port), own["Bridge"] or Bridge,
-        Access((host, *(allow_host or ())), tuple(allow_origin or ())), team)
+        listen(host, port), own["Bridge"] or Bridge, team,
+        Access((host, *(allow_host or ())), tuple(allow_origin or ())))
 
 
 def say_whose(sources, names, own):
@@ -229,10 +229,10 @@ def say_whose(sources, names, own):
         print(f"  yours: {yours}")
 
 
-def run(engine, name, limits, api_key, listening, kind, access, team=None):
+def run(engine, name, limits, api_key, listening, kind, team, access):
     """Serve until told to stop. CourseError if a rank ends.
 
-    kind, access: as make_app takes them    team: the processes of the other ranks
+    kind, access: as make_app takes them    team: the processes of the other ranks, or None
     """
     from layer3_system.server.app import Listener, make_app  # FastAPI takes half a second
 
