@@ -211,6 +211,7 @@ def serve(
               f"it answers several times as fast")
     if isinstance(llama, CpuLlama) and None not in tile(llama).arrays(1):
         print(f"  {'decoding':16} cpu        CpuLlama.forward, in NumPy around the table")
+    del weights                         # of several ranks each keeps its part alone
     run(engine, name or called, Limits(body, tokens, queue, seconds, grace), api_key,
         listen(host, port), own["Bridge"] or Bridge, team,
         Access((host, *(allow_host or ())), tuple(allow_origin or ())))
