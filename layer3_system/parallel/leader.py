@@ -193,14 +193,15 @@ def follow(model: TensorParallelLlama, G: int) -> None:
         if kind is Kind.END:
             return
         if kind is Kind.PAGES:
-            pages = Pages(model.config, *sizes[:2], model.embedding.dtype, device)
+            P, S, *_ = sizes
+            pages = Pages(model.config, P, S, model.embedding.dtype, device)
         elif kind is Kind.STEP:
             *shape, every = sizes
             flat = numbers(sum(batch_sizes(*shape)), device)
             model.forward(apart(flat, *shape), pages, bool(every))
         elif kind is Kind.COPY:
-            new, old = numbers(2 * sizes[0], device).tolist(), sizes[0]
-            pages.copy(dict(zip(new[:old], new[old:], strict=True)))
+            new, old = numbers(2 * sizes[0], device).view(2, -1).tolist()
+            pages.copy(dict(zip(new, old, strict=True)))
         else:
             move_pages(kind, pages, numbers(sizes[0], device).tolist(), G)
 

@@ -75,5 +75,5 @@ def facts(weights: dict[str, Tensor]) -> dict[str, str]:
     digest = hashlib.blake2b(digest_size=16)
     for name, w in weights.items():
         digest.update(f"{name} {w.dtype} {tuple(w.shape)}".encode())
-        digest.update(w.contiguous().view(torch.uint8).numpy())
+        digest.update(w.contiguous().view(torch.uint8).numpy().tobytes())
     return {"version of the course": VERSION, "copy of the weights": digest.hexdigest()}

@@ -45,7 +45,7 @@ def failure(r: int) -> str:
 
 def meet(plan: Plan, store: dist.TCPStore, r: int, weights: dict[str, Tensor]) -> None:
     """Join the other ranks. RuntimeError if one has another course or other weights."""
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // plan.n))
+    torch.set_num_threads(max(1, torch.get_num_threads() // plan.n))
     if plan.on_gpus:
         torch.cuda.set_device(r)
     dist.init_process_group("nccl" if plan.on_gpus else "gloo", store=store, rank=r,

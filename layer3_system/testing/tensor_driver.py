@@ -156,7 +156,8 @@ def serve(model: str, jobs: list, P: int = 64) -> dict | None:
     part = model_of_rank(m, weights)
     with torch.inference_mode():
         if dist.get_rank():
-            return follow(part, m.G)
+            follow(part, m.G)
+            return None
         leader = Leader(part, m.G)
         engine = Engine(leader, Tokenizer(SMALL, read_config(SMALL)), PrefixPool(P))
         answers = [engine.submit(prompt, SamplingParams(n=n, max_tokens=count, temperature=0.0,
