@@ -336,6 +336,7 @@ def test_GatherTokens_backward(subject, rng, agree, n, T, C):
             "average": ("the sum is divided by the number of ranks", total / n),
             "first_tokens": ("every rank takes the sum of rank 0's tokens",
                              sum(one[0] for one in rows))})
+    for r in range(n):
         got = [c.name for c in run.during("backward").collectives if c.rank == r]
         why = "no rank needs the sum of more than its own tokens"
         assert got == ["reduce_scatter"], mistake(
