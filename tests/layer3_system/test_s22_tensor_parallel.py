@@ -202,11 +202,11 @@ def test_embed(subject, rng, agree, n, V, C, tokens):
 PROMPTS = [[5, 7, 300], [9], [1000, 3, 4, 1500, 2, 8], [44, 2047]]
 
 
-@pytest.mark.parametrize("model, n", [("small", 2), ("random", 4)])
-def test_embed__model(subject, model, n):
-    """The same tokens as one rank's; heads that several ranks share; biases."""
-    run = subject.ranks(f"{DRIVER}:write_tokens", [(model, PROMPTS, 4)] * n)
-    alone = subject.ranks(f"{DRIVER}:write_tokens", [(model, PROMPTS, 4)]).results[0]
+def test_embed__model(subject):
+    """The same tokens as one rank's, with biases, and heads that two ranks share."""
+    n = 4
+    run = subject.ranks(f"{DRIVER}:write_tokens", [("random", PROMPTS, 4)] * n)
+    alone = subject.ranks(f"{DRIVER}:write_tokens", [("random", PROMPTS, 4)]).results[0]
     assert run.results == [alone] * n, (
         f"{n} ranks write {run.results}, one alone {alone}: row_linear and embed pass, is shard "
         f"right?")
@@ -299,7 +299,7 @@ def test_choose_summed_gradients(subject):
     assert sorted(guess) == norms, mistake(name, f"got {list(guess)}: {why[name]}", why[name])
 
 
-@pytest.mark.parametrize("n, T, C", [(3, 6, 5), (2, 2, 1), (4, 8, 3)])
+@pytest.mark.parametrize("n, T, C", [(3, 6, 5), (2, 2, 1)])
 def test_GatherTokens_forward(subject, rng, agree, n, T, C):
     x = whole_numbers(rng, T, C)
     parts = x.numpy().reshape(n, T // n, C)
@@ -321,7 +321,7 @@ def test_GatherTokens_forward(subject, rng, agree, n, T, C):
             f"expected one all_gather: {why}", why)
 
 
-@pytest.mark.parametrize("n, T, C", [(3, 6, 5), (2, 2, 1), (4, 8, 3)])
+@pytest.mark.parametrize("n, T, C", [(3, 6, 5), (2, 2, 1)])
 def test_GatherTokens_backward(subject, rng, agree, n, T, C):
     x = whole_numbers(rng, T, C)
     upstream = [whole_numbers(rng, T, C) for _ in range(n)]
