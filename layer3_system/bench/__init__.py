@@ -8,6 +8,7 @@ chunk_sizes    chunk sizes against throughput and gaps
 soak           random steps on an engine
 conversation   OpenAI's client talks to `lab serve`
 screenshot     a picture of the live page
+tensor_parallel  sums in pieces, beside DTensor
 data_parallel  stages of ZeRO beside PyTorch's FSDP, and gradients of few bits
 s23_pipeline_parallel  schedules on ranks that sleep
 """

@@ -7,6 +7,7 @@ steps     Steps: batches, chunks, and the arrays of one step.
 clients   Clients: a call's way through the server, and how long requests wait.
 ranks     Ranks: who sends how many bytes to whom, and who does what when.
 training  Training: what each rank keeps of a parameter, and buckets that are summed in backward.
+tensors   Matrices in bands, and a cache on several ranks.
 pipeline  Pipelines: which stage does what when, and how much it keeps.
 """
 
@@ -17,10 +18,10 @@ from layer3_system.pictures.ranks import rank_lanes, rank_matrix, ring_and_tree,
 from layer3_system.pictures.recorded import block_map, step_timeline
 from layer3_system.pictures.shares import kept_shares
 from layer3_system.pictures.steps import chunk_steps, padded_batch, seat_lanes, step_arrays
+from layer3_system.pictures.tensors import cache_by_ranks, split_bands
 from layer3_system.pictures.training import bucket_lanes, stage_bars, state_copies
 
-__all__ = ["block_map", "bucket_lanes", "call_life", "chunk_steps", "hash_chain", "kept_lines",
-           "kept_shares", "padded_batch", "pipeline_lanes", "rank_lanes", "rank_matrix",
-           "ring_and_tree", "ring_rounds", "seat_lanes", "stage_bars", "state_copies",
-           "step_arrays", "step_timeline",
-           "table_arrows", "waits"]
+__all__ = ["block_map", "bucket_lanes", "cache_by_ranks", "call_life", "chunk_steps", "hash_chain",
+           "kept_lines", "kept_shares", "padded_batch", "pipeline_lanes", "rank_lanes",
+           "rank_matrix", "ring_and_tree", "ring_rounds", "seat_lanes", "split_bands", "stage_bars",
+           "state_copies", "step_arrays", "step_timeline", "table_arrows", "waits"]

@@ -7,6 +7,7 @@ this machine alone, unless --host says otherwise.
 import inspect
 import json
 import socket
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -31,12 +32,15 @@ from layer2_graph.generate import IGNORE, Letters, check_table, is_nano, used, w
 from layer2_graph.models import SMALL
 from layer3_system.engine.intake import default_pages
 from layer3_system.engine.ngram import NGrams
+from layer3_system.parallel.plan import Plan
+from layer3_system.parallel.team import Team
 from layer3_system.s01_request import sample_rows
 from layer3_system.s02_block_pool import BlockPool
 from layer3_system.s04_continuous_batching import Scheduler
 from layer3_system.s06_prefix_cache import HashChain, PrefixPool
 from layer3_system.s07_engine import Engine
 from layer3_system.s08_server import Bridge, Limits
+from layer3_system.s22_tensor_parallel import check_ranks
 from layer3_system.server.hosts import Access, is_own
 
 PARTS = {part.__name__: part for part in (BlockPool, HashChain, PrefixPool, Scheduler, Engine,
@@ -163,6 +167,8 @@ def serve(
                     "vLLM's num_speculative_tokens")] = 0,
     async_scheduling: Annotated[bool, typer.Option(
         "--async-scheduling", help="launch a step before the previous one is read")] = False,
+    tp: Annotated[int, typer.Option(
+        min=1, help="ranks that share every layer; vLLM's tensor_parallel_size")] = 1,
     queue: Annotated[int, typer.Option(min=0, help="answers that wait")] = Limits.queue,
     body: Annotated[int, typer.Option(min=1, help="bytes of a request")] = Limits.body,
     tokens: Annotated[int | None, typer.Option(min=1, help="of an answer")] = None,
@@ -182,24 +188,32 @@ def serve(
             raise CourseError(f"--dtype {dtype!r}: expected {', '.join(DTYPES)}")
         config = read_config(folder, ignore or ())
         tokenizer = Letters() if is_nano(folder) else Tokenizer(folder, config)
-        weights = read_weights(folder, config, DTYPES[dtype], device.torch_device())
+        check_ranks(config, tp, called)
+        weights = read_weights(folder, config, DTYPES[dtype],
+                               device.torch_device() if tp == 1 else "cpu")
         own = {part: own_part(mine, part) if mine else None for part in PARTS}
-        llama = model_with(table, mine.folder if mine else None, config, weights)
+        plan = Plan(str(folder), tp, table, str(mine.folder) if mine else None, dtype,
+                    tuple(ignore or ()))
+        team = Team(plan) if tp > 1 else None
+        llama = (team.lead(config, weights) if team else
+                 model_with(table, mine.folder if mine else None, config, weights))
         check_table(folder, config, llama.ops, DTYPES[dtype])
         engine = build(llama, tokenizer, llama.ops, own, pages, max_seqs=max_seqs, budget=budget,
                        chunk=chunk, ngram=ngram, overlap=async_scheduling)
     except ValueError as error:
         raise CourseError(str(error)) from None
     print(f"{called}: {sum(w.numel() for w in weights.values()):,} weights, on "
-          f"{'this CPU, kernels in the simulator' if simulated else device.torch_device()}")
-    say_whose(llama.ops.sources(), used(llama), own)
+          f"{f'{tp} ranks of ' if team else ''}"
+          f"{'this CPU, kernels in the simulator' if simulated else plan.place}")
+    say_whose(llama.ops.sources(), used(llama.alone() if team else llama), own)
     if DTYPES[dtype] != torch.float32 and weights["model.embed_tokens.weight"].is_cpu:
         print(f"  {dtype} is slow on a CPU: the kernels made for one take float32; without --dtype "
               f"it answers several times as fast")
     if isinstance(llama, CpuLlama) and None not in tile(llama).arrays(1):
         print(f"  {'decoding':16} cpu        CpuLlama.forward, in NumPy around the table")
+    del weights                         # of several ranks each keeps its part alone
     run(engine, name or called, Limits(body, tokens, queue, seconds, grace), api_key,
-        listen(host, port), own["Bridge"] or Bridge,
+        listen(host, port), own["Bridge"] or Bridge, team,
         Access((host, *(allow_host or ())), tuple(allow_origin or ())))
 
 
@@ -216,15 +230,23 @@ def say_whose(sources, names, own):
         print(f"  yours: {yours}")
 
 
-def run(engine, name, limits, api_key, listening, kind, access):
-    """Serve until told to stop. kind, access: as make_app takes them"""
+def run(engine, name, limits, api_key, listening, kind, team, access):
+    """Serve until told to stop. CourseError if a rank ends.
+
+    kind, access: as make_app takes them    team: the processes of the other ranks, or None
+    """
     from layer3_system.server.app import Listener, make_app  # FastAPI takes half a second
 
     def say():
         print(where(engine.pool, listening.getsockname(), name, api_key), flush=True)
 
     app = make_app(engine, name, limits, api_key, kind, access)
-    Listener(app, listening=say).run(sockets=[listening])
+    listener = Listener(app, listening=say)
+    if team:
+        team.watched_by(partial(setattr, listener, "should_exit", True))
+    listener.run(sockets=[listening])
+    if team and team.fault:
+        raise CourseError(team.fault)
 
 
 def where(pool, address, name, api_key):

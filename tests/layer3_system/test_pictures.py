@@ -4,8 +4,9 @@ import json
 from itertools import pairwise
 
 import pytest
-from matplotlib.colors import to_rgb
+from matplotlib.colors import to_hex, to_rgb
 
+from lab import plots
 from layer3_system import (
     BlockPool,
     ByteTokenizer,
@@ -206,3 +207,16 @@ def test_no_more_requests_are_served_than_there_are_seats():
     served = pictures.clients.served_in_seats([0.0, 0.0, 0.1], [3, 5, 2], 2, 0.1, 0.0)
     assert [begin for begin, _ in served] == pytest.approx([0.0, 0.0, 0.3])
     assert [tokens[-1] for _, tokens in served] == pytest.approx([0.3, 0.5, 0.5])
+
+
+def test_rank_0_has_a_band_of_each_matrix():
+    boxes = pictures.split_bands(4).axes[0].patches
+    blue = [box for box in boxes if to_hex(box.get_facecolor()) == plots.BLUE]
+    assert len(boxes) == 1 + 4 * 4 + 4 and len(blue) == 4 + 1
+    assert sum(box.get_width() * box.get_height() for box in blue[:2]) == pytest.approx(
+        sum(box.get_width() * box.get_height() for box in boxes[1:9]) / 4)
+
+
+def test_a_cache_shrinks_until_heads_are_repeated():
+    lines = pictures.cache_by_ranks({"four heads": (1, 4, 500), "one": (1, 1, 500)}).axes[0].lines
+    assert [list(line.get_ydata()) for line in lines] == [[4, 2, 1, 1, 1], [1] * 5]

@@ -1,0 +1,37 @@
+"""A sum in pieces is the sum; DTensor's split meets as often as the lesson's."""
+
+import pytest
+import torch
+
+from lab import course
+from lab.judge.candidate import reference
+from lab.judge.isolate import running
+
+BENCH = "layer3_system.bench.tensor_parallel"
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    lesson = course.find("s22_tensor_parallel")
+    with running(lesson, reference(lesson).sources) as subject:
+        yield subject.ranks
+
+
+@pytest.mark.parametrize("pieces", [1, 5])
+def test_pieces_are_summed_one_by_one(ranks, pieces):
+    x = torch.randint(1, 9, (64, 6)).float()
+    w = torch.randint(1, 9, (10, 6)).float()
+    run = ranks(f"{BENCH}:sum_in_pieces", [
+        (a.contiguous(), b.contiguous(), pieces)
+        for a, b in zip(x.chunk(2, 1), w.chunk(2, 1), strict=True)])
+    assert all(torch.equal(own, x @ w.T) for own in run.results)
+    sizes = [sum(c.pieces) for c in run.collectives if c.rank == 1]
+    assert sizes == [len(rows) * 10 for rows in torch.arange(64).tensor_split(pieces)]
+
+
+def test_dtensor_meets_once_forward_and_once_backward(ranks):
+    run = ranks(f"{BENCH}:dtensor", [()] * 2)
+    assert run.results[0]["calls"] == {"forward": 1, "backward": 1}
+    assert run.results[0]["difference"] < 1e-6
+    calls = [(c.label, c.name, sum(c.pieces)) for c in run.collectives if c.rank == 0 and c.label]
+    assert calls == [("forward", "all_reduce", 5 * 192), ("backward", "all_reduce", 5 * 192)]
