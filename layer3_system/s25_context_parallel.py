@@ -7,7 +7,6 @@ Ring attention: Liu, Zaharia and Abbeel, 2023. Ulysses: Jacobs and others, 2023.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,8 +17,8 @@ from layer1_kernels import Kernels
 from layer2_graph import Batch
 from layer3_system.context import Attend, block_grads, pass_on
 
-__all__ = ["Ring", "RingCache", "attend_spread", "gather_heads", "gather_tokens", "merge",
-           "ring_attention", "ring_backward", "ulysses", "visible"]
+__all__ = ["Ring", "RingCache", "attend_spread", "gather_heads", "gather_tokens",
+           "ring_attention", "ring_backward", "ulysses"]
 
 
 def predict_busiest() -> float:
@@ -53,7 +52,7 @@ def merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> tuple[Ten
 
 
 def ring_attention(q: Tensor, k: Tensor, v: Tensor,
-                   attend: Callable) -> tuple[Tensor, Tensor]:
+                   attend: Attend) -> tuple[Tensor, Tensor]:
     """(n, H, D), 2 × (n, G, D) -> out (n, H, D), lse (n, H): this rank's queries over all keys of
     the sequence that they may see. Tokens are cut in zigzag; n must be even.
 
@@ -108,7 +107,7 @@ class Ring(torch.autograd.Function):
     attend)` is out (n, H, D)."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, attend: Callable) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, attend: Attend) -> Tensor:
         out, lse = ring_attention(q, k, v, attend)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.scale = attend.scale
@@ -128,7 +127,7 @@ class RingCache:
         return Ring.apply(q, k, v, Attend(scale, ops))
 
 
-def attend_spread(q: Tensor, k: Tensor, v: Tensor, attend: Callable) -> Tensor:
+def attend_spread(q: Tensor, k: Tensor, v: Tensor, attend: Attend) -> Tensor:
     """Decoding: out (T, H, D) of queries that every rank has, keys and values spread over ranks.
 
     The answers go round instead of the keys: T·H·(D + 1) numbers a round.
@@ -177,7 +176,7 @@ def gather_heads(x: Tensor) -> Tensor:                      # (N, H/W, D) -> (n,
     return into.view(W, N // W, -1, D).transpose(0, 1).flatten(1, 2)
 
 
-def ulysses(q: Tensor, k: Tensor, v: Tensor, attend: Callable) -> Tensor:
+def ulysses(q: Tensor, k: Tensor, v: Tensor, attend: Attend) -> Tensor:
     """(n, H, D), 2 × (n, G, D) -> (n, H, D): attention of this rank's queries, tokens cut in order.
 
     ValueError where there are fewer kv heads than ranks
