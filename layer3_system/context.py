@@ -81,7 +81,7 @@ def block_grads(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, upstr
     q, out, upstream = (x.view(T, G, H // G, D) for x in (q, out, upstream))
     scores = torch.einsum("tgrd,ngd->tgrn", q, k) * scale
     if causal:
-        later = torch.ones(T, N, dtype=torch.bool).triu(N - T + 1)              # (T, N)
+        later = scores.new_ones(T, N, dtype=torch.bool).triu(N - T + 1)         # (T, N)
         scores = scores.masked_fill(later[:, None, None], -torch.inf)
     weights = (scores - lse.view(T, G, H // G, 1)).exp()                        # (T, G, H/G, N)
     delta = (upstream * out).sum(-1, keepdim=True)

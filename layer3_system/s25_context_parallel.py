@@ -66,7 +66,7 @@ def ring_attention(q: Tensor, k: Tensor, v: Tensor,
     W = dist.get_world_size()
     wide = torch.promote_types(q.dtype, torch.float32)      # W roundings to 16 bits would add up
     out = torch.zeros_like(q, dtype=wide)                   # (n, H, D)
-    lse = torch.full((n, H), -math.inf, dtype=wide)         # (n, H): no key seen yet
+    lse = q.new_full((n, H), -math.inf, dtype=wide)         # (n, H): no key seen yet
     # exercise: in W rounds attend to the keys at hand, merge into the rows that saw them, pass on
     for s in range(W):
         first, end, causal = visible(r, (r - s) % W, n)
