@@ -44,7 +44,7 @@ class Attend:
         self.pairs: list[int] = []
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-        """(T, H, D), 2 × (N, G, D) -> out (T, H, D), lse (T, H), the natural log of each sum of exp.
+        """(T, H, D), 2 × (N, G, D) -> out (T, H, D), lse (T, H), the natural log of the sums.
 
         causal: query t sees the keys up to N - T + t
         """

@@ -81,8 +81,8 @@ def ring_backward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, ups
                   scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of this rank's q, k and v, from that of its out.
 
-    The keys and values go round once more, and their gradients with them. Those have to get home,
-    one rank further: (4·W - 2)·n·G·D numbers sent by each rank.
+    The keys and values go round a second time, and their gradients with them. Those have to get
+    home, one rank further: each rank sends (4·W - 2)·n·G·D numbers.
     """
     r = dist.get_rank()
     W = dist.get_world_size()

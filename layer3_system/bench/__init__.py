@@ -10,4 +10,5 @@ conversation   OpenAI's client talks to `lab serve`
 screenshot     a picture of the live page
 data_parallel  stages of ZeRO beside PyTorch's FSDP, and gradients of few bits
 s23_pipeline_parallel  schedules on ranks that sleep
+context_parallel  one sequence on several ranks, by the ring and by Ulysses
 """

@@ -1,4 +1,4 @@
-"""One long sequence on several ranks: what the ring and Ulysses take, and what one rank takes alone.
+"""One long sequence on several ranks: what the ring and Ulysses take, and one rank alone.
 
     torchrun --nproc-per-node 4 -m layer3_system.bench.context_parallel
 """

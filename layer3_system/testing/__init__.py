@@ -8,4 +8,5 @@ training_driver    what the ranks of s21 are asked to run, round its exercises
 training_models    models that they train, and batches
 training_stages    a step of training at each stage of ZeRO
 pipeline_ranks     given code round the exercises of s23
+context_ranks      given code round the exercises of s25, gradients, a Llama
 """

@@ -105,11 +105,11 @@ def ring_grads(q: Tensor, k: Tensor, v: Tensor, upstream: Tensor, scale: float,
     flash = differentiable(flash_attention_torch, flash_attention_torch)
     ops = replace(kernels("torch"), flash_attention=flash)
     shard = [x.clone().requires_grad_() for x in (q, k, v)]
-    kept: dict[int, int] = {}           # {address of a storage: its numbers}
+    sizes: dict[int, int] = {}          # {address of a storage: its numbers}
     alive = []                          # else an address could be used again
 
     def keep(x: Tensor) -> Tensor:
-        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes() // x.element_size()
+        sizes[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes() // x.element_size()
         alive.append(x)
         return x
 
@@ -117,7 +117,7 @@ def ring_grads(q: Tensor, k: Tensor, v: Tensor, upstream: Tensor, scale: float,
         out = (chained_ring if chained else Ring.apply)(*shard, Attend(scale, ops))
     mark("backward")
     out.backward(upstream)
-    return {"gradients": [x.grad for x in shard], "kept": sum(kept.values())}
+    return {"gradients": [x.grad for x in shard], "kept": sum(sizes.values())}
 
 
 def ulysses_grads(q: Tensor, k: Tensor, v: Tensor, upstream: Tensor, scale: float) -> dict:
