@@ -5,7 +5,7 @@ import torch
 
 from lab import course
 from lab.judge.candidate import reference
-from lab.judge.failures import Raised
+from lab.judge.failures import RankFault, Raised
 from lab.judge.isolate import running
 from layer2_graph import PagedCache, load
 from layer2_graph.models import SMALL
@@ -119,6 +119,9 @@ def test_what_is_refused(ranks, rng):
         with pytest.raises(Raised) as refusal:
             ranks(f"{DRIVER}:{name}", arguments)
         assert sentence in str(refusal.value)
+    uneven = [([tuple(x[:n] for x in (q, k, v))], SCALE) for n in (4, 2)]
+    with pytest.raises(RankFault, match="sends (32|64) numbers .* receives (64|32) numbers"):
+        ranks(f"{DRIVER}:ring_cases", uneven)
     with pytest.raises(ValueError, match="50 tokens do not divide into 2·W = 8 pieces; pad to 56"):
         zigzag(50, 4)
 

@@ -280,6 +280,24 @@ def test_ring_attention(subject, rng, agree, W, shapes):
                 f"{right}", "only what `visible` names need be computed")
 
 
+def test_ring_attention__16_bits(subject, rng, agree):
+    """bfloat16 in and out, lse in float32."""
+    sequence = draw(rng, 24, 4, 2, 16)
+    cut = zigzag(24, 3)
+    own = [[x.bfloat16() for x in shard] for shard in shards(sequence, cut)]
+    rounded = [torch.from_numpy(x).bfloat16().double().numpy() for x in sequence]
+    out, lse = attention(*rounded, np.tri(24, dtype=bool))
+    run = subject.ranks(f"{DRIVER}:ring_cases", [([one], SCALE) for one in own])
+    for r in range(3):
+        one = run.results[r][0]
+        for name, want in (("out", torch.bfloat16), ("lse", torch.float32)):
+            assert one[name].dtype == want, because(
+                "other_dtype", f"ring_attention of bfloat16: {name} is {one[name].dtype}, expected "
+                f"{want}", "out has the type of q, and the sums on the way 32 bits")
+        agree(one["out"].double(), out[cut[r]], "bfloat16", f"out of rank {r}, bfloat16")
+        agree(one["lse"], lse[cut[r]], "float32", f"lse of rank {r}, bfloat16")
+
+
 # ---- Ulysses
 
 
