@@ -5,10 +5,11 @@ import torch
 
 from lab import course
 from lab.judge.candidate import reference
-from lab.judge.failures import RankFault, Raised
+from lab.judge.failures import Raised, RankFault
 from lab.judge.isolate import running
 from layer2_graph import PagedCache, load
 from layer2_graph.models import SMALL
+from layer3_system import pictures
 from layer3_system.context import Attend, contiguous, count_pairs, unzigzag, zigzag
 from layer3_system.s25_context_parallel import visible
 
@@ -136,3 +137,30 @@ def test_every_rank_computes_as_much_in_every_round():
     assert rounds == [[105] * 4] + [[98] * 4] * 3
     assert [sum(rank) for rank in zip(*count_pairs(contiguous, 14, 4), strict=True)] == [
         105 + 196 * r for r in range(4)]
+
+
+def test_bands_have_as_many_pairs_as_ranks_compute():
+    figure = pictures.causal_bands({"runs": torch.arange(64).view(4, 16), "zigzag": zigzag(64, 4)})
+    images = [axes.images[0].get_array() for axes in figure.axes]
+    areas = [[int((image == r + 1).sum()) for r in range(4)] for image in images]
+    assert areas == [[136 + 256 * r for r in range(4)], [520] * 4]
+    assert sum(areas[1]) == sum(map(sum, count_pairs(visible, 16, 4)))
+
+
+def test_rounds_last_as_long_as_their_busiest_rank():
+    figure = pictures.ring_work({"runs": count_pairs(contiguous, 14, 4),
+                                 "zigzag": count_pairs(visible, 14, 4)}, 14)
+    titles = [axes.get_title("left") for axes in figure.axes]
+    assert titles == ["runs: 3.54 blocks long", "zigzag: 2.04 blocks long"]
+
+
+def test_lines_of_bytes_pass_through_what_was_counted():
+    """43,008 and 32,256 are the bytes of the runs in `test_ulysses` and the notebook."""
+    ring, trade, *_ = pictures.context_bytes({"small": (8, 4)}, 56, 16, 8).axes[0].lines
+    assert [round(1e6 * line.get_ydata()[1]) for line in (ring, trade)] == [43_008, 32_256]
+    assert list(trade.get_xdata()) == [2, 4]
+
+
+def test_an_error_of_nothing_is_drawn():
+    line, = pictures.position_errors({"none": torch.tensor([0.0, 1.0])}).axes[0].lines
+    assert line.get_ydata().tolist() == pytest.approx([1e-8, 1.0])
