@@ -34,6 +34,12 @@ def attention(q, k, v, seen=None):                  # (T, H, D), 2 × (N, G, D),
             m + np.log(total))[..., 0]
 
 
+def place(positions):
+    """at(index) for `agree`: of an array of tokens, heads and perhaps numbers."""
+    return lambda i: f"the token at position {positions[i[0]]}, head {i[1]}" + "".join(
+        f", number {d}" for d in i[2:])
+
+
 def draw(rng, N, H, G, D):
     return [rng.standard_normal((N, heads, D)) for heads in (H, G, G)]
 
@@ -269,7 +275,7 @@ def test_ring_attention(subject, rng, agree, W, shapes):
             wrong = of_ring(arrays, r) if W > 1 else {}
             for k, (name, want) in enumerate((("out", out), ("lse", lse))):
                 agree(run.results[r][i][name], want[cuts[i][r]], "float64",
-                      f"{words}: {name} of rank {r}", mistakes={
+                      f"{words}: {name} of rank {r}", place(cuts[i][r].tolist()), mistakes={
                           key: (sentence, answer[k]) for key, (sentence, answer) in wrong.items()
                           if not np.array_equal(answer[k], want[cuts[i][r]])})
             check_traffic(run.during(f"case {i}"), words, r, W, n * G * D)
@@ -356,7 +362,9 @@ def check_gather(subject, rng, agree, W, tokens):
         words = f"{name}, W = {W}, N = {N}, H = {H}"
         wrong = (of_tokens if tokens else of_heads)(sent[i], W)
         for r in range(W):
-            agree(run.results[r][i], want[i][r], what=f"{words}: rank {r}", mistakes={
+            first = 0 if tokens else r * (N // W)
+            agree(run.results[r][i], want[i][r], "exact", f"{words}: rank {r}",
+                  place(range(first, N)), mistakes={
                 key: (sentence, answers[r]) for key, (sentence, answers) in wrong.items()
                 if not np.array_equal(answers[r], want[i][r])})
             right = 8 * N // W * H * D * (W - 1) // W
