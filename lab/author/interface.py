@@ -72,8 +72,9 @@ def of_function(node, lines, written):
     plain = len(names) - len(defaults)
     names = names[:plain] + [f"{name}={value}" for name, value in
                              zip(names[plain:], defaults, strict=True)]
-    if node.args.kwonlyargs:
-        names.append("*")
+    rest = node.args.vararg
+    if rest or node.args.kwonlyargs:
+        names.append(f"*{rest.arg}" if rest else "*")
         names += [each.arg if value is None else f"{each.arg}={ast.unparse(value)}" for each, value
                   in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)]
     if names and names[0] in ("self", "cls"):

@@ -9,9 +9,16 @@ ranks     Ranks: who sends how many bytes to whom, and who does what when.
 training  Training: what each rank keeps of a parameter, and buckets that are summed in backward.
 tensors   Matrices in bands, and a cache on several ranks.
 pipeline  Pipelines: which stage does what when, and how much it keeps.
+context   Context parallelism: which rank computes which pairs, when, and what it sends.
 """
 
 from layer3_system.pictures.clients import call_life, waits
+from layer3_system.pictures.context import (
+    causal_bands,
+    context_bytes,
+    position_errors,
+    ring_work,
+)
 from layer3_system.pictures.pages import hash_chain, table_arrows
 from layer3_system.pictures.pipeline import kept_lines, pipeline_lanes
 from layer3_system.pictures.ranks import rank_lanes, rank_matrix, ring_and_tree, ring_rounds
@@ -25,3 +32,8 @@ __all__ = ["block_map", "bucket_lanes", "cache_by_ranks", "call_life", "chunk_st
            "kept_lines", "kept_shares", "padded_batch", "pipeline_lanes", "rank_lanes",
            "rank_matrix", "ring_and_tree", "ring_rounds", "seat_lanes", "split_bands", "stage_bars",
            "state_copies", "step_arrays", "step_timeline", "table_arrows", "waits"]
+__all__ = ["block_map", "bucket_lanes", "call_life", "causal_bands", "chunk_steps",
+           "context_bytes", "hash_chain", "kept_lines", "kept_shares", "padded_batch",
+           "pipeline_lanes", "position_errors", "rank_lanes", "rank_matrix", "ring_and_tree",
+           "ring_rounds", "ring_work", "seat_lanes", "stage_bars", "state_copies", "step_arrays",
+           "step_timeline", "table_arrows", "waits"]

@@ -101,6 +101,11 @@ def test_an_interface_is_written_from_the_code():
         "```"]
 
 
+def test_any_number_of_arguments_is_a_star():
+    call = interface.text("layer3_system.context.pass_on").splitlines()[1]
+    assert call == "pass_on(*arrays, step=1)"
+
+
 @pytest.mark.parametrize("name, problem", [
     ("layer2_graph.g99.Run", "there is no layer2_graph/g99.py"),
     ("layer2_graph.config.Nobody", "does not define Nobody"),

@@ -1,0 +1,69 @@
+"""One long sequence on several ranks: what the ring and Ulysses take, and one rank alone.
+
+    torchrun --nproc-per-node 4 -m layer3_system.bench.context_parallel
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lab.remote.agreement import meet
+from layer1_kernels import kernels
+from layer3_system.context import Attend, zigzag
+from layer3_system.s25_context_parallel import ring_attention, ulysses
+
+TOKENS = {"cpu": 1024, "cuda": 32_768}       # of the sequence
+H, G, D = 8, 4, 64
+TURNS = 5
+
+
+def timed(call: Callable[[], object], device: str) -> float:
+    """Seconds of the slowest rank, the median of TURNS calls."""
+    seconds = []
+    for _ in range(TURNS + 1):                  # the first one connects and compiles
+        dist.barrier()
+        begin = time.perf_counter()
+        call()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - begin)
+    longest = torch.tensor(seconds[1:], device=device)
+    dist.all_reduce(longest, dist.ReduceOp.MAX)
+    return statistics.median(longest.tolist())
+
+
+def sequence(device: str) -> list[Tensor]:
+    """q (N, H, D), k and v (N, G, D), the same on every rank."""
+    torch.manual_seed(0)
+    return [torch.randn(TOKENS[device], heads, D).to(device) for heads in (H, G, G)]
+
+
+def main() -> None:
+    device = meet("s25_context_parallel")
+    r = dist.get_rank()
+    W = dist.get_world_size()
+    attend = Attend(D**-0.5, kernels("triton" if device == "cuda" else "torch"))
+    N = TOKENS[device]
+    whole = sequence(device)
+    want, _ = attend(*whole, True)
+    cuts = {"ring": zigzag(N, W)[r], "Ulysses": torch.arange(N).view(W, -1)[r]}
+    ways = {"ring": lambda *shard: ring_attention(*shard, attend)[0],
+            "Ulysses": lambda *shard: ulysses(*shard, attend)}
+    alone = timed(lambda: attend(*whole, True), device)
+    if r == 0:
+        print(f"{W} ranks, {dist.get_backend()}, {N} tokens: alone {1e3 * alone:.1f} ms")
+    for name, way in ways.items():
+        shard = [x[cuts[name].to(device)] for x in whole]
+        apart = (way(*shard) - want[cuts[name].to(device)]).abs().max().item()
+        seconds = timed(lambda way=way, shard=shard: way(*shard), device)
+        if r == 0:
+            print(f"{name:8} {1e3 * seconds:9.1f} ms, {apart:.0e} from one rank")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
