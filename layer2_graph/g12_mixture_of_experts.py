@@ -80,7 +80,8 @@ def moe_mlp(x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: 
             ops: Kernels) -> Tensor:                                # (T, C) -> (T, C)
     """Each token's k experts, weighed and added up.
 
-    weights, experts: (T, k), as `gate` gives them    ops: sort_slots and grouped_gemm of k20, swiglu
+    weights, experts: (T, k), as `gate` gives them
+    ops: sort_slots, grouped_gemm and swiglu
     gate_up: (E, 2·F, C), the gate's rows first    down: (E, C, F)
     ValueError if an expert is not from 0 to E - 1 (looked for on the CPU alone).
     """

@@ -4,8 +4,9 @@ B: sequences   T: tokens of each
 Everything is fp32 on one thread, and a step's batch depends on seed and step alone: a training that
 was stopped, by --stop or otherwise, resumes from .cache/ and ends with the same weights. On a CPU
 without instructions for bf16 autocast is many times slower than fp32.
-A run writes runs/NAME-SEED.json: perplexity on held-out stories at some steps, how often each expert
-was chosen there, and by which tokens of the first story. At its end that of seed 0 writes the folder of a variant that ships.
+A run writes runs/NAME-SEED.json: perplexity on held-out stories at some steps, how often each
+expert was chosen there, and by which tokens of the first story. At its end that of seed 0 writes
+the folder of a variant that ships.
 """
 
 import argparse
@@ -14,7 +15,6 @@ import json
 import math
 import time
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -23,13 +23,12 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from layer2_graph.models import SMALL
+from layer2_graph.models import SMALL, TWINS
 from layer2_graph.small.corpus import stories
 from layer2_graph.twins.model import EPS, ROOM, THETA, VARIANTS, C, D, H, L, Twin, V
 
-HERE = Path(__file__).parent
-RUNS = HERE / "runs"
-STATES = HERE.parents[1] / ".cache" / "twins"           # of trainings; git ignores it
+RUNS = TWINS / "runs"
+STATES = TWINS.parents[1] / ".cache" / "twins"           # of trainings; git ignores it
 B = 4
 T = 256
 STEPS = 1500
@@ -152,7 +151,7 @@ def train(name: str, seed: int, stop: int) -> None:
 
 def write(name: str, seed: int, twin: Twin, run: dict) -> None:
     """The run's row, and at its end the folder of a variant that ships."""
-    folder = HERE / name
+    folder = TWINS / name
     entries = VARIANTS[name].entries
     row = run | {"of": STEPS, "seed": seed, "tokens": run["step"] * B * T,
                  "torch": torch.__version__,
