@@ -70,7 +70,7 @@ def gate(scores: Tensor, k: int, renormalise: bool = True,
     return weights / weights.sum(-1, keepdim=True) if renormalise else weights, experts
 
 
-def route(x: Tensor, router: Tensor, k: int, renormalise: bool, ops: Kernels,
+def route(x: Tensor, router: Tensor, k: int, ops: Kernels, renormalise: bool = True,
           bias: Tensor | None = None) -> tuple[Tensor, Tensor]:     # (T, C) -> 2 × (T, k)
     """(weights, experts) of tokens x. router: (E, C), a row for each expert"""
     return gate(ops.matmul(x, router), k, renormalise, bias)
@@ -183,7 +183,7 @@ class MoELlama(Llama):
     def experts(self, layer: MoELayer, y: Tensor) -> Tensor:        # (T, C) -> (T, C)
         """What the tokens' experts make of y. What lies elsewhere (s24) replaces this method."""
         m = self.config
-        weights, chosen = route(y, layer.router, m.k, m.renormalise, self.ops)
+        weights, chosen = route(y, layer.router, m.k, self.ops, m.renormalise)
         return moe_mlp(y, weights, chosen, layer.gate_up, layer.down, self.ops)
 
 
