@@ -18,7 +18,7 @@ from layer1_kernels import Kernels, kernels
 from layer2_graph.checkpoint import read_weights
 from layer2_graph.config import Config, read_config
 from layer2_graph.experts import DOWN, GATE_UP, ROUTER
-from layer2_graph.g01_llama import Batch, Cache, Llama, PagedCache
+from layer2_graph.g01_llama import Batch, Cache, Layer, Llama, PagedCache
 
 __all__ = ["MoELayer", "MoELlama", "balance_loss", "gate", "keep_within", "llama_of",
            "load_moe", "moe_flops", "moe_mlp", "rebalance", "route",
@@ -152,7 +152,8 @@ class MoELayer(NamedTuple):
 class MoELlama(Llama):
     """A Llama whose layers have experts: Mixtral, Qwen3-MoE. Some layers may have one MLP."""
 
-    def pick(self, weights: dict[str, Tensor], prefix: str):
+    def pick(self, weights: dict[str, Tensor],              # type: ignore[override]
+             prefix: str) -> Layer | MoELayer:
         if prefix + ROUTER not in weights:
             return super().pick(weights, prefix)
 
