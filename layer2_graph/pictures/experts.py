@@ -29,6 +29,7 @@ def routes(words, experts, loads):
     axes.set_yticks(np.arange(L) + 0.5, [f"layer {i}" for i in range(L)], fontsize=9)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
+    largest = max(max(load) / sum(load) for layers in loads.values() for load in layers)
     for y, (name, layers) in enumerate(loads.items(), 1):
         for i, load in enumerate(layers):
             panel = figure.add_subplot(rows[y, i])
@@ -36,7 +37,7 @@ def routes(words, experts, loads):
             panel.bar(range(len(load)), 100 * share, 0.85, color=EIGHT[:len(load)])
             panel.axhline(100 / len(load), color=INK, lw=0.8, ls=":")
             panel.set_title(f"{name}, layer {i}", fontsize=9, loc="left", color=INK)
-            panel.set(xticks=range(len(load)), ylim=(0, 42))
+            panel.set(xticks=range(len(load)), ylim=(0, 110 * largest))
             panel.tick_params(labelsize=8, length=0)
             panel.spines[["top", "right"]].set_visible(False)
             if i == 0:
