@@ -13,6 +13,7 @@ import argparse
 import hashlib
 import json
 import math
+import shutil
 import time
 from collections import Counter
 
@@ -29,6 +30,7 @@ from layer2_graph.twins.model import EPS, ROOM, THETA, VARIANTS, C, D, H, L, Twi
 
 RUNS = TWINS / "runs"
 STATES = TWINS.parents[1] / ".cache" / "twins"           # of trainings; git ignores it
+TEXT = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")    # the small model's
 B = 4
 T = 256
 STEPS = 1500
@@ -159,6 +161,8 @@ def write(name: str, seed: int, twin: Twin, run: dict) -> None:
     if entries and seed == 0 and run["step"] == STEPS:
         folder.mkdir(exist_ok=True)
         (folder / "config.json").write_text(json.dumps(entries | SHARED, indent=2) + "\n")
+        for file in TEXT:
+            shutil.copy(SMALL / file, folder / file)
         path = folder / "model.safetensors"
         save_file({key: weight.half().contiguous() for key, weight in twin.state_dict().items()},
                   path, metadata={"format": "pt"})

@@ -195,7 +195,7 @@ def test_a_shipped_twin_is_what_its_run_says(name):
     assert hashlib.sha256(path.read_bytes()).hexdigest() == run["sha256"]
     assert run["step"] == run["of"] and len(run["perplexity"]) == 4
     model = load_moe(TWINS / name, dtype=torch.float32)
-    words = Tokenizer(SMALL, model.config)
+    words = Tokenizer(TWINS / name, model.config)
     some = [words.encode(text.removeprefix(BEGIN))[:256] for text in stories("held out")[:40]]
     score = run["perplexity"][str(run["step"])]
     assert abs(perplexity(model, some) - score) < 0.1 * score
