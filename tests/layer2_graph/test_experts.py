@@ -201,6 +201,21 @@ def test_a_shipped_twin_is_what_its_run_says(name):
     assert abs(perplexity(model, some) - score) < 0.1 * score
 
 
+def test_what_the_lesson_says_of_the_runs():
+    runs = {path.stem.removesuffix("-0"): json.loads(path.read_text("utf-8"))
+            for path in RUNS.glob("*-0.json")}
+
+    def busiest(name):
+        return max(max(load) * 8 / sum(load) for load in runs[name]["loads"])
+
+    assert busiest("moe") < 1.2 and busiest("moe_bias") < 1.2 < 2 < busiest("moe_unbalanced")
+    moe, bias, dense = (runs[name]["perplexity"] for name in ("moe", "moe_bias", "dense"))
+    assert all(moe[step] > 1.03 * dense[step] for step in ("250", "500"))
+    assert abs(moe["1000"] / dense["1000"] - 1) < 0.01
+    assert all(bias[step] < moe[step] for step in bias)
+    assert round(runs["moe"]["weights"] / runs["dense"]["weights"], 1) == 2.3
+
+
 def test_the_moe_loads_in_transformers():
     import transformers
 
