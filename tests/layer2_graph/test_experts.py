@@ -212,6 +212,7 @@ def test_what_the_lesson_says_of_the_runs():
     moe, bias, dense = (runs[name]["perplexity"] for name in ("moe", "moe_bias", "dense"))
     assert all(moe[step] > 1.03 * dense[step] for step in ("250", "500"))
     assert abs(moe["1000"] / dense["1000"] - 1) < 0.01
+    assert round(1 - moe["1500"] / dense["1500"], 2) == 0.04
     assert all(bias[step] < moe[step] for step in bias)
     assert round(runs["moe"]["weights"] / runs["dense"]["weights"], 1) == 2.3
 
