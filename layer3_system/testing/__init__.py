@@ -10,5 +10,6 @@ training_stages    a step of training at each stage of ZeRO
 tensor_driver      what the ranks of s22 are asked to run
 pipeline_ranks     given code round the exercises of s23
 pipeline_llama     a small Llama cut in stages, for a training step of s23
+expert_ranks       given code round the exercises of s24, a layer by experts and by tensors, a Llama
 context_ranks      given code round the exercises of s25, gradients, a Llama
 """
