@@ -47,9 +47,9 @@ def sort_by_expert(experts: Tensor, E: int) -> tuple[Tensor, Tensor]:   # (T, k)
     Both int64. The slots of one expert may stand in any order.
     ValueError if an expert is not from 0 to E - 1.
     """
-    if experts.numel() and not 0 <= experts.min() <= experts.max() < E:
-        raise ValueError(f"sort_by_expert: an expert is {experts.min()} or {experts.max()}, "
-                         f"expected 0 to {E - 1}")
+    wrong = experts[(experts < 0) | (experts >= E)]
+    if len(wrong):
+        raise ValueError(f"sort_by_expert: an expert is {wrong[0]}, expected 0 to {E - 1}")
     # exercise: sort the slots by expert, and count, also experts that nobody chose
     flat = experts.flatten()                                            # (T·k,)
     return flat.argsort(stable=True), torch.bincount(flat, minlength=E)
@@ -162,7 +162,7 @@ def moe_layer(x: Tensor, layer: MoELayer, k: int, ops: Kernels,
 
 class ExpertParallelLlama(MoELlama):
     """A Llama whose experts are on all ranks, with tokens of its own on each. All ranks must step
-    as often, one without work with 0 tokens."""
+    as often, one without work with a token that nobody reads."""
 
     def experts(self, layer: MoELayer, y: Tensor) -> Tensor:            # (T, C) -> (T, C)
         return moe_layer(y, layer, self.config.k, self.ops, self.config.renormalise)

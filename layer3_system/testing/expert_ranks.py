@@ -120,5 +120,5 @@ def scores(tokens: list[int], whole: bool = False) -> Tensor:           # (T, V)
         weights = {name: own_experts(w, dist.get_rank(), dist.get_world_size())
                    if name.endswith((GATE_UP, DOWN)) else w for name, w in weights.items()}
     model = kind(config, weights, kernels("torch"))
-    cache = PagedCache(config, 1, max(len(tokens), 1), torch.float32, torch.device("cpu"))
-    return model.forward(cache.step([list(tokens)]), cache, every=True)
+    cache = PagedCache(config, 1, len(tokens))
+    return model.forward(cache.step([tokens]), cache, every=True)
