@@ -179,10 +179,10 @@ def pack(x: Tensor, experts: Tensor, keep: Tensor, E: int,
     """
     # exercise: at which place does a choice that is kept stand among those of its expert?
     flat = experts.T.flatten()                                          # (k·T,) first choices first
-    kept = keep.T.flatten()                                             # (k·T,)
-    same = one_hot(flat, E) * kept[:, None]                             # (k·T, E)
+    inside = keep.T.flatten()                                           # (k·T,)
+    same = one_hot(flat, E) * inside[:, None]                           # (k·T, E)
     place = (same.cumsum(0) * same).sum(1) - 1                          # (k·T,)
     token = torch.arange(len(x), device=x.device).repeat(experts.shape[1])
     room = x.new_zeros(E, capacity, x.shape[1])
-    room[flat[kept], place[kept]] = x[token[kept]]
+    room[flat[inside], place[inside]] = x[token[inside]]
     return room

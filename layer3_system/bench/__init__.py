@@ -11,5 +11,6 @@ screenshot     a picture of the live page
 tensor_parallel  sums in pieces, beside DTensor
 data_parallel  stages of ZeRO beside PyTorch's FSDP, and gradients of few bits
 s23_pipeline_parallel  schedules on ranks that sleep
+expert_parallel  a layer with experts on several ranks, by experts and by tensors
 context_parallel  one sequence on several ranks, by the ring and by Ulysses
 """

@@ -153,7 +153,7 @@ def tensors(*arrays):
 
 
 def check_calls(run, r, words, name, want, calls, why):
-    """A rank sends so many bytes, in so many all-to-alls."""
+    """A rank sends `want` bytes, in a number of all-to-alls."""
     names = [c.name for c in run.collectives if c.rank == r]
     assert run.sent(r) == want and names == ["all_to_all"] * calls, because(
         name, f"{words}: rank {r} sends {run.sent(r):,} bytes in {', '.join(names) or 'no call'}; "
@@ -234,7 +234,7 @@ def check_backward(subject, rng, agree, sends, words):
                                  "to other ranks", ups[r])}
         if (sends.sum(0) == sends.sum(1)).all():
             forward = [np.split(up, sends[j].cumsum()[:-1]) for j, up in enumerate(ups)]
-            wrong["goes_on"] = ("gradients go the way of the rows once more, not back", (
+            wrong["goes_on"] = ("gradients go the way of the rows again, not back", (
                 np.concatenate([forward[j][r] for j in range(W)])))
         here = f"Exchange.backward, {W} ranks, {words}"
         agree(run.results[r]["gradient"], want, "float64", f"{here}: gradient of rank {r}",
