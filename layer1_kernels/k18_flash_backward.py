@@ -229,6 +229,27 @@ def tiles(which, T, N, D, itemsize):
             "num_stages": 2}
 
 
+def launch(kernels, q, k, v, out, lse, grad_out, grad_lse, causal, scale, keys, queries):
+    """(grad_q, grad_k, grad_v) by three kernels: of delta, of the keys pass, of the queries pass.
+
+    out, grad_out, lse, grad_lse: contiguous   keys, queries: sizes of a pass as tiles() gives them
+    """
+    B, T, H, D = q.shape
+    _, N, G, _ = k.shape
+    delta_kernel, keys_kernel, queries_kernel = kernels
+    grad_q, grad_k, grad_v = (torch.empty(x.shape, dtype=x.dtype, device=x.device)
+                              for x in (q, k, v))
+    delta = torch.empty_like(lse)
+    delta_kernel[(triton.cdiv(B * T * H, ROWS),)](
+        out, grad_out, grad_lse, delta, B * T * H, D, BD=triton.next_power_of_2(D), BLOCK=ROWS)
+    sizes = scale, T, N, H, G, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], causal, D
+    keys_kernel[(triton.cdiv(N, keys["BN"]) * B * G,)](
+        q, k, v, grad_out, lse, delta, grad_k, grad_v, *sizes, **keys)
+    queries_kernel[(triton.cdiv(T, queries["BM"]) * B * H,)](
+        q, k, v, grad_out, lse, delta, grad_q, *sizes, **queries)
+    return grad_q, grad_k, grad_v
+
+
 def flash_backward(q, k, v, out, lse, grad_out, grad_lse, causal, scale):
     """(grad_q, grad_k, grad_v), as q, k and v, by three launches of Triton kernels.
 
@@ -238,26 +259,14 @@ def flash_backward(q, k, v, out, lse, grad_out, grad_lse, causal, scale):
     """
     check("flash_backward", q, k, v, causal, scale)
     check_width("flash_backward", q.shape[3])
-    B, T, H, D = q.shape
-    _, N, G, _ = k.shape
     grad_lse = torch.zeros_like(lse) if grad_lse is None else grad_lse
     check_results(q, out=out, lse=lse, grad_out=grad_out, grad_lse=grad_lse)
-    out, lse, grad_out, grad_lse = (x.contiguous() for x in (out, lse, grad_out, grad_lse))
-    grads = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v)]
-    if not out.numel():
-        return tuple(x.zero_() for x in grads)
-    grad_q, grad_k, grad_v = grads
-    delta = torch.empty_like(lse)
-    delta_triton[(triton.cdiv(B * T * H, ROWS),)](
-        out, grad_out, grad_lse, delta, B * T * H, D, BD=triton.next_power_of_2(D), BLOCK=ROWS)
-    common = scale, T, N, H, G, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], causal, D
-    sizes = tiles("keys", T, N, D, q.itemsize)
-    keys_pass_triton[(triton.cdiv(N, sizes["BN"]) * B * G,)](
-        q, k, v, grad_out, lse, delta, grad_k, grad_v, *common, **sizes)
-    sizes = tiles("queries", T, N, D, q.itemsize)
-    queries_pass_triton[(triton.cdiv(T, sizes["BM"]) * B * H,)](
-        q, k, v, grad_out, lse, delta, grad_q, *common, **sizes)
-    return tuple(grads)
+    if not q.numel():
+        return tuple(torch.zeros_like(x) for x in (q, k, v))
+    results = (x.contiguous() for x in (out, lse, grad_out, grad_lse))
+    T, N, D = q.shape[1], k.shape[1], q.shape[3]
+    return launch((delta_triton, keys_pass_triton, queries_pass_triton), q, k, v, *results, causal,
+                  scale, *(tiles(which, T, N, D, q.itemsize) for which in ("keys", "queries")))
 
 
 def check_results(q, **arrays):

@@ -1,12 +1,10 @@
 """Graders of k18. Outputs start as 7, which no gradient of normal numbers is likely to be."""
 
 import math
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from lab.judge.mistakes import mistake, same_report
+from lab.judge.mistakes import mistake
 from lab.judge.pace import numbers
 from lab.judge.subject import Raised
 from lab.judge.work import same_work
@@ -498,3 +496,221 @@ def test_queries_pass_triton__low_scores(subject, agree, rng):
               "no_key_bound": ("the keys beyond N are not masked: they have a score of 0, and "
                                "exp2(0 - lse) is infinite where lse is very low",
                                np.full_like(want, np.nan))}, unwritten=7)
+
+
+# ---- the launcher, and attention that trains
+
+
+@pytest.fixture
+def triton_on_the_cpu():
+    from lab import simulator
+
+    simulator.activate_triton()
+    yield
+    simulator.deactivate_triton()
+
+
+@pytest.mark.parametrize("size", [
+    (1, 70, 70, 2, 1, 64, True, "float32"), (2, 5, 140, 4, 2, 80, True, "float16"),
+    (1, 30, 9, 2, 2, 16, False, "bfloat16"), (1, 1, 1, 1, 1, 128, True, "float16")])
+def test_flash_backward(subject, agree, rng, size):
+    *sizes, causal, dtype = size
+    q, k, v, grad_out, grad_lse = inputs(rng, *sizes, dtype)
+    book = Book(q, k, v, grad_out, grad_lse, causal, 0.3)
+    out, lse = forward(book, q)
+    got = subject.flash_backward(*apart(q, k, v), out, lse, grad_out, grad_lse, causal, 0.3)
+    for name, mine, true, x in zip(NAMES, got, book.gradients(), (q, k, v), strict=True):
+        assert mine.dtype == x.dtype
+        agree(mine, true, dtype, f"{name} of flash_backward, {size}")
+
+
+def forward(book, q):
+    """The book's out, as q, and lse as tensors."""
+    import torch
+
+    return torch.from_numpy(book.out).to(q.dtype), torch.from_numpy(book.lse).float()
+
+
+def test_without_a_gradient_of_lse_and_expanded(subject, agree, rng):
+    """As after out.sum().backward(): one number for all of out, none for lse."""
+    q, k, v, grad_out, grad_lse = inputs(rng, 1, 9, 12, 4, 2, 16)
+    one = grad_out[:1, :1, :1, :1].expand(grad_out.shape)
+    book = Book(q, k, v, one, 0 * grad_lse, True, 0.3)
+    got = subject.flash_backward(q, k, v, *forward(book, q), one, None, True, 0.3)
+    for name, mine, true in zip(NAMES, got, book.gradients(), strict=True):
+        agree(mine, true, "float32", f"{name}, upstream expanded")
+
+
+@pytest.mark.parametrize("B, T, N", [(0, 5, 5), (2, 0, 5), (2, 0, 0)])
+def test_nothing_to_do(subject, rng, B, T, N):
+    q, k, v, grad_out, grad_lse = inputs(rng, B, T, N, 2, 1, 16)
+    got = subject.flash_backward(q, k, v, grad_out, grad_lse, grad_out, grad_lse, True, 1.0)
+    assert [x.shape for x in got] == [q.shape, k.shape, v.shape]
+    assert not any(x.any() for x in got)
+
+
+def test_what_the_launcher_refuses(subject, rng):
+    q, k, v, grad_out, grad_lse = inputs(rng, 1, 5, 6, 4, 2, 16)
+    lse = grad_lse
+    for args, says in (
+            ((grad_out[:, :, :2], lse, grad_out, grad_lse), "out (1, 5, 2, 16), expected the shape"),
+            ((grad_out, lse, grad_out[:, :, :2], grad_lse), "grad_out (1, 5, 2, 16), expected"),
+            ((grad_out, lse, grad_out.half(), grad_lse), "grad_out is torch.float16 on cpu, expected "
+                                                         "torch.float32"),
+            ((grad_out, lse.double(), grad_out, grad_lse), "lse is torch.float64"),
+            ((grad_out, lse, grad_out, grad_lse[:, :4]), "grad_lse (1, 4, 4), expected the shape of "
+                                                         "(B, T, H), (1, 5, 4)")):
+        with pytest.raises(Raised) as refusal:
+            subject.flash_backward(q, k, v, *args, True, 1.0)
+        assert says in refusal.value.text, refusal.value.text
+    with pytest.raises(Raised) as refusal:
+        subject.flash_backward(q, k[:, :4], v[:, :4], grad_out, lse, grad_out, grad_lse, True, 1.0)
+    assert "5 queries and 4 keys" in refusal.value.text
+
+
+def test_no_array_of_all_scores(triton_on_the_cpu, rng):
+    """Bytes stored are those of the results and of delta, nothing is added by atomics, and two runs
+    have the same bits."""
+    import torch
+
+    from lab import simulator
+    from layer1_kernels import flash_attention, flash_backward
+
+    q, k, v, grad_out, grad_lse = inputs(rng, 1, 50, 70, 4, 2, 16, "float16")
+    out, lse = flash_attention(q, k, v, True, 0.25)
+    with simulator.trace() as trace:
+        first = flash_backward(q, k, v, out, lse, grad_out, grad_lse, True, 0.25)
+    again = flash_backward(q, k, v, out, lse, grad_out, grad_lse, True, 0.25)
+    assert all(map(torch.equal, first, again))
+    assert [launch.bytes_stored for launch in trace.launches] == [
+        lse.nbytes, k.nbytes + v.nbytes, q.nbytes]
+    assert not any(op == "atomic" for launch in trace.launches
+                   for _, _, op in launch.requests)
+
+
+def test_the_book_agrees_with_differences(rng):
+    """One directional derivative of k13's oracle, of out and lse, in float64."""
+    from layer1_kernels.k13_flash_attention import flash_attention_oracle
+
+    q, k, v, grad_out, grad_lse = (x.double() for x in inputs(rng, 1, 6, 9, 4, 2, 16))
+    gradients = Book(q, k, v, grad_out, grad_lse, True, 0.25).gradients()
+    arrays = [plain(x) for x in (q, k, v)]
+    steps = [rng.standard_normal(x.shape) for x in arrays]
+
+    def loss(size):
+        out, lse = flash_attention_oracle(
+            *(x + size * step for x, step in zip(arrays, steps, strict=True)), True, 0.25)
+        return (out * plain(grad_out)).sum() + (lse * plain(grad_lse)).sum()
+
+    want = sum((g * step).sum() for g, step in zip(gradients, steps, strict=True))
+    assert abs((loss(1e-5) - loss(-1e-5)) / 2e-5 / want - 1) < 1e-7
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_attention_takes_its_gradients_from_here(triton_on_the_cpu, agree, rng, dtype):
+    from lab import simulator
+    from layer1_kernels import flash_attention
+
+    q, k, v, grad_out, grad_lse = inputs(rng, 1, 9, 12, 4, 2, 16, dtype)
+    want = Book(q, k, v, grad_out, grad_lse, True, 0.25).gradients()
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    with simulator.trace() as trace:
+        out, lse = flash_attention(*leaves, True, 0.25)
+        ((out * grad_out).sum() + (lse * grad_lse).sum()).backward()
+    assert [launch.name for launch in trace.launches] == [
+        "flash_triton", "delta_triton", "keys_pass_triton", "queries_pass_triton"]
+    for name, leaf, true in zip(NAMES, leaves, want, strict=True):
+        agree(leaf.grad, true, dtype, f"{name} of flash_attention")
+
+
+def test_a_training_step(triton_on_the_cpu):
+    """A block of attention, its projections included, trained by one step: the loss and every
+    gradient are those of PyTorch's own attention."""
+    import torch
+
+    from layer1_kernels import kernels
+
+    def step(attention):
+        torch.manual_seed(0)
+        weights = {name: (torch.randn(32, 32) / 6).requires_grad_()
+                   for name in ("query", "key", "value", "output")}
+        x, target = torch.randn(2, 17, 32), torch.randn(2, 17, 32)
+        q, k, v = ((x @ weights[name].T).view(2, 17, 2, 16) for name in ("query", "key", "value"))
+        out, _ = attention(q, k, v, True, 0.25)
+        y = x + out.reshape(2, 17, 32) @ weights["output"].T
+        loss = ((y - target) ** 2).mean()
+        loss.backward()
+        return loss, [w.grad for w in weights.values()]
+
+    (loss, gradients), (want, true) = (step(kernels(table).flash_attention)
+                                       for table in ("triton", "torch"))
+    assert torch.allclose(loss, want, rtol=1e-5)
+    for mine, theirs in zip(gradients, true, strict=True):
+        assert torch.allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_where_this_lesson_is_a_stub_the_formula_stays(monkeypatch):
+    """A student edition that has only this lesson's stubs, and a kernel that is in no table."""
+    from layer1_kernels import gradients
+
+    assert gradients.backward_of("flash_attention").__name__ == "flash_backward"
+    assert gradients.backward_of("swiglu") is None
+    monkeypatch.setattr(gradients, "answered", lambda lesson: False)
+    assert gradients.backward_of.__wrapped__("flash_attention") is None
+
+
+@pytest.mark.slow
+def test_what_hopper_gets():
+    from lab.author import hopper_report
+    from layer1_kernels.bench.k18_flash_backward import shipped
+
+    for name, kernel in shipped().items():
+        assert kernel.spills == 0, f"{name}: {kernel.spills} bytes spilled"
+        assert not kernel.serialised, f"{name}: {kernel.serialised}"
+        assert kernel.shared <= hopper_report.SHARED
+        assert bool(kernel.wgmma) == ("bf16" in name), f"{name}: {kernel.wgmma} wgmma"
+        assert not kernel.mma_sync, f"{name}: mma.sync"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change, meta", [
+    ({"T": "i32", "N": "i32"}, {}), ({"G": "i32:16"}, {}), ({"G": 1}, {}), ({}, {"CAUSAL": False})])
+def test_other_launches_compile_as_well(change, meta):
+    """Ragged lengths, no grouping, one kv head, not causal: Triton compiles again for each."""
+    from layer1_kernels.bench.k18_flash_backward import compiled
+
+    for which in ("keys", "queries"):
+        kernel = compiled(which, 2, 128, change, meta)
+        assert not kernel.spills and not kernel.serialised and kernel.wgmma
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("T, N, causal", [(1, 1000, True), (129, 129, True), (1000, 1500, True),
+                                          (127, 1000, False)])
+@pytest.mark.parametrize("D", [16, 64, 80, 128])
+def test_every_kernel_on_the_device(T, N, causal, D):
+    import torch
+
+    from layer1_kernels import flash_attention, flash_attention_torch
+
+    q = torch.randn(2, T, 8, D, device="cuda")
+    k, v = (torch.randn(2, N, 2, D, device="cuda") for _ in range(2))
+    upstream = torch.randn_like(q), torch.randn(2, T, 8, device="cuda")
+    for dtype, near in ((torch.float32, 2e-5), (torch.float16, 2e-3), (torch.bfloat16, 1.6e-2)):
+        leaves = [x.to(dtype).requires_grad_() for x in (q, k, v)]
+        wide = [x.detach().double().requires_grad_() for x in leaves]
+        got, want = (torch.autograd.grad(
+            attention(*own, causal, D ** -0.5), own,
+            [u.to(r.dtype) for u, r in zip(upstream, attention(*own, causal, D ** -0.5),
+                                           strict=True)])
+            for attention, own in ((flash_attention, leaves), (flash_attention_torch, wide)))
+        for mine, true in zip(got, want, strict=True):
+            largest = float(true.abs().max())
+            assert torch.allclose(mine.double(), true, rtol=near, atol=near * largest), dtype
+
+
+@pytest.mark.gpu
+def test_keys_pass_triton_speed(pace):
+    pace("flash_backward", *(numbers("bfloat16", 4, 4096, 16, 128) for _ in range(4)),
+         numbers("float32", 4, 4096, 16), numbers("bfloat16", 4, 4096, 16, 128),
+         numbers("float32", 4, 4096, 16), True, 128**-0.5)
