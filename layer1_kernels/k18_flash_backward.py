@@ -79,11 +79,11 @@ def load_rows(lse, delta, b, h, first, T, H, ROWS: tl.constexpr):
 
 
 @triton.jit
-def gradient_tile_triton(left, right, left_v, right_v, lse, delta, seen, scale):
+def gradient_tile_triton(left, right, left_v, right_v, lse, delta, mask, scale):
     """(weights, grad_scores) of a tile, fp32, a row for each row of left, a column for each of
     right.
 
-    left, left_v: (rows, BD)   right, right_v: (columns, BD)   seen: bool, or None: all is seen
+    left, left_v: (rows, BD)   right, right_v: (columns, BD)   mask: bool, or None: all is seen
     Queries on the left: left_v are rows of grad_out, right_v values, lse and delta (rows, 1).
     Keys on the left: left_v are values, right_v rows of grad_out, lse and delta (1, columns).
     lse and scale hold log2(e) already.
@@ -91,8 +91,8 @@ def gradient_tile_triton(left, right, left_v, right_v, lse, delta, seen, scale):
     # exercise: scores, weights (0 where not seen), gradients of weights, gradients of scores
     scores = tl.dot(left, tl.trans(right), input_precision="ieee")
     weights = tl.exp2(scores * scale - lse)
-    if seen is not None:
-        weights = tl.where(seen, weights, 0)
+    if mask is not None:
+        weights = tl.where(mask, weights, 0)
     grad_weights = tl.dot(left_v, tl.trans(right_v), input_precision="ieee")
     return weights, weights * (grad_weights - delta)
 
@@ -102,7 +102,7 @@ def one_tile_triton(q, k, v, grad_out, lse, delta, weights, grad_scores, scale, 
                     TURNED: tl.constexpr, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     """Weights and gradients of scores of one tile, to look at: (T, BN), or (BN, T) if TURNED.
 
-    q, grad_out: (T, D)   k, v: (N, D)   lse, delta: (T,)   T <= BM   the keys from N on are not seen
+    q, grad_out: (T, D)   k, v: (N, D)   lse, delta: (T,)   T <= BM   Keys from N on are not seen.
     """
     queries, grads = load_tile(q, D, 0, T, BM, D, D), load_tile(grad_out, D, 0, T, BM, D, D)
     keys, values = load_tile(k, D, 0, N, BN, D, D), load_tile(v, D, 0, N, BN, D, D)
@@ -167,7 +167,8 @@ def keys_pass_triton(q, k, v, grad_out, lse, delta, grad_k, grad_v, scale, T, N,
                      BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr):
     """grad_k and grad_v of BN keys of one kv head: sums over all queries of all heads that read it.
 
-    q, k, v with strides   grad_out (B, T, H, D)   lse, delta (B, T, H)   grad_k, grad_v (B, N, G, D)
+    q, k, v with strides   grad_out (B, T, H, D)   lse, delta (B, T, H)
+    grad_k, grad_v (B, N, G, D)
     """
     b, g, n0 = place_keys(N, G, BN)
     keys = load_tile(k + b * k_b + g * k_g, k_n, n0, N, BN, D, BD)
@@ -182,11 +183,11 @@ def keys_pass_triton(q, k, v, grad_out, lse, delta, grad_k, grad_v, scale, T, N,
             queries = load_tile(q + b * q_b + h * q_h, q_t, t0, T, BM, D, BD)
             grads = load_tile(grad_out + (b * T * H + h) * D, H * D, t0, T, BM, D, BD)
             lse_t, delta_t = load_rows(lse, delta, b, h, t0, T, H, BM)
-            seen = None
+            mask = None
             if CAUSAL:
-                seen = (n - (N - T))[:, None] <= t0 + tl.arange(0, BM)[None, :]
+                mask = (n - (N - T))[:, None] <= t0 + tl.arange(0, BM)[None, :]
             weights, grad_scores = gradient_tile_triton(
-                keys, queries, values, grads, lse_t[None, :], delta_t[None, :], seen, scale * LOG2E)
+                keys, queries, values, grads, lse_t[None, :], delta_t[None, :], mask, scale * LOG2E)
             dv = tl.dot(weights.to(grads.dtype), grads, dv, input_precision="ieee")
             dk = tl.dot(grad_scores.to(queries.dtype), queries, dk, input_precision="ieee")
     store_rows(grad_k + at, dk * scale, G * D, n0, N, D)
@@ -209,9 +210,9 @@ def queries_pass_triton(q, k, v, grad_out, lse, delta, grad_q, scale, T, N, H, G
     for n0 in range(0, reach, BN):
         keys = load_tile(k + b * k_b + g * k_g, k_n, n0, N, BN, D, BD)
         values = load_tile(v + b * v_b + g * v_g, v_n, n0, N, BN, D, BD)
-        seen = n0 + tl.arange(0, BN)[None, :] <= last[:, None]
+        mask = n0 + tl.arange(0, BN)[None, :] <= last[:, None]
         _, grad_scores = gradient_tile_triton(
-            queries, keys, grads, values, lse_t[:, None], delta_t[:, None], seen, scale * LOG2E)
+            queries, keys, grads, values, lse_t[:, None], delta_t[:, None], mask, scale * LOG2E)
         dq = tl.dot(grad_scores.to(keys.dtype), keys, dq, input_precision="ieee")
     store_rows(grad_q + at, dq * scale, H * D, first, T, D)
 

@@ -1,6 +1,6 @@
 """Ladder, targets and measurements of k18_flash_backward: see lab/measure/bench.py."""
 
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
@@ -43,7 +43,7 @@ class Rung(NamedTuple):
     name: str
     products: float         # FLOPs of products, over those of a forward pass over the same tiles
     tiles: int | None       # of a head that a pass visits; None where PyTorch runs
-    reads: float | None     # bytes loaded, over those of q, k, v, out, lse and their gradients
+    reads: float | None     # bytes loaded, over those of q, k, v, out, dO, lse and dlse
     writes: float | None    # bytes stored, over those of the three results
     largest: float          # bytes of the largest array that is made, over those of q
     changed: str
@@ -79,9 +79,9 @@ def rung(name, launches, q, k, causal, tile, largest, changed):
     visited = k13.count_tiles(N, N, tile, tile)[0] if causal else (-(-N // tile)) ** 2
     flops = sum(count for run in launches for kind, count in run.totals.flops_by_type.items()
                 if "tensor" in kind)
-    rows = 4 * N * H                            # bytes of lse
+    least = 3 * q.nbytes + 2 * k.nbytes + 2 * 4 * N * H         # q, out, dO, k, v, lse, dlse
     return Rung(name, flops / (4 * tile * tile * D * H * visited), visited,
-                sum(run.bytes_loaded for run in launches) / (3 * q.nbytes + 2 * k.nbytes + 2 * rows),
+                sum(run.bytes_loaded for run in launches) / least,
                 sum(run.bytes_stored for run in launches) / (q.nbytes + 2 * k.nbytes),
                 largest / q.nbytes, changed)
 
@@ -147,7 +147,8 @@ def bench(B=4, T=4096, H=16, G=16, D=128):
             "cudnn": vendor(SDPBackend.CUDNN_ATTENTION),
             "torch": gradients_of(lambda: flash_attention_torch(*leaves, True, scale)[0], leaves,
                                   grad_out),
-            "flash_backward": lambda: flash_backward(q, k, v, out, lse, grad_out, None, True, scale)}
+            "flash_backward": partial(flash_backward, q, k, v, out, lse, grad_out, None, True,
+                                      scale)}
     flops = 5 * 2 * B * H * D * T * (T + 1) // 2
     moved = 4 * q.nbytes + 4 * k.nbytes + 4 * B * T * H
     return measure_side_by_side({"attention backward": (flops, moved, ways, q.dtype)})

@@ -201,9 +201,8 @@ def tile_walks(order, starts, BM, BN):
                                    (down, along), strict=True):
         for t in range(0, T, BM):
             for n in range(0, N, BN):
-                seen = order[t:t + BM, n:n + BN].any()
-                axes.add_patch(Rectangle((n, t), BN, BM, fc="#9cd2ff" if seen else "#eaeef2",
-                                         ec="white", lw=1.2))
+                colour = "#9cd2ff" if order[t:t + BM, n:n + BN].any() else "#eaeef2"
+                axes.add_patch(Rectangle((n, t), BN, BM, fc=colour, ec="white", lw=1.2))
         for begin, end in arrows:
             axes.annotate("", end, begin, arrowprops={"arrowstyle": "->", "color": INK, "lw": 1.4,
                                                       "shrinkA": 1, "shrinkB": 1})

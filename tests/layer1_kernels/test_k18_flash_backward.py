@@ -1,6 +1,7 @@
 """Graders of k18. Outputs start as 7, which no gradient of normal numbers is likely to be."""
 
 import math
+
 import numpy as np
 import pytest
 
@@ -122,8 +123,8 @@ class Case:
     def words(self):
         B, T, N, H, G, D, *_ = self.size
         return (f"{T} queries, {N} keys, {H} heads on {G}, D = {D}, "
-                f"{'' if self.causal else 'not '}causal, {self.dtype}, tiles of {self.BM} queries by "
-                f"{self.BN} keys")
+                f"{'' if self.causal else 'not '}causal, {self.dtype}, tiles of {self.BM} queries "
+                f"by {self.BN} keys")
 
     def run(self, subject, which):
         """(the gradients that a pass writes, the launch); which: "keys" or "queries"."""
@@ -165,8 +166,8 @@ def test_predict_products(subject, reference, rng):
     want = made / (2 * 2 * 16 * 16 * 16 * visited(32, 32, 16, 16))
     why = {2.5: ("one_loop", "five products are enough for one loop, which cannot keep both kinds "
                              "of sums; of two passes each needs S and dP for itself"),
-           2: ("two_gradients", "twice as many would be four products: of S, dP, dv, dk and dq, that "
-                                "is one too few even for a single loop"),
+           2: ("two_gradients", "twice as many would be four products: S, dP, dv, dk and dq are "
+                                "five, even in a single loop"),
            1.5: ("stored", "that takes S and dP for stored, and they are what is recomputed: by "
                            "each pass"),
            4: ("twice_in_keys", "dk and dv are made in one pass, from one S and one dP")}
@@ -337,8 +338,9 @@ def test_gradient_tile_triton__work(subject, reference, rng):
 
 
 @pytest.mark.parametrize("T, N, tile_m, tile_n, causal", [
-    (20, 77, 16, 32, True), (96, 160, 16, 16, True), (64, 64, 32, 16, True), (50, 77, 16, 32, False),
-    (1, 129, 16, 64, True), (129, 1000, 32, 64, True), (100, 100, 16, 64, True)])
+    (20, 77, 16, 32, True), (96, 160, 16, 16, True), (64, 64, 32, 16, True),
+    (50, 77, 16, 32, False), (1, 129, 16, 64, True), (129, 1000, 32, 64, True),
+    (100, 100, 16, 64, True)])
 def test_first_query(subject, agree, T, N, tile_m, tile_n, causal):
     check_starts(subject, agree, T, N, tile_m, tile_n, causal)
 
@@ -358,8 +360,8 @@ def check_starts(subject, agree, T, N, tile_m, tile_n, causal):
     query = np.maximum(n0 - (N - T), 0)
     right = query // tile_m * tile_m
     agree(starts, right if causal else 0 * n0, "exact",
-          f"first_query, {T} queries, {N} keys, {'' if causal else 'not '}causal, tiles of {tile_m} "
-          f"queries by {tile_n} keys", lambda i: f"the tile from key {n0[i[0]]}", {
+          f"first_query, {T} queries, {N} keys, {'' if causal else 'not '}causal, tiles of "
+          f"{tile_m} queries by {tile_n} keys", lambda i: f"the tile from key {n0[i[0]]}", {
               "always_causal": ("it is right if causal, and here each query sees each key", right),
               "start_without_offset": ("query t is taken for token t, and it is token N - T + t",
                                        n0 // tile_m * tile_m),
@@ -378,15 +380,14 @@ def check_starts(subject, agree, T, N, tile_m, tile_n, causal):
 
 PARTS = {"keys": (2, 1), "queries": (0,)}       # of Book.gradients, in the order they are compared
 NAMES = "grad_q", "grad_k", "grad_v"
-EVERY_TERM = "a sum is begun anew for each tile, so that the last one is left"
+EVERY_TERM = "a sum holds its last tile alone: tl.dot does not add to it"
 
 
 def right(subject, agree, rng, which, size):
     """What a pass writes is the book's, or the message names the first wrong element."""
     case = Case(rng, size)
-    (*_, H, G, _, causal, _, _, _), book = size, case.book
     got, _ = case.run(subject, which)
-    want = book.gradients()
+    want = case.book.gradients()
     wrong = mistakes_of(which, case)
     row = "query" if which == "queries" else "key"
     for part in PARTS[which]:
@@ -553,13 +554,14 @@ def test_what_the_launcher_refuses(subject, rng):
     q, k, v, grad_out, grad_lse = inputs(rng, 1, 5, 6, 4, 2, 16)
     lse = grad_lse
     for args, says in (
-            ((grad_out[:, :, :2], lse, grad_out, grad_lse), "out (1, 5, 2, 16), expected the shape"),
+            ((grad_out[:, :, :2], lse, grad_out, grad_lse),
+             "out (1, 5, 2, 16), expected the shape of q, (1, 5, 4, 16)"),
             ((grad_out, lse, grad_out[:, :, :2], grad_lse), "grad_out (1, 5, 2, 16), expected"),
-            ((grad_out, lse, grad_out.half(), grad_lse), "grad_out is torch.float16 on cpu, expected "
-                                                         "torch.float32"),
+            ((grad_out, lse, grad_out.half(), grad_lse),
+             "grad_out is torch.float16 on cpu, expected torch.float32"),
             ((grad_out, lse.double(), grad_out, grad_lse), "lse is torch.float64"),
-            ((grad_out, lse, grad_out, grad_lse[:, :4]), "grad_lse (1, 4, 4), expected the shape of "
-                                                         "(B, T, H), (1, 5, 4)")):
+            ((grad_out, lse, grad_out, grad_lse[:, :4]),
+             "grad_lse (1, 4, 4), expected the shape of (B, T, H), (1, 5, 4)")):
         with pytest.raises(Raised) as refusal:
             subject.flash_backward(q, k, v, *args, True, 1.0)
         assert says in refusal.value.text, refusal.value.text
