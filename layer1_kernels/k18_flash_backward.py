@@ -4,10 +4,10 @@ B T N H G D as in k13; BM BN: queries and keys of a tile   S: scores, scale · q
 grad_out, grad_lse: the upstream gradients dO and dlse, of a loss by out and by lse
 P = exp(S - lse), the weights   dP = dO · vᵀ   delta = sum over D of dO · out, less dlse
 dS = P · (dP - delta)   dv = Pᵀ · dO   dq = scale · dS · k   dk = scale · dSᵀ · q
-Two passes make 4 + 3 products of tiles where the forward pass makes 2. Least bytes: q, k, v, out,
-dO, lse read, dq, dk, dv written, each once. Arithmetic decides, as in k13.
-The formulas are those of Dao and others, "FlashAttention", 2022, appendix B; the two passes share
-no sum, so each result has the same bits every time.
+Least bytes: q, k, v, out, dO, lse read, dq, dk, dv written, each once; a tile costs some products
+of 2·BM·BN·D FLOPs. Arithmetic decides, as in k13.
+The formulas are those of Dao and others, "FlashAttention", 2022, appendix B. Two passes, which
+share no sum, give the same bits every time.
 """
 
 import math

@@ -1,6 +1,7 @@
 """Graders of k18. Outputs start as 7, which no gradient of normal numbers is likely to be."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -626,29 +627,43 @@ def test_attention_takes_its_gradients_from_here(triton_on_the_cpu, agree, rng, 
 
 
 def test_a_training_step(triton_on_the_cpu):
-    """A block of attention, its projections included, trained by one step: the loss and every
-    gradient are those of PyTorch's own attention."""
+    """Of a small Llama: the loss and every gradient with this attention are those of the table that
+    is all PyTorch's."""
     import torch
 
     from layer1_kernels import kernels
 
-    def step(attention):
-        torch.manual_seed(0)
-        weights = {name: (torch.randn(32, 32) / 6).requires_grad_()
-                   for name in ("query", "key", "value", "output")}
-        x, target = torch.randn(2, 17, 32), torch.randn(2, 17, 32)
-        q, k, v = ((x @ weights[name].T).view(2, 17, 2, 16) for name in ("query", "key", "value"))
-        out, _ = attention(q, k, v, True, 0.25)
-        y = x + out.reshape(2, 17, 32) @ weights["output"].T
-        loss = ((y - target) ** 2).mean()
-        loss.backward()
-        return loss, [w.grad for w in weights.values()]
-
-    (loss, gradients), (want, true) = (step(kernels(table).flash_attention)
-                                       for table in ("triton", "torch"))
+    table = kernels("torch")
+    own = replace(table, flash_attention=kernels("triton").flash_attention)
+    (loss, gradients), (want, true) = training_step(own), training_step(table)
     assert torch.allclose(loss, want, rtol=1e-5)
-    for mine, theirs in zip(gradients, true, strict=True):
-        assert torch.allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+    for name, gradient in gradients.items():
+        assert true[name].any()
+        assert torch.allclose(gradient, true[name], rtol=1e-4, atol=1e-6), name
+
+
+def training_step(ops):
+    """(loss, {weight: its gradient}) of one block between embedding and head."""
+    import torch
+
+    C, F, V, H, G, D = 32, 48, 64, 2, 1, 16
+    shapes = {"embedding": (V, C), "attention_norm": (C,), "q": (H * D, C), "k": (G * D, C),
+              "v": (G * D, C), "output": (C, H * D), "mlp_norm": (C,), "gate": (F, C),
+              "up": (F, C), "down": (C, F), "head": (V, C)}
+    rng = torch.Generator().manual_seed(0)
+    w = {name: (torch.randn(shape, generator=rng) / 4).requires_grad_()
+         for name, shape in shapes.items()}
+    tokens = torch.randint(V, (2, 18), generator=rng)
+    x = w["embedding"][tokens[:, :-1].flatten()]                                # (T, C)
+    y = ops.rmsnorm(x, w["attention_norm"], 1e-5)
+    q, k, v = (ops.matmul(y, w[name]).view(2, 17, -1, D) for name in "qkv")
+    out, _ = ops.flash_attention(q, k, v, True, D ** -0.5)
+    x = x + ops.matmul(out.reshape(-1, H * D), w["output"])
+    y = ops.rmsnorm(x, w["mlp_norm"], 1e-5)
+    x = x + ops.matmul(ops.swiglu(ops.matmul(y, w["gate"]), ops.matmul(y, w["up"])), w["down"])
+    loss = ops.cross_entropy(ops.matmul(x, w["head"]), tokens[:, 1:].flatten()).mean()
+    loss.backward()
+    return loss, {name: weight.grad for name, weight in w.items()}
 
 
 def test_where_this_lesson_is_a_stub_the_formula_stays(monkeypatch):
