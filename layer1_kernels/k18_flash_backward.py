@@ -176,8 +176,7 @@ def keys_pass_triton(q, k, v, grad_out, lse, delta, grad_k, grad_v, scale, T, N,
     n = n0 + tl.arange(0, BN)
     at = (b * N * G + g) * D                                    # of the results
     dk, dv = tl.zeros([BN, BD], tl.float32), tl.zeros([BN, BD], tl.float32)
-    # exercise: for each head that reads g and each tile of queries: weights and gradients of
-    # scores, into dv and dk; then store_rows
+    # exercise: each head that reads g, each tile of queries: add to dv and dk; then store_rows
     for h in range(g * (H // G), (g + 1) * (H // G)):
         for t0 in range(first_query(n0, T, N, BM, CAUSAL), T, BM):
             queries = load_tile(q + b * q_b + h * q_h, q_t, t0, T, BM, D, BD)
