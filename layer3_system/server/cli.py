@@ -21,9 +21,9 @@ from lab.terminal import main, own_desk
 from layer1_kernels import kernels
 from layer2_graph import (
     CpuLlama,
-    Llama,
     Tokenizer,
     cpu_kernels,
+    llama_of,
     read_config,
     read_weights,
     tile,
@@ -112,14 +112,14 @@ def find_model(word, simulated):
 
 
 def model_with(table, desk, config, weights):
-    """A Llama on the kernels of a table; for torch on a CPU the faster CpuLlama.
+    """A model on the kernels of a table; a dense one for torch on a CPU is the faster CpuLlama.
 
     desk: the folder of the learner's, for the table "mine"
     """
     on_cpu = weights["model.embed_tokens.weight"].is_cpu
-    if table == "torch" and on_cpu:
+    if table == "torch" and on_cpu and not config.E:
         return CpuLlama(config, weights, cpu_kernels())
-    return Llama(config, weights, kernels(table, desk))
+    return llama_of(config, weights, kernels(table, desk))
 
 
 def listen(host, port):

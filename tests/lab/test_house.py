@@ -33,8 +33,8 @@ ROOMS = {
             "plots", "measure", "author", "grading", "doctor", "cli"],
     "day01_roofline": ["", "bench"],
     "layer1_kernels": ["", "bench"],
-    "layer2_graph": ["config_entries", "config", "checkpoint", "models", "drawing", "launches",
-                     "passes", "", "cpu", "decode_ladder", "bench"],
+    "layer2_graph": ["config_entries", "experts", "config", "checkpoint", "models", "drawing",
+                     "launches", "passes", "", "cpu", "decode_ladder", "twins", "bench"],
     "layer3_system": ["", "testing", "server", "bench"],
 }
 

@@ -14,8 +14,9 @@ import torch
 from day02_overview import NANO
 from lab import device, simulator
 from layer1_kernels import kernels
-from layer2_graph import GraphRunner, PagedCache, greedy, load
+from layer2_graph import GraphRunner, PagedCache, greedy, load, load_moe
 from layer2_graph.generate import ROUNDING
+from layer2_graph.models import TWINS
 from layer3_system import (
     BlockPool,
     Broken,
@@ -475,6 +476,18 @@ def test_case_24_greedy_in_any_batch():
         requests = [e.submit(p, params(12, ignore_eos=True))[0] for p in prompts * 2]
         run(e)
         assert [r.output for r in requests] == want * 2, (P, chunk, pool)
+
+
+def test_case_24_with_experts():
+    """Requests that share steps choose their experts alone: the same tokens."""
+    moe = load_moe(TWINS / "moe", dtype=torch.float32)
+    prompts = [[0, 300 + n, *range(400, 400 + 3 * n)] for n in range(4)]
+    want = [greedy(moe, [p], 12)[0] for p in prompts]
+    pages = PrefixPool(64, 8)
+    e = Engine(moe, ByteTokenizer(), pages, Scheduler(pages, 4, 32, 5))
+    requests = [e.submit(p, params(12, ignore_eos=True))[0] for p in prompts]
+    run(e)
+    assert [r.output for r in requests] == want
 
 
 @pytest.mark.parametrize("table", ["triton", "cuda"])
