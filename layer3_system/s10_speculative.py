@@ -1,7 +1,7 @@
 """s10 · Draft and verify: guesses at the next tokens, all checked in one step
 
 V: vocabulary   N: tokens of a text   S: slots of a page
-γ: guesses in a step   p_i: the model's shares for the i-th new token   q_i: the draft's shares for it
+γ: guesses in a step   p_i, q_i: shares of the i-th new token, the model's and the draft's
 A step reads all weights, whether it computes one token or γ + 1. So γ guesses go along with the
 newest token, as if they were a prompt. Of them a step keeps those that hold, and adds one token of
 its own: 1 to γ + 1 tokens, and each has the distribution that it would have without guesses.
@@ -135,8 +135,8 @@ def roll_back(request: Request, pool: BlockPool) -> None:
 
     request.output has the tokens of the step already, from 1 to γ + 1. request.draft has its
     guesses, of which num_computed counts all. Afterwards the newest token alone lacks keys and
-    values; there are no guesses; the table has no page more than num_tokens tokens need, the pool got
-    the others back; and it remembers the full pages (cache_pages).
+    values; there are no guesses; the table has no page more than num_tokens tokens need, the pool
+    got the others back; and it remembers the full pages (cache_pages).
     """
     # exercise: the count first, since cache_pages believes it; then guesses, pages, cache_pages
     request.num_computed = request.num_tokens - 1

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from lab.course import ROOT
+from layer3_system.engine.drafts import Drafter
 from layer3_system.s01_request import SamplingParams, sample_row, uniform
 from layer3_system.s02_block_pool import BlockPool, Broken
 from layer3_system.s04_continuous_batching import Scheduler
@@ -71,7 +72,8 @@ def engine_for(kind, chance):
     chunk = chance.choice([None, 3])
     return Engine(MockLlama(80, scores=narrow), ByteTokenizer(), pool,
                   Scheduler(pool, 6, budget, chunk), overlap=kind == "overlap",
-                  drafter=Lottery(kind) if kind == "guesses" else None, clock=count().__next__)
+                  drafter=Drafter(Lottery(kind).propose) if kind == "guesses" else None,
+                  clock=count().__next__)
 
 
 def ask(engine, chance):

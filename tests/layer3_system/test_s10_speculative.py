@@ -250,7 +250,7 @@ def test_accept(subject, rng):
 
 
 def test_accept__edges(subject):
-    """q equal to p; no common token; a guess that p rules out; a residual that is rounding alone."""
+    """q equal to p; no token in common; a guess that p rules out; a residual of rounding alone."""
     chance = np.random.default_rng(2)
     p, _, _, _, u = step_of(chance, 8, 2)
     check_blocks(subject, [(p, p[:2].copy(), [int(p[0].argmax()), int(p[1].argmax())],
