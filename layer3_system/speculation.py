@@ -15,7 +15,7 @@ import torch
 
 from layer3_system.engine.drafts import Drafter, Sampler
 from layer3_system.engine.draws import UNDRAWN, Draw, adjusted_row, sampling
-from layer3_system.engine.lengths import Lengths, StepCost
+from layer3_system.engine.lengths import Lengths
 from layer3_system.model import Model, make_cache
 from layer3_system.s01_request import Request, keep_top_k, keep_top_p
 from layer3_system.s02_block_pool import BlockPool
@@ -48,13 +48,10 @@ def numbers(request: Request, place: int) -> np.ndarray:        # (3,)
     return noise(request.seed, request.index, DECIDING + position, 3)
 
 
-def own_draw(request: Request, shares: np.ndarray, place: int) -> int:      # (V,) -> int
-    """A token of a request with a seed: the same for one seed and place, with or without guesses.
-
-    place: of the token, counted from the request's next one
-    """
-    position = len(request.output) + place
-    return draw_by_noise(shares, noise(request.seed, request.index, position, len(shares)))
+def noise_of(request: Request, place: int, V: int) -> np.ndarray:           # (V,)
+    """One number a token, for the place-th token of a request from here. With a seed they are the
+    same with or without guesses, in any batch."""
+    return noise(request.seed, request.index, len(request.output) + place, V)
 
 
 class ModelDrafter(Drafter):
@@ -62,15 +59,17 @@ class ModelDrafter(Drafter):
 
     def __init__(self, model: Model, count: int, P: int, S: int = 16,
                  accept: Callable[..., list[int]] = accept,
+                 race: Callable[[np.ndarray, np.ndarray], int] = draw_by_noise,
                  roll_back: Callable[[Request, BlockPool], None] = roll_back,
                  lengths: Lengths | None = None):
         """count: guesses of a request at a time    P, S: pages for its keys and values
-        accept, roll_back: like s10's    lengths: chooses how many guesses, up to count
+        accept, race, roll_back: s10's    lengths: chooses how many guesses, up to count
         """
         super().__init__(lambda tokens: [], roll_back, lengths)
         self.model = model
         self.count = count
         self.accept = accept
+        self.race = race
         self.pool = PrefixPool(P, S)
         self.pages = make_cache(model, P, S)
         self.shadows: dict[Request, Request] = {}           # with the draft's table of each text
@@ -140,7 +139,8 @@ class ModelDrafter(Drafter):
         if shares is None:                  # any draft will do: the step decides
             shares = np.ones(len(z)) / len(z)
         self.shares[request].append(shares)
-        shadow.draft.append(own_draw(request, shares, place) if request.params.seed is not None
+        shadow.draft.append(self.race(shares, noise_of(request, place, len(shares)))
+                            if request.params.seed is not None
                             else pick(shares, numbers(request, place)[0]))
 
     # ---- their end
@@ -165,7 +165,7 @@ class ModelDrafter(Drafter):
         p: the shares of each place, one more than guesses
         """
         if request.params.seed is not None:
-            return [-1 if row is None else own_draw(request, row, place)
+            return [-1 if row is None else self.race(row, noise_of(request, place, len(row)))
                     for place, row in enumerate(p)]
         last = next((i for i, row in enumerate(p) if row is None), len(p) - 1)
         rows = [row for row in p[:last + 1] if row is not None]

@@ -79,7 +79,7 @@ class Lengths:
         return counts
 
     def note(self, request: Request, held: int) -> None:
-        """The first `held` of a request's guesses held. Nothing is known of those after a refusal."""
+        """The first `held` of a request's guesses held. Those after a refusal say nothing."""
         judged = min(held + 1, len(request.draft))
         before = self.past.get(request, (0.0, 0.0))
         self.past[request] = before[0] * MEMORY + held, before[1] * MEMORY + judged
