@@ -1,0 +1,161 @@
+"""What guesses gain and cost, into speculation.json:  python -m layer3_system.bench.s10_speculative
+
+acceptance: how often a guess holds, by kind of text, draft and rule, along held-out texts
+speed: tokens a second with guesses ÷ without, in the same run, of the 135M shape on a CPU
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+
+from layer1_kernels import kernels
+from layer2_graph import Batch, CpuLlama, Llama, PagedCache, Tokenizer, cpu_kernels, load
+from layer2_graph.models import SMALL, shape_135m
+from layer2_graph.small.corpus import corpus
+from layer3_system.engine.drafts import Drafter
+from layer3_system.engine.lengths import Lengths, StepCost
+from layer3_system.s01_request import SamplingParams, draw
+from layer3_system.s07_engine import Engine
+from layer3_system.s10_speculative import draw_by_noise, lookup
+from layer3_system.server.drafters import measured_cost
+from layer3_system.testing.mock_llama import ByteTokenizer
+
+RECORD = Path(__file__).with_name("speculation.json")
+TEXTS = 12              # of a kind
+PLACES = 100            # tokens of each, at most
+RACES = 8               # draws at a place
+ROUNDS = 5              # of each speed; the median counts
+LENGTH = 48             # tokens of an answer that is timed
+MOST = 4                # guesses of a request in a step
+
+
+# ---- acceptance
+
+
+def rows_of(model: Llama, tokens: list[int]) -> np.ndarray:         # (N,) -> (N, V) float64
+    """Shares of the token after each one of a text."""
+    logits = model.forward(whole(tokens), PagedCache(model.config, 64, 16), every=True)
+    return torch.softmax(logits.double(), -1).numpy()
+
+
+def whole(tokens: list[int]) -> Batch:
+    """A text as one step."""
+    N = len(tokens)
+    places = torch.arange(N)
+    table = torch.arange(64, dtype=torch.int32)[None]
+    return Batch(torch.tensor(tokens), places, places, table,
+                 torch.tensor([0, N], dtype=torch.int32), torch.tensor([N], dtype=torch.int32))
+
+
+def agreements(p: np.ndarray, q: np.ndarray, rng: np.random.Generator) -> dict[str, float]:
+    """How often a guess holds by each rule, at one place.   (V,), (V,)"""
+    u = np.maximum(rng.random((RACES, len(p))), 2.0**-53)
+    one = rng.random(RACES)
+    logs = [np.log(np.maximum(row, 1e-300)) for row in (p, q)]
+    return {"rejection": float(np.minimum(p, q).sum()),
+            "one noise a token": float(np.mean([draw_by_noise(p, row) == draw_by_noise(q, row)
+                                                for row in u])),
+            "one number": float(np.mean([draw(logs[0], v) == draw(logs[1], v) for v in one])),
+            "the model's own draw": float((p * q).sum()),
+            "greedy": float(p.argmax() == q.argmax())}
+
+
+def looked_up(tokens: list[int]) -> tuple[int, int]:
+    """(guesses that held, guesses that were judged) of look-up along a text."""
+    held = 0
+    judged = 0
+    for n in range(2, len(tokens)):
+        for guess, token in zip(lookup(tokens[:n], MOST), tokens[n:], strict=False):
+            judged += 1
+            if guess != token:
+                break
+            held += 1
+    return held, judged
+
+
+def acceptance() -> dict[str, dict[str, float]]:
+    """{kind of text: {rule: share of guesses that hold}}, of the shipped draft and of look-up."""
+    small = load(SMALL, dtype=torch.float32)
+    draft = load(SMALL.parent / "draft", dtype=torch.float32)
+    words = Tokenizer(SMALL, small.config)
+    rng = np.random.default_rng(0)
+    record = {}
+    for kind, texts in corpus("held out")._asdict().items():
+        encoded = [words.encode(text)[:PLACES] for text in texts[::max(len(texts) // TEXTS, 1)]]
+        rows = [agreements(p, q, rng) for tokens in encoded
+                for p, q in zip(rows_of(small, tokens), rows_of(draft, tokens), strict=True)]
+        held, judged = np.sum([looked_up(tokens) for tokens in encoded], 0).tolist()
+        record[kind] = {rule: round(float(np.mean([row[rule] for row in rows])), 3)
+                        for rule in rows[0]}
+        record[kind]["look-up"] = round(held / judged, 3)
+    held, judged = np.sum([looked_up(tokens * 2) for tokens in encoded], 0).tolist()
+    record["a text twice"] = {"look-up": round(held / judged, 3)}
+    return record
+
+
+# ---- speed
+
+
+def rate(model: Llama, B: int, drafter: Drafter | None) -> float:
+    """Tokens a second of B answers, after their prompts."""
+    engine = Engine(model, ByteTokenizer(), sample=kernels("torch").sample, drafter=drafter)
+    for b in range(B):
+        engine.submit([3 + b] * 8, SamplingParams(LENGTH, temperature=0, ignore_eos=True))
+    engine.step()
+    began = time.perf_counter()
+    tokens = 0
+    while engine.busy:
+        tokens += sum(len(output.tokens) for output in engine.step())
+    return tokens / (time.perf_counter() - began)
+
+
+def drafters(cost: StepCost) -> dict[str, Callable[[int], Drafter | None]]:
+    """{name: from guesses to a Drafter}. The text repeats, so that look-up is right."""
+    return {"plain": lambda most: None,
+            "look-up": lambda most: Drafter(partial(lookup, count=most)),
+            "look-up, adaptive": lambda most: Drafter(partial(lookup, count=most),
+                                                      lengths=Lengths(most, cost)),
+            "wrong guesses": lambda most: Drafter(lambda tokens: [1] * most),
+            "wrong guesses, adaptive": lambda most: Drafter(lambda tokens: [1] * most,
+                                                            lengths=Lengths(most, cost))}
+
+
+def speed(sizes: tuple[int, ...] = (1, 8, 32)) -> dict:
+    """{B: {drafter: [tokens a second ÷ plain, a round each]}}, and the cost of a step."""
+    config, weights = shape_135m()
+    model = CpuLlama(config, weights, cpu_kernels())
+    cost = measured_cost(model, ByteTokenizer(), kernels("torch").sample)
+    ratios: dict[str, dict[str, list[float]]] = {}
+    for B in sizes:
+        arms = drafters(cost)
+        rows: dict[str, list[float]] = {name: [] for name in arms}
+        for turn in range(ROUNDS if B < 32 else 3):
+            names = list(arms)[turn % len(arms):] + list(arms)[:turn % len(arms)]
+            rates = {name: rate(model, B, arms[name](MOST)) for name in names}
+            for name in arms:
+                rows[name].append(round(rates[name] / rates["plain"], 3))
+        ratios[str(B)] = rows
+    return {"cost": {name: round(value, 6) for name, value in cost._asdict().items()},
+            "ratios": ratios,
+            "median": {B: {name: median(row) for name, row in rows.items()}
+                       for B, rows in ratios.items()}}
+
+
+def main() -> None:
+    torch.set_num_threads(2)
+    began = os.getloadavg()[0]
+    record = {"guesses": MOST, "cores": os.cpu_count(), "load_before": round(began, 1),
+              "acceptance": acceptance(), "speed": speed()}
+    RECORD.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+    print(json.dumps(record["speed"]["median"], indent=1))
+
+
+if __name__ == "__main__":
+    main()
