@@ -29,10 +29,10 @@ from layer3_system.testing.mock_llama import ByteTokenizer
 
 RECORD = Path(__file__).with_name("speculation.json")
 TEXTS = 12              # of a kind
-PLACES = 100            # tokens of each, at most
-RACES = 8               # draws at a place
-ROUNDS = 5              # of each speed; the median counts
-LENGTH = 48             # tokens of an answer that is timed
+PLACES = 40             # tokens of each, at most
+RACES = 4               # draws at a place
+ROUNDS = 3              # of each speed; the median counts
+LENGTH = 32             # tokens of an answer that is timed
 MOST = 4                # guesses of a request in a step
 
 
@@ -69,15 +69,15 @@ def agreements(p: np.ndarray, q: np.ndarray, rng: np.random.Generator) -> dict[s
 
 def looked_up(tokens: list[int]) -> tuple[int, int]:
     """(guesses that held, guesses that were judged) of look-up along a text."""
-    held = 0
-    judged = 0
+    hits = 0
+    trials = 0
     for n in range(2, len(tokens)):
         for guess, token in zip(lookup(tokens[:n], MOST), tokens[n:], strict=False):
-            judged += 1
+            trials += 1
             if guess != token:
                 break
-            held += 1
-    return held, judged
+            hits += 1
+    return hits, trials
 
 
 def acceptance() -> dict[str, dict[str, float]]:
@@ -87,16 +87,16 @@ def acceptance() -> dict[str, dict[str, float]]:
     words = Tokenizer(SMALL, small.config)
     rng = np.random.default_rng(0)
     record = {}
-    for kind, texts in corpus("held out")._asdict().items():
+    for kind, texts in corpus("hits out")._asdict().items():
         encoded = [words.encode(text)[:PLACES] for text in texts[::max(len(texts) // TEXTS, 1)]]
         rows = [agreements(p, q, rng) for tokens in encoded
                 for p, q in zip(rows_of(small, tokens), rows_of(draft, tokens), strict=True)]
-        held, judged = np.sum([looked_up(tokens) for tokens in encoded], 0).tolist()
+        hits, trials = np.sum([looked_up(tokens) for tokens in encoded], 0).tolist()
         record[kind] = {rule: round(float(np.mean([row[rule] for row in rows])), 3)
                         for rule in rows[0]}
-        record[kind]["look-up"] = round(held / judged, 3)
-    held, judged = np.sum([looked_up(tokens * 2) for tokens in encoded], 0).tolist()
-    record["a text twice"] = {"look-up": round(held / judged, 3)}
+        record[kind]["look-up"] = round(hits / trials, 3)
+    hits, trials = np.sum([looked_up(tokens * 2) for tokens in encoded], 0).tolist()
+    record["a text twice"] = {"look-up": round(hits / trials, 3)}
     return record
 
 
@@ -136,7 +136,7 @@ def speed(sizes: tuple[int, ...] = (1, 8, 32)) -> dict:
     for B in sizes:
         arms = drafters(cost)
         rows: dict[str, list[float]] = {name: [] for name in arms}
-        for turn in range(ROUNDS if B < 32 else 3):
+        for turn in range(ROUNDS):
             names = list(arms)[turn % len(arms):] + list(arms)[:turn % len(arms)]
             rates = {name: rate(model, B, arms[name](MOST)) for name in names}
             for name in arms:

@@ -27,7 +27,7 @@ class Drafter:
     draws there itself, so answers are the same as without guesses.
 
     drafts: how often a request had guesses    guesses: how many in all
-    held: {place in a request's guesses, from 0: how many held there}
+    hits: {place in a request's guesses, from 0: how many held there}
     """
 
     def __init__(self, guess: Callable[[list[int]], list[int]],
@@ -42,7 +42,7 @@ class Drafter:
         self.lengths = lengths
         self.drafts = 0
         self.guesses = 0
-        self.held: Counter[int] = Counter()
+        self.hits: Counter[int] = Counter()
 
     def propose(self, requests: list[Request]) -> list[list[int]]:
         """Guesses for each of the requests, all of which lack one token."""
@@ -56,12 +56,12 @@ class Drafter:
         """The token of each draw, UNDRAWN where a refused guess leaves nothing to draw."""
         return sample(scores, sampling(draws, scores.device))
 
-    def settle(self, request: Request, held: int, pool: BlockPool) -> None:
-        """After a step that verified a request's guesses, of which the first `held` are in its
+    def settle(self, request: Request, hits: int, pool: BlockPool) -> None:
+        """After a step that verified a request's guesses, of which the first `hits` are in its
         answer: note that, and roll the request back."""
         self.drafts += 1
         self.guesses += len(request.draft)
-        self.held.update(range(held))
+        self.hits.update(range(hits))
         if self.lengths:
-            self.lengths.note(request, held)
+            self.lengths.note(request, hits)
         self.roll_back(request, pool)

@@ -11,8 +11,8 @@ from weakref import WeakKeyDictionary
 
 from layer3_system.s01_request import Request
 
-HELD = 2.0              # what is assumed of a new request: of so many guesses, …
-JUDGED = 3.0            # … that were judged
+HITS = 2.0              # what is assumed of a new request: that these guesses held …
+TRIALS = 3.0            # … of these
 MEMORY = 0.9            # weight of what was seen before, at each step with guesses
 FORGETTING = 0.98       # likewise at each step without, so that guesses are tried again
 
@@ -66,20 +66,20 @@ class Lengths:
 
     def rate(self, request: Request) -> float:
         """α of a request, as far as it is known."""
-        held, judged = self.past.get(request, (0.0, 0.0))
-        return (held + HELD) / (judged + JUDGED)
+        hits, trials = self.past.get(request, (0.0, 0.0))
+        return (hits + HITS) / (trials + TRIALS)
 
     def choose(self, requests: Sequence[Request]) -> list[int]:
         """γ of each request in the next step."""
         counts = best_counts([self.rate(request) for request in requests], self.most, self.cost)
         for request, count in zip(requests, counts, strict=True):
             if not count and request in self.past:
-                held, judged = self.past[request]
-                self.past[request] = held * FORGETTING, judged * FORGETTING
+                hits, trials = self.past[request]
+                self.past[request] = hits * FORGETTING, trials * FORGETTING
         return counts
 
-    def note(self, request: Request, held: int) -> None:
-        """The first `held` of a request's guesses held. Those after a refusal say nothing."""
-        judged = min(held + 1, len(request.draft))
+    def note(self, request: Request, hits: int) -> None:
+        """The first `hits` of a request's guesses held. Those after a refusal say nothing."""
+        trials = min(hits + 1, len(request.draft))
         before = self.past.get(request, (0.0, 0.0))
-        self.past[request] = before[0] * MEMORY + held, before[1] * MEMORY + judged
+        self.past[request] = before[0] * MEMORY + hits, before[1] * MEMORY + trials

@@ -27,18 +27,18 @@ def guess_ribbons(texts: dict[str, list[Step]]) -> "Figure":
     figure, every = plt.subplots(1, len(texts), layout="constrained", squeeze=False,
                                  figsize=(7.5, 0.75 + 0.25 * rows))
     for axes, (title, steps) in zip(every[0], texts.items(), strict=True):
-        for y, (held, refused, own) in enumerate(steps):
-            cells = [*((word, BLUE, BLUE, "white") for word in held), (own, INK, INK, "white"),
+        for y, (hits, refused, own) in enumerate(steps):
+            cells = [*((word, BLUE, BLUE, "white") for word in hits), (own, INK, INK, "white"),
                      *((word, "white", PALE, GREY) for word in refused)]
             for x, (word, fill, edge, colour) in enumerate(cells):
                 axes.add_patch(Rectangle((x + 0.03, y + 0.08), 0.94, 0.84, fc=fill, ec=edge,
                                          ls="--" if fill == "white" else "-"))
                 axes.text(x + 0.5, y + 0.5, word.strip() or "␣", ha="center", va="center",
                           color=colour, fontsize=6.5, clip_on=True)
-        tokens = sum(len(held) + 1 for held, _, _ in steps)
+        tokens = sum(len(hits) + 1 for hits, _, _ in steps)
         axes.set_title(f"{title}: {tokens / len(steps):.1f} tokens a step", loc="left", fontsize=9,
                        color=INK)
-        width = max(len(held) + len(refused) + 1 for held, refused, _ in steps)
+        width = max(len(hits) + len(refused) + 1 for hits, refused, _ in steps)
         axes.set(xlim=(0, width), ylim=(rows, 0), xticks=[], yticks=[])
         axes.spines[:].set_visible(False)
     every[0][0].set_ylabel("step", fontsize=9)

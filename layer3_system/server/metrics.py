@@ -86,9 +86,9 @@ class Metrics:
     def note_guesses(self, drafter):
         """Count what a drafter has counted since the last step."""
         totals = {self.drafts: drafter.drafts, self.guesses: drafter.guesses,
-                  self.accepted: drafter.held.total()}
+                  self.accepted: drafter.hits.total()}
         totals |= {self.places.labels(self.model, place): count
-                   for place, count in drafter.held.items()}
+                   for place, count in drafter.hits.items()}
         for counter, total in totals.items():
             counter.inc(total - self.noted.get(counter, 0))
         self.noted = totals

@@ -7,5 +7,6 @@ collective_driver  given code round the exercises of s20
 training_driver    what the ranks of s21 are asked to run, round its exercises
 training_models    models that they train, and batches
 training_stages    a step of training at each stage of ZeRO
+speculation_driver  a request just after a step with guesses
 pipeline_ranks     given code round the exercises of s23
 """

@@ -320,9 +320,9 @@ def check_roll_back(subject, S, prompt, answer, guesses, right):
         "keeps_pages" if len(got["table"]) > need else "wrong_pages",
         f"{what}: the table has the pages {got['table']}, expected {before['table'][:need]}, for "
         f"{N} tokens", "the table has other pages than the tokens need")
-    held = len(got["table"])
-    assert got["used"] == held, mistake(
-        "leaks", f"{what}: {got['used']} pages are held, the table has {held}: the others must go "
+    size = len(got["table"])
+    assert got["used"] == size, mistake(
+        "leaks", f"{what}: {got['used']} pages are held, the table has {size}: the others must go "
         f"back to the pool", "pages that leave the table are not given back")
     full = (N - 1) // S
     name, why = (("cached_first", "that is a page with keys of refused guesses, or one that is not "

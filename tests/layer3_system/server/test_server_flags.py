@@ -6,6 +6,7 @@ from day02_overview import NANO
 from layer3_system import MockLlama, SamplingParams
 from layer3_system.s01_request import sample_rows
 from layer3_system.server import cli
+from layer3_system.server.metrics import Metrics
 from layer3_system.testing.mock_llama import ByteTokenizer
 
 PROMPTS = (b"the cat and the hat and the cat and the", b"abcabcabcabc", b"x")
@@ -79,3 +80,19 @@ def test_a_dtype_that_is_slow_here_is_said(command, monkeypatch, dtype, is_slow)
 def test_a_draft_that_does_not_fit_is_refused(command, word, what):
     code, _, wrong = command(cli.app, "serve", "--port", 0, "--draft", word)
     assert code == 2 and what in wrong
+
+
+def test_guesses_are_counted_with_vllms_names():
+    engine = cli.build(Repeats(), ByteTokenizer(), None, {"sample_rows": sample_rows}, 64,
+                       draft="lookup", guesses=3)
+    metrics = Metrics(engine, "m")
+    engine.submit(list(PROMPTS[1]), SamplingParams(40, temperature=0, ignore_eos=True))
+    while engine.busy:
+        metrics.stepped(engine, engine.step())
+    name = 'vllm:spec_decode_num_{}_total{{model_name="m"{}}} {:.1f}\n'
+    drafter = engine.drafter
+    text = metrics.text().decode()
+    assert name.format("drafts", "", drafter.drafts) in text and drafter.drafts
+    assert name.format("draft_tokens", "", drafter.guesses) in text
+    assert name.format("accepted_tokens", "", drafter.hits.total()) in text and drafter.hits[0]
+    assert name.format("accepted_tokens_per_pos", ',position="0"', drafter.hits[0]) in text
