@@ -9,6 +9,7 @@ s06_prefix_cache  Never compute twice
 s07_engine  The engine
 s08_server  A server people can call
 s09_load_test  The trade-off curve
+s10_speculative  Draft and verify
 s20_collectives  What the wires do
 s21_data_parallel  DP, ZeRO 1–3, FSDP
 s23_pipeline_parallel  PP: schedules as data
@@ -124,6 +125,14 @@ from layer3_system.s09_load_test import (
     summarise,
     tpot,
 )
+from layer3_system.s10_speculative import (
+    accept,
+    draw_by_noise,
+    lookup,
+    noise,
+    pick,
+    roll_back,
+)
 from layer3_system.s20_collectives import (
     WIRES,
     all_gather,
@@ -156,6 +165,10 @@ from layer3_system.s23_pipeline_parallel import (
     needs,
     one_forward_one_backward,
 )
+from layer3_system.speculation import (
+    ModelDrafter,
+    shares_of,
+)
 from layer3_system.testing.collective_driver import (
     case,
     gather_cases,
@@ -172,6 +185,9 @@ from layer3_system.testing.mock_llama import (
 )
 from layer3_system.testing.scheduler_driver import (
     Drive,
+)
+from layer3_system.testing.speculation_driver import (
+    GuessedStep,
 )
 
 __all__ = [
@@ -190,10 +206,12 @@ __all__ = [
     "Engine",
     "Flight",
     "GatherWeight",
+    "GuessedStep",
     "HashChain",
     "Job",
     "Limits",
     "MockLlama",
+    "ModelDrafter",
     "News",
     "Objective",
     "Output",
@@ -214,6 +232,7 @@ __all__ = [
     "Summary",
     "SweepPoint",
     "TransferError",
+    "accept",
     "adam_",
     "all_gather",
     "all_reduce",
@@ -230,6 +249,7 @@ __all__ = [
     "choose_chunk",
     "chunks_of",
     "crossing",
+    "draw_by_noise",
     "draw_places",
     "equal_trace",
     "exchange",
@@ -247,15 +267,18 @@ __all__ = [
     "largest_budget",
     "late_exchange",
     "logprobs_of",
+    "lookup",
     "mixed_trace",
     "mock_scores",
     "needs",
+    "noise",
     "on_paper",
     "one_forward_one_backward",
     "padded_tokens",
     "pages_of",
     "peak_kept",
     "percentile",
+    "pick",
     "pieces",
     "play",
     "poisson_arrivals",
@@ -267,12 +290,14 @@ __all__ = [
     "ring_and_tree",
     "ring_rounds",
     "ring_seconds",
+    "roll_back",
     "run_schedule",
     "sample_rows",
     "saturation",
     "scatter_cases",
     "serve_jobs",
     "server_sent_event",
+    "shares_of",
     "slots_of",
     "split_layers",
     "static_steps",

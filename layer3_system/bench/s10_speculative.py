@@ -1,4 +1,6 @@
-"""What guesses gain and cost, into speculation.json:  python -m layer3_system.bench.s10_speculative
+"""What guesses gain and cost, into speculation.json, both parts or one:
+
+    python -m layer3_system.bench.s10_speculative [acceptance] [speed]
 
 acceptance: how often a guess holds, by kind of text, draft and rule, along held-out texts
 speed: tokens a second with guesses ÷ without, in the same run, of the 135M shape on a CPU
@@ -6,6 +8,7 @@ speed: tokens a second with guesses ÷ without, in the same run, of the 135M sha
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -28,12 +31,13 @@ from layer3_system.server.drafters import measured_cost
 from layer3_system.testing.mock_llama import ByteTokenizer
 
 RECORD = Path(__file__).with_name("speculation.json")
-TEXTS = 12              # of a kind
+TEXTS = 10              # of a kind
 PLACES = 40             # tokens of each, at most
 RACES = 4               # draws at a place
 ROUNDS = 3              # of each speed; the median counts
-LENGTH = 32             # tokens of an answer that is timed
+LENGTH = 25             # tokens of an answer that is timed
 MOST = 4                # guesses of a request in a step
+THREADS = 1             # a second one would wait for other work
 
 
 # ---- acceptance
@@ -129,6 +133,7 @@ def drafters(cost: StepCost) -> dict[str, Callable[[int], Drafter | None]]:
 
 def speed(sizes: tuple[int, ...] = (1, 8, 32)) -> dict:
     """{B: {drafter: [tokens a second ÷ plain, a round each]}}, and the cost of a step."""
+    load = round(os.getloadavg()[0], 1)
     config, weights = shape_135m()
     model = CpuLlama(config, weights, cpu_kernels())
     cost = measured_cost(model, ByteTokenizer(), kernels("torch").sample)
@@ -142,19 +147,23 @@ def speed(sizes: tuple[int, ...] = (1, 8, 32)) -> dict:
             for name in arms:
                 rows[name].append(round(rates[name] / rates["plain"], 3))
         ratios[str(B)] = rows
-    return {"cost": {name: round(value, 6) for name, value in cost._asdict().items()},
+    return {"cores": os.cpu_count(), "threads": THREADS, "load_before": load,
+            "cost": {name: round(value, 6) for name, value in cost._asdict().items()},
             "ratios": ratios,
             "median": {B: {name: median(row) for name, row in rows.items()}
                        for B, rows in ratios.items()}}
 
 
+PARTS: dict[str, Callable[[], dict]] = {"acceptance": acceptance, "speed": speed}
+
+
 def main() -> None:
-    torch.set_num_threads(2)
-    began = os.getloadavg()[0]
-    record = {"guesses": MOST, "cores": os.cpu_count(), "load_before": round(began, 1),
-              "acceptance": acceptance(), "speed": speed()}
-    RECORD.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
-    print(json.dumps(record["speed"]["median"], indent=1))
+    torch.set_num_threads(THREADS)
+    record = json.loads(RECORD.read_text("utf-8")) if RECORD.exists() else {}
+    for part in sys.argv[1:] or PARTS:
+        record[part] = PARTS[part]()
+        RECORD.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+        print(json.dumps(record[part], indent=1))
 
 
 if __name__ == "__main__":

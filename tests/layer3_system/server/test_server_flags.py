@@ -4,6 +4,7 @@ import pytest
 
 from day02_overview import NANO
 from layer3_system import MockLlama, SamplingParams
+from layer3_system.engine.lengths import StepCost
 from layer3_system.s01_request import sample_rows
 from layer3_system.server import cli
 from layer3_system.server.metrics import Metrics
@@ -26,6 +27,13 @@ class Repeats(MockLlama):
         return z
 
 
+@pytest.fixture
+def cheap_guesses(monkeypatch):
+    """What guesses cost, in place of a measurement, which other work may change."""
+    monkeypatch.setattr("layer3_system.server.drafters.measured_cost",
+                        lambda *_: StepCost(1, 0.01, 0.01))
+
+
 def answers(**flags):
     """([[token]] of some requests, how many steps they took)"""
     model = Repeats()
@@ -39,7 +47,7 @@ def answers(**flags):
     return [r.output for r in requests], model.steps
 
 
-def test_guesses_save_steps_and_change_no_token():
+def test_guesses_save_steps_and_change_no_token(cheap_guesses):
     (want, steps), (tokens, fewer) = answers(), answers(draft="lookup", guesses=3)
     assert tokens == want and fewer < steps
 
@@ -82,7 +90,7 @@ def test_a_draft_that_does_not_fit_is_refused(command, word, what):
     assert code == 2 and what in wrong
 
 
-def test_guesses_are_counted_with_vllms_names():
+def test_guesses_are_counted_with_vllms_names(cheap_guesses):
     engine = cli.build(Repeats(), ByteTokenizer(), None, {"sample_rows": sample_rows}, 64,
                        draft="lookup", guesses=3)
     metrics = Metrics(engine, "m")
