@@ -3,7 +3,8 @@
     python -m layer3_system.bench.s10_speculative [acceptance] [speed]
 
 acceptance: how often a guess holds, by kind of text, draft and rule, along held-out texts
-speed: tokens a second with guesses ÷ without, in the same run, of the 135M shape on a CPU
+speed: tokens a second with guesses ÷ without, in the same run, of the 135M shape on one thread. The
+clock is that of the process, so that other work on the machine counts little.
 """
 
 import json
@@ -17,14 +18,18 @@ from statistics import median
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from layer1_kernels import kernels
 from layer2_graph import Batch, CpuLlama, Llama, PagedCache, Tokenizer, cpu_kernels, load
 from layer2_graph.models import SMALL, shape_135m
 from layer2_graph.small.corpus import corpus
-from layer3_system.engine.drafts import Drafter
+from layer3_system.engine.drafts import Drafter, Sampler
+from layer3_system.engine.draws import Draw
 from layer3_system.engine.lengths import Lengths, StepCost
 from layer3_system.s01_request import SamplingParams, draw
+from layer3_system.s04_continuous_batching import Scheduler
+from layer3_system.s06_prefix_cache import PrefixPool
 from layer3_system.s07_engine import Engine
 from layer3_system.s10_speculative import draw_by_noise, lookup
 from layer3_system.server.drafters import measured_cost
@@ -35,8 +40,9 @@ TEXTS = 10              # of a kind
 PLACES = 40             # tokens of each, at most
 RACES = 4               # draws at a place
 ROUNDS = 3              # of each speed; the median counts
-LENGTH = 25             # tokens of an answer that is timed
+LENGTH = 30             # tokens of an answer that is timed
 MOST = 4                # guesses of a request in a step
+TEXT = [20, 40, 60, 80, 100, 120, 140]      # what repeats in an answer that is timed
 THREADS = 1             # a second one would wait for other work
 
 
@@ -91,7 +97,7 @@ def acceptance() -> dict[str, dict[str, float]]:
     words = Tokenizer(SMALL, small.config)
     rng = np.random.default_rng(0)
     record = {}
-    for kind, texts in corpus("hits out")._asdict().items():
+    for kind, texts in corpus("held out")._asdict().items():
         encoded = [words.encode(text)[:PLACES] for text in texts[::max(len(texts) // TEXTS, 1)]]
         rows = [agreements(p, q, rng) for tokens in encoded
                 for p, q in zip(rows_of(small, tokens), rows_of(draft, tokens), strict=True)]
@@ -107,49 +113,69 @@ def acceptance() -> dict[str, dict[str, float]]:
 # ---- speed
 
 
-def rate(model: Llama, B: int, drafter: Drafter | None) -> float:
-    """Tokens a second of B answers, after their prompts."""
-    engine = Engine(model, ByteTokenizer(), sample=kernels("torch").sample, drafter=drafter)
+def rate(model: Llama, B: int, drafter: Drafter) -> tuple[float, float]:
+    """(tokens a second of CPU time of B answers after their prompts, tokens a step of each)"""
+    pool = PrefixPool(B * 8)
+    engine = Engine(model, ByteTokenizer(), pool, Scheduler(pool, B, 1024),
+                    kernels("torch").sample, drafter)
     for b in range(B):
-        engine.submit([3 + b] * 8, SamplingParams(LENGTH, temperature=0, ignore_eos=True))
+        engine.submit([3 + b, *TEXT, *TEXT], SamplingParams(LENGTH, temperature=0, ignore_eos=True))
     engine.step()
-    began = time.perf_counter()
-    tokens = 0
+    began = time.process_time()
+    sizes = []
     while engine.busy:
-        tokens += sum(len(output.tokens) for output in engine.step())
-    return tokens / (time.perf_counter() - began)
+        sizes += [len(output.tokens) for output in engine.step()]
+    return sum(sizes) / (time.process_time() - began), sum(sizes) / len(sizes)
 
 
-def drafters(cost: StepCost) -> dict[str, Callable[[int], Drafter | None]]:
-    """{name: from guesses to a Drafter}. The text repeats, so that look-up is right."""
-    return {"plain": lambda most: None,
-            "look-up": lambda most: Drafter(partial(lookup, count=most)),
-            "look-up, adaptive": lambda most: Drafter(partial(lookup, count=most),
-                                                      lengths=Lengths(most, cost)),
-            "wrong guesses": lambda most: Drafter(lambda tokens: [1] * most),
-            "wrong guesses, adaptive": lambda most: Drafter(lambda tokens: [1] * most,
-                                                            lengths=Lengths(most, cost))}
+class Recital(Drafter):
+    """Each answer is the same few tokens again and again, whatever the scores are: random weights
+    would write nothing that repeats."""
+
+    def draw(self, draws: list[Draw], scores: Tensor,
+             sample: Sampler) -> Tensor:                # (draws, V) -> (draws,)
+        tokens = super().draw(draws, scores, sample)
+        places = [len(draw.request.output) + draw.place for draw in draws]
+        return torch.tensor([TEXT[place % len(TEXT)] for place in places], dtype=tokens.dtype)
+
+
+def drafters(cost: StepCost) -> dict[str, Callable[[], Drafter]]:
+    """{name: a new Drafter}"""
+    look = partial(lookup, count=MOST)
+
+    def wrong(tokens: list[int]) -> list[int]:
+        return [1] * MOST
+
+    return {"plain": lambda: Recital(lambda tokens: []),
+            "look-up": lambda: Recital(look),
+            "look-up, adaptive": lambda: Recital(look, lengths=Lengths(MOST, cost)),
+            "wrong guesses": lambda: Recital(wrong),
+            "wrong guesses, adaptive": lambda: Recital(wrong, lengths=Lengths(MOST, cost))}
 
 
 def speed(sizes: tuple[int, ...] = (1, 8, 32)) -> dict:
-    """{B: {drafter: [tokens a second ÷ plain, a round each]}}, and the cost of a step."""
+    """{"ratios": {B: {drafter: [tokens a second ÷ plain, a round each]}}, "median": their medians,
+    "tokens": {B: {drafter: tokens a step of a request}}, "cost": a StepCost, …}"""
     load = round(os.getloadavg()[0], 1)
     config, weights = shape_135m()
     model = CpuLlama(config, weights, cpu_kernels())
-    cost = measured_cost(model, ByteTokenizer(), kernels("torch").sample)
+    cost = measured_cost(model, ByteTokenizer(), kernels("torch").sample,
+                         clock=time.process_time)
     ratios: dict[str, dict[str, list[float]]] = {}
+    tokens: dict[str, dict[str, float]] = {}
     for B in sizes:
         arms = drafters(cost)
         rows: dict[str, list[float]] = {name: [] for name in arms}
         for turn in range(ROUNDS):
             names = list(arms)[turn % len(arms):] + list(arms)[:turn % len(arms)]
-            rates = {name: rate(model, B, arms[name](MOST)) for name in names}
+            rates = {name: rate(model, B, arms[name]()) for name in names}
             for name in arms:
-                rows[name].append(round(rates[name] / rates["plain"], 3))
+                rows[name].append(round(rates[name][0] / rates["plain"][0], 3))
         ratios[str(B)] = rows
+        tokens[str(B)] = {name: round(each, 3) for name, (_, each) in rates.items()}
     return {"cores": os.cpu_count(), "threads": THREADS, "load_before": load,
             "cost": {name: round(value, 6) for name, value in cost._asdict().items()},
-            "ratios": ratios,
+            "ratios": ratios, "tokens": tokens,
             "median": {B: {name: median(row) for name, row in rows.items()}
                        for B, rows in ratios.items()}}
 
@@ -159,9 +185,10 @@ PARTS: dict[str, Callable[[], dict]] = {"acceptance": acceptance, "speed": speed
 
 def main() -> None:
     torch.set_num_threads(THREADS)
-    record = json.loads(RECORD.read_text("utf-8")) if RECORD.exists() else {}
     for part in sys.argv[1:] or PARTS:
-        record[part] = PARTS[part]()
+        result = PARTS[part]()
+        record = json.loads(RECORD.read_text("utf-8")) if RECORD.exists() else {}
+        record[part] = result
         RECORD.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
         print(json.dumps(record[part], indent=1))
 

@@ -41,18 +41,18 @@ def drafter_of(draft, count, model, tokenizer, sample, own, P, S=16, seats=32):
                         own.get("draw_by_noise") or draw_by_noise, back, lengths)
 
 
-def measured_cost(model, tokenizer, sample, draft=None, sizes=REQUESTS):
-    """The StepCost of a model on this machine, and of a draft model's step."""
+def measured_cost(model, tokenizer, sample, draft=None, sizes=REQUESTS, clock=time.perf_counter):
+    """The StepCost of a model on this machine, and of a draft model's step.  clock: in seconds"""
     rows = []
     seconds = []
     for B in sizes:
         for each in GUESSES:
             rows.append([1, B, B * each, bool(each)])
-            seconds.append(step_seconds(model, tokenizer, sample, B, each))
+            seconds.append(step_seconds(model, tokenizer, sample, B, each, clock))
     line = fit(rows, seconds)
     if draft is None:
         return StepCost(*line)
-    times = [draft_seconds(model, tokenizer, sample, draft, B) for B in sizes]
+    times = [draft_seconds(model, tokenizer, sample, draft, B, clock) for B in sizes]
     return StepCost(*line, *fit([[1, B] for B in sizes], times))
 
 
@@ -74,26 +74,26 @@ def running(model, tokenizer, sample, B, drafter=None):
     return engine
 
 
-def step_seconds(model, tokenizer, sample, B, each):
+def step_seconds(model, tokenizer, sample, B, each, clock):
     """Of a step of B requests with `each` guesses of each."""
     engine = running(model, tokenizer, sample, B, Drafter(lambda tokens: [0] * each))
     engine.step()
-    return timed(engine.step)
+    return timed(engine.step, clock)
 
 
-def draft_seconds(model, tokenizer, sample, draft, B):
+def draft_seconds(model, tokenizer, sample, draft, B, clock):
     """Of a draft model's step for B requests."""
     drafter = ModelDrafter(draft, 2, B * PROMPT // 4)
     requests = running(model, tokenizer, sample, B).scheduler.running
     drafter.propose(requests)
-    return timed(lambda: drafter.propose(requests)) / drafter.count
+    return timed(lambda: drafter.propose(requests), clock) / drafter.count
 
 
-def timed(step):
+def timed(step, clock):
     """The median of some calls, in seconds."""
     times = []
     for _ in range(STEPS):
-        began = time.perf_counter()
+        began = clock()
         step()
-        times.append(time.perf_counter() - began)
+        times.append(clock() - began)
     return median(times)
