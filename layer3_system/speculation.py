@@ -98,8 +98,8 @@ class ModelDrafter(Drafter):
             self.pool.release(self.shadows.pop(request).table)
 
     def follow(self, request: Request, count: int) -> bool:
-        """Whether `count` guesses can be made now: there are pages, and the draft model lacks few
-        tokens of the request's text. If it lacks many, it computes some of them."""
+        """Whether `count` guesses can be made now: they fit into the draft model's context, there
+        are pages, and it lacks few tokens of the text. If it lacks many, it computes some."""
         shadow = self.shadows.get(request)
         if shadow is None:
             shadow = Request(request.id, request.prompt, request.params, request.index,
@@ -113,7 +113,8 @@ class ModelDrafter(Drafter):
         shadow.num_computed = min(shadow.num_computed, shadow.num_tokens - 1)
         shadow.draft = []
         self.pool.cache_pages(shadow)
-        if not self.pool.grow(shadow.table, shadow.num_tokens + count):
+        length = shadow.num_tokens + count
+        if length > self.model.config.room or not self.pool.grow(shadow.table, length):
             return False
         if shadow.num_tokens - shadow.num_computed > CHUNK:
             self.compute({shadow: CHUNK})

@@ -39,8 +39,8 @@ RECORD = Path(__file__).with_name("speculation.json")
 TEXTS = 10              # of a kind
 PLACES = 40             # tokens of each, at most
 RACES = 4               # draws at a place
-ROUNDS = 3              # of each speed; the median counts
-LENGTH = 30             # tokens of an answer that is timed
+ROUNDS = 2              # of each speed
+LENGTH = 20             # tokens of an answer that is timed
 MOST = 4                # guesses of a request in a step
 TEXT = [20, 40, 60, 80, 100, 120, 140]      # what repeats in an answer that is timed
 THREADS = 1             # a second one would wait for other work
@@ -153,14 +153,14 @@ def drafters(cost: StepCost) -> dict[str, Callable[[], Drafter]]:
             "wrong guesses, adaptive": lambda: Recital(wrong, lengths=Lengths(MOST, cost))}
 
 
-def speed(sizes: tuple[int, ...] = (1, 8, 32)) -> dict:
+def speed(sizes: tuple[int, ...] = (1, 32)) -> dict:
     """{"ratios": {B: {drafter: [tokens a second ÷ plain, a round each]}}, "median": their medians,
     "tokens": {B: {drafter: tokens a step of a request}}, "cost": a StepCost, …}"""
     load = round(os.getloadavg()[0], 1)
     config, weights = shape_135m()
     model = CpuLlama(config, weights, cpu_kernels())
     cost = measured_cost(model, ByteTokenizer(), kernels("torch").sample,
-                         clock=time.process_time)
+                         sizes=sizes, clock=time.process_time)
     ratios: dict[str, dict[str, list[float]]] = {}
     tokens: dict[str, dict[str, float]] = {}
     for B in sizes:

@@ -211,6 +211,13 @@ def test_a_request_whose_guesses_fail_stops_guessing_and_tries_again():
     assert 3 < drafter.drafts < 100 and not drafter.hits
 
 
+def test_a_draft_with_a_short_context_stops_at_its_end():
+    drafter = ModelDrafter(MockLlama(20, scores=near), 3, 60, 4)
+    e = engine(drafter)
+    assert run(e, {"temperature": 0}) == run(engine(), {"temperature": 0})
+    assert 0 < drafter.drafts < 20
+
+
 def test_drafts_of_a_long_text_come_later(monkeypatch):
     """It reads a long prompt in parts, so that no step waits for all of it."""
     monkeypatch.setattr("layer3_system.speculation.CHUNK", 8)
