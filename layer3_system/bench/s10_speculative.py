@@ -40,7 +40,7 @@ TEXTS = 10              # of a kind
 PLACES = 40             # tokens of each, at most
 RACES = 4               # draws at a place
 ROUNDS = 2              # of each speed
-LENGTH = 20             # tokens of an answer that is timed
+LENGTH = 16             # tokens of an answer that is timed
 MOST = 4                # guesses of a request in a step
 TEXT = [20, 40, 60, 80, 100, 120, 140]      # what repeats in an answer that is timed
 THREADS = 1             # a second one would wait for other work
@@ -153,7 +153,7 @@ def drafters(cost: StepCost) -> dict[str, Callable[[], Drafter]]:
             "wrong guesses, adaptive": lambda: Recital(wrong, lengths=Lengths(MOST, cost))}
 
 
-def speed(sizes: tuple[int, ...] = (1, 32)) -> dict:
+def speed(sizes: tuple[int, ...] = (1, 8)) -> dict:
     """{"ratios": {B: {drafter: [tokens a second ÷ plain, a round each]}}, "median": their medians,
     "tokens": {B: {drafter: tokens a step of a request}}, "cost": a StepCost, …}"""
     load = round(os.getloadavg()[0], 1)
