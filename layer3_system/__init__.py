@@ -9,6 +9,7 @@ s06_prefix_cache  Never compute twice
 s07_engine  The engine
 s08_server  A server people can call
 s09_load_test  The trade-off curve
+s10_speculative  Draft and verify
 s20_collectives  What the wires do
 s21_data_parallel  DP, ZeRO 1–3, FSDP
 s22_tensor_parallel  TP and sequence parallelism
@@ -145,6 +146,14 @@ from layer3_system.s09_load_test import (
     summarise,
     tpot,
 )
+from layer3_system.s10_speculative import (
+    accept,
+    draw_by_noise,
+    lookup,
+    noise,
+    pick,
+    roll_back,
+)
 from layer3_system.s20_collectives import (
     WIRES,
     all_gather,
@@ -197,6 +206,9 @@ from layer3_system.s25_context_parallel import (
     ring_attention,
     ring_backward,
     ulysses,
+from layer3_system.speculation import (
+    ModelDrafter,
+    shares_of,
 )
 from layer3_system.testing.collective_driver import (
     case,
@@ -214,6 +226,9 @@ from layer3_system.testing.mock_llama import (
 )
 from layer3_system.testing.scheduler_driver import (
     Drive,
+)
+from layer3_system.testing.speculation_driver import (
+    GuessedStep,
 )
 
 __all__ = [
@@ -234,11 +249,13 @@ __all__ = [
     "Flight",
     "GatherTokens",
     "GatherWeight",
+    "GuessedStep",
     "HashChain",
     "Job",
     "Leader",
     "Limits",
     "MockLlama",
+    "ModelDrafter",
     "News",
     "Objective",
     "Output",
@@ -264,6 +281,7 @@ __all__ = [
     "Team",
     "TensorParallelLlama",
     "TransferError",
+    "accept",
     "adam_",
     "all_gather",
     "all_reduce",
@@ -282,6 +300,7 @@ __all__ = [
     "choose_chunk",
     "chunks_of",
     "crossing",
+    "draw_by_noise",
     "draw_places",
     "embed",
     "equal_trace",
@@ -305,10 +324,12 @@ __all__ = [
     "late_exchange",
     "local_config",
     "logprobs_of",
+    "lookup",
     "meet",
     "mixed_trace",
     "mock_scores",
     "needs",
+    "noise",
     "on_paper",
     "one_forward_one_backward",
     "padded_tokens",
@@ -317,6 +338,7 @@ __all__ = [
     "pass_on",
     "peak_kept",
     "percentile",
+    "pick",
     "pieces",
     "play",
     "poisson_arrivals",
@@ -330,6 +352,7 @@ __all__ = [
     "ring_backward",
     "ring_rounds",
     "ring_seconds",
+    "roll_back",
     "row_linear",
     "run_schedule",
     "sample_rows",
@@ -339,6 +362,7 @@ __all__ = [
     "server_sent_event",
     "shard",
     "share",
+    "shares_of",
     "slots_of",
     "split_layers",
     "static_steps",

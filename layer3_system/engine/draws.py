@@ -9,7 +9,7 @@ before all of this. Costs some passes over the V scores of a request that asks f
 
 import math
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,11 @@ from torch import Tensor
 from layer1_kernels import Sampling
 from layer2_graph import Batch
 from layer3_system.s01_request import Request, uniform
+
+if TYPE_CHECKING:
+    from layer3_system.engine.drafts import Drafter
+
+UNDRAWN = -2            # in place of a token: a refused guess precedes it
 
 
 class Draw(NamedTuple):
@@ -43,17 +48,21 @@ class Flight(NamedTuple):
 
 
 def draw_tokens(logits: Tensor, pairs: Iterable[tuple[Request, int]], newest: dict[Request, Tensor],
-                sample: Callable[[Tensor, Sampling], Tensor]) -> tuple[list[Draw], Tensor]:
+                sample: Callable[[Tensor, Sampling], Tensor],
+                drafter: "Drafter | None" = None) -> tuple[list[Draw], Tensor]:
     """Sample the tokens of a step: ([Draw], the token of each).    (rows, V) -> (draws,)
 
     pairs: (request, row of the scores after its last token)
     newest: {request: its token that is still being computed}    sample: like the kernels' `sample`
+    drafter: decides on its guesses
     """
     draws = draws_of(pairs)
     rows = torch.tensor([draw.row for draw in draws], dtype=torch.long, device=logits.device)
     if not draws:
         return draws, rows
     scores = adjusted(logits[rows], draws, newest)          # a copy: a sampler may write to it
+    if drafter:
+        return draws, drafter.draw(draws, scores, sample)
     return draws, sample(scores, sampling(draws, logits.device))
 
 

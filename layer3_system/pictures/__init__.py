@@ -10,6 +10,7 @@ training  Training: what each rank keeps of a parameter, and buckets that are su
 tensors   Matrices in bands, and a cache on several ranks.
 pipeline  Pipelines: which stage does what when, and how much it keeps.
 context   Context parallelism: which rank computes which pairs, when, and what it sends.
+speculation  Guesses: which held, and how much they speed up a step.
 """
 
 from layer3_system.pictures.clients import call_life, waits
@@ -24,6 +25,7 @@ from layer3_system.pictures.pipeline import kept_lines, pipeline_lanes
 from layer3_system.pictures.ranks import rank_lanes, rank_matrix, ring_and_tree, ring_rounds
 from layer3_system.pictures.recorded import block_map, step_timeline
 from layer3_system.pictures.shares import kept_shares
+from layer3_system.pictures.speculation import byte_bars, guess_ribbons, speedup_curves
 from layer3_system.pictures.steps import chunk_steps, padded_batch, seat_lanes, step_arrays
 from layer3_system.pictures.tensors import cache_by_ranks, split_bands
 from layer3_system.pictures.training import bucket_lanes, stage_bars, state_copies
@@ -37,3 +39,8 @@ __all__ = ["block_map", "bucket_lanes", "call_life", "causal_bands", "chunk_step
            "pipeline_lanes", "position_errors", "rank_lanes", "rank_matrix", "ring_and_tree",
            "ring_rounds", "ring_work", "seat_lanes", "stage_bars", "state_copies", "step_arrays",
            "step_timeline", "table_arrows", "waits"]
+__all__ = ["block_map", "bucket_lanes", "byte_bars", "call_life", "chunk_steps", "guess_ribbons",
+           "hash_chain", "kept_lines", "kept_shares", "padded_batch", "pipeline_lanes",
+           "rank_lanes", "rank_matrix", "ring_and_tree", "ring_rounds", "seat_lanes",
+           "speedup_curves", "stage_bars", "state_copies", "step_arrays", "step_timeline",
+           "table_arrows", "waits"]
