@@ -37,6 +37,7 @@ class Scheduler:
         self.origins = {}                       # (frame, pc) -> [(Lanes, instruction before)]
         self.spins = 0
         self.last_turn = (0, 0)                 # place of the group that had one
+        self.spun = None                        # (frame, pc) where the last group was put back
         self.left_by = np.zeros(wave.live.size, object)     # last instruction of lanes that left
         self.barriers = BarrierRoom(self)
         wave.scheduler = self
@@ -153,11 +154,13 @@ class Scheduler:
             turn -= 1
             if pc >= limit or turn == 0 or (self.spins > PATIENCE and self.groups):
                 self.add(frame, pc, lanes, inst)
+                self.spun = frame, pc
                 return lanes
 
     def next_in_turn(self):
-        """The groups beyond the lowest have their turns from the highest down, round and round."""
-        _, *others = sorted(self.groups, key=place)
+        """All groups but the one that has just been spinning have their turns from the highest
+        down, round and round."""
+        others = [key for key in self.groups if key != self.spun]
         lower = [key for key in others if place(key) < self.last_turn]
         key = max(lower or others or self.groups, key=place)
         self.last_turn = place(key)
