@@ -4,6 +4,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+import triton
 
 from lab import simulator
 from layer1_kernels.k05_matmul_tiled import matmul_torch
@@ -27,8 +28,8 @@ class Rung(NamedTuple):
 
     name: str
     barriers: float         # of the whole block that a warp reaches, for each step of 64 k
-    in_flight: float | None     # KB of a block on their way when a wait for them returns; None where
-    #                             nobody waits for groups of copies
+    in_flight: float | None     # KB of a block on their way when a wait for them returns; None
+    #                             where nobody waits for groups of copies
     conflicts: float        # wavefronts of shared memory over the fewest possible
     shared: float           # bytes read from shared memory for each FLOP
     registers: int          # of a thread, on sm_90
@@ -90,7 +91,9 @@ def bench(M=8192, N=8192, K=8192):
     lab.measure.bench. All sizes are multiples of 64."""
     from day01_roofline import count_matmul, measure_side_by_side
 
-    programs = torch.cuda.get_device_properties().multi_processor_count
+    device = triton.runtime.driver.active
+    properties = device.utils.get_device_properties(device.get_current_device())
+    programs = properties["multiprocessor_count"]
     a, w = (torch.randn(rows, K, device="cuda") for rows in (M, N))         # (M, K), (N, K)
 
     def flat(a, w):

@@ -51,8 +51,8 @@ def overlap(ways, steps, copy):
 
 
 def bank_groups(ways):
-    """Where the eight pieces of 16 bytes of eight rows of 128 bytes lie: {title: place(row, piece)},
-    a panel each. A column is a group of four banks, a number the piece; the red ones are piece 0 of
+    """Where the eight pieces of 16 bytes of eight rows of 128 bytes lie. A panel for each
+    {title: place(row, piece)}. A column is a group of four banks, a number the piece; the red ones are piece 0 of
     each row."""
     import matplotlib.pyplot as plt
 

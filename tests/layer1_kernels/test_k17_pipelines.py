@@ -216,7 +216,6 @@ def test_matmul_staged_cuda__work(subject, reference, rng):
 
 def test_matmul_ring_cuda(subject, agree, rng):
     """Two steps, one round of the ring; then three rounds."""
-    M, N, K = RAGGED
     reports = (
         report("not_yet_full", "A stage is full when its copies are done: await full[s], at which "
                "the copies arrive, not the threads that started them.", "race", TOO_YOUNG),
@@ -226,11 +225,11 @@ def test_matmul_ring_cuda(subject, agree, rng):
                "uninitialised"))
     blocked = "Nobody arrives: a barrier that nobody has used yet counts as free for the phase " \
               "before its first, and each stage needs both arrivals in each round."
-    a, w = operands(rng, M, N, K)
     with named("blocked", blocked, lambda error: getattr(error, "kind", "") in (
             "deadlock", "endless")), reports[0], reports[1], reports[2]:
-        c, _ = run(subject, "matmul_ring_cuda", a[:, :128], w[:, :128])
-        right(agree, "matmul_ring_cuda", a[:, :128], w[:, :128], c)
+        a, w = operands(rng, 65, 70, 2 * BK)
+        right(agree, "matmul_ring_cuda", a, w, run(subject, "matmul_ring_cuda", a, w)[0])
+        a, w = operands(rng, *RAGGED)
         c, _ = run(subject, "matmul_ring_cuda", a, w)
     why = "right as long as no stage is used twice: which phase is it the second time?"
     again = differ(c, product(a, w))
@@ -346,7 +345,8 @@ def test_what_the_assembler_makes():
     from lab import simulator
     from layer1_kernels.k17_pipelines import KERNELS
 
-    for kernel, shared, blocks in (("matmul_mma_cuda", 16_384, 5), ("matmul_staged_cuda", 49_152, 4),
+    for kernel, shared, blocks in (("matmul_mma_cuda", 16_384, 5),
+                                   ("matmul_staged_cuda", 49_152, 4),
                                    ("matmul_ring_cuda", 32_800, 4)):
         for arch in ("sm_80", "sm_90"):
             needs = KERNELS.resources(kernel, arch)

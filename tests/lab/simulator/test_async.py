@@ -189,8 +189,8 @@ def test_a_loop_of_two_instructions_lets_the_others_run():
     y = np.zeros(32, np.int32)
     with simulator.budget(60_000):
         run("""__device__ void await(unsigned place, int phase) {
-            asm volatile("{ .reg .pred over; again: mbarrier.test_wait.parity.shared.b64 over, [%0],"
-                         " %1; @!over bra again; }" :: "r"(place), "r"(phase) : "memory");
+            asm volatile("{ .reg .pred over; again: mbarrier.test_wait.parity.shared.b64 over,"
+                         " [%0], %1; @!over bra again; }" :: "r"(place), "r"(phase) : "memory");
         }
         __device__ void arrive(unsigned place) {
             asm volatile("{ .reg .b64 t; mbarrier.arrive.shared.b64 t, [%0]; }" :: "r"(place)
