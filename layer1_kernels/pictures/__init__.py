@@ -27,6 +27,6 @@ from layer1_kernels.pictures.threads import grid, lanes, masked, rounds, tree
 from layer1_kernels.pictures.tiles import operands, thread_tiles, tile_map, tile_orders, turned
 
 __all__ = ["attention_tile", "bank_groups", "crossings", "falling", "fragment", "grid", "lanes",
-           "launches", "loads", "masked", "operands", "overlap", "packed_row", "page_map", "passes", "rounds",
-           "row_before_and_after", "row_in_blocks", "row_program", "running", "thread_tiles",
-           "tile_lists", "tile_map", "tile_orders", "tree", "turned", "turns"]
+           "launches", "loads", "masked", "operands", "overlap", "packed_row", "page_map",
+           "passes", "rounds", "row_before_and_after", "row_in_blocks", "row_program", "running",
+           "thread_tiles", "tile_lists", "tile_map", "tile_orders", "tree", "turned", "turns"]
