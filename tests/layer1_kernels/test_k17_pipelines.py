@@ -289,7 +289,7 @@ def test_matmul_flat_triton(subject, agree, rng):
                             summed),
               "first_tile_alone": ("a program stores its first tile only", np.where(
                   np.isin(number_of(want), range(P)), want, 7)),
-              "each_step": ("a tile is stored before all its steps are added up",
+              "each_step": ("the sums start again with each step, and not with each tile",
                             left[:, 64:] @ right_[:, 64:].T)}, unwritten=7)
 
 
