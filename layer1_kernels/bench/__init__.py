@@ -16,5 +16,6 @@ k13_flash_attention   flash attention
 k14_paged_attention   paged attention
 k15_quantized_matmul  quantised matmul
 k18_flash_backward    gradients of flash attention
+k17_pipelines         matmul that copies ahead
 k20_grouped_gemm      experts
 """

@@ -30,17 +30,9 @@ from layer3_system.pictures.steps import chunk_steps, padded_batch, seat_lanes, 
 from layer3_system.pictures.tensors import cache_by_ranks, split_bands
 from layer3_system.pictures.training import bucket_lanes, stage_bars, state_copies
 
-__all__ = ["block_map", "bucket_lanes", "cache_by_ranks", "call_life", "chunk_steps", "hash_chain",
-           "kept_lines", "kept_shares", "padded_batch", "pipeline_lanes", "rank_lanes",
-           "rank_matrix", "ring_and_tree", "ring_rounds", "seat_lanes", "split_bands", "stage_bars",
-           "state_copies", "step_arrays", "step_timeline", "table_arrows", "waits"]
-__all__ = ["block_map", "bucket_lanes", "call_life", "causal_bands", "chunk_steps",
-           "context_bytes", "hash_chain", "kept_lines", "kept_shares", "padded_batch",
-           "pipeline_lanes", "position_errors", "rank_lanes", "rank_matrix", "ring_and_tree",
-           "ring_rounds", "ring_work", "seat_lanes", "stage_bars", "state_copies", "step_arrays",
+__all__ = ["block_map", "bucket_lanes", "byte_bars", "cache_by_ranks", "call_life", "causal_bands",
+           "chunk_steps", "context_bytes", "guess_ribbons", "hash_chain", "kept_lines",
+           "kept_shares", "padded_batch", "pipeline_lanes", "position_errors", "rank_lanes",
+           "rank_matrix", "ring_and_tree", "ring_rounds", "ring_work", "seat_lanes",
+           "speedup_curves", "split_bands", "stage_bars", "state_copies", "step_arrays",
            "step_timeline", "table_arrows", "waits"]
-__all__ = ["block_map", "bucket_lanes", "byte_bars", "call_life", "chunk_steps", "guess_ribbons",
-           "hash_chain", "kept_lines", "kept_shares", "padded_batch", "pipeline_lanes",
-           "rank_lanes", "rank_matrix", "ring_and_tree", "ring_rounds", "seat_lanes",
-           "speedup_curves", "stage_bars", "state_copies", "step_arrays", "step_timeline",
-           "table_arrows", "waits"]
