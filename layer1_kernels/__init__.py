@@ -15,6 +15,7 @@ k12_tensor_cores  Special instructions
 k13_flash_attention  Attention without the matrix
 k14_paged_attention  Attention from pages
 k15_quantized_matmul  Fewer bits
+k17_pipelines  Overlap
 k18_flash_backward  Recompute instead of store
 k20_grouped_gemm  Experts
 """
@@ -104,6 +105,9 @@ from layer1_kernels.k15_quantized_matmul import (
     quantized_matmul_cuda,
     quantized_matmul_torch,
 )
+from layer1_kernels.k17_pipelines import (
+    matmul_pipelined_cuda,
+)
 from layer1_kernels.k18_flash_backward import (
     flash_backward,
 )
@@ -147,6 +151,7 @@ __all__ = [
     "matmul_cuda",
     "matmul_few_rows",
     "matmul_persistent",
+    "matmul_pipelined_cuda",
     "matmul_registers_cuda",
     "matmul_swiglu",
     "matmul_swiglu_torch",

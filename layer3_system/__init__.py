@@ -206,6 +206,7 @@ from layer3_system.s25_context_parallel import (
     ring_attention,
     ring_backward,
     ulysses,
+)
 from layer3_system.speculation import (
     ModelDrafter,
     shares_of,
