@@ -46,6 +46,7 @@ UNTIMED = {"shares_cuda": "shows what each thread of the sum adds",
            "holders_cuda": "shows which thread holds what of a fragment",
            "wmma_half_sums_cuda": "shows what becomes of sums in fp16",
            "read_rows_cuda": "shows what banks say of rows",
+           "read_tile_cuda": "shows what a swizzle does",
            "unpack_all_triton": "shows what one function unpacks",
            "merge_triton": "256 keys and fewer are not split"}
 NEEDS_A_GPU = {"cudnn": "No viable backend"}            # way -> what PyTorch says elsewhere
