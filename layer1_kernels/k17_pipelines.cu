@@ -84,6 +84,28 @@ __device__ void fetch(Tile tile, const half* x, int first, int start, int rows, 
     }
 }
 
+// x (64, 64) into a tile and from there, by ldmatrix, into y, by one warp. Only to see what a swizzle
+// does.
+extern "C" __global__ void read_tile_cuda(const half* x, half* y)
+{
+    __shared__ __align__(128) Tile tile;
+    int lane = threadIdx.x;
+    fetch(tile, x, 0, 0, TILE, BK, lane, 32);
+    commit();
+    wait<0>();
+    __syncwarp();
+    for (int first = 0; first < TILE; first += 16)
+        for (int piece = 0; piece < BK / CHUNK; piece += 2) {
+            unsigned r[4];
+            int row = first + lane % 16;
+            ldmatrix(r, &tile[row][CHUNK * swizzle_cuda(row, piece + lane / 16)]);
+            for (int i = 0; i < 4; i++) {
+                half* to = y + (first + i % 2 * 8 + lane / 4) * BK + (piece + i / 2) * CHUNK;
+                *(unsigned*)&to[lane % 4 * 2] = r[i];
+            }
+        }
+}
+
 // The warp's sums (32, 32) += rows `row` to `row` + 31 of a_tile times rows `column` to `column` + 31
 // of w_tile. sums[4 * i + j] are of rows 16·i to 16·i + 15, columns 8·j to 8·j + 7.
 __device__ void multiply_tile_cuda(float sums[8][4], const Tile a_tile, const Tile w_tile, int row,

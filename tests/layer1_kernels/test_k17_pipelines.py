@@ -106,13 +106,16 @@ def test_predict_ways(subject, reference):
 
 
 def test_swizzle_cuda(subject, agree, rng):
-    a, w = operands(rng, *RAGGED)
+    """A tile is written and read by the rule; nothing is multiplied."""
+    x = rng.permutation(TILE * BK).reshape(TILE, BK).astype(np.uint16).view(np.float16)
+    y = np.full_like(x, 7)
     with report("same_place", "Two pieces of a row have one place: each of the eight needs its "
                 "own.", "race", "different values"), \
-            report("beyond_the_row", "A row has places 0 to 7: take the row modulo 8.", "race",
-                   "is copied to again"):
-        c, launch = run(subject, "matmul_mma_cuda", a, w)
-    right(agree, "swizzle_cuda", a, w, c)
+            report("beyond_the_row", "A row has places 0 to 7: take the row modulo 8.",
+                   "out-of-bounds"):
+        launch = subject.launch("read_tile_cuda", 1, 32, (x, y))
+    agree(y.view(np.uint16), x.view(np.uint16), "exact", "a tile that is read again",
+          lambda i: f"row {i[0]}, piece {i[1] // CHUNK}")
     ways = launch.memory("shared", "load")
     ways = ways["transactions"] / ways["ideal"]
     why = {8: ("same_bank", "eight rows that follow each other begin in the same bank"),
