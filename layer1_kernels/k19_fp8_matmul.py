@@ -30,8 +30,9 @@ BLOCK = 128             # numbers of a row, and rows of w, that share a scale of
 LARGEST = 2**31 - 2**16     # sizes: the kernels count with 32 bits, a last tile beyond the end
 
 # BM, BN, BK, warps, stages. Chosen from what Triton makes of them for Hopper (see shipped: no
-# spills, wgmma from 64 rows on), not from times; within the 99 KB of shared memory of sm_89 too.
+# spills, wgmma from 64 rows on), not from times. Blocks of scales need registers for two sums.
 TILES = [(128, 128, 128, 8, 3), (64, 128, 128, 4, 3), (16, 64, 128, 4, 3)]
+TILES_OF_ROWS = [(128, 256, 128, 8, 3), *TILES]     # the first has no room on sm_89
 ENOUGH = 100            # tiles: most of the 132 SMs of an H200 get one
 
 
@@ -225,14 +226,17 @@ def promoted_sum(parts, bits, every):               # (S, M, N) -> (M, N)
 # ---- the launchers
 
 
-def configuration(M, N, tiles=TILES):
+def configuration(M, N, tiles, room):
     """The arguments of a kernel that say how: those of the largest tile that M fills by more than
-    half and of which there are ENOUGH, else those of the smallest."""
+    half and of which there are ENOUGH, else those of the smallest.
+
+    room: bytes of shared memory that a block can have
+    """
     *larger, smallest = tiles
     BM, BN, BK, warps, stages = next(
         (tile for tile in larger
-         if tile[0] < 2 * M and triton.cdiv(M, tile[0]) * triton.cdiv(N, tile[1]) >= ENOUGH),
-        smallest)
+         if tile[0] < 2 * M and triton.cdiv(M, tile[0]) * triton.cdiv(N, tile[1]) >= ENOUGH
+         and (tile[0] + tile[1]) * tile[2] * tile[4] <= room), smallest)
     return {"BM": BM, "BN": BN, "BK": BK, "ROWS": ROWS_OF_TILES, "num_warps": warps,
             "num_stages": stages}
 
@@ -280,15 +284,19 @@ def scaled_matmul_fp8(a, w, a_scales, w_scales, group=None, dtype=torch.float32)
     if 0 in (M, N, K):
         return torch.zeros(M, N, dtype=dtype, device=a.device)
     c = torch.empty(M, N, dtype=dtype, device=a.device)             # (M, N)
-    how = configuration(M, N)
-    programs = triton.cdiv(M, how["BM"]) * triton.cdiv(N, how["BN"])
     with simulator.capability(FP8_GPU):
+        device = triton.runtime.driver.active
+        properties = device.utils.get_device_properties(device.get_current_device())
+        how = configuration(M, N, TILES_OF_ROWS if group is None else TILES,
+                            properties["max_shared_mem"])
+        programs = triton.cdiv(M, how["BM"]) * triton.cdiv(N, how["BN"])
+        arrays = a, w, a_scales, w_scales, c
         if group is None:
-            fp8_epilogue_triton[(programs,)](a, w, a_scales, w_scales, c, M, N, K, **how)
+            fp8_epilogue_triton[(programs,)](*arrays, M, N, K, **how)
         else:
             how["BK"] = min(how["BK"], group)
-            fp8_matmul_triton[(programs,)](a, w, a_scales, w_scales, c, M, N, K,
-                                           triton.cdiv(K, group), GROUP=group, **how)
+            fp8_matmul_triton[(programs,)](*arrays, M, N, K, triton.cdiv(K, group), GROUP=group,
+                                           **how)
     return c
 
 
@@ -333,7 +341,7 @@ def check_array(op, name, array, shape, dtypes, first):
     """shape: sizes, a letter for any   first: an array on the same device"""
     words = f"({', '.join(map(str, shape))}{',' * (len(shape) == 1)})"
     fits = array.ndim == len(shape) and all(
-        isinstance(want, str) or want == size for want, size in zip(shape, array.shape, strict=True))
+        isinstance(want, str) or want == n for want, n in zip(shape, array.shape, strict=True))
     if not fits or max(array.shape, default=0) > LARGEST:
         raise ValueError(f"{op}: {name} has shape {tuple(array.shape)}, expected {words}, sizes up "
                          f"to {LARGEST}")

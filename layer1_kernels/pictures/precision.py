@@ -2,7 +2,10 @@
 
 import numpy as np
 
-from lab.plots import BLUE, GREY, INK, RED, STROKES, closed
+from lab.plots import BLUE, INK, RED, closed
+
+COLOURS = (BLUE, RED, INK)
+STYLES = ("-", "--", ":")
 
 
 def scale_groups(ways):
@@ -28,24 +31,24 @@ def scale_groups(ways):
     return closed(figure)
 
 
-def errors(title, sizes, curves, x, y, note=None):
-    """Errors on logarithmic axes, one line each, with a legend.
+def errors(title, sizes, curves, x, y):
+    """Errors on logarithmic axes, one line each, with a legend beside.
 
-    sizes: [number]    curves: {name: [error at each size]}    x, y: the axes' names
-    note: (size, what is there), a dotted line
+    sizes: [number]    curves: {name: [error at each size]}; names with the same first word, three
+    at most, have one colour, and so have three such words    x, y: the axes' names
     """
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(7.5, 3.8), layout="constrained")
-    strokes = [stroke for stroke in STROKES if stroke[0] in (BLUE, RED)] + [(INK, "-"), (INK, ":")]
-    for (name, values), (colour, style) in zip(curves.items(), strokes, strict=False):
-        axes.loglog(sizes, values, style, marker="o", ms=3, color=colour, lw=1.6, label=name)
-    if note:
-        axes.axvline(note[0], color=GREY, lw=1, ls=":")
-        axes.annotate(note[1], (note[0], 0.03), xycoords=("data", "axes fraction"),
-                      xytext=(4, 0), textcoords="offset points", color=GREY)
+    figure, axes = plt.subplots(figsize=(8.5, 3.6), layout="constrained")
+    kinds = {}                                      # first word -> its curves so far
+    for name, values in curves.items():
+        drawn = kinds.setdefault(name.split()[0], [])
+        colour = COLOURS[list(kinds).index(name.split()[0])]
+        axes.loglog(sizes, values, STYLES[len(drawn)], marker="o", ms=3, color=colour, lw=1.6,
+                    label=name)
+        drawn.append(name)
     axes.set(title=title, xlabel=x, ylabel=y)
-    axes.legend(frameon=False, fontsize=9)
+    axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
     axes.grid(color="#eaeef2")
     axes.spines[["top", "right"]].set_visible(False)
     return closed(figure)

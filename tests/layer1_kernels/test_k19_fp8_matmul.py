@@ -5,7 +5,6 @@ import pytest
 
 from lab.judge.mistakes import mistake, raises, same_report
 from lab.judge.pace import made_by, numbers
-from lab.judge.subject import Raised
 from lab.judge.work import same_work
 
 TOP = 448
@@ -65,8 +64,8 @@ def test_predict_scale_bytes(subject, reference, rng):
     x = torch.from_numpy(rng.standard_normal((3, 512)).astype(np.float32))
     q, scales = reference.quantize_blocks(x, 1, 128)
     want = scales.nbytes / q.nbytes
-    why = {1 / 128: ("numbers", "that counts scales, and a scale has 4 bytes where a number of e4m3 "
-                                "has one"),
+    why = {1 / 128: ("numbers", "that counts scales, and a scale has 4 bytes where a number of "
+                                "e4m3 has one"),
            4 / 128**2: ("block_of_w", "so it is for w, whose scales are for blocks of 128 x 128. "
                                       "Here a scale is for 128 numbers of a row"),
            4 / 256: ("two_bytes", "a number of e4m3 has 8 bits, which is one byte")}
@@ -209,8 +208,9 @@ def test_DelayedScale_update__zeros(subject):
     delayed = subject.DelayedScale(1)
     delayed.update(np.zeros(5))
     got = delayed.update(np.ones(5))
-    assert got == 1, mistake("zero_scale", f"after a step of zeros the scale is {got}, expected 1.0: "
-                             "nothing can be divided by 0", "nothing can be divided by 0")
+    why = "nothing can be divided by 0"
+    assert got == 1, mistake(
+        "zero_scale", f"after a step of zeros the scale is {got}, expected 1.0: {why}", why)
 
 
 def test_DelayedScale_update__first(subject):
@@ -358,8 +358,8 @@ def test_promoted_sum(subject, agree, rng, S, every, bits):
     agree(subject.promoted_sum(parts, bits, every), want, "float32",
           f"promoted_sum of {S} parts, {bits} bits, promoted after each {every}",
           lambda i: f"row {i[0]}, column {i[1]}", {
-              "no_promotion": ("all parts are added in one sum of few bits: after each `every` parts "
-                               "it is to begin at 0 again", by_hand(parts, bits, S)),
+              "no_promotion": ("all parts are added in one sum of few bits: after each `every` "
+                               "parts it is to begin at 0 again", by_hand(parts, bits, S)),
               "cut_total": ("the total is cut to few bits as well: it is fp32",
                             by_hand(parts, bits, every, bits)),
               "last_left_out": ("the parts after the last full `every` are left out",
@@ -373,3 +373,137 @@ def test_promoted_sum__nothing(subject):
     got = subject.promoted_sum(np.zeros((0, 2, 3)), 14, 4)
     assert np.array_equal(got, np.zeros((2, 3))), mistake(
         "nothing", f"the sum of no parts is {got}, expected zeros (2, 3)")
+
+
+# ---- the launchers
+
+
+def as_tensors(rng, *shapes):
+    import torch
+
+    return [torch.from_numpy(rng.standard_normal(shape).astype(np.float32)) for shape in shapes]
+
+
+@pytest.mark.parametrize("M, N, K", [(1, 16, 32), (5, 130, 300), (70, 40, 129)])
+def test_launchers(agree, rng, M, N, K):
+    """The kernels against float64 on what they were given; and quantising changes little."""
+    import torch
+
+    from lab import simulator
+    from layer1_kernels import encode_weight, fp8_matmul, quantize_rows, scaled_matmul_fp8
+    from layer1_kernels.k19_fp8_matmul import quantize_blocks, scaled_matmul_oracle
+
+    x, w = as_tensors(rng, (M, K), (N, K))
+    simulator.activate_triton()
+    for group in (32, 128):
+        q, scales = quantize_rows(x, group)
+        codes, blocks = encode_weight(w, group)
+        want = scaled_matmul_oracle(decoded(q), decoded(codes), scales.numpy(), blocks.numpy(),
+                                    group)
+        got = scaled_matmul_fp8(q, codes, scales, blocks, group)
+        agree(got, want, "float32", f"scaled_matmul_fp8, groups of {group}")
+        assert np.linalg.norm(want - (x @ w.T).numpy()) < 0.05 * np.linalg.norm(want)
+    assert torch.equal(fp8_matmul(x, codes, blocks), got)
+    (q, scales), (codes, blocks) = quantize_blocks(x, 1, K), quantize_blocks(w, 1, K)
+    want = scaled_matmul_oracle(decoded(q) * scales.numpy(), decoded(codes) * blocks.numpy(),
+                                np.ones((M, 1)), np.ones((1, 1)), max(K, N))
+    got = scaled_matmul_fp8(q, codes, scales[:, 0], blocks[:, 0])
+    agree(got, want, "float32", "scaled_matmul_fp8, rows")
+    theirs = torch._scaled_mm(q, codes.T, scale_a=scales, scale_b=blocks.T)
+    agree(theirs, want, "float32", "torch._scaled_mm, rows")
+
+
+@pytest.mark.parametrize("T, N, C", [(0, 3, 40), (3, 0, 40), (3, 5, 0)])
+def test_nothing_to_multiply(rng, T, N, C):
+    from layer1_kernels import encode_weight, fp8_matmul, fp8_matmul_torch
+
+    x, w = as_tensors(rng, (T, C), (N, C))
+    for launcher in (fp8_matmul, fp8_matmul_torch):
+        y = launcher(x, *encode_weight(w))
+        assert y.shape == (T, N) and not y.any()
+
+
+def test_the_weight_decodes(rng):
+    from layer1_kernels import dequantize_blocks, encode_weight
+
+    w, = as_tensors(rng, (130, 300))
+    w[:128, :128] = 0
+    q, scales = encode_weight(w)
+    assert q.shape == w.shape and scales.shape == (2, 3) and scales[0, 0] == 0
+    off = (dequantize_blocks(q, scales, 128, 128) - w).abs()
+    assert (off <= w.abs() / 16 + scales.max() * 2**-10).all()
+    with pytest.raises(ValueError, match="finite in float32"):
+        encode_weight(w * float("inf"))
+
+
+def test_refusals(rng):
+    """One sentence that says what is expected, and what there is."""
+    import torch
+
+    from layer1_kernels import encode_weight, fp8_matmul, fp8_matmul_torch, scaled_matmul_fp8
+
+    x, w = as_tensors(rng, (4, 200), (130, 200))
+    q, scales = encode_weight(w)
+    e5m2 = w.to(torch.float8_e5m2)
+    for launcher in (fp8_matmul, fp8_matmul_torch):
+        for operands, error, says in (
+                ((x, e5m2, scales), TypeError, "w is torch.float8_e5m2 on cpu, expected "
+                                               "torch.float8_e4m3fn"),
+                ((x, q, scales.T), ValueError, r"scales has shape \(2, 2\)|scales has strides"),
+                ((x, q, scales[:1]), ValueError, r"scales has shape \(1, 2\), expected \(2, 2\)"),
+                ((x[:, :100], q, scales), ValueError, "x has strides"),
+                ((x[:, :100].contiguous(), q, scales), ValueError, r"expected \(N, 100\)"),
+                ((x.double(), q, scales), TypeError, "x is torch.float64"),
+                ((x[0], q, scales), ValueError, r"x has shape \(200,\), expected \(T, C\)")):
+            with pytest.raises(error, match=says):
+                launcher(*operands)
+    a = x.to(torch.float8_e4m3fn)
+    for group, says in ((48, "group is 48, expected a power of two"), (16, "group is 16")):
+        with pytest.raises(ValueError, match=says):
+            scaled_matmul_fp8(a, q, scales, scales, group)
+    with pytest.raises(ValueError, match=r"a_scales has shape \(2, 2\), expected \(4,\)"):
+        scaled_matmul_fp8(a, q, scales, scales)
+
+
+def test_the_tile_fits_the_rows_and_the_room():
+    from layer1_kernels.k19_fp8_matmul import TILES, TILES_OF_ROWS, configuration
+
+    hopper, ada = 227 * 1024, 99 * 1024
+    for M, N, tiles, room, want in (
+            (8192, 8192, TILES_OF_ROWS, hopper, (128, 256)),
+            (8192, 8192, TILES, hopper, (128, 128)),
+            (8192, 8192, TILES_OF_ROWS, ada, (128, 128)), (64, 16_384, TILES, ada, (64, 128)),
+            (64, 128, TILES, hopper, (16, 64)), (1, 8192, TILES_OF_ROWS, hopper, (16, 64))):
+        how = configuration(M, N, tiles, room)
+        assert (how["BM"], how["BN"]) == want, (M, N, room)
+
+
+@pytest.mark.slow
+def test_what_hopper_gets():
+    from layer1_kernels.bench.k19_fp8_matmul import quantizing, shipped
+
+    for name, kernel in (shipped() | {"quantize": quantizing()}).items():
+        assert kernel.spills == 0, f"{name}: {kernel.spills} bytes spilled"
+        assert not kernel.serialised, f"{name}: {kernel.serialised}"
+        assert kernel.wgmma or "matmul" not in name, f"{name}: no wgmma"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("T, N, C", [(0, 16, 32), (1, 64, 64), (37, 129, 127), (1000, 1000, 512)])
+def test_every_kernel_on_the_device(T, N, C):
+    """Codes may differ from torch's by one where the device rounds twice."""
+    import torch
+
+    from layer1_kernels import encode_weight, fp8_matmul, fp8_matmul_torch
+
+    x, w = torch.randn(T, C, device="cuda"), torch.randn(N, C, device="cuda")
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        got, want = (launcher(x.to(dtype), *encode_weight(w)).double()
+                     for launcher in (fp8_matmul, fp8_matmul_torch))
+        assert (got - want).norm() <= 0.01 * want.norm()
+
+
+@pytest.mark.gpu
+def test_fp8_matmul_triton_speed(pace):
+    pace("fp8_matmul", numbers("bfloat16", 4096, 4096),
+         made_by("encode_weight", numbers("bfloat16", 4096, 4096)))

@@ -34,6 +34,7 @@ SIZES = {
     "k13_flash_attention": {"B": 2, "T": 20, "H": 4, "G": 4, "D": 16},
     "k14_paged_attention": {"B": 8, "N": 32, "H": 4, "G": 2, "D": 16, "S": 16},
     "k15_quantized_matmul": {"N": 24, "K": 256, "group": 64},
+    "k19_fp8_matmul": {"M": 16, "N": 32, "K": 256},
     "k20_grouped_gemm": {"mixtral": (8, 24, 40, 26), "deepseek": (16, 40, 24, 48)},
 }
 NEAR = 0.03             # of the largest: results of bfloat16 numbers, rounded at different places
