@@ -128,8 +128,11 @@ class DelayedScale:
         self.history = deque(maxlen=steps)          # largest |x| of the last steps
 
     def update(self, x):
-        """The scale for this x, with which the largest number remembered becomes 448; then this x's
-        own is remembered. 1.0 where all that is remembered is zeros, or nothing."""
+        """The scale for this x: with it, the largest number remembered becomes 448. 1.0 where zeros
+        are remembered, or nothing. Afterwards this x's largest is remembered too.
+
+        self.history: the largest |x| of the last steps, a deque that drops what is too old
+        """
         # exercise: the scale first, from the history alone; then this x's largest joins it
         scale = max(self.history, default=0.0) / 448
         self.history.append(float(np.abs(x).max()))
@@ -168,6 +171,7 @@ def fp8_matmul_triton(a, w, a_scales, w_scales, c, M, N, K, groups, GROUP: tl.co
         w_scale = tl.load(w_scales + start // GROUP, n_inside, 0.0)                 # (BN,)
         sums += tl.dot(x, y.T) * a_scale[:, None] * w_scale
     tl.store(c + m.to(tl.int64)[:, None] * N + n, sums, m_inside[:, None] & n_inside)
+
 
 @triton.jit
 def fp8_epilogue_triton(a, w, a_scales, w_scales, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr,

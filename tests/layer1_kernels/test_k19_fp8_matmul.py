@@ -175,14 +175,20 @@ def test_quantize_triton__work(subject, reference, rng):
 # ---- a scale from the steps before
 
 
+def updates(subject, H, inputs):
+    """The scales for inputs, one after another."""
+    delayed = subject.DelayedScale(H)
+    with raises("empty_history", ValueError, "At the first step nothing is remembered."):
+        return [delayed.update(x) for x in inputs]
+
+
 def test_DelayedScale_update(subject, agree, rng):
     H = 3
     largest = [4.48, 8.96, 2.24, 448, 1.12, 3, 2, 1, 0.5, 0]    # a spike, which must be forgotten
     inputs = [rng.uniform(-0.9, 0.9, 40) * size for size in largest]
     for x, size in zip(inputs, largest, strict=True):
         x[17] = -size
-    delayed = subject.DelayedScale(H)
-    got = [delayed.update(x) for x in inputs]
+    got = updates(subject, H, inputs)
 
     def scales(maxima, window):
         """Of each step, from the maxima in window(step)."""
@@ -205,19 +211,12 @@ def test_DelayedScale_update(subject, agree, rng):
 
 def test_DelayedScale_update__zeros(subject):
     """Zeros leave no scale of 0, by which the next step would divide."""
-    delayed = subject.DelayedScale(1)
-    delayed.update(np.zeros(5))
-    got = delayed.update(np.ones(5))
+    first, got = updates(subject, 1, [np.zeros(5), np.ones(5)])
     why = "nothing can be divided by 0"
+    assert first == 1, mistake("first_step", f"the first scale is {first}, expected 1.0: no step "
+                               "was before it", "no step was before it")
     assert got == 1, mistake(
         "zero_scale", f"after a step of zeros the scale is {got}, expected 1.0: {why}", why)
-
-
-def test_DelayedScale_update__first(subject):
-    with raises("empty_history", ValueError, "At the first step nothing is remembered."):
-        got = subject.DelayedScale(2).update(np.full(3, 9.0))
-    assert got == 1, mistake("first_step", f"the first scale is {got}, expected 1.0: no step was "
-                             "before it")
 
 
 # ---- the product
@@ -378,6 +377,15 @@ def test_promoted_sum__nothing(subject):
 # ---- the launchers
 
 
+@pytest.fixture
+def triton_on_the_cpu():
+    from lab import simulator
+
+    simulator.activate_triton()
+    yield
+    simulator.deactivate_triton()
+
+
 def as_tensors(rng, *shapes):
     import torch
 
@@ -385,16 +393,14 @@ def as_tensors(rng, *shapes):
 
 
 @pytest.mark.parametrize("M, N, K", [(1, 16, 32), (5, 130, 300), (70, 40, 129)])
-def test_launchers(agree, rng, M, N, K):
+def test_launchers(triton_on_the_cpu, agree, rng, M, N, K):
     """The kernels against float64 on what they were given; and quantising changes little."""
     import torch
 
-    from lab import simulator
     from layer1_kernels import encode_weight, fp8_matmul, quantize_rows, scaled_matmul_fp8
     from layer1_kernels.k19_fp8_matmul import quantize_blocks, scaled_matmul_oracle
 
     x, w = as_tensors(rng, (M, K), (N, K))
-    simulator.activate_triton()
     for group in (32, 128):
         q, scales = quantize_rows(x, group)
         codes, blocks = encode_weight(w, group)
@@ -434,6 +440,16 @@ def test_the_weight_decodes(rng):
     assert (off <= w.abs() / 16 + scales.max() * 2**-10).all()
     with pytest.raises(ValueError, match="finite in float32"):
         encode_weight(w * float("inf"))
+
+
+def test_outliers_leave_the_model_as_it_was():
+    from day02_overview import Cache, encode, forward, load_nano
+    from layer1_kernels.bench.k19_fp8_matmul import with_outliers
+
+    tokens = encode("a warp has")
+    plain, spiked = (forward(model, tokens, Cache(model, len(tokens)))
+                     for model in (load_nano(), with_outliers(load_nano(), 64)))
+    np.testing.assert_allclose(spiked, plain, rtol=1e-4, atol=1e-4)
 
 
 def test_refusals(rng):
