@@ -55,8 +55,8 @@ def outlier_errors(kind, rows, group, factors, M=64, K=1024):
     for factor in factors:
         x = plain.clone()
         x[:, -1] *= factor
-        off = (rounded(x, kind, rows, group) - x)[:, :-1]
-        errors.append(float(off.norm() / x[:, :-1].norm()))
+        off = (rounded(x, kind, rows, group) - x)[:, :-1].double()
+        errors.append(float(off.norm() / x[:, :-1].double().norm()))
     return errors
 
 
@@ -107,7 +107,8 @@ def model_errors(model, texts, kind, of_x, of_w):
             weights[key] = rounded(torch.from_numpy(w), kind, *of_w)
         x = rounded(torch.from_numpy(np.ascontiguousarray(a)), kind, *of_x)
         got = (x @ weights[key].T).numpy()
-        errors.append(np.linalg.norm(got - exact) / np.linalg.norm(exact))
+        off = (got - exact).astype(np.float64)
+        errors.append(np.linalg.norm(off) / np.linalg.norm(exact.astype(np.float64)))
         return got
 
     same = 0

@@ -452,6 +452,23 @@ def test_outliers_leave_the_model_as_it_was():
     np.testing.assert_allclose(spiked, plain, rtol=1e-4, atol=1e-4)
 
 
+def test_what_a_model_notices():
+    """What the lesson says of its table, on half of the sentences."""
+    from day02_overview import NANO, load_nano
+    from layer1_kernels.bench.k19_fp8_matmul import model_errors, with_outliers
+
+    texts = (NANO / "sentences.txt").read_text("utf-8").splitlines()[::2]
+    letters = sum(len(text) + 1 for text in texts)
+    tensor = (10**6, 10**6), (10**6, 10**6)
+    plain, spiked = load_nano(), with_outliers(load_nano(), 100)
+    bf16, _ = model_errors(plain, texts, "bf16", *tensor)
+    for model in (plain, spiked):
+        error, same = model_errors(model, texts, "e4m3", *tensor)
+        assert 13 < error / bf16 < 17 and same > 0.98 * letters
+    assert model_errors(plain, texts, "int8", *tensor)[1] > 0.98 * letters
+    assert model_errors(spiked, texts, "int8", *tensor)[1] < 0.6 * letters
+
+
 def test_refusals(rng):
     """One sentence that says what is expected, and what there is."""
     import torch
