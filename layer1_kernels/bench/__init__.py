@@ -17,5 +17,6 @@ k14_paged_attention   paged attention
 k15_quantized_matmul  quantised matmul
 k18_flash_backward    gradients of flash attention
 k17_pipelines         matmul that copies ahead
+k19_fp8_matmul        scaled eight bits
 k20_grouped_gemm      experts
 """

@@ -36,6 +36,7 @@ SIZES = {
     "k15_quantized_matmul": {"N": 24, "K": 256, "group": 64},
     "k17_pipelines": {"M": 24, "N": 40, "K": 56},
     "k18_flash_backward": {"B": 2, "T": 20, "H": 4, "G": 4, "D": 16},
+    "k19_fp8_matmul": {"M": 16, "N": 32, "K": 256},
     "k20_grouped_gemm": {"mixtral": (8, 24, 40, 26), "deepseek": (16, 40, 24, 48)},
 }
 NEAR = 0.03             # of the largest: results of bfloat16 numbers, rounded at different places
