@@ -382,5 +382,19 @@ def test_every_kernel_on_the_device(kernel, M, N, K):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("M, N, K", [(3, 8, 16), (65, 72, 328), (1000, 1000, 1000)])
+def test_the_flat_kernel_on_the_device(M, N, K):
+    import torch
+
+    from layer1_kernels.k12_tensor_cores import PERSISTENT
+    from layer1_kernels.k17_pipelines import launch_flat
+
+    a, w = (torch.randn(rows, K, device="cuda").bfloat16() for rows in (M, N))
+    c = torch.empty(M, N, dtype=torch.bfloat16, device="cuda")
+    launch_flat(a, w, c, 132, PERSISTENT)
+    assert torch.allclose(c.double(), a.double() @ w.double().T, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.gpu
 def test_matmul_staged_cuda_speed(pace):
     pace("matmul_pipelined_cuda", numbers("float16", 4096, 4096), numbers("float16", 4096, 4096))
