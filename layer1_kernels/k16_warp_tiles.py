@@ -1,9 +1,9 @@
 """k16 · Warp tiles: c[m, n] = sum over k of a[m, k] · w[n, k], that is c = a · wᵀ, in fp32
 
 a: (M, K)   w: (N, K), as a model keeps a weight: numbers out, numbers in   c: (M, N)
-BM BN: tile of c of a block   WM WN: of a warp   TM TN: of a thread   BK: k that are fetched at a time
-2·M·N·K FLOPs. For one k a warp wants WM + WN numbers of shared memory for WM·WN multiplications; how
-much of the time nobody multiplies depends on what the block does while it loads.
+BM BN: tile of c of a block   WM WN: of a warp   TM TN: of a thread   BK: k fetched at a time
+2·M·N·K FLOPs. For one k a warp wants WM + WN numbers of shared memory for WM·WN multiplications.
+A block that loads the next tiles while it multiplies these needs registers for them.
 """
 
 from pathlib import Path

@@ -96,7 +96,7 @@ H200_TARGETS = {"matmul: matmul_buffered_cuda": {"times_cublas": 0.90}}
 
 
 def bench(M=4096, N=4096, K=4096):
-    """On a GPU: this lesson's kernels, k06's last one and cuBLAS (through torch, TF32 off) by turns;
+    """On a GPU: this lesson's kernels, k06's last one and cuBLAS (through torch, no TF32) by turns;
     rows of lab.measure.bench. K is a multiple of 4."""
     from day01_roofline import count_matmul, measure_side_by_side
 

@@ -70,10 +70,10 @@ def test_best_warp_tile(subject):
         best = max(tile for tile in tiles if sum(tile) == least)
         why = {max(tiles): ("tallest", "a tile of all rows wants all rows"),
                min(tiles): ("widest", "a tile of all columns wants all columns"),
-               best[::-1]: ("columns_first", "of two that want as many numbers, take the one with "
-                                             "more rows")}
-        name, sentence = why.get(tuple(got), ("other", "the warp tiles must cover the block's tile, "
-                                                       "with the least WM + WN"))
+               best[::-1]: ("columns_first", "of two that want as many numbers, take the one "
+                                             "with more rows")}
+        name, sentence = why.get(tuple(got), ("other", "the warp tiles must cover the block's "
+                                                       "tile, with the least WM + WN"))
         if M % got[0] or N % got[1] or got[0] * got[1] * warps != M * N:
             name = "does_not_divide"
             sentence = f"{warps} tiles of {got[0]} x {got[1]} do not cover {M} x {N}"
@@ -102,8 +102,8 @@ def test_predict_warp_ratio(subject, rng):
     got = subject.predict_warp_ratio()
     assert isinstance(got, (int, float)), mistake("no_number",
                                                   f"a prediction is a number, got {got!r}")
-    why = {1: ("each_lane", "that is what lanes ask for, 16 numbers each in both; several lanes ask "
-                            "for the same one, which is read once"),
+    why = {1: ("each_lane", "that is what lanes ask for, 16 numbers each in both; several lanes "
+                            "ask for the same one, which is read once"),
            2: ("rows_and_columns", "the rows become four times as many, but the columns a quarter: "
                                    "add them up"),
            1.41: ("square_root", "that is the law for a square"),
@@ -144,63 +144,50 @@ def test_registers_allowed(subject):
 # ---- warps
 
 
-def arranged(want, y, x, y_apart, x_apart):
-    """c, if thread t multiplies float4 y[t] and y[t] + y_apart of a_tile[k] by x[t] and x[t] +
-    x_apart of w_tile[k], and `store` puts the sums where the course's threads have theirs."""
+def places(y, x, y_apart=8, x_apart=4):
+    """Rows (threads, 8, 1) and columns (threads, 1, 8) of the block's tile that threads have whose
+    first float4 are y and x, and whose second ones are so many float4 further."""
     i = np.arange(8)
-    thread = np.arange(THREADS)
-    warp = thread // 32
-    lane = thread % 32
+    rows, columns = (4 * (first[:, None] + i // 4 * apart) + i % 4
+                     for first, apart in ((y, y_apart), (x, x_apart)))
+    return rows[:, :, None], columns[:, None]
 
-    def four(first, apart):             # (threads, 8): rows or columns of two float4
-        return (4 * (first[:, None] + i // 4 * apart) + i % 4) % BM
 
-    to = [four(warp // 4 * 16 + lane // 4, 8), four(warp % 4 * 8 + lane % 4, 4)]
-    of = [four(y, y_apart), four(x, x_apart)]
+THREAD = np.arange(THREADS)
+WARP = THREAD // 32
+LANE = THREAD % 32
+Y = WARP // 4 * 16 + LANE // 4
+X = WARP % 4 * 8 + LANE % 4
+
+
+def arranged(want, rows, columns):
+    """c, if what a thread stores at its own places belongs to these rows and columns."""
     whole = np.pad(want, [(0, -n % BM) for n in want.shape])
+    own_rows, own_columns = places(Y, X)
     c = np.empty_like(whole)
     for m in range(0, len(whole), BM):
         for n in range(0, whole.shape[1], BM):
-            tile = whole[m:m + BM, n:n + BM]
-            c[m + to[0][:, :, None], n + to[1][:, None]] = tile[of[0][:, :, None], of[1][:, None]]
+            c[m + own_rows, n + own_columns] = whole[m + rows, n + columns]
     return c[:want.shape[0], :want.shape[1]]
 
 
 def arrangements(want):
     """{mistake: (sentence, c)} of threads that multiply other rows and columns than they store."""
-    thread = np.arange(THREADS)
-    warp = thread // 32
-    lane = thread % 32
-    y = warp // 4 * 16 + lane // 4
-    x = warp % 4 * 8 + lane % 4
+    rows, columns = (own.transpose(0, 2, 1) for own in places(Y, X))
     return {
         "no_warps": ("threads have the rows and columns of k06, which knows no warp tiles",
-                     arranged(want, thread // 16, thread % 16, 16, 16)),
-        "neighbour_warp": ("a warp reads what belongs to another: four warps stand side by side",
-                           arranged(want, warp % 2 * 16 + lane // 4, warp // 2 * 8 + lane % 4,
-                                    8, 4)),
+                     arranged(want, *places(THREAD // 16, THREAD % 16, 16, 16))),
+        "neighbour_warp": (
+            "a warp reads what belongs to another: four warps stand side by side",
+            arranged(want, *places(WARP % 2 * 16 + LANE // 4, WARP // 2 * 8 + LANE % 4))),
         "beside": ("a lane's second float4 is beside its first; it is half a warp tile away",
-                   arranged(want, y, x, 1, 1)),
+                   arranged(want, *places(Y, X, 1, 1))),
         "no_lanes": ("all lanes of a warp multiply the same numbers",
-                     arranged(want, warp // 4 * 16, warp % 4 * 8, 8, 4)),
+                     arranged(want, *places(Y - LANE // 4, X - LANE % 4))),
         "no_warp_offset": ("all warps multiply the same numbers",
-                           arranged(want, lane // 4, lane % 4, 8, 4))}
-
-
-def turned(want):
-    """c, if sums[i][j] are of column i and row j."""
-    i, j = np.indices((8, 8))
-    row = {(int(r % 4 + r // 4 * 32), int(c % 4 + c // 4 * 16)): (
-        int(c % 4 + c // 4 * 32), int(r % 4 + r // 4 * 16)) for r, c in zip(i.flat, j.flat)}
-    whole = np.pad(want, [(0, -n % BM) for n in want.shape])
-    m, n = np.indices(whole.shape)
-    own_m = m % WM // 32 * 32 + m % 4
-    own_n = n % WN // 16 * 16 + n % 4
-    c = np.empty_like(whole)
-    for (r, s), (r_of, s_of) in row.items():
-        at = (own_m == r) & (own_n == s)
-        c[at] = whole[m[at] - r + r_of, n[at] - s + s_of]
-    return c[:want.shape[0], :want.shape[1]]
+                           arranged(want, *places(LANE // 4, LANE % 4))),
+        "turned": ("sums[i][j] is row i and column j of the thread's tile: a's number i times w's "
+                   "number j", arranged(want, rows, columns))}
 
 
 def test_multiply_warp_cuda(subject, agree, rng):
@@ -210,8 +197,6 @@ def test_multiply_warp_cuda(subject, agree, rng):
         c, _ = run(subject, "matmul_warp_cuda", a, w)
     k = np.arange(a.shape[1])
     right(agree, "multiply_warp_cuda", a, w, c, arrangements(product(a, w)) | {
-        "turned": ("sums[i][j] is row i and column j of the thread's tile: a's number i times w's "
-                   "number j", turned(product(a, w))),
         "one_k": ("only the first k of each step is multiplied", product(a, w, k % BK == 0)),
         "replaced": ("sums are replaced with each k; add to them", product(a, w, 0 * k))})
 
