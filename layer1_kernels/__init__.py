@@ -15,7 +15,7 @@ k12_tensor_cores  Special instructions
 k13_flash_attention  Attention without the matrix
 k14_paged_attention  Attention from pages
 k15_quantized_matmul  Fewer bits
-k16_warp_tiles  The last factor two
+k16_warp_tiles  The last third
 k17_pipelines  Overlap
 k18_flash_backward  Recompute instead of store
 k20_grouped_gemm  Experts

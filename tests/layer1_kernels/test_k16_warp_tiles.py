@@ -65,6 +65,8 @@ def test_best_warp_tile(subject):
     for M, N, warps in ((128, 128, 8), (128, 128, 4), (64, 256, 8), (256, 64, 8), (32, 32, 1),
                         (128, 32, 32), (64, 128, 16)):
         got = subject.best_warp_tile(M, N, warps)
+        assert isinstance(got, (tuple, list)) and len(got) == 2 and min(got) >= 1, mistake(
+            "no_pair", f"best_warp_tile({M}, {N}, {warps}): {got!r}, expected (WM, WN)")
         tiles = [(M // rows, N * rows // warps) for rows in 2 ** np.arange(warps.bit_length())]
         least = min(map(sum, tiles))
         best = max(tile for tile in tiles if sum(tile) == least)
