@@ -206,11 +206,6 @@ def test_multiply_warp_cuda(subject, agree, rng):
 def test_multiply_warp_cuda__work(subject, reference, rng):
     a, w = operands(rng, *WHOLE)
     launch, own = (run(side, "matmul_warp_cuda", a, w)[1] for side in (subject, reference))
-    got, want = (each.requests("load", "shared") for each in (launch, own))
-    why = "right, but one request reads a whole float4: four for one k are enough"
-    assert got <= want, mistake(
-        "one_by_one", f"multiply_warp_cuda: {got:,} requests to shared memory, {want:,} are "
-        f"enough: {why}", why)
     same_work("multiply_warp_cuda", launch, own)
 
 
