@@ -133,8 +133,8 @@ def test_registers_allowed(subject):
             each = 65_536 // (threads * blocks)
             why = {each: ("no_granule", "registers are dealt out by eights to each thread"),
                    -(-each // 8) * 8: ("rounded_up", "the next multiple of 8 is already too many"),
-                   65_536 // threads // 8 * 8: ("one_block", "an SM's registers are for all of its "
-                                                             "blocks"),
+                   min(255, 65_536 // threads // 8 * 8): (
+                       "one_block", "an SM's registers are for all of its blocks"),
                    each // 8 * 8: ("no_limit", "no instruction can name a register beyond 255")}
             name, sentence = why.get(got, ("other", "divide an SM's 65,536 registers among all "
                                                     "threads that are on it"))
