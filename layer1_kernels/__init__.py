@@ -15,6 +15,7 @@ k12_tensor_cores  Special instructions
 k13_flash_attention  Attention without the matrix
 k14_paged_attention  Attention from pages
 k15_quantized_matmul  Fewer bits
+k16_warp_tiles  The last third
 k17_pipelines  Overlap
 k18_flash_backward  Recompute instead of store
 k19_fp8_matmul  Scaled eight bits
@@ -106,6 +107,9 @@ from layer1_kernels.k15_quantized_matmul import (
     quantized_matmul_cuda,
     quantized_matmul_torch,
 )
+from layer1_kernels.k16_warp_tiles import (
+    matmul_warp_tiles_cuda,
+)
 from layer1_kernels.k17_pipelines import (
     matmul_pipelined_cuda,
 )
@@ -170,6 +174,7 @@ __all__ = [
     "matmul_swiglu_torch",
     "matmul_torch",
     "matmul_untiled_cuda",
+    "matmul_warp_tiles_cuda",
     "matmul_wmma_cuda",
     "paged_attention",
     "paged_attention_cuda",

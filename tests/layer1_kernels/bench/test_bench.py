@@ -34,6 +34,7 @@ SIZES = {
     "k13_flash_attention": {"B": 2, "T": 20, "H": 4, "G": 4, "D": 16},
     "k14_paged_attention": {"B": 8, "N": 32, "H": 4, "G": 2, "D": 16, "S": 16},
     "k15_quantized_matmul": {"N": 24, "K": 256, "group": 64},
+    "k16_warp_tiles": {"M": 12, "N": 20, "K": 48},
     "k17_pipelines": {"M": 24, "N": 40, "K": 56},
     "k18_flash_backward": {"B": 2, "T": 20, "H": 4, "G": 4, "D": 16},
     "k19_fp8_matmul": {"M": 16, "N": 32, "K": 256},
