@@ -14,7 +14,7 @@ import numpy as np
 
 __all__ = ["Automaton", "PatternError", "compile_regex"]
 
-MAX_PATTERN = 4096      # characters
+MAX_PATTERN = 16384     # characters
 MAX_DEPTH = 50          # parentheses within each other
 MAX_REPEAT = 1000       # of {m,n}
 MAX_NODES = 40_000

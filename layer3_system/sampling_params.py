@@ -44,14 +44,19 @@ def biases(value):
 class StructuredOutputs:
     """What an answer must match as a whole. RequestError if it is not one thing.
 
-    regex: a pattern
+    regex: a pattern    json: a JSON schema, as its text
     """
 
-    regex: str
+    regex: str | None = None
+    json: str | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.regex, str):
-            raise RequestError(f"structured_outputs: regex: expected a text, found {self.regex!r}")
+        if (self.regex is None) == (self.json is None):
+            raise RequestError("structured_outputs: expected regex or json, found "
+                               f"{'both' if self.regex else 'none of them'}")
+        value = self.json if self.regex is None else self.regex
+        if not isinstance(value, str):
+            raise RequestError(f"structured_outputs: expected a text, found {value!r}")
 
 
 def parameter(default, expected, right, passed_through=True):
@@ -118,7 +123,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = parameter(
         (), "tokens, each with a number from -100 to 100", biases)
     structured_outputs: StructuredOutputs | None = parameter(
-        None, "a regex", lambda v: v is None or isinstance(v, StructuredOutputs))
+        None, "a regex or a JSON schema", lambda v: v is None or isinstance(v, StructuredOutputs))
 
     def __post_init__(self) -> None:
         for f in fields(self):

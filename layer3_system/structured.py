@@ -3,6 +3,7 @@
 V: vocabulary   W: words of 32 bits, V/32 rounded up
 """
 
+import json
 from collections.abc import Callable
 from functools import cache, lru_cache
 
@@ -12,6 +13,7 @@ from layer2_graph import Config
 from layer3_system.automaton import Automaton, PatternError, compile_regex
 from layer3_system.engine.guide import Guide, MaskGuesses, Matcher
 from layer3_system.engine.intake import Codec
+from layer3_system.json_schema import pattern_of
 from layer3_system.s13_structured import mask_guesses, pack_mask, step_token, token_mask
 from layer3_system.sampling_params import RequestError, StructuredOutputs
 
@@ -138,9 +140,9 @@ class Grammars:
         if not self.ends:
             raise RequestError("structured_outputs: this model has no token that ends a text")
         try:
-            grammar = RegexGrammar(compile_regex(asked.regex), self.vocabulary(), self.ends)
-        except PatternError as error:
-            raise RequestError(f"structured_outputs: regex: {error}") from None
-        except ValueError as error:
-            raise RequestError(f"structured_outputs: {error}") from None
+            pattern = pattern_of(json.loads(asked.json)) if asked.json else asked.regex
+            grammar = RegexGrammar(compile_regex(pattern), self.vocabulary(), self.ends)
+        except (ValueError, RecursionError) as error:
+            kind = "regex: " if isinstance(error, PatternError) and asked.regex else ""
+            raise RequestError(f"structured_outputs: {kind}{error}") from None
         return lambda: RegexMatcher(grammar)

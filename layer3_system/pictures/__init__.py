@@ -34,7 +34,8 @@ from layer3_system.pictures.training import bucket_lanes, stage_bars, state_copi
 
 __all__ = ["allowed_steps", "automaton_jumps", "block_map", "bucket_lanes", "byte_bars",
            "cache_by_ranks", "call_life", "causal_bands", "chunk_steps", "context_bytes",
-           "guess_ribbons", "hash_chain", "kept_lines", "kept_shares", "match_lines", "padded_batch", "pipeline_lanes", "position_errors", "rank_lanes",
-           "rank_matrix", "ring_and_tree", "ring_rounds", "ring_work", "seat_lanes",
-           "speedup_curves", "split_bands", "stage_bars", "state_copies", "step_arrays",
-           "step_timeline", "table_arrows", "waits"]
+           "guess_ribbons", "hash_chain", "kept_lines", "kept_shares", "match_lines",
+           "padded_batch", "pipeline_lanes", "position_errors", "rank_lanes", "rank_matrix",
+           "ring_and_tree", "ring_rounds", "ring_work", "seat_lanes", "speedup_curves",
+           "split_bands", "stage_bars", "state_copies", "step_arrays", "step_timeline",
+           "table_arrows", "waits"]
