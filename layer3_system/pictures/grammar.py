@@ -56,17 +56,18 @@ def automaton_jumps(names: list[str], accepting: list[bool], bytes_: list[tuple[
     for arrows, side, colour in ((bytes_, -1, GREY), (tokens, 1, BLUE)):
         for i, (begin, end, label) in enumerate(arrows):
             if begin == end:                        # a loop
-                points = ((begin - 0.1, 0.14 * side), (begin + 0.1, 0.14 * side))
-                bend, middle = -3.0 * side, (begin, 0.42 * side)
+                points = ((begin + 0.14, 0.1), (begin + 0.14, -0.1))
+                bend = -2.5
+                middle = (begin + 0.62, 0)
             else:
                 points = ((begin + 0.06, 0.16 * side), (end - 0.06, 0.16 * side))
-                bend = -side * (0.35 + (0.14 * i if side > 0 else 0))
-                middle = ((begin + end) / 2, side * (0.25 + abs(bend) * (end - begin) / 2))
+                bend = -side * (0.35 + (0.3 * i if side > 0 else 0))
+                middle = ((begin + end) / 2, side * (0.16 + abs(bend) * (end - begin) / 2))
             axes.add_patch(FancyArrowPatch(*points, connectionstyle=f"arc3,rad={bend}",
                                            arrowstyle="-|>", mutation_scale=11, color=colour))
             axes.text(*middle, label, ha="center", va="center", fontsize=9, color=colour,
                       bbox={"fc": "white", "ec": "none", "pad": 1}, zorder=5)
-    axes.set(xlim=(-0.5, len(names) - 0.5), ylim=(-0.75, 1.25), aspect="equal")
+    axes.set(xlim=(-0.4, len(names) - 0.1), ylim=(-0.7, 1), aspect="equal")
     axes.axis("off")
     return closed(figure)
 
