@@ -21,7 +21,7 @@ EIGHT = [b"{", b'{"', b'{"a', b'"', b'"a', b"a", b"a", b" {"]
 # Ragged: marks, an empty token, halves of characters, equal ones, one longer than any text.
 VOCABULARY = [None, None, b"", b"a", b"b", b"c", b"ab", b"ba", b"aba", b"bab", b"\xc3", b"\xbc",
               "ü".encode(), "üa".encode(), b"\xbca", b"a\xc3", b"b\xc3\xbc", b"aa", b"aaa", b"a",
-              b"aabbaabb", b"\xff", b"abc", b"cab", b"aac", b"\xc3\xc3", b"bbbbb", None,
+              b"aaaabbbb", b"\xff", b"abc", b"cab", b"aac", b"\xc3\xc3", b"bbbbb", None,
               b" ", b"A", b"\x00", b"a\x00a", "üü".encode(), b"\xbc\xc3", b"bb", b"b" * 40, b"\x80"]
 
 
@@ -117,6 +117,14 @@ def check_step(subject, automaton, paths, texts, state, token):
 
 
 def test_step_token(subject):
+    table = np.full((4, 256), -1, dtype=np.int32)
+    table[0, ord("a")] = 1
+    table[1, ord("b")] = 2
+    table[0, ord("c")] = 2
+    table[3] = 3                                    # what table[-1] is: everything goes on there
+    own = compile_regex("ab|c")._replace(table=table)
+    for token in (b"axc", b"abc", b"ab", b"a", b"c", b"x"):
+        check_step(subject, own, {0: b""}, [b"ab", b"c"], 0, token)
     for pattern in PATTERNS:
         automaton, paths = states_of(pattern)
         texts = texts_of(pattern, 7)
@@ -326,9 +334,9 @@ def forced_variants(path, texts):
     return common, {
         "past_choice": ("a text may end there, so nothing is forced after it", past),
         "one_only": ("only the first forced byte", common[:1]),
-        "stops_early": ("the last forced byte is missing", common[:-1]),
+        "whole_characters": ("half a character is forced, too", whole),
         "nothing": ("no byte", b""),
-        "whole_characters": ("half a character is forced, too", whole)}
+        "stops_early": ("the last forced byte is missing", common[:-1])}
 
 
 def test_forced_bytes(subject):
