@@ -132,8 +132,9 @@ class ModelDrafter(Drafter):
     def add_guess(self, request: Request, z: torch.Tensor, place: int) -> None:     # (V,)
         """Draw a guess from the draft model's scores, by the rule that the step decides by."""
         shadow = self.shadows[request]
-        if request.params.changes_scores:
-            z = adjusted_row(z.float(), Draw(shadow, 0, place), None)
+        if request.params.changes_scores or request.guide:      # so that no guess is refused by it
+            bits = request.guide.rows(shadow.draft)[-1] if request.guide else None
+            z = adjusted_row(z.float(), Draw(shadow, 0, place), None, bits)
         if not request.params.temperature:
             shadow.draft.append(int(z.argmax()))
             return

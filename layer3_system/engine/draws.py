@@ -2,9 +2,10 @@
 
 B: requests of a step   V: vocabulary
 Scores change in vLLM's order: the bias, the repetition penalty, the frequency and presence
-penalties, min_p; `sample` applies temperature, top_k and top_p after them. A row depends on its own
-request alone, so that an answer stays the same in any batch. Log probabilities are of the scores
-before all of this. Costs some passes over the V scores of a request that asks for it.
+penalties, a grammar's mask, min_p; `sample` applies temperature, top_k and top_p after them. A row
+depends on its own request alone, so that an answer stays the same in any batch. Log probabilities
+are of the scores before all of this. Costs some passes over the V scores of a request that asks for
+it.
 """
 
 import math
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from layer1_kernels import Sampling
 from layer2_graph import Batch
+from layer3_system.engine.guide import masked
 from layer3_system.s01_request import Request, uniform
 
 if TYPE_CHECKING:
@@ -94,16 +96,23 @@ def adjusted(logits: Tensor, draws: list[Draw],
 
     newest: {request: its token that is still being computed}
     """
-    rows = [i for i, draw in enumerate(draws) if draw.request.params.changes_scores]
+    rows = [i for i, draw in enumerate(draws)
+            if draw.request.params.changes_scores or draw.request.guide]
+    masks = {request: request.guide.rows(request.draft)
+             for request in {draw.request for draw in draws} if request.guide}
     if rows:
         logits = logits.float()
         for i in rows:
-            logits[i] = adjusted_row(logits[i], draws[i], newest.get(draws[i].request))
+            request = draws[i].request
+            bits = masks[request][draws[i].place] if request.guide else None
+            logits[i] = adjusted_row(logits[i], draws[i], newest.get(request), bits)
     return logits
 
 
-def adjusted_row(z: Tensor, draw: Draw, newest: Tensor | None) -> Tensor:       # (V,) -> (V,)
-    """Penalties for what the request has written, the guesses before this one included."""
+def adjusted_row(z: Tensor, draw: Draw, newest: Tensor | None,
+                 bits: Tensor | None) -> Tensor:                    # (V,) -> (V,)
+    """Penalties for what the request has written, the guesses before this one included; then -inf
+    for what its grammar refuses.    bits: (W,), the tokens that it allows, or None for all"""
     request = draw.request
     params = draw.request.params
     written = torch.tensor(request.output + request.draft[:draw.place], dtype=torch.long,
@@ -121,6 +130,8 @@ def adjusted_row(z: Tensor, draw: Draw, newest: Tensor | None) -> Tensor:       
         penalty = params.repetition_penalty
         z = torch.where(present, torch.where(z > 0, z / penalty, z * penalty), z)
     z = z - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
+    if bits is not None:                            # min_p asks for the likeliest of what is left
+        z = masked(z, bits)
     if params.min_p and params.temperature:         # p >= min_p · p of the likeliest, as logits
         z = z.masked_fill(z < z.max() + params.temperature * math.log(params.min_p), -torch.inf)
     return z

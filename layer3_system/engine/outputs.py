@@ -94,6 +94,8 @@ class Outputs:
         """Add a token to an answer: (the text to show, why the answer ends with it or None)."""
         request.output.append(token)
         request.token_times.append(self.clock())
+        if request.guide:
+            request.guide.accept(token)
         if request.params.logprobs is not None:
             request.logprobs.append(logprobs_of(scores, token, request.params.logprobs))
         reason = finish_reason(request, self.ends)

@@ -43,6 +43,7 @@ from layer3_system.s10_speculative import accept, draw_by_noise, lookup, roll_ba
 from layer3_system.s22_tensor_parallel import check_ranks
 from layer3_system.server.drafters import drafter_of
 from layer3_system.server.hosts import Access, is_own
+from layer3_system.structured import Grammars
 
 PARTS = {part.__name__: part for part in (BlockPool, HashChain, PrefixPool, Scheduler, Engine,
                                            Bridge, sample_rows)}
@@ -101,7 +102,8 @@ def build(model, tokenizer, ops, own, pages, S=16, draft=None, guesses=4, overla
                           "the newest token")
     drafter = drafter_of(draft, guesses, model, tokenizer, sample, own, pool.P, S,
                          scheduler.max_seqs) if draft else None
-    return kind(model, tokenizer, pool, scheduler, sample, drafter, overlap)
+    return kind(model, tokenizer, pool, scheduler, sample, drafter, overlap,
+                grammars=Grammars(tokenizer, model.config))
 
 
 # ---- the model
