@@ -61,7 +61,7 @@ def vocabulary_of(tokenizer: Codec, V: int) -> list[bytes | None]:
 
 
 class RegexGrammar:
-    """An automaton over a vocabulary. Each state's mask is made when it is first form for."""
+    """An automaton over a vocabulary. Each state's mask is made when it is first asked for."""
 
     def __init__(self, automaton: Automaton, vocabulary: list[bytes | None],
                  ends: tuple[int, ...],
