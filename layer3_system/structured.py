@@ -131,18 +131,18 @@ class Grammars:
         self.vocabulary = cache(lambda: vocabulary_of(tokenizer, config.V))
         self.compile = lru_cache(KEPT)(self.compile_now)
 
-    def guide(self, asked: StructuredOutputs) -> Guide:
+    def guide(self, form: StructuredOutputs) -> Guide:
         """For one answer. RequestError if the grammar cannot be served."""
-        return Guide(self.compile(asked)(), self.mask_guesses)
+        return Guide(self.compile(form)(), self.mask_guesses)
 
-    def compile_now(self, asked: StructuredOutputs) -> Callable[[], Matcher]:
+    def compile_now(self, form: StructuredOutputs) -> Callable[[], Matcher]:
         """What makes matchers at the start of a grammar. RequestError as `guide` has it."""
         if not self.ends:
             raise RequestError("structured_outputs: this model has no token that ends a text")
         try:
-            pattern = pattern_of(json.loads(asked.json)) if asked.json else asked.regex
+            pattern = pattern_of(json.loads(form.json)) if form.json else form.regex
             grammar = RegexGrammar(compile_regex(pattern), self.vocabulary(), self.ends)
         except (ValueError, RecursionError) as error:
-            kind = "regex: " if isinstance(error, PatternError) and asked.regex else ""
+            kind = "regex: " if isinstance(error, PatternError) and form.regex else ""
             raise RequestError(f"structured_outputs: {kind}{error}") from None
         return lambda: RegexMatcher(grammar)

@@ -27,7 +27,7 @@ class Codec(Protocol):
 class Grammars(Protocol):
     """Makes the Guide of an answer that must match something."""
 
-    def guide(self, asked: StructuredOutputs) -> Guide: ...
+    def guide(self, form: StructuredOutputs) -> Guide: ...
 
 
 class Intake:
@@ -95,7 +95,7 @@ class Intake:
             self.grammars.guide(params.structured_outputs)
 
     def keep(self, request: Request) -> None:
-        """Before an answer ends by itself: hold its pages if that was asked for."""
+        """Before an answer ends by itself: hold its pages if that was form for."""
         if request.hold and request.status == "running":
             self.held[request] = list(request.table)
             self.pool.share(request.table)

@@ -119,12 +119,12 @@ def with_format(fields):
     return fields | {"structured_outputs": structured({"json": form["schema"]}, "response_format")}
 
 
-def structured(asked, field):
+def structured(form, field):
     """StructuredOutputs of a pattern or a schema. ApiError 400 names the client's field."""
     try:
-        schema = asked.get("json")
+        schema = form.get("json")
         text = schema if schema is None or isinstance(schema, str) else json.dumps(schema)
-        return StructuredOutputs(asked.get("regex"), text)
+        return StructuredOutputs(form.get("regex"), text)
     except (RequestError, RecursionError) as error:
         message = str(error).removeprefix("structured_outputs: ")
         raise ApiError(400, f"{field}: {message}", field) from None

@@ -11,5 +11,6 @@ tensor_driver      what the ranks of s22 are asked to run
 speculation_driver  a request just after a step with guesses
 pipeline_ranks     given code round the exercises of s23
 pipeline_llama     a small Llama cut in stages, for a training step of s23
+grammar_driver     a matcher of the texts of a list, for s13
 context_ranks      given code round the exercises of s25, gradients, a Llama
 """

@@ -175,10 +175,10 @@ def mask_variants(automaton, path, state, texts, ends):
         "end_never": ("the answer can never end; where nothing may follow, no token is left",
                       right & ~end),
         "first_byte": ("only the first byte of a token was looked at", np.where(end, over, first)),
-        "must_accept": ("a token is allowed only where a text ends after it", np.where(
-            end, over, whole)),
         "whole_characters": ("half of a character is refused; its other half may be the next token",
                              right & (end | decodes)),
+        "must_accept": ("a token is allowed only where a text ends after it", np.where(
+            end, over, whole)),
         "from_text": ("half characters were compared as U+FFFD", np.where(end, over, text)),
         "from_start": ("that is the mask of the start, of no other state", None)}
 
