@@ -97,10 +97,10 @@ def register_cliff(threads, warps, kernels):
     most = max(warps[registers] for registers in kernels.values())
     axes.step(list(warps), list(warps.values()), where="mid", color=GREY, lw=1.5)
     for place, (label, registers) in enumerate(sorted(kernels.items(), key=lambda row: row[1])):
-        held = warps[registers]
-        height = held + 5 + 6 * (place % 3)
-        axes.plot([registers] * 2, [held, height], color=GREY, lw=0.6)
-        axes.plot(registers, held, "o", color=RED if held < most else BLUE)
+        resident = warps[registers]
+        height = resident + 5 + 6 * (place % 3)
+        axes.plot([registers] * 2, [resident, height], color=GREY, lw=0.6)
+        axes.plot(registers, resident, "o", color=RED if resident < most else BLUE)
         axes.annotate(f"{label}: {registers}", (registers + 1, height), fontsize=8, color=INK,
                       va="bottom")
     axes.set(xlabel="registers of a thread", ylabel="warps on an SM", ylim=(0, 42),

@@ -148,7 +148,7 @@ def test_registers_allowed(subject):
 
 def places(y, x, y_apart=8, x_apart=4):
     """Rows (threads, 8, 1) and columns (threads, 1, 8) of the block's tile that threads have whose
-    first float4 are y and x, and whose second ones are so many float4 further."""
+    first float4 are y and x, and whose second float4 are y_apart and x_apart further."""
     i = np.arange(8)
     rows, columns = (4 * (first[:, None] + i // 4 * apart) + i % 4
                      for first, apart in ((y, y_apart), (x, x_apart)))
