@@ -150,7 +150,7 @@ class Nodes:
         after = self.at
         end = self.node()
         for i in range(most or max(least, 1)):
-            if i:                                   # once more, from the pattern's text
+            if i:                                   # again, from the pattern's text
                 self.at = start
                 inner = self.node()
                 self.jumps[last].append(inner)

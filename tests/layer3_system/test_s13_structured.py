@@ -27,7 +27,7 @@ VOCABULARY = [None, None, b"", b"a", b"b", b"c", b"ab", b"ba", b"aba", b"bab", b
 
 @cache
 def texts_of(pattern, letters=6):
-    """All texts of up to so many letters that a pattern matches. Longer ones only repeat."""
+    """All texts of at most `letters` letters that a pattern matches. Longer ones only repeat."""
     return [text for n in range(letters + 1) for text in map(b"".join, product(LETTERS, repeat=n))
             if re.fullmatch(pattern, text.decode())]
 
@@ -258,7 +258,7 @@ END = 5
 
 
 def stacked(answer, guesses):
-    """(masks, allowed), each place from the beginning of the answer anew."""
+    """(masks, allowed), each place computed from the start of the answer."""
     masks = []
     allowed = []
     for guess in [*guesses, None]:
