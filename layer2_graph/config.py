@@ -26,9 +26,9 @@ __all__ = ["Config", "ModelError", "read_config"]
 @dataclass(frozen=True)
 class Config:
     """A decoder: L layers of RMSNorm, attention, RMSNorm and gated MLP, each with its residual.
-    With experts (g12) a layer has E MLPs, of which each token chooses k.
 
-    The differences between families stand at the end.
+    With experts (g12) a layer has E MLPs, of which each token chooses k. The differences between
+    families stand at the end.
     """
 
     L: int                          # layers

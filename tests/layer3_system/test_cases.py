@@ -34,6 +34,7 @@ from layer3_system import (
     prefill,
 )
 from layer3_system.bench.soak import KINDS, RECORD, alone, line, soak
+from layer3_system.engine.drafts import Drafter
 
 S = 4                                   # slots of a page
 END = 256
@@ -627,7 +628,7 @@ class Guesses:
 @pytest.mark.parametrize("asked", [{}, {"temperature": 1, "seed": 4}, {"stop_token_ids": (65,)}])
 def test_case_30_guesses_that_are_verified(asked):
     """The same tokens in fewer steps; wrong guesses leave no trace; an end within them ends."""
-    e = engine(P=24, drafter=Guesses())
+    e = engine(P=24, drafter=Drafter(Guesses().propose))
     requests = [e.submit([n] * 6, params(21, **asked))[0] for n in range(1, 6)]
     run(e)
     plain = engine()
@@ -643,7 +644,7 @@ def test_case_30_guesses_that_are_verified(asked):
 
 def test_case_30_guesses_take_no_page_from_anybody():
     """Without pages for guesses they are dropped, and no request is preempted for them."""
-    e = engine(P=5, drafter=Guesses(7))
+    e = engine(P=5, drafter=Drafter(Guesses(7).propose))
     two = [e.submit([n] * 6, params(m, ignore_eos=True))[0] for n, m in ((1, 11), (2, 2))]
     run(e)
     assert [r.preemptions for r in two] == [0, 0]
@@ -653,7 +654,7 @@ def test_case_30_guesses_take_no_page_from_anybody():
 def test_case_30_a_budget_that_cuts_guesses():
     """Three guesses each, and a budget for one token of each request, or a few more."""
     for budget in (4, 5, 7):
-        e = engine(max_seqs=4, budget=budget, drafter=Guesses())
+        e = engine(max_seqs=4, budget=budget, drafter=Drafter(Guesses().propose))
         requests = [e.submit([n] * 3, params(9, ignore_eos=True))[0] for n in range(1, 5)]
         run(e)
         same_as_alone(*requests)
@@ -708,7 +709,7 @@ def test_case_32_a_step_ahead():
     run(e)
     assert e.model.steps == 1, "its last token was known to be the last"
     with pytest.raises(ValueError, match="exclude each other"):
-        engine(overlap=True, drafter=Guesses())
+        engine(overlap=True, drafter=Drafter(Guesses().propose))
 
 
 def test_case_33_times():
