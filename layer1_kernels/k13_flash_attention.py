@@ -263,7 +263,7 @@ def flash_attention(q, k, v, causal, scale):
     scale: positive, as a rule 1 / sqrt(D)
     float32 (IEEE), float16 or bfloat16 on the CPU or on CUDA; D a multiple of 16 up to 128; H a
     multiple of G. Any strides whose last is 1; B or T may be 0. ValueError or TypeError otherwise.
-    Gradients of out and lse are those of flash_attention_torch.
+    Gradients of out and lse are those of k18, or of flash_attention_torch where k18 is not there.
     """
     check("flash_attention", q, k, v, causal, scale)
     check_width("flash_attention", q.shape[3])

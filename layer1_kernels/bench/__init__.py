@@ -15,5 +15,6 @@ k12_tensor_cores      matmul on tensor cores
 k13_flash_attention   flash attention
 k14_paged_attention   paged attention
 k15_quantized_matmul  quantised matmul
+k18_flash_backward    gradients of flash attention
 k20_grouped_gemm      experts
 """

@@ -22,9 +22,16 @@ from layer1_kernels.pictures.pages import page_map
 from layer1_kernels.pictures.registers import fragment, packed_row
 from layer1_kernels.pictures.rows import falling, launches, passes, row_program, running
 from layer1_kernels.pictures.threads import grid, lanes, masked, rounds, tree
-from layer1_kernels.pictures.tiles import operands, thread_tiles, tile_map, tile_orders, turned
+from layer1_kernels.pictures.tiles import (
+    operands,
+    thread_tiles,
+    tile_map,
+    tile_orders,
+    tile_walks,
+    turned,
+)
 
 __all__ = ["attention_tile", "crossings", "falling", "fragment", "grid", "lanes", "launches",
            "loads", "masked", "operands", "packed_row", "page_map", "passes", "rounds",
            "row_before_and_after", "row_in_blocks", "row_program", "running", "thread_tiles",
-           "tile_lists", "tile_map", "tile_orders", "tree", "turned", "turns"]
+           "tile_lists", "tile_map", "tile_orders", "tile_walks", "tree", "turned", "turns"]

@@ -180,3 +180,36 @@ def tile_map(title, order, BM, BN):
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2,
                   frameon=False)
     return closed(figure)
+
+
+def tile_walks(order, starts, BM, BN):
+    """The two passes of a backward pass over the square of queries and keys, an arrow a program.
+
+    order: (T, N) of bool, which query sees which key    starts: the query at which each tile of
+    keys begins    BM, BN: queries and keys of a tile
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Rectangle
+
+    T, N = order.shape
+    ends = [int(np.nonzero(order[t:t + BM].any(0))[0].max()) + 1 for t in range(0, T, BM)]
+    down = [(((i + 0.5) * BN, start), ((i + 0.5) * BN, T)) for i, start in enumerate(starts)]
+    along = [((0, (i + 0.5) * BM), (-(-end // BN) * BN, (i + 0.5) * BM))
+             for i, end in enumerate(ends)]
+    figure, every = plt.subplots(1, 2, figsize=(7.5, 0.6 + 3.4 * T / N), layout="constrained")
+    for axes, title, arrows in zip(every, ("keys pass: down a column", "queries pass: along a row"),
+                                   (down, along), strict=True):
+        for t in range(0, T, BM):
+            for n in range(0, N, BN):
+                colour = "#9cd2ff" if order[t:t + BM, n:n + BN].any() else "#eaeef2"
+                axes.add_patch(Rectangle((n, t), BN, BM, fc=colour, ec="white", lw=1.2))
+        for begin, end in arrows:
+            axes.annotate("", end, begin, arrowprops={"arrowstyle": "->", "color": INK, "lw": 1.4,
+                                                      "shrinkA": 1, "shrinkB": 1})
+        axes.set(xlim=(0, N), ylim=(T, 0), xlabel="key", aspect="equal", xticks=(0, N),
+                 yticks=(0, T))
+        axes.set_title(title, loc="left", fontsize=10)
+        axes.tick_params(length=0, labelsize=9)
+        axes.spines[:].set_visible(False)
+    every[0].set(ylabel="query")
+    return closed(figure)

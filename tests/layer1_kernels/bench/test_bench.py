@@ -34,6 +34,7 @@ SIZES = {
     "k13_flash_attention": {"B": 2, "T": 20, "H": 4, "G": 4, "D": 16},
     "k14_paged_attention": {"B": 8, "N": 32, "H": 4, "G": 2, "D": 16, "S": 16},
     "k15_quantized_matmul": {"N": 24, "K": 256, "group": 64},
+    "k18_flash_backward": {"B": 2, "T": 20, "H": 4, "G": 4, "D": 16},
     "k20_grouped_gemm": {"mixtral": (8, 24, 40, 26), "deepseek": (16, 40, 24, 48)},
 }
 NEAR = 0.03             # of the largest: results of bfloat16 numbers, rounded at different places
@@ -45,6 +46,8 @@ UNTIMED = {"shares_cuda": "shows what each thread of the sum adds",
            "holders_cuda": "shows which thread holds what of a fragment",
            "wmma_half_sums_cuda": "shows what becomes of sums in fp16",
            "unpack_all_triton": "shows what one function unpacks",
+           "one_tile_triton": "shows the weights of one tile",
+           "starts_triton": "shows where tiles of keys begin",
            "merge_triton": "256 keys and fewer are not split"}
 NEEDS_A_GPU = {"cudnn": "No viable backend"}            # way -> what PyTorch says elsewhere
 

@@ -25,6 +25,7 @@ LADDERS = {
     "k13_flash_attention": ((64, 16, 16), "reads writes", "sectors"),
     "k14_paged_attention": ((64, 4, 2, 16, 2), "reads writes", "sectors"),
     "k15_quantized_matmul": ((8, 2048, 128), "weights scales", "sectors"),
+    "k18_flash_backward": ((32, 16, 16), "products largest"),
     "k20_grouped_gemm": ((12, 2, 4, 16, 16), "launches host_waits rows"),
 }
 
