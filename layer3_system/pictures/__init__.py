@@ -10,6 +10,7 @@ training  Training: what each rank keeps of a parameter, and buckets that are su
 tensors   Matrices in bands, and a cache on several ranks.
 pipeline  Pipelines: which stage does what when, and how much it keeps.
 context   Context parallelism: which rank computes which pairs, when, and what it sends.
+learning  A training: losses, rate and norm by step, and gradients beside the range of fp16.
 """
 
 from layer3_system.pictures.clients import call_life, waits
@@ -19,6 +20,7 @@ from layer3_system.pictures.context import (
     position_errors,
     ring_work,
 )
+from layer3_system.pictures.learning import gradient_range, loss_curves, training_lines
 from layer3_system.pictures.pages import hash_chain, table_arrows
 from layer3_system.pictures.pipeline import kept_lines, pipeline_lanes
 from layer3_system.pictures.ranks import rank_lanes, rank_matrix, ring_and_tree, ring_rounds
@@ -28,12 +30,9 @@ from layer3_system.pictures.steps import chunk_steps, padded_batch, seat_lanes, 
 from layer3_system.pictures.tensors import cache_by_ranks, split_bands
 from layer3_system.pictures.training import bucket_lanes, stage_bars, state_copies
 
-__all__ = ["block_map", "bucket_lanes", "cache_by_ranks", "call_life", "chunk_steps", "hash_chain",
-           "kept_lines", "kept_shares", "padded_batch", "pipeline_lanes", "rank_lanes",
-           "rank_matrix", "ring_and_tree", "ring_rounds", "seat_lanes", "split_bands", "stage_bars",
-           "state_copies", "step_arrays", "step_timeline", "table_arrows", "waits"]
-__all__ = ["block_map", "bucket_lanes", "call_life", "causal_bands", "chunk_steps",
-           "context_bytes", "hash_chain", "kept_lines", "kept_shares", "padded_batch",
-           "pipeline_lanes", "position_errors", "rank_lanes", "rank_matrix", "ring_and_tree",
-           "ring_rounds", "ring_work", "seat_lanes", "stage_bars", "state_copies", "step_arrays",
-           "step_timeline", "table_arrows", "waits"]
+__all__ = ["block_map", "bucket_lanes", "cache_by_ranks", "call_life", "causal_bands",
+           "chunk_steps", "context_bytes", "gradient_range", "hash_chain", "kept_lines",
+           "kept_shares", "loss_curves", "padded_batch", "pipeline_lanes", "position_errors",
+           "rank_lanes", "rank_matrix", "ring_and_tree", "ring_rounds", "ring_work", "seat_lanes",
+           "split_bands", "stage_bars", "state_copies", "step_arrays", "step_timeline",
+           "table_arrows", "training_lines", "waits"]

@@ -11,4 +11,5 @@ tensor_driver      what the ranks of s22 are asked to run
 pipeline_ranks     given code round the exercises of s23
 pipeline_llama     a small Llama cut in stages, for a training step of s23
 context_ranks      given code round the exercises of s25, gradients, a Llama
+step_driver        given code round the exercises of s30
 """
