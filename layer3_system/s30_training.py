@@ -85,8 +85,8 @@ def unscale_and_clip(gradients: list[Tensor | None], scale: float,
     """(norm of all gradients together once unscaled, whether it is finite). In place.
 
     gradients: None for a weight that had no part.  scale: by which the loss was multiplied, so that
-    each is divided by it.  limit: a longer gradient is made that long. If the norm is not finite the
-    caller skips the step, and the gradients may hold anything.
+    each is divided by it.  limit: a longer gradient is made that long. If the norm is not finite,
+    the caller skips the step, and the gradients may hold anything.
     """
     # exercise: divide; the root of the sum of all squares; shorten if it is finite and too long
     own = [g for g in gradients if g is not None]

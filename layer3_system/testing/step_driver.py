@@ -1,5 +1,4 @@
-"""Given code round the exercises of s30: a micro-batch whose gradient is known, blocks to run again.
-"""
+"""Given code round the exercises of s30: micro-batches of known gradient, blocks to run again."""
 
 from typing import Any
 

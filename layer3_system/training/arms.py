@@ -6,7 +6,6 @@ fp32 here, and only the numbers that an arm names are rounded.
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 

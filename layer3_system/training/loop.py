@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 
 from layer3_system.s30_training import accumulate, adamw_step, rate, unscale_and_clip
+from layer3_system.training.arms import Arm
 from layer3_system.training.data import Loader
 from layer3_system.training.llama import TrainableLlama, decayed, load
+
+CALM = 2000             # finite steps after which a loss scale doubles: torch's GradScaler's
 
 
 class TrainingError(RuntimeError):
@@ -53,6 +56,7 @@ class Training:
         self.v = {name: torch.zeros_like(w) for name, w in model.weights.items()}
         self.done = 0                           # steps
         self.skipped = 0                        # of them, since a scaled gradient overflowed
+        self.calm = 0                           # since the scale changed
 
     def step(self) -> Row:
         """One step. TrainingError where the loss or a gradient is not a number."""
@@ -64,12 +68,21 @@ class Training:
         lr = rate(self.done, o.warm, o.steps, o.peak, o.floor)
         if finite:
             self.update(lr)
-        elif self.model.arm.scale == 1 or math.isnan(loss):
+        elif self.model.arm.scale <= 1 or math.isnan(loss):
             raise TrainingError(self.fault(loss))
         else:
             self.skipped += 1
+        self.rescale(finite)
         self.done += 1
         return Row(self.done - 1, loss, lr, norm, tokens)
+
+    def rescale(self, finite: bool) -> None:
+        """Halve the loss scale after an overflow, double it after CALM steps without one."""
+        arm = self.model.arm
+        self.calm = self.calm + 1 if finite else 0
+        if arm.scale > 1 and (not finite or self.calm == CALM):
+            self.model.arm = arm._replace(scale=arm.scale * (2 if finite else 0.5))
+            self.calm = 0
 
     @torch.no_grad()
     def update(self, lr: float) -> None:
@@ -104,7 +117,7 @@ class Training:
         """All that the next step depends on."""
         return {"weights": {name: w.detach() for name, w in self.model.weights.items()},
                 "m": self.m, "v": self.v, "done": self.done, "skipped": self.skipped,
-                "place": self.loader.place()}
+                "calm": self.calm, "arm": self.model.arm._asdict(), "place": self.loader.place()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a state. ValueError where it is one of another text or seed."""
@@ -114,3 +127,5 @@ class Training:
         self.v: dict[str, Tensor] = state["v"]
         self.done = state["done"]
         self.skipped = state["skipped"]
+        self.calm = state["calm"]
+        self.model.arm = Arm(**state["arm"])

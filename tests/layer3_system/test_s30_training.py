@@ -119,7 +119,7 @@ WRONG = {"l2_decay": "decay is added to the gradient, and goes through both mean
          "no_bias": "the means are not divided by 1 - βᵗ: both began at 0 and are too small at "
                     "first",
          "eps_inside": "ε is under the root: it belongs beside it",
-         "decay_unscaled": "the weight shrinks by decay itself: it shrinks at the pace of the rate, "
+         "decay_unscaled": "the weight shrinks by decay itself: it shrinks at the rate's pace, by "
                            "lr · decay"}
 
 
@@ -197,8 +197,8 @@ def check_accumulate(subject, reference, agree, rng, batches):
             "by_parts": ("the sum is divided by the number of micro-batches, and grows with their "
                          "length", sum(own) / len(rows)),
             "undivided": ("the sum is not divided", sum(own)),
-            "zeroed_inside": ("gradients are cleared before each micro-batch, so that only the last "
-                              "is left", own[-1] / count),
+            "zeroed_inside": ("gradients are cleared before each micro-batch, so that only the "
+                              "last is left", own[-1] / count),
             "stale": ("what was in `grad` before is still there", (2.5 + sum(own)) / count)})
     agree(got["loss"], loss / count, "float64", f"{words}: the loss", mistakes={
         "loss_of_means": ("the loss is a mean of means", sum(
@@ -207,8 +207,8 @@ def check_accumulate(subject, reference, agree, rng, batches):
     assert got["tokens"] == count, f"{words}: got {got['tokens']} tokens, expected {count}"
     most = reference.make(f"{DRIVER}:accumulated", *arguments)["held"]
     assert got["held"] <= most, mistake("one_big_graph", (
-        f"{words}: graphs hold {got['held']} numbers at once, expected {most}, those of the largest "
-        f"micro-batch: one's backward frees its graph before the next is made"))
+        f"{words}: graphs hold {got['held']} numbers at once, expected {most}, those of the "
+        f"largest micro-batch: one's backward frees its graph before the next is made"))
 
 
 @pytest.mark.parametrize("sizes", [(129, 17, 64, 5), (33,), (1, 1000)])
