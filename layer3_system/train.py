@@ -30,6 +30,7 @@ PEAK = {"draft": 5e-3, "small": 3e-3}           # the highest rate of each shape
 B = 4
 T = 128
 EVERY = 10              # steps from one row of the record to the next
+STORIES = 7000          # to learn from: all that there are
 JUDGED = 60             # windows of held-out text
 
 
@@ -38,7 +39,7 @@ def make(shape: str, steps: int, arm: str, recompute: bool) -> Training:
     m = read_config(MODELS / shape)
     model = TrainableLlama(m, new_weights(m, 0), training_kernels("torch"), ARMS[arm], recompute)
     options = Options(steps, max(1, steps // 20), PEAK[shape], floor=PEAK[shape] / 10)
-    return Training(model, Loader(story_tokens("train", 7000), B, T, 0), options)
+    return Training(model, Loader(story_tokens("train", STORIES), B, T, 0), options)
 
 
 def perplexity(model: TrainableLlama) -> float:

@@ -12,5 +12,5 @@ tensor_parallel  sums in pieces, beside DTensor
 data_parallel  stages of ZeRO beside PyTorch's FSDP, and gradients of few bits
 s23_pipeline_parallel  schedules on ranks that sleep
 context_parallel  one sequence on several ranks, by the ring and by Ulysses
-training.json  a training of s30, by layer3_system/train.py
+training_speed  steps of s30 beside a plain loop of PyTorch
 """

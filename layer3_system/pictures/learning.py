@@ -66,7 +66,7 @@ def gradient_range(gradients: torch.Tensor, scales: list[float]) -> "Figure":
         axes.axvspan(*FP16, color=BLUE, alpha=0.15, lw=0)
         axes.hist(own.numpy(), bins=60, range=(-60, 20), color=INK)
         below = (own < FP16[0]).double().mean().item()
-        axes.set_title(f"scale {scale:,.0f}: {below:.0%} below fp16's range", loc="left",
+        axes.set_title(f"scale {scale:,.0f}: {below:.1%} below fp16's range", loc="left",
                        fontsize=9, color=INK)
         axes.set_yticks([])
         axes.spines[["top", "right", "left"]].set_visible(False)
