@@ -21,7 +21,7 @@ from layer2_graph.config import read_config
 from layer3_system.training.arms import ARMS
 from layer3_system.training.data import Batch, Loader, story_tokens
 from layer3_system.training.llama import TrainableLlama, new_weights, training_kernels
-from layer3_system.training.loop import Options, Row, Training, TrainingError
+from layer3_system.training.loop import Options, Row, Training, TrainingError, own_parts
 
 RECORD = Path(__file__).with_name("bench") / "training.json"
 STATES = Path(__file__).parents[1] / ".cache" / "train"     # of trainings; git ignores it
@@ -39,7 +39,8 @@ def make(shape: str, steps: int, arm: str, recompute: bool) -> Training:
     m = read_config(MODELS / shape)
     model = TrainableLlama(m, new_weights(m, 0), training_kernels("torch"), ARMS[arm], recompute)
     options = Options(steps, max(1, steps // 20), PEAK[shape], floor=PEAK[shape] / 10)
-    return Training(model, Loader(story_tokens("train", STORIES), B, T, 0), options)
+    loader = Loader(story_tokens("train", STORIES), B, T, 0)
+    return Training(model, loader, options, own_parts())
 
 
 def perplexity(model: TrainableLlama) -> float:
@@ -105,6 +106,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)                # sums in one order: a training that goes on is the same
     training = make(options.shape, options.steps, options.arm, options.recompute)
+    print(training.parts.sources(), file=sys.stderr)
     saved = STATES / f"{options.shape}-{options.steps}-{options.arm.replace(' ', '_')}.pt"
     if saved.exists():
         state = torch.load(saved)

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from layer3_system.s30_training import accumulate, adamw_step, rate, unscale_and_clip
+import lab
+from layer3_system import s30_training
 from layer3_system.training.arms import Arm
 from layer3_system.training.data import Loader
 from layer3_system.training.llama import TrainableLlama, decayed, load
@@ -45,10 +46,33 @@ class Row(NamedTuple):
     tokens: int
 
 
+class Parts(NamedTuple):
+    """The functions that a step is made of: the course's, or others of the same signatures."""
+
+    rate: Callable[..., float] = s30_training.rate
+    adamw_step: Callable[..., None] = s30_training.adamw_step
+    accumulate: Callable[..., tuple[float, int]] = s30_training.accumulate
+    unscale_and_clip: Callable[..., tuple[float, bool]] = s30_training.unscale_and_clip
+
+    def sources(self) -> dict[str, str]:
+        """{function: "mine" or "the course's"}"""
+        return {name: "mine" if part.__module__.startswith("desk.") else "the course's"
+                for name, part in self._asdict().items()}
+
+
+def own_parts() -> Parts:
+    """The learner's functions where they passed on this version of the course, else the course's.
+    """
+    own = {name: lab.own("s30_training", name) for name in Parts._fields}
+    return Parts(**{name: part for name, part in own.items() if part is not None})
+
+
 class Training:
     """A model, the text that it learns, and AdamW's two means of each weight."""
 
-    def __init__(self, model: TrainableLlama, loader: Loader, options: Options) -> None:
+    def __init__(self, model: TrainableLlama, loader: Loader, options: Options,
+                 parts: Parts | None = None) -> None:
+        self.parts = Parts() if parts is None else parts
         self.model = model
         self.loader = loader
         self.options = options
@@ -63,9 +87,9 @@ class Training:
         o = self.options
         batches = [self.loader.next() for _ in range(o.parts)]
         weights = list(self.model.weights.values())
-        loss, tokens = accumulate(batches, self.model.loss_sum, weights)
-        norm, finite = unscale_and_clip([w.grad for w in weights], 1.0, o.limit)
-        lr = rate(self.done, o.warm, o.steps, o.peak, o.floor)
+        loss, tokens = self.parts.accumulate(batches, self.model.loss_sum, weights)
+        norm, finite = self.parts.unscale_and_clip([w.grad for w in weights], 1.0, o.limit)
+        lr = self.parts.rate(self.done, o.warm, o.steps, o.peak, o.floor)
         if finite:
             self.update(lr)
         elif self.model.arm.scale <= 1 or math.isnan(loss):
@@ -90,8 +114,9 @@ class Training:
         o = self.options
         for name, w in self.model.weights.items():
             if w.grad is not None:
-                adamw_step(w, w.grad, self.m[name], self.v[name], self.done - self.skipped + 1, lr,
-                           o.betas, o.eps, o.decay if decayed(w) else 0.0)
+                self.parts.adamw_step(
+                    w, w.grad, self.m[name], self.v[name], self.done - self.skipped + 1, lr,
+                    o.betas, o.eps, o.decay if decayed(w) else 0.0)
         self.model.round()
 
     def run(self, report: Callable[[Row], None] | None = None) -> list[Row]:
