@@ -1,6 +1,6 @@
 """Train a small Llama from nothing on the course's stories:
 
-    python -m layer3_system.train --steps 1000 --minutes 3
+    python -m layer3_system.train --steps 400 --minutes 3
 
 It stops after some minutes of the processor, keeps its state in .cache, and goes on from there at
 the next call: the losses are those of a training that never stopped. At the last step it writes its
@@ -98,7 +98,7 @@ def record(training: Training, state: dict, options: argparse.Namespace) -> dict
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--shape", choices=tuple(PEAK), default="draft")
-    parser.add_argument("--steps", type=int, default=1000, help="of the whole training")
+    parser.add_argument("--steps", type=int, default=400, help="of the whole training")
     parser.add_argument("--minutes", type=float, default=10, help="of the processor, of this call")
     parser.add_argument("--arm", choices=tuple(ARMS), default="fp32", help="what is rounded")
     parser.add_argument("--recompute", action="store_true", help="layers keep their inputs alone")
