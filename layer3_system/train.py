@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -66,7 +67,7 @@ def show(row: Row, steps: int, pace: float) -> None:
           f"norm {row.norm:5.2f}  {pace:6,.0f} tokens/s", end="", file=sys.stderr, flush=True)
 
 
-def go_on(training: Training, state: dict, minutes: float) -> None:
+def go_on(training: Training, state: dict[str, Any], minutes: float) -> None:
     """Steps until the last, or until so many minutes of the processor have passed."""
     begin = time.process_time()
     before = state["seconds"]
@@ -80,7 +81,8 @@ def go_on(training: Training, state: dict, minutes: float) -> None:
     print(file=sys.stderr)
 
 
-def record(training: Training, state: dict, options: argparse.Namespace) -> dict:
+def record(training: Training, state: dict[str, Any],
+           options: argparse.Namespace) -> dict[str, Any]:
     """What is written of a training that is over."""
     N = sum(w.numel() for w in training.model.weights.values())
     tokens = training.done * B * T
@@ -108,6 +110,7 @@ def main() -> None:
     training = make(options.shape, options.steps, options.arm, options.recompute)
     print(training.parts.sources(), file=sys.stderr)
     saved = STATES / f"{options.shape}-{options.steps}-{options.arm.replace(' ', '_')}.pt"
+    state: dict[str, Any]
     if saved.exists():
         state = torch.load(saved)
         training.restore(state.pop("training"))

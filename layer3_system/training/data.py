@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from layer2_graph.models import SMALL
-from layer2_graph.small.corpus import corpus, stories
+from layer2_graph.small.corpus import stories
 
 IGNORED = -100          # the target of a token without a loss: k11's cross_entropy
 
@@ -53,18 +53,9 @@ class Loader:
         self.number = place["number"]
 
 
-def tokens_of(texts: list[str]) -> Tensor:                      # -> (tokens of all texts,)
-    """Texts with their marks, one after another, in the small model's tokens."""
+def story_tokens(part: str, count: int) -> Tensor:              # -> (tokens of all stories,)
+    """The first stories of "train", "dev" or "held out", with their marks, one after another, in
+    the small model's tokens. They are the same on every machine."""
     tokenizer = Tokenizer.from_file(str(SMALL / "tokenizer.json"))
-    rows = tokenizer.encode_batch(texts, add_special_tokens=False)
+    rows = tokenizer.encode_batch(stories(part)[:count], add_special_tokens=False)
     return torch.tensor([token for row in rows for token in row.ids])
-
-
-def story_tokens(part: str, count: int) -> Tensor:
-    """The first stories of "train", "dev" or "held out". They are the same on every machine."""
-    return tokens_of(stories(part)[:count])
-
-
-def corpus_tokens(part: str) -> Tensor:
-    """Stories and docstrings of a part of the corpus. Another Python has other docstrings."""
-    return tokens_of(sum(corpus(part), []))

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 import lab
 from layer3_system import s30_training
@@ -148,8 +147,8 @@ class Training:
         """Go on from a state. ValueError where it is one of another text or seed."""
         self.loader.seek(state["place"])
         load(state["weights"], self.model)
-        self.m: dict[str, Tensor] = state["m"]
-        self.v: dict[str, Tensor] = state["v"]
+        self.m = state["m"]
+        self.v = state["v"]
         self.done = state["done"]
         self.skipped = state["skipped"]
         self.calm = state["calm"]
