@@ -1,6 +1,6 @@
 """Train a small Llama from nothing on the course's stories:
 
-    python -m layer3_system.train --steps 400 --minutes 3
+    python -m layer3_system.train --steps 200 --minutes 3
 
 It stops after some minutes of the processor, keeps its state in .cache, and goes on from there at
 the next call: the losses are those of a training that never stopped. At the last step it writes its
