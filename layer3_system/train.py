@@ -68,7 +68,7 @@ def show(row: Row, steps: int, pace: float) -> None:
 
 
 def go_on(training: Training, state: dict[str, Any], minutes: float) -> None:
-    """Steps until the last, or until so many minutes of the processor have passed."""
+    """Steps until the last, or until `minutes` of the processor have passed."""
     begin = time.process_time()
     before = state["seconds"]
     steps = training.options.steps
