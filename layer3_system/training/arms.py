@@ -14,8 +14,8 @@ class Arm(NamedTuple):
 
     bf16: bool = False          # products read weights rounded to bf16; gradients are rounded too
     master: bool = True         # updates go into fp32 weights; else into the rounded ones
-    mean_of: int = 0            # gradients of logits go through fp16, as those of a mean over so
-    #                             many tokens; 0: they stay in fp32
+    mean_of: int = 0            # tokens: gradients of logits go through fp16, as those of a mean
+    #                             over this many; 0: they stay in fp32
     scale: float = 1.0          # by which the loss is multiplied before that, and divided after
 
 
