@@ -25,6 +25,7 @@ LESSONS = {
     "layernorm": "k08_rmsnorm",
     "cross_entropy": "k11_cross_entropy",
     "quantized_matmul": "k15_quantized_matmul",
+    "fp8_matmul": "k19_fp8_matmul",
     "sort_slots": "k20_grouped_gemm",
     "grouped_gemm": "k20_grouped_gemm",
     "reduce_sum": "k03_reduce",
@@ -52,6 +53,7 @@ class Kernels:
     layernorm: Callable
     cross_entropy: Callable
     quantized_matmul: Callable
+    fp8_matmul: Callable
     sort_slots: Callable
     grouped_gemm: Callable
     reduce_sum: Callable

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from layer2_graph.config import Config
 from layer2_graph.config_entries import ModelError, read_json, shown
+from layer2_graph.experts import disk_shapes, expert_shapes, stack
 
 __all__ = ["Tokenizer", "read_weights"]
 
@@ -23,8 +24,11 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 # ---- weights
 
 
-def shapes(m: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """(name, shape) of every tensor of a model. A matrix is (numbers out, numbers in)."""
+def shapes(m: Config, experts=expert_shapes) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """(name, shape) of every tensor of a model. A matrix is (numbers out, numbers in).
+
+    experts: expert_shapes, as they are in memory, or disk_shapes
+    """
     yield "model.embed_tokens.weight", (m.V, m.C)
     for i in range(m.L):
         layer = f"model.layers.{i}"
@@ -40,6 +44,9 @@ def shapes(m: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"{layer}.self_attn.q_norm.weight", (m.D,)
             yield f"{layer}.self_attn.k_norm.weight", (m.D,)
         yield f"{layer}.post_attention_layernorm.weight", (m.C,)
+        if m.has_experts(i):
+            yield from experts(f"{layer}.", m)
+            continue
         for name, shape in (("gate", (m.F, m.C)), ("up", (m.F, m.C)), ("down", (m.C, m.F))):
             yield f"{layer}.mlp.{name}_proj.weight", shape
             if m.bias_mlp:
@@ -60,7 +67,7 @@ def read_weights(folder: Path | str, config: Config, dtype: torch.dtype | None =
     """
     files = files_of(Path(folder))
     weights = {}
-    for name, shape in shapes(config):
+    for name, shape in shapes(config, disk_shapes):
         if name not in files:
             raise ModelError(f"{source_of(Path(folder))}: no tensor {name}; expected one of shape "
                              f"{shape}")
@@ -74,6 +81,9 @@ def read_weights(folder: Path | str, config: Config, dtype: torch.dtype | None =
                              f"{', '.join(map(str, FLOATS))}")
         weights[name] = tensor.to(device=device, dtype=dtype or tensor.dtype)
     check_extra(files, weights, config)
+    for i in range(config.L):
+        if config.has_experts(i):
+            stack(f"model.layers.{i}.", config, weights)
     return weights
 
 

@@ -18,6 +18,7 @@ from layer2_graph.config_entries import (
     shown,
     way_around,
 )
+from layer2_graph.experts import ENTRIES, experts_of
 
 __all__ = ["Config", "ModelError", "read_config"]
 
@@ -26,7 +27,8 @@ __all__ = ["Config", "ModelError", "read_config"]
 class Config:
     """A decoder: L layers of RMSNorm, attention, RMSNorm and gated MLP, each with its residual.
 
-    The differences between families stand at the end.
+    With experts (g12) a layer has E MLPs, of which each token chooses k. The differences between
+    families stand at the end.
     """
 
     L: int                          # layers
@@ -47,11 +49,21 @@ class Config:
     bias_mlp: bool = False
     qk_norm: bool = False           # RMSNorm of each head of q and k before the rotation
     window: int | None = None       # tokens that attention would slide over; here it never slides
+    E: int = 0                      # experts of a layer; 0: one MLP, which every token has
+    k: int = 0                      # experts that a token chooses
+    F_expert: int = 0               # width of one
+    renormalise: bool = True        # the weights of the k experts, to a sum of 1
+    dense_layers: tuple[int, ...] = ()      # that have one MLP of width F in place of experts
+    expert_names: str = ""          # on disk: a key of layer2_graph.experts.TENSORS
 
     @property
     def scale(self) -> float:
         """The factor of attention's scores."""
         return self.D ** -0.5
+
+    def has_experts(self, i: int) -> bool:
+        """Whether layer i has experts."""
+        return self.E > 0 and i not in self.dense_layers
 
     def check_room(self, N: int) -> None:
         """ModelError if a context of N tokens is longer than the model's longest."""
@@ -68,6 +80,8 @@ FAMILIES = {
     "MistralForCausalLM": (False, False, False, False),
     "Qwen2ForCausalLM": (True, False, False, False),
     "Qwen3ForCausalLM": ("attention_bias", "attention_bias", False, True),
+    "MixtralForCausalLM": (False, False, False, False),
+    "Qwen3MoeForCausalLM": ("attention_bias", "attention_bias", False, True),
 }
 DEFAULTS = {            # of entries that are missing, by the same source
     "LlamaForCausalLM": {"max_position_embeddings": 2048},
@@ -77,6 +91,9 @@ DEFAULTS = {            # of entries that are missing, by the same source
                          "sliding_window": 4096, "max_window_layers": 28},
     "Qwen3ForCausalLM": {"max_position_embeddings": 32_768, "num_key_value_heads": 32,
                          "head_dim": 128, "sliding_window": 4096, "max_window_layers": 28},
+    "MixtralForCausalLM": {"max_position_embeddings": 131_072, "num_key_value_heads": 8,
+                           "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+    "Qwen3MoeForCausalLM": {"max_position_embeddings": 32_768, "num_key_value_heads": 4},
 }
 NEEDED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
           "vocab_size")
@@ -96,7 +113,8 @@ def read_config(folder: Path | str, ignore: Collection[str] = ()) -> Config:
     path = Path(folder) / "config.json"
     entries = {name: value for name, value in read_json(path).items() if name not in ignore}
     family = family_of(path, entries)
-    check_known(path, "", entries, READ | NEUTRAL, NEUTRAL_VALUES)
+    kind = kind_of(path, family, entries)
+    check_known(path, "", entries, READ | NEUTRAL | ENTRIES.get(family, {}).keys(), NEUTRAL_VALUES)
     entries = DEFAULTS[family] | entries
     check_kinds(path, entries)
     flags = biases(path, family, entries)
@@ -109,25 +127,30 @@ def read_config(folder: Path | str, ignore: Collection[str] = ()) -> Config:
         F=entries["intermediate_size"], V=entries["vocab_size"],
         eps=entries.get("rms_norm_eps") or 1e-6, theta=theta, room=min(room, window or room),
         ends=ends(path, entries), scaling=scaling, tied=bool(entries.get("tie_word_embeddings")),
-        bias_qkv=flags[0], bias_o=flags[1], bias_mlp=flags[2], qk_norm=flags[3], window=window)
+        bias_qkv=flags[0], bias_o=flags[1], bias_mlp=flags[2], qk_norm=flags[3], window=window,
+        **experts_of(path, family, kind, entries))
 
 
 # ---- what is checked
 
 
 def family_of(path, entries):
-    """The one architecture, which must be in FAMILIES and agree with model_type."""
+    """The one architecture, which must be in FAMILIES."""
     names = entries.get("architectures") or ["none"]
     if not isinstance(names, list) or len(names) != 1 or str(names[0]) not in FAMILIES:
         words = ", ".join(map(str, names)) if isinstance(names, list) else repr(names)
         raise ModelError(f"{path}: architectures: expected one architecture of "
                          f"{', '.join(FAMILIES)}; found {words[:SHOWN]}")
-    family = names[0]
-    kind = family.removesuffix("ForCausalLM").lower()
+    return names[0]
+
+
+def kind_of(path, family, entries):
+    """A family's model_type. ModelError if the entry of that name says otherwise."""
+    kind = family.removesuffix("ForCausalLM").replace("Moe", "_moe").lower()
     if entries.get("model_type", kind) != kind:
         raise ModelError(f"{path}: model_type is {shown(entries['model_type'])}, expected "
                          f"{kind!r} of a {family}")
-    return family
+    return kind
 
 
 def check_kinds(path, entries):
@@ -259,8 +282,9 @@ def sliding(path, family, entries):
     """The window of the layers whose attention slides; None if no layer's does.
 
     As in transformers: in a Qwen the layers that layer_types names, else those from
-    max_window_layers on, and only if use_sliding_window says so. A Mistral slides in all layers or
-    in none. A missing sliding_window is 4096 tokens. A Llama has no window.
+    max_window_layers on, and only if use_sliding_window says so. A Mistral, a Mixtral or a Qwen 3
+    with experts slides in all layers or in none. A missing sliding_window is 4096 tokens in dense
+    families, and no window in those with experts. A Llama has no window.
     """
     layers = entries.get("layer_types")
     L = entries["num_hidden_layers"]
@@ -270,6 +294,8 @@ def sliding(path, family, entries):
         raise ModelError(f"{path}: layer_types is {shown(layers)}, expected {L} times "
                          f"'full_attention' or 'sliding_attention'")
     window = entries.get("sliding_window")
+    if family == "Qwen3MoeForCausalLM":
+        return window if entries.get("use_sliding_window") else None
     if family.startswith("Qwen"):
         if layers is None:
             layers = ["sliding_attention"] * ((entries["max_window_layers"] or 0) < L)

@@ -26,13 +26,13 @@ TOKENS = (
 TRAINING = (
     "initializer_range", "attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop",
     "attn_pdrop", "classifier_dropout", "neftune_noise_alpha", "tf_legacy_loss",
-    "gradient_checkpointing")
+    "gradient_checkpointing", "router_aux_loss_coef", "router_jitter_noise")
 # How a program runs the same formula, and what it hands back.
 RUNNING = (
     "use_cache", "_attn_implementation", "attn_implementation", "_attn_implementation_autoset",
     "_attn_implementation_internal", "_experts_implementation", "torchscript", "return_dict",
-    "output_attentions", "output_hidden_states", "output_scores", "return_dict_in_generate",
-    "chunk_size_feed_forward")
+    "output_attentions", "output_hidden_states", "output_scores", "output_router_logits",
+    "return_dict_in_generate", "chunk_size_feed_forward")
 # Labels of classifiers: these architectures have none.
 CLASSES = ("id2label", "label2id", "num_labels", "problem_type", "finetuning_task",
            "task_specific_params")

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from layer1_kernels import Kernels, kernels
 from layer2_graph.checkpoint import read_weights
-from layer2_graph.config import Config, read_config
+from layer2_graph.config import Config, ModelError, read_config
 
 __all__ = ["Batch", "Layer", "Llama", "PagedCache", "greedy", "load", "rope_tables"]
 
@@ -269,6 +269,9 @@ def load(folder: Path | str, ops: Kernels | None = None, dtype: torch.dtype | No
     ignore: entries of config.json to take as absent
     """
     config = read_config(folder, ignore)
+    if config.E:
+        raise ModelError(f"{folder}: its layers have experts, expected a dense model; g12's "
+                         f"load_moe reads it")
     return Llama(config, read_weights(folder, config, dtype, device), ops or kernels("torch"))
 
 

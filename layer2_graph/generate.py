@@ -22,7 +22,8 @@ from lab.terminal import main, own_desk
 from layer1_kernels import Kernels, kernels
 from layer2_graph.checkpoint import Tokenizer, read_weights
 from layer2_graph.config import ModelError, read_config
-from layer2_graph.g01_llama import SLOTS, Llama, PagedCache
+from layer2_graph.g01_llama import SLOTS, PagedCache
+from layer2_graph.g12_mixture_of_experts import llama_of
 from layer2_graph.launches import Launches
 from layer2_graph.models import SMALL
 
@@ -207,8 +208,8 @@ def generate(
         check_table(folder, config, ops, torch.float32)
     except ValueError as error:
         raise CourseError(str(error)) from None
-    own = Llama(config, weights, ops)
-    oracle = None if table == "torch" else Llama(config, weights, kernels("torch"))
+    own = llama_of(config, weights, ops)
+    oracle = None if table == "torch" else llama_of(config, weights, kernels("torch"))
     names = used(own)
     print(f"{folder.name}: {sum(w.numel() for w in weights.values()):,} weights, on "
           f"{'this CPU, kernels in the simulator' if simulated else device.torch_device()}")

@@ -8,6 +8,7 @@ from layer2_graph.checkpoint import shapes
 from layer2_graph.config import Config
 
 SMALL = Path(__file__).parent / "small"         # a trained Llama, as Hugging Face keeps one
+TWINS = Path(__file__).parent / "twins"         # folders of smaller ones that differ in one part
 
 
 def shape_135m() -> tuple[Config, dict[str, torch.Tensor]]:

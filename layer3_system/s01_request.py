@@ -68,6 +68,7 @@ class Request:
     received: tuple[torch.Tensor, torch.Tensor] | None = None   # keys, values computed elsewhere
     leader: "Request | None" = None                 # whose prompt this one waits for
     writer: Any = None                              # the Writer of its text
+    guide: Any = None                               # the Guide of its grammar, if it has one
 
     def __post_init__(self) -> None:
         if self.seed is None:

@@ -16,9 +16,9 @@ import torch
 
 from layer1_kernels import Sampling, kernels
 from layer2_graph import Batch
+from layer3_system.engine.drafts import Drafter
 from layer3_system.engine.draws import Flight, draw_tokens
-from layer3_system.engine.intake import Codec, Intake, default_pages
-from layer3_system.engine.ngram import Drafter
+from layer3_system.engine.intake import Codec, Grammars, Intake, default_pages
 from layer3_system.engine.outputs import Output, Outputs
 from layer3_system.model import Model, Runner, make_cache
 from layer3_system.s01_request import Request, SamplingParams
@@ -162,12 +162,14 @@ class Engine:
                  scheduler: Scheduler | StaticScheduler | None = None,
                  sample: Callable[[torch.Tensor, Sampling], torch.Tensor] | None = None,
                  drafter: Drafter | None = None, overlap: bool = False,
-                 clock: Callable[[], float] = time.monotonic):
+                 clock: Callable[[], float] = time.monotonic,
+                 grammars: Grammars | None = None):
         """model: with config and forward, like g01's Llama    tokenizer: with encode and decode
         pool: by default pages for 16 contexts, at most 2¹⁶ tokens
         scheduler: on that pool    sample: like the kernels' `sample`
-        drafter: with propose(tokens) -> [guesses at the next tokens]
+        drafter: makes guesses, which steps verify
         overlap: launch a step before the results of the previous one are read
+        grammars: for answers that must match something (s13)
         """
         if overlap and drafter:
             raise ValueError("Engine: overlap and a drafter exclude each other: guesses depend on "
@@ -182,8 +184,9 @@ class Engine:
         self.drafter = drafter
         self.overlap = overlap
         self.pages = make_cache(model, self.pool.P, self.pool.S)
-        self.intake = Intake(model.config, tokenizer, self.pool, self.scheduler, clock)
-        self.outputs = Outputs(self.pool, self.scheduler, model.config.ends, clock)
+        self.intake = Intake(model.config, tokenizer, self.pool, self.scheduler, clock,
+                             grammars)
+        self.outputs = Outputs(self.pool, self.scheduler, model.config.ends, clock, drafter)
         self.room = self.intake.room
         self.counts: dict[Request, int] = {}    # of the newest step: {request: tokens it computes}
         self.flights: list[Flight] = []         # launched and not committed
@@ -239,17 +242,28 @@ class Engine:
 
     def step(self) -> list[Output]:
         """Compute one step, or launch it: [Output] of the results known by now."""
-        outputs = run_step(self)
+        outputs = self.catch_up() if any(r.guide for r in self.scheduler.running) else []
+        outputs += run_step(self)
         failed = self.failed
         self.failed = []
         return outputs + [Output(request, [], "", request.reason) for request in failed]
 
+    def catch_up(self) -> list[Output]:
+        """Commit what was launched: a mask depends on the newest token."""
+        flights = self.flights
+        self.flights = []
+        return [output for flight in flights for output in self.commit(flight)]
+
     def guess(self) -> None:
         """Make guesses for requests that lack one token, no more than they may still write."""
-        for request in self.scheduler.running if self.drafter else ():
-            if request.num_tokens - request.num_computed == 1 and not request.forks:
-                most = request.limit - request.num_tokens - 1
-                request.draft = self.drafter.propose(request.tokens)[:max(most, 0)]
+        if self.drafter is None:
+            return
+        requests = [r for r in self.scheduler.running
+                    if r.num_tokens - r.num_computed == 1 and not r.forks]
+        for request, guesses in zip(requests, self.drafter.propose(requests), strict=True):
+            if request.guide:
+                guesses = request.guide.standing(guesses)
+            request.draft = guesses[:max(request.limit - request.num_tokens - 1, 0)]
 
     def launch(self, counts: dict[Request, int]) -> list[Flight]:
         """One Flight of all requests; if a kernel raises, one Flight each, so that only the request
@@ -285,7 +299,7 @@ class Engine:
         logits = (self.model.forward(on_device, self.pages, every=True) if every else
                   self.runner.forward(on_device, self.pages))           # (T or B, V)
         pairs = to_draw(counts, every)
-        draws, tokens = draw_tokens(logits, pairs, newest, self.sample)
+        draws, tokens = draw_tokens(logits, pairs, newest, self.sample, self.drafter)
         for request, _ in pairs:
             if request in counts:
                 request.pending += 1

@@ -40,6 +40,9 @@ def check_ranks(m: Config, n: int, name: str = "the model") -> None:
     def fits(k: int) -> bool:
         return not (m.H % k or m.F % k or m.V % k or m.G % k and k % m.G)
 
+    if m.E and n > 1:
+        raise ModelError(f"{name} has {m.E} experts in a layer, expected one MLP: ranks cut layers "
+                         f"of one MLP here, and share experts in another way (s24)")
     if n < 1 or not fits(n):
         able = [str(k) for k in range(1, m.H + 1) if fits(k)]
         words = f"{', '.join(able[:-1])} or {able[-1]} ranks" if len(able) > 1 else "1 rank"

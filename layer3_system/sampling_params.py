@@ -40,6 +40,25 @@ def biases(value):
         and -100 <= pair[1] <= 100 for pair in value) and len(dict(value)) == len(value)
 
 
+@dataclass(frozen=True)
+class StructuredOutputs:
+    """What an answer must match as a whole. RequestError if it is not one thing.
+
+    regex: a pattern    json: a JSON schema, as its text
+    """
+
+    regex: str | None = None
+    json: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.regex is None) == (self.json is None):
+            raise RequestError("structured_outputs: expected regex or json, found "
+                               f"{'both' if self.regex else 'none of them'}")
+        value = self.json if self.regex is None else self.regex
+        if not isinstance(value, str):
+            raise RequestError(f"structured_outputs: expected a text, found {value!r}")
+
+
 def parameter(default, expected, right, passed_through=True):
     """A field of SamplingParams, declared in one place.
 
@@ -69,6 +88,8 @@ class SamplingParams:
     repetition_penalty: divides the score of a token of prompt or answer, or multiplies it where
     it is below 0
     logit_bias: pairs (token, what is added to its score)
+    structured_outputs: what the answer must match; it ends where that ends, so ignore_eos and
+    min_tokens exclude it
     """
 
     max_tokens: int | None = parameter(
@@ -101,6 +122,8 @@ class SamplingParams:
         1.0, "a number from 0.01 to 100", lambda v: number(v) and 0.01 <= v <= 100)
     logit_bias: tuple[tuple[int, float], ...] = parameter(
         (), "tokens, each with a number from -100 to 100", biases)
+    structured_outputs: StructuredOutputs | None = parameter(
+        None, "a regex or a JSON schema", lambda v: v is None or isinstance(v, StructuredOutputs))
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -111,6 +134,10 @@ class SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(f"min_tokens: expected at most max_tokens, {self.max_tokens}, "
                                f"found {self.min_tokens}")
+        if self.structured_outputs and (self.ignore_eos or self.min_tokens):
+            name = "ignore_eos" if self.ignore_eos else "min_tokens"
+            raise RequestError(f"{name}: not with structured_outputs, whose grammar says where the "
+                               f"answer ends")
 
     @property
     def changes_scores(self) -> bool:

@@ -11,6 +11,7 @@ from lab import course, stub
 from lab.author import interface, simulator_speed
 from lab.course import ROOT, CourseError
 from lab.desk import ipynb
+from lab.desk.notebook import WORDS as VERDICTS
 from lab.measure import tables
 
 INCLUDE = re.compile(r'^(\w+)\.([\w.]+)$')
@@ -18,6 +19,9 @@ PICTURE = ROOT / "benchmarks" / "roofline.png", "r02_clock"     # the README's: 
 MEASURED = "<!-- lab:measured -->"      # in a lesson's text: what a GPU gave
 LARGEST = 300 * 1024            # bytes of an executed notebook
 WORDS = 1500                    # of prose in a lesson, tables left out
+# A check's verdict that a solution must not show, as a notebook words it.
+WRONG = "|".join(word for verdict, word in VERDICTS.items()
+                 if verdict not in ("pass", "not_proven_here"))
 
 
 def build(lessons):
@@ -232,8 +236,9 @@ def refuse_failed(lesson, cells):
     """CourseError where a check in the executed solution did not pass, with its message."""
     for cell in cells:
         for output in cell.get("outputs", ()):
-            text = output.get("data", {}).get("text/html", "")
-            if match := re.search(r">(fail|error of the course)</b> <code>([^<]*)</code>", text):
+            text = "".join(output.get("data", {}).get("text/html", ""))
+            match = re.search(rf">({WRONG})</b> <code>([^<]*)</code>", text)
+            if match:
                 raise CourseError(f"{lesson.id}: in its own solution {match[2]} gets `{match[1]}`")
 
 

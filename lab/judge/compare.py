@@ -132,11 +132,12 @@ def digits(value, want, tolerance, what):
 
 
 def numbers(got, what):
-    """An array of the numbers in `got`; bfloat16 as float32."""
+    """An array of the numbers in `got`; bfloat16 and fp8 as float32."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(got, torch.Tensor):
         got = got.detach()
-        got = (got.float() if got.dtype == torch.bfloat16 else got).numpy()
+        short = torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2     # unknown to NumPy
+        got = (got.float() if got.dtype in short else got).numpy()
     kind = type(got).__name__
     assert isinstance(got, (bool, int, float, list, tuple, np.ndarray, np.generic)), mistake(
         "not_numbers",

@@ -46,5 +46,11 @@ class Launched:
         return self.launches[0]["in_flight"]
 
     @property
+    def load_to_use(self):
+        """The most multiply-adds in the code between a load from global memory and the first use of
+        what it brings; None without such loads."""
+        return self.launches[0]["load_to_use"]
+
+    @property
     def barriers(self):
         return self.launches[0]["totals"]["barriers"]

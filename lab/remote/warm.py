@@ -36,6 +36,10 @@ STARTING = 300                   # seconds in which a server has imported everyt
 REQUEST_PART = 1 << 16           # bytes
 
 
+class HungUp(RuntimeError):
+    """The server has closed the connection before it forked."""
+
+
 class Child:
     """A forked process, its connection, and what it printed.
 
@@ -46,17 +50,11 @@ class Child:
     def __init__(self, role, request, modules=(), servers=None, more=()):
         """modules, more: as for Servers.connect    servers: None for `common`"""
         request = {**request, "role": role}
-        self.connection = (servers or common()).connect(modules, more)
-        reader, writer = os.pipe()
+        servers = servers or common()
         try:
-            socket.send_fds(self.connection, [json.dumps(request).encode() + b"\n"], [writer])
-            self.pid = int(self._line())
-        except (OSError, RuntimeError) as error:
-            os.close(reader)
-            self.connection.close()
-            raise RuntimeError(f"the warm process could not fork: {error}{last_words()}") from None
-        finally:
-            os.close(writer)
+            reader = self._ask(request, servers.connect(modules, more))
+        except HungUp:                  # it has just ended: `connect` starts another
+            reader = self._ask(request, servers.connect(modules, more))
         self.connection.settimeout(None)
         # Its number is its own until it has ended: this says whether it has.
         self.process = None
@@ -67,13 +65,29 @@ class Child:
         self._listener = threading.Thread(target=self._listen, args=(reader,), daemon=True)
         self._listener.start()
 
+    def _ask(self, request, connection):
+        """Have a process forked; where its output can be read. RuntimeError if that fails."""
+        self.connection = connection
+        reader, writer = os.pipe()
+        try:
+            socket.send_fds(connection, [json.dumps(request).encode() + b"\n"], [writer])
+            self.pid = int(self._line())
+        except OSError as error:
+            os.close(reader)
+            connection.close()
+            kind = HungUp if isinstance(error, ConnectionError) else RuntimeError
+            raise kind(f"the warm process could not fork: {error}{last_words()}") from None
+        finally:
+            os.close(writer)
+        return reader
+
     def _line(self):
         text = b""
         self.connection.settimeout(STARTING)
         while not text.endswith(b"\n"):
             byte = self.connection.recv(1)
             if not byte:
-                raise RuntimeError("it hung up")
+                raise ConnectionError("it hung up")
             text += byte
         return text
 

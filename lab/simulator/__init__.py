@@ -27,6 +27,7 @@ decode          an instruction as a Python function
 instructions    the instruction set, a file for each chapter of the PTX manual
 classes         what kind of work an instruction is
 uses            which registers an instruction reads and writes
+distance        how far a kernel loads ahead
 dtypes          PTX types and the numpy types that hold them
 rounding        numbers and roundings that numpy lacks
 exact           double-precision results that numpy lacks

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 
 from .classes import class_of, work
 from .counts import SECTOR
+from .distance import load_to_use
 from .lanes import WARP
 
 UNITS = {"global": "sectors", "local": "sectors", "shared": "wavefr.", "const": "words"}
@@ -119,6 +120,8 @@ class Launch:
     in_flight: float | None = None      # bytes of a block's cp.async that are still on their way
                                 # when its threads' wait for a group returns, mean over waits;
                                 # None without such waits. An mbarrier's waits do not count
+    load_to_use: int | None = None      # multiply-adds in the code between a load from global
+                                # memory and the first use of what it brings; see distance.py
 
     @property
     def evenness(self):
@@ -174,7 +177,7 @@ class Launch:
             "flops": self.flops, "bytes_loaded": self.bytes_loaded,
             "bytes_stored": self.bytes_stored, "path": self.path,
             "checked_blocks": self.checked_blocks, "shared_bytes": self.shared_bytes,
-            "in_flight": self.in_flight,
+            "in_flight": self.in_flight, "load_to_use": self.load_to_use,
             "lines": {str(n): counts_as_data(c) | {"text": self.text.get(n, "")}
                       for n, c in self.lines.items()},
             "totals": counts_as_data(self.totals),
@@ -281,7 +284,7 @@ def make_launch(run, name):
     return Launch(name, run.grid, run.block, totals.steps, totals.lane_steps,
                   list(run.warnings.values()), lines, totals, path, text, run.checked_blocks,
                   run.shared_size, requests, counts.timeline, counts.busiest,
-                  in_flight(counts.waits, run.grid))
+                  in_flight(counts.waits, run.grid), load_to_use(run.kernel))
 
 
 def in_flight(waits, grid):

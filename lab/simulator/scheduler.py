@@ -3,8 +3,8 @@
 Lanes at one place in the code form a group and run together. A branch on which they disagree splits
 the group; groups that meet again merge. The group with the lowest place runs first, so that lanes
 which skipped some code wait for the others at its end: this is how a warp reconverges. A group that
-keeps jumping back while others wait must let them run for a while, since it may be waiting for them
-(a spin lock).
+keeps jumping back while others wait must let each of them run for a while, since it may be waiting
+for any (a spin lock).
 
 Lanes leave the run queue at a barrier until their block is complete, and at a warp-wide instruction
 (.sync) until the lanes that its mask names have come.
@@ -36,6 +36,8 @@ class Scheduler:
         self.groups = {}                        # (frame, pc) -> Lanes
         self.origins = {}                       # (frame, pc) -> [(Lanes, instruction before)]
         self.spins = 0
+        self.last_turn = (0, 0)                 # place of the group that had one
+        self.spun = None                        # (frame, pc) where the last group was put back
         self.left_by = np.zeros(wave.live.size, object)     # last instruction of lanes that left
         self.barriers = BarrierRoom(self)
         wave.scheduler = self
@@ -68,7 +70,7 @@ class Scheduler:
         frame, pc = min(self.groups, key=place)
         turn = 1 << 60
         if self.spins > PATIENCE:
-            frame, pc = max(self.groups, key=place)
+            frame, pc = self.next_in_turn()
             turn = TURN
             self.spins = 0
         lanes = self.groups.pop((frame, pc))
@@ -152,7 +154,17 @@ class Scheduler:
             turn -= 1
             if pc >= limit or turn == 0 or (self.spins > PATIENCE and self.groups):
                 self.add(frame, pc, lanes, inst)
+                self.spun = frame, pc
                 return lanes
+
+    def next_in_turn(self):
+        """All groups but the one that has just been spinning have their turns from the highest
+        down, round and round."""
+        others = [key for key in self.groups if key != self.spun]
+        lower = [key for key in others if place(key) < self.last_turn]
+        key = max(lower or others or self.groups, key=place)
+        self.last_turn = place(key)
+        return key
 
     def decode(self, inst):
         try:

@@ -15,6 +15,9 @@ k12_tensor_cores      matmul on tensor cores
 k13_flash_attention   flash attention
 k14_paged_attention   paged attention
 k15_quantized_matmul  quantised matmul
+k16_warp_tiles        matmul with a tile for each warp, loaded ahead
+k17_pipelines         matmul that copies ahead
+k19_fp8_matmul        scaled eight bits
 k18_flash_backward    gradients of flash attention
 k20_grouped_gemm      experts
 """

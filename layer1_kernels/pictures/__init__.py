@@ -7,7 +7,9 @@ pages    Pages of a cache: which belong to which sequence.
 angles   Rotary positions: pairs of numbers that turn with the position.
 chip     What crosses between memory and the chip, and what stays on the chip.
 registers    Who holds which numbers in registers, and which bits of a byte are whose.
-experts  Experts: how many slots each has, and whose tiles a program makes.
+experts      Experts: how many slots each has, and whose tiles a program makes.
+pipelines    What is copied while something else is multiplied, and where pieces of a row lie.
+precision    Precision: which numbers share a scale, and what errors become.
 """
 
 from layer1_kernels.pictures.angles import turns
@@ -19,7 +21,9 @@ from layer1_kernels.pictures.chip import (
 )
 from layer1_kernels.pictures.experts import loads, tile_lists
 from layer1_kernels.pictures.pages import page_map
-from layer1_kernels.pictures.registers import fragment, packed_row
+from layer1_kernels.pictures.pipelines import bank_groups, overlap
+from layer1_kernels.pictures.precision import errors, scale_groups
+from layer1_kernels.pictures.registers import fragment, packed_row, register_cliff
 from layer1_kernels.pictures.rows import falling, launches, passes, row_program, running
 from layer1_kernels.pictures.threads import grid, lanes, masked, rounds, tree
 from layer1_kernels.pictures.tiles import (
@@ -29,9 +33,11 @@ from layer1_kernels.pictures.tiles import (
     tile_orders,
     tile_walks,
     turned,
+    warp_tiles,
 )
 
-__all__ = ["attention_tile", "crossings", "falling", "fragment", "grid", "lanes", "launches",
-           "loads", "masked", "operands", "packed_row", "page_map", "passes", "rounds",
-           "row_before_and_after", "row_in_blocks", "row_program", "running", "thread_tiles",
-           "tile_lists", "tile_map", "tile_orders", "tile_walks", "tree", "turned", "turns"]
+__all__ = ["attention_tile", "bank_groups", "crossings", "errors", "falling", "fragment", "grid",
+           "lanes", "launches", "loads", "masked", "operands", "overlap", "packed_row", "page_map",
+           "passes", "register_cliff", "rounds", "row_before_and_after", "row_in_blocks",
+           "row_program", "running", "scale_groups", "thread_tiles", "tile_lists", "tile_map",
+           "tile_orders", "tile_walks", "tree", "turned", "turns", "warp_tiles"]

@@ -1,4 +1,4 @@
-"""Who holds which numbers in registers, and which bits of a byte are whose."""
+"""Who holds which numbers in registers, how many there are, and which bits of a byte are whose."""
 
 import numpy as np
 
@@ -82,4 +82,29 @@ def packed_row(w, packed, scales):
     above.set(xlim=(0, len(w)), ylim=(-1.1 * top, 1.6 * top), yticks=[0], yticklabels=["w"])
     below.set(ylim=(-0.1, 2.9), xticks=[], yticks=[0.4, 2.4],
               yticklabels=["q + 8, two\nin a byte", "q"])
+    return closed(figure)
+
+
+def register_cliff(threads, warps, kernels):
+    """Registers of a thread against the warps that an SM holds at once, with kernels as points.
+
+    threads: of a block    warps: {registers: warps on an SM}
+    kernels: {label: registers of a thread}; red are those with fewer warps than another has
+    """
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7.5, 3.2), layout="constrained")
+    most = max(warps[registers] for registers in kernels.values())
+    axes.step(list(warps), list(warps.values()), where="mid", color=GREY, lw=1.5)
+    for place, (label, registers) in enumerate(sorted(kernels.items(), key=lambda row: row[1])):
+        resident = warps[registers]
+        height = resident + 5 + 6 * (place % 3)
+        axes.plot([registers] * 2, [resident, height], color=GREY, lw=0.6)
+        axes.plot(registers, resident, "o", color=RED if resident < most else BLUE)
+        axes.annotate(f"{label}: {registers}", (registers + 1, height), fontsize=8, color=INK,
+                      va="bottom")
+    axes.set(xlabel="registers of a thread", ylabel="warps on an SM", ylim=(0, 42),
+             xlim=(min(kernels.values()) - 15, max(kernels.values()) + 30))
+    axes.set_title(f"blocks of {threads} threads", loc="left", fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
     return closed(figure)

@@ -128,6 +128,39 @@ def thread_tiles(BM, BN, threads):
     return closed(figure)
 
 
+def warp_tiles(ways):
+    """The block's tile of c with the part of each warp, and what warp 0 wants of both operands.
+
+    ways: {title: the number of the warp that makes each element of c (rows, columns)}
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.colors import ListedColormap
+
+    colours = ListedColormap([BLUE, "#d0d7de", "#eaeef2"])
+    figure, every = plt.subplots(1, len(ways), squeeze=False, figsize=(7.5, 4.0),
+                                 layout="constrained")
+    for axes, (title, warp) in zip(every[0], ways.items(), strict=True):
+        BM, BN = warp.shape
+        own = warp == 0
+        shade = np.where(own, 0, 1 + warp % 2)
+        axes.imshow(shade, cmap=colours, vmin=0, vmax=2, extent=(0, BN, BM, 0))
+        for number in np.unique(warp):
+            row, column = np.argwhere(warp == number)[0]
+            axes.text(column + 2, row + 4, number, fontsize=8, va="center_baseline",
+                      color="white" if number == 0 else INK)
+        rows = own.any(1)
+        columns = own.any(0)
+        for strip, box in ((rows[:, None], (-14, -6, BM, 0)), (columns[None], (0, BN, -6, -14))):
+            axes.imshow(np.where(strip, 0, 2), cmap=colours, vmin=0, vmax=2, extent=box)
+        axes.text(BN / 2, -16, "w_tile[k]", ha="center", va="bottom", fontsize=9, color=BLUE)
+        axes.text(-16, BM / 2, "a_tile[k]", ha="right", va="center", fontsize=9, color=BLUE,
+                  rotation=90)
+        axes.set_title(title, loc="center", fontsize=10, color=INK)
+        axes.set(xlim=(-26, BN + 1), ylim=(BM + 1, -26), aspect="equal", xticks=[], yticks=[])
+        axes.spines[:].set_visible(False)
+    return closed(figure)
+
+
 def span(letter, places):
     """range(4, 8) of m -> 'm = 4 … 7'."""
     return f"{letter} = {places[0]}" + (f" … {places[-1]}" if len(places) > 1 else "")

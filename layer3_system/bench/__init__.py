@@ -1,5 +1,6 @@
 """Measurements and records of this floor.
 
+s10_speculative  how often guesses hold, and what they gain
 s20_collectives  ring, tree and single messages: time against bytes
 load           `lab load`: requests at a rate
 serving_speed  the engine beside Hugging Face's

@@ -13,16 +13,19 @@ from pathlib import Path
 import torch
 
 from lab.course import ROOT
+from layer3_system.engine.drafts import Drafter
 from layer3_system.s01_request import SamplingParams, sample_row, uniform
 from layer3_system.s02_block_pool import BlockPool, Broken
 from layer3_system.s04_continuous_batching import Scheduler
 from layer3_system.s06_prefix_cache import PrefixPool
 from layer3_system.s07_engine import Engine, check_engine
+from layer3_system.s10_speculative import draw_by_noise, noise
+from layer3_system.speculation import ModelDrafter, shares_of
 from layer3_system.testing.mock_llama import ByteTokenizer, MockLlama, mock_scores
 
 RECORD = Path(ROOT) / "benchmarks" / "soak.txt"
-KINDS = ("plain", "no prefix cache", "overlap", "guesses")
-STEPS = 2_500           # of each kind: 10,000 in all
+KINDS = ("plain", "no prefix cache", "overlap", "guesses", "draft model")
+STEPS = 2_500           # of each kind: 12,500 in all
 END = 256
 ABOUT = """\
 Random steps on an engine; made by `python -m layer3_system.bench.soak`. A run is named by its seed.
@@ -33,14 +36,27 @@ request is lost. At the end each answer is the one that its prompt gets without 
 where it was aborted."""
 
 
-def alone(request, scores=mock_scores):
+def drawn_alone(request, z, place):                 # (V,) -> int
+    """The token of a request at a place of its answer."""
+    p = request.params
+    u = uniform(request.seed, request.index, place)
+    return sample_row(z.numpy(), p.temperature, p.top_k, p.top_p, u)
+
+
+def raced_alone(request, z, place):                 # (V,) -> int
+    """The same where a draft model guesses."""
+    if not request.params.temperature:
+        return int(z.argmax())
+    numbers = noise(request.seed, request.index, place, len(z))
+    return draw_by_noise(shares_of(z, request), numbers)
+
+
+def alone(request, scores=mock_scores, draw=drawn_alone):
     """The tokens that a request must get: from the scores of its context, token by token."""
     p = request.params
     out = []
     while len(out) < request.limit - len(request.prompt):
-        z = scores(request.prompt + out, END + 1).numpy()
-        u = uniform(request.seed, request.index, len(out))
-        out.append(sample_row(z, p.temperature, p.top_k, p.top_p, u))
+        out.append(draw(request, scores(request.prompt + out, END + 1), len(out)))
         if out[-1] == END and not p.ignore_eos and len(out) >= max(p.min_tokens, 1):
             break
     return out
@@ -51,6 +67,13 @@ def narrow(context, V):
     z = torch.full((V,), -20.0)
     z[:4] = mock_scores(context, 4) / 2
     z[END] = -1
+    return z
+
+
+def narrow_draft(context, V):
+    """Scores of a draft model: nearly those of `narrow`."""
+    z = narrow(context, V)
+    z[:4] += mock_scores([*context, 1], 4) / 8
     return z
 
 
@@ -66,12 +89,15 @@ class Lottery:
 
 def engine_for(kind, chance):
     """An engine with few pages and seats."""
+    drafters = {"guesses": lambda: Drafter(Lottery(kind).propose),
+                "draft model": lambda: ModelDrafter(MockLlama(80, scores=narrow_draft), 3, 30, 4)}
     pool = (BlockPool if kind == "no prefix cache" else PrefixPool)(24, 4)
     budget = chance.choice([6, 9, 32])
     chunk = chance.choice([None, 3])
     return Engine(MockLlama(80, scores=narrow), ByteTokenizer(), pool,
                   Scheduler(pool, 6, budget, chunk), overlap=kind == "overlap",
-                  drafter=Lottery(kind) if kind == "guesses" else None, clock=count().__next__)
+                  drafter=drafters[kind]() if kind in drafters else None,
+                  clock=count().__next__)
 
 
 def ask(engine, chance):
@@ -105,7 +131,8 @@ def soak(kind, steps=STEPS):
             raise Broken(f"still busy after {taken} steps")
     reasons = Counter(request.reason for request in every)
     for request in every:
-        want = alone(request, narrow)
+        want = (alone(request, narrow, raced_alone) if kind == "draft model" else
+                alone(request, narrow))
         end = len(request.output) if request.reason == "abort" else None
         if request.reason == "error" or request.output != want[:end]:
             raise Broken(f"{request.id} ended by {request.reason} ({request.error}), and wrote "

@@ -2,21 +2,28 @@
 
 B: requests of a step   V: vocabulary
 Scores change in vLLM's order: the bias, the repetition penalty, the frequency and presence
-penalties, min_p; `sample` applies temperature, top_k and top_p after them. A row depends on its own
-request alone, so that an answer stays the same in any batch. Log probabilities are of the scores
-before all of this. Costs some passes over the V scores of a request that asks for it.
+penalties, a grammar's mask, min_p; `sample` applies temperature, top_k and top_p after them. A row
+depends on its own request alone, so that an answer stays the same in any batch. Log probabilities
+are of the scores before all of this. Costs some passes over the V scores of a request that asks for
+it.
 """
 
 import math
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from layer1_kernels import Sampling
 from layer2_graph import Batch
+from layer3_system.engine.guide import masked
 from layer3_system.s01_request import Request, uniform
+
+if TYPE_CHECKING:
+    from layer3_system.engine.drafts import Drafter
+
+UNDRAWN = -2            # in place of a token: a refused guess precedes it
 
 
 class Draw(NamedTuple):
@@ -43,17 +50,21 @@ class Flight(NamedTuple):
 
 
 def draw_tokens(logits: Tensor, pairs: Iterable[tuple[Request, int]], newest: dict[Request, Tensor],
-                sample: Callable[[Tensor, Sampling], Tensor]) -> tuple[list[Draw], Tensor]:
+                sample: Callable[[Tensor, Sampling], Tensor],
+                drafter: "Drafter | None" = None) -> tuple[list[Draw], Tensor]:
     """Sample the tokens of a step: ([Draw], the token of each).    (rows, V) -> (draws,)
 
     pairs: (request, row of the scores after its last token)
     newest: {request: its token that is still being computed}    sample: like the kernels' `sample`
+    drafter: decides on its guesses
     """
     draws = draws_of(pairs)
     rows = torch.tensor([draw.row for draw in draws], dtype=torch.long, device=logits.device)
     if not draws:
         return draws, rows
     scores = adjusted(logits[rows], draws, newest)          # a copy: a sampler may write to it
+    if drafter:
+        return draws, drafter.draw(draws, scores, sample)
     return draws, sample(scores, sampling(draws, logits.device))
 
 
@@ -85,16 +96,23 @@ def adjusted(logits: Tensor, draws: list[Draw],
 
     newest: {request: its token that is still being computed}
     """
-    rows = [i for i, draw in enumerate(draws) if draw.request.params.changes_scores]
+    rows = [i for i, draw in enumerate(draws)
+            if draw.request.params.changes_scores or draw.request.guide]
+    masks = {request: request.guide.rows(request.draft)
+             for request in {draw.request for draw in draws} if request.guide}
     if rows:
         logits = logits.float()
         for i in rows:
-            logits[i] = adjusted_row(logits[i], draws[i], newest.get(draws[i].request))
+            request = draws[i].request
+            bits = masks[request][draws[i].place] if request.guide else None
+            logits[i] = adjusted_row(logits[i], draws[i], newest.get(request), bits)
     return logits
 
 
-def adjusted_row(z: Tensor, draw: Draw, newest: Tensor | None) -> Tensor:       # (V,) -> (V,)
-    """Penalties for what the request has written, the guesses before this one included."""
+def adjusted_row(z: Tensor, draw: Draw, newest: Tensor | None,
+                 bits: Tensor | None) -> Tensor:                    # (V,) -> (V,)
+    """Penalties for what the request has written, the guesses before this one included; then -inf
+    for what its grammar refuses.    bits: (W,), the tokens that it allows, or None for all"""
     request = draw.request
     params = draw.request.params
     written = torch.tensor(request.output + request.draft[:draw.place], dtype=torch.long,
@@ -112,6 +130,8 @@ def adjusted_row(z: Tensor, draw: Draw, newest: Tensor | None) -> Tensor:       
         penalty = params.repetition_penalty
         z = torch.where(present, torch.where(z > 0, z / penalty, z * penalty), z)
     z = z - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
+    if bits is not None:                            # min_p asks for the likeliest of what is left
+        z = masked(z, bits)
     if params.min_p and params.temperature:         # p >= min_p · p of the likeliest, as logits
         z = z.masked_fill(z < z.max() + params.temperature * math.log(params.min_p), -torch.inf)
     return z

@@ -7,11 +7,13 @@ from typing import Protocol
 import torch
 
 from layer2_graph import Config
+from layer3_system.engine.guide import Guide
 from layer3_system.engine.writer import Writer
 from layer3_system.s01_request import Request, RequestError, SamplingParams
 from layer3_system.s02_block_pool import BlockPool
 from layer3_system.s03_static_batching import StaticScheduler
 from layer3_system.s04_continuous_batching import Scheduler
+from layer3_system.sampling_params import StructuredOutputs
 
 
 class Codec(Protocol):
@@ -22,6 +24,12 @@ class Codec(Protocol):
     def decode(self, tokens: list[int]) -> str: ...
 
 
+class Grammars(Protocol):
+    """Makes the Guide of an answer that must match something."""
+
+    def guide(self, form: StructuredOutputs) -> Guide: ...
+
+
 class Intake:
     """Refuses prompts that an engine cannot serve and queues the others.
 
@@ -30,13 +38,15 @@ class Intake:
     """
 
     def __init__(self, config: Config, tokenizer: Codec, pool: BlockPool,
-                 scheduler: Scheduler | StaticScheduler, clock: Callable[[], float]):
+                 scheduler: Scheduler | StaticScheduler, clock: Callable[[], float],
+                 grammars: Grammars | None = None):
         self.V = config.V
         self.room = min(config.room, pool.P * pool.S)
         self.tokenizer = tokenizer
         self.pool = pool
         self.scheduler = scheduler
         self.clock = clock
+        self.grammars = grammars
         self.held: dict[Request, list[int]] = {}
         self.numbers = count()
 
@@ -48,6 +58,9 @@ class Intake:
         id = id or f"request-{next(self.numbers)}"
         answers = requests_of(prompt, params, id, salt, self.clock(), self.room,
                               self.tokenizer.decode)
+        if params.structured_outputs:
+            for request in answers:
+                request.guide = self.grammars.guide(params.structured_outputs)
         first = answers[0]
         first.hold = hold
         first.received = received if params.prompt_logprobs is None else None
@@ -76,9 +89,13 @@ class Intake:
                                f"{beyond[0]}")
         if params.n > self.scheduler.max_seqs:
             raise RequestError(f"n: expected at most {self.scheduler.max_seqs}, found {params.n}")
+        if params.structured_outputs:
+            if self.grammars is None:
+                raise RequestError("structured_outputs: this engine was made without grammars")
+            self.grammars.guide(params.structured_outputs)
 
     def keep(self, request: Request) -> None:
-        """Before an answer ends by itself: hold its pages if that was asked for."""
+        """Before an answer ends by itself: hold its pages if that was form for."""
         if request.hold and request.status == "running":
             self.held[request] = list(request.table)
             self.pool.share(request.table)

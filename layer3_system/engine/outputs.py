@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import torch
 
-from layer3_system.engine.draws import Flight
+from layer3_system.engine.drafts import Drafter
+from layer3_system.engine.draws import UNDRAWN, Flight
 from layer3_system.s01_request import Request, finish_reason, logprobs_of
 from layer3_system.s02_block_pool import BlockPool
 from layer3_system.s03_static_batching import StaticScheduler
@@ -25,12 +26,16 @@ class Outputs:
     """Reads what steps computed. It ends no request; an Output says which one is over."""
 
     def __init__(self, pool: BlockPool, scheduler: Scheduler | StaticScheduler,
-                 ends: Sequence[int], clock: Callable[[], float]):
-        """ends: tokens that end a text    clock: gives the time of each token, in seconds"""
+                 ends: Sequence[int], clock: Callable[[], float],
+                 drafter: Drafter | None = None):
+        """ends: tokens that end a text    clock: gives the time of each token, in seconds
+        drafter: what makes the requests' guesses
+        """
         self.pool = pool
         self.scheduler = scheduler
         self.ends = ends
         self.clock = clock
+        self.drafter = drafter
 
     def commit(self, flight: Flight) -> Iterator[Output]:
         """An Output of each request with news. A request that is over is to be ended before the
@@ -65,7 +70,7 @@ class Outputs:
         if request.pending:
             request.pending -= 1
         for i, (token, row) in enumerate(drawn):
-            if i and request.draft[i - 1] != tokens[-1]:
+            if token == UNDRAWN or i and request.draft[i - 1] != tokens[-1]:
                 break
             if token < 0:
                 reason = "error"
@@ -76,10 +81,12 @@ class Outputs:
             text += piece
             if reason:
                 break
-        drop_guesses(request, len(tokens) - 1)
+        if request.draft:
+            self.drafter.settle(request, max(len(tokens) - 1, 0), self.pool)
+        else:
+            self.pool.cache_pages(request)
         if reason and not request.writer.stops.found:
             text += request.writer.rest()
-        self.pool.cache_pages(request)
         return Output(request, tokens, text, reason)
 
     def add(self, request: Request, token: int,
@@ -87,6 +94,8 @@ class Outputs:
         """Add a token to an answer: (the text to show, why the answer ends with it or None)."""
         request.output.append(token)
         request.token_times.append(self.clock())
+        if request.guide:
+            request.guide.accept(token)
         if request.params.logprobs is not None:
             request.logprobs.append(logprobs_of(scores, token, request.params.logprobs))
         reason = finish_reason(request, self.ends)
@@ -94,12 +103,6 @@ class Outputs:
             return "", reason
         text = request.writer.add(token, len(request.output))
         return text, "stop" if request.writer.stops.found else reason
-
-
-def drop_guesses(request: Request, right: int) -> None:
-    """Forget a request's guesses. Those after the first `right` ones were computed in vain."""
-    request.num_computed -= max(len(request.draft) - max(right, 0), 0)
-    request.draft = []
 
 
 def note_prompt(request: Request, flight: Flight, begin: int) -> None:

@@ -11,6 +11,8 @@ tensors   Matrices in bands, and a cache on several ranks.
 pipeline  Pipelines: which stage does what when, and how much it keeps.
 context   Context parallelism: which rank computes which pairs, when, and what it sends.
 learning  A training: losses, rate and norm by step, and gradients beside the range of fp16.
+speculation  Guesses: which held, and how much they speed up a step.
+grammar   Grammars: where texts stop to match, and how few tokens may come.
 """
 
 from layer3_system.pictures.clients import call_life, waits
@@ -21,18 +23,21 @@ from layer3_system.pictures.context import (
     ring_work,
 )
 from layer3_system.pictures.learning import gradient_range, loss_curves, training_lines
+from layer3_system.pictures.grammar import allowed_steps, automaton_jumps, match_lines
 from layer3_system.pictures.pages import hash_chain, table_arrows
 from layer3_system.pictures.pipeline import kept_lines, pipeline_lanes
 from layer3_system.pictures.ranks import rank_lanes, rank_matrix, ring_and_tree, ring_rounds
 from layer3_system.pictures.recorded import block_map, step_timeline
 from layer3_system.pictures.shares import kept_shares
+from layer3_system.pictures.speculation import byte_bars, guess_ribbons, speedup_curves
 from layer3_system.pictures.steps import chunk_steps, padded_batch, seat_lanes, step_arrays
 from layer3_system.pictures.tensors import cache_by_ranks, split_bands
 from layer3_system.pictures.training import bucket_lanes, stage_bars, state_copies
 
-__all__ = ["block_map", "bucket_lanes", "cache_by_ranks", "call_life", "causal_bands",
-           "chunk_steps", "context_bytes", "gradient_range", "hash_chain", "kept_lines",
-           "kept_shares", "loss_curves", "padded_batch", "pipeline_lanes", "position_errors",
+__all__ = ["allowed_steps", "automaton_jumps", "block_map", "bucket_lanes", "byte_bars",
+           "cache_by_ranks", "call_life", "causal_bands", "chunk_steps", "context_bytes",
+           "gradient_range", "guess_ribbons", "hash_chain", "kept_lines", "kept_shares",
+           "loss_curves", "match_lines", "padded_batch", "pipeline_lanes", "position_errors",
            "rank_lanes", "rank_matrix", "ring_and_tree", "ring_rounds", "ring_work", "seat_lanes",
-           "split_bands", "stage_bars", "state_copies", "step_arrays", "step_timeline",
-           "table_arrows", "training_lines", "waits"]
+           "speedup_curves", "split_bands", "stage_bars", "state_copies", "step_arrays",
+           "step_timeline", "table_arrows", "training_lines", "waits"]

@@ -1,6 +1,7 @@
 """The HTTP server around s08's Bridge, with OpenAI's API: `lab serve`.
 
 cli           `lab serve`
+drafters      what guesses, and what a step with guesses costs here
 app           the routes
 protocol      what a client asks, read and checked
 messages      the messages of a chat

@@ -21,9 +21,9 @@ from lab.terminal import main, own_desk
 from layer1_kernels import kernels
 from layer2_graph import (
     CpuLlama,
-    Llama,
     Tokenizer,
     cpu_kernels,
+    llama_of,
     read_config,
     read_weights,
     tile,
@@ -31,7 +31,6 @@ from layer2_graph import (
 from layer2_graph.generate import IGNORE, Letters, check_table, is_nano, used, whose
 from layer2_graph.models import SMALL
 from layer3_system.engine.intake import default_pages
-from layer3_system.engine.ngram import NGrams
 from layer3_system.parallel.plan import Plan
 from layer3_system.parallel.team import Team
 from layer3_system.s01_request import sample_rows
@@ -40,11 +39,15 @@ from layer3_system.s04_continuous_batching import Scheduler
 from layer3_system.s06_prefix_cache import HashChain, PrefixPool
 from layer3_system.s07_engine import Engine
 from layer3_system.s08_server import Bridge, Limits
+from layer3_system.s10_speculative import accept, draw_by_noise, lookup, roll_back
 from layer3_system.s22_tensor_parallel import check_ranks
+from layer3_system.server.drafters import drafter_of
 from layer3_system.server.hosts import Access, is_own
+from layer3_system.structured import Grammars
 
 PARTS = {part.__name__: part for part in (BlockPool, HashChain, PrefixPool, Scheduler, Engine,
                                            Bridge, sample_rows)}
+GUESSING = {part.__name__: part for part in (lookup, draw_by_noise, accept, roll_back)}
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")}
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -54,15 +57,15 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 
 
 def needed(lesson, name):
-    """The exercises that a part is made of: methods of the class, and what they use."""
-    methods = [e for e in lesson.exercises if e.name.startswith(f"{name}.")]
+    """The exercises that a part is made of: itself, methods of the class, and what they use."""
+    methods = [e for e in lesson.exercises if e.name == name or e.name.startswith(f"{name}.")]
     return methods + [e for e in lesson.reached(name) if e not in methods]
 
 
 def own_part(desk, name):
     """A part of the engine from the learner's desk, if all its exercises passed; else None."""
     lessons = {lesson.id: lesson for lesson in course.lessons()}
-    lesson = lessons.get(PARTS[name].__module__.rpartition(".")[2])
+    lesson = lessons.get((PARTS | GUESSING)[name].__module__.rpartition(".")[2])
     exercises = needed(lesson, name) if lesson else []
     if not exercises or not all(map(desk.passed, exercises)):
         return None
@@ -84,15 +87,23 @@ def pool_of(own, P, S):
     return kind(P, S, (own.get("HashChain") or HashChain)())
 
 
-def build(model, tokenizer, ops, own, pages, S=16, ngram=0, overlap=False, **options):
+def build(model, tokenizer, ops, own, pages, S=16, draft=None, guesses=4, overlap=False,
+          **options):
     """An Engine. own: {name: the learner's part, or None for the course's}    pages: None for 16
-    contexts of the model, at most 2¹⁶ tokens    ngram: guesses at a time    overlap: launch a step
-    before the previous one is read    options: of the Scheduler"""
+    contexts of the model, at most 2¹⁶ tokens    draft: what guesses: "lookup" or a model
+    guesses: of a request in a step, at most    overlap: launch a step before the previous one is
+    read    options: of the Scheduler"""
     pool = pool_of(own, pages or default_pages(model.config, S), S)
     scheduler = (own.get("Scheduler") or Scheduler)(pool, **options)
     kind = own.get("Engine") or Engine
-    return kind(model, tokenizer, pool, scheduler, own.get("sample_rows") or ops.sample,
-                NGrams(ngram) if ngram else None, overlap)
+    sample = own.get("sample_rows") or ops.sample
+    if draft and overlap:
+        raise CourseError("--draft and --async-scheduling exclude each other: guesses depend on "
+                          "the newest token")
+    drafter = drafter_of(draft, guesses, model, tokenizer, sample, own, pool.P, S,
+                         scheduler.max_seqs) if draft else None
+    return kind(model, tokenizer, pool, scheduler, sample, drafter, overlap,
+                grammars=Grammars(tokenizer, model.config))
 
 
 # ---- the model
@@ -112,14 +123,28 @@ def find_model(word, simulated):
 
 
 def model_with(table, desk, config, weights):
-    """A Llama on the kernels of a table; for torch on a CPU the faster CpuLlama.
+    """A model on the kernels of a table; a dense one for torch on a CPU is the faster CpuLlama.
 
     desk: the folder of the learner's, for the table "mine"
     """
     on_cpu = weights["model.embed_tokens.weight"].is_cpu
-    if table == "torch" and on_cpu:
+    if table == "torch" and on_cpu and not config.E:
         return CpuLlama(config, weights, cpu_kernels())
-    return Llama(config, weights, kernels(table, desk))
+    return llama_of(config, weights, kernels(table, desk))
+
+
+def draft_model(word, config, dtype):
+    """What --draft names: "lookup", or a model. CourseError if that is none that fits."""
+    if word in (None, "lookup"):
+        return word
+    folder = SMALL.parent / "draft" if word == "shipped" else Path(word)
+    if not folder.is_dir():
+        raise CourseError(f"--draft {word}: expected lookup, shipped or the folder of a model")
+    own = read_config(folder)
+    if own.V != config.V:
+        raise CourseError(f"--draft {word}: a vocabulary of {own.V} tokens, expected {config.V}, "
+                          f"the model's own: guesses are token numbers")
+    return model_with("torch", None, own, read_weights(folder, own, dtype, device.torch_device()))
 
 
 def listen(host, port):
@@ -162,9 +187,12 @@ def serve(
     max_seqs: Annotated[int, typer.Option(min=1, help="answers that run at a time")] = 32,
     budget: Annotated[int, typer.Option(min=1, help="tokens a step")] = 256,
     chunk: Annotated[int | None, typer.Option(min=1, help="of a prompt, tokens a step")] = None,
-    ngram: Annotated[int, typer.Option(
-        min=0, help="guess this many tokens from the text itself, and verify them in one step; "
-                    "vLLM's num_speculative_tokens")] = 0,
+    draft: Annotated[str | None, typer.Option(
+        metavar="lookup|shipped|FOLDER",
+        help="guess the next tokens, from the text itself or by a model, and verify them in one "
+             "step. With a model a seed gives other answers than without one")] = None,
+    guesses: Annotated[int, typer.Option(
+        min=1, max=16, help="of a request in a step, at most; fewer where they do not pay")] = 4,
     async_scheduling: Annotated[bool, typer.Option(
         "--async-scheduling", help="launch a step before the previous one is read")] = False,
     tp: Annotated[int, typer.Option(
@@ -191,7 +219,8 @@ def serve(
         check_ranks(config, tp, called)
         weights = read_weights(folder, config, DTYPES[dtype],
                                device.torch_device() if tp == 1 else "cpu")
-        own = {part: own_part(mine, part) if mine else None for part in PARTS}
+        parts = PARTS | (GUESSING if draft else {})
+        own = {part: own_part(mine, part) if mine else None for part in parts}
         plan = Plan(str(folder), tp, table, str(mine.folder) if mine else None, dtype,
                     tuple(ignore or ()))
         team = Team(plan) if tp > 1 else None
@@ -199,7 +228,8 @@ def serve(
                  model_with(table, mine.folder if mine else None, config, weights))
         check_table(folder, config, llama.ops, DTYPES[dtype])
         engine = build(llama, tokenizer, llama.ops, own, pages, max_seqs=max_seqs, budget=budget,
-                       chunk=chunk, ngram=ngram, overlap=async_scheduling)
+                       chunk=chunk, draft=draft_model(draft, config, DTYPES[dtype]),
+                       guesses=guesses, overlap=async_scheduling)
     except ValueError as error:
         raise CourseError(str(error)) from None
     print(f"{called}: {sum(w.numel() for w in weights.values()):,} weights, on "

@@ -36,6 +36,14 @@ class Metrics:
                                       "Preemptions of a request, counted when it is finished.")
         self.over = self.counter("request_success", "Finished answers, by reason.",
                                  "finished_reason")
+        self.drafter = engine.drafter
+        self.noted = {}                                     # {counter: what it counts so far}
+        if self.drafter:
+            self.drafts = self.counter("spec_decode_num_drafts", "Steps of a request with guesses.")
+            self.guesses = self.counter("spec_decode_num_draft_tokens", "Guesses.")
+            self.accepted = self.counter("spec_decode_num_accepted_tokens", "Guesses that held.")
+            self.places = self.counter("spec_decode_num_accepted_tokens_per_pos",
+                                       "Guesses that held, by their place.", "position")
         self.ttft = self.times("time_to_first_token", "From arrival to the first token.", FIRST)
         self.itl = self.times("inter_token_latency", "From one token to the next.", EACH)
         self.tpot = self.times("request_time_per_output_token",
@@ -51,6 +59,8 @@ class Metrics:
 
     def stepped(self, engine, outputs):
         self.written.inc(sum(len(output.tokens) for output in outputs))
+        if self.drafter:
+            self.note_guesses(self.drafter)
         for request, tokens, _, reason in outputs:
             if tokens:
                 self.note_tokens(request, len(tokens))
@@ -72,6 +82,16 @@ class Metrics:
                 self.hits.inc(request.num_cached)
         for before, now in pairwise(times[-count - 1:]):
             self.itl.observe(now - before)
+
+    def note_guesses(self, drafter):
+        """Count what a drafter has counted since the last step."""
+        totals = {self.drafts: drafter.drafts, self.guesses: drafter.guesses,
+                  self.accepted: drafter.hits.total()}
+        totals |= {self.places.labels(self.model, place): count
+                   for place, count in drafter.hits.items()}
+        for counter, total in totals.items():
+            counter.inc(total - self.noted.get(counter, 0))
+        self.noted = totals
 
     def note_end(self, request):
         times = request.token_times

@@ -6,17 +6,17 @@ from typing import NamedTuple
 from layer3_system.api_error import ApiError
 from layer3_system.s01_request import SamplingParams
 from layer3_system.s08_server import boolean, to_params
-from layer3_system.sampling_params import PASSED_THROUGH
+from layer3_system.sampling_params import PASSED_THROUGH, RequestError, StructuredOutputs
 from layer3_system.server.messages import messages_of
 
-KNOWN = {*PASSED_THROUGH, "model", "stop", "stop_token_ids", "logprobs", "stream",
-         "stream_options", "user"}
+KNOWN = {*PASSED_THROUGH, "response_format", "model", "stop", "stop_token_ids", "logprobs",
+         "stream", "stream_options", "user"}
 ONLY_TEXT = {"prompt", "echo"}
 ONLY_CHAT = {"messages", "max_completion_tokens", "top_logprobs"}
 # Features that this server lacks: the values that ask for nothing. null always asks for nothing.
 NEUTRAL = {"best_of": (1,), "suffix": ("",), "tools": ([],), "functions": ([],),
            "tool_choice": ("none",), "function_call": ("none",), "store": (False,),
-           "response_format": ({"type": "text"},), "modalities": (["text"],),
+           "modalities": (["text"],),
            "parallel_tool_calls": (True, False), "service_tier": ("auto", "default")}
 
 
@@ -80,7 +80,9 @@ def parse(fields, chat, limits):
         if fields.get("max_tokens") is not None:
             raise ApiError(400, "max_tokens: expected this or max_completion_tokens, found both",
                            "max_tokens")
-    params = to_params(with_pairs(fields), chat, names, limits)
+    if fields.get("response_format") is not None:
+        names["structured_outputs"] = "response_format"
+    params = to_params(with_format(with_pairs(fields)), chat, names, limits)
     if echo and params.logprobs is not None:
         raise ApiError(400, "echo: not supported with logprobs", "echo")
     return CompletionRequest(prompts, params, stream, usage, running, echo, names)
@@ -94,6 +96,38 @@ def with_pairs(fields):
     return fields | {"logit_bias": tuple(
         (int(token) if token.isdecimal() and len(token) < 20 else token, value)
         for token, value in bias.items())}
+
+
+def with_format(fields):
+    """The fields, with structured_outputs as an object, from its own field or response_format."""
+    ours = fields.get("structured_outputs")
+    theirs = fields.get("response_format")
+    if theirs is None or theirs == {"type": "text"}:
+        if ours is None:
+            return fields
+        if not isinstance(ours, dict) or set(ours) - {"regex", "json"}:
+            raise ApiError(400, f"structured_outputs: expected regex or json, found {ours!r}",
+                           "structured_outputs")
+        return fields | {"structured_outputs": structured(ours, "structured_outputs")}
+    if ours is not None:
+        raise ApiError(400, "structured_outputs: expected this or response_format, found both",
+                       "structured_outputs")
+    form = theirs.get("json_schema") if isinstance(theirs, dict) else None
+    if not isinstance(form, dict) or theirs.get("type") != "json_schema" or "schema" not in form:
+        raise ApiError(400, f"response_format: expected the type text, or json_schema with a "
+                       f"json_schema that has a schema; found {theirs!r}", "response_format")
+    return fields | {"structured_outputs": structured({"json": form["schema"]}, "response_format")}
+
+
+def structured(form, field):
+    """StructuredOutputs of a pattern or a schema. ApiError 400 names the client's field."""
+    try:
+        schema = form.get("json")
+        text = schema if schema is None or isinstance(schema, str) else json.dumps(schema)
+        return StructuredOutputs(form.get("regex"), text)
+    except (RequestError, RecursionError) as error:
+        message = str(error).removeprefix("structured_outputs: ")
+        raise ApiError(400, f"{field}: {message}", field) from None
 
 
 def refuse_unknown(fields, known, neutral):

@@ -8,8 +8,10 @@ training_driver    what the ranks of s21 are asked to run, round its exercises
 training_models    models that they train, and batches
 training_stages    a step of training at each stage of ZeRO
 tensor_driver      what the ranks of s22 are asked to run
+speculation_driver  a request just after a step with guesses
 pipeline_ranks     given code round the exercises of s23
 pipeline_llama     a small Llama cut in stages, for a training step of s23
+grammar_driver     a matcher of the texts of a list, for s13
 context_ranks      given code round the exercises of s25, gradients, a Llama
 step_driver        given code round the exercises of s30
 """

@@ -28,6 +28,9 @@ class ByteTokenizer:
     def decode(self, tokens: Iterable[int]) -> str:
         return bytes(t for t in tokens if t < END).decode(errors="replace")
 
+    def vocabulary(self) -> list[bytes | None]:
+        return [*(bytes([byte]) for byte in range(END)), None]
+
     def chat(self, messages: Iterable[dict[str, str]]) -> list[int]:
         text = "".join(f"<{m['role']}>{m['content']}" for m in messages)
         return self.encode(text + "<assistant>")

@@ -33,8 +33,8 @@ ROOMS = {
             "plots", "measure", "author", "grading", "doctor", "cli"],
     "day01_roofline": ["", "bench"],
     "layer1_kernels": ["", "bench"],
-    "layer2_graph": ["config_entries", "config", "checkpoint", "models", "drawing", "launches",
-                     "passes", "", "cpu", "decode_ladder", "bench"],
+    "layer2_graph": ["config_entries", "experts", "config", "checkpoint", "models", "drawing",
+                     "launches", "passes", "", "cpu", "decode_ladder", "twins", "bench"],
     "layer3_system": ["", "testing", "server", "bench"],
 }
 
@@ -131,6 +131,7 @@ LONG = {
     "lab/simulator/ptx.py": "one grammar",
     "layer1_kernels/k14_paged_attention.py": "a lesson: into pages, out of them, attention on them",
     "layer2_graph/g06_cuda_graphs.py": "a lesson: its exercises, and the runner that uses them all",
+    "layer3_system/__init__.py": "generated: the names that its lessons make public",
 }
 
 

@@ -67,3 +67,25 @@ def test_tokens_beyond_the_sample_are_red():
     figure = pictures.largest_of_tokens(model, name, document, [document])
     assert "; 0 of" in titles(figure)[0]
     assert len({p.get_facecolor() for p in figure.axes[0].patches}) == 1
+
+
+def test_experts_are_drawn_by_their_shares():
+    figure = pictures.routes(["a", "b"], [[0, 3], [1, 1]], {"even": [[5, 5, 5, 5], [1, 1, 1, 1]],
+                                                            "skewed": [[9, 1, 0, 0], [1, 3, 0, 0]]})
+    strip, *panels = figure.axes
+    assert len(strip.patches) == 4
+    assert strip.patches[2].get_facecolor() == strip.patches[3].get_facecolor()
+    shares = [[round(bar.get_height()) for bar in panel.patches] for panel in panels]
+    assert shares == [[25] * 4, [25] * 4, [90, 10, 0, 0], [25, 75, 0, 0]]
+
+
+def test_the_share_of_experts_that_a_step_reads():
+    figure = pictures.loaded_share({"2 of 8": (8, 2)}, {"counted": {1: 0.25, 4: 0.6}})
+    line, dots = figure.axes[0].lines[:2]
+    assert line.get_ydata()[0] == 25 and line.get_ydata()[-1] > 99.9
+    assert list(dots.get_ydata()) == [25, 60]
+
+
+def test_a_curve_for_each_run():
+    figure = pictures.learning({"dense": {250: 4.0, 500: 3.0}, "moe": {250: 5.0}})
+    assert [list(line.get_xdata()) for line in figure.axes[0].lines] == [[250, 500], [250]]

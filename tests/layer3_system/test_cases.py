@@ -14,8 +14,9 @@ import torch
 from day02_overview import NANO
 from lab import device, simulator
 from layer1_kernels import kernels
-from layer2_graph import GraphRunner, PagedCache, greedy, load
+from layer2_graph import GraphRunner, PagedCache, greedy, load, load_moe
 from layer2_graph.generate import ROUNDING
+from layer2_graph.models import TWINS
 from layer3_system import (
     BlockPool,
     Broken,
@@ -33,6 +34,7 @@ from layer3_system import (
     prefill,
 )
 from layer3_system.bench.soak import KINDS, RECORD, alone, line, soak
+from layer3_system.engine.drafts import Drafter
 
 S = 4                                   # slots of a page
 END = 256
@@ -477,6 +479,18 @@ def test_case_24_greedy_in_any_batch():
         assert [r.output for r in requests] == want * 2, (P, chunk, pool)
 
 
+def test_case_24_with_experts():
+    """Requests that share steps choose their experts alone: the same tokens."""
+    moe = load_moe(TWINS / "moe", dtype=torch.float32)
+    prompts = [[0, 300 + n, *range(400, 400 + 3 * n)] for n in range(4)]
+    want = [greedy(moe, [p], 12)[0] for p in prompts]
+    pages = PrefixPool(64, 8)
+    e = Engine(moe, ByteTokenizer(), pages, Scheduler(pages, 4, 32, 5))
+    requests = [e.submit(p, params(12, ignore_eos=True))[0] for p in prompts]
+    run(e)
+    assert [r.output for r in requests] == want
+
+
 @pytest.mark.parametrize("table", ["triton", "cuda"])
 def test_case_24_on_each_back_end(table, request):
     """The kernels of a back end, in the simulator without a GPU: PyTorch's tokens, up to a tie."""
@@ -614,7 +628,7 @@ class Guesses:
 @pytest.mark.parametrize("asked", [{}, {"temperature": 1, "seed": 4}, {"stop_token_ids": (65,)}])
 def test_case_30_guesses_that_are_verified(asked):
     """The same tokens in fewer steps; wrong guesses leave no trace; an end within them ends."""
-    e = engine(P=24, drafter=Guesses())
+    e = engine(P=24, drafter=Drafter(Guesses().propose))
     requests = [e.submit([n] * 6, params(21, **asked))[0] for n in range(1, 6)]
     run(e)
     plain = engine()
@@ -630,7 +644,7 @@ def test_case_30_guesses_that_are_verified(asked):
 
 def test_case_30_guesses_take_no_page_from_anybody():
     """Without pages for guesses they are dropped, and no request is preempted for them."""
-    e = engine(P=5, drafter=Guesses(7))
+    e = engine(P=5, drafter=Drafter(Guesses(7).propose))
     two = [e.submit([n] * 6, params(m, ignore_eos=True))[0] for n, m in ((1, 11), (2, 2))]
     run(e)
     assert [r.preemptions for r in two] == [0, 0]
@@ -640,7 +654,7 @@ def test_case_30_guesses_take_no_page_from_anybody():
 def test_case_30_a_budget_that_cuts_guesses():
     """Three guesses each, and a budget for one token of each request, or a few more."""
     for budget in (4, 5, 7):
-        e = engine(max_seqs=4, budget=budget, drafter=Guesses())
+        e = engine(max_seqs=4, budget=budget, drafter=Drafter(Guesses().propose))
         requests = [e.submit([n] * 3, params(9, ignore_eos=True))[0] for n in range(1, 5)]
         run(e)
         same_as_alone(*requests)
@@ -695,7 +709,7 @@ def test_case_32_a_step_ahead():
     run(e)
     assert e.model.steps == 1, "its last token was known to be the last"
     with pytest.raises(ValueError, match="exclude each other"):
-        engine(overlap=True, drafter=Guesses())
+        engine(overlap=True, drafter=Drafter(Guesses().propose))
 
 
 def test_case_33_times():

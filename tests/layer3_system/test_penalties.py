@@ -23,6 +23,7 @@ from layer3_system import (
     logprobs_of,
     mock_scores,
 )
+from layer3_system.engine.drafts import Drafter
 from layer3_system.engine.draws import Draw, adjusted
 from tests.layer3_system.server.http_server import NAME, served
 
@@ -200,7 +201,8 @@ def test_it_is_the_same_in_every_batch():
     want = Naive(PROMPT, params()).answer(24)
     other = (b"some other prompt", SamplingParams(max_tokens=30, ignore_eos=True))
     for crowd in (engine(), engine(budget=8, max_seqs=4, chunk=4), engine(overlap=True),
-                  engine(drafter=Guesses(PROMPT, want)), engine(pages=5, max_seqs=4)):
+                  engine(drafter=Drafter(Guesses(PROMPT, want).propose)),
+                  engine(pages=5, max_seqs=4)):
         texts = answers(crowd, other, (PROMPT, params()), other, (b"xy", params(seed=9)))
         assert texts[1] == want
 

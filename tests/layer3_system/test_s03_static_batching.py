@@ -23,6 +23,7 @@ from layer3_system import (
     static_steps,
     useful_share,
 )
+from layer3_system.engine.drafts import Drafter
 from layer3_system.s03_static_batching import lanes
 
 # ---- predict_useful_share
@@ -386,14 +387,12 @@ def answers(own, asked):
     return [[r.output for r in some] for some in requests]
 
 
-class Echo:
+def echo():
     """Guesses that the newest token comes again, twice."""
-
-    def propose(self, tokens):
-        return tokens[-1:] * 2
+    return Drafter(lambda tokens: tokens[-1:] * 2)
 
 
-@pytest.mark.parametrize("parts", [{}, {"overlap": True}, {"drafter": Echo()}],
+@pytest.mark.parametrize("parts", [{}, {"overlap": True}, {"drafter": echo()}],
                          ids=["plain", "overlap", "drafter"])
 @pytest.mark.parametrize("pool", [BlockPool, PrefixPool])
 @pytest.mark.parametrize("places", [1, 3, 8])

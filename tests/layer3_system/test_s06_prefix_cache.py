@@ -26,6 +26,7 @@ from layer3_system import (
     check_engine,
     check_pool,
 )
+from layer3_system.engine.drafts import Drafter
 
 INDEXES = [HashChain, RadixTree]
 BOTH = pytest.mark.parametrize("index", INDEXES)
@@ -950,7 +951,7 @@ class Soak:
         limits = self.rnd.choice([6, 9, 32]), self.rnd.choice([None, 3])
         self.engine = Engine(MockLlama(80, scores=four_letters), ByteTokenizer(), pool,
                              Scheduler(pool, 6, *limits), overlap=mode == "overlap",
-                             drafter=Guesses(seed) if mode == "guesses" else None)
+                             drafter=Drafter(Guesses(seed).propose) if mode == "guesses" else None)
 
     def step(self):
         rnd, engine = self.rnd, self.engine

@@ -531,7 +531,7 @@ def called(subject, overlap, behind):
 
 def test_run_step__guesses(subject):
     propose = subject.make("lab.judge.mocks:Watched", None, [1, 1])
-    run = Run(subject, drafter=subject.make("types:SimpleNamespace", propose=propose))
+    run = Run(subject, drafter=subject.make("layer3_system.engine.drafts:Drafter", propose))
     run.submit("a", [5, 6, 7])
     run.step()
     note = run.step()

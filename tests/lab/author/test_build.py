@@ -2,8 +2,13 @@
 
 import json
 
+import pytest
+
 from lab import course
 from lab.author import build
+from lab.course import CourseError
+
+ANSWERED = [lesson for lesson in course.lessons() if lesson.solution.exists()]
 
 
 def test_new_prose_runs_no_code():
@@ -26,3 +31,18 @@ def test_new_code_runs():
         else:
             fresh["metadata"]["lab"]["hash"] = "0" * 16
         assert build.with_outputs(lesson, fresh) is None
+
+
+@pytest.mark.parametrize("lesson", ANSWERED, ids=lambda lesson: lesson.id)
+def test_every_check_in_a_solution_has_passed(lesson):
+    build.refuse_failed(lesson, json.loads(lesson.solution.read_text("utf-8"))["cells"])
+
+
+@pytest.mark.parametrize("word", ["not yet", "not attempted", "error of the course"])
+def test_a_solution_with_a_failed_check_is_refused(word):
+    lesson = course.find("r03_transformer_math")
+    cells = json.loads(lesson.solution.read_text("utf-8"))["cells"]
+    text = json.dumps(cells)
+    assert ">pass</b>" in text
+    with pytest.raises(CourseError, match=f"in its own solution .* gets `{word}`"):
+        build.refuse_failed(lesson, json.loads(text.replace(">pass</b>", f">{word}</b>", 1)))

@@ -62,7 +62,7 @@ def files(folder):
 
 @pytest.mark.parametrize("words, ids", [
     (["k01..k03"], "k01 k02 k03"), (["o06..k01"], "o06 k01"), (["day01"], "r01 r02 r03 r04"),
-    (["s09", "r01_roofline"], "r01 s09"), (["k1"], "k10 k11 k12 k13 k14 k15"), ([], ""),
+    (["s09", "r01_roofline"], "r01 s09"), (["r0"], "r01 r02 r03 r04"), ([], ""),
     (["day02_overview"], "o01 o02 o03 o04 o05 o06")])
 def test_words_name_lessons(words, ids):
     assert " ".join(lesson.id[:3] for lesson in course.choose(words)) == ids
@@ -70,7 +70,7 @@ def test_words_name_lessons(words, ids):
 
 @pytest.mark.parametrize("word, says", [
     ("k03..k01", "k03_reduce comes after k01_vector_add"), ("x01", "no lesson 'x01'"),
-    ("k16_warp_tiles", "planned"), ("k01..x", "no lesson 'x'"), ("", "no lesson ''")])
+    ("g15_qat", "planned"), ("k01..x", "no lesson 'x'"), ("", "no lesson ''")])
 def test_words_that_name_none(word, says):
     with pytest.raises(CourseError, match=says):
         course.choose([word])

@@ -4,6 +4,7 @@ import functools
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -113,6 +114,17 @@ def test_a_killed_server_is_started_again(place):
     servers.STARTED[0][0].wait()
     assert ask(place)[2] != server
     os.kill(pid, signal.SIGKILL)
+
+
+def test_who_is_hung_up_on_asks_once_more(place, monkeypatch):
+    connect = Servers.connect
+    here, there = socket.socketpair()
+    there.close()
+    closed = [here]
+    monkeypatch.setattr(Servers, "connect",
+                        lambda self, *names: closed.pop() if closed else connect(self, *names))
+    assert ask(place)[3] == ""
+    assert not closed
 
 
 def test_a_folder_may_lie_deep(place, tmp_path):

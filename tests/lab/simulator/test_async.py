@@ -184,6 +184,42 @@ def test_without_a_wait_for_groups_nothing_is_said_of_bytes_in_flight():
     assert launch.in_flight is None and "cp.async" not in str(launch)
 
 
+def test_a_loop_of_two_instructions_lets_the_others_run():
+    """A warp counts to 8 · 32 in a loop of its own, another awaits each 32 in inline PTX."""
+    y = np.zeros(32, np.int32)
+    with simulator.budget(60_000):
+        run("""__device__ void await(unsigned place, int phase) {
+            asm volatile("{ .reg .pred over; again: mbarrier.test_wait.parity.shared.b64 over,"
+                         " [%0], %1; @!over bra again; }" :: "r"(place), "r"(phase) : "memory");
+        }
+        __device__ void arrive(unsigned place) {
+            asm volatile("{ .reg .b64 t; mbarrier.arrive.shared.b64 t, [%0]; }" :: "r"(place)
+                         : "memory");
+        }
+        extern "C" __global__ void k(int* y, int n) {
+            __shared__ unsigned long long full, empty;
+            volatile __shared__ int number[32];
+            unsigned to = __cvta_generic_to_shared(&full), back = __cvta_generic_to_shared(&empty);
+            if (threadIdx.x == 0) {
+                asm volatile("mbarrier.init.shared.b64 [%0], 32;" :: "r"(to));
+                asm volatile("mbarrier.init.shared.b64 [%0], 32;" :: "r"(back));
+            }
+            __syncthreads();
+            for (int i = 0; i < n; i++)
+                if (threadIdx.x < 32) {
+                    await(back, i % 2 ^ 1);
+                    for (int j = 0; j < 4 * n; j++)         // more jumps than a turn allows
+                        number[threadIdx.x] = j + 1;
+                    arrive(to);
+                } else {
+                    await(to, i % 2);
+                    y[threadIdx.x - 32] += number[threadIdx.x - 32];
+                    arrive(back);
+                }
+        }""", 1, 64, y, 8)
+    assert (y == 8 * 32).all()
+
+
 GEMM = """#include <cuda_fp16.h>
 const int BM = 64, BN = 64, BK = 32;
 __device__ unsigned shared(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }

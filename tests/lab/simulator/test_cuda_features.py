@@ -264,6 +264,27 @@ def test_spin_lock_between_warps():
     assert count[0] == 8
 
 
+@pytest.mark.parametrize("setter", [0, 1, 2])
+def test_no_warp_starves_beside_two_that_spin(setter):
+    """Three warps at three places: two wait for the third."""
+    y = np.zeros(96, np.int32)
+    with simulator.budget(20_000):
+        run("""extern "C" __global__ void k(int* y, int setter) {
+        __shared__ volatile int flag;
+        if (threadIdx.x == 0) flag = 0;
+        __syncthreads();
+        int role = (threadIdx.x / 32 - setter + 3) % 3;
+        if (PLACE0) { ROLE0; y[threadIdx.x] = 1; }
+        else if (PLACE1) { ROLE1; y[threadIdx.x] = 2; }
+        else { ROLE2; y[threadIdx.x] = 3; }
+    }""".replace(f"ROLE{setter}", "for (int i = 0; i < 9; i++) y[threadIdx.x] = i; "
+                 "if (threadIdx.x % 32 == 0) flag = 1").replace("ROLE0", "while (!flag)").replace(
+        "ROLE1", "while (!flag)").replace("ROLE2", "while (!flag)").replace(
+        "PLACE0", "threadIdx.x < 32").replace("PLACE1", "threadIdx.x < 64"), 1, 96, y, setter,
+            checks=False)
+    assert y.reshape(3, 32)[:, 0].tolist() == [1, 2, 3]
+
+
 def test_functions_that_are_not_inlined(rng):
     x, y = floats(rng, 32), np.zeros(32, np.float32)
     run("""__noinline__ __device__ float f(float a, int b) { return b > 0 ? a * b : a - b; }

@@ -25,7 +25,10 @@ LADDERS = {
     "k13_flash_attention": ((64, 16, 16), "reads writes", "sectors"),
     "k14_paged_attention": ((64, 4, 2, 16, 2), "reads writes", "sectors"),
     "k15_quantized_matmul": ((8, 2048, 128), "weights scales", "sectors"),
+    "k16_warp_tiles": ((128, 128, 16), "asked wanted wavefronts distance"),
+    "k17_pipelines": ((64, 64, 64), "barriers conflicts shared"),
     "k18_flash_backward": ((32, 16, 16), "products largest"),
+    "k19_fp8_matmul": ((16, 64, 128), "operands scales"),
     "k20_grouped_gemm": ((12, 2, 4, 16, 16), "launches host_waits rows"),
 }
 

@@ -1,5 +1,7 @@
 """An engine on several ranks answers as one alone, page for page and fork for fork."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -70,6 +72,8 @@ def test_a_model_is_shared_by_as_many_ranks_as_divide_it():
         assert str(refusal.value) == (
             "small (6 query heads, 2 kv heads, mlp 512, vocabulary 2048) can be shared by 1 or 2 "
             f"ranks, not by {n}")
+    with pytest.raises(ModelError, match="small has 8 experts in a layer, expected one MLP"):
+        check_ranks(replace(m, E=8, k=2), 2, "small")
     wide, _ = random_model()
     assert [local_config(wide, n).G for n in (1, 2, 4)] == [2, 1, 1]
 

@@ -27,6 +27,7 @@ from layer3_system import (
 from layer3_system.api_error import ApiError
 from layer3_system.s08_server import LIMITS
 from layer3_system.server.app import ACCESS, Listener, make_app
+from layer3_system.structured import Grammars
 
 NAME = "mock"
 JSON = {"Content-Type": "application/json"}
@@ -146,8 +147,10 @@ def served(model=None, limits=LIMITS, key=None, buffer=None, pages=64, tokenizer
            kind=Bridge, access=ACCESS, **options):
     """A Served; at the end its books must balance."""
     pool = PrefixPool(pages)
-    engine = Engine(model or MockLlama(), tokenizer or ByteTokenizer(), pool,
-                    Scheduler(pool, **options))
+    model = model or MockLlama()
+    codec = tokenizer or ByteTokenizer()
+    engine = Engine(model, codec, pool, Scheduler(pool, **options),
+                    grammars=Grammars(codec, model.config))
     one = Served(engine, limits, key, buffer, kind, access)
     try:
         yield one

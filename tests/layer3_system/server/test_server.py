@@ -283,7 +283,7 @@ BAD_CHATS = {
     "calls": ({"messages": [{"role": "user", "content": "hi", "tool_calls": [{}]}]},
               "messages", "expected only"),
     "tools": ({"tools": [{"type": "function"}]}, "tools", "not supported"),
-    "format": ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
+    "format": ({"response_format": {"type": "json_object"}}, "response_format", "json_schema"),
     "prompt": ({"prompt": "a"}, "prompt", "unknown field"),
     "length": ({"max_completion_tokens": 0}, "max_completion_tokens", "found 0"),
     "logprobs": ({"logprobs": 1}, "logprobs", "true or false"),

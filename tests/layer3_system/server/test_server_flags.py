@@ -2,10 +2,12 @@
 
 import pytest
 
+from day02_overview import NANO
 from layer3_system import MockLlama, SamplingParams
-from layer3_system.engine.ngram import NGrams
+from layer3_system.engine.lengths import StepCost
 from layer3_system.s01_request import sample_rows
 from layer3_system.server import cli
+from layer3_system.server.metrics import Metrics
 from layer3_system.testing.mock_llama import ByteTokenizer
 
 PROMPTS = (b"the cat and the hat and the cat and the", b"abcabcabcabc", b"x")
@@ -25,6 +27,13 @@ class Repeats(MockLlama):
         return z
 
 
+@pytest.fixture
+def cheap_guesses(monkeypatch):
+    """What guesses cost, in place of a measurement, which other work may change."""
+    monkeypatch.setattr("layer3_system.server.drafters.measured_cost",
+                        lambda *_: StepCost(1, 0.01, 0.01))
+
+
 def answers(**flags):
     """([[token]] of some requests, how many steps they took)"""
     model = Repeats()
@@ -38,8 +47,8 @@ def answers(**flags):
     return [r.output for r in requests], model.steps
 
 
-def test_guesses_save_steps_and_change_no_token():
-    (want, steps), (tokens, fewer) = answers(), answers(ngram=3)
+def test_guesses_save_steps_and_change_no_token(cheap_guesses):
+    (want, steps), (tokens, fewer) = answers(), answers(draft="lookup", guesses=3)
     assert tokens == want and fewer < steps
 
 
@@ -47,26 +56,20 @@ def test_steps_launched_ahead_change_no_token():
     assert answers(overlap=True)[0] == answers()[0]
 
 
-def test_what_followed_before_is_guessed():
-    assert NGrams(2).propose([1, 2, 3, 9, 1, 2]) == [3, 9]
-    assert NGrams(9).propose([5, 1, 7, 5, 2, 5]) == [2, 5]        # the last time it came
-    assert NGrams(1).propose([1, 2, 8, 3, 2, 9, 1, 2]) == [8]     # as many of them as possible
-    assert NGrams(3).propose([1, 2, 3]) == NGrams(3).propose([1]) == []
-
-
-@pytest.mark.parametrize("words, ngram, overlap", [
-    ([], None, False), (["--ngram", 3], 3, False), (["--async-scheduling"], None, True)])
-def test_the_flags_reach_the_engine(command, monkeypatch, words, ngram, overlap):
+@pytest.mark.parametrize("words, most, overlap", [
+    ([], None, False), (["--draft", "lookup", "--guesses", 3], 3, False),
+    (["--draft", "shipped"], 4, False), (["--async-scheduling"], None, True)])
+def test_the_flags_reach_the_engine(command, monkeypatch, words, most, overlap):
     engines = []
     monkeypatch.setattr(cli, "run", lambda engine, *_: engines.append(engine))
     code, _, wrong = command(cli.app, "serve", "--port", 0, *words)
     assert not code, wrong
     drafter = engines[0].drafter
-    assert (drafter.count if drafter else None) == ngram and engines[0].overlap == overlap
+    assert (drafter.lengths.most if drafter else None) == most and engines[0].overlap == overlap
 
 
 def test_both_at_once_are_refused(command):
-    code, _, wrong = command(cli.app, "serve", "--ngram", 3, "--async-scheduling")
+    code, _, wrong = command(cli.app, "serve", "--draft", "lookup", "--async-scheduling")
     assert code == 2 and "exclude each other" in wrong
 
 
@@ -77,3 +80,27 @@ def test_a_dtype_that_is_slow_here_is_said(command, monkeypatch, dtype, is_slow)
     code, said, wrong = command(cli.app, "serve", "--port", 0, "--dtype", dtype)
     assert not code, wrong
     assert ("without --dtype it answers several times as fast" in said) == is_slow
+
+
+@pytest.mark.parametrize("word, what", [
+    ("none", "--draft none: expected lookup, shipped or the folder of a model"),
+    (str(NANO), "a vocabulary of 128 tokens, expected 2048, the model's own")])
+def test_a_draft_that_does_not_fit_is_refused(command, word, what):
+    code, _, wrong = command(cli.app, "serve", "--port", 0, "--draft", word)
+    assert code == 2 and what in wrong
+
+
+def test_guesses_are_counted_with_vllms_names(cheap_guesses):
+    engine = cli.build(Repeats(), ByteTokenizer(), None, {"sample_rows": sample_rows}, 64,
+                       draft="lookup", guesses=3)
+    metrics = Metrics(engine, "m")
+    engine.submit(list(PROMPTS[1]), SamplingParams(40, temperature=0, ignore_eos=True))
+    while engine.busy:
+        metrics.stepped(engine, engine.step())
+    name = 'vllm:spec_decode_num_{}_total{{model_name="m"{}}} {:.1f}\n'
+    drafter = engine.drafter
+    text = metrics.text().decode()
+    assert name.format("drafts", "", drafter.drafts) in text and drafter.drafts
+    assert name.format("draft_tokens", "", drafter.guesses) in text
+    assert name.format("accepted_tokens", "", drafter.hits.total()) in text and drafter.hits[0]
+    assert name.format("accepted_tokens_per_pos", ',position="0"', drafter.hits[0]) in text

@@ -1,0 +1,98 @@
+"""Answers that must match, as clients ask for them: response_format and structured_outputs."""
+
+import json
+import re
+
+import jsonschema
+import pytest
+from pydantic import BaseModel
+
+from tests.layer3_system.server.http_server import NAME, served, told
+
+HI = [{"role": "user", "content": "hi"}]
+PATTERN = "[a-d]{3,9}, [0-9]{1,4}"
+
+
+class Pet(BaseModel):
+    """As openai's `parse` takes it."""
+
+    name: str
+    age: int | None
+    tame: bool
+
+
+@pytest.fixture(scope="module")
+def mock():
+    with served() as one:
+        yield one
+
+
+def schema_of(**properties):
+    return {"type": "object", "properties": properties, "required": list(properties),
+            "additionalProperties": False}
+
+
+SCHEMA = schema_of(name={"type": "string", "maxLength": 8}, kind={"enum": ["cat", "d.o.g"]},
+                   legs={"type": "array", "items": {"type": "boolean"}, "maxItems": 4})
+
+
+def asked(schema):
+    return {"type": "json_schema", "json_schema": {"name": "pet", "schema": schema}}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_openais_client_gets_what_a_schema_allows(mock, seed):
+    fields = {"model": NAME, "messages": HI, "seed": seed, "n": 2,
+              "response_format": asked(SCHEMA)}
+    whole = mock.openai.chat.completions.create(**fields)
+    texts = {0: "", 1: ""}
+    for chunk in mock.openai.chat.completions.create(**fields, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    for choice in whole.choices:
+        assert choice.finish_reason == "stop"
+        jsonschema.validate(json.loads(choice.message.content), SCHEMA)
+        assert choice.message.content == texts[choice.index]
+
+
+def test_openais_parse_makes_an_object(mock):
+    bias = {str(byte): 8 for byte in b'"'}          # so that the text ends soon
+    got = mock.openai.chat.completions.parse(model=NAME, messages=HI, seed=1, logit_bias=bias,
+                                             response_format=Pet)
+    assert isinstance(got.choices[0].message.parsed, Pet)
+
+
+def test_a_pattern_holds_against_a_bias(mock):
+    got = mock.post(prompt="a", seed=3, max_tokens=20, logit_bias={"122": 100, "256": 100}, min_p=1,
+                    structured_outputs={"regex": PATTERN}).json()["choices"][0]
+    assert got["finish_reason"] == "stop"
+    assert re.fullmatch(PATTERN, got["text"]), got["text"]
+
+
+WRONG = {
+    "pattern": ({"structured_outputs": {"regex": "(a"}}, "structured_outputs",
+                "the parenthesis is not closed at character 0"),
+    "both": ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs",
+             "found both"),
+    "unknown": ({"structured_outputs": {"grammar": "a"}}, "structured_outputs", "regex or json"),
+    "number": ({"structured_outputs": {"regex": 7}}, "structured_outputs", "found 7"),
+    "two fields": ({"structured_outputs": {"regex": "a"},
+                    "response_format": asked({"type": "null"})}, "structured_outputs",
+                   "found both"),
+    "contradiction": ({"response_format": asked(schema_of(
+        a={"type": "string", "minLength": 5, "maxLength": 3}))}, "response_format",
+        "minLength 5 is above maxLength 3 at #/properties/a"),
+    "not enforced": ({"response_format": asked({"type": "integer", "multipleOf": 5})},
+                     "response_format", "multipleOf: not enforced here, at #"),
+    "no schema": ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema"),
+    "ignore_eos": ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos",
+                   "not with structured_outputs"),
+    "min_tokens": ({"structured_outputs": {"regex": "a"}, "min_tokens": 2}, "min_tokens",
+                   "not with structured_outputs"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_be_enforced_is_refused(mock, case):
+    fields, field, says = WRONG[case]
+    told(mock.post("chat/completions", messages=HI, **fields), 400, field, says)

@@ -1,0 +1,232 @@
+"""What is given of s10: a draft model in an engine, and how many guesses a step is worth."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from layer2_graph import load
+from layer2_graph.models import SMALL
+from layer3_system import (
+    MockLlama,
+    PrefixPool,
+    SamplingParams,
+    Scheduler,
+    check_engine,
+    mock_scores,
+)
+from layer3_system.engine.drafts import Drafter
+from layer3_system.engine.lengths import Lengths, StepCost, best_counts
+from layer3_system.s07_engine import Engine, build_step
+from layer3_system.speculation import ModelDrafter
+from layer3_system.testing.mock_llama import ByteTokenizer
+
+LIMIT = 24.3            # χ² of 7 degrees of freedom: 1 in 1,000
+
+
+def near(context, V):
+    """Scores like the model's, but not the same."""
+    return mock_scores(context, V) + mock_scores([*context, 1], V) / 32
+
+
+def engine(drafter=None, scores=mock_scores, P=200, model=None, **options):
+    pool = PrefixPool(P, 4)
+    return Engine(model or MockLlama(400, scores=scores), ByteTokenizer(), pool,
+                  Scheduler(pool, **options), drafter=drafter)
+
+
+def drafts(count=3, scores=near, P=400):
+    return ModelDrafter(MockLlama(400, scores=scores), count, P, 4)
+
+
+def run(e, *asked, length=40, check=check_engine):
+    """[[token]] of requests that come together. asked: fields of each    check: after each step"""
+    every = {"max_tokens": length, "ignore_eos": True}
+    requests = [r for i, params in enumerate(asked)
+                for r in e.submit([i % 7 + 1] * (5 + i), SamplingParams(**every | params))]
+    for i, request in enumerate(requests):
+        if request.params.seed is None:     # else another run would draw other tokens
+            request.seed = i
+    while e.busy:
+        e.step()
+        check(e)
+    assert not any(r.error for r in requests)
+    return [r.output for r in requests]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Matrices this small gain nothing from a second one, which other work may hold up."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+# ---- the same answers
+
+
+def test_greedy_answers_are_those_without_guesses():
+    e = engine(drafts())
+    assert run(e, *[{"temperature": 0}] * 4) == run(engine(), *[{"temperature": 0}] * 4)
+    assert e.drafter.hits.total() > 20
+    plain = engine()
+    run(plain, *[{"temperature": 0}] * 4)
+    assert e.model.steps < plain.model.steps
+
+
+SEEDED = [{"seed": 3, "n": 2}, {"seed": 4, "top_p": 0.8, "temperature": 0.7},
+          {"seed": 5, "top_k": 20, "frequency_penalty": 0.5, "repetition_penalty": 1.2}]
+
+
+@pytest.mark.parametrize("drafter, options", [
+    (drafts(1), {}), (drafts(5), {}), (drafts(4, mock_scores), {}), (drafts(3, P=12), {}),
+    (drafts(3), {"P": 32, "max_seqs": 4}), (drafts(4), {"budget": 5, "max_seqs": 4}),
+    (drafts(4), {"budget": 9, "max_seqs": 5, "chunk": 2})])
+def test_a_seeded_answer_depends_on_its_seed_alone(drafter, options):
+    """Not on the draft, how many guesses, the batch, pages that run out or a budget."""
+    want = run(engine(drafts(2)), SEEDED[0]) + run(engine(drafts(2)), {"max_tokens": 1}, SEEDED[1],
+                                                   )[1:]
+    got = run(engine(drafter, **options), *SEEDED, {"temperature": 1})
+    assert got[:3] == want
+    assert drafter.drafts or options or drafter.pool.P < 20
+
+
+class Eight(MockLlama):
+    """Eight tokens, whose shares depend on the place alone, even or odd."""
+
+    def __init__(self, roll=0):
+        super().__init__(400, V=8)
+        row = torch.tensor([2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -1.5]).roll(roll)
+        self.table = torch.stack([row, row.flip(0)])                    # (2, V)
+
+    def forward(self, batch, cache, every=False):
+        rows = self.table[batch.positions % 2]                          # (T, V)
+        return rows if every else rows[batch.cu_q[1:].long() - 1]
+
+
+@pytest.mark.parametrize("asked, length", [
+    pytest.param({}, 320, marks=pytest.mark.slow),
+    ({"temperature": 0.6, "top_p": 0.9}, 160), ({"seed": 0}, 80)])
+def test_sampled_tokens_have_the_distribution_of_the_model(asked, length):
+    """χ² over 64 answers, without a seed and with one each: 20,480 tokens, 10,240 and 5,120."""
+    e = engine(ModelDrafter(Eight(1), 3, 4000, 4), P=4000, model=Eight())
+    seeds = [{"seed": i} if "seed" in asked else {} for i in range(64)]
+    outputs = run(e, *[asked | seed for seed in seeds], length=length, check=lambda _: None)
+    counts = np.zeros((2, 8))
+    for i, output in enumerate(outputs):
+        for place, token in enumerate(output):
+            counts[(4 + i + place) % 2, token] += 1
+    for parity, row in enumerate(counts):
+        z = Eight().table[parity].double() / asked.get("temperature", 1)
+        shares = torch.softmax(z, -1).numpy()
+        kept = shares >= np.sort(shares)[::-1][np.searchsorted(
+            np.cumsum(np.sort(shares)[::-1]), asked.get("top_p", 1) - 1e-12)]
+        want = row.sum() * shares * kept / shares[kept].sum()
+        assert not row[~kept].any()
+        assert ((row - want)[kept] ** 2 / want[kept]).sum() < LIMIT
+    assert 0.2 < e.drafter.hits[0] / e.drafter.drafts < 0.98
+
+
+def test_scores_that_are_not_finite_end_their_request_alone():
+    def broken(context, V):
+        z = mock_scores(context, V)
+        return z * torch.nan if len(context) == 12 and context[0] == 1 else z
+
+    for asked in ({}, {"seed": 1}, {"temperature": 0}):
+        e = engine(drafts(), broken)
+        a, b = (e.submit([i] * 6, SamplingParams(max_tokens=20, ignore_eos=True, **asked))[0]
+                for i in (1, 2))
+        while e.busy:
+            e.step()
+            check_engine(e)
+        assert a.reason == "error" and len(a.output) == 6 and "not finite" in a.error
+        assert b.reason == "length"
+
+
+# ---- the draft's own pages
+
+
+def test_its_keys_are_those_of_a_fresh_prompt():
+    """After 50 steps, some of whose blocks hits whole: then the draft lacks two tokens."""
+    small = load(SMALL, dtype=torch.float32)
+    draft = load(SMALL.parent / "draft", dtype=torch.float32)
+    drafter = ModelDrafter(draft, 2, 40)
+    e = Engine(small, ByteTokenizer(), drafter=drafter)
+    (request,) = e.submit([5, 9, 12], SamplingParams(max_tokens=200, ignore_eos=True))
+    for _ in range(50):
+        e.step()
+    assert 10 < drafter.hits[1] < drafter.drafts
+    drafter.propose([request])
+    shadow = drafter.shadows[request]
+    N = request.num_tokens
+    pages = type(drafter.pages)(draft.config, 40)
+    fresh = type(request)("b", request.tokens, request.params, table=list(shadow.table),
+                          num_computed=N)
+    draft.forward(build_step({fresh: N}, 16), pages)
+    for own, want in ((drafter.pages.k, pages.k), (drafter.pages.v, pages.v)):
+        k, w = (a[:, shadow.table].flatten(1, 2)[:, :N] for a in (own, want))
+        assert torch.allclose(k, w, atol=2e-4)
+
+
+def test_pages_go_back_when_requests_end():
+    e = engine(drafts(P=60))
+    for _ in range(3):
+        run(e, *[{}] * 3)
+    e.drafter.propose([])
+    assert not e.drafter.pool.used and not e.drafter.shadows
+
+
+# ---- how many guesses
+
+
+def speed(counts, rates, cost):
+    tokens = sum(sum(a**i for i in range(n + 1)) for n, a in zip(counts, rates, strict=True))
+    return tokens / cost.seconds(len(rates), sum(counts), max(counts))
+
+
+@pytest.mark.parametrize("cost", [
+    StepCost(1, 0.01, 0.01), StepCost(1, 0.2, 0.2), StepCost(1, 0.1, 0.3, 0.4),
+    StepCost(1, 0.1, 0.1, 0, 0.2, 0.01), StepCost(0.1, 1, 1)])
+def test_the_best_counts_are_the_best_of_all(cost, rng):
+    for _ in range(4):
+        rates = rng.random(3).tolist()
+        best = max(speed(c, rates, cost) for c in product(range(4), repeat=3))
+        assert speed(best_counts(rates, 3, cost), rates, cost) > 0.97 * best
+
+
+def test_best_counts_at_the_ends():
+    assert best_counts([], 4, StepCost(1, 1, 1)) == []
+    assert best_counts([0.9], 4, StepCost(1, 0, 1e-7)) == [4]
+    assert best_counts([0.9] * 32, 4, StepCost(0.01, 1, 1)) == [0] * 32
+    assert best_counts([0.95, 0.1], 4, StepCost(1, 0.1, 0.25))[1] == 0
+
+
+def test_a_request_whose_guesses_fail_stops_guessing_and_tries_again():
+    lengths = Lengths(4, StepCost(1, 0.1, 0.4))
+    drafter = Drafter(lambda tokens: [256] * 4, lengths=lengths)
+    e = engine(drafter)
+    run(e, {"temperature": 0}, length=300)
+    assert 3 < drafter.drafts < 100 and not drafter.hits
+
+
+def test_a_draft_with_a_short_context_stops_at_its_end():
+    drafter = ModelDrafter(MockLlama(20, scores=near), 3, 60, 4)
+    e = engine(drafter)
+    assert run(e, {"temperature": 0}) == run(engine(), {"temperature": 0})
+    assert 0 < drafter.drafts < 20
+
+
+def test_drafts_of_a_long_text_come_later(monkeypatch):
+    """It reads a long prompt in parts, so that no step waits for all of it."""
+    monkeypatch.setattr("layer3_system.speculation.CHUNK", 8)
+    drafter = drafts()
+    e = engine(drafter)
+    (request,) = e.submit([1] * 30, SamplingParams(max_tokens=12, seed=1, ignore_eos=True))
+    for _ in range(3):
+        e.step()
+    assert drafter.drafts == 0 and drafter.shadows[request].num_computed in (8, 16)
+    while e.busy:
+        e.step()
+    assert drafter.drafts > 0

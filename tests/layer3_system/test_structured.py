@@ -1,0 +1,248 @@
+"""What is given of s13: automata against Python's re, schemas, and masks in an engine."""
+
+import json
+import re
+from dataclasses import replace
+from itertools import product
+from random import Random
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+
+from layer2_graph import Tokenizer, read_config
+from layer2_graph.models import SMALL
+from layer3_system import MockLlama, PrefixPool, SamplingParams, Scheduler, check_engine
+from layer3_system.automaton import PatternError, compile_regex
+from layer3_system.engine.drafts import Drafter
+from layer3_system.json_schema import SchemaError, pattern_of
+from layer3_system.s01_request import RequestError
+from layer3_system.s07_engine import Engine
+from layer3_system.sampling_params import StructuredOutputs
+from layer3_system.speculation import ModelDrafter
+from layer3_system.structured import Grammars, RegexGrammar, RegexMatcher, vocabulary_of
+from layer3_system.testing.mock_llama import ByteTokenizer
+
+PATTERN = "[a-d]{3,9}(, [0-9]{1,4})?|ü{2,5}"
+TEXTS = ["".join(t) for n in range(5) for t in product("abü€", repeat=n)] + [
+    "1", "\n", "\U0001f600", "a\U0001f600", "é", "ab\nb", "a1_"]
+
+
+# ---- automata
+
+
+def part(chance, depth):
+    """A random pattern."""
+    kind = chance.random()
+    if depth == 0 or kind < 0.3:
+        return chance.choice(["a", "b", "ü", ".", "[ab]", "[^a]", r"\d", r"\W", "[a-ü]", "€",
+                              r"[\x61-\u20ac]", "[]a]"])
+    if kind < 0.5:
+        return part(chance, depth - 1) + part(chance, depth - 1)
+    if kind < 0.65:
+        return f"(?:{part(chance, depth - 1)}|{part(chance, depth - 1)})"
+    return f"({part(chance, depth - 1)})" + chance.choice(
+        ["*", "+", "?", "{2}", "{0}", "{1,3}", "{2,}", "{0,2}"])
+
+
+def matches(automaton, text):
+    state = automaton.start
+    for byte in text.encode():
+        state = automaton.table[state, byte]
+        if state < 0:
+            return False
+    return bool(automaton.accepting[state])
+
+
+def test_automata_match_what_re_matches():
+    chance = Random(3)
+    for _ in range(60):
+        pattern = part(chance, 3)
+        automaton = compile_regex(pattern)
+        for text in TEXTS:
+            want = re.fullmatch(pattern, text, re.ASCII) is not None
+            assert matches(automaton, text) == want, (pattern, text)
+
+
+@pytest.mark.parametrize("pattern, says", {
+    "(a": "not closed at character 0", "a)": "never opened", "a{2,1}": "m to be at most n",
+    "*a": "repeats nothing", "(?=a)": "not regular", r"(a)\1": "not regular", "[a": "bracket",
+    "[b-a]": "backwards", "a**": "after a repetition", r"\q": "no meaning", "^a": "anchors",
+    "a{1001}": "at most 1000", "(" * 99: "within each other", r"\x4": "2 hexadecimal",
+    "(a|b)*a(a|b){30}": "too many states", "(a{999}){999}": "nodes", "a" * 20_000: "characters",
+    r"\ud800": "no text matches"}.items())
+def test_what_is_no_pattern_is_named(pattern, says):
+    with pytest.raises(PatternError, match=re.escape(says)):
+        compile_regex(pattern)
+
+
+def test_tokens_of_the_small_model_have_the_bytes_of_their_texts():
+    config = read_config(SMALL)
+    words = Tokenizer(SMALL, config)
+    vocabulary = vocabulary_of(words, config.V)
+    assert len(vocabulary) == config.V and vocabulary[:4] == [None] * 4
+    text = "Müller: 7 € {\"a\": 1}\n\U0001f600"
+    tokens = [token for token in words.encode(text) if vocabulary[token]]
+    assert b"".join(vocabulary[token] for token in tokens) == text.encode()
+
+
+# ---- schemas
+
+SCHEMA = {
+    "type": "object", "required": ["a", "b"], "additionalProperties": False, "properties": {
+        "a": {"type": "string", "maxLength": 5}, "b": {"enum": ["x", "(.)", 3, None]},
+        "c": {"type": "array", "items": {"type": ["integer", "boolean"]}, "minItems": 1,
+              "maxItems": 3},
+        "d": {"anyOf": [{"$ref": "#/$defs/D"}, {"type": "null"}]}},
+    "$defs": {"D": {"type": "object", "properties": {"x": {"type": "number"}}}}}
+
+
+def test_random_texts_of_a_schema_satisfy_it():
+    automaton = compile_regex(pattern_of(SCHEMA))
+    chance = np.random.default_rng(0)
+    for _ in range(100):
+        state = automaton.start
+        text = bytearray()
+        while not automaton.accepting[state]:
+            byte = int(chance.choice(np.flatnonzero(automaton.table[state] >= 0)))
+            text.append(byte)
+            state = automaton.table[state, byte]
+        jsonschema.validate(json.loads(text.decode()), SCHEMA)
+
+
+@pytest.mark.parametrize("schema, says", [
+    (3, "expected an object"), ({}, "found None at #"), ({"type": "x"}, "found 'x' at #"),
+    ({"type": "string", "pattern": "a"}, "pattern: not enforced"),
+    ({"type": "array"}, "items: expected"), ({"$ref": "#/a"}, "leads nowhere"),
+    ({"$ref": "#/$defs/A", "$defs": {"A": {"type": "array", "items": {"$ref": "#/$defs/A"}}}},
+     "needs a stack"),
+    ({"type": "object", "required": ["a"]}, "'a' is not among"),
+    ({"type": "string", "enum": [1]}, "not of type 'string'"), ({"enum": []}, "not empty"),
+    ({"type": "array", "items": {"type": "null"}, "maxItems": True}, "an integer from 0")])
+def test_what_a_schema_cannot_have_is_named(schema, says):
+    with pytest.raises(SchemaError, match=re.escape(says)):
+        pattern_of(schema)
+
+
+def test_a_schema_too_deep_is_refused():
+    schema = {"type": "null"}
+    for _ in range(400):
+        schema = {"type": "array", "items": schema}
+    with pytest.raises(SchemaError, match="levels deep"):
+        pattern_of(schema)
+
+
+# ---- in an engine
+
+
+def engine(P=200, scores=None, grammars=True, **options):
+    model = MockLlama(400, **({"scores": scores} if scores else {}))
+    pool = PrefixPool(P, 4)
+    return Engine(model, ByteTokenizer(), pool, Scheduler(pool), grammars=Grammars(
+        ByteTokenizer(), model.config) if grammars else None, **options)
+
+
+def run(e, count=6, **fields):
+    """[Request] of answers that match PATTERN."""
+    params = {"max_tokens": 30, "structured_outputs": StructuredOutputs(PATTERN)} | fields
+    requests = [r for i in range(count)
+                for r in e.submit([i % 7 + 1] * (5 + i), SamplingParams(**{"seed": i} | params))]
+    while e.busy:
+        e.step()
+        check_engine(e)
+    return requests
+
+
+def outputs(requests):
+    for request in requests:
+        assert request.reason == "stop", request.error
+        assert re.fullmatch(PATTERN, ByteTokenizer().decode(request.output))
+    return [request.output for request in requests]
+
+
+def guesses(tokens):
+    """Some that the grammar refuses, its end among them."""
+    return [[97, 98, 256, 97], [44, 32, 49, 50], [122]][len(tokens) % 3]
+
+
+def test_answers_match_and_are_the_same_in_any_engine():
+    plain = outputs(run(engine(), count=12))
+    assert outputs(run(engine(overlap=True), count=12)) == plain
+    assert outputs(run(engine(drafter=Drafter(guesses)), count=12)) == plain
+    tight = engine(P=10)
+    requests = run(tight, count=12, max_tokens=20)
+    assert sum(r.preemptions for r in requests) > 0
+    assert outputs(requests) == plain
+
+
+def test_each_of_n_answers_has_its_own_state():
+    assert len(set(map(tuple, outputs(run(engine(), count=2, n=4))))) > 1
+
+
+@pytest.mark.parametrize("seed", [0, None])
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_drafts_guesses_obey(seed, temperature):
+    drafter = ModelDrafter(MockLlama(400), 3, 400, 4)
+    requests = run(engine(drafter=drafter), seed=seed, temperature=temperature)
+    outputs(requests)
+    # The draft is the model itself; an answer's end is not counted as a guess that held.
+    refused = drafter.guesses - sum(drafter.hits.values())
+    assert 0 <= refused <= len(requests) < drafter.guesses
+
+
+def liking(*tokens):
+    """Scores that do not depend on the context."""
+    return lambda context, V: torch.zeros(V).index_fill(0, torch.tensor(tokens), 3.0)
+
+
+def test_guesses_do_not_change_the_distribution():
+    """Of 600 letters after a z; the draft likes forbidden ones, too."""
+    e = engine(P=4000, scores=liking(97),
+               drafter=ModelDrafter(MockLlama(400, scores=liking(98, 120, 121)), 2, 4000))
+    requests = [request for i in range(20) for request in e.submit([1, i], SamplingParams(
+        max_tokens=9, n=30, structured_outputs=StructuredOutputs("z[a-d]")))]
+    for i, request in enumerate(requests):
+        request.seed = i                        # drawn by rejection: params.seed is None
+    while e.busy:
+        e.step()
+    counts = np.bincount([request.output[1] - 97 for request in requests], minlength=4)
+    shares = np.exp([3, 0, 0, 0])
+    want = len(requests) * shares / shares.sum()
+    assert ((counts - want)**2 / want).sum() < 16.3     # χ² of 3 degrees of freedom: 1 in 1,000
+
+
+def test_a_mask_comes_before_min_p_and_after_the_bias():
+    bias = ((122, 100.0), (256, 100.0))
+    outputs(run(engine(), logit_bias=bias, min_p=1.0, top_k=1))
+
+
+def test_a_matcher_is_strict():
+    grammar = RegexGrammar(compile_regex("ab"), [b"a", b"b", b"ab", None], (3,))
+    matcher = RegexMatcher(grammar)
+    assert not matcher.accept(3) and not matcher.accept(1) and matcher.accept(2)
+    assert matcher.mask().tolist() == [8] and matcher.accept(3) and matcher.ended
+    assert not matcher.accept(0)
+    with pytest.raises(ValueError, match="has ended"):
+        matcher.mask()
+    matcher.rollback(2)
+    assert matcher.mask().tolist() == [5]
+    with pytest.raises(ValueError, match="at most 0 tokens"):
+        matcher.rollback(1)
+
+
+def test_what_an_engine_cannot_serve_is_refused():
+    asked = SamplingParams(structured_outputs=StructuredOutputs("a"))
+    with pytest.raises(RequestError, match="without grammars"):
+        engine(grammars=False).submit([1], asked)
+    with pytest.raises(RequestError, match="regex: the parenthesis"):
+        engine().submit([1], SamplingParams(structured_outputs=StructuredOutputs("(")))
+    with pytest.raises(RequestError, match="expected regex or json"):
+        StructuredOutputs()
+    e = engine()
+    e.intake.grammars = Grammars(ByteTokenizer(), replace(e.model.config, ends=()))
+    with pytest.raises(RequestError, match="no token that ends"):
+        e.submit([1], asked)
+    e.intake.grammars = Grammars(object(), e.model.config)
+    with pytest.raises(RequestError, match="not byte-level"):
+        e.submit([1], asked)
