@@ -22,8 +22,8 @@ from layer3_system.pictures.context import (
     position_errors,
     ring_work,
 )
-from layer3_system.pictures.learning import gradient_range, loss_curves, training_lines
 from layer3_system.pictures.grammar import allowed_steps, automaton_jumps, match_lines
+from layer3_system.pictures.learning import gradient_range, loss_curves, training_lines
 from layer3_system.pictures.pages import hash_chain, table_arrows
 from layer3_system.pictures.pipeline import kept_lines, pipeline_lanes
 from layer3_system.pictures.ranks import rank_lanes, rank_matrix, ring_and_tree, ring_rounds
