@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from layer2_graph.config import read_config
+from layer3_system.s30_training import Recompute
 from layer3_system.training.arms import ARMS
 from layer3_system.training.data import Batch, Loader, story_tokens
 from layer3_system.training.llama import TrainableLlama, new_weights, training_kernels
@@ -38,7 +39,8 @@ JUDGED = 60             # windows of held-out text
 def make(shape: str, steps: int, arm: str, recompute: bool) -> Training:
     """A training at its first step. shape: of layer2_graph's model of that name"""
     m = read_config(MODELS / shape)
-    model = TrainableLlama(m, new_weights(m, 0), training_kernels("torch"), ARMS[arm], recompute)
+    model = TrainableLlama(m, new_weights(m, 0), training_kernels("torch"), ARMS[arm],
+                           Recompute if recompute else None)
     options = Options(steps, max(1, steps // 20), PEAK[shape], floor=PEAK[shape] / 10)
     loader = Loader(story_tokens("train", STORIES), B, T, 0)
     return Training(model, loader, options, own_parts())

@@ -21,13 +21,13 @@ def smooth(values: list[float], count: int = 8) -> list[float]:
                                                for i in range(len(values)))]
 
 
-def loss_curves(runs: "dict[str, list[Row]]") -> "Figure":
+def loss_curves(runs: dict[str, list[float]]) -> "Figure":
     """The loss by step of each run, a mean of its last eight."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7.5, 3.6), layout="constrained")
-    for (name, rows), (colour, style) in zip(runs.items(), STROKES, strict=False):
-        axes.plot(smooth([row.loss for row in rows]), style, color=colour, label=name, lw=1.6)
+    for (name, losses), (colour, style) in zip(runs.items(), STROKES, strict=False):
+        axes.plot(smooth(losses), style, color=colour, label=name, lw=1.6)
     axes.set(xlabel="step", ylabel="loss, nats a token")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9)

@@ -17,7 +17,6 @@ from layer1_kernels.gradients import differentiable
 from layer1_kernels.k05_matmul_tiled import matmul_torch
 from layer2_graph.config import Config
 from layer2_graph.g01_llama import rope_tables
-from layer3_system.s30_training import Recompute
 from layer3_system.training.arms import FP32, Arm, through_bf16, through_fp16
 from layer3_system.training.data import IGNORED, Batch
 
@@ -72,11 +71,12 @@ def training_kernels(back_end: str) -> Kernels:
 
 
 class TrainableLlama:
-    """m: a Config, tied.  w: its weights by name, fp32.  recompute: layers keep their inputs alone.
+    """m: a Config, tied.  w: its weights by name, fp32.  recompute: the function by which
+    layers keep their inputs alone, such as s30's Recompute.
     """
 
     def __init__(self, m: Config, w: dict[str, Tensor], ops: Kernels, arm: Arm = FP32,
-                 recompute: bool = False) -> None:
+                 recompute: type[torch.autograd.Function] | None = None) -> None:
         self.m = m
         self.ops = ops
         self.arm = arm
@@ -102,7 +102,7 @@ class TrainableLlama:
     def layer(self, B: int, x: Tensor, weights: list[Tensor]) -> Tensor:   # (B·T, C) -> (B·T, C)
         """`block`, of which only the inputs are kept if the model recomputes."""
         block = partial(self.block, B)
-        return Recompute.apply(block, x, *weights) if self.recompute else block(x, *weights)
+        return self.recompute.apply(block, x, *weights) if self.recompute else block(x, *weights)
 
     def logits(self, tokens: Tensor) -> Tensor:                         # (B, T) -> (B·T, V)
         """The scores of the next token after each."""

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from day02_overview.nano.train import forward
 from layer2_graph.config import Config
 from layer3_system import train
+from layer3_system.bench import training_curves
+from layer3_system.s30_training import Recompute
 from layer3_system.training.arms import ARMS, FP32, Arm
 from layer3_system.training.data import IGNORED, Batch, Loader
 from layer3_system.training.llama import TrainableLlama, entries, new_weights, training_kernels
@@ -23,8 +25,16 @@ def text(length=500):
     return torch.randint(M.V, (length,), generator=torch.Generator().manual_seed(0))
 
 
+def test_the_recorded_curves_are_what_training_makes():
+    recorded = json.loads(training_curves.RECORD.read_text("utf-8"))
+    assert list(recorded) == list(ARMS)
+    losses = [row.loss for row in training_curves.make().run()]
+    assert losses == pytest.approx(recorded["fp32"], rel=1e-3)
+
+
 def training(arm=FP32, options=OPTIONS, recompute=False):
-    model = TrainableLlama(M, new_weights(M, 0), training_kernels("torch"), arm, recompute)
+    model = TrainableLlama(M, new_weights(M, 0), training_kernels("torch"), arm,
+                           Recompute if recompute else None)
     return Training(model, Loader(text(), B=3, T=17, seed=1), options)
 
 
