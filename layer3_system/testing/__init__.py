@@ -14,4 +14,5 @@ pipeline_llama     a small Llama cut in stages, for a training step of s23
 expert_ranks       given code round the exercises of s24, a layer by experts and by tensors, a Llama
 grammar_driver     a matcher of the texts of a list, for s13
 context_ranks      given code round the exercises of s25, gradients, a Llama
+step_driver        given code round the exercises of s30
 """

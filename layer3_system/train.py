@@ -1,0 +1,135 @@
+"""Train a small Llama from nothing on the course's stories:
+
+    python -m layer3_system.train --steps 200 --minutes 3
+
+It stops after some minutes of the processor, keeps its state in .cache, and goes on from there at
+the next call: the losses are those of a training that never stopped. At the last step it writes its
+record. Nothing ships: the small model's own weights come from layer2_graph/small/train.py.
+"""
+
+import argparse
+import json
+import math
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from layer2_graph.config import read_config
+from layer3_system.s30_training import Recompute
+from layer3_system.training.arms import ARMS
+from layer3_system.training.data import Batch, Loader, story_tokens
+from layer3_system.training.llama import TrainableLlama, new_weights, training_kernels
+from layer3_system.training.loop import Options, Row, Training, TrainingError, own_parts
+
+RECORD = Path(__file__).with_name("bench") / "training.json"
+STATES = Path(__file__).parents[1] / ".cache" / "train"     # of trainings; git ignores it
+MODELS = Path(__file__).parents[1] / "layer2_graph"
+PEAK = {"draft": 5e-3, "small": 3e-3}           # the highest rate of each shape
+B = 4
+T = 128
+EVERY = 10              # steps from one row of the record to the next
+STORIES = 7000          # to learn from: all that there are
+JUDGED = 60             # windows of held-out text
+
+
+def make(shape: str, steps: int, arm: str, recompute: bool) -> Training:
+    """A training at its first step. shape: of layer2_graph's model of that name"""
+    m = read_config(MODELS / shape)
+    model = TrainableLlama(m, new_weights(m, 0), training_kernels("torch"), ARMS[arm],
+                           Recompute if recompute else None)
+    options = Options(steps, max(1, steps // 20), PEAK[shape], floor=PEAK[shape] / 10)
+    loader = Loader(story_tokens("train", STORIES), B, T, 0)
+    return Training(model, loader, options, own_parts())
+
+
+def perplexity(model: TrainableLlama) -> float:
+    """A token, of held-out stories, cut into windows that are read alone."""
+    rows = story_tokens("held out", 350)[:JUDGED * (T + 1)].view(JUDGED, T + 1)
+    return math.exp(model.mean_loss([Batch(part[:, :-1], part[:, 1:]) for part in rows.split(B)]))
+
+
+def roof(side: int = 1024, rounds: int = 7) -> float:
+    """FLOP/s of a product of square matrices on this thread: the best of some rounds."""
+    a = torch.randn(side, side)
+    seconds = []
+    for _ in range(rounds):
+        begin = time.process_time()
+        a @ a
+        seconds.append(time.process_time() - begin)
+    return 2 * side ** 3 / min(seconds)
+
+
+def show(row: Row, steps: int, pace: float) -> None:
+    """The live line. pace: tokens a second of the processor"""
+    print(f"\rstep {row.step + 1:5} of {steps}  loss {row.loss:.3f}  rate {row.rate:.1e}  "
+          f"norm {row.norm:5.2f}  {pace:6,.0f} tokens/s", end="", file=sys.stderr, flush=True)
+
+
+def go_on(training: Training, state: dict[str, Any], minutes: float) -> None:
+    """Steps until the last, or until `minutes` of the processor have passed."""
+    begin = time.process_time()
+    before = state["seconds"]
+    steps = training.options.steps
+    while training.done < steps and time.process_time() - begin < 60 * minutes:
+        row = training.step()
+        state["seconds"] = before + time.process_time() - begin
+        if row.step % EVERY == 0 or training.done == steps:
+            state["rows"].append(row._asdict())
+            show(row, steps, training.done * row.tokens / state["seconds"])
+    print(file=sys.stderr)
+
+
+def record(training: Training, state: dict[str, Any],
+           options: argparse.Namespace) -> dict[str, Any]:
+    """What is written of a training that is over."""
+    N = sum(w.numel() for w in training.model.weights.values())
+    tokens = training.done * B * T
+    return {"command": f"python -m layer3_system.train --shape {options.shape} "
+                       f"--steps {options.steps} --arm \"{options.arm}\"",
+            "machine": f"one thread, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; "
+                       "seconds are the processor's",
+            "torch": torch.__version__, "parameters": N, "tokens": tokens, "flops": 6 * N * tokens,
+            "seconds": round(state["seconds"], 1),
+            "tokens a second": round(tokens / state["seconds"]),
+            "roof": roof(), "perplexity at first": round(state["first"], 2),
+            "perplexity": round(perplexity(training.model), 4), "rows": state["rows"]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--shape", choices=tuple(PEAK), default="draft")
+    parser.add_argument("--steps", type=int, default=400, help="of the whole training")
+    parser.add_argument("--minutes", type=float, default=10, help="of the processor, of this call")
+    parser.add_argument("--arm", choices=tuple(ARMS), default="fp32", help="what is rounded")
+    parser.add_argument("--recompute", action="store_true", help="layers keep their inputs alone")
+    parser.add_argument("--record", type=Path, default=RECORD)
+    options = parser.parse_args()
+    torch.set_num_threads(1)                # sums in one order: a training that goes on is the same
+    training = make(options.shape, options.steps, options.arm, options.recompute)
+    print(training.parts.sources(), file=sys.stderr)
+    saved = STATES / f"{options.shape}-{options.steps}-{options.arm.replace(' ', '_')}.pt"
+    state: dict[str, Any]
+    if saved.exists():
+        state = torch.load(saved)
+        training.restore(state.pop("training"))
+    else:
+        state = {"rows": [], "seconds": 0.0, "first": perplexity(training.model)}
+    try:
+        go_on(training, state, options.minutes)
+    except TrainingError as error:
+        raise SystemExit(f"{error}; kept: {saved if saved.exists() else 'nothing'}") from None
+    STATES.mkdir(parents=True, exist_ok=True)
+    part = saved.with_suffix(".part")
+    torch.save(state | {"training": training.state()}, part)
+    part.replace(saved)                     # the old state is there until the new one is whole
+    if training.done == options.steps:
+        options.record.write_text(json.dumps(record(training, state, options)).replace(
+            '{"step"', '\n{"step"') + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""The given half of s30: loader, model, loop and command. No test depends on speed."""
+
+import json
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from day02_overview.nano.train import forward
+from layer2_graph.config import Config
+from layer3_system import train
+from layer3_system.bench import training_curves
+from layer3_system.s30_training import Recompute
+from layer3_system.training.arms import ARMS, FP32, Arm
+from layer3_system.training.data import IGNORED, Batch, Loader
+from layer3_system.training.llama import TrainableLlama, entries, new_weights, training_kernels
+from layer3_system.training.loop import Options, Training, TrainingError
+
+M = Config(L=2, C=32, H=4, G=2, D=8, F=48, V=61, eps=1e-5, theta=1e4, room=40, tied=True)
+OPTIONS = Options(steps=12, warm=3, peak=1e-2, floor=1e-3)
+
+
+def text(length=500):
+    return torch.randint(M.V, (length,), generator=torch.Generator().manual_seed(0))
+
+
+def test_the_recorded_curves_are_what_training_makes():
+    recorded = json.loads(training_curves.RECORD.read_text("utf-8"))
+    assert list(recorded) == list(ARMS)
+    losses = [row.loss for row in training_curves.make().run()]
+    assert losses == pytest.approx(recorded["fp32"], rel=1e-3)
+
+
+def training(arm=FP32, options=OPTIONS, recompute=False):
+    model = TrainableLlama(M, new_weights(M, 0), training_kernels("torch"), arm,
+                           Recompute if recompute else None)
+    return Training(model, Loader(text(), B=3, T=17, seed=1), options)
+
+
+def test_a_batch_depends_on_seed_and_number_alone():
+    loader = Loader(text(), B=3, T=17, seed=1)
+    first, second = loader.next(), loader.next()
+    assert not torch.equal(first.tokens, second.tokens)
+    assert torch.equal(first.tokens[:, 1:], first.targets[:, :-1])
+    other = Loader(text(), B=3, T=17, seed=1)
+    other.seek({"number": 1, "seed": 1, "B": 3, "T": 17, "tokens": 500})
+    assert torch.equal(other.next().tokens, second.tokens)
+
+
+@pytest.mark.parametrize("change", [{"seed": 2}, {"tokens": 501}, {"T": 16}])
+def test_a_place_in_another_text_is_refused(change):
+    loader = Loader(text(), B=3, T=17, seed=1)
+    with pytest.raises(ValueError, match="not one of this loader"):
+        loader.seek(loader.place() | change)
+
+
+def test_a_text_that_is_too_short_is_refused():
+    with pytest.raises(ValueError, match=r"0 tokens, expected at least T \+ 1 = 18"):
+        Loader(text(0), B=3, T=17, seed=1)
+    assert Loader(text(18), B=3, T=17, seed=1).next().tokens.shape == (3, 17)
+
+
+def test_losses_are_those_of_a_plain_loop():
+    """torch.optim.AdamW, clip_grad_norm_ and o02's forward, for twelve steps."""
+    own = training()
+    rows = own.run()
+    w = {name: weight.requires_grad_() for name, weight in new_weights(M, 0).items()}
+    optimiser = torch.optim.AdamW(
+        [{"params": [v for v in w.values() if v.ndim == 2], "weight_decay": OPTIONS.decay},
+         {"params": [v for v in w.values() if v.ndim == 1], "weight_decay": 0.0}],
+        betas=OPTIONS.betas, fused=False)
+    m = entries(M) | {"rms_norm_eps": M.eps, "rope_theta": M.theta}
+    loader = Loader(text(), B=3, T=17, seed=1)
+    for row in rows:
+        batch = loader.next()
+        loss = F.cross_entropy(forward(m, w, batch.tokens).flatten(0, 1), batch.targets.flatten())
+        optimiser.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(w.values(), OPTIONS.limit)
+        for group in optimiser.param_groups:
+            group["lr"] = row.rate
+        optimiser.step()
+        assert row.loss == pytest.approx(loss.item(), rel=1e-4)
+        assert row.norm == pytest.approx(norm.item(), rel=1e-3)
+    assert rows[-1].loss < rows[0].loss
+
+
+def test_a_training_that_goes_on_is_the_one_that_never_stopped(tmp_path):
+    whole = training()
+    losses = [row.loss for row in whole.run()]
+    first = training()
+    for _ in range(5):
+        first.step()
+    torch.save(first.state(), tmp_path / "state.pt")
+    second = training()
+    second.restore(torch.load(tmp_path / "state.pt"))
+    assert [row.loss for row in second.run()] == losses[5:]
+    assert all(torch.equal(a, b) for a, b in zip(
+        whole.model.weights.values(), second.model.weights.values(), strict=True))
+
+
+def test_recomputation_changes_no_bit():
+    assert [row.loss for row in training(recompute=True).run()] == [
+        row.loss for row in training().run()]
+
+
+def test_norms_do_not_decay():
+    own = training()
+    for weight in own.model.weights.values():
+        weight.grad = torch.zeros_like(weight)
+    before = {name: weight.detach().clone() for name, weight in own.model.weights.items()}
+    own.update(0.1)
+    for name, weight in own.model.weights.items():
+        assert torch.equal(weight, before[name]) == (weight.ndim == 1)
+
+
+def test_tokens_without_a_loss_do_not_count():
+    model = training().model
+    batch = Loader(text(), B=2, T=17, seed=1).next()
+    short = batch.targets.clone()
+    short[1, 5:] = IGNORED
+    one = model.loss_sum(Batch(batch.tokens[:1], batch.targets[:1]))
+    two = model.loss_sum(Batch(batch.tokens[1:, :5], batch.targets[1:, :5]))
+    loss, count = model.loss_sum(Batch(batch.tokens, short))
+    assert count == 22
+    assert loss.item() == pytest.approx((one[0] + two[0]).item(), rel=1e-5)
+
+
+def test_a_loss_that_is_no_number_stops_with_step_and_weight():
+    own = training()
+    own.step()
+    name = "model.layers.1.mlp.down_proj.weight"
+    own.model.weights[name].data[3, 4] = math.nan
+    with pytest.raises(TrainingError, match=r"step 1: the loss is nan, and .* after step 0"):
+        own.step()
+
+
+def test_an_overflow_skips_the_step_and_halves_the_scale():
+    own = training(Arm(mean_of=1, scale=2.0 ** 17))
+    before = [weight.detach().clone() for weight in own.model.weights.values()]
+    own.step()
+    assert (own.skipped, own.model.arm.scale) == (1, 2.0 ** 16)
+    assert all(torch.equal(a, b) for a, b in zip(before, own.model.weights.values(), strict=True))
+    own.run()
+    assert own.skipped < 4
+    assert all(weight.isfinite().all() for weight in own.model.weights.values())
+
+
+def test_bf16_weights_stay_bf16_and_masters_do_not():
+    for name in ("bf16 weights", "bf16, fp32 masters"):
+        own = training(ARMS[name])
+        own.run()
+        rounded = [torch.equal(w, w.bfloat16().float()) for w in own.model.weights.values()]
+        assert all(rounded) == (name == "bf16 weights")
+
+
+def test_gradients_by_kernels_in_the_simulator():
+    small = Config(L=1, C=16, H=2, G=1, D=16, F=32, V=32, eps=1e-5, theta=1e4, room=16, tied=True)
+    batch = Batch(*(torch.randint(32, (1, 9), generator=torch.Generator().manual_seed(s))
+                    for s in (0, 1)))
+    gradients = []
+    for back_end in ("torch", "triton"):
+        model = TrainableLlama(small, new_weights(small, 0), training_kernels(back_end))
+        loss, _ = model.loss_sum(batch)
+        gradients.append(torch.autograd.grad(loss, list(model.weights.values())))
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_the_command_stops_and_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "STATES", tmp_path / "states")
+    monkeypatch.setattr(train, "make", lambda *_: training())
+    monkeypatch.setattr(train, "perplexity", lambda model: 61.0)
+    path = tmp_path / "record.json"
+    for words in (["--minutes", "0"], []):
+        monkeypatch.setattr("sys.argv", ["train", "--steps", "12", "--record", str(path), *words])
+        train.main()
+        assert path.exists() == (not words)
+    record = json.loads(path.read_text("utf-8"))
+    assert [row["step"] for row in record["rows"]] == [0, 10, 11]
+    assert record["tokens"] == 12 * train.B * train.T
