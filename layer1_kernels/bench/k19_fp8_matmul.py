@@ -167,9 +167,9 @@ def ladder(M, N, K, group=128):
     for name, (changed, run) in ways.items():
         with simulator.trace() as trace, simulator.capability(FP8_GPU):
             run()
-        asked = bytes_by_array(trace.launches[0])
-        scales = asked.get("a_scales", 0) + asked.get("w_scales", 0)
-        rungs.append(Rung(name, asked["a"] + asked["w"], scales,
+        loads = bytes_by_array(trace.launches[0])
+        scales = loads.get("a_scales", 0) + loads.get("w_scales", 0)
+        rungs.append(Rung(name, loads["a"] + loads["w"], scales,
                           trace.launches[0].totals.flops_by_type.get("fp32", 0) / (M * N),
                           float((c - want).norm() / want.norm()), changed))
     return rungs
@@ -177,12 +177,12 @@ def ladder(M, N, K, group=128):
 
 def bytes_by_array(launch):
     """{array: bytes that a launch asks for, those of a request each once}."""
-    asked = {}
+    loads = {}
     for (line, space, op), request in launch.requests.items():
         array = next(iter(request.lanes.values()))[0]
         if op == "load":
-            asked[array] = asked.get(array, 0) + launch.lines[line].access(space, op).distinct
-    return asked
+            loads[array] = loads.get(array, 0) + launch.lines[line].access(space, op).distinct
+    return loads
 
 
 def shipped():
