@@ -124,8 +124,8 @@ class Rung(NamedTuple):
     """One rung of the ladder; of the launches that multiply, as counted."""
 
     name: str
-    operands: int           # bytes of x and w that are sums for
-    scales: int             # bytes of scales that are sums for
+    operands: int           # bytes of x and w that are asked for
+    scales: int             # bytes of scales that are asked for
     arithmetic: float       # fp32 FLOPs for each number of c
     error: float            # of c, relative, against float64 of x and w as they were in bf16
     changed: str
@@ -167,9 +167,9 @@ def ladder(M, N, K, group=128):
     for name, (changed, run) in ways.items():
         with simulator.trace() as trace, simulator.capability(FP8_GPU):
             run()
-        sums = bytes_by_array(trace.launches[0])
-        scales = sums.get("a_scales", 0) + sums.get("w_scales", 0)
-        rungs.append(Rung(name, sums["a"] + sums["w"], scales,
+        loads = bytes_by_array(trace.launches[0])
+        scales = loads.get("a_scales", 0) + loads.get("w_scales", 0)
+        rungs.append(Rung(name, loads["a"] + loads["w"], scales,
                           trace.launches[0].totals.flops_by_type.get("fp32", 0) / (M * N),
                           float((c - want).norm() / want.norm()), changed))
     return rungs
@@ -177,12 +177,12 @@ def ladder(M, N, K, group=128):
 
 def bytes_by_array(launch):
     """{array: bytes that a launch asks for, those of a request each once}."""
-    sums = {}
+    loads = {}
     for (line, space, op), request in launch.requests.items():
         array = next(iter(request.lanes.values()))[0]
         if op == "load":
-            sums[array] = sums.get(array, 0) + launch.lines[line].access(space, op).distinct
-    return sums
+            loads[array] = loads.get(array, 0) + launch.lines[line].access(space, op).distinct
+    return loads
 
 
 def shipped():
