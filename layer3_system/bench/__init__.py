@@ -14,6 +14,7 @@ data_parallel  stages of ZeRO beside PyTorch's FSDP, and gradients of few bits
 s23_pipeline_parallel  schedules on ranks that sleep
 expert_parallel  a layer with experts on several ranks, by experts and by tensors
 context_parallel  one sequence on several ranks, by the ring and by Ulysses
+timing         how long ranks take together
 training_curves  losses of a tiny Llama in five kinds of arithmetic
 training_speed  steps of s30 beside a plain loop of PyTorch
 """

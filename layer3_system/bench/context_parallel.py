@@ -3,37 +3,18 @@
     torchrun --nproc-per-node 4 -m layer3_system.bench.context_parallel
 """
 
-import statistics
-import time
-from collections.abc import Callable
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from lab.remote.agreement import meet
 from layer1_kernels import kernels
+from layer3_system.bench.timing import timed
 from layer3_system.context import Attend, zigzag
 from layer3_system.s25_context_parallel import ring_attention, ulysses
 
 TOKENS = {"cpu": 1024, "cuda": 32_768}       # of the sequence
 H, G, D = 8, 4, 64
-TURNS = 5
-
-
-def timed(call: Callable[[], object], device: str) -> float:
-    """Seconds of the slowest rank, the median of TURNS calls."""
-    seconds = []
-    for _ in range(TURNS + 1):                  # the first one connects and compiles
-        dist.barrier()
-        begin = time.perf_counter()
-        call()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - begin)
-    longest = torch.tensor(seconds[1:], device=device)
-    dist.all_reduce(longest, dist.ReduceOp.MAX)
-    return statistics.median(longest.tolist())
 
 
 def sequence(device: str) -> list[Tensor]:

@@ -4,10 +4,6 @@ rank alone.
     torchrun --nproc-per-node 4 -m layer3_system.bench.expert_parallel
 """
 
-import statistics
-import time
-from collections.abc import Callable
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -15,28 +11,13 @@ from torch import Tensor
 from lab.remote.agreement import meet
 from layer1_kernels import kernels
 from layer2_graph import moe_mlp, route
+from layer3_system.bench.timing import timed
 from layer3_system.experts import own_experts
 from layer3_system.s24_expert_parallel import moe_layer
 from layer3_system.testing.expert_ranks import layer_of, tensor_terms
 
 TOKENS = {"cpu": 256, "cuda": 4096}         # of a rank
 E, C, F, K = 16, 256, 512, 2
-TURNS = 5
-
-
-def timed(call: Callable[[], object], device: str) -> float:
-    """Seconds of the slowest rank, the median of TURNS calls."""
-    seconds = []
-    for _ in range(TURNS + 1):                  # the first one connects and compiles
-        dist.barrier()
-        begin = time.perf_counter()
-        call()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - begin)
-    longest = torch.tensor(seconds[1:], device=device)
-    dist.all_reduce(longest, dist.ReduceOp.MAX)
-    return statistics.median(longest.tolist())
 
 
 def weights(device: str) -> list[Tensor]:

@@ -246,3 +246,11 @@ def test_the_text_speaks_of_itself_alone():
         assert own is None or own not in text, f"{name} holds a path of this machine"
         for host in ("pypi.org", "pythonhosted.org", "conda.anaconda.org"):
             assert host not in text, f"{name} names {host}"
+
+
+def test_no_lesson_that_is_there_is_called_planned():
+    there = {word for lesson in course.lessons() for word in (lesson.id, lesson.id[:3])}
+    wrong = [f"{lesson.id}: {word}" for lesson in course.lessons()
+             for word in re.findall(r"`(\w+)` \(planned\)", lesson.text.read_text("utf-8"))
+             if word in there]
+    assert not wrong, "no longer planned: " + "; ".join(wrong)
