@@ -251,6 +251,6 @@ def test_the_text_speaks_of_itself_alone():
 def test_no_lesson_that_is_there_is_called_planned():
     there = {word for lesson in course.lessons() for word in (lesson.id, lesson.id[:3])}
     wrong = [f"{lesson.id}: {word}" for lesson in course.lessons()
-             for word in re.findall(r"`(\w+)` \(planned\)", lesson.text.read_text("utf-8"))
+             for word in re.findall(r"`(\w+)` \(planned\)", lesson.path(".md").read_text("utf-8"))
              if word in there]
     assert not wrong, "no longer planned: " + "; ".join(wrong)
