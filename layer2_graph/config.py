@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from layer2_graph.config_entries import (
     NEUTRAL,
@@ -83,7 +84,7 @@ FAMILIES = {
     "MixtralForCausalLM": (False, False, False, False),
     "Qwen3MoeForCausalLM": ("attention_bias", "attention_bias", False, True),
 }
-DEFAULTS = {            # of entries that are missing, by the same source
+DEFAULTS: dict[str, dict[str, Any]] = {            # of entries that are missing, by the same source
     "LlamaForCausalLM": {"max_position_embeddings": 2048},
     "MistralForCausalLM": {"max_position_embeddings": 131_072, "num_key_value_heads": 8,
                            "sliding_window": 4096},

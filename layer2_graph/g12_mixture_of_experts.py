@@ -162,11 +162,13 @@ class MoELlama(Llama):
             return weights[f"{name}.weight"], weights.get(f"{name}.bias")
 
         return MoELayer(
-            weights[prefix + "input_layernorm.weight"], *map(matrix, "qkvo"),
-            weights.get(prefix + "self_attn.q_norm.weight"),
-            weights.get(prefix + "self_attn.k_norm.weight"),
-            weights[prefix + "post_attention_layernorm.weight"],
-            *(weights[prefix + name] for name in (ROUTER, GATE_UP, DOWN)))
+            attention_norm=weights[prefix + "input_layernorm.weight"],
+            q=matrix("q"), k=matrix("k"), v=matrix("v"), o=matrix("o"),
+            q_norm=weights.get(prefix + "self_attn.q_norm.weight"),
+            k_norm=weights.get(prefix + "self_attn.k_norm.weight"),
+            mlp_norm=weights[prefix + "post_attention_layernorm.weight"],
+            router=weights[prefix + ROUTER], gate_up=weights[prefix + GATE_UP],
+            down=weights[prefix + DOWN])
 
     def block(self, i: int, x: Tensor, batch: Batch, cache: Cache) -> Tensor:   # -> (T, C)
         layer = self.layers[i]
@@ -174,7 +176,7 @@ class MoELlama(Llama):
             return super().block(i, x, batch, cache)
         m, ops = self.config, self.ops
         y = ops.rmsnorm(x, layer.attention_norm, m.eps)             # (T, C)
-        q, k, v = self.heads(layer, y)
+        q, k, v = self.heads(layer, y)          # type: ignore[arg-type] # it has all that they read
         ops.rope(q, k, self.cos, self.sin, batch.positions)
         mixed = cache.attend(i, q, k, v, batch, ops, m.scale)       # (T, H, D)
         x = x + self.linear(mixed.flatten(1), layer.o)              # (T, C)

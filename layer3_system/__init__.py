@@ -228,7 +228,7 @@ from layer3_system.s24_expert_parallel import (
     dispatch,
     exchange_rows,
     moe_layer,
-    pack,
+    pack_rows,
     run_experts,
     sort_by_expert,
 )
@@ -404,8 +404,8 @@ __all__ = [
     "on_paper",
     "one_forward_one_backward",
     "own_experts",
-    "pack",
     "pack_mask",
+    "pack_rows",
     "padded_tokens",
     "pages_of",
     "part_of",

@@ -18,7 +18,7 @@ from layer1_kernels import Kernels
 from layer2_graph import MoELayer, MoELlama, moe_mlp, route
 
 __all__ = ["Exchange", "ExpertParallelLlama", "combine", "dispatch", "exchange_rows", "moe_layer",
-           "pack", "run_experts", "sort_by_expert"]
+           "pack_rows", "run_experts", "sort_by_expert"]
 
 
 # ---- what it costs
@@ -171,7 +171,7 @@ class ExpertParallelLlama(MoELlama):
 # ---- messages of one size
 
 
-def pack(x: Tensor, experts: Tensor, keep: Tensor, E: int,
+def pack_rows(x: Tensor, experts: Tensor, keep: Tensor, E: int,
          capacity: int) -> Tensor:                          # (T, C) -> (E, capacity, C)
     """The rows of each expert, in the order of g12's keep_within, then rows of zeros.
 

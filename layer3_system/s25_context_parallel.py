@@ -40,7 +40,7 @@ def visible(r: int, j: int, n: int) -> tuple[int, int, bool]:
     return (0, n // 2, False) if j < r else (n // 2, n, False)
 
 
-def merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> tuple[Tensor, Tensor]:
+def merge_parts(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> tuple[Tensor, Tensor]:
     """Attention to two sets of keys, from that to each: out and more (T, H, D), lse (T, H).
 
     One lse may be -inf, of a part that saw no key. Neither overflows, however large they are.
@@ -71,7 +71,7 @@ def ring_attention(q: Tensor, k: Tensor, v: Tensor,
     for s in range(W):
         first, end, causal = visible(r, (r - s) % W, n)
         part = attend(q[first:], k[:end], v[:end], causal)
-        out[first:], lse[first:] = merge(out[first:], lse[first:], *part)
+        out[first:], lse[first:] = merge_parts(out[first:], lse[first:], *part)
         if s < W - 1:
             k, v = pass_on(k, v)
     return out.to(q.dtype), lse
@@ -92,8 +92,8 @@ def ring_backward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, ups
     dv = torch.zeros_like(v)
     for s in range(W):
         first, end, causal = visible(r, (r - s) % W, n)
-        rows = [x[first:] for x in (out, lse, upstream)]
-        grads = block_grads(q[first:], k[:end], v[:end], *rows, causal, scale)
+        grads = block_grads(q[first:], k[:end], v[:end], out[first:], lse[first:], upstream[first:],
+                            causal, scale)
         for total, more in zip((dq[first:], dk[:end], dv[:end]), grads, strict=True):
             total += more
         if s < W - 1:
@@ -115,7 +115,8 @@ class Ring(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple:
-        return *ring_backward(*ctx.saved_tensors, upstream, ctx.scale), None
+        q, k, v, out, lse = ctx.saved_tensors
+        return *ring_backward(q, k, v, out, lse, upstream, ctx.scale), None
 
 
 class RingCache:
@@ -136,7 +137,7 @@ def attend_spread(q: Tensor, k: Tensor, v: Tensor, attend: Attend) -> Tensor:
     out, lse = part
     for _ in range(dist.get_world_size() - 1):
         part = pass_on(*part)
-        out, lse = merge(out, lse, *part)
+        out, lse = merge_parts(out, lse, *part)
     return out
 
 
@@ -186,5 +187,5 @@ def ulysses(q: Tensor, k: Tensor, v: Tensor, attend: Attend) -> Tensor:
     if G % W:
         raise ValueError(f"ulysses: {G} kv heads cannot be shared by {W} ranks; use the ring, or "
                          f"a number of ranks that divides {G}")
-    out, _ = attend(*map(gather_tokens, (q, k, v)), True)
+    out, _ = attend(gather_tokens(q), gather_tokens(k), gather_tokens(v), True)
     return gather_heads(out)

@@ -31,7 +31,8 @@ LAB = (PYTHON, "-m", "lab.cli")
 PYTEST = (PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider")
 NBVAL = (*PYTEST, "--nbval-lax", "--nbval-current-env", "--nbval-cell-timeout=600")
 # Tests that hold the house itself.
-HOUSE = ("tests/lab/test_house.py", "tests/lab/test_types.py", "tests/lab/test_course.py")
+HOUSE = ("tests/lab/test_house.py", "tests/lab/test_types.py", "tests/lab/test_course.py",
+         "tests/lab/grading/test_every_lesson.py")
 # From the desk to a verdict, and from the server to OpenAI's client.
 MAIN_PATH = ("tests/lab/desk/test_learner.py::test_the_path_of_a_learner[cuda]",
              "tests/layer3_system/server/test_server.py::test_the_shipped_model")

@@ -49,8 +49,8 @@ def automaton_jumps(names: list[str], accepting: list[bool], bytes_: list[tuple[
     from matplotlib.patches import Circle, FancyArrowPatch
 
     figure, axes = plt.subplots(figsize=(7.5, 2.7), layout="constrained")
-    for x, (name, end) in enumerate(zip(names, accepting, strict=True)):
-        for radius in (0.16, 0.13)[:1 + end]:
+    for x, (name, accepts) in enumerate(zip(names, accepting, strict=True)):
+        for radius in (0.16, 0.13)[:1 + accepts]:
             axes.add_patch(Circle((x, 0), radius, fc="white", ec=INK, zorder=3))
         axes.text(x, 0, name, ha="center", va="center", fontsize=9, color=INK, zorder=4)
     for arrows, side, colour in ((bytes_, -1, GREY), (tokens, 1, BLUE)):
@@ -58,7 +58,7 @@ def automaton_jumps(names: list[str], accepting: list[bool], bytes_: list[tuple[
             if begin == end:                        # a loop
                 points = ((begin + 0.14, 0.1), (begin + 0.14, -0.1))
                 bend = -2.5
-                middle = (begin + 0.62, 0)
+                middle = (begin + 0.62, 0.0)
             else:
                 points = ((begin + 0.06, 0.16 * side), (end - 0.06, 0.16 * side))
                 bend = -side * (0.35 + (0.3 * i if side > 0 else 0))

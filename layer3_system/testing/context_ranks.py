@@ -1,6 +1,7 @@
 """Given code round the exercises of s25, run on each rank."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,7 @@ from layer3_system.s25_context_parallel import (
     attend_spread,
     gather_heads,
     gather_tokens,
-    merge,
+    merge_parts,
     ring_attention,
     ulysses,
     visible,
@@ -76,7 +77,7 @@ def chained_ring(q: Tensor, k: Tensor, v: Tensor, attend: Attend) -> Tensor:
     for s in range(W):
         first, end, causal = visible(r, (r - s) % W, len(q))
         part = attend(q[first:], k[:end], v[:end], causal)
-        rows = merge(out[first:], lse[first:], *part)
+        rows = merge_parts(out[first:], lse[first:], *part)
         out = torch.cat([out[:first], rows[0]])
         lse = torch.cat([lse[:first], rows[1]])
         if s < W - 1:
@@ -105,6 +106,7 @@ def ring_grads(q: Tensor, k: Tensor, v: Tensor, upstream: Tensor, scale: float,
     flash = differentiable(flash_attention_torch, flash_attention_torch)
     ops = replace(kernels("torch"), flash_attention=flash)
     shard = [x.clone().requires_grad_() for x in (q, k, v)]
+    attend = Attend(scale, ops)
     sizes: dict[int, int] = {}          # {address of a storage: its numbers}
     alive = []                          # else an address could be used again
 
@@ -114,7 +116,7 @@ def ring_grads(q: Tensor, k: Tensor, v: Tensor, upstream: Tensor, scale: float,
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        out = (chained_ring if chained else Ring.apply)(*shard, Attend(scale, ops))
+        out = (chained_ring if chained else Ring.apply)(shard[0], shard[1], shard[2], attend)
     mark("backward")
     out.backward(upstream)
     return {"gradients": [x.grad for x in shard], "kept": sum(sizes.values())}
@@ -123,7 +125,8 @@ def ring_grads(q: Tensor, k: Tensor, v: Tensor, upstream: Tensor, scale: float,
 def ulysses_grads(q: Tensor, k: Tensor, v: Tensor, upstream: Tensor, scale: float) -> dict:
     """Gradients of a shard by ulysses, with the exchanges of `Swap`."""
     shard = [x.clone().requires_grad_() for x in (q, k, v)]
-    heads, _ = Attend(scale)(*map(Swap.apply, shard), True)
+    q, k, v = map(Swap.apply, shard)
+    heads, _ = Attend(scale)(q, k, v, True)
     out = SwapBack.apply(heads)
     mark("backward")
     out.backward(upstream)
@@ -177,7 +180,8 @@ def train_llama(text: Tensor, local: bool = False) -> dict:
     places = torch.arange(len(positions)) if local else positions
     batch = Batch(tokens[positions], places, empty, empty, empty, empty)
     mark("forward")
-    logits = model.forward(batch, RingCache(), every=True)                  # (n, V)
+    cache: Any = RingCache()            # it keeps no k and v
+    logits = model.forward(batch, cache, every=True)        # (n, V)
     loss = F.cross_entropy(logits, targets[positions], reduction="sum") / N
     mark("backward")
     loss.backward()

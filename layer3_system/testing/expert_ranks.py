@@ -24,7 +24,7 @@ from layer3_system.s24_expert_parallel import (
     dispatch,
     exchange_rows,
     moe_layer,
-    pack,
+    pack_rows,
 )
 
 
@@ -51,8 +51,9 @@ def combined(answers: Tensor, order: Tensor, counts: Tensor, received: Tensor,
 
 
 def packed(x: Tensor, experts: Tensor, keep: Tensor, E: int, capacity: int) -> Tensor:
-    """pack, and one exchange of messages of equal size: (W · E/W, capacity, C), rank 0's first."""
-    room = pack(x, experts, keep, E, capacity)
+    """pack_rows, and one exchange of messages of equal size: (W · E/W, capacity, C), rank 0's
+    first."""
+    room = pack_rows(x, experts, keep, E, capacity)
     into = torch.empty_like(room)
     dist.all_to_all_single(into, room)
     return into

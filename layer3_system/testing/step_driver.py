@@ -29,7 +29,8 @@ def accumulated(w: Tensor, b: Tensor, batches: list, before: float) -> dict[str,
         one.grad = torch.full_like(one, before)
     live = Live(weights)
     with saved_tensors_hooks(live.hold, lambda box: box.a):
-        loss, count = accumulate(batches, lambda batch: squares(*weights[:2], batch), weights)
+        loss, count = accumulate(
+            batches, lambda batch: squares(weights[0], weights[1], batch), weights)
     return {"loss": loss, "tokens": count, "gradients": [one.grad for one in weights],
             "held": live.peak}
 

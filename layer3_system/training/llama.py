@@ -53,8 +53,8 @@ def decayed(weight: Tensor) -> bool:
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool,
                     scale: float) -> tuple[Tensor, None]:       # (B, T, H, D), 2 × (B, N, G, D)
     """As flash_attention, by PyTorch's own fused one, and without lse."""
-    out = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), scale=scale,
-                                         is_causal=causal, enable_gqa=True)
+    out = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
+                                         is_causal=causal, scale=scale, enable_gqa=True)
     return out.transpose(1, 2), None                            # (B, T, H, D)
 
 

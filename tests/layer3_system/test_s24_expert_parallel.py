@@ -324,7 +324,7 @@ def test_combine(subject, rng, agree, W):
     check_combine(subject, rng, agree, draw(rng, W), "one of them without tokens")
 
 
-# ---- pack
+# ---- pack_rows
 
 
 def packed(x, experts, keep, capacity, E, counted=None, place_of=None, row_of=None, by_slot=False):
@@ -346,7 +346,7 @@ def packed(x, experts, keep, capacity, E, counted=None, place_of=None, row_of=No
     return room
 
 
-def test_pack(subject, rng, agree):
+def test_pack_rows(subject, rng, agree):
     E, T = 6, 13
     for capacity in (T, 3, 1):
         experts = np.array([rng.permutation(np.delete(np.arange(E), 4))[:K] for _ in range(T)])
@@ -360,7 +360,7 @@ def test_pack(subject, rng, agree):
         want = packed(*case)
         with raises("beyond", IndexError, "a choice's place is the number of choices of the same "
                     "expert that are kept before it: below capacity"):
-            got = subject.pack(*tensors(x, experts, keep), E, capacity)
+            got = subject.pack_rows(*tensors(x, experts, keep), E, capacity)
         wrong = {
             "token_place": ("a row's place is the number of its token",
                             packed(*case, place_of=lambda t, c: t)),
@@ -370,6 +370,6 @@ def test_pack(subject, rng, agree):
                                "i // k's", packed(*case, row_of=lambda t, c: (c * T + t) // K)),
             "slot_order": ("choices come token by token: all first choices come before all second "
                            "ones", packed(*case, by_slot=True))}
-        agree(got, want, "exact", f"pack, capacity {capacity}",
+        agree(got, want, "exact", f"pack_rows, capacity {capacity}",
               lambda i: f"expert {i[0]}, place {i[1]}, number {i[2]}", mistakes={
                   key: row for key, row in wrong.items() if not np.array_equal(row[1], want)})

@@ -162,37 +162,37 @@ def of_merge(out, lse, more, more_lse):
 
 
 def check_merge(subject, agree, words, want, one, two):
-    got = subject.merge(*(torch.from_numpy(x) for x in (*one, *two)))
+    got = subject.merge_parts(*(torch.from_numpy(x) for x in (*one, *two)))
     assert isinstance(got, (tuple, list)) and len(got) == 2, mistake(
-        "no_pair", f"merge: expected out and lse, got {type(got).__name__}")
+        "no_pair", f"merge_parts: expected out and lse, got {type(got).__name__}")
     wrong = of_merge(*one, *two)
     for i, name in enumerate(("out", "lse")):
-        agree(got[i], want[i], "float64", f"merge, {words}: {name}", mistakes={
+        agree(got[i], want[i], "float64", f"merge_parts, {words}: {name}", mistakes={
             key: (sentence, answer[i]) for key, (sentence, answer) in wrong.items()
             if not np.array_equal(answer[i], want[i])})
 
 
-def test_merge(subject, rng, agree):
+def test_merge_parts(subject, rng, agree):
     check_merge(subject, agree, "9 keys and 4", *parts(rng, 1))
     check_merge(subject, agree, "lse far apart", *parts(rng, 200))
     check_merge(subject, agree, "one key and 12", *parts(rng, 1, cut=1))
 
 
-def test_merge__large(subject, rng, agree):
+def test_merge_parts__large(subject, rng, agree):
     """Scores of some hundred, at which exp in float64 overflows."""
     want, one, two = parts(rng, 1)
     raised = [(out, lse + 720) for out, lse in (want, one, two)]
     check_merge(subject, agree, "lse about 720", *raised)
 
 
-def test_merge__nothing_yet(subject, rng, agree):
+def test_merge_parts__nothing_yet(subject, rng, agree):
     want, _, _ = parts(rng, 1)
     nothing = np.zeros_like(want[0]), np.full_like(want[1], -np.inf)
     for words, one, two in (("nothing, then a part", nothing, want),
                             ("a part, then nothing", want, nothing)):
-        got = subject.merge(*(torch.from_numpy(x) for x in (*one, *two)))
+        got = subject.merge_parts(*(torch.from_numpy(x) for x in (*one, *two)))
         assert not any(np.isnan(x).any() for x in map(np.asarray, got)), because(
-            "not_from_nothing", f"merge, {words} (out = 0, lse = -inf): NaN comes out",
+            "not_from_nothing", f"merge_parts, {words} (out = 0, lse = -inf): NaN comes out",
             "-inf minus -inf is NaN: the part that saw no key has weight exp(-inf) = 0")
         check_merge(subject, agree, words, want, one, two)
 

@@ -62,14 +62,6 @@ def noted(notes, *words):
 # ---- files
 
 
-@pytest.mark.parametrize("lesson", course.lessons(), ids=lambda lesson: lesson.id)
-def test_a_whole_reference_comes_through_as_it_is(lesson):
-    suffixes = course.SUFFIX
-    made, notes = of(*[(f"{lesson.floor}/{lesson.id}{suffixes[k]}", text)
-                       for k, text in lesson.sources.items()], lesson=lesson)
-    assert made.sources == lesson.sources and not notes
-
-
 def test_nothing_sent_is_the_stub_and_not_attempted():
     made, notes = of()
     assert made.sources == K07.stubs and not notes
@@ -271,20 +263,6 @@ def test_a_text_too_deep_for_the_parser_is_a_verdict(text):
 
 
 # ---- notebooks
-
-
-@pytest.mark.parametrize("lesson", course.lessons(), ids=lambda lesson: lesson.id)
-def test_a_notebook_as_handed_out_is_not_attempted(lesson):
-    made, notes = of((f"{lesson.id}.ipynb", lesson.notebook.read_text()), lesson=lesson)
-    assert made.sources == lesson.stubs and not notes
-
-
-@pytest.mark.parametrize("lesson", course.lessons(), ids=lambda lesson: lesson.id)
-def test_a_notebook_that_is_solved_gives_every_exercise(lesson):
-    made, notes = of((f"{lesson.id}.ipynb", lesson.solution.read_text()), lesson=lesson)
-    for e in lesson.exercises:
-        assert got(made, e.name, lesson) == code(lesson.sources[e.language], e.name, e.language)
-    assert not notes
 
 
 def test_the_last_cell_that_defines_it_counts():
