@@ -1,6 +1,7 @@
 """g10 · Sparsity: a zero is worth what a machine can skip
 
-N, K: numbers out and in of a matrix w    T: tokens    saliency: what the loss gains without a weight
+N, K: numbers out and in of a matrix w    T: tokens
+saliency: what the loss gains where a weight goes
 2:4: of each four neighbours of a row, two stay    meta: where these two stood, 2 bits each
 S: slots of a page    P: pages of a sequence    H: query heads    G: kv heads    D: head width
 A matrix in 2:4 takes 9/16 of its 16-bit bytes, and half of its products. Of a context, a decode
