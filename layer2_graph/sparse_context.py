@@ -172,4 +172,4 @@ def rules(budget: int) -> dict[str, Rule]:
     """Every rule with room for `budget` pages of tokens."""
     half = budget * S // 2
     return {name: pages(bounds, budget) for name, bounds in PAGES.items()} | {
-        "evicted": heavy_hitters(half, half), "prefill by blocks": blocks(budget)}
+        "evicted": heavy_hitters(half, half - 1), "prefill by blocks": blocks(budget)}

@@ -109,7 +109,7 @@ KEEPS = {
 
 
 @pytest.mark.parametrize("N, K, values", [(8, 12, 1000), (4, 64, 3), (1, 4, 2), (0, 8, 2),
-                                          (12, 1000, 1000)])
+                                          (3, 1000, 1000)])
 def test_keep_2_4(subject, agree, rng, N, K, values):
     score = rng.integers(0, values, (N, K)) / 7                     # few values: many are equal
     got = subject.keep_2_4(torch.from_numpy(score))
@@ -240,11 +240,11 @@ def check_choice(subject, agree, bounds, N, S, budget, rng):
     assert isinstance(got, (tuple, list)) and len(got) == 2, mistake(
         "not_a_pair", "chosen_table: expected (table, len)")
     right = chosen(*call)
-    wrong = {name: (why, chosen(*call, name)) for name, why in CHOICES.items()}
+    wrong = {name: (why, chosen(*call, name)) for name, why in CHOICES.items()
+             if name != "one_more"}
     names = list(table)
     assert len(got[0]) == len(right[0]), mistake(
-        "one_more" if len(got[0]) == min(budget + 1, len(table)) else "",
-        f"{what}: {len(got[0])} pages, expected {len(right[0])}. {CHOICES['one_more']}",
+        "one_more", f"{what}: {len(got[0])} pages, expected {len(right[0])}. {CHOICES['one_more']}",
         CHOICES["one_more"])
     agree(got[0], right[0], "exact", f"{what}: table", lambda i: f"entry {i[0]}, page number "
           f"{names.index(right[0][i[0]])} of the sequence",
