@@ -35,14 +35,14 @@ class MaskedCache(PagedCache):
     def __init__(self, config, N: int, visible: Rule):
         super().__init__(config, 1, N)
         self.visible = visible
-        self.seen: list[Tensor] = []        # (N,) tokens that each query saw, of each layer
+        self.views: list[Tensor] = []        # (N,) tokens that each query saw, of each layer
         self.mass: list[Tensor] = []        # (N,) share of the plain softmax on those
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch, ops: Kernels,
                scale: float) -> Tensor:             # (N, H, D), 2 × (N, G, D) -> (N, H, D)
         scores = scores_of(q, k, scale)                             # (H, N, N)
         mask = self.visible(q, k, scale)
-        self.seen.append(mask.sum(1))
+        self.views.append(mask.sum(1))
         self.mass.append((scores.softmax(-1) * mask).sum(-1).mean(0))
         weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
         values = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
@@ -54,16 +54,16 @@ def judge(model: Llama, documents: Sequence[Sequence[int]], visible: Rule,
           begin: int = 0) -> dict[str, float]:
     """perplexity, tokens that a query sees and share of its softmax on them, from token `begin`
     on, on average; the last two over layers and heads, too."""
-    losses, seen, mass = [], [], []
+    losses, views, mass = [], [], []
     for tokens in documents:
         cache = MaskedCache(model.config, len(tokens), visible)
         logits = model.forward(cache.step([list(tokens)]), cache, every=True)
         follow = torch.tensor(tokens[begin + 1:])
         losses.append(cross_entropy(logits[begin:-1], follow, reduction="none"))
-        seen.append(torch.stack(cache.seen)[:, begin:].double().flatten())
+        views.append(torch.stack(cache.views)[:, begin:].double().flatten())
         mass.append(torch.stack(cache.mass)[:, begin:].flatten())
     return {"perplexity": float(torch.cat(losses).mean().exp()),
-            "seen": float(torch.cat(seen).mean()), "mass": float(torch.cat(mass).mean())}
+            "seen": float(torch.cat(views).mean()), "mass": float(torch.cat(mass).mean())}
 
 
 # ---- rules

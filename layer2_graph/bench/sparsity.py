@@ -57,10 +57,10 @@ def tokens(texts):
 def scores():
     """{name: Score}, and the number of tokens that they were made from."""
     model, _ = small()
-    seen = tokens(stories("dev"))
+    calibration = tokens(stories("dev"))
     return {"random": by_chance(model), "magnitude": by_magnitude(model),
-            "curvature": by_curvature(model, hessians(model, seen)),
-            "Fisher": by_fisher(model, fisher(model, seen))}, sum(map(len, seen))
+            "curvature": by_curvature(model, hessians(model, calibration)),
+            "Fisher": by_fisher(model, fisher(model, calibration))}, sum(map(len, calibration))
 
 
 def masks_of(score):
@@ -77,7 +77,7 @@ def weights():
     model, _ = small()
     judged = tokens(stories("held out")[::EACH])
     rows = []
-    known, seen = scores()
+    known, calibration = scores()
     for name, score in known.items():
         for pattern, share, masks in masks_of(score):
             if name == "random" and (pattern != "rows" or share > 0.5):
@@ -85,7 +85,7 @@ def weights():
             rows.append({"score": name, "pattern": pattern, "zeros": share,
                          "perplexity": perplexity(pruned(model, masks), judged)})
             print(rows[-1], flush=True)
-    return {"dense": perplexity(model, judged), "rows": rows, "seen_tokens": seen,
+    return {"dense": perplexity(model, judged), "rows": rows, "calibration_tokens": calibration,
             "stories": len(judged), "tokens": sum(len(text) - 1 for text in judged)}
 
 

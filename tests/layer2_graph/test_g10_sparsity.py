@@ -22,7 +22,7 @@ def check_guess(name, guess, right, why):
 
 def test_predict_break_even(subject):
     """Counted on a row of 1,600 weights: the most of them whose bits are not more than all."""
-    right = max(kept for kept in range(1601) if 16 * kept + 1600 <= 16 * 1600) / 1600
+    right = max(n for n in range(1601) if 16 * n + 1600 <= 16 * 1600) / 1600
     check_guess("predict_break_even", subject.predict_break_even(), right, {
         1: ("mask_is_free", "Then the mask takes nothing. It has one bit for each weight."),
         0.5: ("index_of_16", "So it is with a 16-bit index for each value that stays. A mask "
@@ -79,10 +79,10 @@ def test_saliency(subject, agree, rng, N, K, rows):
 # ---- keep_2_4
 
 
-def kept(score, wrong=None):
+def mask_of(score, wrong=None):
     """Group by group."""
     if wrong == "along_n":
-        return kept(score.T).T
+        return mask_of(score.T).T
     keep = np.zeros(score.shape, bool)
     N, K = score.shape
     size = K if wrong == "half_of_row" else 4
@@ -115,9 +115,9 @@ def test_keep_2_4(subject, agree, rng, N, K, values):
     got = subject.keep_2_4(torch.from_numpy(score))
     assert got.dtype == torch.bool, mistake(
         "not_bool", f"keep_2_4: the mask is {got.dtype}, expected torch.bool")
-    agree(got, kept(score), "exact", f"keep_2_4 of {score.shape}",
+    agree(got, mask_of(score), "exact", f"keep_2_4 of {score.shape}",
           lambda i: f"row {i[0]}, column {i[1]}, in the group {score[i[0], i[1] // 4 * 4:][:4]}",
-          {name: (why, kept(score, name)) for name, why in KEEPS.items()
+          {name: (why, mask_of(score, name)) for name, why in KEEPS.items()
            if name != "along_n" or N % 4 == 0})
 
 
@@ -154,7 +154,7 @@ PACKS = {
                                          (1, 8, torch.float64), (0, 8, torch.float32)])
 def test_pack_2_4(subject, agree, rng, N, K, dtype):
     w = torch.from_numpy(rng.standard_normal((N, K))).to(dtype)
-    keep = kept(rng.random((N, K)))
+    keep = mask_of(rng.random((N, K)))
     values, meta = subject.pack_2_4(w, torch.from_numpy(keep))
     assert values.dtype == dtype and meta.dtype == torch.uint8, mistake(
         "other_types", f"pack_2_4: values are {values.dtype} and meta {meta.dtype}, expected "

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from layer2_graph import ChosenPages, PagedCache, Tokenizer, load, perplexity, pictures, pruning
+from layer2_graph import ChosenPages, Tokenizer, load, perplexity, pictures, pruning
 from layer2_graph import sparse_context as context
 from layer2_graph.models import SMALL
 from layer2_graph.small.corpus import BEGIN, stories
@@ -100,12 +100,12 @@ def test_a_text_read_at_once_is_a_text_decoded_by_pages(model, documents):
 
 
 def test_what_was_evicted_stays_away(model, documents):
-    seen = []
+    masks = []
     cache = context.MaskedCache(model.config, 100, context.heavy_hitters(8, 7))
     rule = cache.visible
-    cache.visible = lambda *arrays: seen.append(rule(*arrays)) or seen[-1]
+    cache.visible = lambda *arrays: masks.append(rule(*arrays)) or masks[-1]
     model.forward(cache.step([documents[0][:100]]), cache)
-    for mask in seen:
+    for mask in masks:
         assert (mask.sum(1) == torch.arange(1, 101).clamp(max=16)).all()
         assert mask.diagonal().all()
         assert not (mask[1:].tril(-1) & ~mask[:-1] & torch.ones(99, 100).tril().bool()).any()
