@@ -201,9 +201,10 @@ class ChosenPages(PagedCache):
         if len(q) != len(batch.lens):
             return super().attend(layer, q, k, v, batch, ops, scale)
         ops.write_kv(k, v, self.k[layer], self.v[layer], batch.slots)
-        tables, lens = batch.block_tables.clone(), batch.lens.clone()
+        tables = batch.block_tables.clone()
+        lens = batch.lens.clone()
+        S = self.k.shape[2]
         for b, N in enumerate(batch.lens.tolist()):
-            S = self.k.shape[2]
             table = batch.block_tables[b, :-(-N // S)]
             bounds = page_bound(q[b].float(), *page_extremes(self.k[layer], table, N))
             table, lens[b] = chosen_table(bounds, table, N, S, self.budget)

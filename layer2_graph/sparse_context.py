@@ -54,7 +54,9 @@ def judge(model: Llama, documents: Sequence[Sequence[int]], visible: Rule,
           begin: int = 0) -> dict[str, float]:
     """perplexity, tokens that a query sees and share of its softmax on them, from token `begin`
     on, on average; the last two over layers and heads, too."""
-    losses, views, mass = [], [], []
+    losses = []
+    views = []
+    mass = []
     for tokens in documents:
         cache = MaskedCache(model.config, len(tokens), visible)
         logits = model.forward(cache.step([list(tokens)]), cache, every=True)
@@ -76,7 +78,8 @@ def every(q: Tensor, k: Tensor, scale: float) -> Tensor:
 def by_bound(q: Tensor, k: Tensor, scale: float) -> Tensor:     # -> (N, P, H)
     """The bound of every full page, for each query; a last page that is part empty has zeros."""
     full = k[:len(k) // S * S].unflatten(0, (-1, S))                # (P, S, G, D)
-    low, high = full.amin(1), full.amax(1)
+    low = full.amin(1)
+    high = full.amax(1)
     return padded(torch.stack([page_bound(row, low, high) for row in q]), len(k))
 
 

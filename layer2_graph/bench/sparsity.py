@@ -38,7 +38,7 @@ RECORD = ROOT / "benchmarks" / "sparsity.json"
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
 EACH = 12                       # one held-out story of this many is judged
 WINDOW = 512                    # tokens of a window, the model's context
-WINDOWS = 8
+WINDOWS = 4
 BUDGETS = (2, 4, 8, 16)
 
 
