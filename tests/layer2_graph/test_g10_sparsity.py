@@ -296,8 +296,8 @@ def half_empty(rng, N, K):
     return w * keep, pack_2_4(w, keep)
 
 
-@pytest.mark.parametrize("T, N, K", [(1, 1, 32), (9, 17, 64), (127, 129, 96), (3, 16, 992),
-                                     (0, 5, 32), (5, 0, 32)])
+@pytest.mark.parametrize("T, N, K", [(1, 1, 32), (9, 17, 64), (8, 192, 64), (127, 129, 96),
+                                     (3, 16, 992), (0, 5, 32), (5, 0, 32)])
 def test_sparse_mma(rng, T, N, K):
     from lab import device, simulator
     from layer2_graph import dense_mma, sparse_mma, unpack_2_4
