@@ -33,9 +33,10 @@ def zeros(dense, curves, points, masks):
     axes.set(xlabel="% of the weights that are zero", ylabel="perplexity, held-out stories")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8, loc="upper left")
+    figure.get_layout_engine().set(w_pad=0.12)
     for x, (label, mask) in enumerate(masks.items()):
         panel = figure.add_subplot(rows[1, x])
-        panel.pcolormesh(np.asarray(mask)[::-1], cmap="Blues", vmin=0, vmax=1.5, ec="white", lw=1)
+        panel.pcolormesh(np.asarray(mask)[::-1], cmap="Blues", vmin=-0.2, vmax=1.4, ec="white", lw=1)
         panel.set_title(label, fontsize=9, color=INK)
         panel.set(xticks=[], yticks=[], aspect="equal")
         panel.spines[:].set_visible(False)
@@ -67,7 +68,8 @@ def bounds(title, best, bound, chosen):
 def contexts(dense, curves, reads):
     """Perplexity by the share of the cache that a decode step reads.
 
-    dense: perplexity with all of it    curves: {label: [(share, perplexity)]}, six at most
+    dense: perplexity with all of it; what is 16 % above it leaves the page
+    curves: {label: [(share, perplexity)]}, six at most
     reads: what the x axis counts, in words
     """
     import matplotlib.pyplot as plt
@@ -79,7 +81,8 @@ def contexts(dense, curves, reads):
     axes.axhline(dense, color=GREY, lw=1, ls="--")
     axes.annotate("all of the context", (100, dense), ha="right", xytext=(0, 4), color=GREY,
                   textcoords="offset points", fontsize=9)
-    axes.set(xlabel=reads, ylabel="perplexity, held-out stories", xlim=(0, 102))
+    axes.set(xlabel=reads, ylabel="perplexity, held-out stories", xlim=(0, 102),
+             ylim=(0.99 * dense, 1.16 * dense))
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9)
     return closed(figure)
