@@ -5,6 +5,7 @@ g06_cuda_graphs  a decode step from a CUDA graph
 decode_speed     one text on a CPU, beside Hugging Face
 decode_card      its record as a table
 weight_bits      what fewer bits of weights cost
+sparsity         what zeros in weights cost, and what is lost where a query sees less
 activation_bits  what fewer bits of activations and cache cost
 trace            a trace of a request, for o01
 """

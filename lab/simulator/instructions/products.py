@@ -186,7 +186,9 @@ class Layer:
         shape = (1, WARP) if one else self.shape
         words = [whole(value, shape).reshape(-1, WARP).view(word)
                  for arrays in fragments for value in arrays]
-        return np.concatenate(words, axis=1).reshape(len(words[0]), len(fragments), r, WARP)
+        # columns that lie one after the other are joined so, too, and cannot be seen as halves
+        rows = np.ascontiguousarray(np.concatenate(words, axis=1))
+        return rows.reshape(len(words[0]), len(fragments), r, WARP)
 
     def start(self, tall, wide):
         """The accumulators to start from: those of an earlier layer as they are, if all are from

@@ -1,0 +1,129 @@
+"""What g10's drivers give: scores, masks, and which tokens a query sees."""
+
+import pytest
+import torch
+
+from layer2_graph import ChosenPages, Tokenizer, load, perplexity, pictures, pruning
+from layer2_graph import sparse_context as context
+from layer2_graph.models import SMALL
+from layer2_graph.small.corpus import BEGIN, stories
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load(SMALL, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def documents(model):
+    words = Tokenizer(SMALL, model.config)
+    return [words.encode(text.removeprefix(BEGIN))[:150] for text in stories("held out")[:2]]
+
+
+def loss(model, tokens):
+    return torch.tensor(perplexity(model, [tokens])).log().item() * (len(tokens) - 1)
+
+
+def test_gradients_are_finite_differences(model, documents):
+    name, row = "model.layers.2.mlp.up_proj.weight", 17
+    gradient = pruning.gradients(model, documents[0])[name][row]
+    step = 0.05 * gradient / gradient.norm()
+    losses = []
+    for sign in (1, -1):
+        w = model.weights[name].clone()
+        w[row] += sign * step
+        losses.append(loss(type(model)(model.config, model.weights | {name: w}, model.ops),
+                           documents[0]))
+    slope = (losses[0] - losses[1]) / (2 * float(step.norm()))
+    assert slope == pytest.approx(float(gradient.norm()), rel=0.03)
+
+
+def test_masks_leave_the_share_that_was_asked(model):
+    score = pruning.by_magnitude(model)
+    for masks in (pruning.of_rows(score, 0.25), pruning.of_all(score, 0.25)):
+        zeros = sum(int((~mask).sum()) for mask in masks.values())
+        total = sum(mask.numel() for mask in masks.values())
+        assert zeros / total == pytest.approx(0.25, abs=0.001)
+    for mask in pruning.in_2_4(score).values():
+        assert (mask.unflatten(1, (-1, 4)).sum(-1) == 2).all()
+    for mask in pruning.in_2_4_down(score).values():
+        assert (mask.T.unflatten(1, (-1, 4)).sum(-1) == 2).all()
+
+
+def test_a_model_without_channels_is_a_smaller_model(model, documents):
+    masks = pruning.channels(pruning.by_magnitude(model), 0.5)
+    smaller = dict(model.weights)
+    for i in range(model.config.L):
+        gate, up, down = (f"model.layers.{i}.mlp.{part}.weight" for part in pruning.MLP)
+        busy = masks[gate][:, 0]
+        assert int(busy.sum()) == 256
+        for name in (gate, up):
+            smaller[name] = model.weights[name][busy]
+        smaller[down] = model.weights[down][:, busy]
+    own = type(model)(model.config, smaller, model.ops)
+    assert perplexity(own, documents) == pytest.approx(
+        perplexity(pruning.pruned(model, masks), documents), rel=1e-5)
+
+
+def test_curvature_beats_chance_and_magnitude(model, documents):
+    from layer2_graph import hessians
+
+    known = {"chance": pruning.by_chance(model), "magnitude": pruning.by_magnitude(model),
+             "curvature": pruning.by_curvature(model, hessians(model, documents))}
+    errors = {name: perplexity(pruning.pruned(model, pruning.of_rows(score, 0.5)), documents)
+              for name, score in known.items()}
+    assert errors["curvature"] < errors["magnitude"] < errors["chance"]
+
+
+# ---- contexts
+
+
+def test_every_token_seen_is_the_plain_model(model, documents):
+    result = context.judge(model, documents, context.every)
+    assert result["perplexity"] == pytest.approx(perplexity(model, documents), rel=1e-5)
+    assert result["mass"] == pytest.approx(1)
+    for name, rule in context.rules(10).items():                # 150 tokens are 10 pages
+        assert context.judge(model, documents, rule)["perplexity"] == pytest.approx(
+            result["perplexity"], rel=1e-5), name
+
+
+def test_a_text_read_at_once_is_a_text_decoded_by_pages(model, documents):
+    """The mask of `pages` shows each query what ChosenPages loads at that step."""
+    tokens = documents[0][:70]
+    masked = context.MaskedCache(model.config, 70, context.pages(context.by_bound, 3))
+    at_once = model.forward(masked.step([tokens]), masked, every=True)
+    cache = ChosenPages(model.config, 1, 70)
+    cache.budget = 3
+    for t, token in enumerate(tokens):
+        logits = model.forward(cache.step([[token]]), cache)
+        assert torch.allclose(logits[0], at_once[t], atol=2e-3), t
+
+
+def test_what_was_evicted_stays_away(model, documents):
+    masks = []
+    cache = context.MaskedCache(model.config, 100, context.heavy_hitters(8, 7))
+    rule = cache.visible
+    cache.visible = lambda *arrays: masks.append(rule(*arrays)) or masks[-1]
+    model.forward(cache.step([documents[0][:100]]), cache)
+    for mask in masks:
+        assert (mask.sum(1) == torch.arange(1, 101).clamp(max=16)).all()
+        assert mask.diagonal().all()
+        assert not (mask[1:].tril(-1) & ~mask[:-1] & torch.ones(99, 100).tril().bool()).any()
+
+
+def test_evict():
+    mass = torch.tensor([3.0, 1, 5, 3, 0, 0])
+    assert context.evict(mass, 2, 2).tolist() == [0, 2, 4, 5]
+    assert context.evict(mass, 0, 3).tolist() == [3, 4, 5]
+    assert context.evict(mass, 9, 9).tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_pictures_of_sparsity():
+    mask = torch.arange(8).view(2, 4) % 2 == 0
+    figure = pictures.zeros(2.0, {"a": {0.1: 2.0, 0.5: 3.0}}, {"b": (0.5, 2.5)}, {"2:4": mask})
+    assert list(figure.axes[0].lines[0].get_ydata()) == [2.0, 3.0]
+    figure = pictures.bounds("title", [1.0, 2.0, 0.5], [1.5, 2.5, 1.0], [1])
+    colours = [bar.get_facecolor() for bar in figure.axes[0].patches]
+    assert colours[0] == colours[2] != colours[1]
+    figure = pictures.contexts(2.0, {"a": [(0.1, 3.0), (0.5, 2.1)]}, "share")
+    assert list(figure.axes[0].lines[0].get_xdata()) == [10, 50]
