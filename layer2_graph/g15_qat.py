@@ -24,8 +24,9 @@ from layer2_graph.g07_weight_quantization import (
     unpack,
 )
 
-__all__ = ["GRIDS", "PackedMatrix", "Round", "Student", "as_half", "export", "fake_quantise",
-           "on_grid", "restored", "searched_scales"]
+__all__ = ["GRIDS", "Grid", "LEAST_SCALE", "LONGEST", "PackedMatrix", "Round", "ShadowLlama",
+           "Student", "as_half", "export", "fake_quantise", "on_grid", "restored",
+           "searched_scales"]
 
 GRIDS = {"int4": (-7, 7), "2 bits": (-2, 1), "ternary": (-1, 1)}     # (low, top)
 LEAST_SCALE = 1e-5      # fp16 keeps it; a scale of 0 or below would turn its group's signs
@@ -43,8 +44,8 @@ def predict_dead_share() -> float:
 
 
 def predict_steps_to_move() -> int:
-    """Steps until a code changes: w is in the middle of its level, s is 0.1, and AdamW moves w by its
-    rate, 0.001, in each step, always the same way."""
+    """Steps until a code changes: w is exactly on a level, s is 0.1, and AdamW moves w by its rate,
+    0.001, in each step, always the same way."""
     # exercise: within 10 % is right; how far is the next border?
     return 50
 
@@ -58,8 +59,8 @@ def as_half(x: Tensor) -> Tensor:
     return x + (x.half().to(x.dtype) - x).detach()
 
 
-class Round(torch.autograd.Function):
-    """Each weight on its group's grid; the gradient is that of a straight line, up to the bounds."""
+class Grid(torch.autograd.Function):
+    """Each weight on its group's grid: forward alone."""
 
     @staticmethod
     def forward(ctx: Any, w: Tensor, scales: Tensor, low: int, top: int) -> Tensor:
@@ -69,6 +70,10 @@ class Round(torch.autograd.Function):
         groups = w.unflatten(-1, (scales.shape[-1], -1))            # (…, K / n, n)
         codes = (groups / scales[..., None]).round().clamp(low, top)
         return (codes * scales[..., None]).flatten(-2)
+
+
+class Round(Grid):
+    """A Grid whose gradient is that of a straight line within the bounds."""
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
@@ -127,8 +132,8 @@ def searched_scales(w: Tensor, low: int, top: int, group: int) -> Tensor:   # ->
 # ---- training
 
 
-class Student:
-    """A Llama in training whose matrices are on a grid whenever it reads.
+class ShadowLlama:
+    """A Llama whose matrices are on a grid whenever it reads, with the weights behind them.
 
     m: the entries of config.json    weights: {name: w}, copied, in their dtype; matrices are
     (N, K)    bounds: (low, top)    group: weights that share a scale    rate: AdamW's
@@ -162,9 +167,13 @@ class Student:
         logits = forward(self.m, self.fake(), tokens[:, :-1])   # (B, T, V)
         loss = cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
         if not loss.isfinite():
-            raise ValueError(f"Student: the loss is {loss.item()} at step {self.steps}; the rate "
+            raise ValueError(f"step: the loss is {loss.item()} at step {self.steps}; the rate "
                              f"is {self.rate:g}, try a smaller one")
         return loss
+
+
+class Student(ShadowLlama):
+    """A ShadowLlama that learns."""
 
     def step(self, tokens: Tensor) -> float:                    # (B, T + 1) -> the loss before it
         """One step of training on these tokens.
@@ -211,13 +220,12 @@ def export(weights: Mapping[str, Tensor], scales: Mapping[str, Tensor],
     # exercise: matrices: scales to fp16, codes over them, packed; all else to fp16
     result: dict[str, PackedMatrix | Tensor] = {}
     for name, w in weights.items():
-        half = w.detach().half()
         if name in scales:
             small = scales[name].detach().half()
             codes = quantize(w.detach(), levels, small.to(w.dtype))
             result[name] = PackedMatrix(pack(codes, levels), small, tuple(w.shape))
         else:
-            result[name] = half
+            result[name] = w.detach().half()
     return result
 
 

@@ -6,5 +6,6 @@ decode_speed     one text on a CPU, beside Hugging Face
 decode_card      its record as a table
 weight_bits      what fewer bits of weights cost
 activation_bits  what fewer bits of activations and cache cost
+qat              rounding against training at few bits
 trace            a trace of a request, for o01
 """

@@ -3,9 +3,10 @@
 rounded: perplexity of the small model with its matrices on each grid of g15, without training.
 GPTQ's Hessians come from the text that neither trains nor judges.
 trained: STEPS steps of g15's Student for each grid and seed, B windows of T tokens of stories a
-step. "scales" are runs in which the matrices stay and only scales, norms and embedding are trained.
+step. In runs of "scales" the matrices stay: only scales, norms and embedding are trained.
 A run that is in the record is not made again, so a stopped command goes on where it was.
-layer2_graph/bench/qat.json has both. fp32 on one thread; perplexity is of every third text held out.
+layer2_graph/bench/qat.json has both. fp32 on one thread; perplexity is of every third held-out
+text.
 """
 
 import argparse
@@ -102,8 +103,9 @@ def train(model, m, text, grid, seed, matrices, judge):
     """A run's row. text: (stream, where stories begin)   judge(student): perplexity of a part"""
     student = Student(m, model.weights, grid, GROUP, RATE, matrices)
     first = codes_of(student)
-    row = {"seed": seed, "steps": STEPS, "tokens": STEPS * B * T, "heaps": [heaps(student)] if seed == 0 else [],
-           "loss": [], "stories by step": {}, "moved": {}, "seconds": 0.0}
+    row = {"seed": seed, "steps": STEPS, "tokens": STEPS * B * T,
+           "heaps": [heaps(student)] if seed == 0 else [], "loss": [],
+           "stories by step": {}, "moved": {}, "seconds": 0.0}
     for step in range(STEPS + 1):
         if step in JUDGED:
             row["stories by step"][step] = judge(student)

@@ -154,7 +154,7 @@ OF_SCALES = {
 def weights_on_purpose(rng, rows, groups, n, low, top):
     """w, scales, upstream as float64 arrays of fp32 numbers. The first weights of each group lie at
     a bound, beyond it, and halfway between two codes; none lies near a half by chance."""
-    scales = (2.0 ** rng.integers(-6, 3, (rows, groups)) * rng.integers(33, 64, (rows, groups)) / 64)
+    scales = 2.0 ** rng.integers(-6, 3, (rows, groups)) * rng.integers(33, 64, (rows, groups)) / 64
     whole = rng.integers(low - 3, top + 4, (rows, groups, n))
     ratio = whole + rng.uniform(-0.45, 0.45, whole.shape)
     edges = [top, low, 0, top + 0.4, low - 0.4, top + 0.6, low - 0.6, top - 0.5, top + 0.5,
@@ -280,7 +280,6 @@ def check_steps(subject, agree, rng, bounds):
     weights = tiny(rng)
     student = subject.Student(TINY, weights, bounds, GROUP, RATE)
     books = {name: Book(weights, student.scales, bounds, name) for name in (None, *STEPS)}
-    assert bounds == (-1, 1) or student.low == bounds[0]
     for number in range(3):
         tokens = torch.from_numpy(rng.integers(13, size=(2, 9 + 20 * number)))
         losses = {name: one.step(tokens) for name, one in books.items()}
@@ -340,7 +339,7 @@ def test_export(subject, agree, rng, levels):
         assert not isinstance(one, torch.Tensor), mistake(
             "not_packed", f"export: {name} is a tensor, expected a PackedMatrix")
         assert one.scales.dtype == torch.float16, mistake(
-            "scales_not_half", f"export: the scales of {name} are {one.scales.dtype}, expected fp16")
+            "scales_not_half", f"export: scales of {name} are {one.scales.dtype}, expected fp16")
         absmax = absmax_scales(w, LEVELS[levels], 32)
         agree(one.scales.float(), s.half().float().numpy(), "exact", f"scales of {name}",
               mistakes={"fresh_scales": ("scales are made from the weights again: those that "
@@ -418,8 +417,8 @@ def test_bad_input_is_one_sentence(call, says):
 
 
 def test_a_loss_that_is_no_number_is_one_sentence(rng):
-    student = Student(TINY, {name: w * math.nan for name, w in tiny(rng).items() if name}, (-1, 1),
-                      GROUP)
+    student = Student(TINY, tiny(rng), (-1, 1), GROUP)
+    student.weights["model.norm.weight"].data[3] = math.nan
     with pytest.raises(ValueError, match="the loss is nan at step 0; the rate is 0.001"):
         student.step(torch.zeros(1, 3, dtype=torch.int64))
 
