@@ -50,7 +50,7 @@ def test_predict_dead_share(subject):
     check_guess("predict_dead_share", subject.predict_dead_share(), right, 0.05, {
         0: ("largest_inside", "Nothing is clamped, so it looks as if all were inside. But the "
             "largest of a group has |w / s| = 1, which is not below 1."),
-        0.5: ("half_rounded", "About so many have the code 0, and code 0 is well inside."),
+        0.5: ("half_rounded", "Half of the weights have a code of 0, but that is well inside."),
         1: ("all_dead", "That is round's own gradient, without any rule.")})
 
 
@@ -430,3 +430,40 @@ def test_gptq_of_the_bench_is_g07s(rng):
     codes = gptq(w, x.T @ x, LEVELS["ternary"], scales)
     back = (codes.unflatten(1, (-1, 32)) * scales[..., None]).flatten(1)
     torch.testing.assert_close(bench.gptq_on_grid(w, x.T @ x, scales, -1, 1), back)
+
+
+# ---- the record
+
+
+@pytest.fixture(scope="module")
+def record():
+    return json.loads(bench.RECORD.read_text("utf-8"))
+
+
+def test_the_record_is_of_the_script_that_is_there(record):
+    for runs in record["runs"].values():
+        for seed, run in runs.items():
+            steps = run["stories by step"]
+            assert run["seed"] == int(seed) and run["steps"] == len(run["loss"]) == bench.STEPS
+            assert run["tokens"] == bench.STEPS * bench.B * bench.T
+            assert list(steps) == list(map(str, bench.JUDGED))
+            assert steps[str(bench.STEPS)] == pytest.approx(run["stories"], rel=1e-6)
+            assert run["moved"]["0"] == 0
+
+
+def test_the_recorded_perplexities_are_of_the_shipped_model(small, record):
+    _, model = small
+    stories = bench.Judge(model).parts["stories"]
+    low, top = GRIDS["ternary"]
+    rounded = bench.with_matrices(
+        model, lambda _, w: on_grid(w, searched_scales(w, low, top, 32), low, top))
+    for name, llama in (("fp32", model), ("ternary, searched", rounded)):
+        assert bench.perplexity(llama, stories) == pytest.approx(
+            record["rounded"][name]["stories"], rel=1e-3)
+    first = {run["stories by step"]["0"] for run in record["runs"]["ternary, QAT"].values()}
+    assert all(p == pytest.approx(record["rounded"]["ternary, searched"]["stories"], rel=1e-3)
+               for p in first)
+
+
+def test_the_share_won_back_is_of_the_loss():
+    assert bench.share(math.e ** 3, math.e, math.e ** 1.5) == pytest.approx(0.75)
