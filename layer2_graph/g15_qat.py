@@ -201,7 +201,7 @@ class PackedMatrix(NamedTuple):
 
     codes: Tensor               # (bytes,), uint8, as g07's `pack` writes them
     scales: Tensor              # (N, K / group), fp16
-    shape: tuple[int, int]      # (N, K)
+    shape: tuple[int, ...]      # (N, K)
 
     @property
     def nbytes(self) -> int:
