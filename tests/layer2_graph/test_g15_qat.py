@@ -477,4 +477,4 @@ def test_what_the_text_says_of_the_record_is_so(record):
             assert 0.01 < run["moved"]["30"] < 0.1
             assert run["moved"]["30"] - run["moved"]["10"] < 20 * 0.001
     for run in runs["int4, QAT"].values():
-        assert abs(math.log(run["stories"] / rows["int4, searched"]["stories"])) < 0.03
+        assert run["stories"] > rows["int4, searched"]["stories"]
