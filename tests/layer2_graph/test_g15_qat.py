@@ -476,5 +476,10 @@ def test_what_the_text_says_of_the_record_is_so(record):
             assert steps["0"] - steps["10"] > steps["10"] - steps["30"]
             assert 0.01 < run["moved"]["30"] < 0.1
             assert run["moved"]["30"] - run["moved"]["10"] < 20 * 0.001
+    fp32, lost = rows["fp32"]["stories"], rows["ternary, searched"]["stories"]
+    for seed, run in runs["ternary, scales"].items():
+        own = runs["ternary, QAT"][seed]["stories"]
+        assert own < run["stories"]
+        assert bench.share(lost, fp32, run["stories"]) > 0.5 * bench.share(lost, fp32, own)
     for run in runs["int4, QAT"].values():
         assert run["stories"] > rows["int4, searched"]["stories"]
