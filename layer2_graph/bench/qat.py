@@ -33,7 +33,7 @@ from layer2_graph.twins.train import B, T, batch, tokens_of
 RECORD = Path(__file__).parent / "qat.json"
 GROUP = 32
 STEPS = 30
-SEEDS = 3
+SEEDS = 3               # the record may lack the last ones
 RATE = 1e-3             # the highest: it falls in a line to 0
 JUDGED = (0, 10, 20, 30)            # steps after which stories are read
 KINDS = {"QAT": ("ternary", "2 bits", "int4"), "scales": ("ternary",)}

@@ -476,6 +476,12 @@ def test_what_the_text_says_of_the_record_is_so(record):
             assert steps["0"] - steps["10"] > steps["10"] - steps["30"]
             assert 0.01 < run["moved"]["30"] < 0.1
             assert run["moved"]["30"] - run["moved"]["10"] < 20 * 0.001
+    first, second = (runs["ternary, QAT"][seed]["stories"] for seed in "01")
+    two_bits = runs["2 bits, QAT"]["0"]["stories"]
+    assert abs(first - second) == pytest.approx(0.04, abs=0.005)
+    assert abs(two_bits - (first + second) / 2) < abs(first - second)
+    assert 0.04 < rows["2 bits, GPTQ"]["stories"] - two_bits < 0.1
+    assert rows["ternary, GPTQ"]["stories"] - max(first, second) > 0.3
     fp32, lost = rows["fp32"]["stories"], rows["ternary, searched"]["stories"]
     for seed, run in runs["ternary, scales"].items():
         own = runs["ternary, QAT"][seed]["stories"]
