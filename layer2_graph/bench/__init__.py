@@ -7,5 +7,6 @@ decode_card      its record as a table
 weight_bits      what fewer bits of weights cost
 sparsity         what zeros in weights cost, and what is lost where a query sees less
 activation_bits  what fewer bits of activations and cache cost
+qat              rounding against training at few bits
 trace            a trace of a request, for o01
 """

@@ -4,6 +4,7 @@ rows      Rows: whose they are, which are computed again, which matrices make th
 launches  Launches: how many there are, who asks for them, where their results lie.
 codes     Codes: how numbers become levels, and what sets their scales.
 experts   Experts: who chooses which, how even their work is, how many a step reads.
+grids     Grids: what rounding to them costs, and what training makes of it.
 curves    Curves and bars: wavelengths, sizes of graphs, what bits cost.
 sparsity  Sparsity: which zeros cost what, which patterns they make, which pages a head needs.
 """
@@ -11,6 +12,7 @@ sparsity  Sparsity: which zeros cost what, which patterns they make, which pages
 from layer2_graph.pictures.codes import largest_of_tokens, rounded
 from layer2_graph.pictures.curves import by_bits, padding, waves
 from layer2_graph.pictures.experts import learning, loaded_share, routes
+from layer2_graph.pictures.grids import heaps, recovery, valley
 from layer2_graph.pictures.launches import arenas, host_and_device, strips
 from layer2_graph.pictures.rows import ragged, stacked, steps
 from layer2_graph.pictures.sparsity import bounds, contexts, zeros
@@ -18,3 +20,6 @@ from layer2_graph.pictures.sparsity import bounds, contexts, zeros
 __all__ = ["arenas", "by_bits", "host_and_device", "largest_of_tokens", "learning", "loaded_share",
            "padding", "ragged", "rounded", "routes", "stacked", "steps", "strips", "waves",
            "bounds", "contexts", "zeros"]
+__all__ = ["arenas", "by_bits", "heaps", "host_and_device", "largest_of_tokens", "learning",
+           "loaded_share", "padding", "ragged", "recovery", "rounded", "routes", "stacked", "steps",
+           "strips", "valley", "waves"]

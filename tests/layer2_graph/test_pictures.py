@@ -89,3 +89,21 @@ def test_the_share_of_experts_that_a_step_reads():
 def test_a_curve_for_each_run():
     figure = pictures.learning({"dense": {250: 4.0, 500: 3.0}, "moe": {250: 5.0}})
     assert [list(line.get_xdata()) for line in figure.axes[0].lines] == [[250, 500], [250]]
+
+
+def test_a_valley_has_a_dot_where_the_rounded_weights_are():
+    line = [0.0, 0.1, 0.2], [1.0, 1.5, 3.0], 1
+    axes, = pictures.valley({"2 bits": line}, ("trained", 0.12, 1.1)).axes
+    assert [tuple(part.get_xydata()[0]) for part in axes.lines[1:]] == [(0.1, 1.5), (0.12, 1.1)]
+
+
+def test_a_recovery_has_a_line_for_each_seed_and_one_entry_for_each_label():
+    axes, = pictures.recovery({"ternary": [{0: 3, 10: 2}, {0: 3, 10: 2.1}]}, {"fp32": 2.0}).axes
+    assert len(axes.lines) == 3
+    assert [t.get_text() for t in axes.get_legend().get_texts()] == ["ternary"]
+
+
+def test_heaps_are_shares_of_the_weights():
+    before, after = pictures.heaps({"before": [1, 2, 1], "after": [0, 8, 0]}, -1.5, 1.5).axes
+    assert [bar.get_height() for bar in before.patches] == [25, 50, 25]
+    assert [bar.get_height() for bar in after.patches] == [0, 100, 0]
