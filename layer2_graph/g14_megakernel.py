@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from day02_overview import Llama
+from day02_overview import Cache, Llama, forward
 from lab import simulator
 from layer2_graph.machine import (
     ATTEND,
@@ -35,7 +35,7 @@ from layer2_graph.machine import (
     stacked,
 )
 
-__all__ = ["Instruction", "Machine", "Megakernel", "Sizes", "blank", "counter", "deal",
+__all__ = ["Instruction", "Machine", "Megakernel", "Sizes", "blank", "bytes_read", "counter", "deal",
            "first_difference", "layer_program", "most_blocks", "run_program", "schedule",
            "sizes_of", "stacked", "step_program", "tiles"]
 
@@ -193,8 +193,8 @@ class Megakernel:
 
     def __init__(self, model: Llama, blocks: int, tile: int = 32, threads: int = 128,
                  gpu: str = "H100"):
+        self.model = model
         self.m = sizes_of(model)
-        self.eps = model.eps
         self.weights = stacked(model)
         self.tensors = blank(self.m)
         self.program = np.array(step_program(self.m, tile), np.int32)       # (instructions, 7)
@@ -208,6 +208,14 @@ class Megakernel:
             raise ValueError(f"Megakernel: {blocks} blocks, expected 1 to {most}, those that are "
                              f"resident on an {gpu} at a time: others would never start, and those "
                              f"that wait for them never end")
+
+    def prefill(self, tokens: np.ndarray) -> np.ndarray:            # (T,) -> (V,)
+        """The logits after a prompt, whose keys and values o02 makes: only decoding is one launch."""
+        cache = Cache(self.model, self.m.R)
+        logits = forward(self.model, tokens, cache)                 # (T, V)
+        self.tensors.keys[:] = cache.keys
+        self.tensors.values[:] = cache.values
+        return logits[-1]
 
     def step(self, token: int, position: int, kernel=None) -> np.ndarray:       # -> (V,)
         """The logits after a token; its key and value are put into the cache at its position.
@@ -225,7 +233,7 @@ class Megakernel:
     def arguments(self, token: int, position: int) -> tuple:
         """What the kernel gets, in the order of its parameters."""
         return (self.program, len(self.program), self.counters, self.steps, *self.m,
-                np.float32(self.eps), token, position, *self.weights, *self.tensors)
+                np.float32(self.model.eps), token, position, *self.weights, *self.tensors)
 
 
 def shared_bytes(m: Sizes) -> int:
@@ -234,6 +242,14 @@ def shared_bytes(m: Sizes) -> int:
 
 
 # ---- when
+
+
+def bytes_read(instruction: Instruction, m: Sizes, N: int) -> int:
+    """Bytes of weights that an instruction reads; of keys and values, in attention over N tokens.
+    fp32."""
+    per_row = {QKV: m.C, ATTEND: 2 * N * m.D, O: m.H * m.D, MLP: 2 * m.C, DOWN: m.F, HEAD: m.C,
+               EMBED: 1}
+    return 4 * (instruction.end - instruction.begin) * per_row[instruction.op]
 
 
 class Span(NamedTuple):
@@ -248,7 +264,7 @@ class Span(NamedTuple):
 def schedule(program: Sequence[Instruction], blocks: int, loads: Sequence[float],
              work: Sequence[float], gap: float | None = None,
              early: bool = False) -> list[Span]:
-    """When each instruction of a list runs, dealt out as the kernel does it.
+    """When each instruction of a list runs, dealt out as the kernel does it. A drawing, no time.
 
     An instruction loads its weights, then computes. loads, work: what both take, for each
     gap: each stage is a launch: it begins `gap` after the end of all before it. None: one kernel

@@ -4,6 +4,7 @@ rows      Rows: whose they are, which are computed again, which matrices make th
 launches  Launches: how many there are, who asks for them, where their results lie.
 codes     Codes: how numbers become levels, and what sets their scales.
 experts   Experts: who chooses which, how even their work is, how many a step reads.
+timeline  Instructions: when each of them runs, and on which multiprocessor.
 curves    Curves and bars: wavelengths, sizes of graphs, what bits cost.
 """
 
@@ -12,6 +13,8 @@ from layer2_graph.pictures.curves import by_bits, padding, waves
 from layer2_graph.pictures.experts import learning, loaded_share, routes
 from layer2_graph.pictures.launches import arenas, host_and_device, strips
 from layer2_graph.pictures.rows import ragged, stacked, steps
+from layer2_graph.pictures.timeline import by_blocks, timelines
 
-__all__ = ["arenas", "by_bits", "host_and_device", "largest_of_tokens", "learning", "loaded_share",
-           "padding", "ragged", "rounded", "routes", "stacked", "steps", "strips", "waves"]
+__all__ = ["arenas", "by_bits", "by_blocks", "host_and_device", "largest_of_tokens", "learning",
+           "loaded_share", "padding", "ragged", "rounded", "routes", "stacked", "steps", "strips",
+           "timelines", "waves"]
