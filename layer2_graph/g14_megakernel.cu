@@ -5,7 +5,7 @@
 
 constexpr int WARP = 32;
 
-enum Op { QKV, ATTEND, O, MLP, DOWN, HEAD, EMBED };
+enum Op { QKV, ATTEND, OUT, MLP, DOWN, HEAD, EMBED };
 
 // Rows begin to end - 1 of what `op` writes in a layer. See machine.py.
 struct Instruction { int op, layer, begin, end, wait, need, signal; };
@@ -178,7 +178,7 @@ __device__ void execute(const Llama& m, const Instruction& w, float* row)
             attend(m, i, g, row);
             __syncthreads();                                    // the next head uses `row` again
         }
-    } else if (w.op == O) {
+    } else if (w.op == OUT) {
         copy_row(row, m.mixed + i * mixed, mixed);
         rows_of(y, row, m.o + (size_t)i * s.C * mixed, x, mixed, w.begin, w.end);
     } else if (w.op == MLP) {

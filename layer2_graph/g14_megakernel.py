@@ -23,11 +23,11 @@ from layer2_graph.machine import (
     HEAD,
     MLP,
     OPS,
+    OUT,
     QKV,
     STAGES,
     Instruction,
     Machine,
-    O,
     Sizes,
     Tensors,
     blank,
@@ -35,8 +35,8 @@ from layer2_graph.machine import (
     stacked,
 )
 
-__all__ = ["Instruction", "Machine", "Megakernel", "Sizes", "blank", "bytes_read", "counter", "deal",
-           "first_difference", "layer_program", "most_blocks", "run_program", "schedule",
+__all__ = ["Instruction", "Machine", "Megakernel", "Sizes", "blank", "bytes_read", "counter",
+           "deal", "first_difference", "layer_program", "most_blocks", "run_program", "schedule",
            "sizes_of", "stacked", "step_program", "tiles"]
 
 KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
@@ -79,15 +79,15 @@ def counter(i: int, op: int) -> int:
 
 
 def layer_program(i: int, m: Sizes, tile: int) -> list[Instruction]:
-    """The instructions of layer i: stages QKV, ATTEND, O, MLP and DOWN, in this order.
+    """The instructions of layer i: stages QKV, ATTEND, OUT, MLP and DOWN, in this order.
 
     Each stage waits for all of the stage before it; QKV for DOWN of the layer before. Rows are
-    (H + 2·G)·D for QKV, C for O and DOWN, F for MLP, each in tiles; ATTEND has one instruction for
-    each of the G kv heads.
+    (H + 2·G)·D for QKV, C for OUT and DOWN, F for MLP, each in tiles; ATTEND has one instruction
+    for each of the G kv heads.
     """
     # exercise: for each stage its tiles; what they wait for is the counter of the stage before
     stages = ((QKV, tiles((m.H + 2 * m.G) * m.D, tile)), (ATTEND, tiles(m.G, 1)),
-              (O, tiles(m.C, tile)), (MLP, tiles(m.F, tile)), (DOWN, tiles(m.C, tile)))
+              (OUT, tiles(m.C, tile)), (MLP, tiles(m.F, tile)), (DOWN, tiles(m.C, tile)))
     program = []
     wait = counter(i - 1, DOWN)
     need = len(tiles(m.C, tile))
@@ -210,7 +210,7 @@ class Megakernel:
                              f"that wait for them never end")
 
     def prefill(self, tokens: np.ndarray) -> np.ndarray:            # (T,) -> (V,)
-        """The logits after a prompt, whose keys and values o02 makes: only decoding is one launch."""
+        """The logits after a prompt, whose keys and values are o02's: decoding is one launch."""
         cache = Cache(self.model, self.m.R)
         logits = forward(self.model, tokens, cache)                 # (T, V)
         self.tensors.keys[:] = cache.keys
@@ -247,7 +247,7 @@ def shared_bytes(m: Sizes) -> int:
 def bytes_read(instruction: Instruction, m: Sizes, N: int) -> int:
     """Bytes of weights that an instruction reads; of keys and values, in attention over N tokens.
     fp32."""
-    per_row = {QKV: m.C, ATTEND: 2 * N * m.D, O: m.H * m.D, MLP: 2 * m.C, DOWN: m.F, HEAD: m.C,
+    per_row = {QKV: m.C, ATTEND: 2 * N * m.D, OUT: m.H * m.D, MLP: 2 * m.C, DOWN: m.F, HEAD: m.C,
                EMBED: 1}
     return 4 * (instruction.end - instruction.begin) * per_row[instruction.op]
 
@@ -257,6 +257,7 @@ class Span(NamedTuple):
 
     block: int
     load: float             # when its weights are asked for
+    loaded: float           # when they are there
     start: float            # when it computes
     end: float
 
@@ -280,9 +281,10 @@ def schedule(program: Sequence[Instruction], blocks: int, loads: Sequence[float]
         if gap is not None and instruction.signal != stage:
             stage, barrier = instruction.signal, last + gap
         load = free[block] if early else max(free[block], ready, barrier)
-        start = max(load + loads[number], ready)
+        loaded = load + loads[number]
+        start = max(loaded, ready)
         free[block] = start + work[number]
         last = max(last, free[block])
         signals.setdefault(instruction.signal, []).append(free[block])
-        spans.append(Span(block, load, start, free[block]))
+        spans.append(Span(block, load, loaded, start, free[block]))
     return spans

@@ -11,7 +11,7 @@ import numpy as np
 
 from day02_overview import Llama, add, attention, matmul, rmsnorm, rope, swiglu
 
-QKV, ATTEND, O, MLP, DOWN, HEAD, EMBED = range(7)           # as in g14_megakernel.cu
+QKV, ATTEND, OUT, MLP, DOWN, HEAD, EMBED = range(7)           # as in g14_megakernel.cu
 STAGES = 5                                                  # of a layer: QKV to DOWN
 OPS = ("qkv", "attention", "o", "mlp", "down", "head", "embedding")
 
@@ -35,7 +35,7 @@ class Instruction(NamedTuple):
     It may begin when counter `wait` has reached `need`, and at its end adds 1 to counter `signal`.
     """
 
-    op: int                 # QKV, ATTEND, O, MLP, DOWN, HEAD or EMBED
+    op: int                 # QKV, ATTEND, OUT, MLP, DOWN, HEAD or EMBED
     layer: int
     begin: int
     end: int
@@ -44,8 +44,8 @@ class Instruction(NamedTuple):
     signal: int
 
     def __str__(self) -> str:
-        return (f"{OPS[self.op]} {self.begin}:{self.end} of layer {self.layer}: counter {self.wait} "
-                f"at {self.need}, then adds to {self.signal}")
+        return (f"{OPS[self.op]} {self.begin}:{self.end} of layer {self.layer}: counter "
+                f"{self.wait} at {self.need}, then adds to {self.signal}")
 
 
 class Weights(NamedTuple):
@@ -137,7 +137,7 @@ class Machine:
         elif op == ATTEND:
             for g in range(begin, end):
                 self.attend(i, g)
-        elif op == O:
+        elif op == OUT:
             t.y[i, rows] = add(t.x[i, rows], matmul(t.mixed[i], w.o[i, rows]))
         elif op == MLP:
             row = rmsnorm(t.y[i], w.mlp_norm[i], self.eps)                          # (C,)

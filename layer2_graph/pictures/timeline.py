@@ -1,8 +1,7 @@
 """Instructions: when each of them runs, and on which multiprocessor."""
 
-from lab.plots import BLUE, GREY, INK, RED, STROKES, closed
+from lab.plots import GREY, INK, RED, STROKES, closed
 
-PALE = "#d0d7de"
 COLOURS = ("#0969da", "#8250df", "#1a7f37", "#cf222e", "#bc4c00", "#57606a", "#d0d7de")
 
 
@@ -21,7 +20,7 @@ def timelines(runs, program, names, unit):
     for axes, (title, spans) in zip(every[:, 0], runs.items(), strict=True):
         for span, instruction in zip(spans, program, strict=True):
             colour = COLOURS[instruction.op]
-            axes.add_patch(Rectangle((span.load, span.block + 0.1), span.start - span.load, 0.8,
+            axes.add_patch(Rectangle((span.load, span.block + 0.1), span.loaded - span.load, 0.8,
                                      fc=colour, alpha=0.3, ec="white", lw=0.4))
             axes.add_patch(Rectangle((span.start, span.block + 0.1), span.end - span.start, 0.8,
                                      fc=colour, ec="white", lw=0.4))

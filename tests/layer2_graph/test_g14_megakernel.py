@@ -16,9 +16,9 @@ from layer2_graph.machine import (
     HEAD,
     MLP,
     OPS,
+    OUT,
     QKV,
     Instruction,
-    O,
     Sizes,
     Tensors,
     Weights,
@@ -37,7 +37,7 @@ THREADS = 64
 
 def book(m, tile, layer=None, wrong=None):
     """The list of a step, or of one layer: (instructions, 7). wrong: a mistake of a layer"""
-    rows = {QKV: (m.H + 2 * m.G) * m.D, ATTEND: m.G, O: m.C, MLP: m.F, DOWN: m.C}
+    rows = {QKV: (m.H + 2 * m.G) * m.D, ATTEND: m.G, OUT: m.C, MLP: m.F, DOWN: m.C}
     count = {op: -(-n // (1 if op == ATTEND else tile)) for op, n in rows.items()}
     program = []
 
@@ -194,10 +194,11 @@ def check_list(subject, agree, i, m, tile):
         "no_list", f"layer_program: an array {got.shape} came out, expected a list of Instructions")
     for op in range(5):
         number, right = ((x[:, 0] == op).sum() for x in (got, want))
-        why = {m.H: ("query_heads", "a kv head has one instruction, for all its query heads")}.get(
-            number if op == ATTEND else None, ("tiles", "a last tile may be short, or the only one"))
-        assert number == right, mistake(why[0], f"{what}: {number} instructions of {OPS[op]}, "
-                                                f"expected {right}: {why[1]}", why[1])
+        name, why = ("tiles", "a last tile may be short, or the only one")
+        if op == ATTEND and number == m.H:
+            name, why = ("query_heads", "a kv head has one instruction, for all its query heads")
+        assert number == right, mistake(name, f"{what}: {number} instructions of {OPS[op]}, "
+                                              f"expected {right}: {why}", why)
     agree(got, want, "exact", what,
           lambda at: f"instruction {at[0]} ({OPS[want[at[0], 0]]}), `{FIELDS[at[1]]}`",
           {name: (why, book(m, tile, i, name)) for name, why in LIST.items()})
@@ -283,7 +284,7 @@ def test_run_program__deadlock(subject, rng):
         if error.type != "RuntimeError":
             raise
         assert "block 0 waits for counter 5, which is at 0 of 3" in error.text, mistake(
-            "wrong_block", f"expected the first block that waits and its counter, got: {error.text}")
+            "wrong_block", f"expected the first block that waits, and its counter: {error.text}")
     else:
         raise AssertionError(mistake("stops_quietly", "a list in reverse, where each block waits "
                                      "for a later instruction: expected a RuntimeError that says "
@@ -328,7 +329,7 @@ def fenced(launch, writers):
     why = "on a GPU the counter may be seen before the numbers"
     assert fences >= writers or release, mistake(
         "no_fence", f"signal_cuda: {fences} fences by {writers} blocks: {why}", why)
-    why = "a fence orders what comes before it with what comes after it, so the addition comes after"
+    why = "a fence orders what comes before it with what comes after it: the addition comes after"
     assert not after or release, mistake(
         "fence_last", f"signal_cuda: the addition in line {max(adds)}, a fence in line {after[0]}: "
                       f"{why}", why)
@@ -345,6 +346,15 @@ def launch_step(subject, blocks, m, args):
                           shared_mem=4 * max(m.C, m.H * m.D, m.F, m.H // m.G * (m.D + m.R)))
 
 
+TOO_EARLY = (
+    ("out_of_order", "An instruction reads when its counter is at what it needs, and signals when "
+                     "it has written: wait, execute, signal."),
+    ("counters_kept", "In the second step the counters begin where the first one left them, so a "
+                      "wait is over too early: they must reach `need` more for each step before."))
+NOBODY = "A block waits for a counter that nobody will raise: each instruction is some block's, " \
+         "and a block begins with its first."
+
+
 def test_megakernel_cuda(subject, agree, rng):
     """Two steps with the same counters, by three blocks."""
     m = RAGGED
@@ -354,21 +364,11 @@ def test_megakernel_cuda(subject, agree, rng):
     tensors, _ = oracle(model, tokens[:4])
     counters = np.zeros(5 * m.L + 2, np.int32)
     right = np.array([Counter(program[:, -1].tolist())[i] for i in range(len(counters))])
-    reports = (
-        same_report("out_of_order", "An instruction reads when its counter is at what it needs, and "
-                    "signals when it has written: wait, execute, signal.", kind="race"),
-        same_report("deadlock", "A block waits for a counter that nobody will raise: each "
-                    "instruction is some block's, and a block begins with its first.",
-                    kind="endless"))
     for steps, n in enumerate((4, 5)):
-        if steps:
-            reports = (same_report("counters_kept", "In the second step the counters begin where "
-                                   "the first one left them, so a wait is over too early: they "
-                                   "must reach `need` more for each step before.", kind="race"),
-                       reports[1])
-        before, want = oracle(model, tokens[:n])
+        _, want = oracle(model, tokens[:n])
         args = arguments(m, model, program, tensors, counters, steps, tokens[n - 1], n - 1)
-        with reports[0], reports[1]:
+        name, why = TOO_EARLY[steps]
+        with same_report(name, why, kind="race"), same_report("deadlock", NOBODY, kind="endless"):
             launch_step(subject, 3, m, args)
         for i in np.flatnonzero(counters != right * (steps + 1))[:1]:
             name, why = ("all_by_all", "each block has run what others ran, too") if \
