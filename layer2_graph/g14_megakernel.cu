@@ -5,7 +5,7 @@
 
 constexpr int WARP = 32;
 
-enum Op { QKV, ATTEND, OUT, MLP, DOWN, HEAD, EMBED };
+enum Op { QKV, ATTEND, OUT, MLP, DOWN, HEAD, EMBED, PAUSE };
 
 // Rows begin to end - 1 of what `op` writes in a layer. See machine.py.
 struct Instruction { int op, layer, begin, end, wait, need, signal; };
@@ -190,6 +190,8 @@ __device__ void execute(const Llama& m, const Instruction& w, float* row)
     } else if (w.op == HEAD) {
         norm_row(row, m.x + s.L * s.C, m.norm, s.C, s.eps);
         rows_of(m.logits, row, m.head, nullptr, s.C, w.begin, w.end);
+    } else if (w.op == PAUSE) {
+        for (int round = 0; round < w.end; round++) __nanosleep(100);
     }
 }
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from day02_overview import Llama, add, attention, matmul, rmsnorm, rope, swiglu
 
-QKV, ATTEND, OUT, MLP, DOWN, HEAD, EMBED = range(7)           # as in g14_megakernel.cu
+QKV, ATTEND, OUT, MLP, DOWN, HEAD, EMBED, PAUSE = range(8)  # as in g14_megakernel.cu
 STAGES = 5                                                  # of a layer: QKV to DOWN
-OPS = ("qkv", "attention", "o", "mlp", "down", "head", "embedding")
+OPS = ("qkv", "attention", "o", "mlp", "down", "head", "embedding", "pause")
 
 
 class Sizes(NamedTuple):
@@ -33,9 +33,10 @@ class Instruction(NamedTuple):
     """A piece of one operation: rows begin to end - 1 of what it writes, heads in attention.
 
     It may begin when counter `wait` has reached `need`, and at its end adds 1 to counter `signal`.
+    PAUSE does nothing, `end` times: a block that is late, for a test.
     """
 
-    op: int                 # QKV, ATTEND, OUT, MLP, DOWN, HEAD or EMBED
+    op: int                 # QKV, ATTEND, OUT, MLP, DOWN, HEAD, EMBED or PAUSE
     layer: int
     begin: int
     end: int
@@ -147,7 +148,7 @@ class Machine:
             t.x[i + 1, rows] = add(t.y[i, rows], matmul(t.hidden[i], w.down[i, rows]))
         elif op == HEAD:
             t.logits[rows] = matmul(rmsnorm(t.x[-1], w.norm, self.eps), w.head[rows])
-        else:
+        elif op != PAUSE:
             raise ValueError(f"Machine: an instruction has op {op}, expected 0 to {len(OPS) - 1}")
 
     def attend(self, i: int, g: int) -> None:
