@@ -213,8 +213,9 @@ class Megakernel:
         """The logits after a prompt, whose keys and values are o02's: decoding is one launch."""
         cache = Cache(self.model, self.m.R)
         logits = forward(self.model, tokens, cache)                 # (T, V)
-        self.tensors.keys[:] = cache.keys
-        self.tensors.values[:] = cache.values
+        past = slice(len(tokens))
+        self.tensors.keys[:, past] = cache.keys[:, past]
+        self.tensors.values[:, past] = cache.values[:, past]
         return logits[-1]
 
     def step(self, token: int, position: int, kernel=None) -> np.ndarray:       # -> (V,)
