@@ -5,6 +5,7 @@ launches  Launches: how many there are, who asks for them, where their results l
 codes     Codes: how numbers become levels, and what sets their scales.
 experts   Experts: who chooses which, how even their work is, how many a step reads.
 grids     Grids: what rounding to them costs, and what training makes of it.
+timeline  Instructions: when each of them runs, and on which multiprocessor.
 curves    Curves and bars: wavelengths, sizes of graphs, what bits cost.
 sparsity  Sparsity: which zeros cost what, which patterns they make, which pages a head needs.
 """
@@ -23,3 +24,7 @@ __all__ = ["arenas", "by_bits", "host_and_device", "largest_of_tokens", "learnin
 __all__ = ["arenas", "by_bits", "heaps", "host_and_device", "largest_of_tokens", "learning",
            "loaded_share", "padding", "ragged", "recovery", "rounded", "routes", "stacked", "steps",
            "strips", "valley", "waves"]
+from layer2_graph.pictures.timeline import by_blocks, timelines
+__all__ = ["arenas", "by_bits", "by_blocks", "host_and_device", "largest_of_tokens", "learning",
+           "loaded_share", "padding", "ragged", "rounded", "routes", "stacked", "steps", "strips",
+           "timelines", "waves"]
