@@ -8,16 +8,16 @@ on the model and the link, and on the length only by the latency of a copy and b
 Costs a page: a copy of S·κ bytes each way; on the host some look-ups by name.
 """
 
-import struct
 from typing import NamedTuple
 from zlib import crc32
 
+from layer3_system.records import CHECK, HEADER, MAGIC, VERSION
 from layer3_system.s01_request import Request
 from layer3_system.s02_block_pool import pages_for
 from layer3_system.s06_prefix_cache import HashChain, PrefixPool
 from layer3_system.tiers import HostTier
 
-__all__ = ["Costs", "TieredPool", "read_record", "record_of", "worth_loading"]
+__all__ = ["Costs", "TieredPool", "read_record", "worth_loading"]
 
 
 def predict_rate() -> float:
@@ -66,7 +66,7 @@ class TieredPool(PrefixPool):
         Only a page with a name can ever be asked for. If its name is below already, it is only
         renewed there. If there is no place for it, its contents are lost.
         """
-        # exercise: name, place, copy; then `super().evict(page)` forgets it here
+        # exercise: name, place, copy; then `self.index.drop(page)` forgets it here
         name = self.index.name_of.get(page)
         if name in self.host:
             self.host.renew(name)
@@ -74,7 +74,7 @@ class TieredPool(PrefixPool):
             place = self.host.put(name)
             if place is not None:
                 self.copies.out(page, place)
-        super().evict(page)
+        self.index.drop(page)
 
     def load(self, name: bytes) -> int | None:
         """A page of the device for a name that is not on it, held once, with a copy from below.
@@ -162,20 +162,6 @@ def worth_loading(tokens: int, before: int, costs: Costs) -> bool:
 
 
 # ---- a record of the file
-
-MAGIC = b"KVPG"
-VERSION = 1
-HEADER = struct.Struct("<4sH32s32sQ")   # magic, version, digest of the model, name, bytes
-CHECK = struct.Struct("<I")             # CRC-32 of all before it
-
-
-def record_of(payload: bytes, name: bytes, digest: bytes) -> bytes:
-    """A page as the file has it: a header, keys and values, a checksum of both.
-
-    payload: keys and values    name: 32 bytes, of the page    digest: 32 bytes, of the model
-    """
-    data = HEADER.pack(MAGIC, VERSION, digest, name, len(payload)) + payload
-    return data + CHECK.pack(crc32(data))
 
 
 def read_record(data: bytes, name: bytes, digest: bytes, length: int) -> bytes | None:

@@ -2,7 +2,7 @@
 
     python -m layer3_system.bench.s11_kv_offload [conversations] [preemption] [first_token] [copies]
 
-conversations: tokens computed in conversations of several users, by tier; counts, the same each time
+conversations: tokens computed in conversations of several users, by tier; these are counts
 preemption: the same, where pages run out while answers are written
 first_token: TTFT of the small Llama in such conversations, in seconds of CPU time
 copies: seconds to compute a prompt of the 135M shape, to copy its pages, to write and read a file
@@ -14,10 +14,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import median
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -25,12 +26,13 @@ from layer1_kernels import kernels
 from layer2_graph import CpuLlama, Tokenizer, cpu_kernels, load
 from layer2_graph.models import SMALL, shape_135m
 from layer3_system.model import Model
+from layer3_system.records import CHECK, HEADER, record_of
 from layer3_system.s01_request import SamplingParams
 from layer3_system.s02_block_pool import BlockPool
 from layer3_system.s04_continuous_batching import Scheduler
 from layer3_system.s06_prefix_cache import PrefixPool
 from layer3_system.s07_engine import Engine, check_engine
-from layer3_system.s11_kv_offload import TieredPool, read_record, record_of
+from layer3_system.s11_kv_offload import TieredPool, read_record
 from layer3_system.testing.mock_llama import ByteTokenizer, MockLlama
 from layer3_system.tiers import HostTier, TieredPages
 
@@ -156,17 +158,26 @@ def copies() -> dict[str, float]:
         clocked("compute", engine.step)
         for page in range(8):
             pool.copies.into(page, page)
-        clocked("copy", lambda: pool.copies.run(engine.pages))
+        clocked("copy", partial(pool.copies.run, engine.pages))
         payloads = [pool.copies.memory[page].numpy().tobytes() for page in range(8)]
         with tempfile.TemporaryFile(buffering=0) as file:
-            size = sum(clocked("write", lambda: sum(
-                file.write(record_of(payload, bytes(32), bytes(32))) for payload in payloads
-            )) for _ in range(1))
+            clocked("write", partial(write_all, file, payloads))
             file.seek(0)
-            clocked("read", lambda: [read_record(file.read(size // 8), bytes(32), bytes(32),
-                                                 len(payload)) for payload in payloads])
+            back = clocked("read", partial(read_all, file, len(payloads[0])))
+        if back != payloads:
+            raise AssertionError("the file gives other pages than were written")
     return {"bytes": 8 * len(payloads[0])} | {
         what: round(median(times), 6) for what, times in runs.items()}
+
+
+def write_all(file: BinaryIO, payloads: list[bytes]) -> None:
+    for payload in payloads:
+        file.write(record_of(payload, bytes(32), bytes(32)))
+
+
+def read_all(file: BinaryIO, length: int) -> list[bytes | None]:
+    size = HEADER.size + length + CHECK.size
+    return [read_record(file.read(size), bytes(32), bytes(32), length) for _ in range(8)]
 
 
 PARTS: dict[str, Callable[[], Any]] = {"conversations": conversations, "preemption": preemption,

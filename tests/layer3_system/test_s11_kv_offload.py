@@ -151,7 +151,7 @@ def check_evict(subject, P, places, texts, below=(), pinned=()):
                                                       "again")
     assert names or not outs, mistake(
         "forgets_first", f"{what}: nothing went down, expected {len(outs)} pages. Is the name read "
-        f"before super().evict(page) forgets it?", "nothing goes down")
+        f"before self.index.drop(page) forgets it?", "nothing goes down")
     for name, place in got["place_of"].items():
         assert got["below"].get(place) == name, mistake(
             "other_contents", f"{what}: place {place} is known as {called(name)} and holds "
