@@ -136,7 +136,7 @@ class FileTier:
         return name in self.slot_of
 
     def get(self, name: bytes) -> bytes | None:
-        """Keys and values of a page. If its record is not whole: None, and the name is forgotten."""
+        """Keys and values of a page; None if its record is not whole, and its name is dropped."""
         slot = self.slot_of.get(name)
         if slot is None:
             return None

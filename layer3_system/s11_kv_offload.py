@@ -66,7 +66,7 @@ class TieredPool(PrefixPool):
         Only a page with a name can ever be asked for. If its name is below already, it is only
         renewed there. If there is no place for it, its contents are lost.
         """
-        # exercise: name, place, copy; then `self.index.drop(page)` forgets it here
+        # exercise: its name, a place for it, the copy; at the end the index drops the page
         name = self.index.name_of.get(page)
         if name in self.host:
             self.host.renew(name)

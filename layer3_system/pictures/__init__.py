@@ -43,6 +43,6 @@ __all__ = ["allowed_steps", "automaton_jumps", "block_map", "bucket_lanes", "byt
            "expert_loads", "gradient_range", "guess_ribbons", "hash_chain", "kept_lines",
            "kept_shares", "load_lines", "loss_curves", "match_lines", "padded_batch",
            "pipeline_lanes", "position_errors", "rank_lanes", "rank_matrix", "ring_and_tree",
-           "ring_rounds", "ring_work", "row_matrix", "rows_by_k", "seat_lanes", "speedup_curves", "split_bands",
-           "stage_bars", "state_copies", "step_arrays", "step_timeline", "table_arrows",
-           "tier_bars", "tier_curves", "training_lines", "waits"]
+           "ring_rounds", "ring_work", "row_matrix", "rows_by_k", "seat_lanes", "speedup_curves",
+           "split_bands", "stage_bars", "state_copies", "step_arrays", "step_timeline",
+           "table_arrows", "tier_bars", "tier_curves", "training_lines", "waits"]

@@ -10,19 +10,17 @@ from lab.plots import BLUE, GREY, INK, RED, STROKES, closed
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PALE = "#d0d7de"
-
 
 def tier_bars(groups: dict[str, dict[str, int]]) -> "Figure":
     """Tokens computed, a group of bars each, as shares of the first bar of the group.
 
-    groups: {group: {bar: tokens}}; all groups have the same bars
+    groups: {group: {bar: tokens}}; all groups have the same bars, at most three
     """
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7.5, 3.2), layout="constrained")
     names = list(next(iter(groups.values())))
-    colours = (GREY, BLUE, PALE, RED)
+    colours = (GREY, BLUE, RED)
     for i, name in enumerate(names):
         for x, row in enumerate(groups.values()):
             share = 100 * row[name] / row[names[0]]
@@ -38,18 +36,19 @@ def tier_bars(groups: dict[str, dict[str, int]]) -> "Figure":
 
 
 def tier_curves(curves: dict[str, dict[int, float]], x: str, y: str) -> "Figure":
-    """Lines over a size that doubles.  curves: {label: {size: value}}"""
+    """Lines over a size that doubles.  curves: {label: {size: percent}}"""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7.5, 3.4), layout="constrained")
     for (label, points), (colour, style) in zip(curves.items(), STROKES, strict=False):
         axes.plot(list(points), list(points.values()), style, marker="o", ms=4, color=colour, lw=2)
-        axes.annotate(label, (list(points)[-1], list(points.values())[-1]), xytext=(6, 0),
-                      textcoords="offset points", va="center", color=colour, fontsize=9)
+        size, value = next(iter(points.items()))
+        axes.annotate(label, (size, value), xytext=(0, 6), textcoords="offset points", ha="left",
+                      color=colour, fontsize=9)
     sizes = sorted({size for points in curves.values() for size in points})
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
-    axes.set(xlabel=x, ylabel=y, ylim=(0, None), xlim=(sizes[0] * 0.9, sizes[-1] * 1.9))
+    axes.set(xlabel=x, ylabel=y, ylim=(0, 112), xlim=(sizes[0] * 0.9, sizes[-1] * 1.1))
     axes.minorticks_off()
     axes.grid(color="#eaeef2")
     axes.spines[["top", "right"]].set_visible(False)
