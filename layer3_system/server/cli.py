@@ -100,12 +100,12 @@ def pool_of(own, P, S, host=None):
 
 
 def build(model, tokenizer, ops, own, pages, S=16, draft=None, guesses=4, overlap=False,
-          host=None, **options):
+          below=None, **options):
     """An Engine. own: {name: the learner's part, or None for the course's}    pages: None for 16
     contexts of the model, at most 2¹⁶ tokens    draft: what guesses: "lookup" or a model
     guesses: of a request in a step, at most    overlap: launch a step before the previous one is
-    read    host: a HostTier below the pages    options: of the Scheduler"""
-    pool = pool_of(own, pages or default_pages(model.config, S), S, host)
+    read    below: a HostTier for pages that are taken    options: of the Scheduler"""
+    pool = pool_of(own, pages or default_pages(model.config, S), S, below)
     scheduler = (own.get("Scheduler") or Scheduler)(pool, **options)
     kind = own.get("Engine") or Engine
     sample = own.get("sample_rows") or ops.sample
@@ -116,7 +116,7 @@ def build(model, tokenizer, ops, own, pages, S=16, draft=None, guesses=4, overla
                          scheduler.max_seqs) if draft else None
     engine = kind(model, tokenizer, pool, scheduler, sample, drafter, overlap,
                   grammars=Grammars(tokenizer, model.config))
-    if host:
+    if below:
         connect(engine)
     return engine
 
@@ -266,11 +266,11 @@ def serve(
         llama = (team.lead(config, weights) if team else
                  model_with(table, mine.folder if mine else None, config, weights))
         check_table(folder, config, llama.ops, DTYPES[dtype])
-        host = host_of(tiers, config, weights, 16, own["read_record"] or read_record) \
+        below = host_of(tiers, config, weights, 16, own["read_record"] or read_record) \
             if tiers else None
         engine = build(llama, tokenizer, llama.ops, own, pages, max_seqs=max_seqs, budget=budget,
                        chunk=chunk, draft=draft_model(draft, config, DTYPES[dtype]),
-                       guesses=guesses, overlap=async_scheduling, host=host)
+                       guesses=guesses, overlap=async_scheduling, below=below)
     except ValueError as error:
         raise CourseError(str(error)) from None
     print(f"{called}: {sum(w.numel() for w in weights.values()):,} weights, on "

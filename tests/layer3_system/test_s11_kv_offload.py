@@ -311,7 +311,7 @@ def worth_variants(tokens, before, costs):
             "all_pairs": ("a token attends to those before it: half of the pairs, on average",
                           worth(tokens, before, costs, half=1.0)),
             "turned_round": ("that loads where computing is faster",
-                             not worth(tokens, before, costs))}
+                             costs.bandwidth > 0 and not worth(tokens, before, costs))}
 
 
 def check_worth(subject, cases):
