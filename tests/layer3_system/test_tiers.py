@@ -361,3 +361,14 @@ def test_the_parts_of_a_learner():
     assert isinstance(pool, Below)
     assert converse(engine(pool)) == PLAIN
     assert pool.grown and pool.loaded > 100
+
+
+def test_the_flags_reach_the_engine(command, monkeypatch, tmp_path):
+    engines = []
+    monkeypatch.setattr(cli, "run", lambda engine, *_: engines.append(engine))
+    code, _, wrong = command(cli.app, "serve", "--port", 0, "--host-pages", 5, "--kv-file",
+                             tmp_path / "kv")
+    assert not code, wrong
+    pool = engines[0].pool
+    assert (pool.host.places, pool.host.file.records) == (5, 20)
+    assert isinstance(engines[0].pages, TieredPages) and pool.costs.bandwidth > 0
