@@ -31,7 +31,7 @@ class Copies:
         self.stream: torch.cuda.Stream | None = None
 
     def connect(self, pages: Pages, places: int) -> None:
-        """Make host memory of so many places for these pages; on a GPU it is pinned."""
+        """Make host memory for these pages, with room for `places`; on a GPU it is pinned."""
         L, _, *rest = pages.k.shape
         on_gpu = pages.k.is_cuda
         self.memory = torch.zeros((places, 2, L, *rest), dtype=pages.k.dtype, pin_memory=on_gpu)

@@ -64,7 +64,7 @@ def converse(engine: Engine, users: int, check: Callable[[Engine], None] = lambd
     def text(n: int) -> list[int]:
         return [chance.randrange(2, V) for _ in range(n)]
 
-    said = [text(chance.randrange(200, 241)) for _ in range(users)]
+    talks = [text(chance.randrange(200, 241)) for _ in range(users)]
     params = SamplingParams(WRITTEN, temperature=0, ignore_eos=True)
     computed = 0
     answers = []
@@ -72,14 +72,14 @@ def converse(engine: Engine, users: int, check: Callable[[Engine], None] = lambd
     for turn in range(TURNS):
         requests = {}
         for user in chance.sample(range(users), users):
-            said[user] += text(NEW) if turn else []
-            requests[user] = engine.submit(said[user], params)[0]
+            talks[user] += text(NEW) if turn else []
+            requests[user] = engine.submit(talks[user], params)[0]
         while engine.busy:
             engine.step()
             computed += sum(engine.counts.values())
             check(engine)
         for user, request in sorted(requests.items()):
-            said[user] = request.tokens
+            talks[user] = request.tokens
             answers.append(request.output)
             times.append(request.token_times[0] - request.arrival)
     return computed, answers, times

@@ -99,7 +99,7 @@ def prefill_seconds(engine, n, clock):
 
 
 def copy_seconds(engine, pages, clock):
-    """Of a run of copies into so many pages."""
+    """Of a run of copies into that many pages."""
     copies = engine.pool.copies
     times = []
     for _ in range(ROUNDS):
