@@ -10,6 +10,7 @@ s07_engine  The engine
 s08_server  A server people can call
 s09_load_test  The trade-off curve
 s10_speculative  Draft and verify
+s11_kv_offload  The next memory down
 s13_structured  Output that must parse
 s20_collectives  What the wires do
 s21_data_parallel  DP, ZeRO 1–3, FSDP
@@ -41,6 +42,11 @@ from layer3_system.experts import (
     own_experts,
     place_experts,
     to_fp8,
+)
+from layer3_system.file_tier import (
+    FileTier,
+    HostOverFile,
+    digest_of,
 )
 from layer3_system.json_schema import (
     SchemaError,
@@ -83,6 +89,13 @@ from layer3_system.pipeline import (
 from layer3_system.recorder import (
     Recorder,
     pages_of,
+)
+from layer3_system.records import (
+    CHECK,
+    HEADER,
+    MAGIC,
+    VERSION,
+    record_of,
 )
 from layer3_system.s01_request import (
     Detokenizer,
@@ -170,6 +183,12 @@ from layer3_system.s10_speculative import (
     noise,
     pick,
     roll_back,
+)
+from layer3_system.s11_kv_offload import (
+    Costs,
+    TieredPool,
+    read_record,
+    worth_loading,
 )
 from layer3_system.s13_structured import (
     forced_bytes,
@@ -282,8 +301,20 @@ from layer3_system.testing.scheduler_driver import (
 from layer3_system.testing.speculation_driver import (
     GuessedStep,
 )
+from layer3_system.testing.tier_driver import (
+    Memories,
+)
+from layer3_system.tiers import (
+    Copies,
+    HostTier,
+    TieredPages,
+)
 
 __all__ = [
+    "CHECK",
+    "HEADER",
+    "MAGIC",
+    "VERSION",
     "WIRES",
     "Adam",
     "ApiError",
@@ -295,21 +326,27 @@ __all__ = [
     "Buckets",
     "ByteTokenizer",
     "Call",
+    "Copies",
+    "Costs",
     "Deadlock",
     "Detokenizer",
     "Drive",
     "Engine",
     "Exchange",
     "ExpertParallelLlama",
+    "FileTier",
     "Flight",
     "GatherTokens",
     "GatherWeight",
     "Grammars",
     "GuessedStep",
     "HashChain",
+    "HostOverFile",
+    "HostTier",
     "Job",
     "Leader",
     "Limits",
+    "Memories",
     "MockLlama",
     "ModelDrafter",
     "News",
@@ -342,6 +379,8 @@ __all__ = [
     "Team",
     "TensorParallelLlama",
     "TextMatcher",
+    "TieredPages",
+    "TieredPool",
     "TransferError",
     "accept",
     "accumulate",
@@ -366,6 +405,7 @@ __all__ = [
     "combine",
     "compile_regex",
     "crossing",
+    "digest_of",
     "dispatch",
     "draw_by_noise",
     "draw_places",
@@ -422,6 +462,8 @@ __all__ = [
     "rank_lanes",
     "rank_matrix",
     "rate",
+    "read_record",
+    "record_of",
     "reduce_beside_work",
     "reduce_scatter",
     "ring_and_tree",
@@ -468,6 +510,7 @@ __all__ = [
     "useful_share",
     "vocabulary_loss",
     "vocabulary_of",
+    "worth_loading",
     "zero_bubble",
     "zero_step",
     "zigzag",

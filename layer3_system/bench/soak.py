@@ -20,12 +20,14 @@ from layer3_system.s04_continuous_batching import Scheduler
 from layer3_system.s06_prefix_cache import PrefixPool
 from layer3_system.s07_engine import Engine, check_engine
 from layer3_system.s10_speculative import draw_by_noise, noise
+from layer3_system.s11_kv_offload import TieredPool
 from layer3_system.speculation import ModelDrafter, shares_of
 from layer3_system.testing.mock_llama import ByteTokenizer, MockLlama, mock_scores
+from layer3_system.tiers import HostTier, TieredPages
 
 RECORD = Path(ROOT) / "benchmarks" / "soak.txt"
-KINDS = ("plain", "no prefix cache", "overlap", "guesses", "draft model")
-STEPS = 2_500           # of each kind: 12,500 in all
+KINDS = ("plain", "no prefix cache", "overlap", "guesses", "draft model", "tiers")
+STEPS = 2_500           # of each kind: 15,000 in all
 END = 256
 ABOUT = """\
 Random steps on an engine; made by `python -m layer3_system.bench.soak`. A run is named by its seed.
@@ -91,13 +93,18 @@ def engine_for(kind, chance):
     """An engine with few pages and seats."""
     drafters = {"guesses": lambda: Drafter(Lottery(kind).propose),
                 "draft model": lambda: ModelDrafter(MockLlama(80, scores=narrow_draft), 3, 30, 4)}
-    pool = (BlockPool if kind == "no prefix cache" else PrefixPool)(24, 4)
+    pools = {"no prefix cache": lambda: BlockPool(24, 4),
+             "tiers": lambda: TieredPool(24, 4, None, HostTier(12))}
+    pool = pools.get(kind, lambda: PrefixPool(24, 4))()
     budget = chance.choice([6, 9, 32])
     chunk = chance.choice([None, 3])
-    return Engine(MockLlama(80, scores=narrow), ByteTokenizer(), pool,
-                  Scheduler(pool, 6, budget, chunk), overlap=kind == "overlap",
-                  drafter=drafters[kind]() if kind in drafters else None,
-                  clock=count().__next__)
+    engine = Engine(MockLlama(80, scores=narrow), ByteTokenizer(), pool,
+                    Scheduler(pool, 6, budget, chunk), overlap=kind == "overlap",
+                    drafter=drafters[kind]() if kind in drafters else None,
+                    clock=count().__next__)
+    if kind == "tiers":
+        engine.pages = TieredPages(engine.pages, pool.host)
+    return engine
 
 
 def ask(engine, chance):

@@ -14,6 +14,7 @@ experts   Expert parallelism: which rows travel, whose experts are busy, what tw
 learning  A training: losses, rate and norm by step, and gradients beside the range of fp16.
 speculation  Guesses: which held, and how much they speed up a step.
 grammar   Grammars: where texts stop to match, and how few tokens may come.
+tiers     A memory below: tokens computed by its size, and seconds to load or compute.
 """
 
 from layer3_system.pictures.clients import call_life, waits
@@ -34,13 +35,14 @@ from layer3_system.pictures.shares import kept_shares
 from layer3_system.pictures.speculation import byte_bars, guess_ribbons, speedup_curves
 from layer3_system.pictures.steps import chunk_steps, padded_batch, seat_lanes, step_arrays
 from layer3_system.pictures.tensors import cache_by_ranks, split_bands
+from layer3_system.pictures.tiers import load_lines, tier_bars, tier_curves
 from layer3_system.pictures.training import bucket_lanes, stage_bars, state_copies
 
 __all__ = ["allowed_steps", "automaton_jumps", "block_map", "bucket_lanes", "byte_bars",
            "cache_by_ranks", "call_life", "causal_bands", "chunk_steps", "context_bytes",
            "expert_loads", "gradient_range", "guess_ribbons", "hash_chain", "kept_lines",
-           "kept_shares", "loss_curves", "match_lines", "padded_batch", "pipeline_lanes",
-           "position_errors", "rank_lanes", "rank_matrix", "ring_and_tree", "ring_rounds",
-           "ring_work", "row_matrix", "rows_by_k", "seat_lanes", "speedup_curves", "split_bands",
-           "stage_bars", "state_copies", "step_arrays", "step_timeline", "table_arrows",
-           "training_lines", "waits"]
+           "kept_shares", "load_lines", "loss_curves", "match_lines", "padded_batch",
+           "pipeline_lanes", "position_errors", "rank_lanes", "rank_matrix", "ring_and_tree",
+           "ring_rounds", "ring_work", "row_matrix", "rows_by_k", "seat_lanes", "speedup_curves",
+           "split_bands", "stage_bars", "state_copies", "step_arrays", "step_timeline",
+           "table_arrows", "tier_bars", "tier_curves", "training_lines", "waits"]

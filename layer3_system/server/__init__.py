@@ -2,6 +2,7 @@
 
 cli           `lab serve`
 drafters      what guesses, and what a step with guesses costs here
+tiers         memory below the pages, and what a copy costs here
 app           the routes
 protocol      what a client asks, read and checked
 messages      the messages of a chat

@@ -40,14 +40,17 @@ from layer3_system.s06_prefix_cache import HashChain, PrefixPool
 from layer3_system.s07_engine import Engine
 from layer3_system.s08_server import Bridge, Limits
 from layer3_system.s10_speculative import accept, draw_by_noise, lookup, roll_back
+from layer3_system.s11_kv_offload import TieredPool, read_record
 from layer3_system.s22_tensor_parallel import check_ranks
 from layer3_system.server.drafters import drafter_of
 from layer3_system.server.hosts import Access, is_own
+from layer3_system.server.tiers import Tiers, connect, host_of
 from layer3_system.structured import Grammars
 
 PARTS = {part.__name__: part for part in (BlockPool, HashChain, PrefixPool, Scheduler, Engine,
                                            Bridge, sample_rows)}
 GUESSING = {part.__name__: part for part in (lookup, draw_by_noise, accept, roll_back)}
+TIERED = {part.__name__: part for part in (TieredPool, read_record)}
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")}
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -65,7 +68,7 @@ def needed(lesson, name):
 def own_part(desk, name):
     """A part of the engine from the learner's desk, if all its exercises passed; else None."""
     lessons = {lesson.id: lesson for lesson in course.lessons()}
-    lesson = lessons.get((PARTS | GUESSING)[name].__module__.rpartition(".")[2])
+    lesson = lessons.get((PARTS | GUESSING | TIERED)[name].__module__.rpartition(".")[2])
     exercises = needed(lesson, name) if lesson else []
     if not exercises or not all(map(desk.passed, exercises)):
         return None
@@ -77,23 +80,32 @@ def methods_of(kind):
             if inspect.isfunction(f) and not name.startswith("__") or isinstance(f, property)}
 
 
-def pool_of(own, P, S):
-    """A pool with the learner's parts in it. own: {name: part or None}
+def pool_of(own, P, S, host=None):
+    """A pool with the learner's parts in it. own: {name: part or None}    host: a tier below
 
-    PrefixPool builds on BlockPool, so the learner's methods go between the two.
+    PrefixPool builds on BlockPool, so the learner's methods go between the two. TieredPool builds
+    on both, and gets those methods of theirs that it does not have itself.
     """
-    below = type("BlockPool", (BlockPool,), methods_of(own.get("BlockPool") or BlockPool))
+    index = (own.get("HashChain") or HashChain)()
+    methods = methods_of(own.get("BlockPool") or BlockPool)
+    if host:
+        tiered = own.get("TieredPool") or TieredPool
+        methods |= methods_of(own.get("PrefixPool") or PrefixPool)
+        kind = type("TieredPool", (tiered,), {
+            name: method for name, method in methods.items() if name not in vars(TieredPool)})
+        return kind(P, S, index, host)
+    below = type("BlockPool", (BlockPool,), methods)
     kind = type("PrefixPool", (own.get("PrefixPool") or PrefixPool, below), {})
-    return kind(P, S, (own.get("HashChain") or HashChain)())
+    return kind(P, S, index)
 
 
 def build(model, tokenizer, ops, own, pages, S=16, draft=None, guesses=4, overlap=False,
-          **options):
+          below=None, **options):
     """An Engine. own: {name: the learner's part, or None for the course's}    pages: None for 16
     contexts of the model, at most 2¹⁶ tokens    draft: what guesses: "lookup" or a model
     guesses: of a request in a step, at most    overlap: launch a step before the previous one is
-    read    options: of the Scheduler"""
-    pool = pool_of(own, pages or default_pages(model.config, S), S)
+    read    below: a HostTier for pages that are taken    options: of the Scheduler"""
+    pool = pool_of(own, pages or default_pages(model.config, S), S, below)
     scheduler = (own.get("Scheduler") or Scheduler)(pool, **options)
     kind = own.get("Engine") or Engine
     sample = own.get("sample_rows") or ops.sample
@@ -102,8 +114,24 @@ def build(model, tokenizer, ops, own, pages, S=16, draft=None, guesses=4, overla
                           "the newest token")
     drafter = drafter_of(draft, guesses, model, tokenizer, sample, own, pool.P, S,
                          scheduler.max_seqs) if draft else None
-    return kind(model, tokenizer, pool, scheduler, sample, drafter, overlap,
-                grammars=Grammars(tokenizer, model.config))
+    engine = kind(model, tokenizer, pool, scheduler, sample, drafter, overlap,
+                  grammars=Grammars(tokenizer, model.config))
+    if below:
+        connect(engine)
+    return engine
+
+
+def tiers_of(host_pages, file, records, reset, tp):
+    """The Tiers that were asked for, or None. CourseError if they do not go together."""
+    if host_pages is None:
+        if file or reset:
+            raise CourseError("--kv-file: expected --host-pages, too: pages reach the file from "
+                              "host memory")
+        return None
+    if tp > 1:
+        raise CourseError("--host-pages and --tp exclude each other: each rank has its own part "
+                          "of a page")
+    return Tiers(host_pages, file, records or 4 * host_pages, reset)
 
 
 # ---- the model
@@ -193,6 +221,16 @@ def serve(
              "step. With a model a seed gives other answers than without one")] = None,
     guesses: Annotated[int, typer.Option(
         min=1, max=16, help="of a request in a step, at most; fewer where they do not pay")] = 4,
+    host_pages: Annotated[int | None, typer.Option(
+        min=1, help="pages kept in host memory when they are taken for something else; vLLM's "
+                    "kv_offloading_size, which counts GiB")] = None,
+    kv_file: Annotated[Path | None, typer.Option(
+        metavar="PATH", help="a file for pages that fall out of host memory; a later server with "
+                             "the same weights finds them")] = None,
+    kv_file_pages: Annotated[int | None, typer.Option(
+        min=1, help="of the file, at most; 4 times --host-pages if not given")] = None,
+    kv_file_reset: Annotated[bool, typer.Option(
+        "--kv-file-reset", help="forget what is in the file, whosever it is")] = False,
     async_scheduling: Annotated[bool, typer.Option(
         "--async-scheduling", help="launch a step before the previous one is read")] = False,
     tp: Annotated[int, typer.Option(
@@ -217,9 +255,10 @@ def serve(
         config = read_config(folder, ignore or ())
         tokenizer = Letters() if is_nano(folder) else Tokenizer(folder, config)
         check_ranks(config, tp, called)
+        tiers = tiers_of(host_pages, kv_file, kv_file_pages, kv_file_reset, tp)
         weights = read_weights(folder, config, DTYPES[dtype],
                                device.torch_device() if tp == 1 else "cpu")
-        parts = PARTS | (GUESSING if draft else {})
+        parts = PARTS | (GUESSING if draft else {}) | (TIERED if tiers else {})
         own = {part: own_part(mine, part) if mine else None for part in parts}
         plan = Plan(str(folder), tp, table, str(mine.folder) if mine else None, dtype,
                     tuple(ignore or ()))
@@ -227,9 +266,11 @@ def serve(
         llama = (team.lead(config, weights) if team else
                  model_with(table, mine.folder if mine else None, config, weights))
         check_table(folder, config, llama.ops, DTYPES[dtype])
+        below = host_of(tiers, config, weights, 16, own["read_record"] or read_record) \
+            if tiers else None
         engine = build(llama, tokenizer, llama.ops, own, pages, max_seqs=max_seqs, budget=budget,
                        chunk=chunk, draft=draft_model(draft, config, DTYPES[dtype]),
-                       guesses=guesses, overlap=async_scheduling)
+                       guesses=guesses, overlap=async_scheduling, below=below)
     except ValueError as error:
         raise CourseError(str(error)) from None
     print(f"{called}: {sum(w.numel() for w in weights.values()):,} weights, on "

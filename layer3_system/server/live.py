@@ -7,6 +7,7 @@ requests            {id: {"status": "running" or "waiting", "table": [page], "co
                     ones first, in the order of the next step, then waiting ones, at most 100
 refs                [holders of page 0, 1, …]: above 1 it is shared
 remembered          [free pages whose contents are known, the next to be taken first]
+tiers               memories below the pages, from the top: [{"name", "pages", "used"}]
 running, waiting    how many
 steps               the last 200: {"step": its number, "at": seconds before now, "counts": {id:
                     tokens}, "prompts": {id: of those, tokens of its prompt}}
@@ -19,7 +20,9 @@ from collections import deque
 from itertools import islice
 from statistics import median
 
+from layer3_system.file_tier import HostOverFile
 from layer3_system.recorder import name_of
+from layer3_system.s11_kv_offload import TieredPool
 
 BACK = 10.0             # seconds
 SHOWN = 100             # waiting requests
@@ -67,6 +70,7 @@ class Live:
         return {
             "pages": pool.P, "slots": pool.S, "refs": list(pool.refs),
             "remembered": [page for page in pool.free if pool.is_cached(page)],
+            "tiers": tiers_of(pool),
             "requests": {name_of(r): self.request(r, now) for r in shown},
             "running": len(scheduler.running), "waiting": len(scheduler.waiting),
             "steps": [{"step": number, "at": now - at, "counts": counts, "prompts": prompts}
@@ -81,3 +85,15 @@ class Live:
                 "computed": request.num_computed, "known": request.num_tokens,
                 "prompt": len(request.prompt), "cached": request.num_cached,
                 "preemptions": request.preemptions, "age": now - request.arrival}
+
+
+def tiers_of(pool):
+    """How full the memories below a pool are."""
+    if not isinstance(pool, TieredPool):
+        return []
+    host = pool.host
+    rows = [{"name": "host memory", "pages": host.places, "used": len(host.place_of)}]
+    if isinstance(host, HostOverFile):
+        file = host.file
+        rows.append({"name": "file", "pages": file.records, "used": len(file.slot_of)})
+    return rows

@@ -9,10 +9,15 @@ from itertools import pairwise
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from layer3_system.s11_kv_offload import TieredPool
+
 # Bounds in seconds. vLLM's own begin at ten milliseconds a token; the shipped model needs one.
 FIRST = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 EACH = (.001, .0025, .005, .01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 10, 20)
 WHOLE = (.01, .05, .1, .3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480)
+
+TRANSFERS = {"out": "GPU_to_CPU", "into": "CPU_to_GPU",         # vLLM's words, whatever the device
+             "down": "CPU_to_file", "fill": "file_to_CPU"}
 
 
 class Metrics:
@@ -44,12 +49,32 @@ class Metrics:
             self.accepted = self.counter("spec_decode_num_accepted_tokens", "Guesses that held.")
             self.places = self.counter("spec_decode_num_accepted_tokens_per_pos",
                                        "Guesses that held, by their place.", "position")
+        self.tiers = pool if isinstance(pool, TieredPool) else None
+        if self.tiers:
+            self.add_tiers(pool)
         self.ttft = self.times("time_to_first_token", "From arrival to the first token.", FIRST)
         self.itl = self.times("inter_token_latency", "From one token to the next.", EACH)
         self.tpot = self.times("request_time_per_output_token",
                                "From one token to the next, the mean of an answer.", EACH)
         self.e2e = self.times("e2e_request_latency", "From arrival to the end.", WHOLE)
         self.waited = self.times("request_queue_time", "From arrival to the first step.", FIRST)
+
+    def add_tiers(self, pool):
+        """What lies below the pages, file included."""
+        self.gauge("kv_offload_cpu_cache_usage_perc", "Share of host memory's places in use.",
+                   lambda: len(pool.host.place_of) / pool.host.places)
+        self.moved = self.counter("kv_offload_total_bytes", "Bytes of pages that moved.",
+                                  "transfer_type")
+        self.below_queries = self.counter("external_prefix_cache_queries",
+                                          "Tokens looked up below the pages.")
+        self.below_hits = self.counter("external_prefix_cache_hits", "Tokens found there.")
+
+    def note_tiers(self, pool):
+        """Count what a TieredPool has counted since the last step."""
+        totals = {self.below_queries: pool.asked, self.below_hits: pool.loaded}
+        totals |= {self.moved.labels(self.model, TRANSFERS[what]): count
+                   for what, count in pool.copies.bytes.items()}
+        self.add_new(totals)
 
     def text(self):
         """All metrics, as Prometheus reads them."""
@@ -61,6 +86,8 @@ class Metrics:
         self.written.inc(sum(len(output.tokens) for output in outputs))
         if self.drafter:
             self.note_guesses(self.drafter)
+        if self.tiers:
+            self.note_tiers(self.tiers)
         for request, tokens, _, reason in outputs:
             if tokens:
                 self.note_tokens(request, len(tokens))
@@ -89,9 +116,13 @@ class Metrics:
                   self.accepted: drafter.hits.total()}
         totals |= {self.places.labels(self.model, place): count
                    for place, count in drafter.hits.items()}
+        self.add_new(totals)
+
+    def add_new(self, totals):
+        """Raise counters to {counter: total}."""
         for counter, total in totals.items():
             counter.inc(total - self.noted.get(counter, 0))
-        self.noted = totals
+        self.noted |= totals
 
     def note_end(self, request):
         times = request.token_times

@@ -12,6 +12,7 @@ speculation_driver  a request just after a step with guesses
 pipeline_ranks     given code round the exercises of s23
 pipeline_llama     a small Llama cut in stages, for a training step of s23
 expert_ranks       given code round the exercises of s24, a layer by experts and by tensors, a Llama
+tier_driver        a pool between two memories that hold names, for s11
 grammar_driver     a matcher of the texts of a list, for s13
 context_ranks      given code round the exercises of s25, gradients, a Llama
 step_driver        given code round the exercises of s30
