@@ -17,14 +17,9 @@ from layer2_graph.pictures.grids import heaps, recovery, valley
 from layer2_graph.pictures.launches import arenas, host_and_device, strips
 from layer2_graph.pictures.rows import ragged, stacked, steps
 from layer2_graph.pictures.sparsity import bounds, contexts, zeros
-
-__all__ = ["arenas", "by_bits", "host_and_device", "largest_of_tokens", "learning", "loaded_share",
-           "padding", "ragged", "rounded", "routes", "stacked", "steps", "strips", "waves",
-           "bounds", "contexts", "zeros"]
-__all__ = ["arenas", "by_bits", "heaps", "host_and_device", "largest_of_tokens", "learning",
-           "loaded_share", "padding", "ragged", "recovery", "rounded", "routes", "stacked", "steps",
-           "strips", "valley", "waves"]
 from layer2_graph.pictures.timeline import by_blocks, timelines
-__all__ = ["arenas", "by_bits", "by_blocks", "host_and_device", "largest_of_tokens", "learning",
-           "loaded_share", "padding", "ragged", "rounded", "routes", "stacked", "steps", "strips",
-           "timelines", "waves"]
+
+__all__ = ["arenas", "bounds", "by_bits", "by_blocks", "contexts", "heaps", "host_and_device",
+           "largest_of_tokens", "learning", "loaded_share", "padding", "ragged", "recovery",
+           "rounded", "routes", "stacked", "steps", "strips", "timelines", "valley", "waves",
+           "zeros"]

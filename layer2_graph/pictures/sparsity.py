@@ -36,7 +36,8 @@ def zeros(dense, curves, points, masks):
     figure.get_layout_engine().set(w_pad=0.12)
     for x, (label, mask) in enumerate(masks.items()):
         panel = figure.add_subplot(rows[1, x])
-        panel.pcolormesh(np.asarray(mask)[::-1], cmap="Blues", vmin=-0.2, vmax=1.4, ec="white", lw=1)
+        panel.pcolormesh(np.asarray(mask)[::-1], cmap="Blues", vmin=-0.2, vmax=1.4, ec="white",
+                         lw=1)
         panel.set_title(label, fontsize=9, color=INK)
         panel.set(xticks=[], yticks=[], aspect="equal")
         panel.spines[:].set_visible(False)

@@ -18,12 +18,7 @@ tiers     A memory below: tokens computed by its size, and seconds to load or co
 """
 
 from layer3_system.pictures.clients import call_life, waits
-from layer3_system.pictures.context import (
-    causal_bands,
-    context_bytes,
-    position_errors,
-    ring_work,
-)
+from layer3_system.pictures.context import causal_bands, context_bytes, position_errors, ring_work
 from layer3_system.pictures.experts import expert_loads, row_matrix, rows_by_k
 from layer3_system.pictures.grammar import allowed_steps, automaton_jumps, match_lines
 from layer3_system.pictures.learning import gradient_range, loss_curves, training_lines
