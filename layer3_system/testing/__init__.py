@@ -15,4 +15,6 @@ expert_ranks       given code round the exercises of s24, a layer by experts and
 grammar_driver     a matcher of the texts of a list, for s13
 context_ranks      given code round the exercises of s25, gradients, a Llama
 step_driver        given code round the exercises of s30
+crash_disk         every disk that a crash could leave, for s31
+recovery_driver    given code round the other exercises of s31
 """
