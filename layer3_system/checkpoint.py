@@ -148,7 +148,7 @@ def read_manifest(data: bytes) -> Manifest:
     try:
         entries = json.loads(data)
     except ValueError:
-        raise ValueError(f"expected a manifest, found {len(data)} bytes that are not JSON") from None
+        raise ValueError(f"expected a manifest, found {len(data)} bytes of no JSON") from None
     if not isinstance(entries, dict) or entries.get("format") != FORMAT:
         raise ValueError(f"expected a manifest of this course, found {str(entries)[:60]}")
     step = entries.get("step")

@@ -8,6 +8,7 @@ with all its bits; every line must be that of the training that was never killed
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -44,7 +45,7 @@ class Torchrun:
                    "--max-restarts", str(restarts), "--monitor-interval", "0.05",
                    "-m", "layer3_system.elastic", "--save", str(folder), "--steps", str(steps),
                    "--losses", str(losses), "--every", str(EVERY), "--pause", str(pause), *more]
-        self.errors = tempfile.TemporaryFile("w+")
+        self.errors = tempfile.TemporaryFile("w+")      # noqa: SIM115  (as long as the ranks)
         self.process = subprocess.Popen(command, stderr=self.errors, start_new_session=True,
                                         env=device.child_environment())
 
@@ -68,10 +69,8 @@ class Torchrun:
 
 def kill(number: int) -> None:
     """SIGKILL, if the process is still there."""
-    try:
+    with contextlib.suppress(ProcessLookupError):       # it may end by itself at this moment
         os.kill(number, signal.SIGKILL)
-    except ProcessLookupError:
-        pass                            # it ended by itself at this moment
 
 
 def rows(losses: Path) -> list[dict[str, Any]]:
@@ -105,11 +104,10 @@ def lives(folder: Path, losses: Path, steps: int, kills: int,
     """A training up to its last step, killed `kills` times; what each kill met, as it happens."""
     run = Torchrun(folder, losses, steps, restarts=kills)
     for k in range(kills):
-        before = len(rows(losses))
-        ahead = order.randint(*AHEAD)
+        goal = len(rows(losses)) + order.randint(*AHEAD)
         wanted = "a write" if k % 3 == 0 else "a step"
         victims = order.choice(("one rank", "all ranks", "all ranks and torchrun"))
-        if not waits(lambda: len(rows(losses)) >= before + ahead, run.process):
+        if not waits(lambda goal=goal: len(rows(losses)) >= goal, run.process):
             raise RuntimeError(f"the training ended before kill {k}: {run.text()[-800:]}")
         if wanted == "a write":
             waits(lambda: half_written(folder), run.process)

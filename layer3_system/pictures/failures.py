@@ -1,5 +1,4 @@
-"""Failures: a month of a job as a band, what intervals between saves lose, losses after a resume.
-"""
+"""Failures: a month of a job as a band, what intervals between saves lose, disks after a stop."""
 
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ def month_bands(months: dict[str, list[Span]]) -> "Figure":
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7.5, 0.9 + 0.75 * len(months)), layout="constrained")
-    for row, (name, spans) in enumerate(months.items()):
+    for row, spans in enumerate(months.values()):
         for kind in ORDER:
             bars = [(s.begin / HOUR / 24, (s.end - s.begin) / HOUR / 24) for s in spans
                     if s.kind == kind]
@@ -61,4 +60,34 @@ def interval_curve(delta: float, mtbf: float, dots: list[tuple[float, float]]) -
     axes.set_xticks([1, 5, 30, 90, 360, 1440], ["1", "5", "30", "90", "360", "1,440"])
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9)
+    return closed(figure)
+
+
+def disk_outcomes(rows: list[tuple[str, dict[int | None, int]]]) -> "Figure":
+    """For each operation, a bar: the shares of the disks that a stop after it could leave, by the
+    step that a training goes on from.
+
+    rows: (operation, {step: disks})
+    """
+    import matplotlib.pyplot as plt
+
+    steps = sorted({step for _, counts in rows for step in counts}, key=lambda step: step or -1)
+    figure, axes = plt.subplots(figsize=(7.5, 0.9 + 0.2 * len(rows)), layout="constrained")
+    colours = dict(zip(steps, (PALE, BLUE, INK), strict=False))
+    for row, (_, counts) in enumerate(rows):
+        left = 0.0
+        for step in steps:
+            width = counts.get(step, 0) / sum(counts.values())
+            axes.barh(row, width, 0.8, left=left, color=RED if step is None else colours[step])
+            left += width
+    axes.set_yticks(range(len(rows)), [f"{name}   {sum(counts.values())}" for name, counts in rows],
+                    fontsize=8)
+    axes.set(ylim=(len(rows) - 0.5, -0.5), xlim=(0, 1), xlabel="share of the disks")
+    axes.set_xticks([0, 0.5, 1], ["0", "half", "all"])
+    axes.tick_params(left=False)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    for step in steps:
+        axes.barh(0, 0, color=RED if step is None else colours[step],
+                  label="nothing to go on from" if step is None else f"go on from step {step}")
+    figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=9, handlelength=1)
     return closed(figure)

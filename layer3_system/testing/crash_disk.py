@@ -6,10 +6,10 @@ made or changed since the folder was synced, it leaves the first few, in the ord
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from layer3_system.s31_fault_tolerance import commit
+from layer3_system import s31_fault_tolerance
 
 
 class File:
@@ -147,12 +147,14 @@ class Rank:
 class Crash:
     """`commit` of some ranks, in an order that a seed draws, and every disk that a stop leaves.
 
-    data: of each rank.  files: on the disk before
+    data: of each rank.  files: on the disk before.  commit: the lesson's, or another
     log: [rank, operation, name] in order.  stops: after each operation, {"returned": ranks that
     did, "processes": the disk if all processes die, "power": the disks if the power fails}
     """
 
-    def __init__(self, data: list[bytes], files: dict[str, bytes], step: int, seed: int) -> None:
+    def __init__(self, data: list[bytes], files: dict[str, bytes], step: int, seed: int,
+                 commit: Callable[..., None] | None = None) -> None:
+        self.commit = s31_fault_tolerance.commit if commit is None else commit
         self.size = len(data)
         self.disk = Disk(files)
         self.back = threading.Semaphore(0)
@@ -171,7 +173,7 @@ class Crash:
         """One rank's thread."""
         try:
             rank.go.acquire()
-            commit(rank, rank, step, data)
+            self.commit(rank, rank, step, data)
             self.returned.append(rank.rank)
         except Ended:
             pass

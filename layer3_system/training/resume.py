@@ -91,7 +91,7 @@ def pieces(shards: Callable[[int], Tensor], k: int, begin: int, end: int) -> Ten
     overlap are read."""
     first = begin // k
     last = -(-end // k)
-    row = torch.cat([shards(r) for r in range(first, last)])
+    row = torch.cat([torch.zeros(0), *(shards(r) for r in range(first, last))])
     return row[begin - first * k:end - first * k]
 
 
@@ -114,13 +114,13 @@ def read_state(files: Files, step: int, rank: int, size: int, count: int) -> dic
     if state["count"] != count:
         raise ValueError(f"step {step}: the model that was saved has {state['count']:,} numbers, "
                          f"this one {count:,}")
-    if W == size:
+    if size == W:
         return state
     length = -(-count // size)                              # of a part, padding included
     begin = min(rank * length, count)
     end = min(begin + length, count)
     for part in PARTS:
         k = len(shard(0)[part]["row"])
-        row = pieces(lambda r, part=part: shard(r)[part]["row"], k, begin, end)  # type: ignore[misc]
+        row = pieces(lambda r, part=part: shard(r)[part]["row"], k, begin, end)
         state[part] = {"row": torch.cat([row, row.new_zeros(length - len(row))])}
     return state
