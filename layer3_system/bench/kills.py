@@ -45,6 +45,7 @@ class Torchrun:
                    "--max-restarts", str(restarts), "--monitor-interval", "0.05",
                    "-m", "layer3_system.elastic", "--save", str(folder), "--steps", str(steps),
                    "--losses", str(losses), "--every", str(EVERY), "--pause", str(pause), *more]
+        device.on_loopback()
         self.errors = tempfile.TemporaryFile("w+")      # noqa: SIM115  (as long as the ranks)
         self.process = subprocess.Popen(command, stderr=self.errors, start_new_session=True,
                                         env=device.child_environment())

@@ -106,6 +106,13 @@ class ShardedRun:
     def step(self, number: int) -> None:
         self.adam.steps = number
 
+    def suspect(self) -> str:
+        """Which weight has numbers that are not finite, the first in their order."""
+        for name, w in self.model.weights.items():
+            if not w.isfinite().all():
+                return f"the first weight that is not finite is {name}"
+        return "all weights are finite"
+
     def spread(self) -> None:
         """After this rank's part was restored: the whole weights from all parts."""
         dist.all_gather_into_tensor(self.row, self.adam.master)
@@ -127,7 +134,7 @@ class ShardedRun:
         total = loss.detach().reshape(1)
         dist.all_reduce(total)
         if not math.isfinite(total.item()):
-            raise TrainingError(f"step {self.step}: the loss is {total.item()}")
+            raise TrainingError(f"step {self.step}: the loss is {total.item()}; {self.suspect()}")
         gradient = flatten([w.grad for w in weights], self.size)    # (N,)
         zero_step(self.row, gradient, self.adam, rate(self.step, WARM, ALL, PEAK, 0.0), 1.0)
         unflatten_into(self.row, self.whole())

@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 
+from lab import device
 from layer3_system import elastic
 from layer3_system.bench import kills, stall
 from layer3_system.checkpoint import (
+    PARTS,
     Folder,
     digest,
     manifest_name,
@@ -22,11 +26,13 @@ from layer3_system.checkpoint import (
     unpack,
     write_manifest,
 )
-from layer3_system.s31_fault_tolerance import capture, last_good, restore
+from layer3_system.s31_fault_tolerance import capture, commit, last_good, restore
 from layer3_system.testing.crash_disk import Disk
 from layer3_system.training.failures import HOUR, MONTH, expected_loss, month, share
+from layer3_system.training.group import GlooGroup
+from layer3_system.training.loop import TrainingError
 from layer3_system.training.resume import choose, fault, pieces, read_state
-from layer3_system.training.run import Run
+from layer3_system.training.run import Run, ShardedRun
 
 
 def checkpoint(step: int, data: list[bytes]) -> dict[str, bytes]:
@@ -186,6 +192,73 @@ def test_old_checkpoints_are_deleted(tmp_path):
         100, [b"a", b"b"]))
 
 
+# ---- a rank, alone
+
+
+@pytest.fixture
+def alone():
+    """A process group of this process."""
+    device.on_loopback()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def losses(path):
+    return [(row["step"], float.fromhex(row["loss"])) for row in kills.rows(path)]
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_job_goes_on_where_its_last_checkpoint_is(alone, tmp_path, asynchronous):
+    files = Folder(tmp_path / "saves")
+    job = elastic.Job(files, elastic.Parts(), asynchronous)
+    job.resume()
+    job.train(7, 3, tmp_path / "first.txt")             # saves 3, 6 and, as its last, 7
+    files.remove(manifest_name(7))
+    job.train(12, 100, tmp_path / "first.txt")
+    files.remove(manifest_name(12))
+    other = elastic.Job(files, elastic.Parts(), asynchronous)
+    other.resume()
+    assert other.run.step == 6
+    other.train(12, 3, tmp_path / "second.txt")
+    assert losses(tmp_path / "second.txt") == losses(tmp_path / "first.txt")[6:]
+    assert last_good(files) == 12
+
+
+def test_a_loss_that_is_no_number_is_not_saved(alone, tmp_path):
+    files = Folder(tmp_path)
+    job = elastic.Job(files, elastic.Parts(), False)
+    job.train(4, 2, None)
+    job.run.model.weights["model.norm.weight"].data[3] = math.nan
+    with pytest.raises(TrainingError, match="step 4: the loss is nan; the first weight that is not "
+                                            "finite is model.norm.weight"):
+        job.train(8, 2, None)
+    assert last_good(files) == 4
+
+
+def test_the_library_saves_the_same_numbers_and_no_digests(alone, tmp_path):
+    """torch.distributed.checkpoint, asynchronous, beside ours; then one byte of each is changed."""
+    run = ShardedRun()
+    run.train(3)
+    files = Folder(tmp_path / "ours")
+    commit(files, GlooGroup(), 3, pack(capture(run) | {"count": run.count}))
+    theirs = {part: getattr(run, part)["row"] for part in PARTS}
+    writing = dcp.async_save(theirs, checkpoint_id=tmp_path / "theirs")
+    run.train(2)
+    writing.result()
+    state = read_state(files, 3, 0, 1, run.count)
+    loaded = {part: torch.zeros_like(own) for part, own in theirs.items()}
+    dcp.load(loaded, checkpoint_id=tmp_path / "theirs")
+    assert all(torch.equal(loaded[part], state[part]["row"]) for part in PARTS)
+    for path in (*(tmp_path / "theirs").glob("*.distcp"), tmp_path / "ours" / "step3.shard0"):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 64
+        path.write_bytes(data)
+    dcp.load(loaded, checkpoint_id=tmp_path / "theirs")
+    assert not all(torch.equal(loaded[part], state[part]["row"]) for part in PARTS)
+    assert last_good(files) is None
+
+
 # ---- a month
 
 
@@ -229,6 +302,14 @@ def test_a_stall_is_measured_both_ways(tmp_path):
     seconds = stall.stalls(tmp_path, numbers=1000, rounds=2)["seconds"]
     assert list(seconds) == ["until it is written", "until it is copied"]
     assert last_good(Folder(tmp_path)) == 1
+
+
+@pytest.mark.soak
+@pytest.mark.alone
+def test_thirty_kills_change_no_bit(tmp_path):
+    record = kills.compare(tmp_path, steps=440, kills=30, seed=random.randrange(10 ** 6))
+    assert (record["losses that differ"], record["steps missing"]) == (0, 0), record
+    assert record["last checkpoints are equal"], record
 
 
 def run_torch(folder: Path, name: str, steps: int, ranks: int, more: tuple[str, ...] = ()) -> tuple:

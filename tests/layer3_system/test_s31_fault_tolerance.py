@@ -143,7 +143,8 @@ def judged(disk, log, returned, power, old, data):
 
 
 def check_commit(subject, W, seed):
-    old, data = shards(9, W), shards(10, W)
+    old = shards(9, W)
+    data = shards(10, W)
     run = subject.make(f"{DISK}:crashes", data, folder(9, old), 10, seed)
     words = f"{W} ranks: "
     rank, kind, text = (run["errors"] or [[0, "", ""]])[0]
@@ -231,7 +232,8 @@ def test_last_good(subject, case):
     with raises("gives_up", FileNotFoundError, OLDER), raises("gives_up", ValueError, OLDER):
         got = subject.last_good(disk)
     if got is None:
-        name, why = "gives_up", OLDER
+        name = "gives_up"
+        why = OLDER
     assert got == right, mistake(name, f"{case}: got {got!r:.20}, expected {right}: {why}", why)
 
 
@@ -267,7 +269,8 @@ def told(events):
 def check_saves(events, steps):
     """AssertionError unless each step's own state is written, one at a time, without waiting."""
     for step in steps:
-        call, back = first(events, "call", step), first(events, "return", step)
+        call = first(events, "call", step)
+        back = first(events, "return", step)
         within = [event[0] for event in events[call:back]]
         written = [event for event in events if event[:2] == ["write", step]]
         assert "submit" in within, mistake("silent", (
