@@ -1,6 +1,7 @@
 """What a training goes on from: a state in pieces, for any number of ranks, and faults in words."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -110,6 +111,9 @@ def read_state(files: Files, step: int, rank: int, size: int, count: int) -> dic
             read[r] = unpack(files.read(shard_name(step, r)))
         return read[r]
 
+    def own_row(part: str, r: int) -> Tensor:
+        return shard(r)[part]["row"]
+
     state = dict(shard(rank % W))
     if state["count"] != count:
         raise ValueError(f"step {step}: the model that was saved has {state['count']:,} numbers, "
@@ -121,6 +125,6 @@ def read_state(files: Files, step: int, rank: int, size: int, count: int) -> dic
     end = min(begin + length, count)
     for part in PARTS:
         k = len(shard(0)[part]["row"])
-        row = pieces(lambda r, part=part: shard(r)[part]["row"], k, begin, end)
+        row = pieces(partial(own_row, part), k, begin, end)
         state[part] = {"row": torch.cat([row, row.new_zeros(length - len(row))])}
     return state
