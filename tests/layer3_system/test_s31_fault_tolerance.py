@@ -161,7 +161,7 @@ def check_commit(subject, W, seed):
                 rank, *last = log[-1] if log else (0, "start")
                 cause = "the power fails" if power else "all processes die"
                 assert wrong is None, mistake(wrong and wrong[0], (
-                    f"{words}{cause} after rank {rank}'s {' '.join(last)}: "
+                    f"{words}{cause} after rank {rank}'s {' '.join(last).strip()}: "
                     f"{wrong and wrong[1]}"), wrong and wrong[1])
     assert fault(run["stops"][-1]["processes"], 10, data) is None, (
         f"{words}all have returned, and step 10 is not there: expected its shards and {NEW}")
