@@ -89,6 +89,12 @@ def ranks_here():
     return int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
+def restarts():
+    """How often torchrun has started this process's ranks again: 0 the first time, and without
+    torchrun."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
 def cpu_model():
     """The processor's name where Linux gives it, else its architecture."""
     try:
