@@ -62,7 +62,7 @@ class Cluster:
     W: int
     memory: float = 80e9        # bytes of a rank
     peak: float = 989e12        # FLOP/s, 16-bit, dense
-    efficiency: float = 0.55    # share of the peak that arithmetic reaches: chosen, see the lesson
+    efficiency: float = 0.54    # share of the peak that arithmetic reaches: chosen, see the lesson
     node: int = 8
     inside: float = 360e9       # byte/s each way between GPUs of a machine: 80 % of 450
     across: float = 45e9        # byte/s each way of a GPU to other machines: 90 % of 50
