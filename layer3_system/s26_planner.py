@@ -31,11 +31,12 @@ __all__ = ["best_plans", "plan_bytes", "plan_seconds", "rank_bytes", "split_mach
 # ---- what helps whom
 
 
-def predict_faster_token() -> set[str]:
+def predict_faster_token() -> list[str]:
     """Which of "dp", "zero", "fsdp", "tp", "sp", "pp", "cp" and "ep" let one token of one sequence
-    come sooner on 8 ranks than on one: a dense Llama decodes, with 2,000 tokens of context."""
+    come sooner on 8 ranks than on one, in any order? A dense Llama decodes, with 2,000 tokens of
+    context."""
     # exercise: which ranks read fewer bytes, at the same time as the others?
-    return {"tp"}
+    return ["tp"]
 
 
 def predict_mla_tokens() -> int:

@@ -84,8 +84,8 @@ def test_predict_faster_token(subject):
     want = {kind for kind, cost in costs.items() if cost.seconds < 0.95 * costs["one rank"].seconds}
     got = subject.predict_faster_token()
     kinds = sorted(costs.keys() - {"one rank"})
-    assert isinstance(got, (set, list, tuple)) and set(got) <= set(kinds), because(
-        "no_kinds", f"{got!r:.60} is not it", f"expected a set out of {', '.join(kinds)}")
+    assert isinstance(got, (list, tuple)) and set(got) <= set(kinds), because(
+        "no_kinds", f"{got!r:.60} is not it", f"expected a list out of {', '.join(kinds)}")
     known = {
         "pp": "the stages work one after the other on a single token",
         "cp": "decode has one query: its cache is spread, but every rank reads all weights, and at "
@@ -406,9 +406,11 @@ def check_search(subject, cluster, batch, count):
     assert np.allclose(times, [seconds for seconds, _ in best], rtol=1e-9), because(
         "not_the_fastest", f"{words_of}: seconds are {np.round(times, 6)}, expected "
         f"{np.round([seconds for seconds, _ in best], 6)}", "the fastest come first")
-    assert [rows[plan][1] for plan in plans] == pytest.approx([size for _, size in best]), because(
-        "ties_by_chance", f"{words_of}: {words(plans[0])} comes first, and another plan is as fast "
-        f"with fewer bytes", "of equally fast plans that of fewer bytes comes first")
+    for one, two in itertools.combinations(plans, 2):
+        if replace(one, zero=two.zero) == two and rows[one][0] > rows[two][0] * (1 - 1e-9):
+            assert rows[one][1] <= rows[two][1], because(
+                "ties_by_chance", f"{words_of}: {words(one)} comes before zero {two.zero} of the same",
+                "of equally fast plans that of fewer bytes comes first")
 
 
 @pytest.mark.parametrize("memory, batch, count", [(3e5, 16, 9), (1.1e5, 16, 5), (8.5e4, 16, 40),
