@@ -54,29 +54,29 @@ def written(column: str, value: float) -> str:
     return f"{value / unit:.1f} {name}" if unit else f"{value:.0f}"
 
 
-def plan_cloud(points: dict[str, list[tuple[float, float]]], cluster: Cluster,
+def plan_cloud(points: list[tuple[float, float]], cluster: Cluster,
                marks: dict[str, tuple[float, float]]) -> "Figure":
     """Plans as dots: bytes on the fullest rank, and seconds of a step. Dotted: a rank's memory;
     what is to its right does not fit. Rings: marks.
 
-    points: {name: [(bytes, seconds), …]}
+    points: [(bytes, seconds), …]    marks: {name: (bytes, seconds)}
     """
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
-    for (name, pairs), colour in zip(points.items(), (BLUE, GREY), strict=False):
-        size, seconds = np.array(pairs).T
-        axes.loglog(size / 1e9, seconds, ".", color=colour, ms=4, alpha=0.6, label=name)
+    size, seconds = np.array(points).T
+    axes.loglog(size / 1e9, seconds, ".", color=BLUE, ms=4, alpha=0.6)
     axes.axvline(cluster.memory / 1e9, color=INK, lw=1, ls=":")
-    for name, (size, seconds) in marks.items():
-        axes.loglog(size / 1e9, seconds, "o", color=RED, mfc="none", ms=11)
-        axes.annotate(name, (size / 1e9, seconds), xytext=(9, -12), textcoords="offset points",
+    for name, (x, y) in marks.items():
+        axes.loglog(x / 1e9, y, "o", color=RED, mfc="none", ms=11)
+        axes.annotate(name, (x / 1e9, y), xytext=(9, -12), textcoords="offset points",
                       fontsize=9, color=RED)
     axes.set(xlabel="GB on the fullest rank", ylabel="seconds of a step")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8, loc="upper right")
+    axes.annotate("memory", (cluster.memory / 1e9, 1), xycoords=("data", "axes fraction"),
+                  xytext=(4, -10), textcoords="offset points", fontsize=9, color=INK)
     return closed(figure)
 
 
@@ -118,10 +118,8 @@ def serving_lines(lines: dict[int, list[tuple[float, float]]]) -> "Figure":
         axes.plot(user, gpu, ".-", color=colour, lw=1.2, ms=4)
         axes.annotate(f"tp {tp}", (user[0], gpu[0]), xytext=(5, 0), fontsize=9, color=colour,
                       textcoords="offset points")
-    axes.set(xlabel="tokens a second of one user", ylabel="tokens a second of a GPU", xscale="log",
+    axes.set(xlabel="tokens a second of one user", ylabel="tokens a second of a GPU",
              yscale="log")
-    axes.xaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_locator(plt.NullLocator())
     axes.spines[["top", "right"]].set_visible(False)
     return closed(figure)

@@ -1,6 +1,7 @@
 """Graders of s26. The oracles list every tensor of every rank and every message of a step, and play
 the pipeline's schedules."""
 
+import functools
 import itertools
 import math
 from dataclasses import astuple, replace
@@ -363,8 +364,10 @@ def test_plan_seconds__unseen(unseen, rng):
 # ---- the search
 
 
+@functools.cache
 def costs(model, cluster, batch):
-    """{plan: (seconds, bytes)} of all plans without faults, by the oracles above."""
+    """{plan: (seconds, bytes, bytes of stage 0)} of all plans without faults, by the oracles above.
+    Whatever the cluster's memory."""
     rows = {}
     for plan in every_plan(model, cluster):
         if not plan_faults(model, cluster, plan, T, batch):
@@ -377,7 +380,7 @@ def costs(model, cluster, batch):
 
 def check_search(subject, cluster, batch, count):
     words_of = f"best_plans on {cluster.W} ranks of {cluster.memory / 1e3:g} kB, batch {batch}"
-    rows = costs(DENSE, cluster, batch)
+    rows = costs(DENSE, replace(cluster, memory=1), batch)
     fits = {plan: row for plan, row in rows.items() if row[1] <= cluster.memory}
     got = subject.best_plans(give(subject, DENSE), give(subject, cluster), T, batch, count)
     assert isinstance(got, list), because("no_list", f"{words_of}: got {got!r:.60}",
@@ -457,7 +460,7 @@ def check_split(subject, total, prefill, decode):
 
 
 def test_split_machines(subject):
-    for case in ((8, 80, 20), (3, 1, 1), (2, 5, 1), (9, 10, 30), (7, 100, 1), (12, 3, 7)):
+    for case in ((7, 80, 20), (8, 80, 20), (3, 1, 1), (2, 5, 1), (9, 10, 30), (12, 3, 7)):
         check_split(subject, *case)
 
 
