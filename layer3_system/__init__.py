@@ -81,6 +81,20 @@ from layer3_system.pipeline import (
     split_layers,
     zero_bubble,
 )
+from layer3_system.plan_costs import (
+    cache_bytes_per_token,
+    different_stages,
+    kept_micro_batches,
+    largest_stage,
+    layer_seconds,
+    link_seconds,
+    share_seconds,
+    stage_layers,
+    stage_numbers,
+    stage_parameters,
+    step_flops,
+    total_seconds,
+)
 from layer3_system.planner import (
     ARCHITECTURES,
     Architecture,
@@ -88,20 +102,8 @@ from layer3_system.planner import (
     Experts,
     Latent,
     TrainingPlan,
-    cache_bytes_per_token,
-    different_stages,
     every_plan,
-    kept_micro_batches,
-    largest_stage,
-    layer_seconds,
-    link_seconds,
     plan_faults,
-    share_seconds,
-    stage_layers,
-    stage_numbers,
-    stage_parameters,
-    step_flops,
-    total_seconds,
 )
 from layer3_system.recorder import (
     Recorder,

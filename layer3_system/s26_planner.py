@@ -8,21 +8,23 @@ A plan is costed in microseconds, so that all of them are: some thousand.
 
 from itertools import product
 
-from layer3_system.planner import (
-    Architecture,
-    Cluster,
-    TrainingPlan,
+from layer3_system.plan_costs import (
     different_stages,
-    every_plan,
     kept_micro_batches,
     layer_seconds,
     link_seconds,
-    plan_faults,
     share_seconds,
     stage_numbers,
     stage_parameters,
     step_flops,
     total_seconds,
+)
+from layer3_system.planner import (
+    Architecture,
+    Cluster,
+    TrainingPlan,
+    every_plan,
+    plan_faults,
 )
 
 __all__ = ["best_plans", "plan_bytes", "plan_seconds", "rank_bytes", "split_machines"]
@@ -62,11 +64,11 @@ def plan_bytes(model: Architecture, plan: TrainingPlan, T: int, batch: int,
     whole = dense + experts
     shard = (dense + experts * plan.ep) / (plan.dp * plan.cp)
     each, once = stage_numbers(model, plan, T, i)
-    kept = kept_micro_batches(plan, plan.micro_batches(batch), i)
+    copies = kept_micro_batches(plan, plan.micro_batches(batch), i)
     return {"weights": 2 * (shard if plan.zero >= 3 else whole),
             "gradients": 4 * (shard if plan.zero >= 2 else whole),
             "optimiser": 12 * (shard if plan.zero >= 1 else whole),
-            "activations": 2 * (kept * each + once)}
+            "activations": 2 * (copies * each + once)}
 
 
 def rank_bytes(model: Architecture, plan: TrainingPlan, T: int, batch: int) -> float:
@@ -96,21 +98,18 @@ def plan_seconds(model: Architecture, cluster: Cluster, plan: TrainingPlan, T: i
     M = plan.micro_batches(batch)
     work = M * model.shape.L / plan.pp                      # layers times micro-batches of a rank
     inputs = 2 * plan.B * T / plan.cp * model.shape.C
+    rate = plan.W * cluster.peak * cluster.efficiency
     cp, ep = layer_seconds(model, cluster, plan, T)
-    seconds = {"compute": step_flops(model, batch, T, plan.recompute)
-               / (plan.W * cluster.peak * cluster.efficiency),
-               "tp": work * (6 if plan.recompute else 4)
-               * link_seconds("all_reduce", inputs, plan.tp, plan.tp, cluster),
-               "cp": work * cp, "ep": work * ep}
+    tp = link_seconds("all_reduce", inputs, plan.tp, plan.tp, cluster) * (4 + 2 * plan.recompute)
+    seconds = {"compute": step_flops(model, batch, T, plan.recompute) / rate,
+               "tp": work * tp, "cp": work * cp, "ep": work * ep}
     seconds["bubble"] = (plan.pp - 1) / (plan.v * M) * sum(seconds.values())
     seconds["pp"] = 2 * M * plan.v * link_seconds(
         "send", inputs / plan.tp, plan.pp, 2 * plan.tp * plan.cp, cluster)
-    seconds["dp"] = sum(times * share_seconds(model, cluster, plan, collective, size)
-                        for collective, size, times in {
-        0: [("all_reduce", 4, 1)],
-        1: [("reduce_scatter", 4, 1), ("all_gather", 2, 1)],
-        2: [("reduce_scatter", 4, M), ("all_gather", 2, 1)],
-        3: [("reduce_scatter", 4, M), ("all_gather", 2, 2 * M)]}[plan.zero])
+    gradients = share_seconds(model, cluster, plan, "reduce_scatter", 4)
+    weights = share_seconds(model, cluster, plan, "all_gather", 2)
+    seconds["dp"] = (2 * gradients, gradients + weights, M * gradients + weights,
+                     M * (gradients + 2 * weights))[plan.zero]
     return seconds
 
 

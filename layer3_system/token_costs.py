@@ -14,7 +14,8 @@ from day01_roofline import (
     kv_bytes_per_token,
 )
 from day02_overview import sent_by
-from layer3_system.planner import Cluster, link_seconds
+from layer3_system.plan_costs import link_seconds
+from layer3_system.planner import Cluster
 
 __all__ = ["ServingPlan", "TokenCost", "decode_seconds", "prefill_seconds", "serving_plans",
            "token_costs"]
@@ -33,7 +34,7 @@ def token_costs(m: Llama, cluster: Cluster, N: int, W: int) -> dict[str, TokenCo
     """{kind: its cost} of decoding one token of one sequence: by one rank, and by W ranks of each
     kind alone. A dense model has no experts to share, and one token no others to be cut from."""
     _, weights, each = decode_costs(m, N, 2)
-    held = 2 * sum(count_parameters(m).values())
+    size = 2 * sum(count_parameters(m).values())
     cache = N * kv_bytes_per_token(m, 2)
     hidden = 2 * m.C
     alone = (weights + each) / cluster.hbm
@@ -42,15 +43,15 @@ def token_costs(m: Llama, cluster: Cluster, N: int, W: int) -> dict[str, TokenCo
     def link(collective: str, size: float) -> float:
         return link_seconds(collective, size, W, W, cluster)
 
-    costs = dict.fromkeys(("one rank", "dp", "zero", "sp", "ep"), TokenCost(alone, held + cache, 0))
+    costs = dict.fromkeys(("one rank", "dp", "zero", "sp", "ep"), TokenCost(alone, size + cache, 0))
     return costs | {
-        "fsdp": TokenCost(alone + m.L * link("all_gather", held / m.L), held / W + cache,
-                          sent_by("all_gather", held, W)),
-        "tp": TokenCost(alone / W + 2 * m.L * link("all_reduce", hidden), (held + cache) / W,
+        "fsdp": TokenCost(alone + m.L * link("all_gather", size / m.L), size / W + cache,
+                          sent_by("all_gather", size, W)),
+        "tp": TokenCost(alone / W + 2 * m.L * link("all_reduce", hidden), (size + cache) / W,
                         2 * m.L * sent_by("all_reduce", hidden, W)),
-        "pp": TokenCost(alone + (W - 1) * link("send", hidden), (held + cache) / W, hidden),
+        "pp": TokenCost(alone + (W - 1) * link("send", hidden), (size + cache) / W, hidden),
         "cp": TokenCost((weights + each / W) / cluster.hbm + m.L * link("all_gather", answers),
-                        held + cache / W, m.L * sent_by("all_gather", answers, W))}
+                        size + cache / W, m.L * sent_by("all_gather", answers, W))}
 
 
 def decode_seconds(m: Llama, cluster: Cluster, tp: int, b: int, N: int) -> float:
@@ -83,11 +84,11 @@ def serving_plans(m: Llama, cluster: Cluster, prompt: int, answer: int,
                   tpot: float) -> list[ServingPlan]:
     """For each tp that divides the heads and a machine: the largest batch whose step keeps to tpot
     seconds and whose weights and caches fit; none for a tp that cannot."""
-    held = 2 * sum(count_parameters(m).values())
+    size = 2 * sum(count_parameters(m).values())
     N = prompt + answer
     plans = []
     for tp in (tp for tp in (1, 2, 4, 8) if tp <= cluster.node and m.G % tp == 0):
-        room = int((cluster.memory * tp - held) // (N * kv_bytes_per_token(m, 2)))
+        room = int((cluster.memory * tp - size) // (N * kv_bytes_per_token(m, 2)))
         b = max((b for b in range(1, room + 1) if decode_seconds(m, cluster, tp, b, N) <= tpot),
                 default=0)
         if b:
