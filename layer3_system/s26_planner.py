@@ -98,11 +98,10 @@ def plan_seconds(model: Architecture, cluster: Cluster, plan: TrainingPlan, T: i
     M = plan.micro_batches(batch)
     work = M * model.shape.L / plan.pp                      # layers times micro-batches of a rank
     inputs = 2 * plan.B * T / plan.cp * model.shape.C
-    rate = plan.W * cluster.peak * cluster.efficiency
     cp, ep = layer_seconds(model, cluster, plan, T)
     tp = link_seconds("all_reduce", inputs, plan.tp, plan.tp, cluster) * (4 + 2 * plan.recompute)
-    seconds = {"compute": step_flops(model, batch, T, plan.recompute) / rate,
-               "tp": work * tp, "cp": work * cp, "ep": work * ep}
+    seconds = {"tp": work * tp, "cp": work * cp, "ep": work * ep, "compute": step_flops(
+        model, batch, T, plan.recompute) / (plan.W * cluster.peak * cluster.efficiency)}
     seconds["bubble"] = (plan.pp - 1) / (plan.v * M) * sum(seconds.values())
     seconds["pp"] = 2 * M * plan.v * link_seconds(
         "send", inputs / plan.tp, plan.pp, 2 * plan.tp * plan.cp, cluster)
