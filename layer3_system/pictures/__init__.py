@@ -37,4 +37,12 @@ from layer3_system.pictures.tensors import cache_by_ranks, split_bands
 from layer3_system.pictures.tiers import load_lines, tier_bars, tier_curves
 from layer3_system.pictures.training import bucket_lanes, stage_bars, state_copies
 
-__all__ = []
+__all__ = ["allowed_steps", "automaton_jumps", "block_map", "bucket_lanes", "byte_bars",
+           "cache_by_ranks", "call_life", "causal_bands", "chunk_steps", "context_bytes",
+           "disk_outcomes", "expert_loads", "gradient_range", "guess_ribbons", "hash_chain",
+           "interval_curve", "kept_lines", "kept_shares", "kind_grid", "load_lines", "loss_curves",
+           "match_lines", "month_bands", "padded_batch", "pipeline_lanes", "plan_cloud",
+           "position_errors", "rank_lanes", "rank_matrix", "ring_and_tree", "ring_rounds",
+           "ring_work", "row_matrix", "rows_by_k", "seat_lanes", "serving_lines", "speedup_curves",
+           "split_bands", "stage_bars", "state_copies", "step_arrays", "step_bars", "step_timeline",
+           "table_arrows", "tier_bars", "tier_curves", "training_lines", "waits"]
