@@ -8,7 +8,7 @@ is done. Here each instruction waits for what it reads, and for nothing else.
 
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -179,6 +179,8 @@ def most_blocks(threads: int, shared: int, gpu: str) -> int:
 
     threads: of a block    shared: its bytes of dynamic shared memory
     """
+    if gpu not in MULTIPROCESSORS:
+        raise ValueError(f"most_blocks: {gpu!r}, expected one of {', '.join(MULTIPROCESSORS)}")
     resources = KERNELS.resources("megakernel_cuda", "sm_80" if gpu == "A100" else "sm_90")
     fits = simulator.occupancy(resources._replace(shared=resources.shared + shared), threads,
                                gpu=gpu)
@@ -218,7 +220,8 @@ class Megakernel:
         self.tensors.values[:, past] = cache.values[:, past]
         return logits[-1]
 
-    def step(self, token: int, position: int, kernel=None) -> np.ndarray:       # -> (V,)
+    def step(self, token: int, position: int,
+             kernel: Callable | None = None) -> np.ndarray:         # -> (V,)
         """The logits after a token; its key and value are put into the cache at its position.
 
         kernel: in place of the course's own
