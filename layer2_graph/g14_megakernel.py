@@ -179,8 +179,6 @@ def most_blocks(threads: int, shared: int, gpu: str) -> int:
 
     threads: of a block    shared: its bytes of dynamic shared memory
     """
-    if gpu not in MULTIPROCESSORS:
-        raise ValueError(f"most_blocks: {gpu!r}, expected one of {', '.join(MULTIPROCESSORS)}")
     resources = KERNELS.resources("megakernel_cuda", "sm_80" if gpu == "A100" else "sm_90")
     fits = simulator.occupancy(resources._replace(shared=resources.shared + shared), threads,
                                gpu=gpu)
