@@ -29,10 +29,10 @@ __all__ = ["LatentCache", "LatentLayer", "LatentLlama", "LatentPages", "WindowCa
 
 
 def predict_equal_heads():
-    """How many key and value heads of width 128 a token and layer could keep in the numbers of a
-    latent of 512 and a rotated part of 64."""
+    """How many heads, each with a key and a value of width 16, a token and layer could keep in the
+    numbers of a latent of 32 and a rotated part of 16."""
     # exercise: what does a head keep of a token, and what does a latent?
-    return (512 + 64) / (2 * 128)
+    return (32 + 16) / (2 * 16)
 
 
 def predict_speedup_of_gqa():

@@ -3,15 +3,18 @@
 rows      Rows: whose they are, which are computed again, which matrices make them.
 launches  Launches: how many there are, who asks for them, where their results lie.
 codes     Codes: how numbers become levels, and what sets their scales.
+attention Attention: what a token and layer keep, and what keeping less costs.
 experts   Experts: who chooses which, how even their work is, how many a step reads.
 curves    Curves and bars: wavelengths, sizes of graphs, what bits cost.
 """
 
+from layer2_graph.pictures.attention import against_window, kept_numbers, quality, visible
 from layer2_graph.pictures.codes import largest_of_tokens, rounded
 from layer2_graph.pictures.curves import by_bits, padding, waves
 from layer2_graph.pictures.experts import learning, loaded_share, routes
 from layer2_graph.pictures.launches import arenas, host_and_device, strips
 from layer2_graph.pictures.rows import ragged, stacked, steps
 
-__all__ = ["arenas", "by_bits", "host_and_device", "largest_of_tokens", "learning", "loaded_share",
-           "padding", "ragged", "rounded", "routes", "stacked", "steps", "strips", "waves"]
+__all__ = ["against_window", "arenas", "by_bits", "host_and_device", "kept_numbers",
+           "largest_of_tokens", "learning", "loaded_share", "padding", "quality", "ragged", "rounded",
+           "routes", "stacked", "steps", "strips", "visible", "waves"]
