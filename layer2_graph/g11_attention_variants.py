@@ -2,7 +2,7 @@
 
 T: new tokens   N: a context, new tokens included   C: model width   L: layers
 H: query heads   G: key and value heads   D: head width   P: pages   S: slots of a page
-R: width of a latent   E: width of the rotated part of a key   W: window   A: sinks, its first tokens
+R: width of a latent   E: width of a key's rotated part   W: window   A: sinks, the first tokens
 A token and layer keep 2·H·D numbers (MHA), 2·G·D (GQA), 2·D (MQA) or R + E (MLA). A window keeps
 those of W + A tokens, however long the context. A decode step reads what is kept, once.
 """

@@ -16,5 +16,5 @@ from layer2_graph.pictures.launches import arenas, host_and_device, strips
 from layer2_graph.pictures.rows import ragged, stacked, steps
 
 __all__ = ["against_window", "arenas", "by_bits", "host_and_device", "kept_numbers",
-           "largest_of_tokens", "learning", "loaded_share", "padding", "quality", "ragged", "rounded",
-           "routes", "stacked", "steps", "strips", "visible", "waves"]
+           "largest_of_tokens", "learning", "loaded_share", "padding", "quality", "ragged",
+           "rounded", "routes", "stacked", "steps", "strips", "visible", "waves"]

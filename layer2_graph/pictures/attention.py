@@ -82,8 +82,8 @@ def visible(masks):
     figure, every = plt.subplots(1, len(masks), squeeze=False, figsize=(3.2 * len(masks), 3.3),
                                  layout="constrained")
     for axes, (label, mask) in zip(every[0], masks.items(), strict=True):
-        axes.pcolormesh(np.asarray(mask), cmap=ListedColormap(["#f6f8fa", BLUE]), edgecolors="white",
-                        linewidth=0.4, vmin=0, vmax=1)
+        axes.pcolormesh(np.asarray(mask), cmap=ListedColormap(["#f6f8fa", BLUE]), vmin=0, vmax=1,
+                        edgecolors="white", linewidth=0.4)
         axes.set_title(label, fontsize=10, color=INK)
         axes.set(xlabel="key", ylabel="query", aspect="equal")
         axes.invert_yaxis()

@@ -105,8 +105,8 @@ POOLED = {
                       "neighbours, whose queries share a key",
     "sum_of_heads": "heads are added and not averaged: keys and values get H / G times as long",
     "first_head": "the first head of each group is taken, and the others are thrown away",
-    "neighbour_rows": "neighbouring rows are averaged: they are different numbers of one head; what "
-                      "belongs together is the same row of different heads",
+    "neighbour_rows": "neighbouring rows are averaged: they are different numbers of one head; the "
+                      "same row of different heads belongs together",
 }
 
 
@@ -193,15 +193,15 @@ def attended(q, turned, pages, tables, cu_q, lens, w_k, w_v, wrong=None):
         rows = np.array([pages[tables[b, n // S], n % S, 0] for n in range(N)])     # (N, R + E)
         values = rows[:, E:] if wrong == "values_of_the_end" else rows[:, :R]
         for t in range(cu_q[b], cu_q[b + 1]):
-            seen = N if wrong == "not_causal" else N - (cu_q[b + 1] - 1 - t)
+            visible = N if wrong == "not_causal" else N - (cu_q[b + 1] - 1 - t)
             for h in range(H):
                 query = np.concatenate((q[t, h] @ (w_v if wrong == "absorbs_w_v" else w_k)[h],
                                         turned[t, h]))
                 if wrong == "parts_swapped":
                     query = np.roll(query, E)
-                scores = rows[:seen] @ query * scale
+                scores = rows[:visible] @ query * scale
                 p = np.exp(scores - scores.max())
-                mixed = p / p.sum() @ values[:seen]
+                mixed = p / p.sum() @ values[:visible]
                 out[t, h] = (w_k if wrong == "back_by_w_k" else w_v)[h] @ mixed
     return out
 
@@ -209,10 +209,10 @@ def attended(q, turned, pages, tables, cu_q, lens, w_k, w_v, wrong=None):
 ATTENDED = {
     "scale_of_latent": "scores are divided by √(R + E): they are those of keys of D + E numbers, "
                        "whatever is kept in their place",
-    "scale_of_head": "scores are divided by √D: the rotated part belongs to the key, so E is missing "
-                     "under the root",
-    "values_of_the_end": "the last R numbers of the mixture are taken: a row begins with the latent, "
-                         "and the rotated part is its end",
+    "scale_of_head": "scores are divided by √D: the rotated part belongs to the key, so E is "
+                     "missing under the root",
+    "values_of_the_end": "the last R numbers of the mixture are taken: a row begins with the "
+                         "latent, and the rotated part is its end",
     "parts_swapped": "the rotated part of the query stands before the latent one: pages have the "
                      "latent first",
     "absorbs_w_v": "queries are multiplied by w_v: keys are w_k times a latent",
@@ -259,14 +259,14 @@ def test_decode_latent(subject, agree, rng, lens, news, sizes):
                    f"were made, {2 * sizes[0] * sizes[1]} numbers a token, where the pages hold "
                    f"{sizes[2] + sizes[3]}")
     assert calls <= 1, mistake(
-        "launch_by_launch", f"{what}: {calls} launches of paged_attention, expected 1: it takes all "
-                            f"sequences and all heads")
+        "launch_by_launch", f"{what}: {calls} launches of paged_attention, expected 1: it takes "
+                            f"all sequences and all heads")
 
 
 # ---- window_mask
 
 
-def seen(T, N, W, A, wrong=None):
+def shown(T, N, W, A, wrong=None):
     result = np.zeros((T, N), bool)
     for t in range(T):
         n = t if wrong == "top_left" else N - T + t
@@ -278,7 +278,7 @@ def seen(T, N, W, A, wrong=None):
     return result
 
 
-SEEN = {
+SHOWN = {
     "one_too_many": "a query sees W + 1 keys: W counts the token itself",
     "sinks_ahead": "sinks are seen by tokens before them",
     "looks_ahead": "a query sees the tokens after it",
@@ -291,8 +291,8 @@ SEEN = {
                                         (4, 7, 2, 9), (3, 127, 16, 4)])
 def test_window_mask(subject, agree, T, N, W, A):
     got = subject.window_mask(T, N, W, A)
-    agree(got, seen(T, N, W, A), "exact", f"window_mask(T={T}, N={N}, W={W}, A={A})",
+    agree(got, shown(T, N, W, A), "exact", f"window_mask(T={T}, N={N}, W={W}, A={A})",
           lambda i: f"query {N - T + i[0]}, key {i[1]}",
-          {name: (why, seen(T, N, W, A, name)) for name, why in SEEN.items()})
+          {name: (why, shown(T, N, W, A, name)) for name, why in SHOWN.items()})
     assert got.dtype == torch.bool, mistake(
         "not_bool", f"window_mask: the result is {got.dtype}, expected torch.bool")
