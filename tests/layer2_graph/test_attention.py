@@ -212,6 +212,8 @@ def test_what_the_lesson_says_of_the_runs():
     assert [round(after[name] / dense["500"], 2) for name in ("gqa", "mqa", "latent")] == [
         1.07, 1.07, 1.11]
     assert abs(after["gqa"] / after["mqa"] - 1) < 0.01
+    assert round(1 - runs["window-0"]["250"] / dense["250"], 2) == 0.09
+    assert abs(after["window"] / dense["500"] - 1) < 0.01
     mean, first, random = (runs[f"pooled_{name}"] for name in ("mean", "first", "random"))
     assert first["0"] < mean["0"] < random["0"] and mean["100"] < first["100"] < random["100"]
     assert round(mean["100"] / dense["1500"], 2) == 1.18
