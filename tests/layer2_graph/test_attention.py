@@ -20,7 +20,6 @@ from layer2_graph import (
     cache_numbers,
     cache_of,
     decode_latent,
-    load,
     load_latent,
     model_of,
     pool_heads,
@@ -121,8 +120,6 @@ def test_a_folder_with_latents_is_read():
     model = load_latent(TWINS / "latent", dtype=torch.float32)
     assert type(model_of(m, model.weights, model.ops)) is LatentLlama
     assert type(cache_of(model, 1, 8)) is LatentCache
-    with pytest.raises(ModelError, match="load_latent reads it"):
-        load(TWINS / "latent")
     with pytest.raises(ModelError, match="expected one with latents"):
         load_latent(TWINS / "dense")
 

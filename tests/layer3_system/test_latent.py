@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from layer2_graph import LatentCache, LatentPages, ModelError, load_latent
+from layer2_graph import LatentCache, LatentPages, load_latent
 from layer2_graph.models import TWINS
 from layer3_system import (
     BlockPool,
@@ -18,7 +18,6 @@ from layer3_system import (
     hand_over,
     prefill,
 )
-from layer3_system.s22_tensor_parallel import check_ranks
 
 MODEL = load_latent(TWINS / "latent", dtype=torch.float32)
 GREEDY = SamplingParams(8, temperature=0, ignore_eos=True)
@@ -74,9 +73,3 @@ def test_latents_are_handed_over():
     run(there)
     assert other.output == alone(PROMPTS[2])
     assert sent == [3 * 3 * 8 * 48]                 # 20 tokens lie in 3 pages; no values are sent
-
-
-def test_ranks_cannot_share_a_latent():
-    check_ranks(MODEL.config, 1)
-    with pytest.raises(ModelError, match="a latent of 32 numbers for all heads"):
-        check_ranks(MODEL.config, 2)
