@@ -34,8 +34,8 @@ def kept_numbers(title, kinds, width):
                       color=INK, fontsize=9, annotation_clip=False)
         left += columns + 4
     handles = [Rectangle((0, 0), 1, 1, fc=colour) for colour in colours.values()]
-    axes.legend(handles, list(colours), frameon=False, ncols=4, fontsize=9, loc="lower right",
-                bbox_to_anchor=(1, 1))
+    axes.legend(handles, list(colours), frameon=False, fontsize=9, loc="upper center",
+                bbox_to_anchor=(0.74, 1))               # above the shortest columns
     axes.set(xlim=(-1, left), ylim=(-2.6, TALL + 0.2), aspect="equal")
     axes.set_axis_off()
     axes.set_title(title, loc="left", fontsize=10, color=INK)
@@ -75,15 +75,20 @@ def quality(title, points, steps):
 
 
 def visible(masks):
-    """Masks beside each other: blue where a query sees a key. {label: (T, N) bool}"""
+    """Masks beside each other: blue where a query sees a key, the queries the last T of N tokens.
+
+    masks: {label: (T, N) bool}
+    """
     import matplotlib.pyplot as plt
     from matplotlib.colors import ListedColormap
 
     figure, every = plt.subplots(1, len(masks), squeeze=False, figsize=(3.2 * len(masks), 3.3),
                                  layout="constrained")
     for axes, (label, mask) in zip(every[0], masks.items(), strict=True):
-        axes.pcolormesh(np.asarray(mask), cmap=ListedColormap(["#f6f8fa", BLUE]), vmin=0, vmax=1,
-                        edgecolors="white", linewidth=0.4)
+        T, N = mask.shape
+        axes.pcolormesh(np.arange(N + 1), np.arange(N - T, N + 1), np.asarray(mask),
+                        cmap=ListedColormap(["#f6f8fa", BLUE]), vmin=0, vmax=1, edgecolors="white",
+                        linewidth=0.4)
         axes.set_title(label, fontsize=10, color=INK)
         axes.set(xlabel="key", ylabel="query", aspect="equal")
         axes.invert_yaxis()
@@ -105,8 +110,8 @@ def against_window(title, whole, series):
         axes.plot(list(points), list(points.values()), style, color=colour, ms=6, lw=1.5,
                   label=label)
     axes.axhline(whole, color=INK, lw=1, ls=":")
-    axes.annotate("all tokens kept", (max(max(s) for s in series.values()), whole), xytext=(0, 4),
-                  textcoords="offset points", color=INK, fontsize=9, ha="right")
+    axes.annotate("all tokens kept", (min(min(s) for s in series.values()), whole), xytext=(0, 4),
+                  textcoords="offset points", color=INK, fontsize=9)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set(title=title, xlabel="W, tokens of the window", ylabel="perplexity a token")
