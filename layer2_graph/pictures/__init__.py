@@ -3,7 +3,7 @@
 rows      Rows: whose they are, which are computed again, which matrices make them.
 launches  Launches: how many there are, who asks for them, where their results lie.
 codes     Codes: how numbers become levels, and what sets their scales.
-attention Attention: what a token and layer keep, and what keeping less costs.
+attention  Attention: what a token and layer keep, and what keeping less costs.
 experts   Experts: who chooses which, how even their work is, how many a step reads.
 curves    Curves and bars: wavelengths, sizes of graphs, what bits cost.
 """

@@ -107,7 +107,7 @@ def test_masks_and_curves_of_attention_show_what_they_are_handed():
     assert axes.collections[0].get_array().tolist() == mask.tolist()
     points = {"MHA": (384, [4, 3]), "MQA": (64, [5, 4])}
     axes, = pictures.quality("t", points, (250, 500)).axes
-    assert [line.get_ydata() for line in axes.lines] == [[4, 5], [3, 4]]
+    assert [list(line.get_ydata()) for line in axes.lines] == [[4, 5], [3, 4]]
     assert texts(axes.figure) == ["MHA", "MHA", "MQA", "MQA"]
     axes, = pictures.against_window("t", 2, {"A = 0": {8: 4, 16: 3}}).axes
     assert list(axes.lines[0].get_xdata()) == [8, 16]
