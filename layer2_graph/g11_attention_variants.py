@@ -136,6 +136,13 @@ def check_latent(q, turned, pages, w_k, w_v):
                          f"expected (1, R + E) = {(1, R + E)}")
 
 
+def store_latents(pages: Tensor, c: Tensor, k_turned: Tensor, slots: Tensor,
+                  ops: Kernels) -> None:                    # (P, S, 1, R + E), (T, R), (T, E), (T,)
+    """Write the new tokens' rows of a layer: the latent, then the rotated part of the key."""
+    rows = torch.cat((c, k_turned), -1)[:, None]                    # (T, 1, R + E)
+    ops.write_kv(rows, rows, pages, pages, slots)                   # twice the same
+
+
 class LatentPages:
     """The latents of every layer in P pages of S slots: what an engine's pool deals out."""
 
@@ -144,12 +151,6 @@ class LatentPages:
         width = m.latent + m.rotated
         self.k = torch.zeros((m.L, P, S, 1, width), dtype=dtype, device=device)
         self.v = self.k[..., :0]            # values are the first R numbers of k: nothing more
-
-    def store(self, i: int, c: Tensor, k_turned: Tensor, slots: Tensor,
-              ops: Kernels) -> None:                                # (T, R), (T, E), (T,)
-        """Write the new tokens' rows of layer i: latent, then the rotated part of the key."""
-        rows = torch.cat((c, k_turned), -1)[:, None]                # (T, 1, R + E)
-        ops.write_kv(rows, rows, self.k[i], self.k[i], slots)       # twice the same
 
     def copy(self, pairs: dict[int, int]) -> None:
         """Copy whole pages: {to: from}. All are read before any is written."""
@@ -167,8 +168,6 @@ class LatentPages:
 
 class LatentCache(PagedCache):
     """Latents in pages that each sequence owns from the start, as g01's PagedCache has keys."""
-
-    store = LatentPages.store
 
     def __init__(self, config: Config, sequences: int, room: int,
                  dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"):
@@ -199,13 +198,13 @@ class LatentLlama(Llama):
             matrix("post_attention_layernorm"),
             *(matrix(f"mlp.{name}_proj") for name in ("gate", "up", "down")))
 
-    def block(self, i: int, x: Tensor, batch: Batch,
+    def block(self, i: int, x: Tensor, batch: Batch,                # type: ignore[override]
               cache: LatentCache | LatentPages) -> Tensor:          # type: ignore[override]
         layer, m, ops = self.layers[i], self.config, self.ops
         y = ops.rmsnorm(x, layer.attention_norm, m.eps)             # (T, C)
         q, turned, c, k_turned = latent_parts(layer, y, m, ops)
         ops.rope(turned, k_turned[:, None], self.cos, self.sin, batch.positions)
-        cache.store(i, c, k_turned, batch.slots, ops)
+        store_latents(cache.k[i], c, k_turned, batch.slots, ops)
         mixed = decode_latent(q, turned, cache.k[i], batch.block_tables, batch.cu_q, batch.lens,
                               layer.w_k, layer.w_v, ops)            # (T, H, D)
         x = x + ops.matmul(mixed.flatten(1), layer.o)               # (T, C)
