@@ -8,8 +8,10 @@ grids     Grids: what rounding to them costs, and what training makes of it.
 timeline  Instructions: when each of them runs, and on which multiprocessor.
 curves    Curves and bars: wavelengths, sizes of graphs, what bits cost.
 sparsity  Sparsity: which zeros cost what, which patterns they make, which pages a head needs.
+attention  Attention: what a token and layer keep, and what keeping less costs.
 """
 
+from layer2_graph.pictures.attention import against_window, kept_numbers, quality, visible
 from layer2_graph.pictures.codes import largest_of_tokens, rounded
 from layer2_graph.pictures.curves import by_bits, padding, waves
 from layer2_graph.pictures.experts import learning, loaded_share, routes
@@ -19,7 +21,4 @@ from layer2_graph.pictures.rows import ragged, stacked, steps
 from layer2_graph.pictures.sparsity import bounds, contexts, zeros
 from layer2_graph.pictures.timeline import by_blocks, timelines
 
-__all__ = ["arenas", "bounds", "by_bits", "by_blocks", "contexts", "heaps", "host_and_device",
-           "largest_of_tokens", "learning", "loaded_share", "padding", "ragged", "recovery",
-           "rounded", "routes", "stacked", "steps", "strips", "timelines", "valley", "waves",
-           "zeros"]
+__all__ = []

@@ -23,6 +23,7 @@ D = 16
 ROOM = 256              # tokens of the longest context
 EPS = 1e-5
 THETA = 1e4
+STEPS = 1500            # of the schedule of rates
 
 
 class Attention(nn.Module):
@@ -176,6 +177,8 @@ class Variant:
     mlp_name: str = "mlp"
     mixer: Callable[[], nn.Module] = Attention
     entries: dict = field(default_factory=dict)     # of config.json, if its weights ship
+    runs: str = ""                                  # folder of its rows, below runs/
+    steps: int = STEPS                              # after which it is done, and ships
 
 
 def llama(F: int) -> dict:
