@@ -40,7 +40,6 @@ class Batch(NamedTuple):
     block_tables: Tensor    # (B, pages) int32: the pages of each sequence, in order
     cu_q: Tensor            # (B + 1,) int32: sequence b's tokens are cu_q[b] to cu_q[b + 1]
     lens: Tensor            # (B,) int32: contexts, the new tokens included
-    seats: Tensor | None = None     # (B,) int64: rows of their states, in models that keep one (g13)
 
 
 class Cache(Protocol):

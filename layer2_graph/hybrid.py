@@ -21,7 +21,8 @@ from layer2_graph.config import Config
 from layer2_graph.g01_llama import Batch, Layer, Llama, PagedCache
 from layer2_graph.g13_state_space import decode_states, ssd, ssd_torch
 
-__all__ = ["HybridCache", "HybridConfig", "HybridLlama", "StateCache", "short_convolution"]
+__all__ = ["HybridCache", "HybridConfig", "HybridLlama", "SeatedBatch", "StateCache",
+           "short_convolution"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,17 @@ class HybridConfig(Config):
     def pages(self) -> Config:
         """The same for its pages alone: as many layers as have keys and values."""
         return replace(self, L=self.L - len(self.linear))
+
+
+class SeatedBatch(Batch):
+    """A Batch with the row of each sequence's state.    seats: (B,) int64"""
+
+    seats: Tensor
+
+    def __new__(cls, batch: Batch, seats: Tensor) -> "SeatedBatch":
+        self = super().__new__(cls, *batch)
+        self.seats = seats
+        return self
 
 
 class LinearLayer(NamedTuple):
@@ -76,13 +88,14 @@ class StateCache:
         """Put such a copy back."""
         self.states[:, seats], self.inputs[:, seats] = states, inputs
 
-    def begin(self, batch: Batch) -> None:
+    def begin(self, batch: SeatedBatch) -> None:
         """Zeros for the sequences of a step whose first token is in it."""
         new = batch.seats[batch.lens == batch.cu_q.diff()]
         self.states[:, new] = 0
         self.inputs[:, new] = 0
 
-    def convolve(self, i: int, x: Tensor, filters: Tensor, batch: Batch) -> Tensor:  # (T, X) both
+    def convolve(self, i: int, x: Tensor, filters: Tensor,
+                 batch: SeatedBatch) -> Tensor:                     # (T, X), (X, W) -> (T, X)
         """The short convolution of each sequence over what came before and its new tokens."""
         rows = []
         parts = x.split(batch.cu_q.diff().tolist())
@@ -94,7 +107,7 @@ class StateCache:
         return torch.cat(rows)
 
     def mix(self, i: int, q: Tensor, k: Tensor, v: Tensor, log_a: Tensor,
-            batch: Batch) -> Tensor:                                # -> (T, H, P)
+            batch: SeatedBatch) -> Tensor:                          # -> (T, H, P)
         """Take the new tokens into layer i's states, and read for each of them."""
         states = self.states[i]
         if int(batch.cu_q.diff().max()) == 1 and len(q) == len(batch.seats):
@@ -112,9 +125,9 @@ class HybridCache(PagedCache):
         super().__init__(config.pages(), sequences, room, dtype, device)
         self.state = StateCache(config, sequences, device)
 
-    def step(self, new: Sequence[Sequence[int]]) -> Batch:
+    def step(self, new: Sequence[Sequence[int]]) -> SeatedBatch:
         """The Batch that appends new[b], a list of tokens, to sequence b."""
-        return super().step(new)._replace(seats=torch.arange(len(new), device=self.k.device))
+        return SeatedBatch(super().step(new), torch.arange(len(new), device=self.k.device))
 
 
 class HybridLlama(Llama):
@@ -147,7 +160,7 @@ class HybridLlama(Llama):
                 every: bool = False) -> Tensor:             # (B, V), or (T, V) for every token
         """As Llama's. ValueError for a batch without seats. If a kernel raises, states are as they
         were: they would take the same tokens in twice when the step is tried again."""
-        if batch.seats is None:
+        if not isinstance(batch, SeatedBatch):
             raise ValueError("HybridLlama: a batch without seats, expected the row of the state of "
                              "each sequence")
         before = cache.state.read(batch.seats)
@@ -158,7 +171,7 @@ class HybridLlama(Llama):
             cache.state.write(batch.seats, *before)
             raise
 
-    def block(self, i: int, x: Tensor, batch: Batch,        # type: ignore[override]
+    def block(self, i: int, x: Tensor, batch: SeatedBatch,  # type: ignore[override]
               cache: HybridCache) -> Tensor:                # (T, C) -> (T, C)
         m, ops, layer = self.config, self.ops, self.layers[i]
         y = ops.rmsnorm(x, layer.attention_norm, m.eps)             # (T, C)
@@ -175,7 +188,7 @@ class HybridLlama(Llama):
         self.ops.rope(q, k, self.cos, self.sin, batch.positions)
         return cache.attend(i, q, k, v, batch, self.ops, self.config.scale).flatten(1)
 
-    def recur(self, i: int, layer: LinearLayer, y: Tensor, batch: Batch,
+    def recur(self, i: int, layer: LinearLayer, y: Tensor, batch: SeatedBatch,
               cache: HybridCache) -> Tensor:                # (T, C) -> (T, H·D)
         """What the tokens read from layer i of the states. fp32 inside."""
         m = self.config

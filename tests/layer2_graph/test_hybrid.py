@@ -9,7 +9,13 @@ import torch
 from layer1_kernels import kernels
 from layer2_graph import read_config
 from layer2_graph.g01_llama import PagedCache
-from layer2_graph.hybrid import HybridCache, HybridConfig, HybridLlama, StateCache
+from layer2_graph.hybrid import (
+    HybridCache,
+    HybridConfig,
+    HybridLlama,
+    SeatedBatch,
+    StateCache,
+)
 from layer2_graph.models import TWINS
 from layer2_graph.twins.linear import LINEARS
 from layer2_graph.twins.model import Twin
@@ -100,7 +106,7 @@ def test_a_seat_is_empty_for_who_begins():
     state.inputs += 1
     cache = HybridCache(model.config, 2, 32)
     cache.step([[5, 6], []])
-    state.begin(cache.step([[7], [8]])._replace(seats=torch.tensor([2, 0])))
+    state.begin(SeatedBatch(cache.step([[7], [8]]), torch.tensor([2, 0])))
     assert state.states[:, 0].eq(0).all() and state.states[:, 1:].eq(1).all()
     assert state.inputs[:, 0].eq(0).all() and state.inputs[:, 1:].eq(1).all()
 
