@@ -17,6 +17,10 @@ from torch import Tensor
 __all__ = ["as_convolution", "chunk_step", "chunked", "combine", "decode_states", "delta_chunk",
            "delta_step", "recurrence_oracle", "scan", "ssd", "ssd_flops", "ssd_torch"]
 
+# Q, warps, stages by bytes of a number. Chosen from what Triton makes of them for Hopper: no spills
+# with heads of 128 × 64 in 16 bits and 16 × 16 in fp32. Wide heads in fp32 spill.
+TILES = {2: (64, 8, 1), 4: (32, 4, 2)}
+
 
 # ---- what it costs
 
@@ -198,17 +202,20 @@ def ssd_triton(q, k, v, log_a, y, states, cu_q, seats, H, N: tl.constexpr, P: tl
 
 
 def ssd(q: Tensor, k: Tensor, v: Tensor, log_a: Tensor, cu_q: Tensor, states: Tensor,
-        seats: Tensor, Q: int = 64) -> Tensor:                      # -> (T, H, P)
+        seats: Tensor, Q: int | None = None) -> Tensor:             # -> (T, H, P)
     """What all tokens of a step read, by one launch; states (R, H, N, P) change in place.
 
     q, k (T, H, N), v (T, H, P) of one dtype   log_a (T, H), states: float32   seats (B,) int64:
-    the rows of states, each at most once   cu_q (B + 1,) int32   Q: tokens of a chunk
+    the rows of states, each at most once   cu_q (B + 1,) int32
+    Q: tokens of a chunk; None: what suits the type
     ValueError for other shapes; N, P and Q are powers of two from 16 on.
     """
     check("ssd", q, k, v, log_a)
     H, N, P = sizes = *q.shape[1:], v.shape[2]
     if states.shape[1:] != sizes:
         raise ValueError(f"ssd: state {tuple(states.shape[1:])}, expected (H, N, P) = {sizes}")
+    own, warps, stages = TILES[q.itemsize]
+    Q = Q or own
     small = [f"{name} is {n}" for name, n in (("N", N), ("P", P), ("Q", Q))
              if n < 16 or n & n - 1]
     if small:
@@ -217,11 +224,8 @@ def ssd(q: Tensor, k: Tensor, v: Tensor, log_a: Tensor, cu_q: Tensor, states: Te
     y = torch.empty_like(v)
     if len(seats):
         ssd_triton[(len(seats), H)](q, k, v, log_a, y, states, cu_q, seats, H, N=N, P=P, Q=Q,
-                                    **WARPS)
+                                    num_warps=warps, num_stages=stages)
     return y
-
-
-WARPS = {"num_warps": 4, "num_stages": 2}
 
 
 def ssd_torch(q: Tensor, k: Tensor, v: Tensor, log_a: Tensor, cu_q: Tensor, states: Tensor,

@@ -242,8 +242,8 @@ def test_ssd_triton(subject, agree, rng, lens, Q):
     rough = each((tf32(q), tf32(k), tf32(v), log_a, begin), lens, seats, by_token)
     what = f"ssd_triton, sequences of {lens}, chunks of {Q}"
     assert torch.isfinite(states).all(), mistake(
-        "no_number", f"{what}: a state has numbers that are not finite. With log_a = -inf after the "
-                     f"last token, running sums are -inf, and their differences are no numbers")
+        "no_number", f"{what}: a state is not finite. With log_a = -inf after the last token, "
+                     f"running sums are -inf, and their differences are no numbers")
     known = {name: (why, wrong[name]) for name, why in KERNEL.items()}
     known["tf32"] = ("a product is in TF32, with 10 bits of fraction: input_precision=\"ieee\" in "
                      "every tl.dot keeps fp32", rough)
