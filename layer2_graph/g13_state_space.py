@@ -70,7 +70,8 @@ def recurrence_oracle(q: Tensor, k: Tensor, v: Tensor, log_a: Tensor,
 # ---- the same as a scan, and as a convolution
 
 
-def combine(left, right):
+def combine(left: tuple[Tensor, Tensor],
+            right: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """One pair (a, b) that does what the pair `left` does, and then `right`.
 
     A pair turns h into a · h + b; a and b are arrays of one shape.
@@ -106,7 +107,8 @@ def as_convolution(a: Tensor, b: Tensor) -> Tensor:                 # (X,), (T, 
 # ---- in chunks
 
 
-def chunk_step(q, k, v, log_a, state):
+def chunk_step(q: Tensor, k: Tensor, v: Tensor, log_a: Tensor,
+               state: Tensor) -> tuple[Tensor, Tensor]:
     """(y (Q, H, P), state) of Q tokens that come after a state, without a loop over tokens.
 
     q, k (Q, H, N)   v (Q, H, P)   log_a (Q, H)   state (H, N, P); all of one dtype
@@ -243,7 +245,8 @@ def ssd_torch(q: Tensor, k: Tensor, v: Tensor, log_a: Tensor, cu_q: Tensor, stat
 # ---- one token more
 
 
-def decode_states(q, k, v, log_a, states, seats):
+def decode_states(q: Tensor, k: Tensor, v: Tensor, log_a: Tensor, states: Tensor,
+                  seats: Tensor) -> Tensor:
     """(B, H, P): what the new token of each sequence reads; its state changes in place.
 
     q, k (B, H, N)   v (B, H, P)   log_a (B, H)   states (R, H, N, P), all float32
@@ -259,7 +262,7 @@ def decode_states(q, k, v, log_a, states, seats):
 # ---- to overwrite
 
 
-def delta_step(state, k, v, log_a, beta):
+def delta_step(state: Tensor, k: Tensor, v: Tensor, log_a: Tensor, beta: Tensor) -> Tensor:
     """(H, N, P): the state after one token of the gated delta rule.
 
     state (H, N, P)   k (H, N), of length 1   v (H, P)   log_a, beta (H,), beta from 0 to 1

@@ -17,6 +17,7 @@ from layer2_graph.hybrid import (
     StateCache,
 )
 from layer2_graph.models import TWINS
+from layer2_graph.twins import recall
 from layer2_graph.twins.linear import LINEARS
 from layer2_graph.twins.model import Twin
 from layer2_graph.twins.train import RUNS
@@ -140,3 +141,37 @@ def test_what_the_lesson_says_of_the_runs():
     for step in ("250", "500"):
         assert scores["attention"][step] == dense["perplexity"][step]
         assert all(scores["attention"][step] < scores[name][step] for name in ("linear", "hybrid"))
+    assert scores["hybrid"]["250"] < scores["linear"]["250"]
+
+    def behind(score, best):
+        return round(100 * (score / best - 1))
+
+    best = scores["attention"]["500"]
+    assert [behind(scores[name]["500"], best) for name in ("linear", "hybrid")] == [8, 10]
+    quarters = zip(runs["linear"]["by_position"], runs["attention"]["by_position"], strict=True)
+    assert [behind(*pair) for pair in quarters][::3] == [8, 6]
+
+
+def test_what_the_lesson_says_of_recall():
+    shares = json.loads((RUNS / "linear" / "recall-0.json").read_text("utf-8"))["shares"]
+    assert set(shares["attention"].values()) == {1}
+    assert [round(100 * shares["linear"][n]) for n in ("16", "32")] == [96, 77]
+    assert all(abs(shares["delta"][n] - share) < 0.01 for n, share in shares["linear"].items())
+
+
+def test_a_memory_learns_to_recall():
+    """A few steps of two pairs, from a share of right answers by chance."""
+    torch.manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
+    for kind in recall.KINDS:
+        memory = recall.Memory(kind)
+        optimiser = torch.optim.AdamW(memory.parameters(), lr=0.03)
+        before = recall.right_share(memory, 2, rng)
+        for _ in range(60):
+            keys, values = recall.draw(2, rng)
+            loss = torch.nn.functional.cross_entropy(memory(keys, values).flatten(0, 1),
+                                                     values.flatten())
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+        assert recall.right_share(memory, 2, rng) > before + 0.3
