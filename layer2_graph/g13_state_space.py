@@ -283,8 +283,8 @@ def delta_chunk(q: Tensor, k: Tensor, v: Tensor, log_a: Tensor, beta: Tensor,
     """
     A = log_a.T.cumsum(-1)                                          # (H, Q)
     keys = k.transpose(0, 1)                                        # (H, Q, N)
-    seen = torch.ones(len(k), len(k), device=k.device).triu().bool()
-    decay = (A[:, :, None] - A[:, None]).masked_fill(seen, -torch.inf).exp()        # (H, Q, Q)
+    later = torch.ones(len(k), len(k), device=k.device).triu().bool()
+    decay = (A[:, :, None] - A[:, None]).masked_fill(later, -torch.inf).exp()       # (H, Q, Q)
     share = beta.T[..., None]                                       # (H, Q, 1)
     alone = share * (v.transpose(0, 1) - A.exp()[..., None] * (keys @ state))       # (H, Q, P)
     added = torch.linalg.solve_triangular(share * (keys @ keys.mT) * decay, alone, upper=False,

@@ -253,6 +253,11 @@ from layer3_system.speculation import (
     ModelDrafter,
     shares_of,
 )
+from layer3_system.states import (
+    Seats,
+    StatePages,
+    check_parts,
+)
 from layer3_system.structured import (
     Grammars,
     RegexGrammar,
@@ -333,7 +338,9 @@ __all__ = [
     "SamplingParams",
     "Scheduler",
     "SchemaError",
+    "Seats",
     "Stage",
+    "StatePages",
     "StaticScheduler",
     "StepLog",
     "StopStrings",
@@ -359,6 +366,7 @@ __all__ = [
     "build_step",
     "case",
     "check_engine",
+    "check_parts",
     "check_pool",
     "check_ranks",
     "choose_chunk",

@@ -226,7 +226,7 @@ KERNEL = {
 }
 
 
-@pytest.mark.parametrize("lens, Q", [([37, 1], 16), ([48], 16), ([5, 33], 32)])
+@pytest.mark.parametrize("lens, Q", [([37, 1], 16), ([5, 33], 32)])
 def test_ssd_triton(subject, agree, rng, lens, Q):
     R, seats = 4, [2, 0][:len(lens)]
     inputs = packed(rng, lens, 2, R)
@@ -254,30 +254,19 @@ def test_ssd_triton(subject, agree, rng, lens, Q):
 
 
 def test_ssd_triton__bfloat16(subject, agree, rng):
-    inputs = packed(rng, [40], 2, 1, dtype="bfloat16")
-    y, states, _ = run_kernel(subject, inputs, [40], 1, [0], 16, "bfloat16")
-    want = each(inputs, [40], [0], by_token)
-    agree(y, want[0], "bfloat16", "y of ssd_triton in bfloat16")
-    agree(states, want[1], "bfloat16", "states of ssd_triton in bfloat16")
-
-
-def test_ssd_triton__long(subject, agree, rng):
-    """400 tokens without decay, in bfloat16: what is added is small beside the state."""
-    q, k, v, log_a, states = packed(rng, [400], 1, 1, dtype="bfloat16")
+    """160 tokens without decay: what is added is small beside the state."""
+    q, k, v, log_a, states = packed(rng, [160], 1, 1, dtype="bfloat16")
     k, v, log_a = abs(k), abs(v), 0 * log_a
-    _, got, _ = run_kernel(subject, (q, k, v, log_a, states), [400], 1, [0], 16, "bfloat16")
-    want = by_token(q, k, v, log_a, states[0])[1][None]
-
-    def cut(x):
-        return torch.from_numpy(x).bfloat16().double().numpy()
-
+    y, got, _ = run_kernel(subject, (q, k, v, log_a, states), [160], 1, [0], 16, "bfloat16")
+    right, end = by_token(q, k, v, log_a, states[0])
     short = states[0]
-    for begin in range(0, 400, 16):
-        part = [x[begin:begin + 16] for x in (q, k, v, log_a)]
-        short = cut(by_token(*part, short)[1])
-    agree(got, want, "float32", "states of ssd_triton after 400 tokens", mistakes={
+    for begin in range(0, 160, 16):
+        short = by_token(*(x[begin:begin + 16] for x in (q, k, v, log_a)), short)[1]
+        short = torch.from_numpy(short).bfloat16().double().numpy()
+    agree(got, end[None], "float32", "states of ssd_triton after 160 tokens in bfloat16", mistakes={
         "half_state": ("the state is rounded to 16 bits after each chunk: small additions get lost "
                        "in a large sum, so keep it in fp32", short[None])})
+    agree(y, right, "bfloat16", "y of ssd_triton in bfloat16", unwritten=7)
 
 
 # ---- decode_states
