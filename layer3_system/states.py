@@ -27,7 +27,8 @@ class StatePages(Pages):
 
 
 class Seats:
-    """Which request has which row of the states. Who runs keeps its seat; who does not has none."""
+    """Which request has which row of the states. A request has one from its first step on, as long
+    as it runs."""
 
     def __init__(self, R: int):
         self.free = list(range(R))
