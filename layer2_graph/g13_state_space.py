@@ -134,8 +134,9 @@ def chunked(q: Tensor, k: Tensor, v: Tensor, log_a: Tensor, state: Tensor | None
     if state is None:
         state = q.new_zeros(*q.shape[1:], v.shape[2])               # (H, N, P)
     parts = []
-    for chunk in zip(*(x.split(Q) for x in (q, k, v, log_a)), strict=True):
-        y, state = chunk_step(*chunk, state)
+    splits = (x.split(Q) for x in (q, k, v, log_a))
+    for queries, keys, values, logs in zip(*splits, strict=True):
+        y, state = chunk_step(queries, keys, values, logs, state)
         parts.append(y)
     return torch.cat(parts), state
 
@@ -235,9 +236,9 @@ def ssd_torch(q: Tensor, k: Tensor, v: Tensor, log_a: Tensor, cu_q: Tensor, stat
     """As ssd, by PyTorch, one sequence after another."""
     parts = [x.split(cu_q.diff().tolist()) for x in (q, k, v, log_a)]
     rows = [v.new_zeros(0, *v.shape[1:])]
-    for seat, sequence in zip(seats.tolist(), zip(*parts, strict=True), strict=True):
-        if len(sequence[0]):
-            y, states[seat] = chunked(*sequence, states[seat], Q)
+    for seat, queries, keys, values, logs in zip(seats.tolist(), *parts, strict=True):
+        if len(queries):
+            y, states[seat] = chunked(queries, keys, values, logs, states[seat], Q)
             rows.append(y)
     return torch.cat(rows)
 

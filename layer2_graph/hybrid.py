@@ -150,11 +150,13 @@ class HybridLlama(Llama):
         def matrix(name):
             return weights[f"{prefix}{name}.weight"], None
 
+        filters, step_bias, rate, norm = (
+            weights[mixer + name].float() for name in ("conv", "step_bias", "rate", "norm"))
         return LinearLayer(
-            weights[prefix + "input_layernorm.weight"], matrix("self_attn.in_proj"),
-            *(weights[mixer + name].float() for name in ("conv", "step_bias", "rate", "norm")),
-            matrix("self_attn.o_proj"), weights[prefix + "post_attention_layernorm.weight"],
-            *map(matrix, ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")))
+            weights[prefix + "input_layernorm.weight"], matrix("self_attn.in_proj"), filters,
+            step_bias, rate, norm, matrix("self_attn.o_proj"),
+            weights[prefix + "post_attention_layernorm.weight"], matrix("mlp.gate_proj"),
+            matrix("mlp.up_proj"), matrix("mlp.down_proj"))
 
     def forward(self, batch: Batch, cache: HybridCache,     # type: ignore[override]
                 every: bool = False) -> Tensor:             # (B, V), or (T, V) for every token

@@ -16,6 +16,7 @@ import math
 import shutil
 import time
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -137,7 +138,8 @@ def train(name: str, seed: int, stop: int) -> None:
     twin = Twin(TWIN_VARIANTS[name])
     optimiser = optimiser_of(twin)
     saved = STATES / f"{name}-{seed}.pt"
-    run = {"step": 0, "seconds": 0.0, "perplexity": {}, "loads": [], "story": {}}
+    run: dict[str, Any] = {"step": 0, "seconds": 0.0, "perplexity": {}, "loads": [],
+                           "story": {}}
     if saved.exists():
         state = torch.load(saved)
         run = state["run"]
