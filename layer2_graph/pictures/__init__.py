@@ -9,6 +9,7 @@ timeline  Instructions: when each of them runs, and on which multiprocessor.
 curves    Curves and bars: wavelengths, sizes of graphs, what bits cost.
 sparsity  Sparsity: which zeros cost what, which patterns they make, which pages a head needs.
 attention  Attention: what a token and layer keep, and what keeping less costs.
+states    States: what a request holds, a state as a matrix, how many pairs it tells apart.
 """
 
 from layer2_graph.pictures.attention import against_window, kept_numbers, quality, visible
@@ -19,6 +20,7 @@ from layer2_graph.pictures.grids import heaps, recovery, valley
 from layer2_graph.pictures.launches import arenas, host_and_device, strips
 from layer2_graph.pictures.rows import ragged, stacked, steps
 from layer2_graph.pictures.sparsity import bounds, contexts, zeros
+from layer2_graph.pictures.states import held_bytes, mixing, recall
 from layer2_graph.pictures.timeline import by_blocks, timelines
 
 __all__ = []

@@ -28,6 +28,7 @@ from torch.nn.functional import cross_entropy
 from layer2_graph.models import SMALL, TWINS
 from layer2_graph.small.corpus import stories
 from layer2_graph.twins.attention import ATTENTIONS
+from layer2_graph.twins.linear import LINEARS
 from layer2_graph.twins.model import EPS, ROOM, STEPS, THETA, VARIANTS, C, D, H, L, Twin, V
 
 RUNS = TWINS / "runs"
@@ -38,7 +39,7 @@ T = 256
 JUDGED = (250, 500, 1000, 1500)                         # steps after which a twin is judged
 RATE = 4e-3             # the highest, after a twentieth of the steps
 DECAY = 0.1             # of matrices
-TWIN_VARIANTS = VARIANTS | ATTENTIONS
+TWIN_VARIANTS = VARIANTS | ATTENTIONS | LINEARS
 SHARED = {"vocab_size": V, "hidden_size": C, "num_hidden_layers": L, "num_attention_heads": H,
           "num_key_value_heads": H, "head_dim": D, "hidden_act": "silu",
           "max_position_embeddings": ROOM, "rms_norm_eps": EPS, "rope_theta": THETA,
@@ -89,6 +90,16 @@ def experts_of(twin: Twin, text: Tensor) -> dict:
     twin(text[None])
     return {"tokens": text.tolist(),
             "experts": [layer.choices.tolist() for layer in twin.experts()]}
+
+
+@torch.no_grad()
+def by_position(twin: Twin, documents: list[Tensor]) -> list[float]:
+    """Perplexity a token of each quarter of the T places, of the same texts as `judge`."""
+    losses = torch.full((len(documents), T), torch.nan)
+    for row, document in zip(losses, documents, strict=True):
+        text = document[:T + 1]
+        row[:len(text) - 1] = cross_entropy(twin(text[None, :-1])[0], text[1:], reduction="none")
+    return [round(math.exp(part.nanmean()), 4) for part in losses.chunk(4, 1)]
 
 
 # ---- training
@@ -146,6 +157,7 @@ def train(name: str, seed: int, stop: int) -> None:
             score, run["loads"] = judge(twin, held_out)
             run["story"] = experts_of(twin, held_out[0][:T])
             run["perplexity"][run["step"]] = round(score, 4)
+            run["by_position"] = by_position(twin, held_out)
             print(f"{name}-{seed} step {run['step']:5}  perplexity {score:.3f}  "
                   f"{run['seconds']:.0f} s of a core", flush=True)
     STATES.mkdir(parents=True, exist_ok=True)
