@@ -312,6 +312,11 @@ from layer3_system.speculation import (
     ModelDrafter,
     shares_of,
 )
+from layer3_system.states import (
+    Seats,
+    StatePages,
+    check_parts,
+)
 from layer3_system.structured import (
     Grammars,
     RegexGrammar,
@@ -424,8 +429,10 @@ __all__ = [
     "Saver",
     "Scheduler",
     "SchemaError",
+    "Seats",
     "ServingPlan",
     "Stage",
+    "StatePages",
     "StaticScheduler",
     "StepLog",
     "StopStrings",
@@ -458,6 +465,7 @@ __all__ = [
     "capture",
     "case",
     "check_engine",
+    "check_parts",
     "check_pool",
     "check_ranks",
     "choose_chunk",

@@ -23,4 +23,8 @@ from layer2_graph.pictures.sparsity import bounds, contexts, zeros
 from layer2_graph.pictures.states import held_bytes, mixing, recall
 from layer2_graph.pictures.timeline import by_blocks, timelines
 
-__all__ = []
+__all__ = ["against_window", "arenas", "bounds", "by_bits", "by_blocks", "contexts", "heaps",
+           "held_bytes", "host_and_device", "kept_numbers", "largest_of_tokens", "learning",
+           "loaded_share", "mixing", "padding", "quality", "ragged", "recall", "recovery",
+           "rounded", "routes", "stacked", "steps", "strips", "timelines", "valley", "visible",
+           "waves", "zeros"]
