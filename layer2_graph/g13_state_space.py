@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["as_convolution", "chunk_step", "chunked", "combine", "decode_states", "delta_chunk",
+__all__ = ["as_convolution", "chunk_step", "chunked", "compose", "decode_states", "delta_chunk",
            "delta_step", "recurrence_oracle", "scan", "ssd", "ssd_flops", "ssd_torch"]
 
 # Q, warps, stages by bytes of a number. Chosen from what Triton makes of them for Hopper: no spills
@@ -70,7 +70,7 @@ def recurrence_oracle(q: Tensor, k: Tensor, v: Tensor, log_a: Tensor,
 # ---- the same as a scan, and as a convolution
 
 
-def combine(left: tuple[Tensor, Tensor],
+def compose(left: tuple[Tensor, Tensor],
             right: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """One pair (a, b) that does what the pair `left` does, and then `right`.
 
@@ -81,10 +81,10 @@ def combine(left: tuple[Tensor, Tensor],
 
 
 def scan(a: Tensor, b: Tensor) -> Tensor:                           # 2 × (T, X) -> (T, X)
-    """h of every token, h = a · h + b from h = 0 on, in ⌈log₂ T⌉ rounds of `combine`."""
+    """h of every token, h = a · h + b from h = 0 on, in ⌈log₂ T⌉ rounds of `compose`."""
     reach = 1                               # a pair holds this many tokens, fewer at the beginning
     while reach < len(a):
-        later = combine((a[:-reach], b[:-reach]), (a[reach:], b[reach:]))
+        later = compose((a[:-reach], b[:-reach]), (a[reach:], b[reach:]))
         a, b = (torch.cat((old[:reach], new)) for old, new in zip((a, b), later, strict=True))
         reach *= 2
     return b

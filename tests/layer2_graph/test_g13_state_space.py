@@ -39,7 +39,7 @@ def test_choose_convolution(subject):
                                    f"{why.get(got, 'Expected fixed, token, delta or all.')}")
 
 
-# ---- combine
+# ---- compose
 
 
 def applied(pairs, h):
@@ -50,16 +50,16 @@ def applied(pairs, h):
 
 
 @pytest.mark.parametrize("shape", [(1,), (7, 5), (0, 3)])
-def test_combine(subject, agree, rng, shape):
+def test_compose(subject, agree, rng, shape):
     (a1, b1), (a2, b2) = pairs = rng.uniform(-1, 1, (2, 2, *shape))
-    got = subject.combine(*(tuple(map(torch.from_numpy, pair)) for pair in pairs))
+    got = subject.compose(*(tuple(map(torch.from_numpy, pair)) for pair in pairs))
     assert isinstance(got, (tuple, list)) and len(got) == 2, mistake(
-        "not_a_pair", "combine: expected a pair (a, b)")
+        "not_a_pair", "compose: expected a pair (a, b)")
     zero = applied(pairs, np.zeros(shape))
-    agree(got[0], applied(pairs, np.ones(shape)) - zero, "float64", f"a of combine, shape {shape}",
+    agree(got[0], applied(pairs, np.ones(shape)) - zero, "float64", f"a of compose, shape {shape}",
           mistakes={"decay_added": ("decays are added: they multiply, and their logarithms add",
                                     a1 + a2)})
-    agree(got[1], zero, "float64", f"b of combine, shape {shape}", mistakes={
+    agree(got[1], zero, "float64", f"b of compose, shape {shape}", mistakes={
         "operands_swapped": ("the later pair's b is decayed by the earlier a: what came earlier "
                              "decays by what comes later", b2 * a1 + b1),
         "both_decayed": ("the later pair decays its own b, too", a2 * (b1 + b2)),
@@ -67,12 +67,12 @@ def test_combine(subject, agree, rng, shape):
 
 
 @pytest.mark.parametrize("T", [1, 2, 37, 64])
-def test_combine__scan(subject, agree, rng, T):
+def test_compose__scan(subject, agree, rng, T):
     a, b = rng.uniform(0, 1, (T, 5)), rng.standard_normal((T, 5))
     want = np.stack([applied(zip(a[:t], b[:t], strict=True), np.zeros(5))
                      for t in range(1, T + 1)])
     agree(subject.scan(*map(torch.from_numpy, (a, b))), want, "float64",
-          f"scan of {T} tokens, which calls combine", lambda i: f"token {i[0]}, column {i[1]}")
+          f"scan of {T} tokens, which calls compose", lambda i: f"token {i[0]}, column {i[1]}")
 
 
 # ---- chunk_step
