@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from layer2_graph import LEVELS, Tokenizer, load, pictures
+from layer2_graph.g14_megakernel import Instruction, schedule
+from layer2_graph.machine import OPS
 from layer2_graph.models import SMALL
 
 
@@ -129,3 +131,18 @@ def test_masks_and_curves_of_attention_show_what_they_are_handed():
     assert texts(axes.figure) == ["MHA", "MHA", "MQA", "MQA"]
     axes, = pictures.against_window("t", 2, {"A = 0": {8: 4, 16: 3}}).axes
     assert list(axes.lines[0].get_xdata()) == [8, 16]
+
+
+def test_a_timeline_ends_when_its_last_instruction_does():
+    """Two tiles of one stage on two multiprocessors, then one of the next stage."""
+    program = [Instruction(6, 0, 0, 8, 0, 0, 0), Instruction(6, 0, 8, 16, 0, 0, 0),
+               Instruction(0, 0, 0, 8, 0, 2, 1)]
+    runs = {name: schedule(program, 2, [4, 8, 4], [1, 1, 1], **how) for name, how in
+            (("launches", {"gap": 3}), ("one kernel", {}), ("early", {"early": True}))}
+    assert titles(pictures.timelines(runs, program, OPS, "KB")) == [
+        "launches: 20 KB", "one kernel: 14 KB", "early: 10 KB"]
+
+
+def test_a_curve_of_multiprocessors_has_its_bound():
+    assert texts(pictures.by_blocks({"one kernel": {1: 1, 2: 1.8, 4: 2}}, (2, "the chain"))) == [
+        "as many times as there are", "the chain"]
