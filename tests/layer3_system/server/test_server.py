@@ -947,7 +947,8 @@ def test_what_the_engine_is_doing():
                 return (await protocol).json()
         found = asyncio.run(between())
         assert set(found) == {"pages", "slots", "requests", "refs", "remembered", "running",
-                              "waiting", "steps", "seconds", "ttft", "tpot", "throughput"}
+                              "waiting", "steps", "seconds", "ttft", "tpot", "throughput", "tiers"}
+        assert found["tiers"] == []                     # no memory below
         assert (found["pages"], found["slots"], len(found["refs"])) == (64, 16, 64)
         assert (found["running"], found["waiting"], len(found["requests"])) == (2, 1, 3)
         *running, waiting = found["requests"].values()
