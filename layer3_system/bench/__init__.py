@@ -15,6 +15,7 @@ data_parallel  stages of ZeRO beside PyTorch's FSDP, and gradients of few bits
 s23_pipeline_parallel  schedules on ranks that sleep
 expert_parallel  a layer with experts on several ranks, by experts and by tensors
 context_parallel  one sequence on several ranks, by the ring and by Ulysses
+counted_bytes  what ranks sent, counted, beside what the lessons derive
 timing         how long ranks take together
 training_curves  losses of a tiny Llama in five kinds of arithmetic
 kills          a training that is killed again and again, beside one that never was

@@ -65,12 +65,19 @@ def load_lines(compute: dict[str, Callable[[int], float]], load: dict[str, Calla
 
     figure, axes = plt.subplots(figsize=(7.5, 4.0), layout="constrained")
     n = np.unique(np.geomspace(sizes[0], sizes[-1], 60).astype(int))
+    ends = []
     for lines, colour in ((compute, RED), (load, BLUE)):
         for (label, seconds), style in zip(lines.items(), ("-", "--", ":", "-."), strict=False):
             times = [1e3 * seconds(int(i)) for i in n]
             axes.loglog(n, times, style, color=colour, lw=2)
-            axes.annotate(label, (n[-1], times[-1]), xytext=(5, 0), textcoords="offset points",
-                          va="center", color=colour, fontsize=9, annotation_clip=False)
+            ends.append((times[-1], label, colour))
+    lowest, highest = axes.get_ylim()
+    line = (highest / lowest) ** 0.05               # the factor that one line of text takes
+    place = 0.0
+    for time, label, colour in sorted(ends):
+        place = max(time, place * line)
+        axes.annotate(label, (n[-1], place), xytext=(5, 0), textcoords="offset points",
+                      va="center", color=colour, fontsize=9, annotation_clip=False)
     axes.set(xlabel="tokens", ylabel="milliseconds", xlim=(n[0], n[-1]))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_major_formatter("{x:g}")
