@@ -50,7 +50,7 @@ class Capture(NamedTuple):
 
 def capture(f: Callable, *arguments: object) -> Capture:
     """The Capture of f, which runs once. What was compiled before is forgotten."""
-    from torch._dynamo import explain       # takes a second to import
+    from torch._dynamo import explain  # takes a second to import
 
     torch._logging.set_logs(dynamo=logging.ERROR)       # it would print each break as well
     report = explain(f)(*arguments)

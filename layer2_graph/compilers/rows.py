@@ -7,8 +7,6 @@ process and the processes that it started, on any core, for the first shape.
 
 import os
 import tempfile
-import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -19,7 +17,7 @@ from torch import Tensor
 
 from layer1_kernels import kernels
 from layer2_graph.compilations import Graphs, compilations
-from layer2_graph.compilers.texts import entry_calls, node_counts
+from layer2_graph.compilers.texts import entry_calls, nodes, without_places
 from layer2_graph.decode_ladder.inductor import launches_in
 from layer2_graph.g01_llama import load, rope_tables
 from layer2_graph.g02_kv_cache import PagedCache
@@ -40,15 +38,10 @@ class Row:
 
     name: str
     missing: str = ""
-    counts: dict[str, int] = field(default_factory=dict)    # {operation: launches}
-    matrices: int = 0                   # launches that multiply matrices
+    operations: list[str] = field(default_factory=list)     # names of what is launched, in order
     seconds: float = 0.0                # of CPU, until the first result is there
     error: float = 0.0                  # the largest difference from PyTorch's result
     compilations: list[int] = field(default_factory=list)   # after T and each of LATER
-
-    @property
-    def launches(self) -> int:
-        return sum(self.counts.values())
 
 
 class Layer:
@@ -57,7 +50,7 @@ class Layer:
     def __init__(self) -> None:
         self.model = load(SMALL, dtype=torch.float32)
         self.m = self.model.config
-        self.block = PlainBlock(self.model.layers[1], self.m)
+        self.block = PlainBlock(self.model.layers[1], self.m).eval()
         self.want = self.block(*self.inputs(T))
         self.texts: dict[str, str] = {}         # what compilers wrote, by the name of a file
 
@@ -80,11 +73,10 @@ def seconds() -> float:
 
 
 def eager(layer: Layer) -> Row:
+    inputs = layer.inputs(T)
     with Launches() as seen:
-        result = layer.block(*layer.inputs(T))
-    counts = Counter(seen.names)
-    return Row("PyTorch, eager", counts=dict(counts), matrices=counts["mm"] + counts["bmm"],
-               error=layer.error(result), compilations=[0] * 4)
+        result = layer.block(*inputs)
+    return Row("PyTorch, eager", "", seen.names, 0, layer.error(result), [0] * 4)
 
 
 def by_hand(layer: Layer) -> Row:
@@ -92,12 +84,11 @@ def by_hand(layer: Layer) -> Row:
     cache = PagedCache(layer.m, 1, T)
     batch = cache.step([[0] * T])
     x = layer.inputs(T)[0]
+    nothing = torch.zeros_like(x)                       # what the layer before has left to add
     with Launches() as seen:
         fused.ops = seen.counting(fused.ops)
-        first, residual = fused_block(fused, 1, x, torch.zeros_like(x), batch, cache)
-    counts = Counter(seen.names)
-    return Row("g05, by hand", counts=dict(counts), error=layer.error(first + residual),
-               matrices=counts["matmul"] + counts["matmul_swiglu"], compilations=[0] * 4)
+        first, residual = fused_block(fused, 1, x, nothing, batch, cache)
+    return Row("g05, by hand", "", seen.names, 0, layer.error(first + residual), [0] * 4)
 
 
 # ---- compilers
@@ -112,15 +103,13 @@ def inductor(layer: Layer) -> Row:
     begin = seconds()
     result, code = run_and_get_code(torch.compile(layer.block, fullgraph=True), *layer.inputs(T))
     spent = seconds() - begin
-    layer.texts["inductor.py.txt"] = code[-1]
-    counts = Counter(launch.name for launch in launches_in(code[-1]))
+    layer.texts["inductor.py.txt"] = without_places(code[-1])
     torch.compiler.reset()
     backend = Graphs()                                  # guards are Dynamo's, whatever compiles
     shapes = compilations(torch.compile(layer.block, backend=backend), backend,
                           [layer.inputs(t) for t in (T, *LATER)])
-    return Row("torch.compile, inductor", "", dict(counts),
-               sum(counts[name] for name in ("mm", "bmm", "addmm", "baddbmm")), spent,
-               layer.error(result), shapes)
+    return Row("torch.compile, inductor", "", [launch.name for launch in launches_in(code[-1])],
+               spent, layer.error(result), shapes)
 
 
 def onnx_file(layer: Layer, folder: str) -> Path:
@@ -138,8 +127,8 @@ def exported(layer: Layer) -> Row:
         begin = seconds()
         path = onnx_file(layer, folder)
         spent = seconds() - begin
-        counts = node_counts(path)
-    return Row("ONNX, exported", "", dict(counts), counts["MatMul"] + counts["Gemm"], spent)
+        operations = nodes(path)
+    return Row("ONNX, exported", "", operations, spent)
 
 
 def onnx_runtime(layer: Layer) -> Row:
@@ -163,10 +152,8 @@ def onnx_runtime(layer: Layer) -> Row:
         spent = seconds() - begin
         for t in LATER:
             run(*layer.inputs(t))
-        counts = node_counts(options.optimized_model_filepath)
-    matrices = sum(count for name, count in counts.items()
-                   if name in ("MatMul", "Gemm", "Einsum", "FusedMatMul", "FusedGemm"))
-    return Row("ONNX Runtime", "", dict(counts), matrices, spent, layer.error(result), [1] * 4)
+        operations = nodes(options.optimized_model_filepath)
+    return Row("ONNX Runtime", "", operations, spent, layer.error(result), [1] * 4)
 
 
 def xla(layer: Layer) -> Row:
@@ -180,15 +167,13 @@ def xla(layer: Layer) -> Row:
     begin = seconds()
     text = block.lower(*inputs[0], weights).compile().as_text()
     spent = seconds() - begin
-    layer.texts["hlo.txt"] = text
+    layer.texts["hlo.txt"] = without_places(text)
     result = torch.from_numpy(np.array(block(*inputs[0], weights)))
     shapes = []
     for own in inputs:
         block(*own, weights)
         shapes.append(block._cache_size())
-    counts = entry_calls(text)
-    matrices = sum(counts[name] for name in ("dot", "custom-call"))
-    return Row("JAX, XLA", "", dict(counts), matrices, spent, layer.error(result), shapes)
+    return Row("JAX, XLA", "", entry_calls(text), spent, layer.error(result), shapes)
 
 
 def openvino(layer: Layer) -> Row:
@@ -203,13 +188,11 @@ def openvino(layer: Layer) -> Row:
         spent = seconds() - begin
         for t in LATER:
             compiled([a.numpy() for a in layer.inputs(t)])
-        counts = Counter(node.get_rt_info()["layerType"].astype(str)
-                         for node in compiled.get_runtime_model().get_ops())
-    for free in ("Input", "Output", "Const"):
-        counts.pop(free, None)
-    return Row("OpenVINO", "", dict(counts),
-               sum(counts[name] for name in ("MatMul", "FullyConnected")), spent,
-               layer.error(torch.from_numpy(result.copy())), [1] * 4)
+        operations = [node.get_rt_info()["layerType"].astype(str)
+                      for node in compiled.get_runtime_model().get_ordered_ops()]
+    operations = [name for name in operations if name not in ("Input", "Output", "Const")]
+    return Row("OpenVINO", "", operations, spent, layer.error(torch.from_numpy(result.copy())),
+               [1] * 4)
 
 
 def tensorrt(layer: Layer) -> Row:
@@ -230,5 +213,7 @@ def optional(name: str, measure: Callable, *packages: str) -> Callable[[Layer], 
 ONNX = ("onnx", "onnxscript")
 COMPILERS: tuple[Callable[[Layer], Row], ...] = (
     eager, inductor, optional("ONNX, exported", exported, *ONNX),
-    optional("ONNX Runtime", onnx_runtime, *ONNX, "onnxruntime"), optional("JAX, XLA", xla, "jax"),
-    optional("OpenVINO", openvino, *ONNX, "openvino"), tensorrt, by_hand)
+    optional("ONNX Runtime", onnx_runtime, *ONNX, "onnxruntime"),
+    optional("OpenVINO", openvino, *ONNX, "openvino"),
+    optional("JAX, XLA", xla, "jax"),       # after OpenVINO, which forks: JAX has threads
+    tensorrt, by_hand)

@@ -7,10 +7,12 @@ experts   Experts: who chooses which, how even their work is, how many a step re
 grids     Grids: what rounding to them costs, and what training makes of it.
 timeline  Instructions: when each of them runs, and on which multiprocessor.
 curves    Curves and bars: wavelengths, sizes of graphs, what bits cost.
+compilers  Compilers: what they made of a layer, and which calls they compiled for.
 sparsity  Sparsity: which zeros cost what, which patterns they make, which pages a head needs.
 """
 
 from layer2_graph.pictures.codes import largest_of_tokens, rounded
+from layer2_graph.pictures.compilers import compiled, recompiled
 from layer2_graph.pictures.curves import by_bits, padding, waves
 from layer2_graph.pictures.experts import learning, loaded_share, routes
 from layer2_graph.pictures.grids import heaps, recovery, valley
@@ -19,7 +21,7 @@ from layer2_graph.pictures.rows import ragged, stacked, steps
 from layer2_graph.pictures.sparsity import bounds, contexts, zeros
 from layer2_graph.pictures.timeline import by_blocks, timelines
 
-__all__ = ["arenas", "bounds", "by_bits", "by_blocks", "contexts", "heaps", "host_and_device",
-           "largest_of_tokens", "learning", "loaded_share", "padding", "ragged", "recovery",
-           "rounded", "routes", "stacked", "steps", "strips", "timelines", "valley", "waves",
-           "zeros"]
+__all__ = ["arenas", "bounds", "by_bits", "by_blocks", "compiled", "contexts", "heaps",
+           "host_and_device", "largest_of_tokens", "learning", "loaded_share", "padding", "ragged",
+           "recompiled", "recovery", "rounded", "routes", "stacked", "steps", "strips", "timelines",
+           "valley", "waves", "zeros"]

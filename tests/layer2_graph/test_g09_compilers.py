@@ -122,8 +122,8 @@ def test_energy_whole__one_graph(subject, rng):
     assert not breaks, mistake(
         name, f"energy_whole: {graphs} graphs. The first break, and Dynamo's word for it: {first}. "
         f"{sentence}", sentence)
-    assert graphs == 1, mistake("no_graph", f"energy_whole: {graphs} graphs, expected 1: it must be "
-                                "made of tensor operations")
+    assert graphs == 1, mistake("no_graph", f"energy_whole: {graphs} graphs, expected 1, made of "
+                                "tensor operations")
 
 
 # ---- one_graph

@@ -107,3 +107,15 @@ def test_heaps_are_shares_of_the_weights():
     before, after = pictures.heaps({"before": [1, 2, 1], "after": [0, 8, 0]}, -1.5, 1.5).axes
     assert [bar.get_height() for bar in before.patches] == [25, 50, 25]
     assert [bar.get_height() for bar in after.patches] == [0, 100, 0]
+
+
+def test_a_box_for_each_launch_of_a_compiler():
+    axes, = pictures.compiled({"eager": ["matrix", "moves", "arithmetic"], "ours": ["matrix"]}).axes
+    assert len(axes.patches) == 4 and texts(axes.figure) == ["3", "1"]
+    assert axes.patches[0].get_facecolor() == axes.patches[3].get_facecolor()
+
+
+def test_calls_that_compile_are_the_tall_ones():
+    axes, = pictures.recompiled({"default": ([3, 5, 7, 1], [1, 2, 2, 3])}).axes
+    assert [bar.get_height() for bar in axes.patches] == [1, 1, 0.3, 1]
+    assert titles(axes.figure) == ["default: 3 graphs"]
