@@ -9,7 +9,9 @@ g06_cuda_graphs  Launch once
 g07_weight_quantization  Low-precision weights
 g08_activation_kv_quantization  Low-precision activations and cache
 g10_sparsity  Skip the zeros
+g11_attention_variants  MHA, MQA, GQA, MLA
 g12_mixture_of_experts  MoE
+g13_state_space  SSM and linear attention
 g14_megakernel  One kernel for the whole step
 g15_qat  Train with the error
 """
@@ -35,6 +37,10 @@ from layer2_graph.cpu.llama import (
 from layer2_graph.drawing import (
     Box,
     draw,
+)
+from layer2_graph.families import (
+    cache_of,
+    model_of,
 )
 from layer2_graph.g01_llama import (
     Batch,
@@ -148,6 +154,19 @@ from layer2_graph.g10_sparsity import (
     sparse_mma,
     unpack_2_4,
 )
+from layer2_graph.g11_attention_variants import (
+    LatentCache,
+    LatentLayer,
+    LatentLlama,
+    LatentPages,
+    WindowCache,
+    cache_numbers,
+    decode_latent,
+    latent_parts,
+    load_latent,
+    pool_heads,
+    window_mask,
+)
 from layer2_graph.g12_mixture_of_experts import (
     MoELayer,
     MoELlama,
@@ -161,6 +180,20 @@ from layer2_graph.g12_mixture_of_experts import (
     rebalance,
     route,
     router_scores,
+)
+from layer2_graph.g13_state_space import (
+    as_convolution,
+    chunk_step,
+    chunked,
+    compose,
+    decode_states,
+    delta_chunk,
+    delta_step,
+    recurrence_oracle,
+    scan,
+    ssd,
+    ssd_flops,
+    ssd_torch,
 )
 from layer2_graph.g14_megakernel import (
     Instruction,
@@ -196,6 +229,14 @@ from layer2_graph.g15_qat import (
     on_grid,
     restored,
     searched_scales,
+)
+from layer2_graph.hybrid import (
+    HybridCache,
+    HybridConfig,
+    HybridLlama,
+    SeatedBatch,
+    StateCache,
+    short_convolution,
 )
 from layer2_graph.launches import (
     Launches,
@@ -238,7 +279,14 @@ __all__ = [
     "FusedLlama",
     "GraphRunner",
     "Grid",
+    "HybridCache",
+    "HybridConfig",
+    "HybridLlama",
     "Instruction",
+    "LatentCache",
+    "LatentLayer",
+    "LatentLlama",
+    "LatentPages",
     "Launch",
     "Launches",
     "Layer",
@@ -262,15 +310,19 @@ __all__ = [
     "Row",
     "Run",
     "Scheme",
+    "SeatedBatch",
     "ShadowLlama",
     "Sizes",
+    "StateCache",
     "Student",
     "Tape",
     "Tokenizer",
     "Traffic",
+    "WindowCache",
     "Work",
     "absmax_scales",
     "absmean_scales",
+    "as_convolution",
     "as_half",
     "attend_absorbed",
     "attend_expanded",
@@ -280,14 +332,23 @@ __all__ = [
     "by_channel",
     "by_token",
     "bytes_read",
+    "cache_numbers",
+    "cache_of",
     "capture",
     "capture_graph",
     "channel_maxima",
     "choose_sizes",
     "chosen_table",
+    "chunk_step",
+    "chunked",
+    "compose",
     "counter",
     "cpu_kernels",
     "deal",
+    "decode_latent",
+    "decode_states",
+    "delta_chunk",
+    "delta_step",
     "dense_mma",
     "dequantize",
     "draw",
@@ -316,14 +377,17 @@ __all__ = [
     "is_matrix",
     "keep_2_4",
     "keep_within",
+    "latent_parts",
     "layer_program",
     "least_error_scales",
     "llama_of",
     "load",
+    "load_latent",
     "load_moe",
     "merge_matmuls",
     "merge_rows",
     "mla_flops",
+    "model_of",
     "moe_flops",
     "moe_mlp",
     "most_blocks",
@@ -339,6 +403,7 @@ __all__ = [
     "page_extremes",
     "perplexity",
     "plan_memory",
+    "pool_heads",
     "quantize",
     "quantize_llama",
     "quantize_tokens",
@@ -347,6 +412,7 @@ __all__ = [
     "read_weights",
     "rebalance",
     "record",
+    "recurrence_oracle",
     "relative_error",
     "restored",
     "rope_tables",
@@ -358,11 +424,13 @@ __all__ = [
     "run_program",
     "saliency",
     "scaled_matmul",
+    "scan",
     "schedule",
     "schemes",
     "searched_scales",
     "settle",
     "share_equal",
+    "short_convolution",
     "side_by_side",
     "sizes_of",
     "smooth",
@@ -370,6 +438,9 @@ __all__ = [
     "sparse_mma",
     "split",
     "split_matmul",
+    "ssd",
+    "ssd_flops",
+    "ssd_torch",
     "stacked",
     "static",
     "step_program",
@@ -378,6 +449,7 @@ __all__ = [
     "unpack",
     "unpack_2_4",
     "use_matmul",
+    "window_mask",
     "with_gptq",
     "with_kv",
     "with_matmul",

@@ -56,11 +56,13 @@ class Config:
     renormalise: bool = True        # the weights of the k experts, to a sum of 1
     dense_layers: tuple[int, ...] = ()      # that have one MLP of width F in place of experts
     expert_names: str = ""          # on disk: a key of layer2_graph.experts.TENSORS
+    latent: int = 0                 # width of the latent of keys and values (g11); 0: there is none
+    rotated: int = 0                # width of the rotated part of a key, beside a latent
 
     @property
     def scale(self) -> float:
         """The factor of attention's scores."""
-        return self.D ** -0.5
+        return (self.D + self.rotated) ** -0.5
 
     def has_experts(self, i: int) -> bool:
         """Whether layer i has experts."""
@@ -83,6 +85,7 @@ FAMILIES = {
     "Qwen3ForCausalLM": ("attention_bias", "attention_bias", False, True),
     "MixtralForCausalLM": (False, False, False, False),
     "Qwen3MoeForCausalLM": ("attention_bias", "attention_bias", False, True),
+    "ThreeFloorsLatent": (False, False, False, False),
 }
 DEFAULTS: dict[str, dict[str, Any]] = {            # of entries that are missing, by the same source
     "LlamaForCausalLM": {"max_position_embeddings": 2048},
@@ -95,6 +98,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {            # of entries that are missing
     "MixtralForCausalLM": {"max_position_embeddings": 131_072, "num_key_value_heads": 8,
                            "rms_norm_eps": 1e-5, "rope_theta": 1e6},
     "Qwen3MoeForCausalLM": {"max_position_embeddings": 32_768, "num_key_value_heads": 4},
+    "ThreeFloorsLatent": {"max_position_embeddings": 2048},
+}
+LATENTS = {             # entries of latent attention, and the fields they become
+    "ThreeFloorsLatent": {"kv_lora_rank": "latent", "qk_rope_head_dim": "rotated"},
 }
 NEEDED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
           "vocab_size")
@@ -115,7 +122,8 @@ def read_config(folder: Path | str, ignore: Collection[str] = ()) -> Config:
     entries = {name: value for name, value in read_json(path).items() if name not in ignore}
     family = family_of(path, entries)
     kind = kind_of(path, family, entries)
-    check_known(path, "", entries, READ | NEUTRAL | ENTRIES.get(family, {}).keys(), NEUTRAL_VALUES)
+    check_known(path, "", entries, READ | NEUTRAL | ENTRIES.get(family, {}).keys()
+                | LATENTS.get(family, {}).keys(), NEUTRAL_VALUES)
     entries = DEFAULTS[family] | entries
     check_kinds(path, entries)
     flags = biases(path, family, entries)
@@ -129,7 +137,7 @@ def read_config(folder: Path | str, ignore: Collection[str] = ()) -> Config:
         eps=entries.get("rms_norm_eps") or 1e-6, theta=theta, room=min(room, window or room),
         ends=ends(path, entries), scaling=scaling, tied=bool(entries.get("tie_word_embeddings")),
         bias_qkv=flags[0], bias_o=flags[1], bias_mlp=flags[2], qk_norm=flags[3], window=window,
-        **experts_of(path, family, kind, entries))
+        **latent_of(path, family, entries), **experts_of(path, family, kind, entries))
 
 
 # ---- what is checked
@@ -211,6 +219,18 @@ def heads(path, entries):
         raise ModelError(f"{path}: heads are {D} wide, expected an even number: they are turned in "
                          f"pairs")
     return H, G, D
+
+
+def latent_of(path, family, entries):
+    """The fields of a Config that say how wide a latent is: {} in a family without."""
+    fields = {}
+    for name, field in LATENTS.get(family, {}).items():
+        value = entries.get(name)
+        if not is_number(value, int) or value > LARGEST_WHOLE or field == "rotated" and value % 2:
+            raise ModelError(f"{path}: {name} is {shown(value)}, expected a whole number above 0"
+                             + ", even: it is turned in pairs" * (field == "rotated"))
+        fields[field] = value
+    return fields
 
 
 # ---- rotary scaling
@@ -302,9 +322,9 @@ def sliding(path, family, entries):
             layers = ["sliding_attention"] * ((entries["max_window_layers"] or 0) < L)
         return window if entries.get("use_sliding_window") and "sliding_attention" in layers \
             else None
-    if family == "LlamaForCausalLM":
+    if family in ("LlamaForCausalLM", *LATENTS):
         if window is not None and entries.get("use_sliding_window") is not False:
-            raise ModelError(f"{path}: sliding_window is {window}, expected null: a Llama's "
+            raise ModelError(f"{path}: sliding_window is {window}, expected null: a {family}'s "
                              f"attention does not slide; {way_around('sliding_window')}")
         window = None
     kind = "sliding_attention" if window else "full_attention"

@@ -272,6 +272,9 @@ def load(folder: Path | str, ops: Kernels | None = None, dtype: torch.dtype | No
     if config.E:
         raise ModelError(f"{folder}: its layers have experts, expected a dense model; g12's "
                          f"load_moe reads it")
+    if config.latent:
+        raise ModelError(f"{folder}: its cache holds latents, expected keys and values; g11's "
+                         f"load_latent reads it")
     return Llama(config, read_weights(folder, config, dtype, device), ops or kernels("torch"))
 
 

@@ -8,7 +8,7 @@ is done. Here each instruction waits for what it reads, and for nothing else.
 
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -218,7 +218,8 @@ class Megakernel:
         self.tensors.values[:, past] = cache.values[:, past]
         return logits[-1]
 
-    def step(self, token: int, position: int, kernel=None) -> np.ndarray:       # -> (V,)
+    def step(self, token: int, position: int,
+             kernel: Callable | None = None) -> np.ndarray:         # -> (V,)
         """The logits after a token; its key and value are put into the cache at its position.
 
         kernel: in place of the course's own

@@ -22,8 +22,8 @@ from lab.terminal import main, own_desk
 from layer1_kernels import Kernels, kernels
 from layer2_graph.checkpoint import Tokenizer, read_weights
 from layer2_graph.config import ModelError, read_config
-from layer2_graph.g01_llama import SLOTS, PagedCache
-from layer2_graph.g12_mixture_of_experts import llama_of
+from layer2_graph.families import cache_of, model_of
+from layer2_graph.g01_llama import SLOTS
 from layer2_graph.launches import Launches
 from layer2_graph.models import SMALL
 
@@ -53,8 +53,7 @@ def continuation(model, prompt, count):             # yields (int, (V,))
 
     prompt: [int]
     """
-    weight = model.embedding
-    cache = PagedCache(model.config, 1, len(prompt) + count, weight.dtype, weight.device)
+    cache = cache_of(model, 1, len(prompt) + count)
     step = prompt
     for _ in range(count):
         with torch.inference_mode():                # records nothing for gradients, of views either
@@ -80,7 +79,7 @@ def used(model):
     """The operations of the table that the model calls, in order."""
     recorder = Launches()
     counted = type(model)(model.config, model.weights, recorder.counting(kernels("torch")))
-    cache = PagedCache(model.config, 1, 1, model.embedding.dtype, model.embedding.device)
+    cache = cache_of(model, 1, 1)
     with recorder:
         counted.forward(cache.step([[0]]), cache)
     return [name for name in dict.fromkeys(recorder.names) if name in Kernels.__dataclass_fields__]
@@ -158,13 +157,14 @@ def check_table(folder, config, ops, dtype):
     It is called with no tokens, so that it checks its arguments and computes nothing.
     """
     array = partial(torch.zeros, dtype=dtype)
-    pages = array(1, SLOTS, config.G, config.D)
+    G, D = (1, config.latent + config.rotated) if config.latent else (config.G, config.D)
+    pages = array(1, SLOTS, G, D)
     whole = partial(torch.zeros, dtype=torch.int32)
     try:
-        ops.paged_attention(array(0, config.H, config.D), pages, pages, whole(0, 1), whole(1),
+        ops.paged_attention(array(0, config.H, D), pages, pages, whole(0, 1), whole(1),
                             whole(0), config.scale)
     except (ValueError, TypeError) as error:
-        raise ModelError(f"{Path(folder) / 'config.json'}: {config.H} heads, {config.D} wide, are "
+        raise ModelError(f"{Path(folder) / 'config.json'}: {config.H} heads, {D} wide, are "
                          f"not for this table of kernels: {error}; --kernels torch takes "
                          f"them") from None
 
@@ -208,8 +208,8 @@ def generate(
         check_table(folder, config, ops, torch.float32)
     except ValueError as error:
         raise CourseError(str(error)) from None
-    own = llama_of(config, weights, ops)
-    oracle = None if table == "torch" else llama_of(config, weights, kernels("torch"))
+    own = model_of(config, weights, ops)
+    oracle = None if table == "torch" else model_of(config, weights, kernels("torch"))
     names = used(own)
     print(f"{folder.name}: {sum(w.numel() for w in weights.values()):,} weights, on "
           f"{'this CPU, kernels in the simulator' if simulated else device.torch_device()}")

@@ -17,16 +17,16 @@ OPS = ("qkv", "attention", "o", "mlp", "down", "head", "embedding", "pause")
 
 
 class Sizes(NamedTuple):
-    """The sizes of a Llama; the letters are above."""
+    """The sizes of a Llama."""
 
-    L: int
-    C: int
-    H: int
-    G: int
-    D: int
-    F: int
-    V: int
-    R: int
+    L: int                  # layers
+    C: int                  # model width
+    H: int                  # query heads
+    G: int                  # key and value heads
+    D: int                  # head width
+    F: int                  # mlp width
+    V: int                  # vocabulary
+    R: int                  # room: tokens that a cache can hold
 
 
 class Instruction(NamedTuple):
@@ -40,9 +40,9 @@ class Instruction(NamedTuple):
     layer: int
     begin: int
     end: int
-    wait: int
-    need: int               # 0: it waits for nothing
-    signal: int
+    wait: int               # the number of a counter
+    need: int               # what that counter must have reached; 0: it waits for nothing
+    signal: int             # the number of the counter that it adds 1 to
 
     def __str__(self) -> str:
         return (f"{OPS[self.op]} {self.begin}:{self.end} of layer {self.layer}: counter "

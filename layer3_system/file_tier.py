@@ -38,8 +38,7 @@ def digest_of(config: Config, weights: dict[str, torch.Tensor], S: int) -> bytes
     whole = hashlib.sha256(repr((config, S)).encode())
     for name, weight in sorted(weights.items()):
         whole.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
-        whole.update(memoryview(weight.detach().cpu().contiguous().view(-1).view(torch.uint8)
-                                .numpy()))
+        whole.update(weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return whole.digest()
 
 

@@ -16,16 +16,18 @@ import torch
 
 from layer1_kernels import Sampling, kernels
 from layer2_graph import Batch
+from layer2_graph.hybrid import SeatedBatch
 from layer3_system.engine.drafts import Drafter
 from layer3_system.engine.draws import Flight, draw_tokens
 from layer3_system.engine.intake import Codec, Grammars, Intake, default_pages
 from layer3_system.engine.outputs import Output, Outputs
-from layer3_system.model import Model, Runner, make_cache
+from layer3_system.model import Model, Runner, has_state, make_cache
 from layer3_system.s01_request import Request, SamplingParams
 from layer3_system.s02_block_pool import BlockPool, Broken, check_pool, slots_of
 from layer3_system.s03_static_batching import StaticScheduler
 from layer3_system.s04_continuous_batching import Scheduler
 from layer3_system.s06_prefix_cache import PrefixPool
+from layer3_system.states import Seats, check_parts
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +167,8 @@ class Engine:
                  clock: Callable[[], float] = time.monotonic,
                  grammars: Grammars | None = None):
         """model: with config and forward, like g01's Llama    tokenizer: with encode and decode
-        pool: by default pages for 16 contexts, at most 2¹⁶ tokens
+        pool: by default pages for 16 contexts, at most 2¹⁶ tokens; no PrefixPool for a model that
+        keeps a state of each request (g13), and no drafter: ValueError
         scheduler: on that pool    sample: like the kernels' `sample`
         drafter: makes guesses, which steps verify
         overlap: launch a step before the results of the previous one are read
@@ -174,18 +177,22 @@ class Engine:
         if overlap and drafter:
             raise ValueError("Engine: overlap and a drafter exclude each other: guesses depend on "
                              "the newest token")
+        state = has_state(model)
+        if state:
+            check_parts(pool, drafter)
         self.model = model
         self.runner: Runner = model
         self.tokenizer = tokenizer
         self.clock = clock
-        self.pool = pool or PrefixPool(default_pages(model.config, 16))
+        self.pool = pool or (BlockPool if state else PrefixPool)(default_pages(model.config, 16))
         self.scheduler = scheduler or Scheduler(self.pool)
         self.sample = sample or kernels("torch").sample
         self.drafter = drafter
         self.overlap = overlap
-        self.pages = make_cache(model, self.pool.P, self.pool.S)
+        self.pages = make_cache(model, self.pool.P, self.pool.S, self.scheduler.max_seqs)
+        self.seats = Seats(self.scheduler.max_seqs) if state else None
         self.intake = Intake(model.config, tokenizer, self.pool, self.scheduler, clock,
-                             grammars)
+                             grammars, state)
         self.outputs = Outputs(self.pool, self.scheduler, model.config.ends, clock, drafter)
         self.room = self.intake.room
         self.counts: dict[Request, int] = {}    # of the newest step: {request: tokens it computes}
@@ -295,7 +302,11 @@ class Engine:
                   for request, token in flight.newest.items()}
         batch = build_step(counts, self.pool.S)
         carry_over(batch, counts, newest)
-        on_device = Batch(*(array.to(self.model.embedding.device) for array in batch))
+        device = self.model.embedding.device
+        on_device = Batch(*(array.to(device) for array in batch))
+        if self.seats:
+            rows = self.seats.of([*counts], self.scheduler.running)
+            on_device = SeatedBatch(on_device, rows.to(device))
         logits = (self.model.forward(on_device, self.pages, every=True) if every else
                   self.runner.forward(on_device, self.pages))           # (T or B, V)
         pairs = to_draw(counts, every)

@@ -50,6 +50,8 @@ class TieredPool(PrefixPool):
     costs: None: whatever is below is loaded
     """
 
+    index: HashChain
+
     def __init__(self, P: int, S: int = 16, index: HashChain | None = None,
                  host: HostTier | None = None, costs: "Costs | None" = None):
         """index: a HashChain; a tree of texts forgets names with the pages before them"""

@@ -43,6 +43,9 @@ def check_ranks(m: Config, n: int, name: str = "the model") -> None:
     if m.E and n > 1:
         raise ModelError(f"{name} has {m.E} experts in a layer, expected one MLP: ranks cut layers "
                          f"of one MLP here, and share experts in another way (s24)")
+    if m.latent and n > 1:
+        raise ModelError(f"{name} keeps a latent of {m.latent} numbers for all heads, expected "
+                         f"keys and values of each: a latent has no heads that ranks could share")
     if n < 1 or not fits(n):
         able = [str(k) for k in range(1, m.H + 1) if fits(k)]
         words = f"{', '.join(able[:-1])} or {able[-1]} ranks" if len(able) > 1 else "1 rank"

@@ -2,6 +2,7 @@
 
 g05_fused_llama  a decode step by each rung
 g06_cuda_graphs  a decode step from a CUDA graph
+g13_state_space  what Triton makes of a kernel for Hopper
 decode_speed     one text on a CPU, beside Hugging Face
 decode_card      its record as a table
 weight_bits      what fewer bits of weights cost

@@ -46,8 +46,8 @@ def inductor_kernels(text: str) -> dict[str, str]:
 
 
 # OpenVINO's Subgraph holds what its list then lacks: the products and the softmax of attention.
-MATRIX = {"mm", "bmm", "addmm", "matmul", "fusedmatmul", "gemm", "dot", "fullyconnected", "attention",
-          "subgraph"}
+MATRIX = {"mm", "bmm", "addmm", "matmul", "fusedmatmul", "gemm", "dot", "fullyconnected",
+          "attention", "subgraph"}
 MOVES = {"cpp", "fused", "fusion", "reshape", "transpose", "clone", "copy", "cat", "concat",
          "concatenate", "concatenation", "split", "slice", "expand", "unsqueeze", "view", "convert"}
 

@@ -7,10 +7,13 @@ experts   Experts: who chooses which, how even their work is, how many a step re
 grids     Grids: what rounding to them costs, and what training makes of it.
 timeline  Instructions: when each of them runs, and on which multiprocessor.
 curves    Curves and bars: wavelengths, sizes of graphs, what bits cost.
-compilers  Compilers: what they made of a layer, and which calls they compiled for.
 sparsity  Sparsity: which zeros cost what, which patterns they make, which pages a head needs.
+attention  Attention: what a token and layer keep, and what keeping less costs.
+compilers  Compilers: what they made of a layer, and which calls they compiled for.
+states    States: what a request holds, a state as a matrix, how many pairs it tells apart.
 """
 
+from layer2_graph.pictures.attention import against_window, kept_numbers, quality, visible
 from layer2_graph.pictures.codes import largest_of_tokens, rounded
 from layer2_graph.pictures.compilers import compiled, recompiled
 from layer2_graph.pictures.curves import by_bits, padding, waves
@@ -19,9 +22,11 @@ from layer2_graph.pictures.grids import heaps, recovery, valley
 from layer2_graph.pictures.launches import arenas, host_and_device, strips
 from layer2_graph.pictures.rows import ragged, stacked, steps
 from layer2_graph.pictures.sparsity import bounds, contexts, zeros
+from layer2_graph.pictures.states import held_bytes, mixing, recall
 from layer2_graph.pictures.timeline import by_blocks, timelines
 
-__all__ = ["arenas", "bounds", "by_bits", "by_blocks", "compiled", "contexts", "heaps",
-           "host_and_device", "largest_of_tokens", "learning", "loaded_share", "padding", "ragged",
-           "recompiled", "recovery", "rounded", "routes", "stacked", "steps", "strips", "timelines",
-           "valley", "waves", "zeros"]
+__all__ = ["against_window", "arenas", "bounds", "by_bits", "by_blocks", "compiled", "contexts",
+           "heaps", "held_bytes", "host_and_device", "kept_numbers", "largest_of_tokens",
+           "learning", "loaded_share", "mixing", "padding", "quality", "ragged", "recall",
+           "recompiled", "recovery", "rounded", "routes", "stacked", "steps", "strips",
+           "timelines", "valley", "visible", "waves", "zeros"]

@@ -34,8 +34,10 @@ def timelines(runs, program, names, unit):
         axes.tick_params(length=0, labelsize=8)
         axes.spines[:].set_visible(False)
     every[-1, 0].set_xlabel(unit, fontsize=9)
-    figure.legend([Rectangle((0, 0), 1, 1, fc=colour) for colour in COLOURS[:len(names)]], names,
-                  loc="outside lower center", ncols=len(names), fontsize=8, frameon=False)
+    shown = sorted({instruction.op for instruction in program})
+    figure.legend([Rectangle((0, 0), 1, 1, fc=COLOURS[op]) for op in shown],
+                  [names[op] for op in shown],
+                  loc="outside lower center", ncols=len(shown), fontsize=8, frameon=False)
     return closed(figure)
 
 

@@ -23,6 +23,7 @@ D = 16
 ROOM = 256              # tokens of the longest context
 EPS = 1e-5
 THETA = 1e4
+STEPS = 1500            # of the schedule of rates
 
 
 class Attention(nn.Module):
@@ -112,10 +113,10 @@ class Experts(nn.Module):
 class Block(nn.Module):
     """x plus its attention, and that plus its MLP."""
 
-    def __init__(self, variant: "Variant"):
+    def __init__(self, variant: "Variant", i: int):
         super().__init__()
         self.input_layernorm = nn.RMSNorm(C, EPS)
-        self.self_attn = variant.mixer()
+        self.self_attn = variant.mixers.get(i, variant.mixer)()
         self.post_attention_layernorm = nn.RMSNorm(C, EPS)
         self.name = variant.mlp_name
         self.add_module(self.name, variant.mlp())
@@ -134,7 +135,7 @@ class Decoder(nn.Module):
     def __init__(self, variant: "Variant"):
         super().__init__()
         self.embed_tokens = nn.Embedding(V, C)
-        self.layers = nn.ModuleList(Block(variant) for _ in range(L))
+        self.layers = nn.ModuleList(Block(variant, i) for i in range(L))
         self.norm = nn.RMSNorm(C, EPS)
         angles = torch.arange(ROOM)[:, None] * THETA ** (-torch.arange(0, D, 2) / D)
         self.register_buffer("cos", angles.cos(), persistent=False)     # (ROOM, D/2)
@@ -175,7 +176,10 @@ class Variant:
     mlp: Callable[[], nn.Module]
     mlp_name: str = "mlp"
     mixer: Callable[[], nn.Module] = Attention
+    mixers: dict[int, Callable[[], nn.Module]] = field(default_factory=dict)    # of other layers
     entries: dict = field(default_factory=dict)     # of config.json, if its weights ship
+    runs: str = ""                                  # folder of its rows, below runs/
+    steps: int = STEPS                              # after which it is done, and ships
 
 
 def llama(F: int) -> dict:

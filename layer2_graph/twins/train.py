@@ -4,9 +4,9 @@ B: sequences   T: tokens of each
 Everything is fp32 on one thread, and a step's batch depends on seed and step alone: a training that
 was stopped, by --stop or otherwise, resumes from .cache/ and ends with the same weights. On a CPU
 without instructions for bf16 autocast is many times slower than fp32.
-A run writes runs/NAME-SEED.json: perplexity on held-out stories at some steps, how often each
-expert was chosen there, and by which tokens of the first story. At its end that of seed 0 writes
-the folder of a variant that ships.
+A run writes NAME-SEED.json into its variant's folder of runs/: perplexity on held-out stories at
+some steps, how often each expert was chosen there, and by which tokens of the first story. At its
+end that of seed 0 writes the folder of a variant that ships.
 """
 
 import argparse
@@ -27,17 +27,19 @@ from torch.nn.functional import cross_entropy
 
 from layer2_graph.models import SMALL, TWINS
 from layer2_graph.small.corpus import stories
-from layer2_graph.twins.model import EPS, ROOM, THETA, VARIANTS, C, D, H, L, Twin, V
+from layer2_graph.twins.attention import ATTENTIONS
+from layer2_graph.twins.linear import LINEARS
+from layer2_graph.twins.model import EPS, ROOM, STEPS, THETA, VARIANTS, C, D, H, L, Twin, V
 
 RUNS = TWINS / "runs"
 STATES = TWINS.parents[1] / ".cache" / "twins"           # of trainings; git ignores it
 TEXT = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")    # the small model's
 B = 4
 T = 256
-STEPS = 1500
 JUDGED = (250, 500, 1000, 1500)                         # steps after which a twin is judged
 RATE = 4e-3             # the highest, after a twentieth of the steps
 DECAY = 0.1             # of matrices
+TWIN_VARIANTS = VARIANTS | ATTENTIONS | LINEARS
 SHARED = {"vocab_size": V, "hidden_size": C, "num_hidden_layers": L, "num_attention_heads": H,
           "num_key_value_heads": H, "head_dim": D, "hidden_act": "silu",
           "max_position_embeddings": ROOM, "rms_norm_eps": EPS, "rope_theta": THETA,
@@ -90,6 +92,16 @@ def experts_of(twin: Twin, text: Tensor) -> dict:
             "experts": [layer.choices.tolist() for layer in twin.experts()]}
 
 
+@torch.no_grad()
+def by_position(twin: Twin, documents: list[Tensor]) -> list[float]:
+    """Perplexity a token of each quarter of the T places, of the same texts as `judge`."""
+    losses = torch.full((len(documents), T), torch.nan)
+    for row, document in zip(losses, documents, strict=True):
+        text = document[:T + 1]
+        row[:len(text) - 1] = cross_entropy(twin(text[None, :-1])[0], text[1:], reduction="none")
+    return [round(math.exp(part.nanmean()), 4) for part in losses.chunk(4, 1)]
+
+
 # ---- training
 
 
@@ -123,7 +135,7 @@ def train(name: str, seed: int, stop: int) -> None:
     """Steps up to `stop`, from where the run was."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    twin = Twin(VARIANTS[name])
+    twin = Twin(TWIN_VARIANTS[name])
     optimiser = optimiser_of(twin)
     saved = STATES / f"{name}-{seed}.pt"
     run: dict[str, Any] = {"step": 0, "seconds": 0.0, "perplexity": {}, "loads": [], "story": {}}
@@ -145,6 +157,7 @@ def train(name: str, seed: int, stop: int) -> None:
             score, run["loads"] = judge(twin, held_out)
             run["story"] = experts_of(twin, held_out[0][:T])
             run["perplexity"][run["step"]] = round(score, 4)
+            run["by_position"] = by_position(twin, held_out)
             print(f"{name}-{seed} step {run['step']:5}  perplexity {score:.3f}  "
                   f"{run['seconds']:.0f} s of a core", flush=True)
     STATES.mkdir(parents=True, exist_ok=True)
@@ -155,30 +168,31 @@ def train(name: str, seed: int, stop: int) -> None:
 def write(name: str, seed: int, twin: Twin, run: dict) -> None:
     """The run's row, and at its end the folder of a variant that ships."""
     folder = TWINS / name
-    entries = VARIANTS[name].entries
+    variant = TWIN_VARIANTS[name]
+    rows = RUNS / variant.runs
     row = run | {"of": STEPS, "seed": seed, "tokens": run["step"] * B * T,
                  "torch": torch.__version__,
                  "weights": sum(weight.numel() for weight in twin.parameters())}
-    if entries and seed == 0 and run["step"] == STEPS:
+    if variant.entries and seed == 0 and run["step"] == variant.steps:
         folder.mkdir(exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(entries | SHARED, indent=2) + "\n")
+        (folder / "config.json").write_text(json.dumps(variant.entries | SHARED, indent=2) + "\n")
         for file in TEXT:
             shutil.copy(SMALL / file, folder / file)
         path = folder / "model.safetensors"
         save_file({key: weight.half().contiguous() for key, weight in twin.state_dict().items()},
                   path, metadata={"format": "pt"})
         row["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
-    RUNS.mkdir(exist_ok=True)
-    (RUNS / f"{name}-{seed}.json").write_text(json.dumps(row) + "\n")
+    rows.mkdir(parents=True, exist_ok=True)
+    (rows / f"{name}-{seed}.json").write_text(json.dumps(row) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("name", choices=tuple(VARIANTS))
+    parser.add_argument("name", choices=tuple(TWIN_VARIANTS))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--stop", type=int, default=STEPS, help="the step to stop at for now")
+    parser.add_argument("--stop", type=int, help="the step to stop at for now")
     options = parser.parse_args()
-    train(options.name, options.seed, options.stop)
+    train(options.name, options.seed, options.stop or TWIN_VARIANTS[options.name].steps)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,10 @@ class Intake:
 
     def __init__(self, config: Config, tokenizer: Codec, pool: BlockPool,
                  scheduler: Scheduler | StaticScheduler, clock: Callable[[], float],
-                 grammars: Grammars | None = None):
+                 grammars: Grammars | None = None, state: bool = False):
+        """state: the model keeps one of each request: answers to one prompt do not share it, and
+        pages that go elsewhere would not be all there is
+        """
         self.V = config.V
         self.room = min(config.room, pool.P * pool.S)
         self.tokenizer = tokenizer
@@ -47,6 +50,7 @@ class Intake:
         self.scheduler = scheduler
         self.clock = clock
         self.grammars = grammars
+        self.state = state
         self.held: dict[Request, list[int]] = {}
         self.numbers = count()
 
@@ -55,16 +59,21 @@ class Intake:
                received: tuple[torch.Tensor, torch.Tensor] | None = None) -> list[Request]:
         """Queue a prompt: its [Request], as `Engine.submit` has it."""
         self.check(prompt, params)
+        if self.state and (hold or received):
+            raise RequestError("hold and received: expected neither for a model that keeps a "
+                               "state, which pages do not hold")
         id = id or f"request-{next(self.numbers)}"
         answers = requests_of(prompt, params, id, salt, self.clock(), self.room,
-                              self.tokenizer.decode)
+                              self.tokenizer.decode, not self.state)
         if params.structured_outputs:
             for request in answers:
                 request.guide = self.grammars.guide(params.structured_outputs)
         first = answers[0]
         first.hold = hold
         first.received = received if params.prompt_logprobs is None else None
-        self.scheduler.add(first)
+        for request in answers:
+            if request.leader is None:
+                self.scheduler.add(request)
         return answers
 
     def check(self, prompt: list[int], params: SamplingParams) -> None:
@@ -106,11 +115,13 @@ class Intake:
 
 
 def requests_of(prompt: list[int], params: SamplingParams, id: str, salt: str, now: float,
-                room: int, decode: Callable[[list[int]], str]) -> list[Request]:
-    """[Request], one for each of a prompt's n answers. The first leads: the others wait in its
-    `forks` until its prompt is computed, and share its seed.
+                room: int, decode: Callable[[list[int]], str],
+                shared: bool = True) -> list[Request]:
+    """[Request], one for each of a prompt's n answers, with one seed. The first leads: the others
+    wait in its `forks` until its prompt is computed.
 
     now: the time of arrival    decode: a tokenizer's, from tokens to text
+    shared: whether they can go on from one computed prompt; else each computes its own
     """
     limit = room if params.max_tokens is None else len(prompt) + params.max_tokens
     answers = [Request(id, list(prompt), params, index, salt, arrival=now, limit=limit)
@@ -119,9 +130,10 @@ def requests_of(prompt: list[int], params: SamplingParams, id: str, salt: str, n
     for request in answers:
         request.seed = leader.seed
         request.writer = Writer(decode, request)
-    leader.forks = list(others)
-    for other in others:
-        other.leader = leader
+    if shared:
+        leader.forks = list(others)
+        for other in others:
+            other.leader = leader
     return answers
 
 

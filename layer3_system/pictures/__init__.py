@@ -13,9 +13,10 @@ context   Context parallelism: which rank computes which pairs, when, and what i
 experts   Expert parallelism: which rows travel, whose experts are busy, what two ways send.
 learning  A training: losses, rate and norm by step, and gradients beside the range of fp16.
 speculation  Guesses: which held, and how much they speed up a step.
-failures  Failures: a month as a band, what intervals lose, disks after a stop.
 grammar   Grammars: where texts stop to match, and how few tokens may come.
 tiers     A memory below: tokens computed by its size, and seconds to load or compute.
+failures  Failures: a month as a band, what intervals lose, disks after a stop.
+plans     Plans: what each kind of parallelism does to a token, and plans by bytes and seconds.
 """
 
 from layer3_system.pictures.clients import call_life, waits
@@ -26,6 +27,7 @@ from layer3_system.pictures.grammar import allowed_steps, automaton_jumps, match
 from layer3_system.pictures.learning import gradient_range, loss_curves, training_lines
 from layer3_system.pictures.pages import hash_chain, table_arrows
 from layer3_system.pictures.pipeline import kept_lines, pipeline_lanes
+from layer3_system.pictures.plans import kind_grid, plan_cloud, serving_lines, step_bars
 from layer3_system.pictures.ranks import rank_lanes, rank_matrix, ring_and_tree, ring_rounds
 from layer3_system.pictures.recorded import block_map, step_timeline
 from layer3_system.pictures.shares import kept_shares
@@ -38,14 +40,9 @@ from layer3_system.pictures.training import bucket_lanes, stage_bars, state_copi
 __all__ = ["allowed_steps", "automaton_jumps", "block_map", "bucket_lanes", "byte_bars",
            "cache_by_ranks", "call_life", "causal_bands", "chunk_steps", "context_bytes",
            "disk_outcomes", "expert_loads", "gradient_range", "guess_ribbons", "hash_chain",
-           "expert_loads", "gradient_range", "guess_ribbons", "hash_chain", "kept_lines",
-           "interval_curve", "kept_lines", "kept_shares", "loss_curves", "match_lines",
-           "kept_shares", "load_lines", "loss_curves", "match_lines", "padded_batch",
-           "month_bands", "padded_batch", "pipeline_lanes", "position_errors", "rank_lanes",
-           "pipeline_lanes", "position_errors", "rank_lanes", "rank_matrix", "ring_and_tree",
-           "rank_matrix", "ring_and_tree", "ring_rounds", "ring_work", "row_matrix", "rows_by_k",
-           "ring_rounds", "ring_work", "row_matrix", "rows_by_k", "seat_lanes", "speedup_curves",
-           "seat_lanes", "speedup_curves", "split_bands", "stage_bars", "state_copies",
-           "split_bands", "stage_bars", "state_copies", "step_arrays", "step_timeline",
-           "step_arrays", "step_timeline", "table_arrows", "training_lines", "waits"]
+           "interval_curve", "kept_lines", "kept_shares", "kind_grid", "load_lines", "loss_curves",
+           "match_lines", "month_bands", "padded_batch", "pipeline_lanes", "plan_cloud",
+           "position_errors", "rank_lanes", "rank_matrix", "ring_and_tree", "ring_rounds",
+           "ring_work", "row_matrix", "rows_by_k", "seat_lanes", "serving_lines", "speedup_curves",
+           "split_bands", "stage_bars", "state_copies", "step_arrays", "step_bars", "step_timeline",
            "table_arrows", "tier_bars", "tier_curves", "training_lines", "waits"]

@@ -23,7 +23,7 @@ from layer2_graph import (
     CpuLlama,
     Tokenizer,
     cpu_kernels,
-    llama_of,
+    model_of,
     read_config,
     read_weights,
     tile,
@@ -156,9 +156,9 @@ def model_with(table, desk, config, weights):
     desk: the folder of the learner's, for the table "mine"
     """
     on_cpu = weights["model.embed_tokens.weight"].is_cpu
-    if table == "torch" and on_cpu and not config.E:
+    if table == "torch" and on_cpu and not (config.E or config.latent):
         return CpuLlama(config, weights, cpu_kernels())
-    return llama_of(config, weights, kernels(table, desk))
+    return model_of(config, weights, kernels(table, desk))
 
 
 def draft_model(word, config, dtype):

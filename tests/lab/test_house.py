@@ -132,7 +132,8 @@ LONG = {
     "lab/simulator/ptx.py": "one grammar",
     "layer1_kernels/k14_paged_attention.py": "a lesson: into pages, out of them, attention on them",
     "layer2_graph/g06_cuda_graphs.py": "a lesson: its exercises, and the runner that uses them all",
-    "layer3_system/__init__.py": "generated: the names that its lessons make public",
+    "layer2_graph/__init__.py": "generated: the names that its lessons make public",
+    "layer3_system/__init__.py": "generated, likewise",
 }
 
 

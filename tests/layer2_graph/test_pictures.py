@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from layer2_graph import LEVELS, Tokenizer, load, pictures
+from layer2_graph.g14_megakernel import Instruction, schedule
+from layer2_graph.machine import OPS
 from layer2_graph.models import SMALL
 
 
@@ -107,6 +109,43 @@ def test_heaps_are_shares_of_the_weights():
     before, after = pictures.heaps({"before": [1, 2, 1], "after": [0, 8, 0]}, -1.5, 1.5).axes
     assert [bar.get_height() for bar in before.patches] == [25, 50, 25]
     assert [bar.get_height() for bar in after.patches] == [0, 100, 0]
+
+
+def test_kept_numbers_are_drawn_to_scale():
+    """The area of all squares is the numbers over the width of one; the rest is their margin."""
+    figure = pictures.kept_numbers("t", {"a": [("keys", 40), ("values", 40)],
+                                         "b": [("latent", 30), ("rotated part", 6)]}, 8)
+    assert texts(figure) == ["a\n80", "b\n36"]
+    axes, = figure.axes
+    areas = [patch.get_width() * patch.get_height() for patch in axes.patches]
+    assert abs(sum(areas) / (0.88 * 0.92) - (80 + 36) / 8) < 1e-9
+
+
+def test_masks_and_curves_of_attention_show_what_they_are_handed():
+    mask = torch.tensor([[1, 0], [1, 1]], dtype=torch.bool)
+    axes, = pictures.visible({"causal": mask}).axes
+    assert axes.collections[0].get_array().tolist() == mask.tolist()
+    points = {"MHA": (384, [4, 3]), "MQA": (64, [5, 4])}
+    axes, = pictures.quality("t", points, (250, 500)).axes
+    assert [list(line.get_ydata()) for line in axes.lines] == [[4, 5], [3, 4]]
+    assert texts(axes.figure) == ["MHA", "MHA", "MQA", "MQA"]
+    axes, = pictures.against_window("t", 2, {"A = 0": {8: 4, 16: 3}}).axes
+    assert list(axes.lines[0].get_xdata()) == [8, 16]
+
+
+def test_a_timeline_ends_when_its_last_instruction_does():
+    """Two tiles of one stage on two multiprocessors, then one of the next stage."""
+    program = [Instruction(6, 0, 0, 8, 0, 0, 0), Instruction(6, 0, 8, 16, 0, 0, 0),
+               Instruction(0, 0, 0, 8, 0, 2, 1)]
+    runs = {name: schedule(program, 2, [4, 8, 4], [1, 1, 1], **how) for name, how in
+            (("launches", {"gap": 3}), ("one kernel", {}), ("early", {"early": True}))}
+    assert titles(pictures.timelines(runs, program, OPS, "KB")) == [
+        "launches: 20 KB", "one kernel: 14 KB", "early: 10 KB"]
+
+
+def test_a_curve_of_multiprocessors_has_its_bound():
+    assert texts(pictures.by_blocks({"one kernel": {1: 1, 2: 1.8, 4: 2}}, (2, "the chain"))) == [
+        "as many times as there are", "the chain"]
 
 
 def test_a_box_for_each_launch_of_a_compiler():

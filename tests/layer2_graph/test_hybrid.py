@@ -1,0 +1,177 @@
+"""Layers with a state: the model that serves against the one that trains, and its cache."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from layer1_kernels import kernels
+from layer2_graph import read_config
+from layer2_graph.g01_llama import PagedCache
+from layer2_graph.hybrid import (
+    HybridCache,
+    HybridConfig,
+    HybridLlama,
+    SeatedBatch,
+    StateCache,
+)
+from layer2_graph.models import TWINS
+from layer2_graph.twins import recall
+from layer2_graph.twins.linear import LINEARS
+from layer2_graph.twins.model import Twin
+from layer2_graph.twins.train import RUNS
+
+LAYERS = {"linear": (0, 1, 2), "hybrid": (0, 2), "attention": ()}
+
+
+def both(name, seed=0):
+    """(twin, the HybridLlama of its weights), random, in float32."""
+    torch.manual_seed(seed)
+    twin = Twin(LINEARS[name])
+    F = len(twin.model.layers[0].mlp.gate_proj.weight)
+    dense = vars(read_config(TWINS / "dense"))
+    config = HybridConfig(**dense | {"F": F}, linear=LAYERS[name])
+    weights = {key: weight.detach() for key, weight in twin.named_parameters()}
+    return twin, HybridLlama(config, weights, kernels("torch"))
+
+
+@pytest.mark.parametrize("name", LINEARS)
+@pytest.mark.parametrize("cuts", [(40,), (1, 2, 37), (33, *[1] * 7)])
+def test_the_model_gives_the_scores_of_the_twin(name, cuts):
+    """Whole, in steps, and token by token; a prompt may be shorter than the convolution."""
+    twin, model = both(name)
+    texts = torch.randint(2, 2048, (2, 40)).tolist()
+    cache = HybridCache(model.config, 2, 48)
+    rows = [[], []]
+    at = 0
+    for n in cuts:
+        batch = cache.step([text[at:at + n] for text in texts])
+        scores = model.forward(batch, cache, every=True)
+        for mine, part in zip(rows, scores.split(n), strict=True):
+            mine.append(part)
+        at += n
+    with torch.no_grad():
+        want = twin(torch.tensor(texts))
+    assert (torch.stack([torch.cat(mine) for mine in rows]) - want).abs().max() < 1e-4
+
+
+def test_sequences_of_different_lengths_do_not_meet():
+    _, model = both("hybrid")
+    texts = [[5, 6, 7], [8], [9] * 20]
+    cache = HybridCache(model.config, 3, 32)
+    together = model.forward(cache.step(texts), cache)
+    later = model.forward(cache.step([[3], [], [4, 5]]), cache, every=True)
+    for b, (text, more) in enumerate(zip(texts, ([3], [], [4, 5]), strict=True)):
+        alone = HybridCache(model.config, 1, 32)
+        assert torch.allclose(model.forward(alone.step([text]), alone), together[b:b + 1],
+                              atol=1e-5)
+        if more:
+            begin = 0 if b == 0 else 1
+            own = model.forward(alone.step([more]), alone, every=True)
+            assert torch.allclose(own, later[begin:begin + len(more)], atol=1e-5)
+
+
+def test_the_cache_holds_pages_of_layers_that_attend_alone():
+    _, model = both("hybrid")
+    m = model.config
+    cache = HybridCache(m, 2, 32)
+    assert cache.k.shape[0] == 1
+    assert cache.state.states.shape == (2, 2, m.H, 16, 16)
+    assert cache.state.inputs.shape == (2, 2, 3, 3 * m.H * 16)
+
+
+def test_a_step_that_fails_leaves_states_as_they_were():
+    _, model = both("hybrid")
+    cache = HybridCache(model.config, 1, 32)
+    model.forward(cache.step([[5, 6, 7]]), cache)
+    batch = cache.step([[8]])
+    model.ops = replace(model.ops, paged_attention=None)
+    before = [x.clone() for x in (cache.state.states, cache.state.inputs)]
+    with pytest.raises(TypeError):
+        model.forward(batch, cache)
+    assert all(map(torch.equal, before, (cache.state.states, cache.state.inputs)))
+
+
+def test_a_batch_without_seats_is_refused():
+    _, model = both("linear")
+    batch = PagedCache(model.config, 1, 32).step([[5]])
+    with pytest.raises(ValueError, match="a batch without seats"):
+        model.forward(batch, HybridCache(model.config, 1, 32))
+
+
+def test_a_seat_is_empty_for_who_begins():
+    _, model = both("linear")
+    state = StateCache(model.config, 3)
+    state.states += 1
+    state.inputs += 1
+    cache = HybridCache(model.config, 2, 32)
+    cache.step([[5, 6], []])
+    state.begin(SeatedBatch(cache.step([[7], [8]]), torch.tensor([2, 0])))
+    assert state.states[:, 0].eq(0).all() and state.states[:, 1:].eq(1).all()
+    assert state.inputs[:, 0].eq(0).all() and state.inputs[:, 1:].eq(1).all()
+
+
+@pytest.mark.parametrize("name", LINEARS)
+def test_a_twin_with_states_trains(name):
+    """A step on one text lowers its loss, and all weights move."""
+    twin, _ = both(name)
+    tokens = torch.randint(0, 2048, (1, 41))
+    before = [w.detach().clone() for w in twin.parameters()]
+    optimiser = torch.optim.AdamW(twin.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(3):
+        loss = torch.nn.functional.cross_entropy(twin(tokens[:, :-1])[0], tokens[0, 1:])
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[2] < losses[0]
+    assert all(not torch.equal(a, b) for a, b in zip(before, twin.parameters(), strict=True))
+
+
+def test_what_the_lesson_says_of_the_runs():
+    dense = json.loads((RUNS / "dense-0.json").read_text("utf-8"))
+    runs = {name: json.loads((RUNS / "linear" / f"{name}-0.json").read_text("utf-8"))
+            for name in LINEARS}
+    weights = [run["weights"] for run in runs.values()]
+    assert max(weights) / min(weights) < 1.001
+    assert all(run["step"] == 500 and run["seed"] == 0 for run in runs.values())
+    scores = {name: run["perplexity"] for name, run in runs.items()}
+    for step in ("250", "500"):
+        assert scores["attention"][step] == dense["perplexity"][step]
+        assert all(scores["attention"][step] < scores[name][step] for name in ("linear", "hybrid"))
+    assert scores["hybrid"]["250"] < scores["linear"]["250"]
+
+    def behind(score, best):
+        return round(100 * (score / best - 1))
+
+    best = scores["attention"]["500"]
+    assert [behind(scores[name]["500"], best) for name in ("linear", "hybrid")] == [8, 10]
+    quarters = zip(runs["linear"]["by_position"], runs["attention"]["by_position"], strict=True)
+    assert [behind(*pair) for pair in quarters][::3] == [8, 6]
+
+
+def test_what_the_lesson_says_of_recall():
+    shares = json.loads((RUNS / "linear" / "recall-0.json").read_text("utf-8"))["shares"]
+    assert set(shares["attention"].values()) == {1}
+    assert [round(100 * shares["linear"][n]) for n in ("16", "32")] == [96, 77]
+    assert all(abs(shares["delta"][n] - share) < 0.01 for n, share in shares["linear"].items())
+
+
+def test_a_memory_learns_to_recall():
+    """A few steps of two pairs, from a share of right answers by chance."""
+    torch.manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
+    for kind in recall.KINDS:
+        memory = recall.Memory(kind)
+        optimiser = torch.optim.AdamW(memory.parameters(), lr=0.03)
+        before = recall.right_share(memory, 2, rng)
+        for _ in range(60):
+            keys, values = recall.draw(2, rng)
+            loss = torch.nn.functional.cross_entropy(memory(keys, values).flatten(0, 1),
+                                                     values.flatten())
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+        assert recall.right_share(memory, 2, rng) > before + 0.3
