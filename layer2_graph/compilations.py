@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Capture", "Graphs", "capture", "compilations"]
+__all__ = ["Breaks", "Graphs", "compilations", "find_breaks"]
 
 
 class Graphs:
@@ -41,19 +41,19 @@ def compilations(f: Callable, backend: Graphs, calls: list[tuple]) -> list[int]:
     return counts
 
 
-class Capture(NamedTuple):
+class Breaks(NamedTuple):
     """What Dynamo makes of one call of a function."""
 
     graphs: int
-    breaks: list[str]           # the line of each, and Dynamo's first line about it
+    reasons: list[str]          # the line of each, and Dynamo's first line about it
 
 
-def capture(f: Callable, *arguments: object) -> Capture:
-    """The Capture of f, which runs once. What was compiled before is forgotten."""
+def find_breaks(f: Callable, *arguments: object) -> Breaks:
+    """The Breaks of f, which runs once. What was compiled before is forgotten."""
     from torch._dynamo import explain  # takes a second to import
 
     torch._logging.set_logs(dynamo=logging.ERROR)       # it would print each break as well
     report = explain(f)(*arguments)
-    breaks = [f"{reason.user_stack[-1].line}: {reason.reason.splitlines()[0]}"
-              for reason in report.break_reasons]
-    return Capture(report.graph_count, breaks)
+    reasons = [f"{reason.user_stack[-1].line}: {reason.reason.splitlines()[0]}"
+               for reason in report.break_reasons]
+    return Breaks(report.graph_count, reasons)

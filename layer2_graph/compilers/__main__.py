@@ -26,9 +26,10 @@ def table(rows: list[Row]) -> str:
             lines.append(f"{row.name:26}{row.missing}")
             continue
         kinds = [kind(operation) for operation in row.operations]
+        answer = (f"{row.error:9.1e}   {', '.join(map(str, row.compilations))}"
+                  if row.compilations else "")          # a file that was not run has none
         lines.append(f"{row.name:26}{len(kinds):9}{kinds.count('matrix'):9}{kinds.count('moves'):6}"
-                     f"{row.seconds:7.1f}{row.error:9.1e}   "
-                     f"{', '.join(map(str, row.compilations))}")
+                     f"{row.seconds:7.1f}{answer}")
     return "\n".join(lines)
 
 

@@ -6,8 +6,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-__all__ = ["jax_block"]
-
 
 def norm(x, w, eps):
     return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + eps) * w

@@ -26,8 +26,6 @@ from layer2_graph.g09_compilers import PlainBlock
 from layer2_graph.launches import Launches
 from layer2_graph.models import SMALL
 
-__all__ = ["COMPILERS", "Layer", "Row"]
-
 T, LATER = 37, (38, 41, 1)              # tokens of the first call, and of the calls after it
 TENSORRT = "trtexec --onnx=layer.onnx --exportLayerInfo=layers.json, on a machine with its GPU"
 

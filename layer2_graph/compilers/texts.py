@@ -3,8 +3,6 @@
 import re
 from pathlib import Path
 
-__all__ = ["RECORDED", "entry_calls", "inductor_kernels", "kind", "nodes", "without_places"]
-
 RECORDED = Path(__file__).parent / "recorded"
 FREE = ("parameter", "constant", "bitcast", "tuple", "get-tuple-element")   # they launch nothing
 INSTRUCTION = re.compile(r" = .*? ([a-z][\w-]*)\(")

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from layer2_graph.compilations import Graphs, capture, compilations
+from layer2_graph.compilations import Graphs, compilations, find_breaks
 
 NORM, WRITE = "g09_test::rmsnorm", "g09_test::write_kv"
 
@@ -79,7 +79,7 @@ def write_then_read(register: Callable, arguments: list) -> list[Tensor]:
 
 def breaks(f: Callable, arguments: list) -> tuple[int, list[str]]:
     """(graphs, breaks) of one call."""
-    return tuple(capture(f, *arguments))
+    return tuple(find_breaks(f, *arguments))
 
 
 def shared_graph(one_graph: Callable, w: Tensor, inputs: list[Tensor]) -> dict[str, Any]:

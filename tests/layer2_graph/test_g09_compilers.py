@@ -8,7 +8,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from lab.judge.mistakes import mistake, raises
-from layer2_graph.compilations import Graphs, capture, compilations
+from layer2_graph.compilations import Graphs, compilations, find_breaks
 from layer2_graph.compilers.texts import RECORDED
 from layer2_graph.g09_compilers import energy
 from layer2_graph.testing.compile_driver import norm_kernel
@@ -21,7 +21,7 @@ DRIVER = "layer2_graph.testing.compile_driver:"
 
 def test_predict_graphs(subject):
     """Counted by Dynamo, on this machine."""
-    right = capture(energy, torch.ones(5, 3), torch.tensor(2), 2.0).graphs
+    right = find_breaks(energy, torch.ones(5, 3), torch.tensor(2), 2.0).graphs
     guess = subject.predict_graphs()
     why = {1: ("no_break", "Dynamo has no numbers: it cannot decide an `if` on one."),
            2: ("one_break", "There is more than one place at which Python must act."),
