@@ -21,7 +21,8 @@ class Graphs:
         self.sizes: list[list[tuple[str, ...]]] = []
 
     def __call__(self, module: torch.fx.GraphModule, examples: list) -> Callable:
-        self.sizes.append([tuple(map(str, a.shape)) for a in examples if isinstance(a, Tensor)])
+        inputs = [node.meta["example_value"] for node in module.graph.find_nodes(op="placeholder")]
+        self.sizes.append([tuple(map(str, a.shape)) for a in inputs if isinstance(a, Tensor)])
         return module.forward
 
     @property

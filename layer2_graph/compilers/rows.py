@@ -140,7 +140,7 @@ def onnx_runtime(layer: Layer) -> Row:
         options.log_severity_level = 3                  # its warning says that the file is for here
         begin = seconds()
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        names = [given.name for given in session.get_inputs()]
+        names = [node.name for node in session.get_inputs()]
 
         def run(*inputs):
             return torch.from_numpy(session.run(None, dict(zip(names, map(Tensor.numpy, inputs),
