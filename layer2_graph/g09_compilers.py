@@ -12,6 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from layer2_graph.config import Config
+from layer2_graph.g01_llama import Layer
 from layer2_graph.g04_graph_passes import gated_mlp, norm, turn
 
 __all__ = ["PlainBlock", "energy", "energy_whole", "fusions", "one_graph", "register_norm",
@@ -27,7 +29,7 @@ class PlainBlock(torch.nn.Module):
     layer: of g01's Llama, without biases    m: its Config
     """
 
-    def __init__(self, layer, m) -> None:
+    def __init__(self, layer: Layer, m: Config) -> None:
         super().__init__()
         self.m = m
         for name in ("attention_norm", "q", "k", "v", "o", "mlp_norm", "gate", "up", "down"):
