@@ -8,6 +8,7 @@ g05_fused_llama  The fused execution graph
 g06_cuda_graphs  Launch once
 g07_weight_quantization  Low-precision weights
 g08_activation_kv_quantization  Low-precision activations and cache
+g09_compilers  Let a compiler do it
 g10_sparsity  Skip the zeros
 g11_attention_variants  MHA, MQA, GQA, MLA
 g12_mixture_of_experts  MoE
@@ -20,6 +21,12 @@ g15_qat  Train with the error
 from layer2_graph.checkpoint import (
     Tokenizer,
     read_weights,
+)
+from layer2_graph.compilations import (
+    Breaks,
+    Graphs,
+    compilations,
+    find_breaks,
 )
 from layer2_graph.config import (
     Config,
@@ -141,6 +148,15 @@ from layer2_graph.g08_activation_kv_quantization import (
     with_matmul,
     with_outliers,
     write_quantized,
+)
+from layer2_graph.g09_compilers import (
+    PlainBlock,
+    energy,
+    energy_whole,
+    fusions,
+    one_graph,
+    register_norm,
+    register_write,
 )
 from layer2_graph.g10_sparsity import (
     ChosenPages,
@@ -270,6 +286,7 @@ __all__ = [
     "SHRINK",
     "Batch",
     "Box",
+    "Breaks",
     "CaptureError",
     "ChosenPages",
     "Config",
@@ -278,6 +295,7 @@ __all__ = [
     "Forked",
     "FusedLlama",
     "GraphRunner",
+    "Graphs",
     "Grid",
     "HybridCache",
     "HybridConfig",
@@ -301,6 +319,7 @@ __all__ = [
     "PackedMatrix",
     "PackedWeight",
     "PagedCache",
+    "PlainBlock",
     "PlainLayers",
     "Plan",
     "QuantizedCache",
@@ -341,6 +360,7 @@ __all__ = [
     "chosen_table",
     "chunk_step",
     "chunked",
+    "compilations",
     "compose",
     "counter",
     "cpu_kernels",
@@ -355,8 +375,11 @@ __all__ = [
     "drop_dead",
     "dynamic",
     "end_times",
+    "energy",
+    "energy_whole",
     "export",
     "fake_quantise",
+    "find_breaks",
     "first_difference",
     "fold_batch_norm",
     "fold_norm",
@@ -367,6 +390,7 @@ __all__ = [
     "fuse_rmsnorm",
     "fuse_rope",
     "fuse_swiglu",
+    "fusions",
     "gate",
     "generate_anew",
     "generate_on",
@@ -395,6 +419,7 @@ __all__ = [
     "nearest",
     "nv_scales",
     "on_grid",
+    "one_graph",
     "outlier_columns",
     "pack",
     "pack_2_4",
@@ -413,6 +438,8 @@ __all__ = [
     "rebalance",
     "record",
     "recurrence_oracle",
+    "register_norm",
+    "register_write",
     "relative_error",
     "restored",
     "rope_tables",

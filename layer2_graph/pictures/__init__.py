@@ -9,11 +9,13 @@ timeline  Instructions: when each of them runs, and on which multiprocessor.
 curves    Curves and bars: wavelengths, sizes of graphs, what bits cost.
 sparsity  Sparsity: which zeros cost what, which patterns they make, which pages a head needs.
 attention  Attention: what a token and layer keep, and what keeping less costs.
+compilers  Compilers: what they made of a layer, and which calls they compiled for.
 states    States: what a request holds, a state as a matrix, how many pairs it tells apart.
 """
 
 from layer2_graph.pictures.attention import against_window, kept_numbers, quality, visible
 from layer2_graph.pictures.codes import largest_of_tokens, rounded
+from layer2_graph.pictures.compilers import compiled, recompiled
 from layer2_graph.pictures.curves import by_bits, padding, waves
 from layer2_graph.pictures.experts import learning, loaded_share, routes
 from layer2_graph.pictures.grids import heaps, recovery, valley
@@ -23,8 +25,8 @@ from layer2_graph.pictures.sparsity import bounds, contexts, zeros
 from layer2_graph.pictures.states import held_bytes, mixing, recall
 from layer2_graph.pictures.timeline import by_blocks, timelines
 
-__all__ = ["against_window", "arenas", "bounds", "by_bits", "by_blocks", "contexts", "heaps",
-           "held_bytes", "host_and_device", "kept_numbers", "largest_of_tokens", "learning",
-           "loaded_share", "mixing", "padding", "quality", "ragged", "recall", "recovery",
-           "rounded", "routes", "stacked", "steps", "strips", "timelines", "valley", "visible",
-           "waves", "zeros"]
+__all__ = ["against_window", "arenas", "bounds", "by_bits", "by_blocks", "compiled", "contexts",
+           "heaps", "held_bytes", "host_and_device", "kept_numbers", "largest_of_tokens",
+           "learning", "loaded_share", "mixing", "padding", "quality", "ragged", "recall",
+           "recompiled", "recovery", "rounded", "routes", "stacked", "steps", "strips",
+           "timelines", "valley", "visible", "waves", "zeros"]

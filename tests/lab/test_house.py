@@ -34,7 +34,8 @@ ROOMS = {
     "day01_roofline": ["", "bench"],
     "layer1_kernels": ["", "bench"],
     "layer2_graph": ["config_entries", "experts", "config", "checkpoint", "models", "drawing",
-                     "launches", "passes", "", "cpu", "decode_ladder", "twins", "bench"],
+                     "launches", "passes", "", "testing", "cpu", "decode_ladder", "compilers",
+                     "twins", "bench"],
     "layer3_system": ["", "testing", "server", "bench"],
 }
 

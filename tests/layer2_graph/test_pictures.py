@@ -146,3 +146,15 @@ def test_a_timeline_ends_when_its_last_instruction_does():
 def test_a_curve_of_multiprocessors_has_its_bound():
     assert texts(pictures.by_blocks({"one kernel": {1: 1, 2: 1.8, 4: 2}}, (2, "the chain"))) == [
         "as many times as there are", "the chain"]
+
+
+def test_a_box_for_each_launch_of_a_compiler():
+    axes, = pictures.compiled({"eager": ["matrix", "moves", "arithmetic"], "ours": ["matrix"]}).axes
+    assert len(axes.patches) == 4 and texts(axes.figure) == ["3", "1"]
+    assert axes.patches[0].get_facecolor() == axes.patches[3].get_facecolor()
+
+
+def test_calls_that_compile_are_the_tall_ones():
+    axes, = pictures.recompiled({"default": ([3, 5, 7, 1], [1, 2, 2, 3])}).axes
+    assert [bar.get_height() for bar in axes.patches] == [1, 1, 0.3, 1]
+    assert titles(axes.figure) == ["default: 3 graphs"]

@@ -1,0 +1,217 @@
+"""A row for each compiler: what it made of one layer, counted, and whether it is the same layer.
+
+Operations that launch are counted: of PyTorch by Launches, of inductor in the code that it wrote,
+of ONNX Runtime and OpenVINO in the graph that they run, of XLA in its ENTRY. Seconds are of this
+process and the processes that it started, on any core, for the first shape.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from layer1_kernels import kernels
+from layer2_graph.compilations import Graphs, compilations
+from layer2_graph.compilers.texts import entry_calls, nodes, without_places
+from layer2_graph.decode_ladder.inductor import launches_in
+from layer2_graph.g01_llama import load, rope_tables
+from layer2_graph.g02_kv_cache import PagedCache
+from layer2_graph.g05_fused_llama import FusedLlama, fused_block
+from layer2_graph.g09_compilers import PlainBlock
+from layer2_graph.launches import Launches
+from layer2_graph.models import SMALL
+
+T, LATER = 37, (38, 41, 1)              # tokens of the first call, and of the calls after it
+TENSORRT = "trtexec --onnx=layer.onnx --exportLayerInfo=layers.json, on a machine with its GPU"
+
+
+@dataclass
+class Row:
+    """What a compiler made of the layer. `missing` says why there is nothing."""
+
+    name: str
+    missing: str = ""
+    operations: list[str] = field(default_factory=list)     # names of what is launched, in order
+    seconds: float = 0.0                # of CPU, until the first result is there
+    error: float = 0.0                  # the largest difference from PyTorch's result
+    compilations: list[int] = field(default_factory=list)   # after T and each of LATER
+
+
+class Layer:
+    """The second layer of the small model, and inputs of T tokens for it."""
+
+    def __init__(self) -> None:
+        self.model = load(SMALL, dtype=torch.float32)
+        self.m = self.model.config
+        self.block = PlainBlock(self.model.layers[1], self.m).eval()
+        self.want = self.block(*self.inputs(T))
+        self.texts: dict[str, str] = {}         # what compilers wrote, by the name of a file
+
+    def inputs(self, T: int) -> tuple[Tensor, ...]:
+        """x (T, C), cos and sin (T, D//2), hidden (T, T)"""
+        x = torch.randn(T, self.m.C, generator=torch.Generator().manual_seed(9))
+        cos, sin = rope_tables(self.m, T)
+        return x, cos, sin, torch.ones(T, T, dtype=torch.bool).triu(1)
+
+    def error(self, result: Tensor) -> float:
+        return float((result - self.want).abs().max())
+
+
+def seconds() -> float:
+    """CPU seconds of this process and of those that it started and that have ended."""
+    return sum(os.times()[:4])
+
+
+# ---- without a compiler
+
+
+def eager(layer: Layer) -> Row:
+    inputs = layer.inputs(T)
+    with Launches() as seen:
+        result = layer.block(*inputs)
+    return Row("PyTorch, eager", "", seen.names, 0, layer.error(result), [0] * 4)
+
+
+def by_hand(layer: Layer) -> Row:
+    fused = FusedLlama(layer.m, layer.model.weights, kernels("torch"))
+    cache = PagedCache(layer.m, 1, T)
+    batch = cache.step([[0] * T])
+    x = layer.inputs(T)[0]
+    nothing = torch.zeros_like(x)                       # what the layer before has left to add
+    with Launches() as seen:
+        fused.ops = seen.counting(fused.ops)
+        first, residual = fused_block(fused, 1, x, nothing, batch, cache)
+    return Row("g05, by hand", "", seen.names, 0, layer.error(first + residual), [0] * 4)
+
+
+# ---- compilers
+
+
+def inductor(layer: Layer) -> Row:
+    from torch._inductor.utils import run_and_get_code
+
+    torch.compiler.reset()
+    torch._inductor.config.compile_threads = 1          # else in processes that nobody counts
+    torch._inductor.config.force_disable_caches = True
+    begin = seconds()
+    result, code = run_and_get_code(torch.compile(layer.block, fullgraph=True), *layer.inputs(T))
+    spent = seconds() - begin
+    layer.texts["inductor.py.txt"] = without_places(code[-1])
+    torch.compiler.reset()
+    backend = Graphs()                                  # guards are Dynamo's, whatever compiles
+    shapes = compilations(torch.compile(layer.block, backend=backend), backend,
+                          [layer.inputs(t) for t in (T, *LATER)])
+    return Row("torch.compile, inductor", "", [launch.name for launch in launches_in(code[-1])],
+               spent, layer.error(result), shapes)
+
+
+def onnx_file(layer: Layer, folder: str) -> Path:
+    """The layer as an ONNX file, whose T is a name."""
+    path = Path(folder) / "layer.onnx"
+    t = torch.export.Dim("T", min=2, max=512)
+    program = torch.onnx.export(layer.block, layer.inputs(T), dynamo=True, verbose=False,
+                                dynamic_shapes=({0: t}, {0: t}, {0: t}, {0: t, 1: t}))
+    program.save(path)
+    return path
+
+
+def exported(layer: Layer) -> Row:
+    with tempfile.TemporaryDirectory() as folder:
+        begin = seconds()
+        path = onnx_file(layer, folder)
+        spent = seconds() - begin
+        operations = nodes(path)
+    return Row("ONNX, exported", "", operations, spent)
+
+
+def onnx_runtime(layer: Layer) -> Row:
+    import onnxruntime
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = onnx_file(layer, folder)
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+        options.optimized_model_filepath = f"{folder}/optimised.onnx"
+        options.log_severity_level = 3                  # its warning says that the file is for here
+        begin = seconds()
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        names = [node.name for node in session.get_inputs()]
+
+        def run(*inputs):
+            return torch.from_numpy(session.run(None, dict(zip(names, map(Tensor.numpy, inputs),
+                                                               strict=True)))[0])
+
+        result = run(*layer.inputs(T))
+        spent = seconds() - begin
+        for t in LATER:
+            run(*layer.inputs(t))
+        operations = nodes(options.optimized_model_filepath)
+    return Row("ONNX Runtime", "", operations, spent, layer.error(result), [1] * 4)
+
+
+def xla(layer: Layer) -> Row:
+    import numpy as np
+
+    from layer2_graph.compilers.jax_block import jax_block
+
+    weights = {name: w.numpy() for name, w in layer.block.named_buffers()}
+    block = jax_block(layer.m)
+    inputs = [[a.numpy() for a in layer.inputs(t)] for t in (T, *LATER)]
+    begin = seconds()
+    text = block.lower(*inputs[0], weights).compile().as_text()
+    spent = seconds() - begin
+    layer.texts["hlo.txt"] = without_places(text)
+    result = torch.from_numpy(np.array(block(*inputs[0], weights)))
+    shapes = []
+    for own in inputs:
+        block(*own, weights)
+        shapes.append(block._cache_size())
+    return Row("JAX, XLA", "", entry_calls(text), spent, layer.error(result), shapes)
+
+
+def openvino(layer: Layer) -> Row:
+    import openvino as ov
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = onnx_file(layer, folder)
+        begin = seconds()
+        compiled = ov.compile_model(ov.convert_model(path), "CPU",
+                                    {"INFERENCE_PRECISION_HINT": "f32"})
+        result = compiled([a.numpy() for a in layer.inputs(T)])[0]
+        spent = seconds() - begin
+        for t in LATER:
+            compiled([a.numpy() for a in layer.inputs(t)])
+        operations = [node.get_rt_info()["layerType"].astype(str)
+                      for node in compiled.get_runtime_model().get_ordered_ops()]
+    operations = [name for name in operations if name not in ("Input", "Output", "Const")]
+    return Row("OpenVINO", "", operations, spent, layer.error(torch.from_numpy(result.copy())),
+               [1] * 4)
+
+
+def tensorrt(layer: Layer) -> Row:
+    return Row("TensorRT", f"not proven here: {TENSORRT}")
+
+
+def optional(name: str, measure: Callable, *packages: str) -> Callable[[Layer], Row]:
+    """`measure`, or a row that says which package is not installed."""
+    def row(layer):
+        lacking = [package for package in packages if find_spec(package) is None]
+        if lacking:
+            return Row(name, f"not installed here: {', '.join(lacking)}")
+        return measure(layer)
+
+    return row
+
+
+ONNX = ("onnx", "onnxscript")
+COMPILERS: tuple[Callable[[Layer], Row], ...] = (
+    eager, inductor, optional("ONNX, exported", exported, *ONNX),
+    optional("ONNX Runtime", onnx_runtime, *ONNX, "onnxruntime"),
+    optional("OpenVINO", openvino, *ONNX, "openvino"),
+    optional("JAX, XLA", xla, "jax"),       # after OpenVINO, which forks: JAX has threads
+    tensorrt, by_hand)

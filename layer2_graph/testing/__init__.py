@@ -1,0 +1,4 @@
+"""Given code round exercises of the graph: it returns what came out, and asserts nothing.
+
+compile_driver  operators and compiled functions of g09
+"""
