@@ -16,10 +16,12 @@ speculation  Guesses: which held, and how much they speed up a step.
 failures  Failures: a month as a band, what intervals lose, disks after a stop.
 grammar   Grammars: where texts stop to match, and how few tokens may come.
 tiers     A memory below: tokens computed by its size, and seconds to load or compute.
+disaggregation  Prompts and answers apart: token times, layers on the wire, goodput.
 """
 
 from layer3_system.pictures.clients import call_life, waits
 from layer3_system.pictures.context import causal_bands, context_bytes, position_errors, ring_work
+from layer3_system.pictures.disaggregation import goodput_panels, token_ticks, wire_lanes
 from layer3_system.pictures.experts import expert_loads, row_matrix, rows_by_k
 from layer3_system.pictures.failures import disk_outcomes, interval_curve, month_bands
 from layer3_system.pictures.grammar import allowed_steps, automaton_jumps, match_lines
@@ -37,15 +39,10 @@ from layer3_system.pictures.training import bucket_lanes, stage_bars, state_copi
 
 __all__ = ["allowed_steps", "automaton_jumps", "block_map", "bucket_lanes", "byte_bars",
            "cache_by_ranks", "call_life", "causal_bands", "chunk_steps", "context_bytes",
-           "disk_outcomes", "expert_loads", "gradient_range", "guess_ribbons", "hash_chain",
-           "expert_loads", "gradient_range", "guess_ribbons", "hash_chain", "kept_lines",
-           "interval_curve", "kept_lines", "kept_shares", "loss_curves", "match_lines",
-           "kept_shares", "load_lines", "loss_curves", "match_lines", "padded_batch",
-           "month_bands", "padded_batch", "pipeline_lanes", "position_errors", "rank_lanes",
-           "pipeline_lanes", "position_errors", "rank_lanes", "rank_matrix", "ring_and_tree",
-           "rank_matrix", "ring_and_tree", "ring_rounds", "ring_work", "row_matrix", "rows_by_k",
-           "ring_rounds", "ring_work", "row_matrix", "rows_by_k", "seat_lanes", "speedup_curves",
-           "seat_lanes", "speedup_curves", "split_bands", "stage_bars", "state_copies",
-           "split_bands", "stage_bars", "state_copies", "step_arrays", "step_timeline",
-           "step_arrays", "step_timeline", "table_arrows", "training_lines", "waits"]
-           "table_arrows", "tier_bars", "tier_curves", "training_lines", "waits"]
+           "disk_outcomes", "expert_loads", "goodput_panels", "gradient_range", "guess_ribbons",
+           "hash_chain", "interval_curve", "kept_lines", "kept_shares", "load_lines",
+           "loss_curves", "match_lines", "month_bands", "padded_batch", "pipeline_lanes",
+           "position_errors", "rank_lanes", "rank_matrix", "ring_and_tree", "ring_rounds",
+           "ring_work", "row_matrix", "rows_by_k", "seat_lanes", "speedup_curves", "split_bands",
+           "stage_bars", "state_copies", "step_arrays", "step_timeline", "table_arrows",
+           "tier_bars", "tier_curves", "token_ticks", "training_lines", "waits", "wire_lanes"]
