@@ -38,7 +38,9 @@ RECORD = Path(__file__).with_name("disaggregation.json")
 LIKELY = {"repeat": 0.02, "shuffle": 0.3, "tear": 0.003, "drop": 0.003}     # for a part
 P = 200                 # pages of a real worker
 LOADS = {               # prompt and answer in tokens, TPOT limit, rate, of the small Llama
-    "300 in, 60 out, 10 ms a token": (300, 60, 0.010, 10)}
+    "450 in, 50 out, 3 ms a token": (450, 50, 0.003, 8),
+    "16 in, 150 out, 5 ms a token": (16, 150, 0.005, 24)}
+COUNT = 40              # requests of a load
 AT_A_TIME = 14          # requests
 PANELS = {                              # prompt and answer in tokens, TPOT limit, rates offered
     "500 in, 150 out, 20 ms a token": (500, 150, 0.02, (1, 2, 3, 4, 5)),
@@ -250,16 +252,18 @@ def engines_split(jobs: Sequence[Job]) -> list[list[float]]:
 
 def measured() -> dict[str, dict[str, Any]]:
     """{load: rate offered, and requests a second within the objective}, the small Llama."""
-    rows = {}
+    torch.set_num_threads(1)
+    clocked(small_engine(), [Job(0.0, 100, 10)])        # warm
+    rows: dict[str, dict[str, Any]] = {}
     for name, (prompt, answer, tpot, rate) in LOADS.items():
-        arrivals = poisson_arrivals(rate, 60, np.random.default_rng(12))
-        arrivals *= 60 / rate / arrivals[-1]
+        arrivals = poisson_arrivals(rate, COUNT, np.random.default_rng(12))
+        arrivals *= COUNT / rate / arrivals[-1]
         jobs = [Job(float(t), prompt, answer) for t in arrivals]
         rows[name] = {"offered": rate}
         for kind, run in (("together", engines_together), ("split", engines_split)):
             samples = [Sample(job.arrival, times[0], times[-1], job.output)
                        for job, times in zip(jobs, run(jobs), strict=True)]
-            rows[name][kind] = round(goodput(samples, Objective(0.5, tpot), 60 / rate), 2)
+            rows[name][kind] = round(goodput(samples, Objective(0.5, tpot), COUNT / rate), 2)
     return rows
 
 
