@@ -176,14 +176,15 @@ def soak_processes(count: int, kills: int, seed: int = 12) -> dict[str, int]:
     begins = [[chance.randrange(2, 300) for _ in range(100)] for _ in range(3)]
     killed = again = 0
     with Fleet(small_engine, 1, 1, P) as fleet:
-        while len(answers.requests) < count or fleet.router.calls:
+        while len(answers.requests) < count or fleet.router.calls or fleet.deaths < killed:
             n = len(answers.requests)
-            if n < count and len(fleet.router.calls) < 6:
+            up = fleet.deaths == killed and fleet.whole
+            if n < count and len(fleet.router.calls) < 6 and up:
                 params = SamplingParams(chance.randrange(1, 30), temperature=0, ignore_eos=True)
                 fleet.submit(f"r{n}", drawn_prompt(chance, 300, begins), params)
                 answers.requests[f"r{n}"] = fleet.router.calls[f"r{n}"].request
                 answers.tokens[f"r{n}"] = []
-            if killed * count < n * kills and fleet.deaths == killed:
+            if killed * count < n * kills and up:
                 if killed % 3 == 0:             # its own count dies with it
                     again += fleet.facts()["again"]
                 fleet.kill("prefill" if killed % 3 else "decode", 0)
@@ -267,20 +268,19 @@ def measured() -> dict[str, dict[str, Any]]:
     return rows
 
 
+PARTS = {"model": lambda: {"model": model()},
+         "one": lambda: {"one process": soak(2_000, 50)},
+         "two": lambda: {"two processes": soak_processes(400, 50)},
+         "measured": lambda: {"measured": measured()}}
+
+
 def main() -> None:
-    record = json.loads(RECORD.read_text("utf-8")) if RECORD.exists() else {"soak": {}}
-    for part in sys.argv[1:] or ("model", "one", "two", "measured"):
-        if part == "model":
-            record["model"] = model()
-        elif part == "one":
-            record["soak"]["one process"] = soak(2_000, 50)
-        elif part == "two":
-            record["soak"]["two processes"] = soak_processes(150, 30)
-        elif part == "measured":
-            record["measured"] = measured()
-        else:
-            raise SystemExit(f"{part!r}: expected model, one, two or measured")
-        RECORD.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+    for part in sys.argv[1:] or PARTS:
+        if part not in PARTS:
+            raise SystemExit(f"{part!r}: expected {', '.join(PARTS)}")
+        new = PARTS[part]()
+        record = json.loads(RECORD.read_text("utf-8")) if RECORD.exists() else {}
+        RECORD.write_text(json.dumps(record | new, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ class Fleet:
             self.start(kind, number)
         self.router = Router(0, 0, pages, S, room, self.send)
         until = time.monotonic() + START
-        while len(self.router.prefills) + len(self.router.decodes) < len(workers):
+        while not self.whole:
             self.poll(0.1)
             if time.monotonic() > until:
                 self.close()
@@ -185,6 +185,11 @@ class Fleet:
         self.processes.pop((kind, number)).join()
         self.start(kind, number)
         self.router.died(kind, number)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all workers are up."""
+        return len(self.router.prefills) + len(self.router.decodes) == len(self.pipes)
 
     def facts(self) -> dict[str, int]:
         """{"used": pages held by all workers, "again": prompts that decode workers computed
