@@ -11,7 +11,7 @@ measured: goodput of two real processes, together and split
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -204,8 +204,7 @@ def soak_processes(count: int, kills: int, seed: int = 12) -> dict[str, int]:
 # ---- goodput of real engines
 
 
-def clocked(engine: Engine, jobs: Sequence[Job], received: Sequence[Any] | None = None
-            ) -> tuple[list[list[float]], list[Any]]:
+def clocked(engine: Engine, jobs: Sequence[Job], received: Any = None) -> tuple[list[list[float]], list[Any]]:
     """(when each job's tokens came, the pages of its prompt) on an engine whose clock is its own
     CPU time, so that other work on the machine counts little."""
     chance = Random(5)
@@ -268,10 +267,11 @@ def measured() -> dict[str, dict[str, Any]]:
     return rows
 
 
-PARTS = {"model": lambda: {"model": model()},
-         "one": lambda: {"one process": soak(2_000, 50)},
-         "two": lambda: {"two processes": soak_processes(400, 50)},
-         "measured": lambda: {"measured": measured()}}
+PARTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "model": lambda: {"model": model()},
+    "one": lambda: {"one process": soak(2_000, 50)},
+    "two": lambda: {"two processes": soak_processes(400, 50)},
+    "measured": lambda: {"measured": measured()}}
 
 
 def main() -> None:
