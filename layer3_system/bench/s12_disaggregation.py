@@ -204,7 +204,8 @@ def soak_processes(count: int, kills: int, seed: int = 12) -> dict[str, int]:
 # ---- goodput of real engines
 
 
-def clocked(engine: Engine, jobs: Sequence[Job], received: Any = None) -> tuple[list[list[float]], list[Any]]:
+def clocked(engine: Engine, jobs: Sequence[Job], received: Any = None
+            ) -> tuple[list[list[float]], list[Any]]:
     """(when each job's tokens came, the pages of its prompt) on an engine whose clock is its own
     CPU time, so that other work on the machine counts little."""
     chance = Random(5)

@@ -16,8 +16,6 @@ from layer3_system.s06_prefix_cache import PrefixPool
 from layer3_system.s07_engine import Engine, check_engine
 from layer3_system.s12_disaggregation import Inbox, Outbox
 
-__all__ = ["FaultyWire", "OneProcess"]
-
 FAULTS = ("repeat", "shuffle", "tear", "drop")
 LATEST = 30             # rounds until a repeat comes
 

@@ -15,7 +15,7 @@ from layer1_kernels import Kernels
 from layer2_graph import Batch, PagedCache
 from layer3_system.s02_block_pool import Pages
 
-__all__ = ["Part", "StreamingPages", "Ticket", "checksum", "page_bytes", "part_of", "to_pages"]
+__all__ = ["Part", "Ticket", "checksum"]
 
 
 class Part(NamedTuple):

@@ -12,8 +12,6 @@ from layer3_system.s02_block_pool import pages_for
 from layer3_system.s06_prefix_cache import HashChain
 from layer3_system.s12_disaggregation import DecodeLoad, PrefillLoad, choose_workers
 
-__all__ = ["Call", "Router"]
-
 
 @dataclass(eq=False)
 class Call:

@@ -24,8 +24,6 @@ from layer3_system.s02_block_pool import Pages, pages_for
 from layer3_system.s07_engine import Engine, Output
 from layer3_system.s12_disaggregation import Inbox, Outbox, parts_done
 
-__all__ = ["DecodeSide", "PrefillSide"]
-
 Key = tuple[str, int]       # a request's id and which attempt at it
 Post = Callable[[Any, Callable[[], Part]], Ticket]
 

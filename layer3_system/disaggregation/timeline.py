@@ -12,8 +12,6 @@ import numpy as np
 from layer3_system.s03_static_batching import Job
 from layer3_system.s09_load_test import Objective, Sample, goodput, poisson_arrivals
 
-__all__ = ["frontier", "layer_lanes", "machine", "split", "together"]
-
 STEP = 0.010            # seconds of a step, whatever is in it
 PROMPT = 0.0004         # for each token of a prompt
 WRITER = 0.0006         # for each request that writes

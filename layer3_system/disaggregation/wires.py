@@ -15,8 +15,6 @@ from typing import Any
 
 from layer3_system.disaggregation.parts import Part, Ticket
 
-__all__ = ["PartListener", "TcpWire", "pack", "unpack"]
-
 HEAD = struct.Struct("<I")              # bytes of the JSON that follows
 Address = tuple[str, int]
 

@@ -19,8 +19,6 @@ from layer3_system.disaggregation.wires import PartListener, TcpWire
 from layer3_system.s01_request import SamplingParams
 from layer3_system.s07_engine import Engine, check_engine
 
-__all__ = ["Fleet"]
-
 IDLE = 0.05             # seconds that a worker without work waits for a message
 SOON = 0.001            # the same while it waits for parts or for an answer
 START = 60.0            # seconds in which a worker must come up
