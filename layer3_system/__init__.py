@@ -11,6 +11,7 @@ s08_server  A server people can call
 s09_load_test  The trade-off curve
 s10_speculative  Draft and verify
 s11_kv_offload  The next memory down
+s12_disaggregation  Prefill here, decode there
 s13_structured  Output that must parse
 s20_collectives  What the wires do
 s21_data_parallel  DP, ZeRO 1–3, FSDP
@@ -33,6 +34,11 @@ from layer3_system.context import (
     pass_on,
     unzigzag,
     zigzag,
+)
+from layer3_system.disaggregation.parts import (
+    Part,
+    Ticket,
+    checksum,
 )
 from layer3_system.engine.transfer import (
     TransferError,
@@ -191,6 +197,14 @@ from layer3_system.s11_kv_offload import (
     read_record,
     worth_loading,
 )
+from layer3_system.s12_disaggregation import (
+    DecodeLoad,
+    Inbox,
+    Outbox,
+    PrefillLoad,
+    choose_workers,
+    parts_done,
+)
 from layer3_system.s13_structured import (
     forced_bytes,
     mask_guesses,
@@ -312,6 +326,10 @@ from layer3_system.testing.speculation_driver import (
 from layer3_system.testing.tier_driver import (
     Memories,
 )
+from layer3_system.testing.transfer_driver import (
+    Arrivals,
+    Settlement,
+)
 from layer3_system.tiers import (
     Copies,
     HostTier,
@@ -326,6 +344,7 @@ __all__ = [
     "WIRES",
     "Adam",
     "ApiError",
+    "Arrivals",
     "Attend",
     "Automaton",
     "BlockPool",
@@ -337,6 +356,7 @@ __all__ = [
     "Copies",
     "Costs",
     "Deadlock",
+    "DecodeLoad",
     "Detokenizer",
     "Drive",
     "Engine",
@@ -351,6 +371,7 @@ __all__ = [
     "HashChain",
     "HostOverFile",
     "HostTier",
+    "Inbox",
     "Job",
     "Leader",
     "Limits",
@@ -359,10 +380,13 @@ __all__ = [
     "ModelDrafter",
     "News",
     "Objective",
+    "Outbox",
     "Output",
     "Pages",
+    "Part",
     "PatternError",
     "Plan",
+    "PrefillLoad",
     "PrefixPool",
     "RadixTree",
     "Recompute",
@@ -379,6 +403,7 @@ __all__ = [
     "Saver",
     "Scheduler",
     "SchemaError",
+    "Settlement",
     "Stage",
     "StaticScheduler",
     "StepLog",
@@ -388,6 +413,7 @@ __all__ = [
     "Team",
     "TensorParallelLlama",
     "TextMatcher",
+    "Ticket",
     "TieredPages",
     "TieredPool",
     "TransferError",
@@ -410,7 +436,9 @@ __all__ = [
     "check_engine",
     "check_pool",
     "check_ranks",
+    "checksum",
     "choose_chunk",
+    "choose_workers",
     "chunks_of",
     "combine",
     "commit",
@@ -461,6 +489,7 @@ __all__ = [
     "padded_tokens",
     "pages_of",
     "part_of",
+    "parts_done",
     "pass_on",
     "pattern_of",
     "peak_kept",
