@@ -1,6 +1,7 @@
 """Measurements and records of this floor.
 
 s10_speculative  how often guesses hold, and what they gain
+s12_disaggregation  prompts and answers apart: kills, parts, goodput
 s11_kv_offload  what a memory below saves in conversations
 s20_collectives  ring, tree and single messages: time against bytes
 load           `lab load`: requests at a rate

@@ -1,0 +1,189 @@
+"""What is given of s12: both sides, the router, the wires, real processes that are killed."""
+
+import os
+from random import Random
+
+import pytest
+
+from layer3_system import SamplingParams
+from layer3_system.bench.s12_disaggregation import (
+    Answers,
+    P,
+    small_engine,
+    soak,
+    soak_processes,
+    transfer,
+    written_alone,
+)
+from layer3_system.bench.soak import alone
+from layer3_system.disaggregation.faults import FAULTS, OneProcess
+from layer3_system.disaggregation.parts import Part, checksum
+from layer3_system.disaggregation.wires import PartListener, TcpWire, pack, unpack
+from layer3_system.disaggregation.workers import Fleet
+from layer3_system.s01_request import RequestError
+from layer3_system.s12_disaggregation import Inbox, Outbox
+from layer3_system.testing.mock_llama import ByteTokenizer, MockLlama
+
+
+def fleet(faults=None, **options):
+    return OneProcess(lambda: MockLlama(120), ByteTokenizer(), Random(1), faults or {}, **options)
+
+
+def ask(one, answers, id, prompt, **params):
+    one.router.submit(id, prompt, SamplingParams(**{"max_tokens": 8, "temperature": 0,
+                                                    "ignore_eos": True} | params))
+    answers.requests[id] = one.router.calls[id].request
+    answers.tokens[id] = []
+
+
+def finish(one, answers, rounds=400):
+    while one.router.calls and one.now < rounds:
+        answers.take(one.round())
+    assert not one.router.calls, "a request never ended"
+
+
+@pytest.mark.parametrize("fault", ["none", *FAULTS])
+def test_transfers_with_faults(fault):
+    said = transfer(Inbox, Outbox, fault)
+    assert said.startswith("12 of 12 answers right") and said.endswith(" 0 pages held at the end")
+
+
+def test_soak():
+    row = soak(300, 15)
+    assert row["requests"] == 300 and row["kills"] == 15
+    assert row["wrong answers"] == row["pages held at the end"] == 0
+    assert row["torn or lost"] and row["repeated"] and row["prompts computed again"]
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_soak_of_processes():
+    row = soak_processes(40, 8)
+    assert row["kills"] == 8 and row["wrong answers"] == row["pages held at the end"] == 0
+
+
+def test_the_last_token_alone_is_computed_again():
+    """Not the prompt, and not nothing: a full hit would be wrong from token 0."""
+    one, answers = fleet(prefills=1, decodes=1), Answers()
+    ask(one, answers, "a", [3] * 13)
+    steps = []
+    while one.router.calls:
+        answers.take(one.round())
+        steps.append(sum(one.sides["decode", 0].engine.counts.values()))
+    assert set(steps) <= {0, 1} and sum(steps) == 8
+    assert not answers.wrong(alone, set())
+
+
+def test_a_prefix_of_the_sender_travels_too():
+    one, answers = fleet(prefills=1, decodes=1), Answers()
+    ask(one, answers, "a", [3] * 21)
+    finish(one, answers)
+    before = one.wire.counts["parts"]
+    ask(one, answers, "b", [3] * 20 + [4])
+    finish(one, answers)
+    assert one.sides["prefill", 0].engine.pool.P and one.wire.counts["parts"] == before + 6
+    assert one.again() == 0 and not answers.wrong(alone, set())
+
+
+def test_a_receiver_that_never_answers_costs_no_page():
+    """Every part is lost: the lease ends, the prompt is computed at the receiver."""
+    one, answers = fleet({"drop": 1}, prefills=1, decodes=1, lease=5, patience=12), Answers()
+    ask(one, answers, "a", [3] * 13)
+    finish(one, answers)
+    assert one.again() == 1 and not answers.wrong(alone, set())
+    assert one.used() == 0
+
+
+@pytest.mark.parametrize("kind", ["prefill", "decode"])
+@pytest.mark.parametrize("rounds", range(12))
+def test_killed_at_any_round(kind, rounds):
+    """Each client gets each token once."""
+    one, answers = fleet({"shuffle": 0.5}, prefills=1, decodes=1), Answers()
+    for n in range(3):
+        ask(one, answers, f"r{n}", [n] * (9 + n), temperature=1, seed=n)
+    for _ in range(rounds):
+        answers.take(one.round())
+    one.kill(kind, 0)
+    finish(one, answers)
+    for _ in range(100):
+        answers.take(one.round())
+    assert not answers.wrong(alone, set()) and one.used() == 0
+
+
+@pytest.mark.parametrize("rounds", range(12))
+def test_clients_that_leave(rounds):
+    one, answers = fleet({"shuffle": 0.5}), Answers()
+    for n in range(3):
+        ask(one, answers, f"r{n}", [n] * (9 + n))
+    for _ in range(rounds):
+        answers.take(one.round())
+    one.router.abort("r1")
+    one.router.abort("r1")
+    one.router.abort("nobody")
+    finish(one, answers)
+    for _ in range(100):
+        answers.take(one.round())
+    assert one.used() == 0 and not answers.wrong(alone, {"r1"} - answers.reasons.keys())
+
+
+def test_what_never_fits_is_refused():
+    one = fleet()
+    with pytest.raises(RequestError, match="at most 120 with the answer; found 115, up to 123"):
+        one.router.submit("a", [1] * 115, SamplingParams(8))
+    with pytest.raises(RequestError, match="expected one answer"):
+        one.router.submit("a", [1] * 9, SamplingParams(8, n=2, temperature=1))
+
+
+# ---- parts and the wire
+
+
+def part(place=0):
+    whole = Part("r1", 2, 1, place, 7, b"keys" * 99, b"values" * 66, 0)
+    return whole._replace(crc=checksum(whole))
+
+
+def test_a_part_as_a_message():
+    assert unpack(pack(part())) == part()
+
+
+def test_tcp():
+    listener = PartListener(b"key")
+    wire = TcpWire(b"key")
+    tickets = [wire.post(listener.address, lambda i=i: part(i)) for i in range(50)]
+    got = [listener.parts.get(timeout=30) for _ in range(50)]
+    assert got == [part(i) for i in range(50)]
+    assert {ticket.poll() for ticket in tickets} <= {"done", "pending"}
+
+
+def test_a_receiver_that_is_not_there():
+    listener = PartListener(b"key")
+    listener.listener.close()
+    wire = TcpWire(b"key")
+    ticket = wire.post(("127.0.0.1", 1), part)
+    while ticket.poll() == "pending":
+        os.sched_yield()
+    assert ticket.poll() == "error"
+
+
+# ---- processes
+
+
+def test_processes_write_what_one_engine_writes():
+    """With a worker of each kind killed in the middle."""
+    chance = Random(3)
+    answers = Answers()
+    with Fleet(small_engine, 1, 1, P) as processes:
+        for n in range(6):
+            prompt = [chance.randrange(2, 300) for _ in range(chance.randrange(20, 120))]
+            processes.submit(f"r{n}", prompt, SamplingParams(12, temperature=0, ignore_eos=True))
+            answers.requests[f"r{n}"] = processes.router.calls[f"r{n}"].request
+            answers.tokens[f"r{n}"] = []
+            if n % 3 == 2:
+                processes.kill("prefill" if n == 2 else "decode", 0)
+        while processes.router.calls:
+            answers.take(processes.poll(0.1))
+        assert processes.deaths == 2
+        while processes.facts()["used"]:
+            answers.take(processes.poll(0.05))
+    right = written_alone(answers.requests.values())
+    assert not answers.wrong(lambda request: right[request.id], set())
