@@ -35,7 +35,7 @@ class Options:
     """
 
     G: int = 16
-    lr: float = 1e-3
+    lr: float = 2e-3
     clip: float = 0.2
     age: int = 0
     every: int = 1
@@ -45,7 +45,7 @@ class Options:
 
 class Row(NamedTuple):
     """What a step did. rewards: the mean of each question.  seconds: of this process, to write and
-    to learn.  ratios: the mean share of tokens whose ratio was held by the clip"""
+    to learn"""
 
     step: int
     rewards: list[float]

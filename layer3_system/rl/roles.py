@@ -20,7 +20,7 @@ from layer3_system.s30_training import adamw_step, unscale_and_clip
 from layer3_system.training.llama import TrainableLlama, training_kernels
 
 TOKENS = 14             # of an answer, at most
-BETAS = 0.9, 0.95
+BETAS = 0.9, 0.999      # of AdamW's means
 EPS = 1e-8
 LIMIT = 1.0             # of the gradient's norm
 
