@@ -4,7 +4,7 @@ P: questions of a step   G: answers to each   B: all answers, P·G   T: tokens o
 W: ranks   N, K: rows and columns of a matrix
 A step writes P·G answers, judges them, and makes one update. Weights go from bands of rows, as
 training keeps them, to the layout of serving: a matrix that is served in bands of columns sends
-N·K·(W - 1)/W numbers, one in bands of rows sends none.
+N·K·(W - 1)/W numbers; to gather it everywhere would send N·K·(W - 1).
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Learning from own answers, recorded: three seeds, arms whose answers are old, and a slow reward.
 
-python -m layer3_system.bench.rl      writes rl.json; 300 updates of the draft model
+python -m layer3_system.bench.rl      writes rl.json; 264 updates of the draft model
 """
 
 import json
@@ -17,7 +17,7 @@ from layer3_system.rl.roles import contains_role
 
 RECORD = Path(__file__).with_suffix(".json")
 UPDATES = 40            # of each seed
-FEWER = 30              # of each arm
+FEWER = 24              # of each arm
 OTHERS = "teacher", "hedgehog", "sailor", "baker", "rabbit", "fox"      # nobody asks about them
 EACH = 0.05             # seconds that a slow reward waits
 ANSWERS = 64
@@ -34,8 +34,8 @@ ARMS = {
     "4 updates old": (Options(age=4), Parts()),
     "4 updates old, ratio taken as 1": (Options(age=4), Parts(policy_loss=no_ratio)),
     "engine never gets weights": (Options(every=0), Parts()),
-    "1 update old, a quarter of the rate": (Options(age=1, lr=5e-4), Parts()),
-    "same weights, a quarter of the rate": (Options(lr=5e-4), Parts()),
+    "1 update old, a quarter of the rate": (Options(age=1, lr=7.5e-4), Parts()),
+    "same weights, a quarter of the rate": (Options(lr=7.5e-4), Parts()),
 }
 
 

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,15 @@ import lab
 from layer2_graph import Tokenizer, read_config, read_weights
 from layer2_graph.models import SMALL
 from layer3_system import s32_rl_placement
-from layer3_system.rl.roles import Actor, Answer, Rollout, contains_role, padded
+from layer3_system.rl.roles import (
+    Actor,
+    Answer,
+    Rollout,
+    contains_role,
+    distance,
+    log_probs,
+    padded,
+)
 
 BOUND = 1e-5            # of the gap, where both are fp32 and the weights are the same
 DEAD = 5                # steps in a row that teach nothing, after which it stops
@@ -32,13 +41,15 @@ class LearningError(RuntimeError):
 class Options:
     """age: updates between the weights that write a step's answers and those that learn from them.
     every: updates between two deliveries of weights to the engine; 0: never
+    near: weight of the distance to the reference, the actor as it was, in the loss; 0: no reference
     """
 
     G: int = 16
-    lr: float = 2e-3
+    lr: float = 3e-3
     clip: float = 0.2
     age: int = 0
     every: int = 1
+    near: float = 0.0
     seed: int = 0
     roles: tuple[str, ...] = ROLES
 
@@ -85,7 +96,7 @@ class Learning:
     """An actor, an engine that writes, and the program that judges. folder: of the model"""
 
     def __init__(self, options: Options = Options(), parts: Parts = Parts(),   # noqa: B008
-                 folder=SMALL.parent / "draft",
+                 folder: Path = SMALL.parent / "draft",
                  reward: Callable[[Answer], float] = contains_role) -> None:
         m = read_config(folder)
         weights = read_weights(folder, m, torch.float32, "cpu")
@@ -94,6 +105,7 @@ class Learning:
         self.reward = reward
         self.actor = Actor(m, weights, options.lr)
         self.rollout = Rollout(m, weights, Tokenizer(folder, m))
+        self.reference = Actor(m, weights, 0.0).model if options.near else None
         self.waiting: deque[list[Answer]] = deque()     # written, and not learnt from yet
         self.steps = 0
         self.dead = 0               # steps in a row that taught nothing
@@ -128,8 +140,13 @@ class Learning:
         losses = []
 
         def loss(new: Tensor) -> Tensor:
-            losses.append(self.parts.policy_loss(new, old, A, mask, self.options.clip))
-            return losses[-1]
+            value = self.parts.policy_loss(new, old, A, mask, self.options.clip)
+            if self.reference is not None:
+                with torch.no_grad():
+                    reference = log_probs(self.reference, answers)
+                value = value + self.options.near * distance(new, reference, mask)
+            losses.append(value)
+            return value
 
         new = self.actor.learn(answers, loss)
         return losses[0].item(), (new - old)[mask].abs().mean().item()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from layer1_kernels import kernels
 from layer2_graph import Config, Llama, Tokenizer
-from layer3_system.s01_request import SamplingParams
+from layer3_system.s01_request import Request, SamplingParams
 from layer3_system.s04_continuous_batching import Scheduler
 from layer3_system.s06_prefix_cache import PrefixPool
 from layer3_system.s07_engine import Engine
@@ -20,7 +20,7 @@ from layer3_system.s30_training import adamw_step, unscale_and_clip
 from layer3_system.training.llama import TrainableLlama, training_kernels
 
 TOKENS = 14             # of an answer, at most
-BETAS = 0.9, 0.999      # of AdamW's means
+BETAS = 0.9, 0.95       # of AdamW's means
 EPS = 1e-8
 LIMIT = 1.0             # of the gradient's norm
 
@@ -71,20 +71,24 @@ class Rollout:
         self.version = version
 
     @torch.inference_mode()
-    def write(self, roles: list[str], G: int, seed: int, temperature: float = 1.0) -> list[Answer]:
-        """G answers to the question for each role, one role after the other."""
+    def write(self, roles: list[str], G: int, seed: int) -> list[Answer]:
+        """G answers to the question for each role, one role after the other.
+
+        The engine's log-probabilities are those of raw scores, so tokens are drawn at temperature
+        1, and of all tokens: else they would not be those of the draw.
+        """
         requests = []
         for i, role in enumerate(roles):
             prompt = self.words.chat([{"role": "user", "content": question(role)}])
-            params = SamplingParams(n=G, max_tokens=TOKENS, logprobs=0, seed=1000 * seed + i,
-                                    temperature=temperature)
+            params = SamplingParams(n=G, max_tokens=TOKENS, logprobs=0, seed=1000 * seed + i)
             # pages of older weights have other keys: a salt keeps them apart
             requests += self.engine.submit(prompt, params, salt=f"weights {self.version}")
         while self.engine.busy:
             self.engine.step()
         return [self.answer(request, roles[i // G]) for i, request in enumerate(requests)]
 
-    def answer(self, request, role: str) -> Answer:
+    def answer(self, request: Request, role: str) -> Answer:
+        """A finished request as an Answer. ValueError where it was aborted."""
         if request.reason not in ("stop", "length"):
             raise ValueError(f"an answer about a {role} ended by {request.reason}: "
                              f"{request.error}; it is no answer to learn from")
@@ -108,6 +112,13 @@ def log_probs(model: TrainableLlama, answers: list[Answer]) -> Tensor:      # ->
     first = torch.tensor([len(a.prompt) - 1 for a in answers])
     at = first[:, None] + torch.arange(T)                           # (B, T)
     return each.gather(1, at.clamp(max=each.shape[1] - 1))
+
+
+def distance(new: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
+    """How far the actor is from the reference on the mask's tokens, a scalar from 0: the estimate
+    of the Kullback-Leibler divergence in Shao et al. 2024, equation 4. All (B, T)"""
+    difference = (reference - new)[mask]
+    return (difference.exp() - difference - 1).mean()
 
 
 class Actor:

@@ -3,6 +3,8 @@
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from lab.remote.recorder import mark
 from layer1_kernels import kernels
@@ -45,9 +47,10 @@ def move_weights(m: Config, seed: int) -> dict[str, Tensor]:
 
 
 @torch.inference_mode()
-def scores_after_move(m: Config, tokens: list[int], seed: int) -> tuple[Tensor, Tensor]:
-    """Scores of the next token (1, V): by ranks whose weights came from training's layout, and by
-    one model alone."""
+def scores_after_move(tokens: list[int], seed: int) -> tuple[Tensor, Tensor]:
+    """Scores of the next token (1, V), by random weights of SHAPE: by ranks whose weights came from
+    training's layout, and by one model alone."""
+    m = SHAPE
     W = dist.get_world_size()
     served = TensorParallelLlama(local_config(m, W), move_weights(m, seed), kernels("torch"))
     alone = Llama(m, new_weights(m, seed), kernels("torch"))
@@ -57,3 +60,11 @@ def scores_after_move(m: Config, tokens: list[int], seed: int) -> tuple[Tensor, 
         cache = PagedCache(model.config, 1, len(tokens))
         both.append(model.forward(cache.step([tokens]), cache))
     return both[0], both[1]
+
+
+def fsdp_part(N: int, K: int) -> Tensor:                            # -> (rows of this rank, K)
+    """This rank's part of a matrix of numbers in order, as PyTorch's FSDP2 cuts it."""
+    layer = torch.nn.Linear(K, N, bias=False)
+    layer.weight.data = torch.arange(float(N * K)).view(N, K)
+    fully_shard(layer, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    return layer.weight.to_local().detach()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lab.judge.mistakes import mistake, raises
+from lab.judge.mistakes import mistake, named, raises
 from layer3_system.rl.lanes import idle_share, split
 from layer3_system.rl.layout import part
 
@@ -68,22 +68,19 @@ def test_advantages__unseen(subject, agree, rng):
 
 def one_token(new, old, A, clip, wrong):
     """(what a token gains, the slope of that by `new`)."""
-    ratio = math.exp(new - old)
-    held = min(max(ratio, 1 - clip), 1 + clip)
-    free = 0.0 if held != ratio else ratio * A
     if wrong == "no_ratio":
         return A * new, A
-    if wrong == "difference":
-        return (new - old) * A, A
     if wrong == "old_is_new":
         return A, A
+    ratio = new - old if wrong == "difference" else math.exp(new - old)
+    slope = A if wrong == "difference" else ratio * A
+    held = min(max(ratio, 1 - clip), 1 + clip)
     if wrong == "no_clip":
-        return ratio * A, ratio * A
+        return ratio * A, slope
     if wrong == "clip_alone":
-        return held * A, free
-    choose = max if wrong == "max_for_min" else min
-    gain = choose(ratio * A, held * A)
-    return gain, ratio * A if gain == ratio * A else free
+        return held * A, slope if held == ratio else 0.0
+    gain = (max if wrong == "max_for_min" else min)(ratio * A, held * A)
+    return gain, slope if gain == ratio * A else 0.0
 
 
 LOSSES = {
@@ -285,8 +282,8 @@ def case(rng, shape, source, target, W):
 
 def check_moves(subject, agree, rng, W, kinds):
     cases = [case(rng, *kind, W) for kind in kinds]
-    with raises("view", ValueError, "A piece of a matrix has gaps between its rows: what is sent, "
-                "and what is received into, must be contiguous."):
+    with named("view", "A piece of a matrix has gaps between its rows: what is sent, and what is "
+               "received into, must be contiguous.", lambda error: "contiguous" in str(error)):
         run = subject.ranks(f"{DRIVER}:apply_cases", [
             ([arguments[r] for arguments, _ in cases],) for r in range(W)])
     for i, (kind, (arguments, want)) in enumerate(zip(kinds, cases, strict=True)):
@@ -328,4 +325,4 @@ def test_apply_plan(subject, agree, rng, W):
     check_moves(subject, agree, rng, W, [
         ((6 * W, 4 * W), "fsdp", "columns"), ((10, 12), "fsdp", "columns"),
         ((3, 12), "fsdp", "columns"), ((9, 7), "columns", "rows"), ((8, 5), "fsdp", "rows"),
-        ((4, 5), "fsdp", "all"), ((512, 512), "fsdp", "columns")])
+        ((4, 5), "fsdp", "all")])
