@@ -105,11 +105,10 @@ def apply_plan(plan: list[Piece], own: Tensor, here: Place, there: Place) -> Ten
     calls = []
     arrivals = []
     for source, target, place in plan:
-        piece = window(own, here, place) if source == rank else None
         if source == target == rank:
-            window(result, there, place).copy_(piece)
+            window(result, there, place).copy_(window(own, here, place))
         elif source == rank:
-            calls.append(dist.isend(piece.contiguous(), target))
+            calls.append(dist.isend(window(own, here, place).contiguous(), target))
         elif target == rank:
             arrivals.append((torch.empty_like(window(result, there, place)), place))
             calls.append(dist.irecv(arrivals[-1][0], source))

@@ -1,9 +1,10 @@
 """Learning from own answers, recorded: three seeds, arms whose answers are old, and a slow reward.
 
-python -m layer3_system.bench.rl      writes rl.json; 264 updates of the draft model
+python -m layer3_system.bench.rl      writes rl.json; 228 updates of the draft model
 """
 
 import json
+import multiprocessing
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -12,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from layer3_system.rl.loop import Learning, Options, Parts
+from layer3_system.rl.loop import Learning, LearningError, Options, Parts, Row
 from layer3_system.rl.roles import contains_role
 
 RECORD = Path(__file__).with_suffix(".json")
-UPDATES = 40            # of each seed
-FEWER = 24              # of each arm
+UPDATES = 36            # of each seed
+FEWER = 20              # of each arm
 OTHERS = "teacher", "hedgehog", "sailor", "baker", "rabbit", "fox"      # nobody asks about them
 EACH = 0.05             # seconds that a slow reward waits
 ANSWERS = 64
@@ -45,12 +46,42 @@ def grid(learning: Learning, roles: tuple[str, ...], seed: int) -> list[list[flo
     return [[contains_role(a) for a in answers if a.role == role] for role in roles]
 
 
-def arm(learning: Learning, updates: int) -> dict[str, list]:
-    rows = [learning.step() for _ in range(updates)]
+def arm(learning: Learning, updates: int) -> dict[str, Any]:
+    """"reward", "roles", "gap" by update, "seconds" of writing and of learning, and "stopped": why
+    it ended early, or None."""
+    rows: list[Row] = []
+    stopped = None
+    try:
+        while len(rows) < updates:
+            rows.append(learning.step())
+    except LearningError as error:
+        stopped = str(error)
     return {"reward": [round(row.reward, 4) for row in rows],
             "roles": [[round(r, 4) for r in row.rewards] for row in rows],
-            "gap": [float(f"{row.gap:.2e}") for row in rows],
+            "gap": [float(f"{row.gap:.2e}") for row in rows], "stopped": stopped,
             "seconds": [round(sum(row.seconds[i] for row in rows), 2) for i in range(2)]}
+
+
+def seed_run(seed: int) -> dict[str, Any]:
+    """An arm's entries, and "grids" and "others" before and after."""
+    torch.set_num_threads(1)
+    learning = Learning(Options(seed=seed))
+    roles = learning.options.roles
+    grids = {"before": grid(learning, roles, 0)}
+    others = {"before": mean(grid(learning, OTHERS, 0))}
+    run = arm(learning, UPDATES)
+    grids["after"] = grid(learning, roles, 0)
+    others["after"] = mean(grid(learning, OTHERS, 0))
+    return run | {"grids": grids, "others": others}
+
+
+def mean(rows: list[list[float]]) -> float:
+    return round(sum(map(sum, rows)) / sum(map(len, rows)), 3)
+
+
+def arm_run(name: str) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    return arm(Learning(*ARMS[name]), FEWER)
 
 
 def slow_reward(number: int) -> float:
@@ -71,32 +102,22 @@ def pool_seconds() -> dict[str, Any]:
 
 
 def record() -> dict[str, Any]:
-    seeds = {}
-    for seed in range(3):
-        learning = Learning(Options(seed=seed))
-        before = grid(learning, learning.options.roles, 0), grid(learning, OTHERS, 0)
-        seeds[seed] = arm(learning, UPDATES)
-        print("seed", seed, seeds[seed]["reward"][::8], flush=True)
-        if seed == 0:
-            after = grid(learning, learning.options.roles, 0), grid(learning, OTHERS, 0)
-            pairs = before, after
-    arms = {"same weights": seeds[0] | {part: seeds[0][part][:FEWER]
-                                        for part in ("reward", "roles", "gap")}}
-    for name, (options, parts) in ARMS.items():
-        arms[name] = arm(Learning(options, parts), FEWER)
-        print(name, arms[name]["reward"][::5], arms[name]["gap"][::8], flush=True)
-    others = [round(sum(map(sum, grids[1])) / (16 * len(OTHERS)), 3) for grids in pairs]
-    share = seeds[0]["seconds"][0] / sum(seeds[0]["seconds"])
+    with ProcessPoolExecutor(3, multiprocessing.get_context("spawn")) as pool:
+        runs = pool.map(seed_run, range(3))
+        arms = pool.map(arm_run, ARMS)
+        seeds = {seed: run for seed, run in enumerate(runs)}
+        others = dict(zip(ARMS, arms, strict=True))
+    first = seeds[0]
+    same = first | {part: first[part][:FEWER] for part in ("reward", "roles", "gap")}
+    del same["grids"], same["others"]
+    share = first["seconds"][0] / sum(first["seconds"])
     return {"what": f"the draft model, 4 questions, 16 answers each; 3 seeds of {UPDATES} updates, "
-                    f"{len(ARMS)} arms of {FEWER} with seed 0; of seed 0's time {share:.0%} is "
-                    f"rollout",
-            "roles": list(Options().roles), "seeds": seeds, "arms": arms,
-            "grids": {"before": pairs[0][0], "after": pairs[1][0]},
-            "others": {"before": others[0], "after": others[1]}, "pool": pool_seconds()}
+                    f"arms of {FEWER} with seed 0; of seed 0's time {share:.0%} is rollout",
+            "roles": list(Options().roles), "seeds": seeds,
+            "arms": {"same weights": same} | others, "pool": pool_seconds()}
 
 
 def main() -> None:
-    torch.set_num_threads(1)
     RECORD.write_text(json.dumps(record()) + "\n", "utf-8")
 
 

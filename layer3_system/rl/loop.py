@@ -112,7 +112,7 @@ class Learning:
         self.answers: list[Answer] = []                 # of the newest step
 
     def write(self) -> list[Answer]:
-        """New answers; with an age, those that were written so many steps ago."""
+        """New answers; with an age, those that were written that number of steps ago."""
         o = self.options
         self.waiting.append(self.rollout.write(list(o.roles), o.G, 10_000 * o.seed + self.steps))
         return self.waiting.popleft() if len(self.waiting) > o.age else self.waiting[0]

@@ -238,7 +238,7 @@ def check_plan(subject, shape, source, target, W):
     for r in range(W):
         (top, bottom), (left, right) = part(target, shape, r, W)
         paint = np.zeros((bottom - top, right - left), int)         # how often each number comes
-        for q, receiver, (a, b) in plan:
+        for _, receiver, (a, b) in plan:
             if receiver == r:
                 paint[a[0] - top:a[1] - top, b[0] - left:b[1] - left] += 1
         for name, places, why in (
@@ -248,9 +248,10 @@ def check_plan(subject, shape, source, target, W):
             i, j = np.argwhere(places)[0] + (top, left) if places.any() else (0, 0)
             assert not places.any(), mistake(
                 name, f"{words}: row {i}, column {j} of rank {r} {why}", why)
-    assert Counter(plan) == Counter(plan_of(shape, source, target, W)), mistake(
-        "in_strips", f"{words}: {len(plan)} pieces, expected {len(plan_of(shape, source, target, W))}"
-        f": what goes from one rank to another is one rectangle")
+    right = plan_of(shape, source, target, W)
+    assert Counter(plan) == Counter(right), mistake("in_strips", (
+        f"{words}: {len(plan)} pieces, expected {len(right)}: what goes from one rank to another "
+        f"is one rectangle"))
 
 
 @pytest.mark.parametrize("shape", [(12, 8), (96, 512), (10, 12), (7, 12), (3, 12)], ids=str)
