@@ -19,6 +19,7 @@ context_parallel  one sequence on several ranks, by the ring and by Ulysses
 counted_bytes  what ranks sent, counted, beside what the lessons derive
 timing         how long ranks take together
 training_curves  losses of a tiny Llama in five kinds of arithmetic
+rl             rewards by update: seeds, and answers that are old
 kills          a training that is killed again and again, beside one that never was
 stall          how long a save stops training
 training_speed  steps of s30 beside a plain loop of PyTorch

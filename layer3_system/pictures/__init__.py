@@ -18,8 +18,10 @@ tiers     A memory below: tokens computed by its size, and seconds to load or co
 failures  Failures: a month as a band, what intervals lose, disks after a stop.
 plans     Plans: what each kind of parallelism does to a token, and plans by bytes and seconds.
 disaggregation  Prompts and answers apart: token times, layers on the wire, goodput.
+answers   Learning from own answers: rewards and gaps by update, placements, a plan's pieces.
 """
 
+from layer3_system.pictures.answers import answer_grid, gap_curves, placement_lanes, plan_grid, reward_curves
 from layer3_system.pictures.clients import call_life, waits
 from layer3_system.pictures.context import causal_bands, context_bytes, position_errors, ring_work
 from layer3_system.pictures.disaggregation import goodput_panels, token_ticks, wire_lanes

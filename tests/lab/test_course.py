@@ -57,6 +57,12 @@ def manifest(tmp_path, monkeypatch):
     course.floors.cache_clear()
 
 
+def test_nothing_need_be_planned(manifest):
+    assert manifest(["k01_a"], [])[0].planned == ()
+    with pytest.raises(CourseError, match="no lesson 'k02_b'; there are k01_a"):
+        course.find("k02_b")
+
+
 def test_an_id_is_listed_once(manifest):
     assert [i.id for i in manifest(["k01_a"], ["k02_b"])[0].lessons] == ["k01_a"]
     with pytest.raises(CourseError, match="lists k02_b twice: a lesson that is there is no longer"):

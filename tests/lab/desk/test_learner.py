@@ -82,7 +82,6 @@ def test_one_line_of_verdict_for_a_whole_desk(desk):
 
 BAD = {
     "unknown lesson": (["check", "k99_nothing"], "no lesson 'k99_nothing'"),
-    "planned lesson": (["start", "s32_rl_placement"], "planned"),
     "unknown exercise": (["check", "r01_roofline/nothing"], "has no exercise 'nothing'"),
     "missing file": (["check", "r01_roofline", "--file", "no such.py"], "no file"),
     "a folder as file": (["check", "r01_roofline", "--file", "day01_roofline"],
