@@ -11,6 +11,7 @@ s08_server  A server people can call
 s09_load_test  The trade-off curve
 s10_speculative  Draft and verify
 s11_kv_offload  The next memory down
+s12_disaggregation  Prefill here, decode there
 s13_structured  Output that must parse
 s20_collectives  What the wires do
 s21_data_parallel  DP, ZeRO 1–3, FSDP
@@ -35,6 +36,11 @@ from layer3_system.context import (
     pass_on,
     unzigzag,
     zigzag,
+)
+from layer3_system.disaggregation.parts import (
+    Part,
+    Ticket,
+    checksum,
 )
 from layer3_system.engine.transfer import (
     TransferError,
@@ -224,6 +230,14 @@ from layer3_system.s11_kv_offload import (
     read_record,
     worth_loading,
 )
+from layer3_system.s12_disaggregation import (
+    DecodeLoad,
+    Inbox,
+    Outbox,
+    PrefillLoad,
+    choose_workers,
+    parts_done,
+)
 from layer3_system.s13_structured import (
     forced_bytes,
     mask_guesses,
@@ -363,6 +377,10 @@ from layer3_system.testing.speculation_driver import (
 from layer3_system.testing.tier_driver import (
     Memories,
 )
+from layer3_system.testing.transfer_driver import (
+    Arrivals,
+    Settlement,
+)
 from layer3_system.tiers import (
     Copies,
     HostTier,
@@ -387,6 +405,7 @@ __all__ = [
     "Adam",
     "ApiError",
     "Architecture",
+    "Arrivals",
     "Attend",
     "Automaton",
     "BlockPool",
@@ -399,6 +418,7 @@ __all__ = [
     "Copies",
     "Costs",
     "Deadlock",
+    "DecodeLoad",
     "Detokenizer",
     "Drive",
     "Engine",
@@ -414,6 +434,7 @@ __all__ = [
     "HashChain",
     "HostOverFile",
     "HostTier",
+    "Inbox",
     "Job",
     "Latent",
     "Leader",
@@ -423,10 +444,13 @@ __all__ = [
     "ModelDrafter",
     "News",
     "Objective",
+    "Outbox",
     "Output",
     "Pages",
+    "Part",
     "PatternError",
     "Plan",
+    "PrefillLoad",
     "PrefixPool",
     "RadixTree",
     "Recompute",
@@ -445,6 +469,7 @@ __all__ = [
     "SchemaError",
     "Seats",
     "ServingPlan",
+    "Settlement",
     "Stage",
     "StatePages",
     "StaticScheduler",
@@ -455,6 +480,7 @@ __all__ = [
     "Team",
     "TensorParallelLlama",
     "TextMatcher",
+    "Ticket",
     "TieredPages",
     "TieredPool",
     "TokenCost",
@@ -485,7 +511,9 @@ __all__ = [
     "check_parts",
     "check_pool",
     "check_ranks",
+    "checksum",
     "choose_chunk",
+    "choose_workers",
     "chunks_of",
     "combine",
     "commit",
@@ -544,6 +572,7 @@ __all__ = [
     "padded_tokens",
     "pages_of",
     "part_of",
+    "parts_done",
     "pass_on",
     "pattern_of",
     "peak_kept",

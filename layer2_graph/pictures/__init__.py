@@ -28,5 +28,5 @@ from layer2_graph.pictures.timeline import by_blocks, timelines
 __all__ = ["against_window", "arenas", "bounds", "by_bits", "by_blocks", "compiled", "contexts",
            "heaps", "held_bytes", "host_and_device", "kept_numbers", "largest_of_tokens",
            "learning", "loaded_share", "mixing", "padding", "quality", "ragged", "recall",
-           "recompiled", "recovery", "rounded", "routes", "stacked", "steps", "strips",
-           "timelines", "valley", "visible", "waves", "zeros"]
+           "recompiled", "recovery", "rounded", "routes", "stacked", "steps", "strips", "timelines",
+           "valley", "visible", "waves", "zeros"]

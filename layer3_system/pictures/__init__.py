@@ -21,7 +21,13 @@ disaggregation  Prompts and answers apart: token times, layers on the wire, good
 answers   Learning from own answers: rewards and gaps by update, placements, a plan's pieces.
 """
 
-from layer3_system.pictures.answers import answer_grid, gap_curves, placement_lanes, plan_grid, reward_curves
+from layer3_system.pictures.answers import (
+    answer_grid,
+    gap_curves,
+    placement_lanes,
+    plan_grid,
+    reward_curves,
+)
 from layer3_system.pictures.clients import call_life, waits
 from layer3_system.pictures.context import causal_bands, context_bytes, position_errors, ring_work
 from layer3_system.pictures.disaggregation import goodput_panels, token_ticks, wire_lanes
@@ -41,4 +47,14 @@ from layer3_system.pictures.tensors import cache_by_ranks, split_bands
 from layer3_system.pictures.tiers import load_lines, tier_bars, tier_curves
 from layer3_system.pictures.training import bucket_lanes, stage_bars, state_copies
 
-__all__ = []
+__all__ = ["allowed_steps", "answer_grid", "automaton_jumps", "block_map", "bucket_lanes",
+           "byte_bars", "cache_by_ranks", "call_life", "causal_bands", "chunk_steps",
+           "context_bytes", "disk_outcomes", "expert_loads", "gap_curves", "goodput_panels",
+           "gradient_range", "guess_ribbons", "hash_chain", "interval_curve", "kept_lines",
+           "kept_shares", "kind_grid", "load_lines", "loss_curves", "match_lines", "month_bands",
+           "padded_batch", "pipeline_lanes", "placement_lanes", "plan_cloud", "plan_grid",
+           "position_errors", "rank_lanes", "rank_matrix", "reward_curves", "ring_and_tree",
+           "ring_rounds", "ring_work", "row_matrix", "rows_by_k", "seat_lanes", "serving_lines",
+           "speedup_curves", "split_bands", "stage_bars", "state_copies", "step_arrays",
+           "step_bars", "step_timeline", "table_arrows", "tier_bars", "tier_curves", "token_ticks",
+           "training_lines", "waits", "wire_lanes"]
