@@ -64,7 +64,7 @@ def energy(x: Tensor, n: Tensor, limit: float) -> Tensor:       # (T, C), () int
     y = x * x
     print("energy of a batch")
     n = n.clamp(0, x.shape[0])
-    return y[:n.item()].sum(0)
+    return y[:int(n.item())].sum(0)
 
 
 def predict_graphs() -> int:

@@ -1,5 +1,7 @@
 """Given code round the exercises of s32: what its ranks are asked to run."""
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -67,4 +69,5 @@ def fsdp_part(N: int, K: int) -> Tensor:                            # -> (rows o
     layer = torch.nn.Linear(K, N, bias=False)
     layer.weight.data = torch.arange(float(N * K)).view(N, K)
     fully_shard(layer, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-    return layer.weight.to_local().detach()
+    weight: Any = layer.weight          # a DTensor by now
+    return weight.to_local().detach()
