@@ -3,7 +3,6 @@
 import argparse
 import datetime
 import json
-import sys
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -61,4 +60,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -79,7 +79,8 @@ def write_then_read(register: Callable, arguments: list) -> list[Tensor]:
 
 def breaks(f: Callable, arguments: list) -> tuple[int, list[str]]:
     """(graphs, breaks) of one call."""
-    return tuple(find_breaks(f, *arguments))
+    graphs, reasons = find_breaks(f, *arguments)
+    return graphs, reasons
 
 
 def shared_graph(one_graph: Callable, inputs: list[Tensor]) -> dict[str, Any]:
