@@ -72,9 +72,9 @@ def seconds() -> float:
 
 def eager(layer: Layer) -> Row:
     inputs = layer.inputs(T)
-    with Launches() as seen:
+    with Launches() as launches:
         result = layer.block(*inputs)
-    return Row("PyTorch, eager", "", seen.names, 0, layer.error(result), [0] * 4)
+    return Row("PyTorch, eager", "", launches.names, 0, layer.error(result), [0] * 4)
 
 
 def by_hand(layer: Layer) -> Row:
@@ -83,10 +83,10 @@ def by_hand(layer: Layer) -> Row:
     batch = cache.step([[0] * T])
     x = layer.inputs(T)[0]
     nothing = torch.zeros_like(x)                       # what the layer before has left to add
-    with Launches() as seen:
-        fused.ops = seen.counting(fused.ops)
+    with Launches() as launches:
+        fused.ops = launches.counting(fused.ops)
         first, residual = fused_block(fused, 1, x, nothing, batch, cache)
-    return Row("g05, by hand", "", seen.names, 0, layer.error(first + residual), [0] * 4)
+    return Row("g05, by hand", "", launches.names, 0, layer.error(first + residual), [0] * 4)
 
 
 # ---- compilers
