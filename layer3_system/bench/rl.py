@@ -105,7 +105,7 @@ def record() -> dict[str, Any]:
     with ProcessPoolExecutor(3, multiprocessing.get_context("spawn")) as pool:
         runs = pool.map(seed_run, range(3))
         arms = pool.map(arm_run, ARMS)
-        seeds = {seed: run for seed, run in enumerate(runs)}
+        seeds = dict(enumerate(runs))
         others = dict(zip(ARMS, arms, strict=True))
     first = seeds[0]
     same = first | {part: first[part][:FEWER] for part in ("reward", "roles", "gap")}

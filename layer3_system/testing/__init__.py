@@ -18,4 +18,5 @@ context_ranks      given code round the exercises of s25, gradients, a Llama
 step_driver        given code round the exercises of s30
 crash_disk         every disk that a crash could leave, for s31
 recovery_driver    given code round the other exercises of s31
+reshard_ranks      what the ranks of s32 are asked to run: plans, and a Llama that moves
 """
