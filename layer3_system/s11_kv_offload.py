@@ -84,9 +84,9 @@ class TieredPool(PrefixPool):
         None, and nothing changed, if the name is not below or no page is free. The place keeps its
         contents. To take a page may evict another, into any place that is not pinned.
         """
-        # exercise: its place; pin, take, unpin; the copy; the index knows it in both directions
-        place = self.host.get(name)
-        if place is None or not self.free:
+        # exercise: its place, if a page is free; pin, take, unpin; the copy; the index, both ways
+        place = self.host.get(name) if self.free else None
+        if place is None:
             return None
         self.host.pin(name)
         page = self.take()
