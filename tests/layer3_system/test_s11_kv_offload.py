@@ -274,8 +274,8 @@ def check_loaded(what, name, page, before, after):
     assert after["pinned"] == [], mistake(
         "stays_pinned", f"{what}: {say} stays pinned", "a place stays pinned")
     assert after["order"][0] == name, mistake(
-        "not_spare", f"{what}: below, {called(after['order'][0])} is given up before {say}, which "
-        f"the device has, too: that is what `unpin` tells the host", "the copy below is not the "
+        "not_spare", f"{what}: the host gives up {called(after['order'][0])} before {say}, which "
+        f"the device has, too: that is what `unpin` tells it", "the copy below is not the "
                                                                     "first to be given up")
 
 
