@@ -276,7 +276,7 @@ def check_loaded(what, name, page, before, after):
     assert after["order"][0] == name, mistake(
         "not_spare", f"{what}: the host gives up {called(after['order'][0])} before {say}, which "
         f"the device has, too: that is what `unpin` tells it", "the copy below is not the "
-                                                                    "first to be given up")
+                                                                  "first to be given up")
 
 
 def test_TieredPool_load(subject, rng):
