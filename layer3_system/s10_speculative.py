@@ -39,7 +39,7 @@ def lookup(tokens: list[int], count: int, longest: int = 4) -> list[int]:
     """Guesses at what follows a text, from the text itself; [] if nothing in it helps.
 
     The longest end of the text, at most `longest` tokens, that occurs earlier in it, too; of its
-    earlier occurrences the last one; what followed there, at most `count` tokens.
+    earlier occurrences, which may overlap it, the last one; what followed, at most `count` tokens.
     """
     # exercise: ends from the longest to one token; places from the last one to the first
     for n in range(min(longest, len(tokens) - 1), 0, -1):
@@ -95,7 +95,8 @@ def accept(p: np.ndarray, q: np.ndarray, guesses: list[int], u_accept: np.ndarra
     u_accept: (γ,), numbers in [0, 1) that decide on the guesses
     u_draw: (γ + 1,), numbers in [0, 1) for `pick`
     Guess x holds with the probability min(1, p(x) / q(x)). The first that does not is replaced by a
-    token drawn with the residual, max(p - q, 0). If all hold, the last row of p gives one more.
+    token drawn with the residual, max(p - q, 0); where rounding leaves nothing of it, with p. If
+    all hold, the last row of p gives one more. Place i is drawn with u_draw[i].
     """
     # exercise: go along the guesses; after a refusal, a token of the residual is the last one
     for i, x in enumerate(guesses):

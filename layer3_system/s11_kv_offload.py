@@ -4,7 +4,7 @@ P: pages of the device   S: slots of a page, one token each   n: tokens
 κ: bytes of a token's keys and values   f: FLOPs to compute one   F: FLOP/s   BW: byte/s of a copy
 A page that is taken for something else first goes to a place in host memory, under the name that
 s06 gave it. When its text is asked for again it comes back. That pays where κ/BW < f/F: it depends
-on the model and the link, and on the length only by the latency of a copy and by attention.
+on the model and the link, and on the length only by the latency of copies and by attention.
 Costs a page: a copy of S·κ bytes each way; on the host some look-ups by name.
 """
 
@@ -84,9 +84,9 @@ class TieredPool(PrefixPool):
         None, and nothing changed, if the name is not below or no page is free. The place keeps its
         contents. To take a page may evict another, into any place that is not pinned.
         """
-        # exercise: its place; pin, take, unpin; the copy; the index knows it in both directions
-        place = self.host.get(name)
-        if place is None or not self.free:
+        # exercise: its place, if a page is free; pin, take, unpin; the copy; the index, both ways
+        place = self.host.get(name) if self.free else None
+        if place is None:
             return None
         self.host.pin(name)
         page = self.take()
@@ -148,7 +148,7 @@ class Costs(NamedTuple):
     bytes: float                    # keys and values of a token, all layers
     rate: float                     # FLOP/s
     bandwidth: float                # byte/s of a copy; 0: there is no link
-    latency: float                  # seconds of a copy, however small
+    latency: float                  # seconds until copies begin, once for all pages of a text
 
 
 def worth_loading(tokens: int, before: int, costs: Costs) -> bool:

@@ -1,6 +1,6 @@
 """A memory below: what it saves in conversations, and when a copy is faster than computing."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,6 +9,8 @@ from lab.plots import BLUE, GREY, INK, RED, STROKES, closed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from layer3_system.s11_kv_offload import Costs
 
 
 def tier_bars(groups: dict[str, dict[str, int]]) -> "Figure":
@@ -55,20 +57,23 @@ def tier_curves(curves: dict[str, dict[int, float]], x: str, y: str) -> "Figure"
     return closed(figure)
 
 
-def load_lines(compute: dict[str, Callable[[int], float]], load: dict[str, Callable[[int], float]],
+def load_lines(costs: "Costs", befores: dict[str, int], links: dict[str, tuple[float, float]],
                sizes: Sequence[int]) -> "Figure":
-    """Seconds for n tokens, both axes logarithmic: computed in red, loaded in blue.
+    """Milliseconds for n tokens, both axes logarithmic: computed in red, loaded in blue.
 
-    compute, load: {label: seconds of n tokens}
+    befores: {label: tokens before them}    links: {label: (byte/s, seconds of latency)}
     """
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7.5, 4.0), layout="constrained")
     n = np.unique(np.geomspace(sizes[0], sizes[-1], 60).astype(int))
+    compute = {label: (n * costs.flops + (n * before + n * (n + 1) / 2) * costs.attention)
+               / costs.rate for label, before in befores.items()}
+    load = {label: latency + n * costs.bytes / rate for label, (rate, latency) in links.items()}
     ends = []
     for lines, colour in ((compute, RED), (load, BLUE)):
         for (label, seconds), style in zip(lines.items(), ("-", "--", ":", "-."), strict=False):
-            times = [1e3 * seconds(int(i)) for i in n]
+            times = 1e3 * seconds
             axes.loglog(n, times, style, color=colour, lw=2)
             ends.append((times[-1], label, colour))
     lowest, highest = axes.get_ylim()

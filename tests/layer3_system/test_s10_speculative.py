@@ -9,10 +9,13 @@ DRIVER = "layer3_system.testing.speculation_driver:GuessedStep"
 LIMIT = 24.3
 
 
-def named(got, variants, other="other"):
-    """(id, sentence) of the variant that gives what came out.  variants: {id: (sentence, value)}"""
+def named(got, variants, rule):
+    """(id, sentence) of the variant that gives what came out, else ("other", rule).
+
+    variants: {id: (sentence, value)}
+    """
     return next(((name, why) for name, (why, value) in variants.items() if value == got),
-                (other, ""))
+                ("other", rule))
 
 
 # ---- predictions
@@ -61,10 +64,11 @@ def test_predict_same_number(subject):
 # ---- lookup
 
 
-def followed(tokens, count, longest=4, choose=lambda n, begin: (n, begin)):
-    """By all pairs of a length and a place."""
+def followed(tokens, count, longest=4, choose=lambda n, begin: (n, begin), overlap=True):
+    """By all pairs of a length and a place. The options are mistakes."""
     N = len(tokens)
-    pairs = [(n, begin) for n in range(1, longest + 1) for begin in range(N - n)
+    pairs = [(n, begin) for n in range(1, longest + 1)
+             for begin in range(N - n if overlap else N - 2 * n + 1)
              if tokens[begin:begin + n] == tokens[N - n:]]
     if not pairs:
         return []
@@ -76,6 +80,8 @@ def check_lookup(subject, tokens, count, **options):
     got = subject.lookup(list(tokens), count, **options)
     want = followed(tokens, count, **options)
     wrong = {
+        "no_overlap": ("an earlier occurrence may overlap the end, and this one does",
+                       followed(tokens, count, **options, overlap=False)),
         "first_occurrence": (
             "this followed the first earlier occurrence; the last one is nearer to what comes now",
             followed(tokens, count, **options, choose=lambda n, begin: (n, -begin))),
@@ -90,7 +96,8 @@ def check_lookup(subject, tokens, count, **options):
                             "itself", followed(tokens, count + 99, **options)),
         "finds_itself": ("no guess: was the end of the text found at its own place, where nothing "
                          "follows it?", [])}
-    name, why = named(got, wrong)
+    name, why = named(got, wrong, "the longest end first, then the last of its earlier "
+                                  "occurrences, then what follows")
     shown = f"{tokens}" if len(tokens) < 20 else f"[… {', '.join(map(str, tokens[-12:]))}]"
     assert got == want, mistake(
         name, f"lookup({shown}, {count}{''.join(f', {k}={v}' for k, v in options.items())}): got "
@@ -132,7 +139,7 @@ def winners(rows, shares):
 def check_races(subject, shares, rows):
     want, wrong = winners(rows, shares)
     got = [int(subject.draw_by_noise(shares, row)) for row in rows]
-    name, why = named(got, wrong)
+    name, why = named(got, wrong, "the least -log(noise) / share wins")
     at = next((i for i, (a, b) in enumerate(zip(got, want, strict=True)) if a != b), 0)
     assert got == want, mistake(
         name, f"draw_by_noise: of {len(shares)} tokens with shares {shares.round(3)[:6]}, token "
@@ -179,7 +186,8 @@ def take(weights, u):
 
 
 def decided(p, q, guesses, u_accept, u_draw, ratio=lambda p, q: p / q if q else np.inf,
-            residual=lambda p, q: np.clip(p - q, 0, None), last=None, number=None, go_on=False):
+            residual=lambda p, q: np.clip(p - q, 0, None), last=None, number=None, bonus=-1,
+            go_on=False):
     """A table of all γ decisions, then the first refusal. The options are mistakes."""
     table = [u < ratio(p[i, x], q[i, x]) for i, (x, u) in enumerate(zip(guesses, u_accept,
                                                                         strict=True))]
@@ -190,11 +198,12 @@ def decided(p, q, guesses, u_accept, u_draw, ratio=lambda p, q: p / q if q else 
         tokens[i] = take(left if left.any() else p[i], (u_draw if number is None else number)[i])
     if refusals and not go_on:
         return tokens[:refusals[0] + 1]
-    return [*tokens, take(p[-1] if last is None else last, u_draw[-1])]
+    return [*tokens, take(p[-1] if last is None else last, u_draw[bonus])]
 
 
 def wrong_blocks(*step):
     p, q, guesses, u_accept, u_draw = step
+    left = np.clip(p[-1] - q[-1], 0, None) if len(q) else p[-1]
     return {
         "no_residual": ("a refused guess is replaced by a draw with p: then tokens that the draft "
                         "likes too much come too often", decided(*step, residual=lambda p, q: p)),
@@ -202,6 +211,9 @@ def wrong_blocks(*step):
                               decided(*step, residual=lambda p, q: q)),
         "absolute": ("the residual is |p - q|: tokens that the draft likes too much come back "
                      "through it", decided(*step, residual=lambda p, q: abs(p - q))),
+        "accepts_nearly": ("p and q differ by rounding alone, and this guess is refused all the "
+                           "same. The residual is 0 everywhere; draw with p[i] then", decided(
+                               *step, ratio=lambda p, q: (1 + 1e-12) * p / q if q else np.inf)),
         "accepts_often": ("guesses hold more often than p / q", decided(
             *step, ratio=lambda p, q: 1.25 * p / q if q else np.inf)),
         "by_share": ("a guess holds with p, whatever q is", decided(*step, ratio=lambda p, q: p)),
@@ -209,6 +221,16 @@ def wrong_blocks(*step):
                         decided(*step, ratio=lambda p, q: q / p if p else np.inf)),
         "bonus_of_draft": ("the token after the last guess is drawn with a row of q",
                            decided(*step, last=q[-1] if len(q) else p[-1])),
+        "bonus_of_residual": ("the token after the last guess is drawn with a residual; no guess "
+                              "was refused there",
+                              decided(*step, last=left if left.any() else p[-1])),
+        "likeliest": ("the token after the last guess is always the likeliest one; it must be "
+                      "drawn", decided(*step, last=np.eye(len(p[-1]))[p[-1].argmax()])),
+        "bonus_number": ("the token after the last guess is drawn with the number of the first "
+                         "place: place i has u_draw[i]", decided(*step, bonus=0)),
+        "last_number": ("a refused guess is replaced by a draw with the number of the last place: "
+                        "place i has u_draw[i]",
+                        decided(*step, number=np.full(len(u_draw), u_draw[-1]))),
         "no_bonus": ("all guesses hold, and the token after them is missing",
                      decided(*step)[:len(guesses)] if guesses else []),
         "nothing_drawn": ("a refused guess is left out, and no token replaces it",
@@ -227,6 +249,11 @@ def step_of(rng, V, guesses, alpha=0.7):
     return p, q, drafted, rng.random(guesses), rng.random(guesses + 1)
 
 
+def digits(x):
+    """A share as text, with all digits where two would hide that it is not 1."""
+    return f"{x:.17g}" if 0 < abs(1 - x) < 0.005 else f"{x:.2f}"
+
+
 def check_blocks(subject, steps):
     """All steps at once: a mistake is one that explains each of them."""
     got = [[int(t) for t in subject.accept(*step)] for step in steps]
@@ -236,12 +263,14 @@ def check_blocks(subject, steps):
         return
     every = [wrong_blocks(*step) for step in steps]
     name, why = named(got, {key: (every[0][key][0], [row[key][1] for row in every])
-                            for key in every[0]})
+                            for key in every[0]},
+                      "the bonus is drawn with p alone, and place i has u_draw[i]")
     p, q, guesses, u_accept, _ = steps[at]
-    ratios = [f"{p[i, x] / q[i, x] if q[i, x] else np.inf:.2f}" for i, x in enumerate(guesses)]
+    ratios = [digits(p[i, x] / q[i, x] if q[i, x] else np.inf) for i, x in enumerate(guesses)]
     raise AssertionError(mistake(
         name, f"accept: guesses {guesses} with p/q {', '.join(ratios) or '(none)'} and u_accept "
-        f"{u_accept.round(2)}: got {got[at]}, expected {want[at]}: {why}", why))
+        f"{', '.join(map(digits, u_accept)) or '(none)'}: got {got[at]}, expected {want[at]}: "
+        f"{why}", why))
 
 
 def test_accept(subject, rng):
@@ -259,8 +288,10 @@ def test_accept__edges(subject):
     check_blocks(subject, [(apart, np.array([[0, 0, 0.4, 0.6]]), [guess], np.array([least]),
                             np.array([0.7, 0.1])) for guess in (2, 3) for least in (0.0, 0.9)])
     almost = np.array([[0.25, 0.75], [0.5, 0.5]])
-    check_blocks(subject, [(almost, almost[:1] * [1 + 2e-16, 1 + 2e-16], [1],
-                            np.array([1 - 2.0**-53]), np.array([0.1, 0.9]))])
+    with raises("empty_residual", ValueError, "p and q differ by rounding alone: the residual is 0 "
+                                              "everywhere; draw with p[i] then"):
+        check_blocks(subject, [(almost, almost[:1] * [1 + 2e-16, 1 + 2e-16], [1],
+                                np.array([1 - 2.0**-53]), np.array([0.1, 0.9]))])
 
 
 def test_accept__distribution(subject):

@@ -119,7 +119,7 @@ def check_evict(subject, P, places, texts, below=(), pinned=()):
     pool, drive = memories(subject, P, places, below)
     drive.pin(list(pinned))
     for names, full in texts:
-        with raises("no_check", KeyError):
+        with raises("no_check", KeyError, "a page without a name may be taken, too"):
             drive.pass_by(names, full)
     got = drive.state()
     outs, order = evicted_by_the_book(P, places, below, texts, pinned)
@@ -158,10 +158,10 @@ def check_evict(subject, P, places, texts, below=(), pinned=()):
             f"{called(got['below'].get(place))}", "a place holds another text than its name says")
     assert got["order"] == order, mistake(
         "not_renewed" if sorted(got["order"]) == sorted(order) or below else "other_order",
-        f"{what}: the next to be given up below are {[called(n) for n in got['order'][:3]]}, "
-        f"expected {[called(n) for n in order[:3]]}: a page that leaves the device was used later "
-        f"than what lies below", "a name below counts as old although the device has just given it "
-                                 "up")
+        f"{what}: the next to be given up below are {', '.join(map(called, got['order'][:3]))}; "
+        f"expected {', '.join(map(called, order[:3]))}: a page that leaves the device was used "
+        f"later than what lies below", "a name below counts as old although the device has just "
+                                       "given it up")
     copies = [tuple(copy[1:]) for copy in got["copies"]]
     assert copies == outs, mistake(
         "other", f"{what}: copies {copies[:4]}, expected {outs[:4]}", "other copies")
@@ -215,12 +215,18 @@ def check_load(subject, P, places, below, passed, held, names):
         after = drive.state()
         if not known or full:
             why = "no page is free" if known else f"{called(name)} is not below"
+            changes = [key for key in before if before[key] != after[key]]
+            assert page is not None or changes != ["order"], mistake(
+                "spare_too_early", f"{what}: {why}, and {called(name)} is now the next to go. "
+                f"`unpin` says that the device has it, too, and it has not: look at self.free "
+                f"before you pin", "unpin is called for a page that did not come")
             assert after["pinned"] == [], mistake(
                 "stays_pinned", f"{what}: {called(name)} stays pinned though {why}",
                 "a place stays pinned")
             assert page is None and after == before, mistake(
                 "full_device" if known else "not_below", f"{what}: {why}, and load gives "
-                f"{page!r:.30} or changes something: expected None, and all as it was",
+                f"{page!r:.30}{' and changes something' if changes else ''}: expected None, and "
+                f"all as it was",
                 "something changes although nothing can be loaded")
             continue
         check_loaded(what, name, page, before, after)
@@ -232,16 +238,26 @@ def check_loaded(what, name, page, before, after):
     assert page in range(len(after["refs"])), mistake(
         "no_page", f"{what}: load of {say} gives {page!r:.30}, expected a page: it is below, and "
         f"{len(before['free'])} pages are free", "load does not give the page")
+    place = before["place_of"][name]
+    intos = [copy[1:3] for copy in after["copies"][len(before["copies"]):] if copy[0] == "into"]
+    assert intos, mistake(
+        "no_copy", f"{what}: page {page} should hold {say}; no copy into it was asked for",
+        "a page is taken and nothing is copied into it")
+    copies = ", ".join(f"into{pair}" for pair in intos)
+    assert intos[0] != (page, place) or page == place, mistake(
+        "turned_round", f"{what}: the copy of {say} is {copies}, expected into{place, page}: the "
+        f"place first, then the page", "into takes the place first, then the page")
+    assert intos == [(place, page)], mistake(
+        "other_copy", f"{what}: the copy of {say} is {copies}, expected into{place, page} alone. "
+        f"Its place must be known before a page is taken", "another place is copied, or another "
+                                                           "page written")
     lost = next((n for n, place in after["place_of"].items() if after["below"].get(place) != n),
                 None)
     assert after["device"].get(page) == name and lost is None, mistake(
-        *(("unpinned", f"{what}: page {page} should hold {say} and holds "
-           f"{called(after['device'].get(page))}: to take the page evicted another one into the "
-           f"place that was to be read", "taking a page pushes out the place that is to be read: "
-                                         "the text of another user")
-          if after["copies"][len(before["copies"]):] else
-          ("no_copy", f"{what}: page {page} should hold {say}; no copy was asked for",
-           "a page is taken and nothing is copied into it")))
+        "unpinned", f"{what}: page {page} should hold {say} and holds "
+        f"{called(after['device'].get(page))}: to take the page evicted another one into the "
+        f"place that was to be read", "taking a page pushes out the place that is to be read: "
+                                      "the text of another user")
     assert name in after["place_of"], mistake(
         "frees_host", f"{what}: {say} is not below any more: when the device gives it up, it is "
         f"copied down again", "the place below is given up")
@@ -258,8 +274,9 @@ def check_loaded(what, name, page, before, after):
     assert after["pinned"] == [], mistake(
         "stays_pinned", f"{what}: {say} stays pinned", "a place stays pinned")
     assert after["order"][0] == name, mistake(
-        "not_spare", f"{what}: below, {called(after['order'][0])} is given up before {say}, which "
-        f"the device has, too", "the copy below is not the first to be given up")
+        "not_spare", f"{what}: the host gives up {called(after['order'][0])} before {say}, which "
+        f"the device has, too: that is what `unpin` tells it", "the copy below is not the "
+                                                                  "first to be given up")
 
 
 def test_TieredPool_load(subject, rng):
@@ -268,7 +285,7 @@ def test_TieredPool_load(subject, rng):
     check_load(subject, 4, 2, x[:2], a[:4], [], [x[0]])
     check_load(subject, 4, 2, x[:2], a[:4], [], [x[1], x[0]])
     check_load(subject, 3, 1, x[:1], a[:3], [], [x[0], b"nowhere", x[0] + b"?"])
-    check_load(subject, 3, 4, x[:2], [], a[:3], [x[0]])
+    check_load(subject, 3, 4, x[:2], [], a[:3], [x[0], x[1]])
     check_load(subject, 3, 4, x[:3], a[:3], a[3:5], [x[1], x[2], b[0]])
     for P, places in ((5, 3), (9, 8), (2, 5)):
         held = int(rng.integers(0, P))
@@ -306,6 +323,8 @@ def worth_variants(tokens, before, costs):
                            worth(tokens, before, costs._replace(latency=0))),
             "no_attention": ("each token attends to all before it, which costs FLOPs, too",
                              worth(tokens, before, costs._replace(attention=0))),
+            "no_before": ("the tokens before count, too: each new token attends to all of them",
+                          worth(tokens, 0, costs)),
             "only_before": ("the tokens attend to each other, too, half of them on average",
                             worth(tokens, before, costs, half=0.0)),
             "all_pairs": ("a token attends to those before it: half of the pairs, on average",
@@ -330,7 +349,8 @@ def check_worth(subject, cases):
         return
     every = [worth_variants(*case) for case in cases]
     name, why = next(((name, why) for name, (why, _) in every[0].items()
-                      if [row[name][1] for row in every] == got), ("other", ""))
+                      if [row[name][1] for row in every] == got),
+                     ("other", "are both times in seconds, and is the shorter one chosen?"))
     n, before, costs = cases[at]
     compute, load = seconds(n, before, costs) if costs.bandwidth else (0, np.inf)
     raise AssertionError(mistake(
@@ -373,11 +393,15 @@ def packed(payload, name=NAME, digest=DIGEST, version=1, magic=b"KVPG", length=N
     return data + struct.pack("<I", crc32(data))
 
 
+def said(got):
+    return f"{len(got)} bytes" if isinstance(got, (bytes, bytearray)) else f"{got!r:.40}"
+
+
 def check_miss(subject, name, data, length, what, why):
     with raises("raises", struct.error, why), raises("raises", IndexError, why), \
             raises("raises", ValueError, why):
         got = subject.read_record(data, NAME, DIGEST, length)
-    assert got is None, mistake(name, f"{what}: got {len(got)} bytes, expected None: {why}", why)
+    assert got is None, mistake(name, f"{what}: got {said(got)}, expected None: {why}", why)
 
 
 def test_read_record(subject, rng):
@@ -385,11 +409,13 @@ def test_read_record(subject, rng):
         payload = rng.bytes(length)
         got = subject.read_record(packed(payload), NAME, DIGEST, length)
         assert got is not None, mistake(
-            "refuses", f"a whole record of {length} bytes: got None. The checksum is of header and "
-            f"payload", "a whole record is refused")
-        assert bytes(got) == payload, mistake(
-            "other_bytes", f"a record of {length} bytes: got {len(got)} bytes, not the payload",
-            "what comes out is not the payload")
+            "refuses", f"a whole record, length {length}: got None. Is it refused for its length "
+            f"(header, payload and checksum), for its header (magic, version, digest, name, "
+            f"length, in this order), or for its checksum (of header and payload)?",
+            "a whole record is refused")
+        assert got == payload, mistake(
+            "other_bytes", f"a whole record, length {length}: got {said(got)}, which is not the "
+            f"payload", "what comes out is not the payload")
     payload = rng.bytes(176)
     whole = packed(payload)
     check_miss(subject, "any_model", packed(payload, digest=NAME), 176,
@@ -406,6 +432,9 @@ def test_read_record(subject, rng):
                "a record whose header says 100 bytes", "header and page disagree")
     check_miss(subject, "any_length", whole + b"\0", 176, "a byte too much",
                "a record is as long as its header, its payload and its checksum")
+    check_miss(subject, "longer", packed(payload + b"\0\0\0", length=176), 176,
+               "a record with 3 bytes more than its header says, and a checksum of all of them",
+               "too much is as odd as too little")
     for end in range(len(whole)):
         check_miss(subject, "cut", whole[:end], 176, f"a record cut after {end} bytes",
                    "a record that is cut is a miss")
