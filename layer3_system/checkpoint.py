@@ -29,10 +29,13 @@ class Files(Protocol):
         """Write a file. It may still be in memory alone, and be lost if the power fails."""
 
     def sync(self, name: str) -> None:
-        """Wait until a file's bytes are on the disk."""
+        """Wait until a file's bytes are on the disk, and its first name if it is new. So it is on
+        ext4 and XFS; POSIX promises the bytes alone (fsync(2): its entry in the folder is not
+        necessarily kept)."""
 
     def rename(self, old: str, new: str) -> None:
-        """Give a file another name, at once. FileNotFoundError if there is no `old`"""
+        """Give a file another name, at once; it may be lost until `sync_folder`. FileNotFoundError
+        if there is no `old`"""
 
     def sync_folder(self) -> None:
         """Wait until the names of all files are on the disk."""

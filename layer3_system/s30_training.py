@@ -18,7 +18,7 @@ __all__ = ["Recompute", "accumulate", "adamw_step", "rate", "unscale_and_clip"]
 
 def predict_bf16_weight() -> float:
     """What becomes of a bf16 weight of 1 after a hundred updates of -0.001."""
-    # exercise: what are the neighbours of 1 in bf16, and to which of them is 0.999 rounded?
+    # exercise: what is the next bf16 below 1, and is 0.999 nearer to it or to 1?
     return 1.0
 
 
@@ -28,8 +28,9 @@ def predict_bf16_weight() -> float:
 def rate(step: int, warm: int, steps: int, peak: float, floor: float) -> float:
     """The learning rate of a step: up in a line for `warm` steps, then down by half a cosine.
 
-    step: from 0. Step 0 has peak / warm, step warm - 1 has the peak, step steps - 1 and all after
-    it have the floor. ValueError unless 0 <= warm <= steps
+    step: from 0. In warm-up step 0 has peak / warm, and step warm - 1 the peak. Of the steps after
+    it, if there are any, the last one, steps - 1, has the floor, and so has all that comes later.
+    ValueError unless 0 <= warm <= steps
     """
     if not 0 <= warm <= steps:
         raise ValueError(f"rate: {warm} steps of warm-up in {steps}, expected from 0 to {steps}")
@@ -44,8 +45,8 @@ def adamw_step(w: Tensor, g: Tensor, m: Tensor, v: Tensor, t: int, lr: float,
                betas: tuple[float, float], eps: float, decay: float) -> None:
     """Step t of AdamW on a weight and its two means, in place. All four have one shape and dtype.
 
-    t: 1 is the first step.  lr: the learning rate.  betas: of m and of v.  decay: of w itself, at
-    the pace of lr. Loshchilov and Hutter 2019, algorithm 2
+    t: 1 is the first step.  lr: the learning rate.  betas: of m and of v.  decay: w loses
+    lr · decay of itself. Loshchilov and Hutter 2019, algorithm 2
     """
     # exercise: both means; divide each by 1 - beta ** t; w shrinks by decay, then takes its step
     m.lerp_(g, 1 - betas[0])
@@ -61,8 +62,9 @@ def accumulate(batches: Iterable[Any], loss_sum: Callable[[Any], tuple[Tensor, i
     """(mean loss of all tokens of all micro-batches, how many tokens these are).
 
     loss_sum(batch): (sum of the losses of its tokens, how many have a loss), the first with a graph
-    Afterwards each weight's `grad` is the gradient of that mean; what it was before is gone. A
-    micro-batch may have no token with a loss, but not all of them.
+    Afterwards each weight's `grad` is the gradient of that mean, or None where the weight had no
+    part in any loss; what it was before is gone. A micro-batch may have no token with a loss; at
+    least one has some (you need not check).
     """
     # exercise: a backward for each micro-batch, of its sum; one division, by all tokens
     total = 0.0

@@ -2,8 +2,8 @@
 
 W: ranks   P: parameters   δ: seconds that a save stops training   τ: seconds between saves
 M: mean seconds between two failures of the whole job
-Adam in fp32 saves 12·P bytes, of which each rank writes 1/W. A share δ/τ + τ/(2·M) of the time is
-lost: least at τ = √(2·δ·M).
+A save is of all that the next step needs, and each rank writes 1/W of it. A share δ/τ + τ/(2·M) of
+the time is lost.
 """
 
 from collections.abc import Callable
@@ -78,7 +78,9 @@ def commit(files: Files, group: Group, step: int, data: bytes) -> None:
     """Make a checkpoint of a step of all ranks' data; every rank calls it with its own.
 
     When it returns on any rank, the checkpoint is there whatever happens. Whenever it is stopped
-    before that, the manifest's name is not there or the checkpoint is whole.
+    before that, the manifest's name is not there or the checkpoint is whole. `sync` keeps a new
+    file's first name, as on ext4 and XFS. POSIX does not promise that: to be portable, sync the
+    folder before the rename as well.
     """
     # exercise: a shard that is on the disk; then one rank makes the manifest; nobody leaves early
     shard = shard_name(step, group.rank)

@@ -1,7 +1,9 @@
 """A disk that remembers what a crash could leave of it, and ranks that write to it by turns.
 
 Of a file that was not synced, a power failure leaves nothing, half or all. Of the names that were
-made or changed since the folder was synced, it leaves the first few, in the order of the changes.
+made or changed since the folder was synced, it leaves the first few, in the order of the changes. A
+file that was synced keeps a name, its first or a later one: so it is on ext4 and XFS, and POSIX
+does not promise it.
 """
 
 import random
@@ -46,7 +48,9 @@ class Disk:
             yield
 
     def sync(self, name: str) -> None:
-        self.file(name).synced = True
+        file = self.file(name)
+        file.synced = True
+        self.safe = [names for names in self.safe if file in names.values()]
 
     def rename(self, old: str, new: str) -> None:
         self.table[new] = self.file(old)

@@ -96,7 +96,8 @@ def saves(steps: list[int], failing: list[int]) -> list[list]:
 
     failing: the steps whose write raises OSError
     ["call", step], ["snapshot", value], ["submit"], ["write", step, value], ["error", text],
-    ["return", step]; a value is that of the state, which is the step when it is saved
+    ["unkept", step] if nothing is pending then, ["return", step]; a value is that of the state,
+    which is the step when it is saved
     """
     events: list[list] = []
     state = torch.zeros(3)
@@ -117,6 +118,8 @@ def saves(steps: list[int], failing: list[int]) -> list[list]:
         events.append(["call", step])
         try:
             saver.save(step)
+            if saver.pending is None:
+                events.append(["unkept", step])
         except OSError as error:
             events.append(["error", str(error)])
         events.append(["return", step])

@@ -41,7 +41,7 @@ class Loader:
         return Batch(windows[:, :-1], windows[:, 1:])
 
     def place(self) -> dict[str, int]:
-        """Where the next batch is, and in which text."""
+        """A new dict of where the next batch is, and in which text."""
         return {"number": self.number, "seed": self.seed, "B": self.B, "T": self.T,
                 "tokens": len(self.text)}
 

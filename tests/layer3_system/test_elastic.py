@@ -73,6 +73,17 @@ def test_what_is_not_synced_may_be_lost():
     assert disk.after_power() == [{"old": b"x", "new": b"1234"}]
 
 
+def test_a_synced_file_keeps_its_first_name_and_may_lose_a_later_one():
+    disk = Disk({})
+    disk.write("new", b"1234")
+    disk.sync("new")
+    assert disk.after_power() == [{"new": b"1234"}]
+    disk.rename("new", "renamed")
+    assert disk.after_power() == [{"new": b"1234"}, {"renamed": b"1234"}]
+    disk.sync_folder()
+    assert disk.after_power() == [{"renamed": b"1234"}]
+
+
 def test_two_trainings_do_not_share_a_folder(tmp_path):
     Folder(tmp_path).lock()
     with pytest.raises(ValueError, match=r"the training of process \d+ writes here"):

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from lab.judge.mistakes import mistake, raises
+from lab.judge.mistakes import mistake, named, raises
 from layer3_system.checkpoint import digest, read_manifest, write_manifest
 
 DISK = "layer3_system.testing.crash_disk"
@@ -19,6 +19,11 @@ def near(guess, right, share=0.02):
     return isinstance(guess, int | float) and abs(guess - right) <= share * abs(right)
 
 
+def learner_error(name, words, sentence):
+    """Within this context, an error whose text has these words is the mistake `name`."""
+    return named(name, sentence, lambda error: words in getattr(error, "text", ""))
+
+
 # ---- predictions
 
 
@@ -29,6 +34,15 @@ def best_minutes(delta, between):
     return taus[np.argmin(between * np.expm1((taus + delta) / between) / taus)]
 
 
+def off_balance(guess, right):
+    """(id, sentence) of an answer that comes from no known mistake."""
+    if not isinstance(guess, int | float):
+        return "", "the answer is a number of minutes"
+    if guess < right:
+        return "too_often", "too often: the term of saves, δ/τ, is larger than that of lost work"
+    return "too_seldom", "too seldom: the term of lost work, τ/(2·M), is larger than that of saves"
+
+
 def test_predict_minutes_between_saves(subject):
     machine = 365 * 24 * 60
     job = machine / 128
@@ -37,10 +51,12 @@ def test_predict_minutes_between_saves(subject):
                              "with 128 machines, one of them fails 128 times as often"),
              "no_two": (math.sqrt(job), "a failure costs τ/2 on average, not τ: then δ/τ + "
                         "τ/(2·M) is least at √(2·δ·M)"),
-             "half_mtbf": (job, "a save for each failure: half of all work would be lost")}
+             "half_mtbf": (job, "a save for each failure: half of all work would be lost"),
+             "no_root": (2 * job, "the root is missing: the derivative is zero where τ² = 2·δ·M"),
+             "seconds": (60 * right, "it is in seconds, and the answer in minutes")}
     guess = subject.predict_minutes_between_saves()
     name, why = next(((name, why) for name, (wrong, why) in known.items() if near(guess, wrong)),
-                     ("", "the answer is a number of minutes"))
+                     off_balance(guess, right))
     assert near(guess, right), mistake(name, f"{guess!r:.20} minutes is not it: {why}", why)
 
 
@@ -57,7 +73,8 @@ def test_predict_bytes_a_rank(subject):
                               "and v in fp32")}
     guess = subject.predict_bytes_a_rank()
     name, why = next(((name, why) for name, (wrong, why) in known.items() if guess == wrong),
-                     ("", "4 bytes each of a weight and its two means, over 64 ranks"))
+                     ("", "count the numbers of 4 bytes that the next step needs of a "
+                          "parameter, and the parameters of one rank"))
     assert guess == right, mistake(name, f"{guess!r:.20} bytes is not it: {why}", why)
 
 
@@ -79,7 +96,9 @@ LOST = {
 
 @pytest.mark.parametrize("before, between", [(3, 2), (9, 1), (0, 1)])
 def test_capture(subject, before, between):
-    with raises("entry_missing", ValueError, "What is not captured cannot be restored."):
+    with (raises("entry_missing", ValueError, "What is not captured cannot be restored."),
+          learner_error("generator_itself", "ByteTensor", "`generator` is the object, not a copy "
+                        "of its state (`get_state`).")):
         run = subject.make(f"{DRIVER}:resumed", before, between, 3)
     words = f"captured after {before} steps, restored when the run had done {between} more: "
     then, later, restored = (run[part] for part in ("then", "later", "restored"))
@@ -142,15 +161,30 @@ def judged(disk, log, returned, power, old, data):
     return None
 
 
+def moment(log):
+    """When a stop comes: words for the last operation of a log."""
+    rank, operation, name = log[-1] if log else (0, "start", "")
+    if operation == "begin":
+        return f"in the middle of rank {rank}'s write of {name}"
+    return f"after rank {rank}'s {operation} {name}".strip()
+
+
+# {words of an error: (id, sentence)}
+ERRORS = {"FileNotFoundError": ("everybody", "Did another rank rename it already? One makes the "
+                                "manifest."),
+          "bytes is not JSON": ("data_gathered", "Were the data gathered? The manifest holds "
+                                "digests.")}
+
+
 def check_commit(subject, W, seed):
     old = shards(9, W)
     data = shards(10, W)
     run = subject.make(f"{DISK}:crashes", data, folder(9, old), 10, seed)
     words = f"{W} ranks: "
     rank, kind, text = (run["errors"] or [[0, "", ""]])[0]
-    why = {"FileNotFoundError": ". Did another rank rename it already? One makes the manifest."}
-    assert not kind, mistake("everybody" if kind in why else kind, (
-        f"{words}{kind} on rank {rank}: {text}{why.get(kind, '')}"))
+    error = f"{kind} on rank {rank}: {text}"
+    name, why = next((row for part, row in ERRORS.items() if part in error), (kind, ""))
+    assert not kind, mistake(name, f"{words}{error}. {why}", why)
     assert not run["stuck"], mistake("uneven_meeting", (
         f"{words}some wait in `gather` for ever: every rank calls it as often as the others"))
     for stop in run["stops"]:
@@ -158,11 +192,9 @@ def check_commit(subject, W, seed):
         for power in (False, True):
             for disk in stop["power"] if power else [stop["processes"]]:
                 wrong = judged(disk, log, stop["returned"], power, old, data)
-                rank, *last = log[-1] if log else (0, "start")
                 cause = "the power fails" if power else "all processes die"
                 assert wrong is None, mistake(wrong and wrong[0], (
-                    f"{words}{cause} after rank {rank}'s {' '.join(last).strip()}: "
-                    f"{wrong and wrong[1]}"), wrong and wrong[1])
+                    f"{words}{cause} {moment(log)}: {wrong and wrong[1]}"), wrong and wrong[1])
     assert fault(run["stops"][-1]["processes"], 10, data) is None, (
         f"{words}all have returned, and step 10 is not there: expected its shards and {NEW}")
     renames = [name for _, operation, name in run["log"] if operation == "rename"]
@@ -278,6 +310,9 @@ def check_saves(events, steps):
         assert ["write", step, step] not in events[call:back], mistake("waits", (
             f"save({step}) returns only when its own state is written: training waits for the "
             f"disk"))
+        assert ["unkept", step] not in events, mistake("unkept", (
+            f"save({step}) submits to the pool and returns, and `pending` is still None: the next "
+            f"save cannot wait for what it does not know"))
         assert len(written) == 1, mistake("not_written", (
             f"step {step} is written {len(written)} times, expected once"))
         assert written[0][2] == step, mistake("late_snapshot", (
@@ -291,7 +326,10 @@ def check_saves(events, steps):
 
 def test_Saver_save(subject):
     for steps in ([10, 20, 30], [7], [1, 2, 3, 4]):
-        check_saves(subject.make(f"{DRIVER}:saves", steps, []), steps)
+        with learner_error("write_called", "not callable", "`write` was called here, and its "
+                           "result was submitted: the pool wants the function and its arguments."):
+            events = subject.make(f"{DRIVER}:saves", steps, [])
+        check_saves(events, steps)
 
 
 def test_Saver_save__full_disk(subject):
