@@ -1,6 +1,6 @@
 """g13 · State space and linear attention: the past in a matrix of fixed size, for each head
 
-T: tokens   H: heads   N: width of q and k   P: width of v   Q: tokens of a chunk   B: sequences
+T: tokens   H: heads   N: width of q and k   P: width of v   Q: tokens of a chunk   B: sequences of a step
 state: (H, N, P), what is left of the tokens so far   R: states that a server holds, one a request
 a: the share of the state that a token keeps, from 0 to 1; log_a: its logarithm, at most 0
 A: running sum of log_a from the beginning of a chunk
@@ -40,7 +40,7 @@ def choose_convolution():
     "fixed": a head has one a for all tokens   "token": each token chooses a   "delta": as fixed,
     and a token first takes out what the state has under its key    or "all" of them
     """
-    # exercise: whose answer to x + y is the sum of the answers, and does not care when x comes?
+    # exercise: in which is the weight of token s in the answer of t a function of t - s alone?
     return "fixed"
 
 
@@ -167,7 +167,7 @@ def load_chunk(x, h, H, first, end, WIDTH: tl.constexpr, Q: tl.constexpr):
 
 @triton.jit
 def store_chunk(x, rows, h, H, first, end, WIDTH: tl.constexpr, Q: tl.constexpr):
-    """Such rows into x, none from token `end` on."""
+    """Such rows into x, nothing from token `end` on."""
     t, w = first + tl.arange(0, Q), tl.arange(0, WIDTH)
     tl.store(x + (t.to(tl.int64) * H + h)[:, None] * WIDTH + w[None, :], rows, (t < end)[:, None])
 
