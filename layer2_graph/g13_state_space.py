@@ -1,6 +1,6 @@
 """g13 · State space and linear attention: the past in a matrix of fixed size, for each head
 
-T: tokens   H: heads   N: width of q and k   P: width of v   Q: tokens of a chunk   B: sequences of a step
+T: tokens   H: heads   N: width of q and k   P: width of v   Q: tokens of a chunk   B: sequences
 state: (H, N, P), what is left of the tokens so far   R: states that a server holds, one a request
 a: the share of the state that a token keeps, from 0 to 1; log_a: its logarithm, at most 0
 A: running sum of log_a from the beginning of a chunk
