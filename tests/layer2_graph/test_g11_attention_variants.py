@@ -259,8 +259,9 @@ def test_decode_latent(subject, agree, rng, lens, news, sizes):
                for a in arrays]
     attention = subject.make("lab.judge.mocks:Watched", subject.kernels("torch").paged_attention)
     ops = subject.make("types:SimpleNamespace", paged_attention=attention)
-    with raises("whole_row", RuntimeError, f"paged_attention returns R + E = {sum(sizes[2:])} "
-                f"numbers a head, and w_v takes R = {sizes[2]}: which part is the latent?"):
+    with raises("whole_row", RuntimeError, f"If it is the product with w_v: paged_attention returns "
+                f"R + E = {sum(sizes[2:])} numbers a head, and w_v takes R = {sizes[2]}. Which part is "
+                f"the latent?"):
         got = subject.decode_latent(*tensors, ops)
     what = f"decode_latent, {', '.join(map(str, news))} new tokens of {', '.join(map(str, lens))}"
     agree(got, attended(*arrays), "float32", what,

@@ -159,8 +159,8 @@ def test_chunk_step__gradient(subject, agree, rng):
     """With strong decay, against autograd through the recurrence."""
     inputs = [torch.from_numpy(x).requires_grad_() for x in arrays(rng, 77, 2, 4, 3, -20)]
     upstream = [torch.from_numpy(rng.standard_normal(shape)) for shape in ((77, 2, 3), (2, 4, 3))]
-    with raises("detached", RuntimeError, "No gradient comes back: the answer must be computed "
-                "from the arguments by PyTorch, and not inside no_grad or from copies."):
+    with raises("detached", RuntimeError, "No gradient comes back: all of the answer must be "
+                "computed by PyTorch, without no_grad, detach or writing over what it needs."):
         got = subject.grad("chunk_step", inputs, upstream)
     q, k, v, log_a, state = inputs
     rows = []
