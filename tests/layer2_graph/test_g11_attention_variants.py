@@ -259,8 +259,9 @@ def test_decode_latent(subject, agree, rng, lens, news, sizes):
                for a in arrays]
     attention = subject.make("lab.judge.mocks:Watched", subject.kernels("torch").paged_attention)
     ops = subject.make("types:SimpleNamespace", paged_attention=attention)
-    with raises("whole_row", RuntimeError, f"If it is the product with w_v: paged_attention returns "
-                f"R + E = {sum(sizes[2:])} numbers a head, and w_v takes R = {sizes[2]}. Which part is "
+    R, width = sizes[2], sizes[2] + sizes[3]
+    with raises("whole_row", RuntimeError, f"If it is the product with w_v: paged_attention "
+                f"returns R + E = {width} numbers a head, and w_v takes R = {R}. Which part is "
                 f"the latent?"):
         got = subject.decode_latent(*tensors, ops)
     what = f"decode_latent, {', '.join(map(str, news))} new tokens of {', '.join(map(str, lens))}"
