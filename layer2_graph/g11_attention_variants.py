@@ -30,7 +30,7 @@ __all__ = ["LatentCache", "LatentLayer", "LatentLlama", "LatentPages", "WindowCa
 
 def predict_equal_heads():
     """How many heads, each with a key and a value of width 16, a token and layer could keep in the
-    numbers of a latent of 32 and a rotated part of 16."""
+    numbers of a latent of 32 and a rotated part of 16. It need not be a whole number."""
     # exercise: what does a head keep of a token, and what does a latent?
     return (32 + 16) / (2 * 16)
 
@@ -150,7 +150,7 @@ class LatentPages:
                  device: torch.device | str = "cpu"):
         width = m.latent + m.rotated
         self.k = torch.zeros((m.L, P, S, 1, width), dtype=dtype, device=device)
-        self.v = self.k[..., :0]            # values are the first R numbers of k: nothing more
+        self.v = self.k[..., :0]            # empty: values are the first R numbers of k
 
     def copy(self, pairs: dict[int, int]) -> None:
         """Copy whole pages: {to: from}. All are read before any is written."""
@@ -232,7 +232,8 @@ def load_latent(folder: Path | str, ops: Kernels | None = None, dtype: torch.dty
 
 
 def window_mask(T: int, N: int, W: int, A: int) -> Tensor:          # -> (T, N) bool
-    """True where a query sees a key: itself, the W - 1 before it, and the first A tokens.
+    """True where a query sees a key: itself, the W - 1 before it, and those of the first A
+    tokens that are not later.
 
     The T queries are the last of N tokens. ValueError unless W ≥ 1, A ≥ 0 and T ≤ N.
     """

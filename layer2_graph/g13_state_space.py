@@ -40,7 +40,7 @@ def choose_convolution():
     "fixed": a head has one a for all tokens   "token": each token chooses a   "delta": as fixed,
     and a token first takes out what the state has under its key    or "all" of them
     """
-    # exercise: whose answer to x + y is the sum of the answers, and does not care when x comes?
+    # exercise: in which is the weight of token s in the answer of t a function of t - s alone?
     return "fixed"
 
 
@@ -167,7 +167,7 @@ def load_chunk(x, h, H, first, end, WIDTH: tl.constexpr, Q: tl.constexpr):
 
 @triton.jit
 def store_chunk(x, rows, h, H, first, end, WIDTH: tl.constexpr, Q: tl.constexpr):
-    """Such rows into x, none from token `end` on."""
+    """Such rows into x, nothing from token `end` on."""
     t, w = first + tl.arange(0, Q), tl.arange(0, WIDTH)
     tl.store(x + (t.to(tl.int64) * H + h)[:, None] * WIDTH + w[None, :], rows, (t < end)[:, None])
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lab.judge.mistakes import mistake
+from lab.judge.mistakes import mistake, raises
 
 # ---- the predictions
 
@@ -25,7 +25,8 @@ def test_predict_equal_heads(subject):
     latent = np.zeros(32).size + np.zeros(16).size
     check_guess("predict_equal_heads", subject.predict_equal_heads(), latent / head, {
         3: ("keys_alone", "A head keeps a value as well as a key."),
-        1: ("rotated_part_free", "The rotated part of the key is kept, too."),
+        1: ("rotated_part_free", "The rotated part of the key is kept, too; or you rounded: "
+                                 "the answer need not be whole."),
         2: ("keys_and_latent_alone", "A head keeps a value as well as a key, and the rotated part "
                                      "is kept beside the latent.")})
 
@@ -33,6 +34,7 @@ def test_predict_equal_heads(subject):
 def test_predict_speedup_of_gqa(subject):
     many, few = (np.zeros((2, 100, G, 16), np.float16).nbytes for G in (6, 2))
     check_guess("predict_speedup_of_gqa", subject.predict_speedup_of_gqa(), many / few, {
+        1 / 3: ("share_of_bytes", "That is the share of bytes; the speed-up is its inverse."),
         1: ("work_not_bytes", "The products are as many as before, and they are not what it waits "
                               "for."),
         6: ("one_head_left", "That is with one key and value head for all. Here there are two."),
@@ -45,7 +47,11 @@ def test_predict_speedup_of_gqa(subject):
 def counted(kind, H, G, D, R, E, N, W, A, wrong=None):
     """Token by token: what is still visible to the next one is kept."""
     heads = {"mha": H, "mqa": 1, "gqa": H if wrong == "query_heads" else G,
-             "window": G, "mla": 0}[kind]
+             "window": H if wrong == "window_heads" else G, "mla": 0}[kind]
+    if wrong == "full_window" and kind == "window":
+        N = max(N, W + A)
+    if wrong == "rotated_by_head":
+        E *= H
     total = 0
     for n in range(N):
         sink = n < A and wrong != "sinks_dropped"
@@ -62,6 +68,9 @@ NUMBERS = {
     "query_heads": "a group of query heads shares one key head: G of them are kept, not H",
     "latent_twice": "keys and values come from one latent: it is kept once",
     "window_grows": "beyond the window nothing is kept but the sinks",
+    "window_heads": "the window keeps the keys and values of G heads, not of H",
+    "full_window": "a context that is shorter than W + A has not filled the window yet",
+    "rotated_by_head": "the rotated part is shared by all heads: E numbers, not H · E",
     "sinks_dropped": "the sinks stay, however long the context grows",
 }
 
@@ -140,7 +149,8 @@ def parts(y, w_q, w_kv, norm, H, D, R, E, eps, wrong=None):
     if wrong == "norm_of_all":
         length = np.sqrt((row * row).mean(-1, keepdims=True) + eps)
         k_turned = k_turned / length
-    return {"q": plain, "turned": turned, "c": c if wrong == "no_norm" else c / length * norm,
+    return {"q": plain, "turned": turned, "c": {
+        "no_norm": c, "no_weight": c / length}.get(wrong, c / length * norm),
             "k_turned": k_turned}
 
 
@@ -153,6 +163,7 @@ PARTS = {
                    "come first",
     "norm_of_all": "the norm goes over the R + E numbers together: the latent is normalised alone, "
                    "and the rotated part not at all",
+    "no_weight": "the latent is normalised, but not multiplied by kv_norm",
     "no_norm": "the latent is left as the product gives it: ops.rmsnorm with kv_norm is missing",
 }
 
@@ -247,8 +258,12 @@ def test_decode_latent(subject, agree, rng, lens, news, sizes):
     tensors = [torch.from_numpy(a).to(torch.int32 if a.dtype == int else torch.float32)
                for a in arrays]
     attention = subject.make("lab.judge.mocks:Watched", subject.kernels("torch").paged_attention)
-    got = subject.decode_latent(*tensors, subject.make("types:SimpleNamespace",
-                                                       paged_attention=attention))
+    ops = subject.make("types:SimpleNamespace", paged_attention=attention)
+    R, width = sizes[2], sizes[2] + sizes[3]
+    with raises("whole_row", RuntimeError, f"If it is the product with w_v: paged_attention "
+                f"returns R + E = {width} numbers a head, and w_v takes R = {R}. Which part is "
+                f"the latent?"):
+        got = subject.decode_latent(*tensors, ops)
     what = f"decode_latent, {', '.join(map(str, news))} new tokens of {', '.join(map(str, lens))}"
     agree(got, attended(*arrays), "float32", what,
           lambda i: f"token {i[0]}, head {i[1]}, number {i[2]}",

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lab.judge.mistakes import mistake
+from lab.judge.mistakes import mistake, raises, same_report
 from lab.judge.subject import Raised
 
 # ---- the prediction and the choice
@@ -95,19 +95,20 @@ def by_token(q, k, v, log_a, state, cut=lambda state: state):
 
 def as_matrix(q, k, v, log_a, state, wrong):
     """(y, state) from the T × T weights of a chunk, with a mistake."""
-    T, H, _ = q.shape
+    T, _, N = q.shape
     A = np.cumsum(log_a, 0)                                         # (T, H)
     t, s = np.mgrid[:T, :T]
     gaps = A[:, None] - A[None] + (log_a[None] if wrong == "own_decay" else 0)      # (t, s, H)
     seen = {"future_seen": s >= 0, "not_itself": s < t}.get(wrong, s <= t)
     with np.errstate(over="ignore"):
-        weights = np.where(seen[..., None], np.exp(gaps), 0) * np.einsum("thn,shn->tsh", q, k)
-    past = np.einsum("thn,hnp->thp", q, state)
-    y = np.einsum("tsh,shp->thp", weights, v) + past * (
-        1 if wrong == "past_stays" else np.exp(A)[..., None])
-    left = np.exp(A if wrong == "from_the_start" else A[-1] - A)[..., None]
-    kept = 1 if wrong == "state_not_scaled" else np.exp(A[-1])[:, None, None]
-    return y, kept * state + np.einsum("shn,shp->hnp", k * left, v)
+        weights = np.where(seen[..., None], np.exp(gaps), wrong == "future_undecayed")
+    weights = weights * np.einsum("thn,shn->tsh", q, k) / (N ** 0.5 if wrong == "scaled" else 1)
+    left = np.exp({"from_the_start": A, "added_undecayed": 0 * A}.get(wrong, A[-1] - A))[..., None]
+    share = 1 if wrong == "state_not_scaled" else np.exp(A[-1])[:, None, None]
+    new = share * state + np.einsum("shn,shp->hnp", k * left, v)
+    past = np.einsum("thn,hnp->thp", q, new if wrong == "reads_the_new" else state)
+    past = past * (1 if wrong == "past_stays" else np.exp(A)[..., None])
+    return np.einsum("tsh,shp->thp", weights, v) + past, new
 
 
 CHUNK = {
@@ -118,7 +119,14 @@ CHUNK = {
                   "the tokens of the chunk up to t",
     "from_the_start": "what token s adds reaches the end of the chunk decayed by the tokens up to "
                       "s: it is those after s that count",
+    "added_undecayed": "what token s adds reaches the end of the chunk as it is: it decays by the "
+                       "tokens after s",
     "state_not_scaled": "the old state does not decay: it does by all tokens of the chunk",
+    "future_undecayed": "the difference is 0 in the places of the future, and exp(0) is 1: a token "
+                        "sees those after it. Put -inf there",
+    "scaled": "products of queries and keys are divided by √N: there is no scale here",
+    "reads_the_new": "the answers are read from the state after the chunk, which has its tokens in "
+                     "already: what they add is counted twice",
 }
 
 
@@ -145,6 +153,27 @@ def test_chunk_step(subject, agree, rng, Q, lowest, precision):
                          f"put -inf in the places of the future before exp, not 0 after it")
     compare(agree, got, by_token(*inputs), {
         name: (why, as_matrix(*inputs, name)) for name, why in CHUNK.items()}, precision, what)
+
+
+def test_chunk_step__gradient(subject, agree, rng):
+    """With strong decay, against autograd through the recurrence."""
+    inputs = [torch.from_numpy(x).requires_grad_() for x in arrays(rng, 77, 2, 4, 3, -20)]
+    upstream = [torch.from_numpy(rng.standard_normal(shape)) for shape in ((77, 2, 3), (2, 4, 3))]
+    with raises("detached", RuntimeError, "No gradient comes back: all of the answer must be "
+                "computed by PyTorch, without no_grad, detach or writing over what it needs."):
+        got = subject.grad("chunk_step", inputs, upstream)
+    q, k, v, log_a, state = inputs
+    rows = []
+    for t in range(77):
+        state = log_a[t].exp()[:, None, None] * state + k[t][:, :, None] * v[t][:, None]
+        rows.append((q[t][:, None] @ state)[:, 0])
+    want = torch.autograd.grad([torch.stack(rows), state], inputs, upstream)
+    for name, mine, true in zip(("q", "k", "v", "log_a", "state"), got, want, strict=True):
+        assert torch.isfinite(mine).all(), mistake(
+            "gradient_overflows", f"chunk_step: the answers are right, but the gradient by {name} "
+            f"is not finite. In the places of the future exp is infinite, and a mask after it "
+            f"multiplies that by 0 on the way back: put -inf there before exp")
+        agree(mine, true.numpy(), "float64", f"the gradient of chunk_step by {name}")
 
 
 def test_chunk_step__without_a_loop(subject, rng):
@@ -202,13 +231,13 @@ def each(inputs, lens, seats, one):
 
 
 def in_chunks(Q, wrong):
-    """As by_token with a mistake of chunks of Q."""
+    """As by_token, with a mistake of chunks of Q."""
     def one(q, k, v, log_a, state):
         parts = []
         first = state
         for begin in range(0, len(q), Q):
             part = [x[begin:begin + Q] for x in (q, k, v, log_a)]
-            y, state = by_token(*part, first if wrong == "first_state" else state)
+            y, state = as_matrix(*part, first if wrong == "first_state" else state, wrong)
             parts.append(y)
             if wrong == "padded_state" and len(part[0]) < Q:
                 state = 0 * state
@@ -223,28 +252,52 @@ KERNEL = {
                    "after the chunk before",
     "no_past": "nothing is read out of the state: each chunk sees itself alone",
     "undecayed": "nothing decays",
+    "not_stored": "states stays as it was: the last state must be stored where it was loaded",
+    "head_by_head": "log_a is read as if all tokens of a head stood together: it is (T, H), so "
+                    "token t of head h is at t · H + h",
 }
+ALSO = ("past_stays", "state_not_scaled", "added_undecayed", "future_undecayed", "reads_the_new")
 
 
-@pytest.mark.parametrize("lens, Q", [([37, 1], 16), ([5, 33], 32)])
-def test_ssd_triton(subject, agree, rng, lens, Q):
-    R, seats = 4, [2, 0][:len(lens)]
-    inputs = packed(rng, lens, 2, R)
-    y, states, _ = run_kernel(subject, inputs, lens, R, seats, Q)
+def one_head_after_another(log_a, lens):
+    """log_a (T, H) as it is read at h · end + t."""
+    result = np.empty_like(log_a)
+    ends = np.cumsum(lens)
+    for begin, end in zip(ends - lens, ends, strict=True):
+        for h in range(log_a.shape[1]):
+            result[begin:end, h] = log_a.ravel()[h * end + begin:h * end + end]
+    return result
+
+
+@pytest.mark.parametrize("lens, Q, lowest", [([37, 1], 16, -1), ([5, 33], 32, -1),
+                                             ([17, 32], 32, -20)])
+def test_ssd_triton(subject, agree, rng, lens, Q, lowest):
+    R, seats = 4, [2, 0]
+    inputs = packed(rng, lens, 2, R, lowest)
+    with same_report("from_token_0", "Two sequences wrote one token. Sequence b begins at token "
+                     "cu_q[b]: its chunks lie between begin and end.", kind="race", array="y"):
+        y, states, _ = run_kernel(subject, inputs, lens, R, seats, Q)
     right, ends = want = each(inputs, lens, seats, by_token)
     wrong = {name: each(inputs, lens, seats, in_chunks(Q, name))
-             for name in ("padded_state", "first_state")}
+             for name in ("padded_state", "first_state", *ALSO)}
     q, k, v, log_a, begin = inputs
     wrong["no_past"] = each((q, k, v, log_a, 0 * begin), lens, seats, lambda q, k, v, log_a, state:
                             (in_chunks(Q, "first_state")(q, k, v, log_a, state)[0], state))
     wrong["no_past"] = wrong["no_past"][0], ends
     wrong["undecayed"] = each((q, k, v, 0 * log_a, begin), lens, seats, by_token)
     rough = each((tf32(q), tf32(k), tf32(v), log_a, begin), lens, seats, by_token)
-    what = f"ssd_triton, sequences of {lens}, chunks of {Q}"
+    wrong["not_stored"] = right, begin
+    wrong["head_by_head"] = each((q, k, v, one_head_after_another(log_a, lens), begin), lens, seats,
+                                 by_token)
+    what = f"ssd_triton, sequences of {lens}, chunks of {Q}, log_a from {lowest} to 0"
+    assert lowest == -1 or torch.isfinite(y).all() and torch.isfinite(states).all(), mistake(
+        "overflows", f"{what}: numbers that are not finite. exp(-A) is infinite where decay is "
+                     f"strong, and exp(A) is 0: subtract running sums first, then take exp")
     assert torch.isfinite(states).all(), mistake(
         "no_number", f"{what}: a state is not finite. With log_a = -inf after the last token, "
                      f"running sums are -inf, and their differences are no numbers")
     known = {name: (why, wrong[name]) for name, why in KERNEL.items()}
+    known |= {name: (CHUNK[name], wrong[name]) for name in ALSO}
     known["tf32"] = ("a product is in TF32, with 10 bits of fraction: input_precision=\"ieee\" in "
                      "every tl.dot keeps fp32", rough)
     for part, name, at in ((0, "y", lambda i: f"token {i[0]}, head {i[1]}, column {i[2]}"),
@@ -284,9 +337,10 @@ def test_decode_states(subject, agree, rng, B, R):
     old = states[seats].astype(float)
     want = states.astype(float)
     want[seats] = a * old + added
-    undecayed, early = states.astype(float), states.astype(float)
+    undecayed, early, logarithm = (states.astype(float) for _ in range(3))
     undecayed[seats] += added
     early[seats] = a * (old + added)
+    logarithm[seats] = np.log(a) * old + added
     what = f"decode_states, {B} sequences of {R} states"
 
     def place(i):
@@ -300,6 +354,8 @@ def test_decode_states(subject, agree, rng, B, R):
         "copy_of_state": ("states stays as it was: states[seats] is a copy, which must be written "
                           "back", states),
         "no_decay": ("the old state does not decay", undecayed),
+        "logarithm_as_share": ("the old state is multiplied by log_a itself: the share that stays "
+                               "is its exponential", logarithm),
         "decays_the_new": ("what the new token adds decays at once", early)} if B else {})
     read = np.einsum("bhn,bhnp->bhp", q, want[seats])
     agree(y, read, "float32", f"y of {what}", lambda i: f"sequence {i[0]}, head {i[1]}, column "
