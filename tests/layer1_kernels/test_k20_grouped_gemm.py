@@ -272,8 +272,8 @@ def right_gemm(agree, got, x, w, order, offsets, weights, what, precision="float
             "floor_tiles": ("the last rows of an expert are left out: its tiles are rounded up, "
                             "not down", scattered(np.where((rank < whole)[:, None],
                                                            want[order], 7))),
-            "weight_by_place": ("a weight belongs to a slot, and not to the slot's place in the "
-                                "sorted list", scattered(plain * factor[:, None])),
+            "weight_by_place": ("a slot's weight is read at the slot's place in the sorted list, "
+                                "where another slot's stands", scattered(plain * factor[:, None])),
             "no_weights": ("the router's weights are left out", scattered(plain)),
             "twice_weighted": ("the weights are multiplied twice", want * factor[:, None]),
             "left_sorted": ("the results stand by place: row i is slot i's", want[order]),
@@ -402,8 +402,8 @@ def test_grouped_gemm_triton__addresses(subject, array, slot, each, E, dims):
         beyond = "out-of-bounds" in error.text and f"`{array}`" in error.text
     assert beyond, mistake("short_index", (
         f"grouped_gemm_triton takes a row of {array} that begins at number 2^32 for another: a "
-        f"product of two int32 has 32 bits. Make `slot`, or e · N + n, a tl.int64 before it is "
-        f"multiplied"))
+        f"product of two int32 has 32 bits. Make "
+        f"{'e · N + n' if array == 'w' else '`slot`'} a tl.int64 before it is multiplied"))
 
 
 # ---- the course's own launchers
