@@ -32,6 +32,7 @@ from layer2_graph.twins.attention import ATTENTIONS, A, W
 from layer2_graph.twins.model import Twin
 from layer2_graph.twins.train import RUNS, TWIN_VARIANTS, judge, tokens_of
 from layer2_graph.twins.uptrain import WAYS, converted
+from tests.layer2_graph.twin_training import check_that_it_trains
 
 TOKENS = torch.arange(3, 53) * 37 % 2048
 
@@ -165,17 +166,7 @@ def test_a_twin_of_attention_trains(name):
     twin = Twin(ATTENTIONS[name])
     whole = sum(w.numel() for w in Twin(TWIN_VARIANTS["dense"]).parameters())
     assert abs(sum(w.numel() for w in twin.parameters()) / whole - 1) < 0.001
-    before = [w.detach().clone() for w in twin.parameters()]
-    optimiser = torch.optim.AdamW(twin.parameters(), lr=1e-3)
-    losses = []
-    for _ in range(2):
-        loss = torch.nn.functional.cross_entropy(twin(TOKENS[None, :-1])[0], TOKENS[1:])
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        losses.append(loss.item())
-    assert losses[1] < losses[0]
-    assert all(not torch.equal(a, b) for a, b in zip(before, twin.parameters(), strict=True))
+    check_that_it_trains(twin, TOKENS, 2)
 
 
 def test_the_shipped_twin_is_what_its_run_says():

@@ -31,6 +31,7 @@ from layer2_graph.models import SMALL, TWINS
 from layer2_graph.small.corpus import BEGIN, stories
 from layer2_graph.twins.model import VARIANTS, Twin
 from layer2_graph.twins.train import RUNS
+from tests.layer2_graph.twin_training import check_that_it_trains
 
 BASE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 64,
@@ -235,18 +236,6 @@ def test_a_twin_trains(name):
     torch.manual_seed(0)
     twin = Twin(VARIANTS[name])
     tokens = torch.randint(0, 2048, (1, 33))
-    before = [w.detach().clone() for w in twin.parameters()]
-    optimiser = torch.optim.AdamW(twin.parameters(), lr=1e-3)
-    losses = []
-    for _ in range(3):
-        loss = torch.nn.functional.cross_entropy(twin(tokens[:, :-1])[0], tokens[0, 1:])
-        optimiser.zero_grad()
-        (loss + sum(layer.loss for layer in twin.experts())).backward()
-        optimiser.step()
-        losses.append(loss.item())
-        for layer in twin.experts():
-            layer.step()
-    assert losses[2] < losses[0]
-    assert all(not torch.equal(a, b) for a, b in zip(before, twin.parameters(), strict=True))
+    check_that_it_trains(twin, tokens[0])
     moved = [layer.bias.abs().sum() > 0 for layer in twin.experts()]
     assert all(moved) if name == "moe_bias" else not any(moved)

@@ -21,6 +21,7 @@ from layer2_graph.twins import recall
 from layer2_graph.twins.linear import LINEARS
 from layer2_graph.twins.model import Twin
 from layer2_graph.twins.train import RUNS
+from tests.layer2_graph.twin_training import check_that_it_trains
 
 LAYERS = {"linear": (0, 1, 2), "hybrid": (0, 2), "attention": ()}
 
@@ -117,17 +118,7 @@ def test_a_twin_with_states_trains(name):
     """A step on one text lowers its loss, and all weights move."""
     twin, _ = both(name)
     tokens = torch.randint(0, 2048, (1, 41))
-    before = [w.detach().clone() for w in twin.parameters()]
-    optimiser = torch.optim.AdamW(twin.parameters(), lr=1e-3)
-    losses = []
-    for _ in range(3):
-        loss = torch.nn.functional.cross_entropy(twin(tokens[:, :-1])[0], tokens[0, 1:])
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        losses.append(loss.item())
-    assert losses[2] < losses[0]
-    assert all(not torch.equal(a, b) for a, b in zip(before, twin.parameters(), strict=True))
+    check_that_it_trains(twin, tokens[0])
 
 
 def test_what_the_lesson_says_of_the_runs():

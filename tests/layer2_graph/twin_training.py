@@ -1,0 +1,20 @@
+"""What every twin must do: learn."""
+
+import torch
+
+
+def check_that_it_trains(twin, text, steps=3):
+    """Steps on one text (T + 1,) lower its loss, and every weight moves."""
+    before = [w.detach().clone() for w in twin.parameters()]
+    optimiser = torch.optim.AdamW(twin.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(steps):
+        loss = torch.nn.functional.cross_entropy(twin(text[None, :-1])[0], text[1:])
+        optimiser.zero_grad()
+        (loss + sum(layer.loss for layer in twin.experts())).backward()
+        optimiser.step()
+        losses.append(loss.item())
+        for layer in twin.experts():
+            layer.step()
+    assert losses[-1] < losses[0]
+    assert all(not torch.equal(a, b) for a, b in zip(before, twin.parameters(), strict=True))
