@@ -4,6 +4,7 @@ recorded  Notes of a Recorder: pages held, requests in steps.
 shares    Shares of tokens: what a sampler keeps.
 pages     Pages: tables that name them, and their own names.
 steps     Steps: batches, chunks, and the arrays of one step.
+chase     A request's life, and its number of computed tokens after that of its tokens.
 clients   Clients: a call's way through the server, and how long requests wait.
 ranks     Ranks: who sends how many bytes to whom, and who does what when.
 training  Training: what each rank keeps of a parameter, and buckets that are summed in backward.
@@ -28,6 +29,7 @@ from layer3_system.pictures.answers import (
     plan_grid,
     reward_curves,
 )
+from layer3_system.pictures.chase import request_life
 from layer3_system.pictures.clients import call_life, waits
 from layer3_system.pictures.context import causal_bands, context_bytes, position_errors, ring_work
 from layer3_system.pictures.disaggregation import goodput_panels, token_ticks, wire_lanes
@@ -53,8 +55,8 @@ __all__ = ["allowed_steps", "answer_grid", "automaton_jumps", "block_map", "buck
            "gradient_range", "guess_ribbons", "hash_chain", "interval_curve", "kept_lines",
            "kept_shares", "kind_grid", "load_lines", "loss_curves", "match_lines", "month_bands",
            "padded_batch", "pipeline_lanes", "placement_lanes", "plan_cloud", "plan_grid",
-           "position_errors", "rank_lanes", "rank_matrix", "reward_curves", "ring_and_tree",
-           "ring_rounds", "ring_work", "row_matrix", "rows_by_k", "seat_lanes", "serving_lines",
-           "speedup_curves", "split_bands", "stage_bars", "state_copies", "step_arrays",
-           "step_bars", "step_timeline", "table_arrows", "tier_bars", "tier_curves", "token_ticks",
-           "training_lines", "waits", "wire_lanes"]
+           "position_errors", "rank_lanes", "rank_matrix", "request_life", "reward_curves",
+           "ring_and_tree", "ring_rounds", "ring_work", "row_matrix", "rows_by_k", "seat_lanes",
+           "serving_lines", "speedup_curves", "split_bands", "stage_bars", "state_copies",
+           "step_arrays", "step_bars", "step_timeline", "table_arrows", "tier_bars", "tier_curves",
+           "token_ticks", "training_lines", "waits", "wire_lanes"]

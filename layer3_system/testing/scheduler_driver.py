@@ -12,13 +12,13 @@ __all__ = ["Drive"]
 
 
 class Drive:
-    """A scheduler and all that surrounds it, played with numbers.
+    """Everything around a scheduler, without a model.
 
     A request is a name, how many tokens its prompt has and how many its answer gets. A step lets
     the scheduler choose, writes tokens into slots, reads each context back, and gives the requests
     that have caught up their next token, which depends on all that was read.
     history: for each step {name: (what, tokens)}, what: prefill, decode or waiting
-    faults: what is not as it must be, in words
+    faults: broken rules, in words
     """
 
     def __init__(self, scheduler: Scheduler | StaticScheduler):
@@ -124,7 +124,8 @@ class Drive:
             self.fault(f"{len(running)} requests run, there are {self.scheduler.max_seqs} seats")
         for request in waiting:
             if request.table or request.num_computed or request in counts:
-                self.fault(f"{request.id} waits, with pages, computed tokens or part in the step")
+                self.fault(f"{request.id} waits, but has pages, computed tokens or a part in the "
+                           f"step")
         try:
             check_pool(self.pool, [r.table for r in [*running, *waiting]])
         except Broken as error:
