@@ -61,8 +61,8 @@ def pack(value, handle=None):
             return numbers[id(v)]
         if handle is not None:
             return {"$": "handle", "id": handle(v), "type": type(v).__name__}
-        raise Unsendable(f"a value of type {type(v).__name__} does not cross to the code under "
-                         f"test")
+        raise Unsendable("expected numbers, text, arrays, or lists and dictionaries of them, found "
+                         f"a value of type {type(v).__name__}")
 
     def add(data):
         buffers.append(data)
@@ -108,7 +108,7 @@ def arrays(value):
 
 def dtype_name(v):
     if v.dtype.name not in DTYPES or not v.dtype.isnative:
-        raise Unsendable(f"an array of dtype {v.dtype} does not cross")
+        raise Unsendable(f"expected an array of numbers, found one of dtype {v.dtype}")
     return v.dtype.name
 
 
