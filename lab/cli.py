@@ -70,6 +70,11 @@ def status(as_json: Json = False):
         return
     if not rows:
         raise CourseError(f"the desk {desk.folder} is empty: run `lab start`")
+    print_progress(rows)
+
+
+def print_progress(rows):
+    """rows: (floor, lesson, [(exercise, whether it passed, whether it was touched)])"""
     last = None
     for floor, lesson, marks in rows:
         if floor is not last:

@@ -44,14 +44,20 @@ class Metrics:
         self.drafter = engine.drafter
         self.noted = {}                                     # {counter: what it counts so far}
         if self.drafter:
-            self.drafts = self.counter("spec_decode_num_drafts", "Steps of a request with guesses.")
-            self.guesses = self.counter("spec_decode_num_draft_tokens", "Guesses.")
-            self.accepted = self.counter("spec_decode_num_accepted_tokens", "Guesses that held.")
-            self.places = self.counter("spec_decode_num_accepted_tokens_per_pos",
-                                       "Guesses that held, by their place.", "position")
+            self.add_guesses()
         self.tiers = pool if isinstance(pool, TieredPool) else None
         if self.tiers:
             self.add_tiers(pool)
+        self.add_times()
+
+    def add_guesses(self):
+        self.drafts = self.counter("spec_decode_num_drafts", "Steps of a request with guesses.")
+        self.guesses = self.counter("spec_decode_num_draft_tokens", "Guesses.")
+        self.accepted = self.counter("spec_decode_num_accepted_tokens", "Guesses that held.")
+        self.places = self.counter("spec_decode_num_accepted_tokens_per_pos",
+                                   "Guesses that held, by their place.", "position")
+
+    def add_times(self):
         self.ttft = self.times("time_to_first_token", "From arrival to the first token.", FIRST)
         self.itl = self.times("inter_token_latency", "From one token to the next.", EACH)
         self.tpot = self.times("request_time_per_output_token",
