@@ -35,7 +35,7 @@ SLOWEST = 10            # times what a unit is expected to take, and PATIENCE se
 PATIENCE = 600
 MARGIN = 60             # seconds before the deadline in which a longer unit may begin
 LINES = 20              # of a failure that are told
-LONGEST = 10            # units that are listed
+MAX_LISTED = 10         # units that are listed
 JOURNAL = ROOT / ".cache" / "proof.json"
 NOTHING_CHOSEN = 5      # pytest's exit code where the marks leave no test
 
@@ -318,7 +318,7 @@ def watched(proof, planned, began):
 def tell(rows, seconds, machine):
     """The summary."""
     print(f"\n== {seconds:.0f} s, {machine}")
-    longest = sorted(rows.items(), key=lambda pair: -pair[1].seconds)[:LONGEST]
+    longest = sorted(rows.items(), key=lambda pair: -pair[1].seconds)[:MAX_LISTED]
     print("longest:", *(f"  {row.seconds:5.0f} s  {name}" for name, row in longest), sep="\n")
     unproven = Counter(reason for row in rows.values() for reason in row.unproven)
     if unproven:

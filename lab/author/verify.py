@@ -66,7 +66,7 @@ class Graders(threading.local):
     def of(self, lesson):
         if self.lesson is not lesson:
             self.drop()
-            self.grader = forked.Grader(lesson, forked.MANY)
+            self.grader = forked.Grader(lesson, forked.ALL_IMPORTS)
             self.lesson = lesson
         return self.grader
 

@@ -22,8 +22,8 @@ from statistics import median
 BANDS = ((0.9, 1.0), (0.6, 0.5))        # (ratio to the course's speed, share of the points)
 ROUNDS = 7
 SHORTEST = 0.05         # seconds of a run: a thousand times what asking the process takes
-MOST = 1 << 12          # calls in a run
-NEAR = 0.02             # how far results may differ; whether they are right is graded apart
+MAX_CALLS = 1 << 12     # calls in a run
+MAX_DIFFERENCE = 0.02   # how far results may differ; whether they are right is graded apart
 COPIED = 1 << 26        # float32 of the copy that shows what the memory can do: beyond every cache
 FASTEST = 1.5           # × the copy's bytes a second: some inputs are read from a cache
 
@@ -90,7 +90,7 @@ class Race:
         own = self.sides[-1]
         own.prepare(self.draw.getrandbits(48), [0])
         self.seconds(own, 1)
-        most = min(MOST, own.room() // own.bytes())
+        most = min(MAX_CALLS, own.room() // own.bytes())
         took = 0
         while took < SHORTEST and 2 * self.count <= most:
             self.count *= 2
@@ -129,7 +129,8 @@ def same(name, got, want):
             assert shape == expected, (
                 f"{name} on the device: its result has the shape {tuple(shape)}, expected "
                 f"{tuple(expected)}")
-            assert all(abs(a - b) <= NEAR * size for a, b in zip(here, there, strict=True)), (
+            assert all(abs(a - b) <= MAX_DIFFERENCE * size
+                       for a, b in zip(here, there, strict=True)), (
                 f"{name} on the device: the result of call {call} of {len(want)} is not the one "
                 "for that call's inputs")
 
@@ -138,7 +139,7 @@ def same_in_full(name, got, want):
     """Compare every number of one call."""
     for mine, own in zip(got, want, strict=True):
         apart = (mine.double() - own.double()).abs().max()
-        assert apart <= NEAR * own.double().abs().max(), (
+        assert apart <= MAX_DIFFERENCE * own.double().abs().max(), (
             f"{name} on the device: its result is wrong, unlike at the simulator's sizes: a number "
             f"is {apart:.3g} off")
 

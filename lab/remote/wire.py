@@ -13,8 +13,8 @@ import sys
 import numpy as np
 
 HEAD = struct.Struct(">QQ")              # bytes of JSON, bytes of arrays
-MOST_JSON = 16 * 2**20      # bytes of JSON in a limited reply: a list of 3 takes 64 when read
-MOST_ELEMENTS = 2**28       # of an array: strides of 0 make any number out of a few bytes
+MAX_JSON_BYTES = 16 * 2**20  # bytes of JSON in a limited reply: a list of 3 takes 64 when read
+MAX_ELEMENTS = 2**28        # of an array: strides of 0 make any number out of a few bytes
 PLAIN = (type(None), bool, int, float, str)
 DTYPES = {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
           "float16", "float32", "float64", "complex64", "complex128"}
@@ -185,7 +185,7 @@ class Unpacker:
             raise WireError("shape and strides disagree")
         if any(type(n) is not int for n in shape + strides) or any(n < 0 for n in shape):
             raise WireError("sizes are not whole numbers")
-        if math.prod(max(n, 1) for n in shape) > MOST_ELEMENTS:
+        if math.prod(max(n, 1) for n in shape) > MAX_ELEMENTS:
             raise WireError(f"an array of shape {shape}")
         low, span = extent(shape, strides, itemsize)
         if t["start"] != -low or span != len(self.buffers[t["at"]]):
@@ -232,7 +232,7 @@ def frame(message, buffers):
 def read_frame(read, largest=math.inf):
     """(message, buffers) from `read(n)`, which returns exactly n bytes or raises EOFError."""
     text_size, data_size = HEAD.unpack(read(HEAD.size))
-    if text_size + data_size > largest or largest < math.inf and text_size > MOST_JSON:
+    if text_size + data_size > largest or largest < math.inf and text_size > MAX_JSON_BYTES:
         raise WireError(f"a reply of {text_size + data_size:,} bytes; at most {largest:,} are "
                         f"allowed")
     try:
