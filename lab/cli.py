@@ -19,7 +19,7 @@ from lab.terminal import MARKS, Json, LessonWord, console, options, own_desk, pr
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None,
                   pretty_exceptions_enable=False,
-                  help="The GPU course: lessons, checks, and your desk.")
+                  help="Three Floors: lessons, checks, and your desk.")
 
 
 def main():

@@ -18,6 +18,7 @@ from statistics import median
 from lab.author.versions import equip, made
 from lab.course import ROOT, CourseError
 from lab.device import cpu_model
+from lab.measure import targets
 from lab.setup import Missing
 
 FOLDER = ROOT / ".cache" / "speed"
@@ -113,13 +114,10 @@ def figures(target, ours, measured):
 
 def judge(target, measured):
     """measured: {side: as `condense` makes it} -> a row of the record."""
-    ratios = figures(target, OURS, measured)
-    figure = median(ratios)
     with_checks = None if target.over == CHECKED else median(figures(target, CHECKED, measured))
-    met = figure >= target.limit if target.at_least else figure <= target.limit
-    return {"title": target.title, "job": target.job, "over": target.over, "limit": target.limit,
-            "at_least": target.at_least, "figure": figure, "lowest": min(ratios),
-            "highest": max(ratios), "with_checks": with_checks, "met": met}
+    return {"title": target.title, "job": target.job, "over": target.over,
+            "with_checks": with_checks} | targets.judged(
+                figures(target, OURS, measured), target.limit, target.at_least)
 
 
 def run(wheels):
@@ -160,7 +158,7 @@ def text(record):
         measured = record["measured"][row["job"]]
         over = row["over"]
         unit = "×" if over else "s"
-        sign = "≥" if row["at_least"] else "≤"
+        sign = targets.SIGNS[row["at_least"]]
         checked = "" if row["with_checks"] is None else f"{row['with_checks']:.3g} {unit}"
         lines.append(f"| {row['title']} | {sign} {row['limit']:g} {unit} | {row['figure']:.3g} "
                      f"{unit} ({row['lowest']:.3g} to {row['highest']:.3g}) | "

@@ -36,6 +36,7 @@ from day01_roofline import (
 from day01_roofline import measure as measure_jobs
 from lab.course import ROOT, CourseError
 from lab.device import cpu_model, library_settings
+from lab.measure import targets
 from lab.measure.bench import row
 from layer1_kernels import kernels
 from layer2_graph.bench.decode_card import RECORD, table
@@ -189,10 +190,8 @@ def judge(target, rounds, moved):
         other = [moved / answer["rate"] for answer in rounds[READ]]
     else:
         other = [answer[target.phase] for answer in rounds[target.over]]
-    ratios = sorted(theirs / seconds for theirs, seconds in zip(other, own, strict=True))
-    figure = median(ratios)
-    return asdict(target) | {"figure": figure, "lowest": ratios[0], "highest": ratios[-1],
-                             "met": figure >= target.limit}
+    ratios = [theirs / seconds for theirs, seconds in zip(other, own, strict=True)]
+    return asdict(target) | targets.judged(ratios, target.limit)
 
 
 def agreement(tokens, others):

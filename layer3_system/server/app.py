@@ -134,7 +134,7 @@ class Service:
         self.live = Live()
         self.bridge = kind(engine, limits, (self.metrics, self.live))
         self.card = {"id": name, "object": "model", "created": int(time.time()),
-                     "owned_by": "gpu-course", "max_model_len": engine.room}
+                     "owned_by": "three-floors", "max_model_len": engine.room}
 
     @asynccontextmanager
     async def lifespan(self, app):
@@ -249,7 +249,7 @@ def make_app(engine, name, limits=LIMITS, key=None, kind=Bridge, access=ACCESS):
 def own_version():
     """The version of this package; "unknown" if it is not installed."""
     try:
-        return importlib.metadata.version("gpu-course")
+        return importlib.metadata.version("three-floors")
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
 

@@ -307,6 +307,15 @@ def test_one_version():
     assert f"## {course.VERSION}" in (ROOT / "CHANGELOG.md").read_text("utf-8")
 
 
+def test_the_project_has_one_name():
+    """Three Floors; `three-floors` where there are no blanks."""
+    names = r"gpu.course"
+    other = subprocess.run(["git", "grep", "-niE", names, "--", ":!tests/lab/test_house.py",
+                            ":!tests/layer2_graph/test_g05_fused_llama.py"],    # compiled code
+                           cwd=ROOT, capture_output=True, text=True)
+    assert (other.returncode, other.stdout) == (1, "")
+
+
 def test_the_manifest_is_in_order_and_says_no_id_twice():
     ids = [i for floor in course.floors()
            for i in [*(x.id for x in floor.lessons), *(r[0] for r in floor.planned)]]
