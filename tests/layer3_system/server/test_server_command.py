@@ -167,7 +167,7 @@ def test_a_part_is_the_learners_where_all_of_it_passed(lessons):
 
     def own(*passed):
         desk = Desks(passed, **modules)
-        return {name for name in serving.PARTS if serving.own_part(desk, name)}
+        return {name for name in serving.PARTS if serving.candidate_of(desk, name)}
     assert own() == set()
     assert own("BlockPool.take", "BlockPool.copy_on_write") == set()
     assert own("BlockPool.take", "BlockPool.copy_on_write", "pages_for") == {"BlockPool"}
@@ -229,7 +229,7 @@ def desk_with(folder, *passed):
 
 def test_the_learners_bridge_serves(tmp_path):
     """Its refusals and failures reach the client as the course's own do."""
-    bridge = serving.own_part(desk_with(tmp_path, *OF_A_BRIDGE), "Bridge")
+    bridge = serving.candidate_of(desk_with(tmp_path, *OF_A_BRIDGE), "Bridge")
     model = Gated()
     with served(model, limits=Limits(queue=0), max_seqs=1, kind=bridge) as server:
         told(server.post(prompt=["a"] * 2), 400, "prompt", "at most 1 answers, found 2")
@@ -252,7 +252,7 @@ def test_the_learners_bridge_serves(tmp_path):
 @pytest.mark.parametrize("left_out", OF_A_BRIDGE)
 def test_a_bridge_of_which_a_part_did_not_pass_does_not_serve(tmp_path, left_out):
     desk = desk_with(tmp_path, *(name for name in OF_A_BRIDGE if name != left_out))
-    assert serving.own_part(desk, "Bridge") is None
+    assert serving.candidate_of(desk, "Bridge") is None
 
 
 @pytest.mark.parametrize("passed, whose", [(OF_A_BRIDGE, "mine"), ((), "reference")])
