@@ -106,7 +106,7 @@ class Race:
 
 
 def measure(name, candidate, reference, copying, draw, clock=time.perf_counter):
-    """Seconds of one call of the course's over those of one call of mine, from `Calls`.
+    """Seconds of one call of the course's over those of one call of the candidate, from `Calls`.
 
     copying: Calls of a copy, in a process of the course. AssertionError as in `compare`.
     """
