@@ -31,7 +31,7 @@ SIDE, UNEVEN, SMALL = 512, (1, 24), 1000    # imbalanced: matmuls of each rank, 
 MESSAGE = 4_000_000                         # communication-bound: numbers to add up
 
 
-class Tape:
+class LaunchTape:
     """Spans of one rank, while it runs."""
 
     def __init__(self, rank=0):
@@ -168,7 +168,7 @@ def together(r, W, folder):
                                   ("communication-bound", MESSAGE, 1)):
         message = torch.ones(numbers)
         for _ in range(TRIES):
-            tape = Tape(r)
+            tape = LaunchTape(r)
             dist.barrier()
             for step in range(2):
                 for _ in range(count):
@@ -195,7 +195,7 @@ def of_two():
 
 
 def taped(run):
-    tapes = [Tape() for _ in range(TRIES)]
+    tapes = [LaunchTape() for _ in range(TRIES)]
     for tape in tapes:
         run(tape)
     return [tape.spans for tape in tapes]

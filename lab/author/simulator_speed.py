@@ -36,7 +36,7 @@ VARYING = ("numpy",)
 
 
 @dataclass(frozen=True)
-class Target:
+class SpeedTarget:
     """over: the side whose seconds are divided by ours; None: our seconds themselves."""
 
     title: str
@@ -47,18 +47,19 @@ class Target:
 
 
 TARGETS = (
-    Target("CUDA C matmul 64³ on 16×16 tiles, against Numba's CUDA simulator",
-           "cuda_matmul_64", "numba", 500, True),
-    Target("the same with checks, against without", "cuda_matmul_64", CHECKED, 6, False),
-    Target("CUDA C matmul 512³ on 16×16 tiles", "cuda_matmul_512", None, 0.7, False),
-    Target("Triton matmul 512³ on 64×32×32 tiles, against Triton's interpreter",
-           "triton_matmul_512_small_tiles", "interpreter", 1.5, True),
-    Target("… on 128×256×64 tiles", "triton_matmul_512_large_tiles", "interpreter", 1.5, True),
-    Target("Triton softmax 1024×1000, against Triton's interpreter",
-           "triton_softmax_1024_1000", "interpreter", 1.5, True),
-    Target("Triton flash attention 4×256×64 on 64×32 tiles, against Triton's interpreter",
-           "triton_attention_4_256_64_small_tiles", "interpreter", 1.5, True),
-    Target("… on 128×64 tiles", "triton_attention_4_256_64_large_tiles", "interpreter", 1.5, True),
+    SpeedTarget("CUDA C matmul 64³ on 16×16 tiles, against Numba's CUDA simulator",
+                "cuda_matmul_64", "numba", 500, True),
+    SpeedTarget("the same with checks, against without", "cuda_matmul_64", CHECKED, 6, False),
+    SpeedTarget("CUDA C matmul 512³ on 16×16 tiles", "cuda_matmul_512", None, 0.7, False),
+    SpeedTarget("Triton matmul 512³ on 64×32×32 tiles, against Triton's interpreter",
+                "triton_matmul_512_small_tiles", "interpreter", 1.5, True),
+    SpeedTarget("… on 128×256×64 tiles", "triton_matmul_512_large_tiles", "interpreter", 1.5, True),
+    SpeedTarget("Triton softmax 1024×1000, against Triton's interpreter",
+                "triton_softmax_1024_1000", "interpreter", 1.5, True),
+    SpeedTarget("Triton flash attention 4×256×64 on 64×32 tiles, against Triton's interpreter",
+                "triton_attention_4_256_64_small_tiles", "interpreter", 1.5, True),
+    SpeedTarget("… on 128×64 tiles",
+                "triton_attention_4_256_64_large_tiles", "interpreter", 1.5, True),
 )
 
 

@@ -53,7 +53,7 @@ READ = "read"                   # the arm that measures the memory, and no model
 
 
 @dataclass(frozen=True)
-class Target:
+class DecodeTarget:
     """over: the arm whose seconds are divided by those of OURS; READ: the floor's are."""
 
     title: str
@@ -65,13 +65,13 @@ class Target:
 
 OURS = "fused"
 TARGETS = (
-    Target("decode, against generate", "135M", "decode", "generate", 2),
-    Target("decode, against generate with a static cache", "135M", "decode", "static", 2),
-    Target("decode, share of the floor", "135M", "decode", READ, 0.55),
-    Target("prefill, against generate", "135M", "prefill", "generate", 1),
-    Target("decode, against generate", "small", "decode", "generate", 2),
-    Target("decode, against generate with a static cache", "small", "decode", "static", 2),
-    Target("prefill, against generate", "small", "prefill", "generate", 1),
+    DecodeTarget("decode, against generate", "135M", "decode", "generate", 2),
+    DecodeTarget("decode, against generate with a static cache", "135M", "decode", "static", 2),
+    DecodeTarget("decode, share of the floor", "135M", "decode", READ, 0.55),
+    DecodeTarget("prefill, against generate", "135M", "prefill", "generate", 1),
+    DecodeTarget("decode, against generate", "small", "decode", "generate", 2),
+    DecodeTarget("decode, against generate with a static cache", "small", "decode", "static", 2),
+    DecodeTarget("prefill, against generate", "small", "prefill", "generate", 1),
 )
 
 

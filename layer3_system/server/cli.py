@@ -104,7 +104,8 @@ def build(model, tokenizer, ops, candidates, pages, S=16, draft=None, guesses=4,
     """An Engine. candidates: {name: the learner's part, or None for the course's}
     pages: None for 16 contexts of the model, at most 2¹⁶ tokens
     draft: what guesses: "lookup" or a model    guesses: of a request in a step, at most
-    overlap: launch a step before the previous one is read    below: a HostTier for pages that are taken    options: of the Scheduler"""
+    overlap: launch a step before the previous one is read
+    below: a HostTier for pages that are taken    options: of the Scheduler"""
     pool = pool_of(candidates, pages or default_pages(model.config, S), S, below)
     scheduler = (candidates.get("Scheduler") or Scheduler)(pool, **options)
     kind = candidates.get("Engine") or Engine

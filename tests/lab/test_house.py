@@ -234,7 +234,7 @@ LONG_FUNCTIONS = {
     "what an object or a report consists of, a line each": {
         "lab/simulator/report.py: make_launch", "lab/simulator/run.py: Run.__init__",
         "layer3_system/s07_engine.py: Engine.__init__", "lab/grading/box.py: Box.__init__",
-        "lab/remote/child.py: Subject.describe"},
+        "lab/remote/child.py: SubjectServer.describe"},
     "what is kept and what is replaced, decided in one place": {
         "lab/desk/desk.py: Desk.write_cell", "lab/grading/extract.py: candidate"},
 }
