@@ -102,6 +102,15 @@ def test_variables_are_nouns(path):
     assert not names, f"{path.relative_to(ROOT)}: {names}"
 
 
+def test_a_constant_says_what_it_bounds():
+    """Outside lessons no constant is `MOST`, `FEW` or the like: most of what?"""
+    vague = {"MOST", "FEW", "ENOUGH", "LONGEST", "WHOLE", "NEAR", "ALONE"}
+    lessons = {lesson.path(".py") for lesson in course.lessons()}
+    for path in FILES:
+        names = {name for _, name in variables(ast.parse(path.read_text("utf-8")))}
+        assert path in lessons or not names & vague, f"{path.relative_to(ROOT)}: {names & vague}"
+
+
 def test_a_line_is_a_statement():
     """At most 8 tuple assignments for each 1,000 lines, in every room."""
     dense = house.density({str(p.relative_to(ROOT)): p.read_text("utf-8") for p in FILES})
