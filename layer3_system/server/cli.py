@@ -65,7 +65,7 @@ def needed(lesson, name):
     return methods + [e for e in lesson.reached(name) if e not in methods]
 
 
-def own_part(desk, name):
+def candidate_of(desk, name):
     """A part of the engine from the learner's desk, if all its exercises passed; else None."""
     lessons = {lesson.id: lesson for lesson in course.lessons()}
     lesson = lessons.get((PARTS | GUESSING | TIERED)[name].__module__.rpartition(".")[2])
@@ -80,39 +80,40 @@ def methods_of(kind):
             if inspect.isfunction(f) and not name.startswith("__") or isinstance(f, property)}
 
 
-def pool_of(own, P, S, host=None):
-    """A pool with the learner's parts in it. own: {name: part or None}    host: a tier below
+def pool_of(candidates, P, S, host=None):
+    """A pool with the learner's parts in it. candidates: {name: part or None}    host: a tier below
 
     PrefixPool builds on BlockPool, so the learner's methods go between the two. TieredPool builds
     on both, and gets those methods of theirs that it does not have itself.
     """
-    index = (own.get("HashChain") or HashChain)()
-    methods = methods_of(own.get("BlockPool") or BlockPool)
+    index = (candidates.get("HashChain") or HashChain)()
+    methods = methods_of(candidates.get("BlockPool") or BlockPool)
     if host:
-        tiered = own.get("TieredPool") or TieredPool
-        methods |= methods_of(own.get("PrefixPool") or PrefixPool)
+        tiered = candidates.get("TieredPool") or TieredPool
+        methods |= methods_of(candidates.get("PrefixPool") or PrefixPool)
         kind = type("TieredPool", (tiered,), {
             name: method for name, method in methods.items() if name not in vars(TieredPool)})
         return kind(P, S, index, host)
     below = type("BlockPool", (BlockPool,), methods)
-    kind = type("PrefixPool", (own.get("PrefixPool") or PrefixPool, below), {})
+    kind = type("PrefixPool", (candidates.get("PrefixPool") or PrefixPool, below), {})
     return kind(P, S, index)
 
 
-def build(model, tokenizer, ops, own, pages, S=16, draft=None, guesses=4, overlap=False,
+def build(model, tokenizer, ops, candidates, pages, S=16, draft=None, guesses=4, overlap=False,
           below=None, **options):
-    """An Engine. own: {name: the learner's part, or None for the course's}    pages: None for 16
-    contexts of the model, at most 2¹⁶ tokens    draft: what guesses: "lookup" or a model
-    guesses: of a request in a step, at most    overlap: launch a step before the previous one is
-    read    below: a HostTier for pages that are taken    options: of the Scheduler"""
-    pool = pool_of(own, pages or default_pages(model.config, S), S, below)
-    scheduler = (own.get("Scheduler") or Scheduler)(pool, **options)
-    kind = own.get("Engine") or Engine
-    sample = own.get("sample_rows") or ops.sample
+    """An Engine. candidates: {name: the learner's part, or None for the course's}
+    pages: None for 16 contexts of the model, at most 2¹⁶ tokens
+    draft: what guesses: "lookup" or a model    guesses: of a request in a step, at most
+    overlap: launch a step before the previous one is read
+    below: a HostTier for pages that are taken    options: of the Scheduler"""
+    pool = pool_of(candidates, pages or default_pages(model.config, S), S, below)
+    scheduler = (candidates.get("Scheduler") or Scheduler)(pool, **options)
+    kind = candidates.get("Engine") or Engine
+    sample = candidates.get("sample_rows") or ops.sample
     if draft and overlap:
         raise CourseError("--draft and --async-scheduling exclude each other: guesses depend on "
                           "the newest token")
-    drafter = drafter_of(draft, guesses, model, tokenizer, sample, own, pool.P, S,
+    drafter = drafter_of(draft, guesses, model, tokenizer, sample, candidates, pool.P, S,
                          scheduler.max_seqs) if draft else None
     engine = kind(model, tokenizer, pool, scheduler, sample, drafter, overlap,
                   grammars=Grammars(tokenizer, model.config))
@@ -168,11 +169,12 @@ def draft_model(word, config, dtype):
     folder = SMALL.parent / "draft" if word == "shipped" else Path(word)
     if not folder.is_dir():
         raise CourseError(f"--draft {word}: expected lookup, shipped or the folder of a model")
-    own = read_config(folder)
-    if own.V != config.V:
-        raise CourseError(f"--draft {word}: a vocabulary of {own.V} tokens, expected {config.V}, "
+    small = read_config(folder)
+    if small.V != config.V:
+        raise CourseError(f"--draft {word}: a vocabulary of {small.V} tokens, expected {config.V}, "
                           f"the model's own: guesses are token numbers")
-    return model_with("torch", None, own, read_weights(folder, own, dtype, device.torch_device()))
+    weights = read_weights(folder, small, dtype, device.torch_device())
+    return model_with("torch", None, small, weights)
 
 
 def listen(host, port):
@@ -259,24 +261,24 @@ def serve(
         weights = read_weights(folder, config, DTYPES[dtype],
                                device.torch_device() if tp == 1 else "cpu")
         parts = PARTS | (GUESSING if draft else {}) | (TIERED if tiers else {})
-        own = {part: own_part(mine, part) if mine else None for part in parts}
+        candidates = {part: candidate_of(mine, part) if mine else None for part in parts}
         plan = Plan(str(folder), tp, table, str(mine.folder) if mine else None, dtype,
                     tuple(ignore or ()))
         team = Team(plan) if tp > 1 else None
         llama = (team.lead(config, weights) if team else
                  model_with(table, mine.folder if mine else None, config, weights))
         check_table(folder, config, llama.ops, DTYPES[dtype])
-        below = host_of(tiers, config, weights, 16, own["read_record"] or read_record) \
+        below = host_of(tiers, config, weights, 16, candidates["read_record"] or read_record) \
             if tiers else None
-        engine = build(llama, tokenizer, llama.ops, own, pages, max_seqs=max_seqs, budget=budget,
-                       chunk=chunk, draft=draft_model(draft, config, DTYPES[dtype]),
+        engine = build(llama, tokenizer, llama.ops, candidates, pages, max_seqs=max_seqs,
+                       budget=budget, chunk=chunk, draft=draft_model(draft, config, DTYPES[dtype]),
                        guesses=guesses, overlap=async_scheduling, below=below)
     except ValueError as error:
         raise CourseError(str(error)) from None
     print(f"{called}: {sum(w.numel() for w in weights.values()):,} weights, on "
           f"{f'{tp} ranks of ' if team else ''}"
           f"{'this CPU, kernels in the simulator' if simulated else plan.place}")
-    say_whose(llama.ops.sources(), used(llama.alone() if team else llama), own)
+    say_whose(llama.ops.sources(), used(llama.alone() if team else llama), candidates)
     if DTYPES[dtype] != torch.float32 and weights["model.embed_tokens.weight"].is_cpu:
         print(f"  {dtype} is slow on a CPU: the kernels made for one take float32; without --dtype "
               f"it answers several times as fast")
@@ -284,17 +286,17 @@ def serve(
         print(f"  {'decoding':16} cpu        CpuLlama.forward, in NumPy around the table")
     del weights                         # of several ranks each keeps its part alone
     run(engine, name or called, Limits(body, tokens, queue, seconds, grace), api_key,
-        listen(host, port), own["Bridge"] or Bridge, team,
+        listen(host, port), candidates["Bridge"] or Bridge, team,
         Access((host, *(allow_host or ())), tuple(allow_origin or ())))
 
 
-def say_whose(sources, names, own):
+def say_whose(sources, names, candidates):
     """Whose kernels and parts of the engine run, one a line."""
-    parts = dict(own)
+    parts = dict(candidates)
     sample = "mine" if parts.pop("sample_rows") else sources["sample"]
     lines = [*whose(sources | {"sample": sample}, [*names, "sample"]),
-             *(f"  {part:16} {'mine' if own_part else 'reference'}"
-               for part, own_part in parts.items())]
+             *(f"  {part:16} {'mine' if candidate else 'reference'}"
+               for part, candidate in parts.items())]
     print("\n".join(lines))
     yours = sum(line.split()[1] == "mine" for line in lines)
     if yours:

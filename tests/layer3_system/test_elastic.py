@@ -327,7 +327,7 @@ def run_torch(folder: Path, name: str, steps: int, ranks: int, more: tuple[str, 
     """(exit code, {step: loss} of all lines, what was written to stderr)"""
     losses = folder / f"{name}.txt"
     run = kills.Torchrun(folder / name, losses, steps, ranks, pause=0.0, more=more)
-    code = run.process.wait(kills.LONGEST)
+    code = run.process.wait(kills.MAX_SILENCE_SECONDS)
     return code, {row["step"]: float.fromhex(row["loss"]) for row in kills.rows(losses)}, run.text()
 
 
