@@ -1,6 +1,7 @@
 """The HTTP server around s08's Bridge, with OpenAI's API: `lab serve`.
 
 cli           `lab serve`
+assembly      an engine made of its flags
 drafters      what guesses, and what a step with guesses costs here
 tiers         memory below the pages, and what a copy costs here
 app           the routes
