@@ -1,9 +1,12 @@
 """The router's process: it starts workers, talks to them, and starts those again that end"""
 
 import atexit
+import contextlib
 import logging
 import multiprocessing
+import queue
 import secrets
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -11,7 +14,6 @@ from itertools import count
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
-from layer3_system.disaggregation import workers
 from layer3_system.disaggregation.router import ReplicaRouter, Router
 from layer3_system.disaggregation.workers import Build, decode_worker, prefill_worker
 from layer3_system.s01_request import Request, SamplingParams
@@ -34,6 +36,7 @@ class Inquiry(NamedTuple):
     reply: Callable[[dict[Worker, Any]], None]
     missing: set[Worker]
     answers: dict[Worker, Any]
+    until: float                    # when it is waited for no longer, seconds
 
 
 class Fleet:
@@ -53,9 +56,10 @@ class Fleet:
         self.threads = threads
         self.key = secrets.token_bytes(32)
         self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload([workers.__name__])
+        self.context.set_forkserver_preload([decode_worker.__module__])
         self.processes: dict[Worker, Any] = {}
         self.pipes: dict[Worker, Connection] = {}
+        self.letters: dict[Worker, queue.SimpleQueue] = {}      # what each is told
         self.addresses: dict[int, Any] = {}
         self.up: dict[Worker, int] = {}             # process ids
         self.leaving: set[Worker] = set()           # will end when they have nothing to do
@@ -68,9 +72,11 @@ class Fleet:
         self.router = Router(0, 0, pages, S, room, self.send, choose) if prefills else \
             ReplicaRouter(0, seats or pages, pages, S, room, self.send)
         atexit.register(self.close)                 # before multiprocessing waits for its children
-        for kind, number in [("prefill", i) for i in range(prefills)] + [
-                ("decode", j) for j in range(decodes)]:
-            self.start(kind, number)
+        self.names = {("prefill", i): f"prefill {i}" for i in range(prefills)}
+        self.names |= {("decode", j): f"{'decode' if prefills else 'replica'} {j}"
+                       for j in range(decodes)}
+        for worker in self.names:
+            self.start(*worker)
         self.wait_until_whole(start)
 
     def wait_until_whole(self, seconds: float) -> None:
@@ -95,16 +101,17 @@ class Fleet:
         self.starts[kind, number] += 1
         self.processes[kind, number] = process
         self.pipes[kind, number] = here
+        self.letters[kind, number] = queue.SimpleQueue()
+        threading.Thread(target=send_all, args=(here, self.letters[kind, number]),
+                         daemon=True).start()
 
     def send(self, kind: str, number: int, message: tuple) -> None:
-        """Tell a worker something. One that is dead is noticed by `poll`."""
+        """Tell a worker something. One that is dead is noticed by `poll`; one that does not read
+        keeps nobody waiting."""
         if message[0] == "begin":               # to which address its parts go
             what, id, attempt, prompt, decode, salt = message
             message = what, id, attempt, prompt, self.addresses[decode], salt
-        try:
-            self.pipes[kind, number].send(message)
-        except OSError:
-            return
+        self.letters[kind, number].put(message)
 
     # ---- requests
 
@@ -130,6 +137,11 @@ class Fleet:
             except (EOFError, OSError):
                 self.bury(who[pipe])                                    # type: ignore
         self.let_leave()
+        now = time.monotonic()
+        for ticket, inquiry in list(self.inquiries.items()):
+            if now >= inquiry.until:
+                del self.inquiries[ticket]
+                inquiry.reply(inquiry.answers)
         outputs = self.router.outputs
         self.router.outputs = []
         return outputs
@@ -163,13 +175,14 @@ class Fleet:
         self.deaths += worker not in self.leaving
         self.leaving.discard(worker)
         self.up.pop(worker, None)
+        self.letters.pop(worker).put(None)
         self.pipes.pop(worker).close()
         self.processes.pop(worker).join()
         if self.starts[worker] >= STARTS:
-            self.lost.setdefault(worker, f"{kind} worker {number} ended {STARTS} times before it "
-                                         f"was ready")
+            self.lost.setdefault(worker, f"{self.names[worker]} ended {STARTS} times before it was "
+                                         f"ready")
         if worker in self.lost:
-            log.error("%s worker %s is given up: %s", kind, number, self.lost[worker])
+            log.error("%s is given up: %s", self.names[worker], self.lost[worker])
         else:
             self.start(kind, number)
         self.router.died(kind, number)
@@ -188,14 +201,22 @@ class Fleet:
         """Whether all workers are up."""
         return len(self.up) == len(self.pipes)
 
-    def restart(self, kind: str, number: int) -> None:
-        """Give a worker nothing new, and start it again once it has nothing left to do. KeyError if
-        it is not up."""
-        if (kind, number) not in self.up:
-            raise KeyError(f"{kind} {number}")
-        self.leaving.add((kind, number))
+    def status(self, worker: Worker) -> str:
+        """starting, up, leaving or lost"""
+        if worker in self.leaving:
+            return "leaving"
+        return "up" if worker in self.up else "lost" if worker in self.lost else "starting"
+
+    def restart(self, kind: str, number: int) -> bool:
+        """Give a worker nothing new, and start it again once it has nothing left to do. False if it
+        is not up."""
+        worker = kind, number
+        if self.status(worker) != "up":
+            return False
+        self.leaving.add(worker)
         self.router.leaves(kind, number)
         self.let_leave()
+        return True
 
     def let_leave(self) -> None:
         """Tell workers that are to leave, and are idle, to end."""
@@ -206,33 +227,33 @@ class Fleet:
 
     # ---- questions
 
-    def ask(self, question: str, reply: Callable[[dict[Worker, Any]], None]) -> None:
+    def ask(self, question: str, reply: Callable[[dict[Worker, Any]], None],
+            seconds: float = START) -> None:
         """Ask all workers that are up; `poll` calls reply({worker: its answer}) when all that still
-        live have answered."""
+        live have answered, or after so long."""
         ticket = next(self.tickets)
-        self.inquiries[ticket] = Inquiry(reply, set(self.up), {})
+        self.inquiries[ticket] = Inquiry(reply, set(self.up), {}, time.monotonic() + seconds)
         for worker in list(self.up):
             self.send(*worker, ("ask", ticket, question))
         self.settle(ticket, None, None)             # perhaps there is none
 
     def settle(self, ticket: int, worker: Worker | None, value: Any) -> None:
         """A worker has answered, or never will."""
-        reply, missing, answers = self.inquiries[ticket]
+        inquiry = self.inquiries.get(ticket)
+        if inquiry is None:                         # it was not waited for
+            return
         if value is not None:
-            answers[worker] = value
-        missing.discard(worker)
-        if not missing:
+            inquiry.answers[worker] = value
+        inquiry.missing.discard(worker)
+        if not inquiry.missing:
             del self.inquiries[ticket]
-            reply(answers)
+            inquiry.reply(inquiry.answers)
 
     def answers(self, question: str) -> dict[Worker, Any]:
-        """{worker: its answer}, waited for. FleetError if one does not answer."""
+        """{worker: its answer}, waited for."""
         replies: list[dict[Worker, Any]] = []
         self.ask(question, replies.append)
-        until = time.monotonic() + START
         while not replies:
-            if time.monotonic() > until:
-                raise FleetError(f"a worker did not answer within {START:g} s")
             outputs = self.poll(0.1)
             self.router.outputs = outputs               # for the next poll
         return replies[0]
@@ -263,3 +284,10 @@ class Fleet:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def send_all(pipe: Connection, letters: queue.SimpleQueue) -> None:
+    """Tell a worker what it is to be told, until None comes or it is gone."""
+    with contextlib.suppress(OSError):
+        while (message := letters.get()) is not None:
+            pipe.send(message)

@@ -18,9 +18,8 @@ from layer3_system.api_error import ApiError
 from layer3_system.s08_server import DONE, LIMITS, Bridge, server_sent_event
 from layer3_system.server.hosts import Access
 from layer3_system.server.listener import Listener as Listener  # callers have both from here
-from layer3_system.server.live import Live
-from layer3_system.server.metrics import Metrics
 from layer3_system.server.middleware import GuardedApp, as_json
+from layer3_system.server.monitor import monitor_of
 from layer3_system.server.protocol import parse, read_fields, tokens_of
 from layer3_system.server.responses import ChatResponses, TextResponses
 from layer3_system.server.tokenization import detokenize, tokenize
@@ -124,9 +123,9 @@ class Events(Response):
 def make_app(engine, name, limits=LIMITS, key=None, kind=Bridge, access=ACCESS):
     """A FastAPI app that serves an engine. name: of the model    key: that clients must send
     kind: the class of the Bridge between the two"""
-    metrics = Metrics(engine, name)
-    live = Live()
-    bridge = kind(engine, limits, (metrics, live))
+    monitor = monitor_of(engine, name)
+    bridge = kind(engine, limits, monitor.observers)
+    monitor.connect(bridge)
 
     @asynccontextmanager
     async def lifespan(app):
@@ -188,7 +187,7 @@ def make_app(engine, name, limits=LIMITS, key=None, kind=Bridge, access=ACCESS):
         fields = await read(request)
         check_model(fields.get("model") or name)
         return as_json(await asyncio.to_thread(detokenize, fields, engine.tokenizer,
-                                               engine.model.config.V))
+                                               engine.intake.V))
 
     card = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "gpu-course",
             "max_model_len": engine.room}
@@ -204,7 +203,12 @@ def make_app(engine, name, limits=LIMITS, key=None, kind=Bridge, access=ACCESS):
 
     @app.get("/engine", **guarded)
     async def engine_now():
-        return as_json(await bridge.ask(live.state))
+        return as_json(await monitor.state(bridge))
+
+    @app.post("/engine/restart", **guarded)
+    async def restart(request: Request):
+        await monitor.restart(bridge, (await read(request)).get("worker"))
+        return Response(status_code=202)
 
     @app.get("/")
     async def page():
@@ -222,7 +226,8 @@ def make_app(engine, name, limits=LIMITS, key=None, kind=Bridge, access=ACCESS):
 
     @app.get("/metrics")
     async def metrics_now():
-        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(await monitor.text(bridge),
+                        media_type="text/plain; version=0.0.4; charset=utf-8")
 
     answer_errors(app)
     return app

@@ -17,9 +17,12 @@ from lab import device
 from lab.course import CourseError
 from lab.terminal import main, own_desk
 from layer2_graph.generate import IGNORE
+from layer2_graph.hybrid import HybridConfig
 from layer2_graph.models import SMALL
+from layer3_system.disaggregation.fleet import FleetError
 from layer3_system.s08_server import Bridge, Limits
 from layer3_system.server.assembly import DTYPES, Setup, assemble
+from layer3_system.server.fleet_engine import start_fleet
 from layer3_system.server.hosts import Access, is_own
 from layer3_system.server.tiers import Tiers
 
@@ -40,6 +43,34 @@ def tiers_of(host_pages, file, records, reset, tp):
 
 
 # ---- the model
+
+
+def check_processes(setup, replicas, prefill, decode):
+    """CourseError if flags do not go together with engines in processes of their own."""
+    if (prefill is None) != (decode is None):
+        raise CourseError("--prefill and --decode: expected both, or neither")
+    if prefill and replicas:
+        raise CourseError("--replicas and --prefill exclude each other: a replica computes its own "
+                          "prompts")
+    flag = "--replicas" if replicas else "--prefill" if prefill else None
+    if flag and setup.tp > 1:
+        raise CourseError(f"{flag} and --tp exclude each other: an engine of ranks is one process "
+                          f"and its children")
+    if replicas and setup.tiers and setup.tiers.file:
+        raise CourseError("--replicas and --kv-file exclude each other: a file belongs to one "
+                          "engine")
+    if prefill and setup.tiers:
+        raise CourseError("--prefill and --host-pages exclude each other: a page must not move "
+                          "while it is sent")
+    if prefill:
+        check_travel(setup.config(), setup.called)
+
+
+def check_travel(config, called):
+    """CourseError if a model's cache is more than keys and values of each head: those travel."""
+    if isinstance(config, HybridConfig) or config.latent:
+        raise CourseError(f"--prefill: {called} has a cache of another kind than keys and values, "
+                          f"which are what is sent")
 
 
 def find_model(word, simulated):
@@ -115,6 +146,14 @@ def serve(
         "--async-scheduling", help="launch a step before the previous one is read")] = False,
     tp: Annotated[int, typer.Option(
         min=1, help="ranks that share every layer; vLLM's tensor_parallel_size")] = 1,
+    replicas: Annotated[int | None, typer.Option(
+        min=1, help="whole engines, each in a process of its own; one that ends is started "
+                    "again")] = None,
+    prefill: Annotated[int | None, typer.Option(
+        min=1, help="processes that compute prompts and send their pages to those of "
+                    "--decode")] = None,
+    decode: Annotated[int | None, typer.Option(
+        min=1, help="processes that write answers")] = None,
     queue: Annotated[int, typer.Option(min=0, help="answers that wait")] = Limits.queue,
     body: Annotated[int, typer.Option(min=1, help="bytes of a request")] = Limits.body,
     tokens: Annotated[int | None, typer.Option(min=1, help="of an answer")] = None,
@@ -129,10 +168,13 @@ def serve(
     setup = Setup(folder, called, table, own_folder, dtype, tuple(ignore or ()), pages,
                   {"max_seqs": max_seqs, "budget": budget, "chunk": chunk}, draft, guesses,
                   async_scheduling, tiers_of(host_pages, kv_file, kv_file_pages, kv_file_reset, tp),
-                  tp)
+                  tp, prefill is not None)
+    count = replicas or decode
+    check_processes(setup, replicas, prefill, decode)
     try:
-        engine, own, said, team = assemble(setup)
-    except ValueError as error:
+        engine, own, said, team = (start_fleet(setup, name or called, prefill or 0, count) if count
+                                   else assemble(setup))
+    except (ValueError, FleetError) as error:
         raise CourseError(str(error)) from None
     print(said)
     run(engine, name or called, Limits(body, tokens, queue, seconds, grace), api_key,
