@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import threading
-from contextlib import contextmanager
 
 import httpx
 import openai
@@ -66,14 +65,6 @@ class Fleet:
             yield piece.choices[0].text
 
 
-@contextmanager
-def fleet(mode):
-    with running(*MODES[mode]) as server:
-        yield Fleet(server)
-        server.send(signal.SIGTERM)
-        assert server.ended() == 0
-
-
 def said(client):
     """What OpenAI's client gets of all kinds."""
     several = client.write(n=3, seed=3, temperature=0.7, logprobs=2)
@@ -111,7 +102,8 @@ def alone():
 
 @pytest.fixture(scope="module", params=MODES)
 def client(request):
-    with fleet(request.param) as one:
+    with running(*MODES[request.param]) as server:
+        one = Fleet(server)
         one.mode = request.param
         yield one
 
@@ -209,14 +201,17 @@ def test_no_such_worker(client):
     assert answer.status_code == 404 and "expected one of" in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_server_that_is_killed_takes_its_workers_along(mode):
-    with running(*MODES[mode]) as server:
-        processes = [row["process"] for row in Fleet(server).workers().values()]
-        assert all(map(alive, processes)) and len(processes) > 1
-        server.send(signal.SIGKILL)
-        server.process.wait()
-        until(lambda: not any(map(alive, processes)))
+def test_a_server_that_ends_takes_its_workers_along(client):
+    """Told to, or killed: the last test of each server."""
+    processes = [row["process"] for row in client.workers().values()]
+    assert all(map(alive, processes)) and len(processes) > 1
+    if client.mode == "split":
+        client.server.send(signal.SIGKILL)
+        client.server.process.wait()
+    else:
+        client.server.send(signal.SIGTERM)
+        assert client.server.ended() == 0
+    until(lambda: not any(map(alive, processes)))
 
 
 # ---- flags
