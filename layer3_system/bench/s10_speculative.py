@@ -39,7 +39,7 @@ RECORD = Path(__file__).with_name("speculation.json")
 TEXTS = 10              # of a kind
 PLACES = 40             # tokens of each, at most
 RACES = 4               # draws at a place
-ROUNDS = 2              # of each speed
+ROUNDS = 3              # of each speed
 LENGTH = 16             # tokens of an answer that is timed
 MAX_GUESSES = 4         # guesses of a request in a step
 TEXT = [20, 40, 60, 80, 100, 120, 140]      # what repeats in an answer that is timed
@@ -153,7 +153,7 @@ def drafters(cost: StepCost) -> dict[str, Callable[[], Drafter]]:
             "wrong guesses, adaptive": lambda: Recital(wrong, lengths=Lengths(MAX_GUESSES, cost))}
 
 
-def speed(sizes: tuple[int, ...] = (1, 8)) -> dict:
+def speed(sizes: tuple[int, ...] = (1, 8, 32)) -> dict:
     """{"ratios": {B: {drafter: [tokens a second ÷ plain, a round each]}}, "median": their medians,
     "tokens": {B: {drafter: tokens a step of a request}}, "cost": a StepCost, …}"""
     load = round(os.getloadavg()[0], 1)

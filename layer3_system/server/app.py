@@ -18,9 +18,8 @@ from layer3_system.api_error import ApiError
 from layer3_system.s08_server import DONE, LIMITS, Bridge, server_sent_event
 from layer3_system.server.hosts import Access
 from layer3_system.server.listener import Listener as Listener  # callers have both from here
-from layer3_system.server.live import Live
-from layer3_system.server.metrics import Metrics
 from layer3_system.server.middleware import GuardedApp, as_json
+from layer3_system.server.monitor import monitor_of
 from layer3_system.server.protocol import parse, read_fields, tokens_of
 from layer3_system.server.responses import ChatResponses, TextResponses
 from layer3_system.server.tokenization import detokenize, tokenize
@@ -130,9 +129,9 @@ class Service:
         self.limits = limits
         self.key = key
         self.access = access
-        self.metrics = Metrics(engine, name)
-        self.live = Live()
-        self.bridge = kind(engine, limits, (self.metrics, self.live))
+        self.monitor = monitor_of(engine, name)
+        self.bridge = kind(engine, limits, self.monitor.observers)
+        self.monitor.connect(self.bridge)
         self.card = {"id": name, "object": "model", "created": int(time.time()),
                      "owned_by": "three-floors", "max_model_len": engine.room}
 
@@ -195,7 +194,7 @@ class Service:
         fields = await self.read(request)
         self.check_model(fields.get("model") or self.name)
         return as_json(await asyncio.to_thread(detokenize, fields, self.engine.tokenizer,
-                                               self.engine.model.config.V))
+                                               self.engine.intake.V))
 
     async def models(self):
         return as_json({"object": "list", "data": [self.card]})
@@ -205,7 +204,11 @@ class Service:
         return as_json(self.card)
 
     async def engine_now(self):
-        return as_json(await self.bridge.ask(self.live.state))
+        return as_json(await self.monitor.state(self.bridge))
+
+    async def restart(self, request: Request):
+        await self.monitor.restart(self.bridge, (await self.read(request)).get("worker"))
+        return Response(status_code=202)
 
     # ---- addresses for everybody
 
@@ -220,7 +223,8 @@ class Service:
         return as_json({"version": own_version()})
 
     async def metrics_now(self):
-        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(await self.monitor.text(self.bridge),
+                        media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 def make_app(engine, name, limits=LIMITS, key=None, kind=Bridge, access=ACCESS):
@@ -237,6 +241,7 @@ def make_app(engine, name, limits=LIMITS, key=None, kind=Bridge, access=ACCESS):
     app.get("/v1/models", **guarded)(service.models)
     app.get("/v1/models/{model:path}", **guarded)(service.one_model)
     app.get("/engine", **guarded)(service.engine_now)
+    app.post("/engine/restart", **guarded)(service.restart)
     app.get("/")(service.page)
     app.get("/health")(service.health)
     app.api_route("/ping", methods=["GET", "POST"])(service.health)

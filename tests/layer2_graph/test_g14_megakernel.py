@@ -1,8 +1,7 @@
 """Graders of g14. Tensors start as NaN, so that what is read too early shows."""
 
-from collections import Counter
-
 import re
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -345,8 +344,8 @@ def fenced(launch, writers):
         "no_fence", f"signal_cuda: {fences} fences by {writers} blocks: {why}", why)
     why = "a fence orders what comes before it with what comes after it: the addition comes after"
     assert not after or release, mistake(
-        "fence_last", f"signal_cuda: the addition in line {max(atomics)}, a fence in line {after[0]}: "
-                      f"{why}", why)
+        "fence_last", f"signal_cuda: the addition in line {max(atomics)}, a fence in line "
+                      f"{after[0]}: {why}", why)
 
 
 def arguments(m, model, program, tensors, counters, steps, token, position):

@@ -9,7 +9,7 @@ from layer3_system import SamplingParams
 from layer3_system.bench.s12_disaggregation import (
     Answers,
     P,
-    small_engine,
+    small_parts,
     soak,
     soak_processes,
     transfer,
@@ -17,9 +17,9 @@ from layer3_system.bench.s12_disaggregation import (
 )
 from layer3_system.bench.soak import alone
 from layer3_system.disaggregation.faults import FAULTS, OneProcess
+from layer3_system.disaggregation.fleet import Fleet
 from layer3_system.disaggregation.parts import Part, checksum
 from layer3_system.disaggregation.wires import PartListener, TcpWire, pack, unpack
-from layer3_system.disaggregation.workers import Fleet
 from layer3_system.s01_request import RequestError
 from layer3_system.s12_disaggregation import Inbox, Outbox
 from layer3_system.testing.mock_llama import ByteTokenizer, MockLlama
@@ -172,7 +172,7 @@ def test_processes_write_what_one_engine_writes():
     """With a worker of each kind killed in the middle."""
     chance = Random(3)
     answers = Answers()
-    with Fleet(small_engine, 1, 1, P) as processes:
+    with Fleet(small_parts, 1, 1, P) as processes:
         for n in range(6):
             prompt = [chance.randrange(2, 300) for _ in range(chance.randrange(20, 120))]
             processes.submit(f"r{n}", prompt, SamplingParams(12, temperature=0, ignore_eos=True))
