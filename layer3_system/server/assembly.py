@@ -190,8 +190,8 @@ class Assembly(NamedTuple):
     """An engine, and what is to be said of it."""
 
     engine: Engine
-    candidates: dict[str, Any]             # {name of a part: the learner's, or None}
-    said: str                       # whose kernels and parts run
+    candidates: dict[str, Any]      # {name of a part: the learner's, or None}
+    summary: str                    # whose kernels and parts run
     team: Team | None               # the processes of the other ranks
 
 
@@ -216,8 +216,8 @@ def assemble(setup):
     engine = build(llama, tokenizer, llama.ops, candidates, setup.pages, below=below,
                    draft=draft_model(setup.draft, config, dtype), guesses=setup.guesses,
                    overlap=setup.overlap, **setup.scheduling)
-    said = about(setup, llama, candidates, weights, team, plan.place)
-    return Assembly(engine, candidates, said, team)
+    summary = about(setup, llama, candidates, weights, team, plan.place)
+    return Assembly(engine, candidates, summary, team)
 
 
 def about(setup, llama, candidates, weights, team, place):

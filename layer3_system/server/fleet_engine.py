@@ -34,14 +34,14 @@ def worker_parts(setup, name, kind):
     """What a worker of a server is made of.  kind: prefill or decode    name: of the model"""
     if kind == "prefill":               # it writes no answers
         setup = setup._replace(draft=None, overlap=False)
-    engine, candidates, said, _ = assemble(setup)
+    engine, candidates, summary, _ = assemble(setup)
     metrics = Metrics(engine, name)
     live = Live()
     inbox = candidates.get("Inbox") or Inbox
     outbox = candidates.get("Outbox") or Outbox
     return Parts(engine, inbox, outbox, (metrics, live),
                  {"metrics": lambda engine: metrics.text(), "live": live.state,
-                  "said": lambda engine: said})
+                  "summary": lambda engine: summary})
 
 
 def start_fleet(setup, name, prefills, decodes):
@@ -60,8 +60,8 @@ def start_fleet(setup, name, prefills, decodes):
                   choose=candidates.get("choose_workers") or choose_workers)
     engine = FleetEngine(fleet, config, tokenizer, BlockPool(pages, S), decodes * seats)
     what = f"{prefills} for prompts, {decodes} for answers" if prefills else f"{decodes} replicas"
-    said = fleet.answers("said")["decode", 0]
-    return Assembly(engine, candidates, f"processes: {what}, each with\n{said}", None)
+    summary = fleet.answers("summary")["decode", 0]
+    return Assembly(engine, candidates, f"processes: {what}, each with\n{summary}", None)
 
 
 class Mailbox(queue.SimpleQueue):
