@@ -206,7 +206,7 @@ def llama_map(title, model):
         arrow(axes, path, INK)
     arrow(axes, [(39.5, 8), (6, 8), (6, 19.5)], RED)
     shapes = {(6, 26): "(T,)", (26.5, 24): "(T, C)", (52, 24): "x", (82, 24): "(T, C)",
-              (58.5, 10): "(T, V)", (25.5, 46): "(T, H, D)\n(T, G, D)", (41.5, 46): "(T, H, D)",
+              (58.5, 10): "(T, V)", (27.4, 46): "(T, H, D)\n(T, G, D)", (41.5, 46): "(T, H, D)",
               (64.5, 46): "(T, F)", (22, 10): "generate: the new token"}
     for place, words in shapes.items():
         axes.text(*place, words, ha="center", va="center", fontsize=8, color=GREY)
