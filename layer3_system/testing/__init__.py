@@ -15,6 +15,7 @@ expert_ranks       given code round the exercises of s24, a layer by experts and
 tier_driver        a pool between two memories that hold names, for s11
 grammar_driver     a matcher of the texts of a list, for s13
 context_ranks      given code round the exercises of s25, gradients, a Llama
+plan_ranks         a training step of one Llama by plans of s26, round the exercises of s21 to s25
 repeated_ranks     a lesson's program again and again, until its ranks are ended from outside
 step_driver        given code round the exercises of s30
 transfer_driver    parts that arrive and pages to give back, for s12
