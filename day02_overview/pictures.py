@@ -184,12 +184,12 @@ def llama_map(title, model):
     figure, axes = plt.subplots(figsize=(7.5, 5.0), layout="constrained")
     axes.add_patch(Rectangle((24, 17), 54, 50, fc="#fff5f5", ec=RED))
     axes.text(25, 64.5, "block, one layer; L times", color=RED, fontsize=9, va="center")
-    given = {"tokens": (6, 22), "embedding": (16, 22), "norm": (31, 31), "q, k, v": (31, 41),
+    course = {"tokens": (6, 22), "embedding": (16, 22), "norm": (31, 31), "q, k, v": (31, 41),
              "rope": (31, 51), "o": (46, 41), "+": (46, 22), "norm ": (59, 31),
              "gate, up": (59, 41), "swiglu": (66, 51), "down": (73, 41), "+ ": (73, 22),
              "norm  ": (86, 8), "head": (67, 8)}
-    own = {"attention": (46, 51), "next_token": (46, 8)}
-    for colour, boxes in ((BLUE, given), (RED, own)):
+    reader = {"attention": (46, 51), "next_token": (46, 8)}
+    for colour, boxes in ((BLUE, course), (RED, reader)):
         for name, place in boxes.items():
             axes.text(*place, name.strip(), ha="center", va="center", fontsize=9, color=INK,
                       bbox={"boxstyle": "round,pad=0.35", "fc": "white", "ec": colour}, zorder=3)
