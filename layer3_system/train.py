@@ -100,7 +100,7 @@ def go_on(training: Training, state: dict[str, Any], minutes: float) -> None:
     print(file=sys.stderr)
 
 
-def record(training: Training, state: dict[str, Any], held: Tensor,
+def record(training: Training, state: dict[str, Any], exam: Tensor,
            options: argparse.Namespace) -> dict[str, Any]:
     """What is written of a training that is over."""
     N = sum(w.numel() for w in training.model.weights.values())
@@ -116,7 +116,7 @@ def record(training: Training, state: dict[str, Any], held: Tensor,
             "seconds": round(state["seconds"], 1),
             "tokens a second": round(tokens / state["seconds"]),
             "roof": roof(), "perplexity at first": round(state["first"], 2),
-            "perplexity": round(perplexity(training.model, held), 4), "rows": state["rows"]}
+            "perplexity": round(perplexity(training.model, exam), 4), "rows": state["rows"]}
 
 
 def arguments() -> argparse.Namespace:
@@ -142,7 +142,7 @@ def save(path: Path, state: dict[str, Any]) -> None:
 
 def train(options: argparse.Namespace, saved: Path) -> None:
     """One call's share of a training. saved: where its state is, or will be"""
-    text, held = texts(options.text)
+    text, exam = texts(options.text)
     training = make(options.shape, options.steps, options.arm, options.recompute, text)
     print(training.parts.sources(), file=sys.stderr)
     state: dict[str, Any]
@@ -150,11 +150,11 @@ def train(options: argparse.Namespace, saved: Path) -> None:
         state = torch.load(saved)
         training.restore(state.pop("training"))
     else:
-        state = {"rows": [], "seconds": 0.0, "first": perplexity(training.model, held)}
+        state = {"rows": [], "seconds": 0.0, "first": perplexity(training.model, exam)}
     go_on(training, state, options.minutes)
     save(saved, state | {"training": training.state()})
     if training.done == options.steps:
-        options.record.write_text(json.dumps(record(training, state, held, options)).replace(
+        options.record.write_text(json.dumps(record(training, state, exam, options)).replace(
             '{"step"', '\n{"step"') + "\n", "utf-8")
 
 

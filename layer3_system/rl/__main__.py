@@ -4,8 +4,8 @@
     torchrun --nproc-per-node 2 -m layer3_system.rl --placement split --updates 20
 
 Where exercises of s32 have passed on the desk, their functions do it. In one process it stops after
-some minutes of the processor. With torchrun one rank writes while the other learns, so many
-updates. It writes its rows, and with --save the weights, too.
+some minutes of the processor. With torchrun one rank writes while the other learns, and it stops
+after that many updates. It writes its rows, and with --save the weights, too.
 """
 
 import argparse
