@@ -218,7 +218,7 @@ LONG_FUNCTIONS = {
         "lab/grading/class_speed.py: measure", "layer2_graph/generate.py: generate",
         "layer2_graph/decode_ladder/comparison.py: measure",
         "layer3_system/testing/recovery_driver.py: saves",
-        "layer3_system/testing/tensor_driver.py: serve", "layer3_system/train.py: main"},
+        "layer3_system/testing/tensor_driver.py: serve"},
     "a training loop, its settings above it": {
         "day02_overview/laws/train.py: train", "layer2_graph/small/train.py: train",
         "layer2_graph/twins/train.py: train"},
