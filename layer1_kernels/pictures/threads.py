@@ -54,6 +54,37 @@ def grid(blocks, threads, n, thread=(2, 5)):
     return closed(figure)
 
 
+def strides(blocks, threads, n):
+    """A grid-stride loop: which thread of the grid takes which element, a row for each round. Red
+    is thread 0, an outline is a place past the end.
+
+    blocks, threads: of the launch    n: elements
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Rectangle
+
+    step = blocks * threads
+    number = -(-n // step)                              # of rounds
+    figure, axes = plt.subplots(figsize=(7.5, 0.5 * number + 0.8), layout="constrained")
+    for i in range(number * step):
+        colour = RED if i % step == 0 else BLUE
+        inside = i < n
+        axes.add_patch(Rectangle((i, i // step), 0.92, 0.8, fc=colour if inside else "white",
+                                 ec=colour, ls="-" if inside else "--"))
+        axes.text(i + 0.46, i // step + 0.4, i % step, ha="center", va="center", fontsize=9,
+                  color="white" if inside else colour)
+    axes.set(xlim=(-0.1, number * step), ylim=(number, -0.2),
+             xticks=[i + 0.46 for i in range(number * step)], xticklabels=range(number * step),
+             yticks=[turn + 0.4 for turn in range(number)],
+             yticklabels=[f"round {turn}" for turn in range(number)])
+    axes.set_xlabel("element i", color=INK)
+    axes.set_title(f"{blocks} blocks of {threads} threads over {n} elements: the thread that takes "
+                   "element i", loc="left", fontsize=10, color=INK)
+    axes.tick_params(length=0, labelsize=8)
+    axes.spines[:].set_visible(False)
+    return closed(figure)
+
+
 def masked(n, block):
     """Which positions of each Triton program exist: blue inside the array, an outline past it.
 
