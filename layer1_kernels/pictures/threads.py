@@ -178,6 +178,45 @@ def tree(numbers):
     return closed(figure)
 
 
+def shuffle(numbers):
+    """The sum of a warp by shuffles: the value v of each lane at the start and after each of them.
+    Blue lanes still matter, grey ones do not.
+
+    numbers: one a lane; as many as a power of two
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Rectangle
+
+    v = list(numbers)
+    lanes = len(v)
+    steps = [lanes >> i for i in range(1, lanes.bit_length())]      # lanes / 2, … 2, 1
+    figure, axes = plt.subplots(figsize=(7.5, 0.62 * len(steps) + 0.75), layout="constrained")
+    for row, away in enumerate([0, *steps]):
+        before = list(v)
+        for lane in range(lanes):
+            other = lane + away if lane + away < lanes else lane    # there is none: its own
+            v[lane] = before[lane] + before[other] if away else before[lane]
+            matters = not away or lane < away
+            if away and matters:
+                for source, end in ((lane, 0.46), (other, 0.7)):
+                    axes.annotate("", (lane + end, row), (source + 0.46, row - 0.4), arrowprops={
+                        "arrowstyle": "->", "color": GREY, "lw": 1, "shrinkA": 0, "shrinkB": 0})
+            colour = "#d0d7de" if not away else BLUE if matters else "white"
+            axes.add_patch(Rectangle((lane, row), 0.92, 0.6, fc=colour, ec="#d0d7de", zorder=3))
+            axes.text(lane + 0.46, row + 0.31, v[lane], ha="center", va="center", fontsize=9,
+                      zorder=4, color=INK if not away else "white" if matters else GREY)
+    axes.set(xlim=(-0.1, lanes), ylim=(len(steps) + 0.7, -0.1),
+             xticks=[lane + 0.46 for lane in range(lanes)], xticklabels=range(lanes),
+             yticks=[row + 0.3 for row in range(len(steps) + 1)],
+             yticklabels=["v at the start", *(f"after away = {away}" for away in steps)])
+    axes.xaxis.tick_top()
+    axes.xaxis.set_label_position("top")
+    axes.set_xlabel("lane", fontsize=9, color=INK)
+    axes.tick_params(length=0, labelsize=9)
+    axes.spines[:].set_visible(False)
+    return closed(figure)
+
+
 def rounds(kernels, warp=32):
     """Which threads of a block work in each round: blue where they do, grey where their warp is
     busy for others, white where the whole warp is free.
