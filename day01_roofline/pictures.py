@@ -31,6 +31,42 @@ def runs(title, lists):
     return closed(figure)
 
 
+def machine(device, intensity, what):
+    """A machine and what it joins, and one microsecond of it: the operations that its arithmetic
+    can do, and those for which data arrives.
+
+    device: has .peak in FLOP/s, .bandwidth and .link in byte/s    intensity: FLOP/byte of an
+    operation    what: its name, in the plural
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Rectangle
+
+    figure, (joined, axes) = plt.subplots(1, 2, figsize=(7.5, 2.6), layout="constrained",
+                                          width_ratios=(1.35, 1))
+    boxes = ((0, "memory", ""), (4, "chip", f"\n{device.peak / 1e12:.0f}\nTFLOP/s"),
+             (8, "another\ndevice", ""))
+    for x, name, note in boxes:
+        joined.add_patch(Rectangle((x, 0.6), 2, 1.8, fc="#d0d7de", ec=GREY))
+        joined.text(x + 1, 1.5, name + note, ha="center", va="center", fontsize=9, color=INK)
+    for x, rate, colour, name in ((2, device.bandwidth, BLUE, "bandwidth"),
+                                  (6, device.link, GREY, "link")):
+        height = 1.2 * rate / device.bandwidth
+        joined.add_patch(Rectangle((x, 1.5 - height / 2), 2, height, fc=colour))
+        joined.text(x + 1, 0.55, f"{name}\n{rate / 1e12:g} TB/s", ha="center", va="top",
+                    fontsize=9, color=colour)
+    joined.set(xlim=(-0.1, 10.1), ylim=(-0.4, 2.6))
+    joined.axis("off")
+    millions = device.peak / 1e12, device.bandwidth * intensity / 1e12
+    axes.barh((1, 0), millions, color=(GREY, RED), edgecolor=(GREY, RED), height=0.5)
+    for y, number, label in ((1, millions[0], "operations that the chip can do"),
+                             (0, millions[1], f"{what} whose data arrives")):
+        axes.annotate(f"{number:.3g} million {label}", (0, y + 0.33), color=INK, fontsize=8)
+    axes.set(title="in one microsecond", xlim=(0, 1.02 * max(millions)), ylim=(-0.4, 1.7),
+             xticks=[], yticks=[])
+    axes.spines[["top", "right", "bottom"]].set_visible(False)
+    return closed(figure)
+
+
 def number_lines(title, lines, densities):
     """Above, the positive numbers of some formats, a tick each; below, how dense they are.
 
