@@ -61,9 +61,9 @@ def machine(device, intensity, what):
     for y, number, label in ((1, millions[0], "operations that the chip can do"),
                              (0, millions[1], f"{what} whose data arrives")):
         axes.annotate(f"{number:.3g} million {label}", (0, y + 0.33), color=INK, fontsize=8)
-    axes.set(title="in one microsecond", xlim=(0, 1.02 * max(millions)), ylim=(-0.4, 1.7),
+    axes.set(title="in one microsecond", xlim=(-2, 1.02 * max(millions)), ylim=(-0.4, 1.7),
              xticks=[], yticks=[])
-    axes.spines[["top", "right", "bottom"]].set_visible(False)
+    axes.spines[:].set_visible(False)
     return closed(figure)
 
 
