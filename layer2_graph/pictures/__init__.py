@@ -25,4 +25,9 @@ from layer2_graph.pictures.sparsity import bounds, contexts, zeros
 from layer2_graph.pictures.states import held_bytes, mixing, recall
 from layer2_graph.pictures.timeline import by_blocks, timelines
 
-__all__ = []
+__all__ = ["against_window", "arenas", "bounds", "by_bits", "by_blocks", "cache_rows", "compiled",
+           "contexts", "heaps", "held_bytes", "host_and_device", "kept_numbers",
+           "largest_of_tokens", "learning", "loaded_share", "mixing", "padding",
+           "quality", "ragged", "recall", "recompiled", "recovery", "residuals",
+           "rounded", "routes", "runs_of_cache", "stacked", "steps", "strips",
+           "timelines", "traffic", "valley", "visible", "waves", "zeros"]
