@@ -157,7 +157,7 @@ def llama_layer(m):
               ("out", (heads, m.C), m.C), ("+", "", m.C)],
         1.1: [("norm", "", m.C), ("gate_up", (m.C, 2 * m.F), 2 * m.F), ("SiLU ·", "", m.F),
               ("down", (m.F, m.C), m.C), ("+", "", m.C)]}
-    figure, axes = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
+    figure, axes = plt.subplots(figsize=(7.5, 4.2), dpi=85, layout="constrained")
 
     def box(x, y, name, matrix=""):
         colour = BLUE if matrix else RED if name == "KV cache" else PALE
