@@ -41,23 +41,10 @@ def machine(device, intensity, what):
     operation    what: its name, in the plural
     """
     import matplotlib.pyplot as plt
-    from matplotlib.patches import Rectangle
 
-    figure, (joined, axes) = plt.subplots(1, 2, figsize=(7.5, 2.6), layout="constrained",
-                                          width_ratios=(1.35, 1))
-    boxes = ((0, "memory", ""), (4, "chip", f"\n{device.peak / 1e12:.0f}\nTFLOP/s"),
-             (8, "another\ndevice", ""))
-    for x, name, note in boxes:
-        joined.add_patch(Rectangle((x, 0.6), 2, 1.8, fc="#d0d7de", ec=GREY))
-        joined.text(x + 1, 1.5, name + note, ha="center", va="center", fontsize=9, color=INK)
-    for x, rate, colour, name in ((2, device.bandwidth, BLUE, "bandwidth"),
-                                  (6, device.link, GREY, "link")):
-        height = 1.2 * rate / device.bandwidth
-        joined.add_patch(Rectangle((x, 1.5 - height / 2), 2, height, fc=colour))
-        joined.text(x + 1, 0.55, f"{name}\n{rate / 1e12:g} TB/s", ha="center", va="top",
-                    fontsize=9, color=colour)
-    joined.set(xlim=(-0.1, 10.1), ylim=(-0.4, 2.6))
-    joined.axis("off")
+    figure, (pipes, axes) = plt.subplots(1, 2, figsize=(7.5, 2.6), layout="constrained",
+                                         width_ratios=(1.35, 1))
+    draw_pipes(pipes, device)
     millions = device.peak / 1e12, device.bandwidth * intensity / 1e12
     axes.barh((1, 0), millions, color=(GREY, RED), edgecolor=(GREY, RED), height=0.5)
     for y, number, label in ((1, millions[0], "operations that the chip can do"),
@@ -67,6 +54,24 @@ def machine(device, intensity, what):
              xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
     return closed(figure)
+
+
+def draw_pipes(axes, device):
+    """Memory, chip and another device, joined by pipes as thick as their rates."""
+    from matplotlib.patches import Rectangle
+
+    for x, name in ((0, "memory"), (4, f"chip\n{device.peak / 1e12:.0f}\nTFLOP/s"),
+                    (8, "another\ndevice")):
+        axes.add_patch(Rectangle((x, 0.6), 2, 1.8, fc="#d0d7de", ec=GREY))
+        axes.text(x + 1, 1.5, name, ha="center", va="center", fontsize=9, color=INK)
+    for x, rate, colour, name in ((2, device.bandwidth, BLUE, "bandwidth"),
+                                  (6, device.link, GREY, "link")):
+        height = 1.2 * rate / device.bandwidth
+        axes.add_patch(Rectangle((x, 1.5 - height / 2), 2, height, fc=colour))
+        axes.text(x + 1, 0.55, f"{name}\n{rate / 1e12:g} TB/s", ha="center", va="top", fontsize=9,
+                  color=colour)
+    axes.set(xlim=(-0.1, 10.1), ylim=(-0.4, 2.6))
+    axes.axis("off")
 
 
 def launch_line(launch, work):

@@ -158,23 +158,14 @@ def tree(numbers):
             alive = s == 0 or t % (2 * s) == 0
             if s and alive:
                 a[t] += a[t + s]
-                for source, end in ((t, 0.46), (t + s, 0.7)):
-                    axes.annotate("", (t + end, row), (source + 0.46, row - 0.4), arrowprops={
-                        "arrowstyle": "->", "color": GREY, "lw": 1, "shrinkA": 0, "shrinkB": 0})
+                arrows(axes, row, t, t + s)
             colour = "#d0d7de" if s == 0 else BLUE if alive else "white"
             axes.add_patch(Rectangle((t, row), 0.92, 0.6, fc=colour, zorder=3,
                                      ec=BLUE if s and alive else "#d0d7de"))
             axes.text(t + 0.46, row + 0.31, a[t], ha="center", va="center", fontsize=9, zorder=4,
                       color=INK if s == 0 else "white" if alive else GREY)
-    axes.set(xlim=(-0.1, len(a)), ylim=(len(steps) + 0.7, -0.1),
-             xticks=[t + 0.46 for t in range(len(a))], xticklabels=range(len(a)),
-             yticks=[row + 0.3 for row in range(len(steps) + 1)],
-             yticklabels=["a at the start", *(f"after s = {s}" for s in steps)])
-    axes.xaxis.tick_top()
-    axes.xaxis.set_label_position("top")
-    axes.set_xlabel("thread t, and the place of a[t]", fontsize=9, color=INK)
-    axes.tick_params(length=0, labelsize=9)
-    axes.spines[:].set_visible(False)
+    frame(axes, len(a), "thread t, and the place of a[t]",
+          ["a at the start", *(f"after s = {s}" for s in steps)])
     return closed(figure)
 
 
@@ -198,23 +189,32 @@ def shuffle(numbers):
             v[lane] = before[lane] + before[other] if away else before[lane]
             matters = not away or lane < away
             if away and matters:
-                for source, end in ((lane, 0.46), (other, 0.7)):
-                    axes.annotate("", (lane + end, row), (source + 0.46, row - 0.4), arrowprops={
-                        "arrowstyle": "->", "color": GREY, "lw": 1, "shrinkA": 0, "shrinkB": 0})
+                arrows(axes, row, lane, other)
             colour = "#d0d7de" if not away else BLUE if matters else "white"
             axes.add_patch(Rectangle((lane, row), 0.92, 0.6, fc=colour, ec="#d0d7de", zorder=3))
             axes.text(lane + 0.46, row + 0.31, v[lane], ha="center", va="center", fontsize=9,
                       zorder=4, color=INK if not away else "white" if matters else GREY)
-    axes.set(xlim=(-0.1, lanes), ylim=(len(steps) + 0.7, -0.1),
-             xticks=[lane + 0.46 for lane in range(lanes)], xticklabels=range(lanes),
-             yticks=[row + 0.3 for row in range(len(steps) + 1)],
-             yticklabels=["v at the start", *(f"after away = {away}" for away in steps)])
+    frame(axes, lanes, "lane", ["v at the start", *(f"after away = {away}" for away in steps)])
+    return closed(figure)
+
+
+def arrows(axes, row, place, other):
+    """From two places of the row above to the first of them."""
+    for source, end in ((place, 0.46), (other, 0.7)):
+        axes.annotate("", (place + end, row), (source + 0.46, row - 0.4), arrowprops={
+            "arrowstyle": "->", "color": GREY, "lw": 1, "shrinkA": 0, "shrinkB": 0})
+
+
+def frame(axes, columns, name, rows):
+    """Numbers over columns of cells, which are called `name`, and labels beside rows."""
+    axes.set(xlim=(-0.1, columns), ylim=(len(rows) - 0.3, -0.1),
+             xticks=[column + 0.46 for column in range(columns)], xticklabels=range(columns),
+             yticks=[row + 0.3 for row in range(len(rows))], yticklabels=rows)
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
-    axes.set_xlabel("lane", fontsize=9, color=INK)
+    axes.set_xlabel(name, fontsize=9, color=INK)
     axes.tick_params(length=0, labelsize=9)
     axes.spines[:].set_visible(False)
-    return closed(figure)
 
 
 def rounds(kernels, warp=32):

@@ -194,7 +194,7 @@ def test_a_file_of_tests_has_600_lines_at_most():
 
 # Functions of more than 25 lines. In rooms of one kind their number, which may only shrink:
 LONG_IN_ROOMS = {
-    r"/pictures(/|\.py)": 35,           # a picture: what is drawn, in the order of drawing
+    r"/pictures(/|\.py)": 34,           # a picture: what is drawn, in the order of drawing
     r"/bench/": 21,                     # a ladder is one table, a rung a row; a bench, its cases
 }
 # Elsewhere their names, by the reason that they have for it.
