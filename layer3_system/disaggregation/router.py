@@ -160,7 +160,9 @@ class Router:
 
     def hear(self, what: str, *values: Any) -> None:
         """News of a side, as sides have it."""
-        {"found": self.found, "arrived": self.arrived, "tokens": self.wrote}[what](*values)
+        methods: dict[str, Callable[..., None]] = {
+            "found": self.found, "arrived": self.arrived, "tokens": self.wrote}
+        methods[what](*values)
 
     def found(self, id: str, attempt: int, cached: int) -> None:
         """A prefill worker had some tokens of a prompt in its pages."""

@@ -172,7 +172,7 @@ class Expected(NamedTuple):
     box: Inbox
     prompt: list[int]
     params: SamplingParams
-    index: int                      # which of several answers to the prompt
+    answer: int                     # which of several to the prompt
     arrival: float                  # of the request at the router, seconds
     until: float                    # when patience ends
 
@@ -219,7 +219,7 @@ class DecodeSide(Side):
     def start(self, key: Key, expected: Expected, received: Any) -> None:
         (request,) = self.engine.submit(expected.prompt, expected.params, key[0],
                                         received=received)
-        request.index = expected.index
+        request.index = expected.answer
         request.arrival = expected.arrival
         self.requests[key] = request
         self.keys[request] = key

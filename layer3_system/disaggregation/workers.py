@@ -99,8 +99,8 @@ def answer(pipe: Connection, side: Side, parts: Parts, what: str, values: Sequen
         raise SystemExit
     if what == "ask":
         ticket, question = values
-        said = facts(side) if question == "facts" else parts.questions[question](side.engine)
-        send(pipe, ("answer", ticket, said))
+        value = facts(side) if question == "facts" else parts.questions[question](side.engine)
+        send(pipe, ("answer", ticket, value))
     return what == "ask"
 
 

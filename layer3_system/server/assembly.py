@@ -189,7 +189,7 @@ class Assembly(NamedTuple):
 
     engine: Engine
     own: dict[str, Any]             # {name of a part: the learner's, or None}
-    said: str                       # whose kernels and parts run
+    report: str                     # whose kernels and parts run
     team: Team | None               # the processes of the other ranks
 
 

@@ -172,11 +172,11 @@ def serve(
     count = replicas or decode
     check_processes(setup, replicas, prefill, decode)
     try:
-        engine, own, said, team = (start_fleet(setup, name or called, prefill or 0, count) if count
-                                   else assemble(setup))
+        engine, own, report, team = (
+            start_fleet(setup, name or called, prefill or 0, count) if count else assemble(setup))
     except (ValueError, FleetError) as error:
         raise CourseError(str(error)) from None
-    print(said)
+    print(report)
     run(engine, name or called, Limits(body, tokens, queue, seconds, grace), api_key,
         listen(host, port), own["Bridge"] or Bridge, team,
         Access((host, *(allow_host or ())), tuple(allow_origin or ())))

@@ -34,12 +34,12 @@ def worker_parts(setup, name, kind):
     """What a worker of a server is made of.  kind: prefill or decode    name: of the model"""
     if kind == "prefill":               # it writes no answers
         setup = setup._replace(draft=None, overlap=False)
-    engine, own, said, _ = assemble(setup)
+    engine, own, report, _ = assemble(setup)
     metrics = Metrics(engine, name)
     live = Live()
     return Parts(engine, own.get("Inbox") or Inbox, own.get("Outbox") or Outbox, (metrics, live),
                  {"metrics": lambda engine: metrics.text(), "live": live.state,
-                  "said": lambda engine: said})
+                  "report": lambda engine: report})
 
 
 def start_fleet(setup, name, prefills, decodes):
@@ -58,8 +58,8 @@ def start_fleet(setup, name, prefills, decodes):
                   choose=own.get("choose_workers") or choose_workers)
     engine = FleetEngine(fleet, config, tokenizer, BlockPool(pages, S), decodes * seats)
     what = f"{prefills} for prompts, {decodes} for answers" if prefills else f"{decodes} replicas"
-    said = fleet.answers("said")["decode", 0]
-    return Assembly(engine, own, f"processes: {what}, each with\n{said}", None)
+    report = fleet.answers("report")["decode", 0]
+    return Assembly(engine, own, f"processes: {what}, each with\n{report}", None)
 
 
 class Mailbox(queue.SimpleQueue):
