@@ -48,8 +48,8 @@ from layer3_system import (
     mock_scores,
 )
 from layer3_system.server import app as addresses
+from layer3_system.server import assembly, protocol
 from layer3_system.server import cli as serving
-from layer3_system.server import protocol
 from tests.layer3_system.server.http_server import (
     NAME,
     Fails,
@@ -1119,7 +1119,7 @@ def lessons(monkeypatch):
         exercises = [SimpleNamespace(name=name) for name in names]
         return SimpleNamespace(id=id, exercises=exercises, reached=lambda name: [
             e for e in exercises if e.name in reached])
-    monkeypatch.setattr(serving.course, "lessons", lambda: [
+    monkeypatch.setattr(assembly.course, "lessons", lambda: [
         lesson("s01_request", "sample_row", "predict_seed", reached=("sample_row",)),
         lesson("s02_block_pool", "BlockPool.take", "BlockPool.copy_on_write", "pages_for",
                reached=("pages_for",))])
@@ -1132,7 +1132,7 @@ def test_a_part_is_the_learners_where_all_of_it_passed(lessons):
 
     def own(*passed):
         desk = Desks(passed, **modules)
-        return {name for name in serving.PARTS if serving.own_part(desk, name)}
+        return {name for name in assembly.PARTS if assembly.own_part(desk, name)}
     assert own() == set()
     assert own("BlockPool.take", "BlockPool.copy_on_write") == set()
     assert own("BlockPool.take", "BlockPool.copy_on_write", "pages_for") == {"BlockPool"}
@@ -1151,7 +1151,7 @@ def test_the_learners_parts_run_in_the_engine():
             return called
         return type(kind.__name__, (kind,), {name: method(name) for name in names})
 
-    parts = serving.PARTS
+    parts = assembly.PARTS
 
     def sample_rows(logits, params):
         seen.add("sample_rows")
@@ -1160,7 +1160,7 @@ def test_the_learners_parts_run_in_the_engine():
            "HashChain": counted(parts["HashChain"], "find"),
            "PrefixPool": counted(PrefixPool, "match_prefix"),
            "Scheduler": counted(Scheduler, "admit"), "sample_rows": sample_rows}
-    engine = serving.build(MockLlama(), ByteTokenizer(), None, own, 32)
+    engine = assembly.build(MockLlama(), ByteTokenizer(), None, own, 32)
     for _ in range(2):
         (request,) = engine.submit(list(b"a text of more than a page"), SamplingParams(seed=1))
         while engine.busy:
@@ -1194,7 +1194,7 @@ def desk_with(folder, *passed):
 
 def test_the_learners_bridge_serves(tmp_path):
     """Its refusals and failures reach the client as the course's own do."""
-    bridge = serving.own_part(desk_with(tmp_path, *OF_A_BRIDGE), "Bridge")
+    bridge = assembly.own_part(desk_with(tmp_path, *OF_A_BRIDGE), "Bridge")
     model = Gated()
     with served(model, limits=Limits(queue=0), max_seqs=1, kind=bridge) as server:
         told(server.post(prompt=["a"] * 2), 400, "prompt", "at most 1 answers, found 2")
@@ -1217,7 +1217,7 @@ def test_the_learners_bridge_serves(tmp_path):
 @pytest.mark.parametrize("left_out", OF_A_BRIDGE)
 def test_a_bridge_of_which_a_part_did_not_pass_does_not_serve(tmp_path, left_out):
     desk = desk_with(tmp_path, *(name for name in OF_A_BRIDGE if name != left_out))
-    assert serving.own_part(desk, "Bridge") is None
+    assert assembly.own_part(desk, "Bridge") is None
 
 
 @pytest.mark.parametrize("passed, whose", [(OF_A_BRIDGE, "mine"), ((), "reference")])
