@@ -52,7 +52,7 @@ def reward_curves(seeds: dict[str, dict[str, Any]], roles: list[str]) -> "Figure
     """The mean reward by update of each seed; below, of the first seed, that of each role."""
     import matplotlib.pyplot as plt
 
-    figure, (above, below) = plt.subplots(2, 1, figsize=(7.5, 4.0), layout="constrained",
+    figure, (above, below) = plt.subplots(2, 1, figsize=(7.0, 3.7), layout="constrained",
                                           sharex=True)
     lines(above, {f"seed {seed}": run["reward"] for seed, run in seeds.items()})
     by_role = zip(*next(iter(seeds.values()))["roles"], strict=True)
@@ -67,7 +67,7 @@ def gap_curves(arms: dict[str, dict[str, Any]], bound: float) -> "Figure":
     """Reward and gap by update of each arm; dashed: the bound of the gap."""
     import matplotlib.pyplot as plt
 
-    figure, (above, below) = plt.subplots(2, 1, figsize=(7.5, 4.4), layout="constrained",
+    figure, (above, below) = plt.subplots(2, 1, figsize=(7.0, 4.0), layout="constrained",
                                           sharex=True)
     lines(above, {name: run["reward"] for name, run in arms.items()})
     lines(below, {name: run["gap"] for name, run in arms.items()})
