@@ -17,6 +17,7 @@ s23_pipeline_parallel  schedules on ranks that sleep
 expert_parallel  a layer with experts on several ranks, by experts and by tensors
 context_parallel  one sequence on several ranks, by the ring and by Ulysses
 counted_bytes  what ranks sent, counted, beside what the lessons derive
+s26_planner    plans in the order of their predicted seconds, beside measured ones
 timing         how long ranks take together
 training_curves  losses of a tiny Llama in five kinds of arithmetic
 rl             rewards by update: seeds, and answers that are old

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from layer1_kernels import kernels
-from layer2_graph import Batch, CpuLlama, Llama, PagedCache, Tokenizer, cpu_kernels, load
+from layer2_graph import Batch, CpuLlama, Llama, PagedCache, Tokenizer, cpu_kernels, load, tile
 from layer2_graph.models import SMALL, shape_135m
 from layer2_graph.small.corpus import corpus
 from layer3_system.engine.drafts import Drafter, Sampler
@@ -158,7 +158,7 @@ def speed(sizes: tuple[int, ...] = (1, 8, 32)) -> dict:
     "tokens": {B: {drafter: tokens a step of a request}}, "cost": a StepCost, …}"""
     load = round(os.getloadavg()[0], 1)
     config, weights = shape_135m()
-    model = CpuLlama(config, weights, cpu_kernels())
+    model = tile(CpuLlama(config, weights, cpu_kernels()))      # as `lab serve` lays it out
     cost = measured_cost(model, ByteTokenizer(), kernels("torch").sample,
                          sizes=sizes, clock=time.process_time)
     ratios: dict[str, dict[str, list[float]]] = {}

@@ -213,24 +213,27 @@ def assemble(setup):
     check_table(setup.folder, config, llama.ops, dtype)
     below = host_of(setup.tiers, config, weights, S, candidates["read_record"] or read_record) \
         if setup.tiers else None
+    operations = used(llama.alone() if team else llama)
+    if isinstance(llama, CpuLlama):
+        tile(llama)                     # before steps are timed; it empties llama.weights
     engine = build(llama, tokenizer, llama.ops, candidates, setup.pages, below=below,
                    draft=draft_model(setup.draft, config, dtype), guesses=setup.guesses,
                    overlap=setup.overlap, **setup.scheduling)
-    summary = about(setup, llama, candidates, weights, team, plan.place)
+    summary = about(setup, llama, candidates, weights, operations, plan.place)
     return Assembly(engine, candidates, summary, team)
 
 
-def about(setup, llama, candidates, weights, team, place):
+def about(setup, llama, candidates, weights, operations, place):
     """The model, where it computes, and whose kernels and parts of the engine run, one a line."""
-    ranks = f"{setup.tp} ranks of " if team else ""
+    ranks = f"{setup.tp} ranks of " if setup.tp > 1 else ""
     where = "this CPU, kernels in the simulator" if setup.simulated() else place
     lines = [f"{setup.called}: {sum(w.numel() for w in weights.values()):,} weights, on "
              f"{ranks}{where}",
-             whose_parts(llama.ops.sources(), used(llama.alone() if team else llama), candidates)]
+             whose_parts(llama.ops.sources(), operations, candidates)]
     if setup.dtype != "float32" and weights["model.embed_tokens.weight"].is_cpu:
         lines.append(f"  {setup.dtype} is slow on a CPU: the kernels made for one take float32; "
                      f"without --dtype it answers several times as fast")
-    if isinstance(llama, CpuLlama) and None not in tile(llama).arrays(1):
+    if isinstance(llama, CpuLlama) and None not in llama.arrays(1):
         lines.append(f"  {'decoding':16} cpu        CpuLlama.forward, in NumPy around the table")
     return "\n".join(lines)
 

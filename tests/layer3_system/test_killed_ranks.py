@@ -4,6 +4,7 @@ import os
 import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from lab import course
 from lab.judge.failures import Stopped
 from lab.judge.isolate import running
 from layer3_system.context import zigzag
+from layer3_system.planner import TrainingPlan
 from layer3_system.s23_pipeline_parallel import one_forward_one_backward
 from tests.lab.remote.test_ranks import gone
 from tests.layer3_system.server.http_server import until
@@ -41,6 +43,8 @@ PROGRAMS = {
                               [(one_forward_one_backward(i, 4, 4), SIZES) for i in range(4)]),
     "s24_expert_parallel": ("testing.expert_ranks", "by_experts", expert_layers(4)),
     "s25_context_parallel": ("testing.context_ranks", "ring_cases", texts(4)),
+    "s26_planner": ("testing.plan_ranks", "losses", [(
+        ("toy", 2, 32, 4, 4, 8, 48, 64, False), astuple(TrainingPlan(4, zero=1)), 4, 8, 1)] * 4),
 }
 
 

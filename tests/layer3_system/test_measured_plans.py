@@ -1,0 +1,76 @@
+"""The plans that are measured for s26: they train one model, and what is predicted for them."""
+
+from dataclasses import astuple
+
+import pytest
+import torch
+
+from day01_roofline import Llama
+from lab import course
+from lab.judge.failures import Raised
+from lab.judge.isolate import running
+from layer3_system.bench import s26_planner as bench
+from layer3_system.planner import Cluster, TrainingPlan
+from layer3_system.testing.plan_ranks import PlanLlama, draw_batch
+
+SHAPE = Llama("toy", L=4, C=32, H=4, G=4, D=8, F=48, V=64, tied=False)
+BATCH = 8
+T = 16
+PLANS = [*(TrainingPlan(4, zero=zero, B=2) for zero in range(4)), TrainingPlan(1, tp=4, B=8),
+         TrainingPlan(1, tp=4, B=2), TrainingPlan(1, pp=4, B=1), TrainingPlan(1, pp=4, B=4),
+         TrainingPlan(1, cp=4, B=8, zero=0), TrainingPlan(1, cp=4, B=8, zero=1)]
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    lesson = course.find("s26_planner")
+    with running(lesson, lesson.sources) as subject:
+        yield subject.ranks
+
+
+def losses(ranks, plan):
+    """Of three steps, by rank."""
+    return ranks("layer3_system.testing.plan_ranks:losses",
+                 [(astuple(SHAPE), astuple(plan), BATCH, T, 3)] * 4).results
+
+
+def alone():
+    """The loss of the first step and a step of the weights, in one process, in float64."""
+    model = PlanLlama(SHAPE).double()
+    return (model(draw_batch(SHAPE, BATCH, T)) / (BATCH * T)).item()
+
+
+def test_all_plans_train_one_model(ranks):
+    """Also after two steps of Adam, in fp32."""
+    want = losses(ranks, PLANS[0])[0]
+    assert want[0] == pytest.approx(alone(), rel=1e-6)
+    assert want[2] < want[0]
+    for plan in PLANS:
+        for own in losses(ranks, plan):
+            assert torch.tensor(own) == pytest.approx(torch.tensor(want), rel=1e-5), plan
+
+
+def test_a_plan_of_two_kinds_is_refused(ranks):
+    with pytest.raises(Raised, match="expected one kind of parallelism on all 4 ranks"):
+        losses(ranks, TrainingPlan(2, tp=2))
+
+
+# ---- what is predicted for them
+
+
+def test_places_of_equal_values_are_shared():
+    assert bench.spearman([1, 2, 3], [10, 20, 90]) == pytest.approx(1)
+    assert bench.spearman([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
+    assert bench.spearman([1, 1, 2], [1, 2, 3]) == pytest.approx(0.75 ** 0.5)
+
+
+def test_numbers_of_four_bytes_are_predicted():
+    """Without rounds, by hand: bytes over rate of what the plan sends."""
+    cluster = Cluster(4, peak=1e9, efficiency=1.0, inside=1e6, across=1e6, node=4, alpha=0)
+    m = bench.SHAPE
+    parameters = m.L * (4 * m.C ** 2 + 3 * m.C * m.F + 2 * m.C) + m.C + 2 * m.V * m.C
+    for zero, times in enumerate((2, 2, 2, 3)):
+        seconds = bench.predicted(cluster, TrainingPlan(4, zero=zero, B=2))
+        assert seconds["dp"] == pytest.approx(times * 3 / 4 * 4 * parameters / 1e6)
+    seconds = bench.predicted(cluster, TrainingPlan(1, tp=4, B=8, zero=0))
+    assert seconds["tp"] == pytest.approx(m.L * 4 * 2 * 3 / 4 * 4 * 8 * bench.T * m.C / 1e6)
