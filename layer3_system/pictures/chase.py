@@ -1,14 +1,8 @@
-"""A request's life: waiting, running, finished, and num_computed after num_tokens.
-
-P: pages of the pool   S: slots of a page
-"""
+"""A request's life: waiting, running, finished, and num_computed after num_tokens."""
 
 from typing import TYPE_CHECKING
 
 from lab.plots import BLUE, GREY, INK, RED, closed
-from layer3_system.s02_block_pool import BlockPool
-from layer3_system.s04_continuous_batching import Scheduler
-from layer3_system.testing.scheduler_driver import Drive
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,25 +13,17 @@ WAYS = [("admit", (0.30, 0.78), (0.30, 0.64), 0.03, BLUE),
         ("finish", (0.30, 0.38), (0.30, 0.24), 0.03, INK)]      # name, from, to, its place, colour
 
 
-def request_life(trace: list[tuple[int, int]], P: int, S: int, budget: int) -> "Figure":
-    """Left: the states of a request. Right: the two numbers of the newest request, step by step.
+def request_life(counts: list[tuple[int, int, int]]) -> "Figure":
+    """Left: the states of a request. Right: two numbers of one request, step by step.
 
-    trace: [(tokens of the prompt, tokens of the answer)], oldest first; all arrive at step 0.
+    counts: its (num_tokens, num_computed, preemptions) before the first step and after each
     """
     import matplotlib.pyplot as plt
 
-    drive = Drive(Scheduler(BlockPool(P, S), len(trace), budget))
-    for i, sizes in enumerate(trace):
-        drive.add(f"{i}", *sizes)
-    request = list(drive.requests.values())[-1]
-    rows = [(request.num_tokens, 0, 0)]     # (num_tokens, num_computed, preemptions) after a step
-    while request.status != "finished":
-        drive.step()
-        rows.append((request.num_tokens, request.num_computed, request.preemptions))
     figure, (left, right) = plt.subplots(1, 2, figsize=(7.5, 3.2), layout="constrained",
                                          width_ratios=(1, 2))
     draw_states(left)
-    draw_numbers(right, rows)
+    draw_numbers(right, counts)
     return closed(figure)
 
 

@@ -4,11 +4,11 @@ from typing import Any
 from zlib import crc32
 
 from layer3_system.s01_request import Request, SamplingParams, finish_reason
-from layer3_system.s02_block_pool import Broken, check_pool, slots_of
+from layer3_system.s02_block_pool import BlockPool, Broken, check_pool, slots_of
 from layer3_system.s03_static_batching import StaticScheduler
 from layer3_system.s04_continuous_batching import Scheduler
 
-__all__ = ["Drive"]
+__all__ = ["Drive", "counts_of_newest"]
 
 
 class Drive:
@@ -151,3 +151,22 @@ class Drive:
         """What plots.timeline draws, in steps: {name: ([(what, begin, end)], [tokens sent])}."""
         return {name: ([(step[name][0], i, i + 1) for i, step in enumerate(self.history)
                         if name in step], sent) for name, sent in self.sent.items()}
+
+
+def counts_of_newest(trace: list[tuple[int, int]], P: int, S: int,
+                     budget: int) -> list[tuple[int, int, int]]:
+    """(num_tokens, num_computed, preemptions) of the newest request before the first step and after
+    each, until it is finished.
+
+    trace: [(tokens of the prompt, tokens of the answer)], oldest first; all arrive at step 0
+    P: pages of the pool    S: slots of a page    budget: tokens of a step
+    """
+    drive = Drive(Scheduler(BlockPool(P, S), len(trace), budget))
+    for i, sizes in enumerate(trace):
+        drive.add(f"{i}", *sizes)
+    request = list(drive.requests.values())[-1]
+    counts = [(request.num_tokens, 0, 0)]
+    while request.status != "finished":
+        drive.step()
+        counts.append((request.num_tokens, request.num_computed, request.preemptions))
+    return counts

@@ -23,6 +23,7 @@ from layer3_system import (
 )
 from layer3_system.engine.drafts import Drafter
 from layer3_system.recorder import name_of
+from layer3_system.testing.scheduler_driver import counts_of_newest
 
 GREEDY = {"temperature": 0, "ignore_eos": True}
 
@@ -195,7 +196,8 @@ def test_a_call_is_read_between_steps():
 
 
 def test_a_preempted_request_loses_what_was_computed_and_no_token():
-    _, numbers = pictures.request_life([(3, 10), (6, 7)], P=5, S=4, budget=7).axes
+    counts = counts_of_newest([(3, 10), (6, 7)], P=5, S=4, budget=7)
+    _, numbers = pictures.request_life(counts).axes
     tokens, computed, fall = (line.get_ydata() for line in numbers.lines)
     falls = [i for i in range(1, len(computed)) if computed[i] < computed[i - 1]]
     assert len(falls) == len(fall) == 1 and computed[falls[0]] == 0
