@@ -30,7 +30,8 @@ from layer3_system.s06_prefix_cache import PrefixPool
 from layer3_system.s07_engine import Engine, check_engine
 from layer3_system.s10_speculative import lookup
 from layer3_system.s12_disaggregation import Inbox, Outbox
-from layer3_system.testing.mock_llama import ByteTokenizer, MockLlama, mock_scores
+from layer3_system.testing.mock_llama import ByteTokenizer, MockLlama
+from tests.layer3_system.repeats import Repeats
 
 
 def fleet(faults=None, **options):
@@ -140,18 +141,6 @@ def test_what_never_fits_is_refused():
         one.router.submit("a", [1] * 115, SamplingParams(8))
     with pytest.raises(RequestError, match="expected one answer"):
         one.router.submit("a", [1] * 9, SamplingParams(8, n=2, temperature=1))
-
-
-class Repeats(MockLlama):
-    """It likes the token that came three before, so that guesses come true now and then."""
-
-    def __init__(self):
-        super().__init__(scores=self.score)
-
-    def score(self, context, V):
-        z = mock_scores(context, V)
-        z[context[max(len(context) - 3, 0)]] += 6
-        return z
 
 
 def engine(**options):

@@ -3,28 +3,15 @@
 import pytest
 
 from day02_overview import NANO
-from layer3_system import MockLlama, SamplingParams
+from layer3_system import SamplingParams
 from layer3_system.engine.lengths import StepCost
 from layer3_system.s01_request import sample_rows
 from layer3_system.server import assembly, cli
 from layer3_system.server.metrics import Metrics
 from layer3_system.testing.mock_llama import ByteTokenizer
+from tests.layer3_system.repeats import Repeats
 
 PROMPTS = (b"the cat and the hat and the cat and the", b"abcabcabcabc", b"x")
-
-
-class Repeats(MockLlama):
-    """It likes the token that came three before, so that guesses come true now and then."""
-
-    def __init__(self):
-        super().__init__(scores=self.score)
-
-    def score(self, context, V):
-        from layer3_system import mock_scores
-
-        z = mock_scores(context, V)
-        z[context[max(len(context) - 3, 0)]] += 6
-        return z
 
 
 @pytest.fixture
