@@ -1,6 +1,6 @@
 """r01 · The roofline: rate = min(peak, intensity · bandwidth)
 
-A kernel does FLOPs and moves bytes. The machine has a roof for each, and the lower one decides.
+A kernel does FLOPs and moves bytes. The machine has a speed limit for each; the lower one decides.
 n: elements   M N K: matmul sizes   R C: rows and columns   itemsize: bytes of one number
 """
 
@@ -12,16 +12,16 @@ __all__ = ["ACCELERATORS", "Machine", "attainable", "bound", "count_add", "count
 
 @dataclass(frozen=True)
 class Machine:
-    """Peak rates as the vendor's data sheet gives them; a real kernel stays below."""
+    """The top speeds in the vendor's data sheet; a real kernel stays below them."""
 
     name: str
-    peak: float             # FLOP/s of dense 16-bit matrix work with 32-bit sums
+    peak: float             # FLOP/s of the matrix units: dense, 16-bit numbers, 32-bit sums
     bandwidth: float        # byte/s of the device's main memory
     link: float             # byte/s to the next device, both directions together
 
 
-# Vendors' data sheets, dense rates. Their headline number is often that with 2:4 sparsity, which is
-# twice as high.
+# From the vendors' data sheets, without sparsity. The headline figure is often the one with 2:4
+# sparsity, which is twice as high.
 ACCELERATORS = (
     Machine("NVIDIA T4", 65e12, 0.32e12, 32e9),
     Machine("NVIDIA A100 40GB", 312e12, 1.555e12, 600e9),
@@ -34,8 +34,8 @@ ACCELERATORS = (
 
 
 def count_add(n, itemsize):
-    """z = x + y over n elements: (FLOPs, bytes moved to and from memory)."""
-    # exercise: one addition an element; which arrays must cross the memory bus, and how often?
+    """z = x + y over n elements: (FLOPs, bytes read from memory and written to it)."""
+    # exercise: one addition an element; which arrays are read, which are written, how often?
     flops = n
     moved = 3 * n * itemsize        # read x, read y, write z
     return flops, moved
@@ -43,7 +43,7 @@ def count_add(n, itemsize):
 
 def count_matmul(M, N, K, itemsize):
     """c (M, N) = a (M, K) @ b (K, N): (FLOPs, the fewest bytes that must move)."""
-    # exercise: each output is a dot product of length K; each matrix crosses the bus once
+    # exercise: each element of c is a dot product of length K; each matrix moves once
     flops = 2 * M * N * K           # a multiplication and an addition for each of K terms
     moved = (M * K + K * N + M * N) * itemsize
     return flops, moved
@@ -54,20 +54,26 @@ def count_softmax(R, C, itemsize):
 
     Counts max, subtract, exp, sum and divide as one FLOP an element each: 5 in all.
     """
-    # exercise: a fused kernel reads each number once and writes it once
+    # exercise: a fused kernel reads each number once and writes each result once
     flops = 5 * R * C
     moved = 2 * R * C * itemsize
     return flops, moved
 
 
 def attainable(intensity, peak, bandwidth):
-    """The most FLOP/s that a kernel of `intensity` FLOP/byte can reach."""
+    """The most FLOP/s that a kernel of `intensity` FLOP/byte can reach.
+
+    peak: FLOP/s    bandwidth: byte/s
+    """
     # exercise: two roofs; the lower one decides
     return min(peak, intensity * bandwidth)
 
 
 def bound(flops, moved, peak, bandwidth):
-    """Which roof a kernel hits: "compute" or "memory". On the ridge itself: "compute"."""
+    """Which roof limits a kernel: "compute" or "memory". Exactly on the ridge: "compute".
+
+    flops: operations    moved: bytes    peak: FLOP/s    bandwidth: byte/s
+    """
     # exercise: compare the time the arithmetic needs with the time the bytes need
     return "compute" if flops / peak >= moved / bandwidth else "memory"
 
@@ -78,12 +84,13 @@ def ridge(machine):
 
 
 def predict_intensity_of_matmul():
-    """FLOP/byte of a 4096 x 4096 x 4096 matmul in 16-bit numbers, before you compute it."""
-    # exercise: within 5 % is right; think 2n³ FLOPs over three matrices of n² numbers
+    """Your guess: FLOP/byte of a product of two 4096 × 4096 matrices of 16-bit numbers."""
+    # exercise: within 5 % is right; FLOPs of the product over bytes of three matrices
     return 4096 / 3
 
 
 def predict_gain_of_doubled_peak():
-    """How many times faster the 4096 x 4096 add runs with twice the FLOP/s and the same memory."""
-    # exercise: where does the add stand on the roofline?
+    """Your guess: how many times faster the addition of two 4096 × 4096 matrices runs with twice
+    the FLOP/s and the same memory."""
+    # exercise: which roof limits the addition?
     return 1.0

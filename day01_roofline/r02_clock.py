@@ -1,4 +1,4 @@
-"""r02 · The clock: work that is ready, a warm machine, a cold cache, a finished device, a median
+"""r02 · The clock: prepared work, a warm machine, a cold cache, an idle device, a median
 
 run: a function without arguments, the work to time    seconds: a list, one entry a run
 device: a Cpu or a Gpu, below    n: numbers in an array    M N K: matmul sizes
@@ -21,26 +21,28 @@ __all__ = ["Cpu", "Gpu", "Job", "Roofs", "Timing", "add_job", "copy_job", "large
            "matmul_job", "measure", "median_interval", "read_job", "roof_jobs", "speedup",
            "summarise", "take_turns", "this_device", "time_call"]
 
-KNOWN = 0.02        # `measure` stops once every median is known to within 2 %
-ROUNDS = 6          # run at a time: the fewest runs that enclose the median in 95 of 100 cases
+KNOWN = 0.02        # `measure` stops when every median is known to within 2 %
+# Rounds at a time. The fewest runs of which the fastest and the slowest enclose the true median in
+# 95 of 100 cases: they both lie on one side of it in 2 · (1/2)⁶ of all cases, 3 %.
+ROUNDS = 6
 
 
 # ---- from runs to numbers
 
 
 def time_call(run, device, repeats, warmup=1, cold=False):
-    """Seconds of each of `repeats` runs of `run()` as its caller waits for them, launch included.
+    """[seconds] of `repeats` calls of `run()`, each until the device has finished: with the launch.
 
-    warmup: runs before these, which do not count    cold: empty the caches before every run
+    warmup: calls before these, not timed    cold: empty the caches before each timed call
     """
-    # exercise: warm up; then for each run: a cold cache if asked for, an idle device, two readings
+    # exercise: warm up; then for each run: an empty cache if `cold`, an idle device, two readings
     for _ in range(warmup):
         run()
     seconds = []
     for _ in range(repeats):
         if cold:
             device.flush()
-        device.synchronise()            # earlier work may still run: it is not ours
+        device.synchronise()            # earlier work must not count
         began = device.clock()
         run()
         device.synchronise()            # a launch returns long before its work is done
@@ -59,11 +61,11 @@ def summarise(seconds):
 
 
 def take_turns(timers, rounds):
-    """{name: seconds}: each timer once a round, and in every second round in the reverse order.
+    """{name: [seconds]}: each timer once per round, in every second round in reverse order.
 
     timers: {name: a function that does its work once and returns the seconds it took}
     """
-    # exercise: round 0 in the order of `timers`, round 1 backwards, and so on
+    # exercise: round 0 in the order of `timers`, round 1 in reverse, and so on
     seconds = {name: [] for name in timers}
     for number in range(rounds):
         order = list(timers) if number % 2 == 0 else list(timers)[::-1]
@@ -76,9 +78,9 @@ def speedup(before, after):
     """(low, median, high): how many times as fast `after` is as `before`, pair by pair.
 
     before, after: seconds, of the same length; run i of both was taken in the same round
-    low, high: the 20th and the 80th percentile, so that three pairs in five are between them
+    low, high: the 20th and the 80th percentile; three pairs in five lie between them
     """
-    # exercise: a pair shares its weather, so one ratio a pair; then the three quantiles of these
+    # exercise: one ratio per pair, since a pair shares its conditions; then the three quantiles
     ratios = np.divide(before, after)
     return tuple(np.quantile(ratios, (0.2, 0.5, 0.8)))
 
@@ -102,8 +104,8 @@ class Timing:
     """The summary of a list of runs."""
 
     seconds: float          # the median
-    spread: float           # how much single runs differ, see summarise: more runs do not shrink it
-    uncertainty: float      # share by which the median may be off: more runs do shrink it
+    spread: float           # how much single runs differ; more runs do not make it smaller
+    uncertainty: float      # by what share the median may be off; more runs make it smaller
     runs: int
 
     @classmethod
@@ -113,17 +115,17 @@ class Timing:
         return cls(float(median), float(spread), float((high - low) / 2 / median), len(seconds))
 
 
-# ---- work that is ready
+# ---- prepared work
 
 
 @dataclass(frozen=True)
 class Job:
-    """Work with its counts. Its arrays exist and have been written: run() is the work alone."""
+    """Prepared work, and its counts. Its arrays hold numbers; run() does the work alone."""
 
     name: str
     run: Callable
     flops: int
-    moved: int              # bytes that the work asks to read and to write, each once
+    moved: int              # bytes that the work reads plus bytes that it writes, each once
 
     @property
     def intensity(self):
@@ -132,13 +134,13 @@ class Job:
 
 
 def copy_job(device):
-    """The Job "copy": one array of `device.large` bytes into another.
+    """The Job "copy", which copies one array of `device.large` bytes into another.
 
-    Bytes are counted as STREAM counts them (McCalpin 1995): one read and one write of what the
-    program names. A CPU may also read a line before it overwrites it (write-allocate). That is
-    the machine's traffic, not the work's need, so it is not credited.
+    Bytes are counted as in STREAM (McCalpin 1995): those that the program reads plus those that it
+    writes. A CPU may also read a line before it overwrites it (write-allocate). The copy does not
+    need that, so it does not count.
     """
-    # exercise: make both arrays, device.array(n); then the Job that does device.copy(to, from)
+    # exercise: make two arrays of n numbers; then the Job whose run calls device.copy(to, from)
     n = device.large // device.itemsize
     source = device.array(n)
     target = device.array(n)
@@ -146,7 +148,7 @@ def copy_job(device):
 
 
 def read_job(device):
-    """The Job "read": every number of a matrix of about `device.large` bytes; a tiny result."""
+    """The Job "read", which reads a matrix of about `device.large` bytes and writes little."""
     source = device.array(large_side(device), large_side(device))
     return Job("read", lambda: device.read(source), 0, source.nbytes)
 
@@ -169,7 +171,7 @@ def matmul_job(device, M, N, K, name="matmul"):
 
 
 def large_side(device):
-    """Rows of a square matrix of about `device.large` bytes, each of whole cache lines."""
+    """Rows of a square matrix of about `device.large` bytes. A row fills whole cache lines."""
     return math.isqrt(device.large // device.itemsize) // 64 * 64
 
 
@@ -177,9 +179,9 @@ def large_side(device):
 
 
 def measure(jobs, device, limit=8.0):
-    """{name: Timing} of the jobs, from cold caches and by turns, so that they can be compared.
+    """{name: Timing}. The jobs take turns, from cold caches, so that they can be compared.
 
-    Rounds go on until every median is known to within KNOWN, or until `limit` seconds are over.
+    Rounds go on until every median is known to within KNOWN, or for `limit` seconds.
     """
     timers = {job.name: lambda run=job.run: device.sample(run, 1)[0] for job in jobs}
     if len(timers) < len(jobs):
@@ -197,7 +199,7 @@ def measure(jobs, device, limit=8.0):
 
 
 def warm_up(run, device):
-    """Run until all one-time work is done and the clocks have risen."""
+    """Run until the one-time costs are paid and the clock rate has risen."""
     end = device.clock() + device.ramp
     time_call(run, device, 1)
     while device.clock() < end:
@@ -206,7 +208,7 @@ def warm_up(run, device):
 
 @dataclass(frozen=True)
 class Roofs:
-    """The rates that a machine reached; its true roofs can only be higher."""
+    """The rates that a machine reached. Its true roofs are usually a little higher."""
 
     copy: float             # byte/s, read and written
     read: float             # byte/s
@@ -262,8 +264,8 @@ class Cpu:
         """NumPy has finished when it returns."""
 
     def flush(self):
-        # By reading: a plain fill may bypass the caches, and what it leaves in them must be written
-        # back later, in some timed run. On every core, since each has caches of its own.
+        # By reading: a plain fill may bypass the caches, and the lines it leaves in them would be
+        # written back later, during a timed run. On every core, since each has its own caches.
         self.split(np.max, self.spill)
 
     def sample(self, run, repeats, cold=True):
@@ -311,7 +313,7 @@ class Gpu:
         self.torch = torch
         self.name = facts.name
         self.cache = facts.L2_cache_size
-        self.large = 16 * self.cache            # four caches take 0.1 ms: the ends would count
+        self.large = 16 * self.cache            # four take 0.1 ms on an H100: too little
         self.spill = self.array(4 * self.cache // self.itemsize)
 
     def clock(self):
@@ -380,14 +382,18 @@ def last_level_cache(cores, root="/sys/devices/system/cpu"):
 
 
 def predict_rate_without_synchronise():
-    """TB/s that you get for a copy of 1.5 GB into another 1.5 GB if you read the clock, launch it,
-    and read the clock again. The GPU's memory moves 3 TB/s; the launch takes the host 5 µs."""
-    # exercise: within 5 % is right; count the bytes as copy_job does
+    """Your guess, in TB/s: you read the clock, launch a copy of 1.5 GB, read it again, and divide.
+
+    The GPU's memory moves 3 TB/s; the launch takes 5 µs on the host.
+    """
+    # exercise: within 5 % is right; a copy of 1.5 GB reads 1.5 GB and writes 1.5 GB
     return 2 * 1.5e9 / 5e-6 / 1e12
 
 
 def predict_utilisation():
-    """Percent that nvidia-smi shows while a kernel keeps 1 of a GPU's 132 cores busy, for 90 ms of
-    every 100 ms. The other 131 cores do nothing."""
+    """Your guess: the utilisation, in percent, that nvidia-smi shows.
+
+    A kernel runs for 90 ms of every 100 ms and uses 1 of the GPU's 132 cores. The others are idle.
+    """
     # exercise: what does it count: cores, or time?
     return 90

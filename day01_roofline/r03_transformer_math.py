@@ -3,7 +3,7 @@
 B: sequences   T: new tokens of each in this step   N: context of each, the new tokens included
 L: layers   C: model width   H: query heads   G: key and value heads   D: head width
 F: mlp width   V: vocabulary   itemsize: bytes of one number
-A weight does 2 FLOPs for each token, but is read once a step. Prefill is T = N, decode is T = 1.
+A weight does 2 FLOPs per token but is read once per step. Prefill: T = N. Decode: T = 1.
 """
 
 import math
@@ -13,14 +13,15 @@ __all__ = ["LLAMAS", "OPERATIONS", "Llama", "attended", "count_bytes", "count_co
            "count_parameters", "decode_batch", "decode_costs", "intensity", "kv_bytes_per_token",
            "layer_matrices"]
 
-# What a step spends its time on. `qkv` makes queries, keys and values, `attention` mixes them,
-# `out` joins the heads. `gate_up` and `down` are the MLP. `lm_head` scores the vocabulary.
+# The operations on which a step spends its time. `qkv` makes queries, keys and values; `attention`
+# compares queries with keys and averages values; `out` joins the heads. `gate_up` and `down` are
+# the MLP. `lm_head` scores the vocabulary.
 OPERATIONS = ("qkv", "attention", "out", "gate_up", "down", "lm_head")
 
 
 @dataclass(frozen=True)
 class Llama:
-    """A shape: RMSNorm, attention, RMSNorm, gated MLP in each layer, a last RMSNorm, no biases."""
+    """The sizes of a Llama: gated MLPs, two RMSNorms a layer and one at the end, no biases."""
 
     name: str
     L: int
@@ -43,10 +44,10 @@ LLAMAS = {m.name: m for m in (
 
 
 def attended(T, N):
-    """Pairs (new token, token it may see) of one sequence under the causal mask."""
+    """Pairs (new token, token that it may see) in one sequence under the causal mask."""
     if not 1 <= T <= N:
         raise ValueError(f"attended: expected 1 <= T <= N, got T = {T} and N = {N}")
-    return T * N - T * (T - 1) // 2         # the k-th new token from the end misses k - 1 others
+    return T * N - T * (T - 1) // 2         # the last one sees all N, the one before it N - 1
 
 
 def layer_matrices(m):
@@ -60,11 +61,11 @@ def layer_matrices(m):
 
 
 def count_parameters(m):
-    """{part: parameters} of the whole model.
+    """{part: number of parameters} of the whole model.
 
-    Parts: embedding qkv out gate_up down norms lm_head. A norm has one number for each channel.
+    Keys: embedding qkv out gate_up down norms lm_head. A norm has C parameters.
     """
-    # exercise: a matrix that turns n numbers into k has n · k of them, and each layer has its own
+    # exercise: a matrix that turns n numbers into k has n · k parameters; each layer has its own
     count = {name: m.L * n * k for name, (n, k) in layer_matrices(m).items()}
     count["embedding"] = m.V * m.C
     count["norms"] = (2 * m.L + 1) * m.C
@@ -75,29 +76,32 @@ def count_parameters(m):
 def count_flops(m, B, T, N):
     """{operation: FLOPs} of one step: T new tokens in each of B sequences, contexts of N tokens.
 
-    Keys: OPERATIONS. Only matrix products count. lm_head runs on the last token of each sequence.
+    Keys: OPERATIONS. Count matrix products only. lm_head runs on the last token of each sequence,
+    tied or not.
     """
-    # exercise: each weight does a multiplication and an addition for every token that meets it
+    # exercise: each weight does a multiplication and an addition for every token
     flops = {name: m.L * B * T * 2 * n * k for name, (n, k) in layer_matrices(m).items()}
     scores = m.L * B * m.H * attended(T, N)
-    flops["attention"] = scores * (2 * m.D + 2 * m.D)   # to make a score, and to use it on a value
+    flops["attention"] = scores * (2 * m.D + 2 * m.D)   # for the score, and for the value
     flops["lm_head"] = B * 2 * m.C * m.V
     return flops
 
 
 def kv_bytes_per_token(m, itemsize):
-    """Bytes that one token of context holds in the KV cache, over all layers."""
-    # exercise: every layer keeps the token's keys and its values
+    """Bytes that one token of context takes up in the KV cache, over all layers."""
+    # exercise: every layer keeps G keys and G values of the token
     return m.L * 2 * m.G * m.D * itemsize
 
 
 def count_bytes(m, B, T, N, itemsize):
-    """{operation: (weights, activations, cache)}: bytes it moves in a step, arguments as above.
+    """{operation: (weights, activations, cache)}, the bytes that it moves in one step.
 
-    Keys: OPERATIONS. Each operation is a kernel of its own, and what it needs crosses the bus once.
+    Arguments as in count_flops. Keys: OPERATIONS. Each operation is a kernel of its own; everything
+    it needs travels once.
     """
-    # exercise: weights once a step, activations for each new token, the cache of each sequence
-    tokens, contexts = m.L * B * T * itemsize, m.L * B * N * itemsize
+    # exercise: weights once a step; activations for each new token; the cache of each sequence
+    tokens = m.L * B * T * itemsize
+    contexts = m.L * B * N * itemsize
     moved = {name: (m.L * n * k * itemsize, tokens * (n + k), 0)
              for name, (n, k) in layer_matrices(m).items()}
     moved["attention"] = 0, tokens * (m.H * m.D + m.H * m.D), contexts * 2 * m.G * m.D
@@ -112,29 +116,30 @@ def intensity(m, B, T, N, itemsize):
 
 
 def decode_costs(m, N, itemsize):
-    """What a decode step costs: (FLOPs a sequence, bytes once a step, bytes a sequence)."""
+    """The costs of a decode step: (FLOPs per sequence, bytes once a step, bytes per sequence)."""
     moved = count_bytes(m, 1, 1, N, itemsize).values()
     return (sum(count_flops(m, 1, 1, N).values()), sum(weights for weights, _, _ in moved),
             sum(new + cache for _, new, cache in moved))
 
 
 def decode_batch(flops, weights, each, peak, bandwidth):
-    """The smallest batch whose decode step is compute-bound, None where no batch is.
+    """The smallest batch whose decode step is compute-bound, or None if there is none.
 
-    flops: of one sequence   weights: bytes, once a step, more than 0   each: bytes of one sequence
-    peak: FLOP/s   bandwidth: byte/s. All FLOPs of the step are set against all its bytes.
+    flops: per sequence   weights: bytes read once per step, more than 0
+    each: further bytes per sequence   peak: FLOP/s   bandwidth: byte/s
+    The step counts as one kernel: all its FLOPs against all its bytes.
     """
-    # exercise: what does one more sequence add to the arithmetic, and what to the bytes?
-    gain = flops / peak - each / bandwidth      # seconds a sequence adds to hide the weights in
+    # exercise: how many seconds of arithmetic, and of bytes, does one more sequence add?
+    gain = flops / peak - each / bandwidth      # seconds by which a sequence closes the gap
     return math.ceil(weights / bandwidth / gain) if gain > 0 else None
 
 
 def count_conv(B, height, width, inputs, outputs, side, groups, itemsize):
     """A convolution of B images, stride 1, output as large as the input: (FLOPs, fewest bytes).
 
-    inputs, outputs: channels   side: of the square filter   groups: each output channel sees
-    inputs / groups channels; 1 is a full convolution, groups = inputs = outputs a depthwise one.
-    Taps that fall on the padding are counted.
+    inputs, outputs: channels   side: width of the square filter   groups: each output channel is
+    computed from inputs / groups channels; 1 is a full convolution, groups = inputs = outputs a
+    depthwise one. Positions in the padding count as work.
     """
     if inputs % groups or outputs % groups:
         raise ValueError(f"count_conv: {inputs} input and {outputs} output channels do not divide "
@@ -147,21 +152,25 @@ def count_conv(B, height, width, inputs, outputs, side, groups, itemsize):
 
 
 def predict_mlp_share():
-    """The share of Llama-3.1-8B's parameters that is in its MLPs: a number from 0 to 1."""
+    """Your guess: the share of Llama-3.1-8B's parameters that is in its MLPs, from 0 to 1."""
     # exercise: within 0.05 is right; compare one layer's MLP with its attention
     return 0.70             # 176 of 218 million in a layer, and the vocabulary takes a part
 
 
 def predict_decode_intensity():
-    """FLOP/byte of Llama-3.1-8B decoding one sequence of 2048 tokens, 16-bit weights."""
-    # exercise: within 15 % is right; how many FLOPs does a weight do, and how many bytes has it?
+    """Your guess: the FLOP/byte of Llama-3.1-8B while it decodes one sequence of 2048 tokens.
+
+    Its weights have 16 bits.
+    """
+    # exercise: within 15 % is right; how many FLOPs does a weight do, how many bytes does it take?
     return 1.0              # one multiplication and one addition for two bytes
 
 
 def predict_gain_of_depthwise():
-    """How many times faster than the full 3 x 3 convolution the depthwise one can be at most.
+    """Your guess: how many times faster a depthwise convolution is than a full one, at most.
 
-    32 images of 56 x 56, 256 channels in and out, 16-bit, on 312 TFLOP/s and 1.5 TB/s.
+    Filters of 3 × 3, 32 images of 56 × 56, 256 channels in and out, 16-bit numbers, on
+    312 TFLOP/s and 1.5 TB/s.
     """
-    # exercise: within 10 % is right; which roof does each stand under?
+    # exercise: within 10 % is right; which roof limits each of them?
     return 5.5              # 0.379 ms of arithmetic against 0.0685 ms of bytes

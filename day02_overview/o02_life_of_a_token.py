@@ -2,11 +2,11 @@
 
 T: tokens in this step   N: context, all tokens so far, these included   V: vocabulary   L: layers
 C: model width   H: query heads   G: key and value heads   D: head width   F: mlp width
-A step reads every weight once and does 2 FLOPs with it for each of its T tokens. So one token at a
-time is 2 FLOPs for 4 bytes in fp32, or 1 FLOP per byte in fp16. Memory decides.
+A step reads every weight once and does 2 FLOPs with it for each of its T tokens. With one token
+that is 2 FLOPs for 4 bytes in fp32, or 1 FLOP per byte in fp16: memory is the limit.
 
-The operations are in a table. Here they are NumPy, by the book: the oracle of all later floors,
-which put their kernels into the table. The model stays as it is.
+The model calls its operations through a table. Here they are plain NumPy, the oracle of all later
+floors, which put their kernels into the table. The model does not change.
 """
 
 import json
@@ -27,7 +27,10 @@ END = ord("\n")                             # the token before and after a sente
 
 
 def encode(text):                               # -> (T,)
-    """The tokens of a text: END, then its ASCII codes. Llama uses longer pieces, BPE."""
+    """The tokens of a text: END, then its ASCII codes.
+
+    A large Llama uses longer pieces, which byte-pair encoding (BPE) chooses.
+    """
     if not text.isascii():
         raise ValueError(f"encode: {text!r} has characters that the nano Llama does not know; "
                          f"expected ASCII")
@@ -43,7 +46,7 @@ def decode(tokens):
 
 
 def matmul(a, w):                               # (M, K), (N, K) -> (M, N)
-    """a · wᵀ: a weight is stored as (numbers out, numbers in)."""
+    """a · wᵀ: a weight matrix has the shape (outputs, inputs)."""
     return a @ w.T
 
 
@@ -57,11 +60,12 @@ def rmsnorm(x, w, eps):                         # (T, C), (C,) -> (T, C)
 
 
 def rope(q, k, cos, sin, positions):            # (T, H, D), (T, G, D), 2 × (room, D/2), (T,)
-    """Turn number i of each head's first half, with its partner in the second, by its angle.
+    """Rotate number i of each head's first half, with number i of its second half, by its angle.
 
-    In place, as Hugging Face has it. cos, sin: a row for each position.
+    In place; the halves are those of Hugging Face. cos, sin: a row for each position.
     """
-    c, s = cos[positions, None], sin[positions, None]       # (T, 1, D//2)
+    c = cos[positions, None]                                # (T, 1, D//2)
+    s = sin[positions, None]                                # (T, 1, D//2)
     for x in (q, k):
         a, b = np.split(x, 2, axis=-1)
         x[:] = np.concatenate((a * c - b * s, b * c + a * s), axis=-1)
@@ -73,13 +77,13 @@ def softmax(x):                                 # (..., C) -> (..., C)
 
 
 def attention(q, k, v, scale, softmax=softmax):     # (T, H, D), (N, G, D), (N, G, D) -> (T, H, D)
-    """Each query's mix of the values up to its own token: the T queries are the last of N tokens.
+    """For each query, the weighted sum of the values up to its own token.
 
-    Query head h reads the keys and values of head h // (H // G). softmax: of the last axis.
-    The result has the precision of q, k and v.
+    The T queries belong to the last T of the N tokens. Query head h uses the keys and values of
+    head h // (H // G). softmax: over the last axis. The result has the dtype of q, k and v.
     """
     (T, H, D), (N, G, _) = q.shape, k.shape
-    # exercise: scores of every pair, -inf for tokens that come later, softmax, mix the values
+    # exercise: scores of all pairs, -inf for later tokens, softmax over n, weighted sum of values
     q = q.reshape(T, G, H // G, D)
     scores = np.einsum("tghd,ngd->ghtn", q, k) * scale      # (G, H//G, T, N)
     later = np.arange(N) > np.arange(N - T, N)[:, None]     # (T, N)
@@ -93,7 +97,7 @@ def swiglu(gate, up):                           # (T, F), (T, F) -> (T, F)
 
 
 class Operations(NamedTuple):
-    """What the model computes with. Signatures as above; rope works in place."""
+    """The table of operations that the model calls. Signatures as above; rope works in place."""
 
     matmul: Callable
     add: Callable
@@ -135,7 +139,7 @@ class Llama(NamedTuple):
 
 
 class Cache:
-    """Keys and values of the tokens so far: two arrays a layer, with room for more tokens."""
+    """Keys and values of all tokens so far: two arrays for each layer, with room for more."""
 
     def __init__(self, model, room):
         G = len(model.layers[0].k) // model.D
@@ -143,7 +147,7 @@ class Cache:
         dtype = model.embedding.dtype
         self.keys = np.empty(shape, dtype)          # (L, room, G, D)
         self.values = np.empty(shape, dtype)        # (L, room, G, D)
-        self.N = 0                                  # tokens that are in it
+        self.N = 0                                  # tokens whose keys and values are in it
 
     def next(self, T):                              # -> (T,)
         """The positions of the next T tokens. ValueError where there is no room for them."""
@@ -155,10 +159,10 @@ class Cache:
 
 
 def block(model, layer, x, keys, values, positions, ops):       # (T, C) -> (T, C)
-    """One layer: x plus its attention, and that plus its MLP.
+    """One layer: attention is added to x, then the MLP. x itself stays unchanged.
 
-    keys, values (room, G, D): this layer's cache, filled up to the first of the positions; those of
-    the new tokens are written into it here.
+    keys, values (room, G, D): this layer's cache. Its rows before positions[0] are filled; those
+    of the new tokens, at `positions`, are written here.
     """
     T = len(x)
     D = model.D
@@ -166,7 +170,8 @@ def block(model, layer, x, keys, values, positions, ops):       # (T, C) -> (T, 
     y = ops.rmsnorm(x, layer.attention_norm, model.eps)                             # (T, C)
     q, k, v = (ops.matmul(y, w).reshape(T, -1, D) for w in (layer.q, layer.k, layer.v))
     ops.rope(q, k, model.cos, model.sin, positions)
-    keys[positions], values[positions] = k, v
+    keys[positions] = k
+    values[positions] = v
     N = positions[-1] + 1
     mixed = ops.attention(q, keys[:N], values[:N], D ** -0.5)                       # (T, H, D)
     x = ops.add(x, ops.matmul(mixed.reshape(T, -1), layer.o))                       # (T, C)
@@ -176,7 +181,7 @@ def block(model, layer, x, keys, values, positions, ops):       # (T, C) -> (T, 
 
 
 def forward(model, tokens, cache, ops=NUMPY):   # (T,) -> (T, V)
-    """Scores (logits) of the next token after each of these, which follow those in the cache."""
+    """The logits of the next token after each of these, which follow the tokens in the cache."""
     positions = cache.next(len(tokens))
     x = model.embedding[tokens]                                                     # (T, C)
     for layer, keys, values in zip(model.layers, cache.keys, cache.values, strict=True):
@@ -190,10 +195,10 @@ def forward(model, tokens, cache, ops=NUMPY):   # (T,) -> (T, V)
 def next_token(logits, temperature, u):         # (V,) -> int
     """The token of the largest logit at temperature 0; else drawn from softmax(logits/temperature).
 
-    u: a random number, 0 <= u < 1. Each token owns a part of [0, 1) as long as its probability, in
-    the order of the tokens; u falls into one of them.
+    u: a random number, 0 <= u < 1. In the order of the tokens, each owns a part of [0, 1) as long
+    as its probability; the part that contains u decides.
     """
-    # exercise: the largest; or softmax, running sums, and the first sum that exceeds u
+    # exercise: at temperature 0 the largest; else softmax, running sums, the first greater than u
     if temperature == 0:
         return int(logits.argmax())
     sums = softmax(logits.astype(np.float64) / temperature).cumsum()                # (V,)
@@ -210,21 +215,21 @@ def generate_from_scratch(model, prompt, count, ops=NUMPY):
 
 
 def predict_rows(prompt, count):
-    """(rows without, rows with a cache): rows of x that enter a layer in all, to generate `count`
-    tokens, one or more, from a prompt of `prompt` tokens.
+    """(rows without a cache, rows with one): the rows of x that enter a layer in all.
 
-    Without a cache as generate_from_scratch does it; with one, each token enters once.
+    `count` tokens, at least one, are generated after a prompt of `prompt` tokens: without a cache
+    as in generate_from_scratch; with one, no token enters twice.
     """
-    # exercise: the first step is the same; later steps differ, and the last token never enters
+    # exercise: add up the rows of all steps, both ways
     return sum(prompt + i for i in range(count)), prompt + count - 1
 
 
 def generate(model, prompt, count, ops=NUMPY, temperature=0, rng=None):
-    """The next `count` tokens after a prompt, each of them through the model once.
+    """The next `count` tokens after a prompt; no token goes through the model twice.
 
     temperature: above 0, tokens are drawn with rng.random(). Returns a list of int.
     """
-    # exercise: the prompt enters an empty cache; then each new token, alone
+    # exercise: first the whole prompt with an empty cache, then each new token alone
     cache = Cache(model, len(prompt) + count)
     step = prompt
     tokens = []
@@ -241,7 +246,7 @@ def generate(model, prompt, count, ops=NUMPY, temperature=0, rng=None):
 def load_nano(dtype=np.float32):
     """The nano Llama of this course. It knows nano/sentences.txt by heart and nothing else.
 
-    dtype: of the weights, and so of all that is computed. They were rounded to fp16 when saved.
+    dtype: of the weights, and so of everything computed from them. They were saved in fp16.
     """
     m = json.loads((NANO / "config.json").read_text("utf-8"))
     with np.load(NANO / "weights.npz") as file:

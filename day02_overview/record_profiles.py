@@ -25,13 +25,13 @@ from day02_overview.profiles import RECORD
 TRIES = 60
 LAYERS, C = 4, 3072                         # unbatched: matrices of C × C
 N = 4_000_000                               # unfused: numbers in an array
-FEW, LAUNCHES = 256, 60                     # launch-bound
+NUMBERS, LAUNCHES = 256, 60                 # launch-bound
 B, WIDE, OUT = 256, 1024, 64                # starved: (B, WIDE) @ (WIDE, OUT)
 SIDE, UNEVEN, SMALL = 512, (1, 24), 1000    # imbalanced: matmuls of each rank, numbers to add up
 MESSAGE = 4_000_000                         # communication-bound: numbers to add up
 
 
-class Tape:
+class LaunchTape:
     """Spans of one rank, while it runs."""
 
     def __init__(self, rank=0):
@@ -120,7 +120,7 @@ def starved(pipe):
 def device(pipe):
     """Take operations out of the pipe; at the end of a run, report when they ran."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})         # the host has the others
-    a, out = np.ones((2, FEW), np.float32)
+    a, out = np.ones((2, NUMBERS), np.float32)
     operations = {"add": np.add, "multiply": np.multiply}
     spans = []
     while True:
@@ -136,7 +136,7 @@ def device(pipe):
         name, scalar = message
         start = time.perf_counter()
         operations[name](a, scalar, out)
-        spans.append([0, "kernel", name, start, time.perf_counter(), FEW, 8 * FEW])
+        spans.append([0, "kernel", name, start, time.perf_counter(), NUMBERS, 8 * NUMBERS])
 
 
 def launch_bound(pipe):
@@ -168,7 +168,7 @@ def together(r, W, folder):
                                   ("communication-bound", MESSAGE, 1)):
         message = torch.ones(numbers)
         for _ in range(TRIES):
-            tape = Tape(r)
+            tape = LaunchTape(r)
             dist.barrier()
             for step in range(2):
                 for _ in range(count):
@@ -195,7 +195,7 @@ def of_two():
 
 
 def taped(run):
-    tapes = [Tape() for _ in range(TRIES)]
+    tapes = [LaunchTape() for _ in range(TRIES)]
     for tape in tapes:
         run(tape)
     return [tape.spans for tape in tapes]

@@ -19,7 +19,7 @@ from lab.terminal import MARKS, Json, LessonWord, console, options, own_desk, pr
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None,
                   pretty_exceptions_enable=False,
-                  help="The GPU course: lessons, checks, and your desk.")
+                  help="Three Floors: lessons, checks, and your desk.")
 
 
 def main():
@@ -70,6 +70,11 @@ def status(as_json: Json = False):
         return
     if not rows:
         raise CourseError(f"the desk {desk.folder} is empty: run `lab start`")
+    print_progress(rows)
+
+
+def print_progress(rows):
+    """rows: (floor, lesson, [(exercise, whether it passed, whether it was touched)])"""
     last = None
     for floor, lesson, marks in rows:
         if floor is not last:

@@ -171,7 +171,7 @@ def library_settings():
 def cache_folder():
     """Where compiled kernels and prepared lessons are kept between runs."""
     base = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(base) if base else Path.home() / ".cache") / "gpu-course"
+    folder = (Path(base) if base else Path.home() / ".cache") / "three-floors"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

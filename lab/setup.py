@@ -234,6 +234,12 @@ def set_up(build_option, wheels, tests=False):
         venv.make()
         version = venv.version()
     venv.write({**wanted, "inputs": None})
+    install(venv, version, build, wheels, wanted["tests"])
+    venv.write({**wanted, "inputs": inputs(version)})
+
+
+def install(venv, version, build, wheels, tests):
+    """The course and what it needs, into an environment that is there. Says what it will cost."""
     own_index = venv.has_own_index()
     unless = (f" ({BUILDS['cuda13'].download} if the index that pip is set to has only "
               "CUDA builds of torch)" if own_index and build.name == "cpu" else "")
@@ -243,15 +249,14 @@ def set_up(build_option, wheels, tests=False):
 
     begun = time.monotonic()
     venv.drop_unfinished()
-    install = ["install", "--constraint", "constraints.txt", "--only-binary", ":all:"]
+    command = ["install", "--constraint", "constraints.txt", "--only-binary", ":all:"]
     # The tested pip continues a download that breaks off.
-    venv.pip(*install, "pip", "hatchling")
+    venv.pip(*command, "pip", "hatchling")
     index = ["--extra-index-url", f"{wheels}/{build.wheels}"] \
         if build.wheels and not own_index else []
-    extras = ",".join(filter(None, (build.extra, wanted["tests"] and "test")))
+    extras = ",".join(filter(None, (build.extra, tests and "test")))
     course = f".[{extras}]" if extras else "."
-    venv.pip(*install, *index, "--no-build-isolation", "--editable", course)
-    venv.write({**wanted, "inputs": inputs(version)})
+    venv.pip(*command, *index, "--no-build-isolation", "--editable", course)
     print(f"Set up in {time.monotonic() - begun:.0f} s.", flush=True)
 
 

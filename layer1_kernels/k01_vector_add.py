@@ -1,7 +1,7 @@
 """k01 · Vector add: z[i] = x[i] + y[i]
 
 n: elements
-Reads 2n numbers and writes n, one addition each: 1/12 FLOP per byte in fp32. Memory decides.
+Reads 2n numbers, writes n, does n additions: 1/12 FLOP per byte in fp32. Memory is the limit.
 """
 
 from pathlib import Path
@@ -37,8 +37,8 @@ def add_triton(x, y, z, n, BLOCK: tl.constexpr):
 
 
 def predict_sectors_per_request():
-    """Sectors that one load of add_chunk_cuda touches, for a full warp."""
-    # exercise: 32 threads, each 16 bytes after the one before; a sector has 32 bytes
+    """The number of sectors that one load request of add_chunk_cuda touches, for a full warp."""
+    # exercise: 32 threads read 4 bytes each, 16 bytes apart; a sector has 32 bytes
     return 16
 
 
@@ -56,7 +56,8 @@ def vector_add(x, y):                               # (n,), (n,) -> (n,)
 def vector_add_cuda(x, y, kernel=None):             # (n,), (n,) -> (n,)
     """x + y by one of the CUDA kernels. float32 tensors, contiguous, of any length.
 
-    None: by the one that takes 16 bytes at a time, where both begin at a multiple of 16.
+    kernel: None for add_vector_cuda where both addresses are multiples of 16, else
+    add_grid_stride_cuda.
     """
     check(x, y)
     if x.dtype != torch.float32:
@@ -64,8 +65,8 @@ def vector_add_cuda(x, y, kernel=None):             # (n,), (n,) -> (n,)
     wide = all(a.data_ptr() % 16 == 0 for a in (x, y))
     kernel = kernel or ("add_vector_cuda" if wide else "add_grid_stride_cuda")
     if kernel == "add_vector_cuda" and not wide:
-        raise ValueError("vector_add_cuda: add_vector_cuda takes 16 bytes at a time; expected x "
-                         "and y to begin at a multiple of 16")
+        raise ValueError("vector_add_cuda: add_vector_cuda loads 16 bytes at a time; expected x "
+                         "and y at addresses that are multiples of 16")
     z = torch.empty_like(x)
     n = x.numel()                                   # (n,)
     each = 1 if kernel == "add_cuda" else 4         # elements a thread

@@ -1,7 +1,7 @@
 """k02 · Transpose: y[n, m] = x[m, n]
 
 M, N: rows and columns of x   m, n: a row and a column of it
-Reads M·N numbers and writes M·N, computes nothing: 0 FLOP per byte. Memory decides, and at best a
+Reads M·N numbers and writes M·N, computes nothing: 0 FLOP per byte. Memory is the limit: at best a
 transpose is as fast as a copy.
 """
 
@@ -25,23 +25,24 @@ BANKS = 32              # of shared memory, each of them 4 bytes wide
 
 
 def transpose_oracle(x):                            # (M, N) -> (N, M)
-    """NumPy, by the book. Nothing is computed, so every bit stays."""
+    """NumPy. Nothing is computed, so every bit is unchanged."""
     return x.T.copy()
 
 
 def predict_sectors_per_store():
-    """Sectors that one store of transpose_naive_cuda touches, for a full warp and a large M."""
+    """The number of sectors that one store request of transpose_naive_cuda touches, for a full warp
+    and a large M."""
     # exercise: the 32 lanes write to 32 rows of y; a sector has 32 bytes
     return 32
 
 
 def column_wavefronts(pitch):
-    """How many wavefronts a warp needs to read a column of a tile in shared memory: lane l wants
+    """The number of wavefronts when a warp reads a column of a tile in shared memory: lane l wants
     word l · pitch.
 
     pitch: words from one row of the tile to the next, 1 or more
     """
-    # exercise: word w lies in bank w % 32; the bank that the most lanes want decides
+    # exercise: word w is in bank w % 32; count the lanes that want one bank, and take the most
     return math.gcd(pitch, BANKS)
 
 
@@ -77,7 +78,8 @@ def transpose_cuda(x, kernel=None):                 # (M, N) -> (N, M)
     """x with rows and columns exchanged, in new memory, by one of the CUDA kernels of LADDER.
 
     float32, contiguous, at most 2,097,120 rows; M or N may be 0.
-    kernel: None for transpose_vector_cuda where x can be read by 16 bytes, else the swizzled one
+    kernel: None for transpose_vector_cuda if x can be read 16 bytes at a time, else
+    transpose_swizzled_cuda
     """
     check(x, torch.float32)
     if not x.is_contiguous():

@@ -1,13 +1,14 @@
 // k03 · Sum of n numbers, one sum a block; partial[b] is that of block b
 //
-// Reads n numbers, writes one a block, adds n - 1 times: 1/4 FLOP per byte in fp32. Memory decides,
-// if nothing else gets in the way. Blocks have a power of two of threads, 32 or more.
+// Reads n numbers, writes one a block, adds n - 1 times: 1/4 FLOP per byte in fp32. Memory is the
+// limit, if nothing else gets in the way. Blocks have a power of two of threads, 32 or more.
 
-// A tree over shared memory: neighbours add up, then neighbours of neighbours. One number a thread.
+// A tree in shared memory: first pairs, then pairs of pairs. One number a thread.
 extern "C" __global__ void sum_tree_cuda(const float* x, float* partial, int n)
 {
     extern __shared__ float a[];                // one number a thread, its size is given at launch
-    int t = threadIdx.x, i = blockIdx.x * blockDim.x + t;
+    int t = threadIdx.x;
+    int i = blockIdx.x * blockDim.x + t;
     a[t] = i < n ? x[i] : 0;
     __syncthreads();
     for (int s = 1; s < blockDim.x; s *= 2) {
@@ -19,14 +20,15 @@ extern "C" __global__ void sum_tree_cuda(const float* x, float* partial, int n)
         partial[blockIdx.x] = a[0];
 }
 
-// As many additions in as many rounds, by the fewest warps: the threads that add are neighbours.
+// As many additions and rounds, but by the fewest warps: neighbouring threads add.
 extern "C" __global__ void sum_sequential_cuda(const float* x, float* partial, int n)
 {
     extern __shared__ float a[];
-    int t = threadIdx.x, i = blockIdx.x * blockDim.x + t;
+    int t = threadIdx.x;
+    int i = blockIdx.x * blockDim.x + t;
     a[t] = i < n ? x[i] : 0;
     __syncthreads();
-    // exercise: in each round, threads add the upper half of the numbers left to the lower half
+    // exercise: in each round, add the upper half of the remaining numbers to the lower half
     for (int s = blockDim.x / 2; s > 0; s /= 2) {
         if (t < s)
             a[t] += a[t + s];
@@ -36,12 +38,14 @@ extern "C" __global__ void sum_sequential_cuda(const float* x, float* partial, i
         partial[blockIdx.x] = a[0];
 }
 
-// Thread 0 returns the sum of v over all threads of the block. To be called once in a kernel.
+// Returns, in thread 0, the sum of v over all threads of the block; other threads get other values.
+// Call it once in a kernel: a second call could overwrite `warps` while it is still read.
 __device__ float block_sum_cuda(float v)
 {
     __shared__ float warps[32];                 // one number a warp; a block has at most 32
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    // exercise: shuffles add up each warp; lane 0 stores its sum; the first warp adds those up
+    int warp = threadIdx.x / 32;
+    int lane = threadIdx.x % 32;
+    // exercise: shuffles add up each warp; lane 0 stores it; barrier; the first warp adds those up
     for (int away = 16; away > 0; away /= 2)
         v += __shfl_down_sync(0xffffffff, v, away);     // lane l adds what lane l + away has
     if (lane == 0)
@@ -64,11 +68,12 @@ extern "C" __global__ void sum_shuffle_cuda(const float* x, float* partial, int 
         partial[blockIdx.x] = v;
 }
 
-// This thread's share of x, which is aligned to 16 bytes: a grid of any size takes any n.
+// The sum of this thread's share of x. x starts at a multiple of 16 bytes; any grid takes any n.
 __device__ float thread_sum_cuda(const float* x, int n)
 {
-    int i = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
-    // exercise: whole groups of four, by grid stride; then the last n % 4 numbers, one a thread
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    int step = gridDim.x * blockDim.x;
+    // exercise: grid-stride loop over whole groups of four; then the last n % 4, one thread each
     float v = 0;
     for (int g = i; g < n / 4; g += step) {
         float4 four = ((const float4*)x)[g];
@@ -79,7 +84,7 @@ __device__ float thread_sum_cuda(const float* x, int n)
     return v;
 }
 
-// The shares by themselves, to look at: sums[i] is that of thread i of the grid.
+// Stores each thread's share, for the tests: sums[i] is that of thread i of the grid.
 extern "C" __global__ void shares_cuda(const float* x, float* sums, int n)
 {
     sums[blockIdx.x * blockDim.x + threadIdx.x] = thread_sum_cuda(x, n);
@@ -93,7 +98,7 @@ extern "C" __global__ void sum_vector_cuda(const float* x, float* partial, int n
         partial[blockIdx.x] = v;
 }
 
-// No second pass: each block adds its sum to the one total, whenever it gets there.
+// No second pass: each block adds its sum to one total, in whatever order blocks end.
 extern "C" __global__ void sum_atomic_cuda(const float* x, float* total, int n)
 {
     float v = block_sum_cuda(thread_sum_cuda(x, n));

@@ -1,8 +1,8 @@
 """k03 · Sum: s = x[0] + x[1] + ... + x[n-1]
 
 n: numbers
-Reads n numbers and writes one, adds n - 1 times: 1/4 FLOP per byte in fp32. Memory decides, and it
-only reads: the roof is that of reading, not of copying.
+Reads n numbers and writes one, adds n - 1 times: 1/4 FLOP per byte in fp32. Memory is the limit,
+and the kernel only reads: its roof is the bandwidth of reading, not of copying.
 """
 
 from pathlib import Path
@@ -32,14 +32,15 @@ def reduce_sum_oracle(x):                           # (...) -> ()
 
 
 def predict_tree_warps():
-    """Warps that add in sum_tree_cuda, summed over all rounds, in a block of 256 threads."""
+    """The number of warps that add in sum_tree_cuda, summed over all rounds, in a block of 256
+    threads."""
     # exercise: in round s thread t adds if t % (2 * s) == 0, for s = 1, 2, 4, ... 128
     return 5 * 8 + 4 + 2 + 1
 
 
 def predict_resident_blocks():
-    """Blocks of 256 threads that an SM of an H200 holds at a time, for a kernel that takes 40
-    registers a thread and no shared memory."""
+    """The number of blocks of 256 threads that are resident on one SM of an H200, for a kernel with
+    40 registers a thread and no shared memory."""
     # exercise: at most 64 warps, 32 blocks and 65,536 registers; what runs out first?
     return 65_536 // (40 * 256)
 

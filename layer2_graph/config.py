@@ -105,10 +105,10 @@ LATENTS = {             # entries of latent attention, and the fields they becom
 }
 NEEDED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
           "vocab_size")
-WHOLE = (*NEEDED, "num_key_value_heads", "head_dim", "max_position_embeddings", "sliding_window",
+INTEGERS = (*NEEDED, "num_key_value_heads", "head_dim", "max_position_embeddings", "sliding_window",
          "max_window_layers")
 FLAGS = ("attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window")
-LARGEST_WHOLE = 2**31 - 1
+MAX_INTEGER = 2**31 - 1
 LARGEST_ROOM = 2**22        # tokens: the rotary tables of wide heads take 2 GB then
 
 
@@ -164,11 +164,11 @@ def kind_of(path, family, entries):
 
 def check_kinds(path, entries):
     """ModelError if an entry that is read has a wrong type."""
-    for name in WHOLE:
+    for name in INTEGERS:
         value = entries.get(name)
         if value is None and name not in NEEDED or name == "max_window_layers" and value == 0:
             continue
-        largest = LARGEST_ROOM if name == "max_position_embeddings" else LARGEST_WHOLE
+        largest = LARGEST_ROOM if name == "max_position_embeddings" else MAX_INTEGER
         if not is_number(value, int) or value > largest:
             raise ModelError(f"{path}: {name} is {shown(value)}, expected a whole number above 0, "
                              f"at most {largest}")
@@ -226,7 +226,7 @@ def latent_of(path, family, entries):
     fields = {}
     for name, field in LATENTS.get(family, {}).items():
         value = entries.get(name)
-        if not is_number(value, int) or value > LARGEST_WHOLE or field == "rotated" and value % 2:
+        if not is_number(value, int) or value > MAX_INTEGER or field == "rotated" and value % 2:
             raise ModelError(f"{path}: {name} is {shown(value)}, expected a whole number above 0"
                              + ", even: it is turned in pairs" * (field == "rotated"))
         fields[field] = value

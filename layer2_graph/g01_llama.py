@@ -1,12 +1,12 @@
-"""g01 · A Llama on the course's kernels: new tokens and a cache in, scores of the next token out
+"""g01 · A Llama on the course's kernels: from new tokens and a cache to scores of the next token
 
-B: sequences   T: new tokens of all of them in this step, one after the other   N: a context
+B: sequences   T: new tokens of all sequences in this step, one after another   N: a context
 L: layers   C: model width   H: query heads   G: key and value heads   D: head width   F: mlp width
 V: vocabulary   P: pages of the cache   S: slots of a page, one token each
 A step reads all weights once, and the keys and values of every context once.
 
-It is o02's Llama for many sequences at a time. Its operations come as a table, layer1_kernels'
-`Kernels`, and its cache lies in pages, so that sequences may grow beside each other.
+It is o02's Llama for many sequences at a time. Its operations come from a table, `Kernels` of
+layer1_kernels, and its cache consists of pages, so that sequences can grow independently.
 """
 
 import math
@@ -28,18 +28,18 @@ __all__ = ["Batch", "Layer", "Llama", "PagedCache", "greedy", "load", "rope_tabl
 SLOTS = 16              # of a page: vLLM's, and the fewest that fill a tile of tensor cores
 
 
-# ---- what a step is given
+# ---- the inputs of a step
 
 
 class Batch(NamedTuple):
-    """The sequences of a step. The new tokens of a sequence are the last of its context."""
+    """The new tokens of a step, and where they belong: the last tokens of each sequence."""
 
     tokens: Tensor          # (T,) int64
-    positions: Tensor       # (T,) int64: of each in its own sequence, from 0
+    positions: Tensor       # (T,) int64: of each token in its own sequence, from 0
     slots: Tensor           # (T,) int64: page · S + place, where its key and value go
     block_tables: Tensor    # (B, pages) int32: the pages of each sequence, in order
-    cu_q: Tensor            # (B + 1,) int32: sequence b's tokens are cu_q[b] to cu_q[b + 1]
-    lens: Tensor            # (B,) int32: contexts, the new tokens included
+    cu_q: Tensor            # (B + 1,) int32: sequence b has the rows cu_q[b] to cu_q[b + 1] - 1
+    lens: Tensor            # (B,) int32: length of each context, the new tokens included
 
 
 class Cache(Protocol):
@@ -53,14 +53,14 @@ class Cache(Protocol):
 
 
 class PagedCache:
-    """Keys and values in pages. Each sequence owns its own from the start; s02 deals them out."""
+    """Keys and values in pages. Each sequence has its pages from the start; s02 allocates them."""
 
     def __init__(self, config: Config, sequences: int, room: int,
                  dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"):
-        """room: tokens that each sequence may reach. ModelError if the model cannot."""
+        """room: the longest context of each sequence. ModelError if the model's is shorter."""
         config.check_room(room)
         self.room = room
-        self.pages = -(-room // SLOTS)                          # the last may be part empty
+        self.pages = -(-room // SLOTS)                          # the last may be partly empty
         shape = (config.L, sequences * self.pages, SLOTS, config.G, config.D)
         self.k = torch.zeros(shape, dtype=dtype, device=device)     # (L, P, S, G, D)
         self.v = torch.zeros(shape, dtype=dtype, device=device)     # (L, P, S, G, D)
@@ -85,33 +85,32 @@ class PagedCache:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch, ops: Kernels,
                scale: float) -> Tensor:             # (T, H, D), 2 × (T, G, D) -> (T, H, D)
-        """Store the new keys and values of a layer, and mix for each query what it may see."""
+        """Store the new keys and values of a layer; return the attention of each query."""
         ops.write_kv(k, v, self.k[layer], self.v[layer], batch.slots)
         return ops.paged_attention(q, self.k[layer], self.v[layer], batch.block_tables, batch.cu_q,
                                    batch.lens, scale)
 
 
-# ---- rotary angles
+# ---- rotary frequencies
 
 
 def llama3_frequencies(frequencies, factor, low, high, original):
-    """Frequencies of a longer context, as Llama 3.1 has them: (D/2,) -> (D/2,).
+    """Rotary frequencies for a longer context, as in Llama 3.1: (D/2,) -> (D/2,).
 
     frequencies: radians a token    original: the context that the model was trained on first
-    A wave of 2π / frequency tokens that fits into that context `high` times or more stays. One that
-    fits fewer than `low` times becomes `factor` times as long. In between, the old and the new
-    frequency are mixed, linearly in the number of times that the wave fits.
+    A pair that makes `high` turns or more within it keeps its frequency. One that makes `low` turns
+    or fewer has it divided by `factor`. In between, the two are mixed, linearly in the turns.
     """
-    # exercise: how often does each wave fit, what share is the old frequency's, mix
-    fits = original * frequencies / (2 * math.pi)
-    share = ((fits - low) / (high - low)).clamp(0, 1)
+    # exercise: turns of each pair in the old context; share of the old frequency, 0 to 1; mix
+    turns = original * frequencies / (2 * math.pi)
+    share = ((turns - low) / (high - low)).clamp(0, 1)
     return share * frequencies + (1 - share) * frequencies / factor
 
 
 def yarn_frequencies(frequencies, m, factor, original_max_position_embeddings, beta_fast=32,
                      beta_slow=1, truncate=True, **others):
     """(frequencies, factor of cos and sin) by YaRN: Peng, Quesnelle, Fan and Shippole, 2023."""
-    def place(turns):               # the pair of numbers that turns this often in the old context
+    def place(turns):               # index of the pair that makes these turns in the old context
         return m.D * math.log(original_max_position_embeddings / (turns * 2 * math.pi)) / (
             2 * math.log(m.theta))
 
@@ -136,7 +135,7 @@ def yarn_frequencies(frequencies, m, factor, original_max_position_embeddings, b
 
 def rope_tables(m: Config, room: int,
                 device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:   # 2 × (room, D//2)
-    """cos and sin of the angle by which each pair of a head's numbers is turned, fp32."""
+    """cos and sin of the angle of each pair of a head's numbers at each position, fp32."""
     frequencies = m.theta ** (-torch.arange(0, m.D, 2, dtype=torch.int64).float() / m.D)
     scaling = dict(m.scaling)
     amplitude = 1.0
@@ -157,7 +156,7 @@ def rope_tables(m: Config, room: int,
 
 
 class Layer(NamedTuple):
-    """A layer's weights. A matrix is a pair: its weight, and its bias or None."""
+    """The weights of a layer. A matrix is a pair: its weight, and its bias or None."""
 
     attention_norm: Tensor      # (C,)
     q: tuple                    # (H·D, C)
@@ -173,19 +172,21 @@ class Layer(NamedTuple):
 
 
 def last_rows(cu_q):                                # (B + 1,) -> (B,)
-    """The row of each sequence's last new token. Only these rows need a next token."""
+    """The row of the last new token of each sequence. Only these rows need scores."""
     # exercise: where does the next sequence begin?
     return cu_q[1:].long() - 1
 
 
 def llama_block(model, i, x, batch, cache):         # (T, C) -> (T, C)
-    """Layer number i: x plus its attention, and that plus its MLP.
+    """Layer number i: attention is added to x, then the MLP. x itself stays unchanged.
 
     model.cos and model.sin: tables of rope, for batch.positions    m.scale: of attention's scores
     cache.attend takes the layer's number and returns (T, H, D); layer.o takes (T, H·D)
     """
-    m, ops, layer = model.config, model.ops, model.layers[i]
-    # exercise: as o02's block; model.heads makes q, k and v, cache.attend stores and mixes
+    m = model.config
+    ops = model.ops
+    layer = model.layers[i]
+    # exercise: o02's block, with model.heads for q, k, v, and cache.attend for cache and attention
     y = ops.rmsnorm(x, layer.attention_norm, m.eps)                 # (T, C)
     q, k, v = model.heads(layer, y)
     ops.rope(q, k, model.cos, model.sin, batch.positions)
@@ -200,7 +201,7 @@ class Llama:
     """A model: its Config, its weights, and the table of kernels that it computes with."""
 
     def __init__(self, config: Config, weights: dict[str, Tensor], ops: Kernels):
-        """weights: {name as Hugging Face has it: tensor}, of one dtype on one device."""
+        """weights: {Hugging Face's name: tensor}, all of one dtype and on one device."""
         self.config = config
         self.weights = weights
         self.ops = ops
@@ -225,7 +226,7 @@ class Llama:
 
     def forward(self, batch: Batch, cache: Cache,
                 every: bool = False) -> Tensor:         # (B, V), or (T, V) for every token
-        """Scores of the next token after the last new token of each sequence."""
+        """Scores of the token that follows each sequence's last new token."""
         x = self.embedding[batch.tokens]                            # (T, C)
         for i in range(self.config.L):
             x = self.block(i, x, batch, cache)                      # (T, C)
@@ -257,16 +258,16 @@ class Llama:
 
 
 def predict_launches():
-    """Launches of one layer in llama_block: calls of kernels, and PyTorch's own operations."""
-    # exercise: norms, matrices, rotation, write, attention, swiglu, additions
+    """The launches of one call of llama_block: calls of kernels, and PyTorch's operations."""
+    # exercise: count each kernel call, and each PyTorch operation that makes an array
     return 2 + 7 + 1 + 1 + 1 + 1 + 2
 
 
 def load(folder: Path | str, ops: Kernels | None = None, dtype: torch.dtype | None = None,
          device: torch.device | str = "cpu", ignore: Collection[str] = ()) -> Llama:
-    """The Llama in a Hugging Face folder. ModelError says what is wrong with the folder.
+    """The Llama in a Hugging Face folder. ModelError if this code cannot run what is in it.
 
-    ignore: entries of config.json to take as absent
+    ignore: entries of config.json to treat as absent
     """
     config = read_config(folder, ignore)
     if config.E:

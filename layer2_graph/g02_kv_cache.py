@@ -1,10 +1,10 @@
-"""g02 · The KV cache: keys and values of the past are remembered, not computed again
+"""g02 · The KV cache: the keys and values of earlier tokens are kept, not computed again
 
-B: sequences   T: new tokens   N: a context, new tokens included   room: slots of a sequence
+B: sequences   T: new tokens   N: tokens of a context, new ones included   room: slots a sequence
 L: layers   H: query heads   G: key and value heads   D: head width
 A slot holds one token's keys and values of a layer: 2·G·D numbers. A cache has L·B·room slots.
 Without it a step computes all N tokens again: N times the FLOPs of each layer's matrices. With it a
-step computes one token, and reads the weights and N slots a layer and sequence.
+step computes one token of a sequence; it reads the weights, and N slots a layer and sequence.
 """
 
 from collections.abc import Sequence
@@ -27,11 +27,11 @@ __all__ = ["ContiguousCache", "Run", "Work", "generate_anew", "generate_on"]
 
 
 def predict_gain():
-    """How many times as long a step takes without a cache as with one, at least, by the roofline.
+    """The time of a step without a cache over that of a step with one, both by the roofline.
 
     Llama-3.1-8B, one sequence, its 2048th token, 16-bit numbers; 989 TFLOP/s, 3.35 TB/s.
     """
-    # exercise: within 15 % is right; which roof is each step under?
+    # exercise: within 15 % is right; which roof limits each step?
     return 2048 / (989 / 3.35)      # 2 FLOPs a weight and token, against 2 bytes a weight
 
 
@@ -40,16 +40,17 @@ def cache_outweighs(m, N, itemsize):
 
     m: a shape as day01_roofline's Llama   N: context of each sequence   itemsize: bytes of a number
     """
-    # exercise: kv_bytes_per_token and decode_costs know what a step reads
+    # exercise: kv_bytes_per_token(m, itemsize) and decode_costs(m, N, itemsize) give what is read
     _, weights, _ = decode_costs(m, N, itemsize)
     return -(-weights // (N * kv_bytes_per_token(m, itemsize)))
 
 
 def wasted_share(lens, size):
-    """The share of the reserved slots that have no token in them, from 0 to 1.
+    """The share of the reserved slots that have no token, from 0 to 1.
 
-    lens: [tokens of each sequence], each at least 1    size: slots of a piece. A sequence holds
-    whole pieces, as few as it needs. Contiguous room is one piece; a page is one of many.
+    lens: [tokens of each sequence], each at least 1    size: slots of a piece
+    A sequence holds as few whole pieces as it needs. A contiguous cache gives each sequence one
+    large piece, a paged one several small ones.
     """
     # exercise: how many pieces does a sequence hold?
     slots = sum(-(-n // size) * size for n in lens)
@@ -69,7 +70,7 @@ class Run(NamedTuple):
 
 
 def runs(counts, lens):
-    """[Run] of a batch. counts, lens: [new tokens of each sequence], [its context with them]"""
+    """[Run] of a batch. counts: [new tokens of each sequence]   lens: [its context with them]"""
     result = []
     first = 0
     for (T, N), alike in groupby(zip(counts, lens, strict=True)):
@@ -80,12 +81,13 @@ def runs(counts, lens):
 
 
 def places(starts, counts, room):                   # 2 × (B,) -> 2 × (T,)
-    """Where the new tokens belong: (positions, slots), int64, one sequence after the other.
+    """(positions, slots) of the new tokens, int64, one sequence after another.
 
-    starts, counts: int64, tokens that a sequence has, and those it gets. A position counts within
-    a sequence, from 0. Sequence b has the slots from b · room on, in the order of its tokens.
+    starts: tokens that each sequence already has   counts: new tokens of each; both int64
+    A position counts within a sequence, from 0. Sequence b has the slots from b · room on, in the
+    order of its tokens.
     """
-    # exercise: which sequence owns each new token, and how many new ones of it come before?
+    # exercise: for each new token, which sequence, and which of that sequence's new tokens?
     owner = torch.repeat_interleave(torch.arange(len(counts)), counts)      # (T,)
     before = (counts.cumsum(0) - counts)[owner]                             # (T,)
     positions = starts[owner] + torch.arange(len(owner)) - before           # (T,)
@@ -95,10 +97,11 @@ def places(starts, counts, room):                   # 2 × (B,) -> 2 × (T,)
 def attend_contiguous(q, keys, values, batch, ops, scale):
     """Causal attention over a contiguous cache: (T, H, D), 2 × (B, room, G, D) -> (T, H, D).
 
-    q: the new tokens' queries, one sequence after the other    batch: [Run], all the sequences.
-    ops.flash_attention takes sequences of one length, (B, T, H, D), 2 × (B, N, G, D).
+    q: queries of the new tokens, one sequence after another    batch: [Run], of all sequences
+    ops.flash_attention(q, k, v, causal, scale) -> (out, lse) takes sequences of equal length:
+    q (B, T, H, D), k and v (B, N, G, D).
     """
-    # exercise: for each run take its rows of q, and its keys and values as far as they are filled
+    # exercise: for each run, its rows of q, and the filled slots of its sequences
     mixed = []
     row = 0
     for first, end, T, N in batch:
@@ -112,15 +115,15 @@ def attend_contiguous(q, keys, values, batch, ops, scale):
 
 
 class ContiguousCache:
-    """Keys and values of each sequence in one piece, as long as the sequence may ever get.
+    """The keys and values of each sequence in one piece of `room` slots.
 
-    Its layout is a PagedCache's with one page of `room` slots for each sequence: a kernel that
-    writes into pages can write into it. It is read without block tables.
+    It is a PagedCache with one page of `room` slots for each sequence, so a kernel that writes into
+    pages can write into it. It is read without block tables.
     """
 
     def __init__(self, config: Config, sequences: int, room: int,
                  dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"):
-        """room: tokens that each sequence may reach. ModelError if the model cannot."""
+        """room: the longest context of each sequence. ModelError if the model's is shorter."""
         config.check_room(room)
         self.room = room
         shape = (config.L, sequences, room, config.G, config.D)
@@ -140,7 +143,8 @@ class ContiguousCache:
             raise ValueError(f"ContiguousCache: a sequence would reach {max(lens)} tokens; there "
                              f"is room for {self.room}")
         positions, slots = places(torch.tensor(self.lens), torch.tensor(counts), self.room)
-        self.lens, self.batch = lens, runs(counts, lens)
+        self.lens = lens
+        self.batch = runs(counts, lens)
         device = self.k.device
         cu_q = torch.tensor([0, *counts]).cumsum(0)
         return Batch(torch.tensor([t for tokens in new for t in tokens],
@@ -151,7 +155,7 @@ class ContiguousCache:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch, ops: Kernels,
                scale: float) -> Tensor:             # (T, H, D), 2 × (T, G, D) -> (T, H, D)
-        """Store the new keys and values of a layer, and mix for each query what it may see.
+        """Store the new keys and values of a layer; return the attention of each query.
 
         batch: the one that self.step() made last
         """
@@ -164,7 +168,7 @@ class ContiguousCache:
 
 def generate_on(cache: PagedCache | ContiguousCache, model: Llama,
                 prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
-    """As g01's greedy, on a given cache: prefill once, then a token at a time."""
+    """Like g01's greedy, on a given cache: one prefill, then a token in each step."""
     new: list[list[int]] = [[] for _ in prompts]
     step = [list(prompt) for prompt in prompts]
     for _ in range(count):
@@ -175,7 +179,7 @@ def generate_on(cache: PagedCache | ContiguousCache, model: Llama,
 
 
 def generate_anew(model: Llama, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
-    """The same tokens without a cache between steps: each step computes the whole text again."""
+    """The same tokens without keeping a cache: each step computes the whole text again."""
     texts = [list(prompt) for prompt in prompts]
     for _ in range(count):
         cache = ContiguousCache(model.config, len(texts), max(map(len, texts)),
@@ -186,18 +190,18 @@ def generate_anew(model: Llama, prompts: Sequence[Sequence[int]], count: int) ->
 
 
 def next_tokens(model, cache, step):
-    """[[token]]: what follows each sequence, greedily, after the new tokens of this step."""
+    """[[token]]: the greedy next token of each sequence, after a step with the tokens `step`."""
     logits = model.forward(cache.step(step), cache)                 # (B, V)
     return [[token] for token in logits.argmax(-1).tolist()]
 
 
 class Work:
-    """The work of matrices and attention: work.counting(table) is the same table, and counts.
+    """Counts the work of matmuls and attention: work.counting(ops) is the same table, and counts.
 
     Counted from the arrays of each call, each array once: 2 FLOPs a weight and row, 4·D a query
     head and pair of tokens; bytes of weights, of activations, of keys and values that attention
-    reads. rows: those that matrices multiplied, summed over the matrices. Norms, SwiGLU and the
-    rotation are not counted, as in day01_roofline.
+    reads. rows: rows multiplied with a matrix, over all matrices. Norms, SwiGLU and the rotation
+    are not counted, as in day01_roofline.
     """
 
     def __init__(self) -> None:

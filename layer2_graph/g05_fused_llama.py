@@ -3,8 +3,8 @@
 T: new tokens of a step   L: layers   C: model width   H: query heads   G: key and value heads
 D: head width   F: mlp width
 g01's layer makes 15 launches, g03's merged one 12. Here each add moves into the norm after it, the
-write into the rotation, SwiGLU into the matrix before it. FLOPs stay as they are. What a kernel
-hands to the next on the chip need not cross memory; the weights are read once as before.
+write into the rotation, SwiGLU into the matrix product before it. FLOPs stay the same, and the
+weights are still read once. A result that stays on the chip need not go through memory.
 """
 
 from collections.abc import Callable
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from layer2_graph.config import Config
 from layer2_graph.g01_llama import Batch, Cache, last_rows
 from layer2_graph.g03_merging import MergedLayer, MergedLlama
 from layer2_graph.launches import Launches
@@ -24,25 +25,25 @@ __all__ = ["FusedLlama", "Launch", "Traffic"]
 # ---- predictions
 
 
-def predict_launches():
-    """Launches of a merged layer in which everything that can be fused is fused.
+def predict_launches() -> int:
+    """Launches of one layer once everything in the merged layer that can be fused is fused.
 
-    The kernels for it: an add with the norm after it, the rotation of q and k with the write into
-    the pages, SwiGLU with the matrix before it.
+    Three kernels can be used: an add with the norm after it, the rotation of q and k with the write
+    into the pages, and a matrix product with the SwiGLU after it.
     """
-    # exercise: the merged layer makes 12. Which of them are left?
+    # exercise: the merged layer makes 12 launches; how many are left?
     return 2 + 4 + 1 + 1
 
 
-def predict_numbers_saved(m):
-    """Numbers of activations that fused_block saves against g03's layer, a token and layer.
+def predict_numbers_saved(m: Config) -> int:
+    """How many activation numbers fewer fused_block moves than g03's layer: one token, one layer.
 
-    m: a Config. Each launch reads and writes each of its arrays once. Weights, and what attention
-    reads of the cache, are the same in both.
+    Each launch reads each of its inputs once and writes each of its results once. Weights, and
+    what attention reads from the cache, are the same in both.
     """
-    # exercise: what did one launch write, and the next one read again?
-    sums = 2 * m.C                      # twice a layer the norm need not read what the add wrote
-    keys = 2 * m.G * m.D                # k, once turned, goes into its slot at once
+    # exercise: what did one launch write and the next one read back?
+    sums = 2 * m.C                      # twice a layer the norm no longer reads the add's result
+    keys = 2 * m.G * m.D                # the rotated k goes straight into its slot
     gate_up = 2 * 2 * m.F               # gate and up are neither written nor read
     return sums + keys + gate_up
 
@@ -50,15 +51,17 @@ def predict_numbers_saved(m):
 # ---- the layer and the model
 
 
-def fused_block(model, i, x, residual, batch, cache):       # 2 × (T, C) -> 2 × (T, C)
-    """Layer number i: (x, residual). The layer's result is their sum, which is not added yet.
+def fused_block(model, i: int, x: Tensor, residual: Tensor | None, batch: Batch,
+                cache: Cache) -> tuple[Tensor, Tensor]:     # 2 × (T, C) -> 2 × (T, C)
+    """Layer i: (x, residual). The layer's result is their sum, which the next layer computes.
 
-    x, residual: from the layer before; residual is None in the first layer, where x is the sum.
+    x, residual: what the layer before returned. In the first layer x is the embedding and residual
+    is None.
     model.cos and model.sin: tables of rope    cache.k[i], cache.v[i]: the layer's pages
     ops.paged_attention returns (T, H, D), and layer.o takes (T, H·D)
     """
     m, ops, layer = model.config, model.ops, model.layers[i]
-    # exercise: as many launches as you predicted: model.add_norm, then model.heads, …
+    # exercise: first all up to attention and its output matrix, then the MLP
     y, residual = model.add_norm(x, residual, layer.attention_norm)         # (T, C)
     q, k, v = model.heads(layer, y)
     ops.rope_and_cache(q, k, v, model.cos, model.sin, batch.positions, cache.k[i], cache.v[i],
@@ -70,28 +73,30 @@ def fused_block(model, i, x, residual, batch, cache):       # 2 × (T, C) -> 2 �
     return model.linear(model.gated(layer, y), layer.down), residual
 
 
-def last_scores(model, x, residual, rows):          # 2 × (T, C) -> (rows, V)
-    """Scores of the next token, after the last layer. rows: those of x that need them.
+def last_scores(model, x: Tensor, residual: Tensor,
+                rows: Tensor | slice) -> Tensor:            # 2 × (T, C) -> (rows, V)
+    """Scores of the next token, from what the last layer returned.
 
+    rows: the rows of x and residual whose next token is wanted
     model.norm: (C,)    model.head: (V, C), for ops.matmul
     """
-    # exercise: two launches, besides taking the rows. The last add is still to be made
+    # exercise: select the rows, then two launches; the last addition is still open
     y, _ = model.ops.add_rmsnorm(x[rows], residual[rows], model.norm, model.config.eps)
     return model.ops.matmul(y, model.head)
 
 
 class FusedLlama(MergedLlama):
-    """g03's Llama, fused, for the same weights, steps and caches.
+    """g03's Llama with fused layers, for the same weights, steps and caches.
 
-    Its kernels take no biases and no norms of q and k. Each bias of q, k and v, of o or of
-    down adds a launch; one of gate and up adds two, since SwiGLU then runs by itself. Qwen 3's
-    norms add two launches, and for several tokens two copies: a norm needs its rows one after the
-    other, and in the merged result they are not.
+    The fused kernels take no biases and no norms of q and k. A bias of q, k and v, of o or of down
+    costs one launch more; a bias of gate and up costs two, because SwiGLU is then a launch of its
+    own. The norms of Qwen 3 cost two launches, and two copies in a step of several tokens: a norm
+    needs contiguous rows, and in the merged result they are not.
     """
 
     def forward(self, batch: Batch, cache: Cache,
                 every: bool = False) -> Tensor:         # (B, V), or (T, V) for every token
-        """Scores of the next token after the last new token of each sequence."""
+        """Scores of the token that follows each sequence's last new token."""
         x = self.embedding[batch.tokens]                            # (T, C)
         residual = None
         for i in range(self.config.L):
@@ -100,13 +105,13 @@ class FusedLlama(MergedLlama):
 
     def add_norm(self, x: Tensor, residual: Tensor | None,
                  w: Tensor) -> tuple[Tensor, Tensor]:   # 2 × (T, C) -> 2 × (T, C)
-        """(norm of x + residual, that sum); before the first layer there is nothing to add."""
+        """(norm of the sum, the sum): of x + residual, or of x alone in the first layer."""
         if residual is None:
             return self.ops.rmsnorm(x, w, self.config.eps), x
         return self.ops.add_rmsnorm(x, residual, w, self.config.eps)
 
     def gated(self, layer: MergedLayer, y: Tensor) -> Tensor:   # (T, C) -> (T, F)
-        """SiLU(gate) · up. The fused kernel takes no bias."""
+        """SiLU(gate) · up: one launch, or three where gate and up have a bias."""
         weight, bias = layer.gate_up
         if bias is None:
             return self.ops.matmul_swiglu(y, weight)
@@ -117,31 +122,31 @@ class FusedLlama(MergedLlama):
 
 
 class Launch(NamedTuple):
-    """One launch that Traffic counted."""
+    """One recorded launch."""
 
     name: str
-    inputs: tuple               # numbers of the earlier launches whose results it reads
-    moved: int                  # bytes that it asks to read and to write
-    arrays: frozenset           # addresses of its arguments' memory
+    inputs: tuple[int, ...]     # indices of the earlier launches whose results it reads
+    moved: int                  # bytes that it reads and writes
+    arrays: frozenset[int]      # addresses of the memory of its arguments
 
 
-# Arguments that a kernel changes, and those among them that it does not read: all of them pages.
+# Arguments that a kernel writes, and those of them that it only writes, all of them pages.
 CHANGED = {"rope": (0, 1), "rope_and_cache": (0, 6, 7), "write_kv": (2, 3)}
 TARGETS = {"rope_and_cache": (6, 7), "write_kv": (2, 3)}
 
 
 class Traffic(Launches):
-    """Launches, with the bytes of each and what it reads: with Traffic() as seen: …; seen.launches
+    """Records each launch with its bytes and its inputs: with Traffic() as traffic: …
 
-    Use it as Launches. All arrays that it saw stay alive as long as it does: freed memory that is
-    given out again would be taken for the same array.
+    Use it as Launches; then traffic.launches has a Launch for each name. It keeps every array that
+    it has seen alive: memory that is freed and used again would look like the same array.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.launches: list[Launch] = []
         self.writer: dict[int, int] = {}
-        self.kept: list[Tensor] = []
+        self.alive: list[Tensor] = []
 
     @property
     def moved(self) -> int:
@@ -159,17 +164,17 @@ class Traffic(Launches):
 
         def one(*args):
             result = counted(*args)
-            if not self.inside:             # a kernel that another one calls is not a launch
+            if not self.inside:             # a kernel called by another kernel is not a launch
                 self.note(args, result)
             return result
 
         return one
 
     def note(self, args: tuple, result: object) -> None:
-        """Record the launch whose name was listed last."""
+        """Record the most recent launch."""
         name = self.names[-1]
         number = len(self.launches)
-        self.inside = True                  # nothing done here is a launch
+        self.inside = True                  # operations of the recorder itself do not count
         targets = TARGETS.get(name, ())
         read = tensors([a for i, a in enumerate(args) if i not in targets])
         changed = tensors([args[i] for i in CHANGED.get(name, ())]) + tensors(result)
@@ -177,15 +182,15 @@ class Traffic(Launches):
         self.launches.append(Launch(name, tuple(sorted(inputs)), moved(name, args, result),
                                     frozenset(map(place, tensors(args)))))
         self.writer |= dict.fromkeys(map(place, changed), number)
-        self.kept += [*tensors(args), *changed]
+        self.alive += [*tensors(args), *changed]
         self.inside = False
 
 
 def moved(name, args, result):
-    """Bytes that a launch asks to read and to write, each array once; of tables, the rows it needs.
+    """Bytes that a launch reads and writes: each array once, and only the needed rows of a table.
 
-    Slots are taken to be places in pages: -1 does not occur. Attention reads the keys and values of
-    each context once.
+    Every slot counts as written; -1 must not occur. Attention reads the keys and values of each
+    context once. The embedding counts one row a token.
     """
     if name in ("index", "embedding"):      # the embedding's rows, and rows of x
         return size(args[1], result) + size(result)
@@ -211,10 +216,10 @@ def tensors(tree):
 
 
 def size(*trees):
-    """Bytes of the arrays in these trees; one that comes twice counts once."""
+    """Bytes of all arrays in the trees; an array that occurs twice counts once."""
     return sum({id(a): a.nbytes for a in tensors(trees)}.values())
 
 
 def place(array):
-    """The address of its memory, which its views share."""
+    """The address of an array's memory, which its views share."""
     return array.untyped_storage().data_ptr()

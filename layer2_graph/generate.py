@@ -132,7 +132,12 @@ def write(model, oracle, tokenizer, text, prompt, count):
           f"{each}")
     if oracle is None:
         return True
-    difference = differ(own, continuation(oracle, prompt, count))
+    return agrees(differ(own, continuation(oracle, prompt, count)))
+
+
+def agrees(difference):
+    """Say where tokens differ from PyTorch's, if they do. False where rounding does not explain
+    it."""
     if difference is None:
         print("the same tokens as PyTorch")
         return True

@@ -370,6 +370,7 @@ from layer3_system.testing.mock_llama import (
 )
 from layer3_system.testing.scheduler_driver import (
     Drive,
+    counts_of_newest,
 )
 from layer3_system.testing.speculation_driver import (
     GuessedStep,
@@ -518,6 +519,7 @@ __all__ = [
     "combine",
     "commit",
     "compile_regex",
+    "counts_of_newest",
     "crossing",
     "decode_seconds",
     "different_stages",

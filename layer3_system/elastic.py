@@ -114,7 +114,7 @@ def meet() -> None:
                             rank=rank, world_size=size)
 
 
-def main() -> None:
+def options_of() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--save", type=Path, required=True, help="a folder for checkpoints")
     parser.add_argument("--steps", type=int, default=60, help="of the whole training")
@@ -123,7 +123,11 @@ def main() -> None:
     parser.add_argument("--waiting", action="store_true", help="training waits for each save")
     parser.add_argument("--pause", type=float, default=0.0,
                         help="seconds in the middle of each write: a slow disk, for tests")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = options_of()
     torch.set_num_threads(1)                # sums in one order
     meet()
     files = Folder(options.save, options.pause)

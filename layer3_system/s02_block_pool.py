@@ -1,10 +1,10 @@
 """s02 · Pages: an allocator for the memory of keys and values
 
 P: pages of the pool   S: slots of a page, one token each   N: tokens of a sequence   B: sequences
-A sequence holds ceil(N / S) pages, in any order and any place. At most S - 1 of its slots are
-empty, however long a sequence may become. A page that two sequences share is held once, with a
-count; the first to write into it copies it.
-Costs O(1) a page taken or given back, on the host.
+A sequence has ceil(N / S) pages, anywhere in the pool. At most S - 1 of its slots are empty,
+however long a sequence may become. Sequences that begin alike share pages, which are counted; a
+sequence copies a shared page before it writes into it.
+Cost: O(1) work of the host for a page taken or given back.
 """
 
 from collections import Counter, OrderedDict
@@ -25,12 +25,12 @@ class Broken(AssertionError):
 
 
 def predict_pages(n, prompt, answer, S):
-    """Pages that n answers to one prompt hold: (with sharing, without: each has all of its own).
+    """The pages that n answers to one prompt need: (with sharing, without).
 
     prompt, answer: tokens of the prompt and of each answer, 1 or more   S: slots of a page
-    A page is held once for all n as long as the same tokens are in it.
+    A page that holds the same tokens for all n answers is needed only once.
     """
-    # exercise: how many pages does one answer hold, and how many of them are full of prompt?
+    # exercise: pages of one sequence; pages that are the same for all n
     full = prompt // S
     each = -(-(prompt + answer) // S)
     return full + n * (each - full), n * each
@@ -42,35 +42,35 @@ def pages_for(N, S):
 
 
 def slots_of(table: list[int], begin: int, end: int, S: int) -> list[int]:
-    """Slots of the tokens begin to end - 1 of a sequence: [page · S + place].
+    """The slots of tokens begin to end - 1 of a sequence: [page · S + place].
 
     table: [page], its block table
     """
-    # exercise: token i lies in the page i // S of the sequence. Which page of the pool is that?
+    # exercise: token i is in page i // S of the sequence; which page of the pool is that?
     return [table[i // S] * S + i % S for i in range(begin, end)]
 
 
 class BlockPool:
-    """Which pages are held, and how often. The keys and values themselves are in `Pages`.
+    """Which pages are in use, and in how many tables. The keys and values are in `Pages`.
 
-    A table is the list of a sequence's pages, in order. It belongs to the sequence; the pool
-    changes it when asked to.
+    A table is the list of a sequence's page numbers, in order. It belongs to the sequence; the
+    pool's methods change that list in place.
     """
 
     def __init__(self, P: int, S: int = 16):
         self.P = P
         self.S = S
-        self.refs = [0] * P                         # tables that hold each page
+        self.refs = [0] * P                         # number of tables that name each page
         # The first is taken next. A dict would search for it past all that were taken before.
         self.free = OrderedDict.fromkeys(range(P))
 
     @property
     def used(self) -> int:
-        """Pages in at least one table."""
+        """The number of pages that are in at least one table."""
         return self.P - len(self.free)
 
     def take(self) -> int | None:
-        """A page for one holder; None if all are held."""
+        """A free page, with a count of 1; None if no page is free."""
         if not self.free:
             return None
         page, _ = self.free.popitem(last=False)
@@ -79,18 +79,18 @@ class BlockPool:
         return page
 
     def share(self, pages: Iterable[int]) -> None:
-        """One more table holds these pages; free ones among them leave the free list."""
+        """Count one more table for each of these pages; free ones leave the free list."""
         for page in pages:
             self.free.pop(page, None)
             self.refs[page] += 1
 
     def release(self, table: list[int]) -> None:
-        """A table gives its pages back, and is then empty.
+        """Give back all pages of a table, and empty it.
 
         The last page becomes free first, so it is taken first: the beginning of a text is what
-        others may want again. A page that others hold stays theirs.
+        others may need again. A page that other tables still name stays in use.
         """
-        # exercise: from the last to the first; free only when no holder is left
+        # exercise: from last to first; a page is free once its count is 0
         for page in reversed(table):
             self.refs[page] -= 1
             if self.refs[page] == 0:
@@ -98,8 +98,11 @@ class BlockPool:
         table.clear()
 
     def grow(self, table: list[int], N: int) -> bool:
-        """Make room for N tokens. False, and nothing changed, if there are too few pages."""
-        # exercise: how many are missing, are that many free, take them
+        """Extend a table, in place, to have room for N tokens.
+
+        False, with nothing changed, if too few pages are free.
+        """
+        # exercise: how many pages are missing? are that many free? take them
         missing = pages_for(N, self.S) - len(table)
         if missing > len(self.free):
             return False
@@ -107,12 +110,12 @@ class BlockPool:
         return True
 
     def copy_on_write(self, table: list[int], place: int) -> tuple[int, int] | None:
-        """Before a write into the page table[place]: make sure that no other table holds it.
+        """Call it before a write into page table[place]: then no other table names that page.
 
-        (old page, new page) if its contents must be copied, None if no other table held it.
-        Expects a free page; RuntimeError, and nothing changed, if there is none.
+        (old page, new page) if the contents must be copied, None if the page is not shared.
+        RuntimeError, with nothing changed, if a copy is needed and no page is free.
         """
-        # exercise: shared? then a new page, and one holder fewer for the old one
+        # exercise: if it is shared, a new page for the table, and one table fewer for the old page
         old = table[place]
         if self.refs[old] == 1:
             return None
@@ -123,32 +126,32 @@ class BlockPool:
         self.refs[old] -= 1
         return old, new
 
-    # s06 remembers the contents of pages. This pool knows none.
+    # s06 overrides these four; this pool remembers no contents.
 
     def match_prefix(self, request: Request) -> list[int]:
         """Pages that already hold the beginning of a request: none."""
         return []
 
     def cache_pages(self, request: Request) -> None:
-        """Remember the contents of a request's full pages."""
+        """Remember the contents of a request's full pages: nothing here."""
 
     def evict(self, page: int) -> None:
-        """Forget the contents of a page that is about to hold something else."""
+        """Forget the contents of a page that is about to hold something else: nothing here."""
 
     def is_cached(self, page: int) -> bool:
-        """Whether the contents of a page are remembered: never."""
+        """Whether the contents of a page are remembered: never here."""
         return False
 
 
 def check_pool(pool: BlockPool, tables: Iterable[list[int]]) -> None:
-    """Broken if the pool and the tables made from it disagree."""
+    """Broken if the pool's counts and the tables made from it disagree."""
     holders = [0] * pool.P
     for table in tables:
         for page in table:
             holders[page] += 1
     for page, (count, counted) in enumerate(zip(holders, pool.refs, strict=True)):
         if count != counted:
-            raise Broken(f"page {page} is in {count} tables and counts {counted}")
+            raise Broken(f"page {page} is in {count} tables, and its count is {counted}")
         if (count == 0) != (page in pool.free):
             raise Broken(f"page {page} is in {count} tables and "
                          f"{'is' if page in pool.free else 'is not'} free")
@@ -158,7 +161,7 @@ def check_pool(pool: BlockPool, tables: Iterable[list[int]]) -> None:
 
 
 class Pages:
-    """The keys and values themselves, of every layer: what the pool deals out."""
+    """The keys and values of every layer, in pages."""
 
     def __init__(self, config: Config, P: int, S: int = 16, dtype: torch.dtype = torch.float32,
                  device: torch.device | str = "cpu"):
@@ -173,7 +176,8 @@ class Pages:
         if pairs:
             new = list(pairs)
             old = list(pairs.values())
-            self.k[:, new], self.v[:, new] = self.k[:, old], self.v[:, old]
+            self.k[:, new] = self.k[:, old]
+            self.v[:, new] = self.v[:, old]
 
     def read(self, table: list[int]) -> tuple[torch.Tensor, torch.Tensor]:  # 2×(L, pages, S, G, D)
         """A copy of a sequence's pages, in its order."""
@@ -182,11 +186,12 @@ class Pages:
     def write(self, table: list[int], k: torch.Tensor, v: torch.Tensor) -> None:
         """Put such a copy into the first pages of a table."""
         table = table[:k.shape[1]]
-        self.k[:, table], self.v[:, table] = k.to(self.k), v.to(self.v)
+        self.k[:, table] = k.to(self.k)
+        self.v[:, table] = v.to(self.v)
 
 
 class PooledCache(Pages):
-    """A cache like g01's, for sequences that come, grow, branch and leave. Each has a name."""
+    """Like g01's cache, but sequences can arrive, grow, branch and leave. Each has a name."""
 
     def __init__(self, config, pool):
         super().__init__(config, pool.P, pool.S)
@@ -195,7 +200,10 @@ class PooledCache(Pages):
         self.lens = {}
 
     def reserve(self, name, n):
-        """Pages of its own for the next n tokens of a sequence. False if there are too few."""
+        """Pages for the next n tokens of a sequence, which no other sequence writes into.
+
+        False if there are too few.
+        """
         table = self.tables.setdefault(name, [])
         N = self.lens.setdefault(name, 0)
         place = N // self.pool.S            # of the first page that will be written into
@@ -208,7 +216,7 @@ class PooledCache(Pages):
         return self.pool.grow(table, N + n)
 
     def step(self, new):
-        """The Batch that appends new[name], [token], to that sequence. Reserve first."""
+        """The Batch that appends new[name], [token], to that sequence. Call reserve first."""
         starts = [self.lens[name] for name in new]
         self.lens |= {name: self.lens[name] + len(tokens) for name, tokens in new.items()}
         lens = [self.lens[name] for name in new]
@@ -224,9 +232,10 @@ class PooledCache(Pages):
             torch.tensor(a, dtype=torch.int32) for a in (padded, cu_q, lens)))
 
     def branch(self, name, other):
-        """Start the sequence `other` with all that `name` has so far, on the same pages."""
+        """Start the sequence `other` with the tokens that `name` has so far, on the same pages."""
         self.pool.share(self.tables[name])
-        self.tables[other], self.lens[other] = list(self.tables[name]), self.lens[name]
+        self.tables[other] = list(self.tables[name])
+        self.lens[other] = self.lens[name]
 
     def leave(self, name):
         self.pool.release(self.tables.pop(name))
@@ -234,7 +243,7 @@ class PooledCache(Pages):
 
 
 def table_map(S, moments):
-    """Block tables: a row a sequence, a numbered box a page, filled as far as it has tokens.
+    """Block tables: a row for each sequence, a numbered box for each page, filled with its tokens.
 
     moments: {title: ({sequence: [page]}, {sequence: tokens})}, one below the other
     """

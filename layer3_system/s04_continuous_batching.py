@@ -2,8 +2,8 @@
 
 B: requests of a step   T: its tokens, at most the budget   P, S: pages of the pool, slots of each
 Each running request has num_tokens and num_computed; a step computes some of the difference. A new
-prompt lacks all of its tokens, an answer in the making one. So both can share a step, and a request
-that is done leaves after any step and makes room for the next.
+prompt lacks all of its tokens, a request in the middle of its answer lacks one. So both can share a
+step, and a finished request leaves after any step and makes room for the next.
 Costs O(B) on the host a step.
 """
 
@@ -15,20 +15,21 @@ from layer3_system.s02_block_pool import BlockPool, pages_for
 __all__ = ["Scheduler"]
 
 
-def predict_two_seats():
-    """Steps until all six answers are complete, two requests at a time, admitted at every step.
+def predict_two_seats() -> int:
+    """Steps until six answers are complete, on two seats, with requests admitted at every step.
 
-    They arrive together and have 8, 2, 2, 2, 8 and 2 tokens to write, in this order. A prompt is
-    short: its step gives the first token.
+    They arrive together and write 8, 2, 2, 2, 8 and 2 tokens, in this order. Each prompt is short:
+    it takes one step, which gives the first token.
     """
-    # exercise: a whole number of steps; which request sits where, and until when?
+    # exercise: a whole number of steps: which request holds which seat, and until when?
     return 2 + 2 + 2 + 8            # the second seat: three short ones, then the other long one
 
 
 class Scheduler:
-    """How many tokens each request computes in the next step. First come, first served.
+    """Decides which requests run in the next step, and how many tokens of each.
 
-    waiting: requests without pages, in order of arrival    running: those with pages, likewise
+    First come, first served. waiting: requests without pages    running: requests with pages; both
+    in order of arrival
     copies: {new page: old page}, to be copied before the step
     """
 
@@ -77,12 +78,12 @@ class Scheduler:
         return counts
 
     def schedule_running(self) -> dict[Request, int]:
-        """{request: tokens} of those that run already, oldest first.
+        """{request: tokens} for the running requests, oldest first.
 
-        Each gets what it lacks, but leaves one token for each request after it. When pages run out,
-        `make_room` may preempt the newest requests: those get nothing.
+        Each gets the tokens it lacks, but leaves one for each request after it. If pages run out,
+        `make_room` preempts the newest requests; a preempted request gets no tokens.
         """
-        # exercise: for each `tokens_left`, `make_room`; a preempted request has no part in the step
+        # exercise: for each request `tokens_left`, then `make_room`; leave out preempted ones
         counts = {}
         left = self.budget
         for request in list(self.running):
@@ -96,12 +97,13 @@ class Scheduler:
         return counts
 
     def admit_waiting(self, counts: dict[Request, int], left: int) -> None:
-        """Add waiting requests to counts, first come, first served, while seats, budget and pages
-        last. No request overtakes another. left: tokens left of the budget
+        """Admit waiting requests, first come, first served, while seats, budget and pages last, and
+        add their tokens to `counts`. left: what remains of the budget, in tokens
 
-        Each answer has a seat: a request needs one, and one more for each of its forks.
+        Stops at the first request that does not fit. A request needs one seat, and one more for
+        each of its forks.
         """
-        # exercise: only ever look at the first; stop when it does not fit. `admit` finds pages
+        # exercise: look only at the head of the queue; stop if it does not fit
         while self.waiting and left > 0:
             request = self.waiting[0]
             seats = sum(1 + len(r.forks) for r in [*self.running, request])
@@ -112,7 +114,7 @@ class Scheduler:
             left -= counts[request]
 
     def tokens_left(self, request: Request) -> int:
-        """Tokens of a request that one step may compute. Its last one need not be computed."""
+        """How many tokens of a request one step may compute. Its last one is never computed."""
         known = request.num_tokens + request.pending + len(request.draft)
         missing = min(known, request.limit - 1) - request.num_computed
         return min(missing, self.chunk or missing)
@@ -120,10 +122,10 @@ class Scheduler:
     # ---- pages
 
     def admit(self, request: Request) -> bool:
-        """Pages for all tokens of a waiting request. False if there are too few.
+        """Allocate pages for all tokens of a waiting request; False if there are too few.
 
-        Those that the pool remembers need not be computed. One page stays free for each running
-        request, so that the newcomer is not preempted at once.
+        Tokens whose pages the pool already holds need not be computed. One page stays free for each
+        running request, so that the newcomer is not preempted at once.
         """
         table = [] if request.received else self.pool.match_prefix(request)
         cached = len(table)
@@ -144,7 +146,10 @@ class Scheduler:
         return True
 
     def reserve(self, request: Request, n: int) -> bool:
-        """Pages of its own for a running request's next n tokens. False if there are too few."""
+        """Allocate pages that no other request holds, for a running request's next n tokens.
+
+        False if there are too few.
+        """
         table = request.table
         first = request.num_computed // self.pool.S
         shared = first < len(table) and self.pool.refs[table[first]] > 1
@@ -158,23 +163,31 @@ class Scheduler:
 
     def make_room(self, request: Request, n: int) -> int:
         """How many of a running request's next n tokens now have pages: n, or 0 if the request was
-        itself preempted. The newest is preempted until there are enough pages."""
+        itself preempted.
+
+        Preempts the newest request until there are enough pages. A request with guesses may get 1:
+        its guesses are dropped first.
+        """
         if n > 0 and request.draft and not self.reserve(request, n):
-            request.draft, n = [], 1    # guesses are not worth a preemption
+            request.draft = []          # guesses are not worth a preemption
+            n = 1
         while n > 0 and not self.reserve(request, n):
             self.preempt(self.running[-1])
             n = n if request in self.running else 0
         return n
 
     def preempt(self, request: Request) -> None:
-        """Send a running request back: it gives up its pages, waits at the head of the queue, and
-        is recomputed later. Its answer so far stays."""
+        """Preempt a running request: free its pages and put it at the head of the queue.
+
+        Its tokens will be computed again; its answer so far stays.
+        """
         request.preemptions += 1
         request.draft = []
-        # exercise: its pages go back, none of its tokens count as computed; it comes next
+        # exercise: free its pages, reset what was computed, make it first in the queue
         self.running.remove(request)
         self.pool.release(request.table)
-        request.num_computed, request.status = 0, "waiting"
+        request.num_computed = 0
+        request.status = "waiting"
         self.waiting.appendleft(request)
 
     # ---- coming and going
@@ -194,13 +207,14 @@ class Scheduler:
         request.forks = []
 
     def finish(self, request: Request, reason: str) -> None:
-        """Finish a request in any state; a second call does nothing.
+        """Finish a waiting or running request; a second call does nothing.
 
         reason: stop, length, abort or error
         """
-        # exercise: leave its queue, give back its pages, note status and reason
+        # exercise: remove it from its list, free its pages, set status and reason
         if request.status == "finished":
             return
         (self.running if request.status == "running" else self.waiting).remove(request)
         self.pool.release(request.table)
-        request.status, request.reason = "finished", reason
+        request.status = "finished"
+        request.reason = reason

@@ -1,10 +1,10 @@
 """s07 · The engine: scheduler, pages, model and sampler, one step after another
 
 B: requests of a step   T: its new tokens, of all of them   S: slots of a page   V: vocabulary
-A step asks the scheduler how much each request computes, lays that out for the model, samples for
-each request that has caught up with its tokens, and reports the new ones. There are no phases: a
-prompt, a part of one, and one more token are the same to it.
-Costs O(T + B · pages of the longest table) on the host a step, and a look at every token's text.
+A step asks the scheduler which requests compute how many tokens, builds the model's input, samples
+for the requests that have caught up, and returns what is new. It knows no phases: a prompt, a chunk
+of one and one more token are the same to it.
+Costs O(T + B · pages of the longest table) on the host a step, and the text of each new token.
 """
 
 import logging
@@ -37,14 +37,14 @@ __all__ = ["Engine", "Flight", "Output", "build_step", "check_engine"]
 # ---- what the model gets
 
 
-def predict_steps():
-    """Tokens that each step computes: [(of a, of b, of c)], a row a step, until all are done.
+def predict_steps() -> list[tuple[int, int, int]]:
+    """How many tokens each step computes: [(of a, of b, of c)], a row a step, until all finish.
 
-    Three requests arrive together, in this order, and only length ends their answers:
-    a: a prompt of 10 tokens, 2 to be written   b: 3, and 4   c: 5, and 1
-    A step computes at most 8 tokens. There are pages and seats for all.
+    The three requests arrive together, in this order, and only their length ends them:
+    a: a prompt of 10 tokens, an answer of 2   b: 3, and 4   c: 5, and 1
+    A step computes at most 8 tokens. There are enough pages and seats for all.
     """
-    # exercise: how much of the budget does each get? A prompt may be cut; is a last token needed?
+    # exercise: how much of the budget does each get? A prompt may be split
     return [(8, 0, 0),          # the budget ends within a's prompt
             (2, 3, 3),          # the rest of a, b, part of c; then a and b have their first token
             (1, 1, 2),          # a's second token is its last: it is never computed
@@ -52,18 +52,25 @@ def predict_steps():
             (0, 1, 0)]          # b's third token, and from it the fourth
 
 
-def known_tokens(request):
-    """Its prompt and its answer so far; guesses; and 0 for a token that is still being computed."""
+def known_tokens(request: Request) -> list[int]:
+    """Its prompt, its answer so far, its guesses, and a 0 for a token still being computed."""
     return [*request.tokens, *request.draft, 0]
 
 
-def build_step(counts: dict[Request, int], S: int) -> Batch:
-    """The Batch of these requests: the newest counts[request] of the num_computed tokens of each.
+def as_batch(tokens: list[int], positions: list[int], slots: list[int], tables: list[list[int]],
+             cu_q: list[int], lens: list[int]) -> Batch:
+    """The Batch of these lists, each in the dtype that kernels expect."""
+    return Batch(*map(torch.tensor, (tokens, positions, slots)), *(
+        torch.tensor(a, dtype=torch.int32) for a in (tables, cu_q, lens)))
 
-    S: slots of a page. Expects num_computed to count them already, and pages for them.
-    The rows of block_tables are as long as the longest table; shorter tables end in zeros.
+
+def build_step(counts: dict[Request, int], S: int) -> Batch:
+    """The Batch that computes counts[request] tokens of each request, which end at num_computed.
+
+    S: slots of a page. num_computed counts these tokens already, and the tables have pages for
+    them. block_tables has a row for each request, padded with 0 to the longest table.
     """
-    # exercise: for each request its tokens, positions and slots; then tables, cu_q and lens
+    # exercise: tokens, positions, slots, request by request; then tables, cu_q and lens; as_batch
     tokens = []
     positions = []
     slots = []
@@ -76,8 +83,7 @@ def build_step(counts: dict[Request, int], S: int) -> Batch:
     tables = [r.table + [0] * (width - len(r.table)) for r in counts]
     cu_q = [0, *accumulate(counts.values())]
     lens = [r.num_computed for r in counts]
-    return Batch(*map(torch.tensor, (tokens, positions, slots)), *(
-        torch.tensor(a, dtype=torch.int32) for a in (tables, cu_q, lens)))
+    return as_batch(tokens, positions, slots, tables, cu_q, lens)
 
 
 def carry_over(batch: Batch, counts: dict[Request, int],
@@ -94,15 +100,16 @@ def carry_over(batch: Batch, counts: dict[Request, int],
 # ---- what is sampled
 
 
-def to_draw(counts, every):
-    """[(request, row)]: the requests that get a token after a step, and from which row of scores.
+def to_draw(counts: dict[Request, int], every: bool) -> list[tuple[Request, int]]:
+    """[(request, row)]: the requests that get a token after a step, and the row of the scores that
+    each is drawn from.
 
-    Those that have caught up: num_computed has reached num_tokens + pending, where pending counts
-    tokens that an earlier step is still computing. When a request has just computed its prompt, the
-    answers that wait for it, request.forks, get their first token from the same row.
-    every: whether the scores have a row for each token of the step, or one for each request
+    A request has caught up if num_computed >= num_tokens + pending; pending counts tokens that an
+    earlier step is still computing. When a request has just completed its prompt (num_computed ==
+    len(prompt)), the answers in request.forks get their first token from the same row and follow it
+    in the list. every: True if the scores have a row for each token, False if for each request
     """
-    # exercise: go along the rows; skip requests that have not caught up; forks come right after
+    # exercise: walk along the rows; skip requests that have not caught up; a request's forks follow
     pairs = []
     end = 0
     for b, (request, n) in enumerate(counts.items()):
@@ -119,14 +126,14 @@ def to_draw(counts, every):
 # ---- the step, and the end
 
 
-def run_step(engine):
-    """Compute one step, or launch it: [Output] of the results known by now.
+def run_step(engine: "Engine") -> list[Output]:
+    """Take one step; [Output] of everything committed in it.
 
-    engine.guess() makes guesses; engine.launch(counts) -> [Flight]; engine.commit(flight) ->
-    [Output]. engine.counts holds the counts of this step, {} if no request can run.
-    With engine.overlap, new flights wait in engine.flights for the next step to commit them.
+    Sets engine.counts to this step's counts; if they are empty, it launches nothing. Without
+    engine.overlap it commits what it launched. With it, it commits the flights of the step before,
+    engine.flights, and leaves the new ones there.
     """
-    # exercise: guess, schedule, launch; the flights are committed now, or one step later
+    # exercise: guess, schedule, launch; commit these flights now, or with overlap one step later
     engine.guess()
     engine.counts = engine.scheduler.schedule()
     flights = engine.launch(engine.counts) if engine.counts else []
@@ -135,15 +142,14 @@ def run_step(engine):
     return [output for flight in flights for output in engine.commit(flight)]
 
 
-def end_request(engine, request, reason, error=None):
-    """End a request in any state; a second call does nothing.
+def end_request(engine: "Engine", request: Request, reason: str, error: str | None = None) -> None:
+    """Finish a request in any state; a second call does nothing.
 
-    scheduler.finish(request, reason) takes it out of its queue and gives back its pages. A request
-    that waits for another's prompt has no queue and no pages; it is in request.leader.forks. Those
-    that wait for this one's prompt end with it, for the same reason. Each that ends gets its
-    status, reason, error and finished_at, by engine.clock(), and counts in engine.finished.
+    The answers in its own forks finish with it, for the same reason. Each finished request gets
+    status "finished", reason, error and finished_at = engine.clock(), and adds 1 to
+    engine.finished.
     """
-    # exercise: finished already? Leave the queue or the leader; then note it, for all that end
+    # exercise: already finished? Remove it from scheduler or leader; then record it and its forks
     if request.status == "finished":
         return
     if request.leader:
@@ -151,14 +157,16 @@ def end_request(engine, request, reason, error=None):
     else:
         engine.scheduler.finish(request, reason)
     for each in (request, *request.forks):
-        each.status, each.reason, each.error = "finished", reason, error
+        each.status = "finished"
+        each.reason = reason
+        each.error = error
         each.finished_at = engine.clock()
         engine.finished += 1
     request.forks = []
 
 
 class Engine:
-    """Serves requests with a model. Its parts are arguments."""
+    """Serves requests with a model. Pool, scheduler and sampler are arguments."""
 
     def __init__(self, model: Model, tokenizer: Codec, pool: BlockPool | None = None,
                  scheduler: Scheduler | StaticScheduler | None = None,
@@ -231,7 +239,7 @@ class Engine:
             self.end(request, "abort")
 
     def end(self, request: Request, reason: str, error: str | None = None) -> None:
-        """End a request in any state. reason: stop, length, abort or error"""
+        """Finish a request in any state. reason: stop, length, abort or error"""
         if reason in ("stop", "length"):
             self.intake.keep(request)
         end_request(self, request, reason, error)
@@ -248,7 +256,7 @@ class Engine:
     # ---- a step
 
     def step(self) -> list[Output]:
-        """Compute one step, or launch it: [Output] of the results known by now."""
+        """Take one step: [Output] of everything committed in it."""
         outputs = self.catch_up() if any(r.guide for r in self.scheduler.running) else []
         outputs += run_step(self)
         failed = self.failed
@@ -332,7 +340,7 @@ class Engine:
 
 
 def check_engine(engine: Engine) -> None:
-    """Broken if one of the invariants does not hold. Call it after any step."""
+    """Broken if an invariant does not hold. Call it after every step."""
     pool = engine.pool
     scheduler = engine.scheduler
     running = scheduler.running
@@ -345,7 +353,7 @@ def check_engine(engine: Engine) -> None:
                      f"{scheduler.budget}")
     for request in waiting:
         if request.table or request.num_computed or request.status != "waiting":
-            raise Broken(f"{request.id} waits, with pages, computed tokens or the status "
+            raise Broken(f"{request.id} waits, but has pages, computed tokens or the status "
                          f"{request.status}")
     holders = {}
     for request in running:
@@ -362,8 +370,8 @@ def check_engine(engine: Engine) -> None:
         end = min([(tables[0][1] + 1) * pool.S, *(r.num_computed for r, _ in tables)])
         for request, i in tables:
             if i != tables[0][1] or request.tokens[:end] != tables[0][0].tokens[:end]:
-                raise Broken(f"page {page} is shared by requests with different texts")
+                raise Broken(f"page {page} is shared by requests whose tokens differ there")
     if engine.submitted != engine.finished + sum(1 + len(r.forks) for r in [*running, *waiting]):
-        raise Broken("a request is neither waiting nor running nor finished")
+        raise Broken("a request is neither waiting, running nor finished")
     if not running and not waiting and not engine.intake.held and pool.used:
-        raise Broken(f"no request is left, and {pool.used} pages are held")
+        raise Broken(f"no request is left, but {pool.used} pages are still allocated")

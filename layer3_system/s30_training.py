@@ -50,11 +50,10 @@ def adamw_step(w: Tensor, g: Tensor, m: Tensor, v: Tensor, t: int, lr: float,
     """
     # exercise: both means; divide each by 1 - beta ** t; w shrinks by decay, then takes its step
     m.lerp_(g, 1 - betas[0])
-    v.lerp_(g * g, 1 - betas[1])
-    mean = m / (1 - betas[0] ** t)
-    root = (v / (1 - betas[1] ** t)).sqrt()
+    v.mul_(betas[1]).addcmul_(g, g, value=1 - betas[1])
+    root = (v / (1 - betas[1] ** t)).sqrt_()
     w.mul_(1 - lr * decay)
-    w.sub_(lr * mean / (root + eps))
+    w.addcdiv_(m, root.add_(eps), value=-lr / (1 - betas[0] ** t))
 
 
 def accumulate(batches: Iterable[Any], loss_sum: Callable[[Any], tuple[Tensor, int]],
@@ -92,9 +91,10 @@ def unscale_and_clip(gradients: list[Tensor | None], scale: float,
     """
     # exercise: divide; the root of the sum of all squares; shorten if it is finite and too long
     own = [g for g in gradients if g is not None]
-    for g in own:
-        g /= scale
-    norm = math.sqrt(sum(g.double().square().sum().item() for g in own))
+    if scale != 1:                                      # else a pass over all numbers for nothing
+        for g in own:
+            g /= scale
+    norm = math.hypot(*(g.norm(dtype=torch.float64).item() for g in own))
     if math.isfinite(norm) and norm > limit:
         for g in own:
             g *= limit / norm

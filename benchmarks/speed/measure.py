@@ -24,8 +24,8 @@ from pathlib import Path
 PACKAGES = ("numpy", "numba", "torch", "triton", "nvidia-cuda-nvrtc")
 FOLDER = Path(__file__).parent
 
-ENOUGH = 1.0            # CPU seconds to repeat for,
-FEWEST, MOST = 3, 100   # within these numbers of launches
+MIN_SECONDS = 1.0       # CPU seconds to repeat for,
+MIN_LAUNCHES, MAX_LAUNCHES = 3, 100  # within these numbers of launches
 
 
 def cpu_seconds():
@@ -173,7 +173,8 @@ def measure(job, side):
     imports = cpu_seconds()
     with unchecked() if side == "unchecked" else nullcontext():
         first, seconds = timed(*case), []
-        while len(seconds) < FEWEST or (sum(seconds) < ENOUGH and len(seconds) < MOST):
+        while len(seconds) < MIN_LAUNCHES or (
+                sum(seconds) < MIN_SECONDS and len(seconds) < MAX_LAUNCHES):
             seconds.append(timed(*case))
     return {"imports": imports, "first": first, "seconds": seconds}
 

@@ -126,39 +126,49 @@ def body(lesson, sources):
     known = tables.records()
     for number, cell in enumerate(notebook.cells):
         if cell.cell_type != "code":
-            yield {"cell_type": "markdown", "id": f"text-{number}", "metadata": {},
-                   "source": linked(cell.source.replace(
-                       MEASURED, tables.of_lesson(lesson, known)))}
-            continue
-        if "interface" in cell.metadata:
-            yield {"cell_type": "markdown", "id": f"calls-{number}", "metadata": {},
-                   "source": "**What you may call:**\n\n"
-                             + interface.text(cell.metadata["interface"])}
-            continue
-        include = cell.metadata.get("include")
-        if include is None:
-            word, _, rest = cell.source.partition("\n")
-            marked = re.fullmatch(r"# (NBVAL_\w+)", word)         # for nbval, not for the learner
-            yield code_cell(f"code-{number}", rest if marked else cell.source, {
-                "tags": [marked[1].lower().replace("_", "-")]} if marked else {})
-            continue
-        match = INCLUDE.match(include)
-        names = {e.name: e for e in lesson.exercises}
-        if not match or match[1] != lesson.id:
-            raise CourseError(f'{lesson.markdown.name}: include="{include}", '
-                              f"expected {lesson.id}.NAME")
-        language, text = included(lesson, sources, match[2])
-        exercise = names.get(match[2])
-        if exercise:
-            ids.add(exercise.name)
-        yield code_cell(f"code-{number}", ("%%cuda\n" if language == "cuda" else "") + text,
-                        {"lab": {"exercise": exercise.name}} if exercise else {})
+            yield text_cell(f"text-{number}", linked(cell.source.replace(
+                MEASURED, tables.of_lesson(lesson, known))))
+        elif "interface" in cell.metadata:
+            yield text_cell(f"calls-{number}", "**What you may call:**\n\n"
+                            + interface.text(cell.metadata["interface"]))
+        elif "include" not in cell.metadata:
+            yield plain_cell(f"code-{number}", cell.source)
+        else:
+            exercise, source = included(lesson, sources, cell.metadata["include"])
+            ids |= {exercise}
+            yield code_cell(f"code-{number}", source,
+                            {"lab": {"exercise": exercise}} if exercise else {})
     missing = [e.name for e in lesson.exercises if e.name not in ids]
     if missing:
         raise CourseError(f"{lesson.markdown.name} includes no cell for {', '.join(missing)}")
 
 
-def included(lesson, sources, name):
+def text_cell(name, source):
+    return {"cell_type": "markdown", "id": name, "metadata": {}, "source": source}
+
+
+def plain_cell(name, source):
+    """Code that stands in the Markdown itself. A first line for nbval becomes a tag."""
+    word, _, rest = source.partition("\n")
+    marked = re.fullmatch(r"# (NBVAL_\w+)", word)         # for nbval, not for the learner
+    if not marked:
+        return code_cell(name, source, {})
+    return code_cell(name, rest, {"tags": [marked[1].lower().replace("_", "-")]})
+
+
+def included(lesson, sources, include):
+    """(name of the exercise or None, source of the cell) of `include="LESSON.NAME"`."""
+    match = INCLUDE.match(include)
+    if not match or match[1] != lesson.id:
+        raise CourseError(f'{lesson.markdown.name}: include="{include}", '
+                          f"expected {lesson.id}.NAME")
+    language, text = definition(lesson, sources, match[2])
+    is_exercise = match[2] in {e.name for e in lesson.exercises}
+    return (match[2] if is_exercise else None,
+            ("%%cuda\n" if language == "cuda" else "") + text)
+
+
+def definition(lesson, sources, name):
     for language, text in sources.items():
         if name in stub.definitions(text, language):
             return language, stub.extract(text, name, language).rstrip()

@@ -139,19 +139,24 @@ def prove():
         rows[name] = row
         ran += 1
         records.write(journal, record)
+    whole = len(rows) == len(planned)
+    if whole:
+        records.write(file, record)
+        journal.unlink(missing_ok=True)
+    print_summary(rows, planned, file if whole else journal)
+    if any(row["exit_code"] for row in rows.values()):
+        return 1
+    undecided = any(skipped for *_, skipped in (row["counts"] for row in rows.values()))
+    return 3 if not rows or not whole or undecided else 0
 
+
+def print_summary(rows, planned, file):
+    """file: the record, or the journal of a run that is not finished"""
     print(f"\n== summary, {len(rows)} of {len(planned)} units")
     for name, row in rows.items():
         print(f"{name}: {row['said']}", *row["not_proven"], sep="\n  ")
     if len(rows) < len(planned):
-        print(f"not finished: `make gpu` goes on from {journal.relative_to(ROOT)}")
+        print(f"not finished: `make gpu` goes on from {file.relative_to(ROOT)}")
     else:
-        records.write(file, record)
-        journal.unlink(missing_ok=True)
         print(f"written: {file.relative_to(ROOT)}")
-    counts = [row["counts"] for row in rows.values()]
-    print(total(counts))
-    if any(row["exit_code"] for row in rows.values()):
-        return 1
-    undecided = any(skipped for *_, skipped in counts)
-    return 3 if not rows or len(rows) < len(planned) or undecided else 0
+    print(total([row["counts"] for row in rows.values()]))

@@ -18,6 +18,7 @@ from lab.course import ROOT
 
 PARTICIPLES = {"asked", "found", "given", "held", "kept", "made", "said", "seen"}
 INSTRUCTIONS = "lab/simulator/instructions/"
+MAX_BODY_LINES = 25             # of a function, without its docstring, blank lines and comments
 
 
 def files_of(revision):
@@ -59,6 +60,35 @@ def density(files):
         counts[room] = (count + len(tuple_assignments(ast.parse(text))),
                         lines + len(text.splitlines()))
     return {room: 1000 * count / max(lines, 1) for room, (count, lines) in counts.items()}
+
+
+def long_functions(text):
+    """The names of the functions of a file whose bodies have more than MAX_BODY_LINES lines, as
+    `Class.method`. What is defined within a function is part of its body."""
+    rows = text.splitlines()
+    names = []
+
+    def look(scope, prefix):
+        for node in ast.iter_child_nodes(scope):
+            if isinstance(node, ast.ClassDef):
+                look(node, f"{prefix}{node.name}.")
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                if body_lines(node, rows) > MAX_BODY_LINES:
+                    names.append(prefix + node.name)
+            else:
+                look(node, prefix)
+
+    look(ast.parse(text), "")
+    return names
+
+
+def body_lines(function, rows):
+    """The lines of code of a function's body."""
+    first = function.body[0]
+    begin = first.end_lineno if ast.get_docstring(function) is not None else min(
+        [first.lineno, *(d.lineno for d in getattr(first, "decorator_list", ()))]) - 1
+    return sum(bool(row.strip()) and not row.lstrip().startswith("#")
+               for row in rows[begin:function.end_lineno])
 
 
 def variables(tree):
@@ -121,6 +151,8 @@ def numbers(files):
         "modules in a circle of imports": len(set(in_a_circle(own))),
         "tuple assignments for each 1,000 lines": round(
             1000 * pairs / max(sum(lengths[path] for path in counted), 1), 1),
+        f"functions of more than {MAX_BODY_LINES} lines": sum(
+            len(long_functions(text)) for text in own.values()),
         "variables named with a participle": sum(
             name in PARTICIPLES for tree in trees.values() for _, name in variables(tree)),
         "words of README.md": words(files.get("README.md", ""))}

@@ -35,13 +35,13 @@ SLOWEST = 10            # times what a unit is expected to take, and PATIENCE se
 PATIENCE = 600
 MARGIN = 60             # seconds before the deadline in which a longer unit may begin
 LINES = 20              # of a failure that are told
-LONGEST = 10            # units that are listed
+MAX_LISTED = 10         # units that are listed
 JOURNAL = ROOT / ".cache" / "proof.json"
 NOTHING_CHOSEN = 5      # pytest's exit code where the marks leave no test
 
 
 @dataclass
-class Row:
+class UnitRow:
     """How a unit ended."""
 
     exit_code: int = 0
@@ -167,15 +167,15 @@ def read_report(unit, code, report, text):
             return verified(code, json.loads(text))
     except (ElementTree.ParseError, ValueError, FileNotFoundError) as error:
         last = "\n".join(text.strip().splitlines()[-LINES:])
-        return Row(exit_code=code or 1, failed=1, failures=[
+        return UnitRow(exit_code=code or 1, failed=1, failures=[
             f"{unit.name}: exit code {code}, and no report that can be read ({error})\n{last}"])
     # It has no counts of its own: it is one thing that passed or failed.
-    return Row(exit_code=code, passed=int(code == 0), failed=int(code != 0))
+    return UnitRow(exit_code=code, passed=int(code == 0), failed=int(code != 0))
 
 
 def junit(code, report):
     """The row that a report of pytest's makes."""
-    row = Row(exit_code=0 if code == NOTHING_CHOSEN else code)
+    row = UnitRow(exit_code=0 if code == NOTHING_CHOSEN else code)
     for case in ElementTree.parse(report).iter("testcase"):
         name = f"{case.get('file') or case.get('classname')}::{case.get('name')}"
         file = name.partition("::")[0]
@@ -195,7 +195,7 @@ def junit(code, report):
 
 def verified(code, rows):
     """The row that the rows of `lab verify` make."""
-    row = Row(exit_code=code)
+    row = UnitRow(exit_code=code)
     for one in rows:
         name = f"{one['lesson']}/{one['exercise']}"
         if one["ok"] is None:
@@ -261,7 +261,7 @@ def full(seconds=None):
     began = time.monotonic()
     planned = [replace(unit, drawn=seconds is not None) for unit in units.full()]
     keys = {unit.name: units.key(unit) for unit in planned}
-    rows = {name: Row(**row) for name, (key, row) in journal().items() if keys.get(name) == key}
+    rows = {name: UnitRow(**row) for name, (key, row) in journal().items() if keys.get(name) == key}
     rows = {name: row for name, row in rows.items() if row.ok}
     if rows:
         print(f"{len(rows)} of {len(planned)} units were proven before, with the same files")
@@ -307,7 +307,7 @@ def watched(proof, planned, began):
     with Watch() as machine:
         proof.run(planned)
     changed = sorted(path for path, _ in desk.items() ^ contents(ROOT / "work").items())
-    row = Row(passed=int(not changed), failed=int(bool(changed)))
+    row = UnitRow(passed=int(not changed), failed=int(bool(changed)))
     if changed:
         row.failures.append(f"work/ changed during the proof: {', '.join(changed[:5])}")
     proof.rows["work/ is byte for byte as before"] = row
@@ -318,7 +318,7 @@ def watched(proof, planned, began):
 def tell(rows, seconds, machine):
     """The summary."""
     print(f"\n== {seconds:.0f} s, {machine}")
-    longest = sorted(rows.items(), key=lambda pair: -pair[1].seconds)[:LONGEST]
+    longest = sorted(rows.items(), key=lambda pair: -pair[1].seconds)[:MAX_LISTED]
     print("longest:", *(f"  {row.seconds:5.0f} s  {name}" for name, row in longest), sep="\n")
     unproven = Counter(reason for row in rows.values() for reason in row.unproven)
     if unproven:

@@ -18,6 +18,7 @@ from statistics import median
 from lab.author.versions import equip, made
 from lab.course import ROOT, CourseError
 from lab.device import cpu_model
+from lab.measure import targets
 from lab.setup import Missing
 
 FOLDER = ROOT / ".cache" / "speed"
@@ -35,7 +36,7 @@ VARYING = ("numpy",)
 
 
 @dataclass(frozen=True)
-class Target:
+class SpeedTarget:
     """over: the side whose seconds are divided by ours; None: our seconds themselves."""
 
     title: str
@@ -46,18 +47,19 @@ class Target:
 
 
 TARGETS = (
-    Target("CUDA C matmul 64³ on 16×16 tiles, against Numba's CUDA simulator",
-           "cuda_matmul_64", "numba", 500, True),
-    Target("the same with checks, against without", "cuda_matmul_64", CHECKED, 6, False),
-    Target("CUDA C matmul 512³ on 16×16 tiles", "cuda_matmul_512", None, 0.7, False),
-    Target("Triton matmul 512³ on 64×32×32 tiles, against Triton's interpreter",
-           "triton_matmul_512_small_tiles", "interpreter", 1.5, True),
-    Target("… on 128×256×64 tiles", "triton_matmul_512_large_tiles", "interpreter", 1.5, True),
-    Target("Triton softmax 1024×1000, against Triton's interpreter",
-           "triton_softmax_1024_1000", "interpreter", 1.5, True),
-    Target("Triton flash attention 4×256×64 on 64×32 tiles, against Triton's interpreter",
-           "triton_attention_4_256_64_small_tiles", "interpreter", 1.5, True),
-    Target("… on 128×64 tiles", "triton_attention_4_256_64_large_tiles", "interpreter", 1.5, True),
+    SpeedTarget("CUDA C matmul 64³ on 16×16 tiles, against Numba's CUDA simulator",
+                "cuda_matmul_64", "numba", 500, True),
+    SpeedTarget("the same with checks, against without", "cuda_matmul_64", CHECKED, 6, False),
+    SpeedTarget("CUDA C matmul 512³ on 16×16 tiles", "cuda_matmul_512", None, 0.7, False),
+    SpeedTarget("Triton matmul 512³ on 64×32×32 tiles, against Triton's interpreter",
+                "triton_matmul_512_small_tiles", "interpreter", 1.5, True),
+    SpeedTarget("… on 128×256×64 tiles", "triton_matmul_512_large_tiles", "interpreter", 1.5, True),
+    SpeedTarget("Triton softmax 1024×1000, against Triton's interpreter",
+                "triton_softmax_1024_1000", "interpreter", 1.5, True),
+    SpeedTarget("Triton flash attention 4×256×64 on 64×32 tiles, against Triton's interpreter",
+                "triton_attention_4_256_64_small_tiles", "interpreter", 1.5, True),
+    SpeedTarget("… on 128×64 tiles",
+                "triton_attention_4_256_64_large_tiles", "interpreter", 1.5, True),
 )
 
 
@@ -113,13 +115,10 @@ def figures(target, ours, measured):
 
 def judge(target, measured):
     """measured: {side: as `condense` makes it} -> a row of the record."""
-    ratios = figures(target, OURS, measured)
-    figure = median(ratios)
     with_checks = None if target.over == CHECKED else median(figures(target, CHECKED, measured))
-    met = figure >= target.limit if target.at_least else figure <= target.limit
-    return {"title": target.title, "job": target.job, "over": target.over, "limit": target.limit,
-            "at_least": target.at_least, "figure": figure, "lowest": min(ratios),
-            "highest": max(ratios), "with_checks": with_checks, "met": met}
+    return {"title": target.title, "job": target.job, "over": target.over,
+            "with_checks": with_checks} | targets.judged(
+                figures(target, OURS, measured), target.limit, target.at_least)
 
 
 def run(wheels):
@@ -160,7 +159,7 @@ def text(record):
         measured = record["measured"][row["job"]]
         over = row["over"]
         unit = "×" if over else "s"
-        sign = "≥" if row["at_least"] else "≤"
+        sign = targets.SIGNS[row["at_least"]]
         checked = "" if row["with_checks"] is None else f"{row['with_checks']:.3g} {unit}"
         lines.append(f"| {row['title']} | {sign} {row['limit']:g} {unit} | {row['figure']:.3g} "
                      f"{unit} ({row['lowest']:.3g} to {row['highest']:.3g}) | "

@@ -66,7 +66,7 @@ class Graders(threading.local):
     def of(self, lesson):
         if self.lesson is not lesson:
             self.drop()
-            self.grader = forked.Grader(lesson, forked.MANY)
+            self.grader = forked.Grader(lesson, forked.ALL_IMPORTS)
             self.lesson = lesson
         return self.grader
 
@@ -99,6 +99,13 @@ class Proof:
             return
         self.references = [self.grade(reference(lesson), e.name, self.observed)
                            for e in lesson.exercises]
+        self.make_answers(most)
+        self.verdicts = [self.grade(candidate, one["exercise"])
+                         for one, candidate in [*self.wrong, *self.right]]
+
+    def make_answers(self, most):
+        """The mutants and twins; of each exercise `most` at most."""
+        lesson = self.lesson
         try:
             self.by_id = mutants.by_id(lesson)
             self.wrong = [(m, mutants.mutate(lesson, m)) for m in mutants.mutants(lesson)]
@@ -112,8 +119,6 @@ class Proof:
             self.wrong, self.right = ([pair for e in lesson.exercises for pair in
                                        [(m, c) for m, c in pairs if m["exercise"] == e.name][:most]]
                                       for pairs in (self.wrong, self.right))
-        self.verdicts = [self.grade(candidate, one["exercise"])
-                         for one, candidate in [*self.wrong, *self.right]]
 
     def grade(self, candidate, name=None, observed=None):
         """A grading that waits for its turn: its result is [Verdict]."""

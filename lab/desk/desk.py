@@ -126,35 +126,35 @@ class Desk:
         Returns one word for each file: new, same, refreshed (it was untouched) or rebuilt (touched:
         the learner's parts are in the new file, the old file is in .kept/).
         """
-        done = {}
-        for suffix, text in self.handed_out(lesson).items():
-            path = self.path(lesson, suffix)
-            base = self.base(lesson, suffix)
-            old = base.read_text("utf-8") if base.exists() else None
-            if not path.exists():
-                done[suffix] = "new"
-            elif old == text:
-                done[suffix] = "same"
-                continue
-            elif old is not None and merge.alike(path.read_text("utf-8"), old, suffix):
-                done[suffix] = "refreshed"
-            else:
-                now = merge.rebuilt(
-                    path.read_text("utf-8"), old or text, text, lesson, suffix, self.label(path)
-                )
-                if now == path.read_text("utf-8"):
-                    done[suffix] = "same"
-                else:
-                    self.keep(path)
-                    self.write(path, now)
-                    done[suffix] = "rebuilt"
-                self.write(base, text)
-                continue
-            self.write(path, text)
-            self.write(base, text)
+        done = {suffix: self.hand_out(lesson, suffix, text)
+                for suffix, text in self.handed_out(lesson).items()}
         with self.changing() as state:
             state["lessons"][lesson.id] = {"version": course.VERSION}
         return done
+
+    def hand_out(self, lesson, suffix, text):
+        """One file of `start`, and its word."""
+        path = self.path(lesson, suffix)
+        base = self.base(lesson, suffix)
+        old = base.read_text("utf-8") if base.exists() else None
+        if path.exists() and old == text:
+            return "same"
+        if not path.exists():
+            now = text
+            word = "new"
+        elif old is not None and merge.alike(path.read_text("utf-8"), old, suffix):
+            now = text
+            word = "refreshed"
+        else:
+            now = merge.rebuilt(path.read_text("utf-8"), old or text, text, lesson, suffix,
+                                self.label(path))
+            word = "same" if now == path.read_text("utf-8") else "rebuilt"
+        if word == "rebuilt":
+            self.keep(path)
+        if word != "same":
+            self.write(path, now)
+        self.write(base, text)
+        return word
 
     def handed_out(self, lesson):
         """suffix -> text of every file that the desk gets."""
@@ -237,12 +237,7 @@ class Desk:
         if in_cell == untouched and in_file != untouched and take is None:
             take = "file"                   # an empty cell never overwrites work
         if take is None and in_file not in (known, in_cell, untouched):
-            line = stub.find_line(text, exercise.name, exercise.language)
-            raise CourseError(
-                f"{exercise.name} has two versions: this notebook's cell, and "
-                f"{self.label(path)}, line {line}, which was edited since. Nothing was changed. "
-                f"Go on with the one you want: lesson.check({exercise.name!r}, take=\"cell\") or "
-                f"lesson.check({exercise.name!r}, take=\"file\").")
+            raise self.two_versions(exercise, path, text)
         if take != "file" and spliced != text:
             self.keep(path)
             self.write(path, spliced)
@@ -251,6 +246,15 @@ class Desk:
             if take != "file":
                 state["cells"][exercise.id] = cell
         return take or "cell"
+
+    def two_versions(self, exercise, path, text):
+        """The CourseError of `write_cell`."""
+        line = stub.find_line(text, exercise.name, exercise.language)
+        return CourseError(
+            f"{exercise.name} has two versions: this notebook's cell, and "
+            f"{self.label(path)}, line {line}, which was edited since. Nothing was changed. "
+            f"Go on with the one you want: lesson.check({exercise.name!r}, take=\"cell\") or "
+            f"lesson.check({exercise.name!r}, take=\"file\").")
 
     def parsed(self, path, text, language):
         """CourseError where a file of the desk cannot be read as code."""

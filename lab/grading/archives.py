@@ -12,9 +12,9 @@ import zlib
 from lab.grading import names
 from lab.grading.submitted_files import Full
 
-MOST_ARCHIVE = 64 * 2**20           # bytes: a desk with pictures and its history is a tenth
-MOST_UNPACKED = 64 * 2**20          # bytes of a .tar.gz, which must be unpacked to be searched
-MOST_ENTRIES = 10_000               # as in a folder; each costs memory before it can be refused
+MAX_ARCHIVE_BYTES = 64 * 2**20      # bytes: a desk with pictures and its history is a tenth
+MAX_UNPACKED_BYTES = 64 * 2**20     # bytes of a .tar.gz, which must be unpacked to be searched
+MAX_ENTRIES = 10_000                # as in a folder; each costs memory before it can be refused
 BROKEN = (OSError, ValueError, EOFError, RuntimeError, KeyError, IndexError, OverflowError,
           struct.error, zlib.error, zipfile.BadZipFile, tarfile.TarError)
 ENTRY = b"PK\x01\x02"               # starts an entry of a zip's directory
@@ -24,11 +24,11 @@ MANIFEST = "manifest.json"
 def read(data, name, basket, inside=""):
     """Fill a basket from an archive; return the course version that it states, or None.
 
-    data: the archive's bytes, at most MOST_ARCHIVE + 1. inside: a prefix of each file's path.
+    data: the archive's bytes, at most MAX_ARCHIVE_BYTES + 1. inside: a prefix of each file's path.
     """
-    if len(data) > MOST_ARCHIVE:
-        basket.problem(name, f"not read: larger than {MOST_ARCHIVE:,} bytes; `lab submit` packs "
-                             f"only what is graded")
+    if len(data) > MAX_ARCHIVE_BYTES:
+        basket.problem(name, f"not read: larger than {MAX_ARCHIVE_BYTES:,} bytes; `lab submit` "
+                             f"packs only what is graded")
         return None
     try:
         return (from_zip if name.lower().endswith(".zip") else from_tar)(data, basket, inside)
@@ -45,8 +45,8 @@ def plain(error):
 
 
 def from_zip(data, basket, inside):
-    if data.count(ENTRY) > MOST_ENTRIES:
-        raise ValueError(f"more than {MOST_ENTRIES:,} files in it")
+    if data.count(ENTRY) > MAX_ENTRIES:
+        raise ValueError(f"more than {MAX_ENTRIES:,} files in it")
     version = None
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         for info in sorted(archive.infolist(), key=lambda info: info.orig_filename):
@@ -109,9 +109,9 @@ def from_tar(data, basket, inside):
 def gunzipped(data):
     """The tar in a .tar.gz. ValueError: too large."""
     unpack = zlib.decompressobj(wbits=31)               # 31: gzip
-    tar = unpack.decompress(data, MOST_UNPACKED + 1)
-    if len(tar) > MOST_UNPACKED:
-        raise ValueError(f"it unpacks to more than {MOST_UNPACKED:,} bytes")
+    tar = unpack.decompress(data, MAX_UNPACKED_BYTES + 1)
+    if len(tar) > MAX_UNPACKED_BYTES:
+        raise ValueError(f"it unpacks to more than {MAX_UNPACKED_BYTES:,} bytes")
     if not unpack.eof:
         raise ValueError("it is cut short")
     return tar

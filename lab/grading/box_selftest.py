@@ -29,17 +29,8 @@ def look_around(box, secret):
     if child == 0:
         try:
             move_in(box.request(), there)
-            problems = []
-            if os.path.exists(secret):
-                problems.append("files outside are visible")
-            if os.access("/usr", os.W_OK):
-                problems.append("/usr is writable")
-            if any(name != "lo" for name in interfaces()):
-                problems.append("there is a network")
-            if len([p for p in os.listdir("/proc") if p.isdigit()]) > 3:
-                problems.append("other processes are visible")
+            answer = ", ".join(problems_of(secret))
             Path("/tmp/own").write_text("x")
-            answer = ", ".join(problems)
         except BaseException as error:
             answer = f"{type(error).__name__}: {error}"
         there.sendall(f"found: {answer}\n".encode())
@@ -51,6 +42,20 @@ def look_around(box, secret):
     os.waitpid(child, 0)
     answers = [line for line in output.decode().splitlines() if line.startswith("found:")]
     return answers[0].removeprefix("found:").strip() if answers else "it said nothing"
+
+
+def problems_of(secret):
+    """What this process sees or may write and must not, a phrase each."""
+    problems = []
+    if os.path.exists(secret):
+        problems.append("files outside are visible")
+    if os.access("/usr", os.W_OK):
+        problems.append("/usr is writable")
+    if any(name != "lo" for name in interfaces()):
+        problems.append("there is a network")
+    if len([p for p in os.listdir("/proc") if p.isdigit()]) > 3:
+        problems.append("other processes are visible")
+    return problems
 
 
 def interfaces():

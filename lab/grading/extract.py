@@ -17,7 +17,7 @@ from lab.grading.fresh_lesson import Given, keep, parsed
 from lab.judge.candidate import Candidate
 
 NOWHERE = "the submission"          # the label of a language in which nothing was sent
-MOST_NAMED = 5                      # names or lines in one note
+MAX_NAMED = 5                       # names or lines in one note
 
 
 def candidate(lesson, submission, mend=True, only=None):
@@ -301,5 +301,5 @@ def left_out(names):
 
 
 def some(words):
-    more = len(words) - MOST_NAMED
-    return ", ".join(words[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    more = len(words) - MAX_NAMED
+    return ", ".join(words[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")

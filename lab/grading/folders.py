@@ -85,7 +85,7 @@ def read(folder, basket):
         elif name.lower().endswith(ARCHIVES) and not own:
             files = []
             times.append(take(path, name, basket, lambda f, name=name, files=files: files.append(
-                archives.read(f.read(archives.MOST_ARCHIVE + 1), name, basket, name + "/"))))
+                archives.read(f.read(archives.MAX_ARCHIVE_BYTES + 1), name, basket, name + "/"))))
             version = version or next(iter(files), None)
     newest = max(filter(None, times), default=None)
     return last_commit(folder, basket) or newest, version

@@ -14,7 +14,7 @@ from lab.grading.model import Submission
 from lab.grading.submitted_files import Basket, Full
 
 NOTHING = "nothing to grade in it: no .py, .cu or .ipynb file that can be read"
-MOST_NAMED = 5          # of the files that are there instead
+MAX_NAMED = 5           # of the files that are there instead
 
 
 @dataclass
@@ -73,7 +73,7 @@ def piece(entry):
 
 
 def archive(file, piece_of):
-    data = file.read(archives.MOST_ARCHIVE + 1)
+    data = file.read(archives.MAX_ARCHIVE_BYTES + 1)
     piece_of.version = archives.read(data, piece_of.entry.name, piece_of.basket)
 
 
@@ -148,5 +148,5 @@ def submission(student, pieces, stray):
 def nothing(pieces):
     """NOTHING, and what is there instead."""
     others = [names.shown(name)[:80] for p in pieces for name in p.basket.others]
-    more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
-    return f"{NOTHING}; found {', '.join(others[:MOST_NAMED])}{more}" if others else NOTHING
+    more = f" and {len(others) - MAX_NAMED} more" if len(others) > MAX_NAMED else ""
+    return f"{NOTHING}; found {', '.join(others[:MAX_NAMED])}{more}" if others else NOTHING

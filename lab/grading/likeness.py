@@ -24,7 +24,7 @@ SHORT, LONG = 12, 40    # own shingles: an answer below the first never counts, 
 TOGETHER = 3            # only if the pair has this many near-identical exercises
 COMMON = 0.1            # share of the class that an answer may be like and still be unusual
 RING = 3                # answers that it may always be like: a small class, or a small group
-MOST_TOKENS = 2000      # of an answer that are read; the longest reference has 400
+MAX_TOKENS = 2000       # of an answer that are read; the longest reference has 400
 
 TOKEN = re.compile(r"""\w+|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|[^\s\w]""")
 WORDS = frozenset((*keyword.kwlist, "switch", "case", "default", "do", "const", "unsigned", "int",
@@ -133,7 +133,7 @@ def overlaps(sets):
 
 def shingles(text):
     """The set of all runs of K tokens, the names in each numbered in order of use."""
-    tokens = TOKEN.findall(text)[:MOST_TOKENS]
+    tokens = TOKEN.findall(text)[:MAX_TOKENS]
     names = [is_name(token, before) for token, before in zip(tokens, ["", *tokens], strict=False)]
     return {renamed(tokens[i:i + K], names[i:i + K]) for i in range(len(tokens) - K + 1)}
 

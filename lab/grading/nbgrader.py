@@ -20,7 +20,7 @@ CONFIG = '''"""Made by `lab export --nbgrader`. Install nbgrader where the cours
 """
 
 c = get_config()    # noqa: F821  (nbgrader's)
-c.CourseDirectory.course_id = "gpu-course"
+c.CourseDirectory.course_id = "three-floors"
 c.ClearSolutions.enabled = False        # the notebooks are stubs already: no answers are in here
 c.Execute.timeout = 600                 # seconds per cell: a check may start two simulators
 '''

@@ -13,7 +13,7 @@ from lab.judge.check import VERDICTS
 MARKS = {"pass": ("✓", "passed"), "fail": ("✗", "failed"),
          "not_attempted": ("·", "not attempted"), "not_proven_here": ("?", "not decided here"),
          "error": ("!", "the course failed")}
-MOST_MISTAKES = 12      # kinds per lesson; the others are in summary.json
+MAX_MISTAKES = 12       # kinds per lesson; the others are in summary.json
 
 
 @cache
@@ -39,7 +39,7 @@ def of_class(facts, lessons):
                        for name, counts in facts["exercises"].items()
                        if name.startswith(f"{lesson.id}/")]} for lesson in lessons]
     return environment().get_template("summary.html").render(said=facts, lessons=parts,
-                                                             most=MOST_MISTAKES)
+                                                             most=MAX_MISTAKES)
 
 
 def shown_name(name):

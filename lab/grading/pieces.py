@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 from lab import stub
 
-WHOLE = ("nested too deeply",)      # errors of a text as a whole
-MOST_PIECES = 2000      # of a text that is taken apart
-MOST_JOINED = 20        # pieces joined into one: a name can start a line of a string or a table
+WHOLE_TEXT_ERRORS = ("nested too deeply",)  # errors of a text as a whole
+MAX_PIECES = 2000       # of a text that is taken apart
+MAX_JOINED = 20         # pieces joined into one: a name can start a line of a string or a table
 OPEN = re.compile(r"never closed|unterminated|unexpected EOF|expected an indented block")
 DEFINED = re.compile(r"\s*(?:async\s+)?(?:def|class)\s+(\w+)")
 INNER = ("else", "elif", "except", "finally")
@@ -35,12 +35,12 @@ class Broken:
 def mended(part):
     """(the part without the pieces that cannot be read, [Broken]). The part as it is, and [], where
     it can be read, or where that does not help."""
-    if (error := part.error()) is None or error[1] in WHOLE:
+    if (error := part.error()) is None or error[1] in WHOLE_TEXT_ERRORS:
         return part, []
     rows = part.text.split("\n")
     language = PYTHON if part.language == "python" else CUDA
     bounds = language.bounds(rows, 0, len(rows), "")
-    if len(bounds) > MOST_PIECES:
+    if len(bounds) > MAX_PIECES:
         return part, []
     fresh = list(rows)
     broken = []
@@ -60,7 +60,7 @@ def survey(rows, bounds, pad, language):
         error = language.error(rows[start:bounds[last]], pad)
         wrong = error
         joined = last
-        while wrong and OPEN.search(wrong[1]) and joined < min(k + MOST_JOINED, len(bounds) - 1):
+        while wrong and OPEN.search(wrong[1]) and joined < min(k + MAX_JOINED, len(bounds) - 1):
             joined += 1
             wrong = language.error(rows[start:bounds[joined]], pad)
         if wrong is None:

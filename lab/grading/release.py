@@ -20,7 +20,7 @@ from lab.course import ROOT, SUFFIX, CourseError
 from lab.grading import leaked_answers, missing_answers
 from lab.judge import tape
 from lab.judge.candidate import reference
-from lab.judge.check import Run
+from lab.judge.check import GradedRun
 
 HERE = Path(__file__).parent / "edition"
 MADE = {"README.md": "README.md", "check.yml": ".github/workflows/check.yml",
@@ -214,7 +214,7 @@ def recorded(lesson):
     """The Tape of the reference in its tests, all of which it passes."""
     recording = tape.Tape()
     exercises = {e.name: e for e in lesson.exercises}
-    run = Run(lesson, reference(lesson), exercises, tape.Taped(recording))
+    run = GradedRun(lesson, reference(lesson), exercises, tape.Taped(recording))
     refuse_unless_right([(lesson.id, v.name, v.verdict, v.message)
                          for v in run.verdicts().values()], "here")
     return recording

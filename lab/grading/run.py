@@ -23,7 +23,7 @@ from lab.remote import wire
 from lab.remote.servers import private
 from lab.remote.warm import Child
 
-LONGEST = 1800          # seconds of a unit; the slowest lesson's own tests take a tenth on one core
+MAX_UNIT_SECONDS = 1800  # the slowest lesson's own tests take a tenth on one core
 
 
 class Grading:
@@ -89,13 +89,13 @@ class Grading:
                    # of another server: the unit's own has read the answers
                    "subjects": asdict(replace(servers, here=modules))}
         child = Child("lab.grading.unit", request, ("lab.grading.warmup", *modules), servers)
-        deadline = time.monotonic() + LONGEST
+        deadline = time.monotonic() + MAX_UNIT_SECONDS
         try:
             message, _ = wire.read_frame(lambda n: child.read(n, deadline))
             return message["results"], message["notes"]
         except TimeoutError:        # each call had its limit: a sum this large is slow code
-            return rows(lesson, "fail", 0, f"stopped: grading it took more than {LONGEST // 60} "
-                                           f"minutes"), []
+            return rows(lesson, "fail", 0, f"stopped: grading it took more than "
+                                           f"{MAX_UNIT_SECONDS // 60} minutes"), []
         except (EOFError, OSError, wire.WireError) as error:
             return rows(lesson, "error", None, f"the grader stopped without an answer: {error!r} "
                                                f"{child.output()[-500:]}"), []

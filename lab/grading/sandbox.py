@@ -8,6 +8,7 @@ learner's code. So a kernel's results, counts and races do not rest on the learn
 import contextlib
 import json
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -30,9 +31,17 @@ from lab.remote.warm import Child
 
 # Seconds for a compile: ten times layer 1's longest, flash_triton's 2.5 s, cold, on two busy cores.
 COMPILING = 25
-INSIDE = "/course"              # where a box has the tree
 FULL = ("it and all that it started took more memory than a submission may have, "
         f"{BOX_MEMORY / 2**30:.0f} GiB; it was stopped")
+
+
+def place_inside(folders):
+    """Where a box has the tree: it may cover none of the folders that the box shows as they are."""
+    return next(name for name in ("/course", "/lesson", "/desk", "/tree")
+                if not any(Path(folder).is_relative_to(name) for folder in folders))
+
+
+INSIDE = place_inside((ROOT, sys.prefix, sys.base_prefix))
 
 
 def is_kernel(exercise):

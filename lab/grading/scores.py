@@ -11,7 +11,7 @@ from lab.grading.regrades import Regrade
 
 
 @dataclass(frozen=True)
-class Row:
+class ScoreRow:
     """One exercise of a submission, or its speed, in the instructor's points."""
 
     result: Result
@@ -33,7 +33,7 @@ class Scored:
     """One submission in the instructor's points."""
 
     graded: Graded
-    rows: tuple[Row, ...]
+    rows: tuple[ScoreRow, ...]
 
     @cached_property
     def total(self):
@@ -88,7 +88,7 @@ def scored(graded, worths, paced):
     def worth(result):
         return worths[result.lesson, result.exercise]
 
-    return Scored(graded, tuple(Row(r, points(r), worth(r)) for r in graded.results
+    return Scored(graded, tuple(ScoreRow(r, points(r), worth(r)) for r in graded.results
                                 if (r.lesson, r.exercise) in worths))
 
 

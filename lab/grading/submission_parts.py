@@ -15,7 +15,7 @@ from lab.desk import ipynb
 from lab.grading.names import lesson_stem
 
 MAGIC = re.compile(r"[%!?]|[\w, \t]+=[ \t]*[%!]|[\w.]+\?+$")       # matches a stripped line
-MOST_NAMED = 5              # files in one note
+MAX_NAMED = 5               # files in one note
 RUNS_HERE = ("%%time", "%%capture", "%%prun")       # cell magics whose cell still defines its names
 
 
@@ -93,8 +93,8 @@ def foreign(submission):
     if any(files_of(lesson, submission) for lesson in course.lessons()):
         return []
     names = [file.name for file in submission.files]
-    more = f" and {len(names) - MOST_NAMED} more files" if len(names) > MOST_NAMED else ""
-    return [f"{', '.join(names[:MOST_NAMED])}{more}: no exercise of this course is in it"] \
+    more = f" and {len(names) - MAX_NAMED} more files" if len(names) > MAX_NAMED else ""
+    return [f"{', '.join(names[:MAX_NAMED])}{more}: no exercise of this course is in it"] \
         if names else []
 
 

@@ -23,7 +23,7 @@ EPOCH = (1980, 1, 1, 0, 0, 0)       # the earliest that a zip can state: equal d
 
 
 @dataclass(frozen=True)
-class Row:
+class SubmissionRow:
     """One exercise of a lesson on the desk."""
 
     exercise: course.Exercise
@@ -32,7 +32,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Packed:
-    rows: tuple[Row, ...]
+    rows: tuple[SubmissionRow, ...]
     notes: tuple[str, ...]          # what else the learner should know, one line each
     data: bytes
 
@@ -89,10 +89,10 @@ def row(own, candidate, exercise, notes):
         mine = stub.normalised(text, exercise.name, language)
     except (SyntaxError, ValueError) as error:
         notes.append(f"{candidate.labels[language]} does not parse; it is packed as it is: {error}")
-        return Row(exercise, "touched")
+        return SubmissionRow(exercise, "touched")
     if mine in (None, stub.normalised(stub_text, exercise.name, language)):
-        return Row(exercise, "stub")
-    return Row(exercise, "passed" if own.passed(exercise) else "touched")
+        return SubmissionRow(exercise, "stub")
+    return SubmissionRow(exercise, "passed" if own.passed(exercise) else "touched")
 
 
 def answer(lesson, candidate, language):

@@ -13,12 +13,12 @@ from lab.grading.model import Sent
 from lab.grading.names import UNSHOWN, shown
 
 KINDS = {".py": "python", ".cu": "cuda", ".ipynb": "notebook"}
-MOST_ENTRIES = 10_000               # files and folders: a desk with its git history has hundreds
-MOST_DEPTH = 16                     # folders in folders: a desk in a repository has four
-MOST_CODE = 200_000                 # bytes of a .py or .cu: the course's longest is a tenth
-MOST_NOTEBOOK = 16 * 2**20          # bytes: pictures in outputs take megabytes
-MOST_TEXT = 64 * 2**20              # bytes of all that is read for one submission
-MOST_PROBLEMS = 20                  # lines: more tell an instructor nothing new
+MAX_ENTRIES = 10_000                # files and folders: a desk with its git history has hundreds
+MAX_DEPTH = 16                      # folders in folders: a desk in a repository has four
+MAX_CODE_BYTES = 200_000            # bytes of a .py or .cu: the course's longest is a tenth
+MAX_NOTEBOOK_BYTES = 16 * 2**20     # bytes: pictures in outputs take megabytes
+MAX_TEXT_BYTES = 64 * 2**20         # bytes of all that is read for one submission
+MAX_PROBLEMS = 20                   # lines: more tell an instructor nothing new
 LEFT_OUT = {".lab", ".kept", ".git", "__pycache__", ".ipynb_checkpoints", "__MACOSX", ".venv"}
 MARKS = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))
 
@@ -40,15 +40,15 @@ class Basket:
 
     @property
     def problems(self):
-        more = len(self.lines) - MOST_PROBLEMS
+        more = len(self.lines) - MAX_PROBLEMS
         last = (f"and {more} more",) if more > 0 else ()
-        return (*self.lines[:MOST_PROBLEMS], *last)
+        return (*self.lines[:MAX_PROBLEMS], *last)
 
     def count(self):
         """Count one more entry. Full: too many."""
         self.entries += 1
-        if self.entries > MOST_ENTRIES:
-            self.problem("the rest", f"not read: more than {MOST_ENTRIES:,} files and folders")
+        if self.entries > MAX_ENTRIES:
+            self.problem("the rest", f"not read: more than {MAX_ENTRIES:,} files and folders")
             raise Full
 
     def wants(self, name):
@@ -59,8 +59,8 @@ class Basket:
             return False
         if LEFT_OUT & set(parts) or parts[-1].startswith("._"):
             return False
-        if len(parts) > MOST_DEPTH:
-            self.problem(name, f"not read: more than {MOST_DEPTH} folders deep")
+        if len(parts) > MAX_DEPTH:
+            self.problem(name, f"not read: more than {MAX_DEPTH} folders deep")
             return False
         return True
 
@@ -74,13 +74,14 @@ class Basket:
     def add(self, name, read):
         """Take a file. read(most) gives its first bytes, at most that many."""
         kind = self.kind(name)
-        most = MOST_NOTEBOOK if kind == "notebook" else MOST_CODE
+        most = MAX_NOTEBOOK_BYTES if kind == "notebook" else MAX_CODE_BYTES
         data = read(most + 1)
         self.bytes += len(data)
         if len(data) > most:
             self.problem(name, f"not read: larger than {most:,} bytes")
-        elif self.bytes > MOST_TEXT:
-            self.problem(name, f"not read, nor what follows: more than {MOST_TEXT:,} bytes in all")
+        elif self.bytes > MAX_TEXT_BYTES:
+            self.problem(name, f"not read, nor what follows: more than {MAX_TEXT_BYTES:,} "
+                               f"bytes in all")
             raise Full
         elif name in self.files:
             self.problem(name, "there twice; the first one counts")
@@ -140,8 +141,8 @@ def code_alone(text):
     except (CourseError, ValueError, KeyError, TypeError, AttributeError):
         raise ValueError("it is not a notebook that can be read: it is damaged, or another kind "
                          "of file") from None
-    if long := next((n for n, cell in enumerate(cells, 1) if len(cell) > MOST_CODE), None):
-        raise ValueError(f"its code cell {long} is larger than {MOST_CODE:,} characters")
+    if long := next((n for n, cell in enumerate(cells, 1) if len(cell) > MAX_CODE_BYTES), None):
+        raise ValueError(f"its code cell {long} is larger than {MAX_CODE_BYTES:,} characters")
     return ipynb.dump({"cells": [
         {"cell_type": "code", "metadata": {}, "source": sound(cell)} for cell in cells]})
 

@@ -81,6 +81,13 @@ def tied(rng, shape):
 
 VALUES = {f.__name__: f for f in (unrounded, exact_sums, shifted, negative, equal, uneven, infinite,
                                   not_a_number, signed_zeros, denormal, tied)}
+WORDS = {               # what a message calls the numbers of a kind
+    "unrounded": "numbers of 24 bits", "exact_sums": "multiples of 1/8",
+    "shifted": "numbers around 200", "negative": "negative numbers",
+    "equal": "rows of equal numbers", "uneven": "rows of sizes from 0.001 to 1000",
+    "infinite": "numbers, a quarter of them -inf", "not_a_number": "numbers and one NaN",
+    "signed_zeros": "numbers, mostly 0 or -0", "denormal": "numbers of about 1e-40",
+    "tied": "numbers from 0, 1 and 2"}
 
 
 def factors(rng, K):

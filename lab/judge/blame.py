@@ -47,7 +47,7 @@ def misused(error, subject):
             and not error.text.startswith("module "))
 
 
-def told(doubt, message, own):
+def told(doubt, message, reference):
     """The message of a fail. message: what it was before; own: the calls of the course's own in
     the same test, None where its answers are not given."""
     error = doubt.error
@@ -59,7 +59,7 @@ def told(doubt, message, own):
     if isinstance(error, Raised) and error.inside:
         return (f"the simulator cannot run it, though it runs the course's own answer in the same "
                 f"test\n  {error}")
-    call, other = difference(doubt.calls, own or ())
+    call, other = difference(doubt.calls, reference or ())
     if call is not None:
         return f"{call} returned {call.result}{wanted(call, other)}"
     if isinstance(error, Stopped):
@@ -79,18 +79,18 @@ def wanted(call, other):
     return f", expected {'' if same else 'something like '}{other.result}"
 
 
-def difference(mine, own):
+def difference(mine, reference):
     """(the last Call whose result differs from that of the same call of the course's own, the
     course's Call). (None, None) if there is none."""
-    theirs = dict(numbered(own))
+    theirs = dict(numbered(reference))
     for key, call in reversed(numbered(mine)):
         if key in theirs and theirs[key].result != call.result:
             return call, theirs[key]
     for call in reversed(mine):                 # its arguments came from an answer before it
-        others = [other for other in own if other.name == call.name]
+        others = [other for other in reference if other.name == call.name]
         if others and call.result not in [other.result for other in others]:
             return call, others[-1]
-    return (mine[-1], None) if mine and not own else (None, None)
+    return (mine[-1], None) if mine and not reference else (None, None)
 
 
 def numbered(calls):

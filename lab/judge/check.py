@@ -48,8 +48,8 @@ def verdicts(lesson, candidate, names=None, place=None, seed=0, observed=None, p
     passed = set(passed)
 
     def run(text, exercise, observed=None):
-        return Run(lesson, text, {exercise.name: exercise}, place.of(text), seed,
-                   observed).verdicts()
+        return GradedRun(lesson, text, {exercise.name: exercise}, place.of(text), seed,
+                          observed).verdicts()
 
     for exercise in lesson.exercises:
         if names is not None and exercise.name not in names:
@@ -83,7 +83,7 @@ EXERCISE = pytest.StashKey()
 UNUSED = ("cacheprovider", "terminal", "logging", "threadexception", "unraisableexception")
 
 
-class Run:
+class GradedRun:
     """One pytest run over a lesson's tests, all or those named in `tests`, and the outcomes by
     exercise. A pytest plugin."""
 
@@ -130,9 +130,9 @@ class Run:
             return
         own = None
         if self.lesson.answered:
-            own = Run(self.lesson, replace(reference(self.lesson), shapes=False), self.exercises,
-                      Place(self.place.warm), self.seed,
-                      tests={doubt.test for doubt in self.doubts})
+            own = GradedRun(self.lesson, replace(reference(self.lesson), shapes=False),
+                            self.exercises, Place(self.place.warm), self.seed,
+                            tests={doubt.test for doubt in self.doubts})
             own.run()
         for doubt in self.doubts:
             if own is None or doubt.test in own.passes:

@@ -12,8 +12,8 @@ from lab.judge.patterns import pattern
 
 SIXTEEN_BITS = 1.6e-2       # relative: a few roundings of bfloat16, which keeps 8 bits
 NUMBERS = (int, float, complex, np.generic)
-LONGEST = 200           # characters of a value in a message
-MOST_DIGITS = 40        # of an integer that a message writes out
+MAX_VALUE_CHARS = 200   # characters of a value in a message
+MAX_DIGITS = 40         # of an integer that a message writes out
 
 
 def position(index):
@@ -200,7 +200,7 @@ def brief(value, items=0):
             return f"an array {tuple(value.shape)}" + (f" that begins {first}" if first else "")
         value = value.item()
     text = Words().repr(value.item() if isinstance(value, np.generic) else value)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]} …"
+    return text if len(text) <= MAX_VALUE_CHARS else f"{text[:MAX_VALUE_CHARS]} …"
 
 
 def sound(text):
@@ -215,17 +215,17 @@ class Words(reprlib.Repr):
     def __init__(self):
         super().__init__()
         self.maxlevel = 8
-        self.maxlist = self.maxtuple = self.maxset = LONGEST
-        self.maxstring = self.maxother = 4 * LONGEST    # it cuts in the middle; see brief
+        self.maxlist = self.maxtuple = self.maxset = MAX_VALUE_CHARS
+        self.maxstring = self.maxother = 4 * MAX_VALUE_CHARS    # it cuts in the middle; see brief
 
     def repr_int(self, value, level):
         digits = int(math.log10(abs(value))) + 1 if value else 1
-        return repr(value) if digits <= MOST_DIGITS else f"an integer of {digits:,} digits"
+        return repr(value) if digits <= MAX_DIGITS else f"an integer of {digits:,} digits"
 
     def repr_dict(self, value, level):
         """In its own order."""
         rows = [f"{self.repr1(k, level - 1)}: {self.repr1(v, level - 1)}"
-                for k, v in islice(value.items(), LONGEST)]
+                for k, v in islice(value.items(), MAX_VALUE_CHARS)]
         return "{" + ", ".join(rows) + "}"
 
     def repr_ndarray(self, value, level):

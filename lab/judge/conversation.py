@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from lab.judge.compare import LONGEST, brief
+from lab.judge.compare import MAX_VALUE_CHARS, brief
 
 
 class Call(NamedTuple):
@@ -22,7 +22,7 @@ def call(name, args, kwargs, result, changed=()):
     text = None
     if args is not None:
         text = ", ".join([*map(brief, args), *(f"{k}={brief(v)}" for k, v in kwargs.items())])
-        text = text if len(text) <= LONGEST else f"{text[:LONGEST]} …"
+        text = text if len(text) <= MAX_VALUE_CHARS else f"{text[:MAX_VALUE_CHARS]} …"
     left = ", ".join(brief(value, items=4) for _, value in changed)
     return Call(name, text, brief(result) + (f" and left {left}" if left else ""), kind_of(result))
 

@@ -1,6 +1,6 @@
 """What stops a test that asks the code under test: it raised, it is gone, or it never began."""
 
-LONGEST_TEXT = 4000     # characters of an exception's text
+MAX_TEXT_CHARS = 4000   # characters of an exception's text
 
 
 class Raised(Exception):
@@ -12,8 +12,8 @@ class Raised(Exception):
     subject = call = None
 
     def __init__(self, error):
-        self.type = str(error.get("type"))[:LONGEST_TEXT]
-        self.text = str(error.get("text"))[:LONGEST_TEXT]
+        self.type = str(error.get("type"))[:MAX_TEXT_CHARS]
+        self.text = str(error.get("text"))[:MAX_TEXT_CHARS]
         self.kind, self.path = error.get("kind"), error.get("path")
         self.inside = error.get("inside") is True       # raised in the simulator's own code
         self.line, self.source = error.get("line"), str(error.get("source") or "")[:200]
@@ -42,6 +42,6 @@ class RankFault(Stopped):
     .rank: the one that it begins with"""
 
     def __init__(self, mistake, text, rank):
-        super().__init__(str(mistake), str(text)[:LONGEST_TEXT])
+        super().__init__(str(mistake), str(text)[:MAX_TEXT_CHARS])
         self.mistake = str(mistake)
         self.rank = rank

@@ -15,8 +15,8 @@ from lab.remote.warm import Child
 
 PATIENCE = 600          # seconds for a grading
 SIDE_BY_SIDE = 4        # exercises of a lesson that are graded at a time, at the most
-FEW = ("lab.judge.warm_pytest",)      # what a process imports besides, for a few gradings
-MANY = ("lab.judge.warmup",)            # for many: takes seconds, and saves as much after a few
+QUICK_IMPORTS = ("lab.judge.warm_pytest",)  # what a process imports besides, for a few gradings
+ALL_IMPORTS = ("lab.judge.warmup",)     # for many: takes seconds, saves as much after a few
 
 
 def grade(lesson, candidate, names=None):
@@ -35,7 +35,7 @@ def verdicts(lesson, candidate, names=None):
         yield from check.verdicts(lesson, candidate, names)
         return
     place = servers.shared()
-    graders = [Grader(lesson, FEW, candidate.earlier, attempts, place)
+    graders = [Grader(lesson, QUICK_IMPORTS, candidate.earlier, attempts, place)
                for _ in range(jobs(attempts))]
     yield from side_by_side(graders, candidate, [e.name for e in exercises])
 
@@ -79,7 +79,8 @@ def side_by_side(graders, candidate, names):
 
 
 def modules(lesson, earlier=(), names=None):
-    """What a server has imported that forks graders of these exercises, without FEW or MANY."""
+    """What a server has imported that forks graders of these exercises, without
+    QUICK_IMPORTS or ALL_IMPORTS."""
     exercises = lesson.exercises if names is None else [lesson.exercise(name) for name in names]
     if all(exercise.language == "cuda" for exercise in exercises):
         return CUDA
@@ -90,14 +91,14 @@ def warm(lesson):
     """Have the processes ready that `verdicts` asks, without waiting for them."""
     place = servers.shared()
     for names in {e.language: [e.name] for e in lesson.exercises}.values():
-        place.start((*FEW, *modules(lesson, (), names)))
+        place.start((*QUICK_IMPORTS, *modules(lesson, (), names)))
 
 
 class Grader:
     """A process that grades one text of a lesson after another. The texts themselves run in
     processes of their own, a fresh one for each test; the course's graders share this one."""
 
-    def __init__(self, lesson, more=FEW, earlier=(), names=None, place=None):
+    def __init__(self, lesson, more=QUICK_IMPORTS, earlier=(), names=None, place=None):
         """earlier: as all candidates have it    names: of the exercises, all if None
         place: the Servers that fork it, None for servers.common()"""
         request = {"lesson": lesson.id, "fingerprint": lesson.fingerprint}

@@ -22,8 +22,8 @@ from statistics import median
 BANDS = ((0.9, 1.0), (0.6, 0.5))        # (ratio to the course's speed, share of the points)
 ROUNDS = 7
 SHORTEST = 0.05         # seconds of a run: a thousand times what asking the process takes
-MOST = 1 << 12          # calls in a run
-NEAR = 0.02             # how far results may differ; whether they are right is graded apart
+MAX_CALLS = 1 << 12     # calls in a run
+MAX_DIFFERENCE = 0.02   # how far results may differ; whether they are right is graded apart
 COPIED = 1 << 26        # float32 of the copy that shows what the memory can do: beyond every cache
 FASTEST = 1.5           # × the copy's bytes a second: some inputs are read from a cache
 
@@ -87,15 +87,15 @@ class Race:
 
     def warm_up(self):
         """Settle the number of calls by the course's own: a slow start of the other is no gain."""
-        own = self.sides[-1]
-        own.prepare(self.draw.getrandbits(48), [0])
-        self.seconds(own, 1)
-        most = min(MOST, own.room() // own.bytes())
+        reference = self.sides[-1]
+        reference.prepare(self.draw.getrandbits(48), [0])
+        self.seconds(reference, 1)
+        most = min(MAX_CALLS, reference.room() // reference.bytes())
         took = 0
         while took < SHORTEST and 2 * self.count <= most:
             self.count *= 2
-            own.prepare(self.draw.getrandbits(48), list(range(self.count)))
-            took = self.seconds(own, self.count)
+            reference.prepare(self.draw.getrandbits(48), list(range(self.count)))
+            took = self.seconds(reference, self.count)
         self.turn()
 
     def medians(self):
@@ -105,54 +105,56 @@ class Race:
         return [median(of_side) / self.count for of_side in zip(*turns, strict=True)]
 
 
-def measure(name, mine, own, copying, draw, clock=time.perf_counter):
-    """Seconds of one call of the course's over those of one call of mine, from `Calls`.
+def measure(name, candidate, reference, copying, draw, clock=time.perf_counter):
+    """Seconds of one call of the course's over those of one call of the candidate, from `Calls`.
 
     copying: Calls of a copy, in a process of the course. AssertionError as in `compare`.
     """
-    race = Race(name, (mine, own), draw, clock)
-    my_seconds, own_seconds = race.medians()
+    race = Race(name, (candidate, reference), draw, clock)
+    candidate_seconds, reference_seconds = race.medians()
     call = draw.randrange(race.count)
-    same_in_full(name, mine.result(call), own.result(call))
+    same_in_full(name, candidate.result(call), reference.result(call))
     copied, = Race(name, (copying,), draw, clock).medians()
-    least = copied * own.bytes() / copying.bytes() / FASTEST
-    assert my_seconds >= least > 0, (
-        f"{name} on the device: a call took {my_seconds * 1e6:.3g} µs, faster than memory allows: "
-        f"reading its inputs and writing its results takes {least * 1e6:.3g} µs at least")
-    return own_seconds / my_seconds
+    least = copied * reference.bytes() / copying.bytes() / FASTEST
+    assert candidate_seconds >= least > 0, (
+        f"{name} on the device: a call took {candidate_seconds * 1e6:.3g} µs, faster than memory "
+        f"allows: reading its inputs and writing its results takes {least * 1e6:.3g} µs at least")
+    return reference_seconds / candidate_seconds
 
 
 def same(name, got, want):
     """Compare the fingerprints of all calls. A NaN is near no number."""
-    for call, (mine, own) in enumerate(zip(got, want, strict=True), 1):
-        for (shape, _, *here), (expected, size, *there) in zip(mine, own, strict=True):
+    for call, (candidate, reference) in enumerate(zip(got, want, strict=True), 1):
+        for (shape, _, *here), (expected, size, *there) in zip(candidate, reference, strict=True):
             assert shape == expected, (
                 f"{name} on the device: its result has the shape {tuple(shape)}, expected "
                 f"{tuple(expected)}")
-            assert all(abs(a - b) <= NEAR * size for a, b in zip(here, there, strict=True)), (
+            assert all(abs(a - b) <= MAX_DIFFERENCE * size
+                       for a, b in zip(here, there, strict=True)), (
                 f"{name} on the device: the result of call {call} of {len(want)} is not the one "
                 "for that call's inputs")
 
 
 def same_in_full(name, got, want):
     """Compare every number of one call."""
-    for mine, own in zip(got, want, strict=True):
-        apart = (mine.double() - own.double()).abs().max()
-        assert apart <= NEAR * own.double().abs().max(), (
+    for candidate, reference in zip(got, want, strict=True):
+        apart = (candidate.double() - reference.double()).abs().max()
+        assert apart <= MAX_DIFFERENCE * reference.double().abs().max(), (
             f"{name} on the device: its result is wrong, unlike at the simulator's sizes: a number "
             f"is {apart:.3g} off")
 
 
-def compare(mine, own, name, arguments, device="cuda", seed=0):
-    """mine, own: Subjects on the device -> the speed of mine over the course's.
+def compare(candidate, reference, name, arguments, device="cuda", seed=0):
+    """candidate, reference: Subjects on the device -> the speed of the first over the course's.
 
     AssertionError where mine computes something else, takes less time than its bytes need, or is
     too slow to earn a point.
     """
     sides = [side.make("lab.remote.pace_calls:Calls", getattr(side, name),
                        [on_side(side, argument) for argument in arguments], device)
-             for side in (mine, own)]
-    copying = own.make("lab.remote.pace_calls:Calls", None, [numbers("float32", COPIED)], device)
+             for side in (candidate, reference)]
+    copying = reference.make("lab.remote.pace_calls:Calls", None, [numbers("float32", COPIED)],
+                             device)
     ratio = measure(name, *sides, copying, random.Random(seed))
     assert ratio >= BANDS[-1][0], (
         f"{ratio:.2f} × the speed of the course's own; {BANDS[-1][0]} × earns the first points")

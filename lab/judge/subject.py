@@ -22,7 +22,7 @@ SECONDS = 10            # as time_limit.py counts them
 STEPS = 20_000          # warp instructions of a launch
 SLACK = 20
 LARGEST = 256 * 2**20   # bytes of a reply
-LONGEST_GUESS = 200     # characters of a prediction that is kept, to be drawn beside the result
+MAX_GUESS_CHARS = 200   # characters of a prediction that is kept, to be drawn beside the result
 
 
 class Subject:
@@ -326,7 +326,7 @@ def contains_handle(value):
 def may_be_kept(answer):
     """Whether a prediction fits in a file, to be drawn beside the result."""
     if isinstance(answer, str):
-        return len(answer) <= LONGEST_GUESS and answer.isprintable()
+        return len(answer) <= MAX_GUESS_CHARS and answer.isprintable()
     return isinstance(answer, float) or isinstance(answer, int) and answer.bit_length() <= 64
 
 

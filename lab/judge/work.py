@@ -47,16 +47,16 @@ def counts(launch):
     return row
 
 
-def same_work(name, launch, own, but=(), limits=None):
+def same_work(name, launch, reference, but=(), limits=None):
     """AssertionError where a launch does much more than the course's own on the same arguments.
 
-    launch, own: what `subject.launch` and `reference.launch` gave
+    launch, reference: what `subject.launch` and `reference.launch` gave
     but: counts that do not matter here;  limits: {count: times} instead of those of LIMITS
     """
     got = counts(launch)
-    want = counts(own)
-    assert len(launch.launches) == len(own.launches), mistake(
-        "launches", f"{name}: {len(launch.launches)} launches, expected {len(own.launches)}")
+    want = counts(reference)
+    assert len(launch.launches) == len(reference.launches), mistake(
+        "launches", f"{name}: {len(launch.launches)} launches, expected {len(reference.launches)}")
     for count, (times, known, meaning) in LIMITS.items():
         times = (limits or {}).get(count, times)
         assert count in but or not want[count] or got[count] <= times * want[count], mistake(

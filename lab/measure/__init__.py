@@ -5,4 +5,5 @@ records  benchmarks/<device>.json: the machine, the sources, the results
 tables   those records as tables, for lessons and the README
 cards    what the pages of records on a CPU share
 ladder   a ladder of kernels as text
+targets  targets of records on a CPU
 """

@@ -1,12 +1,4 @@
-"""What the README's tables of records have in common: targets, and how they were measured."""
-
-
-def targets(rows):
-    """A Markdown table, [line], of a record's targets. A share is to stay below its target."""
-    return ["| | model | target | measured | |", "| --- " * 5 + "|"] + [
-        f"| {row['title']} | {row['model']} | {'<' if 'own share' in row['title'] else '≥'} "
-        f"{row['limit']:.3g} | {row['figure']:.3g} ({row['lowest']:.3g} to {row['highest']:.3g}) | "
-        f"{'met' if row['met'] else '**missed**'} |" for row in rows]
+"""What the README's tables of records have in common: how they were measured."""
 
 
 def measured_on(record):

@@ -25,13 +25,13 @@ def main(connection, request):
               "shown": {path: text} that messages quote, where another process compiles}
     """
     faulthandler.register(signal.SIGUSR1)       # asks a hung child where it is, before it is ended
-    serve = Subject(connection, request)
+    serve = SubjectServer(connection, request)
     with contextlib.suppress(EOFError):
         while True:
             serve.answer(*wire.read_frame(serve.read))
 
 
-class Subject:
+class SubjectServer:
     def __init__(self, connection, request):
         self.connection = connection
         self.request = request

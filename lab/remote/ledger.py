@@ -265,6 +265,22 @@ def deadlock(ledger, endings, stuck):
     """Ranks that wait for what cannot come."""
     over = {rank for rank, ending in enumerate(endings) if ending.kind == "returned"}
     lost, missing = ledger.unmet()
+    early = early_return(ledger, endings, stuck, over) or no_wait(ledger, endings, stuck, over)
+    if early:
+        return early
+    for rank, operation in missing:
+        if rank in stuck and operation.peer in over:
+            return unsent(ledger, rank, operation)
+    for rank, operation in lost:
+        if rank in stuck and operation.peer in over:
+            return unreceived(ledger, rank, operation)
+    mistake, why = circle(stuck, lost, missing)
+    text = "; ".join(f"rank {rank} {ledger.place(rank, endings[rank])}" for rank in stuck)
+    return Fault(mistake, f"the ranks wait for each other: {text}{why}", stuck[0])
+
+
+def early_return(ledger, endings, stuck, over):
+    """A rank that is over made fewer collective calls than one that waits in such a call."""
     for rank in stuck:
         last = ledger.operations[rank][-1] if ledger.operations[rank] else None
         if last is None or last.name in MESSAGES:
@@ -276,6 +292,11 @@ def deadlock(ledger, endings, stuck):
                              f"{plural(calls, 'collective')}; "
                              f"rank {rank} waits {ledger.place(rank, endings[rank])}: all ranks "
                              f"must make every call", other)
+    return None
+
+
+def no_wait(ledger, endings, stuck, over):
+    """A rank that is over did not wait for a send of its own."""
     for rank in stuck:
         other, send = ledger.sender(rank)
         if other in over:
@@ -283,21 +304,18 @@ def deadlock(ledger, endings, stuck):
                          f"{ledger.at(send.line)} was still being sent, and rank {rank} waits for "
                          f"it{ledger.at(endings[rank].line)}: wait for the send before you return",
                          other)
-    for rank, operation in missing:
-        if rank in stuck and operation.peer in over:
-            return unsent(ledger, rank, operation)
-    for rank, operation in lost:
-        if rank in stuck and operation.peer in over:
-            return unreceived(ledger, rank, operation)
-    text = "; ".join(f"rank {rank} {ledger.place(rank, endings[rank])}" for rank in stuck)
-    mistake = "deadlock"
-    why = ""
+    return None
+
+
+def circle(stuck, lost, missing):
+    """(mistake, why) of ranks that wait for each other. lost: sends that no rank receives
+    missing: receives to which no rank sends"""
     if {rank for rank, _ in missing} >= set(stuck):
-        mistake = "missing_send" if lost else "receive_first"
-        why = (". Each receives what no rank has begun to send" if lost else
-               ". A receive ends when a message comes, and no rank sends: begin the send first")
-    elif {rank for rank, _ in lost} >= set(stuck) and not missing:
-        mistake = "send_first"
-        why = (". A send ends when the other side receives, and no rank receives: begin the send "
-               "with isend, receive, then wait for it")
-    return Fault(mistake, f"the ranks wait for each other: {text}{why}", stuck[0])
+        if lost:
+            return "missing_send", ". Each receives what no rank has begun to send"
+        return "receive_first", (". A receive ends when a message comes, and no rank sends: begin "
+                                 "the send first")
+    if {rank for rank, _ in lost} >= set(stuck) and not missing:
+        return "send_first", (". A send ends when the other side receives, and no rank receives: "
+                              "begin the send with isend, receive, then wait for it")
+    return "deadlock", ""

@@ -101,7 +101,7 @@ def work(program, arguments, r, n, listener, write):
         store = dist.TCPStore("127.0.0.1", port, n, False, patience, wait_for_workers=False)
     dist.init_process_group("gloo", store=store, rank=r, world_size=n, timeout=patience)
     agreement.agree(program.facts)
-    recorder.current = recorder.Recorder(lambda line: put(write, line), program.file)
+    recorder.current = recorder.CollectiveRecorder(lambda line: put(write, line), program.file)
     with seen(arguments, program.kwargs) as watch, spans(program.spans) as rows, recorder.current:
         result = program.function(*arguments, **program.kwargs)
     return result, watch.changed(), watch.edited(), rows

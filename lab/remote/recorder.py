@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lab.remote.traffic import MESSAGES
 
-current = None          # the Recorder of this process; None where nothing is recorded
+current = None          # the CollectiveRecorder of this process; None where nothing is recorded
 
 
 def mark(label):
@@ -115,7 +115,7 @@ NO_TRAFFIC = ("check_for_nan", "wait_tensor", "_wrap_tensor_autograd")
 PEERS = ("dst", "src", "root_rank")
 
 
-class Recorder(TorchDispatchMode):
+class CollectiveRecorder(TorchDispatchMode):
     """Writes a line of JSON, a ledger's Operation, to `write` before each call. file: the lesson's,
     whose line is noted."""
 

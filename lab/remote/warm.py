@@ -30,7 +30,7 @@ from pathlib import Path
 from lab.remote.servers import Servers, close, common, fingerprint, last_words, log_of
 
 OUTPUT_KEPT = 64 * 1024          # bytes of a child's standard output that a message may quote
-OUTPUT_MOST = 16 * 1024 * 1024   # bytes after which a child is a flood and is killed
+MAX_OUTPUT_BYTES = 16 * 1024 * 1024  # bytes after which a child is a flood and is killed
 COLLECT = 50_000                 # new objects between two collections: a child lives a second
 STARTING = 300                   # seconds in which a server has imported everything, on busy cores
 REQUEST_PART = 1 << 16           # bytes
@@ -97,7 +97,7 @@ class Child:
             while data := stream.read(65536):
                 total += len(data)
                 self.printed += data[:max(0, OUTPUT_KEPT - len(self.printed))]
-                if total > OUTPUT_MOST:
+                if total > MAX_OUTPUT_BYTES:
                     self.flooded = True
                     self.end()
                     return

@@ -13,8 +13,8 @@ import sys
 import numpy as np
 
 HEAD = struct.Struct(">QQ")              # bytes of JSON, bytes of arrays
-MOST_JSON = 16 * 2**20      # bytes of JSON in a limited reply: a list of 3 takes 64 when read
-MOST_ELEMENTS = 2**28       # of an array: strides of 0 make any number out of a few bytes
+MAX_JSON_BYTES = 16 * 2**20  # bytes of JSON in a limited reply: a list of 3 takes 64 when read
+MAX_ELEMENTS = 2**28        # of an array: strides of 0 make any number out of a few bytes
 PLAIN = (type(None), bool, int, float, str)
 DTYPES = {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
           "float16", "float32", "float64", "complex64", "complex128"}
@@ -35,46 +35,59 @@ class Unsendable(TypeError):
 
 def pack(value, handle=None):
     """(JSON-able tree, list of bytes). handle: None, or it numbers an object that is not data."""
-    buffers = []
-    numbers = {}
+    packer = Packer(handle)
+    return packer.tree(value), packer.buffers
 
-    def tree(v):
+
+class Packer:
+    """Values as trees of JSON's own kinds, their bytes in `buffers`."""
+
+    def __init__(self, handle):
+        self.handle = handle
+        self.buffers = []
+        self.numbers = {}                   # {id of an array: its number}
+
+    def tree(self, v):
         if type(v) is int and v.bit_length() > 64:      # JSON's readers limit its digits
             return {"$": "int", "hex": hex(v)}
         if type(v) in PLAIN:
             return v
         if type(v) is list:
-            return [tree(x) for x in v]
+            return [self.tree(x) for x in v]
         if type(v) is tuple:
-            return {"$": "tuple", "items": [tree(x) for x in v]}
+            return {"$": "tuple", "items": [self.tree(x) for x in v]}
         if type(v) is dict:
-            return {"$": "dict", "items": [[tree(k), tree(x)] for k, x in v.items()]}
+            return {"$": "dict", "items": [[self.tree(k), self.tree(x)] for k, x in v.items()]}
         if type(v) is bytes:
-            return {"$": "bytes", "at": add(v)}
+            return {"$": "bytes", "at": self.add(v)}
         if isinstance(v, np.generic):
             v = np.asarray(v)
-            return {"$": "scalar", "dtype": dtype_name(v), "at": add(v.tobytes())}
+            return {"$": "scalar", "dtype": dtype_name(v), "at": self.add(v.tobytes())}
         if type(v) is np.ndarray or is_tensor(v):
-            if id(v) not in numbers:               # one object sent twice arrives as one object
-                numbers[id(v)] = {"$": "same", "as": len(numbers)}
-                return array(v) if type(v) is np.ndarray else tensor(v)
-            return numbers[id(v)]
-        if handle is not None:
-            return {"$": "handle", "id": handle(v), "type": type(v).__name__}
-        raise Unsendable(f"a value of type {type(v).__name__} does not cross to the code under "
-                         f"test")
+            return self.once(v)
+        if self.handle is not None:
+            return {"$": "handle", "id": self.handle(v), "type": type(v).__name__}
+        raise Unsendable("expected numbers, text, arrays, or lists and dictionaries of them, found "
+                         f"a value of type {type(v).__name__}")
 
-    def add(data):
-        buffers.append(data)
-        return len(buffers) - 1
+    def add(self, data):
+        self.buffers.append(data)
+        return len(self.buffers) - 1
 
-    def array(v):
+    def once(self, v):
+        """An array or tensor; sent twice, it arrives as one object."""
+        if id(v) in self.numbers:
+            return self.numbers[id(v)]
+        self.numbers[id(v)] = {"$": "same", "as": len(self.numbers)}
+        return self.array(v) if type(v) is np.ndarray else self.tensor(v)
+
+    def array(self, v):
         low, span = extent(v.shape, v.strides, v.itemsize)
         data = ctypes.string_at(v.ctypes.data + low, span) if span else b""
         return {"$": "array", "dtype": dtype_name(v), "shape": list(v.shape),
-                "strides": list(v.strides), "start": -low, "at": add(data)}
+                "strides": list(v.strides), "start": -low, "at": self.add(data)}
 
-    def tensor(v):
+    def tensor(self, v):
         import torch
 
         t = torch.Tensor.detach(v)
@@ -87,9 +100,7 @@ def pack(value, handle=None):
         _, span = extent(t.shape, strides, size)
         data = ctypes.string_at(t.data_ptr(), span) if span else b""
         return {"$": "tensor", "dtype": str(t.dtype).removeprefix("torch."), "shape": list(t.shape),
-                "strides": strides, "start": 0, "at": add(data), "grad": bool(v.requires_grad)}
-
-    return tree(value), buffers
+                "strides": strides, "start": 0, "at": self.add(data), "grad": bool(v.requires_grad)}
 
 
 def is_tensor(v):
@@ -108,7 +119,7 @@ def arrays(value):
 
 def dtype_name(v):
     if v.dtype.name not in DTYPES or not v.dtype.isnative:
-        raise Unsendable(f"an array of dtype {v.dtype} does not cross")
+        raise Unsendable(f"expected an array of numbers, found one of dtype {v.dtype}")
     return v.dtype.name
 
 
@@ -127,73 +138,80 @@ def extent(shape, strides, itemsize):
 
 def unpack(tree, buffers, handle=None):
     """The value of a message. Every field is checked: the sender may be hostile."""
-    objects = []
+    try:
+        return Unpacker(buffers, handle).value(tree)
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError,
+            RuntimeError) as error:         # torch's own errors and too deep a nesting are the last
+        raise WireError(f"malformed message: {error!r}") from None
 
-    def value(t):
+
+class Unpacker:
+    """The values of a message's trees."""
+
+    def __init__(self, buffers, handle):
+        self.buffers = buffers
+        self.handle = handle
+        self.objects = []                   # arrays and tensors, in the order in which they came
+
+    def value(self, t):
         if type(t) in PLAIN:
             return t
         if type(t) is list:
-            return [value(x) for x in t]
+            return [self.value(x) for x in t]
         kind = t.get("$")
         if kind == "tuple":
-            return tuple(value(x) for x in t["items"])
+            return tuple(self.value(x) for x in t["items"])
         if kind == "dict":
-            return {value(k): value(x) for k, x in t["items"]}
+            return {self.value(k): self.value(x) for k, x in t["items"]}
         if kind == "int":
             return int(t["hex"], 16)
         if kind == "bytes":
-            return bytes(buffers[t["at"]])
+            return bytes(self.buffers[t["at"]])
         if kind == "scalar":
-            return np.frombuffer(buffers[t["at"]], checked(t["dtype"], DTYPES), 1)[0]
+            return np.frombuffer(self.buffers[t["at"]], checked(t["dtype"], DTYPES), 1)[0]
         if kind == "same":
-            return objects[t["as"]]
+            return self.objects[t["as"]]
         if kind in ("array", "tensor"):
-            objects.append(array(t) if kind == "array" else tensor(t))
-            return objects[-1]
-        if kind == "handle" and handle is not None:
-            return handle(t["id"], str(t.get("type")))
+            self.objects.append(self.array(t) if kind == "array" else self.tensor(t))
+            return self.objects[-1]
+        if kind == "handle" and self.handle is not None:
+            return self.handle(t["id"], str(t.get("type")))
         raise WireError(f"unknown kind {kind!r}")
 
-    def layout(t, itemsize):
+    def layout(self, t, itemsize):
         shape = tuple(t["shape"])
         strides = tuple(t["strides"])
         if len(shape) != len(strides) or len(shape) > 32:
             raise WireError("shape and strides disagree")
         if any(type(n) is not int for n in shape + strides) or any(n < 0 for n in shape):
             raise WireError("sizes are not whole numbers")
-        if math.prod(max(n, 1) for n in shape) > MOST_ELEMENTS:
+        if math.prod(max(n, 1) for n in shape) > MAX_ELEMENTS:
             raise WireError(f"an array of shape {shape}")
         low, span = extent(shape, strides, itemsize)
-        if t["start"] != -low or span != len(buffers[t["at"]]):
+        if t["start"] != -low or span != len(self.buffers[t["at"]]):
             raise WireError("the bytes do not fit the shape")
         return shape, strides
 
-    def array(t):
+    def array(self, t):
         dtype = np.dtype(checked(t["dtype"], DTYPES))
-        shape, strides = layout(t, dtype.itemsize)
+        shape, strides = self.layout(t, dtype.itemsize)
         if 0 in shape:
             return np.zeros(shape, dtype)
-        return np.ndarray(shape, dtype, bytearray(buffers[t["at"]]), t["start"], strides)
+        return np.ndarray(shape, dtype, bytearray(self.buffers[t["at"]]), t["start"], strides)
 
-    def tensor(t):
+    def tensor(self, t):
         import torch
 
         dtype = getattr(torch, checked(t["dtype"], TENSOR_DTYPES))
         size = torch.empty(0, dtype=dtype).element_size()
-        shape, strides = layout(t, size)
+        shape, strides = self.layout(t, size)
         if any(s < 0 or s % size for s in strides):
             raise WireError("a tensor's strides are whole elements, none negative")
         if 0 in shape:
             return torch.zeros(shape, dtype=dtype).requires_grad_(bool(t.get("grad")))
-        flat = torch.frombuffer(bytearray(buffers[t["at"]]), dtype=dtype)
+        flat = torch.frombuffer(bytearray(self.buffers[t["at"]]), dtype=dtype)
         view = flat.as_strided(shape, [s // size for s in strides])
         return view.requires_grad_() if t.get("grad") else view
-
-    try:
-        return value(tree)
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError,
-            RuntimeError) as error:         # torch's own errors and too deep a nesting are the last
-        raise WireError(f"malformed message: {error!r}") from None
 
 
 def checked(name, allowed):
@@ -214,7 +232,7 @@ def frame(message, buffers):
 def read_frame(read, largest=math.inf):
     """(message, buffers) from `read(n)`, which returns exactly n bytes or raises EOFError."""
     text_size, data_size = HEAD.unpack(read(HEAD.size))
-    if text_size + data_size > largest or largest < math.inf and text_size > MOST_JSON:
+    if text_size + data_size > largest or largest < math.inf and text_size > MAX_JSON_BYTES:
         raise WireError(f"a reply of {text_size + data_size:,} bytes; at most {largest:,} are "
                         f"allowed")
     try:

@@ -14,7 +14,7 @@ from .lanes import WARP, Lanes
 from .ordering import BARRIERS
 from .returns import returned_early
 
-FEW = 4                                     # blocks with early returns that each barrier examines
+MAX_BLOCKS = 4                              # blocks with early returns that each barrier examines
 
 
 class BarrierRoom:
@@ -231,7 +231,7 @@ class BarrierRoom:
         exists = np.broadcast_to(np.arange(T) < launch.threads, wave.shape)
         gone = exists & ~np.broadcast_to(wave.live.mask, wave.shape)
         blocks = np.unique(whole // T)
-        for block in blocks[gone[blocks].any(axis=1)][:FEW]:
+        for block in blocks[gone[blocks].any(axis=1)][:MAX_BLOCKS]:
             absent = np.flatnonzero(gone[block]) + block * T
             inst = self.inst(whole[whole // T == block][0])
             left_by = self.scheduler.left_by

@@ -18,7 +18,7 @@ from .hints import hint
 
 OWN_HEADERS = str(Path(__file__).parent / "include")        # the few C headers that kernels include
 ARCH = "sm_80"                  # the newest whose PTX the simulator knows in full
-FEW = 3                         # errors of a log that are shown
+MAX_ERRORS = 3                  # errors of a log that are shown
 STANDARD_OPTIONS = ("-lineinfo", "--std=c++17", "-default-device",
                     *(["--device-int128"] if sys.platform == "linux" else []),  # nvcc has it too
                     # <math.h> defines these; NVRTC has no <math.h>
@@ -206,10 +206,12 @@ def line_of_feature(log, source):
 
 
 def first_errors(log):
-    """The first FEW errors of a log: the rest often follows from them, and warnings bury them."""
+    """The first MAX_ERRORS errors of a log: the rest often follows from them, and warnings bury
+    them."""
     errors = [part for part in re.split(r"\n\s*\n", log)
               if re.search(r"\(\d+\): (?:catastrophic )?error", part)]
     if not errors:                              # ptxas has a form of its own
         return log
-    more = [f"and {len(errors) - FEW} more, which may follow from these"] * (len(errors) > FEW)
-    return "\n\n".join(errors[:FEW] + more)
+    left = len(errors) - MAX_ERRORS
+    more = [f"and {left} more, which may follow from these"] if left > 0 else []
+    return "\n\n".join(errors[:MAX_ERRORS] + more)

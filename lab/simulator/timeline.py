@@ -11,7 +11,7 @@ import numpy as np
 
 from .lanes import WARP
 
-MOST = 2000                             # barriers that are recorded
+MAX_BARRIERS = 2000                     # barriers that are recorded
 
 
 class Timeline:
@@ -49,7 +49,7 @@ class Timeline:
             return
         arrived = self.clock[warps].tolist()
         self.clock[warps] = max(arrived)
-        if len(self.meetings) < MOST:
+        if len(self.meetings) < MAX_BARRIERS:
             line = inst.location.line if inst.location else None
             self.meetings.append((line, warps.tolist(), arrived, max(arrived)))
         else:

@@ -106,7 +106,10 @@ def triton_driver():
     Triton launches none of its kernels."""
     if "triton" not in sys.modules or session.device() == "cuda":
         return None
-    active = sys.modules["triton"].runtime.driver.active
+    try:
+        active = sys.modules["triton"].runtime.driver.active
+    except RuntimeError:                # no GPU, and `deactivate_triton` was called
+        return None
     return active if active in map(make_driver, DEVICES) else None
 
 

@@ -23,7 +23,7 @@ TOKEN = re.compile(r"""
     | (?P<word> \.?\d(?:[eEpP][+-]|'?[\w.])* | \w+ )
     | (?P<sign> ::|->|\+\+|--|<<|>>|&&|\|\||[-+*/%&|^=!<>]= | . )
     """, re.VERBOSE | re.MULTILINE | re.DOTALL)
-MOST_WORDS = 1000                           # of a declaration, outside its brackets
+MAX_WORDS = 1000                            # of a declaration, outside its brackets
 CLOSER = {"(": ")", "[": "]", "{": "}"}
 IF = {"if", "ifdef", "ifndef"}
 ELSE = {"elif", "else", "elifdef", "elifndef"}
@@ -149,7 +149,7 @@ def _declarations(tokens):
             words.append(token.text + CLOSER[token.text])
         elif token.text != ";":
             words.append(token.text)
-        if len(words) > MOST_WORDS:
+        if len(words) > MAX_WORDS:
             _fail(tokens[first], "this declaration never ends")
         k = last + 1
         if alone or token.text in (";", "{"):

@@ -13,11 +13,11 @@ class Rung(NamedTuple):
     """One rung of the ladder, as counted in the simulator."""
 
     name: str
-    bytes: int              # that lanes ask for, loads and stores
-    requests: int           # loads of a warp
-    sectors: float          # 32-byte sectors that a load touches
-    ideal: float            # sectors that would hold the bytes it wants
-    instructions: int       # of a warp, all of them
+    bytes: int              # asked for by all loads and stores
+    requests: int           # load requests of all warps
+    sectors: float          # 32-byte sectors that one load request touches
+    ideal: float            # fewest sectors that could hold its bytes
+    instructions: int       # of all warps
     changed: str
 
 
@@ -26,10 +26,10 @@ def ladder(n):
     x = torch.ones(n)
     y = torch.ones(n)                               # (n,)
     changes = {"add_cuda": "one element a thread",
-               "add_chunk_cuda": "loses: four neighbours a thread, one by one",
-               "add_grid_stride_cuda": "four again, but a whole grid apart",
+               "add_chunk_cuda": "worse: four neighbours a thread, one by one",
+               "add_grid_stride_cuda": "four a thread, a whole grid apart",
                "add_vector_cuda": "four neighbours in one load",
-               "add_triton": "the same, laid out by the compiler"}
+               "add_triton": "the same requests, chosen by the compiler"}
     with simulator.trace() as trace:
         for kernel in list(changes)[:-1]:
             vector_add_cuda(x, y, kernel)

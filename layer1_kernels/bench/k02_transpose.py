@@ -22,7 +22,7 @@ class Rung(NamedTuple):
     """One rung of the ladder, as counted in the simulator."""
 
     name: str
-    bytes: int              # that lanes ask for, loads and stores
+    bytes: int              # asked for by all loads and stores
     load: float             # 32-byte sectors that a load touches, over the fewest possible
     store: float            # and a store
     banks: float            # wavefronts of shared memory over the fewest possible; None without
@@ -35,8 +35,8 @@ class Rung(NamedTuple):
 def ladder(M, N):
     """Every kernel of this lesson on (M, N) float32 numbers, M and N multiples of 4: [Rung]."""
     x = torch.arange(M * N, dtype=torch.float32).reshape(M, N)  # (M, N)
-    changes = ("by the book", "through a tile; loses in its banks", "one extra word a row",
-               "places exchanged, no extra word", "16 bytes a lane", "the compiler's own tile")
+    changes = ("the direct way", "through a tile; bank conflicts", "one extra word a row",
+               "swizzled, no extra word", "16 bytes a lane", "the compiler's tile")
     with simulator.trace() as trace:
         for kernel in LADDER:
             transpose_cuda(x, kernel)

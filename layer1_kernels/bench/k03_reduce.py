@@ -33,9 +33,9 @@ class Rung(NamedTuple):
 def ladder(n):
     """Every kernel of this lesson on n float32 numbers: [Rung]."""
     x = torch.ones(n)                               # (n,)
-    changes = ("neighbours add, in every warp", "threads that add are neighbours",
-               "registers, not shared memory", "16 bytes a lane, many numbers",
-               "one launch; loses its order", "written by the compiler")
+    changes = ("pairs add, in every warp", "neighbouring threads add",
+               "registers instead of shared memory", "16 bytes a lane, many numbers",
+               "one launch; order not fixed", "written by the compiler")
     runs = {kernel: lambda kernel=kernel: reduce_sum_cuda(x, kernel) for kernel in LADDER}
     runs["sum_triton"] = lambda: reduce_sum(x)
     return [rung(name, run, changed)

@@ -1,6 +1,7 @@
 """Pictures of the kernels. Each function draws one figure and returns it.
 
 threads  Threads and what each takes: grids, programs, loads, rounds of a reduction.
+banks    Shared memory: in which bank each number of a small tile lies.
 tiles    Matrices cut into tiles: which are read, which are written, in what order.
 rows     Rows: what a kernel reads, keeps and writes of one, and what sizes cost.
 pages    Pages of a cache: which belong to which sequence.
@@ -13,6 +14,7 @@ precision    Precision: which numbers share a scale, and what errors become.
 """
 
 from layer1_kernels.pictures.angles import turns
+from layer1_kernels.pictures.banks import small_banks
 from layer1_kernels.pictures.chip import (
     attention_tile,
     crossings,
@@ -25,7 +27,7 @@ from layer1_kernels.pictures.pipelines import bank_groups, overlap
 from layer1_kernels.pictures.precision import errors, scale_groups
 from layer1_kernels.pictures.registers import fragment, packed_row, register_cliff
 from layer1_kernels.pictures.rows import falling, launches, passes, row_program, running
-from layer1_kernels.pictures.threads import grid, lanes, masked, rounds, tree
+from layer1_kernels.pictures.threads import grid, lanes, masked, rounds, shuffle, strides, tree
 from layer1_kernels.pictures.tiles import (
     operands,
     thread_tiles,
@@ -39,5 +41,6 @@ from layer1_kernels.pictures.tiles import (
 __all__ = ["attention_tile", "bank_groups", "crossings", "errors", "falling", "fragment", "grid",
            "lanes", "launches", "loads", "masked", "operands", "overlap", "packed_row", "page_map",
            "passes", "register_cliff", "rounds", "row_before_and_after", "row_in_blocks",
-           "row_program", "running", "scale_groups", "thread_tiles", "tile_lists", "tile_map",
-           "tile_orders", "tile_walks", "tree", "turned", "turns", "warp_tiles"]
+           "row_program", "running", "scale_groups", "shuffle", "small_banks", "strides",
+           "thread_tiles", "tile_lists", "tile_map", "tile_orders", "tile_walks", "tree", "turned",
+           "turns", "warp_tiles"]

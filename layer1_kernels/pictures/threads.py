@@ -54,6 +54,37 @@ def grid(blocks, threads, n, thread=(2, 5)):
     return closed(figure)
 
 
+def strides(blocks, threads, n):
+    """A grid-stride loop: which thread of the grid takes which element, a row for each round. Red
+    is thread 0, an outline is a place past the end.
+
+    blocks, threads: of the launch    n: elements
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Rectangle
+
+    step = blocks * threads
+    number = -(-n // step)                              # of rounds
+    figure, axes = plt.subplots(figsize=(7.5, 0.5 * number + 0.8), layout="constrained")
+    for i in range(number * step):
+        colour = RED if i % step == 0 else BLUE
+        inside = i < n
+        axes.add_patch(Rectangle((i, i // step), 0.92, 0.8, fc=colour if inside else "white",
+                                 ec=colour, ls="-" if inside else "--"))
+        axes.text(i + 0.46, i // step + 0.4, i % step, ha="center", va="center", fontsize=9,
+                  color="white" if inside else colour)
+    axes.set(xlim=(-0.1, number * step), ylim=(number, -0.2),
+             xticks=[i + 0.46 for i in range(number * step)], xticklabels=range(number * step),
+             yticks=[turn + 0.4 for turn in range(number)],
+             yticklabels=[f"round {turn}" for turn in range(number)])
+    axes.set_xlabel("element i", color=INK)
+    axes.set_title(f"{blocks} blocks of {threads} threads over {n} elements: the thread that takes "
+                   "element i", loc="left", fontsize=10, color=INK)
+    axes.tick_params(length=0, labelsize=8)
+    axes.spines[:].set_visible(False)
+    return closed(figure)
+
+
 def masked(n, block):
     """Which positions of each Triton program exist: blue inside the array, an outline past it.
 
@@ -127,24 +158,63 @@ def tree(numbers):
             alive = s == 0 or t % (2 * s) == 0
             if s and alive:
                 a[t] += a[t + s]
-                for source, end in ((t, 0.46), (t + s, 0.7)):
-                    axes.annotate("", (t + end, row), (source + 0.46, row - 0.4), arrowprops={
-                        "arrowstyle": "->", "color": GREY, "lw": 1, "shrinkA": 0, "shrinkB": 0})
+                arrows(axes, row, t, t + s)
             colour = "#d0d7de" if s == 0 else BLUE if alive else "white"
             axes.add_patch(Rectangle((t, row), 0.92, 0.6, fc=colour, zorder=3,
                                      ec=BLUE if s and alive else "#d0d7de"))
             axes.text(t + 0.46, row + 0.31, a[t], ha="center", va="center", fontsize=9, zorder=4,
                       color=INK if s == 0 else "white" if alive else GREY)
-    axes.set(xlim=(-0.1, len(a)), ylim=(len(steps) + 0.7, -0.1),
-             xticks=[t + 0.46 for t in range(len(a))], xticklabels=range(len(a)),
-             yticks=[row + 0.3 for row in range(len(steps) + 1)],
-             yticklabels=["a at the start", *(f"after s = {s}" for s in steps)])
+    frame(axes, len(a), "thread t, and the place of a[t]",
+          ["a at the start", *(f"after s = {s}" for s in steps)])
+    return closed(figure)
+
+
+def shuffle(numbers):
+    """The sum of a warp by shuffles: the value v of each lane at the start and after each of them.
+    Blue lanes still matter, grey ones do not.
+
+    numbers: one a lane; as many as a power of two
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Rectangle
+
+    v = list(numbers)
+    lanes = len(v)
+    steps = [lanes >> i for i in range(1, lanes.bit_length())]      # lanes / 2, … 2, 1
+    figure, axes = plt.subplots(figsize=(7.5, 0.62 * len(steps) + 0.75), layout="constrained")
+    for row, away in enumerate([0, *steps]):
+        before = list(v)
+        for lane in range(lanes):
+            other = lane + away if lane + away < lanes else lane    # there is none: its own
+            v[lane] = before[lane] + before[other] if away else before[lane]
+            matters = not away or lane < away
+            if away and matters:
+                arrows(axes, row, lane, other)
+            colour = "#d0d7de" if not away else BLUE if matters else "white"
+            axes.add_patch(Rectangle((lane, row), 0.92, 0.6, fc=colour, ec="#d0d7de", zorder=3))
+            axes.text(lane + 0.46, row + 0.31, v[lane], ha="center", va="center", fontsize=9,
+                      zorder=4, color=INK if not away else "white" if matters else GREY)
+    frame(axes, lanes, "lane", ["v at the start", *(f"after away = {away}" for away in steps)])
+    return closed(figure)
+
+
+def arrows(axes, row, place, other):
+    """From two places of the row above to the first of them."""
+    for source, end in ((place, 0.46), (other, 0.7)):
+        axes.annotate("", (place + end, row), (source + 0.46, row - 0.4), arrowprops={
+            "arrowstyle": "->", "color": GREY, "lw": 1, "shrinkA": 0, "shrinkB": 0})
+
+
+def frame(axes, columns, name, rows):
+    """Numbers over columns of cells, which are called `name`, and labels beside rows."""
+    axes.set(xlim=(-0.1, columns), ylim=(len(rows) - 0.3, -0.1),
+             xticks=[column + 0.46 for column in range(columns)], xticklabels=range(columns),
+             yticks=[row + 0.3 for row in range(len(rows))], yticklabels=rows)
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
-    axes.set_xlabel("thread t, and the place of a[t]", fontsize=9, color=INK)
+    axes.set_xlabel(name, fontsize=9, color=INK)
     axes.tick_params(length=0, labelsize=9)
     axes.spines[:].set_visible(False)
-    return closed(figure)
 
 
 def rounds(kernels, warp=32):

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 from statistics import median
 
-from lab.measure.cards import measured_on, targets
+from lab.measure import targets
+from lab.measure.cards import measured_on
 
 RECORD = Path(__file__).parents[2] / "benchmarks" / "decode.json"
 
@@ -16,7 +17,7 @@ def text():
 
 def table(record):
     """The record as two tables and how it was measured."""
-    lines = [*targets(record["targets"]), "",
+    lines = [*targets.table(record["targets"]), "",
              "| model | arm | prefill, ms | a step, ms | GB/s | tokens as ours |",
              "| --- " * 6 + "|"]
     for model, arms in record["models"].items():

@@ -36,6 +36,7 @@ from day01_roofline import (
 from day01_roofline import measure as measure_jobs
 from lab.course import ROOT, CourseError
 from lab.device import cpu_model, library_settings
+from lab.measure import targets
 from lab.measure.bench import row
 from layer1_kernels import kernels
 from layer2_graph.bench.decode_card import RECORD, table
@@ -52,7 +53,7 @@ READ = "read"                   # the arm that measures the memory, and no model
 
 
 @dataclass(frozen=True)
-class Target:
+class DecodeTarget:
     """over: the arm whose seconds are divided by those of OURS; READ: the floor's are."""
 
     title: str
@@ -64,13 +65,13 @@ class Target:
 
 OURS = "fused"
 TARGETS = (
-    Target("decode, against generate", "135M", "decode", "generate", 2),
-    Target("decode, against generate with a static cache", "135M", "decode", "static", 2),
-    Target("decode, share of the floor", "135M", "decode", READ, 0.55),
-    Target("prefill, against generate", "135M", "prefill", "generate", 1),
-    Target("decode, against generate", "small", "decode", "generate", 2),
-    Target("decode, against generate with a static cache", "small", "decode", "static", 2),
-    Target("prefill, against generate", "small", "prefill", "generate", 1),
+    DecodeTarget("decode, against generate", "135M", "decode", "generate", 2),
+    DecodeTarget("decode, against generate with a static cache", "135M", "decode", "static", 2),
+    DecodeTarget("decode, share of the floor", "135M", "decode", READ, 0.55),
+    DecodeTarget("prefill, against generate", "135M", "prefill", "generate", 1),
+    DecodeTarget("decode, against generate", "small", "decode", "generate", 2),
+    DecodeTarget("decode, against generate with a static cache", "small", "decode", "static", 2),
+    DecodeTarget("prefill, against generate", "small", "prefill", "generate", 1),
 )
 
 
@@ -189,10 +190,8 @@ def judge(target, rounds, moved):
         other = [moved / answer["rate"] for answer in rounds[READ]]
     else:
         other = [answer[target.phase] for answer in rounds[target.over]]
-    ratios = sorted(theirs / seconds for theirs, seconds in zip(other, own, strict=True))
-    figure = median(ratios)
-    return asdict(target) | {"figure": figure, "lowest": ratios[0], "highest": ratios[-1],
-                             "met": figure >= target.limit}
+    ratios = [theirs / seconds for theirs, seconds in zip(other, own, strict=True)]
+    return asdict(target) | targets.judged(ratios, target.limit)
 
 
 def agreement(tokens, others):

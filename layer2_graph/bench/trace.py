@@ -44,7 +44,7 @@ REQUESTS = (                    # name, text, tokens to write, arrival in ns
 # ---- the clock
 
 
-class Recorder:
+class TraceRecorder:
     """Rows [name, floor, begin, end] in the order in which they began, in ns.
 
     The clock: the time of the cores that this program used, plus the waiting that it asked for.
@@ -208,7 +208,7 @@ def serve(model, tokenizer, ops):
     requests = [Request(tokenizer, *fields) for fields in REQUESTS]
     cache = new_cache(model)
     began = time.perf_counter_ns()
-    recorder = Recorder()
+    recorder = TraceRecorder()
     model.ops = with_each(ops, recorder.watch)
     steps = recorder.timed("serve", "system", loop, model, cache, tokenizer, requests, recorder)
     return recorder.rows, requests, steps, time.perf_counter_ns() - began - recorder.now()
@@ -238,7 +238,7 @@ def with_counts(rows, counts):
 def costs(model):
     """Medians in ns of what blurs the floors: a row of the recorder, and an addition of one token's
     numbers, which the forward does outside the table."""
-    recorder = Recorder()
+    recorder = TraceRecorder()
     x = torch.ones(1, model.config.C)
     jobs = {"row": lambda: recorder.timed("nothing", "system", int), "addition": lambda: x + x}
     by_name = {}
@@ -253,7 +253,7 @@ def costs(model):
 
 
 class OwnTime(Cpu):
-    """r02's Cpu by the clock of the Recorder."""
+    """r02's Cpu by the clock of the TraceRecorder."""
 
     clock = staticmethod(time.process_time)
 

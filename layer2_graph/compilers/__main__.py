@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 
 from day01_roofline import this_device
-from layer2_graph.compilers.rows import COMPILERS, LATER, Layer, Row, T
+from layer2_graph.compilers.rows import COMPILERS, LATER, CompilerRow, Layer, T
 from layer2_graph.compilers.texts import RECORDED, kind
 
 PACKAGES = ("torch", "onnx", "onnxscript", "onnxruntime", "openvino", "jax")
 
 
-def table(rows: list[Row]) -> str:
+def table(rows: list[CompilerRow]) -> str:
     """The rows as text: launches, of these matrices, CPU seconds, error, graphs."""
     lines = [f"{'one layer, T = ' + str(T):26}{'launches':>9}{'matrices':>9}{'moves':>6}"
              f"{'CPU s':>7}{'error':>9}   graphs after T = {T}, {', '.join(map(str, LATER))}"]

@@ -31,7 +31,7 @@ TENSORRT = "trtexec --onnx=layer.onnx --exportLayerInfo=layers.json, on a machin
 
 
 @dataclass
-class Row:
+class CompilerRow:
     """What a compiler made of the layer. `missing` says why there is nothing."""
 
     name: str
@@ -70,14 +70,14 @@ def seconds() -> float:
 # ---- without a compiler
 
 
-def eager(layer: Layer) -> Row:
+def eager(layer: Layer) -> CompilerRow:
     inputs = layer.inputs(T)
     with Launches() as launches:
         result = layer.block(*inputs)
-    return Row("PyTorch, eager", "", launches.names, 0, layer.error(result), [0] * 4)
+    return CompilerRow("PyTorch, eager", "", launches.names, 0, layer.error(result), [0] * 4)
 
 
-def by_hand(layer: Layer) -> Row:
+def by_hand(layer: Layer) -> CompilerRow:
     fused = FusedLlama(layer.m, layer.model.weights, kernels("torch"))
     cache = PagedCache(layer.m, 1, T)
     batch = cache.step([[0] * T])
@@ -86,13 +86,14 @@ def by_hand(layer: Layer) -> Row:
     with Launches() as launches:
         fused.ops = launches.counting(fused.ops)
         first, residual = fused_block(fused, 1, x, nothing, batch, cache)
-    return Row("g05, by hand", "", launches.names, 0, layer.error(first + residual), [0] * 4)
+    return CompilerRow("g05, by hand", "", launches.names, 0, layer.error(first + residual),
+                       [0] * 4)
 
 
 # ---- compilers
 
 
-def inductor(layer: Layer) -> Row:
+def inductor(layer: Layer) -> CompilerRow:
     from torch._inductor.utils import run_and_get_code
 
     torch.compiler.reset()
@@ -106,8 +107,9 @@ def inductor(layer: Layer) -> Row:
     backend = Graphs()                                  # guards are Dynamo's, whatever compiles
     shapes = compilations(torch.compile(layer.block, backend=backend), backend,
                           [layer.inputs(t) for t in (T, *LATER)])
-    return Row("torch.compile, inductor", "", [launch.name for launch in launches_in(code[-1])],
-               spent, layer.error(result), shapes)
+    return CompilerRow("torch.compile, inductor", "",
+                       [launch.name for launch in launches_in(code[-1])], spent,
+                       layer.error(result), shapes)
 
 
 def onnx_file(layer: Layer, folder: str) -> Path:
@@ -120,16 +122,16 @@ def onnx_file(layer: Layer, folder: str) -> Path:
     return path
 
 
-def exported(layer: Layer) -> Row:
+def exported(layer: Layer) -> CompilerRow:
     with tempfile.TemporaryDirectory() as folder:
         begin = seconds()
         path = onnx_file(layer, folder)
         spent = seconds() - begin
         operations = nodes(path)
-    return Row("ONNX, exported", "", operations, spent)
+    return CompilerRow("ONNX, exported", "", operations, spent)
 
 
-def onnx_runtime(layer: Layer) -> Row:
+def onnx_runtime(layer: Layer) -> CompilerRow:
     import onnxruntime
 
     with tempfile.TemporaryDirectory() as folder:
@@ -151,10 +153,10 @@ def onnx_runtime(layer: Layer) -> Row:
         for t in LATER:
             run(*layer.inputs(t))
         operations = nodes(options.optimized_model_filepath)
-    return Row("ONNX Runtime", "", operations, spent, layer.error(result), [1] * 4)
+    return CompilerRow("ONNX Runtime", "", operations, spent, layer.error(result), [1] * 4)
 
 
-def xla(layer: Layer) -> Row:
+def xla(layer: Layer) -> CompilerRow:
     import numpy as np
 
     from layer2_graph.compilers.jax_block import jax_block
@@ -171,10 +173,10 @@ def xla(layer: Layer) -> Row:
     for own in inputs:
         block(*own, weights)
         shapes.append(block._cache_size())
-    return Row("JAX, XLA", "", entry_calls(text), spent, layer.error(result), shapes)
+    return CompilerRow("JAX, XLA", "", entry_calls(text), spent, layer.error(result), shapes)
 
 
-def openvino(layer: Layer) -> Row:
+def openvino(layer: Layer) -> CompilerRow:
     import openvino as ov
 
     with tempfile.TemporaryDirectory() as folder:
@@ -189,27 +191,27 @@ def openvino(layer: Layer) -> Row:
         operations = [node.get_rt_info()["layerType"].astype(str)
                       for node in compiled.get_runtime_model().get_ordered_ops()]
     operations = [name for name in operations if name not in ("Input", "Output", "Const")]
-    return Row("OpenVINO", "", operations, spent, layer.error(torch.from_numpy(result.copy())),
-               [1] * 4)
+    return CompilerRow("OpenVINO", "", operations, spent,
+                       layer.error(torch.from_numpy(result.copy())), [1] * 4)
 
 
-def tensorrt(layer: Layer) -> Row:
-    return Row("TensorRT", f"not proven here: {TENSORRT}")
+def tensorrt(layer: Layer) -> CompilerRow:
+    return CompilerRow("TensorRT", f"not proven here: {TENSORRT}")
 
 
-def optional(name: str, measure: Callable, *packages: str) -> Callable[[Layer], Row]:
+def optional(name: str, measure: Callable, *packages: str) -> Callable[[Layer], CompilerRow]:
     """`measure`, or a row that says which package is not installed."""
     def row(layer):
         lacking = [package for package in packages if find_spec(package) is None]
         if lacking:
-            return Row(name, f"not installed here: {', '.join(lacking)}")
+            return CompilerRow(name, f"not installed here: {', '.join(lacking)}")
         return measure(layer)
 
     return row
 
 
 ONNX = ("onnx", "onnxscript")
-COMPILERS: tuple[Callable[[Layer], Row], ...] = (
+COMPILERS: tuple[Callable[[Layer], CompilerRow], ...] = (
     eager, inductor, optional("ONNX, exported", exported, *ONNX),
     optional("ONNX Runtime", onnx_runtime, *ONNX, "onnxruntime"),
     optional("OpenVINO", openvino, *ONNX, "openvino"),

@@ -7,9 +7,10 @@ reading does. PyTorch's library takes twice as long. A kernel that works on seve
 weights at once, which is best for several tokens, reads short, scattered pieces. One dot product
 after the other reads the weights in the order in which they lie, and memory can run ahead.
 
-Several tokens want their weights in tiles; if these lie in rows, MANY tokens gain by oneDNN. For
-few tokens NumPy does the work between two matrices in leaner calls. kernels("torch") does the rest,
-and all that is not float32 on a CPU. Results differ from its results by rounding alone.
+Several tokens want their weights in tiles; if these lie in rows, PACKED_TOKENS tokens gain by
+oneDNN. For few tokens NumPy does the work between two matrices in leaner calls. kernels("torch")
+does the rest, and all that is not float32 on a CPU. Results differ from its results by rounding
+alone.
 """
 
 import time
@@ -33,10 +34,11 @@ __all__ = ["cpu_kernels", "settle"]
 
 CACHED = 1 << 20        # bytes of a matrix that may lie in a core's cache
 SHARE = 2 << 20         # bytes of a matrix that gains by a second thread
-ALONE, WAITED = 25e9, 2e-3      # bytes/s that one thread reads; seconds beyond that make a wait
+ONE_THREAD_RATE = 25e9  # bytes/s
+WAIT_SECONDS = 2e-3     # beyond what one thread takes to read: then it waited
 RESTING = 1000          # products: five steps of 135M, ten times as long as a wait
-FEW = 64                # tokens: with more, PyTorch's threads gain more than lean calls do
-MANY = 16               # tokens that earn back what it costs to hand a matrix to oneDNN
+LEAN_TOKENS = 64        # tokens: with more, PyTorch's threads gain more than lean calls do
+PACKED_TOKENS = 16      # tokens that earn back what it costs to hand a matrix to oneDNN
 
 Model = TypeVar("Model", bound=Llama)
 
@@ -77,7 +79,7 @@ def settle(model: Model) -> Model:
 
 def few(*arrays: Tensor) -> bool:
     """Whether the first has few rows, and NumPy may have all."""
-    return arrays[0].shape[0] <= FEW and is_cpu_fp32(*arrays)     # len() takes three times as long
+    return arrays[0].shape[0] <= LEAN_TOKENS and is_cpu_fp32(*arrays)  # len() takes 3 times as long
 
 
 # ---- matrices
@@ -104,7 +106,7 @@ class Shared:
             return np.vecdot(w, x)
         began = time.perf_counter()
         out = w @ x
-        if time.perf_counter() - began > w.nbytes / ALONE + WAITED:
+        if time.perf_counter() - began > w.nbytes / ONE_THREAD_RATE + WAIT_SECONDS:
             self.resting = RESTING
         return out
 
@@ -121,7 +123,7 @@ def matmul_cpu(a: Tensor, w: Tensor) -> Tensor:     # (M, K), (N, K) -> (M, N)
     if tokens == 1 and is_cpu_fp32(a, w) and w.stride(-1) == 1:
         return torch.from_numpy(SHARED.product(w.numpy(), a.numpy()[0])[None])
     fit = a.shape[1] == w.shape[1] and w.numel()
-    if tokens >= MANY and fit and is_cpu_fp32(a, w) and mkldnn.is_available():
+    if tokens >= PACKED_TOKENS and fit and is_cpu_fp32(a, w) and mkldnn.is_available():
         return linear(a.to_mkldnn(), w).to_dense()
     return TORCH.matmul(a, w)
 

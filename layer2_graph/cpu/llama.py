@@ -23,7 +23,7 @@ from torch.nn.functional import silu
 from layer2_graph.cpu.attention import Group, attend_group, groups, is_cpu_fp32, sequences
 from layer2_graph.cpu.kernels import (
     CACHED,
-    FEW,
+    LEAN_TOKENS,
     SHARED,
     cpu_kernels,
     matmul_cpu,
@@ -116,7 +116,7 @@ def decode(model: "CpuLlama", batch: Batch, cache: Cache) -> Tensor | None:  # (
     token, all is float32 on a CPU, `arrays` takes the model, and the step fits the cache."""
     m, T, (P, S, *each) = model.config, batch.tokens.shape[0], cache.k.shape[1:]
     layers = model.arrays(T)
-    if (not 0 < T <= FEW or batch.lens.shape[0] != T or None in layers
+    if (not 0 < T <= LEAN_TOKENS or batch.lens.shape[0] != T or None in layers
             or not is_cpu_fp32(cache.k, cache.v, model.embedding, model.norm, model.cos, model.sin)
             or not cache.k.is_contiguous() & cache.v.is_contiguous()):
         return None

@@ -46,24 +46,11 @@ def measure(model, hugging_face, sequences=SEQUENCES, prompt=PROMPT, count=COUNT
     """
     load = os.getloadavg()[0]
     random = torch.Generator().manual_seed(0)
-    dtype = str(model.embedding.dtype).removeprefix("torch.")
     prompts = torch.randint(model.config.V, (sequences, prompt), generator=random).tolist()
     rungs = ladder(model, hugging_face, sequences, prompt + count)
     rows = {rung.name: Row(rung.name, rung.missing, rung.untimed) for rung in rungs}
     running = {rung.name: rung.make() for rung in rungs if not rung.missing}
-    want = None
-    graphs = {}
-    for name, decode in running.items():
-        launches = decode.launches(prompts)
-        rows[name].launches, rows[name].asked = a_layer(launches), decode.asked(launches)
-        rows[name].moved = sum(launch.moved for launch in launches) or None
-        if rows[name].launches and isinstance(decode, Decoder):
-            graphs[name] = boxes(launches, decode.model.layers[1])
-        tokens, _ = decode(prompts, count)              # whatever is compiled is compiled now
-        want = want or tokens
-        rows[name].same, rows[name].gap = first_difference(model, prompts, want, tokens)
-        if wrong(rows[name], dtype):
-            rows[name].untimed = "what is wrong is not timed"
+    graphs = check_rungs(model, rows, running, prompts, count)
     timers = {name: lambda decode=decode: decode(prompts, count)[1]
               for name, decode in running.items() if not rows[name].untimed}
     seconds = take_turns(timers, rounds)
@@ -75,22 +62,51 @@ def measure(model, hugging_face, sequences=SEQUENCES, prompt=PROMPT, count=COUNT
         rows[REPLAY] = replace(rows[GRAPH], name=REPLAY, asked=1)
     measured = measure_jobs(jobs, device, limit=4)
     rates = {job.name: job.moved / measured[job.name].seconds for job in jobs[:2]}
-    bandwidth = max(rates.values())
     timings = {name: Timing.of(runs) for name, runs in seconds.items()}
-    for name, timing in (timings | {job.name: measured[job.name] for job in jobs[2:]}).items():
-        row = rows[name]
-        row.seconds = timing.seconds
-        row.spread = timing.spread
-        row.uncertainty = timing.uncertainty
-        row.runs = timing.runs
-        row.share = floor / bandwidth / timing.seconds
-    weights = sum(w.nbytes for w in model.weights.values())
+    timings |= {job.name: measured[job.name] for job in jobs[2:]}
+    for name, timing in timings.items():
+        note_timing(rows[name], timing, floor / max(rates.values()))
     facts = {"date": datetime.date.today().isoformat(), "device": device.name,
              "threads": torch.get_num_threads(), "load": load,
-             "versions": versions(), "dtype": dtype,
-             "sequences": sequences, "prompt": prompt, "count": count, "weights": weights,
+             "versions": versions(), "dtype": dtype_of(model),
+             "sequences": sequences, "prompt": prompt, "count": count,
+             "weights": sum(w.nbytes for w in model.weights.values()),
              "cache": device.cache, "floor": floor, "copy": rates["copy"], "read": rates["read"]}
     return facts, list(rows.values()), graphs
+
+
+def check_rungs(model, rows, running, prompts, count):
+    """Run each rung once: its launches, and whether its tokens are the first rung's, go into its
+    row. What is compiled is compiled then. Returns {name: [Box]}."""
+    want = None
+    graphs = {}
+    for name, decode in running.items():
+        row = rows[name]
+        launches = decode.launches(prompts)
+        row.launches = a_layer(launches)
+        row.asked = decode.asked(launches)
+        row.moved = sum(launch.moved for launch in launches) or None
+        if row.launches and isinstance(decode, Decoder):
+            graphs[name] = boxes(launches, decode.model.layers[1])
+        tokens, _ = decode(prompts, count)
+        want = want or tokens
+        row.same, row.gap = first_difference(model, prompts, want, tokens)
+        if wrong(row, dtype_of(model)):
+            row.untimed = "what is wrong is not timed"
+    return graphs
+
+
+def note_timing(row, timing, fastest):
+    """fastest: seconds that the step's bytes take at the memory's own rate"""
+    row.seconds = timing.seconds
+    row.spread = timing.spread
+    row.uncertainty = timing.uncertainty
+    row.runs = timing.runs
+    row.share = fastest / timing.seconds
+
+
+def dtype_of(model):
+    return str(model.embedding.dtype).removeprefix("torch.")
 
 
 def first_difference(model, prompts, want, got):
@@ -135,7 +151,7 @@ def versions():
 # ---- the command
 
 
-def main(arguments=None):
+def arguments_of(words):
     parser = argparse.ArgumentParser(prog="python -m layer2_graph.decode_ladder",
                                      description=__doc__.splitlines()[0])
     which = parser.add_mutually_exclusive_group()
@@ -146,7 +162,11 @@ def main(arguments=None):
                         help="an entry of config.json to take as absent; may be repeated")
     parser.add_argument("--json", type=Path, metavar="FILE", help="record what was measured")
     parser.add_argument("--svg", type=Path, metavar="DIR", help="draw a layer of each rung")
-    args = parser.parse_args(arguments)
+    return parser.parse_args(words)
+
+
+def main(words=None):
+    args = arguments_of(words)
     on_gpu = torch.cuda.is_available()
     if args.json and torch.get_num_threads() < cores():
         print(f"--json: torch has {torch.get_num_threads()} threads, expected {cores()} or more, "
@@ -161,18 +181,22 @@ def main(arguments=None):
         model.config.check_room(PROMPT + COUNT)
         facts, rows, graphs = measure(model, theirs)
         print(text(facts, rows))
-        if args.json:
-            record = {"model": name, **facts, "rungs": [*map(asdict, rows)]}
-            args.json.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
-        if args.svg:
-            args.svg.mkdir(parents=True, exist_ok=True)
-            for name, drawn in graphs.items():
-                path = args.svg / f"{re.sub('[^a-z0-9]+', '_', name.lower())}.svg"
-                path.write_text(picture(name, drawn), "utf-8")
+        write(args, {"model": name, **facts, "rungs": [*map(asdict, rows)]}, graphs)
     except (ModelError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     return int(any(wrong(row, facts["dtype"]) for row in rows))
+
+
+def write(args, record, graphs):
+    """The record and the drawings, where the command asks for them."""
+    if args.json:
+        args.json.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+    if args.svg:
+        args.svg.mkdir(parents=True, exist_ok=True)
+        for name, drawn in graphs.items():
+            path = args.svg / f"{re.sub('[^a-z0-9]+', '_', name.lower())}.svg"
+            path.write_text(picture(name, drawn), "utf-8")
 
 
 def of_folder(folder, ignore, ops, dtype, device):

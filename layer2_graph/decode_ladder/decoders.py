@@ -82,7 +82,7 @@ def a_layer(launches):
 @cache
 def opaque(ops):
     """PyTorch's operations for the compiler to fuse, and two of `ops` that it cannot look into."""
-    name = f"gpu_course_{ops.paged_attention.__name__}"
+    name = f"three_floors_{ops.paged_attention.__name__}"
 
     @torch.library.custom_op(f"{name}::rope_and_cache", mutates_args=("q", "k_pages", "v_pages"))
     def rope_and_cache(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, positions: Tensor,

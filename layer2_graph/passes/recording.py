@@ -19,7 +19,7 @@ from layer2_graph.passes.rewriting import label, writes
 __all__ = ["Recording", "boxes", "record", "run_in_arena"]
 
 
-class Launch(NamedTuple):
+class RecordedLaunch(NamedTuple):
     """A node that launched, and its storages, by number.
 
     count: of launches: one, unless the node is made of several operations
@@ -37,20 +37,20 @@ class Recording(NamedTuple):
     """What happened in a run of a graph."""
 
     result: object
-    launches: list[Launch]
+    launches: list[RecordedLaunch]
     sizes: dict             # {storage that a launch made: bytes}
     kept: tuple             # storages that are returned
     given: dict             # {storage of an input: its name}
     new: dict               # {node: storages that it set aside, in the order of its result}
 
 
-class Recorder(Interpreter):
+class LaunchRecorder(Interpreter):
     """Runs a graph node by node. It frees nothing, so that no address is used twice."""
 
     def __init__(self, module: GraphModule):
         super().__init__(module, garbage_collect_values=False)
         self.seen = Launches()
-        self.launches: list[Launch] = []
+        self.launches: list[RecordedLaunch] = []
         self.numbers: dict[int, int] = {}
         self.sizes: dict[int, int] = {}
         self.given: dict[int, str] = {}
@@ -73,7 +73,8 @@ class Recorder(Interpreter):
                              for some in (node.all_input_nodes, writes(node)))
             makes = tuple(s for s in self.unused if s in touched or s in uses)
             self.sizes |= {s: self.unused.pop(s) for s in makes}
-            self.launches.append(Launch(node.name, label(node), count, uses, written, makes))
+            self.launches.append(
+                RecordedLaunch(node.name, label(node), count, uses, written, makes))
         return result
 
     def call_function(self, target, args, kwargs):
@@ -102,7 +103,7 @@ def record(module: GraphModule, inputs: Iterable[Tensor]) -> Recording:
     A launch is counted as Launches counts: views are free, a kernel of a table is one. Arrays that
     a node makes and drops within itself are not seen.
     """
-    recorder = Recorder(module)
+    recorder = LaunchRecorder(module)
     with torch.no_grad(), recorder.seen:
         result = recorder.run(*inputs)
     return Recording(result, recorder.launches, recorder.sizes, tuple(recorder.storages(result)),

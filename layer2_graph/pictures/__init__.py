@@ -19,14 +19,15 @@ from layer2_graph.pictures.compilers import compiled, recompiled
 from layer2_graph.pictures.curves import by_bits, padding, waves
 from layer2_graph.pictures.experts import learning, loaded_share, routes
 from layer2_graph.pictures.grids import heaps, recovery, valley
-from layer2_graph.pictures.launches import arenas, host_and_device, strips
-from layer2_graph.pictures.rows import ragged, stacked, steps
+from layer2_graph.pictures.launches import arenas, host_and_device, residuals, strips, traffic
+from layer2_graph.pictures.rows import cache_rows, ragged, runs_of_cache, stacked, steps
 from layer2_graph.pictures.sparsity import bounds, contexts, zeros
 from layer2_graph.pictures.states import held_bytes, mixing, recall
 from layer2_graph.pictures.timeline import by_blocks, timelines
 
-__all__ = ["against_window", "arenas", "bounds", "by_bits", "by_blocks", "compiled", "contexts",
-           "heaps", "held_bytes", "host_and_device", "kept_numbers", "largest_of_tokens",
-           "learning", "loaded_share", "mixing", "padding", "quality", "ragged", "recall",
-           "recompiled", "recovery", "rounded", "routes", "stacked", "steps", "strips", "timelines",
-           "valley", "visible", "waves", "zeros"]
+__all__ = ["against_window", "arenas", "bounds", "by_bits", "by_blocks", "cache_rows", "compiled",
+           "contexts", "heaps", "held_bytes", "host_and_device", "kept_numbers",
+           "largest_of_tokens", "learning", "loaded_share", "mixing", "padding",
+           "quality", "ragged", "recall", "recompiled", "recovery", "residuals",
+           "rounded", "routes", "runs_of_cache", "stacked", "steps", "strips",
+           "timelines", "traffic", "valley", "visible", "waves", "zeros"]

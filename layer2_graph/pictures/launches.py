@@ -2,7 +2,7 @@
 
 from itertools import accumulate
 
-from lab.plots import BLUE, INK, RED, closed
+from lab.plots import BLUE, GREY, INK, RED, closed
 
 PALE = "#d0d7de"
 
@@ -94,4 +94,61 @@ def arenas(title, plans):
         axes.spines[["top", "right"]].set_visible(False)
     every[0, 0].set(ylabel="byte of the arena")
     figure.suptitle(title)
+    return closed(figure)
+
+
+def traffic(launches, matrices):
+    """The bytes that each launch of a layer moves, from top to bottom in the order of the run.
+
+    launches: [(name, bytes)]    matrices: as in strips. The bars' scale is logarithmic.
+    """
+    import matplotlib.pyplot as plt
+
+    names = [name for name, _ in launches]
+    sizes = [size / 1000 for _, size in launches]
+    colours = [BLUE if any(part in matrices for part in name.split(" & ")) else PALE
+               for name in names]
+    figure, axes = plt.subplots(figsize=(7.5, 0.28 * len(names) + 0.8), layout="constrained")
+    bars = axes.barh(range(len(names)), sizes, color=colours)
+    axes.bar_label(bars, [f"{size:,.3g} KB" for size in sizes], padding=4, fontsize=9, color=INK)
+    axes.set(xscale="log", ylim=(len(names) - 0.4, -0.6), xlabel="KB read and written")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.margins(x=0.15)
+    axes.set_yticks(range(len(names)), names, fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    return closed(figure)
+
+
+def residuals():
+    """The last add of a layer, moved into the first kernel of the next: a fixed drawing."""
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import FancyArrowPatch, Rectangle
+
+    figure, axes = plt.subplots(figsize=(7.5, 1.9), layout="constrained")
+    steps = {0: "add + norm", 1.35: "attention", 2.7: "add + norm", 4.05: "MLP",
+             5.4: "add:\nold place", 7.15: "add + norm", 8.5: "attention"}
+    for x, name in steps.items():
+        old = "old" in name
+        axes.add_patch(Rectangle((x, 0), 1, 1, fc="white" if old else PALE, ec=GREY,
+                                 ls="--" if old else "-"))
+        axes.text(x + 0.5, 0.5, name.replace(" + ", "\n+ "), ha="center", va="center", fontsize=9,
+                  color=GREY if old else INK, weight="bold" if x == 7.15 else "normal")
+    for start, end, height, name in ((1, 1.35, 0.5, ""), (2.35, 2.7, 0.5, ""), (3.7, 4.05, 0.5, ""),
+                                     (8.15, 8.5, 0.5, ""), (0.5, 3.2, 1.5, "residual"),
+                                     (3.2, 7.65, 1.5, "residual"), (4.55, 7.4, -0.5, "x")):
+        if name:
+            edge = float(height > 0)
+            axes.plot([start, start, end], [edge, height, height], color=BLUE, lw=1.5)
+            axes.add_patch(FancyArrowPatch((end, height), (end, edge), arrowstyle="-|>",
+                                           mutation_scale=10, shrinkA=0, shrinkB=0, color=BLUE))
+            axes.text((start + end) / 2, height + 0.06, name, ha="center", va="bottom", fontsize=9,
+                      color=BLUE)
+        else:
+            axes.add_patch(FancyArrowPatch((start, height), (end, height), arrowstyle="-|>",
+                                           mutation_scale=10, shrinkA=0, shrinkB=0, color=GREY))
+    axes.axvline(6.77, color=RED, lw=1, ls=":")
+    for x, name in ((3.2, "layer i"), (8.35, "layer i + 1")):
+        axes.text(x, 2.0, name, ha="center", fontsize=10, color=INK)
+    axes.set(xlim=(-0.1, 9.6), ylim=(-0.7, 2.3))
+    axes.axis("off")
     return closed(figure)

@@ -129,3 +129,67 @@ def stacked(matrices, x):
     axes.set(xlim=(-2.2, 2 * right + 2.8), ylim=(height + 0.9, -0.9), aspect="equal")
     axes.axis("off")
     return closed(figure)
+
+
+def cache_rows(starts, counts, room):
+    """A step's new tokens, one sequence after another, and where they go in a contiguous cache.
+
+    starts, counts: tokens that each sequence has, and those it gets    room: slots of a sequence
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Rectangle
+
+    figure, axes = plt.subplots(figsize=(7.5, 3.0), layout="constrained")
+
+    def cell(x, y, label, colour):
+        axes.add_patch(Rectangle((x + 0.03, y), 0.94, 0.8, fc=colour, ec=GREY, lw=0.5))
+        axes.text(x + 0.5, y + 0.42, label, ha="center", va="center", fontsize=8, color="white")
+
+    left = (room - sum(counts)) / 2
+    row = 0
+    for b, (start, count) in enumerate(zip(starts, counts, strict=True)):
+        y = -1.3 * b
+        for n in range(room):
+            cell(n, y, "", PALE if n < start else "white")
+        axes.text(-0.3, y + 0.4, f"sequence {b}, slots from {b * room}", ha="right", va="center",
+                  fontsize=9, color=INK)
+        for position in range(start, start + count):
+            colour = (BLUE, INK, "#54aeff")[b % 3]
+            cell(position, y, position, colour)
+            cell(left + row, 2.0, position, colour)
+            axes.plot([left + row + 0.5, position + 0.5], [1.95, y + 0.85], color=colour, lw=0.8,
+                      alpha=0.6)
+            row += 1
+    axes.text(left - 0.3, 2.4, "positions of the new tokens", ha="right", va="center", fontsize=9,
+              color=INK)
+    axes.set(xlim=(-6.0, room + 0.2), ylim=(-1.3 * len(starts) + 1.0, 3.0))
+    axes.axis("off")
+    return closed(figure)
+
+
+def runs_of_cache(batch, room):
+    """The slots that each sequence's queries see, and the rows of q of each run.
+
+    batch: [(first, end, T, N)]    room: slots of a sequence
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Rectangle
+
+    figure, axes = plt.subplots(figsize=(7.5, 2.4), layout="constrained")
+    row = 0
+    for (first, end, T, N), colour in zip(batch, (BLUE, INK, "#54aeff"), strict=False):
+        for b in range(first, end):
+            for n in range(room):
+                axes.add_patch(Rectangle((n + 0.03, b + 0.1), 0.94, 0.8, ec=GREY, lw=0.5, fc=(
+                    "white" if n >= N else colour if n >= N - T else PALE)))
+            axes.text(-0.3, b + 0.5, f"sequence {b}", ha="right", va="center", fontsize=9,
+                      color=INK)
+        B = end - first
+        middle = (first + end) / 2
+        axes.plot([room + 0.3] * 2, [first + 0.15, end - 0.15], color=colour, lw=2)
+        axes.text(room + 0.7, middle, f"B = {B}, T = {T}, N = {N}: rows {row} to {row + B * T - 1} "
+                  f"of q", va="center", fontsize=9, color=colour)
+        row += B * T
+    axes.set(xlim=(-2.6, room + 11.5), ylim=(batch[-1][1] + 0.1, -0.1))
+    axes.axis("off")
+    return closed(figure)

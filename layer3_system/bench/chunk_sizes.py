@@ -55,7 +55,7 @@ def texts(tokenizer, N, count):
 
 
 @dataclass
-class Run:
+class ChunkedRun:
     """One run. Seconds, and counts of what happened within it."""
 
     seconds: float
@@ -69,7 +69,7 @@ class Run:
 
 
 def serve(model, tokenizer, long, short, chunk):
-    """The Run of the long prompts, [[int]], one after another, beside the short ones."""
+    """The ChunkedRun of the long prompts, [[int]], one after another, beside the short ones."""
     model, room = StepLog(model), model.config.room
     pool = BlockPool((len(short) + 1) * -(-room // 16))
     engine = Engine(model, tokenizer, pool, Scheduler(pool, budget=room, chunk=chunk),
@@ -89,13 +89,15 @@ def serve(model, tokenizer, long, short, chunk):
 
 
 def run_of(seconds, steps, writing, done):
-    """The Run that took `seconds` and these steps, [Noted]. writing, done: the requests with short
-    and with long prompts; the former come first in each step."""
+    """The ChunkedRun that took `seconds` and these steps, [Noted].
+
+    writing, done: the requests with short and with long prompts; the former come first in each step
+    """
     last = writing[0].token_times[-len(steps) - 1:] if writing else []
     chunks = [(n, context) for noted in steps for n, context in
               list(zip(noted.new, noted.contexts, strict=True))[len(writing):]
               if context <= len(done[0].prompt)]        # beyond that it is in its answer
-    return Run(
+    return ChunkedRun(
         seconds, gaps=[after - before for before, after in pairwise(last)],
         first=[request.token_times[0] - request.arrival for request in done], steps=len(steps),
         tokens=sum(sum(noted.new) for noted in steps),
@@ -114,7 +116,7 @@ def summary(runs):
 
 
 def sweep(rounds=ROUNDS, chunks=CHUNKS, decoders=DECODERS):
-    """{chunk: [Run of each round]}, by turns. RuntimeError if tokens depend on the chunk."""
+    """{chunk: [ChunkedRun of each round]}, by turns. RuntimeError if tokens depend on the chunk."""
     model, tokenizer = small_model()
     long = texts(tokenizer, LONG, PROMPTS)
     short = texts(tokenizer, SHORT, DECODERS)[:decoders]

@@ -32,7 +32,7 @@ EVERY = 4               # steps between saves
 PAUSE = 0.03            # seconds in the middle of a write: a disk slow enough to be killed in
 AHEAD = 3, 14           # steps that a life makes at least and at most, unless it waits for a write
 LOOK = 0.001            # seconds between two looks
-LONGEST = 120           # seconds without a step, or for a life to begin
+MAX_SILENCE_SECONDS = 120  # seconds without a step, or for a life to begin
 
 
 class Torchrun:
@@ -94,8 +94,8 @@ def waits(ready: Any, process: subprocess.Popen) -> bool:
     while not ready():
         if process.poll() is not None:
             return False
-        if time.monotonic() - begin > LONGEST:
-            raise TimeoutError(f"the training made no step in {LONGEST} s")
+        if time.monotonic() - begin > MAX_SILENCE_SECONDS:
+            raise TimeoutError(f"the training made no step in {MAX_SILENCE_SECONDS} s")
         time.sleep(LOOK)
     return True
 
@@ -124,14 +124,14 @@ def lives(folder: Path, losses: Path, steps: int, kills: int,
                "half written": half_written(folder)}
         if victims == "all ranks and torchrun":
             run = Torchrun(folder, losses, steps, restarts=kills)
-    if run.process.wait(LONGEST):
+    if run.process.wait(MAX_SILENCE_SECONDS):
         raise RuntimeError(f"torchrun ended with {run.process.returncode}: {run.text()[-800:]}")
 
 
 def compare(folder: Path, steps: int, kills: int, seed: int) -> dict[str, Any]:
     """The record of a training that is killed and of one that is not. folder: to work in"""
     straight = Torchrun(folder / "straight", folder / "straight.txt", steps, pause=0.0)
-    if straight.process.wait(LONGEST):
+    if straight.process.wait(MAX_SILENCE_SECONDS):
         raise RuntimeError(f"torchrun ended with an error: {straight.text()[-800:]}")
     right = {row["step"]: row["loss"] for row in rows(folder / "straight.txt")}
     own = folder / "killed"

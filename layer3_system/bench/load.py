@@ -232,19 +232,25 @@ def load(
         for rate in wanted or ():
             measure(f"{rate:.3g}", rate, at_rate(mixed(round(rate * seconds)), rate))
     table(points)
-    out.write_text(json.dumps({
-        "date": datetime.date.today().isoformat(), "model": model,
-        "client": {"cpu": cpu_model(), "cores": len(os.sched_getaffinity(0)),
-                   "load_before": before},
-        "objective": objective._asdict(),
-        "tests": [{"rate": rate, **as_json(summary)} for _, rate, summary in points]},
-        indent=1) + "\n", "utf-8")
+    write_curve(out, model, before, objective, points)
     files = [out]
     curve = [summary for _, rate, summary in points if rate]
     if len(curve) > 1:
         files.append(out.with_suffix(".png"))
         draw(curve, objective).savefig(files[-1], dpi=120)
     print(f"in {' and '.join(map(str, files))}")
+
+
+def write_curve(path, model, before, objective, points):
+    """A file that `read_curve` reads. before: the client's load
+    points: (title, rate, Summary)"""
+    path.write_text(json.dumps({
+        "date": datetime.date.today().isoformat(), "model": model,
+        "client": {"cpu": cpu_model(), "cores": len(os.sched_getaffinity(0)),
+                   "load_before": before},
+        "objective": objective._asdict(),
+        "tests": [{"rate": rate, **as_json(summary)} for _, rate, summary in points]},
+        indent=1) + "\n", "utf-8")
 
 
 def read_curve(path):

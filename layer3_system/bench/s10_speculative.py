@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from layer1_kernels import kernels
-from layer2_graph import Batch, CpuLlama, Llama, PagedCache, Tokenizer, cpu_kernels, load
+from layer2_graph import Batch, CpuLlama, Llama, PagedCache, Tokenizer, cpu_kernels, load, tile
 from layer2_graph.models import SMALL, shape_135m
 from layer2_graph.small.corpus import corpus
 from layer3_system.engine.drafts import Drafter, Sampler
@@ -39,9 +39,9 @@ RECORD = Path(__file__).with_name("speculation.json")
 TEXTS = 10              # of a kind
 PLACES = 40             # tokens of each, at most
 RACES = 4               # draws at a place
-ROUNDS = 2              # of each speed
+ROUNDS = 3              # of each speed
 LENGTH = 16             # tokens of an answer that is timed
-MOST = 4                # guesses of a request in a step
+MAX_GUESSES = 4         # guesses of a request in a step
 TEXT = [20, 40, 60, 80, 100, 120, 140]      # what repeats in an answer that is timed
 THREADS = 1             # a second one would wait for other work
 
@@ -82,7 +82,7 @@ def looked_up(tokens: list[int]) -> tuple[int, int]:
     hits = 0
     trials = 0
     for n in range(2, len(tokens)):
-        for guess, token in zip(lookup(tokens[:n], MOST), tokens[n:], strict=False):
+        for guess, token in zip(lookup(tokens[:n], MAX_GUESSES), tokens[n:], strict=False):
             trials += 1
             if guess != token:
                 break
@@ -141,24 +141,24 @@ class Recital(Drafter):
 
 def drafters(cost: StepCost) -> dict[str, Callable[[], Drafter]]:
     """{name: a new Drafter}"""
-    look = partial(lookup, count=MOST)
+    look = partial(lookup, count=MAX_GUESSES)
 
     def wrong(tokens: list[int]) -> list[int]:
-        return [1] * MOST
+        return [1] * MAX_GUESSES
 
     return {"plain": lambda: Recital(lambda tokens: []),
             "look-up": lambda: Recital(look),
-            "look-up, adaptive": lambda: Recital(look, lengths=Lengths(MOST, cost)),
+            "look-up, adaptive": lambda: Recital(look, lengths=Lengths(MAX_GUESSES, cost)),
             "wrong guesses": lambda: Recital(wrong),
-            "wrong guesses, adaptive": lambda: Recital(wrong, lengths=Lengths(MOST, cost))}
+            "wrong guesses, adaptive": lambda: Recital(wrong, lengths=Lengths(MAX_GUESSES, cost))}
 
 
-def speed(sizes: tuple[int, ...] = (1, 8)) -> dict:
+def speed(sizes: tuple[int, ...] = (1, 8, 32)) -> dict:
     """{"ratios": {B: {drafter: [tokens a second ÷ plain, a round each]}}, "median": their medians,
     "tokens": {B: {drafter: tokens a step of a request}}, "cost": a StepCost, …}"""
     load = round(os.getloadavg()[0], 1)
     config, weights = shape_135m()
-    model = CpuLlama(config, weights, cpu_kernels())
+    model = tile(CpuLlama(config, weights, cpu_kernels()))      # as `lab serve` lays it out
     cost = measured_cost(model, ByteTokenizer(), kernels("torch").sample,
                          sizes=sizes, clock=time.process_time)
     ratios: dict[str, dict[str, list[float]]] = {}

@@ -23,8 +23,9 @@ from layer2_graph import CpuLlama, Tokenizer, cpu_kernels, read_config, read_wei
 from layer2_graph.models import SMALL
 from layer3_system.bench.soak import alone
 from layer3_system.disaggregation.faults import FAULTS, OneProcess
+from layer3_system.disaggregation.fleet import Fleet
 from layer3_system.disaggregation.timeline import frontier
-from layer3_system.disaggregation.workers import Fleet
+from layer3_system.disaggregation.workers import Parts
 from layer3_system.s01_request import Request, SamplingParams
 from layer3_system.s03_static_batching import Job
 from layer3_system.s04_continuous_batching import Scheduler
@@ -157,6 +158,11 @@ def small_engine() -> Engine:
     return Engine(llama, Tokenizer(SMALL, config), pool, Scheduler(pool, 16, 64))
 
 
+def small_parts(kind: str) -> Parts:
+    """What a worker of the small Llama is made of."""
+    return Parts(small_engine())
+
+
 def written_alone(requests: Iterable[Request]) -> dict[str, list[int]]:
     """{id: the tokens that one engine writes for it}"""
     engine = small_engine()
@@ -175,7 +181,7 @@ def soak_processes(count: int, kills: int, seed: int = 12) -> dict[str, int]:
     answers = Answers()
     begins = [[chance.randrange(2, 300) for _ in range(100)] for _ in range(3)]
     killed = again = 0
-    with Fleet(small_engine, 1, 1, P) as fleet:
+    with Fleet(small_parts, 1, 1, P) as fleet:
         while len(answers.requests) < count or fleet.router.calls or fleet.deaths < killed:
             n = len(answers.requests)
             up = fleet.deaths == killed and fleet.whole

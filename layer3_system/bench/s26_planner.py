@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -148,7 +149,7 @@ def spearman(a: list[float], b: list[float]) -> float:
 
 def summary(cluster: Cluster, seconds: dict[str, list[float]]) -> dict:
     """The record of a run."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, own in seconds.items():
         parts = predicted(cluster, PLANS[name])
         rows.append({"plan": name, "predicted": total_seconds(parts),

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 from statistics import median
 
-from lab.measure.cards import measured_on, targets
+from lab.measure import targets
+from lab.measure.cards import measured_on
 
 RECORD = Path(__file__).parents[2] / "benchmarks" / "serving.json"
 
@@ -29,7 +30,7 @@ def headline():
 
 def table(record):
     """The record as two tables and how it was measured."""
-    lines = [*targets(record["targets"]), "", "| model | arm | tokens/s | texts as ours |",
+    lines = [*targets.table(record["targets"]), "", "| model | arm | tokens/s | texts as ours |",
              "| --- " * 4 + "|"]
     lines += [f"| {model} | {name} | {median(arm['rate']):.0f} | {arm['same_texts']} of "
               f"{record['trace'] if name.endswith('mixed') else name.split()[-1]} |"

@@ -18,13 +18,13 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from statistics import median
 
 import torch
 
 from day01_roofline import take_turns
 from lab.course import ROOT, CourseError
 from lab.device import cpu_model, library_settings
+from lab.measure import targets
 from layer2_graph import CpuLlama, cpu_kernels, tile
 from layer2_graph.bench.decode_speed import MODELS
 from layer2_graph.decode_ladder.comparison import their_config
@@ -203,11 +203,9 @@ def judge(target, rounds):
     """A row of the record. rounds: {run: [measure()'s answer, a round each]}"""
     title, model, (own, other), limit = target
     rates = [answer["rate"] for answer in rounds[own]]
-    figures = sorted(rates if other is None else [
-        a / b["rate"] for a, b in zip(rates, rounds[other], strict=True)])
-    figure = median(figures)
-    return {"title": title, "model": model, "limit": limit, "figure": figure,
-            "lowest": figures[0], "highest": figures[-1], "met": figure >= limit}
+    figures = rates if other is None else [
+        a / b["rate"] for a, b in zip(rates, rounds[other], strict=True)]
+    return {"title": title, "model": model} | targets.judged(figures, limit)
 
 
 def measure_all(rounds):
@@ -232,9 +230,8 @@ def measure_all(rounds):
         record["targets"] += [judge(t, answers) for t in TARGETS if t[1] == model]
     shares = record["models"]["135M"]["ours 32"]["own"]
     record["targets"].append({
-        "title": "the engine's own share of a step, 32 at once", "model": "135M",
-        "limit": OWN_SHARE, "figure": median(shares), "lowest": min(shares),
-        "highest": max(shares), "met": median(shares) < OWN_SHARE})
+        "title": "the engine's own share of a step, 32 at once", "model": "135M"}
+        | targets.judged(shares, OWN_SHARE, at_least=False))
     return record
 
 

@@ -6,5 +6,6 @@ sides     an engine that computes prompts and sends their pages, one that takes 
 router    which worker gets a request, and what happens when one dies
 faults    both sides in one process, and a wire that misbehaves
 wires     parts over TCP
-workers   both kinds as processes, started again when they die
+workers   both kinds as processes: what runs in each
+fleet     the router's process: it starts workers, and those again that end
 """

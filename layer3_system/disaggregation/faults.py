@@ -135,11 +135,11 @@ class OneProcess:
         for side in self.sides.values():
             side.step(self.now)
             check_engine(side.engine)
-        for side in [side for (kind, _), side in self.sides.items() if kind == "decode"]:
+        for side in list(self.sides.values()):
             news = side.news
             side.news = []
-            for what, *rest in news:
-                (self.router.arrived if what == "arrived" else self.router.wrote)(*rest)
+            for each in news:
+                self.router.hear(*each)
         outputs = self.router.outputs
         self.router.outputs = []
         return outputs

@@ -4,27 +4,31 @@ It starts nothing and waits for nothing: messages go to `send`, news comes in by
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from typing import Any, NamedTuple
 
 from layer3_system.s01_request import Request, RequestError, SamplingParams
 from layer3_system.s02_block_pool import pages_for
 from layer3_system.s06_prefix_cache import HashChain
 from layer3_system.s12_disaggregation import DecodeLoad, PrefillLoad, choose_workers
 
+ATTEMPTS = 5            # at a request: one that ends every process that it meets is given up
+LEAD = 4                # answers that a replica may run more than another for a longer prefix
+
 
 @dataclass(eq=False)
 class Call:
     """A client's request on its way."""
 
-    request: Request                # its prompt and params, never in an engine
+    request: Request                # never in an engine; it has the tokens that the client has
     names: list[bytes]              # of its full pages
     attempt: int = 0
     prefill: int | None = None      # where its prompt is, until that has arrived
     decode: int | None = None
     todo: int = 0                   # tokens to compute at the prefill worker
-    tokens: list[int] = field(default_factory=list)     # that the client has
-    text: str = ""
+    text: str = ""                  # that the client has
     again: list[int] = field(default_factory=list)      # that this attempt has written
     again_text: str = ""
 
@@ -60,8 +64,12 @@ class Router:
 
     # ---- clients
 
-    def submit(self, id: str, prompt: list[int], params: SamplingParams, salt: str = "") -> None:
-        """A request. RequestError if no worker could ever serve it."""
+    def submit(self, id: str, prompt: list[int], params: SamplingParams, salt: str = "",
+               index: int = 0) -> Request:
+        """A request. RequestError if no worker could ever serve it.
+
+        index: which of several answers to its prompt, which have one seed
+        """
         if params.n != 1 or params.prompt_logprobs is not None:
             raise RequestError("n, prompt_logprobs: expected one answer and no scores of the "
                                "prompt: its pages alone are sent")
@@ -69,11 +77,12 @@ class Router:
         if not prompt or limit > self.room or len(prompt) >= limit:
             raise RequestError(f"prompt: expected at least one token, and at most {self.room} "
                                f"with the answer; found {len(prompt)}, up to {limit}")
-        request = Request(id, list(prompt), params, salt=salt, limit=limit)
+        request = Request(id, list(prompt), params, index, salt, limit=limit)
         names = HashChain().names(request, (len(prompt) - 1) // self.S, self.S)
         self.calls[id] = Call(request, names)
         self.waiting.append(self.calls[id])
         self.route()
+        return request
 
     def abort(self, id: str) -> None:
         """The client has left."""
@@ -92,25 +101,32 @@ class Router:
     def route(self) -> None:
         """Hand out what waits, first come, first served, while there is room."""
         while self.waiting and self.decodes:
-            call = self.waiting[0]
-            decodes = sorted(self.decodes)
-            prefills = sorted(self.prefills)
-            choice = self.choose(call.names, len(call.request.prompt), call.answer, self.S,
-                                 [self.prefill_load(i) for i in prefills] or [PrefillLoad(0, ())],
-                                 [self.decode_load(j) for j in decodes])
+            choice = self.pick(self.waiting[0])
             if choice is None:
                 return
-            self.waiting.popleft()
-            self.begin(call, prefills[choice[0]] if prefills else None, decodes[choice[1]])
+            self.begin(self.waiting.popleft(), *choice)
+
+    def pick(self, call: Call) -> tuple[int | None, int] | None:
+        """The numbers of a prefill worker, or None if there is none, and of a decode worker."""
+        decodes = sorted(self.decodes)
+        prefills = sorted(self.prefills)
+        choice = self.choose(call.names, len(call.request.prompt), call.answer, self.S,
+                             [self.prefill_load(i) for i in prefills] or [PrefillLoad(0, ())],
+                             [self.decode_load(j) for j in decodes])
+        return choice and (prefills[choice[0]] if prefills else None, decodes[choice[1]])
 
     def prefill_load(self, i: int) -> PrefillLoad:
         queue = sum(call.todo for call in self.calls.values() if call.prefill == i)
         return PrefillLoad(queue, self.prefills[i])
 
     def decode_load(self, j: int) -> DecodeLoad:
-        running = [call for call in self.calls.values() if call.decode == j]
+        running = self.calls_of(j)
         used = sum(pages_for(call.request.limit, self.S) for call in running)
         return DecodeLoad(self.pages - used, len(running))
+
+    def calls_of(self, j: int) -> list[Call]:
+        """Those of decode worker j."""
+        return [call for call in self.calls.values() if call.decode == j]
 
     def begin(self, call: Call, i: int | None, j: int) -> None:
         """Start an attempt: prefill worker i, decode worker j; i None: all of it at j."""
@@ -122,21 +138,18 @@ class Router:
         request = call.request
         seed = (request.seed + 2**63) % 2**64 - 2**63       # as SamplingParams take it, signed
         params = replace(request.params, seed=seed)         # so each attempt writes the same
-        self.send("decode", j, ("expect", request.id, call.attempt, request.prompt, params))
+        self.send("decode", j, ("expect", request.id, call.attempt, request.prompt, params,
+                                request.index, request.arrival))
         if i is None:
             self.send("decode", j, ("compute", request.id, call.attempt))
             return
-        hits = 0
-        while hits < len(call.names) and call.names[hits] in self.prefills[i]:
-            hits += 1
-        call.todo = len(request.prompt) - hits * self.S
-        self.remember(i, call.names)
+        call.todo = len(request.prompt) - hits(call.names, self.prefills[i]) * self.S
+        self.remember(self.prefills[i], call.names)
         self.send("prefill", i, ("begin", request.id, call.attempt, request.prompt, j,
                                  request.salt))
 
-    def remember(self, i: int, names: Sequence[bytes]) -> None:
-        """What a prefill worker has in its pages, roughly: the newest names."""
-        own = self.prefills[i]
+    def remember(self, own: OrderedDict[bytes, None], names: Sequence[bytes]) -> None:
+        """What a worker has in its pages, roughly: the newest names."""
         for name in names:
             own.pop(name, None)
             own[name] = None
@@ -144,6 +157,18 @@ class Router:
             own.popitem(last=False)
 
     # ---- news of workers
+
+    def hear(self, what: str, *values: Any) -> None:
+        """News of a side, as sides have it."""
+        receivers: dict[str, Callable[..., None]] = {
+            "found": self.found, "arrived": self.arrived, "tokens": self.wrote}
+        receivers[what](*values)
+
+    def found(self, id: str, attempt: int, cached: int) -> None:
+        """A prefill worker had some tokens of a prompt in its pages."""
+        call = self.calls.get(id)
+        if call and call.attempt == attempt:
+            call.request.num_cached = cached
 
     def arrived(self, id: str, attempt: int) -> None:
         """A decode worker has all pages of a prompt, or will compute them itself."""
@@ -157,17 +182,26 @@ class Router:
             self.send("prefill", call.prefill, ("settle", call.request.id, call.attempt, why))
         call.prefill = None
 
-    def wrote(self, id: str, attempt: int, tokens: list[int], text: str,
-              reason: str | None) -> None:
-        """A decode worker wrote tokens. What an earlier attempt wrote, the client has already."""
+    def wrote(self, id: str, attempt: int, tokens: list[int], text: str, reason: str | None,
+              logprobs: Sequence[dict[int, float]] = (), cached: int | None = None,
+              error: str | None = None) -> None:
+        """A decode worker wrote tokens. What an earlier attempt wrote, the client has already.
+
+        logprobs: of these tokens, if they are wanted    cached: tokens of a prompt computed
+        there that were in its pages    error: why the answer failed
+        """
         call = self.calls.get(id)
         if call is None or call.attempt != attempt:
             return
+        request = call.request
         call.again += tokens
         call.again_text += text
-        new = call.again[len(call.tokens):]
+        new = call.again[len(request.output):]
         more = call.again_text[len(call.text):]
-        call.tokens += new
+        request.output += new
+        request.logprobs += logprobs[len(tokens) - len(new):] if logprobs else []
+        request.num_cached = request.num_cached if cached is None else cached
+        request.error = error
         call.text += more
         if reason:
             del self.calls[id]
@@ -186,11 +220,32 @@ class Router:
                     self.send("decode", call.decode, ("compute", call.request.id, call.attempt))
             return
         self.decodes.discard(number)
-        for call in [call for call in self.calls.values() if call.decode == number][::-1]:
+        for call in self.calls_of(number)[::-1]:
             self.tell_prefill(call, "dead")
             call.decode = None
-            self.waiting.appendleft(call)
+            if call.attempt < ATTEMPTS:
+                self.waiting.appendleft(call)
+            else:
+                self.give_up(call)
         self.route()
+
+    def give_up(self, call: Call) -> None:
+        """End a call with an error."""
+        del self.calls[call.request.id]
+        call.request.error = f"{ATTEMPTS} processes ended while they worked on it"
+        self.outputs.append((call.request.id, [], "", "error"))
+
+    def leaves(self, kind: str, number: int) -> None:
+        """A worker gets nothing new. What it has, it finishes."""
+        if kind == "prefill":
+            self.prefills.pop(number, None)
+        else:
+            self.decodes.discard(number)
+
+    def is_idle(self, kind: str, number: int) -> bool:
+        """Whether no call needs a worker."""
+        return all(number != (call.prefill if kind == "prefill" else call.decode)
+                   for call in self.calls.values())
 
     def came(self, kind: str, number: int) -> None:
         """A worker is there, and empty."""
@@ -199,3 +254,55 @@ class Router:
         else:
             self.decodes.add(number)
             self.route()
+
+
+class ReplicaRouter(Router):
+    """A router of whole engines: workers that write answers and compute their prompts, too.
+
+    seats: answers that a replica runs at a time; the others wait here, so that they go to the
+    replica that is free first
+    """
+
+    def __init__(self, replicas: int, seats: int, pages: int, S: int, room: int,
+                 send: Callable[[str, int, tuple], None]):
+        self.seats = seats
+        self.names: dict[int, OrderedDict[bytes, None]] = {}
+        super().__init__(0, replicas, pages, S, room, send)
+
+    def pick(self, call: Call) -> tuple[None, int] | None:
+        loads = {j: ReplicaLoad(len(self.calls_of(j)), self.names[j]) for j in self.decodes}
+        j = choose_replica(call.names, {j: load for j, load in sorted(loads.items())
+                                        if load.running < self.seats})
+        if j is None:
+            return None
+        self.remember(self.names[j], call.names)
+        return None, j
+
+    def came(self, kind: str, number: int) -> None:
+        self.names[number] = OrderedDict()
+        super().came(kind, number)
+
+
+class ReplicaLoad(NamedTuple):
+    """What the router knows of a whole engine."""
+
+    running: int                    # answers
+    names: Collection[bytes]        # of the pages that it remembers
+
+
+def choose_replica(names: Sequence[bytes], replicas: Mapping[int, ReplicaLoad]) -> int | None:
+    """Which replica gets a prompt: its number; None if there is none.
+
+    names: of the prompt's full pages. The one that has the longest prefix, if it runs at most LEAD
+    answers more than the one with the fewest; of equals the one that runs the fewest.
+    """
+    if not replicas:
+        return None
+    fewest = min(load.running for load in replicas.values())
+    near = {j: load for j, load in replicas.items() if load.running <= fewest + LEAD}
+    return max(near, key=lambda j: (hits(names, near[j].names), -near[j].running))
+
+
+def hits(names: Iterable[bytes], remembered: Collection[bytes]) -> int:
+    """How many names are remembered, from the first on without a gap."""
+    return sum(1 for _ in takewhile(lambda name: name in remembered, names))

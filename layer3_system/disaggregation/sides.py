@@ -5,7 +5,7 @@ They know no process and no wire: messages come in and go out as tuples, and par
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -41,7 +41,36 @@ class Announcing:
         return logits
 
 
-class PrefillSide:
+class Side:
+    """An engine, and what looks on.
+
+    observers: called as those of a Bridge, stepped(engine, outputs) and aborted(requests)
+    news: what the router is to be told, tuples that `Router.hear` takes
+    """
+
+    def __init__(self, engine: Engine):
+        self.engine = engine
+        self.news: list[tuple] = []
+        self.observers: Sequence[Any] = ()
+
+    def compute_step(self) -> list[Output]:
+        """A step, if there is one to do."""
+        if not self.engine.busy:
+            return []
+        outputs = self.engine.step()
+        for observer in self.observers:
+            observer.stepped(self.engine, outputs)
+        return outputs
+
+    def end(self, request: Request) -> None:
+        """End a request, wherever it is."""
+        if request.status != "finished":
+            self.engine.abort([request])
+            for observer in self.observers:
+                observer.aborted([request])
+
+
+class PrefillSide(Side):
     """An engine that computes prompts and sends their pages.
 
     post(address, read) -> Ticket: send the part that read() gives; its page stays as it is until
@@ -50,7 +79,7 @@ class PrefillSide:
 
     def __init__(self, engine: Engine, post: Post, lease: float = 30.0,
                  outbox: type[Outbox] = Outbox):
-        self.engine = engine
+        super().__init__(engine)
         self.post = post
         self.lease = lease
         self.outbox = outbox
@@ -66,7 +95,7 @@ class PrefillSide:
     def begin(self, id: str, attempt: int, prompt: list[int], address: Any,
               salt: str = "") -> None:
         """Queue a prompt. Its one token is thrown away: the decode side draws it."""
-        (request,) = self.engine.submit(prompt, SamplingParams(1, temperature=0), salt=salt)
+        (request,) = self.engine.submit(prompt, SamplingParams(1, temperature=0), id, salt)
         self.open[id, attempt] = request, self.outbox(self.engine.pool, float("inf"))
         self.keys[request] = (id, attempt), address
         self.sent[request] = 0
@@ -82,12 +111,11 @@ class PrefillSide:
             outbox.aborted = True
         else:
             outbox.receiver_alive = False
-        self.engine.abort([request])
+        self.end(request)
 
     def step(self, now: float) -> list[Key]:
         """Compute a step if there is one; give pages back: the keys of those that are over."""
-        if self.engine.busy:
-            self.engine.step()
+        self.compute_step()
         for request, outbox in self.open.values():
             if request.status == "finished" and outbox.lease_ends == float("inf"):
                 outbox.lease_ends = now + self.lease
@@ -128,6 +156,8 @@ class PrefillSide:
             begin = self.sent[request]              # pages from the cache are sent, too
             end = min(request.num_computed, N)
             if begin < end and request.status == "running":
+                if not begin:
+                    self.news.append(("found", *self.keys[request][0], request.num_cached))
                 self.sent[request] = end
                 final[request] = parts_done(begin, end, N, S)
                 _, outbox = self.open[self.keys[request][0]]
@@ -136,46 +166,61 @@ class PrefillSide:
         return final
 
 
-class DecodeSide:
+class Expected(NamedTuple):
+    """A prompt whose parts are on their way."""
+
+    box: Inbox
+    prompt: list[int]
+    params: SamplingParams
+    number: int                     # which of several answers to the prompt
+    arrival: float                  # of the request at the router, seconds
+    until: float                    # when patience ends
+
+
+class DecodeSide(Side):
     """An engine that writes answers to prompts computed elsewhere.
 
-    news: what the router is to be told, ("arrived", id, attempt) or ("tokens", id, attempt,
-    tokens, text, reason)    patience: seconds for all parts of a prompt; then it is computed here
+    patience: seconds for all parts of a prompt; then it is computed here
     """
 
     def __init__(self, engine: Engine, patience: float = 10.0, inbox: type[Inbox] = Inbox):
-        self.engine = engine
+        super().__init__(engine)
         self.patience = patience
         self.inbox = inbox
-        self.boxes: dict[Key, tuple[Inbox, list[int], SamplingParams, float]] = {}
+        self.boxes: dict[Key, Expected] = {}
         self.requests: dict[Key, Request] = {}
         self.keys: dict[Request, Key] = {}
-        self.news: list[tuple] = []
         self.recomputed = 0
+        self.own: set[Key] = set()                  # whose prompts are computed here
 
     def expect(self, id: str, attempt: int, prompt: list[int], params: SamplingParams,
-               now: float) -> None:
+               index: int, arrival: float, now: float) -> None:
         """Parts of this prompt will come."""
         n = pages_for(len(prompt), self.engine.pool.S)
         box = self.inbox(id, attempt, self.engine.model.config.L, n, page_bytes(self.engine.pages))
-        self.boxes[id, attempt] = box, prompt, params, now + self.patience
+        self.boxes[id, attempt] = Expected(box, prompt, params, index, arrival,
+                                           now + self.patience)
 
     def arrive(self, part: Part) -> None:
         """Take a part. One for nobody is dropped: its request is over, or has a later attempt."""
         key = part.id, part.attempt
-        if key in self.boxes and self.boxes[key][0].accept(part):
-            box, prompt, params, _ = self.boxes.pop(key)
-            self.start(key, prompt, params, to_pages(box.k, box.v, self.engine.pages))
+        if key in self.boxes and self.boxes[key].box.accept(part):
+            expected = self.boxes.pop(key)
+            box = expected.box
+            self.start(key, expected, to_pages(box.k, box.v, self.engine.pages))
 
     def compute(self, id: str, attempt: int) -> None:
         """The parts will not come: compute the prompt here."""
         if (id, attempt) in self.boxes:
-            _, prompt, params, _ = self.boxes.pop((id, attempt))
             self.recomputed += 1
-            self.start((id, attempt), prompt, params, None)
+            self.own.add((id, attempt))
+            self.start((id, attempt), self.boxes.pop((id, attempt)), None)
 
-    def start(self, key: Key, prompt: list[int], params: SamplingParams, received: Any) -> None:
-        (request,) = self.engine.submit(prompt, params, key[0], received=received)
+    def start(self, key: Key, expected: Expected, received: Any) -> None:
+        (request,) = self.engine.submit(expected.prompt, expected.params, key[0],
+                                        received=received)
+        request.index = expected.number
+        request.arrival = expected.arrival
         self.requests[key] = request
         self.keys[request] = key
         self.news.append(("arrived", *key))
@@ -183,21 +228,29 @@ class DecodeSide:
     def abort(self, id: str, attempt: int) -> None:
         """The client has left."""
         self.boxes.pop((id, attempt), None)
-        request = self.requests.pop((id, attempt), None)
-        if request:
-            self.engine.abort([request])
-            del self.keys[request]
+        if (id, attempt) in self.requests:
+            self.end(self.requests[id, attempt])
+            self.forget((id, attempt))
 
     def step(self, now: float) -> None:
         """Compute a step if there is one; lose patience."""
-        for key, (*_, until) in list(self.boxes.items()):
-            if now >= until:
+        for key, expected in list(self.boxes.items()):
+            if now >= expected.until:
                 self.compute(*key)
-        self.report(self.engine.step() if self.engine.busy else [])
+        self.report(self.compute_step())
 
     def report(self, outputs: Sequence[Output]) -> None:
         for output in outputs:
-            key = self.keys[output.request]
-            self.news.append(("tokens", *key, output.tokens, output.text, output.reason))
+            request = output.request
+            key = self.keys[request]
+            logprobs = request.logprobs[len(request.logprobs) - len(output.tokens):] \
+                if request.logprobs else []
+            self.news.append(("tokens", *key, output.tokens, output.text, output.reason, logprobs,
+                              request.num_cached if key in self.own else None, request.error))
             if output.reason:
-                del self.requests[key], self.keys[output.request]
+                self.forget(key)
+
+    def forget(self, key: Key) -> None:
+        """A request is over."""
+        del self.keys[self.requests.pop(key)]
+        self.own.discard(key)

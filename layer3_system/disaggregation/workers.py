@@ -1,75 +1,124 @@
-"""Prefill and decode workers as processes, and the Fleet that starts, tells and restarts them
+"""Prefill and decode workers as processes: what runs in each of them
 
 A worker reads what the router tells it from a pipe, takes a step, and writes its news there. When
 the router is gone its pipe ends, and so does the worker. Parts go from worker to worker.
 """
 
-import multiprocessing
-import secrets
+import os
+import signal
 import time
-from collections.abc import Callable
-from multiprocessing.connection import Connection, wait
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
 
 import torch
 
-from layer3_system.disaggregation.router import Router
-from layer3_system.disaggregation.sides import DecodeSide, PrefillSide
+from lab.course import CourseError
+from lab.remote.rank import end_with
+from layer3_system.disaggregation.sides import DecodeSide, PrefillSide, Side
 from layer3_system.disaggregation.wires import PartListener, TcpWire
-from layer3_system.s01_request import SamplingParams
 from layer3_system.s07_engine import Engine, check_engine
+from layer3_system.s12_disaggregation import Inbox, Outbox
 
 IDLE = 0.05             # seconds that a worker without work waits for a message
 SOON = 0.001            # the same while it waits for parts or for an answer
-START = 60.0            # seconds in which a worker must come up
-Output = tuple[str, list[int], str, str | None]
 
 
-# ---- in a worker
+class Parts(NamedTuple):
+    """What a worker is made of.
+
+    observers: of its engine    questions: {name: what answers it}, beside "facts"
+    """
+
+    engine: Engine
+    inbox: type[Inbox] = Inbox
+    outbox: type[Outbox] = Outbox
+    observers: Sequence[Any] = ()
+    questions: Mapping[str, Callable[[Engine], Any]] = {}
 
 
-def prefill_worker(pipe: Connection, build: Callable[[], Engine], key: bytes,
-                   lease: float) -> None:
+Build = Callable[[str], Parts]          # of a worker of that kind
+
+
+def prefill_worker(pipe: Connection, build: Build, key: bytes, lease: float,
+                   threads: int) -> None:
     """Compute prompts and send their pages, until the router is gone."""
-    torch.set_num_threads(1)
-    side = PrefillSide(build(), TcpWire(key).post, lease)
-    pipe.send(("ready", None))
+    parts = begin(pipe, build, "prefill", threads)
+    side = PrefillSide(parts.engine, TcpWire(key).post, lease, parts.outbox)
+    side.observers = parts.observers
+    send(pipe, ("ready", os.getpid(), None))
     while True:
         rest = 0 if side.engine.busy else SOON if side.open else IDLE
         for what, *values in messages(pipe, rest):
-            if what == "ask":
-                pipe.send(("answer", facts(side)))
-            else:
+            if not answer(pipe, side, parts, what, values):
                 getattr(side, what)(*values)
         side.step(time.monotonic())
+        tell_news(pipe, side)
 
 
-def decode_worker(pipe: Connection, build: Callable[[], Engine], key: bytes,
-                  patience: float) -> None:
+def decode_worker(pipe: Connection, build: Build, key: bytes, patience: float,
+                  threads: int) -> None:
     """Take parts and write answers, until the router is gone."""
-    torch.set_num_threads(1)
-    side = DecodeSide(build(), patience)
+    parts = begin(pipe, build, "decode", threads)
+    side = DecodeSide(parts.engine, patience, parts.inbox)
+    side.observers = parts.observers
     listener = PartListener(key)
-    pipe.send(("ready", listener.address))
+    send(pipe, ("ready", os.getpid(), listener.address))
     while True:
-        parts = listener.take()
+        arrived = listener.take()
         # A prompt is announced here before any worker may compute it. So whatever announces these
         # parts is in the pipe by now.
-        rest = 0 if side.engine.busy or parts else SOON if side.boxes else IDLE
+        rest = 0 if side.engine.busy or arrived else SOON if side.boxes else IDLE
         for what, *values in messages(pipe, rest):
-            if what == "ask":
-                pipe.send(("answer", facts(side)))
-            else:
-                getattr(side, what)(*values, *([time.monotonic()] if what == "expect" else []))
-        for part in parts:
+            if not answer(pipe, side, parts, what, values):
+                now = [time.monotonic()] if what == "expect" else []
+                getattr(side, what)(*values, *now)
+        for part in arrived:
             side.arrive(part)
         side.step(time.monotonic())
-        for news in side.news:
-            pipe.send(news)
-        side.news = []
+        tell_news(pipe, side)
 
 
-def facts(side: PrefillSide | DecodeSide) -> dict[str, int]:
+def begin(pipe: Connection, build: Build, kind: str, threads: int) -> Parts:
+    """Make a worker's parts. What goes wrong is told before the process ends."""
+    end_with(os.getppid())
+    for number in (signal.SIGINT, signal.SIGTERM):      # the router's alone: it lets answers end
+        signal.signal(number, signal.SIG_IGN)
+    torch.set_num_threads(threads)
+    try:
+        return build(kind)
+    except Exception as error:                          # a model may be missing, or anything
+        known = isinstance(error, (CourseError, ValueError))
+        send(pipe, ("failed", str(error) if known else f"{type(error).__name__}: {error}"))
+        raise SystemExit(1) from None
+
+
+def answer(pipe: Connection, side: Side, parts: Parts, what: str, values: Sequence[Any]) -> bool:
+    """Do what is not the side's business: answer a question, or end. Whether it was that."""
+    if what == "end":
+        raise SystemExit
+    if what == "ask":
+        ticket, question = values
+        reply = facts(side) if question == "facts" else parts.questions[question](side.engine)
+        send(pipe, ("answer", ticket, reply))
+    return what == "ask"
+
+
+def tell_news(pipe: Connection, side: Side) -> None:
+    for news in side.news:
+        send(pipe, news)
+    side.news = []
+
+
+def send(pipe: Connection, message: tuple) -> None:
+    """Tell the router something. SystemExit if it is gone."""
+    try:
+        pipe.send(message)
+    except OSError:
+        raise SystemExit from None
+
+
+def facts(side: Side) -> dict[str, int]:
     """What a worker says of itself."""
     check_engine(side.engine)
     again = side.recomputed if isinstance(side, DecodeSide) else 0
@@ -86,137 +135,3 @@ def messages(pipe: Connection, rest: float) -> list[tuple]:
     except (EOFError, OSError):
         raise SystemExit from None
     return there
-
-
-# ---- in the router's process
-
-
-class Fleet:
-    """Workers of both kinds, and the router between them and clients."""
-
-    def __init__(self, build: Callable[[], Engine], prefills: int = 1, decodes: int = 1,
-                 pages: int = 200, S: int = 16, room: int = 512, lease: float = 30.0,
-                 patience: float = 10.0):
-        """build: makes a worker's engine, of `pages` pages of S slots and contexts of `room`; a
-        function of a module, since the workers import it"""
-        self.build = build
-        self.options = {"prefill": (prefill_worker, lease), "decode": (decode_worker, patience)}
-        self.key = secrets.token_bytes(32)
-        self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload([__name__])
-        self.processes: dict[tuple[str, int], Any] = {}
-        self.pipes: dict[tuple[str, int], Connection] = {}
-        self.addresses: dict[int, Any] = {}
-        self.deaths = 0
-        self.answers: list[dict[str, int]] = []
-        workers = [("prefill", i) for i in range(prefills)] + [
-            ("decode", j) for j in range(decodes)]
-        for kind, number in workers:
-            self.start(kind, number)
-        self.router = Router(0, 0, pages, S, room, self.send)
-        until = time.monotonic() + START
-        while not self.whole:
-            self.poll(0.1)
-            if time.monotonic() > until:
-                self.close()
-                raise RuntimeError(f"a worker did not come up within {START:g} s")
-
-    def start(self, kind: str, number: int) -> None:
-        """Start a worker. It is known to the router when it says that it is ready."""
-        here, there = self.context.Pipe()
-        target, seconds = self.options[kind]
-        process = self.context.Process(target=target, args=(there, self.build, self.key, seconds),
-                                       name=f"{kind} {number}", daemon=True)
-        process.start()
-        there.close()
-        self.processes[kind, number] = process
-        self.pipes[kind, number] = here
-
-    def send(self, kind: str, number: int, message: tuple) -> None:
-        """Tell a worker something. One that is dead is noticed by `poll`."""
-        if message[0] == "begin":               # to which address its parts go
-            what, id, attempt, prompt, decode, salt = message
-            message = what, id, attempt, prompt, self.addresses[decode], salt
-        try:
-            self.pipes[kind, number].send(message)
-        except OSError:
-            return
-
-    def submit(self, id: str, prompt: list[int], params: SamplingParams) -> None:
-        """A request. RequestError if no worker could serve it."""
-        self.router.submit(id, prompt, params)
-
-    def abort(self, id: str) -> None:
-        self.router.abort(id)
-
-    def poll(self, seconds: float) -> list[Output]:
-        """What clients get: waits for news, at most so long."""
-        who = {pipe: worker for worker, pipe in self.pipes.items()}
-        for pipe in wait(list(self.pipes.values()), seconds):
-            kind, number = who[pipe]                                    # type: ignore
-            try:
-                while pipe.poll():                                      # type: ignore
-                    self.hear(kind, number, *pipe.recv())               # type: ignore
-            except (EOFError, OSError):
-                self.bury(kind, number)
-        outputs = self.router.outputs
-        self.router.outputs = []
-        return outputs
-
-    def hear(self, kind: str, number: int, what: str, *values: Any) -> None:
-        """News of a worker."""
-        if what == "ready":
-            if kind == "decode":
-                self.addresses[number] = values[0]
-            self.router.came(kind, number)
-        elif what == "answer":
-            self.answers.append(values[0])
-        elif what == "arrived":
-            self.router.arrived(*values)
-        else:
-            self.router.wrote(*values)
-
-    def bury(self, kind: str, number: int) -> None:
-        """A worker is dead: start another, and see to its requests."""
-        self.deaths += 1
-        self.pipes.pop((kind, number)).close()
-        self.processes.pop((kind, number)).join()
-        self.start(kind, number)
-        self.router.died(kind, number)
-
-    @property
-    def whole(self) -> bool:
-        """Whether all workers are up."""
-        return len(self.router.prefills) + len(self.router.decodes) == len(self.pipes)
-
-    def facts(self) -> dict[str, int]:
-        """{"used": pages held by all workers, "again": prompts that decode workers computed
-        themselves}. RuntimeError if a worker does not answer."""
-        self.answers = []
-        for pipe in self.pipes.values():
-            pipe.send(("ask",))
-        until = time.monotonic() + START
-        while len(self.answers) < len(self.pipes):
-            if time.monotonic() > until:
-                raise RuntimeError(f"a worker did not answer within {START:g} s")
-            outputs = self.poll(0.1)
-            self.router.outputs = outputs               # for the next poll
-        return {name: sum(answer[name] for answer in self.answers) for name in ("used", "again")}
-
-    def kill(self, kind: str, number: int) -> None:
-        """SIGKILL, as the kernel does to a process that takes too much memory."""
-        self.processes[kind, number].kill()
-
-    def close(self) -> None:
-        """End all workers."""
-        for process in self.processes.values():
-            process.kill()
-            process.join()
-        for pipe in self.pipes.values():
-            pipe.close()
-
-    def __enter__(self) -> "Fleet":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()

@@ -79,8 +79,10 @@ class Team:
             [sys.executable, "-P", "-m", "layer3_system.parallel.worker", str(r),
              self.plan.text()], env=device.child_environment(), stdin=subprocess.DEVNULL)
             for r in range(1, plan.n)}
-        for r in self.processes:
-            threading.Thread(target=self.watch, args=(r,), daemon=True).start()
+        self.watchers = [threading.Thread(target=self.watch, args=(r,), daemon=True)
+                         for r in self.processes]
+        for thread in self.watchers:
+            thread.start()
         atexit.register(self.end)
 
     def watched_by(self, on_fault: Callable[[], None]) -> None:
@@ -137,5 +139,5 @@ class Team:
         with self.lock:
             self.over.set()
         self.kill()
-        for process in self.processes.values():
-            process.wait()
+        for thread in self.watchers:    # one that asks the store while Python ends is an abort
+            thread.join()

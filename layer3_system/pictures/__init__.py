@@ -4,12 +4,14 @@ recorded  Notes of a Recorder: pages held, requests in steps.
 shares    Shares of tokens: what a sampler keeps.
 pages     Pages: tables that name them, and their own names.
 steps     Steps: batches, chunks, and the arrays of one step.
+chase     A request's life, and its number of computed tokens after that of its tokens.
 clients   Clients: a call's way through the server, and how long requests wait.
 ranks     Ranks: who sends how many bytes to whom, and who does what when.
 training  Training: what each rank keeps of a parameter, and buckets that are summed in backward.
 tensors   Matrices in bands, and a cache on several ranks.
 pipeline  Pipelines: which stage does what when, and how much it keeps.
 context   Context parallelism: which rank computes which pairs, when, and what it sends.
+loop      The loop of an engine: its calls, and what overlap hides.
 experts   Expert parallelism: which rows travel, whose experts are busy, what two ways send.
 learning  A training: losses, rate and norm by step, and gradients beside the range of fp16.
 speculation  Guesses: which held, and how much they speed up a step.
@@ -28,6 +30,7 @@ from layer3_system.pictures.answers import (
     plan_grid,
     reward_curves,
 )
+from layer3_system.pictures.chase import request_life
 from layer3_system.pictures.clients import call_life, waits
 from layer3_system.pictures.context import causal_bands, context_bytes, position_errors, ring_work
 from layer3_system.pictures.disaggregation import goodput_panels, token_ticks, wire_lanes
@@ -35,6 +38,7 @@ from layer3_system.pictures.experts import expert_loads, row_matrix, rows_by_k
 from layer3_system.pictures.failures import disk_outcomes, interval_curve, month_bands
 from layer3_system.pictures.grammar import allowed_steps, automaton_jumps, match_lines
 from layer3_system.pictures.learning import gradient_range, loss_curves, training_lines
+from layer3_system.pictures.loop import overlap_lanes, step_circle
 from layer3_system.pictures.pages import hash_chain, table_arrows
 from layer3_system.pictures.pipeline import kept_lines, pipeline_lanes
 from layer3_system.pictures.plans import kind_grid, plan_cloud, serving_lines, step_bars
@@ -52,9 +56,10 @@ __all__ = ["allowed_steps", "answer_grid", "automaton_jumps", "block_map", "buck
            "context_bytes", "disk_outcomes", "expert_loads", "gap_curves", "goodput_panels",
            "gradient_range", "guess_ribbons", "hash_chain", "interval_curve", "kept_lines",
            "kept_shares", "kind_grid", "load_lines", "loss_curves", "match_lines", "month_bands",
-           "padded_batch", "pipeline_lanes", "placement_lanes", "plan_cloud", "plan_grid",
-           "position_errors", "rank_lanes", "rank_matrix", "reward_curves", "ring_and_tree",
-           "ring_rounds", "ring_work", "row_matrix", "rows_by_k", "seat_lanes", "serving_lines",
-           "speedup_curves", "split_bands", "stage_bars", "state_copies", "step_arrays",
-           "step_bars", "step_timeline", "table_arrows", "tier_bars", "tier_curves", "token_ticks",
-           "training_lines", "waits", "wire_lanes"]
+           "overlap_lanes", "padded_batch", "pipeline_lanes", "placement_lanes", "plan_cloud",
+           "plan_grid", "position_errors", "rank_lanes", "rank_matrix", "request_life",
+           "reward_curves", "ring_and_tree", "ring_rounds", "ring_work", "row_matrix", "rows_by_k",
+           "seat_lanes", "serving_lines", "speedup_curves", "split_bands", "stage_bars",
+           "state_copies", "step_arrays", "step_bars", "step_circle", "step_timeline",
+           "table_arrows", "tier_bars", "tier_curves", "token_ticks", "training_lines", "waits",
+           "wire_lanes"]

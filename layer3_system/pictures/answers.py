@@ -67,7 +67,7 @@ def gap_curves(arms: dict[str, dict[str, Any]], bound: float) -> "Figure":
     """Reward and gap by update of each arm; dashed: the bound of the gap."""
     import matplotlib.pyplot as plt
 
-    figure, (above, below) = plt.subplots(2, 1, figsize=(7.5, 4.4), layout="constrained",
+    figure, (above, below) = plt.subplots(2, 1, figsize=(7.2, 4.0), layout="constrained",
                                           sharex=True)
     lines(above, {name: run["reward"] for name, run in arms.items()})
     lines(below, {name: run["gap"] for name, run in arms.items()})

@@ -1,9 +1,11 @@
 """A small model that learns from its own answers:
 
     python -m layer3_system.rl --minutes 4 --seed 0 --placement turns|split --save DIR
+    torchrun --nproc-per-node 2 -m layer3_system.rl --placement split --updates 20
 
-Where exercises of s32 have passed on the desk, their functions do it. It stops after some minutes
-of the processor, and writes its rows, and with --save the weights, too.
+Where exercises of s32 have passed on the desk, their functions do it. In one process it stops after
+some minutes of the processor. With torchrun one rank writes while the other learns, and it stops
+after that many updates. It writes its rows, and with --save the weights, too.
 """
 
 import argparse
@@ -13,10 +15,13 @@ import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
 
+from lab import device
 from layer2_graph.models import SMALL
-from layer3_system.rl.loop import Learning, LearningError, Options, Parts
+from layer3_system.rl import split
+from layer3_system.rl.loop import Learning, LearningError, Options, Parts, Row
 
 MODELS = {"draft": SMALL.parent / "draft", "small": SMALL}
 AGES = {"turns": 0, "split": 1}         # updates between the weights that write and that learn
@@ -28,11 +33,42 @@ def run(learning: Learning, seconds: float) -> list[list[float]]:
     rewards: list[list[float]] = []
     end = time.process_time() + seconds
     while not rewards or time.process_time() < end:
-        row = learning.step()
-        rewards.append([round(r, 3) for r in row.rewards])
-        print(f"update {row.step:3}  reward {row.reward:.2f}  gap {row.gap:.1e}  dead {row.dead}",
-              flush=True)
+        show(row := learning.step())
+        rewards.append(row.rewards)
     return rewards
+
+
+def run_on_ranks(options: argparse.Namespace) -> None:
+    """This rank's side of two that write and learn at the same time."""
+    device.on_loopback()
+    dist.init_process_group("gloo")
+    rewards: list[list[float]] = []
+
+    def report(row: Row) -> None:
+        show(row)
+        rewards.append(row.rewards)
+
+    learner = split.run(Options(seed=options.seed), Parts.own(), options.updates, report,
+                        MODELS[options.model])
+    if learner is not None:
+        print(f"{split.delivered_bytes(learner.actor.model.m, 2):,} bytes of weights each time")
+        if options.save:
+            save(options.save, learner, rewards)
+    dist.destroy_process_group()
+
+
+def show(row: Row) -> None:
+    print(f"update {row.step:3}  reward {row.reward:.2f}  gap {row.gap:.1e}  dead {row.dead}",
+          flush=True)
+
+
+def run_alone(options: argparse.Namespace) -> None:
+    """Both roles in this process."""
+    learning = Learning(Options(seed=options.seed, age=AGES[options.placement]), Parts.own(),
+                        MODELS[options.model])
+    rewards = run(learning, 60 * options.minutes)
+    if options.save:
+        save(options.save, learning, rewards)
 
 
 def save(folder: Path, learning: Learning, rewards: list[list[float]]) -> None:
@@ -40,7 +76,8 @@ def save(folder: Path, learning: Learning, rewards: list[list[float]]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: w.detach() for name, w in learning.actor.weights.items()}
     save_file(weights, folder / "model.safetensors")
-    (folder / "rewards.json").write_text(json.dumps(rewards) + "\n", "utf-8")
+    rows = [[round(r, 3) for r in row] for row in rewards]
+    (folder / "rewards.json").write_text(json.dumps(rows) + "\n", "utf-8")
 
 
 def main(words: list[str] | None = None) -> int:
@@ -51,18 +88,18 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--model", choices=MODELS, default="draft")
     parser.add_argument("--placement", choices=AGES, default="turns",
                         help="split: answers are one update old, as if others had written them")
+    parser.add_argument("--updates", type=int, default=20, help="with torchrun")
     parser.add_argument("--save", type=Path, metavar="DIR")
     options = parser.parse_args(words)
     torch.set_num_threads(1)
-    learning = Learning(Options(seed=options.seed, age=AGES[options.placement]), Parts.own(),
-                        MODELS[options.model])
+    ranks = device.ranks_here()
+    if ranks > 1 and options.placement != "split":
+        parser.error(f"{ranks} ranks: expected --placement split, found {options.placement}")
     try:
-        rewards = run(learning, 60 * options.minutes)
-    except LearningError as error:
+        run_on_ranks(options) if ranks > 1 else run_alone(options)
+    except (LearningError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
-    if options.save:
-        save(options.save, learning, rewards)
     return 0
 
 

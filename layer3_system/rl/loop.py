@@ -107,15 +107,20 @@ class Learning:
         self.rollout = Rollout(m, weights, Tokenizer(folder, m))
         self.reference = Actor(m, weights, 0.0).model if options.near else None
         self.waiting: deque[list[Answer]] = deque()     # written, and not learnt from yet
+        self.written = 0            # steps whose answers are there
         self.steps = 0
         self.dead = 0               # steps in a row that taught nothing
         self.answers: list[Answer] = []                 # of the newest step
 
     def write(self) -> list[Answer]:
-        """New answers; with an age, those that were written that number of steps ago."""
+        """The answers of the next step. With an age, they were written that number of steps ago; at
+        the start that number of steps is written with the first weights."""
         o = self.options
-        self.waiting.append(self.rollout.write(list(o.roles), o.G, 10_000 * o.seed + self.steps))
-        return self.waiting.popleft() if len(self.waiting) > o.age else self.waiting[0]
+        while len(self.waiting) <= o.age:
+            seed = 10_000 * o.seed + self.written
+            self.waiting.append(self.rollout.write(list(o.roles), o.G, seed))
+            self.written += 1
+        return self.waiting.popleft()
 
     def step(self) -> Row:
         """Write, judge, learn, deliver. LearningError where the gap or the rewards forbid it."""

@@ -1,6 +1,8 @@
 """The HTTP server around s08's Bridge, with OpenAI's API: `lab serve`.
 
 cli           `lab serve`
+assembly      an engine made of its flags
+fleet_engine  engines in other processes, as one
 drafters      what guesses, and what a step with guesses costs here
 tiers         memory below the pages, and what a copy costs here
 app           the routes
@@ -12,6 +14,7 @@ listener      listening, and shutting down
 connection    limits of one connection
 middleware    what holds for every request
 hosts         which hosts and pages may ask
+monitor       what can be seen of it all
 metrics       /metrics, with vLLM's names
 live          the live page's data
 """

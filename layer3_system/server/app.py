@@ -18,9 +18,8 @@ from layer3_system.api_error import ApiError
 from layer3_system.s08_server import DONE, LIMITS, Bridge, server_sent_event
 from layer3_system.server.hosts import Access
 from layer3_system.server.listener import Listener as Listener  # callers have both from here
-from layer3_system.server.live import Live
-from layer3_system.server.metrics import Metrics
 from layer3_system.server.middleware import GuardedApp, as_json
+from layer3_system.server.monitor import monitor_of
 from layer3_system.server.protocol import parse, read_fields, tokens_of
 from layer3_system.server.responses import ChatResponses, TextResponses
 from layer3_system.server.tokenization import detokenize, tokenize
@@ -121,109 +120,133 @@ class Events(Response):
 # ---- the addresses
 
 
-def make_app(engine, name, limits=LIMITS, key=None, kind=Bridge, access=ACCESS):
-    """A FastAPI app that serves an engine. name: of the model    key: that clients must send
-    kind: the class of the Bridge between the two"""
-    metrics = Metrics(engine, name)
-    live = Live()
-    bridge = kind(engine, limits, (metrics, live))
+class Service:
+    """What the addresses answer with. Arguments as `make_app`'s."""
+
+    def __init__(self, engine, name, limits, key, kind, access):
+        self.engine = engine
+        self.name = name
+        self.limits = limits
+        self.key = key
+        self.access = access
+        self.monitor = monitor_of(engine, name)
+        self.bridge = kind(engine, limits, self.monitor.observers)
+        self.monitor.connect(self.bridge)
+        self.card = {"id": name, "object": "model", "created": int(time.time()),
+                     "owned_by": "three-floors", "max_model_len": engine.room}
 
     @asynccontextmanager
-    async def lifespan(app):
-        bridge.start()
+    async def lifespan(self, app):
+        self.bridge.start()
         yield
-        await bridge.stop()
+        await self.bridge.stop()
 
-    async def check_key(request: Request):
+    # ---- what requests have in common
+
+    async def check_key(self, request: Request):
         header = request.headers.get("authorization", "").encode()
-        if key is not None and not secrets.compare_digest(header, f"Bearer {key}".encode()):
+        right = f"Bearer {self.key}".encode()
+        if self.key is not None and not secrets.compare_digest(header, right):
             raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key",
                            headers={"WWW-Authenticate": "Bearer"})
 
-    def check_model(model_name):
-        if model_name != name:
-            raise ApiError(404, f"model: expected {name!r}, found {model_name!r}", "model",
+    def check_model(self, name):
+        if name != self.name:
+            raise ApiError(404, f"model: expected {self.name!r}, found {name!r}", "model",
                            "model_not_found")
 
-    async def read(request):
-        return read_fields(await read_body(request, limits, access.patience))
+    async def read(self, request):
+        return read_fields(await read_body(request, self.limits, self.access.patience))
 
-    async def answer(request, shape):
+    async def answer(self, request, shape):
         chat = shape is ChatResponses
-        fields = await read(request)
+        fields = await self.read(request)
         if not isinstance(fields.get("model"), str):
             raise ApiError(400, f"model: expected a text, found {fields.get('model')!r}", "model")
-        check_model(fields["model"])
-        wanted = parse(fields, chat, limits)
-        tokens = await asyncio.to_thread(tokens_of, wanted.prompts, chat, engine.tokenizer)
-        call = bridge.submit(shape.new_id(), tokens, wanted.params, wanted.names)
-        answers = shape(call, name, wanted, engine.tokenizer)
+        self.check_model(fields["model"])
+        wanted = parse(fields, chat, self.limits)
+        tokenizer = self.engine.tokenizer
+        tokens = await asyncio.to_thread(tokens_of, wanted.prompts, chat, tokenizer)
+        call = self.bridge.submit(shape.new_id(), tokens, wanted.params, wanted.names)
+        answers = shape(call, self.name, wanted, tokenizer)
         if wanted.stream:
-            return Events(bridge, call, answers.chunks())
+            return Events(self.bridge, call, answers.chunks())
         try:
             return as_json(await while_connected(request.receive, answers.whole()))
         finally:
-            bridge.close(call)
+            self.bridge.close(call)
 
-    app = GuardedApp(access, lifespan=lifespan, openapi_url=None)
-    app.state.bridge = bridge
-    guarded = {"dependencies": [Depends(check_key)]}
+    # ---- addresses that the key guards
 
-    @app.post("/v1/completions", **guarded)
-    async def completions(request: Request):
-        return await answer(request, TextResponses)
+    async def completions(self, request: Request):
+        return await self.answer(request, TextResponses)
 
-    @app.post("/v1/chat/completions", **guarded)
-    async def chat_completions(request: Request):
-        return await answer(request, ChatResponses)
+    async def chat_completions(self, request: Request):
+        return await self.answer(request, ChatResponses)
 
-    @app.post("/tokenize", **guarded)
-    async def tokens_of_text(request: Request):
-        fields = await read(request)
-        check_model(fields.get("model") or name)
-        return as_json(await asyncio.to_thread(tokenize, fields, engine.tokenizer, engine.room))
+    async def tokenize(self, request: Request):
+        fields = await self.read(request)
+        self.check_model(fields.get("model") or self.name)
+        return as_json(await asyncio.to_thread(tokenize, fields, self.engine.tokenizer,
+                                               self.engine.room))
 
-    @app.post("/detokenize", **guarded)
-    async def text_of_tokens(request: Request):
-        fields = await read(request)
-        check_model(fields.get("model") or name)
-        return as_json(await asyncio.to_thread(detokenize, fields, engine.tokenizer,
-                                               engine.model.config.V))
+    async def detokenize(self, request: Request):
+        fields = await self.read(request)
+        self.check_model(fields.get("model") or self.name)
+        return as_json(await asyncio.to_thread(detokenize, fields, self.engine.tokenizer,
+                                               self.engine.intake.V))
 
-    card = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "gpu-course",
-            "max_model_len": engine.room}
+    async def models(self):
+        return as_json({"object": "list", "data": [self.card]})
 
-    @app.get("/v1/models", **guarded)
-    async def models():
-        return as_json({"object": "list", "data": [card]})
+    async def one_model(self, model: str):
+        self.check_model(model)
+        return as_json(self.card)
 
-    @app.get("/v1/models/{model:path}", **guarded)
-    async def one_model(model: str):
-        check_model(model)
-        return as_json(card)
+    async def engine_now(self):
+        return as_json(await self.monitor.state(self.bridge))
 
-    @app.get("/engine", **guarded)
-    async def engine_now():
-        return as_json(await bridge.ask(live.state))
+    async def restart(self, request: Request):
+        await self.monitor.restart(self.bridge, (await self.read(request)).get("worker"))
+        return Response(status_code=202)
 
-    @app.get("/")
-    async def page():
+    # ---- addresses for everybody
+
+    async def page(self):
         return Response(PAGE.read_bytes(), 200, ONLY_OURS, "text/html; charset=utf-8")
 
-    @app.get("/health")
-    @app.api_route("/ping", methods=["GET", "POST"])
-    async def health():
-        bridge.check_open()
+    async def health(self):
+        self.bridge.check_open()
         return Response()
 
-    @app.get("/version")
-    async def version():
+    async def version(self):
         return as_json({"version": own_version()})
 
-    @app.get("/metrics")
-    async def metrics_now():
-        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    async def metrics_now(self):
+        return Response(await self.monitor.text(self.bridge),
+                        media_type="text/plain; version=0.0.4; charset=utf-8")
 
+
+def make_app(engine, name, limits=LIMITS, key=None, kind=Bridge, access=ACCESS):
+    """A FastAPI app that serves an engine. name: of the model    key: that clients must send
+    kind: the class of the Bridge between the two"""
+    service = Service(engine, name, limits, key, kind, access)
+    app = GuardedApp(access, lifespan=service.lifespan, openapi_url=None)
+    app.state.bridge = service.bridge
+    guarded = {"dependencies": [Depends(service.check_key)]}
+    app.post("/v1/completions", **guarded)(service.completions)
+    app.post("/v1/chat/completions", **guarded)(service.chat_completions)
+    app.post("/tokenize", **guarded)(service.tokenize)
+    app.post("/detokenize", **guarded)(service.detokenize)
+    app.get("/v1/models", **guarded)(service.models)
+    app.get("/v1/models/{model:path}", **guarded)(service.one_model)
+    app.get("/engine", **guarded)(service.engine_now)
+    app.post("/engine/restart", **guarded)(service.restart)
+    app.get("/")(service.page)
+    app.get("/health")(service.health)
+    app.api_route("/ping", methods=["GET", "POST"])(service.health)
+    app.get("/version")(service.version)
+    app.get("/metrics")(service.metrics_now)
     answer_errors(app)
     return app
 
@@ -231,7 +254,7 @@ def make_app(engine, name, limits=LIMITS, key=None, kind=Bridge, access=ACCESS):
 def own_version():
     """The version of this package; "unknown" if it is not installed."""
     try:
-        return importlib.metadata.version("gpu-course")
+        return importlib.metadata.version("three-floors")
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
 

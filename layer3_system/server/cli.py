@@ -4,121 +4,29 @@ It prints whose kernel computes each operation and whose part of the engine runs
 this machine alone, unless --host says otherwise.
 """
 
-import inspect
 import json
 import socket
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
 from day02_overview import NANO
-from lab import course, device
+from lab import device
 from lab.course import CourseError
 from lab.terminal import main, own_desk
-from layer1_kernels import kernels
-from layer2_graph import (
-    CpuLlama,
-    Tokenizer,
-    cpu_kernels,
-    model_of,
-    read_config,
-    read_weights,
-    tile,
-)
-from layer2_graph.generate import IGNORE, Letters, check_table, is_nano, used, whose
+from layer2_graph.generate import IGNORE
+from layer2_graph.hybrid import HybridConfig
 from layer2_graph.models import SMALL
-from layer3_system.engine.intake import default_pages
-from layer3_system.parallel.plan import Plan
-from layer3_system.parallel.team import Team
-from layer3_system.s01_request import sample_rows
-from layer3_system.s02_block_pool import BlockPool
-from layer3_system.s04_continuous_batching import Scheduler
-from layer3_system.s06_prefix_cache import HashChain, PrefixPool
-from layer3_system.s07_engine import Engine
+from layer3_system.disaggregation.fleet import FleetError
 from layer3_system.s08_server import Bridge, Limits
-from layer3_system.s10_speculative import accept, draw_by_noise, lookup, roll_back
-from layer3_system.s11_kv_offload import TieredPool, read_record
-from layer3_system.s22_tensor_parallel import check_ranks
-from layer3_system.server.drafters import drafter_of
+from layer3_system.server.assembly import DTYPES, Setup, assemble
+from layer3_system.server.fleet_engine import start_fleet
 from layer3_system.server.hosts import Access, is_own
-from layer3_system.server.tiers import Tiers, connect, host_of
-from layer3_system.structured import Grammars
-
-PARTS = {part.__name__: part for part in (BlockPool, HashChain, PrefixPool, Scheduler, Engine,
-                                           Bridge, sample_rows)}
-GUESSING = {part.__name__: part for part in (lookup, draw_by_noise, accept, roll_back)}
-TIERED = {part.__name__: part for part in (TieredPool, read_record)}
-DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")}
+from layer3_system.server.tiers import Tiers
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-
-
-# ---- the engine's parts
-
-
-def needed(lesson, name):
-    """The exercises that a part is made of: itself, methods of the class, and what they use."""
-    methods = [e for e in lesson.exercises if e.name == name or e.name.startswith(f"{name}.")]
-    return methods + [e for e in lesson.reached(name) if e not in methods]
-
-
-def own_part(desk, name):
-    """A part of the engine from the learner's desk, if all its exercises passed; else None."""
-    lessons = {lesson.id: lesson for lesson in course.lessons()}
-    lesson = lessons.get((PARTS | GUESSING | TIERED)[name].__module__.rpartition(".")[2])
-    exercises = needed(lesson, name) if lesson else []
-    if not exercises or not all(map(desk.passed, exercises)):
-        return None
-    return getattr(desk.module(lesson), name)
-
-
-def methods_of(kind):
-    return {name: f for name, f in vars(kind).items()
-            if inspect.isfunction(f) and not name.startswith("__") or isinstance(f, property)}
-
-
-def pool_of(own, P, S, host=None):
-    """A pool with the learner's parts in it. own: {name: part or None}    host: a tier below
-
-    PrefixPool builds on BlockPool, so the learner's methods go between the two. TieredPool builds
-    on both, and gets those methods of theirs that it does not have itself.
-    """
-    index = (own.get("HashChain") or HashChain)()
-    methods = methods_of(own.get("BlockPool") or BlockPool)
-    if host:
-        tiered = own.get("TieredPool") or TieredPool
-        methods |= methods_of(own.get("PrefixPool") or PrefixPool)
-        kind = type("TieredPool", (tiered,), {
-            name: method for name, method in methods.items() if name not in vars(TieredPool)})
-        return kind(P, S, index, host)
-    below = type("BlockPool", (BlockPool,), methods)
-    kind = type("PrefixPool", (own.get("PrefixPool") or PrefixPool, below), {})
-    return kind(P, S, index)
-
-
-def build(model, tokenizer, ops, own, pages, S=16, draft=None, guesses=4, overlap=False,
-          below=None, **options):
-    """An Engine. own: {name: the learner's part, or None for the course's}    pages: None for 16
-    contexts of the model, at most 2¹⁶ tokens    draft: what guesses: "lookup" or a model
-    guesses: of a request in a step, at most    overlap: launch a step before the previous one is
-    read    below: a HostTier for pages that are taken    options: of the Scheduler"""
-    pool = pool_of(own, pages or default_pages(model.config, S), S, below)
-    scheduler = (own.get("Scheduler") or Scheduler)(pool, **options)
-    kind = own.get("Engine") or Engine
-    sample = own.get("sample_rows") or ops.sample
-    if draft and overlap:
-        raise CourseError("--draft and --async-scheduling exclude each other: guesses depend on "
-                          "the newest token")
-    drafter = drafter_of(draft, guesses, model, tokenizer, sample, own, pool.P, S,
-                         scheduler.max_seqs) if draft else None
-    engine = kind(model, tokenizer, pool, scheduler, sample, drafter, overlap,
-                  grammars=Grammars(tokenizer, model.config))
-    if below:
-        connect(engine)
-    return engine
 
 
 def tiers_of(host_pages, file, records, reset, tp):
@@ -137,6 +45,34 @@ def tiers_of(host_pages, file, records, reset, tp):
 # ---- the model
 
 
+def check_processes(setup, replicas, prefill, decode):
+    """CourseError if flags do not go together with engines in processes of their own."""
+    if (prefill is None) != (decode is None):
+        raise CourseError("--prefill and --decode: expected both, or neither")
+    if prefill and replicas:
+        raise CourseError("--replicas and --prefill exclude each other: a replica computes its own "
+                          "prompts")
+    flag = "--replicas" if replicas else "--prefill" if prefill else None
+    if flag and setup.tp > 1:
+        raise CourseError(f"{flag} and --tp exclude each other: an engine of ranks is one process "
+                          f"and its children")
+    if replicas and setup.tiers and setup.tiers.file:
+        raise CourseError("--replicas and --kv-file exclude each other: a file belongs to one "
+                          "engine")
+    if prefill and setup.tiers:
+        raise CourseError("--prefill and --host-pages exclude each other: a page must not move "
+                          "while it is sent")
+    if prefill:
+        check_travel(setup.config(), setup.called)
+
+
+def check_travel(config, called):
+    """CourseError if a model's cache is more than keys and values of each head: those travel."""
+    if isinstance(config, HybridConfig) or config.latent:
+        raise CourseError(f"--prefill: {called} has a cache of another kind than keys and values, "
+                          f"which are what is sent")
+
+
 def find_model(word, simulated):
     """(its folder, its name): a folder, a name that `lab get` fetched, or a shipped model."""
     if word is None:
@@ -148,31 +84,6 @@ def find_model(word, simulated):
         raise CourseError(f"no folder {word}, and no model of that name was fetched: "
                           f"`lab get OWNER/NAME`")
     return fetched, word
-
-
-def model_with(table, desk, config, weights):
-    """A model on the kernels of a table; a dense one for torch on a CPU is the faster CpuLlama.
-
-    desk: the folder of the learner's, for the table "mine"
-    """
-    on_cpu = weights["model.embed_tokens.weight"].is_cpu
-    if table == "torch" and on_cpu and not (config.E or config.latent):
-        return CpuLlama(config, weights, cpu_kernels())
-    return model_of(config, weights, kernels(table, desk))
-
-
-def draft_model(word, config, dtype):
-    """What --draft names: "lookup", or a model. CourseError if that is none that fits."""
-    if word in (None, "lookup"):
-        return word
-    folder = SMALL.parent / "draft" if word == "shipped" else Path(word)
-    if not folder.is_dir():
-        raise CourseError(f"--draft {word}: expected lookup, shipped or the folder of a model")
-    own = read_config(folder)
-    if own.V != config.V:
-        raise CourseError(f"--draft {word}: a vocabulary of {own.V} tokens, expected {config.V}, "
-                          f"the model's own: guesses are token numbers")
-    return model_with("torch", None, own, read_weights(folder, own, dtype, device.torch_device()))
 
 
 def listen(host, port):
@@ -235,6 +146,14 @@ def serve(
         "--async-scheduling", help="launch a step before the previous one is read")] = False,
     tp: Annotated[int, typer.Option(
         min=1, help="ranks that share every layer; vLLM's tensor_parallel_size")] = 1,
+    replicas: Annotated[int | None, typer.Option(
+        min=1, help="whole engines, each in a process of its own; one that ends is started "
+                    "again")] = None,
+    prefill: Annotated[int | None, typer.Option(
+        min=1, help="processes that compute prompts and send their pages to those of "
+                    "--decode")] = None,
+    decode: Annotated[int | None, typer.Option(
+        min=1, help="processes that write answers")] = None,
     queue: Annotated[int, typer.Option(min=0, help="answers that wait")] = Limits.queue,
     body: Annotated[int, typer.Option(min=1, help="bytes of a request")] = Limits.body,
     tokens: Annotated[int | None, typer.Option(min=1, help="of an answer")] = None,
@@ -244,61 +163,23 @@ def serve(
     desk: Annotated[Path | None, typer.Option(help="a desk other than work/")] = None,
 ):
     """Serve a model with OpenAI's API. Ctrl-C or SIGTERM ends it, after the open answers."""
-    simulated = table != "torch" and device.gpu() is None
-    if simulated:
-        device.use_simulator()
-    folder, called = find_model(model, simulated)
-    mine = own_desk(desk) if table == "mine" else None
+    folder, called = find_model(model, table != "torch" and device.gpu() is None)
+    own_folder = own_desk(desk).folder if table == "mine" else None
+    setup = Setup(folder, called, table, own_folder, dtype, tuple(ignore or ()), pages,
+                  {"max_seqs": max_seqs, "budget": budget, "chunk": chunk}, draft, guesses,
+                  async_scheduling, tiers_of(host_pages, kv_file, kv_file_pages, kv_file_reset, tp),
+                  tp, prefill is not None)
+    count = replicas or decode
+    check_processes(setup, replicas, prefill, decode)
     try:
-        if dtype not in DTYPES:
-            raise CourseError(f"--dtype {dtype!r}: expected {', '.join(DTYPES)}")
-        config = read_config(folder, ignore or ())
-        tokenizer = Letters() if is_nano(folder) else Tokenizer(folder, config)
-        check_ranks(config, tp, called)
-        tiers = tiers_of(host_pages, kv_file, kv_file_pages, kv_file_reset, tp)
-        weights = read_weights(folder, config, DTYPES[dtype],
-                               device.torch_device() if tp == 1 else "cpu")
-        parts = PARTS | (GUESSING if draft else {}) | (TIERED if tiers else {})
-        own = {part: own_part(mine, part) if mine else None for part in parts}
-        plan = Plan(str(folder), tp, table, str(mine.folder) if mine else None, dtype,
-                    tuple(ignore or ()))
-        team = Team(plan) if tp > 1 else None
-        llama = (team.lead(config, weights) if team else
-                 model_with(table, mine.folder if mine else None, config, weights))
-        check_table(folder, config, llama.ops, DTYPES[dtype])
-        below = host_of(tiers, config, weights, 16, own["read_record"] or read_record) \
-            if tiers else None
-        engine = build(llama, tokenizer, llama.ops, own, pages, max_seqs=max_seqs, budget=budget,
-                       chunk=chunk, draft=draft_model(draft, config, DTYPES[dtype]),
-                       guesses=guesses, overlap=async_scheduling, below=below)
-    except ValueError as error:
+        engine, candidates, summary, team = (
+            start_fleet(setup, name or called, prefill or 0, count) if count else assemble(setup))
+    except (ValueError, FleetError) as error:
         raise CourseError(str(error)) from None
-    print(f"{called}: {sum(w.numel() for w in weights.values()):,} weights, on "
-          f"{f'{tp} ranks of ' if team else ''}"
-          f"{'this CPU, kernels in the simulator' if simulated else plan.place}")
-    say_whose(llama.ops.sources(), used(llama.alone() if team else llama), own)
-    if DTYPES[dtype] != torch.float32 and weights["model.embed_tokens.weight"].is_cpu:
-        print(f"  {dtype} is slow on a CPU: the kernels made for one take float32; without --dtype "
-              f"it answers several times as fast")
-    if isinstance(llama, CpuLlama) and None not in tile(llama).arrays(1):
-        print(f"  {'decoding':16} cpu        CpuLlama.forward, in NumPy around the table")
-    del weights                         # of several ranks each keeps its part alone
+    print(summary)
     run(engine, name or called, Limits(body, tokens, queue, seconds, grace), api_key,
-        listen(host, port), own["Bridge"] or Bridge, team,
+        listen(host, port), candidates["Bridge"] or Bridge, team,
         Access((host, *(allow_host or ())), tuple(allow_origin or ())))
-
-
-def say_whose(sources, names, own):
-    """Whose kernels and parts of the engine run, one a line."""
-    parts = dict(own)
-    sample = "mine" if parts.pop("sample_rows") else sources["sample"]
-    lines = [*whose(sources | {"sample": sample}, [*names, "sample"]),
-             *(f"  {part:16} {'mine' if own_part else 'reference'}"
-               for part, own_part in parts.items())]
-    print("\n".join(lines))
-    yours = sum(line.split()[1] == "mine" for line in lines)
-    if yours:
-        print(f"  yours: {yours}")
 
 
 def run(engine, name, limits, api_key, listening, kind, team, access):

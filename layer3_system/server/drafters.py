@@ -25,20 +25,20 @@ STEPS = 3               # of each kind; the median counts
 LEAST = 1e-7            # seconds, of any part: rounding of a fit may give less
 
 
-def drafter_of(draft, count, model, tokenizer, sample, own, P, S=16, seats=32):
+def drafter_of(draft, count, model, tokenizer, sample, candidates, P, S=16, seats=32):
     """A Drafter of at most `count` guesses a request. draft: "lookup", or a draft model
 
-    own: {name: the learner's part, or None for the course's}    P, S: pages of the engine
+    candidates: {name: the learner's part, or None for the course's}    P, S: pages of the engine
     seats: answers that run at a time
     """
-    back = own.get("roll_back") or roll_back
+    back = candidates.get("roll_back") or roll_back
     small = None if draft == "lookup" else draft
     cost = measured_cost(model, tokenizer, sample, small, [B for B in REQUESTS if seats >= B])
     lengths = Lengths(count, cost)
     if small is None:
-        return Drafter(partial(own.get("lookup") or lookup, count=count), back, lengths)
-    return ModelDrafter(small, count, P, S, own.get("accept") or accept,
-                        own.get("draw_by_noise") or draw_by_noise, back, lengths)
+        return Drafter(partial(candidates.get("lookup") or lookup, count=count), back, lengths)
+    return ModelDrafter(small, count, P, S, candidates.get("accept") or accept,
+                        candidates.get("draw_by_noise") or draw_by_noise, back, lengths)
 
 
 def measured_cost(model, tokenizer, sample, draft=None, sizes=REQUESTS, clock=time.perf_counter):

@@ -12,9 +12,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from layer3_system.s11_kv_offload import TieredPool
 
 # Bounds in seconds. vLLM's own begin at ten milliseconds a token; the shipped model needs one.
-FIRST = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
-EACH = (.001, .0025, .005, .01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 10, 20)
-WHOLE = (.01, .05, .1, .3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480)
+TTFT_BOUNDS = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5,
+               7.5, 10, 20, 40, 80, 160)
+TOKEN_BOUNDS = (.001, .0025, .005, .01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75,
+                1, 2.5, 5, 10, 20)
+E2E_BOUNDS = (.01, .05, .1, .3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20,
+              30, 40, 50, 60, 120, 240, 480)
 
 TRANSFERS = {"out": "GPU_to_CPU", "into": "CPU_to_GPU",         # vLLM's words, whatever the device
              "down": "CPU_to_file", "fill": "file_to_CPU"}
@@ -44,20 +47,28 @@ class Metrics:
         self.drafter = engine.drafter
         self.noted = {}                                     # {counter: what it counts so far}
         if self.drafter:
-            self.drafts = self.counter("spec_decode_num_drafts", "Steps of a request with guesses.")
-            self.guesses = self.counter("spec_decode_num_draft_tokens", "Guesses.")
-            self.accepted = self.counter("spec_decode_num_accepted_tokens", "Guesses that held.")
-            self.places = self.counter("spec_decode_num_accepted_tokens_per_pos",
-                                       "Guesses that held, by their place.", "position")
+            self.add_guesses()
         self.tiers = pool if isinstance(pool, TieredPool) else None
         if self.tiers:
             self.add_tiers(pool)
-        self.ttft = self.times("time_to_first_token", "From arrival to the first token.", FIRST)
-        self.itl = self.times("inter_token_latency", "From one token to the next.", EACH)
+        self.add_times()
+
+    def add_guesses(self):
+        self.drafts = self.counter("spec_decode_num_drafts", "Steps of a request with guesses.")
+        self.guesses = self.counter("spec_decode_num_draft_tokens", "Guesses.")
+        self.accepted = self.counter("spec_decode_num_accepted_tokens", "Guesses that held.")
+        self.places = self.counter("spec_decode_num_accepted_tokens_per_pos",
+                                   "Guesses that held, by their place.", "position")
+
+    def add_times(self):
+        self.ttft = self.times("time_to_first_token", "From arrival to the first token.",
+                               TTFT_BOUNDS)
+        self.itl = self.times("inter_token_latency", "From one token to the next.", TOKEN_BOUNDS)
         self.tpot = self.times("request_time_per_output_token",
-                               "From one token to the next, the mean of an answer.", EACH)
-        self.e2e = self.times("e2e_request_latency", "From arrival to the end.", WHOLE)
-        self.waited = self.times("request_queue_time", "From arrival to the first step.", FIRST)
+                               "From one token to the next, the mean of an answer.", TOKEN_BOUNDS)
+        self.e2e = self.times("e2e_request_latency", "From arrival to the end.", E2E_BOUNDS)
+        self.waited = self.times("request_queue_time", "From arrival to the first step.",
+                                 TTFT_BOUNDS)
 
     def add_tiers(self, pool):
         """What lies below the pages, file included."""

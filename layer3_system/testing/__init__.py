@@ -22,4 +22,5 @@ transfer_driver    parts that arrive and pages to give back, for s12
 crash_disk         every disk that a crash could leave, for s31
 recovery_driver    given code round the other exercises of s31
 reshard_ranks      what the ranks of s32 are asked to run: plans, and a Llama that moves
+split_ranks        what they are asked to run of the split placement
 """

@@ -72,9 +72,10 @@ class PlanLlama(TrainLlama):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
 
 
-def update(parameters: list[nn.Parameter], state: Adam, copies: list[int]) -> None:
+def update(parameters: list[Tensor], state: Adam, copies: list[int]) -> None:
     """A step of Adam on this rank's parameters. copies: on how many ranks each of them is"""
-    squares = sum(p.grad.square().sum() / n for p, n in zip(parameters, copies, strict=True))
+    squares = torch.stack([p.grad.square().sum() / n
+                           for p, n in zip(parameters, copies, strict=True)]).sum()
     dist.all_reduce(squares)
     flat = flatten([p.detach() for p in parameters], 1)
     gradient = flatten([p.grad for p in parameters], 1)
@@ -153,7 +154,7 @@ def band(name: str, weight: Tensor) -> Tensor:
 def by_tensors(m: Llama, plan: TrainingPlan, tokens: Tensor, targets: Tensor) -> Step:
     """s22: bands of every matrix, with sequence parallelism."""
     model = TensorLlama(m)
-    parameters = list(model.parameters())
+    parameters: list[Tensor] = list(model.parameters())
     norms = [p for p in parameters if p.ndim == 1]          # whole on every rank
     state = Adam(flatten(parameters, 1))
 
@@ -196,7 +197,7 @@ def by_stages(m: Llama, plan: TrainingPlan, tokens: Tensor, targets: Tensor) -> 
     units = [model.embedding, *model.layers, Head(model)]
     costs = [0, *(sum(w.numel() for w in unit.parameters()) for unit in units[1:])]
     part = Part([units[u] for u in split_layers(costs, plan.pp)[r]], T)
-    parameters = list(part.parameters())
+    parameters: list[Tensor] = list(part.parameters())
     state = Adam(flatten(parameters, 1))
     M = plan.micro_batches(batch)
 

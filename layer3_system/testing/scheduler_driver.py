@@ -4,21 +4,21 @@ from typing import Any
 from zlib import crc32
 
 from layer3_system.s01_request import Request, SamplingParams, finish_reason
-from layer3_system.s02_block_pool import Broken, check_pool, slots_of
+from layer3_system.s02_block_pool import BlockPool, Broken, check_pool, slots_of
 from layer3_system.s03_static_batching import StaticScheduler
 from layer3_system.s04_continuous_batching import Scheduler
 
-__all__ = ["Drive"]
+__all__ = ["Drive", "counts_of_newest"]
 
 
 class Drive:
-    """A scheduler and all that surrounds it, played with numbers.
+    """Everything around a scheduler, without a model.
 
     A request is a name, how many tokens its prompt has and how many its answer gets. A step lets
     the scheduler choose, writes tokens into slots, reads each context back, and gives the requests
     that have caught up their next token, which depends on all that was read.
     history: for each step {name: (what, tokens)}, what: prefill, decode or waiting
-    faults: what is not as it must be, in words
+    faults: broken rules, in words
     """
 
     def __init__(self, scheduler: Scheduler | StaticScheduler):
@@ -124,7 +124,8 @@ class Drive:
             self.fault(f"{len(running)} requests run, there are {self.scheduler.max_seqs} seats")
         for request in waiting:
             if request.table or request.num_computed or request in counts:
-                self.fault(f"{request.id} waits, with pages, computed tokens or part in the step")
+                self.fault(f"{request.id} waits, but has pages, computed tokens or a part in the "
+                           f"step")
         try:
             check_pool(self.pool, [r.table for r in [*running, *waiting]])
         except Broken as error:
@@ -150,3 +151,22 @@ class Drive:
         """What plots.timeline draws, in steps: {name: ([(what, begin, end)], [tokens sent])}."""
         return {name: ([(step[name][0], i, i + 1) for i, step in enumerate(self.history)
                         if name in step], sent) for name, sent in self.sent.items()}
+
+
+def counts_of_newest(trace: list[tuple[int, int]], P: int, S: int,
+                     budget: int) -> list[tuple[int, int, int]]:
+    """(num_tokens, num_computed, preemptions) of the newest request before the first step and after
+    each, until it is finished.
+
+    trace: [(tokens of the prompt, tokens of the answer)], oldest first; all arrive at step 0
+    P: pages of the pool    S: slots of a page    budget: tokens of a step
+    """
+    drive = Drive(Scheduler(BlockPool(P, S), len(trace), budget))
+    for i, sizes in enumerate(trace):
+        drive.add(f"{i}", *sizes)
+    request = list(drive.requests.values())[-1]
+    counts = [(request.num_tokens, 0, 0)]
+    while request.status != "finished":
+        drive.step()
+        counts.append((request.num_tokens, request.num_computed, request.preemptions))
+    return counts

@@ -1,6 +1,8 @@
 """Text for a training: tokens in a row, of which a batch takes windows."""
 
-from typing import NamedTuple
+import hashlib
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +29,7 @@ class Loader:
             raise ValueError(f"Loader: a text of {len(text)} tokens, expected at least "
                              f"T + 1 = {T + 1}")
         self.text = text
+        self.digest = hashlib.sha256(text.contiguous().numpy().tobytes()).hexdigest()[:16]
         self.B = B
         self.T = T
         self.seed = seed
@@ -40,12 +43,13 @@ class Loader:
         windows = torch.stack([self.text[s:s + self.T + 1] for s in starts])    # (B, T + 1)
         return Batch(windows[:, :-1], windows[:, 1:])
 
-    def place(self) -> dict[str, int]:
-        """A new dict of where the next batch is, and in which text."""
+    def place(self) -> dict[str, Any]:
+        """A new dict of where the next batch is, and in which text. Another tokenizer makes other
+        tokens of the same text, so it is another text here."""
         return {"number": self.number, "seed": self.seed, "B": self.B, "T": self.T,
-                "tokens": len(self.text)}
+                "tokens": len(self.text), "digest": self.digest}
 
-    def seek(self, place: dict[str, int]) -> None:
+    def seek(self, place: dict[str, Any]) -> None:
         """Go on at a place. ValueError if it is one of another text, seed or shape."""
         own = self.place() | {"number": place.get("number")}
         if place != own:
@@ -53,9 +57,27 @@ class Loader:
         self.number = place["number"]
 
 
-def story_tokens(part: str, count: int) -> Tensor:              # -> (tokens of all stories,)
-    """The first stories of "train", "dev" or "held out", with their marks, one after another, in
-    the small model's tokens. They are the same on every machine."""
+def tokens_of(texts: list[str]) -> Tensor:                      # -> (tokens of all texts,)
+    """Texts one after another in the small model's tokens, without marks of its own."""
     tokenizer = Tokenizer.from_file(str(SMALL / "tokenizer.json"))
-    rows = tokenizer.encode_batch(stories(part)[:count], add_special_tokens=False)
-    return torch.tensor([token for row in rows for token in row.ids])
+    rows = tokenizer.encode_batch(texts, add_special_tokens=False)
+    return torch.tensor([token for row in rows for token in row.ids], dtype=torch.long)
+
+
+def story_tokens(part: str, count: int) -> Tensor:              # -> (tokens of all stories,)
+    """The first stories of "train", "dev" or "held out", with their marks. They are the same on
+    every machine."""
+    return tokens_of(stories(part)[:count])
+
+
+def file_tokens(path: Path) -> tuple[Tensor, Tensor]:
+    """(to learn from, held out): the first nine tenths of a file's tokens, and the rest.
+    ValueError where the file is empty, or not UTF-8"""
+    try:
+        text = path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: expected text in UTF-8, found {error}") from None
+    if not text:
+        raise ValueError(f"{path}: expected text, found an empty file")
+    tokens = tokens_of([text])
+    return tokens[:len(tokens) * 9 // 10], tokens[len(tokens) * 9 // 10:]

@@ -110,7 +110,7 @@ class TrainableLlama:
         if self.arm.bf16:
             own = [through_bf16(weight) for weight in own]
         embedding, *layers, norm = own
-        x = embedding[tokens.flatten()]                                 # (B·T, C)
+        x = F.embedding(tokens.flatten(), embedding)                    # (B·T, C)
         for i in range(0, len(layers), LAYER):
             x = self.layer(len(tokens), x, layers[i:i + LAYER])
         return self.ops.matmul(self.ops.rmsnorm(x, norm, self.m.eps), embedding)

@@ -67,10 +67,14 @@ def own_parts() -> Parts:
 
 
 class Training:
-    """A model, the text that it learns, and AdamW's two means of each weight."""
+    """A model, the text that it learns, and AdamW's two means of each weight. ValueError where
+    the text has tokens that the model does not know."""
 
     def __init__(self, model: TrainableLlama, loader: Loader, options: Options,
                  parts: Parts | None = None) -> None:
+        if (largest := int(loader.text.max())) >= model.m.V:
+            raise ValueError(f"Training: the text has token {largest}, expected less than the "
+                             f"model's V = {model.m.V}: another tokenizer made it")
         self.parts = Parts() if parts is None else parts
         self.model = model
         self.loader = loader

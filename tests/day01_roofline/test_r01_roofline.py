@@ -16,7 +16,7 @@ def times(n, peak):
 @pytest.mark.parametrize("n, itemsize", [
     (1000, 16), (4096**2, 2), (2**31 + 1, 8), (1, 1), (0, 4)])
 def test_count_add(subject, agree, n, itemsize):
-    what = f"(FLOPs, bytes) of an add of {n} elements of {itemsize} bytes"
+    what = f"(FLOPs, bytes) of an addition of {n} elements of {itemsize} bytes"
     moved = 3 * n * itemsize
     got = pair(subject.count_add(n, itemsize), f"count_add({n}, {itemsize})")
     agree(got, (n, moved), what=what, at=part, mistakes={
@@ -25,8 +25,10 @@ def test_count_add(subject, agree, n, itemsize):
         "output_read_too": (
             "one of the three arrays is counted twice: the output is written, not read as well",
             (n, 4 * n * itemsize)),
-        "no_itemsize": ("the size of a number in bytes is left out of an add", (n, 3 * n)),
-        "two_flops": ("an add is counted as two operations, as a multiply-add is", (2 * n, moved)),
+        "no_itemsize": ("numbers are counted instead of bytes: itemsize is left out",
+                        (n, 3 * n)),
+        "two_flops": ("each addition is counted as two operations; only a multiply-add is two",
+                      (2 * n, moved)),
         "flop_a_number": (
             "an operation is counted for each number that moves, not for each addition",
             (3 * n, moved)),
@@ -65,7 +67,7 @@ def test_count_matmul(subject, agree, M, N, K, itemsize):
         "no_output": (
             "the output matrix is not counted among the bytes", (flops, (a + b) * itemsize)),
         "every_load": (
-            "every load of the naive loop is counted, not each matrix once",
+            "every load of the plain triple loop is counted; each matrix has to move only once",
             (flops, (2 * M * N * K + c) * itemsize)),
         "output_read_too": (
             "the output is counted as read and as written: it is written alone",
@@ -111,12 +113,13 @@ def test_count_softmax(subject, agree, R, C, itemsize):
     what = f"(FLOPs, bytes) of softmax over {R} rows of {C} numbers of {itemsize} bytes"
     got = pair(subject.count_softmax(R, C, itemsize), f"count_softmax({R}, {C}, {itemsize})")
     agree(got, (flops, moved), what=what, at=part, mistakes={
-        "three_reads": ("each number is read three times, as without fusion", (flops, 2 * moved)),
+        "three_reads": ("each number is read three times and written once, as without fusion",
+                        (flops, 2 * moved)),
         "two_reads": (
             "each number is read twice: a fused kernel keeps the row after one read",
             (flops, 3 * R * C * itemsize)),
         "one_pass": (
-            "one pass is counted, a read or a write; both cross the bus",
+            "one pass is counted, a read or a write; both are needed",
             (flops, R * C * itemsize)),
         "one_output_a_row": (
             "one number is written a row: softmax writes as many as it reads",
@@ -156,8 +159,9 @@ def test_attainable(subject, agree):
           at=lambda index: f"{intensities[index[0]]:.4g} FLOP/byte", mistakes={
               "higher_roof": (
                   "the higher roof is taken instead of the lower", [max(PEAK, r) for r in roof]),
-              "always_peak": ("the peak is given whatever the intensity", PEAK),
-              "memory_roof_alone": ("the memory roof is drawn beyond the ridge", roof),
+              "always_peak": ("the peak is returned whatever the intensity", PEAK),
+              "memory_roof_alone": (
+                  "intensity · bandwidth is returned even where it is above the peak", roof),
               "no_intensity": (
                   "the bandwidth is compared with the peak as it is: without the intensity it is "
                   "bytes, not FLOPs, a second", min(PEAK, BANDWIDTH)),
@@ -195,10 +199,11 @@ def test_attainable__other_machines(subject, agree):
                   min(peak, intensity * bandwidth), "float64",
                   f"attainable({intensity:g}, {peak:g}, {bandwidth:g})", mistakes={
                       "ridge_208": (
-                          "it is the peak if the intensity is above 208, another machine's ridge",
+                          "the ridge of 208 is written into the code; this machine has another",
                           peak if intensity > 208 else intensity * bandwidth),
                       "other_bandwidth": (
-                          "the rate is that of another machine's memory", intensity * BANDWIDTH)})
+                          "1.5 TB/s is written into the code; use the argument `bandwidth`",
+                          intensity * BANDWIDTH)})
 
 
 def test_attainable__beside_the_ridge(subject, agree, rng):
@@ -299,7 +304,7 @@ def reason(flops, moved, peak, bandwidth):
     said = (f"the arithmetic needs {flops / peak:.3g} s, the bytes need {moved / bandwidth:.3g} s, "
             f"and the longer time decides")
     if moved and (peak, bandwidth) != (PEAK, BANDWIDTH):
-        said += f"; this machine's ridge is at {peak / bandwidth:g} FLOP/byte, not at 208"
+        said += f"; on this machine the ridge is {peak / bandwidth:g} FLOP/byte, not 208"
     return said
 
 
@@ -319,7 +324,7 @@ def test_predict_intensity_of_matmul(subject):
         near = "half of it: a multiply-add is two operations"
     elif abs(got - flops / moved * 2) < 0.05 * flops / moved:
         name = "one_byte"
-        near = "twice as much: a 16-bit number has two bytes"
+        near = "twice the right value: a 16-bit number takes two bytes"
     assert abs(got / (flops / moved) - 1) < 0.05, mistake(
         name, f"intensity of the matmul: {got:g} FLOP/byte is {near}; write down FLOPs and bytes, "
               f"then divide", near)
@@ -330,11 +335,11 @@ def test_predict_gain_of_doubled_peak(subject):
     want = times(4096**2, PEAK) / times(4096**2, 2 * PEAK)
     assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
     name, why = (
-        ("compute_roof", "that would hold for a kernel under the compute roof") if got == 2 else
+        ("compute_roof", "that would be true of a kernel under the compute roof") if got == 2 else
         ("slower", "a faster chip slows nothing down") if got < want else
-        ("bytes_forgotten", "the bytes still have to arrive"))
+        ("bytes_forgotten", "its bytes still arrive at the same speed"))
     assert abs(got - want) < 0.05, mistake(
-        name, f"gain of the add: {got:g} is not what the roofline says; {why}", why)
+        name, f"the addition does not get {got:g} times faster: {why}", why)
 
 
 def pair(got, call):

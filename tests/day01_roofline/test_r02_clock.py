@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from day01_roofline import r02_clock
+from lab.judge.mistakes import mistake
 from lab.judge.mocks import FakeGpu, Weather
 from lab.judge.subject import Remote
 
@@ -23,7 +24,8 @@ def stopwatch(facts, repeats, warmup, cold, wrong=()):
     copy = gpu.copier(NBYTES)
     for _ in range(0 if "no warm-up" in wrong else warmup):
         copy()
-    seconds, start = [], gpu.clock()
+    seconds = []
+    start = gpu.clock()
     for i in range(repeats):
         flushed = cold and "no flush" not in wrong and not ("flush once" in wrong and i > 0)
         if flushed and "wait, then flush" in wrong:
@@ -44,23 +46,42 @@ def stopwatch(facts, repeats, warmup, cold, wrong=()):
     return [sum(seconds) / repeats] * repeats if "mean" in wrong else seconds
 
 
-TIMED_WRONG = {
-    "the clock is read before the device has finished: only the launch is timed":
-        ["no wait after"],
-    "the clock is started while the device is still busy with earlier work":
-        ["no wait before"],
-    "the first run that counts is the very first run": ["no warm-up"],
-    "the data of the run before is still in the cache": ["no flush"],
-    "emptying the cache is timed with the run": ["flush timed"],
-    "nothing waits between the emptying of the cache and the first reading: the device still "
-    "empties it while the clock runs": ["wait, then flush"],
-    "the cache is emptied after a run, so that the first finds it warm": ["flush after"],
-    "the cache is emptied once and not before each run": ["flush once"],
-    "the clock is started once for all the runs": ["one start"],
-    "one time is taken for all runs and divided among them": ["mean"],
-    "nothing is waited for and nothing is warmed up":
-        ["no wait before", "no wait after", "no warm-up", "no flush"],
+TIMED_WRONG = {      # {id: (sentence, what goes wrong in a stopwatch)}
+    "launch_alone": ("the clock is read before the device has finished: only the launch is timed",
+                     ["no wait after"]),
+    "busy_device": ("the clock is read for the first time while the device is still busy with "
+                    "earlier work", ["no wait before"]),
+    "no_warm_up": ("the first timed run is the very first run: there was no warm-up",
+                   ["no warm-up"]),
+    "warm_cache": ("the cache still holds the data of the previous run", ["no flush"]),
+    "flush_timed": ("emptying the cache is timed with the run", ["flush timed"]),
+    "no_wait_for_flush": ("nothing waits between the emptying of the cache and the first reading: "
+                          "the device still empties it while the clock runs", ["wait, then flush"]),
+    "flush_after": ("the cache is emptied after a run, so that the first finds it warm",
+                    ["flush after"]),
+    "flush_once": ("the cache is emptied once and not before each run", ["flush once"]),
+    "one_start": ("the clock is started once for all the runs", ["one start"]),
+    "divided": ("all runs are timed together and the time is divided by their number", ["mean"]),
+    "plain_loop": ("there is neither a warm-up nor a synchronise",
+                   ["no wait before", "no wait after", "no warm-up", "no flush"]),
 }
+
+
+def timed_wrong(facts, repeats, warmup, cold):
+    """{id: (sentence, seconds)} of a wrong time_call."""
+    known = {name: (sentence, stopwatch(facts, repeats, warmup, cold, wrong))
+             for name, (sentence, wrong) in TIMED_WRONG.items()}
+    more = stopwatch(facts, repeats, warmup + 1, cold)
+    known |= {"extra_warm_up": ("one run more than `warmup` says comes before the timed ones", more)
+              } if warmup else {"needless_warm_up": ("there is a warm-up run although `warmup` is "
+                                                     "0", more)}
+    if not cold:
+        known["always_cold"] = ("the cache is emptied though `cold` is False",
+                                stopwatch(facts, repeats, warmup, True))
+    if warmup > 1:
+        known["one_warm_up"] = ("there is one warm-up run, whatever `warmup` is",
+                                stopwatch(facts, repeats, 1, cold))
+    return known
 
 
 @pytest.mark.parametrize("repeats, warmup, cold", [
@@ -69,27 +90,22 @@ def test_time_call(subject, agree, rng, repeats, warmup, cold):
     facts = {"noise": rng.uniform(0.8, 1.25, 8).tolist()}
     gpu = subject.make("lab.judge.mocks:FakeGpu", **facts)
     got = subject.time_call(gpu.copier(NBYTES), gpu, repeats, warmup, cold)
-    case = (f"{repeats} runs from a {'cold' if cold else 'warm'} cache after "
-            f"{warmup or 'no'} run{'s' * (warmup != 1)} to warm up")
-    assert isinstance(got, (list, tuple, np.ndarray)), \
-        f"time_call: got {got!r}, expected a list of seconds, one for each run"
-    assert len(got) == repeats or len(got) != repeats + warmup, \
-        f"{case}: got {len(got)} times; the warm-up runs must not be in the list"
-    assert len(got) == repeats, f"{case}: got {len(got)} times, expected {repeats}"
-    assert gpu.readings, f"{case}: device.clock() was never read; which clock did you read?"
+    case = (f"{repeats} runs from a {'cold' if cold else 'warm'} cache, "
+            + (f"{warmup} warm-up run{'s' * (warmup != 1)}" if warmup else "without warm-up"))
+    assert isinstance(got, (list, tuple, np.ndarray)), mistake(
+        "no_list", f"time_call: got {got!r}, expected a list of seconds, one for each run")
+    assert len(got) == repeats or len(got) != repeats + warmup, mistake(
+        "warm_up_listed", f"{case}: got {len(got)} times; the warm-up runs must not be in the list",
+        "the warm-up runs must not be in the list")
+    assert len(got) == repeats, mistake(
+        "length", f"{case}: got {len(got)} times, expected {repeats}")
+    assert gpu.readings, mistake(
+        "other_clock", f"{case}: device.clock() was never called. The timer must use the device's "
+                       f"clock, not time.time()")
     agree(got, stopwatch(facts, repeats, warmup, cold), "float64", f"seconds of {case}",
-          at=lambda index: f"run {index[0]}",
-          mistakes={meaning: stopwatch(facts, repeats, *ask, wrong) for meaning, ask, wrong in (
-              *([] if cold else
-                [("the cache is emptied though `cold` is False", (warmup, True), [])]),
-              ("a run warms up where none was asked for" if not warmup else
-               "one run more than `warmup` says comes before those that count",
-               (warmup + 1, cold), []),
-              *([("one run warms up, however many are asked for", (1, cold), [])]
-                if warmup > 1 else []),
-              *((meaning, (warmup, cold), wrong) for meaning, wrong in TIMED_WRONG.items()))})
-    assert gpu.copies == warmup + repeats, \
-        f"{case}: run() was called {gpu.copies} times, expected {warmup + repeats}"
+          at=lambda index: f"run {index[0]}", mistakes=timed_wrong(facts, repeats, warmup, cold))
+    assert gpu.copies == warmup + repeats, mistake(
+        "calls", f"{case}: run() was called {gpu.copies} times, expected {warmup + repeats}")
 
 
 # ---- summarise
@@ -112,38 +128,48 @@ def test_summarise(subject, agree, rng, n, kind):
     what = f"of {n} run{'s' * (n > 1)}" + f", {kind}" * (kind != "drawn")
     ranked = np.sort(seconds)
     agree(got[0], median, "float64", f"median {what}", mistakes={
-        "median and spread are exchanged": (high - low) / median,
-        "the mean is taken: one late run moves it as far as it likes": seconds.mean(),
-        "the fastest run is taken: that is luck, not the rule": seconds.min(),
-        "the list is not sorted before its middle is taken": seconds[n // 2],
-        "of an even number of runs the upper middle one is taken": np.sort(seconds)[n // 2],
-        "of an even number of runs the lower middle one is taken":
-            np.sort(seconds)[(n - 1) // 2]})
+        "swapped": ("median and spread are swapped", (high - low) / median),
+        "mean": ("the mean is taken; one slow run can move it by any amount", seconds.mean()),
+        "fastest": ("the fastest run is taken, not the middle one", seconds.min()),
+        "unsorted": ("the list is not sorted before its middle is taken", seconds[n // 2]),
+        "upper_middle": ("with an even number of runs, the upper of the two middle ones is taken; "
+                         "the median lies halfway between them", np.sort(seconds)[n // 2]),
+        "lower_middle": ("with an even number of runs, the lower of the two middle ones is taken; "
+                         "the median lies halfway between them", np.sort(seconds)[(n - 1) // 2])})
     agree(got[1], (high - low) / median, "float64", f"spread {what}", mistakes={
-        "the spread goes from the fastest run to the slowest": np.ptp(seconds) / median,
-        "the spread is left in seconds and not divided by the median": high - low,
-        "the standard deviation is taken, which one late run decides": seconds.std() / median,
-        "quartiles are taken": np.subtract(*np.quantile(seconds, (0.75, 0.25))) / median,
-        "the 10th and 90th percentiles are taken":
-            np.subtract(*np.quantile(seconds, (0.9, 0.1))) / median,
-        "a single run is taken as the percentile, with nothing between two runs": np.subtract(
-            *np.quantile(seconds, (0.8, 0.2), method="nearest")) / median,
-        "the runs number n / 5 and 4 n / 5, rounded down, are taken as the percentiles":
-            (ranked[4 * n // 5] - ranked[n // 5]) / median,
-        "the percentiles are ranks rounded down, with nothing between two runs": np.subtract(
-            *np.quantile(seconds, (0.8, 0.2), method="lower")) / median,
-        "the list is not sorted before its percentiles are taken":
-            (seconds[4 * n // 5] - seconds[n // 5]) / median,
-        "the spread is given in percent; it is a share": 100 * (high - low) / median,
-        "half the distance is taken, as for a plus-minus": (high - low) / median / 2,
-        "the spread is a share of the 20th percentile, not of the median": (high - low) / low,
-        "the spread is a share of the 80th percentile, not of the median": (high - low) / high,
-        "the quotient of the percentiles is taken, not their distance": high / low,
-        "the upper half alone is taken, from the median to the 80th percentile":
-            (high - median) / median,
-        "the lower half alone is taken, from the 20th percentile to the median":
-            (median - low) / median,
-        "the spread is a share of the mean, not of the median": (high - low) / seconds.mean()})
+        "extremes": ("the spread goes from the fastest run to the slowest",
+                     np.ptp(seconds) / median),
+        "in_seconds": ("the spread is left in seconds; it is a share of the median", high - low),
+        "deviation": ("the standard deviation is taken; one slow run decides it",
+                      seconds.std() / median),
+        "quartiles": ("quartiles are taken",
+                      np.subtract(*np.quantile(seconds, (0.75, 0.25))) / median),
+        "tenths": ("the 10th and 90th percentiles are taken",
+                   np.subtract(*np.quantile(seconds, (0.9, 0.1))) / median),
+        "nearest_run": ("the percentile is the nearest run; np.quantile interpolates between two "
+                        "runs",
+                        np.subtract(*np.quantile(seconds, (0.8, 0.2), method="nearest")) /
+                            median),
+        "fifths": ("the runs number n / 5 and 4 n / 5, rounded down, are taken as the percentiles",
+                   (ranked[4 * n // 5] - ranked[n // 5]) / median),
+        "lower_run": ("the percentile is a rank rounded down; np.quantile interpolates between two "
+                      "runs",
+                      np.subtract(*np.quantile(seconds, (0.8, 0.2), method="lower")) / median),
+        "unsorted_spread": ("the list is not sorted before its percentiles are taken",
+                            (seconds[4 * n // 5] - seconds[n // 5]) / median),
+        "percent": ("the spread is given in percent; it is a share", 100 * (high - low) / median),
+        "half": ("half the distance is taken, as for a plus-minus", (high - low) / median / 2),
+        "share_of_low": ("the spread is a share of the 20th percentile, not of the median",
+                         (high - low) / low),
+        "share_of_high": ("the spread is a share of the 80th percentile, not of the median",
+                          (high - low) / high),
+        "quotient": ("the quotient of the percentiles is taken, not their distance", high / low),
+        "upper_half": ("the upper half alone is taken, from the median to the 80th percentile",
+                       (high - median) / median),
+        "lower_half": ("the lower half alone is taken, from the 20th percentile to the median",
+                       (median - low) / median),
+        "share_of_mean": ("the spread is a share of the mean, not of the median",
+                          (high - low) / seconds.mean())})
 
 
 # ---- take_turns
@@ -180,22 +206,26 @@ def test_take_turns(subject, agree, rng, names, rounds):
     machine = subject.make("lab.judge.mocks:Weather", factors)
     got = subject.take_turns({name: machine.timer(s) for name, s in lengths.items()}, rounds)
     if not rounds:
-        assert got != {}, \
-            f"take_turns of 0 rounds: got {{}}, expected an empty list for each of " \
-            f"{', '.join(names)}: a list exists before its first run"
-    assert isinstance(got, dict) and list(map(str, got)) == list(names), \
-        f"take_turns: got {shown(got)}, expected a list of seconds for each of {', '.join(names)}"
+        assert got != {}, mistake(
+            "no_list", f"take_turns of 0 rounds: got {{}}, expected an empty list for each of "
+                       f"{', '.join(names)}: a list exists before its first run")
+    assert isinstance(got, dict) and list(map(str, got)) == list(names), mistake(
+        "no_dict", f"take_turns: got {shown(got)}, expected a list of seconds for each of "
+                   f"{', '.join(names)}")
     for name in names:
-        assert isinstance(got[name], (list, tuple, np.ndarray)), \
-            f'take_turns: got {shown(got[name])} for "{name}", expected a list of seconds'
+        assert isinstance(got[name], (list, tuple, np.ndarray)), mistake(
+            "no_seconds", f'take_turns: got {shown(got[name])} for "{name}", expected a list of '
+                          f'seconds')
     if rounds and len(names) > 1:
         first, second = (list(got[name]) for name in names[:2])
-        assert len(first) != rounds * len(names) or first != second, \
-            f"take_turns: all names have one and the same list of {len(first)} times; each needs " \
-            f"a list of its own"
+        assert len(first) != rounds * len(names) or first != second, mistake(
+            "shared_list", f"take_turns: all names have one and the same list of {len(first)} "
+                           f"times; each needs a list of its own")
     for name in names:
-        assert len(got[name]) == rounds, \
-            f'{rounds} rounds: got {len(got[name])} times of "{name}", one a round is expected'
+        number = len(got[name])
+        assert number == rounds, mistake(
+            "too_few_rounds" if number < rounds else "too_many_rounds",
+            f'{rounds} rounds: got {number} times for "{name}", expected {rounds}: one per round')
 
     def table(order, warmup=0):
         return list(turns(lengths, factors, rounds, order, warmup).values())
@@ -208,27 +238,32 @@ def test_take_turns(subject, agree, rng, names, rounds):
     agree([got[name] for name in names], table(there_and_back), "float64",
           f"seconds of {', '.join(names)} in {rounds} rounds on a machine that gets slower",
           at=lambda i: f'"{names[i[0]]}" in round {i[1]}', mistakes={
-              "all runs of one come before the first of the next":
-                  [[timer() for _ in range(rounds)] for timer in timers],
-              "every round has the same order, so that the last is always the latest":
-                  table(lambda number, names: names),
-              "the order is rotated by one from round to round, not reversed":
-                  table(rotated),
-              "seconds of a round that goes backwards are put under the names in their own order":
-                  swapped,
-              "the first two rounds go forwards and the next two backwards":
-                  table(lambda number, names: there_and_back(number // 2, names)),
-              "only round 1 is backwards, not every second round":
-                  table(lambda number, names: names[::-1] if number == 1 else names),
-              "only round 0 is forwards: from round 1 on all go backwards":
-                  table(lambda number, names: names[::-1] if number else names),
-              "every round goes backwards": table(lambda number, names: names[::-1]),
-              "each is called an extra time before the first round":
-                  table(there_and_back, 1) if rounds else None,
-              "the first round goes backwards":
-                  table(lambda number, names: there_and_back(number + 1, names)),
-              "the names are sorted; the order is that of the dict":
-                  table(lambda number, names: there_and_back(number, sorted(names)))})
+              "no_turns": ("all runs of one timer come before the first run of the next",
+                           [[timer() for _ in range(rounds)] for timer in timers]),
+              "same_order": ("every round has the same order",
+                             table(lambda number, names: names)),
+              "rotated": ("the order is rotated by one in each round; it should be reversed in "
+                          "every second round", table(rotated)),
+              "names_swapped": ("in the reversed rounds the seconds are stored under the wrong "
+                                "names", swapped),
+              "two_and_two": ("the order is reversed after every second round, not after every "
+                              "round",
+                              table(lambda number, names: there_and_back(number // 2, names))),
+              "round_1_alone": ("only round 1 is reversed, not every second round",
+                                table(lambda number, names: names[::-1] if number == 1 else
+                                    names)),
+              "round_0_alone": ("only round 0 is in order: all rounds after it are reversed",
+                                table(lambda number, names: names[::-1] if number else names)),
+              "all_reversed": ("every round is reversed",
+                               table(lambda number, names: names[::-1])),
+              "extra_call": ("each timer is called one time too many",
+                             table(there_and_back, 1) if rounds else None),
+              "round_0_reversed": ("round 0 is already reversed",
+                                   table(lambda number, names: there_and_back(number + 1,
+                                       names))),
+              "names_sorted": ("the names are sorted; keep the order of the dict",
+                               table(lambda number, names: there_and_back(number,
+                                   sorted(names))))})
 
 
 # ---- speedup
@@ -245,40 +280,46 @@ def test_speedup(subject, agree, rng, n, faster):
     got = parts(subject.speedup(before.tolist(), after.tolist()), "speedup", "(low, median, high)")
     what = f"speed-up of {n} pair{'s' * (n > 1)} from about {faster} s to about 1 s"
     agree(got[1], median, "float64", what, mistakes={
-        "old and new are exchanged": np.median(after / before),
-        "each list is summarised before they are compared, so that the pairs are lost":
-            np.median(before) / np.median(after),
-        "both lists are sorted before they are divided: run i of both is no pair any more":
-            np.median(np.sort(before) / np.sort(after)),
-        "the gain is given, (before - after) / after: a speed-up of 1 is no gain":
-            np.median(before / after - 1),
-        "the share of time saved is given, (before - after) / before":
-            np.median(1 - after / before),
-        "the differences of the pairs are taken, not their ratios": np.median(before - after),
-        "after / before is summarised and then turned over: of an even number of pairs the "
-        "middle of two quotients is another": 1 / np.median(after / before),
-        "the mean of the ratios is taken, which one late run can move far": ratios.mean(),
-        "the geometric mean of the ratios is taken, which a late run moves":
-            np.exp(np.log(ratios).mean()),
-        "the totals are compared, so that the slowest runs count most": before.sum() / after.sum()})
+        "old_new_swapped": ("old and new are swapped", np.median(after / before)),
+        "pairs_lost": ("each list is summarised first; divide within each pair first",
+                       np.median(before) / np.median(after)),
+        "sorted_first": ("both lists are sorted before they are divided: run i of both is no pair "
+                         "any more", np.median(np.sort(before) / np.sort(after))),
+        "gain": ("the gain is given, (before - after) / after: a speed-up of 1 is no gain",
+                 np.median(before / after - 1)),
+        "share_saved": ("the share of time saved is given, (before - after) / before",
+                        np.median(1 - after / before)),
+        "differences": ("the differences of the pairs are taken, not their ratios",
+                        np.median(before - after)),
+        "inverted_median": ("after / before is summarised and then inverted: with an even number "
+                            "of pairs the middle of two quotients is another",
+                            1 / np.median(after / before)),
+        "mean": ("the mean of the ratios is taken; one slow run can move it far", ratios.mean()),
+        "geometric_mean": ("the geometric mean of the ratios is taken; one slow run moves it",
+                           np.exp(np.log(ratios).mean())),
+        "totals": ("the totals are compared, so that the slowest runs count most",
+                   before.sum() / after.sum())})
     agree((got[0], got[2]), (low, high), "float64", f"(low, high) of the {what}",
           at=lambda index: ("low", "high")[index[0]], mistakes={
-              "the slowest and the fastest pair are taken": (ratios.min(), ratios.max()),
-              "quartiles are taken": np.quantile(ratios, (0.25, 0.75)),
-              "low and high are exchanged": (high, low),
-              "after / before is summarised and then turned over, which exchanges low and high":
-                  1 / np.quantile(after / before, (0.2, 0.8)),
-              "after / before is summarised and then turned over, not the ratio of each pair":
-                  1 / np.quantile(after / before, (0.8, 0.2)),
-              "each list is summarised before they are compared, so that the pairs are lost":
-                  np.quantile(before, (0.2, 0.8)) / np.quantile(after, (0.2, 0.8)),
-              "the extremes of the lists are compared: the best of one with the worst of the other":
-                  (before.min() / after.max(), before.max() / after.min()),
-              "the 10th and 90th percentiles are taken": np.quantile(ratios, (0.1, 0.9)),
-              "the standard deviation is put around the median, which one late run decides":
-                  (median - ratios.std(), median + ratios.std()),
-              "a single pair is taken as the percentile, with nothing between two pairs":
-                  np.quantile(ratios, (0.2, 0.8), method="nearest")})
+              "extremes": ("the slowest and the fastest pair are taken",
+                           (ratios.min(), ratios.max())),
+              "quartiles": ("quartiles are taken", np.quantile(ratios, (0.25, 0.75))),
+              "low_high_swapped": ("low and high are swapped", (high, low)),
+              "inverted_swapped": ("after / before is summarised and then inverted, which swaps "
+                                   "low and high", 1 / np.quantile(after / before, (0.2, 0.8))),
+              "inverted": ("after / before is summarised and then inverted; take the ratio of each "
+                           "pair", 1 / np.quantile(after / before, (0.8, 0.2))),
+              "pairs_lost": ("each list is summarised first; divide within each pair first",
+                             np.quantile(before, (0.2, 0.8)) / np.quantile(after, (0.2, 0.8))),
+              "best_and_worst": ("the extremes of the lists are compared: the best of one with the "
+                                 "worst of the other",
+                                 (before.min() / after.max(), before.max() / after.min())),
+              "tenths": ("the 10th and 90th percentiles are taken",
+                         np.quantile(ratios, (0.1, 0.9))),
+              "deviation": ("the standard deviation is put around the median; one slow run decides "
+                            "it", (median - ratios.std(), median + ratios.std())),
+              "nearest_pair": ("the percentile is the nearest pair; np.quantile interpolates "
+                               "between two", np.quantile(ratios, (0.2, 0.8), method="nearest"))})
 
 
 # ---- copy_job
@@ -291,11 +332,13 @@ def test_copy_job(subject, agree, rng):
                        cache=cache, allocate=allocate, launch=0.0)
     large, size = 4 * cache, gpu.itemsize
     job = subject.copy_job(gpu)
-    assert getattr(job, "_type", "") == "Job", f"copy_job: got {shown(job)}, expected a Job"
-    assert isinstance(job.run, Remote), \
+    assert getattr(job, "_type", "") == "Job", mistake(
+        "no_job", f"copy_job: got {shown(job)}, expected a Job")
+    assert isinstance(job.run, Remote), mistake(
+        "run_before" if gpu.copies else "no_function",
         f"copy_job: run is {shown(job.run)}, expected a function" + (
             ": the copy was made when the Job was, and run holds what it returned"
-            if gpu.copies else "")
+            if gpu.copies else ""))
     job.run()
     seconds = []
     for _ in range(2):
@@ -303,47 +346,53 @@ def test_copy_job(subject, agree, rng):
         gpu.synchronise()
         began = gpu.clock()
         job.run()
-        assert gpu.copies == copies + 1, \
-            f"copy_job: run() copied {gpu.copies - copies} times, expected once: it must do the " \
-            f"work each time it is called"
+        assert gpu.copies == copies + 1, mistake(
+            "once", f"copy_job: run() copied {gpu.copies - copies} times, expected once: it must "
+                    f"do the work each time it is called")
         gpu.synchronise()
         seconds.append(gpu.clock() - began)
-    assert not gpu.onto_itself, \
-        "copy_job: run() copies an array onto itself, and half of the memory is never touched; " \
-        "expected one array copied into another"
-    moved, time = job.moved, max(seconds)
-    assert isinstance(moved, Real), f"copy_job: moved is {moved!r}, expected bytes"
-    assert moved or not job.flops, \
-        f"copy_job: moved is 0 and flops is {job.flops:,}: FLOPs and bytes are exchanged"
+    assert not gpu.onto_itself, mistake(
+        "onto_itself", "copy_job: run() copies an array onto itself, and half of the memory is "
+                       "never used; expected one array copied into another")
+    moved = job.moved
+    time = max(seconds)
+    assert isinstance(moved, Real), mistake(
+        "no_bytes", f"copy_job: moved is {moved!r}, expected bytes")
+    assert moved or not job.flops, mistake(
+        "flops_for_bytes", f"copy_job: moved is 0 and flops is {job.flops:,}: FLOPs and bytes are "
+                           f"swapped")
     agree(moved / time, bandwidth, "float64",
           f"byte/s of a copy on a memory of {bandwidth / 1e12:g} TB/s (moved {moved:,} bytes in "
           f"{time * 1e6:.0f} µs)", mistakes={
-              "only one of the two directions is counted": bandwidth / 2,
-              "numbers are counted and not bytes": bandwidth / size,
-              "one array of numbers is counted and not two of bytes": bandwidth / size / 2,
-              "run() makes an array each time, so that this is timed too":
-                  2 * large / (2 * large / bandwidth + allocate),
-              "run() makes both arrays each time, so that this is timed too":
-                  2 * large / (2 * large / bandwidth + 2 * allocate),
-              "the bytes of the two arrays are multiplied, not added": large * bandwidth / 2,
-              "run() empties the cache as well, so that this is timed too":
-                  2 * large / (3 * large / bandwidth),
-              "both arrays fit into the cache, so that the memory is never asked": 4 * bandwidth,
-              "a write-allocate read is credited, which the work does not need": bandwidth * 1.5})
-    assert moved != 2 * large * size, \
-        f"copy_job: each array has {moved / 2:,.0f} bytes, expected device.large = {large:,}: " \
-        f"device.large counts bytes, device.array(n) takes numbers"
-    assert moved <= 2 * large, \
-        f"copy_job: each array has {moved / 2:,.0f} bytes, expected device.large = {large:,}: " \
-        f"both are larger than asked for"
-    assert moved != large, \
-        f"copy_job: each array has {moved / 2:,.0f} bytes, and both together device.large; " \
-        f"expected device.large = {large:,} bytes in each"
-    assert moved == 2 * large, \
-        f"copy_job: each array has {moved / 2:,.0f} bytes, expected device.large = {large:,}: " \
-        f"in a cache of {cache:,} bytes a real machine would still find part of the data"
-    assert job.flops == 0, f"copy_job: got {job.flops} FLOPs, expected 0: a copy computes nothing"
-    assert job.name == "copy", f'copy_job: the job is named {job.name!r}, expected "copy"'
+              "one_direction": ("only one of the two directions is counted", bandwidth / 2),
+              "numbers": ("numbers are counted, not bytes", bandwidth / size),
+              "one_array_of_numbers": ("one array of numbers is counted, not two of bytes",
+                                       bandwidth / size / 2),
+              "new_array": ("run() makes a new array each time, and that is timed too",
+                            2 * large / (2 * large / bandwidth + allocate)),
+              "new_arrays": ("run() makes both arrays each time, and that is timed too",
+                             2 * large / (2 * large / bandwidth + 2 * allocate)),
+              "multiplied": ("the bytes of the two arrays are multiplied, not added",
+                             large * bandwidth / 2),
+              "flush": ("run() empties the cache as well, and that is timed too",
+                        2 * large / (3 * large / bandwidth)),
+              "in_cache": ("both arrays fit into the cache, so memory is never used",
+                           4 * bandwidth),
+              "third_transfer": ("a third transfer is counted (write-allocate); the copy itself "
+                                 "does not need it", bandwidth * 1.5)})
+    each = f"copy_job: each array has {moved / 2:,.0f} bytes, expected device.large = {large:,}"
+    for name, holds, sentence in (
+            ("large_numbers", moved != 2 * large * size,
+             "device.large counts bytes, device.array(n) takes numbers"),
+            ("too_large", moved <= 2 * large, "both are larger than asked for"),
+            ("half_each", moved != large, "both together have device.large"),
+            ("too_small", moved == 2 * large, f"in a cache of {cache:,} bytes a real machine would "
+                                              f"still find part of the data")):
+        assert holds, mistake(name, f"{each}: {sentence}", sentence)
+    assert job.flops == 0, mistake(
+        "flops", f"copy_job: got {job.flops} FLOPs, expected 0: a copy computes nothing")
+    assert job.name == "copy", mistake(
+        "name", f'copy_job: the job is named {job.name!r}, expected "copy"')
 
 
 def test_copy_job__twice(subject):
@@ -354,29 +403,33 @@ def test_copy_job__twice(subject):
         jobs.append((gpu, 4 * cache, subject.copy_job(gpu)))
     for gpu, large, job in jobs:
         job.run()
-        assert job.moved == 2 * large, \
-            f"copy_job on two devices: moved is {job.moved:,}, expected {2 * large:,}: each Job " \
-            f"has the sizes of its own device"
-        assert gpu.copies == 1, \
-            f"copy_job on two devices: run() copied {gpu.copies} times on its own device, " \
-            f"expected once: each Job works on the device that it was made for"
+        assert job.moved == 2 * large, mistake(
+            "earlier_sizes", f"copy_job on two devices: moved is {job.moved:,}, expected "
+                             f"{2 * large:,}: each Job has the sizes of its own device",
+            "each Job has the sizes of its own device")
+        assert gpu.copies == 1, mistake(
+            "earlier_device", f"copy_job on two devices: run() copied {gpu.copies} times on its "
+                              f"own device, expected once: each Job works on the device that it "
+                              f"was made for")
 
 
 @pytest.mark.parametrize("itemsize", [1, 2, 8])
 def test_copy_job__itemsize(subject, itemsize):
     gpu = subject.make("lab.judge.mocks:FakeGpu", itemsize=itemsize)
-    moved, large = subject.copy_job(gpu).moved, gpu.large
-    assert moved == 2 * large, \
-        f"copy_job on a device whose numbers have {itemsize} byte{'s' * (itemsize > 1)}: each " \
-        f"array has {moved / 2:,.0f} bytes, expected device.large = {large:,}: device.itemsize " \
-        f"says how many bytes a number has"
+    moved = subject.copy_job(gpu).moved
+    assert moved == 2 * gpu.large, mistake(
+        "always_4_bytes", f"copy_job on a device whose numbers have {itemsize} byte"
+        f"{'s' * (itemsize > 1)}: each array has {moved / 2:,.0f} bytes, expected device.large = "
+        f"{gpu.large:,}: device.itemsize says how many bytes a number has",
+        "device.itemsize says how many bytes a number has")
 
 
 # ---- predictions
 
 
 def test_predict_rate_without_synchronise(subject):
-    got = number(subject.predict_rate_without_synchronise(), "TB/s")
+    got = number(subject.predict_rate_without_synchronise(),
+                 "predict_rate_without_synchronise", "TB/s")
     gpu = FakeGpu(bandwidth=3e12, launch=5e-6, first=0.0)
     copy = gpu.copier(1_500_000_000)
     began = gpu.clock()
@@ -384,32 +437,39 @@ def test_predict_rate_without_synchronise(subject):
     want = 3e9 / (gpu.clock() - began) / 1e12
     gpu.synchronise()
     waited = 3e9 / (gpu.clock() - began) / 1e12
-    said = "too low" if got < want else "too high"
-    said += "; what has ended by the time of the second reading?"
-    for value, words in ((waited, "what the clock shows once the copy is done"),
-                         (want / 2, "half of it: 1.5 GB are read and 1.5 GB are written"),
-                         (want / 1e3, "right in PB/s; the answer is in TB/s")):
+    name, sentence = ("low", "too low. What has finished when you read the clock for the second "
+                             "time?") if got < want else \
+        ("high", "too high. Divide the bytes of the copy by the time between the two readings")
+    for key, value, words in (
+            ("waited", waited, "the rate you get if you wait for the copy; nobody waits here"),
+            ("half", want / 2, "half the right value: 1.5 GB are read and 1.5 GB are written"),
+            ("petabytes", want / 1e3, "right in PB/s; give it in TB/s")):
         if abs(got / value - 1) < 0.02:
-            said = words
-    assert abs(got / want - 1) < 0.05, f"rate without synchronise: {got:g} TB/s is {said}"
+            name = key
+            sentence = words
+    assert abs(got / want - 1) < 0.05, mistake(
+        name, f"rate without synchronise: {got:g} TB/s is {sentence}", sentence)
 
 
 def test_predict_utilisation(subject):
-    got = number(subject.predict_utilisation(), "percent")
+    got = number(subject.predict_utilisation(), "predict_utilisation", "percent")
     gpu = FakeGpu(launch=0.0)
     for _ in range(10):
         gpu.enqueue(0.090)                          # on one core or on all: it is one kernel
         gpu.synchronise()
         gpu.wait(0.010)
     want = gpu.utilisation()
-    said = "too low: one kernel is enough to count as busy" if got < want else \
-        "too high: 10 of every 100 ms have no kernel at all"
-    for value, words in ((want / 132, "the share of the cores' time, which nobody shows you"),
-                         (100 / 132, "the share of the cores in use; the number is about time"),
-                         (want / 100, "right as a fraction; it is shown in percent")):
+    name, sentence = ("low", "too low: one kernel is enough to count as busy") if got < want else \
+        ("high", "too high: in 10 of every 100 ms no kernel runs")
+    for key, value, words in (
+            ("core_time", want / 132, "the share of all cores' time; nvidia-smi does not show it"),
+            ("cores", 100 / 132, "the share of the cores in use; the number is about time"),
+            ("fraction", want / 100, "right as a fraction; it is shown in percent")):
         if abs(got / value - 1) < 0.02:
-            said = words
-    assert abs(got - want) < 0.5, f"utilisation: {got:g} is {said}"
+            name = key
+            sentence = words
+    assert abs(got - want) < 0.5, mistake(
+        name, f"utilisation: {got:g} is {sentence}", sentence)
 
 
 # ---- given, not exercises: only the course's own tests check it
@@ -519,14 +579,14 @@ def test_gpu_measures_its_own_roofs():
 
 
 def parts(got, name, want):
-    assert isinstance(got, (tuple, list, np.ndarray)) and len(got) == len(want.split(",")), \
-        f"{name}: got {shown(got)}, expected {want}"
+    assert isinstance(got, (tuple, list, np.ndarray)) and len(got) == len(want.split(",")), mistake(
+        "parts", f"{name}: got {shown(got)}, expected {want}")
     return got
 
 
-def number(got, unit):
-    assert isinstance(got, Real) and got > 0, \
-        f"a prediction is a number of {unit}, got {got!r}"
+def number(got, name, unit):
+    assert isinstance(got, Real) and got > 0, mistake(
+        "no_number", f"{name}: expected a positive number ({unit}), got {got!r}")
     return got
 
 

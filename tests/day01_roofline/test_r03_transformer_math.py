@@ -8,6 +8,7 @@ from math import prod
 import numpy as np
 import pytest
 
+from lab.judge.mistakes import mistake, raises
 from lab.judge.subject import Raised
 
 Shape = namedtuple("Shape", "L C H G D F V tied")
@@ -102,17 +103,22 @@ def sizes(m):
 def row(got, keys, what):
     """The values of a dict in the order of `keys`, which must be exactly its keys."""
     names = " ".join(keys)
-    assert isinstance(got, dict), f"{what}: got {got!r}, expected a dict with the keys {names}"
-    missing, extra = [k for k in keys if k not in got], [k for k in got if k not in keys]
-    assert not missing, f"{what}: no key {missing[0]!r} in the answer; expected {names}"
-    assert not extra, f"{what}: the key {extra[0]!r} is not asked for; expected {names}"
-    return [got[k] for k in keys]
+    assert isinstance(got, dict), mistake(
+        "no_dict", f"{what}: got {got!r}, expected a dict with the keys {names}")
+    missing = [key for key in keys if key not in got]
+    extra = [key for key in got if key not in keys]
+    assert not missing, mistake(
+        "key_missing", f'{what}: the key "{missing[0]}" is missing; expected {names}')
+    assert not extra, mistake(
+        "key_extra", f'{what}: there is a key "{extra[0]}" too many; expected {names}')
+    return [got[key] for key in keys]
 
 
 def sizes_assumed(want, itemsize):
-    """{mistake: bytes} of answers that take numbers of another size than they are told. 16 bytes
-    tell: of fewer, a wrong size looks like a number that is left out."""
-    return {f"a number has {size} bytes whatever `itemsize`": want // itemsize * size
+    """{id: (sentence, bytes)} of answers that take numbers of another size than they are told. 16
+    bytes tell: of fewer, a wrong size looks like a number that is left out."""
+    return {f"always_{size}_bytes": (f"a number is given {size} bytes whatever `itemsize` is",
+                                     want // itemsize * size)
             for size in (2, 4) if itemsize == 16}
 
 
@@ -135,63 +141,89 @@ def rescaled(want, over, under):
 
 
 def test_count_parameters(subject, agree, rng):
+    earlier = parameters(RAGGED[0])
     for m in (*shapes(rng), LLAMA_8B):
-        want, what = parameters(m), f"parameters of {sizes(m)}"
+        want = parameters(m)
         layer = {p: want[p] // m.L for p in ("qkv", "out", "gate_up", "down")}
         answer = subject.count_parameters(subject.Llama("", *m))
-        assert not (m.tied and isinstance(answer, dict)) or "lm_head" in answer, \
-            "count_parameters: no key 'lm_head' for a tied model; expected 0 there"
+        assert not (m.tied and isinstance(answer, dict)) or "lm_head" in answer, mistake(
+            "no_tied_key", 'count_parameters: the key "lm_head" is missing for a tied model; '
+                           'expected 0 there')
         got = row(answer, PARTS, "count_parameters")
-        agree(got, list(want.values()), what=what, at=lambda i: PARTS[i[0]], mistakes={
-            "keys and values get H heads, like the queries":
-                but(want, qkv=m.L * m.C * 3 * m.H * m.D),
-            "`out` is taken for a square matrix; H · D numbers go in":
-                but(want, out=m.L * m.C * m.C),
-            "the head width is taken as C / H": but(
-                want, qkv=m.L * m.C * (m.H + 2 * m.G) * (m.C // m.H), out=m.L * m.C * m.C),
-            "the head width is taken as C / H in `qkv`": but(
-                want, qkv=m.L * m.C * (m.H + 2 * m.G) * (m.C // m.H)),
-            "the queries are C numbers, not H · D": but(
-                want, qkv=m.L * m.C * (m.C + 2 * m.G * m.D)),
-            "queries, keys and values are C numbers each": but(want, qkv=m.L * m.C * 3 * m.C),
-            "queries are counted, but neither keys nor values":
-                but(want, qkv=m.L * m.C * m.H * m.D),
-            "all heads share one key and one value head, as if G were 1":
-                but(want, qkv=m.L * m.C * (m.H + 2) * m.D),
-            "F is taken for 4 · C":
-                but(want, gate_up=2 * m.L * m.C * 4 * m.C, down=m.L * 4 * m.C * m.C),
-            "a norm has H · D numbers, not C": but(want, norms=(2 * m.L + 1) * m.H * m.D),
-            "a norm has D numbers, not C": but(want, norms=(2 * m.L + 1) * m.D),
-            "a norm has a scale and a shift for each channel; here it has a scale alone":
-                but(want, norms=2 * want["norms"]),
-            "a norm has one number, not one for each channel": but(want, norms=2 * m.L + 1),
-            "brackets are missing: 2 · L + C is not (2 · L + 1) · C":
-                but(want, norms=2 * m.L + m.C),
-            "the norms of one layer are counted, not those of all": but(want, norms=3 * m.C),
-            "the sides of a matrix are added, not multiplied": but(
-                want, qkv=m.L * (m.C + (m.H + 2 * m.G) * m.D), out=m.L * (m.H * m.D + m.C),
-                gate_up=m.L * (m.C + 2 * m.F), down=m.L * (m.F + m.C)),
-            "`tied` is read the wrong way round, or no model has a matrix for lm_head":
-                list(want.values()) if m.tied else but(want, lm_head=0),
-            "the tied matrix is counted as lm_head and not as embedding":
-                but(want, embedding=0, lm_head=m.C * m.V) if m.tied else list(want.values()),
-            "every layer has an embedding": but(want, embedding=m.L * m.C * m.V),
-            "the gate is forgotten, and `up` stands alone": but(want, gate_up=m.L * m.C * m.F),
-            "a tied lm_head is given a matrix of its own": but(want, lm_head=m.C * m.V),
-            "the last norm, after the layers, is forgotten": but(want, norms=2 * m.L * m.C),
-            "each layer is given one norm instead of two": but(want, norms=(m.L + 1) * m.C),
-            "one layer is counted instead of all": but(want, **layer),
-            "keys are counted and values are not": but(want, qkv=m.L * m.C * (m.H + m.G) * m.D)})
+        agree(got, list(want.values()), what=f"parameters of {sizes(m)}",
+              at=lambda i: PARTS[i[0]], mistakes={
+            "earlier_call": ("results of an earlier call are kept",
+                             but(earlier, lm_head=want["lm_head"])),
+            "h_keys": ("keys and values are given H heads; they have G",
+                       but(want, qkv=m.L * m.C * 3 * m.H * m.D)),
+            "square_out": ("`out` is counted as C × C; it turns H · D numbers into C",
+                           but(want, out=m.L * m.C * m.C)),
+            "c_by_h": ("the head width is computed as C / H; use m.D",
+                       but(want, qkv=m.L * m.C * (m.H + 2 * m.G) * (m.C // m.H),
+                           out=m.L * m.C * m.C)),
+            "c_by_h_in_qkv": ("the head width is computed as C / H in `qkv`; use m.D",
+                              but(want, qkv=m.L * m.C * (m.H + 2 * m.G) * (m.C // m.H))),
+            "c_queries": ("the queries are counted as C numbers; they are H · D",
+                          but(want, qkv=m.L * m.C * (m.C + 2 * m.G * m.D))),
+            "c_qkv": ("queries, keys and values are counted as C numbers each",
+                      but(want, qkv=m.L * m.C * 3 * m.C)),
+            "queries_alone": ("queries are counted, but neither keys nor values",
+                              but(want, qkv=m.L * m.C * m.H * m.D)),
+            "one_key_head": ("all heads share one key and one value head, as if G were 1",
+                             but(want, qkv=m.L * m.C * (m.H + 2) * m.D)),
+            "f_is_4c": ("F is computed as 4 · C; use m.F",
+                        but(want, gate_up=2 * m.L * m.C * 4 * m.C, down=m.L * 4 * m.C * m.C)),
+            "norm_hd": ("a norm is counted as H · D numbers; it has C",
+                        but(want, norms=(2 * m.L + 1) * m.H * m.D)),
+            "norm_d": ("a norm is counted as D numbers; it has C",
+                       but(want, norms=(2 * m.L + 1) * m.D)),
+            "norm_shift": ("a norm is given a scale and a shift for each channel; here it has a "
+                           "scale alone", but(want, norms=2 * want["norms"])),
+            "norm_one": ("a norm is counted as one number; it has one for each channel",
+                         but(want, norms=2 * m.L + 1)),
+            "norm_brackets": ("brackets are missing: 2 · L + C is not (2 · L + 1) · C",
+                              but(want, norms=2 * m.L + m.C)),
+            "norms_of_a_layer": ("the norms of one layer are counted, not those of all",
+                                 but(want, norms=3 * m.C)),
+            "sides_added": ("the sides of a matrix are added, not multiplied",
+                            but(want, qkv=m.L * (m.C + (m.H + 2 * m.G) * m.D), out=m.L * (m.H *
+                                m.D + m.C), gate_up=m.L * (m.C + 2 * m.F), down=m.L * (m.F +
+                                m.C))),
+            "tied_reversed": ("`tied` is read the wrong way round, or no model is given a matrix "
+                              "for lm_head",
+                              list(want.values()) if m.tied else but(want, lm_head=0)),
+            "tied_as_head": ("the tied matrix is counted as lm_head and not as embedding",
+                             but(want, embedding=0, lm_head=m.C * m.V) if m.tied else
+                                 list(want.values())),
+            "embedding_a_layer": ("the embedding is counted once per layer",
+                                  but(want, embedding=m.L * m.C * m.V)),
+            "up_alone": ("only `up` is counted; `gate_up` has the gate as well",
+                         but(want, gate_up=m.L * m.C * m.F)),
+            "tied_counted": ("the lm_head of a tied model is counted; it uses the embedding's "
+                             "matrix", but(want, lm_head=m.C * m.V)),
+            "no_last_norm": ("the last norm, after the layers, is forgotten",
+                             but(want, norms=2 * m.L * m.C)),
+            "one_norm": ("each layer is given one norm instead of two",
+                         but(want, norms=(m.L + 1) * m.C)),
+            "one_layer": ("one layer is counted instead of all", but(want, **layer)),
+            "keys_alone": ("keys are counted and values are not",
+                           but(want, qkv=m.L * m.C * (m.H + m.G) * m.D))})
+        earlier = want
 
 
 def test_predict_mlp_share(subject):
-    got, counted = subject.predict_mlp_share(), parameters(LLAMA_8B)
-    assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
-    want = (counted["gate_up"] + counted["down"]) / sum(counted.values())
-    said = ("a share is at most 1; 70 % is written 0.7" if got > 1 else
-            "too low: the MLP has three matrices, and F is much larger than C" if got < want else
-            "too high: attention and the vocabulary have their part too")
-    assert abs(got - want) < 0.05, f"share of the MLPs: {got:g} is not it; {said}"
+    got = subject.predict_mlp_share()
+    parts = parameters(LLAMA_8B)
+    assert isinstance(got, (int, float)), mistake(
+        "no_number", f"a prediction is a number, got {got!r}")
+    want = (parts["gate_up"] + parts["down"]) / sum(parts.values())
+    name, sentence = (
+        ("percent", "a share is at most 1; 70 % is written 0.7") if got > 1 else
+        ("low", "too low: the MLP has three matrices, and F is much larger than C")
+        if got < want else
+        ("high", "too high: attention and vocabulary have parameters too"))
+    assert abs(got - want) < 0.05, mistake(
+        name, f"share of the MLPs: {got:g} is not right: {sentence}", sentence)
 
 
 # ---- one step
@@ -205,57 +237,68 @@ def test_count_flops(subject, agree, rng, B, T, N):
         got = row(subject.count_flops(subject.Llama("", *m), B, T, N), OPERATIONS, "count_flops")
         agree(got, list(want.values()), what=f"FLOPs of a step of B={B} T={T} N={N} by {sizes(m)}",
               at=lambda i: OPERATIONS[i[0]], mistakes={
-            "the matrices' additions are not counted, only their multiplications":
-                [n if o == "attention" else n // 2 for o, n in want.items()],
-            "the mask is forgotten: pairs that it hides are counted":
-                but(want, attention=one * T * N),
-            "new tokens see each other, but not the context before them":
-                but(want, attention=one * visible(T, T)),
-            "attention is counted for the G heads of the keys, not the H of the queries":
-                but(want, attention=want["attention"] // m.H * m.G),
-            "attention is half counted: scores, but not their product with the values, or "
-            "multiplications without their additions":
-                but(want, attention=want["attention"] // 2),
-            "attention's D multiplications for a score are all: their additions and the product "
-            "with the values are left out": but(want, attention=want["attention"] // 4),
-            "no additions are counted, only multiplications": [n // 2 for n in want.values()],
-            "attention works on C numbers a token, not on the H · D of its heads":
-                but(want, attention=want["attention"] // (m.H * m.D) * m.C),
-            "attention works on one head, not on H":
-                but(want, attention=want["attention"] // m.H),
-            "attention is counted for one sequence, not for B":
-                but(want, attention=want["attention"] // B),
-            "a token does not see itself: the pairs on the diagonal are left out":
-                but(want, attention=one * (pairs - T)),
-            "half of the T · N pairs are counted, as if no context stood before the new tokens":
-                but(want, attention=one * (T * N // 2)),
-            "all N tokens are counted as new in attention":
-                but(want, attention=one * visible(N, N)),
-            "the new tokens are added to the context in attention: N includes them":
-                but(want, attention=one * visible(T, N + T)),
-            "a new token sees one token, not all of its context": but(want, attention=one * T),
-            "one new token is counted in attention, not T": but(want, attention=one * N),
-            "the matrices run on one new token of each sequence, not on T": rescaled(want, 1, T),
-            "the matrices run on the T tokens of one sequence, not on B · T":
-                rescaled(want, 1, B),
-            "the matrices run on all N tokens of the context, not on the T new ones":
-                rescaled(want, N, T),
-            "the matrices of one layer are counted, not of L": rescaled(want, 1, m.L),
-            "the sides of a matrix are added, not multiplied": but(
-                want, qkv=2 * m.L * B * T * (m.C + (m.H + 2 * m.G) * m.D),
-                out=2 * m.L * B * T * (m.H * m.D + m.C), gate_up=2 * m.L * B * T * (m.C + 2 * m.F),
-                down=2 * m.L * B * T * (m.F + m.C)),
-            "lm_head runs for one sequence, not for B": but(want, lm_head=want["lm_head"] // B),
-            "every layer has an lm_head": but(want, lm_head=want["lm_head"] * m.L),
-            "lm_head's additions are not counted": but(want, lm_head=want["lm_head"] // 2),
-            "lm_head runs on all new tokens, not on the last of each sequence":
-                but(want, lm_head=want["lm_head"] * T),
-            "a tied lm_head does nothing, because it has no parameters of its own":
-                but(want, lm_head=0),
-            "attention is counted in one layer only": but(want, attention=want["attention"] // m.L),
-            "the B sequences are taken for one long one: their tokens see each other":
-                but(want, attention=one // B * visible(B * T, B * N)),
-            "one sequence is counted instead of all B": [n // B for n in want.values()]})
+            "no_additions": ("the matrices' additions are not counted, only their multiplications",
+                             [n if o == "attention" else n // 2 for o, n in want.items()]),
+            "no_mask": ("pairs hidden by the causal mask are counted",
+                        but(want, attention=one * T * N)),
+            "new_alone": ("the new tokens are compared with each other, but not with the context "
+                          "before them", but(want, attention=one * visible(T, T))),
+            "g_heads": ("attention is counted for the G heads of the keys; it has the H of the "
+                        "queries", but(want, attention=want["attention"] // m.H * m.G)),
+            "half_attention": ("attention is half counted: scores, but not their product with the "
+                               "values, or multiplications without their additions",
+                               but(want, attention=want["attention"] // 2)),
+            "quarter_attention": ("only the D multiplications of a score are counted; its "
+                                  "additions and the product with the values are left out",
+                                  but(want, attention=want["attention"] // 4)),
+            "multiplications_alone": ("no additions are counted, only multiplications",
+                                      [n // 2 for n in want.values()]),
+            "c_attention": ("attention is counted on C numbers per token; its heads have H · D",
+                            but(want, attention=want["attention"] // (m.H * m.D) * m.C)),
+            "one_head": ("attention is counted for one head instead of H",
+                         but(want, attention=want["attention"] // m.H)),
+            "attention_of_a_sequence": ("attention is counted for one sequence, not for B",
+                                        but(want, attention=want["attention"] // B)),
+            "no_diagonal": ("a token is not compared with itself: the pairs on the diagonal are "
+                            "left out", but(want, attention=one * (pairs - T))),
+            "half_pairs": ("half of the T · N pairs are counted, as if no context stood before the "
+                           "new tokens", but(want, attention=one * (T * N // 2))),
+            "all_new": ("all N tokens are counted as new in attention",
+                        but(want, attention=one * visible(N, N))),
+            "context_and_new": ("the new tokens are added to the context in attention: N includes "
+                                "them", but(want, attention=one * visible(T, N + T))),
+            "one_pair": ("a new token is compared with one token, not with all of its context",
+                         but(want, attention=one * T)),
+            "one_new_token": ("one new token is counted in attention, not T",
+                              but(want, attention=one * N)),
+            "matrices_one_token": ("the matrices run on one new token of each sequence, not on T",
+                                   rescaled(want, 1, T)),
+            "matrices_one_sequence": ("the matrices run on the T tokens of one sequence, not on B "
+                                      "· T", rescaled(want, 1, B)),
+            "matrices_all_tokens": ("the matrices run on all N tokens of the context, not on the T "
+                                    "new ones", rescaled(want, N, T)),
+            "matrices_one_layer": ("the matrices of one layer are counted, not those of L",
+                                   rescaled(want, 1, m.L)),
+            "sides_added": ("the sides of a matrix are added, not multiplied",
+                            but(want, qkv=2 * m.L * B * T * (m.C + (m.H + 2 * m.G) * m.D), out=2
+                                * m.L * B * T * (m.H * m.D + m.C), gate_up=2 * m.L * B * T * (m.C
+                                + 2 * m.F), down=2 * m.L * B * T * (m.F + m.C))),
+            "head_one_sequence": ("lm_head runs for one sequence, not for B",
+                                  but(want, lm_head=want["lm_head"] // B)),
+            "head_a_layer": ("the lm_head is counted once per layer",
+                             but(want, lm_head=want["lm_head"] * m.L)),
+            "head_no_additions": ("lm_head's additions are not counted",
+                                  but(want, lm_head=want["lm_head"] // 2)),
+            "head_all_tokens": ("lm_head runs on all new tokens, not on the last of each sequence",
+                                but(want, lm_head=want["lm_head"] * T)),
+            "tied_idle": ("a tied lm_head is counted as 0 FLOPs; it has no parameters of its own, "
+                          "but it multiplies all the same", but(want, lm_head=0)),
+            "attention_one_layer": ("attention is counted in one layer only",
+                                    but(want, attention=want["attention"] // m.L)),
+            "one_long_sequence": ("the B sequences are treated as one long sequence",
+                                  but(want, attention=one // B * visible(B * T, B * N))),
+            "one_sequence": ("one sequence is counted instead of all B",
+                             [n // B for n in want.values()])})
 
 
 def test_kv_bytes_per_token(subject, agree, rng):
@@ -264,16 +307,23 @@ def test_kv_bytes_per_token(subject, agree, rng):
             want = itemsize * prod((m.L, 2, m.G, m.D))
             agree(subject.kv_bytes_per_token(subject.Llama("", *m), itemsize), want,
                   what=f"KV bytes a token, {itemsize} bytes a number, of {sizes(m)}", mistakes={
-                "keys are kept and values are not": want // 2,
-                "a key is kept for each of the H query heads": want // m.G * m.H,
-                "the cache of one layer is counted": want // m.L,
-                "numbers are counted instead of bytes": want // itemsize,
-                "the head width is taken as C / H, not D": want // m.D * (m.C // m.H),
-                "a key has C numbers, not the G · D of its heads": want // (m.G * m.D) * m.C,
-                "one key head is counted, not G": want // m.G,
-                "the heads are counted, and not the D numbers of each": want // m.D,
-                "queries are kept too": want // (2 * m.G) * (m.H + 2 * m.G),
-                "bits are counted, not bytes": 8 * want} | sizes_assumed(want, itemsize))
+                "no_values": ("keys are kept and values are not", want // 2),
+                "h_keys": ("a key is kept for each of the H query heads; the keys have G",
+                           want // m.G * m.H),
+                "one_layer": ("the cache of one layer is counted", want // m.L),
+                "numbers": ("numbers are counted instead of bytes", want // itemsize),
+                "c_by_h": ("the head width is computed as C / H; use m.D",
+                           want // m.D * (m.C // m.H)),
+                "c_keys": ("a key is counted as C numbers; its heads have G · D",
+                           want // (m.G * m.D) * m.C),
+                "one_key_head": ("one key head is counted, not G", want // m.G),
+                "heads_alone": ("the heads are counted, and not the D numbers of each",
+                                want // m.D),
+                "queries_too": ("queries are kept too", want // (2 * m.G) * (m.H + 2 * m.G)),
+                "bits": ("bits are counted, not bytes", 8 * want)}
+                | sizes_assumed(want, itemsize) | ({} if itemsize > 1 else {
+                    "at_least_2_bytes": ("a number is given 2 bytes or more; an 8-bit cache has 1",
+                                         2 * want)}))
 
 
 @pytest.mark.parametrize("B, T, N", STEPS)
@@ -285,30 +335,38 @@ def test_count_bytes(subject, agree, rng, B, T, N):
         got = subject.count_bytes(subject.Llama("", *m), B, T, N, itemsize)
         rows = row(got, OPERATIONS, "count_bytes")
         for name, kinds in zip(OPERATIONS, rows, strict=True):
-            assert isinstance(kinds, (tuple, list)) and len(kinds) == 3, \
-                f"count_bytes: got {kinds!r} for {name}, expected (weights, activations, cache)"
+            assert isinstance(kinds, (tuple, list)) and len(kinds) == 3, mistake(
+                "no_three", f"count_bytes: got {kinds!r} for {name}, expected (weights, "
+                            f"activations, cache)")
         agree(rows, want, at=byte_kind, what=f"bytes of a step of B={B} T={T} N={N}, {itemsize} a "
               f"number, by {sizes(m)}", mistakes={
-            "each sequence reads the weights for itself": want * (1 + only[0] * (B - 1)),
-            "each new token reads the weights for itself":
-                want * (1 + only[0] * np.where(head, B - 1, B * T - 1)),
-            "the cache of one sequence is read, not that of all B": want // (1 + only[2] * (B - 1)),
-            "all the context but the newest token is read from the cache":
-                want // (1 + only[2] * (N - 1)) * (1 + only[2] * (N - 2)),
-            "only the new tokens are read from the cache": want // (1 + only[2] * (N - 1)) * (
-                1 + only[2] * (T - 1)),
-            "lm_head runs on all new tokens, so it scores T times too many":
-                want * (1 + only[1] * head * (T - 1)),
-            "a tied lm_head need not be read": want * (1 - only[0] * head),
-            "activations of one layer are counted": want // (1 + only[1] * ~head * (m.L - 1)),
-            "activations of one new token a sequence are counted":
-                want // (1 + only[1] * ~head * (T - 1)),
-            "numbers are counted, not the bytes that they take": want // itemsize} | lines)
+            "weights_per_sequence": ("the weights are counted once per sequence; they are read "
+                                     "once per step", want * (1 + only[0] * (B - 1))),
+            "weights_per_token": ("the weights are counted once per new token; they are read once "
+                                  "per step",
+                                  want * (1 + only[0] * np.where(head, B - 1, B * T - 1))),
+            "cache_of_a_sequence": ("the cache of one sequence is counted, not that of all B",
+                                    want // (1 + only[2] * (B - 1))),
+            "newest_missing": ("the newest token is left out of the cache; N includes it",
+                               want // (1 + only[2] * (N - 1)) * (1 + only[2] * (N - 2))),
+            "cache_new_alone": ("only the new tokens are read from the cache",
+                                want // (1 + only[2] * (N - 1)) * (1 + only[2] * (T - 1))),
+            "head_all_tokens": ("lm_head runs on all new tokens; it needs only the last of each "
+                                "sequence", want * (1 + only[1] * head * (T - 1))),
+            "tied_not_read": ("the weights of a tied lm_head are counted as 0 bytes; they must be "
+                              "read all the same", want * (1 - only[0] * head)),
+            "activations_one_layer": ("activations of one layer are counted",
+                                      want // (1 + only[1] * ~head * (m.L - 1))),
+            "activations_one_token": ("activations are counted for one token per sequence; there "
+                                      "are T", want // (1 + only[1] * ~head * (T - 1))),
+            "numbers": ("numbers are counted, not the bytes that they take",
+                        want // itemsize)} | lines)
 
 
 def moved_wrong(m, B, T, N, itemsize, want):
-    """{mistake: bytes} of mistakes in one operation or in one of the three columns."""
-    tokens, context = m.L * B * T * itemsize, m.L * B * N * 2 * m.G * m.D * itemsize
+    """{id: (sentence, bytes)} of mistakes in one operation or in one of the three columns."""
+    tokens = m.L * B * T * itemsize
+    context = m.L * B * N * 2 * m.G * m.D * itemsize
     mix = OPERATIONS.index("attention")
     head = OPERATIONS.index("lm_head")
     sides = [(n, k) for n, k in (  # numbers in and out of each operation, a token
@@ -329,57 +387,72 @@ def moved_wrong(m, B, T, N, itemsize, want):
     layers = np.array([m.L] * head + [1])
     matrix = [o not in ("attention", "lm_head") for o in OPERATIONS]
     return {
-        "attention takes and gives C numbers a token, not H · D": one(mix, 1, tokens * 2 * m.C),
-        "attention's output is not counted among its activations, or its queries are not":
-            one(mix, 1, tokens * m.H * m.D),
-        "attention's activations are those of G heads; queries have H":
-            one(mix, 1, tokens * 2 * m.G * m.D),
-        "the new keys and values are counted as activations of attention, and again in its cache":
-            one(mix, 1, tokens * 2 * (m.H + m.G) * m.D),
-        "attention has no activations": one(mix, 1, 0),
-        "each pair of a new token and one it sees reads the cache again: it is read once a step":
-            one(mix, 2, context // N * visible(T, N)),
-        "each new token reads the whole cache again: it is read once a step":
-            one(mix, 2, context * T),
-        "the new tokens are added to the context: N includes them":
-            one(mix, 2, context // N * (N + T)),
-        "the cache holds a key for each of the H query heads":
-            one(mix, 2, context // m.G * m.H),
-        "the cache holds keys and no values": one(mix, 2, context // 2),
-        "the cache of one layer is read, not that of L": one(mix, 2, context // m.L),
-        "the cache's bytes stand among the activations": column(
-            1, want[:, 1] + want[:, 2]) * [1, 1, 0],
-        "the numbers that an operation takes are counted, and not those that it gives":
-            column(1, [n for n, _ in sides] * each),
-        "the numbers that an operation gives are counted, and not those that it takes":
-            column(1, [k for _, k in sides] * each),
-        "the numbers that a layer's matrices take are counted, and not those that they give":
-            column(1, np.where(matrix, [n for n, _ in sides] * each, want[:, 1])),
-        "the numbers that a layer's matrices give are counted, and not those that they take":
-            column(1, np.where(matrix, [k for _, k in sides] * each, want[:, 1])),
-        "the activations of one sequence are counted, not those of B": column(1, want[:, 1] // B),
-        "the activations of all N tokens of the context are counted, not of the T new ones":
-            column(1, np.append(want[:head, 1] // T * N, want[head, 1])),
-        "the weights of one layer are counted, not those of L": column(0, want[:, 0] // layers),
-        "every layer has an lm_head": column(0, [*want[:head, 0], want[head, 0] * m.L]),
-        "lm_head's activations are counted once a layer": one(head, 1, want[head, 1] * m.L),
-        "lm_head's activations are those of one sequence, not of B":
-            one(head, 1, want[head, 1] // B),
-        "lm_head gives V numbers, and the C that it takes are left out":
-            one(head, 1, B * m.V * itemsize),
+        "c_attention": ("attention is counted as reading and writing C numbers per token; it has H "
+                        "· D", one(mix, 1, tokens * 2 * m.C)),
+        "half_attention": ("attention's output is not counted among its activations, or its "
+                           "queries are not", one(mix, 1, tokens * m.H * m.D)),
+        "g_activations": ("attention's activations are those of G heads; queries have H",
+                          one(mix, 1, tokens * 2 * m.G * m.D)),
+        "new_keys_twice": ("the new keys and values are counted as activations of attention, and "
+                           "again in its cache", one(mix, 1, tokens * 2 * (m.H + m.G) * m.D)),
+        "no_attention": ("attention is given no activations", one(mix, 1, 0)),
+        "cache_per_pair": ("each pair of a new token and one that it sees reads the cache again; "
+                           "it is read once per step", one(mix, 2, context // N * visible(T, N))),
+        "cache_per_token": ("each new token reads the whole cache again; it is read once per step",
+                            one(mix, 2, context * T)),
+        "context_and_new": ("the new tokens are added to the context: N includes them",
+                            one(mix, 2, context // N * (N + T))),
+        "h_keys": ("the cache is given a key for each of the H query heads; the keys have G",
+                   one(mix, 2, context // m.G * m.H)),
+        "no_values": ("the cache is given keys and no values", one(mix, 2, context // 2)),
+        "cache_one_layer": ("the cache of one layer is read, not that of L",
+                            one(mix, 2, context // m.L)),
+        "cache_as_activations": ("the cache's bytes stand among the activations",
+                                 column(1, want[:, 1] + want[:, 2]) * [1, 1, 0]),
+        "inputs_alone": ("the numbers that an operation reads are counted, and not those that it "
+                         "writes", column(1, [n for n, _ in sides] * each)),
+        "outputs_alone": ("the numbers that an operation writes are counted, and not those that it "
+                          "reads", column(1, [k for _, k in sides] * each)),
+        "matrix_inputs_alone": ("the numbers that a layer's matrices read are counted, and not "
+                                "those that they write",
+                                column(1, np.where(matrix, [n for n, _ in sides] * each, want[:,
+                                    1]))),
+        "matrix_outputs_alone": ("the numbers that a layer's matrices write are counted, and not "
+                                 "those that they read",
+                                 column(1, np.where(matrix, [k for _, k in sides] * each, want[:,
+                                     1]))),
+        "activations_one_sequence": ("the activations of one sequence are counted, not those of B",
+                                     column(1, want[:, 1] // B)),
+        "activations_all_tokens": ("the activations of all N tokens of the context are counted, "
+                                   "not those of the T new ones",
+                                   column(1, np.append(want[:head, 1] // T * N, want[head, 1]))),
+        "weights_one_layer": ("the weights of one layer are counted, not those of L",
+                              column(0, want[:, 0] // layers)),
+        "head_a_layer": ("the lm_head is counted once per layer",
+                         column(0, [*want[:head, 0], want[head, 0] * m.L])),
+        "head_activations_a_layer": ("lm_head's activations are counted once per layer",
+                                     one(head, 1, want[head, 1] * m.L)),
+        "head_activations_one_sequence": ("lm_head's activations are those of one sequence, not of "
+                                          "B", one(head, 1, want[head, 1] // B)),
+        "head_outputs_alone": ("the C numbers that lm_head reads are left out; only the V that it "
+                               "writes are counted", one(head, 1, B * m.V * itemsize)),
     } | sizes_assumed(want, itemsize)
 
 
 def test_predict_decode_intensity(subject):
-    got, step = subject.predict_decode_intensity(), (LLAMA_8B, 1, 1, 2048)
-    assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
-    want = sum(flops(*step).values()) / moved(*step, 2).sum()
-    share = got / want
-    near = ("half of it: a weight does a multiplication and an addition" if 0.4 < share < 0.6 else
-            "twice as much: a 16-bit weight has two bytes" if 1.7 < share < 2.3 else
-            "too low: a weight does two FLOPs and has two bytes" if share < 1 else
-            "too high: one token uses each weight once")
-    assert abs(share - 1) < 0.15, f"intensity of decode: {got:g} FLOP/byte is {near}"
+    got = subject.predict_decode_intensity()
+    assert isinstance(got, (int, float)), mistake(
+        "no_number", f"a prediction is a number, got {got!r}")
+    step = LLAMA_8B, 1, 1, 2048
+    share = got / (sum(flops(*step).values()) / moved(*step, 2).sum())
+    name, sentence = (
+        ("half", "half the right value: a weight does a multiplication and an addition")
+        if 0.4 < share < 0.6 else
+        ("twice", "twice the right value: a 16-bit weight has two bytes") if 1.7 < share < 2.3 else
+        ("low", "too low: a weight does two FLOPs and has two bytes") if share < 1 else
+        ("high", "too high: each weight is used for one token only"))
+    assert abs(share - 1) < 0.15, mistake(
+        name, f"intensity of decode: {got:g} FLOP/byte is {sentence}", sentence)
 
 
 # ---- the batch
@@ -417,44 +490,61 @@ H100, A100, TOY = (989e12, 3.35e12), (312e12, 1.555e12), (8.0, 1.0)
     ((9, 1000, 1), TOY), ((8, 10, 1), TOY), ((80, 1, 1), TOY), ((16, 8, 0), TOY)])
 def test_decode_batch(subject, cost, chip):
     (work, weights, each), (peak, bandwidth) = cost, chip
-    want, got = smallest(*cost, *chip), subject.decode_batch(*cost, *chip)
+    want = smallest(*cost, *chip)
+    with raises("no_gain", ZeroDivisionError, "One more sequence may add as much time in bytes as "
+                "in arithmetic: then no batch is enough, so None"):
+        got = subject.decode_batch(*cost, *chip)
     case = (f"decode_batch for {work:,} FLOPs and {each:,} bytes a sequence, {weights:,} bytes of "
             f"weights, {peak:.4g} FLOP/s, {bandwidth:.4g} byte/s")
     more = (f"one more sequence adds {work / peak:.3g} s of arithmetic and "
             f"{each / bandwidth:.3g} s of bytes")
     if want is None:
-        assert got is None, f"{case}: got {got!r}, but no batch is enough, so None: {more}"
+        assert got is None, mistake("never", f"{case}: got {got!r}, but no batch is enough, so "
+                                             f"None: {more}", "no batch is enough, so None")
         return
-    far = (f", though late: a search that ends before {want:,} finds nothing" if want > 1000 else
-           "")
-    assert got is not None, \
-        f"{case}: got None, expected {want}: {more}, so arithmetic catches up{far}"
-    assert isinstance(got, (int, float)), f"{case}: got {got!r}, expected a batch or None"
-    said = "there the arithmetic first takes as long as the bytes"
-    if got == want - 1:
-        said = "with one sequence fewer the step is still bound by memory: round up"
-    elif got == want + 1:
-        said = "one sequence fewer stands on the ridge, which counts as compute"
-    elif got != int(got):
-        said = "a batch has a whole number of sequences: round up"
-    elif abs(got * (work / peak - each / bandwidth) - weights) <= work / peak:
-        said = "this comes out when the bytes of the weights are not divided by the bandwidth"
-    elif abs(got * work / peak - weights / bandwidth) <= work / peak:
-        said = "this comes out when the bytes that each sequence adds are left out"
-    elif abs(got * (work / peak + each / bandwidth) - weights / bandwidth) <= work / peak:
-        said = ("this comes out when the time of the bytes that a sequence adds is added to that "
-                "of its arithmetic, not taken off it")
-    elif abs(got * work / peak - (weights + each) / bandwidth) <= work / peak:
-        said = "this comes out when the bytes of one sequence are counted, not those of the batch"
-    elif abs(got * work / bandwidth - weights / peak) <= work / bandwidth:
-        said = "this comes out when peak and bandwidth are exchanged"
-    elif abs(got * work - weights) <= work:
-        said = "this comes out when FLOPs and bytes are compared as they are, not their times"
-    elif got == 1:
-        said = "the weights, which are read once a step, take more time than one sequence computes"
-    elif abs(got - peak / bandwidth) <= 1:
-        said = "that is the ridge, and it is FLOP/byte; how many FLOPs does a byte of weights get?"
-    assert got == want, f"{case}: got {got}, expected {want}; {said}"
+    name, late = ("search_ends", f": a search that ends before {want:,} finds nothing") \
+        if want > 1000 else ("none", "")
+    assert got is not None, mistake(
+        name, f"{case}: got None, expected {want}: {more}, so the arithmetic does catch up{late}",
+        f"the arithmetic does catch up{late}")
+    assert isinstance(got, (int, float)), mistake(
+        "no_number", f"{case}: got {got!r}, expected a batch or None")
+    name, sentence = wrong_batch(got, want, *cost, *chip)
+    assert got == want, mistake(name, f"{case}: got {got}, expected {want}; {sentence}", sentence)
+
+
+def wrong_batch(got, want, flops, weights, each, peak, bandwidth):
+    """(id, sentence) of a wrong batch."""
+    work = flops / peak                 # seconds of one sequence's arithmetic, and of its bytes
+    load = each / bandwidth
+    first = weights / bandwidth
+    rules = {
+        "rounded_down": (got == want - 1, f"a batch of {got} is still memory-bound: round up"),
+        "ridge_left_out": (got == want + 1, f"a batch of {want} is exactly on the ridge, which "
+                                            f"counts as compute-bound"),
+        "no_whole_number": (got != int(got), "a batch has a whole number of sequences: round up"),
+        "weights_no_time": (abs(got * (work - load) - weights) <= work,
+                            "you get this if the bytes of the weights are not divided by the "
+                            "bandwidth"),
+        "each_left_out": (abs(got * work - first) <= work,
+                          "you get this if you leave out the bytes that each sequence adds"),
+        "each_added": (abs(got * (work + load) - first) <= work,
+                       "you get this if the time of the bytes that a sequence adds is added to the "
+                       "time of its arithmetic, not subtracted from it"),
+        "each_once": (abs(got * work - first - load) <= work,
+                      "you get this if the bytes of one sequence are counted, not those of the "
+                      "batch"),
+        "peak_for_bandwidth": (abs(got * flops / bandwidth - weights / peak) <= flops / bandwidth,
+                               "you get this if peak and bandwidth are swapped"),
+        "no_times": (abs(got * flops - weights) <= flops,
+                     "you get this if FLOPs and bytes are compared as they are, not their times"),
+        "one": (got == 1, "the weights, which are read once per step, take more time than one "
+                          "sequence computes"),
+        "ridge": (abs(got - peak / bandwidth) <= 1,
+                  "that is the ridge in FLOP/byte, not a batch. How many FLOPs does one byte of "
+                  "weights do for one sequence?")}
+    return next(((name, sentence) for name, (holds, sentence) in rules.items() if holds),
+                ("other", f"{want} is the first batch whose arithmetic takes as long as its bytes"))
 
 
 def test_decode_batch__unseen(unseen, rng):
@@ -476,18 +566,21 @@ def convolution(B, height, width, inputs, outputs, side, groups, itemsize):
 
 def test_predict_gain_of_depthwise(subject):
     got = subject.predict_gain_of_depthwise()
-    assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
+    assert isinstance(got, (int, float)), mistake(
+        "no_number", f"a prediction is a number, got {got!r}")
     counts = [convolution(32, 56, 56, 256, 256, 3, groups, 2) for groups in (1, 256)]
     (full, many), (depthwise, few) = counts
     slow, fast = (max(work / 312e12, load / 1.5e12) for work, load in counts)
     want = slow / fast
-    said = (f"that is the ratio of the FLOPs, {full / depthwise:.0f}; bytes cost time too" if
-            abs(got - full / depthwise) < 0.1 * got else
-            "that is the ratio of the bytes; the full one is bound by its arithmetic" if
-            abs(got - many / few) < 0.05 else
-            "less than it can be: time each under its own roof" if got < want else
-            "more than its bytes allow")
-    assert abs(got / want - 1) < 0.1, f"gain of the depthwise: {got:g} is not it; {said}"
+    name, sentence = (
+        ("flops_ratio", "that is the ratio of the FLOPs; bytes cost time too")
+        if abs(got - full / depthwise) < 0.1 * got else
+        ("bytes_ratio", "that is the ratio of the bytes; the full one is bound by its arithmetic")
+        if abs(got - many / few) < 0.05 else
+        ("low", "too low: compute the time of each under its own roof") if got < want else
+        ("high", "too high: its bytes take longer than that"))
+    assert abs(got / want - 1) < 0.1, mistake(
+        name, f"the depthwise convolution is not {got:g} times faster: {sentence}", sentence)
 
 
 # ---- given, not exercises: only the course's own tests check it
@@ -497,6 +590,15 @@ def test_published_totals(subject):
     """The given shapes are those of the models: their parameters add up to the published totals."""
     assert {name: sum(subject.count_parameters(m).values()) for name, m in subject.LLAMAS.items()} \
         == PUBLISHED
+
+
+def test_numbers_that_the_text_states_and_no_cell_prints(subject):
+    """Where the matmuls of the 8B model pass the H100's ridge; the cache of the H200's batch."""
+    batches = [subject.decode_batch(2 * n * k, 2 * n * k, 2 * (n + k), *H100) for n, k in (
+        (4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096), (4096, 128256))]
+    assert (min(batches), max(batches)) == (319, 345)
+    batch = subject.decode_batch(*costs(LLAMA_8B, 512, 2), 989e12, 4.8e12)
+    assert batch == 8364 and round(batch * 512 * 2 * 32 * 2 * 8 * 128 / 1e9) == 561
 
 
 @pytest.mark.parametrize("T, N", [(1, 1), (1, 9), (5, 5), (4, 9)])

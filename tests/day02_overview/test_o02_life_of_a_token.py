@@ -10,6 +10,7 @@ import pytest
 
 from lab.course import ROOT
 from lab.judge.adversarial import VALUES, shifted
+from lab.judge.mistakes import mistake
 from lab.judge.subject import Raised
 
 NANO = ROOT / "day02_overview" / "nano"
@@ -108,6 +109,14 @@ def text_of(tokens):
     return "".join(map(chr, tokens))
 
 
+def message_of(ways, got, text):
+    """A message, with the first mistake whose answer is `got`. ways: {id: (sentence, answer)}"""
+    for name, (sentence, answer) in ways.items():
+        if np.array_equal(answer, got):
+            return mistake(name, f"{text}\nThis is what comes out when {sentence}.", sentence)
+    return text
+
+
 # ---- next_token
 
 
@@ -122,70 +131,89 @@ def test_next_token(subject, rng, temperature):
         logits, u = (1.5 * rng.standard_normal(50)).astype(np.float32), rng.random()
         want = draws(logits / temperature, u)
         rising = logits.argsort()
-        ways = {"it multiplies by the temperature": draws(logits * temperature, u),
-                "it does not use the temperature, or divides the probabilities by it":
-                    draws(logits, u),
-                "no running sums are made: u is looked up among the probabilities themselves":
-                    np.searchsorted(weights_of(logits / temperature), u, side="right"),
-                "it takes the largest logit though the temperature is above 0": logits.argmax(),
-                "it takes the token before the one whose part u falls into": want - 1,
-                "it takes the token after the one whose part u falls into": want + 1,
-                "parts of [0, 1) go to tokens by falling logits, not in the order of the tokens":
-                    draws(logits / temperature, u, rising[::-1]),
-                "parts of [0, 1) go to tokens by rising logits, not in the order of the tokens":
-                    draws(logits / temperature, u, rising),
-                "u is compared with each token's own probability, not with the running sums":
-                    (weights_of(logits / temperature) > u).argmax(),
-                "the probabilities are divided by the temperature, not the logits":
-                    (weights_of(logits).cumsum() / temperature <= u).sum(),
-                "parts of [0, 1) are laid out from 1 downwards, not from 0 upwards":
-                    draws(logits / temperature, 1 - u)}
+        ways = {
+            "multiplied": (
+                "the logits are multiplied by the temperature, not divided by it",
+                draws(logits * temperature, u)),
+            "no_temperature": (
+                "it does not use the temperature, or divides the probabilities by it",
+                draws(logits, u)),
+            "no_sums": (
+                "u is looked up among the probabilities; it belongs among their running sums",
+                np.searchsorted(weights_of(logits / temperature), u, side="right")),
+            "always_largest": (
+                "it takes the largest logit though the temperature is above 0", logits.argmax()),
+            "token_before": ("it takes the token before the right one", want - 1),
+            "token_after": ("it takes the token after the right one", want + 1),
+            "by_falling": (
+                "the parts of [0, 1) are in the order of falling logits, not of the tokens",
+                draws(logits / temperature, u, rising[::-1])),
+            "by_rising": (
+                "the parts of [0, 1) are in the order of rising logits, not of the tokens",
+                draws(logits / temperature, u, rising)),
+            "own_probability": (
+                "u is compared with each token's own probability, not with the running sums",
+                (weights_of(logits / temperature) > u).argmax()),
+            "divided_later": (
+                "the probabilities are divided by the temperature, not the logits",
+                (weights_of(logits).cumsum() / temperature <= u).sum()),
+            "from_one": (
+                "the parts begin at 1 and go down; they begin at 0",
+                draws(logits / temperature, 1 - u))}
         sums = weights_of(logits.astype(np.float64) / temperature).cumsum()
-        if len({want, *ways.values()}) < len(ways) + 1 or np.abs(sums - u).min() < 0.01:
+        tokens = {want, *(token for _, token in ways.values())}
+        if len(tokens) < len(ways) + 1 or np.abs(sums - u).min() < 0.01:
             continue                    # two of them, or right and nearly right, are alike
         cases += 1
         got = subject.next_token(logits, temperature, u)
         assert isinstance(got, (int, np.integer)), f"next_token: got {got!r}, expected a token"
-        why = [f"\nThis is what comes out when {way}." for way, token in ways.items()
-               if token == got]
-        assert got == want, (f"next_token: at temperature {temperature} u = {u:.3f} falls into the "
-                             f"part of token {want}, got {got}" + "".join(why))
+        assert got == want, message_of(ways, got, (
+            f"next_token: at temperature {temperature}, u = {u:.3f} lies in the part of token "
+            f"{want}; got {got}"))
 
 
 def test_next_token__greedy(subject, rng):
     logits = rng.standard_normal(50).astype(np.float32)
     got, want = subject.next_token(logits, 0, 0.999), int(logits.argmax())
-    assert got == want, (f"next_token: at temperature 0 the largest logit, token {want}, is taken "
-                         f"whatever u is; got {got}"
-                         + ", the token of the smallest" * int(got == logits.argmin()))
+    smallest = ", the token of the smallest" if got == logits.argmin() else ""
+    assert got == want, mistake("drawn_at_zero", (
+        f"next_token: at temperature 0 the answer is the largest logit, token {want}, whatever u "
+        f"is; got {got}{smallest}"), "")
 
 
 def test_next_token__edges(subject):
     logits = np.array([-np.inf, 0.0, -np.inf, 0.0, -np.inf])
     for u, want in ((0.0, 1), (0.25, 1), (0.5, 3), (1 - 2**-53, 3)):
         got = subject.next_token(logits, 1, u)
-        reaching = ("\nThis is what comes out when the first running sum that reaches u is taken, "
-                    "not the first that exceeds it." if got == {0.0: 0, 0.5: 1}.get(u) else "")
-        assert got == want, (f"next_token: of five tokens only 1 and 3 are possible, each by one "
-                             f"half; at u = {u} expected {want}, got {got}" + reaching)
+        ways = {"sum_reaches_u": (
+            "the first running sum that reaches u is taken, not the first that is greater",
+            {0.0: 0, 0.5: 1}.get(u))}
+        assert got == want, message_of(ways, got, (
+            f"next_token: of five tokens only 1 and 3 are possible, each with probability 1/2; at "
+            f"u = {u} expected {want}, got {got}"))
     large = subject.next_token(np.array([1e4, 1e4 - 1], np.float32), 0.5, 0.5)
-    assert large == 0, f"next_token: logits of 10,000 overflow in exp: got token {large}, not 0"
+    assert large == 0, mistake("overflow", (
+        f"next_token: with logits of 10,000 and 9,999 at temperature 0.5, u = 0.5, expected token "
+        f"0, got {large}: does exp, or a type of 16 bits, overflow?"))
 
 
 def test_next_token__the_last(subject):
     """Ten tenths add up to 1 - 2⁻⁵³ in float64, and u may be as much."""
     got = subject.next_token(np.zeros(10), 1, 1 - 2**-53)
-    assert got == 9, (f"next_token: ten equal logits, u = 1 - 2⁻⁵³: expected token 9, got {got}; "
-                      f"by rounding, running sums may end a little below 1, and u may lie beyond "
-                      f"the last")
+    assert got == 9, mistake("beyond_the_last", (
+        f"next_token: ten equal logits, u = 1 - 2⁻⁵³: expected token 9, got {got}; by rounding, "
+        f"the last running sum may be a little below 1, and u may not be below it"))
 
 
 def test_next_token__hard(subject, rng):
     """Logits of every kind and many u, one after the other in one process."""
-    cases = [(kind, VALUES[kind](rng, (1, n))[0]) for kind in (
-        "negative", "equal", "infinite", "signed_zeros", "denormal", "exact_sums")
-        for n in (1, 2, 33)]
-    cases += [(f"around {by}", shifted(rng, (1, 40), by)[0]) for by in (200, -200, 3000, -3000)]
+    kinds = {"negative": "negative logits", "equal": "equal logits",
+             "infinite": "logits, some of them -inf", "signed_zeros": "logits, mostly 0 or -0",
+             "denormal": "logits of about 1e-40", "exact_sums": "logits up to ±250"}
+    cases = [(words, VALUES[kind](rng, (1, n))[0]) for kind, words in kinds.items()
+             for n in (1, 2, 33)]
+    cases += [(f"logits around {by}", shifted(rng, (1, 40), by)[0])
+              for by in (200, -200, 3000, -3000)]
     for kind, logits in cases:
         for temperature, u in ((1, 0.0), (0.25, 0.6), (4, 0.999)):
             if not np.isfinite(logits).any():
@@ -196,16 +224,17 @@ def test_next_token__hard(subject, rng):
             want = int((sums <= u * sums[-1]).sum())
             got = subject.next_token(logits, temperature, u)
             low = weights_of(logits.astype(np.float32) / np.float32(temperature)).cumsum()
-            in_32_bits = [(low <= u).sum(), (low <= u * low[-1]).sum()]
-            why = ("\nThis is what comes out when probabilities and their sums are kept in 32 "
-                   "bits, where a small one is lost." if got in in_32_bits else "")
-            assert got == want, (f"next_token: {len(logits)} logits of the kind {kind}, at "
-                                 f"temperature {temperature}, u = {u}: expected token {want}, got "
-                                 f"{got!r}{why}")
-        got, want = subject.next_token(logits, 0, 0.7), logits.max()
-        assert logits[got] == want, (f"next_token: {len(logits)} logits of the kind {kind}, "
-                                     f"temperature 0: token {got} has {logits[got]}, the largest "
-                                     f"is {want}")
+            of_these = f"next_token, {len(logits)} {kind}"
+            ways = {"in_32_bits": (
+                "probabilities and their sums are kept in 32 bits, where a small one is lost",
+                got if got in ((low <= u).sum(), (low <= u * low[-1]).sum()) else None)}
+            assert got == want, message_of(ways, got, (
+                f"{of_these}, temperature {temperature}, u = {u}: expected token {want}, got "
+                f"{got!r}"))
+        token = subject.next_token(logits, 0, 0.7)
+        largest = logits.max()
+        assert logits[token] == largest, (f"{of_these}, temperature 0: token {token} has the logit "
+                                          f"{logits[token]}, the largest is {largest}")
 
 
 # ---- attention
@@ -220,51 +249,73 @@ def test_attention(subject, agree, rng, T, N, H, G, D):
           f"attention of the last {T} of {N} tokens, {H} query heads on {G} key heads",
           at=lambda i: f"token {i[0]}, head {i[1]}, number {i[2]}",
           mistakes={
-              "every token sees all, also those after it":
-                  mixed(q, k, v, 0.3, sees=lambda t, n, T, N: True),
-              "new token t sees keys 0 to t, as if there were no old ones":
-                  mixed(q, k, v, 0.3, sees=lambda t, n, T, N: n <= t),
-              "a token does not see itself":
-                  mixed(q, k, v, 0.3, sees=lambda t, n, T, N: n < N - T + t),
-              "a token sees one too many, the one after it":
-                  mixed(q, k, v, 0.3, sees=lambda t, n, T, N: n <= N - T + t + 1),
-              "query head h reads key head h % G, not h // (H // G)":
-                  mixed(q, k, v, 0.3, head=lambda h, H, G: h % G),
-              "a token sees only those after it: the mask is the wrong way round":
-                  mixed(q, k, v, 0.3, sees=lambda t, n, T, N: n > N - T + t),
-              "a token sees itself and those after it: the mask is the wrong way round":
-                  mixed(q, k, v, 0.3, sees=lambda t, n, T, N: n >= N - T + t),
-              "query heads are split into (H // G, G), but h // (H // G) means (G, H // G)":
+              "no_mask": (
+                  "every token sees all tokens, later ones too",
+                  mixed(q, k, v, 0.3, sees=lambda t, n, T, N: True)),
+              "no_old": (
+                  "new token t sees keys 0 to t, as if there were no old tokens",
+                  mixed(q, k, v, 0.3, sees=lambda t, n, T, N: n <= t)),
+              "not_itself": (
+                  "a token does not see itself",
+                  mixed(q, k, v, 0.3, sees=lambda t, n, T, N: n < N - T + t)),
+              "one_later": (
+                  "a token also sees the one right after it",
+                  mixed(q, k, v, 0.3, sees=lambda t, n, T, N: n <= N - T + t + 1)),
+              "head_modulo": (
+                  "query head h reads key head h % G, not h // (H // G)",
+                  mixed(q, k, v, 0.3, head=lambda h, H, G: h % G)),
+              "only_later": (
+                  "a token sees only those after it: the mask is the wrong way round",
+                  mixed(q, k, v, 0.3, sees=lambda t, n, T, N: n > N - T + t)),
+              "itself_and_later": (
+                  "a token sees itself and those after it: the mask is the wrong way round",
+                  mixed(q, k, v, 0.3, sees=lambda t, n, T, N: n >= N - T + t)),
+              "split_reversed": (
+                  "query heads are split into (H // G, G); h // (H // G) means (G, H // G)",
                   mixed(q, k, v, 0.3, head=lambda h, H, G: h % G).reshape(
-                      T, H // G, G, D).swapaxes(1, 2).reshape(T, H, D),
-              "query head h reads key head h // G, not h // (H // G)":
-                  mixed(q, k, v, 0.3, head=lambda h, H, G: min(h // G, G - 1)),
-              "all query heads read key head 0": mixed(q, k, v, 0.3, head=lambda h, H, G: 0),
-              "the score of a later token is 0, not -inf: it keeps a weight":
-                  masked(q, k, v, 0.3, hidden=0),
-              "later tokens are masked after the softmax: the weights left do not add up to 1":
-                  masked(q, k, v, 0.3, after=True),
-              "the softmax runs over the queries, not over the keys": masked(q, k, v, 0.3, axis=0),
-              "the keys are mixed, not the values": mixed(q, k, k, 0.3),
-              "heads come before tokens when the result gets its shape":
-                  mixed(q, k, v, 0.3).transpose(1, 0, 2).reshape(T, H, D),
-              "the scores are not multiplied by scale": mixed(q, k, v, 1.0),
-              "the scores are multiplied by D ** -0.5, whatever scale is":
-                  mixed(q, k, v, D ** -0.5),
-              "the scores are divided by scale": mixed(q, k, v, 1 / 0.3),
-              "the scores are multiplied by scale twice": mixed(q, k, v, 0.3 ** 2),
-              "scale comes after the softmax: it multiplies the weights": 0.3 * mixed(q, k, v, 1.0),
-              "the weights are not divided by their sum":
-                  mixed(q, k, v, 0.3, weigh=lambda s: np.exp(s - s.max()))})
-    assert np.array_equal(q, before), "attention: it changed q, which belongs to the caller"
+                    T, H // G, G, D).swapaxes(1, 2).reshape(T, H, D)),
+              "head_by_g": (
+                  "query head h reads key head h // G, not h // (H // G)",
+                  mixed(q, k, v, 0.3, head=lambda h, H, G: min(h // G, G - 1))),
+              "head_0": (
+                  "all query heads read key head 0", mixed(q, k, v, 0.3, head=lambda h, H, G: 0)),
+              "score_0": (
+                  "the score of a later token is 0, not -inf: it keeps a weight",
+                  masked(q, k, v, 0.3, hidden=0)),
+              "masked_later": (
+                  "later tokens are masked after the softmax: the weights left do not add up to 1",
+                  masked(q, k, v, 0.3, after=True)),
+              "over_queries": (
+                  "the softmax runs over the queries, not over the keys",
+                  masked(q, k, v, 0.3, axis=0)),
+              "keys_mixed": (
+                  "the keys are summed with the weights, not the values", mixed(q, k, k, 0.3)),
+              "heads_first": (
+                  "heads come before tokens when the result gets its shape",
+                  mixed(q, k, v, 0.3).transpose(1, 0, 2).reshape(T, H, D)),
+              "no_scale": ("the scores are not multiplied by scale", mixed(q, k, v, 1.0)),
+              "own_scale": (
+                  "the scores are multiplied by D ** -0.5; the argument `scale` is not used",
+                  mixed(q, k, v, D ** -0.5)),
+              "divided_by_scale": ("the scores are divided by scale", mixed(q, k, v, 1 / 0.3)),
+              "scaled_twice": (
+                  "the scores are multiplied by scale twice", mixed(q, k, v, 0.3 ** 2)),
+              "weights_scaled": (
+                  "scale comes after the softmax: it multiplies the weights",
+                  0.3 * mixed(q, k, v, 1.0)),
+              "no_sum": (
+                  "the weights are not divided by their sum",
+                  mixed(q, k, v, 0.3, weigh=lambda s: np.exp(s - s.max())))})
+    assert np.array_equal(q, before), mistake(
+        "input_changed", "attention changes q in place; its caller still needs it")
 
 
 def test_attention__softmax_is_an_argument(subject, agree, rng):
     q, k, v = (rng.standard_normal((4, 2, 4)) for _ in range(3))
     sharp = subject.make("lab.judge.mocks:SharpSoftmax")
     agree(subject.attention(q, k, v, 0.5, sharp), mixed(q, k, v, 1.0), "float64",
-          "attention with a softmax of twice the scores handed in", mistakes={
-              "the softmax that is handed in is not the one that is used": mixed(q, k, v, 0.5)})
+          "attention with another softmax as its argument", mistakes={
+              "other_softmax": ("the argument `softmax` is not used", mixed(q, k, v, 0.5))})
 
 
 def hard_heads(kind, rng):
@@ -273,21 +324,27 @@ def hard_heads(kind, rng):
     return [make(rng, (n, heads, 4)).astype(np.float64) for n, heads in ((4, 4), (6, 2), (6, 2))]
 
 
-HARD = ("negative", "equal", "uneven", "signed_zeros", "denormal", "rows around 200",
-        "rows around -200")
+HARD = {"negative": "negative numbers", "equal": "rows of equal numbers",
+        "uneven": "numbers of sizes from 0.001 to 1000", "signed_zeros": "numbers, mostly 0 or -0",
+        "denormal": "numbers of about 1e-40", "rows around 200": "numbers around 200",
+        "rows around -200": "numbers around -200"}
+LOW_SCORES = "scores far below 0"
 
 
 def test_attention__hard(subject, agree, rng):
     """One after the other in one process; the numbers, and then how they lie."""
-    for kind in (*HARD, "scores far below 0"):
+    for kind in (*HARD, LOW_SCORES):
         q, k, v = hard_heads(kind if kind in HARD else "rows around 200", rng)
         k = k if kind in HARD else -k
         agree(subject.attention(q, k, v, 0.5), mixed(q, k, v, 0.5), "float64",
-              f"attention of numbers of the kind {kind}", mistakes={
-                  "exp overflows: the softmax does not take the largest score off first":
-                      mixed(q, k, v, 0.5, weigh=without_maximum),
-                  "a later token's score is -1e4, and scores may lie below that; -inf never is":
-                      masked(q, k, v, 0.5, hidden=-1e4)})
+              f"attention of {HARD.get(kind, kind)}", mistakes={
+                  "overflow": (
+                      "exp overflows: the softmax does not subtract the largest score first",
+                      mixed(q, k, v, 0.5, weigh=without_maximum)),
+                  "score_1e4": (
+                      "a later token's score is -1e4: other scores may be lower still, and none "
+                      "is lower than -inf",
+                      masked(q, k, v, 0.5, hidden=-1e4))})
     q, k, v = hard_heads("unrounded", rng)
     q = np.asfortranarray(q)
     room = np.full((2, 9, 2, 4), 77.0)                      # a cache that holds more
@@ -299,9 +356,9 @@ def test_attention__hard(subject, agree, rng):
     low = [x.astype(np.float32) for x in (q, k, v)]
     got = subject.attention(*low, 0.5)
     agree(got, mixed(q, k, v, 0.5), "float32", "attention of float32")
-    assert got.dtype == np.float32, \
-        f"attention of float32: got numbers of {got.dtype}, expected float32: is a mask or an " \
-        f"array of constants of another precision?"
+    assert got.dtype == np.float32, mistake("other_dtype", (
+        f"attention of float32: got numbers of {got.dtype}, expected float32: does a mask or a "
+        f"constant have another dtype?"))
 
 
 # ---- block
@@ -363,28 +420,41 @@ def test_block(subject, agree, rng):
     given.ops = given.ops._replace(rmsnorm=norm)
     got = run_block(subject, given)
     for call in norm.calls:
-        assert call[2] == given.eps, (f"block: ops.rmsnorm gets eps = {call[2]}; the model's is "
-                                      f"model.eps, here {given.eps}")
-    assert (given.x == before).all(), \
-        "block changes the x that is handed in: expected it unchanged, the caller uses it again"
+        assert call[2] == given.eps, mistake("other_eps", (
+            f"block: ops.rmsnorm gets eps = {call[2]}; the model's is model.eps, here "
+            f"{given.eps}"))
+    assert (given.x == before).all(), mistake("input_changed", (
+        "block changes its argument x; it must return a new array, because the caller still needs "
+        "x"))
     assert given.attention.calls, "block: it does not call ops.attention"
     agree(got, given.out(), "float64", "block", at=lambda i: f"token {i[0]}, channel {i[1]}",
-          mistakes={"the attention's result is not added to x": given.out(residual=""),
-                    "the attention's result is added to the normed x, not to x itself":
-                        given.out(residual="y"),
-                    "the MLP's result is not added to what came before": given.out(second=""),
-                    "the MLP's result is added to the x that entered, and the attention's is lost":
-                        given.out(second="entered"),
-                    "the MLP's result is added to the attention's alone, without x":
-                        given.out(second="attended"),
-                    "the MLP's result is added to the normed x, not to x itself":
-                        given.out(second="y"),
-                    "heads come before tokens in the rows that meet o": given.out(across=True),
-                    "the second norm is left out": given.out(norm=None),
-                    "the second norm has the weights of the first":
-                        given.out(norm="attention_norm"),
-                    "gate and up are swapped": given.out(swapped=True),
-                    "the second norm reads the x that entered": given.out(from_x=True)})
+          mistakes={
+              "attention_not_added": (
+                  "the result of attention is not added to x", given.out(residual="")),
+              "attention_to_normed": (
+                  "the result of attention is added to the normed x, not to x itself",
+                  given.out(residual="y")),
+              "mlp_not_added": ("the result of the MLP is not added to x", given.out(second="")),
+              "mlp_to_original": (
+                  "the result of the MLP is added to the original x, so that the result of "
+                  "attention is lost",
+                  given.out(second="entered")),
+              "mlp_without_x": (
+                  "the result of the MLP is added to the result of attention alone, without x",
+                  given.out(second="attended")),
+              "mlp_to_normed": (
+                  "the result of the MLP is added to the normed x, not to x itself",
+                  given.out(second="y")),
+              "heads_first": (
+                  "heads come before tokens in the rows that are multiplied with o",
+                  given.out(across=True)),
+              "no_second_norm": ("the second norm is left out", given.out(norm=None)),
+              "second_norm_weights": (
+                  "the second norm has the weights of the first", given.out(norm="attention_norm")),
+              "gate_and_up": ("gate and up are swapped", given.out(swapped=True)),
+              "second_norm_original": (
+                  "the second norm reads the original x, not x plus attention",
+                  given.out(from_x=True))})
 
 
 @pytest.mark.parametrize("D", [4, 8])           # 2 / D is the right scale of heads of four numbers
@@ -394,27 +464,38 @@ def test_block__what_attention_is_given(subject, agree, rng, D):
     unwritten, empty = keys.copy(), values.copy()
     run_block(subject, given)
     assert given.attention.calls, "block: it does not call ops.attention"
-    assert given.rope.calls, "block: it does not call ops.rope, so no token knows where it is"
+    assert given.rope.calls, mistake("no_rope", (
+        "block: it does not call ops.rope, so attention does not know the positions"))
     q, k, v, scale = given.attention.calls[0]
     at = given.positions
     second = normed(given.x, given.w["mlp_norm"], given.eps)
-    agree(q, turned(given.heads("q"), at), "float64", "q as attention gets it",
-          mistakes={"q is made of x itself, not of the normed x":
-                        turned(given.product(given.x, "q"), at),
-                    "the first norm has the weights of the second":
-                        turned(given.product(second, "q"), at),
-                    "q is multiplied by scale already, and attention does it again":
-                        turned(given.heads("q"), at) * given.D ** -0.5,
-                    "positions are counted from 1": turned(given.heads("q"), at + 1),
-                    "q is not turned by rope": given.heads("q"),
-                    "rope counts positions from the first new token, not from the first of all":
-                        turned(given.heads("q"), at - given.old)})
-    which = {given.T: "; these are the new ones' alone",
-             given.old: "; these are the old ones' alone",
-             N - 1: "; positions count from 0, so the last one is one less than their number",
-             len(keys): "; the rest of it is empty"}.get(len(k), "")
-    assert len(k) == N, (f"block: attention gets {len(k)} keys; {given.old} old and {given.T} new "
-                         f"tokens are {N}, and the cache has room for {len(keys)}{which}")
+    agree(q, turned(given.heads("q"), at), "float64", "the q passed to ops.attention",
+          mistakes={
+              "q_not_normed": (
+                  "q is made from x itself, not from the normed x",
+                  turned(given.product(given.x, "q"), at)),
+              "first_norm_weights": (
+                  "the first norm has the weights of the second",
+                  turned(given.product(second, "q"), at)),
+              "scaled_before": (
+                  "q is multiplied by scale, and ops.attention does it again",
+                  turned(given.heads("q"), at) * given.D ** -0.5),
+              "positions_from_1": (
+                  "positions are counted from 1", turned(given.heads("q"), at + 1)),
+              "q_not_rotated": ("q is not rotated by rope", given.heads("q")),
+              "positions_of_step": (
+                  "rope gets positions counted from the first new token; pass `positions`",
+                  turned(given.heads("q"), at - given.old))})
+    counts = {
+        "new_keys_alone": ("these are those of the new tokens alone", given.T),
+        "old_keys_alone": ("these are those of the old tokens alone", given.old),
+        "last_key_missing": ("positions begin at 0, so the last one is N - 1", N - 1),
+        "whole_cache": ("these are all rows of the cache, and the last ones are empty", len(keys))}
+    for name, (sentence, count) in counts.items():
+        assert len(k) == N or len(k) != count, mistake(name, (
+            f"block: ops.attention gets {len(k)} keys; it needs {N}, those of {given.old} old and "
+            f"{given.T} new tokens: {sentence}"), sentence)
+    assert len(k) == N, f"block: ops.attention gets {len(k)} keys; it needs {N}"
     keys[at], values[at] = turned(given.heads("k"), at), given.heads("v")
     unturned = keys.copy()
     unturned[at] = given.heads("k")
@@ -424,30 +505,39 @@ def test_block__what_attention_is_given(subject, agree, rng, D):
     turned_values[at] = turned(given.heads("v"), at)
     of_k = values.copy()
     of_k[at] = given.heads("k")
-    agree(k, keys[:N], "float64", "the keys as attention gets them",
-          mistakes={"k enters the cache before rope has turned it, or rope does not turn it":
-                        unturned[:N],
-                    "the new keys do not enter the cache": unwritten[:N],
-                    "the new keys are written from place 0 on, over the old ones": front[:N],
-                    "the values are handed over in place of the keys": values[:N]})
-    agree(v, values[:N], "float64", "the values as attention gets them",
-          mistakes={"rope turns the values, too": turned_values[:N],
-                    "the values are made with the weights of the keys": of_k[:N],
-                    "the keys are handed over in place of the values": keys[:N]})
-    kept = "it gets the new tokens' own: later steps read them there"
-    agree(given.keys, keys, "float64", f"the cache of keys after the call ({kept})",
-          mistakes={"the new keys are not written into it": unwritten})
-    agree(given.values, values, "float64", f"the cache of values after the call ({kept})",
-          mistakes={"the new values are not written into it": empty})
-    agree(scale, given.D ** -0.5, "float64", "the scale of attention",
-          mistakes={"it is the root of D, not one over it": given.D ** 0.5,
-                    "it is one over D": 1 / given.D,
-                    "it is 2 / D, which is right for heads of four numbers alone": 2 / given.D,
-                    "it is 0.5, which is right for heads of four numbers alone": 0.5,
-                    "it is one over the root of the model's width; heads have width D":
-                        given.x.shape[1] ** -0.5,
-                    "it is one over the root of H · D; a score is a sum of D products":
-                        given.answer[0].size ** -0.5})
+    agree(k, keys[:N], "float64", "the keys passed to ops.attention",
+          mistakes={
+              "k_not_rotated": (
+                  "k is written to the cache before rope has rotated it, or rope does not get it",
+                  unturned[:N]),
+              "keys_not_cached": ("the new keys are not written into the cache", unwritten[:N]),
+              "over_the_old": (
+                  "the new keys are written from row 0 on, over the old ones", front[:N]),
+              "values_for_keys": ("the values are passed in place of the keys", values[:N])})
+    agree(v, values[:N], "float64", "the values passed to ops.attention",
+          mistakes={
+              "v_rotated": ("rope rotates the values too", turned_values[:N]),
+              "v_of_k": ("the values are made with the weights of the keys", of_k[:N]),
+              "keys_for_values": ("the keys are passed in place of the values", keys[:N])})
+    reason = "later steps read the new tokens' rows there"
+    agree(given.keys, keys, "float64", f"the cache of keys after the call ({reason})",
+          mistakes={
+              "keys_copied": (
+                  "the new keys reach attention and are not written into the cache", unwritten)})
+    agree(given.values, values, "float64", f"the cache of values after the call ({reason})",
+          mistakes={
+              "values_copied": (
+                  "the new values reach attention and are not written into the cache", empty)})
+    agree(scale, given.D ** -0.5, "float64", "the scale passed to ops.attention",
+          mistakes={
+              "scale_root": ("it is √D; the scale is 1/√D", given.D ** 0.5),
+              "scale_1_over_d": ("it is 1/D; the scale is 1/√D", 1 / given.D),
+              "scale_2_over_d": ("it is 2/D, which is right only for D = 4", 2 / given.D),
+              "scale_half": ("it is 0.5, which is right only for D = 4", 0.5),
+              "scale_of_c": (
+                  "it is 1/√C, of the model's width; a head has width D", given.x.shape[1] ** -0.5),
+              "scale_of_hd": (
+                  "it is 1/√(H·D); a score is a sum of D products", given.answer[0].size ** -0.5)})
 
 
 def test_block__uses_its_operations(subject, agree, rng):
@@ -463,15 +553,18 @@ def test_block__uses_its_operations(subject, agree, rng):
         agree(run_block(subject, given), want, "float64", f"block, {case}")
         turned_at = given.rope.calls[0][-1]
         agree(turned_at, given.positions, what=f"block, {case}: the positions that rope gets",
-              mistakes={"block keeps positions of an earlier call": earlier})
+              mistakes={
+                  "old_positions": ("rope gets the positions of an earlier call", earlier)})
         earlier = given.positions
         keys = len(given.attention.calls[0][1])
-        assert keys == old + T, (f"block, {case}: attention gets {keys} keys, expected {old + T}: "
-                                 f"those of all tokens so far, and no others")
+        assert keys == old + T, mistake("other_keys", (
+            f"block, {case}: ops.attention gets {keys} keys, expected {old + T}: those of all "
+            f"tokens so far, and no others"), "")
         for name, times in {"matmul": 7, "add": 2, "rmsnorm": 2, "swiglu": 1}.items():
             calls = len(watched[name].calls)
-            assert calls == times, (f"block, {case}: ops.{name} is called {calls} times, expected "
-                                    f"{times}: what the model computes with is in the table")
+            assert calls == times, mistake(f"without_{name}", (
+                f"block, {case}: ops.{name} is called {calls} times, expected {times}: do every "
+                f"operation through `ops`"), f"ops.{name} is called")
 
 
 # ---- rows
@@ -484,21 +577,23 @@ def test_predict_rows(subject, reference, rng, prompt, count):
     assert isinstance(got, (tuple, list)) and len(got) == 2, \
         f"predict_rows: got {got!r}, expected two numbers, without and with a cache"
     tokens = rng.integers(32, 127, prompt)
-    case = f"prompt of {prompt} and {count} new token{'s' * (count > 1)}"
     for which, run, answer in (("without", "generate_from_scratch", got[0]),
                                ("with", "generate", got[1])):
         want = rows_of(reference, run, tokens, count)
-        ways = {"all steps but one are counted": want - (prompt + count - 1 if which == "without"
-                                                         else 1),
-                "the last token enters too; nobody asks what comes after it":
-                    want + (prompt + count if which == "without" else 1),
-                "every step is counted as long as the last": count * (prompt + count - 1),
-                "every step is counted as long as the first": count * prompt,
-                "the prompt is left out": count - 1}
-        why = [f"\nThis is what comes out when {w}." for w, number in ways.items()
-               if number == answer]
-        assert answer == want, (f"predict_rows: {case}: {which} a cache {want} rows enter a layer, "
-                                f"predicted {answer}" + "".join(why[:1]))
+        ways = {
+            "step_missing": (
+                "one step is left out", want - (prompt + count - 1 if which == "without" else 1)),
+            "last_enters": (
+                "the last token is counted too, but it never enters the model",
+                want + (prompt + count if which == "without" else 1)),
+            "all_as_last": (
+                "every step is counted with as many rows as the last",
+                count * (prompt + count - 1)),
+            "all_as_first": (
+                "every step is counted with as many rows as the first", count * prompt),
+            "no_prompt": ("the prompt is left out", count - 1)}
+        assert answer == want, message_of(ways, answer, (
+            f"predict_rows({prompt}, {count}): {answer} is not the number of rows {which} a cache"))
 
 
 def test_predict_rows__unseen(unseen, rng):
@@ -533,15 +628,20 @@ def ways_to_go_wrong(tokens, count):
     """{mistake: the tokens it gives}, greedily."""
     first = int(logits_of(tokens)[-1].argmax())
     return {
-        "each new token enters an empty cache, and nothing is known of those before it":
-            chain(tokens, count, lambda prompt, new: logits_of(new[-1:] or prompt)[-1]),
-        "the scores after the prompt's first token are used, not those after its last":
-            chain(tokens, count, lambda prompt, new: logits_of(prompt + new)[-1 if new else 0]),
-        "the prompt's last token enters twice":
-            chain(tokens, count, lambda prompt, new: logits_of(prompt + prompt[-1:] + new)[-1]),
-        "every step is the prompt again": [first] * count,
-        "the smallest logit is taken":
-            chain(tokens, count, lambda prompt, new: -logits_of(prompt + new)[-1])}
+        "empty_cache": (
+            "each new token enters an empty cache, so the model does not know the tokens before "
+            "it",
+            chain(tokens, count, lambda prompt, new: logits_of(new[-1:] or prompt)[-1])),
+        "first_row": (
+            "the logits after the prompt's first token are used, not those after its last",
+            chain(tokens, count, lambda prompt, new: logits_of(prompt + new)[-1 if new else 0])),
+        "last_twice": (
+            "the prompt's last token enters twice",
+            chain(tokens, count, lambda prompt, new: logits_of(prompt + prompt[-1:] + new)[-1])),
+        "prompt_again": ("every step is the prompt again", [first] * count),
+        "smallest": (
+            "the smallest logit is taken",
+            chain(tokens, count, lambda prompt, new: -logits_of(prompt + new)[-1]))}
 
 
 @pytest.mark.parametrize("prompt, count", [("a warp has", 12), ("decode", 18), ("one", 1)])
@@ -550,20 +650,22 @@ def test_generate(subject, prompt, count):
     want = (sentence + "\n")[len(prompt):][:count]
     tokens = tokens_of(prompt)
     new, steps = steps_of(subject, "generate", tokens, count)
-    what = {len(tokens) + count: ": the prompt is one part of the question, not of the answer",
-            count - 1: ": one is missing", count + 1: ": one is too many"}.get(len(new), "")
-    assert len(new) == count, f"generate: got {len(new)} tokens, expected {count} new ones{what}"
+    lengths = {"with_prompt": ("the prompt is returned too", len(tokens) + count),
+               "one_missing": ("one token is left out", count - 1),
+               "one_too_many": ("there is one step too many", count + 1)}
+    assert len(new) == count, message_of(lengths, len(new), (
+        f"generate: got {len(new)} tokens, expected {count} new ones"))
     got = text_of(new)
-    why = [] if got == want else [f"\nThis is what comes out when {way}." for way, wrong in
-                                  ways_to_go_wrong(tokens, count).items() if wrong == list(new)]
-    assert got == want, (f"generate: after {prompt!r} the nano Llama says {want!r}, got {got!r}"
-                         + "".join(why[:1]))
-    assert steps, "generate: no step computes with the operations that are handed in, `ops`"
-    more = ("; there is a step too many: the prompt's last token enters twice, or the last new one "
-            "enters" if steps == [len(tokens)] + [1] * count else "")
-    assert steps == [len(tokens)] + [1] * (count - 1), (
-        f"generate: its steps put {steps} rows through the model; with a cache {len(tokens)} "
-        f"enter once, and then each new token alone{more}")
+    ways = {} if got == want else ways_to_go_wrong(tokens, count)
+    assert got == want, message_of(ways, list(new), (
+        f"generate: after {prompt!r} the nano Llama says {want!r}, got {got!r}"))
+    assert steps, mistake("without_ops", "generate: no step uses the argument `ops`")
+    assert steps != [len(tokens)] + [1] * count, mistake("step_too_many", (
+        "generate: there is one step too many: the prompt's last token enters twice, or the last "
+        "new token enters"))
+    assert steps == [len(tokens)] + [1] * (count - 1), mistake("all_again", (
+        f"generate: its steps send {steps} rows through the model; with a cache the first step "
+        f"sends {len(tokens)} and each later one sends 1"), "")
 
 
 @pytest.mark.parametrize("temperature", [1.5, 0.7])
@@ -571,7 +673,7 @@ def test_generate__drawn(subject, temperature):
     """Each token from one random number, by the probabilities after all tokens before it."""
     tokens, rng = list(tokens_of("a")), np.random.default_rng(5)
     drawn = np.random.default_rng(5).random(20)
-    why = None                          # the mistakes that give all tokens so far
+    names = None                        # of the mistakes that give all tokens so far
     new = subject.generate(subject.load_nano("float64"), tokens, 8, subject.NUMPY,
                            temperature, subject.make("numpy.random:default_rng", 5))
     assert len(new) == 8, f"generate: got {len(new)} tokens, expected 8 new ones"
@@ -580,19 +682,25 @@ def test_generate__drawn(subject, temperature):
         sums = weights_of(logits / temperature).cumsum()
         u = rng.random()
         want = int((sums <= u).sum())
-        ways = {"the largest logit is taken: the temperature does not get to next_token":
-                    logits.argmax(),
-                "next_token gets temperature 1": (weights_of(logits).cumsum() <= u).sum(),
-                "every token gets the first random number": (sums <= drawn[0]).sum(),
-                "a random number is left out for each token": (sums <= drawn[2 * place + 1]).sum(),
-                "the first random number is left out": (sums <= drawn[place + 1]).sum(),
-                "u is 0, not a random number": (sums <= 0).sum()}
-        why = [way for way in (ways if why is None else why) if ways[way] == token]
-        assert token == want, (
+        ways = {
+            "no_temperature": (
+                "the largest logit is taken: the temperature is not passed to next_token",
+                logits.argmax()),
+            "temperature_1": (
+                "next_token gets temperature 1", (weights_of(logits).cumsum() <= u).sum()),
+            "one_draw": ("every token gets the first random number", (sums <= drawn[0]).sum()),
+            "two_draws": (
+                "rng.random() is called twice for each token",
+                (sums <= drawn[2 * place + 1]).sum()),
+            "first_left_out": (
+                "the first random number is left out", (sums <= drawn[place + 1]).sum()),
+            "u_0": ("u is 0, not a random number", (sums <= 0).sum())}
+        names = ways if names is None else names
+        names = [name for name in names if ways[name][1] == token]
+        assert token == want, message_of({name: ways[name] for name in names}, token, (
             f"generate: at temperature {temperature} the random number {u:.3f} gives token {want} "
-            f"as new token {place}, got {token}; one rng.random() a token, and the temperature "
-            f"goes to next_token" +
-            f"\nThis is what comes out when {' or '.join(why)}." * bool(why))
+            f"as new token number {place}, got {token}; call rng.random() once per token, and "
+            f"pass the temperature to next_token"))
         tokens.append(want)
 
 
@@ -600,26 +708,29 @@ def test_generate__none_and_again(subject):
     """No token; and another prompt on the same model, which keeps nothing of the one before."""
     model = subject.load_nano()
     new = subject.generate(model, tokens_of("decode"), 0)
-    assert list(new) == [], f"generate: no token was asked for, got {new!r}"
+    assert list(new) == [], mistake(
+        "one_at_least", f"generate: count is 0: expected [], got {new!r}")
     for prompt in ("a warp has", "decode", "a warp has"):
         sentence = next(s for s in SENTENCES if s.startswith(prompt + " "))
         got, want = text_of(subject.generate(model, tokens_of(prompt), 6)), \
             (sentence + "\n")[len(prompt):][:6]
-        assert got == want, (f"generate, prompts one after the other on one model: after "
-                             f"{prompt!r} expected {want!r}, got {got!r}")
+        assert got == want, mistake("keeps_the_past", (
+            f"generate, several prompts on the same model: after {prompt!r} expected {want!r}, "
+            f"got {got!r}. Does something remain from the prompt before?"), "")
 
 
 def test_generate__after_a_sentence(subject):
     """END is a token like the others: another sentence follows it."""
     tokens, count = list(tokens_of("decode")), 26
     new = subject.generate(subject.load_nano("float64"), tokens, count)
-    assert len(new) == count, (
-        f"generate: got {len(new)} tokens, expected {count}: a sentence ends on the way, and its "
-        f"END is one of the tokens and not the last")
+    assert len(new) == count, mistake("stops_at_end", (
+        f"generate: got {len(new)} tokens, expected {count}: END is a token like any other, and "
+        f"the answer goes on after it"), "")
     for place, token in enumerate(new):
         want = int(logits_of(tokens)[-1].argmax())
-        assert token == want, (f"generate: new token {place} is {token}, expected {want}; "
-                               f"a sentence ends on the way, and the next one follows it")
+        assert token == want, mistake("forgets_at_end", (
+            f"generate: new token number {place} is {token}, expected {want}: after END the model "
+            f"still sees all tokens before it"), "")
         tokens.append(want)
 
 

@@ -102,6 +102,15 @@ def test_variables_are_nouns(path):
     assert not names, f"{path.relative_to(ROOT)}: {names}"
 
 
+def test_a_constant_says_what_it_bounds():
+    """Outside lessons no constant is `MOST`, `FEW` or the like: most of what?"""
+    vague = {"MOST", "FEW", "ENOUGH", "LONGEST", "WHOLE", "NEAR", "ALONE"}
+    lessons = {lesson.path(".py") for lesson in course.lessons()}
+    for path in FILES:
+        names = {name for _, name in variables(ast.parse(path.read_text("utf-8")))}
+        assert path in lessons or not names & vague, f"{path.relative_to(ROOT)}: {names & vague}"
+
+
 def test_a_line_is_a_statement():
     """At most 8 tuple assignments for each 1,000 lines, in every room."""
     dense = house.density({str(p.relative_to(ROOT)): p.read_text("utf-8") for p in FILES})
@@ -118,7 +127,8 @@ def test_the_house_is_counted():
     assert house.numbers(files) == {
         "files": 3, "lines": 7, "longest file, lines": 3, "files of more than 400 lines": 0,
         "modules in a circle of imports": 2, "tuple assignments for each 1,000 lines": 142.9,
-        "variables named with a participle": 1, "words of README.md": 3}
+        "functions of more than 25 lines": 0, "variables named with a participle": 1,
+        "words of README.md": 3}
 
 
 def test_an_import_for_types_alone_closes_no_circle():
@@ -141,6 +151,128 @@ def test_no_file_is_long_without_a_reason():
     long = {str(p.relative_to(ROOT)) for p in FILES
             if len(p.read_text("utf-8").splitlines()) > 400}
     assert long == LONG.keys()
+
+
+# Graders of more than 600 lines, at their length: none may grow, no other file may be as long.
+LONG_GRADERS = {
+    "tests/day01_roofline/test_r03_transformer_math.py": 674,
+    "tests/day01_roofline/test_r04_number_formats.py": 880,
+    "tests/day02_overview/test_o02_life_of_a_token.py": 793,
+    "tests/day02_overview/test_o06_design_an_llm.py": 773,
+    "tests/layer1_kernels/test_k09_rope.py": 643,
+    "tests/layer1_kernels/test_k11_cross_entropy.py": 665,
+    "tests/layer1_kernels/test_k12_tensor_cores.py": 701,
+    "tests/layer1_kernels/test_k13_flash_attention.py": 604,
+    "tests/layer1_kernels/test_k14_paged_attention.py": 852,
+    "tests/layer1_kernels/test_k15_quantized_matmul.py": 620,
+    "tests/layer1_kernels/test_k18_flash_backward.py": 733,
+    "tests/layer2_graph/test_g01_llama.py": 612,
+    "tests/layer2_graph/test_g02_kv_cache.py": 659,
+    "tests/layer2_graph/test_g03_merging.py": 725,
+    "tests/layer2_graph/test_g04_graph_passes.py": 1394,
+    "tests/layer2_graph/test_g05_fused_llama.py": 1139,
+    "tests/layer2_graph/test_g06_cuda_graphs.py": 962,
+    "tests/layer2_graph/test_g07_weight_quantization.py": 779,
+    "tests/layer2_graph/test_g08_activation_kv_quantization.py": 893,
+    "tests/layer3_system/test_s01_request.py": 839,
+    "tests/layer3_system/test_s02_block_pool.py": 815,
+    "tests/layer3_system/test_s04_continuous_batching.py": 803,
+    "tests/layer3_system/test_s06_prefix_cache.py": 998,
+    "tests/layer3_system/test_s07_engine.py": 1060,
+    "tests/layer3_system/test_s08_server.py": 641,
+}
+
+
+def test_a_file_of_tests_has_600_lines_at_most():
+    lengths = {str(p.relative_to(ROOT)): len(p.read_text("utf-8").splitlines())
+               for p in (ROOT / "tests").rglob("*.py")}
+    long = {name: count for name, count in lengths.items() if count > 600}
+    assert long.keys() == LONG_GRADERS.keys()
+    grown = {name: count for name, count in long.items() if count > LONG_GRADERS[name]}
+    assert not grown, f"longer than the list allows: {grown}"
+
+
+# Functions of more than 25 lines. In rooms of one kind their number, which may only shrink:
+LONG_IN_ROOMS = {
+    r"/pictures(/|\.py)": 34,           # a picture: what is drawn, in the order of drawing
+    r"/bench/": 21,                     # a ladder is one table, a rung a row; a bench, its cases
+}
+# Elsewhere their names, by the reason that they have for it.
+LONG_FUNCTIONS = {
+    "a kernel, in one piece as the compiler wants it": {
+        "layer1_kernels/k14_paged_attention.py: paged_triton",
+        "layer1_kernels/k15_quantized_matmul.py: quantized_tiled_triton",
+        "layer1_kernels/sampling.py: sample_triton"},
+    "what a kernel is launched with, checked thing by thing": {
+        "lab/simulator/hopper.py: specialise",
+        "layer1_kernels/k13_flash_attention.py: check",
+        "layer1_kernels/k19_fp8_matmul.py: scaled_matmul_fp8",
+        "layer1_kernels/k20_grouped_gemm.py: check"},
+    "a list of rules, a statement each": {
+        "layer3_system/planner.py: plan_faults", "layer3_system/s07_engine.py: check_engine",
+        "lab/author/verify.py: Proof.rows", "layer2_graph/decode_ladder/report.py: text"},
+    "a table: what is there, a row each": {
+        "day02_overview/profiles.py: model", "layer2_graph/decode_ladder/ladder.py: ladder"},
+    "a command: from its words to its end, or a run that is measured, step by step": {
+        "day01_roofline/compare.py: measure_side_by_side", "lab/author/gpu_proof.py: prove",
+        "lab/cli.py: from_file", "lab/desk/jupyter.py: serve", "lab/grading/grade.py: grade",
+        "lab/grading/class_speed.py: measure", "layer2_graph/generate.py: generate",
+        "layer2_graph/decode_ladder/comparison.py: measure",
+        "layer3_system/testing/recovery_driver.py: saves",
+        "layer3_system/testing/tensor_driver.py: serve"},
+    "a training loop, its settings above it": {
+        "day02_overview/laws/train.py: train", "layer2_graph/small/train.py: train",
+        "layer2_graph/twins/train.py: train"},
+    "a forward pass, as its formulas stand in the lesson": {
+        "day02_overview/nano/train.py: forward", "layer2_graph/cpu/llama.py: decode"},
+    "a picture, in a file that has other things as well": {
+        "lab/plots.py: roofline", "layer2_graph/drawing.py: draw",
+        "layer3_system/s05_chunked_prefill.py: sweep_picture"},
+    "a reader of text: one pass, one state": {
+        "lab/stub/cuda.py: _declarations", "lab/stub/cuda.py: read", "lab/stub/python.py: read",
+        "lab/simulator/ptx.py: _Parser.read", "layer3_system/automaton.py: Nodes.read_repeat"},
+    "a branch for each form of an instruction, a register or an argument": {
+        *(f"lab/simulator/instructions/{name}" for name in (
+            "atomic.py: atom", "compare.py: setp", "control.py: call",
+            "floating.py: float_arithmetic", "matrix.py: multiply_accumulate",
+            "matrix_loads.py: ldmatrix", "wmma.py: Transfer.__init__")),
+        "lab/simulator/arguments.py: encode_scalar", "lab/simulator/wave.py: Wave.make_special"},
+    "a class that needs Triton, made on demand": {"lab/simulator/triton_driver.py: make_driver"},
+    "on the path of many instructions, where a call costs": {
+        "lab/simulator/barriers.py: BarrierRoom.release",
+        "lab/simulator/counts.py: Counts.count_parts",
+        "lab/simulator/scheduler.py: Scheduler.run_group", "lab/simulator/taint.py: Taint.results",
+        "lab/simulator/taint.py: Taint.vary"},
+    "what an object or a report consists of, a line each": {
+        "lab/simulator/report.py: make_launch", "lab/simulator/run.py: Run.__init__",
+        "layer3_system/s07_engine.py: Engine.__init__", "lab/grading/box.py: Box.__init__",
+        "lab/remote/child.py: SubjectServer.describe",
+        "layer3_system/disaggregation/fleet.py: Fleet.__init__"},
+    "what is kept and what is replaced, decided in one place": {
+        "lab/desk/desk.py: Desk.write_cell", "lab/grading/extract.py: candidate"},
+}
+
+
+def test_no_function_is_long_without_a_reason():
+    counts = dict.fromkeys(LONG_IN_ROOMS, 0)
+    names = set()
+    for path in FILES:
+        name = str(path.relative_to(ROOT))
+        long = house.long_functions(path.read_text("utf-8"))
+        room = next((room for room in counts if re.search(room, f"/{name}")), None)
+        if room:
+            counts[room] += len(long)
+        else:
+            names |= {f"{name}: {function}" for function in long}
+    assert counts == LONG_IN_ROOMS
+    assert names == set().union(*LONG_FUNCTIONS.values())
+
+
+def test_lines_of_a_function_are_those_of_its_code():
+    body = "    x = 1\n\n    # why\n" * 25
+    text = f'class A:\n  def f():\n    """Doc.\n\n    More."""\n{body}'
+    assert house.long_functions(text) == []
+    assert house.long_functions(text + "    return x\n") == ["A.f"]
 
 
 @pytest.mark.parametrize("folder", [ROOT / "lab", *(
@@ -186,6 +318,15 @@ def test_one_version():
     with open(ROOT / "pyproject.toml", "rb") as file:
         assert tomllib.load(file)["project"]["version"] == course.VERSION
     assert f"## {course.VERSION}" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+
+
+def test_the_project_has_one_name():
+    """Three Floors; `three-floors` where there are no blanks."""
+    names = r"gpu.course"
+    other = subprocess.run(["git", "grep", "-niE", names, "--", ":!tests/lab/test_house.py",
+                            ":!tests/layer2_graph/test_g05_fused_llama.py"],    # compiled code
+                           cwd=ROOT, capture_output=True, text=True)
+    assert (other.returncode, other.stdout) == (1, "")
 
 
 def test_the_manifest_is_in_order_and_says_no_id_twice():

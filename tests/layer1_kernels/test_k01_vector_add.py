@@ -7,12 +7,14 @@ import pytest
 
 from lab import device
 from lab.judge.adversarial import VALUES
+from lab.judge.mistakes import mistake
 from lab.judge.pace import numbers
 from lab.judge.work import same_work
 
 SIZES = [1, 127, 129, 1000]
 THREADS = 128
 UNWRITTEN = 7e7
+ASSUMED = "the code assumes blocks of {} threads; blockDim.x says how many there are"
 CUDA = ("add_cuda", "add_chunk_cuda", "add_grid_stride_cuda", "add_vector_cuda")
 ADD = [(5000, 96), (1000, 128), (129, 128), (127, 128), (513, 32), (2000, 256), (1, 128),
        (0, 128)]                                                            # n, threads
@@ -26,9 +28,9 @@ PROGRAMS = [(5000, 256, "float32"), (513, 256, "float32"), (129, 256, "float32")
             (1000, 64, "float16"), (999, 512, "bfloat16"), (1, 256, "float32"),
             (0, 256, "float32")]                                            # n, BLOCK, dtype
 DESCRIBED = {
-    "unrounded": "numbers that no 16-bit type holds", "exact_sums": "eighths up to 250",
-    "shifted": "numbers around 200", "negative": "only numbers below 0",
-    "equal": "equal numbers throughout", "uneven": "numbers from 0.001 to 1000",
+    "unrounded": "numbers that no 16-bit type can hold", "exact_sums": "eighths up to 250",
+    "shifted": "numbers around 200", "negative": "negative numbers only",
+    "equal": "all numbers equal", "uneven": "numbers from 0.001 to 1000",
     "infinite": "-inf among the numbers", "not_a_number": "a NaN in x and one in y",
     "signed_zeros": "0 and -0 among the numbers", "denormal": "numbers of 1e-40",
     "tied": "whole numbers from 0 to 2"}
@@ -56,53 +58,62 @@ def ceil(a, b):
 def place(block, each=1):
     def at(index):
         i = index[0]
-        within = f"number {i % each} of the {each} of " if each > 1 else ""
-        return f"element {i} ({within}thread {i // each % block} of block {i // each // block})"
+        within = f", its element {i % each} of 0 to {each - 1}" if each > 1 else ""
+        return f"element {i} (thread {i // each % block} of block {i // each // block}{within})"
     return at
 
 
-def of_values(name, x, y):
-    """{mistake: what it gives} for any way of adding."""
-    want, tiny = x + y, 2.0**-126
-    return {f"{name} stores x, y is left out": x, f"{name} stores y, x is left out": y,
-            f"{name} subtracts y": x - y, f"{name} subtracts x from y": y - x,
-            f"{name} adds x to itself, y is left out": x + x,
-            f"{name} adds y to itself, x is left out": y + y,
-            f"{name} turns what is below 0 into 0": np.maximum(want, 0),
-            f"{name} replaces NaN or infinities by numbers": np.nan_to_num(want),
-            f"{name} flushes numbers below 1e-38 to 0": np.where(np.abs(want) < tiny, 0, want),
-            f"{name} multiplies x and y": x * y,    # after the flush, which gives 0 as well
-            f"{name} writes nothing, or adds to what z held before": np.full_like(x, UNWRITTEN)}
+def of_values(x, y):
+    """{mistake: (sentence, what it gives)} for any way of adding."""
+    want = x + y
+    tiny = np.abs(want) < 2.0**-126
+    return {
+        "x_alone": ("x is stored and y left out", x),
+        "y_alone": ("y is stored and x left out", y),
+        "y_subtracted": ("y is subtracted from x", x - y),
+        "x_subtracted": ("x is subtracted from y", y - x),
+        "x_twice": ("x is added to itself and y left out", x + x),
+        "y_twice": ("y is added to itself and x left out", y + y),
+        "negatives_cut": ("negative sums are replaced by 0", np.maximum(want, 0)),
+        "made_finite": ("NaN or infinities are replaced by numbers", np.nan_to_num(want)),
+        "flushed": ("numbers below 1e-38 are replaced by 0", np.where(tiny, 0, want)),
+        "multiplied": ("x and y are multiplied", x * y),    # after the flush: it gives 0 as well
+        "not_stored": ("nothing is written, or the sum is added to what z held before",
+                       np.full_like(x, UNWRITTEN))}
 
 
 def telling(mistakes, want):
     """The mistakes that give something else."""
-    return {mistake: gives for mistake, gives in mistakes.items()
-            if not np.array_equal(gives, want, equal_nan=True)}
+    return {name: row for name, row in mistakes.items()
+            if not np.array_equal(row[1], want, equal_nan=True)}
 
 
 def fixed_blocks(words, i, blocks, threads, each=1):
-    """{mistake: which elements are written} where blocks have another size than they are taken for.
+    """{mistake: (sentence, which elements are written)} of code that assumes a size of blocks.
 
     words: with {} in place of that size
     """
-    found = {}
-    for taken in (64, 128, 256, 512, 1024):
-        first = np.arange(blocks)[:, None] * taken + np.arange(threads)
-        found[words.format(taken)] = np.isin(i, each * first[..., None] + np.arange(each))
-    return found
+    rows = {}
+    for size in (64, 128, 256, 512, 1024):
+        first = np.arange(blocks)[:, None] * size + np.arange(threads)
+        rows[f"blocks_of_{size}"] = (
+            words.format(size), np.isin(i, each * first[..., None] + np.arange(each)))
+    return rows
 
 
 def wrong_starts(i, blocks, threads):
-    """{mistake: which elements are written} of one element a thread, with a wrong number of it."""
-    b, t = np.arange(blocks)[:, None], np.arange(threads)
+    """{mistake: (sentence, which elements are written)} of one element a thread, with a wrong i."""
+    b = np.arange(blocks)[:, None]
+    t = np.arange(threads)
     return {
-        "gridDim.x stands where blockDim.x should: blocks before this one have blockDim.x threads":
-            np.isin(i, b * blocks + t),
-        "blocks start one element apart: blockIdx.x is not multiplied by blockDim.x":
-            np.isin(i, b + t),
-        "block and thread are exchanged: blockIdx.x is what blockDim.x multiplies":
-            np.isin(i, t * threads + b),
+        "no_block": ("i leaves blockIdx.x out, so every block writes the first elements",
+                     i < threads),
+        "grid_for_block": ("gridDim.x stands where blockDim.x should: each block before this one "
+                           "has blockDim.x threads", np.isin(i, b * blocks + t)),
+        "one_apart": ("blocks start one element apart: blockIdx.x is not multiplied by blockDim.x",
+                      np.isin(i, b + t)),
+        "exchanged": ("block and thread are exchanged: blockIdx.x is what blockDim.x multiplies",
+                      np.isin(i, t * threads + b)),
     }
 
 
@@ -114,34 +125,34 @@ def strided(i, starts, step):
 
 
 def mixed(x, y, want, tail):
-    """{mistake: what it gives} where a number of x's four is added to another number of y's."""
-    found = {}
+    """{mistake: (sentence, what it gives)} where parts of a four are added to other parts."""
+    rows = {}
     for k, to in enumerate("xyzw"):
         for j, other in enumerate("xyzw"):
             if j != k:
                 z = want.copy()
                 z[k:tail:4] = x[k:tail:4] + y[j:tail:4]
-                found[f"in a four, .{to} of x is added to .{other} of y"] = z
+                rows[f"{to}_with_{other}"] = f"in a four, .{to} of x is added to .{other} of y", z
     z = want.copy()
     z[:tail] = np.repeat(want[0:tail:4], 4)
-    return found | {"in a four, the sum of .x is stored in all four places": z}
+    return rows | {"one_for_four": ("in a four, the sum of .x is stored in all four places", z)}
 
 
-def right(agree, name, x, y, z, what, at, written=None, before=UNWRITTEN,
-          gives=None):
-    """z is x + y. written: {mistake: which elements it writes};  before: what z held
-    gives: {mistake: what it gives}
+def right(agree, name, x, y, z, what, at, written=None, before=UNWRITTEN, gives=None):
+    """z is x + y. written: {mistake: (sentence, which elements it writes)};  before: what z held
+    gives: {mistake: (sentence, what it gives)}
     """
     x, y, z, i = x.reshape(-1), y.reshape(-1), z.reshape(-1), np.arange(x.size)
     written = (written or {}) | {
-        f"in {name} the last element is left out by the bound": i < x.size - 1,
-        f"in {name} an element's number is kept in 16 bits": i < 2**16,
-        f"in {name} n is kept in 16 bits": i < x.size % 2**16}
+        "last_left_out": ("the last element is left out: check the bound", i < x.size - 1),
+        "short_index": ("i is kept in 16 bits", i < 2**16),
+        "short_n": ("n is kept in 16 bits", i < x.size % 2**16)}
     with np.errstate(all="ignore"):
         want = x + y                                # one rounding, as a float32 addition has it
         agree(z, want, "exact", f"{name}, {what}", at, telling({
-            mistake: np.where(where, want, before) for mistake, where in written.items()
-        } | of_values(name, x, y) | (gives or {}), want), unwritten=before)
+            known: (sentence, np.where(where, want, before))
+            for known, (sentence, where) in written.items()
+        } | of_values(x, y) | (gives or {}), want), unwritten=before)
 
 
 def every_value(agree, rng, name, launch, at):
@@ -153,22 +164,26 @@ def every_value(agree, rng, name, launch, at):
 
 def economical(name, launch, n, lane_bytes):
     """Each number moved once, by requests that want what they move and are as few as can be."""
-    for op, arrays in (("load", 2), ("store", 1)):
-        moved, least = launch.bytes(op), 4 * arrays * n
-        assert moved <= least, (
-            f"{name} {op}s {moved:,} bytes for {n} elements, {least:,} are enough: each number "
-            f"should be moved once")
-        got, enough = launch.sectors_per_request(op), lane_bytes
-        meaning = ("neighbouring threads should take neighbouring elements" if got > enough else
-                   "every lane of a warp should take part")
-        assert got == enough, (
-            f"{name}: a full warp's {op} touches {got:g} sectors, {enough} hold its "
-            f"{32 * lane_bytes} bytes: {meaning}")
-        requests, fewest = launch.requests(op), least // (32 * lane_bytes)
-        meaning = (f"{op} four floats at once, as one float4" if lane_bytes == 16 else
-                   "every lane of a warp should take part")
-        assert requests == fewest, (f"{name} makes {requests} {op} requests for {n} elements, "
-                                    f"{fewest} are enough: {meaning}")
+    for op, arrays, known in (("load", 2, "read_again"), ("store", 1, "written_again")):
+        moved = launch.bytes(op)
+        least = 4 * arrays * n
+        assert moved <= least, mistake(
+            known, f"{name} {op}s {moved:,} bytes for {n} elements; {least:,} are enough. Move "
+                   f"each number once.")
+        got = launch.sectors_per_request(op)
+        idle = "idle_lanes", "Some threads of each warp do nothing: give every thread an element."
+        known, meaning = idle if got < lane_bytes else (
+            "far_apart", "Give neighbouring threads neighbouring elements.")
+        assert got == lane_bytes, mistake(
+            known, f"{name}: one {op} request of a full warp touches {got:g} sectors; its "
+                   f"{32 * lane_bytes} bytes fit in {lane_bytes}. {meaning}", meaning)
+        requests = launch.requests(op)
+        fewest = least // (32 * lane_bytes)
+        known, meaning = idle if lane_bytes < 16 else (
+            f"one_by_one_{op}", f"{op.capitalize()} four floats at once, as one float4.")
+        assert requests == fewest, mistake(
+            known, f"{name} makes {requests} {op} requests for {n} elements; {fewest} are enough. "
+                   f"{meaning}", meaning)
 
 
 # ---- CUDA, one element a thread
@@ -185,10 +200,8 @@ def add(subject, agree, rng, n, threads):
     (x, y, z), i, blocks = vectors(rng, n), np.arange(n), max(ceil(n, threads), 1)
     subject.launch("add_cuda", blocks, threads, (x, y, z, n))
     right(agree, "add_cuda", x, y, z, f"{n} elements in blocks of {threads}", place(threads), {
-        "a thread leaves blockIdx out, so that every block writes the first elements": i < threads,
         **wrong_starts(i, blocks, threads),
-        **fixed_blocks("a block is taken for {} threads, whatever blockDim.x is", i, blocks,
-                       threads)})
+        **fixed_blocks(ASSUMED, i, blocks, threads)})
 
 
 def test_add_cuda__work(subject, reference, agree, rng):
@@ -204,14 +217,16 @@ def test_predict_sectors_per_request(subject, reference, rng):
     x, y, z = vectors(rng, 1024)
     want = reference.launch("add_chunk_cuda", 2, 128, (x, y, z, 1024)).sectors_per_request("load")
     got = subject.predict_sectors_per_request()
-    assert isinstance(got, int), f"a count of sectors is a whole number, got {got!r}"
-    why = {
-        4: "4 is the coalesced case, threads 4 bytes apart; here they are 16 bytes apart",
-        32: "32 would be a sector for each thread; here two threads share one",
-        8: "8 would be threads 8 bytes apart",
-    }.get(got, "count the bytes from thread 0 to thread 31")
-    assert got == want, \
-        f"a load of add_chunk_cuda: {got} sectors is not what the counter says; {why}"
+    assert isinstance(got, int), mistake(
+        "no_count", f"predict_sectors_per_request: expected a whole number, got {got!r}")
+    known, why = {
+        4: ("coalesced", "4 is right for threads 4 bytes apart; here they are 16 bytes apart."),
+        32: ("one_each", "32 would be a sector for each thread; here two threads share one."),
+        8: ("eight_apart", "8 would be right if the threads read 8 bytes apart."),
+    }.get(got, ("other", "Count the bytes from the first of thread 0 to the last of thread 31."))
+    assert got == want, mistake(
+        known, f"add_chunk_cuda: the simulator does not count {got} sectors in one load request. "
+               f"{why}", why)
 
 
 # ---- CUDA, a grid of any size
@@ -229,21 +244,22 @@ def add_grid_stride(subject, agree, rng, n, blocks, threads):
     subject.launch("add_grid_stride_cuda", blocks, threads, (x, y, z, n))
     right(agree, "add_grid_stride_cuda", x, y, z, f"{n} elements by {blocks} block(s) of {threads}",
           place(threads), {
-              "each thread stops after its first element, or steps too far": i < blocks * threads,
-              "the first block's threads are left out": i >= threads,
-              "every block starts with the elements of the first: blockIdx is left out":
-                  i % (blocks * threads) < threads,
-              "the step is gridDim.x + blockDim.x, not their product":
-                  strided(i, np.arange(blocks * threads), blocks + threads),
-              "each thread steps by two grids": i // (blocks * threads) % 2 == 0,
-              "blocks start gridDim.x elements apart, not blockDim.x": strided(
-                  i, np.arange(blocks)[:, None] * blocks + np.arange(threads), blocks * threads),
-              "blocks start one element apart, not blockDim.x": strided(
-                  i, np.arange(blocks)[:, None] + np.arange(threads), blocks * threads),
-              "a block is taken for 128 threads, whatever blockDim.x is": i % 128 < threads,
-              "a block is taken for 256 threads, whatever blockDim.x is": i % 256 < threads,
-              **{f"each thread stops after {n} elements": i < n * blocks * threads
-                 for n in (2, 4, 8)}})
+              "one_round": ("each thread stops after one element, or steps too far",
+                            i < blocks * threads),
+              "first_block_left_out": ("the first block's threads are left out", i >= threads),
+              "no_block": ("every block starts with the elements of the first: blockIdx.x is left "
+                           "out", i % (blocks * threads) < threads),
+              "sum_for_product": ("the step is gridDim.x + blockDim.x, not their product", strided(
+                  i, np.arange(blocks * threads), blocks + threads)),
+              "two_grids": ("each thread steps by two grids", i // (blocks * threads) % 2 == 0),
+              "grid_for_block": ("blocks start gridDim.x elements apart, not blockDim.x", strided(
+                  i, np.arange(blocks)[:, None] * blocks + np.arange(threads), blocks * threads)),
+              "one_apart": ("blocks start one element apart, not blockDim.x", strided(
+                  i, np.arange(blocks)[:, None] + np.arange(threads), blocks * threads)),
+              **{f"blocks_of_{size}": (ASSUMED.format(size), i % size < threads)
+                 for size in (128, 256)},
+              **{f"{number}_rounds": (f"each thread stops after {number} elements",
+                                      i < number * blocks * threads) for number in (2, 4, 8)}})
 
 
 def test_add_grid_stride_cuda__each_element_once(subject, reference, agree, rng):
@@ -253,13 +269,15 @@ def test_add_grid_stride_cuda__each_element_once(subject, reference, agree, rng)
         x, y, z = vectors(rng, n)
         launch = subject.launch("add_grid_stride_cuda", blocks, threads, (x, y, z, n))
         moved, least = launch.bytes("load"), 2 * 4 * n
-        assert moved <= least, (
-            f"add_grid_stride_cuda reads {moved:,} bytes, {least:,} are enough: some elements are "
-            f"added more than once (is the step the whole grid, not one block?)")
+        assert moved <= least, mistake(
+            "step_of_a_block", f"add_grid_stride_cuda reads {moved:,} bytes; {least:,} are enough: "
+            f"some elements are added more than once. The step must be all threads in the grid, "
+            f"not those of one block.")
         got = launch.sectors_per_request("load")
-        assert got == 4, (
-            f"add_grid_stride_cuda: a load touches {got:g} sectors, 4 are enough: step by the "
-            f"whole grid, so that neighbours stay neighbours")
+        assert got == 4, mistake(
+            "far_apart", f"add_grid_stride_cuda: one load request touches {got:g} sectors; 4 are "
+            f"enough. Step by the whole grid, so that neighbouring threads stay on neighbouring "
+            f"elements.")
         economical("add_grid_stride_cuda", launch, n, 4)
         same_work("add_grid_stride_cuda", launch, reference.launch(
             "add_grid_stride_cuda", blocks, threads, (x, y, z, n)))
@@ -283,12 +301,11 @@ def add_vector(subject, agree, rng, n, threads):
     right(agree, "add_vector_cuda", x, y, z,
           f"{n} elements, four a thread, in blocks of {threads}", place(threads, 4), {
               **wrong_starts(i // 4, blocks, threads),
-              "the elements after the last whole four are left out": i < tail,
-              "of the last n % 4 elements only the first is written": i <= tail,
-              "of the last n % 4 elements the first is left out": i != tail,
-              **fixed_blocks("a block is taken for {} threads, whatever blockDim.x is", i, blocks,
-                             threads, 4),
-              "only the first of each four is written": i % 4 == 0},
+              "tail_left_out": ("the last n % 4 elements are left out", i < tail),
+              "first_of_tail": ("of the last n % 4 elements only the first is written", i <= tail),
+              "tail_from_second": ("of the last n % 4 elements the first is left out", i != tail),
+              **fixed_blocks(ASSUMED, i, blocks, threads, 4),
+              "one_of_four": ("only the first of each four is written", i % 4 == 0)},
           gives=mixed(x, y, x + y, tail))
 
 
@@ -297,10 +314,13 @@ def test_add_vector_cuda__sixteen_bytes(subject, reference, agree, rng):
     args = 8, 128, (x, y, z, 4096)
     launch = subject.launch("add_vector_cuda", *args)
     requests, enough = launch.requests("load"), 2 * 4096 // 128     # 128 elements a warp's request
-    meaning = ("the last whole four of n elements is taken apart too" if requests < 2 * enough else
-               "load four floats at once, as one float4")
-    assert requests == enough, (f"add_vector_cuda makes {requests} load requests for 4096 "
-                                f"elements, {enough} are enough: {meaning}")
+    known, meaning = (
+        ("last_four_apart", "The last complete group of four is added one by one too: check the "
+                            "comparison.") if requests < 2 * enough else
+        ("one_by_one_load", "Load four floats at once, as one float4."))
+    assert requests == enough, mistake(
+        known, f"add_vector_cuda makes {requests} load requests for 4096 elements; {enough} are "
+               f"enough. {meaning}", meaning)
     economical("add_vector_cuda", launch, 4096, 16)
     same_work("add_vector_cuda", launch, reference.launch("add_vector_cuda", *args))
     x, y, z = vectors(rng, 4099)
@@ -316,9 +336,10 @@ def test_add_vector_cuda__rest(subject, rng):
         x, y, z = vectors(rng, n)
         launch = subject.launch("add_vector_cuda", 1, 128, (x, y, z, n))
         written = launch.bytes("store") // 4
-        assert written == n, (
-            f"add_vector_cuda, {n} elements in a block of 128: {written} are written. The last "
-            f"n % 4 are left to one thread, or one each; threads beyond them do nothing")
+        assert written == n, mistake(
+            "tail_by_all", f"add_vector_cuda, {n} elements in a block of 128: {written} are "
+            f"written. The last n % 4 elements are for one thread, or one each; the threads after "
+            f"it write nothing.")
 
 
 # ---- Triton
@@ -340,20 +361,22 @@ def launched(subject, agree, x, y, z, block, dtype, what):
     subject.launch("add_triton", programs, args=(a, b, c, n), BLOCK=block)
 
     def at(index):
-        return f"element {index[0]} (number {index[0] % block} of program {index[0] // block})"
+        return f"element {index[0]} (position {index[0] % block} in program {index[0] // block})"
 
     with np.errstate(all="ignore"):
         want = (a + b).float().numpy().reshape(-1)                  # one rounding to dtype
     if dtype != "float32":
         return agree(c.float().numpy(), want, "exact", f"add_triton, {what}", at, unwritten=before)
     right(agree, "add_triton", x, y, c.numpy(), what, at, {
-        "every program works on the first block, or the mask keeps the first block alone":
-            i < block,
-        "programs start num_programs elements apart, not BLOCK":
-            np.isin(i, np.arange(programs)[:, None] * programs + np.arange(block)),
-        "programs start one element apart, not one block": i < block + programs - 1,
-        **fixed_blocks("a program is taken for {} elements, whatever BLOCK is", i, programs,
-                       block)})
+        "no_program": ("every program works on the first block, or the mask keeps the first block "
+                       "alone", i < block),
+        "number_of_programs": (
+            "the programs start num_programs elements apart instead of one block apart",
+            np.isin(i, np.arange(programs)[:, None] * programs + np.arange(block))),
+        "one_apart": ("the programs start one element apart instead of one block apart",
+                      i < block + programs - 1),
+        **fixed_blocks("the code assumes programs of {} elements; BLOCK says how many there are",
+                       i, programs, block)})
 
 
 def test_add_triton__wide_types(subject, agree, rng):
@@ -364,10 +387,10 @@ def test_add_triton__wide_types(subject, agree, rng):
         subject.launch("add_triton", 5, args=(x, y, z, 300), BLOCK=64)
         want = (x + y).numpy()
         agree(z, want, "exact", f"add_triton, 300 {dtype} elements in programs of 64", mistakes={
-            f"add_triton takes x and y to float32; {dtype} keeps more digits":
-                x.float().numpy() + y.float().numpy(),
-            f"add_triton takes the sum to float32; {dtype} keeps more digits":
-                want.astype(np.float32)}, unwritten=7)
+            "inputs_to_float32": (f"x and y are converted to float32; {dtype} keeps more digits",
+                                  x.float().numpy() + y.float().numpy()),
+            "sum_to_float32": (f"the sum is converted to float32; {dtype} keeps more digits",
+                               want.astype(np.float32))}, unwritten=7)
 
 
 def test_add_triton__work(subject, reference, agree, rng):
@@ -376,12 +399,14 @@ def test_add_triton__work(subject, reference, agree, rng):
     args = tensors(x, y, z) + (4096,)
     launch = subject.launch("add_triton", 8, args=args, BLOCK=512)
     moved, least = launch.bytes("load"), x.nbytes + y.nbytes
-    assert moved == least, (f"add_triton loads {moved:,} bytes for two arrays of {x.nbytes:,}: "
-                            f"each number should be loaded once")
+    assert moved == least, mistake(
+        "read_again", f"add_triton loads {moved:,} bytes for two arrays of {x.nbytes:,}: each "
+        f"number should be loaded once.")
     requests, enough = launch.requests("load"), 2 * 4096 // 128     # 128 elements a warp's request
-    assert requests == enough, (
-        f"add_triton makes {requests} load requests for 4096 elements, {enough} are enough: lanes "
-        f"beside each other should work on neighbours, so that four become one load")
+    assert requests == enough, mistake(
+        "shuffled", f"add_triton makes {requests} load requests for 4096 elements; {enough} are "
+        f"enough. Neighbouring positions must be neighbouring addresses; then the compiler turns "
+        f"four loads into one.")
     economical("add_triton", launch, 4096, 16)
     same_work("add_triton", launch, reference.launch("add_triton", 8, args=args, BLOCK=512))
     launched(subject, agree, *vectors(rng, 70_001), 512, "float32", "70001 elements")
@@ -450,7 +475,7 @@ def test_bad_input():
             add(long, long)
     with pytest.raises(TypeError, match="expected float32"):
         vector_add_cuda(x.half(), x.half())
-    with pytest.raises(ValueError, match="multiple of 16"):
+    with pytest.raises(ValueError, match="multiples of 16"):
         vector_add_cuda(x[1:], x[1:], "add_vector_cuda")
 
 

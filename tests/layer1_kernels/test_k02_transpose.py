@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from lab.judge.adversarial import VALUES
+from lab.judge.mistakes import mistake, same_report
 from lab.judge.pace import numbers
 from lab.judge.subject import Raised
 from lab.judge.work import same_work
@@ -23,9 +24,9 @@ BEYOND = re.compile(r"out-of-bounds .*?element (-?\d+) of `(\w+)`.*?(?: and (\d+
                     re.DOTALL)
 DESCRIBED = {
     "signed_zeros": "0 and -0 among the numbers", "shifted": "numbers around 200",
-    "negative": "only numbers below 0", "equal": "equal numbers throughout a row of x",
+    "negative": "negative numbers only", "equal": "all numbers of a row of x equal",
     "uneven": "rows from 0.001 to 1000", "infinite": "-inf among the numbers",
-    "not_a_number": "a NaN among the numbers", "denormal": "numbers of 1e-40"}
+    "not_a_number": "a NaN among the numbers", "denormal": "numbers near 1e-40"}
 
 
 # ---- matrices, launches, and what goes wrong
@@ -41,7 +42,9 @@ def run(subject, name, x):
     y = np.full((N, M), 7, np.float32)
     threads = (TILE // 4, TILE) if name == "transpose_vector_cuda" else (TILE, 8)
     blocks = [max(-(-size // TILE), 1) for size in (N, M)]
-    return y, subject.launch(name, blocks, threads, (x, y, M, N))
+    with same_report("no_barrier", "A warp reads numbers of the tile that other warps wrote: all "
+                     "warps must meet in between.", kind="race", array="tile"):
+        return y, subject.launch(name, blocks, threads, (x, y, M, N))
 
 
 def place(index):
@@ -51,7 +54,7 @@ def place(index):
 
 
 def mistakes(name, x):
-    """{mistake: what it gives}"""
+    """{mistake: (sentence, what it gives)}"""
     M, N = x.shape
     n, m = np.indices((N, M))
     c, r = n % TILE, m % TILE                       # in the tile, as rows and columns of x
@@ -63,60 +66,68 @@ def mistakes(name, x):
             return np.zeros((N, M))
         return np.where(inside, x[np.minimum(row, M - 1), np.minimum(column, N - 1)], 7)
 
-    found = {
-        f"{name} takes each tile to its new place but does not turn it: a row of y is a column of "
-        f"the tile": number(m - r + c, n - c + r),
-        f"{name} turns each tile but leaves it at its old place in a matrix of {M} × {N}":
-            number(m - r + c, n - c + r).T.reshape(N, M) if M % TILE == N % TILE == 0 else 7,
-        f"{name} copies x as it is": x.reshape(N, M),
-        f"{name} exchanges blockIdx.x and blockIdx.y: x counts tiles along a row of x": np.where(
-            (m // TILE < -(-N // TILE)) & (n // TILE < -(-M // TILE)), x.T, 7),
-        f"in {name} tiles begin one row and one column apart: blockIdx is not multiplied by TILE":
-            np.where((m < TILE - 1 + -(-M // TILE)) & (n < TILE - 1 + -(-N // TILE)), x.T, 7),
-        f"{name} leaves blockIdx out: every block moves the first tile":
-            np.where((m < TILE) & (n < TILE), x.T, 7),
-        f"{name} takes the rows of x for M numbers long; they have N":
-            x.ravel()[np.minimum(m * M + n, M * N - 1)] if x.size else x.T,
-        f"in {name} each warp writes out one column of the tile, and leaves the rest":
-            np.where(c < 8, x.T, 7),
-        f"{name} writes nothing": np.full((N, M), 7)}
     each = 4 if "vector" in name else 1
-    found |= {f"{name} leaves out the last rows of x by its bound": np.where(m < M - each, x.T, 7),
-              f"{name} leaves out the last columns of x by its bound":
-                  np.where(n < N - each, x.T, 7),
-              f"{name} replaces NaN or infinities by numbers": np.nan_to_num(x.T),
-              f"{name} turns what is below 0 into 0": np.maximum(x.T, 0)}
+    rows = {
+        "not_turned": ("moves each tile to its new place but does not transpose it: a row of y is "
+                       "a column of the tile", number(m - r + c, n - c + r)),
+        "old_place": ("transposes each tile but writes it at its old place",
+                      number(m - r + c, n - c + r).T.reshape(N, M)
+                      if M % TILE == N % TILE == 0 else 7),
+        "copied": ("copies x as it is", x.reshape(N, M)),
+        "blocks_exchanged": (
+            "exchanges blockIdx.x and blockIdx.y: x counts tiles along a row of x", np.where(
+                (m // TILE < -(-N // TILE)) & (n // TILE < -(-M // TILE)), x.T, 7)),
+        "one_apart": (
+            "begins tiles one row and one column apart: blockIdx is not multiplied by TILE",
+            np.where((m < TILE - 1 + -(-M // TILE)) & (n < TILE - 1 + -(-N // TILE)), x.T, 7)),
+        "no_block": ("leaves blockIdx out: every block moves the first tile",
+                     np.where((m < TILE) & (n < TILE), x.T, 7)),
+        "rows_of_M": ("treats the rows of x as M numbers long; they have N",
+                      x.ravel()[np.minimum(m * M + n, M * N - 1)] if x.size else x.T),
+        "one_column": ("writes one column of the tile only with each warp; it has four",
+                       np.where(c < 8, x.T, 7)),
+        "not_stored": ("writes nothing", np.full((N, M), 7)),
+        "last_rows": ("leaves out the last rows of x: check the bound",
+                      np.where(m < M - each, x.T, 7)),
+        "last_columns": ("leaves out the last columns of x: check the bound",
+                         np.where(n < N - each, x.T, 7)),
+        "made_finite": ("replaces NaN or infinities by numbers", np.nan_to_num(x.T)),
+        "negatives_cut": ("replaces negative numbers by 0", np.maximum(x.T, 0))}
     if name == "transpose_swizzled_cuda":
-        found[f"{name} looks for column c at place c ^ r, or puts it there, but not both"] = \
-            number(m, n - c + (c ^ r))
-        found[f"{name} looks for column c at place c ^ warp; the row of the tile is the lane"] = \
-            number(m, n - c + (c ^ (c & 7) ^ r))
-        found[f"{name} looks for column c in row r ^ c of the tile; the row stays, its place is "
-              f"c ^ r"] = number(m - r + (r ^ c), n - c + r)
+        rows |= {
+            "one_side": ("uses place c ^ r on one side only: both storing and reading must use it",
+                         number(m, n - c + (c ^ r))),
+            "warp_for_row": ("looks for column c at place c ^ warp; the row of the tile is the "
+                             "lane", number(m, n - c + (c ^ (c & 7) ^ r))),
+            "row_swizzled": ("swizzles the row (r ^ c); the row stays r and the place becomes "
+                             "c ^ r", number(m - r + (r ^ c), n - c + r))}
     if name == "transpose_vector_cuda":
         for i, j in ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)):
-            place = np.arange(4)
-            place[[i, j]] = j, i
-            found[f"{name} exchanges .{'xyzw'[i]} and .{'xyzw'[j]} of each four"] = \
-                number(m, n - n % 4 + place[n % 4])
-        found[f"{name} puts .x of each four into all its rows of the tile"] = number(m, n - n % 4)
-        found[f"{name} exchanges the groups of four where it puts numbers into the tile, or where "
-              f"it takes them out, but not both"] = number(m - r + (r ^ (c & 28)), n)
-        found[f"{name} puts number r of row c at place r ^ c and looks for it at r ^ (c & 28)"] = \
-            number(m - r + (r ^ (c & 3)), n)
-    return found
+            a, b = "xyzw"[i], "xyzw"[j]
+            order = np.arange(4)
+            order[[i, j]] = j, i
+            rows[f"{a}_for_{b}"] = (f"exchanges .{a} and .{b} of each four",
+                                    number(m, n - n % 4 + order[n % 4]))
+        rows |= {
+            "one_for_four": ("puts .x of each four into all its rows of the tile",
+                             number(m, n - n % 4)),
+            "one_side": ("swizzles the groups of four on one side only: both storing and reading "
+                         "must do it", number(m - r + (r ^ (c & 28)), n)),
+            "all_bits": ("stores number r of row c at place r ^ c but reads it from r ^ (c & 28)",
+                         number(m - r + (r ^ (c & 3)), n))}
+    return {known: (f"{name} {sentence}", gives) for known, (sentence, gives) in rows.items()}
 
 
 def right(subject, agree, name, x, what=""):
     y, launch = run(subject, name, x)
     what = f"{name} of {x.shape[0]} × {x.shape[1]}{what and ', '}{what}"
-    wrong = {mistake: gives for mistake, gives in mistakes(name, x).items()
-             if not np.array_equal(gives, x.T, equal_nan=True)}
+    wrong = {known: row for known, row in mistakes(name, x).items()
+             if not np.array_equal(row[1], x.T, equal_nan=True)}
     agree(y, x.T, "exact", what, place, wrong, unwritten=7)
-    kept = y.view(np.int32) == x.T.copy().view(np.int32)
-    assert kept.all(), (
-        f"{what}: {place(np.argwhere(~kept)[0])}: got {y[~kept][0]}, expected {x.T[~kept][0]} with "
-        f"every bit as it is, the sign of 0 too: numbers are moved, nothing is computed")
+    other = y.view(np.int32) != x.T.copy().view(np.int32)
+    assert not other.any(), mistake(
+        "sign_of_zero", f"{what}: {place(np.argwhere(other)[0])}: got {y[other][0]}, expected "
+        f"{x.T[other][0]}, bit for bit, including the sign of 0: a transpose only moves numbers")
     return launch
 
 
@@ -133,8 +144,11 @@ def far_sizes(subject, agree, rng, name):
     for M, N, grid in ((2, 40_000, (3, 1)), (40_000, 2, (1, 3))):
         x, y = matrix(rng, M, N), np.full((N, M), 7, np.float32)
         subject.launch(name, grid, (TILE, 8), (x, y, M, N))
-        agree(y[:3 * TILE, :3 * TILE], x.T[:3 * TILE, :3 * TILE], "exact",
-              f"{name}, the first three tiles of {M} × {N}", place, unwritten=7)
+        want = x.T[:3 * TILE, :3 * TILE]
+        agree(y[:3 * TILE, :3 * TILE], want, "exact",
+              f"{name}, the first three tiles of {M} × {N}", place, {
+                  "short_sizes": ("sizes or indices are kept in 16 bits", np.full_like(want, 7))},
+              unwritten=7)
 
 
 def far_rows(subject, name):
@@ -143,10 +157,10 @@ def far_rows(subject, name):
     the same threads as where they are 2^20 apart, which fits 32 bits."""
     for array, product in (("x", "m · N"), ("y", "n · M")):
         near, far = (beyond_row_0(subject, name, array, apart) for apart in (2**20, 2**30))
-        assert near == far, (
-            f"{name}: the number of an element of {array} is a product that does not fit 32 bits, "
-            f"{product}: take (size_t) for one of its factors. With only row 0 of {array} in "
-            f"memory, {near} where rows are 2^20 numbers apart, and {far} where they are 2^30")
+        assert near == far, mistake(
+            f"short_product_{array}", f"{name}: the index of an element of {array} overflows 32 "
+            f"bits in the product {product}. Cast one factor to size_t. With only row 0 of {array} "
+            f"in memory, {near} if rows are 2^20 numbers apart, and {far} if they are 2^30")
 
 
 def beyond_row_0(subject, name, array, apart):
@@ -171,31 +185,35 @@ def economical(name, launch, x, lane_bytes):
     for op, where in (("load", "row of x"), ("store", "row of y")):
         got = launch.bytes(op)
         times = f": {op}s of each number: {got // x.nbytes}" if got % x.nbytes == 0 else ""
-        assert got == x.nbytes, \
-            f"{name}: the lanes {op} {got:,} bytes, {x.nbytes:,} are enough for {x.size:,} " \
-            f"numbers{times}"
+        assert got == x.nbytes, mistake(
+            f"{op}s_again", f"{name} {op}s {got:,} bytes; {x.nbytes:,} are enough for {x.size:,} "
+            f"numbers{times}")
         counts = launch.memory("global", op)
-        assert counts["transactions"] == counts["ideal"], (
-            f"{name}: a {op} of a warp touches {launch.sectors_per_request(op):g} sectors, "
-            f"{counts['ideal'] / counts['requests']:g} hold its bytes: the lanes of a warp should "
-            f"take neighbours in a {where}")
+        meaning = f"Let the lanes of a warp take neighbours in a {where}."
+        assert counts["transactions"] == counts["ideal"], mistake(
+            f"scattered_{op}", f"{name}: one {op} request touches "
+            f"{launch.sectors_per_request(op):g} sectors; its bytes fit in "
+            f"{counts['ideal'] / counts['requests']:g}. {meaning}", meaning)
         enough = x.nbytes // (32 * lane_bytes)
-        meaning = ("take four neighbours at once, as one float4" if lane_bytes == 16 else
-                   "every lane of a warp should take part")
-        assert launch.requests(op) == enough, (
-            f"{name} makes {launch.requests(op)} {op} requests, {enough} of {lane_bytes} bytes a "
-            f"lane are enough: {meaning}")
+        known, meaning = (
+            (f"{op}_one_by_one", f"{op.capitalize()} four neighbours at once, as one float4.")
+            if lane_bytes == 16 else ("idle_lanes", "Let every lane of a warp take part."))
+        assert launch.requests(op) == enough, mistake(
+            known, f"{name} makes {launch.requests(op)} {op} requests; {enough} of {lane_bytes} "
+                   f"bytes a lane are enough. {meaning}", meaning)
 
 
 def free_of_conflicts(name, launch):
     """And in the 4096 bytes that the tile needs."""
     conflicts = launch.bank_conflicts()
-    assert conflicts == 1, (
-        f"{name}: shared memory takes {conflicts:.3g} times the wavefronts it needs: lanes of a "
-        f"warp want different words of one bank")
-    got, enough = launch.launches[0]["shared_bytes"], 4 * TILE * TILE
-    assert got == enough, \
-        f"{name} takes {got} bytes of shared memory a block, {enough} hold the tile: no padding"
+    assert conflicts == 1, mistake(
+        "conflicts", f"{name}: shared memory needs {conflicts:.3g} times the fewest wavefronts: "
+        f"lanes of one warp want different words of the same bank")
+    got = launch.launches[0]["shared_bytes"]
+    enough = 4 * TILE * TILE
+    assert got == enough, mistake(
+        "padded", f"{name}: {got} bytes of shared memory for each block; the tile needs {enough}. "
+        f"Use no padding.")
 
 
 # ---- counting
@@ -204,13 +222,17 @@ def free_of_conflicts(name, launch):
 def test_predict_sectors_per_store(subject, reference, rng):
     _, launch = run(reference, "transpose_naive_cuda", matrix(rng, 64, 64))
     want, got = launch.sectors_per_request("store"), subject.predict_sectors_per_store()
-    assert isinstance(got, int), f"a count of sectors is a whole number, got {got!r}"
-    why = {4: "4 is what its load touches; the lanes of a store are M numbers apart",
-           8: "8 numbers fit in a sector, but no two of these lanes write to the same one",
-           1: "1 would hold if all lanes wrote within the same 32 bytes",
-           }.get(got, "ask whether two neighbouring lanes can share a sector")
-    assert got == want, \
-        f"a store of transpose_naive_cuda: {got} sectors is not what the counter says; {why}"
+    assert isinstance(got, int), mistake(
+        "no_count", f"predict_sectors_per_store: expected a whole number, got {got!r}")
+    known, why = {
+        4: ("as_load", "4 is what its load touches; the lanes of a store are M numbers apart."),
+        8: ("full_sectors", "8 numbers fit in a sector, but no two of these lanes write to the "
+                            "same one."),
+        1: ("one_sector", "1 would be right if all lanes wrote within the same 32 bytes."),
+    }.get(got, ("other", "Can two neighbouring lanes share a sector?"))
+    assert got == want, mistake(
+        known, f"transpose_naive_cuda: the simulator does not count {got} sectors in one store "
+               f"request. {why}", why)
 
 
 def test_column_wavefronts(subject, reference, rng):
@@ -218,24 +240,31 @@ def test_column_wavefronts(subject, reference, rng):
         counts = run(reference, kernel, matrix(rng, 32, 32))[1].memory("shared", "load")
         assert max(banks(pitch).values()) == counts["transactions"] / counts["requests"]
     for pitch in PITCHES:
-        lanes, got = banks(pitch), subject.column_wavefronts(pitch)
+        lanes = banks(pitch)
+        got = subject.column_wavefronts(pitch)
         want = max(lanes.values())
-        assert isinstance(got, (int, np.integer)), \
-            f"column_wavefronts({pitch}) is a whole number, got {got!r}"
+        assert isinstance(got, (int, np.integer)), mistake(
+            "no_count", f"column_wavefronts({pitch}): expected a whole number, got {got!r}")
         late = max(Counter(lane * pitch % 32 for lane in range(1, 32)).values())
-        why = {2 * (1 - pitch % 2): "an even pitch puts two lanes or more into a bank: all factors "
-                                    "of 2 count",
-               pitch: "that is the pitch itself, and there are 32 lanes and 32 banks",
-               late: "that is without lane 0, which wants a word too",
-               len(lanes): f"that is how many banks are wanted, and each by {want} lanes",
-               pitch % 32: "the remainder is the distance of two lanes, in banks",
-               1: "some lanes want different words of one bank, and these wait for each other",
-               32: "only a multiple of 32 puts all lanes into one bank",
-               }.get(got, "the answer is how many lanes want the bank that most of them want")
+        known, why = {
+            2 * (1 - pitch % 2): ("one_factor", "An even pitch puts two lanes or more into a bank: "
+                                                "all factors of 2 count."),
+            pitch: ("pitch_itself", "That is the pitch itself."),
+            pitch & -pitch: ("beyond_32", "That is the largest power of 2 in the pitch, and there "
+                                          "are 32 lanes and 32 banks."),
+            late: ("no_lane_0", "That is without lane 0, which wants a word too."),
+            len(lanes): ("banks_used", "That is the number of banks used; the question is how many "
+                                       "lanes share one."),
+            pitch % 32: ("distance", "pitch % 32 says how many banks apart two neighbouring lanes "
+                                     "are, not how many lanes share a bank."),
+            1: ("no_conflict", "Some lanes want different words of one bank; these are served one "
+                               "after another."),
+            32: ("all_in_one", "Only a multiple of 32 puts all lanes into one bank."),
+        }.get(got, ("other", "The answer is the largest number of lanes that want one bank."))
         first = ", ".join(str(lane * pitch % 32) for lane in range(5))
-        assert got == want, (
-            f"column_wavefronts({pitch}): got {got}, expected {want}. Lanes 0 to 4 want banks "
-            f"{first}; {why}")
+        assert got == want, mistake(
+            known, f"column_wavefronts({pitch}): got {got}. Lanes 0 to 4 want banks {first}. {why}",
+            why)
 
 
 def banks(pitch):

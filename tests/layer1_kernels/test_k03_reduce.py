@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lab.judge.adversarial import VALUES
+from lab.judge.mistakes import mistake, same_report
 from lab.judge.pace import whole
 from lab.judge.subject import Raised
 from lab.judge.work import same_work
@@ -22,12 +23,13 @@ SHARES = [(5003, 2, 128), (1000, 3, 64), (4096, 1, 256), (1023, 5, 32), (1026, 4
                                                                                 # n, blocks, threads
 UNWRITTEN = 7e7
 DESCRIBED = {
-    "shifted": "numbers around 200", "negative": "only numbers below 0",
-    "equal": "equal numbers throughout a row", "uneven": "rows of very different sizes",
+    "shifted": "numbers around 200", "negative": "negative numbers only",
+    "equal": "all numbers of a row equal",
+    "uneven": "rows whose numbers differ widely in size",
     "infinite": "-inf in the first row, inf in the second",
     "not_a_number": "a NaN in the third row", "signed_zeros": "0 and -0 among the numbers",
     "denormal": "numbers of 1e-42",
-    "unrounded": "numbers with all their bits in use"}
+    "unrounded": "numbers that use all 24 bits"}
 
 
 # ---- numbers, launches, and what goes wrong
@@ -70,8 +72,11 @@ def run(subject, name, x, threads):
     """(partial, launch) of a kernel that takes one number a thread."""
     partial = np.full(max(-(-x.size // threads), 1), UNWRITTEN, np.float32)
     shared = 0 if "shuffle" in name else 4 * threads
-    return partial, subject.launch(name, partial.size, threads, (x, partial, x.size),
-                                   shared_mem=shared)
+    array = "warps" if "shuffle" in name else "a"
+    with same_report("no_barrier", f"Threads read numbers of `{array}` that other warps write: all "
+                     f"must wait in between.", kind="race", array=array):
+        return partial, subject.launch(name, partial.size, threads, (x, partial, x.size),
+                                       shared_mem=shared)
 
 
 def by_blocks(x, threads):                          # -> (blocks, threads)
@@ -79,35 +84,48 @@ def by_blocks(x, threads):                          # -> (blocks, threads)
     return np.pad(x, (0, -x.size % threads if x.size else threads)).reshape(-1, threads)
 
 
-def of_values(exercise, a):                         # (..., n) -> {mistake: (...)}
-    return {f"{exercise} adds whole numbers: what follows the point is lost":
-                np.trunc(np.nan_to_num(a, posinf=0, neginf=0)).sum(-1),
-            f"{exercise} leaves out what is below 0": np.maximum(a, 0).sum(-1),
-            f"{exercise} adds magnitudes": np.abs(a).sum(-1),
-            f"{exercise} gives the largest, not the sum": a.max(-1),
-            f"{exercise} leaves NaN or infinities out": np.where(np.isfinite(a), a, 0).sum(-1)}
+def of_values(exercise, a):                         # (..., n) -> {mistake: (sentence, (...))}
+    rows = {
+        "flushed": ("replaces numbers below 1e-38 by 0",
+                    np.where(np.abs(a) < 2.0**-126, 0, a).sum(-1)),
+        "fractions_dropped": ("drops the fractions of the numbers",
+                              np.trunc(np.nan_to_num(a, posinf=0, neginf=0)).sum(-1)),
+        "negatives_left_out": ("leaves out negative numbers", np.maximum(a, 0).sum(-1)),
+        "magnitudes": ("adds absolute values", np.abs(a).sum(-1)),
+        "largest": ("returns the largest number, not the sum", a.max(-1)),
+        "finite_only": ("leaves NaN or infinities out", np.where(np.isfinite(a), a, 0).sum(-1))}
+    return named(exercise, rows)
+
+
+def named(exercise, rows):
+    """{mistake: (sentence, numbers)}, each sentence with the exercise as its subject."""
+    return {known: (f"{exercise} {sentence}", gives) for known, (sentence, gives) in rows.items()}
 
 
 def right(subject, agree, exercise, kernel, x, threads, mistakes, what="", precision="exact"):
-    """The partial sums are right; mistakes: {mistake: what it gives, from (blocks, threads)}."""
+    """The partial sums are right.
+
+    mistakes: {mistake: (sentence, what it gives, from (blocks, threads))}
+    """
     a = by_blocks(x, threads)
     partial, launch = run(subject, kernel, x, threads)
     with np.errstate(invalid="ignore"):
-        wrong = {f"{exercise} {mistake}": give(a) for mistake, give in mistakes.items()}
-        wrong |= {f"{exercise} passes nothing on": np.full(len(a), UNWRITTEN),
-                  f"{exercise} gives zero": np.zeros(len(a)),
-                  f"{exercise} gives only the number of thread 0": a[:, 0]}
+        rows = {known: (sentence, give(a)) for known, (sentence, give) in mistakes.items()} | {
+            "not_stored": ("writes no result", np.full(len(a), UNWRITTEN)),
+            "zero": ("returns 0", np.zeros(len(a))),
+            "thread_0": ("returns only the number of thread 0", a[:, 0])}
         agree(partial, a.sum(1), precision,
               f"{exercise}, {what or f'{x.size} number(s)'} in blocks of {threads}",
               lambda index: f"the sum of block {index[0]}",
-              telling(wrong | of_values(exercise, a), a.sum(1)), unwritten=UNWRITTEN)
+              telling(of_values(exercise, a) | named(exercise, rows), a.sum(1)),
+              unwritten=UNWRITTEN)
     return launch
 
 
 def telling(mistakes, want):
     """The mistakes that give something else."""
-    return {mistake: gives for mistake, gives in mistakes.items()
-            if not np.array_equal(gives, want, equal_nan=True)}
+    return {known: row for known, row in mistakes.items()
+            if not np.array_equal(row[1], want, equal_nan=True)}
 
 
 def every_case(subject, agree, rng, exercise, kernel, mistakes):
@@ -126,14 +144,18 @@ def test_predict_tree_warps(subject, reference, rng):
     _, launch = run(reference, "sum_tree_cuda", exact(rng, 256), 256)
     want = launch.requests("store", "shared") - 8       # the warps also store what they loaded
     got = subject.predict_tree_warps()
-    assert isinstance(got, int), f"a count of warps is a whole number, got {got!r}"
-    why = {12: "12 would do if the threads that add were neighbours",
-           64: "64 is every warp in every round; from s = 32 on some have no thread that adds",
-           255: "255 is the number of additions; a warp is counted once, however many lanes add",
-           40: "40 is what the rounds up to s = 16 make; three more rounds follow",
-           }.get(got, "for each s, in how many of the 8 warps is there a multiple of 2 * s?")
-    assert got == want, \
-        f"warps that add in sum_tree_cuda: {got} is not what the counter says; {why}"
+    assert isinstance(got, int), mistake(
+        "no_count", f"predict_tree_warps: expected a whole number, got {got!r}")
+    known, why = {
+        12: ("neighbours", "12 would be enough if neighbouring threads added."),
+        64: ("all_warps", "64 counts every warp in every round; from s = 32 on, some warps have no "
+                          "thread that adds."),
+        255: ("additions", "255 is the number of additions; a warp is counted once, however many "
+                           "lanes add."),
+        40: ("five_rounds", "40 is the total of the rounds up to s = 16; three more follow."),
+    }.get(got, ("other", "For each s, in how many of the 8 warps is there a multiple of 2 * s?"))
+    assert got == want, mistake(
+        known, f"sum_tree_cuda: the simulator does not count {got} busy warps. {why}", why)
 
 
 def test_predict_resident_blocks(subject):
@@ -142,22 +164,30 @@ def test_predict_resident_blocks(subject):
 
     want = occupancy(Resources(40, 0, 0, 0, 0), 256, gpu="H200").blocks
     got = subject.predict_resident_blocks()
-    assert isinstance(got, int), f"a count of blocks is a whole number, got {got!r}"
-    why = {8: "8 is what the warps allow; the registers allow fewer",
-           32: "32 is the most blocks there can be; 32 of these would have 256 warps",
-           7: "a seventh block would find too few registers; a block is resident as a whole",
-           48: "48 is the resident warps; a block has 8 of them",
-           1638: "1638 is the threads for which there are registers; a block has 256",
-           }.get(got, "count the blocks that each limit allows; the smallest count decides")
-    assert got == want, f"resident blocks: {got} is not what the rules give; {why}"
+    assert isinstance(got, int), mistake(
+        "no_count", f"predict_resident_blocks: expected a whole number, got {got!r}")
+    known, why = {
+        8: ("warps_alone", "8 is what the warps allow; the registers allow fewer."),
+        32: ("blocks_alone", "32 is the limit of blocks, but 32 of these would need 256 warps."),
+        7: ("rounded_up", "There are not enough registers for a seventh block, and only whole "
+                          "blocks are resident."),
+        48: ("warps_counted", "48 is the number of resident warps; a block has 8."),
+        1638: ("threads_counted", "1638 is the number of threads that the registers allow; a block "
+                                  "has 256."),
+    }.get(got, ("other", "Count the blocks that each limit allows; the smallest number decides."))
+    assert got == want, mistake(
+        known, f"resident blocks: the limits do not allow exactly {got}. {why}", why)
 
 
 # ---- CUDA
 
 
-ROUNDS = {"leaves out the last round, s = 1": lambda a: a[:, ::2].sum(1),
-          "begins with a quarter of the block, and leaves out its upper half":
-              lambda a: a[:, :a.shape[1] // 2].sum(1)}
+ROUNDS = {
+    "no_last_round": ("leaves out the last round, s = 1", lambda a: a[:, ::2].sum(1)),
+    "quarter": ("starts with s = a quarter of the block and so leaves out the upper half",
+                lambda a: a[:, :a.shape[1] // 2].sum(1)),
+    "blocks_of_256": ("assumes blocks of 256 threads; blockDim.x says how many there are",
+                      lambda a: a[:, :256].sum(1))}
 
 
 def test_sum_sequential_cuda(subject, agree, rng):
@@ -168,20 +198,21 @@ def test_sum_sequential_cuda__work(subject, reference, agree, rng):
     x, blocks = exact(rng, 2048), 8
     _, launch = run(subject, "sum_sequential_cuda", x, 256)
     conflicts = launch.bank_conflicts()
-    assert conflicts == 1, (
-        f"sum_sequential_cuda: shared memory takes {conflicts:.3g} times the wavefronts it needs: "
-        f"in each round the lanes that add should want neighbouring words")
+    assert conflicts == 1, mistake(
+        "conflicts", f"sum_sequential_cuda: shared memory takes {conflicts:.3g} times the fewest "
+        f"wavefronts: in each round the lanes that add should read neighbouring words")
     warps = launch.requests("store", "shared") // blocks - 8        # 8 store what they load
-    assert warps <= 12, (
-        f"sum_sequential_cuda: over all rounds {warps} warps of a block add, 12 are enough: the "
-        f"threads that add should be those with t < s")
+    assert warps <= 12, mistake(
+        "busy_warps", f"sum_sequential_cuda: over all rounds {warps} warps of a block add; 12 are "
+        f"enough. The threads t < s should add.")
     waits = launch.barriers // (8 * blocks)
-    assert waits <= 9, \
-        f"sum_sequential_cuda: a warp comes to {waits} barriers, 9 are enough: one a round"
+    assert waits <= 9, mistake(
+        "barriers", f"sum_sequential_cuda: each warp waits at {waits} barriers; 9 are enough: one "
+        f"after loading and one a round")
     loads = launch.requests("load", "shared") // blocks             # two a round, and a[0]
-    assert loads <= 40, (
-        f"sum_sequential_cuda: a block makes {loads} loads of shared memory, 25 are enough: in "
-        f"each round the upper half is added to the lower half, by as many threads")
+    assert loads <= 40, mistake(
+        "one_thread", f"sum_sequential_cuda: a block makes {loads} loads of shared memory; 25 are "
+        f"enough: in each round, s threads add the upper half to the lower half")
     same_work("sum_sequential_cuda", launch, run(reference, "sum_sequential_cuda", x, 256)[1])
     same_work("sum_sequential_cuda in blocks of 512", *(
         run(side, "sum_sequential_cuda", x, 512)[1] for side in (subject, reference)))
@@ -193,13 +224,14 @@ def warps(a):                                       # (blocks, threads) -> (bloc
     return a.reshape(len(a), -1, 32)
 
 
-SHUFFLES = {"gives the sum of only the first warp": lambda a: a[:, :32].sum(1),
-            "adds up only the first lanes, one of each warp": lambda a: a[:, ::32].sum(1),
-            "leaves out the last warp": lambda a: warps(a)[:, :-1].sum((1, 2)),
-            "leaves out the shuffle by 16 lanes": lambda a: warps(a)[..., :16].sum((1, 2)),
-            "leaves out the shuffle by 1 lane": lambda a: warps(a)[..., ::2].sum((1, 2)),
-            "adds up 8 warps at most": lambda a: a[:, :256].sum(1),
-            "adds up 16 warps at most": lambda a: a[:, :512].sum(1)}
+SHUFFLES = {
+    "first_warp": ("gives the sum of only the first warp", lambda a: a[:, :32].sum(1)),
+    "first_lanes": ("adds only lane 0 of each warp", lambda a: a[:, ::32].sum(1)),
+    "last_warp": ("leaves out the last warp", lambda a: warps(a)[:, :-1].sum((1, 2))),
+    "no_16": ("leaves out the shuffle with away = 16", lambda a: warps(a)[..., :16].sum((1, 2))),
+    "no_1": ("leaves out the shuffle with away = 1", lambda a: warps(a)[..., ::2].sum((1, 2))),
+    "eight_warps": ("adds at most 8 warps", lambda a: a[:, :256].sum(1)),
+    "sixteen_warps": ("adds at most 16 warps", lambda a: a[:, :512].sum(1))}
 
 
 def test_block_sum_cuda(subject, agree, rng):
@@ -210,12 +242,15 @@ def test_block_sum_cuda__work(subject, reference, agree, rng):
     x, blocks = exact(rng, 2048), 8
     _, launch = run(subject, "sum_shuffle_cuda", x, 256)
     asked = sum(launch.requests(op, "shared") for op in ("load", "store")) // blocks
-    meaning = ("one thread reads what all the others stored" if asked > 64 else
-               "within a warp shuffles hand values over, and each warp stores one number")
-    assert asked <= 16, (f"block_sum_cuda: the 8 warps make {asked} requests of shared memory, 9 "
-                         f"are enough: {meaning}")
+    known, meaning = (
+        ("one_thread", "one thread reads what all the others stored") if asked > 64 else
+        ("no_shuffles", "use shuffles within a warp; each warp stores one number"))
+    assert asked <= 16, mistake(
+        known, f"block_sum_cuda: the 8 warps make {asked} requests of shared memory; 9 are enough: "
+               f"{meaning}", meaning)
     waits = launch.barriers // (8 * blocks)
-    assert waits <= 2, f"block_sum_cuda: a warp comes to {waits} barriers, one is enough"
+    assert waits <= 2, mistake(
+        "barriers", f"block_sum_cuda: each warp waits at {waits} barriers; one is enough")
     same_work("block_sum_cuda", launch, run(reference, "sum_shuffle_cuda", x, 256)[1],
               limits={"warp instructions": 2})
     same_work("block_sum_cuda in blocks of 512", *(
@@ -233,27 +268,29 @@ def shares(subject, agree, x, blocks, threads, what="", precision="exact"):
     tail, name = x[fours:].sum(), "thread_sum_cuda"
     before = n - 1 - np.arange(threads, all_threads)    # the same counted from the end, by the grid
     before = before[(np.arange(threads, all_threads) % threads < n % 4) & (before >= 0)]
+    whole = x[:fours].sum()
+    rows = {
+        "tail_left_out": ("leaves out the last n % 4 numbers", whole),
+        "one_round": ("stops each thread after its first four",
+                      x[:fours][first[:fours]].sum() + tail),
+        "one_of_four": ("takes only the first of each four", x[:fours:4].sum() + tail),
+        "tail_by_blocks": ("adds the last n % 4 numbers in every block: let i run over the whole "
+                           "grid", whole + blocks * tail),
+        "tail_and_before": ("adds the last n % 4 numbers in every block, or numbers before them",
+                            x.sum() + x[before].sum()),
+        "tail_by_all": ("adds the last n % 4 numbers in every thread", whole + all_threads * tail),
+        "one_too_many": ("adds one number too many at the end",
+                         x.sum() + x[max(fours - 1, 0):fours].sum()),
+        "short_n": ("keeps n in 16 bits", x[:n % 2**16].sum()),
+        "zero": ("returns 0", 0.0)}
     with np.errstate(invalid="ignore"):
         agree(sums.astype(np.float64).sum(), x.sum(), precision,
               f"{name}, {what or f'{n} number(s)'} by {blocks} block(s) of {threads}",
-              lambda index: "the sum of all shares", telling({
-                  f"{name} leaves out what follows the last whole four": x[:fours].sum(),
-                  f"in {name} each thread stops after its first four":
-                      x[:fours][first[:fours]].sum() + tail,
-                  f"{name} takes only the first of each four": x[:fours:4].sum() + tail,
-                  f"in {name} every block adds what follows the last whole four":
-                      x[:fours].sum() + blocks * tail,
-                  f"in {name} every block adds what follows the last whole four, or numbers "
-                  f"before that": x.sum() + x[before].sum(),
-                  f"in {name} every thread adds what follows the last whole four":
-                      x[:fours].sum() + all_threads * tail,
-                  f"{name} adds one number too many after the last whole four":
-                      x.sum() + x[max(fours - 1, 0):fours].sum(),
-                  f"in {name} n is kept in 16 bits": x[:n % 2**16].sum(),
-                  f"{name} passes nothing on": 0.0} | of_values(
-                      name, x if n else np.zeros(1)), x.sum()))
-    assert launch.bytes("load") == 4 * n, \
-        f"{name} reads {launch.bytes('load')} bytes, expected {4 * n}: each number once"
+              lambda index: "the sum of all shares",
+              telling(of_values(name, x if n else np.zeros(1)) | named(name, rows), x.sum()))
+    assert launch.bytes("load") == 4 * n, mistake(
+        "read_again", f"{name} reads {launch.bytes('load')} bytes, expected {4 * n}: each number "
+        f"once")
 
 
 def test_thread_sum_cuda(subject, agree, rng):
@@ -273,10 +310,10 @@ def test_thread_sum_cuda__what_follows(subject, rng):
         sums = np.full(128, UNWRITTEN, np.float32)
         subject.launch("shares_cuda", 2, 64, (x, sums, n))
         got, want = sorted(sums[sums != 0].tolist()), sorted(tail.tolist())
-        assert got == want, (
-            f"thread_sum_cuda, {n} numbers by 2 blocks of 64, all 0 but the last {n % 4}, "
-            f"{tail.tolist()}: the shares that are not 0 are {got}, expected {want}: what follows "
-            f"the last whole four has a thread for each number")
+        assert got == want, mistake(
+            "tail_by_one", f"thread_sum_cuda, {n} numbers by 2 blocks of 64, all 0 but the last "
+            f"{n % 4}, {tail.tolist()}: the shares that are not 0 are {got}, expected {want}: the "
+            f"last n % 4 numbers have a thread each")
 
 
 def test_thread_sum_cuda__work(subject, reference, agree, rng):
@@ -284,12 +321,13 @@ def test_thread_sum_cuda__work(subject, reference, agree, rng):
     args = 8, 128, (x, sums, x.size)
     launch = subject.launch("shares_cuda", *args)
     counts, enough = launch.memory("global", "load"), x.size // 128
-    assert counts["requests"] == enough, (
-        f"thread_sum_cuda makes {counts['requests']} load requests for 16,384 numbers, {enough} "
-        f"are enough: take four at once, as one float4")
-    assert counts["transactions"] == counts["ideal"], (
-        f"thread_sum_cuda: a load of a warp touches {launch.sectors_per_request('load'):g} "
-        f"sectors, 16 hold its bytes: neighbouring threads should take neighbouring groups of four")
+    assert counts["requests"] == enough, mistake(
+        "one_by_one", f"thread_sum_cuda makes {counts['requests']} load requests for 16,384 "
+        f"numbers; {enough} are enough: take four at once, as one float4")
+    assert counts["transactions"] == counts["ideal"], mistake(
+        "far_apart", f"thread_sum_cuda: one load request touches "
+        f"{launch.sectors_per_request('load'):g} sectors; its bytes fit in 16. Give neighbouring "
+        f"threads neighbouring groups of four.")
     same_work("thread_sum_cuda", launch, reference.launch("shares_cuda", *args))
     args = 8, 128, (exact(rng, 16_387), sums, 16_387)
     same_work("thread_sum_cuda, 16,387 numbers",

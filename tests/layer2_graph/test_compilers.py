@@ -9,7 +9,7 @@ import torch
 from layer2_graph import PlainBlock, PlainLayers
 from layer2_graph.compilations import Graphs, compilations, find_breaks
 from layer2_graph.compilers.__main__ import table
-from layer2_graph.compilers.rows import Layer, Row, by_hand, eager, optional
+from layer2_graph.compilers.rows import CompilerRow, Layer, by_hand, eager, optional
 from layer2_graph.compilers.texts import (
     RECORDED,
     entry_calls,
@@ -121,7 +121,7 @@ def test_kinds_of_operations(operation, right):
 def test_a_package_that_is_not_there_is_said():
     row = optional("Compiler", eager, "no_such_package")(None)
     assert row.missing == "not installed here: no_such_package"
-    lines = table([row, Row("File", "", ["Mul", "MatMul"], 1.5)]).splitlines()
+    lines = table([row, CompilerRow("File", "", ["Mul", "MatMul"], 1.5)]).splitlines()
     assert lines[1].endswith(row.missing) and lines[2].split() == ["File", "2", "1", "0", "1.5"]
 
 

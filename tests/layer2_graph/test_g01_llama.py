@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from lab.judge.adversarial import VALUES, views
+from lab.judge.adversarial import VALUES, WORDS, views
+from lab.judge.mistakes import mistake
 from layer1_kernels import kernels
 from layer2_graph import Launches, PagedCache, greedy, load
 
@@ -18,17 +19,24 @@ from layer2_graph import Launches, PagedCache, greedy, load
 @pytest.mark.parametrize("counts", [[3, 1, 4], [1, 1], [7]])
 def test_last_rows(subject, agree, counts):
     cu_q = torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32)
-    agree(subject.last_rows(cu_q), cu_q[1:].numpy() - 1, "exact",
+    got = subject.last_rows(cu_q)
+    rows = got.numel() if torch.is_tensor(got) else len(counts)
+    assert rows != len(counts) + 1, mistake("zero_kept", (
+        f"last_rows: got {rows} rows for {len(counts)} sequences: no sequence ends at the 0 that "
+        f"cu_q begins with"), "the 0 that cu_q begins with is kept")
+    assert rows != 1 or len(counts) == 1, mistake("last_alone", (
+        f"last_rows: got one row for {len(counts)} sequences: each of them has a last row"), "")
+    agree(got, cu_q[1:].numpy() - 1, "exact",
           f"the last rows of sequences of {', '.join(map(str, counts))} new tokens",
           at=lambda i: f"sequence {i[0]}",
-          mistakes={"the row is the first of the next sequence": cu_q[1:].numpy(),
-                    "the row is the sequence's own first": cu_q[:-1].numpy(),
-                    "numbers of tokens are taken for rows": np.array(counts) - 1,
-                    "each row is the number of the sequence's tokens": np.array(counts),
-                    "each row is that of the sequence before, one row above the own first":
-                        cu_q[:-1].numpy() - 1,
-                    "sequence b is given row b, as if each had one token":
-                        np.arange(len(counts))})
+          mistakes={
+              "next_first": ("each row is the first of the next sequence", cu_q[1:].numpy()),
+              "own_first": ("each row is the sequence's own first", cu_q[:-1].numpy()),
+              "count_less_one": (
+                  "token counts less one are taken for row numbers", np.array(counts) - 1),
+              "counts": ("each row number is the count of the sequence's tokens", np.array(counts)),
+              "row_before": ("each row is the last of the sequence before", cu_q[:-1].numpy() - 1),
+              "row_b": ("sequence b gets row b, as if each had one token", np.arange(len(counts)))})
 
 
 def test_last_rows__unseen(unseen, rng):
@@ -48,10 +56,13 @@ def test_last_rows__hard(subject, agree):
     for what, counts in ENDS.items():
         cu_q = torch.tensor([0, *np.cumsum(counts)]).int()
         got = subject.last_rows(cu_q)
-        assert not torch.is_tensor(got) or got.dtype in (torch.int32, torch.int64), \
-            f"last_rows: got {got.dtype}, which indexes no rows; expected int64 or int32"
-        agree(got, cu_q[1:].numpy() - 1, "exact", f"the last rows, {what}",
-              at=lambda i: f"sequence {i[0]}")
+        assert not torch.is_tensor(got) or got.dtype in (torch.int32, torch.int64), mistake(
+            "not_whole", f"last_rows: got {got.dtype}, which cannot index rows; expected int64 or "
+                         f"int32")
+        ends = cu_q[1:].numpy()
+        agree(got, ends - 1, "exact", f"the last rows, {what}", at=lambda i: f"sequence {i[0]}",
+              mistakes={"16_bits": (
+                  "rows are kept in 16 bits", ends.astype(np.int16).astype(np.int64) - 1)})
 
 
 # ---- llama_block
@@ -130,21 +141,27 @@ class Given:
         return np.concatenate([a * c - b * s, b * c + a * s], -1)
 
     def wrong_heads(self, name):
-        """{mistake: the q or the k that comes of it}"""
+        """{id: (what went wrong, the q or the k that comes of it)}"""
         at = self.positions
         return {
-            f"{name} is not turned by rope": self.heads(name),
-            "rope takes the rows of the step for positions in a sequence":
-                self.heads(name, np.arange(self.T)),
-            "positions are counted from 1": self.heads(name, at + 1),
-            "rope is given sin in the place of cos, and cos in the place of sin":
-                self.heads(name, at, swapped=True),
-            f"{name} is made of x itself: the first norm is left out":
-                self.heads(name, at, norm=""),
-            "the first norm has the weights of the second": self.heads(name, at, norm="mlp_norm"),
-            "the first norm has an eps of its own, not the model's": self.heads(name, at, eps=0),
-            f"{name}_norm is left out: model.heads knows the norms of each head":
-                self.heads(name, at, own=False)}
+            f"{name}_not_rotated": (f"{name} is not rotated by rope", self.heads(name)),
+            "rows_for_positions": (
+                "rope gets row numbers of the step instead of batch.positions",
+                self.heads(name, np.arange(self.T))),
+            "positions_from_1": ("positions are counted from 1", self.heads(name, at + 1)),
+            "cos_and_sin": (
+                "rope gets cos and sin in the other order", self.heads(name, at, swapped=True)),
+            f"{name}_not_normed": (
+                f"{name} is made from x itself: the first norm is left out",
+                self.heads(name, at, norm="")),
+            "first_norm_weights": (
+                "the first norm has the weights of the second",
+                self.heads(name, at, norm="mlp_norm")),
+            "first_norm_eps": (
+                "the first norm has another eps than the model's", self.heads(name, at, eps=0)),
+            f"no_{name}_norm": (
+                f"{name}_norm is left out: model.heads knows the norms of each head",
+                self.heads(name, at, own=False))}
 
     def out(self, residual=True, second=True, norm="mlp_norm", swapped=False, without="",
             parallel=False, first=None, last=None, answer=None, eps=None, act=True, of_x=""):
@@ -161,31 +178,47 @@ class Given:
         return self.linear(hidden * up, "down", without) + x * second
 
     def wrong_outs(self):
-        """{mistake: the result that comes of it}"""
+        """{id: (what went wrong, the result that comes of it)}"""
         return {
-            "the attention's result is not added to x": self.out(residual=False),
-            "the MLP's result is not added to what came before": self.out(second=False),
-            "the attention's result is added to the normed x, and not to x":
-                self.out(first=self.normed(self.x, "attention_norm")),
-            "the MLP's result is added to what the second norm made": self.out(last="normed"),
-            "the second norm has the weights of the first": self.out(norm="attention_norm"),
-            "the second norm is left out": self.out(norm=""),
-            "the second norm has an eps of its own, not the model's": self.out(eps=0),
-            "gate and up are swapped": self.out(swapped=True),
-            "gate and up are multiplied, and nothing is put through SiLU": self.out(act=False),
-            "layer 0's weights are used, whatever i is": self.of_layer(0),
-            "the MLP starts at x, beside the attention, and not after it": self.out(parallel=True),
-            "the MLP's result is added to the x that came in": self.out(last=self.x),
-            "the heads of a token are not laid one after the other, but number by number":
-                self.out(answer=self.answer.transpose(0, 2, 1)),
-            "the tokens of a head are laid one after the other, not the heads of a token":
-                self.out(answer=self.answer.transpose(1, 0, 2)),
-            **{f"{name} is multiplied without its bias": self.out(without=name)
+            "attention_not_added": (
+                "the result of attention is not added to x", self.out(residual=False)),
+            "mlp_not_added": ("the result of the MLP is not added to x", self.out(second=False)),
+            "attention_to_normed": (
+                "the result of attention is added to the normed x, not to x itself",
+                self.out(first=self.normed(self.x, "attention_norm"))),
+            "mlp_to_normed": (
+                "the result of the MLP is added to the normed x, not to x itself",
+                self.out(last="normed")),
+            "second_norm_weights": (
+                "the second norm has the weights of the first", self.out(norm="attention_norm")),
+            "no_second_norm": ("the second norm is left out", self.out(norm="")),
+            "second_norm_eps": (
+                "the second norm has another eps than the model's", self.out(eps=0)),
+            "gate_and_up": ("gate and up are swapped", self.out(swapped=True)),
+            "no_silu": ("gate and up are multiplied without SiLU", self.out(act=False)),
+            "layer_0": ("the weights of layer 0 are used for every i", self.of_layer(0)),
+            "parallel": (
+                "the MLP reads the x that came in, instead of the sum after attention",
+                self.out(parallel=True)),
+            "mlp_to_original": (
+                "the result of the MLP is added to the x that came in, so that the result of "
+                "attention is lost",
+                self.out(last=self.x)),
+            "number_by_number": (
+                "the numbers of a token are in the order (D, H), not (H, D)",
+                self.out(answer=self.answer.transpose(0, 2, 1))),
+            "heads_first": (
+                "heads come before tokens in the rows that are multiplied with o",
+                self.out(answer=self.answer.transpose(1, 0, 2))),
+            **{f"no_bias_of_{name}": (
+                f"{name} is multiplied without its bias", self.out(without=name))
                for name in ("o", "gate", "up", "down")},
-            **{f"{name} takes x, not what the second norm makes of it": self.out(of_x=name)
+            **{f"{name}_not_normed": (
+                f"{name} takes x, not the result of the second norm", self.out(of_x=name))
                for name in ("gate", "up")},
-            **{f"the result is normed a second time, by the layer's {name}": self.normed(
-                self.out(), name) for name in ("attention_norm", "mlp_norm")}}
+            **{f"result_normed_by_{name}": (
+                f"the result is normed, by the layer's {name}", self.normed(self.out(), name))
+               for name in ("attention_norm", "mlp_norm")}}
 
     def of_layer(self, i):
         """The result with the weights of another layer."""
@@ -197,16 +230,16 @@ class Given:
     def run(self, subject, x=None):
         x = torch.from_numpy(self.x.copy()) if x is None else x
         out = subject.llama_block(self.model, self.i, x, self.step, self.cache)
-        assert np.array_equal(x.numpy(), self.x, equal_nan=True), (
-            "llama_block changes the x that it is given: x = x + … makes a new tensor, and x += … "
-            "does not")
+        assert np.array_equal(x.numpy(), self.x, equal_nan=True), mistake("input_changed", (
+            "llama_block changes its argument x: x = x + … makes a new tensor, and x += … does "
+            "not"))
         return out
 
 
 def test_llama_block(subject, agree, rng):
     given = Given(subject, rng)
     got = given.run(subject)
-    assert given.attend.calls, "llama_block: it does not call cache.attend"
+    assert given.attend.calls, "llama_block does not call cache.attend"
     agree(got, given.out(), "float32", "llama_block", at=lambda i: f"token {i[0]}, channel {i[1]}",
           mistakes=given.wrong_outs())
 
@@ -214,27 +247,36 @@ def test_llama_block(subject, agree, rng):
 def test_llama_block__what_attend_is_given(subject, agree, rng):
     given = Given(subject, rng, C=11)           # so C // H, C / H and D tell each other apart
     given.run(subject)
-    assert given.attend.calls, "llama_block: it does not call cache.attend"
-    assert given.rope.calls, "llama_block: it does not call ops.rope: no token knows its place"
+    assert given.attend.calls, "llama_block does not call cache.attend"
+    assert given.rope.calls, mistake(
+        "no_rope", "llama_block does not call ops.rope, so attention cannot know the positions")
     layer, q, k, v, _, _, scale = given.attend.calls[0]
-    assert layer == given.i, \
-        f"llama_block: attend is told of layer {layer}, and it is layer {given.i}"
+    assert layer == given.i, other_layer(layer, given.i)
     at = given.positions
     for name, array in (("q", q), ("k", k)):
-        exchanged = {"k and v are handed over in the other order": given.heads("v")}
-        agree(array, given.heads(name, at), "float32", f"{name} as attend gets it",
+        exchanged = {
+            "k_and_v": ("k and v are passed in the other order", given.heads("v"))}
+        agree(array, given.heads(name, at), "float32", f"the {name} passed to cache.attend",
               at=lambda i: f"token {i[0]}, head {i[1]}, number {i[2]}",
               mistakes=given.wrong_heads(name) | (exchanged if name == "k" else {}))
-    agree(v, given.heads("v"), "float32", "v as attend gets it",
-          mistakes={"v is turned too; only q and k are": given.heads("v", at)})
+    agree(v, given.heads("v"), "float32", "the v passed to cache.attend",
+          mistakes={
+              "v_rotated": ("v is rotated as well; only q and k should be", given.heads("v", at))})
     D, C, H = given.D, 11, 4
-    agree(scale, D ** -0.5, "float64", "the scale as attend gets it", mistakes={
-        "it is the root of D, not one over it": D ** 0.5,
-        "it is one over D, not over its root": 1 / D,
-        "it is one over the root of C / H; here a head is not C / H wide": (C / H) ** -0.5,
-        "it is one over the root of C // H; here a head is not C // H wide": (C // H) ** -0.5,
-        "it is one over the root of C, the model's width; a head's is D": C ** -0.5,
-        "the scores are not scaled": 1.0})
+    agree(scale, D ** -0.5, "float64", "the scale passed to cache.attend", mistakes={
+        "scale_root": ("the scale is √D instead of 1/√D", D ** 0.5),
+        "scale_1_over_d": ("the scale is 1/D instead of 1/√D", 1 / D),
+        "scale_c_by_h": (
+            "the scale is 1/√(C/H); a head has width D, here not C/H", (C / H) ** -0.5),
+        "scale_c_whole_h": (
+            "the scale is 1/√(C//H); a head has width D, here not C//H", (C // H) ** -0.5),
+        "scale_of_c": ("the scale is 1/√C; a head has width D", C ** -0.5),
+        "scale_1": ("the scale is 1", 1.0)})
+
+
+def other_layer(layer, i):
+    return mistake("other_layer", f"cache.attend was called with layer {layer}, expected i = {i}",
+                   "cache.attend was called with another layer")
 
 
 BLOCKS = {
@@ -250,7 +292,7 @@ def test_llama_block__hard(subject, agree, rng):
     given = Given(subject, rng, T=9)
     for kind in sorted(set(VALUES) - {"infinite", "not_a_number"}):
         given.x = VALUES[kind](rng, given.x.shape).astype(np.float64)
-        judge_block(subject, agree, given, f"x of the kind {kind}")
+        judge_block(subject, agree, given, f"x of {WORDS[kind]}")
     for layout, x in views(torch.from_numpy(given.x)).items():
         judge_block(subject, agree, given, f"x with {layout}", x)
     given.x[4, 1] = np.nan                                  # nothing else in other rows
@@ -264,15 +306,14 @@ def judge_block(subject, agree, given, what, x=None):
     agree(got, given.out(), "float32", f"llama_block, {what}",
           at=lambda i: f"token {i[0]}, channel {i[1]}", mistakes=given.wrong_outs())
     calls = given.attend.calls[before:]
-    assert len(calls) == 1, \
-        f"llama_block, {what}: cache.attend is called {len(calls)} times, expected once"
+    assert len(calls) == 1, mistake("attend_twice", (
+        f"llama_block, {what}: cache.attend is called {len(calls)} times, expected once"), "")
     layer, q, k, v, *_ = calls[0]
-    assert layer == given.i, \
-        f"llama_block, {what}: attend is told of layer {layer}, expected the {given.i} handed in"
+    assert layer == given.i, other_layer(layer, given.i)
     for name, array, want in (("q", q, given.heads("q", given.positions)),
                               ("k", k, given.heads("k", given.positions)),
                               ("v", v, given.heads("v"))):
-        agree(array, want, "float32", f"{name} as attend gets it, {what}",
+        agree(array, want, "float32", f"the {name} passed to cache.attend, {what}",
               at=lambda i: f"token {i[0]}, head {i[1]}, number {i[2]}",
               mistakes={} if name == "v" else given.wrong_heads(name))
 
@@ -285,10 +326,10 @@ def test_llama_block__computes_by_the_table(subject, rng, head_norms):
     for name, want in {"matmul": 7, "rmsnorm": 4 if head_norms else 2, "swiglu": 1,
                        "rope": 1}.items():
         calls = len(given.ops[name].calls)
-        assert calls == want, (
-            f"llama_block calls ops.{name} {calls} times, expected {want}: what the table has is "
-            f"computed by the table"
-            + (", and norms of each head are model.heads' part" if head_norms else ""))
+        of_heads = " (the norms of q and k are model.heads' work)" if head_norms else ""
+        assert calls == want, mistake(f"without_{name}", (
+            f"llama_block calls ops.{name} {calls} times, expected {want}. Use the kernels of the "
+            f"table instead of PyTorch's operations{of_heads}"), f"llama_block calls ops.{name}")
 
 
 # ---- predict_launches
@@ -306,14 +347,18 @@ def test_predict_launches(subject, truth):
         return seen.names
 
     names, less = truth(lambda: [counted(2), counted(1)])
-    want, got = len(names) - len(less), subject.predict_launches()
-    assert got == want, (
-        f"predict_launches: a layer makes {want} launches, predicted {got}: "
-        f"{', '.join(names[1:1 + want])}"
-        + {want - 2: "\nThe two additions are launches too, PyTorch's own.",
-           want - 1: "\nIs the write into the pages counted, apart from attention?",
-           want - 6: "\nEach of the seven matrices is a launch of its own.",
-           len(names): "\nThis is a step of two layers."}.get(got, ""))
+    want = len(names) - len(less)
+    got = subject.predict_launches()
+    wrong = {
+        want - 2: ("no_additions", "The two additions are launches too, PyTorch's own."),
+        want - 1: ("attend_once", "cache.attend makes two launches: the write into the pages, and "
+                                  "attention."),
+        want - 6: ("one_matrix", "Seven matrices are seven launches."),
+        want + 1: ("flatten_counted", "A view, such as flatten here, is no launch."),
+        len(names): ("whole_step", "That is a whole step of two layers; count one layer.")}
+    name, sentence = wrong.get(got, ("", ""))
+    assert got == want, mistake(name, f"predict_launches: {got} launches is not right. {sentence}",
+                                sentence)
 
 
 # ---- llama3_frequencies
@@ -324,12 +369,12 @@ def test_predict_launches(subject, truth):
 def test_llama3_frequencies(subject, agree, theta, D, factor, low, high, original):
     old = theta ** (-np.arange(0, D, 2) / D)
 
-    def scaled(fits=lambda f: original * f / (2 * math.pi), low=low, high=high, mix=True,
+    def scaled(turns=lambda f: original * f / (2 * math.pi), low=low, high=high, mix=True,
                slower=factor, mean=lambda f, share: share * f + (1 - share) * f / factor,
                waves=False, least=0.0, most=1.0, ramp=lambda n: (n - low) / (high - low)):
         out = []
         for f in old:
-            n = fits(f)
+            n = turns(f)
             share = min(max(ramp(n), least), most)
             share = share if mix is True else float(n >= mix)
             if waves and low < n < high:
@@ -340,45 +385,64 @@ def test_llama3_frequencies(subject, agree, theta, D, factor, low, high, origina
     any_share = {"least": -math.inf, "most": math.inf}
 
     got = subject.llama3_frequencies(torch.from_numpy(old), factor, low, high, original)
-    assert torch.is_tensor(got) and got.shape == old.shape, \
-        f"llama3_frequencies: got {got!r}, expected a tensor of {len(old)} frequencies"
+    assert torch.is_tensor(got) and got.shape == old.shape, mistake("shape", (
+        f"llama3_frequencies: got {got!r}, expected a tensor of {len(old)} frequencies"))
     agree(got.numpy() / old, scaled() / old, "float64",
           f"new over old frequencies of {D // 2} pairs, an old context of {original} tokens",
-          at=lambda i: f"pair {i[0]}, a wave of {2 * math.pi / old[i[0]]:.0f} tokens",
-          mistakes={name: answer / old for name, answer in {
-              "all are slowed down, also those that fit often": old / factor,
-              "nothing is slowed down": old,
-              "between low and high there is no mix: below high all are slowed down":
-                  scaled(mix=high),
-              "between low and high there is no mix: from low on none is slowed down":
-                  scaled(mix=low),
-              "2π is forgotten: a frequency is radians a token, a turn has 2π": scaled(
-                  fits=lambda f: original * f),
-              "a turn is taken for π radians; it has 2π": scaled(
-                  fits=lambda f: original * f / math.pi),
-              "it is multiplied by 2π: a wave is 2π / frequency long, so divide": scaled(
-                  fits=lambda f: original * f * 2 * math.pi),
-              "the old context is taken `factor` times as long: `original` is it as it is": scaled(
-                  fits=lambda f: original * factor * f / (2 * math.pi)),
-              "it is the quick pairs that are slowed down": old / factor + old - scaled(),
-              "shares below 0 and above 1 are left": scaled(**any_share),
-              "shares below 0 are left: a wave that hardly fits is slowed down too much":
-                  scaled(least=-math.inf),
-              "shares above 1 are left: a wave that fits often is sped up": scaled(most=math.inf),
-              "the mix is linear in the length of a wave, not in how often it fits":
-                  scaled(waves=True),
-              "lengths of waves are mixed, not frequencies": scaled(
-                  mean=lambda f, share: f / (share + (1 - share) * factor)),
-              "old and new are multiplied with powers, not added with shares": scaled(
-                  mean=lambda f, share: f * factor ** (share - 1)),
-              "the share of a wave is divided by high, not by high - low": scaled(
-                  ramp=lambda n: (n - low) / high),
-              "the share of a wave does not begin at low, but at 0": scaled(
-                  ramp=lambda n: n / high),
-              "the share that is slowed down is left out": scaled(mean=lambda f, share: share * f),
-              "the new frequency is 1 / factor, and not frequency / factor": scaled(
-                  mean=lambda f, share: share * f + (1 - share) / factor),
-              "waves become shorter: the frequency is multiplied": scaled(slower=1 / factor),
+          at=lambda i: f"pair {i[0]}, one turn in {2 * math.pi / old[i[0]]:.0f} tokens",
+          mistakes={name: (sentence, answer / old) for name, (sentence, answer) in {
+              "all_slower": ("all pairs are slowed down, the fast ones too", old / factor),
+              "none_slower": ("nothing is slowed down", old),
+              "no_mix": (
+                  "pairs between low and high are slowed down wholly, not mixed", scaled(mix=high)),
+              "no_mix_at_low": (
+                  "pairs between low and high keep their frequency, and are not mixed",
+                  scaled(mix=low)),
+              "no_2_pi": (
+                  "2π is missing: a frequency is in radians a token, and a turn is 2π radians",
+                  scaled(turns=lambda f: original * f)),
+              "pi": (
+                  "a turn is taken for π radians; it has 2π",
+                  scaled(turns=lambda f: original * f / math.pi)),
+              "times_2_pi": (
+                  "the turns are multiplied by 2π, not divided",
+                  scaled(turns=lambda f: original * f * 2 * math.pi)),
+              "longer_original": (
+                  "`original` is multiplied by `factor`; the turns count in the old context",
+                  scaled(turns=lambda f: original * factor * f / (2 * math.pi))),
+              "fast_slower": (
+                  "the fast pairs are slowed down instead of the slow ones",
+                  old / factor + old - scaled()),
+              "no_clamp": ("the share is not clamped to 0 … 1", scaled(**any_share)),
+              "below_0": (
+                  "shares below 0 remain: the slowest pairs are slowed down too much",
+                  scaled(least=-math.inf)),
+              "above_1": (
+                  "shares above 1 remain: the fastest pairs become faster", scaled(most=math.inf)),
+              "linear_in_length": (
+                  "the mix is linear in the tokens of a turn, not in the number of turns",
+                  scaled(waves=True)),
+              "lengths_mixed": (
+                  "the tokens of a turn are mixed, not the frequencies",
+                  scaled(mean=lambda f, share: f / (share + (1 - share) * factor))),
+              "powers": (
+                  "the old and the new frequency are multiplied as powers; they are added with "
+                  "shares",
+                  scaled(mean=lambda f, share: f * factor ** (share - 1))),
+              "by_high": (
+                  "turns - low is divided by high, not by high - low",
+                  scaled(ramp=lambda n: (n - low) / high)),
+              "from_0": (
+                  "the share grows from 0 turns on, not from low", scaled(ramp=lambda n: n / high)),
+              "new_left_out": (
+                  "the share of the new frequency is left out",
+                  scaled(mean=lambda f, share: share * f)),
+              "new_1_over_factor": (
+                  "the new frequency is 1 / factor, not frequency / factor",
+                  scaled(mean=lambda f, share: share * f + (1 - share) / factor)),
+              "faster": (
+                  "the frequency is multiplied by factor instead of divided",
+                  scaled(slower=1 / factor)),
           }.items()})
 
 
@@ -390,15 +454,15 @@ def test_llama3_frequencies__unseen(unseen, rng):
 
 
 WAVES = {
-    "all fit often": (np.linspace(0.5, 1, 17), 8.0, 1.0, 4.0, 8192),
-    "none fits": (np.linspace(1e-6, 2e-6, 15), 8.0, 1.0, 4.0, 8192),
+    "all turn often": (np.linspace(0.5, 1, 17), 8.0, 1.0, 4.0, 8192),
+    "none turns once": (np.linspace(1e-6, 2e-6, 15), 8.0, 1.0, 4.0, 8192),
     "all are alike": (np.full(6, 2 * math.pi * 2 / 100), 8.0, 1.0, 4.0, 100),
     "exactly at low and at high": (2 * math.pi * np.array([1, 4, 2.5]) / 128, 8.0, 1.0, 4.0, 128),
     "nearly alike": (0.1 + 1e-4 * np.arange(5), 4.0, 1.0, 4.0, 131),
     "a single pair": (np.array([0.05]), 32.0, 1, 4, 300),
     "a factor of 1": (np.geomspace(1e-5, 1, 32), 1.0, 1.0, 4.0, 4096),
     "low is 0": (np.geomspace(1e-5, 1, 32), 8.0, 0.0, 4.0, 4096),
-    "a wave without end, of frequency 0": (np.array([0.0, 1e-40, 0.5]), 8.0, 1.0, 4.0, 8192),
+    "a pair of frequency 0": (np.array([0.0, 1e-40, 0.5]), 8.0, 1.0, 4.0, 8192),
     "an old context of 2^17": (np.geomspace(1e-7, 1, 33), 16.0, 1.0, 4.0, 2**17),
     "an old context of 2^33": (np.geomspace(1e-12, 1, 33), 16.0, 1.0, 4.0, 2**33)}
 

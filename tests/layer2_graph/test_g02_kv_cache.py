@@ -8,7 +8,8 @@ import torch
 
 from day01_roofline import LLAMAS, count_bytes, count_flops, count_parameters, kv_bytes_per_token
 from lab import simulator
-from lab.judge.adversarial import VALUES
+from lab.judge.adversarial import VALUES, WORDS
+from lab.judge.mistakes import mistake, raises
 from layer1_kernels import kernels
 from layer2_graph import (
     Config,
@@ -36,14 +37,16 @@ def test_predict_gain(subject, truth):
     want = max(flops / peak, moved / bandwidth) / max(less / peak, fewer / bandwidth)
     got = subject.predict_gain()
     assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
-    near = ("the other way round: the step without a cache takes longer" if got < 0.9 else
-            "no gain. The step without a cache is past the ridge" if got < 1.1 else
-            f"what the bytes give. But without a cache {flops / 1e12:.0f} TFLOP need more time "
-            f"than the bytes" if abs(got / (moved / fewer) - 1) < 0.15 else
-            "what the FLOPs give. But with a cache the step waits for memory, not for them"
-            if 0.7 < got / (flops / less) < 1.4 else
-            "too low" if got < want else "too high")
-    assert abs(got / want - 1) < 0.15, f"predict_gain: {got:g} is {near}"
+    name, near = (
+        ("upside_down", "upside down: the step without a cache takes longer") if got < 0.9 else
+        ("no_gain", "no gain at all; but without a cache the step is above the ridge, so it takes "
+                    "the time of its FLOPs") if got < 1.1 else
+        ("of_bytes", f"the ratio of the bytes; but without a cache the {flops / 1e12:.0f} TFLOP "
+                     f"take longer than the bytes") if abs(got / (moved / fewer) - 1) < 0.15 else
+        ("of_flops", "the ratio of the FLOPs; but with a cache the step waits for memory, not for "
+                     "arithmetic") if 0.7 < got / (flops / less) < 1.4 else
+        ("too_low", "too low") if got < want else ("too_high", "too high"))
+    assert abs(got / want - 1) < 0.15, mistake(name, f"predict_gain: {got:g} is {near}", near)
 
 
 # ---- places
@@ -52,17 +55,15 @@ def test_predict_gain(subject, truth):
 @pytest.mark.parametrize("starts, counts, room", [
     ([5, 0, 7], [1, 4, 2], 11), ([0, 0], [3, 3], 3), ([4, 4], [0, 1], 9), ([6], [3], 20)])
 def test_places(subject, agree, starts, counts, room):
-    of = "sequences that have {} tokens and get {}".format(
-        *(", ".join(map(str, some)) for some in (starts, counts)))
-    judge_places(subject, agree, starts, counts, room, of)
+    judge_places(subject, agree, starts, counts, room, f"starts {starts}, counts {counts}")
 
 
 def judge_places(subject, agree, starts, counts, room, of):
-    """Positions and slots of `of`, these sequences, or the likely mistake is named."""
+    """Positions and slots of these sequences, or the likely mistake is named. of: what they are"""
     tokens = [(b, i) for b, n in enumerate(counts) for i in range(n)]
     got = subject.places(*(torch.tensor(a, dtype=torch.int64) for a in (starts, counts)), room)
-    assert isinstance(got, (tuple, list)) and len(got) == 2, \
-        f"places, {of}: got {type(got).__name__}, expected two: positions and slots"
+    assert isinstance(got, (tuple, list)) and len(got) == 2, mistake("no_pair", (
+        f"places, {of}: got {type(got).__name__}, expected a pair, positions and slots"))
     at = lambda i: f"new token {tokens[i[0]][1]} of sequence {tokens[i[0]][0]}"     # noqa: E731
     owner, i = np.array(tokens, dtype=np.int64).reshape(-1, 2).T
     start, count = (np.array(a, dtype=np.int64)[owner] for a in (starts, counts))
@@ -71,40 +72,48 @@ def judge_places(subject, agree, starts, counts, room, of):
     dense = np.unique(owner, return_inverse=True)[1].reshape(-1)
     other = np.array(starts, dtype=np.int64)[dense] + i
     agree(got[0], want, "exact", f"positions for {of}", at=at, mistakes={
-        "the tokens that a sequence has already are forgotten": i,
-        "a position goes on counting over the other sequences' new tokens":
-            start + np.arange(len(tokens)),
-        "counting starts at 1": want + 1,
-        "counting starts after the new tokens, and not after those that are there":
-            want + count,
-        "all new tokens of a sequence are given the place of its first": start,
-        "a sequence's own new tokens are taken off, too, not only those before it": want - count,
-        "positions and slots are returned in the other order": slots,
-        "a sequence that gets no token is left out of the count, so that the next one is taken "
-        "for it": other})
+        "starts_left_out": (
+            "starts is left out: a sequence's first new token comes after those that it has", i),
+        "across_sequences": (
+            "positions count on across sequences; each sequence counts for itself",
+            start + np.arange(len(tokens))),
+        "from_1": ("counting starts at 1", want + 1),
+        "after_the_new": (
+            "counting begins after the new tokens, not after those that a sequence has",
+            want + count),
+        "place_of_first": ("all new tokens of a sequence get the position of its first", start),
+        "own_taken_off": (
+            "a sequence's own new tokens are subtracted too, not only those before it",
+            want - count),
+        "other_order": ("positions and slots are returned in the other order", slots),
+        "skips_idle": ("a sequence without a new token is not numbered, so that the next one is "
+                       "taken for it", other)})
     narrow = (owner * room).astype(np.int32).astype(np.int64)
     agree(got[1], slots, "exact", f"slots for {of}, room for {room}", at=at, mistakes={
-        "every sequence is put where sequence 0 is": want,
-        "a sequence's new tokens are put into its first slots, over the tokens that it has":
-            owner * room + i,
-        "all new tokens of a sequence get its first slot": owner * room,
-        "the first slot of sequence b is b; it is b · room": owner + want,
-        "sequence b is put into the slots of sequence b + 1; those of sequence 0 begin at 0":
-            slots + room,
-        "sequences are as many slots apart as there are sequences, not `room`":
-            owner * len(counts) + want,
-        "owner · room is computed in 32 bits": narrow + want,
-        "a sequence that gets no token is left out of the count, so that the next one gets its "
-        "slots": dense * room + want,
-        "sequences lie as near as they are long now, not `room` apart":
-            np.array([sum(starts[:b]) + sum(counts[:b]) for b, _ in tokens]) + want,
-        "the new tokens lie one after the other, whoever's they are": np.arange(len(tokens))})
+        "no_room": ("b · room is left out: all sequences are written over sequence 0", want),
+        "first_slots": (
+            "a sequence's new tokens get its first slots, over the tokens that it has",
+            owner * room + i),
+        "one_slot": ("all new tokens of a sequence get its first slot", owner * room),
+        "b_alone": ("the first slot of sequence b is taken to be b; it is b · room", owner + want),
+        "next_sequence": (
+            "sequence b gets the slots of sequence b + 1; those of sequence 0 begin at 0",
+            slots + room),
+        "times_sequences": ("sequences are B slots apart, not `room`", owner * len(counts) + want),
+        "32_bits": ("owner · room is computed in 32 bits", narrow + want),
+        "skips_idle": ("a sequence without a new token is not numbered, so that the next one gets "
+                       "its slots", dense * room + want),
+        "no_gaps": (
+            "the sequences follow each other without gaps; they start `room` slots apart",
+            np.array([sum(starts[:b]) + sum(counts[:b]) for b, _ in tokens]) + want),
+        "in_order": (
+            "the slots are 0, 1, 2, …; a slot is b · room + position", np.arange(len(tokens)))})
 
 
 PLACES = {
     "no sequence gets a token": ([3, 4], [0, 0], 9), "no sequence at all": ([], [], 9),
-    "the first sits out": ([2, 0], [0, 3], 5), "two in the middle sit out": (
-        [2, 0, 4, 1], [1, 0, 0, 2], 6), "room of one slot": ([0, 0, 0], [1, 0, 1], 1),
+    "the first sequence gets no token": ([2, 0], [0, 3], 5), "two in the middle get none": (
+        [2, 0, 4, 1], [1, 0, 0, 2], 6), "one slot a sequence": ([0, 0, 0], [1, 0, 1], 1),
     "one new token late": ([40_000], [1], 40_001), "a sequence of 17 beside one of 15": (
         [0, 1], [17, 15], 33), "slots past 2^31": ([2**30, 5, 7], [2, 1, 3], 2**31 + 1)}
 
@@ -124,9 +133,10 @@ def test_places__hard(subject, agree, rng):
 def judge_types(subject):
     answers = subject.places(torch.tensor([1, 0]), torch.tensor([2, 1]), 4)
     for name, got in zip(("positions", "slots"), answers, strict=True):
-        assert torch.is_tensor(got) and got.dtype == torch.int64, (
-            f"places: {name} are {got.dtype if torch.is_tensor(got) else type(got).__name__}, "
-            f"expected a tensor of int64")
+        kind = got.dtype if torch.is_tensor(got) else type(got).__name__
+        assert torch.is_tensor(got) and got.dtype == torch.int64, mistake(
+            "not_int64", f"places: {name} are {kind}, expected a tensor of int64",
+            "expected a tensor of int64")
 
 
 def test_places__unseen(unseen, rng):
@@ -191,21 +201,25 @@ class Given:
         return rows if max(rows, default=0) < len(self.q) else None
 
     def of_other_rows(self):
-        """{mistake: its result} of answers that take other rows of q than they should."""
+        """{id: (what went wrong, the result)} of answers that take other rows of q."""
         rows = {
-            "a run's rows of q are taken to begin at first · T, as if all before had as many "
-            "tokens": self.rows(lambda before, run: run[0] * run[2]),
-            "each run takes rows of q from the first on": self.rows(lambda before, run: 0),
-            "the next run's rows begin T further on, whatever the number of sequences":
-                self.rows(lambda before, run: sum(T for _, _, T, _ in before)),
-            "a run's rows of q are taken to begin at `first`, as if each sequence had one":
-                self.rows(lambda before, run: run[0]),
-            "rows of q are taken token by token, (T, B); they lie sequence by sequence, (B, T)":
-                self.rows(order=lambda i, B, T: i % T * B + i // T)}
-        return {mistake: self.out(q_rows=some) for mistake, some in rows.items() if some}
+            "first_times_t": (
+                "a run's rows of q are taken to begin at first · T, as if each sequence before "
+                "had T tokens", self.rows(lambda before, run: run[0] * run[2])),
+            "from_row_0": ("each run takes rows of q from row 0 on",
+                           self.rows(lambda before, run: 0)),
+            "t_further": ("the next run's rows begin T further on, not B · T",
+                          self.rows(lambda before, run: sum(T for _, _, T, _ in before))),
+            "from_first": ("a run's rows of q are taken to begin at `first`, as if each sequence "
+                           "had one", self.rows(lambda before, run: run[0])),
+            "rows_by_token": (
+                "rows of q are taken token by token, (T, B); they are sequence by sequence, (B, T)",
+                self.rows(order=lambda i, B, T: i % T * B + i // T))}
+        return {name: (words, self.out(q_rows=some)) for name, (words, some) in rows.items()
+                if some}
 
     def wrong_outs(self):
-        """{mistake: the result that comes of it}, of those that are to be seen here."""
+        """{id: (what went wrong, the result)} of the mistakes that are to be seen here."""
         heads = {b: first for first, end, _, _ in self.batch for b in range(first, end)}
         room = self.room
         want = self.out()
@@ -218,29 +232,41 @@ class Given:
                 part.shape)
             row += B * T
         mistakes = {
-            "slots are read that no token has filled yet":
-                self.out(seen=lambda t, T, N: room - T + t + 1),
-            "one slot more is read than tokens have filled":
-                self.out(seen=lambda t, T, N: min(room, N + 1) - T + t + 1),
-            "the last token's key and value are not read: N counts it":
-                self.out(seen=lambda t, T, N: N - T + t),
-            "the scale handed in is not used, but one over the root of D":
-                self.out(scale=self.D ** -0.5),
-            "the scores are not scaled": self.out(scale=1.0),
-            "a new token sees those after it, unless nothing was there before":
-                self.out(seen=lambda t, T, N: t + 1 if T == N else N),
-            "a new token sees those after it": self.out(seen=lambda t, T, N: N),
-            "the first T slots are read; N of them are filled":
-                self.out(seen=lambda t, T, N: t + 1),
-            "keys and values are exchanged": self.out(exchanged=True),
-            "each run reads the first sequences of the cache, not its own":
-                self.out(owner=lambda b: b - heads[b]),
-            "all sequences of a run read the cache of its first":
-                self.out(owner=lambda b: heads[b]),
-            "results are laid token by token, (T, B); rows of q are sequence by sequence": turned,
-            "the past is not seen, only the new tokens": self.out(past=False)}
-        return {words: out for words, out in (mistakes | self.of_other_rows()).items()
-                if not np.array_equal(out, want)}
+            "whole_room": (
+                "all `room` slots are read; only the first N are filled",
+                self.out(seen=lambda t, T, N: room - T + t + 1)),
+            "one_more": (
+                "N + 1 slots are read; only N are filled",
+                self.out(seen=lambda t, T, N: min(room, N + 1) - T + t + 1)),
+            "one_less": (
+                "N - 1 slots are read; the last new token has one of the N",
+                self.out(seen=lambda t, T, N: N - T + t)),
+            "own_scale": (
+                "the argument `scale` is not used, but 1/√D", self.out(scale=self.D ** -0.5)),
+            "no_scale": ("the scores are not scaled", self.out(scale=1.0)),
+            "causal_prompts_only": (
+                "causal is True only for whole prompts; with a past, several new tokens need it "
+                "too",
+                self.out(seen=lambda t, T, N: t + 1 if T == N else N)),
+            "not_causal": (
+                "new tokens see later ones: pass causal = True", self.out(seen=lambda t, T, N: N)),
+            "first_t": (
+                "the first T slots are read; N of them are filled",
+                self.out(seen=lambda t, T, N: t + 1)),
+            "exchanged": ("keys and values are exchanged", self.out(exchanged=True)),
+            "first_sequences": (
+                "every run reads keys[0:B]; its own sequences are keys[first:end]",
+                self.out(owner=lambda b: b - heads[b])),
+            "first_of_run": (
+                "all sequences of a run read the cache of its first",
+                self.out(owner=lambda b: heads[b])),
+            "results_by_token": (
+                "results are token by token, (T, B); rows of q are sequence by sequence, (B, T)",
+                turned),
+            "no_past": (
+                "the new tokens see only each other; the past is left out", self.out(past=False))}
+        return {name: (words, out) for name, (words, out) in (
+            mistakes | self.of_other_rows()).items() if not np.array_equal(out, want)}
 
 
 BATCHES = {
@@ -255,41 +281,54 @@ BATCHES = {
 @pytest.mark.parametrize("name", BATCHES)
 def test_attend_contiguous(subject, agree, rng, name):
     given = Given(subject, rng, BATCHES[name])
-    agree(given.run(subject), given.out(), "float64", f"attend_contiguous, {name}",
+    got = given.run(subject)
+    shape = tuple(got.shape) if torch.is_tensor(got) else given.q.shape
+    assert len(shape) == 3, mistake("stacked", (
+        f"attend_contiguous, {name}: got the shape {shape}, expected (T, H, D): torch.cat joins "
+        f"the rows of the runs, torch.stack makes a new axis"), "")
+    first, end, T, _ = given.batch[0]
+    rows = (end - first) * T
+    assert shape[0] != rows or len(given.batch) == 1, mistake("first_run_alone", (
+        f"attend_contiguous, {name}: got {rows} rows, expected {len(given.q)}: only the first run "
+        f"is computed"), "only the first run is computed")
+    agree(got, given.out(), "float64", f"attend_contiguous, {name}",
           at=lambda i: f"row {i[0]} of q, head {i[1]}, number {i[2]}", mistakes=given.wrong_outs())
     calls = len(given.flash.calls)
-    assert calls, "attend_contiguous: it does not call ops.flash_attention"
-    assert calls <= len(given.batch), (
-        f"attend_contiguous, {name}: {calls} launches of attention for {len(given.batch)} runs. "
-        f"The sequences of a run are of one length, so one launch takes them all")
+    assert calls, "attend_contiguous: ops.flash_attention was never called"
+    assert calls <= len(given.batch), mistake("call_a_sequence", (
+        f"attend_contiguous, {name}: {calls} calls of ops.flash_attention for {len(given.batch)} "
+        f"runs; one call can take all sequences of a run"), "")
 
 
 HARD = {
-    "the first token of one sequence": {"batch": [(0, 1, 1, 1)]},
     "one head": {"batch": [(0, 2, 3, 5)], "H": 1, "G": 1},
     "a key head for each query head": {"batch": [(0, 1, 2, 5), (1, 3, 1, 5)], "G": 4},
     "contexts of 15, 17 and 1": {"batch": [(0, 1, 15, 15), (1, 2, 2, 17), (2, 4, 1, 1)],
                                  "room": 17},
-    "two runs that differ in their past alone": {"batch": [(0, 2, 2, 4), (2, 3, 2, 9)]},
-    "two runs that differ in their new tokens alone": {"batch": [(0, 2, 1, 6), (2, 3, 3, 6)]},
-    "a sequence that sits one out": {"batch": [(0, 1, 2, 7), (1, 2, 0, 5), (2, 3, 1, 4)]},
+    "two runs that differ only in N": {"batch": [(0, 2, 2, 4), (2, 3, 2, 9)]},
+    "two runs that differ only in T": {"batch": [(0, 2, 1, 6), (2, 3, 3, 6)]},
+    "a sequence without a new token": {"batch": [(0, 1, 2, 7), (1, 2, 0, 5), (2, 3, 1, 4)]},
     "a sequence that has nothing yet": {"batch": [(0, 1, 0, 0), (1, 2, 2, 3)]},
 }
 
 
 def test_attend_contiguous__hard(subject, agree, rng):
     """Batches and heads, layouts of q, keys and values each in turn, and hard numbers."""
+    with raises("first_token_left_out", ValueError, "a run of one token is a run like any other"):
+        judge_attention(agree, Given(subject, rng, [(0, 1, 1, 1)]), subject,
+                        "the first token of one sequence")
     for what, case in HARD.items():
         judge_attention(agree, Given(subject, rng, **case), subject, what)
     given = Given(subject, rng, [(0, 1, 1, 9), (1, 3, 3, 8)])
     for apart in ("q", "k", "v", "kv"):
-        judge_attention(agree, given, subject, f"heads before tokens in {apart}", apart)
+        with raises("view", RuntimeError, "keys and values are views; .reshape takes any strides"):
+            judge_attention(agree, given, subject, f"heads before tokens in {apart}", apart)
     for kind in sorted(set(VALUES) - {"infinite", "not_a_number"}):
         for name in "qkv":
             array = getattr(given, name)
             array[...] = VALUES[kind](rng, array.shape)
         given.k /= max(1.0, np.abs(given.k).max())          # not one weight of a softmax alone
-        judge_attention(agree, given, subject, f"numbers of the kind {kind}")
+        judge_attention(agree, given, subject, WORDS[kind])
     for b, _, N in given.each:
         given.k[b, N:], given.v[b, N:] = np.nan, np.inf
     judge_attention(agree, given, subject, "NaN and infinities in slots that hold no token")
@@ -301,7 +340,7 @@ def judge_attention(agree, given, subject, what, apart=""):
           at=lambda i: f"row {i[0]} of q, head {i[1]}, number {i[2]}")
     calls = len(given.flash.calls) - before
     assert 1 <= calls <= len(given.batch), (
-        f"attend_contiguous, {what}: {calls} launches of attention, expected 1 to "
+        f"attend_contiguous, {what}: {calls} calls of ops.flash_attention, expected 1 to "
         f"{len(given.batch)}, one for each run")
 
 
@@ -326,33 +365,46 @@ def test_cache_outweighs(subject, truth, name, N):
     shape = subject.make("day01_roofline:Llama", **asdict(m))
     want, got = smallest(read * itemsize), subject.cache_outweighs(shape, N, itemsize)
     assert isinstance(got, int), f"cache_outweighs: a batch is a whole number, got {got!r}"
-    mistakes = [
-        (smallest(read * itemsize, each * m.H // m.G),
-         "Do all query heads have keys of their own? Only m.G heads are cached."),
-        (read * itemsize // each,
-         "With one sequence fewer, the weights are still more: it was rounded down."),
-        (round(read * itemsize / each), "It was rounded to the nearest number; it goes up."),
-        (smallest(read * itemsize, each // 2), "Were only the keys counted? Values are read too."),
-        (smallest((read + m.V * m.C) * itemsize),
-         "Of the embedding a step reads one row a token. It does not count."),
-        (smallest(flops), "Were FLOPs taken for bytes? decode_costs gives FLOPs first."),
-        (smallest(beside), "Was the cache taken for the weights? decode_costs gives the weights "
-                           "second."),
-        (smallest(read * itemsize, beside), "Are activations among the bytes of the cache? "
-                                            "decode_costs gives both together, third."),
-        (-(-each // (read * itemsize)), "Is it upside down? Weights over cache, not cache over "
-                                        "weights."),
-        (smallest(read), "Was a weight counted as one byte? It has `itemsize` of them."),
-        (smallest(read * itemsize, each // N), "Each sequence reads N tokens of cache, not one.")]
-    assert got == want, (
+    mistakes = {
+        "query_heads": (smallest(read * itemsize, each * m.H // m.G),
+                        "Do all query heads have keys of their own? Only m.G heads are cached."),
+        "rounded_down": (read * itemsize // each, f"Rounded down: with {got} sequences the "
+                                                  f"weights are still the larger part."),
+        "nearest": (round(read * itemsize / each),
+                    "Rounded to the nearest whole number; round up."),
+        "keys_alone": (smallest(read * itemsize, each // 2),
+                       "Were only the keys counted? Values are read too."),
+        "embedding": (smallest((read + m.V * m.C) * itemsize), (
+            "The embedding is counted. A step reads only one row of it for each token, so it does "
+            "not count.")),
+        "flops": (smallest(flops), "Were FLOPs taken for bytes? decode_costs gives FLOPs first."),
+        "third": (smallest(beside), "Was the cache taken for the weights? decode_costs gives the "
+                                    "weights second."),
+        "activations": (smallest(read * itemsize, beside), (
+            "Are activations among the bytes of the cache? decode_costs gives both together, "
+            "third.")),
+        "upside_down": (-(-each // (read * itemsize)),
+                        "Is it upside down? Weights over cache, not cache over weights."),
+        "one_byte": (smallest(read),
+                     "Was a weight counted as one byte? It has `itemsize` of them."),
+        "one_token": (smallest(read * itemsize, each // N),
+                      "Each sequence reads N tokens of cache, not one.")}
+    assert got == want, any_of(got, mistakes, (
         f"cache_outweighs: {name}, contexts of {N} tokens: got {got}, expected {want}. Weights "
-        f"{read * itemsize:,} bytes, each cache {each:,}.\n{any_of(got, mistakes)}")
+        f"{read * itemsize:,} bytes, each cache {each:,}."))
 
 
-def any_of(got, mistakes):
-    """The words of the [(answer, words)] with this result: each of them may be the reason."""
-    words = [said for answer, said in mistakes if answer == got]
-    return words[0] if len(words) == 1 else "Either: " + "\nor: ".join(words) if words else ""
+def any_of(got, mistakes, text):
+    """A message with the words of each mistake that has this result; the first gives its id.
+
+    mistakes: {id: (result, words)}
+    """
+    alike = {name: words for name, (result, words) in mistakes.items() if result == got}
+    if not alike:
+        return text
+    words = "\nor: ".join(alike.values())
+    return mistake(next(iter(alike)), f"{text}\n{'Either: ' if len(alike) > 1 else ''}{words}",
+                   "" if len(alike) > 1 else words)
 
 
 BATCHED = {      # in the first, each mistake leads to a batch of its own
@@ -385,20 +437,23 @@ def test_cache_outweighs__hard(subject, rng):
         for itemsize in (2, 1, 4, 8) if what in BATCHED else (2,):
             got, want = subject.cache_outweighs(shape, N, itemsize), -(-weights // each)
             even = weights % each == 0      # the case before has told the other mistakes apart
-            mistakes = [
-                (weights // each + 1, "As many bytes are enough: \"at least as many\"."),
-                (-(-2 * weights // (itemsize * each)),
-                 f"A weight has {itemsize} bytes here, as a number of the cache, not always 2."),
-                (-(-weights * itemsize // (2 * each)),
-                 f"A number of the cache has {itemsize} bytes here, as a weight, not always 2."),
-                *[(-(-weights // (each // N * n)), f"A sequence reads {N} tokens, not {n}.")
-                  for n in (N - 1, N + 1) if n and not even],
-                (weights // each, "With so few sequences the weights are still more: it was "
-                                  "rounded down.")]
-            assert got == want, (
+            mistakes = {
+                "equal_too_few": (weights // each + 1,
+                                  "Equal is enough: the docstring says \"at least as many\"."),
+                "weights_of_2_bytes": (-(-2 * weights // (itemsize * each)), (
+                    "A weight has `itemsize` bytes, as a number of the cache, not always 2.")),
+                "cache_of_2_bytes": (-(-weights * itemsize // (2 * each)), (
+                    "A number of the cache has `itemsize` bytes, as a weight, not always 2.")),
+                **{name: (-(-weights // (each // N * n)), f"A sequence reads N tokens, {words}.")
+                   for name, n, words in (("one_token_less", N - 1, "not N - 1"),
+                                          ("one_token_more", N + 1, "not N + 1"))
+                   if n and not even},
+                "rounded_down": (weights // each, "Rounded down: with so few sequences the weights "
+                                                  "are still the larger part.")}
+            assert got == want, any_of(got, mistakes, (
                 f"cache_outweighs, {what}, contexts of {N}, numbers of {itemsize} bytes: got "
                 f"{got}, expected {want}. Weights {weights * itemsize:,} bytes, each cache "
-                f"{each * itemsize:,}. {any_of(got, mistakes)}")
+                f"{each * itemsize:,}."))
 
 
 def test_cache_outweighs__unseen(unseen, rng):
@@ -422,26 +477,40 @@ def test_wasted_share(subject, agree, lens, size):
     agree(subject.wasted_share(lens, size), 1 - used / held, "float64",
           f"wasted_share of lengths {lens} in pieces of {size}", at=lambda i: "the share",
           mistakes={
-              "a sequence that ends with its piece is given one more": 1 - used / more,
-              "it is the share that is used": used / held,
-              "every sequence holds as much as the longest": 1 - used / (len(lens) * max(each)),
-              "the sequences' shares are averaged, whatever their sizes":
-                  np.mean([1 - n / h for n, h in zip(lens, each, strict=True)]),
-              "slots are counted, not their share": held - used,
-              "empty slots are divided by tokens, not by slots": (held - used) / used,
-              "pieces are counted for all tokens together, as if sequences shared them":
-                  1 - used / (-(-used // size) * size),
-              "every sequence holds one piece, however long it is": 1 - used / (len(lens) * size),
-              "every sequence has room for as many tokens as the longest, in no pieces":
-                  1 - used / (len(lens) * max(lens)),
-              "each piece is counted as one slot": 1 - used * size / held,
-              "sequences are taken off, not their tokens": 1 - len(lens) / held,
-              "empty slots are divided by one piece for each sequence, not by all slots":
-                  (held - used) / (len(lens) * size),
-              "it is in per cent": 100 * (1 - used / held),
-              "pieces are not whole, n / size of them, or // rounds the share itself down": 0.0,
-              **({"a sequence's last piece, which is not full, is not counted": 1 - used / full}
-                 if full else {})})
+              "one_piece_more": (
+                  "a sequence that fills its last piece exactly is given one piece too many",
+                  1 - used / more),
+              "used": ("the share in use is returned, not the share without a token", used / held),
+              "as_longest": (
+                  "every sequence holds as much as the longest",
+                  1 - used / (len(lens) * max(each))),
+              "averaged": (
+                  "the shares of the sequences are averaged; add up tokens and slots first",
+                  np.mean([1 - n / h for n, h in zip(lens, each, strict=True)])),
+              "slots": ("slots are counted, not their share", held - used),
+              "by_tokens": (
+                  "empty slots are divided by tokens, not by slots", (held - used) / used),
+              "shared": (
+                  "pieces are counted for all tokens together, as if sequences shared them",
+                  1 - used / (-(-used // size) * size)),
+              "one_piece": (
+                  "every sequence holds one piece, however long it is",
+                  1 - used / (len(lens) * size)),
+              "longest_unrounded": (
+                  "every sequence has room for as many tokens as the longest, not in whole pieces",
+                  1 - used / (len(lens) * max(lens))),
+              "pieces_as_slots": ("each piece is counted as one slot", 1 - used * size / held),
+              "sequences_counted": (
+                  "sequences are counted in place of their tokens", 1 - len(lens) / held),
+              "by_one_piece": (
+                  "empty slots are divided by one piece for each sequence, not by all slots",
+                  (held - used) / (len(lens) * size)),
+              "per_cent": ("it is in per cent", 100 * (1 - used / held)),
+              "not_whole": (
+                  "pieces are not whole, n / size of them, or // rounds the share itself down",
+                  0.0),
+              **({"full_alone": ("a sequence's last piece, which is not full, is not counted",
+                                 1 - used / full)} if full else {})})
 
 
 WASTES = {
@@ -451,13 +520,17 @@ WASTES = {
     "a piece past 2^32": ([2**32, 2**33, 5], 2**33)}
 
 
-def test_wasted_share__hard(unseen, rng):
+def test_wasted_share__hard(subject, agree, rng):
     """Ends with small random lengths, in which full pieces and single slots are frequent."""
-    for what, (lens, size) in WASTES.items():
-        unseen("wasted_share", lens, size, precision="float32", shown=f"{what}: {lens}, {size}")
-    for _ in range(150):
-        lens = rng.integers(1, 9, rng.integers(1, 4)).tolist()
-        unseen("wasted_share", lens, int(rng.integers(1, 5)), precision="float32")
+    cases = [(f"{what}: {lens}, {size}", lens, size) for what, (lens, size) in WASTES.items()]
+    for lens, size in zip(rng.integers(1, 4, 150), rng.integers(1, 5, 150).tolist(), strict=True):
+        lens = rng.integers(1, 9, lens).tolist()
+        cases.append((f"lengths {lens} in pieces of {size}", lens, size))
+    for what, lens, size in cases:
+        want = 1 - sum(lens) / (size * sum(-(-n // size) for n in lens))
+        agree(subject.wasted_share(lens, size), want, "float32", f"wasted_share, {what}",
+              at=lambda i: "the share", mistakes={} if len(lens) > 1 else {
+                  "one_wastes_nothing": ("one sequence alone is taken to waste nothing", 0.0)})
 
 
 def test_wasted_share__unseen(unseen, rng):

@@ -14,6 +14,7 @@ import torch
 
 from lab import simulator
 from lab.judge.adversarial import VALUES, views
+from lab.judge.mistakes import mistake
 from layer1_kernels import kernels
 from layer2_graph import (
     Config,
@@ -81,18 +82,26 @@ def of_a_layer(kind, **how):
 
 def test_predict_launches(subject, truth):
     eager, merged, want = truth(lambda: [of_a_layer(kind)[0] for kind in KINDS])
-    names, got = truth(lambda: traffic(FusedLlama).names), subject.predict_launches()
-    more = {eager: "That is g01's layer: nothing is merged or fused.",
-            merged: "That is the merged layer. Nothing is fused yet.",
-            merged - 1: "One fusion was found. There are four.",
-            want + 2: "Two more may go: who stores k once it is turned? What follows gate and up?",
-            want + 1: "One more may go: two launches of these, one behind the other, have a kernel "
-                      "that does both.",
-            want - 1: "Both norms are still there, and so are four matrices: q, k and v, the "
-                      "output projection, gate and up, down.",
-            len(names): "This is a step of two layers."}
-    assert got == want, (f"predict_launches: a layer makes {want} launches, predicted {got}.\n"
-                         f"{more.get(got, 'Go through the list of 12 one by one.')}")
+    names = truth(lambda: traffic(FusedLlama).names)
+    got = subject.predict_launches()
+    assert isinstance(got, (int, float)), mistake(
+        "no_number", f"predict_launches: a prediction is a number, got {got!r}")
+    known = {
+        eager: ("as_g01", "That is g01's layer: nothing is merged or fused."),
+        merged: ("as_merged", "That is the merged layer: nothing is fused yet."),
+        merged - 1: ("one_pair", "You fused one pair of launches; four pairs can be fused."),
+        want + 2: ("two_pairs", "Two launches too many. Which kernel can store k as soon as it is "
+                                "rotated? What follows the gate-and-up matrix?"),
+        want + 1: ("three_pairs", "One launch too many: for two consecutive launches there is "
+                                  "still a kernel that does both."),
+        want - 1: ("one_missing", "One launch too few. Both norms remain, and so do four matrices: "
+                                  "q, k and v, the output projection, gate and up, down."),
+        len(names): ("whole_step", "That counts the whole step of a two-layer model; count one "
+                                   "layer.")}
+    name, sentence = known.get(got, ("other", "Go through the list of the merged layer's launches "
+                                              "one by one."))
+    assert got == want, mistake(name, f"predict_launches: {got!r} launches is not right.\n"
+                                      f"{sentence}", sentence)
 
 
 # ---- fused_block
@@ -182,17 +191,17 @@ class Given:
         eps = self.eps if eps is None else eps
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * self.w[name]
 
-    def turned(self, x, positions, swapped=False):
+    def rotated(self, x, positions, swapped=False):
         a, b = np.split(x, 2, -1)
         c, s = (table[positions, None] for table in (self.cos, self.sin)[::-1 if swapped else 1])
         return np.concatenate([a * c - b * s, b * c + a * s], -1)
 
-    def heads(self, x, y=None):
-        """(q, k, v), not turned. x: the sum that came in"""
+    def heads(self, x, y=None, norms=True):
+        """(q, k, v), not rotated. x: the sum that came in"""
         y = self.normed(x, "attention_norm") if y is None else y
         for name in "qkv":
             a = self.linear(y, name).reshape(self.T, -1, self.D)
-            yield self.normed(a, f"{name}_norm") if f"{name}_norm" in self.w else a
+            yield self.normed(a, f"{name}_norm") if norms and f"{name}_norm" in self.w else a
 
     def out(self, x, norm="mlp_norm", added=True, without="", eps=None, swapped=False, mixed=None):
         """(x, residual) by the book. x: the sum that came in"""
@@ -213,82 +222,130 @@ class Given:
 
 
 def pair(got):
-    assert isinstance(got, (tuple, list)) and len(got) == 2, \
-        f"fused_block: got {type(got).__name__}, expected two: x, and the residual"
+    assert isinstance(got, (tuple, list)) and len(got) == 2, mistake(
+        "no_pair", f"fused_block returned {type(got).__name__}; expected two arrays, x and the "
+                   f"residual")
     return got
 
 
 def judge_sums(agree, given, got, sum_in, what="fused_block"):
     """The two results of a layer, compared with those by the book."""
-    (x, residual), (want_x, want), bias = pair(got), given.out(sum_in), given.biases
-    agree(residual, want, "float64", f"{what}: the residual that it returns", at=channel, mistakes={
-        "the two are swapped: x comes first, the residual second": want_x,
-        "the residual is as it came, the attention's result was never added": sum_in,
-        "what attention made replaces the residual": given.out(sum_in, added=False)[1],
-        "the add before the first norm was left out": given.out(given.x)[1],
-        "layer 1's weights are used, whatever i is": given.of_layer(1, sum_in)[1],
-        "the normed sum is returned; the next layer adds to the sum itself":
-            given.normed(want, "mlp_norm"),
-        "what the second norm made is added to the residual": want + given.normed(want, "mlp_norm"),
-        "the x that came in is added a second time, not what o made": sum_in + given.x,
-        "x is added to itself: in the first layer there is no residual": given.out(2 * given.x)[1],
-        "attention's result is transposed: each head's numbers belong side by side":
-            given.out(sum_in, mixed=given.answer.swapaxes(1, 2))[1],
-        "the MLP's result is in the residual already: the next norm adds it again": want + want_x}
-        | ({"o is multiplied without its bias": given.out(sum_in, without="o")[1]} if bias else {}))
-    agree(x, want_x, "float64", f"{what}: the x that it returns", at=channel, mistakes={
-        "the MLP's result is added already, by a launch that the next norm saves": want + want_x,
-        "the second norm has the weights of the first":
-            given.out(sum_in, norm="attention_norm")[0],
-        "the second norm's eps is 1e-5 or less, whatever config.eps is":
-            given.out(sum_in, eps=1e-6)[0],
-        "gate and up are made of the sum: the second norm's result is not used":
-            given.out(sum_in, norm=None)[0],
-        "up goes through SiLU and gate does not: the two are swapped":
-            given.out(sum_in, swapped=True)[0]} | ({
-        "gate and up are multiplied without their biases": given.out(sum_in, without="gate up")[0],
-        "down is multiplied without its bias": given.out(sum_in, without="down")[0]}
-        if bias else {}))
+    x, residual = pair(got)
+    want_x, want = given.out(sum_in)
+    agree(residual, want, "float64", f"{what}: the residual that it returns", at=channel,
+          mistakes=wrong_residuals(given, sum_in, want_x, want))
+    agree(x, want_x, "float64", f"{what}: the x that it returns", at=channel,
+          mistakes=wrong_x(given, sum_in, want_x, want))
+
+
+def wrong_residuals(given, sum_in, want_x, want):
+    transposed = given.answer.swapaxes(1, 2)
+    known = {
+        "pair_swapped": ("the two are swapped: x comes first, the residual second", want_x),
+        "residual_unchanged": ("the residual is returned unchanged: the result of attention was "
+                               "never added", sum_in),
+        "residual_replaced": ("the result of attention replaces the residual instead of being "
+                              "added to it", given.out(sum_in, added=False)[1]),
+        "first_add_missing": ("the addition before the first norm was left out",
+                              given.out(given.x)[1]),
+        "always_layer_1": ("layer 1's weights are used, whatever i is",
+                           given.of_layer(1, sum_in)[1]),
+        "norm_as_residual": ("the normed sum is returned as the residual; the next layer adds to "
+                             "the sum itself", given.normed(want, "mlp_norm")),
+        "norm_added": ("the result of the second norm is added to the residual",
+                       want + given.normed(want, "mlp_norm")),
+        "x_twice": ("the x that came in is added a second time, instead of the result of o",
+                    sum_in + given.x),
+        "x_to_itself": ("x is added to itself: in the first layer there is no residual",
+                        given.out(2 * given.x)[1]),
+        "heads_transposed": ("attention's result is transposed: each head's numbers belong side by "
+                             "side", given.out(sum_in, mixed=transposed)[1]),
+        "mlp_in_residual": ("the residual already contains the MLP's result, and the next layer "
+                            "will add it a second time", want + want_x)}
+    if given.biases:
+        known["no_bias_o"] = ("o is multiplied without its bias", given.out(sum_in, without="o")[1])
+    return known
+
+
+def wrong_x(given, sum_in, want_x, want):
+    known = {
+        "mlp_added": ("the MLP's result is already added: a launch that the next layer's norm "
+                      "would have saved", want + want_x),
+        "first_norm_twice": ("the second norm has the weights of the first",
+                             given.out(sum_in, norm="attention_norm")[0]),
+        "second_eps": ("the second norm's eps is 1e-5 or less, whatever config.eps is",
+                       given.out(sum_in, eps=1e-6)[0]),
+        "mlp_of_the_sum": ("gate and up are computed from the sum: the second norm's result is not "
+                           "used", given.out(sum_in, norm=None)[0]),
+        "gate_up_swapped": ("up goes through SiLU and gate does not: the two are swapped",
+                            given.out(sum_in, swapped=True)[0])}
+    if given.biases:
+        known |= {"no_bias_gate_up": ("gate and up are multiplied without their biases",
+                                      given.out(sum_in, without="gate up")[0]),
+                  "no_bias_down": ("down is multiplied without its bias",
+                                   given.out(sum_in, without="down")[0])}
+    return known
 
 
 def judge_cache(agree, given, sum_in, what=""):
     """What a layer wrote into the pages, and the arguments of its attention."""
     page, place = np.divmod(given.slots, 8)
     q, k, v = given.heads(sum_in)
-    turned, none = given.turned(k, given.positions), np.zeros_like(k)
-    other_way = "cos and sin have changed places"
+    rotated = given.rotated(k, given.positions)
+    none = np.zeros_like(k)
+    wrong = {
+        "cos_sin_swapped": ("cos and sin are swapped", given.rotated(k, given.positions, True)),
+        "no_head_norms": ("the norms of q and k are left out; model.heads has them",
+                          given.rotated([*given.heads(sum_in, norms=False)][1], given.positions)),
+        "short_positions": ("positions are kept in 16 bits, which end at 32,767",
+                            given.rotated(k, given.positions.astype(np.int16)))}
     for i in range(3):
         own = i == given.i
-        agree(given.cache.k[i].numpy()[page, place], turned if own else none, "float64",
-              f"the keys that layer {i} holds after layer {given.i} ran{what}",
-              mistakes={"they are another layer's keys": none if own else turned,
-                        "keys and values went into each other's pages": v if own else none,
-                        other_way: given.turned(k, given.positions, True) if own else turned})
+        agree(given.cache.k[i].numpy()[page, place], rotated if own else none, "float64",
+              f"the keys in layer {i}'s pages after layer {given.i} has run{what}", mistakes={
+                  "other_layer": ("they are another layer's keys", none if own else rotated),
+                  "pages_swapped": ("keys and values went into each other's pages",
+                                    v if own else none)} | (wrong if own else {}))
     agree(given.cache.v[given.i].numpy()[page, place], v, "float64",
           f"the values of layer {given.i}{what}")
-    assert given.calls("paged_attention"), "fused_block: it does not call ops.paged_attention"
-    query, keys, values, tables, cu_q, lens, scale = given.calls("paged_attention")[-1]
-    agree(query, given.turned(q, given.positions), "float64", f"q as attention gets it{what}",
-          mistakes={"q is not turned: attention came before the rotation": q})
-    for name, array, want, other in (("keys", keys, turned, v), ("values", values, v, turned)):
+    assert given.calls("paged_attention"), mistake(
+        "no_attention", "fused_block: it does not call ops.paged_attention")
+    query, keys, values, *fields, scale = given.calls("paged_attention")[-1]
+    agree(query, given.rotated(q, given.positions), "float64", f"q as attention gets it{what}",
+          mistakes={"q_not_rotated": ("q is not rotated: attention was called before the rotation",
+                                      q)})
+    for name, array, want, other in (("keys", keys, rotated, v), ("values", values, v, rotated)):
         agree(array[page, place], want, "float64", f"the {name} that attention may read{what}",
-              mistakes={"they were not written yet, or are another layer's": none,
-                        "attention gets keys and values the wrong way round": other})
+              mistakes={
+                  "not_written": ("the pages were not written yet, or another layer's pages were "
+                                  "passed", none),
+                  "attention_swapped": ("attention gets keys and values the wrong way round",
+                                        other)})
+    judge_fields(agree, given, fields, what)
+    judge_scale(agree, given, scale, what)
+
+
+def judge_fields(agree, given, got, what):
+    """block_tables, cu_q and lens, as attention gets them."""
     fields = {"block_tables": given.tables, "cu_q": given.cu_q, "lens": given.lens}
-    for (name, want), got in zip(fields.items(), (tables, cu_q, lens), strict=True):
+    for (name, want), field in zip(fields.items(), got, strict=True):
         for other in fields.keys() - {name}:
-            assert got.tolist() != fields[other].tolist(), (
-                f"fused_block{what}: attention gets batch.{other} where it takes {name}: first "
-                f"come block_tables, then cu_q, then lens")
-        agree(got, want.numpy(), "exact", f"{name} as attention gets them{what}")
+            assert field.tolist() != fields[other].tolist(), mistake(
+                "fields_swapped", f"fused_block{what}: attention gets batch.{other} where it takes "
+                f"{name}: first come block_tables, then cu_q, then lens",
+                "batch.block_tables comes first, then batch.cu_q, then batch.lens")
+        agree(field, want.numpy(), "exact", f"{name} as attention gets them{what}")
+
+
+def judge_scale(agree, given, scale, what):
     unscaled = "nothing is scaled" + (
         ", or the head width is taken to be C / H" if given.C == given.H else "")
     agree(scale, given.D ** -0.5, "float64", f"the scale as attention gets it{what}", mistakes={
-        "it is the square root of D, not one over it": given.D ** 0.5,
-        "the square root of D is forgotten: it is 1 / D": 1 / given.D,
-        "D is the width of a head, and this is of the model's": given.C ** -0.5,
-        unscaled: 1.0,
-        "the head width is taken to be C / H": (given.C / given.H) ** -0.5})
+        "scale_inverted": ("it is the square root of D, not one over it", given.D ** 0.5),
+        "scale_without_root": ("the square root of D is forgotten: it is 1 / D", 1 / given.D),
+        "scale_of_model": ("the model's width C is taken for the head's width D", given.C ** -0.5),
+        "scale_one": (unscaled, 1.0),
+        "scale_c_by_h": ("the head width is taken to be C / H", (given.C / given.H) ** -0.5)})
 
 
 @pytest.mark.parametrize("first", [False, True])
@@ -299,10 +356,11 @@ def test_fused_block(subject, agree, rng, first):
                "fused_block, the first layer" if first else "fused_block")
 
 
-ALONE = {"rmsnorm": "an add and a norm are two launches; add_rmsnorm is one",
-         "rope": "the rotation is a launch without the write; rope_and_cache does both",
-         "write_kv": "the write is a launch by itself; rope_and_cache does it, too",
-         "swiglu": "SwiGLU is a launch by itself; model.gated has it at the end of a matrix"}
+ALONE = {"rmsnorm": "an add and a norm are two launches; ops.add_rmsnorm does both in one",
+         "rope": "rope rotates but does not write; ops.rope_and_cache does both in one launch",
+         "write_kv": "write_kv is a launch of its own; ops.rope_and_cache writes as well",
+         "swiglu": "swiglu is a launch of its own; model.gated computes it at the end of a matrix "
+                   "product"}
 
 
 def test_fused_block__what_it_launches(subject, rng):
@@ -310,40 +368,53 @@ def test_fused_block__what_it_launches(subject, rng):
     given.run(subject)
     names = {name: len(given.calls(name)) for name in given.kernels}
     for name, why in ALONE.items():
-        assert not names[name], f"fused_block: {why}"
+        assert not names[name], mistake(f"alone_{name}", f"fused_block: {why}")
     want = {"add_rmsnorm": 2, "matmul": 3, "rope_and_cache": 1, "paged_attention": 1,
             "matmul_swiglu": 1}
     for name, count in want.items():
-        assert names[name] == count, (f"fused_block: {names[name]} calls of {name}, expected "
-                                      f"{count}; eight launches in all")
+        assert names[name] == count, mistake(
+            f"calls_of_{name}", f"fused_block calls ops.{name} {names[name]} times, expected "
+                                f"{count}; the layer makes eight launches in all")
 
 
 def test_fused_block__what_the_cache_is_given(subject, agree, rng):
     given = Given(subject, rng)
     given.run(subject)
-    assert given.calls("rope_and_cache"), "fused_block: it does not call ops.rope_and_cache"
-    q, k, v, _, _, positions, k_pages, v_pages, slots = given.calls("rope_and_cache")[0]
-    assert k_pages.ndim == 4, (f"fused_block: rope_and_cache got pages of shape "
-                               f"{tuple(k_pages.shape)}, expected those of this layer")
+    assert given.calls("rope_and_cache"), mistake(
+        "no_write", "fused_block: it does not call ops.rope_and_cache")
+    *heads, _, _, positions, k_pages, v_pages, slots = given.calls("rope_and_cache")[0]
+    assert k_pages.ndim == 4, mistake(
+        "all_layers", f"fused_block: rope_and_cache got pages of shape {tuple(k_pages.shape)}, "
+                      f"expected those of this layer")
     agree(positions, given.positions, "exact", "the positions that rope_and_cache gets",
-          mistakes={"slots are taken for positions": given.slots})
+          mistakes={"slots_as_positions": ("slots are taken for positions", given.slots)})
     agree(slots, given.slots, "exact", "the slots that rope_and_cache gets",
-          mistakes={"positions are taken for slots": given.positions})
+          mistakes={"positions_as_slots": ("positions are taken for slots", given.positions)})
     sum_in = given.x + given.residual
-    inputs = {"the first norm's result is not used: heads are made of the sum": sum_in,
-              "heads are made of x as it came, without the add and the norm": given.x,
-              "the first norm has the weights of the second": given.normed(sum_in, "mlp_norm"),
-              "the first norm's eps is 1e-5 or less, whatever config.eps is":
-                  given.normed(sum_in, "attention_norm", 1e-6)}
-    wrong = {mistake: dict(zip("qkv", given.heads(sum_in, y), strict=True))
-             for mistake, y in inputs.items()}
-    heads = dict(zip("qkv", given.heads(sum_in), strict=True))
-    for name, array in (("q", q), ("k", k), ("v", v)):
-        agree(array, heads[name], "float64", f"{name} as rope_and_cache gets it",
-              at=lambda i: f"token {i[0]}, head {i[1]}, number {i[2]}", mistakes={
-                  mistake: made[name] for mistake, made in wrong.items()} | (
-                  {} if name == "q" else {"k and v have changed places": heads["vk"[name == "v"]]}))
+    judge_heads(agree, given, dict(zip("qkv", heads, strict=True)), sum_in)
     judge_cache(agree, given, sum_in)
+
+
+def judge_heads(agree, given, got, sum_in):
+    """q, k and v as rope_and_cache gets them."""
+    inputs = {
+        "heads_of_the_sum": ("the first norm's result is not used: heads are computed from the sum",
+                             sum_in),
+        "heads_of_x": ("heads are computed from x as it came, without the addition and the norm",
+                       given.x),
+        "second_norm_twice": ("the first norm has the weights of the second",
+                              given.normed(sum_in, "mlp_norm")),
+        "first_eps": ("the first norm's eps is 1e-5 or less, whatever config.eps is",
+                      given.normed(sum_in, "attention_norm", 1e-6))}
+    wrong = {name: (why, dict(zip("qkv", given.heads(sum_in, y), strict=True)))
+             for name, (why, y) in inputs.items()}
+    want = dict(zip("qkv", given.heads(sum_in), strict=True))
+    for name, array in got.items():
+        known = {key: (why, heads[name]) for key, (why, heads) in wrong.items()}
+        if name != "q":
+            known["k_v_swapped"] = ("k and v are swapped", want["vk"[name == "v"]])
+        agree(array, want[name], "float64", f"{name} as rope_and_cache gets it",
+              at=lambda i: f"token {i[0]}, head {i[1]}, number {i[2]}", mistakes=known)
 
 
 BLOCKS = {
@@ -413,12 +484,12 @@ def test_fused_block__as_many_launches_as_the_course(subject, reference, agree, 
             for name, got, want in zip(("residual", "x"), row[1::-1], own[1::-1], strict=True):
                 agree(got, want.numpy(), "float32", f"fused_block, {what}: {name}", at=channel)
             more = [*(Counter(row[2]) - Counter(own[2]))]
-            assert len(row[2]) <= len(own[2]), (
-                f"fused_block, {what}: {len(row[2])} launches, expected {len(own[2])}: "
-                f"{', '.join(row[2])}. " + (
-                    "The kernels take views as they are; a copy is a launch"
-                    if {"clone", "cat", "copy_"} & {*more} else
-                    f"A launch is also each operation of PyTorch's own, as {' and '.join(more)}"))
+            copies = {"clone", "cat", "copy_"} & {*more}
+            sentence = ("The kernels accept views; each copy is one launch more" if copies else
+                        f"Each PyTorch operation is a launch too; here: {' and '.join(more)}")
+            assert len(row[2]) <= len(own[2]), mistake(
+                "copies" if copies else "own_operation", f"fused_block, {what}: {len(row[2])} "
+                f"launches, expected {len(own[2])}: {', '.join(row[2])}. {sentence}", sentence)
         for name, got, want in zip("kv", pages, own_pages, strict=True):
             agree(got, want.numpy(), "float32", f"the pages of {name}, {family}")
 
@@ -460,56 +531,68 @@ class Scored:
         places = np.arange(self.T) if rows is None else np.array(rows)
         asked = subject.make("builtins:slice", None) if rows is None else torch.tensor(rows)
         got = subject.last_scores(self.model, x, residual, asked)
-        total, first = self.x + self.residual, np.arange(len(places))
-        want = self.scores(total, places)
+        want = self.scores(self.x + self.residual, places)
+        shape = tuple(getattr(got, "shape", ()))
+        assert len(places) == 1 or shape != (1, want.shape[1]), mistake(
+            "one_row", f"last_scores{what}: one row of scores, but {len(places)} rows are wanted: "
+                       f"index x and the residual with `rows`")
+        assert shape != (len(places),), mistake(
+            "one_number", f"last_scores{what}: one number a row, but each of the {want.shape[1]} "
+                          f"tokens of the vocabulary has a score; the largest is not wanted here")
+        agree(got, want, "float64",
+              f"the scores of {'all' if rows is None else f'rows {rows} of'} {self.T}{what}",
+              at=lambda i: f"row {i[0]}, token {i[1]} of the vocabulary",
+              mistakes=self.wrong_scores(places, want))
+        self.judge_calls(before, places, what)
+
+    def wrong_scores(self, places, want):
+        total = self.x + self.residual
+        first = np.arange(len(places))
         with np.errstate(invalid="ignore", over="ignore"):
             shares = np.exp(want - want.max(-1, keepdims=True))
             shares /= shares.sum(-1, keepdims=True)
-        shape = tuple(getattr(got, "shape", ()))
-        assert len(places) == 1 or shape != (1, want.shape[1]), (
-            f"last_scores{what}: one row of scores, and {len(places)} rows ask: index x and the "
-            f"residual with `rows`")
-        assert shape != (len(places),), (
-            f"last_scores{what}: one number a row, and each of the {want.shape[1]} tokens of the "
-            f"vocabulary has a score; which is largest is not asked here")
-        agree(got, want, "float64",
-              f"the scores of {'all' if rows is None else f'rows {rows} of'} {self.T}{what}",
-              at=lambda i: f"row {i[0]}, token {i[1]} of the vocabulary", mistakes={
-                  "the last MLP's result is all: the residual was never added":
-                      self.scores(self.x, places),
-                  "the last MLP's result is lost: only the residual is normed":
-                      self.scores(self.residual, places),
-                  "the sum is not normed": total[places] @ self.head.T,
-                  "the embedding is taken for the head; in this model they are two":
-                      self.scores(total, places, self.embedding),
-                  "they are the scores of the first rows": self.scores(total, first),
-                  "rows are taken in ascending order": self.scores(total, np.sort(places)),
-                  "the last norm's eps is 1e-5 or less, whatever config.eps is":
-                      self.scores(total, places, eps=1e-6),
-                  "the residual is added twice: add_rmsnorm adds it already":
-                      self.scores(total + self.residual, places),
-                  "x is added to itself, and the residual not at all":
-                      self.scores(2 * self.x, places),
-                  "the residual is added to itself, and x not at all":
-                      self.scores(2 * self.residual, places),
-                  "the norm's weights are left out: model.norm":
-                      self.normed(total[places]) / self.norm @ self.head.T,
-                  "the rows are normed twice":
-                      self.normed(self.normed(total[places])) @ self.head.T,
-                  "they are shares, after a softmax, not scores": shares,
-                  "`rows` are taken of x, and of the residual the first ones":
-                      self.normed(self.x[places] + self.residual[first]) @ self.head.T,
-                  "`rows` are taken of the residual, and of x the first ones":
-                      self.normed(self.x[first] + self.residual[places]) @ self.head.T})
+        return {
+            "x_alone": ("only x is used: the residual was never added",
+                        self.scores(self.x, places)),
+            "residual_alone": ("only the residual is normed: the last MLP's result is missing",
+                               self.scores(self.residual, places)),
+            "no_norm": ("the sum is not normed", total[places] @ self.head.T),
+            "embedding_as_head": ("the embedding is taken for the head; in this model they are two",
+                                  self.scores(total, places, self.embedding)),
+            "first_rows": ("they are the scores of the first rows", self.scores(total, first)),
+            "ascending": ("rows are taken in ascending order",
+                          self.scores(total, np.sort(places))),
+            "last_eps": ("the last norm's eps is 1e-5 or less, whatever config.eps is",
+                         self.scores(total, places, eps=1e-6)),
+            "residual_twice": ("the residual is added twice: add_rmsnorm adds it already",
+                               self.scores(total + self.residual, places)),
+            "x_doubled": ("x is added to itself, and the residual not at all",
+                          self.scores(2 * self.x, places)),
+            "residual_doubled": ("the residual is added to itself, and x not at all",
+                                 self.scores(2 * self.residual, places)),
+            "no_weights": ("the norm's weights are left out: model.norm",
+                           self.normed(total[places]) / self.norm @ self.head.T),
+            "normed_twice": ("the rows are normed twice",
+                             self.normed(self.normed(total[places])) @ self.head.T),
+            "shares": ("they are shares, after a softmax, not scores", shares),
+            "rows_of_x": ("`rows` are taken of x, and of the residual the first ones",
+                          self.normed(self.x[places] + self.residual[first]) @ self.head.T),
+            "rows_of_residual": ("`rows` are taken of the residual, and of x the first ones",
+                                 self.normed(self.x[first] + self.residual[places]) @ self.head.T)}
+
+    def judge_calls(self, before, places, what):
         calls = {name: kernel.calls[before[name]:] for name, kernel in self.kernels.items()}
-        assert not calls["rmsnorm"], \
-            "last_scores: the last add is a launch of its own; add_rmsnorm adds and norms in one"
+        assert not calls["rmsnorm"], mistake(
+            "add_alone", "last_scores: the last addition is a launch of its own; ops.add_rmsnorm "
+                         "adds and norms in one")
         for name in ("add_rmsnorm", "matmul"):
-            assert len(calls[name]) == 1, (f"last_scores{what}: {len(calls[name])} calls of "
-                                           f"ops.{name}, expected one: the table computes it")
+            assert len(calls[name]) == 1, mistake(
+                f"calls_of_{name}", f"last_scores{what}: {len(calls[name])} calls of ops.{name}, "
+                                    f"expected one: the table computes it")
             rows_in = len(calls[name][0][0])
-            assert rows_in == len(places), (f"last_scores: {name} gets all {rows_in} rows, and "
-                                            f"{len(places)} ask. Take the rows first")
+            assert rows_in == len(places), mistake(
+                "all_rows", f"last_scores: ops.{name} gets all {rows_in} rows, but only "
+                            f"{len(places)} are wanted. Select the rows first")
 
 
 @pytest.mark.parametrize("rows", [[4, 6, 9], [0]])
@@ -518,7 +601,7 @@ def test_last_scores(subject, agree, rng, rows):
 
 
 ENDS = {"the last row alone": ({}, [9]), "in another order": ({}, [7, 2, 0]),
-        "a row that asks twice": ({}, [2, 7, 7]), "every token asks": ({}, None),
+        "a row that is wanted twice": ({}, [2, 7, 7]), "every row is wanted": ({}, None),
         "a step of one token": ({"T": 1}, [0]), "all of 17 tokens": ({"T": 17}, [*range(17)]),
         "15 channels": ({"C": 15}, [3, 5]), "a vocabulary of one token": ({"V": 1}, [3, 5]),
         "a vocabulary of 40,000": ({"V": 40_000, "C": 3}, [1]),
@@ -569,10 +652,11 @@ def test_last_scores__as_many_launches_as_the_course(subject, reference, agree, 
         what = f"last_scores, rows {'all' if rows is None else rows} of 7"
         agree(got, want.numpy(), "float32", what)
         more = [*(Counter(names) - Counter(own))]
-        assert len(names) <= len(own), (
-            f"{what}: {len(names)} launches, expected {len(own)}: {', '.join(names)}. Beside "
-            f"taking the rows of both there are add_rmsnorm and matmul; {' and '.join(more)} "
-            f"can be spared")
+        sentence = (f"Selecting the rows of both arrays, one add_rmsnorm and one matmul are "
+                    f"enough; not needed: {' and '.join(more)}")
+        assert len(names) <= len(own), mistake(
+            "own_operation", f"{what}: {len(names)} launches, expected {len(own)}: "
+                             f"{', '.join(names)}. {sentence}", sentence)
 
 
 # ---- predict_numbers_saved
@@ -585,22 +669,34 @@ def test_predict_numbers_saved(subject, truth, entries):
     m = random_llama(**entries).config
     eager, merged, fused = truth(lambda: [of_a_layer(kind, **how)[1] // (4 * T) for kind in KINDS])
     config = subject.make("layer2_graph.config:Config", **vars(m))
-    want, got = merged - fused, subject.predict_numbers_saved(config)
+    want = merged - fused
+    got = subject.predict_numbers_saved(config)
+    assert isinstance(got, (int, float)), mistake(
+        "no_number", f"predict_numbers_saved: got {got!r}, expected a number")
     C, F, GD = m.C, m.F, m.G * m.D
-    mistakes = {
-        eager - fused: "That is what merging and fusing save. What does fusing alone?",
-        want - 2 * F: "Gate and up are written by one launch and read by the next: both go.",
-        want - 4 * F: "What do the matrix and SwiGLU say to each other through memory?",
-        want - C: "There are two adds with a norm behind them.",
-        want - 2 * C: "A norm need not read the sum that an add has just written.",
-        want + 2 * C: "The sum is still written, it is the new residual: only its reading goes.",
-        want - GD: "k, once turned, is written where it was, and read again: both go.",
-        want - 2 * GD: "k, once turned, is written where it was before it gets into its slot.",
-        want + 2 * GD: "v was not written anywhere before it went into its slot, only k was.",
-        want * 4: "Numbers are asked for, not bytes."}
-    assert got == want, (
-        f"predict_numbers_saved: C = {C}, G·D = {GD}, F = {F}: counted {want} numbers a token and "
-        f"layer, predicted {got!r}.\n{mistakes.get(got, 'Go through the launches that went.')}")
+    known = {
+        eager - fused: ("merging_too", "That is what merging and fusing save. What does fusing "
+                                       "alone save?"),
+        want - 2 * F: ("gate_up_half", "Gate and up are written by one launch and read by the "
+                                       "next: both are saved."),
+        want - 4 * F: ("no_gate_up", "Which arrays went through memory from the gate-and-up matrix "
+                                     "to SwiGLU?"),
+        want - C: ("one_norm", "Two adds are followed by a norm, not one."),
+        want - 2 * C: ("no_norms", "A norm need not read the sum that an add has just written."),
+        want + 2 * C: ("sums_not_written", "The sum is still written, since it is the new "
+                                           "residual: only its reading is saved."),
+        want - GD: ("keys_half", "In g03's layer the rotated k is written back and read again: one "
+                                 "write and one read are saved."),
+        want - 2 * GD: ("no_keys", "In g03's layer the rotated k is written back before it goes "
+                                   "into its slot."),
+        want + 2 * GD: ("values_too", "v goes from the matrix product straight into its slot in "
+                                      "both layers; only k made a detour."),
+        want * 4: ("bytes", "Numbers are asked for, not bytes.")}
+    name, sentence = known.get(got, ("other", "List the arrays of each launch that disappeared, "
+                                              "and mark which are still read or written."))
+    assert got == want, mistake(
+        name, f"predict_numbers_saved: {got!r} numbers is not right for C = {C}, G·D = {GD}, "
+              f"F = {F}.\n{sentence}", sentence)
 
 
 def test_predict_numbers_saved__unseen(unseen, rng):

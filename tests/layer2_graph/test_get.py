@@ -98,7 +98,7 @@ def get(hub, tmp_path):
             text=True, env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path),
                  "HF_HOME": str(tmp_path / "hf"), "NO_PROXY": "127.0.0.1",
                  "HF_ENDPOINT": endpoint or f"http://127.0.0.1:{hub.server_port}"})
-        return done, tmp_path / "gpu-course" / "models" / "somebody" / "a-model"
+        return done, tmp_path / "three-floors" / "models" / "somebody" / "a-model"
     return one
 
 

@@ -48,6 +48,22 @@ def test_a_strip_has_a_box_for_each_launch():
     assert above.patches[0].get_facecolor() != above.patches[1].get_facecolor()
 
 
+def test_a_bar_is_as_long_as_the_bytes_that_a_launch_moves():
+    axes, = pictures.traffic([("norm", 2304), ("gate & up", 791_296)], ("gate", "up")).axes
+    assert [bar.get_width() for bar in axes.patches] == [2.304, 791.296]
+    assert texts(axes.figure) == ["2.3 KB", "791 KB"]
+    assert axes.patches[0].get_facecolor() != axes.patches[1].get_facecolor()
+
+
+def test_two_arrays_cross_the_border_of_a_layer():
+    axes, = pictures.residuals().axes
+    border, = (line for line in axes.lines if line.get_linestyle() == ":")
+    x = border.get_xdata()[0]
+    crossing = [line for line in axes.lines if min(line.get_xdata()) < x < max(line.get_xdata())]
+    assert len(crossing) == 2 and [box.get_linestyle() for box in axes.patches
+                                   if hasattr(box, "get_xy")].count("--") == 1
+
+
 @pytest.mark.parametrize(("kernels", "ask", "eager", "graph"), [
     ([3, 2, 4], 5, 19, 14), ([9, 9, 9], 5, 32, 32)])
 def test_a_replay_gains_where_kernels_are_short(kernels, ask, eager, graph):

@@ -1,6 +1,7 @@
 """What is given of s12: both sides, the router, the wires, real processes that are killed."""
 
 import os
+from functools import partial
 from random import Random
 
 import pytest
@@ -9,7 +10,7 @@ from layer3_system import SamplingParams
 from layer3_system.bench.s12_disaggregation import (
     Answers,
     P,
-    small_engine,
+    small_parts,
     soak,
     soak_processes,
     transfer,
@@ -17,12 +18,20 @@ from layer3_system.bench.s12_disaggregation import (
 )
 from layer3_system.bench.soak import alone
 from layer3_system.disaggregation.faults import FAULTS, OneProcess
-from layer3_system.disaggregation.parts import Part, checksum
+from layer3_system.disaggregation.fleet import Fleet
+from layer3_system.disaggregation.parts import Part, Ticket, checksum
+from layer3_system.disaggregation.router import Router
+from layer3_system.disaggregation.sides import DecodeSide, PrefillSide
 from layer3_system.disaggregation.wires import PartListener, TcpWire, pack, unpack
-from layer3_system.disaggregation.workers import Fleet
+from layer3_system.engine.drafts import Drafter
 from layer3_system.s01_request import RequestError
+from layer3_system.s04_continuous_batching import Scheduler
+from layer3_system.s06_prefix_cache import PrefixPool
+from layer3_system.s07_engine import Engine, check_engine
+from layer3_system.s10_speculative import lookup
 from layer3_system.s12_disaggregation import Inbox, Outbox
 from layer3_system.testing.mock_llama import ByteTokenizer, MockLlama
+from tests.layer3_system.repeats import Repeats
 
 
 def fleet(faults=None, **options):
@@ -134,6 +143,55 @@ def test_what_never_fits_is_refused():
         one.router.submit("a", [1] * 9, SamplingParams(8, n=2, temperature=1))
 
 
+def engine(**options):
+    pool = PrefixPool(60, 4)
+    return Engine(Repeats(), ByteTokenizer(), pool, Scheduler(pool, 6, 16), **options)
+
+
+def written(**options):
+    """([(tokens, those with log probabilities, tokens found in pages)] of some requests, rounds).
+    options: of the engine that writes"""
+    wire = []
+
+    def post(address, read):
+        wire.append((Ticket(), read))
+        return wire[-1][0]
+
+    sides = {"prefill": PrefillSide(engine(), post), "decode": DecodeSide(engine(**options))}
+
+    def send(kind, number, message):
+        what, *values = message
+        getattr(sides[kind], what)(*values, *([0] if what == "expect" else []))
+
+    router = Router(1, 1, 60, 4, 200, send)
+    text = list(b"the cat and the hat and the cat")
+    requests = [router.submit(f"r{n}", text + [n], SamplingParams(
+        40, temperature=n % 2, seed=n, ignore_eos=True, logprobs=2)) for n in range(3)]
+    rounds = 0
+    while router.calls:
+        rounds += 1
+        for ticket, read in wire:
+            ticket.state = "done"
+            sides["decode"].arrive(read())
+        wire.clear()
+        for side in sides.values():
+            side.step(0)
+            check_engine(side.engine)
+            for news in side.news:
+                router.hear(*news)
+            side.news = []
+    return [(r.output, [token for token, row in zip(r.output, r.logprobs, strict=True)
+                        if token in row], r.num_cached) for r in requests], rounds
+
+
+def test_guesses_and_steps_ahead_change_no_token():
+    """On the side that writes. What a client is told of its prompt is what the other side found."""
+    (want, rounds), (tokens, fewer) = written(), written(drafter=Drafter(partial(lookup, count=3)))
+    assert tokens == want == written(overlap=True)[0] and fewer < rounds
+    assert all(len(output) == 40 and own == output for output, own, _ in want)
+    assert [cached for *_, cached in want] == [0, 28, 28]
+
+
 # ---- parts and the wire
 
 
@@ -172,7 +230,7 @@ def test_processes_write_what_one_engine_writes():
     """With a worker of each kind killed in the middle."""
     chance = Random(3)
     answers = Answers()
-    with Fleet(small_engine, 1, 1, P) as processes:
+    with Fleet(small_parts, 1, 1, P) as processes:
         for n in range(6):
             prompt = [chance.randrange(2, 300) for _ in range(chance.randrange(20, 120))]
             processes.submit(f"r{n}", prompt, SamplingParams(12, temperature=0, ignore_eos=True))

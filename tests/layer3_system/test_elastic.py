@@ -1,8 +1,10 @@
 """The given half of s31: files, faults in words, pieces for other ranks, months, and real kills. No
 test depends on speed."""
 
+import errno
 import json
 import math
+import os
 import random
 from pathlib import Path
 
@@ -247,6 +249,38 @@ def test_a_loss_that_is_no_number_is_not_saved(alone, tmp_path):
     assert last_good(files) == 4
 
 
+class FullDisk(Folder):
+    """A folder on a disk that has no room for more than some bytes."""
+
+    def __init__(self, path: Path, room: int) -> None:
+        super().__init__(path)
+        self.room = room
+
+    def write(self, name, data):
+        super().write(name, data[:self.room])
+        self.room -= len(data)
+        if self.room < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_full_disk_is_said_and_the_last_good_stays(alone, tmp_path, asynchronous):
+    """It is full in the second shard, at its end or in the manifest. Later room is found again."""
+    for name, more in (("shard", -40), ("end", -1), ("manifest", 40)):
+        first = elastic.Job(Folder(tmp_path / name), elastic.Parts(), asynchronous)
+        first.train(4, 4, None)
+        size = len(first.files.read(shard_name(4, 0)))
+        job = elastic.Job(FullDisk(tmp_path / name, size + more), elastic.Parts(), asynchronous)
+        job.resume()
+        with pytest.raises(OSError, match="No space left on device"):
+            job.train(12, 4, None)
+        assert last_good(job.files) == 4
+        again = elastic.Job(Folder(tmp_path / name), elastic.Parts(), asynchronous)
+        again.resume()
+        again.train(8, 4, None)
+        assert last_good(again.files) == 8
+
+
 def test_the_library_saves_the_same_numbers_and_no_digests(alone, tmp_path):
     """torch.distributed.checkpoint, asynchronous, beside ours; then one byte of each is changed."""
     run = ShardedRun()
@@ -327,7 +361,7 @@ def run_torch(folder: Path, name: str, steps: int, ranks: int, more: tuple[str, 
     """(exit code, {step: loss} of all lines, what was written to stderr)"""
     losses = folder / f"{name}.txt"
     run = kills.Torchrun(folder / name, losses, steps, ranks, pause=0.0, more=more)
-    code = run.process.wait(kills.LONGEST)
+    code = run.process.wait(kills.MAX_SILENCE_SECONDS)
     return code, {row["step"]: float.fromhex(row["loss"]) for row in kills.rows(losses)}, run.text()
 
 

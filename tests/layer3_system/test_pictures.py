@@ -23,6 +23,7 @@ from layer3_system import (
 )
 from layer3_system.engine.drafts import Drafter
 from layer3_system.recorder import name_of
+from layer3_system.testing.scheduler_driver import counts_of_newest
 
 GREEDY = {"temperature": 0, "ignore_eos": True}
 
@@ -192,6 +193,27 @@ def test_equal_pages_have_equal_names_only_after_equal_text():
 def test_a_call_is_read_between_steps():
     words = texts(pictures.call_life())
     assert words.count("letter") == 2 and words.count("event") == words.count("text") == 3
+
+
+def test_a_preempted_request_loses_what_was_computed_and_no_token():
+    counts = counts_of_newest([(3, 10), (6, 7)], P=5, S=4, budget=7)
+    _, numbers = pictures.request_life(counts).axes
+    tokens, computed, fall = (line.get_ydata() for line in numbers.lines)
+    falls = [i for i in range(1, len(computed)) if computed[i] < computed[i - 1]]
+    assert len(falls) == len(fall) == 1 and computed[falls[0]] == 0
+    assert list(tokens) == sorted(tokens) and tokens[-1] == computed[-1] + 1 == 13
+
+
+def test_overlap_hides_the_host():
+    without, overlapped = pictures.overlap_lanes(host=1.0, device=4.5, steps=4).axes
+    assert without.get_title("left") == f"without overlap: {4 * 5.5:.1f} ms"
+    assert overlapped.get_title("left") == f"with overlap: {1 + 4 * 4.5:.1f} ms"
+
+
+def test_the_circle_names_each_call_of_a_step():
+    words = texts(pictures.step_circle())
+    assert sum(word.split("\n")[0] in ("schedule", "build_step", "model.forward", "commit")
+               for word in words) == 4
 
 
 def test_a_token_is_drawn_for_each_that_was_asked_for():

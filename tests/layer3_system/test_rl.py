@@ -17,10 +17,12 @@ from layer3_system.rl.lanes import by_turns, idle_share, split
 from layer3_system.rl.layout import matrices, moved, part, serving_layout
 from layer3_system.rl.loop import BOUND, DEAD, Learning, LearningError, Options
 from layer3_system.rl.roles import contains_role, log_probs
+from layer3_system.rl.split import delivered_bytes
 from layer3_system.s32_rl_placement import reshard_plan
 from layer3_system.testing.reshard_ranks import SHAPE
 
 DRIVER = "layer3_system.testing.reshard_ranks"
+SPLIT = "layer3_system.testing.split_ranks"
 FEW = Options(G=4, roles=("painter", "farmer"))
 
 
@@ -141,6 +143,43 @@ def test_lanes():
         with pytest.raises(ValueError, match="placement split: expected from 1 to 7 of 8 ranks to "
                            f"write, found {writers}"):
             split(60, 20, 8, writers, 1)
+
+
+def test_a_split_on_two_ranks_learns_like_one_process_with_old_answers(ranks):
+    """Rank 0 writes, rank 1 learns: the same rewards, gaps and losses as with age=1, and of four
+    updates the weights of the first two travel."""
+    run = ranks(f"{SPLIT}:learn", [(4,)] * 2)
+    learning = Learning(Options(G=4, roles=("painter", "farmer"), age=1))
+    rows = [learning.step() for _ in range(4)]
+    assert run.results[0] == []
+    for (rewards, gap, loss), row in zip(run.results[1], rows, strict=True):
+        assert rewards == row.rewards
+        assert gap == pytest.approx(row.gap, rel=1e-3, abs=BOUND)
+        assert loss == pytest.approx(row.loss, rel=1e-3, abs=BOUND)
+    m = learning.actor.model.m
+    count = sum(w.numel() for w in learning.actor.weights.values())
+    assert delivered_bytes(m, 2) == 4 * count
+    sent = run.matrix()
+    assert sent[1][0] == 2 * delivered_bytes(m, 2)
+    assert 0 < sent[0][1] < sent[1][0]
+
+
+def test_weights_go_from_two_learners_to_two_writers(ranks):
+    """Bands of rows become what tensor parallelism serves; what both writers have goes twice."""
+    run = ranks(f"{SPLIT}:delivered", [()] * 4)
+    assert [sum(own) for own in run.results] == [0] * 4
+    sent = run.matrix()
+    assert sent.sum() == sent[2:, :2].sum() == delivered_bytes(SHAPE, 4)
+    vectors = (2 * SHAPE.L + 1) * SHAPE.C
+    count = sum(math.prod(shape) for shape in matrices(SHAPE).values())
+    assert delivered_bytes(SHAPE, 4) == 4 * (count + vectors)
+
+
+@pytest.mark.parametrize("W", [1, 3])
+def test_ranks_without_two_halves_are_refused(W):
+    with pytest.raises(ValueError, match=f"placement split: expected an even number of ranks, 2 or "
+                                         f"more, found {W}"):
+        delivered_bytes(SHAPE, W)
 
 
 # ---- layouts

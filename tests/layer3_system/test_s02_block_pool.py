@@ -3,11 +3,13 @@
 A table is the caller's own list, changed in place: here a UserList that lives beside the pool.
 """
 
+from numbers import Number
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from lab.judge.mistakes import mistake
 from lab.judge.subject import Raised
 from layer1_kernels import kernels
 from layer2_graph import Config, Llama, greedy
@@ -48,8 +50,9 @@ def test_predict_pages__unseen(unseen, rng):
 
 
 def judge_prediction(got, shared, n, prompt, answer, S):
-    assert isinstance(got, (tuple, list)) and len(got) == 2, \
-        f"predict_pages: got {got!r}, expected two numbers: with sharing and without"
+    assert isinstance(got, (tuple, list)) and [isinstance(part, Number) for part in got] == [
+        True, True], mistake("no_pair", (
+            f"predict_pages: got {got!r}, expected two numbers: with sharing, without"))
 
     def up(N):
         return -(-N // S)
@@ -57,21 +60,24 @@ def judge_prediction(got, shared, n, prompt, answer, S):
     full, each = prompt // S, up(prompt + answer)
     apart = n * each
     mistakes = {
-        (apart, shared): "The other way round: first where they share.",
-        (up(prompt) + n * (each - up(prompt)), apart):
-            "A last page that the prompt fills in part is not shared any more once each answer "
-            "writes its own tokens into it.",
-        (full + n * up(answer), apart):
-            "An answer does not begin with a page of its own: its first tokens go after the "
-            "prompt's last ones, where these leave room.",
-        (full + n * each, apart): "The prompt's full pages are counted again for each answer.",
-        (up(prompt) + n * up(answer), n * (up(prompt) + up(answer))):
-            "Prompt and answer are one sequence: round up their sum, once.",
+        (apart, shared): ("other_order", "The order is (with sharing, without)."),
+        (up(prompt) + n * (each - up(prompt)), apart): ("last_page_shared", (
+            "The prompt's last page, if it is only partly full, is no longer shared once the "
+            "answers write into it.")),
+        (full + n * up(answer), apart): ("answer_on_new_page", (
+            "An answer does not begin on a new page: its first tokens fill the prompt's last "
+            "page.")),
+        (full + n * each, apart): (
+            "full_again", "The prompt's full pages are counted for each answer; they are shared."),
+        (up(prompt) + n * up(answer), n * (up(prompt) + up(answer))): ("rounded_apart", (
+            "Prompt and answer form one sequence: add them, then round up once.")),
     }
-    assert tuple(got) == (shared, apart), (
+    wrong = [f"{case} sharing that is too {'many' if pages > right else 'few'}" for case, pages,
+             right in zip(("with", "without"), got, (shared, apart), strict=True) if pages != right]
+    name, words = mistakes.get(tuple(got), ("", ""))
+    assert tuple(got) == (shared, apart), mistake(name, (
         f"predict_pages: {n} answers of {answer} tokens to a prompt of {prompt}, pages of {S}: got "
-        f"{tuple(got)}. Counted in a pool: {shared} with sharing, {apart} without.\n"
-        f"{mistakes.get(tuple(got), '')}")
+        f"{tuple(got)}; {', and '.join(wrong)}.\n{words}"), words)
 
 
 # ---- slots_of
@@ -85,10 +91,9 @@ def test_slots_of(subject, agree):
     """case 6: the last token of a page, and the first of the next, have slots of their own."""
     for table, begin, end, S in (([7, 2, 9], 4, 9, 4), ([7, 2, 9], 0, 1, 4), ([7, 2], 3, 3, 4)):
         got = len(subject.slots_of(table, begin, end, S))
-        assert got == end - begin, (
+        assert got == end - begin, mistake("end_included", (
             f"slots_of table {table}, begin {begin}, end {end}, pages of {S}: {got} slots, "
-            f"expected {end - begin}: from begin on, and end is the first token that is not wanted "
-            f"for")
+            f"expected {end - begin}: of the tokens begin to end - 1, without end"), "")
     for table, begin, end, S in TABLES:
         tokens = list(range(begin, end))
         agree(subject.slots_of(table, begin, end, S),
@@ -97,25 +102,35 @@ def test_slots_of(subject, agree):
               at=lambda i, tokens=tokens, S=S: f"token {tokens[i[0]]}, entry {tokens[i[0]] // S} "
                                                f"of the table",
               mistakes={
-                  "the table is not used: a slot is a place in the pool, not in the sequence":
-                      tokens,
-                  "a page number is taken for a slot: page p begins at slot p · S":
-                      [table[i // S] + i % S for i in tokens],
-                  "page and place are exchanged: i // S tells the entry, i % S the place":
-                      [table[i % S % len(table)] * S + i // S for i in tokens],
-                  "the place within the page is forgotten": [table[i // S] * S for i in tokens],
-                  "tokens are counted from 0, not from begin":
-                      [table[i // S] * S + i % S for i in range(end - begin)],
-                  "the place in the page is counted from begin, not from the first token":
-                      [table[i // S] * S + (i - begin) % S for i in tokens],
-                  "the entry of the table is counted from begin, not from the first token":
-                      [table[(i - begin) // S] * S + i % S for i in tokens],
-                  "slots go on behind the first one, as if the table's pages were neighbours":
-                      [table[begin // S] * S + i - begin // S * S for i in tokens],
-                  "page p begins at slot p · S, not at p times the length of the table":
-                      [table[i // S] * len(table) + i % S for i in tokens],
-                  "the table is sorted; its order is that of the sequence":
-                      [sorted(table)[i // S] * S + i % S for i in tokens]})
+                  "no_table": (
+                      "the table is not used: a slot is a place in the pool, not in the sequence",
+                      tokens),
+                  "page_as_slot": (
+                      "a page number is used as a slot: page p begins at slot p · S",
+                      [table[i // S] + i % S for i in tokens]),
+                  "page_and_place": (
+                      "page and place are swapped: i // S is the entry, i % S the place",
+                      [table[i % S % len(table)] * S + i // S for i in tokens]),
+                  "no_place": (
+                      "the place within the page is left out", [table[i // S] * S for i in tokens]),
+                  "from_0": (
+                      "tokens are counted from 0, not from begin",
+                      [table[i // S] * S + i % S for i in range(end - begin)]),
+                  "place_from_begin": (
+                      "the place in the page is counted from begin, not from the first token",
+                      [table[i // S] * S + (i - begin) % S for i in tokens]),
+                  "entry_from_begin": (
+                      "the entry of the table is counted from begin, not from the first token",
+                      [table[(i - begin) // S] * S + i % S for i in tokens]),
+                  "neighbours": (
+                      "slots go on after the first one, as if the table's pages were neighbours",
+                      [table[begin // S] * S + i - begin // S * S for i in tokens]),
+                  "by_table_length": (
+                      "page p is taken to begin at slot p · len(table); it begins at p · S",
+                      [table[i // S] * len(table) + i % S for i in tokens]),
+                  "sorted": (
+                      "the table is sorted; its order is that of the sequence",
+                      [sorted(table)[i // S] * S + i % S for i in tokens])})
 
 
 def test_slots_of__hard(subject, unseen, rng):
@@ -123,9 +138,9 @@ def test_slots_of__hard(subject, unseen, rng):
     for table, S in (([2**28, 5, 2**27 + 1], 16), ([3, 40_000], 2**16), ([2**31], 1)):
         want = [table[i // S] * S + i % S for i in range(S - 1, len(table) * S)][:40]
         begin, got = S - 1, subject.slots_of(table, S - 1, S - 1 + len(want), S)
-        assert list(got) == want, (
+        assert list(got) == want, mistake("31_bits", (
             f"slots_of table {table}, tokens {begin} to {begin + len(want) - 1}, pages of {S}: got "
-            f"{list(got)[:4]} …, expected {want[:4]} …: a slot may be past 31 bits")
+            f"{list(got)[:4]} …, expected {want[:4]} …: a slot may be past 31 bits"), "")
     for _ in range(60):
         S, n = rng.integers(1, 5, 2).tolist()
         begin, end = sorted(rng.integers(0, n * S + 1, 2).tolist())
@@ -219,20 +234,19 @@ class Beside:
     def compare(self, what, tables=(), order=(), only=None):
         """Tables, or `only` one of them, counts and the free list, in this order.
 
-        tables, order: {wrong one: its mistake}
+        tables, order: {wrong one: (id of its mistake, words)}
         """
         for t in range(len(self.mine)) if only is None else [only]:
             mine, right = self.mine[t].data, self.right[t]
-            assert mine == right, (f"{what}: table {t} is {mine}, expected {right}.\n"
-                                   f"{dict(tables).get(tuple(mine), '')}")
+            name, words = dict(tables).get(tuple(mine), ("", ""))
+            assert mine == right, mistake(
+                name, f"{what}: table {t} is {mine}, expected {right}.\n{words}", words)
         refs, free = self.pool.refs, self.free
         for page, (mine, right) in enumerate(zip(refs, self.book.refs, strict=True)):
-            assert mine == right, (
-                f"{what}: page {page} counts {mine}, expected {right}: "
-                f"{right} tables hold it. {after_counts(mine, right)}")
-        hint = dict(order).get(tuple(free), "")
-        assert free == self.book.free, (
-            f"{what}: the free pages are {free}, expected {self.book.free}.\n{hint}")
+            assert mine == right, other_count(f"{what}: the count of page {page}", mine, right)
+        name, words = dict(order).get(tuple(free), ("", ""))
+        assert free == self.book.free, mistake(
+            name, f"{what}: the free pages are {free}, expected {self.book.free}.\n{words}", words)
         used = self.pool.used
         assert used + len(free) == self.book.P, \
             f"{what}: {used} pages used and {len(free)} free of {self.book.P}"
@@ -246,9 +260,12 @@ def watch_evict(subject, pool):
     return evict
 
 
-def after_counts(mine, right):
-    return "Its count must fall with each table that lets it go." if mine > right else \
-        "A table that still holds it was forgotten."
+def other_count(of, mine, right):
+    """The message of a wrong count."""
+    naming = {0: "no table names it", 1: "1 table names it"}.get(right, f"{right} tables name it")
+    name, words = ("count_stays", "Subtract 1 for each table that gives it back.") \
+        if mine > right else ("table_not_counted", "A table that still names it was not counted.")
+    return mistake(name, f"{of} is {mine}, expected {right}: {naming}. {words}", words)
 
 
 def soak(subject, rng, methods, steps, P=24, S=4):
@@ -264,7 +281,7 @@ def soak(subject, rng, methods, steps, P=24, S=4):
         t = int(rng.integers(len(beside.mine)))
         right = beside.right[t]
         what = str(rng.choice([*methods, "take", "branch"]))
-        at = f"random operation {step}, {what} with table {t}, {right}"
+        at = f"random operation {step}: {what} of table {t}, {right}"
         if what == "take":
             page = beside.pool.take()
             assert page == beside.book.take(), f"{at}: got page {page}"
@@ -304,15 +321,16 @@ def test_BlockPool_grow(subject):
         got, want = beside.call("grow", 0, N)
         (table,) = beside.tables
         of = f"BlockPool.grow of an empty table to {N} tokens, pages of {S}"
-        assert table or not got, (
-            f"{of}: the table is still empty. `table = …` names a new list; the pool must change "
-            f"the one that it was given.")
-        mistakes = {N // S + 1: "The last page is just full: another one is not needed before the "
-                                "next token.",
-                    N // S: "Rounded down: the tokens of the last page have no place.",
-                    N: "A page holds S tokens, not one."}
-        assert len(table) == need, (
-            f"{of}: it has {len(table)} pages, expected {need}. {mistakes.get(len(table), '')}")
+        assert table or not got, mistake("new_list", (
+            f"{of}: the table is still empty. `table = …` binds a new list; change the one that "
+            f"you were given in place, with `+=`."), "")
+        mistakes = {N // S + 1: ("page_too_early", "The last page is exactly full: the next one is "
+                                                   "needed only for the next token."),
+                    N // S: ("rounded_down", "It was rounded down: the last tokens have no page."),
+                    N: ("page_a_token", "A page holds S tokens, not one.")}
+        name, words = mistakes.get(len(table), ("", ""))
+        assert len(table) == need, mistake(
+            name, f"{of}: it has {len(table)} pages, expected {need}. {words}", words)
         assert got is want, f"{of}: got {got!r}, expected {want}"
         beside.compare(of)
 
@@ -324,10 +342,10 @@ def test_BlockPool_grow__takes_its_pages(subject):
     table = subject.make("collections:UserList", [])
     pool.grow(table, 9)
     pages = [page for (page,) in evict.calls]
-    assert pages == list(table.data), (
+    assert pages == list(table.data), mistake("without_take", (
         f"BlockPool.grow of an empty table to 9 tokens, pages of 4: the pages {list(table.data)} "
-        f"are in the table, and evict was called of {pages}. Pages come from `take`, so that a "
-        f"pool that knows their old contents drops them")
+        f"are in the table, and `evict` was called for {pages}. Get pages from `take`: it calls "
+        f"`evict`, with which s06 forgets their old contents"), "")
 
 
 def test_BlockPool_grow__token_by_token(subject):
@@ -339,11 +357,13 @@ def test_BlockPool_grow__token_by_token(subject):
             before, (got, want) = list(beside.right[t]), beside.call("grow", t, N)
             table, right = beside.tables[t], beside.right[t]
             of = f"BlockPool.grow of table {t}, {before}, to {N} tokens, pages of {S}"
-            assert table[:len(before)] == before, f"{of}: got {table}: pages in use have moved"
-            assert len(table) == len(right), (
-                f"{of}: it has {len(table)} pages now, expected {len(right)}. " +
-                ("The pages that it has already are not counted." if len(table) > len(right) else
-                 refusal(got, -(-N // S), len(before), beside.free)))
+            assert table[:len(before)] == before, mistake(
+                "pages_moved", f"{of}: got {table}: pages that were in the table have changed", "")
+            name, words = ("own_not_counted", (
+                "The pages that the table already has are not counted.")) if len(table) > len(
+                right) else refusal(got, -(-N // S), len(before), beside.free)
+            assert len(table) == len(right), mistake(name, (
+                f"{of}: it has {len(table)} pages now, expected {len(right)}. {words}"), words)
             assert got is want, f"{of}: got {got!r}, expected {want}"
             beside.compare(of)
         slots = [page * S + i for table in beside.tables for page in table for i in range(S)]
@@ -351,11 +371,12 @@ def test_BlockPool_grow__token_by_token(subject):
 
 
 def refusal(got, need, held, free):
-    """Why a table got no page for a new token."""
+    """(id, words): why a table got no page for a new token."""
     if got is False and need - held <= len(free) < need:
-        return (f"It is refused: {need} pages are needed in all, and {len(free)} are free; but "
-                f"{held} of them the table holds already, and only the missing ones must be free.")
-    return "No slot for the new token."
+        return "all_must_be_free", (
+            f"It is refused: {need} pages are needed in all, and {len(free)} are free; but the "
+            f"table has {held} of them already, and only the missing ones must be free.")
+    return "no_slot", "There is no slot for the new token."
 
 
 def test_BlockPool_grow__all_or_nothing(subject):
@@ -366,24 +387,24 @@ def test_BlockPool_grow__all_or_nothing(subject):
         got, _ = beside.call("grow", 0, N)
         of = f"BlockPool.grow of [0, 1] to {N} tokens, pages of 4, {free} free"
         (table,) = beside.tables
-        assert None not in table, (
-            f"{of}: the table is {table}: take() gives None where no page is left. Ask before how "
-            f"many are free.")
-        assert table == [0, 1] and got is False, (
+        assert None not in table, mistake("none_in_table", (
+            f"{of}: the table is {table}: take() returns None if no page is free. Compare with "
+            f"len(self.free) first."), "")
+        assert table == [0, 1] and got is False, mistake("keeps_some", (
             f"{of}: got {got!r} and the table {table}, expected False and [0, 1]. A sequence that "
-            f"cannot go on must not keep what others could use: all or nothing.")
-        beside.compare(of, order={
-            (3, 2): "Pages were taken, and given back when they did not suffice: they have changed "
-                    "places, and evict was called of them. Count first, then take."})
+            f"cannot go on must not hold pages that others could use: all or nothing."), "")
+        beside.compare(of, order={(3, 2): ("order_changed", (
+            "Pages were taken, and given back when there were too few: their order has changed, "
+            "and `evict` was called for them. Count first, then take."))})
         pages = [page for (page,) in evict.calls]
-        assert not pages, (
+        assert not pages, mistake("evicted", (
             f"{of}: pages {pages} were taken and given back: they are free again, but take() "
-            f"evicted them, so their contents are lost. Count before you take any.")
+            f"evicted them, so their contents are lost. Count before you take any."), "")
     beside = Beside(subject, 4, 4, [[0, 1]])
     got, _ = beside.call("grow", 0, 16)
-    assert got is True and beside.tables == [[0, 1, 2, 3]], (
+    assert got is True and beside.tables == [[0, 1, 2, 3]], mistake("one_stays_free", (
         f"BlockPool.grow of [0, 1] to 16 tokens, pages of 4, 2 free: got {got!r} and the table "
-        f"{beside.tables[0]}. Two are missing and two are free: that is enough.")
+        f"{beside.tables[0]}. Two pages are missing and two are free: that is enough."), "")
     beside.compare("BlockPool.grow into the last free page")
 
 
@@ -392,8 +413,9 @@ def test_BlockPool_grow__nothing_missing(subject):
     beside = Beside(subject, 2, 4, [[0, 1]])
     for N in (8, 5, 1):
         got, _ = beside.call("grow", 0, N)
-        assert got is True, (f"BlockPool.grow of [0, 1] to {N} tokens, pages of 4, none free: got "
-                             f"{got!r}. Nothing is missing, so the answer is True.")
+        assert got is True, mistake("nothing_missing", (
+            f"BlockPool.grow of [0, 1] to {N} tokens, pages of 4, no page free: got {got!r}. "
+            f"Nothing is missing, so the answer is True."), "")
         beside.compare(f"BlockPool.grow of [0, 1] to {N} tokens")
 
 
@@ -414,7 +436,7 @@ def test_BlockPool_grow__hard(subject):
     beside.call("grow", 0, 14)
     assert beside.tables == [[1, 0, 2, 3]], (
         f"BlockPool.grow of [1, 0] to 14 tokens: the table is {beside.tables[0]}, expected "
-        f"[1, 0, 2, 3]: pages that come new are for the tokens that come last")
+        f"[1, 0, 2, 3]: new pages go to the end of the table")
 
 
 def test_BlockPool_grow__soak(subject, rng):
@@ -429,35 +451,42 @@ def test_BlockPool_release(subject):
     beside = Beside(subject, 6, 4, [[2, 0, 1]])
     beside.call("release", 0)
     of = "BlockPool.release of [2, 0, 1], and 3, 4, 5 were free"
-    beside.compare(of, tables={
-        (2, 0, 1): "The table still names pages that are not its own any more: empty it, the list "
-                   "itself."}, order={
-        (3, 4, 5): "0, 1 and 2 are in no table and not free: lost for good.",
-        (3, 4, 5, 2, 0, 1): "The beginning of the text became free first, so it is lost first. But "
-                            "it is what others may want again.",
-        **dict.fromkeys([(2, 0, 1, 3, 4, 5), (1, 0, 2, 3, 4, 5)],
-                        "They stand in front: what was given back last is taken first, and what is "
-                        "old stays. Put them last."),
-        (3, 4, 5, 0, 1, 2): "Pages come back by their numbers; they should by their places in the "
-                            "table, the last one first.",
-        (0, 1, 2, 3, 4, 5): "Free pages are not sorted: they stay in the order in which they "
-                            "came back."})
+    beside.compare(of, tables={(2, 0, 1): ("table_not_emptied", (
+        "The table still names the pages that it gave back: empty the list itself, with "
+        "`table.clear()`."))}, order={
+        (3, 4, 5): ("lost", "Pages 0, 1 and 2 are in no table and not in `free`: they are lost for "
+                            "good."),
+        (3, 4, 5, 2, 0, 1): ("first_is_free_first", (
+            "The beginning of the text became free first, so it is overwritten first. It is the "
+            "part that others may need again.")),
+        **dict.fromkeys([(2, 0, 1, 3, 4, 5), (1, 0, 2, 3, 4, 5)], ("in_front", (
+            "They are at the front of `free`, so the newest pages are reused first. Put them at "
+            "the end."))),
+        (3, 4, 5, 0, 1, 2): ("by_number", (
+            "Pages come back in the order of their numbers; it should be that of their places in "
+            "the table, the last one first.")),
+        (0, 1, 2, 3, 4, 5): ("free_sorted", (
+            "Do not sort `free`: its order is the order of giving back."))})
 
 
 def test_BlockPool_release__case_11(subject):
     """case 11: shared pages, one owner leaves: one count fewer; the other keeps all of its own."""
     beside = Beside(subject, 6, 4, [[0, 1, 2], [0, 1, 3], [0, 4]])
-    for t, others in ((0, "two others hold 0, one holds 1"), (1, "one other holds 0"),
-                      (2, "nobody")):
+    for t, others in ((0, "two others name 0, one names 1"), (1, "one other names 0"),
+                      (2, "which no other shares")):
         table = list(beside.right[t])
         beside.call("release", t)
         free = beside.free
         stolen = [page for page in free if beside.book.refs[page]]
-        why = "a table was let go, not all of them: one less, not 0" if stolen and \
-            beside.pool.refs[stolen[0]] == 0 else "a count of 1 is a holder still; at 0 it is " \
-            "nobody's" if stolen == [1] else "its next holder overwrites that one's tokens"
-        assert not stolen, (f"BlockPool.release of {table}, {others}: page {stolen[0]} is free "
-                            f"now, and another table names it: {why}.")
+        name, words = (
+            ("count_set_to_0", "only one table gave the page back: subtract 1, do not set 0")
+            if stolen and beside.pool.refs[stolen[0]] == 0 else
+            ("free_at_1", "a count of 1 means that one table still names the page; it is free at 0")
+            if stolen == [1] else
+            ("always_free", "the next sequence to take it would overwrite that table's tokens"))
+        assert not stolen, mistake(name, (
+            f"BlockPool.release of {table}, {others}: page {stolen[0]} is free now, and another "
+            f"table names it: {words}."), words)
         beside.compare(f"BlockPool.release of {table}, {others}")
 
 
@@ -468,8 +497,9 @@ def test_BlockPool_release__hard(subject):
         try:
             beside.call("release", t)
         except Raised as error:
-            raise AssertionError(f"BlockPool.release of {what}: it raised {error}. A table without "
-                                 f"pages gives none back: that is not a mistake") from None
+            raise AssertionError(mistake("empty_raises", (
+                f"BlockPool.release of {what}: it raised {error}. An empty table has nothing to "
+                f"give back; that is no error."), "")) from None
         beside.compare(f"BlockPool.release of {what}")
     beside = Beside(subject, 33_000, 1)
     beside.add([])
@@ -497,7 +527,7 @@ def test_BlockPool_release__who_is_next(subject):
     got = [beside.pool.take() for _ in range(5)]
     assert got == [4, 3, 2, 1, 0], (
         f"BlockPool.release of [2, 3, 4], then of [0, 1]: pages are taken in the order {got}, "
-        f"expected [4, 3, 2, 1, 0]: what was given back first, and of that the tail first")
+        f"expected [4, 3, 2, 1, 0]: first the table that was given back first, from its last page")
 
 
 def test_BlockPool_release__contents_stay(subject):
@@ -506,9 +536,9 @@ def test_BlockPool_release__contents_stay(subject):
     evict = watch_evict(subject, beside.pool)
     beside.call("release", 0)
     pages = [page for (page,) in evict.calls]
-    assert not pages, (
-        f"BlockPool.release of [2, 0, 1]: evict was called of {pages}. A free page keeps its "
-        f"contents until it is taken; a pool that knows them could not find them again")
+    assert not pages, mistake("evicted_at_release", (
+        f"BlockPool.release of [2, 0, 1]: `evict` was called for {pages}. A free page keeps its "
+        f"contents until it is taken; s06 finds them there"), "")
 
 
 def test_BlockPool_release__shared_anywhere(subject, rng):
@@ -524,11 +554,11 @@ def test_BlockPool_release__shared_anywhere(subject, rng):
             table = list(beside.right[t])
             others = [each for each in beside.right if each and each is not beside.right[t]]
             beside.call("release", t)
-            what, free = f"BlockPool.release of {table}, others hold {others}", beside.free
+            what, free = f"BlockPool.release of {table}, the others are {others}", beside.free
             lost = [page for page in table if not beside.book.refs[page] and page not in free]
-            assert not lost, (
-                f"{what}: nobody holds page {lost[0]} now, and it is not free. Each page counts by "
-                f"itself, whether the ones beside it in the table are shared or not")
+            assert not lost, mistake("page_after_shared", (
+                f"{what}: no table names page {lost[0]} now, and it is not free. Look at each page "
+                f"by itself, whether the ones beside it in the table are shared or not"), "")
             beside.compare(what)
 
 
@@ -547,25 +577,27 @@ def test_BlockPool_copy_on_write(subject):
         beside = Beside(subject, 6, 4, tables)
         of = f"copy_on_write of page {place} of table 0, tables {tables}"
         got, (old, new) = beside.call("copy_on_write", 0, place)
-        others = "the text of the only other" if beside.book.refs[old] == 1 else "the others' texts"
-        assert got is not None, (
+        name, others = ("shared_by_two", "the only other sequence") if beside.book.refs[
+            old] == 1 else ("never_copies", "the other sequences")
+        assert got is not None, mistake(name, (
             f"{of}: got None, expected {old, new}. Page {old} is in {beside.book.refs[old] + 1} "
-            f"tables: a token written into it appears in {others}.")
-        assert got != (tables[0][-1], new) or old == tables[0][-1], (
-            f"{of}: got {got}, expected {old, new}: the write goes to the place that was handed "
-            f"in, which need not be the last")
-        assert got != (new, old), \
-            f"{of}: got {got}, expected {old, new}: from the old page to the new one"
+            f"tables: a token written into it would appear in {others}, too."), "")
+        assert got != (tables[0][-1], new) or old == tables[0][-1], mistake("last_page", (
+            f"{of}: got {got}, expected {old, new}: copy the page at `place`, which need not be "
+            f"the last"), "")
+        assert got != (new, old), mistake("new_and_old", (
+            f"{of}: got {got}, expected {old, new}: return (old, new), in this order"), "")
         assert got == (old, new), f"{of}: got {got!r}, expected {old, new}"
         count, right = beside.pool.refs[old], beside.book.refs[old]
-        assert count != 1 or right == 1, (
-            f"{of}: page {old} counts 1, expected {right}: the count falls by one, and is not set "
-            f"to 1: {right} tables still hold the page")
-        assert beside.pool.refs[new] == 1, (
-            f"{of}: the new page {new} counts {beside.pool.refs[new]}, expected 1: `take` counts "
-            f"its one holder already")
-        beside.compare(of, {tuple(tables[0]): f"The table still names page {old}: the write would "
-                                              f"go there, and the copy to {new} was for nothing."})
+        assert count != 1 or right == 1, mistake("count_set_to_1", (
+            f"{of}: the count of page {old} is 1, expected {right}: subtract 1, do not set it to "
+            f"1: {right} tables still name the page"), "")
+        count = beside.pool.refs[new]
+        assert count == 1, mistake("new_counted_twice", (
+            f"{of}: the count of the new page {new} is {count}, expected 1: `take` counts its one "
+            f"table already"), "")
+        beside.compare(of, {tuple(tables[0]): ("table_unchanged", (
+            f"The table still names page {old}: put the new page {new} into the table."))})
 
 
 def test_BlockPool_copy_on_write__alone(subject):
@@ -573,10 +605,9 @@ def test_BlockPool_copy_on_write__alone(subject):
     for P in (5, 2):
         beside = Beside(subject, P, 4, [[0, 1]])
         got, _ = beside.call("copy_on_write", 0, 1)
-        assert got is None, (
-            f"copy_on_write of page 1 of [0, 1], which no other table has: got {got}, expected "
-            f"None." + " A copy would cost a page and its bytes, for nothing." * (
-                isinstance(got, (tuple, list))))
+        assert got is None, mistake("always_copies", (
+            f"copy_on_write of page 1 of [0, 1], which no other table names: got {got}, expected "
+            f"None. A copy would cost a page and help no one."), "")
         beside.compare("copy_on_write of a page that no other table has")
 
 
@@ -588,11 +619,12 @@ def test_BlockPool_copy_on_write__page_and_place(subject):
         page, counts = tables[0][place], beside.pool.refs
         got, want = beside.call("copy_on_write", 0, place)
         of = f"copy_on_write of entry {place} of table 0, tables {tables}"
-        assert got == want, (
-            f"{of}: got {got}, expected {want}. The entry names page {page}, which counts "
+        by_place = (got is None) == (counts[place] == 1) != (want is None)
+        assert got == want, mistake("place_as_page" if by_place else "", (
+            f"{of}: got {got}, expected {want}. The entry names page {page}, whose count is "
             f"{counts[page]}" + (
-                f"; page {place} counts {counts[place]}: `place` is taken for the page's number"
-                if (got is None) == (counts[place] == 1) != (want is None) else ""))
+                f"; that of page {place} is {counts[place]}: `place` is taken for the number of "
+                f"the page" if by_place else "")), "")
         beside.compare(of)
 
 
@@ -602,19 +634,20 @@ def test_BlockPool_copy_on_write__last_one_keeps_it(subject):
     got = [beside.call("copy_on_write", t, 0)[0] for t in range(3)]
     assert got == [(0, 1), (0, 2), None], (
         f"copy_on_write by each of three tables [0]: got {got}, expected [(0, 1), (0, 2), None]: "
-        f"when two have left, the third is alone")
+        f"after two tables have copied it, the third is the only one left")
     beside.compare("copy_on_write by each of three tables [0]")
 
 
 def test_BlockPool_copy_on_write__page_0_is_free(subject):
-    """Page 0 is a page as others are."""
+    """Page 0 is a page like any other."""
     beside = Beside(subject, 3, 4, [[0], [1, 2], [1, 2]])
     beside.call("release", 0)
     try:
         got, want = beside.call("copy_on_write", 1, 1)
     except Raised as error:
-        raise AssertionError(f"copy_on_write raised {error.type} where page 0 is the free one: "
-                             f"is 0 taken for no page?") from None
+        raise AssertionError(mistake("page_0", (
+            f"copy_on_write raised {error.type} where page 0 is the free one: does the code treat "
+            f"page 0 as \"no page\"?"), "")) from None
     assert got == want, f"copy_on_write where page 0 is the free one: got {got}, expected {want}"
     beside.compare("copy_on_write where page 0 is the free one")
 
@@ -627,9 +660,13 @@ def test_BlockPool_copy_on_write__no_free_page(subject):
         assert error.type == "RuntimeError", (
             f"copy_on_write without a free page: it raised {error.type}, expected RuntimeError")
     else:
-        raise AssertionError(f"copy_on_write without a free page: got {got}, expected a "
-                             f"RuntimeError: there is nowhere to copy to")
-    beside.compare("copy_on_write without a free page raised; before that nothing may change")
+        raise AssertionError(mistake("no_error", (
+            f"copy_on_write without a free page: got {got}, expected a RuntimeError: no page is "
+            f"free to copy to"), ""))
+    assert beside.pool.refs == [2], mistake("changed_before_error", (
+        f"copy_on_write without a free page: the count of page 0 is {beside.pool.refs[0]} after "
+        f"the error, expected 2: raise before you change anything"), "")
+    beside.compare("copy_on_write without a free page")
 
 
 def test_BlockPool_copy_on_write__evicts_the_new_page(subject):
@@ -638,10 +675,10 @@ def test_BlockPool_copy_on_write__evicts_the_new_page(subject):
     evict = watch_evict(subject, beside.pool)
     beside.call("copy_on_write", 0, 1)
     pages = [page for (page,) in evict.calls]
-    assert pages == [2], (
-        f"copy_on_write of page 1 of [0, 1], which another table has: evict was called of "
-        f"{pages}, expected [2]: the page that is copied to comes from `take`, which evicts it, "
-        f"and the old page still holds the other's text")
+    assert pages == [2], mistake("without_take", (
+        f"copy_on_write of page 1 of [0, 1], which another table names: `evict` was called for "
+        f"{pages}, expected [2]: the page to copy to comes from `take`, which evicts it, and the "
+        f"old page still has the other sequence's tokens"), "")
 
 
 def test_BlockPool_copy_on_write__far(subject):
@@ -686,7 +723,7 @@ def test_check_pool_sees_each_way_to_be_broken():
         return pool, table
 
     pool, table = fresh()
-    assert "page 0 is in 2 tables and counts 1" in broken(pool, [table, [0]])
+    assert "page 0 is in 2 tables, and its count is 1" in broken(pool, [table, [0]])
     pool.free[0] = None
     assert "page 0 is in 1 tables and is free" in broken(pool, [table])
     pool, table = fresh()

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from lab.judge.mistakes import mistake
 from lab.judge.subject import Raised
 from layer3_system import BlockPool, Drive, RequestError, Scheduler
 
@@ -34,11 +35,18 @@ def told(counts):
     return ", ".join(f"{n} of {name}" for name, n in counts.items()) or "nothing"
 
 
+def names(requests):
+    """The names of requests in a message."""
+    return f"[{', '.join(requests)}]"
+
+
 def same(what, got, want, mistakes):
-    """The parts of a step are those expected; mistakes: [(wrong parts, what they mean)]."""
+    """The parts of a step are those expected; mistakes: {id: (sentence, wrong parts, …)}."""
     if got != want:
-        why = next((why for wrong, why in mistakes if got == wrong), "")
-        raise AssertionError(f"{what}: it computes {told(got)}; expected {told(want)}. {why}")
+        name, why = next(((name, why) for name, (why, *wrong) in mistakes.items() if got in wrong),
+                         ("", ""))
+        text = f"{what}: the step computes {told(got)}; expected {told(want)}. {why}"
+        raise AssertionError(mistake(name, text, why))
 
 
 def calm(drive, what):
@@ -51,7 +59,7 @@ def calm(drive, what):
 
 
 def drawn_seats(rng):
-    """Who runs, as Drive.seat takes it, and how many pages of four slots each holds."""
+    """Running requests, as Drive.seat takes them, and the pages of four slots that each holds."""
     seated = []
     for i in range(int(rng.integers(2, 6))):
         prompt, count = rng.integers((1, 2), (20, 12)).tolist()
@@ -73,7 +81,7 @@ def situation(drive, seated, queue=()):
 
 
 def left_in(drive):
-    """Which requests run, which wait, how many pages are held."""
+    """Which requests run, which wait, how many pages are allocated."""
     return drive.running, drive.waiting, drive.pool.used
 
 
@@ -89,20 +97,25 @@ def test_predict_two_seats(subject, truth):
             drive.add(f"r{i}", 3, count)
         return drive.run()
 
-    want, got = truth(steps), subject.predict_two_seats()
+    want = truth(steps)
+    got = subject.predict_two_seats()
     assert type(got) is int, f"predict_two_seats: steps are a whole number, got {got!r}"
     near = {
-        sum(max(pair) for pair in zip(lens[::2], lens[1::2], strict=True)):
-            "that is the count of batches that wait for their longest. Here a seat is taken as "
-            "soon as it is free",
-        sum(lens) // 2: "that would be the count if no seat were ever empty. Which answer is still "
-                        "written at the end, and what is beside it?",
-        max(lens): "that is the longest answer alone. When does the second long one get a seat?",
-        sum(lens): "that is one answer at a time. Two run at a time",
-        2 * max(lens): "that would be right if the second long one waits for the first. There are "
-                       "two seats",
-    }.get(got, "Write down for each seat which request sits there, and until which step")
-    assert got == want, f"predict_two_seats: {got} is not it: {near}."
+        sum(max(pair) for pair in zip(lens[::2], lens[1::2], strict=True)): (
+            "static_batches", "That is the count for batches that wait for their longest answer. "
+                              "Here a seat is filled as soon as it is free."),
+        sum(lens) // 2: (
+            "no_empty_seat", "That would be the count if no seat were ever empty. Which request is "
+                             "still running at the end, and is the other seat taken?"),
+        max(lens): ("one_answer", "The longest answer alone takes that many. When does the second "
+                                  "long request get a seat?"),
+        sum(lens): ("one_seat", "That is the count with one seat. There are two."),
+        2 * max(lens): ("long_in_turn", "That is the count if the second long request waits for "
+                                        "the first. There are two seats."),
+    }
+    name, why = near.get(got, ("", "Write down for each seat which request holds it, and until "
+                                   "which step."))
+    assert got == want, mistake(name, f"predict_two_seats: {got} is not right. {why}", why)
 
 
 # ---- Scheduler.admit_waiting
@@ -112,54 +125,62 @@ def test_predict_two_seats(subject, truth):
 A, B, C, D = ((name, 3, 5, 1) for name in "abcd")
 ADMISSIONS = {
     "three seats, four wait": (
-        {"max_seqs": 3}, [], [A, B, C, D], 20, {"a": 3, "b": 3, "c": 3}, [
-            ({}, "It is written into the counts that were handed in, and nowhere else."),
-            ({"a": 3, "b": 3}, "One seat stays empty: max_seqs may run."),
-            ({"a": 3, "b": 3, "c": 3, "d": 3}, "More run than there are seats."),
-            ({"d": 3, "c": 3, "b": 3}, "It is last come, first served.")]),
+        {"max_seqs": 3}, [], [A, B, C, D], 20, {"a": 3, "b": 3, "c": 3}, {
+            "own_counts": ("Write into the `counts` that you are given; a new dict is lost.", {}),
+            "seat_empty": ("One seat stays empty: `max_seqs` requests may run.",
+                           {"a": 3, "b": 3}),
+            "no_seats": ("More requests run than there are seats.",
+                         {"a": 3, "b": 3, "c": 3, "d": 3}),
+            "last_first": ("The last to arrive is served first.", {"d": 3, "c": 3, "b": 3})}),
     "one of three seats is taken": (
-        {"max_seqs": 3}, [("x", 3, 5, 4)], [A, B, C], 20, {"a": 3, "b": 3}, [
-            ({"a": 3, "b": 3, "c": 3}, "x sits on one of the three: who runs counts, too.")]),
-    "20 tokens are left, prompts have 5, 30 and 4": (
-        {}, [], [("a", 5, 2, 1), ("b", 30, 2, 1), ("c", 4, 2, 1)], 20, {"a": 5, "b": 15}, [
-            ({"a": 5, "b": 30}, "The second prompt takes more than the budget leaves."),
-            ({"a": 5, "b": 15, "c": 0},
-             "The last one takes a seat and pages with no token left for it."),
-            ({"a": 5}, "The second prompt is not begun, since it does not fit whole: it may be "
-                       "computed in parts, and takes what the budget leaves."),
-            ({"a": 5, "b": 20, "c": 4}, "`left` does not fall by what each gets."),
-            ({"a": 5, "c": 4}, "A prompt may be computed in parts: it needs no step for itself.")]),
-    "case 16: two prompts in parts, at most 8 tokens each": (
-        {"chunk": 8}, [], [("a", 30, 2, 1), ("b", 30, 2, 1)], 14, {"a": 8, "b": 6}, [
-            ({"a": 14}, "`tokens_left` knows the chunk, the rest of the prompt does not.")]),
-    "six pages of four slots, the second prompt needs five, the third one": (
-        {"P": 6}, [], [("a", 8, 4, 1), ("b", 20, 2, 1), ("c", 4, 2, 1)], 40, {"a": 8}, [
-            ({"a": 8, "c": 4}, "A short one overtakes one that came before it: none may, or a "
-                               "long one never gets its turn."),
-            ({"a": 8, "b": 20}, "The second one runs and has no pages: `admit` says False."),
-            ({"a": 8, "b": 20, "c": 4}, "The second one runs and has no pages: `admit` says "
-                                        "False.")]),
+        {"max_seqs": 3}, [("x", 3, 5, 4)], [A, B, C], 20, {"a": 3, "b": 3}, {
+            "running_uncounted": ("x holds one of the three seats: count the running requests, "
+                                  "too.", {"a": 3, "b": 3, "c": 3})}),
+    "a budget of 20 left, prompts of 5, 30 and 4 tokens": (
+        {}, [], [("a", 5, 2, 1), ("b", 30, 2, 1), ("c", 4, 2, 1)], 20, {"a": 5, "b": 15}, {
+            "over_budget": ("The second prompt gets more tokens than the budget has left.",
+                            {"a": 5, "b": 30}),
+            "no_token_left": ("The last request takes a seat and pages although no token is left "
+                              "for it.", {"a": 5, "b": 15, "c": 0}),
+            "whole_prompts": ("The second prompt is not begun, since it does not fit whole: it may "
+                              "be computed in parts, and takes what the budget has left.",
+                              {"a": 5}),
+            "left_constant": ("`left` does not fall by what each request gets.",
+                              {"a": 5, "b": 20, "c": 4}),
+            "step_alone": ("A prompt may be computed in parts; part of it may go into this step.",
+                           {"a": 5, "c": 4})}),
+    "two prompts in chunks of at most 8 tokens, a budget of 14 left": (
+        {"chunk": 8}, [], [("a", 30, 2, 1), ("b", 30, 2, 1)], 14, {"a": 8, "b": 6}, {
+            "no_chunk": ("Ask `tokens_left` for what a request lacks: it knows the chunk.",
+                         {"a": 14})}),
+    "six pages of four slots; the second prompt needs five pages, the third one": (
+        {"P": 6}, [], [("a", 8, 4, 1), ("b", 20, 2, 1), ("c", 4, 2, 1)], 40, {"a": 8}, {
+            "overtakes": ("A short request overtakes an older one. None may, or a long prompt "
+                          "never gets its turn.", {"a": 8, "c": 4}),
+            "no_pages": ("The second request runs without pages: `admit` returned False.",
+                         {"a": 8, "b": 20}, {"a": 8, "b": 20, "c": 4})}),
     "two seats, three answers to the first prompt": (
-        {"max_seqs": 2}, [], [("a", 3, 5, 3), B], 20, {}, [
-            ({"a": 3, "b": 3}, "Requests are counted, not their answers: a needs three seats."),
-            ({"b": 3}, "b overtakes a, which needs three seats.")]),
-    "four seats, three answers to the first prompt, two to the second": (
-        {"max_seqs": 4}, [], [("a", 3, 5, 3), ("b", 3, 5, 2), C], 20, {"a": 3}, [
-            ({"a": 3, "b": 3, "c": 3}, "Each answer needs a seat, those of the requests that run, "
-                                       "too: six would sit on four.")]),
-    "five seats, three answers to the first prompt, two to the second": (
-        {"max_seqs": 5}, [], [("a", 3, 5, 3), ("b", 3, 5, 2), C], 20, {"a": 3, "b": 3}, []),
-    "20 tokens are left, as many as two prompts have, and one more waits": (
-        {}, [], [("a", 10, 2, 1), ("b", 10, 2, 1), ("c", 1, 2, 1)], 20, {"a": 10, "b": 10}, []),
-    "the last token goes to the first of two": ({}, [], [A, B], 1, {"a": 1}, []),
-    "one seat, and one sits there": ({"max_seqs": 1}, [("x", 3, 5, 4)], [A], 20, {}, []),
+        {"max_seqs": 2}, [], [("a", 3, 5, 3), B], 20, {}, {
+            "forks_uncounted": ("Requests are counted, not their answers: a needs three seats.",
+                                {"a": 3, "b": 3}),
+            "overtakes_forks": ("b overtakes a, which needs three seats.", {"b": 3})}),
+    "four seats; the first prompt wants three answers, the second two": (
+        {"max_seqs": 4}, [], [("a", 3, 5, 3), ("b", 3, 5, 2), C], 20, {"a": 3}, {
+            "running_forks": ("Each answer needs a seat, those of the running requests, too: these "
+                              "are six answers on four seats.", {"a": 3, "b": 3, "c": 3})}),
+    "five seats; the first prompt wants three answers, the second two": (
+        {"max_seqs": 5}, [], [("a", 3, 5, 3), ("b", 3, 5, 2), C], 20, {"a": 3, "b": 3}, {}),
+    "a budget of 20 left, exactly what two prompts need; a third waits": (
+        {}, [], [("a", 10, 2, 1), ("b", 10, 2, 1), ("c", 1, 2, 1)], 20, {"a": 10, "b": 10}, {}),
+    "a budget of 1 left, two wait": ({}, [], [A, B], 1, {"a": 1}, {}),
+    "one seat, taken": ({"max_seqs": 1}, [("x", 3, 5, 4)], [A], 20, {}, {}),
     "three equal requests, pages for one": (
-        {"P": 2}, [], [("a", 5, 2, 1), ("b", 5, 2, 1), ("c", 5, 2, 1)], 20, {"a": 5}, []),
+        {"P": 2}, [], [("a", 5, 2, 1), ("b", 5, 2, 1), ("c", 5, 2, 1)], 20, {"a": 5}, {}),
     "the first of three does not fit": (
-        {"P": 6}, [("x", 3, 5, 4)], [("a", 18, 2, 1), ("b", 3, 2, 1), C], 20, {}, []),
-    "a budget past 31 bits": ({"budget": 2**32}, [], [A, B], 2**32, {"a": 3, "b": 3}, []),
-    "no request waits": ({}, [("x", 3, 5, 4)], [], 20, {}, []),
-    "nothing is left": ({}, [], [A], 0, {}, []),
+        {"P": 6}, [("x", 3, 5, 4)], [("a", 18, 2, 1), ("b", 3, 2, 1), C], 20, {}, {}),
+    "a budget past 31 bits": ({"budget": 2**32}, [], [A, B], 2**32, {"a": 3, "b": 3}, {}),
+    "an empty queue": ({}, [("x", 3, 5, 4)], [], 20, {}, {}),
+    "no budget left": ({}, [], [A], 0, {}, {}),
 }
 
 
@@ -180,16 +201,18 @@ def admit(subject, what, sizes, seated, queue, left, want, mistakes):
         assert got.pop(name, None) == 1, f"{what}: what {name} computes was changed"
     same(what, got, want, mistakes)
     runs, waits = drive.running, drive.waiting
-    assert runs == [e[0] for e in seated] + list(want), (
-        f"{what}: {', '.join(runs)} run now; expected those that ran, then "
-        f"{', '.join(want) or 'nobody'}")
+    first = [name for name, *_ in seated]
+    assert runs == first + list(want), (
+        f"{what}: running is {names(runs)}; expected the requests that ran before, then "
+        f"{names(want)}")
     assert waits == [e[0] for e in queue if e[0] not in want], (
-        f"{what}: {', '.join(waits) or 'nobody'} waits now. A request that is admitted leaves "
-        f"the queue, the others stay in order")
-    held = {name: len(drive.requests[name].table) for name in waits if drive.requests[name].table}
-    assert not held, (
-        f"{what}: requests that still wait hold pages, {held}. `admit` takes pages: ask for it "
-        f"only when there is a seat")
+        f"{what}: waiting is {names(waits)}. An admitted request leaves the queue; the others keep "
+        f"their order.")
+    held = [name for name in waits if drive.requests[name].table]
+    assert not held, mistake(
+        "admits_before_seats",
+        f"{what}: {names(held)} still wait, but hold pages. `admit` allocates them: call it only "
+        f"if there is a seat.")
 
 
 def test_Scheduler_admit_waiting__known_pages(subject):
@@ -202,9 +225,10 @@ def test_Scheduler_admit_waiting__known_pages(subject):
         counts = subject.make("collections:OrderedDict")
         drive.scheduler.admit_waiting(counts, 14)
         same(f"admit_waiting, 14 tokens left, of the 20 of a the pool knows {4 * len(known)}",
-             counted(counts), want, [
-                 ({"a": 14}, "What the pool knows is not computed again. Ask for the tokens that "
-                             "are left after `admit`, which finds the pages.")])
+             counted(counts), want, {
+                 "asks_before_admit": ("What the pool knows is not computed again. Ask for the "
+                                       "tokens that are left after `admit`, which finds the "
+                                       "pages.", {"a": 14})})
 
 
 def test_Scheduler_admit_waiting__unseen(subject, rng, truth):
@@ -221,7 +245,7 @@ def test_Scheduler_admit_waiting__unseen(subject, rng, truth):
                  "max_seqs": int(rng.integers(4, 10)), "chunk": drawn_chunk(rng)}
         left = int(rng.choice([1, 2, sum(row[1] for row in queue[:2]), rng.integers(1, 50)]))
         admit(subject, f"admit_waiting, {sizes}, {left} tokens left, {seated} run, {queue} wait",
-              sizes, seated, queue, left, truth(admitted), [])
+              sizes, seated, queue, left, truth(admitted), {})
 
 
 # ---- Scheduler.preempt
@@ -236,43 +260,49 @@ def test_Scheduler_preempt(subject):
     victim = drive.requests["b"]
     answer = victim.output
     drive.scheduler.preempt(victim)
-    assert drive.running == ["a"], (
-        f"preempt: {', '.join(drive.running)} run. A request that is sent back "
-        f"runs no more, all others do")
-    assert drive.waiting == ["b", "c"], (
-        f"preempt: {', '.join(drive.waiting) or 'nobody'} waits, in this order. It came before all "
-        f"that wait, so it goes to the head of the queue")
+    assert drive.running == ["a"], mistake(
+        "still_running", f"preempt: running is {names(drive.running)}. A preempted request no "
+                         f"longer runs; all others do.")
+    assert drive.waiting == ["b", "c"], mistake(
+        "tail_of_queue", f"preempt: waiting is {names(drive.waiting)}, expected [b, c]. The "
+                         f"preempted request arrived before those that wait, so it goes to the "
+                         f"head of the queue.")
     held = drive.pool.used
-    assert held == 2, (
-        f"preempt: {held} pages are held, {len(victim.table)} of them by the one that waits. That "
-        f"is what it was sent away for: give them back to the pool")
-    assert not victim.table, (
-        f"preempt: the pages are back in the pool, and the table of the one that waits still names "
-        f"{victim.table}. pool.release empties the list that it gets: hand in the table itself")
-    assert victim.output == answer, (
-        f"preempt: of its answer {len(victim.output)} tokens are left of {len(answer)}. They were "
-        f"sent already: only keys and values are lost")
-    assert victim.num_computed == 0, (
-        f"preempt: num_computed is {victim.num_computed}. The pages that held those keys and "
-        f"values are gone")
-    assert victim.status == "waiting", f"preempt: its status is {victim.status}, expected waiting"
+    assert held == 2, mistake(
+        "pages_kept", f"preempt: {held} pages are still allocated, {len(victim.table)} of them to "
+                      f"the preempted request. Freeing them is the point of preemption: give them "
+                      f"back to the pool.")
+    assert not victim.table, mistake(
+        "table_kept", f"preempt: the pages are free, but the table of the preempted request still "
+                      f"names {victim.table}. pool.release empties the list that it gets: pass the "
+                      f"table itself.")
+    assert victim.output == answer, mistake(
+        "answer_lost", f"preempt: {len(victim.output)} of the {len(answer)} tokens of its answer "
+                       f"are left. The client has them already: only keys and values are lost.")
+    assert victim.num_computed == 0, mistake(
+        "still_computed", f"preempt: num_computed is {victim.num_computed}, expected 0: the pages "
+                          f"with those keys and values are gone.")
+    assert victim.status == "waiting", mistake(
+        "status_kept", f"preempt: its status is {victim.status}, expected waiting.")
     assert victim.preemptions == 1, f"preempt: counted {victim.preemptions} times, expected 1"
 
 
 def test_Scheduler_preempt__not_the_newest(subject):
     """The oldest, the one between, the only one, and one in the middle of its prompt."""
-    for names, victim in (("abc", "a"), ("abc", "b"), ("a", "a"), ("abc", "c")):
-        drive = played(subject, budget=2**32)
-        for name in names:
+    for runs, victim in (("abc", "a"), ("abc", "b"), ("a", "a"), ("abc", "c")):
+        drive = played(subject)
+        for name in runs:
             drive.seat(name, 6, 9, 4)
         drive.scheduler.preempt(drive.requests[victim])
-        got, want = (drive.running, drive.waiting), (sorted({*names} - {victim}), [victim])
-        assert got == want, (
-            f"preempt of {victim}, {', '.join(names)} run: run and wait {got}, expected {want}: "
-            f"the request that is handed in is sent back, the newest or not")
-        assert drive.pool.used == len(names) - 1, (
-            f"preempt of {victim}, {', '.join(names)} run with a page each: {drive.pool.used} are "
-            f"held")
+        got = drive.running, drive.waiting
+        want = sorted({*runs} - {victim}), [victim]
+        assert got == want, mistake(
+            "newest", f"preempt of {victim}, running was {names(runs)}: (running, waiting) is "
+                      f"{got}, expected {want}: preempt the request that you are given, whether or "
+                      f"not it is the newest.")
+        assert drive.pool.used == len(runs) - 1, (
+            f"preempt of {victim}, running was {names(runs)} with a page each: {drive.pool.used} "
+            f"are still allocated")
 
 
 def test_Scheduler_preempt__unseen(subject, rng):
@@ -281,14 +311,16 @@ def test_Scheduler_preempt__unseen(subject, rng):
         runs, waits, gone = list(pages), ["w"], []
         drive = situation(played(subject), seated, [("w", 4, 2)])
         for name in rng.permutation(runs).tolist()[:3]:
-            victim, gone = drive.requests[name], [*gone, name]
+            victim = drive.requests[name]
+            gone = [*gone, name]
             answer = victim.output
             drive.scheduler.preempt(victim)
-            runs.remove(name), waits.insert(0, name)
+            runs.remove(name)
+            waits.insert(0, name)
             what = f"preempt of {gone} in turn, {seated} run"
             want = runs, waits, sum(pages[each] for each in runs)
             assert left_in(drive) == want, (
-                f"{what}: running, waiting, pages held: {left_in(drive)}, expected {want}")
+                f"{what}: running, waiting, allocated pages: {left_in(drive)}, expected {want}")
             got = victim.output, victim.table, victim.num_computed, victim.status
             assert got == (answer, [], 0, "waiting"), (
                 f"{what}: output, table, num_computed, status of the last one are {got}, expected "
@@ -305,7 +337,7 @@ def test_Scheduler_finish(subject):
 
 
 def finish(subject, where):
-    drive = played(subject, budget=2**32)
+    drive = played(subject)
     drive.seat("a", 6, 9, 7)
     drive.seat("mid-prompt", 20, 9, 8)
     drive.seat("decoding", 5, 9, 7)
@@ -316,19 +348,24 @@ def finish(subject, where):
     try:
         drive.scheduler.finish(request, "abort")
     except Raised as error:
-        raise AssertionError(f"finish: of a request that is {where} it raised {error}. Is it "
-                             f"looked for in the queue that it is in?") from None
+        raise AssertionError(mistake(
+            "one_list", f"finish: finishing a request that is {where} raised {error}. Do you "
+                        f"remove it from the list that it is in?")) from None
     left = [drive.running, drive.waiting]
-    assert left == [[n for n in ("a", "mid-prompt", "decoding") if n != where],
-                    [n for n in ("waiting", "z") if n != where]], (
-        f"finish: of {where}, now {', '.join(left[0])} run and {', '.join(left[1])} wait. It "
-        f"leaves its queue, and no other does")
-    assert not request.table and drive.pool.used == held - pages, (
-        f"finish: of {where}, {drive.pool.used} pages are held after {held}. It had {pages}, and "
-        f"its pages never come back")
-    assert request.status == "finished", (
-        f"finish: the status is {request.status!r} at the end, expected 'finished'")
-    assert request.reason == "abort", f"finish: the reason is {request.reason!r}, expected 'abort'"
+    want = [[n for n in ("a", "mid-prompt", "decoding") if n != where],
+            [n for n in ("waiting", "z") if n != where]]
+    name, why = ("oldest", "Only the finished request leaves `running`.") \
+        if left[0] != want[0] else ("head_of_queue", "Only the finished request leaves `waiting`.")
+    assert left == want, mistake(
+        name, f"finish: after finishing {where}: running is {names(left[0])}, waiting is "
+              f"{names(left[1])}. {why}", why)
+    assert not request.table and drive.pool.used == held - pages, mistake(
+        "pages_kept", f"finish: after finishing {where}, {drive.pool.used} pages are allocated, "
+                      f"{held} before. The request held {pages}: its pages never come back.")
+    assert request.status == "finished", mistake(
+        "status_kept", f"finish: the status is {request.status!r} at the end, expected 'finished'.")
+    assert request.reason == "abort", mistake(
+        "own_reason", f"finish: the reason is {request.reason!r}, expected 'abort'.")
 
 
 def test_Scheduler_finish__twice(subject):
@@ -342,12 +379,13 @@ def test_Scheduler_finish__twice(subject):
     try:
         drive.scheduler.finish(request, "abort")
     except Raised as error:
-        raise AssertionError(f"finish: a second time it raised {error}. A client may leave just "
-                             f"when its answer is over: then there is nothing to do") from None
-    assert request.reason == "length", (
-        f"finish: it ended by length; a second finish made it {request.reason!r}. What is over "
-        f"stays as it was")
-    assert drive.pool.used == held, "finish: a second time it changed the pages"
+        raise AssertionError(mistake(
+            "second_raises", f"finish: the second call raised {error}. A client may disconnect "
+                             f"just as its answer ends: then there is nothing to do.")) from None
+    assert request.reason == "length", mistake(
+        "reason_changed", f"finish: it finished by length, and the second call changed the reason "
+                          f"to {request.reason!r}. What is over stays as it is.")
+    assert drive.pool.used == held, "finish: the second call changed the pages"
 
 
 def test_Scheduler_finish__shared_pages(subject):
@@ -359,13 +397,14 @@ def test_Scheduler_finish__shared_pages(subject):
     prompt, refs = second.table[0], list(drive.pool.refs)
     drive.scheduler.finish(first, "abort")
     got, want = drive.pool.refs[prompt], refs[prompt] - 1
-    why = "the others still read it" if got < want else \
-        "the one that is over holds it no more. A page that others read loses a holder, too"
-    assert got == want, (
-        f"finish: of one of three answers that share the prompt's page {prompt}, that page now has "
-        f"{got} holders, expected {want}: {why}")
+    name, why = ("takes_from_others", "The other answers still read it.") if got < want else (
+        "shared_kept", "The finished answer no longer holds it. A page that others read loses a "
+                       "holder, too.")
+    assert got == want, mistake(
+        name, f"finish: one of three answers that share the prompt's page {prompt} has finished. "
+              f"That page now has {got} holders, expected {want}: {why}", why)
     drive.run(40)
-    calm(drive, "finish: of one of three answers to a prompt")
+    calm(drive, "finish, one of three answers to a prompt")
 
 
 def test_Scheduler_finish__pages_not_full_yet(subject):
@@ -375,67 +414,76 @@ def test_Scheduler_finish__pages_not_full_yet(subject):
     drive.step()
     request, held = drive.requests["a"], drive.pool.used
     drive.scheduler.finish(request, "abort")
-    assert drive.pool.used == 0, (
-        f"finish: of a request with 4 of 30 tokens computed, {drive.pool.used} of its {held} pages "
-        f"stay held: all in its table go back, also those that no token is in yet")
+    assert drive.pool.used == 0, mistake(
+        "computed_pages_only", f"finish: a request with 4 of 30 tokens computed keeps "
+                               f"{drive.pool.used} of its {held} pages: give back its whole table, "
+                               f"pages without tokens included.")
 
 
 def test_Scheduler_finish__unseen(subject, rng):
     for _ in range(10):
         seated, pages = drawn_seats(rng)
-        runs, waits, reasons, asked = list(pages), ["w0", "w1", "w2"], {}, []
+        runs = list(pages)
+        waits = ["w0", "w1", "w2"]
+        reasons = {}
+        asked = []
         drive = situation(played(subject), seated, [(name, 4, 2) for name in waits])
         for name in rng.choice([*runs, *waits], 7).tolist():
             reason = str(rng.choice(["stop", "length", "abort", "error"]))
-            request, asked = drive.requests[name], [*asked, (name, reason)]
+            request = drive.requests[name]
+            asked = [*asked, (name, reason)]
             drive.scheduler.finish(request, reason)
             reasons.setdefault(name, reason)
-            want = tuple([n for n in names if n not in reasons] for names in (runs, waits))
+            want = tuple([n for n in each if n not in reasons] for each in (runs, waits))
             want = (*want, sum(pages[n] for n in want[0]), "finished", reasons[name], [])
             got = (*left_in(drive), request.status, request.reason, request.table)
             assert got == want, (
-                f"finish of {asked} in turn, {seated} run: running, waiting, pages held, "
-                f"status, reason, table of the last one: {got}, expected {want}")
+                f"finish of {asked} in turn, {seated} run: running, waiting, allocated "
+                f"pages, status, reason, table of the last one: {got}, expected {want}")
 
 
 # ---- Scheduler.schedule_running
 
 # name: (sizes, running, expected, mistakes); a request: (name, prompt, answer, computed)
 TURNS = {
-    "three decode": (
-        {}, [("a", 5, 9, 6), ("b", 3, 9, 3), ("c", 8, 9, 12)], {"a": 1, "b": 1, "c": 1}, []),
-    "two decode, a prompt lacks 20, the budget is 8": (
+    "three requests decode": (
+        {}, [("a", 5, 9, 6), ("b", 3, 9, 3), ("c", 8, 9, 12)], {"a": 1, "b": 1, "c": 1}, {}),
+    "two requests decode, a prompt has 20 tokens left, budget 8": (
         {"budget": 8}, [("a", 5, 9, 6), ("b", 3, 9, 3), ("c", 24, 9, 4)],
-        {"a": 1, "b": 1, "c": 6}, [
-            ({"a": 1, "b": 1, "c": 1}, "A prompt gets one token as if it were decoding. It lacks "
-                                       "all of its tokens, and the step has room."),
-            ({"a": 1, "b": 1, "c": 5}, "One token is left over: one is set aside for each "
-                                       "later request, and none is later than itself."),
-            ({"a": 1, "b": 1, "c": 20}, "The last one gets all it lacks, more than is left."),
-            ({"a": 1, "b": 1, "c": 8}, "In all that is more than the budget: what one gets is "
-                                       "lost for the next.")]),
-    "case 16: two prompts in parts of 4, the budget is 7": (
-        {"budget": 7, "chunk": 4}, [("a", 24, 9, 8), ("b", 24, 9, 8)], {"a": 4, "b": 3}, [
-            ({"a": 3, "b": 4}, "The newest is served first.")]),
-    "a prompt lacks 20 and is older than two that decode, the budget is 6": (
+        {"a": 1, "b": 1, "c": 6}, {
+            "one_token": ("The prompt gets one token as if it were decoding. It lacks 20, and the "
+                          "step has room for more.", {"a": 1, "b": 1, "c": 1}),
+            "kept_for_itself": ("One token of the budget stays unused: keep one back for each "
+                                "later request, not for the request itself.",
+                                {"a": 1, "b": 1, "c": 5}),
+            "over_budget": ("The last request gets all it lacks, which is more than is left.",
+                            {"a": 1, "b": 1, "c": 20}),
+            "left_constant": ("The sum exceeds the budget: subtract what each request gets.",
+                              {"a": 1, "b": 1, "c": 8})}),
+    "two prompts in chunks of 4, budget 7": (
+        {"budget": 7, "chunk": 4}, [("a", 24, 9, 8), ("b", 24, 9, 8)], {"a": 4, "b": 3}, {
+            "newest_first": ("The newest request is served first; serve the oldest first.",
+                             {"a": 3, "b": 4})}),
+    "a prompt with 20 tokens left is older than two decoding requests, budget 6": (
         {"budget": 6}, [("a", 24, 9, 4), ("b", 5, 9, 6), ("c", 3, 9, 3)],
-        {"a": 4, "b": 1, "c": 1}, [
-            ({"a": 6}, "Nothing is left for those after the first: they stand still.")]),
+        {"a": 4, "b": 1, "c": 1}, {
+            "takes_all": ("The first request takes everything, and those after it get nothing.",
+                          {"a": 6})}),
     "one token for each": (
         {"budget": 3, "max_seqs": 3}, [("a", 24, 9, 4), ("b", 24, 9, 4), ("c", 24, 9, 4)],
-        {"a": 1, "b": 1, "c": 1}, []),
-    "one lacks exactly what is left, the budget is 9": (
-        {"budget": 9}, [("a", 24, 9, 16), ("b", 5, 9, 6)], {"a": 8, "b": 1}, []),
-    "one lacks one more than is left, the budget is 9": (
-        {"budget": 9}, [("a", 25, 9, 16), ("b", 5, 9, 6)], {"a": 8, "b": 1}, [
-            ({"a": 7, "b": 1}, "One token is left over: one is set aside for each "
-                               "later request, and none is later than itself.")]),
-    "three equal ones, the budget is 7": (
+        {"a": 1, "b": 1, "c": 1}, {}),
+    "the oldest lacks exactly what is left, budget 9": (
+        {"budget": 9}, [("a", 24, 9, 16), ("b", 5, 9, 6)], {"a": 8, "b": 1}, {}),
+    "the oldest lacks one more than is left, budget 9": (
+        {"budget": 9}, [("a", 25, 9, 16), ("b", 5, 9, 6)], {"a": 8, "b": 1}, {
+            "kept_for_itself": ("One token of the budget stays unused: keep one back for each "
+                                "later request, not for the request itself.", {"a": 7, "b": 1})}),
+    "three equal requests, budget 7": (
         {"budget": 7}, [("a", 24, 9, 4), ("b", 24, 9, 4), ("c", 24, 9, 4)],
-        {"a": 5, "b": 1, "c": 1}, []),
+        {"a": 5, "b": 1, "c": 1}, {}),
     "a budget past 31 bits": (
-        {"budget": 2**32}, [("a", 24, 9, 4), ("b", 5, 9, 6)], {"a": 20, "b": 1}, []),
-    "no request runs": ({}, [], {}, []),
+        {"budget": 2**32}, [("a", 24, 9, 4), ("b", 5, 9, 6)], {"a": 20, "b": 1}, {}),
+    "no running request": ({}, [], {}, {}),
 }
 
 
@@ -454,13 +502,16 @@ def test_Scheduler_schedule_running__no_page_is_left(subject):
     drive.seat("b", 3, 9, 6)
     drive.seat("c", 3, 9, 3)
     got, waits = counted(drive.scheduler.schedule_running()), drive.waiting
-    what = f"schedule_running, no page is left: it computes {told(got)}"
-    assert waits, f"{what}, and no room was made: a has two full pages and needs a third"
-    assert waits == ["c"], (
-        f"{what}, and {' and '.join(waits)} wait, expected c alone. c was sent back: asking "
-        f"for more pages for it takes them from the others")
-    same("schedule_running, no page is left", got, {"a": 1, "b": 1}, [
-        ({"a": 1, "b": 1, "c": 1}, "c was sent back to wait: it has no part in the step.")])
+    what = f"schedule_running, no page is left: the step computes {told(got)}"
+    assert waits, mistake("no_room", f"{what}, and no request was preempted, although a has filled "
+                                     f"its two pages and needs a third: call `make_room`.")
+    assert waits == ["c"], mistake(
+        "room_for_preempted", f"{what}, and waiting is {names(waits)}, expected [c]. c was already "
+                              f"preempted; do not call `make_room` for it again, or it takes pages "
+                              f"from the others.")
+    same("schedule_running, no page is left", got, {"a": 1, "b": 1}, {
+        "preempted_in_step": ("c was preempted: leave it out of the step.",
+                              {"a": 1, "b": 1, "c": 1})})
 
 
 def test_Scheduler_schedule_running__the_newest_needs_the_page_itself(subject):
@@ -469,20 +520,21 @@ def test_Scheduler_schedule_running__the_newest_needs_the_page_itself(subject):
     drive.seat("a", 5, 9, 6)
     drive.seat("b", 3, 9, 8)
     got = counted(drive.scheduler.schedule_running())
-    same("schedule_running, the newest needs a page and there is none", got, {"a": 1}, [
-        ({"a": 1, "b": 0}, "A request with 0 tokens has no part in a step.")])
+    same("schedule_running, the newest needs a page and there is none", got, {"a": 1}, {
+        "zero_tokens": ("A request that gets 0 tokens does not belong in `counts`.",
+                        {"a": 1, "b": 0})})
 
 
-def test_Scheduler_schedule_running__nothing_is_kept_for_one_that_was_sent_back(subject):
+def test_Scheduler_schedule_running__nothing_is_kept_for_one_that_was_preempted(subject):
     """a needs a page and gets c's: b may have all tokens that are left."""
     drive = played(subject, P=8, budget=7, max_seqs=5)
     drive.seat("a", 5, 9, 8)
     drive.seat("b", 20, 9, 4)
     drive.seat("c", 24, 9, 20)
-    same("schedule_running, budget 7, a lacks 1 token and a page, b lacks 16, c is sent back for a",
-         counted(drive.scheduler.schedule_running()), {"a": 1, "b": 6}, [
-             ({"a": 1, "b": 5}, "One token is set aside for c, which runs no more: count those "
-                                "that run after `make_room` of those before.")])
+    same("schedule_running, budget 7, a lacks 1 token and a page, b lacks 16, c is preempted for a",
+         counted(drive.scheduler.schedule_running()), {"a": 1, "b": 6}, {
+             "kept_for_preempted": ("One token is kept back for c, which no longer runs: count the "
+                                    "later requests again for each request.", {"a": 1, "b": 5})})
 
 
 def test_Scheduler_schedule_running__at_the_edge_of_a_page(subject):
@@ -520,15 +572,15 @@ def test_Scheduler_schedule_running__preempted_or_not(subject, truth):
         drive = played(subject, **sizes)
         got = answers(drive, RUSH)
         assert sum(r.preemptions for r in drive.requests.values()), (
-            f"with {sizes} no request was sent back, and there are not enough pages for all")
+            f"with {sizes} nothing was preempted, although there are too few pages for all")
         assert got == want, (f"with {sizes} not all answers are those of a pool with room for all: "
                              f"{[name for name in want if got[name] != want[name]]}")
-        assert drive.pool.used == 0, f"with {sizes}, {drive.pool.used} pages are held at the end"
+        assert drive.pool.used == 0, f"with {sizes}, {drive.pool.used} pages are never freed"
 
 
 def test_Scheduler_schedule_running__steady_arrivals(subject):
-    """Case 17: every step a prompt of 20 tokens comes, and 8 are computed a step. Who decodes gets
-    a token in each step nevertheless."""
+    """Case 17: at every step a prompt of 20 tokens arrives, and 8 tokens are computed. A request
+    that decodes gets a token in each step nevertheless."""
     drive = played(subject, P=400, budget=8, max_seqs=8)
     drive.add("first", 4, 30)
     for i in range(30):
@@ -537,8 +589,8 @@ def test_Scheduler_schedule_running__steady_arrivals(subject):
     sent = drive.sent["first"]
     calm(drive, "steady arrivals")
     assert sent == list(range(1, 31)), (
-        f"while prompts arrive all the time, an answer gets tokens in the steps {sent} of 30: who "
-        f"decodes advances in each")
+        f"while prompts keep arriving, the running answer gets tokens in steps {sent} of 30; it "
+        f"must get one in every step")
 
 
 def test_Scheduler_schedule_running__guesses_without_pages(subject, rng, truth):
@@ -557,10 +609,11 @@ def test_Scheduler_schedule_running__guesses_without_pages(subject, rng, truth):
                      lambda *entry: subject.make("builtins:setattr", *entry), guesses)
         lacks = 24 - (budget - 1)
         same(f"schedule_running, budget {budget}, a lacks 1 token and has {guesses} guesses, b "
-             f"lacks {lacks}, one page is free", got, want, [
-                 ({"a": 1, "b": min(lacks, budget - 1 - guesses)},
-                  "a has no pages for its guesses, and computes 1 token. The rest of what it asked "
-                  "for is still in the budget: `make_room` says how many it has pages for.")])
+             f"lacks {lacks}, one page is free", got, want, {
+                 "subtracts_wanted": (
+                     "a has no pages for its guesses, and computes 1 token. The rest of what it "
+                     "asked for is still in the budget: subtract what `make_room` returns.",
+                     {"a": 1, "b": min(lacks, budget - 1 - guesses)})})
 
 
 def test_Scheduler_schedule_running__unseen(subject, rng, truth):
@@ -577,9 +630,9 @@ def test_Scheduler_schedule_running__unseen(subject, rng, truth):
                  "budget": int(rng.integers(5, 30)), "chunk": drawn_chunk(rng)}
         want, what = truth(by_the_course), f"schedule_running, {sizes}, {seated} run"
         counts, *left = picked(situation(played(subject, **sizes), seated))
-        same(what, counts, want[0], [])
+        same(what, counts, want[0], {})
         assert left == list(want[1:]), \
-            f"{what}: then run, wait, pages held: {left}, expected {list(want[1:])}"
+            f"{what}: running, waiting, allocated pages: {left}, expected {list(want[1:])}"
 
 
 # ---- what is given: coming
@@ -651,7 +704,7 @@ def test_a_newcomer_leaves_a_page_for_each_that_runs():
     assert drive.scheduler.admit(drive.make("d", 8, 1))
 
 
-def test_guesses_go_before_anybody_does():
+def test_guesses_are_dropped_before_a_request_is_preempted():
     drive = own(P=3)
     drive.seat("a", 5, 9, 6)
     drive.seat("b", 3, 9, 3)
@@ -685,8 +738,8 @@ def test_two_prompts_in_parts_share_a_step():
     calm(drive, "two prompts in parts")
 
 
-def test_nobody_comes_in_the_step_in_which_somebody_goes():
-    """Case 18: and the victim is the next to come."""
+def test_a_step_that_preempts_admits_nothing():
+    """Case 18: and the preempted request is admitted next."""
     drive, seen = own(P=9, max_seqs=5), 0
     for entry in RUSH:
         drive.add(*entry)
@@ -708,8 +761,8 @@ def random_trace(seed, count=40):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_nobody_is_sent_back_again_and_again(seed):
-    """Case 18: each time, it has written at least one token since; and seldom."""
+def test_between_two_preemptions_a_request_writes_a_token(seed):
+    """Case 18: at least one; and it is preempted seldom."""
     drive = own(P=20, max_seqs=8)
     for entry in random_trace(seed):
         drive.add(*entry)
@@ -721,7 +774,7 @@ def test_nobody_is_sent_back_again_and_again(seed):
             then = written.get(name, (0, 0))
             assert now[0] <= then[0] + 1
             if now[0] > then[0]:
-                assert now[1] > then[1], f"{name} is sent back with nothing done since"
+                assert now[1] > then[1], f"{name} is preempted with nothing done since"
                 written[name] = now
     calm(drive, "a rush")
     assert written and max(r.preemptions for r in drive.requests.values()) <= 5
@@ -731,7 +784,9 @@ def test_nobody_is_sent_back_again_and_again(seed):
     {"P": 20}, {"P": 16, "chunk": 3}, {"P": 30, "budget": 6, "max_seqs": 6}], ids=str)
 def test_random_days(sizes):
     """600 steps with requests that come and go, in any state: what must hold holds after each."""
-    rng, drive, number = random.Random(7), own(**{"max_seqs": 6, **sizes}), 0
+    rng = random.Random(7)
+    drive = own(**{"max_seqs": 6, **sizes})
+    number = 0
     for _ in range(600):
         if rng.random() < 0.25:
             answers = rng.choice([1, 1, 1, 3])

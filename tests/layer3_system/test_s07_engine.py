@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lab.judge.compare import brief
+from lab.judge.mistakes import mistake
 from lab.judge.subject import Raised
 from layer3_system import (
     BlockPool,
@@ -47,8 +48,11 @@ class Run:
         tokenizer = self.make("layer3_system.testing.mock_llama:ByteTokenizer")
         self.engine = subject.Engine(self.model, tokenizer, self.pool, self.scheduler, **parts)
         self.recorder = self.make("layer3_system.recorder:Recorder", self.engine, True)
-        self.budget, self.max_seqs = budget, max_seqs
-        self.got, self.ended, self.prompts = {}, {}, {}         # by name
+        self.budget = budget
+        self.max_seqs = max_seqs
+        self.got = {}                   # these three by name
+        self.ended = {}
+        self.prompts = {}
 
     def submit(self, name, prompt, **params):
         """[Request] of the engine, as handles."""
@@ -94,12 +98,14 @@ class Run:
         """Steps until no request is left: the notes. Then no page is held."""
         notes = []
         while self.engine.busy:
-            assert len(notes) < most, f"after {most} steps a request is still there: " \
+            assert len(notes) < most, f"after {most} steps there are still requests: " \
                 f"{notes[-1]['running']} running, {notes[-1]['waiting']} waiting"
             notes.append(self.step())
-        assert not self.pool.used, f"no request is left, and {self.pool.used} pages are held"
+        assert not self.pool.used, \
+            f"no request is left, but {self.pool.used} pages are still allocated"
         assert self.engine.submitted == self.engine.finished, \
-            f"{self.engine.submitted} requests came, {self.engine.finished} are counted as over"
+            f"{self.engine.submitted} requests were submitted, engine.finished is " \
+            f"{self.engine.finished}"
         return notes
 
     def as_alone(self, what, *names, count=None):
@@ -145,27 +151,35 @@ def by_rules(budget=BUDGET, last=1, phases=False, one=False):
 
 
 def test_predict_steps(subject, truth):
-    want, got = truth(computed_by_the_engine), subject.predict_steps()
+    want = truth(computed_by_the_engine)
+    got = subject.predict_steps()
     assert want == by_rules()
     assert isinstance(got, (list, tuple)) and all(
         isinstance(row, (list, tuple)) and len(row) == 3 for row in got), \
         f"predict_steps: expected a row of three numbers for each step, got {got!r}"
     got = [tuple(row) for row in got]
     mistakes = {
-        "The last token of an answer is never computed: no token follows it.":
-            by_rules(last=0),
-        "Here answers wait until the prompts are done. A step knows no phases: a request past its "
-        "prompt gets one token, and the rest of the budget goes on.": by_rules(phases=True),
-        "Here one request begins when the one before is over. A newcomer joins the next step that "
-        "has budget left.": by_rules(one=True),
-        "Here no step has a budget. A prompt of 10 tokens is cut at 8.": by_rules(budget=10**6)}
-    why = next((text for text, rows in mistakes.items() if rows == got), "")
+        "computes_last": ("The last token of an answer is never computed: nothing follows it.",
+                          by_rules(last=0)),
+        "phases": ("In your rows answers wait until all prompts are done. There are no phases: a "
+                   "request whose prompt is complete gets one token, and the rest of the budget "
+                   "goes to the next request.", by_rules(phases=True)),
+        "one_by_one": ("In your rows a request starts when the one before has finished. A request "
+                       "joins the first step that has budget left.", by_rules(one=True)),
+        "no_budget": ("In your rows the steps have no budget. A prompt of 10 tokens is split at 8.",
+                      by_rules(budget=10**6))}
+    name, why = next(
+        ((name, why) for name, (why, rows) in mistakes.items() if rows == got),
+        ("", "Which request does the budget reach first, and what is left for the next?"))
     for i, (row, right) in enumerate(zip(got, want, strict=False)):
         more = f" That is more than the budget of {BUDGET}." if sum(row) > BUDGET else ""
-        assert row == right, f"predict_steps: step {i + 1} computes {right} tokens of (a, b, c), " \
-            f"not {row}.{more}\n{why}"
-    assert len(got) == len(want), \
-        f"predict_steps: {len(got)} steps, the engine takes {len(want)}.\n{why}"
+        assert row == right, mistake(
+            name, f"predict_steps: step {i + 1} is not {row} tokens of (a, b, c).{more}\n{why}",
+            why)
+    many = "few" if len(got) < len(want) else "many"
+    assert len(got) == len(want), mistake(
+        name, f"predict_steps: {len(got)} steps are too {many}. In which step does b's fourth "
+              f"token appear?")
 
 
 # ---- build_step
@@ -176,7 +190,8 @@ class Counted:
 
     def __init__(self, subject, S, rows):
         """rows: [(prompt, output, draft, pages of its table, computed, n)]"""
-        self.S, self.rows = S, rows
+        self.S = S
+        self.rows = rows
         params = subject.make("layer3_system.s01_request:SamplingParams")
         self.requests = [subject.make(
             "layer3_system.s01_request:Request", f"request-{b}", list(prompt), params,
@@ -186,14 +201,16 @@ class Counted:
         self.owner = [(b, i) for b, row in enumerate(rows) for i in range(row[4] - row[5], row[4])]
 
     def as_before(self, what):
-        """A step is laid out from the requests, and they stay as they are."""
+        """Building a step leaves the requests as they are."""
         for b, (request, row) in enumerate(zip(self.requests, self.rows, strict=True)):
             of = "prompt", "output", "draft", "table", "num_computed"
             for field, want in zip(of, row, strict=False):
                 want = want if isinstance(want, int) else list(want)
                 got = getattr(request, field)
-                assert got == want, f"{what}: it changes {field} of request {b} from " \
-                    f"{brief(want)} to {brief(got)}; a step only reads its requests"
+                assert got == want, mistake(
+                    "changes_request", f"{what}: it changes {field} of request {b} from "
+                    f"{brief(want)} to {brief(got)}: build_step must only read the requests.",
+                    "build_step must only read the requests")
 
     def at(self, i):
         return f"token {self.owner[i[0]][1]} of request {self.owner[i[0]][0]}"
@@ -223,59 +240,74 @@ def test_build_step(subject, agree, name):
 
 
 def is_the_step(subject, agree, name, S, rows):
-    given = Counted(subject, S, rows)
-    step = subject.build_step(given.counts, S)
+    inputs = Counted(subject, S, rows)
+    step = subject.build_step(inputs.counts, S)
     assert step is not None, "build_step: got nothing (None), expected a Batch"
-    given.as_before(f"build_step, {name}")
+    inputs.as_before(f"build_step, {name}")
+    each = inputs.each
 
     def token(row, i):
         return [*row[0], *row[1], *row[2], 0][i]
 
+    def slot(row, i, size=S):
+        return row[3][min(i // size, len(row[3]) - 1)] * size + i % size
+
+    def first(row, i):
+        return i - row[4] + row[5]
+
     what = f"build_step, {name}: "
-    agree(step.tokens, given.each(token), "exact", what + "tokens", at=given.at, mistakes={
-        "a request's first tokens are taken, not its newest computed ones":
-            given.each(lambda row, i: token(row, i - row[4] + row[5])),
-        "the last n known tokens are taken, whether they are computed now or later":
-            given.each(lambda row, i: ([*row[0], *row[1], *row[2]] * 2)[i - row[4]])})
-    positions = given.each(lambda row, i: i)
-    agree(step.positions, positions, "exact", what + "positions", at=given.at, mistakes={
-        "positions count from the first token of the step":
-            given.each(lambda row, i: i - row[4] + row[5]),
-        "num_computed is where this step begins; it is where it ends, and counts its tokens":
-            given.each(lambda row, i: i + row[5])})
-    slots = given.each(lambda row, i: row[3][i // S] * S + i % S)
-    agree(step.slots, slots, "exact", what + "slots", at=given.at, mistakes={
-        "tokens are put into the pages 0, 1, … of the pool, whatever the table says": positions,
-        "a step's tokens begin at the first slot of the table, over those that are there":
-            given.each(lambda row, i: row[3][(i - row[4] + row[5]) // S] * S
-                       + (i - row[4] + row[5]) % S)})
+    agree(step.tokens, each(token), "exact", what + "tokens", at=inputs.at, mistakes={
+        "first_tokens": ("you take the first n tokens of a request, not those that end at "
+                         "num_computed", each(lambda row, i: token(row, first(row, i)))),
+        "last_known": ("you take the last n known tokens; the step computes those that end at "
+                       "num_computed",
+                       each(lambda row, i: ([*row[0], *row[1], *row[2]] * 2)[i - row[4]]))})
+    positions = each(lambda row, i: i)
+    agree(step.positions, positions, "exact", what + "positions", at=inputs.at, mistakes={
+        "positions_from_0": ("you count positions from the first token of this step", each(first)),
+        "starts_at_computed": ("you start at num_computed; this step's tokens end there",
+                               each(lambda row, i: i + row[5])),
+        "positions_16_bits": ("positions are cut to 16 bits",
+                              positions.astype(np.int16).astype(int))})
+    slots = each(slot)
+    agree(step.slots, slots, "exact", what + "slots", at=inputs.at, mistakes={
+        "ignores_table": ("you ignore the table and use pages 0, 1, … of the pool", positions),
+        "first_slot": ("you start at the first slot of the table and overwrite earlier tokens",
+                       each(lambda row, i: slot(row, first(row, i)))),
+        "pages_of_4": ("pages have 4 slots; use S", each(lambda row, i: slot(row, i, 4))),
+        "slots_32_bits": ("slots are cut to 32 bits", slots.astype(np.int32).astype(int))})
     width = max(len(row[3]) for row in rows)
-    tables = np.array([[*row[3], *[0] * (width - len(row[3]))] for row in rows])
+
+    def padded(fill):
+        return np.array([[*row[3], *[fill(row)] * (width - len(row[3]))] for row in rows])
+
     b_of = lambda i: f"request {i[0]}" + (f", page {i[1]}" if len(i) > 1 else "")   # noqa: E731
-    agree(step.block_tables, tables, "exact", what + "block_tables", at=b_of, mistakes={
-        "a table that is shorter is filled with something else than 0":
-            np.array([[*row[3], *[-1] * (width - len(row[3]))] for row in rows]),
-        "a table that is shorter is filled with its last page":
-            np.array([[*row[3], *[row[3][-1]] * (width - len(row[3]))] for row in rows]),
-        "a table that is shorter is filled in front":
-            np.array([[*[0] * (width - len(row[3])), *row[3]] for row in rows])})
-    starts = np.array([0, *np.cumsum([row[5] for row in rows])])
-    agree(step.cu_q, starts, "exact", what + "cu_q", at=lambda i: f"entry {i[0]}", mistakes={
-        "numbers of tokens stand there, not their running sum":
-            np.array([0, *(row[5] for row in rows)])})
-    agree(step.lens, np.array([row[4] for row in rows]), "exact", what + "lens", at=b_of,
-          mistakes={"only the new tokens are counted, not the context":
-                    np.array([row[5] for row in rows]),
-                    "the whole text is counted, computed or not":
-                    np.array([len([*row[0], *row[1], *row[2]]) for row in rows]),
-                    "this step's tokens are counted twice: num_computed has them already":
-                    np.array([row[4] + row[5] for row in rows])})
+    agree(step.block_tables, padded(lambda row: 0), "exact", what + "block_tables", at=b_of,
+          mistakes={
+        "padded_otherwise": ("you pad a shorter table with something other than 0",
+                             padded(lambda row: -1)),
+        "padded_with_last": ("you pad a shorter table with its last page",
+                             padded(lambda row: row[3][-1])),
+        "padded_in_front": ("you pad a shorter table at the front", np.array(
+            [[*[0] * (width - len(row[3])), *row[3]] for row in rows]))})
+    ns = [row[5] for row in rows]
+    agree(step.cu_q, np.array([0, *np.cumsum(ns)]), "exact", what + "cu_q",
+          at=lambda i: f"entry {i[0]}", mistakes={
+        "no_running_sum": ("you give the counts, not their running sum", np.array([0, *ns]))})
+    agree(step.lens, np.array([row[4] for row in rows]), "exact", what + "lens", at=b_of, mistakes={
+        "new_only": ("you count only the new tokens, not the whole context", np.array(ns)),
+        "all_known": ("you count all tokens, computed or not", np.array(
+            [len([*row[0], *row[1], *row[2]]) for row in rows])),
+        "counted_twice": ("you count this step's tokens twice: num_computed already includes them",
+                          np.array([row[4] + row[5] for row in rows]))})
     kinds = {"tokens": "int64", "positions": "int64", "slots": "int64", "block_tables": "int32",
              "cu_q": "int32", "lens": "int32"}
     for field, kind in kinds.items():
         assert getattr(step, field).is_contiguous(), f"{what}{field} is a view with gaps"
-        found = str(getattr(step, field).dtype).removeprefix("torch.")
-        assert found == kind, f"{what}{field} are {found}, the kernels expect {kind}"
+        dtype = str(getattr(step, field).dtype).removeprefix("torch.")
+        assert dtype == kind, mistake(
+            "dtype", f"{what}{field} has dtype {dtype}, the kernels expect {kind}: as_batch makes "
+                     f"it.")
 
 
 def test_build_step__unseen(subject, agree, rng):
@@ -327,27 +359,37 @@ def draws(subject, rows, every=False):
     for request, (id, _, _, pending, computed, _, forks) in zip(counts, rows, strict=True):
         left = *state(request), len(request.forks)
         want = pending, computed, len(forks)
-        assert left == want, f"to_draw: it leaves {id} with pending, num_computed and the number " \
-            f"of its forks {left}, they were {want}: it only says which requests draw"
-    return [(who.id, row) for who, row in got]
+        assert left == want, mistake(
+            "changes_request", f"to_draw: it changes (pending, num_computed, number of forks) of "
+                               f"{id} from {want} to {left}: to_draw must only read the requests.")
+    return [(request.id, row) for request, row in got]
 
 
 def compare_draws(got, want, rows, mistakes=None):
-    state = {id: f"{id} has {computed} of its {prompt + answer} tokens computed"
-             for id, prompt, answer, _, computed, _, _ in rows}
-    why = next((f"\nThis is what comes out when {text}." for text, pairs in (mistakes or {}).items()
-                if pairs == got), "")
-    names, right = [name for name, _ in got], [name for name, _ in want]
-    for name in names:
-        assert name in right, f"to_draw: {name} gets a token, and should not. " \
-            f"{state.get(name, f'{name} gets one when its prompt has just become whole')}.{why}"
-    for name in right:
-        assert name in names, f"to_draw: {name} gets no token. " \
-            f"{state.get(name, f'{name} waits for a prompt, and it is whole now')}.{why}"
-    for (name, row), pair in zip(want, got, strict=False):
-        assert (name, row) == pair, f"to_draw: expected row {row} for {name}, got row {pair[1]} " \
-            f"for {pair[0]}.{why}"
-    assert len(got) == len(want), f"to_draw: a request gets two tokens: {got}.{why}"
+    """mistakes: {id: (sentence, pairs)}, what comes out of each"""
+    state = {id: f"{id}: num_computed {computed}, num_tokens {prompt + answer}, pending {pending}"
+             for id, prompt, answer, pending, computed, _, _ in rows}
+    mistakes = (mistakes or {}) | {
+        "reordered": ("the pairs are right, but not in the order of the rows",
+                      got if sorted(got) == sorted(want) else None)}
+    name, why = next(((name, f"\nThis is what comes out when {text}.")
+                      for name, (text, pairs) in mistakes.items() if pairs == got), ("", ""))
+
+    def say(text):
+        return mistake(name, f"to_draw: {text}.{why}", why)
+
+    drawn = [id for id, _ in got]
+    right = [id for id, _ in want]
+    for id in drawn:
+        assert id in right, say(f"{id} gets a token and should not. " + state.get(
+            id, f"{id} waits for a prompt that is not complete, or has drawn before"))
+    for id in right:
+        assert id in drawn, say(f"{id} gets no token. " + state.get(
+            id, f"{id} waits for a prompt, which is complete now"))
+    for (id, row), pair in zip(want, got, strict=False):
+        assert (id, row) == pair, say(f"expected row {row} for {id}, got row {pair[1]} for "
+                                      f"{pair[0]}")
+    assert len(got) == len(want), say(f"a request appears twice: {got}")
 
 
 MIXED = [("a", 5, 3, 0, 8, 1, []), ("b", 12, 0, 0, 7, 4, []), ("c", 6, 0, 0, 6, 2, []),
@@ -359,28 +401,31 @@ def test_to_draw(subject, every):
     """Case 16: no token from a part of a prompt, nor from a part of a recomputed answer."""
     ends = np.cumsum([n for *_, n, _ in MIXED]) - 1
     place = {id: int(ends[b]) if every else b for b, (id, *_) in enumerate(MIXED)}
-    dense = [(id, i) for i, id in enumerate("ace")]
     compare_draws(draws(subject, MIXED, every), [(id, place[id]) for id in "ace"], MIXED, {
-        "the row is counted among those that get a token; scores have rows of the others, too":
-            dense,
-        "there is a row for each request, and the row of its last token is taken":
-            [("a", 0), ("c", 6), ("e", 11)] if not every else None,
-        "there is a row for each token, and the request's number is taken":
-            [("a", 0), ("c", 2), ("e", 4)] if every else None,
-        "the row is the one after the request's last token":
-            [("a", 1), ("c", 7), ("e", 12)] if every else None})
+        "every_request": ("you draw for each request; b and d have tokens left to compute",
+                          [(id, place[id]) for id in "abcde"]),
+        "prompt_only": ("you compare with the prompt alone; d has lost its pages and has tokens of "
+                        "its answer left to compute", [(id, place[id]) for id in "acde"]),
+        "dense_rows": ("you count rows only among the requests that get a token; the scores have "
+                       "rows for the others, too", [(id, i) for i, id in enumerate("ace")]),
+        "token_rows": ("with one row for each request, you take the row of its last token",
+                       [("a", 0), ("c", 6), ("e", 11)] if not every else None),
+        "request_rows": ("with one row for each token, you take the number of the request",
+                         [("a", 0), ("c", 2), ("e", 4)] if every else None),
+        "next_row": ("you take the row after the request's last token",
+                     [("a", 1), ("c", 7), ("e", 12)] if every else None)})
 
 
 def test_to_draw__a_step_behind(subject):
     """Case 32: a token that is still being computed counts among those to be computed."""
     rows = [("a", 5, 3, 1, 9, 1, []), ("b", 5, 2, 1, 7, 3, []), ("c", 2, 0, 0, 2, 2, [])]
     compare_draws(draws(subject, rows), [("a", 0), ("c", 2)], rows, {
-        "pending is forgotten: b's newest token is still being computed":
-            [("a", 0), ("b", 1), ("c", 2)]})
+        "no_pending": ("you ignore pending: b's newest token is still being computed",
+                       [("a", 0), ("b", 1), ("c", 2)])})
     rows = [("a.0", 3, 0, 1, 4, 1, ["a.1"]), ("b", 2, 0, 0, 2, 2, [])]
     compare_draws(draws(subject, rows), [("a.0", 0), ("b", 1)], rows, {
-        "those that wait for a prompt draw again: they did so in the step that ended it":
-            [("a.0", 0), ("a.1", 0), ("b", 1)]})
+        "forks_again": ("the forks draw again; they drew their first token when the prompt was "
+                        "completed", [("a.0", 0), ("a.1", 0), ("b", 1)])})
 
 
 @pytest.mark.parametrize("every", [False, True])
@@ -391,8 +436,10 @@ def test_to_draw__several_answers(subject, every):
     b, d = (4, 11) if every else (1, 3)
     compare_draws(draws(subject, rows, every),
                   [("a", 0), ("b.0", b), ("b.1", b), ("b.2", b), ("d", d)], rows, {
-        "those that wait have a row of their own; they share their prompt's last one":
-            [("a", 0), ("b.0", b), ("b.1", b + 1), ("b.2", b + 2), ("d", d)]})
+        "no_forks": ("you leave out the forks of b.0, whose prompt has just been completed",
+                     [("a", 0), ("b.0", b), ("d", d)]),
+        "fork_rows": ("you give each fork a row of its own; forks use the last row of their prompt",
+                      [("a", 0), ("b.0", b), ("b.1", b + 1), ("b.2", b + 2), ("d", d)])})
 
 
 def test_to_draw__guesses(subject):
@@ -401,10 +448,11 @@ def test_to_draw__guesses(subject):
     for every in (True, False):
         want = [("a", 2), ("c", 8)] if every else [("a", 0), ("c", 2)]
         compare_draws(draws(subject, rows, every), want, rows, {
-            "a request with guesses has more computed than it knows, and is left out": []})
+            "no_guesses": ("you leave out a request with guesses: its num_computed is above "
+                           "num_tokens, so compare with `<`, not `!=`", [])})
     rows = [("a", 2**15 + 9, 0, 0, 2**15 + 9, 2**15 + 9, []), ("b", 2, 1, 0, 3, 1, [])]
     compare_draws(draws(subject, rows, True), [("a", 2**15 + 8), ("b", 2**15 + 9)], rows)
-    assert draws(subject, [], False) == [], "to_draw: a step without requests gives tokens"
+    assert draws(subject, [], False) == [], "to_draw: an empty step must give an empty list"
 
 
 def test_to_draw__unseen(subject, rng):
@@ -450,28 +498,35 @@ def test_run_step(subject):
     engine, parts = mock_engine(subject, {"a": 3}, ["first", "second"])
     outputs = subject.run_step(engine)
     calls = {name: part.calls for name, part in parts.items()}
-    assert calls["schedule"], "run_step: the scheduler is never asked: engine.scheduler.schedule()"
-    assert len(calls["schedule"]) == 1, "run_step: the scheduler is asked more than once. Each " \
-        "time it moves on: what it picked counts as computed"
+    assert calls["schedule"], mistake(
+        "never_schedules", "run_step: you never call engine.scheduler.schedule().")
+    assert len(calls["schedule"]) == 1, mistake(
+        "schedules_twice", "run_step: you call schedule() more than once. Each call adds its "
+                           "tokens to num_computed.")
     assert calls["launch"] == [[{"a": 3}]], f"run_step: launch is called with {calls['launch']}, " \
         f"expected once, with the scheduler's counts {{'a': 3}}"
-    assert engine.counts == {"a": 3}, f"run_step: engine.counts is {engine.counts!r}, expected " \
-        f"the counts of this step, {{'a': 3}}"
-    assert calls["commit"] == [["first"], ["second"]], f"run_step: two flights were launched, " \
-        f"and committed is {calls['commit']}: a launch may come back as several flights"
-    assert outputs == ["an output", "and another"] * 2, f"run_step: got {outputs!r}, expected " \
-        f"the outputs of all flights in one list"
-    assert calls["guess"] == [[]], "run_step: engine.guess() is not called once"
+    assert engine.counts == {"a": 3}, mistake(
+        "counts_not_stored", f"run_step: engine.counts is {engine.counts!r}, expected the counts "
+                             f"of this step, {{'a': 3}}.")
+    assert calls["commit"] == [["first"], ["second"]], mistake(
+        "one_flight", f"run_step: two flights were launched, but you committed {calls['commit']}: "
+                      f"launch can return several flights.")
+    assert outputs == ["an output", "and another"] * 2, mistake(
+        "nested_outputs", f"run_step: got {outputs!r}, expected the outputs of all flights in one "
+                          f"list.")
+    assert calls["guess"] == [[]], mistake(
+        "no_guess", "run_step: engine.guess() must be called exactly once.")
 
 
-def test_run_step__nobody_can_run(subject):
+def test_run_step__no_request_can_run(subject):
     engine, parts = mock_engine(subject, {}, ["a flight"])
     outputs = subject.run_step(engine)
-    assert not parts["launch"].calls, \
-        "run_step: there is nothing to compute, and a step was launched"
-    assert outputs == [], f"run_step: nothing to compute, and outputs {outputs!r}"
-    assert engine.counts == {}, f"run_step: engine.counts is {engine.counts!r} where no request " \
-        f"runs; it tells of an older step"
+    assert not parts["launch"].calls, mistake(
+        "launches_nothing", "run_step: the counts are empty, and you launched a step.")
+    assert outputs == [], f"run_step: nothing was computed, but outputs are {outputs!r}"
+    assert engine.counts == {}, mistake(
+        "stale_counts", f"run_step: engine.counts is {engine.counts!r} although the counts are "
+                        f"empty: it still holds an older step's counts.")
 
 
 def test_run_step__overlap(subject):
@@ -479,16 +534,19 @@ def test_run_step__overlap(subject):
     engine, parts = mock_engine(subject, {"a": 1}, ["new"], overlap=True)
     subject.run_step(engine)
     committed = parts["commit"].calls
-    assert committed != [["new"]], "run_step: with overlap, a flight is read in the step that " \
-        "launched it: the host waits for it, and nothing overlaps"
-    assert committed == [["before"]], f"run_step: with overlap, the flight of the step before " \
-        f"is to be committed; committed was {committed}"
-    assert engine.flights == ["new"], f"run_step: with overlap, engine.flights is " \
-        f"{engine.flights!r}; expected what was launched now, so that the next step commits it"
+    assert committed != [["new"]], mistake(
+        "no_overlap", "run_step: with overlap you commit a flight in the step that launched it: "
+                      "the host waits, and nothing overlaps.")
+    assert committed == [["before"]], f"run_step: with overlap, commit the flights of the step " \
+        f"before; you committed {committed}"
+    assert engine.flights == ["new"], mistake(
+        "flights_not_stored", f"run_step: with overlap, engine.flights is {engine.flights!r}; "
+                              f"expected what was launched now, so that the next step commits it.")
     engine, parts = mock_engine(subject, {}, [], overlap=True)
     subject.run_step(engine)
-    assert parts["commit"].calls == [["before"]], "run_step: with overlap, the last flight is " \
-        "never committed: where no request can run, the one before still has results"
+    assert parts["commit"].calls == [["before"]], mistake(
+        "last_flight_lost", "run_step: even with empty counts, the flights of the step before must "
+                            "be committed.")
 
 
 def test_run_step__order(subject):
@@ -501,15 +559,18 @@ def test_run_step__order(subject):
             want = ["guess", "schedule", "launch", *["commit"] * (len(behind) if overlap else 2)]
             what = f"run_step, overlap {overlap}, {len(behind)} flights of the step before: "
             if "launch" in names and overlap:
-                assert "commit" not in names[:names.index("launch")], (
-                    f"{what}called were {names}: it reads the results of the step before and only "
-                    f"then launches the next one; until then the device has nothing to do")
-            assert "guess" not in names[names.index("schedule"):], \
-                f"{what}called were {names}: guesses are to be made before the scheduler picks"
-            assert names == want, f"{what}called were {names}, expected {want}"
+                assert "commit" not in names[:names.index("launch")], mistake(
+                    "commits_first", f"{what}you called {names}: you commit the previous step "
+                    f"before launching the next one, so the device is idle meanwhile.",
+                    "you commit before you launch")
+            assert "guess" not in names[names.index("schedule"):], mistake(
+                "guess_late", f"{what}you called {names}: call guess() before schedule().",
+                "call guess() before schedule()")
+            assert names == want, f"{what}you called {names}, expected {want}"
             read = [flight for name, *flight in order if name == "commit"]
-            assert read == [[each] for each in (behind if overlap else ["new", "newer"])], \
-                f"{what}flights are committed in the order {read}, not in that of their launch"
+            assert read == [[each] for each in (behind if overlap else ["new", "newer"])], mistake(
+                "reversed", f"{what}flights are committed in the order {read}; commit them in the "
+                            f"order of their launch.", "commit in the order of their launch")
 
 
 def called(subject, overlap, behind):
@@ -535,8 +596,8 @@ def test_run_step__guesses(subject):
     run.submit("a", [5, 6, 7])
     run.step()
     note = run.step()
-    assert note["counts"]["a"] == 3, f"run_step: guesses are to be made before the scheduler " \
-        f"picks; with 2 guesses the second step computes {note['counts']['a']} tokens"
+    assert note["counts"]["a"] == 3, f"run_step: call guess() before schedule(): with 2 guesses " \
+        f"the second step must compute 3 tokens, it computes {note['counts']['a']}"
     run.as_alone("with guesses", "a")
 
 
@@ -556,8 +617,8 @@ def test_run_step__chunks(subject, overlap):
                 left[name] -= part
             for name in note["new"]:
                 first.setdefault(name, left[name])
-        assert first == dict.fromkeys(PROMPTS, 0), f"chunks of {chunk}: first tokens came with " \
-            f"this many tokens of the prompt not computed: {first}"
+        assert first == dict.fromkeys(PROMPTS, 0), f"chunks of {chunk}: a request got its " \
+            f"first token before its prompt was complete; tokens missing: {first}"
         run.as_alone(f"chunks of {chunk}", *PROMPTS)
 
 
@@ -598,40 +659,50 @@ def test_end_request(subject):
         run.step()
     held = run.pool.used
     run.engine.abort([a])
-    assert run.pool.used < held, "end_request: an aborted request still holds its pages"
+    assert run.pool.used < held, mistake(
+        "keeps_pages", "end_request: the aborted request still holds its pages.")
     assert a.status == "finished", f"end_request: its status is {a.status!r}, expected 'finished'"
     assert a.reason == "abort", f"end_request: its reason is {a.reason!r}, expected 'abort'"
-    assert isinstance(a.finished_at, float), \
-        f"end_request: finished_at is {a.finished_at!r}, expected engine.clock()'s seconds"
-    assert run.engine.finished == 1, f"end_request: one is over, {run.engine.finished} are counted"
+    assert isinstance(a.finished_at, float), mistake(
+        "no_time", f"end_request: finished_at is {a.finished_at!r}, expected engine.clock()'s "
+                   f"seconds.")
+    assert run.engine.finished == 1, mistake(
+        "not_counted", f"end_request: one request has finished, engine.finished is "
+                       f"{run.engine.finished}.")
     run.drain()
     run.as_alone("beside an aborted one", "b", count=8)
 
 
 def test_end_request__its_error(subject):
-    """It is told what went wrong."""
+    """A request that ends by an error keeps its text."""
     run = Run(subject)
     (a,) = run.submit("a", PROMPTS["a"])
     run.step()
     run.engine.end(a, "error", "the pages are on fire")
-    assert (a.reason, a.error) == ("error", "the pages are on fire"), f"end_request: reason " \
-        f"{a.reason!r} and error {a.error!r}; expected 'error' and what it was told"
+    assert (a.reason, a.error) == ("error", "the pages are on fire"), mistake(
+        "error_lost", f"end_request: reason {a.reason!r} and error {a.error!r}; expected 'error' "
+                      f"and the text that end_request got.")
 
 
 def test_end_request__twice(subject):
     """Case 19, finished already, and twice: nothing happens. The first reason stays."""
     run = Run(subject)
-    (a,), (b,) = run.submit("a", PROMPTS["a"]), run.submit("b", PROMPTS["c"], max_tokens=1)
-    run.step(), run.step()
+    (a,) = run.submit("a", PROMPTS["a"])
+    (b,) = run.submit("b", PROMPTS["c"], max_tokens=1)
+    run.step()
+    run.step()
     run.engine.abort([b])
-    assert (b.status, b.reason) == ("finished", "length"), f"end_request: b had ended for its " \
-        f"length; after a late abort its reason is {b.reason!r}"
+    assert (b.status, b.reason) == ("finished", "length"), mistake(
+        "ends_again", f"end_request: b had finished by length; a later abort changed its reason to "
+                      f"{b.reason!r}.")
     run.engine.abort([a])
     at = a.finished_at
     run.engine.abort([a, a, b])
-    assert run.engine.finished == 2, f"end_request: two requests are over, and " \
-        f"{run.engine.finished} are counted: those that were over count again"
-    assert a.finished_at == at, "end_request: it ended once, and its time moves with each abort"
+    assert run.engine.finished == 2, mistake(
+        "counts_twice", f"end_request: two requests have finished, engine.finished is "
+                        f"{run.engine.finished}: a request that was already finished counts again.")
+    assert a.finished_at == at, "end_request: finished_at changes with each further abort; it " \
+        "must keep the first value"
     run.engine.abort([])
     run.drain()
 
@@ -678,8 +749,9 @@ def test_end_request__answers_that_wait(subject):
     run, (first, *others) = started(1)              # 8 of 11 tokens of the prompt
     run.engine.abort([others[0]])
     left = [r.index for r in first.forks]
-    assert left == [2], f"end_request: answer 1 is aborted while it waits for the prompt of " \
-        f"answer 0; those that still wait are {left}, expected [2]"
+    assert left == [2], mistake(
+        "stays_with_leader", f"end_request: answer 1 is aborted while it waits for answer 0's "
+                             f"prompt; forks then holds {left}, expected [2].")
     notes = run.drain()
     assert set(notes[-1]["ended"]) | set(run.ended) >= {"a/0", "a/2", "b"}
     run.as_alone("beside an answer that was aborted early", "a/0", "a/2", "b", count=8)
@@ -687,10 +759,11 @@ def test_end_request__answers_that_wait(subject):
     run, (first, *others) = started(1)
     run.engine.abort([first])
     states = [r.status for r in others]
-    assert states == ["finished"] * 2, f"end_request: the one whose prompt they wait for is " \
-        f"aborted, and will never be computed; the others are {states}"
+    assert states == ["finished"] * 2, mistake(
+        "forks_go_on", f"end_request: their leader is aborted, so their prompt will never be "
+                       f"computed; they must finish too, but are {states}.")
     assert [r.reason for r in others] == ["abort"] * 2, \
-        f"end_request: those that wait end for the same reason, not {[r.reason for r in others]}"
+        f"end_request: the forks must finish with the same reason, not {[r.reason for r in others]}"
     run.drain()
     run.as_alone("beside an aborted prompt", "b", count=8)
 
@@ -710,29 +783,35 @@ def test_end_request__its_time(subject):
     subject.make("builtins:setattr", clock, "answer", 99.0)
     run.engine.end(first, "error", "out of ink")
     for request in (first, *others):
-        assert request.finished_at == 99.0, f"end_request: the prompt of three answers ends when " \
-            f"engine.clock() says 99; answer {request.index} has finished_at {request.finished_at}"
-        assert request.error == "out of ink", f"end_request: the prompt of three answers ends by " \
-            f"'out of ink'; answer {request.index}, which waits for it, has error {request.error}"
-    assert b.finished_at is None, f"end_request: b goes on, and is over since {b.finished_at}"
+        assert request.finished_at == 99.0, mistake(
+            "own_clock", f"end_request: all three answers finish when engine.clock() is 99; answer "
+                         f"{request.index} has finished_at {request.finished_at}.")
+        assert request.error == "out of ink", mistake(
+            "forks_no_error", f"end_request: all three answers finish by the error 'out of ink'; "
+                              f"answer {request.index} has the error {request.error}.")
+    assert b.finished_at is None, \
+        f"end_request: b has not finished, but its finished_at is {b.finished_at}"
 
 
 class Desk:
-    """A scheduler with requests in every state and no model, behind an engine that has only what an
+    """A scheduler with requests in every state, in an engine without a model that has only what an
     end needs; and what should become of each."""
 
     def __init__(self, subject, rng):
-        self.make, self.rng, self.told = subject.make, rng, []
-        pool = self.make("layer3_system.s02_block_pool:BlockPool", 24, 4)
-        self.pool, self.scheduler = pool, self.make(
-            "layer3_system.s04_continuous_batching:Scheduler", pool, int(rng.integers(1, 7)),
+        self.make = subject.make
+        self.rng = rng
+        self.told = []
+        self.pool = self.make("layer3_system.s02_block_pool:BlockPool", 24, 4)
+        self.scheduler = self.make(
+            "layer3_system.s04_continuous_batching:Scheduler", self.pool, int(rng.integers(1, 7)),
             int(rng.integers(6, 20)))
         self.params = self.make("layer3_system.s01_request:SamplingParams")
         self.state = self.make("operator:attrgetter", "status", "reason", "error", "finished_at")
         self.clock = self.make("lab.judge.mocks:Watched", None, 0.0)
         self.engine = self.make("types:SimpleNamespace", scheduler=self.scheduler, finished=0,
                                 clock=self.clock)
-        self.requests, self.over, self.held = {}, {}, {}        # by name
+        self.requests = {}              # these two by name
+        self.over = {}
         for leader in "abcd"[:rng.integers(1, 5)]:
             self.come(leader, int(rng.integers(4)))
         self.leader = {name: name[0] for name in self.requests if len(name) > 1}
@@ -752,7 +831,7 @@ class Desk:
         self.scheduler.add(first)
 
     def end(self, subject, number):
-        """End one of them, for some reason; what is over already stays as it is."""
+        """End one of them, for some reason; a finished one stays as it is."""
         name = str(self.rng.choice(list(self.requests)))
         reason = str(self.rng.choice(["abort", "stop", "length", "error"]))
         error = f"error {number}" if reason == "error" else None
@@ -767,10 +846,11 @@ class Desk:
         for name, request in self.requests.items():
             got = self.state(request)
             want = self.over.get(name, (self.before[name], None, None, None))
-            assert tuple(got) == want, f"{what}{name} has status, reason, error, finished_at " \
-                f"{tuple(got)}, expected {want}"
+            assert tuple(got) == want, mistake(
+                "wrong_end", f"{what}{name} has status, reason, error, finished_at {tuple(got)}, "
+                             f"expected {want}", "what the request says of its end is wrong")
         assert self.engine.finished == len(self.over), \
-            f"{what}{self.engine.finished} are counted as over, expected {len(self.over)}"
+            f"{what}engine.finished is {self.engine.finished}, expected {len(self.over)}"
         left = {name for name in self.requests if name not in self.over}
         for queue in ("running", "waiting"):
             names = [r.id for r in getattr(self.scheduler, queue)]
@@ -780,10 +860,13 @@ class Desk:
         for name in left - set(self.leader):
             got = [r.id for r in self.requests[name].forks]
             want = [n for n, leader in self.leader.items() if leader == name and n in left]
-            order = ", in the order in which they came" if sorted(got) == sorted(want) else ""
-            assert got == want, f"{what}for the prompt of {name} {got} wait, expected {want}{order}"
+            kind = "forks_reordered" if sorted(got) == sorted(want) else ""
+            assert got == want, mistake(
+                kind, f"{what}the forks of {name} are {got}, expected {want}",
+                "the other forks must keep their order")
         used = sum(pages for name, pages in self.held.items() if name in left)
-        assert self.pool.used == used, f"{what}{self.pool.used} pages are held, expected {used}"
+        assert self.pool.used == used, \
+            f"{what}{self.pool.used} pages are allocated, expected {used}"
 
 
 def test_end_request__drawn(subject, rng):
@@ -817,7 +900,7 @@ def test_end_request__the_bound(subject):
     run.submit("b", [1] * 15, max_tokens=None)
     run.drain()
     assert run.ended == {"b": "length"} and len(run.got["b"]) == 1, \
-        f"a prompt of 15 in a room of 16: ended {run.ended}, got {run.got['b']}"
+        f"a prompt of 15 tokens with room for 16: finished {run.ended}, got {run.got['b']}"
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -827,7 +910,8 @@ def test_end_request__a_pool_is_full(subject, overlap):
     run.submit("a", PROMPTS["a"], max_tokens=None)
     notes = run.drain()
     assert run.ended == {"a": "length"}, f"alone in a full pool: ended {run.ended}"
-    assert not any(note["preempted"] for note in notes), "it was preempted, though it was alone"
+    assert not any(note["preempted"] for note in notes), \
+        "it was preempted although it was the only request"
     run.as_alone("alone in a full pool", "a", count=11)
 
 
@@ -868,7 +952,7 @@ def test_end_request__several_answers(subject, truth, overlap):
 
 def becomes_of(side, asks, ends, error, **sizes):
     """What becomes of answers of which some are ended, the last one by an error: after each step
-    how many are over and how many pages are held; then of each answer what is said of its end."""
+    how many have finished and how many pages are allocated; then how each answer ended."""
     run, answers, after = Run(side, **sizes), [], []
     for step in range(10):
         for name, prompt, n in asks.get(step, ()):
@@ -928,12 +1012,13 @@ class Blank(MockLlama):
 def test_a_kernel_that_raises_ends_the_one_at_fault():
     engine = Engine(Faulty(), ByteTokenizer())
     params = SamplingParams(**GREEDY)
-    (good,), (bad,) = engine.submit([1, 2], params, "good"), engine.submit([1, 99], params, "bad")
+    (good,) = engine.submit([1, 2], params, "good")
+    (bad,) = engine.submit([1, 99], params, "bad")
     ended = {}
     while engine.busy:
         for output in engine.step():
             if output.reason:
-                assert output.request.id not in ended, "it was told twice that it is over"
+                assert output.request.id not in ended, "its end is reported twice"
                 ended[output.request.id] = output.reason
     assert ended == {"good": "length", "bad": "error"}
     assert good.output == alone([1, 2], 8) and bad.error == "RuntimeError: a kernel fails"

@@ -21,7 +21,7 @@ from layer3_system.file_tier import FileTier, HostOverFile, digest_of
 from layer3_system.records import HEADER, record_of
 from layer3_system.s07_engine import Engine
 from layer3_system.s11_kv_offload import Costs, TieredPool
-from layer3_system.server import cli
+from layer3_system.server import assembly, cli
 from layer3_system.server.metrics import Metrics
 from layer3_system.server.tiers import connect, flops_of_token
 from layer3_system.testing.mock_llama import ByteTokenizer, MockLlama
@@ -357,7 +357,7 @@ def test_the_parts_of_a_learner():
     class Below(TieredPool):
         pass
 
-    pool = cli.pool_of({"BlockPool": Own, "TieredPool": Below}, 40, S, HostTier(300))
+    pool = assembly.pool_of({"BlockPool": Own, "TieredPool": Below}, 40, S, HostTier(300))
     assert isinstance(pool, Below)
     assert converse(engine(pool)) == PLAIN
     assert pool.grown and pool.loaded > 100

@@ -1,7 +1,9 @@
 """The given half of s30: loader, model, loop and command. No test depends on speed."""
 
+import errno
 import json
 import math
+import os
 
 import pytest
 import torch
@@ -44,7 +46,7 @@ def test_a_batch_depends_on_seed_and_number_alone():
     assert not torch.equal(first.tokens, second.tokens)
     assert torch.equal(first.tokens[:, 1:], first.targets[:, :-1])
     other = Loader(text(), B=3, T=17, seed=1)
-    other.seek({"number": 1, "seed": 1, "B": 3, "T": 17, "tokens": 500})
+    other.seek(other.place() | {"number": 1})
     assert torch.equal(other.next().tokens, second.tokens)
 
 
@@ -53,6 +55,23 @@ def test_a_place_in_another_text_is_refused(change):
     loader = Loader(text(), B=3, T=17, seed=1)
     with pytest.raises(ValueError, match="not one of this loader"):
         loader.seek(loader.place() | change)
+
+
+def test_a_place_in_the_text_of_another_tokenizer_is_refused():
+    """It is as long, and a training would go on with other words."""
+    swapped = text()
+    swapped[7] = (swapped[7] + 1) % M.V
+    with pytest.raises(ValueError, match="not one of this loader"):
+        Loader(text(), B=3, T=17, seed=1).seek(Loader(swapped, B=3, T=17, seed=1).place())
+
+
+def test_a_text_of_a_larger_tokenizer_is_refused():
+    model = TrainableLlama(M, new_weights(M, 0), training_kernels("torch"))
+    larger = text()
+    larger[7] = 61
+    with pytest.raises(ValueError, match="the text has token 61, expected less than the model's "
+                                         "V = 61: another tokenizer"):
+        Training(model, Loader(larger, B=3, T=17, seed=1), OPTIONS)
 
 
 def test_a_text_that_is_too_short_is_refused():
@@ -168,15 +187,84 @@ def test_gradients_by_kernels_in_the_simulator():
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_the_command_stops_and_goes_on(tmp_path, monkeypatch):
+# ---- the command
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """Runs the command with some words, on a tiny model and in a folder of the test."""
     monkeypatch.setattr(train, "STATES", tmp_path / "states")
     monkeypatch.setattr(train, "make", lambda *_: training())
-    monkeypatch.setattr(train, "perplexity", lambda model: 61.0)
+    monkeypatch.setattr(train, "texts", lambda _: (text(), text(train.T + 1)))
+
+    def run(*words):
+        monkeypatch.setattr("sys.argv", ["train", "--steps", "12", "--record",
+                                         str(tmp_path / "record.json"), *words])
+        train.main()
+
+    return run
+
+
+STATE = "draft-12-fp32.pt"
+
+
+def test_the_command_stops_and_goes_on(tmp_path, command, monkeypatch):
+    monkeypatch.setattr(train, "perplexity", lambda *_: 61.0)
     path = tmp_path / "record.json"
     for words in (["--minutes", "0"], []):
-        monkeypatch.setattr("sys.argv", ["train", "--steps", "12", "--record", str(path), *words])
-        train.main()
+        command(*words)
         assert path.exists() == (not words)
     record = json.loads(path.read_text("utf-8"))
     assert [row["step"] for row in record["rows"]] == [0, 10, 11]
     assert record["tokens"] == 12 * train.B * train.T
+    assert (record["seed"], record["steps"], record["perplexity"]) == (0, 12, 61.0)
+
+
+def test_the_command_keeps_the_last_state_where_a_loss_is_no_number(tmp_path, command, monkeypatch):
+    monkeypatch.setattr(train, "perplexity", lambda *_: 61.0)
+    command("--minutes", "0")
+    before = (tmp_path / "states" / STATE).read_bytes()
+    own = training()
+    monkeypatch.setattr(own.model, "loss_sum", lambda _: (
+        sum(w.sum() for w in own.model.weights.values()) * math.nan, 51))
+    monkeypatch.setattr(train, "make", lambda *_: own)
+    with pytest.raises(SystemExit, match=rf"step 0: the loss is nan, and 1,952 of .* gradient of "
+                                         rf"model.embed_tokens.weight.*; kept: .*{STATE}"):
+        command()
+    assert (tmp_path / "states" / STATE).read_bytes() == before
+
+
+def test_the_command_keeps_the_last_state_where_the_disk_is_full(tmp_path, command, monkeypatch):
+    def save(state, file):
+        file.write(b"the first bytes")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(train, "perplexity", lambda *_: 61.0)
+    command("--minutes", "0")
+    saved = tmp_path / "states" / STATE
+    before = saved.read_bytes()
+    monkeypatch.setattr(torch, "save", save)
+    with pytest.raises(SystemExit, match=f"No space left on device; kept: .*{STATE}"):
+        command()
+    assert saved.read_bytes() == before
+    assert not (tmp_path / "record.json").exists()
+
+
+@pytest.mark.parametrize("data, words", [
+    (b"", "text.txt: expected text, found an empty file"),
+    (b"\xff\xfe", "text.txt: expected text in UTF-8, found 'utf-8' codec"),
+    (b"A word. " * 20, r"tokens, expected at least T \+ 1 = 129; kept: nothing")])
+def test_a_file_without_a_text_is_refused(tmp_path, monkeypatch, data, words):
+    (tmp_path / "text.txt").write_bytes(data)
+    monkeypatch.setattr(train, "STATES", tmp_path / "states")
+    monkeypatch.setattr("sys.argv", ["train", "--text", str(tmp_path / "text.txt")])
+    with pytest.raises(SystemExit, match=words):
+        train.main()
+
+
+def test_a_file_is_learnt_but_for_its_last_tenth(tmp_path):
+    (tmp_path / "text.txt").write_text("A hen and a fox met at the well. " * 50, "utf-8")
+    learnt, held = train.texts(tmp_path / "text.txt")
+    assert len(learnt) == (len(learnt) + len(held)) * 9 // 10 > 300
+    with pytest.raises(ValueError, match="a held-out text of .* expected at least"):
+        train.perplexity(training().model, held[:128])

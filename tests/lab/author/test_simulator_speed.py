@@ -42,7 +42,7 @@ MEASURED = {"unchecked": rounds(1.0, 2.0, 4.0), "simulator": rounds(2.0, 4.0, 8.
     (None, 1.9, False, 2, 1, 4, 4, False)])
 def test_a_target_is_judged_by_the_median_of_its_rounds(over, limit, at_least, figure, lowest,
                                                         highest, checked, met):
-    target = simulator_speed.Target("it", "job", over, limit, at_least)
+    target = simulator_speed.SpeedTarget("it", "job", over, limit, at_least)
     row = simulator_speed.judge(target, MEASURED)
     assert [row[name] for name in ("figure", "lowest", "highest", "with_checks", "met")] == \
         [figure, lowest, highest, checked, met]

@@ -166,3 +166,11 @@ def test_triton_is_compiled_for_the_device_that_asks(arch, target):
                              {(1,): 32}, {}, {"num_warps": 1}, arch)
     assert target in found["ptx"] and found["cubin"].startswith(b"\x7fELF")
     assert found["name"] == "fill" and found["num_warps"] == 1
+
+
+@pytest.mark.parametrize("folders, inside", [
+    (["/home/ada/gpu", "/usr"], "/course"), (["/course", "/usr"], "/lesson"),
+    (["/lesson/gpu", "/course/.venv"], "/desk"), (["/courses/gpu", "/usr"], "/course")])
+def test_a_box_has_its_tree_where_it_covers_no_other(folders, inside):
+    """A course cloned at /course was covered by the learner's tree, and no box started."""
+    assert sandbox.place_inside(folders) == inside

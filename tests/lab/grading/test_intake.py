@@ -196,7 +196,7 @@ def test_texts_with_their_mark_are_read(tmp_path, codec):
 
 @pytest.mark.parametrize("data, says", [
     ("# ü\n".encode("latin-1"), "not UTF-8"), (b"a = 1\0\n", "NUL"),
-    (b"#" * (submitted_files.MOST_CODE + 1), "larger"), ("x".encode("utf-16-le") * 2, "NUL")])
+    (b"#" * (submitted_files.MAX_CODE_BYTES + 1), "larger"), ("x".encode("utf-16-le") * 2, "NUL")])
 def test_other_texts_are_a_problem_that_names_the_file(tmp_path, data, says):
     (tmp_path / "ada.py").write_bytes(data)
     sent = one(tmp_path)
@@ -226,7 +226,8 @@ def test_what_is_no_notebook_is_a_problem(tmp_path, text):
 
 
 def test_a_cell_longer_than_any_code_is_a_problem(tmp_path):
-    cell = {"cell_type": "code", "metadata": {}, "source": "#" * (submitted_files.MOST_CODE + 1)}
+    cell = {"cell_type": "code", "metadata": {},
+            "source": "#" * (submitted_files.MAX_CODE_BYTES + 1)}
     (tmp_path / "ada.ipynb").write_text(json.dumps({"cells": [cell]}))
     told(one(tmp_path), "ada.ipynb", "code cell 1", "larger")
 
@@ -287,7 +288,7 @@ def test_links_and_devices_in_a_tar(tmp_path, kind):
 
 
 def test_a_bomb_of_one_file(tmp_path):
-    large = b" " * (submitted_files.MOST_NOTEBOOK + 10)
+    large = b" " * (submitted_files.MAX_NOTEBOOK_BYTES + 10)
     zipped(tmp_path / "ada.zip", {"a.ipynb": large, "b.py": CODE})
     sent = one(tmp_path)
     told(sent, "a.ipynb", "larger")
@@ -295,7 +296,7 @@ def test_a_bomb_of_one_file(tmp_path):
 
 
 def test_a_bomb_of_many_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(submitted_files, "MOST_TEXT", 1000)
+    monkeypatch.setattr(submitted_files, "MAX_TEXT_BYTES", 1000)
     zipped(tmp_path / "ada.zip", {f"{n:03}.py": "#" * 300 for n in range(100)})
     sent = one(tmp_path)
     told(sent, "1,000 bytes in all")
@@ -312,13 +313,13 @@ def test_a_bomb_whose_header_lies(tmp_path):
 
 
 def test_a_bomb_of_entries(tmp_path, monkeypatch):
-    monkeypatch.setattr(archives, "MOST_ENTRIES", 50)
+    monkeypatch.setattr(archives, "MAX_ENTRIES", 50)
     zipped(tmp_path / "ada.zip", {f"{n}.txt": "" for n in range(51)})
     told(one(tmp_path), "more than 50 files")
 
 
 def test_a_bomb_in_gzip(tmp_path, monkeypatch):
-    monkeypatch.setattr(archives, "MOST_UNPACKED", 2**20)
+    monkeypatch.setattr(archives, "MAX_UNPACKED_BYTES", 2**20)
     (tmp_path / "ada.tgz").write_bytes(gzip.compress(bytes(2**24)))
     told(one(tmp_path), "unpacks to more than")
 
@@ -376,13 +377,13 @@ def test_one_name_twice_in_a_zip(tmp_path):
 
 def test_a_huge_archive_is_not_read(tmp_path):
     with open(tmp_path / "ada.zip", "wb") as file:
-        file.truncate(archives.MOST_ARCHIVE + 5)
+        file.truncate(archives.MAX_ARCHIVE_BYTES + 5)
     told(one(tmp_path), "larger than")
 
 
 def test_a_student_cannot_flood_the_report(tmp_path):
     zipped(tmp_path / "ada.zip", {f"../{n}.py": CODE for n in range(500)})
-    assert len(one(tmp_path).problems) <= submitted_files.MOST_PROBLEMS + 2
+    assert len(one(tmp_path).problems) <= submitted_files.MAX_PROBLEMS + 2
 
 
 # ---- hostile folders
@@ -433,7 +434,7 @@ def test_a_folder_a_thousand_levels_deep(tmp_path):
 
 
 def test_a_folder_of_too_many_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(submitted_files, "MOST_ENTRIES", 10)
+    monkeypatch.setattr(submitted_files, "MAX_ENTRIES", 10)
     (tmp_path / "ada").mkdir()
     for n in range(20):
         (tmp_path / "ada" / f"{n:02}.py").write_text(CODE)

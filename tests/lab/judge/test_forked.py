@@ -111,7 +111,7 @@ def test_a_gpu_measures_one_at_a_time(monkeypatch):
 @pytest.mark.parametrize("name, torch", [("add_cuda", False), ("add_triton", True)])
 def test_cuda_waits_for_neither_torch_nor_triton(name, torch):
     lesson = course.find("k01_vector_add")
-    modules = (*forked.FEW, *forked.modules(lesson, names=[name]))
+    modules = (*forked.QUICK_IMPORTS, *forked.modules(lesson, names=[name]))
     child = Child("tests.lab.remote.echo", {"lines": [
         "said = [name in sys.modules for name in ('torch', 'triton')]"]}, modules,
         servers.shared())

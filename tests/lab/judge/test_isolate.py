@@ -94,7 +94,7 @@ def test_a_stub_in_the_cache_is_not_cut_again(tmp_path, monkeypatch):
     isolate.stub_folders.cache_clear()
 
 
-class Told(check.Run):
+class Told(check.GradedRun):
     """A run that keeps what pytest tells of each test."""
 
     def pytest_runtest_logreport(self, report):

@@ -173,7 +173,7 @@ def test_a_verdict_has_the_id_and_its_message_does_not(find, replacement, name):
 
 
 def test_a_sentence_for_an_exception_is_told():
-    run = check.Run(R01, Candidate(R01.sources, dict.fromkeys(R01.sources, "mine")),
+    run = check.GradedRun(R01, Candidate(R01.sources, dict.fromkeys(R01.sources, "mine")),
                     {"count_add": R01.exercise("count_add")}, None)
     error = Raised({"type": "ZeroDivisionError", "text": "division by zero"})
     error.mistake = "empty_row"

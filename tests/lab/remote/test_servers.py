@@ -188,7 +188,7 @@ def test_without_a_run_a_command_has_its_own_and_learners_share(tmp_path, monkey
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(servers, "common", functools.cache(servers.common.__wrapped__))
     assert servers.common() == servers.private() and servers.private().leashed
-    assert servers.shared().folder == str(tmp_path / "gpu-course" / f"warm-{os.geteuid()}")
+    assert servers.shared().folder == str(tmp_path / "three-floors" / f"warm-{os.geteuid()}")
     assert not servers.shared().leashed
 
 

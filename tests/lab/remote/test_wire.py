@@ -96,7 +96,7 @@ def test_one_object_sent_twice_is_one_object():
     ids=["object", "set", "object array", "dates"],
 )
 def test_other_values_are_refused_with_their_type(value):
-    with pytest.raises(wire.Unsendable, match="does not cross"):
+    with pytest.raises(wire.Unsendable, match="expected .*, found"):
         wire.pack(value)
 
 

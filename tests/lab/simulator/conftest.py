@@ -9,6 +9,7 @@ import pytest
 from lab import simulator
 
 CLOSE = {"rtol": 2e-5, "atol": 1e-6}
+HALF_OF_FLOAT32 = 2.0**-24
 
 
 @pytest.fixture(autouse=True)
@@ -16,6 +17,15 @@ def on_simulator(tmp_path_factory):
     simulator.use("simulator")
     yield
     simulator.use(None)
+
+
+@pytest.fixture
+def simulated_triton():
+    torch = pytest.importorskip("torch")
+    simulator.activate_triton()
+    torch.manual_seed(0)
+    yield
+    simulator.deactivate_triton()
 
 
 @pytest.fixture
@@ -35,3 +45,18 @@ def error_of(source, grid, block, *args, **keywords):
     with pytest.raises(simulator.KernelError) as caught:
         run(source, grid, block, *args, **keywords)
     return caught.value
+
+
+def to_bf16(x):
+    """float32 numbers that bfloat16 holds -> their bits."""
+    return (np.ascontiguousarray(x, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def is_product(c, a, b, steps):
+    """Within the error of K products summed in float32, `steps` roundings one after the other."""
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    return (np.abs(c - a @ b) <= steps * HALF_OF_FLOAT32 * (np.abs(a) @ np.abs(b))).all()
+
+
+def floats(rng, *shape):
+    return rng.random(shape, np.float32)

@@ -439,6 +439,13 @@ def test_a_capability_for_some_launches(tmp_path):
     assert "a block can have 101376" in str(says)
 
 
+def test_a_capability_where_triton_has_no_driver():
+    """After `deactivate_triton` Triton has a driver only where there is a GPU."""
+    simulator.deactivate_triton()
+    with simulator.capability(89):
+        assert run(SHARED, 1, 32, shared_mem=99 * 1024) is not None
+
+
 LOOP = """__device__ __forceinline__ int doublings(int x, int limit) {
     int n = 0;
     asm volatile("{ .reg .pred more; again: setp.ge.s32 more, %1, %2; @more bra done;"

@@ -12,13 +12,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
 from lab import simulator  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def simulated_triton():
-    simulator.activate_triton()
-    torch.manual_seed(0)
-    yield
-    simulator.deactivate_triton()
+pytestmark = pytest.mark.usefixtures("simulated_triton")
 
 
 def close(got, want, tolerance):

@@ -8,7 +8,7 @@ import pytest
 from lab.course import CourseError
 from layer2_graph.bench import decode_speed as speed
 from layer2_graph.bench.decode_card import table
-from layer2_graph.bench.decode_speed import Target, agreement, floor_bytes, in_process, judge
+from layer2_graph.bench.decode_speed import DecodeTarget, agreement, floor_bytes, in_process, judge
 
 
 def answers(*seconds):
@@ -26,7 +26,7 @@ ROUNDS = {speed.OURS: answers(1.0, 2.0, 4.0), "generate": answers(3.0, 4.0, 4.0)
     ("decode", speed.READ, 0.55, 0.5, 0.125, 0.5, False)])  # 50 bytes: floors of 0.5, 1 and 0.5 s
 def test_a_target_is_judged_by_the_median_of_its_rounds(phase, over, limit, figure, lowest,
                                                         highest, met):
-    row = judge(Target("it", "135M", phase, over, limit), ROUNDS, 50)
+    row = judge(DecodeTarget("it", "135M", phase, over, limit), ROUNDS, 50)
     assert [row[name] for name in ("figure", "lowest", "highest", "met")] == \
         [figure, lowest, highest, met]
 

@@ -77,7 +77,7 @@ def test_the_clock_is_this_programs_own(monkeypatch):
     cores = iter([100, 130, 150, 190])
     monkeypatch.setattr(trace, "time", SimpleNamespace(process_time_ns=lambda: next(cores),
                                                        sleep=lambda seconds: None))
-    recorder = trace.Recorder()
+    recorder = trace.TraceRecorder()
     assert recorder.now() == 30
     recorder.timed("wait", "idle", recorder.sleep, 7_000_000)
     assert recorder.rows == [["wait", "idle", 50, 7_000_090]]

@@ -62,7 +62,7 @@ def test_what_is_replaced_and_what_is_not():
 # ---- matrices
 
 
-@pytest.mark.parametrize("rows", [1, 2, cpu.MANY - 1, cpu.MANY, 33])
+@pytest.mark.parametrize("rows", [1, 2, cpu.PACKED_TOKENS - 1, cpu.PACKED_TOKENS, 33])
 @pytest.mark.parametrize("N, K", RAGGED)
 def test_matmul(agree, rows, N, K):
     same(agree, "matmul", randn(rows, K), randn(N, K))
@@ -71,7 +71,7 @@ def test_matmul(agree, rows, N, K):
 
 @pytest.mark.parametrize("rows", [slice(1, 2), slice(None), slice(None, None, 2)])
 def test_matmul_of_views(agree, rows):
-    wide, x = randn(40, 60), randn(2 * cpu.MANY, 60)
+    wide, x = randn(40, 60), randn(2 * cpu.PACKED_TOKENS, 60)
     same(agree, "matmul", x[rows, :30], wide[::2, :30])     # rows with gaps between them
     same(agree, "matmul", x[rows, ::2], wide[:, :30])
     same(agree, "matmul", x[rows, :40], wide.T)             # a row's numbers are not neighbours
@@ -83,11 +83,11 @@ def test_many_rows_go_to_onednn_where_it_is(agree, monkeypatch):
     asked = []
     monkeypatch.setattr(cpu, "linear", lambda *args: asked.append(args) or
                         torch.nn.functional.linear(*args))
-    for rows in (1, cpu.MANY - 1, cpu.MANY):
+    for rows in (1, cpu.PACKED_TOKENS - 1, cpu.PACKED_TOKENS):
         same(agree, "matmul", randn(rows, 20), randn(7, 20))
     assert len(asked) == cpu.mkldnn.is_available()
     monkeypatch.setattr(cpu.mkldnn, "is_available", lambda: False)
-    same(agree, "matmul", randn(cpu.MANY, 20), randn(7, 20))
+    same(agree, "matmul", randn(cpu.PACKED_TOKENS, 20), randn(7, 20))
     assert len(asked) <= 1
 
 
@@ -166,7 +166,7 @@ def test_shapes_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="mismatch"):
         CPU.matmul(randn(1, 1), randn(4, 6))               # einsum would broadcast the one number
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        CPU.matmul(randn(cpu.MANY, 1), randn(4, 6))
+        CPU.matmul(randn(cpu.PACKED_TOKENS, 1), randn(4, 6))
     with pytest.raises(ValueError, match="shapes"):
         CPU.rmsnorm(randn(1, 6), randn(5), 1e-5)
 
@@ -404,7 +404,7 @@ def test_what_does_not_fit_goes_to_the_table(change):
 
 
 def test_more_tokens_than_numpy_gains_from_go_to_the_table(monkeypatch):
-    monkeypatch.setattr(llama, "FEW", 1)
+    monkeypatch.setattr(llama, "LEAN_TOKENS", 1)
     model = random_model(TINY, CPU, CpuLlama)
     for B, lean in ((1, True), (2, False)):
         cache = PagedCache(TINY, B, 20)

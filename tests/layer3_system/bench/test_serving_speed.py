@@ -85,5 +85,5 @@ def test_the_record(monkeypatch):
     rate = median(record["models"]["135M"]["ours 32"]["rate"])
     assert f"| 135M | ours 32 | {rate:.0f} | 2 of 32 |" in lines and "2026-01-02" in lines[-1]
     assert "OPENBLAS_CORETYPE=Haswell." in lines[-1]
-    assert "| the engine's own share of a step, 32 at once | 135M | < 0.1 | 0.05 (0.05 to 0.05) " \
+    assert "| the engine's own share of a step, 32 at once | 135M | ≤ 0.1 | 0.05 (0.05 to 0.05) " \
            "| met |" in lines

@@ -21,6 +21,7 @@ from layer3_system import (
     Engine,
     MockLlama,
     PrefixPool,
+    SamplingParams,
     Scheduler,
     check_engine,
 )
@@ -31,6 +32,7 @@ from layer3_system.structured import Grammars
 
 NAME = "mock"
 JSON = {"Content-Type": "application/json"}
+LONG = "x" * 512        # a token each: as long as the context
 
 
 # ---- models
@@ -174,3 +176,39 @@ def told(answer, status, field=None, says=""):
     assert error["param"] == field and says in error["message"], error
     assert set(error) == {"message", "type", "param", "code"} and len(error["message"]) < 600
     return error
+
+
+def read_all(client):
+    found = b""
+    while part := client.recv(2**16):
+        found += part
+    client.close()
+    return found
+
+
+def step(server, model, count=1):
+    """Let steps through, until they are done and the next one is at the gate, if there is one."""
+    before = model.steps
+    model.gate.release(count)
+    until(lambda: model.steps == before + count and (
+        model.at_gate or not server.engine.busy and server.bridge.mail.empty()))
+
+
+def dechunked(content):
+    """The bytes of a body in chunks."""
+    found = b""
+    while content:
+        size, _, content = content.partition(b"\r\n")
+        found, content = found + content[:int(size, 16)], content[int(size, 16) + 2:]
+    return found
+
+
+def alone(prompt, **params):
+    """What an engine without a server answers: a list of texts and their reasons."""
+    engine = Engine(MockLlama(), ByteTokenizer())
+    answers = engine.submit(list(prompt.encode()), SamplingParams(**params))
+    texts = dict.fromkeys(answers, "")
+    while engine.busy:
+        for output in engine.step():
+            texts[output.request] += output.text
+    return [(text, request.reason, request) for request, text in texts.items()]

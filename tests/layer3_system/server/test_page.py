@@ -3,6 +3,7 @@
 import socket
 import threading
 
+import httpx
 import pytest
 
 from lab.judge.check import NotProvenHere
@@ -16,9 +17,13 @@ from layer3_system import (
     Scheduler,
 )
 from layer3_system.bench import screenshot
+from layer3_system.file_tier import FileTier, HostOverFile
+from layer3_system.s11_kv_offload import TieredPool
 from layer3_system.server import live
 from layer3_system.server.app import Listener, make_app
+from layer3_system.tiers import TieredPages
 from tests.layer3_system.server.http_server import until
+from tests.layer3_system.server.test_server_shutdown import running
 
 pytestmark = pytest.mark.slow           # a browser starts, and draws
 MANY = 10_000           # steps, more than all answers take
@@ -60,9 +65,11 @@ def browser():
 class Site:
     """A page on a server of its own."""
 
-    def __init__(self, browser, key=None):
-        pool = PrefixPool(64, 16)
+    def __init__(self, browser, key=None, pool=None):
+        pool = pool or PrefixPool(64, 16)
         self.engine = Engine(Ascii(), ByteTokenizer(), pool, Scheduler(pool, 4, 64))
+        if isinstance(pool, TieredPool):
+            self.engine.pages = TieredPages(self.engine.pages, pool.host)
         self.app = make_app(self.engine, "mock", key=key, kind=Held)
         self.bridge = self.app.state.bridge
         listening = socket.create_server(("127.0.0.1", 0))
@@ -122,6 +129,36 @@ def test_what_the_engine_does(site, monkeypatch):
     assert site.painted("map") > empty + 4 and site.painted("steps") > 4
     until(lambda: float(site.find("throughput").text) > 0)
     assert site.find("ttft").text.endswith("s") and site.find("trouble").text == ""
+
+
+def test_memory_below_the_pages(browser, tmp_path):
+    """How full host memory and a file are."""
+    file = FileTier(tmp_path / "kv", 40, 1024, bytes(32))
+    site = Site(browser, pool=TieredPool(64, 16, None, HostOverFile(8, file)))
+    until(lambda: "in host memory: 0 of 8 pages" in site.find("tiers").text)
+    assert "in a file: 0 of 40 pages" in site.find("tiers").text
+    site.end()
+
+
+def test_both_kinds_of_process(browser):
+    """A button for each; the chosen one's pages are shown."""
+    with running("--prefill", "1", "--decode", "1", "--pages", "40") as server:
+        browser.get(server.url)
+        names = "return [...document.querySelectorAll('#workers button')].map(b => b.textContent)"
+        until(lambda: [name.split(":")[0] for name in browser.execute_script(names)]
+              == ["prefill 0", "decode 0"])
+        until(lambda: "40 pages of 16 tokens" in browser.find_element("id", "pages_key").text)
+        answer = httpx.post(f"{server.url}/v1/completions", timeout=300, trust_env=False,
+                            json={"model": "small", "prompt": "Once upon a time", "max_tokens": 9})
+        assert answer.status_code == 200
+        chosen = "button[aria-pressed=true]"
+        for name, steps in (("decode", "9"), ("prefill", "1")):
+            browser.execute_script("[...document.querySelectorAll('#workers button')].find("
+                                   "b => b.textContent.startsWith(arguments[0])).click()", name)
+            assert browser.execute_script(
+                f"return document.querySelector('{chosen}').textContent").startswith(name)
+            until(lambda: browser.find_element("tag name", "body").get_attribute(
+                "data-step") == steps)                          # noqa: B023  (called here)
 
 
 def test_the_prompt_box(site):

@@ -20,12 +20,6 @@ PREFLIGHT = {"Access-Control-Request-Method": "POST",
              "Access-Control-Request-Headers": "content-type, authorization"}
 
 
-@pytest.fixture(scope="module")
-def mock():
-    with served() as one:
-        yield one
-
-
 def connect(server):
     return closing(socket.create_connection(("127.0.0.1", server.port), timeout=300))
 

@@ -15,12 +15,6 @@ HI = [{"role": "user", "content": "hi"}]
 
 
 @pytest.fixture(scope="module")
-def mock():
-    with served() as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
 def small():
     """The shipped tokenizer on a model that can be worked out: its library speaks Rust's UTF-8."""
     from layer3_system import MockLlama

@@ -3,28 +3,15 @@
 import pytest
 
 from day02_overview import NANO
-from layer3_system import MockLlama, SamplingParams
+from layer3_system import SamplingParams
 from layer3_system.engine.lengths import StepCost
 from layer3_system.s01_request import sample_rows
-from layer3_system.server import cli
+from layer3_system.server import assembly, cli
 from layer3_system.server.metrics import Metrics
 from layer3_system.testing.mock_llama import ByteTokenizer
+from tests.layer3_system.repeats import Repeats
 
 PROMPTS = (b"the cat and the hat and the cat and the", b"abcabcabcabc", b"x")
-
-
-class Repeats(MockLlama):
-    """It likes the token that came three before, so that guesses come true now and then."""
-
-    def __init__(self):
-        super().__init__(scores=self.score)
-
-    def score(self, context, V):
-        from layer3_system import mock_scores
-
-        z = mock_scores(context, V)
-        z[context[max(len(context) - 3, 0)]] += 6
-        return z
 
 
 @pytest.fixture
@@ -38,7 +25,7 @@ def answers(**flags):
     """([[token]] of some requests, how many steps they took)"""
     model = Repeats()
     own = {"sample_rows": sample_rows}
-    engine = cli.build(model, ByteTokenizer(), None, own, 64, **flags)
+    engine = assembly.build(model, ByteTokenizer(), None, own, 64, **flags)
     requests = [r for i, prompt in enumerate(PROMPTS) for temperature in (0, 0.9)
                 for r in engine.submit(list(prompt), SamplingParams(
                     max_tokens=40, seed=i, temperature=temperature, ignore_eos=True, n=2))]
@@ -76,7 +63,7 @@ def test_both_at_once_are_refused(command):
 @pytest.mark.parametrize("dtype, is_slow", [("float32", False), ("bfloat16", True)])
 def test_a_dtype_that_is_slow_here_is_said(command, monkeypatch, dtype, is_slow):
     monkeypatch.setattr(cli, "run", lambda *_: None)
-    monkeypatch.setattr(cli.device, "torch_device", lambda: "cpu")
+    monkeypatch.setattr(assembly.device, "torch_device", lambda: "cpu")
     code, said, wrong = command(cli.app, "serve", "--port", 0, "--dtype", dtype)
     assert not code, wrong
     assert ("without --dtype it answers several times as fast" in said) == is_slow
@@ -91,8 +78,8 @@ def test_a_draft_that_does_not_fit_is_refused(command, word, what):
 
 
 def test_guesses_are_counted_with_vllms_names(cheap_guesses):
-    engine = cli.build(Repeats(), ByteTokenizer(), None, {"sample_rows": sample_rows}, 64,
-                       draft="lookup", guesses=3)
+    engine = assembly.build(Repeats(), ByteTokenizer(), None, {"sample_rows": sample_rows}, 64,
+                            draft="lookup", guesses=3)
     metrics = Metrics(engine, "m")
     engine.submit(list(PROMPTS[1]), SamplingParams(40, temperature=0, ignore_eos=True))
     while engine.busy:

@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 from pydantic import BaseModel
 
-from tests.layer3_system.server.http_server import NAME, served, told
+from tests.layer3_system.server.http_server import NAME, told
 
 HI = [{"role": "user", "content": "hi"}]
 PATTERN = "[a-d]{3,9}, [0-9]{1,4}"
@@ -19,12 +19,6 @@ class Pet(BaseModel):
     name: str
     age: int | None
     tame: bool
-
-
-@pytest.fixture(scope="module")
-def mock():
-    with served() as one:
-        yield one
 
 
 def schema_of(**properties):
