@@ -35,6 +35,7 @@ from layer3_system.testing.plan_ranks import make_step
 from layer3_system.testing.training_models import TrainLayer
 
 RECORD = Path(__file__).with_suffix(".json")
+OUTSIDE = RECORD.with_name("aiconfigurator.json")       # what another planner says of serving
 SHAPE = Llama("measured", L=8, C=128, H=4, G=4, D=32, F=384, V=512, tied=False)
 BATCH = 8
 T = 64

@@ -1,5 +1,6 @@
 """Graders of g14. Tensors start as NaN, so that what is read too early shows."""
 
+import re
 from collections import Counter
 
 import numpy as np
@@ -332,17 +333,20 @@ def fenced(launch, writers):
     """Each writer has a fence before it adds. The simulator runs loads and stores in order, so it
     cannot show what a missing fence does, and the instructions are counted."""
     fences = launch["totals"]["instructions"].get("barrier", 0) - launch["totals"]["barriers"] - 1
-    adds = [int(n) for n, line in launch["lines"].items() if "global atomic" in line["memory"]]
+    atomics = {int(n): line["text"].partition("//")[0] for n, line in launch["lines"].items()
+               if "global atomic" in line["memory"]}
     after = [int(n) for n, line in launch["lines"].items()
-             if line["instructions"].get("barrier", 0) > line["barriers"] and int(n) > max(adds)]
-    release = any("release" in line["text"] for line in launch["lines"].values())
+             if line["instructions"].get("barrier", 0) > line["barriers"] and int(n) > max(atomics)]
+    release = atomics and all(
+        re.search(r"\.release|\.acq_rel|memory_order_(release|acq_rel|seq_cst)", text)
+        for text in atomics.values())
     why = "on a GPU the counter may be seen before the numbers"
     assert fences >= writers or release, mistake(
         "no_fence", f"signal_cuda: {fences} fences by {writers} blocks: {why}", why)
     why = "a fence orders what comes before it with what comes after it: the addition comes after"
     assert not after or release, mistake(
-        "fence_last", f"signal_cuda: the addition in line {max(adds)}, a fence in line {after[0]}: "
-                      f"{why}", why)
+        "fence_last", f"signal_cuda: the addition in line {max(atomics)}, a fence in line "
+                      f"{after[0]}: {why}", why)
 
 
 def arguments(m, model, program, tensors, counters, steps, token, position):
