@@ -425,7 +425,7 @@ def test_gptq_of_the_bench_is_g07s(rng):
     x = torch.from_numpy(rng.standard_normal((200, 64)))
     scales = least_error_scales(w, LEVELS["ternary"], 32)
     codes = gptq(w, x.T @ x, LEVELS["ternary"], scales)
-    back = (codes.unflatten(1, (-1, 32)) * scales[..., None]).flatten(1)
+    back = (codes.to(w.dtype).unflatten(1, (-1, 32)) * scales[..., None]).flatten(1)
     torch.testing.assert_close(bench.gptq_on_grid(w, x.T @ x, scales, -1, 1), back)
 
 
