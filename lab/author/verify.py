@@ -13,7 +13,7 @@ from lab.author.gaps import GUESSES
 from lab.course import CourseError
 from lab.judge import forked, mutants
 from lab.judge.candidate import Candidate, reference
-from lab.judge.check import Verdict
+from lab.judge.verdict import Verdict
 
 FEWEST = 3              # mutants of an exercise
 WITHOUT_IDS = 5         # those of one whose lesson has no ids of mistakes

@@ -20,7 +20,7 @@ from lab.course import ROOT, SUFFIX, CourseError
 from lab.grading import leaked_answers, missing_answers
 from lab.judge import tape
 from lab.judge.candidate import reference
-from lab.judge.check import GradedRun
+from lab.judge.plugin import GradedRun
 
 HERE = Path(__file__).parent / "edition"
 MADE = {"README.md": "README.md", "check.yml": ".github/workflows/check.yml",

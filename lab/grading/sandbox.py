@@ -15,7 +15,6 @@ from pathlib import Path
 from lab import stub
 from lab.course import ROOT, SUFFIX
 from lab.grading.box import BOX_MEMORY, NOBODY, Box, gpu_nodes
-from lab.judge.check import EXERCISE, NotProvenHere
 from lab.judge.isolate import (
     Place,
     floors_to,
@@ -26,6 +25,7 @@ from lab.judge.isolate import (
     running,
     write,
 )
+from lab.judge.plugin import EXERCISE, NotProvenHere
 from lab.judge.subject import SECONDS, Raised, Stopped, Subject
 from lab.remote.warm import Child
 

@@ -1,6 +1,8 @@
 """One verdict: everything that grades a text against a lesson.
 
 check         grades: pytest in this process, the text in another
+plugin        one run of pytest, and what came of each exercise
+messages      what a failed test says, in the files and lines of the text's author
 alone         grades again, with the course's own in place of what an exercise uses
 attempt       what can be said of a text before it runs: not attempted, not parsable
 candidate     what is graded: a text and where it comes from

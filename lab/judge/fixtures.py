@@ -10,9 +10,9 @@ import pytest
 from lab import course
 from lab.judge import pace as pacing
 from lab.judge.candidate import reference
-from lab.judge.check import CANDIDATE, EXERCISE, OBSERVED, RATIO, SEED, NotProvenHere
 from lab.judge.isolate import Place, cuda_kernels
 from lab.judge.observer import Observer
+from lab.judge.plugin import CANDIDATE, EXERCISE, OBSERVED, RATIO, SEED, NotProvenHere
 from lab.judge.subject import Subject
 from lab.judge.tape import Recorded, Replayed, read, value
 

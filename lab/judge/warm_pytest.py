@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from lab.judge.check import UNUSED
+from lab.judge.plugin import UNUSED
 
 importlib.import_module("lab.judge.fixtures")
 with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):

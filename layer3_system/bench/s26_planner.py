@@ -3,19 +3,18 @@
     torchrun --nproc-per-node 4 -m layer3_system.bench.s26_planner
 
 The planner's constants are fitted on something else: rounds and bytes on s20's messages, the rate
-of arithmetic on one layer that all ranks run at once. A rank has one thread, and sleeps REST times
-as long as it computes, in the fits as well: so each has a slow processor of its own, where four
-share two cores. Plans take turns in shuffled rounds; a step is over when the last rank is done.
+of arithmetic on one layer that all ranks run at once. A rank has one thread, and what it computes
+takes SLOWER times as long as on a core of its own, in the fits as well: so four ranks on two cores
+do not take each other's time. Plans take turns in shuffled rounds; a step is over when the last
+rank is done.
 """
 
-import contextlib
 import json
 import os
 import random
-import signal
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from day01_roofline import Llama
 from lab.device import cpu_model
@@ -36,13 +36,12 @@ from layer3_system.testing.training_models import TrainLayer
 
 RECORD = Path(__file__).with_suffix(".json")
 OUTSIDE = RECORD.with_name("aiconfigurator.json")       # what another planner says of serving
-SHAPE = Llama("measured", L=8, C=128, H=4, G=4, D=32, F=384, V=512, tied=False)
+SHAPE = Llama("measured", L=4, C=512, H=8, G=8, D=64, F=1536, V=512, tied=False)
 BATCH = 8
-T = 64
+T = 128
 W = 4
 ROUNDS = 5
-REST = 3                # seconds of sleep for each second of a processor's time
-TICK = 0.002            # of a processor's time, after which a rank sleeps
+SLOWER = 4
 # name: plan. s21's stage 3 recomputes its layers
 PLANS = {
     **{f"dp 4, zero {zero}": TrainingPlan(4, zero=zero, B=2) for zero in range(3)},
@@ -54,42 +53,63 @@ PLANS = {
     "cp 4, zero 3, recompute": TrainingPlan(1, cp=4, B=8, zero=3, recompute=True)}
 
 
-@contextlib.contextmanager
-def slowed(rest: float) -> Iterator[None]:
-    """This process sleeps `rest` times as long as it computes, on average over a few ticks, or over
-    one call that Python cannot interrupt."""
-    last = time.process_time()
+class Slowed(TorchDispatchMode):
+    """This process computes SLOWER times as long as it needs: before it talks to others, before it
+    waits for them, and in `settle`, it sleeps for what is missing."""
 
-    def sleep(*_: object) -> None:
-        nonlocal last
-        now = time.process_time()
-        spent = now - last
-        last = now                      # before the sleep, in which a signal may come
-        time.sleep(rest * spent)
+    def __init__(self) -> None:
+        super().__init__()
+        self.wait = dist.Work.wait
+        self.begin()
 
-    signal.signal(signal.SIGPROF, sleep)
-    signal.siginterrupt(signal.SIGPROF, False)
-    signal.setitimer(signal.ITIMER_PROF, TICK, TICK)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
+    def begin(self) -> None:
+        """Compute from now on."""
+        self.clock = time.perf_counter()
+        self.spent = time.thread_time()
+
+    def settle(self) -> None:
+        """Sleep until what was computed since `begin` has taken as long as it should."""
+        missing = SLOWER * (time.thread_time() - self.spent) - (time.perf_counter() - self.clock)
+        time.sleep(max(0, missing))
+        self.begin()
+
+    def talk(self, call: Callable, *args: Any, **kwargs: Any) -> Any:
+        """What others take part in, in its own time."""
+        self.settle()
+        answer = call(*args, **kwargs)
+        self.begin()
+        return answer
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            return self.talk(func, *args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    def __enter__(self) -> "Slowed":
+        dist.Work.wait = lambda work, *args: self.talk(self.wait, work, *args)
+        self.begin()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        dist.Work.wait = self.wait
+        super().__exit__(*error)
 
 
 # ---- predicted
 
 
-def seconds_of(call: Callable[[], object]) -> float:
+def seconds_of(call: Callable[[], object], slow: Slowed) -> float:
     """Of a call on all ranks, until the last is done."""
     dist.barrier()
     begin = time.perf_counter()
     call()
+    slow.settle()
     seconds = torch.tensor(time.perf_counter() - begin, dtype=torch.float64)
     dist.all_reduce(seconds, dist.ReduceOp.MAX)
     return seconds.item()
 
 
-def layer_rate(turns: int = ROUNDS) -> float:
+def layer_rate(slow: Slowed, turns: int = ROUNDS) -> float:
     """FLOP/s of a rank where all ranks run forward and backward of a layer: the median."""
     layer = TrainLayer(SHAPE)
     x = torch.randn(BATCH // W, T, SHAPE.C, requires_grad=True)
@@ -99,13 +119,13 @@ def layer_rate(turns: int = ROUNDS) -> float:
         layer(x).sum().backward()
 
     run()
-    return flops / statistics.median(seconds_of(run) for _ in range(turns))
+    return flops / statistics.median(seconds_of(run, slow) for _ in range(turns))
 
 
-def fitted(turns: int = ROUNDS) -> Cluster:
+def fitted(slow: Slowed, turns: int = ROUNDS) -> Cluster:
     """This machine as the planner sees it."""
     times = torch.tensor(sweep(turns=turns)["message"], dtype=torch.float64)
-    rate = torch.tensor(layer_rate(turns), dtype=torch.float64)
+    rate = torch.tensor(layer_rate(slow, turns), dtype=torch.float64)
     for own in (times, rate):               # a rank's own are a little different
         dist.broadcast(own, 0)
     alpha, beta = fit(SIZES, times.tolist())
@@ -128,7 +148,7 @@ def predicted(cluster: Cluster, plan: TrainingPlan) -> dict[str, float]:
 # ---- measured
 
 
-def measured(rounds: int) -> dict[str, list[float]]:
+def measured(slow: Slowed, rounds: int) -> dict[str, list[float]]:
     """{plan: seconds of a step in each round}; a step before that is not counted."""
     draw = random.Random(0)                 # the same order on every rank
     seconds: dict[str, list[float]] = {name: [] for name in PLANS}
@@ -136,7 +156,7 @@ def measured(rounds: int) -> dict[str, list[float]]:
         for name in draw.sample(list(PLANS), len(PLANS)):
             step = make_step(SHAPE, PLANS[name], BATCH, T)
             step()
-            seconds[name].append(seconds_of(step))
+            seconds[name].append(seconds_of(step, slow))
     return seconds
 
 
@@ -160,7 +180,7 @@ def summary(cluster: Cluster, seconds: dict[str, list[float]]) -> dict:
     return {
         "torch": torch.__version__, "cpu": cpu_model(), "cores": len(os.sched_getaffinity(0)),
         "ranks": W, "shape": astuple(SHAPE), "batch": BATCH, "T": T,
-        "rest": REST, "rounds": len(seconds[rows[0]["plan"]]),
+        "slower": SLOWER, "rounds": len(seconds[rows[0]["plan"]]),
         "alpha": cluster.alpha, "bytes a second": cluster.inside, "FLOP/s of a rank": cluster.peak,
         "spearman": {f"{one}, {other}": round(spearman(column[one], column[other]), 3)
                      for one in ("predicted", "nothing hidden") for other in ("median", "fastest")},
@@ -170,9 +190,9 @@ def summary(cluster: Cluster, seconds: dict[str, list[float]]) -> dict:
 def main() -> None:
     meet("s26_planner")
     load = os.getloadavg()[0]
-    with slowed(REST):
-        cluster = fitted()
-        seconds = measured(ROUNDS)
+    with Slowed() as slow:
+        cluster = fitted(slow)
+        seconds = measured(slow, ROUNDS)
     record = {"load before": round(load, 1)} | summary(cluster, seconds)
     if dist.get_rank() == 0:
         RECORD.write_text(json.dumps(record, indent=1) + "\n", "utf-8")

@@ -12,7 +12,7 @@ import pytest
 
 from lab.course import ROOT
 from lab.grading import box, channels, seccomp
-from lab.judge.check import NotProvenHere
+from lab.judge.plugin import NotProvenHere
 from tests.lab.grading.container import USER, for_everybody
 from tests.redteam.channels import READERS
 

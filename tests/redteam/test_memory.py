@@ -8,7 +8,7 @@ import pytest
 from lab import course
 from lab.grading import box, unit
 from lab.judge.candidate import Candidate
-from lab.judge.check import NotProvenHere
+from lab.judge.plugin import NotProvenHere
 
 pytestmark = pytest.mark.alone
 LESSON = course.find("r01_roofline")

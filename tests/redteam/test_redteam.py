@@ -11,7 +11,7 @@ import pytest
 
 from lab.course import ROOT
 from lab.grading import box, seccomp
-from lab.judge.check import NotProvenHere
+from lab.judge.plugin import NotProvenHere
 from tests.lab.grading.container import USER, for_everybody, start
 from tests.redteam import attacks
 

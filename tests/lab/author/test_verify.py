@@ -4,7 +4,7 @@ import pytest
 
 from lab import course
 from lab.author import verify
-from lab.judge.check import Verdict
+from lab.judge.verdict import Verdict
 
 LESSON = course.find("r01_roofline")
 ROWS = {

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from lab.course import ROOT
-from lab.judge.check import NotProvenHere
+from lab.judge.plugin import NotProvenHere
 
 DOCKER = ("CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "MKNOD", "NET_RAW", "SETGID", "SETUID",
           "SETFCAP", "SETPCAP", "NET_BIND_SERVICE", "SYS_CHROOT", "KILL", "AUDIT_WRITE")

@@ -10,7 +10,7 @@ import pytest
 
 from lab.course import CourseError
 from lab.grading import box
-from lab.judge.check import NotProvenHere
+from lab.judge.plugin import NotProvenHere
 
 WALLS = ("bubblewrap", "namespaces")
 

@@ -14,7 +14,7 @@ from lab import course
 from lab.grading import box, sandbox
 from lab.judge import pace
 from lab.judge.candidate import Candidate
-from lab.judge.check import NotProvenHere
+from lab.judge.plugin import NotProvenHere
 from lab.remote import compiler
 from lab.simulator import RawModule, cuda
 from lab.simulator.session import session

@@ -14,7 +14,7 @@ from lab.cli import app
 from lab.course import CourseError
 from lab.desk import ipynb
 from lab.grading import nbgrader
-from lab.judge.check import NotProvenHere
+from lab.judge.plugin import NotProvenHere
 
 FIELDS = {"schema_version": int, "grade": bool, "locked": bool, "solution": bool, "task": bool,
           "grade_id": str}         # of schema 3; `points` where `grade` is true

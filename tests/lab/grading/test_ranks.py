@@ -16,7 +16,7 @@ from lab.grading import box, seccomp
 from lab.grading.sandbox import Sandbox
 from lab.judge import check, mutants
 from lab.judge.candidate import reference
-from lab.judge.check import NotProvenHere
+from lab.judge.plugin import NotProvenHere
 
 # The first mutant of both exercises of s23 is a send that waits: a verdict that only ranks give.
 EXERCISES = [("s20_collectives", "exchange"), ("s23_pipeline_parallel", "forward_step"),

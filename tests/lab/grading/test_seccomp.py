@@ -10,7 +10,7 @@ import pytest
 
 from lab.course import ROOT
 from lab.grading import channels, seccomp
-from lab.judge.check import NotProvenHere
+from lab.judge.plugin import NotProvenHere
 
 HONEST = """
 import asyncio, subprocess, tempfile, threading

@@ -5,7 +5,7 @@ import pytest
 from lab import course
 from lab.judge import alone, check
 from lab.judge.candidate import Candidate
-from lab.judge.check import Verdict
+from lab.judge.verdict import Verdict
 
 
 def candidate(lesson, language, find, replace):

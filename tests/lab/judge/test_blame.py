@@ -98,7 +98,7 @@ def graded(tmp_path):
         file = tmp_path / "tests" / "floor" / "test_of_count_add.py"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(
-            "from lab.judge.check import NotProvenHere\n"
+            "from lab.judge.plugin import NotProvenHere\n"
             "from lab.judge.fixtures import reference_fixture, rng, subject\n\n\n"
             "def test_count_add(subject, reference, rng):\n" + textwrap.indent(body, "    "))
         lesson = Graded(R01.id, R01.floor, answered, file)

@@ -6,7 +6,7 @@ import pytest
 
 from lab import course, stub
 from lab.course import ROOT
-from lab.judge import check, isolate
+from lab.judge import isolate, plugin
 from lab.judge.candidate import Candidate
 from lab.judge.subject import Raised
 
@@ -94,7 +94,7 @@ def test_a_stub_in_the_cache_is_not_cut_again(tmp_path, monkeypatch):
     isolate.stub_folders.cache_clear()
 
 
-class Told(check.GradedRun):
+class Told(plugin.GradedRun):
     """A run that keeps what pytest tells of each test."""
 
     def pytest_runtest_logreport(self, report):

@@ -5,12 +5,13 @@ import pytest
 
 from lab import course, stub
 from lab.course import CourseError
-from lab.judge import check, compare, forked, mistakes, mutants
+from lab.judge import compare, forked, mistakes, mutants, plugin
 from lab.judge.candidate import Candidate
 from lab.judge.isolate import running
 from lab.judge.launched import Launched
 from lab.judge.mistakes import raises, same_report
 from lab.judge.subject import Raised, Stopped
+from lab.judge.verdict import Verdict
 from lab.judge.work import LIMITS, same_work
 
 R01, K01 = course.find("r01_roofline"), course.find("k01_vector_add")
@@ -173,7 +174,7 @@ def test_a_verdict_has_the_id_and_its_message_does_not(find, replacement, name):
 
 
 def test_a_sentence_for_an_exception_is_told():
-    run = check.GradedRun(R01, Candidate(R01.sources, dict.fromkeys(R01.sources, "mine")),
+    run = plugin.GradedRun(R01, Candidate(R01.sources, dict.fromkeys(R01.sources, "mine")),
                     {"count_add": R01.exercise("count_add")}, None)
     error = Raised({"type": "ZeroDivisionError", "text": "division by zero"})
     error.mistake = "empty_row"
@@ -253,6 +254,6 @@ def test_a_body_stands_for_all_below_the_comment(lesson, exercise, body):
     ({"shows": "a"}, True), ({"shows": "b"}, False), ({"says": "is lost"}, True),
     ({"says": "is found"}, False)])
 def test_a_failure_fits_a_mutant_by_its_id_or_by_its_words(row, fits):
-    failure = check.Verdict("count_add", "fail", 0, 1, "it is lost", mistake="a")
+    failure = Verdict("count_add", "fail", 0, 1, "it is lost", mistake="a")
     assert mutants.fits({"exercise": "count_add"} | row, "count_add", failure) == fits
     assert not mutants.fits({"exercise": "bound"} | row, "count_add", failure)

@@ -14,6 +14,7 @@ from lab.judge import check, isolate, pace
 from lab.judge.candidate import Candidate, reference
 from lab.judge.isolate import running
 from lab.judge.report import exit_code
+from lab.judge.verdict import Verdict
 from lab.remote.pace_calls import Calls
 
 TIMED = [(lesson, exercise) for lesson in course.lessons() for exercise in lesson.exercises
@@ -299,8 +300,8 @@ def test_without_a_gpu_the_speed_of_a_pass_is_not_proven(monkeypatch):
     lesson = course.find("k07_softmax")
     own, speed = check.grade(lesson, reference(lesson), ["softmax_online_triton"])
     assert own.verdict == "pass" and own.points == own.max_points
-    assert speed == check.Verdict("softmax_online_triton.speed", "not_proven_here", None, 2,
-                                  "needs an NVIDIA GPU")
+    assert speed == Verdict("softmax_online_triton.speed", "not_proven_here", None, 2,
+                            "needs an NVIDIA GPU")
     assert exit_code([own, speed]) == 0       # all that was asked has passed
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lab import simulator
-from lab.judge.check import NotProvenHere
+from lab.judge.plugin import NotProvenHere
 from lab.simulator import nvrtc
 
 from .conftest import error_of, run

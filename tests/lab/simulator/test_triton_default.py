@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.judge.check import NotProvenHere
+from lab.judge.plugin import NotProvenHere
 
 pytest.importorskip("triton")
 torch = pytest.importorskip("torch")

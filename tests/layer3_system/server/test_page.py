@@ -6,7 +6,7 @@ import threading
 import httpx
 import pytest
 
-from lab.judge.check import NotProvenHere
+from lab.judge.plugin import NotProvenHere
 from layer3_system import (
     Bridge,
     ByteTokenizer,

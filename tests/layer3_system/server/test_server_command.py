@@ -14,7 +14,7 @@ import pytest
 from lab import course
 from lab.course import ROOT
 from lab.desk.desk import Desk
-from lab.judge.check import Verdict
+from lab.judge.verdict import Verdict
 from layer3_system import (
     BlockPool,
     Bridge,

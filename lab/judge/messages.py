@@ -1,0 +1,101 @@
+"""What a failed test says to the author of a text: in the text's own files and lines."""
+
+import re
+from pathlib import Path
+
+from lab import course, stub
+from lab.course import SUFFIX
+from lab.judge.candidate import told
+
+
+class Messages:
+    """The words about one candidate. exercises: {name: Exercise}"""
+
+    def __init__(self, lesson, candidate, exercises):
+        self.lesson = lesson
+        self.candidate = candidate
+        self.exercises = exercises
+
+    def refused(self, error, name):
+        """Of an assertion about exercise `name`."""
+        message = str(error) or "a test without a message failed: please report it"
+        if re.search(r"\bgot (nothing \()?None\b", message) and not self.returns(name):
+            message += "\nIs a `return` missing?"
+        message = re.sub(r"\b(a )?Remote( object)?\b", "an object", message)
+        unprintable = r"\nassert .*raised in repr\(\).*"
+        message = re.sub(unprintable, "", message, flags=re.S)
+        return self.in_own_lines(message) + self.definition(name)
+
+    def raised(self, error):
+        """Of what the learner's code raised, with the learner's own line."""
+        language = "cuda" if str(error.path).endswith(".cu") else "python"
+        own = error.path == self.lesson.id + SUFFIX[language]
+        if error.type == "NotImplementedError" and ": about " in error.text:
+            return f"it needs {error.text.split(':')[0]}, which is still a stub"
+        if error.kind == "compile":
+            return self.compiler_says(error.text)
+        if error.kind is not None:
+            return self.in_own_lines(error.text, language) if own else error.text
+        if own and error.line:
+            call = f"\n  in {error.call}" if error.call and error.call.arguments else ""
+            return f"{error.type}: {error.text}{call}{self.line_of(language, error.line)}"
+        # another file, without the line's text: an edition may hold that back
+        place = f"\n    {error.path}, line {error.line}" if error.line else ""
+        return f"{error.type}: {error.text}{place}"
+
+    def line_of(self, language, line):
+        """A line of the candidate as its author knows it, with its text."""
+        lines = self.candidate.sources[language].splitlines()
+        if type(line) is not int or not 0 < line <= len(lines):
+            return ""                   # the child's own word: it may be wrong
+        text = lines[line - 1].strip()
+        return (f"\n    {self.candidate.labels[language]}, "
+                f"line {told(self.candidate, language, line)}: {text}")
+
+    def returns(self, name):
+        one = self.exercises[name.removesuffix(course.SPEED)]
+        text = stub.extract(self.candidate.sources[one.language], one.name, one.language)
+        return re.search(r"^\s*(return|yield) *[^\s#]", text, re.M)
+
+    def definition(self, name):
+        """Where the candidate defines an exercise."""
+        one = self.exercises[name.removesuffix(course.SPEED)]
+        line = stub.find_line(self.candidate.sources[one.language], one.name, one.language)
+        return self.line_of(one.language, line)
+
+    def in_own_lines(self, text, language=None):
+        """A message with files and lines as the candidate's author knows them.
+
+        `FILE, line N` is a place in any text; `line N` alone is one in a text about one language.
+        """
+        for each, label in self.candidate.labels.items():
+            def own(match, each=each):
+                return f"{match[1]}line {told(self.candidate, each, int(match[2]))}"
+
+            file = self.lesson.id + SUFFIX[each]
+            if language in (None, each):
+                before = "" if language else re.escape(file) + ", "
+                text = re.sub(rf"\b({before})line (\d+)\b", own, text)
+            text = re.sub(rf"\b{re.escape(file)}(?=, line)", lambda _, label=label: label, text)
+        return text
+
+    def compiler_says(self, text):
+        """NVRTC's log from its first error on, in the learner's file and lines."""
+        file = rf"\S*{self.lesson.id}\.cu\((\d+)\)"
+        text = text[first.start():] if (first := re.search(rf"{file}: error", text)) else text
+
+        def own(match):
+            line = told(self.candidate, "cuda", int(match[1]))
+            return f"{self.candidate.labels['cuda']}, line {line}"
+
+        return re.sub(file, own, text)
+
+    def last_place(self, stopped):
+        """Where a child was when it was stopped, or the line that may have ended its process."""
+        for file, line in stopped.stack:
+            if Path(file).name == f"{self.lesson.id}.py":
+                return self.line_of("python", line)
+        for number, text in enumerate(self.candidate.sources["python"].splitlines(), 1):
+            if stopped.why == "died" and re.search(r"\b(_exit|abort|kill|killpg)\s*\(", text):
+                return self.line_of("python", number)
+        return ""
