@@ -5,6 +5,7 @@ a whole file of CUDA C. So what failed is graded again with the course's answers
 it uses. Only its verdict may then change where answers are held back: a message could tell them.
 """
 
+import ast
 import difflib
 import re
 from dataclasses import replace
@@ -49,10 +50,22 @@ def needed(lesson, exercise, message=""):
     known = [name for name in stub.definitions(text, language) if name not in owners]
     reached = [exercise.name]
     for name in reached:
-        words = set(re.findall(r"\w+", stub.normalised(text, name, language)))
+        words = used(stub.normalised(text, name, language), language)
         reached += [d for d in known if d not in reached and d.rpartition(".")[2] in words]
     owner = exercise.name.rpartition(".")[0]
     return [e for e in others if e.name in reached or owner and e.name.startswith(f"{owner}.")]
+
+
+def used(text, language):
+    """The words of a definition; of Python only names and attributes, without those of types."""
+    if language == "cuda":
+        return set(re.findall(r"\w+", text))
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        for types in ("annotation", "returns"):
+            if hasattr(node, types):
+                setattr(node, types, None)
+    return {getattr(node, "id", None) or getattr(node, "attr", None) for node in ast.walk(tree)}
 
 
 def with_own(lesson, candidate, exercise, others):
