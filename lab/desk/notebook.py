@@ -184,7 +184,8 @@ class Result:
 
     def __init__(self, verdicts, source, note, first_guess):
         (self.verdict, *self.speed), self.source, self.note = verdicts, source, note
-        self.first_guess = first_guess if first_guess != self.verdict.value else None
+        now = self.verdict.value
+        self.first_guess = first_guess if now is not None and first_guess != now else None
 
     @property
     def passed(self):

@@ -2,14 +2,15 @@
 
     torchrun --nproc-per-node 4 -m layer3_system.bench.s26_planner
 
-The planner's constants are fitted on something else: rounds and bytes on s20's messages, the rate
-of arithmetic on one layer that all ranks run at once. A rank has one thread, and what it computes
-takes SLOWER times as long as on a core of its own, in the fits as well: so four ranks on two cores
-do not take each other's time. Plans take turns in shuffled rounds; a step is over when the last
-rank is done.
+The planner's constants are fitted on something else: rounds and bytes on collectives of
+torch.distributed, the rate of arithmetic on one layer that all ranks run at once. A rank has one
+thread, and what it computes takes SLOWER times as long as on a core of its own, in the fits as
+well: so four ranks on two cores do not take each other's time. Plans take turns in shuffled rounds;
+a step is over when the last rank is done.
 """
 
 import json
+import math
 import os
 import random
 import statistics
@@ -27,21 +28,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from day01_roofline import Llama
 from lab.device import cpu_model
 from lab.remote.agreement import meet
-from layer3_system.bench.s20_collectives import SIZES, fit, sweep
+from layer3_system.bench.s20_collectives import SIZES, fit, timed
 from layer3_system.plan_costs import share_seconds, step_flops, total_seconds
 from layer3_system.planner import Architecture, Cluster, TrainingPlan
 from layer3_system.s26_planner import plan_seconds
-from layer3_system.testing.plan_ranks import make_step
+from layer3_system.testing.plan_ranks import CAPACITY, PlanLlama, make_step
 from layer3_system.testing.training_models import TrainLayer
 
 RECORD = Path(__file__).with_suffix(".json")
 OUTSIDE = RECORD.with_name("aiconfigurator.json")       # what another planner says of serving
-SHAPE = Llama("measured", L=4, C=512, H=8, G=8, D=64, F=1536, V=512, tied=False)
+SHAPE = Llama("measured", L=8, C=128, H=4, G=4, D=32, F=384, V=512, tied=False)
 BATCH = 8
-T = 128
+T = 512
 W = 4
 ROUNDS = 5
-SLOWER = 4
+SLOWER = 2.5
 # name: plan. s21's stage 3 recomputes its layers
 PLANS = {
     **{f"dp 4, zero {zero}": TrainingPlan(4, zero=zero, B=2) for zero in range(3)},
@@ -122,26 +123,49 @@ def layer_rate(slow: Slowed, turns: int = ROUNDS) -> float:
     return flops / statistics.median(seconds_of(run, slow) for _ in range(turns))
 
 
+def collective_seconds(turns: int) -> tuple[list[float], list[float]]:
+    """(bytes of a rank's piece, seconds of a round) of all_gathers and reduce_scatters."""
+    ways = {"gather": lambda x: dist.all_gather_into_tensor(x, x.chunk(W)[0].clone()),
+            "scatter": lambda x: dist.reduce_scatter_tensor(x.chunk(W)[0].clone(), x)}
+    rows = [(S / W, timed(call, torch.ones(S // 4), turns) / (W - 1))
+            for call in ways.values() for S in SIZES]
+    sizes, seconds = zip(*rows, strict=True)
+    return list(sizes), list(seconds)
+
+
 def fitted(slow: Slowed, turns: int = ROUNDS) -> Cluster:
     """This machine as the planner sees it."""
-    times = torch.tensor(sweep(turns=turns)["message"], dtype=torch.float64)
+    sizes, rounds = collective_seconds(turns)
+    times = torch.tensor(rounds, dtype=torch.float64)
     rate = torch.tensor(layer_rate(slow, turns), dtype=torch.float64)
     for own in (times, rate):               # a rank's own are a little different
         dist.broadcast(own, 0)
-    alpha, beta = fit(SIZES, times.tolist())
+    alpha, beta = fit(sizes, times.tolist())
     return Cluster(W, peak=rate.item(), efficiency=1.0, node=W, inside=1 / beta, across=1 / beta,
                    alpha=alpha, shard=1)
 
 
+def more_messages(plan: TrainingPlan) -> int:
+    """How many collectives of s21's stages come on top of the planner's, which sends all gradients
+    or weights in one: a bucket, a parameter or a layer goes by itself."""
+    parameters = list(PlanLlama(SHAPE).parameters())
+    buckets = math.ceil(sum(p.numel() for p in parameters) / CAPACITY)
+    alone = len(parameters) - 1
+    return (2 * (buckets - 1), 0, 2 * alone, 3 * SHAPE.L)[plan.zero]
+
+
 def predicted(cluster: Cluster, plan: TrainingPlan) -> dict[str, float]:
-    """plan_seconds where every number that is sent has 4 bytes. The planner has 2 for all but
-    gradients: at half the rate they take what 4 take, and gradients are put right."""
+    """plan_seconds where every number that is sent has 4 bytes, and s21's stages their own number
+    of messages. The planner has 2 bytes for all but gradients: at half the rate they take what 4
+    take, and gradients are put right."""
     model = Architecture(SHAPE)
     half = replace(cluster, inside=cluster.inside / 2, across=cluster.across / 2)
     seconds = plan_seconds(model, half, plan, T, BATCH)
     twice, once = (share_seconds(model, own, plan, "reduce_scatter", 4) for own in (half, cluster))
     M = plan.micro_batches(BATCH)
     seconds["dp"] -= (twice - once) * (2, 1, M, M)[plan.zero]
+    n = plan.dp * plan.cp
+    seconds["dp"] += more_messages(plan) * (n - 1) * cluster.alpha
     return seconds
 
 

@@ -32,7 +32,7 @@ from layer3_system.testing.training_models import TrainLayer, TrainLlama, direct
 from layer3_system.testing.training_stages import LIMIT, LR, STAGES
 
 SEED = 0
-CAPACITY = 4_000_000    # numbers in a bucket of gradients
+CAPACITY = 600_000      # numbers in a bucket of gradients
 Step = Callable[[], float]                      # a step of training on this rank: the loss
 
 

@@ -9,6 +9,7 @@ from lab.desk import notebook
 from lab.desk.desk import Desk
 from lab.judge import check
 from lab.judge.candidate import Candidate
+from lab.judge.verdict import Verdict
 
 ADD = "def count_add(n, itemsize):\n    return n, {} * n * itemsize\n"
 KERNEL = """%%cuda
@@ -198,3 +199,9 @@ def test_an_odd_answer_is_told_as_anywhere(live, name, head, value):
     first = verdict.message.splitlines()[0]
     assert verdict.verdict == "fail" and first in said, (first, said)
     assert "course failed" not in said and "Traceback" not in said
+
+
+def test_an_answer_that_is_no_number_is_not_compared_with_a_first_guess():
+    passed = Verdict("predict_rows", "pass", 1, 1)
+    assert passed.value is None
+    assert "first guess" not in repr(notebook.Result([passed], "mine", "", 26))
