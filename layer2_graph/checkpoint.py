@@ -235,24 +235,38 @@ class Tokenizer:
         """The text of tokens, without those that only mark its beginning or end."""
         return self.own.decode(list(tokens))
 
-    def chat(self, messages: Sequence[dict]) -> list[int]:
+    def chat(self, messages: Sequence[dict], tools: list[dict] | None = None) -> list[int]:
         """The tokens of a conversation, [{"role": …, "content": …}], up to where the answer begins.
+        tools: functions that the model is told of, as OpenAI's clients send them
 
-        ModelError if the template fails or refuses the conversation.
+        ModelError if the template fails or refuses the conversation, or knows no tools.
         """
-        template = self.template()
+        template = self.tool_template() if tools else self.template()
         marks = {name: token["content"] if isinstance(token, dict) else token
                  for name, token in self.entries.items() if name.endswith("_token") and token}
         try:
             text = chat_environment().from_string(template).render(
-                messages=messages, tools=None, documents=None, add_generation_prompt=True, **marks)
+                messages=messages, tools=tools, documents=None, add_generation_prompt=True, **marks)
         except Exception as error:                  # a template is a program: it may raise anything
             raise ModelError(f"{self.path}: the chat_template fails: {error}") from None
         return self.own.encode(text, add_special_tokens=False).ids
 
-    def template(self) -> str:
+    def tool_template(self) -> str:
+        """The template of a conversation with tools. ModelError if it would leave them out."""
+        from jinja2 import meta
+
+        text = self.template("tool_use")
+        try:
+            names = meta.find_undeclared_variables(chat_environment().parse(text))
+        except Exception as error:                  # of the template's own syntax
+            raise ModelError(f"{self.path}: the chat_template fails: {error}") from None
+        if "tools" not in names:
+            raise ModelError(f"{self.path}: the chat_template knows no tools")
+        return text
+
+    def template(self, wanted: str = "default") -> str:
         """The template of a conversation. If tokenizer_config.json has a list of named templates,
-        it is "default", which transformers takes for a conversation without tools.
+        it is the wanted one if that is there, and "default" otherwise, as in transformers.
         """
         text = self.entries.get("chat_template")
         if isinstance(text, list):
@@ -265,7 +279,7 @@ class Tokenizer:
             if "default" not in text:
                 raise ModelError(f"{self.path}: no chat_template named default; found "
                                  f"{', '.join(map(str, text)) or 'none'}")
-            text = text["default"]
+            text = text.get(wanted, text["default"])
         if text is None:
             raise ModelError(f"{self.path}: this model has no chat_template; send a plain prompt")
         if not isinstance(text, str):

@@ -8,7 +8,7 @@ refused, never ignored.
 import json
 from typing import Any
 
-__all__ = ["SchemaError", "pattern_of"]
+__all__ = ["SchemaError", "StackNeeded", "check", "pattern_of"]
 
 MAX_DEPTH = 12          # of schemas within each other: each takes a few parentheses
 CHARACTER = r'([^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u[0-9a-cA-C][0-9a-fA-F]{3})'     # no surrogates
@@ -20,10 +20,17 @@ SAYS_NOTHING = {"title", "description", "default", "examples", "$schema", "$defs
 KEYS = {"string": {"minLength", "maxLength"}, "array": {"items", "minItems", "maxItems"},
         "object": {"properties", "required", "additionalProperties"}}
 Schema = dict[str, Any]
+# Among the names of `refs`, which lead to a place:
+RECURSIVE = "$ref may lead back"        # the first, where a pattern is not wanted
+INSIDE = "a value inside another"       # between two names: the second is a part of the first
 
 
 class SchemaError(ValueError):
     """A schema that cannot be served: what is wrong, and where."""
+
+
+class StackNeeded(SchemaError):
+    """A schema that is part of itself: no pattern says what it allows."""
 
 
 def pattern_of(schema: Schema) -> str:
@@ -32,6 +39,11 @@ def pattern_of(schema: Schema) -> str:
     Known are enum, const, anyOf, $ref to $defs, and the types with the keys of KEYS.
     """
     return read(schema, "#", schema, ())
+
+
+def check(schema: Schema) -> None:
+    """SchemaError as `pattern_of` has it, but for schemas that are part of themselves."""
+    read(schema, "#", schema, (RECURSIVE,))
 
 
 def literal(value: Any) -> str:
@@ -94,7 +106,11 @@ def follow(ref: Any, at: str, root: Schema, refs: tuple[str, ...]) -> str:
     if not isinstance(definitions, dict) or name == ref or name not in definitions:
         raise SchemaError(f"$ref {ref!r:.60} leads nowhere at {at}")
     if name in refs:
-        raise SchemaError(f"$ref {ref} is part of itself, which needs a stack, at {at}")
+        if INSIDE not in refs[refs.index(name):]:
+            raise SchemaError(f"$ref {ref} is nothing but itself at {at}")
+        if refs[0] == RECURSIVE:
+            return ""
+        raise StackNeeded(f"$ref {ref} is part of itself, which needs a stack, at {at}")
     return read(definitions[name], f"#/$defs/{name}", root, (*refs, name))
 
 
@@ -132,7 +148,7 @@ def read_array(schema: Schema, at: str, root: Schema, refs: tuple[str, ...]) -> 
     bounds(schema, "minItems", "maxItems", at)
     if schema.get("maxItems") == 0:
         return r"\[\]"
-    item = read(schema["items"], f"{at}/items", root, refs)
+    item = read(schema["items"], f"{at}/items", root, (*refs, INSIDE))
     some = rf"\[{item}(, {item}){bounds(schema, 'minItems', 'maxItems', at, 1)}\]"
     return some if schema.get("minItems") else rf"(\[\]|{some})"
 
@@ -148,5 +164,7 @@ def read_object(schema: Schema, at: str, root: Schema, refs: tuple[str, ...]) ->
         raise SchemaError(f"required: {missing[0]!r:.40} is not among the properties at {at}")
     if not isinstance(schema.get("additionalProperties", False), bool):
         raise SchemaError(f"additionalProperties: expected true or false at {at}")
-    return r"\{" + ", ".join(f"{literal(name)}: {read(each, f'{at}/properties/{name}', root, refs)}"
-                             for name, each in properties.items()) + r"\}"
+    inside = (*refs, INSIDE)
+    return r"\{" + ", ".join(
+        f"{literal(name)}: {read(each, f'{at}/properties/{name}', root, inside)}"
+        for name, each in properties.items()) + r"\}"

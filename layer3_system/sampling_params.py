@@ -44,19 +44,24 @@ def biases(value):
 class StructuredOutputs:
     """What an answer must match as a whole. RequestError if it is not one thing.
 
-    regex: a pattern    json: a JSON schema, as its text
+    regex: a pattern    json: a JSON schema, as its text    json_object: True for any JSON object
     """
 
     regex: str | None = None
     json: str | None = None
+    json_object: bool | None = None
 
     def __post_init__(self) -> None:
-        if (self.regex is None) == (self.json is None):
-            raise RequestError("structured_outputs: expected regex or json, found "
-                               f"{'both' if self.regex else 'none of them'}")
-        value = self.json if self.regex is None else self.regex
-        if not isinstance(value, str):
-            raise RequestError(f"structured_outputs: expected a text, found {value!r}")
+        forms = {f.name: getattr(self, f.name) for f in fields(self)
+                 if getattr(self, f.name) is not None}
+        if len(forms) != 1:
+            raise RequestError(f"structured_outputs: expected one of regex, json and json_object, "
+                               f"found {' and '.join(forms) or 'none of them'}")
+        (name, value), = forms.items()
+        if name == "json_object" and value is not True:
+            raise RequestError(f"structured_outputs: json_object: expected true, found {value!r}")
+        if name != "json_object" and not isinstance(value, str):
+            raise RequestError(f"structured_outputs: {name}: expected a text, found {value!r}")
 
 
 def parameter(default, expected, right, passed_through=True):
@@ -123,7 +128,8 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = parameter(
         (), "tokens, each with a number from -100 to 100", biases)
     structured_outputs: StructuredOutputs | None = parameter(
-        None, "a regex or a JSON schema", lambda v: v is None or isinstance(v, StructuredOutputs))
+        None, "a regex, a JSON schema or json_object",
+        lambda v: v is None or isinstance(v, StructuredOutputs))
 
     def __post_init__(self) -> None:
         for f in fields(self):

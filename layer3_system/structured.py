@@ -13,9 +13,10 @@ from layer2_graph import Config
 from layer3_system.automaton import Automaton, PatternError, compile_regex
 from layer3_system.engine.guide import Guide, MaskGuesses, Matcher
 from layer3_system.engine.intake import Codec
-from layer3_system.json_schema import pattern_of
+from layer3_system.json_schema import StackNeeded, pattern_of
 from layer3_system.s13_structured import mask_guesses, pack_mask, step_token, token_mask
 from layer3_system.sampling_params import RequestError, StructuredOutputs
+from layer3_system.stack_grammar import StackGrammars
 
 __all__ = ["Grammars", "RegexGrammar", "RegexMatcher", "vocabulary_of"]
 
@@ -129,6 +130,7 @@ class Grammars:
         self.ends = tuple(config.ends)
         self.mask_guesses = mask_guesses
         self.vocabulary = cache(lambda: vocabulary_of(tokenizer, config.V))
+        self.stacks = cache(lambda: StackGrammars(self.vocabulary(), self.ends))
         self.compile = lru_cache(KEPT)(self.compile_now)
 
     def guide(self, form: StructuredOutputs) -> Guide:
@@ -140,9 +142,22 @@ class Grammars:
         if not self.ends:
             raise RequestError("structured_outputs: this model has no token that ends a text")
         try:
-            pattern = pattern_of(json.loads(form.json)) if form.json else form.regex
-            grammar = RegexGrammar(compile_regex(pattern), self.vocabulary(), self.ends)
+            return self.matchers(form)
+        except RequestError:
+            raise
         except (ValueError, RecursionError) as error:
             kind = "regex: " if isinstance(error, PatternError) and form.regex else ""
             raise RequestError(f"structured_outputs: {kind}{error}") from None
+
+    def matchers(self, form: StructuredOutputs) -> Callable[[], Matcher]:
+        """By an automaton where a pattern says what the form allows; by xgrammar where a stack is
+        needed. ValueError where neither can."""
+        if form.json_object:
+            return self.stacks().any_object()
+        schema = json.loads(form.json) if form.json else None
+        try:
+            pattern = pattern_of(schema) if schema is not None else form.regex
+        except StackNeeded:
+            return self.stacks().of_schema(schema)
+        grammar = RegexGrammar(compile_regex(pattern), self.vocabulary(), self.ends)
         return lambda: RegexMatcher(grammar)

@@ -23,6 +23,7 @@ from layer3_system.server.monitor import monitor_of
 from layer3_system.server.protocol import parse, read_fields, tokens_of
 from layer3_system.server.responses import ChatResponses, TextResponses
 from layer3_system.server.tokenization import detokenize, tokenize
+from layer3_system.server.tools import with_calls
 
 PAGE = Path(__file__).with_name("page.html")
 ONLY_OURS = {"Content-Security-Policy":     # the page loads nothing from anywhere else
@@ -164,9 +165,9 @@ class Service:
         if not isinstance(fields.get("model"), str):
             raise ApiError(400, f"model: expected a text, found {fields.get('model')!r}", "model")
         self.check_model(fields["model"])
-        wanted = parse(fields, chat, self.limits)
         tokenizer = self.engine.tokenizer
-        tokens = await asyncio.to_thread(tokens_of, wanted.prompts, chat, tokenizer)
+        wanted = with_calls(parse(fields, chat, self.limits), tokenizer)
+        tokens = await asyncio.to_thread(tokens_of, wanted.prompts, chat, tokenizer, wanted.tools)
         call = self.bridge.submit(shape.new_id(), tokens, wanted.params, wanted.names)
         answers = shape(call, self.name, wanted, tokenizer)
         if wanted.stream:

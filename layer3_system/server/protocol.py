@@ -8,16 +8,18 @@ from layer3_system.s01_request import SamplingParams
 from layer3_system.s08_server import boolean, to_params
 from layer3_system.sampling_params import PASSED_THROUGH, RequestError, StructuredOutputs
 from layer3_system.server.messages import messages_of
+from layer3_system.server.tools import Tools, tool_template, tools_of
 
 KNOWN = {*PASSED_THROUGH, "response_format", "model", "stop", "stop_token_ids", "logprobs",
          "stream", "stream_options", "user"}
 ONLY_TEXT = {"prompt", "echo"}
-ONLY_CHAT = {"messages", "max_completion_tokens", "top_logprobs"}
+ONLY_CHAT = {"messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice",
+             "parallel_tool_calls"}
 # Features that this server lacks: the values that ask for nothing. null always asks for nothing.
 NEUTRAL = {"best_of": (1,), "suffix": ("",), "tools": ([],), "functions": ([],),
            "tool_choice": ("none",), "function_call": ("none",), "store": (False,),
-           "modalities": (["text"],),
-           "parallel_tool_calls": (True, False), "service_tier": ("auto", "default")}
+           "modalities": (["text"],), "parallel_tool_calls": (True, False),
+           "service_tier": ("auto", "default")}
 
 
 class CompletionRequest(NamedTuple):
@@ -30,6 +32,7 @@ class CompletionRequest(NamedTuple):
     running: bool               # and with each piece those of its answer so far
     echo: bool                  # the prompt first
     names: dict                 # what the client calls some fields
+    tools: Tools | None = None
 
 
 def read_fields(body):
@@ -82,10 +85,11 @@ def parse(fields, chat, limits):
                            "max_tokens")
     if fields.get("response_format") is not None:
         names["structured_outputs"] = "response_format"
+    tools = tools_of(fields) if chat else None
     params = to_params(with_format(with_pairs(fields)), chat, names, limits)
     if echo and params.logprobs is not None:
         raise ApiError(400, "echo: not supported with logprobs", "echo")
-    return CompletionRequest(prompts, params, stream, usage, running, echo, names)
+    return CompletionRequest(prompts, params, stream, usage, running, echo, names, tools)
 
 
 def with_pairs(fields):
@@ -105,17 +109,20 @@ def with_format(fields):
     if theirs is None or theirs == {"type": "text"}:
         if ours is None:
             return fields
-        if not isinstance(ours, dict) or set(ours) - {"regex", "json"}:
-            raise ApiError(400, f"structured_outputs: expected regex or json, found {ours!r}",
-                           "structured_outputs")
+        if not isinstance(ours, dict) or set(ours) - {"regex", "json", "json_object"}:
+            raise ApiError(400, f"structured_outputs: expected regex, json or json_object, found "
+                           f"{ours!r}", "structured_outputs")
         return fields | {"structured_outputs": structured(ours, "structured_outputs")}
     if ours is not None:
         raise ApiError(400, "structured_outputs: expected this or response_format, found both",
                        "structured_outputs")
+    if theirs == {"type": "json_object"}:
+        return fields | {"structured_outputs": StructuredOutputs(json_object=True)}
     form = theirs.get("json_schema") if isinstance(theirs, dict) else None
     if not isinstance(form, dict) or theirs.get("type") != "json_schema" or "schema" not in form:
-        raise ApiError(400, f"response_format: expected the type text, or json_schema with a "
-                       f"json_schema that has a schema; found {theirs!r}", "response_format")
+        raise ApiError(400, f"response_format: expected the type text, json_object, or json_schema "
+                       f"with a json_schema that has a schema; found {theirs!r}",
+                       "response_format")
     return fields | {"structured_outputs": structured({"json": form["schema"]}, "response_format")}
 
 
@@ -124,7 +131,7 @@ def structured(form, field):
     try:
         schema = form.get("json")
         text = schema if schema is None or isinstance(schema, str) else json.dumps(schema)
-        return StructuredOutputs(form.get("regex"), text)
+        return StructuredOutputs(form.get("regex"), text, form.get("json_object"))
     except (RequestError, RecursionError) as error:
         message = str(error).removeprefix("structured_outputs: ")
         raise ApiError(400, f"{field}: {message}", field) from None
@@ -173,13 +180,22 @@ def tokens(value):
     return isinstance(value, list) and all(type(token) is int for token in value)   # true is not
 
 
-def tokens_of(prompts, chat, tokenizer):
+def tokens_of(prompts, chat, tokenizer, tools=None):
     """[[token]] of prompts as in CompletionRequest. ApiError 400 if the tokenizer refuses."""
     try:
-        if chat and not hasattr(tokenizer, "chat"):
-            raise ValueError("this model has no chat template; send a plain prompt")
-        return [tokenizer.chat(p) if chat else tokenizer.encode(p) if isinstance(p, str) else p
-                for p in prompts]
+        if chat:
+            return [chat_tokens(messages, tools, tokenizer) for messages in prompts]
+        return [tokenizer.encode(p) if isinstance(p, str) else p for p in prompts]
     except ValueError as error:
         field = "messages" if chat else "prompt"
         raise ApiError(400, f"{field}: {error}", field) from None
+
+
+def chat_tokens(messages, tools, tokenizer):
+    """The tokens of a conversation. ValueError if the model has no template for it."""
+    if not hasattr(tokenizer, "chat"):
+        raise ValueError("this model has no chat template; send a plain prompt")
+    if any(message.get("tool_calls") or message["role"] == "tool" for message in messages):
+        tool_template(tokenizer)
+    called = tools and tools.choice != "none"
+    return tokenizer.chat(messages, tools.entries) if called else tokenizer.chat(messages)

@@ -4,6 +4,8 @@ import secrets
 import time
 from itertools import accumulate
 
+from layer3_system.server.tools import reader
+
 LOWEST_LOGPROB = -9999.0         # JSON has no minus infinity; OpenAI writes this
 
 
@@ -14,9 +16,11 @@ class Responses:
     def __init__(self, call, model, request, tokenizer):
         self.call = call
         self.request = request
+        self.tokenizer = tokenizer
         self.decode = tokenizer.decode
         self.head = {"id": call.id, "created": int(time.time()), "model": model}
         self.read, self.offsets = {}, {}        # index -> tokens read, characters of their texts
+        self.readers = {}                       # index -> what reads its calls
 
     @classmethod
     def new_id(cls):
@@ -112,13 +116,30 @@ class ChatResponses(Responses):
     chunk_name = "chat.completion.chunk"
 
     def choice(self, i, text, logprobs, reason):
-        return {"index": i, "message": {"role": "assistant", "content": text},
-                "logprobs": logprobs, "finish_reason": reason}
+        text, calls = self.split(i, text, True)
+        content = {"content": text or None, "tool_calls": calls} if calls else {"content": text}
+        return {"index": i, "message": {"role": "assistant"} | content, "logprobs": logprobs,
+                "finish_reason": "tool_calls" if calls else reason}
 
     def delta(self, i, text, logprobs, reason, first):
+        text, calls = self.split(i, text, reason is not None)
         content = ({"role": "assistant"} if first else {}) | ({"content": text} if text or first
                                                           else {})
-        return {"index": i, "delta": content, "logprobs": logprobs, "finish_reason": reason}
+        if calls:
+            content["tool_calls"] = [{"index": k} | call for k, call in enumerate(calls)]
+        return {"index": i, "delta": content, "logprobs": logprobs,
+                "finish_reason": "tool_calls" if calls else reason}
+
+    def split(self, i, text, last):
+        """(what of answer i's new text is for the reader now, its calls, which come at its end)."""
+        if i not in self.readers:
+            self.readers[i] = reader(self.request.tools, self.tokenizer)
+        own = self.readers[i]
+        if own is None:
+            return text, []
+        text = own.add(text)
+        rest, calls = own.end() if last else ("", [])
+        return text + rest, calls
 
     def shape(self, i, tokens, logprobs):
         most = self.request.params.logprobs

@@ -341,6 +341,24 @@ def test_a_template_in_a_file_of_its_own(folder):
     assert own.decode(own.chat([{"role": "user", "content": "33"}])) == "330"
 
 
+TOOL = {"type": "function", "function": {"name": "3"}}
+TOLD = "{% for t in tools %}{{ t.function.name }}{% endfor %}{{ messages[0].content }}"
+
+
+@pytest.mark.parametrize("template", [
+    TOLD, [{"name": "default", "template": "1"}, {"name": "tool_use", "template": TOLD}]])
+def test_a_conversation_with_tools(folder, template):
+    tokenizer(folder, 40, chat_template=template)
+    own = Tokenizer(folder, read_config(folder))
+    assert own.decode(own.chat([{"role": "user", "content": "2"}], [TOOL, TOOL])) == "332"
+
+
+def test_a_template_that_knows_no_tools(folder):
+    tokenizer(folder, chat_template="{{ messages[0].content }}")
+    with pytest.raises(ModelError, match="_config.json: the chat_template knows no tools"):
+        Tokenizer(folder, read_config(folder)).chat([{"role": "user", "content": "2"}], [TOOL])
+
+
 @pytest.mark.parametrize("template, says", [
     ("{% for m in messages %}", "Unexpected end of template"),
     ("{{ strange() }}", "'strange' is undefined"), ("{{ 1 // 0 }}", "division"),

@@ -237,7 +237,7 @@ def test_what_an_engine_cannot_serve_is_refused():
         engine(grammars=False).submit([1], asked)
     with pytest.raises(RequestError, match="regex: the parenthesis"):
         engine().submit([1], SamplingParams(structured_outputs=StructuredOutputs("(")))
-    with pytest.raises(RequestError, match="expected regex or json"):
+    with pytest.raises(RequestError, match="expected one of regex, json and json_object"):
         StructuredOutputs()
     e = engine()
     e.intake.grammars = Grammars(ByteTokenizer(), replace(e.model.config, ends=()))

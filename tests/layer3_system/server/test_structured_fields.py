@@ -56,6 +56,17 @@ def test_openais_parse_makes_an_object(mock):
     assert isinstance(got.choices[0].message.parsed, Pet)
 
 
+def test_a_chat_may_ask_for_any_object(mock):
+    pytest.importorskip("xgrammar", reason="xgrammar is not installed")
+    bias = {str(byte): 6 for byte in b'"}]'}
+    for seed in range(8):
+        got = mock.openai.chat.completions.create(
+            model=NAME, messages=HI, seed=seed, logit_bias=bias,
+            response_format={"type": "json_object"})
+        assert got.choices[0].finish_reason == "stop"
+        assert isinstance(json.loads(got.choices[0].message.content), dict)
+
+
 def test_a_pattern_holds_against_a_bias(mock):
     got = mock.post(prompt="a", seed=3, max_tokens=20, logit_bias={"122": 100, "256": 100}, min_p=1,
                     structured_outputs={"regex": PATTERN}).json()["choices"][0]
@@ -67,8 +78,9 @@ WRONG = {
     "pattern": ({"structured_outputs": {"regex": "(a"}}, "structured_outputs",
                 "the parenthesis is not closed at character 0"),
     "both": ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs",
-             "found both"),
-    "unknown": ({"structured_outputs": {"grammar": "a"}}, "structured_outputs", "regex or json"),
+             "found regex and json"),
+    "unknown": ({"structured_outputs": {"grammar": "a"}}, "structured_outputs",
+                "regex, json or json_object"),
     "number": ({"structured_outputs": {"regex": 7}}, "structured_outputs", "found 7"),
     "two fields": ({"structured_outputs": {"regex": "a"},
                     "response_format": asked({"type": "null"})}, "structured_outputs",
