@@ -59,6 +59,8 @@ from layer3_system.file_tier import (
 )
 from layer3_system.json_schema import (
     SchemaError,
+    StackNeeded,
+    check,
     pattern_of,
 )
 from layer3_system.parallel.leader import (
@@ -471,6 +473,7 @@ __all__ = [
     "Seats",
     "ServingPlan",
     "Settlement",
+    "StackNeeded",
     "Stage",
     "StatePages",
     "StaticScheduler",
@@ -508,6 +511,7 @@ __all__ = [
     "cache_bytes_per_token",
     "capture",
     "case",
+    "check",
     "check_engine",
     "check_parts",
     "check_pool",

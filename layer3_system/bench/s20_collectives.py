@@ -8,7 +8,7 @@ median of turns, each after a barrier, at the rank that is done last.
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -71,7 +71,7 @@ def sweep(sizes: list[int] = SIZES, turns: int = TURNS, device: str = "cpu"
                 for name, call in ways.items()}
 
 
-def fit(sizes: list[int], seconds: list[float]) -> tuple[float, float]:
+def fit(sizes: Sequence[float], seconds: list[float]) -> tuple[float, float]:
     """(alpha, beta) for alpha + S · beta, with the smallest sum of squares of relative errors: a
     small message counts as much as a large one. Neither is less than 0."""
     t = np.array(seconds)

@@ -87,12 +87,13 @@ class Slowed(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def __enter__(self) -> "Slowed":
-        dist.Work.wait = lambda work, *args: self.talk(self.wait, work, *args)
+        dist.Work.wait = lambda work, *args: self.talk(     # type: ignore[method-assign]
+            self.wait, work, *args)
         self.begin()
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        dist.Work.wait = self.wait
+        dist.Work.wait = self.wait                         # type: ignore[method-assign]
         super().__exit__(*error)
 
 
