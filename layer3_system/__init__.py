@@ -60,7 +60,7 @@ from layer3_system.file_tier import (
 from layer3_system.json_schema import (
     SchemaError,
     StackNeeded,
-    check,
+    check_schema,
     pattern_of,
 )
 from layer3_system.parallel.leader import (
@@ -511,11 +511,11 @@ __all__ = [
     "cache_bytes_per_token",
     "capture",
     "case",
-    "check",
     "check_engine",
     "check_parts",
     "check_pool",
     "check_ranks",
+    "check_schema",
     "checksum",
     "choose_chunk",
     "choose_workers",

@@ -8,7 +8,7 @@ refused, never ignored.
 import json
 from typing import Any
 
-__all__ = ["SchemaError", "StackNeeded", "check", "pattern_of"]
+__all__ = ["SchemaError", "StackNeeded", "check_schema", "pattern_of"]
 
 MAX_DEPTH = 12          # of schemas within each other: each takes a few parentheses
 CHARACTER = r'([^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u[0-9a-cA-C][0-9a-fA-F]{3})'     # no surrogates
@@ -41,7 +41,7 @@ def pattern_of(schema: Schema) -> str:
     return read(schema, "#", schema, ())
 
 
-def check(schema: Schema) -> None:
+def check_schema(schema: Schema) -> None:
     """SchemaError as `pattern_of` has it, but for schemas that are part of themselves."""
     read(schema, "#", schema, (RECURSIVE,))
 

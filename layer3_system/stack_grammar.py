@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from layer3_system.json_schema import check
+from layer3_system.json_schema import check_schema
 from layer3_system.sampling_params import RequestError
 
 MISSING = 'needs xgrammar, which is not installed: pip install "three-floors[structured]"'
@@ -77,7 +77,7 @@ class StackGrammars:
     def of_schema(self, schema: dict[str, Any]) -> Callable[[], StackMatcher]:
         """Of a JSON schema. SchemaError as json_schema has it: xgrammar would ignore a keyword that
         it does not enforce."""
-        check(schema)
+        check_schema(schema)
         return self.matchers(bounded(schema), strict=True)
 
     def matchers(self, schema: dict[str, Any], strict: bool) -> Callable[[], StackMatcher]:
