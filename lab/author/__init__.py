@@ -16,6 +16,7 @@ gpu_proof        `make gpu`
 hopper_report    `make compiled`: what the compilers make of the kernels for Hopper
 simulator_speed  `make speed`: the simulator beside other simulators
 versions         `make test-versions`: the oldest and the newest supported compilers
+mutations        lines changed at random, and whether the proof notices
 house            the house in numbers: files, circles, names
 public_faults    faults of public kernels, found in small kernels of our own
 """

@@ -8,6 +8,7 @@ tiers         memory below the pages, and what a copy costs here
 app           the routes
 protocol      what a client asks, read and checked
 messages      the messages of a chat
+tools         calls of a client's functions
 responses     what a client gets
 tokenization  /tokenize and /detokenize
 listener      listening, and shutting down
