@@ -4,7 +4,7 @@ k01_vector_add  Threads, blocks, programs
 k02_transpose  Shared memory and its banks
 k03_reduce  Warps and occupancy
 k04_matmul_naive  Why matmul is different
-k05_matmul_tiled  Output tiles, shared memory
+k05_matmul_tiled  Output tiles in shared memory
 k06_matmul_registers  Thread tiles
 k07_softmax  Online softmax
 k08_rmsnorm  Fuse the residual

@@ -1,8 +1,8 @@
 """k04 · Matmul: c[m, n] = sum over k of a[m, k] · w[n, k], that is c = a · wᵀ
 
-a: (M, K)   w: (N, K), as a model keeps a weight: numbers out, numbers in   c: (M, N)
-2·M·N·K FLOPs on M·K + N·K + M·N numbers: for M = N = K = n, n/6 FLOP per byte in fp32. Arithmetic
-could decide, if each number came from memory once. These kernels fetch two for each multiplication.
+a: (M, K)   w: (N, K), as a model stores a weight: outputs × inputs   c: (M, N)
+2·M·N·K FLOPs on M·K + N·K + M·N numbers: for M = N = K = n, n/6 FLOP per byte in fp32. For a
+large n compute-bound, if each number moved once; these kernels load each number many times.
 """
 
 from pathlib import Path
@@ -18,8 +18,8 @@ from layer1_kernels.gradients import without_gradients
 __all__ = ["matmul_few_rows", "matmul_untiled_cuda"]
 
 KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
-WARPS = 8               # of a block; neighbours in it ask for the same row of a
-LARGEST = 65_535        # y of a grid
+WARPS = 8               # of a block; they share a row of a
+LARGEST = 65_535        # the largest y of a grid
 BN, BK = 8, 256         # of dots_triton: 8 KB of fp32 in flight for each program
 
 
@@ -29,27 +29,29 @@ def matmul_oracle(a, w):                            # (M, K), (N, K) -> (M, N)
 
 
 def predict_read_ratio(M, N, K):
-    """Numbers that matmul_naive_cuda asks to load, over those that a and w have."""
-    # exercise: how many numbers does one element of c take, and how many elements are there?
+    """Numbers loaded by all threads of matmul_naive_cuda, divided by the numbers in a and w."""
+    # exercise: how many numbers does one element of c need, and how many elements are there?
     return 2 * K * M * N / (M * K + N * K)
 
 
 def predict_sectors():
-    """Sectors that a warp of matmul_naive_cuda touches for one k: those of a and of w, added.
+    """Sectors that a warp of matmul_naive_cuda touches for one k, in a and in w together.
 
-    K is large, and all 32 threads have an element.
+    K is large, and all 32 threads have an element of c.
     """
-    # exercise: lane t has row m + t of a, and row n of w; a sector has 32 bytes
+    # exercise: lane t reads row m + t of a and row n of w; a sector has 32 bytes
     return 32 + 1
 
 
 @triton.jit
 def dots_triton(a, w, c, N, K, a_row, a_k, w_row, w_k, BN: tl.constexpr, BK: tl.constexpr):
-    """One program per row of a and BN rows of w, BK numbers of each at a time.
+    """One program multiplies one row of a by BN rows of w, BK numbers of each at a time.
 
-    a_row, w_row: from one row to the next, in numbers   a_k, w_k: from one k to the next
+    a_row, w_row: numbers from one row to the next   a_k, w_k: numbers from one k to the next
     """
-    m, n, k = tl.program_id(1), tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BK)
+    m = tl.program_id(1)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)                                    # (BN,)
+    k = tl.arange(0, BK)                                                            # (BK,)
     a += m.to(tl.int64) * a_row + k * a_k                                           # (BK,)
     w += n[:, None].to(tl.int64) * w_row + k * w_k                                  # (BN, BK)
     sums = tl.zeros((BN, BK), tl.float32)
@@ -64,7 +66,7 @@ def dots_triton(a, w, c, N, K, a_row, a_k, w_row, w_k, BN: tl.constexpr, BK: tl.
 
 @without_gradients
 def matmul_few_rows(a, w):                          # (M, K), (N, K) -> (M, N)
-    """a · wᵀ by the Triton kernel, which fetches w once for each row of a.
+    """a · wᵀ by the Triton kernel, which loads w once for each row of a.
 
     float32, float16 or bfloat16, fp32 sums; any strides, any size may be 0, at most 65,535 rows.
     """
@@ -97,16 +99,16 @@ def matmul_untiled_cuda(a, w, kernel="matmul_coalesced_cuda"):      # (M, K), (N
 
 
 def check(a, w, *dtypes):
-    """What the kernels assume; they count with 32 bits."""
+    """What the kernels assume; they count rows and columns in 32 bits."""
     check_arrays(a, w, *dtypes)
     if len(a) > LARGEST or len(w) > WARPS * LARGEST or a.shape[1] >= 2**31 - BK:
         raise ValueError(f"matmul: a has shape {tuple(a.shape)} and w {tuple(w.shape)}, expected "
-                         f"at most {LARGEST} rows, {WARPS * LARGEST} rows, and fewer than "
-                         f"2^31 - {BK} columns")
+                         f"at most {LARGEST} rows of a, {WARPS * LARGEST} rows of w, and "
+                         f"fewer than 2^31 - {BK} columns")
 
 
 def check_arrays(a, w, *dtypes):
-    """What every matmul of the course assumes: shapes, dtypes and device that match."""
+    """What every matmul of the course assumes: matching shapes, dtypes and devices."""
     if a.ndim != 2 or w.ndim != 2 or a.shape[1] != w.shape[1]:
         raise ValueError(f"matmul: a has shape {tuple(a.shape)} and w {tuple(w.shape)}, "
                          f"expected (M, K) and (N, K)")

@@ -1,9 +1,9 @@
 """k05 · Matmul in tiles: c[m, n] = sum over k of a[m, k] · w[n, k], that is c = a · wᵀ
 
-a: (M, K)   w: (N, K), as a model keeps a weight: numbers out, numbers in   c: (M, N)
-BM BN BK: rows and columns of a tile of c, and how many k are fetched for it at a time
-2·M·N·K FLOPs. A tile of c fetches BM + BN numbers for 2·BM·BN FLOPs: with 128 x 256 in 16 bits,
-85 FLOP per byte. Less of it comes from beyond the L2 cache if tiles that share rows run together.
+a: (M, K)   w: (N, K), as a model stores a weight: outputs × inputs   c: (M, N)
+BM BN BK: rows and columns of a tile of c, and how many k are loaded for it at a time
+2·M·N·K FLOPs. A tile of c loads its two sides and computes its area. HBM moves fewer bytes than the
+tiles load if tiles that need the same rows run at the same time.
 """
 
 from pathlib import Path
@@ -22,9 +22,9 @@ __all__ = ["matmul", "matmul_cuda", "matmul_torch"]
 
 KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
 TILE = 32               # as in the .cu
-FEW = 4                 # rows of a in float32 for which tiles do not pay
-GROUP = 8               # rows of tiles whose programs run one after the other
-ENOUGH = 100            # tiles: most of the 132 SMs of an H200 get one
+FEW = 4                 # float32: with at most this many rows of a, k04's kernel is used
+GROUP = 8               # rows of tiles in a group
+ENOUGH = 100            # tiles, at least: most of an H200's 132 SMs get one
 
 # BM, BN, BK, warps, stages by bytes of a number. Chosen from what Triton makes of them for Hopper
 # (see shipped: no spills, wgmma from 64 rows on), not from times.
@@ -39,20 +39,20 @@ def matmul_oracle(a, w):                            # (M, K), (N, K) -> (M, N)
 
 
 def tile_intensity(BM, BN, itemsize):
-    """FLOP per byte that a program fetches for a tile (BM, BN) of c, from numbers of `itemsize`
-    bytes. The store of c is left out: for a long K it hardly counts."""
-    # exercise: for one k, how many FLOPs, and how many numbers?
+    """FLOPs per byte loaded when a program computes a tile (BM, BN) of c; numbers have `itemsize`
+    bytes. The store of c is not counted: for a long K it is negligible."""
+    # exercise: for one k, how many FLOPs, and how many numbers loaded?
     return 2 * BM * BN / ((BM + BN) * itemsize)
 
 
 @triton.jit
 def grouped_triton(p, rows, columns, GROUP: tl.constexpr):
-    """(row, column) of the tile of program p, among rows · columns tiles.
+    """(row, column) of program p's tile, out of rows · columns tiles.
 
-    GROUP rows of tiles make a group; the last may have fewer. Programs go through one group after
-    another, and through each group column by column.
+    GROUP rows of tiles form a group; the last group may have fewer. Tiles are numbered group by
+    group, and within a group column by column.
     """
-    # exercise: find the group, its first row and its height; then count p from the group's start
+    # exercise: find p's group, its first row and its height; then count p from the group's start
     first = p // (GROUP * columns) * GROUP
     height = min(rows - first, GROUP)
     p %= GROUP * columns
@@ -61,7 +61,7 @@ def grouped_triton(p, rows, columns, GROUP: tl.constexpr):
 
 @triton.jit
 def order_triton(tiles, rows, columns, GROUP: tl.constexpr):
-    """Writes the tile (row, column) of each program, so that one can look at the order."""
+    """Writes each program's tile (row, column), so that the order can be seen."""
     p = tl.program_id(0)
     row, column = grouped_triton(p, rows, columns, GROUP)
     tl.store(tiles + 2 * p, row)
@@ -73,16 +73,19 @@ def matmul_tiled_triton(a, w, c, M, N, K, a_row, a_k, w_row, w_k,
                         BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr):
     """One program per tile (BM, BN) of c.
 
-    a_row, w_row: from one row to the next, in numbers   a_k, w_k: from one k to the next
+    a_row, w_row: numbers from one row to the next   a_k, w_k: numbers from one k to the next
     """
-    tl.assume(K > 0)                    # Triton 3.6 needs it, see shipped()
+    tl.assume(K > 0)                    # only for the assembler: see shipped() in bench/
     row, column = grouped_triton(tl.program_id(0), tl.cdiv(M, BM), tl.cdiv(N, BN), GROUP)
-    m, n, k = row * BM + tl.arange(0, BM), column * BN + tl.arange(0, BN), tl.arange(0, BK)
-    m_inside, n_inside = m < M, n < N
+    m = row * BM + tl.arange(0, BM)                         # (BM,)
+    n = column * BN + tl.arange(0, BN)                      # (BN,)
+    k = tl.arange(0, BK)                                    # (BK,)
+    m_inside = m < M
+    n_inside = n < N
     a += m.to(tl.int64)[:, None] * a_row + k * a_k          # (BM, BK), the first tile
     w += n.to(tl.int64)[:, None] * w_row + k * w_k          # (BN, BK)
     c += m.to(tl.int64)[:, None] * N + n                    # (BM, BN)
-    # exercise: per step load a tile of a and one of w, add their tl.dot to fp32 sums; then store
+    # exercise: in each step load two tiles, add their tl.dot to fp32 sums; then store
     sums = tl.zeros((BM, BN), tl.float32)
     for start in range(0, K, BK):
         inside = start + k < K
@@ -95,8 +98,8 @@ def matmul_tiled_triton(a, w, c, M, N, K, a_row, a_k, w_row, w_k,
 
 
 def configuration(M, N, itemsize):
-    """The arguments of matmul_tiled_triton that say how: those of the largest tile that M fills by
-    more than half and of which there are ENOUGH, else those of the smallest."""
+    """Tile, warps and stages for matmul_tiled_triton: the largest tile that M fills by more than
+    half and of which there are ENOUGH, otherwise the smallest."""
     *larger, smallest = TILES[itemsize]
     BM, BN, BK, warps, stages = next(
         (tile for tile in larger
@@ -110,9 +113,9 @@ def matmul(a, w):                                   # (M, K), (N, K) -> (M, N)
     """a · wᵀ by the Triton kernel, of a's dtype, on a's device; any strides, any size may be 0.
 
     float32 (IEEE products, not TF32), float16 or bfloat16, all with fp32 sums. Without tensor
-    cores, threads read single numbers from shared memory, and without bank conflicts only if those
-    of one k are neighbours: so float32 is transposed first, into new memory. For a FEW rows that
-    would not pay; they are multiplied by k04's kernel.
+    cores, threads read single numbers from shared memory, and without bank conflicts only if
+    numbers of one k are neighbours. So float32 is transposed first, into new memory. For up to FEW
+    rows that does not pay, and k04's kernel is used.
     """
     check(a, w, torch.float32, torch.float16, torch.bfloat16)
     M, K = a.shape
@@ -143,8 +146,8 @@ def matmul_cuda(a, w, kernel="matmul_tiled_cuda"):  # (M, K), (N, K) -> (M, N)
     M, K = a.shape
     N = len(w)
     if M > TILE * 65_535:
-        raise ValueError(f"matmul_cuda: a has {M} rows, expected at most {TILE * 65_535}: the y of "
-                         f"a grid counts their tiles")
+        raise ValueError(f"matmul_cuda: a has {M} rows, expected at most {TILE * 65_535}: a grid "
+                         f"has at most 65,535 blocks in y")
     c = a.new_empty(M, N)                           # (M, N)
     if c.numel():
         grid = triton.cdiv(N, TILE), triton.cdiv(M, TILE)
@@ -153,14 +156,14 @@ def matmul_cuda(a, w, kernel="matmul_tiled_cuda"):  # (M, K), (N, K) -> (M, N)
 
 
 def matmul_torch(a, w):                             # (M, K), (N, K) -> (M, N)
-    """a · wᵀ by PyTorch, which calls the vendor's library; any dtype and strides it takes."""
+    """a · wᵀ by PyTorch, which calls the vendor's library; any dtype and strides it accepts."""
     return a @ w.T
 
 
 def first_wave(rows, columns, GROUP, programs=132):
-    """Strips of a and of w (rows of tiles, columns of tiles) that the first programs fetch.
+    """(strips of a, strips of w) that the first wave of programs loads.
 
-    programs: as many as run at once; an H200 has 132 SMs
+    programs: how many run at once; an H200 has 132 SMs
     """
     tiles = torch.empty(rows * columns, 2, dtype=torch.int32)       # (programs, 2)
     order_triton[(rows * columns,)](tiles, rows, columns, GROUP=GROUP)
@@ -169,7 +172,7 @@ def first_wave(rows, columns, GROUP, programs=132):
 
 
 def check(a, w, *dtypes):
-    """What the kernels assume; they count with 32 bits."""
+    """What the kernels assume; they count rows and columns in 32 bits."""
     check_arrays(a, w, *dtypes)
     if max(*a.shape, len(w)) >= 2**31 - 256:
         raise ValueError(f"matmul: a has shape {tuple(a.shape)} and w {tuple(w.shape)}, expected "

@@ -1,9 +1,9 @@
 """k06 · Matmul from registers: c[m, n] = sum over k of a[m, k] · w[n, k], that is c = a · wᵀ
 
-a: (M, K)   w: (N, K), as a model keeps a weight: numbers out, numbers in   c: (M, N)
-BM BN: tile of c of a block   TM TN: tile of c of a thread   BK: k that are fetched at a time
-2·M·N·K FLOPs. A thread reads TM + TN numbers of shared memory for TM·TN multiplications: with 8 x 8
-a quarter each. A block fetches BM + BN for BM·BN: with 128 x 128 in fp32, 32 FLOP per byte.
+a: (M, K)   w: (N, K), as a model stores a weight: outputs × inputs   c: (M, N)
+BM BN: a block's tile of c   TM TN: a thread's tile of c   BK: k fetched in one step
+2·M·N·K FLOPs. A block fetches the sides of its tile, with 128 x 128 in fp32 a byte for 32 FLOPs. A
+thread reads the sides of its own tile from shared memory.
 """
 
 from pathlib import Path
@@ -28,9 +28,9 @@ def matmul_oracle(a, w):                            # (M, K), (N, K) -> (M, N)
 
 
 def shared_reads(TM, TN):
-    """Numbers that a thread with a tile (TM, TN) of c reads from shared memory, divided by its
-    multiplications. A number that it has read stays in a register until the next k."""
-    # exercise: for one k, how many numbers, and how many multiplications?
+    """Numbers that a thread with a tile (TM, TN) of c reads from shared memory, per multiplication.
+    For each k it reads every number once and keeps it in a register."""
+    # exercise: for one k, how many numbers are read, and how many multiplications follow?
     return (TM + TN) / (TM * TN)
 
 
@@ -38,8 +38,8 @@ def shared_reads(TM, TN):
 def matmul_registers_cuda(a, w, kernel="matmul_vector_cuda"):       # (M, K), (N, K) -> (M, N)
     """a · wᵀ by one of the CUDA kernels of this lesson. float32, contiguous; any size may be 0.
 
-    ValueError where matmul_vector_cuda is asked for rows that do not start at multiples of 16
-    bytes; the others take any.
+    ValueError if the kernel is matmul_vector_cuda and the rows of a or w do not start at multiples
+    of 16 bytes; the other kernels take any rows.
     """
     check(a, w, torch.float32)
     for name, x in (("a", a), ("w", w)):
@@ -47,9 +47,9 @@ def matmul_registers_cuda(a, w, kernel="matmul_vector_cuda"):       # (M, K), (N
             raise ValueError(f"matmul: {name} has strides {x.stride()}, expected rows one after "
                              f"the other, {(x.shape[1], 1)}; {name}.contiguous() makes them so")
         if kernel == "matmul_vector_cuda" and (x.shape[1] % 4 or x.data_ptr() % 16):
-            raise ValueError(f"matmul_vector_cuda: {name} has rows of {x.shape[1]} numbers from "
-                             f"address {x.data_ptr():#x}, expected multiples of 4 and of 16; "
-                             f"matmul_square_cuda takes any")
+            raise ValueError(f"matmul_vector_cuda: {name} has rows of {x.shape[1]} numbers at "
+                             f"address {x.data_ptr():#x}; expected a multiple of 4 numbers, at a "
+                             f"multiple of 16 bytes. matmul_square_cuda takes any.")
     M, K = a.shape
     N = len(w)
     c = a.new_empty(M, N)                           # (M, N)

@@ -20,11 +20,11 @@ class Rung(NamedTuple):
     """One rung of the ladder, as counted in the simulator."""
 
     name: str
-    asked: float            # bytes that lanes ask to load, over those of a and w
-    load: float             # 32-byte sectors that a load of a warp touches
-    store: float            # sectors that a store of a warp touches
-    sectors: float          # sectors that are loaded, over those that hold a and w
-    instructions: int       # of a warp, all of them
+    asked: float            # bytes asked for by all loads, divided by those of a and w
+    load: float             # 32-byte sectors that one load request touches
+    store: float            # sectors that one store request touches
+    sectors: float          # sectors loaded, divided by those that hold a and w
+    instructions: int       # of all warps
     changed: str
 
 
@@ -33,8 +33,8 @@ def ladder(M, N, K):
     rng = torch.Generator().manual_seed(0)
     a, w = (torch.randn(rows, K, generator=rng) for rows in (M, N))
     c = torch.empty(M, N)                           # (M, N)
-    changes = ("an element of c a thread", "x and y swapped: only the store gains",
-               "a warp an element; more to execute", "16 elements a program share a row of a")
+    changes = ("one element for each thread", "x and y swapped: only the store gains",
+               "one warp for each element", "16 elements share a row of a")
     with simulator.trace() as trace:
         for kernel in ("matmul_naive_cuda", "matmul_swapped_cuda", "matmul_coalesced_cuda"):
             matmul_untiled_cuda(a, w, kernel)

@@ -22,12 +22,12 @@ class Rung(NamedTuple):
     """One rung of the ladder, as counted in the simulator."""
 
     name: str
-    asked: float            # bytes that lanes ask to load, over those of a and w
-    intensity: float        # FLOP for each of these bytes
-    sectors: float          # 32-byte sectors that are loaded, over those that hold a and w
+    asked: float            # bytes asked for by all loads, divided by those of a and w
+    intensity: float        # FLOPs per byte asked for
+    sectors: float          # 32-byte sectors loaded, divided by those that hold a and w
     wavefronts: int         # of shared memory
-    conflicts: float        # these, over the fewest possible; None without shared memory
-    instructions: int       # of a warp, all of them
+    conflicts: float        # these, divided by the fewest possible; None without shared memory
+    instructions: int       # of all warps
     changed: str
 
 
@@ -37,8 +37,8 @@ def ladder(M, N, K):
     rng = torch.Generator().manual_seed(0)
     a, w = (torch.randn(rows, K, generator=rng) for rows in (M, N))
     c = torch.empty(M, N)                           # (M, N)
-    changes = ("k04: no sharing", "k04: neighbours along k", "a tile in shared memory",
-               "the same tile; loses in its banks", "tiles of 64 x 64", "a, w transposed first")
+    changes = ("k04: no sharing", "k04: neighbours along k", "tile in shared memory",
+               "same tile, bank conflicts", "tiles of 64 x 64", "a and w transposed first")
     with simulator.trace() as trace:
         matmul_untiled_cuda(a, w, "matmul_naive_cuda")
         matmul_untiled_cuda(a, w, "matmul_coalesced_cuda")

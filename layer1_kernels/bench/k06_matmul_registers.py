@@ -14,14 +14,14 @@ class Rung(NamedTuple):
     """One rung of the ladder, as counted in the simulator."""
 
     name: str
-    asked: float            # bytes that lanes ask to load, over those of a and w
-    sectors: float          # 32-byte sectors that are loaded, over those that hold a and w
-    intensity: float        # FLOP for each byte asked of global memory
-    reads: float            # numbers read from shared memory for each multiplication
-    conflicts: float        # wavefronts of shared memory over the fewest possible
-    multiply: int           # instructions of a warp that multiply and add
-    shared: int             # that read or write shared memory
-    rest: int               # all others
+    asked: float            # bytes asked for by all loads, divided by those of a and w
+    sectors: float          # 32-byte sectors loaded, divided by those that hold a and w
+    intensity: float        # FLOPs per byte asked of global memory
+    reads: float            # numbers read from shared memory per multiplication
+    conflicts: float        # passes through shared memory, divided by the fewest possible
+    multiply: int           # warp instructions that multiply and add
+    shared: int             # warp instructions that read or write shared memory
+    rest: int               # all other warp instructions
     changed: str
 
 
@@ -29,8 +29,8 @@ def ladder(M, N, K):
     """The kernels of k05 and of this lesson on random float32 numbers: [Rung]. K % 4 is 0."""
     rng = torch.Generator().manual_seed(0)
     a, w = (torch.randn(rows, K, generator=rng) for rows in (M, N))
-    changes = ("k05: an element a thread", "8 x 1 elements a thread", "8 x 8 elements a thread",
-               "four numbers in one request")
+    changes = ("k05: one element a thread", "8 x 1 elements a thread", "8 x 8 elements a thread",
+               "the same, read by float4")
     with simulator.trace() as trace:
         matmul_cuda(a, w)
         for kernel in BLOCKS:

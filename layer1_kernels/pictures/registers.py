@@ -39,6 +39,32 @@ def fragment(lanes, place):
     return closed(figure)
 
 
+def owners(size, threads):
+    """A block's tile of c: which of its elements are those of some threads.
+
+    size: rows and columns of the tile    threads: {label: (rows, columns) of its elements}
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.colors import ListedColormap
+    from matplotlib.patches import Patch
+
+    colours = ["#eaeef2", BLUE, RED]
+    shade = np.zeros((size, size), int)
+    for number, (rows, columns) in enumerate(threads.values(), 1):
+        shade[np.ix_(rows, columns)] = number
+    figure, axes = plt.subplots(figsize=(5.5, 4.0), layout="constrained")
+    axes.imshow(shade, cmap=ListedColormap(colours), vmin=0, vmax=2, interpolation="nearest",
+                extent=(0, size, size, 0))
+    axes.set(xticks=range(0, size + 1, 16), yticks=range(0, size + 1, 16))
+    axes.set_xlabel("column of the block's tile", fontsize=9, color=INK)
+    axes.set_ylabel("row of the block's tile", fontsize=9, color=INK)
+    axes.tick_params(length=2, labelsize=8)
+    handles = [Patch(color=colour, label=label)
+               for colour, label in zip(colours[1:], threads, strict=False)]
+    figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize=9)
+    return closed(figure)
+
+
 def packed_row(w, packed, scales):
     """A row of weights as int4: the weights, the integers of each group, and the bytes.
 

@@ -141,6 +141,31 @@ def lanes(requests):
     return closed(figure)
 
 
+def one_round(columns, reads):
+    """The places of some arrays that threads of a warp access at one moment: blue, and in each the
+    numbers of the threads.
+
+    columns: of every array    reads: {title: [(row, column) of each thread]}, a panel each
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Rectangle
+
+    rows = max(row for places in reads.values() for row, _ in places) + 1
+    figure, every = plt.subplots(1, len(reads), squeeze=False, layout="constrained",
+                                 figsize=(7.5, 6.8 / len(reads) * rows / columns + 0.5))
+    for axes, (title, places) in zip(every[0], reads.items(), strict=True):
+        for row, column in np.ndindex(rows, columns):
+            threads = [thread for thread, place in enumerate(places) if place == (row, column)]
+            axes.add_patch(Rectangle((column, row), 1, 1, fc=BLUE if threads else "#d0d7de",
+                                     ec="white", lw=1))
+            axes.text(column + 0.5, row + 0.5, "–".join(map(str, threads[:1] + threads[1:][-1:])),
+                      ha="center", va="center_baseline", fontsize=8, color="white")
+        axes.set(xlim=(0, columns), ylim=(rows, 0), aspect="equal", xticks=[], yticks=[])
+        axes.set_title(title, loc="left", fontsize=10, color=INK)
+        axes.spines[:].set_visible(False)
+    return closed(figure)
+
+
 def tree(numbers):
     """A sum in pairs: the numbers in shared memory at the start and after each round. Blue where a
     thread has added, white where a number was taken and is not needed any more.

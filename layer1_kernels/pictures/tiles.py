@@ -186,6 +186,32 @@ def tile_orders(title, orders, first):
     return closed(figure)
 
 
+def tile_numbers(orders, first):
+    """The program of each tile, as a number; blue are the first programs, which run together.
+
+    orders: {label: program numbers (rows, columns)}    first: programs that run at once
+    """
+    import matplotlib.pyplot as plt
+    from matplotlib.patches import Rectangle
+
+    figure, every = plt.subplots(1, len(orders), squeeze=False, figsize=(7.5, 2.3),
+                                 layout="constrained")
+    for axes, (label, numbers) in zip(every[0], orders.items(), strict=True):
+        for (row, column), number in np.ndenumerate(np.array(numbers)):
+            soon = number < first
+            axes.add_patch(Rectangle((column, row), 1, 1, fc=BLUE if soon else "#d0d7de",
+                                     ec="white", lw=2))
+            axes.text(column + 0.5, row + 0.5, number, ha="center", va="center_baseline",
+                      fontsize=9, color="white" if soon else INK)
+        rows, columns = np.shape(numbers)
+        axes.set(xlim=(0, columns), ylim=(rows, 0), xticks=[], yticks=[])
+        axes.set_title(label, loc="center", fontsize=10, color=INK)
+        axes.set_xlabel("column of tiles: a strip of w", fontsize=9, color=INK)
+        axes.set_ylabel("row of tiles:\na strip of a", fontsize=9, color=INK)
+        axes.spines[:].set_visible(False)
+    return closed(figure)
+
+
 def tile_map(title, order, BM, BN):
     """Which query sees which key, in tiles: seen whole in blue, in part in red, never in grey.
 

@@ -4,22 +4,16 @@ import numpy as np
 import pytest
 
 from lab.judge.addresses import FAR, ROWS, in_64_bits
-from lab.judge.adversarial import VALUES, shifted
+from lab.judge.adversarial import factors
+from lab.judge.mistakes import mistake, same_report
 from lab.judge.pace import numbers
 from lab.judge.subject import Raised
 from lab.judge.work import same_work
 
 CUDA = ("matmul_naive_cuda", "matmul_swapped_cuda", "matmul_coalesced_cuda")
-SIZES = [(33, 17, 40), (40, 9, 31), (3, 21, 129), (5, 2, 1000), (1, 1, 1)]          # M, N, K
-SMALLER = [(5, 9, 40), (3, 9, 31), (2, 21, 129), (3, 2, 1000), (1, 1, 1)]   # a warp an element
+SIZES = [(33, 17, 40), (40, 9, 31), (3, 21, 129), (5, 2, 1000), (1, 1, 1)]      # M, N, K
+SMALLER = [(5, 9, 40), (3, 9, 31), (2, 21, 129), (3, 2, 1000), (1, 1, 1)]       # warps
 WARPS = 8
-HARD = VALUES | {"around -3000": lambda rng, shape: shifted(rng, shape, -3000)}
-DESCRIBED = {"unrounded": "numbers of 24 bits", "exact_sums": "numbers whose sums are exact",
-             "shifted": "numbers around 200", "around -3000": "numbers around -3000",
-             "negative": "only numbers below 0", "equal": "equal numbers throughout a row",
-             "uneven": "rows of very different sizes", "infinite": "-inf among the numbers",
-             "not_a_number": "a NaN", "signed_zeros": "0 and -0 among the numbers",
-             "denormal": "numbers of 1e-40", "tied": "whole numbers from 0 to 2"}
 
 
 def operands(rng, M, N, K):
@@ -48,77 +42,74 @@ def run(subject, name, a, w, c, block=(32, WARPS)):
 def right(agree, name, a, w, c, what="", precision="float32"):
     """c is a · wᵀ, or the message names the element and the likely mistake."""
     with np.errstate(all="ignore"):
-        want = product(a, w)
-        agree(c, want, precision, f"{name}, a {a.shape} and w {w.shape}{what}",
+        rows = (of_lanes(a, w) if "coalesced" in name else {}) | of_any(a, w)
+        agree(c, product(a, w), precision, f"{name}, a {a.shape} and w {w.shape}{what}",
               lambda index: f"row {index[0]}, column {index[1]} of c",
-              MISTAKES[name](a, w) | of_any(name, a, w) if a.size else {}, unwritten=7)
+              {known: (f"{name} {sentence}", gives)
+               for known, (sentence, gives) in rows.items()}, unwritten=7)
 
 
-def of_any(name, a, w):
-    """{mistake: what it gives} of any kernel for a sum over k."""
+def of_any(a, w):
+    """{mistake: (what the kernel does, what comes out)} of any kernel that adds up products."""
     (M, K), N = a.shape, len(w)
     k = np.arange(K)
-    return {f"{name} reads w as (K, N), down its columns": product(a, w.reshape(K, N).T),
-            f"{name} writes c transposed, column after column": product(w, a).reshape(M, N),
-            f"{name} leaves the last k out": product(a, w, k < K - 1),
-            f"{name} leaves the first k out": product(a, w, k > 0),
-            f"{name} drops the k beyond the last whole 4": product(a, w, k < K // 4 * 4),
-            f"{name} adds to what c held before; a sum starts at 0": product(a, w) + 7,
-            f"{name} leaves out products with infinity or NaN":
-                product(*(np.where(np.isfinite(x), x, 0) for x in (a, w))),
-            f"{name} writes nothing": np.full((M, N), 7)}
-
-
-def of_threads(a, w):
-    """{mistake: what it gives} of a kernel whose thread adds up an element."""
-    return {"matmul_naive_cuda starts its sum again for each k":
-                product(a, w, np.arange(a.shape[1]) == a.shape[1] - 1)}
+    finite = (np.where(np.isfinite(x), x, 0) for x in (a, w))
+    return {
+        "columns_of_w": ("reads w as if it were (K, N); its rows have K numbers",
+                         product(a, w.reshape(K, N).T)),
+        "c_transposed": ("stores c transposed; row m of c starts at m · N",
+                         product(w, a).reshape(M, N)),
+        "last_product": ("resets its sum for each k, so only the last product is left",
+                         product(a, w, k == K - 1)),
+        "no_last_k": ("leaves out the last k", product(a, w, k < K - 1)),
+        "no_first_k": ("leaves out the first k", product(a, w, k > 0)),
+        "whole_fours": ("leaves out the last K % 4 products", product(a, w, k < K // 4 * 4)),
+        "old_contents": ("adds to the old contents of c; the sum must start at 0",
+                         product(a, w) + 7),
+        "finite_only": ("skips products with infinity or NaN", product(*finite)),
+        "not_stored": ("stores nothing", np.full((M, N), 7))}
 
 
 def of_lanes(a, w):
-    """{mistake: what it gives} of a kernel whose lane t has the k t, t + 32, ..."""
-    k = np.arange(a.shape[1])
-    name, lane = "matmul_coalesced_cuda", k % 32
-    return {f"the 32 sums of {name} are not added, and lane 0 stores its own":
-                product(a, w, lane == 0),
-            f"the shuffles of {name} leave out the lanes 1 apart": product(a, w, lane % 2 == 0),
-            f"the shuffles of {name} leave out the lanes 16 apart": product(a, w, lane < 16),
-            f"the lanes of {name} step by 1, so that most k are added by many lanes":
-                product(a, w, np.minimum(k + 1, 32)),
-            f"{name} takes 32 k in all, one a lane": product(a, w, k < 32),
-            f"{name} drops the k beyond the last whole 32":
-                product(a, w, k < len(k) // 32 * 32)}
-
-
-MISTAKES = {"matmul_naive_cuda": of_threads, "matmul_coalesced_cuda": of_lanes}
+    """{mistake: (what the kernel does, what comes out)} where lane t has the k t, t + 32, ..."""
+    K = a.shape[1]
+    k = np.arange(K)
+    lane = k % 32
+    return {
+        "no_shuffles": ("does not add the sums of the 32 lanes: lane 0 stores only its own",
+                        product(a, w, lane == 0)),
+        "no_shuffle_1": ("leaves out the shuffle by 1 lane", product(a, w, lane % 2 == 0)),
+        "no_shuffle_16": ("leaves out the shuffle by 16 lanes", product(a, w, lane < 16)),
+        "steps_of_1": ("lets the lanes step by 1, not 32: most products are added several times",
+                       product(a, w, np.minimum(k + 1, 32))),
+        "one_k_a_lane": ("takes only one k in each lane: the loop over k is missing",
+                         product(a, w, k < 32)),
+        "whole_warps": ("leaves out the last K % 32 products", product(a, w, k < K // 32 * 32)),
+        "lanes_return": ("lets lanes without a k return before the shuffles, which need all 32",
+                         product(a, w) + (np.nan if K < 32 else 0))}
 
 
 def hard_numbers(subject, agree, rng, name):
-    """Each kind of numbers in a, then in w. Of rows of different sizes each is looked at alone."""
-    for kind, draw in HARD.items():
-        for hard in "aw":
-            a, w, c = operands(rng, 5, 6, 39)
-            x, other = (a, w) if hard == "a" else (w, a)
-            x[...] = draw(rng, x.shape)
-            other[...] = VALUES["tied" if kind == "exact_sums" else "unrounded"](rng, other.shape)
-            if kind == "infinite":          # at the edge too, and with no NaN in a right answer
-                x[-1, -1], other[...] = -np.inf, np.abs(other)
-            run(subject, name, a, w, c)
-            what = f", {DESCRIBED[kind]} in {hard}"
-            if kind != "uneven":
-                right(agree, name, a, w, c, what, "exact" if kind == "exact_sums" else "float32")
-            for i in range(len(x)) if kind == "uneven" else ():
-                part = np.s_[i:i + 1] if hard == "a" else np.s_[:, i:i + 1]
-                agree(c[part], product(a, w)[part], "float32", f"{name}, row {i} of {hard}{what}")
+    for a, w, parts in factors(rng, 39):
+        c = np.full((len(a), len(w)), 7, np.float32)
+        run(subject, name, a, w, c)
+        for rows, columns, what, precision in parts:
+            right(agree, name, a[rows], w[columns], c[rows, columns], what, precision)
 
 
 def other_sizes(subject, agree, rng, name, cases):
     """cases: [((M, N, K), block)]. Blocks of another form, a size past 15 bits, no k at all."""
-    for sizes, block in [*cases, ((3, 5, 0), (32, WARPS))]:
+    for sizes, block in cases:
         a, w, c = operands(rng, *sizes)
         run(subject, name, a, w, c, block)
-        right(agree, name, a, w, c, f" by blocks of {block} threads" +
-              ("" if sizes[2] else ": a sum of nothing is 0"))
+        right(agree, name, a, w, c, f" in blocks of {block} threads")
+    a, w, c = operands(rng, 3, 5, 0)
+    with same_report("first_product", "With K = 0 there is no product, not even that of k = 0.",
+                     kind="out_of_bounds"):
+        run(subject, name, a, w, c)
+    assert (c == 0).all(), mistake("empty_sum", (
+        f"{name}, a (3, 0) and w (5, 0): with K = 0 every element of c is 0; c[0, 0] is "
+        f"{c[0, 0]:g}{', as it was before' if c[0, 0] == 7 else ''}"))
 
 
 def addresses(subject, name, grids, block, threads):
@@ -130,14 +121,17 @@ def addresses(subject, name, grids, block, threads):
         in_64_bits(subject, name, grids[of[0]], block, (x, x, c, M, N, K), of_row, of)
 
 
-def work(subject, reference, rng, name, K):
-    """A launch of 4 blocks and more, of 8 warps each, beside the course's own. Two blocks of 32
-    have 34 rows: one thread that does all takes 17 times the steps, fewer than the limit."""
-    a, w, c = operands(rng, 34 if name == "matmul_naive_cuda" else 4, 16, K)
-    same_work(name, run(subject, name, a, w, c), run(reference, name, a, w, c.copy()))
+def economical(name, launch, a, w, c, loads, stores):
+    """Two numbers loaded for each multiplication, each element stored once; else some advice."""
+    two = 2 * 4 * c.size * a.shape[1]
+    assert launch.bytes("load") <= two, mistake("loads_again", (
+        f"{name} loads {launch.bytes('load'):,} bytes; two numbers per multiplication are "
+        f"{two:,}. {loads}"))
+    assert launch.bytes("store") == c.nbytes, mistake("stores_again", (
+        f"{name} stores {launch.bytes('store'):,} bytes; c has {c.nbytes:,}. {stores}"))
 
 
-# ---- an element a thread
+# ---- one element of c for each thread
 
 
 def test_predict_read_ratio(subject, reference, rng):
@@ -145,17 +139,23 @@ def test_predict_read_ratio(subject, reference, rng):
         a, w, c = operands(rng, M, N, K)
         want = run(reference, "matmul_naive_cuda", a, w, c).bytes("load") / (a.nbytes + w.nbytes)
         got = subject.predict_read_ratio(M, N, K)
-        assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
-        why = {2 * M * N * K: "these are the numbers asked for; divide by those of a and w",
-               want / 2: "each of the M·N·K products takes two numbers, one of a and one of w",
-               want * (M + N) / (M + N + M * N / K): "c is written, not loaded; leave it out",
-               1: "1 would hold if each number came once, and nothing is shared here",
-               1 / want: "that is the other way round"}
-        said = next((text for value, text in why.items() if abs(got - value) < 1e-3 * abs(value)),
-                    "count the numbers that one element of c takes, then the elements")
-        assert abs(got - want) < 1e-3 * want, (
-            f"matmul_naive_cuda with M = {M}, N = {N}, K = {K}: the counter does not say "
-            f"{got:g} times; {said}")
+        assert isinstance(got, (int, float)), mistake(
+            "no_number", f"predict_read_ratio: expected a number, got {got!r}")
+        rows = {2 * M * N * K: ("no_division", "These are the numbers loaded; divide by the "
+                                               "numbers in a and w."),
+                want / 2: ("one_each", "Each of the M·N·K products needs two numbers, one of a and "
+                                       "one of w."),
+                want * (M + N) / (M + N + M * N / K): (
+                    "c_counted", "c is stored, not loaded: leave it out."),
+                1: ("loaded_once", "1 would mean that each number is loaded once, but the threads "
+                                   "share nothing."),
+                1 / want: ("turned_round", "That is the other way round.")}
+        known, why = next((row for value, row in rows.items() if abs(got - value) < 1e-3 * value),
+                          ("other", "Count the numbers that one element of c needs, then the "
+                                    "elements."))
+        assert abs(got - want) < 1e-3 * want, mistake(
+            known, f"predict_read_ratio({M}, {N}, {K}): the simulator does not count {got:g}. "
+                   f"{why}", why)
 
 
 def test_predict_read_ratio__unseen(unseen, rng):
@@ -171,15 +171,13 @@ def test_matmul_naive_cuda(subject, agree, rng, M, N, K):
 
 
 def test_matmul_naive_cuda__work(subject, reference, rng):
-    a, w, c = operands(rng, 18, 16, 64)
-    launch, enough = run(subject, "matmul_naive_cuda", a, w, c), 2 * 4 * 18 * 16 * 64
-    assert launch.bytes("load") <= enough, (
-        f"matmul_naive_cuda loads {launch.bytes('load'):,} bytes, {enough:,} are two numbers for "
-        f"each multiplication: something is loaded twice")
-    assert launch.bytes("store") == c.nbytes, (
-        f"matmul_naive_cuda stores {launch.bytes('store'):,} bytes, c has {c.nbytes:,}: keep the "
-        f"sum in a register and store it once")
-    work(subject, reference, rng, "matmul_naive_cuda", 32)
+    """In two blocks of 32 rows: a thread that does the work of all takes 17 times as many steps,
+    and still ends within the limit."""
+    a, w, c = operands(rng, 34, 16, 32)
+    launch = run(subject, "matmul_naive_cuda", a, w, c)
+    economical("matmul_naive_cuda", launch, a, w, c, "Something is loaded twice.",
+               "Keep the sum in a register and store it once.")
+    same_work("matmul_naive_cuda", launch, run(reference, "matmul_naive_cuda", a, w, c.copy()))
 
 
 def test_matmul_naive_cuda__hard(subject, agree, rng):
@@ -189,26 +187,31 @@ def test_matmul_naive_cuda__hard(subject, agree, rng):
 
 
 def test_matmul_naive_cuda__addresses(subject):
-    name = "matmul_naive_cuda"
-    addresses(subject, name, {"a": (1, 3), "w": (1, 3), "c": (1, 1)}, (32, WARPS), 1)
+    addresses(subject, "matmul_naive_cuda", {"a": (1, 3), "w": (1, 3), "c": (1, 1)}, (32, WARPS), 1)
 
 
 def test_predict_sectors(subject, reference, rng):
     a, w, c = operands(rng, 32, 8, 256)
     loads = run(reference, "matmul_naive_cuda", a, w, c).memory("global", "load")
-    want = loads["transactions"] / (loads["requests"] / 2)          # a request of a, one of w
+    want = loads["transactions"] / (loads["requests"] / 2)          # one request of a, one of w
     got = subject.predict_sectors()
-    assert isinstance(got, int), f"a count of sectors is a whole number, got {got!r}"
-    why = {64: "64 would hold if the rows of w differed too; all 32 threads have the same n",
-           8: "8 would be coalesced, with neighbouring numbers of a and of w",
-           36: "36 counts 4 sectors for w; all 32 threads want the same 4 bytes of it",
-           5: "5 counts 4 sectors for a, as if threads were 4 bytes apart; they are rows apart",
-           32: "32 leaves w out"}.get(got, "count the different sectors among 32 addresses")
-    assert got == want, \
-        f"one round of matmul_naive_cuda: {got} sectors is not what the counter says; {why}"
+    assert isinstance(got, int), mistake(
+        "no_count", f"predict_sectors: expected a whole number, got {got!r}")
+    known, why = {
+        64: ("rows_of_w", "64 would be right if each thread had its own row of w; all 32 have the "
+                          "same n."),
+        8: ("coalesced", "8 would be right if neighbouring threads read neighbouring numbers, of a "
+                         "and of w."),
+        36: ("four_of_w", "36 counts 4 sectors for w; all 32 threads read the same 4 bytes of it."),
+        5: ("four_of_a", "5 counts 4 sectors for a, as if the threads were 4 bytes apart; they are "
+                         "a row apart."),
+        32: ("no_w", "32 leaves out w."),
+    }.get(got, ("other", "Count the different sectors among the addresses."))
+    assert got == want, mistake(
+        known, f"predict_sectors: the simulator does not count {got}. {why}", why)
 
 
-# ---- an element a warp
+# ---- one element of c for each warp
 
 
 @pytest.mark.parametrize("M, N, K", SMALLER)
@@ -220,18 +223,15 @@ def test_matmul_coalesced_cuda(subject, agree, rng, M, N, K):
 
 def test_matmul_coalesced_cuda__work(subject, reference, rng):
     a, w, c = operands(rng, 4, 16, 128)
-    launch, enough = run(subject, "matmul_coalesced_cuda", a, w, c), 2 * 4 * 4 * 16 * 128
-    assert launch.bytes("load") <= enough, (
-        f"matmul_coalesced_cuda loads {launch.bytes('load'):,} bytes, {enough:,} are two numbers "
-        f"for each multiplication: the lanes should share the k of one element")
+    launch = run(subject, "matmul_coalesced_cuda", a, w, c)
+    economical("matmul_coalesced_cuda", launch, a, w, c,
+               "Divide the k of one element among the 32 lanes.",
+               "Let only one lane of each warp store.")
     got = launch.sectors_per_request("load")
-    assert got <= 4, (
-        f"matmul_coalesced_cuda: a load of a warp touches {got:g} sectors, 4 hold its 128 bytes: "
-        f"neighbouring lanes should take neighbouring k")
-    assert launch.bytes("store") == c.nbytes, (
-        f"matmul_coalesced_cuda stores {launch.bytes('store'):,} bytes, c has {c.nbytes:,}: one "
-        f"lane of a warp is enough to store its element")
-    work(subject, reference, rng, "matmul_coalesced_cuda", 128)
+    assert got <= 4, mistake("far_lanes", f"matmul_coalesced_cuda: a load request touches {got:g} "
+                             f"sectors, not 4. Give neighbouring lanes neighbouring k.")
+    same_work("matmul_coalesced_cuda", launch,
+              run(reference, "matmul_coalesced_cuda", a, w, c.copy()))
 
 
 def test_matmul_coalesced_cuda__hard(subject, agree, rng):
@@ -313,14 +313,14 @@ def test_what_the_launcher_refuses(subject):
     import torch
 
     a, w = torch.ones(4, 6), torch.ones(5, 6)
-    for given, says in (((a, w[:, :5]), "(5, 5), expected (M, K) and (N, K)"),
-                        ((a[0], w), "a has shape (6,)"), ((a.half(), w), "a is torch.float16"),
-                        ((a, w.double()), "w torch.float64"),
-                        ((torch.ones(6, 4).T, w), "a has strides (1, 4)"),
-                        ((a[:, ::2], w[:, ::2]), "a has strides (6, 2)"),
-                        ((torch.ones(65_536, 1), torch.ones(1, 1)), "at most 65535 rows")):
+    for args, says in (((a, w[:, :5]), "(5, 5), expected (M, K) and (N, K)"),
+                       ((a[0], w), "a has shape (6,)"), ((a.half(), w), "a is torch.float16"),
+                       ((a, w.double()), "w torch.float64"),
+                       ((torch.ones(6, 4).T, w), "a has strides (1, 4)"),
+                       ((a[:, ::2], w[:, ::2]), "a has strides (6, 2)"),
+                       ((torch.ones(65_536, 1), torch.ones(1, 1)), "at most 65535 rows")):
         with pytest.raises(Raised) as refusal:
-            subject.matmul_untiled_cuda(*given)
+            subject.matmul_untiled_cuda(*args)
         assert says in refusal.value.text
 
 
@@ -338,11 +338,11 @@ def test_what_the_assemblers_say():
     from layer1_kernels.k04_matmul_naive import KERNELS
 
     for kernel in CUDA:
-        found = KERNELS.get(kernel).resources
-        assert found.spill_stores == 0 == found.spill_loads, f"{kernel} spills registers: {found}"
-    for name, found in shipped().items():
-        assert found.spills == 0, f"{name}: {found.spills} bytes spilled"
-        assert max(found.loads) == 16, f"{name}: loads of {max(found.loads)} bytes a lane"
+        resources = KERNELS.get(kernel).resources
+        assert resources.spill_stores == 0 == resources.spill_loads, f"{kernel}: {resources}"
+    for name, code in shipped().items():
+        assert code.spills == 0, f"{name}: {code.spills} bytes spilled"
+        assert max(code.loads) == 16, f"{name}: loads of {max(code.loads)} bytes a lane"
 
 
 @pytest.mark.gpu

@@ -1,10 +1,13 @@
 """Graders of k06. Outputs start as 7, so that unwritten places show."""
 
+import contextlib
+
 import numpy as np
 import pytest
 
 from lab.judge.addresses import in_64_bits
 from lab.judge.adversarial import factors
+from lab.judge.mistakes import mistake, same_report
 from lab.judge.pace import numbers
 from lab.judge.subject import Raised
 from lab.judge.work import same_work
@@ -28,8 +31,14 @@ def product(a, w):
 def run(subject, name, a, w, c, grid=None):
     (M, K), N = a.shape, len(w)
     side, threads, _ = BLOCKS[name]
-    return subject.launch(name, grid or (-(-N // side), -(-M // side)), threads,
-                          (a, w, c, M, N, K))
+    grid = grid or (-(-N // side), -(-M // side))
+    with contextlib.ExitStack() as stack:
+        for tile in ("a_tile", "w_tile"):
+            stack.enter_context(same_report("no_barrier", "All must have multiplied before any "
+                                            "fetches the next tiles.", kind="race", array=tile))
+            stack.enter_context(same_report("returned_early", "A thread without an element of c "
+                                            "fetches too.", kind="uninitialised", array=tile))
+        return subject.launch(name, grid, threads, (a, w, c, M, N, K))
 
 
 def padded(x, side):
@@ -54,40 +63,41 @@ def crossed(want, side, of):
 
 
 def of_steps(name, a, w):
-    """{mistake: what it gives} of any kernel that walks along k in steps of BK."""
+    """{mistake: (sentence, what it gives)} of any kernel that walks along k in steps of BK."""
     (M, K), N, k = a.shape, len(w), np.arange(a.shape[1])
     steps, last = k // BK, K % BK == 0      # the last k of a step is K - 1 only where it is whole
-    mistakes = {
-        f"{name} starts its sums again with each step": (steps == steps[-1]) * 1,
-        f"{name} multiplies only in the last step, or the first": (steps == 0) * 1,
-        f"{name} replaces its sums instead of adding to them": (k == K - 1) * last,
-        f"{name} leaves out the last k of each step": k % BK < BK - 1,
-        f"{name} leaves out the first k of each step": k % BK > 0,
-        f"{name} multiplies only the first half of each step": k % BK < BK // 2,
-        f"{name} multiplies only the first k of each step": k % BK == 0}
-    if name == "matmul_vector_cuda":
-        mistakes[f"{name} leaves out every other k"] = k % 2 == 0
-    return {words: product(a * of, w) for words, of in mistakes.items() if not np.all(of == 1)} | {
-        f"{name} adds to what c held before; sums start at 0": product(a, w) + 7,
-        f"{name} leaves out products with infinity or NaN":
-            product(*(np.where(np.isfinite(x), x, 0) for x in (a, w))),
-        f"{name} writes nothing": np.full((M, N), 7)}
+    rows = {
+        "sums_reset": ("sets its sums to 0 again in each step", (steps == steps[-1]) * 1),
+        "one_step": ("multiplies in the first or the last step only", (steps == 0) * 1),
+        "overwritten": ("overwrites its sums: += instead of =", (k == K - 1) * last),
+        "no_last_k": ("leaves out the last k of each step", k % BK < BK - 1),
+        "no_first_k": ("leaves out the first k of each step", k % BK > 0),
+        "half_of_k": ("multiplies only the first half of each step", k % BK < BK // 2),
+        "one_k": ("multiplies only the first k of each step", k % BK == 0),
+        "every_other_k": ("leaves out every other k", k % 2 == 0)}
+    finite = (np.where(np.isfinite(x), x, 0) for x in (a, w))
+    return {known: (sentence, product(a * of, w)) for known, (sentence, of) in rows.items()
+            if not np.all(of == 1)} | {
+        "old_contents": ("adds to the old contents of c, not to 0", product(a, w) + 7),
+        "finite_only": ("skips products with infinity or NaN", product(*finite)),
+        "not_stored": ("stores nothing", np.full((M, N), 7))}
 
 
 def right(agree, name, a, w, got, what="", precision="float32"):
     """c is a · wᵀ, or the message names the element and the likely mistake."""
     side, _, _ = BLOCKS[name]
     with np.errstate(all="ignore"):
-        mistakes = MISTAKES[name](a, w) | of_steps(name, a, w) if a.size else {}
+        rows = MISTAKES[name](a, w) | of_steps(name, a, w)
         agree(got, product(a, w), precision, f"{name}, a {a.shape} and w {w.shape}{what}",
               lambda index: f"row {index[0]}, column {index[1]} of c (row {index[0] % side}, "
                             f"column {index[1] % side} of its block's tile)",
-              mistakes, unwritten=7)
+              {known: (f"{name} {sentence}", gives)
+               for known, (sentence, gives) in rows.items()}, unwritten=7)
 
 
 def many_steps(subject, reference, agree, rng, name):
     """More blocks than one and more steps than one; and what was done, beside the course's own."""
-    side, _, _ = BLOCKS[name]
+    side = BLOCKS[name][0]
     a, w, c = operands(rng, side + 1, side + 3, 12)
     launch = run(subject, name, a, w, c)
     right(agree, name, a, w, c)
@@ -107,7 +117,8 @@ def hard(subject, agree, rng, name):
     right(agree, name, a, w[:side], c[:, :side], f", the first {side} columns of 33,000")
     a, w, c = operands(rng, 3, 5, 0)
     run(subject, name, a, w, c)
-    right(agree, name, a, w, c, ": a sum of nothing is 0")
+    assert (c == 0).all(), mistake("empty_sum", (
+        f"{name}: with K = 0 every element of c is 0; c[0, 0] held 7 and holds {c[0, 0]:g}"))
 
 
 def addresses(subject, name, row, threads):
@@ -121,26 +132,22 @@ def addresses(subject, name, row, threads):
 def economical(name, launch, vector=1):
     """One step of one block. vector: numbers that are read from shared memory at once"""
     side, threads, (TM, TN) = BLOCKS[name]
-    multiplications = side * side * BK
-    got = launch.bytes("load", "shared") / 4 / multiplications
-    least = (TM + TN) / (TM * TN)
-    assert got <= least, (
-        f"{name} reads {got:g} numbers of shared memory for each multiplication, {least:g} are "
-        f"enough for a thread tile of {TM} x {TN}: read each into a register, once for each k")
-    local = launch.requests("load", "local") + launch.requests("store", "local")
-    assert local == 0, (
-        f"{name} reads and writes local memory {local} times: its sums are not in registers. Loops "
-        f"over them need constant bounds, and to be unrolled")
-    conflicts = launch.bank_conflicts()
-    assert conflicts <= 1.01, (
-        f"{name}: shared memory is asked {conflicts:.3g} times as often as need be: neighbouring "
-        f"threads should read neighbouring numbers, so the rows and columns of one thread are "
-        f"apart")
-    requests = launch.requests("load", "shared")
-    enough = threads // 32 * BK * (TM + TN) // vector
-    assert requests <= enough, (
-        f"{name} reads shared memory by {requests} requests, {enough} are enough with 16 bytes a "
-        f"thread: read float4, not single numbers")
+    apart = f"the rows (and columns) of one thread must be {side // TM} apart"
+    if vector == 4:
+        apart = "a thread reads float4 [y] and [y + SIDE], not [2y] and [2y + 1]"
+    for known, got, most, what in (
+            ("reads_again", launch.bytes("load", "shared") / 4 / (side * side * BK),
+             (TM + TN) / (TM * TN), f"numbers read from shared memory for each multiplication. For "
+             f"each k, read each number of a thread tile of {TM} x {TN} into a register once."),
+            ("local_memory", launch.requests("load", "local") + launch.requests("store", "local"),
+             0, "requests to local memory: sums are not in registers. Give every loop over them "
+             "constant bounds, so that the compiler can unroll it."),
+            ("conflicts", launch.bank_conflicts(), 1.01, "times the fewest passes through shared "
+             f"memory. Neighbouring threads must read neighbours, so {apart}."),
+            ("single_numbers", launch.requests("load", "shared"),
+             threads // 32 * BK * (TM + TN) // vector, "load requests to shared memory. Read a "
+             "float4 each time, not single numbers.")):
+        assert got <= most, mistake(known, f"{name}: {got:,.6g}, not {most:,.6g}, {what}", what)
 
 
 # ---- counting
@@ -152,23 +159,24 @@ def test_shared_reads(subject, reference, rng):
         launch = run(reference, name, *operands(rng, side, side, BK))
         want = launch.bytes("load", "shared") / 4 / (side * side * BK)
         got = subject.shared_reads(TM, TN)
-        assert isinstance(got, (int, float)), f"a count is a number, got {got!r}"
-        why = {1 / want: "that is multiplications for each number read",
-               want / 2: "count multiplications, not FLOPs",
-               2: "2 would hold without registers, two numbers for each multiplication",
-               TM + TN: "these are the numbers for one k; divide by the multiplications",
-               TM * TN: "these are the multiplications for one k",
-               2 / (TM * TN) ** 0.5: "that is so for a square alone; a tile may be a strip",
-               (TM + 1) / TM: "that is so for a strip alone: TN is not used",
-               4 * want: "count numbers, not bytes",
-               1 / TM: "each thread reads numbers of a as well, TM for one k",
-               want // 1: "the fraction is lost (// rounds down), or w's numbers are not counted"}
-        why.pop(want, None)
-        said = next((text for value, text in why.items() if abs(got - value) < 1e-6),
-                    "for one k, TM numbers of a meet TN numbers of w")
-        assert abs(got - want) < 1e-6, (
-            f"a thread tile of {TM} x {TN}: the counter of {name} does not say {got:g} numbers "
-            f"for each multiplication; {said}")
+        assert isinstance(got, (int, float)), mistake(
+            "no_number", f"shared_reads: expected a number, got {got!r}")
+        guesses = (
+            (1 / want, "turned_round", "That is multiplications per number, not the reverse."),
+            (want / 2, "flops", "Count multiplications, not FLOPs."),
+            (2, "no_registers", "2 is right without registers: two numbers for each product."),
+            (TM + TN, "no_division", "That is for one k; divide by the multiplications."),
+            (TM * TN, "multiplications", "These are the multiplications for one k."),
+            (2 / (TM * TN) ** 0.5, "square", "That is so for a square; a tile may be a strip."),
+            ((TM + 1) / TM, "strip", "That is so for a strip alone: TN is not used."),
+            (4 * want, "bytes", "Count numbers, not bytes."),
+            (1 / TM, "no_a", "Each thread reads numbers of a as well, TM for one k."),
+            (want // 1, "rounded_down", "// rounds down, or w's numbers are not counted."))
+        known, why = next((row for value, *row in guesses if abs(got - value) < 1e-6),
+                          ("other", "For one k, TM numbers of a meet TN numbers of w."))
+        assert abs(got - want) < 1e-6, mistake(
+            known, f"shared_reads({TM}, {TN}): the simulator does not count {got:g} numbers per "
+                   f"multiplication in {name}. {why}", why)
 
 
 def test_shared_reads__unseen(unseen, rng):
@@ -182,16 +190,15 @@ def test_shared_reads__unseen(unseen, rng):
 def of_strip(a, w):
     want, order = product(a, w), np.arange(64)
     return {
-        "matmul_strip_cuda reads rows 8y + i of a_tile and stores rows y + 8i, or conversely":
-            moved(want, 64, order % 8 * 8 + order // 8, order),
-        "matmul_strip_cuda reads column y of w_tile; a thread's column is x":
-            crossed(want, 64, lambda m, n: (m, m % 8)),
-        "matmul_strip_cuda reads row x of a_tile; a thread's rows are y + 8i":
-            crossed(want, 64, lambda m, n: (n, n)),
-        "matmul_strip_cuda reads rows y + i of a_tile and stores rows y + 8i":
-            moved(want, 64, order % 8 + order // 8, order),
-        "all sums of matmul_strip_cuda are taken with row y of a_tile":
-            moved(want, 64, order % 8, order)}
+        "rows_8y_i": ("reads rows 8y + i of a_tile but stores rows y + 8i, or conversely",
+                      moved(want, 64, order % 8 * 8 + order // 8, order)),
+        "column_y": ("reads column y of w_tile; a thread's column is x",
+                     crossed(want, 64, lambda m, n: (m, m % 8))),
+        "row_x": ("reads row x of a_tile; a thread's rows are y + 8i",
+                  crossed(want, 64, lambda m, n: (n, n))),
+        "rows_y_i": ("reads rows y + i of a_tile but stores rows y + 8i",
+                     moved(want, 64, order % 8 + order // 8, order)),
+        "one_row": ("takes row y for all sums, not rows y + 8i", moved(want, 64, order % 8, order))}
 
 
 @pytest.mark.parametrize("M, N, K", [(60, 50, 13), (1, 1, 1), (3, 70, 5), (64, 33, 8)])
@@ -223,33 +230,31 @@ def test_matmul_strip_cuda__addresses(subject):
 def of_square(a, w):
     want, order = product(a, w), np.arange(128)
     whole = padded(want, 128)[:128, :128].reshape(8, 16, 8, 16)         # (i, y, j, x)
+    beside = order % 16 * 8 + order // 16       # 8y + i in place of y + 16i
+    apart = order % 8 * 16 + order // 8         # and the reverse
+    near = order % 16 + order // 16             # y + i
+    one = order % 16
     return {
-        "matmul_square_cuda reads rows 8y + i and columns 8x + j and stores y + 16i and x + 16j":
-            moved(want, 128, order % 16 * 8 + order // 16, order % 16 * 8 + order // 16),
-        "matmul_square_cuda reads columns 8x + j and stores x + 16j":
-            moved(want, 128, order, order % 16 * 8 + order // 16),
-        "matmul_square_cuda reads rows 8y + i and stores y + 16i":
-            moved(want, 128, order % 16 * 8 + order // 16, order),
-        "matmul_square_cuda reads rows y + 16i and columns x + 16j and stores 8y + i and 8x + j":
-            moved(want, 128, order % 8 * 16 + order // 8, order % 8 * 16 + order // 8),
-        "matmul_square_cuda reads rows y + 16i and stores 8y + i":
-            moved(want, 128, order % 8 * 16 + order // 8, order),
-        "matmul_square_cuda reads columns x + 16j and stores 8x + j":
-            moved(want, 128, order, order % 8 * 16 + order // 8),
-        "matmul_square_cuda exchanges x and y: a_tile's rows are those of y":
-            crossed(want, 128, lambda m, n: (m - m % 16 + n % 16, n - n % 16 + m % 16)),
-        "all rows of a thread are the first, y":
-            moved(want, 128, order % 16, order),
-        "all columns of a thread are the first, x":
-            moved(want, 128, order, order % 16),
-        "matmul_square_cuda multiplies by w_part[i], not by w_part[j]":
-            crossed(want, 128, lambda m, n: (m, n % 16 + m // 16 * 16)),
-        "matmul_square_cuda multiplies a_part[j], not a_part[i]":
-            crossed(want, 128, lambda m, n: (m % 16 + n // 16 * 16, n)),
-        "matmul_square_cuda exchanges i and j between its products and its stores":
-            whole.transpose(2, 1, 0, 3).reshape(128, 128)[:want.shape[0], :want.shape[1]],
-        "matmul_square_cuda reads neighbours, y + i and x + j, and stores y + 16i and x + 16j":
-            moved(want, 128, order % 16 + order // 16, order % 16 + order // 16)}
+        "reads_beside": ("reads rows 8y + i and columns 8x + j but stores y + 16i and x + 16j",
+                         moved(want, 128, beside, beside)),
+        "columns_beside": ("reads columns 8x + j, not x + 16j", moved(want, 128, order, beside)),
+        "rows_beside": ("reads rows 8y + i, not y + 16i", moved(want, 128, beside, order)),
+        "stores_beside": ("reads rows y + 16i and columns x + 16j but stores 8y + i and 8x + j",
+                          moved(want, 128, apart, apart)),
+        "stores_rows_beside": ("stores 8y + i, not y + 16i", moved(want, 128, apart, order)),
+        "stores_columns_beside": ("stores 8x + j, not x + 16j", moved(want, 128, order, apart)),
+        "x_y_exchanged": ("exchanges x and y: a_tile's rows are those of y", crossed(
+            want, 128, lambda m, n: (m - m % 16 + n % 16, n - n % 16 + m % 16))),
+        "one_row": ("takes row y for all rows of a thread", moved(want, 128, one, order)),
+        "one_column": ("takes column x for all columns of a thread", moved(want, 128, order, one)),
+        "w_part_i": ("multiplies by w_part[i], not by w_part[j]",
+                     crossed(want, 128, lambda m, n: (m, n % 16 + m // 16 * 16))),
+        "a_part_j": ("multiplies a_part[j], not a_part[i]",
+                     crossed(want, 128, lambda m, n: (m % 16 + n // 16 * 16, n))),
+        "i_j_exchanged": ("swaps i and j between the products and the stores",
+                          whole.transpose(2, 1, 0, 3).reshape(128, 128)[:len(a), :len(w)]),
+        "reads_near": ("reads y + i and x + j but stores y + 16i and x + 16j",
+                       moved(want, 128, near, near))}
 
 
 @pytest.mark.parametrize("M, N, K", [(60, 100, 7), (1, 1, 1), (128, 33, 8)])
@@ -282,39 +287,34 @@ def test_matmul_square_cuda__addresses(subject):
 def of_vector(a, w):
     want, order = product(a, w), np.arange(128)
     beside = (order % 64 + order // 64 * 4) % 128       # the second float4 is the next one
-    neighbours = order % 64 // 4 * 8 + order // 64 * 4 + order % 4      # 2y and 2y + 1
+    pair = order % 64 // 4 * 8 + order // 64 * 4 + order % 4            # 2y and 2y + 1
     stored = order // 8 * 4 + order % 4 + order % 8 // 4 * 64           # at 8y + i
-    return {
-        "the second float4 of matmul_vector_cuda is the one beside the first; it is SIDE away":
-            moved(want, 128, beside, beside),
-        "both float4 of matmul_vector_cuda are the first":
-            moved(want, 128, order % 64, order % 64),
-        "both float4 of a are the first in matmul_vector_cuda": moved(want, 128, order % 64, order),
-        "both float4 of w are the first in matmul_vector_cuda": moved(want, 128, order, order % 64),
-        "the second float4 of a is the one beside the first in matmul_vector_cuda; it is SIDE away":
-            moved(want, 128, beside, order),
-        "the second float4 of w is the one beside the first in matmul_vector_cuda; it is SIDE away":
-            moved(want, 128, order, beside),
-        "matmul_vector_cuda reads float4 2y and 2y + 1, 2x and 2x + 1; y and y + SIDE, x and x + "
-        "SIDE are stored": moved(want, 128, neighbours, neighbours),
-        "matmul_vector_cuda stores rows 8y to 8y + 7 and columns 8x to 8x + 7; its float4 are SIDE "
-        "apart": moved(want, 128, stored, stored),
-        "matmul_vector_cuda stores rows 8y to 8y + 7; its float4 of a are SIDE apart":
-            moved(want, 128, stored, order),
-        "matmul_vector_cuda stores columns 8x to 8x + 7; its float4 of w are SIDE apart":
-            moved(want, 128, order, stored),
-        "the two float4 of a are the wrong way round in matmul_vector_cuda":
-            moved(want, 128, (order + 64) % 128, order),
-        "the two float4 of w are the wrong way round in matmul_vector_cuda":
-            moved(want, 128, order, (order + 64) % 128),
-        "matmul_vector_cuda exchanges x and y: a_tile's rows are those of y":
-            crossed(want, 128, lambda m, n: (m // 64 * 64 + n % 64 // 4 * 4 + m % 4,
-                                             n // 64 * 64 + m % 64 // 4 * 4 + n % 4)),
-        "matmul_vector_cuda multiplies by number i of w_part, not by number j":
-            crossed(want, 128, lambda m, n: (m, n % 64 // 4 * 4 + m % 4 + m // 64 * 64)),
-        "matmul_vector_cuda exchanges i and j between its products and its stores":
-            crossed(want, 128, lambda m, n: (m % 64 // 4 * 4 + n % 4 + n // 64 * 64,
-                                             n % 64 // 4 * 4 + m % 4 + m // 64 * 64))}
+    first = order % 64
+    turned = (order + 64) % 128
+    both = {
+        "second_beside": ("reads the second float4 next to the first, not SIDE on", beside, beside),
+        "first_twice": ("reads the first float4 twice; the second is at [y + SIDE]", first, first),
+        "first_twice_a": ("reads the first float4 of a twice", first, order),
+        "first_twice_w": ("reads the first float4 of w twice", order, first),
+        "second_beside_a": ("reads the second float4 of a next to the first", beside, order),
+        "second_beside_w": ("reads the second float4 of w next to the first", order, beside),
+        "pairs": ("reads float4 2y and 2y + 1, 2x and 2x + 1, not SIDE apart", pair, pair),
+        "stores_beside": ("stores rows 8y + i and columns 8x + j; its float4 are SIDE apart",
+                          stored, stored),
+        "stores_rows_beside": ("stores rows 8y + i, but reads a SIDE apart", stored, order),
+        "stores_columns_beside": ("stores columns 8x + j, but reads w SIDE apart", order, stored),
+        "turned_a": ("has the two float4 of a the wrong way round", turned, order),
+        "turned_w": ("has the two float4 of w the wrong way round", order, turned)}
+    return {known: (sentence, moved(want, 128, rows, columns))
+            for known, (sentence, rows, columns) in both.items()} | {
+        "x_y_exchanged": ("exchanges x and y: a_tile's rows are those of y", crossed(
+            want, 128, lambda m, n: (m // 64 * 64 + n % 64 // 4 * 4 + m % 4,
+                                     n // 64 * 64 + m % 64 // 4 * 4 + n % 4))),
+        "w_part_i": ("multiplies by number i of w_part, not by number j", crossed(
+            want, 128, lambda m, n: (m, n % 64 // 4 * 4 + m % 4 + m // 64 * 64))),
+        "i_j_exchanged": ("swaps i and j between the products and the stores", crossed(
+            want, 128, lambda m, n: (m % 64 // 4 * 4 + n % 4 + n // 64 * 64,
+                                     n % 64 // 4 * 4 + m % 4 + m // 64 * 64)))}
 
 
 @pytest.mark.parametrize("M, N, K", [(60, 100, 8), (65, 47, 4), (1, 1, 4), (128, 35, 8)])
@@ -387,12 +387,12 @@ def test_what_the_launcher_refuses(subject):
     import torch
 
     a, w = torch.ones(4, 8), torch.ones(5, 8)
-    for given, says in (((a, w[:, :5]), "(5, 5), expected (M, K) and (N, K)"),
-                        ((a.half(), w.half()), "a is torch.float16"),
-                        ((torch.ones(8, 4).T, w), "a has strides (1, 4)"),
-                        ((torch.ones(4, 6), torch.ones(5, 6)), "rows of 6 numbers")):
+    for args, says in (((a, w[:, :5]), "(5, 5), expected (M, K) and (N, K)"),
+                       ((a.half(), w.half()), "a is torch.float16"),
+                       ((torch.ones(8, 4).T, w), "a has strides (1, 4)"),
+                       ((torch.ones(4, 6), torch.ones(5, 6)), "rows of 6 numbers")):
         with pytest.raises(Raised) as refusal:
-            subject.matmul_registers_cuda(*given)
+            subject.matmul_registers_cuda(*args)
         assert says in refusal.value.text
 
 
@@ -402,8 +402,8 @@ def test_no_register_is_spilled():
 
     for name in BLOCKS:
         for arch in ("sm_80", "sm_90"):
-            found = KERNELS.resources(name, arch)
-            assert found.spill_stores == found.stack == 0, f"{name} on {arch}: {found}"
+            resources = KERNELS.resources(name, arch)
+            assert resources.spill_stores == resources.stack == 0, f"{name} on {arch}: {resources}"
 
 
 @pytest.mark.gpu
