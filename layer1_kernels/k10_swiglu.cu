@@ -1,12 +1,13 @@
 // k10 · SwiGLU: y = SiLU(gate) · up, with SiLU(g) = g / (1 + exp(-g))
 //
-// T: rows   F: columns. The rows of gate and up begin gate_stride and up_stride numbers apart, so
-// that both may be halves of one array. Those of y follow each other.
-// Reads 2·T·F numbers and writes T·F, 5 FLOPs for each: 5/12 FLOP per byte in fp32. Memory decides.
+// T: rows   F: columns   Rows of gate and up start gate_stride and up_stride numbers apart, so both
+// may be halves of one array. Rows of y are contiguous.
+// Reads 2·T·F numbers and writes T·F, 5 FLOPs per result: 5/12 FLOP per byte in fp32. Memory is the
+// limit.
 
 __device__ float silu(float g) { return g / (1 + expf(-g)); }
 
-// One result a thread. A row has as many blocks as it needs, the last of them partly idle.
+// One result a thread. A row has ⌈F / blockDim.x⌉ blocks; some threads of its last may be idle.
 extern "C" __global__ void swiglu_scalar_cuda(const float* gate, const float* up, float* y, int F,
                                               long long gate_stride, long long up_stride)
 {

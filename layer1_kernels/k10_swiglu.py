@@ -1,8 +1,8 @@
 """k10 · SwiGLU: y = SiLU(gate) · up, with SiLU(g) = g · sigmoid(g); by itself, and in a matmul
 
 T: tokens, one row each   C: model width   F: mlp width
-By itself it reads 2·T·F numbers and writes T·F, 5 FLOPs for each: 5/12 FLOP per byte in fp32.
-Memory decides. At the end of the matmul that makes gate and up it moves nothing.
+By itself it reads 2·T·F numbers and writes T·F, with 5 FLOPs per result: 5/12 FLOP per byte in
+fp32. Memory is the limit. At the end of the matmul that computes gate and up, it only writes y.
 Source: Shazeer, "GLU Variants Improve Transformer", 2020.
 """
 
@@ -19,7 +19,7 @@ from layer1_kernels.gradients import differentiable, without_gradients
 from layer1_kernels.k05_matmul_tiled import (
     GROUP,
     grouped_triton,
-    matmul_tiled_triton,  # noqa: F401  (its bytes are counted beside those of the fused one)
+    matmul_tiled_triton,  # noqa: F401  (its bytes are compared with those of the fused kernel)
 )
 from layer1_kernels.k08_rmsnorm import FLOATS, at_least_fp32
 
@@ -28,14 +28,14 @@ __all__ = ["matmul_swiglu", "matmul_swiglu_torch", "swiglu", "swiglu_cuda", "swi
 KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
 THREADS = 256           # a block of the CUDA kernels
 BLOCK = 1024            # columns of a program of swiglu_triton: 16 bytes a thread in 16 bits
-MOST = 2**31 - 1        # blocks or programs of a launch, and what 32-bit indices reach
+MAX_INDEX = 2**31 - 1   # largest number of blocks or programs of a launch, and 32-bit index
 
 
 # ---- by the book
 
 
 def swiglu_oracle(gate, up):                        # (T, F), (T, F) -> (T, F)
-    """float64. Where exp overflows, sigmoid is 0."""
+    """float64. If exp overflows, the sigmoid is 0."""
     gate = gate.astype(np.float64)                  # (T, F)
     with np.errstate(over="ignore"):
         return gate / (1 + np.exp(-gate)) * up
@@ -48,12 +48,12 @@ def matmul_swiglu_oracle(x, w_gate_up):             # (T, C), (2F, C) -> (T, F)
 
 
 def swiglu_torch(gate, up):                         # (T, F), (T, F) -> (T, F)
-    """As swiglu, operation by operation in PyTorch; float64 too."""
+    """As swiglu, by PyTorch, one operation after another; also takes float64."""
     return (torch.nn.functional.silu(at_least_fp32(gate)) * up).to(gate.dtype)
 
 
 def matmul_swiglu_torch(x, w_gate_up):              # (T, C), (2F, C) -> (T, F)
-    """As matmul_swiglu, operation by operation in PyTorch; float64 too."""
+    """As matmul_swiglu, by PyTorch, one operation after another; also takes float64."""
     both = at_least_fp32(x) @ at_least_fp32(w_gate_up).T                # (T, 2*F)
     return swiglu_torch(*both.chunk(2, dim=-1)).to(x.dtype)
 
@@ -65,13 +65,13 @@ def matmul_swiglu_torch(x, w_gate_up):              # (T, C), (2F, C) -> (T, F)
 def swiglu_triton(gate, up, y, F, gate_stride, up_stride, BLOCK: tl.constexpr):
     """One program for each BLOCK columns of a row; gate, up, y: (T, F).
 
-    gate_stride, up_stride: numbers from the beginning of a row to that of the next; y has F.
+    Rows of gate start gate_stride numbers apart, rows of up up_stride, rows of y F.
     """
     blocks = tl.cdiv(F, BLOCK)                      # of a row
     t = (tl.program_id(0) // blocks).to(tl.int64)   # T·F may not fit 32 bits
     f = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     inside = f < F
-    # exercise: load both, compute in fp32, store; the rows of y are F numbers apart
+    # exercise: load gate and up, compute in fp32, store; rows of y start F numbers apart
     g = tl.load(gate + t * gate_stride + f, inside).to(tl.float32)
     u = tl.load(up + t * up_stride + f, inside)
     tl.store(y + t * F + f, g * tl.sigmoid(g) * u, inside)
@@ -81,19 +81,19 @@ def swiglu_triton(gate, up, y, F, gate_stride, up_stride, BLOCK: tl.constexpr):
 
 
 def predict_numbers_saved():
-    """How many fewer numbers matmul_swiglu_triton moves for each result than two kernels do:
+    """How many fewer numbers matmul_swiglu_triton moves, for each number of y, than two kernels:
     matmul_tiled_triton for gate and up together, then swiglu_triton."""
-    # exercise: what does the first write and the second read, for one result?
+    # exercise: for one result, what do the two kernels move that the one does not?
     return 2 + 2
 
 
 def saved_share(C, peak, bandwidth):
-    """Time that is saved by not moving those numbers, as a share of the time of the matmul.
+    """The time saved by not moving these numbers, divided by the time of the matmul.
 
-    C: model width   peak: FLOP/s   bandwidth: byte/s   A number has 2 bytes. Both times are those
-    of the roofs: bytes / bandwidth, and FLOPs / peak. F and T do not matter.
+    C: model width   peak: FLOP/s   bandwidth: byte/s   A number has 2 bytes. Both times are roofs:
+    bytes / bandwidth and FLOPs / peak. T and F cancel.
     """
-    # exercise: bytes saved for one result, FLOPs of its two dot products of length C
+    # exercise: for one result, the time of the bytes saved over that of its two dot products
     saved = 2 * 4 / bandwidth
     matmul = 2 * 2 * C / peak
     return saved / matmul
@@ -104,16 +104,16 @@ def matmul_swiglu_triton(x, w, y, T, C, F, BT: tl.constexpr, BF: tl.constexpr, B
                          GROUP: tl.constexpr):
     """y = SiLU(x · w[:F]ᵀ) · (x · w[F:]ᵀ): one program for each tile (BT, BF) of y, in k05's order.
 
-    x (T, C), w (2F, C), y (T, F), all contiguous; BC: columns of x and w in a round
+    x (T, C), w (2F, C), y (T, F), all contiguous; BC: columns of x and w in a step
     """
     row, column = grouped_triton(tl.program_id(0), tl.cdiv(T, BT), tl.cdiv(F, BF), GROUP)
     t, f, c = row * BT + tl.arange(0, BT), column * BF + tl.arange(0, BF), tl.arange(0, BC)
     t_inside, f_inside = (t < T)[:, None], (f < F)[:, None]
     x += t[:, None].to(tl.int64) * C + c            # (BT, BC) addresses
-    w += f[:, None].to(tl.int64) * C + c            # (BF, BC), of the gate's rows
-    w_up = w + tl.cast(F, tl.int64) * C             # (BF, BC), of up's
+    w += f[:, None].to(tl.int64) * C + c            # (BF, BC), rows of w for gate
+    w_up = w + tl.cast(F, tl.int64) * C             # (BF, BC), rows of w for up
     gate, up = tl.zeros((BT, BF), tl.float32), tl.zeros((BT, BF), tl.float32)
-    # exercise: the loop of k05 for both sums, each tile of x loaded once; then SwiGLU
+    # exercise: per step load a tile of x and two of w, add both products; then SwiGLU; store
     for start in range(0, C, BC):
         c_inside = c < C - start
         x_tile = tl.load(x + start, t_inside & c_inside, 0)
@@ -132,8 +132,8 @@ def matmul_swiglu_triton(x, w, y, T, C, F, BT: tl.constexpr, BF: tl.constexpr, B
 def swiglu(gate, up):                               # (T, F), (T, F) -> (T, F)
     """SiLU(gate) · up by a Triton kernel. Gradients of both are those of swiglu_torch.
 
-    float32, float16 or bfloat16, one dtype, on the CPU or on CUDA; computed in fp32. Rows may begin
-    any distance apart, so that gate and up may be halves of one array; each row is contiguous.
+    float32, float16 or bfloat16, one dtype, on the CPU or on CUDA; computed in fp32. Rows may start
+    any distance apart, so gate and up may be halves of one array; each row is contiguous.
     T or F may be 0.
     """
     check("swiglu", FLOATS, gate, up)
@@ -147,9 +147,9 @@ def swiglu(gate, up):                               # (T, F), (T, F) -> (T, F)
 
 @without_gradients
 def swiglu_cuda(gate, up, kernel=None):             # (T, F), (T, F) -> (T, F)
-    """As swiglu, float32, by a CUDA kernel: swiglu_vector_cuda where all addresses allow it.
+    """As swiglu, float32, by a CUDA kernel: swiglu_vector_cuda if all addresses allow it.
 
-    ValueError where that one is asked for and they do not.
+    ValueError if it is asked for and they do not.
     """
     check("swiglu_cuda", FLOATS[:1], gate, up)
     T, F = gate.shape
@@ -168,9 +168,9 @@ def swiglu_cuda(gate, up, kernel=None):             # (T, F), (T, F) -> (T, F)
 
 
 def tiles(T, dtype):
-    """How matmul_swiglu_triton is compiled for T rows: constexprs, warps, stages.
+    """Constexprs, warps and stages of matmul_swiglu_triton for T rows.
 
-    No spills, wgmma from 64 rows on: chosen by what the compiler for Hopper says, not timed.
+    Chosen from the code compiled for Hopper (no spills, wgmma from tiles of 64 rows on); not timed.
     """
     if dtype == torch.float32:
         BT, BF, BC, warps, stages = (16, 64, 16, 4, 3) if T <= 16 else (64, 64, 16, 8, 3)
@@ -186,7 +186,7 @@ def matmul_swiglu(x, w_gate_up):                    # (T, C), (2F, C) -> (T, F)
     rows of w_gate_up. Gradients of both arguments are those of matmul_swiglu_torch.
 
     float32 (IEEE, not TF32), float16 or bfloat16, one dtype, on the CPU or on CUDA, contiguous.
-    Sums are fp32, and gate and up are not rounded before their product. Any size may be 0.
+    Sums are fp32; gate and up are not rounded before they are multiplied. Any size may be 0.
     """
     check_matmul(x, w_gate_up)
     T, C = x.shape
@@ -209,12 +209,13 @@ def check(op, dtypes, gate, up):
     same(op, gate=gate, up=up)
     for name, tensor in (("gate", gate), ("up", up)):
         if tensor.stride(1) != 1 and tensor.shape[1] > 1:
-            raise ValueError(f"{op}: {name} has strides {tensor.stride()}, expected the numbers of "
-                             f"a row one after the other, the last stride 1; {name}.contiguous() "
-                             f"makes them so")
-    if gate.shape[0] * triton.cdiv(gate.shape[1], THREADS) > MOST:
+            raise ValueError(f"{op}: {name} has strides {tensor.stride()}, expected a last stride "
+                             f"of 1 (the numbers of a row next to each other); call "
+                             f"{name}.contiguous()")
+    if gate.shape[0] * triton.cdiv(gate.shape[1], THREADS) > MAX_INDEX:
         raise ValueError(f"{op}: gate has shape {tuple(gate.shape)}, expected fewer rows: "
-                         f"{THREADS} columns of each make a block, and {MOST} blocks a launch")
+                         f"a block takes {THREADS} columns of a row, and a launch has at most "
+                         f"{MAX_INDEX} blocks")
 
 
 def check_matmul(x, w):
@@ -229,14 +230,14 @@ def check_matmul(x, w):
     for name, tensor in (("x", x), ("w_gate_up", w)):
         if not tensor.is_contiguous():
             raise ValueError(f"matmul_swiglu: {name} has strides {tensor.stride()}, expected it to "
-                             f"be contiguous; {name}.contiguous() makes it so")
-        if max(tensor.shape) > MOST - BLOCK:
+                             f"be contiguous; call {name}.contiguous()")
+        if max(tensor.shape) > MAX_INDEX - BLOCK:
             raise ValueError(f"matmul_swiglu: {name} has shape {tuple(tensor.shape)}, expected "
-                             f"sizes up to {MOST - BLOCK}")
+                             f"sizes up to {MAX_INDEX - BLOCK}")
 
 
 def same(op, **tensors):
-    """One dtype and one device, or TypeError."""
+    """TypeError unless both tensors have one dtype and one device."""
     (first, a), (second, b) = tensors.items()
     if a.dtype != b.dtype or a.device != b.device:
         raise TypeError(f"{op}: {first} is {a.dtype} on {a.device} and {second} {b.dtype} on "

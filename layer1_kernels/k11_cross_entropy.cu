@@ -1,11 +1,11 @@
 // k11 · Cross-entropy of each row: log of the sum of exp(logits), minus the target's logit
 //
-// T: rows, one block each   V: columns   Rows of logits begin `row` numbers apart.
-// Reads T·V numbers and writes T; a few FLOPs for each. Memory decides. Blocks are whole warps.
+// T: rows, one block each   V: columns   Rows of logits start `row` numbers apart.
+// A few FLOPs for each number read: memory is the limit. blockDim.x is a multiple of 32.
 
 #include <cfloat>
 
-struct Part { float m, s; };                    // of some columns: maximum, sum of exp(x - m)
+struct Part { float m, s; };                    // maximum m of some columns, sum of exp(x - m)
 
 __shared__ Part warps[32];                      // of block_merge: one part a warp
 
@@ -23,7 +23,7 @@ __device__ Part warp_merge(Part v)
     return v;
 }
 
-// The part of all threads of the block, known to each of them afterwards.
+// Merges the parts of all threads of the block; every thread gets the result.
 __device__ Part block_merge(Part v)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -46,7 +46,7 @@ __device__ void write_loss(Part all, const float* x, long long target, float* lo
     }
 }
 
-// By the book: one pass for the maximum, one for the sum.
+// Two passes: one for the maximum, one for the sum.
 extern "C" __global__ void cross_entropy_two_read_cuda(const float* logits,
                                                        const long long* targets, float* losses,
                                                        int V, long long row, long long ignore)
@@ -61,7 +61,7 @@ extern "C" __global__ void cross_entropy_two_read_cuda(const float* logits,
     write_loss(block_merge(part), x, targets[blockIdx.x], losses + blockIdx.x, V, ignore);
 }
 
-// One pass: the sum is rescaled where the maximum grows.
+// One pass: the sum is rescaled whenever the maximum grows.
 extern "C" __global__ void cross_entropy_online_cuda(const float* logits, const long long* targets,
                                                      float* losses, int V, long long row,
                                                      long long ignore)

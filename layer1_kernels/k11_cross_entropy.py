@@ -1,8 +1,8 @@
 """k11 · Cross-entropy: loss = log of the sum of exp(logits) - logit of the target; and its gradient
 
 T: tokens, one row each   V: vocabulary, 128,256 in Llama 3   m, s: maximum, sum of exp(logit - m)
-The loss reads T·V numbers and writes T. The gradient, softmax(logits) minus 1 at the target, reads
-T·V and writes T·V. A few FLOPs for each: memory decides, and its size too.
+The loss is T numbers. The gradient, softmax(logits) minus 1 at the target, has the size of logits.
+A few FLOPs for each number: memory is the limit, both its speed and its size.
 Source of the one-pass sum: Milakov and Gimelshein, "Online normalizer calculation for softmax",
 2018.
 """
@@ -25,9 +25,9 @@ __all__ = ["cross_entropy", "cross_entropy_cuda", "cross_entropy_overwriting_log
 
 KERNELS = simulator.RawModule(Path(__file__).with_suffix(".cu"))
 THREADS = 256           # a block of the CUDA kernels, one a row
-BLOCK = 8192            # columns that cross_entropy_triton takes at a time, 32 a thread
-PART = 2048             # columns of a program of gradient_triton, 16 a thread
-MOST = 2**31 - 1 - BLOCK    # columns, and programs of a launch
+BLOCK = 8192            # columns that cross_entropy_triton handles at a time, 32 a thread
+PART = 2048             # columns that one program of gradient_triton handles, 16 a thread
+MAX_INDEX = 2**31 - 1 - BLOCK   # largest number of columns, and of programs of a launch
 
 
 # ---- by the book
@@ -35,7 +35,7 @@ MOST = 2**31 - 1 - BLOCK    # columns, and programs of a launch
 
 def predict_uniform_loss(V):
     """The loss of a model that has learnt nothing: all V logits are equal."""
-    # exercise: log of the sum of V equal terms, minus one of them
+    # exercise: log of a sum of V equal terms, minus the logit
     return math.log(V)
 
 
@@ -49,7 +49,7 @@ def cross_entropy_oracle(logits, targets, ignore=-100):     # (T, V), (T,) -> (T
 
 
 def cross_entropy_torch(logits, targets, ignore=-100):      # (T, V), (T,) -> (T,)
-    """As cross_entropy, by PyTorch; float64 too. Targets out of range are an error here."""
+    """As cross_entropy, by PyTorch; also takes float64. A target out of range raises an error."""
     return torch.nn.functional.cross_entropy(at_least_fp32(logits), targets, ignore_index=ignore,
                                              reduction="none")
 
@@ -60,49 +60,50 @@ def cross_entropy_torch(logits, targets, ignore=-100):      # (T, V), (T,) -> (T
 @triton.jit
 def cross_entropy_triton(logits, targets, losses, maxima, sums, V, row, ignore,
                          BLOCK: tl.constexpr):
-    """One program for each row, BLOCK columns at a time: its loss, and the m and s of its softmax.
+    """One program for each row, BLOCK columns at a time. Stores the row's loss, and m and s of its
+    softmax.
 
-    logits: (T, V), rows beginning `row` numbers apart   targets, losses, maxima, sums: (T,)
-    The loss is 0 where the target is `ignore`, NaN where it is not a column.
+    logits: (T, V), rows start `row` numbers apart   targets, losses, maxima, sums: (T,)
+    The loss is 0 if the target is `ignore`, and NaN if it is any other number that is not a column.
     """
     t = tl.program_id(0).to(tl.int64)
     logits += t * row
     target = tl.load(targets + t)
     own = tl.load(logits + target, (target >= 0) & (target < V), float("nan")).to(tl.float32)
     m, s = LOWEST, 0.0                              # finite: -inf minus -inf would be NaN
-    # exercise: one loop over the row for m and s; then the loss; store the three
+    # exercise: loop over the row, BLOCK columns at a time, for m and s; the loss; store all three
     for start in range(0, V, BLOCK):
         c = start + tl.arange(0, BLOCK)
         v = tl.load(logits + c, c < V, -float("inf")).to(tl.float32)
         larger = tl.maximum(m, tl.max(v))
         s = s * tl.exp(m - larger) + tl.sum(tl.exp(v - larger))
         m = larger
-    loss = tl.log(s) + (m - own)                    # two large numbers meet before a small one
+    loss = tl.log(s) + (m - own)                    # subtract the two large numbers first
     tl.store(losses + t, tl.where(target == ignore, 0, loss))
     tl.store(maxima + t, m)
     tl.store(sums + t, s)
 
 
 def predict_sizes_moved():
-    """How often T·V numbers are moved from logits to gradient, by two kernels: the loss, with m and
-    s of each row; later, when the upstream gradient is known, the gradient."""
-    # exercise: count what the first reads, what the second reads, what the second writes
+    """Numbers moved by two kernels together, in units of T·V: the first computes losses, m and s;
+    the second, once upstream is known, the gradient."""
+    # exercise: count the reads and the writes of T·V numbers in both kernels
     return 1 + 1 + 1
 
 
 @triton.jit
 def gradient_triton(logits, targets, maxima, sums, upstream, gradient, V, row, gradient_row, ignore,
                     BLOCK: tl.constexpr):
-    """One program for each BLOCK columns of a row. gradient may be logits itself.
+    """One program for each BLOCK columns of a row. `gradient` may be the array `logits` itself.
 
-    logits, gradient: (T, V), rows beginning `row` and gradient_row numbers apart
+    logits, gradient: (T, V), rows start `row` and gradient_row numbers apart
     targets, maxima, sums, upstream: (T,)
     """
     blocks = tl.cdiv(V, BLOCK)                      # of a row
     t = (tl.program_id(0) // blocks).to(tl.int64)
     c = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     inside, target, scale = c < V, tl.load(targets + t), tl.load(upstream + t)
-    # exercise: softmax from m and s, minus 1 at the target, times scale; zeros where ignored
+    # exercise: softmax from m and s; minus 1 at the target; times scale; 0 in an ignored row
     v = tl.load(logits + t * row + c, inside).to(tl.float32)
     p = tl.exp(v - tl.load(maxima + t)) / tl.load(sums + t)
     p = tl.where(c == target, p - 1, p) * scale
@@ -113,13 +114,13 @@ def gradient_triton(logits, targets, maxima, sums, upstream, gradient, V, row, g
 
 
 def cross_entropy(logits, targets, ignore=-100):    # (T, V), (T,) -> (T,)
-    """The loss of each row in fp32, 0 where its target is `ignore`. logits get gradients.
+    """The loss of each row in fp32, 0 if its target is `ignore`; differentiable by logits.
 
-    logits: float32, float16 or bfloat16, on the CPU or on CUDA; a row is contiguous, rows may begin
-    any distance apart. Computed in fp32. targets: int64. One that is neither a column nor `ignore`
-    makes the loss NaN: an error would have to wait for the device. T may be 0.
-    logits stay as they are: the backward pass makes one new array, the gradient, in logits' dtype.
-    cross_entropy_overwriting_logits does without it.
+    logits: float32, float16 or bfloat16, on the CPU or on CUDA; each row is contiguous, rows may
+    start any distance apart. Computed in fp32. targets: int64. A target that is neither a column
+    nor `ignore` gives a NaN loss: raising an error would mean waiting for the device. T may be 0.
+    logits are not changed: the backward pass allocates one new array, the gradient, in the dtype of
+    logits. cross_entropy_overwriting_logits needs none.
     """
     check("cross_entropy", FLOATS, logits, targets)
     return CrossEntropy.apply(logits, targets, ignore, False)
@@ -128,8 +129,9 @@ def cross_entropy(logits, targets, ignore=-100):    # (T, V), (T,) -> (T,)
 def cross_entropy_overwriting_logits(logits, targets, ignore=-100):     # (T, V), (T,) -> (T,)
     """As cross_entropy, but the backward pass writes the gradient over the logits.
 
-    Saves an array of T·V numbers. After the backward pass the logits are gone: autograd refuses a
-    second one, and any other that needs them. RuntimeError for a leaf that requires a gradient.
+    Saves an array of T·V numbers. After the backward pass the logits are overwritten: autograd
+    refuses a second one, and any other that needs them. RuntimeError if logits is a leaf that
+    requires a gradient.
     """
     op = "cross_entropy_overwriting_logits"
     check(op, FLOATS, logits, targets)
@@ -137,8 +139,8 @@ def cross_entropy_overwriting_logits(logits, targets, ignore=-100):     # (T, V)
         raise RuntimeError(f"{op}: logits is a leaf that requires a gradient, expected the result "
                            f"of an operation; cross_entropy leaves it as it is")
     if logits.stride(0) < logits.shape[1] and len(logits) > 1:
-        raise ValueError(f"{op}: logits has strides {logits.stride()}: its rows overlap, expected "
-                         f"each number once")
+        raise ValueError(f"{op}: logits has strides {logits.stride()}: its rows overlap; expected "
+                         f"rows that do not")
     return CrossEntropy.apply(logits, targets, ignore, True)
 
 
@@ -167,7 +169,7 @@ class CrossEntropy(torch.autograd.Function):
                 logits, targets, m, s, upstream.contiguous(), gradient, V, logits.stride(0),
                 gradient.stride(0), ctx.ignore, BLOCK=PART)
         if ctx.overwrite:
-            torch.autograd.graph.increment_version(logits)      # autograd tells users of them
+            torch.autograd.graph.increment_version(logits)      # autograd sees the change
         return gradient, None, None, None
 
 
@@ -175,8 +177,8 @@ def cross_entropy_cuda(logits, targets, ignore=-100, kernel="cross_entropy_onlin
     """As cross_entropy, float32, by a CUDA kernel, without gradients."""
     check("cross_entropy_cuda", FLOATS[:1], logits, targets)
     if torch.is_grad_enabled() and logits.requires_grad:
-        raise RuntimeError("cross_entropy_cuda: logits requires a gradient, which this one does "
-                           "not give; cross_entropy does, or use torch.no_grad()")
+        raise RuntimeError("cross_entropy_cuda: logits requires a gradient, which this function "
+                           "does not compute; use cross_entropy, or torch.no_grad()")
     T, V = logits.shape
     losses = logits.new_empty(len(logits))                              # (T,)
     if T:
@@ -199,12 +201,11 @@ def check(op, dtypes, logits, targets):
         raise TypeError(f"{op}: targets is {targets.dtype} on {targets.device}, expected "
                         f"torch.int64 on {logits.device}")
     if logits.stride(1) != 1 and V > 1:
-        raise ValueError(f"{op}: logits has strides {logits.stride()}, expected the numbers of a "
-                         f"row one after the other, the last stride 1; logits.contiguous() makes "
-                         f"them so")
+        raise ValueError(f"{op}: logits has strides {logits.stride()}, expected a last stride of 1 "
+                         f"(the numbers of a row next to each other); call logits.contiguous()")
     if not targets.is_contiguous():
         raise ValueError(f"{op}: targets has strides {targets.stride()}, expected it to be "
-                         f"contiguous; targets.contiguous() makes it so")
-    if V > MOST or T * triton.cdiv(V, PART) > MOST:
-        raise ValueError(f"{op}: logits has shape {(T, V)}, expected at most {MOST} columns, and "
-                         f"{MOST} parts of {PART} columns in all")
+                         f"contiguous; call targets.contiguous()")
+    if V > MAX_INDEX or T * triton.cdiv(V, PART) > MAX_INDEX:
+        raise ValueError(f"{op}: logits has shape {(T, V)}, expected at most {MAX_INDEX} columns, "
+                         f"and {MAX_INDEX} parts of {PART} columns in all")

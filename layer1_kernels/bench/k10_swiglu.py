@@ -35,7 +35,7 @@ class Rung(NamedTuple):
 def ladder(T, C, F):
     """Every way of this lesson to get (T, F) float32 results, from gate and up or from x: [Rung].
 
-    T and F are multiples of 32, so that no tile reaches past an edge.
+    T and F are multiples of 32, so every tile is complete.
     """
     x = torch.linspace(-1, 1, T * C).reshape(T, C)                      # (T, C)
     w = torch.linspace(-1, 1, 2 * F * C).reshape(2 * F, C)              # (2*F, C)
@@ -47,9 +47,9 @@ def ladder(T, C, F):
     reads = eager.loaded / y.nbytes
     writes = eager.stored / y.nbytes
     steps = [Rung("PyTorch: SiLU, times up", eager.launches, reads, writes, reads + writes, None,
-                  None, "each operation stores")]
-    changes = ("SiLU stays in a register", "16 bytes a lane", "laid out by the compiler",
-               "from x; gate, up through memory", "gate, up stay in registers")
+                  None, "each operation stores its result")]
+    changes = ("SiLU(gate) stays in a register", "16 bytes a thread", "the compiler's layout",
+               "from x; gate and up go through memory", "from x; gate and up stay in registers")
     side = 32
     grid = (T * F // 32**2,)
 

@@ -24,7 +24,7 @@ class Rung(NamedTuple):
 
     name: str
     launches: int
-    asked: float            # bytes that lanes ask for, in sizes of logits
+    asked: float            # bytes that threads ask for, in sizes of logits
     reads: float            # in sectors, likewise
     writes: float
     sectors: float | None   # both; None where PyTorch runs
@@ -35,7 +35,7 @@ class Rung(NamedTuple):
 def ladder(T, V):
     """Every way of this lesson to get losses of float32 logits, or the gradient too: [Rung].
 
-    In sectors of 32 bytes; for PyTorch, the arrays that its operations take and give.
+    In sectors of 32 bytes; for PyTorch, the arrays that its operations read and write.
     """
     torch.manual_seed(0)
     x, targets = torch.randn(T, V), torch.arange(T) % V                 # (T, V), (T,)
@@ -75,13 +75,13 @@ def ladder(T, V):
 
     on_cpu("PyTorch, loss", False, "stores a log-softmax")
     counted("CUDA: loss, two reads", lambda: loss(cross_entropy_cuda,
-                                                  "cross_entropy_two_read_cuda"), "stores a loss")
+                                                  "cross_entropy_two_read_cuda"), "stores losses")
     counted("CUDA: loss, online", lambda: loss(cross_entropy_cuda), "m and s in one read")
-    counted("Triton: loss, online", lambda: loss(cross_entropy), "laid out by the compiler")
-    on_cpu("PyTorch, loss and gradient", True, "stores on both ways")
-    counted("Triton: loss and gradient", lambda: both(cross_entropy), "softmax made again")
+    counted("Triton: loss, online", lambda: loss(cross_entropy), "the compiler's layout")
+    on_cpu("PyTorch, loss and gradient", True, "stores arrays forward and backward")
+    counted("Triton: loss and gradient", lambda: both(cross_entropy), "computes the softmax again")
     counted("Triton: over the logits", lambda: both(cross_entropy_overwriting_logits),
-            "no array; loses the logits")
+            "no new array; logits overwritten")
     return steps
 
 

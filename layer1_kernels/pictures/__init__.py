@@ -11,6 +11,9 @@ registers    Who holds which numbers in registers, and which bits of a byte are 
 experts      Experts: how many slots each has, and whose tiles a program makes.
 pipelines    What is copied while something else is multiplied, and where pieces of a row lie.
 precision    Precision: which numbers share a scale, and what errors become.
+fragments    Tensor cores: one step of a warp's product, and the quarters of a block's tile.
+gates    SwiGLU: its curve, gate and up in memory, and the tiles of one program.
+losses    A row of logits: its probabilities, the m and s of its blocks, and its gradient.
 """
 
 from layer1_kernels.pictures.angles import turns
@@ -22,6 +25,9 @@ from layer1_kernels.pictures.chip import (
     row_in_blocks,
 )
 from layer1_kernels.pictures.experts import loads, tile_lists
+from layer1_kernels.pictures.fragments import mma_step, warp_quarters
+from layer1_kernels.pictures.gates import gated_tiles, halves, silu_curve
+from layer1_kernels.pictures.losses import row_before_and_after, row_in_blocks, token_loss
 from layer1_kernels.pictures.pages import page_map
 from layer1_kernels.pictures.pipelines import bank_groups, overlap
 from layer1_kernels.pictures.precision import errors, scale_groups
@@ -48,9 +54,11 @@ from layer1_kernels.pictures.tiles import (
     warp_tiles,
 )
 
-__all__ = ["attention_tile", "bank_groups", "crossings", "errors", "falling", "fragment", "grid",
-           "lanes", "launches", "loads", "masked", "one_round", "operands", "overlap", "owners",
-           "packed_row", "page_map", "passes", "register_cliff", "rounds", "row_before_and_after",
-           "row_in_blocks", "row_program", "running", "scale_groups", "shuffle", "small_banks",
-           "strides", "thread_tiles", "tile_lists", "tile_map", "tile_numbers", "tile_orders",
-           "tile_walks", "tree", "turned", "turns", "warp_tiles"]
+__all__ = ["attention_tile", "bank_groups", "crossings", "errors", "falling", "fragment",
+           "gated_tiles", "grid", "halves", "lanes", "launches", "loads", "masked", "mma_step",
+           "one_round", "operands", "overlap", "owners", "packed_row", "page_map", "passes",
+           "register_cliff", "rounds", "row_before_and_after", "row_before_and_after",
+           "row_in_blocks", "row_in_blocks", "row_program", "running", "scale_groups", "shuffle",
+           "silu_curve", "small_banks", "strides", "thread_tiles", "tile_lists", "tile_map",
+           "tile_numbers", "tile_orders", "tile_walks", "token_loss", "tree", "turned", "turns",
+           "warp_quarters", "warp_tiles"]

@@ -5,6 +5,22 @@ import numpy as np
 from lab.plots import BLUE, GREY, INK, RED, closed
 
 
+def matrix(axes, name, corner, shape, tile, colours):
+    """A matrix cut into tiles, with its name above.
+
+    corner: (x, y) of its first element    shape, tile: (rows, columns)
+    colours: {(row, column) of a tile: its colour}; the others are pale
+    """
+    from matplotlib.patches import Rectangle
+
+    (left, top), (rows, columns), (height, width) = corner, shape, tile
+    for row in range(rows // height):
+        for column in range(columns // width):
+            axes.add_patch(Rectangle((left + column * width, top + row * height), width, height,
+                                     ec="white", lw=1.5, fc=colours.get((row, column), "#d0d7de")))
+    axes.text(left + columns / 2, top - 1, name, ha="center", va="bottom", color=INK)
+
+
 def turned(M, N, tile, size, row):
     """A transpose y[n][m] = x[m][n]: where one warp reads and writes, in the matrices and in
     memory.

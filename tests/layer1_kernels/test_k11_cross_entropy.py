@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+import torch
 
 from lab.judge.adversarial import VALUES, shifted
 from lab.judge.compare import rounded_once
+from lab.judge.mistakes import mistake
 from lab.judge.pace import numbers, whole
 from lab.judge.subject import Raised
 from lab.judge.work import same_work
@@ -19,6 +21,7 @@ HARD = VALUES | {                               # words: a generator of rows
     "around 100,000": lambda rng, shape: shifted(rng, shape, 1e5),
     "-inf alone": lambda rng, shape: np.full(shape, -np.inf, np.float32)}
 COLUMN = 2                                      # stands for `ignore` where that is a column
+HARD_CASES = ((3, IGNORE), (300, IGNORE), (300, COLUMN), (129, -1))         # V, ignore
 
 
 # ---- logits, oracles, and what goes wrong
@@ -26,20 +29,20 @@ COLUMN = 2                                      # stands for `ignore` where that
 
 def parts(x, targets, ignore=IGNORE):
     """m, s, the target's logit, and which rows count, in float64."""
-    m, kept = x.max(-1), targets != ignore
-    own = x[np.arange(len(x)), np.where(kept, targets, 0)]
-    return m, np.exp(x - m[:, None]).sum(-1), own, kept
+    m, counts = x.max(-1), targets != ignore
+    own = x[np.arange(len(x)), np.where(counts, targets, 0)]
+    return m, np.exp(x - m[:, None]).sum(-1), own, counts
 
 
 def losses_of(x, targets, ignore=IGNORE):       # (T, V), (T,) -> (T,)
-    m, s, own, kept = parts(x, targets, ignore)
-    return np.where(kept, np.log(s) + m - own, 0)
+    m, s, own, counts = parts(x, targets, ignore)
+    return np.where(counts, np.log(s) + m - own, 0)
 
 
 def gradient_of(x, targets, up, ignore=IGNORE):     # (T, V), (T,), (T,) -> (T, V)
-    m, s, _, kept = parts(x, targets, ignore)
+    m, s, _, counts = parts(x, targets, ignore)
     p = np.exp(x - m[:, None]) / s[:, None]
-    return np.where(kept[:, None], (p - one_hot(x, targets)) * up[:, None], 0)
+    return np.where(counts[:, None], (p - one_hot(x, targets)) * up[:, None], 0)
 
 
 def one_hot(x, targets):
@@ -52,8 +55,6 @@ def inputs(rng, T, V, dtype, offset=0.0):
     The maximum of a row grows from block to block, and the last row is ignored. The first target is
     the last column, and the second, of more than two, is in the first block.
     """
-    import torch
-
     wide = 3 * rng.standard_normal((T, V + 24)) + offset + 2 * (np.arange(V + 24) // BLOCK)
     tensor = torch.from_numpy(wide.astype(np.float32)).to(getattr(torch, dtype))
     x = tensor.double().numpy()[:, :V]
@@ -68,8 +69,6 @@ def inputs(rng, T, V, dtype, offset=0.0):
 
 def hard_rows(rng, V, ignore):
     """Two rows of each kind in HARD, as inputs gives them; the second of a kind is ignored."""
-    import torch
-
     x = np.concatenate([make(rng, (2, V)) for make in HARD.values()])
     targets = np.arange(len(x)) % V
     targets[targets == ignore] = 0
@@ -78,92 +77,67 @@ def hard_rows(rng, V, ignore):
 
 
 def kind_of(t):
-    return f"{list(HARD)[t // 2].replace('_', ' ')} in row {t}"
+    return f"row {t} ({list(HARD)[t // 2].replace('_', ' ')})"
 
 
-def in_blocks(x, block):
-    """Sums whose terms are never rescaled: each block takes exp(x - its maximum so far)."""
+def never_rescaled(x, minus_m):
+    """Sums whose blocks each take exp(x - the maximum so far); or, without minus_m, sums of exp(x)
+    that are nevertheless rescaled from block to block as if m were in them."""
     m, s = np.full(len(x), -np.inf), np.zeros(len(x))
-    for c in range(0, x.shape[1], block):
-        m = np.maximum(m, x[:, c:c + block].max(-1))
-        s += np.exp(x[:, c:c + block] - m[:, None]).sum(-1)
-    return s
-
-
-def unshifted(x, block):
-    """Sums of exp(x), which are nevertheless rescaled from block to block as if m were in them."""
-    m, s = np.full(len(x), -np.inf), np.zeros(len(x))
-    for c in range(0, x.shape[1], block):
-        larger = np.maximum(m, x[:, c:c + block].max(-1))
-        s = s * np.exp(m - larger) + np.exp(x[:, c:c + block]).sum(-1)
+    for c in range(0, x.shape[1], BLOCK):
+        larger = np.maximum(m, x[:, c:c + BLOCK].max(-1))
+        s = s * (1 if minus_m else np.exp(m - larger)) + np.exp(
+            x[:, c:c + BLOCK] - larger[:, None] * minus_m).sum(-1)
         m = larger
     return s
 
 
+def named(name, mistakes, want=None, counts=True):
+    """{id: (sentence with the exercise as its subject, what it gives, 0 in ignored rows)}; with
+    `want`, of those that can be seen here: with one block, say, the first is all."""
+    rows = {known: (f"{name} {sentence}", np.where(counts, gives, 0))
+            for known, (sentence, gives) in mistakes.items()}
+    return {known: row for known, row in rows.items()
+            if want is None or not np.allclose(row[1], want, rtol=2e-3, atol=0)}
+
+
 def of_loss(name, x, targets):
-    """{mistake: the losses that it gives}."""
-    m, s, own, kept = parts(x, targets)
+    """{id: (sentence, the losses that it gives)}."""
+    m, s, own, counts = parts(x, targets)
     V = x.shape[1]
-    zeros = np.pad(x, ((0, 0), (0, -V % BLOCK)))
-    m0, s0, _, _ = parts(zeros, targets)
-    first = x[:, :BLOCK]
-    want = losses_of(x, targets)
+    last = (V - 1) // BLOCK * BLOCK
+    want, log_sum = losses_of(x, targets), np.logaddexp.reduce
     with np.errstate(over="ignore"):
-        wrong = {
-            f"{name} does not rescale s when a later block has a larger maximum":
-                np.log(in_blocks(x, BLOCK)) + m - own,
-            f"{name} uses only the first BLOCK columns":
-                np.log(np.exp(first - first.max(-1, keepdims=True)).sum(-1)) + first.max(-1) - own,
-            f"in {name} the columns beyond the row count as logits of 0; -inf adds nothing":
-                np.log(s0) + m0 - own,
-            f"{name} leaves out the target's logit": np.log(s) + m,
-            f"{name} leaves out the maximum, which has been taken from every logit":
-                np.log(s) - own,
-            f"{name} leaves out the logarithm of s": s + m - own,
-            f"{name} has the wrong sign: a loss is 0 or more": own - m - np.log(s),
-            f"{name} takes the logarithm to base 2; here it is the natural one":
-                np.log2(s) + m - own,
-            f"{name} takes powers of 2, not of e":
-                np.log(np.exp2(x - m[:, None]).sum(-1)) + m - own,
-            f"{name} adds the target's logit; it should subtract it": np.log(s) + m + own,
-            f"{name} takes exp of the logits as they are, without the maximum":
-                np.log(unshifted(x, BLOCK)) + m - own,
-            f"{name} leaves m at LOWEST: nothing sets it to the larger maximum":
-                np.full_like(own, np.finfo(np.float32).min),
-            f"{name} divides the sum by V; the loss takes the sum": np.log(s / V) + m - own,
-            f"{name} keeps only the sum of the last block":
-                np.log(np.exp(x[:, (V - 1) // BLOCK * BLOCK:] - m[:, None]).sum(-1)) + m - own,
-            f"{name} writes nothing": np.full_like(own, 7)}
-        if V > BLOCK:
-            part = x[:, :V // BLOCK * BLOCK]
-            wrong[f"{name} drops the columns beyond the last whole BLOCK"] = losses_of(
-                part, np.zeros(len(x), int)) + part[:, 0] - own
-    found = {text: np.where(kept, got, 0) for text, got in wrong.items()}
-    found[f"{name} does not give 0 where the target is `ignore` (NaN times 0 is NaN)"] = np.where(
-        kept, want, np.log(s) + m - np.nan)
-    found[f"{name} writes nothing"] = np.full_like(own, 7)
-    found[f"{name} writes only its first row"] = np.where(np.arange(len(x)) == 0, want, 7)
-    return telling(want, found)
-
-
-def telling(want, mistakes):
-    """The mistakes that can be seen here: with one block, say, the first is all."""
-    return {text: answer for text, answer in mistakes.items()
-            if not np.allclose(answer, want, rtol=2e-3, atol=0)}
-
-
-def row(index):
-    return f"row {index[0]}"
+        mistakes = {
+            "no_rescale": ("does not rescale s when a later block has a larger maximum",
+                           np.log(never_rescaled(x, True)) + m - own),
+            "inverse_scale": ("scales s by exp(larger - m), first inf", np.full_like(own, np.nan)),
+            "first_block": ("uses only the first BLOCK columns", log_sum(x[:, :BLOCK], -1) - own),
+            "filled_with_0": ("counts columns past the row's end as 0; load them as -inf",
+                              log_sum(np.pad(x, ((0, 0), (0, -V % BLOCK))), -1) - own),
+            "no_target": ("leaves out the target's logit", np.log(s) + m),
+            "m_left_out": ("leaves out m, which was subtracted from every logit", np.log(s) - own),
+            "no_log": ("leaves out the logarithm of s", s + m - own),
+            "sign": ("has the wrong sign: a loss is 0 or more", own - m - np.log(s)),
+            "log2": ("takes the logarithm to base 2; use the natural one", np.log2(s) + m - own),
+            "exp2": ("takes powers of 2", np.log(np.exp2(x - m[:, None]).sum(-1)) + m - own),
+            "target_added": ("adds the target's logit; subtract it", np.log(s) + m + own),
+            "no_m": ("takes exp of the logits without subtracting the maximum",
+                     np.log(never_rescaled(x, False)) + m - own),
+            "m_not_updated": ("leaves m at LOWEST", np.full_like(own, np.finfo(np.float32).min)),
+            "mean": ("divides the sum by V; the loss takes the sum", np.log(s / V) + m - own),
+            "last_block": ("keeps only the sum of the last block", log_sum(x[:, last:], -1) - own),
+            "last_block_left_out": ("leaves out the last columns if V is not a multiple of BLOCK",
+                                    log_sum(x[:, :V // BLOCK * BLOCK], -1) - own)}
+    return named(name, mistakes, want, counts) | named(name, {
+        "ignored_not_0": ("does not give 0 if the target is `ignore`. Choose with tl.where: NaN "
+                          "times 0 is NaN", np.where(counts, want, np.nan)),
+        "not_stored": ("writes nothing", np.full_like(own, 7)),
+        "one_row": ("writes only the first row", np.where(np.arange(len(x)) == 0, want, 7))}, want)
 
 
 def at(index):
-    return f"row {index[0]}, column {index[1]}"
-
-
-def sevens(*shape, dtype=None):
-    import torch
-
-    return torch.full(shape, 7, dtype=dtype or torch.float32)
+    return ", ".join(map("{} {}".format, ("row", "column"), index))
 
 
 # ---- the loss
@@ -173,11 +147,11 @@ def sevens(*shape, dtype=None):
 def test_predict_uniform_loss(subject, agree, V):
     want = losses_of(np.zeros((1, V)), np.array([0]))[0]
     agree(subject.predict_uniform_loss(V), want, "float64", f"the loss of {V} equal logits",
-          mistakes=telling(want, {
-              "that is the probability, 1 / V; the loss is minus its logarithm": 1 / V,
-              "the logarithm is to base 2; here it is the natural one": np.log2(V),
-              "the sign is wrong: log(1 / V) is negative, and a loss is minus that": -np.log(V),
-              "that is V, before the logarithm": float(V)}))
+          mistakes=named("the answer", {
+              "probability": ("is the probability, 1 / V; the loss is minus its logarithm", 1 / V),
+              "log2": ("is a logarithm to base 2; use the natural one", np.log2(V)),
+              "sign": ("has the wrong sign: log(1 / V) is negative", -np.log(V)),
+              "no_log": ("is V; take its logarithm", float(V))}, want))
 
 
 def test_predict_uniform_loss__unseen(unseen, rng):
@@ -187,7 +161,7 @@ def test_predict_uniform_loss__unseen(unseen, rng):
 
 def run_loss(subject, x, targets, ignore=IGNORE, block=BLOCK, **meta):
     T, V = x.shape
-    losses, m, s = (sevens(T) for _ in range(3))
+    losses, m, s = torch.full((3, T), 7.0)
     launch = subject.launch("cross_entropy_triton", T, args=(
         x, targets, losses, m, s, V, x.stride(0), ignore), BLOCK=block, **meta)
     return losses, m, s, launch
@@ -199,124 +173,119 @@ def test_cross_entropy_triton(subject, agree, rng, T, V, dtype):
     x, xt, targets, tt = inputs(rng, T, V, dtype)
     losses, m, s, _ = run_loss(subject, xt, tt)
     what = f"{name}, {T} row(s) of {V} {dtype}, BLOCK = {BLOCK}"
-    agree(losses, losses_of(x, targets), "float32", f"{what}: the losses", row,
+    agree(losses, losses_of(x, targets), "float32", f"{what}: the losses", at,
           of_loss(name, x, targets))
-    right_m, right_s, _, kept = parts(x, targets)
-    last = x[:, (V - 1) // BLOCK * BLOCK:].max(-1)
-    agree(m, right_m, "float32", f"{what}: maxima", row,
-          {f"{name} does not store m": np.full(T, 7.0),
-           f"{name} does not store m where the target is `ignore`; each row has one":
-               np.where(kept, right_m, 7),
-           f"{name} stores s in maxima": right_s,
-           f"{name} stores m + log s in maxima, which has m alone": right_m + np.log(right_s),
-           f"{name} stores the maximum of the last block, not of the row": last})
-    agree(s, right_s, "float32", f"{what}: sums", row,
-          {f"{name} does not store s": np.full(T, 7.0),
-           f"{name} does not store s where the target is `ignore`; each row has one":
-               np.where(kept, right_s, 7),
-           f"{name} stores m in sums": right_m,
-           f"{name} stores the logarithm of s; the gradient divides by s": np.log(right_s)})
+    right_m, right_s, _, counts = parts(x, targets)
+    agree(m, right_m, "float32", f"{what}: maxima", at, named(name, {
+        "m_not_stored": ("does not store m", np.full(T, 7.0)),
+        "ignored_not_stored": ("does not store m if the target is `ignore`; each row has one",
+                               np.where(counts, right_m, 7)),
+        "exchanged": ("stores s in maxima", right_s),
+        "log_sum_stored": ("stores m + log s in maxima", right_m + np.log(right_s)),
+        "last_maximum": ("stores the maximum of the last block, not of the row",
+                         x[:, (V - 1) // BLOCK * BLOCK:].max(-1))}))
+    agree(s, right_s, "float32", f"{what}: sums", at, named(name, {
+        "s_not_stored": ("does not store s", np.full(T, 7.0)),
+        "ignored_not_stored": ("does not store s if the target is `ignore`; each row has one",
+                               np.where(counts, right_s, 7)),
+        "exchanged": ("stores m in sums", right_m),
+        "log_stored": ("stores the logarithm of s; the gradient divides by s", np.log(right_s))}))
 
 
 def test_cross_entropy_triton__large_logits(subject, agree, rng):
     x, xt, targets, tt = inputs(rng, 3, 300, "float32", offset=1e5)
     losses, *_ = run_loss(subject, xt, tt)
-    m, s, own, kept = parts(x, targets)
-    lse = (m + np.log(s)).astype(np.float32)
+    m, s, own, counts = parts(x, targets)
+    joined = (m + np.log(s)).astype(np.float32)
     agree(losses, losses_of(x, targets), "float32", "cross_entropy_triton, logits around 100,000",
-          row, {
-              "log s is added to m, and its digits are lost, before the target's logit is "
-              "taken away; m - own first": np.where(kept, lse - own, 0),
-              "exp has overflowed: take the maximum away first": np.where(kept, np.inf, 0)})
+          at, {
+              "brackets": ("log s is added to m first and loses its digits: compute m - own first",
+                           np.where(counts, joined - own, 0)),
+              "overflow": ("exp overflows: subtract m first", np.where(counts, np.inf, 0))})
 
 
 def test_cross_entropy_triton__some_minus_infinity(subject, agree, rng):
-    """The first block has nothing else."""
-    import torch
-
     x, xt, targets, tt = inputs(rng, 2, 300, "float32")
-    xt[:, :BLOCK] = -torch.inf
-    x[:, :BLOCK] = -np.inf
+    xt[:, :BLOCK] = x[:, :BLOCK] = -np.inf
     losses, *_ = run_loss(subject, xt, tt)
     agree(losses, losses_of(x, targets), "float32", "cross_entropy_triton, a first block of -inf",
-          row, {"-inf minus -inf is NaN: begin with LOWEST, which is finite":
-                np.array([np.nan, 0])})
+          at, {"infinite_start": ("m starts at -inf, and -inf minus -inf is NaN: start it at "
+                                   "LOWEST, which is finite", np.array([np.nan, 0]))})
 
 
 def test_cross_entropy_triton__no_column(subject, agree, rng):
     x, xt, targets, tt = inputs(rng, 5, 130, "float32")
-    targets[:], tt[:] = (0, -1, 130, -99, IGNORE), torch_of((0, -1, 130, -99, IGNORE))
+    targets[:] = 0, -1, 130, -99, IGNORE        # and tt, which is the same memory
     losses, *_ = run_loss(subject, xt, tt)
     want = losses_of(x, np.where((targets < 0) | (targets >= 130), IGNORE, targets))
     want[1:4] = np.nan
     agree(losses, want, "float32", "cross_entropy_triton, targets 0, -1, 130, -99, -100 of 130 "
-          "columns; NaN where it is not a column", row, {
-              "every target below 0 is ignored; only `ignore` is": np.where(targets < 0, 0, want),
-              "every target that is not a column is ignored; only `ignore` is":
-                  np.nan_to_num(want)})
-
-
-def torch_of(numbers):
-    import torch
-
-    return torch.tensor(numbers)
+          "columns; NaN if the target is not a column", at, {
+              "negative_ignored": ("every target below 0 gives 0; only `ignore` should",
+                                   np.where(targets < 0, 0, want)),
+              "all_ignored": ("every target that is not a column gives 0; only `ignore` should",
+                              np.nan_to_num(want))})
 
 
 def test_cross_entropy_triton__hard_rows(subject, agree, rng):
     name = "cross_entropy_triton"
-    for V, ignore in ((3, IGNORE), (300, IGNORE), (300, COLUMN), (129, -1)):
+    for V, ignore in HARD_CASES:
         x, xt, targets, tt = hard_rows(rng, V, ignore)
         losses, m, s, _ = run_loss(subject, xt, tt, ignore)
         with np.errstate(all="ignore"):
-            want, (right_m, right_s, own, kept) = (f(x, targets, ignore)
-                                                   for f in (losses_of, parts))
+            want = losses_of(x, targets, ignore)
+            right_m, right_s, own, counts = parts(x, targets, ignore)
+            column = (targets >= 0) & (targets < V)
+            logit = np.where(column, x[np.arange(len(x)), targets % V], np.nan)
             mistakes = {
-                f"{name} compares targets with -100; the number that is ignored is `ignore`":
-                    np.where(targets == -100, 0, np.log(right_s) + right_m - np.where(
-                        (targets >= 0) & (targets < V), x[np.arange(len(x)), targets % V],
-                        np.nan)),
-                f"{name} takes exp of the logits as they are, without the maximum":
-                    np.where(kept, np.log(np.exp(x.astype(np.float32)).sum(-1)) - own, 0)}
+                "fixed_ignore": ("compares targets with -100; compare with the argument `ignore`",
+                                 np.where(targets == -100, 0, np.log(right_s) + right_m - logit)),
+                "no_m": ("takes exp of the logits without subtracting the maximum", np.where(
+                    counts, np.log(np.exp(x.astype(np.float32)).sum(-1)) - own, 0))}
         for t in range(len(x)):
-            what = f"{name}, {V} columns, ignore = {ignore}, {kind_of(t)} alone"
-            at_row = np.s_[t:t + 1]
-            agree(losses[at_row], want[at_row], "float32", f"{what}: the loss", row,
-                  {text: answer[at_row] for text, answer in mistakes.items()})
+            what = f"{name}, {V} columns, ignore = {ignore}, {kind_of(t)}"
+            agree(losses[t], want[t], "float32", f"{what}: the loss", mistakes=named(
+                name, {known: (text, gives[t]) for known, (text, gives) in mistakes.items()}))
             if np.isfinite(right_m[t]):
-                agree(m[at_row], right_m[at_row], "float32", f"{what}: its maximum", row,
-                      {f"{name} begins its maximum at 0": np.maximum(right_m[at_row], 0)})
-                agree(s[at_row], right_s[at_row], "float32", f"{what}: its sum", row)
+                agree(m[t], right_m[t], "float32", f"{what}: its maximum", mistakes=named(name, {
+                    "starts_at_0": ("starts m at 0; a row may be all negative",
+                                    np.maximum(right_m[t], 0))}))
+                agree(s[t], right_s[t], "float32", f"{what}: its sum")
+
+
+def economical(name, launch, enough):
+    """Sectors that a launch touches. enough: {"load" or "store": (sectors, what they are)}"""
+    for op, (sectors, what) in enough.items():
+        got = launch.memory("global", op)["transactions"]
+        assert got <= sectors, mistake(
+            f"{op}s_again", f"{name} {op}s {got} sectors; {sectors} are enough: {what}", what)
 
 
 def test_cross_entropy_triton__work(subject, reference, rng):
     _, x, _, targets = inputs(rng, 2, 4096, "float32")
     *_, launch = run_loss(subject, x.contiguous(), targets, block=1024, num_warps=1)
-    least = x.numel() * 4 // 32
-    for op, most, verb in (("load", least + 8, "reads"), ("store", 6, "writes")):
-        got = launch.memory("global", op)["transactions"]
-        assert got <= most, (
-            f"cross_entropy_triton {verb} {got} sectors, {most} are enough: " +
-            ("the row once, its target, and the target's logit" if op == "load" else
-             "three numbers a row"))
+    economical("cross_entropy_triton", launch, {
+        "load": (x.numel() * 4 // 32 + 8, "the row once, its target and the target's logit"),
+        "store": (6, "three numbers per row")})
     _, x, _, targets = inputs(rng, 5, 4096, "float32")
-    *_, launch = run_loss(subject, x, targets, block=1024)
-    same_work("cross_entropy_triton", launch, run_loss(reference, x, targets, block=1024)[-1])
+    same_work("cross_entropy_triton", *(run_loss(side, x, targets, block=1024)[-1]
+                                        for side in (subject, reference)))
 
 
 # ---- the gradient
 
 
-def run_gradient(subject, x, targets, m, s, up, gradient, ignore=IGNORE, block=BLOCK, **meta):
+def run_gradient(subject, x, targets, m, s, up, gradient=None, ignore=IGNORE, block=BLOCK, **meta):
+    """(gradient, launch); a new array unless one is there."""
     T, V = x.shape
-    return subject.launch("gradient_triton", T * -(-V // block), args=(
+    gradient = x.new_full((T, V), 7) if gradient is None else gradient
+    return gradient, subject.launch("gradient_triton", T * -(-V // block), args=(
         x, targets, m, s, up, gradient, V, x.stride(0), gradient.stride(0), ignore), BLOCK=block,
         **meta)
 
 
 def softmax_parts(rng, x, targets):
-    """m, s and an upstream gradient, as arrays and as tensors."""
-    import torch
-
+    """m, s and an upstream gradient, as arrays and as tensors on the same memory."""
     m, s, _, _ = parts(x, targets)
     arrays = [a.astype(np.float32) for a in (m, s, rng.uniform(0.5, 2, len(x)))]
     return arrays, [torch.from_numpy(a) for a in arrays]
@@ -326,85 +295,82 @@ def test_predict_sizes_moved(subject, reference, rng):
     x, xt, targets, tt = inputs(rng, 2, 4096, "float32")
     xt, (_, tensors) = xt.contiguous(), softmax_parts(rng, x, targets)
     *_, loss = run_loss(reference, xt, tt, block=4096, num_warps=1)
-    gradient = run_gradient(reference, xt, tt, *tensors, sevens(2, 4096), block=4096, num_warps=1)
+    _, gradient = run_gradient(reference, xt, tt, *tensors, block=4096, num_warps=1)
     want = round(sum(launch.memory("global", op)["transactions"] for launch in (loss, gradient)
                      for op in ("load", "store")) / (2 * 4096 * 4 // 32), 1)
     got = subject.predict_sizes_moved()
-    assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
-    why = {1: "1 is the loss alone",
-           2: "2 leaves one out: the logits are read for the loss, and again for the gradient, "
-              "since m and s are only known after the whole row",
-           4: "4 writes too much: the loss is a number a row, and its softmax is not stored",
-           5: "5 would store the softmax and load it again; m and s are enough"}.get(
-        got, "each of the two reads the logits, and one of them writes as many numbers")
-    assert abs(got - want) < 0.05, (
-        f"sizes of logits that are moved: {got} is not what the counters say; {why}")
+    assert isinstance(got, (int, float)), mistake(
+        "no_number", f"predict_sizes_moved: expected a number, got {got!r}")
+    known, why = {
+        1: ("first_alone", "1 is the first kernel only."),
+        2: ("one_left_out", "2 leaves one out: m and s are known only after a whole row."),
+        4: ("softmax_stored", "The first kernel writes three numbers per row, not the softmax."),
+        5: ("softmax_loaded", "5 would store the softmax and load it again; m and s are enough."),
+    }.get(got, ("other", "Which arrays of T·V numbers does each kernel read, and which write?"))
+    assert abs(got - want) < 0.05, mistake(
+        known, f"The simulator does not count {got} sizes of the logits. {why}", why)
 
 
 @pytest.mark.parametrize("T, V, dtype", SIZES)
 def test_gradient_triton(subject, agree, rng, T, V, dtype):
-    name = "gradient_triton"
     x, xt, targets, tt = inputs(rng, T, V, dtype)
     (m, s, up), tensors = softmax_parts(rng, x, targets)
-    gradient = sevens(T, V, dtype=xt.dtype)
-    run_gradient(subject, xt, tt, *tensors, gradient)
-    p, hot = np.exp(x - m[:, None].astype(float)) / s[:, None], one_hot(x, targets)
-    kept, g = (targets != IGNORE)[:, None], up[:, None].astype(float)
-    want = gradient_of(x, targets, up.astype(float))
-    own = hot == 1
-    within = (np.arange(V) % BLOCK == targets[:, None]).astype(float)
+    gradient, _ = run_gradient(subject, xt, tt, *tensors)
+    what = f"gradient_triton, {T} row(s) of {V} {dtype}, BLOCK = {BLOCK}"
+    near = xt.as_strided((T, V), (V, 1)).double().numpy()       # as read with rows V numbers apart
+    agree(gradient, gradient_of(x, targets, up.astype(float)), dtype, what, at,
+          of_gradient(x, near, targets, m, s, up))
+    agree(xt, x, "exact", f"{what}: the logits afterwards, which must not change", at)
+
+
+def of_gradient(x, near, targets, m, s, up):
+    """{id: (sentence, the gradient that it gives)}."""
+    T, V = x.shape
+    m, s, g = (a[:, None].astype(float) for a in (m, s, up))
+    hot, counts, c = one_hot(x, targets), (targets != IGNORE)[:, None], np.arange(V)
+    p = np.exp(x - m) / s
+    want = gradient_of(x, targets, g[:, 0])
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-        wrong = {
-            f"{name} takes powers of 2, not of e":
-                (np.exp2(x - m[:, None].astype(float)) / s[:, None] - hot) * g,
-            f"{name} leaves out the maximum: s is the sum of exp(logit - m)":
-                (np.exp(x) / s[:, None] - hot) * g,
-            f"{name} adds the maximum to the logits; it should subtract it":
-                (np.exp(x + m[:, None]) / s[:, None] - hot) * g,
-            f"{name} subtracts s; it should divide by it": (p * s[:, None] - s[:, None] - hot) * g,
-            f"{name} divides by s twice": (p / s[:, None] - hot) * g,
-            f"{name} divides by log s; it should divide by s":
-                (p * s[:, None] / np.log(s[:, None]) - hot) * g,
-            f"{name} takes 1 away in every column": (p - 1) * g,
-            f"{name} writes 0 in every column but the target's": np.where(own, p - 1, 0) * g,
-            f"{name} writes 1 - p at the target; it is p - 1": np.where(own, 1 - p, p) * g,
-            f"{name} takes the derivative of the softmax, p · (1 - p)": p * (1 - p) * g,
-            f"{name} divides by the upstream gradient; it should multiply": (p - hot) / g,
-            f"{name} takes 1 away in every block: c counts within a block, the target in the row":
-                (p - within) * g,
-            f"{name} multiplies every row by the upstream gradient of row 0": (p - hot) * g[0],
-            f"{name} divides every row by the s of row 0":
-                (p * s[:, None] / s[0] - hot) * g,
-            f"{name} subtracts the maximum of row 0 from every row":
-                (np.exp(x - float(m[0])) / s[:, None] - hot) * g,
-            f"{name} divides by V; each row has a loss of its own": (p - hot) * g / V,
-            f"{name} takes rows of logits to be V (or gradient_row) numbers apart; they are `row` "
-            f"apart": (np.exp(xt.as_strided((T, V), (V, 1)).double().numpy()
-                              - m[:, None].astype(float)) / s[:, None] - hot) * g}
-    wrong |= {f"{name} does not take 1 away at the target": p * g,
-             f"{name} adds 1 at the target": (p + hot) * g,
-             f"{name} leaves out the upstream gradient": p - hot,
-             f"{name} takes 1 away after it has multiplied by the upstream gradient": p * g - hot,
-             f"{name} does not divide by s": (p * s[:, None] - hot) * g,
-             f"{name} has the wrong sign: it is softmax minus one": (hot - p) * g}
-    wrong = {text: np.where(kept, got, 0) for text, got in wrong.items()}
-    wrong[f"{name} is not 0 in a row whose target is `ignore`"] = np.where(kept, want, p * g)
-    wrong[f"{name} leaves a row whose target is `ignore` unwritten; zeros belong there"] = \
-        np.where(kept, want, 7)
-    wrong[f"{name} writes nothing"] = np.full_like(want, 7)
-    wrong[f"{name} writes only the first BLOCK columns of the first row"] = np.where(
-        (np.arange(T)[:, None] == 0) & (np.arange(V) < BLOCK), want, 7)
-    what = f"{name}, {T} row(s) of {V} {dtype}, BLOCK = {BLOCK}"
-    agree(gradient, want, dtype, what, at, telling(want, wrong))
-    agree(xt, x, "exact", f"{what}: the logits after the launch, an input", at)
+        mistakes = {
+            "exp2": ("takes powers of 2, not of e", (np.exp2(x - m) / s - hot) * g),
+            "no_m": ("does not subtract the maximum", (np.exp(x) / s - hot) * g),
+            "m_added": ("adds the maximum; subtract it", (np.exp(x + m) / s - hot) * g),
+            "s_subtracted": ("subtracts s; divide by it", (p * s - s - hot) * g),
+            "s_twice": ("divides by s twice", (p / s - hot) * g),
+            "log_s": ("divides by log s; divide by s", (p * s / np.log(s) - hot) * g),
+            "no_s": ("does not divide by s", (p * s - hot) * g),
+            "one_everywhere": ("subtracts 1 in every column", (p - 1) * g),
+            "only_target": ("writes 0 in every column but the target's", (p - 1) * hot * g),
+            "target_sign": ("writes 1 - p at the target; it is p - 1", abs(p - hot) * g),
+            "softmax_derivative": ("takes p · (1 - p), the softmax's derivative", p * (1 - p) * g),
+            "divided_by_upstream": ("divides by upstream; multiply", (p - hot) / g),
+            "target_in_each_block": ("subtracts 1 in every block: the target counts in the row",
+                                     (p - (c % BLOCK == targets[:, None])) * g),
+            "upstream_of_row_0": ("multiplies every row by upstream of row 0", (p - hot) * g[0]),
+            "s_of_row_0": ("divides every row by the s of row 0", (p * s / s[0] - hot) * g),
+            "m_of_row_0": ("subtracts row 0's m in each row", (np.exp(x - m[0]) / s - hot) * g),
+            "mean": ("divides by V; each row has a loss of its own", (p - hot) * g / V),
+            "near_rows": ("reads logits as if their rows were V (or gradient_row) numbers apart; "
+                          "they are `row` apart", (np.exp(near - m) / s - hot) * g),
+            "no_target": ("does not subtract 1 at the target", p * g),
+            "target_added": ("adds 1 at the target", (p + hot) * g),
+            "no_upstream": ("leaves out upstream", p - hot),
+            "late_target": ("subtracts 1 after the product with upstream, not before", p * g - hot),
+            "sign": ("has the wrong sign: it is softmax minus 1 at the target", (hot - p) * g)}
+    return named("gradient_triton", mistakes, want, counts) | named("gradient_triton", {
+        "ignored_not_0": ("is not 0 in an ignored row", np.where(counts, want, p * g)),
+        "ignored_not_stored": ("leaves a row whose target is `ignore` unwritten; store zeros",
+                               np.where(counts, want, 7)),
+        "not_stored": ("writes nothing", np.full_like(want, 7)),
+        "one_program": ("writes only the first BLOCK columns of the first row", np.where(
+            (np.arange(T)[:, None] == 0) & (c < BLOCK), want, 7))}, want)
 
 
 def test_gradient_triton__rounded_once(subject, rng):
     for dtype in ("float16", "bfloat16"):
         x, xt, targets, tt = inputs(rng, 4, 300, dtype)
         (_, _, up), tensors = softmax_parts(rng, x, targets)
-        gradient = sevens(4, 300, dtype=xt.dtype)
-        run_gradient(subject, xt, tt, *tensors, gradient)
+        gradient, _ = run_gradient(subject, xt, tt, *tensors)
         rounded_once(gradient, gradient_of(x, targets, up.astype(float)), "gradient_triton",
                      f"4 rows of 300 {dtype}")
 
@@ -418,48 +384,42 @@ def test_gradient_triton__over_the_logits(subject, agree, rng):
 
 
 def test_gradient_triton__hard_rows(subject, agree, rng):
-    name = "gradient_triton"
-    for V, ignore in ((3, IGNORE), (300, IGNORE), (300, COLUMN), (129, -1)):
+    for V, ignore in HARD_CASES:
         x, xt, targets, tt = hard_rows(rng, V, ignore)
         with np.errstate(all="ignore"):
             (m, s, up), tensors = softmax_parts(rng, x, targets)
             m[~np.isfinite(m)] = np.nan                 # of no right softmax
             up[::4], up[1::4] = -0.5, np.inf            # the latter: of ignored rows
-            for array, tensor in zip((m, s, up), tensors, strict=True):
-                tensor[:] = torch_of(array)
-            gradient = sevens(len(x), V)
-            run_gradient(subject, xt, tt, *tensors, gradient, ignore)
-            p = np.exp(x - m[:, None].astype(float)) / s[:, None]
-            hot, g = one_hot(x, targets), up[:, None].astype(float)
-            kept = (targets != ignore)[:, None]
-            want = np.where(kept, (p - hot) * g, 0)
-            joined = (m + np.log(s)).astype(np.float32)[:, None].astype(float)
-            mistakes = {
-                "an ignored row is multiplied by 0, and NaN or infinity times 0 is NaN; choose, "
-                "with tl.where": np.where(kept, want, (p - hot) * g * 0),
-                f"{name} compares targets with -100, or ignores every target below 0; the number "
-                f"that is ignored is `ignore`":
-                    np.where(targets[:, None] == -100, 0, (p - hot) * g),
-                "m and log s are added first, and log s loses its digits; exp(v - m) / s":
-                    np.where(kept, (np.exp(x - joined) - hot) * g, 0)}
-        agree(gradient, want, "float32", f"{name}, {V} columns, ignore = {ignore}",
-              lambda index: f"{kind_of(index[0])}, column {index[1]}", telling(want, mistakes))
+            gradient, _ = run_gradient(subject, xt, tt, *tensors, ignore=ignore)
+            m, s, g = (a[:, None].astype(float) for a in (m, s, up))
+            hot = one_hot(x, targets)
+            whole_row = (np.exp(x - m) / s - hot) * g
+            counts = (targets != ignore)[:, None]
+            want = np.where(counts, whole_row, 0)
+            joined = (m + np.log(s)).astype(np.float32).astype(float)
+            mistakes = named("gradient_triton", {
+                "ignored_times_0": ("multiplies an ignored row by 0, but NaN or inf times 0 is "
+                                    "NaN: use tl.where", np.where(counts, want, whole_row * 0)),
+                "fixed_ignore": ("compares targets with -100, or with 0; compare with `ignore`",
+                                 np.where(targets[:, None] == -100, 0, whole_row)),
+                "joined": ("adds m and log s first, so log s loses digits: use exp(v - m) / s",
+                           np.where(counts, (np.exp(x - joined) - hot) * g, 0))}, want)
+        agree(gradient, want, "float32", f"gradient_triton, {V} columns, ignore = {ignore}",
+              lambda index: f"{kind_of(index[0])}, column {index[1]}", mistakes)
 
 
 def test_gradient_triton__work(subject, reference, rng):
     x, xt, targets, tt = inputs(rng, 2, 1024, "float32")
     xt, (_, tensors) = xt.contiguous(), softmax_parts(rng, x, targets)
-    launch = run_gradient(subject, xt, tt, *tensors, sevens(2, 1024), block=512, num_warps=1)
-    for op, more, verb in (("load", 16, "reads"), ("store", 0, "writes")):
-        counts, least = launch.memory("global", op), xt.numel() * 4 // 32 + more
-        assert counts["transactions"] <= least, (
-            f"gradient_triton {verb} {counts['transactions']} sectors, {least} are enough: each "
-            f"number once" + (", and four numbers a program" if more else ""))
+    _, launch = run_gradient(subject, xt, tt, *tensors, block=512, num_warps=1)
+    each = xt.numel() * 4 // 32
+    economical("gradient_triton", launch, {
+        "load": (each + 16, "each number once, and four single numbers per program"),
+        "store": (each, "each number once")})
     x, xt, targets, tt = inputs(rng, 5, 1024, "float32")
     _, tensors = softmax_parts(rng, x, targets)
-    launch, own = (run_gradient(side, xt, tt, *tensors, sevens(5, 1024), block=512)
-                   for side in (subject, reference))
-    same_work("gradient_triton", launch, own)
+    same_work("gradient_triton", *(run_gradient(side, xt, tt, *tensors, block=512)[1]
+                                   for side in (subject, reference)))
 
 
 # ---- the course's own launchers
@@ -468,24 +428,22 @@ def test_gradient_triton__work(subject, reference, rng):
 @pytest.mark.parametrize("T, V, dtype", [*SIZES, (2, 20_000, "float32"), (1, 9000, "bfloat16")])
 def test_every_launcher(subject, agree, rng, T, V, dtype):
     x, xt, targets, tt = inputs(rng, T, V, dtype)
-    found = {name: getattr(subject, name)(xt, tt) for name in (
+    results = {name: getattr(subject, name)(xt, tt) for name in (
         "cross_entropy", "cross_entropy_overwriting_logits", "cross_entropy_torch")}
     if dtype == "float32":
-        found |= {kernel: subject.cross_entropy_cuda(xt, tt, IGNORE, kernel) for kernel in (
+        results |= {kernel: subject.cross_entropy_cuda(xt, tt, IGNORE, kernel) for kernel in (
             "cross_entropy_two_read_cuda", "cross_entropy_online_cuda")}
-    for name, got in found.items():
+    for name, got in results.items():
         assert str(got.dtype) == "torch.float32"
-        agree(got, losses_of(x, targets), "float32", f"{name}, {T} rows of {V} {dtype}", row)
+        agree(got, losses_of(x, targets), "float32", f"{name}, {T} rows of {V} {dtype}", at)
     agree(xt, x, "exact", "logits after every launcher", at)
 
 
 def test_a_whole_vocabulary(subject, agree, rng):
-    import torch
-
     x = rng.standard_normal((1, 128_256)).astype(np.float32)
     for target in (0, 128_255):
         agree(subject.cross_entropy(torch.from_numpy(x), torch.tensor([target])),
-              losses_of(x.astype(float), np.array([target])), "float32", "128,256 columns", row)
+              losses_of(x.astype(float), np.array([target])), "float32", "128,256 columns", at)
 
 
 def test_ignore_may_be_a_column(subject, agree, rng):
@@ -493,14 +451,12 @@ def test_ignore_may_be_a_column(subject, agree, rng):
     targets[:], tt[:] = 3, 3
     targets[1] = tt[1] = 7
     for name in ("cross_entropy", "cross_entropy_cuda", "cross_entropy_torch"):
-        agree(getattr(subject, name)(xt, tt, 7), losses_of(x, targets, 7), "float32", name, row)
+        agree(getattr(subject, name)(xt, tt, 7), losses_of(x, targets, 7), "float32", name, at)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_gradients(subject, agree, rng, dtype):
     """Against the formula in float64; rows of logits apart, upstream one number for all."""
-    import torch
-
     x, xt, targets, tt = inputs(rng, 5, 300, dtype)
     up = torch.full((1,), 0.25).expand(5)
     got, = subject.grad("cross_entropy", (xt.detach().requires_grad_(), tt), up)
@@ -519,8 +475,6 @@ def both_functions():
 
 
 def test_logits_are_overwritten_only_where_asked_for():
-    import torch
-
     keeps, overwrites = both_functions()
     torch.manual_seed(0)
     weight, hidden, targets = torch.randn(50, 8), torch.randn(3, 8), torch.tensor([4, 49, IGNORE])
@@ -541,8 +495,6 @@ def test_logits_are_overwritten_only_where_asked_for():
 
 
 def test_what_autograd_may_not_overwrite():
-    import torch
-
     _, overwrites = both_functions()
     with pytest.raises(RuntimeError, match="logits is a leaf"):
         overwrites(torch.ones(2, 3, requires_grad=True), torch.tensor([0, 1]))
@@ -551,16 +503,12 @@ def test_what_autograd_may_not_overwrite():
 
 
 def test_targets_that_are_no_column_give_nan(subject):
-    import torch
-
     x, targets = torch.ones(3, 4), torch.tensor([4, -1, 0])
     for name in ("cross_entropy", "cross_entropy_cuda"):
         assert torch.isnan(getattr(subject, name)(x, targets)).tolist() == [True, True, False]
 
 
 def test_special_logits_are_torchs(subject):
-    import torch
-
     inf, nan = torch.inf, torch.nan
     x = torch.tensor([[-inf, -inf, -inf], [0, -inf, 1], [-inf, 0, 1], [inf, 0, 1], [0, nan, 1],
                       [1e38, -1e38, 0]])
@@ -573,8 +521,6 @@ def test_special_logits_are_torchs(subject):
 
 
 def test_nothing_to_do(subject):
-    import torch
-
     none = torch.zeros(0, dtype=torch.int64)
     for V in (0, 5):
         for name in ("cross_entropy", "cross_entropy_overwriting_logits", "cross_entropy_cuda"):
@@ -584,10 +530,8 @@ def test_nothing_to_do(subject):
 
 
 def test_what_the_launchers_refuse(subject):
-    import torch
-
     x, targets = torch.ones(4, 6), torch.zeros(4, dtype=torch.int64)
-    for given, says in (((x[0], targets), "logits has shape (6,)"),
+    for args, says in (((x[0], targets), "logits has shape (6,)"),
                         ((x[:, :0], targets), "at least one column"),
                         ((x.double(), targets), "logits is torch.float64"),
                         ((x, targets[:3]), "targets has shape (3,), expected (4,)"),
@@ -596,7 +540,7 @@ def test_what_the_launchers_refuse(subject):
                         ((x, torch.zeros(8, dtype=torch.int64)[::2]), "targets has strides (2,)")):
         for name in ("cross_entropy", "cross_entropy_overwriting_logits", "cross_entropy_cuda"):
             with pytest.raises(Raised) as refusal:
-                getattr(subject, name)(*given)
+                getattr(subject, name)(*args)
             assert says in refusal.value.text
     with pytest.raises(Raised) as refusal:
         subject.cross_entropy_cuda(x.requires_grad_(), targets)
@@ -604,8 +548,6 @@ def test_what_the_launchers_refuse(subject):
 
 
 def test_oracles_are_torchs(subject, rng):
-    import torch
-
     x, _, targets, tt = inputs(rng, 4, 127, "float32")
     want = torch.nn.functional.cross_entropy(torch.from_numpy(x), tt, reduction="none")
     assert np.allclose(subject.cross_entropy_oracle(x, targets), want, rtol=1e-12, atol=1e-14)
@@ -633,14 +575,7 @@ def test_the_last_cuda_step_does_not_spill():
 @pytest.mark.gpu
 @pytest.mark.parametrize("T, V", [(0, 5), (1, 1), (3, 127), (1000, 1000), (64, 128_256)])
 def test_every_kernel_on_the_device(T, V):
-    import torch
-
-    from layer1_kernels import (
-        cross_entropy,
-        cross_entropy_cuda,
-        cross_entropy_overwriting_logits,
-        cross_entropy_torch,
-    )
+    import layer1_kernels as ops
 
     x, targets = torch.randn(T, V, device="cuda"), torch.randint(V, (T,), device="cuda")
     targets[::3] = IGNORE
@@ -648,15 +583,15 @@ def test_every_kernel_on_the_device(T, V):
     for dtype, relative in ((torch.float32, 2e-5), (torch.float16, 2e-3), (torch.bfloat16, 1.6e-2)):
         xd = x.to(dtype)
         exact = xd.double().requires_grad_()
-        want = cross_entropy_torch(exact, targets)
+        want = ops.cross_entropy_torch(exact, targets)
         of_logits, = torch.autograd.grad(want, exact, up.double())
-        for function in (cross_entropy, cross_entropy_overwriting_logits):
+        for function in (ops.cross_entropy, ops.cross_entropy_overwriting_logits):
             leaf = xd.clone().requires_grad_()
             got = function(leaf * 1, targets)
             assert torch.allclose(got.double(), want, rtol=2e-5, atol=2e-5)
             gradient, = torch.autograd.grad(got, leaf, up)
             assert torch.allclose(gradient.double(), of_logits, rtol=relative, atol=relative / 10)
-    assert torch.allclose(cross_entropy_cuda(x, targets), cross_entropy_torch(x, targets),
+    assert torch.allclose(ops.cross_entropy_cuda(x, targets), ops.cross_entropy_torch(x, targets),
                           rtol=2e-5, atol=2e-5)
 
 
