@@ -12,7 +12,7 @@ responses     what a client gets
 tokenization  /tokenize and /detokenize
 listener      listening, and shutting down
 sockets       the socket that listens
-server_thread a server in a thread of this process
+server_thread  a server in a thread of this process
 connection    limits of one connection
 middleware    what holds for every request
 hosts         which hosts and pages may ask
