@@ -375,8 +375,7 @@ def test_Detokenizer__bytes_that_are_no_character(subject):
             assert want.startswith(so_far), tell(
                 "too_early", f"bytes {data!r}: {so_far!r} was shown by byte {i}; in all {want!r}")
             assert len(known) - len(so_far) <= 4, tell(
-                "waits_for_ever", f"bytes {data!r}: by byte {i} {known!r} is there and only "
-                                  f"{so_far!r} was shown")
+                "waits_for_ever", f"bytes {data!r}: of {known!r} only {so_far!r} was shown")
         assert "".join(got) + letters.rest() == want, tell(
             "length_of_piece" if "".join(got) == want else "rest_lost",
             f"bytes {data!r}: shown {''.join(got)!r} and at the end {letters.rest()!r}, expected "
@@ -408,7 +407,8 @@ def beside(subject, reference, prompt, what, steps, name):
         got, want = (side[id(tokens)].add(tokens[i]) for side in sides)
         assert got == want, tell(name, f"{at}: {got!r} was shown, expected {want!r}")
         got, want = (side[id(tokens)].rest() for side in sides)
-        assert got == want, (
+        assert got == want, tell(
+            "shared_state" if len(sides[0]) > 1 else "",
             f"{at}: if the answer ended here, rest() would be {got!r}, expected {want!r}")
 
 

@@ -247,7 +247,8 @@ def test_Bridge_read_mail__unseen(subject, truth, rng):
 DEFAULTS = {"max_tokens": 16, "min_tokens": 0, "temperature": 1.0, "top_k": 0, "top_p": 1.0,
             "seed": None, "stop": (), "stop_token_ids": (), "ignore_eos": False, "logprobs": None,
             "prompt_logprobs": None, "n": 1, "min_p": 0.0, "presence_penalty": 0.0,
-            "frequency_penalty": 0.0, "repetition_penalty": 1.0, "logit_bias": ()}
+            "frequency_penalty": 0.0, "repetition_penalty": 1.0, "logit_bias": (),
+            "structured_outputs": None}
 ALL = dict.fromkeys(DEFAULTS.keys() - {"prompt_logprobs"})
 LENGTH = {"max_tokens": None}           # of a chat without max_tokens
 ONES = {"n": 3, "max_tokens": 1, "min_tokens": 1, "ignore_eos": True}
@@ -305,8 +306,7 @@ def refused(subject, fields, field, chat=False, names=None, **limits):
         "no_limit" if limits else "accepted",
         f"{what}, {limits or 'no limits'}: it was accepted, with {field} = "
         f"{outcome['value'] and outcome['value'].get(field)!r}")
-    assert outcome["status"] == 400, \
-        f"{what}: status {outcome['status']}; 400 says: your request is wrong"
+    assert outcome["status"] == 400, f"{what}: status {outcome['status']}, expected 400"
     assert outcome["field"] == field, tell(
         "own_name", f"{what}: it names {outcome['field']}; the client calls this field {field}")
     assert outcome["text"].startswith(f"{field}:"), \

@@ -116,20 +116,21 @@ def wrong_place(values, q, got):
     kinds = sorted(set(values))
     up = max(int(np.ceil(q * n)) - 1, 0)
     places = {
-        "unsorted": ("the values are not sorted", values[up]),
-        "descending": ("they are sorted from the largest down", ordered[::-1][up]),
         "equals_once": ("equal values are counted once",
                         kinds[max(int(np.ceil(q * len(kinds))) - 1, 0)]),
-        "rounded": ("the place is q · (n - 1), rounded", ordered[round(q * (n - 1))]),
-        "of_n_less_1": ("the place is q · (n - 1), rounded down", ordered[int(q * (n - 1))]),
         "from_0": ("q · n is rounded up, and places count from 0",
                    ordered[min(int(np.ceil(q * n)), n - 1)]),
-        "down_from_0": ("q · n is rounded down, and places count from 0",
-                        ordered[min(int(q * n), n - 1)]),
         "down": ("q · n is rounded down, not up", ordered[max(int(q * n) - 1, 0)]),
-        "wraps": ("for q = 0 the place is -1, the last", ordered[int(np.ceil(q * n)) - 1])}
-    return next(((id, f". This is what comes out when {how}")
-                 for id, (how, value) in places.items() if value == got), ("", ""))
+        "wraps": ("for q = 0 the place is -1, the last", ordered[int(np.ceil(q * n)) - 1]),
+        "unsorted": ("the values are not sorted", values[up]),
+        "descending": ("they are sorted from the largest down", ordered[::-1][up]),
+        "rounded": ("the place is q · (n - 1), rounded", ordered[round(q * (n - 1))]),
+        "of_n_less_1": ("the place is q · (n - 1), rounded down", ordered[int(q * (n - 1))]),
+        "down_from_0": ("q · n is rounded down, and places count from 0",
+                        ordered[min(int(q * n), n - 1)])}
+    names = [name for name, (_, value) in places.items() if value == got]
+    how = ", or when ".join(places[name][0] for name in names)
+    return (names[0], f". This is what comes out when {how}") if names else ("", "")
 
 
 @pytest.mark.parametrize("values", [[7.0, 9.0, 5.0, 6.0, 9.0, 3.0, 8.0, 2.0, 4.0, 7.0, 6.0, 2.0],
