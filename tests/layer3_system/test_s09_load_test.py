@@ -276,7 +276,7 @@ def test_saturation(subject, asked, came, want):
     shown = ", ".join(f"{c / a:.0%}" if a else "no load" for a, c in pairs)
     assert got == want, mistake(
         name, f"offered {asked}, delivered {came}: {shown}. Return the first load with less than "
-              f"90 %, not {'one' if got is None and why else got}{why}", why)
+              f"90 %, not {'no load' if got is None and why else got}{why}", why)
 
 
 def test_saturation__another_share(subject):
