@@ -262,7 +262,7 @@ class Bridge:
             now = self.loop.time()
             each = (now - self.ends[0]) / len(self.ends) if self.ends else 1
             wait = min(max(math.ceil(over * each), 1), 60)
-            raise ApiError(429, f"no room for {count} more answers: at most {most} may run or "
+            raise ApiError(429, f"no room for {count} more: at most {most} answers may run or "
                                 f"wait; try again in {wait} s",
                            code="queue_full", headers={"Retry-After": str(wait)})
 
