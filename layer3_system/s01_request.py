@@ -1,8 +1,8 @@
 """s01 · A request and its sampler: from scores to a token, from tokens to the text of an answer
 
 B: sequences of a step   V: vocabulary
-A token depends on the logits of its own sequence, on its seed and on its position, and on nothing
-else: not on the rest of the batch. So an answer can be computed again, alone or in any batch.
+A token depends only on its own sequence's logits, its seed and its position, not on the other
+requests of the step. So an answer can be computed again, alone or in any batch.
 Sampling reads V numbers a token; a model reads all of its weights.
 """
 
@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,11 +19,14 @@ from lab.plots import BLUE, INK, RED
 from layer1_kernels import Sampling
 from layer3_system.sampling_params import RequestError, SamplingParams
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 __all__ = ["Detokenizer", "Request", "RequestError", "SamplingParams", "StopStrings",
            "finish_reason", "logprobs_of", "sample_rows", "uniform"]
 
-WHOLE = 4               # bytes of the longest character in UTF-8, and the most tokens it takes
-BEFORE = 6              # tokens of the prompt that decide how the first word is written
+WHOLE = 4               # bytes of the longest UTF-8 character, so the most tokens one can take
+BEFORE = 6              # last tokens of the prompt: they decide how the first word is written
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -91,23 +94,23 @@ class Request:
 # ---- a random number
 
 
-def predict_changed():
-    """How many of a request's 40 random numbers change when the request has company?
+def predict_changed() -> int:
+    """The number of a request's 40 random numbers that change when another request joins.
 
-    One generator serves the engine: in each step it deals one number to each row, from row 0 on.
-    The request is row 0. In the first run it is alone. In the second run the generator starts over,
-    and from the 11th token on another request is row 1.
+    One generator serves the engine: in each step it gives one number to each row, from row 0 on.
+    The request is row 0. The first time it is alone. The second time the generator starts again
+    from the same state, and from the 11th token on another request is row 1.
     """
-    # exercise: write down which of the numbers dealt, 0, 1, 2, …, row 0 gets in each run
-    return 40 - 11                  # its 11th number is dealt before the first of row 1
+    # exercise: number the generator's outputs 0, 1, 2, …; which of them does row 0 get each time?
+    return 40 - 11                  # its 11th number comes before the first of row 1
 
 
 def uniform(seed: int, index: int, position: int) -> float:
-    """The random number in [0, 1) of one token: the same wherever and whenever it is computed.
+    """The random number in [0, 1) for one token, the same whenever it is asked for.
 
-    seed: of the request, below 2⁶⁴    index: which of its n answers    position: which token there
-    By the counter-based generator Philox: Salmon, Moraes, Dror and Shaw, 2011. The seed is the key;
-    there is no state that the order of requests could change.
+    seed: of the request, below 2⁶⁴    index: which of the n answers    position: in the answer
+    By the counter-based generator Philox: Salmon, Moraes, Dror and Shaw, 2011. The seed is the key.
+    There is no state, so the order of requests cannot matter.
     """
     generator = np.random.Philox(key=seed, counter=[0, 0, index, position])
     return np.random.Generator(generator).random(dtype=np.float32)
@@ -116,22 +119,23 @@ def uniform(seed: int, index: int, position: int) -> float:
 # ---- one token
 
 
-def keep_top_k(z, k):                               # (V,) -> (V,)
-    """Logits with -inf for all but the k largest; ties with the k-th stay. 0: all stay."""
+def keep_top_k(z: np.ndarray, k: int) -> np.ndarray:    # (V,) -> (V,)
+    """The logits, with -inf for all but the k largest; ties with the k-th stay. 0 keeps all."""
     if not 0 < k < len(z):
         return z
     least = np.partition(z, -k)[-k]
     return np.where(z < least, -np.inf, z)
 
 
-def keep_top_p(z, p):                               # (V,) -> (V,)
-    """Logits with -inf for all but the fewest that hold the share p; ties with the last stay.
+def keep_top_p(z: np.ndarray, p: float) -> np.ndarray:  # (V,) -> (V,)
+    """The logits, with -inf for all but the fewest tokens whose shares add up to p or more.
 
-    A logit's share is exp(logit) divided by the sum over all. The token that reaches p is kept.
+    The share of a token is exp(logit) divided by the sum of all exp(logit). The token that reaches
+    p is kept, and so are ties with it.
     """
     if p == 1:
         return z
-    # exercise: sort, add up from the likeliest on, and see how much comes before each token
+    # exercise: sort from the likeliest down; keep a token if the sum before it is still below p
     weights = np.exp(z.astype(np.float64) - z.max())        # (V,)
     order = np.argsort(-weights, kind="stable")
     before = np.cumsum(weights[order]) - weights[order]
@@ -139,17 +143,18 @@ def keep_top_p(z, p):                               # (V,) -> (V,)
     return np.where(weights < weights[candidates[-1]], -np.inf, z)
 
 
-def draw(z, u):                                     # (V,) -> int
-    """The token at which the running sum of the shares passes u, a number in [0, 1).
+def draw(z: np.ndarray, u: float) -> int:               # (V,)
+    """The first token at which the running sum of the shares exceeds u, a number in [0, 1).
 
     The sum runs from token 0 to token V - 1, in this order.
     """
-    # exercise: weights from logits, their running sum, the first place where it passes u · total
+    # exercise: exp of the logits, their running sum, the first place where it exceeds u · total
     sums = np.cumsum(np.exp(z.astype(np.float64) - z.max()))
     return int(np.searchsorted(sums, u * sums[-1], side="right"))
 
 
-def sample_row(z, temperature, top_k, top_p, u):    # (V,) -> int
+def sample_row(z: np.ndarray, temperature: float, top_k: int, top_p: float,
+               u: float) -> int | None:                 # (V,)
     """One token from one sequence's logits; None if they contain a NaN or their largest is inf.
 
     Temperature comes first, so that top_p sees the shares that are drawn from. 0 is greedy: the
@@ -172,10 +177,8 @@ def sample_rows(logits: torch.Tensor, params: Sampling) -> torch.Tensor:    # (B
 
 
 def logprobs_of(z: torch.Tensor, token: int, count: int) -> dict[int, float]:   # (V,)
-    """Logarithms of the shares of the `count` likeliest tokens and of `token`, from raw logits.
-
-    Temperature, top_k and top_p do not change them, so they are the model's own.
-    """
+    """Log probabilities of the `count` likeliest tokens and of `token`, from the raw logits:
+    without temperature, top_k and top_p."""
     shares = torch.log_softmax(z.float(), -1)
     likeliest = shares.topk(min(count, len(z))).indices.tolist() if count else []
     return {t: float(shares[t]) for t in dict.fromkeys([*likeliest, token])}
@@ -185,50 +188,53 @@ def logprobs_of(z: torch.Tensor, token: int, count: int) -> dict[int, float]:   
 
 
 class Detokenizer:
-    """Text of tokens as they come. A character waits for its last byte.
+    """Turns tokens into text as they arrive. A character is shown when its last byte has come.
 
-    Only the newest tokens are decoded again: those since the text was last whole, and the ones
-    shown then, since the spelling of a word may depend on what precedes it.
+    Each call decodes only the newest tokens: those that came since the text was last complete, and
+    the ones before them that completed it, as the spelling of a word may depend on what precedes.
     """
 
     def __init__(self, decode: Callable[[list[int]], str], prompt: list[int]):
-        """decode: [token] -> text    prompt: [token]; a character begun there belongs to it."""
+        """decode: [token] -> text    prompt: [token]; a character begun there belongs to it"""
         begin = max(len(prompt) - BEFORE, 0)
         inside = [at for at in range(begin, max(begin - WHOLE, -1), -1)
                   if not decode(prompt[at:]).startswith(BROKEN)]    # begins with a whole character
         self.decode = decode
         self.tokens = list(prompt[inside[0] if inside else begin:])
-        self.whole = len(self.tokens)               # of those tokens, how many are shown
-        self.shown = len(decode(self.tokens))       # characters shown so far
+        self.whole = len(self.tokens)           # of those, how many made the last complete text
+        self.shown = len(decode(self.tokens))   # characters of their text that have been shown
 
     def rest(self) -> str:
-        """The text still held back after the last token."""
+        """The text still held back when the answer ends."""
         return self.decode(self.tokens)[self.shown:]
 
     def add(self, token: int) -> str:
-        """The text to show after one more token; "" while a character is not whole.
+        """The text to show after one more token; "" while a character is incomplete.
 
-        A text that ends in BROKEN may lack a byte, so none of it is shown. But once WHOLE or more
-        tokens have come after the first `whole`, all but its last character is shown.
+        If the decoded text ends with BROKEN, a byte may be missing: nothing is shown. But once
+        WHOLE or more tokens have come after the first `whole`, all but the last character is shown.
         """
-        # exercise: decode, show what is new; once all is whole, forget the tokens shown before
+        # exercise: decode and return what is new; if the text is complete, drop the older tokens
         self.tokens.append(token)
         text = self.decode(self.tokens)
         if text.endswith(BROKEN):
             waits = len(self.tokens) - self.whole < WHOLE
             end = self.shown if waits else len(text) - 1
-            piece, self.shown = text[self.shown:end], end
+            piece = text[self.shown:end]
+            self.shown = end
             return piece
         piece = text[self.shown:]
         self.tokens = self.tokens[self.whole:]
-        self.whole, self.shown = len(self.tokens), len(self.decode(self.tokens))
+        self.whole = len(self.tokens)
+        self.shown = len(self.decode(self.tokens))
         return piece
 
 
 class StopStrings:
-    """Text up to the first stop, which may begin in one token and end in another.
+    """Passes text through up to the first stop string, which may be spread over several pieces.
 
-    stops: texts    held: text that cannot be shown yet    found: the stop that came, or None
+    stops: the stop strings    held: text that cannot be shown yet
+    found: the stop string that ended the text, or None
     """
 
     def __init__(self, stops: Iterable[str]):
@@ -241,22 +247,25 @@ class StopStrings:
         return self.held
 
     def add(self, text: str) -> str:
-        """The text that can be shown now. Only what may be the beginning of a stop is held back.
+        """The text that can be shown now.
 
-        When a stop is whole, `found` says which, the earliest in the text; it and all text after it
-        are dropped.
+        An ending that may be the beginning of a stop string is held back, nothing else. If a
+        complete stop string is there, `found` is the one that starts earliest; it and everything
+        after it are dropped.
         """
-        # exercise: the earliest stop in what is held, else the longest end that may become one
+        # exercise: cut at the earliest stop string; else hold back an ending that may become one
         self.held += text
         places = [(at, stop) for stop in self.stops if (at := self.held.find(stop)) >= 0]
         if places:
             at, self.found = min(places, key=lambda place: place[0])
-            piece, self.held = self.held[:at], ""
+            piece = self.held[:at]
+            self.held = ""
             return piece
         longest = max((n for stop in self.stops for n in range(1, len(stop))
                        if self.held.endswith(stop[:n])), default=0)
         at = len(self.held) - longest
-        piece, self.held = self.held[:at], self.held[at:]
+        piece = self.held[:at]
+        self.held = self.held[at:]
         return piece
 
 
@@ -264,10 +273,10 @@ class StopStrings:
 
 
 def finish_reason(request: Request, ends: Sequence[int]) -> str | None:
-    """Why an answer ends with its newest token: "stop", "length", or None if it goes on.
+    """Why the answer ends with its newest token: "stop", "length", or None if it goes on.
 
     ends: tokens with which the model ends a text
-    An end or a stop token counts from min_tokens on. At its limit an answer ends in any case.
+    End and stop tokens count only from min_tokens on. At its limit an answer always ends.
     """
     params = request.params
     written = len(request.output)
@@ -283,8 +292,8 @@ def finish_reason(request: Request, ends: Sequence[int]) -> str | None:
 # ---- a picture
 
 
-def draw_kept(title, words, chosen, k):
-    """How many tokens are kept after each word, on a log scale, against the k of top-k.
+def draw_kept(title: str, words: list[str], chosen: list[int], k: int) -> "Figure":
+    """The number of tokens kept after each word, on a log scale, with top-k's k as a line.
 
     words: [text]    chosen: [count], one for each word
     """

@@ -1,9 +1,9 @@
 """s08 · The server: a client's JSON becomes a request, and its tokens go back as they come
 
-The engine computes one step after another and waits for no client. Clients connect when they like,
-read as slowly as they like and may disconnect at any time. So the engine has a thread of its own.
-Between the two are a mailbox, emptied before each step, and for each call the news not read yet.
-Costs the engine one wake-up of the other side a step, however many clients there are.
+The engine takes one step after another and never waits for a client. Clients connect at any time,
+read as slowly as they like and disconnect without notice. So the engine has a thread of its own.
+Between the two are a mailbox, emptied before each step, and for each call its unread output.
+Costs one wake-up of the event loop a step, however many clients there are.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from layer3_system.s01_request import Request, RequestError, SamplingParams
 from layer3_system.s07_engine import Engine
 from layer3_system.sampling_params import PASSED_THROUGH
 
-__all__ = ["ApiError", "Bridge", "Call", "Limits", "News", "server_sent_event", "to_params"]
+__all__ = ["ApiError", "Bridge", "Call", "Limits", "Piece", "server_sent_event", "to_params"]
 
 DONE = b"data: [DONE]\n\n"
 log = logging.getLogger(__name__)
@@ -37,16 +37,18 @@ class Limits:
     body: int = 2**20           # bytes of one request
     tokens: int | None = None   # of one answer; None: what the context has room for
     queue: int = 1024           # answers that wait, beyond those that can run
-    seconds: float = 600.0      # to read a request, and then to answer it
+    seconds: float = 600.0      # time limit to read a request, and again to answer it
     grace: float = 20.0         # seconds that open answers get when the server shuts down
 
 
 LIMITS = Limits()
 
 
-def refused(error, names):
-    """The ApiError of a RequestError, which begins with the field's name. names: what the client
-    calls some fields."""
+def refused(error: RequestError, names: dict[str, str] | None) -> ApiError:
+    """The ApiError 400 for a RequestError.
+
+    Its message starts with the field, under the client's name for it.
+    """
     field, _, why = str(error).partition(":")
     field = (names or {}).get(field, field)
     return ApiError(400, f"{field}:{why}", field)
@@ -55,7 +57,7 @@ def refused(error, names):
 # ---- how an answer is to be sampled
 
 
-def boolean(fields, name):
+def boolean(fields: dict[str, Any], name: str) -> bool:
     """A field that is true, false or absent."""
     value = fields.get(name)
     if value is not None and not isinstance(value, bool):
@@ -65,16 +67,15 @@ def boolean(fields, name):
 
 def to_params(fields: dict[str, Any], chat: bool, names: dict[str, str] | None = None,
               limits: Limits = LIMITS) -> SamplingParams:
-    """SamplingParams of a request's fields; ApiError 400 names a wrong one. null is the default.
+    """The SamplingParams for a request's fields. ApiError 400, naming the field, if one is wrong.
 
-    A chat's answer is as long as the context allows, max_tokens = None; a completion's has the
-    default, 16 tokens. names: {ours: the client's} for fields that came under another name, such as
+    None counts as absent. A chat without max_tokens may fill the context (None); a completion has
+    16 tokens. names: {ours: the client's} for fields that came under another name, such as
     {"max_tokens": "max_completion_tokens"}: read them there. None: no such field
-    PASSED_THROUGH lists fields with the same name; stop and stop_token_ids become tuples by
-    as_tuple(value); chat_logprobs(fields) is a chat's count. within(params, limits) raises a
-    RequestError, as SamplingParams does; refused(error, names) makes an ApiError of it.
+    SamplingParams(…) and within(params, limits) raise RequestError; raise refused(error, names)
+    instead.
     """
-    # exercise: the fields with the same name; stops; what differs in a chat; refuse
+    # exercise: fields with equal names; stops as tuples; what differs in a chat; the errors
     values = {name: fields[name] for name in PASSED_THROUGH if fields.get(name) is not None}
     values |= {name: as_tuple(fields[name]) for name in ("stop", "stop_token_ids")
               if fields.get(name) is not None}
@@ -87,22 +88,23 @@ def to_params(fields: dict[str, Any], chat: bool, names: dict[str, str] | None =
         raise refused(error, names) from None
 
 
-def within(params, limits):
-    """The params. RequestError if an answer may be longer than the server's limit."""
+def within(params: SamplingParams, limits: Limits) -> SamplingParams:
+    """The params; RequestError if max_tokens exceeds the server's limit."""
     if limits.tokens and (params.max_tokens or 0) > limits.tokens:
         raise RequestError(f"max_tokens: expected at most {limits.tokens}, found "
                            f"{params.max_tokens}")
     return params
 
 
-def as_tuple(value):
-    """A text or a list as a tuple; anything else unchanged, to be refused later."""
+def as_tuple(value: Any) -> Any:
+    """A string or a list as a tuple; any other value unchanged, for SamplingParams to reject."""
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(
         value, list) else value
 
 
-def chat_logprobs(fields):
-    """How many log probabilities a chat wants: top_logprobs, or None without logprobs."""
+def chat_logprobs(fields: dict[str, Any]) -> int | None:
+    """The number of log probabilities that a chat asks for: None without logprobs, otherwise
+    top_logprobs, or 0."""
     top = fields.get("top_logprobs")
     if boolean(fields, "logprobs"):
         return 0 if top is None else top
@@ -120,48 +122,50 @@ def server_sent_event(data: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
 
 
-def predict_pieces():
-    """How many pieces wait for a client that reads nothing.
+def predict_pieces() -> int:
+    """How many pieces there are after step 500, for a client that has read nothing so far.
 
-    It asked for 4 answers to its prompt. They end after 5, 120, 500 and 500 tokens, and a step
-    writes one token of each that goes on. Then the client begins to read.
+    It asked for 4 answers to its prompt. They end after 5, 120, 500 and 500 tokens; each step
+    writes one token of every answer that has not ended.
     """
-    # exercise: what is joined with what, and what stays apart?
+    # exercise: which pieces can be joined, and which cannot?
     return 4        # one an answer, its end included, however many tokens are in it
 
 
-class News(NamedTuple):
-    """What is new of one answer since it was last read."""
+class Piece(NamedTuple):
+    """The unread part of one answer."""
 
     text: str = ""
     tokens: int = 0             # how many
-    reason: str | None = None   # at the end, why
+    reason: str | None = None   # why it ended, if it has
 
 
 class Call:
-    """The answers to one HTTP request, on their way.
+    """The answers to one HTTP request, while they are being written.
 
-    News that is not read yet is joined, so that a slow reader's news does not pile up.
+    Unread output is joined, so that a slow reader's pieces do not pile up.
     """
 
     def __init__(self, id: str, count: int):
-        self.id, self.open = id, count      # open: answers that are not finished
+        self.id = id
+        self.open = count                   # answers that have not ended
         self.answers: list[Request] = []    # n for the first prompt, n for the next
-        self.news: dict[int, News] = {}
+        self.unread: dict[int, Piece] = {}  # of each answer, if there is any
         self.error: tuple[int, str] | None = None
         self.woken = asyncio.Event()
         self.timer: Any = None
 
     def add(self, index: int, output: Output) -> None:
-        """Add what a step wrote of answer `index`: an Output, with tokens, text and reason.
+        """Add what a step wrote of answer `index`: output.tokens, output.text and output.reason.
 
-        reason: None, or why the answer ended. If it is "error", the whole call fails, with status
-        500 and output.request.error.
+        reason: None, or why the answer ended. If it is "error", the whole call fails:
+        self.fail(500, …) with output.request.error in the message.
         """
-        # exercise: join it to what was not read yet; at its end one fewer is open; an error; wake
-        text, tokens, _ = self.news.get(index, News())
-        self.news[index] = News(text + output.text, tokens + len(output.tokens), output.reason)
-        self.open -= output.reason is not None
+        # exercise: join it to the unread piece; count `open` down at an end; fail on an error; wake
+        text, tokens, _ = self.unread.get(index, Piece())
+        self.unread[index] = Piece(text + output.text, tokens + len(output.tokens), output.reason)
+        if output.reason:
+            self.open -= 1
         if output.reason == "error":
             self.fail(500, f"this request failed: {output.request.error}")
         self.woken.set()
@@ -171,23 +175,24 @@ class Call:
         self.error = self.error or (status, message)
         self.woken.set()
 
-    async def pieces(self) -> AsyncIterator[dict[int, News]]:
-        """{index: News} not read yet, as soon as there is any. ApiError if the call failed."""
-        while self.open or self.news:
+    async def pieces(self) -> AsyncIterator[dict[int, Piece]]:
+        """Yields {index: Piece}, all that is unread, whenever there is some, until all answers have
+        ended. ApiError if the call has failed."""
+        while self.open or self.unread:
             await self.woken.wait()
             self.woken.clear()
             if self.error:
                 raise ApiError(*self.error)
-            news = self.news
-            self.news = {}
-            yield news
+            pieces = self.unread
+            self.unread = {}
+            yield pieces
 
 
 class Bridge:
-    """The engine in a thread of its own, and the ways there and back.
+    """The engine in a thread of its own, and both directions of traffic.
 
-    Only that thread touches the engine. The clients' side leaves letters, functions to be called
-    between two steps. After a step all its news goes back at once.
+    Only that thread touches the engine. The event loop posts letters, functions to be called
+    between two steps. After a step, everything new is sent back together.
     """
 
     def __init__(self, engine: Engine, limits: Limits = LIMITS, observers: Sequence[Any] = ()):
@@ -241,14 +246,14 @@ class Bridge:
             raise ApiError(503, "the server is shutting down", headers={"Connection": "close"})
 
     def make_room(self, count: int) -> None:
-        """ApiError if there is no room for count more answers.
+        """ApiError if there is no room for `count` more answers.
 
-        max_seqs may run and limits.queue wait. 400, naming prompt, if count can never fit. Else
-        429, with the header Retry-After, a text: the seconds in which enough will end, rounded up,
-        1 to 60. ends: when answers ended, oldest first, by loop.time(). The seconds an answer takes
-        are the time since the first of them, divided by their number; 1 s if there are none.
+        At most engine.scheduler.max_seqs answers run and limits.queue wait. 400, naming `prompt`,
+        if count alone is above that sum. Otherwise 429 with the header Retry-After: the seconds
+        until enough answers will have ended, rounded up, from 1 to 60, as a string. self.ends:
+        times at which recent answers ended, oldest first. If it is empty, assume 1 s an answer.
         """
-        # exercise: those taken and not finished, against those that may run and wait
+        # exercise: compare the answers taken and not finished with those that may run and wait
         most = self.engine.scheduler.max_seqs + self.limits.queue
         if count > most:
             raise ApiError(400, f"prompt: expected at most {most} answers, found {count}", "prompt")
@@ -257,11 +262,12 @@ class Bridge:
             now = self.loop.time()
             each = (now - self.ends[0]) / len(self.ends) if self.ends else 1
             wait = min(max(math.ceil(over * each), 1), 60)
-            raise ApiError(429, f"{most} answers run and wait already; try again in {wait} s",
+            raise ApiError(429, f"no room for {count} more: at most {most} answers may run or "
+                                f"wait; try again in {wait} s",
                            code="queue_full", headers={"Retry-After": str(wait)})
 
     def close(self, call: Call) -> None:
-        """The client is done with a call: abort its answers that are not finished."""
+        """The client has gone: abort the answers of this call that have not ended."""
         call.timer.cancel()
         if call.open:
             self.mail.put(partial(self.abort, call))
@@ -285,15 +291,15 @@ class Bridge:
         if not answer.done():
             answer.set_result(value)
 
-    def deliver(self, news: list[tuple[Call, int, Output]]) -> None:
+    def deliver(self, parcels: list[tuple[Call, int, Output]]) -> None:
         """Hand what one step wrote to its calls."""
-        for call, index, output in news:
+        for call, index, output in parcels:
             call.add(index, output)
             if output.reason:
                 self.ends.append(self.loop.time())
 
     def die(self, error: Exception) -> None:
-        """The engine's thread has ended: fail all that wait for it."""
+        """The engine thread has died: fail every open call and question."""
         self.dead = f"the engine has stopped: {type(error).__name__}: {error}"
         for call in self.calls:
             call.fail(500, self.dead)
@@ -312,27 +318,27 @@ class Bridge:
 
     async def stop(self) -> None:
         self.mail.put(None)
-        await asyncio.to_thread(self.thread.join, 5)    # a step that hangs ends with the process
+        await asyncio.to_thread(self.thread.join, 5)    # a hanging step ends with the process
 
     # ---- the engine's side: its thread
 
     def run(self) -> None:
-        """Mail, a step, its news; until the mail ends it."""
+        """Read the mail, take a step, report it; until a letter says stop."""
         try:
             while self.read_mail():
                 self.report(self.engine.step())
-        except Exception as error:              # else every client would wait for ever
+        except Exception as error:              # every client would wait for ever
             log.exception("the engine has stopped")
             self.tell(self.die, error)
 
     def read_mail(self) -> bool:
-        """Do what the letters say; if there is nothing else to do, wait for one.
+        """Call the letters in the mailbox; if the engine has no work, sleep until it has.
 
-        A letter is a function without arguments, or None, which ends the thread. True: a step
-        follows. False: None has come.
-        self.mail: get() takes the next letter and waits if there is none; empty()
+        A letter is a function without arguments. True: go on with a step. False: a letter was None,
+        so stop. self.mail.get() returns the next letter and sleeps until there is one;
+        self.mail.empty()
         """
-        # exercise: while there are letters, or the engine is not busy
+        # exercise: read letters while there are any, or while the engine is not busy
         while not self.mail.empty() or not self.engine.busy:
             letter = self.mail.get()
             if letter is None:
@@ -357,14 +363,14 @@ class Bridge:
 
     def report(self, outputs: Iterable[Output]) -> None:
         """Send what a step wrote, in one go."""
-        news = [(*self.places[output.request], output) for output in outputs]
+        parcels = [(*self.places[output.request], output) for output in outputs]
         for output in outputs:
             if output.reason:
                 del self.places[output.request]
         for observer in self.observers:
             observer.stepped(self.engine, outputs)
-        if news:
-            self.tell(self.deliver, news)
+        if parcels:
+            self.tell(self.deliver, parcels)
 
     def tell(self, function: Callable[..., Any], *values: Any) -> None:
         """Have the clients' side call a function."""

@@ -1,10 +1,10 @@
-"""s09 · The trade-off curve: how long clients wait, and how much is written, as the load grows
+"""s09 · The trade-off curve: how long clients wait and how much the server writes, as load grows
 
-rate: requests a second that arrive   n: requests of a test   q: a share, 0 to 1
+rate: arrivals a second   n: requests of a test   q: a share, 0 to 1
 TTFT: seconds from a request's arrival to its first token   TPOT: seconds a token after the first
 E2E: seconds to its last token
-The load is open: requests arrive however slow the answers are, as people do.
-Times count from when a request was to arrive, so a client that sends too late hides nothing.
+The load is an open loop: requests arrive at their own times, however slow the answers are. Times
+count from when a request was due, so a client that sends late hides nothing.
 """
 
 from collections.abc import Sequence
@@ -19,51 +19,51 @@ __all__ = ["Objective", "Sample", "Summary", "goodput", "percentile", "poisson_a
 class Sample(NamedTuple):
     """One request as its client saw it. Times in seconds since the test began."""
 
-    arrival: float          # when it was to be sent
-    first: float | None     # when its first token came, None if none did
-    last: float | None      # its last one
-    tokens: int             # of the answer
+    arrival: float          # when the request was due
+    first: float | None     # when its first token came; None if none did
+    last: float | None      # when its last token came
+    tokens: int             # number of tokens in the answer
     error: str | None = None
 
 
 class Objective(NamedTuple):
-    """A service-level objective: the most that a request may take, in seconds."""
+    """A service-level objective: the longest TTFT and TPOT allowed, in seconds."""
 
     ttft: float
     tpot: float
 
 
-def predict_running():
-    """How many answers are in the making at any time, on average?
+def predict_running() -> float:
+    """The average number of requests in the system.
 
-    12 requests arrive a second, and each takes 0.8 s from its arrival to its last token.
+    12 requests arrive a second; each takes 0.8 s from its arrival to its last token.
     """
-    # exercise: within 5 % is right; how many arrive while one is there?
-    return 12 * 0.8                     # Little's law: rate times stay
+    # exercise: within 5 % counts as right; how many arrive during one stay?
+    return 12 * 0.8                     # Little's law: rate × time in the system
 
 
 def poisson_arrivals(rate: float, n: int, rng: np.random.Generator) -> np.ndarray:  # (n,) seconds
-    """Times at which n requests arrive, independently, `rate` of them a second on average.
+    """Arrival times of n requests of a Poisson process with `rate` arrivals a second.
 
-    The first arrives after a gap, as all others do.
+    rng: draw all randomness from it. The first request arrives after a gap as well, not at 0.
     """
-    # exercise: the gaps of such arrivals are exponential, 1 / rate on average
+    # exercise: draw exponential gaps with mean 1 / rate, then add them up
     return np.cumsum(rng.exponential(1 / rate, n))
 
 
 def tpot(sample: Sample) -> float | None:
-    """Seconds a token after the first one; None for an answer of one token, which has no gap."""
+    """Average seconds between the tokens after the first; None for one token, which has no gap."""
     if sample.tokens < 2:
         return None
     return (sample.last - sample.first) / (sample.tokens - 1)
 
 
 def percentile(values: Sequence[float], q: float) -> float | None:
-    """The smallest value that a share q of all values does not exceed; None if there are none.
+    """The smallest of the values that has a share of at least q of them at or below it.
 
-    So it is one that was measured, and the largest for q = 1.
+    So it is always one of the values, and for q = 1 the largest. None for an empty list.
     """
-    # exercise: sort; how many must be at or below it?
+    # exercise: sort the values; how many of them must be at or below the result?
     if not values:
         return None
     return sorted(values)[max(int(np.ceil(q * len(values))) - 1, 0)]
@@ -72,9 +72,9 @@ def percentile(values: Sequence[float], q: float) -> float | None:
 def goodput(samples: Sequence[Sample], objective: Objective, seconds: float) -> float:
     """Requests a second that finished within the objective.
 
-    An answer of one token has no TPOT to exceed. One that failed is not good.
+    An answer of one token has no TPOT, so only its TTFT counts. A failed request never counts.
     """
-    # exercise: count those that keep both limits
+    # exercise: count the requests that meet both limits: failed? TTFT? one token? TPOT?
     good = [s for s in samples if s.error is None
             and s.first - s.arrival <= objective.ttft
             and (tpot(s) is None or tpot(s) <= objective.tpot)]
@@ -86,8 +86,8 @@ class Summary(NamedTuple):
 
     requests: int
     failed: int
-    seconds: float          # until the last answer
-    offered: float | None   # tokens a second that were asked for, while requests arrived
+    seconds: float          # from the start to the last answer
+    offered: float | None   # tokens a second asked for while requests arrived; None: all at once
     throughput: float       # tokens of answers a second
     goodput: float          # requests a second within the objective
     ttft: dict[float, float | None]
@@ -100,7 +100,7 @@ QS = (0.5, 0.9, 0.99)
 
 def summarise(samples: Sequence[Sample], objective: Objective,
               offered: float | None = None) -> Summary:
-    """The Summary of a test's samples. offered: as Summary has it"""
+    """Summarise the samples of one test. offered: as in Summary"""
     done = [s for s in samples if s.error is None]
     seconds = max((s.last for s in done), default=0.0) or 1e-9
 
@@ -116,11 +116,12 @@ def summarise(samples: Sequence[Sample], objective: Objective,
 
 def saturation(offered: Sequence[float], throughputs: Sequence[float],
                share: float = 0.9) -> float | None:
-    """The first load of which the server writes less than this share; None if it keeps up with all.
+    """The first load of which the server delivers less than `share`; None if it keeps up with all.
 
-    offered: tokens a second that were asked for, ascending    throughputs: those that came
-    A test ends with its last answer, after the last arrival. So a little less is always written.
+    offered: tokens a second asked for, ascending    throughputs: tokens a second delivered
+    A test ends with its last answer, which comes after the last arrival. So a little less is always
+    delivered than was offered.
     """
-    # exercise: compare each throughput with what was asked for
+    # exercise: compare each throughput with its share of the load
     return next((rate for rate, came in zip(offered, throughputs, strict=True)
                  if came < share * rate), None)

@@ -77,22 +77,24 @@ def parameter(default, expected, right, passed_through=True):
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How an answer is sampled, and when it ends. RequestError names a wrong field.
+    """How an answer is sampled and when it ends. A wrong value raises RequestError, which names the
+    field.
 
-    max_tokens: None: as many as the model has room for
-    min_tokens: only length ends an answer before it has this many
-    temperature: 0 takes the likeliest token    top_k: of this many, 0 or -1 of all
-    top_p: of the fewest that hold this share    seed: None takes a random one
-    stop: texts that end an answer and are not part of it    stop_token_ids: tokens that do
-    ignore_eos: go on where the model would end
-    logprobs, prompt_logprobs: of this many likeliest tokens at each place; None: not wanted
-    n: answers to one prompt
-    min_p: of tokens at least this share as likely as the likeliest, after temperature
-    presence_penalty: taken off a token's score if it is in the answer so far
-    frequency_penalty: taken off once for each time that it is there
-    repetition_penalty: divides the score of a token of prompt or answer, or multiplies it where
-    it is below 0
-    logit_bias: pairs (token, what is added to its score)
+    max_tokens: most new tokens; None for as many as the model has room for
+    min_tokens: before this many, only the length can end an answer
+    temperature: 0 is greedy    top_k: keep this many tokens; 0 or -1 keeps all
+    top_p: keep the fewest tokens that hold this share    min_p: keep tokens at least this fraction
+    as likely as the likeliest, after temperature
+    seed: None draws a random one
+    stop: strings that end an answer and are not part of it    stop_token_ids: tokens that end it
+    ignore_eos: do not stop at the model's end tokens
+    logprobs, prompt_logprobs: report this many of the likeliest tokens at each place; None for none
+    n: number of answers to the prompt
+    presence_penalty: subtracted from the logit of each token that the answer contains
+    frequency_penalty: the same, once for each time it occurs
+    repetition_penalty: divides positive logits of tokens in prompt or answer, multiplies negative
+    ones
+    logit_bias: pairs (token, number added to its logit)
     structured_outputs: what the answer must match; it ends where that ends, so ignore_eos and
     min_tokens exclude it
     """

@@ -1,8 +1,9 @@
 """Load on a server, and how long its clients wait:  lab load [URL] [--rates 1,2,4] …
 
 Requests arrive at random, or as a trace says; each is a streamed completion of a given length. The
-times are the clients' own. Without rates it finds the most that the server can write, with all
-requests at once, and tries shares of that. The curve goes into a JSON file and a picture.
+times are the clients' own. Without rates it sends all requests at once, which shows about how many
+tokens a second the server can write, and tries shares of that. The curve goes into a JSON file and
+a picture.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ from layer3_system.s09_load_test import (
     summarise,
 )
 
-SHARES = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.5)      # of the most, if no rates are given
+SHARES = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.5)      # of that of all at once, without rates
 LETTERS = range(97, 123)        # tokens of prompts: every shipped model knows these numbers
 COLUMNS = ("req/s", "asked", "tok/s", "good/s", "TTFT", "p90", "p99", "TPOT", "p90", "p99", "E2E",
            "failed")
@@ -137,7 +138,7 @@ def line(title, s):
 
 
 def draw(curve, objective):
-    """How long clients wait against how much the machine writes: a figure."""
+    """How long clients wait against how much the server writes: a figure."""
     import matplotlib.pyplot as plt
 
     from lab.plots import GREY, INK, closed
@@ -149,9 +150,9 @@ def draw(curve, objective):
             y = [1000 * (getattr(summary, name)[q] or float("nan")) for summary in curve]
             panel.plot(x, y, style, color=INK, markersize=4, label=f"p{100 * q:g}")
         panel.axhline(1000 * limit, color=GREY, linewidth=1)
-        panel.annotate("objective", (x[0], 1000 * limit), color=GREY, fontsize=8, va="bottom")
+        panel.annotate("limit", (x[0], 1000 * limit), color=GREY, fontsize=8, va="bottom")
         panel.set(xlabel="tokens a second", yscale="log",
-                  title=f"{name.upper()}, ms, by load")
+                  title=f"{name.upper()}, ms, against throughput")
         panel.legend(frameon=False)
     return closed(figure)
 
@@ -189,7 +190,7 @@ def load(
         = "http://127.0.0.1:8000",
     rates: Annotated[str | None, typer.Option(help="requests a second, as 1,2,4")] = None,
     seconds: Annotated[float, typer.Option(min=0.01, help="in which requests arrive")] = 20,
-    requests: Annotated[int, typer.Option(min=1, help="all at once, to find the most")] = 100,
+    requests: Annotated[int, typer.Option(min=1, help="of the test with all at once")] = 100,
     prompt: Annotated[int, typer.Option(min=1, help="median tokens of a prompt")] = 48,
     output: Annotated[int, typer.Option(min=1, help="median tokens of an answer")] = 48,
     most: Annotated[int, typer.Option(min=1, help="tokens of a prompt, and of an answer")] = 192,

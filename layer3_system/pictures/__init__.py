@@ -1,7 +1,7 @@
 """Pictures of an engine at work, and those that lessons open with. Each draws one figure.
 
 recorded  Notes of a Recorder: pages held, requests in steps.
-shares    Shares of tokens: what a sampler keeps.
+shares    Shares of tokens: what a sampler keeps, where a number falls; the way of a request.
 pages     Pages: tables that name them, and their own names.
 steps     Steps: batches, chunks, and the arrays of one step.
 chase     A request's life, and its number of computed tokens after that of its tokens.
@@ -31,7 +31,7 @@ from layer3_system.pictures.answers import (
     reward_curves,
 )
 from layer3_system.pictures.chase import request_life
-from layer3_system.pictures.clients import call_life, waits
+from layer3_system.pictures.clients import call_life, stalled, waits
 from layer3_system.pictures.context import causal_bands, context_bytes, position_errors, ring_work
 from layer3_system.pictures.disaggregation import goodput_panels, token_ticks, wire_lanes
 from layer3_system.pictures.experts import expert_loads, row_matrix, rows_by_k
@@ -44,7 +44,7 @@ from layer3_system.pictures.pipeline import kept_lines, pipeline_lanes
 from layer3_system.pictures.plans import kind_grid, plan_cloud, serving_lines, step_bars
 from layer3_system.pictures.ranks import rank_lanes, rank_matrix, ring_and_tree, ring_rounds
 from layer3_system.pictures.recorded import block_map, step_timeline
-from layer3_system.pictures.shares import kept_shares
+from layer3_system.pictures.shares import kept_shares, request_loop, share_line
 from layer3_system.pictures.speculation import byte_bars, guess_ribbons, speedup_curves
 from layer3_system.pictures.steps import chunk_steps, padded_batch, seat_lanes, step_arrays
 from layer3_system.pictures.tensors import cache_by_ranks, split_bands
@@ -58,8 +58,8 @@ __all__ = ["allowed_steps", "answer_grid", "automaton_jumps", "block_map", "buck
            "kept_shares", "kind_grid", "load_lines", "loss_curves", "match_lines", "month_bands",
            "overlap_lanes", "padded_batch", "pipeline_lanes", "placement_lanes", "plan_cloud",
            "plan_grid", "position_errors", "rank_lanes", "rank_matrix", "request_life",
-           "reward_curves", "ring_and_tree", "ring_rounds", "ring_work", "row_matrix", "rows_by_k",
-           "seat_lanes", "serving_lines", "speedup_curves", "split_bands", "stage_bars",
-           "state_copies", "step_arrays", "step_bars", "step_circle", "step_timeline",
-           "table_arrows", "tier_bars", "tier_curves", "token_ticks", "training_lines", "waits",
-           "wire_lanes"]
+           "request_loop", "reward_curves", "ring_and_tree", "ring_rounds", "ring_work",
+           "row_matrix", "rows_by_k", "seat_lanes", "serving_lines", "share_line", "speedup_curves",
+           "split_bands", "stage_bars", "stalled", "state_copies", "step_arrays", "step_bars",
+           "step_circle", "step_timeline", "table_arrows", "tier_bars", "tier_curves",
+           "token_ticks", "training_lines", "waits", "wire_lanes"]

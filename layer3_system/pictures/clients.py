@@ -16,11 +16,11 @@ PALE = "#d0d7de"
 
 def call_life() -> "Figure":
     """The life of a call, from left to right, in three lanes: its client, the event loop, and the
-    engine's thread, whose steps follow each other without a pause."""
+    engine thread, whose steps follow each other without a pause."""
     import matplotlib.pyplot as plt
     from matplotlib.patches import Rectangle
 
-    lanes = {"client": 3.0, "event loop": 2.0, "mailbox": 1.2, "engine's thread": 0.2}
+    lanes = {"client": 3.0, "event loop": 2.0, "mailbox": 1.2, "engine thread": 0.2}
     figure, axes = plt.subplots(figsize=(7.5, 2.7), layout="constrained")
     for name, y in lanes.items():
         axes.text(-0.15, y, name, ha="right", va="center", fontsize=9, color=INK)
@@ -37,7 +37,7 @@ def call_life() -> "Figure":
 
     own = range(2, 7)                                   # steps that work for this call
     for step in range(8):
-        box(0.1 + 1.25 * step, 1.2, "engine's thread", f"step {step}",
+        box(0.1 + 1.25 * step, 1.2, "engine thread", f"step {step}",
             BLUE if step in own else GREY)
     box(0.1, 0.9, "client", "request", INK)
     arrow(1.0, 2.8, 1.15, 2.22)
@@ -115,6 +115,29 @@ def waits(rate: float, lens: list[int], seats: int) -> "Figure":
     axes.plot([], [], ".", color=INK, ms=6, ls="none", label="a token")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4,
                   frameon=False, handlelength=1, fontsize=8)
+    return closed(figure)
+
+
+def stalled(loops: dict[str, list[tuple[float, float]]], stall: tuple[float, float]) -> "Figure":
+    """How long requests waited at a server that stalls once: a dot for each, at its arrival.
+
+    loops: of each way to make a load, (seconds of the arrival, seconds waited) of each request
+    stall: seconds from when until when
+    """
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7.5, 2.8), layout="constrained")
+    axes.axvspan(*stall, color=PALE, lw=0)
+    axes.text(sum(stall) / 2, 0.3, "stalls", ha="center", fontsize=8, color=INK)
+    for (name, waited), colour in zip(loops.items(), (BLUE, RED), strict=True):
+        late = sum(wait > 1 for _, wait in waited)
+        axes.plot(*zip(*waited, strict=True), ".", color=colour, ms=5,
+                  label=f"{name}: {len(waited)} requests, {late} above 1 s")
+    axes.set_xlabel("arrival, seconds", fontsize=9)
+    axes.set_ylabel("waited, seconds", fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=8)
+    axes.legend(frameon=False, fontsize=8)
     return closed(figure)
 
 

@@ -12,6 +12,8 @@ tools         calls of a client's functions
 responses     what a client gets
 tokenization  /tokenize and /detokenize
 listener      listening, and shutting down
+sockets       the socket that listens
+server_thread  a server in a thread of this process
 connection    limits of one connection
 middleware    what holds for every request
 hosts         which hosts and pages may ask

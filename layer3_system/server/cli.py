@@ -5,7 +5,6 @@ this machine alone, unless --host says otherwise.
 """
 
 import json
-import socket
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -24,6 +23,7 @@ from layer3_system.s08_server import Bridge, Limits
 from layer3_system.server.assembly import DTYPES, Setup, assemble
 from layer3_system.server.fleet_engine import start_fleet
 from layer3_system.server.hosts import Access, is_own
+from layer3_system.server.sockets import listen
 from layer3_system.server.tiers import Tiers
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -84,22 +84,6 @@ def find_model(word, simulated):
         raise CourseError(f"no folder {word}, and no model of that name was fetched: "
                           f"`lab get OWNER/NAME`")
     return fetched, word
-
-
-def listen(host, port):
-    """A socket that listens. CourseError if the address is not available.
-
-    Its connections inherit TCP_NODELAY, so they send at once what they have: else a small piece of
-    a stream waits until the client has acknowledged the one before, and clients take 40 ms to do
-    so. asyncio sets it only for a socket that names its protocol; create_server's does not.
-    """
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.create_server((host, port), family=family, backlog=2048)
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return listening
-    except (OSError, OverflowError) as error:
-        raise CourseError(f"cannot listen on {host}, port {port}: {error}") from None
 
 
 # ---- the command

@@ -30,8 +30,8 @@ class Responses:
     async def whole(self):
         """The answers in one object, once all have ended."""
         parts = {}                              # index -> [text, reason]
-        async for news in self.call.pieces():
-            for i, piece in news.items():
+        async for pieces in self.call.pieces():
+            for i, piece in pieces.items():
                 text, _ = parts.get(i, ("", None))
                 parts[i] = text + piece.text, piece.reason
         choices = [self.choice(i, self.prompt_text(i) + text, self.logprobs(i, None), reason)
@@ -39,11 +39,11 @@ class Responses:
         return self.head | {"object": self.whole_name, "choices": choices, "usage": self.usage()}
 
     async def chunks(self):
-        """The answers in pieces, each with the news of one of them."""
+        """The answers in pieces, each with an unread part of one of them."""
         head = self.head | {"object": self.chunk_name}
         usage = {"usage": None} if self.request.usage else {}
-        async for news in self.call.pieces():
-            for i, piece in news.items():
+        async for pieces in self.call.pieces():
+            for i, piece in pieces.items():
                 first = i not in self.read
                 text = (self.prompt_text(i) if first else "") + piece.text
                 logprobs = self.logprobs(i, piece.tokens)

@@ -1,6 +1,6 @@
-"""A Bridge driven by hand, for tests and for reading: no thread, no client, a clock that stands
+"""A Bridge driven by hand, for tests and for reading: no thread, no client, a stopped clock
 
-The steps are made by hand. Where the engine's thread would sleep for ever, Asleep is raised.
+If the engine thread would sleep for ever, Asleep is raised.
 """
 
 import asyncio
@@ -10,12 +10,13 @@ from dataclasses import asdict, is_dataclass
 from functools import partial
 from types import SimpleNamespace
 
-from layer3_system.s01_request import SamplingParams
+from layer3_system.engine.outputs import Output
+from layer3_system.s01_request import Request, SamplingParams
 from layer3_system.s08_server import Call
 
 
 class Asleep(Exception):
-    """The engine's thread waits for mail that will never come."""
+    """The engine thread waits for a letter that will never come."""
 
 
 class Mailbox:
@@ -40,7 +41,7 @@ class Mailbox:
             if not block:
                 raise queue.Empty
             if not self.later:
-                raise Asleep("it waits for mail that will never come")
+                raise Asleep("it waits for a letter that will never come")
             self.slept += 1
             self.letters.append(self.later.popleft())
         return self.letters.popleft()
@@ -50,7 +51,7 @@ class Mailbox:
 
 
 class Loop:
-    """The clients' side: a clock that stands, and the calls it has received, not made yet."""
+    """The clients' side: a stopped clock, and the calls it has been asked to make."""
 
     def __init__(self, now):
         self.now = now
@@ -67,7 +68,7 @@ class Loop:
 
 
 class StillEngine:
-    """What a Bridge sees of an engine; it computes nothing."""
+    """What a Bridge sees of an engine, without any computing."""
 
     def __init__(self, max_seqs=2, busy=False):
         self.scheduler = SimpleNamespace(max_seqs=max_seqs)
@@ -76,13 +77,14 @@ class StillEngine:
 
 
 class ByHand:
-    """A Bridge without its thread. done: the names of the letters that were read"""
+    """A Bridge without its thread. done: names of the letters that were called"""
 
     def __init__(self, bridge, now=100.0):
         self.bridge = bridge
         self.engine = bridge.engine
         self.done = []
-        self.loop, self.mail = Loop(now), Mailbox()
+        self.loop = Loop(now)
+        self.mail = Mailbox()
         bridge.loop = self.loop
         bridge.mail = self.mail
 
@@ -110,7 +112,7 @@ class ByHand:
         return call
 
     def step(self):
-        """Mail and a step. False if the mail ends the thread."""
+        """Mail and a step. False if a letter ends the thread."""
         goes_on = self.bridge.read_mail()
         if goes_on:
             self.bridge.report(self.engine.step())
@@ -126,7 +128,7 @@ class ByHand:
 
 
 def attempt(function, *args):
-    """{"value": what it returns}, or the error that a client gets: {"status", "field", "text",
+    """{"value": what it returns}, or of the error that a client gets {"status", "field", "text",
     "headers"}."""
     try:
         value = function(*args)
@@ -138,13 +140,23 @@ def attempt(function, *args):
     return {"value": asdict(value) if is_dataclass(value) else value}
 
 
-def unread(call):
-    """{index: (text, tokens, reason)} of what waits in a Call."""
-    return {index: tuple(news) for index, news in call.news.items()}
+class StepWriter:
+    """What steps write into a Call, as if an engine took them."""
 
+    def __init__(self, call):
+        self.call = call
+        self.request = Request("r", [1], SamplingParams(), error="an illegal memory access")
 
-def read(call):
-    """The same, taken by its reader."""
-    async def first():
-        return await anext(call.pieces())
-    asyncio.run(first())
+    def add(self, index, text, tokens, reason=None):
+        """One step's output of an answer. tokens: how many"""
+        self.call.add(index, Output(self.request, list(range(tokens)), text, reason))
+
+    def unread(self):
+        """{index: (text, tokens, reason)} of what is unread in the Call."""
+        return {index: tuple(piece) for index, piece in self.call.unread.items()}
+
+    def read(self):
+        """Let the Call's reader take what is unread."""
+        async def first():
+            return await anext(self.call.pieces())
+        asyncio.run(first())

@@ -228,6 +228,24 @@ def test_no_more_requests_are_served_than_there_are_seats():
     assert [tokens[-1] for _, tokens in served] == pytest.approx([0.3, 0.5, 0.5])
 
 
+def test_a_stall_is_in_the_legend_of_both_loops():
+    loops = {"open": [(0.0, 5.0), (0.2, 4.9), (9.0, 0.1)], "closed": [(0.0, 0.1)]}
+    axes, = pictures.stalled(loops, (0, 5)).axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [
+        "open: 3 requests, 2 above 1 s", "closed: 1 requests, 0 above 1 s"]
+
+
+def test_a_number_falls_into_one_share_of_all_and_one_of_those_that_stay():
+    axes, = pictures.share_line([2, 1, 0, 1.5, -1], p=0.9, u=0.68).axes
+    dark = [box for box in axes.patches if to_hex(box.get_facecolor()) == plots.BLUE]
+    assert all(box.get_x() <= 0.68 < box.get_x() + box.get_width() for box in dark)
+    assert [round(box.get_width(), 2) for box in dark] == [0.06, 0.19]
+
+
+def test_the_way_of_a_request_has_each_exercise_of_s01():
+    assert {"top-p", "draw", "StopStrings", "Detokenizer"} <= set(texts(pictures.request_loop()))
+
+
 def test_rank_0_has_a_band_of_each_matrix():
     boxes = pictures.split_bands(4).axes[0].patches
     blue = [box for box in boxes if to_hex(box.get_facecolor()) == plots.BLUE]

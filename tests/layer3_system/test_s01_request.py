@@ -1,33 +1,89 @@
 """Graders of s01. Shares are worked out in float64, texts by decoding all at once.
 
-"case N" in a docstring counts the cases that any engine must handle.
+"case N" counts the cases that any engine must handle. What s01 gives: test_sampling.py.
 """
 
 from itertools import product
 
 import numpy as np
 import pytest
-import torch
 
 from lab.judge.adversarial import VALUES, around
 from lab.judge.compare import brief
-from layer1_kernels import Sampling, kernels
-from layer2_graph import Tokenizer, read_config
-from layer2_graph.models import SMALL
-from layer3_system import (
-    ByteTokenizer,
-    Detokenizer,
-    Request,
-    RequestError,
-    SamplingParams,
-    finish_reason,
-    logprobs_of,
-    sample_rows,
-    uniform,
-)
+from lab.judge.mistakes import mistake
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 END = 256               # ByteTokenizer's token that ends a text
+BYTES = "layer3_system.testing.mock_llama:ByteTokenizer"
+
+WHY = {
+    # predict_changed
+    "nothing": "None would: that is what you will build. One generator for all deals row by row.",
+    "everything": "Before the neighbour joins, row 0 gets the same numbers as when it is alone.",
+    "one_too_many": "In the step in which the neighbour joins, row 0 still gets its number first.",
+    "too_few": "Too few. Which numbers does row 0 get once there are two rows?",
+    # keep_top_p
+    "zero_logit": "What goes is -inf; with a logit of 0 it would still be drawn.",
+    "value_changed": "A logit that is kept must keep its value and its place.",
+    "own_share": "There is always one that reaches p. Is each token's own share compared with p?",
+    "one_too_few": "One too few: the token that reaches p is kept.",
+    "raw_exp": "Those add up to p in exp(logit). A share is that, divided by the sum of all.",
+    "least_first": "That comes of adding from the least likely token up. Start at the likeliest.",
+    "own_share_p": "Those have a share of p or more, each alone. The shares are to be added up.",
+    "min_p": "Those have at least p times the largest share. That is min-p, another rule.",
+    "by_count": "That is the share p of all tokens by number. The sum of their shares is p.",
+    "ties_split": "Two that tie must both stay, so that their order does not decide.",
+    "passes_p": "The token that reaches p exactly is enough: the sum need not exceed p.",
+    "all_of_1": "p = 1 keeps every token, also one whose share is too small for a float.",
+    "float32": "In float32 a share of 1e-8 added to nearly 1 is lost: add in float64.",
+    # draw
+    "draws_again": "u is the random number: nothing else may be drawn.",
+    "ignores_u": "u is ignored: the likeliest token is drawn every time.",
+    "all_alike": "All tokens are equally likely: a logit is not a share, take exp.",
+    "u_not_scaled": "u ends at 1, the sum of exp(z - z.max()) does not: multiply u by the sum.",
+    "token_after": "It is the token after the one at which the sum exceeds u.",
+    "token_before": "It is the token before the one at which the sum exceeds u.",
+    "sorted": "Shares are right, the order is not: add up from token 0 to the last.",
+    "reaches": "The sum must exceed u: u = 0.25 belongs to token 1.",
+    "overflow": "Subtract the largest before exp.",
+    "sum_below_1": "Shares divided by their sum add up to less than u: compare with u · sum.",
+    # Detokenizer
+    "half_character": "The character is incomplete: its other bytes may still come.",
+    "shown_before": "This was shown before.",
+    "held_back": "A complete character was held back.",
+    "broken_inside": "No byte is missing after the letter: only a BROKEN at the end waits.",
+    "too_early": "Something was shown twice, or before it was known.",
+    "waits_for_ever": "No character has more than 4 bytes: after 4 tokens show what is incomplete.",
+    "rest_lost": "What was held back is lost at the end: rest() shows it.",
+    "length_of_piece": "`shown` counts the text of the tokens that are kept, not the last piece.",
+    "waits_for_5": "Too late or too early: the fourth token shows what is still incomplete.",
+    "shared_state": "An answer depends on its own tokens alone: keep state in self, not the class.",
+    "own_decode": "It does not call self.decode: only that function knows this tokenizer.",
+    "forgets_all": "The space depends on the token before: decode a token together with those.",
+    "keeps_all": "So n tokens cost n² work. Once the text is complete, drop the older tokens.",
+    # StopStrings
+    "by_index": "found is one of the stop strings, as a text.",
+    "later_stop": "found is the one that starts earliest in the text.",
+    "stop_shown": "The stop string itself was shown: it is dropped, and all text after it.",
+    "held_lost": "Text is missing: held-back text that became no stop string must be shown.",
+    "not_held": "Its ending may be the beginning of a stop string: hold it back.",
+    "shorter_ending": "Hold back the longest ending that can begin a stop string, no shorter one.",
+    "piece_alone": "With this piece a stop string is complete; it began in an earlier piece.",
+    "holds_too_much": "Hold back only what can begin a stop string: a reader waits for the rest.",
+    "waits_for_longer": "A stop string is complete, so the text ends: wait for no longer one.",
+    "held_after_stop": "The stop string and everything after it are dropped.",
+}
+
+
+def tell(name, seen):
+    """The message of a mistake, or of "", which names none: what was seen, and why it is wrong."""
+    return mistake(name, f"{seen}. {WHY.get(name, '')}".rstrip(), WHY.get(name, ""))
+
+
+def first_true(cases):
+    """The first name whose condition holds, of {name: condition}; "" if none does."""
+    return next((name for name, holds in cases.items() if holds), "")
+
 
 # ---- predict_changed
 
@@ -44,14 +100,9 @@ def test_predict_changed(subject):
     want = sum(a != b for a, b in zip(dealt(40, 0), dealt(10, 30), strict=True))
     got = subject.predict_changed()
     assert isinstance(got, int), f"a prediction is a whole number here, got {got!r}"
-    why = {0: "none. That is what you will build. But one generator for all deals in the order of "
-              "rows: whoever joins takes numbers away",
-           40: "all of them. But before the neighbour came, the generator had dealt the same "
-               "numbers to the same row",
-           want + 1: "one too many. In the step in which the neighbour joins, row 0 is dealt its "
-                     "number first, the one that it got before"}
-    near = why.get(got, "too few" if got < want else "too many")
-    assert got == want, f"predict_changed: {got} is {near}"
+    name = first_true({"nothing": got == 0, "everything": got == 40,
+                       "one_too_many": got == want + 1, "too_few": got < want})
+    assert got == want, tell(name, f"predict_changed: {got} is not right")
 
 
 # ---- keep_top_p
@@ -71,18 +122,31 @@ def kept_by_the_book(z, p):
 def kept_of(got, z, what):
     """Which tokens stayed in an answer; those that did have their logit."""
     got = np.asarray(got)
-    assert got.shape == np.shape(z), (
-        f"{what}: shape {got.shape}, expected {np.shape(z)}: a logit for each token, -inf for "
-        f"those that go")
+    assert got.shape == np.shape(z), \
+        f"{what}: shape {got.shape}, expected {np.shape(z)}: a logit a token, -inf if removed"
     kept = ~np.isneginf(got)
     changed = np.flatnonzero(kept & (got != z))
-    assert not len(changed) or got[changed].any() or not kept.all() or len(changed) == len(z), (
-        f"{what}: {len(changed)} logits are 0 now, token {changed[0]}'s was {z[changed[0]]:.6g}. "
-        f"What goes is -inf; with a logit of 0 it would still be drawn")
-    assert not len(changed), (
-        f"{what}: the logit of token {changed[0]} was {z[changed[0]]:.6g}, now it is "
-        f"{got[changed[0]]:.6g}. A logit that stays keeps its value, at its place")
+    zeros = kept.all() and not got[changed].any() and len(changed) < len(z)
+    assert not len(changed), tell(
+        "zero_logit" if zeros else "value_changed",
+        f"{what}: {len(changed)} logits have changed; that of token {changed[0]} was "
+        f"{z[changed[0]]:.6g}, now it is {got[changed[0]]:.6g}")
     return kept
+
+
+def kept_by_mistake(z, p, n, m):
+    """The mistake that keeps m tokens where n are right, "" if none is known."""
+    V = len(z)
+    raw = np.sort(np.exp(z.astype(np.float64)))             # from the least likely on
+    up = int(((raw.cumsum() - raw) < p * raw.sum()).sum())
+    return first_true({
+        "own_share": m == 0,
+        "one_too_few": m == n - 1,
+        "raw_exp": m == max(int(((raw[::-1].cumsum() - raw[::-1]) < p).sum()), 1),
+        "least_first": m in (V - up + 1, up),
+        "own_share_p": m == (raw >= p * raw.sum()).sum(),
+        "min_p": m == (raw >= p * raw.max()).sum(),
+        "by_count": V > 20 and m in (int(p * V), round(p * V), -int(-p * V // 1))})
 
 
 @pytest.mark.parametrize("V, spread", [(127, 0.1), (5, 1), (1000, 3), (1, 1)])
@@ -93,35 +157,29 @@ def test_keep_top_p(subject, rng, V, spread):
         want, margin = kept_by_the_book(z, p)
         what = f"keep_top_p of {V} logits, p = {p:g}"
         kept = kept_of(subject.keep_top_p(z, p), z, what)
-        if margin < 1e-6 < p < 1 or (kept == want).all():   # on a boundary either answer is right
+        if margin < 1e-6 < p < 1:           # on a boundary either answer is right
             continue
-        n, m = int(want.sum()), int(kept.sum())
-        raw = np.sort(np.exp(z.astype(np.float64)))             # from the least likely on
-        below = raw.cumsum() - raw
-        why = ("none: the token that reaches the share is kept, so there is always one. Is each "
-               "token's own share compared with p? It is their sum" if m == 0
-               else "one too few: the token with which the share is reached is kept" if m == n - 1
-               else "those that reach p in exp(logit). A share is that over the sum of all"
-               if m == max(((raw[::-1].cumsum() - raw[::-1]) < p).sum(), 1) else
-               "what is left when one adds up from the least likely on. Begin at the other end"
-               if m in (V - (below < p * raw.sum()).sum() + 1, (below < p * raw.sum()).sum())
-               else "those whose own share is p or more. Their shares are to be added up"
-               if m == (raw >= p * raw.sum()).sum() else
-               "those with at least p times the largest share. That is min-p, another rule"
-               if m == (raw >= p * raw.max()).sum() else
-               "the share p of all tokens by number. It is the sum of their shares that is p"
-               if m in (int(p * V), round(p * V), -int(-p * V // 1)) and V > 20
-               else "too many" if m > n else "too few")
-        raise AssertionError(f"{what}: {n} tokens hold it, from the likeliest on; {m} were kept. "
-                             f"These are {why}.")
+        n, m = (int(tokens.sum()) for tokens in (want, kept))
+        assert (kept == want).all(), tell(
+            kept_by_mistake(z, p, n, m), f"{what}: the {n} likeliest tokens reach p; {m} were kept")
 
 
-def test_keep_top_p__equals_stay_together(subject):
-    z = np.array([0, 3, 0, -2, 3, 0], np.float32)
-    kept = kept_of(subject.keep_top_p(z, 0.3), z, "keep_top_p")
-    assert kept.tolist() == [False, True, False, False, True, False], (
-        f"keep_top_p of {z.tolist()}, p = 0.3: tokens 1 and 4 are equals, and one of them holds "
-        f"0.44; kept {np.flatnonzero(kept).tolist()}, expected both or the order would decide")
+ROWS = [        # (logits, p, the tokens that stay, why, the mistake)
+    (np.array([0, 3, 0, -2, 3, 0], np.float32), 0.3, [1, 4],
+     "tokens 1 and 4 tie, and each has a share of 0.44", "ties_split"),
+    (np.array([1 + 1e-9, 1]), 0.5, [0],
+     "token 0 has a little more than 0.5; only in float32 would the two be equal", ""),
+    (np.array([900, -np.inf, 899, 895, -np.inf], np.float32), 0.9, [0, 2],
+     "they hold 0.73 and 0.27; exp(900) is too large for any float: subtract the largest", ""),
+    (np.array([0, -800, 3, -1e4, 0], np.float32), 1, [0, 1, 2, 3, 4], "all", "all_of_1")]
+
+
+def test_keep_top_p__rows(subject):
+    """Equals stay together; float64 keeps its precision; after top-k; p = 1."""
+    for z, p, want, why, name in ROWS:
+        what = f"keep_top_p of {z.tolist()} in {z.dtype}, p = {p}"
+        got = np.flatnonzero(kept_of(subject.keep_top_p(z, p), z, what)).tolist()
+        assert got == want, tell(name, f"{what}: kept tokens {got}, expected {want}: {why}")
 
 
 def test_keep_top_p__reached_exactly(subject):
@@ -130,35 +188,15 @@ def test_keep_top_p__reached_exactly(subject):
     for n in (2, 4, 8):
         z = np.array([np.log(n), *[0] * n])
         passed.append(kept_of(subject.keep_top_p(z, 0.5), z, "keep_top_p").all())
-    assert not all(passed), (
-        "keep_top_p of [log 2, 0, 0], p = 0.5, and of two rows like it: token 0 holds exactly p, "
-        "and all were kept. With the token that reaches p there is enough; it need not pass it")
-
-
-def test_keep_top_p__in_their_precision(subject):
-    """Logits of float64 keep theirs: what is kept has its value, and these two are no equals."""
-    z = np.array([1 + 1e-9, 1])
-    kept = kept_of(subject.keep_top_p(z, 0.5), z, "keep_top_p of two float64 logits, p = 0.5")
-    assert kept.tolist() == [True, False], (
-        f"keep_top_p of [1 + 1e-9, 1] in float64, p = 0.5: kept tokens "
-        f"{np.flatnonzero(kept).tolist()}, expected 0, whose share is a little above 0.5. In "
-        f"float32 the two would be equals")
-
-
-def test_keep_top_p__after_top_k(subject):
-    """A -inf has no share and stays what it is; nor may a large logit overflow."""
-    z = np.array([900, -np.inf, 899, 895, -np.inf], np.float32)
-    kept = kept_of(subject.keep_top_p(z, 0.9), z, "keep_top_p")
-    assert kept.tolist() == [True, False, True, False, False], (
-        f"keep_top_p of {z.tolist()}, p = 0.9: kept tokens {np.flatnonzero(kept).tolist()}, "
-        f"expected 0 and 2, which hold 0.73 and 0.27. exp(900) is too large for any float: "
-        f"subtract the largest first")
+    assert not all(passed), tell(
+        "passes_p", "keep_top_p of [log 2, 0, 0], p = 0.5, and of two rows like it: token 0 holds "
+                    "exactly p, and all were kept")
 
 
 def hard_rows(rng):
     """{what: logits} on which a plausible answer differs, and none where its rounding decides."""
-    kinds = {"logits below 0 alone": "negative", "0 and -0 among the logits": "signed_zeros",
-             "-inf among the logits": "infinite", "logits with all 24 bits": "unrounded"}
+    kinds = {"negative logits only": "negative", "0 and -0 among the logits": "signed_zeros",
+             "-inf among the logits": "infinite", "logits that use all 24 bits": "unrounded"}
     rows = {what: VALUES[kind](rng, (1, 33))[0] for what, kind in kinds.items()}
     rows |= {f"{n} equal logits": np.full(n, 2.5, np.float32) for n in (1, 2, 33)}
     rows |= {f"logits around {by}": VALUES["shifted"](rng, (1, 17), by)[0]
@@ -173,10 +211,6 @@ def tail():
     return np.r_[0, np.log(1e-8 * (1 + np.arange(40_000) / 80_000))].astype(np.float32)
 
 
-LOST = ("in float32 a share of 1e-8 added to nearly 1 is lost, so that 40,000 of them are nothing: "
-        "add up in float64")
-
-
 def test_keep_top_p__hard(subject, rng):
     """All in one process, so that nothing of one row is in the next."""
     for what, z in hard_rows(rng).items():
@@ -187,79 +221,74 @@ def test_keep_top_p__hard(subject, rng):
             assert margin < 1e-9 or (kept == want).all(), (
                 f"{at}: kept tokens {np.flatnonzero(kept).tolist()}, expected "
                 f"{np.flatnonzero(want).tolist()}")
-    z = np.array([0, -800, 3, -1e4, 0], np.float32)
-    kept = kept_of(subject.keep_top_p(z, 1), z, "keep_top_p, p = 1")
-    assert kept.all(), (
-        f"keep_top_p of {z.tolist()}: p = 1 keeps every token, also one whose share is too small "
-        f"for a float; kept {np.flatnonzero(kept).tolist()}")
     z = tail()
-    (want, _), kept = kept_by_the_book(z, 0.9998), kept_of(subject.keep_top_p(z, 0.9998), z, "tail")
-    assert abs(int(kept.sum()) - int(want.sum())) < 50, (
-        f"keep_top_p of a likely token and 40,000 unlikely ones, p = 0.9998: kept {kept.sum()}, "
-        f"expected {want.sum()}: {LOST}")
+    want, _ = kept_by_the_book(z, 0.9998)
+    kept = kept_of(subject.keep_top_p(z, 0.9998), z, "tail")
+    assert abs(int(kept.sum()) - int(want.sum())) < 50, tell(
+        "float32", f"keep_top_p of a likely token and 40,000 unlikely ones, p = 0.9998: kept "
+                   f"{kept.sum()}, expected {want.sum()}")
 
 
 # ---- draw
 
 
+def drawn_by_mistake(z, tokens, counts, shares):
+    """The mistake that draws these tokens with even numbers, "" if none is known."""
+    V = len(z)
+    book = np.searchsorted(np.cumsum(shares), (np.arange(len(tokens)) + 0.5) / len(tokens),
+                           side="right")
+    return first_true({
+        "ignores_u": set(tokens) == {int(z.argmax())},
+        "all_alike": np.ptp(counts[shares > 0]) <= 2,
+        "u_not_scaled": counts[np.flatnonzero(shares)[-1]] == 0,
+        "token_after": V > 1 and np.mean(tokens == np.minimum(book + 1, V - 1)) > 0.98,
+        "token_before": V > 1 and np.mean(tokens == np.maximum(book - 1, 0)) > 0.98})
+
+
 @pytest.mark.parametrize("V, spread, n", [(1, 1, 9), (5, 1, 400), (127, 2, 1000)])
 def test_draw(subject, rng, V, spread, n):
-    """n numbers at even distances: a token of share p is drawn p · n times, give or take one; the
-    numbers in order give tokens in order."""
+    """n even numbers in order: a token of share p is drawn p · n times, give or take 1."""
     z = (rng.standard_normal(V) * spread).astype(np.float32)
     z[rng.permutation(V)[:V // 3]] = -np.inf
     shares = np.exp(z.astype(np.float64))
     shares /= shares.sum()
     tokens = [subject.draw(z, (i + 0.5) / n) for i in range(n)]
+    what = f"draw from {V} logits"
     wrong = next((t for t in tokens if not (isinstance(t, int | np.integer) and 0 <= t < V)), None)
-    assert wrong is None, (
-        f"draw from {V} logits gave {brief(wrong)}, expected a token from 0 to {V - 1}" + (
-            ": the place before the one at which the sum passes u, or none"
-            if isinstance(wrong, int | np.integer) and wrong == -1 else ""))
+    assert wrong is None, tell(
+        "token_before" if isinstance(wrong, int | np.integer) and wrong == -1 else "",
+        f"{what} gave {brief(wrong)}, expected a token from 0 to {V - 1}")
     for i in range(0, n, -(-n // 20)):      # by chance all 20 are equal once in 10⁶ at most
         again = subject.draw(z, (i + 0.5) / n)
-        assert again == tokens[i], (
-            f"draw from {V} logits: the same u gave token {tokens[i]} and then {again}. "
-            f"u is the random number: nothing else may be drawn")
+        assert again == tokens[i], tell(
+            "draws_again", f"{what}: the same u gave token {tokens[i]} and then {again}")
     gone = [t for t in tokens if not shares[t]]
-    assert not gone, f"draw from {V} logits: token {gone[0]} has the logit -inf, and it was drawn"
+    assert not gone, f"{what}: token {gone[0]} has the logit -inf, and it was drawn"
     counts = np.bincount(tokens, minlength=V)
     far = np.flatnonzero(np.abs(counts - shares * n) > 1 + 1e-6)
-    book = np.searchsorted(np.cumsum(shares), (np.arange(n) + 0.5) / n, side="right")
-    if not len(far):
-        assert tokens == sorted(tokens), (
-            f"draw from {V} logits: each token has its share, but u = "
-            f"{next((i + 0.5) / n for i in range(n) if tokens[i] > tokens[i + 1]):g} gives a later "
-            f"token than the next u. The running sum goes from token 0 to token {V - 1}")
-        return
-    t = far[0]
-    why = ("u decides nothing: it is the likeliest token each time"
-           if set(tokens) == {int(z.argmax())} else
-           "each token is as likely as any other that is there: a logit is no share, take exp"
-           if np.ptp(counts[shares > 0]) <= 2 else
-           "u runs to 1 and the sum of exp(z - z.max()) further: multiply u by it"
-           if counts[np.flatnonzero(shares)[-1]] == 0 else
-           "it is the token after the one at which the sum passes u"
-           if V > 1 and np.mean(tokens == np.minimum(book + 1, V - 1)) > 0.98 else
-           "it is the token before the one at which the sum passes u"
-           if V > 1 and np.mean(tokens == np.maximum(book - 1, 0)) > 0.98 else "")
-    raise AssertionError(f"draw from {V} logits: token {t} has a share of {shares[t]:.3g}; of {n} "
-                         f"even numbers {counts[t]} drew it, expected {shares[t] * n:.1f}. {why}")
+    assert not len(far), tell(
+        drawn_by_mistake(z, tokens, counts, shares),
+        f"{what}: token {far[0]} has a share of {shares[far[0]]:.3g}; of {n} evenly spaced u, "
+        f"{counts[far[0]]} drew it; expected {shares[far[0]] * n:.1f}")
+    late = next(((i + 0.5) / n for i in range(n - 1) if tokens[i] > tokens[i + 1]), None)
+    assert late is None, tell("sorted", f"{what}: u = {late} gives a later token than the next "
+                                        f"larger u")
 
 
-EDGES = [
-    ([0, 0, 0, 0], 0.0, 0, "u = 0 is passed by the first share"),
-    ([0, 0, 0, 0], 0.25, 1, "the sum must pass u, not only reach it: 0.25 is token 1's"),
-    ([-np.inf, 0, 0], 0.0, 1, "token 0 has no share, so its sum does not pass 0"),
-    ([0, 0, -np.inf], 1 - 2**-24, 1, "the largest u that float32 has below 1 is still token 1's"),
-    ([801, 800, -800], 0.9, 1, "shares 0.73, 0.27 and 0. Subtract the largest before exp"),
-    ([-1001, -1000], 0.1, 0, "shares 0.27 and 0.73. Subtract the largest before exp")]
+EDGES = [       # (logits, u, the token, why, the mistake)
+    ([0, 0, 0, 0], 0.0, 0, "u = 0 belongs to the first token with a share", ""),
+    ([0, 0, 0, 0], 0.25, 1, "equal shares of 0.25", "reaches"),
+    ([-np.inf, 0, 0], 0.0, 1, "token 0 has share 0, so u = 0 belongs to token 1", ""),
+    ([0, 0, -np.inf], 1 - 2**-24, 1, "the largest float32 below 1 still belongs to token 1", ""),
+    ([801, 800, -800], 0.9, 1, "shares 0.73, 0.27 and 0", "overflow"),
+    ([-1001, -1000], 0.1, 0, "shares 0.27 and 0.73", "overflow")]
 
 
 def test_draw__edges(subject):
-    for z, u, want, why in EDGES:
+    for z, u, want, why, name in EDGES:
         got = subject.draw(np.array(z, np.float32), u)
-        assert got == want, f"draw from logits {z}, u = {u:g}: got {got}, expected {want}: {why}"
+        assert got == want, tell(
+            name, f"draw from logits {z}, u = {u:g}: got {got}, expected {want}: {why}")
 
 
 def test_draw__hard(subject, rng):
@@ -274,9 +303,9 @@ def test_draw__hard(subject, rng):
             if np.abs(sums - u).min() < (0 if far else 1e-9):
                 continue
             got = subject.draw(z, u)
-            assert isinstance(got, int | np.integer) and abs(got - want) <= 50 * far, (
-                f"draw from {what}, u = {u:.8g}: got {got!r}, expected {want}, at which the "
-                f"running sum passes u" + (f": {LOST}" if far else ""))
+            assert isinstance(got, int | np.integer) and abs(got - want) <= 50 * far, tell(
+                "float32" if far else "", f"draw from {what}, u = {u:.8g}: got {got!r}, expected "
+                                          f"{want}, at which the running sum exceeds u")
 
 
 def test_draw__the_largest_u(subject, rng):
@@ -285,111 +314,8 @@ def test_draw__the_largest_u(subject, rng):
     for V in (3, 7, 49, 1000) * 4:
         z = rng.standard_normal(V).astype(np.float32)
         got = subject.draw(z, u)
-        assert isinstance(got, int | np.integer) and 0 <= got < V, (
-            f"draw from {V} logits, u = 1 - 2^-53: got {got!r}, which is not a token. Shares that "
-            f"were divided by their sum add up to less than u: compare with u times the whole sum")
-
-
-# ---- rows, beside the kernels' own `sample`
-
-
-def sampling(temperature, top_k, top_p, u):
-    return Sampling(*(torch.tensor(a, dtype=kind) for a, kind in zip(
-        (temperature, top_k, top_p, u),
-        (torch.float32, torch.int32, torch.float32, torch.float32), strict=True)))
-
-
-def is_close(z, temperature, top_k, top_p, u):
-    """Whether rounding in float32 may decide what is drawn."""
-    if temperature == 0:
-        return False
-    z = (z.astype(np.float64) - z.max()) / np.float64(np.float32(temperature))
-    weights = np.exp(z)
-    if 0 < top_k < len(z):
-        weights[z < np.sort(z)[-top_k]] = 0
-    if top_p < 1:
-        kept, margin = kept_by_the_book(np.log(np.maximum(weights, 1e-300)), np.float32(top_p))
-        weights[~kept] = 0
-        if margin < 1e-5:
-            return True
-    sums = np.cumsum(weights) / weights.sum()
-    return np.abs(sums[:-1] - u).min(initial=1) < 1e-5
-
-
-@pytest.mark.parametrize("V", [1, 2, 129, 2048])
-def test_rows_are_those_of_the_kernels(rng, V):
-    """case 25: a mixed batch; temperatures 0 and 1e-4; top_k from 0 over V to above it."""
-    B = 400
-    z = (rng.standard_normal((B, V)) * 3).astype(np.float32)
-    temperature = rng.choice([0, 1e-4, 0.5, 1, 2], B).astype(np.float32)
-    top_k, top_p = rng.choice([0, 1, 7, V, 3000], B), rng.choice([0.05, 0.5, 0.9, 1], B)
-    u = rng.random(B, dtype=np.float32)
-    params = sampling(temperature, top_k, top_p, u)
-    got = sample_rows(torch.from_numpy(z), params)
-    want = kernels("torch").sample(torch.from_numpy(z), params)
-    sure = ~np.array([is_close(*row) for row in zip(z, temperature, top_k, top_p, u, strict=True)])
-    assert sure.mean() > 0.9, "too few rows are compared"
-    assert torch.equal(got[sure], want[sure]) and got.dtype == want.dtype
-    greedy = (temperature == 0) | (top_k == 1)
-    assert (got.numpy()[greedy] == z.argmax(1)[greedy]).all()
-
-
-def test_a_row_rests_on_itself_alone(rng):
-    z = torch.from_numpy(rng.standard_normal((6, 500)).astype(np.float32))
-    p = sampling([0, 1, 0.7, 1.3, 1e-4, 1], [0, 0, 5, 0, 3, 999], [1, 1, 1, 0.9, 0.5, 0.99],
-                 [0.1, 0.99, 0.5, 0.2, 0.7, 0.999999])
-    alone = [sample_rows(z[b:b + 1], Sampling(*(a[b:b + 1] for a in p))) for b in range(6)]
-    assert torch.equal(sample_rows(z, p), torch.cat(alone))
-
-
-def test_what_cannot_be_sampled_is_minus_one():
-    nan, inf = float("nan"), float("inf")
-    z = torch.tensor([[0, nan, 1], [-inf, -inf, -inf], [inf, 0, 0], [-inf, 3, -inf]])
-    for temperature in (0.0, 1.0):
-        p = sampling([temperature] * 4, [2] * 4, [0.9] * 4, [0.5] * 4)
-        assert sample_rows(z, p).tolist() == [-1, -1, -1, 1]
-        assert torch.equal(sample_rows(z, p), kernels("torch").sample(z, p))
-
-
-def test_very_large_logits_and_very_small_temperatures():
-    """case 25: no NaN where logits / temperature would overflow."""
-    z = torch.tensor([[1e38, -1e38, 9e37], [1e4, 1e4 - 1, -1e4]])
-    p = sampling([1e-4, 1e-4], [0, 0], [1, 0.5], [0.99, 0.99])
-    assert sample_rows(z, p).tolist() == [0, 0]
-
-
-# ---- uniform
-
-
-def test_a_number_rests_on_seed_answer_and_position_alone():
-    """case 23: in any order, any number of times; others for another seed, answer or position."""
-    places = [(seed, index, position) for seed in (0, 1, 2**63, 2**64 - 1) for index in range(3)
-              for position in (0, 1, 2, 511)]
-    first = {place: uniform(*place) for place in places}
-    assert first == {place: uniform(*place) for place in reversed(places)}
-    assert len(set(first.values())) == len(places)
-    assert all(0 <= u < 1 and np.float32(u) == u for u in first.values())
-
-
-def test_the_numbers_of_a_request_are_even():
-    """Kolmogorov's distance of 4,000 numbers, and none of a request's that follow each other alike:
-    limits that even numbers miss once in 10⁶ times."""
-    u = np.array([uniform(7, 0, i) for i in range(4000)])
-    distance = np.abs(np.sort(u) - (np.arange(4000) + 0.5) / 4000).max()
-    assert distance < 2.7 / np.sqrt(4000)
-    assert abs(np.corrcoef(u[:-1], u[1:])[0, 1]) < 5 / np.sqrt(4000)
-
-
-def test_seeds_of_requests():
-    """case 23: a seed that is given, also a negative one; without one, twins differ."""
-    given = Request("a", [1], SamplingParams(seed=-1))
-    assert given.seed == 2**64 - 1 and given.uniform() == uniform(2**64 - 1, 0, 0)
-    given.output.append(5)
-    assert given.uniform() == uniform(2**64 - 1, 0, 1)
-    twins = [Request("b", [1], SamplingParams()) for _ in range(2)]
-    assert twins[0].uniform() != twins[1].uniform()
-    brothers = [Request("c", [1], SamplingParams(seed=3), index) for index in range(2)]
-    assert brothers[0].uniform() != brothers[1].uniform()
+        assert isinstance(got, int | np.integer) and 0 <= got < V, tell(
+            "sum_below_1", f"draw from {V} logits, u = 1 - 2^-53: got {got!r}, which is no token")
 
 
 # ---- Detokenizer
@@ -405,7 +331,7 @@ TEXTS = ["plain words", "naïve café, 12 €", "🙂🙃 日本語 🇨🇭.", 
 
 def test_Detokenizer(subject):
     """case 28: bytes as tokens. A character is shown with its last byte, not before, not later."""
-    tokenizer = subject.make("layer3_system.testing.mock_llama:ByteTokenizer")
+    tokenizer = subject.make(BYTES)
     for text in TEXTS:
         each_byte(subject, tokenizer, text)
 
@@ -413,61 +339,51 @@ def test_Detokenizer(subject):
 def each_byte(subject, tokenizer, text):
     tokens = list(text.encode())
     got, letters = shown(subject, tokenizer, list(b"Say: "), tokens)
-    whole = [bytes(tokens[:i + 1]).decode(errors="ignore") for i in range(len(tokens))]
     for i, piece in enumerate(got):
-        before, so_far = "".join(got[:i]), whole[i]
-        assert BROKEN not in piece, (
-            f"{text!r} as bytes: after byte {i}, {tokens[i]:#x}, {piece!r} was shown: half a "
-            f"character. Its other bytes may still come")
-        if before + piece == so_far:
-            continue
+        before = "".join(got[:i])
+        so_far = bytes(tokens[:i + 1]).decode(errors="ignore")
         again = piece and not so_far[len(before):] and before.endswith(piece)
-        why = ("this was shown before" if again or piece.startswith("Say") or
-               len(before + piece) > len(so_far) else
-               "a character is held back that has all its bytes")
-        raise AssertionError(f"{text!r} as bytes: after byte {i}, {tokens[i]:#x}, {piece!r} was "
-                             f"shown, expected {so_far[len(before):]!r}: {why}")
+        name = first_true({"half_character": BROKEN in piece, "shown_before": (
+            again or piece.startswith("Say") or len(before + piece) > len(so_far)),
+            "held_back": True})
+        assert before + piece == so_far, tell(
+            name, f"{text!r} as bytes: after byte {i}, {tokens[i]:#x}, {piece!r} was shown, "
+                  f"expected {so_far[len(before):]!r}")
     assert letters.rest() == ""
 
 
 def test_Detokenizer__a_letter_after_a_stray_byte(subject):
     """case 28: only the end of a text can lack a byte."""
-    tokenizer = subject.make("layer3_system.testing.mock_llama:ByteTokenizer")
-    (first, piece), _ = shown(subject, tokenizer, [], list(b"\xffa"))
-    assert (first, piece) == ("", BROKEN + "a"), (
-        f"bytes b'\\xffa': {first!r} was shown with the first, then {piece!r}, expected '' and "
-        f"{BROKEN + 'a'!r}. After the letter nothing lacks a byte: a BROKEN within the text is "
-        f"whole, and only one at its end waits")
+    (first, piece), _ = shown(subject, subject.make(BYTES), [], list(b"\xffa"))
+    assert (first, piece) == ("", BROKEN + "a"), tell(
+        "broken_inside", f"bytes b'\\xffa': {first!r} was shown with the first, then {piece!r}, "
+                         f"expected '' and {BROKEN + 'a'!r}")
 
 
 JUNK = [b"a\xff\xfe\xfdb", b"\xf0\x9f\x99 no", b"\x80" * 9 + b"z", b"ok \xf0\x9f"]
 
 
 def test_Detokenizer__bytes_that_are_no_character(subject):
-    """case 28: what never becomes whole is shown in the end, and delays the rest by no more
-    than four tokens."""
-    tokenizer = subject.make("layer3_system.testing.mock_llama:ByteTokenizer")
+    """case 28: what is never whole is shown in the end, and delays the rest by 4 tokens at most."""
+    tokenizer = subject.make(BYTES)
     for data in JUNK:
         got, letters = shown(subject, tokenizer, [], list(data))
         want = data.decode(errors="replace")
         for i in range(len(data)):
-            so_far, known = "".join(got[:i + 1]), data[:i + 1].decode(errors="replace")
-            assert want.startswith(so_far), (
-                f"bytes {data!r}: {so_far!r} was shown by byte {i}; the whole text is {want!r}. "
-                f"Something was shown twice, or before it was known")
-            assert len(known) - len(so_far) <= 4, (
-                f"bytes {data!r}: by byte {i} {known!r} is there and only {so_far!r} was shown. No "
-                f"character has more than 4 bytes: what is not whole by then never will be")
-        assert "".join(got) + letters.rest() == want, (
+            so_far = "".join(got[:i + 1])
+            known = data[:i + 1].decode(errors="replace")
+            assert want.startswith(so_far), tell(
+                "too_early", f"bytes {data!r}: {so_far!r} was shown by byte {i}; in all {want!r}")
+            assert len(known) - len(so_far) <= 4, tell(
+                "waits_for_ever", f"bytes {data!r}: of {known!r} only {so_far!r} was shown")
+        assert "".join(got) + letters.rest() == want, tell(
+            "length_of_piece" if "".join(got) == want else "rest_lost",
             f"bytes {data!r}: shown {''.join(got)!r} and at the end {letters.rest()!r}, expected "
-            f"{want!r} in all" + (
-                ". All was shown before the end: what counts as shown must be the text of the "
-                "tokens that are kept, not the last piece" if "".join(got) == want else ""))
+            f"{want!r} in all")
 
 
 def test_Detokenizer__by_turns(subject, rng, reference):
-    """Two answers by turns, of bytes that are characters, halves of them, and tokens without a
-    text; each may be over at any point. `add` says which piece is shown when."""
+    """Two answers by turns: characters, halves of them, no text; each may be over at any point."""
     signs = [b"a", b"z", "é".encode(), "🙂".encode(), b"\xf0\x9f", b"\x80", b"\xff", b"\xe6\x97"]
     tokens = list(b"".join(signs[i] for i in rng.integers(0, len(signs), 60)))
     tokens[10:10] = [END, 40_000, END]
@@ -476,25 +392,24 @@ def test_Detokenizer__by_turns(subject, rng, reference):
         alone = [(first, i) for i in range(len(first))]
         turns = [each for i in range(min(len(first), len(second)))
                  for each in ((first, i), (second, i))]
-        beside(subject, reference, prompt, "one answer", alone, "a piece comes too late, or too "
-               "soon: what four tokens did not make whole is shown with the fourth")
-        beside(subject, reference, prompt, "two answers by turns", turns, "an answer depends "
-               "on its own tokens alone, not on what came last to another")
+        beside(subject, reference, prompt, "one answer", alone, "waits_for_5")
+        beside(subject, reference, prompt, "two answers by turns", turns, "shared_state")
 
 
-def beside(subject, reference, prompt, what, steps, why):
+def beside(subject, reference, prompt, what, steps, name):
     """Each step gives an answer one of its tokens, there and in the course's own."""
     sides = []
     for side in (subject, reference):
-        decode = side.make("layer3_system.testing.mock_llama:ByteTokenizer").decode
+        decode = side.make(BYTES).decode
         sides.append({id(tokens): side.Detokenizer(decode, prompt) for tokens, _ in steps})
     for tokens, i in steps:
         at = f"Detokenizer, {what}, token {i}, {tokens[i]:#x} after {tokens[max(i - 5, 0):i]}"
         got, want = (side[id(tokens)].add(tokens[i]) for side in sides)
-        assert got == want, f"{at}: {got!r} was shown, expected {want!r}: {why}"
+        assert got == want, tell(name, f"{at}: {got!r} was shown, expected {want!r}")
         got, want = (side[id(tokens)].rest() for side in sides)
-        assert got == want, (
-            f"{at}: were the answer over now, rest() would be {got!r}, expected {want!r}")
+        assert got == want, tell(
+            "shared_state" if len(sides[0]) > 1 else "",
+            f"{at}: if the answer ended here, rest() would be {got!r}, expected {want!r}")
 
 
 def test_Detokenizer__asks_decode(subject):
@@ -504,80 +419,46 @@ def test_Detokenizer__asks_decode(subject):
     letters = subject.Detokenizer(watched, ["▁Say"])
     before = len(watched.calls)
     letters.add("▁a")
-    assert len(watched.calls) > before, (
-        "Detokenizer.add never calls the decode that was handed in: only that one knows how these "
-        "tokens are written")
+    assert len(watched.calls) > before, tell("own_decode", "Detokenizer.add, one token")
 
 
 def test_Detokenizer__a_prompt_that_ends_inside_a_character(subject):
     """case 28: its character is the prompt's; the answer begins after it."""
-    tokenizer = subject.make("layer3_system.testing.mock_llama:ByteTokenizer")
     face = list("🙂".encode())
-    got, _ = shown(subject, tokenizer, [65, *face[:2]], [*face[2:], 66])
+    got, _ = shown(subject, subject.make(BYTES), [65, *face[:2]], [*face[2:], 66])
     assert "".join(got) == "B", (
-        f"The prompt ends with half of 🙂, the answer has its other half and a B: shown {got}. "
-        f"What the prompt began is not the answer's, so only B is")
+        f"The prompt ends with half of 🙂, the answer has its other half and a B: shown {got}. A "
+        f"character that begins in the prompt belongs to the prompt, so only B is the answer's")
 
 
 def test_Detokenizer__words_need_what_is_before_them(subject):
-    """A decoder that drops the blank of the first word, as SentencePiece's does."""
+    """A decoder that drops the space of the first word, as SentencePiece's does."""
     words = ["▁Tom", "▁and", "▁Ida", "▁run"]
     decoder = subject.make("tokenizers.decoders:Metaspace")
     got, _ = shown(subject, decoder, ["▁Say"], words)
-    assert got == [" Tom", " and", " Ida", " run"], (
-        f"Tokens {words} after a prompt: shown {got}. This tokenizer writes the blank of a word "
-        f"only after another token, so decode a token together with those before it")
+    assert got == [" Tom", " and", " Ida", " run"], tell(
+        "forgets_all", f"Tokens {words} after a prompt: shown {got}")
 
 
 def test_Detokenizer__decodes_only_the_newest(subject):
     """300 tokens: each decode is of a few."""
-    tokenizer = subject.make("layer3_system.testing.mock_llama:ByteTokenizer")
+    tokenizer = subject.make(BYTES)
     watched = subject.make("lab.judge.mocks:Watched", tokenizer.decode)
     letters = subject.Detokenizer(watched, [65] * 50)
     text = "".join(letters.add(97 + i % 26) for i in range(300))
     assert text == "".join(chr(97 + i % 26) for i in range(300))
     most = max(len(tokens) for (tokens,) in watched.calls)
-    assert most <= 16, (
-        f"After 300 tokens {most} were decoded at once: then an answer of n tokens costs n². What "
-        f"was shown while all was whole need not be decoded again, except the last of it")
+    assert most <= 16, tell("keeps_all", f"After 300 tokens, one call decoded {most} of them")
 
 
 def test_Detokenizer__unseen(subject, rng):
     """Characters of one byte to four."""
-    tokenizer = subject.make("layer3_system.testing.mock_llama:ByteTokenizer")
+    tokenizer = subject.make(BYTES)
     for _ in range(3):
         signs = [rng.integers(*ends, 4) for ends in (
             (0x20, 0x7f), (0xa1, 0x600), (0x4e00, 0x9000), (0x1f600, 0x1f640))]
         text = "".join(map(chr, rng.permutation(np.concatenate(signs)).tolist()))
         each_byte(subject, tokenizer, text)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_pieces_of_the_small_model_are_its_text(seed):
-    """case 28: the sum of what is shown is the text, whatever the tokens; also random ones."""
-    tokenizer = Tokenizer(SMALL, read_config(SMALL))
-    rng = np.random.default_rng(seed)
-    tokens = [int(t) for t in rng.integers(2, 400, 300)]            # many are single bytes
-    prompt = tokenizer.encode("Once upon a time")
-    letters = Detokenizer(tokenizer.decode, prompt)
-    got = "".join(letters.add(t) for t in tokens) + letters.rest()
-    assert got == tokenizer.decode(prompt + tokens)[len(tokenizer.decode(prompt)):]
-
-
-def test_a_prompt_is_not_cut_inside_a_character():
-    """case 28, for a tokenizer that falls back to bytes: one broken byte breaks all its neighbours,
-    so the few tokens of the prompt that are decoded again must begin with a character."""
-    from tokenizers import decoders
-
-    decoder = decoders.ByteFallback()
-
-    def decode(tokens):
-        return decoder.decode([f"<0x{t:02X}>" for t in tokens])
-
-    for faces in range(1, 5):
-        letters = Detokenizer(decode, list(("🙂" * faces).encode()))
-        got = [letters.add(token) for token in "🙃é".encode()]
-        assert got == ["", "", "", "🙃", "", "é"], f"after {faces} faces"
 
 
 # ---- StopStrings
@@ -593,7 +474,13 @@ def pieces_of(subject, stops, texts):
     return got, watch
 
 
-STOPS = [
+def longest_ending(stops, text):
+    """Characters at the end of a text that may begin a stop string."""
+    return max((n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])),
+               default=0)
+
+
+STOPS = [       # (stops, text, what is shown, found)
     (["\n\n"], "one\ntwo\n\nthree", "one\ntwo", "\n\n"),
     (["END"], "the EN of ENEND is", "the EN of EN", "END"),
     (["aab"], "aaab!", "a", "aab"),
@@ -611,94 +498,73 @@ def test_StopStrings(subject):
         parts = [text[i:i + size] for i in range(0, len(text), size)]
         got, watch = pieces_of(subject, stops, parts)
         what = f"stops {stops}, text in pieces {parts}"
-        shown, stop = "".join(got), watch.found
-        if stop is None:
-            shown += watch.rest()
-        assert stop is None or stop in stops, (
-            f"{what}: found is {stop!r}; it is one of the stops, as a text")
+        stop = watch.found
+        assert stop is None or stop in stops, tell("by_index", f"{what}: found is {stop!r}")
         assert found is not None or stop is None, f"{what}: stopped at {stop!r}, which is not there"
-        assert stop is None or stop == found, \
-            f"{what}: stopped at {stop!r}; {found!r} comes earlier in the text"
+        assert stop is None or stop == found, tell(
+            "later_stop", f"{what}: stopped at {stop!r}; {found!r} comes earlier in the text")
         for i in range(len(got)):
-            so_far, read = "".join(got[:i + 1]), "".join(parts[:i + 1])
-            if want.startswith(so_far):
-                continue
-            why = ("The stop itself was shown: it is dropped, and all text after it"
-                   if found and so_far.startswith(want + found) else
-                   "Something is missing: text that was held back and became no stop must be shown"
-                   if not text.startswith(so_far) else
-                   f"Its end may be the beginning of the stop {found!r}: hold it back"
-                   if len(read) < len(want + (found or "")) else
-                   f"The stop {found!r} is whole with this piece; it began in an earlier one")
-            raise AssertionError(f"{what}: by piece {i}, {parts[i]!r}, {so_far!r} was shown. {why}")
-        assert stop == found, f"{what}: no stop was found; {found!r} is there"
-        assert shown == want, (
-            f"{what}: {shown!r} was shown in the end, expected {want!r}. What was held back and "
-            f"then was no stop is text")
+            so_far = "".join(got[:i + 1])
+            read = "".join(parts[:i + 1])
+            name = first_true({
+                "stop_shown": found and so_far.startswith(want + found),
+                "held_lost": not text.startswith(so_far),
+                "piece_alone": len(read) >= len(want + (found or "")),
+                "shorter_ending": len(read) > len(so_far), "not_held": True})
+            assert want.startswith(so_far), tell(
+                name, f"{what}: after piece {i}, {parts[i]!r}, the text shown was {so_far!r}")
+        assert stop == found, f"{what}: found is None, but the stop string {found!r} is in the text"
+        shown = "".join(got) + ("" if stop else watch.rest())
+        assert shown == want, tell(
+            "held_lost", f"{what}: {shown!r} was shown in the end, expected {want!r}")
 
 
 def test_StopStrings__holds_back_no_more_than_it_must(subject):
     """case 27: at most the longest stop less one; and only what may be the beginning of one."""
     stops = ["</answer>", "\nUser:"]
-    watch, shown, text = subject.StopStrings(stops), "", "a < b and\nUs two </ans> so </answe"
+    watch = subject.StopStrings(stops)
+    shown = ""
+    text = "a < b and\nUs two </ans> so </answe"
     for i, letter in enumerate(text):
         shown += watch.add(letter)
-        held = text[:i + 1].removeprefix(shown)
-        assert text.startswith(shown) and shown + held == text[:i + 1], \
-            f"stops {stops}: of {text[:i + 1]!r} {shown!r} was shown"
-        most = max((n for stop in stops for n in range(1, len(stop))
-                    if text[:i + 1].endswith(stop[:n])), default=0)
-        assert len(held) >= most, (
-            f"stops {stops}: of {text[:i + 1]!r} {shown!r} was shown already, but its end may "
-            f"become a stop")
-        assert len(held) <= most, (
-            f"stops {stops}: of {text[:i + 1]!r} {held!r} is held back. No stop begins so, at most "
-            f"with its last {most} characters: the reader waits for nothing")
+        read = text[:i + 1]
+        held = read.removeprefix(shown)
+        what = f"stops {stops}: of {read!r} {shown!r} was shown"
+        assert text.startswith(shown) and shown + held == read, what
+        most = longest_ending(stops, read)
+        assert len(held) >= most, tell("not_held", what)
+        assert len(held) <= most, tell(
+            "holds_too_much", f"{what}, and {held!r} is held back; at most its last {most} "
+                              f"characters can begin a stop string")
     assert watch.rest() == "</answe"
 
 
-def test_StopStrings__of_two_that_begin_alike(subject):
-    """The longer beginning must be held back."""
-    got, watch = pieces_of(subject, ["ab!", "babab?"], list("babab."))
-    assert "".join(got) + watch.rest() == "babab."
-    got, watch = pieces_of(subject, ["b!", "babab?"], list("xbabab?y"))
-    assert "".join(got) == "x" and watch.found == "babab?", (
-        f"stops ['b!', 'babab?'], text 'xbabab?y' letter by letter: shown {''.join(got)!r}, found "
-        f"{watch.found!r}. The end of 'xbab' may begin either; the longest such end is held back")
+SEVERAL = [     # (stops, text in pieces, what add shows, found: one of these, the mistake)
+    *((["abc", "ab"], parts, "x", ["ab"], "waits_for_longer")
+      for parts in (["xab"], ["x", "a", "b"], ["xa", "b"])),
+    *((stops, ["xabcd"], "x", stops, "") for stops in (["abc", "ab"], ["ab", "abc"])),
+    (["b"], ["abc"], "a", ["b"], ""), (["bc"], ["ab", "cd"], "a", ["bc"], ""),
+    (["ab"], ["a" * 40_000, "c"], "a" * 40_000 + "c", [None], ""),
+    (["ab!", "babab?"], list("babab."), "babab.", [None], ""),
+    (["b!", "babab?"], list("xbabab?y"), "x", ["babab?"], "shorter_ending"),
+    *(([stop], list("x" + stop[:-1]), "x", [None], "")
+      for stop in ("a", "ab", "abc", "aaaa", "é🙂é"))]
 
 
-def test_StopStrings__where_two_meet(subject):
-    """A stop that is whole ends the text at once, though a longer one may begin so. Of two whole
-    ones that begin at one place either may be named."""
-    for parts in (["xab"], ["x", "a", "b"], ["xa", "b"]):
-        got, watch = pieces_of(subject, ["abc", "ab"], parts)
-        assert ("".join(got), watch.found) == ("x", "ab"), (
-            f"stops ['abc', 'ab'], text in pieces {parts}: {''.join(got)!r} was shown and "
-            f"{watch.found!r} found. 'ab' is whole, so the text ends: no longer stop is waited for")
-    for stops in (["abc", "ab"], ["ab", "abc"]):
-        got, watch = pieces_of(subject, stops, ["xabcd"])
-        assert "".join(got) == "x" and watch.found in stops, (
-            f"stops {stops}, both whole at one place of 'xabcd': {''.join(got)!r} was shown and "
-            f"{watch.found!r} found")
-    for stops, parts in ((["b"], ["abc"]), (["bc"], ["ab", "cd"])):
+def test_StopStrings__several(subject):
+    """A complete stop ends the text at once, though a longer one may begin so; of two at one place
+    either may be named. All of a stop but its last letter is held back."""
+    for stops, parts, want, names, name in SEVERAL:
         got, watch = pieces_of(subject, stops, parts)
-        assert watch.rest() == "", (
-            f"stops {stops}, text in pieces {parts}: after the stop rest() is {watch.rest()!r}, "
-            f"expected nothing: the stop and all text after it are dropped")
-    text = "a" * 40_000
-    got, watch = pieces_of(subject, ["ab"], [text, "c"])
-    assert "".join(got) == text + "c", "stops ['ab'], a piece of 40,000 letters: not all was shown"
-
-
-def test_StopStrings__the_longest_begin(subject):
-    """All of a stop but its last letter is held back, for stops of one letter and more."""
-    for stop in ("a", "ab", "abc", "aaaa", "é🙂é"):
-        watch = subject.StopStrings([stop])
-        shown = [watch.add(letter) for letter in "x" + stop[:-1]]
-        assert "".join(shown) == "x" and watch.found is None, (
-            f"stop {stop!r}: of {'x' + stop[:-1]!r} {''.join(shown)!r} was shown. All of the stop "
-            f"but its last letter is there: hold back each letter of it")
-        assert watch.rest() == stop[:-1]
+        shown = "".join(got)
+        what = f"stops {stops}, text in pieces {brief(parts)}: {brief(shown)} was shown and " \
+               f"{watch.found!r} found"
+        assert shown == want and watch.found in names, tell(
+            name, f"{what}; expected {brief(want)} and {names[0]!r}")
+        rest = "" if watch.found else "".join(parts)[len(want):]
+        assert watch.rest() == rest, tell(
+            "held_after_stop" if watch.found else "",
+            f"{what}; after that rest() is {watch.rest()!r}, expected {rest!r}")
 
 
 def read_by_the_book(stops, text):
@@ -707,9 +573,7 @@ def read_by_the_book(stops, text):
     if places:
         at, stop = min(places)
         return text[:at], stop
-    held = max((n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])),
-               default=0)
-    return text[:len(text) - held], None
+    return text[:len(text) - longest_ending(stops, text)], None
 
 
 def test_StopStrings__unseen(subject, rng):
@@ -721,119 +585,16 @@ def test_StopStrings__unseen(subject, rng):
         drawn = [word(1, 7) for _ in range(3)]
         stops = [a for a in drawn if not any(b in a for b in drawn if b != a)]
         parts = [word(1, 4) for _ in range(12)]
-        watch, shown, read = subject.StopStrings(stops), "", ""
+        watch = subject.StopStrings(stops)
+        shown = ""
+        read = ""
         for part in parts:
-            shown, read = shown + watch.add(part), read + part
-            got, want = (shown, watch.found), read_by_the_book(stops, read)
-            assert got == want, (
-                f"stops {stops}, text in pieces {parts}: of {read!r} {got[0]!r} was shown and "
-                f"{got[1]!r} found, expected {want[0]!r} and {want[1]!r}")
-            assert watch.rest() == ("" if want[1] else read[len(want[0]):]), (
-                f"stops {stops}, text in pieces {parts}: of {read!r} rest() is {watch.rest()!r}")
-            if want[1] is not None:
+            shown += watch.add(part)
+            read += part
+            text, stop = read_by_the_book(stops, read)
+            got = shown, watch.found, watch.rest()
+            want = text, stop, "" if stop else read[len(text):]
+            assert got == want, (f"stops {stops}, text in pieces {parts}: of {read!r} shown, found "
+                                 f"and rest() are {got}, expected {want}")
+            if stop is not None:
                 break
-
-
-# ---- how an answer ends
-
-
-def answer(output, ends=(1, 2), prompt=(9, 9), limit=2**31, **params):
-    request = Request("r", list(prompt), SamplingParams(**params), limit=limit)
-    request.output = list(output)
-    return finish_reason(request, ends)
-
-
-def test_an_end_comes_before_the_length():
-    """case 26: first the model's ends, which are a list, then stop tokens, then length."""
-    assert answer([5, 6]) is None
-    assert answer([5, 1]) == answer([5, 2]) == "stop"
-    assert answer([1, 5]) is None                               # only the newest token ends it
-    assert answer([5, 7], stop_token_ids=(7, 8)) == "stop"
-    assert answer([5, 6], max_tokens=2) == "length"
-    assert answer([5, 1], max_tokens=2) == "stop"               # both at once
-    assert answer([5, 7], max_tokens=2, stop_token_ids=(7,)) == "stop"
-    assert answer([5, 6], max_tokens=None, limit=4) == "length"
-    assert answer([5], max_tokens=None, limit=4) is None
-
-
-def test_ignore_eos_leaves_stop_tokens_and_length():
-    """case 26"""
-    assert answer([1], ignore_eos=True) is None
-    assert answer([1], ignore_eos=True, stop_token_ids=(1,)) == "stop"
-    assert answer([1], ignore_eos=True, max_tokens=1) == "length"
-
-
-def test_nothing_but_length_ends_before_min_tokens():
-    """case 26"""
-    least = {"min_tokens": 3, "max_tokens": 5, "stop_token_ids": (7,)}
-    assert answer([1], **least) is None and answer([5, 7], **least) is None
-    assert answer([5, 5, 1], **least) == "stop" and answer([5, 5, 7], **least) == "stop"
-    assert answer([5, 1], min_tokens=3, max_tokens=9, limit=4) == "length"
-
-
-def test_one_token_is_an_answer():
-    """case 22: max_tokens 1 is done with the token that the prompt's step gives."""
-    assert answer([5], max_tokens=1) == "length" and answer([1], max_tokens=1) == "stop"
-
-
-# ---- log probabilities
-
-
-def test_log_probabilities_are_those_of_raw_logits(rng):
-    """case 29: log-softmax of the logits; the token itself is always there."""
-    z = (rng.standard_normal(50) * 4).astype(np.float32)
-    want = z.astype(np.float64) - np.log(np.exp(z.astype(np.float64)).sum())
-    order = np.argsort(-z)
-    for token in (int(order[0]), int(order[3]), int(order[-1])):
-        for count in (0, 1, 5, 50, 60):
-            got = logprobs_of(torch.from_numpy(z), token, count)
-            assert set(got) == {*order[:count].tolist(), token}
-            assert all(abs(got[t] - want[t]) < 1e-5 for t in got)
-    got = logprobs_of(torch.from_numpy(z), int(order[-1]), 5)
-    assert list(got) == [*order[:5].tolist(), order[-1]]        # the likeliest first
-
-
-def test_log_probabilities_of_extreme_logits():
-    """case 29"""
-    got = logprobs_of(torch.tensor([1e4, 0.0, -1e4]), 2, 1)
-    assert got == {0: 0.0, 2: -2e4}
-    assert logprobs_of(torch.tensor([3.0, 3.0], dtype=torch.bfloat16), 1, 0) == \
-        {1: pytest.approx(-np.log(2), abs=1e-6)}
-
-
-# ---- what a client may ask for
-
-
-@pytest.mark.parametrize("field, value", [
-    *(("max_tokens", v) for v in (0, -1, 1.0, "16", True)),
-    *(("min_tokens", v) for v in (-1, None, 0.5)), ("min_tokens", 17),
-    *(("temperature", v) for v in (-0.1, float("nan"), float("inf"), "1", None, True, 101)),
-    *(("top_k", v) for v in (-2, 1.0, 2**31, None, False)),
-    *(("top_p", v) for v in (0, -0.5, 1.01, float("nan"), "0.9", None)),
-    *(("seed", v) for v in (2**63, -2**63 - 1, 1.0, "1", True)),
-    *(("stop", v) for v in ("text", ["text"], ("",), ("a", 1), ("x",) * 17, None)),
-    *(("stop_token_ids", v) for v in ((-1,), (1.0,), [1], (True,), 5)),
-    *(("ignore_eos", v) for v in (0, None, "yes")),
-    *(("logprobs", v) for v in (-1, 21, True, 1.5)),
-    *(("prompt_logprobs", v) for v in (-1, 21, "1")),
-    *(("n", v) for v in (0, -1, 129, None, 2.0, True))])
-def test_a_wrong_field_is_one_sentence(field, value):
-    """case 22: zero, negative and wrongly typed; the message names field, expected and found."""
-    with pytest.raises(RequestError, match=f"^{field}: expected .*found"):
-        SamplingParams(**{field: value})
-
-
-@pytest.mark.parametrize("params", [
-    {}, {"max_tokens": 1}, {"max_tokens": None, "min_tokens": 50}, {"temperature": 0},
-    {"temperature": 1e-4}, {"top_k": -1}, {"top_k": 10**6}, {"top_p": 1}, {"top_p": 1e-9},
-    {"seed": -2**63}, {"seed": 2**63 - 1}, {"stop": ("a",) * 16}, {"stop_token_ids": (0,)},
-    {"logprobs": 0, "prompt_logprobs": 20}, {"n": 128}])
-def test_what_is_right_is_taken(params):
-    """case 22"""
-    made = SamplingParams(**params)
-    assert all(getattr(made, name) == value for name, value in params.items())
-
-
-def test_the_mock_tokenizer_is_what_the_graders_think():
-    assert ByteTokenizer().decode([*"é".encode(), END]) == "é"
-    assert ByteTokenizer().decode([0xF0, 0x9F]) == BROKEN

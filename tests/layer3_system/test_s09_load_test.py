@@ -5,27 +5,40 @@ from bisect import bisect_right
 import numpy as np
 import pytest
 
-from layer3_system import Objective, Sample, summarise, tpot
+from lab.judge.mistakes import mistake
+from layer3_system import Objective, Sample
+
+LESSON = "layer3_system.s09_load_test:"
+
+
+def arrivals(subject, rate, n, seed):
+    times = subject.poisson_arrivals(rate, n, subject.make("numpy.random:default_rng", seed))
+    assert isinstance(times, np.ndarray) and times.shape == (n,), (
+        f"poisson_arrivals: expected an array of {n} times, got {times!r:.60}")
+    return times
+
+
+def objective(subject, *limits):
+    return subject.make(LESSON + "Objective", *limits)
+
 
 # ---- predict_running
 
 
 def test_predict_running(subject):
     """Little's law, seen in a simulation: arrivals at random, each there for 0.8 s."""
-    arrivals = np.cumsum(np.random.default_rng(0).exponential(1 / 12, 60_000))
-    ends = arrivals + 0.8
-    looks = np.linspace(10, arrivals[-1] - 10, 20_000)
-    there = np.searchsorted(arrivals, looks) - np.searchsorted(ends, looks)
-    want, got = there.mean(), subject.predict_running()
+    begins = np.cumsum(np.random.default_rng(0).exponential(1 / 12, 60_000))
+    looks = np.linspace(10, begins[-1] - 10, 20_000)
+    want = (np.searchsorted(begins, looks) - np.searchsorted(begins + 0.8, looks)).mean()
+    got = subject.predict_running()
     assert isinstance(got, (int, float)), f"a prediction is a number, got {got!r}"
-    near = ("how many arrive in a second; they do not stay for one" if abs(got - 12) < 0.3 else
-            "the rate over the stay. A longer stay makes it more, not fewer"
-            if abs(got - 12 / 0.8) < 0.5 else
-            "one at a time: as if the next arrived when the last has left"
-            if abs(got - 1) < 0.3 else
-            "too low" if got < want else "too high")
-    assert abs(got - want) <= 0.05 * want, (
-        f"predict_running: {got:g} is {near}. In a simulation of 60,000 requests it was {want:.2f}")
+    name, why = next((row for value, *row in (
+        (12, "one_second", "the arrivals of one second, but a request stays 0.8 s"),
+        (12 / 0.8, "over_stay", "the rate divided by the stay. A longer stay means more requests"),
+        (1, "one_client", "what a closed loop with one client would give"))
+        if abs(got - value) < 0.3), ("", "too low" if got < want else "too high"))
+    assert abs(got - want) <= 0.05 * want, mistake(
+        name, f"predict_running: {got:g} is {why}. A simulation of 60,000 requests disagrees", why)
 
 
 # ---- poisson_arrivals
@@ -33,89 +46,91 @@ def test_predict_running(subject):
 
 @pytest.mark.parametrize("rate, n", [(4, 20_000), (0.5, 20_000), (50.0, 20_000)])
 def test_poisson_arrivals(subject, rate, n):
-    found = subject.poisson_arrivals(rate, n, subject.make("numpy.random:default_rng", 3))
-    assert isinstance(found, np.ndarray) and found.shape == (n,), (
-        f"poisson_arrivals: expected an array of {n} times, got {found!r:.60}")
-    assert found.dtype == np.float64, (
-        f"poisson_arrivals: the times are {found.dtype}, expected float64: after a day float32 "
-        f"knows a time to 8 ms only")
-    gaps = np.diff(found, prepend=0.0)
-    assert gaps.min() >= 0, "a request arrives before the one in front of it: these are gaps"
+    times = arrivals(subject, rate, n, 3)
+    assert times.dtype == np.float64, mistake(
+        "float32", f"poisson_arrivals: the times are {times.dtype}, expected float64: after a day "
+                   f"float32 resolves time only to 8 ms")
+    gaps = np.diff(times, prepend=0.0)
+    assert gaps.min() >= 0, mistake("gaps_returned", "poisson_arrivals: arrival times must not "
+                                    "decrease. Did you return the gaps instead of their sums?")
     mean = gaps.mean()
-    assert abs(mean * rate - 1) < 0.05, (
-        f"{rate} a second: the gaps are {mean:.3g} s on average, expected {1 / rate:.3g}" + (
-            ". That is the rate, not its inverse" if abs(mean - rate) < 0.1 * rate else ""))
+    name, why = ("rate_as_mean", ". That is the rate, not its inverse") \
+        if abs(mean - rate) < 0.1 * rate else ("", "")
+    assert abs(mean * rate - 1) < 0.05, mistake(
+        name, f"poisson_arrivals: {rate} a second: the gaps are {mean:.3g} s on average, expected "
+              f"{1 / rate:.3g}{why}", why)
     spread = gaps.std() / mean
-    assert spread > 0.05, "all gaps are alike: that is a clock, not people"
-    assert abs(spread - 1) < 0.05, (
-        f"the gaps' standard deviation is {spread:.2f} of their mean. Of exponential ones it is 1; "
-        f"evenly spread ones have 0.58")
+    assert spread > 0.05, mistake("clock", "poisson_arrivals: all gaps are equal, as of a clock. "
+                                  "Independent arrivals have exponential gaps")
+    assert abs(spread - 1) < 0.05, mistake(
+        "uniform_gaps", f"poisson_arrivals: the standard deviation of the gaps is {spread:.2f} "
+                        f"times their mean. For exponential gaps it is 1, for uniform gaps 0.58")
 
 
 def test_poisson_arrivals__the_first(subject):
     """The first arrives after a gap, too."""
-    firsts = [float(subject.poisson_arrivals(2.0, 3, subject.make(
-        "numpy.random:default_rng", seed))[0]) for seed in range(40)]
-    assert min(firsts) > 0 and 0.25 < np.mean(firsts) < 0.8, (
-        f"the first request arrives at {np.mean(firsts):.2f} s on average, expected 0.5: it has a "
-        f"gap before it, as all others do")
-    assert len(subject.poisson_arrivals(2.0, 0, subject.make("numpy.random:default_rng", 0))) == 0
+    firsts = [float(arrivals(subject, 2.0, 3, seed)[0]) for seed in range(40)]
+    assert min(firsts) > 0 and 0.25 < np.mean(firsts) < 0.8, mistake(
+        "starts_at_0", f"poisson_arrivals: the first request arrives at {np.mean(firsts):.2f} s on "
+                       f"average, expected 0.5: the first gap counts as well")
+    assert len(arrivals(subject, 2.0, 0, 0)) == 0
 
 
 def test_poisson_arrivals__unseen(subject, rng):
     """All gaps against the exponential distribution; and they come from the rng that was given."""
-    rate, n, seeds = float(rng.uniform(0.1, 100)), 40_000, rng.integers(2**31, size=2).tolist()
-    one, again, other = (subject.poisson_arrivals(rate, n, subject.make(
-        "numpy.random:default_rng", seed)) for seed in (*seeds[:1] * 2, seeds[1]))
-    for found in (one, again, other):
-        assert isinstance(found, np.ndarray) and found.shape == (n,), (
-            f"poisson_arrivals({rate:.3g}, {n}, rng): expected {n} times, got {found!r:.60}")
+    rate = float(rng.uniform(0.1, 100))
+    n = 40_000
+    seeds = rng.integers(2**31, size=2).tolist()
+    one, again, other = (arrivals(subject, rate, n, seeds[i]) for i in (0, 0, 1))
+    what = f"poisson_arrivals({rate:.3g}, {n}, rng)"
     shares = 1 - np.exp(-rate * np.sort(np.diff(one, prepend=0.0)))
     off = np.abs(shares - (np.arange(n) + 0.5) / n).max()
     assert off < 0.02, (            # by chance once in four million draws
-        f"poisson_arrivals({rate:.3g}, {n}, rng): the share of gaps below some length is up to "
-        f"{off:.3f} off; of exponential gaps, {1 / rate:.3g} s on average, expected below 0.02")
-    why = ". They come from another generator than rng" if not np.array_equal(one, again) else \
-        ". They are the same whatever rng is: its draws are not used"
-    assert np.array_equal(one, again) and not np.array_equal(one, other), (
-        f"poisson_arrivals({rate:.3g}, {n}, rng): expected the same times from an rng of the same "
-        f"seed, {seeds[0]}, and others from one of seed {seeds[1]}{why}")
+        f"{what}: the gaps do not follow the exponential distribution with mean {1 / rate:.3g}: "
+        f"their cumulative share is off by up to {off:.3f}, allowed 0.02")
+    assert np.array_equal(one, again), (
+        f"{what}: other times from an rng of the same seed, {seeds[0]}: draw from rng alone")
+    assert not np.array_equal(one, other), mistake(
+        "ignores_rng", f"{what}: the same times whatever rng is: its draws are not used")
 
 
 def test_poisson_arrivals__alone(subject):
-    alone = np.sort([float(subject.poisson_arrivals(2.0, 1, subject.make(
-        "numpy.random:default_rng", seed))[0]) for seed in range(300)])
-    assert alone.max() > 0.5, (
-        "one request alone, 2 a second: in 300 tests it never comes after 0.5 s, n / rate. "
-        "Are n times spread over n / rate seconds? That many come in this time on average")
+    alone = np.sort([float(arrivals(subject, 2.0, 1, seed)[0]) for seed in range(300)])
+    assert alone.max() > 0.5, mistake(
+        "spread_evenly", "poisson_arrivals: one request alone, 2 a second: in 300 runs it never "
+        "comes after 0.5 s, n / rate. Are n times spread over n / rate seconds? That many come in "
+        "this time on average")
     off = np.abs(1 - np.exp(-2 * alone) - (np.arange(300) + 0.5) / 300).max()
     assert off < 0.1, (
-        f"300 tests of one request alone: the share of arrivals before some time is up to "
-        f"{off:.2f} off that of exponential gaps; it may be late, and no "
-        f"later arrival says how late")
+        f"poisson_arrivals: in 300 runs with a single request, its arrival times do not follow the "
+        f"exponential distribution (they are off by up to {off:.2f}). The first gap counts as well")
 
 
 # ---- percentile
 
 
-def place_mistaken(values, q, got):
-    """A sentence: which wrong places have this value."""
-    ordered, kinds, n = sorted(values), sorted(set(values)), len(values)
+def wrong_place(values, q, got):
+    """(id, sentence): which wrong place has this value; each "" if there is none."""
+    n = len(values)
+    ordered = sorted(values)
+    kinds = sorted(set(values))
+    up = max(int(np.ceil(q * n)) - 1, 0)
     places = {
-        "the values are not sorted": values[max(int(np.ceil(q * n)) - 1, 0)],
-        "they are sorted from the largest down": ordered[::-1][max(int(np.ceil(q * n)) - 1, 0)],
-        "equal values are counted once": kinds[max(int(np.ceil(q * len(kinds))) - 1, 0)],
-        "the place is q · (n - 1), rounded": ordered[round(q * (n - 1))],
-        "the place is q · (n - 1), rounded down": ordered[int(q * (n - 1))],
-        "the place is q · n, rounded up, and places count from 0":
-            ordered[min(int(np.ceil(q * n)), n - 1)],
-        "the place is q · n, rounded down, and places count from 0":
-            ordered[min(int(q * n), n - 1)],
-        "q · n is rounded down, not up": ordered[max(int(q * n) - 1, 0)],
-        "the place is -1, which is the last": ordered[int(np.ceil(q * n)) - 1],
-    }
-    found = ", or when ".join(how for how, value in places.items() if value == got)
-    return f"\nThis is what comes out when {found}." if found else ""
+        "equals_once": ("equal values are counted once",
+                        kinds[max(int(np.ceil(q * len(kinds))) - 1, 0)]),
+        "from_0": ("q · n is rounded up, and places count from 0",
+                   ordered[min(int(np.ceil(q * n)), n - 1)]),
+        "down": ("q · n is rounded down, not up", ordered[max(int(q * n) - 1, 0)]),
+        "wraps": ("for q = 0 the place is -1, the last", ordered[int(np.ceil(q * n)) - 1]),
+        "unsorted": ("the values are not sorted", values[up]),
+        "descending": ("they are sorted from the largest down", ordered[::-1][up]),
+        "rounded": ("the place is q · (n - 1), rounded", ordered[round(q * (n - 1))]),
+        "of_n_less_1": ("the place is q · (n - 1), rounded down", ordered[int(q * (n - 1))]),
+        "down_from_0": ("q · n is rounded down, and places count from 0",
+                        ordered[min(int(q * n), n - 1)])}
+    names = [name for name, (_, value) in places.items() if value == got]
+    how = ", or when ".join(places[name][0] for name in names)
+    return (names[0], f". This is what comes out when {how}") if names else ("", "")
 
 
 @pytest.mark.parametrize("values", [[7.0, 9.0, 5.0, 6.0, 9.0, 3.0, 8.0, 2.0, 4.0, 7.0, 6.0, 2.0],
@@ -124,21 +139,20 @@ def place_mistaken(values, q, got):
 def test_percentile(subject, values):
     """At least the share q is at or below it, and less than that below any smaller one."""
     for q in (0.0, 0.25, 0.5, 0.9, 0.99, 1.0):
-        got, ordered = subject.percentile(values, q), sorted(values)
-        where, why = f"percentile of {len(values)} values, q = {q}: {got}", ""
-        if got in values:
-            why = place_mistaken(values, q, got)
-        assert got in values, f"{where} is not one of the values that were measured"
+        got = subject.percentile(values, q)
+        ordered = sorted(values)
+        what = f"percentile of {len(values)} values, q = {q}: {got}"
+        assert got in values, mistake("between", f"{what} is not one of the values",
+                                      "is not one of the values")
+        name, why = wrong_place(values, q, got)
         share = bisect_right(ordered, got) / len(values)
-        assert share >= q, f"{where}: only {share:.0%} of the values are at or below it{why}"
+        assert share >= q, mistake(
+            name, f"{what}: only {share:.0%} of the values are at or below it{why}", why)
         smaller = [v for v in ordered if v < got]
-        if smaller:
-            below = bisect_right(ordered, smaller[-1]) / len(values)
-            assert below < q or q == 0, (
-                f"{where}: {smaller[-1]} has a share of {below:.0%} at or below it already, so it "
-                f"is the smallest{why}")
-        if q == 0:
-            assert got == ordered[0], f"{where}, expected the smallest, {ordered[0]}{why}"
+        below = bisect_right(ordered, smaller[-1]) / len(values) if smaller else 0
+        assert not smaller or below < q, mistake(
+            name, f"{what}: {smaller[-1]} already has {below:.0%} of the values at or below it, "
+                  f"and it is smaller{why}", why)
 
 
 def test_percentile__unseen(unseen, rng):
@@ -146,7 +160,8 @@ def test_percentile__unseen(unseen, rng):
         unseen("percentile", rng.standard_normal(int(rng.integers(1, 200))).tolist(), q,
                precision="exact")
     for _ in range(200):                                # few numbers, many of them equal
-        n, parts = int(rng.integers(1, 9)), int(rng.choice([1, 2, 4, 8]))
+        n = int(rng.integers(1, 9))
+        parts = int(rng.choice([1, 2, 4, 8]))
         unseen("percentile", (rng.integers(-2, 3, n) / 2).tolist(),
                float(rng.integers(0, parts + 1)) / parts, precision="exact")
     unseen("percentile", rng.integers(0, 50, 33_000).tolist(), 0.99, precision="exact",
@@ -154,58 +169,59 @@ def test_percentile__unseen(unseen, rng):
 
 
 def test_percentile__of_nothing(subject):
-    assert subject.percentile([], 0.5) is None, "without values there is no percentile: None"
+    assert subject.percentile([], 0.5) is None, mistake(
+        "empty", "the percentile of an empty list is None")
 
 
 # ---- goodput
 
 
 LIMITS = Objective(0.5, 0.125)
-# (sample, is it good?, what it shows)
+# (sample, does it count?, what it shows, the mistake of a wrong answer)
 SAMPLES = [
-    (Sample(10.0, 10.25, 10.75, 9), True, "a first token after 0.25 s, then 0.0625 s each"),
-    (Sample(10.0, 10.5, 11.0, 9), True, "a first token after 0.5 s, which is the limit itself"),
-    (Sample(10.0, 10.5, 10.5, 1), True, "one token, just in time: it has no TPOT to exceed"),
-    (Sample(0.0, 0.75, 1.0, 5), False, "a first token after 0.75 s, with a TPOT that is fine"),
-    (Sample(3.0, 3.25, 4.75, 11), False, "a TPOT of 0.15 s, with a first token in time"),
-    (Sample(20.0, 20.25, 20.5, 4, "the wire broke"), False, "an answer that failed"),
-    (Sample(20.0, None, None, 0, "429"), False, "a request that was refused"),
-    (Sample(5.0, 5.25, 6.25, 9), True, "nine tokens, eight gaps of 0.125 s"),
-    (Sample(5.0, 5.25, 5.875, 5), False, "five tokens, four gaps of 0.156 s"),
-    (Sample(5.0, 5.0, 5.0, 7), True, "seven tokens that came at once, at no time"),
-    (Sample(0.25, 0.5, 1.0, 9), True, "a first token at 0.5 s, 0.25 s after its arrival"),
+    (Sample(10.0, 10.25, 10.75, 9), True, "a TTFT of 0.25 s, then 0.0625 s each", "absolute"),
+    (Sample(10.0, 10.5, 11.0, 9), True, "a TTFT of 0.5 s, the limit itself", "ttft_below"),
+    (Sample(10.0, 10.5, 10.5, 1), True, "one token, in time: it has no TPOT", "one_token"),
+    (Sample(0.0, 0.75, 1.0, 5), False, "a TTFT of 0.75 s, with a TPOT that is fine", "no_ttft"),
+    (Sample(3.0, 3.25, 4.75, 11), False, "a TPOT of 0.15 s, with a first token in time", "no_tpot"),
+    (Sample(20.0, 20.25, 20.5, 4, "the wire broke"), False, "an answer that failed", "failures"),
+    (Sample(20.0, None, None, 0, "429"), False, "a request that was refused", "failures"),
+    (Sample(5.0, 5.25, 6.25, 9), True, "eight gaps of 0.125 s, the limit itself", "tpot_below"),
+    (Sample(5.0, 5.25, 5.875, 5), False, "five tokens, four gaps of 0.156 s", "gaps_as_tokens"),
+    (Sample(5.0, 5.0, 5.0, 7), True, "seven tokens that arrived in one instant", ""),
+    (Sample(0.25, 0.5, 1.0, 9), True, "a first token at 0.5 s, a TTFT of 0.25 s", "absolute"),
 ]
 
 
 def remote(subject, sample):
-    return subject.make("layer3_system.s09_load_test:Sample", *sample)
+    return subject.make(LESSON + "Sample", *sample)
 
 
-@pytest.mark.parametrize("sample, good, what", SAMPLES, ids=range(len(SAMPLES)))
-def test_goodput(subject, sample, good, what):
-    limits = subject.make("layer3_system.s09_load_test:Objective", *LIMITS)
-    got = subject.goodput([remote(subject, sample)], limits, 2.0)
-    assert got in (0, 0.5), f"one request in 2 s is 0 or 0.5 a second, got {got}"
-    assert (got > 0) == good, (
-        f"{what}: expected {'to be good' if good else 'not to be good'}, with TTFT at most "
-        f"{LIMITS.ttft} s and TPOT at most {LIMITS.tpot} s")
+@pytest.mark.parametrize("sample, good, what, name", SAMPLES, ids=range(len(SAMPLES)))
+def test_goodput(subject, sample, good, what, name):
+    got = subject.goodput([remote(subject, sample)], objective(subject, *LIMITS), 2.0)
+    assert got in (0, 0.5), mistake(
+        "of_requests", f"one request in 2 s gives a goodput of 0 or 0.5 a second, got {got}. Did "
+                       f"you divide by seconds?")
+    assert (got > 0) == good, mistake(
+        name, f"{what}: should {'' if good else 'not '}count, with limits TTFT {LIMITS.ttft} s and "
+              f"TPOT {LIMITS.tpot} s", what)
 
 
 def test_goodput__another_objective(subject):
     sample = remote(subject, Sample(0.0, 0.5, 1.5, 11))         # TPOT 0.1 s
     for limits, want in (((0.25, 1.0), 0), ((1.0, 0.0625), 0), ((0.75, 0.25), 1)):
-        objective = subject.make("layer3_system.s09_load_test:Objective", *limits)
-        got = subject.goodput([sample], objective, 1.0)
-        assert got == want, (
-            f"a TTFT of 0.5 s and a TPOT of 0.1 s, limits {limits} s: expected {want} a second, "
-            f"got {got}; the limits are those of the objective that is handed in")
+        got = subject.goodput([sample], objective(subject, *limits), 1.0)
+        assert got == want, mistake(
+            "fixed_limits", f"a TTFT of 0.5 s and a TPOT of 0.1 s, limits {limits} s: expected "
+                            f"{want} a second, got {got}: use the limits of `objective`")
 
 
 def test_goodput__unseen(unseen, rng):
     """Times in sixteenths of a second, so that many are a limit itself."""
-    path = "layer3_system.s09_load_test:"
     for draw in range(60):
-        n, limits = draw // 6, (rng.integers(0, 9, 2) / 16).tolist()
+        n = draw // 6
+        limits = (rng.integers(0, 9, 2) / 16).tolist()
         rows = []
         for arrival, wait, each, tokens, error in zip(
                 *(rng.integers(0, high, n).tolist() for high in (99, 12, 12, 6, 5)), strict=True):
@@ -214,18 +230,18 @@ def test_goodput__unseen(unseen, rng):
             rows.append((arrival / 16, first, last, tokens + 1, None if error else "429"))
         if draw % 10 == 0:
             rows.append((0.0, None, None, 0, "the wire broke"))
-        unseen("goodput", lambda side, rows=rows: [side.make(path + "Sample", *row)
+        unseen("goodput", lambda side, rows=rows: [side.make(LESSON + "Sample", *row)
                                                    for row in rows],
-               lambda side, limits=limits: side.make(path + "Objective", *limits),
+               lambda side, limits=limits: objective(side, *limits),
                float(rng.integers(1, 9)),
                shown=f"samples {rows}, Objective(ttft={limits[0]}, tpot={limits[1]}), seconds")
 
 
 def test_goodput__of_a_test(subject):
-    limits = subject.make("layer3_system.s09_load_test:Objective", *LIMITS)
-    got = subject.goodput([remote(subject, s) for s, _, _ in SAMPLES], limits, 4.0)
+    limits = objective(subject, *LIMITS)
+    got = subject.goodput([remote(subject, s) for s, *_ in SAMPLES], limits, 4.0)
     assert got == 1.5, f"6 good requests in 4 s are 1.5 a second, got {got}"
-    assert subject.goodput([], limits, 4.0) == 0, "without requests none is good"
+    assert subject.goodput([], limits, 4.0) == 0, "without requests goodput is 0"
 
 
 # ---- saturation
@@ -240,33 +256,32 @@ def test_goodput__of_a_test(subject):
     ([2**40, 2**41], [2**40, 2**40], 2**41), ([40_000], [40_001], None)])
 def test_saturation(subject, asked, came, want):
     got = subject.saturation(asked, [float(x) for x in came])
-    below = [a for a, c in zip(asked, came, strict=True) if c < 0.9 * a]
+    pairs = list(zip(asked, came, strict=True))
+    below = [a for a, c in pairs if c < 0.9 * a]
     kept = [a for a in asked if a not in below]
+    place = asked.index(want) if want in asked else None
+    before = [a for a in kept if want is None or a < want]
     after = [a for a in below if a > max(kept, default=-1)]
     mistakes = {
-        "90 % itself is not below": next(
-            (a for a, c in zip(asked, came, strict=True) if c <= 0.9 * a), None),
-        "Only loads behind the last that is kept up with are looked at, and one came before":
-            next(iter(after), None),
-        "That is the largest of them, not the first": max(below, default=None),
-        "That is the last load that is kept up with": max(
-            (a for a in kept if want is None or a < want), default=None),
-        "That is a place, not a load": asked.index(want) if want in asked else None,
-        "That is what came, not what was asked for":
-            came[asked.index(want)] if want in asked else None,
-    }
-    why = next((f". {why}" for why, wrong in mistakes.items() if got == wrong), "")
-    said = "none" if why and got is None else got       # "got None" reads like a missing return
-    shown = ", ".join(f"{c / a:.0%}" if a else "none asked for"
-                      for a, c in zip(asked, came, strict=True))
-    assert got == want, (
-        f"asked for {asked}, {came} tokens a second came: {shown}. The first below 90 % is at "
-        f"{want}, got {said}{why}")
+        "at_share": ([a for a, c in pairs if c <= 0.9 * a], "exactly 90 % still counts"),
+        "all_of_it": ([a for a, c in pairs if c < a], "a little less is always delivered"),
+        "after_the_last": (after, "only loads after the last that is kept up with are looked at, "
+                                  "and one came before"),
+        "largest": (below[::-1], "that is the largest of them, not the first"),
+        "last_kept": (before[::-1], "that is the last load that is kept up with"),
+        "place": ([place], "that is a place, not a load"),
+        "delivered": (came[place:] if want else [], "that is what was delivered, not the load")}
+    name, why = next(((id, f": {why}") for id, (wrong, why) in mistakes.items()
+                      if got == next(iter(wrong), None)), ("", ""))
+    shown = ", ".join(f"{c / a:.0%}" if a else "no load" for a, c in pairs)
+    assert got == want, mistake(
+        name, f"offered {asked}, delivered {came}: {shown}. Return the first load with less than "
+              f"90 %, not {'no load' if got is None and why else got}{why}", why)
 
 
 def test_saturation__another_share(subject):
-    assert subject.saturation([10.0, 20.0, 40.0], [10.0, 17.0, 30.0], 0.8) == 40.0, (
-        "with a share of 0.8: 85 % is enough, 75 % is not")
+    assert subject.saturation([10.0, 20.0, 40.0], [10.0, 17.0, 30.0], 0.8) == 40.0, mistake(
+        "fixed_share", "with a share of 0.8: 85 % is enough, 75 % is not")
 
 
 def test_saturation__unseen(unseen, rng):
@@ -279,23 +294,3 @@ def test_saturation__unseen(unseen, rng):
         share = float(rng.choice([0.25, 0.5, 0.75, 1]))
         unseen("saturation", asked.tolist(), (share * asked + rng.choice([-1, 0, 0, 1], len(asked))
                                               ).tolist(), share, precision="exact")
-
-
-# ---- what is given
-
-
-def test_summary():
-    """Failures count as requests, and in no time."""
-    s = summarise([sample for sample, _, _ in SAMPLES], LIMITS)
-    assert (s.requests, s.failed, s.seconds) == (11, 2, 11.0)
-    assert s.throughput == pytest.approx((9 + 9 + 1 + 5 + 11 + 9 + 5 + 7 + 9) / 11)
-    assert s.goodput == pytest.approx(6 / 11)
-    assert (s.ttft[0.5], s.ttft[0.99], s.tpot[0.99], s.e2e[0.99]) == (0.25, 0.75, 0.15625, 1.75)
-    none = summarise([SAMPLES[5][0]], LIMITS)
-    assert (none.failed, none.throughput, none.ttft[0.5]) == (1, 0, None)
-
-
-def test_case_33_one_token_has_no_tpot():
-    """Case 33: TPOT is (E2E - TTFT) / (n - 1); of one token it is undefined."""
-    assert tpot(Sample(0.0, 1.0, 1.0, 1)) is None
-    assert tpot(Sample(0.0, 1.0, 3.0, 5)) == 0.5

@@ -1,28 +1,34 @@
 """`lab load` against a server on a mock model: what it counts, what it refuses, what it leaves."""
 
 import json
-import socket
-import threading
 
 import pytest
 
-from layer3_system import ByteTokenizer, Engine, Job, Limits, MockLlama, PrefixPool, Scheduler
+from layer3_system import (
+    ByteTokenizer,
+    Engine,
+    Job,
+    Limits,
+    MockLlama,
+    PrefixPool,
+    Sample,
+    Scheduler,
+    summarise,
+    tpot,
+)
 from layer3_system.bench import load
-from layer3_system.server.app import Listener, make_app
+from layer3_system.server.server_thread import ServerThread
 from tests.layer3_system.server.http_server import Gated, let_through, served
+from tests.layer3_system.test_s09_load_test import LIMITS, SAMPLES
 
 
 @pytest.fixture(scope="module")
 def url():
     pool = PrefixPool(256, 16)
     engine = Engine(MockLlama(), ByteTokenizer(), pool, Scheduler(pool, 8, 64))
-    listening = socket.create_server(("127.0.0.1", 0), backlog=256)
-    listener = Listener(make_app(engine, "mock", Limits(queue=40), key="secret"))
-    thread = threading.Thread(target=listener.run, kwargs={"sockets": [listening]}, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-    listener.should_exit = True
-    thread.join(30)
+    server = ServerThread(engine, "mock", Limits(queue=40), key="secret")
+    yield server.url
+    server.stop()
     assert engine.pool.used == 0
 
 
@@ -83,7 +89,7 @@ def test_too_much_is_counted_as_failed(run, tmp_path):
                 budget=64) as server:
         code, said = run(server.url, "--trace", trace, "--out", out)
     (only,) = json.loads(out.read_text())["tests"]
-    assert only["failed"] == 32 and "run and wait already" in said
+    assert only["failed"] == 32 and "no room for 1 more: at most 48 answers" in said
 
 
 @pytest.mark.parametrize("text", ['{"arrival": 0, "prompt": 3}', "no JSON", "[1]",
@@ -103,3 +109,23 @@ def test_what_is_refused(run, url, tmp_path):
         code, said = run(url, "--api-key", "secret", f"--rates={rates}", "--out", tmp_path / "x")
         assert code == 2 and "expected ascending numbers" in said
     assert str(tmp_path / "none") in run("--trace", tmp_path / "none")[1]
+
+
+# ---- its numbers
+
+
+def test_summary():
+    """Failures count as requests, and in no time."""
+    s = summarise([sample for sample, *_ in SAMPLES], LIMITS)
+    assert (s.requests, s.failed, s.seconds) == (11, 2, 11.0)
+    assert s.throughput == pytest.approx((9 + 9 + 1 + 5 + 11 + 9 + 5 + 7 + 9) / 11)
+    assert s.goodput == pytest.approx(6 / 11)
+    assert (s.ttft[0.5], s.ttft[0.99], s.tpot[0.99], s.e2e[0.99]) == (0.25, 0.75, 0.15625, 1.75)
+    none = summarise([SAMPLES[5][0]], LIMITS)
+    assert (none.failed, none.throughput, none.ttft[0.5]) == (1, 0, None)
+
+
+def test_case_33_one_token_has_no_tpot():
+    """Case 33: TPOT is (E2E - TTFT) / (n - 1); of one token it is undefined."""
+    assert tpot(Sample(0.0, 1.0, 1.0, 1)) is None
+    assert tpot(Sample(0.0, 1.0, 3.0, 5)) == 0.5

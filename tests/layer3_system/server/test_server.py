@@ -11,8 +11,18 @@ import torch
 
 from lab.course import ROOT
 from layer2_graph import Tokenizer, load
-from layer3_system import ByteTokenizer, Engine, Limits, SamplingParams
+from layer3_system import (
+    ApiError,
+    Bridge,
+    ByteTokenizer,
+    Engine,
+    Limits,
+    MockLlama,
+    PrefixPool,
+    SamplingParams,
+)
 from layer3_system.server import protocol
+from layer3_system.server.app import make_app
 from tests.layer3_system.server.http_server import (
     LONG,
     NAME,
@@ -291,6 +301,28 @@ def test_case_5_a_prompt_that_is_too_long(mock):
                      ignore_eos=True).json()            # as much as there is room for
     assert said["usage"]["total_tokens"] == 512
     assert said["choices"][0]["finish_reason"] == "length"
+
+
+def mock_engine():
+    return Engine(MockLlama(), ByteTokenizer(), PrefixPool(64))
+
+
+def test_case_22_an_empty_prompt_costs_nothing():
+    """Case 22: it is refused before it is in the mailbox."""
+    bridge = Bridge(mock_engine())
+    for prompt in ([], [1] * 600):
+        with pytest.raises(ApiError) as refused:
+            bridge.submit("call", [prompt], SamplingParams())
+        assert refused.value.status == 400 and refused.value.field == "prompt"
+        assert bridge.mail.empty() and not bridge.calls and bridge.taken == 0
+
+
+def test_a_server_takes_a_bridge_of_ones_own():
+    class Mine(Bridge):
+        """As it is."""
+
+    bridge = make_app(mock_engine(), "mock", kind=Mine).state.bridge
+    assert type(bridge) is Mine and len(bridge.observers) == 2
 
 
 def test_case_22_no_tokens(mock):

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from layer3_system import Call, Limits, News, Output
+from layer3_system import Call, Limits, Output, Piece
 from layer3_system.server import app as addresses
 from tests.layer3_system.server.http_server import (
     NAME,
@@ -130,9 +130,9 @@ def test_what_a_slow_reader_has_not_read_is_one_piece():
         call = Call("id", 2)
         for i in range(1000):
             call.add(i % 2, Output(None, [i], "a", "length" if i >= 998 else None))
-        return [news async for news in call.pieces()]
-    assert asyncio.run(one()) == [{0: News("a" * 500, 500, "length"),
-                                   1: News("a" * 500, 500, "length")}]
+        return [pieces async for pieces in call.pieces()]
+    assert asyncio.run(one()) == [{0: Piece("a" * 500, 500, "length"),
+                                   1: Piece("a" * 500, 500, "length")}]
 
 
 def test_a_slow_reader_stalls_nobody():
@@ -150,8 +150,8 @@ def test_a_slow_reader_stalls_nobody():
         until(lambda: server.engine.finished == 2 and not server.engine.busy)
         assert server.engine.pool.used == 0
         (call,) = server.bridge.calls                   # it still waits for its reader
-        until(lambda: sum(news.tokens for news in call.news.values()) > 100)
-        assert len(call.news) == 1
+        until(lambda: sum(piece.tokens for piece in call.unread.values()) > 100)
+        assert len(call.unread) == 1
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**18)     # it is quick from here on
         found = (found + read_all(slow)).partition(b"\r\n\r\n")[2]
         pieces = [json.loads(e) for e in re.findall(rb"data: (\{.*\})", dechunked(found))]

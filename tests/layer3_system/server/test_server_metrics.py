@@ -9,8 +9,18 @@ import time
 import httpx
 import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
-from layer3_system import Limits
+from layer3_system import (
+    ByteTokenizer,
+    Engine,
+    Limits,
+    MockLlama,
+    PrefixPool,
+    SamplingParams,
+    check_engine,
+)
+from layer3_system.server.metrics import Metrics
 from tests.layer3_system.server.http_server import (
     NAME,
     Fails,
@@ -34,6 +44,30 @@ def values(server):
 def value(found, name, **labels):
     inside = ",".join(f'{k}="{v}"' for k, v in sorted((labels | {"model_name": NAME}).items()))
     return found[f"vllm:{name}{{{inside}}}"]
+
+
+def total(metrics, name):
+    return next(sample.value for family in text_string_to_metric_families(metrics.text().decode())
+                for sample in family.samples if sample.name == f"vllm:{name}")
+
+
+def test_case_33_times_count_from_the_arrival():
+    """Case 33: TTFT has the wait in the queue; TPOT is (E2E - TTFT) / (n - 1), none for n = 1."""
+    now = [10.0]
+    engine = Engine(MockLlama(), ByteTokenizer(), PrefixPool(64), clock=lambda: now[0])
+    metrics = Metrics(engine, "mock")
+    engine.submit([1, 2, 3], SamplingParams(max_tokens=5, ignore_eos=True))
+    engine.submit([4, 5, 6], SamplingParams(max_tokens=1))
+    now[0] = 13.0                                       # both waited for 3 s
+    while engine.busy:
+        metrics.stepped(engine, engine.step())
+        now[0] += 0.5
+    check_engine(engine)
+    assert total(metrics, "time_to_first_token_seconds_count") == 2
+    assert total(metrics, "time_to_first_token_seconds_sum") == pytest.approx(6.0)
+    assert total(metrics, "request_time_per_output_token_seconds_count") == 1
+    assert total(metrics, "request_time_per_output_token_seconds_sum") == pytest.approx(0.5)
+    assert total(metrics, "generation_tokens_total") == 6
 
 
 def test_case_33_metrics():
