@@ -168,7 +168,7 @@ LONG_GRADERS = {
     "tests/layer2_graph/test_g02_kv_cache.py": 659,
     "tests/layer2_graph/test_g03_merging.py": 725,
     "tests/layer2_graph/test_g04_graph_passes.py": 1394,
-    "tests/layer2_graph/test_g05_fused_llama.py": 1139,
+    "tests/layer2_graph/test_g05_fused_llama.py": 813,
     "tests/layer2_graph/test_g06_cuda_graphs.py": 962,
     "tests/layer2_graph/test_g07_weight_quantization.py": 779,
     "tests/layer2_graph/test_g08_activation_kv_quantization.py": 893,
@@ -322,7 +322,7 @@ def test_the_project_has_one_name():
     """Three Floors; `three-floors` where there are no blanks."""
     names = r"gpu.course"
     other = subprocess.run(["git", "grep", "-niE", names, "--", ":!tests/lab/test_house.py",
-                            ":!tests/layer2_graph/test_g05_fused_llama.py"],    # compiled code
+                            ":!tests/layer2_graph/test_decode_ladder.py"],     # compiled code
                            cwd=ROOT, capture_output=True, text=True)
     assert (other.returncode, other.stdout) == (1, "")
 
